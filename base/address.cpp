@@ -22,16 +22,19 @@ Status checkAddress(std::string_view text, AddressUse use, uint16_t usual) {
   const size_t colon = text.rfind(':');
   const bool bare_v6 = text.front() == '[' ? text.back() == ']' : text.find(':') != colon;
   if (bare_v6 && text.front() != '[')
-    return refused(base::format("is ambiguous: an IPv6 address stands in brackets, such as [{}]:{}", shown, usual));
+    return refused(base::format("is ambiguous: an IPv6 address stands in brackets, such as [{}]:{}",
+                                shown, usual));
   if (colon == std::string_view::npos || bare_v6) {
     if (text.find_first_not_of("0123456789") == std::string_view::npos)
       return refused(base::format("names no host, such as 127.0.0.1:{}", shown));
     return refused(base::format("names no port, such as {}:{}", shown, usual));
   }
   if (colon == 0) {
-    return refused(use == AddressUse::kListen
-                       ? base::format("names no host, such as 127.0.0.1{}; for every network: [::]{}", shown, shown)
-                       : base::format("names no host, such as 127.0.0.1{}", shown));
+    return refused(
+        use == AddressUse::kListen
+            ? base::format("names no host, such as 127.0.0.1{}; for every network: [::]{}", shown,
+                           shown)
+            : base::format("names no host, such as 127.0.0.1{}", shown));
   }
   const std::string_view port = text.substr(colon + 1);
   if (port.empty()) return refused(base::format("names no port, such as {}{}", shown, usual));
@@ -39,7 +42,8 @@ Status checkAddress(std::string_view text, AddressUse use, uint16_t usual) {
   const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
   const unsigned least = use == AddressUse::kConnect ? 1 : 0;
   if (error != std::errc() || end != port.data() + port.size() || number < least || number > 65535)
-    return refused(base::format("names the port '{}', which is no number from {} to 65535", printable(port), least));
+    return refused(base::format("names the port '{}', which is no number from {} to 65535",
+                                printable(port), least));
   return {};
 }
 

@@ -29,7 +29,8 @@ uint64_t field(const std::filesystem::path& path, const std::string& name) {
   return 0;
 }
 
-// An ancestor's memory.events counts those of all groups below it, which need not be in this one's way.
+// An ancestor's memory.events counts those of all groups below it, which need not be in this one's
+// way.
 uint64_t timesAtLimit(const std::filesystem::path& folder) {
   std::filesystem::path events = folder / "memory.events.local";
   if (!std::ifstream(events)) events = folder / "memory.events";
@@ -64,14 +65,16 @@ std::string ownCgroup(const std::string& proc) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
     const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-    if (controllers.find(",memory,") != std::string::npos) return "/sys/fs/cgroup/memory" + line.substr(second + 1);
+    if (controllers.find(",memory,") != std::string::npos)
+      return "/sys/fs/cgroup/memory" + line.substr(second + 1);
     if (line.starts_with("0::")) unified = "/sys/fs/cgroup" + line.substr(second + 1);
   }
   return unified;
 }
 
-// Up to the root of all: what is no cgroup has no such files. In a container the path may be one of the host's, and not be there, but the mount's
-// root is the container's: the first that is there is the own one.
+// Up to the root of all: what is no cgroup has no such files. In a container the path may be one of
+// the host's, and not be there, but the mount's root is the container's: the first that is there is
+// the own one.
 CgroupMemory cgroupMemory(const std::string& folder) {
   CgroupMemory all;
   std::filesystem::path path = folder;
@@ -83,8 +86,8 @@ CgroupMemory cgroupMemory(const std::string& folder) {
       all.limit = one.limit;
       all.current = one.current;
     }
-    // PSI of a group above is also of others below it, which may stall at limits of their own. It says something of this one where
-    // both are below the same limit.
+    // PSI of a group above is also of others below it, which may stall at limits of their own. It
+    // says something of this one where both are below the same limit.
     if (own || one.limit) {
       all.some = std::max(all.some, one.some);
       all.full = std::max(all.full, one.full);
@@ -102,7 +105,8 @@ double pressureAverage(const std::string& path, const std::string& kind) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     const size_t at = line.find("avg10=");
-    if (line.starts_with(kind + " ") && at != std::string::npos) return std::strtod(line.c_str() + at + 6, nullptr);
+    if (line.starts_with(kind + " ") && at != std::string::npos)
+      return std::strtod(line.c_str() + at + 6, nullptr);
   }
   return 0;
 }

@@ -41,7 +41,8 @@ std::string wrapped(std::string_view text, size_t column) {
 std::string row(const std::string& name, const std::string& text) {
   std::string out = "  " + name;
   // A name of which nothing is left to the column has a line of its own.
-  out += out.size() + 2 > kColumn ? "\n" + std::string(kColumn, ' ') : std::string(kColumn - out.size(), ' ');
+  out += out.size() + 2 > kColumn ? "\n" + std::string(kColumn, ' ')
+                                  : std::string(kColumn - out.size(), ' ');
   return out + wrapped(text, kColumn);
 }
 
@@ -53,15 +54,19 @@ class Help final : public CLI::Formatter {
     const bool whole = app->get_parent() == nullptr;
     std::string out = wrapped(app->get_description(), 0);
     out += base::format("\nUsage: {} {}\n", name, whole ? usage_ : "[OPTION...]");
-    const auto commands = app->get_subcommands([](const CLI::App* one) { return !one->get_name().empty(); });
+    const auto commands =
+        app->get_subcommands([](const CLI::App* one) { return !one->get_name().empty(); });
     if (!commands.empty()) {
       out += "\nCommands:\n";
-      for (const CLI::App* command : commands) out += row(command->get_name(), command->get_description());
+      for (const CLI::App* command : commands)
+        out += row(command->get_name(), command->get_description());
     }
     std::vector<std::string> groups = app->get_groups();
-    std::stable_partition(groups.begin(), groups.end(), [](const auto& group) { return group != kLastGroup; });
+    std::stable_partition(groups.begin(), groups.end(),
+                          [](const auto& group) { return group != kLastGroup; });
     for (const std::string& group : groups) {
-      const auto options = app->get_options([&group](const CLI::Option* one) { return one->get_group() == group; });
+      const auto options =
+          app->get_options([&group](const CLI::Option* one) { return one->get_group() == group; });
       if (group.empty() || options.empty()) continue;
       out += "\n" + group + ":\n";
       for (const CLI::Option* option : options) out += row(nameOf(*option), textOf(*option));
@@ -74,13 +79,15 @@ class Help final : public CLI::Formatter {
   static std::string nameOf(const CLI::Option& option) {
     const std::string type = option.get_type_size() != 0 ? option.get_type_name() : "";
     std::string name = option.get_name(false, true);
-    name.resize(std::min(name.find('{'), name.size()));  // what a flag that takes something away would set
+    name.resize(
+        std::min(name.find('{'), name.size()));  // what a flag that takes something away would set
     return name + (type.empty() ? "" : " " + type);
   }
   static std::string textOf(const CLI::Option& option) {
     std::string text = option.get_description();
     if (option.get_required()) text += " (needed)";
-    if (const auto given = option.get_default_str(); !given.empty()) text += base::format(" (default: {})", given);
+    if (const auto given = option.get_default_str(); !given.empty())
+      text += base::format(" (default: {})", given);
     return text;
   }
 
@@ -121,22 +128,25 @@ bool isNumber(const std::string& text, Number& number) {
 
 }  // namespace
 
-CommandLine::CommandLine(const std::string& program, const std::string& what, const std::string& usage,
-                         const std::vector<Example>& examples)
+CommandLine::CommandLine(const std::string& program, const std::string& what,
+                         const std::string& usage, const std::vector<Example>& examples)
     : app_(what, program) {
   app_.formatter(std::make_shared<Help>(usage));
   app_.option_defaults()->group(kLastGroup);  // of --help, and of every command's
   app_.set_help_flag("-h,--help", "Print this, and end")->group(kLastGroup);
-  app_.set_version_flag("--version", program + " " + OLPAGER_VERSION, "Print the version, and end")->group(kLastGroup);
+  app_.set_version_flag("--version", program + " " + OLPAGER_VERSION, "Print the version, and end")
+      ->group(kLastGroup);
   app_.allow_extras();  // told here, with what was meant
   std::string text = "Examples:\n";
-  for (const auto& [command, does] : examples) text += base::format("  {}\n      {}", command, wrapped(does, 6));
+  for (const auto& [command, does] : examples)
+    text += base::format("  {}\n      {}", command, wrapped(does, 6));
   if (!examples.empty()) app_.footer(text);
 }
 
 const CLI::App& CommandLine::deepest() const {
   const CLI::App* app = &app_;
-  for (auto parsed = app->get_subcommands(); !parsed.empty(); parsed = app->get_subcommands()) app = parsed.front();
+  for (auto parsed = app->get_subcommands(); !parsed.empty(); parsed = app->get_subcommands())
+    app = parsed.front();
   return *app;
 }
 
@@ -152,22 +162,26 @@ int CommandLine::refuse(const std::string& why) const {
 
 std::string CommandLine::unexpected(const std::vector<std::string>& left) const {
   const CLI::App& app = deepest();
-  const auto option = std::find_if(left.begin(), left.end(), [](const auto& one) { return one.starts_with('-'); });
+  const auto option =
+      std::find_if(left.begin(), left.end(), [](const auto& one) { return one.starts_with('-'); });
   if (option != left.end()) {
     const std::string name = option->substr(0, option->find('='));
     return base::format("unknown option {}{}", printable(name), didYouMean(name, optionsOf(app)));
   }
   const std::string& word = left.front();
   if (const auto commands = commandsOf(app); !commands.empty())
-    return base::format("there is no command {}; there are: {}", printable(word), listed(byNearness(word, commands)));
-  return base::format("'{}' belongs to no option{}", printable(word), didYouMean(word, optionsOf(app)));
+    return base::format("there is no command {}; there are: {}", printable(word),
+                        listed(byNearness(word, commands)));
+  return base::format("'{}' belongs to no option{}", printable(word),
+                      didYouMean(word, optionsOf(app)));
 }
 
 std::optional<int> CommandLine::parse(int argc, char** argv) {
   return parse(std::vector<std::string>(argv + 1, argv + argc));
 }
 
-std::optional<int> CommandLine::parse(std::vector<std::string> arguments, std::vector<std::string>* rest) {
+std::optional<int> CommandLine::parse(std::vector<std::string> arguments,
+                                      std::vector<std::string>* rest) {
   std::reverse(arguments.begin(), arguments.end());
   std::string wrong;
   try {
@@ -194,7 +208,8 @@ CLI::Validator numberBetween(double least, double most) {
       [=](std::string& text) {
         double number = 0;
         if (isNumber(text, number) && number >= least && number <= most) return std::string();
-        return base::format("'{}' is not allowed; allowed: a number from {} to {}", printable(text), least, most);
+        return base::format("'{}' is not allowed; allowed: a number from {} to {}", printable(text),
+                            least, most);
       },
       "");
 }
@@ -205,9 +220,10 @@ CLI::Validator wholeNumber(uint64_t least, uint64_t most) {
         uint64_t number = 0;
         if (isNumber(text, number) && number >= least && number <= most) return std::string();
         return most == UINT64_MAX
-                   ? base::format("'{}' is not allowed; allowed: a whole number, {} or more", printable(text), least)
-                   : base::format("'{}' is not allowed; allowed: a whole number from {} to {}", printable(text), least,
-                                  most);
+                   ? base::format("'{}' is not allowed; allowed: a whole number, {} or more",
+                                  printable(text), least)
+                   : base::format("'{}' is not allowed; allowed: a whole number from {} to {}",
+                                  printable(text), least, most);
       },
       "");
 }

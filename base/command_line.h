@@ -1,8 +1,10 @@
-// The command lines of our programs, all alike: --help in groups with examples, --version, and one line with status 2 for what is wrong.
-// It says what to do: an option or a command that there is not names the nearest that there is.
+// The command lines of our programs, all alike: --help in groups with examples, --version, and one
+// line with status 2 for what is wrong. It says what to do: an option or a command that there is
+// not names the nearest that there is.
 //
-// A program adds its options to app(), each with a group and a type that people know: SIZE, SECONDS, NUMBER, FILE, HOST:PORT.
-// Thread-safety: one thread, at the start. Errors: std::bad_alloc, and what CLI11 throws for a mistake of the program's.
+// A program adds its options to app(), each with a group and a type that people know: SIZE,
+// SECONDS, NUMBER, FILE, HOST:PORT. Thread-safety: one thread, at the start. Errors:
+// std::bad_alloc, and what CLI11 throws for a mistake of the program's.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -27,10 +29,13 @@ class CommandLine {
 
   /// Parses, and says what there is to say. The exit status, or nothing where the program goes on.
   std::optional<int> parse(int argc, char** argv);
-  /// The same; `rest`: who takes what is neither an option nor belongs to one. Without it that is refused.
-  std::optional<int> parse(std::vector<std::string> arguments, std::vector<std::string>* rest = nullptr);
+  /// The same; `rest`: who takes what is neither an option nor belongs to one. Without it that is
+  /// refused.
+  std::optional<int> parse(std::vector<std::string> arguments,
+                           std::vector<std::string>* rest = nullptr);
 
-  /// One line with the program's name (and the command's that was parsed), and where more is told. Status 2.
+  /// One line with the program's name (and the command's that was parsed), and where more is told.
+  /// Status 2.
   int refuse(const std::string& why) const;
 
  private:
@@ -40,7 +45,8 @@ class CommandLine {
   CLI::App app_;
 };
 
-/// For options with numbers: SECONDS, NUMBER. What is none or lies beyond is refused with what is allowed.
+/// For options with numbers: SECONDS, NUMBER. What is none or lies beyond is refused with what is
+/// allowed.
 CLI::Validator numberBetween(double least, double most);
 CLI::Validator wholeNumber(uint64_t least, uint64_t most = UINT64_MAX);
 /// For options of bytes: "32MiB" becomes its number.

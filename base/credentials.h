@@ -1,4 +1,5 @@
-// Where systemd puts the secrets that a unit is given (LoadCredential=): a folder that only the unit's user can read.
+// Where systemd puts the secrets that a unit is given (LoadCredential=): a folder that only the
+// unit's user can read.
 #pragma once
 
 #include <string>
@@ -9,7 +10,8 @@ namespace olpager::base {
 /// The key of a program that is given none. The daemons' have their names.
 inline constexpr std::string_view kProgramCredential = "olpager.key";
 
-/// The path of the file `name` in `folder` (the value of CREDENTIALS_DIRECTORY; relative or "": there is none). "": there is no such file.
+/// The path of the file `name` in `folder` (the value of CREDENTIALS_DIRECTORY; relative or "":
+/// there is none). "": there is no such file.
 std::string credentialFile(std::string_view folder, std::string_view name);
 
 /// In this process's own folder.

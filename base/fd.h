@@ -36,10 +36,12 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-/// Whether a file of this process may be so long (RLIMIT_FSIZE, memfds too): to make it longer is a SIGXFSZ, which ends the host program.
+/// Whether a file of this process may be so long (RLIMIT_FSIZE, memfds too): to make it longer is a
+/// SIGXFSZ, which ends the host program.
 inline bool fileMayHave(uint64_t bytes) {
   rlimit limit{};
-  return getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur;
+  return getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||
+         bytes <= limit.rlim_cur;
 }
 
 /// ftruncate(), which fails with EFBIG where it would end the process.

@@ -5,7 +5,9 @@
 
 namespace olpager::base {
 
-std::string formatArguments(fmt::string_view text, fmt::format_args values) { return fmt::vformat(text, values); }
+std::string formatArguments(fmt::string_view text, fmt::format_args values) {
+  return fmt::vformat(text, values);
+}
 
 void printArguments(std::FILE* file, fmt::string_view text, fmt::format_args values) {
   fmt::vprint(file, text, values);

@@ -1,8 +1,9 @@
-// Text from format strings of fmt, which are checked at compile time. fmt itself is compiled once, in format.cpp: a file that
-// includes <fmt/format.h> takes two seconds longer to compile, and a library inside somebody else's program has no other
-// program's libfmt under it.
+// Text from format strings of fmt, which are checked at compile time. fmt itself is compiled once,
+// in format.cpp: a file that includes <fmt/format.h> takes two seconds longer to compile, and a
+// library inside somebody else's program has no other program's libfmt under it.
 //
-// Thread-safety: any thread. Errors: std::bad_alloc; print() also throws std::system_error when the stream can't be written to.
+// Thread-safety: any thread. Errors: std::bad_alloc; print() also throws std::system_error when the
+// stream can't be written to.
 #pragma once
 
 #include <fmt/core.h>

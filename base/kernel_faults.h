@@ -5,8 +5,8 @@
 
 namespace olpager::base {
 
-/// Whether a result says that a kernel has ended its context, or its memory has (of the GPU, or lost with a memserver): every later call in it that needs the GPU
-/// reports the same.
+/// Whether a result says that a kernel has ended its context, or its memory has (of the GPU, or
+/// lost with a memserver): every later call in it that needs the GPU reports the same.
 constexpr bool isKernelFault(CUresult result) {
   switch (result) {
     case CUDA_ERROR_ILLEGAL_ADDRESS:

@@ -17,7 +17,8 @@ bool isThere(const fs::path& path) {
 // The build tree that holds `binary`, known by ninja's own file in its root; else empty.
 fs::path buildRootOf(const fs::path& binary) {
   fs::path folder = binary.parent_path();
-  for (int level = 0; level < 5 && folder.has_relative_path(); level++, folder = folder.parent_path()) {
+  for (int level = 0; level < 5 && folder.has_relative_path();
+       level++, folder = folder.parent_path()) {
     if (isThere(folder / "build.ninja")) return folder;
   }
   return {};
@@ -48,7 +49,8 @@ std::string locateLibrary(std::string_view binary, std::string_view name) {
   }
   const fs::path prefix = prefixOf(binary);
   if (prefix.empty()) return {};
-  return firstOf({prefix / OLPAGER_LIBDIR / name, prefix / OLPAGER_LIBDIR / "olpager" / name, prefix / "lib" / name});
+  return firstOf({prefix / OLPAGER_LIBDIR / name, prefix / OLPAGER_LIBDIR / "olpager" / name,
+                  prefix / "lib" / name});
 }
 
 std::string locateProgram(std::string_view binary, std::string_view name) {
@@ -56,7 +58,8 @@ std::string locateProgram(std::string_view binary, std::string_view name) {
     return firstOf({build / "gpunode" / "worker" / name, build / "gpunode" / "supervisor" / name});
   }
   const fs::path prefix = prefixOf(binary);
-  return prefix.empty() ? std::string() : firstOf({prefix / "libexec" / "olpager" / name, prefix / "bin" / name});
+  return prefix.empty() ? std::string()
+                        : firstOf({prefix / "libexec" / "olpager" / name, prefix / "bin" / name});
 }
 
 std::string locateLinkFolder(std::string_view binary) {
@@ -64,7 +67,9 @@ std::string locateLinkFolder(std::string_view binary) {
     return firstOf({build / "interpose" / "olpager-lib"});
   }
   const fs::path prefix = prefixOf(binary);
-  return prefix.empty() ? std::string() : firstOf({prefix / OLPAGER_LIBDIR / "olpager", prefix / "lib" / "olpager"});
+  return prefix.empty()
+             ? std::string()
+             : firstOf({prefix / OLPAGER_LIBDIR / "olpager", prefix / "lib" / "olpager"});
 }
 
 std::string locateNvmlFolder(std::string_view binary) {
@@ -72,7 +77,8 @@ std::string locateNvmlFolder(std::string_view binary) {
     return firstOf({build / "interpose" / "olpager-nvml"});
   const fs::path prefix = prefixOf(binary);
   return prefix.empty() ? std::string()
-                        : firstOf({prefix / OLPAGER_LIBDIR / "olpager" / "nvml", prefix / "lib" / "olpager" / "nvml"});
+                        : firstOf({prefix / OLPAGER_LIBDIR / "olpager" / "nvml",
+                                   prefix / "lib" / "olpager" / "nvml"});
 }
 
 std::string currentExecutable() {

@@ -1,5 +1,6 @@
-// Where this project's own files lie, beside a binary of it: in the build tree or below an installation's prefix.
-// Thread-safety: pure but for the file system. Errors: an empty string when there is no such file.
+// Where this project's own files lie, beside a binary of it: in the build tree or below an
+// installation's prefix. Thread-safety: pure but for the file system. Errors: an empty string when
+// there is no such file.
 #pragma once
 
 #include <string>
@@ -7,18 +8,21 @@
 
 namespace olpager::base {
 
-/// Absolute path of `name` ("libolpager.so", "libolsimcuda.so") as seen from `binary`, the absolute path of an
-/// executable or library of the project. Looks in the build tree's folders for that name, then <prefix>/lib and the
-/// like.
+/// Absolute path of `name` ("libolpager.so", "libolsimcuda.so") as seen from `binary`, the absolute
+/// path of an executable or library of the project. Looks in the build tree's folders for that
+/// name, then <prefix>/lib and the like.
 std::string locateLibrary(std::string_view binary, std::string_view name);
 
-/// A program that another of ours starts, beside `binary` in the build tree or installation; "" when it is not there.
+/// A program that another of ours starts, beside `binary` in the build tree or installation; ""
+/// when it is not there.
 std::string locateProgram(std::string_view binary, std::string_view name);
 
-/// The folder that holds links named libcuda.so and libcuda.so.1 to libolpager.so, for LD_LIBRARY_PATH.
+/// The folder that holds links named libcuda.so and libcuda.so.1 to libolpager.so, for
+/// LD_LIBRARY_PATH.
 std::string locateLinkFolder(std::string_view binary);
 
-/// The folder with the links libnvidia-ml.so and libnvidia-ml.so.1 to libolnvml.so, for LD_LIBRARY_PATH of forwarded programs.
+/// The folder with the links libnvidia-ml.so and libnvidia-ml.so.1 to libolnvml.so, for
+/// LD_LIBRARY_PATH of forwarded programs.
 std::string locateNvmlFolder(std::string_view binary);
 
 /// Path of the running executable (/proc/self/exe).

@@ -63,13 +63,15 @@ std::atomic<int> g_descriptor{STDERR_FILENO};
 std::atomic<int> g_grave_descriptor{-1};  // -1: as all others
 std::atomic<const char*> g_before_grave{""};
 
-// spdlog's own sinks lock a mutex, which a fork in another thread would leave locked in the child, and go through
-// stdio, whose buffer a fork would write twice. One write(2) needs neither.
+// spdlog's own sinks lock a mutex, which a fork in another thread would leave locked in the child,
+// and go through stdio, whose buffer a fork would write twice. One write(2) needs neither.
 class StderrSink : public spdlog::sinks::sink {
  public:
   void log(const spdlog::details::log_msg& message) override {
     spdlog::memory_buf_t line;
-    const int grave = message.level >= spdlog::level::warn ? g_grave_descriptor.load(std::memory_order_acquire) : -1;
+    const int grave = message.level >= spdlog::level::warn
+                          ? g_grave_descriptor.load(std::memory_order_acquire)
+                          : -1;
     int descriptor = grave >= 0 ? grave : g_descriptor.load(std::memory_order_relaxed);
     const char* const before = grave >= 0 ? g_before_grave.load(std::memory_order_relaxed) : "";
     fmt::format_to(std::back_inserter(line), "olpager: {}: {}", levelText(message.level), before);
@@ -80,7 +82,8 @@ class StderrSink : public spdlog::sinks::sink {
     while (left != 0) {
       const ssize_t written = ::write(descriptor, at, left);
       if (written < 0 && errno == EINTR) continue;
-      if (written < 0 && errno == EAGAIN && descriptor == grave) {  // full: whoever logs waits for nobody
+      if (written < 0 && errno == EAGAIN &&
+          descriptor == grave) {  // full: whoever logs waits for nobody
         descriptor = g_descriptor.load(std::memory_order_relaxed);
         continue;
       }
@@ -94,15 +97,17 @@ class StderrSink : public spdlog::sinks::sink {
   void set_formatter(std::unique_ptr<spdlog::formatter>) override {}
 };
 
-// Made at first use and never destroyed: destructors of the host program that run after ours may still log. No static
-// guard: a fork while another thread holds one would leave the child waiting for it.
+// Made at first use and never destroyed: destructors of the host program that run after ours may
+// still log. No static guard: a fork while another thread holds one would leave the child waiting
+// for it.
 spdlog::logger& logger() {
   static std::atomic<spdlog::logger*> instance{nullptr};
   spdlog::logger* found = instance.load(std::memory_order_acquire);
   if (found == nullptr) {
     auto made = std::make_unique<spdlog::logger>("olpager", std::make_shared<StderrSink>());
     made->set_level(spdlog::level::trace);  // logs() decides
-    if (instance.compare_exchange_strong(found, made.get(), std::memory_order_acq_rel)) found = made.release();
+    if (instance.compare_exchange_strong(found, made.get(), std::memory_order_acq_rel))
+      found = made.release();
   }
   return *found;
 }
@@ -110,7 +115,8 @@ spdlog::logger& logger() {
 constexpr uint8_t kUnset = 0xff;
 std::atomic<uint8_t> g_level{kUnset};
 
-// How many lines a place in the code has written of late. Lock-free, as a fork in another thread may come at any time.
+// How many lines a place in the code has written of late. Lock-free, as a fork in another thread
+// may come at any time.
 class Limits {
  public:
   struct Verdict {
@@ -122,7 +128,8 @@ class Limits {
   Verdict ask(const void* place, const LogRate& rate) noexcept {
     Place* const at = find(reinterpret_cast<uintptr_t>(place));
     if (at == nullptr) return {};
-    // Each line takes a share of a second. `booked` is until when the lines so far have used up theirs, `freely` shares ahead at most.
+    // Each line takes a share of a second. `booked` is until when the lines so far have used up
+    // theirs, `freely` shares ahead at most.
     const uint64_t share = kSecond / rate.a_second, most = rate.freely * share;
     const uint64_t now = nowNs();
     uint64_t booked = at->booked.load(std::memory_order_relaxed), next = 0;
@@ -156,7 +163,8 @@ class Limits {
     for (size_t i = 0; i < std::size(places_); ++i) {
       Place& at = places_[(hash + i) % std::size(places_)];
       uintptr_t found = at.place.load(std::memory_order_relaxed);
-      if (found == 0 && at.place.compare_exchange_strong(found, place, std::memory_order_relaxed)) return &at;
+      if (found == 0 && at.place.compare_exchange_strong(found, place, std::memory_order_relaxed))
+        return &at;
       if (found == place) return &at;
     }
     return nullptr;
@@ -169,12 +177,14 @@ void vlog(LogLevel level, const void* place, const char* format, va_list argumen
   if (!logs(level)) return;
   static constinit Limits limits;
   Limits::Verdict verdict;
-  if (level <= LogLevel::kInfo) verdict = limits.ask(place, level == LogLevel::kInfo ? kInfoRate : kGraveRate);
+  if (level <= LogLevel::kInfo)
+    verdict = limits.ask(place, level == LogLevel::kInfo ? kInfoRate : kGraveRate);
   if (!verdict.writes) return;
   const int saved = errno;
   char note[96] = "";
   if (verdict.left_out != 0)
-    snprintf(note, sizeof note, " (%u lines like this one were left out before it)", verdict.left_out);
+    snprintf(note, sizeof note, " (%u lines like this one were left out before it)",
+             verdict.left_out);
   else if (verdict.last)
     snprintf(note, sizeof note, " (more lines like this one are left out for a while)");
   try {
@@ -185,7 +195,8 @@ void vlog(LogLevel level, const void* place, const char* format, va_list argumen
     const size_t noted = strlen(note);
     if (length >= 0 && static_cast<size_t>(length) + noted < sizeof small) {
       std::copy_n(note, noted, small + length);
-      logger().log(toSpdlog(level), spdlog::string_view_t(small, static_cast<size_t>(length) + noted));
+      logger().log(toSpdlog(level),
+                   spdlog::string_view_t(small, static_cast<size_t>(length) + noted));
     } else if (length >= 0) {
       std::string large(static_cast<size_t>(length) + 1, '\0');
       vsnprintf(large.data(), large.size(), format, again);
@@ -210,20 +221,26 @@ std::optional<LogLevel> parseLogLevel(std::string_view name) {
 
 const char* logLevelName(LogLevel level) { return kNames[static_cast<unsigned>(level)].second; }
 
-void setLogLevel(LogLevel level) noexcept { g_level.store(static_cast<uint8_t>(level), std::memory_order_relaxed); }
+void setLogLevel(LogLevel level) noexcept {
+  g_level.store(static_cast<uint8_t>(level), std::memory_order_relaxed);
+}
 
 LogLevel logLevel() noexcept {
   uint8_t level = g_level.load(std::memory_order_relaxed);
   if (level == kUnset) {
     const char* text = std::getenv("OL_LOG");
-    level = static_cast<uint8_t>(parseLogLevel(text == nullptr ? "" : text).value_or(LogLevel::kWarn));
+    level =
+        static_cast<uint8_t>(parseLogLevel(text == nullptr ? "" : text).value_or(LogLevel::kWarn));
     uint8_t expected = kUnset;
-    if (!g_level.compare_exchange_strong(expected, level, std::memory_order_relaxed)) level = expected;
+    if (!g_level.compare_exchange_strong(expected, level, std::memory_order_relaxed))
+      level = expected;
   }
   return static_cast<LogLevel>(level);
 }
 
-void setLogDescriptor(int descriptor) noexcept { g_descriptor.store(descriptor, std::memory_order_relaxed); }
+void setLogDescriptor(int descriptor) noexcept {
+  g_descriptor.store(descriptor, std::memory_order_relaxed);
+}
 
 void setGraveLog(int descriptor, const char* before) noexcept {
   g_before_grave.store(before, std::memory_order_relaxed);
@@ -244,13 +261,15 @@ void logDebug(const char* format, ...) noexcept { OLPAGER_FORWARD(LogLevel::kDeb
 void logTrace(const char* format, ...) noexcept { OLPAGER_FORWARD(LogLevel::kTrace); }
 
 bool firstTime(std::string_view key) noexcept {
-  // An open-addressed set of hashes; 0 marks a free slot. Two keys of one 64-bit hash would share a warning.
+  // An open-addressed set of hashes; 0 marks a free slot. Two keys of one 64-bit hash would share a
+  // warning.
   static std::atomic<uint64_t> seen[1024];
   const uint64_t hash = XXH3_64bits(key.data(), key.size()) | 1;
   for (unsigned i = 0; i < 1024; i++) {
     auto& slot = seen[(hash + i) % 1024];
     uint64_t found = slot.load(std::memory_order_relaxed);
-    if (found == 0 && slot.compare_exchange_strong(found, hash, std::memory_order_relaxed)) return true;
+    if (found == 0 && slot.compare_exchange_strong(found, hash, std::memory_order_relaxed))
+      return true;
     if (found == hash) return false;
   }
   return false;

@@ -1,8 +1,10 @@
-// The log: lines "olpager: <level>: text" on standard error (or setLogDescriptor()), by OL_LOG (off, error, warn, info, debug, trace; default
-// warn). Made for a library inside somebody else's program.
+// The log: lines "olpager: <level>: text" on standard error (or setLogDescriptor()), by OL_LOG
+// (off, error, warn, info, debug, trace; default warn). Made for a library inside somebody else's
+// program.
 //
-// Thread-safety: any thread, also in a forked child: there is no lock, a line is one write(2). errno is left as it was.
-// Errors: nothing throws or fails; what can't be written is lost. Not async-signal-safe (formatting may allocate).
+// Thread-safety: any thread, also in a forked child: there is no lock, a line is one write(2).
+// errno is left as it was. Errors: nothing throws or fails; what can't be written is lost. Not
+// async-signal-safe (formatting may allocate).
 #pragma once
 
 #include <atomic>
@@ -26,14 +28,16 @@ inline bool logs(LogLevel level) noexcept { return level <= logLevel() && level 
 
 /// Where lines go from now on, instead of standard error. The descriptor stays open.
 void setLogDescriptor(int descriptor) noexcept;
-/// Where lines of level kWarn and kError go from now on, whatever setLogDescriptor() says, and what stands before their text: for whoever is not where
-/// they come from. -1: where all others go, with nothing before it. Where it takes nothing more now (O_NONBLOCK) lines go
-/// where all others do. The descriptor stays open, the text lives as long as the process.
+/// Where lines of level kWarn and kError go from now on, whatever setLogDescriptor() says, and what
+/// stands before their text: for whoever is not where they come from. -1: where all others go, with
+/// nothing before it. Where it takes nothing more now (O_NONBLOCK) lines go where all others do.
+/// The descriptor stays open, the text lives as long as the process.
 void setGraveLog(int descriptor, const char* before) noexcept;
 
-/// One line; a newline inside becomes a space. printf's format. What a program or a peer can bring about again and again does
-/// not fill anybody's disk: of each place in the code that logs, few lines are written at once and few a second after that
-/// (LogRate; debug and trace: all). The last that is written says that more are left out, the next one how many were.
+/// One line; a newline inside becomes a space. printf's format. What a program or a peer can bring
+/// about again and again does not fill anybody's disk: of each place in the code that logs, few
+/// lines are written at once and few a second after that (LogRate; debug and trace: all). The last
+/// that is written says that more are left out, the next one how many were.
 // NOLINTBEGIN(bugprone-macro-parentheses)
 #define OLPAGER_LOGS(format_at) __attribute__((noinline, format(printf, format_at, format_at + 1)))
 void log(LogLevel level, const char* format, ...) noexcept OLPAGER_LOGS(2);
@@ -45,16 +49,20 @@ void logTrace(const char* format, ...) noexcept OLPAGER_LOGS(1);
 #undef OLPAGER_LOGS
 // NOLINTEND(bugprone-macro-parentheses)
 
-/// Lines of one place that are written however fast they come, and how many a second after that: of what is grave, and of level info.
+/// Lines of one place that are written however fast they come, and how many a second after that: of
+/// what is grave, and of level info.
 struct LogRate {
   unsigned freely, a_second;
 };
 inline constexpr LogRate kGraveRate{20, 1}, kInfoRate{200, 20};
 
-/// True the first time that `key` is asked for in this process (lock-free; after 1 024 different keys always false).
+/// True the first time that `key` is asked for in this process (lock-free; after 1 024 different
+/// keys always false).
 bool firstTime(std::string_view key) noexcept;
 
-/// A warning once for each `key` (a function's name, the kind of a slower path), however often it is met.
-void warnOnce(std::string_view key, const char* format, ...) noexcept __attribute__((format(printf, 2, 3)));
+/// A warning once for each `key` (a function's name, the kind of a slower path), however often it
+/// is met.
+void warnOnce(std::string_view key, const char* format, ...) noexcept
+    __attribute__((format(printf, 2, 3)));
 
 }  // namespace olpager::base

@@ -14,11 +14,13 @@ constexpr size_t kLongest = 64;  // of what is compared; it is somebody's text
 std::string plain(std::string_view name) {
   name.remove_prefix(std::min(name.find_first_not_of('-'), name.size()));
   std::string text(name.substr(0, kLongest));
-  for (char& c : text) c = c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  for (char& c : text)
+    c = c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return text;
 }
 
-// Of letters left out, added, changed, or exchanged with their neighbour (optimal string alignment).
+// Of letters left out, added, changed, or exchanged with their neighbour (optimal string
+// alignment).
 size_t edits(const std::string& a, const std::string& b) {
   std::vector<std::vector<size_t>> least(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); ++i) {
@@ -28,7 +30,8 @@ size_t edits(const std::string& a, const std::string& b) {
         continue;
       }
       const size_t changed = a[i - 1] == b[j - 1] ? 0 : 1;
-      least[i][j] = std::min({least[i - 1][j] + 1, least[i][j - 1] + 1, least[i - 1][j - 1] + changed});
+      least[i][j] =
+          std::min({least[i - 1][j] + 1, least[i][j - 1] + 1, least[i - 1][j - 1] + changed});
       if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
         least[i][j] = std::min(least[i][j], least[i - 2][j - 2] + 1);
     }
@@ -47,8 +50,9 @@ size_t distance(std::string_view word, std::string_view name) {
 }  // namespace
 
 std::vector<std::string> byNearness(std::string_view word, std::vector<std::string> known) {
-  std::stable_sort(known.begin(), known.end(),
-                   [word](const auto& a, const auto& b) { return distance(word, a) < distance(word, b); });
+  std::stable_sort(known.begin(), known.end(), [word](const auto& a, const auto& b) {
+    return distance(word, a) < distance(word, b);
+  });
   return known;
 }
 
@@ -64,10 +68,12 @@ std::string didYouMean(std::string_view word, const std::vector<std::string>& kn
   return meant.empty() ? "" : base::format("; did you mean {}?", meant);
 }
 
-std::string unknownKey(std::string_view kind, std::string_view word, const std::vector<std::string>& known) {
+std::string unknownKey(std::string_view kind, std::string_view word,
+                       const std::vector<std::string>& known) {
   std::string list;
   for (const auto& name : byNearness(word, known)) list += (list.empty() ? "" : ", ") + name;
-  return base::format("unknown {} '{}'; allowed, the nearest first: {}", kind, printable(word), list);
+  return base::format("unknown {} '{}'; allowed, the nearest first: {}", kind, printable(word),
+                      list);
 }
 
 }  // namespace olpager::base

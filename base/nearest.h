@@ -7,8 +7,9 @@
 
 namespace olpager::base {
 
-/// `known`, the nearest to `word` first; equally near ones in their order. Letters that are left out, added, changed or exchanged count,
-/// dashes before a name and the case of letters don't. The beginning of a name is near it.
+/// `known`, the nearest to `word` first; equally near ones in their order. Letters that are left
+/// out, added, changed or exchanged count, dashes before a name and the case of letters don't. The
+/// beginning of a name is near it.
 std::vector<std::string> byNearness(std::string_view word, std::vector<std::string> known);
 
 /// The one that is meant, as far as can be told; else "".
@@ -17,7 +18,9 @@ std::string nearest(std::string_view word, const std::vector<std::string>& known
 /// "; did you mean NAME?", or "" where none is near.
 std::string didYouMean(std::string_view word, const std::vector<std::string>& known);
 
-/// Of a key in a settings file that no setting has: what it is, and which there are. `kind`: "key", "table".
-std::string unknownKey(std::string_view kind, std::string_view word, const std::vector<std::string>& known);
+/// Of a key in a settings file that no setting has: what it is, and which there are. `kind`: "key",
+/// "table".
+std::string unknownKey(std::string_view kind, std::string_view word,
+                       const std::vector<std::string>& known);
 
 }  // namespace olpager::base

@@ -12,7 +12,9 @@ uint64_t processNamespace() {
   return stat("/proc/self/ns/pid", &found) == 0 ? found.st_ino : 0;
 }
 
-UniqueFd watchProcess(pid_t pid) { return UniqueFd(pid > 0 ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0)) : -1); }
+UniqueFd watchProcess(pid_t pid) {
+  return UniqueFd(pid > 0 ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0)) : -1);
+}
 
 void keepFromOthers() { (void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); }
 

@@ -9,17 +9,20 @@
 
 namespace olpager::base {
 
-/// Set by olrun: the number of the process that the program is. At its end it says whether it used no CUDA.
+/// Set by olrun: the number of the process that the program is. At its end it says whether it used
+/// no CUDA.
 inline constexpr const char* kProgramVariable = "OL_PROGRAM";
 
 /// Names the name space that this process's process numbers are in, on this machine; 0: unknown.
 uint64_t processNamespace();
 
-/// A descriptor that is readable (poll) once the process has ended; empty where there is no such process or the kernel has none.
+/// A descriptor that is readable (poll) once the process has ended; empty where there is no such
+/// process or the kernel has none.
 UniqueFd watchProcess(pid_t pid);
 
-/// From now on no process of the same user can look into this one (memory, descriptors, environment), take its descriptors or trace it, and it
-/// leaves no core. Who has CAP_SYS_PTRACE still can. /proc/PID belongs to root then: of its files there, this process opens those that
+/// From now on no process of the same user can look into this one (memory, descriptors,
+/// environment), take its descriptors or trace it, and it leaves no core. Who has CAP_SYS_PTRACE
+/// still can. /proc/PID belongs to root then: of its files there, this process opens those that
 /// everybody may read. A program that it starts (exec) is not kept so.
 void keepFromOthers();
 

@@ -1,5 +1,5 @@
-// Result<T>: a value or an Error with a sentence for the user. Used on data paths instead of exceptions.
-// Thread-safety: as its T. Ownership: holds its value or error.
+// Result<T>: a value or an Error with a sentence for the user. Used on data paths instead of
+// exceptions. Thread-safety: as its T. Ownership: holds its value or error.
 #pragma once
 
 #include <string>
@@ -17,8 +17,10 @@ struct Error {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}      // NOLINT(google-explicit-constructor)
-  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT(google-explicit-constructor)
+  Result(T value)
+      : state_(std::in_place_index<0>, std::move(value)) {}  // NOLINT(google-explicit-constructor)
+  Result(Error error)
+      : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT(google-explicit-constructor)
 
   bool ok() const { return state_.index() == 0; }
   explicit operator bool() const { return ok(); }
@@ -36,7 +38,8 @@ template <>
 class [[nodiscard]] Result<void> {
  public:
   Result() = default;
-  Result(Error error) : error_(std::move(error)), failed_(true) {}  // NOLINT(google-explicit-constructor)
+  Result(Error error)
+      : error_(std::move(error)), failed_(true) {}  // NOLINT(google-explicit-constructor)
 
   bool ok() const { return !failed_; }
   explicit operator bool() const { return ok(); }

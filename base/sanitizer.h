@@ -9,7 +9,8 @@ namespace olpager::base {
 #define OL_HAS_FEATURE(name) 0
 #endif
 
-/// ThreadSanitizer: programs have the addresses below 512 GiB, from 0x5500'0000'0000 to 0x5680'0000'0000 and from 0x7e80'0000'0000 on.
+/// ThreadSanitizer: programs have the addresses below 512 GiB, from 0x5500'0000'0000 to
+/// 0x5680'0000'0000 and from 0x7e80'0000'0000 on.
 #if defined(__SANITIZE_THREAD__) || OL_HAS_FEATURE(thread_sanitizer)
 inline constexpr bool kThreadSanitizer = true;
 #else

@@ -27,7 +27,8 @@ Status setBudget(Budget& into, std::string_view text) {
   auto budget = parseBudget(text);
   if (!budget.ok()) return budget.error();
   if (budget.value().percent == 0 && budget.value().bytes < kSettingsPageBytes) {
-    return Error{base::format("'{}' is below one page; allowed: {} or more", text, exactSize(kSettingsPageBytes))};
+    return Error{base::format("'{}' is below one page; allowed: {} or more", text,
+                              exactSize(kSettingsPageBytes))};
   }
   into = budget.value();
   return {};
@@ -45,8 +46,12 @@ Status setRangeEdge(uint64_t& into, std::string_view text) {
 
 Status setVram(Settings& settings, std::string_view text) { return setBudget(settings.vram, text); }
 Status setHost(Settings& settings, std::string_view text) { return setBudget(settings.host, text); }
-Status setVaBase(Settings& settings, std::string_view text) { return setRangeEdge(settings.va_base, text); }
-Status setVaSize(Settings& settings, std::string_view text) { return setRangeEdge(settings.va_size, text); }
+Status setVaBase(Settings& settings, std::string_view text) {
+  return setRangeEdge(settings.va_base, text);
+}
+Status setVaSize(Settings& settings, std::string_view text) {
+  return setRangeEdge(settings.va_size, text);
+}
 
 Status setReach(Settings& settings, std::string_view text) {
   for (auto reach : {ReachSetting::kTraced, ReachSetting::kAll, ReachSetting::kLearned}) {
@@ -88,7 +93,8 @@ Status setLog(Settings& settings, std::string_view text) {
 }
 
 Status setDriver(Settings& settings, std::string_view text) {
-  if (text != "sim" && !text.starts_with('/')) return notAllowed(text, "the absolute path of a libcuda.so.1, or sim");
+  if (text != "sim" && !text.starts_with('/'))
+    return notAllowed(text, "the absolute path of a libcuda.so.1, or sim");
   settings.driver = text;
   return {};
 }
@@ -121,7 +127,8 @@ Status setReplicas(Settings& settings, std::string_view text) {
 }
 
 Status setKey(Settings& settings, std::string_view text) {
-  if (!text.starts_with('/')) return notAllowed(text, "the absolute path of a key file (olctl keygen makes one)");
+  if (!text.starts_with('/'))
+    return notAllowed(text, "the absolute path of a key file (olctl keygen makes one)");
   settings.key = text;
   return {};
 }
@@ -157,14 +164,17 @@ Status setGpunode(Settings& settings, std::string_view text) {
     rest = rest.substr(comma + 1);
   }
   if (found.size() > kMostGpunodes)
-    return Error{base::format("{} gpunodes; a program has at most {}", found.size(), kMostGpunodes)};
+    return Error{
+        base::format("{} gpunodes; a program has at most {}", found.size(), kMostGpunodes)};
   settings.gpunodes = std::move(found);
   return {};
 }
 
 Status setView(Settings& settings, std::string_view text) {
   if (text == "unified")
-    return Error{"one device of the GPUs of all gpunodes (unified) is not there yet: discrete shows each as a device"};
+    return Error{
+        "one device of the GPUs of all gpunodes (unified) is not there yet: discrete shows each as "
+        "a device"};
   if (text != "discrete") return notAllowed(text, "discrete");
   settings.view = ViewSetting::kDiscrete;
   return {};
@@ -232,8 +242,8 @@ std::vector<std::string> variableNames() {
 
 // Variables that other parts of the project read.
 bool knownElsewhere(std::string_view name) {
-  return name == "OL_CONFIG" || name == "OL_COUNTERS_KEEP" || name == kProgramVariable || name.starts_with("OL_SIM_") ||
-         name.starts_with("OL_TEST_");
+  return name == "OL_CONFIG" || name == "OL_COUNTERS_KEEP" || name == kProgramVariable ||
+         name.starts_with("OL_SIM_") || name.starts_with("OL_TEST_");
 }
 
 // A value as settings take it.
@@ -241,7 +251,8 @@ std::optional<std::string> valueText(const TomlEntry& entry, const Key& key) {
   using Kind = TomlEntry::Kind;
   if (entry.kind == Kind::kText) return entry.text;
   if (entry.kind == Kind::kNumber && key.number && !entry.text.starts_with('-')) return entry.text;
-  if (entry.kind == Kind::kList && key.list && entry.texts_only) return entry.text.empty() ? "none" : entry.text;
+  if (entry.kind == Kind::kList && key.list && entry.texts_only)
+    return entry.text.empty() ? "none" : entry.text;
   return std::nullopt;
 }
 
@@ -251,13 +262,14 @@ Status applyFile(Settings& settings, const std::string& path, bool required) {
   for (const TomlEntry& entry : entries.value()) {
     const Key* key = findKey(entry.key);
     if (key == nullptr) {
-      return Error{
-          base::format("{}: {}", entry.place,
-                       unknownKey(entry.kind == TomlEntry::Kind::kTable ? "table" : "key", entry.key, keyNames()))};
+      return Error{base::format("{}: {}", entry.place,
+                                unknownKey(entry.kind == TomlEntry::Kind::kTable ? "table" : "key",
+                                           entry.key, keyNames()))};
     }
     const auto value = valueText(entry, *key);
     if (!value) {
-      return Error{base::format("{}: {} is of type {}; allowed: {}", entry.place, key->key, entry.type,
+      return Error{base::format("{}: {} is of type {}; allowed: {}", entry.place, key->key,
+                                entry.type,
                                 key->number ? "a string or a number that is not negative"
                                 : key->list ? "a string or an array of strings"
                                             : "a string")};
@@ -269,7 +281,8 @@ Status applyFile(Settings& settings, const std::string& path, bool required) {
   return {};
 }
 
-std::optional<std::string_view> lookUp(const std::vector<std::string>& environment, std::string_view name) {
+std::optional<std::string_view> lookUp(const std::vector<std::string>& environment,
+                                       std::string_view name) {
   for (const auto& entry : environment) {
     if (entry.size() > name.size() && entry[name.size()] == '=' && entry.starts_with(name)) {
       return std::string_view(entry).substr(name.size() + 1);
@@ -278,12 +291,14 @@ std::optional<std::string_view> lookUp(const std::vector<std::string>& environme
   return std::nullopt;
 }
 
-// The user's own file. XDG wants absolute paths; a relative one would depend on the working directory.
+// The user's own file. XDG wants absolute paths; a relative one would depend on the working
+// directory.
 std::string userFile(const std::vector<std::string>& environment) {
   const auto xdg = lookUp(environment, "XDG_CONFIG_HOME").value_or("");
   if (xdg.starts_with('/')) return base::format("{}/olpager/olpager.toml", xdg);
   const auto home = lookUp(environment, "HOME").value_or("");
-  return home.starts_with('/') ? base::format("{}/.config/olpager/olpager.toml", home) : std::string();
+  return home.starts_with('/') ? base::format("{}/.config/olpager/olpager.toml", home)
+                               : std::string();
 }
 
 Status applyEnvironment(Settings& settings, const std::vector<std::string>& environment) {
@@ -299,8 +314,8 @@ Status applyEnvironment(Settings& settings, const std::vector<std::string>& envi
     }
     if (key == nullptr) {
       if (!knownElsewhere(name))
-        settings.warnings.push_back(
-            base::format("{}={}: no such setting, ignored{}", name, value, didYouMean(name, variableNames())));
+        settings.warnings.push_back(base::format("{}={}: no such setting, ignored{}", name, value,
+                                                 didYouMean(name, variableNames())));
       continue;
     }
     if (value.empty()) continue;  // set to nothing is not set
@@ -325,11 +340,14 @@ const char* reachName(ReachSetting reach) {
   return "";
 }
 
-const char* reportName(ReportSetting report) { return report == ReportSetting::kNode ? "node" : "pool"; }
+const char* reportName(ReportSetting report) {
+  return report == ReportSetting::kNode ? "node" : "pool";
+}
 
 std::vector<std::string> SettingsSources::currentEnvironment() {
   std::vector<std::string> all;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; entry++) all.emplace_back(*entry);
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; entry++)
+    all.emplace_back(*entry);
   return all;
 }
 
@@ -354,9 +372,9 @@ Status checkSettings(const Settings& settings) {
   constexpr uint64_t kDefaultSize = 16ull << 40;
   const uint64_t size = settings.va_size != 0 ? settings.va_size : kDefaultSize;
   if (settings.va_base != 0 && settings.va_base > kVaEnd - size) {
-    return Error{
-        base::format("va_base 0x{:x} and va_size {} end above 0x{:x}, where user space ends; lower one of them",
-                     settings.va_base, exactSize(size), kVaEnd)};
+    return Error{base::format(
+        "va_base 0x{:x} and va_size {} end above 0x{:x}, where user space ends; lower one of them",
+        settings.va_base, exactSize(size), kVaEnd)};
   }
   return {};
 }
@@ -373,11 +391,12 @@ Result<Settings> loadSettings(const SettingsSources& sources) {
   for (const auto& [path, required] : files) {
     if (auto status = applyFile(settings, path, required); !status.ok()) return status.error();
   }
-  if (auto status = applyEnvironment(settings, sources.environment); !status.ok()) return status.error();
+  if (auto status = applyEnvironment(settings, sources.environment); !status.ok())
+    return status.error();
   if (auto status = checkSettings(settings); !status.ok()) return status.error();
   if (settings.key.empty())
-    settings.key =
-        credentialFile(lookUp(sources.environment, "CREDENTIALS_DIRECTORY").value_or(""), kProgramCredential);
+    settings.key = credentialFile(lookUp(sources.environment, "CREDENTIALS_DIRECTORY").value_or(""),
+                                  kProgramCredential);
   return settings;
 }
 

@@ -1,13 +1,18 @@
-// The settings of a program under olpager. In rising order: built-in defaults, /etc/olpager/olpager.toml,
-// $XDG_CONFIG_HOME/olpager/olpager.toml (else ~/.config/olpager/olpager.toml), the file that OL_CONFIG names, the OL_*
-// variables. Never a file of the working directory: a setting names a library to load.
+// The settings of a program under olpager. In rising order: built-in defaults,
+// /etc/olpager/olpager.toml, $XDG_CONFIG_HOME/olpager/olpager.toml (else
+// ~/.config/olpager/olpager.toml), the file that OL_CONFIG names, the OL_* variables. Never a file
+// of the working directory: a setting names a library to load.
 //
 // Keys of the file and their variables (docs/settings.md):
-//   vram (OL_VRAM)  host (OL_HOST)  reach (OL_REACH)  report (OL_REPORT)  va_base (OL_VA_BASE)  va_size (OL_VA_SIZE)
-//   log (OL_LOG)  driver (OL_DRIVER)  memserver (OL_MEMSERVER)  replicas (OL_REPLICAS)  key (OL_KEY)  tls (OL_TLS)
-//   gpunode (OL_GPUNODE)  view (OL_VIEW)  transport (OL_TRANSPORT)  exportable (OL_EXPORTABLE)  pack (OL_PACK)
-// Thread-safety: pure functions of their input. Errors: one line that names the file and line or the variable, the
-// value, and what is allowed. An OL_ variable that nobody knows is a warning only.
+//   vram (OL_VRAM)  host (OL_HOST)  reach (OL_REACH)  report (OL_REPORT)  va_base (OL_VA_BASE)
+//                                                     va_size (OL_VA_SIZE)
+//   log (OL_LOG)  driver (OL_DRIVER)  memserver (OL_MEMSERVER)  replicas (OL_REPLICAS)  key
+//                                     (OL_KEY)  tls (OL_TLS)
+//   gpunode (OL_GPUNODE)  view (OL_VIEW)  transport (OL_TRANSPORT)  exportable (OL_EXPORTABLE)
+//                                         pack (OL_PACK)
+// Thread-safety: pure functions of their input. Errors: one line that names the file and line or
+// the variable, the value, and what is allowed. An OL_ variable that nobody knows is a warning
+// only.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +30,9 @@ namespace olpager::base {
 enum class ReachSetting : uint8_t { kTraced, kAll, kLearned };
 /// What the program is told of its memory: this node's, or the whole pool's.
 enum class ReportSetting : uint8_t { kNode, kPool };
-/// Whose the physical memory is that the program creates as exportable (cuMemCreate): the driver's as long as VRAM has room for
-/// it, which never leaves VRAM, or the pager's, which can't be exported. What nobody has set is the driver's; with a gpunode, what
-/// that has set.
+/// Whose the physical memory is that the program creates as exportable (cuMemCreate): the driver's
+/// as long as VRAM has room for it, which never leaves VRAM, or the pager's, which can't be
+/// exported. What nobody has set is the driver's; with a gpunode, what that has set.
 enum class ExportableSetting : uint8_t { kUnset, kDriver, kPager };
 
 /// What goes to memservers and gpunodes encrypted.
@@ -39,12 +44,14 @@ enum class ViewSetting : uint8_t { kDiscrete };
 /// How a gpunode is spoken to: shared memory where both are on one host, else TCP; or one of them.
 enum class TransportSetting : uint8_t { kAuto, kTcp, kShm };
 
-inline constexpr unsigned kMostGpunodes = 16;               // of a program
-inline constexpr uint64_t kSettingsPageBytes = 2ull << 20;  // the pager's page: no budget below it can work
+inline constexpr unsigned kMostGpunodes = 16;  // of a program
+inline constexpr uint64_t kSettingsPageBytes =
+    2ull << 20;  // the pager's page: no budget below it can work
 
 struct Settings {
   Budget vram;  // of each device; not given: what the driver has free less a reserve
-  Budget host;  // host tier; not given: 80 % of the smaller of available memory and the cgroup's limit
+  Budget
+      host;  // host tier; not given: 80 % of the smaller of available memory and the cgroup's limit
   ReachSetting reach = ReachSetting::kTraced;
   ReportSetting report = ReportSetting::kNode;
   ExportableSetting exportable = ExportableSetting::kUnset;
@@ -54,13 +61,14 @@ struct Settings {
   LogLevel log = LogLevel::kWarn;
   std::vector<std::string> memservers;  // "host:port", "[v6]:port" or "unix:/path"; each once
   unsigned replicas = 1;                // of what they hold: 1 or 2
-  std::string key;                      // absolute path of the file with the key for memservers and gpunodes; "": none
+  std::string key;  // absolute path of the file with the key for memservers and gpunodes; "": none
   TlsSetting tls = TlsSetting::kAll;
-  std::vector<std::string>
-      gpunodes;  // "host:port", each once: the program is forwarded there (docs/forwarding.md); none: local mode
+  std::vector<std::string> gpunodes;  // "host:port", each once: the program is forwarded there
+                                      // (docs/forwarding.md); none: local mode
   ViewSetting view = ViewSetting::kDiscrete;
   TransportSetting transport = TransportSetting::kAuto;  // to the gpunodes
-  std::string driver;  // absolute path of a libcuda, "sim" for the simulated GPU, "" for the loader's own search
+  std::string driver;  // absolute path of a libcuda, "sim" for the simulated GPU, "" for the
+                       // loader's own search
   std::vector<std::string> warnings;  // one line each, for the log
 };
 
@@ -80,10 +88,12 @@ Result<Settings> loadSettings(const SettingsSources& sources = {});
 
 /// From the working directory on; `path` itself where that can't be told.
 std::string absolutePath(const std::string& path);
-/// A setting's value as somebody gives it on a command line, where the paths of `driver` and `key` may be relative ones.
+/// A setting's value as somebody gives it on a command line, where the paths of `driver` and `key`
+/// may be relative ones.
 std::string fromCommandLine(std::string_view key, const std::string& text);
 
-/// Sets one by its key (as in the file) from text. The Error does not name where the text came from.
+/// Sets one by its key (as in the file) from text. The Error does not name where the text came
+/// from.
 Status applySetting(Settings& settings, std::string_view key, std::string_view text);
 
 /// What no single setting shows: a range that can't be. Called by loadSettings.

@@ -11,8 +11,10 @@ namespace olpager::base {
 namespace {
 
 std::string_view trimmed(std::string_view text) {
-  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.front()))) text.remove_prefix(1);
-  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) text.remove_suffix(1);
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.front())))
+    text.remove_prefix(1);
+  while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back())))
+    text.remove_suffix(1);
   return text;
 }
 
@@ -24,15 +26,19 @@ std::optional<unsigned> powerOf(std::string_view unit) {
   if (lower == "b" || lower == "bytes") return 0;
   const auto power = std::string_view("kmgtp").find(lower[0]);
   const std::string_view rest = std::string_view(lower).substr(1);
-  if (power == std::string_view::npos || !(rest.empty() || rest == "b" || rest == "ib")) return std::nullopt;
+  if (power == std::string_view::npos || !(rest.empty() || rest == "b" || rest == "ib"))
+    return std::nullopt;
   return static_cast<unsigned>(power) + 1;
 }
 
-// Unsigned decimal number (no exponent, no sign), from_chars so that no locale changes what it means.
+// Unsigned decimal number (no exponent, no sign), from_chars so that no locale changes what it
+// means.
 std::optional<double> decimal(std::string_view text) {
   double value = 0;
-  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed);
-  if (failure != std::errc() || end != text.data() + text.size() || !std::isfinite(value) || value < 0)
+  const auto [end, failure] =
+      std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed);
+  if (failure != std::errc() || end != text.data() + text.size() || !std::isfinite(value) ||
+      value < 0)
     return std::nullopt;
   return value;
 }
@@ -46,12 +52,14 @@ Result<uint64_t> parse(std::string_view given, std::string_view forms) {
   const bool hex = text.starts_with("0x") || text.starts_with("0X");
   if (hex) {
     uint64_t value = 0;
-    const auto [end, failure] = std::from_chars(text.data() + 2, text.data() + text.size(), value, 16);
+    const auto [end, failure] =
+        std::from_chars(text.data() + 2, text.data() + text.size(), value, 16);
     if (failure != std::errc() || end != text.data() + text.size()) return notASize(given, forms);
     return value;
   }
   size_t digits = 0;
-  while (digits < text.size() && (std::isdigit(static_cast<unsigned char>(text[digits])) || text[digits] == '.'))
+  while (digits < text.size() &&
+         (std::isdigit(static_cast<unsigned char>(text[digits])) || text[digits] == '.'))
     digits++;
   const std::string_view number = text.substr(0, digits);
   const auto power = powerOf(trimmed(text.substr(digits)));
@@ -69,7 +77,8 @@ Result<uint64_t> parse(std::string_view given, std::string_view forms) {
   const auto value = decimal(number);
   if (!value) return notASize(given, forms);
   const double bytes = *value * static_cast<double>(unit);
-  if (bytes >= 18446744073709551616.0) return Error{base::format("'{}' is larger than 2^64 bytes", given)};
+  if (bytes >= 18446744073709551616.0)
+    return Error{base::format("'{}' is larger than 2^64 bytes", given)};
   return static_cast<uint64_t>(bytes);
 }
 
@@ -82,12 +91,14 @@ Result<Budget> parseBudget(std::string_view given) {
   if (text.ends_with('%')) {
     const auto percent = decimal(trimmed(text.substr(0, text.size() - 1)));
     if (!percent) return notASize(given, kBudgetForms);
-    if (*percent <= 0 || *percent > 100) return Error{base::format("'{}' is not above 0% and at most 100%", given)};
+    if (*percent <= 0 || *percent > 100)
+      return Error{base::format("'{}' is not above 0% and at most 100%", given)};
     return Budget{.bytes = 0, .percent = *percent};
   }
   auto bytes = parse(given, kBudgetForms);
   if (!bytes.ok()) return bytes.error();
-  if (bytes.value() == 0) return Error{base::format("'{}' is no memory at all; allowed: {}", given, kBudgetForms)};
+  if (bytes.value() == 0)
+    return Error{base::format("'{}' is no memory at all; allowed: {}", given, kBudgetForms)};
   return Budget{.bytes = bytes.value(), .percent = 0};
 }
 

@@ -18,13 +18,14 @@ struct Budget {
 };
 
 /// What parseSize accepts, for messages.
-inline constexpr std::string_view kSizeForms = "a number with KiB, MiB, GiB or TiB (such as 8GiB), or plain bytes";
+inline constexpr std::string_view kSizeForms =
+    "a number with KiB, MiB, GiB or TiB (such as 8GiB), or plain bytes";
 inline constexpr std::string_view kBudgetForms =
     "a number with KiB, MiB, GiB or TiB (such as 8GiB), a percentage (such as 50%), or plain bytes";
 
-/// Bytes. Units are powers of 1024: K, KB, KiB and so on up to T, in any case, fractions allowed (1.5GiB); without a
-/// unit bytes, decimal or 0x hexadecimal. The Error says what is wrong with the text, without naming where it came
-/// from.
+/// Bytes. Units are powers of 1024: K, KB, KiB and so on up to T, in any case, fractions allowed
+/// (1.5GiB); without a unit bytes, decimal or 0x hexadecimal. The Error says what is wrong with the
+/// text, without naming where it came from.
 Result<uint64_t> parseSize(std::string_view text);
 
 /// As parseSize, or a percentage above 0 and up to 100. "0" is refused: it would mean "not given".

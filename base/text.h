@@ -7,7 +7,8 @@
 
 namespace olpager::base {
 
-/// Nothing in it reaches a log or a terminal as more than text of one line: printable ASCII, '?' for all else.
+/// Nothing in it reaches a log or a terminal as more than text of one line: printable ASCII, '?'
+/// for all else.
 inline std::string printable(std::string_view text) {
   std::string plain(text);
   std::replace_if(
@@ -16,7 +17,8 @@ inline std::string printable(std::string_view text) {
 }
 
 /// Why an option without a value is refused: most often it is a variable that is not set.
-inline std::string givenNothing(std::string_view option, std::string_view instead = "what it is to be") {
+inline std::string givenNothing(std::string_view option,
+                                std::string_view instead = "what it is to be") {
   return std::string(option) + " is given nothing; leave it out, or say " + std::string(instead);
 }
 

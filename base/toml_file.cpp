@@ -43,8 +43,8 @@ std::string_view trimmed(std::string_view text) {
   return text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
 }
 
-// What users get wrong most. For a file that is no TOML because of its line `number` (from 1): where a text there lacks its
-// quotes (vram = 8GiB), what it should be; else "".
+// What users get wrong most. For a file that is no TOML because of its line `number` (from 1):
+// where a text there lacks its quotes (vram = 8GiB), what it should be; else "".
 std::string unquotedValue(std::string_view file, size_t number) {
   for (; number > 1; --number) {
     const size_t end = file.find('\n');
@@ -58,14 +58,15 @@ std::string unquotedValue(std::string_view file, size_t number) {
   const std::string_view rest = line.substr(equals + 1);
   const std::string_view value = trimmed(rest.substr(0, rest.find('#')));
   // What begins like a string, an array or a table has another fault.
-  if (key.empty() || value.empty() || value.find_first_of("\"'[]{}") != std::string_view::npos) return {};
+  if (key.empty() || value.empty() || value.find_first_of("\"'[]{}") != std::string_view::npos)
+    return {};
   // So has what needs no quotes.
   if (value == "true" || value == "false" || value.starts_with("0x") ||
       value.find_first_not_of("0123456789+-_.") == std::string_view::npos) {
     return {};
   }
-  return base::format("{} = {}: a text needs quotes: {} = \"{}\"", printable(key), printable(value), printable(key),
-                      printable(value));
+  return base::format("{} = {}: a text needs quotes: {} = \"{}\"", printable(key), printable(value),
+                      printable(key), printable(value));
 }
 
 // A text or an integer as text. False: neither.
@@ -134,10 +135,13 @@ Result<std::vector<TomlEntry>> readTomlFile(const std::string& path, bool must) 
   std::string text;
   struct stat about {};
   const bool known = file && fstat(file.get(), &about) == 0;
-  if (known && S_ISCHR(about.st_mode) && about.st_rdev == makedev(1, 3)) return std::vector<TomlEntry>();  // /dev/null
+  if (known && S_ISCHR(about.st_mode) && about.st_rdev == makedev(1, 3))
+    return std::vector<TomlEntry>();  // /dev/null
   if (known && !S_ISREG(about.st_mode) && !S_ISDIR(about.st_mode))
-    return Error{base::format("{}: is no file but a device, FIFO or socket", path)};  // which may never end
-  // A file of another user's home or of root that we may not read is no setting of ours, but it was meant to be one.
+    return Error{
+        base::format("{}: is no file but a device, FIFO or socket", path)};  // which may never end
+  // A file of another user's home or of root that we may not read is no setting of ours, but it was
+  // meant to be one.
   if (!file || !readAll(file.get(), text))
     return Error{base::format("{}: can't be read: {}", path, std::strerror(errno))};
   const toml::parse_result parsed = toml::parse(text, path);

@@ -1,5 +1,6 @@
-// Settings files in TOML: what the library, olmemserver and olgpunode have in common. Everything wrong with a file is one line
-// that names it, the place, and where it can be told what should be there.
+// Settings files in TOML: what the library, olmemserver and olgpunode have in common. Everything
+// wrong with a file is one line that names it, the place, and where it can be told what should be
+// there.
 //
 // Thread-safety: no shared state. Nothing throws but std::bad_alloc.
 #pragma once
@@ -27,15 +28,18 @@ struct TomlEntry {
   std::string key;          // as it is written
   std::string place;        // "FILE:LINE", of the value
   std::string type;         // TOML's name of it, for messages: "integer"
-  /// As a command line would have it: an integer in decimal, a flag as "on" or "off", a list with commas between; else "".
+  /// As a command line would have it: an integer in decimal, a flag as "on" or "off", a list with
+  /// commas between; else "".
   std::string text;
   std::vector<TomlEntry> inside;
 
-  /// `text`, where an option can be made of the value; else what is wanted instead, without the place.
+  /// `text`, where an option can be made of the value; else what is wanted instead, without the
+  /// place.
   Result<std::string> option() const;
 };
 
-/// All keys of `path`, in the order of their names. A file that is not there is an error where it `must` be, else has no keys.
+/// All keys of `path`, in the order of their names. A file that is not there is an error where it
+/// `must` be, else has no keys.
 Result<std::vector<TomlEntry>> readTomlFile(const std::string& path, bool must);
 
 }  // namespace olpager::base

@@ -1,8 +1,10 @@
-// Fields of messages between nodes, little-endian, one after the other; texts and lists with their length (16 bits) before them.
-// A message's fields are written down once, as a function of either: io(m.first), io(m.second), ...
+// Fields of messages between nodes, little-endian, one after the other; texts and lists with their
+// length (16 bits) before them. A message's fields are written down once, as a function of either:
+// io(m.first), io(m.second), ...
 //
-// The Reader is for bytes from elsewhere: it never reads beyond them, bounds every length, and after the first thing that is
-// wrong yields zeros. Texts come out as printable ASCII, since they go to logs and terminals. Thread-safety: none shared.
+// The Reader is for bytes from elsewhere: it never reads beyond them, bounds every length, and
+// after the first thing that is wrong yields zeros. Texts come out as printable ASCII, since they
+// go to logs and terminals. Thread-safety: none shared.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +26,8 @@ class Writer {
   template <typename T>
   requires std::is_unsigned_v<T>
   void operator()(const T& value) {
-    for (size_t i = 0; i < sizeof value; ++i) bytes_.push_back(static_cast<std::byte>(value >> (8 * i)));
+    for (size_t i = 0; i < sizeof value; ++i)
+      bytes_.push_back(static_cast<std::byte>(value >> (8 * i)));
   }
   template <size_t N>
   void operator()(const std::array<uint8_t, N>& bytes) {

@@ -1,21 +1,22 @@
-// A session's end of one memserver: memory leased in slabs, read and written by ranges. docs/memserver.md explains the
-// whole; this header is the contract.
+// A session's end of one memserver: memory leased in slabs, read and written by ranges.
+// docs/memserver.md explains the whole; this header is the contract.
 //
-// A Client keeps one connection. It renews its leases, connects again when the connection is lost, shows its lease ids there
-// and carries on: what was under way is done anew, so that a memserver which stalls, or a connection which is lost,
-// for less than the lease time only delays. What the memserver does not know any more is lost, and said to be (kSlabLost).
+// A Client keeps one connection. It renews its leases, connects again when the connection is lost,
+// shows its lease ids there and carries on: what was under way is done anew, so that a memserver
+// which stalls, or a connection which is lost, for less than the lease time only delays. What the
+// memserver does not know any more is lost, and said to be (kSlabLost).
 //
-// Which page goes to which frame of which memserver is the caller's business (FramePool keeps one's slabs). So is to
-// check a hash of what comes back: a memserver is not trusted to be right.
+// Which page goes to which frame of which memserver is the caller's business (FramePool keeps one's
+// slabs). So is to check a hash of what comes back: a memserver is not trusted to be right.
 //
-// Thread-safety: everything may be called from any thread, also from within the Observer, unless it says otherwise. One
-// caller at a time for each frame: two transfers of overlapping frames, one of them a write, have no order.
-// Threads: one for each Client, which calls the Observer. It must not be kept for long, nor wait for this Client or end it; one more
-// while it connects.
-// Time: milliseconds; leases are counted on CLOCK_BOOTTIME. Nothing blocks except connect(), lease(), and the destructor.
-// Memory: local ranges are regions of ClientOptions::domain (transport::registerMemory(domain, memory, kLocalOnly)), with or
-// without a memfd; the transport's from the call until transferDone.
-// Errors: one line. Nothing throws.
+// Thread-safety: everything may be called from any thread, also from within the Observer, unless it
+// says otherwise. One caller at a time for each frame: two transfers of overlapping frames, one of
+// them a write, have no order. Threads: one for each Client, which calls the Observer. It must not
+// be kept for long, nor wait for this Client or end it; one more while it connects. Time:
+// milliseconds; leases are counted on CLOCK_BOOTTIME. Nothing blocks except connect(), lease(), and
+// the destructor. Memory: local ranges are regions of ClientOptions::domain
+// (transport::registerMemory(domain, memory, kLocalOnly)), with or without a memfd; the transport's
+// from the call until transferDone. Errors: one line. Nothing throws.
 #pragma once
 
 #include <array>
@@ -35,7 +36,8 @@ namespace olpager::memserver {
 /// Names a slab at its Client; 0 is none. Never used twice.
 using SlabId = uint64_t;
 
-/// Memory at the memserver that this session holds: zeroed when it comes, nobody else's until it is released or lost.
+/// Memory at the memserver that this session holds: zeroed when it comes, nobody else's until it is
+/// released or lost.
 struct Slab {
   SlabId id = 0;
   uint64_t bytes = 0;  // a multiple of 2 MiB; not the same for all
@@ -53,7 +55,8 @@ enum class TransferResult : uint8_t {
   kOk,           // the bytes are in place; a write's will be seen by every later read
   kLost,         // the slab is lost: its bytes are gone
   kInterrupted,  // by interrupt(): a read has left its target undefined, a write its frame
-  kBadRange,     // not within a slab of this client, the lengths differ, or a local range is not registered
+  kBadRange,     // not within a slab of this client, the lengths differ, or a local range is not
+                 // registered
   kClosed,       // the Client is being destroyed
 };
 const char* transferResultName(TransferResult result);
@@ -64,10 +67,11 @@ struct Event {
     kDown,      // the connection is lost: transfers wait, for the lease time at most
     kStalled,   // connected, but nothing was answered for stall_ms: transfers wait likewise
     kResumed,   // after kStalled: it answers
-    kSlabLost,  // `slab` and its bytes are gone; its transfers end with kLost. It need not be released
-    kRecall,  // the memserver wants `bytes` back within `deadline_ms`: move pages elsewhere, release slabs. The amount
-              // replaces that of an earlier kRecall; 0: no longer. Who doesn't keeps them, unless the memserver insists
-              // (kSlabLost)
+    kSlabLost,  // `slab` and its bytes are gone; its transfers end with kLost. It need not be
+                // released
+    kRecall,    // the memserver wants `bytes` back within `deadline_ms`: move pages elsewhere,
+                // release slabs. The amount replaces that of an earlier kRecall; 0: no longer. Who
+                // doesn't keeps them, unless the memserver insists (kSlabLost)
     kCapacity,  // what can be leased has grown from nothing
   };
   Kind kind = Kind::kUp;
@@ -88,7 +92,8 @@ class Observer {
 };
 
 struct ClientOptions {
-  /// Made with sessionTransport(); shared by all Clients of the process, which have to end before it.
+  /// Made with sessionTransport(); shared by all Clients of the process, which have to end before
+  /// it.
   transport::Endpoint* endpoint = nullptr;
   transport::DomainPtr domain;
   std::string address;       // "host:port" or "unix:/path"
@@ -97,20 +102,21 @@ struct ClientOptions {
   uint32_t in_flight = 256;  // transfers given to the transport at a time; others wait here
 };
 
-/// Transport options for Clients: as `base`, but a memserver that is stopped and connected is kept (Clients have clocks of
-/// their own), and an attempt to connect takes 2 s at most.
+/// Transport options for Clients: as `base`, but a memserver that is stopped and connected is kept
+/// (Clients have clocks of their own), and an attempt to connect takes 2 s at most.
 transport::Options sessionTransport(transport::Options base);
 
-/// What is known of the memserver now. Speeds are of this Client's own transfers, averaged over the last seconds in which
-/// there were any; 0: not known yet.
+/// What is known of the memserver now. Speeds are of this Client's own transfers, averaged over the
+/// last seconds in which there were any; 0: not known yet.
 struct Figures {
   bool up = false;
   bool stalled = false;
-  uint64_t total_bytes = 0;      // that the memserver donates
-  uint64_t free_bytes = 0;       // of that, lent to nobody
-  uint64_t available_bytes = 0;  // that this session can still lease: what is free, within its quota
-  uint64_t leased_bytes = 0;     // by this Client
-  uint64_t recalled_bytes = 0;   // wanted back and not yet released
+  uint64_t total_bytes = 0;  // that the memserver donates
+  uint64_t free_bytes = 0;   // of that, lent to nobody
+  uint64_t available_bytes =
+      0;                        // that this session can still lease: what is free, within its quota
+  uint64_t leased_bytes = 0;    // by this Client
+  uint64_t recalled_bytes = 0;  // wanted back and not yet released
   uint32_t lease_ms = 0;
   uint64_t read_bytes_per_s = 0, write_bytes_per_s = 0;
   uint32_t round_trip_us = 0;  // of a renewal
@@ -125,29 +131,33 @@ class Client {
  public:
   /// Connects, or says why not. Waits for at most the endpoint's connect_ms and 5 s for the answer.
   static Result<std::unique_ptr<Client>> connect(const ClientOptions& options, Observer& observer);
-  /// Ends all transfers, gives everything back and tells the memserver so, which then frees it at once. Waits for at most 1 s
-  /// (while it connects anew: for the endpoint's connect_ms).
+  /// Ends all transfers, gives everything back and tells the memserver so, which then frees it at
+  /// once. Waits for at most 1 s (while it connects anew: for the endpoint's connect_ms).
   virtual ~Client() = default;
 
-  /// Leases about `bytes` (rounded up to slabs), or as much of it as there is. An Error: nothing, and why. Waits for at
-  /// most `timeout_ms`; not on the Observer's thread. (A slab can be lost, and kSlabLost told, before this returns.)
+  /// Leases about `bytes` (rounded up to slabs), or as much of it as there is. An Error: nothing,
+  /// and why. Waits for at most `timeout_ms`; not on the Observer's thread. (A slab can be lost,
+  /// and kSlabLost told, before this returns.)
   virtual Result<std::vector<Slab>> lease(uint64_t bytes, uint32_t timeout_ms = 10000) = 0;
-  /// Gives a slab back. Transfers that were posted before are done first; later ones end with kBadRange.
+  /// Gives a slab back. Transfers that were posted before are done first; later ones end with
+  /// kBadRange.
   virtual void release(SlabId slab) = 0;
   /// The slabs that are held now.
   virtual std::vector<Slab> slabs() const = 0;
 
-  /// Copies a frame into local ranges (in order, together of its length), or back. Ends with one transferDone, always: a
-  /// transfer that can't be ends with kBadRange there. Returns its id, for raise().
-  virtual uint64_t read(std::span<const transport::LocalRange> into, const FrameRange& from, transport::Class klass,
-                        uint64_t context) = 0;
-  virtual uint64_t write(std::span<const transport::LocalRange> from, const FrameRange& into, transport::Class klass,
-                         uint64_t context) = 0;
+  /// Copies a frame into local ranges (in order, together of its length), or back. Ends with one
+  /// transferDone, always: a transfer that can't be ends with kBadRange there. Returns its id, for
+  /// raise().
+  virtual uint64_t read(std::span<const transport::LocalRange> into, const FrameRange& from,
+                        transport::Class klass, uint64_t context) = 0;
+  virtual uint64_t write(std::span<const transport::LocalRange> from, const FrameRange& into,
+                         transport::Class klass, uint64_t context) = 0;
   /// Makes a transfer more urgent, as far as it is not under way. Without effect when it is done.
   virtual void raise(uint64_t transfer, transport::Class klass) = 0;
-  /// Ends all outstanding transfers with kInterrupted, at once even if the memserver is stalled, by giving the connection
-  /// up for a new one (leases stay). For who has a replica elsewhere and does not want to wait. False: no connection was given up,
-  /// since none was used; true: its kDown comes.
+  /// Ends all outstanding transfers with kInterrupted, at once even if the memserver is stalled, by
+  /// giving the connection up for a new one (leases stay). For who has a replica elsewhere and does
+  /// not want to wait. False: no connection was given up, since none was used; true: its kDown
+  /// comes.
   virtual bool interrupt() = 0;
 
   virtual Figures figures() const = 0;

@@ -1,7 +1,8 @@
-// Frames: power-of-two runs of 2 MiB pages, 2 MiB to 32 MiB, in the slabs of one memserver. Says which are free; moves no bytes.
+// Frames: power-of-two runs of 2 MiB pages, 2 MiB to 32 MiB, in the slabs of one memserver. Says
+// which are free; moves no bytes.
 //
-// A run lies on a boundary of its own size, in one slab. The fullest place that has room is used first, so that slabs become
-// empty and can be given back.
+// A run lies on a boundary of its own size, in one slab. The fullest place that has room is used
+// first, so that slabs become empty and can be given back.
 //
 // Thread-safety: one caller at a time. Errors: none; what can't be is std::nullopt or false.
 #pragma once
@@ -24,10 +25,12 @@ class FramePool {
 
   /// False: known already, or not whole pages.
   bool add(const Slab& slab);
-  /// Forgets a slab (released or lost), with all that is in it; its frames can't be freed any more. False: not known.
+  /// Forgets a slab (released or lost), with all that is in it; its frames can't be freed any more.
+  /// False: not known.
   bool remove(SlabId slab);
 
-  /// `bytes` is rounded up to a power of two of pages. None: no such run is free, or it is larger than kBlockPages.
+  /// `bytes` is rounded up to a power of two of pages. None: no such run is free, or it is larger
+  /// than kBlockPages.
   std::optional<FrameRange> allocate(uint64_t bytes);
   /// As allocate() gave it. False: it is not allocated (or its slab is gone).
   bool free(const FrameRange& frame);

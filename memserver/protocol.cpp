@@ -13,9 +13,10 @@ namespace protocol {
 namespace {
 
 // The number of a type on the wire is its place in Body, from 1.
-constexpr const char* kNames[] = {"hello",        "hello reply", "lease",       "lease reply", "attach",
-                                  "attach reply", "renew",       "renew reply", "release",     "release reply",
-                                  "refusal",      "recall",      "revoked",     "goodbye"};
+constexpr const char* kNames[] = {"hello",   "hello reply",   "lease",   "lease reply",
+                                  "attach",  "attach reply",  "renew",   "renew reply",
+                                  "release", "release reply", "refusal", "recall",
+                                  "revoked", "goodbye"};
 static_assert(std::size(kNames) == std::variant_size_v<Body>);
 
 using codec::Is;
@@ -120,12 +121,16 @@ Result<Message> decode(std::span<const std::byte> bytes) {
   Message message;
   reader(version), reader(type), reader(message.number);
   if (!reader.wrong().empty()) return Error{"a message without a head"};
-  if (version != kVersion) return Error{base::format("a message of version {}; this is version {}", version, kVersion)};
-  if (type == 0 || type > std::variant_size_v<Body>) return Error{base::format("a message of unknown type {}", type)};
+  if (version != kVersion)
+    return Error{base::format("a message of version {}; this is version {}", version, kVersion)};
+  if (type == 0 || type > std::variant_size_v<Body>)
+    return Error{base::format("a message of unknown type {}", type)};
   decodeBody(reader, type - 1u, message.body);
-  if (!reader.wrong().empty()) return Error{base::format("a {} message: {}", kNames[type - 1], reader.wrong())};
+  if (!reader.wrong().empty())
+    return Error{base::format("a {} message: {}", kNames[type - 1], reader.wrong())};
   if (reader.left() != 0) {
-    return Error{base::format("a {} message with {} bytes too many", kNames[type - 1], reader.left())};
+    return Error{
+        base::format("a {} message with {} bytes too many", kNames[type - 1], reader.left())};
   }
   return message;
 }

@@ -1,15 +1,19 @@
-// What sessions and memservers say to each other, as messages of the transport. Bytes of pages are not in it: they are read
-// and written one-sided, by the keys that kLeaseReply and kAttachReply give.
+// What sessions and memservers say to each other, as messages of the transport. Bytes of pages are
+// not in it: they are read and written one-sided, by the keys that kLeaseReply and kAttachReply
+// give.
 //
-// A message is a head (version, type, number) and the fields of its type, little-endian, one after the other; texts and lists with
-// their length before them. decode() checks everything before it uses it: a message of another version, of an unknown
-// type, too short, too long, or with a length beyond the limits below is an Error. Nothing else looks at the bytes.
+// A message is a head (version, type, number) and the fields of its type, little-endian, one after
+// the other; texts and lists with their length before them. decode() checks everything before it
+// uses it: a message of another version, of an unknown type, too short, too long, or with a length
+// beyond the limits below is an Error. Nothing else looks at the bytes.
 //
-// Requests (MessageClass::kRequest) are answered once, by the reply with the same number (kReply); notices (kNotice) are not.
-// A session's first request is kHello; after a lost connection kAttach names the leases that it holds. Whoever knows a lease's
-// id, over a connection with the same key's name, is its holder.
+// Requests (MessageClass::kRequest) are answered once, by the reply with the same number (kReply);
+// notices (kNotice) are not. A session's first request is kHello; after a lost connection kAttach
+// names the leases that it holds. Whoever knows a lease's id, over a connection with the same key's
+// name, is its holder.
 //
-// What a memserver says of itself is asked for over the same connection, by coherence/status/status.h.
+// What a memserver says of itself is asked for over the same connection, by
+// coherence/status/status.h.
 //
 // Thread-safety: pure functions.
 #pragma once
@@ -39,14 +43,16 @@ namespace protocol {
 
 inline constexpr uint16_t kVersion = 2;
 inline constexpr size_t kMaxText = codec::kMaxText;
-inline constexpr size_t kMaxLeases = 256;             // in one message
-inline constexpr size_t kMaxMessageBytes = 32 << 10;  // the longest that encode() makes: below the transport's default
+inline constexpr size_t kMaxLeases = 256;  // in one message
+inline constexpr size_t kMaxMessageBytes =
+    32 << 10;  // the longest that encode() makes: below the transport's default
 
 /// A slab of a lease, on the connection over which it is told.
 struct LeasedSlab {
   LeaseId lease;
   uint64_t bytes = 0;
-  uint64_t key = 0;  // of a transport::RemoteKey of `bytes` bytes, to read and write; 0 (kAttachReply): gone
+  uint64_t key =
+      0;  // of a transport::RemoteKey of `bytes` bytes, to read and write; 0 (kAttachReply): gone
   bool operator==(const LeasedSlab&) const = default;
 };
 
@@ -129,14 +135,14 @@ struct Revoked {
   std::string why;
   bool operator==(const Revoked&) const = default;
 };
-/// Notice of the session: it ends; everything of it can be freed at once. Of the memserver: it ends; everything that the
-/// session has there is gone.
+/// Notice of the session: it ends; everything of it can be freed at once. Of the memserver: it
+/// ends; everything that the session has there is gone.
 struct Goodbye {
   bool operator==(const Goodbye&) const = default;
 };
 
-using Body = std::variant<Hello, HelloReply, Lease, LeaseReply, Attach, AttachReply, Renew, RenewReply, Release,
-                          ReleaseReply, Refusal, Recall, Revoked, Goodbye>;
+using Body = std::variant<Hello, HelloReply, Lease, LeaseReply, Attach, AttachReply, Renew,
+                          RenewReply, Release, ReleaseReply, Refusal, Recall, Revoked, Goodbye>;
 
 struct Message {
   uint64_t number = 0;  // of the request; in its reply the same

@@ -1,4 +1,5 @@
-// The path of a launch while everything is in VRAM (`slow` is false): no lock, no system call. Else acquire.cpp.
+// The path of a launch while everything is in VRAM (`slow` is false): no lock, no system call. Else
+// acquire.cpp.
 #include <algorithm>
 #include <cstring>
 
@@ -69,7 +70,8 @@ void Access::collect(ReachSet& into) const {
   into.everything |= reaches_everything_;
   if (name_ != nullptr) into.addKernel(name_);
   for (const uint64_t word : outside_words_) into.add(word);
-  // A value is known now; what a copy from the host brings in each time that the graph runs, nobody has seen by then.
+  // A value is known now; what a copy from the host brings in each time that the graph runs, nobody
+  // has seen by then.
   uint64_t value = 0;
   if (host_source_ != nullptr && host_stable_ && host_bytes_ <= sizeof(value)) {
     std::memcpy(&value, host_source_, host_bytes_);
@@ -92,8 +94,8 @@ void Access::collect(ReachSet& into) const {
 
 CUresult Access::acquire() {
   PoolState& state = *pool_.state_;
-  // A kernel that names nothing counts as well: a module variable or a texture, which may be gone before it ends, can lead it
-  // somewhere.
+  // A kernel that names nothing counts as well: a module variable or a texture, which may be gone
+  // before it ends, can lead it somewhere.
   if (count_ == 0 && root_writes_.empty() && !follows_pointers_) return CUDA_SUCCESS;
   if (state.forked.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
   HazardSlot* slot = hazards().mine();
@@ -109,13 +111,14 @@ CUresult Access::acquire() {
       for (unsigned i = 0; i < count_ && clear; ++i) {
         const Use& named = use(i);
         Region* region = state.find(named.address);
-        if (region == nullptr || (named.bytes != 0 && !holds(*region, named.address, named.bytes))) {
+        if (region == nullptr ||
+            (named.bytes != 0 && !holds(*region, named.address, named.bytes))) {
           clear = named.bytes == 0;  // a range that is not ours to give: the slow path says so
           continue;
         }
         if (region == last) continue;
-        clear =
-            region->blocked.load(std::memory_order_seq_cst) == 0 && (named.bytes == 0 || !crosses(*stream, *region));
+        clear = region->blocked.load(std::memory_order_seq_cst) == 0 &&
+                (named.bytes == 0 || !crosses(*stream, *region));
         raise(region->stamp, number);
         last = region;
       }
@@ -138,11 +141,12 @@ CUresult Access::acquire() {
   return acquireSlow();
 }
 
-// Whether a copy meets memory of another device that this one has not been given access to. Native copies can; kernels need
-// what the program asks for by cuCtxEnablePeerAccess.
+// Whether a copy meets memory of another device that this one has not been given access to. Native
+// copies can; kernels need what the program asks for by cuCtxEnablePeerAccess.
 bool Access::crosses(const StreamState& stream, const Region& region) const {
   const CUdevice device = stream.device.load(std::memory_order_relaxed);
-  return region.engine != nullptr && region.device != device && !region.engine->chunks().hasPeer(device);
+  return region.engine != nullptr && region.device != device &&
+         !region.engine->chunks().hasPeer(device);
 }
 
 void Access::findDevice(StreamState& stream) const {
@@ -153,7 +157,8 @@ void Access::findDevice(StreamState& stream) const {
     stream.device.store(device, std::memory_order_relaxed);
 }
 
-// Gives the device of a copy access to the memory of others that it names, where the hardware can. Else the driver answers.
+// Gives the device of a copy access to the memory of others that it names, where the hardware can.
+// Else the driver answers.
 void Access::reachAcross(StreamState& stream) {
   PoolState& state = *pool_.state_;
   const DriverApi& driver = state.driver;
@@ -177,8 +182,8 @@ void Access::submitted(CUresult result) {
   timed_ = nullptr;
   if (traced_ != 0) {
     traced(follows_pointers_ ? TraceKind::kLaunch : TraceKind::kCopy,
-           static_cast<unsigned>(stream_state_->device.load(std::memory_order_relaxed)), traced_, nowNs(),
-           count_ != 0 ? use(0).address : 0, 0, number_);
+           static_cast<unsigned>(stream_state_->device.load(std::memory_order_relaxed)), traced_,
+           nowNs(), count_ != 0 ? use(0).address : 0, 0, number_);
     traced_ = 0;
   }
   raise(stream_state_->last, number_);

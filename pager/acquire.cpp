@@ -1,5 +1,5 @@
-// The path of an operation while something is not in VRAM. Under the mutex: what it names, what it can get to from there (Closure),
-// the wait for what is missing, then its number.
+// The path of an operation while something is not in VRAM. Under the mutex: what it names, what it
+// can get to from there (Closure), the wait for what is missing, then its number.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -19,8 +19,9 @@ namespace {
 
 constexpr uint64_t kScanOnCpu = 64 << 10;
 
-// A launch may have written to memory that stays in place. Instead of scanning it over the link: what it can have written
-// there are pointers to what it reached. Now and then a scan after all, which forgets what is not there.
+// A launch may have written to memory that stays in place. Instead of scanning it over the link:
+// what it can have written there are pointers to what it reached. Now and then a scan after all,
+// which forgets what is not there.
 void assumeNames(PoolState& state, Region& region, const std::vector<Region*>& reach) {
   constexpr size_t kMostAssumed = 256;
   constexpr uint16_t kScannedUses = 4096;
@@ -31,11 +32,12 @@ void assumeNames(PoolState& state, Region& region, const std::vector<Region*>& r
     if (other != &region) addEdge(region, edgeTo(*other));
 }
 
-// Calls visit(word) for the pointers that a copy of `bytes` from `from` brings, as they lie at `to`: aligned there, whatever
-// the source is. `plain`: one piece from one; else rows, each of which may lie otherwise.
+// Calls visit(word) for the pointers that a copy of `bytes` from `from` brings, as they lie at
+// `to`: aligned there, whatever the source is. `plain`: one piece from one; else rows, each of
+// which may lie otherwise.
 template <typename Visit>
-void forPointersBrought(const PoolState& state, const void* from, uint64_t bytes, uint64_t to, bool plain,
-                        Visit visit) {
+void forPointersBrought(const PoolState& state, const void* from, uint64_t bytes, uint64_t to,
+                        bool plain, Visit visit) {
   const auto* const data = static_cast<const char*>(from);
   for (uint64_t skip = plain ? -to % 8 : 0; skip < 8; ++skip) {
     std::array<uint64_t, 512> words;
@@ -49,14 +51,16 @@ void forPointersBrought(const PoolState& state, const void* from, uint64_t bytes
   }
 }
 
-// Where the GPU uses no host memory in place: the engine in whose VRAM what is needed of it can't ever be all at once. Else nullptr.
+// Where the GPU uses no host memory in place: the engine in whose VRAM what is needed of it can't
+// ever be all at once. Else nullptr.
 const Engine* tooSmallFor(const PoolState& state, const Closure& closure) {
   if (closure.everything) return nullptr;  // which lists some twice
   for (const auto& engine : state.engines) {
     if (engine->chunks().hostMappable()) continue;
     uint64_t bytes = 0;
     for (const Extent* extent : closure.needed)
-      if (extent->region->engine == engine.get() && extent->state != ExtentState::kDetached) bytes += extent->bytes();
+      if (extent->region->engine == engine.get() && extent->state != ExtentState::kDetached)
+        bytes += extent->bytes();
     if (bytes > engine->mostVram()) return engine.get();
   }
   return nullptr;
@@ -66,7 +70,8 @@ const Engine* tooSmallFor(const PoolState& state, const Closure& closure) {
 uint64_t mappedAtOnce(const Engine& engine, const Closure& closure) {
   uint64_t bytes = 0;
   const auto addExtent = [&](const Extent& extent) {
-    if (extent.region->engine == &engine && extent.state != ExtentState::kDetached) bytes += extent.bytes();
+    if (extent.region->engine == &engine && extent.state != ExtentState::kDetached)
+      bytes += extent.bytes();
   };
   if (!closure.follows()) {
     for (const Extent* extent : closure.needed) addExtent(*extent);
@@ -85,7 +90,8 @@ uint64_t mappedAtOnce(const Engine& engine, const Closure& closure) {
   return bytes;
 }
 
-// VRAM and host memory together are too small, whatever leaves them: memservers are no place from which the GPU can use memory.
+// VRAM and host memory together are too small, whatever leaves them: memservers are no place from
+// which the GPU can use memory.
 bool neverFits(const PoolState& state, const Closure& closure) {
   if (tooSmallFor(state, closure) != nullptr) return true;
   uint64_t beyond = 0;  // VRAM
@@ -111,17 +117,22 @@ void tellRefused(const PoolState& state, const Closure& closure) {
   const unsigned long long reached = bytes >> 20;
   if (const Engine* const engine = tooSmallFor(state, closure); engine != nullptr) {
     base::warnOnce("reach does not fit VRAM",
-                   "device %d: a launch or copy that reaches %llu MiB is refused (out of memory): the GPU can't use "
+                   "device %d: a launch or copy that reaches %llu MiB is refused (out of memory): "
+                   "the GPU can't use "
                    "host memory in place "
-                   "here (olrun --check), so what it reaches has to fit the budget of %llu MiB of VRAM (OL_VRAM)",
-                   engine->device(), reached, static_cast<unsigned long long>(engine->mostVram() >> 20));
+                   "here (olrun --check), so what it reaches has to fit the budget of %llu MiB of "
+                   "VRAM (OL_VRAM)",
+                   engine->device(), reached,
+                   static_cast<unsigned long long>(engine->mostVram() >> 20));
     return;
   }
   if (bytes > vram + state.host.limit) {
-    base::warnOnce("reach does not fit",
-                   "a launch or copy that reaches %llu MiB is refused (out of memory): what it reaches has to fit VRAM "
-                   "and host RAM of this machine together, however much memservers have (OL_VRAM, OL_HOST)",
-                   reached);
+    base::warnOnce(
+        "reach does not fit",
+        "a launch or copy that reaches %llu MiB is refused (out of memory): what it reaches has to "
+        "fit VRAM "
+        "and host RAM of this machine together, however much memservers have (OL_VRAM, OL_HOST)",
+        reached);
     return;
   }
   const auto ofAll = [](uint64_t used, uint64_t all) {
@@ -132,14 +143,16 @@ void tellRefused(const PoolState& state, const Closure& closure) {
     const RemoteFigures figures = state.remote->figures();
     remote = ", memservers " + ofAll(figures.held_bytes, figures.capacity_bytes);
   }
-  base::warnOnce(
-      "no room for reach",
-      "a launch or copy that reaches %llu MiB is refused (out of memory): it waited in vain for room. In use: "
-      "VRAM %s, host RAM %s%s (OL_VRAM, OL_HOST; olmemserver --memory)",
-      reached, ofAll(vram_used, vram).c_str(), ofAll(host_used, state.host.limit).c_str(), remote.c_str());
+  base::warnOnce("no room for reach",
+                 "a launch or copy that reaches %llu MiB is refused (out of memory): it waited in "
+                 "vain for room. In use: "
+                 "VRAM %s, host RAM %s%s (OL_VRAM, OL_HOST; olmemserver --memory)",
+                 reached, ofAll(vram_used, vram).c_str(),
+                 ofAll(host_used, state.host.limit).c_str(), remote.c_str());
 }
 
-/// What a thread asks the engines for while it waits. Let go at the end of its scope, also when an exception ends it.
+/// What a thread asks the engines for while it waits. Let go at the end of its scope, also when an
+/// exception ends it.
 class Asked {
  public:
   explicit Asked(Closure& closure) : closure_(closure) {}
@@ -149,10 +162,12 @@ class Asked {
 
   /// Asks for what the closure needs by now.
   void ask() {
-    // An engine that knows what is wanted looks often enough: rung each time, the two would wake each other without end.
+    // An engine that knows what is wanted looks often enough: rung each time, the two would wake
+    // each other without end.
     bool news = extents_ < closure_.needed.size() || held_ < closure_.regions.size();
     for (; extents_ < closure_.needed.size(); ++extents_)
-      wantOf(*closure_.needed[extents_]->region->engine).extents.push_back(closure_.needed[extents_]);
+      wantOf(*closure_.needed[extents_]->region->engine)
+          .extents.push_back(closure_.needed[extents_]);
     for (; held_ < closure_.regions.size(); ++held_) {
       Region* region = closure_.regions[held_];
       if (!region->isRoot()) wantOf(*region->engine).regions.push_back(region);
@@ -167,7 +182,8 @@ class Asked {
       to_scan.push_back(region);
       news = true;
     }
-    if (Engine* const engine = closure_.scannerOfVariables(); engine != nullptr) wantOf(*engine).scan_roots = true;
+    if (Engine* const engine = closure_.scannerOfVariables(); engine != nullptr)
+      wantOf(*engine).scan_roots = true;
     for (auto& [engine, want] : wants_) {
       want.fetch = !closure_.fetched.empty();
       if (news) engine->wake();
@@ -187,7 +203,8 @@ class Asked {
 
  private:
   Want& wantOf(Engine& engine) {
-    auto it = std::find_if(wants_.begin(), wants_.end(), [&](auto& want) { return want.first == &engine; });
+    auto it = std::find_if(wants_.begin(), wants_.end(),
+                           [&](auto& want) { return want.first == &engine; });
     if (it != wants_.end()) return it->second;
     wants_.emplace_back(&engine, Want{});
     wants_.back().second.since_ns = nowNs();
@@ -211,7 +228,8 @@ CUresult Access::acquireSlow() {
                   static_cast<uint32_t>(reinterpret_cast<uintptr_t>(function_) >> 4));
   if (const CUresult result = nameAll(closure); result != CUDA_SUCCESS) return result;
   uint64_t waited_ns = 0;
-  if (const CUresult result = await(closure, lock, &waited_ns); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = await(closure, lock, &waited_ns); result != CUDA_SUCCESS)
+    return result;
   commit(closure, waited_ns);
   lock.unlock();
   if (timed_ != nullptr) timed_->begin(state.driver, stream_);
@@ -235,7 +253,8 @@ CUresult Access::nameAll(Closure& closure) {
   return CUDA_SUCCESS;
 }
 
-// Until all that the operation reaches is mapped, or the engines have given up. `waited_ns`: 0, nothing was missing.
+// Until all that the operation reaches is mapped, or the engines have given up. `waited_ns`: 0,
+// nothing was missing.
 CUresult Access::await(Closure& closure, Lock& lock, uint64_t* waited_ns) {
   PoolState& state = *pool_.state_;
   Asked asked(closure);
@@ -276,9 +295,9 @@ CUresult Access::await(Closure& closure, Lock& lock, uint64_t* waited_ns) {
     if (!closure.fetched.empty() && !in_vain) closure.used.fetchedInTime();
   }
   if (lost) {  // its memory is gone: never other bytes in its place
-    base::warnOnce(
-        "lost reach",
-        "a launch or copy is refused (CUDA_ERROR_ECC_UNCORRECTABLE): what it reaches was lost with a memserver");
+    base::warnOnce("lost reach",
+                   "a launch or copy is refused (CUDA_ERROR_ECC_UNCORRECTABLE): what it reaches "
+                   "was lost with a memserver");
     return CUDA_ERROR_ECC_UNCORRECTABLE;
   }
   if (refused) {
@@ -297,7 +316,9 @@ void Access::commit(Closure& closure, uint64_t waited_ns) {
   const uint64_t number = state.launch_number.fetch_add(1, std::memory_order_acq_rel) + 1;
   number_ = number;
   stream_state_ = stream;
-  hazards().mine()->enter();  // before the mutex is released: whoever marks an extent later waits for this
+  hazards()
+      .mine()
+      ->enter();  // before the mutex is released: whoever marks an extent later waits for this
   if (closure.everything) state.floor = std::max(state.floor, number);
   Engine* engine = nullptr;
   bool in_place = false;
@@ -309,14 +330,16 @@ void Access::commit(Closure& closure, uint64_t waited_ns) {
     }
     engine = region->engine;
     if (region->by_pieces) {
-      if (!closure.used.knows(*region)) region->whole_stamp = number;  // it was no arena when it was named
+      if (!closure.used.knows(*region))
+        region->whole_stamp = number;  // it was no arena when it was named
     } else {
       in_place |= region->in_place > 0;
       if (region->in_place > 0 && region->arena != nullptr) region->engine->askSwap(*region);
     }
     if (region->ahead > 0 && !region->by_pieces)
       for (auto& extent : region->extents)
-        if (extent->prefetched && extent->state == ExtentState::kVram) engine->noteUsed(*extent, true);
+        if (extent->prefetched && extent->state == ExtentState::kVram)
+          engine->noteUsed(*extent, true);
     if (!follows_pointers_) continue;
     if (region->isSparse() && region->in_place > 0 && !closure.everything) {
       assumeNames(state, *region, closure.regions);
@@ -353,24 +376,25 @@ void Access::commit(Closure& closure, uint64_t waited_ns) {
     add(figures.launches);
     if (waited_ns == 0 && !in_place) add(figures.launches_resident);
     if (in_place) add(figures.launches_in_place);
-    if (closure.everything && state.options.reach != Reach::kAll) add(figures.launches_reaching_all);
+    if (closure.everything && state.options.reach != Reach::kAll)
+      add(figures.launches_reaching_all);
   } else {
     add(figures.copies);
   }
   if (waited_ns != 0) figures.fault_wait.record(waited_ns);
   traced_ = traceBegins(figures);
   if (traced_ != 0 && waited_ns != 0) {
-    const auto first = std::find_if(closure.regions.begin(), closure.regions.end(), [&](const Region* region) {
-      return !region->isRoot() && region->engine == engine;
-    });
-    traced(TraceKind::kFault, static_cast<unsigned>(engine->device()), traced_ - waited_ns, traced_, (*first)->base,
-           (*first)->pages * kPageBytes, number);
+    const auto first = std::find_if(
+        closure.regions.begin(), closure.regions.end(),
+        [&](const Region* region) { return !region->isRoot() && region->engine == engine; });
+    traced(TraceKind::kFault, static_cast<unsigned>(engine->device()), traced_ - waited_ns, traced_,
+           (*first)->base, (*first)->pages * kPageBytes, number);
   }
   engine->touched();
 }
 
-// A kernel may have stored the addresses of roots wherever it came to. The CPU may put pointers into such a root at any time
-// after, before a pass has found out who names it.
+// A kernel may have stored the addresses of roots wherever it came to. The CPU may put pointers
+// into such a root at any time after, before a pass has found out who names it.
 void Access::assumeStored(const Closure& closure) {
   PoolState& state = *pool_.state_;
   const auto cpuWrites = [](const Region& region) {
@@ -383,12 +407,14 @@ void Access::assumeStored(const Closure& closure) {
     if (!cpuWrites(*root)) continue;
     for (Region* region : closure.regions)
       if (region != root) addEdge(state, *region, *root, root->base);
-    if (state.roots.hasVariables(stream_.context)) state.addRootEdge(stream_.context, edgeTo(*root));
+    if (state.roots.hasVariables(stream_.context))
+      state.addRootEdge(stream_.context, edgeTo(*root));
   }
 }
 
 // A copy or memset writes to the region: what pointers come in with it.
-void Access::noteWritten(const Use& write, Region& region, const Closure& closure, uint64_t number) {
+void Access::noteWritten(const Use& write, Region& region, const Closure& closure,
+                         uint64_t number) {
   PoolState& state = *pool_.state_;
   bool known = (host_source_ != nullptr || !closure.sources.empty()) && !closure.source_unseen;
   const auto unknown = [&] {
@@ -403,7 +429,8 @@ void Access::noteWritten(const Use& write, Region& region, const Closure& closur
     if (source == &region) continue;
     addEdgesOf(region, *source);
     // Pointers of an arena by pieces into itself are not followed: reach = learned means that.
-    if ((source->names_itself || unseen) && !source->by_pieces) addEdge(state, region, source->base);
+    if ((source->names_itself || unseen) && !source->by_pieces)
+      addEdge(state, region, source->base);
     if (source->host_written) unknown();
   }
   if (host_source_ != nullptr && host_stable_ && host_bytes_ <= kScanOnCpu) {
@@ -413,11 +440,14 @@ void Access::noteWritten(const Use& write, Region& region, const Closure& closur
     unknown();
     known = false;
   }
-  // Plain data in a region of plain data: no pass has to look at it. Where there are pointers, one finds out which are left.
-  if (!known || region.names_itself || !region.edges.empty() || !region.piece_edges.empty()) state.markDirty(&region);
+  // Plain data in a region of plain data: no pass has to look at it. Where there are pointers, one
+  // finds out which are left.
+  if (!known || region.names_itself || !region.edges.empty() || !region.piece_edges.empty())
+    state.markDirty(&region);
 }
 
-// Copies to memory outside the range. What they put into module variables is reached by every launch from now on.
+// Copies to memory outside the range. What they put into module variables is reached by every
+// launch from now on.
 void Access::writesRoots(const Closure& closure, uint64_t number) {
   PoolState& state = *pool_.state_;
   for (const Use& write : root_writes_) {
@@ -431,11 +461,13 @@ void Access::writesRoots(const Closure& closure, uint64_t number) {
         for (const Edge& edge : source->edges) state.addRootEdge(root.context, edge);
         for (const uint64_t page : source->piece_edges) state.addRootEdge(root.context, page);
         const bool unseen = source->in_dirty_list || source->scans > 0;
-        if ((source->names_itself || unseen) && !source->by_pieces) state.addRootEdge(root.context, edgeTo(*source));
+        if ((source->names_itself || unseen) && !source->by_pieces)
+          state.addRootEdge(root.context, edgeTo(*source));
         known &= !source->host_written && !(source->by_pieces && unseen);
       }
       if (host_source_ != nullptr && host_stable_ && host_bytes_ <= kScanOnCpu) {
-        forPointersBrought(state, host_source_, host_bytes_, write.address, write.bytes == host_bytes_,
+        forPointersBrought(state, host_source_, host_bytes_, write.address,
+                           write.bytes == host_bytes_,
                            [&](uint64_t word) { state.addRootEdge(root.context, word); });
       } else if (host_source_ != nullptr) {
         known = false;
@@ -445,7 +477,8 @@ void Access::writesRoots(const Closure& closure, uint64_t number) {
   }
 }
 
-// The largest allocation that the launch names and of which it is not known how much launches touch.
+// The largest allocation that the launch names and of which it is not known how much launches
+// touch.
 TimedLaunch* Access::chooseTimed(std::span<Region* const> named) {
   PoolState& state = *pool_.state_;
   Region* chosen = nullptr;
@@ -454,14 +487,14 @@ TimedLaunch* Access::chooseTimed(std::span<Region* const> named) {
   for (Region* region : named) {
     all_resident &= region->blocked.load(std::memory_order_relaxed) == 0;
     in_place += region->in_place > 0 ? 1 : 0;
-    if (region->pages * kPageBytes < kLeastSparseBytes || region->density.verdict == Density::kDense ||
-        region->arena != nullptr)
+    if (region->pages * kPageBytes < kLeastSparseBytes ||
+        region->density.verdict == Density::kDense || region->arena != nullptr)
       continue;
     if (chosen == nullptr || region->pages > chosen->pages) chosen = region;
   }
   // Recorded only where the launch goes to the device's own engine's context, and into no graph.
-  if (chosen == nullptr || chosen->engine->context() != stream_.context || state.streams.capturing() ||
-      !chosen->engine->chunks().hostMappable())
+  if (chosen == nullptr || chosen->engine->context() != stream_.context ||
+      state.streams.capturing() || !chosen->engine->chunks().hostMappable())
     return nullptr;
   const bool alone = in_place == 1 && chosen->in_place > 0;  // nothing else is read over the link
   if (chosen->isSparse()) {

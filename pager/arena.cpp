@@ -29,7 +29,8 @@ void PieceTable::give(const Piece& piece) {
   if (gone_) gone_(piece.id);
 }
 
-Arena::Arena(PieceTable& table, Region* region, uint64_t begin, uint64_t end, const Options& options)
+Arena::Arena(PieceTable& table, Region* region, uint64_t begin, uint64_t end,
+             const Options& options)
     : table_(table), region_(region), begin_(begin), end_(end), options_(options) {
   Piece& first = pieces_[begin];
   first.begin = begin;
@@ -108,8 +109,8 @@ void Arena::expire() {
   while (!by_recency_.empty() &&
          (by_recency_.front()->named + window() < clock_ || pieces_.size() > options_.most_pieces))
     drop(*by_recency_.front());
-  while (!candidate_order_.empty() &&
-         (candidate_order_.front().second + window() < clock_ || candidate_order_.size() > options_.most_candidates)) {
+  while (!candidate_order_.empty() && (candidate_order_.front().second + window() < clock_ ||
+                                       candidate_order_.size() > options_.most_candidates)) {
     const auto [address, clock] = candidate_order_.front();
     candidate_order_.pop_front();
     const auto candidate = candidates_.find(address);
@@ -121,7 +122,8 @@ Piece& Arena::name(uint64_t address) {
   ++clock_;
   const auto it = std::prev(pieces_.upper_bound(address));
   Piece* piece = &it->second;
-  const bool cuts_here = pageOf(address) == pageOf(piece->begin) || pageOf(address) == pageOf(piece->end);
+  const bool cuts_here =
+      pageOf(address) == pageOf(piece->begin) || pageOf(address) == pageOf(piece->end);
   if (!cuts_here && address >= piece->whole_until && named(address)) piece = &cut(it, address);
   warm(*piece);
   refresh(*piece, address);
@@ -132,7 +134,8 @@ Piece& Arena::name(uint64_t address) {
 void Arena::nameRange(uint64_t address, uint64_t bytes) {
   ++clock_;
   Piece* piece = &at(address);
-  if (bytes >= kPage && bytes <= (end_ - begin_) / kWholeShare && pageOf(address) == pageOf(piece->begin))
+  if (bytes >= kPage && bytes <= (end_ - begin_) / kWholeShare &&
+      pageOf(address) == pageOf(piece->begin))
     piece->whole_until = std::max(piece->whole_until, std::min(address + bytes, piece->end));
   refresh(*piece, address);
   overlapping(address, bytes, [this](Piece& used) { warm(used); });

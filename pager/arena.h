@@ -1,18 +1,23 @@
-// The pieces of an arena: one huge allocation (or reservation) in which a program keeps many tensors.
+// The pieces of an arena: one huge allocation (or reservation) in which a program keeps many
+// tensors.
 //
-// The addresses that launches name inside an arena cut it into pieces: the working set of a pointer is the piece that holds
-// it, from a cut to the next one. An address cuts when it is named a second time, about a round after the first: one that
-// moves on (where a cache is appended to) is named in one round only and never cuts. There is at most one cut in a page,
-// since nothing smaller than a page moves. Cuts that nobody names any more go, and their piece joins the one before. An
-// address inside what copies named as one thing (a range that begins at a cut) makes no cut. Copies themselves make none: a
-// tensor is loaded in parts as often as not.
+// The addresses that launches name inside an arena cut it into pieces: the working set of a pointer
+// is the piece that holds it, from a cut to the next one. An address cuts when it is named a second
+// time, about a round after the first: one that moves on (where a cache is appended to) is named in
+// one round only and never cuts. There is at most one cut in a page, since nothing smaller than a
+// page moves. Cuts that nobody names any more go, and their piece joins the one before. An address
+// inside what copies named as one thing (a range that begins at a cut) makes no cut. Copies
+// themselves make none: a tensor is loaded in parts as often as not.
 //
-//   unknown -> candidate (named once) -> cut (named again, half a round later) -> gone (not named for many rounds)
+//   unknown -> candidate (named once) -> cut (named again, half a round later) -> gone (not named
+//   for many rounds)
 //
 // Pieces have dense ids in a PieceTable, so that the learned order can know them as its units.
 //
-// Thread-safety: none; the pager uses it under PoolState::mutex. Memory: bounded by Options, about 150 bytes for each piece and
-// 60 for each candidate. Time: O(log pieces) amortised for each name. Knows nothing of a driver or of extents.
+// Thread-safety: none; the pager uses it under PoolState::mutex. Memory: bounded by Options, about
+// 150 bytes for each piece and
+// 60 for each candidate. Time: O(log pieces) amortised for each name. Knows nothing of a driver or
+//    of extents.
 #pragma once
 
 #include <cstddef>
@@ -76,11 +81,13 @@ class Arena {
   struct Options {
     size_t most_pieces = 1u << 14;  // the one that was not named for longest goes for a new one
     size_t most_candidates = 1u << 15;
-    uint64_t least_names = 1u << 14;     // a cut goes when it was not named among the arena's last so many names,
+    uint64_t least_names =
+        1u << 14;  // a cut goes when it was not named among the arena's last so many names,
     uint64_t names_for_each_piece = 64;  // or, with many pieces, so many for each of them
   };
-  static constexpr uint64_t kLeastGap = 8;    // names between the two that make a cut, at least
-  static constexpr uint64_t kWholeShare = 8;  // a copy of more than this share of the arena names no one thing
+  static constexpr uint64_t kLeastGap = 8;  // names between the two that make a cut, at least
+  static constexpr uint64_t kWholeShare =
+      8;  // a copy of more than this share of the arena names no one thing
 
   /// [begin, end) in whole pages; one piece at first. The table outlives the arena.
   Arena(PieceTable& table, Region* region, uint64_t begin, uint64_t end)
@@ -97,8 +104,9 @@ class Arena {
   /// Names so far: the arena's clock.
   uint64_t names() const { return clock_; }
 
-  /// A launch names `address` (in the arena): the piece that holds it, which begins there if the address cuts. Pieces found
-  /// before are valid until the next name() or nameRange(), which may drop some.
+  /// A launch names `address` (in the arena): the piece that holds it, which begins there if the
+  /// address cuts. Pieces found before are valid until the next name() or nameRange(), which may
+  /// drop some.
   Piece& name(uint64_t address);
   /// A copy names exactly [address, + bytes), in the arena. It cuts nothing.
   void nameRange(uint64_t address, uint64_t bytes);
@@ -130,10 +138,11 @@ class Arena {
   const uint64_t begin_;
   const uint64_t end_;
   const Options options_;
-  Pieces pieces_;                                              // by begin; the first one is always there
-  std::list<Piece*> by_recency_;                               // the one that was not named for longest first
-  std::unordered_map<uint64_t, uint64_t> candidates_;          // address -> clock when it was named first
-  std::deque<std::pair<uint64_t, uint64_t>> candidate_order_;  // (address, clock), oldest first; may hold past ones
+  Pieces pieces_;                 // by begin; the first one is always there
+  std::list<Piece*> by_recency_;  // the one that was not named for longest first
+  std::unordered_map<uint64_t, uint64_t> candidates_;  // address -> clock when it was named first
+  std::deque<std::pair<uint64_t, uint64_t>>
+      candidate_order_;  // (address, clock), oldest first; may hold past ones
   uint64_t clock_ = 0;
 };
 

@@ -93,12 +93,14 @@ CUresult ChunkStore::protectAt(uint64_t address, uint64_t bytes, bool read_only)
   size_t count = 0;
   access[count++] = readWrite(CU_MEM_LOCATION_TYPE_DEVICE, device_, read_only);
   const size_t peers = peer_count_.load(std::memory_order_acquire);
-  for (size_t i = 0; i < peers; ++i) access[count++] = readWrite(CU_MEM_LOCATION_TYPE_DEVICE, peers_[i], read_only);
+  for (size_t i = 0; i < peers; ++i)
+    access[count++] = readWrite(CU_MEM_LOCATION_TYPE_DEVICE, peers_[i], read_only);
   return driver_.cuMemSetAccess(address, bytes, access.data(), count);
 }
 
 bool ChunkStore::hasPeer(CUdevice peer) const {
-  const auto end = peers_.begin() + static_cast<ptrdiff_t>(peer_count_.load(std::memory_order_acquire));
+  const auto end =
+      peers_.begin() + static_cast<ptrdiff_t>(peer_count_.load(std::memory_order_acquire));
   return std::find(peers_.begin(), end, peer) != end;
 }
 
@@ -170,8 +172,9 @@ HostChunk* ChunkStore::makeHost(unsigned order) {
     if (driver_.cuMemAddressReserve(&alias, bytes, 0, 0, 0) == CUDA_SUCCESS) {
       chunk->alias = alias;
       if (driver_.cuMemMap(alias, bytes, 0, chunk->handle, 0) == CUDA_SUCCESS) {
-        std::array<CUmemAccessDesc, 2> access = {readWrite(CU_MEM_LOCATION_TYPE_DEVICE, device_),
-                                                 readWrite(CU_MEM_LOCATION_TYPE_HOST_NUMA, numa_node_)};
+        std::array<CUmemAccessDesc, 2> access = {
+            readWrite(CU_MEM_LOCATION_TYPE_DEVICE, device_),
+            readWrite(CU_MEM_LOCATION_TYPE_HOST_NUMA, numa_node_)};
         if (driver_.cuMemSetAccess(alias, bytes, access.data(), access.size()) == CUDA_SUCCESS) {
           madvise(reinterpret_cast<void*>(alias), bytes, MADV_DONTFORK);
           madvise(reinterpret_cast<void*>(alias), bytes, MADV_DONTDUMP);
@@ -216,7 +219,8 @@ VramChunk* ChunkStore::takeVram(unsigned order, Lock& lock) {
     return chunk;
   }
   if (vramAvailable() < bytes) return nullptr;
-  // Room in the budget: perhaps only as free chunks of other orders, which go back to the driver first.
+  // Room in the budget: perhaps only as free chunks of other orders, which go back to the driver
+  // first.
   uint64_t excess = vram_made_ + bytes > vram_budget_ ? vram_made_ + bytes - vram_budget_ : 0;
   for (unsigned other = 0; other < kOrders && excess > 0; ++other) {
     while (!free_vram_[other].empty() && excess > 0) {
@@ -235,7 +239,8 @@ VramChunk* ChunkStore::takeVram(unsigned order, Lock& lock) {
   lock.lock();
   if (chunk == nullptr) {
     vram_made_ -= bytes;
-    // The driver has less than the budget says (another program took it): live with what there is, and ask again later.
+    // The driver has less than the budget says (another program took it): live with what there is,
+    // and ask again later.
     if (vram_budget_ > vram_made_ && vram_made_ > 0) {
       vram_withheld_ += vram_budget_ - vram_made_;
       retry_ns_ = nowNs() + retry_after_ns_;
@@ -243,8 +248,8 @@ VramChunk* ChunkStore::takeVram(unsigned order, Lock& lock) {
       retry_after_ns_ = std::min(retry_after_ns_ * 2, kLongestRetryNs);
       setVramBudget(vram_made_);
       if (first)
-        base::logWarn("device %d: the driver has no more VRAM for now, budget lowered to %llu MiB", device_,
-                      static_cast<unsigned long long>(vram_budget_ >> 20));
+        base::logWarn("device %d: the driver has no more VRAM for now, budget lowered to %llu MiB",
+                      device_, static_cast<unsigned long long>(vram_budget_ >> 20));
     }
   } else if (retry_after_ns_ != kFirstRetryNs) {
     retry_after_ns_ = kFirstRetryNs;
@@ -314,14 +319,17 @@ bool ChunkStore::addHost(unsigned order, const HostCounts* keep, Lock& lock) {
       // Two orders that are both wanted must not be made of each other in turns.
       uint64_t surplus = 0;
       for (unsigned other = 0; other < kOrders; ++other)
-        surplus += (free_host_[other].size() - std::min<uint64_t>(free_host_[other].size(), (*keep)[other])) << other;
+        surplus += (free_host_[other].size() -
+                    std::min<uint64_t>(free_host_[other].size(), (*keep)[other]))
+                   << other;
       if (surplus * kPageBytes < excess) return false;
     }
     static constexpr HostCounts kNone{};
     doomHost(excess, keep != nullptr ? *keep : kNone, *this);
     for (ChunkStore* store : host_.stores)
       // A pass of its device may read them.
-      if (keep == nullptr && store != this && store->passes_ == 0) store->doomHost(excess, kNone, *this);
+      if (keep == nullptr && store != this && store->passes_ == 0)
+        store->doomHost(excess, kNone, *this);
     if (excess > 0) return false;
   }
   countHost(host_made_ + bytes);
@@ -397,7 +405,8 @@ uint64_t ChunkStore::lend(uint64_t bytes, Lock& lock) {
 uint64_t ChunkStore::shrink(uint64_t bytes, Lock& lock) {
   const uint64_t withheld = std::min(bytes, vram_withheld_);
   vram_withheld_ -= withheld;
-  const uint64_t unmade = std::min(bytes - withheld, vram_budget_ - std::min(vram_budget_, vram_made_));
+  const uint64_t unmade =
+      std::min(bytes - withheld, vram_budget_ - std::min(vram_budget_, vram_made_));
   setVramBudget(vram_budget_ - unmade);
   const uint64_t given = withheld + unmade;
   return given < bytes ? given + lend(bytes - given, lock) : given;

@@ -1,8 +1,9 @@
-// Physical memory of one device: VRAM chunks within the budget, host chunks within the host tier's limit, which all devices of
-// the pool share. Both are made once and reused; a chunk is 2^order pages. Making and releasing are driver calls, made with the
-// mutex released.
+// Physical memory of one device: VRAM chunks within the budget, host chunks within the host tier's
+// limit, which all devices of the pool share. Both are made once and reused; a chunk is 2^order
+// pages. Making and releasing are driver calls, made with the mutex released.
 //
-// Thread-safety: every member runs under PoolState::mutex, passed as `lock`; those that make driver calls release it meanwhile.
+// Thread-safety: every member runs under PoolState::mutex, passed as `lock`; those that make driver
+// calls release it meanwhile.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +25,8 @@ using Lock = std::unique_lock<std::mutex>;
 
 inline constexpr unsigned kOrders = 5;    // 2, 4, 8, 16 and 32 MiB
 inline constexpr size_t kMostPeers = 63;  // further devices that have access to one's memory
-/// VRAM that the driver did not have is asked for again after this time, then after twice as long, up to a minute.
+/// VRAM that the driver did not have is asked for again after this time, then after twice as long,
+/// up to a minute.
 inline constexpr uint64_t kFirstRetryNs = 1'000'000'000;
 
 using HostCounts = std::array<uint64_t, kOrders>;  // host chunks, by order
@@ -62,22 +64,25 @@ class ChunkStore {
   void probeHost(int numa_node);
   bool hostMappable() const { return host_mappable_; }
 
-  /// A free VRAM chunk, made if the budget has room, from free chunks of other orders if need be. nullptr: evict first. When
-  /// the driver has less than the budget says, the budget is lowered for a while (some seconds, longer each time).
+  /// A free VRAM chunk, made if the budget has room, from free chunks of other orders if need be.
+  /// nullptr: evict first. When the driver has less than the budget says, the budget is lowered for
+  /// a while (some seconds, longer each time).
   VramChunk* takeVram(unsigned order, Lock& lock);
   /// True when a budget that was lowered for a while is whole again.
   bool restoreBudget();
   /// A chunk that other processes can map, outside the budget. nullptr: the driver gave none.
   VramChunk* makeExported(unsigned order, bool lent, Lock& lock);
-  /// Takes a chunk back. One that is exported goes to the driver, with the next call that releases chunks.
+  /// Takes a chunk back. One that is exported goes to the driver, with the next call that releases
+  /// chunks.
   void giveVram(VramChunk* chunk);
   /// A free host chunk or a new one. nullptr: the host tier is full, or the system gave none.
   HostChunk* takeHost(unsigned order, Lock& lock);
   /// A free one or nullptr: none is made.
   HostChunk* takeFreeHost(unsigned order);
   void giveHost(HostChunk* chunk);
-  /// Makes a host chunk ahead of need and puts it among the free ones. Of each order `keep` free ones are wanted: where the
-  /// limit is reached, only what is free beyond that goes for it. False: limit reached or refused.
+  /// Makes a host chunk ahead of need and puts it among the free ones. Of each order `keep` free
+  /// ones are wanted: where the limit is reached, only what is free beyond that goes for it. False:
+  /// limit reached or refused.
   bool makeHostAhead(unsigned order, const HostCounts& keep, Lock& lock);
 
   /// Bytes that takeVram can still give, counting free chunks.
@@ -93,20 +98,23 @@ class ChunkStore {
   }
   /// No pass runs any more, also of those that nobody has ended.
   void passesOver() { passes_ = 0; }
-  /// Gives free chunks back to the driver until `bytes` of VRAM are released. Returns the bytes released.
+  /// Gives free chunks back to the driver until `bytes` of VRAM are released. Returns the bytes
+  /// released.
   uint64_t releaseFreeVram(uint64_t bytes, Lock& lock);
-  /// Gives free host chunks back to the system until `bytes` are released. Returns the bytes released.
+  /// Gives free host chunks back to the system until `bytes` are released. Returns the bytes
+  /// released.
   uint64_t releaseFreeHost(uint64_t bytes, Lock& lock);
   /// Drops every free chunk (the device's context is current). After leaveHost().
   void releaseAllFree(Lock& lock);
 
-  /// VRAM that the driver is short of: gives up to `bytes` of free chunks back to it and lowers the budget by as much, so
-  /// that they are not made again. Returns the bytes.
+  /// VRAM that the driver is short of: gives up to `bytes` of free chunks back to it and lowers the
+  /// budget by as much, so that they are not made again. Returns the bytes.
   uint64_t lend(uint64_t bytes, Lock& lock);
   /// The driver has it back.
   void takeBack(uint64_t bytes) { setVramBudget(vram_budget_ + bytes); }
-  /// Lowers the budget by up to `bytes`: by what the driver withholds, by room in which nothing was made, then by free chunks,
-  /// which go back to the driver. Returns the bytes; what is in use has to be evicted first.
+  /// Lowers the budget by up to `bytes`: by what the driver withholds, by room in which nothing was
+  /// made, then by free chunks, which go back to the driver. Returns the bytes; what is in use has
+  /// to be evicted first.
   uint64_t shrink(uint64_t bytes, Lock& lock);
   /// Raises it. What the driver withheld is asked for again at once.
   void grow(uint64_t bytes);
@@ -115,12 +123,16 @@ class ChunkStore {
   uint64_t vramMade() const { return vram_made_; }
 
   /// Maps a chunk at a global address for the device and its peers. Without the mutex.
-  CUresult mapAt(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle, bool read_only = false) const;
+  CUresult mapAt(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle,
+                 bool read_only = false) const;
   /// What is mapped there may be read only, or written again. Without the mutex.
   CUresult protectAt(uint64_t address, uint64_t bytes, bool read_only) const;
-  CUresult unmapAt(uint64_t address, uint64_t bytes) const { return driver_.cuMemUnmap(address, bytes); }
-  /// For every mapping from now on; those that stand are the caller's to widen. False: it has access already, or there are
-  /// more devices than kMostPeers. Under the mutex; mapAt and protectAt read the list without it.
+  CUresult unmapAt(uint64_t address, uint64_t bytes) const {
+    return driver_.cuMemUnmap(address, bytes);
+  }
+  /// For every mapping from now on; those that stand are the caller's to widen. False: it has
+  /// access already, or there are more devices than kMostPeers. Under the mutex; mapAt and
+  /// protectAt read the list without it.
   bool addPeer(CUdevice peer);
   bool hasPeer(CUdevice peer) const;
 
@@ -128,14 +140,15 @@ class ChunkStore {
   VramChunk* makeVram(unsigned order, bool exported = false);
   void destroyVram(VramChunk* chunk);
   HostChunk* makeHost(unsigned order);
-  /// Makes one and puts it among the free ones. Free chunks of other orders go for it, all but `keep` of each; nullptr: as many
-  /// as it takes, those of other devices as well.
+  /// Makes one and puts it among the free ones. Free chunks of other orders go for it, all but
+  /// `keep` of each; nullptr: as many as it takes, those of other devices as well.
   bool addHost(unsigned order, const HostCounts* keep, Lock& lock);
   void destroyHost(HostChunk* chunk);
   void destroyDoomed(Lock& lock);
   void countHost(uint64_t made);
   void setVramBudget(uint64_t bytes);
-  /// Free host chunks go to the doomed ones of `for_whom` until `excess` bytes have gone, all but `keep` of each order.
+  /// Free host chunks go to the doomed ones of `for_whom` until `excess` bytes have gone, all but
+  /// `keep` of each order.
   void doomHost(uint64_t& excess, const HostCounts& keep, ChunkStore& for_whom);
 
   const DriverApi& driver_;

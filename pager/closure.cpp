@@ -37,17 +37,21 @@ void Closure::visitPage(uint64_t address) {
 void Closure::name(uint64_t address) {
   Region* region = state_.find(address);
   if (region == nullptr || region->dead) return;
-  if (region->arena != nullptr && region->engine != nullptr) used.name(*region, address, signature_);
-  if (!region->tiny && !region->by_pieces && region->mark != mark_) state_.predictor.touch(unitOf(*region), signature_);
+  if (region->arena != nullptr && region->engine != nullptr)
+    used.name(*region, address, signature_);
+  if (!region->tiny && !region->by_pieces && region->mark != mark_)
+    state_.predictor.touch(unitOf(*region), signature_);
   visit(region);
 }
 
 void Closure::nameOutside(uint64_t address) { visit(state_.roots.regionAt(address)); }
 
 CUresult Closure::nameRange(uint64_t address, uint64_t bytes, Mode mode) {
-  // A range may run over several regions only through the program's own mappings, which are one region.
+  // A range may run over several regions only through the program's own mappings, which are one
+  // region.
   Region* region = state_.find(address);
-  if (region == nullptr || region->dead || !holds(*region, address, bytes) || region->engine == nullptr)
+  if (region == nullptr || region->dead || !holds(*region, address, bytes) ||
+      region->engine == nullptr)
     return CUDA_ERROR_INVALID_VALUE;
   const ExtentRange range = extentsAt(*region, address, bytes);
   for (size_t e = range.first; e < range.last; ++e) needed.push_back(region->extents[e].get());
@@ -59,16 +63,19 @@ CUresult Closure::nameRange(uint64_t address, uint64_t bytes, Mode mode) {
   if (mode == Mode::kRead) sources.push_back(region);
   state_.forFixed(*region, address, address + bytes, found);
   if (region->arena != nullptr) used.nameRange(*region, address, bytes, signature_);
-  if (!region->tiny && !region->by_pieces && region->mark != mark_) state_.predictor.touch(unitOf(*region), signature_);
+  if (!region->tiny && !region->by_pieces && region->mark != mark_)
+    state_.predictor.touch(unitOf(*region), signature_);
   visit(region);
   return CUDA_SUCCESS;
 }
 
-// Ranges overlap: a copy within one allocation, a batch of small ones. What is needed is needed once, and takes room once.
+// Ranges overlap: a copy within one allocation, a batch of small ones. What is needed is needed
+// once, and takes room once.
 void Closure::nothingElseIsNamed() {
   named_ = regions.size();
   const auto place = [](const Extent* extent) { return std::pair(extent->address, extent); };
-  std::sort(needed.begin(), needed.end(), [&](const Extent* a, const Extent* b) { return place(a) < place(b); });
+  std::sort(needed.begin(), needed.end(),
+            [&](const Extent* a, const Extent* b) { return place(a) < place(b); });
   needed.erase(std::unique(needed.begin(), needed.end()), needed.end());
 }
 
@@ -80,7 +87,8 @@ void Closure::reachEverything() {
     Region* region = state_.regions.at(id);
     if (region->dead || !(region->published || region->isRoot())) continue;
     for (auto& extent : region->extents)
-      if (!extent->mapped() || extent->state == ExtentState::kRetiring) needed.push_back(extent.get());
+      if (!extent->mapped() || extent->state == ExtentState::kRetiring)
+        needed.push_back(extent.get());
     visit(region);
   }
 }
@@ -107,8 +115,10 @@ void Closure::notLookedThrough(const Region& root) {
   const bool of_host = root.root->kind == RootKind::kHost || root.root->kind == RootKind::kManaged;
   base::warnOnce(
       "root that is not looked through",
-      "%s memory at %#llx (%s), which kernels use, can't be looked through for pointers: each launch "
-      "that uses such memory is taken to reach all of memory (counter launches_reaching_all); OL_REACH=learned "
+      "%s memory at %#llx (%s), which kernels use, can't be looked through for pointers: each "
+      "launch "
+      "that uses such memory is taken to reach all of memory (counter launches_reaching_all); "
+      "OL_REACH=learned "
       "says that it holds none",
       of_host ? (root.root->kind == RootKind::kHost ? "pinned" : "managed") : "the driver's own",
       static_cast<unsigned long long>(root.base), base::formatSize(root.requested_bytes).c_str());
@@ -121,8 +131,9 @@ void Closure::list(Region& region) {
     return;
   }
   if (region.by_pieces) return;
-  // What is all there stays so while a launch waits, except where older launches may take it (Engine::isHeld).
-  // A reservation can have tens of thousands of extents: nobody looks at them while all can be used.
+  // What is all there stays so while a launch waits, except where older launches may take it
+  // (Engine::isHeld). A reservation can have tens of thousands of extents: nobody looks at them
+  // while all can be used.
   const bool all = !region.engine->chunks().hostMappable();
   if (!all && region.unusable == 0) return;
   for (auto& extent : region.extents)
@@ -132,7 +143,8 @@ void Closure::list(Region& region) {
 void Closure::follow() {
   if (!follows_ || everything) return;
   // Variables of a context that no engine lives in can't be scanned: they may name anything.
-  if (everything_found_ || (state_.roots.hasVariables(context_) && state_.engineIn(context_) == nullptr))
+  if (everything_found_ ||
+      (state_.roots.hasVariables(context_) && state_.engineIn(context_) == nullptr))
     return reachEverything();
   mark_ = ++state_.closure_mark;  // other launches have set marks of theirs meanwhile
   for (Region* region : regions) region->mark = mark_;
@@ -141,7 +153,8 @@ void Closure::follow() {
   for (size_t i = 0; i < regions.size(); ++i) {
     Region& region = *regions[i];
     if (i >= listed_) list(region);
-    for (const Edge& edge : region.edges) state_.forEdge(edge, [&](Region& target) { visitWhole(&target); });
+    for (const Edge& edge : region.edges)
+      state_.forEdge(edge, [&](Region& target) { visitWhole(&target); });
     for (const uint64_t page : region.piece_edges) visitPage(page);
     state_.forFixed(region, [&](Region* target) {
       visit(target);
@@ -152,13 +165,15 @@ void Closure::follow() {
   listed_ = regions.size();
   for (; listed_pieces_ < used.extents().size(); ++listed_pieces_) {
     Extent* extent = used.extents()[listed_pieces_];
-    if (!usable(extent->state) || !extent->region->engine->chunks().hostMappable()) needed.push_back(extent);
+    if (!usable(extent->state) || !extent->region->engine->chunks().hostMappable())
+      needed.push_back(extent);
   }
 }
 
 bool Closure::settled(bool in_vain) const {
   for (const Extent* extent : fetched)
-    if (!in_vain && extent->state == ExtentState::kInPlace && !extent->region->engine->broken()) return false;
+    if (!in_vain && extent->state == ExtentState::kInPlace && !extent->region->engine->broken())
+      return false;
   for (const Extent* extent : needed)
     if (!usable(extent->state) && !extent->region->engine->broken()) return false;
   for (const Region* region : regions)

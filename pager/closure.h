@@ -1,8 +1,8 @@
-// What one operation reaches: the regions that it names and those that pointers in memory lead it to, and which of their extents
-// have to be mapped before it may be made.
+// What one operation reaches: the regions that it names and those that pointers in memory lead it
+// to, and which of their extents have to be mapped before it may be made.
 //
-// Lives on the launching thread's stack; every member runs under PoolState::mutex. What pointers lead to is looked for again
-// after each wait: a scan may have shown more of them.
+// Lives on the launching thread's stack; every member runs under PoolState::mutex. What pointers
+// lead to is looked for again after each wait: a scan may have shown more of them.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,8 @@ namespace olpager::pager {
 
 class Closure {
  public:
-  /// `follows`: a kernel or a graph, which goes on from what it names. `signature`: of the operation, in the learned order.
+  /// `follows`: a kernel or a graph, which goes on from what it names. `signature`: of the
+  /// operation, in the learned order.
   Closure(PoolState& state, CUcontext context, bool follows, uint32_t signature)
       : used(state),
         state_(state),
@@ -37,13 +38,18 @@ class Closure {
   void reachEverything();
   /// Follows pointers from all that is reached so far.
   void follow();
-  /// Whether the operation may be made. `in_vain`: what would be better fetched is not waited for any more.
+  /// Whether the operation may be made. `in_vain`: what would be better fetched is not waited for
+  /// any more.
   bool settled(bool in_vain) const;
   /// What of the region has to be scanned before its pointers are known.
-  bool mustScan(const Region& region) const { return follows_ && !everything && region.host_written; }
+  bool mustScan(const Region& region) const {
+    return follows_ && !everything && region.host_written;
+  }
   /// The engine that has to scan the context's variables first; nullptr: none has to.
   Engine* scannerOfVariables() const;
-  Engine* engineOf(const Region& region) const { return region.isRoot() ? state_.scannerOf(region) : region.engine; }
+  Engine* engineOf(const Region& region) const {
+    return region.isRoot() ? state_.scannerOf(region) : region.engine;
+  }
 
   bool follows() const { return follows_; }
   /// Regions that the operation itself names.
@@ -72,7 +78,7 @@ class Closure {
   uint32_t mark_;
   bool everything_found_ = false;  // something that it reaches may name anything
   size_t named_ = 0;
-  size_t listed_ = 0;         // of `regions`: their extents are in `needed`, roots are looked through
+  size_t listed_ = 0;  // of `regions`: their extents are in `needed`, roots are looked through
   size_t listed_pieces_ = 0;  // of used.extents()
 };
 

@@ -1,5 +1,6 @@
 // The driver functions that the pager uses, as a table given to it: the pager links to no libcuda.
-// Ownership: the table is copied into the Pool. Thread-safety: as the driver's. Names are the exported symbols.
+// Ownership: the table is copied into the Pool. Thread-safety: as the driver's. Names are the
+// exported symbols.
 #pragma once
 
 #include <cuda.h>
@@ -8,8 +9,8 @@
 
 namespace olpager::pager {
 
-// One line for each function: the symbol as libcuda exports it. cuda.h maps plain names to their newest version, so the
-// types are spelled with the versioned names where cuda.h has them.
+// One line for each function: the symbol as libcuda exports it. cuda.h maps plain names to their
+// newest version, so the types are spelled with the versioned names where cuda.h has them.
 #define OLPAGER_PAGER_DRIVER_FUNCTIONS(X) \
   X(cuDeviceGetAttribute)                 \
   X(cuDeviceCanAccessPeer)                \
@@ -58,8 +59,8 @@ struct DriverApi {
 #undef OLPAGER_MEMBER
 };
 
-/// Whether an answer of the driver means that nothing runs in the context any more. Anything else (out of memory, say) is
-/// about the one call.
+/// Whether an answer of the driver means that nothing runs in the context any more. Anything else
+/// (out of memory, say) is about the one call.
 constexpr bool endsContext(CUresult result) {
   switch (result) {
     case CUDA_ERROR_DEINITIALIZED:
@@ -75,16 +76,20 @@ constexpr bool endsContext(CUresult result) {
   }
 }
 
-/// Whether a driver's answer is about captures: the call was not made, and nothing is known of what it would have told.
+/// Whether a driver's answer is about captures: the call was not made, and nothing is known of what
+/// it would have told.
 constexpr bool refusedByCapture(CUresult result) {
-  return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+  return result >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED &&
+         result <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
 }
 
-/// While it lives `context` is the thread's current one, if it can be. `Driver`: a table with the functions for that.
+/// While it lives `context` is the thread's current one, if it can be. `Driver`: a table with the
+/// functions for that.
 template <typename Driver>
 class InContext {
  public:
-  InContext(const Driver& driver, CUcontext context) : driver_(driver), result_(driver.cuCtxPushCurrent_v2(context)) {}
+  InContext(const Driver& driver, CUcontext context)
+      : driver_(driver), result_(driver.cuCtxPushCurrent_v2(context)) {}
   ~InContext() {
     CUcontext popped = nullptr;
     if (result_ == CUDA_SUCCESS) driver_.cuCtxPopCurrent_v2(&popped);
@@ -99,7 +104,8 @@ class InContext {
   const CUresult result_;
 };
 
-/// Fills `api` by `resolve(symbol name)`; returns the first name that could not be resolved, or nullptr.
+/// Fills `api` by `resolve(symbol name)`; returns the first name that could not be resolved, or
+/// nullptr.
 template <typename Resolve>
 const char* loadDriverApi(DriverApi& api, Resolve&& resolve) {
 #define OLPAGER_LOAD(name)                                         \

@@ -6,10 +6,12 @@
 
 namespace olpager::pager {
 
-/// Addresses that a pointer names, and the buffer that was there when a scan found the pointer. The addresses count, not the
-/// region's id or object: both are used again for other memory, and the pointer stays what it is. While the buffer is there,
-/// the edge leads to its region. Once the buffer is freed, the edge leads to whatever lies at these addresses, until a scan
-/// looks at the pointer anew (PoolState::forEdge). `buffer_id` 0: nothing was there; the program may allocate there again.
+/// Addresses that a pointer names, and the buffer that was there when a scan found the pointer. The
+/// addresses count, not the region's id or object: both are used again for other memory, and the
+/// pointer stays what it is. While the buffer is there, the edge leads to its region. Once the
+/// buffer is freed, the edge leads to whatever lies at these addresses, until a scan looks at the
+/// pointer anew (PoolState::forEdge). `buffer_id` 0: nothing was there; the program may allocate
+/// there again.
 struct Edge {
   uint64_t begin = 0;
   uint64_t bytes = 0;

@@ -14,21 +14,25 @@
 namespace olpager::pager {
 
 namespace {
-constexpr uint64_t kPatienceNs = 200'000'000;  // a launch waits this long without progress, then it is mapped in place
-// Where in place is no way out: what it waits for may be a kernel of minutes, or one that waits for this launch.
+constexpr uint64_t kPatienceNs =
+    200'000'000;  // a launch waits this long without progress, then it is mapped in place
+// Where in place is no way out: what it waits for may be a kernel of minutes, or one that waits for
+// this launch.
 constexpr uint64_t kRefusedAfterNs = 60'000'000'000;
 constexpr uint64_t kLongestPromotedPauseNs = 10'000'000'000, kPassPatienceNs = 5'000'000'000;
 constexpr uint64_t kLongestSurplusPatienceNs = 5'000'000'000;
 constexpr unsigned kRoundBelieved = 8;  // looks, four in each round
 constexpr uint64_t kInFlightBytes = 128ull << 20;
-constexpr uint64_t kChangeBytes = kPageBytes << (kOrders - 1);  // beyond what just holds all: pages change place
+constexpr uint64_t kChangeBytes =
+    kPageBytes << (kOrders - 1);  // beyond what just holds all: pages change place
 constexpr uint64_t kLongestRunNs = 1'000'000;
-// Unpacking that the GPU does not come to is given up after this time, and for so long nothing is unpacked.
+// Unpacking that the GPU does not come to is given up after this time, and for so long nothing is
+// unpacked.
 constexpr uint64_t kLateNs = 1'000'000'000, kLatePauseNs = 10'000'000'000;
 constexpr uint64_t kRefusalPauseNs = 100'000'000;  // between fetches after the driver refused one
 constexpr uint64_t kRefusalBytes = 16ull << 20;    // of free chunks that it then gets back
-// While the GPU is at something only asking tells. Asking costs a processor time, so pauses grow with what has been waited already, and
-// make it longer by a sixteenth at most.
+// While the GPU is at something only asking tells. Asking costs a processor time, so pauses grow
+// with what has been waited already, and make it longer by a sixteenth at most.
 constexpr uint64_t kShortestPollNs = 10'000, kLongestPollNs = 200'000, kPollShare = 16;
 // Else whoever changes something rings; these are for what nobody rings for.
 constexpr auto kWantPause = std::chrono::microseconds(200);
@@ -108,31 +112,39 @@ CUresult Engine::makeObjects() {
   const uint64_t pages = (most_ + chunks_.mostHost()) / kPageBytes + 64;
   // Before other streams' work, so that eviction does not wait behind the program's kernels.
   for (CUstream* stream : {&in_stream_, &out_stream_, &pass_stream_})
-    if (result == CUDA_SUCCESS) result = driver.cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, -5);
+    if (result == CUDA_SUCCESS)
+      result = driver.cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, -5);
   if (result == CUDA_SUCCESS) result = driver.cuModuleLoadData(&module_, kernels::pagePassPtx());
-  if (result == CUDA_SUCCESS) result = driver.cuModuleGetFunction(&pass_, module_, kernels::kPagePassKernel);
-  if (result == CUDA_SUCCESS) result = driver.cuModuleGetFunction(&scan_, module_, kernels::kScanKernel);
-  if (result == CUDA_SUCCESS) result = driver.cuModuleGetFunction(&scan_roots_, module_, kernels::kScanRangesKernel);
+  if (result == CUDA_SUCCESS)
+    result = driver.cuModuleGetFunction(&pass_, module_, kernels::kPagePassKernel);
+  if (result == CUDA_SUCCESS)
+    result = driver.cuModuleGetFunction(&scan_, module_, kernels::kScanKernel);
+  if (result == CUDA_SUCCESS)
+    result = driver.cuModuleGetFunction(&scan_roots_, module_, kernels::kScanRangesKernel);
   for (Scratch& scratch : scratch_) {
     void* memory = nullptr;
-    const uint64_t bytes = kFoundBytes + pages * (sizeof(ContentHash) + sizeof(kernels::PagePassJob)) +
+    const uint64_t bytes = kFoundBytes +
+                           pages * (sizeof(ContentHash) + sizeof(kernels::PagePassJob)) +
                            kRootJobs * sizeof(kernels::ScanJob);
     if (result == CUDA_SUCCESS)
-      result = driver.cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+      result = driver.cuMemHostAlloc(&memory, bytes,
+                                     CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
     if (result != CUDA_SUCCESS) break;
     scratch.pages = pages;
     scratch.hashes = static_cast<ContentHash*>(memory);
     scratch.found = reinterpret_cast<uint32_t*>(scratch.hashes + pages);
-    scratch.jobs = reinterpret_cast<kernels::PagePassJob*>(reinterpret_cast<char*>(scratch.found) + kFoundBytes);
+    scratch.jobs = reinterpret_cast<kernels::PagePassJob*>(reinterpret_cast<char*>(scratch.found) +
+                                                           kFoundBytes);
     scratch.roots = reinterpret_cast<kernels::ScanJob*>(scratch.jobs + pages);
   }
   if (result == CUDA_SUCCESS && pool_.options.pack) result = packed_.makeObjects();
   void* memory = nullptr;
   constexpr size_t kHashes = size_t{FetchHashes::kAtOnce} * space::kLargestExtentPages;
   if (result == CUDA_SUCCESS)
-    result = driver.cuMemHostAlloc(&memory,
-                                   kHashes * sizeof(ContentHash) + FetchHashes::kAtOnce * sizeof(kernels::PagePassJob),
-                                   CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
+    result = driver.cuMemHostAlloc(
+        &memory,
+        kHashes * sizeof(ContentHash) + FetchHashes::kAtOnce * sizeof(kernels::PagePassJob),
+        CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
   if (result != CUDA_SUCCESS) return result;
   fetch_hashes_.hashes = static_cast<ContentHash*>(memory);
   fetch_hashes_.jobs = reinterpret_cast<kernels::PagePassJob*>(fetch_hashes_.hashes + kHashes);
@@ -160,13 +172,16 @@ void Engine::destroyObjects() {
   module_ = nullptr;
 }
 
-// False: the system gives no thread. Without makers of host chunks the engine makes them itself, when they are needed.
+// False: the system gives no thread. Without makers of host chunks the engine makes them itself,
+// when they are needed.
 bool Engine::startThreads() {
   try {
     thread_ = std::thread([this] { guarded(&Engine::run, true); });
   } catch (const std::exception& error) {
-    base::logError("device %d: the pager's thread can't be started: %s (see ulimit -u and the cgroup's pids.max)",
-                   device_, error.what());
+    base::logError(
+        "device %d: the pager's thread can't be started: %s (see ulimit -u and the cgroup's "
+        "pids.max)",
+        device_, error.what());
     return false;
   }
   const unsigned makers = std::clamp(std::thread::hardware_concurrency() / 4, 1u, 4u);
@@ -174,13 +189,14 @@ bool Engine::startThreads() {
     for (unsigned i = 0; i < makers; ++i)
       host_makers_.emplace_back([this] { guarded(&Engine::makeHostChunks, false); });
   } catch (const std::exception& error) {
-    base::logWarn("device %d: %zu of %u threads that make host memory: %s", device_, host_makers_.size(), makers,
-                  error.what());
+    base::logWarn("device %d: %zu of %u threads that make host memory: %s", device_,
+                  host_makers_.size(), makers, error.what());
   }
   return true;
 }
 
-// A thread's body. `vital`: what it could not do left extents half moved, and nobody is to wait for them any more.
+// A thread's body. `vital`: what it could not do left extents half moved, and nobody is to wait for
+// them any more.
 void Engine::guarded(void (Engine::*body)(), bool vital) noexcept {
   try {
     (this->*body)();
@@ -209,24 +225,29 @@ uint64_t Engine::capacity() const {
 uint64_t Engine::unallocated() const { return capacity() - std::min(capacity(), allocated_); }
 
 bool Engine::moveTo(CUcontext context, Lock& lock) {
-  if (broken_ || !chunks_.hostMappable()) return false;  // other host memory goes with the context that made it
+  if (broken_ || !chunks_.hostMappable())
+    return false;  // other host memory goes with the context that made it
   pausing_ = true;
   wake();
-  // What comes from memservers or goes there is between them and host memory, which stays: it ends meanwhile or later.
-  while (!fetching_.empty() || !late_.empty() || !packing_.empty() || !writing_.empty() || !batches_.empty()) {
+  // What comes from memservers or goes there is between them and host memory, which stays: it ends
+  // meanwhile or later.
+  while (!fetching_.empty() || !late_.empty() || !packing_.empty() || !writing_.empty() ||
+         !batches_.empty()) {
     if (pool_.stopped) return false;  // nobody ends them any more
     pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
   }
   lock.unlock();
   stop();
-  if (const InContext current(pool_.driver, context_); current.result() == CUDA_SUCCESS) destroyObjects();
+  if (const InContext current(pool_.driver, context_); current.result() == CUDA_SUCCESS)
+    destroyObjects();
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   try {
     const InContext current(pool_.driver, context);
     result = current.result();
     if (result == CUDA_SUCCESS) result = makeObjects();
   } catch (const std::exception& failure) {  // no memory
-    base::logError("device %d: the pager could not go to another context: %s", device_, failure.what());
+    base::logError("device %d: the pager could not go to another context: %s", device_,
+                   failure.what());
   }
   lock.lock();
   context_ = context;
@@ -241,7 +262,8 @@ void Engine::stop() noexcept {
   stop_ = true;
   wake_.notify_all();
   host_wake_.notify_all();
-  // The process's end may come beside a context's: threads are joined once, and who comes second waits for that.
+  // The process's end may come beside a context's: threads are joined once, and who comes second
+  // waits for that.
   while (stopping_) pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
   stopping_ = true;
   std::thread thread = std::move(thread_);
@@ -271,8 +293,9 @@ void Engine::abandon() noexcept {
 void Engine::setState(Extent& extent, ExtentState state) {
   const ExtentState before = extent.state;
   if (before == state) return;
-  placeChanged(*figures_, {static_cast<unsigned>(device_), extent.address, extent.bytes(), extent.region->base,
-                           extent.region->pages * kPageBytes, placeOf(state, extent), extent.prefetched});
+  placeChanged(*figures_,
+               {static_cast<unsigned>(device_), extent.address, extent.bytes(), extent.region->base,
+                extent.region->pages * kPageBytes, placeOf(state, extent), extent.prefetched});
   Region& region = *extent.region;
   const uint64_t bytes = extent.bytes();
   const auto gauge = [&](ExtentState of) -> Gauge* {
@@ -351,18 +374,21 @@ bool Engine::reached(CUevent event, Lock& lock) {
   return true;
 }
 
-/// The driver refused a call that brings an extent in. Launches that wait get it in place meanwhile.
+/// The driver refused a call that brings an extent in. Launches that wait get it in place
+/// meanwhile.
 void Engine::refused(const char* what, CUresult result) {
   if (endsContext(result)) return lost(result);
   refused_until_ns_ = nowNs() + kRefusalPauseNs;
   ++refusals_;
-  base::warnOnce("fetch refused",
-                 "device %d: the driver refused to %s memory in VRAM (CUDA error %d); it stays in host "
-                 "memory until the driver can",
-                 device_, what, static_cast<int>(result));
+  base::warnOnce(
+      "fetch refused",
+      "device %d: the driver refused to %s memory in VRAM (CUDA error %d); it stays in host "
+      "memory until the driver can",
+      device_, what, static_cast<int>(result));
 }
 
-/// Maps a chunk where its extent is. Short of memory, the driver gets free chunks back before the second try.
+/// Maps a chunk where its extent is. Short of memory, the driver gets free chunks back before the
+/// second try.
 CUresult Engine::mapVram(const Extent& extent, const VramChunk& chunk, Lock& lock) {
   CUresult result = CUDA_SUCCESS;
   for (int tries = 0; tries < 2; ++tries) {
@@ -370,7 +396,9 @@ CUresult Engine::mapVram(const Extent& extent, const VramChunk& chunk, Lock& loc
     result = chunks_.mapAt(extent.address, extent.bytes(), chunk.handle, extent.read_only);
     lock.lock();
     if (result == CUDA_SUCCESS) refusals_ = 0;
-    if (result == CUDA_SUCCESS || endsContext(result) || chunks_.releaseFreeVram(kRefusalBytes, lock) == 0) break;
+    if (result == CUDA_SUCCESS || endsContext(result) ||
+        chunks_.releaseFreeVram(kRefusalBytes, lock) == 0)
+      break;
   }
   return result;
 }
@@ -379,8 +407,8 @@ void Engine::lost(CUresult result) {
   if (broken_) return;
   broken_ = true;
   if (result == CUDA_ERROR_ILLEGAL_ADDRESS && tellUnmapped(pool_, context_)) return;
-  base::logError("device %d: the context is lost (CUDA error %d); paging on it has stopped", device_,
-                 static_cast<int>(result));
+  base::logError("device %d: the context is lost (CUDA error %d); paging on it has stopped",
+                 device_, static_cast<int>(result));
 }
 
 void Engine::run() {
@@ -427,10 +455,11 @@ void Engine::run() {
     if (progress) waited_from = now;
     if (stop_ || (progress && !pause)) continue;
     tellRoom(pool_);
-    const bool gpu_busy = progress || !fetching_.empty() || !late_.empty() || !packing_.empty() || !writing_.empty() ||
-                          !batches_.empty() || !reliefs_.empty();
+    const bool gpu_busy = progress || !fetching_.empty() || !late_.empty() || !packing_.empty() ||
+                          !writing_.empty() || !batches_.empty() || !reliefs_.empty();
     if (gpu_busy && !broken_) {
-      const uint64_t pause_ns = std::clamp((now - waited_from) / kPollShare, kShortestPollNs, kLongestPollNs);
+      const uint64_t pause_ns =
+          std::clamp((now - waited_from) / kPollShare, kShortestPollNs, kLongestPollNs);
       wake_.wait_for(lock, std::chrono::nanoseconds(pause_ns));
     } else {
       idle_ = true;
@@ -448,7 +477,8 @@ void Engine::run() {
   }
 }
 
-// Host chunks take milliseconds to make (pinning), so they are made before the first eviction needs them.
+// Host chunks take milliseconds to make (pinning), so they are made before the first eviction needs
+// them.
 void Engine::makeHostChunks() {
   const DriverApi& driver = pool_.driver;
   driver.cuCtxPushCurrent_v2(context_);
@@ -462,7 +492,8 @@ void Engine::makeHostChunks() {
       HostCounts ahead;
       for (unsigned order = 0; order < kOrders; ++order)
         ahead[order] =
-            std::min<uint64_t>(without_host_[order], kHostAheadBytes / (kPageBytes << order)) + imagesExpected(order);
+            std::min<uint64_t>(without_host_[order], kHostAheadBytes / (kPageBytes << order)) +
+            imagesExpected(order);
       for (unsigned order = kOrders; order-- > 0 && !made;) {
         if (chunks_.hostFreeOf(order) + host_making_[order] >= ahead[order]) continue;
         ++host_making_[order];
@@ -526,14 +557,17 @@ void Engine::giveHost(Extent& extent) {
 bool Engine::takeHost(Extent& extent, Lock& lock) {
   if (extent.host != nullptr) return true;
   extent.host = chunks_.takeHost(extent.order, lock);
-  for (size_t e = 0; e < pool_.engines.size() && extent.host == nullptr; ++e)  // the mutex is released meanwhile
-    if (pool_.engines[e]->packed_.drop(extent.bytes()) > 0) extent.host = chunks_.takeHost(extent.order, lock);
+  for (size_t e = 0; e < pool_.engines.size() && extent.host == nullptr;
+       ++e)  // the mutex is released meanwhile
+    if (pool_.engines[e]->packed_.drop(extent.bytes()) > 0)
+      extent.host = chunks_.takeHost(extent.order, lock);
   for (const bool own : {true, false})  // other devices' last
     if (extent.host == nullptr && dropLowerCopies(extent.bytes(), own) > 0)
       extent.host = chunks_.takeHost(extent.order, lock);
   if (extent.host == nullptr) {
     host_short_ =
-        std::max(host_short_, extent.bytes());  // what is parked goes to memservers for it, where there are any
+        std::max(host_short_,
+                 extent.bytes());  // what is parked goes to memservers for it, where there are any
     for (const auto& other : pool_.engines)
       if (other.get() != this) other->recall();
     return false;
@@ -543,7 +577,8 @@ bool Engine::takeHost(Extent& extent, Lock& lock) {
   return true;
 }
 
-// Gives up copies in host RAM of what is in VRAM until `bytes` came free: those that may(region, extent) names. Returns the bytes.
+// Gives up copies in host RAM of what is in VRAM until `bytes` came free: those that may(region,
+// extent) names. Returns the bytes.
 template <typename May>
 uint64_t Engine::dropHostCopies(uint64_t bytes, May may) {
   uint64_t dropped = 0;
@@ -552,7 +587,8 @@ uint64_t Engine::dropHostCopies(uint64_t bytes, May may) {
     if (region->dead || region->engine == nullptr) continue;
     for (auto& extent : region->extents) {
       if (dropped >= bytes) break;
-      if (extent->state != ExtentState::kVram || extent->host == nullptr || !may(*region, *extent)) continue;
+      if (extent->state != ExtentState::kVram || extent->host == nullptr || !may(*region, *extent))
+        continue;
       dropped += extent->bytes();
       region->engine->giveHost(*extent);
     }
@@ -562,11 +598,12 @@ uint64_t Engine::dropHostCopies(uint64_t bytes, May may) {
 
 // The host tier is full: lower copies of extents that are in VRAM are a convenience only.
 uint64_t Engine::dropLowerCopies(uint64_t bytes, bool own) {
-  return dropHostCopies(bytes, [&](const Region& region, const Extent&) { return (region.engine == this) == own; });
+  return dropHostCopies(
+      bytes, [&](const Region& region, const Extent&) { return (region.engine == this) == own; });
 }
 
-// Lower copies that nobody will miss: of what is to stay in VRAM, and those that memservers have as well. A parked extent is
-// needed sooner than any of them.
+// Lower copies that nobody will miss: of what is to stay in VRAM, and those that memservers have as
+// well. A parked extent is needed sooner than any of them.
 uint64_t Engine::dropSpareCopies(uint64_t bytes) {
   return dropHostCopies(bytes, [&](const Region& region, const Extent& extent) {
     if (region.engine != this || region.by_pieces) return false;
@@ -608,7 +645,8 @@ void Engine::adopt(VmmHandle& handle) {
 void Engine::attach(Extent& extent, Lock& lock) {
   if (extent.vram != nullptr) {
     setState(extent, ExtentState::kMoving);
-    if (const CUresult result = mapVram(extent, *extent.vram, lock); result != CUDA_SUCCESS) lost(result);
+    if (const CUresult result = mapVram(extent, *extent.vram, lock); result != CUDA_SUCCESS)
+      lost(result);
     setState(extent, ExtentState::kVram);
   } else if (extent.host != nullptr && extent.host_valid) {
     setState(extent, ExtentState::kParked);
@@ -669,7 +707,8 @@ CUresult Engine::protect(const std::vector<Extent*>& extents, Lock& lock) {
       pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
     }
     if (extent->state == ExtentState::kRetiring) cancelRetiring(*extent);
-    if (!extent->mapped() || result != CUDA_SUCCESS) continue;  // else mapped as it is to be, the next time
+    if (!extent->mapped() || result != CUDA_SUCCESS)
+      continue;  // else mapped as it is to be, the next time
     const uint64_t address = extent->address;
     const uint64_t bytes = extent->bytes();
     const bool read_only = extent->read_only;
@@ -691,7 +730,8 @@ CUresult Engine::addPeer(CUdevice peer, Lock& lock) {
     if (region->dead || region->engine != this) continue;
     std::vector<Extent*> extents;
     for (auto& extent : region->extents) extents.push_back(extent.get());
-    ++region->wanted;  // it stays, and so do its extents: what joins them meanwhile is mapped for the peer
+    ++region->wanted;  // it stays, and so do its extents: what joins them meanwhile is mapped for
+                       // the peer
     result = protect(extents, lock);
     --region->wanted;
     pool_.changed.notify_all();
@@ -708,8 +748,8 @@ void Engine::noteUsed(Extent& extent, bool used) {
   add(used ? figures_->prefetches_useful : figures_->prefetches_wasted);
 }
 
-// What a copy brings is hashed in VRAM before anybody can use it: that is what its host copy holds. Without the mutex;
-// returns the event to wait for, nullptr if the driver refused.
+// What a copy brings is hashed in VRAM before anybody can use it: that is what its host copy holds.
+// Without the mutex; returns the event to wait for, nullptr if the driver refused.
 CUevent Engine::hashFetched(const Extent& extent, CUevent copied, int slot) {
   const DriverApi& driver = pool_.driver;
   const auto first = static_cast<uint32_t>(slot) * space::kLargestExtentPages;
@@ -720,14 +760,16 @@ CUevent Engine::hashFetched(const Extent& extent, CUevent copied, int slot) {
   void* pointers[] = {&parameters.jobs, &parameters.scope, &parameters.hashes};
   CUresult result = driver.cuStreamWaitEvent(pass_stream_, copied, 0);
   if (result == CUDA_SUCCESS)
-    result = driver.cuLaunchKernel(pass_, job->pages, 1, 1, kernels::kPagePassThreads, 1, 1, 0, pass_stream_, pointers,
-                                   nullptr);
-  if (result == CUDA_SUCCESS) result = driver.cuEventRecord(copied, pass_stream_);  // the wait has its state by now
+    result = driver.cuLaunchKernel(pass_, job->pages, 1, 1, kernels::kPagePassThreads, 1, 1, 0,
+                                   pass_stream_, pointers, nullptr);
+  if (result == CUDA_SUCCESS)
+    result = driver.cuEventRecord(copied, pass_stream_);  // the wait has its state by now
   return result == CUDA_SUCCESS ? copied : nullptr;
 }
 
 ContentHash Engine::fetchedHash(const Extent& extent, int slot) {
-  const ContentHash* pages = fetch_hashes_.hashes + static_cast<size_t>(slot) * space::kLargestExtentPages;
+  const ContentHash* pages =
+      fetch_hashes_.hashes + static_cast<size_t>(slot) * space::kLargestExtentPages;
   fetch_hashes_.free.push_back(slot);
   return kernels::combineHashes(pages, 1u << extent.order);
 }
@@ -742,8 +784,10 @@ bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
   }
   extent.vram = chunk;
   const CUevent event = takeEvent(lock);
-  const HostChunk* image = late_.empty() && packed_.isReady(extent) ? &packed_.imageOf(extent) : nullptr;
-  const bool hashed = image != nullptr ? !packed_.isChecked(extent) : extent.region->by_pieces && !extent.hash_valid;
+  const HostChunk* image =
+      late_.empty() && packed_.isReady(extent) ? &packed_.imageOf(extent) : nullptr;
+  const bool hashed = image != nullptr ? !packed_.isChecked(extent)
+                                       : extent.region->by_pieces && !extent.hash_valid;
   int hash = -1;
   if (hashed && !fetch_hashes_.free.empty()) {
     hash = fetch_hashes_.free.back();
@@ -760,17 +804,20 @@ bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
     if (result != CUDA_SUCCESS && !copying && !endsContext(result)) image = nullptr;
   }
   if (image == nullptr) {
-    result = driver.cuMemcpyHtoDAsync_v2(chunk->alias, reinterpret_cast<const void*>(extent.host->alias),
-                                         extent.bytes(), in_stream_);
+    result =
+        driver.cuMemcpyHtoDAsync_v2(chunk->alias, reinterpret_cast<const void*>(extent.host->alias),
+                                    extent.bytes(), in_stream_);
     copying = result == CUDA_SUCCESS;
     if (copying) result = driver.cuEventRecord(event, in_stream_);
   }
-  // Not hashed, it will be written down, or compared the next time. The kernel may have been launched: the slot is not used again.
+  // Not hashed, it will be written down, or compared the next time. The kernel may have been
+  // launched: the slot is not used again.
   if (hash >= 0 && result == CUDA_SUCCESS && hashFetched(extent, event, hash) == nullptr) hash = -1;
   const bool unchecked = image != nullptr && hashed && hash < 0;
   lock.lock();
   if (result != CUDA_SUCCESS) {
-    copying ? lost(result) : refused("copy", result);  // nobody would know when the chunk is free again
+    copying ? lost(result)
+            : refused("copy", result);  // nobody would know when the chunk is free again
     events_.push_back(event);
     if (hash >= 0) fetch_hashes_.free.push_back(hash);
     chunks_.giveVram(chunk);
@@ -823,8 +870,10 @@ bool Engine::finishFetches(Lock& lock) {
       good = broken_ || hash == extent.hash;
       packed_.checked(extent, good);
       if (!good)
-        base::logError("device %d: what was unpacked is not what was packed; 0x%llx is fetched as it is from now on",
-                       device_, static_cast<unsigned long long>(extent.address));
+        base::logError(
+            "device %d: what was unpacked is not what was packed; 0x%llx is fetched as it is from "
+            "now on",
+            device_, static_cast<unsigned long long>(extent.address));
     } else {
       extent.hash = hash;
       extent.hash_valid = extent.host_valid;
@@ -852,21 +901,26 @@ bool Engine::finishLate(Lock& lock) {
   return true;
 }
 
-// Host memory that images may still take: what would be left if all allocations had their copies in it.
+// Host memory that images may still take: what would be left if all allocations had their copies in
+// it.
 uint64_t Engine::spareForImages() const {
   if (pool_.remote != nullptr) return 0;
   uint64_t needed = 0;
-  for (const auto& engine : pool_.engines) needed += engine->allocated_ + engine->packed_.hostBytes();
+  for (const auto& engine : pool_.engines)
+    needed += engine->allocated_ + engine->packed_.hostBytes();
   return chunks_.hostLimit() - std::min(chunks_.hostLimit(), needed);
 }
 
-// Host chunks of the order that images wait for, or will: what does not fit VRAM streams through it.
+// Host chunks of the order that images wait for, or will: what does not fit VRAM streams through
+// it.
 uint64_t Engine::imagesExpected(unsigned order) const {
   const uint64_t bytes = kPageBytes << order;
   uint64_t expected = 0;
   if (static_cast<int>(order) == packed_.slotOrder() && beyondVram() > 0)
-    expected = beyondVram() + windowBytes() - std::min(beyondVram() + windowBytes(), packed_.hostBytes());
-  return std::min(std::max<uint64_t>(packed_.wanted(order), expected / bytes), spareForImages() / bytes);
+    expected =
+        beyondVram() + windowBytes() - std::min(beyondVram() + windowBytes(), packed_.hostBytes());
+  return std::min(std::max<uint64_t>(packed_.wanted(order), expected / bytes),
+                  spareForImages() / bytes);
 }
 
 bool Engine::finishWrites(Lock& lock) {
@@ -897,9 +951,11 @@ bool Engine::finishWrites(Lock& lock) {
   return true;
 }
 
-// What has left its mapping and is as its host copy stays in VRAM until the GPU has packed it. False: there is nothing to pack, or no place for it.
+// What has left its mapping and is as its host copy stays in VRAM until the GPU has packed it.
+// False: there is nothing to pack, or no place for it.
 bool Engine::startPacking(Extent& extent, Lock& lock) {
-  if (extent.region->by_pieces || !late_.empty() || !packed_.claim(extent, spareForImages())) return false;
+  if (extent.region->by_pieces || !late_.empty() || !packed_.claim(extent, spareForImages()))
+    return false;
   setState(extent, ExtentState::kWriting);
   const CUevent event = takeEvent(lock);
   const HostChunk& image = packed_.imageOf(extent);
@@ -919,8 +975,9 @@ bool Engine::startPacking(Extent& extent, Lock& lock) {
   return true;
 }
 
-// A kernel of the program's that holds the whole GPU may wait for what a launch that waits for the extent would do: it is waited for no
-// more, and its chunks are free once the GPU is done with them.
+// A kernel of the program's that holds the whole GPU may wait for what a launch that waits for the
+// extent would do: it is waited for no more, and its chunks are free once the GPU is done with
+// them.
 void Engine::makeLate(Extent& extent, const Copy& copy) {
   packed_.pause(nowNs() + kLatePauseNs);
   late_.push_back({extent.vram, packed_.release(extent), copy.event, copy.hash});
@@ -943,7 +1000,8 @@ bool Engine::finishPacking(Lock& lock) {
     makeLate(extent, copy);
   }
   add(figures_->evictions_clean);
-  const bool wanted = extent.region->wanted > 0 && !extent.in_host && surplus_ == 0;  // a launch came for it meanwhile
+  const bool wanted = extent.region->wanted > 0 && !extent.in_host &&
+                      surplus_ == 0;  // a launch came for it meanwhile
   if (done && wanted && !broken_ && mapVram(extent, *extent.vram, lock) == CUDA_SUCCESS) {
     setState(extent, ExtentState::kVram);
     return true;
@@ -964,7 +1022,8 @@ bool Engine::mapInPlace(Extent& extent, Lock& lock) {
     return false;
   }
   lock.unlock();
-  const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), extent.host->handle, extent.read_only);
+  const CUresult result =
+      chunks_.mapAt(extent.address, extent.bytes(), extent.host->handle, extent.read_only);
   lock.lock();
   if (result != CUDA_SUCCESS) {
     setState(extent, before);
@@ -976,16 +1035,19 @@ bool Engine::mapInPlace(Extent& extent, Lock& lock) {
   return true;
 }
 
-// A launch waited for what was to leave its place in host memory, which was not quiet in time: for a while none waits for such.
+// A launch waited for what was to leave its place in host memory, which was not quiet in time: for
+// a while none waits for such.
 void Engine::waitedInVain(uint64_t now) {
   promoted_from_ns_ = now + promoted_pause_ns_;
   promoted_pause_ns_ = std::min(2 * promoted_pause_ns_, kLongestPromotedPauseNs);
 }
 
-// A launch waited for a victim whose VRAM is owed to others, which was not quiet in time: the next ones wait for longer.
+// A launch waited for a victim whose VRAM is owed to others, which was not quiet in time: the next
+// ones wait for longer.
 void Engine::surplusCameBack(uint64_t now) {
   if (now < surplus_patience_from_ns_) return;  // those of one batch are one time
-  surplus_patience_ns_ = std::min(2 * std::max(kPatienceNs, surplus_patience_ns_), kLongestSurplusPatienceNs);
+  surplus_patience_ns_ =
+      std::min(2 * std::max(kPatienceNs, surplus_patience_ns_), kLongestSurplusPatienceNs);
   surplus_patience_from_ns_ = now + surplus_patience_ns_;
 }
 
@@ -993,10 +1055,11 @@ bool Engine::serveWants(Lock& lock) {
   bool progress = false;
   demand_short_ = 0;
   const uint64_t now = nowNs();
-  // Where nothing can be used in place, launches that fit only one at a time must not hold half of VRAM each: the oldest
-  // gets what it needs first, from the others if need be.
+  // Where nothing can be used in place, launches that fit only one at a time must not hold half of
+  // VRAM each: the oldest gets what it needs first, from the others if need be.
   const bool one_by_one = !chunks_.hostMappable();
-  // By index: the list may change while the mutex is released. A waiting thread leaves it only under the mutex.
+  // By index: the list may change while the mutex is released. A waiting thread leaves it only
+  // under the mutex.
   for (size_t w = 0; w < wants_.size(); ++w) {
     Want* want = wants_[w];
     serving_ = w;
@@ -1007,7 +1070,7 @@ bool Engine::serveWants(Lock& lock) {
     uint64_t missing = 0;
     bool in_flight = false;
     bool moved = false;
-    bool lingering = false;        // the launch could go on with what is in place, and waits for VRAM
+    bool lingering = false;  // the launch could go on with what is in place, and waits for VRAM
     std::vector<Extent*> leaving;  // their place in host memory
     for (size_t i = 0; i < want->extents.size(); ++i) {
       Extent& extent = *want->extents[i];
@@ -1027,18 +1090,21 @@ bool Engine::serveWants(Lock& lock) {
           if (extent.region->swapping && !want->in_vram) {
             in_flight = true;
           } else if (extent.vram == nullptr &&
-                     (want->in_vram || ((want->fetch || extent.region->by_pieces) && !want->in_place))) {
+                     (want->in_vram ||
+                      ((want->fetch || extent.region->by_pieces) && !want->in_place))) {
             in_flight = true;
             lingering |= !want->in_vram;
           } else {
-            // Launches that come all the time would for ever take back VRAM that is owed to others, and for ever keep in place what there is
-            // room for: they wait, a bounded time.
+            // Launches that come all the time would for ever take back VRAM that is owed to others,
+            // and for ever keep in place what there is room for: they wait, a bounded time.
             const bool owed = extent.vram != nullptr && surplus_ > 0;
             const bool promoted = extent.vram == nullptr && now >= promoted_from_ns_;
-            const bool waits = owed || (promoted && !want->in_place && chunks_.vramAvailable() >= extent.bytes());
+            const bool waits =
+                owed || (promoted && !want->in_place && chunks_.vramAvailable() >= extent.bytes());
             // Once nothing uses it any more, it is a matter of the GPU alone.
-            const uint64_t patience = owed ? std::max(kPatienceNs, surplus_patience_ns_)
-                                           : (promoted && inPass(extent) ? kPassPatienceNs : kPatienceNs);
+            const uint64_t patience =
+                owed ? std::max(kPatienceNs, surplus_patience_ns_)
+                     : (promoted && inPass(extent) ? kPassPatienceNs : kPatienceNs);
             const bool patient = now - want->since_ns < patience;
             if (waits && patient) {
               in_flight = true;
@@ -1073,7 +1139,8 @@ bool Engine::serveWants(Lock& lock) {
         case ExtentState::kEmpty:
         case ExtentState::kParked: {
           const bool parked = extent.state == ExtentState::kParked;
-          const bool in_place = want->in_place || (!want->in_vram && (extent.in_host || extent.region->isSparse()));
+          const bool in_place =
+              want->in_place || (!want->in_vram && (extent.in_host || extent.region->isSparse()));
           if (in_place && mapInPlace(extent, lock)) {
             moved = true;
           } else if (parked ? startFetch(extent, Fetch::kDemand, lock) : mapEmpty(extent, lock)) {
@@ -1084,11 +1151,13 @@ bool Engine::serveWants(Lock& lock) {
           break;
         }
       }
-      if (w >= wants_.size() || wants_[w] != want) return true;  // it left while the mutex was released
+      if (w >= wants_.size() || wants_[w] != want)
+        return true;  // it left while the mutex was released
     }
     const bool roots = want->scan_roots && pool_.roots_written.contains(context_);
-    if (!want->scan_late && (roots || std::any_of(want->to_scan.begin(), want->to_scan.end(),
-                                                  [](const Region* region) { return region->host_written; }))) {
+    if (!want->scan_late &&
+        (roots || std::any_of(want->to_scan.begin(), want->to_scan.end(),
+                              [](const Region* region) { return region->host_written; }))) {
       if (now - want->since_ns > 5 * kPatienceNs) {
         want->scan_late = true;
         pool_.changed.notify_all();
@@ -1101,7 +1170,8 @@ bool Engine::serveWants(Lock& lock) {
     progress |= moved;
     if (moved && refusals_ == 0) want->since_ns = now;
     for (const Extent* extent : leaving)
-      if (extent->state == ExtentState::kRetiring && want->fetch) missing += extent->bytes();  // soon
+      if (extent->state == ExtentState::kRetiring && want->fetch)
+        missing += extent->bytes();  // soon
     demand_short_ += missing;
     if (want->in_vram && !leaving.empty() && now - want->since_ns > kRefusedAfterNs) {
       want->failed = true;  // launches that never end reach it where it is
@@ -1122,16 +1192,19 @@ bool Engine::serveWants(Lock& lock) {
       continue;
     }
     // Host memory comes free when memservers have what is being sent.
-    const bool hopeless = !in_flight && incoming_ == 0 && batches_.empty() && !hasNoPlace() && pool_.remote_moves == 0;
+    const bool hopeless = !in_flight && incoming_ == 0 && batches_.empty() && !hasNoPlace() &&
+                          pool_.remote_moves == 0;
     // Who needs VRAM waits for kernels that have it, as long as there are some.
     const uint64_t longest = want->in_vram && !hopeless ? kRefusedAfterNs : patience;
-    if (!want->in_place && (broken_ || (hopeless && !want->in_vram) || now - want->since_ns > longest)) {
+    if (!want->in_place &&
+        (broken_ || (hopeless && !want->in_vram) || now - want->since_ns > longest)) {
       want->in_place = true;
       want->since_ns = now;
       progress = true;
     } else if (want->in_place &&
                (broken_ ||
-                (!moved && now - want->since_ns > (hopeless || allIsFull() ? 25 * kPatienceNs : kRefusedAfterNs)))) {
+                (!moved && now - want->since_ns >
+                               (hopeless || allIsFull() ? 25 * kPatienceNs : kRefusedAfterNs)))) {
       // Neither VRAM nor host memory in place: the launch is refused before it starts.
       want->failed = true;
       pool_.changed.notify_all();
@@ -1141,7 +1214,8 @@ bool Engine::serveWants(Lock& lock) {
   return progress;
 }
 
-// Before any launch gets what becomes free: a launch can use host memory in place, the driver can't.
+// Before any launch gets what becomes free: a launch can use host memory in place, the driver
+// can't.
 bool Engine::serveReliefs(Lock& lock) {
   serving_ = 0;
   uint64_t wanted = 0;
@@ -1196,15 +1270,16 @@ bool Engine::giveSurplus(Lock& lock) {
   if (surplus_ == 0) surplus_patience_ns_ = 0;
   if (surplus_ == 0 || broken_) return false;
   serving_ = 0;
-  const uint64_t given = chunks_.shrink(surplus_, lock);  // releases the mutex: the budget may be raised meanwhile
+  const uint64_t given =
+      chunks_.shrink(surplus_, lock);  // releases the mutex: the budget may be raised meanwhile
   if (given > surplus_) chunks_.grow(given - surplus_);
   surplus_ -= std::min(surplus_, given);
   const bool leaving = surplus_ > incoming_ && retire(surplus_ - incoming_, 0, true);
   return given > 0 || leaving;
 }
 
-// The host tier's limit was lowered: what is free goes back to the system, and copies of what is in VRAM go with it. What is parked has its place: the limit
-// is not below it.
+// The host tier's limit was lowered: what is free goes back to the system, and copies of what is in
+// VRAM go with it. What is parked has its place: the limit is not below it.
 bool Engine::giveHostSurplus(Lock& lock) {
   const uint64_t surplus = chunks_.hostSurplus();
   if (surplus == 0 || broken_) return false;
@@ -1213,17 +1288,21 @@ bool Engine::giveHostSurplus(Lock& lock) {
   return chunks_.releaseFreeHost(surplus, lock) > 0;
 }
 
-// One extent at a time: the other device asks again for as long as it needs more. Its host chunk goes as a lower copy.
-// Where memservers are full, only VRAM may have room for what makes way in host RAM for what a launch needs from them.
+// One extent at a time: the other device asks again for as long as it needs more. Its host chunk
+// goes as a lower copy. Where memservers are full, only VRAM may have room for what makes way in
+// host RAM for what a launch needs from them.
 bool Engine::bringHome(Lock& lock) {
-  const bool makes_way = host_short_ > 0 && pool_.remote != nullptr && nowNs() < pool_.remote_retry_ns;
+  const bool makes_way =
+      host_short_ > 0 && pool_.remote != nullptr && nowNs() < pool_.remote_retry_ns;
   if (broken_ || (!makes_way && (!recalled_ || demand_short_ > 0))) return false;
   for (uint32_t id = 1; id < pool_.regions.end(); ++id) {
     Region* region = pool_.regions.at(id);
-    if (region->dead || region->engine != this || (region->unusable == 0 && region->in_place == 0)) continue;
+    if (region->dead || region->engine != this || (region->unusable == 0 && region->in_place == 0))
+      continue;
     for (auto& extent : region->extents) {
       if (extent->bytes() > chunks_.vramAvailable()) continue;
-      if (extent->state == ExtentState::kInPlace && region->wanted == 0) return promote({extent.get()});
+      if (extent->state == ExtentState::kInPlace && region->wanted == 0)
+        return promote({extent.get()});
       if (extent->state == ExtentState::kParked) return startFetch(*extent, Fetch::kDemand, lock);
     }
   }
@@ -1231,12 +1310,14 @@ bool Engine::bringHome(Lock& lock) {
   return false;
 }
 
-// What is used in place since there was no room stays so where nobody can tell what comes next, though there is room by now: memory was freed, or
-// the budget is larger. A launch that has all it needs in place asks for nothing.
+// What is used in place since there was no room stays so where nobody can tell what comes next,
+// though there is room by now: memory was freed, or the budget is larger. A launch that has all it
+// needs in place asks for nothing.
 bool Engine::fillFreeVram() {
   constexpr uint64_t kEachNs = 20'000'000;
-  if (broken_ || valueOf(figures_->in_place_bytes) == 0 || !wants_.empty() || demand_short_ > 0 || surplus_ > 0 ||
-      !reliefs_.empty() || incoming_ > 0 || !batches_.empty() || nowNs() < filled_ns_ + kEachNs)
+  if (broken_ || valueOf(figures_->in_place_bytes) == 0 || !wants_.empty() || demand_short_ > 0 ||
+      surplus_ > 0 || !reliefs_.empty() || incoming_ > 0 || !batches_.empty() ||
+      nowNs() < filled_ns_ + kEachNs)
     return false;
   filled_ns_ = nowNs();
   const uint64_t window = windowBytes();
@@ -1246,8 +1327,8 @@ bool Engine::fillFreeVram() {
   std::vector<Extent*> coming;
   for (uint32_t id = 1; id < pool_.regions.end() && room >= kPageBytes; ++id) {
     const Region* region = pool_.regions.at(id);
-    if (region->dead || region->engine != this || region->in_place == 0 || region->wanted > 0 || region->isSparse() ||
-        region->arena != nullptr)
+    if (region->dead || region->engine != this || region->in_place == 0 || region->wanted > 0 ||
+        region->isSparse() || region->arena != nullptr)
       continue;
     for (const auto& extent : region->extents) {
       if (extent->state != ExtentState::kInPlace || extent->bytes() > room) continue;
@@ -1259,13 +1340,14 @@ bool Engine::fillFreeVram() {
 }
 
 uint64_t Engine::windowBytes() const {
-  // Enough to keep the link busy over the latency of a launch, its end, and the way out of what it used: some
-  // milliseconds of PCIe. Every byte of it is a byte of the model that can't stay.
+  // Enough to keep the link busy over the latency of a launch, its end, and the way out of what it
+  // used: some milliseconds of PCIe. Every byte of it is a byte of the model that can't stay.
   return std::clamp<uint64_t>(chunks_.vramBudget() / 16, 2 * kPageBytes, 320ull << 20);
 }
 
 bool Engine::prefetch(Lock& lock) {
-  if (broken_ || !pool_.slow.load(std::memory_order_relaxed) || demand_short_ > 0 || !reliefs_.empty() || surplus_ > 0)
+  if (broken_ || !pool_.slow.load(std::memory_order_relaxed) || demand_short_ > 0 ||
+      !reliefs_.empty() || surplus_ > 0)
     return false;
   if (pool_.predictor.touches() == planned_touches_ && !prefetch_again_) return false;
   planned_touches_ = pool_.predictor.touches();
@@ -1294,15 +1376,16 @@ bool Engine::prefetch(Lock& lock) {
     if (region->unusable != 0) bytes += region->pages * kPageBytes;
     return bytes < 2 * window;
   });
-  // What was put in place when there was no room comes in before it is used again. Once it is known what streams, that
-  // makes room.
+  // What was put in place when there was no room comes in before it is used again. Once it is known
+  // what streams, that makes room.
   std::vector<Extent*> leaving;
   uint64_t room = chunks_.vramAvailable();
   uint64_t room_for = UINT64_MAX;  // the distance of the first that room is made for
   bool progress = false;
   for (const Next& next : upcoming) {
     if (next.region->in_place == 0 || next.region->wanted > 0 || next.region->isSparse()) continue;
-    if (next.region->arena != nullptr) continue;  // by its pieces (below), or by what is used most (swap.cpp)
+    if (next.region->arena != nullptr)
+      continue;  // by its pieces (below), or by what is used most (swap.cpp)
     for (auto& extent : next.region->extents) {
       if (extent->state != ExtentState::kInPlace) continue;
       const uint64_t coming = room + incoming_;
@@ -1311,7 +1394,8 @@ bool Engine::prefetch(Lock& lock) {
         leaving.push_back(extent.get());
       } else if (plan_known()) {
         room_for = std::min(room_for, next.distance);
-        if (extent->bytes() > coming) progress |= retire(extent->bytes() - coming, next.distance, false);
+        if (extent->bytes() > coming)
+          progress |= retire(extent->bytes() - coming, next.distance, false);
       }
     }
   }
@@ -1322,8 +1406,9 @@ bool Engine::prefetch(Lock& lock) {
   for (const Next& next : upcoming) {
     if (next.region->dead) continue;
     if (!next.piece() && next.region->unusable == 0) continue;  // nothing of it is parked or leaves
-    const ExtentRange range = next.piece() ? extentsAt(*next.region, next.begin, next.end - next.begin)
-                                           : ExtentRange{0, next.region->extents.size()};
+    const ExtentRange range = next.piece()
+                                  ? extentsAt(*next.region, next.begin, next.end - next.begin)
+                                  : ExtentRange{0, next.region->extents.size()};
     for (size_t i = range.first; i < std::min(range.last, next.region->extents.size()); ++i) {
       Extent& extent = *next.region->extents[i];
       if (extent.state == ExtentState::kRetiring && extent.vram != nullptr) {
@@ -1332,13 +1417,14 @@ bool Engine::prefetch(Lock& lock) {
         progress = true;
         continue;
       }
-      if (extent.state == ExtentState::kParked && next.region->isSparse() && mapInPlace(extent, lock)) {
+      if (extent.state == ExtentState::kParked && next.region->isSparse() &&
+          mapInPlace(extent, lock)) {
         progress = prefetch_again_ = true;
         if (next.region->dead) return true;
         continue;
       }
-      const bool in_place =
-          next.piece() && extent.state == ExtentState::kInPlace && extent.wanted == 0 && !next.region->isPinned(extent);
+      const bool in_place = next.piece() && extent.state == ExtentState::kInPlace &&
+                            extent.wanted == 0 && !next.region->isPinned(extent);
       if ((extent.state != ExtentState::kParked && !in_place) || extent.in_host) continue;
       const uint64_t ahead = ahead_bytes_ + promoting;
       if (ahead + extent.bytes() > window && ahead > 0) return promote(leaving) || progress;
@@ -1389,26 +1475,29 @@ void Engine::judgeTimed(Lock& lock) {
     const uint64_t bytes = region.pages * kPageBytes;
     if (!judge(region.density, bytes, sample.ns, sample.in_place, vram_bandwidth_)) continue;
     if (!region.isSparse() && !sample.in_place) continue;  // as it was treated so far
-    base::logInfo("device %d: launches touch %s of the %llu MiB at 0x%llx: %s", device_,
-                  region.isSparse() ? "little" : "much", static_cast<unsigned long long>(bytes >> 20),
-                  static_cast<unsigned long long>(region.base),
-                  region.isSparse() ? "it stays in host memory, used in place" : "it is fetched again");
+    base::logInfo(
+        "device %d: launches touch %s of the %llu MiB at 0x%llx: %s", device_,
+        region.isSparse() ? "little" : "much", static_cast<unsigned long long>(bytes >> 20),
+        static_cast<unsigned long long>(region.base),
+        region.isSparse() ? "it stays in host memory, used in place" : "it is fetched again");
     region.placement = Placement::kUnplanned;
     planned_round_ = next_plan_ = 0;  // there is more or less room for the others
     prefetch_again_ = true;
   }
 }
 
-// Which regions stay and which stream through VRAM, once the order of a round is known. Any set that stays gives the same
-// number of bytes a round; an evenly spread one lets copies and kernels overlap all the time, where the set that plain
-// farthest-next-use ends up with (one contiguous run) would leave the link idle while the run is used.
+// Which regions stay and which stream through VRAM, once the order of a round is known. Any set
+// that stays gives the same number of bytes a round; an evenly spread one lets copies and kernels
+// overlap all the time, where the set that plain farthest-next-use ends up with (one contiguous
+// run) would leave the link idle while the run is used.
 void Engine::plan() {
   if (pool_.predictor.touches() < next_plan_ || !pool_.predictor.confident()) return;
   std::vector<UnitRef> round;
   uint64_t total = 0;
   pool_.predictor.upcoming(1u << 16, [&](uint32_t unit, uint64_t) {
     const UnitRef found = pool_.unitAt(unit);
-    if (found.region == nullptr || found.region->dead || found.region->engine != this || found.region->isSparse())
+    if (found.region == nullptr || found.region->dead || found.region->engine != this ||
+        found.region->isSparse())
       return true;
     round.push_back(found);
     total += found.pages();
@@ -1430,22 +1519,27 @@ void Engine::plan() {
       continue;
     }
     if (region->mark == mark || region->isSparse()) continue;
-    if (pool_.predictor.isHot(unitOf(*region)) || region->placement == Placement::kUnplanned) others += region->pages;
+    if (pool_.predictor.isHot(unitOf(*region)) || region->placement == Placement::kUnplanned)
+      others += region->pages;
   }
   const uint64_t budget = chunks_.vramBudget() / kPageBytes;
   // The window, and what is on its way out: the more, the faster what comes in.
   const uint64_t streaming = windowBytes() / kPageBytes * (packed_.mostSlotBytes() > 0 ? 4 : 3) / 2;
   const uint64_t room = budget > others + streaming ? budget - others - streaming : 0;
-  // Planned anew only when the round or the room has changed noticeably: another choice costs a round of traffic. What is
-  // new in a round that is otherwise the same is small: it stays.
-  const auto differs = [](uint64_t a, uint64_t b) { return (a > b ? a - b : b - a) * 32 > std::max(a, b); };
+  // Planned anew only when the round or the room has changed noticeably: another choice costs a
+  // round of traffic. What is new in a round that is otherwise the same is small: it stays.
+  const auto differs = [](uint64_t a, uint64_t b) {
+    return (a > b ? a - b : b - a) * 32 > std::max(a, b);
+  };
   if (planned_round_ != 0 && !differs(total, planned_round_) && !differs(room, planned_room_)) {
     for (const UnitRef& unit : round)
       if (unit.placement() == Placement::kUnplanned)
-        unit.placement() = unit.pages() <= space::kLargestExtentPages ? Placement::kKeep : Placement::kStream;
+        unit.placement() =
+            unit.pages() <= space::kLargestExtentPages ? Placement::kKeep : Placement::kStream;
     return;
   }
-  // Another round is believed when it has been seen for a while: while the cursor is found anew, what it foretells is short.
+  // Another round is believed when it has been seen for a while: while the cursor is found anew,
+  // what it foretells is short.
   if (planned_round_ != 0) {
     if (differs(total, candidate_round_)) candidate_seen_ = 0;
     candidate_round_ = total;
@@ -1454,7 +1548,8 @@ void Engine::plan() {
   candidate_seen_ = 0;
   planned_round_ = total;
   planned_room_ = room;
-  std::sort(round.begin(), round.end(), [](const UnitRef& a, const UnitRef& b) { return a.begin() < b.begin(); });
+  std::sort(round.begin(), round.end(),
+            [](const UnitRef& a, const UnitRef& b) { return a.begin() < b.begin(); });
   // Units that share the extent in which they begin stay or go together.
   struct Group {
     size_t first, last;
@@ -1471,13 +1566,15 @@ void Engine::plan() {
       const ExtentRange range = extentsAt(*unit.region, unit.begin(), 1);
       if (range.first < range.last) begins_in = unit.region->extents[range.first].get();
     }
-    if (begins_in == nullptr || begins_in != shared) groups.push_back({i, i, 0, unit.placement() == Placement::kKeep});
+    if (begins_in == nullptr || begins_in != shared)
+      groups.push_back({i, i, 0, unit.placement() == Placement::kKeep});
     shared = begins_in;
     groups.back().last = i + 1;
     groups.back().pages += unit.pages();
     if (groups.back().kept) kept += unit.pages();
   }
-  // As few as need be change, evenly spread: what is to stay from now on has to come, and what does not makes way for it.
+  // As few as need be change, evenly spread: what is to stay from now on has to come, and what does
+  // not makes way for it.
   const uint64_t wanted = std::min(room, total);
   const bool more = kept < wanted;
   const uint64_t change = more ? wanted - kept : kept - wanted;
@@ -1497,8 +1594,10 @@ void Engine::plan() {
   }
   kept += more ? changed : -changed;
   const unsigned long long total_mib = total * kPageBytes >> 20, kept_mib = kept * kPageBytes >> 20;
-  base::logInfo("device %d: a round of %zu allocations and pieces of arenas, %llu MiB; %llu MiB of them stay in VRAM",
-                device_, round.size(), total_mib, kept_mib);
+  base::logInfo(
+      "device %d: a round of %zu allocations and pieces of arenas, %llu MiB; %llu MiB of them stay "
+      "in VRAM",
+      device_, round.size(), total_mib, kept_mib);
 }
 
 }  // namespace olpager::pager

@@ -1,15 +1,19 @@
-// One device's residency engine: a thread that brings extents into VRAM ahead of launches, retires those whose next use is
-// farthest, and serves launches that wait. Several extents are in flight at once: the copy engines never wait for a driver
-// call or a hash of another extent.
+// One device's residency engine: a thread that brings extents into VRAM ahead of launches, retires
+// those whose next use is farthest, and serves launches that wait. Several extents are in flight at
+// once: the copy engines never wait for a driver call or a hash of another extent.
 //
 // Pipelines, each a queue that the engine's thread advances (engine.cpp holds the loop):
-//   in    kParked -> take chunk -> HtoD on `in_stream_` -> event -> map -> kVram            (engine.cpp)
-//   out   kVram -> kRetiring: grace period, launches in flight, hash and scan (retire.cpp)
-//         -> unmap -> equal to the lower copy: kParked, chunk free; else DtoH on `out_stream_` -> event -> kParked
-//   want  a launch that waits (Want) is served before any prefetch; what can't come in time is mapped in place.
+//   in    kParked -> take chunk -> HtoD on `in_stream_` -> event -> map -> kVram
+//         (engine.cpp)
+//   out   kVram -> kRetiring: grace period, launches in flight, hash and scan (retire.cpp) -> unmap
+//         -> equal to the lower copy: kParked, chunk free; else DtoH on `out_stream_` -> event ->
+//         kParked
+//   want  a launch that waits (Want) is served before any prefetch; what can't come in time is
+//         mapped in place.
 //
-// Locks: everything runs under PoolState::mutex, which is released around driver calls; claimed extents are in a
-// transitional state meanwhile. Only the engine's thread retires and fetches; other threads map new extents.
+// Locks: everything runs under PoolState::mutex, which is released around driver calls; claimed
+// extents are in a transitional state meanwhile. Only the engine's thread retires and fetches;
+// other threads map new extents.
 #pragma once
 
 #include <cuda.h>
@@ -36,23 +40,26 @@ namespace olpager::pager {
 struct PoolState;
 struct VmmHandle;
 
-/// A launch that waits for extents. On the waiting thread's stack; listed in Engine::wants_ while it waits.
+/// A launch that waits for extents. On the waiting thread's stack; listed in Engine::wants_ while
+/// it waits.
 struct Want {
   std::vector<Extent*> extents;  // to be mapped; those of the working set in VRAM
   std::vector<Region*> regions;  // all that the launch reaches here
   std::vector<Region*> to_scan;  // reached, and written by the host since their last scan
-  bool scan_roots = false;       // it may follow module variables that a copy wrote since their last scan
+  bool scan_roots =
+      false;  // it may follow module variables that a copy wrote since their last scan
   uint64_t since_ns = 0;
   bool in_place = false;   // the time is over, or it can't fit: map the rest in place
   bool failed = false;     // neither could be had
   bool lost = false;       // no memserver has it any more
   bool scan_late = false;  // the scan waits for something that may never end
   bool in_vram = false;    // in place is no help: who uses the addresses does not come by again
-  bool fetch = false;  // what of it is in place is to come to VRAM if it does so in time (arenas by pieces, onlyShow())
+  bool fetch = false;  // what of it is in place is to come to VRAM if it does so in time (arenas by
+                       // pieces, onlyShow())
 };
 
-/// The driver is short of VRAM, and a thread waits for some of the pager's. Listed in Engine::reliefs_; shared, since
-/// either may go first.
+/// The driver is short of VRAM, and a thread waits for some of the pager's. Listed in
+/// Engine::reliefs_; shared, since either may go first.
 struct Relief {
   uint64_t bytes = 0;  // still to be given
   uint64_t given = 0;  // to the driver, and taken off the budget
@@ -63,10 +70,12 @@ class Engine {
   Engine(PoolState& pool, CUdevice device, CUcontext context);
   ~Engine();
 
-  /// Starts the thread and makes the engine's objects in its context. Under the mutex (released for driver calls).
+  /// Starts the thread and makes the engine's objects in its context. Under the mutex (released for
+  /// driver calls).
   CUresult start(uint64_t vram_budget, int numa_node, Lock& lock);
-  /// Its context is about to go: its objects are made anew in another context of the device. What it holds stays. False:
-  /// it can't; every extent is in a stable state. Under the mutex (released).
+  /// Its context is about to go: its objects are made anew in another context of the device. What
+  /// it holds stays. False: it can't; every extent is in a stable state. Under the mutex
+  /// (released).
   bool moveTo(CUcontext context, Lock& lock);
   /// Ends the thread. Without the mutex.
   void stop() noexcept;
@@ -85,8 +94,8 @@ class Engine {
 
   /// A launch (or a free) takes a victim back.
   void cancelRetiring(Extent& extent);
-  /// Somebody waits for the extent to come to a stable state: what memservers are about to get stays, what comes from them comes
-  /// first, or is given up where its region goes.
+  /// Somebody waits for the extent to come to a stable state: what memservers are about to get
+  /// stays, what comes from them comes first, or is given up where its region goes.
   void hurry(const Extent& extent);
   /// What has come from memservers or gone there since the last call. Of all engines.
   static bool finishRemote(PoolState& pool);
@@ -100,16 +109,19 @@ class Engine {
   void detach(Extent& extent, Lock& lock);
   /// What of the region is not in exported chunks leaves VRAM, pinned or not. False: not now.
   bool retireForExport(Region& region);
-  /// Gives every chunk back to the driver. After stop(), with all regions gone, before the context goes.
+  /// Gives every chunk back to the driver. After stop(), with all regions gone, before the context
+  /// goes.
   void releaseAll();
   /// The peer device gets access to every mapping. Under the mutex (released for driver calls).
   CUresult addPeer(CUdevice peer, Lock& lock);
-  /// Makes the mappings of these extents what read_only and the peers say. Their region is `wanted` by the caller.
+  /// Makes the mappings of these extents what read_only and the peers say. Their region is `wanted`
+  /// by the caller.
   CUresult protect(const std::vector<Extent*>& extents, Lock& lock);
 
   /// Bytes of VRAM that there are for pages, or were before some of them were lent.
   uint64_t mostVram() const { return std::max(budget_, chunks_.vramBudget()); }
-  /// Bytes that the device's allocations can have: its VRAM, and what others' leave of the host tier. Under the mutex.
+  /// Bytes that the device's allocations can have: its VRAM, and what others' leave of the host
+  /// tier. Under the mutex.
   uint64_t capacity() const;
   /// What of them allocations do not have.
   uint64_t unallocated() const;
@@ -117,7 +129,8 @@ class Engine {
   uint64_t usedByOthers() const;
   /// What of its allocations exceeds VRAM.
   uint64_t beyondVram() const { return allocated_ - std::min(allocated_, chunks_.vramBudget()); }
-  /// Pages of one region that a launch can get to all at once: where nothing can be used in place, they have to fit VRAM.
+  /// Pages of one region that a launch can get to all at once: where nothing can be used in place,
+  /// they have to fit VRAM.
   uint64_t largestRegion() const {
     return chunks_.hostMappable() ? std::min(capacity(), chunks_.vramBudget() + chunks_.hostLimit())
                                   : chunks_.vramBudget();
@@ -134,8 +147,8 @@ class Engine {
     reliefs_.push_back(relief);
     wake();
   }
-  /// The budget from now on, or the least that holds what does not fit below VRAM. What is in use beyond it leaves VRAM as soon
-  /// as it can. Returns what it will be.
+  /// The budget from now on, or the least that holds what does not fit below VRAM. What is in use
+  /// beyond it leaves VRAM as soon as it can. Returns what it will be.
   uint64_t setVramBudget(uint64_t bytes);
   /// Bytes below VRAM without which what is allocated here would have no place.
   uint64_t leastBelow() const;
@@ -143,7 +156,8 @@ class Engine {
   void wake() { wake_.notify_one(); }
   /// A launch found the arena partly in place.
   void askSwap(Region& region);
-  /// Another device is short of the host tier: what is in host memory here and has room in VRAM comes back.
+  /// Another device is short of the host tier: what is in host memory here and has room in VRAM
+  /// comes back.
   void recall() {
     recalled_ = true;
     wake();
@@ -153,7 +167,8 @@ class Engine {
     poll_asked_ = true;
     if (idle_) wake();
   }
-  /// Another device is about to evict what pointers in this one's memory may name: all that is dirty is to be scanned.
+  /// Another device is about to evict what pointers in this one's memory may name: all that is
+  /// dirty is to be scanned.
   void askScan() {
     scan_asked_ = true;
     if (idle_) wake();
@@ -178,7 +193,8 @@ class Engine {
     bool whole;                  // every page of it, and no launch in flight writes it
     uint64_t stamp;              // as of then: a launch since may have written it
     std::vector<uint64_t> only;  // of an arena that moves by pieces: the extents, by address
-    // Of a root: what the GPU scans, and what the CPU does, which does so once more when the pass is over if kernels use it.
+    // Of a root: what the GPU scans, and what the CPU does, which does so once more when the pass
+    // is over if kernels use it.
     std::vector<kernels::ScanJob> by_gpu;
     std::vector<ByteRun> by_cpu;
     bool twice = false;
@@ -197,26 +213,29 @@ class Engine {
     std::vector<HostWritten> scan_for;  // no victims: a scan that a launch waits for
     std::vector<uint32_t> hash_slots;   // of each victim's first page
     std::vector<Scanned> scanned;
-    size_t own_bitmaps = 0;  // the first so many of `scanned` have a bitmap each, the others one in common
+    size_t own_bitmaps =
+        0;  // the first so many of `scanned` have a bitmap each, the others one in common
     Hazards::Snapshot hazards;
     uint64_t bytes = 0;
     unsigned scratch = 0;
     bool scans_variables = false;
-    bool reads_roots = false;   // variables or others: nobody takes them away meanwhile
-    Region* swap_of = nullptr;  // all victims are parts of this arena, which change place (swap.cpp)
-    uint64_t roots_serial = 0;  // of the newest write to a root that the pass sees (PoolState::RootsWritten)
-    uint64_t completed = 0;     // all launches up to this one had completed when the pass began
+    bool reads_roots = false;  // variables or others: nobody takes them away meanwhile
+    Region* swap_of =
+        nullptr;  // all victims are parts of this arena, which change place (swap.cpp)
+    uint64_t roots_serial =
+        0;  // of the newest write to a root that the pass sees (PoolState::RootsWritten)
+    uint64_t completed = 0;  // all launches up to this one had completed when the pass began
     kernels::ScanScope scope;
     uint64_t pass_number = 0;  // of the engine's: they end in this order
     bool for_roots = false;    // a launch waits for the scan of the variables
     bool scan_all = false;     // no victims: another engine waits for the scan
     bool fills = false;        // victims are in place, and come to VRAM since there is room
-    // Other engines that have to scan what is dirty of theirs before this one may unmap anything, and the pass that will have
-    // done so, as of the victims' stamp then.
+    // Other engines that have to scan what is dirty of theirs before this one may unmap anything,
+    // and the pass that will have done so, as of the victims' stamp then.
     std::vector<std::pair<const Engine*, uint64_t>> others;
     uint64_t others_stamp = 0;
-    uint64_t settles_floor =
-        0;  // PoolState::floor_epoch when its grace period began, if that time was not settled; else 0
+    uint64_t settles_floor = 0;  // PoolState::floor_epoch when its grace period began, if that time
+                                 // was not settled; else 0
     CUevent event = nullptr;
   };
   struct Copy {
@@ -227,15 +246,16 @@ class Engine {
     bool unchecked = false;  // which was to be compared and could not be
     uint64_t since_ns = 0;
   };
-  /// What the GPU was to pack or unpack and has not come to, because of what it runs: nobody waits for it any more.
+  /// What the GPU was to pack or unpack and has not come to, because of what it runs: nobody waits
+  /// for it any more.
   struct Late {
     VramChunk* chunk;
     HostChunk* image;
     CUevent event;
     int hash;
   };
-  /// Extents of arenas that move by pieces are hashed as they come in: outsiders may have written them in place. So is what comes from an
-  /// image for the first time.
+  /// Extents of arenas that move by pieces are hashed as they come in: outsiders may have written
+  /// them in place. So is what comes from an image for the first time.
   struct FetchHashes {
     static constexpr int kAtOnce = 64;
     kernels::PagePassJob* jobs = nullptr;  // one each
@@ -255,9 +275,11 @@ class Engine {
   static constexpr uint64_t kSmallRoot = 1ull << 20;  // a larger one is worth a launch of its own
   static constexpr uint32_t kGranules = 1u << 14;     // of the addresses between which roots lie
   static constexpr uint64_t kFoundBytes =
-      (1u << 20) + kGranules / 8;            // a bit for each page of 16 TiB, and for each granule
-  static constexpr size_t kOwnBitmaps = 64;  // of a pass: more cost more to clear and to read than they save
-  static constexpr uint64_t kHostAheadBytes = 1ull << 30;  // host chunks made ahead of need, for each size
+      (1u << 20) + kGranules / 8;  // a bit for each page of 16 TiB, and for each granule
+  static constexpr size_t kOwnBitmaps =
+      64;  // of a pass: more cost more to clear and to read than they save
+  static constexpr uint64_t kHostAheadBytes =
+      1ull << 30;  // host chunks made ahead of need, for each size
   static constexpr uint64_t kFirstPromotedPauseNs = 100'000'000;
 
   CUresult makeObjects();
@@ -306,7 +328,8 @@ class Engine {
 
   CUevent hashFetched(const Extent& extent, CUevent copied, int slot);
   ContentHash fetchedHash(const Extent& extent, int slot);
-  /// Why something comes to VRAM: a launch waits for it, it is expected to be used soon, or there is room.
+  /// Why something comes to VRAM: a launch waits for it, it is expected to be used soon, or there
+  /// is room.
   enum class Fetch : uint8_t { kDemand, kAhead, kRoom };
   bool startFetch(Extent& extent, Fetch why, Lock& lock);
   bool mapEmpty(Extent& extent, Lock& lock);
@@ -326,10 +349,10 @@ class Engine {
   bool hasDirty() const;
   bool startPass(Batch& batch, Lock& lock);
   kernels::ScanScope scopeNow() const;
-  CUresult launchPass(const Scratch& scratch, size_t first, size_t count, const kernels::ScanScope& scope,
-                      CUevent event);
-  CUresult launchScans(const Scratch& scratch, size_t first, const std::vector<kernels::ScanJob>& jobs,
-                       const kernels::ScanScope& scope);
+  CUresult launchPass(const Scratch& scratch, size_t first, size_t count,
+                      const kernels::ScanScope& scope, CUevent event);
+  CUresult launchScans(const Scratch& scratch, size_t first,
+                       const std::vector<kernels::ScanJob>& jobs, const kernels::ScanScope& scope);
   void finishPass(Batch& batch, Lock& lock);
   void findEdges(Batch& batch, std::vector<uint64_t>& news, Lock& lock);
   void takeEdges(const Scanned& scanned, const kernels::ScanScope& scope, const uint32_t* found,
@@ -342,8 +365,10 @@ class Engine {
   void scanOnCpu(Batch& batch, bool again, Lock& lock);
   void noteFoundOnCpu(Batch& batch, std::vector<uint64_t>& news);
   void noteVariables(const Batch& batch, const uint32_t* found, std::vector<uint64_t>& news);
-  void noteMoved(const kernels::ScanScope& scope, const std::vector<uint32_t>& named, std::vector<uint64_t>& news);
-  void noteNews(const Region& region, const std::vector<Edge>& before, std::vector<uint64_t>& news) const;
+  void noteMoved(const kernels::ScanScope& scope, const std::vector<uint32_t>& named,
+                 std::vector<uint64_t>& news);
+  void noteNews(const Region& region, const std::vector<Edge>& before,
+                std::vector<uint64_t>& news) const;
   void lookThroughNews(std::vector<uint64_t>& news);
   void spare(const std::vector<uint64_t>& news);
   template <typename Named>
@@ -402,31 +427,37 @@ class Engine {
   std::deque<Late> late_;
   std::deque<std::unique_ptr<Batch>> batches_;
   std::vector<Want*> wants_;  // oldest first
-  size_t serving_ = 0;  // of wants_: what this one and older ones need is no victim, where nothing is used in place
+  size_t serving_ = 0;  // of wants_: what this one and older ones need is no victim, where nothing
+                        // is used in place
   std::vector<std::shared_ptr<Relief>> reliefs_;
-  uint64_t budget_ = 0;   // as start() or setVramBudget() said; reliefs and what the driver withholds come off it
+  uint64_t budget_ =
+      0;  // as start() or setVramBudget() said; reliefs and what the driver withholds come off it
   uint64_t most_ = 0;     // the largest that it can be: the device's VRAM
   uint64_t surplus_ = 0;  // bytes by which VRAM is still to shrink
-  // How long launches wait for what is to leave for that, and from when on the next time that is in vain makes it longer.
+  // How long launches wait for what is to leave for that, and from when on the next time that is in
+  // vain makes it longer.
   uint64_t surplus_patience_ns_ = 0, surplus_patience_from_ns_ = 0;
-  // From when on launches wait for what is to leave its place in host memory, and how long they don't after the next time that is in vain.
+  // From when on launches wait for what is to leave its place in host memory, and how long they
+  // don't after the next time that is in vain.
   uint64_t promoted_from_ns_ = 0, promoted_pause_ns_ = kFirstPromotedPauseNs;
   LaunchTimer timer_;
   uint64_t vram_bandwidth_ = 0;  // bytes a second
   uint64_t fetching_bytes_ = 0;
-  uint64_t host_short_ = 0;                              // bytes of a host chunk that was wanted and not there
-  uint64_t unplaced_ = 0;                                // victims so far that found no place in host memory
-  uint64_t no_place_until_ns_ = 0, no_place_given_ = 0;  // none of a pass did: no further pass before then, or
-                                                         // before somebody gives a host chunk back
-  uint64_t no_host_until_ns_ = 0, no_host_given_ = 0;    // likewise of a receive,
-  uint64_t no_host_bytes_ = 0;                           // and of none that is as large as this one
-  uint64_t demand_short_ = 0;                            // bytes that launches wait for and that found no chunk yet
-  uint64_t ahead_bytes_ = 0;                             // prefetched and not used yet, in flight included
-  uint64_t incoming_ = 0;                                // VRAM that batches and writes in flight will free
-  uint64_t allocated_ = 0;                               // pages of the engine's regions, in bytes
+  uint64_t host_short_ = 0;  // bytes of a host chunk that was wanted and not there
+  uint64_t unplaced_ = 0;    // victims so far that found no place in host memory
+  uint64_t no_place_until_ns_ = 0,
+           no_place_given_ = 0;  // none of a pass did: no further pass before then, or
+                                 // before somebody gives a host chunk back
+  uint64_t no_host_until_ns_ = 0, no_host_given_ = 0;  // likewise of a receive,
+  uint64_t no_host_bytes_ = 0;                         // and of none that is as large as this one
+  uint64_t demand_short_ = 0;  // bytes that launches wait for and that found no chunk yet
+  uint64_t ahead_bytes_ = 0;   // prefetched and not used yet, in flight included
+  uint64_t incoming_ = 0;      // VRAM that batches and writes in flight will free
+  uint64_t allocated_ = 0;     // pages of the engine's regions, in bytes
   size_t clock_hand_ = 0;
   uint64_t passes_begun_ = 0, passes_ended_ = 0;
-  uint64_t variables_seen_ = 0;  // number of the newest launch when the last pass over the variables ended
+  uint64_t variables_seen_ =
+      0;  // number of the newest launch when the last pass over the variables ended
   std::array<uint32_t, kOrders> without_host_{};  // extents that have no host chunk
   std::array<uint32_t, kOrders> host_making_{};
   uint64_t filled_ns_ = 0;  // when fillFreeVram() looked last

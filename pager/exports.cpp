@@ -1,6 +1,7 @@
-// Memory that other processes map: it lies in chunks of its own that never serve anything else, pinned in VRAM. An allocation
-// moves into such chunks when it is exported for the first time, the way by which all memory leaves VRAM and comes back
-// (retire.cpp), so that no launch finds it unmapped; all other memory is spared what the driver keeps for exportable chunks.
+// Memory that other processes map: it lies in chunks of its own that never serve anything else,
+// pinned in VRAM. An allocation moves into such chunks when it is exported for the first time, the
+// way by which all memory leaves VRAM and comes back (retire.cpp), so that no launch finds it
+// unmapped; all other memory is spared what the driver keeps for exportable chunks.
 #include <algorithm>
 #include <chrono>
 
@@ -46,7 +47,8 @@ CUresult Pool::makeExportable(CUdeviceptr address, Exported* out) {
   if (!contains(address) || out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
   Region* region = state.find(address);
-  if (region == nullptr || region->dead || region->pins == 0 || region->kind == RegionKind::kReservation)
+  if (region == nullptr || region->dead || region->pins == 0 ||
+      region->kind == RegionKind::kReservation)
     return CUDA_ERROR_INVALID_VALUE;
   Engine& engine = *region->engine;
   const CUdevice device = region->device;
@@ -54,14 +56,16 @@ CUresult Pool::makeExportable(CUdeviceptr address, Exported* out) {
   const uint64_t until = nowNs() + kExportPatienceNs;
   const auto gone = [&] { return region->dead || region->buffer_id != buffer_id || state.stopped; };
   // One thread at a time.
-  while (region->exporting && nowNs() < until && !gone()) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  while (region->exporting && nowNs() < until && !gone())
+    state.changed.wait_for(lock, std::chrono::milliseconds(1));
   if (gone()) return CUDA_ERROR_INVALID_VALUE;
   if (region->exporting) return CUDA_ERROR_NOT_READY;
   const uint64_t missing = toExport(*region);
   CUresult result = CUDA_SUCCESS;
   if (missing > 0) {
     region->exporting = true;
-    // The chunks are the driver's memory beside the budget: as much of that is given up, where it is in use.
+    // The chunks are the driver's memory beside the budget: as much of that is given up, where it
+    // is in use.
     lock.unlock();
     const uint64_t given = relieve(device, missing);
     if (given > missing) regain(device, given - missing);
@@ -93,12 +97,14 @@ CUresult Pool::makeExportable(CUdeviceptr address, Exported* out) {
       if (gone()) return CUDA_ERROR_INVALID_VALUE;
     }
     if (result != CUDA_SUCCESS)
-      static_cast<void>(bringToVram(state, *region, region->base, region->pages * kPageBytes, lock));
+      static_cast<void>(
+          bringToVram(state, *region, region->base, region->pages * kPageBytes, lock));
   }
   if (result != CUDA_SUCCESS) return result;
   if (gone()) return CUDA_ERROR_INVALID_VALUE;
   out->pieces.clear();
-  for (const auto& extent : region->extents) out->pieces.push_back({extent->vram->handle, extent->bytes()});
+  for (const auto& extent : region->extents)
+    out->pieces.push_back({extent->vram->handle, extent->bytes()});
   out->offset = address - region->base;
   return CUDA_SUCCESS;
 }

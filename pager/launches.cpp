@@ -19,8 +19,8 @@ struct StreamCache {
   StreamState* stream = nullptr;
   uint64_t generation = 0;
 };
-// The streams that a thread launches on in turns, in sets by their handles; of a set the oldest goes. On the heap: a preloaded library takes of
-// what all have for static thread-local storage.
+// The streams that a thread launches on in turns, in sets by their handles; of a set the oldest
+// goes. On the heap: a preloaded library takes of what all have for static thread-local storage.
 struct StreamCaches {
   static constexpr unsigned kWays = 8, kSets = StreamTable::kCachedStreams / kWays;
   struct Set {
@@ -29,12 +29,13 @@ struct StreamCaches {
   };
   Set sets[kSets];
   StreamCache* last = &sets[0].ways[0];  // where the thread's last launch was found
-  uint64_t thread = 0;                   // as keys of its default stream name it; 0: it has launched on none
+  uint64_t thread = 0;  // as keys of its default stream name it; 0: it has launched on none
 
   Set& setOf(const StreamKey& key) {
     // Handles are addresses of objects of some hundred bytes, or small numbers.
-    const uint64_t bits = (reinterpret_cast<uint64_t>(key.stream) ^ reinterpret_cast<uint64_t>(key.context) << 20) *
-                          0x9e3779b97f4a7c15ull;
+    const uint64_t bits =
+        (reinterpret_cast<uint64_t>(key.stream) ^ reinterpret_cast<uint64_t>(key.context) << 20) *
+        0x9e3779b97f4a7c15ull;
     return sets[(bits >> 32) % kSets];
   }
 };
@@ -44,7 +45,8 @@ thread_local StreamCaches* my_caches = nullptr;
 struct Tables {
   std::mutex mutex;  // before StreamTable::mutex_
   std::vector<StreamTable*> all;
-  // Which has made the first one. A child that it forks later has none of its threads, and can't have the locks.
+  // Which has made the first one. A child that it forks later has none of its threads, and can't
+  // have the locks.
   const pid_t process = getpid();
 };
 Tables& tables() {
@@ -84,7 +86,8 @@ void makeSlotKey() { pthread_key_create(&slot_key, releaseSlot); }
 }  // namespace
 
 Hazards& hazards() {
-  static Hazards* instance = new Hazards;  // never destroyed: threads may launch while the process exits
+  static Hazards* instance =
+      new Hazards;  // never destroyed: threads may launch while the process exits
   return *instance;
 }
 
@@ -92,7 +95,9 @@ HazardSlot* Hazards::claim(Block& block) {
   for (unsigned i = 0; i < kBlockSlots; ++i) {
     HazardSlot& slot = block.slots[i];
     bool expected = false;
-    if (slot.used.load(std::memory_order_relaxed) || !slot.used.compare_exchange_strong(expected, true)) continue;
+    if (slot.used.load(std::memory_order_relaxed) ||
+        !slot.used.compare_exchange_strong(expected, true))
+      continue;
     unsigned high = block.high.load();
     while (high < i + 1 && !block.high.compare_exchange_weak(high, i + 1)) {
     }
@@ -122,8 +127,8 @@ HazardSlot* Hazards::mine() {
 
 void Hazards::snapshot(Snapshot& out) const {
   out.active.clear();
-  // No fence: the marks that the caller made are seq_cst, as are the slots (and the ways to them) and what launches read
-  // of the marks.
+  // No fence: the marks that the caller made are seq_cst, as are the slots (and the ways to them)
+  // and what launches read of the marks.
   for (const Block* block = &first_; block != nullptr; block = block->next.load()) {
     const unsigned high = block->high.load();
     for (unsigned i = 0; i < high; ++i) {
@@ -134,8 +139,9 @@ void Hazards::snapshot(Snapshot& out) const {
 }
 
 bool Hazards::passed(Snapshot& snapshot) {
-  std::erase_if(snapshot.active,
-                [](const auto& entry) { return entry.first->word.load(std::memory_order_acquire) != entry.second; });
+  std::erase_if(snapshot.active, [](const auto& entry) {
+    return entry.first->word.load(std::memory_order_acquire) != entry.second;
+  });
   return snapshot.active.empty();
 }
 
@@ -187,7 +193,8 @@ StreamState* StreamTable::find(const StreamKey& key) {
       found->ended = false;  // a destructor of the thread's launches still
       break;
     }
-    if (live && stream->ended && stream->pending.load() == 0 && stream->completed.load() >= stream->last.load()) {
+    if (live && stream->ended && stream->pending.load() == 0 &&
+        stream->completed.load() >= stream->last.load()) {
       stream->generation.fetch_add(1, std::memory_order_release);
       live = false;
     }
@@ -233,7 +240,8 @@ void StreamTable::leaveCall(StreamState& stream) {
 // Records a mark behind the last launch. The stream's context is made current for it.
 bool StreamTable::record(StreamState& stream, TableLock& lock) {
   const uint64_t number = stream.last.load(std::memory_order_acquire);
-  if (stream.pending.load(std::memory_order_acquire) != 0) return false;  // in this order: see the header
+  if (stream.pending.load(std::memory_order_acquire) != 0)
+    return false;  // in this order: see the header
   const StreamKey key = stream.key;
   CUevent event = freeEvent(key.context);
   ++stream.calls;
@@ -242,8 +250,8 @@ bool StreamTable::record(StreamState& stream, TableLock& lock) {
   CUresult result = CUDA_SUCCESS;
   if (const InContext current(driver_, key.context); (result = current.result()) == CUDA_SUCCESS) {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-    // A legacy stream that is asked while another captures in global mode answers with an error: wait for the capture's
-    // end.
+    // A legacy stream that is asked while another captures in global mode answers with an error:
+    // wait for the capture's end.
     result = driver_.cuStreamIsCapturing(key.stream, &status);
     if (result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE) {
       if (event == nullptr) result = driver_.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
@@ -255,10 +263,12 @@ bool StreamTable::record(StreamState& stream, TableLock& lock) {
   lock.lock();
   leaveCall(stream);
   if (stream.gone) {
-    if (event != nullptr && stream.events_stay) free_events_.push_back({key.context, event});  // for contextGone()
+    if (event != nullptr && stream.events_stay)
+      free_events_.push_back({key.context, event});  // for contextGone()
     return false;
   }
-  // As in collect(): in a context that a kernel has broken nothing runs any more, nor can it be marked.
+  // As in collect(): in a context that a kernel has broken nothing runs any more, nor can it be
+  // marked.
   if (endsContext(result)) stream.completed.store(std::max(stream.completed.load(), number));
   if (recorded) {
     stream.marks.push_back({event, number});
@@ -282,10 +292,12 @@ void StreamTable::collect(StreamState& stream, TableLock& lock) {
     free_events_.push_back({stream.key.context, mark.event});
     // It tells nothing, if it got into a capture. A new mark is recorded behind the same work.
     if (refusedByCapture(result)) {
-      stream.needs_drain |= (stream.generation.load() & 1) == 0;  // no stream is there any more to record one on
+      stream.needs_drain |=
+          (stream.generation.load() & 1) == 0;  // no stream is there any more to record one on
       continue;
     }
-    // Any other answer ends the wait too: in a context that a kernel has broken nothing runs any more.
+    // Any other answer ends the wait too: in a context that a kernel has broken nothing runs any
+    // more.
     stream.completed.store(std::max(stream.completed.load(), mark.number));
   }
 }
@@ -296,18 +308,21 @@ void StreamTable::look(StreamState& stream, TableLock& lock) {
   if (stream.calls > 0) return;  // another thread is about to know
   if ((stream.generation.load() & 1) == 0 || stream.closing) return;
   const uint64_t last = stream.last.load(std::memory_order_acquire);
-  const uint64_t marked = stream.marks.empty() ? stream.completed.load() : stream.marks.back().number;
+  const uint64_t marked =
+      stream.marks.empty() ? stream.completed.load() : stream.marks.back().number;
   if (last <= marked) return;
   const uint64_t thread = stream.key.thread;
   if (thread != 0 && (my_caches == nullptr || my_caches->thread != thread)) {
     stream.needs_drain = true;
-  } else if (thread != 0 || holds_ == 0) {  // nobody but this thread makes its default stream part of a capture
+  } else if (thread != 0 ||
+             holds_ == 0) {  // nobody but this thread makes its default stream part of a capture
     record(stream, lock);
   }
 }
 
 void StreamTable::poll(CUdevice device) {
-  // Engines' threads are relaxed all their lives; who asks of all devices is a thread of the program.
+  // Engines' threads are relaxed all their lives; who asks of all devices is a thread of the
+  // program.
   std::optional<RelaxedThread> relaxed;
   if (device == kAllDevices) relaxed.emplace(driver_);
   TableLock lock(mutex_);
@@ -344,7 +359,8 @@ void StreamTable::captureBegins(CUcontext context) {
     for (size_t i = 0; i < streams_.size(); ++i) {
       StreamState& stream = *streams_[i];
       if (context != nullptr && stream.key.context != context) continue;
-      // Who is in a call for it may be asking for an older mark, and records none once it finds holds_.
+      // Who is in a call for it may be asking for an older mark, and records none once it finds
+      // holds_.
       call_ended_.wait(lock, [&stream] { return stream.calls == 0; });
       look(stream, lock);
     }
@@ -379,18 +395,22 @@ void StreamTable::synchronizeEach(CUcontext context) {
   for (size_t i = 0; i < streams_.size(); ++i) {  // by index: there may be more meanwhile
     StreamState& stream = *streams_[i];
     if (stream.key.context != context || stream.gone) continue;
-    const bool live = (stream.generation.load() & 1) != 0 && !stream.closing && stream.key.thread == 0;
+    const bool live =
+        (stream.generation.load() & 1) != 0 && !stream.closing && stream.key.thread == 0;
     if (!live && stream.marks.empty()) continue;
     // What is behind the last mark is known of a live stream alone.
-    const uint64_t number = live ? stream.last.load(std::memory_order_acquire) : stream.marks.back().number;
+    const uint64_t number =
+        live ? stream.last.load(std::memory_order_acquire) : stream.marks.back().number;
     const CUevent event = live ? nullptr : stream.marks.back().event;
     if (stream.completed.load() >= number) continue;
     ++stream.calls;
     lock.unlock();
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     CUresult result = live ? driver_.cuStreamIsCapturing(stream.key.stream, &status) : CUDA_SUCCESS;
-    if (result == CUDA_SUCCESS && status == CU_STREAM_CAPTURE_STATUS_NONE) {  // else it would spoil the capture
-      result = live ? driver_.cuStreamSynchronize(stream.key.stream) : driver_.cuEventSynchronize(event);
+    if (result == CUDA_SUCCESS &&
+        status == CU_STREAM_CAPTURE_STATUS_NONE) {  // else it would spoil the capture
+      result =
+          live ? driver_.cuStreamSynchronize(stream.key.stream) : driver_.cuEventSynchronize(event);
     } else if (result == CUDA_SUCCESS) {
       result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     }
@@ -404,7 +424,9 @@ void StreamTable::synchronizeEach(CUcontext context) {
 // A device's engine looks after its own streams; those of devices without an engine are anybody's.
 CUdevice StreamTable::pollerOf(const StreamState& stream, CUdevice asking) const {
   const CUdevice device = stream.device.load(std::memory_order_relaxed);
-  return std::find(polled_devices_.begin(), polled_devices_.end(), device) != polled_devices_.end() ? device : asking;
+  return std::find(polled_devices_.begin(), polled_devices_.end(), device) != polled_devices_.end()
+             ? device
+             : asking;
 }
 
 void StreamTable::polls(CUdevice device, bool on) {
@@ -453,7 +475,8 @@ void StreamTable::streamDestroyed(const StreamKey& key) {
   TableLock lock(mutex_);
   StreamState* gone = nullptr;
   for (auto& stream : streams_)
-    if ((stream->generation.load() & 1) != 0 && !stream->closing && stream->key == key) gone = stream.get();
+    if ((stream->generation.load() & 1) != 0 && !stream->closing && stream->key == key)
+      gone = stream.get();
   if (gone == nullptr) return;
   gone->closing = true;
   // The work goes on after the handle is gone: its end must still be seen.
@@ -509,7 +532,8 @@ void StreamTable::contextGone(CUcontext context, bool events_stay) {
     if (!ofContext(stream)) continue;
     dropMarks(*stream);  // of one that a launch beside the context's end has made meanwhile
     stream->closing = stream->gone = false;
-    if ((stream->generation.load() & 1) != 0) stream->generation.fetch_add(1, std::memory_order_release);
+    if ((stream->generation.load() & 1) != 0)
+      stream->generation.fetch_add(1, std::memory_order_release);
   }
   std::erase_if(free_events_, [&](const FreeEvent& event) {
     if (event.context != context) return false;
@@ -534,8 +558,11 @@ std::vector<CUcontext> StreamTable::contextsToDrain() {
   std::lock_guard lock(mutex_);
   std::vector<CUcontext> found;
   for (auto& stream : streams_) {
-    if (!stream->needs_drain || stream->completed.load() >= stream->last.load(std::memory_order_acquire)) continue;
-    if (std::find(found.begin(), found.end(), stream->key.context) == found.end()) found.push_back(stream->key.context);
+    if (!stream->needs_drain ||
+        stream->completed.load() >= stream->last.load(std::memory_order_acquire))
+      continue;
+    if (std::find(found.begin(), found.end(), stream->key.context) == found.end())
+      found.push_back(stream->key.context);
   }
   return found;
 }

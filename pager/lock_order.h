@@ -1,16 +1,19 @@
-// The pager's locks, in the order in which they may be taken. A thread that holds one takes only those below it.
+// The pager's locks, in the order in which they may be taken. A thread that holds one takes only
+// those below it.
 //
 //   1  PoolState::mutex        regions, extents, chunk lists, engines' queues, predictor, edges
 //   2  Tables::mutex           launches.cpp: the stream tables of the process, for threads that end
 //   3  StreamTable::mutex      the list of streams and their marks
 //   4  object_pool.cpp's       memory for extents and chunks
 //
-// None is held across a driver call, whichever: a call may wait for its context's lock, which some drivers hold while they
-// load a module and wait for all kernels to end; launches of other contexts go on meanwhile.
+// None is held across a driver call, whichever: a call may wait for its context's lock, which some
+// drivers hold while they load a module and wait for all kernels to end; launches of other contexts
+// go on meanwhile.
 //
-// Without a lock: page map and region lookup (atomics), hazards and launch numbers (launches.h), Region::stamp and
-// Region::blocked. Memory order of these is written where they are declared.
+// Without a lock: page map and region lookup (atomics), hazards and launch numbers (launches.h),
+// Region::stamp and Region::blocked. Memory order of these is written where they are declared.
 //
-// Moves of an extent are made by its claimer: whoever sets a transitional state (region.h) under PoolState::mutex owns the
-// extent's chunks and mapping until it sets a stable state, also while the mutex is not held.
+// Moves of an extent are made by its claimer: whoever sets a transitional state (region.h) under
+// PoolState::mutex owns the extent's chunks and mapping until it sets a stable state, also while
+// the mutex is not held.
 #pragma once

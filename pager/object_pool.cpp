@@ -26,7 +26,8 @@ namespace {
 
 struct Pool {
   std::mutex mutex;
-  // Up to 512 objects in a block; with the default a block could be as large as all before it together.
+  // Up to 512 objects in a block; with the default a block could be as large as all before it
+  // together.
   std::pmr::unsynchronized_pool_resource memory{{512, 256}, std::pmr::new_delete_resource()};
 };
 

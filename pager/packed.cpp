@@ -13,8 +13,8 @@ const PackedHeader& headerOf(const HostChunk& chunk, uint64_t page) {
   return *reinterpret_cast<const PackedHeader*>(chunk.alias + page * kernels::kPackedPageBytes);
 }
 
-CUresult launch(const DriverApi& driver, CUfunction kernel, unsigned x, unsigned y, unsigned threads, CUstream stream,
-                uint64_t pages, uint64_t packed) {
+CUresult launch(const DriverApi& driver, CUfunction kernel, unsigned x, unsigned y,
+                unsigned threads, CUstream stream, uint64_t pages, uint64_t packed) {
   kernels::PackParameters parameters{pages, packed};
   void* pointers[] = {&parameters.pages, &parameters.packed};
   return driver.cuLaunchKernel(kernel, x, y, 1, threads, 1, 1, 0, stream, pointers, nullptr);
@@ -24,11 +24,14 @@ CUresult launch(const DriverApi& driver, CUfunction kernel, unsigned x, unsigned
 
 CUresult PackedImages::makeObjects() {
   CUresult result = driver_.cuModuleLoadData(&module_, kernels::packPtx());
-  if (result == CUDA_SUCCESS) result = driver_.cuModuleGetFunction(&pack_, module_, kernels::kPackKernel);
-  if (result == CUDA_SUCCESS) result = driver_.cuModuleGetFunction(&unpack_, module_, kernels::kUnpackKernel);
+  if (result == CUDA_SUCCESS)
+    result = driver_.cuModuleGetFunction(&pack_, module_, kernels::kPackKernel);
+  if (result == CUDA_SUCCESS)
+    result = driver_.cuModuleGetFunction(&unpack_, module_, kernels::kUnpackKernel);
   // Before the program's kernels: they wait for what it brings.
   for (CUstream* stream : {&pack_stream_, &copy_stream_, &unpack_stream_})
-    if (result == CUDA_SUCCESS) result = driver_.cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, -5);
+    if (result == CUDA_SUCCESS)
+      result = driver_.cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, -5);
   for (Slot& slot : slots_)
     for (CUevent* event : {&slot.copied, &slot.unpacked})
       if (result == CUDA_SUCCESS) result = driver_.cuEventCreate(event, CU_EVENT_DISABLE_TIMING);
@@ -74,14 +77,16 @@ void PackedImages::set(Image& image, unsigned order, State state) {
 
 bool PackedImages::keep(VramChunk& chunk, uint64_t room) {
   if (slot_count_ == 0) slot_order_ = slotOrder();
-  if (slot_count_ == kSlots || static_cast<int>(chunk.order) != slot_order_ || chunk.exported) return false;
+  if (slot_count_ == kSlots || static_cast<int>(chunk.order) != slot_order_ || chunk.exported)
+    return false;
   if (kSlots * (kPageBytes << chunk.order) > room) return false;
   slots_[slot_count_++].chunk = &chunk;
   return true;
 }
 
 bool PackedImages::claim(const Extent& extent, uint64_t spare) {
-  if (slot_count_ < kSlots || extent.order > slot_order_ || nowNs() < paused_until_ns_) return false;
+  if (slot_count_ < kSlots || extent.order > slot_order_ || nowNs() < paused_until_ns_)
+    return false;
   const auto [found, is_new] = images_.try_emplace(&extent);
   Image& image = found->second;
   if (!is_new && image.hash == extent.hash && image.state != State::kWanted) return false;
@@ -90,7 +95,8 @@ bool PackedImages::claim(const Extent& extent, uint64_t spare) {
   set(image, extent.order, State::kWanted);
   image.hash = extent.hash;
   image.checked = false;
-  // Free ones alone: making one takes milliseconds, in which the engine has better to do. Others make what is wanted.
+  // Free ones alone: making one takes milliseconds, in which the engine has better to do. Others
+  // make what is wanted.
   if (extent.bytes() > spare) {
     drop(extent);
     return false;
@@ -102,13 +108,15 @@ bool PackedImages::claim(const Extent& extent, uint64_t spare) {
   return true;
 }
 
-CUresult PackedImages::start(const Extent& extent, const HostChunk& image, CUevent event, bool& queued) const {
+CUresult PackedImages::start(const Extent& extent, const HostChunk& image, CUevent event,
+                             bool& queued) const {
   const uint64_t slot = slots_[0].chunk->alias;
-  CUresult result =
-      launch(driver_, pack_, 1u << extent.order, 1, kernels::kPackThreads, pack_stream_, extent.vram->alias, slot);
+  CUresult result = launch(driver_, pack_, 1u << extent.order, 1, kernels::kPackThreads,
+                           pack_stream_, extent.vram->alias, slot);
   queued = result == CUDA_SUCCESS;
   if (result == CUDA_SUCCESS)
-    result = driver_.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(image.alias), slot, bytesOf(extent), pack_stream_);
+    result = driver_.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(image.alias), slot,
+                                          bytesOf(extent), pack_stream_);
   if (result == CUDA_SUCCESS) result = driver_.cuEventRecord(event, pack_stream_);
   return result;
 }
@@ -123,10 +131,12 @@ void PackedImages::finish(const Extent& extent) {
 }
 
 bool PackedImages::isReady(const Extent& extent) const {
-  if (slot_count_ < kSlots || extent.order > slot_order_ || !extent.hash_valid || !extent.host_valid) return false;
+  if (slot_count_ < kSlots || extent.order > slot_order_ || !extent.hash_valid ||
+      !extent.host_valid)
+    return false;
   const auto found = images_.find(&extent);
-  return found != images_.end() && found->second.state == State::kReady && found->second.hash == extent.hash &&
-         nowNs() >= paused_until_ns_;
+  return found != images_.end() && found->second.state == State::kReady &&
+         found->second.hash == extent.hash && nowNs() >= paused_until_ns_;
 }
 
 void PackedImages::checked(const Extent& extent, bool equal) {
@@ -137,23 +147,26 @@ void PackedImages::checked(const Extent& extent, bool equal) {
   set(image, extent.order, State::kNever);
 }
 
-uint64_t PackedImages::bytesOf(const Extent& extent) { return kernels::kPackedPageBytes << extent.order; }
+uint64_t PackedImages::bytesOf(const Extent& extent) {
+  return kernels::kPackedPageBytes << extent.order;
+}
 
-CUresult PackedImages::fetch(const Extent& extent, const HostChunk& image, uint64_t target, CUevent event,
-                             bool& queued) {
+CUresult PackedImages::fetch(const Extent& extent, const HostChunk& image, uint64_t target,
+                             CUevent event, bool& queued) {
   Slot& slot = slots_[1 + next_slot_++ % (kSlots - 1)];
   CUresult result = CUDA_SUCCESS;
   // The GPU itself waits until the slot is free: any number of copies can be queued.
   if (slot.used) result = driver_.cuStreamWaitEvent(copy_stream_, slot.unpacked, 0);
   if (result == CUDA_SUCCESS)
-    result = driver_.cuMemcpyHtoDAsync_v2(slot.chunk->alias, reinterpret_cast<const void*>(image.alias),
-                                          bytesOf(extent), copy_stream_);
+    result =
+        driver_.cuMemcpyHtoDAsync_v2(slot.chunk->alias, reinterpret_cast<const void*>(image.alias),
+                                     bytesOf(extent), copy_stream_);
   queued = result == CUDA_SUCCESS;
   if (result == CUDA_SUCCESS) result = driver_.cuEventRecord(slot.copied, copy_stream_);
   if (result == CUDA_SUCCESS) result = driver_.cuStreamWaitEvent(unpack_stream_, slot.copied, 0);
   if (result == CUDA_SUCCESS)
-    result = launch(driver_, unpack_, kernels::kUnpackParts, 1u << extent.order, kernels::kUnpackThreads,
-                    unpack_stream_, target, slot.chunk->alias);
+    result = launch(driver_, unpack_, kernels::kUnpackParts, 1u << extent.order,
+                    kernels::kUnpackThreads, unpack_stream_, target, slot.chunk->alias);
   if (result == CUDA_SUCCESS) result = driver_.cuEventRecord(slot.unpacked, unpack_stream_);
   slot.used = true;
   if (result == CUDA_SUCCESS) result = driver_.cuEventRecord(event, unpack_stream_);

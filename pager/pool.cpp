@@ -22,12 +22,13 @@ namespace olpager::pager {
 
 namespace {
 
-// Upper 32-bit words of addresses are 0x2A5D.. and up: no round number, so that pairs of small integers in a launch's
-// parameters or in memory do not look like addresses.
+// Upper 32-bit words of addresses are 0x2A5D.. and up: no round number, so that pairs of small
+// integers in a launch's parameters or in memory do not look like addresses.
 constexpr uint64_t kArenaExtents = 32;  // of an arena, so many fit VRAM at least
 
-// How long an allocation that finds the pool full waits for memory that was freed in stream order. What is before such a
-// free may wait for this very thread. Native gives a stream-ordered allocation the memory in the order of the stream.
+// How long an allocation that finds the pool full waits for memory that was freed in stream order.
+// What is before such a free may wait for this very thread. Native gives a stream-ordered
+// allocation the memory in the order of the stream.
 constexpr uint64_t kDevicePatienceNs = 1'000'000'000;
 constexpr uint64_t kStreamOrderedPatienceNs = 10'000'000'000;
 
@@ -38,14 +39,17 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options, const Dri
   PoolOptions given = options;
   if (given.va_base == 0) given.va_base = kDefaultVaBase;
   if (given.va_size == 0) given.va_size = kDefaultVaSize;
-  if (given.va_base % kPageBytes != 0 || given.va_size % kPageBytes != 0 || given.va_size > kDefaultVaSize)
-    return Error{"the global range (OL_VA_BASE, OL_VA_SIZE) must be multiples of 2MiB and at most 16TiB"};
+  if (given.va_base % kPageBytes != 0 || given.va_size % kPageBytes != 0 ||
+      given.va_size > kDefaultVaSize)
+    return Error{
+        "the global range (OL_VA_BASE, OL_VA_SIZE) must be multiples of 2MiB and at most 16TiB"};
   if (given.vram.bytes != 0 && given.vram.bytes < kPageBytes)
     return Error{"OL_VRAM is below one page (2MiB): " + base::formatSize(given.vram.bytes)};
   pool->base_ = given.va_base;
   pool->end_ = given.va_base + given.va_size;
   pool->asks_names_ = given.reach != Reach::kAll;
-  const auto remote = std::exchange(given.remote, nullptr);  // it goes with the engines, before the options do
+  const auto remote =
+      std::exchange(given.remote, nullptr);  // it goes with the engines, before the options do
   pool->state_ = std::make_unique<PoolState>(given, driver);
   PoolState& state = *pool->state_;
   state.remote = remote;
@@ -60,28 +64,32 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options, const Dri
     if (result == CUDA_SUCCESS) driver.cuMemAddressFree(reserved, given.va_size);
     char text[200];
     rlimit limit{};
-    const bool limited =
-        getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < given.va_size;
+    const bool limited = getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+                         limit.rlim_cur < given.va_size;
     if (limited) {
       std::snprintf(text, sizeof(text),
-                    "the address space is limited to %s (ulimit -v), and the range takes %s: raise the limit, or set "
+                    "the address space is limited to %s (ulimit -v), and the range takes %s: raise "
+                    "the limit, or set "
                     "OL_VA_SIZE to less",
-                    base::formatSize(limit.rlim_cur).c_str(), base::formatSize(given.va_size).c_str());
+                    base::formatSize(limit.rlim_cur).c_str(),
+                    base::formatSize(given.va_size).c_str());
       return Error{text};
     }
-    std::snprintf(
-        text, sizeof(text),
-        "the address range 0x%llx + %s is taken in this process (CUDA error %d); set OL_VA_BASE to a free one",
-        static_cast<unsigned long long>(given.va_base), base::formatSize(given.va_size).c_str(),
-        static_cast<int>(result));
+    std::snprintf(text, sizeof(text),
+                  "the address range 0x%llx + %s is taken in this process (CUDA error %d); set "
+                  "OL_VA_BASE to a free one",
+                  static_cast<unsigned long long>(given.va_base),
+                  base::formatSize(given.va_size).c_str(), static_cast<int>(result));
     return Error{text};
   }
   if (given.reach == Reach::kAll) state.slow.store(true);
   if (given.reach == Reach::kLearned)
     base::logWarn(
-        "reach = learned: of an allocation larger than 1/%llu of VRAM a launch is taken to use the pieces that it "
+        "reach = learned: of an allocation larger than 1/%llu of VRAM a launch is taken to use the "
+        "pieces that it "
         "names, as "
-        "earlier launches showed them; one that goes beyond them may find memory being moved, which ends the context. "
+        "earlier launches showed them; one that goes beyond them may find memory being moved, "
+        "which ends the context. "
         "OL_REACH=traced is safe",
         static_cast<unsigned long long>(kLearnedArenaShare));
   if (remote) {
@@ -102,7 +110,8 @@ Pool::~Pool() {
   }
   stop();
   while (state_->draining.load() > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  // What was in use when it was stopped: the driver's memory goes with its contexts, our records of it here.
+  // What was in use when it was stopped: the driver's memory goes with its contexts, our records of
+  // it here.
   const auto forget = [](std::vector<std::unique_ptr<Extent>>& extents) {
     for (auto& extent : extents) {
       delete std::exchange(extent->vram, nullptr);
@@ -115,7 +124,8 @@ Pool::~Pool() {
 
 void Pool::stop() noexcept try {
   if (state_ == nullptr || state_->forked.load()) return;
-  std::vector<std::shared_ptr<Engine>> engines;  // one whose context is destroyed meanwhile stays until it is stopped
+  std::vector<std::shared_ptr<Engine>>
+      engines;  // one whose context is destroyed meanwhile stays until it is stopped
   {
     std::lock_guard lock(state_->mutex);
     state_->stopped = true;
@@ -142,16 +152,18 @@ void Pool::forked() noexcept {
   }
 }
 
-// --- allocations -----------------------------------------------------------------------------------------------------
+// --- allocations ---------------------------------------------------------------------------------
 
 namespace {
 
-/// VRAM budget of a device and host limit of all together, found out once: what the program was told before the first
-/// allocation is what it gets. Without the mutex; a context of the device is current.
+/// VRAM budget of a device and host limit of all together, found out once: what the program was
+/// told before the first allocation is what it gets. Without the mutex; a context of the device is
+/// current.
 std::pair<uint64_t, uint64_t> budgetsOf(PoolState& state, CUdevice device) {
   {
     Lock lock(state.mutex);
-    if (const auto known = state.vram_budgets.find(device); known != state.vram_budgets.end() && state.host.known)
+    if (const auto known = state.vram_budgets.find(device);
+        known != state.vram_budgets.end() && state.host.known)
       return {known->second, state.host.limit};
   }
   uint64_t vram = vramBudget(state.options.vram, state.driver);
@@ -164,14 +176,18 @@ std::pair<uint64_t, uint64_t> budgetsOf(PoolState& state, CUdevice device) {
     state.host.known = true;
     state.host.limit = state.host.most = host;
   }
-  if (const auto known = state.vram_budgets.find(device); known != state.vram_budgets.end()) vram = known->second;
-  return {keep ? state.vram_budgets.try_emplace(device, vram).first->second : vram, state.host.limit};
+  if (const auto known = state.vram_budgets.find(device); known != state.vram_budgets.end())
+    vram = known->second;
+  return {keep ? state.vram_budgets.try_emplace(device, vram).first->second : vram,
+          state.host.limit};
 }
 
-/// By the Report option: what can be mapped on this node (of VRAM and of host memory), or this and what memservers have. `used` bytes of it are
-/// not free.
-MemoryInfo reported(const PoolState& state, CUdevice device, uint64_t vram, uint64_t host, uint64_t used) {
-  const uint64_t all = vram + host + (state.options.report == Report::kPool ? remoteCapacity(state) : 0);
+/// By the Report option: what can be mapped on this node (of VRAM and of host memory), or this and
+/// what memservers have. `used` bytes of it are not free.
+MemoryInfo reported(const PoolState& state, CUdevice device, uint64_t vram, uint64_t host,
+                    uint64_t used) {
+  const uint64_t all =
+      vram + host + (state.options.report == Report::kPool ? remoteCapacity(state) : 0);
   return {all - std::min(all, used), all, vram, state.vram_set.contains(device)};
 }
 
@@ -191,13 +207,16 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
   state.starting.reserve(state.starting.size() + 1);
   state.engines.reserve(state.engines.size() + state.starting.size() + 1);
   state.starting.push_back(device);
-  // Its end takes the mutex: it must not go while that is held, so whatever may throw is inside, and what follows does not.
+  // Its end takes the mutex: it must not go while that is held, so whatever may throw is inside,
+  // and what follows does not.
   std::shared_ptr<Engine> engine;
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   try {
     lock.unlock();
     int numa = 0;
-    if (state.driver.cuDeviceGetAttribute(&numa, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) != CUDA_SUCCESS) numa = 0;
+    if (state.driver.cuDeviceGetAttribute(&numa, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, device) !=
+        CUDA_SUCCESS)
+      numa = 0;
     const auto [vram, host] = [&] {
       const InContext current(state.driver, context);  // the caller's may be another device's
       return budgetsOf(state, device);
@@ -211,15 +230,17 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
       state.refused.insert(device);  // said once: the machine will not change
       result = CUDA_ERROR_NOT_SUPPORTED;
       base::logError(
-          "device %d: reach = all needs host memory that the GPU can use in place, which this machine refuses (in a "
+          "device %d: reach = all needs host memory that the GPU can use in place, which this "
+          "machine refuses (in a "
           "container it may need CAP_SYS_NICE): run with reach = traced",
           device);
     }
     if (result == CUDA_SUCCESS)
-      base::logInfo(
-          "device %d: local mode, VRAM budget %s, host tier %s%s", device, base::formatSize(vram).c_str(),
-          base::formatSize(host).c_str(),
-          in_place ? "" : "; host memory can't be mapped in place here: what a launch reaches has to fit VRAM");
+      base::logInfo("device %d: local mode, VRAM budget %s, host tier %s%s", device,
+                    base::formatSize(vram).c_str(), base::formatSize(host).c_str(),
+                    in_place ? ""
+                             : "; host memory can't be mapped in place here: what a launch reaches "
+                               "has to fit VRAM");
   } catch (const std::exception& failure) {  // no memory, no thread
     if (!lock.owns_lock()) lock.lock();
     result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -235,10 +256,13 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
       engine.reset();
       lock.lock();
     }
-    // A context that is gone is the caller's matter. It is asked for again with each call: the next one may be another.
-    const bool gone = result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    // A context that is gone is the caller's matter. It is asked for again with each call: the next
+    // one may be another.
+    const bool gone =
+        result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_CONTEXT_IS_DESTROYED;
     if (!state.refused.contains(device) && !gone)
-      base::logError("device %d: the pager could not start (CUDA error %d)", device, static_cast<int>(result));
+      base::logError("device %d: the pager could not start (CUDA error %d)", device,
+                     static_cast<int>(result));
     return result;
   }
   for (const auto& [accessing, owner] : state.peers)
@@ -252,10 +276,12 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
 
 namespace {
 
-// One region's want, on its engine's list and keeping the region from eviction until the wait ends, however it does.
+// One region's want, on its engine's list and keeping the region from eviction until the wait ends,
+// however it does.
 class WaitingFor {
  public:
-  WaitingFor(Engine& engine, Want& want, Region& region) : engine_(engine), want_(want), region_(region) {
+  WaitingFor(Engine& engine, Want& want, Region& region)
+      : engine_(engine), want_(want), region_(region) {
     engine.addWant(&want);
     ++region.wanted;
     for (Extent* extent : want.extents) ++extent->wanted;
@@ -276,7 +302,8 @@ class WaitingFor {
 
 }  // namespace
 
-CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_t bytes, Lock& lock) {
+CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_t bytes,
+                     Lock& lock) {
   Engine& engine = *region.engine;
   Want want;
   want.in_vram = true;
@@ -290,7 +317,8 @@ CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_
     return true;
   };
   // In place is no help here: who uses the address does not come by again.
-  while (!there() && !want.failed && !want.lost && !want.in_place && !engine.broken() && !state.stopped)
+  while (!there() && !want.failed && !want.lost && !want.in_place && !engine.broken() &&
+         !state.stopped)
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
   if (want.lost) return CUDA_ERROR_ECC_UNCORRECTABLE;
   return there() ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -308,7 +336,8 @@ struct NewRegion {
 
 std::optional<uint64_t> takeAddresses(PoolState& state, const NewRegion& wanted) {
   if (wanted.at == 0) return state.addresses->allocate(wanted.pages);
-  if (state.placed == nullptr || !state.placed->allocateAt(wanted.at, wanted.pages)) return std::nullopt;
+  if (state.placed == nullptr || !state.placed->allocateAt(wanted.at, wanted.pages))
+    return std::nullopt;
   return wanted.at;
 }
 
@@ -332,15 +361,17 @@ Region* makeRegion(PoolState& state, Engine& engine, CUcontext context, const Ne
   region->device = engine.device();
   region->engine = &engine;
   const uint64_t budget = engine.chunks().vramBudget();
-  const bool arena =
-      wanted.kind != RegionKind::kSlab && isArenaSize(wanted.pages * kPageBytes, budget, state.options.reach);
+  const bool arena = wanted.kind != RegionKind::kSlab &&
+                     isArenaSize(wanted.pages * kPageBytes, budget, state.options.reach);
   // An arena is larger than a good part of VRAM: its extents are a small part.
-  const uint64_t largest = std::bit_floor(std::max<uint64_t>(1, budget / kArenaExtents / kPageBytes));
+  const uint64_t largest =
+      std::bit_floor(std::max<uint64_t>(1, budget / kArenaExtents / kPageBytes));
   region->divisible = arena;
   if (arena) makeArena(state, *region);
   const auto cut = [&](uint64_t pages, const auto& visitor) {
     const uint32_t usual = space::largestExtentPages(pages);
-    space::splitIntoExtents(pages, arena ? static_cast<uint32_t>(std::min<uint64_t>(usual, largest)) : usual, visitor);
+    space::splitIntoExtents(
+        pages, arena ? static_cast<uint32_t>(std::min<uint64_t>(usual, largest)) : usual, visitor);
   };
   cut(wanted.pages, [&](const space::Extent& piece) {
     auto extent = std::make_unique<Extent>();
@@ -357,7 +388,8 @@ Region* makeRegion(PoolState& state, Engine& engine, CUcontext context, const Ne
   return region;
 }
 
-/// From here on launches can name the region. What of it is not in VRAM makes them take the slow path.
+/// From here on launches can name the region. What of it is not in VRAM makes them take the slow
+/// path.
 void publish(PoolState& state, Region& region) {
   region.published = true;
   state.outside += region.blocked.load();
@@ -374,35 +406,42 @@ bool fits(const Engine& engine, uint64_t bytes) {
 void tellNoRoom(const PoolState& state, const Engine& engine, uint64_t bytes) {
   if (engine.allocated() + bytes > engine.capacity()) {
     base::warnOnce("out of memory",
-                   "device %d: an allocation of %s is refused (out of memory): %s of %s are allocated. What there is: "
+                   "device %d: an allocation of %s is refused (out of memory): %s of %s are "
+                   "allocated. What there is: "
                    "%s of VRAM, %s of host RAM, %s at memservers (OL_VRAM, OL_HOST, OL_MEMSERVER)",
-                   engine.device(), base::formatSize(bytes).c_str(), base::formatSize(engine.allocated()).c_str(),
-                   base::formatSize(engine.capacity()).c_str(), base::formatSize(engine.chunks().vramBudget()).c_str(),
+                   engine.device(), base::formatSize(bytes).c_str(),
+                   base::formatSize(engine.allocated()).c_str(),
+                   base::formatSize(engine.capacity()).c_str(),
+                   base::formatSize(engine.chunks().vramBudget()).c_str(),
                    base::formatSize(engine.chunks().hostLimit()).c_str(),
                    base::formatSize(remoteCapacity(state)).c_str());
     return;
   }
   if (state.stopped) return;
   if (bytes <= engine.largestRegion()) {
-    base::warnOnce(
-        "out of addresses",
-        "device %d: an allocation of %s is refused: the address range of %s (OL_VA_SIZE) has no such gap left",
-        engine.device(), base::formatSize(bytes).c_str(), base::formatSize(state.map->size()).c_str());
+    base::warnOnce("out of addresses",
+                   "device %d: an allocation of %s is refused: the address range of %s "
+                   "(OL_VA_SIZE) has no such gap left",
+                   engine.device(), base::formatSize(bytes).c_str(),
+                   base::formatSize(state.map->size()).c_str());
     return;
   }
-  base::warnOnce("larger than VRAM",
-                 "device %d: an allocation of %s is refused: what a launch reaches has to fit %s of %s%s",
-                 engine.device(), base::formatSize(bytes).c_str(),
-                 engine.chunks().hostMappable() ? "VRAM and host RAM together," : "the VRAM budget",
-                 base::formatSize(engine.largestRegion()).c_str(),
-                 engine.chunks().hostMappable() ? "" : " (host memory can't be mapped in place here)");
+  base::warnOnce(
+      "larger than VRAM",
+      "device %d: an allocation of %s is refused: what a launch reaches has to fit %s of %s%s",
+      engine.device(), base::formatSize(bytes).c_str(),
+      engine.chunks().hostMappable() ? "VRAM and host RAM together," : "the VRAM budget",
+      base::formatSize(engine.largestRegion()).c_str(),
+      engine.chunks().hostMappable() ? "" : " (host memory can't be mapped in place here)");
 }
 
 /// Takes a region away: it is quiet, and no launch names it any more.
 void dropRegion(PoolState& state, Region* region, Lock& lock) {
   Engine& engine = *region->engine;
-  region->dead = true;  // first: nobody else frees it, and no launch that follows pointers comes to it
-  // The process ends and no thread of ours moves anything any more: its memory goes with the process.
+  region->dead =
+      true;  // first: nobody else frees it, and no launch that follows pointers comes to it
+  // The process ends and no thread of ours moves anything any more: its memory goes with the
+  // process.
   if (state.stopped) return;
   while (region->wanted > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
   state.addressesOf(region->base).withdraw(region->base);
@@ -444,9 +483,11 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
 // A root that is in the table no more.
 void dropRoot(PoolState& state, Region& region, Lock& lock) {
   region.dead = true;
-  if (Region* const around = state.map->contains(region.base) ? state.find(region.base) : nullptr; around != nullptr)
+  if (Region* const around = state.map->contains(region.base) ? state.find(region.base) : nullptr;
+      around != nullptr)
     --around->fixed;
-  while (region.wanted > 0 && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  while (region.wanted > 0 && !state.stopped)
+    state.changed.wait_for(lock, std::chrono::milliseconds(1));
   region.edges.clear();
   region.piece_edges.clear();
   state.regions.give(&region);
@@ -457,7 +498,8 @@ bool usedAtOnce(const DriverApi& driver) {
   CUdevice device = 0;
   int at_once = 0;
   return driver.cuCtxGetDevice(&device) == CUDA_SUCCESS &&
-         driver.cuDeviceGetAttribute(&at_once, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, device) == CUDA_SUCCESS &&
+         driver.cuDeviceGetAttribute(&at_once, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
+                                     device) == CUDA_SUCCESS &&
          at_once != 0;
 }
 
@@ -468,12 +510,14 @@ space::SlabAllocator& slabsFor(PoolState& state, Engine& engine, CUcontext conte
         [&state, &engine, context](uint64_t at) -> std::optional<uint64_t> {
           if (!fits(engine, kPageBytes)) return std::nullopt;
           Region* region =
-              makeRegion(state, engine, context, {RegionKind::kSlab, AllocationKind::kDevice, 1, kPageBytes, at});
+              makeRegion(state, engine, context,
+                         {RegionKind::kSlab, AllocationKind::kDevice, 1, kPageBytes, at});
           if (region == nullptr) return std::nullopt;
           state.new_slabs.push_back(region);
           return region->base;
         },
-        // The mutex must not be released inside the allocator: the caller takes the slab away afterwards.
+        // The mutex must not be released inside the allocator: the caller takes the slab away
+        // afterwards.
         [&state](uint64_t address) { state.empty_slabs.push_back(state.find(address)); }});
   return *slabs;
 }
@@ -493,7 +537,8 @@ CUresult freeQuiet(PoolState& state, CUdeviceptr address, Lock& lock) {
     while (!state.empty_slabs.empty()) {
       Region* slab = state.empty_slabs.back();
       state.empty_slabs.pop_back();
-      // It releases the mutex. Who chose an address in the slab knows of this free only when it is over.
+      // It releases the mutex. Who chose an address in the slab knows of this free only when it is
+      // over.
       const uint64_t base = slab->base;
       const bool placed = state.isPlaced(base);
       if (placed) state.leaving_slabs.insert(base);
@@ -502,7 +547,8 @@ CUresult freeQuiet(PoolState& state, CUdeviceptr address, Lock& lock) {
     }
     return CUDA_SUCCESS;
   }
-  if (region->base != address || region->kind != RegionKind::kAllocation) return CUDA_ERROR_INVALID_VALUE;
+  if (region->base != address || region->kind != RegionKind::kAllocation)
+    return CUDA_ERROR_INVALID_VALUE;
   subtract(figures.allocated_bytes, region->requested_bytes);
   subtract(figures.allocations, 1);
   dropRegion(state, region, lock);
@@ -518,13 +564,14 @@ bool isBase(const PoolState& state, CUdeviceptr address) {
   return region->kind == RegionKind::kAllocation && region->base == address;
 }
 
-/// Frees what was freed in stream order and whose event has come, waiting for one of those until `until_ns`. True when
-/// something was freed.
+/// Frees what was freed in stream order and whose event has come, waiting for one of those until
+/// `until_ns`. True when something was freed.
 bool reapDeferred(PoolState& state, uint64_t until_ns, Lock& lock) {
   constexpr size_t kStreams = 64, kOfEach = 16;  // at a time
   bool any = false;
   while ((!state.deferred.empty() || state.looking > 0) && !state.stopped) {
-    // The first ones of each stream: what is behind one that has not come has not either. Of more streams others the next time.
+    // The first ones of each stream: what is behind one that has not come has not either. Of more
+    // streams others the next time.
     std::vector<std::pair<StreamKey, std::deque<DeferredFree>>> pending;
     auto at = state.deferred.upper_bound(state.deferred_last);
     for (size_t streams = std::min(kStreams, state.deferred.size()); streams != 0; --streams) {
@@ -540,7 +587,8 @@ bool reapDeferred(PoolState& state, uint64_t until_ns, Lock& lock) {
     ++state.looking;
     lock.unlock();
     for (auto& [stream, entries] : pending) {
-      while (!entries.empty() && state.driver.cuEventQuery(entries.front().event) != CUDA_ERROR_NOT_READY) {
+      while (!entries.empty() &&
+             state.driver.cuEventQuery(entries.front().event) != CUDA_ERROR_NOT_READY) {
         state.driver.cuEventDestroy_v2(entries.front().event);
         come.push_back(entries.front());
         entries.pop_front();
@@ -571,15 +619,19 @@ bool reapDeferred(PoolState& state, uint64_t until_ns, Lock& lock) {
 CUresult Pool::setPlaced(uint64_t bytes) {
   PoolState& state = *state_;
   if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
-  if (bytes == 0 || bytes % kPageBytes != 0 || bytes > (end_ - base_) / 2) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes == 0 || bytes % kPageBytes != 0 || bytes > (end_ - base_) / 2)
+    return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
-  if (state.placed != nullptr || state.addresses->highWaterPages() != 0) return CUDA_ERROR_NOT_PERMITTED;
+  if (state.placed != nullptr || state.addresses->highWaterPages() != 0)
+    return CUDA_ERROR_NOT_PERMITTED;
   state.placed = std::make_unique<space::AddressAllocator>(*state.map, base_, bytes);
-  state.addresses = std::make_unique<space::AddressAllocator>(*state.map, base_ + bytes, end_ - base_ - bytes);
+  state.addresses =
+      std::make_unique<space::AddressAllocator>(*state.map, base_ + bytes, end_ - base_ - bytes);
   return CUDA_SUCCESS;
 }
 
-CUresult Pool::allocate(CUcontext context, CUdevice device, uint64_t bytes, AllocationKind kind, CUdeviceptr* out) {
+CUresult Pool::allocate(CUcontext context, CUdevice device, uint64_t bytes, AllocationKind kind,
+                        CUdeviceptr* out) {
   return allocateOne(context, device, bytes, kind, 0, out);
 }
 
@@ -613,17 +665,20 @@ void Pool::prepare(CUcontext context, CUdevice device) {
   static_cast<void>(engineFor(state, context, device, lock, &engine));
 }
 
-CUresult Pool::allocateOne(CUcontext context, CUdevice device, uint64_t bytes, AllocationKind kind, uint64_t at,
-                           CUdeviceptr* out) {
+CUresult Pool::allocateOne(CUcontext context, CUdevice device, uint64_t bytes, AllocationKind kind,
+                           uint64_t at, CUdeviceptr* out) {
   PoolState& state = *state_;
   if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   if (bytes == 0 || out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
   Engine* engine = nullptr;
-  if (const CUresult result = engineFor(state, context, device, lock, &engine); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = engineFor(state, context, device, lock, &engine);
+      result != CUDA_SUCCESS)
+    return result;
   reapDeferred(state, 0, lock);
   const uint64_t until =
-      nowNs() + (kind == AllocationKind::kStreamOrdered ? kStreamOrderedPatienceNs : kDevicePatienceNs);
+      nowNs() +
+      (kind == AllocationKind::kStreamOrdered ? kStreamOrderedPatienceNs : kDevicePatienceNs);
   for (;;) {
     CUdeviceptr address = 0;
     // What is below releases the mutex: the context may be gone since, and the engine with it.
@@ -639,20 +694,24 @@ CUresult Pool::allocateOne(CUcontext context, CUdevice device, uint64_t bytes, A
         state.small[address] = {bytes, state.next_buffer_id++, context, kind};
         std::vector<Region*> fresh;
         fresh.swap(state.new_slabs);
-        for (Region* region : fresh) region->slot_bytes = static_cast<uint32_t>(space::SlabAllocator::slotBytes(bytes));
+        for (Region* region : fresh)
+          region->slot_bytes = static_cast<uint32_t>(space::SlabAllocator::slotBytes(bytes));
         for (Region* region : fresh) engine->mapNew(*region, lock);
         for (Region* region : fresh) publish(state, *region);
         if (!fresh.empty()) state.changed.notify_all();
         // Another thread may be mapping the slab still.
-        while (state.find(address) == nullptr) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+        while (state.find(address) == nullptr)
+          state.changed.wait_for(lock, std::chrono::milliseconds(1));
       }
     } else {
       const uint64_t pages = (bytes + kPageBytes - 1) / kPageBytes;
       Region* region = fits(*engine, pages * kPageBytes)
-                           ? makeRegion(state, *engine, context, {RegionKind::kAllocation, kind, pages, bytes, at})
+                           ? makeRegion(state, *engine, context,
+                                        {RegionKind::kAllocation, kind, pages, bytes, at})
                            : nullptr;
       if (region != nullptr) {
-        // Mapped before anybody can name it; what finds no room stays empty and is mapped at its first use.
+        // Mapped before anybody can name it; what finds no room stays empty and is mapped at its
+        // first use.
         engine->mapNew(*region, lock);
         publish(state, *region);
         address = region->base;
@@ -669,7 +728,8 @@ CUresult Pool::allocateOne(CUcontext context, CUdevice device, uint64_t bytes, A
       continue;
     }
     // There is room, so it is the address that is taken.
-    if (at != 0 && fits(*engine, (bytes + kPageBytes - 1) / kPageBytes * kPageBytes)) return CUDA_ERROR_INVALID_VALUE;
+    if (at != 0 && fits(*engine, (bytes + kPageBytes - 1) / kPageBytes * kPageBytes))
+      return CUDA_ERROR_INVALID_VALUE;
     if (bytes > engine->largestRegion() || !reapDeferred(state, until, lock)) {
       tellNoRoom(state, *engine, bytes);
       return CUDA_ERROR_OUT_OF_MEMORY;
@@ -691,8 +751,8 @@ CUresult Pool::free(CUdeviceptr address) {
     number = state.launch_number.load();
     hazards().snapshot(launching);
   }
-  // As native: returns when all work of the context is done. What other threads are about to submit is waited for first, so
-  // that every launch up to `number` is among that work.
+  // As native: returns when all work of the context is done. What other threads are about to submit
+  // is waited for first, so that every launch up to `number` is among that work.
   while (!Hazards::passed(launching)) std::this_thread::yield();
   const CUresult result = state.streams.synchronize(context, number);
   if (result != CUDA_SUCCESS && !endsContext(result)) return result;
@@ -705,7 +765,8 @@ CUresult Pool::free(CUdeviceptr address) {
     lock.unlock();
     state.streams.poll();
     drainUnmarked(state, number);
-    // What is not marked is not known of before the capture ends, which its thread may do only after this one.
+    // What is not marked is not known of before the capture ends, which its thread may do only
+    // after this one.
     if (state.streams.capturing()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     std::this_thread::sleep_for(std::chrono::microseconds(20));
     lock.lock();
@@ -723,7 +784,8 @@ bool Pool::isAllocated(CUdeviceptr address) const {
 
 namespace {
 
-// An event behind what is in the stream. It has to be of the stream's context, which need not be the caller's.
+// An event behind what is in the stream. It has to be of the stream's context, which need not be
+// the caller's.
 CUresult eventBehind(const DriverApi& driver, const StreamKey& stream, CUevent* event) {
   const InContext current(driver, stream.context);
   CUresult result = current.result();
@@ -745,7 +807,8 @@ CUresult Pool::freeAsync(CUdeviceptr address, const StreamKey& stream) {
     if (!isBase(state, address)) return CUDA_ERROR_INVALID_VALUE;
   }
   CUevent event = nullptr;
-  if (const CUresult result = eventBehind(state.driver, stream, &event); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = eventBehind(state.driver, stream, &event); result != CUDA_SUCCESS)
+    return result;
   Lock lock(state.mutex);
   if (!isBase(state, address)) {
     lock.unlock();
@@ -826,7 +889,7 @@ MemoryInfo Pool::memoryInfo(CUcontext context, CUdevice device) {
   return reported(state, device, vram, host, others);
 }
 
-// --- other users of addresses ------------------------------------------------------------------------------------------
+// --- other users of addresses --------------------------------------------------------------------
 
 CUresult Pool::pin(CUdeviceptr address, uint64_t* pinned) {
   PoolState& state = *state_;
@@ -836,7 +899,8 @@ CUresult Pool::pin(CUdeviceptr address, uint64_t* pinned) {
   Region* region = state.find(address);
   if (region == nullptr || region->dead) return CUDA_ERROR_INVALID_VALUE;
   ++region->pins;
-  const CUresult result = bringToVram(state, *region, region->base, region->pages * kPageBytes, lock);
+  const CUresult result =
+      bringToVram(state, *region, region->base, region->pages * kPageBytes, lock);
   if (pinned != nullptr) *pinned = region->buffer_id;
   if (result != CUDA_SUCCESS) {
     --region->pins;
@@ -864,17 +928,20 @@ CUresult Pool::unpin(CUdeviceptr address, uint64_t pinned) {
   return CUDA_SUCCESS;
 }
 
-void Pool::addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, RootKind kind, bool registered) {
+void Pool::addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, RootKind kind,
+                   bool registered) {
   PoolState& state = *state_;
   if (state.forked.load() || bytes == 0) return;
   const bool of_host = kind == RootKind::kHost || kind == RootKind::kManaged;
   bool scannable = kind != RootKind::kUnknown;
-  if (of_host) scannable = bytes <= kLargestScanned && (kind == RootKind::kHost || usedAtOnce(state.driver));
+  if (of_host)
+    scannable = bytes <= kLargestScanned && (kind == RootKind::kHost || usedAtOnce(state.driver));
   Lock lock(state.mutex);
   Root root{bytes, kind, context, nullptr};
   if (kind == RootKind::kVariable) {
     // What it holds by now nobody has looked at.
-    if (state.roots.add(address, root, true)) state.noteRootsWritten(context, state.launch_number.load());
+    if (state.roots.add(address, root, true))
+      state.noteRootsWritten(context, state.launch_number.load());
     return;
   }
   root.region = state.regions.take();
@@ -882,7 +949,8 @@ void Pool::addRoot(CUcontext context, CUdeviceptr address, uint64_t bytes, RootK
   Region& region = *root.region;
   resetRegion(region);
   if (!state.roots.add(address, root, !contains(address))) return state.regions.give(&region);
-  if (Region* const around = contains(address) ? state.find(address) : nullptr; around != nullptr) ++around->fixed;
+  if (Region* const around = contains(address) ? state.find(address) : nullptr; around != nullptr)
+    ++around->fixed;
   region.kind = RegionKind::kRoot;
   region.base = address;
   region.pages = 0;
@@ -901,14 +969,17 @@ void Pool::removeRoot(CUdeviceptr address) {
   if (root.bytes == 0) return;
   if (root.region != nullptr) dropRoot(state, *root.region, lock);
   // A pass may be reading it: the program takes it away next.
-  while (state.root_scans > 0 && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  while (state.root_scans > 0 && !state.stopped)
+    state.changed.wait_for(lock, std::chrono::milliseconds(1));
 }
 
 bool Pool::paging() const { return state_->slow.load(std::memory_order_relaxed); }
 
-bool Pool::mayHoldRoot(uint64_t address, uint64_t bytes) const { return state_->roots.span().overlaps(address, bytes); }
+bool Pool::mayHoldRoot(uint64_t address, uint64_t bytes) const {
+  return state_->roots.span().overlaps(address, bytes);
+}
 
-// --- streams and contexts ------------------------------------------------------------------------------------------------
+// --- streams and contexts ------------------------------------------------------------------------
 
 void Pool::streamDestroyed(const StreamKey& stream) {
   if (!state_->forked.load()) state_->streams.streamDestroyed(stream);
@@ -922,12 +993,14 @@ void Pool::streamJoined() { state_->streams.releaseMarks(); }
 
 namespace {
 
-// Waits for the work of a context that is about to go, and forgets its streams. `events_stay`: as StreamTable::contextGone().
+// Waits for the work of a context that is about to go, and forgets its streams. `events_stay`: as
+// StreamTable::contextGone().
 void endStreams(PoolState& state, CUcontext context, bool events_stay = false) {
   if (const InContext current(state.driver, context); current.result() == CUDA_SUCCESS) {
     const RelaxedThread relaxed(state.driver);
     // Beside a capture the driver may refuse to wait for all of a context.
-    if (const CUresult result = state.driver.cuCtxSynchronize(); result != CUDA_SUCCESS && !endsContext(result))
+    if (const CUresult result = state.driver.cuCtxSynchronize();
+        result != CUDA_SUCCESS && !endsContext(result))
       state.streams.synchronizeEach(context);
   }
   state.streams.contextGone(context, events_stay);
@@ -971,7 +1044,8 @@ void Pool::contextGone(CUcontext context) {
     Lock lock(state.mutex);
     if (state.stopped) return;
   }
-  // Nothing may be unmapped under a running kernel, not even now: that would be an error of the program's.
+  // Nothing may be unmapped under a running kernel, not even now: that would be an error of the
+  // program's.
   endStreams(state, context);
   Lock lock(state.mutex);
   state.told_unmapped.erase(context);
@@ -1022,23 +1096,26 @@ void Pool::contextGone(CUcontext context) {
   state.roots.dropContext(context, gone);
   for (Region* region : gone) dropRoot(state, *region, lock);
   state.roots_written.erase(context);
-  // The engine that lived in the context moves to another one with memory of its device. With none left it goes; the next
-  // allocation starts another.
-  const auto found = std::find_if(state.engines.begin(), state.engines.end(),
-                                  [context](const auto& engine) { return engine->context() == context; });
+  // The engine that lived in the context moves to another one with memory of its device. With none
+  // left it goes; the next allocation starts another.
+  const auto found =
+      std::find_if(state.engines.begin(), state.engines.end(),
+                   [context](const auto& engine) { return engine->context() == context; });
   if (found == state.engines.end()) return;
   Engine* const engine = found->get();
   CUcontext other = nullptr;
   for (uint32_t id = 1; id < state.regions.end() && other == nullptr; ++id) {
     const Region* region = state.regions.at(id);
-    if (!region->dead && region->engine == engine && region->context != context) other = region->context;
+    if (!region->dead && region->engine == engine && region->context != context)
+      other = region->context;
   }
   for (const auto& [id, handle] : state.vmm_handles)
     if (handle->engine == engine && handle->context != context) other = handle->context;
   if (other != nullptr && engine->moveTo(other, lock)) return;
   if (other != nullptr && !engine->broken() && !state.stopped)
     base::logError(
-        "device %d: the context that is destroyed holds what the pager keeps in host memory, which can't be mapped in "
+        "device %d: the context that is destroyed holds what the pager keeps in host memory, which "
+        "can't be mapped in "
         "place here: memory of other contexts of the device is lost with it",
         engine->device());
   dropHandles(state, *engine, lock);
@@ -1068,7 +1145,8 @@ CUresult Pool::peerEnabled(CUdevice accessing, CUdevice owner) {
   if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   Lock lock(state.mutex);
   const std::pair pair{accessing, owner};
-  if (std::find(state.peers.begin(), state.peers.end(), pair) == state.peers.end()) state.peers.push_back(pair);
+  if (std::find(state.peers.begin(), state.peers.end(), pair) == state.peers.end())
+    state.peers.push_back(pair);
   Engine* engine = state.engineOf(owner);
   if (engine == nullptr) return CUDA_SUCCESS;  // its engine will know from the start
   return engine->addPeer(accessing, lock);

@@ -19,7 +19,8 @@ constexpr size_t kMaxRegions = 8u << 20;  // one for each page of the range
 Status RegionTable::create() {
   void* memory = mmap(nullptr, kMaxRegions * sizeof(std::atomic<Region*>), PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) return Error{"cannot reserve 64 MiB of address space for the table of regions"};
+  if (memory == MAP_FAILED)
+    return Error{"cannot reserve 64 MiB of address space for the table of regions"};
   entries_ = static_cast<std::atomic<Region*>*>(memory);
   return {};
 }
@@ -50,13 +51,14 @@ void RegionTable::give(Region* region) {
 }
 
 ExtentRange extentsAt(const Region& region, uint64_t address, uint64_t bytes) {
-  const auto first = std::partition_point(region.extents.begin(), region.extents.end(), [address](const auto& extent) {
-    return extent->address + extent->bytes() <= address;
-  });
+  const auto first = std::partition_point(
+      region.extents.begin(), region.extents.end(),
+      [address](const auto& extent) { return extent->address + extent->bytes() <= address; });
   const auto last = std::partition_point(first, region.extents.end(), [&](const auto& extent) {
     return extent->address - address < bytes || extent->address < address;
   });
-  return {static_cast<size_t>(first - region.extents.begin()), static_cast<size_t>(last - region.extents.begin())};
+  return {static_cast<size_t>(first - region.extents.begin()),
+          static_cast<size_t>(last - region.extents.begin())};
 }
 
 void resetRegion(Region& region) {
@@ -98,7 +100,8 @@ void RecentKernels::note(const char* name) {
 std::string RecentKernels::list() const {
   std::array<size_t, std::tuple_size_v<decltype(noted_)>> order{};
   std::iota(order.begin(), order.end(), size_t{0});
-  std::sort(order.begin(), order.end(), [this](size_t a, size_t b) { return noted_[a] > noted_[b]; });
+  std::sort(order.begin(), order.end(),
+            [this](size_t a, size_t b) { return noted_[a] > noted_[b]; });
   std::string text;
   for (const size_t at : order)
     if (noted_[at] != 0) text += (text.empty() ? "" : ", ") + std::string(names_[at].data());
@@ -109,16 +112,18 @@ bool tellUnmapped(PoolState& state, CUcontext context) {
   const bool ever_paged = state.floor_epoch > 0;
   if (state.options.reach == Reach::kAll || !ever_paged) return false;
   if (!state.told_unmapped.insert(context).second) return true;
-  const char* const why =
-      state.options.reach == Reach::kLearned
-          ? "it went beyond the pieces of an arena that it was taken to use (reach = learned): OL_REACH=traced or "
-            "OL_REACH=all (olrun --reach all) does not take that risk"
-          : "it follows pointers that no scan finds (marks in their upper bits, offsets, halves that lie apart): "
-            "OL_REACH=all (olrun --reach all) maps everything for every launch";
+  const char* const why = state.options.reach == Reach::kLearned
+                              ? "it went beyond the pieces of an arena that it was taken to use "
+                                "(reach = learned): OL_REACH=traced or "
+                                "OL_REACH=all (olrun --reach all) does not take that risk"
+                              : "it follows pointers that no scan finds (marks in their upper "
+                                "bits, offsets, halves that lie apart): "
+                                "OL_REACH=all (olrun --reach all) maps everything for every launch";
   const Engine* const engine = state.engineIn(context);
   const std::string kernels = state.recent_kernels.list();
   base::logError(
-      "%sthe context is lost (CUDA error %d): a kernel touched memory that was not mapped for it. If it "
+      "%sthe context is lost (CUDA error %d): a kernel touched memory that was not mapped for it. "
+      "If it "
       "works without the pager, %s%s%s",
       engine != nullptr ? base::format("device {}: ", engine->device()).c_str() : "",
       static_cast<int>(CUDA_ERROR_ILLEGAL_ADDRESS), why,
@@ -167,7 +172,8 @@ bool addEdge(Region& region, const Edge& edge) {
   return true;
 }
 
-// With the guard behind it: a region whose end a pointer names may get another one as its neighbour.
+// With the guard behind it: a region whose end a pointer names may get another one as its
+// neighbour.
 Edge edgeTo(const Region& target) {
   const uint64_t bytes = target.isRoot() ? target.requested_bytes : (target.pages + 1) * kPageBytes;
   return {target.base, bytes, target.buffer_id};
@@ -180,7 +186,8 @@ Edge edgeToNothing(const PoolState& state, uint64_t address) {
 }
 
 bool addEdge(const PoolState& state, Region& region, uint64_t address) {
-  if (const Region* target = state.liveAt(address); target != nullptr) return addEdge(state, region, *target, address);
+  if (const Region* target = state.liveAt(address); target != nullptr)
+    return addEdge(state, region, *target, address);
   return everUsed(state, address) && addEdge(region, edgeToNothing(state, address));
 }
 
@@ -203,8 +210,8 @@ bool addEdge(const PoolState& state, Region& region, const Region& target, uint6
 void addEdgesOf(Region& region, const Region& from) {
   for (const Edge& edge : from.edges) addEdge(region, edge);
   std::vector<uint64_t> pages;
-  std::set_union(region.piece_edges.begin(), region.piece_edges.end(), from.piece_edges.begin(), from.piece_edges.end(),
-                 std::back_inserter(pages));
+  std::set_union(region.piece_edges.begin(), region.piece_edges.end(), from.piece_edges.begin(),
+                 from.piece_edges.end(), std::back_inserter(pages));
   region.piece_edges.swap(pages);
 }
 
@@ -232,12 +239,15 @@ void PoolState::addRootEdge(CUcontext context, uint64_t address) {
 
 Engine* PoolState::scannerOf(const Region& root) const {
   // Managed memory and what the CPU scans is every context's.
-  if (root.root->kind != RootKind::kDevice) return engines.empty() ? nullptr : engines.front().get();
+  if (root.root->kind != RootKind::kDevice)
+    return engines.empty() ? nullptr : engines.front().get();
   return engineIn(root.root->context);
 }
 
 uint64_t remoteCapacity(const PoolState& state) {
-  return state.remote == nullptr || state.options.reach == Reach::kAll ? 0 : state.remote->figures().capacity_bytes;
+  return state.remote == nullptr || state.options.reach == Reach::kAll
+             ? 0
+             : state.remote->figures().capacity_bytes;
 }
 
 void tellRoom(const PoolState& state) {
@@ -253,7 +263,9 @@ bool refreshRoot(const PoolState& state, Region& region) {
   std::vector<ByteRun> by_cpu, by_gpu;
   rootRuns(region, by_cpu, by_gpu);
   for (const ByteRun& run : by_cpu)
-    if (!forPieces(run, [&](const void* data, uint64_t bytes) { addEdgesAmong(state, region, data, bytes); }))
+    if (!forPieces(run, [&](const void* data, uint64_t bytes) {
+          addEdgesAmong(state, region, data, bytes);
+        }))
       region.root->scannable = false;
   return region.root->scannable;
 }

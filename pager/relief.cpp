@@ -1,5 +1,6 @@
-// VRAM for others. The driver's own needs (arrays, modules, managed memory): what it is short of, the pager gives up, and takes
-// back when it is free again. Other processes: the budget is changed while the program runs.
+// VRAM for others. The driver's own needs (arrays, modules, managed memory): what it is short of,
+// the pager gives up, and takes back when it is free again. Other processes: the budget is changed
+// while the program runs.
 #include <algorithm>
 #include <chrono>
 
@@ -20,14 +21,15 @@ uint64_t Pool::relieve(CUdevice device, uint64_t bytes) {
   if (state.forked.load() || bytes == 0) return 0;
   Lock lock(state.mutex);
   Engine* const engine = state.engineOf(device);
-  if (engine == nullptr || engine->broken() || state.stopped || bytes > engine->chunks().vramMade()) return 0;
+  if (engine == nullptr || engine->broken() || state.stopped || bytes > engine->chunks().vramMade())
+    return 0;
   const uint64_t until = nowNs() + kReliefPatienceNs;
   const auto relief = std::make_shared<Relief>(Relief{bytes, 0});
   engine->addRelief(relief);
   bool there = true;
   // What is given counts when the driver has got it: a pass that reads chunks puts that off.
-  while (there && (relief->bytes > 0 || engine->chunks().releasing()) && !engine->broken() && !state.stopped &&
-         nowNs() < until) {
+  while (there && (relief->bytes > 0 || engine->chunks().releasing()) && !engine->broken() &&
+         !state.stopped && nowNs() < until) {
     state.changed.wait_for(lock, std::chrono::milliseconds(1));
     there = state.engineOf(device) == engine;
   }
@@ -59,7 +61,8 @@ uint64_t Pool::setVramBudget(CUdevice device, uint64_t bytes) {
   if (state.forked.load()) return 0;
   Lock lock(state.mutex);
   state.vram_set.insert(device);
-  if (Engine* const engine = state.engineOf(device); engine != nullptr) return engine->setVramBudget(bytes);
+  if (Engine* const engine = state.engineOf(device); engine != nullptr)
+    return engine->setVramBudget(bytes);
   const uint64_t budget = std::max(kPageBytes, bytes / kPageBytes * kPageBytes);
   state.vram_budgets[device] = budget;
   return budget;
@@ -76,7 +79,8 @@ uint64_t Pool::setHostLimit(uint64_t bytes) {
   uint64_t least = 0;
   for (const auto& engine : state.engines) least += engine->leastBelow();
   const uint64_t remote = remoteCapacity(state);
-  least = std::min(host.limit, (least - std::min(least, remote) + kPageBytes - 1) / kPageBytes * kPageBytes);
+  least = std::min(host.limit,
+                   (least - std::min(least, remote) + kPageBytes - 1) / kPageBytes * kPageBytes);
   host.limit = std::max(std::min(bytes / kPageBytes * kPageBytes, host.most), least);
   set(counters().host_limit_bytes, host.limit);
   for (const auto& engine : state.engines) engine->wake();

@@ -1,13 +1,15 @@
 // Extents between host RAM and memservers (remote/remote_tier.h), under PoolState::mutex:
 //
-//   down  kParked -> kSending -> kRemote, the host chunk is free. One that memservers hold already, with the same hash, leaves at
-//         once, from host RAM or straight from VRAM (Engine::evict). What is used farthest in the future goes first.
-//   up    kRemote -> kReceiving, into a host chunk -> kParked, and from there as ever. For a launch that waits at once; else
-//         in the learned order, ahead of the prefetch into VRAM.
+//   down  kParked -> kSending -> kRemote, the host chunk is free. One that memservers hold already,
+//         with the same hash, leaves at once, from host RAM or straight from VRAM (Engine::evict).
+//         What is used farthest in the future goes first.
+//   up    kRemote -> kReceiving, into a host chunk -> kParked, and from there as ever. For a launch
+//         that waits at once; else in the learned order, ahead of the prefetch into VRAM.
 //
-// What memservers hold stays there as a lower copy until it changes or they are full (dropRemoteCopies); also that of a
-// handle which the program maps nowhere meanwhile (Extent::rests). Extents of arenas that move by pieces stay in host RAM:
-// they are mapped in place, for the accesses that nobody foretold.
+// What memservers hold stays there as a lower copy until it changes or they are full
+// (dropRemoteCopies); also that of a handle which the program maps nowhere meanwhile
+// (Extent::rests). Extents of arenas that move by pieces stay in host RAM: they are mapped in
+// place, for the accesses that nobody foretold.
 #include <algorithm>
 
 #include "pager/clock.h"
@@ -21,9 +23,10 @@ constexpr uint64_t kMostReserve = 1ull << 30;      // host RAM kept free for wha
 constexpr uint64_t kMostSending = 256ull << 20;    // on its way at a time
 constexpr uint64_t kRetryNs = 1'000'000'000;       // after memservers had no room
 constexpr uint64_t kRefusalPauseNs = 100'000'000;  // after a receive got no memory
-constexpr uint64_t kNoHostNs = 2'000'000;          // after a receive found no host chunk, unless one was given back
-constexpr size_t kLooks = 4096;                    // extents
-constexpr unsigned kUpcoming = 1024;               // touches
+constexpr uint64_t kNoHostNs =
+    2'000'000;                   // after a receive found no host chunk, unless one was given back
+constexpr size_t kLooks = 4096;  // extents
+constexpr unsigned kUpcoming = 1024;  // touches
 
 uint64_t reserveOf(uint64_t limit) { return std::min(kMostReserve, limit / 8); }
 }  // namespace
@@ -46,7 +49,8 @@ bool Engine::finishRemote(PoolState& pool) {
   const std::vector<RemoteTier::Finished> finished = pool.remote->take();
   for (const RemoteTier::Finished& one : finished) {
     // It is in a transitional state: nobody frees it.
-    Extent& extent = *reinterpret_cast<Extent*>(one.id);  // NOLINT(performance-no-int-to-ptr): remoteId()
+    Extent& extent =
+        *reinterpret_cast<Extent*>(one.id);  // NOLINT(performance-no-int-to-ptr): remoteId()
     --pool.remote_moves;
     Engine& engine = *extent.region->engine;
     one.sent ? engine.finishSend(extent, one) : engine.finishReceive(extent, one);
@@ -59,26 +63,31 @@ void Engine::finishSend(Extent& extent, const RemoteTier::Finished& finished) {
   if (finished.outcome != RemoteTier::Outcome::kDone) {
     setState(extent, ExtentState::kParked);
     // Where a launch came for it, it may have been given up.
-    if (extent.region->wanted == 0 && dropRemoteCopies(extent.bytes()) == 0) pool_.remote_retry_ns = nowNs() + kRetryNs;
+    if (extent.region->wanted == 0 && dropRemoteCopies(extent.bytes()) == 0)
+      pool_.remote_retry_ns = nowNs() + kRetryNs;
     return;
   }
   add(figures_->remote_out, extent.bytes());
   extent.hash = finished.hash;
   extent.hash_valid = true;
-  if (extent.region->wanted > 0) return setState(extent, ExtentState::kParked);  // a launch came for it meanwhile
+  if (extent.region->wanted > 0)
+    return setState(extent, ExtentState::kParked);  // a launch came for it meanwhile
   leaveHost(extent, finished.hash);
 }
 
-// Memservers are full: their copies of what is here, of any engine, are a convenience only. Outdated ones go first. What
-// is parked as it is there keeps its copy: it can leave host RAM at once. Returns the bytes.
+// Memservers are full: their copies of what is here, of any engine, are a convenience only.
+// Outdated ones go first. What is parked as it is there keeps its copy: it can leave host RAM at
+// once. Returns the bytes.
 uint64_t Engine::dropRemoteCopies(uint64_t bytes) {
   uint64_t dropped = 0;
   const std::vector<uint64_t> held = pool_.remote->heldIds();
-  for (const ExtentState where : {ExtentState::kParked, ExtentState::kInPlace, ExtentState::kVram}) {
+  for (const ExtentState where :
+       {ExtentState::kParked, ExtentState::kInPlace, ExtentState::kVram}) {
     for (const uint64_t id : held) {
       if (dropped >= bytes) return dropped;
       // Its copy goes before it does: dismantle().
-      const Extent& extent = *reinterpret_cast<const Extent*>(id);  // NOLINT(performance-no-int-to-ptr): remoteId()
+      const Extent& extent =
+          *reinterpret_cast<const Extent*>(id);  // NOLINT(performance-no-int-to-ptr): remoteId()
       if (extent.state != where || extent.region->dead) continue;
       if (where == ExtentState::kParked && remoteHolds(extent)) continue;
       if (pool_.remote->drop(id)) dropped += extent.bytes();
@@ -118,7 +127,8 @@ bool Engine::startReceive(Extent& extent, bool urgent, Lock& lock) {
   const bool short_of_host = pool_.host_given == no_host_given_ && nowNs() < no_host_until_ns_;
   if (short_of_host && extent.bytes() >= no_host_bytes_) return false;
   const ContentHash hash = extent.hash;
-  if (!pool_.remote->holds(remoteId(extent), hash)) {  // lost meanwhile: no host memory is needed to find out
+  if (!pool_.remote->holds(remoteId(extent),
+                           hash)) {  // lost meanwhile: no host memory is needed to find out
     setState(extent, ExtentState::kLost);
     return true;
   }
@@ -141,20 +151,23 @@ bool Engine::startReceive(Extent& extent, bool urgent, Lock& lock) {
   ++pool_.remote_moves;
   pool_.receiving_bytes += extent.bytes();
   // NOLINTNEXTLINE(performance-no-int-to-ptr): the CPU's address of the chunk
-  pool_.remote->receive(remoteId(extent), reinterpret_cast<void*>(extent.host->alias), extent.bytes(), urgent);
+  pool_.remote->receive(remoteId(extent), reinterpret_cast<void*>(extent.host->alias),
+                        extent.bytes(), urgent);
   return true;
 }
 
 // What is used next comes to host RAM before it is fetched to VRAM, a part of host RAM ahead.
 bool Engine::prefetchRemote(Lock& lock) {
-  if (pool_.remote == nullptr || broken_ || pausing_ || demand_short_ > 0 || host_short_ > 0) return false;
+  if (pool_.remote == nullptr || broken_ || pausing_ || demand_short_ > 0 || host_short_ > 0)
+    return false;
   const uint64_t window = reserveOf(chunks_.hostLimit());
   if (pool_.receiving_bytes >= window) return false;
   std::vector<Region*> upcoming;
   uint64_t bytes = 0;
   pool_.predictor.upcoming(kUpcoming, [&](uint32_t unit, uint64_t) {
     Region* const region = pool_.unitAt(unit).region;
-    if (region == nullptr || region->dead || region->engine != this || region->unusable == 0) return true;
+    if (region == nullptr || region->dead || region->engine != this || region->unusable == 0)
+      return true;
     bytes += region->pages * kPageBytes;
     if (region->remote > 0) upcoming.push_back(region);
     return bytes < window;
@@ -192,8 +205,8 @@ bool Engine::demote() {
   uint64_t leaving_place = 0;  // unmapped from their place in host memory soon, and then parked
   for (uint32_t id = 1; id < pool_.regions.end() && candidates.size() < kLooks; ++id) {
     Region* const region = pool_.regions.at(id);
-    if (region->dead || region->engine != this || region->by_pieces || region->wanted > 0 || region->pins > 0 ||
-        (region->unusable == 0 && region->in_place == 0))
+    if (region->dead || region->engine != this || region->by_pieces || region->wanted > 0 ||
+        region->pins > 0 || (region->unusable == 0 && region->in_place == 0))
       continue;
     using Kind = predict::Predictor::NextUse::Kind;
     const auto next = pool_.predictor.nextUse(unitOf(*region));
@@ -203,7 +216,8 @@ bool Engine::demote() {
     for (auto& extent : region->extents) {
       if (extent->state == ExtentState::kParked && extent->host != nullptr && extent->host_valid) {
         candidates.push_back({extent.get(), distance});
-      } else if (extent->state == ExtentState::kInPlace && host_short_ > 0 && may_send && !region->swapping) {
+      } else if (extent->state == ExtentState::kInPlace && host_short_ > 0 && may_send &&
+                 !region->swapping) {
         candidates.push_back({extent.get(), distance});
       } else if (extent->state == ExtentState::kRetiring && extent->vram == nullptr) {
         leaving_place += extent->bytes();
@@ -237,8 +251,8 @@ bool Engine::demote() {
       ++pool_.remote_moves;
       pool_.sending_bytes += extent.bytes();
       // NOLINTNEXTLINE(performance-no-int-to-ptr): the CPU's address of the chunk
-      pool_.remote->send(remoteId(extent), reinterpret_cast<const void*>(extent.host->alias), extent.bytes(),
-                         extent.hash_valid ? &extent.hash : nullptr);
+      pool_.remote->send(remoteId(extent), reinterpret_cast<const void*>(extent.host->alias),
+                         extent.bytes(), extent.hash_valid ? &extent.hash : nullptr);
     }
     coming += extent.bytes();
     progress = true;

@@ -1,13 +1,17 @@
-// The way out of VRAM. A batch of victims goes through these stages, each polled by the engine's thread:
+// The way out of VRAM. A batch of victims goes through these stages, each polled by the engine's
+// thread:
 //
-//   kGrace  victims are kRetiring (no new launch takes them unseen); waits until every launch that was being made when they
-//           were marked has been submitted
+//   kGrace  victims are kRetiring (no new launch takes them unseen); waits until every launch that
+//           was being made when they were marked has been submitted
 //   kDrain  waits until the launches that reached a victim have completed
-//   kPass   the GPU hashes the victims and scans every page that launches may have written since its last scan for pointers
-//   then    each victim is unmapped; equal to its lower copy it is dropped, else written down (kWriting)
+//   kPass   the GPU hashes the victims and scans every page that launches may have written since
+//           its last scan for pointers
+//   then    each victim is unmapped; equal to its lower copy it is dropped, else written down
+//           (kWriting)
 //
-// A launch that comes for a victim before it is unmapped takes it back (cancelRetiring). While VRAM is owed to others it waits for it first, a bounded
-// time; and for what leaves its place in host memory when there is room for it in VRAM (serveWants).
+// A launch that comes for a victim before it is unmapped takes it back (cancelRetiring). While VRAM
+// is owed to others it waits for it first, a bounded time; and for what leaves its place in host
+// memory when there is room for it in VRAM (serveWants).
 #include <algorithm>
 #include <map>
 #include <unordered_set>
@@ -23,9 +27,10 @@ namespace olpager::pager {
 namespace {
 constexpr uint64_t kBatchBytes = 128ull << 20;
 constexpr size_t kCandidates = 4096;
-constexpr unsigned kMissedRoots = 3;            // passes, see Engine::noteRoots
-constexpr uint64_t kDrainAgainNs = 20'000'000;  // the system gave no thread, or the driver another answer
-constexpr uint64_t kNoPlaceNs = 100'000'000;    // between passes whose victims find no host memory
+constexpr unsigned kMissedRoots = 3;  // passes, see Engine::noteRoots
+constexpr uint64_t kDrainAgainNs =
+    20'000'000;  // the system gave no thread, or the driver another answer
+constexpr uint64_t kNoPlaceNs = 100'000'000;  // between passes whose victims find no host memory
 
 // Who goes first: the higher class, then the higher key.
 struct Score {
@@ -37,14 +42,16 @@ struct Score {
 };
 /// Whether who reaches the region reaches more than it.
 bool leadsOn(const Region& region) {
-  return !region.edges.empty() || !region.piece_edges.empty() || region.fixed > 0 || region.isRoot();
+  return !region.edges.empty() || !region.piece_edges.empty() || region.fixed > 0 ||
+         region.isRoot();
 }
 
 enum VictimClass : unsigned { kHot, kSoon, kStays, kStreams, kUnknown, kNeverAgain };
 }  // namespace
 
 void Engine::cancelRetiring(Extent& extent) {
-  // Out of its batch: the extent may be retired again at once, and then has to wait for its own grace period.
+  // Out of its batch: the extent may be retired again at once, and then has to wait for its own
+  // grace period.
   for (auto& batch : batches_)
     for (Extent*& victim : batch->victims)
       if (victim == &extent) victim = nullptr;
@@ -57,9 +64,9 @@ void Engine::cancelRetiring(Extent& extent) {
   }
 }
 
-// Whether a launch that waits needs the region: no victim. Where nothing can be used in place, launches may fit only one at
-// a time: then the one that is served takes from younger ones, never from itself or from an older one, which may have all it
-// needs and not have noticed yet.
+// Whether a launch that waits needs the region: no victim. Where nothing can be used in place,
+// launches may fit only one at a time: then the one that is served takes from younger ones, never
+// from itself or from an older one, which may have all it needs and not have noticed yet.
 bool Engine::isHeld(const Region& region) const {
   if (region.wanted == 0) return false;
   if (chunks_.hostMappable()) return true;
@@ -83,18 +90,24 @@ bool Engine::isHeld(const Extent& extent) const {
   return false;
 }
 
-// Victims of the last pass had no place in host memory, nor will those of the next one: it would only keep the GPU and its
-// memory busy. Some may be clean by then, so it is tried now and then.
-bool Engine::hasNoPlace() const { return pool_.host_given == no_place_given_ && nowNs() < no_place_until_ns_; }
+// Victims of the last pass had no place in host memory, nor will those of the next one: it would
+// only keep the GPU and its memory busy. Some may be clean by then, so it is tried now and then.
+bool Engine::hasNoPlace() const {
+  return pool_.host_given == no_place_given_ && nowNs() < no_place_until_ns_;
+}
 
 // Likewise at memservers: what is here has no way down, so that what is there has none up.
-bool Engine::allIsFull() const { return hasNoPlace() && pool_.remote != nullptr && nowNs() < pool_.remote_retry_ns; }
+bool Engine::allIsFull() const {
+  return hasNoPlace() && pool_.remote != nullptr && nowNs() < pool_.remote_retry_ns;
+}
 
-// Marks extents for eviction until `bytes` are on their way out. `demand`: a launch waits, anything that no launch waits
-// for may go; else only what is used later than `nearer_than` touches from now.
+// Marks extents for eviction until `bytes` are on their way out. `demand`: a launch waits, anything
+// that no launch waits for may go; else only what is used later than `nearer_than` touches from
+// now.
 bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
   if (broken_ || batches_.size() >= scratch_.size() || hasNoPlace()) return false;
-  // Every launch reaches everything: what found room in VRAM stays there, the rest is used in place.
+  // Every launch reaches everything: what found room in VRAM stays there, the rest is used in
+  // place.
   if (pool_.options.reach == Reach::kAll) return false;
   struct Candidate {
     Region* region;
@@ -105,12 +118,15 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
   const uint32_t end = pool_.regions.end();
   if (end <= 1) return false;
   const uint64_t newest = pool_.launch_number.load(std::memory_order_relaxed);
-  for (uint32_t step = 0; step < pool_.regions.end() - 1 && candidates.size() < kCandidates; ++step) {
+  for (uint32_t step = 0; step < pool_.regions.end() - 1 && candidates.size() < kCandidates;
+       ++step) {
     clock_hand_ = clock_hand_ % (end - 1) + 1;
     Region* region = pool_.regions.at(static_cast<uint32_t>(clock_hand_));
     if (region->dead || region->engine != this) continue;
     if (!region->by_pieces && (region->pins > 0 || isHeld(*region))) continue;
-    if (region->extents.empty() || region->blocked.load(std::memory_order_relaxed) >= region->extents.size()) continue;
+    if (region->extents.empty() ||
+        region->blocked.load(std::memory_order_relaxed) >= region->extents.size())
+      continue;
     const auto scoreOf = [&](const UnitRef& unit, uint64_t age) -> Score {
       const predict::Unit id = unit.piece != nullptr ? unitOf(*unit.piece) : unitOf(*region);
       if (region->isSparse()) return {kNeverAgain, UINT64_MAX};
@@ -133,7 +149,8 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
       continue;
     }
     for (auto& extent : region->extents) {
-      if (extent->state != ExtentState::kVram || region->isPinned(*extent) || isHeld(*extent)) continue;
+      if (extent->state != ExtentState::kVram || region->isPinned(*extent) || isHeld(*extent))
+        continue;
       // One that several pieces share goes when the last of them can.
       const uint64_t age = newest - std::min(newest, region->stampOf(*extent));
       Score score{kNeverAgain, UINT64_MAX};
@@ -147,7 +164,8 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
   if (candidates.empty()) return false;
   const uint64_t wanted = std::min(bytes, kBatchBytes);
   const size_t first = std::min<size_t>(candidates.size(), 64);
-  std::partial_sort(candidates.begin(), candidates.begin() + static_cast<ptrdiff_t>(first), candidates.end(),
+  std::partial_sort(candidates.begin(), candidates.begin() + static_cast<ptrdiff_t>(first),
+                    candidates.end(),
                     [](const Candidate& a, const Candidate& b) { return a.score > b.score; });
   auto batch = std::make_unique<Batch>();
   for (size_t c = 0; c < first && batch->bytes < wanted; ++c) {
@@ -174,14 +192,16 @@ bool Engine::inPass(const Extent& victim) const {
 
 // The batch sets out, if there is anything in it.
 bool Engine::begin(std::unique_ptr<Batch> batch) {
-  if (batch->victims.empty() && batch->scan_for.empty() && !batch->for_roots && !batch->scan_all) return false;
+  if (batch->victims.empty() && batch->scan_for.empty() && !batch->for_roots && !batch->scan_all)
+    return false;
   batch->settles_floor = pool_.floor_pending ? pool_.floor_epoch : 0;
   hazards().snapshot(batch->hazards);
   batches_.push_back(std::move(batch));
   return true;
 }
 
-// Extents in host memory in place are unmapped as victims are, once no launch reaches them, to be fetched after that.
+// Extents in host memory in place are unmapped as victims are, once no launch reaches them, to be
+// fetched after that.
 bool Engine::promote(const std::vector<Extent*>& extents, bool fills) {
   if (broken_ || batches_.size() >= scratch_.size()) return false;
   auto batch = std::make_unique<Batch>();
@@ -194,7 +214,8 @@ bool Engine::promote(const std::vector<Extent*>& extents, bool fills) {
   return begin(std::move(batch));
 }
 
-// Of arenas that move by pieces: on their way from host memory in place to VRAM, no chunk taken yet.
+// Of arenas that move by pieces: on their way from host memory in place to VRAM, no chunk taken
+// yet.
 uint64_t Engine::promotingBytes() const {
   uint64_t bytes = 0;
   for (const auto& batch : batches_)
@@ -213,8 +234,11 @@ bool Engine::scanHostWritten(const std::vector<Region*>& regions, bool roots) {
   auto batch = std::make_unique<Batch>();
   batch->for_roots = roots;
   for (Region* region : regions) {
-    if (!region->host_written || (region->isRoot() ? pool_.scannerOf(*region) : region->engine) != this) continue;
-    // The pass sees what is mapped: the launch needs all of it, and what is on its way is waited for first.
+    if (!region->host_written ||
+        (region->isRoot() ? pool_.scannerOf(*region) : region->engine) != this)
+      continue;
+    // The pass sees what is mapped: the launch needs all of it, and what is on its way is waited
+    // for first.
     if (!region->by_pieces && region->unusable > 0) continue;
     batch->scan_for.push_back({region, 0, region->host_writes});
   }
@@ -232,9 +256,9 @@ void Engine::cancelBatches() {
   });
 }
 
-// Pointers to victims may lie in memory of other devices, whose kernels follow them here. Their engines scan it once the
-// victims are quiet; if that shows that launches in flight reach a victim after all, it is not quiet any more, and they scan
-// again when it is.
+// Pointers to victims may lie in memory of other devices, whose kernels follow them here. Their
+// engines scan it once the victims are quiet; if that shows that launches in flight reach a victim
+// after all, it is not quiet any more, and they scan again when it is.
 bool Engine::othersHaveScanned(Batch& batch, uint64_t stamp) {
   if (batch.victims.empty() || pool_.engines.size() == 1) return true;
   if (batch.others_stamp != stamp || batch.others.empty()) {
@@ -250,8 +274,9 @@ bool Engine::othersHaveScanned(Batch& batch, uint64_t stamp) {
   }
   return std::all_of(batch.others.begin(), batch.others.end(), [this](const auto& awaited) {
     // It may be gone by now.
-    const bool there = std::any_of(pool_.engines.begin(), pool_.engines.end(),
-                                   [&](const auto& engine) { return engine.get() == awaited.first; });
+    const bool there =
+        std::any_of(pool_.engines.begin(), pool_.engines.end(),
+                    [&](const auto& engine) { return engine.get() == awaited.first; });
     return !there || awaited.first->broken() || awaited.first->passes_ended_ >= awaited.second;
   });
 }
@@ -271,7 +296,8 @@ bool Engine::advanceBatches(Lock& lock) {
   }
   if (batches_.empty()) return false;
   bool progress = false;
-  if (std::any_of(batches_.begin(), batches_.end(), [](const auto& b) { return b->stage != Batch::Stage::kPass; })) {
+  if (std::any_of(batches_.begin(), batches_.end(),
+                  [](const auto& b) { return b->stage != Batch::Stage::kPass; })) {
     lock.unlock();
     pool_.streams.poll(device_);
     lock.lock();
@@ -280,8 +306,9 @@ bool Engine::advanceBatches(Lock& lock) {
     Batch& batch = *batches_[b];
     if (batch.stage != Batch::Stage::kPass) {
       // What a launch took back needs no more waiting for.
-      std::erase_if(batch.victims,
-                    [](const Extent* extent) { return extent == nullptr || extent->state != ExtentState::kRetiring; });
+      std::erase_if(batch.victims, [](const Extent* extent) {
+        return extent == nullptr || extent->state != ExtentState::kRetiring;
+      });
       if (batch.victims.empty() && batch.scan_for.empty() && !batch.for_roots && !batch.scan_all) {
         batches_.erase(batches_.begin() + static_cast<ptrdiff_t>(b));
         return true;
@@ -298,7 +325,8 @@ bool Engine::advanceBatches(Lock& lock) {
     }
     if (batch.stage == Batch::Stage::kDrain) {
       uint64_t stamp = pool_.floor;
-      for (const Extent* extent : batch.victims) stamp = std::max(stamp, extent->region->stampOf(*extent));
+      for (const Extent* extent : batch.victims)
+        stamp = std::max(stamp, extent->region->stampOf(*extent));
       for (const auto& entry : batch.scan_for) stamp = std::max(stamp, stampToScan(*entry.region));
       if (const auto written = pool_.roots_written.find(context_);
           batch.for_roots && written != pool_.roots_written.end())
@@ -312,7 +340,8 @@ bool Engine::advanceBatches(Lock& lock) {
       }
     }
     // In the order of their numbers: what a pass found is known before a later one unmaps anything.
-    if (batch.stage == Batch::Stage::kPass && batch.pass_number == passes_ended_ + 1 && reached(batch.event, lock)) {
+    if (batch.stage == Batch::Stage::kPass && batch.pass_number == passes_ended_ + 1 &&
+        reached(batch.event, lock)) {
       finishPass(batch, lock);  // listed meanwhile: a free must find its extents in it
       std::erase_if(batches_, [&](const auto& entry) { return entry.get() == &batch; });
       return true;
@@ -321,8 +350,9 @@ bool Engine::advanceBatches(Lock& lock) {
   return progress;
 }
 
-// Per-thread default streams whose threads left launches unmarked: only a synchronisation of their context tells. It can
-// last as long as their kernels, so a thread of its own makes it. While something captures none may be made.
+// Per-thread default streams whose threads left launches unmarked: only a synchronisation of their
+// context tells. It can last as long as their kernels, so a thread of its own makes it. While
+// something captures none may be made.
 void Engine::drainContexts(Lock& lock) {
   if (pool_.streams.capturing() || draining_->load() || nowNs() < next_drain_ns_) return;
   auto contexts = pool_.streams.contextsToDrain();
@@ -368,13 +398,13 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   size_t jobs = 0;
   const auto addJob = [&](uint64_t address, uint64_t pages, const uint32_t* found) {
     if (slots + pages > scratch->pages) return false;
-    scratch->jobs[jobs++] = {address, reinterpret_cast<uint64_t>(found), static_cast<uint32_t>(pages),
-                             static_cast<uint32_t>(slots)};
+    scratch->jobs[jobs++] = {address, reinterpret_cast<uint64_t>(found),
+                             static_cast<uint32_t>(pages), static_cast<uint32_t>(slots)};
     slots += pages;
     return true;
   };
-  // The bitmaps: what is named by whatever has none of its own, what variables name (where there is room), then those of the first
-  // regions of batch.scanned.
+  // The bitmaps: what is named by whatever has none of its own, what variables name (where there is
+  // room), then those of the first regions of batch.scanned.
   const uint64_t words = scope.bitmapWords();
   const uint64_t room = kFoundBytes / sizeof(uint32_t) / words;  // bitmaps
   const size_t most_own = room > 2 ? std::min<size_t>(kOwnBitmaps, room - 2) : 0;
@@ -390,10 +420,11 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   batch.hash_slots.clear();
   for (const Extent* extent : batch.victims) {
     batch.hash_slots.push_back(static_cast<uint32_t>(slots));
-    // What leaves its place in host memory is hashed in VRAM, where that is a hundred times as fast.
+    // What leaves its place in host memory is hashed in VRAM, where that is a hundred times as
+    // fast.
     if (extent->vram == nullptr && extent->region->by_pieces && !extent->scan_due) continue;
-    if (addJob(extent->vram != nullptr ? extent->vram->alias : extent->host->alias, 1ull << extent->order,
-               scratch->found))
+    if (addJob(extent->vram != nullptr ? extent->vram->alias : extent->host->alias,
+               1ull << extent->order, scratch->found))
       victim_jobs.emplace_back(extent, jobs - 1);
   }
   // Any page that was written since its last scan may hold a pointer to a victim.
@@ -406,8 +437,8 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   batch.scanned.clear();
 
   std::vector<Region*> still_dirty;
-  // A kernel may move a pointer from where the scan has not been yet to where it has: what kernels use now is scanned once
-  // more, after all else.
+  // A kernel may move a pointer from where the scan has not been yet to where it has: what kernels
+  // use now is scanned once more, after all else.
   std::vector<kernels::PagePassJob> again;
   const bool roots_alone = batch.victims.empty() && batch.scan_for.empty() && !batch.scan_all;
   for (Region* region : pool_.dirty) {
@@ -428,13 +459,21 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
       continue;
     }
     if (region == batch.swap_of) {
-      // Who gets to the arena by its own pages has reached it before: only what leaves is looked at now.
+      // Who gets to the arena by its own pages has reached it before: only what leaves is looked at
+      // now.
       std::vector<uint64_t> leaving;
       for (const Extent* extent : batch.victims) leaving.push_back(extent->address);
       std::sort(leaving.begin(), leaving.end());
       bitmapOfNext(*region);
-      batch.scanned.push_back(
-          {region, region->buffer_id, false, region->stamp.load(), std::move(leaving), {}, {}, false, {}});
+      batch.scanned.push_back({region,
+                               region->buffer_id,
+                               false,
+                               region->stamp.load(),
+                               std::move(leaving),
+                               {},
+                               {},
+                               false,
+                               {}});
       still_dirty.push_back(region);
       continue;
     }
@@ -450,17 +489,20 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
         continue;
       }
       const bool victim = extent->state == ExtentState::kRetiring;
-      if (extent->state != ExtentState::kVram && extent->state != ExtentState::kInPlace && !victim) {
+      if (extent->state != ExtentState::kVram && extent->state != ExtentState::kInPlace &&
+          !victim) {
         whole &= extent->state == ExtentState::kEmpty;
         continue;
       }
-      if (victim && std::find(batch.victims.begin(), batch.victims.end(), extent.get()) != batch.victims.end()) {
+      if (victim && std::find(batch.victims.begin(), batch.victims.end(), extent.get()) !=
+                        batch.victims.end()) {
         if (region->by_pieces) only.push_back(extent->address);
         extent->scan_due = false;
         continue;
       }
       const bool fitted =
-          addJob(extent->vram != nullptr ? extent->vram->alias : extent->host->alias, 1ull << extent->order, bitmap);
+          addJob(extent->vram != nullptr ? extent->vram->alias : extent->host->alias,
+                 1ull << extent->order, bitmap);
       fits &= fitted;
       if (!region->by_pieces) continue;
       only.push_back(extent->address);
@@ -474,7 +516,8 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
     } else {
       region->in_dirty_list = false;
     }
-    // What it names is known anew; of pages that are elsewhere, or may be written meanwhile, the old knowledge stays.
+    // What it names is known anew; of pages that are elsewhere, or may be written meanwhile, the
+    // old knowledge stays.
     batch.scanned.push_back({region,
                              region->buffer_id,
                              whole && !region->in_dirty_list,
@@ -503,7 +546,8 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   std::vector<kernels::ScanJob> scans_again;
   for (const Scanned& scanned : batch.scanned) {
     scans.insert(scans.end(), scanned.by_gpu.begin(), scanned.by_gpu.end());
-    if (scanned.twice) scans_again.insert(scans_again.end(), scanned.by_gpu.begin(), scanned.by_gpu.end());
+    if (scanned.twice)
+      scans_again.insert(scans_again.end(), scanned.by_gpu.begin(), scanned.by_gpu.end());
     batch.reads_roots |= scanned.region->isRoot();
   }
   batch.reads_roots |= batch.scans_variables;
@@ -522,7 +566,8 @@ bool Engine::startPass(Batch& batch, Lock& lock) {
   if (result == CUDA_SUCCESS) result = launchScans(*scratch, scans.size(), scans_again, scope);
   if (jobs + again.size() <= scratch->pages) {
     std::copy(again.begin(), again.end(), scratch->jobs + jobs);
-    if (result == CUDA_SUCCESS) result = launchPass(*scratch, jobs, again.size(), scope, batch.event);
+    if (result == CUDA_SUCCESS)
+      result = launchPass(*scratch, jobs, again.size(), scope, batch.event);
   } else if (result == CUDA_SUCCESS) {
     result = launchPass(*scratch, 0, jobs, scope, batch.event);
   }
@@ -545,8 +590,9 @@ kernels::ScanScope Engine::scopeNow() const {
   }
 }
 
-// Calls visit(region, address, bytes) for what a bitmap's bits stand for: regions, and roots, of which a granule may hold several.
-// With nullptr for addresses where nothing lies, and for granules, in which a pointer may mean what has been freed.
+// Calls visit(region, address, bytes) for what a bitmap's bits stand for: regions, and roots, of
+// which a granule may hold several. With nullptr for addresses where nothing lies, and for
+// granules, in which a pointer may mean what has been freed.
 template <typename Visit>
 void Engine::forNamed(const kernels::ScanScope& scope, const uint32_t* found, Visit visit) const {
   for (uint64_t w = 0; w < scope.bitmapWords(); ++w) {
@@ -571,8 +617,8 @@ void Engine::forNamed(const kernels::ScanScope& scope, const uint32_t* found, Vi
 }
 
 // The jobs [first, first + count) of the buffer, then the event.
-CUresult Engine::launchPass(const Scratch& scratch, size_t first, size_t count, const kernels::ScanScope& scope,
-                            CUevent event) {
+CUresult Engine::launchPass(const Scratch& scratch, size_t first, size_t count,
+                            const kernels::ScanScope& scope, CUevent event) {
   uint32_t widest = 1;
   const size_t end = first + count;
   for (size_t i = first; i < end; ++i) widest = std::max(widest, scratch.jobs[i].pages);
@@ -583,15 +629,19 @@ CUresult Engine::launchPass(const Scratch& scratch, size_t first, size_t count, 
   constexpr size_t kGridY = 65535;
   for (size_t at = first; at < end && result == CUDA_SUCCESS; at += kGridY) {
     parameters.jobs = reinterpret_cast<uint64_t>(scratch.jobs + at);
-    result = pool_.driver.cuLaunchKernel(pass_, widest, static_cast<unsigned>(std::min(kGridY, end - at)), 1,
-                                         kernels::kPagePassThreads, 1, 1, 0, pass_stream_, pointers, nullptr);
+    result = pool_.driver.cuLaunchKernel(
+        pass_, widest, static_cast<unsigned>(std::min(kGridY, end - at)), 1,
+        kernels::kPagePassThreads, 1, 1, 0, pass_stream_, pointers, nullptr);
   }
-  if (result == CUDA_SUCCESS && event != nullptr) result = pool_.driver.cuEventRecord(event, pass_stream_);
+  if (result == CUDA_SUCCESS && event != nullptr)
+    result = pool_.driver.cuEventRecord(event, pass_stream_);
   return result;
 }
 
-// Small ones share a launch, as many as the buffer holds from slot `first` on; each of the others has one of its own.
-CUresult Engine::launchScans(const Scratch& scratch, size_t first, const std::vector<kernels::ScanJob>& jobs,
+// Small ones share a launch, as many as the buffer holds from slot `first` on; each of the others
+// has one of its own.
+CUresult Engine::launchScans(const Scratch& scratch, size_t first,
+                             const std::vector<kernels::ScanJob>& jobs,
                              const kernels::ScanScope& scope) {
   const DriverApi& driver = pool_.driver;
   constexpr unsigned kThreads = kernels::kPagePassThreads;
@@ -605,15 +655,17 @@ CUresult Engine::launchScans(const Scratch& scratch, size_t first, const std::ve
     }
     kernels::ScanParameters scan{job.address, job.words, scope, job.found};
     void* pointers[] = {&scan.address, &scan.words, &scan.scope, &scan.found};
-    const auto blocks = static_cast<unsigned>(std::clamp<uint64_t>(job.words / (uint64_t{16} * kThreads), 1, 2048));
-    result = driver.cuLaunchKernel(scan_, blocks, 1, 1, kThreads, 1, 1, 0, pass_stream_, pointers, nullptr);
+    const auto blocks =
+        static_cast<unsigned>(std::clamp<uint64_t>(job.words / (uint64_t{16} * kThreads), 1, 2048));
+    result = driver.cuLaunchKernel(scan_, blocks, 1, 1, kThreads, 1, 1, 0, pass_stream_, pointers,
+                                   nullptr);
   }
   if (end == first || result != CUDA_SUCCESS) return result;
   auto shared = reinterpret_cast<uint64_t>(scratch.roots + first);
   kernels::ScanScope wanted = scope;
   void* pointers[] = {&shared, &wanted};
-  return driver.cuLaunchKernel(scan_roots_, 4, static_cast<unsigned>(end - first), 1, kThreads, 1, 1, 0, pass_stream_,
-                               pointers, nullptr);
+  return driver.cuLaunchKernel(scan_roots_, 4, static_cast<unsigned>(end - first), 1, kThreads, 1,
+                               1, 0, pass_stream_, pointers, nullptr);
 }
 
 // All of the context's variables.
@@ -623,12 +675,14 @@ std::vector<kernels::ScanJob> Engine::listVariables(uint32_t* found) const {
     if (root.kind != RootKind::kVariable || root.context != context_) continue;
     const uint64_t first = (address + 7) / 8 * 8;
     const uint64_t end = address + root.bytes;
-    if (first + 8 <= end) jobs.push_back({first, reinterpret_cast<uint64_t>(found), (end - first) / 8});
+    if (first + 8 <= end)
+      jobs.push_back({first, reinterpret_cast<uint64_t>(found), (end - first) / 8});
   }
   return jobs;
 }
 
-// A root that launches have reached since its last scan takes part in the pass. False: it stays in the list.
+// A root that launches have reached since its last scan takes part in the pass. False: it stays in
+// the list.
 bool Engine::listRoot(Batch& batch, Region& region, uint32_t* found, uint64_t floor) {
   if (!region.root->scannable) {  // whoever reaches it reaches all
     region.in_dirty_list = false;
@@ -643,7 +697,8 @@ bool Engine::listRoot(Batch& batch, Region& region, uint32_t* found, uint64_t fl
   constexpr size_t kMostRuns = 64;
   if (by_gpu.size() > kMostRuns) by_gpu = {{by_gpu.front().begin, by_gpu.back().end}};
   for (const ByteRun& run : by_gpu)
-    scanned.by_gpu.push_back({run.begin, reinterpret_cast<uint64_t>(found), (run.end - run.begin) / 8});
+    scanned.by_gpu.push_back(
+        {run.begin, reinterpret_cast<uint64_t>(found), (run.end - run.begin) / 8});
   batch.scanned.push_back(std::move(scanned));
   return quiet;
 }
@@ -670,7 +725,8 @@ void Engine::scanOnCpu(Batch& batch, bool again, Lock& lock) {
   lock.lock();
   for (size_t i = 0; i < batch.scanned.size(); ++i) {
     Region& region = *batch.scanned[i].region;
-    if (gone[i] && !region.dead && region.buffer_id == batch.scanned[i].buffer_id) region.root->scannable = false;
+    if (gone[i] && !region.dead && region.buffer_id == batch.scanned[i].buffer_id)
+      region.root->scannable = false;
     std::sort(found[i].begin(), found[i].end());  // a table names the same again and again
     found[i].erase(std::unique(found[i].begin(), found[i].end()), found[i].end());
     batch.scanned[i].found.insert(batch.scanned[i].found.end(), found[i].begin(), found[i].end());
@@ -688,13 +744,15 @@ void Engine::noteFoundOnCpu(Batch& batch, std::vector<uint64_t>& news) {
 }
 
 // What `region` names by now and did not `before`.
-void Engine::noteNews(const Region& region, const std::vector<Edge>& before, std::vector<uint64_t>& news) const {
+void Engine::noteNews(const Region& region, const std::vector<Edge>& before,
+                      std::vector<uint64_t>& news) const {
   for (const Edge& edge : region.edges)
     if (!std::binary_search(before.begin(), before.end(), edge))
       pool_.forEdge(edge, [&](const Region& target) { news.push_back(target.base); });
 }
 
-// Roots that something has come to name, as far as anybody knew: launches in flight may follow what the CPU has put there.
+// Roots that something has come to name, as far as anybody knew: launches in flight may follow what
+// the CPU has put there.
 void Engine::lookThroughNews(std::vector<uint64_t>& news) {
   for (size_t i = 0; i < news.size(); ++i) {
     Region* region = pool_.liveAt(news[i]);
@@ -727,9 +785,9 @@ void Engine::noteVariables(const Batch& batch, const uint32_t* found, std::vecto
     if (target->by_pieces) stampPage(*target, named, newest);
     raise(target->stamp, newest);
   });
-  // A kernel that ran meanwhile may have moved a pointer from where the scan had not been yet to where it had: what was not
-  // found is forgotten when nothing ran, or when it was missed again and again, each time by a pass that began when all that
-  // had run beside the one before was over.
+  // A kernel that ran meanwhile may have moved a pointer from where the scan had not been yet to
+  // where it had: what was not found is forgotten when nothing ran, or when it was missed again and
+  // again, each time by a pass that began when all that had run beside the one before was over.
   const uint64_t newest = pool_.launch_number.load();
   const bool alone = batch.completed >= newest;
   const bool later = batch.completed >= variables_seen_;
@@ -745,8 +803,8 @@ void Engine::noteVariables(const Batch& batch, const uint32_t* found, std::vecto
 }
 
 // Of a region that was in the pass: what `found` says it names is known anew.
-void Engine::takeEdges(const Scanned& scanned, const kernels::ScanScope& scope, const uint32_t* found,
-                       std::vector<uint64_t>& news) {
+void Engine::takeEdges(const Scanned& scanned, const kernels::ScanScope& scope,
+                       const uint32_t* found, std::vector<uint64_t>& news) {
   Region& region = *scanned.region;
   if (region.dead || region.buffer_id != scanned.buffer_id) return;
   const std::vector<Edge> before = region.edges;
@@ -760,7 +818,8 @@ void Engine::takeEdges(const Scanned& scanned, const kernels::ScanScope& scope, 
   noteNews(region, before, news);
 }
 
-// Some page of the regions without bitmaps of their own names another region: finds out which, one scan for each of them.
+// Some page of the regions without bitmaps of their own names another region: finds out which, one
+// scan for each of them.
 void Engine::findEdges(Batch& batch, std::vector<uint64_t>& news, Lock& lock) {
   Scratch& scratch = scratch_[batch.scratch];
   const kernels::ScanScope scope = scopeNow();
@@ -789,7 +848,8 @@ void Engine::findEdges(Batch& batch, std::vector<uint64_t>& news, Lock& lock) {
           continue;
         }
         scratch.jobs[jobs++] = {extent->vram != nullptr ? extent->vram->alias : extent->host->alias,
-                                reinterpret_cast<uint64_t>(found), 1u << extent->order, static_cast<uint32_t>(slots)};
+                                reinterpret_cast<uint64_t>(found), 1u << extent->order,
+                                static_cast<uint32_t>(slots)};
         slots += 1ull << extent->order;
       }
     }
@@ -800,23 +860,25 @@ void Engine::findEdges(Batch& batch, std::vector<uint64_t>& news, Lock& lock) {
     if (result == CUDA_SUCCESS) result = pool_.driver.cuStreamSynchronize(pass_stream_);
     lock.lock();
     if (result != CUDA_SUCCESS) lost(result);
-    for (size_t r = from; r < upto; ++r) takeEdges(batch.scanned[r], scope, scratch.found + (r - from) * words, news);
+    for (size_t r = from; r < upto; ++r)
+      takeEdges(batch.scanned[r], scope, scratch.found + (r - from) * words, news);
   }
 }
 
-// What a region named before its pages were scanned whole. If a launch or copy came meanwhile, it has added what it knows,
-// and nothing is forgotten.
+// What a region named before its pages were scanned whole. If a launch or copy came meanwhile, it
+// has added what it knows, and nothing is forgotten.
 void Engine::forgetEdges(const Scanned& scanned) {
   Region& region = *scanned.region;
-  if (region.dead || region.buffer_id != scanned.buffer_id || !scanned.whole || region.in_dirty_list ||
-      region.stamp.load() != scanned.stamp)
+  if (region.dead || region.buffer_id != scanned.buffer_id || !scanned.whole ||
+      region.in_dirty_list || region.stamp.load() != scanned.stamp)
     return;
   region.host_written = region.names_itself = false;
   region.edges.clear();
   region.piece_edges.clear();
 }
 
-// What was named when the pass looked and nothing names any more: the pointer has moved since, who knows where.
+// What was named when the pass looked and nothing names any more: the pointer has moved since, who
+// knows where.
 void Engine::noteMoved(const kernels::ScanScope& scope, const std::vector<uint32_t>& named,
                        std::vector<uint64_t>& news) {
   std::unordered_set<const Region*> known;
@@ -835,9 +897,9 @@ void Engine::noteMoved(const kernels::ScanScope& scope, const std::vector<uint32
   });
 }
 
-// Launches that were made before the pass ended did not know that something names `news`: they may follow it, or have put it
-// elsewhere. What it leads to stays this time, also where a later pass has begun, which waited for none of them; launches from
-// now on know.
+// Launches that were made before the pass ended did not know that something names `news`: they may
+// follow it, or have put it elsewhere. What it leads to stays this time, also where a later pass
+// has begun, which waited for none of them; launches from now on know.
 void Engine::spare(const std::vector<uint64_t>& news) {
   if (news.empty()) return;
   const uint32_t mark = ++pool_.closure_mark;
@@ -850,8 +912,10 @@ void Engine::spare(const std::vector<uint64_t>& news) {
     if (region->dead || region->mark == mark) continue;
     region->mark = mark;
     // What can't be looked through leads anywhere.
-    if (region->isRoot() && pool_.leadsAnywhere(*region)) return spareVictims([](const Region&) { return true; });
-    for (const Edge& edge : region->edges) pool_.forEdge(edge, [&](Region& target) { named.push_back(&target); });
+    if (region->isRoot() && pool_.leadsAnywhere(*region))
+      return spareVictims([](const Region&) { return true; });
+    for (const Edge& edge : region->edges)
+      pool_.forEdge(edge, [&](Region& target) { named.push_back(&target); });
     pool_.forFixed(*region, [&](Region* target) {
       if (target != nullptr) named.push_back(target);
     });
@@ -891,7 +955,8 @@ void Engine::spreadStamps() {
       if (leadsOn(*target)) raised.push_back(target);
     };
     // What can't be looked through leads anywhere.
-    if (region->isRoot() && pool_.leadsAnywhere(*region)) pool_.floor = std::max(pool_.floor, stamp);
+    if (region->isRoot() && pool_.leadsAnywhere(*region))
+      pool_.floor = std::max(pool_.floor, stamp);
     pool_.forFixed(*region, [&](Region* target) {
       if (target != nullptr) raise(target);
     });
@@ -937,7 +1002,8 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
   for (size_t v = 0; v < batch.victims.size(); ++v) {
     hashes.push_back(batch.victims[v] == nullptr
                          ? ContentHash{}
-                         : kernels::combineHashes(scratch.hashes + batch.hash_slots[v], 1u << batch.victims[v]->order));
+                         : kernels::combineHashes(scratch.hashes + batch.hash_slots[v],
+                                                  1u << batch.victims[v]->order));
   }
   const uint64_t words = batch.scope.bitmapWords();
   const auto some = [words](const uint32_t* found) {
@@ -946,7 +1012,7 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
   std::vector<uint32_t> named;  // what some page or root names, where any does
   const bool others_name = some(scratch.found);
   if (others_name) named.assign(scratch.found, scratch.found + words);
-  std::vector<uint64_t> news;               // addresses that something names of which that was not known
+  std::vector<uint64_t> news;  // addresses that something names of which that was not known
   if (batch.scans_variables && !broken_) {  // before findEdges uses the bitmap again
     const bool apart = 2 * words * sizeof(uint32_t) <= kFoundBytes;
     noteVariables(batch, scratch.found + (apart ? words : 0), news);
@@ -971,15 +1037,18 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
   if (batch.reads_roots) --pool_.root_scans;
   batch.reads_roots = batch.scans_variables = false;
   for (const Scanned& scanned : batch.scanned)
-    if (scanned.region->buffer_id == scanned.buffer_id && scanned.region->scans > 0) --scanned.region->scans;
+    if (scanned.region->buffer_id == scanned.buffer_id && scanned.region->scans > 0)
+      --scanned.region->scans;
   if (!named.empty()) noteMoved(batch.scope, named, news);
   lookThroughNews(news);
   if (!named.empty() || !news.empty()) spreadStamps();
   spare(news);
-  // Copies into these had completed when the pass began; none has come since if the stamp is the same.
+  // Copies into these had completed when the pass began; none has come since if the stamp is the
+  // same.
   for (const auto& entry : batch.scan_for) {
-    const bool same = entry.region->by_pieces || entry.region->isRoot() ? entry.region->host_writes == entry.host_writes
-                                                                        : entry.region->stamp.load() == entry.stamp;
+    const bool same = entry.region->by_pieces || entry.region->isRoot()
+                          ? entry.region->host_writes == entry.host_writes
+                          : entry.region->stamp.load() == entry.stamp;
     if (same) entry.region->host_written = false;
   }
   const uint64_t unplaced = unplaced_, given = pool_.host_given;
@@ -1033,8 +1102,11 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
       mapInPlace(extent, lock);
     return;
   }
-  const bool clean = extent.host != nullptr && extent.host_valid && extent.hash_valid && extent.hash == hash;
-  const auto heldThere = [&] { return pool_.remote != nullptr && pool_.remote->holds(remoteId(extent), hash); };
+  const bool clean =
+      extent.host != nullptr && extent.host_valid && extent.hash_valid && extent.hash == hash;
+  const auto heldThere = [&] {
+    return pool_.remote != nullptr && pool_.remote->holds(remoteId(extent), hash);
+  };
   const bool held = !clean && heldThere();
   setState(extent, ExtentState::kMoving);
   if (!clean && !held && !takeHost(extent, lock)) {
@@ -1085,8 +1157,8 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
   setState(extent, ExtentState::kWriting);
   const CUevent event = takeEvent(lock);
   lock.unlock();
-  result = driver.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(extent.host->alias), extent.vram->alias, extent.bytes(),
-                                       out_stream_);
+  result = driver.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(extent.host->alias),
+                                       extent.vram->alias, extent.bytes(), out_stream_);
   if (result == CUDA_SUCCESS) result = driver.cuEventRecord(event, out_stream_);
   lock.lock();
   if (result != CUDA_SUCCESS) {

@@ -32,7 +32,8 @@ void RootTable::dropContext(CUcontext context, std::vector<Region*>& regions) {
   std::erase_if(roots_, [&](const auto& entry) {
     const Root& root = entry.second;
     // Pinned and managed memory is every context's.
-    if (root.context != context || root.kind == RootKind::kHost || root.kind == RootKind::kManaged) return false;
+    if (root.context != context || root.kind == RootKind::kHost || root.kind == RootKind::kManaged)
+      return false;
     if (root.region != nullptr) regions.push_back(root.region);
     return true;
   });
@@ -46,13 +47,14 @@ Region* RootTable::regionAt(uint64_t address) const {
   return found;
 }
 
-void splitByPresence(uint64_t address, uint64_t bytes, std::vector<ByteRun>& present, std::vector<ByteRun>& absent) {
+void splitByPresence(uint64_t address, uint64_t bytes, std::vector<ByteRun>& present,
+                     std::vector<ByteRun>& absent) {
   const uint64_t begin = (address + 7) / 8 * 8, end = (address + bytes) / 8 * 8;
   if (begin >= end) return;
   static const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t first = begin / page, last = (end + page - 1) / page;
-  // One 64-bit entry for each page; bit 63: mapped, bit 62: swapped out. Opened anew each time: the program may close
-  // descriptors that it does not know.
+  // One 64-bit entry for each page; bit 63: mapped, bit 62: swapped out. Opened anew each time: the
+  // program may close descriptors that it does not know.
   std::vector<uint64_t> entries(last - first);
   const base::UniqueFd file(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
   const auto wanted = static_cast<ssize_t>(entries.size() * sizeof(uint64_t));
@@ -74,8 +76,10 @@ void splitByPresence(uint64_t address, uint64_t bytes, std::vector<ByteRun>& pre
 
 void rootRuns(const Region& root, std::vector<ByteRun>& by_cpu, std::vector<ByteRun>& by_gpu) {
   const RootKind kind = root.root->kind;
-  if (kind == RootKind::kManaged) return splitByPresence(root.base, root.requested_bytes, by_cpu, by_gpu);
-  const ByteRun whole{(root.base + 7) / 8 * 8, (root.base + root.requested_bytes) / 8 * 8, root.root->registered};
+  if (kind == RootKind::kManaged)
+    return splitByPresence(root.base, root.requested_bytes, by_cpu, by_gpu);
+  const ByteRun whole{(root.base + 7) / 8 * 8, (root.base + root.requested_bytes) / 8 * 8,
+                      root.root->registered};
   if (whole.begin < whole.end) (kind == RootKind::kHost ? by_cpu : by_gpu).push_back(whole);
 }
 

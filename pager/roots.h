@@ -1,17 +1,22 @@
-// Memory outside the range in which kernels may find pointers into it: roots. Pointers in them keep what they name from being
-// unmapped, and a launch reaches what it can get to through them.
+// Memory outside the range in which kernels may find pointers into it: roots. Pointers in them keep
+// what they name from being unmapped, and a launch reaches what it can get to through them.
 //
 //   kind       who writes it        what is known of its contents
-//   kVariable  kernels, copies      each pass scans those of its engine's context; every kernel of the context reaches what
-//                                   they named then (RootEdge), and what copies have put there since
-//   kHost      the CPU, too         as kDevice, and the CPU looks through it anew for each launch that reaches it
-//   kManaged   the CPU, too         likewise, the pages that the CPU has mapped: others the CPU has not written
-//   kDevice    kernels, copies      a Region without extents: dirty once a launch reached it, then scanned by the next pass
+//   kVariable  kernels, copies      each pass scans those of its engine's context; every kernel of
+//                                   the context reaches what they named then (RootEdge), and what
+//                                   copies have put there since
+//   kHost      the CPU, too         as kDevice, and the CPU looks through it anew for each launch
+//                                   that reaches it
+//   kManaged   the CPU, too         likewise, the pages that the CPU has mapped: others the CPU has
+//                                   not written
+//   kDevice    kernels, copies      a Region without extents: dirty once a launch reached it, then
+//                                   scanned by the next pass
 //   kUnknown   anybody              nothing
 //
-// What can't be looked through (kUnknown; kHost and kManaged above kLargestScanned; managed memory that CPU and GPU may not
-// use at once; registered memory that the program has unmapped or protected since; device memory or variables of a context
-// that no engine lives in) may name anything: a launch that reaches it reaches all, and nothing is evicted beside it
+// What can't be looked through (kUnknown; kHost and kManaged above kLargestScanned; managed memory
+// that CPU and GPU may not use at once; registered memory that the program has unmapped or
+// protected since; device memory or variables of a context that no engine lives in) may name
+// anything: a launch that reaches it reaches all, and nothing is evicted beside it
 // (PoolState::floor). Under reach = learned the user vouches that it names nothing.
 //
 // Everything runs under PoolState::mutex unless it says otherwise.
@@ -35,7 +40,8 @@ namespace olpager::pager {
 class Engine;
 struct Region;
 
-/// What a Region of kind kRoot is. Its `base` is the memory's address, `requested_bytes` its size; it has no pages of the range.
+/// What a Region of kind kRoot is. Its `base` is the memory's address, `requested_bytes` its size;
+/// it has no pages of the range.
 struct RootMemory {
   RootKind kind = RootKind::kHost;
   CUcontext context = nullptr;
@@ -59,14 +65,16 @@ struct RootEdge {
   uint64_t page = 0;     // which one, of an arena that moves by pieces; 0: any
 };
 
-/// Addresses between the lowest and the highest of what was added. Grows only; added to under the mutex, read without.
+/// Addresses between the lowest and the highest of what was added. Grows only; added to under the
+/// mutex, read without.
 class AddressSpan {
  public:
   void add(uint64_t address, uint64_t size) {
     const uint64_t before = bytes_.load(), low = low_.load();
     const uint64_t first = before == 0 ? address : std::min(low, address);
     // In this order: a reader that sees one of the two alone sees a span that holds the one before.
-    bytes_.store(std::max(before == 0 ? 0 : low + before, address + size) - first, std::memory_order_release);
+    bytes_.store(std::max(before == 0 ? 0 : low + before, address + size) - first,
+                 std::memory_order_release);
     low_.store(first, std::memory_order_release);
   }
   bool contains(uint64_t address) const {
@@ -74,7 +82,8 @@ class AddressSpan {
     return address - low < bytes_.load(std::memory_order_relaxed);
   }
   bool overlaps(uint64_t address, uint64_t size) const {
-    const uint64_t low = low_.load(std::memory_order_acquire), bytes = bytes_.load(std::memory_order_relaxed);
+    const uint64_t low = low_.load(std::memory_order_acquire),
+                   bytes = bytes_.load(std::memory_order_relaxed);
     return address - low < bytes || (bytes != 0 && low - address < size);
   }
   uint64_t low() const { return low_.load(); }
@@ -106,7 +115,8 @@ class RootTable {
     auto it = roots_.upper_bound(address);
     if (it != roots_.begin()) --it;
     for (; it != roots_.end() && (it->first <= address || it->first - address < bytes); ++it)
-      if (it->first >= address || address - it->first < it->second.bytes) visit(it->first, it->second);
+      if (it->first >= address || address - it->first < it->second.bytes)
+        visit(it->first, it->second);
   }
   auto begin() const { return roots_.begin(); }
   auto end() const { return roots_.end(); }
@@ -127,17 +137,20 @@ struct ByteRun {
   bool may_be_gone = false;  // registered memory
 };
 
-/// What of [address, + bytes) the CPU has mapped, and what it has not. Of managed memory the CPU has written only what it
-/// has mapped: what the GPU uses is taken from it. Everything counts as mapped where the system does not tell. Without the
-/// mutex too.
-void splitByPresence(uint64_t address, uint64_t bytes, std::vector<ByteRun>& present, std::vector<ByteRun>& absent);
+/// What of [address, + bytes) the CPU has mapped, and what it has not. Of managed memory the CPU
+/// has written only what it has mapped: what the GPU uses is taken from it. Everything counts as
+/// mapped where the system does not tell. Without the mutex too.
+void splitByPresence(uint64_t address, uint64_t bytes, std::vector<ByteRun>& present,
+                     std::vector<ByteRun>& absent);
 
-/// Of a root that is scannable: what the CPU looks through, and what only the GPU can. Without the mutex too.
+/// Of a root that is scannable: what the CPU looks through, and what only the GPU can. Without the
+/// mutex too.
 void rootRuns(const Region& root, std::vector<ByteRun>& by_cpu, std::vector<ByteRun>& by_gpu);
 
-/// Calls visit(data, bytes) for a run that the CPU looks through, piece by piece. Of registered memory these are copies: the program
-/// may have unmapped it, or protected it from being read, which is no fault of its as long as nothing uses it. False: it has; `visit`
-/// was called for a part at most. Without the mutex too.
+/// Calls visit(data, bytes) for a run that the CPU looks through, piece by piece. Of registered
+/// memory these are copies: the program may have unmapped it, or protected it from being read,
+/// which is no fault of its as long as nothing uses it. False: it has; `visit` was called for a
+/// part at most. Without the mutex too.
 template <typename Visit>
 bool forPieces(const ByteRun& run, Visit visit) {
   if (!run.may_be_gone) {

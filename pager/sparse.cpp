@@ -7,17 +7,21 @@ namespace olpager::pager {
 
 namespace {
 constexpr uint8_t kBelievedFast = 4, kBelievedSlow = 3, kBelievedSlowInPlace = 4, kMostSamples = 16;
-// The fastest link in use (PCIe 5.0 x16 moves less): what is faster in place than half a fetch over it, is so over any.
+// The fastest link in use (PCIe 5.0 x16 moves less): what is faster in place than half a fetch over
+// it, is so over any.
 constexpr uint64_t kLinkBytesPerSecond = 64'000'000'000;
 
 uint64_t nsToMove(uint64_t bytes, uint64_t bytes_per_second) {
-  return static_cast<uint64_t>(static_cast<double>(bytes) * 1e9 / static_cast<double>(bytes_per_second));
+  return static_cast<uint64_t>(static_cast<double>(bytes) * 1e9 /
+                               static_cast<double>(bytes_per_second));
 }
 }  // namespace
 
-bool judge(DensityRecord& record, uint64_t bytes, uint64_t ns, bool in_place, uint64_t vram_bytes_per_second) {
+bool judge(DensityRecord& record, uint64_t bytes, uint64_t ns, bool in_place,
+           uint64_t vram_bytes_per_second) {
   const Density before = record.verdict;
-  const uint64_t limit = nsToMove(bytes, in_place ? kLinkBytesPerSecond : vram_bytes_per_second) / 2;
+  const uint64_t limit =
+      nsToMove(bytes, in_place ? kLinkBytesPerSecond : vram_bytes_per_second) / 2;
   const bool fast = ns < limit;
   record.fast = fast ? static_cast<uint8_t>(record.fast + 1) : 0;
   record.slow = fast ? 0 : static_cast<uint8_t>(record.slow + 1);
@@ -42,18 +46,23 @@ bool judge(DensityRecord& record, uint64_t bytes, uint64_t ns, bool in_place, ui
 
 uint64_t vramBandwidth(const DriverApi& driver, CUdevice device) {
   int khz = 0, bits = 0;
-  if (driver.cuDeviceGetAttribute(&khz, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, device) != CUDA_SUCCESS ||
-      driver.cuDeviceGetAttribute(&bits, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, device) != CUDA_SUCCESS ||
+  if (driver.cuDeviceGetAttribute(&khz, CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, device) !=
+          CUDA_SUCCESS ||
+      driver.cuDeviceGetAttribute(&bits, CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH, device) !=
+          CUDA_SUCCESS ||
       khz <= 0 || bits <= 0)
     return 1'000'000'000'000;
-  return 2ull * static_cast<uint64_t>(khz) * 1000 * static_cast<uint64_t>(bits) / 8;  // two transfers a clock
+  return 2ull * static_cast<uint64_t>(khz) * 1000 * static_cast<uint64_t>(bits) /
+         8;  // two transfers a clock
 }
 
 void TimedLaunch::begin(const DriverApi& driver, const StreamKey& stream) {
   const InContext current(driver, stream.context);
   for (CUevent* event : {&start, &end})
-    if (*event == nullptr && driver.cuEventCreate(event, CU_EVENT_DEFAULT) != CUDA_SUCCESS) *event = nullptr;
-  recorded = start != nullptr && end != nullptr && driver.cuEventRecord(start, stream.stream) == CUDA_SUCCESS;
+    if (*event == nullptr && driver.cuEventCreate(event, CU_EVENT_DEFAULT) != CUDA_SUCCESS)
+      *event = nullptr;
+  recorded = start != nullptr && end != nullptr &&
+             driver.cuEventRecord(start, stream.stream) == CUDA_SUCCESS;
 }
 
 void TimedLaunch::finish(const DriverApi& driver, CUstream stream) {
@@ -83,7 +92,8 @@ TimedLaunch* LaunchTimer::take(Region& region, bool in_place) {
 }
 
 // False while it is under way.
-bool LaunchTimer::elapsed(const DriverApi& driver, const TimedLaunch& launch, uint64_t* ns, bool* known) {
+bool LaunchTimer::elapsed(const DriverApi& driver, const TimedLaunch& launch, uint64_t* ns,
+                          bool* known) {
   if (!launch.recorded) return true;
   float milliseconds = 0;
   const CUresult result = driver.cuEventElapsedTime_v2(&milliseconds, launch.start, launch.end);
@@ -101,7 +111,8 @@ bool LaunchTimer::busy() const {
 
 void LaunchTimer::drop(const DriverApi& driver) {
   for (TimedLaunch& launch : launches_) {
-    // One that is taken is of a launch being made in a context that is being destroyed: its thread sees the errors.
+    // One that is taken is of a launch being made in a context that is being destroyed: its thread
+    // sees the errors.
     if (launch.state.load(std::memory_order_acquire) == TimedLaunch::State::kTaken) continue;
     launch.dropEvents(driver);
     launch.state.store(TimedLaunch::State::kFree, std::memory_order_release);

@@ -1,13 +1,16 @@
-// Memory of which a launch touches little (an embedding table: some rows of gigabytes) is better read in place, over the
-// link, than fetched. Which memory that is, is learned by time: launches that name a large region are timed on the GPU.
+// Memory of which a launch touches little (an embedding table: some rows of gigabytes) is better
+// read in place, over the link, than fetched. Which memory that is, is learned by time: launches
+// that name a large region are timed on the GPU.
 //
-//   kUnknown   timed: a launch that is over in half the time that VRAM (the link, for a region that happens to be in place)
-//              needs to move the region once did not use it all. Several in a row: kSparse. Several that took longer: kDense.
-//   kSparse    stays in host memory in place and gives up its VRAM. Timed now and then: several in a row that took more than
-//              half of what a fetch takes: kDense.
+//   kUnknown   timed: a launch that is over in half the time that VRAM (the link, for a region that
+//              happens to be in place) needs to move the region once did not use it all. Several in
+//              a row: kSparse. Several that took longer: kDense.
+//   kSparse    stays in host memory in place and gives up its VRAM. Timed now and then: several in
+//              a row that took more than half of what a fetch takes: kDense.
 //   kDense     fetched, as everything else; no longer timed.
 //
-// Whether in place or in VRAM is a matter of speed only (DESIGN: mapped before launch), so a wrong verdict is never wrong data.
+// Whether in place or in VRAM is a matter of speed only (DESIGN: mapped before launch), so a wrong
+// verdict is never wrong data.
 #pragma once
 
 #include <cuda.h>
@@ -39,18 +42,22 @@ inline constexpr uint64_t kLeastSparseBytes = 32ull << 20;
 /// An in-place use of a sparse region in this many is timed, after the first few.
 inline constexpr uint16_t kTimedUses = 64;
 
-/// Takes one timed launch into account; true when the verdict changed. `ns`: duration on the GPU; `bytes`: of the region.
-/// `vram_bytes_per_second`: what the device can read at most. No lock, no driver.
-bool judge(DensityRecord& record, uint64_t bytes, uint64_t ns, bool in_place, uint64_t vram_bytes_per_second);
+/// Takes one timed launch into account; true when the verdict changed. `ns`: duration on the GPU;
+/// `bytes`: of the region. `vram_bytes_per_second`: what the device can read at most. No lock, no
+/// driver.
+bool judge(DensityRecord& record, uint64_t bytes, uint64_t ns, bool in_place,
+           uint64_t vram_bytes_per_second);
 
 /// What the device reads of its own memory at most, from its attributes.
 uint64_t vramBandwidth(const DriverApi& driver, CUdevice device);
 
-/// A launch between two events. Each entry is owned by whoever moved it out of its state:
-/// kFree -> kTaken (launching thread, under PoolState::mutex) -> kDone (the same thread, without it) -> kFree (engine).
+/// A launch between two events. Each entry is owned by whoever moved it out of its state: kFree ->
+/// kTaken (launching thread, under PoolState::mutex) -> kDone (the same thread, without it) ->
+/// kFree (engine).
 struct TimedLaunch {
   enum class State : uint8_t { kFree, kTaken, kDone };
-  std::atomic<State> state{State::kFree};  // release by the owner that leaves it, acquire by the next
+  std::atomic<State> state{
+      State::kFree};  // release by the owner that leaves it, acquire by the next
   CUevent start = nullptr;
   CUevent end = nullptr;
   Region* region = nullptr;
@@ -64,12 +71,14 @@ struct TimedLaunch {
   void dropEvents(const DriverApi& driver);
 };
 
-/// The timed launches of one device's engine. Few at a time: what is not timed now is timed the next time.
+/// The timed launches of one device's engine. Few at a time: what is not timed now is timed the
+/// next time.
 class LaunchTimer {
  public:
   /// Under PoolState::mutex; nullptr when all are in use.
   TimedLaunch* take(Region& region, bool in_place);
-  /// Engine's thread: calls `visit(entry, ns)` for each that has ended, then frees it. Asks the driver, waits for nothing.
+  /// Engine's thread: calls `visit(entry, ns)` for each that has ended, then frees it. Asks the
+  /// driver, waits for nothing.
   template <typename Visitor>
   void collect(const DriverApi& driver, Visitor&& visit);
   bool busy() const;
@@ -77,7 +86,8 @@ class LaunchTimer {
   void drop(const DriverApi& driver);
 
  private:
-  static bool elapsed(const DriverApi& driver, const TimedLaunch& launch, uint64_t* ns, bool* known);
+  static bool elapsed(const DriverApi& driver, const TimedLaunch& launch, uint64_t* ns,
+                      bool* known);
   std::array<TimedLaunch, 8> launches_;
 };
 

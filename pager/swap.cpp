@@ -1,13 +1,18 @@
-// Which parts of an arena lie in VRAM and which are used in place, under reach = traced: an arena is reached whole by each
-// launch that names an address in it, so that none of its mappings changes while such a launch is in flight.
+// Which parts of an arena lie in VRAM and which are used in place, under reach = traced: an arena
+// is reached whole by each launch that names an address in it, so that none of its mappings changes
+// while such a launch is in flight.
 //
-// When launches have named an arena for a while, the parts in place that are named most are exchanged for the parts in
-// VRAM that are named least, one batch at a time:
+// When launches have named an arena for a while, the parts in place that are named most are
+// exchanged for the parts in VRAM that are named least, one batch at a time:
 //
-//   asked     a launch found the arena partly in place, and it was named often enough since the last exchange
-//   begun     the parts are victims of one batch (retire.cpp); launches that reach the arena wait, and take nothing back
-//   over      the batch is through: what was cold is mapped in place, what was hot is fetched, by the launches that need it
-//   given up  the arena was not quiet in time: everything stays where it is, and the next attempt comes later
+//   asked     a launch found the arena partly in place, and it was named often enough since the
+//             last exchange
+//   begun     the parts are victims of one batch (retire.cpp); launches that reach the arena wait,
+//             and take nothing back
+//   over      the batch is through: what was cold is mapped in place, what was hot is fetched, by
+//             the launches that need it
+//   given up  the arena was not quiet in time: everything stays where it is, and the next attempt
+//             comes later
 //
 // Launches wait kQuietNs at most for others to end, since one of those may wait for them.
 #include <algorithm>
@@ -29,7 +34,8 @@ constexpr float kHotter = 2;                 // than what goes for it, by this f
 }  // namespace
 
 void Engine::askSwap(Region& region) {
-  if (region.swap_asked || region.arena == nullptr || region.arena->names() < region.swap_after) return;
+  if (region.swap_asked || region.arena == nullptr || region.arena->names() < region.swap_after)
+    return;
   region.swap_asked = true;
   swaps_asked_.push_back(&region);
   wake();
@@ -37,14 +43,16 @@ void Engine::askSwap(Region& region) {
 
 void Engine::swapAgainAfter(Region& region, bool useful) {
   const uint64_t least = std::max(kLeastNames, kNamesForEachPiece * region.arena->size());
-  region.swap_pause = useful ? least : std::clamp(region.swap_pause * 2, least, std::max(least, kLongestPause));
+  region.swap_pause =
+      useful ? least : std::clamp(region.swap_pause * 2, least, std::max(least, kLongestPause));
   region.swap_after = region.arena->names() + region.swap_pause;
 }
 
 bool Engine::swapArenas() {
   if (swapping_ != nullptr) {
-    const auto batch = std::find_if(batches_.begin(), batches_.end(),
-                                    [this](const auto& entry) { return entry->swap_of == swapping_; });
+    const auto batch = std::find_if(batches_.begin(), batches_.end(), [this](const auto& entry) {
+      return entry->swap_of == swapping_;
+    });
     if (batch != batches_.end()) {
       if ((*batch)->stage == Batch::Stage::kPass || nowNs() < swap_until_ns_) return false;
       for (Extent* victim : std::vector<Extent*>((*batch)->victims)) {
@@ -61,8 +69,8 @@ bool Engine::swapArenas() {
     return true;
   }
   // What launches wait for stays as it is.
-  if (swaps_asked_.empty() || broken_ || !chunks_.hostMappable() || !wants_.empty() || !reliefs_.empty() ||
-      surplus_ > 0 || demand_short_ > 0 || batches_.size() >= scratch_.size())
+  if (swaps_asked_.empty() || broken_ || !chunks_.hostMappable() || !wants_.empty() ||
+      !reliefs_.empty() || surplus_ > 0 || demand_short_ > 0 || batches_.size() >= scratch_.size())
     return false;
   Region& region = *swaps_asked_.back();
   swaps_asked_.pop_back();
@@ -84,12 +92,15 @@ bool Engine::beginSwap(Region& region) {
   for (auto& extent : region.extents) {
     if (extent->state != ExtentState::kInPlace && extent->state != ExtentState::kVram) continue;
     float heat = 0;
-    region.arena->overlapping(extent->address, extent->bytes(),
-                              [&](const Piece& piece) { heat = std::max(heat, region.arena->heat(piece)); });
+    region.arena->overlapping(extent->address, extent->bytes(), [&](const Piece& piece) {
+      heat = std::max(heat, region.arena->heat(piece));
+    });
     (extent->state == ExtentState::kVram ? cold : hot).push_back({extent.get(), heat});
   }
-  std::stable_sort(hot.begin(), hot.end(), [](const Part& a, const Part& b) { return a.heat > b.heat; });
-  std::stable_sort(cold.begin(), cold.end(), [](const Part& a, const Part& b) { return a.heat < b.heat; });
+  std::stable_sort(hot.begin(), hot.end(),
+                   [](const Part& a, const Part& b) { return a.heat > b.heat; });
+  std::stable_sort(cold.begin(), cold.end(),
+                   [](const Part& a, const Part& b) { return a.heat < b.heat; });
   uint64_t room = chunks_.vramAvailable();
   uint64_t bytes = 0;
   auto batch = std::make_unique<Batch>();
@@ -122,8 +133,10 @@ bool Engine::beginSwap(Region& region) {
   region.swapping = true;
   swap_until_ns_ = nowNs() + kQuietNs;
   swapAgainAfter(region, true);
-  base::logDebug("device %d: %llu MiB of an arena of %llu MiB come to VRAM for parts that are used less", device_,
-                 static_cast<unsigned long long>(bytes >> 20), static_cast<unsigned long long>(region.pages * 2));
+  base::logDebug(
+      "device %d: %llu MiB of an arena of %llu MiB come to VRAM for parts that are used less",
+      device_, static_cast<unsigned long long>(bytes >> 20),
+      static_cast<unsigned long long>(region.pages * 2));
   return begin(std::move(batch));
 }
 

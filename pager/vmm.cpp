@@ -1,13 +1,15 @@
-// The program's own virtual memory management (cuMemAddressReserve, cuMemCreate, cuMemMap, cuMemSetAccess): PyTorch's
-// expandable segments, vLLM's sleep mode, and whoever does it by hand.
+// The program's own virtual memory management (cuMemAddressReserve, cuMemCreate, cuMemMap,
+// cuMemSetAccess): PyTorch's expandable segments, vLLM's sleep mode, and whoever does it by hand.
 //
-// A reservation is a Region; a pointer into it names all that is mapped in it. A handle owns extents. The first mapping
-// that gets access is the handle's primary one: the extents belong to the reservation and move like any others. Without
-// it they rest in the handle (kDetached), in whatever chunk they had. A handle that is mapped with access at a second
-// address at the same time stays in VRAM for as long: that mapping is a fixed one.
+// A reservation is a Region; a pointer into it names all that is mapped in it. A handle owns
+// extents. The first mapping that gets access is the handle's primary one: the extents belong to
+// the reservation and move like any others. Without it they rest in the handle (kDetached), in
+// whatever chunk they had. A handle that is mapped with access at a second address at the same time
+// stays in VRAM for as long: that mapping is a fixed one.
 //
-// A reservation moves the memory of one device, that of its first mapping. Memory of another device in it (stripes over
-// several devices) is a fixed mapping as well: the handle's primary mapping is then in a reservation of the pager's own.
+// A reservation moves the memory of one device, that of its first mapping. Memory of another device
+// in it (stripes over several devices) is a fixed mapping as well: the handle's primary mapping is
+// then in a reservation of the pager's own.
 #include <algorithm>
 #include <bit>
 #include <thread>
@@ -69,12 +71,14 @@ void waitQuiet(PoolState& state, Region& region, Lock& lock) {
     lock.lock();
   }
   const uint64_t stamp = std::min(number, std::max(state.floor, region.stamp.load()));
-  for (unsigned looks = 0;
-       !state.stopped && region.engine != nullptr && !region.engine->broken() && !state.streams.quiet(stamp); ++looks) {
+  for (unsigned looks = 0; !state.stopped && region.engine != nullptr && !region.engine->broken() &&
+                           !state.streams.quiet(stamp);
+       ++looks) {
     lock.unlock();
     state.streams.poll();
     if (state.streams.capturing()) {
-      // On some streams nothing may be recorded, nor their context synchronised: native would not have waited either.
+      // On some streams nothing may be recorded, nor their context synchronised: native would not
+      // have waited either.
       if (looks > kCaptureLooks) {
         lock.lock();
         return;
@@ -88,7 +92,8 @@ void waitQuiet(PoolState& state, Region& region, Lock& lock) {
 }
 
 // The handle's extents join the reservation.
-void putIn(PoolState& state, uint64_t base, VmmHandle& handle, Region& region, bool read_only, Lock& lock) {
+void putIn(PoolState& state, uint64_t base, VmmHandle& handle, Region& region, bool read_only,
+           Lock& lock) {
   std::vector<Extent*> fresh;
   for (auto& extent : handle.extents) {
     extent->address += base;
@@ -96,23 +101,28 @@ void putIn(PoolState& state, uint64_t base, VmmHandle& handle, Region& region, b
     extent->read_only = read_only;
     extent->scan_due = true;
     fresh.push_back(extent.get());
-    // What kernels and copies have put there, through a mapping that is gone, nobody knows of this region.
-    if (extent->vram == nullptr && extent->host == nullptr && extent->rests == ExtentState::kEmpty) continue;
+    // What kernels and copies have put there, through a mapping that is gone, nobody knows of this
+    // region.
+    if (extent->vram == nullptr && extent->host == nullptr && extent->rests == ExtentState::kEmpty)
+      continue;
     region.host_written = true;
     state.markDirty(&region);
   }
   ++region.host_writes;
   const auto place = static_cast<ptrdiff_t>(extentsAt(region, base, handle.bytes).first);
   if (const size_t count = region.extents.size() + fresh.size(); count > region.extents.capacity())
-    region.extents.reserve(count + count / 8);  // not twice as many: a place costs as much as a chunk's handle
-  region.extents.insert(region.extents.begin() + place, std::make_move_iterator(handle.extents.begin()),
+    region.extents.reserve(
+        count + count / 8);  // not twice as many: a place costs as much as a chunk's handle
+  region.extents.insert(region.extents.begin() + place,
+                        std::make_move_iterator(handle.extents.begin()),
                         std::make_move_iterator(handle.extents.end()));
   handle.extents = std::vector<std::unique_ptr<Extent>>();
   handle.primary = base;
   if (region.arena == nullptr) {
     uint64_t bytes = 0;
     for (const auto& extent : region.extents) bytes += extent->bytes();
-    if (isArenaSize(bytes, handle.engine->chunks().vramBudget(), state.options.reach)) makeArena(state, region);
+    if (isArenaSize(bytes, handle.engine->chunks().vramBudget(), state.options.reach))
+      makeArena(state, region);
   }
   region.pins += handle.fixed;
   region.blocked.fetch_add(static_cast<uint32_t>(fresh.size()), std::memory_order_seq_cst);
@@ -124,7 +134,8 @@ void putIn(PoolState& state, uint64_t base, VmmHandle& handle, Region& region, b
 // The extents of a handle's primary mapping leave the reservation and rest in the handle.
 void takeOut(PoolState& state, VmmHandle& handle, Region& region, Lock& lock) {
   const uint64_t base = handle.primary;
-  while (region.wanted > 0 && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  while (region.wanted > 0 && !state.stopped)
+    state.changed.wait_for(lock, std::chrono::milliseconds(1));
   std::vector<Extent*> going;
   const ExtentRange before = extentsAt(region, base, handle.bytes);
   for (size_t e = before.first; e < before.last; ++e) going.push_back(region.extents[e].get());
@@ -152,7 +163,8 @@ void takeOut(PoolState& state, VmmHandle& handle, Region& region, Lock& lock) {
   state.updateSlow();
   state.changed.notify_all();
   // A launch that came meanwhile and follows pointers to here looks at them until it goes on.
-  while (region.wanted > 0 && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  while (region.wanted > 0 && !state.stopped)
+    state.changed.wait_for(lock, std::chrono::milliseconds(1));
   // Fixed mappings, that hold the chunks in VRAM, do so through the handle from now on.
   region.pins -= std::min(region.pins, handle.fixed);
   handle.primary = 0;
@@ -182,7 +194,8 @@ struct FixedPiece {
 std::vector<FixedPiece> piecesOf(PoolState& state, uint64_t base, VmmHandle& handle) {
   std::vector<FixedPiece> pieces;
   const auto add = [&](uint64_t at, Extent& extent) {
-    pieces.push_back({at, extent.bytes(), extent.vram != nullptr ? extent.vram->handle : 0, &extent});
+    pieces.push_back(
+        {at, extent.bytes(), extent.vram != nullptr ? extent.vram->handle : 0, &extent});
   };
   for (auto& extent : handle.extents) add(base + extent->address, *extent);
   if (handle.primary == 0) return pieces;
@@ -193,11 +206,13 @@ std::vector<FixedPiece> piecesOf(PoolState& state, uint64_t base, VmmHandle& han
   return pieces;
 }
 
-CUresult protectPieces(const Engine& engine, const std::vector<FixedPiece>& pieces, bool read_only, Lock& lock) {
+CUresult protectPieces(const Engine& engine, const std::vector<FixedPiece>& pieces, bool read_only,
+                       Lock& lock) {
   CUresult result = CUDA_SUCCESS;
   lock.unlock();
   for (const FixedPiece& piece : pieces)
-    if (result == CUDA_SUCCESS) result = engine.chunks().protectAt(piece.address, piece.bytes, read_only);
+    if (result == CUDA_SUCCESS)
+      result = engine.chunks().protectAt(piece.address, piece.bytes, read_only);
   lock.lock();
   return result;
 }
@@ -219,7 +234,8 @@ void unmapFixed(PoolState& state, uint64_t base, VmmMapping& mapping, Lock& lock
 }
 
 // A mapping of a handle beside its primary one. The extents are pinned in VRAM from now on.
-CUresult mapFixed(PoolState& state, uint64_t base, VmmMapping& mapping, bool read_only, Lock& lock) {
+CUresult mapFixed(PoolState& state, uint64_t base, VmmMapping& mapping, bool read_only,
+                  Lock& lock) {
   VmmHandle& handle = *mapping.handle;
   Region& region = *state.vmm_mappings.at(handle.primary).region;
   const Engine& engine = *handle.engine;
@@ -232,9 +248,11 @@ CUresult mapFixed(PoolState& state, uint64_t base, VmmMapping& mapping, bool rea
     lock.unlock();
     size_t mapped = 0;
     for (; mapped < pieces.size() && result == CUDA_SUCCESS; ++mapped)
-      result = engine.chunks().mapAt(pieces[mapped].address, pieces[mapped].bytes, pieces[mapped].chunk, read_only);
+      result = engine.chunks().mapAt(pieces[mapped].address, pieces[mapped].bytes,
+                                     pieces[mapped].chunk, read_only);
     if (result != CUDA_SUCCESS)
-      for (size_t p = 0; p + 1 < mapped; ++p) engine.chunks().unmapAt(pieces[p].address, pieces[p].bytes);
+      for (size_t p = 0; p + 1 < mapped; ++p)
+        engine.chunks().unmapAt(pieces[p].address, pieces[p].bytes);
     lock.lock();
   }
   if (result == CUDA_SUCCESS) {
@@ -283,7 +301,8 @@ Region* reserve(PoolState& state, uint64_t bytes, uint64_t alignment, uint64_t h
 // Of one in which nothing is mapped.
 void releaseReservation(PoolState& state, Region& region, Lock& lock) {
   region.dead = true;
-  while (region.wanted > 0 && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  while (region.wanted > 0 && !state.stopped)
+    state.changed.wait_for(lock, std::chrono::milliseconds(1));
   region.published = false;
   state.predictor.forget(unitOf(region));
   state.addresses->release(region.base);
@@ -374,8 +393,10 @@ void dropHandles(PoolState& state, Engine& engine, Lock& lock) {
   }
   for (uint32_t id = 1; id < state.regions.end(); ++id) {
     Region* region = state.regions.at(id);
-    if (region->dead || region->engine != &engine || region->kind != RegionKind::kReservation) continue;
-    while (region->wanted > 0 && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+    if (region->dead || region->engine != &engine || region->kind != RegionKind::kReservation)
+      continue;
+    while (region->wanted > 0 && !state.stopped)
+      state.changed.wait_for(lock, std::chrono::milliseconds(1));
     region->engine = nullptr;
     region->context = nullptr;
   }
@@ -387,7 +408,8 @@ CUresult Pool::reserveAddress(uint64_t bytes, uint64_t alignment, uint64_t hint,
   if (out == nullptr || bytes == 0 || !wholePages(bytes) || (alignment & (alignment - 1)) != 0)
     return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
-  const Region* const region = reserve(state, bytes, std::max(alignment, kPageBytes), contains(hint) ? hint : 0);
+  const Region* const region =
+      reserve(state, bytes, std::max(alignment, kPageBytes), contains(hint) ? hint : 0);
   if (region == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
   *out = region->base;
   return CUDA_SUCCESS;
@@ -399,23 +421,27 @@ CUresult Pool::releaseAddress(CUdeviceptr address, uint64_t bytes) {
   if (!contains(address)) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
   Region* region = state.find(address);
-  if (region == nullptr || region->dead || region->kind != RegionKind::kReservation || region->base != address ||
-      region->pages * kPageBytes != bytes)
+  if (region == nullptr || region->dead || region->kind != RegionKind::kReservation ||
+      region->base != address || region->pages * kPageBytes != bytes)
     return CUDA_ERROR_INVALID_VALUE;
   const auto mapped = state.vmm_mappings.lower_bound(address);
-  if (mapped != state.vmm_mappings.end() && mapped->first < region->end()) return CUDA_ERROR_INVALID_VALUE;
+  if (mapped != state.vmm_mappings.end() && mapped->first < region->end())
+    return CUDA_ERROR_INVALID_VALUE;
   releaseReservation(state, *region, lock);
   return CUDA_SUCCESS;
 }
 
-CUresult Pool::createHandle(CUcontext context, CUdevice device, uint64_t bytes, const CUmemAllocationProp& properties,
+CUresult Pool::createHandle(CUcontext context, CUdevice device, uint64_t bytes,
+                            const CUmemAllocationProp& properties,
                             CUmemGenericAllocationHandle* out) {
   PoolState& state = *state_;
   if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   if (out == nullptr || bytes == 0 || !wholePages(bytes)) return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
   Engine* engine = nullptr;
-  if (const CUresult result = engineFor(state, context, device, lock, &engine); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = engineFor(state, context, device, lock, &engine);
+      result != CUDA_SUCCESS)
+    return result;
   if (engine->allocated() + bytes > engine->capacity() || bytes > engine->largestRegion())
     return CUDA_ERROR_OUT_OF_MEMORY;
   auto handle = std::make_unique<VmmHandle>();
@@ -453,7 +479,8 @@ CUresult Pool::releaseHandle(CUmemGenericAllocationHandle id) {
   return CUDA_SUCCESS;
 }
 
-CUresult Pool::handleProperties(CUmemGenericAllocationHandle id, CUmemAllocationProp* properties) const {
+CUresult Pool::handleProperties(CUmemGenericAllocationHandle id,
+                                CUmemAllocationProp* properties) const {
   if (state_->forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   Lock lock(state_->mutex);
   const auto it = state_->vmm_handles.find(id);
@@ -472,20 +499,23 @@ CUresult Pool::retainHandle(CUdeviceptr address, CUmemGenericAllocationHandle* o
   return CUDA_SUCCESS;
 }
 
-CUresult Pool::map(CUdeviceptr address, uint64_t bytes, uint64_t offset, CUmemGenericAllocationHandle id) {
+CUresult Pool::map(CUdeviceptr address, uint64_t bytes, uint64_t offset,
+                   CUmemGenericAllocationHandle id) {
   PoolState& state = *state_;
   if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
-  if (!contains(address) || bytes == 0 || !wholePages(address) || !wholePages(bytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (!contains(address) || bytes == 0 || !wholePages(address) || !wholePages(bytes))
+    return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
   const auto it = state.vmm_handles.find(id);
   Region* region = state.find(address);
-  if (it == state.vmm_handles.end() || it->second->engine == nullptr || region == nullptr || region->dead ||
-      region->kind != RegionKind::kReservation || address + bytes > region->end())
+  if (it == state.vmm_handles.end() || it->second->engine == nullptr || region == nullptr ||
+      region->dead || region->kind != RegionKind::kReservation || address + bytes > region->end())
     return CUDA_ERROR_INVALID_VALUE;
   // As native: a handle is mapped whole.
   if (offset != 0 || bytes != it->second->bytes) return CUDA_ERROR_NOT_SUPPORTED;
   const auto next = state.vmm_mappings.lower_bound(address);
-  if (mappingAt(state, address) != nullptr || (next != state.vmm_mappings.end() && next->first < address + bytes))
+  if (mappingAt(state, address) != nullptr ||
+      (next != state.vmm_mappings.end() && next->first < address + bytes))
     return CUDA_ERROR_INVALID_VALUE;
   const auto first = state.vmm_mappings.lower_bound(region->base);
   const bool empty = first == state.vmm_mappings.end() || first->first >= region->end();
@@ -495,7 +525,8 @@ CUresult Pool::map(CUdeviceptr address, uint64_t bytes, uint64_t offset, CUmemGe
   return CUDA_SUCCESS;
 }
 
-CUresult Pool::setAccess(CUdeviceptr address, uint64_t bytes, const CUmemAccessDesc* descriptors, size_t count) {
+CUresult Pool::setAccess(CUdeviceptr address, uint64_t bytes, const CUmemAccessDesc* descriptors,
+                         size_t count) {
   PoolState& state = *state_;
   if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   if (!contains(address) || descriptors == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -508,7 +539,8 @@ CUresult Pool::setAccess(CUdeviceptr address, uint64_t bytes, const CUmemAccessD
     at += it->second.handle->bytes;
   }
   for (size_t i = 0; i < count; ++i)  // device memory can't be given to the CPU
-    if (descriptors[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_NOT_SUPPORTED;
+    if (descriptors[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+      return CUDA_ERROR_NOT_SUPPORTED;
   for (at = address; at < address + bytes;) {
     const auto found = state.vmm_mappings.find(at);
     if (found == state.vmm_mappings.end()) return CUDA_ERROR_INVALID_VALUE;  // unmapped meanwhile
@@ -522,7 +554,8 @@ CUresult Pool::setAccess(CUdeviceptr address, uint64_t bytes, const CUmemAccessD
         access[descriptors[i].location.id] = descriptors[i].flags;
     }
     for (const auto& [device, flags] : access)
-      if (const CUresult added = letReach(state, device, handle, lock); added != CUDA_SUCCESS) return added;
+      if (const CUresult added = letReach(state, device, handle, lock); added != CUDA_SUCCESS)
+        return added;
     if (const auto still = state.vmm_mappings.find(at);
         still == state.vmm_mappings.end() || still->second.handle != &handle)
       return CUDA_ERROR_INVALID_VALUE;
@@ -530,7 +563,8 @@ CUresult Pool::setAccess(CUdeviceptr address, uint64_t bytes, const CUmemAccessD
     at += handle.bytes;
     const bool was_read_only = mapping.isReadOnly();
     const bool placed = mapping.fixed || handle.primary == base;
-    const std::map<CUdevice, CUmemAccess_flags> before = std::exchange(mapping.access, std::move(access));
+    const std::map<CUdevice, CUmemAccess_flags> before =
+        std::exchange(mapping.access, std::move(access));
     const bool read_only = mapping.isReadOnly();
     CUresult result = CUDA_SUCCESS;
     if (mapping.access.empty()) {
@@ -565,20 +599,22 @@ CUresult Pool::setAccess(CUdeviceptr address, uint64_t bytes, const CUmemAccessD
 CUresult Pool::unmap(CUdeviceptr address, uint64_t bytes) {
   PoolState& state = *state_;
   if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
-  if (!contains(address) || !wholePages(address) || !wholePages(bytes)) return CUDA_ERROR_INVALID_VALUE;
+  if (!contains(address) || !wholePages(address) || !wholePages(bytes))
+    return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
   std::vector<uint64_t> bases;
-  for (auto it = state.vmm_mappings.lower_bound(address); it != state.vmm_mappings.end() && it->first < address + bytes;
-       ++it) {
+  for (auto it = state.vmm_mappings.lower_bound(address);
+       it != state.vmm_mappings.end() && it->first < address + bytes; ++it) {
     if (it->first + it->second.handle->bytes > address + bytes) return CUDA_ERROR_INVALID_VALUE;
     bases.push_back(it->first);
   }
   const Region* reservation = state.find(address);
-  if (reservation == nullptr || reservation->dead || reservation->kind != RegionKind::kReservation ||
-      address + bytes > reservation->end())
+  if (reservation == nullptr || reservation->dead ||
+      reservation->kind != RegionKind::kReservation || address + bytes > reservation->end())
     return CUDA_ERROR_INVALID_VALUE;
   // The end of a mapping that began before.
-  if (mappingAt(state, address) != nullptr && !state.vmm_mappings.contains(address)) return CUDA_ERROR_INVALID_VALUE;
+  if (mappingAt(state, address) != nullptr && !state.vmm_mappings.contains(address))
+    return CUDA_ERROR_INVALID_VALUE;
   if (bases.empty()) return CUDA_SUCCESS;  // as native: what is reserved only
   waitQuiet(state, *state.vmm_mappings[bases[0]].region, lock);
   for (const uint64_t base : bases) {
@@ -594,13 +630,15 @@ CUresult Pool::unmap(CUdeviceptr address, uint64_t bytes) {
   return CUDA_SUCCESS;
 }
 
-CUresult Pool::getAccess(CUdeviceptr address, const CUmemLocation& location, unsigned long long* flags) const {
+CUresult Pool::getAccess(CUdeviceptr address, const CUmemLocation& location,
+                         unsigned long long* flags) const {
   if (state_->forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   Lock lock(state_->mutex);
   const VmmMapping* mapping = mappingAt(*state_, address);
   if (mapping == nullptr || flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const auto given =
-      location.type == CU_MEM_LOCATION_TYPE_DEVICE ? mapping->access.find(location.id) : mapping->access.end();
+  const auto given = location.type == CU_MEM_LOCATION_TYPE_DEVICE
+                         ? mapping->access.find(location.id)
+                         : mapping->access.end();
   *flags = given != mapping->access.end() ? given->second : CU_MEM_ACCESS_FLAGS_PROT_NONE;
   return CUDA_SUCCESS;
 }

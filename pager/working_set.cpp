@@ -51,7 +51,8 @@ void WorkingSet::nameRange(Region& region, uint64_t address, uint64_t bytes, uin
 
 void WorkingSet::addPage(Region& region, uint64_t page) {
   know(region);
-  region.arena->overlapping(page, kPageBytes, [&](const Piece& piece) { add(region, piece.begin, piece.end); });
+  region.arena->overlapping(page, kPageBytes,
+                            [&](const Piece& piece) { add(region, piece.begin, piece.end); });
 }
 
 void WorkingSet::addWhole(Region& region) {
@@ -108,7 +109,8 @@ void WorkingSet::stamp(uint64_t number, bool written) {
   for (Extent* extent : extents_) {
     extent->stamp = std::max(extent->stamp, number);
     extent->scan_due |= written;
-    if (extent->prefetched && extent->state == ExtentState::kVram) extent->region->engine->noteUsed(*extent, true);
+    if (extent->prefetched && extent->state == ExtentState::kVram)
+      extent->region->engine->noteUsed(*extent, true);
   }
 }
 

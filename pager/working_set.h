@@ -1,8 +1,9 @@
-// What one launch (or copy) uses of arenas that move by pieces (reach = learned): the pieces that it names and those that
-// pointers in memory name. Ordinary regions are used whole and are not here.
+// What one launch (or copy) uses of arenas that move by pieces (reach = learned): the pieces that
+// it names and those that pointers in memory name. Ordinary regions are used whole and are not
+// here.
 //
-// Lives on the launching thread's stack; every member runs under PoolState::mutex. Extents stay valid while the launch waits,
-// since their regions are held (Region::wanted).
+// Lives on the launching thread's stack; every member runs under PoolState::mutex. Extents stay
+// valid while the launch waits, since their regions are held (Region::wanted).
 #pragma once
 
 #include <vector>
@@ -15,7 +16,8 @@ class WorkingSet {
  public:
   explicit WorkingSet(PoolState& state) : state_(state) {}
 
-  /// A kernel's parameter names `address`; the pieces are told to the learned order. Names of traced arenas are counted.
+  /// A kernel's parameter names `address`; the pieces are told to the learned order. Names of
+  /// traced arenas are counted.
   void name(Region& region, uint64_t address, uint32_t signature);
   /// A copy uses exactly [address, + bytes).
   void nameRange(Region& region, uint64_t address, uint64_t bytes, uint32_t signature);
@@ -28,8 +30,9 @@ class WorkingSet {
   const std::vector<Extent*>& extents() const { return extents_; }
   /// Before extents are added again after a wait: those that are there are not added twice.
   void remark();
-  /// Extents that wait in host memory in place and are worth waiting for, of a launch with `newest` as the number of the
-  /// newest launch. None when they are too many to come in together, or when waiting was in vain of late.
+  /// Extents that wait in host memory in place and are worth waiting for, of a launch with `newest`
+  /// as the number of the newest launch. None when they are too many to come in together, or when
+  /// waiting was in vain of late.
   std::vector<Extent*> worthFetching(uint64_t newest) const;
   /// They did not come in time: the next launches don't wait.
   void fetchedInVain(uint64_t newest);

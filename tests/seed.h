@@ -1,4 +1,5 @@
-// The seed of a randomised test: OL_TEST_SEED, or one that nobody chose. The test prints it, so that a failure can be repeated.
+// The seed of a randomised test: OL_TEST_SEED, or one that nobody chose. The test prints it, so
+// that a failure can be repeated.
 #pragma once
 
 #include <cstdint>

@@ -26,7 +26,8 @@ class Elf {
  public:
   static Result<Elf> open(Bytes bytes) {
     const auto header = readAt<Elf64_Ehdr>(bytes, 0);
-    if (!header || std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return corrupt("no ELF header");
+    if (!header || std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0)
+      return corrupt("no ELF header");
     if (header->e_ident[EI_CLASS] != ELFCLASS64) return corrupt("not a 64-bit ELF file");
     if (header->e_machine != kMachineCuda) {
       return corrupt("machine " + std::to_string(header->e_machine) + " is not CUDA's 190");
@@ -40,7 +41,8 @@ class Elf {
     const uint64_t room = (bytes.size() - header->e_shoff) / sizeof(Elf64_Shdr);
     if (count > room) return corrupt("the section headers are cut off");
     elf.sections_.resize(count);
-    if (count != 0) std::memcpy(elf.sections_.data(), bytes.data() + header->e_shoff, count * sizeof(Elf64_Shdr));
+    if (count != 0)
+      std::memcpy(elf.sections_.data(), bytes.data() + header->e_shoff, count * sizeof(Elf64_Shdr));
     const uint64_t names = header->e_shstrndx != SHN_XINDEX ? header->e_shstrndx : first->sh_link;
     if (names >= count) return corrupt("no section names");
     elf.names_ = elf.data(elf.sections_[names]).value_or(Bytes{});
@@ -92,9 +94,10 @@ Status readKernelInfo(Bytes info, Kernel& kernel) {
       Parameter parameter;
       parameter.ordinal = *readAt<uint16_t>(*data, 4);
       parameter.offset = *readAt<uint16_t>(*data, 6);
-      // Version 1 packs the size into the upper 14 bits of a word; version 2, for blocks over 4 KB, has a field for it.
-      parameter.size =
-          attribute == kParameterInfo ? *readAt<uint32_t>(*data, 8) >> 18 : uint32_t{*readAt<uint16_t>(*data, 8)};
+      // Version 1 packs the size into the upper 14 bits of a word; version 2, for blocks over 4 KB,
+      // has a field for it.
+      parameter.size = attribute == kParameterInfo ? *readAt<uint32_t>(*data, 8) >> 18
+                                                   : uint32_t{*readAt<uint16_t>(*data, 8)};
       kernel.parameters.push_back(parameter);
     }
   }
@@ -106,7 +109,8 @@ Status readKernelInfo(Bytes info, Kernel& kernel) {
 // The memory that a variable's section stands for.
 std::optional<Space> spaceOf(std::string_view section) {
   if (section == ".nv.global" || section == ".nv.global.init") return Space::global;
-  if (section == ".nv.constant3") return Space::constant;  // bank 3: the program's __constant__ variables
+  if (section == ".nv.constant3")
+    return Space::constant;  // bank 3: the program's __constant__ variables
   return std::nullopt;
 }
 
@@ -154,7 +158,8 @@ Result<Cubin> readCubin(Bytes bytes) {
         const Elf64_Shdr& section = elf.sections()[symbol.st_shndx];
         const auto space = spaceOf(elf.name(section));
         if (!space) continue;
-        if (symbol.st_value > section.sh_size || section.sh_size - symbol.st_value < symbol.st_size) {
+        if (symbol.st_value > section.sh_size ||
+            section.sh_size - symbol.st_value < symbol.st_size) {
           return corrupt("variable " + std::string(name) + " lies outside its section");
         }
         Variable variable;
@@ -192,7 +197,8 @@ Result<uint64_t> cubinSize(const void* elf) {
     return true;
   };
   if (header.e_shoff != 0) {
-    if (header.e_shentsize != sizeof(Elf64_Shdr) || header.e_shoff > kMax) return corrupt("bad section headers");
+    if (header.e_shentsize != sizeof(Elf64_Shdr) || header.e_shoff > kMax)
+      return corrupt("bad section headers");
     Elf64_Shdr section;
     std::memcpy(&section, base + header.e_shoff, sizeof(section));
     const uint64_t count = header.e_shnum != 0 ? header.e_shnum : section.sh_size;
@@ -201,15 +207,18 @@ Result<uint64_t> cubinSize(const void* elf) {
     for (uint64_t i = 0; i < count; ++i) {
       std::memcpy(&section, base + header.e_shoff + i * sizeof(section), sizeof(section));
       if (section.sh_type == SHT_NOBITS || section.sh_type == SHT_NULL) continue;
-      if (!grow(section.sh_offset, section.sh_size)) return corrupt("a section lies outside the file");
+      if (!grow(section.sh_offset, section.sh_size))
+        return corrupt("a section lies outside the file");
     }
   }
   if (header.e_phoff != 0 && header.e_phentsize == sizeof(Elf64_Phdr)) {
-    if (!grow(header.e_phoff, uint64_t{header.e_phnum} * sizeof(Elf64_Phdr))) return corrupt("bad program headers");
+    if (!grow(header.e_phoff, uint64_t{header.e_phnum} * sizeof(Elf64_Phdr)))
+      return corrupt("bad program headers");
     for (uint64_t i = 0; i < header.e_phnum; ++i) {
       Elf64_Phdr segment;
       std::memcpy(&segment, base + header.e_phoff + i * sizeof(segment), sizeof(segment));
-      if (!grow(segment.p_offset, segment.p_filesz)) return corrupt("a segment lies outside the file");
+      if (!grow(segment.p_offset, segment.p_filesz))
+        return corrupt("a segment lies outside the file");
     }
   }
   return end;

@@ -1,5 +1,5 @@
-// Reader of cubins, the ELF files with a GPU's machine code: kernels with the layout of their parameters, and the
-// variables in global and constant memory. The machine code itself is not read.
+// Reader of cubins, the ELF files with a GPU's machine code: kernels with the layout of their
+// parameters, and the variables in global and constant memory. The machine code itself is not read.
 // Every read is checked against the file's size; only `cubinSize` follows a trusted pointer.
 // Thread-safety: pure functions. Ownership: names are copies; `init` views the caller's bytes.
 #pragma once
@@ -46,7 +46,8 @@ struct Cubin {
 /// Reads a cubin. The result views `elf`.
 Result<Cubin> readCubin(Bytes elf);
 
-/// The size in bytes of the cubin at `elf` in this process's memory, from its headers. The pointer is trusted.
+/// The size in bytes of the cubin at `elf` in this process's memory, from its headers. The pointer
+/// is trusted.
 Result<uint64_t> cubinSize(const void* elf);
 
 }  // namespace olpager::fatbin

@@ -19,7 +19,8 @@ struct Wrapper {
   uint32_t magic;
   uint32_t version;
   const void* data;
-  const void* const* linked;  // version 2: containers, ended by null; version 1: not a pointer to anything
+  const void* const*
+      linked;  // version 2: containers, ended by null; version 1: not a pointer to anything
 };
 static_assert(sizeof(Wrapper) == 24);
 
@@ -58,7 +59,8 @@ Result<Bytes> containerAt(const void* data) {
   ContainerHeader header;
   std::memcpy(&header, data, sizeof(header));
   if (header.magic != kContainerMagic) return Error{"fatbin: the wrapper's data is no container"};
-  if (header.header_size < sizeof(header) || header.size > kMaxContainer) return corrupt("bad container header", 0);
+  if (header.header_size < sizeof(header) || header.size > kMaxContainer)
+    return corrupt("bad container header", 0);
   return Bytes(static_cast<const uint8_t*>(data), header.header_size + header.size);
 }
 
@@ -76,7 +78,8 @@ Result<std::vector<Entry>> entries(Bytes container) {
   while (at < all->size()) {
     const auto head = readAt<EntryHeader>(*all, at);
     if (!head) return corrupt("an entry is cut off", at);
-    if (head->header_size < sizeof(EntryHeader)) return corrupt("an entry's header is too small", at);
+    if (head->header_size < sizeof(EntryHeader))
+      return corrupt("an entry's header is too small", at);
     const auto whole_header = slice(*all, at, head->header_size);
     if (!whole_header) return corrupt("an entry's header is cut off", at);
     const auto padded = slice(*all, at + head->header_size, head->payload_size);
@@ -116,21 +119,24 @@ Result<std::vector<Entry>> entries(Bytes container) {
 
 Result<std::vector<uint8_t>> contents(const Entry& entry, uint64_t limit) {
   if (entry.uncompressed_size > limit) {
-    return Error{"fatbin: an image of " + std::to_string(entry.uncompressed_size) + " bytes is over the limit of " +
-                 std::to_string(limit)};
+    return Error{"fatbin: an image of " + std::to_string(entry.uncompressed_size) +
+                 " bytes is over the limit of " + std::to_string(limit)};
   }
-  if (entry.compression == Compression::none) return std::vector<uint8_t>(entry.payload.begin(), entry.payload.end());
+  if (entry.compression == Compression::none)
+    return std::vector<uint8_t>(entry.payload.begin(), entry.payload.end());
 
   std::vector<uint8_t> out(entry.uncompressed_size);
   size_t made = 0;
   if (entry.compression == Compression::zstd) {
     made = ZSTD_decompress(out.data(), out.size(), entry.payload.data(), entry.payload.size());
-    if (ZSTD_isError(made) != 0) return Error{std::string("fatbin: zstd: ") + ZSTD_getErrorName(made)};
+    if (ZSTD_isError(made) != 0)
+      return Error{std::string("fatbin: zstd: ") + ZSTD_getErrorName(made)};
   } else {
-    if (entry.payload.size() > INT_MAX || out.size() > INT_MAX) return Error{"fatbin: lz4: the image is over 2 GiB"};
-    const int n =
-        LZ4_decompress_safe(reinterpret_cast<const char*>(entry.payload.data()), reinterpret_cast<char*>(out.data()),
-                            static_cast<int>(entry.payload.size()), static_cast<int>(out.size()));
+    if (entry.payload.size() > INT_MAX || out.size() > INT_MAX)
+      return Error{"fatbin: lz4: the image is over 2 GiB"};
+    const int n = LZ4_decompress_safe(
+        reinterpret_cast<const char*>(entry.payload.data()), reinterpret_cast<char*>(out.data()),
+        static_cast<int>(entry.payload.size()), static_cast<int>(out.size()));
     if (n < 0) return Error{"fatbin: lz4: the payload is corrupt"};
     made = static_cast<size_t>(n);
   }
@@ -159,10 +165,12 @@ Result<Image> locate(const void* image) {
     Wrapper wrapper;
     std::memcpy(&wrapper, image, sizeof(wrapper));
     if (wrapper.version != 1 && wrapper.version != 2) {
-      return Error{"fatbin: wrapper version " + std::to_string(wrapper.version) + " is not known (1 and 2 are)"};
+      return Error{"fatbin: wrapper version " + std::to_string(wrapper.version) +
+                   " is not known (1 and 2 are)"};
     }
     result.form = Image::Form::container;
-    // What the data of a wrapper points to may itself be a cubin or PTX text (relocatable code, old toolchains).
+    // What the data of a wrapper points to may itself be a cubin or PTX text (relocatable code, old
+    // toolchains).
     if (auto container = containerAt(wrapper.data); container) {
       result.bytes = container.value();
     } else if (wrapper.data != nullptr) {
@@ -206,7 +214,8 @@ Result<Image> identify(Bytes bytes) {
   const auto magic = readAt<uint32_t>(bytes, 0);
   if (magic && *magic == kContainerMagic) {
     const auto header = readAt<ContainerHeader>(bytes, 0);
-    if (!header || header->header_size < sizeof(ContainerHeader)) return corrupt("bad container header", 0);
+    if (!header || header->header_size < sizeof(ContainerHeader))
+      return corrupt("bad container header", 0);
     const auto body = slice(bytes, header->header_size, header->size);
     if (!body) return corrupt("the container is cut off", bytes.size());
     result.form = Image::Form::container;

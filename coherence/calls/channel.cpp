@@ -10,7 +10,8 @@ using transport::Completion;
 using transport::MessageClass;
 using transport::Outcome;
 
-constexpr uint64_t kAckBytes = 1 << 20;  // taken without a message of ours: an acknowledgement of its own
+constexpr uint64_t kAckBytes =
+    1 << 20;  // taken without a message of ours: an acknowledgement of its own
 constexpr uint32_t kAckMessages = 64;
 constexpr size_t kSpare = 16;
 constexpr auto kOldLink = std::chrono::seconds(5);    // to say what became of its transfers
@@ -37,17 +38,20 @@ Status Channel::attach(transport::LinkPtr link, transport::QueuePtr queue, uint6
   const uint64_t oldest = kept_.empty() ? next_number_ : kept_.front().number;
   if (peer_taken >= next_number_ || peer_taken + 1 < oldest)
     return Error{"the peer names a message that this end never sent, or no longer has"};
-  // The old link is down, or the peer would make no new one: what it still had under way has ended, which is in its queue.
+  // The old link is down, or the peer would make no new one: what it still had under way has ended,
+  // which is in its queue.
   const auto issued = [&] { return transfers_.size() > waiting_.size(); };
   for (const auto end = std::chrono::steady_clock::now() + kOldLink; issued();) {
-    if (!queue_ || std::chrono::steady_clock::now() > end) return Error{"the old link still moves memory"};
+    if (!queue_ || std::chrono::steady_clock::now() > end)
+      return Error{"the old link still moves memory"};
     Completion completions[16];
     const size_t count = queue_->wait(completions, kTurn);
     for (size_t i = 0; i < count; ++i) transferred(completions[i]);
   }
   link_ = std::move(link);
   queue_ = std::move(queue);
-  // What arrived whole over the old link and was not read is read still; the peer sends on from there.
+  // What arrived whole over the old link and was not read is read still; the peer sends on from
+  // there.
   last_received_ = std::max(last_received_, taken_.load());
   message_bytes_ = link_->maxMessageBytes() - sizeof(MessageHead);
   sent_ = kept_.size();
@@ -70,7 +74,8 @@ bool Channel::linkUp() const {
 
 std::optional<transport::LinkKind> Channel::linkKind() const {
   std::lock_guard lock(write_mutex_);
-  if (!attached_.load() || !link_ || link_->state() != transport::LinkState::kUp) return std::nullopt;
+  if (!attached_.load() || !link_ || link_->state() != transport::LinkState::kUp)
+    return std::nullopt;
   return link_->peer().kind;
 }
 
@@ -102,7 +107,7 @@ void Channel::close(const std::string& reason) {
   if (link) link->close(reason);
 }
 
-// --- sending -----------------------------------------------------------------------------------------------------------
+// --- sending -------------------------------------------------------------------------------------
 
 bool Channel::write(std::initializer_list<std::span<const std::byte>> parts, bool flush_now) {
   size_t length = 0;
@@ -153,8 +158,8 @@ void Channel::seal() {
   }
 }
 
-// Without the mutex while the link sends, which may take as long as a system call and a wake-up: others write meanwhile. One at a time,
-// who looks again when somebody else wanted to send.
+// Without the mutex while the link sends, which may take as long as a system call and a wake-up:
+// others write meanwhile. One at a time, who looks again when somebody else wanted to send.
 void Channel::sendKept(std::unique_lock<std::mutex>& lock) {
   if (sending_) {
     send_again_ = true;
@@ -168,7 +173,8 @@ void Channel::sendKept(std::unique_lock<std::mutex>& lock) {
       const MessageHead head{next.number, taken_.load()};
       const transport::LinkPtr link = link_;
       lock.unlock();
-      // kNoCredit: whoever receives is told when there is room again. kLinkDown: it is told that as well.
+      // kNoCredit: whoever receives is told when there is room again. kLinkDown: it is told that as
+      // well.
       const Outcome outcome = link->send(MessageClass::kStream, bytesOf(head), next.bytes);
       lock.lock();
       if (outcome != Outcome::kOk) break;
@@ -210,10 +216,12 @@ bool Channel::receiveMeanwhile(std::unique_lock<std::mutex>& lock) {
   return receiving.owns_lock();
 }
 
-// A writer that finds too much kept receives in the meantime, so that the acknowledgement is seen also where nobody reads.
-// Who reads receives for all, and makes room at the peer by what it takes: it is not kept from it.
+// A writer that finds too much kept receives in the meantime, so that the acknowledgement is seen
+// also where nobody reads. Who reads receives for all, and makes room at the peer by what it takes:
+// it is not kept from it.
 void Channel::receiveForRoom(std::unique_lock<std::mutex>& lock) {
-  if (attached_.load(std::memory_order_relaxed) && readers_.load() == 0 && receiveMeanwhile(lock)) return;
+  if (attached_.load(std::memory_order_relaxed) && readers_.load() == 0 && receiveMeanwhile(lock))
+    return;
   room_.wait_for(lock, kTurn);
 }
 
@@ -226,13 +234,14 @@ bool Channel::awaitRoom(std::chrono::microseconds timeout) {
   std::unique_lock lock(write_mutex_);
   const auto end = std::chrono::steady_clock::now() + timeout;
   while (!closed_ && kept_bytes_ > options_.kept_bytes) {
-    if (!attached_.load(std::memory_order_relaxed) || std::chrono::steady_clock::now() >= end) return false;
+    if (!attached_.load(std::memory_order_relaxed) || std::chrono::steady_clock::now() >= end)
+      return false;
     receiveForRoom(lock);
   }
   return true;
 }
 
-// --- receiving ---------------------------------------------------------------------------------------------------------
+// --- receiving -----------------------------------------------------------------------------------
 
 // Under receive_mutex_. Takes what has come, waiting for the first of it.
 void Channel::receive(std::chrono::microseconds timeout) {
@@ -256,8 +265,9 @@ void Channel::receive(std::chrono::microseconds timeout) {
         std::memcpy(&head, bytes.data(), sizeof head);
         {
           std::lock_guard lock(write_mutex_);
-          if (completion.link != link_) break;                // of a link before this one
-          dropTaken(std::min(head.taken, next_number_ - 1));  // a peer's word: no more than was sent
+          if (completion.link != link_) break;  // of a link before this one
+          dropTaken(
+              std::min(head.taken, next_number_ - 1));  // a peer's word: no more than was sent
           if (kept_bytes_ <= options_.kept_bytes) room_.notify_all();
         }
         if (head.number == 0 || head.number <= last_received_) break;
@@ -310,9 +320,10 @@ void Channel::breach(const std::string& reason) {
   close(reason);
 }
 
-// --- transfers ---------------------------------------------------------------------------------------------------------
+// --- transfers -----------------------------------------------------------------------------------
 
-TransferPtr Channel::fetch(std::span<const transport::LocalRange> into, const transport::RemoteRange& from) {
+TransferPtr Channel::fetch(std::span<const transport::LocalRange> into,
+                           const transport::RemoteRange& from) {
   auto transfer = std::make_shared<Transfer>();
   transfer->near.assign(into.begin(), into.end());
   transfer->far = from;
@@ -377,7 +388,8 @@ void Channel::issueWaiting() {
   }
 }
 
-// Under write_mutex_. Also of a link before this one. What was under way over a lost link waits for the next.
+// Under write_mutex_. Also of a link before this one. What was under way over a lost link waits for
+// the next.
 void Channel::transferred(Completion& completion) {
   if (completion.kind != Completion::Kind::kRead && completion.kind != Completion::Kind::kWrite &&
       completion.kind != Completion::Kind::kMemory)
@@ -391,7 +403,8 @@ void Channel::transferred(Completion& completion) {
   }
   found->second->memory = std::move(completion.memory);
   found->second->why_ = transport::outcomeName(completion.outcome);
-  found->second->state = completion.outcome == Outcome::kOk ? Transfer::State::kDone : Transfer::State::kFailed;
+  found->second->state =
+      completion.outcome == Outcome::kOk ? Transfer::State::kDone : Transfer::State::kFailed;
   transfers_.erase(found);
   transfer_over_.notify_all();
 }
@@ -411,7 +424,7 @@ Channel::Over Channel::wait(const Transfer& transfer, std::chrono::microseconds 
   }
 }
 
-// --- records -----------------------------------------------------------------------------------------------------------
+// --- records -------------------------------------------------------------------------------------
 
 // The front message has been read to its end.
 void Channel::frontTaken() {
@@ -430,7 +443,8 @@ void Channel::frontTaken() {
   sendTaken();
 }
 
-// Up to `count` bytes of the stream; false when fewer are there, with *into advanced by the caller's own count.
+// Up to `count` bytes of the stream; false when fewer are there, with *into advanced by the
+// caller's own count.
 bool Channel::takeBytes(std::byte* into, size_t count) {
   size_t have = 0;
   while (have < count && !inbox_.empty()) {
@@ -458,7 +472,8 @@ bool Channel::nextRecord(std::vector<std::byte>& record) {
     }
     partial_.clear();
   }
-  // The announced length is the peer's word: memory grows with what has come, not with what was said.
+  // The announced length is the peer's word: memory grows with what has come, not with what was
+  // said.
   constexpr size_t kStep = 1 << 20;
   while (partial_.size() < record_length_) {
     const size_t before = partial_.size();
@@ -488,7 +503,8 @@ Channel::Read Channel::read(std::vector<std::byte>& record, std::chrono::microse
     if (nextRecord(record)) return Read::kRecord;
     // Messages that came before the link went down are read first.
     if (!attached_.load(std::memory_order_acquire)) return Read::kDown;
-    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(end - std::chrono::steady_clock::now());
+    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
+        end - std::chrono::steady_clock::now());
     if (left.count() <= 0 && timeout.count() > 0) return Read::kNothing;
     receive(std::max(left, std::chrono::microseconds(0)));
     if (timeout.count() <= 0) return nextRecord(record) ? Read::kRecord : Read::kNothing;

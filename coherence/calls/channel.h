@@ -1,20 +1,23 @@
-// A numbered two-way stream of records over a Link that may be lost and replaced: every record that one end wrote is read by the
-// other exactly once and in order, or never. What a record means is its users' business. docs/forwarding.md has the whole.
+// A numbered two-way stream of records over a Link that may be lost and replaced: every record that
+// one end wrote is read by the other exactly once and in order, or never. What a record means is
+// its users' business. docs/forwarding.md has the whole.
 //
-// Records go into messages; messages are numbered from 1 in each direction. What the other end has not acknowledged is kept. After a
-// lost link both ends name the last message that they took (greeting.h), and attach() sends the rest again: nothing is lost,
-// nothing comes twice.
+// Records go into messages; messages are numbered from 1 in each direction. What the other end has
+// not acknowledged is kept. After a lost link both ends name the last message that they took
+// (greeting.h), and attach() sends the rest again: nothing is lost, nothing comes twice.
 //
 // States, moved under write_mutex_: detached (no link) <-> attached; closed is final.
 //
-// Thread-safety: write(), flush() and close() from any thread. read() from one thread at a time (its users hold a role or a
-// lock for that). attach() at any time: it waits for a read() that is under way.
-// Bounds: `kept_bytes` of unacknowledged messages; a writer beyond it waits, and receives in the meantime where nobody else does, so
-// that an acknowledgement can reach it. What was received and not read stays the other end's kept bytes: it is bounded by them.
-// Transfers. Bulk bytes go beside the records, in no order with them: between regions here and what the other end has registered, by the
-// link's one-sided operations. A transfer that a lost link cuts is made again, whole, over the next: what it reads has to stay as it is,
-// and what it writes to unread, until it is over.
-// Errors: a peer that breaks the protocol (a gap in the numbers, a record above the limit) closes the channel for good; reason() says why.
+// Thread-safety: write(), flush() and close() from any thread. read() from one thread at a time
+// (its users hold a role or a lock for that). attach() at any time: it waits for a read() that is
+// under way. Bounds: `kept_bytes` of unacknowledged messages; a writer beyond it waits, and
+// receives in the meantime where nobody else does, so that an acknowledgement can reach it. What
+// was received and not read stays the other end's kept bytes: it is bounded by them. Transfers.
+// Bulk bytes go beside the records, in no order with them: between regions here and what the other
+// end has registered, by the link's one-sided operations. A transfer that a lost link cuts is made
+// again, whole, over the next: what it reads has to stay as it is, and what it writes to unread,
+// until it is over. Errors: a peer that breaks the protocol (a gap in the numbers, a record above
+// the limit) closes the channel for good; reason() says why.
 #pragma once
 
 #include <array>
@@ -37,8 +40,8 @@
 
 namespace olpager::calls {
 
-/// A transfer under way. Its memory belongs to the transport until it is over; when it ended because the channel was closed, until
-/// the local region has ended.
+/// A transfer under way. Its memory belongs to the transport until it is over; when it ended
+/// because the channel was closed, until the local region has ended.
 class Transfer {
  public:
   /// Why it failed, by the transport's words; for who has been told that it did.
@@ -58,7 +61,8 @@ class Transfer {
 using TransferPtr = std::shared_ptr<Transfer>;
 
 struct ChannelOptions {
-  uint64_t kept_bytes = 32ull << 20;  // not acknowledged; writers wait above it; at least 1 MiB is taken
+  uint64_t kept_bytes =
+      32ull << 20;  // not acknowledged; writers wait above it; at least 1 MiB is taken
   uint32_t record_bytes = 64u << 20;  // the longest record that is accepted
 };
 
@@ -89,18 +93,21 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  /// Uses `link`, whose completions come to `queue` (of this channel alone). `peer_taken`: the last of our messages that the peer
-  /// has taken; an Error when that can't be, or when it is older than what is kept.
+  /// Uses `link`, whose completions come to `queue` (of this channel alone). `peer_taken`: the last
+  /// of our messages that the peer has taken; an Error when that can't be, or when it is older than
+  /// what is kept.
   Status attach(transport::LinkPtr link, transport::QueuePtr queue, uint64_t peer_taken);
 
-  /// Appends a record of these parts; sent at the latest by the next flush(). False when closed. Waits while too much is kept,
-  /// also while detached.
+  /// Appends a record of these parts; sent at the latest by the next flush(). False when closed.
+  /// Waits while too much is kept, also while detached.
   bool write(std::initializer_list<std::span<const std::byte>> parts, bool flush_now = false);
   bool flush();
-  /// Waits until a record can be written without waiting for the other end, and receives in the meantime where nobody else does. False: not within
-  /// the time, or there is no link for it to come free. Who answers what it reads asks before it reads more.
+  /// Waits until a record can be written without waiting for the other end, and receives in the
+  /// meantime where nobody else does. False: not within the time, or there is no link for it to
+  /// come free. Who answers what it reads asks before it reads more.
   bool awaitRoom(std::chrono::microseconds timeout);
-  /// Bytes that were written and not yet given to the link: they need a flush(), or somebody who receives.
+  /// Bytes that were written and not yet given to the link: they need a flush(), or somebody who
+  /// receives.
   bool unsent() const { return unsent_.load(std::memory_order_relaxed); }
 
   /// The next record into `record`. Flushes nothing.
@@ -108,15 +115,17 @@ class Channel {
   /// Whether a record may be there already without waiting: a hint.
   bool readable() const { return inbox_messages_.load(std::memory_order_relaxed) != 0; }
 
-  /// Starts to copy the other end's memory to memory here. The link's domain has to be that of the region. At most
-  /// transport::kMaxOperationBytes and transport::kMaxLocalRanges.
-  TransferPtr fetch(std::span<const transport::LocalRange> into, const transport::RemoteRange& from);
+  /// Starts to copy the other end's memory to memory here. The link's domain has to be that of the
+  /// region. At most transport::kMaxOperationBytes and transport::kMaxLocalRanges.
+  TransferPtr fetch(std::span<const transport::LocalRange> into,
+                    const transport::RemoteRange& from);
   TransferPtr fetch(const transport::LocalRange& into, const transport::RemoteRange& from) {
     return fetch(std::span(&into, 1), from);
   }
   /// And memory here to the other end's.
   TransferPtr put(const transport::LocalRange& from, const transport::RemoteRange& into);
-  /// Asks for the other end's memory behind a key, to be mapped here: of one host alone, elsewhere it fails.
+  /// Asks for the other end's memory behind a key, to be mapped here: of one host alone, elsewhere
+  /// it fails.
   TransferPtr share(const transport::RemoteKey& key);
   /// What a share() that is over with kDone has brought; once.
   static transport::PeerMemory memoryOf(Transfer& transfer) { return std::move(transfer.memory); }
@@ -182,8 +191,9 @@ class Channel {
   std::string reason_;
   std::atomic<bool> attached_{false};
   std::atomic<bool> unsent_{false};
-  std::unordered_map<uint64_t, TransferPtr> transfers_;  // not over, by the context of their operations
-  std::deque<uint64_t> waiting_;                         // of them, those that were not given to the link
+  std::unordered_map<uint64_t, TransferPtr>
+      transfers_;                 // not over, by the context of their operations
+  std::deque<uint64_t> waiting_;  // of them, those that were not given to the link
   uint64_t next_transfer_ = 1;
   std::condition_variable transfer_over_;
 

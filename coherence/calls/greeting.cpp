@@ -19,16 +19,20 @@ static_assert(sizeof(Greeting) == 16);
 
 Status say(transport::Link& link, uint64_t taken) {
   const Greeting greeting{.taken = taken};
-  const auto sent = link.send(transport::MessageClass::kNotice, std::as_bytes(std::span(&greeting, 1)));
-  if (sent != transport::Outcome::kOk) return Error{std::string("the greeting can't be sent: ") + outcomeName(sent)};
+  const auto sent =
+      link.send(transport::MessageClass::kNotice, std::as_bytes(std::span(&greeting, 1)));
+  if (sent != transport::Outcome::kOk)
+    return Error{std::string("the greeting can't be sent: ") + outcomeName(sent)};
   return {};
 }
 
-Result<uint64_t> hear(transport::Link& link, transport::CompletionQueue& queue, std::chrono::milliseconds timeout) {
+Result<uint64_t> hear(transport::Link& link, transport::CompletionQueue& queue,
+                      std::chrono::milliseconds timeout) {
   const auto end = std::chrono::steady_clock::now() + timeout;
   for (;;) {
     Completion one[1];
-    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(end - std::chrono::steady_clock::now());
+    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
+        end - std::chrono::steady_clock::now());
     if (left.count() <= 0) return Error{"no greeting within the time"};
     if (queue.wait(one, left) == 0) continue;
     if (one[0].link.get() != &link) continue;  // of a link before this one
@@ -51,8 +55,8 @@ Result<uint64_t> greet(transport::Link& link, transport::CompletionQueue& queue,
   return hear(link, queue, timeout);
 }
 
-Result<uint64_t> answerGreeting(transport::Link& link, transport::CompletionQueue& queue, uint64_t taken,
-                                std::chrono::milliseconds timeout) {
+Result<uint64_t> answerGreeting(transport::Link& link, transport::CompletionQueue& queue,
+                                uint64_t taken, std::chrono::milliseconds timeout) {
   auto heard = hear(link, queue, timeout);
   if (!heard.ok()) return heard;
   if (auto said = say(link, taken); !said.ok()) return said.error();

@@ -102,7 +102,8 @@ void Agent::list(uint32_t want) {
 void Agent::unlist(uint32_t want) {
   Want& w = wants_[want];
   if (!w.listed) return;
-  (w.open_previous == kNone ? operations_[w.operation].open_wants : wants_[w.open_previous].open_next) = w.open_next;
+  (w.open_previous == kNone ? operations_[w.operation].open_wants
+                            : wants_[w.open_previous].open_next) = w.open_next;
   if (w.open_next != kNone) wants_[w.open_next].open_previous = w.open_previous;
   w.open_previous = w.open_next = kNone;
   w.listed = false;
@@ -115,13 +116,15 @@ bool Agent::needs(const Operation& operation, ExtentId extent) const {
   return false;
 }
 
-/// A demand that waits lets no new younger claim in: else a stream of them could hold it up for ever.
+/// A demand that waits lets no new younger claim in: else a stream of them could hold it up for
+/// ever.
 bool Agent::barred(const Want& want) const {
   const Extent& extent = at(want.extent);
   if (extent.busy == kNone || !holds(Rule::kPendingBars)) return false;
   const Busy& busy = busy_[extent.busy];
   if (!busy.waits || operations_[want.operation].age <= demandAge(busy.demand)) return false;
-  return busy.demand.kind != MessageKind::kYield || busy.demand.mode != Mode::kShared || want.mode != Mode::kShared;
+  return busy.demand.kind != MessageKind::kYield || busy.demand.mode != Mode::kShared ||
+         want.mode != Mode::kShared;
 }
 
 void Agent::claim(uint32_t want, Actions& actions) {
@@ -191,7 +194,8 @@ void Agent::begin(Age age, std::span<const Need> needs, Age oldest, Actions& act
   settle(actions);
 }
 
-/// What was fetched for an operation before it arrived is its own claim once it is here, and nobody's if it does not come.
+/// What was fetched for an operation before it arrived is its own claim once it is here, and
+/// nobody's if it does not come.
 void Agent::heedAhead(Actions& actions) {
   for (size_t i = 0; i < ahead_.size();) {
     const ExtentId extent = ahead_[i];
@@ -224,14 +228,16 @@ bool Agent::submit(Age age) {
 void Agent::complete(Age age, Actions& actions) {
   const uint32_t operation = find(age);
   assert(operation != kNone && operations_[operation].progress == Progress::kSubmitted);
-  for (uint32_t want = operations_[operation].wants; want != kNone; want = wants_[want].next_of_operation) {
+  for (uint32_t want = operations_[operation].wants; want != kNone;
+       want = wants_[want].next_of_operation) {
     const Want& w = wants_[want];
     touch(w.extent);
     if (w.mode == Mode::kShared) continue;
-    // Only the owner writes, and no two are owners by the same number: the number names what it wrote. Another's bytes
-    // can't have that name.
+    // Only the owner writes, and no two are owners by the same number: the number names what it
+    // wrote. Another's bytes can't have that name.
     extents_[w.extent].content = at(w.extent).number;
-    send(MessageKind::kWrote, {.extent = w.extent, .number = at(w.extent).number, .age = age}, actions);
+    send(MessageKind::kWrote, {.extent = w.extent, .number = at(w.extent).number, .age = age},
+         actions);
   }
   send(MessageKind::kCompleted, {.age = age}, actions);
   end(operation, actions);
@@ -261,7 +267,8 @@ void Agent::end(uint32_t operation, Actions& actions) {
     const uint32_t next = wants_[want].next_of_operation;
     wants_.give(want);
     want = next;
-    if (at(extent).busy != kNone && busy(extent).waits) demand(Message(busy(extent).demand), actions);
+    if (at(extent).busy != kNone && busy(extent).waits)
+      demand(Message(busy(extent).demand), actions);
   }
   settle(actions);
 }
@@ -274,7 +281,8 @@ void Agent::fail(ExtentId extent, Actions& actions) {
     unlist(want);
     if (w.claimed) ++operation.unclaimed;
     w.asked = w.claimed = false;
-    if (!operation.failed) actions.push_back({.kind = ActionKind::kFailed, .extent = extent, .age = operation.age});
+    if (!operation.failed)
+      actions.push_back({.kind = ActionKind::kFailed, .extent = extent, .age = operation.age});
     operation.failed = true;
   }
 }
@@ -300,11 +308,13 @@ bool Agent::inTheWay(ExtentId extent, Age age, Mode taken, bool submitted_only) 
       continue;
     }
     if (submitted_only || !w.claimed) continue;
-    if (operation.age <= age ? holds(Rule::kOlderClaimHolds) : !holds(Rule::kYoungerClaimYields)) return true;
+    if (operation.age <= age ? holds(Rule::kOlderClaimHolds) : !holds(Rule::kYoungerClaimYields))
+      return true;
   }
   if (submitted_only || at(extent).busy == kNone) return false;
   const Busy& busy = busy_[at(extent).busy];
-  return busy.ahead <= age && busy.ahead != kNobody && (taken == Mode::kOwn || busy.ahead_mode == Mode::kOwn);
+  return busy.ahead <= age && busy.ahead != kNobody &&
+         (taken == Mode::kOwn || busy.ahead_mode == Mode::kOwn);
 }
 
 /// Those that are younger lose their claims.
@@ -315,8 +325,10 @@ void Agent::wound(ExtentId extent, Age age, Mode taken, Actions& actions) {
     w.claimed = false;
     ++operations_[w.operation].unclaimed;
     list(want);
-    actions.push_back(
-        {.kind = ActionKind::kClaimLost, .extent = extent, .age = operations_[w.operation].age, .to = age});
+    actions.push_back({.kind = ActionKind::kClaimLost,
+                       .extent = extent,
+                       .age = operations_[w.operation].age,
+                       .to = age});
   }
   if (at(extent).busy == kNone) return;
   Busy& busy = busy_[at(extent).busy];
@@ -345,8 +357,8 @@ void Agent::forgetAsks(ExtentId extent) {
   }
 }
 
-/// Every operation here that waits for the extent claims it in the step in which it comes, as does the one that it was fetched
-/// for even if that is still on its way.
+/// Every operation here that waits for the extent claims it in the step in which it comes, as does
+/// the one that it was fetched for even if that is still on its way.
 void Agent::arrive(ExtentId extent, Age age, Mode mode, Actions& actions) {
   for (uint32_t want = at(extent).wants; want != kNone; want = wants_[want].next_of_extent) {
     const Want& w = wants_[want];
@@ -383,7 +395,10 @@ void Agent::step(ExtentId extent, AgentInput input, const Message& cause, Action
   const AgentCell cell = kAgentTable(at(extent).state(), input);
   if (cell.kind == AgentCell::kIgnored) return;
   if (cell.kind != AgentCell::kGoes) {
-    actions.push_back({.kind = ActionKind::kViolation, .extent = extent, .number = cause.number, .message = cause});
+    actions.push_back({.kind = ActionKind::kViolation,
+                       .extent = extent,
+                       .number = cause.number,
+                       .message = cause});
     return;
   }
   const uint32_t effects = cell.effects;
@@ -443,7 +458,8 @@ void Agent::step(ExtentId extent, AgentInput input, const Message& cause, Action
       std::erase(pushed_, extent);
       changed_ = true;
     }
-    if (cell.next != AgentState::kLandingOwn && cell.next != AgentState::kLandingShared) b.giver = kNoAgent;
+    if (cell.next != AgentState::kLandingOwn && cell.next != AgentState::kLandingShared)
+      b.giver = kNoAgent;
     calm(extent);
   }
 
@@ -469,8 +485,8 @@ void Agent::step(ExtentId extent, AgentInput input, const Message& cause, Action
   if ((effects & kArrive) != 0) {
     const bool own = at(extent).state() == AgentState::kOwned;
     // What is kept was not fetched for an operation of this agent, nor is what makes room.
-    arrive(extent, cause.push || input == AgentInput::kKeep ? kNobody : cause.served, own ? Mode::kOwn : Mode::kShared,
-           actions);
+    arrive(extent, cause.push || input == AgentInput::kKeep ? kNobody : cause.served,
+           own ? Mode::kOwn : Mode::kShared, actions);
   }
   if ((effects & kFail) != 0) fail(extent, actions);
 }
@@ -483,7 +499,8 @@ void Agent::demand(const Message& message, Actions& actions) {
   const Mode taken = yield ? message.mode : Mode::kOwn;
   const Age age = forget ? 0 : demandAge(message);
   const bool mapped = usable(at(extent).state(), Mode::kShared);
-  bool blocked = mapped && (forget ? underSubmitted(extent, Mode::kOwn) : inTheWay(extent, age, taken));
+  bool blocked =
+      mapped && (forget ? underSubmitted(extent, Mode::kOwn) : inTheWay(extent, age, taken));
   if (message.kind == MessageKind::kInvalidate && !holds(Rule::kInvalidateHeedsAge)) {
     blocked = mapped && underSubmitted(extent, Mode::kOwn);
   }
@@ -502,11 +519,13 @@ void Agent::demand(const Message& message, Actions& actions) {
   }
   if (mapped) wound(extent, age, taken, actions);
   if (yield) {
-    step(extent, message.mode == Mode::kShared ? AgentInput::kYieldShared : AgentInput::kYieldOwn, message, actions);
+    step(extent, message.mode == Mode::kShared ? AgentInput::kYieldShared : AgentInput::kYieldOwn,
+         message, actions);
   } else if (forget) {
     step(extent, AgentInput::kForget, message, actions);
   } else {
-    step(extent, asked(extent) ? AgentInput::kInvalidateAsked : AgentInput::kInvalidate, message, actions);
+    step(extent, asked(extent) ? AgentInput::kInvalidateAsked : AgentInput::kInvalidate, message,
+         actions);
   }
 }
 
@@ -519,7 +538,8 @@ void Agent::ready(const Message& message, Actions& actions) {
     if (holds(Rule::kRefuse)) step(extent, AgentInput::kNoRoom, message, actions);
     return;
   }
-  const bool same = e.content != 0 && (e.content == message.content || !holds(Rule::kRetainedEqual));
+  const bool same =
+      e.content != 0 && (e.content == message.content || !holds(Rule::kRetainedEqual));
   step(extent,
        same ? (own ? AgentInput::kHaveOwn : AgentInput::kHaveShared)
             : (own ? AgentInput::kReadyOwn : AgentInput::kReadyShared),
@@ -541,7 +561,8 @@ void Agent::landed(ExtentId extent, Number number, Actions& actions) {
   settle(actions);
 }
 
-/// What the lost agent said before is not heard from now on, and nothing that comes from it arrives.
+/// What the lost agent said before is not heard from now on, and nothing that comes from it
+/// arrives.
 void Agent::fence(const Message& message, Actions& actions) {
   // A duplicate: the agent may have come again since.
   if (message.taker_epoch <= peers_[message.taker]) return;
@@ -580,17 +601,23 @@ void Agent::receive(const Message& message, Actions& actions) {
   if (ready_message && message.epoch < peers_[message.from] && holds(Rule::kEpochs)) return;
   // Late, or a duplicate. A number that waits here is known as well.
   const bool waits = e.busy != kNone && busy(extent).waits;
-  const bool known_number = message.number <= e.number || (waits && message.number <= busy(extent).demand.number);
+  const bool known_number =
+      message.number <= e.number || (waits && message.number <= busy(extent).demand.number);
   switch (message.kind) {
     case MessageKind::kUrge: {
-      if (!waits || busy(extent).demand.number != message.number || message.age >= busy(extent).demand.age) return;
+      if (!waits || busy(extent).demand.number != message.number ||
+          message.age >= busy(extent).demand.age)
+        return;
       busy(extent).demand.age = message.age;
       demand(Message(busy(extent).demand), actions);
       break;
     }
     case MessageKind::kRelease: {
-      if (e.state() == AgentState::kGiven && e.number != message.number && holds(Rule::kReleaseMatches)) return;
-      step(extent, asked(extent) ? AgentInput::kReleaseAsked : AgentInput::kRelease, message, actions);
+      if (e.state() == AgentState::kGiven && e.number != message.number &&
+          holds(Rule::kReleaseMatches))
+        return;
+      step(extent, asked(extent) ? AgentInput::kReleaseAsked : AgentInput::kRelease, message,
+           actions);
       break;
     }
     case MessageKind::kKeep: {
@@ -619,15 +646,19 @@ void Agent::receive(const Message& message, Actions& actions) {
           break;
         }
         case MessageKind::kAdopt: {
-          const bool given = e.state() == AgentState::kGiven || e.state() == AgentState::kRetained ||
+          const bool given = e.state() == AgentState::kGiven ||
+                             e.state() == AgentState::kRetained ||
                              (e.state() == AgentState::kTaking && e.content != 0);
           if (message.mode == Mode::kShared) {
-            step(extent, e.state() == AgentState::kShared ? AgentInput::kAdoptReplica : AgentInput::kAdoptNot, message,
-                 actions);
+            step(extent,
+                 e.state() == AgentState::kShared ? AgentInput::kAdoptReplica
+                                                  : AgentInput::kAdoptNot,
+                 message, actions);
           } else {
             step(extent,
-                 given && static_cast<uint32_t>(e.number) == message.content ? AgentInput::kAdoptKept
-                                                                             : AgentInput::kAdoptNot,
+                 given && static_cast<uint32_t>(e.number) == message.content
+                     ? AgentInput::kAdoptKept
+                     : AgentInput::kAdoptNot,
                  message, actions);
           }
           break;
@@ -656,8 +687,8 @@ void Agent::settle(Actions& actions) {
   }
 }
 
-/// Asks for what waiting operations lack, the oldest first. Frames go to the oldest that lacks one; until it has it, no younger
-/// one asks for anything.
+/// Asks for what waiting operations lack, the oldest first. Frames go to the oldest that lacks one;
+/// until it has it, no younger one asks for anything.
 void Agent::pump(Actions& actions) {
   bool starved = false;  // an older one lacks a frame
   for (size_t i = 0; i < waiting_.size(); ++i) {
@@ -674,21 +705,26 @@ void Agent::pump(Actions& actions) {
       }
       if (state == AgentState::kLandingOwn || state == AgentState::kLandingShared) continue;
       if (starved && (state == AgentState::kAbsent || holds(Rule::kFramesAlsoInPlace))) continue;
-      if (state == AgentState::kAbsent && used_ == frames_ && !makeRoom(operations_[index], ++lacking, actions))
+      if (state == AgentState::kAbsent && used_ == frames_ &&
+          !makeRoom(operations_[index], ++lacking, actions))
         continue;
       // Room may have been made of this very list.
       next = wants_[want].open_next;
       unlist(want);
       wants_[want].asked = true;
       step(extent, AgentInput::kAsk,
-           {.mode = wants_[want].mode, .extent = extent, .number = at(extent).number, .age = operations_[index].age},
+           {.mode = wants_[want].mode,
+            .extent = extent,
+            .number = at(extent).number,
+            .age = operations_[index].age},
            actions);
     }
     if (lacking != 0 && holds(Rule::kFramesToOldest)) starved = true;
   }
 }
 
-/// A frame for the oldest operation that lacks one: true if there is one now. `lacking`: how many it lacks, up to this one.
+/// A frame for the oldest operation that lacks one: true if there is one now. `lacking`: how many
+/// it lacks, up to this one.
 bool Agent::makeRoom(const Operation& operation, uint32_t lacking, Actions& actions) {
   const Age age = operation.age;
   const auto drop = [&](ExtentId extent) {
@@ -702,7 +738,9 @@ bool Agent::makeRoom(const Operation& operation, uint32_t lacking, Actions& acti
     }
   }
   for (ExtentId extent = lists_[kListShared].first; extent != kNone; extent = at(extent).next) {
-    if (needs(operation, extent) || inTheWay(extent, age, Mode::kOwn) || askedByOlder(extent, age, false)) continue;
+    if (needs(operation, extent) || inTheWay(extent, age, Mode::kOwn) ||
+        askedByOlder(extent, age, false))
+      continue;
     wound(extent, age, Mode::kOwn, actions);
     if (at(extent).busy == kNone || !busy(extent).waits) return drop(extent);
     // The home waits for it to go: nobody is in the way any more.
@@ -717,7 +755,8 @@ bool Agent::makeRoom(const Operation& operation, uint32_t lacking, Actions& acti
   // What is given frees its frame soon; so does what is pushed.
   uint32_t coming = lists_[kListGiven].size;
   for (const ExtentId extent : pushed_) {
-    // It stays where an older operation claims it meanwhile, or this one finds that it needs the extent itself.
+    // It stays where an older operation claims it meanwhile, or this one finds that it needs the
+    // extent itself.
     const bool goes = !needs(operation, extent) && !inTheWay(extent, age, Mode::kOwn);
     coming += goes && busy(extent).push_age <= age ? 1 : 0;
   }

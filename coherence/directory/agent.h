@@ -1,12 +1,15 @@
-// An agent's side of the ownership protocol: the extents, the operations that wait for them, and the frames they are in. Pure:
-// no I/O, no clock, no lock. Each call is a step, which appends to `actions` what the agent's pager has to do, in that order.
+// An agent's side of the ownership protocol: the extents, the operations that wait for them, and
+// the frames they are in. Pure: no I/O, no clock, no lock. Each call is a step, which appends to
+// `actions` what the agent's pager has to do, in that order.
 //
 //   extent      AgentState (agent_table.h); the steps below move it by the table
-//   operation   waiting (it lacks extents, or loses one to an older operation), submitted (it uses them), gone
-//   want        what one operation needs of one extent: nothing yet, asked (a frame is reserved, the home knows), or claimed
+//   operation   waiting (it lacks extents, or loses one to an older operation), submitted (it uses
+//               them), gone
+//   want        what one operation needs of one extent: nothing yet, asked (a frame is reserved,
+//               the home knows), or claimed
 //
-// An operation is submitted when it claims everything it needs at one moment. A claim is lost to older operations only.
-// Thread-safety: none; whoever owns the agent brings the lock.
+// An operation is submitted when it claims everything it needs at one moment. A claim is lost to
+// older operations only. Thread-safety: none; whoever owns the agent brings the lock.
 #pragma once
 
 #include <span>
@@ -31,7 +34,8 @@ class Agent {
   void begin(Age age, std::span<const Need> needs, Age oldest, Actions& actions);
   /// More of its reach has been found. Not once it is submitted.
   void reach(Age age, Need need, Actions& actions);
-  /// Takes what it claims into use. False: it has lost something since kRunnable; another kRunnable follows.
+  /// Takes what it claims into use. False: it has lost something since kRunnable; another kRunnable
+  /// follows.
   [[nodiscard]] bool submit(Age age);
   /// A submitted operation is over; it has written all that it needed to write.
   void complete(Age age, Actions& actions);
@@ -53,8 +57,9 @@ class Agent {
   /// Operations and demands that are under way.
   size_t busy() const { return operations_.used() + busy_.used(); }
 
-  /// All of the state as numbers, in an order that does not depend on how it came about; `number(extent, n)` and
-  /// `content(extent, c)` are told apart from plain values, so that the reader may rename them.
+  /// All of the state as numbers, in an order that does not depend on how it came about;
+  /// `number(extent, n)` and `content(extent, c)` are told apart from plain values, so that the
+  /// reader may rename them.
   template <typename Sink>
   void describe(Sink& sink) const;
 
@@ -143,7 +148,9 @@ class Agent {
   void fail(ExtentId extent, Actions& actions);
 
   bool inTheWay(ExtentId extent, Age age, Mode taken, bool submitted_only = false) const;
-  bool underSubmitted(ExtentId extent, Mode taken) const { return inTheWay(extent, 0, taken, true); }
+  bool underSubmitted(ExtentId extent, Mode taken) const {
+    return inTheWay(extent, 0, taken, true);
+  }
   void wound(ExtentId extent, Age age, Mode taken, Actions& actions);
   bool asked(ExtentId extent) const;
   bool askedByOlder(ExtentId extent, Age age, bool or_same) const;
@@ -194,7 +201,8 @@ void Agent::describe(Sink& sink) const {
       continue;
     }
     const Busy& busy = busy_[extent.busy];
-    sink.value(1u | busy.waits << 1 | busy.pushed << 2 | (busy.giver != kNoAgent) << 3 | (busy.ahead != kNobody) << 4);
+    sink.value(1u | busy.waits << 1 | busy.pushed << 2 | (busy.giver != kNoAgent) << 3 |
+               (busy.ahead != kNobody) << 4);
     if (busy.waits) sink.message(busy.demand);
     if (busy.pushed) sink.value(busy.push_age);
     if (busy.ahead != kNobody) sink.value(busy.ahead << 2 | static_cast<unsigned>(busy.ahead_mode));
@@ -215,8 +223,8 @@ void Agent::describe(Sink& sink) const {
     for (uint32_t w = operation.wants; w != kNone; w = wants_[w].next_of_operation) {
       const Want& want = wants_[w];
       // The order in which needs were found does not matter: a sum has none.
-      sum += (uint64_t{1} << 32 | uint64_t{want.extent} << 3 | static_cast<unsigned>(want.mode) << 2 |
-              want.claimed << 1 | want.asked) *
+      sum += (uint64_t{1} << 32 | uint64_t{want.extent} << 3 |
+              static_cast<unsigned>(want.mode) << 2 | want.claimed << 1 | want.asked) *
              0x9E3779B97F4A7C15u;
     }
     sink.value(sum);

@@ -1,6 +1,7 @@
-// What an agent does with an extent: for each state and each input the next state and what goes with it. Complete: a cell that
-// nobody wrote does not compile. Whether a demand has to wait, whether there is a frame, whether the frame's bytes are those that
-// would come: agent.cpp finds that out first, so that a cell has no condition.
+// What an agent does with an extent: for each state and each input the next state and what goes
+// with it. Complete: a cell that nobody wrote does not compile. Whether a demand has to wait,
+// whether there is a frame, whether the frame's bytes are those that would come: agent.cpp finds
+// that out first, so that a cell has no condition.
 #pragma once
 
 #include <array>
@@ -90,8 +91,13 @@ class AgentTable {
   constexpr AgentTable() {
     using S = AgentState;
     using I = AgentInput;
-    row(I::kAsk).go(S::kAbsent, S::kTaking, kTakeFrame | kSendGet).go(S::kTaking, S::kTaking, kSendGet);
-    row(I::kAsk).go(S::kRetained, S::kTaking, kSendGet).stay({S::kOwnedShared, S::kShared, S::kGiven}, kSendGet).rest();
+    row(I::kAsk)
+        .go(S::kAbsent, S::kTaking, kTakeFrame | kSendGet)
+        .go(S::kTaking, S::kTaking, kSendGet);
+    row(I::kAsk)
+        .go(S::kRetained, S::kTaking, kSendGet)
+        .stay({S::kOwnedShared, S::kShared, S::kGiven}, kSendGet)
+        .rest();
 
     row(I::kYieldOwn).go(S::kOwned, S::kGiven, kUnmapIt | kEndWait | kSendReady);
     row(I::kYieldOwn).go(S::kOwnedShared, S::kGiven, kUnmapIt | kEndWait | kSendReady).rest();
@@ -119,7 +125,10 @@ class AgentTable {
 
     row(I::kRelease).go(S::kGiven, S::kRetained, 0).ignore();
     row(I::kReleaseAsked).go(S::kGiven, S::kTaking, 0).ignore();
-    row(I::kKeep).go(S::kGiven, S::kOwned, kMapIt | kArrive).stay({S::kOwned, S::kOwnedShared}, kEndWait).ignore();
+    row(I::kKeep)
+        .go(S::kGiven, S::kOwned, kMapIt | kArrive)
+        .stay({S::kOwned, S::kOwnedShared}, kEndWait)
+        .ignore();
 
     row(I::kInvalidate).go(S::kShared, S::kRetained, kUnmapIt | kEndWait | kSendAcked);
     row(I::kInvalidateAsked).go(S::kShared, S::kTaking, kUnmapIt | kEndWait | kSendAcked);
@@ -128,13 +137,19 @@ class AgentTable {
     }
     row(I::kInvalidateWait).stay({S::kShared}, kWait).rest();
 
-    row(I::kGrant).go(S::kOwnedShared, S::kOwned, kMapIt | kArrive).stay({S::kOwned}, kArrive).rest();
-    row(I::kFirst).go(S::kAbsent, S::kOwned, kTakeFrame | kClearFrame | kMapIt | kSendDone | kArrive);
+    row(I::kGrant)
+        .go(S::kOwnedShared, S::kOwned, kMapIt | kArrive)
+        .stay({S::kOwned}, kArrive)
+        .rest();
+    row(I::kFirst).go(S::kAbsent, S::kOwned,
+                      kTakeFrame | kClearFrame | kMapIt | kSendDone | kArrive);
     row(I::kFirst).go(S::kTaking, S::kOwned, kClearFrame | kMapIt | kSendDone | kArrive).rest();
 
     row(I::kAdoptReplica).go(S::kShared, S::kOwnedShared, kEndWait | kSendAdopted).rest();
     row(I::kAdoptKept).rest();
-    row(I::kAdoptNot).stay({S::kAbsent, S::kTaking, S::kShared, S::kGiven, S::kRetained}, kSendNotHere).rest();
+    row(I::kAdoptNot)
+        .stay({S::kAbsent, S::kTaking, S::kShared, S::kGiven, S::kRetained}, kSendNotHere)
+        .rest();
 
     row(I::kDrop).go(S::kTaking, S::kAbsent, kFreeFrame).go(S::kRetained, S::kAbsent, kFreeFrame);
     row(I::kDrop).go(S::kShared, S::kAbsent, kUnmapIt | kFreeFrame | kEndWait).rest();
@@ -147,7 +162,8 @@ class AgentTable {
       row(I::kPoison).go(held, S::kPoisoned, kFreeFrame | kFail);
     }
     for (const S mapped : {S::kOwned, S::kOwnedShared, S::kShared}) {
-      row(I::kForget).go(mapped, S::kAbsent, kUnmapIt | kFreeFrame | kEndWait | kSendForgotten | kFail);
+      row(I::kForget)
+          .go(mapped, S::kAbsent, kUnmapIt | kFreeFrame | kEndWait | kSendForgotten | kFail);
       row(I::kForgetWait).stay({mapped}, kWait);
     }
     row(I::kForget).rest();
@@ -200,8 +216,11 @@ static_assert(kAgentTable.complete());
 /// The states in which operations may use the extent.
 constexpr bool usable(AgentState state, Mode mode) {
   return state == AgentState::kOwned ||
-         (mode == Mode::kShared && (state == AgentState::kOwnedShared || state == AgentState::kShared));
+         (mode == Mode::kShared &&
+          (state == AgentState::kOwnedShared || state == AgentState::kShared));
 }
-constexpr bool hasFrame(AgentState state) { return state != AgentState::kAbsent && state != AgentState::kPoisoned; }
+constexpr bool hasFrame(AgentState state) {
+  return state != AgentState::kAbsent && state != AgentState::kPoisoned;
+}
 
 }  // namespace olpager::directory

@@ -1,4 +1,5 @@
-// A set of ages. Those below a moving base are all in it, so that it is as large as what is under way.
+// A set of ages. Those below a moving base are all in it, so that it is as large as what is under
+// way.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +21,9 @@ class Ages {
     const uint64_t word = (age - base_) / 64;
     if (word >= words_.size()) words_.resize(word + 1);
     words_[word] |= uint64_t{1} << (age % 64);
-    drop(static_cast<size_t>(std::find_if(words_.begin(), words_.end(), [](uint64_t bits) { return ~bits != 0; }) -
-                             words_.begin()));
+    drop(static_cast<size_t>(
+        std::find_if(words_.begin(), words_.end(), [](uint64_t bits) { return ~bits != 0; }) -
+        words_.begin()));
   }
   /// All below `age` are in it from now on.
   void addBelow(Age age) {
@@ -32,7 +34,8 @@ class Ages {
  private:
   void drop(size_t words) {
     base_ += words * 64;
-    words_.erase(words_.begin(), words_.begin() + static_cast<ptrdiff_t>(std::min(words, words_.size())));
+    words_.erase(words_.begin(),
+                 words_.begin() + static_cast<ptrdiff_t>(std::min(words, words_.size())));
   }
 
   Age base_ = 0;  // a multiple of 64

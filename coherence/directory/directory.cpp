@@ -12,7 +12,9 @@ namespace olpager::directory {
 Phase Directory::phase(ExtentId extent) const {
   const Record& record = records_[extent];
   if (record.busy != 0) return open_[record.link].phase;
-  return record.rest == kAtRest ? Phase::kRest : record.rest == kAtRestPoisoned ? Phase::kPoisoned : Phase::kGone;
+  return record.rest == kAtRest           ? Phase::kRest
+         : record.rest == kAtRestPoisoned ? Phase::kPoisoned
+                                          : Phase::kGone;
 }
 
 Directory::Open& Directory::open(ExtentId extent) {
@@ -27,7 +29,9 @@ Directory::Open& Directory::open(ExtentId extent) {
 void Directory::rest(ExtentId extent) {
   Record& record = records_[extent];
   const Open& o = open_[record.link];
-  record.rest = o.phase == Phase::kRest ? kAtRest : o.phase == Phase::kPoisoned ? kAtRestPoisoned : kAtRestGone;
+  record.rest = o.phase == Phase::kRest       ? kAtRest
+                : o.phase == Phase::kPoisoned ? kAtRestPoisoned
+                                              : kAtRestGone;
   const uint32_t slot = record.link;
   record.link = o.version;
   record.busy = 0;
@@ -51,8 +55,9 @@ Age Directory::operation() {
 }
 
 Directory::Route* Directory::route(Age age) {
-  const auto found = std::lower_bound(routes_.begin(), routes_.end(), age,
-                                      [](const Route& one, Age wanted) { return one.age < wanted; });
+  const auto found =
+      std::lower_bound(routes_.begin(), routes_.end(), age,
+                       [](const Route& one, Age wanted) { return one.age < wanted; });
   return found != routes_.end() && found->age == age ? &*found : nullptr;
 }
 
@@ -75,11 +80,13 @@ void Directory::cancel(Age age, Actions& actions) {
   }
 }
 
-void Directory::ask(Age age, AgentId agent, ExtentId first, ExtentId count, Mode mode, Actions& actions) {
+void Directory::ask(Age age, AgentId agent, ExtentId first, ExtentId count, Mode mode,
+                    Actions& actions) {
   Route* const found = route(age);
   if (found == nullptr) return;
   found->asked_for |= bit(agent);
-  for (ExtentId extent = first; extent < first + count; ++extent) request(extent, agent, mode, age, actions);
+  for (ExtentId extent = first; extent < first + count; ++extent)
+    request(extent, agent, mode, age, actions);
 }
 
 // ---- requests
@@ -155,7 +162,8 @@ void Directory::openNext(ExtentId extent, Actions& actions) {
   }
   Open& after = open(extent);
   after.opening = false;
-  const bool still = after.phase == Phase::kRest || after.phase == Phase::kPoisoned || after.phase == Phase::kGone;
+  const bool still =
+      after.phase == Phase::kRest || after.phase == Phase::kPoisoned || after.phase == Phase::kGone;
   if (still && !after.free && after.waiting == kNone && after.push_age == kNobody) rest(extent);
 }
 
@@ -187,8 +195,9 @@ bool Directory::openOne(ExtentId extent, Actions& actions) {
       requests_.give(r);
       continue;
     }
-    const bool before = oldest != nullptr && (holds(Rule::kOldestFirst) ? one.age < requests_[*oldest].age
-                                                                        : one.age > requests_[*oldest].age);
+    const bool before =
+        oldest != nullptr && (holds(Rule::kOldestFirst) ? one.age < requests_[*oldest].age
+                                                        : one.age > requests_[*oldest].age);
     if (oldest == nullptr || before) oldest = link;
     link = &requests_[r].next;
   }
@@ -213,7 +222,8 @@ bool Directory::openOne(ExtentId extent, Actions& actions) {
   return o.phase == Phase::kRest;
 }
 
-void Directory::begin(ExtentId extent, AgentId taker, Mode mode, Age age, bool for_room, Actions& actions) {
+void Directory::begin(ExtentId extent, AgentId taker, Mode mode, Age age, bool for_room,
+                      Actions& actions) {
   Record& record = records_[extent];
   Open& o = open(extent);
   ++record.number;
@@ -247,7 +257,8 @@ void Directory::step(ExtentId extent, HomeInput input, Actions& actions) {
     return;
   }
   const uint32_t effects = cell.effects;
-  const Message about{.mode = o.mode, .extent = extent, .number = record.number, .age = o.age, .served = o.served};
+  const Message about{
+      .mode = o.mode, .extent = extent, .number = record.number, .age = o.age, .served = o.served};
   const auto tellAll = [&](MessageKind kind, uint32_t agents, const Message& message) {
     for (uint32_t left = agents; left != 0; left &= left - 1) {
       tell(kind, static_cast<AgentId>(std::countr_zero(left)), message, actions);
@@ -269,7 +280,8 @@ void Directory::step(ExtentId extent, HomeInput input, Actions& actions) {
     tellAll(MessageKind::kUrge, before == Phase::kRecalling ? o.pending : bit(record.owner), about);
   }
   if ((effects & kTellRelease) != 0) tell(MessageKind::kRelease, record.owner, about, actions);
-  if ((effects & kTellKeep) != 0 && holds(Rule::kBackToGiver)) tell(MessageKind::kKeep, record.owner, about, actions);
+  if ((effects & kTellKeep) != 0 && holds(Rule::kBackToGiver))
+    tell(MessageKind::kKeep, record.owner, about, actions);
   if ((effects & kTellAdopt) != 0) {
     Message adopt = about;
     adopt.content = o.version;
@@ -282,7 +294,8 @@ void Directory::step(ExtentId extent, HomeInput input, Actions& actions) {
   if ((effects & kTellForget) != 0) tellAll(MessageKind::kForget, live_, about);
   if ((effects & kAddReplica) != 0) record.replicas |= bit(o.taker);
   if ((effects & kNoReplicas) != 0) record.replicas = 0;
-  if ((effects & (kAddReplica | kTakerOwns)) != 0 && record.owner != kNoAgent) members_[record.owner].gave_away = next_;
+  if ((effects & (kAddReplica | kTakerOwns)) != 0 && record.owner != kNoAgent)
+    members_[record.owner].gave_away = next_;
   if ((effects & kTakerOwns) != 0) {
     record.owner = o.taker;
     record.replicas &= ~bit(o.taker);
@@ -295,7 +308,8 @@ void Directory::step(ExtentId extent, HomeInput input, Actions& actions) {
     record.written = 0;
   }
   if ((effects & kDropAsks) != 0) dropRequests(o, o.taker, o.mode);
-  if (cell.next == Phase::kGone) actions.push_back({.kind = ActionKind::kReleased, .extent = extent});
+  if (cell.next == Phase::kGone)
+    actions.push_back({.kind = ActionKind::kReleased, .extent = extent});
   if ((effects & kClose) != 0) {
     o.taker = kNoAgent;
     o.age = o.served = kNobody;
@@ -328,7 +342,8 @@ void Directory::answer(const Message& message, Actions& actions) {
   const ExtentId extent = message.extent;
   Record& record = records_[extent];
   // Of an earlier transaction, or a duplicate.
-  if (record.busy == 0 || (message.number != record.number && holds(Rule::kOldNumberIgnored))) return;
+  if (record.busy == 0 || (message.number != record.number && holds(Rule::kOldNumberIgnored)))
+    return;
   Open& o = open(extent);
   switch (message.kind) {
     case MessageKind::kAcked:
@@ -365,8 +380,10 @@ void Directory::answer(const Message& message, Actions& actions) {
 
 void Directory::receive(const Message& message, Actions& actions) {
   const AgentId from = message.from;
-  const bool of_extent = message.kind != MessageKind::kFenced && message.kind != MessageKind::kCompleted;
-  if (message.to != kHome || from >= kMostAgents || (of_extent && message.extent >= records_.size())) {
+  const bool of_extent =
+      message.kind != MessageKind::kFenced && message.kind != MessageKind::kCompleted;
+  if (message.to != kHome || from >= kMostAgents ||
+      (of_extent && message.extent >= records_.size())) {
     actions.push_back({.kind = ActionKind::kViolation, .message = message});
     return;
   }
@@ -381,7 +398,8 @@ void Directory::receive(const Message& message, Actions& actions) {
       break;
     case MessageKind::kFenced: {
       // Of this loss, not of an earlier one.
-      const bool known = message.taker < kMostAgents && message.taker_epoch == members_[message.taker].epoch + 1;
+      const bool known =
+          message.taker < kMostAgents && message.taker_epoch == members_[message.taker].epoch + 1;
       if (known) fencedBy(message.taker, from, actions);
       break;
     }
@@ -431,7 +449,8 @@ void Directory::lost(AgentId agent, Actions& actions) {
   member.live = false;
   member.fenced_by = live_;
   const Message fence{.taker = agent, .taker_epoch = static_cast<Epoch>(member.epoch + 1)};
-  for (AgentId other = 0; other < kMostAgents; ++other) tell(MessageKind::kFence, other, fence, actions);
+  for (AgentId other = 0; other < kMostAgents; ++other)
+    tell(MessageKind::kFence, other, fence, actions);
   for (AgentId other = 0; other < kMostAgents; ++other) {
     if (other != agent && (fencing_ & bit(other)) != 0) fencedBy(other, agent, actions);
   }
@@ -446,14 +465,16 @@ void Directory::fencedBy(AgentId lost, AgentId by, Actions& actions) {
   if (member.fenced_by == 0) settle(lost, actions);
 }
 
-/// Nobody hears the lost agent any more, and what others said before that is known here: it decides about each extent.
+/// Nobody hears the lost agent any more, and what others said before that is known here: it decides
+/// about each extent.
 void Directory::settle(AgentId lost, Actions& actions) {
   Member& member = members_[lost];
   if (member.settling) return;
   member.settling = true;
   member.adopting = 1;  // this walk
-  member.exposed = std::any_of(routes_.begin(), routes_.end(),
-                               [&](const Route& one) { return one.agent == lost && one.age < member.gave_away; });
+  member.exposed = std::any_of(routes_.begin(), routes_.end(), [&](const Route& one) {
+    return one.agent == lost && one.age < member.gave_away;
+  });
   for (size_t i = routes_.size(); i-- > 0;) {
     if (routes_[i].agent == lost) finished(routes_[i].age);
   }
@@ -465,7 +486,8 @@ void Directory::settle(AgentId lost, Actions& actions) {
   settled(lost, actions);
 }
 
-/// What the lost agent may have written of the extent is gone. Something else that the same operation wrote may have left in time.
+/// What the lost agent may have written of the extent is gone. Something else that the same
+/// operation wrote may have left in time.
 void Directory::reverted(ExtentId extent, AgentId lost, Actions& actions) const {
   actions.push_back({.kind = ActionKind::kReverted, .peer = lost, .extent = extent});
   if (!members_[lost].exposed || !holds(Rule::kAllOrNothing)) return;
@@ -501,7 +523,8 @@ void Directory::settleExtent(ExtentId extent, AgentId lost, Actions& actions) {
     adopt(extent, HomeInput::kNotHereMore, HomeInput::kNotHereLast, actions);
   } else if (o.taker == lost) {
     // It may have had the extent already, and written it: the giver has what was before.
-    const bool had = o.phase == Phase::kFirsting || (o.phase == Phase::kYielding && o.mode == Mode::kOwn && !o.push);
+    const bool had = o.phase == Phase::kFirsting ||
+                     (o.phase == Phase::kYielding && o.mode == Mode::kOwn && !o.push);
     if (had) reverted(extent, lost, actions);
     step(extent, HomeInput::kTakerLost, actions);
   } else {
@@ -510,13 +533,15 @@ void Directory::settleExtent(ExtentId extent, AgentId lost, Actions& actions) {
   if (record.busy != 0) openNext(extent, actions);
 }
 
-/// Asks the next agent that may have the lost owner's bytes: a replica, else who gave them to it if nothing was written since.
+/// Asks the next agent that may have the lost owner's bytes: a replica, else who gave them to it if
+/// nothing was written since.
 void Directory::adopt(ExtentId extent, HomeInput more, HomeInput last, Actions& actions) {
   Record& record = records_[extent];
   Open& o = open(extent);
   const bool first = more == HomeInput::kOwnerLost;
   if (first) {
-    if (o.phase != Phase::kRest && !o.push && live(o.taker)) addRequest(o, o.taker, o.mode, o.served);
+    if (o.phase != Phase::kRest && !o.push && live(o.taker))
+      addRequest(o, o.taker, o.mode, o.served);
     const bool written = record.written != 0 && holds(Rule::kAdoptUnwritten);
     o.candidates = written ? 0 : live_;
     o.pending = 0;

@@ -1,12 +1,16 @@
-// The home's side of the ownership protocol: for each extent its owner, its replicas, and the one transaction that may be open.
-// Pure: no I/O, no clock, no lock. Each call is a step, which appends to `actions` what has to be sent, in that order.
+// The home's side of the ownership protocol: for each extent its owner, its replicas, and the one
+// transaction that may be open. Pure: no I/O, no clock, no lock. Each call is a step, which appends
+// to `actions` what has to be sent, in that order.
 //
-//   extent       Phase (home_table.h); the steps below move it by the table. At rest 16 bytes; what is under way is in pools
-//   agent        joined, lost (its fence is under way), gone. An agent joins again under a new epoch
-//   operation    sent to an agent, complete. Ages are given out by whoever routes operations; the directory is told
+//   extent       Phase (home_table.h); the steps below move it by the table. At rest 16 bytes; what
+//                is under way is in pools
+//   agent        joined, lost (its fence is under way), gone. An agent joins again under a new
+//                epoch
+//   operation    sent to an agent, complete. Ages are given out by whoever routes operations; the
+//                directory is told
 //
-// A free while a transaction is open follows when the transaction is over. Thread-safety: none; whoever owns the directory
-// brings the lock.
+// A free while a transaction is open follows when the transaction is over. Thread-safety: none;
+// whoever owns the directory brings the lock.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +30,8 @@ class Directory {
 
   /// Extents of a new region: nobody owns them. Those were never allocated, or are kReleased.
   void allocate(ExtentId first, ExtentId count);
-  /// The program has freed them: no operation that is under way reaches them. kReleased tells of each when nothing is left.
+  /// The program has freed them: no operation that is under way reaches them. kReleased tells of
+  /// each when nothing is left.
   void free(ExtentId first, ExtentId count, Actions& actions);
 
   /// An agent takes part, under that epoch. One that was lost: after kSettled.
@@ -38,7 +43,8 @@ class Directory {
   Age operation();
   /// It goes to that agent.
   void sent(Age age, AgentId agent);
-  /// The home asks on behalf of an operation that it has sent or will send: a hint, since no frame is reserved.
+  /// The home asks on behalf of an operation that it has sent or will send: a hint, since no frame
+  /// is reserved.
   void ask(Age age, AgentId agent, ExtentId first, ExtentId count, Mode mode, Actions& actions);
   /// It will not be sent.
   void cancel(Age age, Actions& actions);
@@ -70,7 +76,8 @@ class Directory {
     uint64_t busy : 1 = 0;
     uint64_t : 4;
     uint32_t replicas = 0;  // a bit for each agent; one may have dropped its own since
-    uint32_t link = 0;      // at rest: `version`, of the transaction by which the owner got it; busy: Open
+    uint32_t link =
+        0;  // at rest: `version`, of the transaction by which the owner got it; busy: Open
   };
   static_assert(sizeof(Record) == kBytesAtRest);
   enum : uint64_t { kAtRest, kAtRestPoisoned, kAtRestGone };
@@ -105,7 +112,8 @@ class Directory {
     Age gave_away = 0;       // what it has given last, operations below may have written
     bool settling = false;   // lost: all have fenced it
     uint32_t adopting = 0;   // lost: extents of it that have not found their place
-    bool exposed = false;    // lost, and of an operation that was under way there a write may have left in time
+    bool exposed =
+        false;  // lost, and of an operation that was under way there a write may have left in time
   };
 
   struct Route {
@@ -180,8 +188,9 @@ void Directory::describe(Sink& sink) const {
   }
   for (const Member& member : members_) {
     if (member.live || member.epoch != 0) {
-      sink.value(uint64_t{member.live} | uint64_t{member.epoch} << 1 | uint64_t{member.fenced_by} << 17 |
-                 uint64_t{member.settling} << 50 | uint64_t{member.exposed} << 51);
+      sink.value(uint64_t{member.live} | uint64_t{member.epoch} << 1 |
+                 uint64_t{member.fenced_by} << 17 | uint64_t{member.settling} << 50 |
+                 uint64_t{member.exposed} << 51);
       sink.value(member.gave_away);
     }
   }

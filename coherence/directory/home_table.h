@@ -1,5 +1,5 @@
-// What the home does with an extent: for each phase of its transaction and each input the next phase and what goes with it.
-// Complete, as agent_table.h.
+// What the home does with an extent: for each phase of its transaction and each input the next
+// phase and what goes with it. Complete, as agent_table.h.
 #pragma once
 
 #include <array>
@@ -82,34 +82,53 @@ class HomeTable {
     row(I::kOpenShared).go(P::kRest, P::kYielding, kTellYield).rest();
     row(I::kOpenOwn).go(P::kRest, P::kYielding, kTellYield).rest();
     row(I::kOpenOwnRecall).go(P::kRest, P::kRecalling, kTellInvalidate).rest();
-    row(I::kOpenUpgrade).go(P::kRest, P::kRest, kTellGrant | kNoReplicas | kDropAsks | kClose).rest();
+    row(I::kOpenUpgrade)
+        .go(P::kRest, P::kRest, kTellGrant | kNoReplicas | kDropAsks | kClose)
+        .rest();
     row(I::kOpenUpgradeRecall).go(P::kRest, P::kRecalling, kTellInvalidate).rest();
     row(I::kOpenFirst).go(P::kRest, P::kFirsting, kTellFirst).rest();
-    row(I::kOlder).go(P::kRecalling, P::kRecalling, kTellUrge).go(P::kYielding, P::kYielding, kTellUrge).ignore();
+    row(I::kOlder)
+        .go(P::kRecalling, P::kRecalling, kTellUrge)
+        .go(P::kYielding, P::kYielding, kTellUrge)
+        .ignore();
 
     row(I::kAckMore).go(P::kRecalling, P::kRecalling, 0).ignore();
     row(I::kAckLast).go(P::kRecalling, P::kYielding, kTellYield).ignore();
-    row(I::kAckLastUpgrade).go(P::kRecalling, P::kRest, kTellGrant | kNoReplicas | kDropAsks | kClose).ignore();
+    row(I::kAckLastUpgrade)
+        .go(P::kRecalling, P::kRest, kTellGrant | kNoReplicas | kDropAsks | kClose)
+        .ignore();
 
     row(I::kDoneShared).go(P::kYielding, P::kRest, kAddReplica | kDropAsks | kClose).ignore();
-    row(I::kDoneOwn).go(P::kYielding, P::kRest, kTellRelease | kNoReplicas | kTakerOwns | kDropAsks | kClose);
+    row(I::kDoneOwn)
+        .go(P::kYielding, P::kRest, kTellRelease | kNoReplicas | kTakerOwns | kDropAsks | kClose);
     row(I::kDoneOwn).go(P::kFirsting, P::kRest, kTakerOwns | kDropAsks | kClose).ignore();
-    row(I::kRefused).go(P::kYielding, P::kRest, kTellKeep | kClose).go(P::kFirsting, P::kRest, kClose).ignore();
+    row(I::kRefused)
+        .go(P::kYielding, P::kRest, kTellKeep | kClose)
+        .go(P::kFirsting, P::kRest, kClose)
+        .ignore();
     row(I::kDeclined).go(P::kYielding, P::kRest, kClose).ignore();
 
-    row(I::kTakerLost).go(P::kRecalling, P::kRest, kClose).go(P::kYielding, P::kRest, kTellKeep | kClose);
+    row(I::kTakerLost)
+        .go(P::kRecalling, P::kRest, kClose)
+        .go(P::kYielding, P::kRest, kTellKeep | kClose);
     row(I::kTakerLost).go(P::kFirsting, P::kRest, kClose).ignore();
     for (const P phase : {P::kRest, P::kRecalling, P::kYielding}) {
       row(I::kOwnerLost).go(phase, P::kAdopting, kTellAdopt);
-      row(I::kOwnerLostBare).go(phase, P::kPoisoned, kTellPoison | kNoReplicas | kNobodyOwns | kClose);
+      row(I::kOwnerLostBare)
+          .go(phase, P::kPoisoned, kTellPoison | kNoReplicas | kNobodyOwns | kClose);
     }
     row(I::kOwnerLost).rest();
     row(I::kOwnerLostBare).rest();
     row(I::kAdopted).go(P::kAdopting, P::kRest, kTakerOwns | kClose).ignore();
     row(I::kNotHereMore).go(P::kAdopting, P::kAdopting, kTellAdopt).ignore();
-    row(I::kNotHereLast).go(P::kAdopting, P::kPoisoned, kTellPoison | kNoReplicas | kNobodyOwns | kClose).ignore();
+    row(I::kNotHereLast)
+        .go(P::kAdopting, P::kPoisoned, kTellPoison | kNoReplicas | kNobodyOwns | kClose)
+        .ignore();
 
-    row(I::kFree).go(P::kRest, P::kFreeing, kTellForget).go(P::kPoisoned, P::kFreeing, kTellForget).rest();
+    row(I::kFree)
+        .go(P::kRest, P::kFreeing, kTellForget)
+        .go(P::kPoisoned, P::kFreeing, kTellForget)
+        .rest();
     row(I::kForgottenMore).go(P::kFreeing, P::kFreeing, 0).ignore();
     row(I::kForgottenLast).go(P::kFreeing, P::kGone, kNoReplicas | kNobodyOwns | kClose).ignore();
     row(I::kAllocate).go(P::kGone, P::kRest, 0).rest();

@@ -1,4 +1,5 @@
-// Rules of the protocol that tests break, one at a time, to see that they notice. In the product every rule holds, at no cost.
+// Rules of the protocol that tests break, one at a time, to see that they notice. In the product
+// every rule holds, at no cost.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +38,7 @@ enum class Rule : uint8_t {
   kPromote,             // 14 a replica of a lost owner becomes the owner
   kAdoptUnwritten,      // 14 kept bytes are adopted only if no completed operation wrote after them
   kBackToGiver,         // 14 what a lost taker was to get stays with the giver
-  kAllOrNothing,        // 14 an operation's writes are all kept or all lost, or the context is broken
+  kAllOrNothing,  // 14 an operation's writes are all kept or all lost, or the context is broken
   kRules,
 };
 

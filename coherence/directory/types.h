@@ -1,12 +1,16 @@
-// The words of the ownership protocol: extents, agents, ages, modes, and the messages and actions that both sides of it
-// produce. Plain values. docs/coherence.md tells the protocol as a whole.
+// The words of the ownership protocol: extents, agents, ages, modes, and the messages and actions
+// that both sides of it produce. Plain values. docs/coherence.md tells the protocol as a whole.
 //
 //   extent   a run of pages that moves as one; a dense number, given by whoever cuts regions
-//   agent    who makes extents usable: a GPU's pager, the program's CPU, a spill (room without operations)
+//   agent    who makes extents usable: a GPU's pager, the program's CPU, a spill (room without
+//            operations)
 //   home     who holds the directory: at each moment it knows the owner of each extent
-//   age      the number of an operation, in program order; the least is the oldest. Ages decide every conflict
-//   number   of a transaction of one extent; grows by one each time. What carries an old number is late, or a duplicate
-//   epoch    of an agent; ends when the agent is lost, so that what it said before is not heard after
+//   age      the number of an operation, in program order; the least is the oldest. Ages decide
+//            every conflict
+//   number   of a transaction of one extent; grows by one each time. What carries an old number is
+//            late, or a duplicate
+//   epoch    of an agent; ends when the agent is lost, so that what it said before is not heard
+//            after
 #pragma once
 
 #include <cstddef>
@@ -19,8 +23,9 @@ namespace olpager::directory {
 using ExtentId = uint32_t;
 using AgentId = uint8_t;
 using Age = uint64_t;
-using Number = uint64_t;   // 48 bits are kept
-using Content = uint64_t;  // names bytes: equal names are equal bytes, of one extent. 48 bits; 0: none
+using Number = uint64_t;  // 48 bits are kept
+using Content =
+    uint64_t;  // names bytes: equal names are equal bytes, of one extent. 48 bits; 0: none
 using Epoch = uint16_t;
 
 inline constexpr AgentId kMostAgents = 32;
@@ -57,11 +62,12 @@ enum class MessageKind : uint8_t {
   kFirst,       // the extent is yours alone: it never had any bytes
   kRelease,     // the taker has what you gave: forget it, or retain it
   kKeep,        // the taker does not take what you were to give: it is yours as before
-  kAdopt,       // own the extent, from a replica (kShared) or from what you gave last (kOwn; number: of that giving)
-  kPoison,      // the extent's bytes are lost
-  kForget,      // the extent is freed
-  kOver,        // the operation of that age will not come
-  kFence,       // the agent (taker) is lost; its epochs before taker_epoch are over
+  kAdopt,   // own the extent, from a replica (kShared) or from what you gave last (kOwn; number: of
+            // that giving)
+  kPoison,  // the extent's bytes are lost
+  kForget,  // the extent is freed
+  kOver,    // the operation of that age will not come
+  kFence,   // the agent (taker) is lost; its epochs before taker_epoch are over
   // From the giver to the taker.
   kReady,  // the bytes can be fetched
 };
@@ -79,9 +85,11 @@ struct Message {
   Epoch taker_epoch = 0;     // kYield, kReady; kFence: the first that is heard again
   ExtentId extent = 0;
   Number number = 0;
-  Age age = kNobody;     // that the message acts with: of the oldest operation that waits for what it brings about
+  Age age = kNobody;  // that the message acts with: of the oldest operation that waits for what it
+                      // brings about
   Age served = kNobody;  // of the operation that the transaction is for
-  // kReady: of the giver's bytes. kAdopt: the number of the transaction by which the lost agent became owner.
+  // kReady: of the giver's bytes. kAdopt: the number of the transaction by which the lost agent
+  // became owner.
   Content content = 0;
   friend bool operator==(const Message&, const Message&) = default;
 };
@@ -89,19 +97,22 @@ struct Message {
 enum class ActionKind : uint8_t {
   kSend,
   // Of an agent: what its pager has to do, in this order, before it goes on.
-  kMap,        // make the extent usable (mode: kShared read-only)
-  kUnmap,      // no operation reaches it any more; its bytes stay
-  kFetch,      // bring the bytes from agent `peer`, then call landed(); content: what the frame still holds, or 0
-  kAbort,      // stop that; nothing arrives in the frame afterwards
-  kClear,      // the extent has no bytes yet: the frame is to be zeros
-  kFree,       // the frame is free
+  kMap,    // make the extent usable (mode: kShared read-only)
+  kUnmap,  // no operation reaches it any more; its bytes stay
+  kFetch,  // bring the bytes from agent `peer`, then call landed(); content: what the frame still
+           // holds, or 0
+  kAbort,  // stop that; nothing arrives in the frame afterwards
+  kClear,  // the extent has no bytes yet: the frame is to be zeros
+  kFree,   // the frame is free
   kRunnable,   // the operation of that age claims all it needs: submit() it
-  kClaimLost,  // for the pager to know only: the operation of that age claims the extent no more; one of age `to` does
+  kClaimLost,  // for the pager to know only: the operation of that age claims the extent no more;
+               // one of age `to` does
   kFailed,     // the operation of that age needs an extent that is lost or freed
   // Of the home: what the layer above should know.
   kPoisoned,  // the extent's bytes are lost
   kReverted,  // the extent went back to the last write that is known complete
-  kBroken,    // of a lost agent's operation some writes are kept and some are lost: the context is broken
+  kBroken,    // of a lost agent's operation some writes are kept and some are lost: the context is
+              // broken
   kReleased,  // a freed extent is nowhere any more
   kSettled,   // the lost agent `peer` owns nothing any more
   // Of either: a message that the protocol excludes; the session can't go on.

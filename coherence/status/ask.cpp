@@ -11,7 +11,8 @@ using transport::Completion;
 
 }  // namespace
 
-Result<std::unique_ptr<Asker>> Asker::make(transport::Options options, const std::string& address, uint32_t answer_ms) {
+Result<std::unique_ptr<Asker>> Asker::make(transport::Options options, const std::string& address,
+                                           uint32_t answer_ms) {
   options.lanes = 1;
   options.io_threads = 1;
   auto endpoint = transport::makeEndpoint(options);
@@ -54,7 +55,8 @@ Result<Told> Asker::askOnce() {
   told.transport = transport::linkKindName(link_->peer().kind);
   for (uint64_t first = 0;;) {
     const uint64_t number = ++number_;
-    if (link_->send(transport::MessageClass::kRequest, encode(Question{number, first})) != transport::Outcome::kOk)
+    if (link_->send(transport::MessageClass::kRequest, encode(Question{number, first})) !=
+        transport::Outcome::kOk)
       return Error{address_ + ": it can't be asked: " + link_->reason()};
     const auto until = Clock::now() + std::chrono::milliseconds(answer_ms_);
     Completion completion;
@@ -62,7 +64,8 @@ Result<Told> Asker::askOnce() {
       const auto left = std::chrono::duration_cast<std::chrono::microseconds>(until - Clock::now());
       if (left.count() <= 0 || queue_->wait({&completion, 1}, left) != 1)
         return Error{address_ + ": no answer within " + std::to_string(answer_ms_) + " ms"};
-      if (completion.kind == Completion::Kind::kDown) return Error{address_ + ": no answer: " + link_->reason()};
+      if (completion.kind == Completion::Kind::kDown)
+        return Error{address_ + ": no answer: " + link_->reason()};
       if (completion.kind == Completion::Kind::kMessage) break;
     }
     auto answer = decodeAnswer(completion.message.bytes());

@@ -1,6 +1,7 @@
 // Asks a daemon for its status: connects, asks until all sessions are told, disconnects.
 //
-// Thread-safety: one caller for each Asker. Blocks for at most connect_ms and answer_ms for each of its messages.
+// Thread-safety: one caller for each Asker. Blocks for at most connect_ms and answer_ms for each of
+// its messages.
 #pragma once
 
 #include <memory>
@@ -33,7 +34,8 @@ class Asker {
   const std::string& address() const { return address_; }
 
  private:
-  Asker(std::string address, uint32_t answer_ms) : address_(std::move(address)), answer_ms_(answer_ms) {}
+  Asker(std::string address, uint32_t answer_ms)
+      : address_(std::move(address)), answer_ms_(answer_ms) {}
   Result<Told> askOnce();
   void disconnect();
 

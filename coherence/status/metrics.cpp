@@ -41,13 +41,14 @@ class Endpoint final : public MetricsEndpoint {
     if (!found.ok()) return found.error();
     transport::SocketAddress at = found.value().front();
     if (!at.loopback()) {
-      return Error{
-          base::format("{}: figures are served on loopback only, in the clear; put a proxy in front", address)};
+      return Error{base::format(
+          "{}: figures are served on loopback only, in the clear; put a proxy in front", address)};
     }
     listener_ = transport::makeSocket(at.family());
     const int on = 1;
     setsockopt(listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (!listener_ || bind(listener_.get(), at.get(), at.length) != 0 || listen(listener_.get(), 16) != 0) {
+    if (!listener_ || bind(listener_.get(), at.get(), at.length) != 0 ||
+        listen(listener_.get(), 16) != 0) {
       return Error{transport::whyNotBound(at, errno)};
     }
     getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&at.storage), &at.length);
@@ -74,7 +75,8 @@ class Endpoint final : public MetricsEndpoint {
   void serve() {
     while (!stop_.load()) {
       if (!ready(listener_.get(), POLLIN, Clock::now() + 1h)) continue;
-      const base::UniqueFd peer(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      const base::UniqueFd peer(
+          accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (peer) {
         answer(peer.get());
       } else if (errno != EAGAIN) {
@@ -83,7 +85,8 @@ class Endpoint final : public MetricsEndpoint {
     }
   }
 
-  // One after the other: who drips a request, or does not take the reply, is cut off when its time is over.
+  // One after the other: who drips a request, or does not take the reply, is cut off when its time
+  // is over.
   void answer(int fd) const {
     const auto until = Clock::now() + kRequest;
     std::string request;
@@ -99,7 +102,8 @@ class Endpoint final : public MetricsEndpoint {
     const bool get = request.starts_with("GET /metrics ") || request.starts_with("GET / ");
     const std::string body = get ? text_() : "figures for Prometheus, by HTTP: GET /metrics\n";
     const std::string reply = base::format(
-        "HTTP/1.1 {}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n"
+        "HTTP/1.1 {}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: "
+        "{}\r\n"
         "Connection: close\r\n\r\n{}",
         get    ? "200 OK"
         : http ? "404 Not Found"
@@ -112,12 +116,14 @@ class Endpoint final : public MetricsEndpoint {
       sent += static_cast<size_t>(std::max<ssize_t>(put, 0));
     }
     shutdown(fd, SHUT_WR);
-    // Who has not been heard to the end would be told that the connection is broken, before the reply.
+    // Who has not been heard to the end would be told that the connection is broken, before the
+    // reply.
     while (!http && ready(fd, POLLIN, until) && recv(fd, bytes, sizeof bytes, 0) > 0) {
     }
   }
 
-  // As far as it has come. A node that takes this for a daemon's port speaks first as well, and is told at once.
+  // As far as it has come. A node that takes this for a daemon's port speaks first as well, and is
+  // told at once.
   static bool isHttp(const std::string& request) {
     return request.empty() || (request.front() >= 'A' && request.front() <= 'Z');
   }
@@ -133,7 +139,8 @@ class Endpoint final : public MetricsEndpoint {
 
 std::vector<Figure> figuresOf(const std::vector<Metric>& metrics) {
   std::vector<Figure> figures;
-  for (const Metric& metric : metrics) figures.push_back({metric.name + metric.labels, metric.value});
+  for (const Metric& metric : metrics)
+    figures.push_back({metric.name + metric.labels, metric.value});
   return figures;
 }
 
@@ -142,7 +149,8 @@ std::string metricsText(std::string_view daemon, const std::vector<Metric>& metr
   std::string_view before;
   for (const Metric& metric : metrics) {
     if (before != metric.name) {
-      text += base::format("# HELP {0}_{1} {2}\n# TYPE {0}_{1} {3}\n", daemon, metric.name, metric.help, metric.type);
+      text += base::format("# HELP {0}_{1} {2}\n# TYPE {0}_{1} {3}\n", daemon, metric.name,
+                           metric.help, metric.type);
     }
     before = metric.name;
     text += base::format("{}_{}{} {}\n", daemon, metric.name, metric.labels, metric.value);
@@ -150,7 +158,8 @@ std::string metricsText(std::string_view daemon, const std::vector<Metric>& metr
   return text;
 }
 
-Result<std::unique_ptr<MetricsEndpoint>> serveMetrics(const std::string& address, std::function<std::string()> text) {
+Result<std::unique_ptr<MetricsEndpoint>> serveMetrics(const std::string& address,
+                                                      std::function<std::string()> text) {
   auto endpoint = std::make_unique<Endpoint>(std::move(text));
   if (const auto status = endpoint->open(address); !status.ok()) return status.error();
   return std::unique_ptr<MetricsEndpoint>(std::move(endpoint));

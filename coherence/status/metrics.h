@@ -1,5 +1,6 @@
-// A daemon's figures as text for Prometheus (exposition format 0.0.4), over HTTP on loopback. Names: docs/memserver.md, docs/forwarding.md.
-// Thread-safety: pure functions; the endpoint has a thread of its own.
+// A daemon's figures as text for Prometheus (exposition format 0.0.4), over HTTP on loopback.
+// Names: docs/memserver.md, docs/forwarding.md. Thread-safety: pure functions; the endpoint has a
+// thread of its own.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +35,11 @@ class MetricsEndpoint {
   /// host:port, with the port that was chosen.
   virtual const std::string& address() const = 0;
 };
-/// Serves /metrics at host:port or [v6]:port (port 0: any). `text` is called on the endpoint's thread. Refuses an address beyond loopback: the
-/// figures go out in the clear, to anybody who asks. Requests are answered one after the other; each has a second, from connection to last byte.
-Result<std::unique_ptr<MetricsEndpoint>> serveMetrics(const std::string& address, std::function<std::string()> text);
+/// Serves /metrics at host:port or [v6]:port (port 0: any). `text` is called on the endpoint's
+/// thread. Refuses an address beyond loopback: the figures go out in the clear, to anybody who
+/// asks. Requests are answered one after the other; each has a second, from connection to last
+/// byte.
+Result<std::unique_ptr<MetricsEndpoint>> serveMetrics(const std::string& address,
+                                                      std::function<std::string()> text);
 
 }  // namespace olpager::status

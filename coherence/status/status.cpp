@@ -25,11 +25,12 @@ void fields(Io& io, Is<Figure> auto& m) {
 }
 template <typename Io>
 void fields(Io& io, Is<Device> auto& m) {
-  io(m.name), io(m.uuid), io(m.pci_domain), io(m.pci_bus), io(m.pci_device), io(m.pci_id), io(m.pci_subsystem),
-      io(m.minor);
-  io(m.compute_major), io(m.compute_minor), io(m.multiprocessors), io(m.peers), io(m.total), io(m.used), io(m.free);
-  io(m.gpu_percent), io(m.memory_percent), io(m.temperature), io(m.power_mw), io(m.power_limit_mw), io(m.sm_mhz),
-      io(m.memory_mhz);
+  io(m.name), io(m.uuid), io(m.pci_domain), io(m.pci_bus), io(m.pci_device), io(m.pci_id),
+      io(m.pci_subsystem), io(m.minor);
+  io(m.compute_major), io(m.compute_minor), io(m.multiprocessors), io(m.peers), io(m.total),
+      io(m.used), io(m.free);
+  io(m.gpu_percent), io(m.memory_percent), io(m.temperature), io(m.power_mw), io(m.power_limit_mw),
+      io(m.sm_mhz), io(m.memory_mhz);
 }
 template <typename Io>
 void fields(Io& io, Is<Session> auto& m) {
@@ -45,7 +46,8 @@ void fields(Io& io, Is<Question> auto& m) {
 }
 template <typename Io>
 void fields(Io& io, Is<Answer> auto& m) {
-  io(m.number), io(m.status.kind), io(m.status.uptime_ms), io(m.status.serving), io(m.status.session_count);
+  io(m.number), io(m.status.kind), io(m.status.uptime_ms), io(m.status.serving),
+      io(m.status.session_count);
   io(m.status.driver), io(m.status.cuda_version);
   const auto each = [&](auto& item) { fields(io, item); };
   io.list(m.status.devices, kMaxDevices, each);
@@ -72,8 +74,8 @@ Result<M> decoded(Type type, const char* what, std::span<const std::byte> bytes)
   if (!reader.wrong().empty() || magic != kMagic || number != static_cast<uint16_t>(type))
     return Error{std::string("this is no ") + what};
   if (version != kVersion)
-    return Error{std::string(what) + " of version " + std::to_string(version) + "; this is version " +
-                 std::to_string(kVersion)};
+    return Error{std::string(what) + " of version " + std::to_string(version) +
+                 "; this is version " + std::to_string(kVersion)};
   M message;
   fields(reader, message);
   if (!reader.wrong().empty()) return Error{std::string(what) + ": " + reader.wrong()};
@@ -84,8 +86,8 @@ Result<M> decoded(Type type, const char* what, std::span<const std::byte> bytes)
 }  // namespace
 
 uint64_t Status::figure(std::string_view name) const {
-  const auto found =
-      std::find_if(figures.begin(), figures.end(), [&](const Figure& each) { return each.name == name; });
+  const auto found = std::find_if(figures.begin(), figures.end(),
+                                  [&](const Figure& each) { return each.name == name; });
   return found == figures.end() ? 0 : found->value;
 }
 
@@ -94,10 +96,13 @@ bool isQuestion(std::span<const std::byte> bytes) {
   uint32_t magic = 0;
   uint16_t version = 0, type = 0;
   reader(magic), reader(version), reader(type);
-  return reader.wrong().empty() && magic == kMagic && type == static_cast<uint16_t>(Type::kQuestion);
+  return reader.wrong().empty() && magic == kMagic &&
+         type == static_cast<uint16_t>(Type::kQuestion);
 }
 
-std::vector<std::byte> encode(const Question& question) { return encoded(Type::kQuestion, question); }
+std::vector<std::byte> encode(const Question& question) {
+  return encoded(Type::kQuestion, question);
+}
 std::vector<std::byte> encode(const Answer& answer) { return encoded(Type::kAnswer, answer); }
 Result<Question> decodeQuestion(std::span<const std::byte> bytes) {
   return decoded<Question>(Type::kQuestion, "a question for the status", bytes);

@@ -1,8 +1,11 @@
-// What a daemon says of itself to whom asks (olpagestat --node, olmemserver --state, olgpunode --state, NVML of forwarded programs): its
-// tiers of memory, its devices, its figures, who has how much of it. One question for every kind of daemon, over the ordinary connection: who may ask is who may connect.
+// What a daemon says of itself to whom asks (olpagestat --node, olmemserver --state, olgpunode
+// --state, NVML of forwarded programs): its tiers of memory, its devices, its figures, who has how
+// much of it. One question for every kind of daemon, over the ordinary connection: who may ask is
+// who may connect.
 //
-// A message begins with kMagic, so that a daemon tells it from those of its own protocol. decode checks everything before it
-// uses it (coherence/codec.h). Thread-safety: pure functions. Bytes are bytes, times milliseconds.
+// A message begins with kMagic, so that a daemon tells it from those of its own protocol. decode
+// checks everything before it uses it (coherence/codec.h). Thread-safety: pure functions. Bytes are
+// bytes, times milliseconds.
 #pragma once
 
 #include <cstddef>
@@ -31,14 +34,16 @@ struct Tier {
   bool operator==(const Tier&) const = default;
 };
 
-inline constexpr uint32_t kUnknown = UINT32_MAX;  // a figure of a device that the daemon can't ask for
+inline constexpr uint32_t kUnknown =
+    UINT32_MAX;  // a figure of a device that the daemon can't ask for
 
 /// A GPU of a gpunode. The tier of device i is "VRAM i".
 struct Device {
   std::string name, uuid;  // "GPU-01234567-89ab-...", as the driver tells it
   uint32_t pci_domain = 0, pci_bus = 0, pci_device = 0;
-  uint32_t pci_id = 0, pci_subsystem = 0;  // device in the upper half, vendor in the lower; 0 unknown
-  uint32_t minor = kUnknown;               // of /dev/nvidiaN
+  uint32_t pci_id = 0,
+           pci_subsystem = 0;  // device in the upper half, vendor in the lower; 0 unknown
+  uint32_t minor = kUnknown;   // of /dev/nvidiaN
   uint32_t compute_major = 0, compute_minor = 0;
   uint32_t multiprocessors = 0;
   uint64_t peers = 0;  // a bit for each device whose memory it can reach
@@ -50,8 +55,9 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
-/// As at /metrics, without the daemon's name before it: "lent_bytes", `links_total{transport="tcp"}`. What ends with _total, before
-/// labels, only grows: two answers give a rate.
+/// As at /metrics, without the daemon's name before it: "lent_bytes",
+/// `links_total{transport="tcp"}`. What ends with _total, before labels, only grows: two answers
+/// give a rate.
 struct Figure {
   std::string name;
   uint64_t value = 0;
@@ -65,7 +71,8 @@ struct Session {
   std::vector<uint64_t> bytes;  // that it has, by tier
   uint64_t pieces = 0;          // leases, allocations
   uint64_t recalled = 0;        // bytes wanted back from it
-  uint64_t moved = 0;  // bytes that the daemon has moved for it so far; by shared memory it moves most of them itself
+  uint64_t moved = 0;  // bytes that the daemon has moved for it so far; by shared memory it moves
+                       // most of them itself
   std::vector<uint64_t> budgets;  // the most that it may have, by tier; empty: what there is
   uint64_t calls = 0;             // that the daemon has made for it so far
   uint32_t process = 0;           // its number at its node; 0 unknown
@@ -81,8 +88,8 @@ struct Status {
   uint64_t uptime_ms = 0;
   uint32_t serving = 0;        // 1: it takes new work; 0: it is ending
   uint64_t session_count = 0;  // also those that the asker may not see
-  std::string driver;          // version of the GPU's driver; "" where there is none, or it does not say
-  uint32_t cuda_version = 0;   // that it offers, as cuDriverGetVersion says it
+  std::string driver;  // version of the GPU's driver; "" where there is none, or it does not say
+  uint32_t cuda_version = 0;  // that it offers, as cuDriverGetVersion says it
   std::vector<Device> devices;
   std::vector<Tier> tiers;
   std::vector<Figure> figures;

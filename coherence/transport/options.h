@@ -1,5 +1,5 @@
-// What an endpoint may be told: which transport, how much at once, how long to wait, what to refuse. Plain data;
-// everything has a default that works. Times are milliseconds, sizes bytes.
+// What an endpoint may be told: which transport, how much at once, how long to wait, what to
+// refuse. Plain data; everything has a default that works. Times are milliseconds, sizes bytes.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +13,21 @@ class KeyRing;
 /// Which transport a pair of nodes uses. kAuto: shared memory where both run on one host, else TCP.
 enum class Choice : uint8_t { kAuto, kTcp, kShm };
 
-/// What is encrypted once both ends have proved that they hold the same key. kOff: nothing after the proof. The stricter
-/// of both ends' settings holds.
+/// What is encrypted once both ends have proved that they hold the same key. kOff: nothing after
+/// the proof. The stricter of both ends' settings holds.
 enum class Tls : uint8_t { kOff, kControl, kAll };
 
-/// Bounds on what a peer can make this process hold or do. Crossing one ends the link (or the attempt at one).
+/// Bounds on what a peer can make this process hold or do. Crossing one ends the link (or the
+/// attempt at one).
 struct Limits {
-  uint32_t links = 1024;                  // accepted and up or on their way
-  uint32_t handshakes = 64;               // at the same time, of links; each with a connection more for each lane
+  uint32_t links = 1024;  // accepted and up or on their way
+  uint32_t handshakes =
+      64;  // at the same time, of links; each with a connection more for each lane
   uint32_t handshakes_per_second = 1024;  // of links that begin; a quarter of them from one address
   uint32_t handshake_ms = 5000;           // to a link that is up; to the first bytes at most 1000
   uint32_t message_bytes = 64 << 10;      // the longest message
-  uint32_t slices = 4096;                 // of reads and writes that a peer has asked for and that are not answered
+  uint32_t slices =
+      4096;  // of reads and writes that a peer has asked for and that are not answered
 };
 
 struct Options {
@@ -32,11 +35,14 @@ struct Options {
   std::string node;  // what peers call this one in their log; "" is "pid@host"
 
   // Speed.
-  uint32_t lanes = 4;                   // connections for bulk, beside the one for messages; 1 to 16
-  uint32_t io_threads = 0;              // of the endpoint, shared by its links; 0: by the number of processors
-  uint32_t slice_bytes = 256 << 10;     // at most this much of prefetch and write-back is in a demand's way
-  uint32_t demand_window = 16 << 20;    // asked for and not yet here
-  uint32_t prefetch_window = 16 << 20;  // at most: it adapts, so that little waits somewhere on the path (core/scheduler.h)
+  uint32_t lanes = 4;       // connections for bulk, beside the one for messages; 1 to 16
+  uint32_t io_threads = 0;  // of the endpoint, shared by its links; 0: by the number of processors
+  uint32_t slice_bytes =
+      256 << 10;  // at most this much of prefetch and write-back is in a demand's way
+  uint32_t demand_window = 16 << 20;  // asked for and not yet here
+  uint32_t prefetch_window =
+      16
+      << 20;  // at most: it adapts, so that little waits somewhere on the path (core/scheduler.h)
   uint32_t write_window = 16 << 20;
   uint32_t operations = 1024;  // outstanding reads and writes of one link
   uint32_t requests = 256;     // messages of the class that the peer may send before one is taken
@@ -47,8 +53,9 @@ struct Options {
   // Life and death.
   uint32_t connect_ms = 5000;  // for connect() as a whole
   uint32_t ping_ms = 1000;     // silence before a ping
-  uint32_t silent_ms = 10000;  // a peer that answers nothing for so long is lost; 0: a stopped peer is kept
-  uint32_t dead_ms = 15000;    // a host that acknowledges nothing for so long is lost (tcp)
+  uint32_t silent_ms =
+      10000;  // a peer that answers nothing for so long is lost; 0: a stopped peer is kept
+  uint32_t dead_ms = 15000;  // a host that acknowledges nothing for so long is lost (tcp)
 
   // Trust.
   std::shared_ptr<const KeyRing> keys;  // none: loopback and the own user's Unix sockets only

@@ -1,6 +1,7 @@
-// Registered memory. A Domain is what a set of links has in common: memory registered in it is what operations of those
-// links use here, and what their peers can name by key, as far as granted. A daemon gives each peer, or each lease, a
-// domain of its own: a key means nothing on a link of another domain.
+// Registered memory. A Domain is what a set of links has in common: memory registered in it is what
+// operations of those links use here, and what their peers can name by key, as far as granted. A
+// daemon gives each peer, or each lease, a domain of its own: a key means nothing on a link of
+// another domain.
 //
 // Thread-safety: any thread. Ownership: the memory is the caller's; the Region only names it.
 #pragma once
@@ -17,7 +18,8 @@ namespace olpager::transport {
 /// What peers may do with a region.
 enum Access : uint32_t { kLocalOnly = 0, kRemoteRead = 1, kRemoteWrite = 2, kRemoteReadWrite = 3 };
 
-/// Names a region at its owner; sent to peers in messages. Meaningless elsewhere, hard to guess, never used twice.
+/// Names a region at its owner; sent to peers in messages. Meaningless elsewhere, hard to guess,
+/// never used twice.
 struct RemoteKey {
   uint64_t key = 0;
   uint64_t length = 0;
@@ -29,8 +31,9 @@ static_assert(sizeof(RemoteKey) == 24);
 struct Memory {
   void* base = nullptr;
   uint64_t length = 0;
-  /// A memfd that `base` maps from `fd_offset` on, sealed against shrinking. With it a peer on the same host maps the
-  /// memory and copies once; it then holds all of the memfd, for as long as it likes (Region::handedOut). -1: none.
+  /// A memfd that `base` maps from `fd_offset` on, sealed against shrinking. With it a peer on the
+  /// same host maps the memory and copies once; it then holds all of the memfd, for as long as it
+  /// likes (Region::handedOut). -1: none.
   int fd = -1;
   uint64_t fd_offset = 0;
 };
@@ -45,8 +48,9 @@ DomainPtr makeDomain();
 /// The Error says what is wrong with the memory or the memfd.
 Result<RegionPtr> registerMemory(const DomainPtr& domain, const Memory& memory, uint32_t access);
 
-/// A registration. Its end takes the key back: the destructor returns when no transfer of any link touches the memory any
-/// more (it waits for slices in progress and for the own operations on it; a link that hangs fails in its time).
+/// A registration. Its end takes the key back: the destructor returns when no transfer of any link
+/// touches the memory any more (it waits for slices in progress and for the own operations on it; a
+/// link that hangs fails in its time).
 class Region {
  public:
   ~Region();
@@ -56,21 +60,23 @@ class Region {
   RemoteKey key() const;
   std::byte* base() const;
   uint64_t length() const;
-  /// True once a peer has got the memfd. It may touch the memory until it ends, whatever happens to the link: lend it to
-  /// nobody else, let it go instead.
+  /// True once a peer has got the memfd. It may touch the memory until it ends, whatever happens to
+  /// the link: lend it to nobody else, let it go instead.
   bool handedOut() const;
 
-  /// Ends it as the destructor does; whether a peer has got the memfd: what handedOut() says while it still could is not
-  /// the last word.
+  /// Ends it as the destructor does; whether a peer has got the memfd: what handedOut() says while
+  /// it still could is not the last word.
   static bool end(std::unique_ptr<Region> region);
-  /// Waits until nothing that is under way on this side touches the memory; false: something does so all the time. For who has heard from
-  /// the peer that it has read: this side may be about to let go of what it sent. What a peer has mapped is not known here.
+  /// Waits until nothing that is under way on this side touches the memory; false: something does
+  /// so all the time. For who has heard from the peer that it has read: this side may be about to
+  /// let go of what it sent. What a peer has mapped is not known here.
   bool waitIdle(std::chrono::milliseconds timeout) const;
 
   const std::shared_ptr<RegionEntry>& entry() const { return entry_; }
 
  private:
-  friend Result<RegionPtr> registerMemory(const DomainPtr& domain, const Memory& memory, uint32_t access);
+  friend Result<RegionPtr> registerMemory(const DomainPtr& domain, const Memory& memory,
+                                          uint32_t access);
   Region(DomainPtr domain, std::shared_ptr<RegionEntry> entry);
   DomainPtr domain_;
   std::shared_ptr<RegionEntry> entry_;

@@ -1,23 +1,28 @@
-// Memory and messages between nodes: registered memory, one-sided reads and writes, ordered messages, completions.
-// docs/transport.md explains it as a whole; this header is the contract. It is shaped by RDMA: a Domain is a protection
-// domain, a Region a registration, a Link a connected pair of queues, a CompletionQueue one that may serve many links.
+// Memory and messages between nodes: registered memory, one-sided reads and writes, ordered
+// messages, completions. docs/transport.md explains it as a whole; this header is the contract. It
+// is shaped by RDMA: a Domain is a protection domain, a Region a registration, a Link a connected
+// pair of queues, a CompletionQueue one that may serve many links.
 //
 // Thread-safety: everything may be called from any thread at any time, unless it says otherwise.
-// Time: nothing here blocks, except connect(), wait(), and waitIdle() and the end of a Region, which say for how long.
+// Time: nothing here blocks, except connect(), wait(), and waitIdle() and the end of a Region,
+// which say for how long.
 //
-// Ownership of memory. The bytes of an operation's local ranges belong to the transport from the call until the operation's
-// completion has been taken from the queue. A message is copied by send(). What a remote key names belongs to its owner, who
-// has to expect reads and writes (as far as granted) until the Region has ended or the link's kDown has been taken.
+// Ownership of memory. The bytes of an operation's local ranges belong to the transport from the
+// call until the operation's completion has been taken from the queue. A message is copied by
+// send(). What a remote key names belongs to its owner, who has to expect reads and writes (as far
+// as granted) until the Region has ended or the link's kDown has been taken.
 //
-// Completions. Every read(), write() and askMemory() that returned kOk completes exactly once, also when the link fails. A write's kOk
-// means that any later read, by any node, returns its bytes. Operations of a link complete in no particular order; messages
-// of a link arrive in the order in which they were sent.
+// Completions. Every read(), write() and askMemory() that returned kOk completes exactly once, also
+// when the link fails. A write's kOk means that any later read, by any node, returns its bytes.
+// Operations of a link complete in no particular order; messages of a link arrive in the order in
+// which they were sent.
 //
-// Failure. A link fails as a whole and for good (a lost connection, a silent peer, a breach of the protocol). First
-// everything that could touch memory is stopped, on this side; then each outstanding operation completes with kLinkDown;
-// kDown comes last. What a failed write did to the target is unknown: any part of it may have landed, and what is still
-// on its way could land while the peer has not noticed. A new link with ConnectOptions::replaces closes that hole: the
-// peer has stopped the old link before the new one is up.
+// Failure. A link fails as a whole and for good (a lost connection, a silent peer, a breach of the
+// protocol). First everything that could touch memory is stopped, on this side; then each
+// outstanding operation completes with kLinkDown; kDown comes last. What a failed write did to the
+// target is unknown: any part of it may have landed, and what is still on its way could land while
+// the peer has not noticed. A new link with ConnectOptions::replaces closes that hole: the peer has
+// stopped the old link before the new one is up.
 #pragma once
 
 #include <chrono>
@@ -36,13 +41,13 @@
 
 namespace olpager::transport {
 
-/// How urgent a transfer is. Of a link's bytes, control and demand go first; prefetch is asked for only while no demand
-/// is outstanding; write-back keeps a small share always.
+/// How urgent a transfer is. Of a link's bytes, control and demand go first; prefetch is asked for
+/// only while no demand is outstanding; write-back keeps a small share always.
 enum class Class : uint8_t { kControl, kDemand, kPrefetch, kWriteBack };
 inline constexpr size_t kClasses = 4;
 
-/// Messages have room of their own at the receiver, by class, so that no class can keep another one out. Room for a
-/// reply is set aside when the request is sent: a reply never waits.
+/// Messages have room of their own at the receiver, by class, so that no class can keep another one
+/// out. Room for a reply is set aside when the request is sent: a reply never waits.
 enum class MessageClass : uint8_t { kNotice, kRequest, kReply, kStream };
 inline constexpr size_t kMessageClasses = 4;
 
@@ -53,7 +58,8 @@ enum class Outcome : uint8_t {
   kNoCredit,  // the receiver has no room for this class: a kCredit completion follows when it has
   kBadRange,  // outside of what is registered or granted, or without the right
   kTooLong,   // message or operation above the link's limits
-  kRevoked,   // the key was granted and has since been taken back (transports that can't tell fail the link)
+  kRevoked,   // the key was granted and has since been taken back (transports that can't tell fail
+              // the link)
 };
 const char* outcomeName(Outcome outcome);
 const char* className(Class klass);
@@ -75,7 +81,7 @@ struct PeerInfo {
 struct LinkStats {
   uint64_t bytes_read[kClasses] = {};     // into local memory by read()
   uint64_t bytes_written[kClasses] = {};  // from local memory by write()
-  uint64_t bytes_served = 0;              // read and written here by the peer through the link's threads
+  uint64_t bytes_served = 0;  // read and written here by the peer through the link's threads
   uint64_t reads = 0, writes = 0, slices = 0;
   uint64_t messages_sent = 0, messages_received = 0;
   uint64_t no_credit = 0;      // sends refused for want of room at the peer
@@ -110,27 +116,34 @@ enum class LinkState : uint8_t { kUp, kFailing, kDown };
 
 using OperationId = uint64_t;
 
-/// A connection to one peer. Ended by close() or by failure; destroying the last reference closes it.
+/// A connection to one peer. Ended by close() or by failure; destroying the last reference closes
+/// it.
 class Link {
  public:
   virtual ~Link() = default;
 
-  /// Copies bytes from the peer's memory into local memory, or back. The local ranges, in order, have together the
-  /// length of the remote one. `context` comes back in the completion. kOk: a completion follows.
-  virtual Outcome read(std::span<const LocalRange> into, const RemoteRange& from, Class klass, uint64_t context,
-                       OperationId* id = nullptr) = 0;
-  virtual Outcome write(std::span<const LocalRange> from, const RemoteRange& into, Class klass, uint64_t context,
-                        OperationId* id = nullptr) = 0;
-  /// Asks for the memory behind a key, to be mapped here for reading and writing. Where it is had, the program and the peer share it from then
-  /// on, whatever becomes of the link and of the region: the program has to be told by other means when it is to let go of it.
-  /// kOk: a kMemory completion follows, with kBadRange where the peer has no memfd for it or does not grant both rights.
-  virtual Outcome askMemory(const RemoteKey& /*key*/, uint64_t /*context*/) { return Outcome::kBadRange; }
-  /// Makes an operation more urgent, as far as it has not been asked for yet (a demand now waits for a write-back's
-  /// frame, or for what was a prefetch). Without effect when it is done.
+  /// Copies bytes from the peer's memory into local memory, or back. The local ranges, in order,
+  /// have together the length of the remote one. `context` comes back in the completion. kOk: a
+  /// completion follows.
+  virtual Outcome read(std::span<const LocalRange> into, const RemoteRange& from, Class klass,
+                       uint64_t context, OperationId* id = nullptr) = 0;
+  virtual Outcome write(std::span<const LocalRange> from, const RemoteRange& into, Class klass,
+                        uint64_t context, OperationId* id = nullptr) = 0;
+  /// Asks for the memory behind a key, to be mapped here for reading and writing. Where it is had,
+  /// the program and the peer share it from then on, whatever becomes of the link and of the
+  /// region: the program has to be told by other means when it is to let go of it. kOk: a kMemory
+  /// completion follows, with kBadRange where the peer has no memfd for it or does not grant both
+  /// rights.
+  virtual Outcome askMemory(const RemoteKey& /*key*/, uint64_t /*context*/) {
+    return Outcome::kBadRange;
+  }
+  /// Makes an operation more urgent, as far as it has not been asked for yet (a demand now waits
+  /// for a write-back's frame, or for what was a prefetch). Without effect when it is done.
   virtual void raise(OperationId id, Class klass) = 0;
 
   /// Sends one message, `head` followed by `body`. Delivered once and in order, or the link fails.
-  virtual Outcome send(MessageClass klass, std::span<const std::byte> head, std::span<const std::byte> body = {}) = 0;
+  virtual Outcome send(MessageClass klass, std::span<const std::byte> head,
+                       std::span<const std::byte> body = {}) = 0;
   virtual uint32_t maxMessageBytes() const = 0;
 
   virtual LinkState state() const = 0;
@@ -203,18 +216,19 @@ struct Completion {
   PeerMemory memory;
 };
 
-/// Where links put what happened. Bounded by the limits of the links that use it. Has to outlive nothing: when the last QueuePtr
-/// goes, what was not polled is dropped, and so is what the links still have to say.
+/// Where links put what happened. Bounded by the limits of the links that use it. Has to outlive
+/// nothing: when the last QueuePtr goes, what was not polled is dropped, and so is what the links
+/// still have to say.
 class CompletionQueue {
  public:
   virtual ~CompletionQueue() = default;
   /// Takes up to `into.size()` completions; how many.
   virtual size_t poll(std::span<Completion> into) = 0;
-  /// As poll, but waits for the first one; 0 only when the time is over. A thread that waits here also receives
-  /// messages itself, which saves a change of threads.
+  /// As poll, but waits for the first one; 0 only when the time is over. A thread that waits here
+  /// also receives messages itself, which saves a change of threads.
   virtual size_t wait(std::span<Completion> into, std::chrono::microseconds timeout) = 0;
-  /// For the caller's own loop: readable while there is something to poll. Owned by the queue. Poll until 0 is returned
-  /// after each time that it was readable.
+  /// For the caller's own loop: readable while there is something to poll. Owned by the queue. Poll
+  /// until 0 is returned after each time that it was readable.
   virtual int eventFd() = 0;
 };
 using QueuePtr = std::shared_ptr<CompletionQueue>;
@@ -222,8 +236,9 @@ using QueuePtr = std::shared_ptr<CompletionQueue>;
 struct ConnectOptions {
   DomainPtr domain;  // what the peer may touch, and where local ranges come from
   QueuePtr queue;
-  std::string replaces;  // id() of an earlier link to the same node: stopped there before the new one is up
-  uint64_t route = 0;    // of who is meant behind the address (routes.h); 0: who listens there
+  std::string
+      replaces;  // id() of an earlier link to the same node: stopped there before the new one is up
+  uint64_t route = 0;  // of who is meant behind the address (routes.h); 0: who listens there
 };
 
 /// The acceptor's answer: where the new link belongs, or an Error whose line the peer is told.
@@ -240,10 +255,11 @@ using RoutesPtr = std::shared_ptr<Routes>;
 class Listener {
  public:
   virtual ~Listener() = default;
-  /// The address in the form that connect() takes, with the port that was chosen; "" of one that listens behind another's.
+  /// The address in the form that connect() takes, with the port that was chosen; "" of one that
+  /// listens behind another's.
   virtual const std::string& address() const = 0;
-  /// Removes the file of its Unix socket, which goes with the listener otherwise: for a process that ends without ending it. Nobody new comes to
-  /// shared memory from then on. Any thread.
+  /// Removes the file of its Unix socket, which goes with the listener otherwise: for a process
+  /// that ends without ending it. Nobody new comes to shared memory from then on. Any thread.
   virtual void removeSocketFile() const noexcept = 0;
 };
 
@@ -254,14 +270,17 @@ class Endpoint {
   virtual QueuePtr makeQueue() = 0;
   /// Connects to "host:port" or "unix:/path". Waits for at most Options::connect_ms.
   virtual Result<LinkPtr> connect(const std::string& address, const ConnectOptions& options) = 0;
-  /// Listens on "host:port" (port 0: any) or "unix:/path". `accept` runs on an I/O thread after the peer has proved its
-  /// key, and must not block. Refuses an address beyond loopback when there is no key. Connections that come with a route are handed to
-  /// `routes` as soon as they have said so, and closed where there is nobody by that route, or no `routes`.
+  /// Listens on "host:port" (port 0: any) or "unix:/path". `accept` runs on an I/O thread after the
+  /// peer has proved its key, and must not block. Refuses an address beyond loopback when there is
+  /// no key. Connections that come with a route are handed to `routes` as soon as they have said
+  /// so, and closed where there is nobody by that route, or no `routes`.
   virtual Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptFn accept,
                                                    RoutesPtr routes = nullptr) = 0;
-  /// Takes the connections that another listener hands over (HandoverSockets::to) as if they had been made here: the same handshake, the same
-  /// limits. Peers on this host still come to shared memory by a Unix socket of its own. Without a key peers beyond this host are refused.
-  virtual Result<std::unique_ptr<Listener>> listenBehind(base::UniqueFd socket, AcceptFn accept) = 0;
+  /// Takes the connections that another listener hands over (HandoverSockets::to) as if they had
+  /// been made here: the same handshake, the same limits. Peers on this host still come to shared
+  /// memory by a Unix socket of its own. Without a key peers beyond this host are refused.
+  virtual Result<std::unique_ptr<Listener>> listenBehind(base::UniqueFd socket,
+                                                         AcceptFn accept) = 0;
 };
 
 /// Links of the endpoint are closed with it; queues, domains and the links themselves may live on.

@@ -1,5 +1,6 @@
-// cuda.h as an implementer of the driver sees it: every version of every function has its own prototype, and a
-// definition of one of them is exported. Must be included before any other header that includes cuda.h.
+// cuda.h as an implementer of the driver sees it: every version of every function has its own
+// prototype, and a definition of one of them is exported. Must be included before any other header
+// that includes cuda.h.
 #pragma once
 
 #ifdef __cuda_cuda_h__
@@ -12,8 +13,8 @@
 #include <cudaProfiler.h>
 #pragma GCC visibility pop
 
-/// Defines a function that takes a stream (or implies the default stream) together with its per-thread-default-stream
-/// variant. The body sees `kPerThread`.
+/// Defines a function that takes a stream (or implies the default stream) together with its
+/// per-thread-default-stream variant. The body sees `kPerThread`.
 #define OLSIM_STREAM_FUNCTION(name, suffix, parameters, ...) \
   CUresult CUDAAPI name parameters {                         \
     constexpr bool kPerThread = false;                       \

@@ -30,12 +30,14 @@ uint64_t arrayElementBytes(CUarray_format format, unsigned channels) {
 
 }  // namespace olpager::simgpu
 
-using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this namespace's face
+using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this
+                                  // namespace's face
 
 namespace {
 
-constexpr unsigned kArrayFlags = CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_SURFACE_LDST | CUDA_ARRAY3D_CUBEMAP |
-                                 CUDA_ARRAY3D_TEXTURE_GATHER | CUDA_ARRAY3D_COLOR_ATTACHMENT;
+constexpr unsigned kArrayFlags = CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_SURFACE_LDST |
+                                 CUDA_ARRAY3D_CUBEMAP | CUDA_ARRAY3D_TEXTURE_GATHER |
+                                 CUDA_ARRAY3D_COLOR_ATTACHMENT;
 
 CUresult create(CUarray* out, const CUDA_ARRAY3D_DESCRIPTOR& descriptor) {
   std::shared_ptr<Context> context;
@@ -43,14 +45,15 @@ CUresult create(CUarray* out, const CUDA_ARRAY3D_DESCRIPTOR& descriptor) {
   if (const CUresult result = unsafeInCapture()) return result;
   const uint64_t element = arrayElementBytes(descriptor.Format, descriptor.NumChannels);
   if (out == nullptr || descriptor.Width == 0) return CUDA_ERROR_INVALID_VALUE;
-  if ((descriptor.Flags & ~kArrayFlags) != 0) return notSupported("cuArray3DCreate with these flags");
+  if ((descriptor.Flags & ~kArrayFlags) != 0)
+    return notSupported("cuArray3DCreate with these flags");
   if (element == 0) return notSupported("cuArray3DCreate with this format");
   const bool layered = (descriptor.Flags & CUDA_ARRAY3D_LAYERED) != 0;
   const bool cube = (descriptor.Flags & CUDA_ARRAY3D_CUBEMAP) != 0;
   if (descriptor.Depth != 0 && descriptor.Height == 0 && !layered) return CUDA_ERROR_INVALID_VALUE;
   if (layered && descriptor.Depth == 0) return CUDA_ERROR_INVALID_VALUE;
-  if (cube && (descriptor.Width != descriptor.Height || descriptor.Depth == 0 || descriptor.Depth % 6 != 0 ||
-               (!layered && descriptor.Depth != 6))) {
+  if (cube && (descriptor.Width != descriptor.Height || descriptor.Depth == 0 ||
+               descriptor.Depth % 6 != 0 || (!layered && descriptor.Depth != 6))) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   auto array = std::make_shared<Array>();
@@ -60,8 +63,9 @@ CUresult create(CUarray* out, const CUDA_ARRAY3D_DESCRIPTOR& descriptor) {
   array->rows = std::max<uint64_t>(descriptor.Height, 1);
   array->slices = std::max<uint64_t>(descriptor.Depth, 1);
   array->context = context->handle();
-  if (const CUresult result = Driver::get().memory.allocate(*context, array->pitch * array->rows * array->slices,
-                                                            AllocationKind::kArray, &array->base))
+  if (const CUresult result =
+          Driver::get().memory.allocate(*context, array->pitch * array->rows * array->slices,
+                                        AllocationKind::kArray, &array->base))
     return result;
   *out = reinterpret_cast<CUarray>(Driver::get().arrays.add(std::move(array)));
   return CUDA_SUCCESS;
@@ -112,7 +116,8 @@ CUresult CUDAAPI cuArray3DGetDescriptor_v2(CUDA_ARRAY3D_DESCRIPTOR* out, CUarray
 // As CUDA 2 to 3.1 had them: 32 bits for lengths.
 CUresult CUDAAPI cuArrayCreate(CUarray* out, const CUDA_ARRAY_DESCRIPTOR_v1* given) {
   if (given == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  const CUDA_ARRAY_DESCRIPTOR descriptor{given->Width, given->Height, given->Format, given->NumChannels};
+  const CUDA_ARRAY_DESCRIPTOR descriptor{given->Width, given->Height, given->Format,
+                                         given->NumChannels};
   return cuArrayCreate_v2(out, &descriptor);
 }
 CUresult CUDAAPI cuArray3DCreate(CUarray* out, const CUDA_ARRAY3D_DESCRIPTOR_v1* given) {
@@ -123,13 +128,16 @@ CUresult CUDAAPI cuArray3DCreate(CUarray* out, const CUDA_ARRAY3D_DESCRIPTOR_v1*
 }
 CUresult CUDAAPI cuArrayGetDescriptor(CUDA_ARRAY_DESCRIPTOR_v1* out, CUarray handle) {
   CUDA_ARRAY_DESCRIPTOR found{};
-  if (const CUresult result = cuArrayGetDescriptor_v2(out != nullptr ? &found : nullptr, handle)) return result;
-  *out = {static_cast<unsigned>(found.Width), static_cast<unsigned>(found.Height), found.Format, found.NumChannels};
+  if (const CUresult result = cuArrayGetDescriptor_v2(out != nullptr ? &found : nullptr, handle))
+    return result;
+  *out = {static_cast<unsigned>(found.Width), static_cast<unsigned>(found.Height), found.Format,
+          found.NumChannels};
   return CUDA_SUCCESS;
 }
 CUresult CUDAAPI cuArray3DGetDescriptor(CUDA_ARRAY3D_DESCRIPTOR_v1* out, CUarray handle) {
   CUDA_ARRAY3D_DESCRIPTOR found{};
-  if (const CUresult result = cuArray3DGetDescriptor_v2(out != nullptr ? &found : nullptr, handle)) return result;
+  if (const CUresult result = cuArray3DGetDescriptor_v2(out != nullptr ? &found : nullptr, handle))
+    return result;
   *out = {static_cast<unsigned>(found.Width),
           static_cast<unsigned>(found.Height),
           static_cast<unsigned>(found.Depth),
@@ -139,7 +147,8 @@ CUresult CUDAAPI cuArray3DGetDescriptor(CUDA_ARRAY3D_DESCRIPTOR_v1* out, CUarray
   return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS* out, CUarray handle, CUdevice) {
+CUresult CUDAAPI cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS* out, CUarray handle,
+                                              CUdevice) {
   std::shared_ptr<Array> array;
   if (const CUresult result = find(handle, out, &array)) return result;
   *out = {};

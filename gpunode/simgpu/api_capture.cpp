@@ -7,12 +7,13 @@
 #include "gpunode/simgpu/context.h"
 #include "gpunode/simgpu/device.h"
 
-using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this namespace's face
+using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this
+                                  // namespace's face
 
 namespace {
 
-CUresult begin(CUstream handle, bool per_thread, CUgraph graph, const CUgraphNode* dependencies, size_t count,
-               CUstreamCaptureMode mode) {
+CUresult begin(CUstream handle, bool per_thread, CUgraph graph, const CUgraphNode* dependencies,
+               size_t count, CUstreamCaptureMode mode) {
   std::shared_ptr<Context> context;
   std::shared_ptr<Stream> stream;
   if (const CUresult result = requireStream(handle, per_thread, &context, &stream)) return result;
@@ -21,7 +22,8 @@ CUresult begin(CUstream handle, bool per_thread, CUgraph graph, const CUgraphNod
     return CUDA_ERROR_INVALID_VALUE;
   auto sink = newCaptureSink(graph);
   if (sink == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return beginCapture(*stream, std::move(sink), mode, std::vector<CUgraphNode>(dependencies, dependencies + count));
+  return beginCapture(*stream, std::move(sink), mode,
+                      std::vector<CUgraphNode>(dependencies, dependencies + count));
 }
 
 CUresult end(CUstream handle, bool per_thread, CUgraph* graph) {
@@ -70,7 +72,8 @@ CUresult info(CUstream handle, bool per_thread, const Info& out) {
   return CUDA_SUCCESS;
 }
 
-CUresult update(CUstream handle, bool per_thread, const CUgraphNode* dependencies, size_t count, unsigned flags) {
+CUresult update(CUstream handle, bool per_thread, const CUgraphNode* dependencies, size_t count,
+                unsigned flags) {
   std::shared_ptr<Context> context;
   std::shared_ptr<Stream> stream;
   if (const CUresult result = requireStream(handle, per_thread, &context, &stream)) return result;
@@ -83,7 +86,8 @@ CUresult update(CUstream handle, bool per_thread, const CUgraphNode* dependencie
   CaptureSession::Member* member = session->member(*stream);
   if (member == nullptr) return CUDA_ERROR_ILLEGAL_STATE;
   if (flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES) {
-    // What the stream no longer depends on need not be joined at the end: that is the caller's choice.
+    // What the stream no longer depends on need not be joined at the end: that is the caller's
+    // choice.
     for (CUgraphNode node : member->tail) std::erase(session->leaves, node);
     member->tail.clear();
   }
@@ -97,39 +101,46 @@ CUresult update(CUstream handle, bool per_thread, const CUgraphNode* dependencie
 
 CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
   if (const CUresult result = requireInit()) return result;
-  if (mode == nullptr || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+  if (mode == nullptr || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL ||
+      *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
     return CUDA_ERROR_INVALID_VALUE;
   std::swap(*mode, ThreadState::get().capture_mode);
   return CUDA_SUCCESS;
 }
 
 OLSIM_STREAM_FUNCTION(cuStreamBeginCapture, _ptsz, (CUstream stream),
-                      return begin(stream, kPerThread, nullptr, nullptr, 0, CU_STREAM_CAPTURE_MODE_GLOBAL);)
+                      return begin(stream, kPerThread, nullptr, nullptr, 0,
+                                   CU_STREAM_CAPTURE_MODE_GLOBAL);)
 OLSIM_STREAM_FUNCTION(cuStreamBeginCapture_v2, _ptsz, (CUstream stream, CUstreamCaptureMode mode),
                       return begin(stream, kPerThread, nullptr, nullptr, 0, mode);)
 OLSIM_STREAM_FUNCTION(cuStreamBeginCaptureToGraph, _ptsz,
-                      (CUstream stream, CUgraph graph, const CUgraphNode* dependencies, const CUgraphEdgeData*,
-                       size_t count, CUstreamCaptureMode mode),
-                      return graph == nullptr ? CUDA_ERROR_INVALID_VALUE
-                                              : begin(stream, kPerThread, graph, dependencies, count, mode);)
+                      (CUstream stream, CUgraph graph, const CUgraphNode* dependencies,
+                       const CUgraphEdgeData*, size_t count, CUstreamCaptureMode mode),
+                      return graph == nullptr
+                                 ? CUDA_ERROR_INVALID_VALUE
+                                 : begin(stream, kPerThread, graph, dependencies, count, mode);)
 OLSIM_STREAM_FUNCTION(cuStreamEndCapture, _ptsz, (CUstream stream, CUgraph* graph),
                       return end(stream, kPerThread, graph);)
 OLSIM_STREAM_FUNCTION(cuStreamIsCapturing, _ptsz, (CUstream stream, CUstreamCaptureStatus* status),
                       return info(stream, kPerThread, {status});)
-OLSIM_STREAM_FUNCTION(cuStreamGetCaptureInfo, _ptsz, (CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id),
+OLSIM_STREAM_FUNCTION(cuStreamGetCaptureInfo, _ptsz,
+                      (CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id),
                       return info(stream, kPerThread, {status, id});)
 OLSIM_STREAM_FUNCTION(cuStreamGetCaptureInfo_v2, _ptsz,
-                      (CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
-                       const CUgraphNode** dependencies, size_t* count),
-                      return info(stream, kPerThread, {status, id, graph, dependencies, nullptr, count});)
+                      (CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
+                       CUgraph* graph, const CUgraphNode** dependencies, size_t* count),
+                      return info(stream, kPerThread,
+                                  {status, id, graph, dependencies, nullptr, count});)
 OLSIM_STREAM_FUNCTION(cuStreamGetCaptureInfo_v3, _ptsz,
-                      (CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph* graph,
-                       const CUgraphNode** dependencies, const CUgraphEdgeData** edges, size_t* count),
-                      return info(stream, kPerThread, {status, id, graph, dependencies, edges, count});)
+                      (CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id,
+                       CUgraph* graph, const CUgraphNode** dependencies,
+                       const CUgraphEdgeData** edges, size_t* count),
+                      return info(stream, kPerThread,
+                                  {status, id, graph, dependencies, edges, count});)
 OLSIM_STREAM_FUNCTION(cuStreamUpdateCaptureDependencies, _ptsz,
                       (CUstream stream, CUgraphNode* dependencies, size_t count, unsigned flags),
                       return update(stream, kPerThread, dependencies, count, flags);)
 OLSIM_STREAM_FUNCTION(cuStreamUpdateCaptureDependencies_v2, _ptsz,
-                      (CUstream stream, CUgraphNode* dependencies, const CUgraphEdgeData*, size_t count,
-                       unsigned flags),
+                      (CUstream stream, CUgraphNode* dependencies, const CUgraphEdgeData*,
+                       size_t count, unsigned flags),
                       return update(stream, kPerThread, dependencies, count, flags);)

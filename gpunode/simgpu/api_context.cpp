@@ -9,12 +9,14 @@
 #include "gpunode/simgpu/event.h"
 #include "gpunode/simgpu/green.h"
 
-using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this namespace's face
+using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this
+                                  // namespace's face
 
 namespace {
 
 constexpr unsigned kContextFlags = CU_CTX_SCHED_MASK | CU_CTX_MAP_HOST | CU_CTX_LMEM_RESIZE_TO_MAX |
-                                   CU_CTX_COREDUMP_ENABLE | CU_CTX_USER_COREDUMP_ENABLE | CU_CTX_SYNC_MEMOPS;
+                                   CU_CTX_COREDUMP_ENABLE | CU_CTX_USER_COREDUMP_ENABLE |
+                                   CU_CTX_SYNC_MEMOPS;
 constexpr unsigned kApiVersion = 3020;
 
 CUresult device(CUdevice ordinal, Device** out) {
@@ -40,7 +42,8 @@ CUresult create(CUcontext* out, unsigned flags, CUdevice ordinal) {
   if (out == nullptr || (flags & ~kContextFlags) != 0) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult error = found->lost) return error;
   const uint64_t handle = newHandleValue(HandleKind::kContext);
-  auto context = std::make_shared<Context>(*found, reinterpret_cast<CUcontext>(handle), 0, flags, false);
+  auto context =
+      std::make_shared<Context>(*found, reinterpret_cast<CUcontext>(handle), 0, flags, false);
   context->activate();
   Driver::get().contexts.set(handle, context);
   ThreadState::get().stack.push_back(std::move(context));
@@ -51,7 +54,8 @@ CUresult create(CUcontext* out, unsigned flags, CUdevice ordinal) {
 CUresult destroy(CUcontext handle) {
   if (const CUresult result = requireInit()) return result;
   auto context = Driver::get().contexts.find(handle);
-  if (context == nullptr) return handle == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  if (context == nullptr)
+    return handle == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_CONTEXT_IS_DESTROYED;
   if (context->primary() || context->green != nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (Driver::get().contexts.remove(handle) == nullptr) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   context->teardown();
@@ -75,7 +79,8 @@ CUresult push(CUcontext handle) {
   auto context = Driver::get().contexts.find(handle);
   if (context == nullptr) {
     if (Driver::get().settings.dead_contexts_end && Driver::get().contexts.wasGivenOut(handle)) {
-      std::fprintf(stderr, "olsimcuda: context %p is made current, and was destroyed\n", static_cast<void*>(handle));
+      std::fprintf(stderr, "olsimcuda: context %p is made current, and was destroyed\n",
+                   static_cast<void*>(handle));
       std::abort();
     }
     return CUDA_ERROR_INVALID_CONTEXT;
@@ -119,7 +124,8 @@ CUresult synchronize(const std::shared_ptr<Context>& context) {
   CUresult result = context->synchronize();
   for (const auto& green : greenContexts().all()) {
     if (&green->context->memoryOwner() != context.get()) continue;
-    if (const CUresult of_green = green->context->synchronize(); result == CUDA_SUCCESS) result = of_green;
+    if (const CUresult of_green = green->context->synchronize(); result == CUDA_SUCCESS)
+      result = of_green;
   }
   return result;
 }
@@ -164,12 +170,13 @@ CUresult CUDAAPI cuCtxCreate(CUcontext* context, unsigned flags, CUdevice ordina
 CUresult CUDAAPI cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice ordinal) {
   return create(context, flags, ordinal);
 }
-CUresult CUDAAPI cuCtxCreate_v3(CUcontext* context, CUexecAffinityParam*, int affinities, unsigned flags,
-                                CUdevice ordinal) {
+CUresult CUDAAPI cuCtxCreate_v3(CUcontext* context, CUexecAffinityParam*, int affinities,
+                                unsigned flags, CUdevice ordinal) {
   if (affinities != 0) return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
   return create(context, flags, ordinal);
 }
-CUresult CUDAAPI cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* parameters, unsigned flags, CUdevice ordinal) {
+CUresult CUDAAPI cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* parameters, unsigned flags,
+                                CUdevice ordinal) {
   if (parameters != nullptr) {
     if (parameters->numExecAffinityParams != 0) return CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY;
     if (parameters->cigParams != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
@@ -288,7 +295,8 @@ CUresult CUDAAPI cuCtxSetLimit(CUlimit limit, size_t value) {
 CUresult CUDAAPI cuCtxGetLimit(size_t* value, CUlimit limit) {
   std::shared_ptr<Context> context;
   if (const CUresult result = requireContext(&context)) return result;
-  if (value == nullptr || limit < CU_LIMIT_STACK_SIZE || limit >= CU_LIMIT_MAX) return CUDA_ERROR_INVALID_VALUE;
+  if (value == nullptr || limit < CU_LIMIT_STACK_SIZE || limit >= CU_LIMIT_MAX)
+    return CUDA_ERROR_INVALID_VALUE;
   if (limit == CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH) return CUDA_ERROR_UNSUPPORTED_LIMIT;
   *value = context->limit(limit);
   return CUDA_SUCCESS;
@@ -386,7 +394,8 @@ CUresult CUDAAPI cuCtxRecordEvent(CUcontext handle, CUevent event_handle) {
   if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (context->capturing(true)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   auto stream = context->barrierStream();
-  context->submit(*stream, makeOp("context barrier", [](Context&) { return CUDA_SUCCESS; }), context->pending());
+  context->submit(*stream, makeOp("context barrier", [](Context&) { return CUDA_SUCCESS; }),
+                  context->pending());
   return recordEvent(*event, *context, *stream, false);
 }
 

@@ -57,7 +57,9 @@ CUresult CUDAAPI cuDeviceGetUuid_v2(CUuuid* uuid, CUdevice ordinal) {
     return CUDA_SUCCESS;
   });
 }
-CUresult CUDAAPI cuDeviceGetUuid(CUuuid* uuid, CUdevice ordinal) { return cuDeviceGetUuid_v2(uuid, ordinal); }
+CUresult CUDAAPI cuDeviceGetUuid(CUuuid* uuid, CUdevice ordinal) {
+  return cuDeviceGetUuid_v2(uuid, ordinal);
+}
 
 CUresult CUDAAPI cuDeviceTotalMem_v2(size_t* bytes, CUdevice ordinal) {
   return with(ordinal, bytes, [&](Device& device) {
@@ -86,8 +88,10 @@ CUresult CUDAAPI cuDeviceGetProperties(CUdevprop* properties, CUdevice ordinal) 
     };
     properties->maxThreadsPerBlock = get(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
     for (int i = 0; i < 3; ++i) {
-      properties->maxThreadsDim[i] = get(static_cast<CUdevice_attribute>(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + i));
-      properties->maxGridSize[i] = get(static_cast<CUdevice_attribute>(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + i));
+      properties->maxThreadsDim[i] =
+          get(static_cast<CUdevice_attribute>(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + i));
+      properties->maxGridSize[i] =
+          get(static_cast<CUdevice_attribute>(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + i));
     }
     properties->sharedMemPerBlock = get(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK);
     properties->totalConstantMemory = get(CU_DEVICE_ATTRIBUTE_TOTAL_CONSTANT_MEMORY);
@@ -108,8 +112,8 @@ CUresult CUDAAPI cuDeviceComputeCapability(int* major, int* minor, CUdevice ordi
   });
 }
 
-CUresult CUDAAPI cuDeviceGetTexture1DLinearMaxWidth(size_t* elements, CUarray_format format, unsigned channels,
-                                                    CUdevice ordinal) {
+CUresult CUDAAPI cuDeviceGetTexture1DLinearMaxWidth(size_t* elements, CUarray_format format,
+                                                    unsigned channels, CUdevice ordinal) {
   return with(ordinal, elements, [&](Device&) {
     if (olpager::simgpu::arrayElementBytes(format, channels) == 0) return CUDA_ERROR_INVALID_VALUE;
     *elements = 268435456;
@@ -120,8 +124,8 @@ CUresult CUDAAPI cuDeviceGetTexture1DLinearMaxWidth(size_t* elements, CUarray_fo
 CUresult CUDAAPI cuDeviceGetPCIBusId(char* text, int length, CUdevice ordinal) {
   return with(ordinal, text, [&](Device& device) {
     if (length <= 0) return CUDA_ERROR_INVALID_VALUE;
-    std::snprintf(text, static_cast<size_t>(length), "%04X:%02X:%02X.0", device.pciDomain(), device.pciBus(),
-                  device.pciDevice());
+    std::snprintf(text, static_cast<size_t>(length), "%04X:%02X:%02X.0", device.pciDomain(),
+                  device.pciBus(), device.pciDevice());
     return CUDA_SUCCESS;
   });
 }
@@ -135,8 +139,8 @@ CUresult CUDAAPI cuDeviceGetByPCIBusId(CUdevice* ordinal, const char* text) {
     if (std::sscanf(text, "%x:%x", &bus, &slot) != 2) return CUDA_ERROR_INVALID_VALUE;
   }
   for (const auto& device : Driver::get().devices) {
-    if (device->pciDomain() != static_cast<int>(domain) || device->pciBus() != static_cast<int>(bus) ||
-        device->pciDevice() != static_cast<int>(slot))
+    if (device->pciDomain() != static_cast<int>(domain) ||
+        device->pciBus() != static_cast<int>(bus) || device->pciDevice() != static_cast<int>(slot))
       continue;
     *ordinal = device->handle();
     return CUDA_SUCCESS;
@@ -144,7 +148,8 @@ CUresult CUDAAPI cuDeviceGetByPCIBusId(CUdevice* ordinal, const char* text) {
   return CUDA_ERROR_INVALID_DEVICE;
 }
 
-CUresult CUDAAPI cuDeviceGetExecAffinitySupport(int* supported, CUexecAffinityType, CUdevice ordinal) {
+CUresult CUDAAPI cuDeviceGetExecAffinitySupport(int* supported, CUexecAffinityType,
+                                                CUdevice ordinal) {
   return with(ordinal, supported, [&](Device&) {
     *supported = 0;
     return CUDA_SUCCESS;
@@ -159,10 +164,11 @@ CUresult CUDAAPI cuDeviceCanAccessPeer(int* can, CUdevice ordinal, CUdevice peer
   });
 }
 
-CUresult CUDAAPI cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attribute, CUdevice source,
-                                         CUdevice destination) {
+CUresult CUDAAPI cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attribute,
+                                         CUdevice source, CUdevice destination) {
   return with(source, value, [&](Device&) {
-    if (Driver::get().device(destination) == nullptr || source == destination) return CUDA_ERROR_INVALID_DEVICE;
+    if (Driver::get().device(destination) == nullptr || source == destination)
+      return CUDA_ERROR_INVALID_DEVICE;
     switch (attribute) {
       case CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK:
       case CU_DEVICE_P2P_ATTRIBUTE_ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED:
@@ -179,7 +185,8 @@ CUresult CUDAAPI cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attri
   });
 }
 
-CUresult CUDAAPI cuDeviceGetHostAtomicCapabilities(unsigned int* capabilities, const CUatomicOperation* operations,
+CUresult CUDAAPI cuDeviceGetHostAtomicCapabilities(unsigned int* capabilities,
+                                                   const CUatomicOperation* operations,
                                                    unsigned int count, CUdevice ordinal) {
   return with(ordinal, capabilities, [&](Device&) {
     if (operations == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -188,8 +195,10 @@ CUresult CUDAAPI cuDeviceGetHostAtomicCapabilities(unsigned int* capabilities, c
   });
 }
 
-CUresult CUDAAPI cuDeviceGetP2PAtomicCapabilities(unsigned int* capabilities, const CUatomicOperation* operations,
-                                                  unsigned int count, CUdevice source, CUdevice destination) {
+CUresult CUDAAPI cuDeviceGetP2PAtomicCapabilities(unsigned int* capabilities,
+                                                  const CUatomicOperation* operations,
+                                                  unsigned int count, CUdevice source,
+                                                  CUdevice destination) {
   return with(source, capabilities, [&](Device&) {
     if (operations == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
     if (Driver::get().device(destination) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
@@ -198,6 +207,7 @@ CUresult CUDAAPI cuDeviceGetP2PAtomicCapabilities(unsigned int* capabilities, co
   });
 }
 
-CUresult CUDAAPI cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget, CUflushGPUDirectRDMAWritesScope) {
+CUresult CUDAAPI cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget,
+                                            CUflushGPUDirectRDMAWritesScope) {
   return requireInit();  // no such writes, so all of them are visible
 }

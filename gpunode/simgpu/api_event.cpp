@@ -4,7 +4,8 @@
 #include "gpunode/simgpu/device.h"
 #include "gpunode/simgpu/event.h"
 
-using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this namespace's face
+using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this
+                                  // namespace's face
 
 namespace {
 
@@ -24,9 +25,11 @@ CUresult record(CUevent handle, CUstream stream_handle, bool per_thread, unsigne
   std::shared_ptr<Context> context, event_context;
   std::shared_ptr<Stream> stream;
   std::shared_ptr<Event> event;
-  if (const CUresult result = requireStream(stream_handle, per_thread, &context, &stream)) return result;
+  if (const CUresult result = requireStream(stream_handle, per_thread, &context, &stream))
+    return result;
   if (const CUresult result = find(handle, &event, &event_context)) return result;
-  if ((flags & ~static_cast<unsigned>(CU_EVENT_RECORD_EXTERNAL)) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if ((flags & ~static_cast<unsigned>(CU_EVENT_RECORD_EXTERNAL)) != 0)
+    return CUDA_ERROR_INVALID_VALUE;
   if (event_context != context) return CUDA_ERROR_INVALID_HANDLE;
   return recordEvent(*event, *context, *stream, (flags & CU_EVENT_RECORD_EXTERNAL) != 0);
 }
@@ -39,13 +42,15 @@ CUresult elapsed(float* milliseconds, CUevent start_handle, CUevent end_handle) 
   if (milliseconds == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const auto from = start->state(), to = end->state();
   if (from.capture != nullptr || to.capture != nullptr) return CUDA_ERROR_CAPTURED_EVENT;
-  if (!start->timing() || !end->timing() || !from.recorded || !to.recorded) return CUDA_ERROR_INVALID_HANDLE;
+  if (!start->timing() || !end->timing() || !from.recorded || !to.recorded)
+    return CUDA_ERROR_INVALID_HANDLE;
   if (!from.point.complete() || !to.point.complete()) {
     if (from.point.stream != nullptr) from.point.stream->kick();
     if (to.point.stream != nullptr) to.point.stream->kick();
     return CUDA_ERROR_NOT_READY;
   }
-  *milliseconds = static_cast<float>(static_cast<double>(to.nanoseconds->load() - from.nanoseconds->load()) / 1e6);
+  *milliseconds = static_cast<float>(
+      static_cast<double>(to.nanoseconds->load() - from.nanoseconds->load()) / 1e6);
   return CUDA_SUCCESS;
 }
 
@@ -62,10 +67,13 @@ CUresult destroy(CUevent handle) {
 CUresult CUDAAPI cuEventCreate(CUevent* out, unsigned flags) {
   std::shared_ptr<Context> context;
   if (const CUresult result = requireContext(&context)) return result;
-  constexpr unsigned kKnown = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+  constexpr unsigned kKnown =
+      CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
   if (out == nullptr || (flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
-  // An event like others: cuIpcGetEventHandle, which would hand it to another process, is not supported.
-  if ((flags & CU_EVENT_INTERPROCESS) != 0 && (flags & CU_EVENT_DISABLE_TIMING) == 0) return CUDA_ERROR_INVALID_VALUE;
+  // An event like others: cuIpcGetEventHandle, which would hand it to another process, is not
+  // supported.
+  if ((flags & CU_EVENT_INTERPROCESS) != 0 && (flags & CU_EVENT_DISABLE_TIMING) == 0)
+    return CUDA_ERROR_INVALID_VALUE;
   const uint64_t handle = newHandleValue(HandleKind::kEvent);
   *out = reinterpret_cast<CUevent>(handle);
   Driver::get().events.set(handle, std::make_shared<Event>(context, *out, flags));
@@ -77,7 +85,8 @@ CUresult CUDAAPI cuEventDestroy_v2(CUevent event) { return destroy(event); }
 
 OLSIM_STREAM_FUNCTION(cuEventRecord, _ptsz, (CUevent event, CUstream stream),
                       return record(event, stream, kPerThread, 0);)
-OLSIM_STREAM_FUNCTION(cuEventRecordWithFlags, _ptsz, (CUevent event, CUstream stream, unsigned flags),
+OLSIM_STREAM_FUNCTION(cuEventRecordWithFlags, _ptsz,
+                      (CUevent event, CUstream stream, unsigned flags),
                       return record(event, stream, kPerThread, flags);)
 
 CUresult CUDAAPI cuEventQuery(CUevent handle) {

@@ -10,7 +10,8 @@
 #include "gpunode/simgpu/event.h"
 #include "gpunode/simgpu/green.h"
 
-using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this namespace's face
+using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this
+                                  // namespace's face
 
 namespace olpager::simgpu {
 
@@ -37,7 +38,8 @@ struct Granularity {
 
 Granularity granularityOf(unsigned flags) {
   const int capability = Driver::get().settings.capability;
-  if (capability >= 90 && (flags & CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING) == 0) return {8, 8};
+  if (capability >= 90 && (flags & CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING) == 0)
+    return {8, 8};
   if (capability >= 80 && capability < 90) return {4, 2};
   return {2, 2};
 }
@@ -62,7 +64,8 @@ CUresult wholeOf(const Device& device, CUdevResource* out, CUdevResourceType typ
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (type != CU_DEV_RESOURCE_TYPE_SM) return CUDA_ERROR_INVALID_RESOURCE_TYPE;
   int count = 0;
-  if (const CUresult result = device.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &count)) return result;
+  if (const CUresult result = device.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &count))
+    return result;
   *out = resourceOf({kShareMagic, device.ordinal, 0, static_cast<uint32_t>(count), 0, 0});
   return CUDA_SUCCESS;
 }
@@ -75,7 +78,8 @@ CUresult find(CUgreenCtx handle, std::shared_ptr<GreenContext>* out) {
 
 }  // namespace
 
-CUresult CUDAAPI cuDeviceGetDevResource(CUdevice ordinal, CUdevResource* out, CUdevResourceType type) {
+CUresult CUDAAPI cuDeviceGetDevResource(CUdevice ordinal, CUdevResource* out,
+                                        CUdevResourceType type) {
   if (const CUresult result = requireInit()) return result;
   const Device* const device = Driver::get().device(ordinal);
   return device != nullptr ? wholeOf(*device, out, type) : CUDA_ERROR_INVALID_DEVICE;
@@ -89,7 +93,8 @@ CUresult CUDAAPI cuCtxGetDevResource(CUcontext handle, CUdevResource* out, CUdev
   return wholeOf(context->device(), out, type);
 }
 
-CUresult CUDAAPI cuGreenCtxGetDevResource(CUgreenCtx handle, CUdevResource* out, CUdevResourceType type) {
+CUresult CUDAAPI cuGreenCtxGetDevResource(CUgreenCtx handle, CUdevResource* out,
+                                          CUdevResourceType type) {
   std::shared_ptr<GreenContext> green;
   if (const CUresult result = find(handle, &green)) return result;
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -98,19 +103,21 @@ CUresult CUDAAPI cuGreenCtxGetDevResource(CUgreenCtx handle, CUdevResource* out,
   return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource* result, unsigned* groups, const CUdevResource* input,
-                                             CUdevResource* remaining, unsigned flags, unsigned least) {
+CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource* result, unsigned* groups,
+                                             const CUdevResource* input, CUdevResource* remaining,
+                                             unsigned flags, unsigned least) {
   if (const CUresult ready = requireInit()) return ready;
-  constexpr unsigned kFlags =
-      CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING | CU_DEV_SM_RESOURCE_SPLIT_MAX_POTENTIAL_CLUSTER_SIZE;
-  if (groups == nullptr || input == nullptr || (flags & ~kFlags) != 0) return CUDA_ERROR_INVALID_VALUE;
+  constexpr unsigned kFlags = CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING |
+                              CU_DEV_SM_RESOURCE_SPLIT_MAX_POTENTIAL_CLUSTER_SIZE;
+  if (groups == nullptr || input == nullptr || (flags & ~kFlags) != 0)
+    return CUDA_ERROR_INVALID_VALUE;
   SmShare whole;
   if (const CUresult known = shareOf(*input, &whole)) return known;
   if (least > whole.count) return CUDA_ERROR_INVALID_VALUE;
   if (whole.split != 0) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
   const Granularity granularity = granularityOf(flags);
-  const unsigned size =
-      (std::max(least, granularity.least) + granularity.alignment - 1) / granularity.alignment * granularity.alignment;
+  const unsigned size = (std::max(least, granularity.least) + granularity.alignment - 1) /
+                        granularity.alignment * granularity.alignment;
   const unsigned possible = whole.count / size;
   if (possible == 0) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
   const unsigned made = result != nullptr ? std::min({*groups, possible, kMostGroups}) : possible;
@@ -120,25 +127,31 @@ CUresult CUDAAPI cuDevSmResourceSplitByCount(CUdevResource* result, unsigned* gr
     result[i] = resourceOf({kShareMagic, whole.device, whole.first + i * size, size, 0, split});
   if (remaining != nullptr) {
     const unsigned left = whole.count - made * size;
-    *remaining = left != 0 ? resourceOf({kShareMagic, whole.device, whole.first + made * size, left, 0, split})
-                           : CUdevResource{};
+    *remaining =
+        left != 0
+            ? resourceOf({kShareMagic, whole.device, whole.first + made * size, left, 0, split})
+            : CUdevResource{};
   }
   *groups = made;
   return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuDevResourceGenerateDesc(CUdevResourceDesc* out, CUdevResource* resources, unsigned count) {
+CUresult CUDAAPI cuDevResourceGenerateDesc(CUdevResourceDesc* out, CUdevResource* resources,
+                                           unsigned count) {
   if (const CUresult result = requireInit()) return result;
   if (out == nullptr || resources == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
   std::vector<SmShare> all(count);
   for (unsigned i = 0; i < count; ++i) {
     if (const CUresult known = shareOf(resources[i], &all[i])) return known;
-    if (i != 0 && (all[i].device != all[0].device || all[i].split != all[0].split || all[0].split == 0))
+    if (i != 0 &&
+        (all[i].device != all[0].device || all[i].split != all[0].split || all[0].split == 0))
       return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
   }
-  std::sort(all.begin(), all.end(), [](const SmShare& a, const SmShare& b) { return a.first < b.first; });
+  std::sort(all.begin(), all.end(),
+            [](const SmShare& a, const SmShare& b) { return a.first < b.first; });
   for (unsigned i = 1; i < count; ++i)
-    if (all[i].first < all[i - 1].first + all[i - 1].count) return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    if (all[i].first < all[i - 1].first + all[i - 1].count)
+      return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
   auto desc = std::make_shared<ResourceDesc>();
   desc->share = all[0];
   for (unsigned i = 1; i < count; ++i) desc->share.count += all[i].count;
@@ -147,12 +160,14 @@ CUresult CUDAAPI cuDevResourceGenerateDesc(CUdevResourceDesc* out, CUdevResource
   return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx* out, CUdevResourceDesc handle, CUdevice ordinal, unsigned flags) {
+CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx* out, CUdevResourceDesc handle, CUdevice ordinal,
+                                  unsigned flags) {
   if (const CUresult result = requireInit()) return result;
   Device* const device = Driver::get().device(ordinal);
   if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
   const auto desc = resourceDescs().find(handle);
-  if (out == nullptr || desc == nullptr || flags != CU_GREEN_CTX_DEFAULT_STREAM) return CUDA_ERROR_INVALID_VALUE;
+  if (out == nullptr || desc == nullptr || flags != CU_GREEN_CTX_DEFAULT_STREAM)
+    return CUDA_ERROR_INVALID_VALUE;
   if (desc->share.device != device->ordinal) return CUDA_ERROR_INVALID_DEVICE;
   CUcontext primary = nullptr;
   if (const CUresult result = cuDevicePrimaryCtxRetain(&primary, ordinal)) return result;
@@ -160,7 +175,8 @@ CUresult CUDAAPI cuGreenCtxCreate(CUgreenCtx* out, CUdevResourceDesc handle, CUd
   green->share = desc->share;
   const uint64_t number = newHandleValue(HandleKind::kContext),
                  green_number = newHandleValue(HandleKind::kGreenContext);
-  green->context = std::make_shared<Context>(*device, reinterpret_cast<CUcontext>(number), 0, 0, false);
+  green->context =
+      std::make_shared<Context>(*device, reinterpret_cast<CUcontext>(number), 0, 0, false);
   green->context->green = reinterpret_cast<CUgreenCtx>(green_number);
   green->context->activate();
   Driver::get().contexts.set(number, green->context);
@@ -188,7 +204,8 @@ CUresult CUDAAPI cuCtxFromGreenCtx(CUcontext* out, CUgreenCtx handle) {
 
 CUresult CUDAAPI cuGreenCtxGetId(CUgreenCtx handle, unsigned long long* id) {
   if (const CUresult result = requireInit()) return result;
-  if (const auto current = currentContext(); handle == nullptr && current != nullptr) handle = current->green;
+  if (const auto current = currentContext(); handle == nullptr && current != nullptr)
+    handle = current->green;
   std::shared_ptr<GreenContext> green;
   if (const CUresult result = find(handle, &green)) return result;
   if (id == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -196,7 +213,8 @@ CUresult CUDAAPI cuGreenCtxGetId(CUgreenCtx handle, unsigned long long* id) {
   return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream* out, CUgreenCtx handle, unsigned flags, int priority) {
+CUresult CUDAAPI cuGreenCtxStreamCreate(CUstream* out, CUgreenCtx handle, unsigned flags,
+                                        int priority) {
   std::shared_ptr<GreenContext> green;
   if (const CUresult result = find(handle, &green)) return result;
   if (out == nullptr || flags != CU_STREAM_NON_BLOCKING) return CUDA_ERROR_INVALID_VALUE;

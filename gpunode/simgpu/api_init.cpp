@@ -19,7 +19,8 @@ CUresult procAddress(const char* symbol, void** function, int version, cuuint64_
                      CUdriverProcAddressQueryResult* status) {
   if (symbol == nullptr || function == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *function = nullptr;
-  if (!olpager::api::isProcAddressQuestion(version, flags, kDriverVersion)) return CUDA_ERROR_INVALID_VALUE;
+  if (!olpager::api::isProcAddressQuestion(version, flags, kDriverVersion))
+    return CUDA_ERROR_INVALID_VALUE;
   CUdriverProcAddressQueryResult why = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
   if (const auto found = olpager::api::lookupProcAddress(symbol, version, flags, &why)) {
     *function = olpager::simgpu::symbolAddress(*found);
@@ -57,13 +58,14 @@ CUresult CUDAAPI cuGetErrorString(CUresult error, const char** text) {
   return *text != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult CUDAAPI cuGetProcAddress_v2(const char* symbol, void** function, int version, cuuint64_t flags,
-                                     CUdriverProcAddressQueryResult* status) {
+CUresult CUDAAPI cuGetProcAddress_v2(const char* symbol, void** function, int version,
+                                     cuuint64_t flags, CUdriverProcAddressQueryResult* status) {
   const CUresult result = procAddress(symbol, function, version, flags, status);
   return result == CUDA_ERROR_NOT_FOUND ? CUDA_SUCCESS : result;  // the null pointer says so
 }
 
-CUresult CUDAAPI cuGetProcAddress(const char* symbol, void** function, int version, cuuint64_t flags) {
+CUresult CUDAAPI cuGetProcAddress(const char* symbol, void** function, int version,
+                                  cuuint64_t flags) {
   return procAddress(symbol, function, version, flags, nullptr);
 }
 

@@ -34,19 +34,25 @@ Logs& logs() {
   return *instance;
 }
 
-CUlogIterator end(const Logs& all) { return all.first + static_cast<CUlogIterator>(all.messages.size()); }
+CUlogIterator end(const Logs& all) {
+  return all.first + static_cast<CUlogIterator>(all.messages.size());
+}
 
-// From an iterator on, or all; the newest of them where they have to fit into `most`. Under the mutex.
+// From an iterator on, or all; the newest of them where they have to fit into `most`. Under the
+// mutex.
 std::string text(const Logs& all, const CUlogIterator* from, size_t most, bool* any) {
   const bool lost = from != nullptr ? *from < all.first : all.first != 0;
-  const size_t begin = from == nullptr || lost ? 0 : std::min<size_t>(*from - all.first, all.messages.size());
+  const size_t begin =
+      from == nullptr || lost ? 0 : std::min<size_t>(*from - all.first, all.messages.size());
   *any = begin != all.messages.size();
   size_t kept = all.messages.size(), bytes = 0;
-  while (kept > begin && bytes + all.messages[kept - 1].size() <= most) bytes += all.messages[--kept].size();
+  while (kept > begin && bytes + all.messages[kept - 1].size() <= most)
+    bytes += all.messages[--kept].size();
   std::string made;
   if (lost || kept > begin) {
     // It has its place too.
-    while (kept < all.messages.size() && bytes + std::strlen(kTruncated) > most) bytes -= all.messages[kept++].size();
+    while (kept < all.messages.size() && bytes + std::strlen(kTruncated) > most)
+      bytes -= all.messages[kept++].size();
     if (kept < all.messages.size()) made = kTruncated;
   }
   for (; kept < all.messages.size(); ++kept) made += all.messages[kept];
@@ -70,7 +76,8 @@ void logMessage(CUlogLevel level, std::string message) {
     }
     for (const auto& [number, listener] : all.listeners) listeners.push_back(listener);
   }
-  for (const Listener& listener : listeners) listener.function(listener.data, level, message.data(), message.size());
+  for (const Listener& listener : listeners)
+    listener.function(listener.data, level, message.data(), message.size());
 }
 
 }  // namespace olpager::simgpu
@@ -79,7 +86,8 @@ using namespace olpager::simgpu;
 
 extern "C" {
 
-CUresult CUDAAPI cuLogsRegisterCallback(CUlogsCallback function, void* data, CUlogsCallbackHandle* out) {
+CUresult CUDAAPI cuLogsRegisterCallback(CUlogsCallback function, void* data,
+                                        CUlogsCallbackHandle* out) {
   if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Logs& all = logs();
   const std::lock_guard lock(all.mutex);
@@ -93,7 +101,8 @@ CUresult CUDAAPI cuLogsUnregisterCallback(CUlogsCallbackHandle handle) {
   Logs& all = logs();
   const std::lock_guard calling(all.calling);
   const std::lock_guard lock(all.mutex);
-  return all.listeners.erase(reinterpret_cast<uint64_t>(handle)) != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return all.listeners.erase(reinterpret_cast<uint64_t>(handle)) != 0 ? CUDA_SUCCESS
+                                                                      : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult CUDAAPI cuLogsCurrent(CUlogIterator* out, unsigned flags) {
@@ -118,7 +127,8 @@ CUresult CUDAAPI cuLogsDumpToFile(CUlogIterator* iterator, const char* path, uns
   return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuLogsDumpToMemory(CUlogIterator* iterator, char* buffer, size_t* size, unsigned flags) {
+CUresult CUDAAPI cuLogsDumpToMemory(CUlogIterator* iterator, char* buffer, size_t* size,
+                                    unsigned flags) {
   if (buffer == nullptr || size == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   Logs& all = logs();
   const std::lock_guard lock(all.mutex);

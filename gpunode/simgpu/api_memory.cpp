@@ -12,7 +12,8 @@
 #include "gpunode/simgpu/graphs/graph.h"
 #include "gpunode/simgpu/mem_pool.h"
 
-using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this namespace's face
+using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this
+                                  // namespace's face
 
 namespace {
 
@@ -26,14 +27,16 @@ CUresult unsafe(ContextPtr* context) {
   return unsafeInCapture();
 }
 
-/// Native frees wait for the work that may use the memory; so does this, for the owner's and the caller's context.
+/// Native frees wait for the work that may use the memory; so does this, for the owner's and the
+/// caller's context.
 class Drain {
  public:
   Drain(Context& context, const Allocation& allocation)
       : locked_(Driver::get().settings.context_lock ? &context : nullptr) {
     if (locked_ != nullptr) locked_->call_lock.lock();
     (void)context.synchronize();
-    if (auto owner = allocation.context.lock(); owner != nullptr && owner.get() != &context && owner->active)
+    if (auto owner = allocation.context.lock();
+        owner != nullptr && owner.get() != &context && owner->active)
       (void)owner->synchronize();
   }
   ~Drain() {
@@ -49,7 +52,8 @@ class Drain {
 CUresult allocateHost(void** out, size_t bytes, unsigned flags) {
   ContextPtr context;
   if (const CUresult result = unsafe(&context)) return result;
-  constexpr unsigned kKnown = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
+  constexpr unsigned kKnown =
+      CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
   if (out == nullptr || (flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
   return memory().allocateHost(*context, bytes, flags, out);
 }
@@ -79,8 +83,8 @@ bool takes(const void* pointer) {
 CUresult registerHost(void* pointer, size_t bytes, unsigned flags) {
   ContextPtr context;
   if (const CUresult result = unsafe(&context)) return result;
-  constexpr unsigned kKnown = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_IOMEMORY |
-                              CU_MEMHOSTREGISTER_READ_ONLY;
+  constexpr unsigned kKnown = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
+                              CU_MEMHOSTREGISTER_IOMEMORY | CU_MEMHOSTREGISTER_READ_ONLY;
   if ((flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
   if (!takes(pointer)) return CUDA_ERROR_NOT_SUPPORTED;
   return memory().registerHost(*context, pointer, bytes, flags);
@@ -126,7 +130,8 @@ bool onHost(const VmmMapping& mapping) {
   return mapping.physical->properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE;
 }
 
-/// The access that the current context's device has to a VMM mapping (device 0's without a context).
+/// The access that the current context's device has to a VMM mapping (device 0's without a
+/// context).
 CUmemAccess_flags accessOf(const VmmMapping& mapping) {
   const auto context = currentContext();
   return mapping.access[context != nullptr ? context->device().ordinal : 0];
@@ -144,18 +149,20 @@ CUresult answer(void* data, T value) {
 }
 
 /// One attribute of a known range.
-CUresult attributeOf(const Range& range, CUpointer_attribute attribute, uint64_t address, void* data) {
+CUresult attributeOf(const Range& range, CUpointer_attribute attribute, uint64_t address,
+                     void* data) {
   const Allocation* allocation = range.allocation.get();
-  const bool host = allocation != nullptr
-                        ? allocation->kind == AllocationKind::kHost || allocation->kind == AllocationKind::kRegistered
-                        : onHost(range.mapping);
+  const bool host = allocation != nullptr ? allocation->kind == AllocationKind::kHost ||
+                                                allocation->kind == AllocationKind::kRegistered
+                                          : onHost(range.mapping);
   const bool managed = allocation != nullptr && allocation->kind == AllocationKind::kManaged;
   const bool whole_pages = allocation != nullptr && !host;
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
       // Neither pools nor VMM mappings belong to a context.
-      return answer(
-          data, allocation != nullptr && allocation->pool == nullptr ? allocation->context_handle : CUcontext{nullptr});
+      return answer(data, allocation != nullptr && allocation->pool == nullptr
+                              ? allocation->context_handle
+                              : CUcontext{nullptr});
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       return answer(data, static_cast<unsigned>(host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE));
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
@@ -164,8 +171,9 @@ CUresult attributeOf(const Range& range, CUpointer_attribute attribute, uint64_t
         return CUDA_ERROR_INVALID_VALUE;
       return answer(data, static_cast<CUdeviceptr>(address));
     case CU_POINTER_ATTRIBUTE_HOST_POINTER: {
-      const bool reachable = allocation != nullptr ? allocation->host != nullptr
-                                                   : range.mapping.host_access != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+      const bool reachable = allocation != nullptr
+                                 ? allocation->host != nullptr
+                                 : range.mapping.host_access != CU_MEM_ACCESS_FLAGS_PROT_NONE;
       if (!reachable) {
         (void)answer(data, static_cast<void*>(nullptr));
         return CUDA_ERROR_INVALID_VALUE;
@@ -176,7 +184,8 @@ CUresult attributeOf(const Range& range, CUpointer_attribute attribute, uint64_t
       return host ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_SUPPORTED;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
       // Device memory is always told to be synchronous; host memory once it was asked for.
-      return answer(data, static_cast<unsigned>(!host || (allocation != nullptr && allocation->sync_memops)));
+      return answer(
+          data, static_cast<unsigned>(!host || (allocation != nullptr && allocation->sync_memops)));
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
     case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
       return answer(data, static_cast<unsigned long long>(range.buffer_id));
@@ -184,7 +193,9 @@ CUresult attributeOf(const Range& range, CUpointer_attribute attribute, uint64_t
       return answer(data, static_cast<unsigned>(managed));
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       if (allocation != nullptr) return answer(data, static_cast<int>(allocation->device->ordinal));
-      return answer(data, onHost(range.mapping) ? 0 : static_cast<int>(range.mapping.physical->properties.location.id));
+      return answer(data, onHost(range.mapping)
+                              ? 0
+                              : static_cast<int>(range.mapping.physical->properties.location.id));
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
     case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
@@ -194,19 +205,24 @@ CUresult attributeOf(const Range& range, CUpointer_attribute attribute, uint64_t
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
       return answer(data, static_cast<size_t>(range.bytes));
     case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
-      return answer(data, static_cast<CUdeviceptr>(whole_pages ? pagesDown(range.base) : range.base));
+      return answer(data,
+                    static_cast<CUdeviceptr>(whole_pages ? pagesDown(range.base) : range.base));
     case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
-      return answer(data, static_cast<size_t>(whole_pages ? pagesUp(range.base + range.bytes) - pagesDown(range.base)
-                                              : host      ? pagesUp(range.bytes)
-                                                          : range.bytes));
+      return answer(data, static_cast<size_t>(whole_pages ? pagesUp(range.base + range.bytes) -
+                                                                pagesDown(range.base)
+                                              : host ? pagesUp(range.bytes)
+                                                     : range.bytes));
     case CU_POINTER_ATTRIBUTE_MAPPED:
       return answer(data, 1u);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-      return answer(data, static_cast<unsigned long long>(
-                              allocation != nullptr ? 0 : range.mapping.physical->properties.requestedHandleTypes));
+      return answer(
+          data,
+          static_cast<unsigned long long>(
+              allocation != nullptr ? 0 : range.mapping.physical->properties.requestedHandleTypes));
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
-      return answer(data, static_cast<unsigned>(allocation != nullptr ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-                                                                      : accessOf(range.mapping)));
+      return answer(data,
+                    static_cast<unsigned>(allocation != nullptr ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                                                                : accessOf(range.mapping)));
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
       return answer(data, allocation != nullptr ? allocation->pool : CUmemoryPool{nullptr});
     default:
@@ -214,8 +230,8 @@ CUresult attributeOf(const Range& range, CUpointer_attribute attribute, uint64_t
   }
 }
 
-/// What cuPointerGetAttributes gives where an attribute has no answer: zeros, and for memory that CUDA does not know an
-/// ordinal that is none and the address itself as the host's.
+/// What cuPointerGetAttributes gives where an attribute has no answer: zeros, and for memory that
+/// CUDA does not know an ordinal that is none and the address itself as the host's.
 void unknownAttribute(CUpointer_attribute attribute, bool known, uint64_t address, void* data) {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
@@ -245,7 +261,7 @@ void unknownAttribute(CUpointer_attribute attribute, bool known, uint64_t addres
 }  // namespace
 
 // --- device memory
-// ----------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
 CUresult CUDAAPI cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
   ContextPtr context;
@@ -273,7 +289,8 @@ CUresult CUDAAPI cuMemAlloc_v2(CUdeviceptr* out, size_t bytes) {
   return result;
 }
 
-CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr* out, size_t* pitch, size_t width, size_t height, unsigned element) {
+CUresult CUDAAPI cuMemAllocPitch_v2(CUdeviceptr* out, size_t* pitch, size_t width, size_t height,
+                                    unsigned element) {
   if (out == nullptr || pitch == nullptr || width == 0 || height == 0 ||
       (element != 4 && element != 8 && element != 16))
     return CUDA_ERROR_INVALID_VALUE;
@@ -297,7 +314,8 @@ CUresult CUDAAPI cuMemFree_v2(CUdeviceptr address) {
       std::shared_ptr<GraphMemory> owner;
       const GraphMemory::Found found = GraphMemory::free(address, &owner);
       if (found == GraphMemory::Found::kIdle) return CUDA_ERROR_INVALID_VALUE;
-      return found == GraphMemory::Found::kFreed ? CUDA_SUCCESS : memory().free(address, allocation->kind);
+      return found == GraphMemory::Found::kFreed ? CUDA_SUCCESS
+                                                 : memory().free(address, allocation->kind);
     }
     case AllocationKind::kManaged:
       return memory().free(address, allocation->kind);
@@ -315,7 +333,8 @@ CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdev
   if (!rangeOf(address, &range)) return CUDA_ERROR_NOT_FOUND;
   const bool vmm = range.allocation == nullptr;
   if (vmm && accessOf(range.mapping) == CU_MEM_ACCESS_FLAGS_PROT_NONE) return CUDA_ERROR_NOT_FOUND;
-  if (base != nullptr) *base = vmm && onHost(range.mapping) ? 0 : range.base;  // as the driver answers for host chunks
+  if (base != nullptr)
+    *base = vmm && onHost(range.mapping) ? 0 : range.base;  // as the driver answers for host chunks
   if (bytes != nullptr) *bytes = range.bytes;
   return CUDA_SUCCESS;
 }
@@ -325,7 +344,9 @@ CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdev
 
 CUresult CUDAAPI cuMemAllocHost(void** out, unsigned bytes) { return allocateHost(out, bytes, 0); }
 CUresult CUDAAPI cuMemAllocHost_v2(void** out, size_t bytes) { return allocateHost(out, bytes, 0); }
-CUresult CUDAAPI cuMemHostAlloc(void** out, size_t bytes, unsigned flags) { return allocateHost(out, bytes, flags); }
+CUresult CUDAAPI cuMemHostAlloc(void** out, size_t bytes, unsigned flags) {
+  return allocateHost(out, bytes, flags);
+}
 CUresult CUDAAPI cuMemFreeHost(void* pointer) {
   return freeHostKind(pointer, AllocationKind::kHost, CUDA_ERROR_INVALID_VALUE);
 }
@@ -346,9 +367,10 @@ CUresult CUDAAPI cuMemHostGetDevicePointer_v2(CUdeviceptr* out, void* pointer, u
   Range range;
   if (!rangeOf(reinterpret_cast<uint64_t>(pointer), &range)) return CUDA_ERROR_INVALID_VALUE;
   // VMM mappings that the device can reach count as mapped, wherever they are.
-  const bool mapped = range.allocation != nullptr
-                          ? range.allocation->host != nullptr && range.allocation->kind != AllocationKind::kManaged
-                          : accessOf(range.mapping) != CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  const bool mapped =
+      range.allocation != nullptr
+          ? range.allocation->host != nullptr && range.allocation->kind != AllocationKind::kManaged
+          : accessOf(range.mapping) != CU_MEM_ACCESS_FLAGS_PROT_NONE;
   if (!mapped) return CUDA_ERROR_INVALID_VALUE;
   *out = reinterpret_cast<CUdeviceptr>(pointer);
   return CUDA_SUCCESS;
@@ -358,7 +380,8 @@ CUresult CUDAAPI cuMemHostGetFlags(unsigned* flags, void* pointer) {
   ContextPtr context;
   if (const CUresult result = requireContext(&context)) return result;
   Range range;
-  if (flags == nullptr || !rangeOf(reinterpret_cast<uint64_t>(pointer), &range)) return CUDA_ERROR_INVALID_VALUE;
+  if (flags == nullptr || !rangeOf(reinterpret_cast<uint64_t>(pointer), &range))
+    return CUDA_ERROR_INVALID_VALUE;
   if (range.allocation == nullptr) {
     if (accessOf(range.mapping) == CU_MEM_ACCESS_FLAGS_PROT_NONE) return CUDA_ERROR_INVALID_VALUE;
     *flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
@@ -379,9 +402,10 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr* out, size_t bytes, unsigned flag
 }
 
 // --- pointers
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 
-CUresult CUDAAPI cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
+CUresult CUDAAPI cuPointerGetAttribute(void* data, CUpointer_attribute attribute,
+                                       CUdeviceptr address) {
   if (const CUresult result = requireInit()) return result;
   if (data == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Range range;
@@ -389,15 +413,15 @@ CUresult CUDAAPI cuPointerGetAttribute(void* data, CUpointer_attribute attribute
   return CUDA_ERROR_INVALID_VALUE;  // reserved addresses with nothing mapped included
 }
 
-CUresult CUDAAPI cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
-                                        CUdeviceptr address) {
+CUresult CUDAAPI cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes,
+                                        void** data, CUdeviceptr address) {
   if (const CUresult result = requireInit()) return result;
   if (attributes == nullptr || data == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
   Range range;
   const bool known = rangeOf(address, &range);
   for (unsigned i = 0; i < count; ++i) {
-    if (attributes[i] < CU_POINTER_ATTRIBUTE_CONTEXT || attributes[i] > CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE ||
-        data[i] == nullptr)
+    if (attributes[i] < CU_POINTER_ATTRIBUTE_CONTEXT ||
+        attributes[i] > CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE || data[i] == nullptr)
       return CUDA_ERROR_INVALID_VALUE;
     if (!known || attributeOf(range, attributes[i], address, data[i]) != CUDA_SUCCESS)
       unknownAttribute(attributes[i], known, address, data[i]);
@@ -405,9 +429,11 @@ CUresult CUDAAPI cuPointerGetAttributes(unsigned count, CUpointer_attribute* att
   return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
+CUresult CUDAAPI cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
+                                       CUdeviceptr address) {
   if (const CUresult result = requireInit()) return result;
-  if (value == nullptr || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
+  if (value == nullptr || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
+    return CUDA_ERROR_INVALID_VALUE;
   VmmMapping mapping;
   if (memory().mapping(address, &mapping)) return CUDA_ERROR_NOT_SUPPORTED;
   const auto allocation = memory().find(address);

@@ -5,7 +5,8 @@
 #include "gpunode/simgpu/graphs/graph.h"
 #include "gpunode/simgpu/mem_pool.h"
 
-using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this namespace's face
+using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this
+                                  // namespace's face
 
 namespace {
 
@@ -21,11 +22,12 @@ CUresult deviceOf(CUdevice ordinal, Device** out) {
   return *out != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-CUresult allocate(CUdeviceptr* out, size_t bytes, CUmemoryPool pool_handle, bool from_pool, CUstream stream_handle,
-                  bool per_thread) {
+CUresult allocate(CUdeviceptr* out, size_t bytes, CUmemoryPool pool_handle, bool from_pool,
+                  CUstream stream_handle, bool per_thread) {
   std::shared_ptr<Context> context;
   std::shared_ptr<Stream> stream;
-  if (const CUresult result = requireOwnStream(stream_handle, per_thread, &context, &stream)) return result;
+  if (const CUresult result = requireOwnStream(stream_handle, per_thread, &context, &stream))
+    return result;
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<MemPool> pool;
   if (from_pool) {
@@ -42,7 +44,8 @@ CUresult allocate(CUdeviceptr* out, size_t bytes, CUmemoryPool pool_handle, bool
     node.params.poolProps = pool->properties;
     node.params.bytesize = bytes;
     CUgraphNode made = nullptr;
-    if (const CUresult result = captureNode(*stream, {CU_GRAPH_NODE_TYPE_MEM_ALLOC, context->handle(), node}, &made))
+    if (const CUresult result =
+            captureNode(*stream, {CU_GRAPH_NODE_TYPE_MEM_ALLOC, context->handle(), node}, &made))
       return result;
     CUDA_MEM_ALLOC_NODE_PARAMS params{};
     const CUresult result = cuGraphMemAllocNodeGetParams(made, &params);
@@ -56,11 +59,13 @@ CUresult allocate(CUdeviceptr* out, size_t bytes, CUmemoryPool pool_handle, bool
 CUresult release(CUdeviceptr address, CUstream stream_handle, bool per_thread) {
   std::shared_ptr<Context> context;
   std::shared_ptr<Stream> stream;
-  if (const CUresult result = requireOwnStream(stream_handle, per_thread, &context, &stream)) return result;
+  if (const CUresult result = requireOwnStream(stream_handle, per_thread, &context, &stream))
+    return result;
   if (address == 0) return CUDA_SUCCESS;
   if (stream->inCapture()) {
     if (!GraphMemory::isAt(address)) return CUDA_ERROR_INVALID_VALUE;
-    return captureNode(*stream, {CU_GRAPH_NODE_TYPE_MEM_FREE, context->handle(), FreeNode{address}});
+    return captureNode(*stream,
+                       {CU_GRAPH_NODE_TYPE_MEM_FREE, context->handle(), FreeNode{address}});
   }
   if (const CUresult result = unsafeInCapture()) return result;
   const auto allocation = Driver::get().memory.find(address);
@@ -76,7 +81,8 @@ CUresult release(CUdeviceptr address, CUstream stream_handle, bool per_thread) {
     case GraphMemory::Found::kIdle:
       return CUDA_ERROR_INVALID_VALUE;
     case GraphMemory::Found::kFreed:
-      context->submit(*stream, makeOp("stream-ordered free", [owner](Context&) { return CUDA_SUCCESS; }));
+      context->submit(*stream,
+                      makeOp("stream-ordered free", [owner](Context&) { return CUDA_SUCCESS; }));
       return CUDA_SUCCESS;
     case GraphMemory::Found::kLeft:
     case GraphMemory::Found::kOther:
@@ -132,17 +138,20 @@ CUresult CUDAAPI cuDeviceSetMemPool(CUdevice ordinal, CUmemoryPool handle) {
   return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
+CUresult CUDAAPI cuMemGetDefaultMemPool(CUmemoryPool* out, CUmemLocation* location,
+                                        CUmemAllocationType type) {
   Device* device = nullptr;
   if (const CUresult result = locationPool(location, type, &device)) return result;
   return cuDeviceGetDefaultMemPool(out, device->handle());
 }
-CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool* out, CUmemLocation* location, CUmemAllocationType type) {
+CUresult CUDAAPI cuMemGetMemPool(CUmemoryPool* out, CUmemLocation* location,
+                                 CUmemAllocationType type) {
   Device* device = nullptr;
   if (const CUresult result = locationPool(location, type, &device)) return result;
   return cuDeviceGetMemPool(out, device->handle());
 }
-CUresult CUDAAPI cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) {
+CUresult CUDAAPI cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type,
+                                 CUmemoryPool pool) {
   Device* device = nullptr;
   if (const CUresult result = locationPool(location, type, &device)) return result;
   return cuDeviceSetMemPool(device->handle(), pool);
@@ -150,11 +159,13 @@ CUresult CUDAAPI cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType ty
 
 CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool* out, const CUmemPoolProps* properties) {
   if (const CUresult result = requireInit()) return result;
-  if (out == nullptr || properties == nullptr || properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
+  if (out == nullptr || properties == nullptr ||
+      properties->allocType != CU_MEM_ALLOCATION_TYPE_PINNED)
     return CUDA_ERROR_INVALID_VALUE;
   if (properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE)
     return notSupported("cuMemPoolCreate with an exportable pool");
-  if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) return notSupported("cuMemPoolCreate for host memory");
+  if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+    return notSupported("cuMemPoolCreate for host memory");
   Device* device = nullptr;
   if (deviceOf(properties->location.id, &device) != CUDA_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t handle = newHandleValue(HandleKind::kMemPool);
@@ -168,7 +179,8 @@ CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool handle) {
   if (const CUresult result = find(handle, &pool)) return result;
   if (MemPool::defaultOf(pool->device()) == pool) return CUDA_ERROR_INVALID_VALUE;
   if (MemPool::currentOf(pool->device()) == pool) MemPool::setCurrent(pool->device(), nullptr);
-  // Its memory goes when its last allocation is given back: allocations name the pool by handle until then.
+  // Its memory goes when its last allocation is given back: allocations name the pool by handle
+  // until then.
   pool->retire();
   return CUDA_SUCCESS;
 }
@@ -180,30 +192,36 @@ CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
   return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
+CUresult CUDAAPI cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute,
+                                       void* value) {
   std::shared_ptr<MemPool> pool;
   if (const CUresult result = find(handle, &pool)) return result;
   return value != nullptr ? pool->attribute(attribute, value) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
+CUresult CUDAAPI cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute,
+                                       void* value) {
   std::shared_ptr<MemPool> pool;
   if (const CUresult result = find(handle, &pool)) return result;
   return value != nullptr ? pool->setAttribute(attribute, value) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* descriptors, size_t count) {
+CUresult CUDAAPI cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* descriptors,
+                                    size_t count) {
   std::shared_ptr<MemPool> pool;
   if (const CUresult result = find(handle, &pool)) return result;
   if (descriptors == nullptr && count != 0) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
-    if (descriptors[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-    if (const CUresult result = pool->setAccess(descriptors[i].location.id, descriptors[i].flags)) return result;
+    if (descriptors[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+      return CUDA_ERROR_INVALID_VALUE;
+    if (const CUresult result = pool->setAccess(descriptors[i].location.id, descriptors[i].flags))
+      return result;
   }
   return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle, CUmemLocation* location) {
+CUresult CUDAAPI cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle,
+                                    CUmemLocation* location) {
   std::shared_ptr<MemPool> pool;
   if (const CUresult result = find(handle, &pool)) return result;
   if (flags == nullptr || location == nullptr || location->type != CU_MEM_LOCATION_TYPE_DEVICE)

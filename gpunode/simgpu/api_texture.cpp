@@ -1,4 +1,5 @@
-// Texture and surface objects: what they are made from, checked and turned into what the interpreter reads.
+// Texture and surface objects: what they are made from, checked and turned into what the
+// interpreter reads.
 #include "gpunode/simgpu/api.h"
 
 #include <cstring>
@@ -50,13 +51,15 @@ class Launches {
   void end(uint64_t launch) {
     std::scoped_lock lock(mutex_);
     under_way_.erase(launch);
-    while (!retired_.empty() && (under_way_.empty() || retired_.front().last_launch < *under_way_.begin()))
+    while (!retired_.empty() &&
+           (under_way_.empty() || retired_.front().last_launch < *under_way_.begin()))
       retired_.pop_front();
   }
   void retire(uint64_t handle, std::shared_ptr<const ptx::Texture> texture,
               std::shared_ptr<const ptx::Surface> surface) {
     std::scoped_lock lock(mutex_);
-    if (!under_way_.empty()) retired_.push_back({last_, handle, std::move(texture), std::move(surface)});
+    if (!under_way_.empty())
+      retired_.push_back({last_, handle, std::move(texture), std::move(surface)});
   }
   struct Retired {
     uint64_t last_launch;  ///< submitted before it was destroyed
@@ -141,7 +144,8 @@ CUresult arrayGrid(const Array& array, ptx::TexelGrid* out) {
   const CUDA_ARRAY3D_DESCRIPTOR& descriptor = array.descriptor;
   const bool layers = (descriptor.Flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP)) != 0;
   if (layers) {
-    out->shape = descriptor.Height == 0 ? ptx::TextureShape::kLayered1D : ptx::TextureShape::kLayered2D;
+    out->shape =
+        descriptor.Height == 0 ? ptx::TextureShape::kLayered1D : ptx::TextureShape::kLayered2D;
   } else if (descriptor.Depth != 0) {
     out->shape = ptx::TextureShape::k3D;
   } else {
@@ -164,11 +168,14 @@ int attribute(const Device& device, CUdevice_attribute which) {
   return value;
 }
 
-/// Linear and pitched memory: an address that textures may have, in the device's memory from end to end.
-CUresult memoryGrid(const Device& device, CUdeviceptr address, CUarray_format format, unsigned channels,
-                    ptx::TexelGrid* out) {
-  if (arrayElementBytes(format, channels) == 0 || !texelType(format, &out->type)) return CUDA_ERROR_INVALID_VALUE;
-  const auto alignment = static_cast<uint64_t>(attribute(device, CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT));
+/// Linear and pitched memory: an address that textures may have, in the device's memory from end to
+/// end.
+CUresult memoryGrid(const Device& device, CUdeviceptr address, CUarray_format format,
+                    unsigned channels, ptx::TexelGrid* out) {
+  if (arrayElementBytes(format, channels) == 0 || !texelType(format, &out->type))
+    return CUDA_ERROR_INVALID_VALUE;
+  const auto alignment =
+      static_cast<uint64_t>(attribute(device, CU_DEVICE_ATTRIBUTE_TEXTURE_ALIGNMENT));
   if (address == 0 || address % alignment != 0) return CUDA_ERROR_INVALID_VALUE;
   out->channels = channels;
   out->base = address;
@@ -187,11 +194,13 @@ CUresult resourceGrid(const CUDA_RESOURCE_DESC& resource, ptx::TexelGrid* out) {
     }
     case CU_RESOURCE_TYPE_LINEAR: {
       const auto& linear = resource.res.linear;
-      if (const CUresult result = memoryGrid(device, linear.devPtr, linear.format, linear.numChannels, out))
+      if (const CUresult result =
+              memoryGrid(device, linear.devPtr, linear.format, linear.numChannels, out))
         return result;
       const uint64_t texels = linear.sizeInBytes / out->texelBytes();
       if (texels == 0 ||
-          texels > static_cast<uint64_t>(attribute(device, CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LINEAR_WIDTH)) ||
+          texels > static_cast<uint64_t>(
+                       attribute(device, CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_LINEAR_WIDTH)) ||
           !memory.covers(device, linear.devPtr, texels * out->texelBytes(), false)) {
         return CUDA_ERROR_INVALID_VALUE;
       }
@@ -201,18 +210,23 @@ CUresult resourceGrid(const CUDA_RESOURCE_DESC& resource, ptx::TexelGrid* out) {
     }
     case CU_RESOURCE_TYPE_PITCH2D: {
       const auto& pitched = resource.res.pitch2D;
-      if (const CUresult result = memoryGrid(device, pitched.devPtr, pitched.format, pitched.numChannels, out))
+      if (const CUresult result =
+              memoryGrid(device, pitched.devPtr, pitched.format, pitched.numChannels, out))
         return result;
       const auto within = [&](uint64_t value, CUdevice_attribute limit) {
         return value != 0 && value <= static_cast<uint64_t>(attribute(device, limit));
       };
-      const auto alignment = static_cast<uint64_t>(attribute(device, CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT));
+      const auto alignment =
+          static_cast<uint64_t>(attribute(device, CU_DEVICE_ATTRIBUTE_TEXTURE_PITCH_ALIGNMENT));
       if (!within(pitched.width, CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_WIDTH) ||
           !within(pitched.height, CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_HEIGHT) ||
           !within(pitched.pitchInBytes, CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE2D_LINEAR_PITCH) ||
-          pitched.pitchInBytes % alignment != 0 || pitched.pitchInBytes < pitched.width * out->texelBytes() ||
-          !memory.covers(device, pitched.devPtr,
-                         (pitched.height - 1) * pitched.pitchInBytes + pitched.width * out->texelBytes(), false)) {
+          pitched.pitchInBytes % alignment != 0 ||
+          pitched.pitchInBytes < pitched.width * out->texelBytes() ||
+          !memory.covers(
+              device, pitched.devPtr,
+              (pitched.height - 1) * pitched.pitchInBytes + pitched.width * out->texelBytes(),
+              false)) {
         return CUDA_ERROR_INVALID_VALUE;
       }
       out->shape = ptx::TextureShape::k2D;
@@ -239,9 +253,11 @@ ptx::AddressMode addressMode(CUaddress_mode mode, bool normalized) {
   }
 }
 
-CUresult makeTexture(const CUDA_RESOURCE_DESC& resource, const CUDA_TEXTURE_DESC& how, ptx::Texture* out) {
-  constexpr unsigned kKnown = CU_TRSF_READ_AS_INTEGER | CU_TRSF_NORMALIZED_COORDINATES | CU_TRSF_SRGB |
-                              CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION | CU_TRSF_SEAMLESS_CUBEMAP;
+CUresult makeTexture(const CUDA_RESOURCE_DESC& resource, const CUDA_TEXTURE_DESC& how,
+                     ptx::Texture* out) {
+  constexpr unsigned kKnown = CU_TRSF_READ_AS_INTEGER | CU_TRSF_NORMALIZED_COORDINATES |
+                              CU_TRSF_SRGB | CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION |
+                              CU_TRSF_SEAMLESS_CUBEMAP;
   if ((how.flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
   if (how.filterMode != CU_TR_FILTER_MODE_POINT && how.filterMode != CU_TR_FILTER_MODE_LINEAR)
     return CUDA_ERROR_INVALID_VALUE;
@@ -261,7 +277,8 @@ CUresult makeTexture(const CUDA_RESOURCE_DESC& resource, const CUDA_TEXTURE_DESC
   out->srgb = (how.flags & CU_TRSF_SRGB) != 0;
   if (out->srgb && !(out->promote && type == ptx::TexelType::kU8)) return CUDA_ERROR_INVALID_VALUE;
   for (size_t d = 0; d < 3; ++d) {
-    if (how.addressMode[d] < CU_TR_ADDRESS_MODE_WRAP || how.addressMode[d] > CU_TR_ADDRESS_MODE_BORDER)
+    if (how.addressMode[d] < CU_TR_ADDRESS_MODE_WRAP ||
+        how.addressMode[d] > CU_TR_ADDRESS_MODE_BORDER)
       return CUDA_ERROR_INVALID_VALUE;
     out->address[d] = addressMode(how.addressMode[d], out->normalized_coordinates);
   }
@@ -289,10 +306,12 @@ void forgetTextures(CUcontext context) {
 
 }  // namespace olpager::simgpu
 
-using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this namespace's face
+using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this
+                                  // namespace's face
 
 CUresult CUDAAPI cuTexObjectCreate(CUtexObject* out, const CUDA_RESOURCE_DESC* resource,
-                                   const CUDA_TEXTURE_DESC* texture, const CUDA_RESOURCE_VIEW_DESC* view) {
+                                   const CUDA_TEXTURE_DESC* texture,
+                                   const CUDA_RESOURCE_VIEW_DESC* view) {
   if (out == nullptr || resource == nullptr || texture == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (view != nullptr && view->format != CU_RES_VIEW_FORMAT_NONE)
     return notSupported("cuTexObjectCreate with a resource view");
@@ -310,7 +329,8 @@ CUresult CUDAAPI cuTexObjectDestroy(CUtexObject object) {
   if (const CUresult result = requireInit()) return result;
   const auto gone = textures().find(object);
   if (gone == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  Launches::get().retire(object, codeOf(gone), nullptr);  // first, so that kernels under way find it at any time
+  Launches::get().retire(object, codeOf(gone),
+                         nullptr);  // first, so that kernels under way find it at any time
   return textures().remove(object) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -344,7 +364,8 @@ CUresult CUDAAPI cuSurfObjectCreate(CUsurfObject* out, const CUDA_RESOURCE_DESC*
   auto object = std::make_shared<SurfaceObject>();
   if (const CUresult result = resourceGrid(*resource, &object->code)) return result;
   const auto array = Driver::get().arrays.find(resource->res.array.hArray);
-  if (array == nullptr || (array->descriptor.Flags & CUDA_ARRAY3D_SURFACE_LDST) == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (array == nullptr || (array->descriptor.Flags & CUDA_ARRAY3D_SURFACE_LDST) == 0)
+    return CUDA_ERROR_INVALID_VALUE;
   object->context = currentHandle();
   object->resource = *resource;
   *out = surfaces().add(std::move(object));
@@ -355,7 +376,8 @@ CUresult CUDAAPI cuSurfObjectDestroy(CUsurfObject object) {
   if (const CUresult result = requireInit()) return result;
   const auto gone = surfaces().find(object);
   if (gone == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  Launches::get().retire(object, nullptr, codeOf(gone));  // first, so that kernels under way find it at any time
+  Launches::get().retire(object, nullptr,
+                         codeOf(gone));  // first, so that kernels under way find it at any time
   return surfaces().remove(object) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 

@@ -5,7 +5,8 @@
 #include "gpunode/simgpu/context.h"
 #include "gpunode/simgpu/device.h"
 
-using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this namespace's face
+using namespace olpager::simgpu;  // NOLINT(google-build-using-namespace): the file is this
+                                  // namespace's face
 
 namespace {
 
@@ -20,8 +21,8 @@ CUresult ready() {
 
 }  // namespace
 
-CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr* out, size_t bytes, size_t alignment, CUdeviceptr address,
-                                     unsigned long long flags) {
+CUresult CUDAAPI cuMemAddressReserve(CUdeviceptr* out, size_t bytes, size_t alignment,
+                                     CUdeviceptr address, unsigned long long flags) {
   if (const CUresult result = requireInit()) return result;
   if (out == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   return memory().reserve(bytes, alignment, address, out);
@@ -32,8 +33,8 @@ CUresult CUDAAPI cuMemAddressFree(CUdeviceptr address, size_t bytes) {
   return memory().unreserve(address, bytes);
 }
 
-CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllocationProp* properties,
-                             unsigned long long flags) {
+CUresult CUDAAPI cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes,
+                             const CUmemAllocationProp* properties, unsigned long long flags) {
   if (const CUresult result = ready()) return result;
   if (out == nullptr || properties == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   return memory().create(bytes, *properties, out);
@@ -44,8 +45,8 @@ CUresult CUDAAPI cuMemRelease(CUmemGenericAllocationHandle handle) {
   return memory().release(handle);
 }
 
-CUresult CUDAAPI cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
-                          unsigned long long flags) {
+CUresult CUDAAPI cuMemMap(CUdeviceptr address, size_t bytes, size_t offset,
+                          CUmemGenericAllocationHandle handle, unsigned long long flags) {
   if (const CUresult result = ready()) return result;
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
   return memory().map(address, bytes, offset, handle);
@@ -56,19 +57,22 @@ CUresult CUDAAPI cuMemUnmap(CUdeviceptr address, size_t bytes) {
   return memory().unmap(address, bytes);
 }
 
-CUresult CUDAAPI cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* descriptors, size_t count) {
+CUresult CUDAAPI cuMemSetAccess(CUdeviceptr address, size_t bytes,
+                                const CUmemAccessDesc* descriptors, size_t count) {
   if (const CUresult result = ready()) return result;
   return memory().setAccess(address, bytes, descriptors, count);
 }
 
-CUresult CUDAAPI cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr address) {
+CUresult CUDAAPI cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location,
+                                CUdeviceptr address) {
   if (const CUresult result = requireInit()) return result;
   if (flags == nullptr || location == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return memory().getAccess(address, *location, flags);
 }
 
 CUresult CUDAAPI cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle handle,
-                                              CUmemAllocationHandleType type, unsigned long long flags) {
+                                              CUmemAllocationHandleType type,
+                                              unsigned long long flags) {
   if (const CUresult result = requireInit()) return result;
   if (out == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
@@ -102,7 +106,8 @@ CUresult CUDAAPI cuMemGetAllocationGranularity(size_t* out, const CUmemAllocatio
   return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* out, CUmemGenericAllocationHandle handle) {
+CUresult CUDAAPI cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* out,
+                                                        CUmemGenericAllocationHandle handle) {
   if (const CUresult result = requireInit()) return result;
   const auto physical = memory().physical(handle);
   if (out == nullptr || physical == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -116,6 +121,7 @@ CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* out, 
   return memory().retain(reinterpret_cast<uint64_t>(address), out);
 }
 
-CUresult CUDAAPI cuMemGetHandleForAddressRange(void*, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long) {
+CUresult CUDAAPI cuMemGetHandleForAddressRange(void*, CUdeviceptr, size_t, CUmemRangeHandleType,
+                                               unsigned long long) {
   return notSupported("cuMemGetHandleForAddressRange");
 }

@@ -11,7 +11,8 @@ namespace olpager::simgpu {
 class Context;
 
 struct Array {
-  CUDA_ARRAY3D_DESCRIPTOR descriptor{};  // height and depth as given, 0 where the array has no such dimension
+  CUDA_ARRAY3D_DESCRIPTOR
+  descriptor{};  // height and depth as given, 0 where the array has no such dimension
   CUdeviceptr base = 0;
   uint64_t element_bytes = 0;
   uint64_t pitch = 0;  // bytes of a row

@@ -39,8 +39,12 @@ cuuint64_t nextId() {
 
 }  // namespace
 
-CaptureSession::CaptureSession(std::unique_ptr<CaptureSink> graph_sink, CUstreamCaptureMode capture_mode)
-    : mode(capture_mode), id(nextId()), owner(std::this_thread::get_id()), sink(std::move(graph_sink)) {}
+CaptureSession::CaptureSession(std::unique_ptr<CaptureSink> graph_sink,
+                               CUstreamCaptureMode capture_mode)
+    : mode(capture_mode),
+      id(nextId()),
+      owner(std::this_thread::get_id()),
+      sink(std::move(graph_sink)) {}
 
 CaptureSession::~CaptureSession() = default;
 
@@ -89,7 +93,8 @@ CUresult unsafeInCapture() {
       auto session = entry.lock();
       if (session == nullptr || session->mode == CU_STREAM_CAPTURE_MODE_RELAXED) continue;
       const bool own = session->owner == std::this_thread::get_id();
-      const bool everybodys = mode == CU_STREAM_CAPTURE_MODE_GLOBAL && session->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+      const bool everybodys =
+          mode == CU_STREAM_CAPTURE_MODE_GLOBAL && session->mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
       if (own || everybodys) forbidding.push_back(std::move(session));
     }
   }
@@ -131,14 +136,15 @@ CUresult endCapture(Stream& stream, CUgraph* out) {
       session->invalidated = true;
       return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
     }
-    if (session->mode != CU_STREAM_CAPTURE_MODE_RELAXED && session->owner != std::this_thread::get_id()) {
+    if (session->mode != CU_STREAM_CAPTURE_MODE_RELAXED &&
+        session->owner != std::this_thread::get_id()) {
       session->invalidated = true;
       return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
     }
     const auto& tail = session->members.front().tail;
-    const bool joined = std::all_of(session->leaves.begin(), session->leaves.end(), [&](CUgraphNode leaf) {
-      return std::find(tail.begin(), tail.end(), leaf) != tail.end();
-    });
+    const bool joined = std::all_of(
+        session->leaves.begin(), session->leaves.end(),
+        [&](CUgraphNode leaf) { return std::find(tail.begin(), tail.end(), leaf) != tail.end(); });
     if (session->invalidated) {
       result = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     } else if (!joined) {

@@ -33,7 +33,8 @@ void RunningKernels::wait() {
 void PrintfSink::write(std::string_view text) {
   std::scoped_lock lock(mutex_);
   if (text.size() > capacity_) return;
-  for (bytes_ += text.size(); bytes_ > capacity_; messages_.pop_front()) bytes_ -= messages_.front().size();
+  for (bytes_ += text.size(); bytes_ > capacity_; messages_.pop_front())
+    bytes_ -= messages_.front().size();
   messages_.emplace_back(text);
 }
 
@@ -62,7 +63,8 @@ void PrintfSink::flush() {
   if (!assertions.empty()) std::fwrite(assertions.data(), 1, assertions.size(), stderr);
 }
 
-Context::Context(Device& device, CUcontext handle, uint64_t id, unsigned context_flags, bool primary)
+Context::Context(Device& device, CUcontext handle, uint64_t id, unsigned context_flags,
+                 bool primary)
     : flags(context_flags), device_(device), handle_(handle), id_(id), primary_(primary) {}
 
 Context::~Context() = default;
@@ -75,7 +77,8 @@ void Context::activate() {
   id_ = ids.fetch_add(1);
   error_ = CUDA_SUCCESS;
   cancel = false;
-  legacy_ = std::make_shared<Stream>(weak_from_this(), CU_STREAM_LEGACY, newStreamId(), CU_STREAM_DEFAULT, 0);
+  legacy_ = std::make_shared<Stream>(weak_from_this(), CU_STREAM_LEGACY, newStreamId(),
+                                     CU_STREAM_DEFAULT, 0);
   limits_.fill(0);
   limits_[CU_LIMIT_STACK_SIZE] = 1024;
   limits_[CU_LIMIT_PRINTF_FIFO_SIZE] = 1 << 20;
@@ -113,7 +116,8 @@ std::shared_ptr<Stream> Context::perThread() {
   });
   for (const auto& entry : thread.streams_)
     if (entry.context.lock().get() == this) return entry.stream;
-  auto stream = std::make_shared<Stream>(weak_from_this(), CU_STREAM_PER_THREAD, newStreamId(), CU_STREAM_DEFAULT, 0);
+  auto stream = std::make_shared<Stream>(weak_from_this(), CU_STREAM_PER_THREAD, newStreamId(),
+                                         CU_STREAM_DEFAULT, 0);
   {
     std::scoped_lock lock(submit_mutex);
     streams_.push_back(stream);
@@ -124,8 +128,8 @@ std::shared_ptr<Stream> Context::perThread() {
 
 std::shared_ptr<Stream> Context::createStream(unsigned stream_flags, int priority) {
   const uint64_t value = newHandleValue(HandleKind::kStream);
-  auto stream = std::make_shared<Stream>(weak_from_this(), reinterpret_cast<CUstream>(value), newStreamId(),
-                                         stream_flags, priority);
+  auto stream = std::make_shared<Stream>(weak_from_this(), reinterpret_cast<CUstream>(value),
+                                         newStreamId(), stream_flags, priority);
   std::scoped_lock lock(submit_mutex);
   streams_.push_back(stream);
   Driver::get().streams.set(value, stream);
@@ -153,7 +157,8 @@ std::vector<StreamPoint> Context::pending() {
   return out;
 }
 
-StreamPoint Context::submit(Stream& stream, std::unique_ptr<StreamOp> op, std::vector<StreamPoint> dependencies) {
+StreamPoint Context::submit(Stream& stream, std::unique_ptr<StreamOp> op,
+                            std::vector<StreamPoint> dependencies) {
   std::scoped_lock lock(submit_mutex);
   if (&stream == legacy_.get()) {
     for (auto& point : pendingLocked(true)) dependencies.push_back(std::move(point));
@@ -169,7 +174,8 @@ StreamPoint Context::submit(Stream& stream, std::unique_ptr<StreamOp> op, std::v
 }
 
 CUresult Context::submitOrCapture(Stream& stream, const CaptureNode& node,
-                                  const std::function<std::unique_ptr<StreamOp>()>& make, StreamPoint* out) {
+                                  const std::function<std::unique_ptr<StreamOp>()>& make,
+                                  StreamPoint* out) {
   if (stream.inCapture()) return captureNode(stream, node);
   if (stream.handle() == CU_STREAM_LEGACY)
     if (const CUresult result = checkLegacyCapture()) return result;
@@ -189,7 +195,8 @@ std::vector<std::shared_ptr<Stream>> Context::allStreams() {
 std::shared_ptr<Stream> Context::barrierStream() {
   std::scoped_lock lock(submit_mutex);
   if (barrier_ == nullptr) {
-    barrier_ = std::make_shared<Stream>(weak_from_this(), nullptr, newStreamId(), CU_STREAM_NON_BLOCKING, 0);
+    barrier_ = std::make_shared<Stream>(weak_from_this(), nullptr, newStreamId(),
+                                        CU_STREAM_NON_BLOCKING, 0);
     streams_.push_back(barrier_);
   }
   return barrier_;
@@ -308,9 +315,10 @@ uint64_t newStreamId() {
 
 namespace {
 
-// A plain pointer, so that it can still be read while the process exits; the key's destructor runs when a thread ends.
-// initial-exec: found without a call, and the loader keeps all of the library's thread-locals in static blocks. Those
-// that it allocates, LeakSanitizer mistakes for something else, and dies of it (see CONTRIBUTING.md).
+// A plain pointer, so that it can still be read while the process exits; the key's destructor runs
+// when a thread ends. initial-exec: found without a call, and the loader keeps all of the library's
+// thread-locals in static blocks. Those that it allocates, LeakSanitizer mistakes for something
+// else, and dies of it (see CONTRIBUTING.md).
 __attribute__((tls_model("initial-exec"))) thread_local ThreadState* t_state = nullptr;
 
 pthread_key_t threadKey() {
@@ -360,7 +368,8 @@ CUresult requireContext(std::shared_ptr<Context>* out) {
   context->waitForCallLock();
   if (!context->active) {
     // A lost device's primary context stays unusable after its reset.
-    return context->device().lost != CUDA_SUCCESS ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    return context->device().lost != CUDA_SUCCESS ? CUDA_ERROR_INVALID_CONTEXT
+                                                  : CUDA_ERROR_CONTEXT_IS_DESTROYED;
   }
   if (const CUresult error = context->error()) return error;
   *out = std::move(context);
@@ -370,7 +379,8 @@ CUresult requireContext(std::shared_ptr<Context>* out) {
 CUresult requireOwnStream(CUstream handle, bool per_thread, std::shared_ptr<Context>* context,
                           std::shared_ptr<Stream>* stream) {
   if (const CUresult result = requireInit()) return result;
-  if (currentContext() != nullptr || isDefaultStream(handle)) return requireStream(handle, per_thread, context, stream);
+  if (currentContext() != nullptr || isDefaultStream(handle))
+    return requireStream(handle, per_thread, context, stream);
   if (ThreadState::get().in_callback) return CUDA_ERROR_NOT_PERMITTED;
   *stream = Driver::get().streams.find(handle);
   if (*stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;

@@ -1,9 +1,9 @@
-// Contexts: one device's streams, sticky error, limits, and what libraries hang on it; the calling thread's stack of
-// current contexts.
+// Contexts: one device's streams, sticky error, limits, and what libraries hang on it; the calling
+// thread's stack of current contexts.
 //
-// States of a context: inactive (a primary context that nobody retains) <-> active -> destroyed (not primary). A fault
-// makes it failed: every call answers the sticky error until it is reset or destroyed. Moved under
-// Driver::primary_mutex (activation) and by an atomic (failure).
+// States of a context: inactive (a primary context that nobody retains) <-> active -> destroyed
+// (not primary). A fault makes it failed: every call answers the sticky error until it is reset or
+// destroyed. Moved under Driver::primary_mutex (activation) and by an atomic (failure).
 #pragma once
 
 #include <cuda.h>
@@ -27,8 +27,9 @@ namespace olpager::simgpu {
 
 class Device;
 
-/// Text that kernels print: kept until the program synchronizes, then written in order, printf's to stdout and that of assertions to
-/// stderr. What does not fit is overwritten: the oldest messages are lost, as in hardware's buffer. Thread-safety: any thread.
+/// Text that kernels print: kept until the program synchronizes, then written in order, printf's to
+/// stdout and that of assertions to stderr. What does not fit is overwritten: the oldest messages
+/// are lost, as in hardware's buffer. Thread-safety: any thread.
 class PrintfSink final : public ptx::PrintfSink {
  public:
   void write(std::string_view text) override;
@@ -78,27 +79,31 @@ class Context : public std::enable_shared_from_this<Context> {
   std::atomic<bool> active{false};
   std::atomic<int> attached{0};  // cuCtxAttach
 
-  // --- failure -----------------------------------------------------------------------------------------------------
+  // --- failure -----------------------------------------------------------------------------------
   /// The sticky error, or CUDA_SUCCESS.
   CUresult error() const { return error_.load(std::memory_order_acquire); }
   /// Makes `error` the sticky error unless there is one.
   void fail(CUresult error);
 
-  // --- submission --------------------------------------------------------------------------------------------------
-  /// The stream that a handle means in this context: 0 and CU_STREAM_LEGACY the legacy default stream (with
-  /// `per_thread`, 0 means the calling thread's own), CU_STREAM_PER_THREAD, or a stream of this context or another.
-  /// Null: no such stream (CUDA_ERROR_INVALID_HANDLE).
+  // --- submission --------------------------------------------------------------------------------
+  /// The stream that a handle means in this context: 0 and CU_STREAM_LEGACY the legacy default
+  /// stream (with `per_thread`, 0 means the calling thread's own), CU_STREAM_PER_THREAD, or a
+  /// stream of this context or another. Null: no such stream (CUDA_ERROR_INVALID_HANDLE).
   std::shared_ptr<Stream> stream(CUstream handle, bool per_thread);
   std::shared_ptr<Stream> legacy();
   std::shared_ptr<Stream> perThread();
-  /// Enqueues `op` on `stream` (of this context) behind what the legacy-stream rules and `dependencies` say. Never for
-  /// a stream in capture: see submitOrCapture().
-  StreamPoint submit(Stream& stream, std::unique_ptr<StreamOp> op, std::vector<StreamPoint> dependencies = {});
-  /// The way of every asynchronous driver function: when `stream` is in capture, `node` goes to its graph, else the
-  /// operation that `make` returns is submitted. `out` (may be null) gets the place when it was submitted.
+  /// Enqueues `op` on `stream` (of this context) behind what the legacy-stream rules and
+  /// `dependencies` say. Never for a stream in capture: see submitOrCapture().
+  StreamPoint submit(Stream& stream, std::unique_ptr<StreamOp> op,
+                     std::vector<StreamPoint> dependencies = {});
+  /// The way of every asynchronous driver function: when `stream` is in capture, `node` goes to its
+  /// graph, else the operation that `make` returns is submitted. `out` (may be null) gets the place
+  /// when it was submitted.
   CUresult submitOrCapture(Stream& stream, const CaptureNode& node,
-                           const std::function<std::unique_ptr<StreamOp>()>& make, StreamPoint* out = nullptr);
-  /// Waits for everything submitted to any stream of this context, prints what kernels printed; the sticky error.
+                           const std::function<std::unique_ptr<StreamOp>()>& make,
+                           StreamPoint* out = nullptr);
+  /// Waits for everything submitted to any stream of this context, prints what kernels printed; the
+  /// sticky error.
   CUresult synchronize();
   /// Waits for one place, prints; the sticky error.
   CUresult synchronize(const StreamPoint& point);
@@ -106,8 +111,8 @@ class Context : public std::enable_shared_from_this<Context> {
   std::shared_ptr<Stream> createStream(unsigned flags, int priority);
   /// Takes the stream out of the context; its work goes on to its end.
   void forgetStream(Stream& stream);
-  /// CUDA_ERROR_STREAM_CAPTURE_IMPLICIT when work on the legacy stream would depend on a stream in capture; with
-  /// `invalidate` the captures are.
+  /// CUDA_ERROR_STREAM_CAPTURE_IMPLICIT when work on the legacy stream would depend on a stream in
+  /// capture; with `invalidate` the captures are.
   CUresult checkLegacyCapture(bool invalidate = true);
   /// Places of everything submitted to this context that is not complete yet.
   std::vector<StreamPoint> pending();
@@ -115,16 +120,18 @@ class Context : public std::enable_shared_from_this<Context> {
   std::vector<std::shared_ptr<Stream>> allStreams();
   /// A stream of the context's own, for events that the whole context records.
   std::shared_ptr<Stream> barrierStream();
-  /// True when a stream of this context is in capture; they are invalidated when `invalidate` is set.
+  /// True when a stream of this context is in capture; they are invalidated when `invalidate` is
+  /// set.
   bool capturing(bool invalidate);
 
-  // --- what hangs on the context -----------------------------------------------------------------------------------
-  /// Runs once when the context is reset or destroyed, after its work is done: modules and others free what they have.
+  // --- what hangs on the context -----------------------------------------------------------------
+  /// Runs once when the context is reset or destroyed, after its work is done: modules and others
+  /// free what they have.
   void atTeardown(std::function<void()> hook);
   /// Makes an inactive context ready, with a new id and default limits.
   void activate();
-  /// Waits, runs the hooks, frees the context's allocations, drops its streams. Afterwards it is inactive with no
-  /// error.
+  /// Waits, runs the hooks, frees the context's allocations, drops its streams. Afterwards it is
+  /// inactive with no error.
   void teardown();
 
   PrintfSink& printf() { return printf_; }
@@ -140,7 +147,8 @@ class Context : public std::enable_shared_from_this<Context> {
   CUresult disablePeer(Context& peer);
 
   std::mutex submit_mutex;
-  /// OL_SIM_CTXLOCK: held by module load and by free while they drain the context, as some drivers do.
+  /// OL_SIM_CTXLOCK: held by module load and by free while they drain the context, as some drivers
+  /// do.
   std::recursive_mutex call_lock;
   /// What every other call of the context does first: waits while a thread holds `call_lock`.
   void waitForCallLock();
@@ -165,8 +173,9 @@ class Context : public std::enable_shared_from_this<Context> {
   RunningKernels running_kernels_;
 };
 
-/// What one thread keeps: its stack of current contexts, capture mode, per-thread default streams. Freed when the
-/// thread ends, never at the end of the process (exit handlers still call the driver).
+/// What one thread keeps: its stack of current contexts, capture mode, per-thread default streams.
+/// Freed when the thread ends, never at the end of the process (exit handlers still call the
+/// driver).
 class ThreadState {
  public:
   static ThreadState& get();
@@ -189,16 +198,19 @@ class ThreadState {
 /// A number that no other stream of the process has had (cuStreamGetId).
 uint64_t newStreamId();
 
-// --- the calling thread ---------------------------------------------------------------------------------------------
+// --- the calling thread --------------------------------------------------------------------------
 /// The current context, whatever its state; null when there is none.
 std::shared_ptr<Context> currentContext();
-/// The current context ready for work: CUDA_ERROR_NOT_INITIALIZED, INVALID_CONTEXT, CONTEXT_IS_DESTROYED, or the sticky
-/// error. Every driver function that needs a context starts with it.
+/// The current context ready for work: CUDA_ERROR_NOT_INITIALIZED, INVALID_CONTEXT,
+/// CONTEXT_IS_DESTROYED, or the sticky error. Every driver function that needs a context starts
+/// with it.
 CUresult requireContext(std::shared_ptr<Context>* out);
-/// requireContext() and the stream that the handle means in it, with its own context (streams carry theirs).
+/// requireContext() and the stream that the handle means in it, with its own context (streams carry
+/// theirs).
 CUresult requireStream(CUstream handle, bool per_thread, std::shared_ptr<Context>* context,
                        std::shared_ptr<Stream>* stream);
-/// requireStream() for a stream that need not be of the current context: one that the program has made is found without any.
+/// requireStream() for a stream that need not be of the current context: one that the program has
+/// made is found without any.
 CUresult requireOwnStream(CUstream handle, bool per_thread, std::shared_ptr<Context>* context,
                           std::shared_ptr<Stream>* stream);
 /// Whether the handle is none that the program has made.
@@ -209,7 +221,8 @@ inline bool isDefaultStream(CUstream handle) {
 inline bool isLegacy(CUstream handle, bool per_thread) {
   return handle == CU_STREAM_LEGACY || (handle == nullptr && !per_thread);
 }
-/// CUDA_SUCCESS after cuInit in this process; CUDA_ERROR_NOT_INITIALIZED before it and in a forked child.
+/// CUDA_SUCCESS after cuInit in this process; CUDA_ERROR_NOT_INITIALIZED before it and in a forked
+/// child.
 CUresult requireInit();
 
 }  // namespace olpager::simgpu

@@ -14,9 +14,11 @@ namespace olpager::simgpu {
 
 namespace {
 
-constexpr uint64_t kStageLimit = 64 << 10;  // pageable sources up to this size are taken when the call is made
+constexpr uint64_t kStageLimit =
+    64 << 10;  // pageable sources up to this size are taken when the call is made
 
-/// One side of a copy with its geometry: byte (x, y, z) lies at base + ((z + oz) * rows + y + oy) * pitch + x + ox.
+/// One side of a copy with its geometry: byte (x, y, z) lies at base + ((z + oz) * rows + y + oy) *
+/// pitch + x + ox.
 struct Side {
   bool raw = false;     // memory that the CPU addresses as it is: pageable, pinned, managed
   bool device = false;  // neither end of it is the host's
@@ -28,12 +30,13 @@ struct Side {
 bool isRaw(uint64_t address) {
   Translation at;
   for (const auto& device : Driver::get().devices)
-    if (device->pages.translate(address, &at)) return at.host == reinterpret_cast<std::byte*>(address);
+    if (device->pages.translate(address, &at))
+      return at.host == reinterpret_cast<std::byte*>(address);
   return true;
 }
 
-Side describe(CUmemorytype type, const void* host, CUdeviceptr address, CUarray handle, size_t pitch, size_t height,
-              size_t x, size_t y, size_t z, size_t width) {
+Side describe(CUmemorytype type, const void* host, CUdeviceptr address, CUarray handle,
+              size_t pitch, size_t height, size_t x, size_t y, size_t z, size_t width) {
   Side side;
   uint64_t rows = height;
   if (type == CU_MEMORYTYPE_ARRAY) {
@@ -55,31 +58,34 @@ Side describe(CUmemorytype type, const void* host, CUdeviceptr address, CUarray 
 }
 
 Side destination(const CUDA_MEMCPY3D& c) {
-  return describe(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstArray, c.dstPitch, c.dstHeight, c.dstXInBytes, c.dstY,
-                  c.dstZ, c.WidthInBytes);
+  return describe(c.dstMemoryType, c.dstHost, c.dstDevice, c.dstArray, c.dstPitch, c.dstHeight,
+                  c.dstXInBytes, c.dstY, c.dstZ, c.WidthInBytes);
 }
 
 Side source(const CUDA_MEMCPY3D& c) {
-  return describe(c.srcMemoryType, c.srcHost, c.srcDevice, c.srcArray, c.srcPitch, c.srcHeight, c.srcXInBytes, c.srcY,
-                  c.srcZ, c.WidthInBytes);
+  return describe(c.srcMemoryType, c.srcHost, c.srcDevice, c.srcArray, c.srcPitch, c.srcHeight,
+                  c.srcXInBytes, c.srcY, c.srcZ, c.WidthInBytes);
 }
 
-/// The bytes at `address` of a side; false where a device has nothing there (or nothing that it may write).
-bool resolve(const Device& device, bool raw, uint64_t address, uint64_t wanted, bool write, std::byte** host,
-             uint64_t* bytes) {
+/// The bytes at `address` of a side; false where a device has nothing there (or nothing that it may
+/// write).
+bool resolve(const Device& device, bool raw, uint64_t address, uint64_t wanted, bool write,
+             std::byte** host, uint64_t* bytes) {
   if (raw) {
     *host = reinterpret_cast<std::byte*>(address);
     *bytes = wanted;
     return true;
   }
   Translation at;
-  if (!Driver::get().memory.translate(device, address, &at) || (write && !at.writable)) return false;
+  if (!Driver::get().memory.translate(device, address, &at) || (write && !at.writable))
+    return false;
   *host = at.host;
   *bytes = std::min(at.bytes, wanted);
   return true;
 }
 
-bool copySpan(const Device& device, const Side& dst, uint64_t to, const Side& src, uint64_t from, uint64_t bytes) {
+bool copySpan(const Device& device, const Side& dst, uint64_t to, const Side& src, uint64_t from,
+              uint64_t bytes) {
   while (bytes != 0) {
     std::byte *target = nullptr, *origin = nullptr;
     uint64_t target_bytes = 0, origin_bytes = 0;
@@ -97,7 +103,8 @@ bool copySpan(const Device& device, const Side& dst, uint64_t to, const Side& sr
 void throttle(uint64_t bytes, std::chrono::steady_clock::time_point begun) {
   const double rate = Driver::get().settings.bandwidth;
   if (rate <= 0) return;
-  std::this_thread::sleep_until(begun + std::chrono::nanoseconds(static_cast<int64_t>(1e9 * bytes / rate)));
+  std::this_thread::sleep_until(begun +
+                                std::chrono::nanoseconds(static_cast<int64_t>(1e9 * bytes / rate)));
 }
 
 class CopyOp final : public StreamOp {
@@ -143,22 +150,24 @@ class CopyOp final : public StreamOp {
 
 std::shared_ptr<std::vector<std::byte>> stage(const CUDA_MEMCPY3D& copy) {
   const Side src = source(copy);
-  auto bytes = std::make_shared<std::vector<std::byte>>(copy.WidthInBytes * copy.Height * copy.Depth);
+  auto bytes =
+      std::make_shared<std::vector<std::byte>>(copy.WidthInBytes * copy.Height * copy.Depth);
   std::byte* to = bytes->data();
   for (uint64_t z = 0; z < copy.Depth; ++z)
     for (uint64_t y = 0; y < copy.Height; ++y, to += copy.WidthInBytes)
-      std::memcpy(to, reinterpret_cast<const void*>(src.start + z * src.slice + y * src.pitch), copy.WidthInBytes);
+      std::memcpy(to, reinterpret_cast<const void*>(src.start + z * src.slice + y * src.pitch),
+                  copy.WidthInBytes);
   return bytes;
 }
 
-CUresult checkSide(CUmemorytype type, const void* host, CUdeviceptr address, CUarray handle, size_t pitch,
-                   size_t height, size_t x, size_t y, size_t z, const CUDA_MEMCPY3D& copy, const Device& device,
-                   bool write) {
+CUresult checkSide(CUmemorytype type, const void* host, CUdeviceptr address, CUarray handle,
+                   size_t pitch, size_t height, size_t x, size_t y, size_t z,
+                   const CUDA_MEMCPY3D& copy, const Device& device, bool write) {
   if (type == CU_MEMORYTYPE_ARRAY) {
     const auto array = Driver::get().arrays.find(handle);
     if (array == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    const bool inside =
-        x + copy.WidthInBytes <= array->pitch && y + copy.Height <= array->rows && z + copy.Depth <= array->slices;
+    const bool inside = x + copy.WidthInBytes <= array->pitch && y + copy.Height <= array->rows &&
+                        z + copy.Depth <= array->slices;
     return inside && x % array->element_bytes == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   }
   if (type != CU_MEMORYTYPE_HOST && type != CU_MEMORYTYPE_DEVICE && type != CU_MEMORYTYPE_UNIFIED)
@@ -166,13 +175,16 @@ CUresult checkSide(CUmemorytype type, const void* host, CUdeviceptr address, CUa
   if (pitch != 0 && pitch < copy.WidthInBytes + x && (copy.Height > 1 || copy.Depth > 1))
     return CUDA_ERROR_INVALID_VALUE;
   if (height != 0 && height < copy.Height + y) return CUDA_ERROR_INVALID_VALUE;
-  if ((type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(host) : address) == 0) return CUDA_ERROR_INVALID_VALUE;
-  const Side side = describe(type, host, address, handle, pitch, height, x, y, z, copy.WidthInBytes);
+  if ((type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(host) : address) == 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  const Side side =
+      describe(type, host, address, handle, pitch, height, x, y, z, copy.WidthInBytes);
   const Memory& memory = Driver::get().memory;
   // What CUDA does not know may stand on the host's side and where addresses of either kind do.
   if (type != CU_MEMORYTYPE_DEVICE && side.raw)
     return memory.ownAddress(side.start) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-  const uint64_t bytes = (copy.Depth - 1) * side.slice + (copy.Height - 1) * side.pitch + copy.WidthInBytes;
+  const uint64_t bytes =
+      (copy.Depth - 1) * side.slice + (copy.Height - 1) * side.pitch + copy.WidthInBytes;
   return memory.covers(device, side.start, bytes, write) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -184,12 +196,14 @@ OperandPlace placeOf(uint64_t address) {
     // VRAM or host memory: what counts is who can get at it.
     OperandPlace place{Kind::kVmm};
     for (size_t device = 0; device < mapping.access.size(); ++device)
-      if (mapping.access[device] != CU_MEM_ACCESS_FLAGS_PROT_NONE) place.devices |= uint64_t{1} << device;
+      if (mapping.access[device] != CU_MEM_ACCESS_FLAGS_PROT_NONE)
+        place.devices |= uint64_t{1} << device;
     return place;
   }
   const auto allocation = memory.find(address);
   if (allocation == nullptr) return {};
-  const uint64_t devices = allocation->device != nullptr ? uint64_t{1} << allocation->device->ordinal : 0;
+  const uint64_t devices =
+      allocation->device != nullptr ? uint64_t{1} << allocation->device->ordinal : 0;
   return {Kind::kAllocation, allocation->kind, devices, allocation->context_handle};
 }
 
@@ -243,7 +257,8 @@ bool waitSatisfied(uint64_t value, uint64_t wanted, bool wide, unsigned flags) {
   switch (flags & 3) {
     case CU_STREAM_WAIT_VALUE_GEQ:
       return wide ? static_cast<int64_t>(value - wanted) >= 0
-                  : static_cast<int32_t>(static_cast<uint32_t>(value) - static_cast<uint32_t>(wanted)) >= 0;
+                  : static_cast<int32_t>(static_cast<uint32_t>(value) -
+                                         static_cast<uint32_t>(wanted)) >= 0;
     case CU_STREAM_WAIT_VALUE_EQ:
       return value == wanted;
     case CU_STREAM_WAIT_VALUE_AND:
@@ -270,12 +285,15 @@ class BatchOp final : public StreamOp {
         case CU_STREAM_MEM_OP_WRITE_VALUE_64: {
           const bool wide = op.operation == CU_STREAM_MEM_OP_WRITE_VALUE_64;
           Translation at;
-          if (!Driver::get().memory.translate(context.device(), op.writeValue.address, &at) || !at.writable)
+          if (!Driver::get().memory.translate(context.device(), op.writeValue.address, &at) ||
+              !at.writable)
             return CUDA_ERROR_ILLEGAL_ADDRESS;
           if (wide) {
-            __atomic_store_n(reinterpret_cast<uint64_t*>(at.host), op.writeValue.value64, __ATOMIC_SEQ_CST);
+            __atomic_store_n(reinterpret_cast<uint64_t*>(at.host), op.writeValue.value64,
+                             __ATOMIC_SEQ_CST);
           } else {
-            __atomic_store_n(reinterpret_cast<uint32_t*>(at.host), op.writeValue.value, __ATOMIC_SEQ_CST);
+            __atomic_store_n(reinterpret_cast<uint32_t*>(at.host), op.writeValue.value,
+                             __ATOMIC_SEQ_CST);
           }
           break;
         }
@@ -295,9 +313,11 @@ class BatchOp final : public StreamOp {
       Translation at;
       if (!Driver::get().memory.translate(context.device(), op.waitValue.address, &at))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
-      const uint64_t value = wide ? __atomic_load_n(reinterpret_cast<uint64_t*>(at.host), __ATOMIC_SEQ_CST)
-                                  : __atomic_load_n(reinterpret_cast<uint32_t*>(at.host), __ATOMIC_SEQ_CST);
-      if (waitSatisfied(value, wide ? op.waitValue.value64 : op.waitValue.value, wide, op.waitValue.flags))
+      const uint64_t value =
+          wide ? __atomic_load_n(reinterpret_cast<uint64_t*>(at.host), __ATOMIC_SEQ_CST)
+               : __atomic_load_n(reinterpret_cast<uint32_t*>(at.host), __ATOMIC_SEQ_CST);
+      if (waitSatisfied(value, wide ? op.waitValue.value64 : op.waitValue.value, wide,
+                        op.waitValue.flags))
         return CUDA_SUCCESS;
       if (context.cancel) return CUDA_SUCCESS;  // the context failed: nothing that follows runs
       std::this_thread::sleep_for(pause);
@@ -309,7 +329,8 @@ class BatchOp final : public StreamOp {
 
 }  // namespace
 
-CUDA_MEMCPY3D linearCopy(CUmemorytype dst_type, CUdeviceptr dst, CUmemorytype src_type, CUdeviceptr src, size_t bytes) {
+CUDA_MEMCPY3D linearCopy(CUmemorytype dst_type, CUdeviceptr dst, CUmemorytype src_type,
+                         CUdeviceptr src, size_t bytes) {
   CUDA_MEMCPY3D copy{};
   copy.dstMemoryType = dst_type;
   copy.dstHost = reinterpret_cast<void*>(dst);
@@ -326,11 +347,12 @@ CUDA_MEMCPY3D linearCopy(CUmemorytype dst_type, CUdeviceptr dst, CUmemorytype sr
 CUresult checkCopy(const Device& device, const CUDA_MEMCPY3D& copy) {
   if (copy.srcLOD != 0 || copy.dstLOD != 0) return CUDA_ERROR_INVALID_VALUE;
   if (copy.WidthInBytes == 0 || copy.Height == 0 || copy.Depth == 0) return CUDA_SUCCESS;
-  if (const CUresult result = checkSide(copy.dstMemoryType, copy.dstHost, copy.dstDevice, copy.dstArray, copy.dstPitch,
-                                        copy.dstHeight, copy.dstXInBytes, copy.dstY, copy.dstZ, copy, device, true))
+  if (const CUresult result =
+          checkSide(copy.dstMemoryType, copy.dstHost, copy.dstDevice, copy.dstArray, copy.dstPitch,
+                    copy.dstHeight, copy.dstXInBytes, copy.dstY, copy.dstZ, copy, device, true))
     return result;
-  return checkSide(copy.srcMemoryType, copy.srcHost, copy.srcDevice, copy.srcArray, copy.srcPitch, copy.srcHeight,
-                   copy.srcXInBytes, copy.srcY, copy.srcZ, copy, device, false);
+  return checkSide(copy.srcMemoryType, copy.srcHost, copy.srcDevice, copy.srcArray, copy.srcPitch,
+                   copy.srcHeight, copy.srcXInBytes, copy.srcY, copy.srcZ, copy, device, false);
 }
 
 CUresult submitCopy(const CUDA_MEMCPY3D& copy, CUstream handle, bool per_thread, CopyWait wait) {
@@ -344,7 +366,9 @@ CUresult submitCopy(const CUDA_MEMCPY3D& copy, CUstream handle, bool per_thread,
     return CUDA_SUCCESS;
   }
   const Side src = source(copy), dst = destination(copy);
-  const auto pageable = [](const Side& side) { return side.raw && !Driver::get().memory.known(side.start); };
+  const auto pageable = [](const Side& side) {
+    return side.raw && !Driver::get().memory.known(side.start);
+  };
   std::shared_ptr<std::vector<std::byte>> staged;
   bool must_wait = wait == CopyWait::kSync && !(src.device && dst.device);
   if (wait == CopyWait::kAsync && !must_wait) {
@@ -366,17 +390,20 @@ CUresult submitCopy(const CUDA_MEMCPY3D& copy, CUstream handle, bool per_thread,
 }
 
 CUresult checkMemset(const Device& device, const CUDA_MEMSET_NODE_PARAMS& set) {
-  if (set.elementSize != 1 && set.elementSize != 2 && set.elementSize != 4) return CUDA_ERROR_INVALID_VALUE;
+  if (set.elementSize != 1 && set.elementSize != 2 && set.elementSize != 4)
+    return CUDA_ERROR_INVALID_VALUE;
   if (set.width == 0 || set.height == 0) return CUDA_SUCCESS;
   if (set.dst % set.elementSize != 0) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t row = set.width * set.elementSize;
-  if (set.height > 1 && (set.pitch < row || set.pitch % set.elementSize != 0)) return CUDA_ERROR_INVALID_VALUE;
+  if (set.height > 1 && (set.pitch < row || set.pitch % set.elementSize != 0))
+    return CUDA_ERROR_INVALID_VALUE;
   return Driver::get().memory.covers(device, set.dst, (set.height - 1) * set.pitch + row, true)
              ? CUDA_SUCCESS
              : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult submitMemset(const CUDA_MEMSET_NODE_PARAMS& set, CUstream handle, bool per_thread, CopyWait wait) {
+CUresult submitMemset(const CUDA_MEMSET_NODE_PARAMS& set, CUstream handle, bool per_thread,
+                      CopyWait wait) {
   std::shared_ptr<Context> context;
   std::shared_ptr<Stream> stream;
   if (const CUresult result = requireStream(handle, per_thread, &context, &stream)) return result;
@@ -399,11 +426,14 @@ OperandPlaces placesOf(const CUDA_MEMCPY3D& copy) {
 
 OperandPlaces placesOf(const CUDA_MEMSET_NODE_PARAMS& set) { return {placeOf(set.dst), {}}; }
 
-std::unique_ptr<StreamOp> makeCopyOp(const CUDA_MEMCPY3D& copy, std::shared_ptr<std::vector<std::byte>> staged) {
+std::unique_ptr<StreamOp> makeCopyOp(const CUDA_MEMCPY3D& copy,
+                                     std::shared_ptr<std::vector<std::byte>> staged) {
   return std::make_unique<CopyOp>(copy, std::move(staged));
 }
 
-std::unique_ptr<StreamOp> makeMemsetOp(const CUDA_MEMSET_NODE_PARAMS& set) { return std::make_unique<MemsetOp>(set); }
+std::unique_ptr<StreamOp> makeMemsetOp(const CUDA_MEMSET_NODE_PARAMS& set) {
+  return std::make_unique<MemsetOp>(set);
+}
 
 std::unique_ptr<StreamOp> makeHostOp(const CUDA_HOST_NODE_PARAMS& host) {
   return makeOp("host function", [host](Context&) {
@@ -418,10 +448,12 @@ std::unique_ptr<StreamOp> makeBatchOp(std::vector<CUstreamBatchMemOpParams> ops)
 
 std::unique_ptr<StreamOp> makeNodeOp(const CaptureNode& node) {
   if (const auto* copy = std::get_if<CUDA_MEMCPY3D>(&node.params)) return makeCopyOp(*copy);
-  if (const auto* set = std::get_if<CUDA_MEMSET_NODE_PARAMS>(&node.params)) return makeMemsetOp(*set);
+  if (const auto* set = std::get_if<CUDA_MEMSET_NODE_PARAMS>(&node.params))
+    return makeMemsetOp(*set);
   if (const auto* host = std::get_if<CUDA_HOST_NODE_PARAMS>(&node.params)) return makeHostOp(*host);
   if (const auto* batch = std::get_if<BatchNode>(&node.params)) return makeBatchOp(batch->ops);
-  if (node.type == CU_GRAPH_NODE_TYPE_EMPTY) return makeOp("empty node", [](Context&) { return CUDA_SUCCESS; });
+  if (node.type == CU_GRAPH_NODE_TYPE_EMPTY)
+    return makeOp("empty node", [](Context&) { return CUDA_SUCCESS; });
   return nullptr;
 }
 

@@ -15,20 +15,24 @@ class Context;
 class Device;
 
 /// A one-dimensional copy as the general form has it.
-CUDA_MEMCPY3D linearCopy(CUmemorytype dst_type, CUdeviceptr dst, CUmemorytype src_type, CUdeviceptr src, size_t bytes);
+CUDA_MEMCPY3D linearCopy(CUmemorytype dst_type, CUdeviceptr dst, CUmemorytype src_type,
+                         CUdeviceptr src, size_t bytes);
 
 enum class CopyWait : uint8_t {
   kAsync,  // the *Async functions: waits only where memory is pageable
   kSync,   // returns when done, but for copies between device memory, which only take their turn
 };
 
-/// Checks `copy` as the driver does, and submits it (or captures it). `stream` is as the caller gave it.
+/// Checks `copy` as the driver does, and submits it (or captures it). `stream` is as the caller
+/// gave it.
 CUresult submitCopy(const CUDA_MEMCPY3D& copy, CUstream stream, bool per_thread, CopyWait wait);
 /// The same for memset; sync memsets of device memory do not wait.
-CUresult submitMemset(const CUDA_MEMSET_NODE_PARAMS& set, CUstream stream, bool per_thread, CopyWait wait);
+CUresult submitMemset(const CUDA_MEMSET_NODE_PARAMS& set, CUstream stream, bool per_thread,
+                      CopyWait wait);
 
-/// The operations alone; parameters checked by checkCopy / checkMemset. `staged` (may be null) replaces the source: the
-/// bytes of a small pageable source as they were when the call was made, tightly packed.
+/// The operations alone; parameters checked by checkCopy / checkMemset. `staged` (may be null)
+/// replaces the source: the bytes of a small pageable source as they were when the call was made,
+/// tightly packed.
 std::unique_ptr<StreamOp> makeCopyOp(const CUDA_MEMCPY3D& copy,
                                      std::shared_ptr<std::vector<std::byte>> staged = nullptr);
 std::unique_ptr<StreamOp> makeMemsetOp(const CUDA_MEMSET_NODE_PARAMS& set);
@@ -41,8 +45,9 @@ std::unique_ptr<StreamOp> makeBatchOp(std::vector<CUstreamBatchMemOpParams> ops)
 CUresult checkCopy(const Device& device, const CUDA_MEMCPY3D& copy);
 CUresult checkMemset(const Device& device, const CUDA_MEMSET_NODE_PARAMS& set);
 
-/// What counts of an operand when a copy or memset of an executable graph changes: what kind of memory it is, by which devices it
-/// is mapped, and the context that it was allocated in (null where memory has none).
+/// What counts of an operand when a copy or memset of an executable graph changes: what kind of
+/// memory it is, by which devices it is mapped, and the context that it was allocated in (null
+/// where memory has none).
 struct OperandPlace {
   enum class Kind : uint8_t { kPageable, kAllocation, kVmm } kind = Kind::kPageable;
   AllocationKind allocation = AllocationKind::kDevice;

@@ -8,7 +8,8 @@ namespace olpager::simgpu {
 
 namespace {
 
-/// Attributes that every simulated device answers alike: those of an SM 9.0 part, scaled to what is simulated.
+/// Attributes that every simulated device answers alike: those of an SM 9.0 part, scaled to what is
+/// simulated.
 const std::unordered_map<int, int>& attributes() {
   static const auto* const table = new std::unordered_map<int, int>{
       {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},

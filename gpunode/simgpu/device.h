@@ -1,5 +1,5 @@
-// The root of the simulated GPU: the settings, the devices, the process-wide tables. Made by cuInit, never destroyed
-// (programs call the driver from exit handlers); a forked child has none.
+// The root of the simulated GPU: the settings, the devices, the process-wide tables. Made by
+// cuInit, never destroyed (programs call the driver from exit handlers); a forked child has none.
 #pragma once
 
 #include <cuda.h>
@@ -38,14 +38,16 @@ struct Settings {
   bool host_numa = true;
   bool param_info = true;
   int capability = 90;  // compute capability, 10 * major + minor
-  // Most shared memory of a block, in bytes, when a kernel has opted in: of each of the machine's devices, the last of all others.
+  // Most shared memory of a block, in bytes, when a kernel has opted in: of each of the machine's
+  // devices, the last of all others.
   std::vector<int> shared_memory = {232448};
-  unsigned shared_pins = 1;        // of memory that is mapped shared: 0 none can be registered, 1 all, 2 every second
+  unsigned shared_pins =
+      1;  // of memory that is mapped shared: 0 none can be registered, 1 all, 2 every second
   unsigned connections = 0;        // queues that the streams of a device share; 0: one each
   double bandwidth = 0;            // bytes per second of one copy; 0: as fast as the host
   unsigned threads = 0;            // of the worker pool; 0: one per core
   bool dead_contexts_end = false;  // a destroyed context that is named again ends the process
-  bool extras = false;             // what an H200 can't do: decompression, one kernel on several devices
+  bool extras = false;  // what an H200 can't do: decompression, one kernel on several devices
 };
 
 /// A device's page table as kernels see it.
@@ -53,7 +55,9 @@ class KernelAddressSpace final : public ptx::AddressSpace {
  public:
   explicit KernelAddressSpace(PageTable& pages) : pages_(pages) {}
   bool translate(std::uint64_t va, bool write, ptx::Translation& out) override;
-  const std::atomic<std::uint64_t>& generation() const override { return pages_.generationCounter(); }
+  const std::atomic<std::uint64_t>& generation() const override {
+    return pages_.generationCounter();
+  }
   void enterSlice() override { pages_.enterSlice(); }
   void leaveSlice() override { pages_.leaveSlice(); }
 
@@ -82,11 +86,12 @@ class Device {
   /// The primary context: one object, and so one handle, for the life of the process.
   std::shared_ptr<Context> primary;
   int primary_references = 0;  // under Driver::primary_mutex
-  /// The fault that a kernel ended with, else CUDA_SUCCESS. As on hardware nothing brings the device back to this
-  /// process after one: no reset, no new context.
+  /// The fault that a kernel ended with, else CUDA_SUCCESS. As on hardware nothing brings the
+  /// device back to this process after one: no reset, no new context.
   std::atomic<CUresult> lost{CUDA_SUCCESS};
 
-  /// OL_SIM_CONNECTIONS: what each queue that streams share ends with. Empty: each stream has its own.
+  /// OL_SIM_CONNECTIONS: what each queue that streams share ends with. Empty: each stream has its
+  /// own.
   struct Connections {
     std::mutex mutex;  // in submission only, over Stream::mutex
     std::vector<StreamPoint> last;
@@ -102,8 +107,8 @@ class Driver {
  public:
   /// After a successful requireInit().
   static Driver& get();
-  /// As cuInit: makes the driver once; CUDA_ERROR_NO_DEVICE or INVALID_VALUE for settings that make no sense (with a
-  /// line on stderr).
+  /// As cuInit: makes the driver once; CUDA_ERROR_NO_DEVICE or INVALID_VALUE for settings that make
+  /// no sense (with a line on stderr).
   static CUresult init();
   static bool initialized();
 

@@ -24,13 +24,15 @@ std::string uuidText(const Settings& settings, int number) {
   std::string text = "GPU-";
   for (size_t i = 0; i < uuid.size(); ++i) {
     char byte[4];
-    std::snprintf(byte, sizeof byte, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", uuid[i]);
+    std::snprintf(byte, sizeof byte, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x",
+                  uuid[i]);
     text += byte;
   }
   return text;
 }
 
-// The device that a word of CUDA_VISIBLE_DEVICES names: a number, or a beginning of one UUID. -1: none, or several.
+// The device that a word of CUDA_VISIBLE_DEVICES names: a number, or a beginning of one UUID. -1:
+// none, or several.
 int deviceNamed(const Settings& settings, const std::string& word) {
   if (word.empty()) return -1;
   char* end = nullptr;
@@ -45,8 +47,8 @@ int deviceNamed(const Settings& settings, const std::string& word) {
   return found;
 }
 
-// CUDA_VISIBLE_DEVICES: what it names, in its order. The first word that names no device ends the list; a device that is named twice leaves
-// none.
+// CUDA_VISIBLE_DEVICES: what it names, in its order. The first word that names no device ends the
+// list; a device that is named twice leaves none.
 std::vector<int> visibleDevices(const Settings& settings) {
   std::vector<int> visible;
   const char* const wanted = std::getenv("CUDA_VISIBLE_DEVICES");
@@ -57,7 +59,9 @@ std::vector<int> visibleDevices(const Settings& settings) {
   std::stringstream words(wanted);
   for (std::string word; std::getline(words, word, ',');) {
     const size_t first = word.find_first_not_of(' '), last = word.find_last_not_of(' ');
-    const int device = first != std::string::npos ? deviceNamed(settings, word.substr(first, last - first + 1)) : -1;
+    const int device = first != std::string::npos
+                           ? deviceNamed(settings, word.substr(first, last - first + 1))
+                           : -1;
     if (device < 0) break;
     if (std::find(visible.begin(), visible.end(), device) != visible.end()) return {};
     visible.push_back(device);
@@ -71,7 +75,8 @@ Driver::Driver(Settings chosen) : settings(chosen) {
   for (const int number : visibleDevices(settings)) {
     auto device = std::make_unique<Device>(static_cast<int>(devices.size()), number, settings);
     const uint64_t handle = newHandleValue(HandleKind::kContext);
-    device->primary = std::make_shared<Context>(*device, reinterpret_cast<CUcontext>(handle), 0, 0, true);
+    device->primary =
+        std::make_shared<Context>(*device, reinterpret_cast<CUcontext>(handle), 0, 0, true);
     contexts.set(handle, device->primary);
     devices.push_back(std::move(device));
   }
@@ -95,17 +100,20 @@ CUresult Driver::init() {
   try {
     g_driver.store(new Driver(settings.value()), std::memory_order_release);
   } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "olsimcuda: no address space for %d device(s) with %llu bytes of VRAM each\n",
-                 settings.value().devices, static_cast<unsigned long long>(settings.value().vram_bytes));
+    std::fprintf(
+        stderr, "olsimcuda: no address space for %d device(s) with %llu bytes of VRAM each\n",
+        settings.value().devices, static_cast<unsigned long long>(settings.value().vram_bytes));
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  // The streams' threads do not exist in a forked child, so nothing of ours can work there: every call says so.
+  // The streams' threads do not exist in a forked child, so nothing of ours can work there: every
+  // call says so.
   pthread_atfork(nullptr, nullptr, [] { g_forked.store(true, std::memory_order_relaxed); });
   return CUDA_SUCCESS;
 }
 
 Device* Driver::device(CUdevice ordinal) {
-  return ordinal >= 0 && static_cast<size_t>(ordinal) < devices.size() ? devices[ordinal].get() : nullptr;
+  return ordinal >= 0 && static_cast<size_t>(ordinal) < devices.size() ? devices[ordinal].get()
+                                                                       : nullptr;
 }
 
 ptx::Executor& Driver::executor() {
@@ -114,7 +122,9 @@ ptx::Executor& Driver::executor() {
 }
 
 CUresult requireInit() {
-  return Driver::initialized() && !g_forked.load(std::memory_order_relaxed) ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+  return Driver::initialized() && !g_forked.load(std::memory_order_relaxed)
+             ? CUDA_SUCCESS
+             : CUDA_ERROR_NOT_INITIALIZED;
 }
 
 CUresult notSupported(const char* function) {

@@ -11,7 +11,8 @@ namespace olpager::simgpu {
 namespace {
 
 int64_t now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
 
@@ -33,7 +34,8 @@ void Event::set(State state) {
 CUresult recordEvent(Event& event, Context& context, Stream& stream, bool external) {
   if (auto session = stream.captureSession()) {
     if (external) {
-      return captureNode(stream, {CU_GRAPH_NODE_TYPE_EVENT_RECORD, context.handle(), EventNode{event.handle()}});
+      return captureNode(
+          stream, {CU_GRAPH_NODE_TYPE_EVENT_RECORD, context.handle(), EventNode{event.handle()}});
     }
     Event::State state;
     {
@@ -65,7 +67,8 @@ CUresult waitEvent(Event& event, Context& context, Stream& stream, bool external
   auto session = stream.captureSession();
   if (external) {
     if (session != nullptr)
-      return captureNode(stream, {CU_GRAPH_NODE_TYPE_WAIT_EVENT, context.handle(), EventNode{event.handle()}});
+      return captureNode(
+          stream, {CU_GRAPH_NODE_TYPE_WAIT_EVENT, context.handle(), EventNode{event.handle()}});
   }
   if (state.capture != nullptr) {
     auto joined = state.capture;
@@ -88,7 +91,8 @@ CUresult waitEvent(Event& event, Context& context, Stream& stream, bool external
     CaptureSession::Member* member = joined->member(stream);
     if (member == nullptr) return CUDA_ERROR_ILLEGAL_STATE;
     for (CUgraphNode node : state.nodes)
-      if (std::find(member->tail.begin(), member->tail.end(), node) == member->tail.end()) member->tail.push_back(node);
+      if (std::find(member->tail.begin(), member->tail.end(), node) == member->tail.end())
+        member->tail.push_back(node);
     return CUDA_SUCCESS;
   }
   if (session != nullptr) {
@@ -99,7 +103,8 @@ CUresult waitEvent(Event& event, Context& context, Stream& stream, bool external
   if (!state.recorded) return CUDA_SUCCESS;
   if (stream.handle() == CU_STREAM_LEGACY)
     if (const CUresult result = context.checkLegacyCapture()) return result;
-  context.submit(stream, makeOp("event wait", [](Context&) { return CUDA_SUCCESS; }), {std::move(state.point)});
+  context.submit(stream, makeOp("event wait", [](Context&) { return CUDA_SUCCESS; }),
+                 {std::move(state.point)});
   return CUDA_SUCCESS;
 }
 

@@ -1,5 +1,6 @@
-// Events. States: unrecorded (complete) -> recorded (complete when its place in a stream is) or captured (a place in a
-// graph; only a stream may wait for it). Moved by recording, under Event::mutex.
+// Events. States: unrecorded (complete) -> recorded (complete when its place in a stream is) or
+// captured (a place in a graph; only a stream may wait for it). Moved by recording, under
+// Event::mutex.
 #pragma once
 
 #include <cuda.h>
@@ -44,7 +45,8 @@ class Event {
   State state_;
 };
 
-/// Records `event` in `stream` (of `context`): into its capture when it is in one, unless `external`.
+/// Records `event` in `stream` (of `context`): into its capture when it is in one, unless
+/// `external`.
 CUresult recordEvent(Event& event, Context& context, Stream& stream, bool external);
 /// Has `stream` wait for what `event` was last recorded as.
 CUresult waitEvent(Event& event, Context& context, Stream& stream, bool external);

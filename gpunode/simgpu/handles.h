@@ -1,5 +1,6 @@
-// Handles that are numbers, not addresses: a destroyed or invented handle is found out, never dereferenced.
-// Handle values are unique in the process and never reused. Thread-safety: all members from any thread.
+// Handles that are numbers, not addresses: a destroyed or invented handle is found out, never
+// dereferenced. Handle values are unique in the process and never reused. Thread-safety: all
+// members from any thread.
 #pragma once
 
 #include <atomic>
@@ -39,7 +40,8 @@ inline std::atomic<uint64_t> next_handle_serial{1};
 
 /// A new handle value: (kind << 40) | (serial << 4). Never 0, 1, 2 or anything below 2^40.
 inline uint64_t newHandleValue(HandleKind kind) {
-  return (static_cast<uint64_t>(kind) << 40) | (next_handle_serial.fetch_add(1, std::memory_order_relaxed) << 4);
+  return (static_cast<uint64_t>(kind) << 40) |
+         (next_handle_serial.fetch_add(1, std::memory_order_relaxed) << 4);
 }
 
 /// handle value -> shared object.
@@ -72,8 +74,10 @@ class HandleTable {
   /// A value of this kind that exists, or did.
   template <typename Handle>
   bool wasGivenOut(Handle* handle) const {
-    const uint64_t kind = static_cast<uint64_t>(kind_) << 40, value = reinterpret_cast<uint64_t>(handle);
-    return value > kind && value < (kind | (next_handle_serial.load(std::memory_order_relaxed) << 4));
+    const uint64_t kind = static_cast<uint64_t>(kind_) << 40,
+                   value = reinterpret_cast<uint64_t>(handle);
+    return value > kind &&
+           value < (kind | (next_handle_serial.load(std::memory_order_relaxed) << 4));
   }
   /// Takes the object out; null when it was not there.
   std::shared_ptr<T> remove(uint64_t value) {

@@ -6,7 +6,8 @@
 namespace olpager::simgpu {
 
 HostCallbacks& HostCallbacks::get() {
-  static HostCallbacks* callbacks = new HostCallbacks;  // never destroyed: its thread outlives exit handlers
+  static HostCallbacks* callbacks =
+      new HostCallbacks;  // never destroyed: its thread outlives exit handlers
   return *callbacks;
 }
 

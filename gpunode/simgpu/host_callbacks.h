@@ -1,5 +1,5 @@
-// The thread that runs the program's host functions (cuLaunchHostFunc, cuStreamAddCallback): one after the other, off
-// the stream's own thread, as drivers do.
+// The thread that runs the program's host functions (cuLaunchHostFunc, cuStreamAddCallback): one
+// after the other, off the stream's own thread, as drivers do.
 #pragma once
 
 #include <condition_variable>

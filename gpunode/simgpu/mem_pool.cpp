@@ -97,7 +97,8 @@ void MemPool::joinFree() {
     if (next == blocks_.end()) break;
     Block &a = it->second, &b = next->second;
     const bool done = a.free_after.complete() && b.free_after.complete();
-    const bool joins = a.chunk == b.chunk && !a.used && !b.used && (done || a.free_after.stream == b.free_after.stream);
+    const bool joins = a.chunk == b.chunk && !a.used && !b.used &&
+                       (done || a.free_after.stream == b.free_after.stream);
     if (!joins) {
       it = next;
       continue;
@@ -118,7 +119,8 @@ uint64_t MemPool::releaseLocked(uint64_t keep) {
   joinFree();
   for (auto it = blocks_.begin(); it != blocks_.end() && reserved_ > keep;) {
     const Block& block = it->second;
-    if (block.used || it->first != block.chunk || block.bytes != chunks_[block.chunk] || !block.free_after.complete()) {
+    if (block.used || it->first != block.chunk || block.bytes != chunks_[block.chunk] ||
+        !block.free_after.complete()) {
       ++it;
       continue;
     }
@@ -179,7 +181,8 @@ CUresult MemPool::allocate(Context& context, Stream& stream, uint64_t bytes, CUd
       if (it != blocks_.end()) {
         Block& block = it->second;
         if (block.bytes > need) {
-          blocks_.emplace(it->first + need, Block{block.bytes - need, block.chunk, false, 0, block.free_after});
+          blocks_.emplace(it->first + need,
+                          Block{block.bytes - need, block.chunk, false, 0, block.free_after});
           block.bytes = need;
         }
         block.used = true;
@@ -195,7 +198,8 @@ CUresult MemPool::allocate(Context& context, Stream& stream, uint64_t bytes, CUd
         if (!block.used && !block.free_after.complete()) pending.push_back(block.free_after);
     }
     // Memory that earlier work gives back will do, once that work is done.
-    if (attempt >= 2 || (pending.empty() && !releaseUnused(device_))) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (attempt >= 2 || (pending.empty() && !releaseUnused(device_)))
+      return CUDA_ERROR_OUT_OF_MEMORY;
     for (const StreamPoint& point : pending) point.wait();
   }
 }
@@ -230,15 +234,18 @@ bool MemPool::giveBack(CUdeviceptr address, StreamPoint after) {
 
 CUresult MemPool::free(Context& context, Stream& stream, CUdeviceptr address) {
   if (!Driver::get().memory.removePoolAllocation(address)) return CUDA_ERROR_INVALID_VALUE;
-  // A pool that has been destroyed goes with its last allocation, but not before the stream has come to that.
+  // A pool that has been destroyed goes with its last allocation, but not before the stream has
+  // come to that.
   StreamPoint point = context.submit(
-      stream, makeOp("stream-ordered free", [pool = shared_from_this()](Context&) { return CUDA_SUCCESS; }));
+      stream, makeOp("stream-ordered free",
+                     [pool = shared_from_this()](Context&) { return CUDA_SUCCESS; }));
   return giveBack(address, std::move(point)) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult MemPool::freeNow(const Allocation& allocation) {
   const auto pool = Driver::get().pools.find(allocation.pool);
-  if (pool == nullptr || !Driver::get().memory.removePoolAllocation(allocation.base)) return CUDA_ERROR_INVALID_VALUE;
+  if (pool == nullptr || !Driver::get().memory.removePoolAllocation(allocation.base))
+    return CUDA_ERROR_INVALID_VALUE;
   (void)pool->giveBack(allocation.base, {});
   return CUDA_SUCCESS;
 }
@@ -282,7 +289,7 @@ CUresult MemPool::setAttribute(CUmemPool_attribute attribute, const void* value)
       std::memcpy(&number, value, sizeof number);
       (attribute == CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES ? follow_events_
        : attribute == CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC     ? opportunistic_
-                                                                    : internal_dependencies_) = number;
+                                                                : internal_dependencies_) = number;
       return CUDA_SUCCESS;
     case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
       std::memcpy(&wide, value, sizeof wide);
@@ -303,9 +310,11 @@ CUresult MemPool::setAttribute(CUmemPool_attribute attribute, const void* value)
 CUresult MemPool::setAccess(int viewer, CUmemAccess_flags flags) {
   Device* other = Driver::get().device(viewer);
   if (other == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  if (other == &device_) return flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  if (other == &device_)
+    return flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   // Page tables know peers by device, not by pool: enabling one pool enables the device's memory.
-  if (flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE) Driver::get().memory.setPeer(device_, *other, true);
+  if (flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+    Driver::get().memory.setPeer(device_, *other, true);
   std::scoped_lock lock(mutex_);
   access_[viewer] = flags;
   return CUDA_SUCCESS;

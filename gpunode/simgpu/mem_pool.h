@@ -1,9 +1,10 @@
-// Stream-ordered memory pools. A pool takes device memory in chunks of whole 2 MiB pages and cuts them into blocks; a
-// block given back in a stream is reused at once by that stream, and by others when the work before the free is done.
+// Stream-ordered memory pools. A pool takes device memory in chunks of whole 2 MiB pages and cuts
+// them into blocks; a block given back in a stream is reused at once by that stream, and by others
+// when the work before the free is done.
 //
-// States of a block: in use -> freed (behind a place in a stream) -> in use again. A chunk without blocks in use goes
-// back to the device when the pool is trimmed: by a call, at synchronization above the release threshold, or when
-// somebody runs out of memory. Moved under MemPool::mutex.
+// States of a block: in use -> freed (behind a place in a stream) -> in use again. A chunk without
+// blocks in use goes back to the device when the pool is trimmed: by a call, at synchronization
+// above the release threshold, or when somebody runs out of memory. Moved under MemPool::mutex.
 #pragma once
 
 #include <cuda.h>

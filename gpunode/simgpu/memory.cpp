@@ -22,7 +22,8 @@ uint64_t roundUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / un
 std::byte* hostPages(uint64_t bytes) {
   // Large regions are placed at 2 MiB, so that they take whole entries of the page tables.
   const uint64_t align = bytes >= kPageBytes ? kPageBytes : kSmallPageBytes;
-  void* reserved = mmap(nullptr, bytes + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* reserved =
+      mmap(nullptr, bytes + align, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (reserved == MAP_FAILED) return nullptr;
   const uint64_t start = reinterpret_cast<uint64_t>(reserved);
   const uint64_t aligned = roundUp(start, align);
@@ -43,11 +44,12 @@ uint64_t newBufferId() {
   return ids.fetch_add(1, std::memory_order_relaxed);
 }
 
-// --- addresses ------------------------------------------------------------------------------------------------------
+// --- addresses -----------------------------------------------------------------------------------
 
 bool AddressArena::grow(uint64_t bytes) {
   const uint64_t size = std::max(kArenaStep, roundUp(bytes + 2 * kPageBytes, kArenaStep));
-  void* reserved = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* reserved =
+      mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) return false;
   const uint64_t start = roundUp(reinterpret_cast<uint64_t>(reserved), kPageBytes);
   spans_.emplace_back(reinterpret_cast<uint64_t>(reserved), size);
@@ -89,7 +91,7 @@ void AddressArena::give(uint64_t address, uint64_t bytes) {
   free_.erase(it);
 }
 
-// --- device memory --------------------------------------------------------------------------------------------------
+// --- device memory -------------------------------------------------------------------------------
 
 Memory::Memory() : state_(std::make_unique<State>()) {}
 Memory::~Memory() = default;
@@ -99,10 +101,11 @@ void Memory::State::mapBacking(uint64_t base, const Backing& backing, Device& vi
   for (uint64_t first = 0; first < pages;) {
     // Frames that follow each other are mapped in one go.
     uint64_t count = 1;
-    while (first + count < pages &&
-           backing.physical->page(first + count) == backing.physical->page(first) + count * kPageBytes)
+    while (first + count < pages && backing.physical->page(first + count) ==
+                                        backing.physical->page(first) + count * kPageBytes)
       ++count;
-    viewer.pages.map(base + first * kPageBytes, count * kPageBytes, backing.physical->page(first), true);
+    viewer.pages.map(base + first * kPageBytes, count * kPageBytes, backing.physical->page(first),
+                     true);
     first += count;
   }
 }
@@ -128,7 +131,8 @@ std::shared_ptr<Physical> Memory::State::displace(uint64_t base) {
   auto physical = std::move(it->second.physical);
   it->second.device->pages.unmap(base, physical->bytes());
   for (const auto& [owner, viewer] : peers)
-    if (owner == it->second.device->ordinal) Driver::get().device(viewer)->pages.unmap(base, physical->bytes());
+    if (owner == it->second.device->ordinal)
+      Driver::get().device(viewer)->pages.unmap(base, physical->bytes());
   arena.give(base, it->second.reserved);
   backings.erase(it);
   return physical;
@@ -155,7 +159,8 @@ CUresult Memory::allocate(Context& context, uint64_t bytes, AllocationKind kind,
       std::map<uint64_t, uint64_t>::iterator hole;
       for (auto& [address, candidate] : state_->blocks) {
         if (candidate.context != context.handle()) continue;
-        for (hole = candidate.free.begin(); hole != candidate.free.end() && hole->second < need;) ++hole;
+        for (hole = candidate.free.begin(); hole != candidate.free.end() && hole->second < need;)
+          ++hole;
         if (hole == candidate.free.end()) continue;
         block = &candidate;
         break;
@@ -225,7 +230,8 @@ CUresult Memory::free(CUdeviceptr address, AllocationKind kind) {
   {
     std::unique_lock lock(state_->mutex);
     auto it = state_->allocations.find(address);
-    if (it == state_->allocations.end() || it->second->kind != kind) return CUDA_ERROR_INVALID_VALUE;
+    if (it == state_->allocations.end() || it->second->kind != kind)
+      return CUDA_ERROR_INVALID_VALUE;
     allocation = it->second;
     state_->allocations.erase(it);
     switch (kind) {
@@ -239,29 +245,34 @@ CUresult Memory::free(CUdeviceptr address, AllocationKind kind) {
         return CUDA_SUCCESS;
       case AllocationKind::kManaged:
       case AllocationKind::kHost:
-        forAllDevices(
-            [&](Device& device) { device.pages.unmap(address, roundUp(allocation->bytes, kSmallPageBytes)); });
+        forAllDevices([&](Device& device) {
+          device.pages.unmap(address, roundUp(allocation->bytes, kSmallPageBytes));
+        });
         break;
       case AllocationKind::kRegistered: {
         uint64_t first = address / kSmallPageBytes * kSmallPageBytes;
         uint64_t end = roundUp(address + allocation->bytes, kSmallPageBytes);
         // A page that a neighbouring registration also covers stays.
         auto next = state_->allocations.lower_bound(address);
-        if (next != state_->allocations.end() && next->second->kind == AllocationKind::kRegistered &&
+        if (next != state_->allocations.end() &&
+            next->second->kind == AllocationKind::kRegistered &&
             next->first / kSmallPageBytes * kSmallPageBytes < end)
           end -= kSmallPageBytes;
         if (next != state_->allocations.begin()) {
           auto before = std::prev(next);
-          if (before->second->kind == AllocationKind::kRegistered && before->first + before->second->bytes > first)
+          if (before->second->kind == AllocationKind::kRegistered &&
+              before->first + before->second->bytes > first)
             first += kSmallPageBytes;
         }
-        if (first < end) forAllDevices([&](Device& device) { device.pages.unmap(first, end - first); });
+        if (first < end)
+          forAllDevices([&](Device& device) { device.pages.unmap(first, end - first); });
         break;
       }
     }
   }
   forAllDevices([](Device& device) { device.pages.waitForReaders(); });
-  if (kind != AllocationKind::kRegistered) munmap(allocation->host, roundUp(allocation->bytes, kSmallPageBytes));
+  if (kind != AllocationKind::kRegistered)
+    munmap(allocation->host, roundUp(allocation->bytes, kSmallPageBytes));
   return CUDA_SUCCESS;
 }
 
@@ -270,7 +281,8 @@ void Memory::freeContext(const Context& context) {
   {
     std::shared_lock lock(state_->mutex);
     for (const auto& [base, allocation] : state_->allocations)
-      if (allocation->context_handle == context.handle() && allocation->kind != AllocationKind::kPool)
+      if (allocation->context_handle == context.handle() &&
+          allocation->kind != AllocationKind::kPool)
         own.push_back(allocation);
   }
   for (const auto& allocation : own) (void)free(allocation->base, allocation->kind);
@@ -303,7 +315,8 @@ void Memory::givePoolMemory(uint64_t address) {
   lock.unlock();
 }
 
-void Memory::addPoolAllocation(Context& context, CUmemoryPool pool, uint64_t address, uint64_t bytes) {
+void Memory::addPoolAllocation(Context& context, CUmemoryPool pool, uint64_t address,
+                               uint64_t bytes) {
   auto allocation = std::make_shared<Allocation>();
   allocation->base = address;
   allocation->bytes = bytes;
@@ -325,12 +338,12 @@ bool Memory::removePoolAllocation(uint64_t address) {
   return true;
 }
 
-// --- host memory ----------------------------------------------------------------------------------------------------
+// --- host memory ---------------------------------------------------------------------------------
 
 namespace {
 
-std::shared_ptr<Allocation> hostAllocation(Context& context, std::byte* host, uint64_t bytes, AllocationKind kind,
-                                           unsigned flags) {
+std::shared_ptr<Allocation> hostAllocation(Context& context, std::byte* host, uint64_t bytes,
+                                           AllocationKind kind, unsigned flags) {
   auto allocation = std::make_shared<Allocation>();
   allocation->base = reinterpret_cast<uint64_t>(host);
   allocation->bytes = bytes;
@@ -363,8 +376,10 @@ CUresult Memory::allocateHost(Context& context, uint64_t bytes, unsigned flags, 
   return CUDA_SUCCESS;
 }
 
-CUresult Memory::allocateManaged(Context& context, uint64_t bytes, unsigned flags, CUdeviceptr* out) {
-  if (bytes == 0 || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST)) return CUDA_ERROR_INVALID_VALUE;
+CUresult Memory::allocateManaged(Context& context, uint64_t bytes, unsigned flags,
+                                 CUdeviceptr* out) {
+  if (bytes == 0 || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
+    return CUDA_ERROR_INVALID_VALUE;
   const uint64_t size = roundUp(bytes, kSmallPageBytes);
   if (size < bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   std::byte* host = hostPages(size);
@@ -382,10 +397,12 @@ CUresult Memory::registerHost(Context& context, void* pointer, uint64_t bytes, u
   if (base == 0 || bytes == 0 || base + bytes < base) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t first = base / kSmallPageBytes * kSmallPageBytes;
   const uint64_t end = roundUp(base + bytes, kSmallPageBytes);
-  if (msync(reinterpret_cast<void*>(first), end - first, MS_ASYNC) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (msync(reinterpret_cast<void*>(first), end - first, MS_ASYNC) != 0)
+    return CUDA_ERROR_INVALID_VALUE;
   std::unique_lock lock(state_->mutex);
   if (state_->arena.contains(base)) return CUDA_ERROR_INVALID_VALUE;
-  if (auto it = state_->allocations.lower_bound(base); it != state_->allocations.end() && it->first < base + bytes)
+  if (auto it = state_->allocations.lower_bound(base);
+      it != state_->allocations.end() && it->first < base + bytes)
     return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   if (auto it = state_->allocations.lower_bound(base); it != state_->allocations.begin()) {
     const Allocation& before = *std::prev(it)->second;
@@ -396,16 +413,17 @@ CUresult Memory::registerHost(Context& context, void* pointer, uint64_t bytes, u
     const auto& [start, size] = *std::prev(it);
     if (base < start + size) return CUDA_ERROR_INVALID_VALUE;
   }
-  auto allocation =
-      hostAllocation(context, static_cast<std::byte*>(pointer), bytes, AllocationKind::kRegistered, flags);
+  auto allocation = hostAllocation(context, static_cast<std::byte*>(pointer), bytes,
+                                   AllocationKind::kRegistered, flags);
   const bool writable = (flags & CU_MEMHOSTREGISTER_READ_ONLY) == 0;
-  forAllDevices(
-      [&](Device& device) { device.pages.map(first, end - first, reinterpret_cast<std::byte*>(first), writable); });
+  forAllDevices([&](Device& device) {
+    device.pages.map(first, end - first, reinterpret_cast<std::byte*>(first), writable);
+  });
   state_->allocations[base] = std::move(allocation);
   return CUDA_SUCCESS;
 }
 
-// --- lookup ---------------------------------------------------------------------------------------------------------
+// --- lookup --------------------------------------------------------------------------------------
 
 const std::shared_ptr<Allocation>* Memory::State::allocationAt(uint64_t address) const {
   auto it = allocations.upper_bound(address);
@@ -424,7 +442,8 @@ bool Memory::covers(const Device& device, uint64_t address, uint64_t bytes, bool
   std::shared_lock lock(state_->mutex);
   if (const auto* allocation = state_->allocationAt(address)) {
     // Allocations are rounded up inside their block, as far as which nobody is stopped.
-    const uint64_t most = roundUp((*allocation)->bytes, kSmallAlign), at = address - (*allocation)->base;
+    const uint64_t most = roundUp((*allocation)->bytes, kSmallAlign),
+                   at = address - (*allocation)->base;
     return at <= most && bytes <= most - at;
   }
   if (address + bytes < address) return false;
@@ -432,7 +451,8 @@ bool Memory::covers(const Device& device, uint64_t address, uint64_t bytes, bool
     const VmmMapping* mapping = state_->mappingAt(at);
     if (mapping == nullptr) return false;
     const CUmemAccess_flags access = mapping->access[device.ordinal];
-    if (access == CU_MEM_ACCESS_FLAGS_PROT_NONE || (write && access != CU_MEM_ACCESS_FLAGS_PROT_READWRITE))
+    if (access == CU_MEM_ACCESS_FLAGS_PROT_NONE ||
+        (write && access != CU_MEM_ACCESS_FLAGS_PROT_READWRITE))
       return false;
     at = mapping->base + mapping->bytes;
   }
@@ -455,7 +475,8 @@ bool Memory::translate(const Device& device, uint64_t address, Translation* out)
   if (device.pages.translate(address, out)) return true;
   if (Driver::get().devices.size() == 1) return false;
   const auto allocation = find(address);
-  return allocation != nullptr && allocation->device != nullptr && allocation->device->pages.translate(address, out);
+  return allocation != nullptr && allocation->device != nullptr &&
+         allocation->device->pages.translate(address, out);
 }
 
 }  // namespace olpager::simgpu

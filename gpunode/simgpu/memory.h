@@ -1,10 +1,12 @@
-// Memory of the simulated GPUs: physical frames of VRAM and host chunks, virtual addresses, mappings, and the table of
-// allocations that pointer attributes are answered from. One object for the process (unified addressing: an address
-// means one thing whatever the device), one page table and one Vram for each device.
+// Memory of the simulated GPUs: physical frames of VRAM and host chunks, virtual addresses,
+// mappings, and the table of allocations that pointer attributes are answered from. One object for
+// the process (unified addressing: an address means one thing whatever the device), one page table
+// and one Vram for each device.
 //
-// Every device address is reserved with PROT_NONE in the process, so the CPU faults on device memory as it does with a
-// driver; VRAM itself is an anonymous mapping elsewhere that only the page tables lead to.
-// Thread-safety: all members from any thread. Errors are CUresults as the driver gives them.
+// Every device address is reserved with PROT_NONE in the process, so the CPU faults on device
+// memory as it does with a driver; VRAM itself is an anonymous mapping elsewhere that only the page
+// tables lead to. Thread-safety: all members from any thread. Errors are CUresults as the driver
+// gives them.
 #pragma once
 
 #include <cuda.h>
@@ -27,8 +29,8 @@ class Device;
 /// One device's VRAM: frames of 2 MiB. Exact: what is taken is not free.
 class Vram {
  public:
-  /// `readers`: the page table whose readers must be gone before frames are reused. std::bad_alloc when the process has
-  /// no address space for it.
+  /// `readers`: the page table whose readers must be gone before frames are reused. std::bad_alloc
+  /// when the process has no address space for it.
   Vram(uint64_t bytes, bool scribble, PageTable* readers);
   ~Vram();
   Vram(const Vram&) = delete;
@@ -57,13 +59,15 @@ class Vram {
   size_t next_ = 0;     // where the search for free frames goes on
 };
 
-/// Physical memory behind one handle (cuMemCreate) or one allocation; freed with its last reference.
+/// Physical memory behind one handle (cuMemCreate) or one allocation; freed with its last
+/// reference.
 class Physical {
  public:
   /// In VRAM; null when the device has too little.
   static std::shared_ptr<Physical> inVram(Device& device, uint64_t bytes);
   /// In VRAM or host RAM, in a memfd that other processes can import.
-  static std::shared_ptr<Physical> shared(Device* device, uint64_t bytes, const CUmemAllocationProp& properties);
+  static std::shared_ptr<Physical> shared(Device* device, uint64_t bytes,
+                                          const CUmemAllocationProp& properties);
   static std::shared_ptr<Physical> import(int fd, CUresult* error);
   /// In host RAM, mappable for the CPU at any address.
   static std::shared_ptr<Physical> inHost(uint64_t bytes);
@@ -128,8 +132,8 @@ struct Allocation {
   Advice advice;  // under advice_mutex
 };
 
-/// Device virtual addresses that the driver chooses itself: carved from PROT_NONE reservations, 2 MiB-aligned, with an
-/// unmapped page behind each.
+/// Device virtual addresses that the driver chooses itself: carved from PROT_NONE reservations, 2
+/// MiB-aligned, with an unmapped page behind each.
 class AddressArena {
  public:
   /// 0 when the process has no room.
@@ -158,12 +162,12 @@ class Memory {
   Memory();
   ~Memory();
 
-  // --- allocations ---------------------------------------------------------------------------------------------------
+  // --- allocations -------------------------------------------------------------------------------
   /// Device memory in `context`, zero-filled (`kGlobal`) or undefined, 512-byte aligned.
   /// CUDA_ERROR_OUT_OF_MEMORY when the VRAM is used up.
   CUresult allocate(Context& context, uint64_t bytes, AllocationKind kind, CUdeviceptr* out);
-  /// Frees the allocation that starts at `address`; the caller has waited for its users. CUDA_ERROR_INVALID_VALUE when
-  /// none of that kind starts there.
+  /// Frees the allocation that starts at `address`; the caller has waited for its users.
+  /// CUDA_ERROR_INVALID_VALUE when none of that kind starts there.
   CUresult free(CUdeviceptr address, AllocationKind kind);
   CUresult allocateHost(Context& context, uint64_t bytes, unsigned flags, void** out);
   CUresult allocateManaged(Context& context, uint64_t bytes, unsigned flags, CUdeviceptr* out);
@@ -177,7 +181,8 @@ class Memory {
 
   // --- the stream-ordered pools' share (mem_pool.cpp)
   // ------------------------------------------------------------------
-  /// Backing of a pool block: mapped device memory that is no allocation yet. 0 when the VRAM is used up.
+  /// Backing of a pool block: mapped device memory that is no allocation yet. 0 when the VRAM is
+  /// used up.
   uint64_t takePoolMemory(Device& device, uint64_t bytes);
   void givePoolMemory(uint64_t address);
   /// Enters and removes a block of a pool in the table of allocations.
@@ -188,29 +193,33 @@ class Memory {
   // -----------------------------------------------------------------------------
   CUresult reserve(uint64_t bytes, uint64_t alignment, uint64_t hint, CUdeviceptr* out);
   CUresult unreserve(uint64_t address, uint64_t bytes);
-  CUresult create(uint64_t bytes, const CUmemAllocationProp& properties, CUmemGenericAllocationHandle* out);
+  CUresult create(uint64_t bytes, const CUmemAllocationProp& properties,
+                  CUmemGenericAllocationHandle* out);
   CUresult adopt(std::shared_ptr<Physical> physical, CUmemGenericAllocationHandle* out);
   CUresult release(CUmemGenericAllocationHandle handle);
   std::shared_ptr<Physical> physical(CUmemGenericAllocationHandle handle) const;
   CUresult retain(uint64_t address, CUmemGenericAllocationHandle* out);
-  CUresult map(uint64_t address, uint64_t bytes, uint64_t offset, CUmemGenericAllocationHandle handle);
+  CUresult map(uint64_t address, uint64_t bytes, uint64_t offset,
+               CUmemGenericAllocationHandle handle);
   CUresult unmap(uint64_t address, uint64_t bytes);
-  CUresult setAccess(uint64_t address, uint64_t bytes, const CUmemAccessDesc* descriptors, size_t count);
-  CUresult getAccess(uint64_t address, const CUmemLocation& location, unsigned long long* flags) const;
+  CUresult setAccess(uint64_t address, uint64_t bytes, const CUmemAccessDesc* descriptors,
+                     size_t count);
+  CUresult getAccess(uint64_t address, const CUmemLocation& location,
+                     unsigned long long* flags) const;
   /// The mapping that holds `address`; false when there is none.
   bool mapping(uint64_t address, VmmMapping* out) const;
   bool reservation(uint64_t address, uint64_t* base, uint64_t* bytes) const;
 
-  // --- copies --------------------------------------------------------------------------------------------------------
-  /// Whether a copy or memset on `device` may touch the whole range: one allocation holds it, or a run of VMM mappings
-  /// that the device has (write) access to.
+  // --- copies ------------------------------------------------------------------------------------
+  /// Whether a copy or memset on `device` may touch the whole range: one allocation holds it, or a
+  /// run of VMM mappings that the device has (write) access to.
   bool covers(const Device& device, uint64_t address, uint64_t bytes, bool write) const;
   /// Where the driver itself places device memory: nothing there is the program's, mapped or not.
   bool ownAddress(uint64_t address) const;
   /// Whether any device knows the address (device memory, pinned or managed memory, VMM mappings).
   bool known(uint64_t address) const;
-  /// Bytes at `address` as the copy engine of `device` sees them: through its page table, then that of the owner
-  /// (peer copies are staged). False when nothing is mapped there.
+  /// Bytes at `address` as the copy engine of `device` sees them: through its page table, then that
+  /// of the owner (peer copies are staged). False when nothing is mapped there.
   bool translate(const Device& device, uint64_t address, Translation* out) const;
 
  private:
@@ -218,7 +227,8 @@ class Memory {
   std::unique_ptr<State> state_;
 };
 
-/// A number that no other allocation or mapping of the process has had (CU_POINTER_ATTRIBUTE_BUFFER_ID).
+/// A number that no other allocation or mapping of the process has had
+/// (CU_POINTER_ATTRIBUTE_BUFFER_ID).
 uint64_t newBufferId();
 
 }  // namespace olpager::simgpu

@@ -11,7 +11,8 @@
 
 namespace olpager::simgpu {
 
-/// 2 MiB of device memory that small allocations of one context share. Freed with its last allocation.
+/// 2 MiB of device memory that small allocations of one context share. Freed with its last
+///   allocation.
 struct SmallBlock {
   CUcontext context = nullptr;
   Device* device = nullptr;
@@ -38,11 +39,12 @@ struct Memory::State {
   std::map<uint64_t, Backing> backings;                         // by base
   std::map<uint64_t, SmallBlock> blocks;                        // by base
   std::set<std::pair<int, int>> peers;                          // owner, viewer
-  std::map<uint64_t, uint64_t> reservations;                    // cuMemAddressReserve: base -> bytes
-  std::map<uint64_t, VmmMapping> mappings;                      // by base
+  std::map<uint64_t, uint64_t> reservations;  // cuMemAddressReserve: base -> bytes
+  std::map<uint64_t, VmmMapping> mappings;    // by base
   std::unordered_map<uint64_t, VmmHandle> handles;
 
-  /// Takes VRAM and addresses for it and maps them for the owner and its peers. 0 when either is used up.
+  /// Takes VRAM and addresses for it and maps them for the owner and its peers. 0 when either is
+  /// used up.
   uint64_t place(Device& device, uint64_t bytes);
   /// Takes the run out of the tables; the caller drops what is returned after unlocking.
   std::shared_ptr<Physical> displace(uint64_t base);

@@ -37,11 +37,13 @@ bool PageTable::translate(uint64_t address, Translation* out) const noexcept {
   if (address >> kAddressBits) return false;
   const Leaf* leaf = top_[address >> (21 + kLeafBits)].load(std::memory_order_acquire);
   if (leaf == nullptr) return false;
-  uint64_t value = leaf->entries[(address >> 21) & ((1u << kLeafBits) - 1)].load(std::memory_order_acquire);
+  uint64_t value =
+      leaf->entries[(address >> 21) & ((1u << kLeafBits) - 1)].load(std::memory_order_acquire);
   uint64_t page = kPageBytes;
   if (value & kSplit) {
     const auto* split = reinterpret_cast<const Split*>(value & ~kFlags);
-    value = split->entries[(address & (kPageBytes - 1)) / kSmallPageBytes].load(std::memory_order_acquire);
+    value = split->entries[(address & (kPageBytes - 1)) / kSmallPageBytes].load(
+        std::memory_order_acquire);
     page = kSmallPageBytes;
   }
   if (!(value & kPresent)) return false;
@@ -58,11 +60,13 @@ void PageTable::enterSlice() noexcept {
   t_slice_phase = phase;
 }
 
-void PageTable::leaveSlice() noexcept { slices_[t_slice_phase].fetch_sub(1, std::memory_order_release); }
+void PageTable::leaveSlice() noexcept {
+  slices_[t_slice_phase].fetch_sub(1, std::memory_order_release);
+}
 
 void PageTable::waitForReaders() {
-  // Two phases, as in user-space RCU: a reader that read the old phase number just before a flip is counted in one of
-  // the two counters that are waited for.
+  // Two phases, as in user-space RCU: a reader that read the old phase number just before a flip is
+  // counted in one of the two counters that are waited for.
   std::scoped_lock lock(phase_mutex_);
   for (int i = 0; i < 2; ++i) {
     const uint32_t old = slice_phase_.fetch_add(1, std::memory_order_seq_cst) & 1;
@@ -83,12 +87,14 @@ PageTable::Entry& PageTable::entryFor(uint64_t address) {
 PageTable::Split& PageTable::splitFor(Entry& entry) {
   const uint64_t value = entry.load(std::memory_order_relaxed);
   if (value & kSplit) return *reinterpret_cast<Split*>(value & ~kFlags);
-  // Split tables are aligned so that the flags fit; they stay until the table goes, since readers take no lock.
+  // Split tables are aligned so that the flags fit; they stay until the table goes, since readers
+  // take no lock.
   auto* split = new Split;
   if (value & kPresent) {
     const uint64_t host = value & ~kFlags;
     for (size_t i = 0; i < split->entries.size(); ++i)
-      split->entries[i].store((host + i * kSmallPageBytes) | (value & kFlags), std::memory_order_relaxed);
+      split->entries[i].store((host + i * kSmallPageBytes) | (value & kFlags),
+                              std::memory_order_relaxed);
   }
   entry.store(reinterpret_cast<uint64_t>(split) | kSplit, std::memory_order_release);
   return *split;
@@ -112,7 +118,8 @@ void PageTable::map(uint64_t address, uint64_t bytes, std::byte* host, bool writ
       address += kSmallPageBytes, host += kSmallPageBytes, bytes -= kSmallPageBytes;
     }
   }
-  // A replaced translation must not be used any more, and one that became writable has to be looked up again.
+  // A replaced translation must not be used any more, and one that became writable has to be looked
+  // up again.
   generation_.fetch_add(1, std::memory_order_acq_rel);
 }
 

@@ -1,9 +1,11 @@
-// One simulated device's page table: device virtual address -> bytes of this process, at 2 MiB, with 4 KiB tables below
-// an entry where host memory of any alignment is mapped. Addresses up to 2^47.
+// One simulated device's page table: device virtual address -> bytes of this process, at 2 MiB,
+// with 4 KiB tables below an entry where host memory of any alignment is mapped. Addresses up to
+// 2^47.
 //
-// Readers (kernels, copies) take no lock. What a translation points at stays mapped in the process after an unmap (VRAM
-// and host chunks have permanent aliases), so a reader that races an unmap reads old or reused bytes, never crashes; it
-// has to drop cached translations when the generation moves.
+// Readers (kernels, copies) take no lock. What a translation points at stays mapped in the process
+// after an unmap (VRAM and host chunks have permanent aliases), so a reader that races an unmap
+// reads old or reused bytes, never crashes; it has to drop cached translations when the generation
+// moves.
 #pragma once
 
 #include <array>
@@ -38,14 +40,17 @@ class PageTable {
   /// Moves with every unmap and every loss of write access. Acquire.
   const std::atomic<uint64_t>& generationCounter() const noexcept { return generation_; }
 
-  /// A reader that keeps translations brackets their use; see waitForReaders(). Not nested in one thread.
+  /// A reader that keeps translations brackets their use; see waitForReaders(). Not nested in one
+  /// thread.
   void enterSlice() noexcept;
   void leaveSlice() noexcept;
-  /// Returns when every slice that was entered before the call has been left: then nobody uses a translation that was
-  /// taken before the last unmap, and what it led to may be reused. Some milliseconds at most.
+  /// Returns when every slice that was entered before the call has been left: then nobody uses a
+  /// translation that was taken before the last unmap, and what it led to may be reused. Some
+  /// milliseconds at most.
   void waitForReaders();
 
-  /// Maps [address, + bytes), both multiples of 4 KiB, to `host` (4 KiB-aligned), replacing what was there.
+  /// Maps [address, + bytes), both multiples of 4 KiB, to `host` (4 KiB-aligned), replacing what
+  /// was there.
   void map(uint64_t address, uint64_t bytes, std::byte* host, bool writable);
   void unmap(uint64_t address, uint64_t bytes);
 

@@ -1,8 +1,9 @@
 // VRAM frames and the physical memory behind handles and allocations.
 //
-// A chunk's bytes have a permanent alias in the process: frames lie in the device's VRAM mapping; host chunks lie in
-// one sparse memfd that is mapped whole, so that a chunk costs no descriptor and no mapping; shared chunks (exportable
-// or imported) have a memfd of their own, with a page behind the bytes that says what they are.
+// A chunk's bytes have a permanent alias in the process: frames lie in the device's VRAM mapping;
+// host chunks lie in one sparse memfd that is mapped whole, so that a chunk costs no descriptor and
+// no mapping; shared chunks (exportable or imported) have a memfd of their own, with a page behind
+// the bytes that says what they are.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -26,19 +27,21 @@ constexpr uint64_t kSharedMagic = 0x6c6f6d697363756dull;
 
 /// PROT_READ | PROT_WRITE, 2 MiB-aligned; null when there is no address space.
 std::byte* mapAligned(uint64_t bytes, int flags, int fd) {
-  void* reserved = mmap(nullptr, bytes + kPageBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* reserved = mmap(nullptr, bytes + kPageBytes, PROT_NONE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (reserved == MAP_FAILED) return nullptr;
   const uint64_t start = reinterpret_cast<uint64_t>(reserved);
   const uint64_t aligned = (start + kPageBytes - 1) / kPageBytes * kPageBytes;
-  if (mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ | PROT_WRITE, flags | MAP_FIXED | MAP_NORESERVE, fd, 0) ==
-      MAP_FAILED) {
+  if (mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ | PROT_WRITE,
+           flags | MAP_FIXED | MAP_NORESERVE, fd, 0) == MAP_FAILED) {
     munmap(reserved, bytes + kPageBytes);
     return nullptr;
   }
   if (aligned != start) munmap(reserved, aligned - start);
   const uint64_t tail = start + kPageBytes - aligned;
   if (tail != 0) munmap(reinterpret_cast<void*>(aligned + bytes), tail);
-  // A forked child has no use for the GPU's memory, and the parent no use for copy-on-write faults in it.
+  // A forked child has no use for the GPU's memory, and the parent no use for copy-on-write faults
+  // in it.
   madvise(reinterpret_cast<void*>(aligned), bytes, MADV_DONTFORK);
   return reinterpret_cast<std::byte*>(aligned);
 }
@@ -96,7 +99,8 @@ class HostArena {
     for (; base_ == nullptr && bytes >= kHostArenaLeast; bytes /= 2)
       if (base::resizeFile(fd_, bytes)) base_ = mapAligned(bytes, MAP_SHARED, fd_);
     if (base_ == nullptr) return false;
-    limit_ = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+    limit_ = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
+             static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
     free_[0] = 2 * bytes;
     return true;
   }
@@ -121,7 +125,11 @@ size_t pagesOf(uint64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes; }
 }  // namespace
 
 Vram::Vram(uint64_t bytes, bool scribble, PageTable* readers)
-    : total_(bytes / kPageBytes), scribble_(scribble), readers_(readers), used_(total_), free_(total_) {
+    : total_(bytes / kPageBytes),
+      scribble_(scribble),
+      readers_(readers),
+      used_(total_),
+      free_(total_) {
   base_ = mapAligned(bytes, MAP_PRIVATE | MAP_ANONYMOUS, -1);
   if (base_ == nullptr) throw std::bad_alloc();
 }
@@ -200,7 +208,8 @@ std::shared_ptr<Physical> Physical::inHost(uint64_t bytes) {
   return made;
 }
 
-std::shared_ptr<Physical> Physical::shared(Device* device, uint64_t bytes, const CUmemAllocationProp& properties) {
+std::shared_ptr<Physical> Physical::shared(Device* device, uint64_t bytes,
+                                           const CUmemAllocationProp& properties) {
   std::shared_ptr<Physical> made(new Physical);
   const uint64_t rounded = pagesOf(bytes) * kPageBytes;
   if (device != nullptr) {
@@ -213,7 +222,8 @@ std::shared_ptr<Physical> Physical::shared(Device* device, uint64_t bytes, const
   if (made->fd_ < 0 || !base::resizeFile(made->fd_, rounded + kSmallPageBytes)) return nullptr;
   made->base_ = mapAligned(rounded + kPageBytes, MAP_SHARED, made->fd_);
   if (made->base_ == nullptr) return nullptr;
-  const SharedTrailer trailer{kSharedMagic, rounded, static_cast<uint32_t>(properties.location.type),
+  const SharedTrailer trailer{kSharedMagic, rounded,
+                              static_cast<uint32_t>(properties.location.type),
                               properties.location.id};
   std::memcpy(made->base_ + rounded, &trailer, sizeof trailer);
   made->properties = properties;
@@ -223,10 +233,12 @@ std::shared_ptr<Physical> Physical::shared(Device* device, uint64_t bytes, const
 std::shared_ptr<Physical> Physical::import(int fd, CUresult* error) {
   struct stat info {};
   *error = CUDA_ERROR_INVALID_VALUE;
-  if (fstat(fd, &info) != 0 || static_cast<uint64_t>(info.st_size) < kPageBytes + kSmallPageBytes) return nullptr;
+  if (fstat(fd, &info) != 0 || static_cast<uint64_t>(info.st_size) < kPageBytes + kSmallPageBytes)
+    return nullptr;
   const uint64_t bytes = static_cast<uint64_t>(info.st_size) - kSmallPageBytes;
   SharedTrailer trailer{};
-  if (bytes % kPageBytes != 0 || pread(fd, &trailer, sizeof trailer, static_cast<off_t>(bytes)) != sizeof trailer ||
+  if (bytes % kPageBytes != 0 ||
+      pread(fd, &trailer, sizeof trailer, static_cast<off_t>(bytes)) != sizeof trailer ||
       trailer.magic != kSharedMagic || trailer.bytes != bytes)
     return nullptr;
   std::shared_ptr<Physical> made(new Physical);
@@ -267,8 +279,8 @@ Physical::~Physical() {
 std::byte* Physical::frameAt(size_t i) const { return device_->vram.frame(frames_[i]); }
 
 bool Physical::mapForCpu(void* address, int protection) const {
-  return fd_ >= 0 &&
-         mmap(address, bytes_, protection, MAP_SHARED | MAP_FIXED, fd_, static_cast<off_t>(fd_offset_)) != MAP_FAILED;
+  return fd_ >= 0 && mmap(address, bytes_, protection, MAP_SHARED | MAP_FIXED, fd_,
+                          static_cast<off_t>(fd_offset_)) != MAP_FAILED;
 }
 
 }  // namespace olpager::simgpu

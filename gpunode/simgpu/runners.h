@@ -1,6 +1,6 @@
-// The threads that streams run on: one for each stream that has work, borrowed from a pool that grows as needed, since
-// an operation may block for as long as another stream pleases (events, wait-value). Idle threads end after two
-// seconds.
+// The threads that streams run on: one for each stream that has work, borrowed from a pool that
+// grows as needed, since an operation may block for as long as another stream pleases (events,
+// wait-value). Idle threads end after two seconds.
 #pragma once
 
 #include <condition_variable>

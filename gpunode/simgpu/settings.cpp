@@ -9,10 +9,12 @@ namespace olpager::simgpu {
 
 namespace {
 
-constexpr uint64_t kSharedMemory = 49152, kMostSharedMemory = 232448;  // of a block: without opting in, and at most
+constexpr uint64_t kSharedMemory = 49152,
+                   kMostSharedMemory = 232448;  // of a block: without opting in, and at most
 
 Error bad(const char* variable, const char* value, const char* takes) {
-  return Error{std::string("olsimcuda: ") + variable + "=" + value + " is not valid: it takes " + takes};
+  return Error{std::string("olsimcuda: ") + variable + "=" + value + " is not valid: it takes " +
+               takes};
 }
 
 /// "64MiB", "8GiB", "1024"; K/M/G/T with or without iB or B are powers of 1024.
@@ -43,7 +45,8 @@ bool parseSize(const char* text, uint64_t* bytes) {
       break;
   }
   if (unit > 1) ++end;
-  if (std::strcmp(end, "") != 0 && std::strcmp(end, "iB") != 0 && std::strcmp(end, "B") != 0) return false;
+  if (std::strcmp(end, "") != 0 && std::strcmp(end, "iB") != 0 && std::strcmp(end, "B") != 0)
+    return false;
   *bytes = static_cast<uint64_t>(number * unit);
   return true;
 }
@@ -52,7 +55,8 @@ bool parseInteger(const char* text, uint64_t low, uint64_t high, uint64_t* value
   char* end = nullptr;
   errno = 0;
   *value = std::strtoull(text, &end, 0);
-  return end != text && *end == 0 && errno == 0 && text[0] != '-' && *value >= low && *value <= high;
+  return end != text && *end == 0 && errno == 0 && text[0] != '-' && *value >= low &&
+         *value <= high;
 }
 
 const char* variable(const char* name) {
@@ -121,8 +125,10 @@ Result<Settings> readSettings() {
     const std::string words = v;
     for (size_t at = 0; at <= words.size();) {
       const size_t comma = std::min(words.find(',', at), words.size());
-      if (!parseInteger(words.substr(at, comma - at).c_str(), kSharedMemory, kMostSharedMemory, &number))
-        return bad("OL_SIM_SHARED_MEMORY", v, "numbers of bytes from 49152 to 232448, separated by commas");
+      if (!parseInteger(words.substr(at, comma - at).c_str(), kSharedMemory, kMostSharedMemory,
+                        &number))
+        return bad("OL_SIM_SHARED_MEMORY", v,
+                   "numbers of bytes from 49152 to 232448, separated by commas");
       s.shared_memory.push_back(static_cast<int>(number));
       at = comma + 1;
     }
@@ -139,7 +145,8 @@ Result<Settings> readSettings() {
     s.bandwidth = gigabytes * 1e9;
   }
   if (const char* v = variable("OL_SIM_CONNECTIONS")) {
-    if (!parseInteger(v, 0, 1024, &number)) return bad("OL_SIM_CONNECTIONS", v, "a number from 0 to 1024");
+    if (!parseInteger(v, 0, 1024, &number))
+      return bad("OL_SIM_CONNECTIONS", v, "a number from 0 to 1024");
     s.connections = static_cast<unsigned>(number);
   }
   if (const char* v = variable("OL_SIM_DEAD_CONTEXTS")) {
@@ -151,7 +158,8 @@ Result<Settings> readSettings() {
     s.extras = number != 0;
   }
   if (const char* v = variable("OL_SIM_THREADS")) {
-    if (!parseInteger(v, 1, 1024, &number)) return bad("OL_SIM_THREADS", v, "a number from 1 to 1024");
+    if (!parseInteger(v, 1, 1024, &number))
+      return bad("OL_SIM_THREADS", v, "a number from 1 to 1024");
     s.threads = static_cast<unsigned>(number);
   }
   return s;

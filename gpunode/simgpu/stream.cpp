@@ -38,7 +38,8 @@ void StreamPoint::wait() const {
   if (stream != nullptr) stream->waitFor(number);
 }
 
-Stream::Stream(std::weak_ptr<Context> context, CUstream handle, uint64_t id, unsigned flags, int priority)
+Stream::Stream(std::weak_ptr<Context> context, CUstream handle, uint64_t id, unsigned flags,
+               int priority)
     : attributes(priority), context_(std::move(context)), handle_(handle), id_(id), flags_(flags) {}
 
 Stream::~Stream() = default;
@@ -140,7 +141,8 @@ void Runners::work() {
   for (;;) {
     while (ready_.empty()) {
       ++idle_;
-      const bool called = changed_.wait_for(lock, std::chrono::seconds(2), [&] { return !ready_.empty(); });
+      const bool called =
+          changed_.wait_for(lock, std::chrono::seconds(2), [&] { return !ready_.empty(); });
       --idle_;
       if (!called) return;
     }

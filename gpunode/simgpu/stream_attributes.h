@@ -1,6 +1,6 @@
-// What cuStreamSetAttribute sets of a stream. Nothing here runs otherwise for it: it is kept, told back, and goes with the kernels that the
-// stream captures.
-// Thread-safety: any thread. Lock: mutex_, a leaf.
+// What cuStreamSetAttribute sets of a stream. Nothing here runs otherwise for it: it is kept, told
+// back, and goes with the kernels that the stream captures. Thread-safety: any thread. Lock:
+// mutex_, a leaf.
 #pragma once
 
 #include <cuda.h>

@@ -1,5 +1,5 @@
-// Addresses of this library's own exports, whoever else in the process exports the same names (the preloaded pager
-// does).
+// Addresses of this library's own exports, whoever else in the process exports the same names (the
+// preloaded pager does).
 #pragma once
 
 #include "interpose/api/driver_symbols.h"

@@ -1,7 +1,7 @@
 // Texture and surface objects, as kernels find them.
 //
-// An object may be destroyed while kernels that were submitted before still use it: they find it until they have ended.
-// Thread-safety: any thread.
+// An object may be destroyed while kernels that were submitted before still use it: they find it
+// until they have ended. Thread-safety: any thread.
 #pragma once
 
 #include <cuda.h>
@@ -12,7 +12,8 @@
 
 namespace olpager::simgpu {
 
-/// What a launch finds, to be made when it is submitted and kept until it has ended; null where there are no objects.
+/// What a launch finds, to be made when it is submitted and kept until it has ended; null where
+/// there are no objects.
 std::unique_ptr<ptx::TextureTable> texturesForLaunch();
 
 /// Destroys the objects of a context that is torn down.

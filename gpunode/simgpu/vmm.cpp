@@ -1,7 +1,7 @@
 // Virtual memory management: reservations, handles, mappings, access rights.
 //
-// A mapping is there for a device only once access was set for it, and for the CPU only on host chunks; until then the
-// range stays PROT_NONE and absent from the page tables.
+// A mapping is there for a device only once access was set for it, and for the CPU only on host
+// chunks; until then the range stays PROT_NONE and absent from the page tables.
 #include <sys/mman.h>
 
 #include "gpunode/simgpu/device.h"
@@ -27,10 +27,11 @@ void mapRun(const VmmMapping& mapping, Device& device, bool writable) {
   const uint64_t pages = mapping.bytes / kPageBytes;
   for (uint64_t first = 0; first < pages;) {
     uint64_t count = 1;
-    while (first + count < pages &&
-           mapping.physical->page(first + count) == mapping.physical->page(first) + count * kPageBytes)
+    while (first + count < pages && mapping.physical->page(first + count) ==
+                                        mapping.physical->page(first) + count * kPageBytes)
       ++count;
-    device.pages.map(mapping.base + first * kPageBytes, count * kPageBytes, mapping.physical->page(first), writable);
+    device.pages.map(mapping.base + first * kPageBytes, count * kPageBytes,
+                     mapping.physical->page(first), writable);
     first += count;
   }
 }
@@ -50,13 +51,16 @@ const VmmMapping* Memory::State::mappingAt(uint64_t address) const {
 }
 
 CUresult Memory::reserve(uint64_t bytes, uint64_t alignment, uint64_t hint, CUdeviceptr* out) {
-  if (bytes == 0 || bytes % kPageBytes != 0 || (alignment & (alignment - 1)) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes == 0 || bytes % kPageBytes != 0 || (alignment & (alignment - 1)) != 0)
+    return CUDA_ERROR_INVALID_VALUE;
   alignment = std::max(alignment, kPageBytes);
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   uint64_t base = 0;
   if (hint != 0 && hint % alignment == 0) {
-    if (hint + bytes < hint || hint + bytes > (1ull << kAddressBits)) return CUDA_ERROR_INVALID_VALUE;
-    void* at = mmap(reinterpret_cast<void*>(hint), bytes, PROT_NONE, kFlags | MAP_FIXED_NOREPLACE, -1, 0);
+    if (hint + bytes < hint || hint + bytes > (1ull << kAddressBits))
+      return CUDA_ERROR_INVALID_VALUE;
+    void* at =
+        mmap(reinterpret_cast<void*>(hint), bytes, PROT_NONE, kFlags | MAP_FIXED_NOREPLACE, -1, 0);
     if (at != MAP_FAILED && at != reinterpret_cast<void*>(hint)) {
       munmap(at, bytes);
     } else if (at != MAP_FAILED) {
@@ -83,17 +87,20 @@ CUresult Memory::unreserve(uint64_t address, uint64_t bytes) {
   auto it = state_->reservations.find(address);
   if (it == state_->reservations.end() || it->second != bytes) return CUDA_ERROR_INVALID_VALUE;
   auto mapping = state_->mappings.lower_bound(address);
-  if (mapping != state_->mappings.end() && mapping->first < address + bytes) return CUDA_ERROR_INVALID_VALUE;
+  if (mapping != state_->mappings.end() && mapping->first < address + bytes)
+    return CUDA_ERROR_INVALID_VALUE;
   munmap(reinterpret_cast<void*>(address), bytes);
   state_->reservations.erase(it);
   return CUDA_SUCCESS;
 }
 
-CUresult Memory::create(uint64_t bytes, const CUmemAllocationProp& properties, CUmemGenericAllocationHandle* out) {
+CUresult Memory::create(uint64_t bytes, const CUmemAllocationProp& properties,
+                        CUmemGenericAllocationHandle* out) {
   if (bytes == 0 || bytes % kPageBytes != 0 || properties.type != CU_MEM_ALLOCATION_TYPE_PINNED)
     return CUDA_ERROR_INVALID_VALUE;
   const auto handle_types = properties.requestedHandleTypes;
-  if (handle_types != CU_MEM_HANDLE_TYPE_NONE && handle_types != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+  if (handle_types != CU_MEM_HANDLE_TYPE_NONE &&
+      handle_types != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     return CUDA_ERROR_NOT_SUPPORTED;
   Device* device = nullptr;
   switch (properties.location.type) {
@@ -166,9 +173,11 @@ CUresult Memory::retain(uint64_t address, CUmemGenericAllocationHandle* out) {
   return CUDA_SUCCESS;
 }
 
-CUresult Memory::map(uint64_t address, uint64_t bytes, uint64_t offset, CUmemGenericAllocationHandle handle) {
+CUresult Memory::map(uint64_t address, uint64_t bytes, uint64_t offset,
+                     CUmemGenericAllocationHandle handle) {
   if (offset != 0) return CUDA_ERROR_NOT_SUPPORTED;
-  if (bytes == 0 || bytes % kPageBytes != 0 || address % kPageBytes != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (bytes == 0 || bytes % kPageBytes != 0 || address % kPageBytes != 0)
+    return CUDA_ERROR_INVALID_VALUE;
   std::unique_lock lock(state_->mutex);
   auto chunk = state_->handles.find(handle);
   if (chunk == state_->handles.end()) return CUDA_ERROR_INVALID_VALUE;
@@ -178,7 +187,8 @@ CUresult Memory::map(uint64_t address, uint64_t bytes, uint64_t offset, CUmemGen
   --reservation;
   if (address + bytes > reservation->first + reservation->second) return CUDA_ERROR_INVALID_VALUE;
   auto next = state_->mappings.lower_bound(address);
-  if (next != state_->mappings.end() && next->first < address + bytes) return CUDA_ERROR_INVALID_VALUE;
+  if (next != state_->mappings.end() && next->first < address + bytes)
+    return CUDA_ERROR_INVALID_VALUE;
   if (state_->mappingAt(address) != nullptr) return CUDA_ERROR_INVALID_VALUE;
   VmmMapping mapping;
   mapping.base = address;
@@ -203,12 +213,13 @@ CUresult Memory::unmap(uint64_t address, uint64_t bytes) {
   if (end != address + bytes) {
     // A range with nothing mapped in it is unmapped already.
     const auto next = state_->mappings.lower_bound(address);
-    const bool empty =
-        (next == state_->mappings.end() || next->first >= address + bytes) && state_->mappingAt(address) == nullptr;
+    const bool empty = (next == state_->mappings.end() || next->first >= address + bytes) &&
+                       state_->mappingAt(address) == nullptr;
     auto reservation = state_->reservations.upper_bound(address);
-    const bool inside = reservation != state_->reservations.begin() && address % kPageBytes == 0 &&
-                        bytes % kPageBytes == 0 &&
-                        address + bytes <= std::prev(reservation)->first + std::prev(reservation)->second;
+    const bool inside =
+        reservation != state_->reservations.begin() && address % kPageBytes == 0 &&
+        bytes % kPageBytes == 0 &&
+        address + bytes <= std::prev(reservation)->first + std::prev(reservation)->second;
     return empty && inside ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   }
   for (auto it = first; it != last; ++it) {
@@ -216,7 +227,8 @@ CUresult Memory::unmap(uint64_t address, uint64_t bytes) {
     for (size_t i = 0; i < mapping.access.size(); ++i)
       if (mapping.access[i] != CU_MEM_ACCESS_FLAGS_PROT_NONE)
         Driver::get().devices[i]->pages.unmap(mapping.base, mapping.bytes);
-    if (mapping.host_access != CU_MEM_ACCESS_FLAGS_PROT_NONE) hideFromCpu(mapping.base, mapping.bytes);
+    if (mapping.host_access != CU_MEM_ACCESS_FLAGS_PROT_NONE)
+      hideFromCpu(mapping.base, mapping.bytes);
     dropped.push_back(std::move(mapping.physical));
   }
   state_->mappings.erase(first, last);
@@ -224,7 +236,8 @@ CUresult Memory::unmap(uint64_t address, uint64_t bytes) {
   return CUDA_SUCCESS;
 }
 
-CUresult Memory::setAccess(uint64_t address, uint64_t bytes, const CUmemAccessDesc* descriptors, size_t count) {
+CUresult Memory::setAccess(uint64_t address, uint64_t bytes, const CUmemAccessDesc* descriptors,
+                           size_t count) {
   if (bytes == 0 || descriptors == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
   std::unique_lock lock(state_->mutex);
   uint64_t end = address;
@@ -235,7 +248,8 @@ CUresult Memory::setAccess(uint64_t address, uint64_t bytes, const CUmemAccessDe
   if (end != address + bytes) return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
     const CUmemAccessDesc& wanted = descriptors[i];
-    if (wanted.flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && wanted.flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
+    if (wanted.flags != CU_MEM_ACCESS_FLAGS_PROT_NONE &&
+        wanted.flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
         wanted.flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
       return CUDA_ERROR_INVALID_VALUE;
     if (wanted.location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
@@ -255,7 +269,8 @@ CUresult Memory::setAccess(uint64_t address, uint64_t bytes, const CUmemAccessDe
         if (flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) {
           hideFromCpu(mapping.base, mapping.bytes);
         } else {
-          const int protection = flags == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ : PROT_READ | PROT_WRITE;
+          const int protection =
+              flags == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ : PROT_READ | PROT_WRITE;
           if (!mapping.physical->mapForCpu(reinterpret_cast<void*>(mapping.base), protection))
             return CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -274,7 +289,8 @@ CUresult Memory::setAccess(uint64_t address, uint64_t bytes, const CUmemAccessDe
   return CUDA_SUCCESS;
 }
 
-CUresult Memory::getAccess(uint64_t address, const CUmemLocation& location, unsigned long long* flags) const {
+CUresult Memory::getAccess(uint64_t address, const CUmemLocation& location,
+                           unsigned long long* flags) const {
   std::shared_lock lock(state_->mutex);
   const VmmMapping* mapping = state_->mappingAt(address);
   if (mapping == nullptr) {

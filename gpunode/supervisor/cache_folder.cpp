@@ -19,8 +19,10 @@ std::string usualPlace() {
     return value != nullptr && value[0] == '/' ? value : "";
   };
   // systemd's CacheDirectory= is ours already.
-  if (const std::string given = variable("CACHE_DIRECTORY"); !given.empty()) return given.substr(0, given.find(':'));
-  if (const std::string caches = variable("XDG_CACHE_HOME"); !caches.empty()) return caches + "/olpager";
+  if (const std::string given = variable("CACHE_DIRECTORY"); !given.empty())
+    return given.substr(0, given.find(':'));
+  if (const std::string caches = variable("XDG_CACHE_HOME"); !caches.empty())
+    return caches + "/olpager";
   if (const std::string home = variable("HOME"); !home.empty()) return home + "/.cache/olpager";
   return "/var/cache/olpager";
 }
@@ -29,7 +31,9 @@ std::string usualPlace() {
 
 Result<std::string> makeCacheFolder(const std::string& wanted) {
   const fs::path folder = fs::path(wanted.empty() ? usualPlace() : wanted) / "modules";
-  const auto failed = [&](const std::string& why) { return Error{"module cache " + folder.string() + ": " + why}; };
+  const auto failed = [&](const std::string& why) {
+    return Error{"module cache " + folder.string() + ": " + why};
+  };
   std::error_code problem;
   fs::create_directories(folder.parent_path(), problem);
   if (problem) return failed(problem.message());

@@ -7,7 +7,8 @@
 
 namespace olpager::gpunode {
 
-/// Makes the folder that has one for each key: `wanted`, or, where that is "", the usual place. The Error is one line.
+/// Makes the folder that has one for each key: `wanted`, or, where that is "", the usual place. The
+/// Error is one line.
 Result<std::string> makeCacheFolder(const std::string& wanted);
 
 }  // namespace olpager::gpunode

@@ -53,8 +53,9 @@ status::Device deviceFrom(const DeviceDescription& told) {
 Devices::Devices() = default;
 Devices::~Devices() = default;
 
-Status Devices::find(const std::string& worker, const std::vector<std::string>& environment, const std::string& driver,
-                     const std::vector<uint32_t>& chosen, const std::function<bool()>& ends) {
+Status Devices::find(const std::string& worker, const std::vector<std::string>& environment,
+                     const std::string& driver, const std::vector<uint32_t>& chosen,
+                     const std::function<bool()>& ends) {
   WorkerSetup setup;
   setup.task = WorkerTask::kDescribe;
   std::strncpy(setup.library, driver.c_str(), sizeof setup.library - 1);
@@ -64,9 +65,11 @@ Status Devices::find(const std::string& worker, const std::vector<std::string>& 
   pollfd socket{started.value().socket.get(), POLLIN, 0};
   const auto patience = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
   int ready = 0;
-  while ((ready = poll(&socket, 1, kLookMs)) <= 0 && !ends() && std::chrono::steady_clock::now() < patience) {
+  while ((ready = poll(&socket, 1, kLookMs)) <= 0 && !ends() &&
+         std::chrono::steady_clock::now() < patience) {
   }
-  const bool told = ready > 0 && recv(socket.fd, &node, sizeof node, MSG_DONTWAIT) == static_cast<ssize_t>(sizeof node);
+  const bool told = ready > 0 && recv(socket.fd, &node, sizeof node, MSG_DONTWAIT) ==
+                                     static_cast<ssize_t>(sizeof node);
   if (!told) kill(started.value().pid, SIGKILL);
   // One that hangs in the driver can't be waited for: the supervisor reaps it one day.
   bool over = false;
@@ -77,7 +80,8 @@ Status Devices::find(const std::string& worker, const std::vector<std::string>& 
   if (!over) kill(started.value().pid, SIGKILL);
   if (!told && ends()) return Error{"the gpunode has been told to end"};
   if (!told)
-    return Error{ready > 0 ? "the driver ends the process that starts it" : "the driver does not start within 30 s"};
+    return Error{ready > 0 ? "the driver ends the process that starts it"
+                           : "the driver does not start within 30 s"};
   node.text[sizeof node.text - 1] = '\0';
   if (node.failed != 0) return Error{base::printable(node.text)};
   const uint32_t count = std::min(node.device_count, kMostDevices);
@@ -88,7 +92,8 @@ Status Devices::find(const std::string& worker, const std::vector<std::string>& 
   std::vector<status::Device> found;
   for (const uint32_t index : order) {
     if (index >= count)
-      return Error{base::format("--device: there is no GPU {}; the driver has 0 to {}", index, count - 1)};
+      return Error{
+          base::format("--device: there is no GPU {}; the driver has 0 to {}", index, count - 1)};
     found.push_back(deviceFrom(node.devices[index]));
     for (size_t other = 0; other < order.size(); ++other) {
       if (order[other] < count && (node.devices[index].peers >> order[other] & 1) != 0)

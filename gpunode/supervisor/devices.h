@@ -1,6 +1,6 @@
-// The node's GPUs as the daemon knows them: what they are (asked of the driver once, in a process of its own) and how they do (asked of
-// the node's own NVML, where there is one, without a context on any of them).
-// Thread-safety: one thread.
+// The node's GPUs as the daemon knows them: what they are (asked of the driver once, in a process
+// of its own) and how they do (asked of the node's own NVML, where there is one, without a context
+// on any of them). Thread-safety: one thread.
 #pragma once
 
 #include <chrono>
@@ -22,10 +22,12 @@ class Devices {
   Devices();
   ~Devices();
 
-  /// Starts the driver in a worker that ends again, and waits for its answer, half a minute at most. `chosen`: indices (--device), in
-  /// the order in which sessions see them; none: all. `ends`: looked at now and then: true gives up. The Error is one line.
-  Status find(const std::string& worker, const std::vector<std::string>& environment, const std::string& driver,
-              const std::vector<uint32_t>& chosen, const std::function<bool()>& ends);
+  /// Starts the driver in a worker that ends again, and waits for its answer, half a minute at
+  /// most. `chosen`: indices (--device), in the order in which sessions see them; none: all.
+  /// `ends`: looked at now and then: true gives up. The Error is one line.
+  Status find(const std::string& worker, const std::vector<std::string>& environment,
+              const std::string& driver, const std::vector<uint32_t>& chosen,
+              const std::function<bool()>& ends);
   bool known() const { return !devices_.empty(); }
   size_t size() const { return devices_.size(); }
   const status::Device& at(size_t i) const { return devices_[i]; }
@@ -36,8 +38,8 @@ class Devices {
   uint32_t cudaVersion() const { return cuda_version_; }
   const std::string& driverVersion() const { return driver_version_; }
 
-  /// Asks NVML anew, when the last time is longer ago than `age`. False: it has nothing to say, `used` and `free` are the caller's to
-  /// work out.
+  /// Asks NVML anew, when the last time is longer ago than `age`. False: it has nothing to say,
+  /// `used` and `free` are the caller's to work out.
   bool refresh(std::chrono::milliseconds age);
   void setMemory(size_t i, uint64_t used);
 

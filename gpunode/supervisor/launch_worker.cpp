@@ -17,8 +17,9 @@ namespace olpager::gpunode {
 
 std::vector<std::string> inheritedEnvironment() {
   const auto ours = [](std::string_view entry) {
-    for (const std::string_view name : {"OL_GPUNODE=", "OL_TRANSPORT=", "OL_DRIVER=", "OL_VRAM=", "OL_HOST=", "OL_LOG=",
-                                        "LD_PRELOAD=", "OL_COUNTERS_KEEP="}) {
+    for (const std::string_view name :
+         {"OL_GPUNODE=", "OL_TRANSPORT=", "OL_DRIVER=", "OL_VRAM=", "OL_HOST=", "OL_LOG=",
+          "LD_PRELOAD=", "OL_COUNTERS_KEEP="}) {
       if (entry.starts_with(name)) return true;
     }
     return false;
@@ -32,12 +33,15 @@ std::vector<std::string> inheritedEnvironment() {
 
 Result<StartedWorker> launchWorker(const std::string& program, std::vector<std::string> environment,
                                    const WorkerSetup& setup) {
-  const auto failed = [] { return Error{base::format("a worker can't be started: {}", std::strerror(errno))}; };
+  const auto failed = [] {
+    return Error{base::format("a worker can't be started: {}", std::strerror(errno))};
+  };
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return failed();
   base::UniqueFd own(ends[0]), workers(ends[1]);
   auto connections = transport::makeHandoverSockets();
-  if (!connections.ok()) return Error{base::format("a worker can't be started: {}", connections.error().message)};
+  if (!connections.ok())
+    return Error{base::format("a worker can't be started: {}", connections.error().message)};
   std::vector<char*> envp;
   envp.reserve(environment.size() + 1);
   for (auto& entry : environment) envp.push_back(entry.data());
@@ -57,7 +61,8 @@ Result<StartedWorker> launchWorker(const std::string& program, std::vector<std::
     sigprocmask(SIG_SETMASK, &none, nullptr);
     // First out of each other's way.
     const int setup_end = fcntl(workers.get(), F_DUPFD_CLOEXEC, kConnectionsFd + 1);
-    const int connections_end = fcntl(connections.value().to.get(), F_DUPFD_CLOEXEC, kConnectionsFd + 1);
+    const int connections_end =
+        fcntl(connections.value().to.get(), F_DUPFD_CLOEXEC, kConnectionsFd + 1);
     if (dup2(setup_end, kSetupFd) < 0 || dup2(connections_end, kConnectionsFd) < 0) _exit(1);
     execve(program.c_str(), argv, envp.data());
     _exit(127);

@@ -1,4 +1,5 @@
-// Starts worker processes. Thread-safety: one thread, which lives as long as they do (they die with it).
+// Starts worker processes. Thread-safety: one thread, which lives as long as they do (they die with
+// it).
 #pragma once
 
 #include <sys/types.h>
@@ -18,7 +19,8 @@ struct StartedWorker {
   base::UniqueFd connections;  // for transport::Routes
 };
 
-/// Runs `program` with `environment` (NAME=value) and gives it `setup`. The caller reaps it. The Error is one line.
+/// Runs `program` with `environment` (NAME=value) and gives it `setup`. The caller reaps it. The
+/// Error is one line.
 Result<StartedWorker> launchWorker(const std::string& program, std::vector<std::string> environment,
                                    const WorkerSetup& setup);
 

@@ -38,29 +38,39 @@ int run(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
 
   base::CommandLine line(
-      "olgpunode", "Runs the GPU work of programs on other machines (olrun --gpunode).", "[OPTION...]",
+      "olgpunode", "Runs the GPU work of programs on other machines (olrun --gpunode).",
+      "[OPTION...]",
       {{"olgpunode", "for programs of this machine, at 127.0.0.1:7071"},
        {"olgpunode --listen 10.0.0.3:7071 --key /etc/olpager/gpunode.key --vram 50%",
         "for all who hold the key; half of each GPU's VRAM for a session at most"},
-       {"olgpunode --state --listen 10.0.0.3:7071 --key KEYFILE", "who uses the daemon that listens there"}});
+       {"olgpunode --state --listen 10.0.0.3:7071 --key KEYFILE",
+        "who uses the daemon that listens there"}});
   constexpr const char *kFile = "Settings", *kState = "The daemon that runs";
   std::map<std::string, std::string> given;
   std::map<std::string, CLI::Option*> options_of;
   for (const auto& key : gpunode::supervisorKeys()) {
-    options_of[key.key] = line.app().add_option(base::format("--{}", key.key), given[key.key],
-                                                base::format("{} (default: {})", key.text, key.default_));
-    options_of[key.key]->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->type_name(key.type)->group(key.group);
+    options_of[key.key] =
+        line.app().add_option(base::format("--{}", key.key), given[key.key],
+                              base::format("{} (default: {})", key.text, key.default_));
+    options_of[key.key]
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+        ->type_name(key.type)
+        ->group(key.group);
   }
   std::string config;
   line.app()
-      .add_option("--config", config,
-                  base::format("A TOML file of these options (default: {}): keys as the options, with _ for -",
-                               gpunode::kSystemFile))
+      .add_option(
+          "--config", config,
+          base::format(
+              "A TOML file of these options (default: {}): keys as the options, with _ for -",
+              gpunode::kSystemFile))
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
       ->type_name("FILE")
       ->group(kFile);
   bool state = false, json = false;
-  line.app().add_flag("--state", state, "Print the sessions of the daemon that listens there, and end")->group(kState);
+  line.app()
+      .add_flag("--state", state, "Print the sessions of the daemon that listens there, and end")
+      ->group(kState);
   line.app().add_flag("--json", json, "--state as JSON")->group(kState);
   if (const auto status = line.parse(argc, argv)) return *status;
   gpunode::SupervisorOptions options;
@@ -70,7 +80,8 @@ int run(int argc, char** argv) {
   for (const auto& [key, text] : given) {
     if (options_of[key]->count() == 0) continue;
     if (text.empty()) return refuse(base::givenNothing("--" + key));
-    if (auto status = gpunode::applyOption(options, key, base::fromCommandLine(key, text)); !status.ok())
+    if (auto status = gpunode::applyOption(options, key, base::fromCommandLine(key, text));
+        !status.ok())
       return refuse(base::format("--{}: {}", key, status.error().message));
   }
   if (options.key.empty()) options.key = base::ownCredentialFile(gpunode::kCredential);
@@ -94,7 +105,8 @@ int run(int argc, char** argv) {
     return refuse(base::format("{} is not in the build or installation of {}",
                                worker.empty() ? "olgpunode-worker" : "libolpager.so", self));
   if (options.driver == "sim" && sim.empty())
-    return refuse(base::format("libolsimcuda.so, the simulated GPU, is not in the build or installation of {}", self));
+    return refuse(base::format(
+        "libolsimcuda.so, the simulated GPU, is not in the build or installation of {}", self));
   gpunode::Supervisor supervisor(options, worker, library, sim);
   if (auto started = supervisor.start(); !started.ok()) return refuse(started.error().message);
   base::logInfo("listening at %s", supervisor.address().c_str());

@@ -23,7 +23,9 @@ NvmlSource::NvmlSource() {
   auto* const init = symbol<int()>("nvmlInit_v2");
   const int result = init != nullptr ? init() : kFunctionNotFound;
   if (result == kSuccess) return;
-  base::logWarn("NVML at the gpunode can't start (%d): utilisation, temperature and power are not known", result);
+  base::logWarn(
+      "NVML at the gpunode can't start (%d): utilisation, temperature and power are not known",
+      result);
   dlclose(library_);
   library_ = nullptr;
 }
@@ -41,7 +43,8 @@ std::string NvmlSource::driverVersion() const {
 }
 
 bool NvmlSource::measure(status::Device& device) const {
-  auto* const find = there() ? symbol<int(const char*, DeviceHandle*)>("nvmlDeviceGetHandleByUUID") : nullptr;
+  auto* const find =
+      there() ? symbol<int(const char*, DeviceHandle*)>("nvmlDeviceGetHandleByUUID") : nullptr;
   DeviceHandle handle = nullptr;
   if (find == nullptr || find(device.uuid.c_str(), &handle) != kSuccess) return false;
   Memory memory{};

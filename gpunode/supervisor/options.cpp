@@ -36,12 +36,15 @@ Status number(std::string_view text, uint32_t least, uint32_t most, uint32_t& in
 }
 
 Status setListen(SupervisorOptions& options, std::string_view text) {
-  if (auto status = base::checkAddress(text, base::AddressUse::kListen, base::kGpunodePort); !status.ok())
+  if (auto status = base::checkAddress(text, base::AddressUse::kListen, base::kGpunodePort);
+      !status.ok())
     return status;
   options.listen = text;
   return {};
 }
-Status setDriver(SupervisorOptions& options, std::string_view text) { return checked("driver", text, options.driver); }
+Status setDriver(SupervisorOptions& options, std::string_view text) {
+  return checked("driver", text, options.driver);
+}
 Status setVram(SupervisorOptions& options, std::string_view text) {
   base::Settings probe;
   auto status = base::applySetting(probe, "vram", text);
@@ -62,7 +65,8 @@ Status setDevice(SupervisorOptions& options, std::string_view text) {
     uint32_t index = 0;
     if (auto status = number(text.substr(at, end - at), 0, kMostDevices - 1, index); !status.ok())
       return notAllowed(
-          text, base::format("numbers of GPUs with commas between them, such as 0,2; up to {}", kMostDevices - 1));
+          text, base::format("numbers of GPUs with commas between them, such as 0,2; up to {}",
+                             kMostDevices - 1));
     if (std::find(devices.begin(), devices.end(), index) != devices.end())
       return Error{base::format("GPU {} is named twice", index)};
     devices.push_back(index);
@@ -71,9 +75,12 @@ Status setDevice(SupervisorOptions& options, std::string_view text) {
   options.devices = devices;
   return {};
 }
-Status setKey(SupervisorOptions& options, std::string_view text) { return checked("key", text, options.key); }
+Status setKey(SupervisorOptions& options, std::string_view text) {
+  return checked("key", text, options.key);
+}
 Status setTls(SupervisorOptions& options, std::string_view text) {
-  if (text != "all" && text != "control" && text != "off") return notAllowed(text, "all, control or off");
+  if (text != "all" && text != "control" && text != "off")
+    return notAllowed(text, "all, control or off");
   options.tls = text == "all"       ? transport::Tls::kAll
                 : text == "control" ? transport::Tls::kControl
                                     : transport::Tls::kOff;
@@ -87,7 +94,8 @@ Status setTransport(SupervisorOptions& options, std::string_view text) {
   return {};
 }
 Status setCache(SupervisorOptions& options, std::string_view text) {
-  if (text != "none" && !text.starts_with('/')) return notAllowed(text, "the absolute path of a folder, or none");
+  if (text != "none" && !text.starts_with('/'))
+    return notAllowed(text, "the absolute path of a folder, or none");
   options.cache = text;
   return {};
 }
@@ -117,7 +125,9 @@ Status setGrace(SupervisorOptions& options, std::string_view text) {
 }
 Status setPrometheus(SupervisorOptions& options, std::string_view text) {
   if (text != "none") {
-    if (auto status = base::checkAddress(text, base::AddressUse::kListenHere, base::kMetricsPort + 1); !status.ok())
+    if (auto status =
+            base::checkAddress(text, base::AddressUse::kListenHere, base::kMetricsPort + 1);
+        !status.ok())
       return Error{status.error().message + "; or none"};
   }
   options.prometheus = text == "none" ? "" : text;
@@ -134,17 +144,22 @@ Status setLog(SupervisorOptions& options, std::string_view text) {
 
 const std::vector<SupervisorKey>& supervisorKeys() {
   static const std::vector<SupervisorKey> kKeys = {
-      {"listen", "Network", "HOST:PORT", "Where clients are accepted, host:port or unix:/path", "127.0.0.1:7071",
-       setListen},
-      {"driver", "GPUs", "FILE", "The driver's libcuda.so.1 by its path, or sim for the simulated GPU",
+      {"listen", "Network", "HOST:PORT", "Where clients are accepted, host:port or unix:/path",
+       "127.0.0.1:7071", setListen},
+      {"driver", "GPUs", "FILE",
+       "The driver's libcuda.so.1 by its path, or sim for the simulated GPU",
        "as the loader finds it", setDriver},
-      {"device", "GPUs", "NUMBER,...", "The GPUs that sessions see, such as 0,2, counted as nvidia-smi does", "all",
-       setDevice},
-      {"vram", "Memory", "SIZE", "The most VRAM that a session may use of each device, in bytes or per cent",
+      {"device", "GPUs", "NUMBER,...",
+       "The GPUs that sessions see, such as 0,2, counted as nvidia-smi does", "all", setDevice},
+      {"vram", "Memory", "SIZE",
+       "The most VRAM that a session may use of each device, in bytes or per cent",
        "what is free; a fair share where there are several", setVram},
-      {"memory", "Memory", "SIZE", "The most RAM that a session's pages may use, and as much again its pinned memory",
-       "what all have together; a fair share where there are several", setMemory<&SupervisorOptions::memory>},
-      {"total-memory", "Memory", "SIZE", "RAM that all sessions' pages and pinned memory are to have together",
+      {"memory", "Memory", "SIZE",
+       "The most RAM that a session's pages may use, and as much again its pinned memory",
+       "what all have together; a fair share where there are several",
+       setMemory<&SupervisorOptions::memory>},
+      {"total-memory", "Memory", "SIZE",
+       "RAM that all sessions' pages and pinned memory are to have together",
        "80 % of what is available when it starts", setMemory<&SupervisorOptions::total_memory>},
       {"key", "Network", "FILE", "The file with the keys of clients; needed beyond loopback",
        "$CREDENTIALS_DIRECTORY/olgpunode.key, where it is; else none", setKey},
@@ -152,18 +167,22 @@ const std::vector<SupervisorKey>& supervisorKeys() {
       {"transport", "Network", "HOW", "auto, tcp or shm", "auto", setTransport},
       {"cache", "Modules", "FOLDER", "The folder for modules that clients have sent, or none",
        "$CACHE_DIRECTORY, else olpager in $XDG_CACHE_HOME, ~/.cache or /var/cache", setCache},
-      {"cache-size", "Modules", "SIZE", "The most that the modules of one key may take there", "4GiB", setCacheSize},
-      {"confine", "Sessions", "on|off", "Whether workers may start no programs and open no connections: on or off",
-       "on", setSwitch<&SupervisorOptions::confine>},
+      {"cache-size", "Modules", "SIZE", "The most that the modules of one key may take there",
+       "4GiB", setCacheSize},
+      {"confine", "Sessions", "on|off",
+       "Whether workers may start no programs and open no connections: on or off", "on",
+       setSwitch<&SupervisorOptions::confine>},
       {"straight", "Network", "on|off",
        "Whether copies to and from a program's other gpunodes go straight there: on or off", "on",
        setSwitch<&SupervisorOptions::straight>},
       {"sessions", "Sessions", "NUMBER", "The most at a time", "64", setSessions},
-      {"key-sessions", "Sessions", "NUMBER", "The most at a time of one key", "no limit of its own", setKeySessions},
+      {"key-sessions", "Sessions", "NUMBER", "The most at a time of one key", "no limit of its own",
+       setKeySessions},
       {"grace", "Sessions", "SECONDS",
-       "Seconds for which a program that has lost its connection tries to connect again", "10", setGrace},
-      {"prometheus", "Watching", "HOST:PORT", "Where figures are served for Prometheus, on loopback: host:port", "none",
-       setPrometheus},
+       "Seconds for which a program that has lost its connection tries to connect again", "10",
+       setGrace},
+      {"prometheus", "Watching", "HOST:PORT",
+       "Where figures are served for Prometheus, on loopback: host:port", "none", setPrometheus},
       {"log", "Watching", "LEVEL", "off, error, warn, info, debug or trace", "info", setLog},
   };
   return kKeys;
@@ -183,7 +202,8 @@ Error unknown(std::string_view kind, std::string_view key) {
 
 bool isKey(std::string_view name) {
   const auto& keys = supervisorKeys();
-  return std::any_of(keys.begin(), keys.end(), [name](const SupervisorKey& known) { return known.key == name; });
+  return std::any_of(keys.begin(), keys.end(),
+                     [name](const SupervisorKey& known) { return known.key == name; });
 }
 
 }  // namespace
@@ -197,11 +217,14 @@ Status applyFile(SupervisorOptions& options, const std::string& path, bool must)
     const auto value = entry.option();
     if (!isKey(name)) {
       const bool table = entry.kind == base::TomlEntry::Kind::kTable;
-      return Error{base::format("{}: {}", entry.place, unknown(table ? "table" : "key", entry.key).message)};
+      return Error{
+          base::format("{}: {}", entry.place, unknown(table ? "table" : "key", entry.key).message)};
     }
-    const Status status = value.ok() ? applyOption(options, name, value.value()) : Status(value.error());
+    const Status status =
+        value.ok() ? applyOption(options, name, value.value()) : Status(value.error());
     if (!status.ok())
-      return Error{base::format("{}: {}: {}", entry.place, base::printable(entry.key), status.error().message)};
+      return Error{base::format("{}: {}: {}", entry.place, base::printable(entry.key),
+                                status.error().message)};
   }
   return {};
 }

@@ -1,4 +1,5 @@
-// What olgpunode may be told, on its command line. Errors: one line with the option, the value and what is allowed.
+// What olgpunode may be told, on its command line. Errors: one line with the option, the value and
+// what is allowed.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ struct SupervisorOptions {
   base::Budget vram, memory;      // of each session, as the settings vram and host
   base::Budget total_memory;      // of all sessions together, as the setting host
   std::string key;
-  std::string cache;                  // folder of modules that clients have sent; "": the usual place, "none": none
+  std::string cache;  // folder of modules that clients have sent; "": the usual place, "none": none
   uint64_t cache_bytes = 4ull << 30;  // of each key's
   transport::Tls tls = transport::Tls::kAll;
   transport::Choice choice = transport::Choice::kAuto;

@@ -23,7 +23,9 @@ std::string askAddress(const std::string& listen) {
   return listen;
 }
 
-uint64_t hostOf(const status::Session& session) { return session.bytes.empty() ? 0 : session.bytes.back(); }
+uint64_t hostOf(const status::Session& session) {
+  return session.bytes.empty() ? 0 : session.bytes.back();
+}
 
 }  // namespace
 
@@ -49,22 +51,28 @@ std::string stateText(const status::Status& state) {
   std::string text;
   for (size_t i = 0; i < state.devices.size(); ++i) {
     const status::Device& device = state.devices[i];
-    text += base::format("GPU {}  {}  {}  VRAM {} of {} used\n", i, device.name, device.uuid, formatSize(device.used),
-                         formatSize(device.total));
+    text += base::format("GPU {}  {}  {}  VRAM {} of {} used\n", i, device.name, device.uuid,
+                         formatSize(device.used), formatSize(device.total));
   }
-  text += base::format("{:>7}  {:<12} {:<20} {:<21} {:<16} {:>3} {:>10} {:>10} {:>10} {:>12}  {}\n", "session", "key",
-                       "node", "address", "program", "GPU", "VRAM", "budget", "RAM", "calls", "state");
+  text += base::format("{:>7}  {:<12} {:<20} {:<21} {:<16} {:>3} {:>10} {:>10} {:>10} {:>12}  {}\n",
+                       "session", "key", "node", "address", "program", "GPU", "VRAM", "budget",
+                       "RAM", "calls", "state");
   for (const auto& row : state.sessions) {
     bool any = false;
-    const auto line = [&](const std::string& device, const std::string& used, const std::string& budget) {
-      text += any ? base::format("{:>83} {:>3} {:>10} {:>10}\n", "", device, used, budget)
-                  : base::format("{:>7}  {:<12} {:<20} {:<21} {:<16} {:>3} {:>10} {:>10} {:>10} {:>12}  {}\n",
-                                 row.number, row.key_name.empty() ? "-" : row.key_name, row.node, row.address,
-                                 row.program, device, used, budget, formatSize(hostOf(row)), row.calls, row.state);
+    const auto line = [&](const std::string& device, const std::string& used,
+                          const std::string& budget) {
+      text +=
+          any ? base::format("{:>83} {:>3} {:>10} {:>10}\n", "", device, used, budget)
+              : base::format(
+                    "{:>7}  {:<12} {:<20} {:<21} {:<16} {:>3} {:>10} {:>10} {:>10} {:>12}  {}\n",
+                    row.number, row.key_name.empty() ? "-" : row.key_name, row.node, row.address,
+                    row.program, device, used, budget, formatSize(hostOf(row)), row.calls,
+                    row.state);
       any = true;
     };
     for (size_t i = 0; i + 1 < row.bytes.size() && i < row.budgets.size(); ++i) {
-      if (row.budgets[i] != 0) line(base::format("{}", i), formatSize(row.bytes[i]), formatSize(row.budgets[i]));
+      if (row.budgets[i] != 0)
+        line(base::format("{}", i), formatSize(row.bytes[i]), formatSize(row.budgets[i]));
     }
     if (!any) line("-", "-", "-");
   }
@@ -73,8 +81,9 @@ std::string stateText(const status::Status& state) {
 }
 
 std::string stateJson(const status::Status& state) {
-  nlohmann::json all = {
-      {"uptime_ms", state.uptime_ms}, {"devices", nlohmann::json::array()}, {"sessions", nlohmann::json::array()}};
+  nlohmann::json all = {{"uptime_ms", state.uptime_ms},
+                        {"devices", nlohmann::json::array()},
+                        {"sessions", nlohmann::json::array()}};
   for (const auto& device : state.devices)
     all["devices"].push_back({{"name", device.name},
                               {"uuid", device.uuid},

@@ -1,4 +1,5 @@
-// The supervisor's limits of host tiers: how much of this machine's RAM the pages of which session may have.
+// The supervisor's limits of host tiers: how much of this machine's RAM the pages of which session
+// may have.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -21,7 +22,8 @@ void Supervisor::findRam() {
   most_ram_ = std::min(asked, ram_);
   if (asked > ram_)
     base::logWarn(
-        "--memory: %s for a session is more than the %s that all have together (--total-memory), which is its most",
+        "--memory: %s for a session is more than the %s that all have together (--total-memory), "
+        "which is its most",
         base::formatSize(asked).c_str(), base::formatSize(ram_).c_str());
 }
 
@@ -45,7 +47,8 @@ void Supervisor::divideRam(Session* coming) {
   std::vector<uint64_t> has;
   std::vector<HostClaim> claims;
   for (const Session* const session : users) {
-    // A worker that says more than was ordered has not heard of that yet, or its pages have no other place.
+    // A worker that says more than was ordered has not heard of that yet, or its pages have no
+    // other place.
     const uint64_t said = session->report.host_limit;
     claims.push_back({said > session->host_limit ? said : 0, most_ram_});
     has.push_back(std::max(said, session->host_limit));
@@ -66,7 +69,8 @@ void Supervisor::divideRam(Session* coming) {
       if (limit == session.host_limit && has[i] <= limit) continue;
     }
     const WorkerOrder order{Order::kHostLimit, 0, limit};
-    if (session.socket && send(session.socket.get(), &order, sizeof order, MSG_DONTWAIT | MSG_NOSIGNAL) != sizeof order)
+    if (session.socket && send(session.socket.get(), &order, sizeof order,
+                               MSG_DONTWAIT | MSG_NOSIGNAL) != sizeof order)
       continue;
     if (session.host_limit != limit)
       base::logDebug("session %016llx (%s): at most %s of RAM for its pages",

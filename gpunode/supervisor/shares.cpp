@@ -7,7 +7,8 @@ namespace olpager::gpunode {
 std::vector<uint64_t> shares(uint64_t total, std::span<const Claim> claims) {
   std::vector<uint64_t> budgets(claims.size(), 0);
   if (claims.empty()) return budgets;
-  // Those that want less than an equal part of what is left get it, until all that are left want more.
+  // Those that want less than an equal part of what is left get it, until all that are left want
+  // more.
   std::vector<size_t> open(claims.size());
   for (size_t i = 0; i < open.size(); ++i) open[i] = i;
   std::sort(open.begin(), open.end(), [&](size_t a, size_t b) {

@@ -32,8 +32,8 @@ void Supervisor::answer(const transport::LinkPtr& client, std::span<const std::b
   const status::Answer told{question.value().number, state(question.value().first, client->peer())};
   const auto reply = status::encode(told);
   if (client->send(transport::MessageClass::kReply, reply) == transport::Outcome::kTooLong)
-    client->close(base::format("it takes messages of {} bytes, and one of {} is for it", client->maxMessageBytes(),
-                               reply.size()));
+    client->close(base::format("it takes messages of {} bytes, and one of {} is for it",
+                               client->maxMessageBytes(), reply.size()));
 }
 
 // Also sets what devices_ says of memory.
@@ -61,7 +61,8 @@ std::vector<status::Metric> Supervisor::metrics() {
       {"sessions", "gauge", "Sessions that run, or are starting.", running},
       {"sessions_total", "counter", "Workers started, one for each session.", next_number_ - 1},
       {"sessions_ended_total", "counter", "Workers that have ended.", ended_},
-      {"sessions_failed_total", "counter", "Of these, workers that were killed or ended with an error.", failed_},
+      {"sessions_failed_total", "counter",
+       "Of these, workers that were killed or ended with an error.", failed_},
       {"sessions_refused_total", "counter",
        "Requests for a session that were refused, or whose worker could not start.", refused_},
       {"calls_total", "counter", "Calls made for sessions.", calls},
@@ -77,7 +78,8 @@ std::vector<status::Metric> Supervisor::metrics() {
   each("vram_used_bytes", "Of it in use, by whom ever; without NVML by sessions' pages.",
        [&](size_t i) { return devices_.at(i).used; });
   each("vram_pages_bytes", "Of it in use by sessions' pages.", [&](size_t i) { return pages[i]; });
-  each("vram_budget_bytes", "The most that the sessions that use the device may have for their pages, in all.",
+  each("vram_budget_bytes",
+       "The most that the sessions that use the device may have for their pages, in all.",
        [&](size_t i) { return budgets[i]; });
   return all;
 }
@@ -97,23 +99,28 @@ status::Status Supervisor::state(uint64_t first, const transport::PeerInfo& aske
   const std::vector<status::Metric> figures = metrics();
   status::Status told;
   told.kind = "gpunode";
-  told.uptime_ms = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(now - started_).count());
+  told.uptime_ms = static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(now - started_).count());
   told.serving = 1;
   told.driver = devices_.driverVersion();
   told.cuda_version = devices_.cudaVersion();
   told.devices = devices_.all();
   for (size_t i = 0; i < devices_.size(); ++i)
-    told.tiers.push_back({base::format("VRAM {}", i), devices_.at(i).total, devices_.at(i).used, devices_.at(i).free});
+    told.tiers.push_back({base::format("VRAM {}", i), devices_.at(i).total, devices_.at(i).used,
+                          devices_.at(i).free});
   told.figures = status::figuresOf(figures);
-  told.tiers.push_back(
-      {"RAM", installedMemory(), told.figure("host_tier_bytes") + told.figure("pinned_bytes"), freeMemory()});
+  told.tiers.push_back({"RAM", installedMemory(),
+                        told.figure("host_tier_bytes") + told.figure("pinned_bytes"),
+                        freeMemory()});
 
   std::vector<const Session*> by_number;
   for (const auto& [id, session] : sessions_) {
-    if (session.number >= first && session.key_name == asker.key_name) by_number.push_back(&session);
+    if (session.number >= first && session.key_name == asker.key_name)
+      by_number.push_back(&session);
   }
   told.session_count = sessions_.size();
-  std::sort(by_number.begin(), by_number.end(), [](const auto* a, const auto* b) { return a->number < b->number; });
+  std::sort(by_number.begin(), by_number.end(),
+            [](const auto* a, const auto* b) { return a->number < b->number; });
   for (const Session* const session : by_number) {
     if (told.sessions.size() == status::kMaxRows) {
       told.next = session->number;
@@ -133,7 +140,8 @@ status::Status Supervisor::state(uint64_t first, const transport::PeerInfo& aske
     row.budgets.resize(told.tiers.size());
     if (session->ended.empty()) {
       if (session->report.link != kNoLink)
-        row.transport = transport::linkKindName(static_cast<transport::LinkKind>(session->report.link));
+        row.transport =
+            transport::linkKindName(static_cast<transport::LinkKind>(session->report.link));
       for (uint32_t i = 0; i < session->report.device_count; ++i) {
         row.bytes[session->devices[i]] = session->report.devices[i].resident;
         row.budgets[session->devices[i]] = session->report.devices[i].budget;

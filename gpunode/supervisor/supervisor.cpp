@@ -38,8 +38,8 @@ using forward::SessionRequest;
 constexpr auto kRemembered = 60s;  // an ended session
 constexpr auto kStart = 25s;       // of a worker
 constexpr auto kLookAgain = 10s;   // for a driver that could not start
-constexpr auto kWait = 20s;        // of a client for another's session to end: it waits 30 for the answer
-constexpr auto kEnd = 1s;          // of workers that have been told to
+constexpr auto kWait = 20s;  // of a client for another's session to end: it waits 30 for the answer
+constexpr auto kEnd = 1s;    // of workers that have been told to
 constexpr auto kDivideRam = 500ms;
 constexpr int kTickMs = 500;
 
@@ -63,19 +63,26 @@ void sayNo(const transport::LinkPtr& client, const std::string& why) {
 bool toldToEnd() {
   sigset_t pending;
   sigemptyset(&pending);
-  return sigpending(&pending) == 0 && (sigismember(&pending, SIGTERM) == 1 || sigismember(&pending, SIGINT) == 1);
+  return sigpending(&pending) == 0 &&
+         (sigismember(&pending, SIGTERM) == 1 || sigismember(&pending, SIGINT) == 1);
 }
 
 std::string howItEnded(int status) {
-  if (WIFSIGNALED(status)) return base::format("its worker was killed by signal {}", WTERMSIG(status));
-  if (WEXITSTATUS(status) != 0) return base::format("its worker ended with status {}", WEXITSTATUS(status));
+  if (WIFSIGNALED(status))
+    return base::format("its worker was killed by signal {}", WTERMSIG(status));
+  if (WEXITSTATUS(status) != 0)
+    return base::format("its worker ended with status {}", WEXITSTATUS(status));
   return "its worker has ended it";
 }
 
 }  // namespace
 
-Supervisor::Supervisor(const SupervisorOptions& options, std::string worker, std::string library, std::string sim)
-    : options_(options), worker_(std::move(worker)), library_(std::move(library)), sim_(std::move(sim)) {
+Supervisor::Supervisor(const SupervisorOptions& options, std::string worker, std::string library,
+                       std::string sim)
+    : options_(options),
+      worker_(std::move(worker)),
+      library_(std::move(library)),
+      sim_(std::move(sim)) {
   transport::randomBytes(secret_);
 }
 
@@ -118,7 +125,8 @@ Status Supervisor::start() {
     if (folder.ok()) {
       cache_ = std::move(folder).value();
     } else {
-      base::logWarn("%s: modules are sent by each program anew (--cache)", folder.error().message.c_str());
+      base::logWarn("%s: modules are sent by each program anew (--cache)",
+                    folder.error().message.c_str());
     }
   }
   if (!options_.prometheus.empty()) {
@@ -131,7 +139,8 @@ Status Supervisor::start() {
     metrics_endpoint_ = std::move(served).value();
     base::logInfo("figures at http://%s/metrics", metrics_endpoint_->address().c_str());
   }
-  // Workers of a gpunode that was killed went with it, and nobody else may ever look for their counters: to read them removes those of the dead.
+  // Workers of a gpunode that was killed went with it, and nobody else may ever look for their
+  // counters: to read them removes those of the dead.
   (void)pager::readCounters(pager::countersFolders());
   findRam();
   if (auto found = findDevices(); !found.ok()) {
@@ -169,7 +178,8 @@ int Supervisor::run() {
       const auto found = sessions_.find(heard[i]);
       if (found == sessions_.end() || !found->second.socket) continue;
       Session& session = found->second;
-      const bool late = session.starting && std::chrono::steady_clock::now() - session.since > kStart;
+      const bool late =
+          session.starting && std::chrono::steady_clock::now() - session.since > kStart;
       if (fds[2 + i].revents != 0) {
         session.starting ? ready(session) : hear(session);
       } else if (late) {
@@ -178,7 +188,8 @@ int Supervisor::run() {
     }
     for (size_t i = 0; i < watched.size(); ++i) {
       const auto found = sessions_.find(watched[i]);
-      if (found != sessions_.end() && fds[2 + heard.size() + i].revents != 0) processEnded(found->second);
+      if (found != sessions_.end() && fds[2 + heard.size() + i].revents != 0)
+        processEnded(found->second);
     }
     openWaiting();  // before those who have just come
     transport::Completion completions[16];
@@ -190,7 +201,8 @@ int Supervisor::run() {
     if (ram_changed_ || std::chrono::steady_clock::now() - ram_divided_ > kDivideRam) divideRam();
     tellMetrics();
     forgetOld();
-    if (!devices_.known() && std::chrono::steady_clock::now() - looked_ > kLookAgain) (void)findDevices();
+    if (!devices_.known() && std::chrono::steady_clock::now() - looked_ > kLookAgain)
+      (void)findDevices();
   }
 }
 
@@ -213,7 +225,8 @@ void Supervisor::take(transport::Completion& completion) {
   if (status::isQuestion(bytes)) return answer(completion.link, bytes);
   SessionRequest request;
   if (bytes.size() != sizeof request) {
-    completion.link->close("this is a gpunode (--gpunode), and what came is no request for a session");
+    completion.link->close(
+        "this is a gpunode (--gpunode), and what came is no request for a session");
     return;
   }
   std::memcpy(&request, bytes.data(), sizeof request);
@@ -237,8 +250,9 @@ void Supervisor::refuse(const transport::LinkPtr& client, const std::string& why
 }
 
 size_t Supervisor::running() const {
-  return static_cast<size_t>(
-      std::count_if(sessions_.begin(), sessions_.end(), [](const auto& one) { return one.second.ended.empty(); }));
+  return static_cast<size_t>(std::count_if(sessions_.begin(), sessions_.end(), [](const auto& one) {
+    return one.second.ended.empty();
+  }));
 }
 
 // "", or why there can be no session.
@@ -256,7 +270,8 @@ std::string Supervisor::inTheWay(const SessionRequest& request, const std::strin
   return "";
 }
 
-// A client that has been there has called. Who comes right after a client of this machine has ended may be heard before that is.
+// A client that has been there has called. Who comes right after a client of this machine has ended
+// may be heard before that is.
 bool Supervisor::hasLostClient(const Session& session) {
   pollfd ended{session.process_ended.get(), POLLIN, 0};
   if (session.client_dead || (session.process_ended && poll(&ended, 1, 0) > 0)) return true;
@@ -302,18 +317,22 @@ void Supervisor::wouldOpen(const transport::LinkPtr& client, const SessionReques
   (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&reply, 1)));
 }
 
-void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& request, bool has_waited) {
+void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& request,
+                      bool has_waited) {
   if (const std::string why = inTheWay(request, client->peer().key_name); !why.empty()) {
-    if (has_waited || request.specification != forward::kSpecification || !mayComeFree(client->peer().key_name))
+    if (has_waited || request.specification != forward::kSpecification ||
+        !mayComeFree(client->peer().key_name))
       return refuse(client, why);
     base::logInfo("%s of %s waits for the place of a session that has lost its client",
-                  printable(request.program, sizeof request.program).c_str(), client->peer().address.c_str());
+                  printable(request.program, sizeof request.program).c_str(),
+                  client->peer().address.c_str());
     waiting_.push_back({client, request, std::chrono::steady_clock::now() + kWait});
     return;
   }
   if (request.slots == 0 || request.slots > forward::kMostSlots || request.slot >= request.slots)
     return refuse(client, base::format("a program has at most {} gpunodes", forward::kMostSlots));
-  if (!forward::isValid(request.driver)) return refuse(client, "its request has no meaning: settings of the driver");
+  if (!forward::isValid(request.driver))
+    return refuse(client, "its request has no meaning: settings of the driver");
   Session session;
   for (uint32_t i = 0; i < devices_.size(); ++i) session.devices.push_back(i);
   if (request.sees_some != 0 && devices_.known()) {
@@ -342,7 +361,8 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
   session.node = client->peer().node;
   session.key_name = client->peer().key_name;
   session.client = client;
-  if (client->peer().same_host && request.processes != 0 && request.processes == base::processNamespace())
+  if (client->peer().same_host && request.processes != 0 &&
+      request.processes == base::processNamespace())
     session.process_ended = base::watchProcess(static_cast<pid_t>(request.process));
   session.since = std::chrono::steady_clock::now();
   if (auto spawned = spawn(session); !spawned.ok()) {
@@ -350,16 +370,19 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
     return refuse(client, spawned.error().message);
   }
   ++next_number_;
-  base::logInfo("session %016llx: %s of %s%s%s, worker %d", static_cast<unsigned long long>(session.id),
-                session.program.c_str(), session.peer.c_str(), session.key_name.empty() ? "" : " with key ",
+  base::logInfo("session %016llx: %s of %s%s%s, worker %d",
+                static_cast<unsigned long long>(session.id), session.program.c_str(),
+                session.peer.c_str(), session.key_name.empty() ? "" : " with key ",
                 session.key_name.c_str(), session.pid);
   sessions_.emplace(session.id, std::move(session));
 }
 
 void Supervisor::tell(const transport::LinkPtr& client, const SessionRequest& request) {
   const auto found = sessions_.find(request.session);
-  if (found == sessions_.end()) return sayNo(client, "the gpunode knows of no such session: it was started anew");
-  if (!found->second.ended.empty()) return sayNo(client, "the session has ended: " + found->second.ended);
+  if (found == sessions_.end())
+    return sayNo(client, "the gpunode knows of no such session: it was started anew");
+  if (!found->second.ended.empty())
+    return sayNo(client, "the session has ended: " + found->second.ended);
   SessionReply reply;
   reply.session = request.session;
   (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&reply, 1)));
@@ -378,9 +401,11 @@ Status Supervisor::findDevices() {
   const std::string driver = options_.driver == "sim"  ? sim_
                              : options_.driver.empty() ? std::string("libcuda.so.1")
                                                        : options_.driver;
-  if (auto found = devices_.find(worker_, workerEnvironment(), driver, options_.devices, toldToEnd); !found.ok()) {
+  if (auto found = devices_.find(worker_, workerEnvironment(), driver, options_.devices, toldToEnd);
+      !found.ok()) {
     no_devices_ = found.error().message;
-    looked_ = std::chrono::steady_clock::now();  // a driver that hangs has taken long: in between clients are answered
+    looked_ = std::chrono::steady_clock::now();  // a driver that hangs has taken long: in between
+                                                 // clients are answered
     return found;
   }
   for (size_t i = 0; i < devices_.size(); ++i)
@@ -397,7 +422,8 @@ Status Supervisor::spawn(Session& session) {
   setup.slots = session.slots;
   std::memcpy(setup.key, session.reply.key, sizeof setup.key);
   const std::string& name = session.key_name;
-  const auto group = transport::mac(secret_, {reinterpret_cast<const uint8_t*>(name.data()), name.size()});
+  const auto group =
+      transport::mac(secret_, {reinterpret_cast<const uint8_t*>(name.data()), name.size()});
   static_assert(sizeof group == sizeof setup.key_group);
   std::memcpy(setup.key_group, group.data(), sizeof setup.key_group);
   setup.transport = static_cast<uint32_t>(options_.choice);
@@ -409,8 +435,10 @@ Status Supervisor::spawn(Session& session) {
   setup.host_bytes = session.host_limit;
   std::strncpy(setup.library, library_.c_str(), sizeof setup.library - 1);
   if (!cache_.empty()) {
-    const std::string folder = cache_ + (session.key_name.empty() ? "/no-key" : "/key-" + session.key_name);
-    if (folder.size() < sizeof setup.cache) std::strncpy(setup.cache, folder.c_str(), sizeof setup.cache - 1);
+    const std::string folder =
+        cache_ + (session.key_name.empty() ? "/no-key" : "/key-" + session.key_name);
+    if (folder.size() < sizeof setup.cache)
+      std::strncpy(setup.cache, folder.c_str(), sizeof setup.cache - 1);
     setup.cache_bytes = options_.cache_bytes;
   }
 
@@ -419,18 +447,24 @@ Status Supervisor::spawn(Session& session) {
   if (!options_.driver.empty())
     environment.push_back("OL_DRIVER=" + (options_.driver == "sim" ? sim_ : options_.driver));
   if (session.exportable != base::ExportableSetting::kUnset) {
-    std::erase_if(environment, [](const std::string& entry) { return entry.starts_with("OL_EXPORTABLE="); });
-    environment.emplace_back(session.exportable == base::ExportableSetting::kPager ? "OL_EXPORTABLE=pager"
-                                                                                   : "OL_EXPORTABLE=driver");
+    std::erase_if(environment,
+                  [](const std::string& entry) { return entry.starts_with("OL_EXPORTABLE="); });
+    environment.emplace_back(session.exportable == base::ExportableSetting::kPager
+                                 ? "OL_EXPORTABLE=pager"
+                                 : "OL_EXPORTABLE=driver");
   }
   if (options_.vram.given()) environment.push_back("OL_VRAM=" + base::exactBudget(options_.vram));
   environment.push_back("OL_HOST=" + base::exactBudget({most_ram_, 0}));
   // Some of them, or in another order than the driver's.
-  if (session.devices.size() != devices_.size() || !std::is_sorted(session.devices.begin(), session.devices.end()) ||
+  if (session.devices.size() != devices_.size() ||
+      !std::is_sorted(session.devices.begin(), session.devices.end()) ||
       !options_.devices.empty()) {
-    std::erase_if(environment, [](const std::string& entry) { return entry.starts_with("CUDA_VISIBLE_DEVICES="); });
+    std::erase_if(environment, [](const std::string& entry) {
+      return entry.starts_with("CUDA_VISIBLE_DEVICES=");
+    });
     std::string visible;
-    for (const uint32_t index : session.devices) visible += (visible.empty() ? "" : ",") + devices_.at(index).uuid;
+    for (const uint32_t index : session.devices)
+      visible += (visible.empty() ? "" : ",") + devices_.at(index).uuid;
     environment.push_back("CUDA_VISIBLE_DEVICES=" + visible);
   }
   auto started = launchWorker(worker_, std::move(environment), setup);
@@ -465,12 +499,15 @@ void Supervisor::ready(Session& session) {
   }
   base::logInfo("session %016llx is ready", static_cast<unsigned long long>(session.id));
   promiseVram(session);
-  // The others have been asked for its part of RAM when its worker was started: what they have given by now it is told of, too.
+  // The others have been asked for its part of RAM when its worker was started: what they have
+  // given by now it is told of, too.
   for (auto& [id, other] : sessions_) {
     if (other.socket && !other.starting) hear(other);
   }
   divideRam();
-  if (client) (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&session.reply, 1)));
+  if (client)
+    (void)client->send(transport::MessageClass::kReply,
+                       std::as_bytes(std::span(&session.reply, 1)));
   explicit_bzero(session.reply.key, sizeof session.reply.key);
 }
 
@@ -483,7 +520,8 @@ void Supervisor::hear(Session& session) {
       session.socket.reset();
       return;
     }
-    report.device_count = std::min<uint32_t>(report.device_count, static_cast<uint32_t>(session.devices.size()));
+    report.device_count =
+        std::min<uint32_t>(report.device_count, static_cast<uint32_t>(session.devices.size()));
     if (report.link > static_cast<uint32_t>(transport::LinkKind::kVerbs)) report.link = kNoLink;
     report.host_limit = std::min(report.host_limit, most_ram_);
     report.pinned = std::min(report.pinned, most_ram_);
@@ -492,12 +530,14 @@ void Supervisor::hear(Session& session) {
   }
 }
 
-// Its worker sees the end of the link by itself, and waits no longer once it knows that it is for good.
+// Its worker sees the end of the link by itself, and waits no longer once it knows that it is for
+// good.
 void Supervisor::processEnded(Session& session) {
   session.process_ended.reset();
   session.client_dead = true;
   const WorkerOrder order{Order::kClientIsDead, 0, 0};
-  if (session.socket) (void)!send(session.socket.get(), &order, sizeof order, MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (session.socket)
+    (void)!send(session.socket.get(), &order, sizeof order, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 // Each client is told by its worker; what is left after a moment dies with this process.
@@ -527,11 +567,13 @@ void Supervisor::reap() {
     for (auto& [id, session] : sessions_) {
       if (session.pid != pid) continue;
       session.ended = session.left ? "its client left while it started" : howItEnded(status);
-      // A worker ends without its exit handlers, or is killed: nobody else may ever look for its counters.
+      // A worker ends without its exit handlers, or is killed: nobody else may ever look for its
+      // counters.
       for (const std::string& folder : pager::countersFolders())
         pager::removeCountersFile(folder, static_cast<uint64_t>(pid), session.start_ticks);
       if (WIFSIGNALED(status)) {  // nor for its socket
-        if (const auto folder = transport::socketFolder(); folder.ok()) transport::removeDeadSockets(folder.value());
+        if (const auto folder = transport::socketFolder(); folder.ok())
+          transport::removeDeadSockets(folder.value());
       }
       session.pid = 0;
       session.since = std::chrono::steady_clock::now();
@@ -544,11 +586,11 @@ void Supervisor::reap() {
       ended_calls_ += session.report.calls;
       ended_moved_ += session.report.moved;
       if (WIFSIGNALED(status) && !session.left) {
-        base::logError("session %016llx (%s): %s", static_cast<unsigned long long>(id), session.program.c_str(),
-                       session.ended.c_str());
+        base::logError("session %016llx (%s): %s", static_cast<unsigned long long>(id),
+                       session.program.c_str(), session.ended.c_str());
       } else {
-        base::logInfo("session %016llx (%s): %s", static_cast<unsigned long long>(id), session.program.c_str(),
-                      session.ended.c_str());
+        base::logInfo("session %016llx (%s): %s", static_cast<unsigned long long>(id),
+                      session.program.c_str(), session.ended.c_str());
       }
     }
   }
@@ -556,8 +598,9 @@ void Supervisor::reap() {
 
 void Supervisor::forgetOld() {
   const auto now = std::chrono::steady_clock::now();
-  std::erase_if(sessions_,
-                [&](const auto& one) { return !one.second.ended.empty() && now - one.second.since > kRemembered; });
+  std::erase_if(sessions_, [&](const auto& one) {
+    return !one.second.ended.empty() && now - one.second.since > kRemembered;
+  });
 }
 
 }  // namespace olpager::gpunode

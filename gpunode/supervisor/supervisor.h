@@ -1,17 +1,22 @@
-// The daemon: accepts clients, starts a worker for each session, reaps them, and tells a client what became of its own. One thread
-// does all of it; the transport's threads only bring messages, and that of /metrics serves what was told last.
+// The daemon: accepts clients, starts a worker for each session, reaps them, and tells a client
+// what became of its own. One thread does all of it; the transport's threads only bring messages,
+// and that of /metrics serves what was told last.
 //
-// A session: starting (its worker runs, the client waits for the answer) -> running -> ended (kept a while, to be asked for).
-// A running one whose client has lost its link is kept for its grace time; where the client's process is of this machine and has ended it goes
-// at once. A client that finds all places taken waits while one of them is such a session's.
+// A session: starting (its worker runs, the client waits for the answer) -> running -> ended (kept
+// a while, to be asked for). A running one whose client has lost its link is kept for its grace
+// time; where the client's process is of this machine and has ended it goes at once. A client that
+// finds all places taken waits while one of them is such a session's.
 //
-// One address. Connections to workers come to the same one, with the session's number as their route; the listener's thread hands them over.
+// One address. Connections to workers come to the same one, with the session's number as their
+// route; the listener's thread hands them over.
 //
-// VRAM. While several sessions use a device each gets a budget (shares.h), by what their workers report twice a second; it is set anew
-// when they come, go, or want more or less. A session that was never beside another keeps what its pager found.
+// VRAM. While several sessions use a device each gets a budget (shares.h), by what their workers
+// report twice a second; it is set anew when they come, go, or want more or less. A session that
+// was never beside another keeps what its pager found.
 //
-// RAM. Each session's host tier has a limit, an equal part of what all may have together; it is set anew when sessions come and go. One that grows gets only
-// what its workers' reports say that others have given back: together they never have more.
+// RAM. Each session's host tier has a limit, an equal part of what all may have together; it is set
+// anew when sessions come and go. One that grows gets only what its workers' reports say that
+// others have given back: together they never have more.
 #pragma once
 
 #include <sys/types.h>
@@ -39,7 +44,8 @@ namespace olpager::gpunode {
 class Supervisor {
  public:
   /// `worker`: the program; `library`: libolpager.so; `sim`: libolsimcuda.so, or "".
-  Supervisor(const SupervisorOptions& options, std::string worker, std::string library, std::string sim);
+  Supervisor(const SupervisorOptions& options, std::string worker, std::string library,
+             std::string sim);
   ~Supervisor();
 
   /// Listens. The Error is one line.
@@ -53,19 +59,21 @@ class Supervisor {
     uint64_t id = 0;      // as its client names it; the route to its worker
     uint64_t number = 0;  // from 1
     pid_t pid = 0;
-    uint64_t start_ticks = 0;                                              // of it
-    uint32_t process = 0;                                                  // the client's
-    base::ExportableSetting exportable = base::ExportableSetting::kUnset;  // as its program wants it (OL_EXPORTABLE)
-    uint32_t slot = 0, slots = 1;       // which of its program's sessions it is, of how many
-    forward::DriverEnvironment driver;  // what its program says to the driver
+    uint64_t start_ticks = 0;  // of it
+    uint32_t process = 0;      // the client's
+    base::ExportableSetting exportable =
+        base::ExportableSetting::kUnset;  // as its program wants it (OL_EXPORTABLE)
+    uint32_t slot = 0, slots = 1;         // which of its program's sessions it is, of how many
+    forward::DriverEnvironment driver;    // what its program says to the driver
     std::string program, peer, node, key_name;
-    bool left = false;              // the client has, before the worker was ready
-    bool starting = true;           // the worker is not ready
-    base::UniqueFd socket;          // to the worker
-    base::UniqueFd process_ended;   // of a client on this machine: base::watchProcess
-    bool client_dead = false;       // that has ended
-    std::vector<uint32_t> devices;  // that it sees, as indices of devices_: what the worker calls 0, 1, ...
-    WorkerReport report;            // the last one
+    bool left = false;             // the client has, before the worker was ready
+    bool starting = true;          // the worker is not ready
+    base::UniqueFd socket;         // to the worker
+    base::UniqueFd process_ended;  // of a client on this machine: base::watchProcess
+    bool client_dead = false;      // that has ended
+    std::vector<uint32_t>
+        devices;          // that it sees, as indices of devices_: what the worker calls 0, 1, ...
+    WorkerReport report;  // the last one
     std::vector<uint64_t> budgets;  // by devices_, as ordered last; 0: none was
     uint64_t host_limit = 0;        // of its host tier, as ordered last
     transport::LinkPtr client;      // who waits for the answer
@@ -82,7 +90,8 @@ class Supervisor {
   };
 
   void take(transport::Completion& completion);
-  void open(const transport::LinkPtr& client, const forward::SessionRequest& request, bool has_waited = false);
+  void open(const transport::LinkPtr& client, const forward::SessionRequest& request,
+            bool has_waited = false);
   void wouldOpen(const transport::LinkPtr& client, const forward::SessionRequest& request);
   void tell(const transport::LinkPtr& client, const forward::SessionRequest& request);
   void answer(const transport::LinkPtr& client, std::span<const std::byte> question);
@@ -112,7 +121,8 @@ class Supervisor {
   void findRam();
   /// What the host tiers of all sessions may have together.
   uint64_t ramToShare() const;
-  /// `coming`: is not among the sessions yet; its limit is set, and the others are asked to make room.
+  /// `coming`: is not among the sessions yet; its limit is set, and the others are asked to make
+  /// room.
   void divideRam(Session* coming = nullptr);
   void forgetOld();
 
@@ -125,13 +135,15 @@ class Supervisor {
   base::UniqueFd signals_;
   std::map<uint64_t, Session> sessions_;
   std::vector<Waiting> waiting_;
-  uint64_t next_number_ = 1, refused_ = 0, ended_ = 0, failed_ = 0, ended_calls_ = 0, ended_moved_ = 0;
+  uint64_t next_number_ = 1, refused_ = 0, ended_ = 0, failed_ = 0, ended_calls_ = 0,
+           ended_moved_ = 0;
   transport::Secret secret_{};  // what the sessions of each key have in common follows from it
   std::string cache_;           // the folder with a folder for each key; "": none
   Devices devices_;
   std::string no_devices_ = "its driver has no GPU";  // or why none are known
   bool measured_ = false;                             // by NVML
-  std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now(), looked_{}, divided_{}, told_{};
+  std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now(), looked_{},
+                                        divided_{}, told_{};
   uint64_t ram_ = 0, most_ram_ = 0;  // of all sessions together; of each
   bool ram_changed_ = false;         // a worker has another limit than before
   std::chrono::steady_clock::time_point ram_divided_{};

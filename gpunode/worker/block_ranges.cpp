@@ -8,7 +8,9 @@ namespace {
 class Blocks final : public api::extract::RangeSink {
  public:
   explicit Blocks(HostMemory& memory) : memory_(memory) {}
-  void add(uint64_t address, uint64_t bytes, api::extract::Use) override { ok_ = ok_ && memory_.has(address, bytes); }
+  void add(uint64_t address, uint64_t bytes, api::extract::Use) override {
+    ok_ = ok_ && memory_.has(address, bytes);
+  }
   void addFrom(uint64_t) override { ok_ = false; }
   uint64_t arrayElementBytes(CUarray) override { return 1; }
   bool ok() const { return ok_; }

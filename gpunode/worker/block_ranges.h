@@ -1,5 +1,5 @@
-// What copies touch of the client's memory, as far as it lies in blocks that the worker has at the same addresses.
-// Thread-safety: any thread.
+// What copies touch of the client's memory, as far as it lies in blocks that the worker has at the
+// same addresses. Thread-safety: any thread.
 #pragma once
 
 #include <cuda.h>
@@ -8,7 +8,8 @@
 
 namespace olpager::gpunode {
 
-/// Whether each host side of the box lies in one block, whole. Sides that are arrays or device memory are not looked at.
+/// Whether each host side of the box lies in one block, whole. Sides that are arrays or device
+/// memory are not looked at.
 bool inBlocks(HostMemory& memory, const CUDA_MEMCPY3D& box);
 
 }  // namespace olpager::gpunode

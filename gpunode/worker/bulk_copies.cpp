@@ -16,19 +16,24 @@ constexpr uint64_t kBringBytes = 32ull << 20;
 constexpr size_t kTakeAway = 16;
 constexpr size_t kWithDriver = 32;  // pieces that wait for the GPU, of a copy whose caller waits
 
-uint64_t pieceAt(const BulkCopy& copy, uint64_t at) { return std::min(Staging::kPieceBytes, copy.bytes - at); }
-
-CUresult enqueueIn(const api::DriverTable& driver, const BulkCopy& copy, uint64_t at, const void* from,
-                   uint64_t bytes) {
-  return copy.array != nullptr ? driver.cuMemcpyHtoAAsync_v2(copy.array, copy.offset + at, from, bytes, copy.stream)
-                               : driver.cuMemcpyHtoDAsync_v2(copy.device + at, from, bytes, copy.stream);
-}
-CUresult enqueueOut(const api::DriverTable& driver, const BulkCopy& copy, uint64_t at, void* into, uint64_t bytes) {
-  return copy.array != nullptr ? driver.cuMemcpyAtoHAsync_v2(into, copy.array, copy.offset + at, bytes, copy.stream)
-                               : driver.cuMemcpyDtoHAsync_v2(into, copy.device + at, bytes, copy.stream);
+uint64_t pieceAt(const BulkCopy& copy, uint64_t at) {
+  return std::min(Staging::kPieceBytes, copy.bytes - at);
 }
 
-// --- to the device -----------------------------------------------------------------------------------------------------
+CUresult enqueueIn(const api::DriverTable& driver, const BulkCopy& copy, uint64_t at,
+                   const void* from, uint64_t bytes) {
+  return copy.array != nullptr
+             ? driver.cuMemcpyHtoAAsync_v2(copy.array, copy.offset + at, from, bytes, copy.stream)
+             : driver.cuMemcpyHtoDAsync_v2(copy.device + at, from, bytes, copy.stream);
+}
+CUresult enqueueOut(const api::DriverTable& driver, const BulkCopy& copy, uint64_t at, void* into,
+                    uint64_t bytes) {
+  return copy.array != nullptr
+             ? driver.cuMemcpyAtoHAsync_v2(into, copy.array, copy.offset + at, bytes, copy.stream)
+             : driver.cuMemcpyDtoHAsync_v2(into, copy.device + at, bytes, copy.stream);
+}
+
+// --- to the device -------------------------------------------------------------------------------
 
 // Pieces that one transfer brings.
 struct Coming {
@@ -38,8 +43,8 @@ struct Coming {
   calls::TransferPtr transfer;
 };
 
-// To ask for bytes takes messages and wakes threads at both ends: a long copy asks for several pieces at once, a short one for single ones,
-// so that the GPU begins before the network has ended.
+// To ask for bytes takes messages and wakes threads at both ends: a long copy asks for several
+// pieces at once, a short one for single ones, so that the GPU begins before the network has ended.
 size_t piecesAtOnce(const BulkCopy& copy) {
   constexpr uint64_t kMost = 4, kTurns = 8;
   return std::clamp<uint64_t>(copy.bytes / Staging::kPieceBytes / kTurns, 1, kMost);
@@ -58,7 +63,8 @@ Coming bringPieces(Invocation& in, const BulkCopy& copy, uint64_t at) {
     coming.bytes += into.back().length;
   }
   if (!into.empty())
-    coming.transfer = worker.channel().fetch(into, {copy.region, copy.region_offset + at, coming.bytes});
+    coming.transfer =
+        worker.channel().fetch(into, {copy.region, copy.region_offset + at, coming.bytes});
   return coming;
 }
 
@@ -73,7 +79,8 @@ CUresult bulkIn(Invocation& in, const BulkCopy& copy) {
   CUresult result = CUDA_SUCCESS;
   // To the GPU, but for what comes behind a piece that it does not take.
   const auto enqueue = [&](Staging::Piece* piece, uint64_t at) {
-    if (result == CUDA_SUCCESS) result = enqueueIn(driver, copy, at, piece->bytes, pieceAt(copy, at));
+    if (result == CUDA_SUCCESS)
+      result = enqueueIn(driver, copy, at, piece->bytes, pieceAt(copy, at));
     if (result != CUDA_SUCCESS) {
       staging.give(piece);
       return;
@@ -119,11 +126,12 @@ CUresult bulkIn(Invocation& in, const BulkCopy& copy) {
   }
   if (copy.in_order) return result;
   const CUresult done = driver.cuStreamSynchronize(copy.stream);
-  for (Staging::Piece* const piece : with_driver) done == CUDA_SUCCESS ? staging.give(piece) : staging.leave(piece);
+  for (Staging::Piece* const piece : with_driver)
+    done == CUDA_SUCCESS ? staging.give(piece) : staging.leave(piece);
   return result != CUDA_SUCCESS ? result : done;
 }
 
-// --- from the device ---------------------------------------------------------------------------------------------------
+// --- from the device -----------------------------------------------------------------------------
 
 namespace {
 
@@ -157,7 +165,8 @@ CUresult outNow(Invocation& in, const BulkCopy& copy) {
   std::deque<Part> copying, moving;
   CUresult result = CUDA_SUCCESS;
   const auto endFirst = [&] {
-    if (!worker.arrived(*moving.front().transfer) && result == CUDA_SUCCESS) result = CUDA_ERROR_INVALID_VALUE;
+    if (!worker.arrived(*moving.front().transfer) && result == CUDA_SUCCESS)
+      result = CUDA_ERROR_INVALID_VALUE;
     worker.staging().give(moving.front().piece);
     moving.pop_front();
   };
@@ -184,7 +193,8 @@ CUresult outNow(Invocation& in, const BulkCopy& copy) {
     }
   }
   while (result == CUDA_SUCCESS && !copying.empty()) pass();
-  // What is on its way is waited for also when the rest has failed: the caller may use its memory again.
+  // What is on its way is waited for also when the rest has failed: the caller may use its memory
+  // again.
   while (!moving.empty()) endFirst();
   for (const Part& part : copying) {
     const bool done = driver.cuEventSynchronize(part.piece->event) == CUDA_SUCCESS;
@@ -197,7 +207,8 @@ CUresult outNow(Invocation& in, const BulkCopy& copy) {
 
 // A copy on its way out; of the call that makes it and of the stream's host functions.
 struct Outgoing {
-  Outgoing(Worker& owner, const BulkCopy& what, uint32_t with) : worker(owner), copy(what), number(with) {}
+  Outgoing(Worker& owner, const BulkCopy& what, uint32_t with)
+      : worker(owner), copy(what), number(with) {}
   Worker& worker;
   const BulkCopy copy;
   const uint32_t number;
@@ -212,7 +223,8 @@ struct Written {
   std::shared_ptr<Outgoing> of;
 };
 
-// Callbacks, which unlike host functions are called behind a fault, too: then nothing was written, and the client is told all the same.
+// Callbacks, which unlike host functions are called behind a fault, too: then nothing was written,
+// and the client is told all the same.
 void CUDA_CB partWritten(CUstream /*stream*/, CUresult status, void* data) {
   const std::unique_ptr<Written> written(static_cast<Written*>(data));
   Outgoing& out = *written->of;
@@ -247,9 +259,11 @@ void CUDA_CB allWritten(CUstream /*stream*/, CUresult /*status*/, void* data) {
   out.worker.tell(forward::Answer::kBytes, out.number, CUDA_SUCCESS, {}, true);
 }
 
-CUresult launchBehind(Invocation& in, const std::shared_ptr<Outgoing>& out, CUstreamCallback function) {
+CUresult launchBehind(Invocation& in, const std::shared_ptr<Outgoing>& out,
+                      CUstreamCallback function) {
   auto written = std::make_unique<Written>(Written{out});
-  const CUresult result = in.driver().cuStreamAddCallback(out->copy.stream, function, written.get(), 0);
+  const CUresult result =
+      in.driver().cuStreamAddCallback(out->copy.stream, function, written.get(), 0);
   if (result == CUDA_SUCCESS) (void)written.release();
   return result;
 }

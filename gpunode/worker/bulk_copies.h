@@ -1,8 +1,9 @@
-// Long copies between the client's memory and the device. The bytes pass through pinned pieces (staging.h): the network moves one while
-// the GPU moves others. The worker asks for both directions; of the client's memory it reads or writes what the call names alone.
+// Long copies between the client's memory and the device. The bytes pass through pinned pieces
+// (staging.h): the network moves one while the GPU moves others. The worker asks for both
+// directions; of the client's memory it reads or writes what the call names alone.
 //
-// Order is that of the calls: a copy has fetched all its bytes, and enqueued all its pieces, when it returns.
-// Thread-safety: of the thread that makes the call.
+// Order is that of the calls: a copy has fetched all its bytes, and enqueued all its pieces, when
+// it returns. Thread-safety: of the thread that makes the call.
 #pragma once
 
 #include <cuda.h>
@@ -26,12 +27,14 @@ struct BulkCopy {
   transport::RemoteKey region;  // the client's side
   uint64_t region_offset = 0;
   /// Whether the region has these bytes, as far as its key says.
-  bool fits() const { return bytes != 0 && bytes <= region.length && region_offset <= region.length - bytes; }
+  bool fits() const {
+    return bytes != 0 && bytes <= region.length && region_offset <= region.length - bytes;
+  }
 };
 
 CUresult bulkIn(Invocation& in, const BulkCopy& copy);
-/// `number` 0: returns when the bytes are at the client. Else they go behind what is in the stream, with Answer::kBytes of this number
-/// behind them; `owed` then is the copy's own to settle.
+/// `number` 0: returns when the bytes are at the client. Else they go behind what is in the stream,
+/// with Answer::kBytes of this number behind them; `owed` then is the copy's own to settle.
 CUresult bulkOut(Invocation& in, const BulkCopy& copy, uint32_t number, Owed& owed);
 
 }  // namespace olpager::gpunode

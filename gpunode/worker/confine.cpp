@@ -29,7 +29,8 @@ constexpr uint32_t kArchitecture = AUDIT_ARCH_AARCH64;
 #error "the system calls of this processor are not known here"
 #endif
 
-// Nothing of these belongs to calls of CUDA. What a driver asks of the kernel is ioctl, mmap, open and the like, which stay.
+// Nothing of these belongs to calls of CUDA. What a driver asks of the kernel is ioctl, mmap, open
+// and the like, which stay.
 constexpr uint32_t kRefused[] = {
     SYS_execve,
     SYS_execveat,
@@ -90,10 +91,14 @@ constexpr uint32_t kRefused[] = {
 #endif
 };
 
-sock_filter load(size_t offset) { return BPF_STMT(BPF_LD | BPF_W | BPF_ABS, static_cast<uint32_t>(offset)); }
+sock_filter load(size_t offset) {
+  return BPF_STMT(BPF_LD | BPF_W | BPF_ABS, static_cast<uint32_t>(offset));
+}
 sock_filter answer(uint32_t what) { return BPF_STMT(BPF_RET | BPF_K, what); }
 // Goes on behind the next instruction unless the value is `wanted`.
-sock_filter unlessEqual(uint32_t wanted) { return BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, wanted, 0, 1); }
+sock_filter unlessEqual(uint32_t wanted) {
+  return BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, wanted, 0, 1);
+}
 
 constexpr size_t argument(size_t number) {
   return offsetof(seccomp_data, args) + number * sizeof(uint64_t);  // its lower half: little-endian
@@ -108,7 +113,8 @@ std::vector<sock_filter> filterFor(const Confinement& allowed) {
       load(offsetof(seccomp_data, nr)),
   };
 #if defined(__x86_64__)
-  filter.push_back(BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000, 0, 1));  // the same calls by other numbers (x32)
+  filter.push_back(BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000, 0,
+                            1));  // the same calls by other numbers (x32)
   filter.push_back(answer(kRefuse));
 #endif
   for (const uint32_t call : kRefused) {
@@ -137,7 +143,8 @@ std::vector<sock_filter> filterFor(const Confinement& allowed) {
 }  // namespace
 
 void giveUpTracing() {
-  // From the bounding set first, which needs a capability itself: what no program that is started by this one gets either.
+  // From the bounding set first, which needs a capability itself: what no program that is started
+  // by this one gets either.
   (void)prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0);
   __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct sets[_LINUX_CAPABILITY_U32S_3] = {};

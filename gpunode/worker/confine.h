@@ -1,7 +1,9 @@
-// What a worker can't do once its driver has started, whatever its client makes it run: start programs or processes, look into others, change
-// its rights or name spaces, load code into the kernel, and, where it needs neither memservers nor other gpunodes, open connections.
+// What a worker can't do once its driver has started, whatever its client makes it run: start
+// programs or processes, look into others, change its rights or name spaces, load code into the
+// kernel, and, where it needs neither memservers nor other gpunodes, open connections.
 //
-// Thread-safety: confine() once, from any thread; it holds for all threads, those that exist as well. There is no way back. Errors: one line.
+// Thread-safety: confine() once, from any thread; it holds for all threads, those that exist as
+// well. There is no way back. Errors: one line.
 #pragma once
 
 #include "base/result.h"
@@ -9,12 +11,14 @@
 namespace olpager::gpunode {
 
 struct Confinement {
-  bool connects = false;  // it may open connections: to memservers, and to workers of the program's other gpunodes
+  bool connects = false;  // it may open connections: to memservers, and to workers of the program's
+                          // other gpunodes
 };
 
-/// Before there is a second thread: root's capability to look into any process is given up for good, where this process has it, so that
-/// keepFromOthers() (base/process.h) of its supervisor and of other workers holds for it as well: for their memory and descriptors. What else root
-/// may do stays.
+/// Before there is a second thread: root's capability to look into any process is given up for
+/// good, where this process has it, so that keepFromOthers() (base/process.h) of its supervisor and
+/// of other workers holds for it as well: for their memory and descriptors. What else root may do
+/// stays.
 void giveUpTracing();
 
 /// Calls of the kernel that are not allowed fail with EPERM.

@@ -1,4 +1,5 @@
-// Copies between the client and the device: the client's side is bytes of the call, or of the answer.
+// Copies between the client and the device: the client's side is bytes of the call, or of the
+// answer.
 #include "interpose/forward/copies.h"
 
 #include "gpunode/worker/block_ranges.h"
@@ -13,7 +14,8 @@ namespace {
 using forward::CopyHead;
 using forward::CopyShape;
 
-// The stream that a copy is made in. A synchronous one of the legacy default stream goes by the driver's own synchronous function.
+// The stream that a copy is made in. A synchronous one of the legacy default stream goes by the
+// driver's own synchronous function.
 struct Place {
   CUstream stream = nullptr;
   bool legacy = false;
@@ -36,7 +38,8 @@ bool settleArrays(Invocation& in, CUDA_MEMCPY3D& box) {
     array = in.translated<CUarray>(bitsOf(array));
     return array != nullptr;
   };
-  if (!side(box.srcMemoryType, box.srcArray, box.srcDevice) || !side(box.dstMemoryType, box.dstArray, box.dstDevice))
+  if (!side(box.srcMemoryType, box.srcArray, box.srcDevice) ||
+      !side(box.dstMemoryType, box.dstArray, box.dstDevice))
     return false;
   box.reserved0 = nullptr;
   box.reserved1 = nullptr;
@@ -51,8 +54,8 @@ bool settleBox(Invocation& in, CUDA_MEMCPY3D& box, void* near) {
   return true;
 }
 
-// The packed side of a box has just as many bytes as are there: the driver believes it. A 2D copy does not look at Depth, and moves
-// one layer whatever it says.
+// The packed side of a box has just as many bytes as are there: the driver believes it. A 2D copy
+// does not look at Depth, and moves one layer whatever it says.
 bool fits(const CopyHead& head, bool source) {
   const CUDA_MEMCPY3D& box = head.box;
   const auto type = source ? box.srcMemoryType : box.dstMemoryType;
@@ -64,8 +67,8 @@ bool fits(const CopyHead& head, bool source) {
   const uint64_t z = source ? box.srcZ : box.dstZ;
   if (box.WidthInBytes == 0 || box.Height == 0 || box.Depth == 0) return false;
   if (head.shape == CopyShape::kBox2d && box.Depth != 1) return false;
-  const uint64_t whole =
-      api::extract::saturatingProduct(box.WidthInBytes, api::extract::saturatingProduct(box.Height, box.Depth));
+  const uint64_t whole = api::extract::saturatingProduct(
+      box.WidthInBytes, api::extract::saturatingProduct(box.Height, box.Depth));
   return type == CU_MEMORYTYPE_HOST && other != CU_MEMORYTYPE_HOST && pitch == box.WidthInBytes &&
          height == box.Height && x == 0 && y == 0 && z == 0 && whole == head.bytes;
 }
@@ -86,9 +89,11 @@ CUresult copyBox(Invocation& in, const CopyHead& head, const Place& place) {
   const api::DriverTable& driver = in.driver();
   if (head.shape == CopyShape::kBox2d) {
     const CUDA_MEMCPY2D copy = flat(head.box);
-    return place.legacy ? driver.cuMemcpy2DUnaligned_v2(&copy) : driver.cuMemcpy2DAsync_v2(&copy, place.stream);
+    return place.legacy ? driver.cuMemcpy2DUnaligned_v2(&copy)
+                        : driver.cuMemcpy2DAsync_v2(&copy, place.stream);
   }
-  return place.legacy ? driver.cuMemcpy3D_v2(&head.box) : driver.cuMemcpy3DAsync_v2(&head.box, place.stream);
+  return place.legacy ? driver.cuMemcpy3D_v2(&head.box)
+                      : driver.cuMemcpy3DAsync_v2(&head.box, place.stream);
 }
 
 // After a copy in a stream that the caller waits for.
@@ -97,7 +102,8 @@ CUresult waitFor(Invocation& in, const CopyHead& head, const Place& place, CUres
   return in.driver().cuStreamSynchronize(place.stream);
 }
 
-// A captured copy is made again with each launch of its graph: only with memory that stays, which both sides have.
+// A captured copy is made again with each launch of its graph: only with memory that stays, which
+// both sides have.
 bool captures(Invocation& in, const CopyHead& head, const Place& place) {
   return head.in_order != 0 && isCapturing(in, place.stream);
 }
@@ -141,7 +147,8 @@ bool readHead(Invocation& in, CopyHead* head) {
   *head = in.value<CopyHead>();
   const bool bulk = in.ok() && isBulk(*head);
   const bool travels = !bulk && head->near == 0;
-  if (!in.ok() || (travels && head->bytes > forward::kMostBytes) || head->shape > CopyShape::kBox3d ||
+  if (!in.ok() || (travels && head->bytes > forward::kMostBytes) ||
+      head->shape > CopyShape::kBox3d ||
       (bulk && (head->shape != CopyShape::kLinear || head->near != 0))) {
     in.arguments().fail();
     return false;
@@ -165,7 +172,8 @@ CUresult copyIn(Invocation& in) {
     return in.ok() ? copyNearBox(in, head, where) : in.refusal();
   }
   std::byte* const near = nearOf(in, head);
-  const auto bytes = near != nullptr ? std::span<const std::byte>(near, head.bytes) : in.arguments().raw(head.bytes);
+  const auto bytes = near != nullptr ? std::span<const std::byte>(near, head.bytes)
+                                     : in.arguments().raw(head.bytes);
   const Place place = placeOf(in, head);
   if (!in.ok()) return in.refusal();
   if (near == nullptr && captures(in, head, place)) return CUDA_ERROR_NOT_SUPPORTED;
@@ -176,26 +184,31 @@ CUresult copyIn(Invocation& in) {
       in.arguments().fail();
       return in.refusal();
     }
-    if (!settleBox(in, head.box, const_cast<std::byte*>(bytes.data()))) return CUDA_ERROR_INVALID_VALUE;
+    if (!settleBox(in, head.box, const_cast<std::byte*>(bytes.data())))
+      return CUDA_ERROR_INVALID_VALUE;
     result = copyBox(in, head, place);
   } else if (head.array != 0) {
     const auto array = in.translated<CUarray>(head.device);
     if (!in.ok()) return in.refusal();
     result = place.legacy ? driver.cuMemcpyHtoA_v2(array, head.offset, bytes.data(), head.bytes)
-                          : driver.cuMemcpyHtoAAsync_v2(array, head.offset, bytes.data(), head.bytes, place.stream);
+                          : driver.cuMemcpyHtoAAsync_v2(array, head.offset, bytes.data(),
+                                                        head.bytes, place.stream);
   } else {
-    result = place.legacy ? driver.cuMemcpyHtoD_v2(head.device, bytes.data(), head.bytes)
-                          : driver.cuMemcpyHtoDAsync_v2(head.device, bytes.data(), head.bytes, place.stream);
+    result = place.legacy
+                 ? driver.cuMemcpyHtoD_v2(head.device, bytes.data(), head.bytes)
+                 : driver.cuMemcpyHtoDAsync_v2(head.device, bytes.data(), head.bytes, place.stream);
   }
   return waitFor(in, head, place, result);
 }
 
 namespace {
 
-// Where a copy's bytes are between the GPU and the client. Of one that nobody waits for they are in pinned memory: a driver that copies to
-// other memory waits for the stream, which may be waiting for the client.
+// Where a copy's bytes are between the GPU and the client. Of one that nobody waits for they are in
+// pinned memory: a driver that copies to other memory waits for the stream, which may be waiting
+// for the client.
 class Between {
-  static_assert(forward::kLaterBoxBytes <= Staging::kPieceBytes && forward::kBulkBytes <= Staging::kPieceBytes);
+  static_assert(forward::kLaterBoxBytes <= Staging::kPieceBytes &&
+                forward::kBulkBytes <= Staging::kPieceBytes);
 
  public:
   Between(Invocation& in, const CopyHead& head, const Place& place)
@@ -230,7 +243,8 @@ class Between {
   std::vector<std::byte> bytes_;
 };
 
-// A callback, which unlike a host function is called behind a fault, too: the client waits for bytes, or for word that there are none.
+// A callback, which unlike a host function is called behind a fault, too: the client waits for
+// bytes, or for word that there are none.
 void CUDA_CB sendBetween(CUstream /*stream*/, CUresult status, void* data) {
   std::unique_ptr<Between>(static_cast<Between*>(data))->send(status);
 }
@@ -248,7 +262,8 @@ CUresult copyOut(Invocation& in) {
   if (isBulk(head)) {
     const BulkCopy copy = bulkOf(in, head, place);
     if (!in.ok()) return in.refusal();
-    return captures(in, head, place) ? CUDA_ERROR_NOT_SUPPORTED : bulkOut(in, copy, head.number, owed);
+    return captures(in, head, place) ? CUDA_ERROR_NOT_SUPPORTED
+                                     : bulkOut(in, copy, head.number, owed);
   }
   if (head.near != 0 && head.shape != CopyShape::kLinear) return copyNearBox(in, head, place);
   std::byte* const near = nearOf(in, head);
@@ -267,11 +282,13 @@ CUresult copyOut(Invocation& in) {
   } else if (head.array != 0) {
     const auto array = in.translated<CUarray>(head.device);
     if (!in.ok()) return in.refusal();
-    result = place.legacy ? driver.cuMemcpyAtoH_v2(into, array, head.offset, head.bytes)
-                          : driver.cuMemcpyAtoHAsync_v2(into, array, head.offset, head.bytes, place.stream);
+    result = place.legacy
+                 ? driver.cuMemcpyAtoH_v2(into, array, head.offset, head.bytes)
+                 : driver.cuMemcpyAtoHAsync_v2(into, array, head.offset, head.bytes, place.stream);
   } else {
-    result = place.legacy ? driver.cuMemcpyDtoH_v2(into, head.device, head.bytes)
-                          : driver.cuMemcpyDtoHAsync_v2(into, head.device, head.bytes, place.stream);
+    result = place.legacy
+                 ? driver.cuMemcpyDtoH_v2(into, head.device, head.bytes)
+                 : driver.cuMemcpyDtoHAsync_v2(into, head.device, head.bytes, place.stream);
   }
   if (near != nullptr) return waitFor(in, head, place, result);
   if (head.number != 0) {
@@ -295,13 +312,14 @@ CUresult copyDevice(Invocation& in) {
   CopyHead box = head;
   CUresult result = CUDA_SUCCESS;
   if (head.shape != CopyShape::kLinear) {
-    if (head.box.srcMemoryType == CU_MEMORYTYPE_HOST || head.box.dstMemoryType == CU_MEMORYTYPE_HOST ||
-        !settleBox(in, box.box, nullptr))
+    if (head.box.srcMemoryType == CU_MEMORYTYPE_HOST ||
+        head.box.dstMemoryType == CU_MEMORYTYPE_HOST || !settleBox(in, box.box, nullptr))
       return CUDA_ERROR_INVALID_VALUE;
     result = copyBox(in, box, place);
   } else {
-    result = place.legacy ? driver.cuMemcpyDtoD_v2(head.device, head.offset, head.bytes)
-                          : driver.cuMemcpyDtoDAsync_v2(head.device, head.offset, head.bytes, place.stream);
+    result = place.legacy
+                 ? driver.cuMemcpyDtoD_v2(head.device, head.offset, head.bytes)
+                 : driver.cuMemcpyDtoDAsync_v2(head.device, head.offset, head.bytes, place.stream);
   }
   return waitFor(in, head, place, result);
 }

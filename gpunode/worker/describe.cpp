@@ -36,14 +36,15 @@ NodeDescription describeNode(const char* driver) {
   auto* const init = symbol<CUresult(unsigned)>(library, "cuInit");
   auto* const version = symbol<CUresult(int*)>(library, "cuDriverGetVersion");
   auto* const count = symbol<CUresult(int*)>(library, "cuDeviceGetCount");
-  auto* const attribute = symbol<CUresult(int*, CUdevice_attribute, CUdevice)>(library, "cuDeviceGetAttribute");
+  auto* const attribute =
+      symbol<CUresult(int*, CUdevice_attribute, CUdevice)>(library, "cuDeviceGetAttribute");
   auto* const name = symbol<CUresult(char*, int, CUdevice)>(library, "cuDeviceGetName");
   auto* uuid = symbol<CUresult(CUuuid*, CUdevice)>(library, "cuDeviceGetUuid_v2");
   if (uuid == nullptr) uuid = symbol<CUresult(CUuuid*, CUdevice)>(library, "cuDeviceGetUuid");
   auto* const total = symbol<CUresult(size_t*, CUdevice)>(library, "cuDeviceTotalMem_v2");
   auto* const access = symbol<CUresult(int*, CUdevice, CUdevice)>(library, "cuDeviceCanAccessPeer");
-  if (init == nullptr || count == nullptr || attribute == nullptr || name == nullptr || uuid == nullptr ||
-      total == nullptr)
+  if (init == nullptr || count == nullptr || attribute == nullptr || name == nullptr ||
+      uuid == nullptr || total == nullptr)
     return failed("what was loaded is no CUDA driver", 0);
   if (const CUresult result = init(0); result != CUDA_SUCCESS)
     return failed("the driver can't start", static_cast<int>(result));
@@ -75,7 +76,8 @@ NodeDescription describeNode(const char* driver) {
     if (total(&bytes, device) == CUDA_SUCCESS) one.total = bytes;
     for (uint32_t other = 0; access != nullptr && other < node.device_count; ++other) {
       int can = 0;
-      if (other != i && access(&can, device, static_cast<CUdevice>(other)) == CUDA_SUCCESS && can != 0)
+      if (other != i && access(&can, device, static_cast<CUdevice>(other)) == CUDA_SUCCESS &&
+          can != 0)
         one.peers |= 1ull << other;
     }
   }

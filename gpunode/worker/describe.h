@@ -1,5 +1,6 @@
-// What devices this node has, asked of the driver itself, in a process that ends afterwards: the supervisor never loads a driver.
-// Thread-safety: one call in a process. Blocks as long as the driver takes to start.
+// What devices this node has, asked of the driver itself, in a process that ends afterwards: the
+// supervisor never loads a driver. Thread-safety: one call in a process. Blocks as long as the
+// driver takes to start.
 #pragma once
 
 #include "gpunode/worker/setup.h"

@@ -39,7 +39,8 @@ void DeviceResources::hide(CUdevResource* resource) {
       by_number_.erase(first);
     }
   }
-  *resource = shown(*resource, forward::kHandleMark | forward::kWorkersHandle | forward::slotBits(slot_) | serial);
+  *resource = shown(*resource, forward::kHandleMark | forward::kWorkersHandle |
+                                   forward::slotBits(slot_) | serial);
 }
 
 bool DeviceResources::restore(CUdevResource* resource) const {
@@ -47,7 +48,8 @@ bool DeviceResources::restore(CUdevResource* resource) const {
   const uint64_t mark = forward::kHandleMark | forward::kWorkersHandle | forward::slotBits(slot_);
   std::lock_guard lock(mutex_);
   const auto found = by_number_.find(number ^ mark);
-  if (found == by_number_.end() || bytesOf(shown(found->second, number)) != bytesOf(*resource)) return false;
+  if (found == by_number_.end() || bytesOf(shown(found->second, number)) != bytesOf(*resource))
+    return false;
   *resource = found->second;
   return true;
 }

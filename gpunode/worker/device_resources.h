@@ -1,6 +1,6 @@
-// Device resources that the driver has told of (CUdevResource). A driver keeps what it likes in their opaque bytes, pointers too, and takes
-// it back from the caller: so those bytes never leave this process. The client gets a number in their place, and what it sends back is
-// looked up whole.
+// Device resources that the driver has told of (CUdevResource). A driver keeps what it likes in
+// their opaque bytes, pointers too, and takes it back from the caller: so those bytes never leave
+// this process. The client gets a number in their place, and what it sends back is looked up whole.
 // Thread-safety: any thread.
 #pragma once
 
@@ -18,7 +18,8 @@ class DeviceResources {
   /// `slot`: of the session, in all numbers.
   explicit DeviceResources(unsigned slot) : slot_(slot) {}
 
-  /// What the client is to see, in place of what the driver has told. The same for the same. One of no type is left as it is.
+  /// What the client is to see, in place of what the driver has told. The same for the same. One of
+  /// no type is left as it is.
   void hide(CUdevResource* resource);
   /// The driver's own, in place of what hide() has made of it; false: it has made no such thing.
   bool restore(CUdevResource* resource) const;

@@ -1,5 +1,6 @@
-// What the driver writes into a file that the program names. A client names none here: the driver gets a file without a name, in memory, and
-// what it has written is the client's to put where the program wants it.
+// What the driver writes into a file that the program names. A client names none here: the driver
+// gets a file without a name, in memory, and what it has written is the client's to put where the
+// program wants it.
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -19,25 +20,29 @@ namespace {
 class NamelessFile {
  public:
   NamelessFile() : file_(memfd_create("olgpunode", MFD_CLOEXEC)) {
-    if (file_.get() < 0) base::logError("no file for the driver to write into: %s", std::strerror(errno));
+    if (file_.get() < 0)
+      base::logError("no file for the driver to write into: %s", std::strerror(errno));
   }
   bool ok() const { return file_.get() >= 0; }
   /// By which the driver opens it.
   std::string path() const { return "/proc/self/fd/" + std::to_string(file_.get()); }
-  /// What is in it, behind the results that are there. False: it is too much for an answer, or can't be read.
+  /// What is in it, behind the results that are there. False: it is too much for an answer, or
+  /// can't be read.
   bool appendTo(std::vector<std::byte>& results) const {
     struct stat about {};
     if (fstat(file_.get(), &about) != 0) return false;
     const auto bytes = static_cast<uint64_t>(about.st_size);
     if (bytes > forward::kMostBytes - results.size()) {
-      base::logWarn("the driver has written %llu bytes into a file of the program's: too many for an answer",
-                    static_cast<unsigned long long>(bytes));
+      base::logWarn(
+          "the driver has written %llu bytes into a file of the program's: too many for an answer",
+          static_cast<unsigned long long>(bytes));
       return false;
     }
     const size_t before = results.size();
     results.resize(before + bytes);
     for (uint64_t at = 0; at < bytes;) {
-      const ssize_t got = pread(file_.get(), results.data() + before + at, bytes - at, static_cast<off_t>(at));
+      const ssize_t got =
+          pread(file_.get(), results.data() + before + at, bytes - at, static_cast<off_t>(at));
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0) {
         results.clear();

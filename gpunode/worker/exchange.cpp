@@ -42,7 +42,8 @@ void Exchange::pay(std::vector<uint64_t> blocks, const Owing& owing) {
     worker_.tell(forward::Answer::kHostBytes, owing.answers, CUDA_SUCCESS, runs, true);
 }
 
-// A callback, which unlike a host function is called behind a fault, too: the client waits for what it counts.
+// A callback, which unlike a host function is called behind a fault, too: the client waits for what
+// it counts.
 void CUDA_CB Exchange::payInStream(CUstream /*stream*/, CUresult /*status*/, void* data) {
   const std::unique_ptr<Payment> payment(static_cast<Payment*>(data));
   payment->exchange->pay(payment->blocks, payment->owing);
@@ -51,7 +52,8 @@ void CUDA_CB Exchange::payInStream(CUstream /*stream*/, CUresult /*status*/, voi
 // Under mutex_.
 void Exchange::noteOwes() { owes_.store(!answers_.empty() || !behind_.empty()); }
 
-void Exchange::owe(CUcontext context, CUstream stream, std::vector<uint64_t> blocks, std::vector<uint64_t> own) {
+void Exchange::owe(CUcontext context, CUstream stream, std::vector<uint64_t> blocks,
+                   std::vector<uint64_t> own) {
   std::lock_guard lock(mutex_);
   if (answers_.empty()) since_ = Clock::now();
   answers_[{context, stream}].add({1, std::move(own)});
@@ -109,8 +111,8 @@ void Exchange::mark() {
   for (const auto& [where, owing] : marked) {
     worker_.setCurrent(where.first);
     const CUevent event = eventIn(where.first);
-    const CUresult result =
-        event != nullptr ? worker_.driver().cuEventRecord(event, where.second) : CUDA_ERROR_OUT_OF_MEMORY;
+    const CUresult result = event != nullptr ? worker_.driver().cuEventRecord(event, where.second)
+                                             : CUDA_ERROR_OUT_OF_MEMORY;
     if (base::isKernelFault(result)) {  // nothing runs there any more
       pay(blocks, owing);
       continue;
@@ -170,11 +172,13 @@ CUevent Exchange::eventIn(CUcontext context) {
     }
   }
   CUevent event = nullptr;
-  return worker_.driver().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS ? event : nullptr;
+  return worker_.driver().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS ? event
+                                                                                         : nullptr;
 }
 
 void Exchange::settle() {
-  // Until all of it is in the streams: who waits for one of them next finds that something is owed, and waits here.
+  // Until all of it is in the streams: who waits for one of them next finds that something is owed,
+  // and waits here.
   const std::lock_guard hands(hands_);
   std::map<Where, Owing> answers;
   std::vector<uint64_t> blocks;
@@ -191,7 +195,8 @@ void Exchange::settle() {
   for (const auto& [where, owing] : answers) {
     auto payment = std::make_unique<Payment>(Payment{this, owing, blocks});
     worker_.setCurrent(where.first);
-    if (worker_.driver().cuStreamAddCallback(where.second, payInStream, payment.get(), 0) == CUDA_SUCCESS) {
+    if (worker_.driver().cuStreamAddCallback(where.second, payInStream, payment.get(), 0) ==
+        CUDA_SUCCESS) {
       (void)payment.release();
     } else {
       worker_.tell(forward::Answer::kHostBytes, owing.answers, CUDA_SUCCESS, {}, true);
@@ -209,7 +214,8 @@ void Exchange::contextGone(CUcontext context) {
 bool Exchange::settlesBefore(const forward::CallHead& head) {
   using api::Symbol;
   using forward::Operation;
-  // A launch that somebody waits for as well: that the driver has taken it tells nothing of what is before it.
+  // A launch that somebody waits for as well: that the driver has taken it tells nothing of what is
+  // before it.
   if (static_cast<Operation>(head.function) == Operation::kLaunch) return false;
   if (head.reply != 0) return true;
   switch (static_cast<Operation>(head.function)) {
@@ -218,7 +224,8 @@ bool Exchange::settlesBefore(const forward::CallHead& head) {
     case Operation::kHostBytes:
     case Operation::kHostChanges:
     case Operation::kGraphBytes:
-    // By which streams go on: they never wait for what settle() waits for, and tell the client of nothing.
+    // By which streams go on: they never wait for what settle() waits for, and tell the client of
+    // nothing.
     case Operation::kHostFunctionDone:
     case Operation::kOpenGate:
     case Operation::kStraightStop:

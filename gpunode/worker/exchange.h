@@ -1,15 +1,20 @@
-// What kernels changed in pinned memory that both ends have comes back to the client in stream order behind them. Not behind each launch: a
-// host function in a stream makes the GPU wait for the CPU. What launches owe gathers here, and one host function for each stream
-// pays it before anything by which the client can tell that they are done: before every call that it waits for but launches, that
-// records an event, that calls a host function, ... (settlesBefore names what does not count). A client that calls none of these and looks at
-// its memory sees it some kTurns later: for that nothing makes the GPU wait. An event is put behind what the stream has, and when the leader
-// finds that it has passed, the leader pays.
+// What kernels changed in pinned memory that both ends have comes back to the client in stream
+// order behind them. Not behind each launch: a host function in a stream makes the GPU wait for the
+// CPU. What launches owe gathers here, and one host function for each stream pays it before
+// anything by which the client can tell that they are done: before every call that it waits for but
+// launches, that records an event, that calls a host function, ... (settlesBefore names what does
+// not count). A client that calls none of these and looks at its memory sees it some kTurns later:
+// for that nothing makes the GPU wait. An event is put behind what the stream has, and when the
+// leader finds that it has passed, the leader pays.
 //
-// What a stream owes is in one place at a time: with its launches (answers_), behind an event (behind_), or in the hands of attend(). settle()
-// waits for those hands, and is such hands itself: what its caller tells the client then comes behind what they have paid.
+// What a stream owes is in one place at a time: with its launches (answers_), behind an event
+// (behind_), or in the hands of attend(). settle() waits for those hands, and is such hands itself:
+// what its caller tells the client then comes behind what they have paid.
 //
-// Thread-safety: owe(), expect(), payNow(), settle(), contextGone() from any thread, attend() from the leader. Locks, in this order: hands_ (the driver is called
-// under it; it may wait there for a stream that is full, but not for calls that come by themselves: settlesBefore), paying_ (what is found changed is told in that order), mutex_ (nothing is called under it).
+// Thread-safety: owe(), expect(), payNow(), settle(), contextGone() from any thread, attend() from
+// the leader. Locks, in this order: hands_ (the driver is called under it; it may wait there for a
+// stream that is full, but not for calls that come by themselves: settlesBefore), paying_ (what is
+// found changed is told in that order), mutex_ (nothing is called under it).
 #pragma once
 
 #include <cuda.h>
@@ -34,19 +39,22 @@ class Exchange {
 
   explicit Exchange(Worker& worker) : worker_(worker) {}
 
-  /// What is in this stream may have changed these blocks (all that kernels can reach), and those of its `own`; the client counts on one
-  /// answer (Answer::kHostBytes).
-  void owe(CUcontext context, CUstream stream, std::vector<uint64_t> blocks, std::vector<uint64_t> own = {});
+  /// What is in this stream may have changed these blocks (all that kernels can reach), and those
+  /// of its `own`; the client counts on one answer (Answer::kHostBytes).
+  void owe(CUcontext context, CUstream stream, std::vector<uint64_t> blocks,
+           std::vector<uint64_t> own = {});
   /// A graph that is launched next may change these.
   void expect(std::vector<uint64_t> blocks);
-  /// Tells what has been changed so far of what is owed or expected: of who runs in the midst of it, a host function of a graph.
+  /// Tells what has been changed so far of what is owed or expected: of who runs in the midst of
+  /// it, a host function of a graph.
   void payNow();
   /// Whether anything is owed.
   bool owes() const { return owes_.load(std::memory_order_relaxed); }
-  /// Of the leader, at least once a kTurn while something is owed: pays what has come to its event, and puts events behind what has been owed
-  /// for a kTurn.
+  /// Of the leader, at least once a kTurn while something is owed: pays what has come to its event,
+  /// and puts events behind what has been owed for a kTurn.
   void attend();
-  /// Enqueues the host functions that pay. Where one can't be enqueued (a context that is lost), the answer is empty.
+  /// Enqueues the host functions that pay. Where one can't be enqueued (a context that is lost),
+  /// the answer is empty.
   void settle();
   /// Its events are gone with it.
   void contextGone(CUcontext context);

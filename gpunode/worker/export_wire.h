@@ -1,12 +1,14 @@
-// What the workers of one gpunode say to each other of exported memory, over a Unix socket (SOCK_SEQPACKET, abstract, so that nothing is
-// left behind; both look at the other's user). One request for each connection:
+// What the workers of one gpunode say to each other of exported memory, over a Unix socket
+// (SOCK_SEQPACKET, abstract, so that nothing is left behind; both look at the other's user). One
+// request for each connection:
 //
 //   exporter  ExportHello
 //   importer  ExportRequest
 //   exporter  ExportReply, and with kFound the descriptor
 //
-// Both prove that they serve the same key's programs, by what the supervisor has given them alike (WorkerSetup::key_group), and the
-// importer that it has the token. Neither the token's secret nor the group's goes over. Workers of one supervisor are of one build.
+// Both prove that they serve the same key's programs, by what the supervisor has given them alike
+// (WorkerSetup::key_group), and the importer that it has the token. Neither the token's secret nor
+// the group's goes over. Workers of one supervisor are of one build.
 #pragma once
 
 #include <sys/socket.h>
@@ -47,7 +49,8 @@ struct ExportReply {
 };
 
 /// That who says it has the token and the group's secret, to who has made up the challenge.
-inline transport::Secret exportProof(const transport::Secret& group, const forward::ExportToken& token,
+inline transport::Secret exportProof(const transport::Secret& group,
+                                     const forward::ExportToken& token,
                                      std::span<const uint8_t, 16> challenge, bool exporter) {
   struct {
     uint64_t side;
@@ -61,8 +64,9 @@ inline socklen_t exportAddress(uint32_t process, uint64_t socket, sockaddr_un& a
   address = {};
   address.sun_family = AF_UNIX;
   // sun_path[0] stays 0: abstract.
-  const int written = std::snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "olpager-export-%u-%016llx",
-                                    process, static_cast<unsigned long long>(socket));
+  const int written =
+      std::snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "olpager-export-%u-%016llx",
+                    process, static_cast<unsigned long long>(socket));
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(written));
 }
 

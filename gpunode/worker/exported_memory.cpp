@@ -1,4 +1,5 @@
-// Memory of cuMemCreate that goes to other sessions of this gpunode, or comes from them (exports.h).
+// Memory of cuMemCreate that goes to other sessions of this gpunode, or comes from them
+// (exports.h).
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/worker.h"
 
@@ -32,7 +33,8 @@ CUresult importMemory(Invocation& in) {
   CUmemGenericAllocationHandle handle = 0;
   const auto number = static_cast<uintptr_t>(descriptor.get());
   // NOLINTNEXTLINE(performance-no-int-to-ptr): that is how the driver takes it
-  result = in.driver().cuMemImportFromShareableHandle(&handle, reinterpret_cast<void*>(number), kDescriptor);
+  result = in.driver().cuMemImportFromShareableHandle(&handle, reinterpret_cast<void*>(number),
+                                                      kDescriptor);
   if (result == CUDA_SUCCESS) in.results().value(in.numberFor(handle));
   return result;
 }

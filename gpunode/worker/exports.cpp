@@ -42,7 +42,8 @@ bool hear(int peer, T* said) {
 
 // With a descriptor, unless it is none.
 bool say(int peer, const void* bytes, size_t size, int descriptor = -1) {
-  iovec part{const_cast<void*>(bytes), size};  // NOLINT(cppcoreguidelines-pro-type-const-cast): sendmsg only reads it
+  iovec part{const_cast<void*>(bytes),
+             size};  // NOLINT(cppcoreguidelines-pro-type-const-cast): sendmsg only reads it
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
@@ -116,21 +117,25 @@ CUresult Exports::take(const ExportToken& token, base::UniqueFd* descriptor) {
   bool own = false;
   {
     std::lock_guard lock(mutex_);
-    own = socket_ != 0 && token.socket == socket_ && token.process == static_cast<uint32_t>(getpid());
+    own =
+        socket_ != 0 && token.socket == socket_ && token.process == static_cast<uint32_t>(getpid());
   }
   if (!own) return ask(token, descriptor);
   *descriptor = found(token);
-  return *descriptor ? CUDA_SUCCESS : refuse(CUDA_ERROR_INVALID_VALUE, "this one has not exported it");
+  return *descriptor ? CUDA_SUCCESS
+                     : refuse(CUDA_ERROR_INVALID_VALUE, "this one has not exported it");
 }
 
-// Another one of the same, which the caller may keep; none where the token is not what was given out.
+// Another one of the same, which the caller may keep; none where the token is not what was given
+// out.
 base::UniqueFd Exports::found(const ExportToken& token) const {
   std::lock_guard lock(mutex_);
   const auto known = exports_.find(token.number);
   const auto bytes = [](const ExportToken& one) {
     return std::span(reinterpret_cast<const uint8_t*>(&one), sizeof one);
   };
-  if (known == exports_.end() || !transport::sameSecret(bytes(known->second.token), bytes(token))) return {};
+  if (known == exports_.end() || !transport::sameSecret(bytes(known->second.token), bytes(token)))
+    return {};
   return base::UniqueFd(fcntl(known->second.descriptor.get(), F_DUPFD_CLOEXEC, 0));
 }
 
@@ -142,9 +147,11 @@ CUresult Exports::startServing() {
   base::UniqueFd listening(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   sockaddr_un address;
   const socklen_t length = exportAddress(static_cast<uint32_t>(getpid()), number, address);
-  if (!listening || bind(listening.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+  if (!listening ||
+      bind(listening.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
       listen(listening.get(), 64) != 0) {
-    base::logError("no Unix socket for other sessions to ask for exported memory at: %s", std::strerror(errno));
+    base::logError("no Unix socket for other sessions to ask for exported memory at: %s",
+                   std::strerror(errno));
     return CUDA_ERROR_OPERATING_SYSTEM;
   }
   try {
@@ -173,7 +180,8 @@ void Exports::serveAll(int listening) {
 void Exports::serve(int peer) {
   waitAtMost(peer, kPeerPatience);
   if (!isOfThisUser(peer)) {
-    base::logWarn("a process of another user asked for a session's exported memory and was refused");
+    base::logWarn(
+        "a process of another user asked for a session's exported memory and was refused");
     return;
   }
   ExportHello hello;
@@ -190,10 +198,13 @@ void Exports::serve(int peer) {
   base::UniqueFd descriptor;
   if (token.number != 0) {
     const auto proof = exportProof(group_, token, hello.challenge, false);
-    reply.status = transport::sameSecret(proof, request.proof) ? ExportStatus::kFound : ExportStatus::kNotAllowed;
+    reply.status = transport::sameSecret(proof, request.proof) ? ExportStatus::kFound
+                                                               : ExportStatus::kNotAllowed;
   }
   if (reply.status == ExportStatus::kNotAllowed)
-    base::logWarn("a session asked for exported memory of another key's, or without its token, and was refused");
+    base::logWarn(
+        "a session asked for exported memory of another key's, or without its token, and was "
+        "refused");
   if (reply.status == ExportStatus::kFound) {
     descriptor = found(token);
     if (!descriptor) reply.status = ExportStatus::kGone;  // meanwhile
@@ -209,7 +220,8 @@ CUresult Exports::ask(const ExportToken& token, base::UniqueFd* descriptor) cons
   sockaddr_un address;
   const socklen_t length = exportAddress(token.process, token.socket, address);
   if (connect(peer.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0)
-    return refuse(CUDA_ERROR_INVALID_VALUE, "the session that exported it has ended, or is another gpunode's");
+    return refuse(CUDA_ERROR_INVALID_VALUE,
+                  "the session that exported it has ended, or is another gpunode's");
   ExportHello hello;
   if (!isOfThisUser(peer.get()) || !hear(peer.get(), &hello))
     return refuse(CUDA_ERROR_INVALID_VALUE, "the session that exported it does not answer");

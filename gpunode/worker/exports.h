@@ -1,6 +1,6 @@
-// Memory that this session's program has exported, by what the driver exports it as (a descriptor, which never leaves the gpunode), and the
-// thread that hands that to the workers of other sessions of the same key. And the other way: what another worker, or this one, has
-// exported.
+// Memory that this session's program has exported, by what the driver exports it as (a descriptor,
+// which never leaves the gpunode), and the thread that hands that to the workers of other sessions
+// of the same key. And the other way: what another worker, or this one, has exported.
 // Thread-safety: any thread. Lock: mutex_, a leaf. Errors: CUDA's, with a line in the log.
 #pragma once
 
@@ -18,7 +18,8 @@ namespace olpager::gpunode {
 
 class Exports {
  public:
-  /// `group`: what the workers of the same key's sessions have in common, and no other. Before all else.
+  /// `group`: what the workers of the same key's sessions have in common, and no other. Before all
+  /// else.
   void configure(const transport::Secret& group) { group_ = group; }
 
   /// Keeps the descriptor until it is removed, and names it.

@@ -64,7 +64,8 @@ void FaultWatch::ask(bool makes_streams) {
   {
     std::lock_guard lock(mutex_);
     for (auto& [context, watched] : watched_) {
-      if (!watched.told && (watched.stream != nullptr || makes_streams)) all.emplace_back(context, &watched);
+      if (!watched.told && (watched.stream != nullptr || makes_streams))
+        all.emplace_back(context, &watched);
     }
   }
   if (all.empty()) return;
@@ -75,14 +76,16 @@ void FaultWatch::ask(bool makes_streams) {
       std::lock_guard lock(mutex_);
       watched->told = true;
     }
-    worker_.drainText();  // what is said of a failure is there before it is: the program may end then
+    worker_
+        .drainText();  // what is said of a failure is there before it is: the program may end then
     worker_.tell(forward::Answer::kFault, 0, state, std::as_bytes(std::span(&context, 1)), true);
   }
   worker_.setCurrent(nullptr);  // another thread may destroy what this one has asked about
 }
 
-// By a stream of the watch's own: to ask one of the program's, or the default one, would be part of a capture. Nothing is made current again behind it: every
-// call begins with its own, and what was current before may be gone.
+// By a stream of the watch's own: to ask one of the program's, or the default one, would be part of
+// a capture. Nothing is made current again behind it: every call begins with its own, and what was
+// current before may be gone.
 CUresult FaultWatch::stateOf(uint64_t context, Watched& watched) {
   const api::DriverTable& driver = worker_.driver();
   uint64_t there = 0;
@@ -108,7 +111,8 @@ void FaultWatch::contextEnds(uint64_t context) {
     last_.store(0, std::memory_order_relaxed);
   }
   uint64_t there = 0;
-  if (watched.stream == nullptr || !worker_.handles().find(context, HandleKind::kContext, &there)) return;
+  if (watched.stream == nullptr || !worker_.handles().find(context, HandleKind::kContext, &there))
+    return;
   const Relaxed relaxed(worker_.driver());
   worker_.setCurrent(handleFrom<CUcontext>(there));
   (void)worker_.driver().cuStreamDestroy_v2(watched.stream);  // where the context stays

@@ -1,12 +1,15 @@
-// Contexts that a kernel has ended. The client is told of each as soon as it is known here (Answer::kFault), also where it waits for nothing: what it
-// sends one way fails there from then on, as the driver's own calls would.
+// Contexts that a kernel has ended. The client is told of each as soon as it is known here
+// (Answer::kFault), also where it waits for nothing: what it sends one way fails there from then
+// on, as the driver's own calls would.
 //
-// It is known by a call that fails with it, and while no calls come by asking: a stream of the watch's own in each context says what the driver
-// knows, and nothing is ever in it. It is made before the first call in the context, since a driver may want the GPU idle for that. It is asked
+// It is known by a call that fails with it, and while no calls come by asking: a stream of the
+// watch's own in each context says what the driver knows, and nothing is ever in it. It is made
+// before the first call in the context, since a driver may want the GPU idle for that. It is asked
 // soon after the last call, and then at growing distances.
 //
-// Thread-safety: any thread; attend() of the leader alone. Locks: hands_ (the driver is called under it), and under it mutex_ (nothing is called
-// under it). Nobody asks in a context while it is taken down: contextEnds() waits for those hands.
+// Thread-safety: any thread; attend() of the leader alone. Locks: hands_ (the driver is called
+// under it), and under it mutex_ (nothing is called under it). Nobody asks in a context while it is
+// taken down: contextEnds() waits for those hands.
 #pragma once
 
 #include <cuda.h>
@@ -32,13 +35,15 @@ class FaultWatch {
     if (head.reply == 0) worked_.store(true, std::memory_order_relaxed);
     if (head.context != last_.load(std::memory_order_relaxed)) add(head.context);
   }
-  /// A call has failed with a kernel's fault: tells of every context that is ended and was not told of. Whether the call's own is one.
+  /// A call has failed with a kernel's fault: tells of every context that is ended and was not told
+  /// of. Whether the call's own is one.
   bool look(uint64_t context);
   /// Of the leader: how long it may wait for a call before it attends.
   std::chrono::milliseconds turn();
   /// Of the leader, when no call has come.
   void attend();
-  /// A call is about to take this context down. It is forgotten; where it stays, its next call brings it back.
+  /// A call is about to take this context down. It is forgotten; where it stays, its next call
+  /// brings it back.
   void contextEnds(uint64_t context);
 
  private:

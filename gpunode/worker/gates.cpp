@@ -36,7 +36,9 @@ struct Gates::Words {
     std::lock_guard lock(mutex);
     free.push_back(index);
   }
-  void set(size_t index, uint32_t value) { std::atomic_ref(memory[index]).store(value, std::memory_order_seq_cst); }
+  void set(size_t index, uint32_t value) {
+    std::atomic_ref(memory[index]).store(value, std::memory_order_seq_cst);
+  }
 };
 
 std::shared_ptr<Gates::Words> Gates::wordsOf(const api::DriverTable& driver, uint64_t context) {
@@ -44,7 +46,8 @@ std::shared_ptr<Gates::Words> Gates::wordsOf(const api::DriverTable& driver, uin
     std::lock_guard lock(mutex_);
     if (const auto found = words_.find(context); found != words_.end()) return found->second;
   }
-  void* const memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  void* const memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
   if (memory == MAP_FAILED) return nullptr;
   auto made = std::make_shared<Words>();
   made->memory = static_cast<uint32_t*>(memory);
@@ -63,7 +66,8 @@ void CUDA_CB Gates::passed(void* data) {
   word->of->give(word->index);
 }
 
-CUresult Gates::put(const api::DriverTable& driver, uint64_t context, CUstream stream, uint32_t number) {
+CUresult Gates::put(const api::DriverTable& driver, uint64_t context, CUstream stream,
+                    uint32_t number) {
   if (driver.cuStreamWaitValue32_v2 == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   const auto words = wordsOf(driver, context);
   size_t index = 0;
@@ -75,8 +79,8 @@ CUresult Gates::put(const api::DriverTable& driver, uint64_t context, CUstream s
     closed_.insert_or_assign(number, *word);
     closed_count_.store(static_cast<uint32_t>(closed_.size()));
   }
-  CUresult result =
-      driver.cuStreamWaitValue32_v2(stream, words->device + index * sizeof(uint32_t), 1, CU_STREAM_WAIT_VALUE_EQ);
+  CUresult result = driver.cuStreamWaitValue32_v2(stream, words->device + index * sizeof(uint32_t),
+                                                  1, CU_STREAM_WAIT_VALUE_EQ);
   if (result != CUDA_SUCCESS) {
     std::lock_guard lock(mutex_);
     closed_.erase(number);

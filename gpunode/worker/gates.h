@@ -1,9 +1,10 @@
-// Places in streams that wait for the client: until it says that what they wait for elsewhere is done (docs/forwarding.md, several
-// gpunodes). A gate is a word of pinned memory that the stream waits for, so no thread of the driver's is held: host functions run one
-// after the other, and one that waited would keep all others from ending.
+// Places in streams that wait for the client: until it says that what they wait for elsewhere is
+// done (docs/forwarding.md, several gpunodes). A gate is a word of pinned memory that the stream
+// waits for, so no thread of the driver's is held: host functions run one after the other, and one
+// that waited would keep all others from ending.
 //
-// States of a gate: put -> open (by the client) -> gone (the stream is through, or the context is gone).
-// Thread-safety: any thread; no lock is held while the driver is called. Errors: CUDA's.
+// States of a gate: put -> open (by the client) -> gone (the stream is through, or the context is
+// gone). Thread-safety: any thread; no lock is held while the driver is called. Errors: CUDA's.
 #pragma once
 
 #include <cuda.h>
@@ -21,7 +22,8 @@ namespace olpager::gpunode {
 
 class Gates {
  public:
-  /// The stream, of `context` (the client's number), which is current, waits here until open(number).
+  /// The stream, of `context` (the client's number), which is current, waits here until
+  /// open(number).
   CUresult put(const api::DriverTable& driver, uint64_t context, CUstream stream, uint32_t number);
   /// Whether a stream waits, or will wait, for this one.
   bool isPut(uint32_t number);

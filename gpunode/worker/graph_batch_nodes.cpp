@@ -17,14 +17,16 @@ CUresult graphBatchNode(Invocation& in) {
   std::memcpy(operations.data(), sent.data(), sent.size());
   const CUDA_BATCH_MEM_OP_NODE_PARAMS params{context, head.count, operations.data(), head.flags};
   const api::DriverTable& driver = in.driver();
-  if (driver.cuGraphAddBatchMemOpNode == nullptr || driver.cuGraphBatchMemOpNodeSetParams == nullptr ||
+  if (driver.cuGraphAddBatchMemOpNode == nullptr ||
+      driver.cuGraphBatchMemOpNodeSetParams == nullptr ||
       driver.cuGraphExecBatchMemOpNodeSetParams == nullptr)
     return CUDA_ERROR_NOT_SUPPORTED;
   CUgraphNode node = nullptr;
   switch (target.what) {
     case NodeCall::kAdd:
       return made(in, target,
-                  driver.cuGraphAddBatchMemOpNode(&node, target.graph, target.dependencies, target.count, &params),
+                  driver.cuGraphAddBatchMemOpNode(&node, target.graph, target.dependencies,
+                                                  target.count, &params),
                   node);
     case NodeCall::kSet:
       return driver.cuGraphBatchMemOpNodeSetParams(target.node, &params);
@@ -39,7 +41,8 @@ CUresult batchParameters(Invocation& in, CUgraphNode node) {
   if (in.driver().cuGraphBatchMemOpNodeGetParams == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   const CUresult result = in.driver().cuGraphBatchMemOpNodeGetParams(node, &params);
   if (result != CUDA_SUCCESS) return result;
-  if (params.paramArray == nullptr || params.count > forward::kMostBatchOperations) return CUDA_ERROR_UNKNOWN;
+  if (params.paramArray == nullptr || params.count > forward::kMostBatchOperations)
+    return CUDA_ERROR_UNKNOWN;
   in.results().value(forward::BatchNodeHead{in.numberFor(params.ctx), params.flags, params.count});
   in.results().raw(params.paramArray, params.count * sizeof *params.paramArray);
   return result;

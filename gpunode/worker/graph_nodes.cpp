@@ -1,4 +1,5 @@
-// Nodes of graphs whose parameters a client sends: kernels with their block of parameters, copies, its own functions.
+// Nodes of graphs whose parameters a client sends: kernels with their block of parameters, copies,
+// its own functions.
 #include "gpunode/worker/block_ranges.h"
 #include "gpunode/worker/node_target.h"
 #include "gpunode/worker/parameters.h"
@@ -29,7 +30,8 @@ CUresult graphKernelNode(Invocation& in) {
   }
   params.ctx = context;
   params.gridDimX = head.grid[0], params.gridDimY = head.grid[1], params.gridDimZ = head.grid[2];
-  params.blockDimX = head.block[0], params.blockDimY = head.block[1], params.blockDimZ = head.block[2];
+  params.blockDimX = head.block[0], params.blockDimY = head.block[1],
+  params.blockDimZ = head.block[2];
   params.sharedMemBytes = head.shared;
   params.kernelParams = parameters.pointers();
   params.extra = parameters.extra();
@@ -43,7 +45,8 @@ CUresult graphKernelNode(Invocation& in) {
   switch (target.what) {
     case NodeCall::kAdd:
       return made(in, target,
-                  driver.cuGraphAddKernelNode_v2(&node, target.graph, target.dependencies, target.count, &params),
+                  driver.cuGraphAddKernelNode_v2(&node, target.graph, target.dependencies,
+                                                 target.count, &params),
                   node);
     case NodeCall::kSet:
       return driver.cuGraphKernelNodeSetParams_v2(target.node, &params);
@@ -63,7 +66,9 @@ CUresult graphHostNode(Invocation& in) {
   switch (target.what) {
     case NodeCall::kAdd:
       return made(in, target,
-                  driver.cuGraphAddHostNode(&node, target.graph, target.dependencies, target.count, &params), node);
+                  driver.cuGraphAddHostNode(&node, target.graph, target.dependencies, target.count,
+                                            &params),
+                  node);
     case NodeCall::kSet:
       return driver.cuGraphHostNodeSetParams(target.node, &params);
     case NodeCall::kSetExec:
@@ -80,14 +85,16 @@ CUresult graphMemcpyNode(Invocation& in) {
   box.reserved0 = nullptr;
   box.reserved1 = nullptr;
   if (!settleSide(in, box.srcMemoryType, CU_MEMORYTYPE_HOST, box.srcArray) ||
-      !settleSide(in, box.dstMemoryType, CU_MEMORYTYPE_HOST, box.dstArray) || !inBlocks(in.worker().hostMemory(), box))
+      !settleSide(in, box.dstMemoryType, CU_MEMORYTYPE_HOST, box.dstArray) ||
+      !inBlocks(in.worker().hostMemory(), box))
     return CUDA_ERROR_INVALID_VALUE;
   const api::DriverTable& driver = in.driver();
   CUgraphNode node = nullptr;
   switch (target.what) {
     case NodeCall::kAdd:
       return made(in, target,
-                  driver.cuGraphAddMemcpyNode(&node, target.graph, target.dependencies, target.count, &box, context),
+                  driver.cuGraphAddMemcpyNode(&node, target.graph, target.dependencies,
+                                              target.count, &box, context),
                   node);
     case NodeCall::kSet:
       return driver.cuGraphMemcpyNodeSetParams(target.node, &box);
@@ -111,10 +118,13 @@ void addHostSides(Invocation& in, CUgraph graph) {
     if (driver.cuGraphNodeGetType(node, &type) != CUDA_SUCCESS) continue;
     CUgraph child = nullptr;
     CUDA_MEMCPY3D box{};
-    if (type == CU_GRAPH_NODE_TYPE_GRAPH && driver.cuGraphChildGraphNodeGetGraph(node, &child) == CUDA_SUCCESS) {
+    if (type == CU_GRAPH_NODE_TYPE_GRAPH &&
+        driver.cuGraphChildGraphNodeGetGraph(node, &child) == CUDA_SUCCESS) {
       addHostSides(in, child);
-    } else if (type == CU_GRAPH_NODE_TYPE_MEMCPY && driver.cuGraphMemcpyNodeGetParams(node, &box) == CUDA_SUCCESS &&
-               (box.srcMemoryType == CU_MEMORYTYPE_HOST || box.dstMemoryType == CU_MEMORYTYPE_HOST)) {
+    } else if (type == CU_GRAPH_NODE_TYPE_MEMCPY &&
+               driver.cuGraphMemcpyNodeGetParams(node, &box) == CUDA_SUCCESS &&
+               (box.srcMemoryType == CU_MEMORYTYPE_HOST ||
+                box.dstMemoryType == CU_MEMORYTYPE_HOST)) {
       box.srcArray = box.dstArray = nullptr;
       in.results().value(box);
     }
@@ -138,14 +148,16 @@ CUresult graphAllocNode(Invocation& in) {
   params.bytesize = in.value<uint64_t>();
   params.accessDescCount = in.value<uint64_t>();
   params.accessDescs = in.array<CUmemAccessDesc>(params.accessDescCount);
-  if (target.what != NodeCall::kAdd || (params.accessDescs == nullptr && params.accessDescCount != 0))
+  if (target.what != NodeCall::kAdd ||
+      (params.accessDescs == nullptr && params.accessDescCount != 0))
     in.arguments().fail();
   if (!in.ok()) return in.refusal();
   if (in.driver().cuGraphAddMemAllocNode == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   CUgraphNode node = nullptr;
-  const CUresult result =
-      made(in, target,
-           in.driver().cuGraphAddMemAllocNode(&node, target.graph, target.dependencies, target.count, &params), node);
+  const CUresult result = made(in, target,
+                               in.driver().cuGraphAddMemAllocNode(
+                                   &node, target.graph, target.dependencies, target.count, &params),
+                               node);
   if (result == CUDA_SUCCESS) in.results().value(params.dptr);
   return result;
 }
@@ -164,9 +176,11 @@ CUresult graphConditionalNode(Invocation& in) {
   if (params.conditional.size > kMostBodies) return CUDA_ERROR_INVALID_VALUE;
   if (in.driver().cuGraphAddNode_v2 == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   CUgraphNode node = nullptr;
-  const CUresult result = made(
-      in, target,
-      in.driver().cuGraphAddNode_v2(&node, target.graph, target.dependencies, nullptr, target.count, &params), node);
+  const CUresult result =
+      made(in, target,
+           in.driver().cuGraphAddNode_v2(&node, target.graph, target.dependencies, nullptr,
+                                         target.count, &params),
+           node);
   for (uint32_t i = 0; result == CUDA_SUCCESS && i < params.conditional.size; ++i)
     in.results().value(in.numberFor(params.conditional.phGraph_out[i]));
   return result;
@@ -179,8 +193,11 @@ CUresult putParameters(Invocation& in, const CUDA_KERNEL_NODE_PARAMS& params) {
   std::vector<std::byte> block;
   if (params.kernelParams != nullptr) {
     ParameterPlaces places;
-    const auto function = params.func != nullptr ? params.func : reinterpret_cast<CUfunction>(params.kern);
-    if (const CUresult error = parameterPlaces(in.driver(), function, places); error != CUDA_SUCCESS) return error;
+    const auto function =
+        params.func != nullptr ? params.func : reinterpret_cast<CUfunction>(params.kern);
+    if (const CUresult error = parameterPlaces(in.driver(), function, places);
+        error != CUDA_SUCCESS)
+      return error;
     for (size_t i = 0; i < places.size(); ++i) {
       const auto& [offset, bytes] = places[i];
       if (block.size() < size_t{offset} + bytes) block.resize(size_t{offset} + bytes);
@@ -210,7 +227,8 @@ CUresult kernelParameters(Invocation& in, CUgraphNode node) {
   head.function = params.func != nullptr ? in.numberFor(params.func) : 0;
   head.context = params.ctx != nullptr ? in.numberFor(params.ctx) : 0;
   head.grid[0] = params.gridDimX, head.grid[1] = params.gridDimY, head.grid[2] = params.gridDimZ;
-  head.block[0] = params.blockDimX, head.block[1] = params.blockDimY, head.block[2] = params.blockDimZ;
+  head.block[0] = params.blockDimX, head.block[1] = params.blockDimY,
+  head.block[2] = params.blockDimZ;
   head.shared = params.sharedMemBytes;
   head.by_pointers = params.kernelParams != nullptr ? 1 : 0;
   in.results().value(head);

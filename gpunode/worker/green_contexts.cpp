@@ -1,4 +1,5 @@
-// Green contexts: each has a context that stands for it, which the client makes current and which goes with it.
+// Green contexts: each has a context that stands for it, which the client makes current and which
+// goes with it.
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/worker.h"
 
@@ -25,7 +26,8 @@ CUresult greenDestroy(Invocation& in) {
   Worker& worker = in.worker();
   CUcontext context = nullptr;
   CUdevice device = CU_DEVICE_INVALID;
-  if (driver.cuCtxFromGreenCtx == nullptr || driver.cuCtxFromGreenCtx(&context, green) != CUDA_SUCCESS) {
+  if (driver.cuCtxFromGreenCtx == nullptr ||
+      driver.cuCtxFromGreenCtx(&context, green) != CUDA_SUCCESS) {
     context = nullptr;
   } else {
     worker.setCurrent(context);
@@ -36,7 +38,8 @@ CUresult greenDestroy(Invocation& in) {
   const uint64_t stood_for_it = context != nullptr ? in.numberFor(context) : 0;
   const uint64_t primary = forward::primaryHandle(worker.options().slot, device);
   if (context != nullptr) worker.faults().contextEnds(stood_for_it);
-  if (device != CU_DEVICE_INVALID) worker.faults().contextEnds(primary);  // its next call watches it again
+  if (device != CU_DEVICE_INVALID)
+    worker.faults().contextEnds(primary);  // its next call watches it again
   worker.setCurrent(nullptr);
   const CUresult result = driver.cuGreenCtxDestroy(green);
   if (result != CUDA_SUCCESS) return result;

@@ -13,14 +13,16 @@ uint64_t HandleTable::numberOf(HandleKind kind, uint64_t value) {
 }
 
 bool HandleTable::bind(uint64_t number, HandleKind kind, uint64_t value) {
-  if (!forward::isMarked(number) || (number & forward::kWorkersHandle) != 0 || value == 0) return false;
+  if (!forward::isMarked(number) || (number & forward::kWorkersHandle) != 0 || value == 0)
+    return false;
   std::lock_guard lock(mutex_);
   if (!entries_.try_emplace(number, Entry{kind, value, nullptr}).second) return false;
   numbers_[{kind, value}] = number;
   return true;
 }
 
-bool HandleTable::find(uint64_t number, HandleKind kind, uint64_t* value, const ParameterPlaces** places) const {
+bool HandleTable::find(uint64_t number, HandleKind kind, uint64_t* value,
+                       const ParameterPlaces** places) const {
   std::lock_guard lock(mutex_);
   const auto found = entries_.find(number);
   if (found == entries_.end() || found->second.kind != kind) return false;
@@ -33,7 +35,8 @@ const ParameterPlaces* HandleTable::notePlaces(uint64_t number, ParameterPlaces 
   std::lock_guard lock(mutex_);
   const auto found = entries_.find(number);
   if (found == entries_.end() || found->second.kind != HandleKind::kFunction) return nullptr;
-  if (found->second.places == nullptr) found->second.places = &places_.emplace_back(std::move(places));
+  if (found->second.places == nullptr)
+    found->second.places = &places_.emplace_back(std::move(places));
   return found->second.places;
 }
 
@@ -46,7 +49,8 @@ void HandleTable::gone(uint64_t number) {
   if (known != numbers_.end() && known->second == number) numbers_.erase(known);
   entries_.erase(found);
   if (entry.kind != HandleKind::kModule && entry.kind != HandleKind::kLibrary) return;
-  // Its kernels went with it, and the driver may give their handles to others: those are to have numbers of their own.
+  // Its kernels went with it, and the driver may give their handles to others: those are to have
+  // numbers of their own.
   std::erase_if(numbers_, [](const auto& one) {
     return one.first.kind == HandleKind::kFunction || one.first.kind == HandleKind::kModule ||
            one.first.kind == HandleKind::kTexref || one.first.kind == HandleKind::kSurfref;

@@ -1,5 +1,5 @@
-// The handles that a session's client knows, and what they are here. Only what is in the table ever reaches the driver.
-// Thread-safety: any thread.
+// The handles that a session's client knows, and what they are here. Only what is in the table ever
+// reaches the driver. Thread-safety: any thread.
 #pragma once
 
 #include <cuda.h>
@@ -108,14 +108,19 @@ class HandleTable {
 
   /// The number that the client knows `value` by; one is made at first need. 0 for 0.
   uint64_t numberOf(HandleKind kind, uint64_t value);
-  /// Gives a number of the client's own its meaning. One that has a meaning already keeps it: false.
+  /// Gives a number of the client's own its meaning. One that has a meaning already keeps it:
+  /// false.
   bool bind(uint64_t number, HandleKind kind, uint64_t value);
-  /// What a number means; false when it means nothing, or something of another kind. `places` (may be null): what was noted of it, or null.
-  bool find(uint64_t number, HandleKind kind, uint64_t* value, const ParameterPlaces** places = nullptr) const;
-  /// The places of a kernel's parameters, which stay as long as the table. What was noted before is kept; null: the number is no kernel's.
+  /// What a number means; false when it means nothing, or something of another kind. `places` (may
+  /// be null): what was noted of it, or null.
+  bool find(uint64_t number, HandleKind kind, uint64_t* value,
+            const ParameterPlaces** places = nullptr) const;
+  /// The places of a kernel's parameters, which stay as long as the table. What was noted before is
+  /// kept; null: the number is no kernel's.
   const ParameterPlaces* notePlaces(uint64_t number, ParameterPlaces places);
-  /// The driver took it away. Allocations are counted by the driver: their numbers stay. A number never comes to mean something else: behind a
-  /// module or a library that is gone, what the driver names anew has a new number.
+  /// The driver took it away. Allocations are counted by the driver: their numbers stay. A number
+  /// never comes to mean something else: behind a module or a library that is gone, what the driver
+  /// names anew has a new number.
   void gone(uint64_t number);
   size_t size() const;
   /// Every number that means something, with its kind. `each` asks nothing of the table.

@@ -16,21 +16,25 @@ namespace {
 // A block that is mapped; it is gone again where the driver does not take it.
 CUresult pin(Invocation& in, uint64_t address, uint64_t bytes) {
   constexpr unsigned kFlags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
-  const CUresult result = in.driver().cuMemHostRegister_v2(reinterpret_cast<void*>(address), bytes, kFlags);
+  const CUresult result =
+      in.driver().cuMemHostRegister_v2(reinterpret_cast<void*>(address), bytes, kFlags);
   if (result != CUDA_SUCCESS) (void)in.worker().hostMemory().unmap(address);
   return result;
 }
 
-// The client's own memory in its place, where the two have one host. False: whatever is in the way, it can be exchanged.
+// The client's own memory in its place, where the two have one host. False: whatever is in the way,
+// it can be exchanged.
 bool shareBlock(Invocation& in, uint64_t address, uint64_t bytes, const transport::RemoteKey& key) {
   if (key.key == 0) return false;
   const auto asked = in.worker().channel().share(key);
   if (!in.worker().arrived(*asked)) return false;
-  if (!in.worker().hostMemory().share(address, bytes, calls::Channel::memoryOf(*asked))) return false;
+  if (!in.worker().hostMemory().share(address, bytes, calls::Channel::memoryOf(*asked)))
+    return false;
   const CUresult result = pin(in, address, bytes);
   if (result == CUDA_SUCCESS) return true;
   base::warnOnce("share",
-                 "the driver does not take the program's memory (CUDA error %d): pinned memory is exchanged with it",
+                 "the driver does not take the program's memory (CUDA error %d): pinned memory is "
+                 "exchanged with it",
                  result);
   return false;
 }
@@ -62,7 +66,8 @@ CUresult hostFree(Invocation& in) {
   CUresult result = in.head().context != 0 ? in.driver().cuCtxSynchronize() : CUDA_SUCCESS;
   if (result != CUDA_SUCCESS) return result;
   result = in.driver().cuMemHostUnregister(reinterpret_cast<void*>(address));
-  if (result == CUDA_SUCCESS && !in.worker().hostMemory().unmap(address)) return CUDA_ERROR_INVALID_VALUE;
+  if (result == CUDA_SUCCESS && !in.worker().hostMemory().unmap(address))
+    return CUDA_ERROR_INVALID_VALUE;
   return result;
 }
 
@@ -92,7 +97,9 @@ void called(void* data, CUresult status) {
   if (function->again) (void)function.release();
 }
 void CUDA_CB callFunction(void* data) { called(data, CUDA_SUCCESS); }
-void CUDA_CB callCallback(CUstream /*stream*/, CUresult status, void* data) { called(data, status); }
+void CUDA_CB callCallback(CUstream /*stream*/, CUresult status, void* data) {
+  called(data, status);
+}
 
 }  // namespace
 
@@ -102,11 +109,14 @@ CUresult hostFunction(Invocation& in) {
   const CUstream stream = in.streamOf(given, per_thread);
   const bool with_status = in.value<uint8_t>() != 0;
   const auto number = in.value<uint32_t>();
-  Owed owed(in.worker(), forward::Answer::kHostFunction, number, static_cast<CUresult>(forward::kFunctionNotTaken));
+  Owed owed(in.worker(), forward::Answer::kHostFunction, number,
+            static_cast<CUresult>(forward::kFunctionNotTaken));
   if (!in.ok()) return in.refusal();
-  auto function = std::make_unique<Function>(Function{&in.worker(), number, isCapturing(in, stream)});
-  const CUresult result = with_status ? in.driver().cuStreamAddCallback(stream, callCallback, function.get(), 0)
-                                      : in.driver().cuLaunchHostFunc(stream, callFunction, function.get());
+  auto function =
+      std::make_unique<Function>(Function{&in.worker(), number, isCapturing(in, stream)});
+  const CUresult result =
+      with_status ? in.driver().cuStreamAddCallback(stream, callCallback, function.get(), 0)
+                  : in.driver().cuLaunchHostFunc(stream, callFunction, function.get());
   if (result != CUDA_SUCCESS) return result;
   (void)function.release();
   owed.comes();
@@ -121,7 +131,8 @@ CUresult hostFunctionDone(Invocation& in) {
 }
 
 namespace {
-// The stream has come to it, or never will. A callback, which unlike a host function is called behind a fault, too.
+// The stream has come to it, or never will. A callback, which unlike a host function is called
+// behind a fault, too.
 void CUDA_CB tellNotice(CUstream /*stream*/, CUresult status, void* data) {
   const std::unique_ptr<Function> notice(static_cast<Function*>(data));
   notice->worker->tell(forward::Answer::kHostFunction, notice->number, status, {}, true);
@@ -146,7 +157,8 @@ CUresult gate(Invocation& in) {
     owed.comes();
   }
   if (number == 0) return CUDA_SUCCESS;
-  const CUresult result = in.worker().gates().put(in.driver(), in.enterContextOf(stream), stream, number);
+  const CUresult result =
+      in.worker().gates().put(in.driver(), in.enterContextOf(stream), stream, number);
   in.worker().gatePut();
   return result;
 }
@@ -160,7 +172,8 @@ CUresult openGate(Invocation& in) {
 
 bool isCapturing(Invocation& in, CUstream stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  return in.driver().cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+  return in.driver().cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 namespace {
@@ -194,7 +207,8 @@ CUresult graphBytes(Invocation& in) {
   const auto runs = in.arguments().raw(in.arguments().left());
   for (forward::Reader reader(runs); reader.left() > 0;) {
     forward::Run run;
-    if (forward::readRun(reader, &run) && in.worker().hostMemory().has(run.address, run.length)) continue;
+    if (forward::readRun(reader, &run) && in.worker().hostMemory().has(run.address, run.length))
+      continue;
     in.arguments().fail();
     return in.refusal();
   }
@@ -216,14 +230,19 @@ CUresult hostChanges(Invocation& in) {
   if (!in.ok()) return in.refusal();
   // What is captured comes back behind its graph.
   if (isCapturing(in, stream)) return CUDA_SUCCESS;
-  in.worker().exchange().owe(in.worker().contextOf(stream), stream, std::move(blocks), std::move(own));
+  in.worker().exchange().owe(in.worker().contextOf(stream), stream, std::move(blocks),
+                             std::move(own));
   owed.comes();
   return CUDA_SUCCESS;
 }
 
 CUhostFn clientFunction() { return callFunction; }
-void* clientFunctionData(Worker& worker, uint32_t number) { return new Function{&worker, number, true}; }
-uint32_t clientFunctionNumber(const void* data) { return static_cast<const Function*>(data)->number; }
+void* clientFunctionData(Worker& worker, uint32_t number) {
+  return new Function{&worker, number, true};
+}
+uint32_t clientFunctionNumber(const void* data) {
+  return static_cast<const Function*>(data)->number;
+}
 
 CUresult pointerAttribute(Invocation& in) {
   constexpr uint32_t kMost = 64;
@@ -240,11 +259,13 @@ CUresult pointerAttribute(Invocation& in) {
     data[i] = values[i];
   }
   if (!in.ok()) return in.refusal();
-  const CUresult result = plural ? in.driver().cuPointerGetAttributes(count, attributes, data, address)
-                                 : in.driver().cuPointerGetAttribute(values[0], attributes[0], address);
+  const CUresult result =
+      plural ? in.driver().cuPointerGetAttributes(count, attributes, data, address)
+             : in.driver().cuPointerGetAttribute(values[0], attributes[0], address);
   if (result != CUDA_SUCCESS) return result;
   for (uint32_t i = 0; i < count; ++i) {
-    if (attributes[i] == CU_POINTER_ATTRIBUTE_CONTEXT) values[i][0] = in.numberFor(handleFrom<CUcontext>(values[i][0]));
+    if (attributes[i] == CU_POINTER_ATTRIBUTE_CONTEXT)
+      values[i][0] = in.numberFor(handleFrom<CUcontext>(values[i][0]));
     if (attributes[i] == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE)
       values[i][0] = in.numberFor(handleFrom<CUmemoryPool>(values[i][0]));
     in.results().raw(values[i], api::pointerAttributeBytes(attributes[i]));

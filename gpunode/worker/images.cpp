@@ -15,8 +15,8 @@ bool fetch(Worker& worker, const transport::RemoteKey& from, std::vector<std::by
   constexpr uint64_t kPiece = 4ull << 20;
   constexpr size_t kAhead = 4;
   into.resize(from.length);
-  const auto region =
-      transport::registerMemory(worker.staging().domain(), {into.data(), into.size(), -1, 0}, transport::kLocalOnly);
+  const auto region = transport::registerMemory(
+      worker.staging().domain(), {into.data(), into.size(), -1, 0}, transport::kLocalOnly);
   if (!region.ok()) return false;
   std::deque<calls::TransferPtr> under_way;
   bool all = true;
@@ -26,7 +26,8 @@ bool fetch(Worker& worker, const transport::RemoteKey& from, std::vector<std::by
   };
   for (uint64_t at = 0; at < from.length && all; at += kPiece) {
     const uint64_t bytes = std::min(kPiece, from.length - at);
-    under_way.push_back(worker.channel().fetch({region.value().get(), at, bytes}, {from, at, bytes}));
+    under_way.push_back(
+        worker.channel().fetch({region.value().get(), at, bytes}, {from, at, bytes}));
     if (under_way.size() == kAhead) endFirst();
   }
   while (!under_way.empty()) endFirst();

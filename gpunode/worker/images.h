@@ -1,4 +1,5 @@
-// Code that a client sends with a call, or has sent before (interpose/forward/images.h). Thread-safety: any thread.
+// Code that a client sends with a call, or has sent before (interpose/forward/images.h).
+// Thread-safety: any thread.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,8 @@
 
 namespace olpager::gpunode {
 
-/// The last of the call's arguments, with a NUL behind it; empty where there is none. `unknown`: the client has to send it.
+/// The last of the call's arguments, with a NUL behind it; empty where there is none. `unknown`:
+/// the client has to send it.
 std::vector<std::byte> readImage(Invocation& in, bool* unknown);
 
 /// An image's first word; 0: it has none.

@@ -1,6 +1,6 @@
-// One call of a client as the worker makes it: arguments out of the record, each checked; results into the answer. What the
-// generated decoders are written with.
-// Thread-safety: an Invocation belongs to the thread that makes the call. Memory of its arrays lives as long as it.
+// One call of a client as the worker makes it: arguments out of the record, each checked; results
+// into the answer. What the generated decoders are written with. Thread-safety: an Invocation
+// belongs to the thread that makes the call. Memory of its arrays lives as long as it.
 #pragma once
 
 #include <cuda.h>
@@ -45,9 +45,11 @@ class Invocation {
     }
     return handleFrom<T>(value);
   }
-  /// A kernel, by either of its two handles. `places`: of its parameters, where they are known already.
+  /// A kernel, by either of its two handles. `places`: of its parameters, where they are known
+  /// already.
   CUfunction kernel(uint64_t number, const ParameterPlaces** places);
-  /// A stream as the call means it: the default stream of a thread is one that the worker made for it.
+  /// A stream as the call means it: the default stream of a thread is one that the worker made for
+  /// it.
   CUstream stream(bool per_thread) { return streamOf(in_.value<uint64_t>(), per_thread); }
   CUstream streamOf(uint64_t number, bool per_thread);
   CUstream defaultStream(bool per_thread) { return streamOf(0, per_thread); }
@@ -57,13 +59,15 @@ class Invocation {
     const uint64_t bytes = api::extract::saturatingProduct(count, sizeof(T));
     const auto found = in_.raw(bytes);
     auto* const copy = static_cast<T*>(memory(bytes));
-    if (!found.empty() && copy != nullptr) std::memcpy(static_cast<void*>(copy), found.data(), bytes);
+    if (!found.empty() && copy != nullptr)
+      std::memcpy(static_cast<void*>(copy), found.data(), bytes);
     return copy;
   }
   template <typename T>
   T* handles(uint64_t count) {
     T* const all = array<T>(count);
-    for (uint64_t i = 0; ok() && all != nullptr && i < count; ++i) all[i] = translated<T>(bitsOf(all[i]));
+    for (uint64_t i = 0; ok() && all != nullptr && i < count; ++i)
+      all[i] = translated<T>(bitsOf(all[i]));
     return all;
   }
   const char* string();
@@ -119,8 +123,8 @@ class Invocation {
   }
   void gone(uint64_t number);
 
-  /// Makes the stream's context current, which need not be the caller's: the client's number of it. What marks a place in the stream, and what
-  /// the stream waits for, has to be of that one.
+  /// Makes the stream's context current, which need not be the caller's: the client's number of it.
+  /// What marks a place in the stream, and what the stream waits for, has to be of that one.
   uint64_t enterContextOf(CUstream stream);
 
   const api::DriverTable& driver() const;

@@ -12,9 +12,11 @@ namespace olpager::gpunode {
 namespace {
 
 // One device's part. False: it can't be launched so, and `why` is what the call fails with.
-bool take(Invocation& in, std::deque<Parameters>& parameters, CUDA_LAUNCH_PARAMS& part, CUresult* why) {
+bool take(Invocation& in, std::deque<Parameters>& parameters, CUDA_LAUNCH_PARAMS& part,
+          CUresult* why) {
   const auto head = in.value<forward::LaunchHead>();
-  if (head.parameter_bytes > forward::kMostParameterBytes || head.attributes != 0 || head.pinned != 0)
+  if (head.parameter_bytes > forward::kMostParameterBytes || head.attributes != 0 ||
+      head.pinned != 0)
     in.arguments().fail();
   const auto sent = in.arguments().raw(head.parameter_bytes);
   const ParameterPlaces* places = nullptr;
@@ -28,7 +30,8 @@ bool take(Invocation& in, std::deque<Parameters>& parameters, CUDA_LAUNCH_PARAMS
   part.gridDimX = head.grid[0], part.gridDimY = head.grid[1], part.gridDimZ = head.grid[2];
   part.blockDimX = head.block[0], part.blockDimY = head.block[1], part.blockDimZ = head.block[2];
   part.sharedMemBytes = head.shared;
-  if (head.by_pointers != 0 && places == nullptr) places = placesNow(in, head.function, part.function);
+  if (head.by_pointers != 0 && places == nullptr)
+    places = placesNow(in, head.function, part.function);
   Parameters& block = parameters.emplace_back(sent, places);
   part.kernelParams = block.pointers();
   // There is no other way to give them.
@@ -56,7 +59,8 @@ CUresult launchOnDevices(Invocation& in) {
   if (launch == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   const CUresult result = launch(parts.data(), head.count, head.flags);
   if (result != CUDA_SUCCESS || head.pinned == 0) return result;
-  for (const auto& part : parts) in.worker().exchange().owe(in.worker().contextOf(part.hStream), part.hStream, pinned);
+  for (const auto& part : parts)
+    in.worker().exchange().owe(in.worker().contextOf(part.hStream), part.hStream, pinned);
   owed.comes();
   return result;
 }

@@ -12,12 +12,15 @@ namespace olpager::gpunode {
 using forward::LaunchHead;
 using forward::LaunchKind;
 
-CUresult parameterPlaces(const api::DriverTable& driver, CUfunction function, ParameterPlaces& places) {
+CUresult parameterPlaces(const api::DriverTable& driver, CUfunction function,
+                         ParameterPlaces& places) {
   bool is_kernel = true;  // which of the two the handle is, it does not say
   for (size_t i = 0; i < forward::kMostParameters; ++i) {
     size_t offset = 0, bytes = 0;
     CUresult result = CUDA_ERROR_INVALID_HANDLE;
-    if (is_kernel) result = driver.cuKernelGetParamInfo(reinterpret_cast<CUkernel>(function), i, &offset, &bytes);
+    if (is_kernel)
+      result =
+          driver.cuKernelGetParamInfo(reinterpret_cast<CUkernel>(function), i, &offset, &bytes);
     if (i == 0 && result == CUDA_ERROR_INVALID_HANDLE) is_kernel = false;
     if (!is_kernel) result = driver.cuFuncGetParamInfo(function, i, &offset, &bytes);
     if (result == CUDA_ERROR_INVALID_VALUE) break;
@@ -39,7 +42,8 @@ CUresult parameters(Invocation& in) {
   const auto function = in.handle<CUfunction>();
   if (!in.ok()) return in.refusal();
   ParameterPlaces places;
-  if (const CUresult error = parameterPlaces(in.driver(), function, places); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = parameterPlaces(in.driver(), function, places); error != CUDA_SUCCESS)
+    return error;
   in.results().value(static_cast<uint32_t>(places.size()));
   for (const auto& place : places) in.results().value(place);
   (void)in.worker().handles().notePlaces(number, std::move(places));
@@ -55,8 +59,10 @@ bool isPlain(CUlaunchAttributeID attribute) {
 namespace {
 
 // Those of a launch; the call fails when they are too many, or hold handles.
-void takeAttributes(Invocation& in, const LaunchHead& head, CUlaunchAttribute (&into)[forward::kMostAttributes]) {
-  if (head.attributes > forward::kMostAttributes || head.kind > LaunchKind::kEx) in.arguments().fail();
+void takeAttributes(Invocation& in, const LaunchHead& head,
+                    CUlaunchAttribute (&into)[forward::kMostAttributes]) {
+  if (head.attributes > forward::kMostAttributes || head.kind > LaunchKind::kEx)
+    in.arguments().fail();
   for (uint32_t i = 0; in.ok() && i < head.attributes; ++i) {
     into[i] = in.value<CUlaunchAttribute>();
     if (!isPlain(into[i].id)) in.arguments().fail();
@@ -66,7 +72,8 @@ void takeAttributes(Invocation& in, const LaunchHead& head, CUlaunchAttribute (&
 CUlaunchConfig configOf(const LaunchHead& head, CUstream stream, CUlaunchAttribute* attributes) {
   CUlaunchConfig config{};
   config.gridDimX = head.grid[0], config.gridDimY = head.grid[1], config.gridDimZ = head.grid[2];
-  config.blockDimX = head.block[0], config.blockDimY = head.block[1], config.blockDimZ = head.block[2];
+  config.blockDimX = head.block[0], config.blockDimY = head.block[1],
+  config.blockDimZ = head.block[2];
   config.sharedMemBytes = head.shared;
   config.hStream = stream;
   config.attrs = attributes;
@@ -85,8 +92,9 @@ CUresult clusters(Invocation& in) {
   const CUstream stream = in.streamOf(head.stream, head.per_thread != 0);
   if (!in.ok()) return in.refusal();
   const CUlaunchConfig config = configOf(head, stream, attributes);
-  const auto ask = question == forward::ClusterQuestion::kMostActive ? in.driver().cuOccupancyMaxActiveClusters
-                                                                     : in.driver().cuOccupancyMaxPotentialClusterSize;
+  const auto ask = question == forward::ClusterQuestion::kMostActive
+                       ? in.driver().cuOccupancyMaxActiveClusters
+                       : in.driver().cuOccupancyMaxPotentialClusterSize;
   if (ask == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   int answer = 0;
   const CUresult result = ask(&answer, function, &config);
@@ -113,11 +121,13 @@ CUresult launch(Invocation& in) {
   const api::DriverTable& driver = in.driver();
   CUresult result = CUDA_SUCCESS;
   if (head.kind == LaunchKind::kKernel || (head.kind == LaunchKind::kEx && head.attributes == 0)) {
-    result = driver.cuLaunchKernel(function, head.grid[0], head.grid[1], head.grid[2], head.block[0], head.block[1],
-                                   head.block[2], head.shared, stream, parameters.pointers(), parameters.extra());
+    result = driver.cuLaunchKernel(function, head.grid[0], head.grid[1], head.grid[2],
+                                   head.block[0], head.block[1], head.block[2], head.shared, stream,
+                                   parameters.pointers(), parameters.extra());
   } else if (head.kind == LaunchKind::kCooperative && parameters.extra() == nullptr) {
-    result = driver.cuLaunchCooperativeKernel(function, head.grid[0], head.grid[1], head.grid[2], head.block[0],
-                                              head.block[1], head.block[2], head.shared, stream, parameters.pointers());
+    result = driver.cuLaunchCooperativeKernel(function, head.grid[0], head.grid[1], head.grid[2],
+                                              head.block[0], head.block[1], head.block[2],
+                                              head.shared, stream, parameters.pointers());
   } else {
     CUlaunchConfig config = configOf(head, stream, attributes);
     if (head.kind == LaunchKind::kCooperative) {

@@ -42,13 +42,13 @@ CUresult linkCreate(Invocation& in) {
   const auto link = std::make_shared<Link>();
   if (!link->options.read(in)) return in.refusal();
   if (in.driver().cuLinkCreate_v2 == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
-  const CUresult result =
-      in.driver().cuLinkCreate_v2(link->options.count(), link->options.names(), link->options.values(), &link->state);
+  const CUresult result = in.driver().cuLinkCreate_v2(link->options.count(), link->options.names(),
+                                                      link->options.values(), &link->state);
   if (result != CUDA_SUCCESS) return result;
   uint64_t bound = 0;
   in.bind(number, link->state);
-  if (in.worker().handles().find(number, HandleKind::kLinkState, &bound) && bound == bitsOf(link->state) &&
-      in.worker().links().add(number, link))
+  if (in.worker().handles().find(number, HandleKind::kLinkState, &bound) &&
+      bound == bitsOf(link->state) && in.worker().links().add(number, link))
     return CUDA_SUCCESS;
   (void)in.driver().cuLinkDestroy(link->state);  // a number that is something else's
   return CUDA_ERROR_INVALID_HANDLE;
@@ -74,9 +74,9 @@ CUresult linkAdd(Invocation& in) {
   if (link == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   std::lock_guard lock(link->mutex);
   if (link->state == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  const CUresult status =
-      in.driver().cuLinkAddData_v2(link->state, static_cast<CUjitInputType>(type), image.data(), image.size() - 1, name,
-                                   plain.count(), plain.names(), plain.values());
+  const CUresult status = in.driver().cuLinkAddData_v2(
+      link->state, static_cast<CUjitInputType>(type), image.data(), image.size() - 1, name,
+      plain.count(), plain.names(), plain.values());
   answer(in, *link, status);
   plain.put(in.results());
   return CUDA_SUCCESS;

@@ -15,8 +15,9 @@ constexpr size_t kMostLine = 64 << 10;
 
 void CUDA_CB logged(void* worker, CUlogLevel level, char* message, size_t length) {
   if (message == nullptr) return;
-  static_cast<Worker*>(worker)->tell(forward::Answer::kLog, static_cast<uint32_t>(level), CUDA_SUCCESS,
-                                     std::as_bytes(std::span(message, std::min(length, kMostLine))), true);
+  static_cast<Worker*>(worker)->tell(
+      forward::Answer::kLog, static_cast<uint32_t>(level), CUDA_SUCCESS,
+      std::as_bytes(std::span(message, std::min(length, kMostLine))), true);
 }
 
 }  // namespace
@@ -25,14 +26,16 @@ CUresult LogListener::listen(Worker& worker) {
   const api::DriverTable& driver = worker.driver();
   if (driver.cuLogsRegisterCallback == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   const std::lock_guard lock(mutex_);
-  return handle_ != nullptr ? CUDA_SUCCESS : driver.cuLogsRegisterCallback(logged, &worker, &handle_);
+  return handle_ != nullptr ? CUDA_SUCCESS
+                            : driver.cuLogsRegisterCallback(logged, &worker, &handle_);
 }
 
 CUresult LogListener::stop(const Worker& worker) {
   const api::DriverTable& driver = worker.driver();
   if (driver.cuLogsUnregisterCallback == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   const std::lock_guard lock(mutex_);
-  return handle_ == nullptr ? CUDA_SUCCESS : driver.cuLogsUnregisterCallback(std::exchange(handle_, nullptr));
+  return handle_ == nullptr ? CUDA_SUCCESS
+                            : driver.cuLogsUnregisterCallback(std::exchange(handle_, nullptr));
 }
 
 CUresult logsListen(Invocation& in) {

@@ -52,8 +52,8 @@ class Arrivals {
     arrived_.notify_one();
   }
 
-  /// Joins the first link that is up and answers to the channel; false when none did in time. One that is lost during its handshake never
-  /// says anything: the others are not kept waiting for it.
+  /// Joins the first link that is up and answers to the channel; false when none did in time. One
+  /// that is lost during its handshake never says anything: the others are not kept waiting for it.
   bool join(calls::Channel& channel, std::chrono::milliseconds timeout) {
     const auto end = std::chrono::steady_clock::now() + timeout;
     std::unique_lock lock(mutex_);
@@ -64,7 +64,8 @@ class Arrivals {
         const auto queue = queues_[i];
         queues_.erase(queues_.begin() + static_cast<ptrdiff_t>(i));
         lock.unlock();
-        if (up[0].kind == transport::Completion::Kind::kUp && take(channel, up[0].link, queue)) return true;
+        if (up[0].kind == transport::Completion::Kind::kUp && take(channel, up[0].link, queue))
+          return true;
         lock.lock();
         break;
       }
@@ -76,7 +77,8 @@ class Arrivals {
   }
 
  private:
-  static bool take(calls::Channel& channel, const transport::LinkPtr& link, const transport::QueuePtr& queue) {
+  static bool take(calls::Channel& channel, const transport::LinkPtr& link,
+                   const transport::QueuePtr& queue) {
     const auto heard = calls::answerGreeting(*link, *queue, channel.taken(), kGreeting);
     if (!heard.ok()) return false;
     const auto attached = channel.attach(link, queue, heard.value());
@@ -101,24 +103,30 @@ int fail(const std::string& why) {
   return 1;
 }
 
-// Keeps the address space from what the driver and this process map by themselves. What is taken already stays.
+// Keeps the address space from what the driver and this process map by themselves. What is taken
+// already stays.
 void keepFree(uint64_t base, uint64_t bytes) {
   if (bytes == 0) return;
   const unsigned long long begin = base, end = base + bytes;
   void* const kept = mmap(reinterpret_cast<void*>(base), bytes, PROT_NONE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
   if (kept == MAP_FAILED)
-    base::logWarn("0x%llx to 0x%llx belong to the program's other sessions, and something is mapped there (%s)", begin,
-                  end, std::strerror(errno));
+    base::logWarn(
+        "0x%llx to 0x%llx belong to the program's other sessions, and something is mapped there "
+        "(%s)",
+        begin, end, std::strerror(errno));
 }
 
-// Managed variables lie where the driver places them in this process, and the program has to have the same addresses free (interpose/forward/variables.cpp).
-// Programs map what they need from the top of their address space down: from now on this process maps nothing there.
+// Managed variables lie where the driver places them in this process, and the program has to have
+// the same addresses free (interpose/forward/variables.cpp). Programs map what they need from the
+// top of their address space down: from now on this process maps nothing there.
 void leaveTopToProgram() {
-  if constexpr (base::kThreadSanitizer || base::kAddressSanitizer) return;  // their runtimes have places of their own
+  if constexpr (base::kThreadSanitizer || base::kAddressSanitizer)
+    return;  // their runtimes have places of their own
   constexpr uint64_t kTop = 0x6000'0000'0000, kLargest = 1ull << 43, kSmallest = 4096;
   for (uint64_t bytes = kLargest; bytes >= kSmallest;) {
-    void* const kept = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const kept =
+        mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (kept != MAP_FAILED && reinterpret_cast<uint64_t>(kept) >= kTop) continue;
     if (kept != MAP_FAILED) munmap(kept, bytes);
     bytes /= 2;
@@ -131,10 +139,12 @@ int run() {
     std::fprintf(stderr, "olgpunode-worker is started by olgpunode\n");
     return 2;
   }
-  // It may have died before the kernel was told to end this process with it. Its pid says so, not pid 1: it may be that itself.
+  // It may have died before the kernel was told to end this process with it. Its pid says so, not
+  // pid 1: it may be that itself.
   if (getppid() != setup.supervisor) return 1;
   setup.library[sizeof setup.library - 1] = '\0';
-  for (const int fd : {gpunode::kSetupFd, gpunode::kConnectionsFd}) (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+  for (const int fd : {gpunode::kSetupFd, gpunode::kConnectionsFd})
+    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
   if (setup.task == gpunode::WorkerTask::kDescribe) {
     const gpunode::NodeDescription node = gpunode::describeNode(setup.library);
     return send(gpunode::kSetupFd, &node, sizeof node, MSG_NOSIGNAL) == sizeof node ? 0 : 1;
@@ -146,11 +156,14 @@ int run() {
   gpunode::WorkerOptions options;
   options.library = setup.library;
   options.memservers = !settings.value().memservers.empty();
-  options.va_base = settings.value().va_base != 0 ? settings.value().va_base : pager::kDefaultVaBase;
-  options.va_size = settings.value().va_size != 0 ? settings.value().va_size : pager::kDefaultVaSize;
+  options.va_base =
+      settings.value().va_base != 0 ? settings.value().va_base : pager::kDefaultVaBase;
+  options.va_size =
+      settings.value().va_size != 0 ? settings.value().va_size : pager::kDefaultVaSize;
   options.slot = setup.slot;
   if (setup.slots > 1) {
-    // The sessions of one program share the range, each has a part: an address says whose it is. So the driver gets none in the others'.
+    // The sessions of one program share the range, each has a part: an address says whose it is. So
+    // the driver gets none in the others'.
     const uint64_t begin = options.va_base, end = begin + options.va_size;
     options.va_size = options.va_size / setup.slots / pager::kPageBytes * pager::kPageBytes;
     options.va_base += setup.slot * options.va_size;
@@ -158,7 +171,8 @@ int run() {
     keepFree(options.va_base + options.va_size, end - options.va_base - options.va_size);
     (void)setenv("OL_VA_BASE", std::to_string(options.va_base).c_str(), 1);
     (void)setenv("OL_VA_SIZE", std::to_string(options.va_size).c_str(), 1);
-    // Streams wait for other sessions on the device (gates.h): with few hardware queues they would hold up others.
+    // Streams wait for other sessions on the device (gates.h): with few hardware queues they would
+    // hold up others.
     (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   }
   leaveTopToProgram();
@@ -190,7 +204,8 @@ int run() {
   auto* const arrivals = new Arrivals;
   transport::Endpoint& endpoint = *node.value();
   const auto accept = [&](const transport::PeerInfo& peer) -> Result<transport::Accepted> {
-    if (const auto slot = forward::peerSlot(peer.key_name)) return worker->peers().accept(*slot, endpoint);
+    if (const auto slot = forward::peerSlot(peer.key_name))
+      return worker->peers().accept(*slot, endpoint);
     auto queue = endpoint.makeQueue();
     arrivals->add(queue);
     return transport::Accepted{worker->staging().domain(), queue};
@@ -202,10 +217,12 @@ int run() {
   if (setup.confined != 0) {
     // The driver has started, the sockets are open: what comes now is the client's.
     const gpunode::Confinement allowed{!settings.value().memservers.empty() || straight};
-    if (auto confined = gpunode::confine(allowed); !confined.ok()) return fail(confined.error().message);
+    if (auto confined = gpunode::confine(allowed); !confined.ok())
+      return fail(confined.error().message);
   }
   worker->hostMemory().setLimit(setup.pinned_bytes);
-  auto* const set_host = reinterpret_cast<decltype(&olpager_set_host_limit)>(worker->symbol("olpager_set_host_limit"));
+  auto* const set_host =
+      reinterpret_cast<decltype(&olpager_set_host_limit)>(worker->symbol("olpager_set_host_limit"));
   if (set_host != nullptr) (void)set_host(setup.host_bytes);
   setup.cache[sizeof setup.cache - 1] = '\0';
   if (setup.cache[0] != '\0') {
@@ -220,18 +237,22 @@ int run() {
   while (!joined && !worker->clientDead() && std::chrono::steady_clock::now() < end)
     joined = arrivals->join(worker->channel(), kTurn);
   if (!joined) {
-    base::logWarn("session %llu: the client did not come", static_cast<unsigned long long>(setup.session));
+    base::logWarn("session %llu: the client did not come",
+                  static_cast<unsigned long long>(setup.session));
     worker->leave(1);
   }
   const std::chrono::milliseconds grace(setup.grace_ms);
   worker->endWithoutClient(grace);
   const std::string why = worker->serve([&] { return arrivals->join(worker->channel(), grace); });
-  base::logInfo("session %016llx ended: %s", static_cast<unsigned long long>(setup.session), why.c_str());
+  base::logInfo("session %016llx ended: %s", static_cast<unsigned long long>(setup.session),
+                why.c_str());
   const uint64_t sent = worker->peers().sent.load(), taken = worker->peers().taken.load();
   if (sent != 0 || taken != 0)
-    base::logInfo("session %016llx: %llu bytes of copies went straight to other gpunodes, %llu came from them",
-                  static_cast<unsigned long long>(setup.session), static_cast<unsigned long long>(sent),
-                  static_cast<unsigned long long>(taken));
+    base::logInfo(
+        "session %016llx: %llu bytes of copies went straight to other gpunodes, %llu came from "
+        "them",
+        static_cast<unsigned long long>(setup.session), static_cast<unsigned long long>(sent),
+        static_cast<unsigned long long>(taken));
   worker->channel().close("the session has ended");
   worker->leave(0);
 }
@@ -247,7 +268,8 @@ int main() {
   (void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
   (void)signal(SIGPIPE, SIG_IGN);
   (void)signal(SIGINT,
-               SIG_IGN);  // of the terminal, to all: the gpunode ends its workers when it has told their clients
+               SIG_IGN);  // of the terminal, to all: the gpunode ends its workers when it has told
+                          // their clients
   int status = 1;
   try {
     status = run();

@@ -30,13 +30,15 @@ std::string nameOf(const calls::Digest& digest) {
 }
 
 bool isName(const std::string& name) {
-  return name.size() == kNameLength && name.find_first_not_of("0123456789abcdef") == std::string::npos;
+  return name.size() == kNameLength &&
+         name.find_first_not_of("0123456789abcdef") == std::string::npos;
 }
 
 bool readAll(int file, std::vector<std::byte>& bytes) {
   size_t done = 0;
   while (done < bytes.size()) {
-    const ssize_t got = pread(file, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
+    const ssize_t got =
+        pread(file, bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) return false;
     done += static_cast<size_t>(got);
@@ -57,7 +59,9 @@ bool writeAll(int file, std::span<const std::byte> bytes) {
 }  // namespace
 
 Status ModuleCache::open(const std::string& folder, uint64_t most_bytes) {
-  const auto failed = [&](const char* what) { return Error{"module cache " + folder + ": " + what}; };
+  const auto failed = [&](const char* what) {
+    return Error{"module cache " + folder + ": " + what};
+  };
   if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) return failed(std::strerror(errno));
   base::UniqueFd opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
   if (!opened) return failed(std::strerror(errno));
@@ -76,7 +80,8 @@ std::optional<std::vector<std::byte>> ModuleCache::find(const calls::Digest& dig
   std::lock_guard lock(mutex_);
   if (!folder_) return std::nullopt;
   const std::string name = nameOf(digest);
-  const base::UniqueFd file(openat(folder_.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  const base::UniqueFd file(
+      openat(folder_.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
   struct stat about {};
   if (!file || fstat(file.get(), &about) != 0 || !S_ISREG(about.st_mode)) return std::nullopt;
   calls::Digest found{};
@@ -88,7 +93,8 @@ std::optional<std::vector<std::byte>> ModuleCache::find(const calls::Digest& dig
       return bytes;
     }
   }
-  base::logWarn("module cache %s: %s does not hold what its name says, and is removed", name_.c_str(), name.c_str());
+  base::logWarn("module cache %s: %s does not hold what its name says, and is removed",
+                name_.c_str(), name.c_str());
   (void)unlinkat(folder_.get(), name.c_str(), 0);
   return std::nullopt;
 }
@@ -101,11 +107,13 @@ void ModuleCache::store(std::span<const std::byte> bytes) {
   if (faccessat(folder_.get(), name.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) == 0) return;
   makeRoom(bytes.size());
   const std::string part = "part-" + std::to_string(getpid()) + "-" + std::to_string(next_++);
-  const base::UniqueFd file(
-      openat(folder_.get(), part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
-  if (file && writeAll(file.get(), bytes) && renameat(folder_.get(), part.c_str(), folder_.get(), name.c_str()) == 0)
+  const base::UniqueFd file(openat(folder_.get(), part.c_str(),
+                                   O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (file && writeAll(file.get(), bytes) &&
+      renameat(folder_.get(), part.c_str(), folder_.get(), name.c_str()) == 0)
     return;
-  base::warnOnce("module-cache", "module cache %s: a module can't be kept: %s", name_.c_str(), std::strerror(errno));
+  base::warnOnce("module-cache", "module cache %s: a module can't be kept: %s", name_.c_str(),
+                 std::strerror(errno));
   if (file) (void)unlinkat(folder_.get(), part.c_str(), 0);
 }
 
@@ -128,7 +136,9 @@ void ModuleCache::makeRoom(uint64_t bytes) {
   while (const dirent* const entry = readdir(folder.get())) {
     const std::string name = entry->d_name;
     struct stat about {};
-    if (name.starts_with('.') || fstatat(folder_.get(), name.c_str(), &about, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    if (name.starts_with('.') ||
+        fstatat(folder_.get(), name.c_str(), &about, AT_SYMLINK_NOFOLLOW) != 0)
+      continue;
     if (name.starts_with("part-") && now - about.st_mtim.tv_sec > kAbandoned)
       (void)unlinkat(folder_.get(), name.c_str(), 0);
     if (!isName(name)) continue;

@@ -1,11 +1,14 @@
-// Images of modules that a key's clients have sent once: files in a folder of that key alone, each named by the SHA-256 of what is in it, as
-// computed here. A client asks by hash and sends the bytes only when they are not there.
+// Images of modules that a key's clients have sent once: files in a folder of that key alone, each
+// named by the SHA-256 of what is in it, as computed here. A client asks by hash and sends the
+// bytes only when they are not there.
 //
-// Trust. What a client says is only ever looked up in its own key's folder, and what is read is hashed again: a file that holds
-// something else is removed and counts as not there. The folder and its files are the daemon user's alone (0700, 0600).
+// Trust. What a client says is only ever looked up in its own key's folder, and what is read is
+// hashed again: a file that holds something else is removed and counts as not there. The folder and
+// its files are the daemon user's alone (0700, 0600).
 //
-// Several workers share a folder: files appear whole (rename) and may go at any time. Thread-safety: any thread. Errors: a cache that
-// can't be used is one line in the log, and a session without one.
+// Several workers share a folder: files appear whole (rename) and may go at any time.
+// Thread-safety: any thread. Errors: a cache that can't be used is one line in the log, and a
+// session without one.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +25,8 @@ namespace olpager::gpunode {
 
 class ModuleCache {
  public:
-  /// Uses `folder`, made when it is not there; its parent has to be. Files beyond `most_bytes` together go, those first that were
-  /// not used for longest.
+  /// Uses `folder`, made when it is not there; its parent has to be. Files beyond `most_bytes`
+  /// together go, those first that were not used for longest.
   Status open(const std::string& folder, uint64_t most_bytes);
   bool isOpen() const { return static_cast<bool>(folder_); }
 

@@ -1,4 +1,5 @@
-// Modules and libraries from images in the call, or that were sent before. A library's image is kept as long as the session: the driver may read it later.
+// Modules and libraries from images in the call, or that were sent before. A library's image is
+// kept as long as the session: the driver may read it later.
 #include <deque>
 #include <mutex>
 
@@ -28,7 +29,8 @@ bool isContainer(const Image& image) { return magicOf(image.bytes) == fatbin::kC
 
 // The container's own length has to be within what was sent: the driver believes it.
 bool isWhole(const Image& image) {
-  const auto found = fatbin::identify({reinterpret_cast<const uint8_t*>(image.bytes.data()), image.bytes.size() - 1});
+  const auto found = fatbin::identify(
+      {reinterpret_cast<const uint8_t*>(image.bytes.data()), image.bytes.size() - 1});
   return found.ok();
 }
 
@@ -38,7 +40,8 @@ void answer(Invocation& in, const JitOptions& options, CUresult status, uint64_t
   options.put(in.results());
 }
 
-// The client's image; null where there is none to load, and `result` says what the call is to return.
+// The client's image; null where there is none to load, and `result` says what the call is to
+// return.
 std::unique_ptr<Image> take(Invocation& in, CUresult* result) {
   bool unknown = false;
   auto image = std::make_unique<Image>();
@@ -73,10 +76,11 @@ CUresult loadModule(Invocation& in) {
   auto image = take(in, &refusal);
   if (image == nullptr) return refusal;
   CUmodule module = nullptr;
-  const CUresult status = options.count() == 0
-                              ? in.driver().cuModuleLoadData(&module, image->bytes.data())
-                              : in.driver().cuModuleLoadDataEx(&module, image->bytes.data(), options.count(),
-                                                               options.names(), options.values());
+  const CUresult status =
+      options.count() == 0
+          ? in.driver().cuModuleLoadData(&module, image->bytes.data())
+          : in.driver().cuModuleLoadDataEx(&module, image->bytes.data(), options.count(),
+                                           options.names(), options.values());
   answer(in, options, status, status == CUDA_SUCCESS ? in.numberFor(module) : 0);
   if (status == CUDA_SUCCESS) keep(std::move(image));
   return CUDA_SUCCESS;
@@ -90,11 +94,13 @@ CUresult loadLibrary(Invocation& in) {
   auto image = take(in, &refusal);
   if (image == nullptr) return refusal;
   CUlibrary library = nullptr;
-  const void* const code = isContainer(*image) ? static_cast<const void*>(&image->wrapper) : image->bytes.data();
+  const void* const code =
+      isContainer(*image) ? static_cast<const void*>(&image->wrapper) : image->bytes.data();
   CUlibraryOption preserved[] = {CU_LIBRARY_BINARY_IS_PRESERVED};
   void* preserved_value[] = {handleFrom<void*>(1)};
-  const CUresult status = in.driver().cuLibraryLoadData(&library, code, options.names(), options.values(),
-                                                        options.count(), preserved, preserved_value, 1);
+  const CUresult status =
+      in.driver().cuLibraryLoadData(&library, code, options.names(), options.values(),
+                                    options.count(), preserved, preserved_value, 1);
   if (status == CUDA_SUCCESS && wanted != 0) in.bind(wanted, library);
   answer(in, options, status, status == CUDA_SUCCESS ? in.numberFor(library) : 0);
   if (status == CUDA_SUCCESS) keep(std::move(image));

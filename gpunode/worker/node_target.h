@@ -28,8 +28,10 @@ inline NodeTarget readTarget(Invocation& in) {
 }
 
 /// `node`: by reference, since it is made while the arguments are.
-inline CUresult made(Invocation& in, const NodeTarget& target, CUresult result, const CUgraphNode& node) {
-  if (result == CUDA_SUCCESS && target.what == forward::NodeCall::kAdd) in.results().value(in.numberFor(node));
+inline CUresult made(Invocation& in, const NodeTarget& target, CUresult result,
+                     const CUgraphNode& node) {
+  if (result == CUDA_SUCCESS && target.what == forward::NodeCall::kAdd)
+    in.results().value(in.numberFor(node));
   return result;
 }
 

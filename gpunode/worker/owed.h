@@ -1,6 +1,7 @@
-// What a call has promised to send behind itself under a number, or a number of things: the client waits with what needs it until it has come. Whichever way the
-// call ends, an exception too, the number is answered: with nothing where nothing will come.
-// Thread-safety: of the thread that makes the call.
+// What a call has promised to send behind itself under a number, or a number of things: the client
+// waits with what needs it until it has come. Whichever way the call ends, an exception too, the
+// number is answered: with nothing where nothing will come. Thread-safety: of the thread that makes
+// the call.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
-// A kernel's parameters on their way to the driver, out of the block in which they came: by pointers into it where the program gave pointers, as
-// natively. The driver does not treat both ways the same (a node of a graph whose parameters came as a block can't be made cooperative).
+// A kernel's parameters on their way to the driver, out of the block in which they came: by
+// pointers into it where the program gave pointers, as natively. The driver does not treat both
+// ways the same (a node of a graph whose parameters came as a block can't be made cooperative).
 // Thread-safety: of the calling thread.
 #pragma once
 
@@ -21,7 +22,8 @@ const ParameterPlaces* placesNow(Invocation& in, uint64_t number, CUfunction fun
 
 class Parameters {
  public:
-  /// `places` null: the block is given as such (`extra`). So it is where it is shorter than the places say.
+  /// `places` null: the block is given as such (`extra`). So it is where it is shorter than the
+  /// places say.
   Parameters(std::span<const std::byte> sent, const ParameterPlaces* places) : bytes_(sent.size()) {
     std::byte* const block = sent.size() <= sizeof small_ ? small_ : roomFor(sent.size());
     if (!sent.empty()) std::memcpy(block, sent.data(), sent.size());

@@ -30,7 +30,9 @@ void Peer::run(transport::QueuePtr queue, transport::LinkPtr link) {
     link_ = std::move(link);
     state_ = State::kUp;
   }
-  std::thread([self = shared_from_this(), queue = std::move(queue)] { self->listen(queue); }).detach();
+  std::thread([self = shared_from_this(), queue = std::move(queue)] {
+    self->listen(queue);
+  }).detach();
 }
 
 void Peer::listen(const transport::QueuePtr& queue) {
@@ -44,7 +46,8 @@ void Peer::listen(const transport::QueuePtr& queue) {
       happened[i] = {};
     }
     std::lock_guard lock(mutex_);
-    if (state_ == State::kMade && std::chrono::steady_clock::now() - begun > kFirst) state_ = State::kDown;
+    if (state_ == State::kMade && std::chrono::steady_clock::now() - begun > kFirst)
+      state_ = State::kDown;
     if (state_ == State::kDown) {
       changed_.notify_all();
       return;
@@ -67,7 +70,8 @@ void Peer::take(Completion& completion) {
       break;
     case Completion::Kind::kDown:
       state_ = State::kDown;
-      base::logInfo("the link to the worker of session %u is down: %s", slot_, completion.link->reason().c_str());
+      base::logInfo("the link to the worker of session %u is down: %s", slot_,
+                    completion.link->reason().c_str());
       for (auto& [number, copy] : copies_) copy->events.push_back({});
       break;
     case Completion::Kind::kRead: {
@@ -143,7 +147,8 @@ void Peer::add(uint64_t number, Event event) {
 // Under mutex_.
 void Peer::nonsense(const char* what) {
   refused_ = true;
-  base::logWarn("the worker of session %u says what makes no sense (%s): the link to it ends", slot_, what);
+  base::logWarn("the worker of session %u says what makes no sense (%s): the link to it ends",
+                slot_, what);
   if (link_ != nullptr) link_->close(std::string("nonsense: ") + what);
 }
 
@@ -235,7 +240,8 @@ bool Peer::say(const PeerMessage& message, std::span<const std::byte> bytes) {
     const auto link = link_;
     const uint64_t rooms = rooms_;
     lock.unlock();
-    const Outcome outcome = link->send(transport::MessageClass::kNotice, std::as_bytes(std::span(&message, 1)), bytes);
+    const Outcome outcome =
+        link->send(transport::MessageClass::kNotice, std::as_bytes(std::span(&message, 1)), bytes);
     lock.lock();
     if (outcome == Outcome::kOk) return true;
     if (outcome != Outcome::kNoCredit && outcome != Outcome::kFull) return false;
@@ -253,12 +259,14 @@ bool Peer::read(const CopyPtr& copy, uint64_t read, const transport::LocalRange&
     // There before its completion can be.
     reads_.emplace(context, std::pair{copy, read});
     lock.unlock();
-    const Outcome outcome = link->read(std::span(&into, 1), from, transport::Class::kDemand, context);
+    const Outcome outcome =
+        link->read(std::span(&into, 1), from, transport::Class::kDemand, context);
     lock.lock();
     if (outcome == Outcome::kOk) return true;
     reads_.erase(context);
     if (outcome != Outcome::kFull) {
-      if (outcome == Outcome::kBadRange || outcome == Outcome::kTooLong) nonsense("an offer that can't be read");
+      if (outcome == Outcome::kBadRange || outcome == Outcome::kTooLong)
+        nonsense("an offer that can't be read");
       return false;
     }
     changed_.wait_for(lock, kLook, [&] { return rooms_ != rooms || state_ != State::kUp; });

@@ -1,8 +1,10 @@
-// The link to the worker of another of the program's sessions, and what is under way on it. One end of a copy offers pieces of its pinned
-// memory, which the other one reads: so no worker writes into another, and what it may read is what was meant for it.
+// The link to the worker of another of the program's sessions, and what is under way on it. One end
+// of a copy offers pieces of its pinned memory, which the other one reads: so no worker writes into
+// another, and what it may read is what was meant for it.
 //
-// States: made -> up -> down; final. Thread-safety: any thread; a Copy has one user, who waits for what happens to it.
-// A link that is down has ended all reads before: memory is its owner's again. A peer that says what makes no sense loses the link.
+// States: made -> up -> down; final. Thread-safety: any thread; a Copy has one user, who waits for
+// what happens to it. A link that is down has ended all reads before: memory is its owner's again.
+// A peer that says what makes no sense loses the link.
 #pragma once
 
 #include <array>
@@ -53,7 +55,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;
 
-  /// Listens to the queue from now on, in a thread of its own. `link` null: it comes with the queue's kUp.
+  /// Listens to the queue from now on, in a thread of its own. `link` null: it comes with the
+  /// queue's kUp.
   void run(transport::QueuePtr queue, transport::LinkPtr link);
   /// Nothing more comes over it: as if the link were lost.
   void close(const std::string& why);
@@ -71,13 +74,16 @@ class Peer : public std::enable_shared_from_this<Peer> {
   bool next(const CopyPtr& copy, Event& event, std::chrono::milliseconds timeout);
   /// The client waits for the copy no more (Event::kStopped), also before begin().
   void stop(uint64_t number);
-  /// For who has offered and gives the copy up: returns when the other end reads no more of it, which is when it has said kOver or the
-  /// link is down. Says kOver first; what is not answered within `patience` costs the link. Takes the copy's events.
+  /// For who has offered and gives the copy up: returns when the other end reads no more of it,
+  /// which is when it has said kOver or the link is down. Says kOver first; what is not answered
+  /// within `patience` costs the link. Takes the copy's events.
   void settle(const CopyPtr& copy, std::chrono::milliseconds patience);
   /// Waits while the other end has no room. False: the link is down.
   bool say(const PeerMessage& message, std::span<const std::byte> bytes = {});
-  /// Reads what was offered into a piece; Event::kRead follows with `read`. False: the link is down.
-  bool read(const CopyPtr& copy, uint64_t read, const transport::LocalRange& into, const transport::RemoteRange& from);
+  /// Reads what was offered into a piece; Event::kRead follows with `read`. False: the link is
+  /// down.
+  bool read(const CopyPtr& copy, uint64_t read, const transport::LocalRange& into,
+            const transport::RemoteRange& from);
 
  private:
   enum class State : uint8_t { kMade, kUp, kDown };
@@ -98,7 +104,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   // For copies that nobody has begun here: the other end is ahead, or late.
   std::map<uint64_t, std::vector<Event>> early_;
   size_t early_events_ = 0, early_bytes_ = 0;
-  std::set<uint64_t> ended_;  // the last numbers whose ends here are over: what still comes for them is too late
+  std::set<uint64_t>
+      ended_;  // the last numbers whose ends here are over: what still comes for them is too late
   std::map<uint64_t, std::pair<CopyPtr, uint64_t>> reads_;
   uint64_t next_read_ = 1;
   uint64_t rooms_ = 0;  // how often there was room again

@@ -20,11 +20,13 @@ CUresult copyPeer(Invocation& in) {
   CUDA_MEMCPY3D_PEER copy{};
   copy.srcXInBytes = box.srcXInBytes, copy.srcY = box.srcY, copy.srcZ = box.srcZ;
   // Never UNIFIED: the driver would take an address of this process's own memory as well.
-  copy.srcMemoryType = box.srcMemoryType == CU_MEMORYTYPE_UNIFIED ? CU_MEMORYTYPE_DEVICE : box.srcMemoryType;
+  copy.srcMemoryType =
+      box.srcMemoryType == CU_MEMORYTYPE_UNIFIED ? CU_MEMORYTYPE_DEVICE : box.srcMemoryType;
   copy.srcDevice = box.srcDevice, copy.srcArray = box.srcArray, copy.srcContext = from;
   copy.srcPitch = box.srcPitch, copy.srcHeight = box.srcHeight;
   copy.dstXInBytes = box.dstXInBytes, copy.dstY = box.dstY, copy.dstZ = box.dstZ;
-  copy.dstMemoryType = box.dstMemoryType == CU_MEMORYTYPE_UNIFIED ? CU_MEMORYTYPE_DEVICE : box.dstMemoryType;
+  copy.dstMemoryType =
+      box.dstMemoryType == CU_MEMORYTYPE_UNIFIED ? CU_MEMORYTYPE_DEVICE : box.dstMemoryType;
   copy.dstDevice = box.dstDevice, copy.dstArray = box.dstArray, copy.dstContext = to;
   copy.dstPitch = box.dstPitch, copy.dstHeight = box.dstHeight;
   copy.WidthInBytes = box.WidthInBytes, copy.Height = box.Height, copy.Depth = box.Depth;

@@ -1,4 +1,5 @@
-// What two workers of one program say to each other over their link: messages of one size, behind some of which bytes follow. Each end checks all that the other says.
+// What two workers of one program say to each other over their link: messages of one size, behind
+// some of which bytes follow. Each end checks all that the other says.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +10,8 @@
 namespace olpager::gpunode {
 
 enum class PeerSays : uint32_t {
-  kOffer = 1,  // bytes [at, + bytes) of the copy are at `offset` of the sender's region, to be read from there
+  kOffer = 1,  // bytes [at, + bytes) of the copy are at `offset` of the sender's region, to be read
+               // from there
   kTaken,      // the offer at `at` was read: its region is the other end's again
   kOver,       // the sender of this has given the copy up
   kBytes,      // bytes [at, + bytes) of the copy follow: kInlineBytes at most, the last of it
@@ -28,10 +30,11 @@ struct PeerMessage {
 };
 static_assert(sizeof(PeerMessage) == 64);
 
-/// Whether this is, or offers, what comes next of a copy of `bytes` of which `before` have come: pieces of `piece` bytes, the last of what is
-/// left, each within the region that it names.
+/// Whether this is, or offers, what comes next of a copy of `bytes` of which `before` have come:
+/// pieces of `piece` bytes, the last of what is left, each within the region that it names.
 inline bool isNextOffer(const PeerMessage& offer, uint64_t bytes, uint64_t before, uint64_t piece) {
-  if (before >= bytes || offer.at != before || offer.bytes != std::min(piece, bytes - before)) return false;
+  if (before >= bytes || offer.at != before || offer.bytes != std::min(piece, bytes - before))
+    return false;
   if (offer.says == PeerSays::kBytes) return offer.bytes <= kInlineBytes;
   return offer.bytes <= offer.region.length && offer.offset <= offer.region.length - offer.bytes;
 }

@@ -40,7 +40,8 @@ Result<PeerPtr> Peers::connect(unsigned slot, const std::string& address, uint64
 }
 
 Result<transport::Accepted> Peers::accept(unsigned slot, transport::Endpoint& endpoint) {
-  if (!options_.allowed || slot == options_.slot) return Error{"no link of this kind is taken here"};
+  if (!options_.allowed || slot == options_.slot)
+    return Error{"no link of this kind is taken here"};
   auto peer = std::make_shared<Peer>(slot);
   auto queue = endpoint.makeQueue();
   transport::Accepted accepted{peer->staging().domain(), queue};
@@ -100,7 +101,8 @@ CUresult Peers::takeStream(const api::DriverTable& driver, uint64_t context, CUs
 void Peers::giveStream(uint64_t context, CUstream stream) {
   std::lock_guard lock(mutex_);
   const auto found = streams_.find(context);
-  if (found != streams_.end() && std::erase(found->second.used, stream) != 0) found->second.idle.push_back(stream);
+  if (found != streams_.end() && std::erase(found->second.used, stream) != 0)
+    found->second.idle.push_back(stream);
 }
 
 void Peers::contextGone(uint64_t context) {

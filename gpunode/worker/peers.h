@@ -1,6 +1,7 @@
-// Links to the workers of the program's other sessions: made when the client says so, by the one that it says it to; the other one takes
-// them by its session's own listener. Each pair has a key of its own (interpose/forward/peer_keys.h). A later link replaces an earlier one.
-// Thread-safety: any thread. Errors: one line.
+// Links to the workers of the program's other sessions: made when the client says so, by the one
+// that it says it to; the other one takes them by its session's own listener. Each pair has a key
+// of its own (interpose/forward/peer_keys.h). A later link replaces an earlier one. Thread-safety:
+// any thread. Errors: one line.
 #pragma once
 
 #include <cuda.h>
@@ -34,18 +35,21 @@ class Peers {
   void configure(const PeerOptions& options) { options_ = options; }
   bool allowed() const { return options_.allowed; }
 
-  /// Connects to the worker of the session in `slot`, which `route` leads to at its gpunode's address; waits for some seconds at most.
-  Result<PeerPtr> connect(unsigned slot, const std::string& address, uint64_t route, const transport::NamedKey& key,
-                          transport::Tls tls, bool tcp_only);
+  /// Connects to the worker of the session in `slot`, which `route` leads to at its gpunode's
+  /// address; waits for some seconds at most.
+  Result<PeerPtr> connect(unsigned slot, const std::string& address, uint64_t route,
+                          const transport::NamedKey& key, transport::Tls tls, bool tcp_only);
   /// One that has proved its key comes to `endpoint`, which is the session's own.
   Result<transport::Accepted> accept(unsigned slot, transport::Endpoint& endpoint);
-  /// The link to it when it is up; null: there is none within a time in which one that the other end knows of comes up.
+  /// The link to it when it is up; null: there is none within a time in which one that the other
+  /// end knows of comes up.
   PeerPtr find(unsigned slot);
   /// A copy's end that nobody waits for the other end of any more.
   void stop(unsigned slot, uint64_t copy);
   void contextGone(uint64_t context);
 
-  /// A stream of the worker's own in `context` (the client's number), which is current, for one user until given back.
+  /// A stream of the worker's own in `context` (the client's number), which is current, for one
+  /// user until given back.
   CUresult takeStream(const api::DriverTable& driver, uint64_t context, CUstream* stream);
   void giveStream(uint64_t context, CUstream stream);
 

@@ -1,5 +1,5 @@
-// While something captures, the driver refuses some calls to threads that don't say that they know what they do. This thread does, as long as it lives.
-// Thread-safety: of the thread that makes it.
+// While something captures, the driver refuses some calls to threads that don't say that they know
+// what they do. This thread does, as long as it lives. Thread-safety: of the thread that makes it.
 #pragma once
 
 #include <cuda.h>
@@ -17,7 +17,8 @@ class Relaxed {
 
  private:
   void exchange() {
-    if (driver_.cuThreadExchangeStreamCaptureMode != nullptr) (void)driver_.cuThreadExchangeStreamCaptureMode(&mode_);
+    if (driver_.cuThreadExchangeStreamCaptureMode != nullptr)
+      (void)driver_.cuThreadExchangeStreamCaptureMode(&mode_);
   }
   const api::DriverTable& driver_;
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;

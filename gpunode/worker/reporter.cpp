@@ -29,32 +29,38 @@ WorkerReport reportOf(Worker& worker, decltype(&olpager_figures) figures_of) {
   report.host_limit = figures.host_limit;
   report.device_count = std::min(figures.device_count, kMostDevices);
   for (uint32_t i = 0; i < report.device_count; ++i)
-    report.devices[i] = {figures.devices[i].allocated, figures.devices[i].vram_budget, figures.devices[i].resident};
+    report.devices[i] = {figures.devices[i].allocated, figures.devices[i].vram_budget,
+                         figures.devices[i].resident};
   return report;
 }
 
 }  // namespace
 
 void startReporter(Worker& worker, int fd) {
-  auto* const figures_of = reinterpret_cast<decltype(&olpager_figures)>(worker.symbol("olpager_figures"));
-  auto* const set_budget =
-      reinterpret_cast<decltype(&olpager_set_vram_budget)>(worker.symbol("olpager_set_vram_budget"));
-  auto* const set_host = reinterpret_cast<decltype(&olpager_set_host_limit)>(worker.symbol("olpager_set_host_limit"));
+  auto* const figures_of =
+      reinterpret_cast<decltype(&olpager_figures)>(worker.symbol("olpager_figures"));
+  auto* const set_budget = reinterpret_cast<decltype(&olpager_set_vram_budget)>(
+      worker.symbol("olpager_set_vram_budget"));
+  auto* const set_host =
+      reinterpret_cast<decltype(&olpager_set_host_limit)>(worker.symbol("olpager_set_host_limit"));
   std::thread([&worker, fd, figures_of, set_budget, set_host] {
     auto due = Clock::now();
     for (;;) {
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(due - Clock::now()).count();
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(due - Clock::now()).count();
       pollfd socket{fd, POLLIN, 0};
       if (left > 0 && poll(&socket, 1, static_cast<int>(left)) > 0) {
         WorkerOrder order;
         const ssize_t got = recv(fd, &order, sizeof order, MSG_DONTWAIT);
-        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR)) return;  // the supervisor is gone
+        if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR))
+          return;  // the supervisor is gone
         if (got != sizeof order) continue;
         if (order.order == Order::kEnd) worker.endNow("the gpunode has been told to end");
         if (order.order == Order::kClientIsDead) worker.clientIsDead();
         if (order.order == Order::kHostLimit && set_host != nullptr) {
           const uint64_t limit = set_host(order.bytes);
-          base::logDebug("host tier: at most %llu MiB (%llu MiB wanted)", static_cast<unsigned long long>(limit >> 20),
+          base::logDebug("host tier: at most %llu MiB (%llu MiB wanted)",
+                         static_cast<unsigned long long>(limit >> 20),
                          static_cast<unsigned long long>(order.bytes >> 20));
           due = Clock::now();
         }
@@ -69,7 +75,8 @@ void startReporter(Worker& worker, int fd) {
       due = Clock::now() + std::chrono::milliseconds(kReportMs);
       const WorkerReport report = reportOf(worker, figures_of);
       // A supervisor that does not read misses reports, and nothing else.
-      if (send(fd, &report, sizeof report, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 && errno != EAGAIN && errno != EINTR)
+      if (send(fd, &report, sizeof report, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 && errno != EAGAIN &&
+          errno != EINTR)
         return;
     }
   }).detach();

@@ -1,6 +1,6 @@
-// Tells the supervisor what the session uses, twice a second, and does what the supervisor orders. A thread of its own: a worker whose
-// calls all wait for the GPU still reports.
-// Thread-safety: start() once, before the worker serves; the thread runs until the process ends.
+// Tells the supervisor what the session uses, twice a second, and does what the supervisor orders.
+// A thread of its own: a worker whose calls all wait for the GPU still reports. Thread-safety:
+// start() once, before the worker serves; the thread runs until the process ends.
 #pragma once
 
 #include "gpunode/worker/worker.h"

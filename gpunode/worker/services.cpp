@@ -144,26 +144,32 @@ CUresult describe(Invocation& in) {
   in.results().value(description);
   for (size_t i = 0; i < api::kSymbolCount; ++i) {
     const auto symbol = static_cast<api::Symbol>(i);
-    in.results().value(static_cast<uint8_t>(api::isDeclared(symbol) && worker.hasSymbol(api::symbolName(symbol))));
+    in.results().value(
+        static_cast<uint8_t>(api::isDeclared(symbol) && worker.hasSymbol(api::symbolName(symbol))));
   }
   return CUDA_SUCCESS;
 }
 
-// Nobody may wait: the client has told its program that the memory is there. Where it is not, the context is of no use any more.
+// Nobody may wait: the client has told its program that the memory is there. Where it is not, the
+// context is of no use any more.
 CUresult allocateAt(Invocation& in) {
   const auto address = in.value<CUdeviceptr>();
   const auto bytes = in.value<uint64_t>();
   if (!in.ok()) return in.refusal();
   Worker& worker = in.worker();
   size_t room = 0, largest = 0;
-  const CUresult result =
-      worker.allocateAt() != nullptr ? worker.allocateAt()(address, bytes, &room, &largest) : CUDA_ERROR_NOT_SUPPORTED;
+  const CUresult result = worker.allocateAt() != nullptr
+                              ? worker.allocateAt()(address, bytes, &room, &largest)
+                              : CUDA_ERROR_NOT_SUPPORTED;
   if (result == CUDA_SUCCESS) {
     in.results().value(forward::Room{room, largest});
   } else if (in.head().reply == 0) {
-    base::logError("an allocation of %llu bytes that the client counted on failed (CUDA error %d): its context ends",
-                   static_cast<unsigned long long>(bytes), static_cast<int>(result));
-    worker.tell(forward::Answer::kBroken, 0, result, std::as_bytes(std::span(&in.head().context, 1)), false);
+    base::logError(
+        "an allocation of %llu bytes that the client counted on failed (CUDA error %d): its "
+        "context ends",
+        static_cast<unsigned long long>(bytes), static_cast<int>(result));
+    worker.tell(forward::Answer::kBroken, 0, result,
+                std::as_bytes(std::span(&in.head().context, 1)), false);
   }
   return result;
 }
@@ -197,7 +203,8 @@ CUresult primaryRetain(Invocation& in) {
   if (!in.ok()) return in.refusal();
   CUcontext context = nullptr;
   const CUresult result = in.driver().cuDevicePrimaryCtxRetain(&context, device);
-  if (result == CUDA_SUCCESS) in.bind(forward::primaryHandle(in.worker().options().slot, device), context);
+  if (result == CUDA_SUCCESS)
+    in.bind(forward::primaryHandle(in.worker().options().slot, device), context);
   return result;
 }
 

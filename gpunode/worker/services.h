@@ -1,5 +1,6 @@
-// What the worker does that no decoder can be generated for; by operation (interpose/forward/wire.h), and by subject in files of
-// their own. Each takes its arguments from the call, checks them, and puts its results.
+// What the worker does that no decoder can be generated for; by operation
+// (interpose/forward/wire.h), and by subject in files of their own. Each takes its arguments from
+// the call, checks them, and puts its results.
 #pragma once
 
 #include <cuda.h>
@@ -86,7 +87,8 @@ uint32_t clientFunctionNumber(const void* data);
 /// What a node that is a batch of operations has, as the answer to kGraphNodeParameters.
 CUresult batchParameters(Invocation& in, CUgraphNode node);
 /// The places of a kernel's parameters, by either of its two handles.
-CUresult parameterPlaces(const api::DriverTable& driver, CUfunction function, ParameterPlaces& places);
+CUresult parameterPlaces(const api::DriverTable& driver, CUfunction function,
+                         ParameterPlaces& places);
 /// Whether the values of the attribute are plain: no handles.
 bool isPlain(CUlaunchAttributeID attribute);
 /// Whether work of this stream is captured now.

@@ -1,7 +1,9 @@
-// What a supervisor and a worker that it has started say to each other, over the socket that the worker inherits as descriptor kSetupFd:
-// one message of the supervisor's first, one answer, then reports from the worker and orders from the supervisor as long as both
-// live. Settings of the driver and of the pager come by the environment. Both are of one build: no version is needed.
-// By a second one, kConnectionsFd, the supervisor's listener hands over the connections that clients make to the worker (transport::Routes).
+// What a supervisor and a worker that it has started say to each other, over the socket that the
+// worker inherits as descriptor kSetupFd: one message of the supervisor's first, one answer, then
+// reports from the worker and orders from the supervisor as long as both live. Settings of the
+// driver and of the pager come by the environment. Both are of one build: no version is needed. By
+// a second one, kConnectionsFd, the supervisor's listener hands over the connections that clients
+// make to the worker (transport::Routes).
 #pragma once
 
 #include <cstdint>
@@ -25,19 +27,20 @@ struct WorkerSetup {
   uint32_t grace_ms = 0;   // without a link
   int32_t supervisor = 0;  // its process; launchWorker() says which
   uint64_t session = 0;
-  uint8_t key[32] = {};        // the session's
-  uint8_t key_group[32] = {};  // what the sessions of one key have in common (gpunode/worker/exports.h)
-  uint32_t transport = 0;      // transport::Choice
-  uint32_t tls = 0;            // transport::Tls
-  uint64_t pinned_bytes = 0;   // the most that the client may have of pinned memory
-  uint64_t host_bytes = 0;     // the host tier's limit that it begins with
-  uint64_t cache_bytes = 0;    // the most of the modules' folder
-  uint32_t confined = 1;       // gpunode/worker/confine.h
-  uint32_t slot = 0;           // which of the program's sessions it is
-  uint32_t slots = 1;          // how many it has
-  uint32_t straight = 0;       // links to the workers of the program's other sessions
-  char library[512] = {};      // kSession: libolpager.so; kDescribe: the driver
-  char cache[512] = {};        // the folder of this key's modules; "": none
+  uint8_t key[32] = {};  // the session's
+  uint8_t key_group[32] =
+      {};                  // what the sessions of one key have in common (gpunode/worker/exports.h)
+  uint32_t transport = 0;  // transport::Choice
+  uint32_t tls = 0;        // transport::Tls
+  uint64_t pinned_bytes = 0;  // the most that the client may have of pinned memory
+  uint64_t host_bytes = 0;    // the host tier's limit that it begins with
+  uint64_t cache_bytes = 0;   // the most of the modules' folder
+  uint32_t confined = 1;      // gpunode/worker/confine.h
+  uint32_t slot = 0;          // which of the program's sessions it is
+  uint32_t slots = 1;         // how many it has
+  uint32_t straight = 0;      // links to the workers of the program's other sessions
+  char library[512] = {};     // kSession: libolpager.so; kDescribe: the driver
+  char cache[512] = {};       // the folder of this key's modules; "": none
 };
 
 struct WorkerReady {
@@ -46,11 +49,12 @@ struct WorkerReady {
 };
 
 struct WorkerReport {
-  uint64_t calls = 0;       // made so far
-  uint64_t moved = 0;       // bytes of calls and answers so far
-  uint64_t pinned = 0;      // bytes of pinned memory
-  uint64_t host = 0;        // bytes of the host tier
-  uint64_t host_limit = 0;  // of them: what was ordered, or more where less would leave pages without a place
+  uint64_t calls = 0;   // made so far
+  uint64_t moved = 0;   // bytes of calls and answers so far
+  uint64_t pinned = 0;  // bytes of pinned memory
+  uint64_t host = 0;    // bytes of the host tier
+  uint64_t host_limit =
+      0;  // of them: what was ordered, or more where less would leave pages without a place
   uint32_t device_count = 0;
   uint32_t link = kNoLink;  // to the client: transport::LinkKind
   struct Device {

@@ -21,16 +21,18 @@ std::unique_ptr<Staging::Piece> Staging::make() {
   base::UniqueFd shared;
   if (access_ != transport::kLocalOnly) {
     shared = base::UniqueFd(memfd_create("olpager-staging", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    if (!shared || !base::resizeFile(shared.get(), kPieceBytes) || fcntl(shared.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0)
+    if (!shared || !base::resizeFile(shared.get(), kPieceBytes) ||
+        fcntl(shared.get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0)
       return nullptr;
   }
   const int sharing = shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
-  void* const memory =
-      mmap(nullptr, kPieceBytes, PROT_READ | PROT_WRITE, sharing | MAP_POPULATE, shared ? shared.get() : -1, 0);
+  void* const memory = mmap(nullptr, kPieceBytes, PROT_READ | PROT_WRITE, sharing | MAP_POPULATE,
+                            shared ? shared.get() : -1, 0);
   if (memory == MAP_FAILED) return nullptr;
   auto piece = std::make_unique<Piece>();
   piece->bytes = static_cast<std::byte*>(memory);
-  auto region = transport::registerMemory(domain_, {memory, kPieceBytes, shared ? shared.get() : -1, 0}, access_);
+  auto region = transport::registerMemory(
+      domain_, {memory, kPieceBytes, shared ? shared.get() : -1, 0}, access_);
   if (!region.ok()) {
     munmap(memory, kPieceBytes);
     return nullptr;
@@ -56,8 +58,8 @@ Staging::Piece* Staging::takeFree(const api::DriverTable& driver) {
       piece->used = true;
     }
     if (free_.size() > kKept) {
-      const auto at =
-          std::find_if(all_.begin(), all_.end(), [&](const auto& one) { return one.get() == free_.back(); });
+      const auto at = std::find_if(all_.begin(), all_.end(),
+                                   [&](const auto& one) { return one.get() == free_.back(); });
       free_.pop_back();
       spare = std::move(*at);
       all_.erase(at);
@@ -65,14 +67,15 @@ Staging::Piece* Staging::takeFree(const api::DriverTable& driver) {
   }
   if (spare != nullptr) {
     if (spare->event != nullptr) (void)driver.cuEventDestroy_v2(spare->event);
-    if (spare->pinned && driver.cuMemHostUnregister != nullptr) (void)driver.cuMemHostUnregister(spare->bytes);
+    if (spare->pinned && driver.cuMemHostUnregister != nullptr)
+      (void)driver.cuMemHostUnregister(spare->bytes);
     drop(std::move(spare));
   }
   return piece;
 }
 
-// One that the GPU is done with, the last of those: it is in the processor's cache still. Asking is allowed while something captures only
-// to who says that it knows what it does.
+// One that the GPU is done with, the last of those: it is in the processor's cache still. Asking is
+// allowed while something captures only to who says that it knows what it does.
 Staging::Piece* Staging::takeMarked(const api::DriverTable& driver) {
   constexpr size_t kLooks = 8;
   constexpr size_t kNotDone = 2;  // streams that are in the middle of something
@@ -120,7 +123,8 @@ Staging::Piece* Staging::take(const api::DriverTable& driver, uint64_t context) 
   }
   // Memory that the driver does not want to pin serves as well, only slower.
   if (!piece->pinned && driver.cuMemHostRegister_v2 != nullptr)
-    piece->pinned = driver.cuMemHostRegister_v2(piece->bytes, kPieceBytes, CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS;
+    piece->pinned = driver.cuMemHostRegister_v2(piece->bytes, kPieceBytes,
+                                                CU_MEMHOSTREGISTER_PORTABLE) == CUDA_SUCCESS;
   if (piece->event != nullptr && piece->context != context) {
     (void)driver.cuEventDestroy_v2(piece->event);
     piece->event = nullptr;

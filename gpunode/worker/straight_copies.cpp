@@ -1,7 +1,9 @@
-// Copies to and from the workers of the program's other sessions. The end that sends has the GPU write pieces of pinned memory and offers them;
-// the end that takes reads them into pieces of its own and has its GPU read those: GPU, network and GPU each have some of the pieces at once.
+// Copies to and from the workers of the program's other sessions. The end that sends has the GPU
+// write pieces of pinned memory and offers them; the end that takes reads them into pieces of its
+// own and has its GPU read those: GPU, network and GPU each have some of the pieces at once.
 //
-// A copy that fails leaves nothing behind that could write later: each end returns when its GPU and its reads are done with all pieces.
+// A copy that fails leaves nothing behind that could write later: each end returns when its GPU and
+// its reads are done with all pieces.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -67,7 +69,8 @@ class End {
     if (event.kind == Event::Kind::kOffer || event.kind == Event::Kind::kTaken) refuse();
   }
   void refuse() {
-    base::logWarn("the worker of session %u offers what was not agreed to: the link to it ends", peer_->slot());
+    base::logWarn("the worker of session %u offers what was not agreed to: the link to it ends",
+                  peer_->slot());
     ended_ = true;
     how_ = Straight::kNoLink;
     peer_->close("nonsense: what was not agreed to");
@@ -94,7 +97,7 @@ class End {
   Straight how_ = Straight::kDone;
 };
 
-// --- the end that sends --------------------------------------------------------------------------------------------------
+// --- the end that sends --------------------------------------------------------------------------
 
 class Sender : public End {
  public:
@@ -102,18 +105,22 @@ class Sender : public End {
 
   CUresult run() {
     CUresult result = CUDA_SUCCESS;
-    while (result == CUDA_SUCCESS && !ended_ && (asked_ < head_.bytes || !copying_.empty() || !offered_.empty())) {
-      while (result == CUDA_SUCCESS && asked_ < head_.bytes && copying_.size() + offered_.size() < kWindow)
+    while (result == CUDA_SUCCESS && !ended_ &&
+           (asked_ < head_.bytes || !copying_.empty() || !offered_.empty())) {
+      while (result == CUDA_SUCCESS && asked_ < head_.bytes &&
+             copying_.size() + offered_.size() < kWindow)
         result = enqueue();
       if (result != CUDA_SUCCESS) break;
       if (!copying_.empty()) result = offer();
       Event event;
       const bool full = copying_.empty() && (asked_ == head_.bytes || offered_.size() == kWindow);
-      for (bool wait = full; result == CUDA_SUCCESS && !offered_.empty() && next(event, wait); wait = false)
+      for (bool wait = full; result == CUDA_SUCCESS && !offered_.empty() && next(event, wait);
+           wait = false)
         hear(event);
     }
     // What the other end may still read, and what the GPU still writes.
-    if (!offered_.empty() && !settled_ && !link_down_) peer_->settle(copy_, worker_.ended() ? 0s : kAnswer);
+    if (!offered_.empty() && !settled_ && !link_down_)
+      peer_->settle(copy_, worker_.ended() ? 0s : kAnswer);
     for (const Part& part : copying_) {
       const bool done = driver_.cuEventSynchronize(part.piece->event) == CUDA_SUCCESS;
       done ? staging().give(part.piece) : staging().leave(part.piece);
@@ -131,7 +138,8 @@ class Sender : public End {
   CUresult enqueue() {
     Staging::Piece* const piece = staging().take(driver_, in_.head().context);
     if (piece == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult result = driver_.cuMemcpyDtoHAsync_v2(piece->bytes, head_.address + asked_, pieceAt(asked_), stream_);
+    CUresult result = driver_.cuMemcpyDtoHAsync_v2(piece->bytes, head_.address + asked_,
+                                                   pieceAt(asked_), stream_);
     if (result != CUDA_SUCCESS) {
       staging().give(piece);
       return result;
@@ -155,13 +163,17 @@ class Sender : public End {
     const uint64_t bytes = pieceAt(part.at);
     if (bytes <= kInlineBytes) {
       // It is the last. That it has come is the other end's to say.
-      if (!peer_->say({PeerSays::kBytes, 0, head_.copy, part.at, bytes, 0, {}}, {part.piece->bytes, bytes})) lost();
+      if (!peer_->say({PeerSays::kBytes, 0, head_.copy, part.at, bytes, 0, {}},
+                      {part.piece->bytes, bytes}))
+        lost();
       worker_.peers().sent.fetch_add(bytes, std::memory_order_relaxed);
       staging().give(part.piece);
       return result;
     }
     offered_.emplace(part.at, part.piece);
-    if (!peer_->say({PeerSays::kOffer, 0, head_.copy, part.at, pieceAt(part.at), 0, part.piece->region->key()})) lost();
+    if (!peer_->say({PeerSays::kOffer, 0, head_.copy, part.at, pieceAt(part.at), 0,
+                     part.piece->region->key()}))
+      lost();
     return result;
   }
 
@@ -186,7 +198,7 @@ class Sender : public End {
   std::map<uint64_t, Staging::Piece*> offered_;
 };
 
-// --- the end that takes --------------------------------------------------------------------------------------------------
+// --- the end that takes --------------------------------------------------------------------------
 
 class Taker : public End {
  public:
@@ -198,7 +210,8 @@ class Taker : public End {
     while (result == CUDA_SUCCESS && !ended_ && taken_ < head_.bytes) {
       if (next(event, true)) result = hear(event);
     }
-    // Of reads: their pieces are the transport's until they are over, which they are at the latest when the link is down.
+    // Of reads: their pieces are the transport's until they are over, which they are at the latest
+    // when the link is down.
     while (!reading_.empty() && !link_down_) {
       if (!peer_->next(copy_, event, kSlice)) continue;
       if (event.kind == Event::Kind::kRead && event.read < pieces_.size()) {
@@ -233,7 +246,8 @@ class Taker : public End {
 
   // Pieces come one after the other, as they were agreed to.
   CUresult read(const PeerMessage& offer) {
-    if (reading_.size() >= kWindow || !isNextOffer(offer, head_.bytes, offered_, Staging::kPieceBytes)) {
+    if (reading_.size() >= kWindow ||
+        !isNextOffer(offer, head_.bytes, offered_, Staging::kPieceBytes)) {
       refuse();
       return CUDA_SUCCESS;
     }
@@ -243,7 +257,8 @@ class Taker : public End {
     pieces_.push_back(piece);
     reading_.insert({number, offer.at});
     offered_ += offer.bytes;
-    if (peer_->read(copy_, number, {piece->region.get(), 0, offer.bytes}, {offer.region, offer.offset, offer.bytes}))
+    if (peer_->read(copy_, number, {piece->region.get(), 0, offer.bytes},
+                    {offer.region, offer.offset, offer.bytes}))
       return CUDA_SUCCESS;
     reading_.erase(number);
     staging().give(piece);
@@ -280,12 +295,15 @@ class Taker : public End {
     const uint64_t at = reading_.at(number);
     reading_.erase(number);
     const CUresult result = enqueue(pieces_[number], at);
-    if (result == CUDA_SUCCESS && !peer_->say({PeerSays::kTaken, 0, head_.copy, at, pieceAt(at), 0, {}})) lost();
+    if (result == CUDA_SUCCESS &&
+        !peer_->say({PeerSays::kTaken, 0, head_.copy, at, pieceAt(at), 0, {}}))
+      lost();
     return result;
   }
 
   CUresult enqueue(Staging::Piece* piece, uint64_t at) {
-    CUresult result = driver_.cuMemcpyHtoDAsync_v2(head_.address + at, piece->bytes, pieceAt(at), stream_);
+    CUresult result =
+        driver_.cuMemcpyHtoDAsync_v2(head_.address + at, piece->bytes, pieceAt(at), stream_);
     if (result != CUDA_SUCCESS) {
       staging().give(piece);
       return result;
@@ -318,7 +336,8 @@ class InStream {
     }
   }
   ~InStream() {
-    if (own_ && result_ == CUDA_SUCCESS) in_.worker().peers().giveStream(in_.head().context, stream_);
+    if (own_ && result_ == CUDA_SUCCESS)
+      in_.worker().peers().giveStream(in_.head().context, stream_);
   }
   InStream(const InStream&) = delete;
   InStream& operator=(const InStream&) = delete;
@@ -393,14 +412,16 @@ CUresult peerLink(Invocation& in) {
   if (!in.ok()) return in.refusal();
   transport::NamedKey key{forward::peerKeyName(in.worker().options().slot), {}};
   std::copy(std::begin(head.key), std::end(head.key), key.secret.begin());
-  auto linked = in.worker().peers().connect(head.slot, address, head.route, key, static_cast<transport::Tls>(head.tls),
-                                            head.tcp_only != 0);
+  auto linked =
+      in.worker().peers().connect(head.slot, address, head.route, key,
+                                  static_cast<transport::Tls>(head.tls), head.tcp_only != 0);
   if (!linked.ok()) {
     in.results().value(forward::PeerLinked::kNo);
     in.results().text(linked.error().message);
     return CUDA_SUCCESS;
   }
-  in.results().value(linked.value()->sharesMemory() ? forward::PeerLinked::kShm : forward::PeerLinked::kTcp);
+  in.results().value(linked.value()->sharesMemory() ? forward::PeerLinked::kShm
+                                                    : forward::PeerLinked::kTcp);
   in.results().text(linked.value()->describe());
   return CUDA_SUCCESS;
 }

@@ -1,5 +1,5 @@
-// Structures of cuda.h with handles in them: the client's numbers become handles (settle), and back (unsettle). A handle that means
-// nothing fails the call. Null pointers are left alone.
+// Structures of cuda.h with handles in them: the client's numbers become handles (settle), and back
+// (unsettle). A handle that means nothing fails the call. Null pointers are left alone.
 #pragma once
 
 #include <cstring>
@@ -21,17 +21,20 @@ inline void settle(Invocation& in, CUDA_RESOURCE_DESC* about) {
   if (kindOf(*about) == CU_RESOURCE_TYPE_ARRAY)
     about->res.array.hArray = in.translated<CUarray>(bitsOf(about->res.array.hArray));
   if (kindOf(*about) == CU_RESOURCE_TYPE_MIPMAPPED_ARRAY)
-    about->res.mipmap.hMipmappedArray = in.translated<CUmipmappedArray>(bitsOf(about->res.mipmap.hMipmappedArray));
+    about->res.mipmap.hMipmappedArray =
+        in.translated<CUmipmappedArray>(bitsOf(about->res.mipmap.hMipmappedArray));
 }
 inline void unsettle(Invocation& in, CUDA_RESOURCE_DESC* about) {
   if (about == nullptr) return;
   if (about->resType == CU_RESOURCE_TYPE_ARRAY)
     about->res.array.hArray = handleFrom<CUarray>(in.numberFor(about->res.array.hArray));
   if (about->resType == CU_RESOURCE_TYPE_MIPMAPPED_ARRAY)
-    about->res.mipmap.hMipmappedArray = handleFrom<CUmipmappedArray>(in.numberFor(about->res.mipmap.hMipmappedArray));
+    about->res.mipmap.hMipmappedArray =
+        handleFrom<CUmipmappedArray>(in.numberFor(about->res.mipmap.hMipmappedArray));
 }
 
-/// One side of a box: its array, where it has one. False: that means nothing, or the memory is neither device memory nor `other`.
+/// One side of a box: its array, where it has one. False: that means nothing, or the memory is
+/// neither device memory nor `other`.
 inline bool settleSide(Invocation& in, CUmemorytype type, CUmemorytype other, CUarray& array) {
   array = type == CU_MEMORYTYPE_ARRAY ? in.translated<CUarray>(bitsOf(array)) : nullptr;
   return array != nullptr || type == CU_MEMORYTYPE_DEVICE || type == other;
@@ -43,7 +46,8 @@ inline void settle(Invocation& in, CUDA_GRAPH_INSTANTIATE_PARAMS* about) {
   about->hErrNode_out = nullptr;
 }
 inline void unsettle(Invocation& in, CUDA_GRAPH_INSTANTIATE_PARAMS* about) {
-  if (about != nullptr) about->hErrNode_out = handleFrom<CUgraphNode>(in.numberFor(about->hErrNode_out));
+  if (about != nullptr)
+    about->hErrNode_out = handleFrom<CUgraphNode>(in.numberFor(about->hErrNode_out));
 }
 
 inline void settle(Invocation& /*in*/, CUgraphExecUpdateResultInfo* /*about*/) {}
@@ -53,7 +57,8 @@ inline void unsettle(Invocation& in, CUgraphExecUpdateResultInfo* about) {
   about->errorFromNode = handleFrom<CUgraphNode>(in.numberFor(about->errorFromNode));
 }
 
-/// A tile of a sparse array, and the memory that it gets. What is not known to be a handle never goes to the driver.
+/// A tile of a sparse array, and the memory that it gets. What is not known to be a handle never
+/// goes to the driver.
 inline void settle(Invocation& in, CUarrayMapInfo* about) {
   if (about == nullptr) return;
   int resource = 0, operation = 0, memory = 0;  // what a peer sent for an enumerator may be none
@@ -70,13 +75,15 @@ inline void settle(Invocation& in, CUarrayMapInfo* about) {
   if (operation == CU_MEM_OPERATION_TYPE_UNMAP) {
     about->memHandle.memHandle = 0;
   } else if (operation == CU_MEM_OPERATION_TYPE_MAP && memory == CU_MEM_HANDLE_TYPE_GENERIC) {
-    about->memHandle.memHandle = in.translated<CUmemGenericAllocationHandle>(about->memHandle.memHandle);
+    about->memHandle.memHandle =
+        in.translated<CUmemGenericAllocationHandle>(about->memHandle.memHandle);
   } else {
     in.refuseValue();
   }
 }
 
-/// What a driver keeps in a device resource's opaque bytes stays here: the client has a number in its place (device_resources.h).
+/// What a driver keeps in a device resource's opaque bytes stays here: the client has a number in
+/// its place (device_resources.h).
 inline void settle(Invocation& in, CUdevResource* about) {
   if (about != nullptr && !in.worker().resources().restore(about)) in.refuseValue();
 }

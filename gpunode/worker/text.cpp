@@ -26,7 +26,8 @@ int g_errors = -1;  // the pipe that it is now
 
 void keepLastWords() {
   char bytes[4096];
-  for (ssize_t got = 0; (got = read(g_errors, bytes, sizeof bytes)) > 0;) (void)!write(g_log, bytes, size_t(got));
+  for (ssize_t got = 0; (got = read(g_errors, bytes, sizeof bytes)) > 0;)
+    (void)!write(g_log, bytes, size_t(got));
 }
 
 int keepLog() {
@@ -84,7 +85,8 @@ void Text::drainAll() {
 int Text::another() const {
   if (!pipe_) return -1;
   // Opened anew, as duplicates share their flags.
-  return open(base::format("/proc/self/fd/{}", descriptor_).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+  return open(base::format("/proc/self/fd/{}", descriptor_).c_str(),
+              O_WRONLY | O_NONBLOCK | O_CLOEXEC);
 }
 
 void Text::give(std::string_view bytes) {

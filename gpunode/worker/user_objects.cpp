@@ -1,4 +1,5 @@
-// User objects: the driver counts who holds one; its destructor here tells the client, whose own it stands for. Nobody waits for that.
+// User objects: the driver counts who holds one; its destructor here tells the client, whose own it
+// stands for. Nobody waits for that.
 #include <memory>
 #include <span>
 
@@ -13,12 +14,13 @@ struct Object {
   uint64_t number;
 };
 
-// Its handle is good until now: several references may be given back by as many calls, and graphs hold some.
+// Its handle is good until now: several references may be given back by as many calls, and graphs
+// hold some.
 void CUDA_CB destroyed(void* data) {
   const std::unique_ptr<const Object> object(static_cast<const Object*>(data));
   object->worker->handles().gone(object->number);
-  object->worker->tell(forward::Answer::kUserObjectGone, 0, CUDA_SUCCESS, std::as_bytes(std::span(&object->number, 1)),
-                       true);
+  object->worker->tell(forward::Answer::kUserObjectGone, 0, CUDA_SUCCESS,
+                       std::as_bytes(std::span(&object->number, 1)), true);
 }
 
 }  // namespace
@@ -31,11 +33,13 @@ CUresult userObjectCreate(Invocation& in) {
   if (in.driver().cuUserObjectCreate == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   auto object = std::make_unique<Object>(Object{&in.worker(), number});
   CUuserObject made = nullptr;
-  const CUresult result = in.driver().cuUserObjectCreate(&made, object.get(), destroyed, references, flags);
+  const CUresult result =
+      in.driver().cuUserObjectCreate(&made, object.get(), destroyed, references, flags);
   if (result != CUDA_SUCCESS) return result;
   (void)object.release();  // the driver's, until it calls the destructor
   if (in.worker().handles().bind(number, HandleKind::kUserObject, bitsOf(made))) return result;
-  // No number of a client's own, or one that means something already. What was made goes with the session.
+  // No number of a client's own, or one that means something already. What was made goes with the
+  // session.
   in.arguments().fail();
   return in.refusal();
 }

@@ -1,5 +1,6 @@
-// Variables of modules and libraries. One in managed memory is exchanged as a block of pinned memory is: it stays where the driver has placed it, and the
-// client gets memory at the same address.
+// Variables of modules and libraries. One in managed memory is exchanged as a block of pinned
+// memory is: it stays where the driver has placed it, and the client gets memory at the same
+// address.
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/worker.h"
 
@@ -9,22 +10,23 @@ namespace {
 using forward::VariableKind;
 using forward::VariableMemory;
 
-// Whether this process may use managed memory while kernels run: it compares it whenever launches are made.
+// Whether this process may use managed memory while kernels run: it compares it whenever launches
+// are made.
 bool reachedBesideKernels(Invocation& in) {
   for (int i = 0; i < in.worker().devices(); ++i) {
     CUdevice device = 0;
     int concurrent = 0;
     if (in.driver().cuDeviceGet(&device, i) != CUDA_SUCCESS ||
-        in.driver().cuDeviceGetAttribute(&concurrent, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, device) !=
-            CUDA_SUCCESS ||
+        in.driver().cuDeviceGetAttribute(&concurrent, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
+                                         device) != CUDA_SUCCESS ||
         concurrent == 0)
       return false;
   }
   return true;
 }
 
-// It is compared here behind kernels: in host memory, where GPUs use it in place, it need not go to and fro for that. What the driver says to
-// it changes nothing but the speed.
+// It is compared here behind kernels: in host memory, where GPUs use it in place, it need not go to
+// and fro for that. What the driver says to it changes nothing but the speed.
 void stayHere(Invocation& in, CUdeviceptr address, size_t bytes) {
   const api::DriverTable& driver = in.driver();
   if (driver.cuMemAdvise == nullptr) return;
@@ -52,19 +54,22 @@ CUresult variable(Invocation& in) {
   CUresult result = CUDA_ERROR_NOT_SUPPORTED;
   if (kind == VariableKind::kModule) {
     result = driver.cuModuleGetGlobal_v2(&address, &bytes, module, name);
-  } else if (const auto ask = kind == VariableKind::kLibrary ? driver.cuLibraryGetGlobal : driver.cuLibraryGetManaged;
+  } else if (const auto ask = kind == VariableKind::kLibrary ? driver.cuLibraryGetGlobal
+                                                             : driver.cuLibraryGetManaged;
              ask != nullptr) {
     result = ask(&address, &bytes, library, name);
   }
   if (result != CUDA_SUCCESS) return result;
   unsigned managed = kind == VariableKind::kLibraryManaged ? 1 : 0;
   if (managed == 0 && bytes != 0 &&
-      driver.cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) != CUDA_SUCCESS)
+      driver.cuPointerGetAttribute(&managed, CU_POINTER_ATTRIBUTE_IS_MANAGED, address) !=
+          CUDA_SUCCESS)
     managed = 0;
   auto memory = VariableMemory::kDevice;
   if (managed != 0) {
-    memory = reachedBesideKernels(in) && in.worker().hostMemory().adopt(address, bytes) ? VariableMemory::kManaged
-                                                                                        : VariableMemory::kOutOfReach;
+    memory = reachedBesideKernels(in) && in.worker().hostMemory().adopt(address, bytes)
+                 ? VariableMemory::kManaged
+                 : VariableMemory::kOutOfReach;
     if (memory == VariableMemory::kManaged) stayHere(in, address, bytes);
   }
   in.results().value(address);
@@ -82,7 +87,8 @@ CUresult managedBytes(Invocation& in) {
   if (!in.ok()) return in.refusal();
   HostMemory& memory = in.worker().hostMemory();
   std::vector<std::byte> runs;
-  if (!memory.isAdopted(address) || !memory.changes(address, offset, bytes, runs)) return CUDA_ERROR_INVALID_VALUE;
+  if (!memory.isAdopted(address) || !memory.changes(address, offset, bytes, runs))
+    return CUDA_ERROR_INVALID_VALUE;
   in.results().raw(runs.data(), runs.size());
   return CUDA_SUCCESS;
 }

@@ -51,7 +51,8 @@ thread_local bool t_current_known = false;
 std::atomic<uint64_t> g_contexts_gone{0};
 thread_local uint64_t t_contexts_gone = 0;
 
-// The context that this call takes down when it succeeds; 0: none. Its arguments are those of the generated encoders.
+// The context that this call takes down when it succeeds; 0: none. Its arguments are those of the
+// generated encoders.
 uint64_t contextThatEnds(const CallHead& head, forward::Reader arguments, unsigned slot) {
   using api::Symbol;
   switch (static_cast<Symbol>(head.function)) {
@@ -87,13 +88,16 @@ bool beginsOrEndsCapture(const CallHead& head) {
 
 }  // namespace
 
-Worker::Worker(const WorkerOptions& options) : options_(options), handles_(options.slot), resources_(options.slot) {}
+Worker::Worker(const WorkerOptions& options)
+    : options_(options), handles_(options.slot), resources_(options.slot) {}
 
 Status Worker::start() {
   library_ = dlopen(options_.library.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library_ == nullptr) return Error{std::string("the worker can't load libolpager.so: ") + dlerror()};
+  if (library_ == nullptr)
+    return Error{std::string("the worker can't load libolpager.so: ") + dlerror()};
   api::loadDriverTable(driver_, resolveIn, library_);
-  const CUresult result = driver_.cuInit != nullptr ? driver_.cuInit(0) : CUDA_ERROR_NOT_INITIALIZED;
+  const CUresult result =
+      driver_.cuInit != nullptr ? driver_.cuInit(0) : CUDA_ERROR_NOT_INITIALIZED;
   if (result != CUDA_SUCCESS)
     return Error{"the driver at the gpunode can't start (CUDA error " + std::to_string(result) +
                  "); the gpunode's log says why"};
@@ -104,16 +108,18 @@ Status Worker::start() {
     allocate_at_ = reinterpret_cast<local::AllocateAt>(dlsym(library_, "olpager_allocate_at"));
   if (allocate_at_ == nullptr) placed_bytes_ = 0;
   text_.start([this](std::string_view bytes) {
-    tell(Answer::kText, STDOUT_FILENO, CUDA_SUCCESS, std::as_bytes(std::span(bytes.data(), bytes.size())), true);
+    tell(Answer::kText, STDOUT_FILENO, CUDA_SUCCESS,
+         std::as_bytes(std::span(bytes.data(), bytes.size())), true);
   });
-  // The log is the gpunode's alone; what the driver says on standard error (assertions of kernels), and what the pager warns of (why there is no memory),
-  // is the program's to see too.
+  // The log is the gpunode's alone; what the driver says on standard error (assertions of kernels),
+  // and what the pager warns of (why there is no memory), is the program's to see too.
   const int log = keepLog();
   if (log < 0) return {};
   base::setLogDescriptor(log);
   errors_.start([this, log](std::string_view bytes) {
     (void)!write(log, bytes.data(), bytes.size());
-    tell(Answer::kText, STDERR_FILENO, CUDA_SUCCESS, std::as_bytes(std::span(bytes.data(), bytes.size())), true);
+    tell(Answer::kText, STDERR_FILENO, CUDA_SUCCESS,
+         std::as_bytes(std::span(bytes.data(), bytes.size())), true);
   });
   // The pager's threads don't wait for a client that takes nothing.
   const int told = errors_.another();
@@ -152,7 +158,8 @@ void Worker::endNow(const std::string& why) {
   tell(Answer::kEnds, 0, CUDA_SUCCESS, std::as_bytes(std::span(why)), true);
   // A client that has heard lets go of its link.
   const auto end = std::chrono::steady_clock::now() + kMost;
-  while (channel_.linkUp() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(kTick);
+  while (channel_.linkUp() && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(kTick);
   base::logInfo("the session ends: %s", why.c_str());
   leave(0);
 }
@@ -176,7 +183,7 @@ void Worker::leave(int status) {
   _exit(status);
 }
 
-// --- the lead ----------------------------------------------------------------------------------------------------------
+// --- the lead ------------------------------------------------------------------------------------
 
 std::string Worker::serve(std::function<bool()> rejoined) {
   {
@@ -209,7 +216,8 @@ bool Worker::arrived(const calls::Transfer& transfer) {
       case calls::Channel::Over::kDone:
         return true;
       case calls::Channel::Over::kFailed:
-        base::logWarn("bytes of a copy could not be moved between here and the client: %s", transfer.why());
+        base::logWarn("bytes of a copy could not be moved between here and the client: %s",
+                      transfer.why());
         return false;
       case calls::Channel::Over::kDown:
         if (!rejoin()) return false;
@@ -248,7 +256,8 @@ bool Worker::takeLead(std::unique_lock<std::mutex>& lock, uint64_t self) {
   while (!ended_ && leader_ != 0) {
     const uint64_t waits = waits_;
     const bool waiting = leader_waits_;
-    // While calls wait now and then, by the clock: to be woken for each of them would cost more than they do.
+    // While calls wait now and then, by the clock: to be woken for each of them would cost more
+    // than they do.
     const uint64_t call = lead_call_.load();
     const bool looks = waiting || waits != seen || clientEndsSomething();
     seen = waits;
@@ -256,9 +265,10 @@ bool Worker::takeLead(std::unique_lock<std::mutex>& lock, uint64_t self) {
     lead_free_.wait_for(lock, looks ? kLook : kSlice);
     asleep_ -= looks ? 0 : 1;
     if (leader_ != 0 && leader_waits_ && waiting && waits_ == waits) break;
-    // In a call that was not expected to wait, and that may wait for a host function or behind a gate all the same: the driver loads a kernel,
-    // drains a context, or has no room for a launch more, while the function is not over or the gate not open. And where the link is lost
-    // during such a call the next one is taken, for which the client does not wait as long.
+    // In a call that was not expected to wait, and that may wait for a host function or behind a
+    // gate all the same: the driver loads a kernel, drains a context, or has no room for a launch
+    // more, while the function is not over or the gate not open. And where the link is lost during
+    // such a call the next one is taken, for which the client does not wait as long.
     const bool reads = clientEndsSomething() || !channel_.linkUp();
     if (reads && call != 0 && lead_call_.load() == call && !leader_waits_) {
       lock.unlock();
@@ -283,12 +293,15 @@ void Worker::lead(uint64_t self) {
       lock.unlock();
       const auto watches = faults_.turn();
       const auto turn = exchange_.owes() ? Exchange::kTurn : watches;
-      // For a client that does not take its answers no more calls are made: a thread for each would wait to write, with its answer in hand.
+      // For a client that does not take its answers no more calls are made: a thread for each would
+      // wait to write, with its answer in hand.
       const auto got = channel_.awaitRoom(turn) ? next(record, turn)
                        : channel_.attached()    ? calls::Channel::Read::kNothing
                                                 : calls::Channel::Read::kDown;
-      // Not with what ends others' waits in hand: the driver, whom that asks, may be waiting for just it.
-      if (exchange_.owes() && !(got == calls::Channel::Read::kRecord && endsWaits(headOf(record)))) {
+      // Not with what ends others' waits in hand: the driver, whom that asks, may be waiting for
+      // just it.
+      if (exchange_.owes() &&
+          !(got == calls::Channel::Read::kRecord && endsWaits(headOf(record)))) {
         lead_call_.store(++lead_calls_);
         exchange_.attend();
         lead_call_.store(0);
@@ -296,7 +309,8 @@ void Worker::lead(uint64_t self) {
       if (got == calls::Channel::Read::kDown && !ended_ && !rejoin()) {
         lock.lock();
         if (why_.empty())
-          why_ = (channel_.closed() ? "the client sends nonsense: " : "the client is gone: ") + channel_.reason();
+          why_ = (channel_.closed() ? "the client sends nonsense: " : "the client is gone: ") +
+                 channel_.reason();
         ended_.store(true);
         break;
       }
@@ -311,7 +325,8 @@ void Worker::lead(uint64_t self) {
       }
       const CallHead head = headOf(record);
       if ((head.flags & forward::kMayWait) == 0) {
-        // Nobody reads past what ends others' waits: what a function changed, however long it takes, is there before the function is over.
+        // Nobody reads past what ends others' waits: what a function changed, however long it
+        // takes, is there before the function is over.
         if (!endsWaits(head)) lead_call_.store(++lead_calls_);
         makeTimed(record);
         lead_call_.store(0);
@@ -342,13 +357,15 @@ void Worker::lead(uint64_t self) {
 void Worker::nonsense(const CallHead& head) {
   {
     std::lock_guard lock(lead_mutex_);
-    if (why_.empty()) why_ = "the client sends nonsense (function " + std::to_string(head.function) + ")";
+    if (why_.empty())
+      why_ = "the client sends nonsense (function " + std::to_string(head.function) + ")";
   }
   ended_.store(true);
 }
 
 // Records that were read ahead come first.
-calls::Channel::Read Worker::next(std::vector<std::byte>& record, std::chrono::microseconds timeout) {
+calls::Channel::Read Worker::next(std::vector<std::byte>& record,
+                                  std::chrono::microseconds timeout) {
   const std::lock_guard reading(reading_mutex_);
   if (ahead_.empty()) return channel_.read(record, timeout);
   record = std::move(ahead_.front());
@@ -357,8 +374,9 @@ calls::Channel::Read Worker::next(std::vector<std::byte>& record, std::chrono::m
   return calls::Channel::Read::kRecord;
 }
 
-// While the leader stays in that call: takes what comes, and makes of it what ends host functions, what they changed in memory, and what
-// opens gates. All else waits for the leader, in its order: nothing that a gate waits for is among it (interpose/forward/crossings.h).
+// While the leader stays in that call: takes what comes, and makes of it what ends host functions,
+// what they changed in memory, and what opens gates. All else waits for the leader, in its order:
+// nothing that a gate waits for is among it (interpose/forward/crossings.h).
 void Worker::readAhead(uint64_t stuck) {
   constexpr size_t kMost = 64 << 20;
   const std::unique_lock reading(reading_mutex_, std::try_to_lock);
@@ -369,7 +387,8 @@ void Worker::readAhead(uint64_t stuck) {
     if (got == calls::Channel::Read::kDown && !rejoin()) return;
     if (got != calls::Channel::Read::kRecord) continue;
     const CallHead head = headOf(record);
-    const bool opens = static_cast<forward::Operation>(head.function) == forward::Operation::kOpenGate;
+    const bool opens =
+        static_cast<forward::Operation>(head.function) == forward::Operation::kOpenGate;
     if (endsWaits(head) && (!opens || opensNow(record))) {
       makeAhead(record);
     } else {
@@ -458,12 +477,13 @@ void Worker::make(const std::vector<std::byte>& record) {
   if (head.reply == 0) {
     if (result != CUDA_SUCCESS && head.thread != 0 && !told) {
       const AnswerHead failed{Answer::kFailed, head.thread, result, head.function};
-      (void)channel_.write({std::as_bytes(std::span(&failed, 1)), std::as_bytes(std::span(&head.context, 1))});
+      (void)channel_.write(
+          {std::as_bytes(std::span(&failed, 1)), std::as_bytes(std::span(&head.context, 1))});
     }
     return;
   }
-  // What kernels printed is there before the call that waited for them returns, and what the driver says of a failure before the error is:
-  // the program may end then.
+  // What kernels printed is there before the call that waited for them returns, and what the driver
+  // says of a failure before the error is: the program may end then.
   const bool fails = result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY;
   if (fails || head.function == static_cast<uint16_t>(forward::Operation::kGoodbye)) {
     drainText();
@@ -472,7 +492,8 @@ void Worker::make(const std::vector<std::byte>& record) {
   }
   const auto& results = in.results().bytes;
   moved_.fetch_add(results.size(), std::memory_order_relaxed);
-  const AnswerHead reply{Answer::kReply, head.reply, result, result == CUDA_SUCCESS || !results.empty() ? 1u : 0u};
+  const AnswerHead reply{Answer::kReply, head.reply, result,
+                         result == CUDA_SUCCESS || !results.empty() ? 1u : 0u};
   (void)channel_.write({std::as_bytes(std::span(&reply, 1)), results}, true);
 }
 
@@ -496,7 +517,8 @@ void Worker::setCurrent(CUcontext context) {
   t_current = context;
 }
 
-void Worker::tell(Answer kind, uint32_t number, CUresult result, std::span<const std::byte> bytes, bool flush) {
+void Worker::tell(Answer kind, uint32_t number, CUresult result, std::span<const std::byte> bytes,
+                  bool flush) {
   const AnswerHead head{kind, number, result, 0};
   moved_.fetch_add(bytes.size(), std::memory_order_relaxed);
   (void)channel_.write({std::as_bytes(std::span(&head, 1)), bytes}, flush);
@@ -505,21 +527,25 @@ void Worker::tell(Answer kind, uint32_t number, CUresult result, std::span<const
 // A primary context that others have retained too outlives its release.
 bool Worker::isStillThere(const CallHead& head, forward::Reader arguments) const {
   const auto symbol = static_cast<api::Symbol>(head.function);
-  if (symbol != api::Symbol::kCuDevicePrimaryCtxRelease && symbol != api::Symbol::kCuDevicePrimaryCtxRelease_v2)
+  if (symbol != api::Symbol::kCuDevicePrimaryCtxRelease &&
+      symbol != api::Symbol::kCuDevicePrimaryCtxRelease_v2)
     return false;
   unsigned flags = 0;
   int active = 0;
-  return driver_.cuDevicePrimaryCtxGetState(arguments.value<CUdevice>(), &flags, &active) == CUDA_SUCCESS &&
+  return driver_.cuDevicePrimaryCtxGetState(arguments.value<CUdevice>(), &flags, &active) ==
+             CUDA_SUCCESS &&
          active != 0;
 }
 
-// --- streams of threads, host functions ----------------------------------------------------------------------------------
+// --- streams of threads, host functions ----------------------------------------------------------
 
 CUresult Worker::threadStream(uint32_t thread, uint64_t context, CUstream* stream) {
   std::lock_guard lock(streams_mutex_);
   ThreadStream& known = thread_streams_[{context, forward::threadPlace(thread)}];
-  // Of a thread that has ended: it serves the next in its place, unless there is still something in it that this one would wait for.
-  if (known.stream != nullptr && known.thread != thread && driver_.cuStreamQuery(known.stream) != CUDA_SUCCESS) {
+  // Of a thread that has ended: it serves the next in its place, unless there is still something in
+  // it that this one would wait for.
+  if (known.stream != nullptr && known.thread != thread &&
+      driver_.cuStreamQuery(known.stream) != CUDA_SUCCESS) {
     // What its launches owe goes into the stream before nobody can name it any more.
     const CUcontext before = current();
     if (exchange_.owes()) exchange_.settle();

@@ -1,15 +1,18 @@
-// A session's worker: takes the client's calls in their order and makes them through the driver (libolpager.so in local mode).
+// A session's worker: takes the client's calls in their order and makes them through the driver
+// (libolpager.so in local mode).
 //
-// Threads. One thread at a time leads: it takes records and makes the calls. Before a call that may wait (for the GPU, or for
-// the client) it gives the lead away when the client has other threads or host functions; when it had none at that moment but the
-// call still waits after a few milliseconds, the lead is taken from it. Calls that were taken before are made before: a call of
+// Threads. One thread at a time leads: it takes records and makes the calls. Before a call that may
+// wait (for the GPU, or for the client) it gives the lead away when the client has other threads or
+// host functions; when it had none at that moment but the call still waits after a few
+// milliseconds, the lead is taken from it. Calls that were taken before are made before: a call of
 // the leader's is over, or waits, when the next one is taken.
 //
-// While host functions run or gates are closed, any call may wait for them: then another thread reads on, and makes of what comes only what
-// ends them or opens them.
+// While host functions run or gates are closed, any call may wait for them: then another thread
+// reads on, and makes of what comes only what ends them or opens them.
 //
-// Locks: lead_mutex_ (who leads); reading_mutex_ (who takes records), before rejoin_mutex_ (who waits for the client's next link); the
-// tables' own; none is held while the driver is called, but a linker's (links.h), who listens to the log (logs.h), and hands_ of Exchange and FaultWatch.
+// Locks: lead_mutex_ (who leads); reading_mutex_ (who takes records), before rejoin_mutex_ (who
+// waits for the client's next link); the tables' own; none is held while the driver is called, but
+// a linker's (links.h), who listens to the log (logs.h), and hands_ of Exchange and FaultWatch.
 #pragma once
 
 #include <cuda.h>
@@ -60,20 +63,23 @@ class Worker {
 
   /// Loads the driver and starts it. The Error is one line.
   Status start();
-  /// From now on: ends the process when there was no link for `grace`, whatever the calls that are under way wait for. What is queued
-  /// for a client that does not come back is not made.
+  /// From now on: ends the process when there was no link for `grace`, whatever the calls that are
+  /// under way wait for. What is queued for a client that does not come back is not made.
   void endWithoutClient(std::chrono::milliseconds grace);
-  /// Makes calls until the client says goodbye, sends nonsense, or is gone for longer than the grace time (`rejoined` waits for it and
-  /// returns false then). Returns why it ended.
+  /// Makes calls until the client says goodbye, sends nonsense, or is gone for longer than the
+  /// grace time (`rejoined` waits for it and returns false then). Returns why it ended.
   std::string serve(std::function<bool()> rejoined);
-  /// The client's process is known to be gone: nobody will come back. Ends the process as soon as there is no link.
+  /// The client's process is known to be gone: nobody will come back. Ends the process as soon as
+  /// there is no link.
   void clientIsDead() { client_dead_.store(true); }
   bool clientDead() const { return client_dead_.load(); }
-  /// Tells the client that the session ends, and why, and ends the process when it has heard or has had its time.
+  /// Tells the client that the session ends, and why, and ends the process when it has heard or has
+  /// had its time.
   [[noreturn]] void endNow(const std::string& why);
   /// What leave() begins with, on whichever thread: it must not wait. Before serve().
   void atLeave(std::function<void()> call) { at_leave_ = std::move(call); }
-  /// Ends the process, whatever its threads are in: memory goes with it. Memservers are told first, as far as that takes no longer than a moment.
+  /// Ends the process, whatever its threads are in: memory goes with it. Memservers are told first,
+  /// as far as that takes no longer than a moment.
   [[noreturn]] void leave(int status);
 
   calls::Channel& channel() { return channel_; }
@@ -113,21 +119,24 @@ class Worker {
 
   /// The stream that stands for a client thread's default stream.
   CUresult threadStream(uint32_t thread, uint64_t context, CUstream* stream);
-  /// The context is gone, and the driver has taken the streams in it with it. `context`: the client's number, `known_as` the driver's
-  /// handle.
+  /// The context is gone, and the driver has taken the streams in it with it. `context`: the
+  /// client's number, `known_as` the driver's handle.
   void contextGone(uint64_t context, CUcontext known_as);
 
-  /// Waits until the transfer is over, over as many links as it takes; false: it has failed, or the session has ended.
+  /// Waits until the transfer is over, over as many links as it takes; false: it has failed, or the
+  /// session has ended.
   bool arrived(const calls::Transfer& transfer);
 
   /// What has been printed so far is on its way to the client.
   void drainText();
   /// Something for the client that nobody waits for.
-  void tell(forward::Answer kind, uint32_t number, CUresult result, std::span<const std::byte> bytes, bool flush);
+  void tell(forward::Answer kind, uint32_t number, CUresult result,
+            std::span<const std::byte> bytes, bool flush);
   /// A host function of the client's: tells it and waits until it is done.
   void callClient(uint32_t number, CUresult status);
   void clientFunctionDone(uint32_t number);
-  /// A stream waits for the client from now on: somebody has to hear of it whatever the leader's calls wait for.
+  /// A stream waits for the client from now on: somebody has to hear of it whatever the leader's
+  /// calls wait for.
   void gatePut();
 
   /// Makes one call: the leader's part, public for tests.
@@ -183,7 +192,8 @@ class Worker {
     CUstream stream = nullptr;
     uint32_t thread = 0;  // whose it is
   };
-  std::map<std::pair<uint64_t, uint32_t>, ThreadStream> thread_streams_;  // by context and the thread's place
+  std::map<std::pair<uint64_t, uint32_t>, ThreadStream>
+      thread_streams_;  // by context and the thread's place
 
   std::mutex lead_mutex_;
   std::condition_variable lead_free_, threads_gone_;
@@ -191,13 +201,16 @@ class Worker {
   bool leader_waits_ = false;  // in a call that may wait
   uint64_t waits_ = 0;
   uint32_t followers_ = 0, threads_ = 0;
-  uint32_t asleep_ = 0;                 // followers that do not look at the clock
-  std::atomic<uint64_t> lead_call_{0};  // the leader's call that was not expected to wait, by number; 0: it is in none
-  uint64_t lead_calls_ = 0;             // of the leader alone
-  uint32_t functions_ = 0;              // host functions that the client has not answered
-  // Who takes records from the channel, and these. Never with lead_mutex_; before rejoin_mutex_ and the channel's.
+  uint32_t asleep_ = 0;  // followers that do not look at the clock
+  std::atomic<uint64_t> lead_call_{
+      0};  // the leader's call that was not expected to wait, by number; 0: it is in none
+  uint64_t lead_calls_ = 0;  // of the leader alone
+  uint32_t functions_ = 0;   // host functions that the client has not answered
+  // Who takes records from the channel, and these. Never with lead_mutex_; before rejoin_mutex_ and
+  // the channel's.
   std::mutex reading_mutex_;
-  std::deque<std::vector<std::byte>> ahead_;  // read while the leader was in a call, to be made by it in their order
+  std::deque<std::vector<std::byte>>
+      ahead_;  // read while the leader was in a call, to be made by it in their order
   size_t ahead_bytes_ = 0;
   uint64_t next_thread_ = 1;
   std::atomic<bool> ended_{false};

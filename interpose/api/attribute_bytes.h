@@ -1,8 +1,8 @@
-// How many bytes lie behind the driver's untyped values (void*), by the attribute or the type that is asked for: what the
-// driver reads or writes there. The specification names these functions in sizes, such as value : out[poolAttributeBytes(attr)];
-// cuda.h says the types. Zero: cuda.h has no such attribute. Nobody can say then how much lies there, so the call is refused
-// (CUDA_ERROR_INVALID_VALUE) before anything is touched.
-// Pure.
+// How many bytes lie behind the driver's untyped values (void*), by the attribute or the type that
+// is asked for: what the driver reads or writes there. The specification names these functions in
+// sizes, such as value : out[poolAttributeBytes(attr)]; cuda.h says the types. Zero: cuda.h has no
+// such attribute. Nobody can say then how much lies there, so the call is refused
+// (CUDA_ERROR_INVALID_VALUE) before anything is touched. Pure.
 #pragma once
 
 #include <cuda.h>

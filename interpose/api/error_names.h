@@ -1,4 +1,5 @@
-// Names and texts of CUresult codes, for where no driver can be asked. Pure; the texts live for ever.
+// Names and texts of CUresult codes, for where no driver can be asked. Pure; the texts live for
+// ever.
 #pragma once
 
 #include <cuda.h>

@@ -1,7 +1,7 @@
 // What the generated residency wrappers need of local mode. Implemented in interpose/local.
 //
-// Thread-safety: all of it may be called from any thread; nothing here takes a lock on the resident path.
-// Ownership: the Runtime and what it points to live until the process ends.
+// Thread-safety: all of it may be called from any thread; nothing here takes a lock on the resident
+// path. Ownership: the Runtime and what it points to live until the process ends.
 #pragma once
 
 #include <cuda.h>
@@ -16,16 +16,18 @@ namespace olpager::local {
 struct Runtime {
   /// The driver's own functions. Never null: a wrapper is only reached once the driver is loaded.
   const api::DriverTable* driver = nullptr;
-  /// Null while there is no pager (before cuInit, in a forked child, switched off): wrappers then call the driver.
+  /// Null while there is no pager (before cuInit, in a forked child, switched off): wrappers then
+  /// call the driver.
   pager::Pool* pool = nullptr;
 };
 
 /// The process's runtime, as the calling thread may use it now. A load, no more.
 const Runtime& localRuntime() noexcept;
 
-/// The key of `stream` as the called symbol means it: NULL is CU_STREAM_LEGACY, or CU_STREAM_PER_THREAD when
-/// `per_thread_default`; CU_STREAM_LEGACY and CU_STREAM_PER_THREAD themselves stay. Adds the calling thread's current
-/// context and, for CU_STREAM_PER_THREAD, its identity.
+/// The key of `stream` as the called symbol means it: NULL is CU_STREAM_LEGACY, or
+/// CU_STREAM_PER_THREAD when `per_thread_default`; CU_STREAM_LEGACY and CU_STREAM_PER_THREAD
+/// themselves stay. Adds the calling thread's current context and, for CU_STREAM_PER_THREAD, its
+/// identity.
 pager::StreamKey streamKey(CUstream stream, bool per_thread_default) noexcept;
 
 /// streamKey(NULL, per_thread_default): for functions without a stream.
@@ -39,25 +41,29 @@ enum class HostRead : uint8_t {
   kInOrder,    // host memory, when its stream comes to it
   kElsewhere,  // not known: it may be another device's
 };
-/// Whether the CPU can look at the source now and sees what the copy will: host memory that the driver reads before the
-/// call returns. That is any with kNow, with kInOrder pageable memory, which the driver takes into a buffer of its own.
-/// Asks the driver what the address is (some 100 ns).
+/// Whether the CPU can look at the source now and sees what the copy will: host memory that the
+/// driver reads before the call returns. That is any with kNow, with kInOrder pageable memory,
+/// which the driver takes into a buffer of its own. Asks the driver what the address is (some 100
+/// ns).
 bool readableNow(const void* host, uint64_t bytes, HostRead read) noexcept;
 
 /// Whether any context has ended over memory that was lost with a memserver. A load.
 bool contextsEnded() noexcept;
-/// What an operation in `stream` answers then that uses nothing of the pool's: CUDA_ERROR_ECC_UNCORRECTABLE in such a context, else CUDA_SUCCESS.
+/// What an operation in `stream` answers then that uses nothing of the pool's:
+/// CUDA_ERROR_ECC_UNCORRECTABLE in such a context, else CUDA_SUCCESS.
 CUresult endedIn(const pager::StreamKey& stream) noexcept;
 
-/// Before the driver's call: makes what `access` names resident; when `stream` is capturing, adds it to the capture's
-/// reach instead (the operation runs when the graph does). CUDA_SUCCESS, or what the program is to see.
+/// Before the driver's call: makes what `access` names resident; when `stream` is capturing, adds
+/// it to the capture's reach instead (the operation runs when the graph does). CUDA_SUCCESS, or
+/// what the program is to see.
 CUresult enter(pager::Access& access, const pager::StreamKey& stream);
 
 /// After the driver's call, with its result.
 void leave(pager::Access& access, const pager::StreamKey& stream, CUresult result);
 
-/// A function of ours was left by an exception, which must not go on into the program: says so in one line and gives the
-/// call's result, CUDA_ERROR_OUT_OF_MEMORY where the system refused memory or a thread, else CUDA_ERROR_UNKNOWN.
+/// A function of ours was left by an exception, which must not go on into the program: says so in
+/// one line and gives the call's result, CUDA_ERROR_OUT_OF_MEMORY where the system refused memory
+/// or a thread, else CUDA_ERROR_UNKNOWN.
 CUresult failed(const char* function, const std::exception& error) noexcept;
 
 }  // namespace olpager::local

@@ -25,7 +25,10 @@ void addBox(RangeSink& sink, uint64_t base, const Side& side, const Box& box, bo
   const uint64_t rows = saturatingSum(saturatingProduct(box.depth - 1, layer_rows), box.height);
   const uint64_t start = base + saturatingSum(saturatingProduct(first_row, pitch), side.x);
   const bool whole = pitch == box.width && (box.depth == 1 || layer_rows == box.height);
-  sink.add(start, span2d(pitch, box.width, rows), !written ? Use::kRead : whole ? Use::kWrite : Use::kReadWrite);
+  sink.add(start, span2d(pitch, box.width, rows),
+           !written ? Use::kRead
+           : whole  ? Use::kWrite
+                    : Use::kReadWrite);
 }
 
 void addSide(RangeSink& sink, const Side& side, const Box& box, bool written) {
@@ -46,12 +49,12 @@ template <typename Copy>
 void addCopy3d(RangeSink& sink, const Copy& copy) {
   const Box box = {copy.WidthInBytes, copy.Height, copy.Depth};
   addSide(sink,
-          {copy.srcMemoryType, copy.srcHost, copy.srcDevice, copy.srcXInBytes, copy.srcY, copy.srcZ, copy.srcPitch,
-           copy.srcHeight},
+          {copy.srcMemoryType, copy.srcHost, copy.srcDevice, copy.srcXInBytes, copy.srcY, copy.srcZ,
+           copy.srcPitch, copy.srcHeight},
           box, false);
   addSide(sink,
-          {copy.dstMemoryType, copy.dstHost, copy.dstDevice, copy.dstXInBytes, copy.dstY, copy.dstZ, copy.dstPitch,
-           copy.dstHeight},
+          {copy.dstMemoryType, copy.dstHost, copy.dstDevice, copy.dstXInBytes, copy.dstY, copy.dstZ,
+           copy.dstPitch, copy.dstHeight},
           box, true);
 }
 
@@ -72,19 +75,23 @@ uint64_t arrayFormatBytes(CUarray_format format) {
   }
 }
 
-void fill2d(RangeSink& sink, CUdeviceptr destination, uint64_t pitch, uint64_t width, uint64_t height) {
+void fill2d(RangeSink& sink, CUdeviceptr destination, uint64_t pitch, uint64_t width,
+            uint64_t height) {
   // Rows that do not touch leave bytes between them as they were.
-  sink.add(destination, span2d(pitch, width, height), pitch == width || height == 1 ? Use::kWrite : Use::kReadWrite);
+  sink.add(destination, span2d(pitch, width, height),
+           pitch == width || height == 1 ? Use::kWrite : Use::kReadWrite);
 }
 
 void copy2d(RangeSink& sink, const CUDA_MEMCPY2D* copy) {
   if (copy == nullptr) return;
   const Box box = {copy->WidthInBytes, copy->Height, 1};
   addSide(sink,
-          {copy->srcMemoryType, copy->srcHost, copy->srcDevice, copy->srcXInBytes, copy->srcY, 0, copy->srcPitch, 0},
+          {copy->srcMemoryType, copy->srcHost, copy->srcDevice, copy->srcXInBytes, copy->srcY, 0,
+           copy->srcPitch, 0},
           box, false);
   addSide(sink,
-          {copy->dstMemoryType, copy->dstHost, copy->dstDevice, copy->dstXInBytes, copy->dstY, 0, copy->dstPitch, 0},
+          {copy->dstMemoryType, copy->dstHost, copy->dstDevice, copy->dstXInBytes, copy->dstY, 0,
+           copy->dstPitch, 0},
           box, true);
 }
 
@@ -96,8 +103,8 @@ void copy3dPeer(RangeSink& sink, const CUDA_MEMCPY3D_PEER* copy) {
   if (copy != nullptr) addCopy3d(sink, *copy);
 }
 
-void copyBatch(RangeSink& sink, const CUdeviceptr* destinations, const CUdeviceptr* sources, const size_t* sizes,
-               size_t count) {
+void copyBatch(RangeSink& sink, const CUdeviceptr* destinations, const CUdeviceptr* sources,
+               const size_t* sizes, size_t count) {
   if (destinations == nullptr || sources == nullptr || sizes == nullptr) return;
   for (size_t i = 0; i < count; ++i) {
     sink.add(sources[i], sizes[i], Use::kRead);
@@ -111,15 +118,18 @@ void copy3dBatch(RangeSink& sink, const CUDA_MEMCPY3D_BATCH_OP* operations, size
     const CUDA_MEMCPY3D_BATCH_OP& op = operations[i];
     // Lengths are in elements: of the array when one side is one, else bytes.
     uint64_t element = 1;
-    if (op.src.type == CU_MEMCPY_OPERAND_TYPE_ARRAY) element = sink.arrayElementBytes(op.src.op.array.array);
-    if (op.dst.type == CU_MEMCPY_OPERAND_TYPE_ARRAY) element = sink.arrayElementBytes(op.dst.op.array.array);
-    const Box box = {saturatingProduct(op.extent.width, element), op.extent.height, op.extent.depth};
+    if (op.src.type == CU_MEMCPY_OPERAND_TYPE_ARRAY)
+      element = sink.arrayElementBytes(op.src.op.array.array);
+    if (op.dst.type == CU_MEMCPY_OPERAND_TYPE_ARRAY)
+      element = sink.arrayElementBytes(op.dst.op.array.array);
+    const Box box = {saturatingProduct(op.extent.width, element), op.extent.height,
+                     op.extent.depth};
     const auto add = [&](const CUmemcpy3DOperand& operand, bool written) {
       if (operand.type != CU_MEMCPY_OPERAND_TYPE_POINTER) return;
       const auto& memory = operand.op.ptr;
       addBox(sink, memory.ptr,
-             {CU_MEMORYTYPE_UNIFIED, nullptr, memory.ptr, 0, 0, 0, saturatingProduct(memory.rowLength, element),
-              memory.layerHeight},
+             {CU_MEMORYTYPE_UNIFIED, nullptr, memory.ptr, 0, 0, 0,
+              saturatingProduct(memory.rowLength, element), memory.layerHeight},
              box, written);
     };
     add(op.src, false);
@@ -153,7 +163,8 @@ void memOps(RangeSink& sink, const CUstreamBatchMemOpParams* operations, unsigne
         sink.add(op.writeValue.address, 4, Use::kWrite);
         break;
       case CU_STREAM_MEM_OP_WRITE_VALUE_64:
-        sink.add(reinterpret_cast<uint64_t>(&op.writeValue.value64), 8, Use::kRead);  // may be an address
+        sink.add(reinterpret_cast<uint64_t>(&op.writeValue.value64), 8,
+                 Use::kRead);  // may be an address
         sink.add(op.writeValue.address, 8, Use::kWrite);
         break;
       default:

@@ -1,9 +1,10 @@
-// What the operations of cuda.h whose arguments are structures or arrays read and write: each function walks its
-// arguments and names the ranges to a sink. The specification calls them by name in ranges(...).
+// What the operations of cuda.h whose arguments are structures or arrays read and write: each
+// function walks its arguments and names the ranges to a sink. The specification calls them by name
+// in ranges(...).
 //
-// They look at the arguments only as the driver would: a null pointer or an unknown kind names nothing and is left for
-// the driver to refuse. Host pointers are named too: by unified addressing they may be device memory. Sizes are in
-// bytes. Thread-safety: no state.
+// They look at the arguments only as the driver would: a null pointer or an unknown kind names
+// nothing and is left for the driver to refuse. Host pointers are named too: by unified addressing
+// they may be device memory. Sizes are in bytes. Thread-safety: no state.
 #pragma once
 
 #include <cuda.h>
@@ -37,8 +38,8 @@ constexpr uint64_t saturatingSum(uint64_t a, uint64_t b) {
   uint64_t sum = 0;
   return __builtin_add_overflow(a, b, &sum) ? UINT64_MAX : sum;
 }
-/// Bytes from the first to the last of `height` rows of `width` bytes that are `pitch` bytes apart; 0 when there are
-/// none.
+/// Bytes from the first to the last of `height` rows of `width` bytes that are `pitch` bytes apart;
+/// 0 when there are none.
 constexpr uint64_t span2d(uint64_t pitch, uint64_t width, uint64_t height) {
   return width == 0 || height == 0 ? 0 : saturatingSum(saturatingProduct(pitch, height - 1), width);
 }
@@ -46,12 +47,13 @@ constexpr uint64_t span2d(uint64_t pitch, uint64_t width, uint64_t height) {
 uint64_t arrayFormatBytes(CUarray_format format);
 
 /// cuMemsetD2D*: `width` in bytes.
-void fill2d(RangeSink& sink, CUdeviceptr destination, uint64_t pitch, uint64_t width, uint64_t height);
+void fill2d(RangeSink& sink, CUdeviceptr destination, uint64_t pitch, uint64_t width,
+            uint64_t height);
 void copy2d(RangeSink& sink, const CUDA_MEMCPY2D* copy);
 void copy3d(RangeSink& sink, const CUDA_MEMCPY3D* copy);
 void copy3dPeer(RangeSink& sink, const CUDA_MEMCPY3D_PEER* copy);
-void copyBatch(RangeSink& sink, const CUdeviceptr* destinations, const CUdeviceptr* sources, const size_t* sizes,
-               size_t count);
+void copyBatch(RangeSink& sink, const CUdeviceptr* destinations, const CUdeviceptr* sources,
+               const size_t* sizes, size_t count);
 void copy3dBatch(RangeSink& sink, const CUDA_MEMCPY3D_BATCH_OP* operations, size_t count);
 void decompressBatch(RangeSink& sink, const CUmemDecompressParams* parameters, size_t count);
 void memOps(RangeSink& sink, const CUstreamBatchMemOpParams* operations, unsigned count);

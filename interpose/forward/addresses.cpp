@@ -22,10 +22,12 @@ constexpr uint64_t kStep = 4;          // parameters and packed structures
 constexpr uint64_t kBlockBytes = 256;  // looked at at once
 constexpr uint64_t kWord = sizeof(uint64_t);
 
-// An address in the window is told by its upper half: a word that begins in a block has that half in the block or in the 4 bytes behind it.
+// An address in the window is told by its upper half: a word that begins in a block has that half
+// in the block or in the 4 bytes behind it.
 constexpr unsigned kShift = std::countr_zero(kWindowBytes) - 32;
 constexpr uint32_t kUpper = static_cast<uint32_t>(kWindow >> 32) >> kShift;
-static_assert(std::has_single_bit(kWindowBytes) && kWindow % kWindowBytes == 0 && kWindowBytes >= 1ull << 32);
+static_assert(std::has_single_bit(kWindowBytes) && kWindow % kWindowBytes == 0 &&
+              kWindowBytes >= 1ull << 32);
 
 // The first of `blocks` blocks from `at` on in which an address may begin; `blocks`: in none.
 using Skip = uint64_t (*)(const std::byte* at, uint64_t blocks);
@@ -92,7 +94,8 @@ bool eachAddress(const void* memory, uint64_t count, const std::function<bool(ui
   const auto* const bytes = static_cast<const std::byte*>(memory);
   if (count < kLarge) return look(bytes, count, each);
   // Not for each launch: to ask for it is to read a file.
-  const uint64_t parts = std::clamp<uint64_t>(std::thread::hardware_concurrency() / 4, 1, kMostThreads);
+  const uint64_t parts =
+      std::clamp<uint64_t>(std::thread::hardware_concurrency() / 4, 1, kMostThreads);
   const uint64_t part = count / parts / kBlockBytes * kBlockBytes;
   std::atomic<bool> any{false};
   // A word that begins in a part belongs to it.

@@ -12,7 +12,8 @@
 namespace olpager::forward {
 namespace {
 
-// Of who has taken a connection and does not know what a gpunode does: a daemon of another kind says which.
+// Of who has taken a connection and does not know what a gpunode does: a daemon of another kind
+// says which.
 Error noGpunode(const transport::Options& options, const std::string& gpunode, uint32_t answer_ms,
                 const std::string& otherwise) {
   const std::string name = "gpunode " + gpunode + ": ";
@@ -20,26 +21,29 @@ Error noGpunode(const transport::Options& options, const std::string& gpunode, u
   const auto told = asker.ok() ? asker.value()->ask() : Result<status::Told>(asker.error());
   if (!told.ok() || told.value().status.kind == "gpunode") return Error{name + otherwise};
   const std::string kind = base::printable(told.value().status.kind);
-  return Error{name + "it is no gpunode but a " + kind + (kind == "memserver" ? ": that is named by --memserver" : "")};
+  return Error{name + "it is no gpunode but a " + kind +
+               (kind == "memserver" ? ": that is named by --memserver" : "")};
 }
 
 }  // namespace
 
 Result<SessionReply> askGpunode(const base::Settings& settings, const std::string& gpunode,
-                                const SessionRequest& request, uint32_t connect_ms, uint32_t answer_ms) {
+                                const SessionRequest& request, uint32_t connect_ms,
+                                uint32_t answer_ms) {
   using Clock = std::chrono::steady_clock;
   const std::string name = "gpunode " + gpunode + ": ";
   auto options = transport::optionsFrom(settings);
   if (!options.ok()) return options.error();
-  options.value().choice = transport::Choice::kTcp;  // a message each way: no shared memory for that
+  options.value().choice =
+      transport::Choice::kTcp;  // a message each way: no shared memory for that
   options.value().connect_ms = connect_ms;
   auto node = transport::makeEndpoint(options.value());
   if (!node.ok()) return node.error();
   auto queue = node.value()->makeQueue();
   auto link = node.value()->connect(gpunode, {transport::makeDomain(), queue, ""});
   if (!link.ok()) return Error{"gpunode " + link.error().message};  // which names the address
-  if (link.value()->send(transport::MessageClass::kRequest, std::as_bytes(std::span(&request, 1))) !=
-      transport::Outcome::kOk)
+  if (link.value()->send(transport::MessageClass::kRequest,
+                         std::as_bytes(std::span(&request, 1))) != transport::Outcome::kOk)
     return Error{name + link.value()->reason()};
   const auto end = Clock::now() + std::chrono::milliseconds(answer_ms);
   for (;;) {
@@ -48,11 +52,13 @@ Result<SessionReply> askGpunode(const base::Settings& settings, const std::strin
     if (left.count() <= 0) return Error{name + "it did not answer in time"};
     if (queue->wait(one, left) == 0) continue;
     if (one[0].kind == transport::Completion::Kind::kDown)
-      return noGpunode(options.value(), gpunode, answer_ms, link.value()->reason() + "; is it a gpunode?");
+      return noGpunode(options.value(), gpunode, answer_ms,
+                       link.value()->reason() + "; is it a gpunode?");
     if (one[0].kind != transport::Completion::Kind::kMessage) continue;
     SessionReply reply;
     const auto bytes = one[0].message.bytes();
-    if (bytes.size() != sizeof reply) return noGpunode(options.value(), gpunode, answer_ms, "it is no gpunode");
+    if (bytes.size() != sizeof reply)
+      return noGpunode(options.value(), gpunode, answer_ms, "it is no gpunode");
     std::memcpy(&reply, bytes.data(), sizeof reply);
     if (reply.magic != kSessionMagic) return Error{name + "it is no gpunode"};
     one[0] = {};

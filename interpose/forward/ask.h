@@ -13,7 +13,8 @@ namespace olpager::forward {
 
 /// The Error is one line that begins with "gpunode" and its address.
 Result<SessionReply> askGpunode(const base::Settings& settings, const std::string& gpunode,
-                                const SessionRequest& request, uint32_t connect_ms, uint32_t answer_ms);
+                                const SessionRequest& request, uint32_t connect_ms,
+                                uint32_t answer_ms);
 
 /// What the gpunode says beside its answer, as text of one line.
 std::string textOf(const SessionReply& reply);

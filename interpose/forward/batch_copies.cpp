@@ -24,7 +24,8 @@ struct Batch {
 };
 
 bool isOrder(CUmemcpySrcAccessOrder order) {
-  return order == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM || order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL ||
+  return order == CU_MEMCPY_SRC_ACCESS_ORDER_STREAM ||
+         order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL ||
          order == CU_MEMCPY_SRC_ACCESS_ORDER_ANY;
 }
 
@@ -35,20 +36,24 @@ CUresult refuse(size_t* failed, CUresult why) {
 
 bool isSharedAnywhere(CUdeviceptr address) {
   const auto all = existingSessions();
-  return std::any_of(all.begin(), all.end(),
-                     [&](const Session* one) { return isShared(*one, reinterpret_cast<const void*>(address), 1); });
+  return std::any_of(all.begin(), all.end(), [&](const Session* one) {
+    return isShared(*one, reinterpret_cast<const void*>(address), 1);
+  });
 }
 
-// Shared memory is read in stream order (memory.h). What has to be read during the call is waited for.
+// Shared memory is read in stream order (memory.h). What has to be read during the call is waited
+// for.
 bool readsLate(CUmemcpySrcAccessOrder order, CUdeviceptr from) {
   return order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL && isSharedAnywhere(from);
 }
 
-// All of the batch is looked at before the first of it is copied. Sources are read no later than the driver would: each order allows it.
+// All of the batch is looked at before the first of it is copied. Sources are read no later than
+// the driver would: each order allows it.
 CUresult copyBatch(const Batch& batch, bool per_thread) {
   if (batch.count == 0 || batch.to == nullptr || batch.from == nullptr || batch.sizes == nullptr ||
       batch.attributes == nullptr || batch.starts == nullptr || batch.attribute_count == 0 ||
-      batch.attribute_count > batch.count || batch.starts[0] != 0 || isLegacy(batch.stream, per_thread))
+      batch.attribute_count > batch.count || batch.starts[0] != 0 ||
+      isLegacy(batch.stream, per_thread))
     return refuse(batch.failed, CUDA_ERROR_INVALID_VALUE);
   for (size_t i = 0; i < batch.attribute_count; ++i) {
     if (!isOrder(batch.attributes[i].srcAccessOrder) || batch.starts[i] >= batch.count ||
@@ -64,9 +69,10 @@ CUresult copyBatch(const Batch& batch, bool per_thread) {
   for (size_t i = 0, attribute = 0; i < batch.count; ++i) {
     if (attribute + 1 < batch.attribute_count && batch.starts[attribute + 1] == i) ++attribute;
     late = late || readsLate(batch.attributes[attribute].srcAccessOrder, batch.from[i]);
-    const CUresult result =
-        per_thread ? ol_forward_cuMemcpyAsync_ptsz(batch.to[i], batch.from[i], batch.sizes[i], batch.stream)
-                   : ol_forward_cuMemcpyAsync(batch.to[i], batch.from[i], batch.sizes[i], batch.stream);
+    const CUresult result = per_thread ? ol_forward_cuMemcpyAsync_ptsz(batch.to[i], batch.from[i],
+                                                                       batch.sizes[i], batch.stream)
+                                       : ol_forward_cuMemcpyAsync(batch.to[i], batch.from[i],
+                                                                  batch.sizes[i], batch.stream);
     if (result == CUDA_SUCCESS) continue;
     if (batch.failed != nullptr) *batch.failed = i;
     return result;
@@ -77,9 +83,11 @@ CUresult copyBatch(const Batch& batch, bool per_thread) {
 CUresult elementBytes(const CUmemcpy3DOperand& operand, uint64_t* bytes) {
   if (operand.type != CU_MEMCPY_OPERAND_TYPE_ARRAY) return CUDA_SUCCESS;
   CUDA_ARRAY3D_DESCRIPTOR descriptor{};
-  const CUresult result = ol_forward_generated_cuArray3DGetDescriptor_v2(&descriptor, operand.op.array.array);
+  const CUresult result =
+      ol_forward_generated_cuArray3DGetDescriptor_v2(&descriptor, operand.op.array.array);
   if (result == CUDA_SUCCESS)
-    *bytes = api::extract::arrayFormatBytes(descriptor.Format) * std::max(descriptor.NumChannels, 1u);
+    *bytes =
+        api::extract::arrayFormatBytes(descriptor.Format) * std::max(descriptor.NumChannels, 1u);
   return result;
 }
 
@@ -114,12 +122,13 @@ CUresult toBox(const CUDA_MEMCPY3D_BATCH_OP& op, CUDA_MEMCPY3D* box) {
   const auto known = [](CUmemcpy3DOperandType type) {
     return type == CU_MEMCPY_OPERAND_TYPE_POINTER || type == CU_MEMCPY_OPERAND_TYPE_ARRAY;
   };
-  if (!known(op.src.type) || !known(op.dst.type) || !isOrder(op.srcAccessOrder) || op.extent.width == 0 ||
-      op.extent.height == 0 || op.extent.depth == 0)
+  if (!known(op.src.type) || !known(op.dst.type) || !isOrder(op.srcAccessOrder) ||
+      op.extent.width == 0 || op.extent.height == 0 || op.extent.depth == 0)
     return CUDA_ERROR_INVALID_VALUE;
   uint64_t element = 1;
   for (const CUmemcpy3DOperand* operand : {&op.src, &op.dst}) {
-    if (const CUresult error = elementBytes(*operand, &element); error != CUDA_SUCCESS) return error;
+    if (const CUresult error = elementBytes(*operand, &element); error != CUDA_SUCCESS)
+      return error;
   }
   *box = {};
   box->WidthInBytes = op.extent.width * element;
@@ -137,8 +146,8 @@ CUresult toBox(const CUDA_MEMCPY3D_BATCH_OP& op, CUDA_MEMCPY3D* box) {
   return CUDA_SUCCESS;
 }
 
-CUresult copyBoxes(size_t count, const CUDA_MEMCPY3D_BATCH_OP* ops, size_t* failed, unsigned long long flags,
-                   CUstream stream, bool per_thread) {
+CUresult copyBoxes(size_t count, const CUDA_MEMCPY3D_BATCH_OP* ops, size_t* failed,
+                   unsigned long long flags, CUstream stream, bool per_thread) {
   if (count == 0 || ops == nullptr || flags != 0 || isLegacy(stream, per_thread))
     return refuse(failed, CUDA_ERROR_INVALID_VALUE);
   std::vector<CUDA_MEMCPY3D> boxes(count);
@@ -150,8 +159,8 @@ CUresult copyBoxes(size_t count, const CUDA_MEMCPY3D_BATCH_OP* ops, size_t* fail
   }
   bool late = false;
   for (size_t i = 0; i < count; ++i) {
-    late = late ||
-           (boxes[i].srcMemoryType == CU_MEMORYTYPE_UNIFIED && readsLate(ops[i].srcAccessOrder, boxes[i].srcDevice));
+    late = late || (boxes[i].srcMemoryType == CU_MEMORYTYPE_UNIFIED &&
+                    readsLate(ops[i].srcAccessOrder, boxes[i].srcDevice));
     const CUresult result = per_thread ? ol_forward_cuMemcpy3DAsync_v2_ptsz(&boxes[i], stream)
                                        : ol_forward_cuMemcpy3DAsync_v2(&boxes[i], stream);
     if (result == CUDA_SUCCESS) continue;
@@ -161,7 +170,8 @@ CUresult copyBoxes(size_t count, const CUDA_MEMCPY3D_BATCH_OP* ops, size_t* fail
   return late ? finishStream(stream, per_thread) : CUDA_SUCCESS;
 }
 
-// One side's memory is the program's: addresses are the same in all contexts, so it is a copy like any other.
+// One side's memory is the program's: addresses are the same in all contexts, so it is a copy like
+// any other.
 CUDA_MEMCPY3D withoutContexts(const CUDA_MEMCPY3D_PEER& copy) {
   CUDA_MEMCPY3D box{};
   box.srcXInBytes = copy.srcXInBytes, box.srcY = copy.srcY, box.srcZ = copy.srcZ;
@@ -177,7 +187,8 @@ CUDA_MEMCPY3D withoutContexts(const CUDA_MEMCPY3D_PEER& copy) {
 }
 
 bool isHost(CUmemorytype type, CUdeviceptr address) {
-  return type == CU_MEMORYTYPE_HOST || (type == CU_MEMORYTYPE_UNIFIED && !isDeviceMemory(address)) ||
+  return type == CU_MEMORYTYPE_HOST ||
+         (type == CU_MEMORYTYPE_UNIFIED && !isDeviceMemory(address)) ||
          (type == CU_MEMORYTYPE_DEVICE && isExchanged(address));
 }
 
@@ -191,10 +202,12 @@ CUresult copyPeer(const CUDA_MEMCPY3D_PEER* given, CUstream stream, bool per_thr
                         : ol_forward_cuMemcpy3DAsync_v2(&box, stream);
     return per_thread ? ol_forward_cuMemcpy3D_v2_ptds(&box) : ol_forward_cuMemcpy3D_v2(&box);
   }
-  Session* const session = Route().handle(stream).handle(given->dstContext).handle(given->srcContext).session();
+  Session* const session =
+      Route().handle(stream).handle(given->dstContext).handle(given->srcContext).session();
   for (const CUcontext context : {given->srcContext, given->dstContext}) {
     Session* const its = sessionOfHandle(reinterpret_cast<uint64_t>(context));
-    if (its != nullptr && its != session) return refused("a 3D copy between devices of two gpunodes", false);
+    if (its != nullptr && its != session)
+      return refused("a 3D copy between devices of two gpunodes", false);
   }
   CopyHead head;
   head.stream = reinterpret_cast<uint64_t>(stream);
@@ -216,37 +229,49 @@ CUresult copyPeer(const CUDA_MEMCPY3D_PEER* given, CUstream stream, bool per_thr
 }  // namespace
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
-#define OL_BATCH(suffix, per_thread)                                                                                 \
-  CUresult ol_forward_cuMemcpyBatchAsync_v2##suffix(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count, \
-                                                    CUmemcpyAttributes* attributes, size_t* starts,                  \
-                                                    size_t attribute_count, CUstream stream) {                       \
-    return copyBatch({to, from, sizes, count, attributes, starts, attribute_count, nullptr, stream}, per_thread);    \
-  }                                                                                                                  \
-  CUresult ol_forward_cuMemcpyBatchAsync##suffix(CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,    \
-                                                 CUmemcpyAttributes* attributes, size_t* starts,                     \
-                                                 size_t attribute_count, size_t* failed, CUstream stream) {          \
-    return copyBatch({to, from, sizes, count, attributes, starts, attribute_count, failed, stream}, per_thread);     \
-  }                                                                                                                  \
-  CUresult ol_forward_cuMemcpy3DBatchAsync_v2##suffix(size_t count, CUDA_MEMCPY3D_BATCH_OP* ops,                     \
-                                                      unsigned long long flags, CUstream stream) {                   \
-    return copyBoxes(count, ops, nullptr, flags, stream, per_thread);                                                \
-  }                                                                                                                  \
-  CUresult ol_forward_cuMemcpy3DBatchAsync##suffix(size_t count, CUDA_MEMCPY3D_BATCH_OP* ops, size_t* failed,        \
-                                                   unsigned long long flags, CUstream stream) {                      \
-    return copyBoxes(count, ops, failed, flags, stream, per_thread);                                                 \
-  }                                                                                                                  \
-  CUresult ol_forward_cuMemcpy3DPeerAsync##suffix(const CUDA_MEMCPY3D_PEER* copy, CUstream stream) {                 \
-    return copyPeer(copy, stream, per_thread, true);                                                                 \
+#define OL_BATCH(suffix, per_thread)                                                               \
+  CUresult ol_forward_cuMemcpyBatchAsync_v2##suffix(                                               \
+      CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,                             \
+      CUmemcpyAttributes* attributes, size_t* starts, size_t attribute_count, CUstream stream) {   \
+    return copyBatch(                                                                              \
+        {to, from, sizes, count, attributes, starts, attribute_count, nullptr, stream},            \
+        per_thread);                                                                               \
+  }                                                                                                \
+  CUresult ol_forward_cuMemcpyBatchAsync##suffix(                                                  \
+      CUdeviceptr* to, CUdeviceptr* from, size_t* sizes, size_t count,                             \
+      CUmemcpyAttributes* attributes, size_t* starts, size_t attribute_count, size_t* failed,      \
+      CUstream stream) {                                                                           \
+    return copyBatch(                                                                              \
+        {to, from, sizes, count, attributes, starts, attribute_count, failed, stream},             \
+        per_thread);                                                                               \
+  }                                                                                                \
+  CUresult ol_forward_cuMemcpy3DBatchAsync_v2##suffix(size_t count, CUDA_MEMCPY3D_BATCH_OP* ops,   \
+                                                      unsigned long long flags, CUstream stream) { \
+    return copyBoxes(count, ops, nullptr, flags, stream, per_thread);                              \
+  }                                                                                                \
+  CUresult ol_forward_cuMemcpy3DBatchAsync##suffix(size_t count, CUDA_MEMCPY3D_BATCH_OP* ops,      \
+                                                   size_t* failed, unsigned long long flags,       \
+                                                   CUstream stream) {                              \
+    return copyBoxes(count, ops, failed, flags, stream, per_thread);                               \
+  }                                                                                                \
+  CUresult ol_forward_cuMemcpy3DPeerAsync##suffix(const CUDA_MEMCPY3D_PEER* copy,                  \
+                                                  CUstream stream) {                               \
+    return copyPeer(copy, stream, per_thread, true);                                               \
   }
 OL_BATCH(, false)
 OL_BATCH(_ptsz, true)
 #undef OL_BATCH
 
-CUresult ol_forward_cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* copy) { return copyPeer(copy, nullptr, false, false); }
-CUresult ol_forward_cuMemcpy3DPeer_ptds(const CUDA_MEMCPY3D_PEER* copy) { return copyPeer(copy, nullptr, true, false); }
+CUresult ol_forward_cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* copy) {
+  return copyPeer(copy, nullptr, false, false);
+}
+CUresult ol_forward_cuMemcpy3DPeer_ptds(const CUDA_MEMCPY3D_PEER* copy) {
+  return copyPeer(copy, nullptr, true, false);
+}
 
 }  // extern "C"

@@ -47,8 +47,9 @@ bool asksStreamOrEvent(uint16_t function) {
   }
 }
 
-// What says that work is done, or brings what it has made; these leave nothing half-done by telling of something else. What makes or ends
-// something does not tell: done at the worker, it would be taken for not done here.
+// What says that work is done, or brings what it has made; these leave nothing half-done by telling
+// of something else. What makes or ends something does not tell: done at the worker, it would be
+// taken for not done here.
 bool tellsOfFailures(const CallHead& head) {
   using api::Symbol;
   const bool waits = (head.flags & kMayWait) != 0;
@@ -87,16 +88,17 @@ bool tellsOfFailures(const CallHead& head) {
 }  // namespace
 
 CUresult refused(const char* function, bool never) {
-  base::warnOnce(
-      function,
-      never ? "%s is not offered in forwarded mode" : "%s is not there yet in forwarded mode: CUDA_ERROR_NOT_SUPPORTED",
-      function);
+  base::warnOnce(function,
+                 never ? "%s is not offered in forwarded mode"
+                       : "%s is not there yet in forwarded mode: CUDA_ERROR_NOT_SUPPORTED",
+                 function);
   return inForkedChild() ? CUDA_ERROR_NOT_INITIALIZED : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 CUresult failedWith(const char* function, const std::exception& error) noexcept {
   base::logError("%s failed: %s", function, error.what());
-  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_UNKNOWN;
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? CUDA_ERROR_OUT_OF_MEMORY
+                                                                : CUDA_ERROR_UNKNOWN;
 }
 
 Call::Call(uint16_t function, Session* session) : session_(session) {
@@ -129,7 +131,8 @@ void Call::string(const char* text) {
 
 CUresult Call::ready() {
   if (session_ == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
-  if (!session_->initialized() && !before_init_ && head().context != 0) return CUDA_ERROR_NOT_INITIALIZED;
+  if (!session_->initialized() && !before_init_ && head().context != 0)
+    return CUDA_ERROR_NOT_INITIALIZED;
   if (other_device_) return CUDA_ERROR_INVALID_DEVICE;
   if (other_session_) return CUDA_ERROR_INVALID_HANDLE;
   if (capturing() && !captureForbids()) head().flags |= kRelaxed;
@@ -149,7 +152,8 @@ CUresult Call::finish() {
   reply_ = Reader(wait_.record);
   if (wait_.done) (void)reply_.value<AnswerHead>();
   forget();
-  return result != CUDA_SUCCESS || of_our_own_ ? result : session_->takeFailure(tellsOfFailures(head()));
+  return result != CUDA_SUCCESS || of_our_own_ ? result
+                                               : session_->takeFailure(tellsOfFailures(head()));
 }
 
 void Call::forget() {
@@ -185,7 +189,8 @@ CUresult Call::oneWay(bool flush) {
   if (capturing() && head().function < api::kSymbolCount) return sync();
   if (const CUresult error = ready(); error != CUDA_SUCCESS) return error;
   if (!of_our_own_) {
-    if (const CUresult fault = session_->faultOf(head().context); fault != CUDA_SUCCESS) return fault;
+    if (const CUresult fault = session_->faultOf(head().context); fault != CUDA_SUCCESS)
+      return fault;
   }
   forget();
   return session_->post(out_.bytes, bulk_, flush);

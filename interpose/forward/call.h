@@ -1,5 +1,5 @@
-// One call of the program's on its way: arguments in, results out. What the generated encoders are written with.
-// Thread-safety: a Call belongs to its thread.
+// One call of the program's on its way: arguments in, results out. What the generated encoders are
+// written with. Thread-safety: a Call belongs to its thread.
 #pragma once
 
 #include <cuda.h>
@@ -37,8 +37,10 @@ CUresult guarded(const char* function, Body body) {
 class Call {
  public:
   /// To where the arguments say, or to the session that the caller knows; null fails.
-  Call(api::Symbol symbol, const Route& route) : Call(static_cast<uint16_t>(symbol), route.session()) {}
-  Call(Operation operation, const Route& route) : Call(static_cast<uint16_t>(operation), route.session()) {}
+  Call(api::Symbol symbol, const Route& route)
+      : Call(static_cast<uint16_t>(symbol), route.session()) {}
+  Call(Operation operation, const Route& route)
+      : Call(static_cast<uint16_t>(operation), route.session()) {}
   Call(api::Symbol symbol, Session* session) : Call(static_cast<uint16_t>(symbol), session) {}
   Call(Operation operation, Session* session) : Call(static_cast<uint16_t>(operation), session) {}
   ~Call();
@@ -61,7 +63,8 @@ class Call {
     }
     out_.raw(from, bytes);
   }
-  /// A handle; one of another session makes the call fail, as the driver fails where handles are of two contexts.
+  /// A handle; one of another session makes the call fail, as the driver fails where handles are of
+  /// two contexts.
   template <typename T>
   void handle(T handle) {
     static_assert(sizeof handle == sizeof(uint64_t));
@@ -70,7 +73,8 @@ class Call {
     if (severalSessions() && isOfAnother(bits)) other_session_ = true;
     out_.value(bits);
   }
-  /// What has numbers of devices in it: as the worker counts them. One that is another gpunode's makes the call fail.
+  /// What has numbers of devices in it: as the worker counts them. One that is another gpunode's
+  /// makes the call fail.
   template <typename T>
   void devices(T value) {
     if (session_ != nullptr && !toWorker(*session_, value)) other_device_ = true;
@@ -79,7 +83,8 @@ class Call {
   template <typename T>
   void devices(const T* from, uint64_t count) {
     value(static_cast<uint8_t>(from != nullptr));
-    for (uint64_t i = 0; from != nullptr && i < count && i < kMostDeviceStructures; ++i) devices(from[i]);
+    for (uint64_t i = 0; from != nullptr && i < count && i < kMostDeviceStructures; ++i)
+      devices(from[i]);
     if (count > kMostDeviceStructures) too_long_ = true;
   }
   void string(const char* text);
@@ -105,8 +110,9 @@ class Call {
   void mayWait() { head().flags |= kMayWait; }
   void forgetsAnswers() { forgets_ = true; }
   void changesKernels() { changes_kernels_ = true; }
-  /// Of the library's own beside what the program asks for: what failed before it is for the program's next call to tell, and one way it goes
-  /// also where a kernel has ended the context: it is about others as well.
+  /// Of the library's own beside what the program asks for: what failed before it is for the
+  /// program's next call to tell, and one way it goes also where a kernel has ended the context: it
+  /// is about others as well.
   void ofOurOwn() { of_our_own_ = true; }
 
   // Making it.
@@ -126,9 +132,11 @@ class Call {
   void take(T* into, uint64_t count) {
     if (into == nullptr) return;
     const uint64_t bytes = api::extract::saturatingProduct(count, kElement<T>);
-    if (const auto found = reply_.raw(bytes); !found.empty()) std::memcpy(into, found.data(), bytes);
+    if (const auto found = reply_.raw(bytes); !found.empty())
+      std::memcpy(into, found.data(), bytes);
   }
-  /// A text into room of the caller's for `count` characters; what lies behind its end stays as it was.
+  /// A text into room of the caller's for `count` characters; what lies behind its end stays as it
+  /// was.
   void takeString(char* into, uint64_t count);
   template <typename T>
   void takeDevices(T* into, uint64_t count) {
@@ -160,8 +168,8 @@ class Call {
   Wait wait_;
   Reader reply_;
   bool waits_ = false;  // its answer is still to come
-  bool too_long_ = false, other_device_ = false, other_session_ = false, forgets_ = false, changes_kernels_ = false,
-       before_init_ = false, of_our_own_ = false;
+  bool too_long_ = false, other_device_ = false, other_session_ = false, forgets_ = false,
+       changes_kernels_ = false, before_init_ = false, of_our_own_ = false;
 };
 
 }  // namespace olpager::forward

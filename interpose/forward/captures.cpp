@@ -1,5 +1,6 @@
-// Captures and launches of graphs. Pinned memory that captured work names is exchanged at each launch of a graph: what the program
-// changed goes before it, what the graph changed comes back behind it.
+// Captures and launches of graphs. Pinned memory that captured work names is exchanged at each
+// launch of a graph: what the program changed goes before it, what the graph changed comes back
+// behind it.
 #include "interpose/forward/captures.h"
 
 #include <algorithm>
@@ -92,7 +93,8 @@ bool mayEnd(CUstream stream, bool per_thread) {
   Captures& known = captureList();
   std::lock_guard lock(known.mutex);
   const auto found = known.find(stream, per_thread);
-  return found == known.all.end() || found->mode == CU_STREAM_CAPTURE_MODE_RELAXED || found->thread == thisThread();
+  return found == known.all.end() || found->mode == CU_STREAM_CAPTURE_MODE_RELAXED ||
+         found->thread == thisThread();
 }
 
 // A stream that is destroyed takes its capture with it.
@@ -102,12 +104,16 @@ CUresult destroyed(CUresult result, CUstream stream) {
   return result;
 }
 
-// What tells the session that the launch of a graph is over whose host functions are outstanding until then; made before it, asked for behind
-// it. One that is captured calls none: the graph does that it becomes part of.
+// What tells the session that the launch of a graph is over whose host functions are outstanding
+// until then; made before it, asked for behind it. One that is captured calls none: the graph does
+// that it becomes part of.
 class GraphEnd {
  public:
   GraphEnd(Session* session, CUstream stream, bool per_thread)
-      : session_(session), stream_(stream), per_thread_(per_thread), notice_(session->expectGraphEnd()) {
+      : session_(session),
+        stream_(stream),
+        per_thread_(per_thread),
+        notice_(session->expectGraphEnd()) {
     if (notice_ != 0 && capturing() && captures(stream, per_thread)) drop();
   }
   GraphEnd(const GraphEnd&) = delete;
@@ -165,7 +171,8 @@ CUresult launchNow(CUgraphExec exec, CUstream stream, bool per_thread) {
 
 // What is captured becomes part of another graph, which needs what this one does.
 CUresult captureLaunch(Session* session, const StandIns& needed, CUstream stream, bool per_thread) {
-  return needed.empty() ? CUDA_SUCCESS : graphNeeds(session, capturedGraph(stream, per_thread), needed);
+  return needed.empty() ? CUDA_SUCCESS
+                        : graphNeeds(session, capturedGraph(stream, per_thread), needed);
 }
 
 template <typename Launch>
@@ -177,16 +184,19 @@ CUresult launchGraph(CUgraphExec graph, CUstream stream, bool per_thread, Launch
   const StandIns needed = standInsOf(graph);
   const bool captured = !needed.empty() && capturing() && captures(stream, per_thread);
   if (captured) {
-    if (const CUresult result = captureLaunch(session, needed, stream, per_thread); result != CUDA_SUCCESS)
+    if (const CUresult result = captureLaunch(session, needed, stream, per_thread);
+        result != CUDA_SUCCESS)
       return result;
   } else if (!needed.empty() || !capturing()) {
-    if (const CUresult result = sendStandIns(session, needed, stream, per_thread); result != CUDA_SUCCESS)
+    if (const CUresult result = sendStandIns(session, needed, stream, per_thread);
+        result != CUDA_SUCCESS)
       return result;
   }
   GraphEnd end(session, stream, per_thread);
   const CUresult result = allocates(graph) ? launchNow(graph, stream, per_thread) : launch();
   if (result != CUDA_SUCCESS) return result;
-  changesBehind(session, stream, per_thread, captured ? std::vector<uint64_t>{} : launchedStandIns(session, needed));
+  changesBehind(session, stream, per_thread,
+                captured ? std::vector<uint64_t>{} : launchedStandIns(session, needed));
   end.ask();
   return launchTaken(stream, per_thread);
 }
@@ -206,14 +216,16 @@ CUresult made(CUresult result, const CUgraphExec* exec, CUgraph graph) {
 CUresult ended(CUresult result, CUstream stream, bool per_thread) {
   Captures& known = captureList();
   std::lock_guard lock(known.mutex);
-  if (const auto found = known.find(stream, per_thread); found != known.all.end()) known.all.erase(found);
+  if (const auto found = known.find(stream, per_thread); found != known.all.end())
+    known.all.erase(found);
   g_capturing.store(known.all.size());
   return result;
 }
 
 }  // namespace
 
-void changesBehind(Session* session, CUstream stream, bool per_thread, std::span<const uint64_t> own) {
+void changesBehind(Session* session, CUstream stream, bool per_thread,
+                   std::span<const uint64_t> own) {
   const auto blocks = namedBlocks(session);
   if (blocks.empty() && own.empty()) return;
   Call call(Operation::kHostChanges, session);
@@ -243,8 +255,9 @@ bool captureForbids() {
 
 bool captures(CUstream stream, bool per_thread) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  const CUresult result = per_thread ? ol_forward_generated_cuStreamIsCapturing_ptsz(stream, &status)
-                                     : ol_forward_generated_cuStreamIsCapturing(stream, &status);
+  const CUresult result = per_thread
+                              ? ol_forward_generated_cuStreamIsCapturing_ptsz(stream, &status)
+                              : ol_forward_generated_cuStreamIsCapturing(stream, &status);
   return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
@@ -263,14 +276,15 @@ CUgraph capturedGraph(CUstream stream, bool per_thread) {
     return session != nullptr && session->offers(static_cast<size_t>(symbol));
   };
   if (offers(api::Symbol::kCuStreamGetCaptureInfo_v2)) {
-    (void)(per_thread
-               ? ol_forward_generated_cuStreamGetCaptureInfo_v2_ptsz(stream, &status, nullptr, &graph, nullptr, nullptr)
-               : ol_forward_generated_cuStreamGetCaptureInfo_v2(stream, &status, nullptr, &graph, nullptr, nullptr));
+    (void)(per_thread ? ol_forward_generated_cuStreamGetCaptureInfo_v2_ptsz(
+                            stream, &status, nullptr, &graph, nullptr, nullptr)
+                      : ol_forward_generated_cuStreamGetCaptureInfo_v2(stream, &status, nullptr,
+                                                                       &graph, nullptr, nullptr));
   } else {
-    (void)(per_thread ? ol_forward_generated_cuStreamGetCaptureInfo_v3_ptsz(stream, &status, nullptr, &graph, nullptr,
-                                                                            nullptr, nullptr)
-                      : ol_forward_generated_cuStreamGetCaptureInfo_v3(stream, &status, nullptr, &graph, nullptr,
-                                                                       nullptr, nullptr));
+    (void)(per_thread ? ol_forward_generated_cuStreamGetCaptureInfo_v3_ptsz(
+                            stream, &status, nullptr, &graph, nullptr, nullptr, nullptr)
+                      : ol_forward_generated_cuStreamGetCaptureInfo_v3(
+                            stream, &status, nullptr, &graph, nullptr, nullptr, nullptr));
   }
   return graph;
 }
@@ -294,47 +308,54 @@ void endCapturesOfThread() {
   for (const uint64_t context : contexts) {
     const WithContext in(context);
     CUgraph graph = nullptr;
-    if (ol_forward_generated_cuStreamEndCapture_ptsz(CU_STREAM_PER_THREAD, &graph) == CUDA_SUCCESS && graph != nullptr)
+    if (ol_forward_generated_cuStreamEndCapture_ptsz(CU_STREAM_PER_THREAD, &graph) ==
+            CUDA_SUCCESS &&
+        graph != nullptr)
       (void)ol_forward_generated_cuGraphDestroy(graph);
   }
 }
 
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
-#define OL_CAPTURE(suffix, per_thread)                                                                                 \
-  CUresult ol_forward_cuStreamBeginCapture##suffix(CUstream stream) {                                                  \
-    return begin(stream, per_thread, CU_STREAM_CAPTURE_MODE_GLOBAL,                                                    \
-                 [&] { return ol_forward_generated_cuStreamBeginCapture##suffix(stream); });                           \
-  }                                                                                                                    \
-  CUresult ol_forward_cuStreamBeginCapture_v2##suffix(CUstream stream, CUstreamCaptureMode mode) {                     \
-    return begin(stream, per_thread, mode,                                                                             \
-                 [&] { return ol_forward_generated_cuStreamBeginCapture_v2##suffix(stream, modeThere(mode)); });       \
-  }                                                                                                                    \
-  CUresult ol_forward_cuStreamBeginCaptureToGraph##suffix(CUstream stream, CUgraph graph, const CUgraphNode* nodes,    \
-                                                          const CUgraphEdgeData* edges, size_t count,                  \
-                                                          CUstreamCaptureMode mode) {                                  \
-    return begin(stream, per_thread, mode, [&] {                                                                       \
-      return ol_forward_generated_cuStreamBeginCaptureToGraph##suffix(stream, graph, nodes, edges, count,              \
-                                                                      modeThere(mode));                                \
-    });                                                                                                                \
-  }                                                                                                                    \
-  CUresult ol_forward_cuStreamEndCapture##suffix(CUstream stream, CUgraph* graph) {                                    \
-    if (!mayEnd(stream, per_thread)) return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;                                    \
-    return ended(ol_forward_generated_cuStreamEndCapture##suffix(stream, graph), stream, per_thread);                  \
-  }                                                                                                                    \
-  CUresult ol_forward_cuStreamIsCapturing##suffix(CUstream stream, CUstreamCaptureStatus* status) {                    \
-    if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;                                                            \
-    if (capturing() || currentContext() == 0) return ol_forward_generated_cuStreamIsCapturing##suffix(stream, status); \
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;                                                                           \
-    return CUDA_SUCCESS;                                                                                               \
-  }                                                                                                                    \
-  CUresult ol_forward_cuGraphLaunch##suffix(CUgraphExec graph, CUstream stream) {                                      \
-    return launchGraph(graph, stream, per_thread,                                                                      \
-                       [&] { return ol_forward_generated_cuGraphLaunch##suffix(graph, stream); });                     \
+#define OL_CAPTURE(suffix, per_thread)                                                             \
+  CUresult ol_forward_cuStreamBeginCapture##suffix(CUstream stream) {                              \
+    return begin(stream, per_thread, CU_STREAM_CAPTURE_MODE_GLOBAL,                                \
+                 [&] { return ol_forward_generated_cuStreamBeginCapture##suffix(stream); });       \
+  }                                                                                                \
+  CUresult ol_forward_cuStreamBeginCapture_v2##suffix(CUstream stream, CUstreamCaptureMode mode) { \
+    return begin(stream, per_thread, mode, [&] {                                                   \
+      return ol_forward_generated_cuStreamBeginCapture_v2##suffix(stream, modeThere(mode));        \
+    });                                                                                            \
+  }                                                                                                \
+  CUresult ol_forward_cuStreamBeginCaptureToGraph##suffix(                                         \
+      CUstream stream, CUgraph graph, const CUgraphNode* nodes, const CUgraphEdgeData* edges,      \
+      size_t count, CUstreamCaptureMode mode) {                                                    \
+    return begin(stream, per_thread, mode, [&] {                                                   \
+      return ol_forward_generated_cuStreamBeginCaptureToGraph##suffix(stream, graph, nodes, edges, \
+                                                                      count, modeThere(mode));     \
+    });                                                                                            \
+  }                                                                                                \
+  CUresult ol_forward_cuStreamEndCapture##suffix(CUstream stream, CUgraph* graph) {                \
+    if (!mayEnd(stream, per_thread)) return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;                \
+    return ended(ol_forward_generated_cuStreamEndCapture##suffix(stream, graph), stream,           \
+                 per_thread);                                                                      \
+  }                                                                                                \
+  CUresult ol_forward_cuStreamIsCapturing##suffix(CUstream stream,                                 \
+                                                  CUstreamCaptureStatus* status) {                 \
+    if (status == nullptr) return CUDA_ERROR_INVALID_VALUE;                                        \
+    if (capturing() || currentContext() == 0)                                                      \
+      return ol_forward_generated_cuStreamIsCapturing##suffix(stream, status);                     \
+    *status = CU_STREAM_CAPTURE_STATUS_NONE;                                                       \
+    return CUDA_SUCCESS;                                                                           \
+  }                                                                                                \
+  CUresult ol_forward_cuGraphLaunch##suffix(CUgraphExec graph, CUstream stream) {                  \
+    return launchGraph(graph, stream, per_thread,                                                  \
+                       [&] { return ol_forward_generated_cuGraphLaunch##suffix(graph, stream); }); \
   }
 OL_CAPTURE(, false)
 OL_CAPTURE(_ptsz, true)
@@ -347,14 +368,17 @@ CUresult ol_forward_cuStreamDestroy_v2(CUstream stream) {
   return destroyed(ol_forward_generated_cuStreamDestroy_v2(stream), stream);
 }
 
-CUresult ol_forward_cuGraphInstantiate(CUgraphExec* exec, CUgraph graph, CUgraphNode* node, char* log, size_t bytes) {
+CUresult ol_forward_cuGraphInstantiate(CUgraphExec* exec, CUgraph graph, CUgraphNode* node,
+                                       char* log, size_t bytes) {
   return made(ol_forward_generated_cuGraphInstantiate(exec, graph, node, log, bytes), exec, graph);
 }
-CUresult ol_forward_cuGraphInstantiate_v2(CUgraphExec* exec, CUgraph graph, CUgraphNode* node, char* log,
-                                          size_t bytes) {
-  return made(ol_forward_generated_cuGraphInstantiate_v2(exec, graph, node, log, bytes), exec, graph);
+CUresult ol_forward_cuGraphInstantiate_v2(CUgraphExec* exec, CUgraph graph, CUgraphNode* node,
+                                          char* log, size_t bytes) {
+  return made(ol_forward_generated_cuGraphInstantiate_v2(exec, graph, node, log, bytes), exec,
+              graph);
 }
-CUresult ol_forward_cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph, unsigned long long flags) {
+CUresult ol_forward_cuGraphInstantiateWithFlags(CUgraphExec* exec, CUgraph graph,
+                                                unsigned long long flags) {
   return made(ol_forward_generated_cuGraphInstantiateWithFlags(exec, graph, flags), exec, graph);
 }
 CUresult ol_forward_cuGraphInstantiateWithParams(CUgraphExec* exec, CUgraph graph,
@@ -363,17 +387,21 @@ CUresult ol_forward_cuGraphInstantiateWithParams(CUgraphExec* exec, CUgraph grap
 }
 CUresult ol_forward_cuGraphInstantiateWithParams_ptsz(CUgraphExec* exec, CUgraph graph,
                                                       CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
-  return made(ol_forward_generated_cuGraphInstantiateWithParams_ptsz(exec, graph, params), exec, graph);
+  return made(ol_forward_generated_cuGraphInstantiateWithParams_ptsz(exec, graph, params), exec,
+              graph);
 }
 CUresult ol_forward_cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode* node,
                                       CUgraphExecUpdateResult* outcome) {
   return made(ol_forward_generated_cuGraphExecUpdate(exec, graph, node, outcome), &exec, graph);
 }
-CUresult ol_forward_cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* outcome) {
+CUresult ol_forward_cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph,
+                                         CUgraphExecUpdateResultInfo* outcome) {
   return made(ol_forward_generated_cuGraphExecUpdate_v2(exec, graph, outcome), &exec, graph);
 }
-CUresult ol_forward_cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraph child) {
-  const CUresult result = ol_forward_generated_cuGraphExecChildGraphNodeSetParams(exec, node, child);
+CUresult ol_forward_cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                                       CUgraph child) {
+  const CUresult result =
+      ol_forward_generated_cuGraphExecChildGraphNodeSetParams(exec, node, child);
   if (result == CUDA_SUCCESS) execChildMade(exec, node, child);
   return result;
 }
@@ -403,7 +431,8 @@ CUresult ol_forward_cuGraphDestroyNode(CUgraphNode node) {
 }
 
 CUresult ol_forward_cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  if (mode == nullptr || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+  if (mode == nullptr || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL ||
+      *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
     return CUDA_ERROR_INVALID_VALUE;
   std::swap(*mode, t_mode);
   return CUDA_SUCCESS;

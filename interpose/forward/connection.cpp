@@ -42,10 +42,11 @@ Status Connection::open(calls::Channel& channel) {
   request.exportable = settings_.exportable;
   request.driver = driverEnvironment();
   // Of several gpunodes' devices the program's side chooses (devices.h).
-  if (const char* const visible = slots_ == 1 ? std::getenv("CUDA_VISIBLE_DEVICES") : nullptr; visible != nullptr) {
+  if (const char* const visible = slots_ == 1 ? std::getenv("CUDA_VISIBLE_DEVICES") : nullptr;
+      visible != nullptr) {
     if (std::strlen(visible) >= sizeof request.visible)
-      return Error{"CUDA_VISIBLE_DEVICES is longer than the " + std::to_string(sizeof request.visible - 1) +
-                   " characters that a gpunode takes"};
+      return Error{"CUDA_VISIBLE_DEVICES is longer than the " +
+                   std::to_string(sizeof request.visible - 1) + " characters that a gpunode takes"};
     request.sees_some = 1;
     std::strncpy(request.visible, visible, sizeof request.visible - 1);
   }
@@ -62,7 +63,8 @@ Status Connection::open(calls::Channel& channel) {
   transport::NamedKey key{kSessionKeyName, {}};
   static_assert(sizeof key.secret == sizeof session_.key);
   std::memcpy(key.secret.data(), session_.key, sizeof session_.key);
-  // On loopback without keys nothing is encrypted either; the session's key only proves who is there.
+  // On loopback without keys nothing is encrypted either; the session's key only proves who is
+  // there.
   if (settings_.key.empty()) options.tls = transport::Tls::kOff;
   tls_ = options.tls;
   options.keys = std::make_shared<const transport::KeyRing>(std::vector<transport::NamedKey>{key});
@@ -91,7 +93,8 @@ Status Connection::join(calls::Channel& channel, std::chrono::milliseconds greet
   if (!heard.ok()) return Error{"worker at " + gpunode_ + ": " + heard.error().message};
   link_ = link.value()->id();
   shares_memory_ = link.value()->peer().kind == transport::LinkKind::kShm;
-  if (peer_address_.empty()) peer_address_ = shares_memory_ ? gpunode_ : link.value()->peer().address;
+  if (peer_address_.empty())
+    peer_address_ = shares_memory_ ? gpunode_ : link.value()->peer().address;
   return channel.attach(link.value(), queue, heard.value());
 }
 
@@ -99,7 +102,8 @@ Status Connection::reopen(calls::Channel& channel) {
   using Clock = std::chrono::steady_clock;
   const auto end = Clock::now() + std::chrono::milliseconds(session_.grace_ms);
   const auto left = [&] {
-    return std::max(std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()), kRetry);
+    return std::max(std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()),
+                    kRetry);
   };
   Status last = Error{"no time to connect again"};
   constexpr unsigned kAskAfter = 4;
@@ -116,7 +120,8 @@ Status Connection::reopen(calls::Channel& channel) {
     request.ask = SessionAsk::kWhatBecameOf;
     request.session = session_.session;
     const auto most = static_cast<uint32_t>(left().count());
-    if (auto reply = askGpunode(settings_, gpunode_, request, std::min(connectMs(), most), std::min(kAnswerMs, most));
+    if (auto reply = askGpunode(settings_, gpunode_, request, std::min(connectMs(), most),
+                                std::min(kAnswerMs, most));
         reply.ok() && reply.value().refused != 0)
       return Error{textOf(reply.value())};
     std::this_thread::sleep_for(kRetry);
@@ -124,8 +129,11 @@ Status Connection::reopen(calls::Channel& channel) {
   return last;
 }
 
-// For an attempt: while a network is out each is in vain, and the one after it finds that it is back.
-uint32_t Connection::connectMs() const { return std::clamp(session_.grace_ms / 6, 500u, kConnectMs); }
+// For an attempt: while a network is out each is in vain, and the one after it finds that it is
+// back.
+uint32_t Connection::connectMs() const {
+  return std::clamp(session_.grace_ms / 6, 500u, kConnectMs);
+}
 
 void Connection::nameToPeer(unsigned slot, PeerLinkHead* head, std::string* address) const {
   transport::Secret session;

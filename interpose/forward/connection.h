@@ -1,5 +1,5 @@
-// How a session's link is had, and had again: the supervisor is asked once, the worker is connected to with the session's key.
-// Thread-safety: one thread at a time.
+// How a session's link is had, and had again: the supervisor is asked once, the worker is connected
+// to with the session's key. Thread-safety: one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -25,7 +25,8 @@ class Connection {
 
   /// Asks the gpunode for a session and connects to its worker. The Error is one line.
   Status open(calls::Channel& channel);
-  /// Connects to the worker again, until it succeeds, the grace time is over or the gpunode says that the worker is gone.
+  /// Connects to the worker again, until it succeeds, the grace time is over or the gpunode says
+  /// that the worker is gone.
   Status reopen(calls::Channel& channel);
   uint64_t number() const { return session_.session; }
   /// What the worker of the program's session in `slot` needs to connect to this one's worker.
@@ -44,7 +45,8 @@ class Connection {
   const unsigned slot_, slots_;
   std::unique_ptr<transport::Endpoint> node_;
   SessionReply session_;
-  std::string peer_address_;  // the gpunode's as numbers, where that is known: names may mean something else elsewhere
+  std::string peer_address_;  // the gpunode's as numbers, where that is known: names may mean
+                              // something else elsewhere
   transport::Tls tls_ = transport::Tls::kAll;
   std::string link_;  // the last one's id
   const transport::DomainPtr domain_ = transport::makeDomain();

@@ -1,5 +1,6 @@
-// Contexts as a client knows them: which there are, of which device, and each thread's stack of current ones. Contexts are made
-// and destroyed at the worker; what is current never leaves the client, but travels with each call.
+// Contexts as a client knows them: which there are, of which device, and each thread's stack of
+// current ones. Contexts are made and destroyed at the worker; what is current never leaves the
+// client, but travels with each call.
 #include "interpose/forward/contexts.h"
 
 #include <algorithm>
@@ -25,8 +26,10 @@ namespace {
 
 struct Contexts {
   std::mutex mutex;
-  std::map<uint64_t, CUdevice> device_of;  // made by the program; primary ones are known by their number
-  // By slot, those that are known to be there, the newest last: where a call is to be made that is not of the current context's session.
+  std::map<uint64_t, CUdevice>
+      device_of;  // made by the program; primary ones are known by their number
+  // By slot, those that are known to be there, the newest last: where a call is to be made that is
+  // not of the current context's session.
   std::array<std::vector<uint64_t>, kMostSessions> alive;
   std::map<uint64_t, unsigned> retained;  // primary ones: how often
   struct Green {
@@ -64,8 +67,8 @@ uint64_t primaryOf(CUdevice device) {
   return placeOf(device, &session, &at_worker) ? primaryHandle(session->slot(), at_worker) : 0;
 }
 
-// What every runtime asks of every device when it starts, in one go: a round trip in place of some hundred. Said as the generated
-// encoders say it, so that these find the answers.
+// What every runtime asks of every device when it starts, in one go: a round trip in place of some
+// hundred. Said as the generated encoders say it, so that these find the answers.
 void askAhead(Session* session) {
   std::vector<std::unique_ptr<Call>> calls;
   const auto ask = [&](api::Symbol symbol, auto... values) {
@@ -116,10 +119,12 @@ void destroyed(uint64_t context) {
   }
   forgetStreamsIn(context);
   if (!stack().empty() && stack().back() == context) stack().pop_back();
-  if (Session* const session = sessionOfHandle(context); session != nullptr) session->contextGone(context);
+  if (Session* const session = sessionOfHandle(context); session != nullptr)
+    session->contextGone(context);
 }
 
-// A green context is no context, but has one that stands for it: this can be current, and goes with it.
+// A green context is no context, but has one that stands for it: this can be current, and goes with
+// it.
 CUresult contextOfGreen(CUcontext* out, CUgreenCtx green) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t number = reinterpret_cast<uint64_t>(green);
@@ -152,11 +157,13 @@ void primaryEnded(uint64_t primary) {
   all.forget(primary);
 }
 
-// A primary context that may have ended, with all that was made in it: nobody has retained it here, and no green context keeps it.
+// A primary context that may have ended, with all that was made in it: nobody has retained it here,
+// and no green context keeps it.
 void endPrimaryIfGone(CUdevice device) {
   unsigned flags = 0;
   int active = 0;
-  if (ol_forward_generated_cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active == 0)
+  if (ol_forward_generated_cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS &&
+      active == 0)
     primaryEnded(primaryOf(device));
 }
 
@@ -172,8 +179,9 @@ CUresult destroyGreen(CUgreenCtx green) {
       context = found->second.context;
       device = found->second.device;
       last = all.retained[primaryOf(device)] == 0 &&
-             std::none_of(all.green.begin(), all.green.end(),
-                          [&](const auto& one) { return one.first != number && one.second.device == device; });
+             std::none_of(all.green.begin(), all.green.end(), [&](const auto& one) {
+               return one.first != number && one.second.device == device;
+             });
     }
   }
   if (context != 0) {
@@ -221,10 +229,10 @@ CUresult release(CUdevice device, bool reset, api::Symbol symbol) {
   // Others may have retained it too: then it stays, with its memory.
   unsigned flags = 0;
   int active = 0;
-  const bool stays =
-      !last ||
-      (!reset && hasDeviceMemory(context) &&
-       ol_forward_generated_cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS && active != 0);
+  const bool stays = !last || (!reset && hasDeviceMemory(context) &&
+                               ol_forward_generated_cuDevicePrimaryCtxGetState(
+                                   device, &flags, &active) == CUDA_SUCCESS &&
+                               active != 0);
   if (!stays) primaryEnded(context);
   return result;
 }
@@ -273,11 +281,13 @@ uint64_t memoryOwner(CUstream stream) {
     if (alive.size() == 1 && all.green.empty()) return alive.back();
   }
   CUcontext own = nullptr;
-  if (ol_forward_generated_cuStreamGetCtx(stream, &own) != CUDA_SUCCESS) return memoryOwner(current);
+  if (ol_forward_generated_cuStreamGetCtx(stream, &own) != CUDA_SUCCESS)
+    return memoryOwner(current);
   CUdevice device = 0;
   if (deviceOf(numberOf(own), &device)) return memoryOwner(numberOf(own));
   // It stands for a green context, and the program has not asked for it.
-  return ol_forward_generated_cuStreamGetDevice(stream, &device) == CUDA_SUCCESS ? primaryOf(device) : numberOf(own);
+  return ol_forward_generated_cuStreamGetDevice(stream, &device) == CUDA_SUCCESS ? primaryOf(device)
+                                                                                 : numberOf(own);
 }
 
 WithContext::WithContext(uint64_t context) : pushed_(context != 0) {
@@ -305,7 +315,8 @@ bool deviceOf(uint64_t context, CUdevice* device) {
 
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
@@ -332,7 +343,8 @@ CUresult ol_forward_cuCtxGetCurrent(CUcontext* context) {
 
 CUresult ol_forward_cuCtxSetCurrent(CUcontext context) {
   CUdevice device = 0;
-  if (context != nullptr && !deviceOf(numberOf(context), &device)) return CUDA_ERROR_INVALID_CONTEXT;
+  if (context != nullptr && !deviceOf(numberOf(context), &device))
+    return CUDA_ERROR_INVALID_CONTEXT;
   if (!stack().empty()) stack().pop_back();
   if (context != nullptr) stack().push_back(numberOf(context));
   return CUDA_SUCCESS;
@@ -345,7 +357,9 @@ CUresult ol_forward_cuCtxPushCurrent_v2(CUcontext context) {
   stack().push_back(numberOf(context));
   return CUDA_SUCCESS;
 }
-CUresult ol_forward_cuCtxPushCurrent(CUcontext context) { return ol_forward_cuCtxPushCurrent_v2(context); }
+CUresult ol_forward_cuCtxPushCurrent(CUcontext context) {
+  return ol_forward_cuCtxPushCurrent_v2(context);
+}
 
 CUresult ol_forward_cuCtxPopCurrent_v2(CUcontext* context) {
   if (stack().empty()) return CUDA_ERROR_INVALID_CONTEXT;
@@ -353,14 +367,18 @@ CUresult ol_forward_cuCtxPopCurrent_v2(CUcontext* context) {
   stack().pop_back();
   return CUDA_SUCCESS;
 }
-CUresult ol_forward_cuCtxPopCurrent(CUcontext* context) { return ol_forward_cuCtxPopCurrent_v2(context); }
+CUresult ol_forward_cuCtxPopCurrent(CUcontext* context) {
+  return ol_forward_cuCtxPopCurrent_v2(context);
+}
 
 CUresult ol_forward_cuCtxGetDevice_v2(CUdevice* device, CUcontext context) {
   if (device == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t number = context != nullptr ? numberOf(context) : currentContext();
   return number != 0 && deviceOf(number, device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 }
-CUresult ol_forward_cuCtxGetDevice(CUdevice* device) { return ol_forward_cuCtxGetDevice_v2(device, nullptr); }
+CUresult ol_forward_cuCtxGetDevice(CUdevice* device) {
+  return ol_forward_cuCtxGetDevice_v2(device, nullptr);
+}
 
 CUresult ol_forward_cuCtxCreate(CUcontext* context, unsigned flags, CUdevice device) {
   return create(context, flags, device);
@@ -368,12 +386,14 @@ CUresult ol_forward_cuCtxCreate(CUcontext* context, unsigned flags, CUdevice dev
 CUresult ol_forward_cuCtxCreate_v2(CUcontext* context, unsigned flags, CUdevice device) {
   return create(context, flags, device);
 }
-CUresult ol_forward_cuCtxCreate_v3(CUcontext* context, CUexecAffinityParam* params, int count, unsigned flags,
-                                   CUdevice device) {
-  if (params != nullptr && count != 0) return refused("cuCtxCreate with an execution affinity", false);
+CUresult ol_forward_cuCtxCreate_v3(CUcontext* context, CUexecAffinityParam* params, int count,
+                                   unsigned flags, CUdevice device) {
+  if (params != nullptr && count != 0)
+    return refused("cuCtxCreate with an execution affinity", false);
   return create(context, flags, device);
 }
-CUresult ol_forward_cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* params, unsigned flags, CUdevice device) {
+CUresult ol_forward_cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* params, unsigned flags,
+                                   CUdevice device) {
   if (params != nullptr && (params->numExecAffinityParams != 0 || params->cigParams != nullptr))
     return refused("cuCtxCreate with parameters", false);
   return create(context, flags, device);
@@ -381,7 +401,8 @@ CUresult ol_forward_cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* params
 
 CUresult ol_forward_cuCtxDestroy_v2(CUcontext context) {
   CUdevice device = 0;
-  if (context == nullptr || !deviceOf(numberOf(context), &device)) return CUDA_ERROR_INVALID_CONTEXT;
+  if (context == nullptr || !deviceOf(numberOf(context), &device))
+    return CUDA_ERROR_INVALID_CONTEXT;
   contextGone(context);
   variablesGone(numberOf(context));
   Call call(olpager::api::Symbol::kCuCtxDestroy_v2, Route().handle(context));
@@ -428,8 +449,8 @@ CUresult ol_forward_cuDevicePrimaryCtxReset(CUdevice device) {
   return release(device, true, olpager::api::Symbol::kCuDevicePrimaryCtxReset_v2);
 }
 
-CUresult ol_forward_cuGreenCtxCreate(CUgreenCtx* green, CUdevResourceDesc description, CUdevice device,
-                                     unsigned flags) {
+CUresult ol_forward_cuGreenCtxCreate(CUgreenCtx* green, CUdevResourceDesc description,
+                                     CUdevice device, unsigned flags) {
   if (green == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const CUresult result = ol_forward_generated_cuGreenCtxCreate(green, description, device, flags);
   if (result != CUDA_SUCCESS) return result;
@@ -440,6 +461,8 @@ CUresult ol_forward_cuGreenCtxCreate(CUgreenCtx* green, CUdevResourceDesc descri
   return result;
 }
 CUresult ol_forward_cuGreenCtxDestroy(CUgreenCtx green) { return destroyGreen(green); }
-CUresult ol_forward_cuCtxFromGreenCtx(CUcontext* context, CUgreenCtx green) { return contextOfGreen(context, green); }
+CUresult ol_forward_cuCtxFromGreenCtx(CUcontext* context, CUgreenCtx green) {
+  return contextOfGreen(context, green);
+}
 
 }  // extern "C"

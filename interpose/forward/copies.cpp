@@ -1,7 +1,8 @@
-// Copies between the client's memory and the worker's. Short ones: bytes to the GPU go with the call. Bytes to pageable memory, and
-// those of synchronous copies, come in the reply; asynchronous copies to pinned memory are followed by Answer::kBytes in stream order.
-// Bulk ones: the call names a region of this process's memory, which the worker reads or writes by itself. Of memory that the worker has
-// too (isShared) nothing travels, whatever the length.
+// Copies between the client's memory and the worker's. Short ones: bytes to the GPU go with the
+// call. Bytes to pageable memory, and those of synchronous copies, come in the reply; asynchronous
+// copies to pinned memory are followed by Answer::kBytes in stream order. Bulk ones: the call names
+// a region of this process's memory, which the worker reads or writes by itself. Of memory that the
+// worker has too (isShared) nothing travels, whatever the length.
 #include "interpose/forward/copies.h"
 
 #include <algorithm>
@@ -78,9 +79,12 @@ CUresult copyAny(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const Where& 
 CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given);
 
 // A copy in a stream that captures: with memory that the worker has as well.
-bool isCaptured(const Where& where) { return where.async && capturing() && captures(where.stream, where.per_thread); }
+bool isCaptured(const Where& where) {
+  return where.async && capturing() && captures(where.stream, where.per_thread);
+}
 
-// Where the worker has what a captured copy reads or writes here. It is exchanged at each launch of the graph.
+// Where the worker has what a captured copy reads or writes here. It is exchanged at each launch of
+// the graph.
 CUresult captureSide(const Where& where, uint64_t near, uint64_t bytes, uint64_t* there) {
   if (const CUresult error = pinnedThere(near, bytes, there); error != CUDA_SUCCESS) return error;
   if (*there != 0) {
@@ -88,13 +92,17 @@ CUresult captureSide(const Where& where, uint64_t near, uint64_t bytes, uint64_t
     return CUDA_SUCCESS;
   }
   StandIns needed;
-  if (const CUresult error = standIn(where.session, near, bytes, needed, there); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = standIn(where.session, near, bytes, needed, there);
+      error != CUDA_SUCCESS)
+    return error;
   return graphNeeds(where.session, capturedGraph(where.stream, where.per_thread), needed);
 }
 
-CUresult captureCopy(Operation operation, const Far& far, const void* near, uint64_t bytes, const Where& where) {
+CUresult captureCopy(Operation operation, const Far& far, const void* near, uint64_t bytes,
+                     const Where& where) {
   CopyHead head = headOf(where, far, 0, bytes);
-  if (const CUresult error = captureSide(where, reinterpret_cast<uint64_t>(near), bytes, &head.near);
+  if (const CUresult error =
+          captureSide(where, reinterpret_cast<uint64_t>(near), bytes, &head.near);
       error != CUDA_SUCCESS)
     return error;
   Call call(operation, where.session);
@@ -103,8 +111,10 @@ CUresult captureCopy(Operation operation, const Far& far, const void* near, uint
 }
 
 CUresult captureBetween(uint64_t to, uint64_t from, uint64_t bytes, const Where& where) {
-  if (const CUresult error = captureSide(where, to, bytes, &to); error != CUDA_SUCCESS) return error;
-  if (const CUresult error = captureSide(where, from, bytes, &from); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = captureSide(where, to, bytes, &to); error != CUDA_SUCCESS)
+    return error;
+  if (const CUresult error = captureSide(where, from, bytes, &from); error != CUDA_SUCCESS)
+    return error;
   Call call(Operation::kCopyDevice, where.session);
   call.value(headBetween(where, to, from, bytes));
   return call.oneWay();
@@ -119,7 +129,8 @@ CUresult copyShared(Operation operation, const CopyHead& head, const Where& wher
   return call.sync();
 }
 
-CUresult copyShared(Operation operation, const Far& far, const void* near, uint64_t bytes, const Where& where) {
+CUresult copyShared(Operation operation, const Far& far, const void* near, uint64_t bytes,
+                    const Where& where) {
   CopyHead head = headOf(where, far, 0, bytes);
   head.near = reinterpret_cast<uint64_t>(near);
   return copyShared(operation, head, where);
@@ -137,15 +148,17 @@ CUresult awaitFunctions(const Where& where) {
   return olpager::forward::awaitFunctions(where.session, where.stream, where.per_thread);
 }
 
-// Whether a copy that the caller would wait for may be sent ahead of its end: its bytes are taken, the worker makes nothing else
-// meanwhile, and the driver is not expected to refuse it. Only of a program that calls from one thread and has no host functions:
-// no other call of it could end what the copy waits for.
+// Whether a copy that the caller would wait for may be sent ahead of its end: its bytes are taken,
+// the worker makes nothing else meanwhile, and the driver is not expected to refuse it. Only of a
+// program that calls from one thread and has no host functions: no other call of it could end what
+// the copy waits for.
 bool goesAhead(const Far& to, uint64_t bytes, const Where& where) {
-  return !where.async && !to.array && bytes <= kPiece && where.session != nullptr && !where.session->othersCall() &&
-         isKnownMemory(to.device, bytes);
+  return !where.async && !to.array && bytes <= kPiece && where.session != nullptr &&
+         !where.session->othersCall() && isKnownMemory(to.device, bytes);
 }
 
-// The client's side of a bulk copy. Pageable memory is registered for the copy alone, whose caller then waits until it is over.
+// The client's side of a bulk copy. Pageable memory is registered for the copy alone, whose caller
+// then waits until it is over.
 class BulkSide {
  public:
   BulkSide(const Session* session, const void* memory, uint64_t bytes, uint32_t access) {
@@ -154,7 +167,8 @@ class BulkSide {
       pinned_ = true;
       return;
     }
-    auto region = transport::registerMemory(session->domain(), {const_cast<void*>(memory), bytes, -1, 0}, access);
+    auto region = transport::registerMemory(session->domain(),
+                                            {const_cast<void*>(memory), bytes, -1, 0}, access);
     if (!region.ok()) return;
     region_ = std::move(region).value();
     key_ = region_->key();
@@ -175,7 +189,8 @@ class BulkSide {
 };
 
 // All waits that end the use of the program's memory have been waited for.
-CUresult bulkIn(const Far& to, const void* from, uint64_t bytes, const BulkSide& side, const Where& where) {
+CUresult bulkIn(const Far& to, const void* from, uint64_t bytes, const BulkSide& side,
+                const Where& where) {
   CopyHead head = headOf(where, to, 0, bytes);
   side.name(head);
   Call call(Operation::kCopyIn, where.session);
@@ -191,7 +206,8 @@ CUresult bulkIn(const Far& to, const void* from, uint64_t bytes, const BulkSide&
   return call.finish();
 }
 
-CUresult bulkOut(void* into, const Far& from, uint64_t bytes, const BulkSide& side, const Where& where) {
+CUresult bulkOut(void* into, const Far& from, uint64_t bytes, const BulkSide& side,
+                 const Where& where) {
   CopyHead head = headOf(where, from, 0, bytes);
   side.name(head);
   const bool later = where.async && side.pinned();
@@ -207,15 +223,20 @@ CUresult bulkOut(void* into, const Far& from, uint64_t bytes, const BulkSide& si
   return call.sync();
 }
 
-// Whether what the program gives as memory of the device is an exchanged block: it is the client's as any pinned memory is.
+// Whether what the program gives as memory of the device is an exchanged block: it is the client's
+// as any pinned memory is.
 bool isNear(const Far& far) { return !far.array && isExchanged(far.device); }
 
-// What the program gives as memory of the host may be the device's: a driver takes any address for either. So is a mapping of the program's
-// own there, and what was freed.
-bool isAtWorker(const void* near) { return sessionOfRange(reinterpret_cast<uint64_t>(near)) != nullptr; }
+// What the program gives as memory of the host may be the device's: a driver takes any address for
+// either. So is a mapping of the program's own there, and what was freed.
+bool isAtWorker(const void* near) {
+  return sessionOfRange(reinterpret_cast<uint64_t>(near)) != nullptr;
+}
 
 // Whether the driver would refuse the device's side, as far as it is known here.
-bool isRefused(const Far& far, uint64_t bytes) { return !far.array && leavesKnownMemory(far.device, bytes); }
+bool isRefused(const Far& far, uint64_t bytes) {
+  return !far.array && leavesKnownMemory(far.device, bytes);
+}
 
 CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& given) {
   if (bytes == 0) return CUDA_SUCCESS;
@@ -225,7 +246,8 @@ CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& gi
     return copyAny(to.device, reinterpret_cast<CUdeviceptr>(from), bytes, given);
   const Where where = given.in(sessionOf(to, given));
   if (where.session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
-  if (isShared(*where.session, from, bytes)) return copyShared(Operation::kCopyIn, to, from, bytes, where);
+  if (isShared(*where.session, from, bytes))
+    return copyShared(Operation::kCopyIn, to, from, bytes, where);
   if (isCaptured(where)) return captureCopy(Operation::kCopyIn, to, from, bytes, where);
   if (const CUresult error = awaitFunctions(where); error != CUDA_SUCCESS) return error;
   if (const CUresult error = awaitMemory(reinterpret_cast<uint64_t>(from), bytes, *where.session);
@@ -267,7 +289,8 @@ CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& given
     return copyAny(reinterpret_cast<CUdeviceptr>(into), from.device, bytes, given);
   const Where where = given.in(sessionOf(from, given));
   if (where.session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
-  if (isShared(*where.session, into, bytes)) return copyShared(Operation::kCopyOut, from, into, bytes, where);
+  if (isShared(*where.session, into, bytes))
+    return copyShared(Operation::kCopyOut, from, into, bytes, where);
   if (isCaptured(where)) return captureCopy(Operation::kCopyOut, from, into, bytes, where);
   if (const BulkSide side(where.session, into, bytes, transport::kRemoteWrite); side)
     return bulkOut(into, from, bytes, side, where);
@@ -309,8 +332,9 @@ CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& given
 CUresult copyDevice(uint64_t to, uint64_t from, uint64_t bytes, const Where& given) {
   if (isNear({to}) || isNear({from})) return copyAny(to, from, bytes, given);
   if (ofTwoSessions(to, from))
-    return given.async ? copyBetweenBehind(to, from, bytes, streamAt(given.stream, given.per_thread))
-                       : copyBetween({to}, {from}, bytes, given.per_thread);
+    return given.async
+               ? copyBetweenBehind(to, from, bytes, streamAt(given.stream, given.per_thread))
+               : copyBetween({to}, {from}, bytes, given.per_thread);
   const Where where = given.in(Route().address(to).address(from).handle(given.stream).session());
   Call call(Operation::kCopyDevice, where.session);
   call.value(headBetween(where, to, from, bytes));
@@ -327,17 +351,20 @@ CUresult copyAny(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const Where& 
   const bool from_device = isDeviceMemory(from);
   // Between blocks that both sides have it can be captured: what their graph changes comes back.
   if (!to_device && !from_device && isCaptured(where))
-    return captureBetween(to, from, bytes, where.in(streamAt(where.stream, where.per_thread).session));
+    return captureBetween(to, from, bytes,
+                          where.in(streamAt(where.stream, where.per_thread).session));
   if (to_device && from_device) return copyDevice(to, from, bytes, where);
   if (to_device) return copyIn({to}, reinterpret_cast<const void*>(from), bytes, where);
   if (from_device) return copyOut(reinterpret_cast<void*>(to), {from}, bytes, where);
-  // Host to host: after what is before it in the stream. The caller waits, as CUDA says of all copies between host memory.
+  // Host to host: after what is before it in the stream. The caller waits, as CUDA says of all
+  // copies between host memory.
   const CUresult result = awaitStream(where.in(Route().handle(where.stream).session()));
-  if (result == CUDA_SUCCESS) std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+  if (result == CUDA_SUCCESS)
+    std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
   return result;
 }
 
-// --- boxes -------------------------------------------------------------------------------------------------------------
+// --- boxes ---------------------------------------------------------------------------------------
 
 }  // namespace
 
@@ -349,7 +376,8 @@ Rows rowsOf(const void* base, const CUDA_MEMCPY3D& box, bool source) {
   const uint64_t x = source ? box.srcXInBytes : box.dstXInBytes;
   const uint64_t y = source ? box.srcY : box.dstY;
   const uint64_t z = source ? box.srcZ : box.dstZ;
-  auto* const start = static_cast<std::byte*>(const_cast<void*>(base)) + (z * layer_rows + y) * pitch + x;
+  auto* const start =
+      static_cast<std::byte*>(const_cast<void*>(base)) + (z * layer_rows + y) * pitch + x;
   return {start, box.WidthInBytes, pitch, box.Height, pitch * layer_rows, box.Depth};
 }
 
@@ -359,7 +387,8 @@ bool pitchHoldsRow(CUmemorytype type, uint64_t pitch, const CUDA_MEMCPY3D& box) 
 
 CUresult awaitFunctions(Session* session, CUstream stream, bool per_thread) {
   const auto all = existingSessions();
-  if (std::none_of(all.begin(), all.end(), [](const Session* one) { return one->functionsOutstanding(); }))
+  if (std::none_of(all.begin(), all.end(),
+                   [](const Session* one) { return one->functionsOutstanding(); }))
     return CUDA_SUCCESS;
   return awaitStream({stream, per_thread, true, session});
 }
@@ -372,7 +401,8 @@ void settle(CUmemorytype& type, const void*& host, CUdeviceptr& device) {
     type = CU_MEMORYTYPE_DEVICE;
     device = reinterpret_cast<CUdeviceptr>(host);
   }
-  if (type != CU_MEMORYTYPE_UNIFIED && !(type == CU_MEMORYTYPE_DEVICE && isExchanged(device))) return;
+  if (type != CU_MEMORYTYPE_UNIFIED && !(type == CU_MEMORYTYPE_DEVICE && isExchanged(device)))
+    return;
   device = hereOf(device);
   type = isDeviceMemory(device) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
   host = reinterpret_cast<const void*>(device);
@@ -383,7 +413,8 @@ class SharedSide final : public api::extract::RangeSink {
  public:
   explicit SharedSide(const Session& session) : session_(session) {}
   void add(uint64_t address, uint64_t bytes, api::extract::Use) override {
-    shared_ = shared_ && bytes != 0 && isShared(session_, reinterpret_cast<const void*>(address), bytes);
+    shared_ =
+        shared_ && bytes != 0 && isShared(session_, reinterpret_cast<const void*>(address), bytes);
   }
   void addFrom(uint64_t) override { shared_ = false; }
   uint64_t arrayElementBytes(CUarray) override { return 1; }
@@ -394,15 +425,18 @@ class SharedSide final : public api::extract::RangeSink {
   bool shared_ = true;
 };
 
-// The box has a side in the client's memory, and one that is not. What the other one is does not matter.
+// The box has a side in the client's memory, and one that is not. What the other one is does not
+// matter.
 bool isSharedBox(const Session& session, CUDA_MEMCPY3D box) {
-  (box.srcMemoryType == CU_MEMORYTYPE_HOST ? box.dstMemoryType : box.srcMemoryType) = CU_MEMORYTYPE_ARRAY;
+  (box.srcMemoryType == CU_MEMORYTYPE_HOST ? box.dstMemoryType : box.srcMemoryType) =
+      CU_MEMORYTYPE_ARRAY;
   SharedSide side(session);
   api::extract::copy3d(side, &box);
   return side.shared();
 }
 
-// A box with sides in the client's memory, in a stream that captures. Between two such sides it is one between addresses that the GPU has.
+// A box with sides in the client's memory, in a stream that captures. Between two such sides it is
+// one between addresses that the GPU has.
 CUresult captureBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& where) {
   const bool from_host = box.srcMemoryType == CU_MEMORYTYPE_HOST;
   const bool to_host = box.dstMemoryType == CU_MEMORYTYPE_HOST;
@@ -420,11 +454,13 @@ CUresult captureBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& where) {
   };
   uint64_t source = 0, destination = 0;
   if (from_host) {
-    if (const CUresult error = move(box.srcHost, true, &source); error != CUDA_SUCCESS) return error;
+    if (const CUresult error = move(box.srcHost, true, &source); error != CUDA_SUCCESS)
+      return error;
     box.srcHost = reinterpret_cast<const void*>(source);
   }
   if (to_host) {
-    if (const CUresult error = move(box.dstHost, false, &destination); error != CUDA_SUCCESS) return error;
+    if (const CUresult error = move(box.dstHost, false, &destination); error != CUDA_SUCCESS)
+      return error;
     box.dstHost = reinterpret_cast<void*>(destination);
   }
   if (from_host && to_host) {
@@ -451,13 +487,15 @@ Session* sessionOf(CUmemorytype type, CUdeviceptr device, CUarray array) {
 bool leavesDevice(CUmemorytype type, CUdeviceptr device, const CUDA_MEMCPY3D& box, bool source) {
   if (type != CU_MEMORYTYPE_DEVICE) return false;
   const Rows rows = rowsOf(reinterpret_cast<const void*>(device), box, source);
-  return rows.isBeyondAddresses() || leavesKnownMemory(reinterpret_cast<CUdeviceptr>(rows.first), rows.extent());
+  return rows.isBeyondAddresses() ||
+         leavesKnownMemory(reinterpret_cast<CUdeviceptr>(rows.first), rows.extent());
 }
 
 // A box that is too large for one call, in two: of layers, rows or bytes.
 CUresult copyHalves(const CUDA_MEMCPY3D& box, CopyShape shape, const Where& given) {
   CUDA_MEMCPY3D first = box, second = box;
-  const auto halve = [&](size_t CUDA_MEMCPY3D::*extent, size_t CUDA_MEMCPY3D::*from, size_t CUDA_MEMCPY3D::*to) {
+  const auto halve = [&](size_t CUDA_MEMCPY3D::*extent, size_t CUDA_MEMCPY3D::*from,
+                         size_t CUDA_MEMCPY3D::*to) {
     const size_t half = box.*extent / 2;
     first.*extent = half;
     second.*extent -= half;
@@ -481,7 +519,8 @@ CUresult copyHalves(const CUDA_MEMCPY3D& box, CopyShape shape, const Where& give
 
 CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given) {
   if (box.WidthInBytes == 0 || box.Height == 0 || box.Depth == 0) return CUDA_SUCCESS;
-  if (!pitchHoldsRow(box.srcMemoryType, box.srcPitch, box) || !pitchHoldsRow(box.dstMemoryType, box.dstPitch, box))
+  if (!pitchHoldsRow(box.srcMemoryType, box.srcPitch, box) ||
+      !pitchHoldsRow(box.dstMemoryType, box.dstPitch, box))
     return CUDA_ERROR_INVALID_VALUE;
   settle(box.srcMemoryType, box.srcHost, box.srcDevice);
   const void* target = box.dstHost;
@@ -523,7 +562,8 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given) {
   if (isCaptured(where)) return captureBox(box, shape, where);
   const Rows rows = rowsOf(near, box, from_host);
   // Nobody waits for what comes from the GPU to pinned memory: it is put in place when it comes.
-  const bool later = where.async && !from_host && !rows.isBeyondAddresses() && isPinned(rows.first, rows.extent());
+  const bool later =
+      where.async && !from_host && !rows.isBeyondAddresses() && isPinned(rows.first, rows.extent());
   if (from_host != to_host && rows.bytes() > (later ? kLaterBoxBytes : kMostBytes))
     return copyHalves(box, shape, where);
   if (from_host && to_host) {
@@ -547,8 +587,8 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given) {
   std::vector<std::byte> packed;
   if (from_host) {
     if (const CUresult error = awaitFunctions(where); error != CUDA_SUCCESS) return error;
-    if (const CUresult error =
-            awaitMemory(reinterpret_cast<uint64_t>(rows.first), rows.layer * rows.depth, *where.session);
+    if (const CUresult error = awaitMemory(reinterpret_cast<uint64_t>(rows.first),
+                                           rows.layer * rows.depth, *where.session);
         error != CUDA_SUCCESS)
       return error;
     packed.reserve(rows.bytes());
@@ -608,89 +648,105 @@ CUDA_MEMCPY3D boxOf(const CUDA_MEMCPY2D& copy) {
 }
 
 CUresult copy2d(const CUDA_MEMCPY2D* copy, const Where& where) {
-  return copy != nullptr ? copyBox(boxOf(*copy), CopyShape::kBox2d, where) : CUDA_ERROR_INVALID_VALUE;
+  return copy != nullptr ? copyBox(boxOf(*copy), CopyShape::kBox2d, where)
+                         : CUDA_ERROR_INVALID_VALUE;
 }
 CUresult copy3d(const CUDA_MEMCPY3D* copy, const Where& where) {
   return copy != nullptr ? copyBox(*copy, CopyShape::kBox3d, where) : CUDA_ERROR_INVALID_VALUE;
 }
 
-// One row. The driver has no copies of rows between arrays and device memory that say their stream, but of boxes.
+// One row. The driver has no copies of rows between arrays and device memory that say their stream,
+// but of boxes.
 CUresult copyRow(CUDA_MEMCPY3D row, uint64_t bytes, const Where& where) {
   row.WidthInBytes = bytes;
   row.Height = row.Depth = 1;
   return bytes != 0 ? copyBox(row, CopyShape::kBox2d, where) : CUDA_SUCCESS;
 }
-void setSource(CUDA_MEMCPY3D& row, CUdeviceptr from) { row.srcMemoryType = CU_MEMORYTYPE_DEVICE, row.srcDevice = from; }
+void setSource(CUDA_MEMCPY3D& row, CUdeviceptr from) {
+  row.srcMemoryType = CU_MEMORYTYPE_DEVICE, row.srcDevice = from;
+}
 void setSource(CUDA_MEMCPY3D& row, CUarray from, size_t offset) {
   row.srcMemoryType = CU_MEMORYTYPE_ARRAY, row.srcArray = from, row.srcXInBytes = offset;
 }
-void setTarget(CUDA_MEMCPY3D& row, CUdeviceptr to) { row.dstMemoryType = CU_MEMORYTYPE_DEVICE, row.dstDevice = to; }
+void setTarget(CUDA_MEMCPY3D& row, CUdeviceptr to) {
+  row.dstMemoryType = CU_MEMORYTYPE_DEVICE, row.dstDevice = to;
+}
 void setTarget(CUDA_MEMCPY3D& row, CUarray to, size_t offset) {
   row.dstMemoryType = CU_MEMORYTYPE_ARRAY, row.dstArray = to, row.dstXInBytes = offset;
 }
 
-Far arrayAt(CUarray array, size_t offset) { return {reinterpret_cast<uint64_t>(array), true, offset}; }
+Far arrayAt(CUarray array, size_t offset) {
+  return {reinterpret_cast<uint64_t>(array), true, offset};
+}
 
 }  // namespace
 
-CUresult copyToDevice(CUdeviceptr to, const void* from, uint64_t bytes, CUstream stream, bool per_thread) {
+CUresult copyToDevice(CUdeviceptr to, const void* from, uint64_t bytes, CUstream stream,
+                      bool per_thread) {
   return copyIn({to}, from, bytes, {stream, per_thread, false});
 }
-CUresult copyFromDevice(void* to, CUdeviceptr from, uint64_t bytes, CUstream stream, bool per_thread) {
+CUresult copyFromDevice(void* to, CUdeviceptr from, uint64_t bytes, CUstream stream,
+                        bool per_thread) {
   return copyOut(to, {from}, bytes, {stream, per_thread, false});
 }
 
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
-#define OL_COPY(suffix, per_thread)                                                                        \
-  CUresult ol_forward_cuMemcpy##suffix(CUdeviceptr to, CUdeviceptr from, size_t bytes) {                   \
-    return copyAny(to, from, bytes, {nullptr, per_thread, false});                                         \
-  }                                                                                                        \
-  CUresult ol_forward_cuMemcpyHtoD_v2##suffix(CUdeviceptr to, const void* from, size_t bytes) {            \
-    return copyIn({to}, from, bytes, {nullptr, per_thread, false});                                        \
-  }                                                                                                        \
-  CUresult ol_forward_cuMemcpyDtoH_v2##suffix(void* to, CUdeviceptr from, size_t bytes) {                  \
-    return copyOut(to, {from}, bytes, {nullptr, per_thread, false});                                       \
-  }                                                                                                        \
-  CUresult ol_forward_cuMemcpyDtoD_v2##suffix(CUdeviceptr to, CUdeviceptr from, size_t bytes) {            \
-    return copyDevice(to, from, bytes, {nullptr, per_thread, false});                                      \
-  }                                                                                                        \
-  CUresult ol_forward_cuMemcpyHtoA_v2##suffix(CUarray to, size_t offset, const void* from, size_t bytes) { \
-    return copyIn(arrayAt(to, offset), from, bytes, {nullptr, per_thread, false});                         \
-  }                                                                                                        \
-  CUresult ol_forward_cuMemcpyAtoH_v2##suffix(void* to, CUarray from, size_t offset, size_t bytes) {       \
-    return copyOut(to, arrayAt(from, offset), bytes, {nullptr, per_thread, false});                        \
-  }                                                                                                        \
-  CUresult ol_forward_cuMemcpy2D_v2##suffix(const CUDA_MEMCPY2D* copy) {                                   \
-    return copy2d(copy, {nullptr, per_thread, false});                                                     \
-  }                                                                                                        \
-  CUresult ol_forward_cuMemcpy2DUnaligned_v2##suffix(const CUDA_MEMCPY2D* copy) {                          \
-    return copy2d(copy, {nullptr, per_thread, false});                                                     \
-  }                                                                                                        \
-  CUresult ol_forward_cuMemcpy3D_v2##suffix(const CUDA_MEMCPY3D* copy) {                                   \
-    return copy3d(copy, {nullptr, per_thread, false});                                                     \
+#define OL_COPY(suffix, per_thread)                                                             \
+  CUresult ol_forward_cuMemcpy##suffix(CUdeviceptr to, CUdeviceptr from, size_t bytes) {        \
+    return copyAny(to, from, bytes, {nullptr, per_thread, false});                              \
+  }                                                                                             \
+  CUresult ol_forward_cuMemcpyHtoD_v2##suffix(CUdeviceptr to, const void* from, size_t bytes) { \
+    return copyIn({to}, from, bytes, {nullptr, per_thread, false});                             \
+  }                                                                                             \
+  CUresult ol_forward_cuMemcpyDtoH_v2##suffix(void* to, CUdeviceptr from, size_t bytes) {       \
+    return copyOut(to, {from}, bytes, {nullptr, per_thread, false});                            \
+  }                                                                                             \
+  CUresult ol_forward_cuMemcpyDtoD_v2##suffix(CUdeviceptr to, CUdeviceptr from, size_t bytes) { \
+    return copyDevice(to, from, bytes, {nullptr, per_thread, false});                           \
+  }                                                                                             \
+  CUresult ol_forward_cuMemcpyHtoA_v2##suffix(CUarray to, size_t offset, const void* from,      \
+                                              size_t bytes) {                                   \
+    return copyIn(arrayAt(to, offset), from, bytes, {nullptr, per_thread, false});              \
+  }                                                                                             \
+  CUresult ol_forward_cuMemcpyAtoH_v2##suffix(void* to, CUarray from, size_t offset,            \
+                                              size_t bytes) {                                   \
+    return copyOut(to, arrayAt(from, offset), bytes, {nullptr, per_thread, false});             \
+  }                                                                                             \
+  CUresult ol_forward_cuMemcpy2D_v2##suffix(const CUDA_MEMCPY2D* copy) {                        \
+    return copy2d(copy, {nullptr, per_thread, false});                                          \
+  }                                                                                             \
+  CUresult ol_forward_cuMemcpy2DUnaligned_v2##suffix(const CUDA_MEMCPY2D* copy) {               \
+    return copy2d(copy, {nullptr, per_thread, false});                                          \
+  }                                                                                             \
+  CUresult ol_forward_cuMemcpy3D_v2##suffix(const CUDA_MEMCPY3D* copy) {                        \
+    return copy3d(copy, {nullptr, per_thread, false});                                          \
   }
 OL_COPY(, false)
 OL_COPY(_ptds, true)
 #undef OL_COPY
 
-CUresult ol_forward_cuMemcpyAtoA_v2_ptds(CUarray to, size_t to_offset, CUarray from, size_t from_offset, size_t bytes) {
+CUresult ol_forward_cuMemcpyAtoA_v2_ptds(CUarray to, size_t to_offset, CUarray from,
+                                         size_t from_offset, size_t bytes) {
   CUDA_MEMCPY3D row{};
   setSource(row, from, from_offset);
   setTarget(row, to, to_offset);
   return copyRow(row, bytes, {nullptr, true, false});
 }
-CUresult ol_forward_cuMemcpyAtoD_v2_ptds(CUdeviceptr to, CUarray from, size_t offset, size_t bytes) {
+CUresult ol_forward_cuMemcpyAtoD_v2_ptds(CUdeviceptr to, CUarray from, size_t offset,
+                                         size_t bytes) {
   CUDA_MEMCPY3D row{};
   setSource(row, from, offset);
   setTarget(row, to);
   return copyRow(row, bytes, {nullptr, true, false});
 }
-CUresult ol_forward_cuMemcpyDtoA_v2_ptds(CUarray to, size_t offset, CUdeviceptr from, size_t bytes) {
+CUresult ol_forward_cuMemcpyDtoA_v2_ptds(CUarray to, size_t offset, CUdeviceptr from,
+                                         size_t bytes) {
   CUDA_MEMCPY3D row{};
   setSource(row, from);
   setTarget(row, to, offset);
@@ -704,41 +760,47 @@ CUresult ol_forward_cuMemcpyHtoA(CUarray to, unsigned offset, const void* from, 
 CUresult ol_forward_cuMemcpyAtoH(void* to, CUarray from, unsigned offset, unsigned bytes) {
   return ol_forward_cuMemcpyAtoH_v2(to, from, offset, bytes);
 }
-CUresult ol_forward_cuMemcpyHtoAAsync(CUarray to, unsigned offset, const void* from, unsigned bytes, CUstream stream) {
+CUresult ol_forward_cuMemcpyHtoAAsync(CUarray to, unsigned offset, const void* from, unsigned bytes,
+                                      CUstream stream) {
   return ol_forward_cuMemcpyHtoAAsync_v2(to, offset, from, bytes, stream);
 }
-CUresult ol_forward_cuMemcpyAtoHAsync(void* to, CUarray from, unsigned offset, unsigned bytes, CUstream stream) {
+CUresult ol_forward_cuMemcpyAtoHAsync(void* to, CUarray from, unsigned offset, unsigned bytes,
+                                      CUstream stream) {
   return ol_forward_cuMemcpyAtoHAsync_v2(to, from, offset, bytes, stream);
 }
 
-#define OL_COPY(suffix, per_thread)                                                                                   \
-  CUresult ol_forward_cuMemcpyAsync##suffix(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {        \
-    return copyAny(to, from, bytes, {stream, per_thread, true});                                                      \
-  }                                                                                                                   \
-  CUresult ol_forward_cuMemcpyDtoDAsync_v2##suffix(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) { \
-    if (!ofTwoSessions(to, from) && !isNear({to}) && !isNear({from}))                                                 \
-      return ol_forward_generated_cuMemcpyDtoDAsync_v2##suffix(to, from, bytes, stream);                              \
-    return copyDevice(to, from, bytes, {stream, per_thread, true});                                                   \
-  }                                                                                                                   \
-  CUresult ol_forward_cuMemcpyHtoDAsync_v2##suffix(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) { \
-    return copyIn({to}, from, bytes, {stream, per_thread, true});                                                     \
-  }                                                                                                                   \
-  CUresult ol_forward_cuMemcpyDtoHAsync_v2##suffix(void* to, CUdeviceptr from, size_t bytes, CUstream stream) {       \
-    return copyOut(to, {from}, bytes, {stream, per_thread, true});                                                    \
-  }                                                                                                                   \
-  CUresult ol_forward_cuMemcpyHtoAAsync_v2##suffix(CUarray to, size_t offset, const void* from, size_t bytes,         \
-                                                   CUstream stream) {                                                 \
-    return copyIn(arrayAt(to, offset), from, bytes, {stream, per_thread, true});                                      \
-  }                                                                                                                   \
-  CUresult ol_forward_cuMemcpyAtoHAsync_v2##suffix(void* to, CUarray from, size_t offset, size_t bytes,               \
-                                                   CUstream stream) {                                                 \
-    return copyOut(to, arrayAt(from, offset), bytes, {stream, per_thread, true});                                     \
-  }                                                                                                                   \
-  CUresult ol_forward_cuMemcpy2DAsync_v2##suffix(const CUDA_MEMCPY2D* copy, CUstream stream) {                        \
-    return copy2d(copy, {stream, per_thread, true});                                                                  \
-  }                                                                                                                   \
-  CUresult ol_forward_cuMemcpy3DAsync_v2##suffix(const CUDA_MEMCPY3D* copy, CUstream stream) {                        \
-    return copy3d(copy, {stream, per_thread, true});                                                                  \
+#define OL_COPY(suffix, per_thread)                                                                \
+  CUresult ol_forward_cuMemcpyAsync##suffix(CUdeviceptr to, CUdeviceptr from, size_t bytes,        \
+                                            CUstream stream) {                                     \
+    return copyAny(to, from, bytes, {stream, per_thread, true});                                   \
+  }                                                                                                \
+  CUresult ol_forward_cuMemcpyDtoDAsync_v2##suffix(CUdeviceptr to, CUdeviceptr from, size_t bytes, \
+                                                   CUstream stream) {                              \
+    if (!ofTwoSessions(to, from) && !isNear({to}) && !isNear({from}))                              \
+      return ol_forward_generated_cuMemcpyDtoDAsync_v2##suffix(to, from, bytes, stream);           \
+    return copyDevice(to, from, bytes, {stream, per_thread, true});                                \
+  }                                                                                                \
+  CUresult ol_forward_cuMemcpyHtoDAsync_v2##suffix(CUdeviceptr to, const void* from, size_t bytes, \
+                                                   CUstream stream) {                              \
+    return copyIn({to}, from, bytes, {stream, per_thread, true});                                  \
+  }                                                                                                \
+  CUresult ol_forward_cuMemcpyDtoHAsync_v2##suffix(void* to, CUdeviceptr from, size_t bytes,       \
+                                                   CUstream stream) {                              \
+    return copyOut(to, {from}, bytes, {stream, per_thread, true});                                 \
+  }                                                                                                \
+  CUresult ol_forward_cuMemcpyHtoAAsync_v2##suffix(CUarray to, size_t offset, const void* from,    \
+                                                   size_t bytes, CUstream stream) {                \
+    return copyIn(arrayAt(to, offset), from, bytes, {stream, per_thread, true});                   \
+  }                                                                                                \
+  CUresult ol_forward_cuMemcpyAtoHAsync_v2##suffix(void* to, CUarray from, size_t offset,          \
+                                                   size_t bytes, CUstream stream) {                \
+    return copyOut(to, arrayAt(from, offset), bytes, {stream, per_thread, true});                  \
+  }                                                                                                \
+  CUresult ol_forward_cuMemcpy2DAsync_v2##suffix(const CUDA_MEMCPY2D* copy, CUstream stream) {     \
+    return copy2d(copy, {stream, per_thread, true});                                               \
+  }                                                                                                \
+  CUresult ol_forward_cuMemcpy3DAsync_v2##suffix(const CUDA_MEMCPY3D* copy, CUstream stream) {     \
+    return copy3d(copy, {stream, per_thread, true});                                               \
   }
 OL_COPY(, false)
 OL_COPY(_ptsz, true)

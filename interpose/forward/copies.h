@@ -11,7 +11,8 @@ namespace olpager::forward {
 
 enum class CopyShape : uint8_t { kLinear, kBox2d, kBox3d };
 
-/// Arguments of kCopyIn, kCopyOut and kCopyDevice. The client's side of a box is packed: its rows follow one another.
+/// Arguments of kCopyIn, kCopyOut and kCopyDevice. The client's side of a box is packed: its rows
+/// follow one another.
 struct CopyHead {
   uint64_t stream = 0;
   uint32_t number = 0;  // kCopyOut that nobody waits for: Answer::kBytes comes with it
@@ -24,7 +25,8 @@ struct CopyHead {
   uint64_t bytes = 0;   // of the client's side
   uint64_t near = 0;    // pinned memory that both have: the client's side is there; no bytes travel
   CUDA_MEMCPY3D box{};  // host pointers mean something in it with `near` alone
-  // kLinear, bulk: the client's side is `bytes` of a region of its own from `region_offset` on; the worker moves them. Key 0: none.
+  // kLinear, bulk: the client's side is `bytes` of a region of its own from `region_offset` on; the
+  // worker moves them. Key 0: none.
   transport::RemoteKey region;
   uint64_t region_offset = 0;
 };
@@ -32,7 +34,8 @@ struct CopyHead {
 /// From so many bytes on a linear copy is a bulk one.
 inline constexpr uint64_t kBulkBytes = 256 << 10;
 
-/// The most of a box that comes from the GPU without anybody who waits: as much pinned memory as the worker has in one piece.
+/// The most of a box that comes from the GPU without anybody who waits: as much pinned memory as
+/// the worker has in one piece.
 inline constexpr uint64_t kLaterBoxBytes = 1 << 20;
 
 }  // namespace olpager::forward

@@ -1,4 +1,5 @@
-// Bytes go straight from worker to worker; where these have no link, through this process, a piece at a time.
+// Bytes go straight from worker to worker; where these have no link, through this process, a piece
+// at a time.
 #include "interpose/forward/copies_between.h"
 
 #include <algorithm>
@@ -24,13 +25,15 @@ struct Reach {
   bool per_thread = false;
 };
 
-CUresult copyPieces(CUdeviceptr to, const Reach& into, CUdeviceptr from, const Reach& out, uint64_t bytes) {
+CUresult copyPieces(CUdeviceptr to, const Reach& into, CUdeviceptr from, const Reach& out,
+                    uint64_t bytes) {
   const auto piece = std::make_unique_for_overwrite<std::byte[]>(std::min(kPiece, bytes));
   for (uint64_t at = 0; at < bytes; at += kPiece) {
     const uint64_t count = std::min(kPiece, bytes - at);
     {
       const WithContext current(out.context);
-      const CUresult result = copyFromDevice(piece.get(), from + at, count, out.stream, out.per_thread);
+      const CUresult result =
+          copyFromDevice(piece.get(), from + at, count, out.stream, out.per_thread);
       if (result != CUDA_SUCCESS) return result;
     }
     const WithContext current(into.context);
@@ -40,7 +43,8 @@ CUresult copyPieces(CUdeviceptr to, const Reach& into, CUdeviceptr from, const R
   return CUDA_SUCCESS;
 }
 
-CUresult copyThroughHere(CUdeviceptr to, const Reach& into, CUdeviceptr from, const Reach& out, uint64_t bytes) {
+CUresult copyThroughHere(CUdeviceptr to, const Reach& into, CUdeviceptr from, const Reach& out,
+                         uint64_t bytes) {
   const CUresult result = copyPieces(to, into, from, out, bytes);
   if (result == CUDA_SUCCESS) countThroughHere(bytes);
   return result;
@@ -61,15 +65,16 @@ bool ofTwoSessions(CUdeviceptr one, CUdeviceptr other) {
   return first != nullptr && second != nullptr && first != second;
 }
 
-CUresult copyBetween(const DeviceSide& to, const DeviceSide& from, uint64_t bytes, bool per_thread) {
+CUresult copyBetween(const DeviceSide& to, const DeviceSide& from, uint64_t bytes,
+                     bool per_thread) {
   Reach into{0, nullptr, per_thread}, out{0, nullptr, per_thread};
   if (const CUresult result = contextOf(to, &into.context); result != CUDA_SUCCESS) return result;
   if (const CUresult result = contextOf(from, &out.context); result != CUDA_SUCCESS) return result;
   if (bytes == 0) return CUDA_SUCCESS;
   noteAddressesOf(sessionOfAddress(to.address), sessionOfAddress(from.address));
-  if (const auto straight =
-          copyStraight({sessionOfAddress(to.address), to.address, into.context, nullptr, per_thread},
-                       {sessionOfAddress(from.address), from.address, out.context, nullptr, per_thread}, bytes))
+  if (const auto straight = copyStraight(
+          {sessionOfAddress(to.address), to.address, into.context, nullptr, per_thread},
+          {sessionOfAddress(from.address), from.address, out.context, nullptr, per_thread}, bytes))
     return *straight;
   return copyThroughHere(to.address, into, from.address, out, bytes);
 }
@@ -82,11 +87,12 @@ CUresult copyBetweenBehind(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, con
   // What is called from now on may be for kernels that use what is copied.
   noteAddressesOf(sessionOfAddress(to), sessionOfAddress(from));
   // The stream comes to here: crossings.h says why the copy is not left behind in it.
-  if (const CUresult result = finishStream(at.stream, at.per_thread); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = finishStream(at.stream, at.per_thread); result != CUDA_SUCCESS)
+    return result;
   Session* const taker = sessionOfAddress(to);
   Session* const sender = sessionOfAddress(from);
-  if (const auto straight =
-          copyStraight({taker, to, 0, nullptr, false, true}, {sender, from, 0, nullptr, false, true}, bytes))
+  if (const auto straight = copyStraight({taker, to, 0, nullptr, false, true},
+                                         {sender, from, 0, nullptr, false, true}, bytes))
     return *straight;
   const OwnStream into(taker), out(sender);
   if (into.stream() == nullptr || out.stream() == nullptr) return CUDA_ERROR_DEVICE_UNAVAILABLE;

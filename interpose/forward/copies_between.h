@@ -17,7 +17,8 @@ struct DeviceSide {
 
 /// Whether these are device memory of two sessions.
 bool ofTwoSessions(CUdeviceptr one, CUdeviceptr other);
-/// After what is in the default streams of both contexts (`per_thread`: the calling thread's); returns when it is over.
+/// After what is in the default streams of both contexts (`per_thread`: the calling thread's);
+/// returns when it is over.
 CUresult copyBetween(const DeviceSide& to, const DeviceSide& from, uint64_t bytes, bool per_thread);
 /// In the order of a stream, whosever that is.
 CUresult copyBetweenBehind(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const StreamAt& at);

@@ -38,7 +38,9 @@ CUresult putGate(const StreamAt& at, uint32_t notice, uint32_t gate) {
 
 }  // namespace
 
-StreamAt streamAt(CUstream stream, bool per_thread) { return {Route().handle(stream).session(), stream, per_thread}; }
+StreamAt streamAt(CUstream stream, bool per_thread) {
+  return {Route().handle(stream).session(), stream, per_thread};
+}
 
 OwnStream::OwnStream(Session* session) : context_(contextIn(session)) {
   if (session == nullptr) return;
@@ -83,12 +85,13 @@ CUresult waitAcross(const StreamAt& at, Session* other, CUevent event, unsigned 
   const uint32_t gate = at.session->newGate();
   const auto own = std::make_shared<OwnStream>(other);
   if (own->stream() == nullptr) return CUDA_ERROR_DEVICE_UNAVAILABLE;
-  const uint32_t notice = other->expectNotice([session = at.session, context, gate, own](CUresult status) {
-    runByCourier([session, context, gate, own, status] {
-      if (status != CUDA_SUCCESS) session->breakContext(context, status);
-      session->openGate(gate);
-    });
-  });
+  const uint32_t notice =
+      other->expectNotice([session = at.session, context, gate, own](CUresult status) {
+        runByCourier([session, context, gate, own, status] {
+          if (status != CUDA_SUCCESS) session->breakContext(context, status);
+          session->openGate(gate);
+        });
+      });
   if (notice == 0) return CUDA_ERROR_DEVICE_UNAVAILABLE;
   Call wait(api::Symbol::kCuStreamWaitEvent, other);
   wait.value(own->stream());

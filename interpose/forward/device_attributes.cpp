@@ -1,5 +1,6 @@
-// What a program is told of its devices where that is not what the gpunode's driver says: how they and the CPU share memory, who else can get at
-// it, and, of several gpunodes' devices, where each is.
+// What a program is told of its devices where that is not what the gpunode's driver says: how they
+// and the CPU share memory, who else can get at it, and, of several gpunodes' devices, where each
+// is.
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/devices.h"
 #include "interpose/forward/session.h"
@@ -18,7 +19,8 @@ bool isMissing(CUdevice_attribute attribute) {
     case CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES:
     // What the program registered lies elsewhere at the gpunode, if at all.
     case CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM:
-    // What other drivers and processes of the program's machine would have to do with the GPU's memory.
+    // What other drivers and processes of the program's machine would have to do with the GPU's
+    // memory.
     case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
@@ -34,7 +36,9 @@ bool isMissing(CUdevice_attribute attribute) {
 uint32_t domainOf(CUdevice device, uint32_t domain) {
   Session* session = nullptr;
   CUdevice at_worker = 0;
-  return severalSessions() && placeOf(device, &session, &at_worker) ? pciDomainOf(session->slot(), domain) : domain;
+  return severalSessions() && placeOf(device, &session, &at_worker)
+             ? pciDomainOf(session->slot(), domain)
+             : domain;
 }
 
 }  // namespace
@@ -42,7 +46,8 @@ uint32_t domainOf(CUdevice device, uint32_t domain) {
 
 extern "C" {
 
-CUresult ol_forward_cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device) {
+CUresult ol_forward_cuDeviceGetAttribute(int* value, CUdevice_attribute attribute,
+                                         CUdevice device) {
   const CUresult result = ol_forward_generated_cuDeviceGetAttribute(value, attribute, device);
   if (result != CUDA_SUCCESS) return result;
   if (olpager::forward::isMissing(attribute)) *value = 0;

@@ -40,7 +40,7 @@ struct Book {
   std::mutex mutex;
   bool tried = false;
   std::unique_ptr<space::PageMap> map;
-  std::unique_ptr<space::AddressAllocator> addresses;               // null: the worker gives out addresses
+  std::unique_ptr<space::AddressAllocator> addresses;  // null: the worker gives out addresses
   std::map<uint64_t, std::unique_ptr<space::SlabAllocator>> slabs;  // by context
   std::unordered_map<CUdeviceptr, Held> held;
   uint64_t pages = 0;  // taken, without guards
@@ -63,15 +63,32 @@ Book* bookOf(CUdeviceptr address) {
   return session != nullptr ? &book(session->slot()) : nullptr;
 }
 
-// --- what uses memory besides ---------------------------------------------------------------------------------------------
+// --- what uses memory besides --------------------------------------------------------------------
 
 bool mayUseMemory(std::string_view name) {
-  for (const std::string_view begin :
-       {"cuMemAllocAsync",        "cuMemAllocFromPool", "cuMemAllocPitch",     "cuMemAllocManaged", "cuMemCreate",
-        "cuMemMapArray",          "cuMemImport",        "cuMemPoolImport",     "cuArrayCreate",     "cuArray3DCreate",
-        "cuMipmappedArrayCreate", "cuGraphInstantiate", "cuGraphLaunch",       "cuGraphUpload",     "cuModuleLoad",
-        "cuLibraryLoad",          "cuLibraryGet",       "cuLinkComplete",      "cuCtxCreate",       "cuCtxSetLimit",
-        "cuGreenCtxCreate",       "cuIpcOpen",          "cuDevicePrimaryCtxRe"}) {
+  for (const std::string_view begin : {"cuMemAllocAsync",
+                                       "cuMemAllocFromPool",
+                                       "cuMemAllocPitch",
+                                       "cuMemAllocManaged",
+                                       "cuMemCreate",
+                                       "cuMemMapArray",
+                                       "cuMemImport",
+                                       "cuMemPoolImport",
+                                       "cuArrayCreate",
+                                       "cuArray3DCreate",
+                                       "cuMipmappedArrayCreate",
+                                       "cuGraphInstantiate",
+                                       "cuGraphLaunch",
+                                       "cuGraphUpload",
+                                       "cuModuleLoad",
+                                       "cuLibraryLoad",
+                                       "cuLibraryGet",
+                                       "cuLinkComplete",
+                                       "cuCtxCreate",
+                                       "cuCtxSetLimit",
+                                       "cuGreenCtxCreate",
+                                       "cuIpcOpen",
+                                       "cuDevicePrimaryCtxRe"}) {
     if (name.starts_with(begin)) return true;
   }
   return false;
@@ -80,13 +97,14 @@ bool mayUseMemory(std::string_view name) {
 const std::array<bool, api::kSymbolCount>& memoryUsers() {
   static const auto users = [] {
     std::array<bool, api::kSymbolCount> made{};
-    for (size_t i = 0; i < made.size(); ++i) made[i] = mayUseMemory(api::symbolName(static_cast<api::Symbol>(i)));
+    for (size_t i = 0; i < made.size(); ++i)
+      made[i] = mayUseMemory(api::symbolName(static_cast<api::Symbol>(i)));
     return made;
   }();
   return users;
 }
 
-// --- the book ---------------------------------------------------------------------------------------------------------
+// --- the book ------------------------------------------------------------------------------------
 
 // Pages that the worker has for what is allocated. A slab that is kept empty here has gone there.
 uint64_t usedPages(const Book& all) {
@@ -127,7 +145,8 @@ space::SlabAllocator& slabsOf(Book& all, uint64_t context) {
     slabs = std::make_unique<space::SlabAllocator>(
         space::SlabAllocator::Callbacks{[&all](uint64_t) -> std::optional<uint64_t> {
                                           const uint64_t address = takePages(all, 1);
-                                          return address != 0 ? std::optional(address) : std::nullopt;
+                                          return address != 0 ? std::optional(address)
+                                                              : std::nullopt;
                                         },
                                         [&all](uint64_t address) { givePages(all, address); }},
         space::SlabAllocator::Empty::kKeepOne);
@@ -170,7 +189,8 @@ bool takeKnown(CUdeviceptr address) {
 
 CUresult allocateAnywhere(CUdeviceptr* out, uint64_t bytes) {
   const auto all = existingSessions();
-  if (std::none_of(all.begin(), all.end(), [](const Session* one) { return one->initialized(); }) && !all.empty())
+  if (std::none_of(all.begin(), all.end(), [](const Session* one) { return one->initialized(); }) &&
+      !all.empty())
     return CUDA_ERROR_NOT_INITIALIZED;
   const CUresult result = ol_forward_generated_cuMemAlloc_v2(out, bytes);
   if (result == CUDA_SUCCESS && out != nullptr) know(*out, {memoryOwner(currentContext()), bytes});
@@ -182,8 +202,8 @@ CUresult allocate(CUdeviceptr* out, uint64_t bytes) {
   const uint64_t context = memoryOwner(currentContext());
   CUdevice device = 0;
   // Beyond any range, while something captures, or without a context: the driver has the answer.
-  if (out == nullptr || bytes == 0 || bytes >= 1ull << 47 || session == nullptr || !session->initialized() ||
-      !deviceOf(context, &device) || capturing())
+  if (out == nullptr || bytes == 0 || bytes >= 1ull << 47 || session == nullptr ||
+      !session->initialized() || !deviceOf(context, &device) || capturing())
     return allocateAnywhere(out, bytes);
   Book& all = book(session->slot());
   std::unique_lock lock(all.mutex);
@@ -191,7 +211,8 @@ CUresult allocate(CUdeviceptr* out, uint64_t bytes) {
     lock.unlock();
     return allocateAnywhere(out, bytes);
   }
-  if (const uint64_t spent = all.spent.load(); spent != all.spent_seen || all.credit.device != device) {
+  if (const uint64_t spent = all.spent.load();
+      spent != all.spent_seen || all.credit.device != device) {
     all.credit = {};
     all.spent_seen = spent;
   }
@@ -215,7 +236,8 @@ CUresult allocate(CUdeviceptr* out, uint64_t bytes) {
       const auto room = call.reply().value<Room>();
       all.credit = {device, room.bytes / 2, room.largest / 2};
     }
-    // An error of an earlier call comes with a success of this one: the memory is there, and nobody will free it.
+    // An error of an earlier call comes with a success of this one: the memory is there, and nobody
+    // will free it.
     if (result != CUDA_SUCCESS && call.answered()) {
       Call back(api::Symbol::kCuMemFree_v2, session);
       back.value(address);
@@ -233,11 +255,14 @@ CUresult allocate(CUdeviceptr* out, uint64_t bytes) {
   return result;
 }
 
-// A free waits for the GPU as the driver's does, at the worker. The caller need not where no other call of the program could end what
-// it waits for, and nothing that the GPU writes is still to come here.
+// A free waits for the GPU as the driver's does, at the worker. The caller need not where no other
+// call of the program could end what it waits for, and nothing that the GPU writes is still to come
+// here.
 CUresult release(CUdeviceptr address) {
-  Session* const session = existingSessions().empty() ? nullptr : Route().address(address).session();
-  if (session == nullptr) return ol_forward_generated_cuMemFree_v2(address);  // in a forked child locks are anybody's
+  Session* const session =
+      existingSessions().empty() ? nullptr : Route().address(address).session();
+  if (session == nullptr)
+    return ol_forward_generated_cuMemFree_v2(address);  // in a forked child locks are anybody's
   Book& all = book(session->slot());
   forget(all, address);
   std::unique_lock lock(all.mutex);
@@ -251,8 +276,8 @@ CUresult release(CUdeviceptr address) {
     give(all, held.context, address, held.bytes);
     all.held.erase(address);
   };
-  if (!session->othersCall() && !session->memoryComes() && held.context == memoryOwner(contextIn(session)) &&
-      all.slabs.size() <= 1 && !capturing()) {
+  if (!session->othersCall() && !session->memoryComes() &&
+      held.context == memoryOwner(contextIn(session)) && all.slabs.size() <= 1 && !capturing()) {
     Call call(api::Symbol::kCuMemFree_v2, session);
     call.value(address);
     const CUresult result = call.oneWay();
@@ -266,7 +291,8 @@ CUresult release(CUdeviceptr address) {
   return result;
 }
 
-// In stream order the address would be free at a time that nobody here knows: the stream is waited for.
+// In stream order the address would be free at a time that nobody here knows: the stream is waited
+// for.
 CUresult releaseInOrder(CUdeviceptr address, CUstream stream, bool per_thread) {
   bool held = false;
   if (!existingSessions().empty()) {
@@ -287,10 +313,11 @@ CUresult releaseInOrder(CUdeviceptr address, CUstream stream, bool per_thread) {
 }
 
 // What was allocated outside of the pager's range is known as device memory from now on.
-CUresult noted(const CUdeviceptr* out, uint64_t bytes, CUstream stream, bool per_thread, const Session* session,
-               CUresult result) {
+CUresult noted(const CUdeviceptr* out, uint64_t bytes, CUstream stream, bool per_thread,
+               const Session* session, CUresult result) {
   if (result != CUDA_SUCCESS || session == nullptr || *out == 0) return result;
-  if (const CUgraph graph = capturing() ? capturedGraph(stream, per_thread) : nullptr; graph != nullptr)
+  if (const CUgraph graph = capturing() ? capturedGraph(stream, per_thread) : nullptr;
+      graph != nullptr)
     noteAllocates(graph);
   const Description& description = session->description();
   if (*out - description.va_base >= description.va_size) {
@@ -315,19 +342,21 @@ std::optional<uint64_t> leftInKnown(CUdeviceptr address) {
 }
 
 bool isOfHost(const CUmemLocation& location) {
-  return location.type == CU_MEM_LOCATION_TYPE_HOST || location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
+  return location.type == CU_MEM_LOCATION_TYPE_HOST ||
+         location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA ||
          location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
 }
 
 }  // namespace
 
 void noteCall(const Session& session, uint16_t function) {
-  const bool uses = function < api::kSymbolCount ? memoryUsers()[function]
-                                                 : function == static_cast<uint16_t>(Operation::kLoadModule) ||
-                                                       function == static_cast<uint16_t>(Operation::kLoadLibrary) ||
-                                                       function == static_cast<uint16_t>(Operation::kLinkComplete) ||
-                                                       function == static_cast<uint16_t>(Operation::kContextCreate) ||
-                                                       function == static_cast<uint16_t>(Operation::kPrimaryRetain);
+  const bool uses = function < api::kSymbolCount
+                        ? memoryUsers()[function]
+                        : function == static_cast<uint16_t>(Operation::kLoadModule) ||
+                              function == static_cast<uint16_t>(Operation::kLoadLibrary) ||
+                              function == static_cast<uint16_t>(Operation::kLinkComplete) ||
+                              function == static_cast<uint16_t>(Operation::kContextCreate) ||
+                              function == static_cast<uint16_t>(Operation::kPrimaryRetain);
   if (uses) book(session.slot()).spent.fetch_add(1);
 }
 
@@ -370,27 +399,32 @@ bool leavesKnownMemory(CUdeviceptr address, uint64_t bytes) {
 
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
-CUresult ol_forward_cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) { return allocate(address, bytes); }
-CUresult ol_forward_cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t width, size_t height,
-                                       unsigned element) {
-  const CUresult result = ol_forward_generated_cuMemAllocPitch_v2(address, pitch, width, height, element);
+CUresult ol_forward_cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
+  return allocate(address, bytes);
+}
+CUresult ol_forward_cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t width,
+                                       size_t height, unsigned element) {
+  const CUresult result =
+      ol_forward_generated_cuMemAllocPitch_v2(address, pitch, width, height, element);
   if (result == CUDA_SUCCESS) know(*address, {memoryOwner(currentContext()), *pitch * height});
   return result;
 }
-// Where a stream captures, and from some pools, it is the driver's own memory, outside of the pager's range.
-#define OL_IN_ORDER(suffix, per_thread)                                                                  \
-  CUresult ol_forward_cuMemAllocAsync##suffix(CUdeviceptr* out, size_t bytes, CUstream stream) {         \
-    return noted(out, bytes, stream, per_thread, Route().handle(stream).session(),                       \
-                 ol_forward_generated_cuMemAllocAsync##suffix(out, bytes, stream));                      \
-  }                                                                                                      \
-  CUresult ol_forward_cuMemAllocFromPoolAsync##suffix(CUdeviceptr* out, size_t bytes, CUmemoryPool pool, \
-                                                      CUstream stream) {                                 \
-    return noted(out, bytes, stream, per_thread, Route().handle(pool).handle(stream).session(),          \
-                 ol_forward_generated_cuMemAllocFromPoolAsync##suffix(out, bytes, pool, stream));        \
+// Where a stream captures, and from some pools, it is the driver's own memory, outside of the
+// pager's range.
+#define OL_IN_ORDER(suffix, per_thread)                                                           \
+  CUresult ol_forward_cuMemAllocAsync##suffix(CUdeviceptr* out, size_t bytes, CUstream stream) {  \
+    return noted(out, bytes, stream, per_thread, Route().handle(stream).session(),                \
+                 ol_forward_generated_cuMemAllocAsync##suffix(out, bytes, stream));               \
+  }                                                                                               \
+  CUresult ol_forward_cuMemAllocFromPoolAsync##suffix(CUdeviceptr* out, size_t bytes,             \
+                                                      CUmemoryPool pool, CUstream stream) {       \
+    return noted(out, bytes, stream, per_thread, Route().handle(pool).handle(stream).session(),   \
+                 ol_forward_generated_cuMemAllocFromPoolAsync##suffix(out, bytes, pool, stream)); \
   }
 OL_IN_ORDER(, false)
 OL_IN_ORDER(_ptsz, true)
@@ -406,21 +440,22 @@ CUresult ol_forward_cuMemFreeAsync_ptsz(CUdeviceptr address, CUstream stream) {
   return releaseInOrder(address, stream, true);
 }
 
-// The memory is the gpunode's: the program's CPU can't have it. Who creates host memory to share it with other processes (NCCL) means their
-// CPUs, and has another way if told at once.
-CUresult ol_forward_cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllocationProp* properties,
-                                unsigned long long flags) {
+// The memory is the gpunode's: the program's CPU can't have it. Who creates host memory to share it
+// with other processes (NCCL) means their CPUs, and has another way if told at once.
+CUresult ol_forward_cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes,
+                                const CUmemAllocationProp* properties, unsigned long long flags) {
   if (properties != nullptr && isOfHost(properties->location) &&
       properties->requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE)
     return refused("cuMemCreate of exportable host memory", false);
   return ol_forward_generated_cuMemCreate(out, bytes, properties, flags);
 }
 CUresult ol_forward_cuMemPoolCreate(CUmemoryPool* out, const CUmemPoolProps* properties) {
-  if (properties != nullptr && isOfHost(properties->location)) return refused("cuMemPoolCreate of host memory", false);
+  if (properties != nullptr && isOfHost(properties->location))
+    return refused("cuMemPoolCreate of host memory", false);
   return ol_forward_generated_cuMemPoolCreate(out, properties);
 }
-CUresult ol_forward_cuMemSetAccess(CUdeviceptr address, size_t bytes, const CUmemAccessDesc* descriptions,
-                                   size_t count) {
+CUresult ol_forward_cuMemSetAccess(CUdeviceptr address, size_t bytes,
+                                   const CUmemAccessDesc* descriptions, size_t count) {
   for (size_t i = 0; descriptions != nullptr && i < count; ++i) {
     const bool reaches = descriptions[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE;
     if (reaches && descriptions[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)

@@ -1,9 +1,11 @@
-// Device memory of cuMemAlloc. The client gives out its addresses, in a part of the worker's range that is set aside for it, and keeps
-// the book: the worker is told in order, and nobody waits as long as what is asked for is less than half of what was free when
-// the worker last said so. Else the worker answers, and says anew what is free.
+// Device memory of cuMemAlloc. The client gives out its addresses, in a part of the worker's range
+// that is set aside for it, and keeps the book: the worker is told in order, and nobody waits as
+// long as what is asked for is less than half of what was free when the worker last said so. Else
+// the worker answers, and says anew what is free.
 //
-// Thread-safety: any thread. Locks: the book's mutex, held while a call is written, so that the worker hears of addresses in the order
-// in which they changed hands; below it the session's, and that of contexts.cpp.
+// Thread-safety: any thread. Locks: the book's mutex, held while a call is written, so that the
+// worker hears of addresses in the order in which they changed hands; below it the session's, and
+// that of contexts.cpp.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +14,8 @@ namespace olpager::forward {
 
 class Session;
 
-/// Before each call goes out: one that may use device memory or the driver's own in another way ends what is known of free memory.
+/// Before each call goes out: one that may use device memory or the driver's own in another way
+/// ends what is known of free memory.
 void noteCall(const Session& session, uint16_t function);
 /// The context is gone, with all its memory.
 void forgetDeviceMemory(uint64_t context);

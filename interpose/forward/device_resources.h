@@ -1,5 +1,6 @@
-// What a program has of a device resource (CUdevResource): type and counts as the driver told them, and in place of the driver's own bytes a
-// number that the worker knows them by. It looks like a handle, so that it says whose it is.
+// What a program has of a device resource (CUdevResource): type and counts as the driver told them,
+// and in place of the driver's own bytes a number that the worker knows them by. It looks like a
+// handle, so that it says whose it is.
 #pragma once
 
 #include <cuda.h>
@@ -16,7 +17,8 @@ inline constexpr size_t kResourceNumberAt = 4;
 /// 0: none.
 inline uint64_t resourceNumber(const CUdevResource* resource) {
   uint64_t number = 0;
-  if (resource != nullptr) std::memcpy(&number, resource->_internal_padding + kResourceNumberAt, sizeof number);
+  if (resource != nullptr)
+    std::memcpy(&number, resource->_internal_padding + kResourceNumberAt, sizeof number);
   return number;
 }
 inline void setResourceNumber(CUdevResource& resource, uint64_t number) {

@@ -47,7 +47,8 @@ std::string uuidOf(const Place& place) {
 Status findDevices(std::span<Session* const> all) {
   std::vector<Place> found;
   for (Session* const session : all) {
-    for (CUdevice device = 0; device < session->description().devices; ++device) found.push_back({session, device});
+    for (CUdevice device = 0; device < session->description().devices; ++device)
+      found.push_back({session, device});
   }
   // One gpunode shows only those that are named.
   const char* const visible = all.size() > 1 ? std::getenv("CUDA_VISIBLE_DEVICES") : nullptr;
@@ -58,8 +59,9 @@ Status findDevices(std::span<Session* const> all) {
     std::vector<Place> seen;
     for (const uint32_t index : visibleDevices(uuids, visible)) seen.push_back(found[index]);
     if (seen.empty())
-      return Error{"CUDA_VISIBLE_DEVICES=" + std::string(visible).substr(0, 64) + " names none of the " +
-                   std::to_string(found.size()) + " devices of the gpunodes"};
+      return Error{"CUDA_VISIBLE_DEVICES=" + std::string(visible).substr(0, 64) +
+                   " names none of the " + std::to_string(found.size()) +
+                   " devices of the gpunodes"};
     found = std::move(seen);
   }
   places() = std::move(found);
@@ -88,7 +90,8 @@ CUdevice deviceOf(const Session& session, CUdevice at_worker) {
 }
 
 bool toWorker(const Session& session, CUdevice& device) {
-  if (!severalSessions() || device < 0) return true;  // the worker says what is wrong with it, or it is the CPU
+  if (!severalSessions() || device < 0)
+    return true;  // the worker says what is wrong with it, or it is the CPU
   Session* of = nullptr;
   return placeOf(device, &of, &device) && of == &session;
 }
@@ -119,7 +122,8 @@ void fromWorker(const Session& session, CUmemLocation& location) {
 
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 // What concerns all devices, or two of them.
 extern "C" {
@@ -149,11 +153,13 @@ CUresult ol_forward_cuDeviceGetPCIBusId(char* text, int length, CUdevice device)
   for (const auto& [attribute, into] : {std::pair{CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, &domain},
                                         {CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, &bus},
                                         {CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, &number}}) {
-    if (const CUresult result = ol_forward_cuDeviceGetAttribute(into, attribute, device); result != CUDA_SUCCESS)
+    if (const CUresult result = ol_forward_cuDeviceGetAttribute(into, attribute, device);
+        result != CUDA_SUCCESS)
       return result;
   }
-  std::snprintf(text, static_cast<size_t>(length), "%04x:%02x:%02x.0", static_cast<unsigned>(domain),
-                static_cast<unsigned>(bus), static_cast<unsigned>(number));
+  std::snprintf(text, static_cast<size_t>(length), "%04x:%02x:%02x.0",
+                static_cast<unsigned>(domain), static_cast<unsigned>(bus),
+                static_cast<unsigned>(number));
   return CUDA_SUCCESS;
 }
 
@@ -170,7 +176,9 @@ CUresult ol_forward_cuDeviceGetByPCIBusId(CUdevice* device, const char* wanted) 
   std::snprintf(text, sizeof text, "%04x:%02x:%02x.0", domain, bus, number);
   for (CUdevice one = 0; one < deviceCount(); ++one) {
     char its[32] = {};
-    if (ol_forward_cuDeviceGetPCIBusId(its, sizeof its, one) != CUDA_SUCCESS || std::string_view(its) != text) continue;
+    if (ol_forward_cuDeviceGetPCIBusId(its, sizeof its, one) != CUDA_SUCCESS ||
+        std::string_view(its) != text)
+      continue;
     *device = one;
     return CUDA_SUCCESS;
   }

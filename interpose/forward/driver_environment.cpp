@@ -5,7 +5,8 @@
 namespace olpager::forward {
 namespace {
 
-constexpr std::string_view kLaunchBlocking = "CUDA_LAUNCH_BLOCKING=", kModuleLoading = "CUDA_MODULE_LOADING=",
+constexpr std::string_view kLaunchBlocking = "CUDA_LAUNCH_BLOCKING=",
+                           kModuleLoading = "CUDA_MODULE_LOADING=",
                            kConnections = "CUDA_DEVICE_MAX_CONNECTIONS=";
 
 }  // namespace
@@ -16,10 +17,12 @@ bool isValid(const DriverEnvironment& told) {
 
 void setDriverEnvironment(std::vector<std::string>& environment, const DriverEnvironment& told) {
   std::erase_if(environment, [](const std::string& entry) {
-    return entry.starts_with(kLaunchBlocking) || entry.starts_with(kModuleLoading) || entry.starts_with(kConnections);
+    return entry.starts_with(kLaunchBlocking) || entry.starts_with(kModuleLoading) ||
+           entry.starts_with(kConnections);
   });
   if (told.module_loading != 0)
-    environment.push_back(std::string(kModuleLoading) + std::string(kModuleLoadings[told.module_loading - 1]));
+    environment.push_back(std::string(kModuleLoading) +
+                          std::string(kModuleLoadings[told.module_loading - 1]));
   if (told.max_connections != 0)
     environment.push_back(std::string(kConnections) + std::to_string(told.max_connections));
 }

@@ -1,5 +1,6 @@
-// Files that the driver writes: at the worker into one without a name (gpunode/worker/driver_files.cpp), whose text comes back and is put here
-// where the program wants it. The worker never hears the name.
+// Files that the driver writes: at the worker into one without a name
+// (gpunode/worker/driver_files.cpp), whose text comes back and is put here where the program wants
+// it. The worker never hears the name.
 #include <cstdio>
 #include <memory>
 #include <span>
@@ -20,7 +21,8 @@ bool writeFile(const char* path, std::span<const std::byte> text) {
 }  // namespace
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
@@ -31,7 +33,8 @@ CUresult ol_forward_cuGraphDebugDotPrint(CUgraph graph, const char* path, unsign
   call.value(flags);
   const CUresult result = call.sync();
   if (!call.answered()) return result;
-  return writeFile(path, call.reply().raw(call.reply().left())) ? result : CUDA_ERROR_OPERATING_SYSTEM;
+  return writeFile(path, call.reply().raw(call.reply().left())) ? result
+                                                                : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
 // Where the logs go on is the program's once it has those before.

@@ -12,8 +12,8 @@ namespace {
 
 struct Streams {
   std::shared_mutex mutex;  // a leaf
-  // Their contexts. One that is destroyed stays until its context goes or its handle is given out again: a launch in it is as
-  // well known as before, and fails as late.
+  // Their contexts. One that is destroyed stays until its context goes or its handle is given out
+  // again: a launch in it is as well known as before, and fails as late.
   std::unordered_map<CUstream, uint64_t> made_in;
 };
 Streams& streams() {
@@ -33,7 +33,8 @@ CUresult noted(CUresult result, const CUstream* stream) {
 }  // namespace
 
 uint64_t contextOfStream(CUstream stream, uint64_t current) {
-  if (stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) return current;
+  if (stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD)
+    return current;
   Streams& all = streams();
   std::shared_lock lock(all.mutex);
   const auto found = all.made_in.find(stream);
@@ -48,13 +49,16 @@ void forgetStreamsIn(uint64_t context) {
 
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
 CUresult ol_forward_cuEventCreate(CUevent* event, unsigned flags) {
-  constexpr unsigned kFlags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
-  const bool shared_but_timed = (flags & CU_EVENT_INTERPROCESS) != 0 && (flags & CU_EVENT_DISABLE_TIMING) == 0;
+  constexpr unsigned kFlags =
+      CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+  const bool shared_but_timed =
+      (flags & CU_EVENT_INTERPROCESS) != 0 && (flags & CU_EVENT_DISABLE_TIMING) == 0;
   if ((flags & ~kFlags) != 0 || shared_but_timed) return CUDA_ERROR_INVALID_VALUE;
   return ol_forward_generated_cuEventCreate(event, flags);
 }

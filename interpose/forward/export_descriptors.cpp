@@ -91,7 +91,8 @@ int exportDescriptor(Session* session, const ExportToken& token) {
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return -1;
   base::UniqueFd own_end(ends[0]), programs(ends[1]);
-  if (send(own_end.get(), &token, sizeof token, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof token) return -1;
+  if (send(own_end.get(), &token, sizeof token, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof token)
+    return -1;
   Descriptors& state = descriptors();
   std::lock_guard lock(state.mutex);
   if (!startWatching(state)) return -1;
@@ -107,7 +108,9 @@ bool tokenIn(int descriptor, ExportToken* token) {
     ExportToken token;
     char more;
   } found{};
-  if (recv(descriptor, &found, sizeof found.token + 1, MSG_PEEK | MSG_DONTWAIT) != sizeof found.token) return false;
+  if (recv(descriptor, &found, sizeof found.token + 1, MSG_PEEK | MSG_DONTWAIT) !=
+      sizeof found.token)
+    return false;
   *token = found.token;
   return token->magic == kExportMagic;
 }

@@ -1,7 +1,8 @@
-// What stands for memory that a program has exported as a file descriptor (cuMemExportToShareableHandle). The memory itself is in a worker,
-// and what the driver exports it by never leaves the gpunode: the program's descriptor is a socket with this in it, to be looked at, not
-// taken. Who has the descriptor has the token, as natively who has the descriptor has the memory; it is a claim, and the worker that made
-// it says what it names.
+// What stands for memory that a program has exported as a file descriptor
+// (cuMemExportToShareableHandle). The memory itself is in a worker, and what the driver exports it
+// by never leaves the gpunode: the program's descriptor is a socket with this in it, to be looked
+// at, not taken. Who has the descriptor has the token, as natively who has the descriptor has the
+// memory; it is a claim, and the worker that made it says what it names.
 #pragma once
 
 #include <cstdint>

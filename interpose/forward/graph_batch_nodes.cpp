@@ -1,4 +1,5 @@
-// Nodes of graphs that are batches of a stream's operations: values that are waited for and written, barriers.
+// Nodes of graphs that are batches of a stream's operations: values that are waited for and
+// written, barriers.
 #include <cstring>
 
 #include "interpose/api/forward_functions.h"
@@ -9,9 +10,10 @@
 namespace olpager::forward {
 namespace {
 
-CUresult batchNode(const Target& target, const CUDA_BATCH_MEM_OP_NODE_PARAMS* given, CUgraphNode* made) {
-  if (given == nullptr || given->paramArray == nullptr || given->count == 0 || given->count > kMostBatchOperations ||
-      (target.what == NodeCall::kAdd && made == nullptr))
+CUresult batchNode(const Target& target, const CUDA_BATCH_MEM_OP_NODE_PARAMS* given,
+                   CUgraphNode* made) {
+  if (given == nullptr || given->paramArray == nullptr || given->count == 0 ||
+      given->count > kMostBatchOperations || (target.what == NodeCall::kAdd && made == nullptr))
     return CUDA_ERROR_INVALID_VALUE;
   Session* const session = sessionOf(target);
   if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
@@ -29,15 +31,18 @@ CUresult batchNode(const Target& target, const CUDA_BATCH_MEM_OP_NODE_PARAMS* gi
 }  // namespace
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
-CUresult ol_forward_cuGraphAddBatchMemOpNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
-                                             size_t count, const CUDA_BATCH_MEM_OP_NODE_PARAMS* given) {
+CUresult ol_forward_cuGraphAddBatchMemOpNode(CUgraphNode* node, CUgraph graph,
+                                             const CUgraphNode* dependencies, size_t count,
+                                             const CUDA_BATCH_MEM_OP_NODE_PARAMS* given) {
   return batchNode({NodeCall::kAdd, graph, dependencies, count}, given, node);
 }
-CUresult ol_forward_cuGraphBatchMemOpNodeSetParams(CUgraphNode node, const CUDA_BATCH_MEM_OP_NODE_PARAMS* given) {
+CUresult ol_forward_cuGraphBatchMemOpNodeSetParams(CUgraphNode node,
+                                                   const CUDA_BATCH_MEM_OP_NODE_PARAMS* given) {
   return batchNode({NodeCall::kSet, nullptr, nullptr, 0, node}, given, nullptr);
 }
 CUresult ol_forward_cuGraphExecBatchMemOpNodeSetParams(CUgraphExec exec, CUgraphNode node,
@@ -45,7 +50,8 @@ CUresult ol_forward_cuGraphExecBatchMemOpNodeSetParams(CUgraphExec exec, CUgraph
   return batchNode({NodeCall::kSetExec, nullptr, nullptr, 0, node, exec}, given, nullptr);
 }
 
-CUresult ol_forward_cuGraphBatchMemOpNodeGetParams(CUgraphNode node, CUDA_BATCH_MEM_OP_NODE_PARAMS* out) {
+CUresult ol_forward_cuGraphBatchMemOpNodeGetParams(CUgraphNode node,
+                                                   CUDA_BATCH_MEM_OP_NODE_PARAMS* out) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Call call(Operation::kGraphNodeParameters, Route().handle(node));
   const CUresult result = ask(call, node, NodeKind::kBatch);

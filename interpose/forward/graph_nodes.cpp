@@ -1,4 +1,5 @@
-// Nodes that a program adds to a graph by hand, as far as their parameters name memory or code of the program.
+// Nodes that a program adds to a graph by hand, as far as their parameters name memory or code of
+// the program.
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
@@ -21,10 +22,13 @@ namespace olpager::forward {
 namespace {
 
 CUresult kernelNode(const Target& target, const CUDA_KERNEL_NODE_PARAMS* given, CUgraphNode* made) {
-  if (given == nullptr || (target.what == NodeCall::kAdd && made == nullptr)) return CUDA_ERROR_INVALID_VALUE;
-  const auto function = given->func != nullptr ? given->func : reinterpret_cast<CUfunction>(given->kern);
+  if (given == nullptr || (target.what == NodeCall::kAdd && made == nullptr))
+    return CUDA_ERROR_INVALID_VALUE;
+  const auto function =
+      given->func != nullptr ? given->func : reinterpret_cast<CUfunction>(given->kern);
   ParameterBlock block;
-  if (const CUresult error = packParameters(function, given->kernelParams, given->extra, block); error != CUDA_SUCCESS)
+  if (const CUresult error = packParameters(function, given->kernelParams, given->extra, block);
+      error != CUDA_SUCCESS)
     return error;
   // Pinned memory that it names is exchanged at each launch of the graph.
   noteAddresses(sessionOf(target), block.data(), block.bytes());
@@ -32,7 +36,8 @@ CUresult kernelNode(const Target& target, const CUDA_KERNEL_NODE_PARAMS* given, 
   head.function = reinterpret_cast<uint64_t>(function);
   head.context = reinterpret_cast<uint64_t>(given->ctx);
   head.grid[0] = given->gridDimX, head.grid[1] = given->gridDimY, head.grid[2] = given->gridDimZ;
-  head.block[0] = given->blockDimX, head.block[1] = given->blockDimY, head.block[2] = given->blockDimZ;
+  head.block[0] = given->blockDimX, head.block[1] = given->blockDimY,
+  head.block[2] = given->blockDimZ;
   head.shared = given->sharedMemBytes;
   head.parameter_bytes = static_cast<uint32_t>(block.bytes());
   head.by_pointers = given->kernelParams != nullptr ? 1 : 0;
@@ -44,51 +49,64 @@ CUresult kernelNode(const Target& target, const CUDA_KERNEL_NODE_PARAMS* given, 
   return finish(call, made);
 }
 
-// Where the worker has a side in the program's memory. Pinned memory it has as a block; of pageable memory it gets a stand-in. It looks at all that the copy
-// can touch.
-CUresult settleSide(Session* session, const CUDA_MEMCPY3D& box, bool source, StandIns& needed, const void** side) {
+// Where the worker has a side in the program's memory. Pinned memory it has as a block; of pageable
+// memory it gets a stand-in. It looks at all that the copy can touch.
+CUresult settleSide(Session* session, const CUDA_MEMCPY3D& box, bool source, StandIns& needed,
+                    const void** side) {
   const void* const host = *side;
   const Rows rows = rowsOf(host, box, source);
-  if (host == nullptr || rows.bytes() == 0 || rows.isBeyondAddresses()) return CUDA_ERROR_INVALID_VALUE;
+  if (host == nullptr || rows.bytes() == 0 || rows.isBeyondAddresses())
+    return CUDA_ERROR_INVALID_VALUE;
   const auto first = reinterpret_cast<uint64_t>(rows.first);
   uint64_t there = 0;
-  if (const CUresult error = pinnedThere(first, rows.extent(), &there); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = pinnedThere(first, rows.extent(), &there); error != CUDA_SUCCESS)
+    return error;
   if (there != 0) {
     noteNamed(session, there);
-  } else if (const CUresult error = standIn(session, first, rows.extent(), needed, &there); error != CUDA_SUCCESS) {
+  } else if (const CUresult error = standIn(session, first, rows.extent(), needed, &there);
+             error != CUDA_SUCCESS) {
     return error;
   }
   *side = reinterpret_cast<const void*>(reinterpret_cast<uint64_t>(host) + (there - first));
   return CUDA_SUCCESS;
 }
 
-CUresult memcpyNode(const Target& target, const CUDA_MEMCPY3D* given, CUcontext context, CUgraphNode* made) {
-  if (given == nullptr || (target.what == NodeCall::kAdd && made == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+CUresult memcpyNode(const Target& target, const CUDA_MEMCPY3D* given, CUcontext context,
+                    CUgraphNode* made) {
+  if (given == nullptr || (target.what == NodeCall::kAdd && made == nullptr))
+    return CUDA_ERROR_INVALID_VALUE;
   CUDA_MEMCPY3D box = *given;
   const auto unify = [](CUmemorytype& type, uint64_t device) {
-    if (type == CU_MEMORYTYPE_UNIFIED) type = isDeviceMemory(device) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+    if (type == CU_MEMORYTYPE_UNIFIED)
+      type = isDeviceMemory(device) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
   };
-  if (box.srcMemoryType == CU_MEMORYTYPE_UNIFIED) box.srcHost = reinterpret_cast<const void*>(box.srcDevice);
-  if (box.dstMemoryType == CU_MEMORYTYPE_UNIFIED) box.dstHost = reinterpret_cast<void*>(box.dstDevice);
+  if (box.srcMemoryType == CU_MEMORYTYPE_UNIFIED)
+    box.srcHost = reinterpret_cast<const void*>(box.srcDevice);
+  if (box.dstMemoryType == CU_MEMORYTYPE_UNIFIED)
+    box.dstHost = reinterpret_cast<void*>(box.dstDevice);
   unify(box.srcMemoryType, box.srcDevice);
   unify(box.dstMemoryType, box.dstDevice);
-  if (!pitchHoldsRow(box.srcMemoryType, box.srcPitch, box) || !pitchHoldsRow(box.dstMemoryType, box.dstPitch, box))
+  if (!pitchHoldsRow(box.srcMemoryType, box.srcPitch, box) ||
+      !pitchHoldsRow(box.dstMemoryType, box.dstPitch, box))
     return CUDA_ERROR_INVALID_VALUE;
   Session* const session = sessionOf(target);
   StandIns needed;
   const CUDA_MEMCPY3D shape = box;
   if (box.srcMemoryType == CU_MEMORYTYPE_HOST) {
-    if (const CUresult error = settleSide(session, shape, true, needed, &box.srcHost); error != CUDA_SUCCESS)
+    if (const CUresult error = settleSide(session, shape, true, needed, &box.srcHost);
+        error != CUDA_SUCCESS)
       return error;
   }
   if (box.dstMemoryType == CU_MEMORYTYPE_HOST) {
     const void* destination = box.dstHost;
-    if (const CUresult error = settleSide(session, shape, false, needed, &destination); error != CUDA_SUCCESS)
+    if (const CUresult error = settleSide(session, shape, false, needed, &destination);
+        error != CUDA_SUCCESS)
       return error;
     box.dstHost = const_cast<void*>(destination);
   }
   if (target.what == NodeCall::kAdd) {
-    if (const CUresult error = graphNeeds(session, target.graph, needed); error != CUDA_SUCCESS) return error;
+    if (const CUresult error = graphNeeds(session, target.graph, needed); error != CUDA_SUCCESS)
+      return error;
   }
   Call call(Operation::kGraphMemcpyNode, session);
   put(call, target);
@@ -102,9 +120,10 @@ CUresult memcpyNode(const Target& target, const CUDA_MEMCPY3D* given, CUcontext 
 }
 
 // Memory of a graph's own, outside of the pool: it is known as device memory from now on.
-CUresult allocNode(CUgraph graph, const CUgraphNode* dependencies, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS* given,
-                   CUgraphNode* made) {
-  if (given == nullptr || made == nullptr || (given->accessDescCount != 0 && given->accessDescs == nullptr))
+CUresult allocNode(CUgraph graph, const CUgraphNode* dependencies, size_t count,
+                   CUDA_MEM_ALLOC_NODE_PARAMS* given, CUgraphNode* made) {
+  if (given == nullptr || made == nullptr ||
+      (given->accessDescCount != 0 && given->accessDescs == nullptr))
     return CUDA_ERROR_INVALID_VALUE;
   const Target target{NodeCall::kAdd, graph, dependencies, count};
   Session* const session = sessionOf(target);
@@ -144,20 +163,23 @@ bool nodeFunction(uint32_t number, CUDA_HOST_NODE_PARAMS* out) {
 CUresult hostNode(const Target& target, const CUDA_HOST_NODE_PARAMS* given, CUgraphNode* made) {
   Session* const session = sessionOf(target);
   if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
-  if (given == nullptr || given->fn == nullptr || (target.what == NodeCall::kAdd && made == nullptr))
+  if (given == nullptr || given->fn == nullptr ||
+      (target.what == NodeCall::kAdd && made == nullptr))
     return CUDA_ERROR_INVALID_VALUE;
   Call call(Operation::kGraphHostNode, session);
   put(call, target);
   const CUDA_HOST_NODE_PARAMS params = *given;
-  const uint32_t number =
-      session->expectFunction([params](CUresult) { params.fn(params.userData); }, FunctionKind::kInGraph);
+  const uint32_t number = session->expectFunction(
+      [params](CUresult) { params.fn(params.userData); }, FunctionKind::kInGraph);
   noteNodeFunction(number, params);
   call.value(number);
   return finish(call, made);
 }
 
-// The graphs of its bodies are the driver's; the program reads their handles where it is told, as long as the graph lives.
-CUresult conditionalNode(const Target& target, CUDA_CONDITIONAL_NODE_PARAMS* given, CUgraphNode* made) {
+// The graphs of its bodies are the driver's; the program reads their handles where it is told, as
+// long as the graph lives.
+CUresult conditionalNode(const Target& target, CUDA_CONDITIONAL_NODE_PARAMS* given,
+                         CUgraphNode* made) {
   if (made == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Session* const session = sessionOf(target);
   if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
@@ -190,7 +212,8 @@ CUresult kernelParameters(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* out) {
   if (!call.reply().ok()) return CUDA_ERROR_UNKNOWN;
   const uint64_t function = head.function != 0 ? head.function : kernel;
   std::shared_ptr<const ParameterLayout> layout;
-  if (const CUresult error = layoutOf(reinterpret_cast<CUfunction>(function), &layout); error != CUDA_SUCCESS)
+  if (const CUresult error = layoutOf(reinterpret_cast<CUfunction>(function), &layout);
+      error != CUDA_SUCCESS)
     return error;
   auto made = std::make_unique<ToldParameters>();
   made->block.assign(block.begin(), block.end());
@@ -198,10 +221,11 @@ CUresult kernelParameters(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* out) {
   const bool as_block = head.by_pointers == 0 && made->bytes != 0;
   made->block.resize(std::max<size_t>(made->block.size(), layout->bytes));
   if (as_block) {
-    made->pointers = {CU_LAUNCH_PARAM_BUFFER_POINTER, made->block.data(), CU_LAUNCH_PARAM_BUFFER_SIZE, &made->bytes,
-                      CU_LAUNCH_PARAM_END};
+    made->pointers = {CU_LAUNCH_PARAM_BUFFER_POINTER, made->block.data(),
+                      CU_LAUNCH_PARAM_BUFFER_SIZE, &made->bytes, CU_LAUNCH_PARAM_END};
   } else {
-    for (const ParameterPlace& place : layout->places) made->pointers.push_back(made->block.data() + place.offset);
+    for (const ParameterPlace& place : layout->places)
+      made->pointers.push_back(made->block.data() + place.offset);
   }
   *out = {};
   out->func = reinterpret_cast<CUfunction>(head.function);
@@ -236,17 +260,19 @@ CUresult allocParameters(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS* out) {
   }
   if (!reply.ok()) return CUDA_ERROR_UNKNOWN;
   params.accessDescCount = made->block.size() / sizeof(CUmemAccessDesc);
-  if (params.accessDescCount != 0) params.accessDescs = reinterpret_cast<const CUmemAccessDesc*>(made->block.data());
+  if (params.accessDescCount != 0)
+    params.accessDescs = reinterpret_cast<const CUmemAccessDesc*>(made->block.data());
   *out = params;
   keepTold(node, std::move(made));
   return result;
 }
 
-CUresult kernelAttribute(CUgraphNode node, CUkernelNodeAttrID attribute, const CUkernelNodeAttrValue* value,
-                         CUkernelNodeAttrValue* out) {
+CUresult kernelAttribute(CUgraphNode node, CUkernelNodeAttrID attribute,
+                         const CUkernelNodeAttrValue* value, CUkernelNodeAttrValue* out) {
   CUlaunchAttribute whole{};
   whole.id = attribute;
-  if (!travels(whole)) return refused("an attribute of a kernel node that names an event or a node", false);
+  if (!travels(whole))
+    return refused("an attribute of a kernel node that names an event or a node", false);
   Call call(Operation::kGraphKernelNodeAttribute, Route().handle(node));
   call.value(reinterpret_cast<uint64_t>(node));
   call.value(static_cast<int32_t>(attribute));
@@ -257,7 +283,8 @@ CUresult kernelAttribute(CUgraphNode node, CUkernelNodeAttrID attribute, const C
   return result;
 }
 
-// The form of CUDA 10 and 11: its bytes are those that the newer one begins with, and nothing behind them is the program's to give.
+// The form of CUDA 10 and 11: its bytes are those that the newer one begins with, and nothing
+// behind them is the program's to give.
 CUDA_KERNEL_NODE_PARAMS paramsOf(const CUDA_KERNEL_NODE_PARAMS_v1& from) {
   CUDA_KERNEL_NODE_PARAMS params{};
   static_assert(sizeof from == offsetof(CUDA_KERNEL_NODE_PARAMS, kern));
@@ -270,7 +297,8 @@ CUDA_KERNEL_NODE_PARAMS paramsOf(const CUDA_KERNEL_NODE_PARAMS_v3& from) {
   params.kern = from.kern;
   params.ctx = from.ctx;
   params.gridDimX = from.gridDimX, params.gridDimY = from.gridDimY, params.gridDimZ = from.gridDimZ;
-  params.blockDimX = from.blockDimX, params.blockDimY = from.blockDimY, params.blockDimZ = from.blockDimZ;
+  params.blockDimX = from.blockDimX, params.blockDimY = from.blockDimY,
+  params.blockDimZ = from.blockDimZ;
   params.sharedMemBytes = from.sharedMemBytes;
   params.kernelParams = from.kernelParams;
   params.extra = from.extra;
@@ -299,28 +327,33 @@ void noteNodeFunction(uint32_t number, const CUDA_HOST_NODE_PARAMS& given) {
 
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
-CUresult ol_forward_cuGraphAddKernelNode_v2(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
-                                            size_t count, const CUDA_KERNEL_NODE_PARAMS* given) {
+CUresult ol_forward_cuGraphAddKernelNode_v2(CUgraphNode* node, CUgraph graph,
+                                            const CUgraphNode* dependencies, size_t count,
+                                            const CUDA_KERNEL_NODE_PARAMS* given) {
   return kernelNode({NodeCall::kAdd, graph, dependencies, count}, given, node);
 }
-CUresult ol_forward_cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS* given) {
+CUresult ol_forward_cuGraphKernelNodeSetParams_v2(CUgraphNode node,
+                                                  const CUDA_KERNEL_NODE_PARAMS* given) {
   return kernelNode({NodeCall::kSet, nullptr, nullptr, 0, node}, given, nullptr);
 }
 CUresult ol_forward_cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode node,
                                                       const CUDA_KERNEL_NODE_PARAMS* given) {
   return kernelNode({NodeCall::kSetExec, nullptr, nullptr, 0, node, exec}, given, nullptr);
 }
-CUresult ol_forward_cuGraphAddKernelNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
-                                         size_t count, const CUDA_KERNEL_NODE_PARAMS_v1* given) {
+CUresult ol_forward_cuGraphAddKernelNode(CUgraphNode* node, CUgraph graph,
+                                         const CUgraphNode* dependencies, size_t count,
+                                         const CUDA_KERNEL_NODE_PARAMS_v1* given) {
   if (given == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const CUDA_KERNEL_NODE_PARAMS params = paramsOf(*given);
   return ol_forward_cuGraphAddKernelNode_v2(node, graph, dependencies, count, &params);
 }
-CUresult ol_forward_cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1* given) {
+CUresult ol_forward_cuGraphKernelNodeSetParams(CUgraphNode node,
+                                               const CUDA_KERNEL_NODE_PARAMS_v1* given) {
   if (given == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const CUDA_KERNEL_NODE_PARAMS params = paramsOf(*given);
   return ol_forward_cuGraphKernelNodeSetParams_v2(node, &params);
@@ -332,27 +365,31 @@ CUresult ol_forward_cuGraphExecKernelNodeSetParams(CUgraphExec exec, CUgraphNode
   return ol_forward_cuGraphExecKernelNodeSetParams_v2(exec, node, &params);
 }
 
-CUresult ol_forward_cuGraphAddMemcpyNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
-                                         size_t count, const CUDA_MEMCPY3D* given, CUcontext context) {
+CUresult ol_forward_cuGraphAddMemcpyNode(CUgraphNode* node, CUgraph graph,
+                                         const CUgraphNode* dependencies, size_t count,
+                                         const CUDA_MEMCPY3D* given, CUcontext context) {
   return memcpyNode({NodeCall::kAdd, graph, dependencies, count}, given, context, node);
 }
 CUresult ol_forward_cuGraphMemcpyNodeSetParams(CUgraphNode node, const CUDA_MEMCPY3D* given) {
   return memcpyNode({NodeCall::kSet, nullptr, nullptr, 0, node}, given, nullptr, nullptr);
 }
-CUresult ol_forward_cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D* given,
-                                                   CUcontext context) {
+CUresult ol_forward_cuGraphExecMemcpyNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                                   const CUDA_MEMCPY3D* given, CUcontext context) {
   return memcpyNode({NodeCall::kSetExec, nullptr, nullptr, 0, node, exec}, given, context, nullptr);
 }
 
-CUresult ol_forward_cuGraphAddMemAllocNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
-                                           size_t count, CUDA_MEM_ALLOC_NODE_PARAMS* given) {
+CUresult ol_forward_cuGraphAddMemAllocNode(CUgraphNode* node, CUgraph graph,
+                                           const CUgraphNode* dependencies, size_t count,
+                                           CUDA_MEM_ALLOC_NODE_PARAMS* given) {
   return allocNode(graph, dependencies, count, given, node);
 }
-CUresult ol_forward_cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS* out) {
+CUresult ol_forward_cuGraphMemAllocNodeGetParams(CUgraphNode node,
+                                                 CUDA_MEM_ALLOC_NODE_PARAMS* out) {
   return allocParameters(node, out);
 }
 
-CUresult ol_forward_cuGraphAddHostNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, size_t count,
+CUresult ol_forward_cuGraphAddHostNode(CUgraphNode* node, CUgraph graph,
+                                       const CUgraphNode* dependencies, size_t count,
                                        const CUDA_HOST_NODE_PARAMS* given) {
   return hostNode({NodeCall::kAdd, graph, dependencies, count}, given, node);
 }
@@ -407,20 +444,23 @@ CUresult ol_forward_cuGraphKernelNodeSetAttribute(CUgraphNode node, CUkernelNode
   return kernelAttribute(node, attribute, value, nullptr);
 }
 
-// The general form, by the kinds that have a function of their own. With data of its edges a node is added without them at first.
-CUresult ol_forward_cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies,
-                                      const CUgraphEdgeData* edges, size_t count, CUgraphNodeParams* given) {
+// The general form, by the kinds that have a function of their own. With data of its edges a node
+// is added without them at first.
+CUresult ol_forward_cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph,
+                                      const CUgraphNode* dependencies, const CUgraphEdgeData* edges,
+                                      size_t count, CUgraphNodeParams* given) {
   if (given == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const auto says = [](const CUgraphEdgeData& edge) {
     return edge.from_port != 0 || edge.to_port != 0 || edge.type != 0;
   };
   if (edges != nullptr && dependencies != nullptr && std::any_of(edges, edges + count, says)) {
-    if (const CUresult error = ol_forward_cuGraphAddNode_v2(node, graph, nullptr, nullptr, 0, given);
+    if (const CUresult error =
+            ol_forward_cuGraphAddNode_v2(node, graph, nullptr, nullptr, 0, given);
         error != CUDA_SUCCESS)
       return error;
     const std::vector<CUgraphNode> to(count, *node);
-    const CUresult result =
-        ol_forward_generated_cuGraphAddDependencies_v2(graph, dependencies, to.data(), edges, count);
+    const CUresult result = ol_forward_generated_cuGraphAddDependencies_v2(graph, dependencies,
+                                                                           to.data(), edges, count);
     if (result != CUDA_SUCCESS) (void)ol_forward_generated_cuGraphDestroyNode(*node);
     return result;
   }
@@ -430,8 +470,8 @@ CUresult ol_forward_cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CU
       return ol_forward_cuGraphAddKernelNode_v2(node, graph, dependencies, count, &params);
     }
     case CU_GRAPH_NODE_TYPE_MEMCPY:
-      return ol_forward_cuGraphAddMemcpyNode(node, graph, dependencies, count, &given->memcpy.copyParams,
-                                             given->memcpy.copyCtx);
+      return ol_forward_cuGraphAddMemcpyNode(node, graph, dependencies, count,
+                                             &given->memcpy.copyParams, given->memcpy.copyCtx);
     case CU_GRAPH_NODE_TYPE_MEMSET: {
       const CUDA_MEMSET_NODE_PARAMS params = paramsOf(given->memset);
       return ol_forward_generated_cuGraphAddMemsetNode(node, graph, dependencies, count, &params,
@@ -444,13 +484,16 @@ CUresult ol_forward_cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CU
     case CU_GRAPH_NODE_TYPE_GRAPH:
       if (given->graph.ownership != CU_GRAPH_CHILD_GRAPH_OWNERSHIP_CLONE)
         return refused("cuGraphAddNode of a child graph that is moved", false);
-      return ol_forward_generated_cuGraphAddChildGraphNode(node, graph, dependencies, count, given->graph.graph);
+      return ol_forward_generated_cuGraphAddChildGraphNode(node, graph, dependencies, count,
+                                                           given->graph.graph);
     case CU_GRAPH_NODE_TYPE_EMPTY:
       return ol_forward_generated_cuGraphAddEmptyNode(node, graph, dependencies, count);
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
-      return ol_forward_generated_cuGraphAddEventWaitNode(node, graph, dependencies, count, given->eventWait.event);
+      return ol_forward_generated_cuGraphAddEventWaitNode(node, graph, dependencies, count,
+                                                          given->eventWait.event);
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
-      return ol_forward_generated_cuGraphAddEventRecordNode(node, graph, dependencies, count, given->eventRecord.event);
+      return ol_forward_generated_cuGraphAddEventRecordNode(node, graph, dependencies, count,
+                                                            given->eventRecord.event);
     case CU_GRAPH_NODE_TYPE_MEM_ALLOC: {
       CUDA_MEM_ALLOC_NODE_PARAMS params = paramsOf(given->alloc);
       const CUresult result = allocNode(graph, dependencies, count, &params, node);
@@ -458,9 +501,11 @@ CUresult ol_forward_cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CU
       return result;
     }
     case CU_GRAPH_NODE_TYPE_MEM_FREE:
-      return ol_forward_generated_cuGraphAddMemFreeNode(node, graph, dependencies, count, given->free.dptr);
+      return ol_forward_generated_cuGraphAddMemFreeNode(node, graph, dependencies, count,
+                                                        given->free.dptr);
     case CU_GRAPH_NODE_TYPE_CONDITIONAL:
-      return conditionalNode({NodeCall::kAdd, graph, dependencies, count}, &given->conditional, node);
+      return conditionalNode({NodeCall::kAdd, graph, dependencies, count}, &given->conditional,
+                             node);
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: {
       const CUDA_BATCH_MEM_OP_NODE_PARAMS params = paramsOf(given->memOp);
       return ol_forward_cuGraphAddBatchMemOpNode(node, graph, dependencies, count, &params);
@@ -469,7 +514,8 @@ CUresult ol_forward_cuGraphAddNode_v2(CUgraphNode* node, CUgraph graph, const CU
       return refused("cuGraphAddNode of this kind of node", false);
   }
 }
-CUresult ol_forward_cuGraphAddNode(CUgraphNode* node, CUgraph graph, const CUgraphNode* dependencies, size_t count,
+CUresult ol_forward_cuGraphAddNode(CUgraphNode* node, CUgraph graph,
+                                   const CUgraphNode* dependencies, size_t count,
                                    CUgraphNodeParams* given) {
   return ol_forward_cuGraphAddNode_v2(node, graph, dependencies, nullptr, count, given);
 }
@@ -503,7 +549,8 @@ CUresult ol_forward_cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams* gi
       return refused("cuGraphNodeSetParams of this kind of node", false);
   }
 }
-CUresult ol_forward_cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* given) {
+CUresult ol_forward_cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node,
+                                             CUgraphNodeParams* given) {
   if (given == nullptr) return CUDA_ERROR_INVALID_VALUE;
   switch (given->type) {
     case CU_GRAPH_NODE_TYPE_KERNEL: {
@@ -511,19 +558,23 @@ CUresult ol_forward_cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node,
       return ol_forward_cuGraphExecKernelNodeSetParams_v2(exec, node, &params);
     }
     case CU_GRAPH_NODE_TYPE_MEMCPY:
-      return ol_forward_cuGraphExecMemcpyNodeSetParams(exec, node, &given->memcpy.copyParams, given->memcpy.copyCtx);
+      return ol_forward_cuGraphExecMemcpyNodeSetParams(exec, node, &given->memcpy.copyParams,
+                                                       given->memcpy.copyCtx);
     case CU_GRAPH_NODE_TYPE_MEMSET: {
       const CUDA_MEMSET_NODE_PARAMS params = paramsOf(given->memset);
-      return ol_forward_generated_cuGraphExecMemsetNodeSetParams(exec, node, &params, contextOf(given->memset));
+      return ol_forward_generated_cuGraphExecMemsetNodeSetParams(exec, node, &params,
+                                                                 contextOf(given->memset));
     }
     case CU_GRAPH_NODE_TYPE_HOST: {
       const CUDA_HOST_NODE_PARAMS params{given->host.fn, given->host.userData};
       return ol_forward_cuGraphExecHostNodeSetParams(exec, node, &params);
     }
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
-      return ol_forward_generated_cuGraphExecEventWaitNodeSetEvent(exec, node, given->eventWait.event);
+      return ol_forward_generated_cuGraphExecEventWaitNodeSetEvent(exec, node,
+                                                                   given->eventWait.event);
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
-      return ol_forward_generated_cuGraphExecEventRecordNodeSetEvent(exec, node, given->eventRecord.event);
+      return ol_forward_generated_cuGraphExecEventRecordNodeSetEvent(exec, node,
+                                                                     given->eventRecord.event);
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: {
       const CUDA_BATCH_MEM_OP_NODE_PARAMS params = paramsOf(given->memOp);
       return ol_forward_cuGraphExecBatchMemOpNodeSetParams(exec, node, &params);

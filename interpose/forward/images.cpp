@@ -9,7 +9,8 @@
 namespace olpager::forward {
 namespace {
 
-// A smaller image is sent without asking whether the worker has it: that would be another round trip.
+// A smaller image is sent without asking whether the worker has it: that would be another round
+// trip.
 constexpr size_t kWorthAsking = 32 << 10;
 
 }  // namespace
@@ -35,11 +36,13 @@ CUresult putImage(Call& call, const ImageWay& way, transport::RegionPtr* region)
   if (way.form == ImageForm::kDigest) {
     call.raw(way.digest.data(), way.digest.size());
   } else if (way.form == ImageForm::kRegion) {
-    auto made = transport::registerMemory(call.session()->domain(),
-                                          {const_cast<std::byte*>(way.image.data()), way.image.size(), -1, 0},
-                                          transport::kRemoteRead);
+    auto made = transport::registerMemory(
+        call.session()->domain(),
+        {const_cast<std::byte*>(way.image.data()), way.image.size(), -1, 0},
+        transport::kRemoteRead);
     if (!made.ok()) {
-      base::logError("code of %zu bytes can't be sent: %s", way.image.size(), made.error().message.c_str());
+      base::logError("code of %zu bytes can't be sent: %s", way.image.size(),
+                     made.error().message.c_str());
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *region = std::move(made).value();

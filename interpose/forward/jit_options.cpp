@@ -9,10 +9,12 @@ namespace olpager::forward {
 
 CUresult JitOptions::read(unsigned count, const CUjit_option* options, void** values) {
   if (count == 0) return CUDA_SUCCESS;
-  if (options == nullptr || values == nullptr || count > kMostJitOptions) return CUDA_ERROR_INVALID_VALUE;
+  if (options == nullptr || values == nullptr || count > kMostJitOptions)
+    return CUDA_ERROR_INVALID_VALUE;
   for (unsigned i = 0; i < count; ++i) {
     if (!isJitOption(options[i])) return CUDA_ERROR_INVALID_VALUE;
-    if (isDeep(options[i])) return refused("an option of the compiler with names of symbols", false);
+    if (isDeep(options[i]))
+      return refused("an option of the compiler with names of symbols", false);
   }
   names_.assign(options, options + count);
   given_.assign(values, values + count);
@@ -24,7 +26,8 @@ void JitOptions::put(Call& call) const {
   call.value(static_cast<uint32_t>(names_.size()));
   for (size_t i = 0; i < names_.size(); ++i) {
     call.value(static_cast<int32_t>(names_[i]));
-    call.value(isLog(names_[i]) ? uint64_t{given_[i] != nullptr} : reinterpret_cast<uint64_t>(given_[i]));
+    call.value(isLog(names_[i]) ? uint64_t{given_[i] != nullptr}
+                                : reinterpret_cast<uint64_t>(given_[i]));
   }
 }
 
@@ -36,8 +39,9 @@ void JitOptions::take(Reader& reply) const {
     if (isTold(names_[i])) values_[i] = reinterpret_cast<void*>(value);
     if (!isLog(names_[i])) continue;
     // Its size is given by the option for it, which may stand anywhere.
-    const auto size_option =
-        names_[i] == CU_JIT_INFO_LOG_BUFFER ? CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES : CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES;
+    const auto size_option = names_[i] == CU_JIT_INFO_LOG_BUFFER
+                                 ? CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES
+                                 : CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES;
     uint64_t room = 0;
     for (size_t j = 0; j < names_.size(); ++j) {
       if (names_[j] == size_option) room = reinterpret_cast<uint64_t>(given_[j]) & UINT32_MAX;

@@ -1,5 +1,6 @@
-// The options that a program gives to the compiler or the linker: sent with the call, and what comes back written to where the program wants it.
-// Thread-safety: one thread at a time. Ownership: the arrays are copied; the values' array and the logs stay the program's.
+// The options that a program gives to the compiler or the linker: sent with the call, and what
+// comes back written to where the program wants it. Thread-safety: one thread at a time. Ownership:
+// the arrays are copied; the values' array and the logs stay the program's.
 #pragma once
 
 #include <cuda.h>
@@ -12,7 +13,8 @@ namespace olpager::forward {
 
 class JitOptions {
  public:
-  /// CUDA_ERROR_INVALID_VALUE: an array is missing, or there is no such option; CUDA_ERROR_NOT_SUPPORTED, with a line: one that names symbols.
+  /// CUDA_ERROR_INVALID_VALUE: an array is missing, or there is no such option;
+  /// CUDA_ERROR_NOT_SUPPORTED, with a line: one that names symbols.
   CUresult read(unsigned count, const CUjit_option* options, void** values);
   void put(Call& call) const;
   /// Writes the program's logs, and in its values' array what the driver tells there.

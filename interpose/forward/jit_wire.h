@@ -1,5 +1,6 @@
-// Options of the driver's compiler and linker on the wire: how many, then for each its name and its value; of a log, whether the program wants one. The answer
-// has each one's value as the driver left it and, for a log, its text. Both sides.
+// Options of the driver's compiler and linker on the wire: how many, then for each its name and its
+// value; of a log, whether the program wants one. The answer has each one's value as the driver
+// left it and, for a log, its text. Both sides.
 #pragma once
 
 #include <cuda.h>
@@ -10,9 +11,12 @@ namespace olpager::forward {
 
 inline constexpr uint32_t kMostJitOptions = 64;
 
-inline bool isLog(CUjit_option option) { return option == CU_JIT_INFO_LOG_BUFFER || option == CU_JIT_ERROR_LOG_BUFFER; }
+inline bool isLog(CUjit_option option) {
+  return option == CU_JIT_INFO_LOG_BUFFER || option == CU_JIT_ERROR_LOG_BUFFER;
+}
 inline bool isLogSize(CUjit_option option) {
-  return option == CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES || option == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES;
+  return option == CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES ||
+         option == CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES;
 }
 /// Whose value is a pointer to more than a log.
 inline bool isDeep(CUjit_option option) {

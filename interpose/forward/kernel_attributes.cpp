@@ -17,8 +17,9 @@
 namespace olpager::forward {
 namespace {
 
-// A kernel of a library and its function in a context are two handles of one thing. Which kernel a function is of is known of those that
-// cuKernelGetFunction gave. Where the program has a library's module, or that of a function, any function may be one of any kernel.
+// A kernel of a library and its function in a context are two handles of one thing. Which kernel a
+// function is of is known of those that cuKernelGetFunction gave. Where the program has a library's
+// module, or that of a function, any function may be one of any kernel.
 struct Kernels {
   std::shared_mutex mutex;  // a leaf
   std::unordered_map<uint64_t, uint64_t> of_functions;
@@ -85,16 +86,19 @@ struct AttributeQuestion {
 };
 bool asksForAttribute(size_t function, std::string_view arguments, AttributeQuestion* question) {
   const auto symbol = static_cast<api::Symbol>(function);
-  if (symbol != api::Symbol::kCuFuncGetAttribute && symbol != api::Symbol::kCuKernelGetAttribute) return false;
+  if (symbol != api::Symbol::kCuFuncGetAttribute && symbol != api::Symbol::kCuKernelGetAttribute)
+    return false;
   if (arguments.size() < sizeof question->attribute + sizeof question->handle) return false;
   std::memcpy(&question->attribute, arguments.data(), sizeof question->attribute);
-  std::memcpy(&question->handle, arguments.data() + sizeof question->attribute, sizeof question->handle);
+  std::memcpy(&question->handle, arguments.data() + sizeof question->attribute,
+              sizeof question->handle);
   return true;
 }
 
 bool asksForOccupancy(size_t function) {
   if (function >= api::kSymbolCount) return function == static_cast<size_t>(Operation::kClusters);
-  return std::string_view(api::symbolName(static_cast<api::Symbol>(function))).starts_with("cuOccupancy");
+  return std::string_view(api::symbolName(static_cast<api::Symbol>(function)))
+      .starts_with("cuOccupancy");
 }
 
 // The generated encoders write the kernel first.
@@ -112,7 +116,8 @@ bool changes(const SetAttributes::Key& key, size_t function, std::string_view ar
   if (!asksForAttribute(function, arguments, &question))
     return asksForOccupancy(function) && !asksForOccupancyOfAnother(function, arguments, handle);
   const bool by_kernel = static_cast<api::Symbol>(function) == api::Symbol::kCuKernelGetAttribute;
-  return question.attribute == attribute && mayBeOne(question.handle, handle, by_kernel != (kind == Kind::kKernel));
+  return question.attribute == attribute &&
+         mayBeOne(question.handle, handle, by_kernel != (kind == Kind::kKernel));
 }
 
 // `make` asks the driver; `repeat` tells it what it has taken before.
@@ -132,8 +137,9 @@ CUresult set(const SetAttributes::Key& key, int value, Make make, Repeat repeat)
     return mayBeOne(handle, set_of, true);
   });
   for (Session* const session : existingSessions())
-    session->forgetAnswersIf(
-        [&](size_t function, std::string_view arguments) { return changes(key, function, arguments); });
+    session->forgetAnswersIf([&](size_t function, std::string_view arguments) {
+      return changes(key, function, arguments);
+    });
   return result;
 }
 
@@ -154,7 +160,8 @@ void forgetSetAttributes() {
 
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
@@ -162,7 +169,8 @@ CUresult ol_forward_cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
   const CUresult result = ol_forward_generated_cuKernelGetFunction(function, kernel);
   if (result == CUDA_SUCCESS && function != nullptr) {
     std::unique_lock lock(kernels().mutex);
-    kernels().of_functions[reinterpret_cast<uint64_t>(*function)] = reinterpret_cast<uint64_t>(kernel);
+    kernels().of_functions[reinterpret_cast<uint64_t>(*function)] =
+        reinterpret_cast<uint64_t>(kernel);
   }
   return result;
 }
@@ -180,7 +188,8 @@ CUresult ol_forward_cuFuncGetModule(CUmodule* module, CUfunction function) {
   return ol_forward_generated_cuFuncGetModule(module, function);
 }
 
-CUresult ol_forward_cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) {
+CUresult ol_forward_cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute,
+                                       int value) {
   // A kernel may stand for its function in the current context.
   CUdevice device = CU_DEVICE_INVALID;
   (void)deviceOf(currentContext(), &device);
@@ -196,12 +205,14 @@ CUresult ol_forward_cuFuncSetAttribute(CUfunction function, CUfunction_attribute
       });
 }
 
-CUresult ol_forward_cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel, CUdevice device) {
+CUresult ol_forward_cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel kernel,
+                                         CUdevice device) {
   return set(
       {Kind::kKernel, attribute, reinterpret_cast<uint64_t>(kernel), device}, value,
       [&] { return ol_forward_generated_cuKernelSetAttribute(attribute, value, kernel, device); },
       [&] {
-        Call call(olpager::api::Symbol::kCuKernelSetAttribute, Route().device(device).handle(kernel));
+        Call call(olpager::api::Symbol::kCuKernelSetAttribute,
+                  Route().device(device).handle(kernel));
         call.value(attribute);
         call.value(value);
         call.handle(kernel);

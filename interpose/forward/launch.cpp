@@ -1,5 +1,6 @@
-// Launches: the parameters are put into one block, by a layout that the worker is asked for once for each kernel, and sent one
-// way, but for the first of a kind, which waits for the driver's answer. What the program changed in pinned memory that they name goes before.
+// Launches: the parameters are put into one block, by a layout that the worker is asked for once
+// for each kernel, and sent one way, but for the first of a kind, which waits for the driver's
+// answer. What the program changed in pinned memory that they name goes before.
 #define XXH_INLINE_ALL  // nothing of it is exported
 #include <xxhash.h>
 
@@ -44,7 +45,8 @@ CUresult askLayout(CUfunction function, std::shared_ptr<const ParameterLayout>* 
   const auto count = call.reply().value<uint32_t>();
   for (uint32_t i = 0; i < count && call.reply().ok(); ++i) {
     const auto place = call.reply().value<ParameterPlace>();
-    if (place.offset > kMostParameterBytes || place.bytes > kMostParameterBytes) return CUDA_ERROR_UNKNOWN;
+    if (place.offset > kMostParameterBytes || place.bytes > kMostParameterBytes)
+      return CUDA_ERROR_UNKNOWN;
     made->places.push_back(place);
     made->bytes = std::max(made->bytes, place.offset + place.bytes);
   }
@@ -55,7 +57,8 @@ CUresult askLayout(CUfunction function, std::shared_ptr<const ParameterLayout>* 
   return result;
 }
 
-// What the driver has taken before: its answer to the same again, in the same context and but for the grid, is known.
+// What the driver has taken before: its answer to the same again, in the same context and but for
+// the grid, is known.
 struct Taken {
   struct Launch {
     uint64_t function;
@@ -78,8 +81,9 @@ Taken& taken() {
   return *instance;
 }
 
-// A launch without its grid, its streams and what its parameters hold, in `context`: one kernel of a library runs on all devices, whose limits and
-// settings of it are their own. Of a cooperative one the grid has to fit as well.
+// A launch without its grid, its streams and what its parameters hold, in `context`: one kernel of
+// a library runs on all devices, whose limits and settings of it are their own. Of a cooperative
+// one the grid has to fit as well.
 uint64_t hashOf(LaunchHead head, const CUlaunchAttribute* attributes, uint64_t context) {
   head.stream = 0;
   head.per_thread = 0;
@@ -91,7 +95,8 @@ uint64_t hashOf(LaunchHead head, const CUlaunchAttribute* attributes, uint64_t c
     uint32_t means[4] = {static_cast<uint32_t>(attributes[i].id)};
     if (attributes[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) grid = true;
     if (attributes[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
-      std::memcpy(means + 1, &attributes[i].value.clusterDim, sizeof attributes[i].value.clusterDim);
+      std::memcpy(means + 1, &attributes[i].value.clusterDim,
+                  sizeof attributes[i].value.clusterDim);
     seed = XXH3_64bits_withSeed(means, sizeof means, seed);
   }
   if (!grid) std::fill(std::begin(head.grid), std::end(head.grid), 1);
@@ -104,14 +109,16 @@ bool gridFits(const LaunchHead& head) {
   return head.grid[0] <= kMostX && head.grid[1] <= kMost && head.grid[2] <= kMost;
 }
 
-CUresult send(LaunchHead head, const CUlaunchAttribute* attributes, void** parameters, void** extra) {
+CUresult send(LaunchHead head, const CUlaunchAttribute* attributes, void** parameters,
+              void** extra) {
   if (head.function == 0) return CUDA_ERROR_INVALID_HANDLE;
   for (int i = 0; i < 3; ++i) {
     if (head.grid[i] == 0 || head.block[i] == 0) return CUDA_ERROR_INVALID_VALUE;
   }
   if (head.attributes > kMostAttributes || !gridFits(head)) return CUDA_ERROR_INVALID_VALUE;
   ParameterBlock block;
-  const CUresult packed = packParameters(reinterpret_cast<CUfunction>(head.function), parameters, extra, block);
+  const CUresult packed =
+      packParameters(reinterpret_cast<CUfunction>(head.function), parameters, extra, block);
   if (packed != CUDA_SUCCESS) return packed;
   head.parameter_bytes = static_cast<uint32_t>(block.bytes());
   head.by_pointers = parameters != nullptr ? 1 : 0;
@@ -125,7 +132,8 @@ CUresult send(LaunchHead head, const CUlaunchAttribute* attributes, void** param
   head.pinned = static_cast<uint32_t>(pinned.size());
   noteLaunch(session->slot(), !pinned.empty());
   for (uint32_t i = 0; i < head.attributes; ++i)
-    if (!travels(attributes[i])) return refused("a launch with an event or a node in its attributes", false);
+    if (!travels(attributes[i]))
+      return refused("a launch with an event or a node in its attributes", false);
   if (head.pinned != 0) session->expectChanges();
   const auto sent = [&](CUresult result) {
     if (result != CUDA_SUCCESS && head.pinned != 0) session->changesDoNotCome();
@@ -137,7 +145,8 @@ CUresult send(LaunchHead head, const CUlaunchAttribute* attributes, void** param
   call.raw(block.data(), block.bytes());
   call.raw(pinned.data(), pinned.size() * sizeof pinned[0]);
   const uint64_t hash =
-      hashOf(head, attributes, contextOfStream(reinterpret_cast<CUstream>(head.stream), contextIn(session)));
+      hashOf(head, attributes,
+             contextOfStream(reinterpret_cast<CUstream>(head.stream), contextIn(session)));
   if (taken().has(hash) && !capturing()) return sent(call.oneWay());
   // The program hears of what can't be launched from the launch itself.
   call.mayWait();
@@ -147,13 +156,17 @@ CUresult send(LaunchHead head, const CUlaunchAttribute* attributes, void** param
   return result;
 }
 
-CUresult launch(const LaunchHead& head, const CUlaunchAttribute* attributes, void** parameters, void** extra) {
+CUresult launch(const LaunchHead& head, const CUlaunchAttribute* attributes, void** parameters,
+                void** extra) {
   const CUresult result = send(head, attributes, parameters, extra);
-  return result == CUDA_SUCCESS ? launchTaken(reinterpret_cast<CUstream>(head.stream), head.per_thread != 0) : result;
+  return result == CUDA_SUCCESS
+             ? launchTaken(reinterpret_cast<CUstream>(head.stream), head.per_thread != 0)
+             : result;
 }
 
-LaunchHead plainHead(LaunchKind kind, CUfunction f, CUstream stream, bool per_thread, unsigned gx, unsigned gy,
-                     unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared) {
+LaunchHead plainHead(LaunchKind kind, CUfunction f, CUstream stream, bool per_thread, unsigned gx,
+                     unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                     unsigned shared) {
   LaunchHead head;
   head.kind = kind;
   head.function = reinterpret_cast<uint64_t>(f);
@@ -165,14 +178,16 @@ LaunchHead plainHead(LaunchKind kind, CUfunction f, CUstream stream, bool per_th
   return head;
 }
 
-CUresult launchEx(const CUlaunchConfig* config, CUfunction f, bool per_thread, void** parameters, void** extra) {
+CUresult launchEx(const CUlaunchConfig* config, CUfunction f, bool per_thread, void** parameters,
+                  void** extra) {
   if (config == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return launch(headOf(*config, f, per_thread), config->attrs, parameters, extra);
 }
 
 }  // namespace
 
-// Not while something captures: a wait would end the capture of a stream that this one waits for, and what is captured does not run.
+// Not while something captures: a wait would end the capture of a stream that this one waits for,
+// and what is captured does not run.
 CUresult launchTaken(CUstream stream, bool per_thread) {
   if (!launchesBlock() || capturing()) return CUDA_SUCCESS;
   return per_thread ? ol_forward_generated_cuStreamSynchronize_ptsz(stream)
@@ -191,16 +206,17 @@ bool travels(const CUlaunchAttribute& attribute) {
 }
 
 LaunchHead headOf(const CUlaunchConfig& config, CUfunction function, bool per_thread) {
-  LaunchHead head =
-      plainHead(LaunchKind::kEx, function, config.hStream, per_thread, config.gridDimX, config.gridDimY,
-                config.gridDimZ, config.blockDimX, config.blockDimY, config.blockDimZ, config.sharedMemBytes);
+  LaunchHead head = plainHead(LaunchKind::kEx, function, config.hStream, per_thread,
+                              config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX,
+                              config.blockDimY, config.blockDimZ, config.sharedMemBytes);
   head.attributes = config.attrs != nullptr ? config.numAttrs : 0;
   return head;
 }
 
 void forgetTakenIf(const std::function<bool(uint64_t function, uint32_t shared)>& is) {
   std::unique_lock lock(taken().mutex);
-  std::erase_if(taken().launches, [&](const auto& entry) { return is(entry.second.function, entry.second.shared); });
+  std::erase_if(taken().launches,
+                [&](const auto& entry) { return is(entry.second.function, entry.second.shared); });
 }
 
 void forgetLayouts() {
@@ -223,7 +239,8 @@ CUresult layoutOf(CUfunction function, std::shared_ptr<const ParameterLayout>* o
   return askLayout(function, out);
 }
 
-CUresult packParameters(CUfunction function, void* const* parameters, void* const* extra, ParameterBlock& block) {
+CUresult packParameters(CUfunction function, void* const* parameters, void* const* extra,
+                        ParameterBlock& block) {
   if (parameters != nullptr && extra != nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (parameters == nullptr) {
     const void* from = nullptr;
@@ -255,26 +272,29 @@ CUresult packParameters(CUfunction function, void* const* parameters, void* cons
 
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
-#define OL_LAUNCH(suffix, per_thread)                                                                                  \
-  CUresult ol_forward_cuLaunchKernel##suffix(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,         \
-                                             unsigned by, unsigned bz, unsigned shared, CUstream stream,               \
-                                             void** parameters, void** extra) {                                        \
-    return launch(plainHead(LaunchKind::kKernel, f, stream, per_thread, gx, gy, gz, bx, by, bz, shared), nullptr,      \
-                  parameters, extra);                                                                                  \
-  }                                                                                                                    \
-  CUresult ol_forward_cuLaunchCooperativeKernel##suffix(CUfunction f, unsigned gx, unsigned gy, unsigned gz,           \
-                                                        unsigned bx, unsigned by, unsigned bz, unsigned shared,        \
-                                                        CUstream stream, void** parameters) {                          \
-    return launch(plainHead(LaunchKind::kCooperative, f, stream, per_thread, gx, gy, gz, bx, by, bz, shared), nullptr, \
-                  parameters, nullptr);                                                                                \
-  }                                                                                                                    \
-  CUresult ol_forward_cuLaunchKernelEx##suffix(const CUlaunchConfig* config, CUfunction f, void** parameters,          \
-                                               void** extra) {                                                         \
-    return launchEx(config, f, per_thread, parameters, extra);                                                         \
+#define OL_LAUNCH(suffix, per_thread)                                                             \
+  CUresult ol_forward_cuLaunchKernel##suffix(                                                     \
+      CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
+      unsigned shared, CUstream stream, void** parameters, void** extra) {                        \
+    return launch(                                                                                \
+        plainHead(LaunchKind::kKernel, f, stream, per_thread, gx, gy, gz, bx, by, bz, shared),    \
+        nullptr, parameters, extra);                                                              \
+  }                                                                                               \
+  CUresult ol_forward_cuLaunchCooperativeKernel##suffix(                                          \
+      CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, \
+      unsigned shared, CUstream stream, void** parameters) {                                      \
+    return launch(plainHead(LaunchKind::kCooperative, f, stream, per_thread, gx, gy, gz, bx, by,  \
+                            bz, shared),                                                          \
+                  nullptr, parameters, nullptr);                                                  \
+  }                                                                                               \
+  CUresult ol_forward_cuLaunchKernelEx##suffix(const CUlaunchConfig* config, CUfunction f,        \
+                                               void** parameters, void** extra) {                 \
+    return launchEx(config, f, per_thread, parameters, extra);                                    \
   }
 OL_LAUNCH(, false)
 OL_LAUNCH(_ptsz, true)

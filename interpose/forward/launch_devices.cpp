@@ -1,4 +1,5 @@
-// One kernel on several devices, whose blocks may wait for each other. All of them are one session's: its driver makes one launch of it.
+// One kernel on several devices, whose blocks may wait for each other. All of them are one
+// session's: its driver makes one launch of it.
 #include <deque>
 
 #include "interpose/api/forward_functions.h"
@@ -31,11 +32,13 @@ bool isMade(CUstream stream) {
 }  // namespace
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
-CUresult ol_forward_cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS* list, unsigned count, unsigned flags) {
+CUresult ol_forward_cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS* list, unsigned count,
+                                                         unsigned flags) {
   if (list == nullptr || count == 0 || count > kMostLaunchDevices) return CUDA_ERROR_INVALID_VALUE;
   Session* const session = Route().handle(list[0].hStream).handle(list[0].function).session();
   if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
@@ -45,7 +48,8 @@ CUresult ol_forward_cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS* lis
     if (!isMade(list[i].hStream)) return CUDA_ERROR_INVALID_VALUE;
     if (Route().handle(list[i].hStream).session() != session)
       return refused("cuLaunchCooperativeKernelMultiDevice on devices of several gpunodes", true);
-    const CUresult packed = packParameters(list[i].function, list[i].kernelParams, nullptr, blocks.emplace_back());
+    const CUresult packed =
+        packParameters(list[i].function, list[i].kernelParams, nullptr, blocks.emplace_back());
     if (packed != CUDA_SUCCESS) return packed;
     noteAddresses(session, blocks[i].data(), blocks[i].bytes());
   }

@@ -9,7 +9,8 @@ namespace olpager::forward {
 
 enum class LaunchKind : uint8_t { kKernel, kCooperative, kEx };
 
-/// Arguments of kLaunch; behind it the attributes (kEx), the block of parameters, and the addresses of all pinned blocks that kernels can reach.
+/// Arguments of kLaunch; behind it the attributes (kEx), the block of parameters, and the addresses
+/// of all pinned blocks that kernels can reach.
 struct LaunchHead {
   uint64_t function = 0;
   uint64_t stream = 0;
@@ -19,16 +20,18 @@ struct LaunchHead {
   uint32_t parameter_bytes = 0;
   LaunchKind kind = LaunchKind::kKernel;
   uint8_t per_thread = 0;
-  uint8_t by_pointers =
-      0;  // the program gave kernelParams: so the driver gets them. Else it gave the block itself (`extra`), or nothing
+  uint8_t by_pointers = 0;  // the program gave kernelParams: so the driver gets them. Else it gave
+                            // the block itself (`extra`), or nothing
   uint8_t reserved = 0;
-  uint32_t pinned = 0;  // blocks; 0 where it may be captured. Else an answer with their changes comes
+  uint32_t pinned =
+      0;  // blocks; 0 where it may be captured. Else an answer with their changes comes
   uint32_t reserved_word = 0;
 };
 static_assert(sizeof(LaunchHead) == 64);
 
-/// Of kLaunchOnDevices; behind it for each a LaunchHead (its `pinned` and `attributes` are none) and its block of parameters, then the addresses of the pinned
-/// blocks, which are the same for all: where there are some, as many answers with changes come as there are launches.
+/// Of kLaunchOnDevices; behind it for each a LaunchHead (its `pinned` and `attributes` are none)
+/// and its block of parameters, then the addresses of the pinned blocks, which are the same for
+/// all: where there are some, as many answers with changes come as there are launches.
 struct DevicesLaunchHead {
   uint32_t flags = 0;
   uint32_t count = 0;
@@ -58,9 +61,11 @@ struct KernelNodeHead {
 };
 static_assert(sizeof(KernelNodeHead) == 56);
 
-/// Of kGraphNodeParameters: the kind that is asked for. The reply has for a kernel KernelNodeHead, which has the kernel's function in it,
-/// the function by its other name, and the parameters; for a copy CUDA_MEMCPY3D; for a host function its number; for an allocation CUmemPoolProps, bytes and
-/// address (8 each), and a CUmemAccessDesc for each that may use it; for operations of streams what kGraphBatchNode has behind its target.
+/// Of kGraphNodeParameters: the kind that is asked for. The reply has for a kernel KernelNodeHead,
+/// which has the kernel's function in it, the function by its other name, and the parameters; for a
+/// copy CUDA_MEMCPY3D; for a host function its number; for an allocation CUmemPoolProps, bytes and
+/// address (8 each), and a CUmemAccessDesc for each that may use it; for operations of streams what
+/// kGraphBatchNode has behind its target.
 enum class NodeKind : uint8_t { kKernel, kMemcpy, kHost, kAlloc, kBatch };
 
 /// Of kGraphBatchNode, behind the target; then come the operations (CUstreamBatchMemOpParams).

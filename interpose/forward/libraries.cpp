@@ -36,7 +36,8 @@ CUresult everywhere(Make make) {
   for (Session* const session : existingSessions()) {
     const CUresult result = make(session);
     any = any || result == CUDA_SUCCESS;
-    if (result != CUDA_SUCCESS && (error == CUDA_SUCCESS || error == CUDA_ERROR_DEVICE_UNAVAILABLE)) error = result;
+    if (result != CUDA_SUCCESS && (error == CUDA_SUCCESS || error == CUDA_ERROR_DEVICE_UNAVAILABLE))
+      error = result;
   }
   return any && error == CUDA_ERROR_DEVICE_UNAVAILABLE ? CUDA_SUCCESS : error;
 }
@@ -73,20 +74,23 @@ CUresult kernelOf(CUlibrary library, const char* name, CUkernel* kernel) {
 
 }  // namespace
 
-CUresult loadEverywhere(const std::function<CUresult(Session* session, uint64_t number)>& load, void** library) {
+CUresult loadEverywhere(const std::function<CUresult(Session* session, uint64_t number)>& load,
+                        void** library) {
   const uint64_t number = newCommonNumber();
   const CUresult result = everywhere([&](Session* session) { return load(session, number); });
   if (result == CUDA_SUCCESS) {
     *library = reinterpret_cast<void*>(number);
   } else {
-    for (Session* const session : existingSessions()) (void)unload(reinterpret_cast<CUlibrary>(number), session);
+    for (Session* const session : existingSessions())
+      (void)unload(reinterpret_cast<CUlibrary>(number), session);
   }
   return result;
 }
 
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
@@ -102,9 +106,11 @@ CUresult ol_forward_cuLibraryEnumerateKernels(CUkernel* into, unsigned count, CU
   if (result != CUDA_SUCCESS || !severalSessions() || into == nullptr) return result;
   for (unsigned i = 0; i < count && into[i] != nullptr; ++i) {
     const char* name = nullptr;
-    if (const CUresult error = ol_forward_generated_cuKernelGetName(&name, into[i]); error != CUDA_SUCCESS)
+    if (const CUresult error = ol_forward_generated_cuKernelGetName(&name, into[i]);
+        error != CUDA_SUCCESS)
       return error;
-    if (const CUresult error = kernelOf(library, name, &into[i]); error != CUDA_SUCCESS) return error;
+    if (const CUresult error = kernelOf(library, name, &into[i]); error != CUDA_SUCCESS)
+      return error;
   }
   return result;
 }
@@ -115,7 +121,9 @@ CUresult ol_forward_cuLibraryUnload(CUlibrary library) {
   {
     Kernels& all = kernels();
     std::lock_guard lock(all.mutex);
-    std::erase_if(all.numbers, [&](const auto& one) { return one.first.first == reinterpret_cast<uint64_t>(library); });
+    std::erase_if(all.numbers, [&](const auto& one) {
+      return one.first.first == reinterpret_cast<uint64_t>(library);
+    });
   }
   return everywhere([&](Session* session) { return unload(library, session); });
 }

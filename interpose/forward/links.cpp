@@ -1,7 +1,9 @@
-// cuLink*: the inputs go to the worker as they are given, also those in files, which are of this machine; what was linked comes back. The logs and what else
-// the linker tells is written to the program's memory by the calls that add inputs and by the one that completes.
+// cuLink*: the inputs go to the worker as they are given, also those in files, which are of this
+// machine; what was linked comes back. The logs and what else the linker tells is written to the
+// program's memory by the calls that add inputs and by the one that completes.
 //
-// States of a linker: there (from cuLinkCreate on) -> gone. Its number is the client's own; its images stay until it goes.
+// States of a linker: there (from cuLinkCreate on) -> gone. Its number is the client's own; its
+// images stay until it goes.
 #include <deque>
 #include <map>
 #include <memory>
@@ -42,7 +44,8 @@ std::shared_ptr<Linker> find(CUlinkState state) {
 CUresult create(unsigned count, const CUjit_option* options, void** values, CUlinkState* out) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   auto linker = std::make_shared<Linker>();
-  if (const CUresult error = linker->options.read(count, options, values); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = linker->options.read(count, options, values); error != CUDA_SUCCESS)
+    return error;
   Call call(Operation::kLinkCreate, Route());
   const auto state = call.number<CUlinkState>();
   linker->options.put(call);
@@ -55,13 +58,14 @@ CUresult create(unsigned count, const CUjit_option* options, void** values, CUli
   return CUDA_SUCCESS;
 }
 
-CUresult add(CUlinkState state, CUjitInputType type, std::span<const std::byte> data, const char* name, unsigned count,
-             const CUjit_option* options, void** values) {
+CUresult add(CUlinkState state, CUjitInputType type, std::span<const std::byte> data,
+             const char* name, unsigned count, const CUjit_option* options, void** values) {
   const auto linker = find(state);
   if (linker == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   if (data.data() == nullptr || data.empty()) return CUDA_ERROR_INVALID_VALUE;
   JitOptions of_input;
-  if (const CUresult error = of_input.read(count, options, values); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = of_input.read(count, options, values); error != CUDA_SUCCESS)
+    return error;
   return sendImage(data, [&](const ImageWay& way, bool* unknown) {
     Call call(Operation::kLinkAdd, Route().handle(state));
     call.handle(state);
@@ -80,8 +84,8 @@ CUresult add(CUlinkState state, CUjitInputType type, std::span<const std::byte> 
   });
 }
 
-CUresult addFile(CUlinkState state, CUjitInputType type, const char* path, unsigned count, const CUjit_option* options,
-                 void** values) {
+CUresult addFile(CUlinkState state, CUjitInputType type, const char* path, unsigned count,
+                 const CUjit_option* options, void** values) {
   if (path == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (find(state) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   std::string bytes;
@@ -108,14 +112,16 @@ CUresult complete(CUlinkState state, void** image, size_t* size) {
     if (status != CUDA_SUCCESS) return status;
     const auto total = reply.value<uint64_t>();
     const auto piece = reply.raw(reply.left());
-    if (!reply.ok() || total > kMostImageBytes || piece.empty() || piece.size() > total - whole.size())
+    if (!reply.ok() || total > kMostImageBytes || piece.empty() ||
+        piece.size() > total - whole.size())
       return CUDA_ERROR_UNKNOWN;
     if (whole.empty()) whole.reserve(total);
     whole.insert(whole.end(), piece.begin(), piece.end());
     if (whole.size() == total) break;
   } while (true);
   std::lock_guard lock(linker->mutex);
-  if (linker->images.empty() || linker->images.back() != whole) linker->images.push_back(std::move(whole));
+  if (linker->images.empty() || linker->images.back() != whole)
+    linker->images.push_back(std::move(whole));
   *image = linker->images.back().data();
   if (size != nullptr) *size = linker->images.back().size();
   return CUDA_SUCCESS;
@@ -135,31 +141,38 @@ CUresult destroy(CUlinkState state) {
 }  // namespace
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
 // The first versions differ from the second only in the types of 32-bit programs.
-CUresult ol_forward_cuLinkCreate(unsigned count, CUjit_option* options, void** values, CUlinkState* state) {
+CUresult ol_forward_cuLinkCreate(unsigned count, CUjit_option* options, void** values,
+                                 CUlinkState* state) {
   return create(count, options, values, state);
 }
-CUresult ol_forward_cuLinkCreate_v2(unsigned count, CUjit_option* options, void** values, CUlinkState* state) {
+CUresult ol_forward_cuLinkCreate_v2(unsigned count, CUjit_option* options, void** values,
+                                    CUlinkState* state) {
   return create(count, options, values, state);
 }
-CUresult ol_forward_cuLinkAddData(CUlinkState state, CUjitInputType type, void* data, size_t size, const char* name,
+CUresult ol_forward_cuLinkAddData(CUlinkState state, CUjitInputType type, void* data, size_t size,
+                                  const char* name, unsigned count, CUjit_option* options,
+                                  void** values) {
+  return add(state, type, {static_cast<const std::byte*>(data), size}, name, count, options,
+             values);
+}
+CUresult ol_forward_cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void* data,
+                                     size_t size, const char* name, unsigned count,
+                                     CUjit_option* options, void** values) {
+  return add(state, type, {static_cast<const std::byte*>(data), size}, name, count, options,
+             values);
+}
+CUresult ol_forward_cuLinkAddFile(CUlinkState state, CUjitInputType type, const char* path,
                                   unsigned count, CUjit_option* options, void** values) {
-  return add(state, type, {static_cast<const std::byte*>(data), size}, name, count, options, values);
-}
-CUresult ol_forward_cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void* data, size_t size, const char* name,
-                                     unsigned count, CUjit_option* options, void** values) {
-  return add(state, type, {static_cast<const std::byte*>(data), size}, name, count, options, values);
-}
-CUresult ol_forward_cuLinkAddFile(CUlinkState state, CUjitInputType type, const char* path, unsigned count,
-                                  CUjit_option* options, void** values) {
   return addFile(state, type, path, count, options, values);
 }
-CUresult ol_forward_cuLinkAddFile_v2(CUlinkState state, CUjitInputType type, const char* path, unsigned count,
-                                     CUjit_option* options, void** values) {
+CUresult ol_forward_cuLinkAddFile_v2(CUlinkState state, CUjitInputType type, const char* path,
+                                     unsigned count, CUjit_option* options, void** values) {
   return addFile(state, type, path, count, options, values);
 }
 

@@ -1,7 +1,9 @@
-// Natively a driver calls who listens before the call that it logs something of returns. Here the lines come before that call's answer, and the
-// functions run beside it (notifications.h). While somebody listens, each session's worker is told to send what its driver logs.
+// Natively a driver calls who listens before the call that it logs something of returns. Here the
+// lines come before that call's answer, and the functions run beside it (notifications.h). While
+// somebody listens, each session's worker is told to send what its driver logs.
 //
-// Locks: `registering` (while workers are told; above the sessions' own), then `mutex`, a leaf. Neither is held while a function runs.
+// Locks: `registering` (while workers are told; above the sessions' own), then `mutex`, a leaf.
+// Neither is held while a function runs.
 #include "interpose/forward/logs.h"
 
 #include <condition_variable>
@@ -72,16 +74,19 @@ void callAll(CUlogLevel level, std::string line) {
 }  // namespace
 
 void driverLogged(uint32_t level, std::string_view line) {
-  notify([level = static_cast<CUlogLevel>(level), line = std::string(line)] { callAll(level, line); });
+  notify(
+      [level = static_cast<CUlogLevel>(level), line = std::string(line)] { callAll(level, line); });
 }
 
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
-CUresult ol_forward_cuLogsRegisterCallback(CUlogsCallback function, void* data, CUlogsCallbackHandle* out) {
+CUresult ol_forward_cuLogsRegisterCallback(CUlogsCallback function, void* data,
+                                           CUlogsCallbackHandle* out) {
   if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (sessions().empty()) return CUDA_ERROR_NOT_INITIALIZED;
   startNotifications();

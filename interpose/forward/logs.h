@@ -1,4 +1,5 @@
-// What the drivers at the workers log, for who has registered a function for it (cuLogsRegisterCallback). Thread-safety: any thread.
+// What the drivers at the workers log, for who has registered a function for it
+// (cuLogsRegisterCallback). Thread-safety: any thread.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Managed memory as programs see it: blocks of the window (memory.h), and what they were advised about ranges of it. Where memory is, advice
-// does not change here; it is told back.
+// Managed memory as programs see it: blocks of the window (memory.h), and what they were advised
+// about ranges of it. Where memory is, advice does not change here; it is told back.
 //
 // Thread-safety: any thread; one lock, under which nothing is called.
 #include "interpose/forward/managed.h"
@@ -23,7 +23,9 @@ namespace {
 
 constexpr CUmemLocation kNowhere{CU_MEM_LOCATION_TYPE_INVALID, 0};
 
-bool same(const CUmemLocation& a, const CUmemLocation& b) { return a.type == b.type && a.id == b.id; }
+bool same(const CUmemLocation& a, const CUmemLocation& b) {
+  return a.type == b.type && a.id == b.id;
+}
 
 struct Advice {
   bool read_mostly = false;
@@ -49,7 +51,8 @@ struct Part {
 };
 bool partOf(CUdeviceptr address, uint64_t bytes, Part* part) {
   BlockInfo block;
-  if (bytes == 0 || !blockAt(address, &block) || !block.managed || bytes > block.bytes - (address - block.base))
+  if (bytes == 0 || !blockAt(address, &block) || !block.managed ||
+      bytes > block.bytes - (address - block.base))
     return false;
   *part = {block.base, address, address + bytes};
   return true;
@@ -58,7 +61,8 @@ bool partOf(CUdeviceptr address, uint64_t bytes, Part* part) {
 // The range that begins at `address`, which is cut off from the one that it lies in.
 Ranges::iterator cut(Ranges& ranges, uint64_t address) {
   const auto within = std::prev(ranges.upper_bound(address));
-  return within->first == address ? within : ranges.emplace_hint(std::next(within), address, within->second);
+  return within->first == address ? within
+                                  : ranges.emplace_hint(std::next(within), address, within->second);
 }
 
 template <typename Change>
@@ -78,13 +82,15 @@ void forEach(const Part& part, Look look) {
   if (found == known().allocations.end()) return look(Advice{});
   const Ranges& ranges = found->second;
   const auto end = ranges.lower_bound(part.end);
-  for (auto range = std::prev(ranges.upper_bound(part.begin)); range != end; ++range) look(range->second);
+  for (auto range = std::prev(ranges.upper_bound(part.begin)); range != end; ++range)
+    look(range->second);
 }
 
 CUresult checkLocation(const CUmemLocation& location) {
   switch (location.type) {
     case CU_MEM_LOCATION_TYPE_DEVICE:
-      return location.id >= 0 && location.id < deviceCount() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
+      return location.id >= 0 && location.id < deviceCount() ? CUDA_SUCCESS
+                                                             : CUDA_ERROR_INVALID_DEVICE;
     case CU_MEM_LOCATION_TYPE_HOST:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA:
     case CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT:
@@ -103,11 +109,13 @@ int deviceAt(const CUmemLocation& location) {
   return location.type == CU_MEM_LOCATION_TYPE_INVALID ? CU_DEVICE_INVALID : CU_DEVICE_CPU;
 }
 
-CUresult advise(CUdeviceptr address, uint64_t bytes, CUmem_advise advice, const CUmemLocation& location) {
+CUresult advise(CUdeviceptr address, uint64_t bytes, CUmem_advise advice,
+                const CUmemLocation& location) {
   if (currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
   Part part;
   if (!partOf(address, bytes, &part)) return CUDA_ERROR_INVALID_VALUE;
-  const bool places = advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION || advice == CU_MEM_ADVISE_SET_ACCESSED_BY ||
+  const bool places = advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION ||
+                      advice == CU_MEM_ADVISE_SET_ACCESSED_BY ||
                       advice == CU_MEM_ADVISE_UNSET_ACCESSED_BY;
   if (places) {
     if (const CUresult result = checkLocation(location); result != CUDA_SUCCESS) return result;
@@ -119,8 +127,9 @@ CUresult advise(CUdeviceptr address, uint64_t bytes, CUmem_advise advice, const 
       return CUDA_SUCCESS;
     case CU_MEM_ADVISE_SET_PREFERRED_LOCATION:
     case CU_MEM_ADVISE_UNSET_PREFERRED_LOCATION:
-      change(part,
-             [&](Advice& at) { at.preferred = advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION ? location : kNowhere; });
+      change(part, [&](Advice& at) {
+        at.preferred = advice == CU_MEM_ADVISE_SET_PREFERRED_LOCATION ? location : kNowhere;
+      });
       return CUDA_SUCCESS;
     case CU_MEM_ADVISE_SET_ACCESSED_BY:
       change(part, [&](Advice& at) { at.accessed_by.insert(deviceAt(location)); });
@@ -133,8 +142,8 @@ CUresult advise(CUdeviceptr address, uint64_t bytes, CUmem_advise advice, const 
   }
 }
 
-CUresult prefetch(CUdeviceptr address, uint64_t bytes, const CUmemLocation& location, unsigned long long flags,
-                  CUstream stream, bool per_thread) {
+CUresult prefetch(CUdeviceptr address, uint64_t bytes, const CUmemLocation& location,
+                  unsigned long long flags, CUstream stream, bool per_thread) {
   if (currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
   Part part;
   if (flags != 0 || !partOf(address, bytes, &part)) return CUDA_ERROR_INVALID_VALUE;
@@ -145,26 +154,31 @@ CUresult prefetch(CUdeviceptr address, uint64_t bytes, const CUmemLocation& loca
 }
 
 // The ranges of a batch: nothing is done where one of them is none of managed memory.
-CUresult partsOf(const CUdeviceptr* addresses, const size_t* sizes, size_t count, unsigned long long flags,
-                 CUstream stream, bool per_thread, std::vector<Part>* parts) {
+CUresult partsOf(const CUdeviceptr* addresses, const size_t* sizes, size_t count,
+                 unsigned long long flags, CUstream stream, bool per_thread,
+                 std::vector<Part>* parts) {
   if (currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
-  if (addresses == nullptr || sizes == nullptr || count == 0 || flags != 0 || isLegacy(stream, per_thread))
+  if (addresses == nullptr || sizes == nullptr || count == 0 || flags != 0 ||
+      isLegacy(stream, per_thread))
     return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i)
     if (!partOf(addresses[i], sizes[i], &parts->emplace_back())) return CUDA_ERROR_INVALID_VALUE;
-  return capturing() && captures(stream, per_thread) ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+  return capturing() && captures(stream, per_thread) ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+                                                     : CUDA_SUCCESS;
 }
 
-CUresult prefetchAll(const CUdeviceptr* addresses, const size_t* sizes, size_t count, const CUmemLocation* locations,
-                     const size_t* indices, size_t location_count, unsigned long long flags, CUstream stream,
-                     bool per_thread) {
+CUresult prefetchAll(const CUdeviceptr* addresses, const size_t* sizes, size_t count,
+                     const CUmemLocation* locations, const size_t* indices, size_t location_count,
+                     unsigned long long flags, CUstream stream, bool per_thread) {
   std::vector<Part> parts;
   const CUresult result = partsOf(addresses, sizes, count, flags, stream, per_thread, &parts);
   if (result != CUDA_SUCCESS) return result;
-  if (locations == nullptr || indices == nullptr || location_count == 0 || location_count > count || indices[0] != 0)
+  if (locations == nullptr || indices == nullptr || location_count == 0 || location_count > count ||
+      indices[0] != 0)
     return CUDA_ERROR_INVALID_VALUE;
   for (size_t at = 0; at < location_count; ++at) {
-    if (indices[at] >= count || (at > 0 && indices[at] <= indices[at - 1])) return CUDA_ERROR_INVALID_VALUE;
+    if (indices[at] >= count || (at > 0 && indices[at] <= indices[at - 1]))
+      return CUDA_ERROR_INVALID_VALUE;
     if (const CUresult told = checkLocation(locations[at]); told != CUDA_SUCCESS) return told;
   }
   size_t which = 0;
@@ -176,8 +190,8 @@ CUresult prefetchAll(const CUdeviceptr* addresses, const size_t* sizes, size_t c
 }
 
 // What is discarded holds anything until it is written again: so also what it holds now.
-CUresult discardAll(const CUdeviceptr* addresses, const size_t* sizes, size_t count, unsigned long long flags,
-                    CUstream stream, bool per_thread) {
+CUresult discardAll(const CUdeviceptr* addresses, const size_t* sizes, size_t count,
+                    unsigned long long flags, CUstream stream, bool per_thread) {
   std::vector<Part> parts;
   return partsOf(addresses, sizes, count, flags, stream, per_thread, &parts);
 }
@@ -198,7 +212,8 @@ Advice commonOf(const Part& part) {
   return common;
 }
 
-CUresult rangeAttribute(void* data, size_t size, CUmem_range_attribute attribute, CUdeviceptr address, uint64_t bytes) {
+CUresult rangeAttribute(void* data, size_t size, CUmem_range_attribute attribute,
+                        CUdeviceptr address, uint64_t bytes) {
   if (currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
   Part part;
   if (data == nullptr || !partOf(address, bytes, &part)) return CUDA_ERROR_INVALID_VALUE;
@@ -246,7 +261,8 @@ CUresult rangeAttribute(void* data, size_t size, CUmem_range_attribute attribute
 // Whoever may use the memory, it stays where it is.
 CUresult attach(CUdeviceptr address, uint64_t bytes, unsigned flags, bool legacy) {
   BlockInfo block;
-  if (!blockAt(address, &block) || !block.managed || block.base != address || (bytes != 0 && bytes != block.bytes))
+  if (!blockAt(address, &block) || !block.managed || block.base != address ||
+      (bytes != 0 && bytes != block.bytes))
     return CUDA_ERROR_INVALID_VALUE;
   if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST && flags != CU_MEM_ATTACH_SINGLE)
     return CUDA_ERROR_INVALID_VALUE;
@@ -272,7 +288,8 @@ CUresult freeManaged(CUdeviceptr address) {
 
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
@@ -282,39 +299,45 @@ CUresult ol_forward_cuMemAllocManaged(CUdeviceptr* address, size_t bytes, unsign
   return allocateBlock(bytes, 0, true, address);
 }
 
-CUresult ol_forward_cuMemAdvise(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUdevice device) {
+CUresult ol_forward_cuMemAdvise(CUdeviceptr address, size_t bytes, CUmem_advise advice,
+                                CUdevice device) {
   return advise(address, bytes, advice, locationOf(device));
 }
-CUresult ol_forward_cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advise advice, CUmemLocation location) {
+CUresult ol_forward_cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advise advice,
+                                   CUmemLocation location) {
   return advise(address, bytes, advice, location);
 }
 
-#define OL_MANAGED(suffix, per_thread)                                                                          \
-  CUresult ol_forward_cuMemPrefetchAsync##suffix(CUdeviceptr address, size_t bytes, CUdevice device,            \
-                                                 CUstream stream) {                                             \
-    return prefetch(address, bytes, locationOf(device), 0, stream, per_thread);                                 \
-  }                                                                                                             \
-  CUresult ol_forward_cuMemPrefetchAsync_v2##suffix(CUdeviceptr address, size_t bytes, CUmemLocation location,  \
-                                                    unsigned flags, CUstream stream) {                          \
-    return prefetch(address, bytes, location, flags, stream, per_thread);                                       \
-  }                                                                                                             \
-  CUresult ol_forward_cuMemPrefetchBatchAsync##suffix(                                                          \
-      CUdeviceptr* addresses, size_t* sizes, size_t count, CUmemLocation* locations, size_t* indices,           \
-      size_t location_count, unsigned long long flags, CUstream stream) {                                       \
-    return prefetchAll(addresses, sizes, count, locations, indices, location_count, flags, stream, per_thread); \
-  }                                                                                                             \
-  CUresult ol_forward_cuMemDiscardBatchAsync##suffix(CUdeviceptr* addresses, size_t* sizes, size_t count,       \
-                                                     unsigned long long flags, CUstream stream) {               \
-    return discardAll(addresses, sizes, count, flags, stream, per_thread);                                      \
-  }                                                                                                             \
-  CUresult ol_forward_cuMemDiscardAndPrefetchBatchAsync##suffix(                                                \
-      CUdeviceptr* addresses, size_t* sizes, size_t count, CUmemLocation* locations, size_t* indices,           \
-      size_t location_count, unsigned long long flags, CUstream stream) {                                       \
-    return prefetchAll(addresses, sizes, count, locations, indices, location_count, flags, stream, per_thread); \
-  }                                                                                                             \
-  CUresult ol_forward_cuStreamAttachMemAsync##suffix(CUstream stream, CUdeviceptr address, size_t bytes,        \
-                                                     unsigned flags) {                                          \
-    return attach(address, bytes, flags, isLegacy(stream, per_thread));                                         \
+#define OL_MANAGED(suffix, per_thread)                                                             \
+  CUresult ol_forward_cuMemPrefetchAsync##suffix(CUdeviceptr address, size_t bytes,                \
+                                                 CUdevice device, CUstream stream) {               \
+    return prefetch(address, bytes, locationOf(device), 0, stream, per_thread);                    \
+  }                                                                                                \
+  CUresult ol_forward_cuMemPrefetchAsync_v2##suffix(CUdeviceptr address, size_t bytes,             \
+                                                    CUmemLocation location, unsigned flags,        \
+                                                    CUstream stream) {                             \
+    return prefetch(address, bytes, location, flags, stream, per_thread);                          \
+  }                                                                                                \
+  CUresult ol_forward_cuMemPrefetchBatchAsync##suffix(                                             \
+      CUdeviceptr* addresses, size_t* sizes, size_t count, CUmemLocation* locations,               \
+      size_t* indices, size_t location_count, unsigned long long flags, CUstream stream) {         \
+    return prefetchAll(addresses, sizes, count, locations, indices, location_count, flags, stream, \
+                       per_thread);                                                                \
+  }                                                                                                \
+  CUresult ol_forward_cuMemDiscardBatchAsync##suffix(CUdeviceptr* addresses, size_t* sizes,        \
+                                                     size_t count, unsigned long long flags,       \
+                                                     CUstream stream) {                            \
+    return discardAll(addresses, sizes, count, flags, stream, per_thread);                         \
+  }                                                                                                \
+  CUresult ol_forward_cuMemDiscardAndPrefetchBatchAsync##suffix(                                   \
+      CUdeviceptr* addresses, size_t* sizes, size_t count, CUmemLocation* locations,               \
+      size_t* indices, size_t location_count, unsigned long long flags, CUstream stream) {         \
+    return prefetchAll(addresses, sizes, count, locations, indices, location_count, flags, stream, \
+                       per_thread);                                                                \
+  }                                                                                                \
+  CUresult ol_forward_cuStreamAttachMemAsync##suffix(CUstream stream, CUdeviceptr address,         \
+                                                     size_t bytes, unsigned flags) {               \
+    return attach(address, bytes, flags, isLegacy(stream, per_thread));                            \
   }
 OL_MANAGED(, false)
 OL_MANAGED(_ptsz, true)
@@ -324,9 +347,11 @@ CUresult ol_forward_cuMemRangeGetAttribute(void* data, size_t size, CUmem_range_
                                            CUdeviceptr address, size_t bytes) {
   return rangeAttribute(data, size, attribute, address, bytes);
 }
-CUresult ol_forward_cuMemRangeGetAttributes(void** data, size_t* sizes, CUmem_range_attribute* attributes, size_t count,
+CUresult ol_forward_cuMemRangeGetAttributes(void** data, size_t* sizes,
+                                            CUmem_range_attribute* attributes, size_t count,
                                             CUdeviceptr address, size_t bytes) {
-  if (data == nullptr || sizes == nullptr || attributes == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (data == nullptr || sizes == nullptr || attributes == nullptr || count == 0)
+    return CUDA_ERROR_INVALID_VALUE;
   for (size_t i = 0; i < count; ++i) {
     const CUresult result = rangeAttribute(data[i], sizes[i], attributes[i], address, bytes);
     if (result != CUDA_SUCCESS) return result;

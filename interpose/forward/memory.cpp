@@ -1,7 +1,9 @@
-// Pinned host memory: blocks in the window, at the same addresses here and at the worker of each session. One that a worker shares there is
-// nothing to do for after that. One that is exchanged with it has a copy of what both last agreed on (`agreed`); what differs from it is
-// what the program changed, or another session's kernels, and goes to the worker before a kernel that may reach the block: every one after
-// its address has gone to the GPU ("named"). What a kernel changed comes back in stream order behind it (Answer::kHostBytes, session.cpp).
+// Pinned host memory: blocks in the window, at the same addresses here and at the worker of each
+// session. One that a worker shares there is nothing to do for after that. One that is exchanged
+// with it has a copy of what both last agreed on (`agreed`); what differs from it is what the
+// program changed, or another session's kernels, and goes to the worker before a kernel that may
+// reach the block: every one after its address has gone to the GPU ("named"). What a kernel changed
+// comes back in stream order behind it (Answer::kHostBytes, session.cpp).
 #include "interpose/forward/memory.h"
 
 #include <fcntl.h>
@@ -53,9 +55,11 @@ struct Block {
   unsigned flags;
   bool registered;  // memory of the program's own, elsewhere
   bool managed = false;
-  bool variable = false;  // of a module or a library: not in the window, and not the program's to free
-  uint64_t there = 0;     // its address at the workers; 0: they have no such memory (registered, until it is asked for)
-  bool leaving = false;   // the workers are told that it goes: nothing more is said of it
+  bool variable =
+      false;           // of a module or a library: not in the window, and not the program's to free
+  uint64_t there = 0;  // its address at the workers; 0: they have no such memory (registered, until
+                       // it is asked for)
+  bool leaving = false;  // the workers are told that it goes: nothing more is said of it
   std::array<Side, kMostSessions> sides{};
 
   bool isNamed(unsigned slot) const { return !sides[slot].agreed.empty(); }
@@ -63,22 +67,25 @@ struct Block {
   bool isShared(unsigned slot) const { return sides[slot].kind == Side::Kind::kShared; }
 };
 
-// Changes go in the order in which they were seen: send_mutex. It is taken before mutex, and alone while something is sent, so that
-// what comes from the worker meanwhile can be put in place.
+// Changes go in the order in which they were seen: send_mutex. It is taken before mutex, and alone
+// while something is sent, so that what comes from the worker meanwhile can be put in place.
 struct Memory {
   std::mutex send_mutex;
   std::mutex mutex;
-  std::map<uint64_t, Block> blocks;                                   // by address here
-  std::map<uint64_t, uint64_t> mirrors;                               // of registered blocks: address there -> here
-  std::array<std::map<CUdeviceptr, uint64_t>, kMostSessions> device;  // outside of the pools, by slot
-  std::map<uint64_t, uint64_t> taken;                                 // of the window: from, to, with the guards behind
-  uint64_t next = kWindow;  // where places are looked for first: an address is not given out again soon
+  std::map<uint64_t, Block> blocks;      // by address here
+  std::map<uint64_t, uint64_t> mirrors;  // of registered blocks: address there -> here
+  std::array<std::map<CUdeviceptr, uint64_t>, kMostSessions>
+      device;                          // outside of the pools, by slot
+  std::map<uint64_t, uint64_t> taken;  // of the window: from, to, with the guards behind
+  uint64_t next =
+      kWindow;  // where places are looked for first: an address is not given out again soon
   // Of a session: sides of a kind; unnamed: of those that are exchanged.
   struct Counts {
     std::atomic<uint32_t> shared{0}, exchanged{0}, unnamed{0};
   };
   std::array<Counts, kMostSessions> counts;
-  std::atomic<uint64_t> variables_from{UINT64_MAX}, variables_to{0};  // all that ever were lie between
+  std::atomic<uint64_t> variables_from{UINT64_MAX},
+      variables_to{0};  // all that ever were lie between
 };
 Memory& memory() {
   static auto* instance = new Memory;
@@ -111,24 +118,30 @@ Block* findThere(Memory& all, uint64_t address, uint64_t* base) {
   return block != nullptr && !block->registered ? block : nullptr;
 }
 
-// Memory at `wanted`; with a descriptor where the worker can map it, so that bulk bytes are copied once.
+// Memory at `wanted`; with a descriptor where the worker can map it, so that bulk bytes are copied
+// once.
 void* mapAt(void* wanted, uint64_t bytes, bool shared, base::UniqueFd* fd) {
   if (shared) {
     *fd = base::UniqueFd(memfd_create("olpager-pinned", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-    if (*fd && (!base::resizeFile(fd->get(), bytes) || fcntl(fd->get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0)) fd->reset();
+    if (*fd &&
+        (!base::resizeFile(fd->get(), bytes) || fcntl(fd->get(), F_ADD_SEALS, F_SEAL_SHRINK) != 0))
+      fd->reset();
   }
   const int kind = *fd ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
-  return mmap(wanted, bytes, PROT_READ | PROT_WRITE, kind | MAP_FIXED_NOREPLACE, *fd ? fd->get() : -1, 0);
+  return mmap(wanted, bytes, PROT_READ | PROT_WRITE, kind | MAP_FIXED_NOREPLACE,
+              *fd ? fd->get() : -1, 0);
 }
 
 void makeRegions(Block& block, void* address, uint64_t bytes, int fd) {
   for (const Session* const session : sessions()) {
-    auto region = transport::registerMemory(session->domain(), {address, bytes, fd, 0}, transport::kRemoteReadWrite);
+    auto region = transport::registerMemory(session->domain(), {address, bytes, fd, 0},
+                                            transport::kRemoteReadWrite);
     if (region.ok()) block.sides[session->slot()].region = std::move(region).value();
   }
 }
 
-// The same call in several sessions at once. A session that is lost counts for nothing as long as another one is there.
+// The same call in several sessions at once. A session that is lost counts for nothing as long as
+// another one is there.
 class InSessions {
  public:
   void add(std::unique_ptr<Call> call) {
@@ -149,7 +162,9 @@ class InSessions {
         error = result;
       }
     }
-    return error == CUDA_SUCCESS && lost != 0 && lost == calls_.size() ? CUDA_ERROR_DEVICE_UNAVAILABLE : error;
+    return error == CUDA_SUCCESS && lost != 0 && lost == calls_.size()
+               ? CUDA_ERROR_DEVICE_UNAVAILABLE
+               : error;
   }
 
  private:
@@ -160,9 +175,11 @@ class InSessions {
   std::vector<One> calls_;
 };
 
-// Without a descriptor the memory can't be shared. `registered`: natively it is there, and what is asked of it is allowed while a stream captures.
-std::unique_ptr<Call> allocCall(Session* session, uint64_t address, uint64_t bytes, const transport::RegionPtr& region,
-                                bool has_descriptor, bool registered) {
+// Without a descriptor the memory can't be shared. `registered`: natively it is there, and what is
+// asked of it is allowed while a stream captures.
+std::unique_ptr<Call> allocCall(Session* session, uint64_t address, uint64_t bytes,
+                                const transport::RegionPtr& region, bool has_descriptor,
+                                bool registered) {
   auto call = std::make_unique<Call>(Operation::kHostAlloc, session);
   call->value(address);
   call->value(bytes);
@@ -178,13 +195,15 @@ std::unique_ptr<Call> freeCall(Session* session, uint64_t address) {
   return call;
 }
 
-// `begin` begins the calls that tell the workers that a block goes. What others have said of it is before them, and nothing is behind them.
+// `begin` begins the calls that tell the workers that a block goes. What others have said of it is
+// before them, and nothing is behind them.
 template <typename Begin>
 void leaves(Memory& all, uint64_t address, Begin begin) {
   std::lock_guard order(all.send_mutex);
   {
     std::lock_guard lock(all.mutex);
-    if (const auto found = all.blocks.find(address); found != all.blocks.end()) found->second.leaving = true;
+    if (const auto found = all.blocks.find(address); found != all.blocks.end())
+      found->second.leaving = true;
   }
   begin();
 }
@@ -192,7 +211,8 @@ void leaves(Memory& all, uint64_t address, Begin begin) {
 // It does not after all, or is back.
 void stays(Memory& all, uint64_t address) {
   std::lock_guard lock(all.mutex);
-  if (const auto found = all.blocks.find(address); found != all.blocks.end()) found->second.leaving = false;
+  if (const auto found = all.blocks.find(address); found != all.blocks.end())
+    found->second.leaving = false;
 }
 
 // What was made at some workers, and not at all.
@@ -202,7 +222,8 @@ void takeBack(Session* session, uint64_t address) {
   (void)call->sync();
 }
 
-// Under mutex. By an address of the worker's: it is compared at each launch of the session from now on. False: there is no such block, or it has been named before.
+// Under mutex. By an address of the worker's: it is compared at each launch of the session from now
+// on. False: there is no such block, or it has been named before.
 bool name(Memory& all, unsigned slot, uint64_t address) {
   uint64_t base = 0;
   Block* const block = findThere(all, address, &base);
@@ -210,13 +231,15 @@ bool name(Memory& all, unsigned slot, uint64_t address) {
   if (block->sides[slot].kind != Side::Kind::kExchanged || block->isNamed(slot)) return false;
   block->sides[slot].agreed.resize(block->bytes);
   all.counts[slot].unnamed.fetch_sub(1);
-  base::logDebug("kernels can reach pinned memory at %p (%llu bytes): it is exchanged with every launch from now on",
-                 reinterpret_cast<void*>(base), static_cast<unsigned long long>(block->bytes));
+  base::logDebug(
+      "kernels can reach pinned memory at %p (%llu bytes): it is exchanged with every launch from "
+      "now on",
+      reinterpret_cast<void*>(base), static_cast<unsigned long long>(block->bytes));
   return true;
 }
 
-// Under mutex. Where a session has shared blocks as well, nobody sees what addresses the program, or a kernel, puts into them: exchanged ones
-// all count as named.
+// Under mutex. Where a session has shared blocks as well, nobody sees what addresses the program,
+// or a kernel, puts into them: exchanged ones all count as named.
 void nameBesideShared(Memory& all, unsigned slot) {
   if (all.counts[slot].shared.load() == 0 || all.counts[slot].unnamed.load() == 0) return;
   for (const auto& [base, block] : all.blocks) (void)name(all, slot, block.there);
@@ -258,7 +281,8 @@ CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
   const auto after = all.blocks.lower_bound(address + bytes);
   if (after != all.blocks.begin()) {
     const auto before = std::prev(after);
-    if (before->first + before->second.bytes > address) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    if (before->first + before->second.bytes > address)
+      return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   }
   Block block{bytes, flags, true};
   makeRegions(block, pointer, bytes, -1);
@@ -266,8 +290,10 @@ CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
   return CUDA_SUCCESS;
 }
 
-// Under mutex. What the program changed in a block, as runs; agreed on from now on. Whether it names blocks that were not named before.
-bool takeChanges(Memory& all, unsigned slot, uint64_t base, Block& block, std::vector<std::byte>& runs) {
+// Under mutex. What the program changed in a block, as runs; agreed on from now on. Whether it
+// names blocks that were not named before.
+bool takeChanges(Memory& all, unsigned slot, uint64_t base, Block& block,
+                 std::vector<std::byte>& runs) {
   const size_t before = runs.size();
   const std::span<std::byte> agreed = block.sides[slot].agreed;
   if (block.registered) {
@@ -278,7 +304,8 @@ bool takeChanges(Memory& all, unsigned slot, uint64_t base, Block& block, std::v
   if (all.counts[slot].unnamed.load() == 0) return false;
   bool any = false;
   for (Reader reader(std::span<const std::byte>(runs).subspan(before)); reader.left() > 0;) {
-    // A run is what differs: of an address maybe a part. What is agreed on can be read whatever has become of the memory.
+    // A run is what differs: of an address maybe a part. What is agreed on can be read whatever has
+    // become of the memory.
     Run run;
     if (!readRun(reader, &run)) break;
     const uint64_t address = run.address - block.there + base, length = run.length;
@@ -328,7 +355,8 @@ void givePlace(uint64_t address) {
 
 // A pinned block.
 CUresult allocate(void** out, uint64_t bytes, unsigned flags) {
-  constexpr unsigned kFlags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
+  constexpr unsigned kFlags =
+      CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
   if (out == nullptr || (flags & ~kFlags) != 0) return CUDA_ERROR_INVALID_VALUE;
   if (bytes == 0 && currentContext() != 0) {
     *out = nullptr;
@@ -357,7 +385,8 @@ CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr
   }
   if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   auto* const wanted = reinterpret_cast<void*>(address);
-  const bool shared = std::any_of(with.begin(), with.end(), [](const Session* one) { return one->sharesMemory(); });
+  const bool shared =
+      std::any_of(with.begin(), with.end(), [](const Session* one) { return one->sharesMemory(); });
   base::UniqueFd fd;
   void* const got = mapAt(wanted, mapped, shared, &fd);
   if (got == MAP_FAILED) {
@@ -370,10 +399,12 @@ CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr
   for (Session* const session : with) {
     // Where there is no context yet: mapPinned() when there is one.
     if (with.size() > 1 && contextIn(session) == 0) continue;
-    calls.add(allocCall(session, address, mapped, block.sides[session->slot()].region, static_cast<bool>(fd), false));
+    calls.add(allocCall(session, address, mapped, block.sides[session->slot()].region,
+                        static_cast<bool>(fd), false));
   }
   std::vector<std::pair<Session*, Side::Kind>> made;
-  const CUresult result = calls.finish([&](Call& call) { made.emplace_back(call.session(), kindIn(call)); });
+  const CUresult result =
+      calls.finish([&](Call& call) { made.emplace_back(call.session(), kindIn(call)); });
   if (result != CUDA_SUCCESS) {
     for (const auto& [session, kind] : made) takeBack(session, address);
     block = Block{0, 0, false};  // its regions end before the memory does
@@ -525,12 +556,15 @@ bool isShared(const Session& session, const void* pointer, uint64_t bytes) {
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
   const Block* block = find(all, address, &base);
-  return block != nullptr && block->isShared(session.slot()) && bytes <= block->bytes - (address - base);
+  return block != nullptr && block->isShared(session.slot()) &&
+         bytes <= block->bytes - (address - base);
 }
 
 bool isExchanged(const Session& session, uint64_t address) {
   Memory& all = memory();
-  if (!mayBeBlock(address) || all.counts[session.slot()].exchanged.load(std::memory_order_relaxed) == 0) return false;
+  if (!mayBeBlock(address) ||
+      all.counts[session.slot()].exchanged.load(std::memory_order_relaxed) == 0)
+    return false;
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
   const Block* block = findThere(all, address, &base);
@@ -539,7 +573,8 @@ bool isExchanged(const Session& session, uint64_t address) {
 
 bool isExchanged(uint64_t address) {
   const auto all = existingSessions();
-  return std::any_of(all.begin(), all.end(), [&](const Session* one) { return isExchanged(*one, address); });
+  return std::any_of(all.begin(), all.end(),
+                     [&](const Session* one) { return isExchanged(*one, address); });
 }
 
 uint64_t hereOf(uint64_t address) {
@@ -547,7 +582,8 @@ uint64_t hereOf(uint64_t address) {
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
-  if (const Block* const block = findThere(all, address, &base); block != nullptr) return address - block->there + base;
+  if (const Block* const block = findThere(all, address, &base); block != nullptr)
+    return address - block->there + base;
   return hereOfStandIn(address);
 }
 
@@ -600,7 +636,8 @@ CUresult dropMirror(uint64_t address) {
   {
     std::lock_guard lock(all.mutex);
     Block& block = all.blocks.at(address);
-    for (const Session* const session : existingSessions()) setKind(all, block, session->slot(), Side::Kind::kNone);
+    for (const Session* const session : existingSessions())
+      setKind(all, block, session->slot(), Side::Kind::kNone);
     block.there = 0;
     all.mirrors.erase(there);
   }
@@ -629,7 +666,8 @@ CUresult mirrored(uint64_t address, CUdeviceptr* out) {
     calls.add(allocCall(session, there, rounded(bytes, kPage), nullptr, false, true));
   }
   std::vector<std::pair<Session*, Side::Kind>> made;
-  if (const CUresult result = calls.finish([&](Call& call) { made.emplace_back(call.session(), kindIn(call)); });
+  if (const CUresult result =
+          calls.finish([&](Call& call) { made.emplace_back(call.session(), kindIn(call)); });
       result != CUDA_SUCCESS) {
     for (const auto& [session, kind] : made) takeBack(session, there);
     givePlace(there);
@@ -637,7 +675,8 @@ CUresult mirrored(uint64_t address, CUdeviceptr* out) {
   }
   std::lock_guard lock(all.mutex);
   const auto found = all.blocks.find(base);
-  // A program that unregisters what it asks about in another thread has a block at the workers left over.
+  // A program that unregisters what it asks about in another thread has a block at the workers left
+  // over.
   if (found == all.blocks.end() || !found->second.registered) return CUDA_ERROR_INVALID_VALUE;
   found->second.there = there;
   all.mirrors[there] = base;
@@ -653,7 +692,8 @@ CUresult pinnedThere(uint64_t address, uint64_t bytes, uint64_t* there) {
   *there = 0;
   address = hereOf(address);
   BlockInfo block;
-  if (!blockAt(address, &block) || bytes > block.bytes - (address - block.base)) return CUDA_SUCCESS;
+  if (!blockAt(address, &block) || bytes > block.bytes - (address - block.base))
+    return CUDA_SUCCESS;
   if (block.registered) {
     CUdeviceptr mirror = 0;
     const CUresult result = mirrored(address, &mirror);
@@ -664,8 +704,8 @@ CUresult pinnedThere(uint64_t address, uint64_t bytes, uint64_t* there) {
   return CUDA_SUCCESS;
 }
 
-bool pinnedRegion(const Session& session, const void* pointer, uint64_t bytes, transport::RemoteKey* key,
-                  uint64_t* offset) {
+bool pinnedRegion(const Session& session, const void* pointer, uint64_t bytes,
+                  transport::RemoteKey* key, uint64_t* offset) {
   const auto address = reinterpret_cast<uint64_t>(pointer);
   Memory& all = memory();
   std::lock_guard lock(all.mutex);
@@ -699,8 +739,8 @@ void mapPinned(Session* session, uint64_t context) {
       const Side& side = block.sides[session->slot()];
       if (block.there == 0 || side.kind != Side::Kind::kNone) continue;
       missing.push_back(address);
-      calls.push_back(allocCall(session, block.there, rounded(block.bytes, kPage), side.region, !block.registered,
-                                block.registered));
+      calls.push_back(allocCall(session, block.there, rounded(block.bytes, kPage), side.region,
+                                !block.registered, block.registered));
     }
   }
   for (size_t i = 0; i < calls.size(); ++i) {
@@ -716,14 +756,17 @@ void mapPinned(Session* session, uint64_t context) {
       if (found->second.managed) (void)name(all, session->slot(), found->second.there);
     }
     if (!calls[i]->answered())
-      base::logWarn("gpunode %s can't map pinned memory at %p (CUDA error %d): kernels there can't use it",
-                    session->gpunode().c_str(), reinterpret_cast<void*>(address), static_cast<int>(result));
+      base::logWarn(
+          "gpunode %s can't map pinned memory at %p (CUDA error %d): kernels there can't use it",
+          session->gpunode().c_str(), reinterpret_cast<void*>(address), static_cast<int>(result));
   }
 }
 
 void noteAddresses(const Session* session, const void* words, uint64_t bytes) {
   Memory& all = memory();
-  if (session == nullptr || all.counts[session->slot()].unnamed.load(std::memory_order_relaxed) == 0) return;
+  if (session == nullptr ||
+      all.counts[session->slot()].unnamed.load(std::memory_order_relaxed) == 0)
+    return;
   (void)eachAddress(words, bytes, [&](uint64_t address) {
     std::lock_guard lock(all.mutex);
     return name(all, session->slot(), address);
@@ -732,7 +775,9 @@ void noteAddresses(const Session* session, const void* words, uint64_t bytes) {
 
 void noteAddressesOf(const Session* to, const Session* from) {
   Memory& all = memory();
-  if (to == nullptr || from == nullptr || all.counts[to->slot()].unnamed.load(std::memory_order_relaxed) == 0) return;
+  if (to == nullptr || from == nullptr ||
+      all.counts[to->slot()].unnamed.load(std::memory_order_relaxed) == 0)
+    return;
   std::lock_guard lock(all.mutex);
   for (const auto& [base, block] : all.blocks) {
     // Only of exchanged blocks it is known whether kernels there can reach them.
@@ -742,7 +787,9 @@ void noteAddressesOf(const Session* to, const Session* from) {
 }
 
 std::vector<uint64_t> sendPinned(Session* session) {
-  if (session == nullptr || memory().counts[session->slot()].exchanged.load(std::memory_order_relaxed) == 0) return {};
+  if (session == nullptr ||
+      memory().counts[session->slot()].exchanged.load(std::memory_order_relaxed) == 0)
+    return {};
   (void)awaitNamed(*session);
   sendPinnedNow(session);
   return namedBlocks(session);
@@ -776,7 +823,9 @@ void noteNamed(const Session* session, uint64_t address) {
 std::vector<uint64_t> namedBlocks(const Session* session) {
   std::vector<uint64_t> named;
   Memory& all = memory();
-  if (session == nullptr || all.counts[session->slot()].exchanged.load(std::memory_order_relaxed) == 0) return named;
+  if (session == nullptr ||
+      all.counts[session->slot()].exchanged.load(std::memory_order_relaxed) == 0)
+    return named;
   std::lock_guard lock(all.mutex);
   for (const auto& [base, block] : all.blocks) {
     if (block.goesWithLaunches(session->slot())) named.push_back(block.there);
@@ -794,7 +843,8 @@ CUresult awaitNamed(const Session& session) {
     }
   }
   for (const auto& [base, bytes] : named) {
-    if (const CUresult result = awaitMemory(base, bytes, session, true); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = awaitMemory(base, bytes, session, true); result != CUDA_SUCCESS)
+      return result;
   }
   return CUDA_SUCCESS;
 }
@@ -823,8 +873,11 @@ CUresult awaitMemory(uint64_t address, uint64_t bytes, const Session& reader, bo
   for (Session* const session : existingSessions()) {
     const bool own = session == &reader;
     // What other threads launch from now on does not count.
-    const uint64_t changes = !(own && by_kernel) && isNamed(*session, address) ? session->changesExpected() : 0;
-    const auto comes = [&] { return !session->changesAnswered(changes) || session->bytesOutstanding(address, bytes); };
+    const uint64_t changes =
+        !(own && by_kernel) && isNamed(*session, address) ? session->changesExpected() : 0;
+    const auto comes = [&] {
+      return !session->changesAnswered(changes) || session->bytesOutstanding(address, bytes);
+    };
     // What another session's GPU writes into memory that it shares nobody is told of.
     const bool unseen = !own && isShared(*session, reinterpret_cast<const void*>(address), 1);
     if (!unseen && !comes()) continue;
@@ -832,13 +885,15 @@ CUresult awaitMemory(uint64_t address, uint64_t bytes, const Session& reader, bo
     CUresult result = synchronize(*session, contextIn(session));
     if (unseen && result == CUDA_ERROR_DEVICE_UNAVAILABLE) continue;  // lost: it writes no more
     for (const uint64_t context : contextsOf(*session)) {
-      if ((result == CUDA_SUCCESS || contextIn(session) == 0) && comes()) result = synchronize(*session, context);
+      if ((result == CUDA_SUCCESS || contextIn(session) == 0) && comes())
+        result = synchronize(*session, context);
     }
     if (result != CUDA_SUCCESS) return result;
     session->awaitBytes(address, bytes);
     if (!comes()) continue;
     base::warnOnce("await",
-                   "a copy reads pinned memory into which a kernel of another context is still to write: refused");
+                   "a copy reads pinned memory into which a kernel of another context is still to "
+                   "write: refused");
     return CUDA_ERROR_NOT_READY;
   }
   return CUDA_SUCCESS;
@@ -885,11 +940,14 @@ void takePinned(unsigned slot, const Run& run) {
 
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
-CUresult ol_forward_cuMemHostAlloc(void** out, size_t bytes, unsigned flags) { return allocate(out, bytes, flags); }
+CUresult ol_forward_cuMemHostAlloc(void** out, size_t bytes, unsigned flags) {
+  return allocate(out, bytes, flags);
+}
 CUresult ol_forward_cuMemAllocHost_v2(void** out, size_t bytes) { return allocate(out, bytes, 0); }
 CUresult ol_forward_cuMemAllocHost(void** out, unsigned bytes) { return allocate(out, bytes, 0); }
 CUresult ol_forward_cuMemFreeHost(void* pointer) {
@@ -914,10 +972,12 @@ CUresult ol_forward_cuMemHostUnregister(void* pointer) {
     std::lock_guard lock(all.mutex);
     uint64_t base = 0;
     if (find() == all.blocks.end())
-      return olpager::forward::find(all, address, &base) != nullptr ? CUDA_ERROR_INVALID_VALUE
-                                                                    : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+      return olpager::forward::find(all, address, &base) != nullptr
+                 ? CUDA_ERROR_INVALID_VALUE
+                 : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   }
-  // What asynchronous copies still move: those that bring bytes, and those that the worker has not come to.
+  // What asynchronous copies still move: those that bring bytes, and those that the worker has not
+  // come to.
   for (Session* const session : existingSessions()) {
     (void)awaitMemory(address, blockBytes(address), *session);
     session->awaitBytes(address, blockBytes(address));  // also behind a fault
@@ -950,18 +1010,21 @@ CUresult ol_forward_cuMemHostGetFlags(unsigned* flags, void* pointer) {
   return CUDA_SUCCESS;
 }
 
-CUresult ol_forward_cuMemHostGetDevicePointer_v2(CUdeviceptr* device, void* pointer, unsigned flags) {
+CUresult ol_forward_cuMemHostGetDevicePointer_v2(CUdeviceptr* device, void* pointer,
+                                                 unsigned flags) {
   if (device == nullptr || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   BlockInfo block;
   const auto address = reinterpret_cast<uint64_t>(pointer);
   if (!blockAt(address, &block) || block.managed) return CUDA_ERROR_INVALID_VALUE;
   if (block.registered && isMappedShared(block.base, block.bytes)) {
-    // What another process writes while a kernel waits for it would never come: the kernel would wait for ever.
-    olpager::base::warnOnce(
-        "shared memory of processes",
-        "cuMemHostGetDevicePointer: forwarded, kernels can't use registered memory that other processes "
-        "share: CUDA_ERROR_NOT_SUPPORTED; copies can (NCCL: NCCL_P2P_LEVEL=SYS lets GPUs of one gpunode reach "
-        "each other, NCCL_SHM_DISABLE=1 does without such memory)");
+    // What another process writes while a kernel waits for it would never come: the kernel would
+    // wait for ever.
+    olpager::base::warnOnce("shared memory of processes",
+                            "cuMemHostGetDevicePointer: forwarded, kernels can't use registered "
+                            "memory that other processes "
+                            "share: CUDA_ERROR_NOT_SUPPORTED; copies can (NCCL: NCCL_P2P_LEVEL=SYS "
+                            "lets GPUs of one gpunode reach "
+                            "each other, NCCL_SHM_DISABLE=1 does without such memory)");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   if (block.registered) return mirrored(address, device);

@@ -1,5 +1,5 @@
-// Modules and libraries: the image that a pointer names is found and sent as it is (a container, a cubin, PTX); options of the
-// compiler go along as far as they are numbers, its logs come back.
+// Modules and libraries: the image that a pointer names is found and sent as it is (a container, a
+// cubin, PTX); options of the compiler go along as far as they are numbers, its logs come back.
 #include <string>
 
 #include "base/fatbin/fatbin.h"
@@ -45,7 +45,8 @@ struct To {
   uint64_t number = 0;
 };
 
-CUresult sendAs(Operation operation, const To& to, const ImageWay& way, const Load& load, void** out, bool* unknown) {
+CUresult sendAs(Operation operation, const To& to, const ImageWay& way, const Load& load,
+                void** out, bool* unknown) {
   if (to.session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   Call call(operation, to.session);
   call.beforeInit();
@@ -66,13 +67,16 @@ CUresult sendAs(Operation operation, const To& to, const ImageWay& way, const Lo
 
 CUresult send(Operation operation, const To& to, const Load& load, void** out) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return sendImage(load.image,
-                   [&](const ImageWay& way, bool* unknown) { return sendAs(operation, to, way, load, out, unknown); });
+  return sendImage(load.image, [&](const ImageWay& way, bool* unknown) {
+    return sendAs(operation, to, way, load, out, unknown);
+  });
 }
 
-CUresult load(Operation operation, const void* code, unsigned count, CUjit_option* options, void** values, void** out) {
+CUresult load(Operation operation, const void* code, unsigned count, CUjit_option* options,
+              void** values, void** out) {
   Load one;
-  if (const CUresult error = one.options.read(count, options, values); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = one.options.read(count, options, values); error != CUDA_SUCCESS)
+    return error;
   if (const CUresult error = locate(code, one); error != CUDA_SUCCESS) return error;
   if (operation == Operation::kLoadLibrary && severalSessions())
     return loadEverywhere(
@@ -87,8 +91,8 @@ CUresult load(Operation operation, const void* code, unsigned count, CUjit_optio
   return result;
 }
 
-CUresult loadFile(Operation operation, const char* path, unsigned count, CUjit_option* options, void** values,
-                  void** out) {
+CUresult loadFile(Operation operation, const char* path, unsigned count, CUjit_option* options,
+                  void** values, void** out) {
   std::string bytes;
   if (const CUresult error = readImageFile(path, &bytes); error != CUDA_SUCCESS) return error;
   return load(operation, bytes.data(), count, options, values, out);
@@ -97,7 +101,8 @@ CUresult loadFile(Operation operation, const char* path, unsigned count, CUjit_o
 }  // namespace
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
@@ -107,24 +112,31 @@ CUresult ol_forward_cuModuleLoadData(CUmodule* module, const void* image) {
 CUresult ol_forward_cuModuleLoadFatBinary(CUmodule* module, const void* image) {
   return load(Operation::kLoadModule, image, 0, nullptr, nullptr, reinterpret_cast<void**>(module));
 }
-CUresult ol_forward_cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned count, CUjit_option* options,
-                                       void** values) {
-  return load(Operation::kLoadModule, image, count, options, values, reinterpret_cast<void**>(module));
+CUresult ol_forward_cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned count,
+                                       CUjit_option* options, void** values) {
+  return load(Operation::kLoadModule, image, count, options, values,
+              reinterpret_cast<void**>(module));
 }
 CUresult ol_forward_cuModuleLoad(CUmodule* module, const char* path) {
-  return loadFile(Operation::kLoadModule, path, 0, nullptr, nullptr, reinterpret_cast<void**>(module));
+  return loadFile(Operation::kLoadModule, path, 0, nullptr, nullptr,
+                  reinterpret_cast<void**>(module));
 }
 
-// The library's own options say what may be done with `code` (kept, or copied): here it has been sent when the call returns.
-CUresult ol_forward_cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* options, void** values,
-                                      unsigned count, CUlibraryOption* /*library_options*/, void** /*library_values*/,
-                                      unsigned /*library_count*/) {
-  return load(Operation::kLoadLibrary, code, count, options, values, reinterpret_cast<void**>(library));
+// The library's own options say what may be done with `code` (kept, or copied): here it has been
+// sent when the call returns.
+CUresult ol_forward_cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* options,
+                                      void** values, unsigned count,
+                                      CUlibraryOption* /*library_options*/,
+                                      void** /*library_values*/, unsigned /*library_count*/) {
+  return load(Operation::kLoadLibrary, code, count, options, values,
+              reinterpret_cast<void**>(library));
 }
-CUresult ol_forward_cuLibraryLoadFromFile(CUlibrary* library, const char* path, CUjit_option* options, void** values,
-                                          unsigned count, CUlibraryOption* /*library_options*/,
+CUresult ol_forward_cuLibraryLoadFromFile(CUlibrary* library, const char* path,
+                                          CUjit_option* options, void** values, unsigned count,
+                                          CUlibraryOption* /*library_options*/,
                                           void** /*library_values*/, unsigned /*library_count*/) {
-  return loadFile(Operation::kLoadLibrary, path, count, options, values, reinterpret_cast<void**>(library));
+  return loadFile(Operation::kLoadLibrary, path, count, options, values,
+                  reinterpret_cast<void**>(library));
 }
 
 }  // extern "C"

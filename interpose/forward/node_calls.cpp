@@ -32,7 +32,8 @@ void put(Call& call, const Target& target) {
 
 CUresult finish(Call& call, CUgraphNode* made) {
   const CUresult result = call.sync();
-  if (call.answered() && made != nullptr) *made = reinterpret_cast<CUgraphNode>(call.reply().value<uint64_t>());
+  if (call.answered() && made != nullptr)
+    *made = reinterpret_cast<CUgraphNode>(call.reply().value<uint64_t>());
   return result;
 }
 

@@ -1,5 +1,5 @@
-// Calls about nodes of graphs whose parameters are written by hand: where a node is or goes, and what a program was told of one.
-// Thread-safety: any thread.
+// Calls about nodes of graphs whose parameters are written by hand: where a node is or goes, and
+// what a program was told of one. Thread-safety: any thread.
 #pragma once
 
 #include <cuda.h>
@@ -28,7 +28,8 @@ void put(Call& call, const Target& target);
 /// Makes it. `made`: where the node goes that was added.
 CUresult finish(Call& call, CUgraphNode* made);
 
-/// What a program was told of a node: a kernel's block and pointers into it, who may use allocated memory, operations of streams.
+/// What a program was told of a node: a kernel's block and pointers into it, who may use allocated
+/// memory, operations of streams.
 struct ToldParameters {
   std::vector<std::byte> block;
   std::vector<void*> pointers;  // into the block; of one that was given as such: what `extra` is

@@ -1,8 +1,9 @@
-// Functions of the program's that the driver calls when something has happened, and that nobody waits for: destructors of user objects, who
-// listens to the logs. They run here one after the other, on a thread of their own as in the driver, and never on one that receives.
+// Functions of the program's that the driver calls when something has happened, and that nobody
+// waits for: destructors of user objects, who listens to the logs. They run here one after the
+// other, on a thread of their own as in the driver, and never on one that receives.
 //
-// States of the thread: none -> runs (at first need), for the process's life. Thread-safety: any thread. Its lock is a leaf, and is not held while a
-// function runs.
+// States of the thread: none -> runs (at first need), for the process's life. Thread-safety: any
+// thread. Its lock is a leaf, and is not held while a function runs.
 #pragma once
 
 #include <functional>

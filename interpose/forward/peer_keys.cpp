@@ -14,7 +14,8 @@ std::string peerKeyName(unsigned slot) { return std::string(kPrefix) + std::to_s
 transport::NamedKey peerKey(const transport::Secret& session, unsigned slot) {
   transport::NamedKey key{peerKeyName(slot), {}};
   const std::string_view name = key.name;
-  key.secret = transport::mac(session, {reinterpret_cast<const uint8_t*>(name.data()), name.size()});
+  key.secret =
+      transport::mac(session, {reinterpret_cast<const uint8_t*>(name.data()), name.size()});
   return key;
 }
 
@@ -22,8 +23,10 @@ std::optional<unsigned> peerSlot(std::string_view key_name) {
   if (!key_name.starts_with(kPrefix)) return {};
   key_name.remove_prefix(kPrefix.size());
   unsigned slot = 0;
-  const auto [end, error] = std::from_chars(key_name.data(), key_name.data() + key_name.size(), slot);
-  if (error != std::errc() || end != key_name.data() + key_name.size() || slot >= kMostSlots) return {};
+  const auto [end, error] =
+      std::from_chars(key_name.data(), key_name.data() + key_name.size(), slot);
+  if (error != std::errc() || end != key_name.data() + key_name.size() || slot >= kMostSlots)
+    return {};
   return slot;
 }
 

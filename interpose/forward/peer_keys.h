@@ -1,6 +1,7 @@
-// The keys by which the workers of one program's sessions know each other. Each is of one worker that listens and one that connects, and follows
-// from the key of the listening one's session: so the client, who has that, gives the connecting one what it needs and nothing else.
-// Thread-safety: any thread.
+// The keys by which the workers of one program's sessions know each other. Each is of one worker
+// that listens and one that connects, and follows from the key of the listening one's session: so
+// the client, who has that, gives the connecting one what it needs and nothing else. Thread-safety:
+// any thread.
 #pragma once
 
 #include <optional>

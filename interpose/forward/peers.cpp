@@ -1,5 +1,6 @@
-// What the driver offers between two devices, where they are of two gpunodes: no access to each other's memory, but waits for each other's
-// events, and copies. Within one gpunode its worker answers.
+// What the driver offers between two devices, where they are of two gpunodes: no access to each
+// other's memory, but waits for each other's events, and copies. Within one gpunode its worker
+// answers.
 #include <algorithm>
 
 #include "interpose/api/forward_functions.h"
@@ -13,8 +14,8 @@ namespace {
 bool ofTwoSessions(CUdevice one, CUdevice other) {
   Session *first = nullptr, *second = nullptr;
   CUdevice at_worker = 0;
-  return severalSessions() && placeOf(one, &first, &at_worker) && placeOf(other, &second, &at_worker) &&
-         first != second;
+  return severalSessions() && placeOf(one, &first, &at_worker) &&
+         placeOf(other, &second, &at_worker) && first != second;
 }
 
 // Whose a context is that is not of the current one's session; null: of that.
@@ -24,7 +25,8 @@ Session* elsewhere(CUcontext context) {
 }
 
 CUresult waitEvent(CUstream stream, CUevent event, unsigned flags, bool per_thread) {
-  Session* const other = severalSessions() ? sessionOfHandle(reinterpret_cast<uint64_t>(event)) : nullptr;
+  Session* const other =
+      severalSessions() ? sessionOfHandle(reinterpret_cast<uint64_t>(event)) : nullptr;
   Session* const session = Route().handle(stream).session();
   if (other == nullptr || other == session)
     return per_thread ? ol_forward_generated_cuStreamWaitEvent_ptsz(stream, event, flags)
@@ -45,29 +47,36 @@ CUresult unique(CUresult result, const Session* session, unsigned long long* id)
 }  // namespace
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
 CUresult ol_forward_cuDeviceCanAccessPeer(int* can, CUdevice device, CUdevice peer) {
-  if (!ofTwoSessions(device, peer)) return ol_forward_generated_cuDeviceCanAccessPeer(can, device, peer);
+  if (!ofTwoSessions(device, peer))
+    return ol_forward_generated_cuDeviceCanAccessPeer(can, device, peer);
   if (can == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *can = 0;
   return CUDA_SUCCESS;
 }
 
-CUresult ol_forward_cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attribute, CUdevice from, CUdevice to) {
-  if (!ofTwoSessions(from, to)) return ol_forward_generated_cuDeviceGetP2PAttribute(value, attribute, from, to);
+CUresult ol_forward_cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attribute,
+                                            CUdevice from, CUdevice to) {
+  if (!ofTwoSessions(from, to))
+    return ol_forward_generated_cuDeviceGetP2PAttribute(value, attribute, from, to);
   if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *value = 0;
   return CUDA_SUCCESS;
 }
 
-CUresult ol_forward_cuDeviceGetP2PAtomicCapabilities(unsigned* capabilities, const CUatomicOperation* operations,
+CUresult ol_forward_cuDeviceGetP2PAtomicCapabilities(unsigned* capabilities,
+                                                     const CUatomicOperation* operations,
                                                      unsigned count, CUdevice from, CUdevice to) {
   if (!ofTwoSessions(from, to))
-    return ol_forward_generated_cuDeviceGetP2PAtomicCapabilities(capabilities, operations, count, from, to);
-  if (capabilities == nullptr || operations == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
+    return ol_forward_generated_cuDeviceGetP2PAtomicCapabilities(capabilities, operations, count,
+                                                                 from, to);
+  if (capabilities == nullptr || operations == nullptr || count == 0)
+    return CUDA_ERROR_INVALID_VALUE;
   std::fill_n(capabilities, count, 0u);
   return CUDA_SUCCESS;
 }
@@ -89,13 +98,16 @@ CUresult ol_forward_cuStreamWaitEvent_ptsz(CUstream stream, CUevent event, unsig
 }
 
 CUresult ol_forward_cuCtxGetId(CUcontext context, unsigned long long* id) {
-  return unique(ol_forward_generated_cuCtxGetId(context, id), Route().handle(context).session(), id);
+  return unique(ol_forward_generated_cuCtxGetId(context, id), Route().handle(context).session(),
+                id);
 }
 CUresult ol_forward_cuStreamGetId(CUstream stream, unsigned long long* id) {
-  return unique(ol_forward_generated_cuStreamGetId(stream, id), Route().handle(stream).session(), id);
+  return unique(ol_forward_generated_cuStreamGetId(stream, id), Route().handle(stream).session(),
+                id);
 }
 CUresult ol_forward_cuStreamGetId_ptsz(CUstream stream, unsigned long long* id) {
-  return unique(ol_forward_generated_cuStreamGetId_ptsz(stream, id), Route().handle(stream).session(), id);
+  return unique(ol_forward_generated_cuStreamGetId_ptsz(stream, id),
+                Route().handle(stream).session(), id);
 }
 
 }  // extern "C"

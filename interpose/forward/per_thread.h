@@ -1,6 +1,6 @@
-// An object of each thread's own that outlives the program's exit handlers: calls still come from those, after the main thread's
-// thread_local objects were destroyed. Destroyed when another thread ends, never for the thread that calls exit().
-// Thread-safety: each thread sees its own.
+// An object of each thread's own that outlives the program's exit handlers: calls still come from
+// those, after the main thread's thread_local objects were destroyed. Destroyed when another thread
+// ends, never for the thread that calls exit(). Thread-safety: each thread sees its own.
 #pragma once
 
 #include <pthread.h>

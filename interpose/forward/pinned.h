@@ -5,7 +5,8 @@
 
 namespace olpager::forward {
 
-/// Bytes of a block that a kernel changed, from the worker of the session in `slot`. What names no block is dropped.
+/// Bytes of a block that a kernel changed, from the worker of the session in `slot`. What names no
+/// block is dropped.
 void takePinned(unsigned slot, const Run& run);
 
 }  // namespace olpager::forward

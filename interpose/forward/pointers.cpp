@@ -1,5 +1,5 @@
-// What programs ask about addresses. The worker answers; what it can't know of blocks of the window (how long they are, that they are managed) is
-// put right here.
+// What programs ask about addresses. The worker answers; what it can't know of blocks of the window
+// (how long they are, that they are managed) is put right here.
 #include <cstring>
 
 #include "interpose/api/attribute_bytes.h"
@@ -17,7 +17,8 @@ void put(void* data, T value) {
 }
 
 // Of what the program registered, and asked no device pointer of, the worker knows nothing.
-CUresult answerHere(const BlockInfo& block, uint64_t address, CUpointer_attribute attribute, void* data) {
+CUresult answerHere(const BlockInfo& block, uint64_t address, CUpointer_attribute attribute,
+                    void* data) {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
       put(data, currentContext());
@@ -58,8 +59,8 @@ CUresult answerHere(const BlockInfo& block, uint64_t address, CUpointer_attribut
   }
 }
 
-CUresult askHere(bool plural, unsigned count, const CUpointer_attribute* attributes, void* const* data,
-                 const BlockInfo& block, uint64_t address) {
+CUresult askHere(bool plural, unsigned count, const CUpointer_attribute* attributes,
+                 void* const* data, const BlockInfo& block, uint64_t address) {
   // A device pointer is made for who asks for nothing else: it costs the worker as much memory.
   if (!plural && attributes[0] == CU_POINTER_ATTRIBUTE_DEVICE_POINTER) {
     CUdeviceptr device = 0;
@@ -111,7 +112,8 @@ CUresult ask(bool plural, unsigned count, const CUpointer_attribute* attributes,
   const bool known = blockAt(address, &block);
   const bool mirror = known && block.registered && address - block.there < block.bytes;
   const uint64_t offset = address - (mirror ? block.there : block.base);
-  if (known && block.registered && block.there == 0) return askHere(plural, count, attributes, data, block, address);
+  if (known && block.registered && block.there == 0)
+    return askHere(plural, count, attributes, data, block, address);
   if (known) address = block.there + offset;
   Call call(Operation::kPointerAttribute, Route().address(address));
   call.value(static_cast<uint8_t>(plural));
@@ -124,7 +126,8 @@ CUresult ask(bool plural, unsigned count, const CUpointer_attribute* attributes,
     const auto value = call.reply().raw(api::pointerAttributeBytes(attributes[i]));
     if (data[i] == nullptr || value.empty()) continue;
     std::memcpy(data[i], value.data(), value.size());
-    if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) countAsProgram(*call.session(), data[i]);
+    if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
+      countAsProgram(*call.session(), data[i]);
     if (!known) continue;
     settle(block, attributes[i], data[i]);
     if (attributes[i] == CU_POINTER_ATTRIBUTE_HOST_POINTER) put(data[i], block.base + offset);
@@ -136,30 +139,37 @@ CUresult ask(bool plural, unsigned count, const CUpointer_attribute* attributes,
 }  // namespace
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
-CUresult ol_forward_cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes, void** data,
-                                           CUdeviceptr address) {
-  if (count == 0 || attributes == nullptr || data == nullptr || count > 64) return CUDA_ERROR_INVALID_VALUE;
+CUresult ol_forward_cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes,
+                                           void** data, CUdeviceptr address) {
+  if (count == 0 || attributes == nullptr || data == nullptr || count > 64)
+    return CUDA_ERROR_INVALID_VALUE;
   return ask(true, count, attributes, data, address);
 }
 
-CUresult ol_forward_cuPointerGetAttribute(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
+CUresult ol_forward_cuPointerGetAttribute(void* data, CUpointer_attribute attribute,
+                                          CUdeviceptr address) {
   if (data == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return ask(false, 1, &attribute, &data, address);
 }
 
 // Synchronous copies are, always: nothing has to be done where it can be set.
-CUresult ol_forward_cuPointerSetAttribute(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
-  if (value == nullptr || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
+CUresult ol_forward_cuPointerSetAttribute(const void* value, CUpointer_attribute attribute,
+                                          CUdeviceptr address) {
+  if (value == nullptr || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)
+    return CUDA_ERROR_INVALID_VALUE;
   BlockInfo block;
   if (isKnownMemory(address, 1) || blockAt(address, &block)) return CUDA_SUCCESS;
   CUcontext context = nullptr;
-  const CUresult result = ol_forward_cuPointerGetAttribute(&context, CU_POINTER_ATTRIBUTE_CONTEXT, address);
+  const CUresult result =
+      ol_forward_cuPointerGetAttribute(&context, CU_POINTER_ATTRIBUTE_CONTEXT, address);
   if (result != CUDA_SUCCESS) return result;
-  return context != nullptr ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;  // what was mapped there has no such thing
+  return context != nullptr ? CUDA_SUCCESS
+                            : CUDA_ERROR_NOT_SUPPORTED;  // what was mapped there has no such thing
 }
 
 CUresult ol_forward_cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {

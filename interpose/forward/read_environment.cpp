@@ -22,14 +22,15 @@ std::string_view valueOf(const char* name) {
 
 void leaveOut(const char* name, std::string_view text, const char* takes) {
   constexpr size_t kShown = 64;
-  base::warnOnce(name, "%s=%s has no effect: it takes %s", name, base::printable(text.substr(0, kShown)).c_str(),
-                 takes);
+  base::warnOnce(name, "%s=%s has no effect: it takes %s", name,
+                 base::printable(text.substr(0, kShown)).c_str(), takes);
 }
 
 // A plain number within these bounds.
 bool readNumber(std::string_view text, uint32_t least, uint32_t most, uint32_t* number) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *number);
-  return error == std::errc() && end == text.data() + text.size() && *number >= least && *number <= most;
+  return error == std::errc() && end == text.data() + text.size() && *number >= least &&
+         *number <= most;
 }
 
 }  // namespace
@@ -52,7 +53,8 @@ DriverEnvironment driverEnvironment() {
     }
   }
   if (const auto text = valueOf("CUDA_DEVICE_ORDER"); !text.empty() && text != "PCI_BUS_ID")
-    leaveOut("CUDA_DEVICE_ORDER", text, "PCI_BUS_ID with a gpunode, which says the order of its devices (--device)");
+    leaveOut("CUDA_DEVICE_ORDER", text,
+             "PCI_BUS_ID with a gpunode, which says the order of its devices (--device)");
   return told;
 }
 

@@ -10,7 +10,8 @@ namespace olpager::forward {
 
 struct Rows {
   std::byte* first = nullptr;
-  uint64_t width = 0, pitch = 0, height = 0, layer = 0;  // bytes of a row, between rows, rows, bytes between layers
+  uint64_t width = 0, pitch = 0, height = 0,
+           layer = 0;  // bytes of a row, between rows, rows, bytes between layers
   uint64_t depth = 0;
 
   static Rows linear(void* memory, uint64_t bytes) {

@@ -31,7 +31,8 @@ uint64_t bitsOf(const std::byte* one, const std::byte* other) {
   for (size_t at = 0; at < kWordBits; at += kPart) {
     const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(one + at));
     const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(other + at));
-    same |= static_cast<uint64_t>(static_cast<uint32_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(a, b)))) << at;
+    same |= static_cast<uint64_t>(static_cast<uint32_t>(_mm_movemask_epi8(_mm_cmpeq_epi8(a, b))))
+            << at;
   }
   return ~same;
 #else
@@ -49,7 +50,8 @@ struct Difference {
     uint64_t last = 0;  // the bit before
     for (size_t at = 0, word = 0; at < count; at += kWordBits, ++word) {
       const size_t left = count - at;
-      const uint64_t bits = left >= kWordBits ? bitsOf(one + at, other + at) : bitsOfTail(one + at, other + at, left);
+      const uint64_t bits =
+          left >= kWordBits ? bitsOf(one + at, other + at) : bitsOfTail(one + at, other + at, left);
       words[word] = bits;
       changed += static_cast<size_t>(std::popcount(bits));
       stretches += static_cast<size_t>(std::popcount(bits & ~(bits << 1 | last)));
@@ -60,7 +62,8 @@ struct Difference {
   size_t end() const {
     size_t word = kWords;
     while (word > 0 && words[word - 1] == 0) --word;
-    return word * kWordBits - (word > 0 ? static_cast<size_t>(std::countl_zero(words[word - 1])) : 0);
+    return word * kWordBits -
+           (word > 0 ? static_cast<size_t>(std::countl_zero(words[word - 1])) : 0);
   }
   bool at(size_t byte) const { return (words[byte / kWordBits] >> (byte % kWordBits) & 1) != 0; }
 };
@@ -78,8 +81,8 @@ void append(std::vector<std::byte>& into, const void* from, size_t bytes) {
   into.insert(into.end(), begin, begin + bytes);
 }
 
-void appendStretches(uint64_t base, const std::byte* bytes, size_t count, const Difference& difference,
-                     std::vector<std::byte>& into) {
+void appendStretches(uint64_t base, const std::byte* bytes, size_t count,
+                     const Difference& difference, std::vector<std::byte>& into) {
   for (size_t at = 0; at < count;) {
     // Nearly all words are empty.
     if (at % kWordBits == 0 && difference.words[at / kWordBits] == 0) {
@@ -100,7 +103,8 @@ void appendStretches(uint64_t base, const std::byte* bytes, size_t count, const 
 }
 
 // Up to the last byte that differs: the other end's memory may be shorter.
-void appendMasked(uint64_t base, const std::byte* bytes, const Difference& difference, std::vector<std::byte>& into) {
+void appendMasked(uint64_t base, const std::byte* bytes, const Difference& difference,
+                  std::vector<std::byte>& into) {
   const size_t count = difference.end();
   const RunHead head{base, static_cast<uint32_t>(count), 1};
   append(into, &head, sizeof head);
@@ -108,7 +112,8 @@ void appendMasked(uint64_t base, const std::byte* bytes, const Difference& diffe
   std::byte packed[kGrain];
   size_t used = 0;
   for (size_t word = 0; word < kWords; ++word) {
-    forEachBit(difference.words[word], [&](size_t bit) { packed[used++] = bytes[word * kWordBits + bit]; });
+    forEachBit(difference.words[word],
+               [&](size_t bit) { packed[used++] = bytes[word * kWordBits + bit]; });
   }
   append(into, packed, used);
 }
@@ -128,9 +133,12 @@ void Run::copyTo(std::byte* to) const {
   }
 }
 
-void Run::eachPiece(const std::function<void(size_t at, std::span<const std::byte> bytes)>& visit) const {
+void Run::eachPiece(
+    const std::function<void(size_t at, std::span<const std::byte> bytes)>& visit) const {
   if (mask.empty()) return visit(0, bytes);
-  const auto follows = [this](size_t at) { return (std::to_integer<unsigned>(mask[at / 8]) >> at % 8 & 1) != 0; };
+  const auto follows = [this](size_t at) {
+    return (std::to_integer<unsigned>(mask[at / 8]) >> at % 8 & 1) != 0;
+  };
   size_t used = 0;
   for (size_t at = 0; at < length;) {
     size_t stop = at;
@@ -152,14 +160,17 @@ bool readRun(Reader& reader, Run* run) {
   run->mask = reader.raw(maskBytes(head.length));
   if (!reader.ok()) return false;
   size_t count = 0;
-  for (const std::byte bits : run->mask) count += static_cast<size_t>(std::popcount(std::to_integer<unsigned>(bits)));
+  for (const std::byte bits : run->mask)
+    count += static_cast<size_t>(std::popcount(std::to_integer<unsigned>(bits)));
   // No bits beyond the end.
-  if (head.length % 8 != 0 && std::to_integer<unsigned>(run->mask.back()) >> (head.length % 8) != 0) reader.fail();
+  if (head.length % 8 != 0 && std::to_integer<unsigned>(run->mask.back()) >> (head.length % 8) != 0)
+    reader.fail();
   run->bytes = reader.raw(count);
   return reader.ok();
 }
 
-void appendChanges(uint64_t base, const std::byte* now, std::span<std::byte> agreed, std::vector<std::byte>& into) {
+void appendChanges(uint64_t base, const std::byte* now, std::span<std::byte> agreed,
+                   std::vector<std::byte>& into) {
   for (size_t grain = 0; grain < agreed.size(); grain += kGrain) {
     const size_t count = std::min(kGrain, agreed.size() - grain);
     std::byte* const before = agreed.data() + grain;
@@ -177,9 +188,11 @@ void appendChanges(uint64_t base, const std::byte* now, std::span<std::byte> agr
   }
 }
 
-void appendChangesUnlessGone(uint64_t base, uint64_t here, std::span<std::byte> agreed, std::vector<std::byte>& into) {
+void appendChangesUnlessGone(uint64_t base, uint64_t here, std::span<std::byte> agreed,
+                             std::vector<std::byte>& into) {
   constexpr uint64_t kPiece = 64 * kGrain;
-  const auto now = std::make_unique_for_overwrite<std::byte[]>(std::min<uint64_t>(kPiece, agreed.size()));
+  const auto now =
+      std::make_unique_for_overwrite<std::byte[]>(std::min<uint64_t>(kPiece, agreed.size()));
   const auto piece = [&](uint64_t at, uint64_t bytes) {
     if (!olpager::base::readUnlessGone(now.get(), here + at, bytes)) return false;
     appendChanges(base + at, now.get(), agreed.subspan(at, bytes), into);
@@ -196,7 +209,8 @@ void appendChangesUnlessGone(uint64_t base, uint64_t here, std::span<std::byte> 
   }
 }
 
-void eachPart(std::span<const std::byte> runs, const std::function<void(std::span<const std::byte> part)>& send) {
+void eachPart(std::span<const std::byte> runs,
+              const std::function<void(std::span<const std::byte> part)>& send) {
   if (runs.empty()) return send(runs);
   for (Reader reader(runs); reader.left() > 0;) {
     const size_t begin = runs.size() - reader.left();

@@ -1,5 +1,6 @@
-// The session's states: made -> up (open, start) -> ended (lost, or the program's end); final. In a forked child a session of its
-// parent is out of reach, and one is made anew only where the parent had not called cuInit yet.
+// The session's states: made -> up (open, start) -> ended (lost, or the program's end); final. In a
+// forked child a session of its parent is out of reach, and one is made anew only where the parent
+// had not called cuInit yet.
 #include "interpose/forward/session.h"
 
 #include <unistd.h>
@@ -63,7 +64,8 @@ Status Session::start() {
   writer.value(CallHead{static_cast<uint16_t>(Operation::kDescribe), 0, 0, 0, 0, 0});
   Wait wait;
   if (call(writer.bytes, {}, wait) != CUDA_SUCCESS)
-    return Error{"gpunode " + gpunode_ + ": " + (why_lost_.empty() ? "the worker can't start" : why_lost_)};
+    return Error{"gpunode " + gpunode_ + ": " +
+                 (why_lost_.empty() ? "the worker can't start" : why_lost_)};
   Reader reader(wait.record);
   (void)reader.value<AnswerHead>();
   description_ = reader.value<Description>();
@@ -73,9 +75,10 @@ Status Session::start() {
   offered_.assign(offered.begin(), offered.end());
   std::thread([this] { attend(); }).detach();
   std::thread([this] { runFunctions(); }).detach();
-  base::logInfo("forwarded mode: gpunode %s, session %016llx, %d device(s), CUDA %d.%d", gpunode_.c_str(),
-                static_cast<unsigned long long>(connection_->number()), description_.devices,
-                description_.driver_version / 1000, description_.driver_version % 1000 / 10);
+  base::logInfo("forwarded mode: gpunode %s, session %016llx, %d device(s), CUDA %d.%d",
+                gpunode_.c_str(), static_cast<unsigned long long>(connection_->number()),
+                description_.devices, description_.driver_version / 1000,
+                description_.driver_version % 1000 / 10);
   return {};
 }
 
@@ -85,9 +88,10 @@ void Session::nameToPeer(unsigned slot, PeerLinkHead* head, std::string* address
   connection_->nameToPeer(slot, head, address);
 }
 
-// --- calls -------------------------------------------------------------------------------------------------------------
+// --- calls ---------------------------------------------------------------------------------------
 
-bool Session::begin(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait, bool flush) {
+bool Session::begin(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait,
+                    bool flush) {
   auto& head = *reinterpret_cast<CallHead*>(record.data());
   head.thread = thisThread();
   if (othersCall()) head.flags |= kOthersCall;
@@ -123,12 +127,14 @@ void Session::leave(const Wait& wait) {
   waits_.erase(wait.number);
 }
 
-CUresult Session::call(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait) {
+CUresult Session::call(std::vector<std::byte>& record, std::span<const std::byte> bulk,
+                       Wait& wait) {
   if (!begin(record, bulk, wait, true)) return wait.result = CUDA_ERROR_DEVICE_UNAVAILABLE;
   return finish(wait);
 }
 
-CUresult Session::post(std::vector<std::byte>& record, std::span<const std::byte> bulk, bool flush) {
+CUresult Session::post(std::vector<std::byte>& record, std::span<const std::byte> bulk,
+                       bool flush) {
   auto& head = *reinterpret_cast<CallHead*>(record.data());
   head.thread = thisThread();
   head.reply = 0;
@@ -143,7 +149,8 @@ CUresult Session::post(std::vector<std::byte>& record, std::span<const std::byte
   return CUDA_SUCCESS;
 }
 
-// One of the threads that wait receives, for all of them; the others sleep until their answer is there or it is their turn.
+// One of the threads that wait receives, for all of them; the others sleep until their answer is
+// there or it is their turn.
 void Session::receiveFor(Wait& wait) {
   std::vector<std::byte> record;
   std::unique_lock lock(waits_mutex_);
@@ -187,7 +194,8 @@ void Session::resume() {
   // Who has heard goodbye ends the link, maybe before its reply is read: no reason for a line.
   const bool tells = !leaving_;
   if (tells)
-    base::logWarn("gpunode %s: disconnected (%s); connecting again", gpunode_.c_str(), channel_.reason().c_str());
+    base::logWarn("gpunode %s: disconnected (%s); connecting again", gpunode_.c_str(),
+                  channel_.reason().c_str());
   const Status again = connection_->reopen(channel_);
   if (!again.ok()) {
     lost(again.error().message);
@@ -208,11 +216,13 @@ void Session::lost(const std::string& why) {
   if (leaving_) {
     base::logDebug("gpunode %s: %s", gpunode_.c_str(), why.c_str());
   } else if (slots_ > 1) {
-    base::logError("the session on gpunode %s is lost: %s; every CUDA call for its devices fails from now on",
-                   gpunode_.c_str(), why.c_str());
+    base::logError(
+        "the session on gpunode %s is lost: %s; every CUDA call for its devices fails from now on",
+        gpunode_.c_str(), why.c_str());
   } else {
-    base::logError("the session on the gpunode is lost: %s; every CUDA call of this program fails from now on",
-                   why.c_str());
+    base::logError(
+        "the session on the gpunode is lost: %s; every CUDA call of this program fails from now on",
+        why.c_str());
   }
   decltype(notices_) notices;
   {
@@ -256,17 +266,20 @@ void Session::dispatch(std::vector<std::byte>& record) {
       failures_.emplace(std::pair(context, head.number), static_cast<CUresult>(head.result));
       any_failure_.store(true);
       forgetSetAttributes();
-      base::logDebug("%s failed at the gpunode: %d", functionName(head.function).c_str(), head.result);
+      base::logDebug("%s failed at the gpunode: %d", functionName(head.function).c_str(),
+                     head.result);
       break;
     }
     case Answer::kBroken: {
       const auto context = reader.value<uint64_t>();
       std::lock_guard lock(waits_mutex_);
       ++received_;
-      if (!reader.ok() || !broken_.emplace(context, static_cast<CUresult>(head.result)).second) break;
+      if (!reader.ok() || !broken_.emplace(context, static_cast<CUresult>(head.result)).second)
+        break;
       any_failure_.store(true);
       base::logError(
-          "the gpunode had no memory for an allocation that it was expected to have (CUDA error %d): every call "
+          "the gpunode had no memory for an allocation that it was expected to have (CUDA error "
+          "%d): every call "
           "that uses this context fails from now on",
           head.result);
       break;
@@ -287,7 +300,8 @@ void Session::dispatch(std::vector<std::byte>& record) {
         ++received_;
         const auto found = expected_.find(head.number);
         if (found == expected_.end()) break;
-        expected = found->second;  // it stays until its bytes are there: who is to read them waits for it
+        expected =
+            found->second;  // it stays until its bytes are there: who is to read them waits for it
       }
       // None: they are there already, or the copy has failed.
       const auto bytes = reader.raw(reader.left());
@@ -319,7 +333,8 @@ void Session::dispatch(std::vector<std::byte>& record) {
         if (Run run; readRun(reader, &run)) takePinned(slot_, run);
       }
       // One for each launch, at most as many as are expected.
-      const auto answered = std::min<uint64_t>(head.number, changes_expected_.load() - changes_answered_.load());
+      const auto answered =
+          std::min<uint64_t>(head.number, changes_expected_.load() - changes_answered_.load());
       changes_answered_.fetch_add(answered);
       comes_.fetch_sub(static_cast<uint32_t>(answered));
       break;
@@ -331,7 +346,8 @@ void Session::dispatch(std::vector<std::byte>& record) {
       }
       std::function<void(CUresult)> told;
       std::unique_lock lock(functions_mutex_);
-      if (auto notice = notices_.extract(head.number); !notice.empty()) told = std::move(notice.mapped());
+      if (auto notice = notices_.extract(head.number); !notice.empty())
+        told = std::move(notice.mapped());
       if (told) {
         lock.unlock();
         comes_.fetch_sub(1);
@@ -356,12 +372,14 @@ void Session::dispatch(std::vector<std::byte>& record) {
       if (head.kind == Answer::kUserObjectGone) {
         userObjectGone(*this, reader.value<uint64_t>());
       } else {
-        driverLogged(head.number, {reinterpret_cast<const char*>(record.data()) + sizeof head, reader.left()});
+        driverLogged(head.number,
+                     {reinterpret_cast<const char*>(record.data()) + sizeof head, reader.left()});
       }
       break;
     }
     case Answer::kEnds: {
-      const std::string why(reinterpret_cast<const char*>(record.data() + sizeof head), record.size() - sizeof head);
+      const std::string why(reinterpret_cast<const char*>(record.data() + sizeof head),
+                            record.size() - sizeof head);
       lost(base::printable(why));
       break;
     }
@@ -376,8 +394,8 @@ void Session::dispatch(std::vector<std::byte>& record) {
   }
 }
 
-// Its own, else of whoever has put something into this context: a kernel that was not launched is nothing that may seem to have ended well,
-// and its thread may never wait, or be gone.
+// Its own, else of whoever has put something into this context: a kernel that was not launched is
+// nothing that may seem to have ended well, and its thread may never wait, or be gone.
 CUresult Session::takeFailure(bool tells) {
   if (!any_failure_.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
   const uint64_t context = contextIn(this);
@@ -422,7 +440,7 @@ void Session::contextGone(uint64_t context) {
   any_failure_.store(!failures_.empty() || !broken_.empty());
 }
 
-// --- what comes by itself ----------------------------------------------------------------------------------------------
+// --- what comes by itself ------------------------------------------------------------------------
 
 void Session::somethingComes() {
   comes_.fetch_add(1);
@@ -503,13 +521,14 @@ bool Session::functionDoesNotCome(uint32_t number) {
   std::lock_guard lock(functions_mutex_);
   const auto found = functions_.find(number);
   if (found == functions_.end()) return false;
-  if (found->second.kind != FunctionKind::kInGraph) functions_outstanding_.fetch_sub(1), comes_.fetch_sub(1);
+  if (found->second.kind != FunctionKind::kInGraph)
+    functions_outstanding_.fetch_sub(1), comes_.fetch_sub(1);
   functions_.erase(found);
   return true;
 }
 
-// The session is lost, under functions_mutex_. What the worker has called is called. Of the others CUDA calls callbacks behind a failure, with its
-// error, and no host functions.
+// The session is lost, under functions_mutex_. What the worker has called is called. Of the others
+// CUDA calls callbacks behind a failure, with its error, and no host functions.
 void Session::endFunctions() {
   std::set<uint32_t> called;
   for (const auto& [number, status] : due_) called.insert(number);
@@ -521,7 +540,8 @@ void Session::endFunctions() {
       callbacks.insert(number);
       return false;
     }
-    if (function.kind == FunctionKind::kHost) functions_outstanding_.fetch_sub(1), comes_.fetch_sub(1);
+    if (function.kind == FunctionKind::kHost)
+      functions_outstanding_.fetch_sub(1), comes_.fetch_sub(1);
     return true;
   });
   for (const uint32_t number : callbacks) due_.emplace_back(number, CUDA_ERROR_DEVICE_UNAVAILABLE);
@@ -582,7 +602,8 @@ void Session::breakContext(uint64_t context, CUresult why) {
   if (!broken_.emplace(context, why).second) return;
   any_failure_.store(true);
   base::logError(
-      "what a stream waited for at another gpunode failed or is lost (CUDA error %d): every call that uses its context "
+      "what a stream waited for at another gpunode failed or is lost (CUDA error %d): every call "
+      "that uses its context "
       "on gpunode %s fails from now on",
       static_cast<int>(why), gpunode_.c_str());
 }
@@ -611,7 +632,8 @@ void Session::runFunctions() {
     if (!again) functions_.erase(found);
     lock.unlock();
     run(status);
-    // What it changed is there for what is behind it in the stream, and in streams of other sessions that wait for this one.
+    // What it changed is there for what is behind it in the stream, and in streams of other
+    // sessions that wait for this one.
     for (Session* const session : existingSessions()) {
       sendPinnedNow(session);
       sendStandInsNow(session);
@@ -622,8 +644,9 @@ void Session::runFunctions() {
   }
 }
 
-// Awake while calls come that nobody waits for, and while something comes that nobody receives; else asleep. Now and then it looks what the worker
-// tells by itself (a context that a kernel has ended, text): soon after the last call, and then at growing distances.
+// Awake while calls come that nobody waits for, and while something comes that nobody receives;
+// else asleep. Now and then it looks what the worker tells by itself (a context that a kernel has
+// ended, text): soon after the last call, and then at growing distances.
 void Session::attend() {
   std::vector<std::byte> record;
   uint64_t seen = 0, received_before = 0;
@@ -636,7 +659,8 @@ void Session::attend() {
     if (posts != seen) active = now, rest = kAwake;
     seen = posts;
     const bool comes = comes_.load() != 0;
-    // A link that is lost while nobody waits is made again: the worker may be in the middle of a bulk copy.
+    // A link that is lost while nobody waits is made again: the worker may be in the middle of a
+    // bulk copy.
     const bool receives = comes || channel_.unsent() || !channel_.linkUp();
     if (receives || channel_.readable() || now - looked >= kLook) {
       looked = now;
@@ -648,7 +672,9 @@ void Session::attend() {
         receiving_ = true;
         lock.unlock();
         // While calls come, for no longer than they may wait for their flush.
-        const auto patience = !receives ? 0us : now - active < kAwake ? std::chrono::microseconds(kBatch) : 1ms;
+        const auto patience = !receives               ? 0us
+                              : now - active < kAwake ? std::chrono::microseconds(kBatch)
+                                                      : 1ms;
         const auto got = channel_.read(record, patience);
         if (got == calls::Channel::Read::kRecord) dispatch(record);
         if (got == calls::Channel::Read::kDown && !ended_) resume();
@@ -671,13 +697,14 @@ void Session::attend() {
       continue;
     }
     attendant_sleeps_.store(true);
-    if (posts_.load() == seen && !channel_.unsent() && comes_.load() == 0) attend_.wait_for(lock, rest);
+    if (posts_.load() == seen && !channel_.unsent() && comes_.load() == 0)
+      attend_.wait_for(lock, rest);
     attendant_sleeps_.store(false);
     rest = std::min<std::chrono::milliseconds>(2 * rest, kLongest);
   }
 }
 
-// --- answers that stay ---------------------------------------------------------------------------------------------------
+// --- answers that stay ---------------------------------------------------------------------------
 
 namespace {
 // The function, the context and the arguments; not the thread, nor the number of the wait.
@@ -686,7 +713,8 @@ std::string keyOf(const std::vector<std::byte>& record) {
   std::memcpy(&head, record.data(), sizeof head);
   std::string key(reinterpret_cast<const char*>(&head.function), sizeof head.function);
   key.append(reinterpret_cast<const char*>(&head.context), sizeof head.context);
-  key.append(reinterpret_cast<const char*>(record.data()) + sizeof head, record.size() - sizeof head);
+  key.append(reinterpret_cast<const char*>(record.data()) + sizeof head,
+             record.size() - sizeof head);
   return key;
 }
 
@@ -727,10 +755,12 @@ void Session::forgetAnswers() {
 }
 
 void Session::forgetAnswersOf(api::Symbol symbol) {
-  forgetAnswersIf([&](size_t function, std::string_view) { return function == static_cast<size_t>(symbol); });
+  forgetAnswersIf(
+      [&](size_t function, std::string_view) { return function == static_cast<size_t>(symbol); });
 }
 
-void Session::forgetAnswersIf(const std::function<bool(size_t function, std::string_view arguments)>& is) {
+void Session::forgetAnswersIf(
+    const std::function<bool(size_t function, std::string_view arguments)>& is) {
   std::lock_guard lock(remembered_mutex_);
   std::erase_if(remembered_, [&](const auto& entry) {
     const Question question = questionIn(entry.first);

@@ -49,8 +49,8 @@ void childAfterFork() {
   // The parent's lock may be held by a thread that the child does not have: a root of its own.
   new (&root().mutex) std::mutex;
   root().tried = false;
-  // What reaches workers, which would else take the child for their client; also of a session that is being made. The transport's threads
-  // are not here, so nobody else uses it.
+  // What reaches workers, which would else take the child for their client; also of a session that
+  // is being made. The transport's threads are not here, so nobody else uses it.
   transport::closeInForkedChild();
   for (const Session* const session : parents) {
     if (session->initialized()) g_forked.store(true);
@@ -58,7 +58,8 @@ void childAfterFork() {
   forgetDevices();
 }
 
-// After the program's own exit handlers and destructors, which may still call. Nothing of ours is destroyed.
+// After the program's own exit handlers and destructors, which may still call. Nothing of ours is
+// destroyed.
 __attribute__((destructor)) void end() {
   if (g_forked.load()) return;
   tellCopiesBetween();
@@ -71,8 +72,9 @@ Status checkRanges(std::span<Session* const> all) {
     for (size_t j = 0; j < i; ++j) {
       const Description &a = all[i]->description(), &b = all[j]->description();
       if (a.va_base < b.va_base + b.va_size && b.va_base < a.va_base + a.va_size)
-        return Error{"gpunodes " + all[j]->gpunode() + " and " + all[i]->gpunode() +
-                     " use the same addresses: their settings va_base and va_size have to be the same"};
+        return Error{
+            "gpunodes " + all[j]->gpunode() + " and " + all[i]->gpunode() +
+            " use the same addresses: their settings va_base and va_size have to be the same"};
     }
   }
   return {};
@@ -85,7 +87,9 @@ Status connectAll(const base::Settings& settings, std::vector<Session*>& all) {
   for (unsigned slot = 0; slot < slots; ++slot) {
     all.push_back(new Session(settings, settings.gpunodes[slot], slot, slots));
     // What was begun stays when another fails: threads may still use it.
-    if (slot > 0) opened.push_back(std::async(std::launch::async, [session = all.back()] { return session->open(); }));
+    if (slot > 0)
+      opened.push_back(
+          std::async(std::launch::async, [session = all.back()] { return session->open(); }));
   }
   Status status = all.front()->open();
   for (auto& one : opened) {
@@ -122,8 +126,10 @@ std::span<Session* const> sessions() {
   if (const auto made = existingSessions(); !made.empty()) return made;
   if (!state.configured || state.tried) return {};
   state.tried = true;
-  if (const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES"); visible != nullptr && hidesAll(visible)) {
-    base::logInfo("CUDA_VISIBLE_DEVICES=%s: this program has no device, and no gpunode is asked", visible);
+  if (const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+      visible != nullptr && hidesAll(visible)) {
+    base::logInfo("CUDA_VISIBLE_DEVICES=%s: this program has no device, and no gpunode is asked",
+                  visible);
     return {};
   }
   // Before a thread can fork while this one connects, with the lock.
@@ -135,7 +141,8 @@ std::span<Session* const> sessions() {
   readLaunchBlocking();
   std::vector<Session*> all;
   if (const Status connected = connectAll(state.settings, all); !connected.ok()) {
-    if (base::logLevel() != base::LogLevel::kOff) base::logError("%s", connected.error().message.c_str());
+    if (base::logLevel() != base::LogLevel::kOff)
+      base::logError("%s", connected.error().message.c_str());
     return {};
   }
   std::copy(all.begin(), all.end(), g_sessions.begin());

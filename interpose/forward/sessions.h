@@ -1,8 +1,10 @@
-// The program's sessions: one with each gpunode of the settings, in their order, which gives each its slot. A handle, an address and a
-// device say which session they belong to; Route finds it for a call.
+// The program's sessions: one with each gpunode of the settings, in their order, which gives each
+// its slot. A handle, an address and a device say which session they belong to; Route finds it for
+// a call.
 //
-// States: none -> up (all of them, at first need) -> none in a forked child. One that is lost stays in its place: calls to it fail, the
-// others go on. They are never destroyed. Thread-safety: any thread. Errors: one line on standard error when one can't be had.
+// States: none -> up (all of them, at first need) -> none in a forked child. One that is lost stays
+// in its place: calls to it fail, the others go on. They are never destroyed. Thread-safety: any
+// thread. Errors: one line on standard error when one can't be had.
 #pragma once
 
 #include <cuda.h>
@@ -23,7 +25,8 @@ inline constexpr unsigned kMostSessions = 16;
 static_assert(kMostSessions >= base::kMostGpunodes && kMostSessions <= kCommonSlot);
 
 void configureSessions(const base::Settings& settings);
-/// All of them, connected at first need; none when one can't be had (told once), or in a forked child of a program that had some.
+/// All of them, connected at first need; none when one can't be had (told once), or in a forked
+/// child of a program that had some.
 std::span<Session* const> sessions();
 /// Those that there are, without connecting.
 std::span<Session* const> existingSessions();
@@ -33,20 +36,26 @@ namespace detail {
 extern std::atomic<uint32_t> g_session_count;
 }
 /// Whether the program has more than one.
-inline bool severalSessions() { return detail::g_session_count.load(std::memory_order_relaxed) > 1; }
+inline bool severalSessions() {
+  return detail::g_session_count.load(std::memory_order_relaxed) > 1;
+}
 
 /// Whose a handle is; null: nobody's, or it means the same in all of them.
 Session* sessionOfHandle(uint64_t handle);
-/// In whose part of the range of addresses it is; null: in nobody's. No memory of the program's lies there.
+/// In whose part of the range of addresses it is; null: in nobody's. No memory of the program's
+/// lies there.
 Session* sessionOfRange(uint64_t address);
-/// In whose part of the range of addresses, or among whose noted memory outside of it, an address is; null: in nobody's.
+/// In whose part of the range of addresses, or among whose noted memory outside of it, an address
+/// is; null: in nobody's.
 Session* sessionOfAddress(uint64_t address);
-/// Of the calling thread's current context, else the first. Connects at first need; null as sessions().
+/// Of the calling thread's current context, else the first. Connects at first need; null as
+/// sessions().
 Session* currentSession();
 /// The same without connecting.
 Session* existingSession();
 
-/// Which session a call goes to: that of the first of its arguments that belongs to one, else of the current context.
+/// Which session a call goes to: that of the first of its arguments that belongs to one, else of
+/// the current context.
 class Route {
  public:
   /// Does an argument belong to one, it decides unless an earlier one has.
@@ -59,7 +68,8 @@ class Route {
     return *this;
   }
   Route& location(const CUmemLocation* location) {
-    if (open() && location != nullptr && location->type == CU_MEM_LOCATION_TYPE_DEVICE) toDevice(location->id);
+    if (open() && location != nullptr && location->type == CU_MEM_LOCATION_TYPE_DEVICE)
+      toDevice(location->id);
     return *this;
   }
   template <typename T>

@@ -1,5 +1,6 @@
-// Whether memory of the program's own is mapped such that other processes may have it too (MAP_SHARED: POSIX segments, files, memfds).
-// Thread-safety: any thread; a mapping that changes meanwhile may count either way.
+// Whether memory of the program's own is mapped such that other processes may have it too
+// (MAP_SHARED: POSIX segments, files, memfds). Thread-safety: any thread; a mapping that changes
+// meanwhile may count either way.
 #pragma once
 
 #include <cstdint>

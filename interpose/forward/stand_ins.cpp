@@ -37,7 +37,8 @@ struct Place {
   std::vector<std::byte> agreed;  // what both last agreed on; as long as `room`
 };
 
-// Places that nobody needs any more. A launch may still use them: they serve again when none of the session's is under way.
+// Places that nobody needs any more. A launch may still use them: they serve again when none of the
+// session's is under way.
 struct Spares {
   std::mutex mutex;  // a leaf, under the table's
   std::vector<Place> all;
@@ -50,7 +51,8 @@ Spares& spares() {
 }  // namespace
 
 struct StandIn {
-  StandIn(Place&& at, uint64_t address, uint64_t count) : place(std::move(at)), here(address), bytes(count) {}
+  StandIn(Place&& at, uint64_t address, uint64_t count)
+      : place(std::move(at)), here(address), bytes(count) {}
   ~StandIn();
   StandIn(const StandIn&) = delete;
   StandIn& operator=(const StandIn&) = delete;
@@ -177,11 +179,13 @@ StandIns standInsIn(CUgraph graph) {
   StandIns found;
   if (!call.answered()) return found;
   const std::lock_guard lock(all.mutex);
-  const auto side = [&](CUmemorytype type, const void* host, const CUDA_MEMCPY3D& box, bool source) {
+  const auto side = [&](CUmemorytype type, const void* host, const CUDA_MEMCPY3D& box,
+                        bool source) {
     if (type != CU_MEMORYTYPE_HOST) return;
     const auto first = reinterpret_cast<uint64_t>(rowsOf(host, box, source).first);
     StandInPtr one = findThere(all, call.session()->slot(), first);
-    if (one != nullptr && std::find(found.begin(), found.end(), one) == found.end()) found.push_back(std::move(one));
+    if (one != nullptr && std::find(found.begin(), found.end(), one) == found.end())
+      found.push_back(std::move(one));
   };
   while (call.reply().ok() && call.reply().left() != 0) {
     const auto box = call.reply().value<CUDA_MEMCPY3D>();
@@ -196,13 +200,14 @@ std::vector<std::byte> changesOf(Table& all, const StandIns& of) {
   std::vector<std::byte> runs;
   const std::lock_guard lock(all.mutex);
   for (const StandInPtr& one : of)
-    appendChangesUnlessGone(one->place.there, one->here, std::span(one->place.agreed).first(one->bytes), runs);
+    appendChangesUnlessGone(one->place.there, one->here,
+                            std::span(one->place.agreed).first(one->bytes), runs);
   return runs;
 }
 
 // To the stream.
-CUresult sendTo(Session* session, CUstream stream, bool per_thread, const std::vector<uint64_t>& blocks,
-                std::span<const std::byte> runs) {
+CUresult sendTo(Session* session, CUstream stream, bool per_thread,
+                const std::vector<uint64_t>& blocks, std::span<const std::byte> runs) {
   CUresult result = CUDA_SUCCESS;
   eachPart(runs, [&](std::span<const std::byte> part) {
     Call call(Operation::kGraphBytes, session);
@@ -243,7 +248,8 @@ CUresult standIn(Session* session, uint64_t here, uint64_t bytes, StandIns& all,
   }
   if (one == nullptr) {
     Place place;
-    if (const CUresult error = takePlace(session, bytes, &place); error != CUDA_SUCCESS) return error;
+    if (const CUresult error = takePlace(session, bytes, &place); error != CUDA_SUCCESS)
+      return error;
     one = std::make_shared<StandIn>(std::move(place), here, bytes);
     const std::lock_guard lock(known.mutex);
     known.there[session->slot()][one->place.there] = one;
@@ -264,15 +270,18 @@ CUresult graphNeeds(Session* session, CUgraph graph, const StandIns& all) {
   if (!all.empty()) {
     const std::lock_guard lock(table().mutex);
     if (table().bodies.contains(graph))
-      return refused("a copy from or to memory that is not pinned, in the body of a conditional node,", false);
+      return refused(
+          "a copy from or to memory that is not pinned, in the body of a conditional node,", false);
   }
   for (const StandInPtr& one : all) {
     auto held = std::make_unique<StandInPtr>(one);
     CUuserObject object = nullptr;
-    CUresult result = createUserObject(session, &object, held.get(), release, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
+    CUresult result = createUserObject(session, &object, held.get(), release, 1,
+                                       CU_USER_OBJECT_NO_DESTRUCTOR_SYNC);
     if (result != CUDA_SUCCESS) return result;
     (void)held.release();  // the destructor's, whatever becomes of the graph
-    result = ol_forward_generated_cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
+    result =
+        ol_forward_generated_cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE);
     if (result == CUDA_SUCCESS) continue;
     (void)ol_forward_generated_cuUserObjectRelease(object, 1);
     return result;
@@ -312,7 +321,9 @@ void execNodeNeeds(CUgraphExec exec, CUgraphNode node, StandIns needs) {
   all.count();
 }
 
-void execChildMade(CUgraphExec exec, CUgraphNode node, CUgraph child) { execNodeNeeds(exec, node, standInsIn(child)); }
+void execChildMade(CUgraphExec exec, CUgraphNode node, CUgraph child) {
+  execNodeNeeds(exec, node, standInsIn(child));
+}
 
 StandIns standInsOf(CUgraphExec exec) {
   Table& all = table();
@@ -329,19 +340,25 @@ StandIns standInsOf(CUgraphExec exec) {
 
 CUresult sendStandIns(Session* session, const StandIns& all, CUstream stream, bool per_thread) {
   if (all.empty()) {
-    const std::vector<uint64_t> blocks = session->functionsInGraphs() ? namedBlocks(session) : std::vector<uint64_t>{};
+    const std::vector<uint64_t> blocks =
+        session->functionsInGraphs() ? namedBlocks(session) : std::vector<uint64_t>{};
     return blocks.empty() ? CUDA_SUCCESS : sendTo(session, stream, per_thread, blocks, {});
   }
   // What the program's functions before the launch in streams still change is read after them.
-  if (const CUresult error = awaitFunctions(session, stream, per_thread); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = awaitFunctions(session, stream, per_thread); error != CUDA_SUCCESS)
+    return error;
   Table& known = table();
   (void)takeOver(known, session);
-  // Launches of one stream follow each other; what goes to a stand-in may not overtake another stream's launch that reads it.
-  const StreamOf in{stream, (per_thread && stream == nullptr) || stream == CU_STREAM_PER_THREAD ? thisThread() : 0};
+  // Launches of one stream follow each other; what goes to a stand-in may not overtake another
+  // stream's launch that reads it.
+  const StreamOf in{stream, (per_thread && stream == nullptr) || stream == CU_STREAM_PER_THREAD
+                                ? thisThread()
+                                : 0};
   const unsigned slot = session->slot();
   const auto waits = [&] {
     const std::lock_guard lock(known.mutex);
-    return !known.under_way[slot].empty() && (known.stream[slot] != in || known.sent[slot] > kUnderWay);
+    return !known.under_way[slot].empty() &&
+           (known.stream[slot] != in || known.sent[slot] > kUnderWay);
   };
   while (waits()) {
     std::this_thread::sleep_for(kLook);  // the worker tells of it by itself
@@ -352,7 +369,8 @@ CUresult sendStandIns(Session* session, const StandIns& all, CUstream stream, bo
   std::vector<uint64_t> blocks = namedBlocks(session);
   for (const StandInPtr& one : all) blocks.push_back(one->place.there);
   CUresult result = CUDA_SUCCESS;
-  if (!runs.empty() || session->functionsInGraphs()) result = sendTo(session, stream, per_thread, blocks, runs);
+  if (!runs.empty() || session->functionsInGraphs())
+    result = sendTo(session, stream, per_thread, blocks, runs);
   const std::lock_guard lock(known.mutex);
   known.stream[slot] = in;
   known.sent[slot] += runs.size();
@@ -366,7 +384,8 @@ std::vector<uint64_t> launchedStandIns(Session* session, const StandIns& of) {
   StandIns& under_way = all.under_way[session->slot()];
   for (const StandInPtr& one : of) {
     blocks.push_back(one->place.there);
-    if (std::find(under_way.begin(), under_way.end(), one) == under_way.end()) under_way.push_back(one);
+    if (std::find(under_way.begin(), under_way.end(), one) == under_way.end())
+      under_way.push_back(one);
   }
   return blocks;
 }
@@ -381,7 +400,8 @@ void sendStandInsNow(Session* session) {
   }
   if (under_way.empty()) return;
   const std::lock_guard order(all.send_mutex);
-  if (const std::vector<std::byte> runs = changesOf(all, under_way); !runs.empty()) sendRuns(session, runs);
+  if (const std::vector<std::byte> runs = changesOf(all, under_way); !runs.empty())
+    sendRuns(session, runs);
 }
 
 void standInsOfExecGone(CUgraphExec exec) {
@@ -398,7 +418,8 @@ void standInsOfNodeGone(CUgraphNode node) { nodeNeeds(node, {}); }
 void standInsOfGraphGone(CUgraph graph) {
   if (table().set.load() == 0) return;
   size_t count = 0;
-  if (ol_forward_generated_cuGraphGetNodes(graph, nullptr, &count) != CUDA_SUCCESS || count == 0) return;
+  if (ol_forward_generated_cuGraphGetNodes(graph, nullptr, &count) != CUDA_SUCCESS || count == 0)
+    return;
   std::vector<CUgraphNode> nodes(count);
   if (ol_forward_generated_cuGraphGetNodes(graph, nodes.data(), &count) != CUDA_SUCCESS) return;
   for (const CUgraphNode node : nodes) standInsOfNodeGone(node);
@@ -416,7 +437,8 @@ uint64_t hereOfStandIn(uint64_t there) {
   if (all.live.load(std::memory_order_relaxed) == 0) return there;
   StandInPtr one;
   const std::lock_guard lock(all.mutex);
-  for (unsigned slot = 0; slot < kMostSessions && one == nullptr; ++slot) one = findThere(all, slot, there);
+  for (unsigned slot = 0; slot < kMostSessions && one == nullptr; ++slot)
+    one = findThere(all, slot, there);
   return one != nullptr ? one->here + (there - one->place.there) : there;
 }
 

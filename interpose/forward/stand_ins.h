@@ -1,11 +1,14 @@
-// Pageable memory of the program's that copies in graphs read or write. The copy's node names a stand-in in its place: pinned memory at the
-// session's worker. With each launch of an executable graph that has such copies what the program changed goes to their stand-ins, behind what the
-// stream has, and what the graph changed comes back behind the launch; other launches know nothing of it. So a source's bytes are those that are there
-// when the graph is launched. Copies from or to the same memory share a stand-in, as far as it holds all of theirs.
+// Pageable memory of the program's that copies in graphs read or write. The copy's node names a
+// stand-in in its place: pinned memory at the session's worker. With each launch of an executable
+// graph that has such copies what the program changed goes to their stand-ins, behind what the
+// stream has, and what the graph changed comes back behind the launch; other launches know nothing
+// of it. So a source's bytes are those that are there when the graph is launched. Copies from or to
+// the same memory share a stand-in, as far as it holds all of theirs.
 //
-// A stand-in lives as long as a graph (a user object of the driver's tells), an executable graph, a node that was changed to it, or a launch that is under way
-// needs it. Then its memory at the worker serves another.
-// Thread-safety: any thread. Locks: StandIns::send_mutex, then StandIns::mutex; the session's calls are made under the first alone.
+// A stand-in lives as long as a graph (a user object of the driver's tells), an executable graph, a
+// node that was changed to it, or a launch that is under way needs it. Then its memory at the
+// worker serves another. Thread-safety: any thread. Locks: StandIns::send_mutex, then
+// StandIns::mutex; the session's calls are made under the first alone.
 #pragma once
 
 #include <cuda.h>
@@ -24,27 +27,31 @@ struct StandIn;
 using StandInPtr = std::shared_ptr<StandIn>;
 using StandIns = std::vector<StandInPtr>;
 
-/// One for [here, + bytes) of the program's memory; `there` is where the worker has `here`. It is added to `all`, who keeps it until it is told who needs it.
+/// One for [here, + bytes) of the program's memory; `there` is where the worker has `here`. It is
+/// added to `all`, who keeps it until it is told who needs it.
 CUresult standIn(Session* session, uint64_t here, uint64_t bytes, StandIns& all, uint64_t* there);
 /// The graph, which is the program's or a capture's, needs them from now on.
 CUresult graphNeeds(Session* session, CUgraph graph, const StandIns& all);
-/// It is a conditional node's, in which the driver offers no such copies: it is refused what it needs.
+/// It is a conditional node's, in which the driver offers no such copies: it is refused what it
+/// needs.
 void noteBody(CUgraph graph);
 /// A node of a graph that is not known needs these, and nothing that it needed before.
 void nodeNeeds(CUgraphNode node, StandIns all);
 
-/// `exec` was made of `graph`, or updated to it; its copy nodes were set to name these; a child graph of it was changed to `child`.
+/// `exec` was made of `graph`, or updated to it; its copy nodes were set to name these; a child
+/// graph of it was changed to `child`.
 void execMade(CUgraphExec exec, CUgraph graph);
 void execNodeNeeds(CUgraphExec exec, CUgraphNode node, StandIns all);
 void execChildMade(CUgraphExec exec, CUgraphNode node, CUgraph child);
 StandIns standInsOf(CUgraphExec exec);
 
-/// Before the launch of an executable graph that has them, or none. What the program changed goes to the stream; what the graph may change is known to
-/// whom its host functions ask.
+/// Before the launch of an executable graph that has them, or none. What the program changed goes
+/// to the stream; what the graph may change is known to whom its host functions ask.
 CUresult sendStandIns(Session* session, const StandIns& all, CUstream stream, bool per_thread);
 /// Behind it: the worker's addresses of them, for changesBehind().
 std::vector<uint64_t> launchedStandIns(Session* session, const StandIns& all);
-/// After a host function: what it changed of memory that launches under way use is there for what is behind it.
+/// After a host function: what it changed of memory that launches under way use is there for what
+/// is behind it.
 void sendStandInsNow(Session* session);
 
 /// What is about to go; `graph` is asked for its nodes where nodes have been changed.

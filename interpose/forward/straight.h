@@ -1,12 +1,13 @@
-// What client and worker say about copies that go straight from one worker of the program to another.
+// What client and worker say about copies that go straight from one worker of the program to
+// another.
 #pragma once
 
 #include <cstdint>
 
 namespace olpager::forward {
 
-/// Arguments of kPeerLink, which connects to the worker of another of the program's sessions; its address follows as text. The answer is a
-/// PeerLinked, then text: how they are linked, or why not.
+/// Arguments of kPeerLink, which connects to the worker of another of the program's sessions; its
+/// address follows as text. The answer is a PeerLinked, then text: how they are linked, or why not.
 struct PeerLinkHead {
   uint32_t slot = 0;      // of that session
   uint32_t tls = 0;       // transport::Tls, the least that the client wants
@@ -18,8 +19,8 @@ struct PeerLinkHead {
 static_assert(sizeof(PeerLinkHead) == 56);
 enum class PeerLinked : uint32_t { kNo, kTcp, kShm };
 
-/// Arguments of kStraightOut and kStraightIn: one end of a copy; the call returns when this end is done. The answer is a Straight, when
-/// nothing else has failed.
+/// Arguments of kStraightOut and kStraightIn: one end of a copy; the call returns when this end is
+/// done. The answer is a Straight, when nothing else has failed.
 struct StraightHead {
   uint64_t copy = 0;     // the same number at both ends, never used again
   uint64_t address = 0;  // of device memory

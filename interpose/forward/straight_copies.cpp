@@ -44,7 +44,8 @@ All& all() {
 // Asked for at the end of every program: there without memory of the heap.
 constinit Counted over_tcp, over_shm, through_here;
 
-// The worker of `from` connects to that of `to`. What it says: how, or why not. `result`: whether it could be asked.
+// The worker of `from` connects to that of `to`. What it says: how, or why not. `result`: whether
+// it could be asked.
 PeerLinked connect(Session& from, Session& to, std::string* text, CUresult* result) {
   Call call(Operation::kPeerLink, &from);
   PeerLinkHead head;
@@ -79,13 +80,15 @@ PeerLinked link(Pair& pair, Session& low, Session& high, uint64_t* number) {
       return PeerLinked::kNo;  // one of them is lost: whatever is tried says so
     ++pair.link;
     if (pair.linked != PeerLinked::kNo) {
-      base::logInfo("copies between gpunodes %s and %s go straight: %s", low.gpunode().c_str(), high.gpunode().c_str(),
-                    how.c_str());
+      base::logInfo("copies between gpunodes %s and %s go straight: %s", low.gpunode().c_str(),
+                    high.gpunode().c_str(), how.c_str());
     } else {
       pair.retry = Clock::now() + kRetry;
       if (!pair.told)
-        base::logWarn("copies between gpunodes %s and %s go through this program: %s; the other way round: %s",
-                      low.gpunode().c_str(), high.gpunode().c_str(), how.c_str(), back.c_str());
+        base::logWarn(
+            "copies between gpunodes %s and %s go through this program: %s; the other way round: "
+            "%s",
+            low.gpunode().c_str(), high.gpunode().c_str(), how.c_str(), back.c_str());
       pair.told = true;
     }
   }
@@ -104,10 +107,16 @@ void lost(Pair& pair, uint64_t number) {
 // The call of one end.
 class EndCall {
  public:
-  EndCall(Operation operation, const StraightEnd& end, const Session& other, uint64_t copy, uint64_t bytes)
-      : current_(end.context), call_(operation, end.session), end_(end), copy_(copy), other_(other) {
-    call_.value(StraightHead{copy, end.address, bytes, reinterpret_cast<uint64_t>(end.stream), other.slot(),
-                             static_cast<uint16_t>(end.per_thread), static_cast<uint16_t>(end.now)});
+  EndCall(Operation operation, const StraightEnd& end, const Session& other, uint64_t copy,
+          uint64_t bytes)
+      : current_(end.context),
+        call_(operation, end.session),
+        end_(end),
+        copy_(copy),
+        other_(other) {
+    call_.value(StraightHead{copy, end.address, bytes, reinterpret_cast<uint64_t>(end.stream),
+                             other.slot(), static_cast<uint16_t>(end.per_thread),
+                             static_cast<uint16_t>(end.now)});
     call_.mayWait();
   }
   EndCall(const EndCall&) = delete;
@@ -150,7 +159,8 @@ class EndCall {
 
 }  // namespace
 
-std::optional<CUresult> copyStraight(const StraightEnd& to, const StraightEnd& from, uint64_t bytes) {
+std::optional<CUresult> copyStraight(const StraightEnd& to, const StraightEnd& from,
+                                     uint64_t bytes) {
   Session& low = to.session->slot() < from.session->slot() ? *to.session : *from.session;
   Session& high = &low == to.session ? *from.session : *to.session;
   Pair& pair = all().pairs[low.slot()][high.slot()];
@@ -184,13 +194,16 @@ void countThroughHere(uint64_t bytes) { through_here.add(bytes); }
 
 void tellCopiesBetween() {
   if (over_tcp.copies == 0 && over_shm.copies == 0 && through_here.copies == 0) return;
-  const auto number = [](const std::atomic<uint64_t>& value) { return static_cast<unsigned long long>(value.load()); };
+  const auto number = [](const std::atomic<uint64_t>& value) {
+    return static_cast<unsigned long long>(value.load());
+  };
   base::logInfo(
-      "copies between gpunodes: %llu of %llu bytes straight over tcp, %llu of %llu straight over shared memory, %llu "
+      "copies between gpunodes: %llu of %llu bytes straight over tcp, %llu of %llu straight over "
+      "shared memory, %llu "
       "of %llu "
       "through this program",
-      number(over_tcp.copies), number(over_tcp.bytes), number(over_shm.copies), number(over_shm.bytes),
-      number(through_here.copies), number(through_here.bytes));
+      number(over_tcp.copies), number(over_tcp.bytes), number(over_shm.copies),
+      number(over_shm.bytes), number(through_here.copies), number(through_here.bytes));
 }
 
 }  // namespace olpager::forward

@@ -1,8 +1,10 @@
-// Copies between devices of two gpunodes that go straight from worker to worker (docs/forwarding.md). Two workers are linked at the first
-// copy between them: the one of the lower slot connects, or, where that can't be, the other one. Where neither reaches the other, copies go
+// Copies between devices of two gpunodes that go straight from worker to worker
+// (docs/forwarding.md). Two workers are linked at the first copy between them: the one of the lower
+// slot connects, or, where that can't be, the other one. Where neither reaches the other, copies go
 // through this process: told once, and tried again at long intervals.
 //
-// States of a pair: unlinked -> linked -> unlinked (lost) ...; refused, for a time. Thread-safety: any thread.
+// States of a pair: unlinked -> linked -> unlinked (lost) ...; refused, for a time. Thread-safety:
+// any thread.
 #pragma once
 
 #include <cuda.h>
@@ -24,9 +26,10 @@ struct StraightEnd {
   bool now = false;  // what it has to be behind is done already
 };
 
-/// Behind what is in both streams; returns when it is over. Nothing: there is no link, or it was lost on the way; the copy has to be made, or
-/// made again, in another way.
-std::optional<CUresult> copyStraight(const StraightEnd& to, const StraightEnd& from, uint64_t bytes);
+/// Behind what is in both streams; returns when it is over. Nothing: there is no link, or it was
+/// lost on the way; the copy has to be made, or made again, in another way.
+std::optional<CUresult> copyStraight(const StraightEnd& to, const StraightEnd& from,
+                                     uint64_t bytes);
 /// One that went through this process, for the count.
 void countThroughHere(uint64_t bytes);
 /// At the program's end, in the log: how much went which way.

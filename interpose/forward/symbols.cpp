@@ -14,7 +14,8 @@
 namespace olpager::forward {
 namespace {
 
-// The newest version whose functions the specification knows: what a program is told even where the gpunode has a newer one.
+// The newest version whose functions the specification knows: what a program is told even where the
+// gpunode has a newer one.
 constexpr int kKnownVersion = 13000;
 
 std::atomic<ExportedSymbol> g_exported{nullptr};
@@ -32,15 +33,21 @@ class TableHost final : public interpose::PrivateTableHost {
       interpose::DeviceIdentity identity{};
       CUuuid uuid{};
       (void)ol_forward_generated_cuDeviceGetUuid(&uuid, i);
-      std::copy(std::begin(uuid.bytes), std::end(uuid.bytes), reinterpret_cast<char*>(identity.uuid.data()));
-      (void)ol_forward_cuDeviceGetAttribute(&identity.pci_domain, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID, i);
-      (void)ol_forward_generated_cuDeviceGetAttribute(&identity.pci_bus, CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, i);
-      (void)ol_forward_generated_cuDeviceGetAttribute(&identity.pci_device, CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, i);
+      std::copy(std::begin(uuid.bytes), std::end(uuid.bytes),
+                reinterpret_cast<char*>(identity.uuid.data()));
+      (void)ol_forward_cuDeviceGetAttribute(&identity.pci_domain, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID,
+                                            i);
+      (void)ol_forward_generated_cuDeviceGetAttribute(&identity.pci_bus,
+                                                      CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, i);
+      (void)ol_forward_generated_cuDeviceGetAttribute(&identity.pci_device,
+                                                      CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, i);
       all.push_back(identity);
     }
     return all;
   }
-  CUcontext currentContext() override { return reinterpret_cast<CUcontext>(forward::currentContext()); }
+  CUcontext currentContext() override {
+    return reinterpret_cast<CUcontext>(forward::currentContext());
+  }
   CUresult primaryContextHandle(CUdevice device, CUcontext* context) override {
     if (sessions().empty()) return CUDA_ERROR_NOT_INITIALIZED;
     Session* session = nullptr;
@@ -70,7 +77,8 @@ class TableHost final : public interpose::PrivateTableHost {
     return result;
   }
   void unsupportedCalled(const char* table, int slot) override {
-    base::logWarn("private driver table %s: function %d is not there in forwarded mode", table, slot);
+    base::logWarn("private driver table %s: function %d is not there in forwarded mode", table,
+                  slot);
   }
 };
 
@@ -113,16 +121,19 @@ CUresult getProcAddress(const char* name, void** function, int version, cuuint64
   if (!symbol) return answer(nullptr, why, function, status);
   void* found = resolve(*symbol);
   const auto exported = g_exported.load(std::memory_order_acquire);
-  if (void* const ours = found != nullptr && exported != nullptr ? exported(*symbol) : nullptr; ours != nullptr)
+  if (void* const ours = found != nullptr && exported != nullptr ? exported(*symbol) : nullptr;
+      ours != nullptr)
     found = ours;
-  return answer(found, found != nullptr ? why : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND, function, status);
+  return answer(found, found != nullptr ? why : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND, function,
+                status);
 }
 
 void contextGone(CUcontext context) { privateTables().contextGone(context); }
 
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
@@ -131,11 +142,13 @@ CUresult ol_forward_cuDriverGetVersion(int* version) {
   const auto all = sessions();
   // Without a session a runtime is to come as far as cuInit, which says what is wrong.
   *version = all.empty() ? CUDA_VERSION : kKnownVersion;
-  for (const Session* const session : all) *version = std::min(*version, session->description().driver_version);
+  for (const Session* const session : all)
+    *version = std::min(*version, session->description().driver_version);
   return CUDA_SUCCESS;
 }
 
-// Who reports a failure asks for its name, also where no session came to be or it is lost. The gpunode's driver may know more codes than we.
+// Who reports a failure asks for its name, also where no session came to be or it is lost. The
+// gpunode's driver may know more codes than we.
 CUresult ol_forward_cuGetErrorName(CUresult error, const char** name) {
   if (name == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *name = olpager::api::errorName(error);
@@ -148,13 +161,14 @@ CUresult ol_forward_cuGetErrorString(CUresult error, const char** text) {
   return *text != nullptr ? CUDA_SUCCESS : ol_forward_generated_cuGetErrorString(error, text);
 }
 
-CUresult ol_forward_cuGetProcAddress_v2(const char* name, void** function, int version, cuuint64_t flags,
-                                        CUdriverProcAddressQueryResult* status) {
+CUresult ol_forward_cuGetProcAddress_v2(const char* name, void** function, int version,
+                                        cuuint64_t flags, CUdriverProcAddressQueryResult* status) {
   return getProcAddress(name, function, version, flags, status);
 }
 
 // The first form reports a missing name by its result.
-CUresult ol_forward_cuGetProcAddress(const char* name, void** function, int version, cuuint64_t flags) {
+CUresult ol_forward_cuGetProcAddress(const char* name, void** function, int version,
+                                     cuuint64_t flags) {
   CUdriverProcAddressQueryResult status{};
   const CUresult result = getProcAddress(name, function, version, flags, &status);
   if (result != CUDA_SUCCESS) return result;

@@ -1,5 +1,5 @@
-// What libcuda's names lead to in forwarded mode, and the driver's private tables as a client without a driver gives them.
-// Thread-safety: any thread. May connect to the gpunode at first use.
+// What libcuda's names lead to in forwarded mode, and the driver's private tables as a client
+// without a driver gives them. Thread-safety: any thread. May connect to the gpunode at first use.
 #pragma once
 
 #include <cuda.h>
@@ -8,11 +8,14 @@
 
 namespace olpager::forward {
 
-/// The function for `symbol`; nullptr where the gpunode's driver has none of that name, or libcuda's object is meant.
+/// The function for `symbol`; nullptr where the gpunode's driver has none of that name, or
+/// libcuda's object is meant.
 void* resolve(api::Symbol symbol);
-/// What this library exports under the symbol's name, the address that dlsym gives; nullptr: it can't be told.
+/// What this library exports under the symbol's name, the address that dlsym gives; nullptr: it
+/// can't be told.
 using ExportedSymbol = void* (*)(api::Symbol);
-/// From now on cuGetProcAddress answers with these where there are any, as a driver does: a function has one address.
+/// From now on cuGetProcAddress answers with these where there are any, as a driver does: a
+/// function has one address.
 void setExported(ExportedSymbol exported);
 /// As cuGetProcAddress_v2.
 CUresult getProcAddress(const char* name, void** function, int version, cuuint64_t flags,

@@ -1,5 +1,6 @@
-// How often each function or operation was called, and how long that took in all: for the tables that OL_LOG=debug ends with, at the client
-// (trips.h) and in the worker. Thread-safety: any thread, no locks.
+// How often each function or operation was called, and how long that took in all: for the tables
+// that OL_LOG=debug ends with, at the client (trips.h) and in the worker. Thread-safety: any
+// thread, no locks.
 #pragma once
 
 #include <array>
@@ -16,7 +17,8 @@ class Tally {
  public:
   /// `function`: a symbol, or an Operation.
   void note(uint16_t function, std::chrono::nanoseconds took);
-  /// "COUNT WHAT, S s IN ALL", and a line for each of those that took the most together. At level debug.
+  /// "COUNT WHAT, S s IN ALL", and a line for each of those that took the most together. At level
+  /// debug.
   void tell(const char* what, const char* in_all) const;
 
  private:

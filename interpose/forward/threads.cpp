@@ -28,7 +28,8 @@ Places& places() {
 std::atomic<uint32_t> g_calling{0};
 thread_local uint32_t t_number = 0;
 
-// Behind the thread's destructors of C++, which may call; where another key's destructor calls after this one it runs again.
+// Behind the thread's destructors of C++, which may call; where another key's destructor calls
+// after this one it runs again.
 void leave(void* /*value*/) {
   endCapturesOfThread();
   Places& all = places();

@@ -1,5 +1,5 @@
-// Which calls a program waited for, and how long: told at its end with OL_LOG=debug. A program that is slow in forwarded mode is slow by these.
-// Thread-safety: any thread, no locks.
+// Which calls a program waited for, and how long: told at its end with OL_LOG=debug. A program that
+// is slow in forwarded mode is slow by these. Thread-safety: any thread, no locks.
 #pragma once
 
 #include <chrono>

@@ -52,8 +52,8 @@ void userObjectGone(Session& session, uint64_t number) {
   notify([gone] { gone.function(gone.data); });
 }
 
-CUresult createUserObject(Session* session, CUuserObject* out, void* data, CUhostFn destroy, unsigned references,
-                          unsigned flags) {
+CUresult createUserObject(Session* session, CUuserObject* out, void* data, CUhostFn destroy,
+                          unsigned references, unsigned flags) {
   if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   Call call(Operation::kUserObjectCreate, session);
   const auto object = call.number<CUuserObject>();
@@ -79,12 +79,13 @@ void forgetUserObjects(unsigned slot) {
 
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
-CUresult ol_forward_cuUserObjectCreate(CUuserObject* out, void* data, CUhostFn destroy, unsigned references,
-                                       unsigned flags) {
+CUresult ol_forward_cuUserObjectCreate(CUuserObject* out, void* data, CUhostFn destroy,
+                                       unsigned references, unsigned flags) {
   if (out == nullptr || destroy == nullptr) return CUDA_ERROR_INVALID_VALUE;
   return createUserObject(currentSession(), out, data, destroy, references, flags);
 }

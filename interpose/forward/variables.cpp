@@ -1,9 +1,12 @@
-// Variables of modules and libraries. A __managed__ one lies where the gpunode's driver has placed it, and the code that uses it has that address in it: so
-// the program gets memory at the same address, when it asks for the variable (the runtime does that before the program's first use), and the two are
-// exchanged as managed memory of the window is (memory.h). Where the program has something else there already, it is refused.
+// Variables of modules and libraries. A __managed__ one lies where the gpunode's driver has placed
+// it, and the code that uses it has that address in it: so the program gets memory at the same
+// address, when it asks for the variable (the runtime does that before the program's first use),
+// and the two are exchanged as managed memory of the window is (memory.h). Where the program has
+// something else there already, it is refused.
 //
-// A variable: unknown -> adopted (by the first who asks for it) -> gone (before its library, or its module or the context that that is in).
-// Locks: Variables::mutex, above those of memory.cpp and of the sessions; one variable is adopted, or goes, at a time.
+// A variable: unknown -> adopted (by the first who asks for it) -> gone (before its library, or its
+// module or the context that that is in). Locks: Variables::mutex, above those of memory.cpp and of
+// the sessions; one variable is adopted, or goes, at a time.
 #include "interpose/forward/variables.h"
 
 #include <sys/mman.h>
@@ -63,7 +66,8 @@ Pages ownPages(const Variables& known, uint64_t address, uint64_t bytes) {
     const auto& [before, variable] = *std::prev(at);
     if (before + variable.bytes > pages.begin) pages.begin += kPage;
   }
-  if (pages.begin < pages.end && after != known.all.end() && after->first < pages.end) pages.end -= kPage;
+  if (pages.begin < pages.end && after != known.all.end() && after->first < pages.end)
+    pages.end -= kPage;
   return pages;
 }
 
@@ -115,17 +119,20 @@ void forget(Variables& known, uint64_t address) {
   if (pages.begin < pages.end) munmap(pages.at(), pages.bytes());
 }
 
-CUresult adopt(Session* session, uint64_t address, uint64_t bytes, const Variable& variable, const char* name) {
+CUresult adopt(Session* session, uint64_t address, uint64_t bytes, const Variable& variable,
+               const char* name) {
   Variables& known = variables();
   const Pages pages = ownPages(known, address, bytes);
   if (pages.begin < pages.end) {
-    void* const got = mmap(pages.at(), pages.bytes(), PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    void* const got =
+        mmap(pages.at(), pages.bytes(), PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
     if (got != pages.at()) {
       if (got != MAP_FAILED) munmap(got, pages.bytes());  // a kernel that does not know the flag
       char why[256];
       std::snprintf(why, sizeof why,
-                    "gpunode %s has it at 0x%llx, where this program has memory of its own (%s); another run has other "
+                    "gpunode %s has it at 0x%llx, where this program has memory of its own (%s); "
+                    "another run has other "
                     "addresses",
                     session->gpunode().c_str(), static_cast<unsigned long long>(address),
                     got == MAP_FAILED ? std::strerror(errno) : "taken");
@@ -153,7 +160,8 @@ bool ownerOf(const Variables& known, VariableKind kind, uint64_t owner, Variable
 
 }  // namespace
 
-CUresult findVariable(VariableKind kind, uint64_t owner, const char* name, CUdeviceptr* address, size_t* bytes) {
+CUresult findVariable(VariableKind kind, uint64_t owner, const char* name, CUdeviceptr* address,
+                      size_t* bytes) {
   const char* const shown = name != nullptr ? name : "";
   if (kind == VariableKind::kLibraryManaged && severalSessions())
     return outOfReach(shown, "libraries are loaded at several gpunodes, each of which has its own");
@@ -178,9 +186,11 @@ CUresult findVariable(VariableKind kind, uint64_t owner, const char* name, CUdev
     const bool is_known = ownerOf(known, kind, owner, &variable);
     if (!is_known || severalSessions()) {
       (void)Gone(session, found).sync();
-      return outOfReach(shown, is_known ? "the program has several gpunodes" : "it is not known what its module is of");
+      return outOfReach(shown, is_known ? "the program has several gpunodes"
+                                        : "it is not known what its module is of");
     }
-    if (const CUresult error = adopt(session, found, size, variable, shown); error != CUDA_SUCCESS) return error;
+    if (const CUresult error = adopt(session, found, size, variable, shown); error != CUDA_SUCCESS)
+      return error;
   }
   if (address != nullptr) *address = found;
   if (bytes != nullptr) *bytes = size;
@@ -209,24 +219,32 @@ void variablesGone(uint64_t owner) {
   }
   for (const uint64_t address : going) forget(known, address);
   std::erase_if(known.modules, [owner](const auto& module) {
-    return module.first == owner || module.second.context == owner || module.second.library == owner;
+    return module.first == owner || module.second.context == owner ||
+           module.second.library == owner;
   });
 }
 
 }  // namespace olpager::forward
 
-using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
 
 extern "C" {
 
-CUresult ol_forward_cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* bytes, CUmodule module, const char* name) {
-  return findVariable(VariableKind::kModule, reinterpret_cast<uint64_t>(module), name, address, bytes);
+CUresult ol_forward_cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* bytes, CUmodule module,
+                                         const char* name) {
+  return findVariable(VariableKind::kModule, reinterpret_cast<uint64_t>(module), name, address,
+                      bytes);
 }
-CUresult ol_forward_cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary library, const char* name) {
-  return findVariable(VariableKind::kLibrary, reinterpret_cast<uint64_t>(library), name, address, bytes);
+CUresult ol_forward_cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary library,
+                                       const char* name) {
+  return findVariable(VariableKind::kLibrary, reinterpret_cast<uint64_t>(library), name, address,
+                      bytes);
 }
-CUresult ol_forward_cuLibraryGetManaged(CUdeviceptr* address, size_t* bytes, CUlibrary library, const char* name) {
-  return findVariable(VariableKind::kLibraryManaged, reinterpret_cast<uint64_t>(library), name, address, bytes);
+CUresult ol_forward_cuLibraryGetManaged(CUdeviceptr* address, size_t* bytes, CUlibrary library,
+                                        const char* name) {
+  return findVariable(VariableKind::kLibraryManaged, reinterpret_cast<uint64_t>(library), name,
+                      address, bytes);
 }
 
 CUresult ol_forward_cuModuleUnload(CUmodule module) {

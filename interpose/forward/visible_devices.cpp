@@ -25,7 +25,8 @@ std::vector<uint32_t> visibleDevices(const std::vector<std::string>& uuids, std:
       }
     }
     if (found == UINT32_MAX) return visible;
-    if (std::find(visible.begin(), visible.end(), found) != visible.end()) return {};  // CUDA sees none then
+    if (std::find(visible.begin(), visible.end(), found) != visible.end())
+      return {};  // CUDA sees none then
     visible.push_back(found);
   }
   return visible;

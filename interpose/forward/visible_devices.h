@@ -8,8 +8,8 @@
 
 namespace olpager::forward {
 
-/// The devices that a program with this CUDA_VISIBLE_DEVICES sees of those with these UUIDs, as indices: numbers or beginnings of UUIDs,
-/// up to the first that is none, as CUDA reads it.
+/// The devices that a program with this CUDA_VISIBLE_DEVICES sees of those with these UUIDs, as
+/// indices: numbers or beginnings of UUIDs, up to the first that is none, as CUDA reads it.
 std::vector<uint32_t> visibleDevices(const std::vector<std::string>& uuids, std::string_view text);
 
 /// Whether it is there to hide all devices: empty, or -1.

@@ -1,5 +1,6 @@
-// What a session's client and worker say to each other: records of a calls::Channel. Plain structures, little-endian, the same
-// compiler's layout of cuda.h's types on both sides (x86-64; the greeting carries a hash of the specification).
+// What a session's client and worker say to each other: records of a calls::Channel. Plain
+// structures, little-endian, the same compiler's layout of cuda.h's types on both sides (x86-64;
+// the greeting carries a hash of the specification).
 //
 // Both ends read with Reader, which checks every length: what arrives is never trusted.
 #pragma once
@@ -16,7 +17,8 @@
 
 namespace olpager::forward {
 
-/// Numbers of functions above every symbol: what has no function of its own, or is not said as cuda.h says it.
+/// Numbers of functions above every symbol: what has no function of its own, or is not said as
+/// cuda.h says it.
 enum class Operation : uint16_t {
   kDescribe = 0x4000,  // who the worker is: Description, then a byte for each symbol
   kGoodbye,            // the program ends
@@ -40,8 +42,8 @@ enum class Operation : uint16_t {
   kGraphKernelNode,     // added, or its parameters set
   kGraphHostNode,
   kGraphMemcpyNode,
-  kAllocateAt,           // device memory at an address that the client chose in its part of the range
-  kClusters,             // how many, or how large, for a launch
+  kAllocateAt,  // device memory at an address that the client chose in its part of the range
+  kClusters,    // how many, or how large, for a launch
   kGraphNodeParameters,  // of a kernel, a copy or a host function
   kGraphKernelNodeAttribute,
   kCopyPeer,    // a box between places of the worker, in two contexts
@@ -73,7 +75,8 @@ enum class Operation : uint16_t {
   kImportMemory,     // what a token names
   kExportGone,       // nobody has its descriptor any more
   kGraphHostSides,   // boxes of the copies in a graph that have a side in the window
-  kGraphBytes,  // blocks that a graph uses which is launched next, and what the client changed of some: there when the stream comes to it
+  kGraphBytes,  // blocks that a graph uses which is launched next, and what the client changed of
+                // some: there when the stream comes to it
 };
 
 /// Of kVariable: whose the variable is, and which function is asked.
@@ -109,18 +112,20 @@ enum class Answer : uint32_t {
   kHostBytes,
   kHostFunction,
   kText,
-  kBroken,          // what was told to succeed failed for good: the context in the body can't be used any more
-  kEnds,            // the session ends now; the body says why, in a line
+  kBroken,  // what was told to succeed failed for good: the context in the body can't be used any
+            // more
+  kEnds,    // the session ends now; the body says why, in a line
   kUserObjectGone,  // the driver has called its destructor; the body is its number
   kLog,             // a line of the driver's log; the number is its level
-  kFault,           // a kernel has ended the context in the body; every call in it fails so from now on
+  kFault,  // a kernel has ended the context in the body; every call in it fails so from now on
 };
 
 /// At the head of a record of the worker's.
 struct AnswerHead {
   Answer kind;
-  // kReply: of the wait; kFailed: of the thread; kBytes: of the copy; kHostFunction: of the function; kHostBytes: how many launches
-  // it answers for; kText: 1 standard output, 2 standard error.
+  // kReply: of the wait; kFailed: of the thread; kBytes: of the copy; kHostFunction: of the
+  // function; kHostBytes: how many launches it answers for; kText: 1 standard output, 2 standard
+  // error.
   uint32_t number;
   int32_t result;
   uint32_t function;  // kFailed: which call it was
@@ -133,7 +138,8 @@ struct Description {
   int32_t devices;
   uint64_t va_base, va_size;      // of the pool
   uint64_t window, window_bytes;  // of pinned host memory
-  uint64_t placed, placed_bytes;  // of device memory whose addresses the client gives out; 0 bytes: none
+  uint64_t placed,
+      placed_bytes;  // of device memory whose addresses the client gives out; 0 bytes: none
 };
 static_assert(sizeof(Description) == 64);
 
@@ -143,30 +149,39 @@ struct Room {
   uint64_t largest = 0;
 };
 
-/// How the image of a module, or of a linker's input, comes: its bytes (not worth asking for), its SHA-256 and length alone, or its bytes after the worker did not
-/// have that, which are to be kept; where they are more than a call holds, the worker reads them from a region of the client's memory.
+/// How the image of a module, or of a linker's input, comes: its bytes (not worth asking for), its
+/// SHA-256 and length alone, or its bytes after the worker did not have that, which are to be kept;
+/// where they are more than a call holds, the worker reads them from a region of the client's
+/// memory.
 enum class ImageForm : uint8_t { kBytes = 0, kDigest = 1, kKeep = 2, kRegion = 3 };
 /// In place of a load's result: the worker has no image with that digest.
 inline constexpr int32_t kImageUnknown = -1;
 /// In place of a host function's status: the stream has not taken it.
 inline constexpr int32_t kFunctionNotTaken = -2;
 
-/// Marks a handle of the program's. Below the mark: whether the worker made the number, the slot of the session that it belongs to, and
-/// the number itself, of 40 bits.
+/// Marks a handle of the program's. Below the mark: whether the worker made the number, the slot of
+/// the session that it belongs to, and the number itself, of 40 bits.
 inline constexpr uint64_t kHandleMark = 0x5a5aull << 48;
 inline constexpr uint64_t kWorkersHandle = 1ull << 46;
 inline constexpr bool isMarked(uint64_t handle) { return handle >> 48 == 0x5a5a; }
 inline constexpr unsigned kSlotShift = 40, kSlotMask = 63;
-inline constexpr uint64_t slotBits(unsigned slot) { return static_cast<uint64_t>(slot) << kSlotShift; }
-inline constexpr unsigned slotOf(uint64_t handle) { return static_cast<unsigned>(handle >> kSlotShift) & kSlotMask; }
-/// In place of a session's: the handle means the same in each of the program's sessions (libraries and their kernels).
+inline constexpr uint64_t slotBits(unsigned slot) {
+  return static_cast<uint64_t>(slot) << kSlotShift;
+}
+inline constexpr unsigned slotOf(uint64_t handle) {
+  return static_cast<unsigned>(handle >> kSlotShift) & kSlotMask;
+}
+/// In place of a session's: the handle means the same in each of the program's sessions (libraries
+/// and their kernels).
 inline constexpr unsigned kCommonSlot = kSlotMask;
 /// Of the primary context of a device of the worker's.
 inline constexpr uint64_t primaryHandle(unsigned slot, int device) {
   return kHandleMark | slotBits(slot) | (1 + static_cast<uint64_t>(device));
 }
 /// What the client counts from.
-inline constexpr uint64_t firstNumber(unsigned slot) { return kHandleMark | slotBits(slot) | 0x1000; }
+inline constexpr uint64_t firstNumber(unsigned slot) {
+  return kHandleMark | slotBits(slot) | 0x1000;
+}
 
 inline constexpr uint64_t kMostBytes = 48ull << 20;      // of one call's arguments or answer
 inline constexpr uint64_t kMostImageBytes = 1ull << 30;  // of a module's image
@@ -216,7 +231,8 @@ class Reader {
   T value() {
     static_assert(std::is_trivially_copyable_v<T>);
     T value{};
-    if (const auto found = raw(sizeof value); !found.empty()) std::memcpy(&value, found.data(), sizeof value);
+    if (const auto found = raw(sizeof value); !found.empty())
+      std::memcpy(&value, found.data(), sizeof value);
     return value;
   }
   template <typename T>

@@ -1,19 +1,21 @@
-// Arrays are the driver's memory, outside of the pager's budget: where there is no room for one, the pager makes it.
+// Arrays are the driver's memory, outside of the pager's budget: where there is no room for one,
+// the pager makes it.
 #include <algorithm>
 
 #include "interpose/api/range_extractors.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/relief.h"
 
-using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
+                                 // functions
 
 namespace {
 
 template <typename Descriptor>
 uint64_t bytesOf(const Descriptor* descriptor, uint64_t depth) {
   if (descriptor == nullptr) return 0;
-  const uint64_t texel =
-      olpager::api::extract::arrayFormatBytes(descriptor->Format) * std::max(descriptor->NumChannels, 1u);
+  const uint64_t texel = olpager::api::extract::arrayFormatBytes(descriptor->Format) *
+                         std::max(descriptor->NumChannels, 1u);
   uint64_t bytes = std::max<uint64_t>(texel, 1);
   for (const uint64_t extent :
        {static_cast<uint64_t>(descriptor->Width), static_cast<uint64_t>(descriptor->Height), depth})
@@ -24,13 +26,15 @@ uint64_t bytesOf(const Descriptor* descriptor, uint64_t depth) {
 // `create` again with room for an array of `bytes`, laid out in tiles.
 template <typename Handle, typename Create>
 CUresult made(const Handle* out, uint64_t bytes, Create create) {
-  return withRelief({bytes + bytes / 8 + kReliefSlack}, create, [&] { return reinterpret_cast<uint64_t>(*out); });
+  return withRelief({bytes + bytes / 8 + kReliefSlack}, create,
+                    [&] { return reinterpret_cast<uint64_t>(*out); });
 }
 
 }  // namespace
 
 OLPAGER_HOOK(cuArrayCreate_v2)(CUarray* out, const CUDA_ARRAY_DESCRIPTOR* descriptor) {
-  return made(out, bytesOf(descriptor, 1), [&] { return driver().cuArrayCreate_v2(out, descriptor); });
+  return made(out, bytesOf(descriptor, 1),
+              [&] { return driver().cuArrayCreate_v2(out, descriptor); });
 }
 
 OLPAGER_HOOK(cuArrayCreate)(CUarray* out, const CUDA_ARRAY_DESCRIPTOR_v1* descriptor) {

@@ -22,17 +22,20 @@ namespace {
 
 using pager::ReachSet;
 
-// Of a free, beside a capture that the pager knows of and does not tell of yet, or no more: half a second or more.
+// Of a free, beside a capture that the pager knows of and does not tell of yet, or no more: half a
+// second or more.
 constexpr unsigned kMostRefusals = 5000;
 // Beside one that it does not know of: the driver may have answered just before it ended.
 constexpr unsigned kMostStrangers = 20;
 
 // What a graph, or a capture on its way to one, is known to reach.
 struct Content {
-  ReachSet captured;                                       // by captured calls: of no node by name
-  std::map<CUgraphNode, ReachSet> nodes;                   // by nodes added through the API
-  std::map<CUgraphNode, std::shared_ptr<Content>> copies;  // of child graphs, as they were when added
-  std::map<CUgraphNode, std::vector<CUgraph>> bodies;      // of conditional nodes, and graphs that were moved
+  ReachSet captured;                      // by captured calls: of no node by name
+  std::map<CUgraphNode, ReachSet> nodes;  // by nodes added through the API
+  std::map<CUgraphNode, std::shared_ptr<Content>>
+      copies;  // of child graphs, as they were when added
+  std::map<CUgraphNode, std::vector<CUgraph>>
+      bodies;  // of conditional nodes, and graphs that were moved
   MemoryUse memory;
 };
 
@@ -94,7 +97,8 @@ void gather(const Captures& all, const Content& content, ReachSet& reach, Memory
 // As the driver: a graph frees nothing twice.
 CUresult addFree(Content& content, CUdeviceptr address) {
   std::vector<CUdeviceptr>& frees = content.memory.frees;
-  if (std::find(frees.begin(), frees.end(), address) != frees.end()) return CUDA_ERROR_INVALID_VALUE;
+  if (std::find(frees.begin(), frees.end(), address) != frees.end())
+    return CUDA_ERROR_INVALID_VALUE;
   frees.push_back(address);
   return CUDA_SUCCESS;
 }
@@ -107,11 +111,13 @@ void rebuild(Executable& executable) {
 CUresult captureInfo(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id) {
   const api::DriverTable& functions = driver();
   if (functions.cuStreamGetCaptureInfo_v2 != nullptr) {
-    const CUresult result = functions.cuStreamGetCaptureInfo_v2(stream, status, id, nullptr, nullptr, nullptr);
+    const CUresult result =
+        functions.cuStreamGetCaptureInfo_v2(stream, status, id, nullptr, nullptr, nullptr);
     if (result != CUDA_ERROR_NOT_SUPPORTED) return result;
   }
   if (functions.cuStreamGetCaptureInfo_v3 != nullptr) {
-    const CUresult result = functions.cuStreamGetCaptureInfo_v3(stream, status, id, nullptr, nullptr, nullptr, nullptr);
+    const CUresult result =
+        functions.cuStreamGetCaptureInfo_v3(stream, status, id, nullptr, nullptr, nullptr, nullptr);
     if (result != CUDA_ERROR_NOT_SUPPORTED) return result;
   }
   if (functions.cuStreamGetCaptureInfo == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
@@ -132,7 +138,8 @@ void oneCaptureLess() {
   for (CUdeviceptr address : waiting) (void)freeMemory(address);  // another capture may have begun
 }
 
-// Captures that have ended, as soon as the mutex is released: also where memory was refused before all was noted.
+// Captures that have ended, as soon as the mutex is released: also where memory was refused before
+// all was noted.
 struct Ended {
   size_t captures = 0;
   Ended() = default;
@@ -147,8 +154,8 @@ struct Ended {
   Ended& operator=(const Ended&) = delete;
 };
 
-// What an executable graph that is launched from the device is to have pinned from now on, and what it had. Under the mutex; then applyPins
-// without it.
+// What an executable graph that is launched from the device is to have pinned from now on, and what
+// it had. Under the mutex; then applyPins without it.
 struct Repin {
   std::vector<uint64_t> addresses;
   std::vector<Pin> before;
@@ -175,7 +182,8 @@ void applyPins(CUgraphExec exec, const Repin& change) {
     if (result == CUDA_SUCCESS) pins.push_back(pin);
     if (result == CUDA_ERROR_OUT_OF_MEMORY)
       base::logError(
-          "a graph that is launched from the device uses more memory than VRAM has room for: it will touch memory that "
+          "a graph that is launched from the device uses more memory than VRAM has room for: it "
+          "will touch memory that "
           "is "
           "not there");
   }
@@ -193,8 +201,8 @@ void applyPins(CUgraphExec exec, const Repin& change) {
 
 }  // namespace
 
-// The driver knows the modes of all captures and threads: a smallest allocation of its own tells, and does to the
-// capture what the program's would have done.
+// The driver knows the modes of all captures and threads: a smallest allocation of its own tells,
+// and does to the capture what the program's would have done.
 CUresult refusedByCapture() {
   if (!anyCapture()) return CUDA_SUCCESS;
   CUdeviceptr probe = 0;
@@ -216,7 +224,8 @@ CUresult freeMemory(CUdeviceptr address) {
     if (running == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
     const CUresult result = running->free(address);
     if (result != CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED || refused == kMostRefusals) return result;
-    // The pager knows of a capture a moment earlier than anyCapture(), and longer. One that was begun past us nobody here can wait for.
+    // The pager knows of a capture a moment earlier than anyCapture(), and longer. One that was
+    // begun past us nobody here can wait for.
     if (!running->capturing() && ++strangers == kMostStrangers) return result;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
@@ -348,7 +357,8 @@ CUresult graphFrees(CUgraph graph, CUdeviceptr address) {
 }
 
 void capturesOfContextGone(CUcontext context) {
-  (void)endCaptures(state(), [&](const auto& capture) { return capture.stream.context == context; });
+  (void)endCaptures(state(),
+                    [&](const auto& capture) { return capture.stream.context == context; });
   graphMemoryOfContextGone();
 }
 
@@ -389,7 +399,8 @@ void graphCloned(CUgraph clone, CUgraph original) {
   std::lock_guard lock(all.mutex);
   const auto found = all.graphs.find(original);
   if (found == all.graphs.end()) return;
-  // What the clone's nodes reach is the same, but by handles of their own: a change of the original's is none of theirs.
+  // What the clone's nodes reach is the same, but by handles of their own: a change of the
+  // original's is none of theirs.
   copy = std::make_shared<Content>();
   gather(all, *found->second, copy->captured, copy->memory);
   all.graphs[clone].swap(copy);
@@ -404,7 +415,8 @@ void graphReach(CUgraph graph, ReachSet& into) {
   for (const auto& [node, set] : all.changed) into.add(set);
 }
 
-// What is known of something that is about to go. Destroyed without the mutex: it frees memory of graphs.
+// What is known of something that is about to go. Destroyed without the mutex: it frees memory of
+// graphs.
 struct Leaving {
   struct Node {
     std::shared_ptr<Content> of;
@@ -438,7 +450,8 @@ void takeGraph(Captures& all, CUgraph graph, Leaving& leaving) {
 }
 
 void takeChanged(Captures& all, CUgraphNode node, Leaving& leaving) {
-  if (auto taken = all.changed.extract(node); !taken.empty()) leaving.changed.insert(std::move(taken));
+  if (auto taken = all.changed.extract(node); !taken.empty())
+    leaving.changed.insert(std::move(taken));
 }
 
 }  // namespace
@@ -474,13 +487,15 @@ LeavingPtr nodeLeaves(CUgraphNode node) {
   std::lock_guard lock(all.mutex);
   takeChanged(all, node, *leaving);
   for (auto& [handle, content] : all.graphs) {
-    // Its place first: what is taken may not go under the mutex, which the end of a graph's memory takes.
+    // Its place first: what is taken may not go under the mutex, which the end of a graph's memory
+    // takes.
     Leaving::Node& taken = leaving->nodes.emplace_back();
     taken.of = content;
     taken.reach = content->nodes.extract(node);
     taken.copy = content->copies.extract(node);
     taken.bodies = content->bodies.extract(node);
-    if (taken.reach.empty() && taken.copy.empty() && taken.bodies.empty()) leaving->nodes.pop_back();
+    if (taken.reach.empty() && taken.copy.empty() && taken.bodies.empty())
+      leaving->nodes.pop_back();
   }
   for (const Leaving::Node& taken : leaving->nodes)
     if (!taken.bodies.empty())
@@ -492,7 +507,8 @@ LeavingPtr execLeaves(CUgraphExec exec) {
   LeavingPtr leaving = std::make_shared<Leaving>();
   Captures& all = state();
   std::lock_guard lock(all.mutex);
-  if (auto taken = all.executables.extract(exec); !taken.empty()) leaving->executables.insert(std::move(taken));
+  if (auto taken = all.executables.extract(exec); !taken.empty())
+    leaving->executables.insert(std::move(taken));
   return leaving;
 }
 

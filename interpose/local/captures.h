@@ -1,11 +1,13 @@
-// What captures and graphs reach. An operation that a stream captures does not run now: what it names is gathered for
-// the capture, goes to the graph that ends it, from there to every executable graph made of it, and is made resident at
-// each launch. Every way in which a node gets into a graph passes here (a captured call, cuGraphAdd*, SetParams, a
-// child graph, a clone), so a graph is never walked.
+// What captures and graphs reach. An operation that a stream captures does not run now: what it
+// names is gathered for the capture, goes to the graph that ends it, from there to every executable
+// graph made of it, and is made resident at each launch. Every way in which a node gets into a
+// graph passes here (a captured call, cuGraphAdd*, SetParams, a child graph, a clone), so a graph
+// is never walked.
 //
 // So does what becomes of memory that is allocated inside captures (graph_memory.h).
 //
-// Thread-safety: everything may be called from any thread. Lock: Captures::mutex, except where nothing captures.
+// Thread-safety: everything may be called from any thread. Lock: Captures::mutex, except where
+// nothing captures.
 #pragma once
 
 #include <cuda.h>
@@ -26,16 +28,18 @@ extern std::atomic<int> g_captures;
 /// True while some stream of the process captures. One load.
 inline bool anyCapture() { return detail::g_captures.load(std::memory_order_relaxed) != 0; }
 
-/// The id of the capture that `stream` takes part in (also by waiting for an event of another stream), 0 when none.
+/// The id of the capture that `stream` takes part in (also by waiting for an event of another
+/// stream), 0 when none.
 uint64_t captureOf(const pager::StreamKey& stream);
 
-// --- captures --------------------------------------------------------------------------------------------------------
+// --- captures ------------------------------------------------------------------------------------
 /// A capture has begun on `stream`.
 void captureBegan(const pager::StreamKey& stream);
 /// It has ended: `graph` is what it made, nullptr when it failed.
 void captureEnded(const pager::StreamKey& stream, uint64_t id, CUgraph graph);
-/// The stream is about to be destroyed, with the capture that began on it. What the capture had is freed with the pointer, which is dropped
-/// once the driver has destroyed the stream: a free waits for what a stream that captures keeps from being waited for.
+/// The stream is about to be destroyed, with the capture that began on it. What the capture had is
+/// freed with the pointer, which is dropped once the driver has destroyed the stream: a free waits
+/// for what a stream that captures keeps from being waited for.
 struct GoneCaptures;
 using GoneCapturesPtr = std::shared_ptr<GoneCaptures>;
 GoneCapturesPtr captureStreamGone(const pager::StreamKey& stream);
@@ -50,11 +54,12 @@ void captureLaunches(uint64_t id, CUgraphExec exec);
 /// The context is gone for the pager, with all of its memory: so are the captures in it.
 void capturesOfContextGone(CUcontext context);
 
-// --- graphs ----------------------------------------------------------------------------------------------------------
-/// What a node of `graph` reaches, when the node is new or its parameters changed. `graph` may be nullptr (not known).
+// --- graphs --------------------------------------------------------------------------------------
+/// What a node of `graph` reaches, when the node is new or its parameters changed. `graph` may be
+/// nullptr (not known).
 void graphNodeReaches(CUgraph graph, CUgraphNode node, const pager::ReachSet& reach);
-/// `child` became a node of `graph`. `shared`: it is the node's, to which more may come: a conditional node's body, or a graph that was moved
-/// there; else it was copied.
+/// `child` became a node of `graph`. `shared`: it is the node's, to which more may come: a
+/// conditional node's body, or a graph that was moved there; else it was copied.
 void graphHasChild(CUgraph graph, CUgraphNode node, CUgraph child, bool shared);
 void graphCloned(CUgraph clone, CUgraph original);
 /// Adds to `into` everything that `graph` reaches, with its child graphs.
@@ -64,8 +69,9 @@ CUresult graphFrees(CUgraph graph, CUdeviceptr address);
 /// Of its conditional nodes.
 std::vector<CUgraph> graphBodies(CUgraph graph);
 
-// --- executable graphs -----------------------------------------------------------------------------------------------
-/// `exec` was made of `graph`, with these flags, or updated to it (0). What kernels may launch stays all in VRAM.
+// --- executable graphs ---------------------------------------------------------------------------
+/// `exec` was made of `graph`, with these flags, or updated to it (0). What kernels may launch
+/// stays all in VRAM.
 void execMade(CUgraphExec exec, CUgraph graph, unsigned long long flags);
 void execNodeReaches(CUgraphExec exec, CUgraphNode node, const pager::ReachSet& reach);
 void execHasChild(CUgraphExec exec, CUgraphNode node, CUgraph child);
@@ -73,30 +79,33 @@ void execHasChild(CUgraphExec exec, CUgraphNode node, CUgraph child);
 void execReach(CUgraphExec exec, pager::ReachSet& into);
 MemoryUse execMemory(CUgraphExec exec, bool* auto_free);
 
-// --- what goes -------------------------------------------------------------------------------------------------------
-/// What is known of a graph, a node or an executable graph is taken away before the driver destroys it: its handle may be another's as soon
-/// as it is gone, in another thread. Dropped with the pointer, which no lock is held over; stays() puts it back where the driver has refused.
+// --- what goes -----------------------------------------------------------------------------------
+/// What is known of a graph, a node or an executable graph is taken away before the driver destroys
+/// it: its handle may be another's as soon as it is gone, in another thread. Dropped with the
+/// pointer, which no lock is held over; stays() puts it back where the driver has refused.
 struct Leaving;
 using LeavingPtr = std::shared_ptr<Leaving>;
-/// With the bodies of its conditional nodes. `nodes`: its own, those of its child graphs and of the bodies; may be left empty when
-/// anyNodeOfUnknownGraph() is false.
+/// With the bodies of its conditional nodes. `nodes`: its own, those of its child graphs and of the
+/// bodies; may be left empty when anyNodeOfUnknownGraph() is false.
 LeavingPtr graphLeaves(CUgraph graph, const std::vector<CUgraphNode>& nodes);
 LeavingPtr nodeLeaves(CUgraphNode node);
 LeavingPtr execLeaves(CUgraphExec exec);
 void stays(Leaving& leaving);
-/// Whether something is known of nodes whose graph is not: captured ones, and those of clones and child graphs, that were changed.
+/// Whether something is known of nodes whose graph is not: captured ones, and those of clones and
+/// child graphs, that were changed.
 bool anyNodeOfUnknownGraph();
 
-/// What native CUDA answers to an allocation or a free by this thread while some stream captures: in a mode that
-/// forbids such calls an error, and the capture is spoiled. CUDA_SUCCESS, without a call of the driver, while nothing
-/// captures.
+/// What native CUDA answers to an allocation or a free by this thread while some stream captures:
+/// in a mode that forbids such calls an error, and the capture is spoiled. CUDA_SUCCESS, without a
+/// call of the driver, while nothing captures.
 CUresult refusedByCapture();
 
-/// Frees memory of the pager's. While a stream captures, in whichever mode, it is freed when none does any more: a free waits
-/// for the context, which would spoil the capture.
+/// Frees memory of the pager's. While a stream captures, in whichever mode, it is freed when none
+/// does any more: a free waits for the context, which would spoil the capture.
 CUresult freeMemory(CUdeviceptr address);
 
-/// While it lives, calls of the driver by this thread are no part of captures and not refused because of one.
+/// While it lives, calls of the driver by this thread are no part of captures and not refused
+/// because of one.
 class RelaxedCapture {
  public:
   RelaxedCapture();

@@ -6,8 +6,8 @@ namespace olpager::local {
 
 namespace {
 
-// Thread-locals of the initial-exec model: found without a call. They are few bytes, which the loader's reserve holds
-// also when this library is opened at run time.
+// Thread-locals of the initial-exec model: found without a call. They are few bytes, which the
+// loader's reserve holds also when this library is opened at run time.
 #define OLPAGER_THREAD __attribute__((tls_model("initial-exec"))) thread_local
 
 struct RememberedDevice {
@@ -63,7 +63,8 @@ CUresult currentPlace(Place* place) {
 void noteContext(CUcontext context) {
   CUcontext first = g_first_context.load(std::memory_order_relaxed);
   if (first == context) return;
-  if (first == nullptr && g_first_context.compare_exchange_strong(first, context, std::memory_order_relaxed)) {
+  if (first == nullptr &&
+      g_first_context.compare_exchange_strong(first, context, std::memory_order_relaxed)) {
     return;
   }
   if (first != context) g_several_contexts.store(true, std::memory_order_relaxed);
@@ -75,13 +76,14 @@ CUcontext memoryContext() { return memoryOwner(currentContext()); }
 
 void forgetContexts() { g_generation.fetch_add(1, std::memory_order_acq_rel); }
 
-// The context is the stream's own where it can differ from the current one. A default stream without a context has none, and
-// the driver refuses the call by itself.
+// The context is the stream's own where it can differ from the current one. A default stream
+// without a context has none, and the driver refuses the call by itself.
 pager::StreamKey streamKey(CUstream stream, bool per_thread_default) noexcept {
   pager::StreamKey key;
   key.context = currentContext();
   if (key.context != nullptr) noteContext(key.context);
-  key.stream = stream != nullptr ? stream : (per_thread_default ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY);
+  key.stream =
+      stream != nullptr ? stream : (per_thread_default ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY);
   if (key.stream == CU_STREAM_PER_THREAD) {
     key.thread = threadIdentity();
   } else if (!isDefaultStream(stream) &&

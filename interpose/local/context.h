@@ -8,7 +8,8 @@
 
 namespace olpager::local {
 
-/// The calling thread's current context, or nullptr. A call of the driver that takes no lock (some 10 ns).
+/// The calling thread's current context, or nullptr. A call of the driver that takes no lock (some
+/// 10 ns).
 inline CUcontext currentContext() {
   CUcontext context = nullptr;
   return driver().cuCtxGetCurrent(&context) == CUDA_SUCCESS ? context : nullptr;
@@ -28,8 +29,8 @@ inline CUmemLocation memoryOf(CUdevice device) {
   return location;
 }
 
-/// Where memory that the calling thread allocates is: in the current context, or the primary one of a green context that is current.
-/// CUDA_ERROR_INVALID_CONTEXT without a current context.
+/// Where memory that the calling thread allocates is: in the current context, or the primary one of
+/// a green context that is current. CUDA_ERROR_INVALID_CONTEXT without a current context.
 CUresult currentPlace(Place* place);
 
 /// The device of `context`, asked of the driver once per thread and context.
@@ -41,7 +42,8 @@ CUcontext memoryContext();
 /// The program has this context. With a second one streams are asked for their own from then on.
 void noteContext(CUcontext context);
 
-/// There may be streams of a context that nobody has made current: from now on each stream is asked for its own.
+/// There may be streams of a context that nobody has made current: from now on each stream is asked
+/// for its own.
 void thereAreSeveralContexts();
 
 /// While it lives the context is the thread's current one, which it may be already.

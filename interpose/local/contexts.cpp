@@ -1,7 +1,7 @@
 // Contexts come and go: what the pager keeps for one goes with it, before the driver takes it away.
 //
-// A primary context is counted as the program retains and releases it: the pager has to go first, and the driver does
-// not say beforehand whether a release is the last.
+// A primary context is counted as the program retains and releases it: the pager has to go first,
+// and the driver does not say beforehand whether a release is the last.
 #include <algorithm>
 #include <map>
 #include <mutex>
@@ -19,7 +19,8 @@
 #include "interpose/local/root.h"
 #include "interpose/local/runtime.h"
 
-using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
+                                 // functions
 
 namespace {
 
@@ -68,8 +69,9 @@ CUcontext endedByRelease(CUdevice device) {
 bool isPrimary(CUcontext context) {
   PrimaryContexts& all = primaries();
   std::lock_guard lock(all.mutex);
-  return std::any_of(all.devices.begin(), all.devices.end(),
-                     [&](const auto& entry) { return entry.second.context == context && entry.second.retained != 0; });
+  return std::any_of(all.devices.begin(), all.devices.end(), [&](const auto& entry) {
+    return entry.second.context == context && entry.second.retained != 0;
+  });
 }
 
 CUresult created(const CUcontext* out, CUresult result) {
@@ -95,12 +97,14 @@ bool primaryIsGone(const Place& place) {
     PrimaryContexts& all = primaries();
     std::lock_guard lock(all.mutex);
     const auto found = all.devices.find(place.device);
-    if (found == all.devices.end() || !found->second.gone || found->second.context != place.context) return false;
+    if (found == all.devices.end() || !found->second.gone || found->second.context != place.context)
+      return false;
   }
   // Somebody may have made it live again in a way that does not pass here.
   unsigned flags = 0;
   int active = 0;
-  return driver().cuDevicePrimaryCtxGetState(place.device, &flags, &active) == CUDA_SUCCESS && active == 0;
+  return driver().cuDevicePrimaryCtxGetState(place.device, &flags, &active) == CUDA_SUCCESS &&
+         active == 0;
 }
 
 void primaryIsThere(CUdevice device, CUcontext primary) {
@@ -129,7 +133,8 @@ CUcontext retainedPrimary(CUdevice device) {
   PrimaryContexts& all = primaries();
   std::lock_guard lock(all.mutex);
   const auto found = all.devices.find(device);
-  return found != all.devices.end() && found->second.retained != 0 ? found->second.context : nullptr;
+  return found != all.devices.end() && found->second.retained != 0 ? found->second.context
+                                                                   : nullptr;
 }
 
 }  // namespace olpager::local
@@ -144,7 +149,8 @@ OLPAGER_HOOK(cuCtxCreate_v3)
 (CUcontext* out, CUexecAffinityParam* affinities, int count, unsigned int flags, CUdevice device) {
   return created(out, driver().cuCtxCreate_v3(out, affinities, count, flags, device));
 }
-OLPAGER_HOOK(cuCtxCreate_v4)(CUcontext* out, CUctxCreateParams* parameters, unsigned int flags, CUdevice device) {
+OLPAGER_HOOK(cuCtxCreate_v4)
+(CUcontext* out, CUctxCreateParams* parameters, unsigned int flags, CUdevice device) {
   return created(out, driver().cuCtxCreate_v4(out, parameters, flags, device));
 }
 
@@ -192,8 +198,8 @@ OLPAGER_HOOK(cuCtxDestroy)(CUcontext context) {
   return driver().cuCtxDestroy(context);
 }
 
-// Releases a use that cuCtxAttach or cuCtxCreate took. Attached contexts are counted by the driver alone: the context
-// may live on, so the pager keeps what it has unless it is really gone.
+// Releases a use that cuCtxAttach or cuCtxCreate took. Attached contexts are counted by the driver
+// alone: the context may live on, so the pager keeps what it has unless it is really gone.
 OLPAGER_HOOK(cuCtxDetach)(CUcontext context) {
   const CUresult result = driver().cuCtxDetach(context);
   if (result != CUDA_SUCCESS || pool() == nullptr) return result;
@@ -205,7 +211,9 @@ OLPAGER_HOOK(cuCtxDetach)(CUcontext context) {
 OLPAGER_HOOK(cuCtxEnablePeerAccess)(CUcontext peer, unsigned int flags) {
   const CUresult result = driver().cuCtxEnablePeerAccess(peer, flags);
   olpager::pager::Pool* running = pool();
-  if (running == nullptr || (result != CUDA_SUCCESS && result != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)) return result;
+  if (running == nullptr ||
+      (result != CUDA_SUCCESS && result != CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED))
+    return result;
   Place place;
   CUdevice owner = 0;
   if (currentPlace(&place) != CUDA_SUCCESS || deviceOf(peer, &owner) != CUDA_SUCCESS) return result;

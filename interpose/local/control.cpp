@@ -15,17 +15,19 @@ extern "C" __attribute__((visibility("default"))) int olpager_figures(OlpagerFig
   olpager::pager::Counters& counters = olpager::pager::counters();
   figures->host_used = valueOf(counters.host_used_bytes);
   figures->host_limit = valueOf(counters.host_limit_bytes);
-  figures->device_count =
-      static_cast<uint32_t>(std::min<uint64_t>(valueOf(counters.device_count), std::size(figures->devices)));
+  figures->device_count = static_cast<uint32_t>(
+      std::min<uint64_t>(valueOf(counters.device_count), std::size(figures->devices)));
   for (uint32_t i = 0; i < figures->device_count; ++i) {
     const auto& device = counters.devices[i];
     figures->devices[i] = {valueOf(device.allocated_bytes), valueOf(device.vram_budget_bytes),
-                           valueOf(device.resident_bytes), valueOf(device.bytes_in) + valueOf(device.bytes_out)};
+                           valueOf(device.resident_bytes),
+                           valueOf(device.bytes_in) + valueOf(device.bytes_out)};
   }
   return 0;
 }
 
-extern "C" __attribute__((visibility("default"))) uint64_t olpager_set_vram_budget(int device, uint64_t bytes) {
+extern "C" __attribute__((visibility("default"))) uint64_t olpager_set_vram_budget(int device,
+                                                                                   uint64_t bytes) {
   olpager::pager::Pool* const pool = olpager::local::pool();
   return pool != nullptr && device >= 0 ? pool->setVramBudget(device, bytes) : 0;
 }
@@ -39,7 +41,8 @@ extern "C" __attribute__((visibility("default"))) void olpager_stop(void) {
   if (olpager::pager::Pool* const pool = olpager::local::pool()) pool->stop();
 }
 
-extern "C" __attribute__((visibility("default"))) void olpager_set_log(int descriptor, int grave, const char* before) {
+extern "C" __attribute__((visibility("default"))) void olpager_set_log(int descriptor, int grave,
+                                                                       const char* before) {
   olpager::base::setLogDescriptor(descriptor);
   olpager::base::setGraveLog(grave, before);
 }

@@ -1,6 +1,7 @@
-// What a process that has opened libolpager.so itself may ask of it: olgpunode-worker finds these by dlsym. Beside CUDA's own
-// functions, and of no use to a program that is only preloaded.
-// Thread-safety: any thread, any time, also before cuInit (nothing is known then). Bytes. They wait for no GPU.
+// What a process that has opened libolpager.so itself may ask of it: olgpunode-worker finds these
+// by dlsym. Beside CUDA's own functions, and of no use to a program that is only preloaded.
+// Thread-safety: any thread, any time, also before cuInit (nothing is known then). Bytes. They wait
+// for no GPU.
 #pragma once
 
 #include <cstdint>
@@ -24,20 +25,22 @@ struct OlpagerFigures {
 /// 0: `figures` is filled in. 1: there is nothing to tell.
 int olpager_figures(OlpagerFigures* figures);
 
-/// The device's VRAM budget from now on; what exceeds it leaves VRAM in the background. Before the device's first allocation: what it
-/// begins with. Returns what it will be, which is more when less would leave memory without a place; 0: there is no pager.
+/// The device's VRAM budget from now on; what exceeds it leaves VRAM in the background. Before the
+/// device's first allocation: what it begins with. Returns what it will be, which is more when less
+/// would leave memory without a place; 0: there is no pager.
 uint64_t olpager_set_vram_budget(int device, uint64_t bytes);
 
-/// The host tier's limit from now on, at most the setting `host`; what exceeds it goes back to the system in the background. Returns what it will be, which is more
-/// when less would leave memory without a place; 0: there is no pager, or it is nothing.
+/// The host tier's limit from now on, at most the setting `host`; what exceeds it goes back to the
+/// system in the background. Returns what it will be, which is more when less would leave memory
+/// without a place; 0: there is no pager, or it is nothing.
 uint64_t olpager_set_host_limit(uint64_t bytes);
 
-/// The pager ends: nothing moves any more, and memservers have back what they lent. Waits for what is under way between here and them; no call
-/// of CUDA's may follow.
+/// The pager ends: nothing moves any more, and memservers have back what they lent. Waits for what
+/// is under way between here and them; no call of CUDA's may follow.
 void olpager_stop(void);
 
-/// Where the log goes from now on, instead of standard error: warnings and errors to `grave`, with `before` (which lives as long as the process) before
-/// their text.
+/// Where the log goes from now on, instead of standard error: warnings and errors to `grave`, with
+/// `before` (which lives as long as the process) before their text.
 void olpager_set_log(int descriptor, int grave, const char* before);
 
 }  // extern "C"

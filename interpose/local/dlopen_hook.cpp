@@ -1,6 +1,7 @@
-// dlopen and dlmopen of the program: a libcuda that is named with a folder, or as libcuda.so, becomes this library.
-// Everything else goes on unchanged. Both (dlopen_jumps.S) end in a jump, not a call, because glibc finds the caller's RUNPATH by the
-// return address. The plain name libcuda.so.1 needs no help: it is our SONAME and we are loaded.
+// dlopen and dlmopen of the program: a libcuda that is named with a folder, or as libcuda.so,
+// becomes this library. Everything else goes on unchanged. Both (dlopen_jumps.S) end in a jump, not
+// a call, because glibc finds the caller's RUNPATH by the return address. The plain name
+// libcuda.so.1 needs no help: it is our SONAME and we are loaded.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -44,8 +45,10 @@ __attribute__((visibility("hidden"))) const char* olpager_rewrite_dlopen(const c
   return kOwnSoname;
 }
 
-// A libcuda in a namespace of its own would be a second pager over the same GPU and range: it gets the base one.
-__attribute__((visibility("hidden"))) const char* olpager_rewrite_dlmopen(Lmid_t* space, const char* name) {
+// A libcuda in a namespace of its own would be a second pager over the same GPU and range: it gets
+// the base one.
+__attribute__((visibility("hidden"))) const char* olpager_rewrite_dlmopen(Lmid_t* space,
+                                                                          const char* name) {
   if (olpager_next_dlmopen.load(std::memory_order_relaxed) == nullptr) {
     olpager_next_dlmopen.store(reinterpret_cast<DlmopenFunction>(dlsym(RTLD_NEXT, "dlmopen")),
                                std::memory_order_relaxed);

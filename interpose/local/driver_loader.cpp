@@ -96,7 +96,8 @@ constexpr int32_t kFlagX8664Libc6 = 0x0303;
 // Where the modern cache begins: at the start, or behind an old-format one.
 size_t findCache(const std::string& bytes) {
   if (bytes.compare(0, sizeof(kCacheMagic) - 1, kCacheMagic) == 0) return 0;
-  if (bytes.compare(0, sizeof(kOldCacheMagic) - 1, kOldCacheMagic) == 0) return bytes.find(kCacheMagic);
+  if (bytes.compare(0, sizeof(kOldCacheMagic) - 1, kOldCacheMagic) == 0)
+    return bytes.find(kCacheMagic);
   return std::string::npos;
 }
 
@@ -104,15 +105,20 @@ Result<LoadedDriver> openDriver(const std::string& path) {
   void* handle = nextDlopen()(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* why = dlerror();
-    return Error{"the CUDA driver " + path + " can't be loaded: " + (why != nullptr ? why : "unknown reason")};
+    return Error{"the CUDA driver " + path +
+                 " can't be loaded: " + (why != nullptr ? why : "unknown reason")};
   }
   if (dlsym(handle, "olpager_interposer_marker") != nullptr) {
     dlclose(handle);
-    return Error{path + " is this interposer, not a CUDA driver; set OL_DRIVER to the driver's libcuda.so.1"};
+    return Error{
+        path +
+        " is this interposer, not a CUDA driver; set OL_DRIVER to the driver's libcuda.so.1"};
   }
   if (dlsym(handle, "cuInit") == nullptr) {
     dlclose(handle);
-    return Error{path + " exports no cuInit: it is not a CUDA driver; set OL_DRIVER to the driver's libcuda.so.1"};
+    return Error{
+        path +
+        " exports no cuInit: it is not a CUDA driver; set OL_DRIVER to the driver's libcuda.so.1"};
   }
   return LoadedDriver{handle, path};
 }
@@ -125,7 +131,8 @@ Result<LoadedDriver> loadSimulated() {
     const std::string path = folder + place + kSimulatedName;
     if (isFile(path)) return openDriver(path);
   }
-  return Error{std::string("OL_DRIVER=sim: ") + kSimulatedName + " was not found beside this library in " + folder +
+  return Error{std::string("OL_DRIVER=sim: ") + kSimulatedName +
+               " was not found beside this library in " + folder +
                "; build or install it, or set OL_DRIVER to its path"};
 }
 
@@ -154,8 +161,10 @@ std::vector<std::string> pathsInLdCache(const char* cache_file, const char* name
 
 std::vector<std::string> driverCandidates() {
   std::vector<std::string> candidates;
-  for (const std::string& folder : libraryPathFolders()) addCandidate(candidates, folder + "/" + kDriverName);
-  for (const std::string& path : pathsInLdCache("/etc/ld.so.cache", kDriverName)) addCandidate(candidates, path);
+  for (const std::string& folder : libraryPathFolders())
+    addCandidate(candidates, folder + "/" + kDriverName);
+  for (const std::string& path : pathsInLdCache("/etc/ld.so.cache", kDriverName))
+    addCandidate(candidates, path);
   const char* folders[] = {"/lib/x86_64-linux-gnu",
                            "/usr/lib/x86_64-linux-gnu",
                            "/lib64",
@@ -167,7 +176,8 @@ std::vector<std::string> driverCandidates() {
                            "/usr/lib/x86_64-linux-gnu/nvidia/current",
                            "/run/opengl-driver/lib",
                            "/usr/lib/wsl/lib"};
-  for (const char* folder : folders) addCandidate(candidates, std::string(folder) + "/" + kDriverName);
+  for (const char* folder : folders)
+    addCandidate(candidates, std::string(folder) + "/" + kDriverName);
   return candidates;
 }
 
@@ -175,7 +185,8 @@ Result<LoadedDriver> loadDriver(const std::string& setting) {
   if (setting == "sim") return loadSimulated();
   if (!setting.empty()) {
     if (!isFile(setting)) {
-      return Error{"OL_DRIVER=" + setting + ": no such file; give the path of the driver's libcuda.so.1, or `sim`"};
+      return Error{"OL_DRIVER=" + setting +
+                   ": no such file; give the path of the driver's libcuda.so.1, or `sim`"};
     }
     // A path without a slash would be searched for by name, which is our own.
     return openDriver(setting.find('/') == std::string::npos ? "./" + setting : setting);
@@ -188,7 +199,8 @@ Result<LoadedDriver> loadDriver(const std::string& setting) {
   }
   if (!why.empty()) return Error{why};
   return Error{
-      "no CUDA driver: libcuda.so.1 is in none of the loader's folders; install the NVIDIA driver, set OL_DRIVER to "
+      "no CUDA driver: libcuda.so.1 is in none of the loader's folders; install the NVIDIA driver, "
+      "set OL_DRIVER to "
       "its "
       "libcuda.so.1, or OL_DRIVER=sim for the simulated GPU"};
 }

@@ -7,8 +7,8 @@ namespace olpager::local {
 
 namespace {
 
-// What the headers are that this was built with: a runtime of that version then goes on to cuInit, whose answer says
-// what is wrong better than "driver too old".
+// What the headers are that this was built with: a runtime of that version then goes on to cuInit,
+// whose answer says what is wrong better than "driver too old".
 CUresult driverGetVersion(int* version) {
   if (version == nullptr) return CUDA_ERROR_INVALID_VALUE;
   *version = CUDA_VERSION;
@@ -27,7 +27,8 @@ CUresult getErrorString(CUresult error, const char** text) {
   return *text != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-// Takes the place of functions with any parameters: the caller clears the stack, and nothing is read.
+// Takes the place of functions with any parameters: the caller clears the stack, and nothing is
+// read.
 CUresult notInitialized() { return CUDA_ERROR_NOT_INITIALIZED; }
 
 CUresult noExportTable(const void** table, const CUuuid* /*id*/) {

@@ -52,7 +52,8 @@ bool foreignUnmap(CUdeviceptr address, uint64_t bytes) {
   if (!anyForeignMap()) return false;
   std::lock_guard lock(state().mutex);
   bool any = false;
-  for (auto it = state().ranges.lower_bound(address); it != state().ranges.end() && it->first < address + bytes;) {
+  for (auto it = state().ranges.lower_bound(address);
+       it != state().ranges.end() && it->first < address + bytes;) {
     it = state().ranges.erase(it);
     any = true;
   }

@@ -97,7 +97,8 @@ std::shared_ptr<GraphMemory> newGraphMemory(CUdeviceptr address) {
   auto made = std::make_shared<GraphMemory>(address, info.buffer_id);
   GraphMemories& memories = state();
   std::lock_guard lock(memories.mutex);
-  if (const auto before = memories.all.find(address); before != memories.all.end()) memories.remove(before);
+  if (const auto before = memories.all.find(address); before != memories.all.end())
+    memories.remove(before);
   memories.all[address] = {info.buffer_id, info.bytes, info.device, made, false};
   GraphMemoryUsage& usage = memories.usage[info.device];
   usage.reserved += info.bytes;
@@ -148,7 +149,8 @@ CUresult MemoryLaunch::begin(MemoryUse use, bool auto_free) {
     before_.push_back({address, one.allocated});
     memories.setAllocated(one, true);  // counts towards the most
   }
-  for (const auto& [address, after] : allocated) memories.setAllocated(*memories.find(address), after);
+  for (const auto& [address, after] : allocated)
+    memories.setAllocated(*memories.find(address), after);
   use_ = std::move(use);
   return CUDA_SUCCESS;
 }
@@ -160,7 +162,8 @@ std::vector<CUdeviceptr> MemoryLaunch::done() {
   std::lock_guard lock(memories.mutex);
   for (const Before& one : before_) {
     const auto found = memories.all.find(one.address);
-    if (found == memories.all.end() || found->second.allocated || !found->second.owner.expired()) continue;
+    if (found == memories.all.end() || found->second.allocated || !found->second.owner.expired())
+      continue;
     memories.remove(found);
     left.push_back(one.address);
   }
@@ -193,10 +196,13 @@ void graphMemoryOfContextGone() {
 
 }  // namespace olpager::local
 
-using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
+                                 // functions
 
-// The driver's own memory of graphs, and the pager's. Of the most the sum is told: the two need not have had theirs at the same time.
-OLPAGER_HOOK(cuDeviceGetGraphMemAttribute)(CUdevice device, CUgraphMem_attribute attribute, void* value) {
+// The driver's own memory of graphs, and the pager's. Of the most the sum is told: the two need not
+// have had theirs at the same time.
+OLPAGER_HOOK(cuDeviceGetGraphMemAttribute)
+(CUdevice device, CUgraphMem_attribute attribute, void* value) {
   const CUresult result = driver().cuDeviceGetGraphMemAttribute(device, attribute, value);
   if (result != CUDA_SUCCESS || pool() == nullptr) return result;
   const GraphMemoryUsage usage = graphMemoryUsage(device);
@@ -218,7 +224,8 @@ OLPAGER_HOOK(cuDeviceGetGraphMemAttribute)(CUdevice device, CUgraphMem_attribute
   return result;
 }
 
-OLPAGER_HOOK(cuDeviceSetGraphMemAttribute)(CUdevice device, CUgraphMem_attribute attribute, void* value) {
+OLPAGER_HOOK(cuDeviceSetGraphMemAttribute)
+(CUdevice device, CUgraphMem_attribute attribute, void* value) {
   const CUresult result = driver().cuDeviceSetGraphMemAttribute(device, attribute, value);
   if (result != CUDA_SUCCESS || pool() == nullptr) return result;
   GraphMemories& memories = state();

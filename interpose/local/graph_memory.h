@@ -1,13 +1,15 @@
-// Memory that a program allocates inside captures. It has its address for as long as the capture's graph, or what was made of it, is there;
-// launches allocate it, and frees of the program or of graphs free it. What is allocated outlives its graph. Memory of nodes that are added by
-// the API is the driver's own, and nothing of it is known here.
+// Memory that a program allocates inside captures. It has its address for as long as the capture's
+// graph, or what was made of it, is there; launches allocate it, and frees of the program or of
+// graphs free it. What is allocated outlives its graph. Memory of nodes that are added by the API
+// is the driver's own, and nothing of it is known here.
 //
 // States, under GraphMemories::mutex:
 //   idle       captured, or freed          -> allocated (a launch), gone (its last owner)
 //   allocated  by a launch                 -> idle (a free), left (its last owner)
 //   left       plain memory of the pager's -> gone (a free)
 //
-// Thread-safety: any thread. Lock: GraphMemories::mutex (locks.h), under which the pager is asked and nothing else is called.
+// Thread-safety: any thread. Lock: GraphMemories::mutex (locks.h), under which the pager is asked
+// and nothing else is called.
 #pragma once
 
 #include <cuda.h>
@@ -55,7 +57,8 @@ enum class GraphFree : uint8_t {
 };
 GraphFree freeGraphMemory(CUdeviceptr address);
 
-/// A launch of a graph as far as such memory is concerned. Without done() it has not been made: all is as it was.
+/// A launch of a graph as far as such memory is concerned. Without done() it has not been made: all
+/// is as it was.
 class MemoryLaunch {
  public:
   MemoryLaunch() = default;
@@ -63,9 +66,11 @@ class MemoryLaunch {
   MemoryLaunch(const MemoryLaunch&) = delete;
   MemoryLaunch& operator=(const MemoryLaunch&) = delete;
 
-  /// CUDA_ERROR_INVALID_VALUE where the graph would allocate what is allocated (unless `auto_free`, which frees it), or free what is not.
+  /// CUDA_ERROR_INVALID_VALUE where the graph would allocate what is allocated (unless `auto_free`,
+  /// which frees it), or free what is not.
   CUresult begin(MemoryUse use, bool auto_free);
-  /// The driver has taken the launch. Returns what the graph frees that nobody has any more: the caller frees it behind the launch.
+  /// The driver has taken the launch. Returns what the graph frees that nobody has any more: the
+  /// caller frees it behind the launch.
   std::vector<CUdeviceptr> done();
 
  private:

@@ -1,5 +1,5 @@
-// Graphs made by the API, and their launches. What a node's parameters name becomes part of what its graph reaches
-// (captures.h); a launch makes all of it resident.
+// Graphs made by the API, and their launches. What a node's parameters name becomes part of what
+// its graph reaches (captures.h); a launch makes all of it resident.
 #include <vector>
 
 #include "interpose/api/range_extractors.h"
@@ -11,7 +11,8 @@
 #include "interpose/local/root.h"
 #include "interpose/local/runtime.h"
 
-using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
+                                 // functions
 using olpager::pager::Access;
 using olpager::pager::Mode;
 using olpager::pager::Pool;
@@ -21,11 +22,13 @@ namespace extract = olpager::api::extract;
 
 namespace {
 
-// The driver looks at the memory of a copy or memset when its node is added or gets parameters, in a graph or in an executable one;
-// of memsets again when they are made executable. What tests/conformance/graph_copies.cpp does not ask is taken to be looked at: a
-// child graph that is added, and at an update of a whole graph what its nodes have and had. The memory has to be mapped
-// then, and what an update brings has to be like what was there: all is in VRAM where that can be had. That it can't be mapped
-// is no reason to refuse: the copy is made later, and the driver has the answer.
+// The driver looks at the memory of a copy or memset when its node is added or gets parameters, in
+// a graph or in an executable one; of memsets again when they are made executable. What
+// tests/conformance/graph_copies.cpp does not ask is taken to be looked at: a child graph that is
+// added, and at an update of a whole graph what its nodes have and had. The memory has to be mapped
+// then, and what an update brings has to be like what was there: all is in VRAM where that can be
+// had. That it can't be mapped is no reason to refuse: the copy is made later, and the driver has
+// the answer.
 class Shown {
  public:
   explicit Shown(Pool& running) : access_(running, holdKey()) { access_.onlyShow(); }
@@ -62,7 +65,8 @@ class Shown {
 // A node's operation, as an access that never runs: only what it names is wanted.
 class NodeReach final : public extract::RangeSink {
  public:
-  explicit NodeReach(Pool& running) : running_(running), access_(running, StreamKey{}), shown_(running) {}
+  explicit NodeReach(Pool& running)
+      : running_(running), access_(running, StreamKey{}), shown_(running) {}
 
   void add(uint64_t address, uint64_t bytes, extract::Use use) override {
     if (use == extract::Use::kRead && !running_.contains(address))
@@ -79,9 +83,11 @@ class NodeReach final : public extract::RangeSink {
 
   void kernel(CUfunction function, CUcontext context, void** parameters, void** extra) {
     if (function != nullptr)
-      addKernel(access_, function, context != nullptr ? context : currentContext(), parameters, extra);
+      addKernel(access_, function, context != nullptr ? context : currentContext(), parameters,
+                extra);
   }
-  void memset(CUdeviceptr destination, uint64_t pitch, uint64_t element, uint64_t width, uint64_t height) {
+  void memset(CUdeviceptr destination, uint64_t pitch, uint64_t element, uint64_t width,
+              uint64_t height) {
     extract::fill2d(*this, destination, pitch, extract::saturatingProduct(width, element), height);
   }
 
@@ -104,7 +110,8 @@ class NodeReach final : public extract::RangeSink {
 
 enum class Looks : uint8_t { kAtAll, kAtMemsets };
 
-// A call of the driver that is told of the nodes of `graph`, to which `updated` (may be null) is to be changed.
+// A call of the driver that is told of the nodes of `graph`, to which `updated` (may be null) is to
+// be changed.
 template <typename Native>
 CUresult showGraph(CUgraph graph, CUgraphExec updated, Looks looks, Native native) {
   Pool* running = pool();
@@ -112,7 +119,8 @@ CUresult showGraph(CUgraph graph, CUgraphExec updated, Looks looks, Native nativ
   ReachSet reach;
   graphReach(graph, reach);
   if (updated != nullptr) execReach(updated, reach);
-  if (looks == Looks::kAtMemsets) std::erase_if(reach.ranges, [](const auto& range) { return !range.only_set; });
+  if (looks == Looks::kAtMemsets)
+    std::erase_if(reach.ranges, [](const auto& range) { return !range.only_set; });
   if (reach.ranges.empty()) return native();
   Shown shown(*running);
   shown.add(reach);
@@ -124,7 +132,8 @@ void describe(NodeReach& node, const CUDA_KERNEL_NODE_PARAMS_v1* p) {
   node.kernel(p->func, nullptr, p->kernelParams, p->extra);
 }
 void describe(NodeReach& node, const CUDA_KERNEL_NODE_PARAMS_v2* p) {
-  node.kernel(p->func != nullptr ? p->func : reinterpret_cast<CUfunction>(p->kern), p->ctx, p->kernelParams, p->extra);
+  node.kernel(p->func != nullptr ? p->func : reinterpret_cast<CUfunction>(p->kern), p->ctx,
+              p->kernelParams, p->extra);
 }
 void describe(NodeReach& node, const CUDA_MEMCPY3D* p) { extract::copy3d(node, p); }
 void describe(NodeReach& node, const CUDA_MEMSET_NODE_PARAMS_v1* p) {
@@ -136,14 +145,16 @@ void describe(NodeReach& node, const CUDA_BATCH_MEM_OP_NODE_PARAMS_v1* p) {
 void describe(NodeReach& node, const CUgraphNodeParams* p) {
   switch (p->type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
-      node.kernel(p->kernel.func != nullptr ? p->kernel.func : reinterpret_cast<CUfunction>(p->kernel.kern),
-                  p->kernel.ctx, p->kernel.kernelParams, p->kernel.extra);
+      node.kernel(
+          p->kernel.func != nullptr ? p->kernel.func : reinterpret_cast<CUfunction>(p->kernel.kern),
+          p->kernel.ctx, p->kernel.kernelParams, p->kernel.extra);
       break;
     case CU_GRAPH_NODE_TYPE_MEMCPY:
       extract::copy3d(node, &p->memcpy.copyParams);
       break;
     case CU_GRAPH_NODE_TYPE_MEMSET:
-      node.memset(p->memset.dst, p->memset.pitch, p->memset.elementSize, p->memset.width, p->memset.height);
+      node.memset(p->memset.dst, p->memset.pitch, p->memset.elementSize, p->memset.width,
+                  p->memset.height);
       break;
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
       extract::memOps(node, p->memOp.paramArray, p->memOp.count);
@@ -153,7 +164,8 @@ void describe(NodeReach& node, const CUgraphNodeParams* p) {
   }
 }
 
-// A node is added or changed: `native` is the driver's call, `done(reach)` what follows when it succeeded.
+// A node is added or changed: `native` is the driver's call, `done(reach)` what follows when it
+// succeeded.
 template <typename Params, typename Native, typename Done>
 CUresult withNode(Params* params, Native native, Done done) {
   Pool* running = pool();
@@ -175,19 +187,22 @@ CUresult addNode(CUgraphNode* out, CUgraph graph, const Params* params, Native n
 
 template <typename Params, typename Native>
 CUresult setNode(CUgraphNode node, const Params* params, Native native) {
-  return withNode(params, native, [&](const ReachSet& reach) { graphNodeReaches(nullptr, node, reach); });
+  return withNode(params, native,
+                  [&](const ReachSet& reach) { graphNodeReaches(nullptr, node, reach); });
 }
 
 template <typename Params, typename Native>
 CUresult setExecNode(CUgraphExec exec, CUgraphNode node, const Params* params, Native native) {
-  return withNode(params, native, [&](const ReachSet& reach) { execNodeReaches(exec, node, reach); });
+  return withNode(params, native,
+                  [&](const ReachSet& reach) { execNodeReaches(exec, node, reach); });
 }
 
 // Memory that is there while the graph runs, or until another frees it: nobody else may look at it.
 template <typename Params>
 void noteGraphMemory(const Params& params) {
   if (Pool* running = pool(); running != nullptr && params.dptr != 0)
-    running->addRoot(memoryContext(), params.dptr, params.bytesize, olpager::pager::RootKind::kUnknown);
+    running->addRoot(memoryContext(), params.dptr, params.bytesize,
+                     olpager::pager::RootKind::kUnknown);
 }
 
 // A node that frees the pager's memory: an empty one, in whose place a launch of its graph does it.
@@ -212,13 +227,16 @@ CUresult addAnyNode(CUgraphNode* out, CUgraph graph, CUgraphNodeParams* params, 
   const CUgraph child = is_child ? params->graph.graph : nullptr;
   const bool moved = is_child && params->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
   const auto call = [&] { return native(params); };
-  const auto shown = [&] { return is_child ? showGraph(child, nullptr, Looks::kAtAll, call) : call(); };
+  const auto shown = [&] {
+    return is_child ? showGraph(child, nullptr, Looks::kAtAll, call) : call();
+  };
   return withNode(params, shown, [&](const ReachSet& reach) {
     if (out == nullptr) return;
     if (is_child) {
       graphHasChild(graph, *out, child, moved);
     } else if (params->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
-      for (unsigned i = 0; params->conditional.phGraph_out != nullptr && i < params->conditional.size; ++i) {
+      for (unsigned i = 0;
+           params->conditional.phGraph_out != nullptr && i < params->conditional.size; ++i) {
         graphHasChild(graph, *out, params->conditional.phGraph_out[i], true);
       }
     } else if (params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC) {
@@ -235,12 +253,14 @@ void addNodes(CUgraph graph, std::vector<CUgraphNode>& all) {
   if (driver().cuGraphGetNodes(graph, nullptr, &count) != CUDA_SUCCESS) return;
   const size_t first = all.size();
   all.resize(first + count);
-  if (count != 0 && driver().cuGraphGetNodes(graph, all.data() + first, &count) != CUDA_SUCCESS) count = 0;
+  if (count != 0 && driver().cuGraphGetNodes(graph, all.data() + first, &count) != CUDA_SUCCESS)
+    count = 0;
   all.resize(first + count);
   for (size_t i = first; i < first + count; ++i) {
     CUgraphNodeType type{};
     CUgraph child = nullptr;
-    if (driver().cuGraphNodeGetType(all[i], &type) == CUDA_SUCCESS && type == CU_GRAPH_NODE_TYPE_GRAPH &&
+    if (driver().cuGraphNodeGetType(all[i], &type) == CUDA_SUCCESS &&
+        type == CU_GRAPH_NODE_TYPE_GRAPH &&
         driver().cuGraphChildGraphNodeGetGraph(all[i], &child) == CUDA_SUCCESS)
       addNodes(child, all);
   }
@@ -271,7 +291,8 @@ CUresult launchGraph(CUgraphExec exec, CUstream stream, bool per_thread, Native 
   if (capture == 0) {
     bool auto_free = false;
     MemoryUse use = execMemory(exec, &auto_free);
-    if (const CUresult refused = memory.begin(std::move(use), auto_free); refused != CUDA_SUCCESS) return refused;
+    if (const CUresult refused = memory.begin(std::move(use), auto_free); refused != CUDA_SUCCESS)
+      return refused;
   }
   ReachSet reach;
   execReach(exec, reach);
@@ -294,42 +315,51 @@ CUresult launchGraph(CUgraphExec exec, CUstream stream, bool per_thread, Native 
 
 }  // namespace
 
-// --- nodes -----------------------------------------------------------------------------------------------------------
+// --- nodes ---------------------------------------------------------------------------------------
 
 OLPAGER_HOOK(cuGraphAddKernelNode)
-(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, const CUDA_KERNEL_NODE_PARAMS_v1* params) {
-  return addNode(out, graph, params, [&] { return driver().cuGraphAddKernelNode(out, graph, from, count, params); });
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count,
+ const CUDA_KERNEL_NODE_PARAMS_v1* params) {
+  return addNode(out, graph, params,
+                 [&] { return driver().cuGraphAddKernelNode(out, graph, from, count, params); });
 }
 OLPAGER_HOOK(cuGraphAddKernelNode_v2)
-(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, const CUDA_KERNEL_NODE_PARAMS_v2* params) {
-  return addNode(out, graph, params, [&] { return driver().cuGraphAddKernelNode_v2(out, graph, from, count, params); });
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count,
+ const CUDA_KERNEL_NODE_PARAMS_v2* params) {
+  return addNode(out, graph, params,
+                 [&] { return driver().cuGraphAddKernelNode_v2(out, graph, from, count, params); });
 }
 OLPAGER_HOOK(cuGraphAddMemcpyNode)
-(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, const CUDA_MEMCPY3D* params,
- CUcontext context) {
-  return addNode(out, graph, params,
-                 [&] { return driver().cuGraphAddMemcpyNode(out, graph, from, count, params, context); });
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count,
+ const CUDA_MEMCPY3D* params, CUcontext context) {
+  return addNode(out, graph, params, [&] {
+    return driver().cuGraphAddMemcpyNode(out, graph, from, count, params, context);
+  });
 }
 OLPAGER_HOOK(cuGraphAddMemsetNode)
-(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, const CUDA_MEMSET_NODE_PARAMS_v1* params,
- CUcontext context) {
-  return addNode(out, graph, params,
-                 [&] { return driver().cuGraphAddMemsetNode(out, graph, from, count, params, context); });
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count,
+ const CUDA_MEMSET_NODE_PARAMS_v1* params, CUcontext context) {
+  return addNode(out, graph, params, [&] {
+    return driver().cuGraphAddMemsetNode(out, graph, from, count, params, context);
+  });
 }
 OLPAGER_HOOK(cuGraphAddBatchMemOpNode)
 (CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count,
  const CUDA_BATCH_MEM_OP_NODE_PARAMS_v1* params) {
-  return addNode(out, graph, params,
-                 [&] { return driver().cuGraphAddBatchMemOpNode(out, graph, from, count, params); });
+  return addNode(out, graph, params, [&] {
+    return driver().cuGraphAddBatchMemOpNode(out, graph, from, count, params);
+  });
 }
 OLPAGER_HOOK(cuGraphAddNode)
-(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, CUgraphNodeParams* params) {
-  return addAnyNode(out, graph, params,
-                    [&](CUgraphNodeParams* given) { return driver().cuGraphAddNode(out, graph, from, count, given); });
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count,
+ CUgraphNodeParams* params) {
+  return addAnyNode(out, graph, params, [&](CUgraphNodeParams* given) {
+    return driver().cuGraphAddNode(out, graph, from, count, given);
+  });
 }
 OLPAGER_HOOK(cuGraphAddNode_v2)
-(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, const CUgraphEdgeData* edges, size_t count,
- CUgraphNodeParams* params) {
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, const CUgraphEdgeData* edges,
+ size_t count, CUgraphNodeParams* params) {
   return addAnyNode(out, graph, params, [&](CUgraphNodeParams* given) {
     return driver().cuGraphAddNode_v2(out, graph, from, edges, count, given);
   });
@@ -337,14 +367,16 @@ OLPAGER_HOOK(cuGraphAddNode_v2)
 
 OLPAGER_HOOK(cuGraphAddChildGraphNode)
 (CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, CUgraph child) {
-  const CUresult result = showGraph(child, nullptr, Looks::kAtAll,
-                                    [&] { return driver().cuGraphAddChildGraphNode(out, graph, from, count, child); });
+  const CUresult result = showGraph(child, nullptr, Looks::kAtAll, [&] {
+    return driver().cuGraphAddChildGraphNode(out, graph, from, count, child);
+  });
   if (result == CUDA_SUCCESS && pool() != nullptr) graphHasChild(graph, *out, child, false);
   return result;
 }
 
 OLPAGER_HOOK(cuGraphAddMemAllocNode)
-(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, CUDA_MEM_ALLOC_NODE_PARAMS_v1* params) {
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count,
+ CUDA_MEM_ALLOC_NODE_PARAMS_v1* params) {
   const CUresult result = driver().cuGraphAddMemAllocNode(out, graph, from, count, params);
   if (result == CUDA_SUCCESS && params != nullptr) noteGraphMemory(*params);
   return result;
@@ -354,23 +386,30 @@ OLPAGER_HOOK(cuGraphAddMemFreeNode)
   const Pool* running = pool();
   if (running == nullptr || !running->contains(address))
     return driver().cuGraphAddMemFreeNode(out, graph, from, count, address);
-  return addFreeNode(graph, address, [&] { return driver().cuGraphAddEmptyNode(out, graph, from, count); });
+  return addFreeNode(graph, address,
+                     [&] { return driver().cuGraphAddEmptyNode(out, graph, from, count); });
 }
 
-OLPAGER_HOOK(cuGraphKernelNodeSetParams)(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1* params) {
+OLPAGER_HOOK(cuGraphKernelNodeSetParams)
+(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1* params) {
   return setNode(node, params, [&] { return driver().cuGraphKernelNodeSetParams(node, params); });
 }
-OLPAGER_HOOK(cuGraphKernelNodeSetParams_v2)(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v2* params) {
-  return setNode(node, params, [&] { return driver().cuGraphKernelNodeSetParams_v2(node, params); });
+OLPAGER_HOOK(cuGraphKernelNodeSetParams_v2)
+(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v2* params) {
+  return setNode(node, params,
+                 [&] { return driver().cuGraphKernelNodeSetParams_v2(node, params); });
 }
 OLPAGER_HOOK(cuGraphMemcpyNodeSetParams)(CUgraphNode node, const CUDA_MEMCPY3D* params) {
   return setNode(node, params, [&] { return driver().cuGraphMemcpyNodeSetParams(node, params); });
 }
-OLPAGER_HOOK(cuGraphMemsetNodeSetParams)(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS_v1* params) {
+OLPAGER_HOOK(cuGraphMemsetNodeSetParams)
+(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS_v1* params) {
   return setNode(node, params, [&] { return driver().cuGraphMemsetNodeSetParams(node, params); });
 }
-OLPAGER_HOOK(cuGraphBatchMemOpNodeSetParams)(CUgraphNode node, const CUDA_BATCH_MEM_OP_NODE_PARAMS_v1* params) {
-  return setNode(node, params, [&] { return driver().cuGraphBatchMemOpNodeSetParams(node, params); });
+OLPAGER_HOOK(cuGraphBatchMemOpNodeSetParams)
+(CUgraphNode node, const CUDA_BATCH_MEM_OP_NODE_PARAMS_v1* params) {
+  return setNode(node, params,
+                 [&] { return driver().cuGraphBatchMemOpNodeSetParams(node, params); });
 }
 OLPAGER_HOOK(cuGraphNodeSetParams)(CUgraphNode node, CUgraphNodeParams* params) {
   return setNode(node, params, [&] { return driver().cuGraphNodeSetParams(node, params); });
@@ -396,27 +435,33 @@ OLPAGER_HOOK(cuGraphDestroy)(CUgraph graph) {
   return destroyed(leaving, driver().cuGraphDestroy(graph));
 }
 
-// --- executable graphs -----------------------------------------------------------------------------------------------
+// --- executable graphs ---------------------------------------------------------------------------
 
 OLPAGER_HOOK(cuGraphInstantiate)
 (CUgraphExec* out, CUgraph graph, CUgraphNode* error, char* log, size_t bytes) {
-  return instantiate(out, graph, 0, [&] { return driver().cuGraphInstantiate(out, graph, error, log, bytes); });
+  return instantiate(out, graph, 0,
+                     [&] { return driver().cuGraphInstantiate(out, graph, error, log, bytes); });
 }
 OLPAGER_HOOK(cuGraphInstantiate_v2)
 (CUgraphExec* out, CUgraph graph, CUgraphNode* error, char* log, size_t bytes) {
-  return instantiate(out, graph, 0, [&] { return driver().cuGraphInstantiate_v2(out, graph, error, log, bytes); });
+  return instantiate(out, graph, 0,
+                     [&] { return driver().cuGraphInstantiate_v2(out, graph, error, log, bytes); });
 }
-OLPAGER_HOOK(cuGraphInstantiateWithFlags)(CUgraphExec* out, CUgraph graph, unsigned long long flags) {
-  return instantiate(out, graph, flags, [&] { return driver().cuGraphInstantiateWithFlags(out, graph, flags); });
+OLPAGER_HOOK(cuGraphInstantiateWithFlags)
+(CUgraphExec* out, CUgraph graph, unsigned long long flags) {
+  return instantiate(out, graph, flags,
+                     [&] { return driver().cuGraphInstantiateWithFlags(out, graph, flags); });
 }
-OLPAGER_HOOK(cuGraphInstantiateWithParams)(CUgraphExec* out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
+OLPAGER_HOOK(cuGraphInstantiateWithParams)
+(CUgraphExec* out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
   return instantiate(out, graph, params != nullptr ? params->flags : 0,
                      [&] { return driver().cuGraphInstantiateWithParams(out, graph, params); });
 }
 OLPAGER_HOOK(cuGraphInstantiateWithParams_ptsz)
 (CUgraphExec* out, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS* params) {
-  return instantiate(out, graph, params != nullptr ? params->flags : 0,
-                     [&] { return driver().cuGraphInstantiateWithParams_ptsz(out, graph, params); });
+  return instantiate(out, graph, params != nullptr ? params->flags : 0, [&] {
+    return driver().cuGraphInstantiateWithParams_ptsz(out, graph, params);
+  });
 }
 
 OLPAGER_HOOK(cuGraphExecDestroy)(CUgraphExec exec) {
@@ -427,54 +472,67 @@ OLPAGER_HOOK(cuGraphExecDestroy)(CUgraphExec exec) {
 
 OLPAGER_HOOK(cuGraphExecUpdate)
 (CUgraphExec exec, CUgraph graph, CUgraphNode* error, CUgraphExecUpdateResult* outcome) {
-  const CUresult result =
-      showGraph(graph, exec, Looks::kAtAll, [&] { return driver().cuGraphExecUpdate(exec, graph, error, outcome); });
+  const CUresult result = showGraph(graph, exec, Looks::kAtAll, [&] {
+    return driver().cuGraphExecUpdate(exec, graph, error, outcome);
+  });
   if (result == CUDA_SUCCESS && pool() != nullptr) execMade(exec, graph, 0);
   return result;
 }
-OLPAGER_HOOK(cuGraphExecUpdate_v2)(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* outcome) {
-  const CUresult result =
-      showGraph(graph, exec, Looks::kAtAll, [&] { return driver().cuGraphExecUpdate_v2(exec, graph, outcome); });
+OLPAGER_HOOK(cuGraphExecUpdate_v2)
+(CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* outcome) {
+  const CUresult result = showGraph(graph, exec, Looks::kAtAll, [&] {
+    return driver().cuGraphExecUpdate_v2(exec, graph, outcome);
+  });
   if (result == CUDA_SUCCESS && pool() != nullptr) execMade(exec, graph, 0);
   return result;
 }
 
 OLPAGER_HOOK(cuGraphExecKernelNodeSetParams)
 (CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1* params) {
-  return setExecNode(exec, node, params, [&] { return driver().cuGraphExecKernelNodeSetParams(exec, node, params); });
+  return setExecNode(exec, node, params,
+                     [&] { return driver().cuGraphExecKernelNodeSetParams(exec, node, params); });
 }
 OLPAGER_HOOK(cuGraphExecKernelNodeSetParams_v2)
 (CUgraphExec exec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v2* params) {
-  return setExecNode(exec, node, params,
-                     [&] { return driver().cuGraphExecKernelNodeSetParams_v2(exec, node, params); });
+  return setExecNode(exec, node, params, [&] {
+    return driver().cuGraphExecKernelNodeSetParams_v2(exec, node, params);
+  });
 }
 OLPAGER_HOOK(cuGraphExecMemcpyNodeSetParams)
 (CUgraphExec exec, CUgraphNode node, const CUDA_MEMCPY3D* params, CUcontext context) {
-  return setExecNode(exec, node, params,
-                     [&] { return driver().cuGraphExecMemcpyNodeSetParams(exec, node, params, context); });
+  return setExecNode(exec, node, params, [&] {
+    return driver().cuGraphExecMemcpyNodeSetParams(exec, node, params, context);
+  });
 }
 OLPAGER_HOOK(cuGraphExecMemsetNodeSetParams)
 (CUgraphExec exec, CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS_v1* params, CUcontext context) {
-  return setExecNode(exec, node, params,
-                     [&] { return driver().cuGraphExecMemsetNodeSetParams(exec, node, params, context); });
+  return setExecNode(exec, node, params, [&] {
+    return driver().cuGraphExecMemsetNodeSetParams(exec, node, params, context);
+  });
 }
 OLPAGER_HOOK(cuGraphExecBatchMemOpNodeSetParams)
 (CUgraphExec exec, CUgraphNode node, const CUDA_BATCH_MEM_OP_NODE_PARAMS_v1* params) {
-  return setExecNode(exec, node, params,
-                     [&] { return driver().cuGraphExecBatchMemOpNodeSetParams(exec, node, params); });
+  return setExecNode(exec, node, params, [&] {
+    return driver().cuGraphExecBatchMemOpNodeSetParams(exec, node, params);
+  });
 }
-OLPAGER_HOOK(cuGraphExecNodeSetParams)(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* params) {
+OLPAGER_HOOK(cuGraphExecNodeSetParams)
+(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* params) {
   if (params != nullptr && params->type == CU_GRAPH_NODE_TYPE_GRAPH) {
-    const CUresult result = showGraph(params->graph.graph, exec, Looks::kAtAll,
-                                      [&] { return driver().cuGraphExecNodeSetParams(exec, node, params); });
+    const CUresult result = showGraph(params->graph.graph, exec, Looks::kAtAll, [&] {
+      return driver().cuGraphExecNodeSetParams(exec, node, params);
+    });
     if (result == CUDA_SUCCESS && pool() != nullptr) execHasChild(exec, node, params->graph.graph);
     return result;
   }
-  return setExecNode(exec, node, params, [&] { return driver().cuGraphExecNodeSetParams(exec, node, params); });
+  return setExecNode(exec, node, params,
+                     [&] { return driver().cuGraphExecNodeSetParams(exec, node, params); });
 }
-OLPAGER_HOOK(cuGraphExecChildGraphNodeSetParams)(CUgraphExec exec, CUgraphNode node, CUgraph child) {
-  const CUresult result = showGraph(child, exec, Looks::kAtAll,
-                                    [&] { return driver().cuGraphExecChildGraphNodeSetParams(exec, node, child); });
+OLPAGER_HOOK(cuGraphExecChildGraphNodeSetParams)
+(CUgraphExec exec, CUgraphNode node, CUgraph child) {
+  const CUresult result = showGraph(child, exec, Looks::kAtAll, [&] {
+    return driver().cuGraphExecChildGraphNodeSetParams(exec, node, child);
+  });
   if (result == CUDA_SUCCESS && pool() != nullptr) execHasChild(exec, node, child);
   return result;
 }

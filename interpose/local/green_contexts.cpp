@@ -13,7 +13,8 @@
 #include "interpose/local/root.h"
 #include "interpose/local/runtime.h"
 
-using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
+                                 // functions
 
 namespace {
 
@@ -38,8 +39,8 @@ Greens& greens() {
 Green known(CUgreenCtx green) {
   Greens& greens = ::greens();
   std::lock_guard lock(greens.mutex);
-  const auto found =
-      std::find_if(greens.all.begin(), greens.all.end(), [&](const Green& one) { return one.green == green; });
+  const auto found = std::find_if(greens.all.begin(), greens.all.end(),
+                                  [&](const Green& one) { return one.green == green; });
   return found != greens.all.end() ? *found : Green{};
 }
 
@@ -60,14 +61,17 @@ unsigned greenContextsOf(CUdevice device) {
   Greens& greens = ::greens();
   std::lock_guard lock(greens.mutex);
   return static_cast<unsigned>(
-      std::count_if(greens.all.begin(), greens.all.end(), [&](const Green& one) { return one.device == device; }));
+      std::count_if(greens.all.begin(), greens.all.end(),
+                    [&](const Green& one) { return one.device == device; }));
 }
 
 }  // namespace olpager::local
 
-OLPAGER_HOOK(cuGreenCtxCreate)(CUgreenCtx* out, CUdevResourceDesc resources, CUdevice device, unsigned int flags) {
+OLPAGER_HOOK(cuGreenCtxCreate)
+(CUgreenCtx* out, CUdevResourceDesc resources, CUdevice device, unsigned int flags) {
   const CUresult result = driver().cuGreenCtxCreate(out, resources, device, flags);
-  if (result != CUDA_SUCCESS || pool() == nullptr || driver().cuCtxFromGreenCtx == nullptr) return result;
+  if (result != CUDA_SUCCESS || pool() == nullptr || driver().cuCtxFromGreenCtx == nullptr)
+    return result;
   Green made{*out, nullptr, nullptr, device};
   if (driver().cuCtxFromGreenCtx(&made.context, *out) != CUDA_SUCCESS) return result;
   // Only to hear which it is: it stays active, as the green context needs it.
@@ -81,20 +85,23 @@ OLPAGER_HOOK(cuGreenCtxCreate)(CUgreenCtx* out, CUdevResourceDesc resources, CUd
     greens.all.push_back(made);
     greens.any.store(true, std::memory_order_release);
   } catch (const std::bad_alloc&) {
-    static_cast<void>(driver().cuGreenCtxDestroy(*out));  // nobody could say whose memory is allocated in it
+    static_cast<void>(
+        driver().cuGreenCtxDestroy(*out));  // nobody could say whose memory is allocated in it
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   return CUDA_SUCCESS;
 }
 
-// What the pager knows of its streams goes with it, before the driver takes it away: nobody may name them afterwards. Memory stays.
+// What the pager knows of its streams goes with it, before the driver takes it away: nobody may
+// name them afterwards. Memory stays.
 OLPAGER_HOOK(cuGreenCtxDestroy)(CUgreenCtx green) {
   olpager::pager::Pool* const running = pool();
   const Green going = running != nullptr ? known(green) : Green{};
   if (going.context == nullptr) return driver().cuGreenCtxDestroy(green);
   const CUstream hold = holdStreamGone(going.context);
   running->greenContextGone(going.context);
-  if (hold != nullptr) static_cast<void>(driver().cuStreamDestroy_v2(hold));  // streams go before a green context does
+  if (hold != nullptr)
+    static_cast<void>(driver().cuStreamDestroy_v2(hold));  // streams go before a green context does
   capturesOfContextGone(going.context);
   loansOfContextGone(going.context);
   {

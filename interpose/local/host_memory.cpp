@@ -1,5 +1,5 @@
-// Pinned and managed host memory stays the driver's. It is counted, and where a kernel can read it and find addresses
-// of the range there, the pager is told.
+// Pinned and managed host memory stays the driver's. It is counted, and where a kernel can read it
+// and find addresses of the range there, the pager is told.
 #include <map>
 #include <mutex>
 
@@ -11,7 +11,8 @@
 #include "interpose/local/root.h"
 #include "pager/counters/counters.h"
 
-using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
+                                 // functions
 using olpager::pager::Pool;
 using olpager::pager::RootKind;
 
@@ -32,8 +33,8 @@ HostRanges& state() {
   return *instance;
 }
 
-// Kernels can read any of it, whatever the program has asked for: there is one address space. `registered`: the memory is the
-// program's, which may unmap it without a word to the driver.
+// Kernels can read any of it, whatever the program has asked for: there is one address space.
+// `registered`: the memory is the program's, which may unmap it without a word to the driver.
 void noteHost(const void* address, uint64_t bytes, bool registered) {
   Pool* running = pool();
   if (running == nullptr || address == nullptr) return;
@@ -72,8 +73,10 @@ void forgetHost(uint64_t address) {
   }
   if (running != nullptr) running->removeRoot(address);
   auto& counters = olpager::pager::counters();
-  olpager::pager::subtract(gone.managed ? counters.managed_allocations : counters.pinned_host_allocations, 1);
-  olpager::pager::subtract(gone.managed ? counters.managed_bytes : counters.pinned_host_bytes, gone.bytes);
+  olpager::pager::subtract(
+      gone.managed ? counters.managed_allocations : counters.pinned_host_allocations, 1);
+  olpager::pager::subtract(gone.managed ? counters.managed_bytes : counters.pinned_host_bytes,
+                           gone.bytes);
 }
 
 // Host memory can't lie in the range: native refuses device addresses here in the same way.
@@ -83,13 +86,15 @@ bool inRange(const void* address) {
   return running != nullptr && running->contains(at) && !foreignMapped(at);
 }
 
-// Of memory that the program mapped itself, and may use, native CUDA says that it is its own device pointer.
+// Of memory that the program mapped itself, and may use, native CUDA says that it is its own device
+// pointer.
 bool isVmm(const void* address) {
   const Pool* running = pool();
   const auto at = reinterpret_cast<uint64_t>(address);
   olpager::pager::AllocationInfo info;
   unsigned long long flags = 0;
-  return running != nullptr && running->describe(at, &info) && info.kind == olpager::pager::AllocationKind::kVmm &&
+  return running != nullptr && running->describe(at, &info) &&
+         info.kind == olpager::pager::AllocationKind::kVmm &&
          running->getAccess(at, memoryOf(info.device), &flags) == CUDA_SUCCESS && flags != 0;
 }
 
@@ -128,14 +133,16 @@ OLPAGER_HOOK(cuMemFreeHost)(void* address) {
 OLPAGER_HOOK(cuMemHostRegister_v2)(void* address, size_t bytes, unsigned int flags) {
   if (inRange(address)) return CUDA_ERROR_INVALID_VALUE;
   const CUresult result = driver().cuMemHostRegister_v2(address, bytes, flags);
-  if (result == CUDA_SUCCESS && (flags & CU_MEMHOSTREGISTER_IOMEMORY) == 0) noteHost(address, bytes, true);
+  if (result == CUDA_SUCCESS && (flags & CU_MEMHOSTREGISTER_IOMEMORY) == 0)
+    noteHost(address, bytes, true);
   return result;
 }
 
 OLPAGER_HOOK(cuMemHostRegister)(void* address, size_t bytes, unsigned int flags) {
   if (inRange(address)) return CUDA_ERROR_INVALID_VALUE;
   const CUresult result = driver().cuMemHostRegister(address, bytes, flags);
-  if (result == CUDA_SUCCESS && (flags & CU_MEMHOSTREGISTER_IOMEMORY) == 0) noteHost(address, bytes, true);
+  if (result == CUDA_SUCCESS && (flags & CU_MEMHOSTREGISTER_IOMEMORY) == 0)
+    noteHost(address, bytes, true);
   return result;
 }
 
@@ -165,7 +172,8 @@ OLPAGER_HOOK(cuMemHostGetFlags)(unsigned int* flags, void* address) {
 
 OLPAGER_HOOK(cuMemAllocManaged)(CUdeviceptr* out, size_t bytes, unsigned int flags) {
   const CUresult result = withRelief(
-      {bytes + kReliefSlack}, [&] { return driver().cuMemAllocManaged(out, bytes, flags); }, [&] { return *out; });
+      {bytes + kReliefSlack}, [&] { return driver().cuMemAllocManaged(out, bytes, flags); },
+      [&] { return *out; });
   if (result == CUDA_SUCCESS) noteManaged(*out, bytes);
   return result;
 }

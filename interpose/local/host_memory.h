@@ -1,4 +1,5 @@
-// Host memory that the driver keeps for the program. Thread-safety: any thread. Lock: HostRanges::mutex.
+// Host memory that the driver keeps for the program. Thread-safety: any thread. Lock:
+// HostRanges::mutex.
 #pragma once
 
 #include <cuda.h>

@@ -9,7 +9,8 @@
 #include "interpose/local/pinned_users.h"
 #include "interpose/local/root.h"
 
-using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
+                                 // functions
 using olpager::pager::Pool;
 
 namespace {
@@ -21,19 +22,21 @@ bool ours(CUdeviceptr address) {
 
 }  // namespace
 
-// A driver's handle names a piece of VRAM, and an allocation here has none of its own: the handle is ours, and names this
-// process and the allocation.
+// A driver's handle names a piece of VRAM, and an allocation here has none of its own: the handle
+// is ours, and names this process and the allocation.
 OLPAGER_HOOK(cuIpcGetMemHandle)(CUipcMemHandle* handle, CUdeviceptr address) {
   if (!ours(address)) return driver().cuIpcGetMemHandle(handle, address);
   // Natively only what cuMemAlloc gave has handles of this kind.
   olpager::pager::AllocationInfo info;
-  if (handle == nullptr || !pool()->describe(address, &info) || info.kind != olpager::pager::AllocationKind::kDevice) {
+  if (handle == nullptr || !pool()->describe(address, &info) ||
+      info.kind != olpager::pager::AllocationKind::kDevice) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   return ipcExport(address, handle);
 }
 
-// Another process's memory: who uses it here may find addresses in it that its kernels here have put there.
+// Another process's memory: who uses it here may find addresses in it that its kernels here have
+// put there.
 namespace {
 template <typename Open>
 CUresult openForeign(CUdeviceptr* out, Open open) {
@@ -66,7 +69,8 @@ OLPAGER_HOOK(cuIpcCloseMemHandle)(CUdeviceptr address) {
 
 // The driver exports what is mapped in the range: it has to be there and to stay.
 OLPAGER_HOOK(cuMemGetHandleForAddressRange)
-(void* handle, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type, unsigned long long flags) {
+(void* handle, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type,
+ unsigned long long flags) {
   if (ours(address)) {
     const CUresult pinned = pinForLife(address);
     if (pinned != CUDA_SUCCESS) return pinned;
@@ -74,24 +78,31 @@ OLPAGER_HOOK(cuMemGetHandleForAddressRange)
   return driver().cuMemGetHandleForAddressRange(handle, address, bytes, type, flags);
 }
 
-// What the pager serves from a pool lies among all memory of its device, and the other device gets access to that.
-OLPAGER_HOOK(cuMemPoolSetAccess)(CUmemoryPool memory_pool, const CUmemAccessDesc* descriptors, size_t count) {
+// What the pager serves from a pool lies among all memory of its device, and the other device gets
+// access to that.
+OLPAGER_HOOK(cuMemPoolSetAccess)
+(CUmemoryPool memory_pool, const CUmemAccessDesc* descriptors, size_t count) {
   const CUresult result = driver().cuMemPoolSetAccess(memory_pool, descriptors, count);
   Pool* const running = pool();
   CUdevice owner = 0;
-  if (result != CUDA_SUCCESS || running == nullptr || !poolDevice(memory_pool, &owner)) return result;
+  if (result != CUDA_SUCCESS || running == nullptr || !poolDevice(memory_pool, &owner))
+    return result;
   RelaxedCapture relaxed;
   for (size_t i = 0; i < count; ++i) {
     const CUmemAccessDesc& given = descriptors[i];
-    const bool to_device = given.location.type == CU_MEM_LOCATION_TYPE_DEVICE && given.location.id != owner;
+    const bool to_device =
+        given.location.type == CU_MEM_LOCATION_TYPE_DEVICE && given.location.id != owner;
     if (!to_device || given.flags == CU_MEM_ACCESS_FLAGS_PROT_NONE) continue;
-    if (const CUresult mapped = running->peerEnabled(given.location.id, owner); mapped != CUDA_SUCCESS) return mapped;
+    if (const CUresult mapped = running->peerEnabled(given.location.id, owner);
+        mapped != CUDA_SUCCESS)
+      return mapped;
   }
   return CUDA_SUCCESS;
 }
 
 OLPAGER_HOOK(cuMemPoolExportPointer)(CUmemPoolPtrExportData* out, CUdeviceptr address) {
-  // Pools whose memory can be exported are the driver's: what comes from the others can't be, natively neither.
+  // Pools whose memory can be exported are the driver's: what comes from the others can't be,
+  // natively neither.
   if (ours(address)) return CUDA_ERROR_INVALID_VALUE;
   return driver().cuMemPoolExportPointer(out, address);
 }

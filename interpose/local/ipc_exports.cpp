@@ -34,7 +34,8 @@ namespace {
 // A peer that says or takes nothing for so long is left alone: others wait.
 constexpr timeval kPeerPatience{2, 0};
 
-// One allocation as others get it. The descriptors keep its bytes alive; they are shared with a peer that is being served.
+// One allocation as others get it. The descriptors keep its bytes alive; they are shared with a
+// peer that is being served.
 struct Export {
   CUdeviceptr base = 0;
   IpcName name{};
@@ -59,8 +60,10 @@ std::atomic<int> g_listening{-1};
 std::atomic<uint64_t> g_socket{0};
 std::atomic<bool> g_any{false};
 
-bool sendPacket(int peer, const void* bytes, size_t size, const int* descriptors = nullptr, size_t count = 0) {
-  iovec part{const_cast<void*>(bytes), size};  // NOLINT(cppcoreguidelines-pro-type-const-cast): sendmsg only reads it
+bool sendPacket(int peer, const void* bytes, size_t size, const int* descriptors = nullptr,
+                size_t count = 0) {
+  iovec part{const_cast<void*>(bytes),
+             size};  // NOLINT(cppcoreguidelines-pro-type-const-cast): sendmsg only reads it
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
@@ -84,13 +87,15 @@ void serve(int peer) {
   ucred other{};
   socklen_t size = sizeof(other);
   if (getsockopt(peer, SOL_SOCKET, SO_PEERCRED, &other, &size) != 0 || other.uid != geteuid()) {
-    base::logWarn("a process of user %u asked for this process's GPU memory and was refused", other.uid);
+    base::logWarn("a process of user %u asked for this process's GPU memory and was refused",
+                  other.uid);
     reply.status = IpcStatus::kOtherUser;
     sendPacket(peer, &reply, sizeof(reply));
     return;
   }
   IpcRequest request{};
-  if (recv(peer, &request, sizeof(request), 0) != sizeof(request) || request.magic != kIpcMagic) return;
+  if (recv(peer, &request, sizeof(request), 0) != sizeof(request) || request.magic != kIpcMagic)
+    return;
   std::shared_ptr<const Export> found;
   {
     std::lock_guard lock(state().mutex);
@@ -110,7 +115,8 @@ void serve(int peer) {
     const size_t count = std::min<size_t>(kIpcPieces, found->pieces.size() - at);
     std::array<int, kIpcPieces> descriptors{};
     for (size_t i = 0; i < count; ++i) descriptors[i] = found->pieces[at + i].get();
-    if (!sendPacket(peer, &found->sizes[at], count * sizeof(uint64_t), descriptors.data(), count)) return;
+    if (!sendPacket(peer, &found->sizes[at], count * sizeof(uint64_t), descriptors.data(), count))
+      return;
   }
 }
 
@@ -131,13 +137,16 @@ void serveAll(int listening) {
 CUresult startServing(IpcExports& all) {
   if (all.socket != 0) return CUDA_SUCCESS;
   uint64_t number = 0;
-  if (getrandom(&number, sizeof(number), 0) != sizeof(number) || number == 0) return CUDA_ERROR_OPERATING_SYSTEM;
+  if (getrandom(&number, sizeof(number), 0) != sizeof(number) || number == 0)
+    return CUDA_ERROR_OPERATING_SYSTEM;
   base::UniqueFd listening(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   sockaddr_un address;
   const socklen_t length = ipcAddress(static_cast<uint32_t>(getpid()), number, address);
-  if (!listening || bind(listening.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
+  if (!listening ||
+      bind(listening.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
       listen(listening.get(), 64) != 0) {
-    base::logError("cuIpcGetMemHandle: no Unix socket for other processes to ask at: %s", strerror(errno));
+    base::logError("cuIpcGetMemHandle: no Unix socket for other processes to ask at: %s",
+                   strerror(errno));
     return CUDA_ERROR_OPERATING_SYSTEM;
   }
   // Signals are the program's.
@@ -180,7 +189,8 @@ CUresult ipcExport(CUdeviceptr address, CUipcMemHandle* out) {
   if (result != CUDA_SUCCESS) {
     if (result == CUDA_ERROR_NOT_READY)
       base::logWarn(
-          "cuIpcGetMemHandle: kernels that use the memory have not ended in time; it can't be shared while they run");
+          "cuIpcGetMemHandle: kernels that use the memory have not ended in time; it can't be "
+          "shared while they run");
     return result;
   }
   auto made = std::make_shared<Export>();
@@ -189,11 +199,13 @@ CUresult ipcExport(CUdeviceptr address, CUipcMemHandle* out) {
   made->bytes = info.bytes;
   for (const auto& piece : exported.pieces) {
     int descriptor = -1;
-    result =
-        driver().cuMemExportToShareableHandle(&descriptor, piece.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    result = driver().cuMemExportToShareableHandle(&descriptor, piece.handle,
+                                                   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     if (result != CUDA_SUCCESS) {
-      base::logWarn("cuIpcGetMemHandle: the driver exports no memory as a file descriptor here (CUDA error %d)",
-                    static_cast<int>(result));
+      base::logWarn(
+          "cuIpcGetMemHandle: the driver exports no memory as a file descriptor here (CUDA error "
+          "%d)",
+          static_cast<int>(result));
       return result;
     }
     made->pieces.emplace_back(descriptor);

@@ -1,5 +1,5 @@
-// Allocations that other processes may map, and the thread that hands them over. An exported allocation stays in VRAM until
-// it is freed; a process that has it mapped then keeps its bytes.
+// Allocations that other processes may map, and the thread that hands them over. An exported
+// allocation stays in VRAM until it is freed; a process that has it mapped then keeps its bytes.
 // Thread-safety: any thread. Lock: IpcExports::mutex.
 #pragma once
 

@@ -86,7 +86,8 @@ bool receivePieces(int peer, Received& received) {
   if (got <= 0 || count == 0 || (message.msg_flags & (MSG_CTRUNC | MSG_TRUNC)) != 0 ||
       static_cast<size_t>(got) != count * sizeof(uint64_t))
     return false;
-  received.sizes.insert(received.sizes.end(), sizes.begin(), sizes.begin() + static_cast<ptrdiff_t>(count));
+  received.sizes.insert(received.sizes.end(), sizes.begin(),
+                        sizes.begin() + static_cast<ptrdiff_t>(count));
   return true;
 }
 
@@ -118,7 +119,8 @@ CUresult ask(const IpcName& name, Received& received) {
     return refuse(CUDA_ERROR_NOT_PERMITTED, "the process that made the handle is another user's");
   if (received.reply.status != IpcStatus::kFound || received.reply.pieces == 0 ||
       received.reply.pieces > kMostIpcPieces)
-    return refuse(CUDA_ERROR_INVALID_VALUE, "the memory was freed by the process that made the handle");
+    return refuse(CUDA_ERROR_INVALID_VALUE,
+                  "the memory was freed by the process that made the handle");
   while (received.pieces.size() < received.reply.pieces)
     if (!receivePieces(peer.get(), received))
       return refuse(CUDA_ERROR_INVALID_VALUE,
@@ -148,10 +150,12 @@ CUresult giveAccess(Import& import, CUdevice device) {
 
 CUresult mapAll(Received& received, CUdevice device, Import& import) {
   for (const uint64_t bytes : received.sizes) {
-    if (bytes == 0 || bytes % pager::kPageBytes != 0 || bytes > (1ull << 40)) return CUDA_ERROR_INVALID_VALUE;
+    if (bytes == 0 || bytes % pager::kPageBytes != 0 || bytes > (1ull << 40))
+      return CUDA_ERROR_INVALID_VALUE;
     import.reserved += bytes;
   }
-  if (received.reply.offset >= import.reserved || received.reply.bytes > import.reserved - received.reply.offset)
+  if (received.reply.offset >= import.reserved ||
+      received.reply.bytes > import.reserved - received.reply.offset)
     return CUDA_ERROR_INVALID_VALUE;
   CUdeviceptr start = 0;
   CUresult result = driver().cuMemAddressReserve(&start, import.reserved, 0, 0, 0);
@@ -190,20 +194,23 @@ bool ipcNamesImport(const CUipcMemHandle& handle) {
 }
 
 CUresult ipcOpen(CUdeviceptr* out, const CUipcMemHandle& handle, unsigned int flags) {
-  if (out == nullptr || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) return CUDA_ERROR_INVALID_VALUE;
+  if (out == nullptr || flags != CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+    return CUDA_ERROR_INVALID_VALUE;
   Place place;
   if (const CUresult found = currentPlace(&place); found != CUDA_SUCCESS) return found;
   IpcName name;
   std::memcpy(&name, &handle, sizeof(name));
-  if (ipcIsOwn(name.socket)) return CUDA_ERROR_INVALID_CONTEXT;  // as native: a process does not open its own
+  if (ipcIsOwn(name.socket))
+    return CUDA_ERROR_INVALID_CONTEXT;  // as native: a process does not open its own
   RelaxedCapture relaxed;
   IpcImports& all = state();
-  // Held while the other process is asked, ten seconds at most: two threads that open one handle get one mapping. Nobody
-  // takes this lock on the other process's behalf.
+  // Held while the other process is asked, ten seconds at most: two threads that open one handle
+  // get one mapping. Nobody takes this lock on the other process's behalf.
   std::lock_guard lock(all.mutex);
   for (auto& [base, import] : all.by_base) {
     if (std::memcmp(&import.name, &name, sizeof(name)) != 0) continue;
-    if (const CUresult given = giveAccess(import, place.device); given != CUDA_SUCCESS) return given;
+    if (const CUresult given = giveAccess(import, place.device); given != CUDA_SUCCESS)
+      return given;
     ++import.opened;
     *out = base;
     return CUDA_SUCCESS;

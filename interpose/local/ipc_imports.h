@@ -1,6 +1,6 @@
-// Memory of other processes that run under olpager, mapped here. It is the driver's as far as this process's pager goes: in
-// VRAM, never moved, outside of the range.
-// Thread-safety: any thread. Lock: IpcImports::mutex.
+// Memory of other processes that run under olpager, mapped here. It is the driver's as far as this
+// process's pager goes: in VRAM, never moved, outside of the range. Thread-safety: any thread.
+// Lock: IpcImports::mutex.
 #pragma once
 
 #include <cuda.h>
@@ -9,7 +9,8 @@ namespace olpager::local {
 
 /// True when the handle is one of ours (cuIpcGetMemHandle of a process under olpager).
 bool ipcNamesImport(const CUipcMemHandle& handle);
-/// Maps it for the current context's device. The same address while it is open, however often it was opened.
+/// Maps it for the current context's device. The same address while it is open, however often it
+/// was opened.
 CUresult ipcOpen(CUdeviceptr* out, const CUipcMemHandle& handle, unsigned int flags);
 /// True when `address` was opened by ipcOpen: closed once, `result` is what the program is to see.
 bool ipcClose(CUdeviceptr address, CUresult* result);

@@ -1,9 +1,10 @@
-// Memory handles between processes (cuIpcGetMemHandle): what lies in a handle, and what the two processes say to each other
-// over a Unix socket (SOCK_SEQPACKET, abstract, so that nothing is left behind; both look at the other's user). One request
-// for each connection:
+// Memory handles between processes (cuIpcGetMemHandle): what lies in a handle, and what the two
+// processes say to each other over a Unix socket (SOCK_SEQPACKET, abstract, so that nothing is left
+// behind; both look at the other's user). One request for each connection:
 //
 //   importer  IpcRequest
-//   exporter  IpcReply, then for its `pieces` packets of up to kIpcPieces sizes (uint64_t), each with as many descriptors
+//   exporter  IpcReply, then for its `pieces` packets of up to kIpcPieces sizes (uint64_t), each
+//             with as many descriptors
 //
 // Processes of one build talk to each other; another version is refused by `magic`.
 #pragma once
@@ -17,8 +18,9 @@
 
 namespace olpager::local {
 
-inline constexpr uint64_t kIpcMagic = 0x3163'7069'676c'6f00;  // not what a driver's handle begins with
-inline constexpr unsigned kIpcPieces = 64;                    // descriptors in one packet
+inline constexpr uint64_t kIpcMagic =
+    0x3163'7069'676c'6f00;                  // not what a driver's handle begins with
+inline constexpr unsigned kIpcPieces = 64;  // descriptors in one packet
 inline constexpr uint64_t kMostIpcPieces = 1u << 20;
 
 /// In a CUipcMemHandle.
@@ -54,8 +56,9 @@ inline socklen_t ipcAddress(uint32_t process, uint64_t socket, sockaddr_un& addr
   address = {};
   address.sun_family = AF_UNIX;
   // sun_path[0] stays 0: abstract.
-  const int written = std::snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "olpager-ipc-%u-%016llx",
-                                    process, static_cast<unsigned long long>(socket));
+  const int written =
+      std::snprintf(address.sun_path + 1, sizeof(address.sun_path) - 1, "olpager-ipc-%u-%016llx",
+                    process, static_cast<unsigned long long>(socket));
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(written));
 }
 

@@ -1,5 +1,6 @@
-// Kernel launches: the words of their parameters that lie in the range name what they reach. The path of a launch whose
-// kernel is known and whose memory is resident takes no lock, makes no system call and allocates nothing.
+// Kernel launches: the words of their parameters that lie in the range name what they reach. The
+// path of a launch whose kernel is known and whose memory is resident takes no lock, makes no
+// system call and allocates nothing.
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -49,18 +50,20 @@ void warnUnknown(CUfunction function) {
   std::snprintf(value, sizeof(value), "%p", static_cast<void*>(function));
   const char* shown = name != nullptr ? name : value;
   base::warnOnce(shown,
-                 "the driver does not tell the parameters of kernel %s: each launch of it is taken to reach all "
+                 "the driver does not tell the parameters of kernel %s: each launch of it is taken "
+                 "to reach all "
                  "of memory",
                  shown);
 }
 
-// The layout of a kernel's parameters. The pager starts when a context's first kernel is seen, before it runs: what it loads, the
-// driver loads only when no kernel runs.
+// The layout of a kernel's parameters. The pager starts when a context's first kernel is seen,
+// before it runs: what it loads, the driver loads only when no kernel runs.
 const ParamLayout* layoutOf(CUfunction function, CUcontext context) {
   const ParamLayout* layout = findParamLayout(function, context);
   if (layout != nullptr) return layout;
   CUdevice device = 0;
-  if (pager::Pool* running = pool(); running != nullptr && deviceOf(context, &device) == CUDA_SUCCESS) {
+  if (pager::Pool* running = pool();
+      running != nullptr && deviceOf(context, &device) == CUDA_SUCCESS) {
     const RelaxedCapture relaxed;
     running->prepare(context, device);
   }
@@ -69,12 +72,14 @@ const ParamLayout* layoutOf(CUfunction function, CUcontext context) {
 
 }  // namespace
 
-void addKernel(pager::Access& access, CUfunction function, CUcontext context, void* const* parameters,
-               void* const* extra) {
+void addKernel(pager::Access& access, CUfunction function, CUcontext context,
+               void* const* parameters, void* const* extra) {
   access.setFunction(function);
   if (parameters == nullptr) {
-    // The module of a kernel is made known with its layout, also where the layout itself is not needed.
-    if (const ParamLayout* layout = layoutOf(function, context); layout != nullptr && !layout->name.empty())
+    // The module of a kernel is made known with its layout, also where the layout itself is not
+    // needed.
+    if (const ParamLayout* layout = layoutOf(function, context);
+        layout != nullptr && !layout->name.empty())
       access.setName(layout->name.c_str());
     const ExtraBuffer buffer = bufferOf(extra);
     access.addParameter(buffer.bytes_at, buffer.bytes);
@@ -88,14 +93,16 @@ void addKernel(pager::Access& access, CUfunction function, CUcontext context, vo
     return;
   }
   if (!layout->name.empty()) access.setName(layout->name.c_str());
-  for (const ParamLayout::Param& param : layout->params) access.addParameter(parameters[param.index], param.bytes);
+  for (const ParamLayout::Param& param : layout->params)
+    access.addParameter(parameters[param.index], param.bytes);
 }
 
 namespace {
 
 // `call` is the driver's launch with all its arguments.
 template <typename Call>
-CUresult launch(CUfunction function, CUstream stream, bool per_thread, void** parameters, void** extra, Call call) {
+CUresult launch(CUfunction function, CUstream stream, bool per_thread, void** parameters,
+                void** extra, Call call) {
   pager::Pool* running = pool();
   if (running == nullptr || function == nullptr) return call();
   const pager::StreamKey key = streamKey(stream, per_thread);
@@ -112,56 +119,66 @@ CUresult launch(CUfunction function, CUstream stream, bool per_thread, void** pa
 }  // namespace
 }  // namespace olpager::local
 
-using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
+                                 // functions
 using olpager::pager::StreamKey;
 
 OLPAGER_HOOK(cuLaunchKernel)
-(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
- CUstream stream, void** parameters, void** extra) {
-  return launch(f, stream, false, parameters, extra,
-                [&] { return driver().cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra); });
-}
-
-OLPAGER_HOOK(cuLaunchKernel_ptsz)
-(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
- CUstream stream, void** parameters, void** extra) {
-  return launch(f, stream, true, parameters, extra, [&] {
-    return driver().cuLaunchKernel_ptsz(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);
+(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+ unsigned shared, CUstream stream, void** parameters, void** extra) {
+  return launch(f, stream, false, parameters, extra, [&] {
+    return driver().cuLaunchKernel(f, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra);
   });
 }
 
-OLPAGER_HOOK(cuLaunchKernelEx)(const CUlaunchConfig* config, CUfunction f, void** parameters, void** extra) {
+OLPAGER_HOOK(cuLaunchKernel_ptsz)
+(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+ unsigned shared, CUstream stream, void** parameters, void** extra) {
+  return launch(f, stream, true, parameters, extra, [&] {
+    return driver().cuLaunchKernel_ptsz(f, gx, gy, gz, bx, by, bz, shared, stream, parameters,
+                                        extra);
+  });
+}
+
+OLPAGER_HOOK(cuLaunchKernelEx)
+(const CUlaunchConfig* config, CUfunction f, void** parameters, void** extra) {
   if (config == nullptr) return driver().cuLaunchKernelEx(config, f, parameters, extra);
   return launch(f, config->hStream, false, parameters, extra,
                 [&] { return driver().cuLaunchKernelEx(config, f, parameters, extra); });
 }
 
-OLPAGER_HOOK(cuLaunchKernelEx_ptsz)(const CUlaunchConfig* config, CUfunction f, void** parameters, void** extra) {
+OLPAGER_HOOK(cuLaunchKernelEx_ptsz)
+(const CUlaunchConfig* config, CUfunction f, void** parameters, void** extra) {
   if (config == nullptr) return driver().cuLaunchKernelEx_ptsz(config, f, parameters, extra);
   return launch(f, config->hStream, true, parameters, extra,
                 [&] { return driver().cuLaunchKernelEx_ptsz(config, f, parameters, extra); });
 }
 
 OLPAGER_HOOK(cuLaunchCooperativeKernel)
-(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
- CUstream stream, void** parameters) {
+(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+ unsigned shared, CUstream stream, void** parameters) {
   return launch(f, stream, false, parameters, nullptr, [&] {
-    return driver().cuLaunchCooperativeKernel(f, gx, gy, gz, bx, by, bz, shared, stream, parameters);
+    return driver().cuLaunchCooperativeKernel(f, gx, gy, gz, bx, by, bz, shared, stream,
+                                              parameters);
   });
 }
 
 OLPAGER_HOOK(cuLaunchCooperativeKernel_ptsz)
-(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
- CUstream stream, void** parameters) {
+(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+ unsigned shared, CUstream stream, void** parameters) {
   return launch(f, stream, true, parameters, nullptr, [&] {
-    return driver().cuLaunchCooperativeKernel_ptsz(f, gx, gy, gz, bx, by, bz, shared, stream, parameters);
+    return driver().cuLaunchCooperativeKernel_ptsz(f, gx, gy, gz, bx, by, bz, shared, stream,
+                                                   parameters);
   });
 }
 
-// One kernel on several devices: each part is made resident on its own stream; all are held until the one call is made.
-OLPAGER_HOOK(cuLaunchCooperativeKernelMultiDevice)(CUDA_LAUNCH_PARAMS* list, unsigned count, unsigned flags) {
+// One kernel on several devices: each part is made resident on its own stream; all are held until
+// the one call is made.
+OLPAGER_HOOK(cuLaunchCooperativeKernelMultiDevice)
+(CUDA_LAUNCH_PARAMS* list, unsigned count, unsigned flags) {
   olpager::pager::Pool* running = pool();
-  if (running == nullptr || list == nullptr) return driver().cuLaunchCooperativeKernelMultiDevice(list, count, flags);
+  if (running == nullptr || list == nullptr)
+    return driver().cuLaunchCooperativeKernelMultiDevice(list, count, flags);
   struct Part {
     Part(olpager::pager::Pool& pool, const StreamKey& of) : key(of), access(pool, of) {}
     StreamKey key;
@@ -178,7 +195,9 @@ OLPAGER_HOOK(cuLaunchCooperativeKernelMultiDevice)(CUDA_LAUNCH_PARAMS* list, uns
   for (unsigned i = 0; i < count; ++i) {
     StreamKey key = streamKey(list[i].hStream, false);
     CUcontext own = nullptr;
-    if (list[i].hStream != nullptr && driver().cuStreamGetCtx(list[i].hStream, &own) == CUDA_SUCCESS) key.context = own;
+    if (list[i].hStream != nullptr &&
+        driver().cuStreamGetCtx(list[i].hStream, &own) == CUDA_SUCCESS)
+      key.context = own;
     auto part = std::make_unique<Part>(*running, key);
     addKernel(part->access, list[i].function, key.context, list[i].kernelParams, nullptr);
     const CUresult entered = enterLaunch(part->access, key);
@@ -188,7 +207,7 @@ OLPAGER_HOOK(cuLaunchCooperativeKernelMultiDevice)(CUDA_LAUNCH_PARAMS* list, uns
   return parts.result = driver().cuLaunchCooperativeKernelMultiDevice(list, count, flags);
 }
 
-// --- the launches of CUDA 2: parameters are set one by one in the function itself ------------------------------------
+// --- the launches of CUDA 2: parameters are set one by one in the function itself ----------------
 namespace {
 
 struct LegacyParameters {
@@ -225,8 +244,8 @@ CUresult launchLegacy(CUfunction function, CUstream stream, Call call) {
     if (found != all.blocks.end()) block = found->second;
   }
   size_t bytes = block.size();
-  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, block.data(), CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
-                   CU_LAUNCH_PARAM_END};
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, block.data(), CU_LAUNCH_PARAM_BUFFER_SIZE,
+                   &bytes, CU_LAUNCH_PARAM_END};
   return olpager::local::launch(function, stream, false, nullptr, extra, call);
 }
 
@@ -251,5 +270,6 @@ OLPAGER_HOOK(cuLaunchGrid)(CUfunction f, int width, int height) {
 }
 
 OLPAGER_HOOK(cuLaunchGridAsync)(CUfunction f, int width, int height, CUstream stream) {
-  return launchLegacy(f, stream, [&] { return driver().cuLaunchGridAsync(f, width, height, stream); });
+  return launchLegacy(f, stream,
+                      [&] { return driver().cuLaunchGridAsync(f, width, height, stream); });
 }

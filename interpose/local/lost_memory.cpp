@@ -15,7 +15,7 @@ namespace {
 struct LostContexts {
   std::mutex mutex;
   std::array<CUcontext, 64> all{};  // more than any program has
-  bool more = false;                // and then every context counts as lost, for good: that makes no result wrong
+  bool more = false;  // and then every context counts as lost, for good: that makes no result wrong
 };
 
 LostContexts& lostContexts() {
@@ -44,7 +44,8 @@ void lostContextGone(CUcontext context) noexcept {
   LostContexts& lost = lostContexts();
   const std::lock_guard lock(lost.mutex);
   std::replace(lost.all.begin(), lost.all.end(), context, CUcontext{nullptr});
-  const bool none = std::all_of(lost.all.begin(), lost.all.end(), [](CUcontext one) { return one == nullptr; });
+  const bool none =
+      std::all_of(lost.all.begin(), lost.all.end(), [](CUcontext one) { return one == nullptr; });
   g_any_lost.store(lost.more || !none, std::memory_order_release);
 }
 

@@ -1,7 +1,9 @@
-// Contexts in which an operation was refused because what it reaches was lost with a memserver. Such a context has ended, as one
-// whose memory had an uncorrectable error natively: launches, copies, device memory that is allocated or freed, waits and questions whether work is
-// done answer CUDA_ERROR_ECC_UNCORRECTABLE until it is destroyed or reset. A program that looks at its waits alone would take old bytes for a
-// result otherwise. A green context shares that with its primary one, whose memory it uses.
+// Contexts in which an operation was refused because what it reaches was lost with a memserver.
+// Such a context has ended, as one whose memory had an uncorrectable error natively: launches,
+// copies, device memory that is allocated or freed, waits and questions whether work is done answer
+// CUDA_ERROR_ECC_UNCORRECTABLE until it is destroyed or reset. A program that looks at its waits
+// alone would take old bytes for a result otherwise. A green context shares that with its primary
+// one, whose memory it uses.
 //
 // Thread-safety: any thread. Nothing allocates; while nothing is lost all of it is one load.
 #pragma once

@@ -1,4 +1,5 @@
-// Device memory of the program: allocated in the pager's range, freed there, and reported as the pager says.
+// Device memory of the program: allocated in the pager's range, freed there, and reported as the
+// pager says.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -24,7 +25,8 @@
 #include "interpose/local/root.h"
 #include "pager/budgets.h"
 
-using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
+                                 // functions
 using olpager::pager::AllocationInfo;
 using olpager::pager::AllocationKind;
 using olpager::pager::MemoryInfo;
@@ -38,8 +40,9 @@ constexpr uint64_t kPitchAlignment = 512;
 // Beyond any range: sizes above are refused before anything is added to them.
 constexpr uint64_t kLargest = uint64_t{1} << 47;
 
-// What a kernel has done to the current context, which every later call reports: asked of the driver where ours would
-// need none of its calls. While a stream captures the question itself would spoil the capture.
+// What a kernel has done to the current context, which every later call reports: asked of the
+// driver where ours would need none of its calls. While a stream captures the question itself would
+// spoil the capture.
 CUresult contextError() {
   if (const CUresult lost = lostIn(currentContext()); lost != CUDA_SUCCESS) return lost;
   if (anyCapture()) return CUDA_SUCCESS;
@@ -59,16 +62,18 @@ CUresult allocateDevice(Pool& running, CUdeviceptr* out, uint64_t bytes, CUdevic
   if (const CUresult refused = refusedByCapture(); refused != CUDA_SUCCESS) return refused;
   if (bytes > kLargest) return CUDA_ERROR_OUT_OF_MEMORY;
   RelaxedCapture relaxed;
-  const CUresult result = at == 0 ? running.allocate(place.context, place.device, bytes, AllocationKind::kDevice, out)
-                                  : running.allocateAt(place.context, place.device, at, bytes);
+  const CUresult result =
+      at == 0 ? running.allocate(place.context, place.device, bytes, AllocationKind::kDevice, out)
+              : running.allocateAt(place.context, place.device, at, bytes);
   if (result != CUDA_SUCCESS) return result;
   if (at != 0) *out = at;
   return CUDA_SUCCESS;
 }
 
-// In the stream's context, which need not be the caller's. `place`: whose memory it is. `from`: nullptr for the device's default pool.
-CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, const Place& place, CUmemoryPool from,
-                       const StreamKey& key) {
+// In the stream's context, which need not be the caller's. `place`: whose memory it is. `from`:
+// nullptr for the device's default pool.
+CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, const Place& place,
+                       CUmemoryPool from, const StreamKey& key) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const Within within(key.context);
   if (within.result() != CUDA_SUCCESS) return within.result();
@@ -79,10 +84,12 @@ CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, const Pl
     if (const CUresult refused = refusedByCapture(); refused != CUDA_SUCCESS) return refused;
   }
   std::optional<PoolShare> share;
-  if (from != nullptr) share.emplace(from, capture == 0 ? bytes : 0);  // what a graph allocates is the graph's
+  if (from != nullptr)
+    share.emplace(from, capture == 0 ? bytes : 0);  // what a graph allocates is the graph's
   if (share && !share->fits()) return CUDA_ERROR_OUT_OF_MEMORY;
   RelaxedCapture relaxed;
-  const CUresult result = running.allocate(place.context, place.device, bytes, AllocationKind::kStreamOrdered, out);
+  const CUresult result =
+      running.allocate(place.context, place.device, bytes, AllocationKind::kStreamOrdered, out);
   if (result != CUDA_SUCCESS) return result;
   if (share) share->becomes(*out);
   if (capture != 0) captureAllocates(capture, *out);
@@ -91,14 +98,16 @@ CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, const Pl
 
 // Memory that comes and goes in stream order, which nobody else may look at.
 template <typename Native>
-CUresult driverAllocates(Pool& running, CUdeviceptr* out, size_t bytes, CUcontext context, Native native) {
+CUresult driverAllocates(Pool& running, CUdeviceptr* out, size_t bytes, CUcontext context,
+                         Native native) {
   const CUresult result = native();
-  if (result == CUDA_SUCCESS) running.addRoot(context, *out, bytes, olpager::pager::RootKind::kUnknown);
+  if (result == CUDA_SUCCESS)
+    running.addRoot(context, *out, bytes, olpager::pager::RootKind::kUnknown);
   return result;
 }
 
-// What is allocated on the device in the order of a stream of this context: that context's memory where the stream is the device's, else the
-// primary one's. False: there is none.
+// What is allocated on the device in the order of a stream of this context: that context's memory
+// where the stream is the device's, else the primary one's. False: there is none.
 bool placeOn(CUdevice device, CUcontext of_stream, Place* place) {
   CUdevice own = 0;
   if (deviceOf(of_stream, &own) != CUDA_SUCCESS) return false;
@@ -107,7 +116,8 @@ bool placeOn(CUdevice device, CUcontext of_stream, Place* place) {
 }
 
 template <typename Native>
-CUresult allocAsync(CUdeviceptr* out, size_t bytes, CUstream stream, bool per_thread, Native native) {
+CUresult allocAsync(CUdeviceptr* out, size_t bytes, CUstream stream, bool per_thread,
+                    Native native) {
   Pool* running = pool();
   // No bytes are nothing, which the driver gives without memory.
   if (running == nullptr || bytes == 0) return native();
@@ -125,8 +135,8 @@ CUresult allocAsync(CUdeviceptr* out, size_t bytes, CUstream stream, bool per_th
 }
 
 template <typename Native>
-CUresult allocFromPool(CUdeviceptr* out, size_t bytes, CUmemoryPool memory_pool, CUstream stream, bool per_thread,
-                       Native native) {
+CUresult allocFromPool(CUdeviceptr* out, size_t bytes, CUmemoryPool memory_pool, CUstream stream,
+                       bool per_thread, Native native) {
   Pool* running = pool();
   if (running == nullptr || bytes == 0) return native();
   const StreamKey key = streamKey(stream, per_thread);
@@ -150,8 +160,9 @@ CUresult freeAsync(CUdeviceptr address, CUstream stream, bool per_thread, Native
   if (key.context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (const uint64_t capture = captureOf(key); capture != 0) {
     if (isGraphMemory(address)) return captureFrees(capture, address);
-    olpager::base::warnOnce(
-        "free in capture", "memory that was allocated outside of a capture is freed inside of one: it stays allocated");
+    olpager::base::warnOnce("free in capture",
+                            "memory that was allocated outside of a capture is freed inside of "
+                            "one: it stays allocated");
     return CUDA_SUCCESS;
   }
   if (!running->isAllocated(address)) return CUDA_ERROR_INVALID_VALUE;
@@ -170,9 +181,10 @@ CUresult freeAsync(CUdeviceptr address, CUstream stream, bool per_thread, Native
   return running->freeAsync(address, key);
 }
 
-// What of a device's size is VRAM has to be the same whenever a program asks: before its context, when nobody can say what is free on the
-// device, and after, when others have taken some of it, or its budget is another. So it is what the device's own budget would be, or the
-// share of it that was set before the program asked.
+// What of a device's size is VRAM has to be the same whenever a program asks: before its context,
+// when nobody can say what is free on the device, and after, when others have taken some of it, or
+// its budget is another. So it is what the device's own budget would be, or the share of it that
+// was set before the program asked.
 uint64_t toldVram(CUdevice device, const MemoryInfo& info, uint64_t native) {
   static std::array<std::atomic<uint64_t>, 64> told{};
   auto& here = told[static_cast<unsigned>(device) % told.size()];
@@ -215,12 +227,13 @@ OLPAGER_HOOK(cuMemAlloc_v2)(CUdeviceptr* out, size_t bytes) {
 }
 
 extern "C" CUresult olpager_set_placed(CUdeviceptr* base, size_t* bytes) {
-  // The more of the range, the more a pass over pages has to note; beyond it memory is allocated anywhere.
+  // The more of the range, the more a pass over pages has to note; beyond it memory is allocated
+  // anywhere.
   constexpr uint64_t kMost = 512ull << 30;
   Pool* running = pool();
   if (running == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
-  const uint64_t part =
-      std::min(kMost, (running->end() - running->base()) / 4) / olpager::pager::kPageBytes * olpager::pager::kPageBytes;
+  const uint64_t part = std::min(kMost, (running->end() - running->base()) / 4) /
+                        olpager::pager::kPageBytes * olpager::pager::kPageBytes;
   const CUresult result = running->setPlaced(part);
   if (result != CUDA_SUCCESS) return result;
   *base = running->base();
@@ -228,7 +241,8 @@ extern "C" CUresult olpager_set_placed(CUdeviceptr* base, size_t* bytes) {
   return CUDA_SUCCESS;
 }
 
-extern "C" CUresult olpager_allocate_at(CUdeviceptr address, size_t bytes, size_t* room_bytes, size_t* room_largest) {
+extern "C" CUresult olpager_allocate_at(CUdeviceptr address, size_t bytes, size_t* room_bytes,
+                                        size_t* room_largest) {
   Pool* running = pool();
   if (running == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   if (address == 0 || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
@@ -247,12 +261,15 @@ OLPAGER_HOOK(cuMemAllocPitch_v2)
 (CUdeviceptr* out, size_t* pitch, size_t width, size_t height, unsigned int element) {
   Pool* running = pool();
   if (running == nullptr) return driver().cuMemAllocPitch_v2(out, pitch, width, height, element);
-  if (out == nullptr || pitch == nullptr || width == 0 || height == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (out == nullptr || pitch == nullptr || width == 0 || height == 0)
+    return CUDA_ERROR_INVALID_VALUE;
   if (element != 4 && element != 8 && element != 16) return CUDA_ERROR_INVALID_VALUE;
-  if (width > std::numeric_limits<uint64_t>::max() - kPitchAlignment) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (width > std::numeric_limits<uint64_t>::max() - kPitchAlignment)
+    return CUDA_ERROR_OUT_OF_MEMORY;
   const uint64_t row = (width + kPitchAlignment - 1) / kPitchAlignment * kPitchAlignment;
   uint64_t bytes = 0;
-  if (__builtin_mul_overflow(row, static_cast<uint64_t>(height), &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (__builtin_mul_overflow(row, static_cast<uint64_t>(height), &bytes))
+    return CUDA_ERROR_OUT_OF_MEMORY;
   const CUresult result = allocateDevice(*running, out, bytes);
   if (result == CUDA_SUCCESS) *pitch = row;
   return result;
@@ -268,7 +285,8 @@ OLPAGER_HOOK(cuMemFree_v2)(CUdeviceptr address) {
     return result;
   }
   AllocationInfo info;
-  if (!running->describe(address, &info) || info.base != address || info.kind == AllocationKind::kVmm) {
+  if (!running->describe(address, &info) || info.base != address ||
+      info.kind == AllocationKind::kVmm) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (const CUresult refused = refusedByCapture(); refused != CUDA_SUCCESS) return refused;
@@ -279,8 +297,10 @@ OLPAGER_HOOK(cuMemFree_v2)(CUdeviceptr address) {
   switch (freeGraphMemory(address)) {
     case GraphFree::kIdle:
       return CUDA_ERROR_INVALID_VALUE;
-    case GraphFree::kFreed:  // as ever what uses it is over by then; beside a capture nothing is waited for
-      return anyCapture() || currentContext() == nullptr ? CUDA_SUCCESS : driver().cuCtxSynchronize();
+    case GraphFree::kFreed:  // as ever what uses it is over by then; beside a capture nothing is
+                             // waited for
+      return anyCapture() || currentContext() == nullptr ? CUDA_SUCCESS
+                                                         : driver().cuCtxSynchronize();
     case GraphFree::kLeft:
     case GraphFree::kOther:
       break;
@@ -290,26 +310,33 @@ OLPAGER_HOOK(cuMemFree_v2)(CUdeviceptr address) {
 }
 
 OLPAGER_HOOK(cuMemAllocAsync)(CUdeviceptr* out, size_t bytes, CUstream stream) {
-  return allocAsync(out, bytes, stream, false, [&] { return driver().cuMemAllocAsync(out, bytes, stream); });
+  return allocAsync(out, bytes, stream, false,
+                    [&] { return driver().cuMemAllocAsync(out, bytes, stream); });
 }
 OLPAGER_HOOK(cuMemAllocAsync_ptsz)(CUdeviceptr* out, size_t bytes, CUstream stream) {
-  return allocAsync(out, bytes, stream, true, [&] { return driver().cuMemAllocAsync_ptsz(out, bytes, stream); });
+  return allocAsync(out, bytes, stream, true,
+                    [&] { return driver().cuMemAllocAsync_ptsz(out, bytes, stream); });
 }
 
-OLPAGER_HOOK(cuMemAllocFromPoolAsync)(CUdeviceptr* out, size_t bytes, CUmemoryPool from, CUstream stream) {
+OLPAGER_HOOK(cuMemAllocFromPoolAsync)
+(CUdeviceptr* out, size_t bytes, CUmemoryPool from, CUstream stream) {
   return allocFromPool(out, bytes, from, stream, false,
                        [&] { return driver().cuMemAllocFromPoolAsync(out, bytes, from, stream); });
 }
-OLPAGER_HOOK(cuMemAllocFromPoolAsync_ptsz)(CUdeviceptr* out, size_t bytes, CUmemoryPool from, CUstream stream) {
-  return allocFromPool(out, bytes, from, stream, true,
-                       [&] { return driver().cuMemAllocFromPoolAsync_ptsz(out, bytes, from, stream); });
+OLPAGER_HOOK(cuMemAllocFromPoolAsync_ptsz)
+(CUdeviceptr* out, size_t bytes, CUmemoryPool from, CUstream stream) {
+  return allocFromPool(out, bytes, from, stream, true, [&] {
+    return driver().cuMemAllocFromPoolAsync_ptsz(out, bytes, from, stream);
+  });
 }
 
 OLPAGER_HOOK(cuMemFreeAsync)(CUdeviceptr address, CUstream stream) {
-  return freeAsync(address, stream, false, [&] { return driver().cuMemFreeAsync(address, stream); });
+  return freeAsync(address, stream, false,
+                   [&] { return driver().cuMemFreeAsync(address, stream); });
 }
 OLPAGER_HOOK(cuMemFreeAsync_ptsz)(CUdeviceptr address, CUstream stream) {
-  return freeAsync(address, stream, true, [&] { return driver().cuMemFreeAsync_ptsz(address, stream); });
+  return freeAsync(address, stream, true,
+                   [&] { return driver().cuMemFreeAsync_ptsz(address, stream); });
 }
 
 OLPAGER_HOOK(cuMemGetInfo_v2)(size_t* free_bytes, size_t* total_bytes) {
@@ -321,7 +348,8 @@ OLPAGER_HOOK(cuMemGetInfo_v2)(size_t* free_bytes, size_t* total_bytes) {
   if (const CUresult broken = contextError(); broken != CUDA_SUCCESS) return broken;
   // Into locals first: the caller's memory may be managed, and touching it may wait for the GPU.
   MemoryInfo info;
-  if (const CUresult result = infoHere(*running, place, &info); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = infoHere(*running, place, &info); result != CUDA_SUCCESS)
+    return result;
   if (free_bytes != nullptr) *free_bytes = info.free_bytes;
   if (total_bytes != nullptr) *total_bytes = info.total_bytes;
   return CUDA_SUCCESS;
@@ -361,7 +389,8 @@ OLPAGER_HOOK(cuDeviceTotalMem)(unsigned int* bytes, CUdevice device) {
   size_t total = 0;
   const CUresult result = ol_local_cuDeviceTotalMem_v2(&total, device);
   if (result != CUDA_SUCCESS) return result;
-  *bytes = static_cast<unsigned int>(std::min<size_t>(total, std::numeric_limits<unsigned int>::max()));
+  *bytes =
+      static_cast<unsigned int>(std::min<size_t>(total, std::numeric_limits<unsigned int>::max()));
   return CUDA_SUCCESS;
 }
 
@@ -379,7 +408,8 @@ OLPAGER_HOOK(cuMemGetAddressRange_v2)(CUdeviceptr* base, size_t* bytes, CUdevice
   AllocationInfo info;
   if (currentContext() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (!running->describe(address, &info)) return CUDA_ERROR_NOT_FOUND;
-  if (info.kind == AllocationKind::kVmm && !mayAccess(*running, info, address)) return CUDA_ERROR_NOT_FOUND;
+  if (info.kind == AllocationKind::kVmm && !mayAccess(*running, info, address))
+    return CUDA_ERROR_NOT_FOUND;
   if (base != nullptr) *base = info.base;
   if (bytes != nullptr) *bytes = info.bytes;
   return CUDA_SUCCESS;

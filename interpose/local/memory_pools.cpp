@@ -37,12 +37,15 @@ constexpr uint64_t rounded(uint64_t bytes, uint64_t to) { return (bytes + to - 1
 constexpr uint64_t kUnit = 512;
 
 bool servable(const CUmemPoolProps& props) {
-  return props.location.type == CU_MEM_LOCATION_TYPE_DEVICE && props.handleTypes == CU_MEM_HANDLE_TYPE_NONE;
+  return props.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
+         props.handleTypes == CU_MEM_HANDLE_TYPE_NONE;
 }
 
 // Under the mutex. Returns the next one.
-std::map<CUdeviceptr, FromPool>::iterator forget(MemoryPools& all, std::map<CUdeviceptr, FromPool>::iterator one) {
-  if (const auto made = all.made.find(one->second.pool); made != all.made.end()) made->second.used -= one->second.bytes;
+std::map<CUdeviceptr, FromPool>::iterator forget(MemoryPools& all,
+                                                 std::map<CUdeviceptr, FromPool>::iterator one) {
+  if (const auto made = all.made.find(one->second.pool); made != all.made.end())
+    made->second.used -= one->second.bytes;
   return all.allocations.erase(one);
 }
 
@@ -59,12 +62,16 @@ bool poolDevice(CUmemoryPool pool, CUdevice* device) {
     }
   }
   int count = 0;
-  if (driver().cuDeviceGetCount(&count) != CUDA_SUCCESS || driver().cuDeviceGetDefaultMemPool == nullptr) return false;
+  if (driver().cuDeviceGetCount(&count) != CUDA_SUCCESS ||
+      driver().cuDeviceGetDefaultMemPool == nullptr)
+    return false;
   for (int i = 0; i < count; ++i) {
     CUdevice candidate = 0;
     CUmemoryPool its_default = nullptr;
     if (driver().cuDeviceGet(&candidate, i) != CUDA_SUCCESS) continue;
-    if (driver().cuDeviceGetDefaultMemPool(&its_default, candidate) != CUDA_SUCCESS || its_default != pool) continue;
+    if (driver().cuDeviceGetDefaultMemPool(&its_default, candidate) != CUDA_SUCCESS ||
+        its_default != pool)
+      continue;
     *device = candidate;
     return true;
   }
@@ -79,14 +86,16 @@ CUmemoryPool currentPool(CUdevice device) {
   }
   CUmemoryPool current = nullptr;
   CUmemoryPool its_default = nullptr;
-  if (driver().cuDeviceGetMemPool == nullptr || driver().cuDeviceGetMemPool(&current, device) != CUDA_SUCCESS) {
+  if (driver().cuDeviceGetMemPool == nullptr ||
+      driver().cuDeviceGetMemPool(&current, device) != CUDA_SUCCESS) {
     return nullptr;
   }
   (void)driver().cuDeviceGetDefaultMemPool(&its_default, device);
   return current == its_default ? nullptr : current;
 }
 
-PoolShare::PoolShare(CUmemoryPool pool, uint64_t bytes) : pool_(pool), bytes_(rounded(bytes, kUnit)) {
+PoolShare::PoolShare(CUmemoryPool pool, uint64_t bytes)
+    : pool_(pool), bytes_(rounded(bytes, kUnit)) {
   MemoryPools& all = state();
   std::lock_guard lock(all.mutex);
   const auto found = all.made.find(pool);
@@ -103,13 +112,15 @@ PoolShare::~PoolShare() {
   if (!counted_) return;
   MemoryPools& all = state();
   std::lock_guard lock(all.mutex);
-  if (const auto found = all.made.find(pool_); found != all.made.end()) found->second.used -= bytes_;
+  if (const auto found = all.made.find(pool_); found != all.made.end())
+    found->second.used -= bytes_;
 }
 
 void PoolShare::becomes(CUdeviceptr address) {
   MemoryPools& all = state();
   std::lock_guard lock(all.mutex);
-  if (const auto before = all.allocations.find(address); before != all.allocations.end()) forget(all, before);
+  if (const auto before = all.allocations.find(address); before != all.allocations.end())
+    forget(all, before);
   all.allocations[address] = {pool_, counted_ && all.made.contains(pool_) ? bytes_ : 0};
   counted_ = false;
 }
@@ -122,7 +133,8 @@ CUmemoryPool poolOf(CUdeviceptr address, CUdevice device) {
     if (found != all.allocations.end()) return found->second.pool;
   }
   CUmemoryPool its_default = nullptr;
-  if (driver().cuDeviceGetDefaultMemPool != nullptr) (void)driver().cuDeviceGetDefaultMemPool(&its_default, device);
+  if (driver().cuDeviceGetDefaultMemPool != nullptr)
+    (void)driver().cuDeviceGetDefaultMemPool(&its_default, device);
   return its_default;
 }
 
@@ -138,12 +150,14 @@ void forgetFromPools() {
   MemoryPools& all = state();
   std::lock_guard lock(all.mutex);
   for (auto one = all.allocations.begin(); one != all.allocations.end();)
-    one = running != nullptr && running->isAllocated(one->first) ? std::next(one) : forget(all, one);
+    one =
+        running != nullptr && running->isAllocated(one->first) ? std::next(one) : forget(all, one);
 }
 
 }  // namespace olpager::local
 
-using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
+                                 // functions
 
 OLPAGER_HOOK(cuMemPoolCreate)(CUmemoryPool* out, const CUmemPoolProps* props) {
   const CUresult result = driver().cuMemPoolCreate(out, props);

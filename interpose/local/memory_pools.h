@@ -1,6 +1,6 @@
-// The driver's memory pools. Their attributes stay the driver's; what is allocated from one on a device is the pager's.
-// Thread-safety: any thread. Lock: MemoryPools::mutex, after every other lock of the interposer, before
-// the pager's.
+// The driver's memory pools. Their attributes stay the driver's; what is allocated from one on a
+// device is the pager's. Thread-safety: any thread. Lock: MemoryPools::mutex, after every other
+// lock of the interposer, before the pager's.
 #pragma once
 
 #include <cuda.h>
@@ -9,14 +9,15 @@
 
 namespace olpager::local {
 
-/// True when `pool` allocates memory of a device that the pager can serve, and which. A pool of host memory, or one
-/// whose allocations can be exported, is the driver's.
+/// True when `pool` allocates memory of a device that the pager can serve, and which. A pool of
+/// host memory, or one whose allocations can be exported, is the driver's.
 bool poolDevice(CUmemoryPool pool, CUdevice* device);
 
 /// The pool that cuMemAllocAsync allocates from on `device`, nullptr for the device's default.
 CUmemoryPool currentPool(CUdevice device);
 
-/// What is about to be allocated from a pool counts as used of its largest size, until it is freed; ends without one, it does not.
+/// What is about to be allocated from a pool counts as used of its largest size, until it is freed;
+/// ends without one, it does not.
 class PoolShare {
  public:
   PoolShare(CUmemoryPool pool, uint64_t bytes);

@@ -1,11 +1,14 @@
 // States of an image (a module or a library), moved under ModuleRoots::mutex:
 //
-//   loaded    its names may not be read yet            -> named     (readNames, at the first launch of a kernel of it)
-//   named     the list of its variables is complete    -> registered for a context (registerModuleOf)
+//   loaded    its names may not be read yet            -> named     (readNames, at the first launch
+//                                                      of a kernel of it)
+//   named     the list of its variables is complete    -> registered for a context
+//                                                      (registerModuleOf)
 //   unloaded  its variables are no roots any more
 //
-// Names are read from the image itself, because the driver lists kernels but not variables. A library whose image the
-// program keeps in place (as the runtime does) is read late; all others when they are loaded.
+// Names are read from the image itself, because the driver lists kernels but not variables. A
+// library whose image the program keeps in place (as the runtime does) is read late; all others
+// when they are loaded.
 #include "interpose/local/modules.h"
 
 #include <fcntl.h>
@@ -50,7 +53,8 @@ struct Image {
 struct ModuleRoots {
   std::mutex mutex;
   std::map<const void*, std::shared_ptr<Image>> images;  // by CUmodule or CUlibrary
-  std::map<const void*, CUlibrary> aliases;              // a library's module, and functions made of its kernels
+  std::map<const void*, CUlibrary>
+      aliases;  // a library's module, and functions made of its kernels
 };
 
 ModuleRoots& state() {
@@ -62,20 +66,24 @@ void addUnique(std::vector<std::string>& names, std::string_view name) {
   if (std::find(names.begin(), names.end(), name) == names.end()) names.emplace_back(name);
 }
 
-// Variables of PTX: `.global` and `.const` declarations at module scope, `.align 8 .b8 name[64]`, `.u64 name = 0`.
-// Names that are no variables after all do no harm: the driver does not find them.
+// Variables of PTX: `.global` and `.const` declarations at module scope, `.align 8 .b8 name[64]`,
+// `.u64 name = 0`. Names that are no variables after all do no harm: the driver does not find them.
 void namesOfPtx(std::string_view text, std::vector<std::string>& names) {
   const auto isName = [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '$' || c == '%';
   };
   for (std::string_view space : {std::string_view(".global"), std::string_view(".const")}) {
-    for (size_t at = text.find(space); at != std::string_view::npos; at = text.find(space, at + space.size())) {
+    for (size_t at = text.find(space); at != std::string_view::npos;
+         at = text.find(space, at + space.size())) {
       // ld.global and st.global are instructions, not declarations.
-      const size_t line = text.rfind('\n', at) == std::string_view::npos ? 0 : text.rfind('\n', at) + 1;
+      const size_t line =
+          text.rfind('\n', at) == std::string_view::npos ? 0 : text.rfind('\n', at) + 1;
       const std::string_view before = text.substr(line, at - line);
       if (before.find_first_not_of(" \t") != std::string_view::npos &&
-          before.find(".visible") == std::string_view::npos && before.find(".extern") == std::string_view::npos &&
-          before.find(".weak") == std::string_view::npos && before.find(".common") == std::string_view::npos) {
+          before.find(".visible") == std::string_view::npos &&
+          before.find(".extern") == std::string_view::npos &&
+          before.find(".weak") == std::string_view::npos &&
+          before.find(".common") == std::string_view::npos) {
         continue;
       }
       const size_t end = std::min(text.find_first_of("[=;{", at), text.size());
@@ -83,7 +91,8 @@ void namesOfPtx(std::string_view text, std::vector<std::string>& names) {
       while (last > at && !isName(text[last - 1])) --last;
       size_t first = last;
       while (first > at && isName(text[first - 1])) --first;
-      if (first < last && text[first - 1] != '.') addUnique(names, text.substr(first, last - first));
+      if (first < last && text[first - 1] != '.')
+        addUnique(names, text.substr(first, last - first));
     }
   }
 }
@@ -96,20 +105,23 @@ void namesOfCubin(fatbin::Bytes bytes, std::vector<std::string>& names) {
   }
 }
 
-// The images of a container are the same code for several devices, and which of them the driver takes does not matter:
-// the names are the same. All images of one architecture are read (several objects may be linked into one container),
-// PTX only where there is no machine code.
+// The images of a container are the same code for several devices, and which of them the driver
+// takes does not matter: the names are the same. All images of one architecture are read (several
+// objects may be linked into one container), PTX only where there is no machine code.
 void namesOfContainer(fatbin::Bytes container, std::vector<std::string>& names) {
   const Result<std::vector<fatbin::Entry>> entries = fatbin::entries(container);
   if (!entries.ok()) return;
   const auto& all = entries.value();
-  auto first = std::find_if(all.begin(), all.end(), [](const auto& entry) { return entry.kind == fatbin::Kind::elf; });
+  auto first = std::find_if(all.begin(), all.end(),
+                            [](const auto& entry) { return entry.kind == fatbin::Kind::elf; });
   if (first == all.end()) {
-    first = std::find_if(all.begin(), all.end(), [](const auto& entry) { return entry.kind == fatbin::Kind::ptx; });
+    first = std::find_if(all.begin(), all.end(),
+                         [](const auto& entry) { return entry.kind == fatbin::Kind::ptx; });
   }
   if (first == all.end()) return;
   for (const fatbin::Entry& entry : all) {
-    if (entry.kind != first->kind || entry.arch != first->arch || entry.flags != first->flags) continue;
+    if (entry.kind != first->kind || entry.arch != first->arch || entry.flags != first->flags)
+      continue;
     if (entry.kind == fatbin::Kind::elf) {
       const auto bytes = fatbin::contents(entry);
       if (bytes.ok()) namesOfCubin(bytes.value(), names);
@@ -222,19 +234,24 @@ const void* ownerOf(CUfunction function) {
   CUlibrary library = nullptr;
   // A CUkernel first: the driver tells its handles from a CUfunction's.
   if (functions.cuKernelGetLibrary != nullptr &&
-      functions.cuKernelGetLibrary(&library, reinterpret_cast<CUkernel>(function)) == CUDA_SUCCESS) {
+      functions.cuKernelGetLibrary(&library, reinterpret_cast<CUkernel>(function)) ==
+          CUDA_SUCCESS) {
     return library;
   }
   CUmodule module = nullptr;
-  if (functions.cuFuncGetModule != nullptr && functions.cuFuncGetModule(&module, function) == CUDA_SUCCESS)
+  if (functions.cuFuncGetModule != nullptr &&
+      functions.cuFuncGetModule(&module, function) == CUDA_SUCCESS)
     return module;
   return nullptr;
 }
 
-CUresult variable(const Image& image, const void* handle, const char* name, CUdeviceptr* address, size_t* bytes) {
-  void* untyped = const_cast<void*>(handle);  // NOLINT(cppcoreguidelines-pro-type-const-cast): the handle is opaque
-  return image.is_library ? driver().cuLibraryGetGlobal(address, bytes, static_cast<CUlibrary>(untyped), name)
-                          : driver().cuModuleGetGlobal_v2(address, bytes, static_cast<CUmodule>(untyped), name);
+CUresult variable(const Image& image, const void* handle, const char* name, CUdeviceptr* address,
+                  size_t* bytes) {
+  void* untyped = const_cast<void*>(
+      handle);  // NOLINT(cppcoreguidelines-pro-type-const-cast): the handle is opaque
+  return image.is_library
+             ? driver().cuLibraryGetGlobal(address, bytes, static_cast<CUlibrary>(untyped), name)
+             : driver().cuModuleGetGlobal_v2(address, bytes, static_cast<CUmodule>(untyped), name);
 }
 
 void registerImage(const void* handle, const std::shared_ptr<Image>& image, CUcontext context) {
@@ -261,11 +278,14 @@ void registerImage(const void* handle, const std::shared_ptr<Image>& image, CUco
   for (const std::string& name : names) {
     CUdeviceptr address = 0;
     size_t bytes = 0;
-    if (variable(*image, handle, name.c_str(), &address, &bytes) != CUDA_SUCCESS || bytes < kSmallestRoot) continue;
+    if (variable(*image, handle, name.c_str(), &address, &bytes) != CUDA_SUCCESS ||
+        bytes < kSmallestRoot)
+      continue;
     running->addRoot(context, address, bytes, pager::RootKind::kVariable);
     found.push_back(address);
   }
-  base::logDebug("a module with %zu names: %zu variables may hold addresses", names.size(), found.size());
+  base::logDebug("a module with %zu names: %zu variables may hold addresses", names.size(),
+                 found.size());
   std::lock_guard lock(state().mutex);
   image->roots[context] = std::move(found);
 }
@@ -303,7 +323,8 @@ void registerVariable(const void* handle, CUdeviceptr address, size_t bytes, boo
   std::shared_ptr<Image> image;
   {
     std::lock_guard lock(state().mutex);
-    if (const auto alias = state().aliases.find(handle); alias != state().aliases.end()) handle = alias->second;
+    if (const auto alias = state().aliases.find(handle); alias != state().aliases.end())
+      handle = alias->second;
     const auto found = state().images.find(handle);
     if (found == state().images.end()) return;  // a kernel's launch will tell of it
     image = found->second;
@@ -316,7 +337,8 @@ void registerVariable(const void* handle, CUdeviceptr address, size_t bytes, boo
     if (std::find(known.begin(), known.end(), address) != known.end()) return;
     known.push_back(address);  // one that the image's own list of names lacks
   }
-  running->addRoot(context, address, bytes, managed ? pager::RootKind::kManaged : pager::RootKind::kVariable);
+  running->addRoot(context, address, bytes,
+                   managed ? pager::RootKind::kManaged : pager::RootKind::kVariable);
 }
 
 void modulesOfContextGone(CUcontext context) {
@@ -330,13 +352,15 @@ void modulesOfContextGone(CUcontext context) {
 
 }  // namespace olpager::local
 
-using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
+                                 // functions
 
 namespace {
 
 template <typename Native>
 CUresult loadModule(CUmodule* out, const void* code, Native native) {
-  const CUresult result = withRelief(kModuleSteps, native, [&] { return reinterpret_cast<uint64_t>(*out); });
+  const CUresult result =
+      withRelief(kModuleSteps, native, [&] { return reinterpret_cast<uint64_t>(*out); });
   if (result == CUDA_SUCCESS && pool() != nullptr) addModule(*out, readNames(code));
   return result;
 }
@@ -345,7 +369,8 @@ CUresult loadModule(CUmodule* out, const void* code, Native native) {
 
 OLPAGER_HOOK(cuModuleLoad)(CUmodule* out, const char* path) {
   const CUresult result = withRelief(
-      kModuleSteps, [&] { return driver().cuModuleLoad(out, path); }, [&] { return reinterpret_cast<uint64_t>(*out); });
+      kModuleSteps, [&] { return driver().cuModuleLoad(out, path); },
+      [&] { return reinterpret_cast<uint64_t>(*out); });
   if (result == CUDA_SUCCESS && pool() != nullptr) addModule(*out, readNamesOfFile(path));
   return result;
 }
@@ -356,7 +381,8 @@ OLPAGER_HOOK(cuModuleLoadData)(CUmodule* out, const void* code) {
 
 OLPAGER_HOOK(cuModuleLoadDataEx)
 (CUmodule* out, const void* code, unsigned int count, CUjit_option* options, void** values) {
-  return loadModule(out, code, [&] { return driver().cuModuleLoadDataEx(out, code, count, options, values); });
+  return loadModule(out, code,
+                    [&] { return driver().cuModuleLoadDataEx(out, code, count, options, values); });
 }
 
 OLPAGER_HOOK(cuModuleLoadFatBinary)(CUmodule* out, const void* code) {
@@ -375,7 +401,10 @@ OLPAGER_HOOK(cuLibraryLoadData)
  CUlibraryOption* options, void** values, unsigned int count) {
   const CUresult result = withRelief(
       kModuleSteps,
-      [&] { return driver().cuLibraryLoadData(out, code, jit, jit_values, jit_count, options, values, count); },
+      [&] {
+        return driver().cuLibraryLoadData(out, code, jit, jit_values, jit_count, options, values,
+                                          count);
+      },
       [&] { return reinterpret_cast<uint64_t>(*out); });
   if (result != CUDA_SUCCESS || pool() == nullptr) return result;
   auto image = std::make_shared<Image>();
@@ -395,7 +424,10 @@ OLPAGER_HOOK(cuLibraryLoadFromFile)
  CUlibraryOption* options, void** values, unsigned int count) {
   const CUresult result = withRelief(
       kModuleSteps,
-      [&] { return driver().cuLibraryLoadFromFile(out, path, jit, jit_values, jit_count, options, values, count); },
+      [&] {
+        return driver().cuLibraryLoadFromFile(out, path, jit, jit_values, jit_count, options,
+                                              values, count);
+      },
       [&] { return reinterpret_cast<uint64_t>(*out); });
   if (result != CUDA_SUCCESS || pool() == nullptr) return result;
   auto image = std::make_shared<Image>();
@@ -414,7 +446,8 @@ OLPAGER_HOOK(cuLibraryUnload)(CUlibrary library) {
 }
 
 // Whoever asks where a variable is will copy to it, perhaps before any kernel of the module runs.
-OLPAGER_HOOK(cuModuleGetGlobal_v2)(CUdeviceptr* out, size_t* bytes, CUmodule module, const char* name) {
+OLPAGER_HOOK(cuModuleGetGlobal_v2)
+(CUdeviceptr* out, size_t* bytes, CUmodule module, const char* name) {
   const CUresult result = driver().cuModuleGetGlobal_v2(out, bytes, module, name);
   size_t size = 0;
   CUdeviceptr address = 0;
@@ -424,7 +457,8 @@ OLPAGER_HOOK(cuModuleGetGlobal_v2)(CUdeviceptr* out, size_t* bytes, CUmodule mod
   return result;
 }
 
-OLPAGER_HOOK(cuLibraryGetGlobal)(CUdeviceptr* out, size_t* bytes, CUlibrary library, const char* name) {
+OLPAGER_HOOK(cuLibraryGetGlobal)
+(CUdeviceptr* out, size_t* bytes, CUlibrary library, const char* name) {
   const CUresult result = driver().cuLibraryGetGlobal(out, bytes, library, name);
   size_t size = 0;
   CUdeviceptr address = 0;
@@ -434,7 +468,8 @@ OLPAGER_HOOK(cuLibraryGetGlobal)(CUdeviceptr* out, size_t* bytes, CUlibrary libr
   return result;
 }
 
-OLPAGER_HOOK(cuLibraryGetManaged)(CUdeviceptr* out, size_t* bytes, CUlibrary library, const char* name) {
+OLPAGER_HOOK(cuLibraryGetManaged)
+(CUdeviceptr* out, size_t* bytes, CUlibrary library, const char* name) {
   const CUresult result = driver().cuLibraryGetManaged(out, bytes, library, name);
   size_t size = 0;
   CUdeviceptr address = 0;

@@ -1,14 +1,17 @@
-// What the C++ runtime that is linked into this library takes from glibc, and glibc 2.34 does not have yet: a library
-// that is preloaded into other people's programs should load there too.
-//   _dl_find_object (2.35): the unwinder asks it since GCC 12. This one answers from dl_iterate_phdr, as the unwinder
+// What the C++ runtime that is linked into this library takes from glibc, and glibc 2.34 does not
+// have yet: a library that is preloaded into other people's programs should load there too.
+//   _dl_find_object (2.35): the unwinder asks it since GCC 12. This one answers from
+//   dl_iterate_phdr, as the unwinder
 //     itself did before; it is slower, and exceptions here are thrown only at start-up.
-//   arc4random (2.36): std::random_device is linked in with other parts of the library; nothing here uses it.
+//   arc4random (2.36): std::random_device is linked in with other parts of the library; nothing
+//   here uses it.
 #include <link.h>
 #include <unistd.h>
 
 #include <cstdint>
 
-// Same layout as glibc's struct dl_find_object on x86-64, under a name that does not collide with it.
+// Same layout as glibc's struct dl_find_object on x86-64, under a name that does not collide with
+// it.
 struct OlpagerFoundObject {
   unsigned long long flags;
   void* map_start;
@@ -52,8 +55,8 @@ int visit(dl_phdr_info* info, size_t /*size*/, void* data) {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("hidden"))) int olpagerFindObject(void* address,
-                                                                       OlpagerFoundObject* out) asm("_dl_find_object");
+extern "C" __attribute__((visibility("hidden"))) int olpagerFindObject(
+    void* address, OlpagerFoundObject* out) asm("_dl_find_object");
 
 extern "C" int olpagerFindObject(void* address, OlpagerFoundObject* out) {
   Search search{reinterpret_cast<uintptr_t>(address), out};

@@ -14,7 +14,8 @@ namespace {
 // An address inside this library.
 const char kMarker = 0;
 
-// The mapping table names files absolutely even when LD_PRELOAD named us relative to a folder that was left since.
+// The mapping table names files absolutely even when LD_PRELOAD named us relative to a folder that
+// was left since.
 std::string fileFromMaps(uintptr_t address) {
   std::string found;
   FILE* maps = fopen("/proc/self/maps", "re");
@@ -25,7 +26,8 @@ std::string fileFromMaps(uintptr_t address) {
     unsigned long begin = 0;
     unsigned long end = 0;
     int path_at = 0;
-    if (sscanf(line, "%lx-%lx %*s %*s %*s %*s %n", &begin, &end, &path_at) < 2 || path_at == 0) continue;
+    if (sscanf(line, "%lx-%lx %*s %*s %*s %*s %n", &begin, &end, &path_at) < 2 || path_at == 0)
+      continue;
     if (address < begin || address >= end || line[path_at] != '/') continue;
     found = line + path_at;
     while (!found.empty() && found.back() == '\n') found.pop_back();

@@ -5,8 +5,8 @@
 
 namespace olpager::local {
 
-/// Absolute path of the file that holds this code; empty when it cannot be told (/proc absent and a relative preload).
-/// Thread-safe. Makes system calls.
+/// Absolute path of the file that holds this code; empty when it cannot be told (/proc absent and a
+/// relative preload). Thread-safe. Makes system calls.
 std::string ownFile();
 
 /// The folder of ownFile(), without a slash at its end.

@@ -1,7 +1,9 @@
-// The table: open addressing, keyed by kernel and context; a layout is good while its generation is the present one. Writers hold a
-// mutex. Each slot is read by its version: odd while it is written, another one afterwards; who finds it changed finds nothing, and asks
-// the writers. So a table in which entries of earlier generations take too much is cleared in place. One that is too small
-// is replaced by a larger one, and stays for readers that are still in it (sizes double: all old ones together are smaller than the present one).
+// The table: open addressing, keyed by kernel and context; a layout is good while its generation is
+// the present one. Writers hold a mutex. Each slot is read by its version: odd while it is written,
+// another one afterwards; who finds it changed finds nothing, and asks the writers. So a table in
+// which entries of earlier generations take too much is cleared in place. One that is too small is
+// replaced by a larger one, and stays for readers that are still in it (sizes double: all old ones
+// together are smaller than the present one).
 #include "interpose/local/param_layout.h"
 
 #include <atomic>
@@ -45,7 +47,8 @@ constexpr size_t kFirstSlots = 1024;
 // Hash and equality of what is pointed to.
 struct SameLayout {
   size_t operator()(const ParamLayout* layout) const {
-    size_t all = std::hash<std::string>()(layout->name) ^ (size_t{layout->count} << 32 | layout->bytes);
+    size_t all =
+        std::hash<std::string>()(layout->name) ^ (size_t{layout->count} << 32 | layout->bytes);
     for (const auto& param : layout->params)
       all = all * 0x9e3779b97f4a7c15u + (size_t{param.index} << 32 | param.bytes);
     return all;
@@ -80,7 +83,8 @@ Slot& seek(const Table& table, uint64_t function, uint64_t context) {
   for (size_t i = hash(function, context);; ++i) {
     Slot& slot = table.slots[i & table.mask];
     const uint64_t key = slot.function.load(std::memory_order_relaxed);
-    if (key == 0 || (key == function && slot.context.load(std::memory_order_relaxed) == context)) return slot;
+    if (key == 0 || (key == function && slot.context.load(std::memory_order_relaxed) == context))
+      return slot;
   }
 }
 
@@ -117,7 +121,8 @@ void makeRoom(ParamLayouts& state, uint64_t generation) {
   Table* table = state.table;
   for (size_t i = 0; table != nullptr && i <= table->mask; ++i) {
     Entry entry;
-    if (read(table->slots[i], entry) && entry.function != 0 && entry.generation == generation) live.push_back(entry);
+    if (read(table->slots[i], entry) && entry.function != 0 && entry.generation == generation)
+      live.push_back(entry);
   }
   size_t slots = table != nullptr ? table->mask + 1 : kFirstSlots;
   while (live.size() * 4 >= slots) slots *= 2;
@@ -159,10 +164,12 @@ bool queryAll(ParamQuery query, void* handle, ParamLayout& layout) {
 
 std::string nameOf(CUfunction function) {
   const char* name = nullptr;
-  if (driver().cuFuncGetName != nullptr && driver().cuFuncGetName(&name, function) == CUDA_SUCCESS && name != nullptr)
+  if (driver().cuFuncGetName != nullptr &&
+      driver().cuFuncGetName(&name, function) == CUDA_SUCCESS && name != nullptr)
     return name;
   const auto kernel = reinterpret_cast<CUkernel>(function);
-  if (driver().cuKernelGetName != nullptr && driver().cuKernelGetName(&name, kernel) == CUDA_SUCCESS && name != nullptr)
+  if (driver().cuKernelGetName != nullptr &&
+      driver().cuKernelGetName(&name, kernel) == CUDA_SUCCESS && name != nullptr)
     return name;
   return {};
 }
@@ -170,19 +177,22 @@ std::string nameOf(CUfunction function) {
 }  // namespace
 
 bool ParamLayout::operator==(const ParamLayout& other) const {
-  return count == other.count && bytes == other.bytes && params == other.params && name == other.name;
+  return count == other.count && bytes == other.bytes && params == other.params &&
+         name == other.name;
 }
 
 const ParamLayout* findParamLayout(CUfunction function, CUcontext context) {
   const Table* table = g_table.load(std::memory_order_acquire);
   if (table == nullptr) return nullptr;
-  const auto key = reinterpret_cast<uint64_t>(function), key_context = reinterpret_cast<uint64_t>(context);
+  const auto key = reinterpret_cast<uint64_t>(function),
+             key_context = reinterpret_cast<uint64_t>(context);
   const size_t first = hash(key, key_context);
   for (size_t i = first; i - first <= table->mask; ++i) {
     Entry entry;
     if (!read(table->slots[i & table->mask], entry) || entry.function == 0) return nullptr;
     if (entry.function != key || entry.context != key_context) continue;
-    return entry.generation == g_generation.load(std::memory_order_relaxed) ? entry.layout : nullptr;
+    return entry.generation == g_generation.load(std::memory_order_relaxed) ? entry.layout
+                                                                            : nullptr;
   }
   return nullptr;
 }
@@ -193,7 +203,8 @@ const ParamLayout* loadParamLayout(CUfunction function, CUcontext context) {
   const uint64_t generation = g_generation.load(std::memory_order_acquire);
   ParamLayout layout;
   {
-    // Lets the query load the kernel's code while a stream of this thread captures: it is no work of the stream.
+    // Lets the query load the kernel's code while a stream of this thread captures: it is no work
+    // of the stream.
     RelaxedCapture relaxed;
     const bool is_function = queryAll(queryFunction, function, layout);
     // A driver may call a CUkernel a function without parameters.
@@ -204,16 +215,21 @@ const ParamLayout* loadParamLayout(CUfunction function, CUcontext context) {
       if (is_kernel) layout = of_kernel;
     }
     registerModuleOf(function, context);
-    if (pager::Pool* running = pool(); running != nullptr && running->asksNames()) layout.name = nameOf(function);
+    if (pager::Pool* running = pool(); running != nullptr && running->asksNames())
+      layout.name = nameOf(function);
   }
 
   ParamLayouts& state = writers();
   std::lock_guard lock(state.mutex);
   const auto known = state.interned.find(&layout);
   const ParamLayout* const kept =
-      known != state.interned.end() ? *known : *state.interned.insert(new ParamLayout(std::move(layout))).first;
-  if (state.table == nullptr || (state.table->used + 1) * 2 > state.table->mask + 1) makeRoom(state, generation);
-  insert(*state.table, {reinterpret_cast<uint64_t>(function), reinterpret_cast<uint64_t>(context), kept, generation});
+      known != state.interned.end()
+          ? *known
+          : *state.interned.insert(new ParamLayout(std::move(layout))).first;
+  if (state.table == nullptr || (state.table->used + 1) * 2 > state.table->mask + 1)
+    makeRoom(state, generation);
+  insert(*state.table, {reinterpret_cast<uint64_t>(function), reinterpret_cast<uint64_t>(context),
+                        kept, generation});
   return kept;
 }
 

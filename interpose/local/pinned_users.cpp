@@ -21,7 +21,8 @@ struct Pin {
   uint64_t pinned;
 };
 
-// An allocation that is pinned as long as it lives. At its base another may lie by now: its context went, or a graph's memory.
+// An allocation that is pinned as long as it lives. At its base another may lie by now: its context
+// went, or a graph's memory.
 struct ForLife {
   uint64_t buffer_id = 0;
   uint64_t pinned = 0;  // 0 while it is being pinned
@@ -63,7 +64,8 @@ CUresult pinForLife(CUdeviceptr address) {
   const CUresult result = running->pin(info.base, &pinned);
   std::lock_guard lock(state().mutex);
   const auto found = state().for_life.find(info.base);
-  if (found == state().for_life.end() || found->second.buffer_id != info.buffer_id) return result;  // freed meanwhile
+  if (found == state().for_life.end() || found->second.buffer_id != info.buffer_id)
+    return result;  // freed meanwhile
   if (result == CUDA_SUCCESS) {
     found->second.pinned = pinned;
   } else {
@@ -83,7 +85,8 @@ void forgetPointerState(CUdeviceptr base) {
     }
   }
   forgetFromPool(base);
-  if (pager::Pool* running = pool(); running != nullptr && pinned != 0) (void)running->unpin(base, pinned);
+  if (pager::Pool* running = pool(); running != nullptr && pinned != 0)
+    (void)running->unpin(base, pinned);
 }
 
 void pinForObject(unsigned long long object, CUdeviceptr address, uint64_t pinned) {
@@ -154,7 +157,8 @@ CUresult bindPinned(CUtexref reference, CUdeviceptr address, Native native) {
 }  // namespace
 }  // namespace olpager::local
 
-using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
+                                 // functions
 
 OLPAGER_HOOK(cuTexObjectCreate)
 (CUtexObject* out, const CUDA_RESOURCE_DESC* resource, const CUDA_TEXTURE_DESC* texture,
@@ -194,19 +198,23 @@ OLPAGER_HOOK(cuSurfObjectDestroy)(CUsurfObject object) {
   return result;
 }
 
-OLPAGER_HOOK(cuTexRefSetAddress_v2)(size_t* offset, CUtexref reference, CUdeviceptr address, size_t bytes) {
-  return bindPinned(reference, address,
-                    [&] { return driver().cuTexRefSetAddress_v2(offset, reference, address, bytes); });
+OLPAGER_HOOK(cuTexRefSetAddress_v2)
+(size_t* offset, CUtexref reference, CUdeviceptr address, size_t bytes) {
+  return bindPinned(reference, address, [&] {
+    return driver().cuTexRefSetAddress_v2(offset, reference, address, bytes);
+  });
 }
 
 OLPAGER_HOOK(cuTexRefSetAddress2D_v3)
 (CUtexref reference, const CUDA_ARRAY_DESCRIPTOR* descriptor, CUdeviceptr address, size_t pitch) {
-  return bindPinned(reference, address,
-                    [&] { return driver().cuTexRefSetAddress2D_v3(reference, descriptor, address, pitch); });
+  return bindPinned(reference, address, [&] {
+    return driver().cuTexRefSetAddress2D_v3(reference, descriptor, address, pitch);
+  });
 }
 
 OLPAGER_HOOK(cuTexRefSetAddress2D_v2)
 (CUtexref reference, const CUDA_ARRAY_DESCRIPTOR* descriptor, CUdeviceptr address, size_t pitch) {
-  return bindPinned(reference, address,
-                    [&] { return driver().cuTexRefSetAddress2D_v2(reference, descriptor, address, pitch); });
+  return bindPinned(reference, address, [&] {
+    return driver().cuTexRefSetAddress2D_v2(reference, descriptor, address, pitch);
+  });
 }

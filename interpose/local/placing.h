@@ -1,6 +1,7 @@
-// Device memory at addresses that the caller chooses: for olgpunode's worker, whose client gives out addresses by itself so that it
-// waits for nobody (docs/forwarding.md). Found by dlsym in libolpager.so; the program's own calls know nothing of it.
-// Thread-safety: any thread. Errors: CUDA's; CUDA_ERROR_NOT_SUPPORTED where the driver is used without a pager.
+// Device memory at addresses that the caller chooses: for olgpunode's worker, whose client gives
+// out addresses by itself so that it waits for nobody (docs/forwarding.md). Found by dlsym in
+// libolpager.so; the program's own calls know nothing of it. Thread-safety: any thread. Errors:
+// CUDA's; CUDA_ERROR_NOT_SUPPORTED where the driver is used without a pager.
 #pragma once
 
 #include <cuda.h>
@@ -13,9 +14,11 @@ extern "C" {
 
 /// Sets a part of the global range aside. Before the first allocation, once.
 CUresult olpager_set_placed(CUdeviceptr* base, size_t* bytes);
-/// As cuMemAlloc, at `address` in that part (Pool::allocateAt says which addresses are free for what). *room_bytes, *room_largest:
-/// what may be allocated now on the current device, in all and in one piece; may be null.
-CUresult olpager_allocate_at(CUdeviceptr address, size_t bytes, size_t* room_bytes, size_t* room_largest);
+/// As cuMemAlloc, at `address` in that part (Pool::allocateAt says which addresses are free for
+/// what). *room_bytes, *room_largest: what may be allocated now on the current device, in all and
+/// in one piece; may be null.
+CUresult olpager_allocate_at(CUdeviceptr address, size_t bytes, size_t* room_bytes,
+                             size_t* room_largest);
 }
 #pragma GCC visibility pop
 

@@ -1,5 +1,6 @@
-// What cuPointerGetAttribute(s) say of an address of the range: what native CUDA says of cuMemAlloc, stream-ordered and
-// VMM memory, from the pager's tables. The driver would describe what happens to be mapped there now.
+// What cuPointerGetAttribute(s) say of an address of the range: what native CUDA says of
+// cuMemAlloc, stream-ordered and VMM memory, from the pager's tables. The driver would describe
+// what happens to be mapped there now.
 #include <cstring>
 
 #include "base/log.h"
@@ -10,7 +11,8 @@
 #include "interpose/local/pinned_users.h"
 #include "interpose/local/root.h"
 
-using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
+                                 // functions
 using olpager::pager::AllocationInfo;
 using olpager::pager::AllocationKind;
 using olpager::pager::Pool;
@@ -24,8 +26,8 @@ CUresult give(void* data, T value) {
   return CUDA_SUCCESS;
 }
 
-// What the plural form gives for an attribute that does not apply. `known`: `address` lies in an allocation. Of any
-// other address native CUDA says that it may be host memory.
+// What the plural form gives for an attribute that does not apply. `known`: `address` lies in an
+// allocation. Of any other address native CUDA says that it may be host memory.
 void giveNothing(void* data, CUpointer_attribute attribute, bool known, CUdeviceptr address) {
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
@@ -54,7 +56,8 @@ void giveNothing(void* data, CUpointer_attribute attribute, bool known, CUdevice
 }
 
 constexpr bool isAttribute(CUpointer_attribute attribute) {
-  return attribute >= CU_POINTER_ATTRIBUTE_CONTEXT && attribute <= CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE;
+  return attribute >= CU_POINTER_ATTRIBUTE_CONTEXT &&
+         attribute <= CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE;
 }
 
 int deviceAttribute(CUdevice device, CUdevice_attribute attribute) {
@@ -62,20 +65,23 @@ int deviceAttribute(CUdevice device, CUdevice_attribute attribute) {
   return driver().cuDeviceGetAttribute(&value, attribute, device) == CUDA_SUCCESS ? value : 0;
 }
 
-// Reading the attribute is what programs do before they register the memory for peer access by a NIC: from then on it
-// must not move.
+// Reading the attribute is what programs do before they register the memory for peer access by a
+// NIC: from then on it must not move.
 CUresult giveRdmaCapable(void* data, CUdeviceptr address, const AllocationInfo& info) {
-  int capable = deviceAttribute(info.device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED) != 0 ? 1 : 0;
+  int capable =
+      deviceAttribute(info.device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED) != 0 ? 1 : 0;
   if (capable != 0 && pinForLife(address) != CUDA_SUCCESS) capable = 0;
   return give<int>(data, capable);
 }
 
 // Memory is mapped by whole pages.
 constexpr uint64_t mappedBytes(uint64_t bytes) {
-  return (bytes + olpager::pager::kPageBytes - 1) / olpager::pager::kPageBytes * olpager::pager::kPageBytes;
+  return (bytes + olpager::pager::kPageBytes - 1) / olpager::pager::kPageBytes *
+         olpager::pager::kPageBytes;
 }
 
-// What the device may do with the program's own mapping; allocations are always readable and writable.
+// What the device may do with the program's own mapping; allocations are always readable and
+// writable.
 unsigned accessFlags(const AllocationInfo& info, CUdeviceptr address) {
   if (info.kind != AllocationKind::kVmm) return CU_POINTER_ATTRIBUTE_ACCESS_FLAG_READWRITE;
   const CUmemLocation location = memoryOf(info.device);
@@ -91,7 +97,8 @@ CUresult giveDevicePointer(void* data, CUdeviceptr address, const AllocationInfo
   return give<CUdeviceptr>(data, address);
 }
 
-// Tokens are a handle for kernel modules that no longer exist; they only have to differ between allocations.
+// Tokens are a handle for kernel modules that no longer exist; they only have to differ between
+// allocations.
 CUresult giveTokens(void* data, const AllocationInfo& info) {
   CUDA_POINTER_ATTRIBUTE_P2P_TOKENS tokens{};
   tokens.p2pToken = info.buffer_id;
@@ -99,7 +106,8 @@ CUresult giveTokens(void* data, const AllocationInfo& info) {
   return give(data, tokens);
 }
 
-CUresult attributeOf(const AllocationInfo& info, CUpointer_attribute attribute, CUdeviceptr address, void* data) {
+CUresult attributeOf(const AllocationInfo& info, CUpointer_attribute attribute, CUdeviceptr address,
+                     void* data) {
   const bool plain = info.kind == AllocationKind::kDevice;
   const bool stream_ordered = info.kind == AllocationKind::kStreamOrdered;
   switch (attribute) {
@@ -158,7 +166,8 @@ bool ours(const Pool* running, CUdeviceptr address) {
 
 }  // namespace
 
-OLPAGER_HOOK(cuPointerGetAttribute)(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
+OLPAGER_HOOK(cuPointerGetAttribute)
+(void* data, CUpointer_attribute attribute, CUdeviceptr address) {
   Pool* running = pool();
   if (!ours(running, address)) return driver().cuPointerGetAttribute(data, attribute, address);
   if (data == nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -171,7 +180,8 @@ OLPAGER_HOOK(cuPointerGetAttribute)(void* data, CUpointer_attribute attribute, C
 OLPAGER_HOOK(cuPointerGetAttributes)
 (unsigned int count, CUpointer_attribute* attributes, void** data, CUdeviceptr address) {
   Pool* running = pool();
-  if (!ours(running, address)) return driver().cuPointerGetAttributes(count, attributes, data, address);
+  if (!ours(running, address))
+    return driver().cuPointerGetAttributes(count, attributes, data, address);
   if (count == 0 || attributes == nullptr || data == nullptr) return CUDA_ERROR_INVALID_VALUE;
   for (unsigned i = 0; i < count; ++i) {
     if (data[i] == nullptr || !isAttribute(attributes[i])) return CUDA_ERROR_INVALID_VALUE;
@@ -186,12 +196,15 @@ OLPAGER_HOOK(cuPointerGetAttributes)
   return CUDA_SUCCESS;
 }
 
-// SYNC_MEMOPS is set before memory is given to a NIC or another device's driver: it stays where it is from then on.
-OLPAGER_HOOK(cuPointerSetAttribute)(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
+// SYNC_MEMOPS is set before memory is given to a NIC or another device's driver: it stays where it
+// is from then on.
+OLPAGER_HOOK(cuPointerSetAttribute)
+(const void* value, CUpointer_attribute attribute, CUdeviceptr address) {
   Pool* running = pool();
   if (!ours(running, address)) return driver().cuPointerSetAttribute(value, attribute, address);
   AllocationInfo info;
-  if (value == nullptr || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !running->describe(address, &info)) {
+  if (value == nullptr || attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS ||
+      !running->describe(address, &info)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (info.kind == AllocationKind::kVmm) return CUDA_ERROR_NOT_SUPPORTED;

@@ -1,6 +1,7 @@
-// Driver calls that take VRAM of their own (arrays, modules, managed and exportable memory): one that runs out of
-// memory makes the pager give some back, and is made again. What it got is the pager's again when the object is gone.
-// Thread-safety: any thread. Lock: Loans::mutex; none while no object needed relief.
+// Driver calls that take VRAM of their own (arrays, modules, managed and exportable memory): one
+// that runs out of memory makes the pager give some back, and is made again. What it got is the
+// pager's again when the object is gone. Thread-safety: any thread. Lock: Loans::mutex; none while
+// no object needed relief.
 #pragma once
 
 #include <cuda.h>
@@ -26,7 +27,8 @@ void loanGone(Handle* object) {
   loanGone(reinterpret_cast<uint64_t>(object));
 }
 
-/// The context is gone for the pager: the objects in it go, and their handles may be given out anew.
+/// The context is gone for the pager: the objects in it go, and their handles may be given out
+/// anew.
 void loansOfContextGone(CUcontext context);
 
 namespace detail {
@@ -52,10 +54,12 @@ CUresult again(CUdevice device, std::initializer_list<uint64_t> steps, Call call
 }
 }  // namespace detail
 
-/// `call`; while it answers CUDA_ERROR_OUT_OF_MEMORY it is made again, with `steps` bytes of the pager's VRAM on
-/// `device` given back to the driver before. `object` names what it made, once it has succeeded.
+/// `call`; while it answers CUDA_ERROR_OUT_OF_MEMORY it is made again, with `steps` bytes of the
+/// pager's VRAM on `device` given back to the driver before. `object` names what it made, once it
+/// has succeeded.
 template <typename Call, typename Object>
-CUresult withRelief(CUdevice device, std::initializer_list<uint64_t> steps, Call call, Object object) {
+CUresult withRelief(CUdevice device, std::initializer_list<uint64_t> steps, Call call,
+                    Object object) {
   const CUresult result = call();
   return result != CUDA_ERROR_OUT_OF_MEMORY ? result : detail::again(device, steps, call, object);
 }
@@ -70,6 +74,7 @@ CUresult withRelief(std::initializer_list<uint64_t> steps, Call call, Object obj
 }
 
 /// Steps for a module, whose size in VRAM nobody knows beforehand.
-inline constexpr std::initializer_list<uint64_t> kModuleSteps = {8ull << 20, 64ull << 20, 256ull << 20};
+inline constexpr std::initializer_list<uint64_t> kModuleSteps = {8ull << 20, 64ull << 20,
+                                                                 256ull << 20};
 
 }  // namespace olpager::local

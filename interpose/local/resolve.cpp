@@ -1,5 +1,6 @@
-// Which function a name of libcuda leads to: ours where local mode has one, else the driver's own; by the exported
-// stubs' first call (olpager_resolve_symbol) and by cuGetProcAddress, with the same answers.
+// Which function a name of libcuda leads to: ours where local mode has one, else the driver's own;
+// by the exported stubs' first call (olpager_resolve_symbol) and by cuGetProcAddress, with the same
+// answers.
 #include "interpose/local/resolve.h"
 
 #include <dlfcn.h>
@@ -31,7 +32,8 @@ CUresult askDriver(const char* name, void** function, int version, cuuint64_t fl
   return driver().cuGetProcAddress_v2(name, function, version, flags, status);
 }
 
-// A driver newer than the specification may give a newer form of a function, with parameters that are not known here.
+// A driver newer than the specification may give a newer form of a function, with parameters that
+// are not known here.
 bool isUnknownForm(const char* name, const void* given, int version, cuuint64_t flags) {
   if (version <= kKnownVersion) return false;
   void* known = nullptr;
@@ -70,16 +72,21 @@ void* resolve(api::Symbol symbol) {
 CUresult getProcAddress(const char* name, void** function, int version, cuuint64_t flags,
                         CUdriverProcAddressQueryResult* status) {
   if (name == nullptr || function == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (!ensureDriver() && isForwarded()) return forward::getProcAddress(name, function, version, flags, status);
+  if (!ensureDriver() && isForwarded())
+    return forward::getProcAddress(name, function, version, flags, status);
   CUdriverProcAddressQueryResult why{};
   const std::optional<api::Symbol> symbol = api::lookupProcAddress(name, version, flags, &why);
-  if (!ensureDriver()) return answer(symbol ? driverlessFunction(*symbol) : nullptr, why, function, status);
-  // What there is and what an answer looks like is the driver's to say; which code is behind it, ours.
+  if (!ensureDriver())
+    return answer(symbol ? driverlessFunction(*symbol) : nullptr, why, function, status);
+  // What there is and what an answer looks like is the driver's to say; which code is behind it,
+  // ours.
   const CUresult result = askDriver(name, function, version, flags, status);
   if (result != CUDA_SUCCESS || *function == nullptr || !symbol) return result;
   if (isUnknownForm(name, *function, version, flags)) {
     if (localFunction(*symbol) == nullptr) return result;
-    base::warnOnce(name, "the program asks for %s of CUDA %d.%d, which this version of olpager does not know: refused",
+    base::warnOnce(name,
+                   "the program asks for %s of CUDA %d.%d, which this version of olpager does not "
+                   "know: refused",
                    name, version / 1000, version % 1000 / 10);
     return answer(nullptr, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, function, status);
   }
@@ -93,7 +100,8 @@ CUresult getProcAddress(const char* name, void** function, int version, cuuint64
 
 }  // namespace olpager::local
 
-using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
+                                 // functions
 
 extern "C" __attribute__((visibility("hidden"))) void* olpager_resolve_symbol(unsigned index) {
   const auto symbol = static_cast<olpager::api::Symbol>(index);
@@ -108,7 +116,8 @@ extern "C" __attribute__((visibility("hidden"))) void* olpager_resolve_symbol(un
 OLPAGER_HOOK(cuInit)(unsigned int flags) { return initialize(flags); }
 
 OLPAGER_HOOK(cuGetProcAddress_v2)
-(const char* name, void** function, int version, cuuint64_t flags, CUdriverProcAddressQueryResult* status) {
+(const char* name, void** function, int version, cuuint64_t flags,
+ CUdriverProcAddressQueryResult* status) {
   return getProcAddress(name, function, version, flags, status);
 }
 
@@ -120,7 +129,8 @@ OLPAGER_HOOK(cuGetProcAddress)(const char* name, void** function, int version, c
   return *function != nullptr ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-// Local mode leaves the driver's private tables as they are: they allocate nothing that a program could name.
+// Local mode leaves the driver's private tables as they are: they allocate nothing that a program
+// could name.
 OLPAGER_HOOK(cuGetExportTable)(const void** table, const CUuuid* id) {
   if (driver().cuGetExportTable == nullptr) return CUDA_ERROR_NOT_FOUND;
   return driver().cuGetExportTable(table, id);

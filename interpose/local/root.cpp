@@ -1,10 +1,14 @@
 // States of the root, moved under Root::init_mutex:
 //
-//   fresh      nothing loaded                      -> loaded | driverless | forwarded   (ensureDriver)
-//   forwarded  the settings name a gpunode; final  interpose/forward has the program, nothing here does
-//   driverless the driver can't be had; final      cuInit answers CUDA_ERROR_NO_DEVICE or CUDA_ERROR_INVALID_VALUE
+//   fresh      nothing loaded                      -> loaded | driverless | forwarded
+//                                                  (ensureDriver)
+//   forwarded  the settings name a gpunode; final  interpose/forward has the program, nothing here
+//                                                  does
+//   driverless the driver can't be had; final      cuInit answers CUDA_ERROR_NO_DEVICE or
+//                                                  CUDA_ERROR_INVALID_VALUE
 //   loaded     the driver's functions are known    -> running | refused     (initialize)
-//   refused    settings or range are wrong; final  cuInit answers what went wrong; all else passes to the driver
+//   refused    settings or range are wrong; final  cuInit answers what went wrong; all else passes
+//                                                  to the driver
 //   running    the pool exists
 //   child      forked while running; final         the gate is empty, all passes to the driver
 //
@@ -82,16 +86,19 @@ void atExit() {
   if (pager::Pool* running = pool()) running->stop();
 }
 
-// At the end of the process that olrun became, where it was told to log that much (OL_PROGRAM): who expected paging is to know that
-// there was none. Not where the driver was asked for anything, also if it refused; not in other processes of the program.
+// At the end of the process that olrun became, where it was told to log that much (OL_PROGRAM): who
+// expected paging is to know that there was none. Not where the driver was asked for anything, also
+// if it refused; not in other processes of the program.
 __attribute__((destructor)) void sayUnused() {
   const char* const program = std::getenv(base::kProgramVariable);
   if (program == nullptr || std::to_string(getpid()) != program) return;
   const std::unique_lock lock(root().init_mutex, std::try_to_lock);
-  if (!lock || root().driver_tried) return;                                          // a thread may still be at it
-  if (!base::logs(base::LogLevel::kInfo)) base::setLogLevel(base::LogLevel::kInfo);  // the settings were not read
+  if (!lock || root().driver_tried) return;  // a thread may still be at it
+  if (!base::logs(base::LogLevel::kInfo))
+    base::setLogLevel(base::LogLevel::kInfo);  // the settings were not read
   base::logInfo(
-      "%s has ended and used no CUDA, so nothing was paged; if it should have: is its build one with CUDA, and "
+      "%s has ended and used no CUDA, so nothing was paged; if it should have: is its build one "
+      "with CUDA, and "
       "does it let its child processes keep LD_PRELOAD?",
       program_invocation_short_name);
 }
@@ -113,12 +120,14 @@ pager::PoolOptions optionsFrom(const base::Settings& settings) {
       options.reach = pager::Reach::kLearned;
       break;
   }
-  options.report = settings.report == base::ReportSetting::kPool ? pager::Report::kPool : pager::Report::kNode;
+  options.report =
+      settings.report == base::ReportSetting::kPool ? pager::Report::kPool : pager::Report::kNode;
   options.pack = settings.pack;
   return options;
 }
 
-// Memory of other machines, where the settings name any. The Error says what can't be reached, or trusted.
+// Memory of other machines, where the settings name any. The Error says what can't be reached, or
+// trusted.
 Result<std::shared_ptr<pager::RemoteTier>> remoteFrom(const base::Settings& settings) {
   if (settings.memservers.empty()) return std::shared_ptr<pager::RemoteTier>();
   pager::RemoteOptions options;
@@ -165,20 +174,24 @@ CUresult loadUnderLock(Root& state) {
   state.driver = std::move(loaded).value();
   api::loadDriverTable(detail::g_driver, resolveInDriver, state.driver.handle);
   // A broken or foreign library: what the functions of ours call without asking has to be there.
-  if (driver().cuInit == nullptr || driver().cuCtxGetCurrent == nullptr || driver().cuDriverGetVersion == nullptr) {
-    complain(state.driver.path +
-             " lacks functions that every CUDA driver has; set OL_DRIVER to the driver's libcuda.so.1");
+  if (driver().cuInit == nullptr || driver().cuCtxGetCurrent == nullptr ||
+      driver().cuDriverGetVersion == nullptr) {
+    complain(
+        state.driver.path +
+        " lacks functions that every CUDA driver has; set OL_DRIVER to the driver's libcuda.so.1");
     return CUDA_ERROR_NO_DEVICE;
   }
   pthread_atfork(nullptr, nullptr, childAfterFork);
-  // Refused for memory that is backed by a file; the handler above then does it for every fork() that libc makes.
+  // Refused for memory that is backed by a file; the handler above then does it for every fork()
+  // that libc makes.
   (void)madvise(&detail::g_gate, sizeof(detail::g_gate), MADV_WIPEONFORK);
   g_driver_ready.store(true, std::memory_order_release);
   return CUDA_SUCCESS;
 }
 
 CUresult loadOnce(Root& state) {
-  if (state.driver_tried) return g_driver_ready.load(std::memory_order_acquire) ? CUDA_SUCCESS : state.init_result;
+  if (state.driver_tried)
+    return g_driver_ready.load(std::memory_order_acquire) ? CUDA_SUCCESS : state.init_result;
   CUresult result = CUDA_ERROR_NO_DEVICE;
   try {
     result = loadUnderLock(state);
@@ -190,7 +203,8 @@ CUresult loadOnce(Root& state) {
   return result;
 }
 
-// A part of VRAM is known to be too little only where there is a device. "": it is enough on all of them.
+// A part of VRAM is known to be too little only where there is a device. "": it is enough on all of
+// them.
 std::string tooLittleVram(const base::Budget& budget) {
   int devices = 0;
   if (budget.percent == 0 || driver().cuDeviceGetCount(&devices) != CUDA_SUCCESS) return "";
@@ -200,9 +214,11 @@ std::string tooLittleVram(const base::Budget& budget) {
     if (driver().cuDeviceGet(&device, ordinal) != CUDA_SUCCESS ||
         driver().cuDeviceTotalMem_v2(&total, device) != CUDA_SUCCESS)
       continue;
-    if (static_cast<double>(total) * budget.percent / 100 >= static_cast<double>(pager::kPageBytes)) continue;
-    return "OL_VRAM is below one page (" + base::formatSize(pager::kPageBytes) + "): " + base::exactBudget(budget) +
-           " of the " + base::formatSize(total) + " of device " + std::to_string(ordinal);
+    if (static_cast<double>(total) * budget.percent / 100 >= static_cast<double>(pager::kPageBytes))
+      continue;
+    return "OL_VRAM is below one page (" + base::formatSize(pager::kPageBytes) +
+           "): " + base::exactBudget(budget) + " of the " + base::formatSize(total) +
+           " of device " + std::to_string(ordinal);
   }
   return "";
 }
@@ -212,18 +228,20 @@ CUresult makePool(Root& state) {
   int version = 0;
   if (driver().cuDriverGetVersion(&version) != CUDA_SUCCESS || version < kOldestDriver ||
       driver().cuFuncGetParamInfo == nullptr || driver().cuKernelGetParamInfo == nullptr) {
-    complain("the driver " + state.driver.path + " offers CUDA " + std::to_string(version / 1000) + "." +
-             std::to_string(version % 1000 / 10) + "; 12.4 (driver 550) or newer is needed");
+    complain("the driver " + state.driver.path + " offers CUDA " + std::to_string(version / 1000) +
+             "." + std::to_string(version % 1000 / 10) + "; 12.4 (driver 550) or newer is needed");
     return CUDA_ERROR_NO_DEVICE;
   }
   pager::DriverApi functions;
   const auto resolve = [](const char* name) -> void* {
     if (void* found = driverSymbol(name)) return found;
     // Drivers before CUDA 12.8 have the first version only; what differs does not concern us.
-    return std::strcmp(name, "cuEventElapsedTime_v2") == 0 ? driverSymbol("cuEventElapsedTime") : nullptr;
+    return std::strcmp(name, "cuEventElapsedTime_v2") == 0 ? driverSymbol("cuEventElapsedTime")
+                                                           : nullptr;
   };
   if (const char* missing = pager::loadDriverApi(functions, resolve)) {
-    complain("the driver " + state.driver.path + " lacks " + missing + "; driver 550 or newer is needed");
+    complain("the driver " + state.driver.path + " lacks " + missing +
+             "; driver 550 or newer is needed");
     return CUDA_ERROR_NO_DEVICE;
   }
   if (const std::string problem = tooLittleVram(state.settings.vram); !problem.empty()) {
@@ -249,7 +267,8 @@ CUresult makePool(Root& state) {
   std::atexit(atExit);
   base::logInfo("local mode: driver %s (CUDA %d.%d), range 0x%llx-0x%llx, reach %s, report %s",
                 state.driver.path.c_str(), version / 1000, version % 1000 / 10,
-                static_cast<unsigned long long>(ready->base()), static_cast<unsigned long long>(ready->end()),
+                static_cast<unsigned long long>(ready->base()),
+                static_cast<unsigned long long>(ready->end()),
                 base::reachName(state.settings.reach), base::reportName(state.settings.report));
   return CUDA_SUCCESS;
 }
@@ -272,7 +291,8 @@ bool ensureDriver() {
 bool forwarded() { return g_forwarded.load(std::memory_order_acquire); }
 
 bool inForkedChild() {
-  return g_forked.load(std::memory_order_acquire) || (g_made.load() != nullptr && pool() == nullptr);
+  return g_forked.load(std::memory_order_acquire) ||
+         (g_made.load() != nullptr && pool() == nullptr);
 }
 
 CUresult initialize(unsigned int flags) {
@@ -302,7 +322,8 @@ bool exportableIsDrivers() { return root().settings.exportable != base::Exportab
 
 void* driverSymbol(const char* symbol) {
   // The handle is written before g_driver_ready and never again.
-  return g_driver_ready.load(std::memory_order_acquire) ? dlsym(root().driver.handle, symbol) : nullptr;
+  return g_driver_ready.load(std::memory_order_acquire) ? dlsym(root().driver.handle, symbol)
+                                                        : nullptr;
 }
 
 }  // namespace olpager::local

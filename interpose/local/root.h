@@ -1,6 +1,6 @@
-// The one root of the interposer: settings, the real driver, the pager. Made step by step at first need (a symbol is
-// resolved: the driver is loaded; cuInit: the pager), never destroyed, safe in any exit order, absent in a forked
-// child.
+// The one root of the interposer: settings, the real driver, the pager. Made step by step at first
+// need (a symbol is resolved: the driver is loaded; cuInit: the pager), never destroyed, safe in
+// any exit order, absent in a forked child.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,8 @@
 namespace olpager::local {
 
 namespace detail {
-/// What a fork must take away: the kernel zeroes this page in the child (MADV_WIPEONFORK), however the child was made.
+/// What a fork must take away: the kernel zeroes this page in the child (MADV_WIPEONFORK), however
+/// the child was made.
 struct alignas(4096) Gate {
   std::atomic<const Runtime*> running{nullptr};
 };
@@ -22,8 +23,9 @@ extern api::DriverTable g_driver;
 extern const Runtime g_without_pool;
 }  // namespace detail
 
-/// The pager: nullptr before cuInit has succeeded and in a forked child. Every function of ours then goes to the
-/// driver, whose answers (CUDA_ERROR_NOT_INITIALIZED) are the right ones. One load.
+/// The pager: nullptr before cuInit has succeeded and in a forked child. Every function of ours
+/// then goes to the driver, whose answers (CUDA_ERROR_NOT_INITIALIZED) are the right ones. One
+/// load.
 inline pager::Pool* pool() {
   const Runtime* running = detail::g_gate.running.load(std::memory_order_acquire);
   return running != nullptr ? running->pool : nullptr;
@@ -32,10 +34,12 @@ inline pager::Pool* pool() {
 /// The real driver's functions. Filled before any function of ours can be reached.
 inline const api::DriverTable& driver() { return detail::g_driver; }
 
-/// Loads the driver once; false when there is none (the reason was told on standard error). Thread-safe.
+/// Loads the driver once; false when there is none (the reason was told on standard error).
+/// Thread-safe.
 bool ensureDriver();
 
-/// The settings name a gpunode: nothing of local mode is used (interpose/forward). Valid after ensureDriver(), which is false then.
+/// The settings name a gpunode: nothing of local mode is used (interpose/forward). Valid after
+/// ensureDriver(), which is false then.
 bool forwarded();
 
 /// What cuInit answers: starts everything once. Thread-safe.
@@ -47,7 +51,8 @@ void* driverSymbol(const char* symbol);
 /// What the settings say of each device's VRAM. Valid once the pool exists.
 base::Budget vramSetting();
 
-/// Physical memory that the program creates as exportable is the driver's (not OL_EXPORTABLE=pager). Valid once the pool exists.
+/// Physical memory that the program creates as exportable is the driver's (not
+/// OL_EXPORTABLE=pager). Valid once the pool exists.
 bool exportableIsDrivers();
 
 /// True in a child that was forked after cuInit succeeded in its parent.

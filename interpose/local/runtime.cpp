@@ -1,4 +1,5 @@
-// What the generated residency wrappers and the launches share: residency before the driver's call, bookkeeping after.
+// What the generated residency wrappers and the launches share: residency before the driver's call,
+// bookkeeping after.
 #include "interpose/local/runtime.h"
 
 #include <map>
@@ -20,9 +21,9 @@ namespace olpager::local {
 
 namespace {
 
-// What is held for the one call of the driver that this thread is about to make, when the call's own access can't be:
-// it would record on a capturing stream, or names addresses that are the driver's besides the pager's. Of a launch on several
-// devices it may be one of each.
+// What is held for the one call of the driver that this thread is about to make, when the call's
+// own access can't be: it would record on a capturing stream, or names addresses that are the
+// driver's besides the pager's. Of a launch on several devices it may be one of each.
 struct Held {
   Held(pager::Pool& pool, const pager::StreamKey& key) : access(pool, key) {}
   pager::Access access;
@@ -31,7 +32,8 @@ struct Held {
 // A plain pointer, so that launches read it without a guard.
 __attribute__((tls_model("initial-exec"))) thread_local Held* t_held = nullptr;
 
-// Streams on which nothing ever runs, one for each context: what was held for a captured call ends there.
+// Streams on which nothing ever runs, one for each context: what was held for a captured call ends
+// there.
 struct HoldStreams {
   std::mutex mutex;
   std::map<CUcontext, CUstream> streams;
@@ -55,8 +57,8 @@ CUresult hold(const pager::Access& access, const pager::StreamKey& key) {
   return result;
 }
 
-// The driver looks at the addresses of a copy when it is captured: they have to be mapped for that moment. That they
-// can't be is no reason to refuse: the copy runs later.
+// The driver looks at the addresses of a copy when it is captured: they have to be mapped for that
+// moment. That they can't be is no reason to refuse: the copy runs later.
 void holdForCapture(const pager::Access& access, const pager::StreamKey& stream) {
   RelaxedCapture relaxed;
   const CUstream apart = holdStream(stream.context);
@@ -68,7 +70,8 @@ CUresult acquire(pager::Access& access, const pager::StreamKey& stream) {
   CUresult result = access.acquire();
   if (result == CUDA_SUCCESS) [[likely]]
     return result;
-  // Ranges that the driver maps are unknown to the pager; the rest of the operation is the pager's all the same.
+  // Ranges that the driver maps are unknown to the pager; the rest of the operation is the pager's
+  // all the same.
   if (anyForeignMap()) result = hold(access, stream);
   if (result == CUDA_ERROR_ECC_UNCORRECTABLE) memoryLostIn(stream.context);
   return result;
@@ -94,8 +97,9 @@ CUstream holdStream(CUcontext context) {
   return all.streams.emplace(context, stream).first->second;
 }
 
-// A kernel that names nothing may still follow pointers that lie in its module's variables: the pager is always asked.
-// A captured operation does not run now: its memory joins the capture's reach and is made resident when the graph runs.
+// A kernel that names nothing may still follow pointers that lie in its module's variables: the
+// pager is always asked. A captured operation does not run now: its memory joins the capture's
+// reach and is made resident when the graph runs.
 CUresult enterLaunch(pager::Access& access, const pager::StreamKey& stream) {
   if (stream.context == nullptr) return CUDA_SUCCESS;
   if (!anyCapture()) return acquire(access, stream);
@@ -119,7 +123,8 @@ bool devicesReadPageable() {
     if (driver().cuDeviceGetCount(&count) != CUDA_SUCCESS) return true;
     for (int device = 0; device < count; ++device) {
       int reads = 1;
-      if (driver().cuDeviceGetAttribute(&reads, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, device) != CUDA_SUCCESS ||
+      if (driver().cuDeviceGetAttribute(&reads, CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS,
+                                        device) != CUDA_SUCCESS ||
           reads != 0)
         return true;
     }
@@ -133,8 +138,8 @@ bool devicesReadPageable() {
 bool readableNow(const void* host, uint64_t bytes, HostRead read) noexcept {
   if (read == HostRead::kElsewhere || bytes > kTakenAtOnce) return false;
   unsigned type = 0;
-  const CUresult known =
-      driver().cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, reinterpret_cast<CUdeviceptr>(host));
+  const CUresult known = driver().cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                                        reinterpret_cast<CUdeviceptr>(host));
   if (known == CUDA_SUCCESS) return type == CU_MEMORYTYPE_HOST && read == HostRead::kNow;
   return known == CUDA_ERROR_INVALID_VALUE && (read == HostRead::kNow || !devicesReadPageable());
 }
@@ -170,8 +175,8 @@ CUresult failed(const char* function, const std::exception& error) noexcept {
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   if (dynamic_cast<const std::system_error*>(&error) != nullptr) {
-    base::logError("%s is refused: %s (no more threads? see ulimit -u and the cgroup's pids.max)", function,
-                   error.what());
+    base::logError("%s is refused: %s (no more threads? see ulimit -u and the cgroup's pids.max)",
+                   function, error.what());
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   base::logError("%s is refused: %s", function, error.what());

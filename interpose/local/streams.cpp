@@ -4,7 +4,8 @@
 #include "interpose/local/hook.h"
 #include "interpose/local/root.h"
 
-using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
+                                 // functions
 using olpager::pager::Pool;
 using olpager::pager::StreamKey;
 
@@ -75,16 +76,18 @@ OLPAGER_HOOK(cuStreamBeginCapture_v2_ptsz)(CUstream stream, CUstreamCaptureMode 
   return begin(stream, true, [&] { return driver().cuStreamBeginCapture_v2_ptsz(stream, mode); });
 }
 OLPAGER_HOOK(cuStreamBeginCaptureToGraph)
-(CUstream stream, CUgraph graph, const CUgraphNode* from, const CUgraphEdgeData* edges, size_t count,
- CUstreamCaptureMode mode) {
-  return begin(stream, false,
-               [&] { return driver().cuStreamBeginCaptureToGraph(stream, graph, from, edges, count, mode); });
+(CUstream stream, CUgraph graph, const CUgraphNode* from, const CUgraphEdgeData* edges,
+ size_t count, CUstreamCaptureMode mode) {
+  return begin(stream, false, [&] {
+    return driver().cuStreamBeginCaptureToGraph(stream, graph, from, edges, count, mode);
+  });
 }
 OLPAGER_HOOK(cuStreamBeginCaptureToGraph_ptsz)
-(CUstream stream, CUgraph graph, const CUgraphNode* from, const CUgraphEdgeData* edges, size_t count,
- CUstreamCaptureMode mode) {
-  return begin(stream, true,
-               [&] { return driver().cuStreamBeginCaptureToGraph_ptsz(stream, graph, from, edges, count, mode); });
+(CUstream stream, CUgraph graph, const CUgraphNode* from, const CUgraphEdgeData* edges,
+ size_t count, CUstreamCaptureMode mode) {
+  return begin(stream, true, [&] {
+    return driver().cuStreamBeginCaptureToGraph_ptsz(stream, graph, from, edges, count, mode);
+  });
 }
 
 OLPAGER_HOOK(cuStreamWaitEvent)(CUstream stream, CUevent event, unsigned flags) {

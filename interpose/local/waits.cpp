@@ -1,18 +1,22 @@
-// Waits for work, and questions whether it is done: the driver's, but that they tell of memory which was lost (lost_memory.h). What is still
-// under way is said to be so: programs take back what its copies use when they hear that it is over.
+// Waits for work, and questions whether it is done: the driver's, but that they tell of memory
+// which was lost (lost_memory.h). What is still under way is said to be so: programs take back what
+// its copies use when they hear that it is over.
 #include "interpose/local/context.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/lost_memory.h"
 #include "interpose/local/root.h"
 
-using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
+                                 // functions
 
 namespace {
 
-// What the driver answered of work in a context: that all is done is not so where some of it could not be made.
+// What the driver answered of work in a context: that all is done is not so where some of it could
+// not be made.
 template <typename ContextOf>
 CUresult told(CUresult result, ContextOf context) {
-  if (result == CUDA_ERROR_ILLEGAL_ADDRESS && pool() != nullptr) pool()->answered(context(), result);
+  if (result == CUDA_ERROR_ILLEGAL_ADDRESS && pool() != nullptr)
+    pool()->answered(context(), result);
   if (result != CUDA_SUCCESS || !anyLost() || pool() == nullptr) return result;
   return lostIn(context());
 }
@@ -23,15 +27,18 @@ CUresult toldOfStream(CUresult result, CUstream stream, bool per_thread) {
 
 // The driver does not say whose an event is, and it may be waited for in any context.
 CUresult toldOfEvent(CUresult result) {
-  if (result == CUDA_ERROR_ILLEGAL_ADDRESS && pool() != nullptr) pool()->answered(currentContext(), result);
-  return result == CUDA_SUCCESS && anyLost() && pool() != nullptr ? CUDA_ERROR_ECC_UNCORRECTABLE : result;
+  if (result == CUDA_ERROR_ILLEGAL_ADDRESS && pool() != nullptr)
+    pool()->answered(currentContext(), result);
+  return result == CUDA_SUCCESS && anyLost() && pool() != nullptr ? CUDA_ERROR_ECC_UNCORRECTABLE
+                                                                  : result;
 }
 
 }  // namespace
 
 OLPAGER_HOOK(cuCtxSynchronize)() { return told(driver().cuCtxSynchronize(), currentContext); }
 OLPAGER_HOOK(cuCtxSynchronize_v2)(CUcontext context) {
-  return told(driver().cuCtxSynchronize_v2(context), [&] { return context != nullptr ? context : currentContext(); });
+  return told(driver().cuCtxSynchronize_v2(context),
+              [&] { return context != nullptr ? context : currentContext(); });
 }
 
 OLPAGER_HOOK(cuStreamSynchronize)(CUstream stream) {
@@ -40,12 +47,16 @@ OLPAGER_HOOK(cuStreamSynchronize)(CUstream stream) {
 OLPAGER_HOOK(cuStreamSynchronize_ptsz)(CUstream stream) {
   return toldOfStream(driver().cuStreamSynchronize_ptsz(stream), stream, true);
 }
-OLPAGER_HOOK(cuStreamQuery)(CUstream stream) { return toldOfStream(driver().cuStreamQuery(stream), stream, false); }
+OLPAGER_HOOK(cuStreamQuery)(CUstream stream) {
+  return toldOfStream(driver().cuStreamQuery(stream), stream, false);
+}
 OLPAGER_HOOK(cuStreamQuery_ptsz)(CUstream stream) {
   return toldOfStream(driver().cuStreamQuery_ptsz(stream), stream, true);
 }
 
-OLPAGER_HOOK(cuEventSynchronize)(CUevent event) { return toldOfEvent(driver().cuEventSynchronize(event)); }
+OLPAGER_HOOK(cuEventSynchronize)(CUevent event) {
+  return toldOfEvent(driver().cuEventSynchronize(event));
+}
 OLPAGER_HOOK(cuEventQuery)(CUevent event) { return toldOfEvent(driver().cuEventQuery(event)); }
 OLPAGER_HOOK(cuEventElapsedTime)(float* milliseconds, CUevent start, CUevent end) {
   return toldOfEvent(driver().cuEventElapsedTime(milliseconds, start, end));

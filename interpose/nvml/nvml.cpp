@@ -1,9 +1,11 @@
-// libolnvml.so, whose SONAME is libnvidia-ml.so.1: NVML of gpunodes' devices for programs that are forwarded to them (nvidia-smi, pynvml,
-// PyTorch, NCCL). What does not change is asked for once; memory, utilisation, processes anew, at most five times a second.
+// libolnvml.so, whose SONAME is libnvidia-ml.so.1: NVML of gpunodes' devices for programs that are
+// forwarded to them (nvidia-smi, pynvml, PyTorch, NCCL). What does not change is asked for once;
+// memory, utilisation, processes anew, at most five times a second.
 //
-// Errors: the gpunode can't be reached by nvmlInit: NVML_ERROR_UNKNOWN; it is gone later: NVML_ERROR_GPU_IS_LOST; one line on
-// standard error says why. What a gpunode can't tell is NVML_ERROR_NOT_SUPPORTED, as on a device that lacks it; so is what would
-// change a device, which belongs to others as well. Thread-safety: as NVML's, any thread.
+// Errors: the gpunode can't be reached by nvmlInit: NVML_ERROR_UNKNOWN; it is gone later:
+// NVML_ERROR_GPU_IS_LOST; one line on standard error says why. What a gpunode can't tell is
+// NVML_ERROR_NOT_SUPPORTED, as on a device that lacks it; so is what would change a device, which
+// belongs to others as well. Thread-safety: as NVML's, any thread.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -29,7 +31,8 @@ char g_handles[size_t{base::kMostGpunodes} * status::kMaxDevices];
 
 DeviceHandle handleOf(size_t index) { return reinterpret_cast<DeviceHandle>(&g_handles[index]); }
 bool indexOf(DeviceHandle handle, size_t& index) {
-  const auto at = reinterpret_cast<uintptr_t>(handle), first = reinterpret_cast<uintptr_t>(&g_handles[0]);
+  const auto at = reinterpret_cast<uintptr_t>(handle),
+             first = reinterpret_cast<uintptr_t>(&g_handles[0]);
   if (at < first || at - first >= sizeof g_handles) return false;
   index = at - first;
   return true;
@@ -52,7 +55,8 @@ Return with(DeviceHandle handle, const void* out, Freshness freshness, Call call
     size_t index = 0;
     if (!indexOf(handle, index) || out == nullptr) return kInvalidArgument;
     const Snapshot now = look(freshness);
-    if (!now || index >= now->status.devices.size() || (freshness == Freshness::kNow && now->lost[index]))
+    if (!now || index >= now->status.devices.size() ||
+        (freshness == Freshness::kNow && now->lost[index]))
       return kGpuIsLost;
     return call(now->status.devices[index], now->status, index);
   });
@@ -71,7 +75,9 @@ Return figure(uint32_t value, unsigned* into) {
   return kSuccess;
 }
 
-std::string driverVersion(const status::Status& now) { return now.driver.empty() ? "0.0" : now.driver; }
+std::string driverVersion(const status::Status& now) {
+  return now.driver.empty() ? "0.0" : now.driver;
+}
 
 void busId(const Device& device, char* into, size_t bytes, const char* form) {
   std::snprintf(into, bytes, form, device.pci_domain, device.pci_bus, device.pci_device);
@@ -79,32 +85,38 @@ void busId(const Device& device, char* into, size_t bytes, const char* form) {
 
 template <typename Info>
 Return pciInfo(DeviceHandle handle, Info* out) {
-  return with(handle, out, Freshness::kAny, [&](const Device& device, const status::Status&, size_t) {
-    busId(device, out->bus_id_legacy, sizeof out->bus_id_legacy, "%04X:%02X:%02X.0");
-    out->domain = device.pci_domain;
-    out->bus = device.pci_bus;
-    out->device = device.pci_device;
-    out->pci_device_id = device.pci_id;
-    out->pci_subsystem_id = device.pci_subsystem;
-    return kSuccess;
-  });
+  return with(handle, out, Freshness::kAny,
+              [&](const Device& device, const status::Status&, size_t) {
+                busId(device, out->bus_id_legacy, sizeof out->bus_id_legacy, "%04X:%02X:%02X.0");
+                out->domain = device.pci_domain;
+                out->bus = device.pci_bus;
+                out->device = device.pci_device;
+                out->pci_device_id = device.pci_id;
+                out->pci_subsystem_id = device.pci_subsystem;
+                return kSuccess;
+              });
 }
 
-// Sessions that have memory on the device: those of the asker's key, which are all that it is told of.
+// Sessions that have memory on the device: those of the asker's key, which are all that it is told
+// of.
 template <typename Info, typename Fill>
 Return processes(DeviceHandle handle, unsigned* count, Info* into, Fill fill) {
-  return with(handle, count, Freshness::kNow, [&](const Device&, const status::Status& now, size_t index) -> Return {
-    unsigned found = 0;
-    const unsigned room = into != nullptr ? *count : 0;
-    for (const auto& session : now.sessions) {
-      const uint64_t budget = index < session.budgets.size() ? session.budgets[index] : 0;
-      if (session.connected == 0 || budget == 0 || session.process == 0) continue;
-      if (found < room) fill(into[found], session.process, index < session.bytes.size() ? session.bytes[index] : 0);
-      ++found;
-    }
-    *count = found;
-    return found <= room || (found == 0 && into == nullptr) ? kSuccess : kInsufficientSize;
-  });
+  return with(
+      handle, count, Freshness::kNow,
+      [&](const Device&, const status::Status& now, size_t index) -> Return {
+        unsigned found = 0;
+        const unsigned room = into != nullptr ? *count : 0;
+        for (const auto& session : now.sessions) {
+          const uint64_t budget = index < session.budgets.size() ? session.budgets[index] : 0;
+          if (session.connected == 0 || budget == 0 || session.process == 0) continue;
+          if (found < room)
+            fill(into[found], session.process,
+                 index < session.bytes.size() ? session.bytes[index] : 0);
+          ++found;
+        }
+        *count = found;
+        return found <= room || (found == 0 && into == nullptr) ? kSuccess : kInsufficientSize;
+      });
 }
 
 Return none(DeviceHandle handle, unsigned* count) {
@@ -163,13 +175,15 @@ Return start() {
 
 int unsupported(const char* name) {
   if (g_users.load(std::memory_order_relaxed) <= 0) return kUninitialized;
-  if (base::logs(base::LogLevel::kDebug) && base::firstTime(name)) base::logDebug("NVML: %s is not supported", name);
+  if (base::logs(base::LogLevel::kDebug) && base::firstTime(name))
+    base::logDebug("NVML: %s is not supported", name);
   return kNotSupported;
 }
 
 }  // namespace olpager::nvml
 
-using namespace olpager::nvml;  // NOLINT(google-build-using-namespace): the functions below are C functions
+using namespace olpager::nvml;  // NOLINT(google-build-using-namespace): the functions below are C
+                                // functions
 namespace status = olpager::status;
 
 #define OL_NVML extern "C" __attribute__((visibility("default"))) Return
@@ -211,7 +225,7 @@ extern "C" __attribute__((visibility("default"))) const char* nvmlErrorString(Re
   }
 }
 
-// --- the system ----------------------------------------------------------------------------------------------------------
+// --- the system ----------------------------------------------------------------------------------
 
 OL_NVML nvmlSystemGetDriverVersion(char* version, unsigned length) {
   return guarded([&]() -> Return {
@@ -222,8 +236,9 @@ OL_NVML nvmlSystemGetDriverVersion(char* version, unsigned length) {
 OL_NVML nvmlSystemGetNVMLVersion(char* version, unsigned length) {
   return guarded([&]() -> Return {
     const auto now = look(Freshness::kAny);
-    return now ? text(std::to_string(now->status.cuda_version / 1000) + "." + driverVersion(now->status), version,
-                      length)
+    return now ? text(std::to_string(now->status.cuda_version / 1000) + "." +
+                          driverVersion(now->status),
+                      version, length)
                : kUnknown;
   });
 }
@@ -236,7 +251,9 @@ OL_NVML nvmlSystemGetCudaDriverVersion(int* version) {
     return kSuccess;
   });
 }
-OL_NVML nvmlSystemGetCudaDriverVersion_v2(int* version) { return nvmlSystemGetCudaDriverVersion(version); }
+OL_NVML nvmlSystemGetCudaDriverVersion_v2(int* version) {
+  return nvmlSystemGetCudaDriverVersion(version);
+}
 OL_NVML nvmlSystemGetProcessName(unsigned pid, char* name, unsigned length) {
   return guarded([&]() -> Return {
     if (name == nullptr || length == 0) return kInvalidArgument;
@@ -276,7 +293,7 @@ OL_NVML nvmlUnitGetCount(unsigned* count) {
 OL_NVML nvmlGetExcludedDeviceCount(unsigned* count) { return nvmlUnitGetCount(count); }
 OL_NVML nvmlGetBlacklistDeviceCount(unsigned* count) { return nvmlUnitGetCount(count); }
 
-// --- which devices -------------------------------------------------------------------------------------------------------
+// --- which devices -------------------------------------------------------------------------------
 
 OL_NVML nvmlDeviceGetCount_v2(unsigned* count) {
   return guarded([&]() -> Return {
@@ -301,7 +318,8 @@ OL_NVML nvmlDeviceGetHandleByIndex(unsigned index, DeviceHandle* device) {
   return nvmlDeviceGetHandleByIndex_v2(index, device);
 }
 OL_NVML nvmlDeviceGetHandleByUUID(const char* uuid, DeviceHandle* device) {
-  return find(device, uuid, [](const status::Device& one, const char* wanted) { return one.uuid == wanted; });
+  return find(device, uuid,
+              [](const status::Device& one, const char* wanted) { return one.uuid == wanted; });
 }
 // "0000:3b:00.0", "00000000:3B:00.0" or "3b:00.0": the domain may be left out.
 OL_NVML nvmlDeviceGetHandleByPciBusId_v2(const char* bus_id, DeviceHandle* device) {
@@ -318,177 +336,213 @@ OL_NVML nvmlDeviceGetHandleByPciBusId(const char* bus_id, DeviceHandle* device) 
   return nvmlDeviceGetHandleByPciBusId_v2(bus_id, device);
 }
 
-// --- what a device is ----------------------------------------------------------------------------------------------------
+// --- what a device is ----------------------------------------------------------------------------
 
 OL_NVML nvmlDeviceGetIndex(DeviceHandle handle, unsigned* index) {
-  return with(handle, index, Freshness::kAny, [&](const status::Device&, const status::Status&, size_t number) {
-    *index = static_cast<unsigned>(number);
-    return kSuccess;
-  });
+  return with(handle, index, Freshness::kAny,
+              [&](const status::Device&, const status::Status&, size_t number) {
+                *index = static_cast<unsigned>(number);
+                return kSuccess;
+              });
 }
 OL_NVML nvmlDeviceGetName(DeviceHandle handle, char* name, unsigned length) {
-  return with(handle, name, Freshness::kAny, [&](const status::Device& device, const status::Status&, size_t) {
-    return text(device.name, name, length);
-  });
+  return with(handle, name, Freshness::kAny,
+              [&](const status::Device& device, const status::Status&, size_t) {
+                return text(device.name, name, length);
+              });
 }
 OL_NVML nvmlDeviceGetUUID(DeviceHandle handle, char* uuid, unsigned length) {
-  return with(handle, uuid, Freshness::kAny, [&](const status::Device& device, const status::Status&, size_t) {
-    return text(device.uuid, uuid, length);
-  });
+  return with(handle, uuid, Freshness::kAny,
+              [&](const status::Device& device, const status::Status&, size_t) {
+                return text(device.uuid, uuid, length);
+              });
 }
 OL_NVML nvmlDeviceGetMinorNumber(DeviceHandle handle, unsigned* number) {
-  return with(handle, number, Freshness::kAny, [&](const status::Device& device, const status::Status&, size_t) {
-    return figure(device.minor, number);
-  });
+  return with(handle, number, Freshness::kAny,
+              [&](const status::Device& device, const status::Status&, size_t) {
+                return figure(device.minor, number);
+              });
 }
 OL_NVML nvmlDeviceGetCudaComputeCapability(DeviceHandle handle, int* major, int* minor) {
-  return with(handle, major, Freshness::kAny, [&](const status::Device& device, const status::Status&, size_t) {
-    if (minor == nullptr) return kInvalidArgument;
-    *major = static_cast<int>(device.compute_major);
-    *minor = static_cast<int>(device.compute_minor);
-    return kSuccess;
-  });
+  return with(handle, major, Freshness::kAny,
+              [&](const status::Device& device, const status::Status&, size_t) {
+                if (minor == nullptr) return kInvalidArgument;
+                *major = static_cast<int>(device.compute_major);
+                *minor = static_cast<int>(device.compute_minor);
+                return kSuccess;
+              });
 }
 OL_NVML nvmlDeviceGetArchitecture(DeviceHandle handle, unsigned* architecture) {
-  return with(handle, architecture, Freshness::kAny, [&](const status::Device& device, const status::Status&, size_t) {
-    *architecture = architectureOf(device);
-    return kSuccess;
-  });
+  return with(handle, architecture, Freshness::kAny,
+              [&](const status::Device& device, const status::Status&, size_t) {
+                *architecture = architectureOf(device);
+                return kSuccess;
+              });
 }
 OL_NVML nvmlDeviceGetBrand(DeviceHandle handle, unsigned* brand) {
-  return with(handle, brand, Freshness::kAny, [&](const status::Device&, const status::Status&, size_t) {
-    *brand = 0;  // unknown
-    return kSuccess;
-  });
+  return with(handle, brand, Freshness::kAny,
+              [&](const status::Device&, const status::Status&, size_t) {
+                *brand = 0;  // unknown
+                return kSuccess;
+              });
 }
 OL_NVML nvmlDeviceGetPciInfo_v3(DeviceHandle handle, PciInfo* pci) {
   const Return result = pciInfo(handle, pci);
   if (result != kSuccess) return result;
-  return with(handle, pci, Freshness::kAny, [&](const status::Device& device, const status::Status&, size_t) {
-    busId(device, pci->bus_id, sizeof pci->bus_id, "%08X:%02X:%02X.0");
-    return kSuccess;
-  });
+  return with(handle, pci, Freshness::kAny,
+              [&](const status::Device& device, const status::Status&, size_t) {
+                busId(device, pci->bus_id, sizeof pci->bus_id, "%08X:%02X:%02X.0");
+                return kSuccess;
+              });
 }
 // The older structs end before the long bus id.
 OL_NVML nvmlDeviceGetPciInfo_v2(DeviceHandle handle, PciInfo* pci) { return pciInfo(handle, pci); }
 OL_NVML nvmlDeviceGetPciInfo(DeviceHandle handle, PciInfo* pci) { return pciInfo(handle, pci); }
 OL_NVML nvmlDeviceGetPciInfoExt(DeviceHandle handle, PciInfoExt* pci) {
-  return with(handle, pci, Freshness::kAny, [&](const status::Device& device, const status::Status&, size_t) -> Return {
-    if (pci->version != structVersion(sizeof *pci, 1)) return kArgumentVersionMismatch;
-    *pci = {pci->version,
-            device.pci_domain,
-            device.pci_bus,
-            device.pci_device,
-            device.pci_id,
-            device.pci_subsystem,
-            3 /* display controller */,
-            2 /* 3D */,
-            {}};
-    busId(device, pci->bus_id, sizeof pci->bus_id, "%08X:%02X:%02X.0");
-    return kSuccess;
-  });
-}
-OL_NVML nvmlDeviceGetMultiGpuBoard(DeviceHandle handle, unsigned* several) { return none(handle, several); }
-OL_NVML nvmlDeviceGetMaxMigDeviceCount(DeviceHandle handle, unsigned* count) { return none(handle, count); }
-OL_NVML nvmlDeviceIsMigDeviceHandle(DeviceHandle handle, unsigned* is) { return none(handle, is); }
-OL_NVML nvmlDeviceGetComputeMode(DeviceHandle handle, unsigned* mode) { return none(handle, mode); }  // the default one
-OL_NVML nvmlDeviceGetVirtualizationMode(DeviceHandle handle, unsigned* mode) { return none(handle, mode); }
-OL_NVML nvmlDeviceGetDisplayMode(DeviceHandle handle, unsigned* on) { return none(handle, on); }
-OL_NVML nvmlDeviceGetDisplayActive(DeviceHandle handle, unsigned* on) { return none(handle, on); }
-
-// --- how it does ---------------------------------------------------------------------------------------------------------
-
-OL_NVML nvmlDeviceGetMemoryInfo(DeviceHandle handle, Memory* memory) {
-  return with(handle, memory, Freshness::kNow, [&](const status::Device& device, const status::Status&, size_t) {
-    *memory = {device.total, device.free, device.used};
-    return kSuccess;
-  });
-}
-OL_NVML nvmlDeviceGetMemoryInfo_v2(DeviceHandle handle, MemoryV2* memory) {
-  return with(handle, memory, Freshness::kNow,
+  return with(handle, pci, Freshness::kAny,
               [&](const status::Device& device, const status::Status&, size_t) -> Return {
-                if (memory->version != structVersion(sizeof *memory, 2)) return kArgumentVersionMismatch;
-                const uint64_t known = std::min(device.total, device.used + device.free);
-                *memory = {memory->version, device.total, device.total - known, device.free, device.used};
+                if (pci->version != structVersion(sizeof *pci, 1)) return kArgumentVersionMismatch;
+                *pci = {pci->version,
+                        device.pci_domain,
+                        device.pci_bus,
+                        device.pci_device,
+                        device.pci_id,
+                        device.pci_subsystem,
+                        3 /* display controller */,
+                        2 /* 3D */,
+                        {}};
+                busId(device, pci->bus_id, sizeof pci->bus_id, "%08X:%02X:%02X.0");
                 return kSuccess;
               });
 }
+OL_NVML nvmlDeviceGetMultiGpuBoard(DeviceHandle handle, unsigned* several) {
+  return none(handle, several);
+}
+OL_NVML nvmlDeviceGetMaxMigDeviceCount(DeviceHandle handle, unsigned* count) {
+  return none(handle, count);
+}
+OL_NVML nvmlDeviceIsMigDeviceHandle(DeviceHandle handle, unsigned* is) { return none(handle, is); }
+OL_NVML nvmlDeviceGetComputeMode(DeviceHandle handle, unsigned* mode) {
+  return none(handle, mode);
+}  // the default one
+OL_NVML nvmlDeviceGetVirtualizationMode(DeviceHandle handle, unsigned* mode) {
+  return none(handle, mode);
+}
+OL_NVML nvmlDeviceGetDisplayMode(DeviceHandle handle, unsigned* on) { return none(handle, on); }
+OL_NVML nvmlDeviceGetDisplayActive(DeviceHandle handle, unsigned* on) { return none(handle, on); }
+
+// --- how it does ---------------------------------------------------------------------------------
+
+OL_NVML nvmlDeviceGetMemoryInfo(DeviceHandle handle, Memory* memory) {
+  return with(handle, memory, Freshness::kNow,
+              [&](const status::Device& device, const status::Status&, size_t) {
+                *memory = {device.total, device.free, device.used};
+                return kSuccess;
+              });
+}
+OL_NVML nvmlDeviceGetMemoryInfo_v2(DeviceHandle handle, MemoryV2* memory) {
+  return with(
+      handle, memory, Freshness::kNow,
+      [&](const status::Device& device, const status::Status&, size_t) -> Return {
+        if (memory->version != structVersion(sizeof *memory, 2)) return kArgumentVersionMismatch;
+        const uint64_t known = std::min(device.total, device.used + device.free);
+        *memory = {memory->version, device.total, device.total - known, device.free, device.used};
+        return kSuccess;
+      });
+}
 OL_NVML nvmlDeviceGetUtilizationRates(DeviceHandle handle, Utilization* use) {
-  return with(handle, use, Freshness::kNow, [&](const status::Device& device, const status::Status&, size_t) {
-    if (device.gpu_percent == status::kUnknown) return kNotSupported;
-    *use = {device.gpu_percent, device.memory_percent};
-    return kSuccess;
-  });
+  return with(handle, use, Freshness::kNow,
+              [&](const status::Device& device, const status::Status&, size_t) {
+                if (device.gpu_percent == status::kUnknown) return kNotSupported;
+                *use = {device.gpu_percent, device.memory_percent};
+                return kSuccess;
+              });
 }
 OL_NVML nvmlDeviceGetTemperature(DeviceHandle handle, unsigned sensor, unsigned* degrees) {
-  return with(handle, degrees, Freshness::kNow, [&](const status::Device& device, const status::Status&, size_t) {
-    return sensor == kTemperatureGpu ? figure(device.temperature, degrees) : kInvalidArgument;
-  });
+  return with(handle, degrees, Freshness::kNow,
+              [&](const status::Device& device, const status::Status&, size_t) {
+                return sensor == kTemperatureGpu ? figure(device.temperature, degrees)
+                                                 : kInvalidArgument;
+              });
 }
 OL_NVML nvmlDeviceGetTemperatureV(DeviceHandle handle, Temperature* temperature) {
   if (temperature != nullptr && temperature->version != structVersion(sizeof *temperature, 1))
     return kArgumentVersionMismatch;
   unsigned degrees = 0;
-  const Return result =
-      nvmlDeviceGetTemperature(handle, temperature != nullptr ? static_cast<unsigned>(temperature->sensor) : 0,
-                               temperature != nullptr ? &degrees : nullptr);
+  const Return result = nvmlDeviceGetTemperature(
+      handle, temperature != nullptr ? static_cast<unsigned>(temperature->sensor) : 0,
+      temperature != nullptr ? &degrees : nullptr);
   if (result == kSuccess) temperature->degrees = static_cast<int>(degrees);
   return result;
 }
 OL_NVML nvmlDeviceGetPowerUsage(DeviceHandle handle, unsigned* milliwatts) {
-  return with(handle, milliwatts, Freshness::kNow, [&](const status::Device& device, const status::Status&, size_t) {
-    return figure(device.power_mw, milliwatts);
-  });
+  return with(handle, milliwatts, Freshness::kNow,
+              [&](const status::Device& device, const status::Status&, size_t) {
+                return figure(device.power_mw, milliwatts);
+              });
 }
 OL_NVML nvmlDeviceGetEnforcedPowerLimit(DeviceHandle handle, unsigned* milliwatts) {
-  return with(handle, milliwatts, Freshness::kAny, [&](const status::Device& device, const status::Status&, size_t) {
-    return figure(device.power_limit_mw, milliwatts);
-  });
+  return with(handle, milliwatts, Freshness::kAny,
+              [&](const status::Device& device, const status::Status&, size_t) {
+                return figure(device.power_limit_mw, milliwatts);
+              });
 }
 OL_NVML nvmlDeviceGetPowerManagementLimit(DeviceHandle handle, unsigned* milliwatts) {
   return nvmlDeviceGetEnforcedPowerLimit(handle, milliwatts);
 }
 OL_NVML nvmlDeviceGetClockInfo(DeviceHandle handle, unsigned clock, unsigned* mhz) {
-  return with(handle, mhz, Freshness::kNow, [&](const status::Device& device, const status::Status&, size_t) {
-    if (clock == kClockGraphics || clock == kClockSm) return figure(device.sm_mhz, mhz);
-    return clock == kClockMemory ? figure(device.memory_mhz, mhz) : kNotSupported;
-  });
+  return with(handle, mhz, Freshness::kNow,
+              [&](const status::Device& device, const status::Status&, size_t) {
+                if (clock == kClockGraphics || clock == kClockSm) return figure(device.sm_mhz, mhz);
+                return clock == kClockMemory ? figure(device.memory_mhz, mhz) : kNotSupported;
+              });
 }
 
 namespace {
 void fillV1(ProcessInfoV1& info, unsigned pid, uint64_t used) { info = {pid, used}; }
-void fill(ProcessInfo& info, unsigned pid, uint64_t used) { info = {pid, used, kNoInstance, kNoInstance}; }
+void fill(ProcessInfo& info, unsigned pid, uint64_t used) {
+  info = {pid, used, kNoInstance, kNoInstance};
+}
 }  // namespace
 
-OL_NVML nvmlDeviceGetComputeRunningProcesses(DeviceHandle handle, unsigned* count, ProcessInfoV1* infos) {
+OL_NVML nvmlDeviceGetComputeRunningProcesses(DeviceHandle handle, unsigned* count,
+                                             ProcessInfoV1* infos) {
   return processes(handle, count, infos, fillV1);
 }
-OL_NVML nvmlDeviceGetComputeRunningProcesses_v2(DeviceHandle handle, unsigned* count, ProcessInfo* infos) {
+OL_NVML nvmlDeviceGetComputeRunningProcesses_v2(DeviceHandle handle, unsigned* count,
+                                                ProcessInfo* infos) {
   return processes(handle, count, infos, fill);
 }
-OL_NVML nvmlDeviceGetComputeRunningProcesses_v3(DeviceHandle handle, unsigned* count, ProcessInfo* infos) {
+OL_NVML nvmlDeviceGetComputeRunningProcesses_v3(DeviceHandle handle, unsigned* count,
+                                                ProcessInfo* infos) {
   return processes(handle, count, infos, fill);
 }
-OL_NVML nvmlDeviceGetGraphicsRunningProcesses(DeviceHandle handle, unsigned* count, void* /*infos*/) {
+OL_NVML nvmlDeviceGetGraphicsRunningProcesses(DeviceHandle handle, unsigned* count,
+                                              void* /*infos*/) {
   return none(handle, count);
 }
-OL_NVML nvmlDeviceGetGraphicsRunningProcesses_v2(DeviceHandle handle, unsigned* count, void* /*infos*/) {
+OL_NVML nvmlDeviceGetGraphicsRunningProcesses_v2(DeviceHandle handle, unsigned* count,
+                                                 void* /*infos*/) {
   return none(handle, count);
 }
-OL_NVML nvmlDeviceGetGraphicsRunningProcesses_v3(DeviceHandle handle, unsigned* count, void* /*infos*/) {
+OL_NVML nvmlDeviceGetGraphicsRunningProcesses_v3(DeviceHandle handle, unsigned* count,
+                                                 void* /*infos*/) {
   return none(handle, count);
 }
-OL_NVML nvmlDeviceGetMPSComputeRunningProcesses(DeviceHandle handle, unsigned* count, void* /*infos*/) {
+OL_NVML nvmlDeviceGetMPSComputeRunningProcesses(DeviceHandle handle, unsigned* count,
+                                                void* /*infos*/) {
   return none(handle, count);
 }
-OL_NVML nvmlDeviceGetMPSComputeRunningProcesses_v2(DeviceHandle handle, unsigned* count, void* /*infos*/) {
+OL_NVML nvmlDeviceGetMPSComputeRunningProcesses_v2(DeviceHandle handle, unsigned* count,
+                                                   void* /*infos*/) {
   return none(handle, count);
 }
-OL_NVML nvmlDeviceGetMPSComputeRunningProcesses_v3(DeviceHandle handle, unsigned* count, void* /*infos*/) {
+OL_NVML nvmlDeviceGetMPSComputeRunningProcesses_v3(DeviceHandle handle, unsigned* count,
+                                                   void* /*infos*/) {
   return none(handle, count);
 }
 
-// --- events ------------------------------------------------------------------------------------------------------------
+// --- events --------------------------------------------------------------------------------------
 
 // A set of them can be made (nvidia-smi makes one and waits for nothing); no device offers any.
 OL_NVML nvmlEventSetCreate(void** set) {
@@ -503,24 +557,29 @@ OL_NVML nvmlEventSetFree(void* set) {
   return guarded([&] { return set != nullptr ? kSuccess : kInvalidArgument; });
 }
 
-// --- between devices -----------------------------------------------------------------------------------------------------
+// --- between devices -----------------------------------------------------------------------------
 
 // Of reads and writes it is known whether CUDA would allow them; of links between devices nothing.
-OL_NVML nvmlDeviceGetP2PStatus(DeviceHandle one, DeviceHandle other, unsigned capability, unsigned* state) {
+OL_NVML nvmlDeviceGetP2PStatus(DeviceHandle one, DeviceHandle other, unsigned capability,
+                               unsigned* state) {
   return with(one, state, Freshness::kAny,
               [&](const status::Device& device, const status::Status& now, size_t index) -> Return {
                 size_t second = 0;
-                if (!indexOf(other, second) || second >= now.devices.size()) return kInvalidArgument;
+                if (!indexOf(other, second) || second >= now.devices.size())
+                  return kInvalidArgument;
                 const bool reaches = index == second || (device.peers >> second & 1) != 0;
-                *state = reaches && (capability == kP2pRead || capability == kP2pWrite) ? kP2pOk : kP2pNotSupported;
+                *state = reaches && (capability == kP2pRead || capability == kP2pWrite)
+                             ? kP2pOk
+                             : kP2pNotSupported;
                 return kSuccess;
               });
 }
 
 // Each field says for itself that it is not known.
 OL_NVML nvmlDeviceGetFieldValues(DeviceHandle handle, int count, FieldValue* values) {
-  return with(handle, values, Freshness::kAny, [&](const status::Device&, const status::Status&, size_t) {
-    for (int i = 0; i < count; ++i) values[i].result = kNotSupported;
-    return kSuccess;
-  });
+  return with(handle, values, Freshness::kAny,
+              [&](const status::Device&, const status::Status&, size_t) {
+                for (int i = 0; i < count; ++i) values[i].result = kNotSupported;
+                return kSuccess;
+              });
 }

@@ -1,5 +1,6 @@
-// What of NVML's binary interface is used here, by its public documentation: the toolkit brings nvml.h only with packages that a
-// machine without a GPU lacks. Both who offers it (libolnvml.so) and who asks a real one (olgpunode) use these.
+// What of NVML's binary interface is used here, by its public documentation: the toolkit brings
+// nvml.h only with packages that a machine without a GPU lacks. Both who offers it (libolnvml.so)
+// and who asks a real one (olgpunode) use these.
 #pragma once
 
 #include <cstdint>
@@ -77,11 +78,12 @@ constexpr unsigned structVersion(unsigned long size, unsigned version) {
   return static_cast<unsigned>(size) | version << 24;
 }
 
-inline constexpr unsigned kTemperatureGpu = 0;                                  // sensors
-inline constexpr unsigned kClockGraphics = 0, kClockSm = 1, kClockMemory = 2;   // clocks
-inline constexpr unsigned kP2pRead = 0, kP2pWrite = 1;                          // capabilities
-inline constexpr unsigned kP2pOk = 0, kP2pNotSupported = 5;                     // and how they are
-inline constexpr unsigned kNoInstance = 0xffffffffu;                            // of a process: the whole device
-inline constexpr unsigned kShortUuid = 80, kShortName = 64, kVersionText = 80;  // what callers have room for
+inline constexpr unsigned kTemperatureGpu = 0;                                 // sensors
+inline constexpr unsigned kClockGraphics = 0, kClockSm = 1, kClockMemory = 2;  // clocks
+inline constexpr unsigned kP2pRead = 0, kP2pWrite = 1;                         // capabilities
+inline constexpr unsigned kP2pOk = 0, kP2pNotSupported = 5;                    // and how they are
+inline constexpr unsigned kNoInstance = 0xffffffffu;  // of a process: the whole device
+inline constexpr unsigned kShortUuid = 80, kShortName = 64,
+                          kVersionText = 80;  // what callers have room for
 
 }  // namespace olpager::nvml

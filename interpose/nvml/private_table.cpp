@@ -1,6 +1,7 @@
-// The private table of NVML that nvidia-smi asks for by nvmlInternalGetExportTable, without which it says that NVML is of another
-// version. Which of its functions nvidia-smi calls, with what, was traced on a machine with driver 580.159; each is answered by NVML's public
-// functions. Any other is NVML_ERROR_NOT_SUPPORTED, named once. Thread-safety: any thread.
+// The private table of NVML that nvidia-smi asks for by nvmlInternalGetExportTable, without which
+// it says that NVML is of another version. Which of its functions nvidia-smi calls, with what, was
+// traced on a machine with driver 580.159; each is answered by NVML's public functions. Any other
+// is NVML_ERROR_NOT_SUPPORTED, named once. Thread-safety: any thread.
 #include <array>
 #include <cstdio>
 #include <cstring>
@@ -14,8 +15,10 @@
 #define OL_NVML_PUBLIC extern "C" __attribute__((visibility("default"))) olpager::nvml::Return
 
 OL_NVML_PUBLIC nvmlDeviceGetHandleByIndex_v2(unsigned index, olpager::nvml::DeviceHandle* device);
-OL_NVML_PUBLIC nvmlDeviceGetPciInfo_v3(olpager::nvml::DeviceHandle device, olpager::nvml::PciInfo* pci);
-OL_NVML_PUBLIC nvmlDeviceGetComputeRunningProcesses_v3(olpager::nvml::DeviceHandle device, unsigned* count,
+OL_NVML_PUBLIC nvmlDeviceGetPciInfo_v3(olpager::nvml::DeviceHandle device,
+                                       olpager::nvml::PciInfo* pci);
+OL_NVML_PUBLIC nvmlDeviceGetComputeRunningProcesses_v3(olpager::nvml::DeviceHandle device,
+                                                       unsigned* count,
                                                        olpager::nvml::ProcessInfo* infos);
 OL_NVML_PUBLIC nvmlSystemGetProcessName(unsigned pid, char* name, unsigned length);
 
@@ -26,16 +29,19 @@ constexpr unsigned char kId[16] = {0xc4, 0xfe, 0x3e, 0x6c, 0xc9, 0x8f, 0x6c, 0x4
                                    0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
 // Words of the table; the first is its size in bytes.
 constexpr size_t kWords = 270;
-constexpr size_t kLog = 26, kBusId = 81, kComputeProcesses = 213, kGraphicsProcesses = 214, kMpsProcesses = 215;
+constexpr size_t kLog = 26, kBusId = 81, kComputeProcesses = 213, kGraphicsProcesses = 214,
+                 kMpsProcesses = 215;
 
 // What nvidia-smi prints is given to a log of the driver's as well.
 Return log(const char* /*format*/, ...) { return kSuccess; }
 
 Return busIdOf(unsigned index, char* into, unsigned length) {
   DeviceHandle device = nullptr;
-  if (const Return result = nvmlDeviceGetHandleByIndex_v2(index, &device); result != kSuccess) return result;
+  if (const Return result = nvmlDeviceGetHandleByIndex_v2(index, &device); result != kSuccess)
+    return result;
   PciInfo pci{};
-  if (const Return result = nvmlDeviceGetPciInfo_v3(device, &pci); result != kSuccess) return result;
+  if (const Return result = nvmlDeviceGetPciInfo_v3(device, &pci); result != kSuccess)
+    return result;
   if (into == nullptr) return kInvalidArgument;
   if (length < sizeof pci.bus_id_legacy) return kInsufficientSize;
   std::memcpy(into, pci.bus_id_legacy, sizeof pci.bus_id_legacy);
@@ -77,7 +83,9 @@ Return noProcesses(DeviceHandle, unsigned* count, Process*) {
 template <size_t kSlot>
 Return other() {
   static const std::string key = "private " + std::to_string(kSlot);
-  base::warnOnce(key.c_str(), "NVML: function %zu of a private table is not there: NVML_ERROR_NOT_SUPPORTED", kSlot);
+  base::warnOnce(key.c_str(),
+                 "NVML: function %zu of a private table is not there: NVML_ERROR_NOT_SUPPORTED",
+                 kSlot);
   return kNotSupported;
 }
 
@@ -98,7 +106,8 @@ Table makeTable(std::index_sequence<kSlots...>) {
 }  // namespace
 }  // namespace olpager::nvml
 
-using namespace olpager::nvml;  // NOLINT(google-build-using-namespace): the function below is a C function
+using namespace olpager::nvml;  // NOLINT(google-build-using-namespace): the function below is a C
+                                // function
 
 OL_NVML_PUBLIC nvmlInternalGetExportTable(const void** table, const void* id) {
   static const Table all = makeTable(std::make_index_sequence<kWords>());

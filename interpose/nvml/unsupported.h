@@ -3,7 +3,8 @@
 
 namespace olpager::nvml {
 
-/// NVML_ERROR_NOT_SUPPORTED, or NVML_ERROR_UNINITIALIZED before nvmlInit. The name goes to the log once (debug).
+/// NVML_ERROR_NOT_SUPPORTED, or NVML_ERROR_UNINITIALIZED before nvmlInit. The name goes to the log
+/// once (debug).
 int unsupported(const char* name);
 
 }  // namespace olpager::nvml

@@ -55,11 +55,13 @@ Result<status::Status> ask(const base::Settings& settings, const std::string& ad
   auto told = asker.value()->ask();
   if (!told.ok()) return Error{"gpunode " + told.error().message};
   if (told.value().status.kind != "gpunode") return Error{address + " is no gpunode"};
-  if (told.value().status.devices.empty()) return Error{"gpunode " + address + " has no device: its log says why"};
+  if (told.value().status.devices.empty())
+    return Error{"gpunode " + address + " has no device: its log says why"};
   return std::move(told.value().status);
 }
 
-// All gpunodes' devices one after another; each session has figures for all, 0 for those of other gpunodes.
+// All gpunodes' devices one after another; each session has figures for all, 0 for those of other
+// gpunodes.
 std::shared_ptr<const Seen> merged(const std::vector<Known>& nodes) {
   auto all = std::make_shared<Seen>();
   for (unsigned slot = 0; slot < nodes.size(); ++slot) {
@@ -92,7 +94,8 @@ void askAll(View& state) {
   Status status = settings.ok() ? Status{} : Status{settings.error()};
   if (status.ok() && settings.value().gpunodes.empty())
     status = Error{
-        "no gpunode is named (OL_GPUNODE): this is olpager's libnvidia-ml.so.1, for programs under olrun --gpunode"};
+        "no gpunode is named (OL_GPUNODE): this is olpager's libnvidia-ml.so.1, for programs under "
+        "olrun --gpunode"};
   if (status.ok()) {
     state.nodes.resize(settings.value().gpunodes.size());
   } else if (state.nodes.empty()) {
@@ -100,7 +103,8 @@ void askAll(View& state) {
   }
   for (size_t i = 0; i < state.nodes.size(); ++i) {
     Known& node = state.nodes[i];
-    Result<status::Status> told = status.ok() ? Result<status::Status>(Error{"no memory for it"}) : status.error();
+    Result<status::Status> told =
+        status.ok() ? Result<status::Status>(Error{"no memory for it"}) : status.error();
     try {
       if (status.ok()) told = ask(settings.value(), settings.value().gpunodes[i]);
     } catch (const std::exception& failure) {
@@ -124,13 +128,14 @@ std::shared_ptr<const Seen> look(Freshness freshness) {
   View& state = view();
   std::lock_guard lock(state.mutex);
   const auto failed = [&](auto which) {
-    return !state.nodes.empty() &&
-           which(state.nodes.begin(), state.nodes.end(), [](const Known& one) { return one.failed; });
+    return !state.nodes.empty() && which(state.nodes.begin(), state.nodes.end(),
+                                         [](const Known& one) { return one.failed; });
   };
   const auto any = [](auto... range) { return std::any_of(range...); };
   const auto every = [](auto... range) { return std::all_of(range...); };
   const auto age = Clock::now() - state.asked;
-  const bool settled = failed(any) ? age < kRetry : state.seen && (freshness == Freshness::kAny || age < kFresh);
+  const bool settled =
+      failed(any) ? age < kRetry : state.seen && (freshness == Freshness::kAny || age < kFresh);
   if (!settled) {
     try {
       askAll(state);

@@ -1,7 +1,8 @@
 // What libolnvml.so knows of the gpunodes' devices: asked for when it is needed, kept for a moment.
 //
-// Nothing of it lives between two questions but the last answer: no thread, no connection. A program may fork at any time.
-// Thread-safety: any thread. Blocks for at most some seconds, where a gpunode does not answer; asked again after a second then.
+// Nothing of it lives between two questions but the last answer: no thread, no connection. A
+// program may fork at any time. Thread-safety: any thread. Blocks for at most some seconds, where a
+// gpunode does not answer; asked again after a second then.
 #pragma once
 
 #include <memory>

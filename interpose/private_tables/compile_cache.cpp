@@ -36,7 +36,8 @@ std::string environment(const char* name) {
 
 std::string defaultFolder() {
   if (environment("CUDA_CACHE_DISABLE") == "1") return {};
-  if (const std::string cache = environment("XDG_CACHE_HOME"); !cache.empty() && cache.front() == '/')
+  if (const std::string cache = environment("XDG_CACHE_HOME");
+      !cache.empty() && cache.front() == '/')
     return cache + "/olpager/compiled";
   const std::string home = environment("HOME");
   return !home.empty() && home.front() == '/' ? home + "/.cache/olpager/compiled" : std::string();
@@ -52,8 +53,8 @@ uint64_t defaultLimit() {
 // Compiled code of others is nothing to run.
 bool isOurs(const std::string& folder) {
   struct stat about {};
-  return lstat(folder.c_str(), &about) == 0 && S_ISDIR(about.st_mode) && about.st_uid == geteuid() &&
-         (about.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+  return lstat(folder.c_str(), &about) == 0 && S_ISDIR(about.st_mode) &&
+         about.st_uid == geteuid() && (about.st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 
 }  // namespace
@@ -63,8 +64,8 @@ CompileCache& CompileCache::instance() {
   return *cache;
 }
 
-std::string CompileCache::keyOf(uint32_t kind, std::span<const std::byte> input, const char* options,
-                                const char* compiler) {
+std::string CompileCache::keyOf(uint32_t kind, std::span<const std::byte> input,
+                                const char* options, const char* compiler) {
   XXH3_state_t state;
   XXH3_128bits_reset(&state);
   // Each part with its length, so that no two sequences of parts are the same bytes.
@@ -119,9 +120,12 @@ CompileCache::Bytes CompileCache::read(const std::string& key) const {
   std::ifstream file(folder_ + "/" + key, std::ios::binary);
   FileHead head{};
   if (!file.read(reinterpret_cast<char*>(&head), sizeof head)) return nullptr;
-  if (std::memcmp(head.magic, kMagic, sizeof kMagic) != 0 || head.bytes == 0 || head.bytes > kLargest) return nullptr;
+  if (std::memcmp(head.magic, kMagic, sizeof kMagic) != 0 || head.bytes == 0 ||
+      head.bytes > kLargest)
+    return nullptr;
   auto bytes = std::make_shared<std::vector<std::byte>>(head.bytes);
-  if (!file.read(reinterpret_cast<char*>(bytes->data()), static_cast<std::streamsize>(head.bytes))) return nullptr;
+  if (!file.read(reinterpret_cast<char*>(bytes->data()), static_cast<std::streamsize>(head.bytes)))
+    return nullptr;
   if (XXH3_64bits(bytes->data(), bytes->size()) != head.hash) return nullptr;
   return bytes;
 }
@@ -166,14 +170,15 @@ void CompileCache::trim() const {
     total += bytes;
   }
   if (total <= limit_) return;
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.written < b.written; });
+  std::sort(entries.begin(), entries.end(),
+            [](const Entry& a, const Entry& b) { return a.written < b.written; });
   for (const Entry& entry : entries) {
     if (total <= limit_) break;
     if (fs::remove(entry.path, error)) total -= entry.bytes;
   }
 }
 
-// --- the table ---------------------------------------------------------------------------------------------------------
+// --- the table -----------------------------------------------------------------------------------
 
 namespace {
 
@@ -184,7 +189,8 @@ struct Question {
 CUresult ask(Question** out, uint32_t kind, const void* input, size_t bytes, const char* options,
              const char* compiler) try {
   if (out == nullptr || (input == nullptr && bytes != 0)) return CUDA_ERROR_INVALID_VALUE;
-  *out = new Question{CompileCache::keyOf(kind, {static_cast<const std::byte*>(input), bytes}, options, compiler)};
+  *out = new Question{
+      CompileCache::keyOf(kind, {static_cast<const std::byte*>(input), bytes}, options, compiler)};
   return CUDA_SUCCESS;
 } catch (...) {
   return CUDA_ERROR_OUT_OF_MEMORY;

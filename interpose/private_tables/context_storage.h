@@ -1,7 +1,8 @@
-// Values that libraries attach to a context: (context, key) -> value, with a destructor that runs when the context is
-// reset or destroyed (the CUDA runtime keeps its per-context state this way).
-// Thread-safety: all members may be called from any thread; destructors run on the caller's thread, outside the lock,
-// so that they may call back in. Ownership: values stay the caller's; only their destructor is called.
+// Values that libraries attach to a context: (context, key) -> value, with a destructor that runs
+// when the context is reset or destroyed (the CUDA runtime keeps its per-context state this way).
+// Thread-safety: all members may be called from any thread; destructors run on the caller's thread,
+// outside the lock, so that they may call back in. Ownership: values stay the caller's; only their
+// destructor is called.
 #pragma once
 
 #include <cuda.h>
@@ -23,7 +24,8 @@ class ContextStorage {
   /// Forgets (context, key) without running its destructor; false where there was none.
   bool erase(CUcontext context, void* key);
 
-  /// Writes the value of (context, key) and returns true, or returns false and leaves `value` alone.
+  /// Writes the value of (context, key) and returns true, or returns false and leaves `value`
+  /// alone.
   bool get(CUcontext context, void* key, void** value) const;
 
   /// The context is reset or destroyed: removes all of its values and runs their destructors.
@@ -37,7 +39,8 @@ class ContextStorage {
   };
   struct KeyHash {
     size_t operator()(const Key& k) const {
-      return std::hash<const void*>{}(k.context) * 0x9e3779b97f4a7c15u ^ std::hash<const void*>{}(k.key);
+      return std::hash<const void*>{}(k.context) * 0x9e3779b97f4a7c15u ^
+             std::hash<const void*>{}(k.key);
     }
   };
   struct Entry {

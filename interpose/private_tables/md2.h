@@ -1,6 +1,6 @@
-// MD2 (RFC 1319) and HMAC-MD2 (RFC 2104 with MD2's 16-byte block): the CUDA runtime checks the driver's integrity
-// message with it. No security rests on it here.
-// Thread-safety: pure functions. Ownership: inputs are only read during the call. Errors: none.
+// MD2 (RFC 1319) and HMAC-MD2 (RFC 2104 with MD2's 16-byte block): the CUDA runtime checks the
+// driver's integrity message with it. No security rests on it here. Thread-safety: pure functions.
+// Ownership: inputs are only read during the call. Errors: none.
 #pragma once
 
 #include <array>

@@ -55,7 +55,8 @@ template <Table table, int slot>
 CUresult unsupported() {
   static std::atomic<bool> told{false};
   PrivateTables* self = tables();
-  if (self != nullptr && !told.exchange(true)) self->host().unsupportedCalled(tableName(table), slot);
+  if (self != nullptr && !told.exchange(true))
+    self->host().unsupportedCalled(tableName(table), slot);
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 
@@ -75,7 +76,7 @@ struct Slots {
       : word{(i == 0 ? byteSize(words) : code(&unsupported<table, static_cast<int>(i)>))...} {}
 };
 
-// --- CUDART_INTERFACE -----------------------------------------------------------------------------------------------
+// --- CUDART_INTERFACE ----------------------------------------------------------------------------
 
 CUresult primaryContext(CUcontext* context, CUdevice device) {
   PrivateTables* self = tables();
@@ -84,9 +85,10 @@ CUresult primaryContext(CUcontext* context, CUdevice device) {
   return self->host().primaryContextHandle(device, context);
 }
 
-// --- TOOLS_RUNTIME_CALLBACK_HOOKS: all-zero flags, so that the runtime never calls a hook ---------------------------
+// --- TOOLS_RUNTIME_CALLBACK_HOOKS: all-zero flags, so that the runtime never calls a hook --------
 
-constexpr size_t kApiFlags = 1024;  // the runtime refuses fewer than its number of API functions (523 in 13.0)
+constexpr size_t kApiFlags =
+    1024;  // the runtime refuses fewer than its number of API functions (523 in 13.0)
 constexpr size_t kEventFlags = 14;
 uint32_t g_api_flags[kApiFlags];
 uint32_t g_event_flags[16];
@@ -101,7 +103,7 @@ void eventFlags(uint32_t** flags, size_t* count) {
   *count = kEventFlags;
 }
 
-// --- TOOLS_TLS ------------------------------------------------------------------------------------------------------
+// --- TOOLS_TLS -----------------------------------------------------------------------------------
 
 CUresult currentContext(CUcontext* context) {
   PrivateTables* self = tables();
@@ -111,15 +113,17 @@ CUresult currentContext(CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
-// --- CONTEXT_LOCAL_STORAGE ------------------------------------------------------------------------------------------
+// --- CONTEXT_LOCAL_STORAGE -----------------------------------------------------------------------
 
 // 0 and -1 both name the calling thread's current context.
 CUcontext resolveContext(PrivateTables& self, CUcontext context) {
-  if (context == nullptr || reinterpret_cast<intptr_t>(context) == -1) return self.host().currentContext();
+  if (context == nullptr || reinterpret_cast<intptr_t>(context) == -1)
+    return self.host().currentContext();
   return context;
 }
 
-CUresult storagePut(CUcontext context, void* key, void* value, ContextStorage::Destructor destructor) {
+CUresult storagePut(CUcontext context, void* key, void* value,
+                    ContextStorage::Destructor destructor) {
   PrivateTables* self = tables();
   if (self == nullptr) return CUDA_ERROR_DEINITIALIZED;
   const CUcontext resolved = resolveContext(*self, context);
@@ -145,7 +149,7 @@ CUresult storageGet(void** value, CUcontext context, void* key) {
   return self->storage().get(resolved, key, value) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-// --- CONTEXT_CHECKS -------------------------------------------------------------------------------------------------
+// --- CONTEXT_CHECKS ------------------------------------------------------------------------------
 
 // The third argument stays as it is: callers read it only where the first result is not 0.
 CUresult checkContext(CUcontext, uint32_t* result, const void**) {
@@ -156,11 +160,11 @@ CUresult checkContext(CUcontext, uint32_t* result, const void**) {
 
 uint32_t checkFork() { return 0; }
 
-// --- INTEGRITY_CHECK ------------------------------------------------------------------------------------------------
+// --- INTEGRITY_CHECK -----------------------------------------------------------------------------
 
 CUresult integrityCheck(uint32_t version, uint64_t unix_seconds, uint64_t result[2]);
 
-// --- contexts and streams by id -------------------------------------------------------------------------------------
+// --- contexts and streams by id ------------------------------------------------------------------
 
 CUresult contextId(CUcontext context, uint64_t* id) {
   PrivateTables* self = tables();
@@ -169,7 +173,8 @@ CUresult contextId(CUcontext context, uint64_t* id) {
   return self->host().contextId(context, id);
 }
 
-// The internal stream object is only handed back to streamKey; the stream itself serves, the default stream as 1.
+// The internal stream object is only handed back to streamKey; the stream itself serves, the
+// default stream as 1.
 CUresult streamObject(CUcontext, CUstream stream, void** object) {
   if (object == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (reinterpret_cast<intptr_t>(stream) == -1) return CUDA_ERROR_INVALID_HANDLE;
@@ -184,7 +189,7 @@ CUresult streamKey(CUcontext context, void* object, uint64_t* id) {
   return self->host().streamId(context, static_cast<CUstream>(object), id);
 }
 
-// --- functions of a module ------------------------------------------------------------------------------------------
+// --- functions of a module -----------------------------------------------------------------------
 
 using FunctionCallback = void (*)(void* user, CUfunction function, void* module);
 
@@ -198,18 +203,19 @@ int forEachFunction(CUcontext, CUmodule module, FunctionCallback callback, void*
   return static_cast<int>(functions.size());
 }
 
-// --- the map of multiprocessors: callers take their default path when it is not supported, but need the table --------
+// --- the map of multiprocessors: callers take their default path when it is not supported, but nee
 
 CUresult noTopology(uint8_t**, void**) { return CUDA_ERROR_NOT_SUPPORTED; }
 CUresult releaseTopology(uint8_t*, void*) { return CUDA_SUCCESS; }
 
-// --- the tables -----------------------------------------------------------------------------------------------------
+// --- the tables ----------------------------------------------------------------------------------
 
 struct AllTables {
   Slots<Table::cudart, 13> cudart;
   Slots<Table::hooks, 7> hooks;
   Slots<Table::tls, 3> tls;
-  std::array<Word, 4> storage{code(&storagePut), code(&storageErase), code(&storageGet), nullptr};  // no size word
+  std::array<Word, 4> storage{code(&storagePut), code(&storageErase), code(&storageGet),
+                              nullptr};  // no size word
   Slots<Table::checks, 15> checks;
   Slots<Table::integrity, 3> integrity;
   Slots<Table::contexts, 93> contexts;
@@ -240,25 +246,35 @@ struct Entry {
 };
 
 const Entry kEntries[] = {
-    {{0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9},
+    {{0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a, 0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d,
+      0xf9},
      [] { return static_cast<const void*>(allTables().cudart.word.data()); }},
-    {{0xa0, 0x94, 0x79, 0x8c, 0x2e, 0x74, 0x2e, 0x74, 0x93, 0xf2, 0x08, 0x00, 0x20, 0x0c, 0x0a, 0x66},
+    {{0xa0, 0x94, 0x79, 0x8c, 0x2e, 0x74, 0x2e, 0x74, 0x93, 0xf2, 0x08, 0x00, 0x20, 0x0c, 0x0a,
+      0x66},
      [] { return static_cast<const void*>(allTables().hooks.word.data()); }},
-    {{0x42, 0xd8, 0x5a, 0x81, 0x23, 0xf6, 0xcb, 0x47, 0x82, 0x98, 0xf6, 0xe7, 0x8a, 0x3a, 0xec, 0xdc},
+    {{0x42, 0xd8, 0x5a, 0x81, 0x23, 0xf6, 0xcb, 0x47, 0x82, 0x98, 0xf6, 0xe7, 0x8a, 0x3a, 0xec,
+      0xdc},
      [] { return static_cast<const void*>(allTables().tls.word.data()); }},
-    {{0xc6, 0x93, 0x33, 0x6e, 0x11, 0x21, 0xdf, 0x11, 0xa8, 0xc3, 0x68, 0xf3, 0x55, 0xd8, 0x95, 0x93},
+    {{0xc6, 0x93, 0x33, 0x6e, 0x11, 0x21, 0xdf, 0x11, 0xa8, 0xc3, 0x68, 0xf3, 0x55, 0xd8, 0x95,
+      0x93},
      [] { return static_cast<const void*>(allTables().storage.data()); }},
-    {{0x26, 0x3e, 0x88, 0x60, 0x7c, 0xd2, 0x61, 0x43, 0x92, 0xf6, 0xbb, 0xd5, 0x00, 0x6d, 0xfa, 0x7e},
+    {{0x26, 0x3e, 0x88, 0x60, 0x7c, 0xd2, 0x61, 0x43, 0x92, 0xf6, 0xbb, 0xd5, 0x00, 0x6d, 0xfa,
+      0x7e},
      [] { return static_cast<const void*>(allTables().checks.word.data()); }},
-    {{0xd4, 0x08, 0x20, 0x55, 0xbd, 0xe6, 0x70, 0x4b, 0x8d, 0x34, 0xba, 0x12, 0x3c, 0x66, 0xe1, 0xf2},
+    {{0xd4, 0x08, 0x20, 0x55, 0xbd, 0xe6, 0x70, 0x4b, 0x8d, 0x34, 0xba, 0x12, 0x3c, 0x66, 0xe1,
+      0xf2},
      [] { return static_cast<const void*>(allTables().integrity.word.data()); }},
-    {{0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48, 0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8, 0xf2},
+    {{0x21, 0x31, 0x8c, 0x60, 0x97, 0x14, 0x32, 0x48, 0x8c, 0xa6, 0x41, 0xff, 0x73, 0x24, 0xc8,
+      0xf2},
      [] { return static_cast<const void*>(allTables().contexts.word.data()); }},
-    {{0x6e, 0x16, 0x3f, 0xbe, 0xb9, 0x58, 0x44, 0x4d, 0x83, 0x5c, 0xe1, 0x82, 0xaf, 0xf1, 0x99, 0x1e},
+    {{0x6e, 0x16, 0x3f, 0xbe, 0xb9, 0x58, 0x44, 0x4d, 0x83, 0x5c, 0xe1, 0x82, 0xaf, 0xf1, 0x99,
+      0x1e},
      [] { return static_cast<const void*>(allTables().functions.word.data()); }},
-    {{0x17, 0x34, 0xdc, 0x26, 0x80, 0x0d, 0x47, 0x45, 0x87, 0x26, 0xc0, 0xf1, 0xe7, 0xdd, 0x8b, 0xca},
+    {{0x17, 0x34, 0xdc, 0x26, 0x80, 0x0d, 0x47, 0x45, 0x87, 0x26, 0xc0, 0xf1, 0xe7, 0xdd, 0x8b,
+      0xca},
      [] { return static_cast<const void*>(allTables().topology.word.data()); }},
-    {{0xda, 0x91, 0x51, 0xd3, 0x3a, 0xe6, 0xcc, 0x41, 0xa5, 0xc0, 0x4f, 0x26, 0xd5, 0x33, 0xe3, 0x28},
+    {{0xda, 0x91, 0x51, 0xd3, 0x3a, 0xe6, 0xcc, 0x41, 0xa5, 0xc0, 0x4f, 0x26, 0xd5, 0x33, 0xe3,
+      0x28},
      compileCacheTable},
 };
 
@@ -287,7 +303,9 @@ CUresult integrityCheck(uint32_t version, uint64_t unix_seconds, uint64_t result
 
 }  // namespace
 
-PrivateTables::PrivateTables(PrivateTableHost& host) : host_(host) { g_tables.store(this, std::memory_order_release); }
+PrivateTables::PrivateTables(PrivateTableHost& host) : host_(host) {
+  g_tables.store(this, std::memory_order_release);
+}
 
 PrivateTables::~PrivateTables() { g_tables.store(nullptr, std::memory_order_release); }
 
@@ -310,7 +328,8 @@ std::array<uint8_t, 16> integrityDigest(std::span<const uint8_t> message) {
   return hmacMd2(kKey, message);
 }
 
-std::array<uint8_t, 16> integrityDigest(const IntegrityHeader& header, std::span<const DeviceIdentity> devices) {
+std::array<uint8_t, 16> integrityDigest(const IntegrityHeader& header,
+                                        std::span<const DeviceIdentity> devices) {
   std::vector<uint8_t> message(sizeof(header) + devices.size() * 28);
   uint8_t* out = message.data();
   const auto append = [&out](const void* bytes, size_t size) {

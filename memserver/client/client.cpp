@@ -1,21 +1,24 @@
-// The session's end. One thread, the agent, renews, takes completions and calls the Observer; callers post transfers themselves.
-// Connecting blocks, and has a thread of its own as long as it takes.
+// The session's end. One thread, the agent, renews, takes completions and calls the Observer;
+// callers post transfers themselves. Connecting blocks, and has a thread of its own as long as it
+// takes.
 //
 // State, under mutex_, moved by the agent only:
-//   kDown (with connector_: an attempt is under way) -> kGreeting (a link is there; kHello, then kAttach for every slab held) -> kUp -> kEnding (the link fails; its kDown
-//   is awaited) -> kDown. kGreeting -> kEnding as well.
+//   kDown (with connector_: an attempt is under way) -> kGreeting (a link is there; kHello, then
+//   kAttach for every slab held) -> kUp -> kEnding (the link fails; its kDown is awaited) -> kDown.
+//   kGreeting -> kEnding as well.
 //
-// A transfer: waiting_ (not with the transport) -> issued (with the transport of the current link) -> done_ (to be told) -> gone. A
-// link that fails puts what was issued back to waiting_; this side's transport has then stopped touching its local ranges,
-// and the next link (`replaces`) is up only when the memserver's has, so that no write of the old link can land after one of
-// the new.
+// A transfer: waiting_ (not with the transport) -> issued (with the transport of the current link)
+// -> done_ (to be told) -> gone. A link that fails puts what was issued back to waiting_; this
+// side's transport has then stopped touching its local ranges, and the next link (`replaces`) is up
+// only when the memserver's has, so that no write of the old link can land after one of the new.
 //
-// A slab: held (key != 0: attached to the current link) -> releasing (its transfers are done first) -> gone; or lost -> gone.
-// A slab's bytes are believed only under the lease id with which it came.
+// A slab: held (key != 0: attached to the current link) -> releasing (its transfers are done first)
+// -> gone; or lost -> gone. A slab's bytes are believed only under the lease id with which it came.
 //
-// Leases' clock. The memserver counts the lease time from the last renewal that it has received, and only while the connection is
-// down; this side counts 9/10 of it from the last answered renewal's sending. Then it gives the leases up and never shows their
-// ids again, not before one attempt to connect has failed, however.
+// Leases' clock. The memserver counts the lease time from the last renewal that it has received,
+// and only while the connection is down; this side counts 9/10 of it from the last answered
+// renewal's sending. Then it gives the leases up and never shows their ids again, not before one
+// attempt to connect has failed, however.
 //
 // Lock: mutex_; nothing of the transport or the Observer is called under it, but Link::state().
 #include "memserver/client.h"
@@ -54,9 +57,10 @@ constexpr int64_t kRenewMs = 500;    // at most, between renewals
 constexpr int64_t kTickMs = 100;     // at most, between looks at the clock
 constexpr int64_t kFirstRetryMs = 100, kLastRetryMs = 2000;
 constexpr int64_t kGoodbyeMs = 1000;
-constexpr uint32_t kFewAttempts = 3, kMostAttempts = 20;  // of one transfer that takes its link down each time
-constexpr int64_t kMostPatienceMs = 120'000;              // with it, where the lease time is longer
-constexpr uint64_t kMostMemory = 1ull << 48;              // that a memserver is believed to have
+constexpr uint32_t kFewAttempts = 3,
+                   kMostAttempts = 20;        // of one transfer that takes its link down each time
+constexpr int64_t kMostPatienceMs = 120'000;  // with it, where the lease time is longer
+constexpr uint64_t kMostMemory = 1ull << 48;  // that a memserver is believed to have
 constexpr uint32_t kConnectMs = 2000;
 constexpr int64_t kSpeedWindowUs = 100'000;
 
@@ -138,10 +142,12 @@ class ClientCore final : public Client {
   Result<std::vector<Slab>> lease(uint64_t bytes, uint32_t timeout_ms) override;
   void release(SlabId slab) override;
   std::vector<Slab> slabs() const override;
-  uint64_t read(std::span<const LocalRange> into, const FrameRange& from, Class klass, uint64_t context) override {
+  uint64_t read(std::span<const LocalRange> into, const FrameRange& from, Class klass,
+                uint64_t context) override {
     return post(false, into, from, klass, context);
   }
-  uint64_t write(std::span<const LocalRange> from, const FrameRange& into, Class klass, uint64_t context) override {
+  uint64_t write(std::span<const LocalRange> from, const FrameRange& into, Class klass,
+                 uint64_t context) override {
     return post(true, from, into, klass, context);
   }
   void raise(uint64_t transfer, Class klass) override;
@@ -180,15 +186,18 @@ class ClientCore final : public Client {
   void deliver();
   void issueWaiting();
 
-  uint64_t post(bool write, std::span<const LocalRange> local, const FrameRange& frame, Class klass, uint64_t context);
+  uint64_t post(bool write, std::span<const LocalRange> local, const FrameRange& frame, Class klass,
+                uint64_t context);
   bool request(protocol::Body body, std::vector<SlabId> attaching = {}, uint64_t number = 0);
   void flushReleases();
   void finish(uint64_t id, TransferResult result);  // under mutex_
   void lose(Lock& lock, SlabId slab, const std::string& why);
   void loseAll(Lock& lock, const std::string& why);
   void noteCapacity(const protocol::Capacity& capacity);
-  void happen(Event::Kind kind, const std::string& text, SlabId slab = 0, uint64_t bytes = 0, uint32_t deadline = 0);
-  /// Since the last renewal that was answered; then what is there is taken for lost. The memserver keeps it a little longer.
+  void happen(Event::Kind kind, const std::string& text, SlabId slab = 0, uint64_t bytes = 0,
+              uint32_t deadline = 0);
+  /// Since the last renewal that was answered; then what is there is taken for lost. The memserver
+  /// keeps it a little longer.
   int64_t patience() const { return lease_ms_ - lease_ms_ / 10; }
   bool onAgent() const { return std::this_thread::get_id() == agent_.get_id(); }
 
@@ -305,7 +314,8 @@ Result<std::vector<Slab>> ClientCore::lease(uint64_t bytes, uint32_t timeout_ms)
       have += slab.bytes;
     }
     why = wish->why;
-    if (wish->slabs.empty() && why.empty()) why = base::format("{}: nothing to lease", options_.address);
+    if (wish->slabs.empty() && why.empty())
+      why = base::format("{}: nothing to lease", options_.address);
   }
   if (all.empty() && bytes != 0) return Error{why};
   return all;
@@ -333,8 +343,8 @@ std::vector<Slab> ClientCore::slabs() const {
   return all;
 }
 
-uint64_t ClientCore::post(bool write, std::span<const LocalRange> local, const FrameRange& frame, Class klass,
-                          uint64_t context) {
+uint64_t ClientCore::post(bool write, std::span<const LocalRange> local, const FrameRange& frame,
+                          Class klass, uint64_t context) {
   uint64_t id = 0;
   bool bad = false;
   {
@@ -343,8 +353,9 @@ uint64_t ClientCore::post(bool write, std::span<const LocalRange> local, const F
     const auto slab = slabs_.find(frame.slab);
     uint64_t total = 0;
     for (const LocalRange& range : local) total += range.length;
-    bad = slab == slabs_.end() || slab->second.releasing || frame.bytes == 0 || frame.bytes != total ||
-          frame.offset > slab->second.bytes || frame.bytes > slab->second.bytes - frame.offset ||
+    bad = slab == slabs_.end() || slab->second.releasing || frame.bytes == 0 ||
+          frame.bytes != total || frame.offset > slab->second.bytes ||
+          frame.bytes > slab->second.bytes - frame.offset ||
           frame.bytes > transport::kMaxOperationBytes || local.size() > transport::kMaxLocalRanges;
     if (bad || closing_) {
       done_.push_back({context, closing_ ? TransferResult::kClosed : TransferResult::kBadRange});
@@ -455,11 +466,13 @@ void ClientCore::issueWaiting() {
       write = transfer.write;
       klass = transfer.klass;
       local = transfer.local;
-      remote = {{slab.key, slab.bytes, transport::kRemoteReadWrite, 0}, transfer.frame.offset, transfer.frame.bytes};
+      remote = {{slab.key, slab.bytes, transport::kRemoteReadWrite, 0},
+                transfer.frame.offset,
+                transfer.frame.bytes};
     }
     transport::OperationId operation = 0;
-    const Outcome outcome =
-        write ? link->write(local, remote, klass, id, &operation) : link->read(local, remote, klass, id, &operation);
+    const Outcome outcome = write ? link->write(local, remote, klass, id, &operation)
+                                  : link->read(local, remote, klass, id, &operation);
     Lock lock(mutex_);
     const auto found = transfers_.find(id);
     if (outcome == Outcome::kOk) {
@@ -536,7 +549,8 @@ void ClientCore::transferEnded(const Completion& completion) {
       finish(id, closing_ ? TransferResult::kClosed : TransferResult::kInterrupted);
     } else {
       waiting_[static_cast<size_t>(transfer.klass)].push_front(id);
-      // Others may get through, and their lease lives: what waits for this one is not to wait for ever.
+      // Others may get through, and their lease lives: what waits for this one is not to wait for
+      // ever.
       if (transfer.attempts++ == 0) transfer.failed_ms = bootMs();
       troubled_ = troubled_ || transfer.attempts > kFewAttempts;
       if (transfer.attempts >= kMostAttempts &&
@@ -569,7 +583,8 @@ bool ClientCore::request(protocol::Body body, std::vector<SlabId> attaching, uin
     }
   }
   const auto bytes = protocol::encode({number, std::move(body)});
-  const Outcome outcome = link->send(notice ? MessageClass::kNotice : MessageClass::kRequest, bytes);
+  const Outcome outcome =
+      link->send(notice ? MessageClass::kNotice : MessageClass::kRequest, bytes);
   if (outcome == Outcome::kOk) return true;
   std::lock_guard lock(mutex_);
   requests_.erase(number);
@@ -608,21 +623,24 @@ void ClientCore::messageArrived(const Completion& completion) {
   }
 }
 
-std::string ClientCore::handle(Lock& lock, uint64_t number, const Request* request, protocol::Body& body) {
+std::string ClientCore::handle(Lock& lock, uint64_t number, const Request* request,
+                               protocol::Body& body) {
   using namespace protocol;
   if (request == nullptr) {
     if (const auto* recall = std::get_if<Recall>(&body)) {
       capacity_.recalled = recall->bytes;
       happen(Event::Kind::kRecall,
-             recall->bytes == 0 ? "it no longer wants memory back"
-                                : base::format("it wants {} MiB back within {} ms: {}", recall->bytes >> 20,
-                                               recall->deadline_ms, recall->why),
+             recall->bytes == 0
+                 ? "it no longer wants memory back"
+                 : base::format("it wants {} MiB back within {} ms: {}", recall->bytes >> 20,
+                                recall->deadline_ms, recall->why),
              0, recall->bytes, recall->deadline_ms);
       return "";
     }
     if (const auto* revoked = std::get_if<Revoked>(&body)) {
       for (const LeaseId& lease : revoked->leases) {
-        const auto slab = std::find_if(slabs_.begin(), slabs_.end(), [&](auto& s) { return s.second.lease == lease; });
+        const auto slab = std::find_if(slabs_.begin(), slabs_.end(),
+                                       [&](auto& s) { return s.second.lease == lease; });
         if (slab != slabs_.end()) lose(lock, slab->first, revoked->why);
       }
       return "";
@@ -646,7 +664,8 @@ std::string ClientCore::handle(Lock& lock, uint64_t number, const Request* reque
     }
     return "it refuses a request: " + refusal->why;
   }
-  if (auto* hello = std::get_if<HelloReply>(&body); hello != nullptr && answers(Body(Hello{}).index())) {
+  if (auto* hello = std::get_if<HelloReply>(&body);
+      hello != nullptr && answers(Body(Hello{}).index())) {
     if (state_ != State::kGreeting) return "a greeting out of turn";
     if (hello->lease_ms < 100) return "a lease time of nothing";
     lease_ms_ = hello->lease_ms;
@@ -655,7 +674,8 @@ std::string ClientCore::handle(Lock& lock, uint64_t number, const Request* reque
     greeted(lock);
     return "";
   }
-  if (auto* attached = std::get_if<AttachReply>(&body); attached != nullptr && answers(Body(Attach{}).index())) {
+  if (auto* attached = std::get_if<AttachReply>(&body);
+      attached != nullptr && answers(Body(Attach{}).index())) {
     if (attached->slabs.size() != request->attaching.size()) return "an answer about other leases";
     for (size_t i = 0; i < attached->slabs.size(); ++i) {
       const auto slab = slabs_.find(request->attaching[i]);
@@ -672,11 +692,13 @@ std::string ClientCore::handle(Lock& lock, uint64_t number, const Request* reque
     if (attaches_ == 0) greeted(lock);
     return "";
   }
-  if (auto* leased = std::get_if<LeaseReply>(&body); leased != nullptr && answers(Body(protocol::Lease{}).index())) {
+  if (auto* leased = std::get_if<LeaseReply>(&body);
+      leased != nullptr && answers(Body(protocol::Lease{}).index())) {
     noteCapacity(leased->capacity);
     const auto wish = wishes_.find(number);
     for (const LeasedSlab& slab : leased->slabs) {
-      if (slab.key == 0 || slab.bytes == 0 || slab.bytes % (2ull << 20) != 0) return "a slab that can't be";
+      if (slab.key == 0 || slab.bytes == 0 || slab.bytes % (2ull << 20) != 0)
+        return "a slab that can't be";
       if (wish == wishes_.end()) {  // nobody waits any more
         to_release_.push_back(slab.lease);
         continue;
@@ -690,21 +712,25 @@ std::string ClientCore::handle(Lock& lock, uint64_t number, const Request* reque
     }
     if (wish != wishes_.end()) {
       wish->second->done = true;
-      wish->second->why = leased->why.empty() ? "" : base::format("{}: {}", options_.address, leased->why);
+      wish->second->why =
+          leased->why.empty() ? "" : base::format("{}: {}", options_.address, leased->why);
       wishes_.erase(wish);
       changed_.notify_all();
     }
     return "";
   }
-  if (auto* renewed = std::get_if<RenewReply>(&body); renewed != nullptr && answers(Body(Renew{}).index())) {
+  if (auto* renewed = std::get_if<RenewReply>(&body);
+      renewed != nullptr && answers(Body(Renew{}).index())) {
     noteCapacity(renewed->capacity);
     renewed_ms_ = std::max(renewed_ms_, request->sent_ms);
     useful_ = true;
     const auto took = static_cast<uint32_t>(nowUs() - request->sent_us);
-    figures_.round_trip_us = figures_.round_trip_us == 0 ? took : (figures_.round_trip_us * 7 + took) / 8;
+    figures_.round_trip_us =
+        figures_.round_trip_us == 0 ? took : (figures_.round_trip_us * 7 + took) / 8;
     return "";
   }
-  if (auto* released = std::get_if<ReleaseReply>(&body); released != nullptr && answers(Body(Release{}).index())) {
+  if (auto* released = std::get_if<ReleaseReply>(&body);
+      released != nullptr && answers(Body(Release{}).index())) {
     noteCapacity(released->capacity);
     unsure_.clear();
     return "";
@@ -719,13 +745,16 @@ void ClientCore::noteCapacity(const protocol::Capacity& capacity) {
   capacity_.free = std::min(capacity_.free, capacity_.total);
   capacity_.available = std::min(capacity_.available, capacity_.total);
   if (grown) {
-    happen(Event::Kind::kCapacity, base::format("{} MiB can be leased again", capacity.available >> 20), 0,
+    happen(Event::Kind::kCapacity,
+           base::format("{} MiB can be leased again", capacity.available >> 20), 0,
            capacity.available);
   }
 }
 
-void ClientCore::happen(Event::Kind kind, const std::string& text, SlabId slab, uint64_t bytes, uint32_t deadline) {
-  events_.push_back({kind, slab, bytes, deadline, base::format("memserver {}: {}", options_.address, text)});
+void ClientCore::happen(Event::Kind kind, const std::string& text, SlabId slab, uint64_t bytes,
+                        uint32_t deadline) {
+  events_.push_back(
+      {kind, slab, bytes, deadline, base::format("memserver {}: {}", options_.address, text)});
 }
 
 void ClientCore::lose(Lock&, SlabId id, const std::string& why) {
@@ -771,7 +800,8 @@ void ClientCore::agent() {
       result.swap(connect_result_);
       if (!result) {
         const bool connecting = connector_.joinable();
-        if (closing_ && state_ == State::kDown && !connecting && done_.empty() && events_.empty()) break;
+        if (closing_ && state_ == State::kDown && !connecting && done_.empty() && events_.empty())
+          break;
         if (!first_error_.empty()) break;  // the first attempt failed: nobody has this client
         connect = state_ == State::kDown && !connecting && !closing_ && bootMs() >= retry_at_ms_;
       }
@@ -824,10 +854,11 @@ void ClientCore::linkIsDown(const LinkPtr& link) {
   if (link != link_) return;  // it failed before it was this client's: connected() sees it
   if (told_up_ && !closing_) {
     const int64_t left = std::max<int64_t>(0, renewed_ms_ + patience() - bootMs());
-    happen(
-        Event::Kind::kDown,
-        base::format("disconnected: {}{}", reason,
-                     slabs_.empty() ? "" : base::format("; what is there is waited for, {} s at most", left / 1000)));
+    happen(Event::Kind::kDown,
+           base::format("disconnected: {}{}", reason,
+                        slabs_.empty() ? ""
+                                       : base::format("; what is there is waited for, {} s at most",
+                                                      left / 1000)));
   }
   if (state_ == State::kGreeting) attempt_failed_ = true;
   if (figures_.connects == 0 && first_error_.empty()) {
@@ -851,8 +882,8 @@ void ClientCore::linkIsDown(const LinkPtr& link) {
   changed_.notify_all();
 }
 
-// At once after a connection that was of use, or soon, if it may end by the same transfer again; later and later as long as they are
-// of none.
+// At once after a connection that was of use, or soon, if it may end by the same transfer again;
+// later and later as long as they are of none.
 void ClientCore::retryLater() {
   const int64_t soon = troubled_ ? kFirstRetryMs : 0;
   retry_ms_ = useful_ ? soon : std::clamp(retry_ms_ * 2, kFirstRetryMs, kLastRetryMs);
@@ -910,14 +941,16 @@ void ClientCore::greeted(Lock& lock) {
   std::vector<std::pair<std::vector<LeaseId>, std::vector<SlabId>>> batches;
   for (const auto& [id, slab] : slabs_) {
     if (slab.key != 0) continue;
-    if (batches.empty() || batches.back().first.size() == protocol::kMaxLeases) batches.emplace_back();
+    if (batches.empty() || batches.back().first.size() == protocol::kMaxLeases)
+      batches.emplace_back();
     batches.back().first.push_back(slab.lease);
     batches.back().second.push_back(id);
   }
   if (!batches.empty()) {
     attaches_ = static_cast<uint32_t>(batches.size());
     lock.unlock();
-    for (auto& [leases, ids] : batches) request(protocol::Attach{std::move(leases)}, std::move(ids));
+    for (auto& [leases, ids] : batches)
+      request(protocol::Attach{std::move(leases)}, std::move(ids));
     lock.lock();
     return;
   }
@@ -928,9 +961,9 @@ void ClientCore::greeted(Lock& lock) {
   const transport::PeerInfo& peer = link_->peer();
   figures_.transport = peer.kind;
   figures_.node = peer.node;
-  happen(Event::Kind::kUp,
-         base::format("{}, {} MiB of {} MiB free; {}", figures_.connects == 1 ? "connected" : "connected again",
-                      capacity_.free >> 20, capacity_.total >> 20, peer.why));
+  happen(Event::Kind::kUp, base::format("{}, {} MiB of {} MiB free; {}",
+                                        figures_.connects == 1 ? "connected" : "connected again",
+                                        capacity_.free >> 20, capacity_.total >> 20, peer.why));
   changed_.notify_all();
 }
 
@@ -978,7 +1011,8 @@ void ClientCore::tick() {
       renew = !asked && now - last_renewal_ms_ >= period && !closing_;
       if (renew) last_renewal_ms_ = now;
     } else if (!slabs_.empty() && attempt_failed_ && now - renewed_ms_ >= patience()) {
-      loseAll(lock, base::format("not connected for {} ms, most of its lease time", now - renewed_ms_));
+      loseAll(lock,
+              base::format("not connected for {} ms, most of its lease time", now - renewed_ms_));
     }
     if (closing_) {
       for (auto& queue : waiting_) {
@@ -1065,7 +1099,8 @@ const char* transferResultName(TransferResult result) {
 }
 
 const char* eventName(Event::Kind kind) {
-  constexpr const char* kEvents[] = {"up", "down", "stalled", "resumed", "slab lost", "recall", "capacity"};
+  constexpr const char* kEvents[] = {"up",        "down",   "stalled", "resumed",
+                                     "slab lost", "recall", "capacity"};
   return kEvents[static_cast<size_t>(kind)];
 }
 

@@ -5,7 +5,9 @@
 namespace olpager::memserver {
 namespace {
 
-uint16_t runMask(unsigned order, unsigned at) { return static_cast<uint16_t>(((1u << (1u << order)) - 1u) << at); }
+uint16_t runMask(unsigned order, unsigned at) {
+  return static_cast<uint16_t>(((1u << (1u << order)) - 1u) << at);
+}
 
 // Where a run of this order is free, lowest first; -1: nowhere.
 int findRun(uint16_t busy, unsigned order) {
@@ -76,7 +78,8 @@ std::optional<FrameRange> FramePool::allocate(uint64_t bytes) {
     const Place place = *shelves_[order].begin();
     Held& held = slabs_.at(place.first);
     unshelve(place, held);
-    const auto at = static_cast<unsigned>(findRun(held.busy[place.second], static_cast<unsigned>(wanted)));
+    const auto at =
+        static_cast<unsigned>(findRun(held.busy[place.second], static_cast<unsigned>(wanted)));
     held.busy[place.second] |= runMask(static_cast<unsigned>(wanted), at);
     shelve(place, held);
     const uint64_t length = kPageBytes << wanted;
@@ -91,14 +94,16 @@ std::optional<FrameRange> FramePool::allocate(uint64_t bytes) {
 bool FramePool::free(const FrameRange& frame) {
   const auto found = slabs_.find(frame.slab);
   const int order = orderOf(frame.bytes);
-  if (found == slabs_.end() || order < 0 || frame.bytes != kPageBytes << order || frame.offset % frame.bytes != 0) {
+  if (found == slabs_.end() || order < 0 || frame.bytes != kPageBytes << order ||
+      frame.offset % frame.bytes != 0) {
     return false;
   }
   Held& held = found->second;
   const uint64_t page = frame.offset / kPageBytes;
   if (page >= held.pages || frame.bytes / kPageBytes > held.pages - page) return false;
   const Place place{frame.slab, static_cast<uint32_t>(page / kBlockPages)};
-  const uint16_t mask = runMask(static_cast<unsigned>(order), static_cast<unsigned>(page % kBlockPages));
+  const uint16_t mask =
+      runMask(static_cast<unsigned>(order), static_cast<unsigned>(page % kBlockPages));
   if ((held.busy[place.second] & mask) != mask) return false;
   unshelve(place, held);
   held.busy[place.second] = static_cast<uint16_t>(held.busy[place.second] & ~mask);

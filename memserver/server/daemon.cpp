@@ -51,12 +51,14 @@ void raiseLimit(__rlimit_resource which) {
 }
 
 uint64_t bytesOf(const base::Budget& budget, uint64_t of) {
-  return budget.percent != 0 ? static_cast<uint64_t>(static_cast<double>(of) * budget.percent / 100) : budget.bytes;
+  return budget.percent != 0 ? static_cast<uint64_t>(static_cast<double>(of) * budget.percent / 100)
+                             : budget.bytes;
 }
 
 // A power of two that cuts it into a few hundred.
 uint64_t slabFor(uint64_t memory) {
-  return std::clamp<uint64_t>(std::bit_floor(std::max<uint64_t>(memory / 256, 1)), 2 * kFramePageBytes, 1ull << 30);
+  return std::clamp<uint64_t>(std::bit_floor(std::max<uint64_t>(memory / 256, 1)),
+                              2 * kFramePageBytes, 1ull << 30);
 }
 
 // On a terminal a line that grows; else nothing.
@@ -116,20 +118,22 @@ class Daemon {
     const auto now = reader_.read();
     if (!now.ok()) return refuse(now.error().message);
     const MemoryStatus& status = now.value();
-    reserve_ =
-        options_.reserve.given() ? bytesOf(options_.reserve, status.total) : std::max(kLeastReserve, status.total / 20);
+    reserve_ = options_.reserve.given() ? bytesOf(options_.reserve, status.total)
+                                        : std::max(kLeastReserve, status.total / 20);
     const uint64_t room = status.room();
     const uint64_t most = room - std::min(room, reserve_);
     uint64_t wanted = options_.memory.given() ? bytesOf(options_.memory, room) : most;
     slab_ = options_.slab != 0 ? options_.slab : slabFor(wanted);
     wanted = wanted / slab_ * slab_;
     if (wanted > most) {
-      return refuse(base::format("--memory {}: {} are available, of which {} are reserved (--reserve)",
-                                 base::formatSize(wanted), base::formatSize(room), base::formatSize(reserve_)));
+      return refuse(base::format(
+          "--memory {}: {} are available, of which {} are reserved (--reserve)",
+          base::formatSize(wanted), base::formatSize(room), base::formatSize(reserve_)));
     }
     if (wanted == 0) {
-      return refuse(base::format("there is not one slab of {} to donate: {} are available, of which {} are reserved",
-                                 base::formatSize(slab_), base::formatSize(room), base::formatSize(reserve_)));
+      return refuse(base::format(
+          "there is not one slab of {} to donate: {} are available, of which {} are reserved",
+          base::formatSize(slab_), base::formatSize(room), base::formatSize(reserve_)));
     }
     configured_ = wanted;
     return 0;
@@ -157,7 +161,8 @@ class Daemon {
     if (!made.ok()) return refuse(made.error().message);
     endpoint_ = std::move(made.value());
     for (const std::string& address : options_.listen) {
-      auto heard = endpoint_->listen(address, [this](const transport::PeerInfo& peer) { return accept(peer); });
+      auto heard = endpoint_->listen(
+          address, [this](const transport::PeerInfo& peer) { return accept(peer); });
       if (!heard.ok()) return refuse(heard.error().message);
       listeners_.push_back(std::move(heard.value()));
     }
@@ -168,11 +173,13 @@ class Daemon {
       base::logInfo("figures at http://%s/metrics", metrics_->address().c_str());
     }
     // Memfds for sessions of this host, private memory (and its huge pages) for others.
-    const bool near = std::all_of(options_.listen.begin(), options_.listen.end(), [](auto& address) {
-      return address.starts_with("unix:") || address.starts_with("127.") || address.starts_with("[::1]") ||
-             address.starts_with("localhost:");
-    });
-    kind_ = near && options_.choice != transport::Choice::kTcp ? SlabKind::kShared : SlabKind::kPrivate;
+    const bool near =
+        std::all_of(options_.listen.begin(), options_.listen.end(), [](auto& address) {
+          return address.starts_with("unix:") || address.starts_with("127.") ||
+                 address.starts_with("[::1]") || address.starts_with("localhost:");
+        });
+    kind_ =
+        near && options_.choice != transport::Choice::kTcp ? SlabKind::kShared : SlabKind::kPrivate;
     return 0;
   }
 
@@ -204,19 +211,21 @@ class Daemon {
     made_ = store_->figures().donated();
     store_->setTarget(made_);
     if (made_ < configured_) {
-      base::logWarn("%s of %s are made: there is room for no more (--reserve %s); the rest is when there is",
-                    base::formatSize(made_).c_str(), base::formatSize(configured_).c_str(),
-                    base::formatSize(reserve_).c_str());
+      base::logWarn(
+          "%s of %s are made: there is room for no more (--reserve %s); the rest is when there is",
+          base::formatSize(made_).c_str(), base::formatSize(configured_).c_str(),
+          base::formatSize(reserve_).c_str());
     }
-    base::logInfo(
-        "%s in slabs of %s, made in %lld ms%s", base::formatSize(made_).c_str(), base::formatSize(slab_).c_str(),
-        static_cast<long long>(bootMs() - begun),
-        slabs.numa_node >= 0 ? base::format(", on NUMA node {} if it has room", slabs.numa_node).c_str() : "");
+    base::logInfo("%s in slabs of %s, made in %lld ms%s", base::formatSize(made_).c_str(),
+                  base::formatSize(slab_).c_str(), static_cast<long long>(bootMs() - begun),
+                  slabs.numa_node >= 0
+                      ? base::format(", on NUMA node {} if it has room", slabs.numa_node).c_str()
+                      : "");
     return 0;
   }
 
-  // Whether one slab more is to be made: no signal has come, and there is room (others may have taken what there was at
-  // the start). Any thread, one at a time.
+  // Whether one slab more is to be made: no signal has come, and there is room (others may have
+  // taken what there was at the start). Any thread, one at a time.
   bool goOn(FillPolicy& policy) {
     for (auto pause = std::chrono::milliseconds(0);; pause = kTouchWait) {
       if (waitForSignal(pause) != 0) {
@@ -246,12 +255,14 @@ class Daemon {
     return 0;
   }
 
-  // On the thread of the endpoint, which ends before the service does. While memory is being made there is no service.
+  // On the thread of the endpoint, which ends before the service does. While memory is being made
+  // there is no service.
   std::string metrics() {
     std::lock_guard lock(service_mutex_);
     std::vector<status::Metric> metrics;
     if (service_) metrics = metricsOf(service_->figures(), store_->figures());
-    metrics.insert(metrics.begin(), {"configured_bytes", "gauge", "What it may donate at most.", configured_});
+    metrics.insert(metrics.begin(),
+                   {"configured_bytes", "gauge", "What it may donate at most.", configured_});
     return status::metricsText("olmemserver", metrics);
   }
 
@@ -307,7 +318,8 @@ class Daemon {
       const uint64_t missing = donated - std::min(donated, target + cleaning);
       const uint64_t recalled = service_->recalledBytes();
       if (missing > recalled || (missing == 0 && recalled != 0)) {
-        service_->recall(missing, options_.recall_ms, decision.why.empty() ? "memory pressure" : decision.why);
+        service_->recall(missing, options_.recall_ms,
+                         decision.why.empty() ? "memory pressure" : decision.why);
       }
       if (decision.calm) store_->grow(kind_);
     }
@@ -317,17 +329,19 @@ class Daemon {
     service_->stopLending();
     const uint64_t lent = service_->lentBytes();
     if (lent != 0) {
-      base::logInfo("%s are lent; sessions have %u ms to move their pages elsewhere", base::formatSize(lent).c_str(),
-                    options_.shutdown_ms);
+      base::logInfo("%s are lent; sessions have %u ms to move their pages elsewhere",
+                    base::formatSize(lent).c_str(), options_.shutdown_ms);
       service_->recall(lent, options_.shutdown_ms, "the memserver ends");
     }
     const int64_t until = bootMs() + options_.shutdown_ms;
     int second = 0;
-    while (service_->lentBytes() != 0 && bootMs() < until && second == 0) second = waitForSignal(kLook);
+    while (service_->lentBytes() != 0 && bootMs() < until && second == 0)
+      second = waitForSignal(kLook);
     const uint64_t left = service_->lentBytes();
     if (left != 0) {
-      base::logError("%s are still lent%s: their pages are lost", base::formatSize(left).c_str(),
-                     second != 0 ? ", and a second signal came" : " after the time that sessions had");
+      base::logError(
+          "%s are still lent%s: their pages are lost", base::formatSize(left).c_str(),
+          second != 0 ? ", and a second signal came" : " after the time that sessions had");
     }
     // A second signal, or a third, ends it whatever hangs.
     sigset_t now = ends_;
@@ -377,9 +391,11 @@ int numaNodeOf(const std::string& listen) {
     if (each->ifa_addr == nullptr) continue;
     char text[INET6_ADDRSTRLEN] = "";
     if (each->ifa_addr->sa_family == AF_INET) {
-      inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(each->ifa_addr)->sin_addr, text, sizeof text);
+      inet_ntop(AF_INET, &reinterpret_cast<sockaddr_in*>(each->ifa_addr)->sin_addr, text,
+                sizeof text);
     } else if (each->ifa_addr->sa_family == AF_INET6) {
-      inet_ntop(AF_INET6, &reinterpret_cast<sockaddr_in6*>(each->ifa_addr)->sin6_addr, text, sizeof text);
+      inet_ntop(AF_INET6, &reinterpret_cast<sockaddr_in6*>(each->ifa_addr)->sin6_addr, text,
+                sizeof text);
     }
     if (host != text) continue;
     std::ifstream file(base::format("/sys/class/net/{}/device/numa_node", each->ifa_name));

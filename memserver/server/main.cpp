@@ -56,12 +56,14 @@ int run(int argc, char** argv) {
   sigaddset(&ends, SIGINT);
   pthread_sigmask(SIG_BLOCK, &ends, nullptr);
   signal(SIGPIPE, SIG_IGN);
-  // It starts none, but where it is a container's process 1 it gets the orphans of others: nobody is to wait for them.
+  // It starts none, but where it is a container's process 1 it gets the orphans of others: nobody
+  // is to wait for them.
   signal(SIGCHLD, SIG_IGN);
 
   base::CommandLine line(
       "olmemserver",
-      "Donates memory of this machine to olpager's sessions elsewhere, and takes it back when the machine needs it.",
+      "Donates memory of this machine to olpager's sessions elsewhere, and takes it back when the "
+      "machine needs it.",
       "[OPTION...]",
       {{"olmemserver --memory 64GiB", "for programs of this machine, at 127.0.0.1:7070"},
        {"olmemserver --listen 10.0.0.2:7070 --key /etc/olpager/memserver.key",
@@ -72,7 +74,8 @@ int run(int argc, char** argv) {
   std::map<std::string, std::string> given;
   for (const auto& key : memserver::daemonKeys()) {
     line.app()
-        .add_option(dashed(key.key), given[key.key], base::format("{} (default: {})", key.text, key.default_))
+        .add_option(dashed(key.key), given[key.key],
+                    base::format("{} (default: {})", key.text, key.default_))
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
         ->type_name(key.type)
         ->group(key.group);
@@ -80,15 +83,18 @@ int run(int argc, char** argv) {
   std::vector<std::string> quotas;
   line.app()
       .add_option("--key-quota", quotas,
-                  "The most that all sessions of a key may lease, as often as there are such keys; in a file the table "
+                  "The most that all sessions of a key may lease, as often as there are such keys; "
+                  "in a file the table "
                   "[quotas]")
       ->type_name("NAME=SIZE")
       ->group("Sessions");
   std::string config;
   line.app()
-      .add_option("--config", config,
-                  base::format("A TOML file of these options (default: {}): keys as the options, with _ for -",
-                               memserver::kSystemFile))
+      .add_option(
+          "--config", config,
+          base::format(
+              "A TOML file of these options (default: {}): keys as the options, with _ for -",
+              memserver::kSystemFile))
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
       ->type_name("FILE")
       ->group(kSettings);

@@ -1,4 +1,5 @@
-// The memserver's figures by their names. docs/memserver.md lists them. Thread-safety: a pure function.
+// The memserver's figures by their names. docs/memserver.md lists them. Thread-safety: a pure
+// function.
 #pragma once
 
 #include <vector>
@@ -8,6 +9,7 @@
 
 namespace olpager::memserver {
 
-std::vector<status::Metric> metricsOf(const ServiceFigures& service, const SlabStore::Figures& store);
+std::vector<status::Metric> metricsOf(const ServiceFigures& service,
+                                      const SlabStore::Figures& store);
 
 }  // namespace olpager::memserver

@@ -38,7 +38,8 @@ Status setTime(uint32_t& into, std::string_view text) {
   if (unit == "min") factor = 60'000;
   if (unit == "h") factor = 3'600'000;
   const double ms = number * factor;
-  if (error != std::errc() || !(ms >= 100 && ms <= 24 * 3'600'000.0)) return notAllowed(text, kForms);
+  if (error != std::errc() || !(ms >= 100 && ms <= 24 * 3'600'000.0))
+    return notAllowed(text, kForms);
   into = static_cast<uint32_t>(ms);
   return {};
 }
@@ -66,7 +67,8 @@ Status setNumber(T& into, std::string_view text, T least, T most) {
 }
 
 Status setFlag(bool& into, std::string_view text) {
-  if (text != "on" && text != "off" && text != "true" && text != "false") return notAllowed(text, "on or off");
+  if (text != "on" && text != "off" && text != "true" && text != "false")
+    return notAllowed(text, "on or off");
   into = text == "on" || text == "true";
   return {};
 }
@@ -76,12 +78,14 @@ Status setListen(DaemonOptions& o, std::string_view text) {
   while (!text.empty()) {
     const size_t comma = text.find(',');
     const std::string_view one = text.substr(0, comma);
-    if (auto status = base::checkAddress(one, base::AddressUse::kListen, base::kMemserverPort); !status.ok())
+    if (auto status = base::checkAddress(one, base::AddressUse::kListen, base::kMemserverPort);
+        !status.ok())
       return Error{status.error().message + "; several with commas between"};
     o.listen.emplace_back(one);
     text = comma == std::string_view::npos ? "" : text.substr(comma + 1);
   }
-  if (o.listen.empty()) return notAllowed("", "host:port, [v6]:port or unix:/path; several with commas between");
+  if (o.listen.empty())
+    return notAllowed("", "host:port, [v6]:port or unix:/path; several with commas between");
   return {};
 }
 
@@ -159,7 +163,8 @@ Status setNuma(DaemonOptions& o, std::string_view text) {
 
 Status setPrometheus(DaemonOptions& o, std::string_view text) {
   if (text != "none") {
-    if (auto status = base::checkAddress(text, base::AddressUse::kListenHere, base::kMetricsPort); !status.ok())
+    if (auto status = base::checkAddress(text, base::AddressUse::kListenHere, base::kMetricsPort);
+        !status.ok())
       return Error{status.error().message + "; or none"};
   }
   o.prometheus = text == "none" ? "" : text;
@@ -178,31 +183,42 @@ Status setLog(DaemonOptions& o, std::string_view text) {
 const std::vector<DaemonKey>& daemonKeys() {
   static const std::vector<DaemonKey> keys = {
       {"listen", "Network", "HOST:PORT,...",
-       "Where sessions connect: host:port, [v6]:port, unix:/path; several with commas", "127.0.0.1:7070", setListen},
+       "Where sessions connect: host:port, [v6]:port, unix:/path; several with commas",
+       "127.0.0.1:7070", setListen},
       {"memory", "Memory", "SIZE",
-       "What to donate: a size, a percentage of what is available, or auto (what is available less the reserve)",
+       "What to donate: a size, a percentage of what is available, or auto (what is available less "
+       "the reserve)",
        "auto", setMemory},
-      {"reserve", "Memory", "SIZE", "What is left to the machine: a size, or a percentage of its memory",
-       "5%, at least 1GiB", setReserve},
-      {"slab", "Memory", "SIZE", "The unit that is lent, a multiple of 2MiB", "by the memory", setSlab},
+      {"reserve", "Memory", "SIZE",
+       "What is left to the machine: a size, or a percentage of its memory", "5%, at least 1GiB",
+       setReserve},
+      {"slab", "Memory", "SIZE", "The unit that is lent, a multiple of 2MiB", "by the memory",
+       setSlab},
       {"key", "Network", "FILE", "File with the keys of sessions that may connect (olctl keygen)",
        "$CREDENTIALS_DIRECTORY/olmemserver.key, where it is; else none: loopback only",
        [](DaemonOptions& o, std::string_view text) {
          o.key = text;
          return Status();
        }},
-      {"tls", "Network", "WHAT", "What is encrypted: all, control (messages only), off", "all", setTls},
-      {"transport", "Network", "HOW", "auto (shared memory on this host, else TCP), tcp or shm", "auto", setTransport},
-      {"lease_time", "Sessions", "SECONDS", "How long a lost session's memory is kept for it: 30s, 500ms, 5min", "30s",
+      {"tls", "Network", "WHAT", "What is encrypted: all, control (messages only), off", "all",
+       setTls},
+      {"transport", "Network", "HOW", "auto (shared memory on this host, else TCP), tcp or shm",
+       "auto", setTransport},
+      {"lease_time", "Sessions", "SECONDS",
+       "How long a lost session's memory is kept for it: 30s, 500ms, 5min", "30s",
        [](DaemonOptions& o, std::string_view text) { return setTime(o.lease_ms, text); }},
       {"quota", "Sessions", "SIZE", "The most that one session may lease", "none",
        [](DaemonOptions& o, std::string_view text) { return setSize(o.quota, text); }},
       {"sessions", "Sessions", "NUMBER", "The most sessions at a time", "1024",
-       [](DaemonOptions& o, std::string_view text) { return setNumber(o.sessions, text, 1u, 65536u); }},
+       [](DaemonOptions& o, std::string_view text) {
+         return setNumber(o.sessions, text, 1u, 65536u);
+       }},
       {"recall", "Giving memory back", "HOW",
-       "soft: memory that a session does not release stays; hard: it is taken when the time is over", "soft",
-       setRecall},
-      {"recall_time", "Giving memory back", "SECONDS", "How long sessions have to release what is recalled", "10s",
+       "soft: memory that a session does not release stays; hard: it is taken when the time is "
+       "over",
+       "soft", setRecall},
+      {"recall_time", "Giving memory back", "SECONDS",
+       "How long sessions have to release what is recalled", "10s",
        [](DaemonOptions& o, std::string_view text) { return setTime(o.recall_ms, text); }},
       {"calm_time", "Giving memory back", "SECONDS",
        "How long there must be no pressure before memory is donated again", "30s",
@@ -215,21 +231,24 @@ const std::vector<DaemonKey>& daemonKeys() {
       {"shutdown_timeout", "Giving memory back", "SECONDS",
        "How long to wait for sessions to move their pages when it is ended", "60s",
        [](DaemonOptions& o, std::string_view text) { return setTime(o.shutdown_ms, text); }},
-      {"numa", "Memory", "NODE", "NUMA node that memory comes from first: auto (the network card's), none, or a number",
+      {"numa", "Memory", "NODE",
+       "NUMA node that memory comes from first: auto (the network card's), none, or a number",
        "auto", setNuma},
       {"huge", "Memory", "on|off", "Ask for transparent huge pages: on or off", "on",
        [](DaemonOptions& o, std::string_view text) { return setFlag(o.huge, text); }},
-      {"lock", "Memory", "on|off", "Keep memory from being swapped out, as far as the limit allows: on or off", "on",
+      {"lock", "Memory", "on|off",
+       "Keep memory from being swapped out, as far as the limit allows: on or off", "on",
        [](DaemonOptions& o, std::string_view text) { return setFlag(o.lock, text); }},
-      {"prometheus", "Watching", "HOST:PORT", "Where figures are served for Prometheus, on loopback: host:port", "none",
-       setPrometheus},
-      {"proc", "Giving memory back", "FOLDER", "Folder to read meminfo and pressure/memory from", "/proc",
+      {"prometheus", "Watching", "HOST:PORT",
+       "Where figures are served for Prometheus, on loopback: host:port", "none", setPrometheus},
+      {"proc", "Giving memory back", "FOLDER", "Folder to read meminfo and pressure/memory from",
+       "/proc",
        [](DaemonOptions& o, std::string_view text) {
          o.proc = text;
          return Status();
        }},
-      {"cgroup", "Giving memory back", "FOLDER", "Folder of the cgroup to watch, with those above it, or none",
-       "the own",
+      {"cgroup", "Giving memory back", "FOLDER",
+       "Folder of the cgroup to watch, with those above it, or none", "the own",
        [](DaemonOptions& o, std::string_view text) {
          o.cgroup = text;
          return Status();
@@ -274,15 +293,19 @@ Status applyFile(DaemonOptions& options, const std::string& path, bool must) {
     };
     if (entry.key == "quotas" && entry.kind == base::TomlEntry::Kind::kTable) {
       for (const base::TomlEntry& quota : entry.inside)
-        if (const Status status = applyKeyQuota(options, base::format("{}={}", quota.key, quota.text)); !status.ok())
+        if (const Status status =
+                applyKeyQuota(options, base::format("{}={}", quota.key, quota.text));
+            !status.ok())
           return where(quota.place, status.error());
       continue;
     }
     const auto& keys = daemonKeys();
-    if (std::none_of(keys.begin(), keys.end(), [&](const DaemonKey& each) { return each.key == entry.key; }))
-      return Error{
-          base::format("{}: {}", entry.place,
-                       unknown(entry.kind == base::TomlEntry::Kind::kTable ? "table" : "key", entry.key).message)};
+    if (std::none_of(keys.begin(), keys.end(),
+                     [&](const DaemonKey& each) { return each.key == entry.key; }))
+      return Error{base::format(
+          "{}: {}", entry.place,
+          unknown(entry.kind == base::TomlEntry::Kind::kTable ? "table" : "key", entry.key)
+              .message)};
     const auto value = entry.option();
     if (!value.ok()) return where(entry.place, value.error());
     if (const Status status = applyKey(options, entry.key, value.value()); !status.ok())

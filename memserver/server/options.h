@@ -1,5 +1,5 @@
-// What olmemserver may be told: built-in defaults, a TOML file, options of the command line, in rising order. One list of
-// keys for both: the key `lease_time` is the option --lease-time.
+// What olmemserver may be told: built-in defaults, a TOML file, options of the command line, in
+// rising order. One list of keys for both: the key `lease_time` is the option --lease-time.
 //
 // Errors: one line that names the option, or the file and key, the value, and what is allowed.
 // Thread-safety: pure functions.
@@ -24,10 +24,11 @@ inline constexpr std::string_view kCredential = "olmemserver.key";
 
 struct DaemonOptions {
   std::vector<std::string> listen = {"127.0.0.1:7070"};
-  base::Budget memory;   // not given: `auto`, what is available less the reserve
-  base::Budget reserve;  // of what is available; not given: 5 % of the machine's memory, at least 1 GiB
-  uint64_t slab = 0;     // 0: by the memory
-  std::string key;       // a file; "": kCredential, where there is one
+  base::Budget memory;  // not given: `auto`, what is available less the reserve
+  base::Budget
+      reserve;  // of what is available; not given: 5 % of the machine's memory, at least 1 GiB
+  uint64_t slab = 0;  // 0: by the memory
+  std::string key;    // a file; "": kCredential, where there is one
   transport::Tls tls = transport::Tls::kAll;
   transport::Choice choice = transport::Choice::kAuto;
   uint32_t lease_ms = 30'000;

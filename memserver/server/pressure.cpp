@@ -17,7 +17,8 @@ constexpr int64_t kStepMs = 10'000;
 std::optional<uint64_t> field(const std::string& path, const std::string& name) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
-    if (line.starts_with(name)) return std::strtoull(line.c_str() + name.size(), nullptr, 10) * 1024;
+    if (line.starts_with(name))
+      return std::strtoull(line.c_str() + name.size(), nullptr, 10) * 1024;
   }
   return std::nullopt;
 }
@@ -38,7 +39,8 @@ MemoryReader::MemoryReader(std::string proc, const std::string& cgroup)
 
 Result<MemoryStatus> MemoryReader::read() const {
   MemoryStatus status;
-  const auto total = field(proc_ + "/meminfo", "MemTotal:"), available = field(proc_ + "/meminfo", "MemAvailable:");
+  const auto total = field(proc_ + "/meminfo", "MemTotal:"),
+             available = field(proc_ + "/meminfo", "MemAvailable:");
   if (!total || !available) return Error{base::format("{}/meminfo can't be read", proc_)};
   status.total = *total;
   status.available = *available;
@@ -51,14 +53,16 @@ Result<MemoryStatus> MemoryReader::read() const {
   return status;
 }
 
-FillPolicy::Answer FillPolicy::next(uint64_t untouched, const std::function<Result<MemoryStatus>()>& read) {
+FillPolicy::Answer FillPolicy::next(uint64_t untouched,
+                                    const std::function<Result<MemoryStatus>()>& read) {
   if (allowed_ < slab_) {
     const auto status = read();
     // What can't be read does not end it: it could be read a moment ago.
     const uint64_t room = status.ok() ? status.value().room() : UINT64_MAX;
     const uint64_t taken = reserve_ + untouched;
     const uint64_t left = room - std::min(room, taken);
-    // Some of `untouched` may have been touched since, and then counts twice: only without any it is certain.
+    // Some of `untouched` may have been touched since, and then counts twice: only without any it
+    // is certain.
     if (left < slab_) return untouched == 0 ? Answer::kFull : Answer::kWait;
     allowed_ = std::min(left, std::max(slab_, kFillLook));
   }
@@ -66,7 +70,8 @@ FillPolicy::Answer FillPolicy::next(uint64_t untouched, const std::function<Resu
   return Answer::kMake;
 }
 
-PressurePolicy::Decision PressurePolicy::decide(const MemoryStatus& status, uint64_t donated, int64_t now_ms) {
+PressurePolicy::Decision PressurePolicy::decide(const MemoryStatus& status, uint64_t donated,
+                                                int64_t now_ms) {
   uint64_t wanted = 0;
   Decision decision;
   const auto want = [&](uint64_t bytes, std::string why) {
@@ -83,13 +88,15 @@ PressurePolicy::Decision PressurePolicy::decide(const MemoryStatus& status, uint
     const uint64_t room = *status.limit - std::min(*status.limit, status.current);
     const uint64_t margin = std::min(options_.reserve, *status.limit / 16);
     if (room < margin) {
-      want(margin - room, base::format("the cgroup, or one above it, is at {} of its {}",
-                                       base::formatSize(status.current), base::formatSize(*status.limit)));
+      want(margin - room,
+           base::format("the cgroup, or one above it, is at {} of its {}",
+                        base::formatSize(status.current), base::formatSize(*status.limit)));
     }
   }
   const bool throttled = looked_ && status.throttled > throttled_;
   throttled_ = status.throttled;
-  if (!looked_ && target_ < options_.configured) pressed_ms_ = now_ms;  // there was no room for the rest
+  if (!looked_ && target_ < options_.configured)
+    pressed_ms_ = now_ms;  // there was no room for the rest
   looked_ = true;
   const bool psi = status.some >= options_.some || status.full >= options_.full;
   if (throttled || psi) {
@@ -98,7 +105,8 @@ PressurePolicy::Decision PressurePolicy::decide(const MemoryStatus& status, uint
       step_ms_ = now_ms;
       want(std::max(donated / 16, options_.slab),
            throttled ? "the cgroup was throttled at its limit"
-                     : base::format("memory pressure: some {:.1f} %, full {:.1f} %", status.some, status.full));
+                     : base::format("memory pressure: some {:.1f} %, full {:.1f} %", status.some,
+                                    status.full));
     }
   }
   if (wanted != 0) {
@@ -112,7 +120,8 @@ PressurePolicy::Decision PressurePolicy::decide(const MemoryStatus& status, uint
     // What was not given back in time need not be any more.
     target_ = std::max(target_, std::min(donated, options_.configured));
     const bool fits = status.room() >= options_.reserve + 2 * options_.slab;
-    if (fits && target_ + options_.slab <= options_.configured && target_ <= donated) target_ += options_.slab;
+    if (fits && target_ + options_.slab <= options_.configured && target_ <= donated)
+      target_ += options_.slab;
   }
   decision.target = target_;
   return decision;

@@ -1,15 +1,18 @@
 // How short of memory the machine is, and what a memserver should do about it.
 //
-// Read: /proc/meminfo, /proc/pressure/memory, and what the cgroup and those above it leave (base/cgroup.h).
+// Read: /proc/meminfo, /proc/pressure/memory, and what the cgroup and those above it leave
+// (base/cgroup.h).
 //
 // Policy, decided anew each second. What is wanted back is the most of:
 //   - what is missing to the reserve, of the machine's available memory;
 //   - what is missing to a sixteenth (at most the reserve) of free room below the cgroup's limit;
-//   - a sixteenth of what is donated, while PSI is above its thresholds or the cgroup was throttled at its limit since the last
-//     look; not more often than each 10 s, the time over which PSI's figures are averaged.
-// The target falls at once, to what is donated less what is wanted. With nothing wanted for the calm time it rises, a slab at a time,
-// to what was configured, as long as twice a slab more than the reserve is available. At the start what there was no room for waits for the
-// calm time as well.
+//   - a sixteenth of what is donated, while PSI is above its thresholds or the cgroup was throttled
+//     at its limit since the last look; not more often than each 10 s, the time over which PSI's
+//     figures are averaged.
+// The target falls at once, to what is donated less what is wanted. With nothing wanted for the
+// calm time it rises, a slab at a time, to what was configured, as long as twice a slab more than
+// the reserve is available. At the start what there was no room for waits for the calm time as
+// well.
 //
 // Thread-safety: one caller at a time.
 #pragma once
@@ -26,8 +29,10 @@ namespace olpager::memserver {
 
 struct MemoryStatus {
   uint64_t total = 0, available = 0;  // of the machine
-  double some = 0, full = 0;          // PSI, per cent of the last 10 s: the worst of the machine's and the cgroups'
-  std::optional<uint64_t> limit;      // of the cgroup with the least room, as the next two (base::CgroupMemory)
+  double some = 0,
+         full = 0;  // PSI, per cent of the last 10 s: the worst of the machine's and the cgroups'
+  std::optional<uint64_t>
+      limit;  // of the cgroup with the least room, as the next two (base::CgroupMemory)
   uint64_t current = 0;
   uint64_t throttled = 0;  // of all
   /// What more could be used now.
@@ -47,8 +52,8 @@ class MemoryReader {
 };
 
 inline constexpr uint64_t kFillLook = 64ull << 20;
-/// Whether memory that is being made leaves the reserve free. Others take memory meanwhile: room is looked at again after every
-/// kFillLook bytes, or slab, that are begun.
+/// Whether memory that is being made leaves the reserve free. Others take memory meanwhile: room is
+/// looked at again after every kFillLook bytes, or slab, that are begun.
 class FillPolicy {
  public:
   enum class Answer : uint8_t {
@@ -57,7 +62,8 @@ class FillPolicy {
     kFull
   };
   FillPolicy(uint64_t reserve, uint64_t slab) : reserve_(reserve), slab_(slab) {}
-  /// `untouched`: of what has been begun; read before `read` is called, so that nothing is counted by neither.
+  /// `untouched`: of what has been begun; read before `read` is called, so that nothing is counted
+  /// by neither.
   Answer next(uint64_t untouched, const std::function<Result<MemoryStatus>()>& read);
 
  private:

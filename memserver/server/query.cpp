@@ -12,7 +12,9 @@ namespace olpager::memserver {
 
 namespace {
 
-uint64_t bytesOf(const status::Session& session) { return session.bytes.empty() ? 0 : session.bytes.front(); }
+uint64_t bytesOf(const status::Session& session) {
+  return session.bytes.empty() ? 0 : session.bytes.front();
+}
 
 }  // namespace
 
@@ -44,19 +46,22 @@ Result<status::Status> askState(const DaemonOptions& options, const std::string&
 
 std::string stateText(const status::Status& state) {
   const status::Tier& memory = state.tiers.front();
-  std::string text = base::format("donated {}   lent {}   free {}   being cleaned {}   given back {}   up {} s{}\n",
-                                  base::formatSize(memory.total), base::formatSize(memory.used),
-                                  base::formatSize(memory.free), base::formatSize(state.figure("cleaning_bytes")),
-                                  base::formatSize(state.figure("returned_bytes_total")), state.uptime_ms / 1000,
-                                  state.serving != 0 ? "" : "   ENDING");
-  text += base::format("{:>8}  {:<16} {:<24} {:<20} {:>10} {:>6} {:>10}  {}\n", "session", "key", "node", "program",
-                       "memory", "slabs", "recalled", "state");
+  std::string text = base::format(
+      "donated {}   lent {}   free {}   being cleaned {}   given back {}   up {} s{}\n",
+      base::formatSize(memory.total), base::formatSize(memory.used), base::formatSize(memory.free),
+      base::formatSize(state.figure("cleaning_bytes")),
+      base::formatSize(state.figure("returned_bytes_total")), state.uptime_ms / 1000,
+      state.serving != 0 ? "" : "   ENDING");
+  text += base::format("{:>8}  {:<16} {:<24} {:<20} {:>10} {:>6} {:>10}  {}\n", "session", "key",
+                       "node", "program", "memory", "slabs", "recalled", "state");
   for (const auto& row : state.sessions) {
     text += base::format(
-        "{:>8}  {:<16} {:<24} {:<20} {:>10} {:>6} {:>10}  {}\n", row.number, row.key_name.empty() ? "-" : row.key_name,
-        row.node, row.program, base::formatSize(bytesOf(row)), row.pieces, base::formatSize(row.recalled),
+        "{:>8}  {:<16} {:<24} {:<20} {:>10} {:>6} {:>10}  {}\n", row.number,
+        row.key_name.empty() ? "-" : row.key_name, row.node, row.program,
+        base::formatSize(bytesOf(row)), row.pieces, base::formatSize(row.recalled),
         row.connected != 0
-            ? base::format("connected from {} by {}, heard {} ms ago", row.address, row.transport, row.heard_ms)
+            ? base::format("connected from {} by {}, heard {} ms ago", row.address, row.transport,
+                           row.heard_ms)
             : base::format("lost, its memory is kept for {:.1f} s more", row.left_ms / 1000.0));
   }
   return text;

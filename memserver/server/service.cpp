@@ -79,7 +79,8 @@ struct Service::Lease {
   SessionPtr session;
 };
 
-Service::Service(const ServiceOptions& options, SlabStore& store, tbb::task_arena& arena, transport::QueuePtr queue)
+Service::Service(const ServiceOptions& options, SlabStore& store, tbb::task_arena& arena,
+                 transport::QueuePtr queue)
     : options_(options),
       store_(store),
       arena_(arena),
@@ -188,14 +189,16 @@ void Service::process(const SessionPtr& session, Completion& completion) {
     return;
   }
   if (completion.kind != Completion::Kind::kMessage) return;
-  if (const std::string wrong = message(session, completion.message); !wrong.empty()) closeFor(session, wrong);
+  if (const std::string wrong = message(session, completion.message); !wrong.empty())
+    closeFor(session, wrong);
 }
 
 // Once: until its kDown is handled there is more of it to look at.
 void Service::closeFor(const SessionPtr& session, const std::string& wrong) {
   if (session->closed.exchange(true)) return;
-  base::logWarn("session %llu of %s (%s): %s; it is closed", static_cast<unsigned long long>(session->number),
-                session->peer.node.c_str(), keyText(session->peer.key_name), wrong.c_str());
+  base::logWarn("session %llu of %s (%s): %s; it is closed",
+                static_cast<unsigned long long>(session->number), session->peer.node.c_str(),
+                keyText(session->peer.key_name), wrong.c_str());
   {
     std::lock_guard lock(mutex_);
     ++figures_.broken;
@@ -203,8 +206,10 @@ void Service::closeFor(const SessionPtr& session, const std::string& wrong) {
   session->link->close("this is a memserver (--memserver), and its protocol was broken: " + wrong);
 }
 
-// Who does not take what it asked for would never learn of it. A link that fails otherwise says so by itself.
-Outcome Service::tell(const SessionPtr& session, MessageClass klass, const std::vector<std::byte>& bytes) {
+// Who does not take what it asked for would never learn of it. A link that fails otherwise says so
+// by itself.
+Outcome Service::tell(const SessionPtr& session, MessageClass klass,
+                      const std::vector<std::byte>& bytes) {
   const Outcome outcome = session->link->send(klass, bytes);
   if (outcome == Outcome::kTooLong) {
     closeFor(session, base::format("it takes messages of {} bytes, and one of {} is for it",
@@ -218,7 +223,8 @@ std::string Service::message(const SessionPtr& session, const transport::Message
   if (status::isQuestion(message.bytes()) && message.messageClass() == MessageClass::kRequest) {
     const auto question = status::decodeQuestion(message.bytes());
     if (!question.ok()) return question.error().message;
-    const auto told = status::encode({question.value().number, status(question.value().first, &session->peer)});
+    const auto told =
+        status::encode({question.value().number, status(question.value().first, &session->peer)});
     tell(session, MessageClass::kReply, told);
     return "";
   }
@@ -226,8 +232,8 @@ std::string Service::message(const SessionPtr& session, const transport::Message
   if (!decoded.ok()) return decoded.error().message;
   const protocol::Message& request = decoded.value();
   if (std::holds_alternative<protocol::Goodbye>(request.body)) {
-    base::logInfo("session %llu of %s says goodbye", static_cast<unsigned long long>(session->number),
-                  session->peer.node.c_str());
+    base::logInfo("session %llu of %s says goodbye",
+                  static_cast<unsigned long long>(session->number), session->peer.node.c_str());
     endSession(session, Cause::kReleased);
     session->link->close("goodbye");
     return "";
@@ -246,7 +252,8 @@ std::string Service::message(const SessionPtr& session, const transport::Message
   return "";
 }
 
-protocol::Body Service::answer(const SessionPtr& session, const protocol::Body& request, std::string& wrong) {
+protocol::Body Service::answer(const SessionPtr& session, const protocol::Body& request,
+                               std::string& wrong) {
   using namespace protocol;
   if (const auto* hello = std::get_if<Hello>(&request)) {
     {
@@ -256,7 +263,8 @@ protocol::Body Service::answer(const SessionPtr& session, const protocol::Body& 
     if (!session->greeted.exchange(true)) {
       std::lock_guard lock(mutex_);
       ++figures_.sessions_accepted;
-      ++(session->peer.kind == transport::LinkKind::kShm ? figures_.accepted_shm : figures_.accepted_tcp);
+      ++(session->peer.kind == transport::LinkKind::kShm ? figures_.accepted_shm
+                                                         : figures_.accepted_tcp);
     }
     base::logInfo("session %llu: %s (%s), %s, %s", static_cast<unsigned long long>(session->number),
                   session->peer.node.c_str(), hello->label.c_str(), keyText(session->peer.key_name),
@@ -279,7 +287,8 @@ protocol::Body Service::answer(const SessionPtr& session, const protocol::Body& 
   }
   if (std::holds_alternative<Renew>(request)) return RenewReply{capacity(*session)};
   if (const auto* release = std::get_if<Release>(&request)) {
-    for (const LeaseId& id : release->leases) end(id, nullptr, session->peer.key_name, Cause::kReleased);
+    for (const LeaseId& id : release->leases)
+      end(id, nullptr, session->peer.key_name, Cause::kReleased);
     return ReleaseReply{capacity(*session)};
   }
   wrong = base::format("a {} message that is not a session's to send", bodyName(request));
@@ -291,8 +300,10 @@ protocol::Body Service::answer(const SessionPtr& session, const protocol::Body& 
 uint64_t Service::quotaLeft(const Session& session) const {
   const uint64_t has = session.bytes.load();
   uint64_t left = UINT64_MAX;
-  if (options_.session_quota != 0) left = options_.session_quota - std::min(options_.session_quota, has);
-  if (const auto quota = options_.key_quotas.find(session.peer.key_name); quota != options_.key_quotas.end()) {
+  if (options_.session_quota != 0)
+    left = options_.session_quota - std::min(options_.session_quota, has);
+  if (const auto quota = options_.key_quotas.find(session.peer.key_name);
+      quota != options_.key_quotas.end()) {
     std::lock_guard lock(mutex_);
     const auto used = used_.find(session.peer.key_name);
     const uint64_t uses = used == used_.end() ? 0 : used->second;
@@ -326,8 +337,9 @@ protocol::Capacity Service::capacity(Session& session) const {
   protocol::Capacity all;
   all.total = store.donated();
   all.free = store.free;
-  all.available =
-      lending_.load() ? std::min(store.free, quotaLeft(session)) / store_.slabBytes() * store_.slabBytes() : 0;
+  all.available = lending_.load() ? std::min(store.free, quotaLeft(session)) / store_.slabBytes() *
+                                        store_.slabBytes()
+                                  : 0;
   std::lock_guard lock(session.mutex);
   all.recalled = session.recalled;
   if (session.recalled != 0) {
@@ -340,7 +352,8 @@ protocol::Capacity Service::capacity(Session& session) const {
 protocol::LeaseReply Service::grant(const SessionPtr& session, uint64_t bytes) {
   protocol::LeaseReply reply;
   const uint64_t slab_bytes = store_.slabBytes();
-  const SlabKind kind = session->peer.kind == transport::LinkKind::kShm ? SlabKind::kShared : SlabKind::kPrivate;
+  const SlabKind kind =
+      session->peer.kind == transport::LinkKind::kShm ? SlabKind::kShared : SlabKind::kPrivate;
   uint64_t have = 0;
   while (have < bytes && reply.slabs.size() < protocol::kMaxLeases) {
     if (!lending_.load()) {
@@ -353,7 +366,8 @@ protocol::LeaseReply Service::grant(const SessionPtr& session, uint64_t bytes) {
     }
     if (!reply.why.empty()) break;
     if (!reserve(*session, slab_bytes)) {
-      reply.why = base::format("the quota is used up (slabs are of {})", base::formatSize(slab_bytes));
+      reply.why =
+          base::format("the quota is used up (slabs are of {})", base::formatSize(slab_bytes));
       break;
     }
     auto lease = std::make_shared<Lease>();
@@ -363,8 +377,8 @@ protocol::LeaseReply Service::grant(const SessionPtr& session, uint64_t bytes) {
       reply.why = "all memory is lent";
       break;
     }
-    auto region =
-        transport::registerMemory(session->link->domain(), lease->slab->memory(), transport::kRemoteReadWrite);
+    auto region = transport::registerMemory(session->link->domain(), lease->slab->memory(),
+                                            transport::kRemoteReadWrite);
     if (!region.ok()) {
       base::logError("a slab can't be registered: %s", region.error().message.c_str());
       unreserve(*session, slab_bytes);
@@ -385,8 +399,9 @@ protocol::LeaseReply Service::grant(const SessionPtr& session, uint64_t bytes) {
     have += slab_bytes;
   }
   if (!reply.slabs.empty()) {
-    base::logInfo("session %llu leases %zu slabs; it has %s", static_cast<unsigned long long>(session->number),
-                  reply.slabs.size(), base::formatSize(session->bytes.load()).c_str());
+    base::logInfo("session %llu leases %zu slabs; it has %s",
+                  static_cast<unsigned long long>(session->number), reply.slabs.size(),
+                  base::formatSize(session->bytes.load()).c_str());
   }
   reply.capacity = capacity(*session);
   std::lock_guard lock(mutex_);
@@ -425,7 +440,8 @@ std::optional<protocol::LeasedSlab> Service::attach(const SessionPtr& session, c
   const SessionPtr old = lease->session;
   const uint64_t bytes = lease->slab->bytes();
   endRegion(*lease);
-  auto region = transport::registerMemory(session->link->domain(), lease->slab->memory(), transport::kRemoteReadWrite);
+  auto region = transport::registerMemory(session->link->domain(), lease->slab->memory(),
+                                          transport::kRemoteReadWrite);
   if (!region.ok()) {
     base::logError("a slab can't be registered: %s", region.error().message.c_str());
     return std::nullopt;
@@ -462,7 +478,8 @@ std::optional<protocol::LeasedSlab> Service::attach(const SessionPtr& session, c
   return protocol::LeasedSlab{id, bytes, lease->region->key().key};
 }
 
-bool Service::end(const LeaseId& id, const Session* owner, const std::string& key_name, Cause cause) {
+bool Service::end(const LeaseId& id, const Session* owner, const std::string& key_name,
+                  Cause cause) {
   const LeasePtr lease = find(id);
   if (!lease || lease->key_name != key_name) return false;
   SlabPtr slab;
@@ -545,7 +562,8 @@ void Service::closeWhatHangs(int64_t now) {
       if (now - ending.since_ms >= kEndMs) hanging.push_back(ending.link);
     }
   }
-  for (const auto& link : hanging) link->close("a lease of it has ended, and it does not let go of the memory");
+  for (const auto& link : hanging)
+    link->close("a lease of it has ended, and it does not let go of the memory");
 }
 
 void Service::runClocks(const SessionPtr& session, int64_t now) {
@@ -574,8 +592,8 @@ void Service::runClocks(const SessionPtr& session, int64_t now) {
   // What waits here for its turn is not its fault.
   if (!session->greeted.load() && session->queued.load() == 0 &&
       now - session->renewed_ms.load() >= options_.greet_ms && !session->closed.exchange(true)) {
-    base::logInfo("a link of %s (%s) is closed: it has neither greeted nor asked for %u ms", session->peer.node.c_str(),
-                  keyText(session->peer.key_name), options_.greet_ms);
+    base::logInfo("a link of %s (%s) is closed: it has neither greeted nor asked for %u ms",
+                  session->peer.node.c_str(), keyText(session->peer.key_name), options_.greet_ms);
     session->link->close("it has neither greeted nor asked");
     return;
   }
@@ -593,10 +611,12 @@ void Service::recall(uint64_t bytes, uint32_t deadline_ms, const std::string& wh
   for (const auto& session : sessions) {
     const uint64_t has = session->bytes.load();
     // Each its share, in whole slabs.
-    uint64_t share = lent == 0 ? 0
-                               : static_cast<uint64_t>(static_cast<double>(bytes) *
-                                                       (static_cast<double>(has) / static_cast<double>(lent)));
-    share = std::min(has, (share + store_.slabBytes() - 1) / store_.slabBytes() * store_.slabBytes());
+    uint64_t share =
+        lent == 0 ? 0
+                  : static_cast<uint64_t>(static_cast<double>(bytes) *
+                                          (static_cast<double>(has) / static_cast<double>(lent)));
+    share =
+        std::min(has, (share + store_.slabBytes() - 1) / store_.slabBytes() * store_.slabBytes());
     std::lock_guard lock(session->mutex);
     if (session->recalled == share && share == 0) continue;
     session->recalled = share;
@@ -631,7 +651,8 @@ void Service::sendRecall(const SessionPtr& session, int64_t now) {
     return;
   }
   const auto bytes = protocol::encode({0, notice});
-  if (tell(session, MessageClass::kNotice, bytes) != Outcome::kOk) return;  // a later look tries again
+  if (tell(session, MessageClass::kNotice, bytes) != Outcome::kOk)
+    return;  // a later look tries again
   std::lock_guard lock(session->mutex);
   session->recall_told = number;
 }
@@ -642,18 +663,23 @@ void Service::take(const SessionPtr& session, uint64_t bytes) {
   {
     std::lock_guard lock(session->mutex);
     for (const LeaseId& id : session->leases) {
-      if (victims.size() * store_.slabBytes() >= bytes || victims.size() == protocol::kMaxLeases) break;
+      if (victims.size() * store_.slabBytes() >= bytes || victims.size() == protocol::kMaxLeases)
+        break;
       victims.push_back(id);
     }
     session->recall_by_ms = bootMs() + kEndMs;  // not again while these end
   }
   base::logWarn("session %llu of %s has not released what was recalled: %zu slabs are taken",
-                static_cast<unsigned long long>(session->number), session->peer.node.c_str(), victims.size());
+                static_cast<unsigned long long>(session->number), session->peer.node.c_str(),
+                victims.size());
   working_.fetch_add(1);
   arena_.enqueue([this, session, victims] {
-    for (const LeaseId& id : victims) end(id, session.get(), session->peer.key_name, Cause::kRevoked);
-    const auto notice = protocol::encode({0, protocol::Revoked{victims, "the memserver needed the memory"}});
-    tell(session, MessageClass::kNotice, notice);  // who does not take it learns it from its next access
+    for (const LeaseId& id : victims)
+      end(id, session.get(), session->peer.key_name, Cause::kRevoked);
+    const auto notice =
+        protocol::encode({0, protocol::Revoked{victims, "the memserver needed the memory"}});
+    tell(session, MessageClass::kNotice,
+         notice);  // who does not take it learns it from its next access
     working_.fetch_sub(1);
   });
 }
@@ -669,7 +695,8 @@ void Service::dismiss() {
     for (const auto& session : allSessions()) {
       if (session->link->state() != transport::LinkState::kUp || !session->greeted.load()) continue;
       listens = true;  // who has no room for a notice now is told later
-      if (told.count(session->number) == 0 && tell(session, MessageClass::kNotice, notice) == Outcome::kOk)
+      if (told.count(session->number) == 0 &&
+          tell(session, MessageClass::kNotice, notice) == Outcome::kOk)
         told.insert(session->number);
     }
     if (!listens || bootMs() >= until) return;
@@ -723,7 +750,8 @@ status::Status Service::status(uint64_t first, const transport::PeerInfo* asker)
   for (const auto& session : sessions) told.session_count += session->greeted.load();
   for (const auto& session : sessions) {
     if (session->number < first || !session->greeted.load()) continue;
-    if (asker != nullptr && asker->kind != transport::LinkKind::kShm && asker->key_name != session->peer.key_name)
+    if (asker != nullptr && asker->kind != transport::LinkKind::kShm &&
+        asker->key_name != session->peer.key_name)
       continue;
     if (told.sessions.size() == status::kMaxRows) {
       told.next = session->number;
@@ -742,7 +770,8 @@ status::Status Service::status(uint64_t first, const transport::PeerInfo* asker)
     const int64_t renewed = session->renewed_ms.load();
     row.heard_ms = static_cast<uint32_t>(std::max<int64_t>(0, now - renewed));
     if (down != 0)
-      row.left_ms = static_cast<uint32_t>(std::max<int64_t>(0, std::max(down, renewed) + options_.lease_ms - now));
+      row.left_ms = static_cast<uint32_t>(
+          std::max<int64_t>(0, std::max(down, renewed) + options_.lease_ms - now));
     std::lock_guard lock(session->mutex);
     row.program = session->label;
     row.pieces = session->leases.size();

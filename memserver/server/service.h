@@ -1,20 +1,23 @@
 // Who has what: sessions, their leases, their quotas, and the answers to their messages.
 //
-// A session is one connection. Its leases are attached to it: registered in the connection's own domain, under keys that mean
-// nothing elsewhere. When the connection is down the session is detached, and its leases wait for a session with the same key's name
-// that shows their ids (kAttach); they are then registered anew, after the old registration has ended. What nobody has claimed
-// when the lease time is over is ended.
+// A session is one connection. Its leases are attached to it: registered in the connection's own
+// domain, under keys that mean nothing elsewhere. When the connection is down the session is
+// detached, and its leases wait for a session with the same key's name that shows their ids
+// (kAttach); they are then registered anew, after the old registration has ended. What nobody has
+// claimed when the lease time is over is ended.
 //
-// The end of a lease, always in this order: it is taken from the table (its id is unknown from here on); its registration ends
-// (nothing touches the memory any more; a connection that keeps that from happening for kEndMs is closed); the slab is
-// zeroed, or replaced if the session had its memfd; only then it is lent again.
+// The end of a lease, always in this order: it is taken from the table (its id is unknown from here
+// on); its registration ends (nothing touches the memory any more; a connection that keeps that
+// from happening for kEndMs is closed); the slab is zeroed, or replaced if the session had its
+// memfd; only then it is lent again.
 //
-// Threads: one takes completions and hands each to its session's queue, which is worked off in order on the arena's threads, one
-// at a time for each session, kTurn of them before the next session's turn; one (the janitor) looks at the clocks. Both are
-// the service's own.
+// Threads: one takes completions and hands each to its session's queue, which is worked off in
+// order on the arena's threads, one at a time for each session, kTurn of them before the next
+// session's turn; one (the janitor) looks at the clocks. Both are the service's own.
 //
-// Locks, in this order: Lease::mutex -> Session::mutex -> Service::mutex_ -> the store's. A lease's registration ends under
-// Lease::mutex: nobody else but who wants that very lease waits for it. Messages are sent without a lock.
+// Locks, in this order: Lease::mutex -> Session::mutex -> Service::mutex_ -> the store's. A lease's
+// registration ends under Lease::mutex: nobody else but who wants that very lease waits for it.
+// Messages are sent without a lock.
 #pragma once
 
 #include <oneapi/tbb/concurrent_hash_map.h>
@@ -41,8 +44,9 @@ namespace olpager::memserver {
 
 inline constexpr uint32_t kEndMs = 2000;
 inline constexpr unsigned kTurn = 32;
-/// A link that is no session holds the place of one, and no figure shows it: it has this long to greet, or to ask for the state, and to ask again.
-/// Sessions greet as soon as they are connected; who asks less often connects anew.
+/// A link that is no session holds the place of one, and no figure shows it: it has this long to
+/// greet, or to ask for the state, and to ask again. Sessions greet as soon as they are connected;
+/// who asks less often connects anew.
 inline constexpr uint32_t kGreetMs = 10'000;
 
 struct ServiceOptions {
@@ -60,35 +64,39 @@ struct ServiceFigures {
   uint64_t links_tcp = 0, links_shm = 0;  // of these, by transport
   uint64_t sessions_accepted = 0;
   uint64_t accepted_tcp = 0, accepted_shm = 0;  // of these
-  uint64_t moved =
-      0;  // bytes read and written by sessions through the daemon's threads; by shared memory they do it themselves
-  uint64_t leases_granted = 0, leases_released = 0, leases_expired = 0, leases_revoked = 0, leases_moved = 0;
-  uint64_t waiting = 0;  // now: messages that have come and are not worked off, and leases that are being ended
+  uint64_t moved = 0;  // bytes read and written by sessions through the daemon's threads; by shared
+                       // memory they do it themselves
+  uint64_t leases_granted = 0, leases_released = 0, leases_expired = 0, leases_revoked = 0,
+           leases_moved = 0;
+  uint64_t waiting =
+      0;  // now: messages that have come and are not worked off, and leases that are being ended
   uint64_t requests = 0, refused = 0, broken = 0;
   uint64_t recalls = 0, recalled_bytes = 0;
 };
 
 class Service {
  public:
-  Service(const ServiceOptions& options, SlabStore& store, tbb::task_arena& arena, transport::QueuePtr queue);
+  Service(const ServiceOptions& options, SlabStore& store, tbb::task_arena& arena,
+          transport::QueuePtr queue);
   ~Service();  // ends every session and every lease
 
   /// For Endpoint::listen().
   Result<transport::Accepted> accept(const transport::PeerInfo& peer);
 
-  /// Wants this much back from the sessions, in all, within this time; replaces what was wanted before. 0: nothing any more.
+  /// Wants this much back from the sessions, in all, within this time; replaces what was wanted
+  /// before. 0: nothing any more.
   void recall(uint64_t bytes, uint32_t deadline_ms, const std::string& why);
   /// Lends nothing new from here on.
   void stopLending();
-  /// Tells every session that what it has here is gone, so that none waits for its lease to run out, and gives them a moment
-  /// to hang up. The last thing that is done with it.
+  /// Tells every session that what it has here is gone, so that none waits for its lease to run
+  /// out, and gives them a moment to hang up. The last thing that is done with it.
   void dismiss();
   uint64_t lentBytes() const;
   /// Wanted back and not yet released.
   uint64_t recalledBytes() const;
   ServiceFigures figures() const;
-  /// Of the sessions those from number `first` on. `asker` sees those of its key; one over shared memory is this daemon's own user and
-  /// sees all, as nullptr does.
+  /// Of the sessions those from number `first` on. `asker` sees those of its key; one over shared
+  /// memory is this daemon's own user and sees all, as nullptr does.
   status::Status status(uint64_t first, const transport::PeerInfo* asker) const;
 
  private:
@@ -119,7 +127,8 @@ class Service {
   transport::Outcome tell(const SessionPtr& session, transport::MessageClass klass,
                           const std::vector<std::byte>& bytes);
   std::string message(const SessionPtr& session, const transport::Message& message);
-  protocol::Body answer(const SessionPtr& session, const protocol::Body& request, std::string& wrong);
+  protocol::Body answer(const SessionPtr& session, const protocol::Body& request,
+                        std::string& wrong);
   protocol::LeaseReply grant(const SessionPtr& session, uint64_t bytes);
   std::optional<protocol::LeasedSlab> attach(const SessionPtr& session, const LeaseId& id);
   protocol::Capacity capacity(Session& session) const;
@@ -147,7 +156,8 @@ class Service {
   const LeaseId instance_;
   const int64_t started_ms_;
 
-  tbb::concurrent_queue<SessionPtr> turns_;  // sessions with something in their queues that nobody works off
+  tbb::concurrent_queue<SessionPtr>
+      turns_;  // sessions with something in their queues that nobody works off
   tbb::concurrent_hash_map<LeaseId, LeasePtr, IdHash> leases_;
   tbb::concurrent_hash_map<const transport::Link*, SessionPtr, LinkHash> links_;
 

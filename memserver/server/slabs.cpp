@@ -25,7 +25,8 @@
 namespace olpager::memserver {
 namespace {
 
-constexpr uint64_t kGrain = 4ull << 20;  // zeroed by one thread at a time; touched before it is said
+constexpr uint64_t kGrain =
+    4ull << 20;  // zeroed by one thread at a time; touched before it is said
 
 // On a boundary of huge pages.
 std::byte* mapAligned(uint64_t bytes, int fd) {
@@ -58,7 +59,8 @@ bool touchPiece(std::byte* base, uint64_t bytes) {
   if (result == 0) return true;
   if (errno != EINVAL) return false;
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  for (uint64_t at = 0; at < bytes; at += page) reinterpret_cast<volatile std::byte*>(base)[at] = std::byte{0};
+  for (uint64_t at = 0; at < bytes; at += page)
+    reinterpret_cast<volatile std::byte*>(base)[at] = std::byte{0};
   return true;
 }
 
@@ -78,14 +80,15 @@ Result<SlabPtr> SlabMemory::make(const SlabOptions& options, SlabKind kind,
   SlabPtr slab(new SlabMemory);
   slab->kind_ = kind;
   const auto failed = [&](const char* what) {
-    return Error{
-        base::format("{} of memory can't be had: {}: {}", base::formatSize(options.bytes), what, std::strerror(errno))};
+    return Error{base::format("{} of memory can't be had: {}: {}", base::formatSize(options.bytes),
+                              what, std::strerror(errno))};
   };
   if (kind == SlabKind::kShared) {
     slab->fd_ = base::UniqueFd(memfd_create("olpager-slab", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!slab->fd_) return failed("memfd_create");
     if (!base::resizeFile(slab->fd_.get(), options.bytes)) return failed("ftruncate");
-    if (fcntl(slab->fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return failed("seals");
+    if (fcntl(slab->fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+      return failed("seals");
   }
   slab->base_ = mapAligned(options.bytes, slab->fd_.get());
   if (slab->base_ == nullptr) return failed("mmap");
@@ -98,23 +101,27 @@ Result<SlabPtr> SlabMemory::make(const SlabOptions& options, SlabKind kind,
     constexpr int kBits = 8 * sizeof(unsigned long);
     nodes[options.numa_node / kBits] = 1ul << (options.numa_node % kBits);
     if (syscall(SYS_mbind, slab->base_, slab->bytes_, MPOL_PREFERRED, nodes, 1024ul, 0u) != 0) {
-      base::warnOnce("mbind", "memory can't be bound to NUMA node %d: %s", options.numa_node, std::strerror(errno));
+      base::warnOnce("mbind", "memory can't be bound to NUMA node %d: %s", options.numa_node,
+                     std::strerror(errno));
     }
   }
   if (!touch(slab->base_, slab->bytes_, touched)) return failed("touching it");
   if (options.lock && mlock(slab->base_, slab->bytes_) != 0) {
-    base::warnOnce("mlock", "memory can't be locked and may be swapped out: %s (raise the limit: ulimit -l)",
+    base::warnOnce("mlock",
+                   "memory can't be locked and may be swapped out: %s (raise the limit: ulimit -l)",
                    std::strerror(errno));
   }
   return slab;
 }
 
 SlabMemory::~SlabMemory() {
-  if (fd_) fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes_));
+  if (fd_)
+    fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes_));
   if (base_ != nullptr) munmap(base_, bytes_);
 }
 
-SlabStore::SlabStore(const SlabOptions& options, tbb::task_arena& arena, std::function<void()> freed)
+SlabStore::SlabStore(const SlabOptions& options, tbb::task_arena& arena,
+                     std::function<void()> freed)
     : options_(options), arena_(arena), freed_(std::move(freed)) {}
 
 SlabStore::~SlabStore() {
@@ -132,35 +139,36 @@ Status SlabStore::fill(SlabKind kind, const std::function<bool(uint64_t)>& more)
   std::string why;
   std::atomic<bool> stop{false};
   arena_.execute([&] {
-    tbb::parallel_for(tbb::blocked_range<uint64_t>(0, slabs, 1), [&](const tbb::blocked_range<uint64_t>& range) {
-      for (uint64_t i = range.begin(); i != range.end() && !stop.load(); ++i) {
-        {
-          // One at a time: who asks next is told of what this one begins.
-          std::lock_guard asking(ask_mutex);
-          if (stop.load()) return;
-          if (!more(figures().donated())) {
-            stop.store(true);
-            return;
-          }
-          untouched_.fetch_add(options_.bytes);
-        }
-        uint64_t left = options_.bytes;
-        auto made = SlabMemory::make(options_, kind, [&](uint64_t bytes) {
-          left -= bytes;
-          untouched_.fetch_sub(bytes);
-        });
-        if (!made.ok()) {
-          untouched_.fetch_sub(left);
-          std::lock_guard lock(why_mutex);
-          why = made.error().message;
-          stop.store(true);
-          return;
-        }
-        std::lock_guard lock(mutex_);
-        free_.push_back(std::move(made.value()));
-        figures_.free += options_.bytes;
-      }
-    });
+    tbb::parallel_for(tbb::blocked_range<uint64_t>(0, slabs, 1),
+                      [&](const tbb::blocked_range<uint64_t>& range) {
+                        for (uint64_t i = range.begin(); i != range.end() && !stop.load(); ++i) {
+                          {
+                            // One at a time: who asks next is told of what this one begins.
+                            std::lock_guard asking(ask_mutex);
+                            if (stop.load()) return;
+                            if (!more(figures().donated())) {
+                              stop.store(true);
+                              return;
+                            }
+                            untouched_.fetch_add(options_.bytes);
+                          }
+                          uint64_t left = options_.bytes;
+                          auto made = SlabMemory::make(options_, kind, [&](uint64_t bytes) {
+                            left -= bytes;
+                            untouched_.fetch_sub(bytes);
+                          });
+                          if (!made.ok()) {
+                            untouched_.fetch_sub(left);
+                            std::lock_guard lock(why_mutex);
+                            why = made.error().message;
+                            stop.store(true);
+                            return;
+                          }
+                          std::lock_guard lock(mutex_);
+                          free_.push_back(std::move(made.value()));
+                          figures_.free += options_.bytes;
+                        }
+                      });
   });
   if (!why.empty()) return Error{why};
   return {};
@@ -187,7 +195,8 @@ SlabPtr SlabStore::take(SlabKind kind) {
   {
     std::lock_guard lock(mutex_);
     if (free_.empty()) return nullptr;
-    auto place = std::find_if(free_.begin(), free_.end(), [&](auto& slab) { return slab->kind() == kind; });
+    auto place =
+        std::find_if(free_.begin(), free_.end(), [&](auto& slab) { return slab->kind() == kind; });
     const bool right = place != free_.end();
     if (!right) place = free_.begin();
     old = std::move(*place);
@@ -238,9 +247,10 @@ void SlabStore::clean(SlabPtr slab, bool handed_out) {
       base::logWarn("%s", made.error().message.c_str());
     }
   } else if (wanted) {
-    tbb::parallel_for(
-        tbb::blocked_range<uint64_t>(0, options_.bytes, kGrain),
-        [&](const tbb::blocked_range<uint64_t>& range) { std::memset(slab->base() + range.begin(), 0, range.size()); });
+    tbb::parallel_for(tbb::blocked_range<uint64_t>(0, options_.bytes, kGrain),
+                      [&](const tbb::blocked_range<uint64_t>& range) {
+                        std::memset(slab->base() + range.begin(), 0, range.size());
+                      });
   }
   {
     std::lock_guard lock(mutex_);

@@ -1,13 +1,16 @@
-// The memory that a memserver donates, in slabs of one size: made, lent, cleaned, lent again, given back to the system.
+// The memory that a memserver donates, in slabs of one size: made, lent, cleaned, lent again, given
+// back to the system.
 //
-// A slab is free (all zeros) -> lent (take) -> being cleaned (giveBack) -> free, or given back to the system when there is more
-// than the target. Cleaning is zeroing; a slab whose memfd a session has got is not cleaned but replaced: its memory goes back to
-// the system, and what the session may still write to it harms nobody.
+// A slab is free (all zeros) -> lent (take) -> being cleaned (giveBack) -> free, or given back to
+// the system when there is more than the target. Cleaning is zeroing; a slab whose memfd a session
+// has got is not cleaned but replaced: its memory goes back to the system, and what the session may
+// still write to it harms nobody.
 //
-// Slabs are private memory (huge pages where the system has them), or memfds for sessions on this host; a free slab of the
-// other kind is made anew when it is wanted.
+// Slabs are private memory (huge pages where the system has them), or memfds for sessions on this
+// host; a free slab of the other kind is made anew when it is wanted.
 //
-// Thread-safety: any thread. take() may make memory: fractions of a second. Lock: SlabStore::mutex_, a leaf.
+// Thread-safety: any thread. take() may make memory: fractions of a second. Lock:
+// SlabStore::mutex_, a leaf.
 #pragma once
 
 #include <atomic>
@@ -37,12 +40,13 @@ struct SlabOptions {
   bool lock = true;               // keep it from being swapped, as far as the limits allow
 };
 
-/// Mapped and touched; unmapped with it. Memory of a memfd goes back to the system even while others map it.
+/// Mapped and touched; unmapped with it. Memory of a memfd goes back to the system even while
+/// others map it.
 class SlabMemory {
  public:
   /// `touched` is told the bytes that have been touched since it was told last.
-  static Result<std::unique_ptr<SlabMemory>> make(const SlabOptions& options, SlabKind kind,
-                                                  const std::function<void(uint64_t)>& touched = {});
+  static Result<std::unique_ptr<SlabMemory>> make(
+      const SlabOptions& options, SlabKind kind, const std::function<void(uint64_t)>& touched = {});
   ~SlabMemory();
   SlabMemory(const SlabMemory&) = delete;
   SlabMemory& operator=(const SlabMemory&) = delete;
@@ -72,16 +76,19 @@ class SlabStore {
     uint64_t donated() const { return free + lent + cleaning; }
   };
 
-  /// Cleans on the arena's threads. `freed`: called after a slab has become free or has gone, on any thread.
+  /// Cleans on the arena's threads. `freed`: called after a slab has become free or has gone, on
+  /// any thread.
   SlabStore(const SlabOptions& options, tbb::task_arena& arena, std::function<void()> freed);
   ~SlabStore();
 
-  /// Makes slabs up to the target, in parallel. Before each of them `more` is told the bytes that are there, from several threads,
-  /// one at a time; where it says false no more are begun. Stops at the first that can't be made: the Error says why. What was made stays.
+  /// Makes slabs up to the target, in parallel. Before each of them `more` is told the bytes that
+  /// are there, from several threads, one at a time; where it says false no more are begun. Stops
+  /// at the first that can't be made: the Error says why. What was made stays.
   Status fill(SlabKind kind, const std::function<bool(uint64_t)>& more);
   /// Bytes of what fill() has begun that are not touched yet: the system counts them as available.
   uint64_t untouched() const { return untouched_.load(); }
-  /// Makes one more if there are fewer than the target; false when there aren't or none can be made.
+  /// Makes one more if there are fewer than the target; false when there aren't or none can be
+  /// made.
   bool grow(SlabKind kind);
 
   /// A slab of zeros, or none.

@@ -1,10 +1,12 @@
-// Counters of one process in shared memory: what the pager does, for olpagestat to read while the program runs.
-// docs/counters.md describes the layout for other readers; a change of it raises kCountersVersion.
+// Counters of one process in shared memory: what the pager does, for olpagestat to read while the
+// program runs. docs/counters.md describes the layout for other readers; a change of it raises
+// kCountersVersion.
 //
-// Thread-safety: everything here may be used from any thread; increments are relaxed atomics, no lock, no system call.
-// Errors: counters() never fails. When the file can't be made it says so once (warning line) and counts in private
-// memory. Fork: a child counts into private memory of its own at the same address, so it neither disturbs the parent's
-// figures nor faults. Exit: the file is removed by the process that made it, unless OL_COUNTERS_KEEP asks to keep it.
+// Thread-safety: everything here may be used from any thread; increments are relaxed atomics, no
+// lock, no system call. Errors: counters() never fails. When the file can't be made it says so once
+// (warning line) and counts in private memory. Fork: a child counts into private memory of its own
+// at the same address, so it neither disturbs the parent's figures nor faults. Exit: the file is
+// removed by the process that made it, unless OL_COUNTERS_KEEP asks to keep it.
 #pragma once
 
 #include <atomic>
@@ -22,13 +24,20 @@ inline constexpr unsigned kMaxCountedDevices = 16;  // devices beyond share the 
 inline constexpr unsigned kWaitBuckets = 48;
 
 /// Adds to a counter that only grows.
-inline void add(Counter& counter, uint64_t n = 1) noexcept { counter.fetch_add(n, std::memory_order_relaxed); }
+inline void add(Counter& counter, uint64_t n = 1) noexcept {
+  counter.fetch_add(n, std::memory_order_relaxed);
+}
 /// Takes from a gauge (bytes that come and go).
-inline void subtract(Counter& gauge, uint64_t n) noexcept { gauge.fetch_sub(n, std::memory_order_relaxed); }
+inline void subtract(Counter& gauge, uint64_t n) noexcept {
+  gauge.fetch_sub(n, std::memory_order_relaxed);
+}
 /// Sets a gauge.
-inline void set(Counter& gauge, uint64_t value) noexcept { gauge.store(value, std::memory_order_relaxed); }
+inline void set(Counter& gauge, uint64_t value) noexcept {
+  gauge.store(value, std::memory_order_relaxed);
+}
 
-/// A gauge that remembers the most it has been: what a program used is still there to see when it has freed everything.
+/// A gauge that remembers the most it has been: what a program used is still there to see when it
+/// has freed everything.
 struct Gauge : Counter {
   Counter peak;
 };
@@ -39,34 +48,40 @@ inline void add(Gauge& gauge, uint64_t n = 1) noexcept {
   }
 }
 
-inline uint64_t valueOf(const Counter& counter) noexcept { return counter.load(std::memory_order_relaxed); }
+inline uint64_t valueOf(const Counter& counter) noexcept {
+  return counter.load(std::memory_order_relaxed);
+}
 
-/// Durations by powers of two: bucket i counts those in [2^i, 2^(i+1)) ns, bucket 0 also 0 ns, the last also all
-/// longer.
+/// Durations by powers of two: bucket i counts those in [2^i, 2^(i+1)) ns, bucket 0 also 0 ns, the
+/// last also all longer.
 struct WaitHistogram {
   Counter buckets[kWaitBuckets];
 
   void record(uint64_t nanoseconds) noexcept {
-    const unsigned bit = nanoseconds == 0 ? 0 : 63u - static_cast<unsigned>(std::countl_zero(nanoseconds));
+    const unsigned bit =
+        nanoseconds == 0 ? 0 : 63u - static_cast<unsigned>(std::countl_zero(nanoseconds));
     add(buckets[bit < kWaitBuckets ? bit : kWaitBuckets - 1]);
   }
 };
 
-/// The duration in ns below which the share `quantile` (0 to 1) of what was recorded lies, interpolated in its bucket.
+/// The duration in ns below which the share `quantile` (0 to 1) of what was recorded lies,
+/// interpolated in its bucket.
 /// 0 when nothing was recorded.
 double waitPercentile(const WaitHistogram& histogram, double quantile) noexcept;
 
-/// One device's figures. (g): a gauge, the present value; all others only grow. Bytes are bytes; a page is 2 MiB.
-/// What the launch path writes lies on cache lines of its own.
+/// One device's figures. (g): a gauge, the present value; all others only grow. Bytes are bytes; a
+/// page is 2 MiB. What the launch path writes lies on cache lines of its own.
 struct alignas(64) DeviceCounters {
   // Launch path.
   Counter launches;               // launches and graph launches that name pool memory
-  Counter launches_resident;      // of these, all that they reach was where it should be: nothing fetched or waited for
+  Counter launches_resident;      // of these, all that they reach was where it should be: nothing
+                                  // fetched or waited for
   Counter launches_in_place;      // of these, at least one extent was used in host memory in place
   Counter copies;                 // copies and memsets with pool memory
-  Counter launches_reaching_all;  // launches of which nobody knew what they reach, although reach is not `all`
-  /// Until when (CLOCK_MONOTONIC) events are put into the trace ring; set by who reads it, 0: nobody does. On the line
-  /// that a launch writes anyway.
+  Counter launches_reaching_all;  // launches of which nobody knew what they reach, although reach
+                                  // is not `all`
+  /// Until when (CLOCK_MONOTONIC) events are put into the trace ring; set by who reads it, 0:
+  /// nobody does. On the line that a launch writes anyway.
   Counter trace_until_ns;
   Counter reserved_launch[2];
 
@@ -75,11 +90,11 @@ struct alignas(64) DeviceCounters {
   Gauge resident_bytes;               // (g) mapped in VRAM
   Gauge in_place_bytes;               // (g) mapped for the GPU in host memory
   Gauge parked_bytes;                 // (g) in the host tier, not mapped for the GPU
-  Gauge pinned_bytes;                 // (g) of extents held in VRAM for users of addresses that pass no launch
-  Counter allocations;                // (g)
-  Counter vram_budget_bytes;          // (g)
-  Counter pinned_extents;             // (g)
-  Gauge remote_bytes;                 // (g) that only memservers have
+  Gauge pinned_bytes;   // (g) of extents held in VRAM for users of addresses that pass no launch
+  Counter allocations;  // (g)
+  Counter vram_budget_bytes;  // (g)
+  Counter pinned_extents;     // (g)
+  Gauge remote_bytes;         // (g) that only memservers have
   Counter reserved_memory[1];
 
   // Movement.
@@ -89,23 +104,25 @@ struct alignas(64) DeviceCounters {
   Counter prefetches_wasted;          // of these, evicted or freed unused
   Counter evictions_clean;            // extents dropped, equal to their lower copy
   Counter evictions_written;          // extents written to the host tier
-  Counter bytes_in;                   // host to VRAM, as they crossed the bus: of packed images less than their pages
-  Counter bytes_out;                  // VRAM to host
-  Counter scans;                      // pages scanned for pointers
-  Counter hashed_bytes;
-  Counter remote_out;      // bytes that went to memservers, replicas not counted
-  Counter remote_in;       // and came back
-  Counter remote_dropped;  // bytes that left host RAM because memservers had them already
-  Counter fetched_bytes;   // of the pages that came from host RAM into VRAM
   Counter
-      evictions_cancelled;  // extents that were chosen to leave VRAM or their place in host RAM and stayed: needed before they had left
+      bytes_in;  // host to VRAM, as they crossed the bus: of packed images less than their pages
+  Counter bytes_out;  // VRAM to host
+  Counter scans;      // pages scanned for pointers
+  Counter hashed_bytes;
+  Counter remote_out;           // bytes that went to memservers, replicas not counted
+  Counter remote_in;            // and came back
+  Counter remote_dropped;       // bytes that left host RAM because memservers had them already
+  Counter fetched_bytes;        // of the pages that came from host RAM into VRAM
+  Counter evictions_cancelled;  // extents that were chosen to leave VRAM or their place in host RAM
+                                // and stayed: needed before they had left
   Counter reserved_movement[1];
 
-  alignas(64) WaitHistogram fault_wait;  // of launches and copies that waited: for extents fetched, on their
-                                         // way already, or to be mapped in place
+  alignas(64) WaitHistogram fault_wait;  // of launches and copies that waited: for extents fetched,
+                                         // on their way already, or to be mapped in place
 };
 
-/// The beginning of the file; details.h has the rest. Everything up to `devices` describes the process.
+/// The beginning of the file; details.h has the rest. Everything up to `devices` describes the
+/// process.
 struct alignas(64) Counters {
   Counter magic;     // kCountersMagic, stored last when the file is made
   uint32_t version;  // kCountersVersion
@@ -138,19 +155,20 @@ struct alignas(64) Counters {
   DeviceCounters& device(unsigned ordinal) noexcept {
     const unsigned index = ordinal < kMaxCountedDevices ? ordinal : kMaxCountedDevices - 1;
     uint64_t used = device_count.load(std::memory_order_relaxed);
-    while (used <= index && !device_count.compare_exchange_weak(used, index + 1, std::memory_order_relaxed)) {
+    while (used <= index &&
+           !device_count.compare_exchange_weak(used, index + 1, std::memory_order_relaxed)) {
     }
     return devices[index];
   }
 };
 
-// The offsets that docs/counters.md gives are tested (Gauge is no standard-layout type, so offsetof is not for
-// headers).
+// The offsets that docs/counters.md gives are tested (Gauge is no standard-layout type, so offsetof
+// is not for headers).
 static_assert(sizeof(Gauge) == 16 && sizeof(DeviceCounters) == 704);
 static_assert(sizeof(Counters) == 256 + kMaxCountedDevices * sizeof(DeviceCounters));
 
-/// This process's counters. The first call makes the file (a few system calls, may allocate); later ones are one load.
-/// The memory stays valid until the process has ended, in any exit order.
+/// This process's counters. The first call makes the file (a few system calls, may allocate); later
+/// ones are one load. The memory stays valid until the process has ended, in any exit order.
 Counters& counters() noexcept;
 
 }  // namespace olpager::pager

@@ -1,10 +1,11 @@
-// What lies behind the counters in a process's file: where each page lives, which allocations move most, and a ring of
-// events that is filled only while somebody asks for it. docs/counters.md describes the layout for other readers; a change of
-// it raises kCountersVersion.
+// What lies behind the counters in a process's file: where each page lives, which allocations move
+// most, and a ring of events that is filled only while somebody asks for it. docs/counters.md
+// describes the layout for other readers; a change of it raises kCountersVersion.
 //
-// Thread-safety: everything may be called from any thread; relaxed atomics, no lock, no system call, nothing waits. A reader
-// in another process reads whenever it likes and checks what the comments say.
-// Errors: none. What does not fit is counted (ResidencyMap::unmapped_pages, TraceRing::dropped).
+// Thread-safety: everything may be called from any thread; relaxed atomics, no lock, no system
+// call, nothing waits. A reader in another process reads whenever it likes and checks what the
+// comments say. Errors: none. What does not fit is counted (ResidencyMap::unmapped_pages,
+// TraceRing::dropped).
 #pragma once
 
 #include "pager/counters/counters.h"
@@ -27,8 +28,8 @@ enum class Place : uint8_t {
 inline constexpr unsigned kPlaces = 10;
 const char* placeName(Place place) noexcept;
 
-/// A byte for each 2 MiB page, in blocks of 8 GiB of addresses that are taken up as addresses are used and never given back. A
-/// reader finds the blocks by their addresses.
+/// A byte for each 2 MiB page, in blocks of 8 GiB of addresses that are taken up as addresses are
+/// used and never given back. A reader finds the blocks by their addresses.
 struct ResidencyMap {
   static constexpr unsigned kBlocks = 128;
   static constexpr unsigned kBlockPages = 4096;
@@ -41,8 +42,8 @@ struct ResidencyMap {
   std::atomic<uint8_t> pages[kBlocks][kBlockPages];
 };
 
-/// The allocations whose extents move most: a table of fixed size in which what moves often keeps its place. The
-/// figures count from when an allocation got its place.
+/// The allocations whose extents move most: a table of fixed size in which what moves often keeps
+/// its place. The figures count from when an allocation got its place.
 struct HotTable {
   static constexpr unsigned kSets = 32;
   static constexpr unsigned kWays = 4;
@@ -60,13 +61,17 @@ struct HotTable {
 };
 
 enum class TraceKind : uint8_t {
-  kLaunch = 1,  // start to end: from when all that it reaches is there to when the driver has it. `value`: its number
+  kLaunch = 1,  // start to end: from when all that it reaches is there to when the driver has it.
+                // `value`: its number
   kCopy,        // likewise a copy or memset
-  kFault,  // start to end: a launch or copy waited for extents. `address`, `bytes`: the first region that it reaches
-  kState,  // start == end: an extent changed its place. `value`: Place before | Place after << 8 | ahead << 16
+  kFault,       // start to end: a launch or copy waited for extents. `address`, `bytes`: the first
+                // region that it reaches
+  kState,  // start == end: an extent changed its place. `value`: Place before | Place after << 8 |
+           // ahead << 16
 };
 
-/// The last kEvents events. A writer claims a number by `head`, marks its slot, fills it, and marks it again.
+/// The last kEvents events. A writer claims a number by `head`, marks its slot, fills it, and marks
+/// it again.
 struct TraceRing {
   static constexpr unsigned kEvents = 8192;
   struct Event {
@@ -94,7 +99,8 @@ struct CountersFile {
 };
 static_assert(sizeof(HotTable) == 8192 && sizeof(ResidencyMap) == 64 + 1024 + 524288 &&
               sizeof(TraceRing) == 64 + 524288 &&
-              sizeof(CountersFile) == sizeof(Counters) + sizeof(HotTable) + sizeof(ResidencyMap) + sizeof(TraceRing));
+              sizeof(CountersFile) ==
+                  sizeof(Counters) + sizeof(HotTable) + sizeof(ResidencyMap) + sizeof(TraceRing));
 
 /// This process's file; counters() is its head.
 CountersFile& countersFile() noexcept;
@@ -110,11 +116,12 @@ struct PlaceChange {
   bool ahead = false;          // it came in ahead of need and nobody has used it yet
 };
 
-/// Notes it in the map and the table of `file`; one writer at a time for the same extent. Where it was before, as the map says.
+/// Notes it in the map and the table of `file`; one writer at a time for the same extent. Where it
+/// was before, as the map says.
 Place notePlace(CountersFile& file, const PlaceChange& change) noexcept;
 
 /// Puts an event into the ring.
-void putEvent(TraceRing& ring, TraceKind kind, unsigned device, uint64_t start_ns, uint64_t end_ns, uint64_t address,
-              uint64_t bytes, uint64_t value) noexcept;
+void putEvent(TraceRing& ring, TraceKind kind, unsigned device, uint64_t start_ns, uint64_t end_ns,
+              uint64_t address, uint64_t bytes, uint64_t value) noexcept;
 
 }  // namespace olpager::pager

@@ -23,7 +23,8 @@ namespace {
 using base::UniqueFd;
 
 constexpr std::string_view kSuffix = ".counters";
-constexpr time_t kUnfinishedSeconds = 60;  // a file still without its magic after that was never finished
+constexpr time_t kUnfinishedSeconds =
+    60;  // a file still without its magic after that was never finished
 
 uint64_t pidNamespace() {
   struct stat about {};
@@ -53,40 +54,47 @@ std::optional<FileName> parseName(std::string_view name) {
   return parsed;
 }
 
-// Where things lie in the file (Gauge is no standard-layout type, so offsetof is not for the counters; a test checks them).
+// Where things lie in the file (Gauge is no standard-layout type, so offsetof is not for the
+// counters; a test checks them).
 constexpr uint64_t kDevicesOffset = 256;
 constexpr uint64_t kTraceUntilOffset = 40;
-constexpr off_t offsetOfRing() { return static_cast<off_t>(sizeof(CountersFile) - sizeof(TraceRing)); }
+constexpr off_t offsetOfRing() {
+  return static_cast<off_t>(sizeof(CountersFile) - sizeof(TraceRing));
+}
 constexpr uint64_t offsetOfEvents() { return sizeof(TraceRing) - sizeof(TraceRing::events); }
 
 UniqueFd createFile(int folder, const std::string& name) {
-  return UniqueFd(openat(folder, name.c_str(), O_CREAT | O_EXCL | O_NOFOLLOW | O_RDWR | O_CLOEXEC, 0600));
+  return UniqueFd(
+      openat(folder, name.c_str(), O_CREAT | O_EXCL | O_NOFOLLOW | O_RDWR | O_CLOEXEC, 0600));
 }
 
 // Reads one file; sets `note` when there is something in it that is not for us.
-std::unique_ptr<Counters> readFile(int folder, const char* name, struct stat& about, std::string& note,
-                                   std::unique_ptr<CountersFile>* details) {
+std::unique_ptr<Counters> readFile(int folder, const char* name, struct stat& about,
+                                   std::string& note, std::unique_ptr<CountersFile>* details) {
   const UniqueFd file(openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (!file || fstat(file.get(), &about) != 0) return nullptr;  // its process has just ended, or a link
+  if (!file || fstat(file.get(), &about) != 0)
+    return nullptr;  // its process has just ended, or a link
   if (!S_ISREG(about.st_mode) || about.st_uid != geteuid()) {
     note = "is not a regular file of this user, passed over";
     return nullptr;
   }
   auto counters = std::make_unique<Counters>();
   const ssize_t got = pread(file.get(), static_cast<void*>(counters.get()), sizeof(Counters), 0);
-  if (got < static_cast<ssize_t>(sizeof counters->magic) || valueOf(counters->magic) != kCountersMagic) {
+  if (got < static_cast<ssize_t>(sizeof counters->magic) ||
+      valueOf(counters->magic) != kCountersMagic) {
     set(counters->magic, 0);
     return counters;  // not finished yet
   }
   if (got >= 12 && counters->version != kCountersVersion) {
-    note = base::format("is of layout version {}, this program reads version {}; passed over", counters->version,
-                        kCountersVersion);
+    note = base::format("is of layout version {}, this program reads version {}; passed over",
+                        counters->version, kCountersVersion);
     return nullptr;
   }
   if (got != static_cast<ssize_t>(sizeof(Counters)) || counters->bytes != sizeof(CountersFile) ||
       about.st_size != static_cast<off_t>(sizeof(CountersFile)) ||
       valueOf(counters->device_count) > kMaxCountedDevices) {
-    note = base::format("is damaged ({} bytes of {}); passed over", about.st_size, sizeof(CountersFile));
+    note = base::format("is damaged ({} bytes of {}); passed over", about.st_size,
+                        sizeof(CountersFile));
     return nullptr;
   }
   if (details != nullptr) {
@@ -107,8 +115,8 @@ std::vector<std::string> countersFolders(const std::string& fallback) {
   std::vector<std::string> folders;
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");
   struct stat about {};
-  if (runtime != nullptr && runtime[0] == '/' && stat(runtime, &about) == 0 && S_ISDIR(about.st_mode) &&
-      about.st_uid == geteuid()) {
+  if (runtime != nullptr && runtime[0] == '/' && stat(runtime, &about) == 0 &&
+      S_ISDIR(about.st_mode) && about.st_uid == geteuid()) {
     folders.push_back(base::format("{}/olpager", runtime));
   }
   folders.push_back(base::format("{}/olpager-{}", fallback, geteuid()));
@@ -123,19 +131,22 @@ Result<UniqueFd> openCountersFolder(const std::string& folder, bool create) {
   if (!fd) {
     if (errno == ENOENT) return UniqueFd();
     if (errno == ENOTDIR || errno == ELOOP) {
-      return Error{base::format("{}: is not a real folder (a file or a symbolic link); remove it", folder)};
+      return Error{
+          base::format("{}: is not a real folder (a file or a symbolic link); remove it", folder)};
     }
     return Error{base::format("{}: can't be opened: {}", folder, std::strerror(errno))};
   }
   struct stat about {};
-  if (fstat(fd.get(), &about) != 0) return Error{base::format("{}: {}", folder, std::strerror(errno))};
+  if (fstat(fd.get(), &about) != 0)
+    return Error{base::format("{}: {}", folder, std::strerror(errno))};
   if (about.st_uid != geteuid()) {
-    return Error{
-        base::format("{}: belongs to user {}, not to {}; remove it, or set XDG_RUNTIME_DIR to a folder of yours",
-                     folder, about.st_uid, geteuid())};
+    return Error{base::format(
+        "{}: belongs to user {}, not to {}; remove it, or set XDG_RUNTIME_DIR to a folder of yours",
+        folder, about.st_uid, geteuid())};
   }
   if ((about.st_mode & 077) != 0) {
-    return Error{base::format("{}: is open to others (mode {:o}); chmod 700 it", folder, about.st_mode & 07777)};
+    return Error{base::format("{}: is open to others (mode {:o}); chmod 700 it", folder,
+                              about.st_mode & 07777)};
   }
   return fd;
 }
@@ -175,9 +186,12 @@ Result<CountersFile*> createCountersFile(const std::string& folder, uint64_t kee
     unlinkat(directory.get(), name.c_str(), 0);
     file = createFile(directory.get(), name);
   }
-  if (!file) return Error{base::format("{}/{}: can't be made: {}", folder, name, std::strerror(errno))};
+  if (!file)
+    return Error{base::format("{}/{}: can't be made: {}", folder, name, std::strerror(errno))};
   // Allocated now: a full file system must not become a SIGBUS in the host program later.
-  int failure = base::fileMayHave(sizeof(CountersFile)) ? posix_fallocate(file.get(), 0, sizeof(CountersFile)) : EFBIG;
+  int failure = base::fileMayHave(sizeof(CountersFile))
+                    ? posix_fallocate(file.get(), 0, sizeof(CountersFile))
+                    : EFBIG;
   void* memory = MAP_FAILED;
   if (failure == 0) {
     memory = mmap(nullptr, sizeof(CountersFile), PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
@@ -232,10 +246,12 @@ CountersReading readCounters(const std::vector<std::string>& folders, bool detai
       std::string note;
       std::unique_ptr<CountersFile> whole;
       auto counters = readFile(fd, entry->d_name, about, note, details ? &whole : nullptr);
-      if (!note.empty()) reading.notes.push_back(base::format("{}/{} {}", folder, entry->d_name, note));
+      if (!note.empty())
+        reading.notes.push_back(base::format("{}/{} {}", folder, entry->d_name, note));
       if (!counters) continue;
       if (valueOf(counters->magic) == 0) {
-        if (processStartTicks(name->pid) != name->start_ticks && time(nullptr) - about.st_mtime > kUnfinishedSeconds) {
+        if (processStartTicks(name->pid) != name->start_ticks &&
+            time(nullptr) - about.st_mtime > kUnfinishedSeconds) {
           unlinkat(fd, entry->d_name, 0);
         }
         continue;
@@ -246,7 +262,8 @@ CountersReading readCounters(const std::vector<std::string>& folders, bool detai
                                 .folder = folder};
       const Counters& read_in = *snapshot.counters;
       const bool ours = read_in.pid_namespace == our_namespace;
-      if (valueOf(read_in.ended_unix_ns) != 0 || (ours && processStartTicks(read_in.pid) != read_in.start_ticks)) {
+      if (valueOf(read_in.ended_unix_ns) != 0 ||
+          (ours && processStartTicks(read_in.pid) != read_in.start_ticks)) {
         snapshot.state = CountersSnapshot::State::kEnded;
       } else if (!ours) {
         snapshot.state = CountersSnapshot::State::kElsewhere;
@@ -264,13 +281,15 @@ CountersReading readCounters(const std::vector<std::string>& folders, bool detai
   return reading;
 }
 
-Result<TraceReader> TraceReader::open(const std::string& folder, uint64_t pid, uint64_t start_ticks) {
+Result<TraceReader> TraceReader::open(const std::string& folder, uint64_t pid,
+                                      uint64_t start_ticks) {
   auto opened = openCountersFolder(folder, false);
   if (!opened.ok()) return opened.error();
   const std::string name = countersFileName(pid, start_ticks);
   TraceReader reader;
   if (opened.value()) {
-    reader.file_ = UniqueFd(openat(opened.value().get(), name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    reader.file_ = UniqueFd(
+        openat(opened.value().get(), name.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   }
   struct stat about {};
   if (!reader.file_ || fstat(reader.file_.get(), &about) != 0 || !S_ISREG(about.st_mode) ||
@@ -289,7 +308,8 @@ Result<TraceReader> TraceReader::open(const std::string& folder, uint64_t pid, u
 void TraceReader::ask(uint64_t until_ns) {
   for (unsigned device = 0; device < kMaxCountedDevices; device++) {
     // A device that is not in use yet may be soon.
-    const auto at = static_cast<off_t>(kDevicesOffset + device * sizeof(DeviceCounters) + kTraceUntilOffset);
+    const auto at =
+        static_cast<off_t>(kDevicesOffset + device * sizeof(DeviceCounters) + kTraceUntilOffset);
     if (pwrite(file_.get(), &until_ns, sizeof until_ns, at) != sizeof until_ns) return;
   }
 }
@@ -301,9 +321,12 @@ std::unique_ptr<Counters> TraceReader::counters() const {
 }
 
 bool TraceReader::read(std::vector<Event>& into) {
-  constexpr unsigned kStuck = 20;  // readings after which an event that does not become whole is passed over
+  constexpr unsigned kStuck =
+      20;  // readings after which an event that does not become whole is passed over
   uint64_t control[2] = {};
-  const auto look = [&] { return pread(file_.get(), control, sizeof control, offsetOfRing()) == sizeof control; };
+  const auto look = [&] {
+    return pread(file_.get(), control, sizeof control, offsetOfRing()) == sizeof control;
+  };
   if (!look()) return false;
   uint64_t raw[64][8];
   while (next_ != control[0]) {
@@ -318,7 +341,8 @@ bool TraceReader::read(std::vector<Event>& into) {
     const auto at = offsetOfRing() + static_cast<off_t>(offsetOfEvents() + slot * sizeof raw[0]);
     if (pread(file_.get(), raw, static_cast<size_t>(bytes), at) != bytes || !look()) return false;
     for (uint64_t i = 0; i < count; i++) {
-      // A writer that claimed a number a whole round later may have been in this slot while it was read.
+      // A writer that claimed a number a whole round later may have been in this slot while it was
+      // read.
       if (control[0] - next_ > TraceRing::kEvents) break;
       const uint64_t* event = raw[i];
       if (event[0] != 2 * next_ + 2) {
@@ -328,8 +352,10 @@ bool TraceReader::read(std::vector<Event>& into) {
         }
         // Dropped by its writer, who has counted it, or never finished.
       } else {
-        into.push_back({static_cast<TraceKind>(event[3] & 0xff), static_cast<unsigned>(event[3] >> 8 & 0xff),
-                        static_cast<uint32_t>(event[3] >> 32), event[1], event[2], event[4], event[5], event[6]});
+        into.push_back({static_cast<TraceKind>(event[3] & 0xff),
+                        static_cast<unsigned>(event[3] >> 8 & 0xff),
+                        static_cast<uint32_t>(event[3] >> 32), event[1], event[2], event[4],
+                        event[5], event[6]});
       }
       stuck_ = 0;
       next_++;

@@ -1,5 +1,6 @@
-// The counters' files: the user's folder, one file for each process in it, and how a reader finds those of live ones.
-// docs/counters.md has the rules. Thread-safety: no shared state; each call stands for itself. Errors: one line.
+// The counters' files: the user's folder, one file for each process in it, and how a reader finds
+// those of live ones. docs/counters.md has the rules. Thread-safety: no shared state; each call
+// stands for itself. Errors: one line.
 #pragma once
 
 #include <memory>
@@ -13,23 +14,25 @@
 
 namespace olpager::pager {
 
-/// Where files may lie, the first is where they are made: $XDG_RUNTIME_DIR/olpager when that variable names a folder of
-/// this user, then /tmp/olpager-<uid>. `fallback` stands for /tmp.
+/// Where files may lie, the first is where they are made: $XDG_RUNTIME_DIR/olpager when that
+/// variable names a folder of this user, then /tmp/olpager-<uid>. `fallback` stands for /tmp.
 std::vector<std::string> countersFolders(const std::string& fallback = "/tmp");
 
-/// Opens `folder` after checking that it is a real directory, ours, and closed to all others; makes it when `create`.
-/// A folder that is somebody else's, a symbolic link or open to others is refused: its owner could change or read what
-/// we write. Not there and not `create`: an empty descriptor.
+/// Opens `folder` after checking that it is a real directory, ours, and closed to all others; makes
+/// it when `create`. A folder that is somebody else's, a symbolic link or open to others is
+/// refused: its owner could change or read what we write. Not there and not `create`: an empty
+/// descriptor.
 Result<base::UniqueFd> openCountersFolder(const std::string& folder, bool create);
 
 /// "<pid>-<start ticks>.counters"
 std::string countersFileName(uint64_t pid, uint64_t start_ticks);
 
-/// Field 22 of /proc/<pid>/stat; 0 when there is no such process or it is only waiting for its parent to notice its
-/// end.
+/// Field 22 of /proc/<pid>/stat; 0 when there is no such process or it is only waiting for its
+/// parent to notice its end.
 uint64_t processStartTicks(uint64_t pid);
 
-/// A new file of this process in `folder`, mapped shared for the rest of the process's life, its header filled in.
+/// A new file of this process in `folder`, mapped shared for the rest of the process's life, its
+/// header filled in.
 Result<CountersFile*> createCountersFile(const std::string& folder, uint64_t keep_token);
 
 /// Removes the file of process (pid, start_ticks); silently when there is none.
@@ -37,7 +40,11 @@ void removeCountersFile(const std::string& folder, uint64_t pid, uint64_t start_
 
 /// A file as read at one moment. `details` only when they were asked for.
 struct CountersSnapshot {
-  enum class State : uint8_t { kRunning, kEnded, kElsewhere };  // kElsewhere: of another PID namespace, can't be asked
+  enum class State : uint8_t {
+    kRunning,
+    kEnded,
+    kElsewhere
+  };  // kElsewhere: of another PID namespace, can't be asked
   std::unique_ptr<Counters> counters;
   std::unique_ptr<CountersFile> details;  // `counters` again, and what lies behind them
   State state = State::kRunning;
@@ -49,11 +56,12 @@ struct CountersReading {
   std::vector<std::string> notes;           // one line each: what was passed over, and why
 };
 
-/// Everything in `folders`. Files of processes that have ended are removed, unless they ask to be kept (keep_token).
+/// Everything in `folders`. Files of processes that have ended are removed, unless they ask to be
+/// kept (keep_token).
 CountersReading readCounters(const std::vector<std::string>& folders, bool details = false);
 
-/// A process's file, open to read the ring of events and to ask for them. The process may end meanwhile: what it wrote last can
-/// still be read.
+/// A process's file, open to read the ring of events and to ask for them. The process may end
+/// meanwhile: what it wrote last can still be read.
 class TraceReader {
  public:
   struct Event {

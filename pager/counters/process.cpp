@@ -1,9 +1,10 @@
 // counters(): the one file of this process.
 //
 // States of `g_state`, moved by whoever calls counters() first and by the fork handler in a child:
-//   kNone -> kOpening (one thread, by compare-and-swap; others wait, it is a few system calls) -> kReady.
-//   In a forked child: kReady stays, but the memory behind the address becomes private; kOpening becomes kReady with
-//   the spare memory, because the thread that was opening does not exist there.
+//   kNone -> kOpening (one thread, by compare-and-swap; others wait, it is a few system calls) ->
+//   kReady. In a forked child: kReady stays, but the memory behind the address becomes private;
+//   kOpening becomes kReady with the spare memory, because the thread that was opening does not
+//   exist there.
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -37,7 +38,8 @@ void atExit() {
   if (mine->keep_token != 0) {
     timespec now{};
     clock_gettime(CLOCK_REALTIME, &now);
-    set(mine->ended_unix_ns, static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec));
+    set(mine->ended_unix_ns,
+        static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec));
   } else {
     removeCountersFile(*g_folder, mine->pid, mine->start_ticks);
   }
@@ -53,8 +55,8 @@ void inChild() {
     return;
   }
   // Same address, so that pointers into it stay good; zeros of the child's own.
-  if (mmap(mine, sizeof(CountersFile), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
-      MAP_FAILED) {
+  if (mmap(mine, sizeof(CountersFile), PROT_READ | PROT_WRITE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) {
     g_counters.store(&g_spare, std::memory_order_release);
   }
 }
@@ -79,7 +81,8 @@ CountersFile* open() {
 }  // namespace
 
 CountersFile& countersFile() noexcept {
-  if (CountersFile* ready = g_counters.load(std::memory_order_acquire); ready != nullptr) return *ready;
+  if (CountersFile* ready = g_counters.load(std::memory_order_acquire); ready != nullptr)
+    return *ready;
   const int saved = errno;
   int expected = kNone;
   if (g_state.compare_exchange_strong(expected, kOpening, std::memory_order_acq_rel)) {

@@ -1,8 +1,8 @@
-// What the pager calls to be seen: changes of place, and events for whoever traces. The one place of the pager's
-// instrumentation; the layout is in details.h.
+// What the pager calls to be seen: changes of place, and events for whoever traces. The one place
+// of the pager's instrumentation; the layout is in details.h.
 //
-// Cost: notePlace() (in the engine's setState) a few stores; a launch one relaxed load of a cache line that it writes anyway,
-// as long as nobody traces.
+// Cost: notePlace() (in the engine's setState) a few stores; a launch one relaxed load of a cache
+// line that it writes anyway, as long as nobody traces.
 #pragma once
 
 #include "pager/clock.h"
@@ -10,8 +10,8 @@
 
 namespace olpager::pager {
 
-/// The time when something begins that is to be traced; 0: nobody traces `figures`' device. Who traces asks for some seconds at
-/// a time, so that one that was killed is soon forgotten.
+/// The time when something begins that is to be traced; 0: nobody traces `figures`' device. Who
+/// traces asks for some seconds at a time, so that one that was killed is soon forgotten.
 inline uint64_t traceBegins(DeviceCounters& figures) noexcept {
   const uint64_t until = valueOf(figures.trace_until_ns);
   if (until == 0) [[likely]]
@@ -23,8 +23,8 @@ inline uint64_t traceBegins(DeviceCounters& figures) noexcept {
 }
 
 /// It went on until `ended` (nowNs()). `began`: not 0.
-inline void traced(TraceKind kind, unsigned device, uint64_t began, uint64_t ended, uint64_t address, uint64_t bytes,
-                   uint64_t value) noexcept {
+inline void traced(TraceKind kind, unsigned device, uint64_t began, uint64_t ended,
+                   uint64_t address, uint64_t bytes, uint64_t value) noexcept {
   putEvent(countersFile().trace, kind, device, began, ended, address, bytes, value);
 }
 
@@ -33,8 +33,10 @@ inline void placeChanged(DeviceCounters& figures, const PlaceChange& change) noe
   const Place before = notePlace(countersFile(), change);
   if (before == change.place) return;
   if (const uint64_t now = traceBegins(figures); now != 0) {
-    putEvent(countersFile().trace, TraceKind::kState, change.device, now, now, change.address, change.bytes,
-             static_cast<uint64_t>(before) | static_cast<uint64_t>(change.place) << 8 | uint64_t{change.ahead} << 16);
+    putEvent(countersFile().trace, TraceKind::kState, change.device, now, now, change.address,
+             change.bytes,
+             static_cast<uint64_t>(before) | static_cast<uint64_t>(change.place) << 8 |
+                 uint64_t{change.ahead} << 16);
   }
 }
 

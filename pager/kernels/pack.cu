@@ -1,4 +1,5 @@
-// Packs and unpacks pages; pack.h says how. Each thread takes 8 numbers (16 bytes) at a time: a word of 4-bit codes, and a double word of bytes.
+// Packs and unpacks pages; pack.h says how. Each thread takes 8 numbers (16 bytes) at a time: a
+// word of 4-bit codes, and a double word of bytes.
 typedef unsigned long long u64;
 typedef unsigned int u32;
 typedef unsigned char u8;
@@ -39,8 +40,10 @@ __device__ __forceinline__ u32 half(const uint4& vector, u32 i) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kPackThreads) olpager_pack(const u8* pages, u8* packed) {
-  const uint4* const page = reinterpret_cast<const uint4*>(pages + static_cast<u64>(blockIdx.x) * kPageBytes);
+extern "C" __global__ void __launch_bounds__(kPackThreads)
+    olpager_pack(const u8* pages, u8* packed) {
+  const uint4* const page =
+      reinterpret_cast<const uint4*>(pages + static_cast<u64>(blockIdx.x) * kPageBytes);
   u8* const out = packed + static_cast<u64>(blockIdx.x) * kPackedPageBytes;
   Header* const header = reinterpret_cast<Header*>(out);
   const u32 thread = threadIdx.x;
@@ -63,7 +66,8 @@ extern "C" __global__ void __launch_bounds__(kPackThreads) olpager_pack(const u8
   if (thread < 256) {
     const u32 mine = seen[thread];
     u32 rank = 0;
-    for (u32 other = 0; other < 256; ++other) rank += seen[other] > mine || (seen[other] == mine && other < thread);
+    for (u32 other = 0; other < 256; ++other)
+      rank += seen[other] > mine || (seen[other] == mine && other < thread);
     if (rank < kEscape && mine != 0) {
       code_of[thread] = static_cast<u8>(rank);
       exponents[rank] = static_cast<u8>(thread);
@@ -105,7 +109,8 @@ extern "C" __global__ void __launch_bounds__(kPackThreads) olpager_pack(const u8
   }
 }
 
-extern "C" __global__ void __launch_bounds__(kUnpackThreads) olpager_unpack(u8* pages, const u8* packed) {
+extern "C" __global__ void __launch_bounds__(kUnpackThreads)
+    olpager_unpack(u8* pages, const u8* packed) {
   u8* const page = pages + static_cast<u64>(blockIdx.y) * kPageBytes;
   const u8* const in = packed + static_cast<u64>(blockIdx.y) * kPackedPageBytes;
   const Header* const header = reinterpret_cast<const Header*>(in);
@@ -133,10 +138,12 @@ extern "C" __global__ void __launch_bounds__(kUnpackThreads) olpager_unpack(u8* 
   }
   __syncthreads();  // an exception is written after what it corrects
   const u32* const list = reinterpret_cast<const u32*>(header + 1);
-  const u32 exceptions = header->exceptions < kMostExceptions ? header->exceptions : kMostExceptions;
+  const u32 exceptions =
+      header->exceptions < kMostExceptions ? header->exceptions : kMostExceptions;
   for (u32 e = threadIdx.x; e < exceptions; e += kUnpackThreads) {
     const u32 place = list[e] >> 8;
     if (place - first * 8 >= kPart * 8) continue;
-    reinterpret_cast<u16*>(page)[place] = static_cast<u16>(numberOf(in[kBytesAt + place], list[e] & 0xff));
+    reinterpret_cast<u16*>(page)[place] =
+        static_cast<u16>(numberOf(in[kBytesAt + place], list[e] & 0xff));
   }
 }

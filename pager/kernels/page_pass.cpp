@@ -1,4 +1,5 @@
-// The page hash and the scan in C++: for memory that the CPU reads, and the reference for the kernel.
+// The page hash and the scan in C++: for memory that the CPU reads, and the reference for the
+// kernel.
 #include "pager/kernels/page_pass.h"
 
 #include "pager/kernels/hash_constants.h"
@@ -25,7 +26,8 @@ constexpr uint64_t firstKey(uint32_t thread) {
   return (key ^ (key >> 31)) | 1;
 }
 
-// Memory is looked through while others may write it, as the header says: no business of ThreadSanitizer's, which would think about each word.
+// Memory is looked through while others may write it, as the header says: no business of
+// ThreadSanitizer's, which would think about each word.
 #define OL_UNSEEN __attribute__((no_sanitize("thread")))
 
 OL_UNSEEN size_t findPlain(const uint64_t* words, size_t count, uint64_t base, uint64_t size) {
@@ -37,8 +39,8 @@ OL_UNSEEN size_t findPlain(const uint64_t* words, size_t count, uint64_t base, u
 
 #if defined(__x86_64__)
 // 16 words a round. AVX2 compares signed: both sides are moved by 2^63.
-OL_UNSEEN __attribute__((target("avx2"))) size_t findAvx2(const uint64_t* words, size_t count, uint64_t base,
-                                                          uint64_t size) {
+OL_UNSEEN __attribute__((target("avx2"))) size_t findAvx2(const uint64_t* words, size_t count,
+                                                          uint64_t base, uint64_t size) {
   const __m256i start = _mm256_set1_epi64x(static_cast<int64_t>(base + (1ull << 63)));
   const __m256i limit = _mm256_set1_epi64x(static_cast<int64_t>(size ^ (1ull << 63)));
   size_t i = 0;

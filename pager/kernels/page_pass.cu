@@ -1,10 +1,11 @@
-// The page pass on the GPU: one block of 256 threads hashes one 2 MiB page and tests its words for addresses of the
-// range. page_pass.h says what and why; the C++ reference in page_pass.cpp gives the same hashes.
+// The page pass on the GPU: one block of 256 threads hashes one 2 MiB page and tests its words for
+// addresses of the range. page_pass.h says what and why; the C++ reference in page_pass.cpp gives
+// the same hashes.
 //
-// Each thread takes four 16-byte vectors a round, 128 rounds. Eight 128-bit sums (one for each word of a round) with
-// one key for the round: two multiply-adds a word, no chain longer than one addition, so the loads of the next round
-// overlap. Written for few instructions a byte rather than short PTX text: what is rare (a word that looks like an
-// address) is out of the way.
+// Each thread takes four 16-byte vectors a round, 128 rounds. Eight 128-bit sums (one for each word
+// of a round) with one key for the round: two multiply-adds a word, no chain longer than one
+// addition, so the loads of the next round overlap. Written for few instructions a byte rather than
+// short PTX text: what is rare (a word that looks like an address) is out of the way.
 #include "hash_constants.h"
 
 typedef unsigned long long u64;
@@ -41,7 +42,9 @@ struct Sum {
 template <u32 kOffset>
 __device__ __forceinline__ ulonglong2 loadOnce(u64 at) {
   ulonglong2 vector;
-  asm volatile("ld.global.cs.v2.u64 {%0, %1}, [%2 + %3];" : "=l"(vector.x), "=l"(vector.y) : "l"(at), "n"(kOffset));
+  asm volatile("ld.global.cs.v2.u64 {%0, %1}, [%2 + %3];"
+               : "=l"(vector.x), "=l"(vector.y)
+               : "l"(at), "n"(kOffset));
   return vector;
 }
 
@@ -59,7 +62,8 @@ __device__ __forceinline__ void add(Sum& sum, const Sum& other) {
 }
 
 // sum += other * key, mod 2^128
-__device__ __forceinline__ void multiplyAdd128(Sum& sum, const Sum& other, u64 key_low, u64 key_high) {
+__device__ __forceinline__ void multiplyAdd128(Sum& sum, const Sum& other, u64 key_low,
+                                               u64 key_high) {
   multiplyAdd(sum, other.low, key_low);
   sum.high += other.low * key_high + other.high * key_low;
 }
@@ -71,11 +75,14 @@ __device__ __forceinline__ u64 firstKey(u32 thread) {
   return (key ^ (key >> 31)) | 1;
 }
 
-// Bits that this block has marked already, by number modulo the size; 0: none. The bitmap may lie in host memory, where each
-// access is a trip over the bus, and most words that are addresses name few pages.
+// Bits that this block has marked already, by number modulo the size; 0: none. The bitmap may lie
+// in host memory, where each access is a trip over the bus, and most words that are addresses name
+// few pages.
 constexpr u32 kSeen = 1024;
 
-__device__ __forceinline__ void mark(u32 bit, u32* found) { atomicOr(found + (bit >> 5), 1u << (bit & 31)); }
+__device__ __forceinline__ void mark(u32 bit, u32* found) {
+  atomicOr(found + (bit >> 5), 1u << (bit & 31));
+}
 
 // What words are looked for, ready for comparison.
 struct Range {
@@ -132,17 +139,22 @@ __device__ __forceinline__ Round loadRound(u64 at) {
 __device__ __forceinline__ u64 smaller(u64 a, u64 b) { return a < b ? a : b; }
 
 __device__ __forceinline__ u64 nearest(const u64 (&words)[kLanes], u64 base) {
-  return smaller(smaller(smaller(words[0] - base, words[1] - base), smaller(words[2] - base, words[3] - base)),
-                 smaller(smaller(words[4] - base, words[5] - base), smaller(words[6] - base, words[7] - base)));
+  return smaller(
+      smaller(smaller(words[0] - base, words[1] - base), smaller(words[2] - base, words[3] - base)),
+      smaller(smaller(words[4] - base, words[5] - base),
+              smaller(words[6] - base, words[7] - base)));
 }
 
-__device__ __forceinline__ void takeRound(const Round& round, Sum (&sums)[kLanes], u64& key, const Range& range) {
-  const u64 words[kLanes] = {round.a.x, round.a.y, round.b.x, round.b.y, round.c.x, round.c.y, round.d.x, round.d.y};
+__device__ __forceinline__ void takeRound(const Round& round, Sum (&sums)[kLanes], u64& key,
+                                          const Range& range) {
+  const u64 words[kLanes] = {round.a.x, round.a.y, round.b.x, round.b.y,
+                             round.c.x, round.c.y, round.d.x, round.d.y};
 #pragma unroll
   for (u32 lane = 0; lane < kLanes; ++lane) multiplyAdd(sums[lane], words[lane], key);
   key *= OLPAGER_KEY_STEP;
   // One comparison for the eight words: is the smallest offset in the range?
-  if (nearest(words, range.base) < range.bytes || nearest(words, range.outside_base) < range.outside_bytes) {
+  if (nearest(words, range.base) < range.bytes ||
+      nearest(words, range.outside_base) < range.outside_bytes) {
 #pragma unroll
     for (u32 lane = 0; lane < kLanes; ++lane) markIfInRange(words[lane], range);
   }
@@ -165,7 +177,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   Sum sums[kLanes] = {};
   u64 key = firstKey(thread);
   const Range range = rangeOf(scope, reinterpret_cast<u32*>(job.found), seen);
-  // Two rounds in turn, the next one's bytes on their way while one is worked on. The last load repeats its round's.
+  // Two rounds in turn, the next one's bytes on their way while one is worked on. The last load
+  // repeats its round's.
   Round even = loadRound<0>(at);
   for (u32 left = kRounds / 2; left != 0; --left) {
     const Round odd = loadRound<kRoundBytes>(at);
@@ -186,7 +199,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   __shared__ Sum of_warp[kThreads / 32];
 #pragma unroll
   for (u32 distance = 16; distance != 0; distance /= 2) {
-    const Sum other = {__shfl_down_sync(~0u, hash.low, distance), __shfl_down_sync(~0u, hash.high, distance)};
+    const Sum other = {__shfl_down_sync(~0u, hash.low, distance),
+                       __shfl_down_sync(~0u, hash.high, distance)};
     add(hash, other);
   }
   if (thread % 32 == 0) of_warp[thread / 32] = hash;

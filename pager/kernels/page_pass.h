@@ -1,14 +1,16 @@
-// The pass over pages that the GPU makes before an extent is unmapped: a 128-bit position-dependent hash of each page
-// (does it still equal its lower copy?) and the set of the range's pages, and of other memory, whose addresses lie in it
-// (what can be reached through it?). The kernels as PTX text, and the same in C++ for memory that the CPU reads.
+// The pass over pages that the GPU makes before an extent is unmapped: a 128-bit position-dependent
+// hash of each page (does it still equal its lower copy?) and the set of the range's pages, and of
+// other memory, whose addresses lie in it (what can be reached through it?). The kernels as PTX
+// text, and the same in C++ for memory that the CPU reads.
 //
-// The hash is multilinear over 64-bit words m_i: sum of m_i * K_i mod 2^128, plus a constant (the Carter-Wegman family
-// of universal hashes in the form studied by Lemire and Kaser, "Strongly universal string hashing is fast", 2014, here
-// with fixed keys and all 128 bits kept). K_i = k(thread, step) * L(lane), k odd 64-bit by a multiplicative generator
-// from a mixed start for each thread, L eight odd 128-bit constants: one key update serves 64 bytes. All K_i are odd
-// and differ mod 2^65 (a test enumerates them), hence a change of any one word and a swap of any two unequal words
-// always change the hash; other changes go unseen with a chance near 2^-128. It finds accidental equality, it is no
-// defence against somebody who constructs collisions.
+// The hash is multilinear over 64-bit words m_i: sum of m_i * K_i mod 2^128, plus a constant (the
+// Carter-Wegman family of universal hashes in the form studied by Lemire and Kaser, "Strongly
+// universal string hashing is fast", 2014, here with fixed keys and all 128 bits kept). K_i =
+// k(thread, step) * L(lane), k odd 64-bit by a multiplicative generator from a mixed start for each
+// thread, L eight odd 128-bit constants: one key update serves 64 bytes. All K_i are odd and differ
+// mod 2^65 (a test enumerates them), hence a change of any one word and a swap of any two unequal
+// words always change the hash; other changes go unseen with a chance near 2^-128. It finds
+// accidental equality, it is no defence against somebody who constructs collisions.
 //
 // Thread-safety: pure functions. Units: bytes; pages are 2 MiB.
 #pragma once
@@ -28,15 +30,17 @@ struct PageHash {
 };
 static_assert(sizeof(PageHash) == 16);
 
-/// Hash of the 2 MiB at `page` (8-byte aligned). The same as the kernel's. About 10 GB/s on one core.
+/// Hash of the 2 MiB at `page` (8-byte aligned). The same as the kernel's. About 10 GB/s on one
+/// core.
 PageHash hashPage(const void* page);
 
-/// Of a run of `count` pages from their hashes. Their order matters: each step multiplies by an odd constant before it adds.
+/// Of a run of `count` pages from their hashes. Their order matters: each step multiplies by an odd
+/// constant before it adds.
 PageHash combineHashes(const PageHash* pages, size_t count);
 
-/// Which addresses are looked for, and the bit of each in a bitmap of bits() bits, 32-bit words: one for each page of the global
-/// range, then one for each granule of 1 << outside_shift bytes from outside_base. A word of memory is an address if it is
-/// aligned; bits are only ever set.
+/// Which addresses are looked for, and the bit of each in a bitmap of bits() bits, 32-bit words:
+/// one for each page of the global range, then one for each granule of 1 << outside_shift bytes
+/// from outside_base. A word of memory is an address if it is aligned; bits are only ever set.
 struct ScanScope {
   uint64_t range_base = 0;
   uint64_t range_pages = 0;  // used part of the range
@@ -49,7 +53,8 @@ struct ScanScope {
   bool isOutside(uint64_t bit) const { return bit >= range_pages; }
   /// The first address that a bit stands for.
   uint64_t addressOf(uint64_t bit) const {
-    return isOutside(bit) ? outside_base + ((bit - range_pages) << outside_shift) : range_base + bit * kHashPageBytes;
+    return isOutside(bit) ? outside_base + ((bit - range_pages) << outside_shift)
+                          : range_base + bit * kHashPageBytes;
   }
 };
 static_assert(sizeof(ScanScope) == 32);
@@ -57,15 +62,16 @@ static_assert(sizeof(ScanScope) == 32);
 /// One run of pages for the kernel, as it lies in device memory.
 struct PagePassJob {
   uint64_t address = 0;  // device address of the first page (an alias), 16-byte aligned
-  uint64_t found = 0;  // device address of a bitmap (ScanScope), to be cleared before; jobs may share one; 0: hash only
-  uint32_t pages = 0;  // may be below the grid's width
+  uint64_t found = 0;    // device address of a bitmap (ScanScope), to be cleared before; jobs may
+                         // share one; 0: hash only
+  uint32_t pages = 0;    // may be below the grid's width
   uint32_t first_hash = 0;  // slot in `hashes` of the first page
 };
 static_assert(sizeof(PagePassJob) == 24);
 
-/// Parameters of kernel kPagePassKernel, in order; `&member` of each goes into kernelParams.
-/// Grid: (largest `pages` of any job, number of jobs, 1); block: (kPagePassThreads, 1, 1); no dynamic shared memory.
-/// Page p of job j writes hashes[first_hash + p].
+/// Parameters of kernel kPagePassKernel, in order; `&member` of each goes into kernelParams. Grid:
+/// (largest `pages` of any job, number of jobs, 1); block: (kPagePassThreads, 1, 1); no dynamic
+/// shared memory. Page p of job j writes hashes[first_hash + p].
 struct PagePassParameters {
   uint64_t jobs = 0;  // device address of PagePassJob[]
   ScanScope scope;
@@ -74,8 +80,8 @@ struct PagePassParameters {
 inline constexpr char kPagePassKernel[] = "olpager_page_pass";
 inline constexpr unsigned kPagePassThreads = 256;
 
-/// Parameters of kernel kScanKernel: the scan alone, for ranges that are no whole pages (module globals). Any grid and
-/// block in x.
+/// Parameters of kernel kScanKernel: the scan alone, for ranges that are no whole pages (module
+/// globals). Any grid and block in x.
 struct ScanParameters {
   uint64_t address = 0;  // device address, 8-byte aligned
   uint64_t words = 0;    // 8-byte words
@@ -91,15 +97,16 @@ struct ScanJob {
   uint64_t words = 0;    // 8-byte words
 };
 static_assert(sizeof(ScanJob) == 24);
-/// Parameters: device address of ScanJob[], ScanScope. Grid: (any, number of jobs, 1); any block in x.
+/// Parameters: device address of ScanJob[], ScanScope. Grid: (any, number of jobs, 1); any block in
+/// x.
 inline constexpr char kScanRangesKernel[] = "olpager_scan_ranges";
 
 /// PTX text of the kernels (compute_75, so every later GPU can compile it), NUL-terminated, static.
 const char* pagePassPtx();
 
-/// Calls `visitor(word)` for each aligned 8-byte word of [data, + bytes) that lies in [base, base + size). `data` is
-/// 8-byte aligned; a tail of fewer than 8 bytes is left out. Words are read once each; the memory may change meanwhile.
-/// About 20 GB/s on one core where nothing is found.
+/// Calls `visitor(word)` for each aligned 8-byte word of [data, + bytes) that lies in [base, base +
+/// size). `data` is 8-byte aligned; a tail of fewer than 8 bytes is left out. Words are read once
+/// each; the memory may change meanwhile. About 20 GB/s on one core where nothing is found.
 template <typename Visitor>
 void scanWords(const void* data, size_t bytes, uint64_t base, uint64_t size, Visitor&& visitor);
 

@@ -10,14 +10,16 @@ namespace olpager::predict {
 
 namespace {
 
-constexpr unsigned kLookAhead = 4;   // a touch that is one of the next four: the ones before it were left out this time
+constexpr unsigned kLookAhead =
+    4;  // a touch that is one of the next four: the ones before it were left out this time
 constexpr unsigned kPatience = 3;    // misses after which a shorter context places the cursor
 constexpr unsigned kLost = 64;       // misses after which the place is given up
 constexpr unsigned kProbation = 8;   // touches after a miss in which a more recent place wins
 constexpr unsigned kSureStreak = 3;  // right ones in a row that make a new place credible
 constexpr float kAccuracyRate = 1.0F / 16;
 constexpr uint32_t kHotUses = 4;  // uses before a unit can be called hot
-constexpr float kHotShare = 4;    // hot: four times as many different units in its window as touches in its interval
+constexpr float kHotShare =
+    4;  // hot: four times as many different units in its window as touches in its interval
 constexpr float kHotShareToStay = 2;
 constexpr float kWindowIntervals = 32;  // a unit's window is at least as many of its intervals
 
@@ -38,7 +40,8 @@ T* allocateZeroed(size_t count) {  // pages that are never written stay unbacked
 
 void Predictor::Free::operator()(void* memory) const { std::free(memory); }
 
-Predictor::Predictor(const Options& options) : mask_(std::bit_ceil(std::max<uint32_t>(options.history, 64)) - 1) {
+Predictor::Predictor(const Options& options)
+    : mask_(std::bit_ceil(std::max<uint32_t>(options.history, 64)) - 1) {
   entries_.reset(allocateZeroed<Entry>(mask_ + 1));
   recent_.resize(windowTouches(kWindows - 1), kGone);
   for (auto& table : contexts_) table.reset(allocateZeroed<uint32_t>(mask_ + 1));
@@ -63,7 +66,8 @@ void Predictor::countRecent(Unit unit, UnitState& unit_state) {
   const bool counts = unit_state.uses >= 2;
   if (counts) {
     for (unsigned window = 0; window < kWindows; ++window) {
-      if (unit_state.counted_at == 0 || time_ - unit_state.counted_at >= windowTouches(window)) ++distinct_[window];
+      if (unit_state.counted_at == 0 || time_ - unit_state.counted_at >= windowTouches(window))
+        ++distinct_[window];
     }
     unit_state.counted_at = time_;
   }
@@ -74,26 +78,31 @@ void Predictor::updateHot(Unit unit, UnitState& unit_state) {
   ++time_;
   if (unit_state.uses != 0) {
     const auto interval = static_cast<float>(time_ - unit_state.touched_at);
-    unit_state.interval = unit_state.uses == 1 ? interval : unit_state.interval * 0.75F + interval * 0.25F;
+    unit_state.interval =
+        unit_state.uses == 1 ? interval : unit_state.interval * 0.75F + interval * 0.25F;
   }
   unit_state.touched_at = time_;
   if (unit_state.uses != UINT32_MAX) ++unit_state.uses;
   countRecent(unit, unit_state);
-  // In a loop of equal units an interval holds each of them once, whatever its length: a share of one. What is touched
-  // between others has a short interval and sees many different units in a window of many intervals.
+  // In a loop of equal units an interval holds each of them once, whatever its length: a share of
+  // one. What is touched between others has a short interval and sees many different units in a
+  // window of many intervals.
   unsigned window = 0;
-  while (window + 1 < kWindows && static_cast<float>(windowTouches(window)) < unit_state.interval * kWindowIntervals) {
+  while (window + 1 < kWindows &&
+         static_cast<float>(windowTouches(window)) < unit_state.interval * kWindowIntervals) {
     ++window;
   }
   const float share = unit_state.hot ? kHotShareToStay : kHotShare;
-  unit_state.hot = unit_state.uses >= kHotUses && static_cast<float>(distinct_[window]) >= unit_state.interval * share;
+  unit_state.hot = unit_state.uses >= kHotUses &&
+                   static_cast<float>(distinct_[window]) >= unit_state.interval * share;
 }
 
 bool Predictor::isHot(Unit unit) const {
   if (unit >= units_.size() || !units_[unit].hot) return false;
   // One that has not been touched for many of its intervals was hot once.
   const UnitState& unit_state = units_[unit];
-  return static_cast<float>(time_ - unit_state.touched_at) <= std::max(64.0F, unit_state.interval * kWindowIntervals);
+  return static_cast<float>(time_ - unit_state.touched_at) <=
+         std::max(64.0F, unit_state.interval * kWindowIntervals);
 }
 
 void Predictor::touch(Unit unit, uint32_t signature) {
@@ -136,7 +145,8 @@ void Predictor::touch(Unit unit, uint32_t signature) {
     }
   }
   for (unsigned touches = 1; touches <= 3 && touches <= head_; ++touches) {
-    contexts_[touches - 1][mix(contextKey(touches, head_ - 1)) & mask_] = static_cast<uint32_t>(head_ - 1);
+    contexts_[touches - 1][mix(contextKey(touches, head_ - 1)) & mask_] =
+        static_cast<uint32_t>(head_ - 1);
   }
   if (cursor_ != kNowhere && !alive(cursor_)) cursor_ = kNowhere;
 }
@@ -162,7 +172,8 @@ bool Predictor::follow(Unit unit) {
 
 void Predictor::append(Unit unit, uint32_t signature) {
   Entry& entry = at(head_);
-  if (head_ > mask_ && entry.unit != kGone) {  // the oldest entry goes: it was its unit's first occurrence
+  if (head_ > mask_ &&
+      entry.unit != kGone) {  // the oldest entry goes: it was its unit's first occurrence
     if (entry.forward != 0) at(head_ - (mask_ + 1) + entry.forward).back = 0;
     if (units_[entry.unit].last == head_ - (mask_ + 1)) units_[entry.unit].last = kNowhere;
   }
@@ -188,8 +199,8 @@ void Predictor::record(bool right) {
 }
 
 uint64_t Predictor::contextKey(unsigned touches, uint64_t position) const {
-  // Signatures take part where they help most: alone, a unit says little of the place. Two units without signatures
-  // find the place when the kernels chosen for the same work have changed.
+  // Signatures take part where they help most: alone, a unit says little of the place. Two units
+  // without signatures find the place when the kernels chosen for the same work have changed.
   uint64_t key = touches;
   for (unsigned i = 0; i < touches; ++i) {
     const Entry& entry = at(position - i);
@@ -226,9 +237,11 @@ uint64_t Predictor::firstBehindCursor(Unit unit) {
   UnitState& unit_state = units_[unit];
   uint64_t position = unit_state.hint;
   // A hint is an occurrence unless its place was written over since.
-  if (position == kNowhere || !alive(position) || at(position).unit != unit) position = unit_state.last;
+  if (position == kNowhere || !alive(position) || at(position).unit != unit)
+    position = unit_state.last;
   while (position <= cursor_) position += at(position).forward;
-  while (at(position).back != 0 && position - at(position).back > cursor_) position -= at(position).back;
+  while (at(position).back != 0 && position - at(position).back > cursor_)
+    position -= at(position).back;
   unit_state.hint = position;
   return position;
 }
@@ -246,7 +259,8 @@ Predictor::NextUse Predictor::nextUse(Unit unit) {
 void Predictor::forget(Unit unit) {
   if (unit >= units_.size()) return;
   uint64_t position = units_[unit].last;
-  while (position != kNowhere) {  // each entry is forgotten once: amortised over the touches that wrote them
+  while (position !=
+         kNowhere) {  // each entry is forgotten once: amortised over the touches that wrote them
     Entry& entry = at(position);
     entry.unit = kGone;
     position = entry.back == 0 ? kNowhere : position - entry.back;

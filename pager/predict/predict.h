@@ -1,20 +1,24 @@
-// The learned order of touches: which unit of memory will be used next, and how far away the next use of each is.
+// The learned order of touches: which unit of memory will be used next, and how far away the next
+// use of each is.
 //
-// A unit is what launches touch: an allocation, or a piece of an arena. touch() appends it to a history (a ring). The
-// predictor keeps a cursor: the place in the history whose continuation predicts the future. While touches follow what
-// stands behind the cursor, it advances; one or a few touches more or fewer are tolerated; otherwise it is found anew
-// by the last three, two or one touches (hash of the context -> last position, so keyed by position in the order and
-// not by the unit alone). It then stays where it is as long as it predicts well: in a nest of loops it comes to rest
-// one period of the outermost loop behind. Hot units, touched between most others (workspace, activations), would cut
-// every context: they are kept out of the chain and reported as hot.
+// A unit is what launches touch: an allocation, or a piece of an arena. touch() appends it to a
+// history (a ring). The predictor keeps a cursor: the place in the history whose continuation
+// predicts the future. While touches follow what stands behind the cursor, it advances; one or a
+// few touches more or fewer are tolerated; otherwise it is found anew by the last three, two or one
+// touches (hash of the context -> last position, so keyed by position in the order and not by the
+// unit alone). It then stays where it is as long as it predicts well: in a nest of loops it comes
+// to rest one period of the outermost loop behind. Hot units, touched between most others
+// (workspace, activations), would cut every context: they are kept out of the chain and reported as
+// hot.
 //
-// Ideas: correlation of a context of past accesses with the next (Markov and PPM prefetching: Joseph and Grunwald, ISCA
-// 1997; Vitter and Krishnan, "Optimal prefetching via data compression"), a cursor into a temporal history buffer
-// (Wenisch et al., "Temporal streaming of shared memory", ISCA 2005), farthest next use (Belady 1966).
+// Ideas: correlation of a context of past accesses with the next (Markov and PPM prefetching:
+// Joseph and Grunwald, ISCA 1997; Vitter and Krishnan, "Optimal prefetching via data compression"),
+// a cursor into a temporal history buffer (Wenisch et al., "Temporal streaming of shared memory",
+// ISCA 2005), farthest next use (Belady 1966).
 //
-// Thread-safety: none; the caller locks. Memory: constant, about 30 bytes for each place of the history, touched as it
-// fills, plus about 48 bytes for each unit id up to the highest used. Time: O(1) amortised for each touch. Nothing here
-// fails or throws but for host memory exhaustion.
+// Thread-safety: none; the caller locks. Memory: constant, about 30 bytes for each place of the
+// history, touched as it fills, plus about 48 bytes for each unit id up to the highest used. Time:
+// O(1) amortised for each touch. Nothing here fails or throws but for host memory exhaustion.
 #pragma once
 
 #include <algorithm>
@@ -40,8 +44,9 @@ class Predictor {
   Predictor(const Predictor&) = delete;
   Predictor& operator=(const Predictor&) = delete;
 
-  /// A launch uses `unit`. `signature` tells launches apart that use the same unit at different places of the program
-  /// (such as a hash of the kernel); 0 if unknown. The same unit twice in a row counts once.
+  /// A launch uses `unit`. `signature` tells launches apart that use the same unit at different
+  /// places of the program (such as a hash of the kernel); 0 if unknown. The same unit twice in a
+  /// row counts once.
   void touch(Unit unit, uint32_t signature);
   /// The unit is gone; its id may come back as something else.
   void forget(Unit unit);
@@ -52,8 +57,8 @@ class Predictor {
   /// When a unit is used next.
   struct NextUse {
     enum class Kind : uint8_t {
-      kPredicted,    // `distance` touches from now (0: the very next)
-      kNever,        // the order is known and it does not occur as far as it is known: evict it first
+      kPredicted,  // `distance` touches from now (0: the very next)
+      kNever,      // the order is known and it does not occur as far as it is known: evict it first
       kUnpredicted,  // nothing can be said: fall back to recency
     };
     Kind kind = Kind::kUnpredicted;
@@ -62,8 +67,9 @@ class Predictor {
   /// O(1) amortised; a hot unit is predicted at a small distance.
   NextUse nextUse(Unit unit);
 
-  /// Walks the predicted future: calls `visitor(unit, distance)` for up to `n` different units in the order of their
-  /// next use, hot ones left out, until it returns false. Nothing is called while the order is not known.
+  /// Walks the predicted future: calls `visitor(unit, distance)` for up to `n` different units in
+  /// the order of their next use, hot ones left out, until it returns false. Nothing is called
+  /// while the order is not known.
   template <typename Visitor>
   void upcoming(size_t n, Visitor&& visitor);
 
@@ -84,7 +90,8 @@ class Predictor {
   static constexpr Unit kGone = UINT32_MAX;  // an entry whose unit was forgotten
   static constexpr uint64_t kNowhere = UINT64_MAX;
 
-  // Positions count entries ever appended; position p lies at entries_[p & mask_] while head_ - p <= mask_ + 1.
+  // Positions count entries ever appended; position p lies at entries_[p & mask_] while head_ - p
+  // <= mask_ + 1.
   struct Entry {
     Unit unit;
     uint32_t signature;
@@ -126,11 +133,12 @@ class Predictor {
 
   uint64_t mask_;
   Array<Entry> entries_;
-  Array<uint32_t>
-      contexts_[3];  // hash of the last 1, 2, 3 touches -> position (low 32 bits), checked against the history
+  Array<uint32_t> contexts_[3];  // hash of the last 1, 2, 3 touches -> position (low 32 bits),
+                                 // checked against the history
   std::vector<UnitState> units_;
   uint64_t head_ = 0;
-  uint64_t cursor_ = kNowhere;  // entry that stands for the last touch; what follows it is the prediction
+  uint64_t cursor_ =
+      kNowhere;  // entry that stands for the last touch; what follows it is the prediction
   uint64_t raw_ = 0;
   uint64_t time_ = 0;  // touches, hot ones included, repetitions not
   Unit last_unit_ = kGone;
@@ -138,7 +146,8 @@ class Predictor {
   unsigned streak_ = 0;     // right ones in a row
   unsigned probation_ = 0;  // touches after a miss in which a more recent place is preferred
   float accuracy_ = 0;      // exponential average of right
-  // Different units used again within the last 64, 256, 1024 and 4096 touches: what an interval is measured against.
+  // Different units used again within the last 64, 256, 1024 and 4096 touches: what an interval is
+  // measured against.
   static constexpr unsigned kWindows = 4;
   static constexpr uint64_t windowTouches(unsigned window) { return 64ull << (2 * window); }
   std::vector<Unit> recent_;  // ring of the largest window

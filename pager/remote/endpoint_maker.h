@@ -9,9 +9,11 @@
 
 namespace olpager::pager {
 
-using EndpointMaker = std::function<Result<std::unique_ptr<transport::Endpoint>>(const transport::Options&)>;
+using EndpointMaker =
+    std::function<Result<std::unique_ptr<transport::Endpoint>>(const transport::Options&)>;
 
 /// As RemoteTier::connect().
-Result<std::unique_ptr<RemoteTier>> connectRemoteTier(const RemoteOptions& options, const EndpointMaker& make);
+Result<std::unique_ptr<RemoteTier>> connectRemoteTier(const RemoteOptions& options,
+                                                      const EndpointMaker& make);
 
 }  // namespace olpager::pager

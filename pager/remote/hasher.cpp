@@ -8,7 +8,9 @@ namespace {
 constexpr size_t kAlone = 2;  // pages that are hashed sooner than a helper wakes up
 }
 
-unsigned Hasher::helpersHere() { return std::clamp(std::thread::hardware_concurrency() / 4, 0u, 3u); }
+unsigned Hasher::helpersHere() {
+  return std::clamp(std::thread::hardware_concurrency() / 4, 0u, 3u);
+}
 
 Hasher::Hasher(unsigned helpers) {
   try {

@@ -13,7 +13,8 @@
 
 namespace olpager::pager {
 
-/// Threads that help whoever calls hash(). One core reads some 5 to 10 GB/s from memory, which is less than several memservers send.
+/// Threads that help whoever calls hash(). One core reads some 5 to 10 GB/s from memory, which is
+/// less than several memservers send.
 ///
 /// Thread-safety: one call of hash() at a time; from any thread.
 class Hasher {

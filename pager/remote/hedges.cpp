@@ -9,10 +9,12 @@ namespace {
 using memserver::TransferResult;
 using transport::Class;
 
-constexpr size_t kHedges = 4;  // at a time. When one of them is first, all else at that memserver is read elsewhere
-constexpr int64_t kLatestMs = 1000;    // late at the latest
-constexpr int64_t kLateLookMs = 20;    // between looks while any is late
-constexpr double kSlowestKnown = 1e8;  // bytes a second, of a memserver that has not shown its speed
+constexpr size_t kHedges =
+    4;  // at a time. When one of them is first, all else at that memserver is read elsewhere
+constexpr int64_t kLatestMs = 1000;  // late at the latest
+constexpr int64_t kLateLookMs = 20;  // between looks while any is late
+constexpr double kSlowestKnown =
+    1e8;  // bytes a second, of a memserver that has not shown its speed
 
 }  // namespace
 
@@ -20,7 +22,8 @@ constexpr double kSlowestKnown = 1e8;  // bytes a second, of a memserver that ha
 int64_t Tier::lateAt(const Server& server, uint64_t bytes) const {
   const uint64_t shown = std::min(server.seen.read_bytes_per_s, server.seen.write_bytes_per_s);
   const double speed = shown == 0 ? kSlowestKnown : static_cast<double>(shown);
-  const double expected_ms = static_cast<double>(server.reading + server.writing + bytes) / speed * 1e3;
+  const double expected_ms =
+      static_cast<double>(server.reading + server.writing + bytes) / speed * 1e3;
   const auto twice = static_cast<int64_t>(std::min(2 * expected_ms, 1e6));
   return monotonicMs() + std::min(kLatestMs, kLateMs + twice + server.seen.round_trip_us / 500);
 }
@@ -32,7 +35,9 @@ void Tier::lookForLate() {
   for (const auto& [number, pass] : passes_) {
     if (pass.kind != Pass::Kind::kReceive) continue;
     const Copy& copy = copies_.at(pass.id);
-    if (copy.reading != number || copy.hedged || copy.replicas.size() < 2 || copy.bytes > kStagingBytes) continue;
+    if (copy.reading != number || copy.hedged || copy.replicas.size() < 2 ||
+        copy.bytes > kStagingBytes)
+      continue;
     if (now >= copy.late_at_ms) {
       late.push_back(number);
     } else {
@@ -40,7 +45,8 @@ void Tier::lookForLate() {
     }
   }
   std::sort(late.begin(), late.end(), [&](uint64_t a, uint64_t b) {
-    const bool a_urgent = copies_.at(passes_.at(a).id).urgent, b_urgent = copies_.at(passes_.at(b).id).urgent;
+    const bool a_urgent = copies_.at(passes_.at(a).id).urgent,
+               b_urgent = copies_.at(passes_.at(b).id).urgent;
     return a_urgent != b_urgent ? a_urgent : a < b;
   });
   for (const uint64_t number : late) {
@@ -48,9 +54,10 @@ void Tier::lookForLate() {
     if (hedges_.size() >= kHedges) return;
     const Pass& pass = passes_.at(number);
     Copy& copy = copies_.at(pass.id);
-    const auto other = std::find_if(copy.replicas.begin(), copy.replicas.end(), [&](const Replica& replica) {
-      return replica.server != pass.server && servers_[replica.server]->usable();
-    });
+    const auto other =
+        std::find_if(copy.replicas.begin(), copy.replicas.end(), [&](const Replica& replica) {
+          return replica.server != pass.server && servers_[replica.server]->usable();
+        });
     if (other == copy.replicas.end()) continue;
     auto staging = std::make_unique<Staging>(domain_);
     if (staging->memory == nullptr) return;
@@ -65,15 +72,18 @@ void Tier::lookForLate() {
   }
 }
 
-// The copy's frames may have been given away meanwhile: only bytes with the right hash count, and others say nothing.
+// The copy's frames may have been given away meanwhile: only bytes with the right hash count, and
+// others say nothing.
 void Tier::hedgePassed(const Pass& pass) {
   const auto found = hedges_.find(pass.id);
   Hedge hedge = std::move(found->second);
   hedges_.erase(found);
   const auto waiting = copies_.find(hedge.id);
-  if (waiting == copies_.end() || waiting->second.reading != hedge.late) return;  // it is here, or read anew
+  if (waiting == copies_.end() || waiting->second.reading != hedge.late)
+    return;  // it is here, or read anew
   Copy& copy = waiting->second;
-  if (pass.result != TransferResult::kOk || hasher_.hash(hedge.staging->memory, copy.bytes) != copy.hash) {
+  if (pass.result != TransferResult::kOk ||
+      hasher_.hash(hedge.staging->memory, copy.bytes) != copy.hash) {
     copy.hedged = false;
     copy.late_at_ms = monotonicMs() + (pass.result == TransferResult::kOk ? kLatestMs : kLateMs);
     late_look_at_ms_ = std::min(late_look_at_ms_, copy.late_at_ms);

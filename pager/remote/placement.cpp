@@ -1,7 +1,8 @@
 // Which memserver gets what, in which frames; how much can be held.
 //
-// A replica need not lie in one piece: where no run of its size is free it is cut into smaller ones, down to pages, so that
-// what is free can be used whatever came and went before, and whatever size the slabs have.
+// A replica need not lie in one piece: where no run of its size is free it is cut into smaller
+// ones, down to pages, so that what is free can be used whatever came and went before, and whatever
+// size the slabs have.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -15,9 +16,9 @@ namespace {
 
 constexpr uint64_t kPage = memserver::FramePool::kPageBytes;
 constexpr uint64_t kLargest = memserver::FramePool::kPageBytes * memserver::FramePool::kBlockPages;
-constexpr uint64_t kLease = 256ull << 20;     // asked for at a time, at most;
-constexpr uint64_t kShare = 4;                // and of what there is this part: others may want some
-constexpr uint64_t kAhead = 128ull << 20;     // free here, or more is asked for
+constexpr uint64_t kLease = 256ull << 20;  // asked for at a time, at most;
+constexpr uint64_t kShare = 4;             // and of what there is this part: others may want some
+constexpr uint64_t kAhead = 128ull << 20;  // free here, or more is asked for
 constexpr uint64_t kKeepFree = 512ull << 20;  // more than that is given back
 constexpr uint64_t kQueueUnit = 64ull << 20;  // so much under way halves a memserver's attraction
 constexpr uint64_t kTurningRoom = kLargest;   // see isTurningRoom()
@@ -34,8 +35,8 @@ unsigned Tier::wantedReplicas() const {
 }
 
 unsigned Tier::usableServers() const {
-  return static_cast<unsigned>(
-      std::count_if(servers_.begin(), servers_.end(), [](const auto& server) { return server->usable(); }));
+  return static_cast<unsigned>(std::count_if(servers_.begin(), servers_.end(),
+                                             [](const auto& server) { return server->usable(); }));
 }
 
 uint64_t Tier::canLease(const Server& server) const {
@@ -49,7 +50,8 @@ void Tier::wantLease(Server& server, uint64_t bytes) {
   server.leasing = true;
   {
     std::lock_guard lock(mutex_);
-    demands_.push_back({server.index, std::min(std::max(bytes, std::min(kLease, most / kShare)), most),
+    demands_.push_back({server.index,
+                        std::min(std::max(bytes, std::min(kLease, most / kShare)), most),
                         kLeaseWaitMs << server.late_leases});
   }
   demanded_.notify_one();
@@ -58,18 +60,21 @@ void Tier::wantLease(Server& server, uint64_t bytes) {
 bool Tier::leaseMayHelp(const Copy& copy, uint64_t bytes) {
   bool helps = false;
   for (auto& server : servers_) {
-    const bool has = std::any_of(copy.replicas.begin(), copy.replicas.end(),
-                                 [&](const Replica& replica) { return replica.server == server->index; });
-    if (has || !server->usable() || server->pool.freeBytes() + server->seen.available_bytes < bytes) continue;
+    const bool has =
+        std::any_of(copy.replicas.begin(), copy.replicas.end(),
+                    [&](const Replica& replica) { return replica.server == server->index; });
+    if (has || !server->usable() || server->pool.freeBytes() + server->seen.available_bytes < bytes)
+      continue;
     wantLease(*server, bytes);
     helps |= server->leasing;
   }
   return helps;
 }
 
-// Who has half of all that is free, or more, is taken whenever it can be: else its room could not be used when two replicas need two
-// memservers. Otherwise: much room, little under way, fast.
-std::optional<Tier::Replica> Tier::place(const Copy& copy, std::optional<unsigned> also, bool to_stay) {
+// Who has half of all that is free, or more, is taken whenever it can be: else its room could not
+// be used when two replicas need two memservers. Otherwise: much room, little under way, fast.
+std::optional<Tier::Replica> Tier::place(const Copy& copy, std::optional<unsigned> also,
+                                         bool to_stay) {
   struct Candidate {
     Server* server;
     double score;
@@ -82,19 +87,23 @@ std::optional<Tier::Replica> Tier::place(const Copy& copy, std::optional<unsigne
     fastest = std::max(fastest, server->seen.write_bytes_per_s);
   }
   for (auto& server : servers_) {
-    const bool has = std::any_of(copy.replicas.begin(), copy.replicas.end(),
-                                 [&](const Replica& replica) { return replica.server == server->index; });
-    if (!server->usable() || (has && also != server->index) || (to_stay && server->leaving)) continue;
+    const bool has =
+        std::any_of(copy.replicas.begin(), copy.replicas.end(),
+                    [&](const Replica& replica) { return replica.server == server->index; });
+    if (!server->usable() || (has && also != server->index) || (to_stay && server->leaving))
+      continue;
     const uint64_t room = server->pool.freeBytes() + canLease(*server);
     if (room < copy.bytes) continue;
     const auto speed = static_cast<double>(server->seen.write_bytes_per_s);
-    double score = static_cast<double>(room) * (speed == 0 ? 1 : std::max(0.25, speed / static_cast<double>(fastest)));
+    double score = static_cast<double>(room) *
+                   (speed == 0 ? 1 : std::max(0.25, speed / static_cast<double>(fastest)));
     score /= 1 + static_cast<double>(server->writing) / static_cast<double>(kQueueUnit);
     if (options_.replicas > 1 && room >= all - room && !server->leaving) score *= 1e6;
     if (also == server->index || server->leaving) score *= 1e-6;  // rather another one
     candidates.push_back({server.get(), score});
   }
-  std::sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) { return a.score > b.score; });
+  std::sort(candidates.begin(), candidates.end(),
+            [](const auto& a, const auto& b) { return a.score > b.score; });
   for (const Candidate& candidate : candidates) {
     Server& server = *candidate.server;
     Replica replica;
@@ -139,38 +148,44 @@ void Tier::freeFrames(Server& server, const Frames& frames) {
   if (server.leaving && server.pool.usedBytes() == 0) releaseEmpty(server);
 }
 
-// Where a memserver wants everything back (it ends), its copies move to others as far as these have room. With the rest the program
-// goes on where they are, until they are gone. For that some of it has to be free: without, nothing can change place any
-// more. Whether the slab is part of that.
+// Where a memserver wants everything back (it ends), its copies move to others as far as these have
+// room. With the rest the program goes on where they are, until they are gone. For that some of it
+// has to be free: without, nothing can change place any more. Whether the slab is part of that.
 bool Tier::isTurningRoom(const Server& server, SlabId slab) {
   const uint64_t used = server.pool.usedBytes();
-  return server.leaving && used != 0 && server.pool.totalBytes() - used - server.slabs.at(slab) < kTurningRoom;
+  return server.leaving && used != 0 &&
+         server.pool.totalBytes() - used - server.slabs.at(slab) < kTurningRoom;
 }
 
 // Slabs that are wanted back and that nothing is in.
 void Tier::releaseEmpty(Server& server) {
   std::vector<SlabId> empty;
   for (const auto& [slab, bytes] : server.slabs) {
-    if ((server.leaving || server.closed.count(slab) != 0) && server.pool.used(slab) == 0) empty.push_back(slab);
+    if ((server.leaving || server.closed.count(slab) != 0) && server.pool.used(slab) == 0)
+      empty.push_back(slab);
   }
   for (const SlabId slab : empty) {
     if (!isTurningRoom(server, slab)) releaseSlab(server, slab);
   }
 }
 
-// Nobody has room for the copy: closed slabs of a memserver that wants everything back are opened again, the freest first. False:
-// that would not help.
+// Nobody has room for the copy: closed slabs of a memserver that wants everything back are opened
+// again, the freest first. False: that would not help.
 bool Tier::turn(Copy& copy) {
   for (auto& server : servers_) {
-    if (!server->leaving || !server->usable() || replicaAt(copy, server->index) != nullptr) continue;
+    if (!server->leaving || !server->usable() || replicaAt(copy, server->index) != nullptr)
+      continue;
     if (server->pool.freeBytes() >= copy.bytes) continue;  // that was not it
-    const auto freeOf = [&](SlabId slab) { return server->slabs.at(slab) - server->pool.used(slab); };
+    const auto freeOf = [&](SlabId slab) {
+      return server->slabs.at(slab) - server->pool.used(slab);
+    };
     uint64_t room = server->pool.freeBytes();
     for (const SlabId slab : server->closed) room += freeOf(slab);
     if (room < copy.bytes) continue;
     while (server->pool.freeBytes() < copy.bytes) {
-      const auto freest = std::max_element(server->closed.begin(), server->closed.end(),
-                                           [&](SlabId a, SlabId b) { return freeOf(a) < freeOf(b); });
+      const auto freest =
+          std::max_element(server->closed.begin(), server->closed.end(),
+                           [&](SlabId a, SlabId b) { return freeOf(a) < freeOf(b); });
       server->pool.close(*freest, false);
       server->closed.erase(freest);
     }
@@ -222,8 +237,8 @@ void Tier::look() {
   for (auto& server : servers_) server->seen = server->client->figures();
 }
 
-// Two replicas need two memservers: of one that is larger than all others together only as much can be used as these have. With a
-// single memserver left there is one replica.
+// Two replicas need two memservers: of one that is larger than all others together only as much can
+// be used as these have. With a single memserver left there is one replica.
 uint64_t Tier::capacity() const {
   uint64_t all = 0, largest = 0;
   for (const auto& server : servers_) {
@@ -231,7 +246,8 @@ uint64_t Tier::capacity() const {
     if (server->usable()) {
       here += server->pool.freeBytes() + (server->recalled == 0 ? server->seen.available_bytes : 0);
     }
-    // A replica is at one memserver as a whole: what is left at each may be too little for a large one.
+    // A replica is at one memserver as a whole: what is left at each may be too little for a large
+    // one.
     const uint64_t spare = servers_.size() == 1 ? here / 32 : here / 4;
     here -= std::min(kLargest, spare / kPage * kPage);
     all += here;

@@ -126,7 +126,8 @@ void Tier::receive(uint64_t id, void* memory, uint64_t bytes, bool urgent) {
   put(std::move(note), urgent);
 }
 
-// What the worker has not begun goes before what is not urgent. Callers that wait ask again and again: it is noted once.
+// What the worker has not begun goes before what is not urgent. Callers that wait ask again and
+// again: it is noted once.
 void Tier::raise(uint64_t id) {
   {
     std::lock_guard lock(mutex_);
@@ -153,12 +154,16 @@ void Tier::giveUp(uint64_t id) {
     std::lock_guard lock(mutex_);
     if (!given_up_.insert(id).second) return;
     // Not begun yet: it won't be.
-    const auto begins = [&](const Note& note) { return note.kind == Note::Kind::kReceive && note.id == id; };
-    if (const auto next = std::find_if(first_.begin(), first_.end(), begins); next != first_.end()) {
+    const auto begins = [&](const Note& note) {
+      return note.kind == Note::Kind::kReceive && note.id == id;
+    };
+    if (const auto next = std::find_if(first_.begin(), first_.end(), begins);
+        next != first_.end()) {
       next->unwanted = true;
       return;
     }
-    if (const auto later = std::find_if(notes_.begin(), notes_.end(), begins); later != notes_.end()) {
+    if (const auto later = std::find_if(notes_.begin(), notes_.end(), begins);
+        later != notes_.end()) {
       later->unwanted = true;
       first_.push_back(std::move(*later));
       notes_.erase(later);
@@ -236,7 +241,8 @@ void Tier::work() {
     {
       std::unique_lock lock(mutex_);
       const int64_t next = std::min({look_at_ms_, upkeep_at_ms_, late_look_at_ms_});
-      const auto due = std::chrono::milliseconds(std::clamp<int64_t>(next - monotonicMs(), 0, kLookMs));
+      const auto due =
+          std::chrono::milliseconds(std::clamp<int64_t>(next - monotonicMs(), 0, kLookMs));
       changed_.wait_for(lock, due, [&] { return closing_ || !first_.empty() || !notes_.empty(); });
       if (closing_) return;
       if (!first_.empty()) {
@@ -252,7 +258,8 @@ void Tier::work() {
     if (now >= look_at_ms_) {
       look();
       look_at_ms_ = now + kLookMs;
-      for (const uint64_t id : std::vector<uint64_t>(parked_.begin(), parked_.end())) continueSend(id);
+      for (const uint64_t id : std::vector<uint64_t>(parked_.begin(), parked_.end()))
+        continueSend(id);
       reconsider();
     }
     if (now >= upkeep_at_ms_) upkeep();
@@ -309,8 +316,8 @@ void Tier::handle(Note& note) {
 
 // ---- passes
 
-uint64_t Tier::post(Pass::Kind kind, uint64_t id, unsigned index, const transport::Region& region, const Frames& frames,
-                    Class klass) {
+uint64_t Tier::post(Pass::Kind kind, uint64_t id, unsigned index, const transport::Region& region,
+                    const Frames& frames, Class klass) {
   Server& server = *servers_[index];
   const uint64_t number = next_pass_++;
   const bool write = kind == Pass::Kind::kSend || kind == Pass::Kind::kMoveWrite;
@@ -343,7 +350,9 @@ void Tier::transferred(uint64_t number, TransferResult result) {
   if (pass.result == TransferResult::kOk) {
     (write ? now_.sent_bytes : now_.received_bytes) += pass.bytes;
     servers_[pass.server]->alive_at_ms = monotonicMs();
-    if (std::any_of(servers_.begin(), servers_.end(), [](const auto& server) { return server->stalled; })) reconsider();
+    if (std::any_of(servers_.begin(), servers_.end(),
+                    [](const auto& server) { return server->stalled; }))
+      reconsider();
   }
   switch (pass.kind) {
     case Pass::Kind::kSend:
@@ -376,8 +385,9 @@ void Tier::startSend(Note& note) {
     const Server& server = *servers_[replica.server];
     // Where everything is wanted back nobody else may have room.
     const bool leaving =
-        !server.leaving && std::any_of(replica.frames.begin(), replica.frames.end(),
-                                       [&](const auto& frame) { return server.closed.count(frame.slab) != 0; });
+        !server.leaving &&
+        std::any_of(replica.frames.begin(), replica.frames.end(),
+                    [&](const auto& frame) { return server.closed.count(frame.slab) != 0; });
     if (copy.bytes != note.bytes || !server.usable() || leaving) {
       removeReplica(note.id, copy, replica.server);
     } else {
@@ -386,13 +396,15 @@ void Tier::startSend(Note& note) {
   }
   copy.bytes = note.bytes;
   if (note.bytes == 0 || note.bytes % memserver::FramePool::kPageBytes != 0) {
-    base::logError("remote memory: %llu bytes are no whole pages", static_cast<unsigned long long>(note.bytes));
+    base::logError("remote memory: %llu bytes are no whole pages",
+                   static_cast<unsigned long long>(note.bytes));
     finish(note.id, true, Outcome::kNoRoom, {});
     return;
   }
   if (copy.urgent) return continueSend(note.id);
   copy.hash = note.hash ? *note.hash : hasher_.hash(note.memory, note.bytes);
-  auto region = transport::registerMemory(domain_, {note.memory, note.bytes}, transport::kLocalOnly);
+  auto region =
+      transport::registerMemory(domain_, {note.memory, note.bytes}, transport::kLocalOnly);
   if (!region.ok()) {
     base::logError("remote memory: %s", region.error().message.c_str());
     finish(note.id, true, Outcome::kNoRoom, copy.hash);
@@ -426,11 +438,13 @@ void Tier::continueSend(uint64_t id) {
     short_of_room = !replica;
     if (replica) addReplica(id, copy, std::move(*replica));
   }
-  const bool begun = std::any_of(copy.replicas.begin(), copy.replicas.end(),
-                                 [](const Replica& replica) { return replica.writing || replica.written; });
+  const bool begun =
+      std::any_of(copy.replicas.begin(), copy.replicas.end(),
+                  [](const Replica& replica) { return replica.writing || replica.written; });
   if (copy.replicas.size() < wanted) {
     // A lease may come, or somebody who is silent speak again.
-    if (copy.attempts < kMostAttempts && (leaseMayHelp(copy, copy.bytes) || usableServers() < wanted)) {
+    if (copy.attempts < kMostAttempts &&
+        (leaseMayHelp(copy, copy.bytes) || usableServers() < wanted)) {
       parked_.insert(id);
       return;
     }
@@ -472,7 +486,8 @@ void Tier::sendPassed(const Pass& pass) {
 
 void Tier::startReceive(Note& note) {
   const auto found = copies_.find(note.id);
-  if (found == copies_.end() || found->second.state != CopyState::kHeld || found->second.bytes != note.bytes) {
+  if (found == copies_.end() || found->second.state != CopyState::kHeld ||
+      found->second.bytes != note.bytes) {
     finish(note.id, false, Outcome::kLost, {});
     return;
   }
@@ -482,9 +497,11 @@ void Tier::startReceive(Note& note) {
   copy.urgent = note.urgent;
   copy.unwanted = note.unwanted;
   if (copy.unwanted) return finish(note.id, false, Outcome::kNotNow, copy.hash);
-  auto region = transport::registerMemory(domain_, {note.memory, note.bytes}, transport::kLocalOnly);
+  auto region =
+      transport::registerMemory(domain_, {note.memory, note.bytes}, transport::kLocalOnly);
   if (!region.ok()) {
-    base::warnOnce("receive refused", "remote memory: nothing can be received now: %s", region.error().message.c_str());
+    base::warnOnce("receive refused", "remote memory: nothing can be received now: %s",
+                   region.error().message.c_str());
     finish(note.id, false, Outcome::kNotNow, copy.hash);
     return;
   }
@@ -492,15 +509,18 @@ void Tier::startReceive(Note& note) {
   continueReceive(note.id);
 }
 
-// From the replica that is likely to be here first; one that can't be reached now only where there is no other.
+// From the replica that is likely to be here first; one that can't be reached now only where there
+// is no other.
 void Tier::continueReceive(uint64_t id) {
   Copy& copy = copies_.at(id);
   const Replica* best = nullptr;
   double least = 0;
   for (const Replica& replica : copy.replicas) {
     const Server& server = *servers_[replica.server];
-    const double speed = server.seen.read_bytes_per_s == 0 ? 1e9 : static_cast<double>(server.seen.read_bytes_per_s);
-    const double time = static_cast<double>(server.reading + copy.bytes) / speed + (server.usable() ? 0 : 1e6);
+    const double speed =
+        server.seen.read_bytes_per_s == 0 ? 1e9 : static_cast<double>(server.seen.read_bytes_per_s);
+    const double time =
+        static_cast<double>(server.reading + copy.bytes) / speed + (server.usable() ? 0 : 1e6);
     if (best == nullptr || time < least) {
       best = &replica;
       least = time;
@@ -527,8 +547,9 @@ void Tier::receivePassed(const Pass& pass) {
       finish(pass.id, false, Outcome::kDone, copy.hash);
       return;
     }
-    base::logError("remote memory: memserver %s gave wrong bytes for %llu MiB; this copy is not used any more",
-                   servers_[pass.server]->address.c_str(), static_cast<unsigned long long>(copy.bytes >> 20));
+    base::logError(
+        "remote memory: memserver %s gave wrong bytes for %llu MiB; this copy is not used any more",
+        servers_[pass.server]->address.c_str(), static_cast<unsigned long long>(copy.bytes >> 20));
   }
   if (pass.result != TransferResult::kInterrupted) {
     removeReplica(pass.id, copy, pass.server);
@@ -540,7 +561,8 @@ void Tier::receivePassed(const Pass& pass) {
     finish(pass.id, false, Outcome::kDone, copy.hash);
     return;
   }
-  if (copy.unwanted && !copy.replicas.empty()) return finish(pass.id, false, Outcome::kNotNow, copy.hash);
+  if (copy.unwanted && !copy.replicas.empty())
+    return finish(pass.id, false, Outcome::kNotNow, copy.hash);
   continueReceive(pass.id);
 }
 
@@ -586,7 +608,8 @@ void Tier::dropNow(uint64_t id) {
 void Tier::forget(uint64_t id) {
   const auto found = copies_.find(id);
   if (found == copies_.end()) return;
-  while (!found->second.replicas.empty()) removeReplica(id, found->second, found->second.replicas.back().server);
+  while (!found->second.replicas.empty())
+    removeReplica(id, found->second, found->second.replicas.back().server);
   under_.erase(id);
   parked_.erase(id);
   copies_.erase(found);
@@ -604,7 +627,8 @@ void Tier::finish(uint64_t id, bool sent, Outcome outcome, RemoteHash hash) {
     copy.memory = nullptr;
     copy.unwanted = false;
     gone = (outcome != Outcome::kDone && outcome != Outcome::kNotNow) || copy.replicas.empty();
-    if (gone && outcome == Outcome::kNotNow) outcome = Outcome::kLost;  // its last replica went meanwhile
+    if (gone && outcome == Outcome::kNotNow)
+      outcome = Outcome::kLost;  // its last replica went meanwhile
     const bool was_held = copy.state != CopyState::kSending;
     if (gone) {
       if (was_held) now_.held_bytes -= copy.bytes;
@@ -644,7 +668,8 @@ void Tier::publish() {
   const uint64_t room = capacity();
   if (room != now_.capacity_bytes) must_wake_ = true;
   now_.capacity_bytes = room;
-  now_.degraded = options_.replicas > 1 && (!under_.empty() || wantedReplicas() < options_.replicas);
+  now_.degraded =
+      options_.replicas > 1 && (!under_.empty() || wantedReplicas() < options_.replicas);
   tellDegraded();
   {
     std::lock_guard lock(mutex_);

@@ -1,20 +1,24 @@
 // The remote tier from within.
 //
-// Threads. The worker does all that is done; everything but what is under mutex_ is its own, so that no Client is called under
-// a lock. What callers ask for and what Clients report are notes to it. The lender waits for leases, which may take long.
+// Threads. The worker does all that is done; everything but what is under mutex_ is its own, so
+// that no Client is called under a lock. What callers ask for and what Clients report are notes to
+// it. The lender waits for leases, which may take long.
 //
-// Locks: mutex_, over the notes, the requests to the lender, the table of hashes that holds() reads, the figures, what has
-// ended. Nothing is called under it. wake_mutex_, held while wake_ runs, and by nobody who holds mutex_.
+// Locks: mutex_, over the notes, the requests to the lender, the table of hashes that holds()
+// reads, the figures, what has ended. Nothing is called under it. wake_mutex_, held while wake_
+// runs, and by nobody who holds mutex_.
 //
-// Ownership of frames. A frame is free in its server's pool, or a copy's (Replica::frames), or a move's (Move::target). Frames that
-// are written belong to who writes them until the pass has ended; frames that are read may be freed meanwhile: the reader
-// then finds another version, or another hash, and drops what it has read.
+// Ownership of frames. A frame is free in its server's pool, or a copy's (Replica::frames), or a
+// move's (Move::target). Frames that are written belong to who writes them until the pass has
+// ended; frames that are read may be freed meanwhile: the reader then finds another version, or
+// another hash, and drops what it has read.
 //
-// A receive that is late (kLateMs) is read from its other replica as well, into memory of the tier's. Whichever is here first is
-// it: if that is the second, the first's memserver is interrupted, so that nothing writes the caller's memory any more.
+// A receive that is late (kLateMs) is read from its other replica as well, into memory of the
+// tier's. Whichever is here first is it: if that is the second, the first's memserver is
+// interrupted, so that nothing writes the caller's memory any more.
 //
-// A pass is one transfer of all bytes of a copy between local memory and the frames of one replica: some reads or writes of a
-// Client, with the pass' number as context.
+// A pass is one transfer of all bytes of a copy between local memory and the frames of one replica:
+// some reads or writes of a Client, with the pass' number as context.
 #pragma once
 
 #include <condition_variable>
@@ -35,13 +39,14 @@
 
 namespace olpager::pager {
 
-/// Memservers of an overloaded machine fall silent for a while as well: for so long nothing is sent with fewer replicas than asked
-/// for because one is silent. What is on its way to it or from it goes elsewhere as soon as another one shows that it is
-/// better off, or after kStallSureMs.
+/// Memservers of an overloaded machine fall silent for a while as well: for so long nothing is sent
+/// with fewer replicas than asked for because one is silent. What is on its way to it or from it
+/// goes elsewhere as soon as another one shows that it is better off, or after kStallSureMs.
 inline constexpr int64_t kStallBelievedMs = 3000;
 inline constexpr int64_t kStallSureMs = 1000;
 
-/// A receive that takes this much longer than what is under way at its memserver lets expect is read elsewhere as well.
+/// A receive that takes this much longer than what is under way at its memserver lets expect is
+/// read elsewhere as well.
 inline constexpr int64_t kLateMs = 100;
 
 /// The lender's, for one answer; after one that was late twice as long, so often in a row.
@@ -71,7 +76,16 @@ class Tier final : public RemoteTier {
   using Frames = std::vector<memserver::FrameRange>;  // in the order of the bytes
 
   struct Note {
-    enum class Kind : uint8_t { kSend, kReceive, kRaise, kGiveUp, kDrop, kTransfer, kEvent, kLeased };
+    enum class Kind : uint8_t {
+      kSend,
+      kReceive,
+      kRaise,
+      kGiveUp,
+      kDrop,
+      kTransfer,
+      kEvent,
+      kLeased
+    };
     Kind kind = Kind::kDrop;
     uint64_t id = 0;  // of the copy; kTransfer: of the pass
     void* memory = nullptr;
@@ -107,16 +121,17 @@ class Tier final : public RemoteTier {
     int64_t stalled_at_ms = 0;
     int64_t alive_at_ms = 0;  // a pass ended well
     int64_t believed_until_ms =
-        0;                     // silent, but taken to come back: replicas are not put elsewhere, or left out, for that
-    bool leasing = false;      // the lender is at it
-    int64_t dry_until_ms = 0;  // had nothing to lease
-    unsigned late_leases = 0;  // in a row: it has room and takes its time
+        0;  // silent, but taken to come back: replicas are not put elsewhere, or left out, for that
+    bool leasing = false;               // the lender is at it
+    int64_t dry_until_ms = 0;           // had nothing to lease
+    unsigned late_leases = 0;           // in a row: it has room and takes its time
     uint64_t reading = 0, writing = 0;  // bytes of passes
     uint64_t recalled = 0;
     bool leaving = false;     // everything is wanted back: see turn()
     std::string recall_text;  // for the log; empty: said already that it can't be
     int64_t recalled_at_ms = 0;
-    size_t evacuated = 0;     // of the copies that are to leave: so many have been tried, see evacuate()
+    size_t evacuated =
+        0;  // of the copies that are to leave: so many have been tried, see evacuate()
     uint64_t lost_bytes = 0;  // not yet in the log
     int64_t log_at_ms = 0;
   };
@@ -153,10 +168,11 @@ class Tier final : public RemoteTier {
     bool unwanted = false;  // a receive that was given up
     unsigned passes = 0;
     unsigned attempts = 0;
-    uint64_t reading = 0;            // number of the pass
-    int64_t late_at_ms = 0;          // it is late then
-    bool hedged = false;             // and read elsewhere as well
-    std::unique_ptr<Staging> spare;  // right bytes that came from elsewhere while the pass has not ended
+    uint64_t reading = 0;    // number of the pass
+    int64_t late_at_ms = 0;  // it is late then
+    bool hedged = false;     // and read elsewhere as well
+    std::unique_ptr<Staging>
+        spare;  // right bytes that came from elsewhere while the pass has not ended
   };
 
   struct Pass {
@@ -208,10 +224,11 @@ class Tier final : public RemoteTier {
   void transferred(uint64_t number, memserver::TransferResult result);
   void sendPassed(const Pass& pass);
   void receivePassed(const Pass& pass);
-  uint64_t post(Pass::Kind kind, uint64_t id, unsigned server, const transport::Region& region, const Frames& frames,
-                transport::Class klass);
-  void finish(uint64_t id, bool sent, Outcome outcome, RemoteHash hash);  // by value: the copy's own goes with it
-  void forget(uint64_t id);                                               // the copy is no more
+  uint64_t post(Pass::Kind kind, uint64_t id, unsigned server, const transport::Region& region,
+                const Frames& frames, transport::Class klass);
+  void finish(uint64_t id, bool sent, Outcome outcome,
+              RemoteHash hash);  // by value: the copy's own goes with it
+  void forget(uint64_t id);      // the copy is no more
   void publish();
 
   // placement.cpp: which server, which frames, how much there is
@@ -220,8 +237,10 @@ class Tier final : public RemoteTier {
   uint64_t canLease(const Server& server) const;
   void wantLease(Server& server, uint64_t bytes);
   bool leaseMayHelp(const Copy& copy, uint64_t bytes);
-  /// Frames for a replica of the copy at a server that has none, or at `also`; `to_stay`: at none that wants everything back.
-  std::optional<Replica> place(const Copy& copy, std::optional<unsigned> also = std::nullopt, bool to_stay = false);
+  /// Frames for a replica of the copy at a server that has none, or at `also`; `to_stay`: at none
+  /// that wants everything back.
+  std::optional<Replica> place(const Copy& copy, std::optional<unsigned> also = std::nullopt,
+                               bool to_stay = false);
   bool allocate(Server& server, uint64_t bytes, Frames& frames);
   void freeFrames(Server& server, const Frames& frames);
   void addReplica(uint64_t id, Copy& copy, Replica replica);
@@ -297,7 +316,8 @@ class Tier final : public RemoteTier {
 };
 
 /// Room of a Staging: the largest extent.
-inline constexpr uint64_t kStagingBytes = memserver::FramePool::kPageBytes * memserver::FramePool::kBlockPages;
+inline constexpr uint64_t kStagingBytes =
+    memserver::FramePool::kPageBytes * memserver::FramePool::kBlockPages;
 
 /// Milliseconds of CLOCK_MONOTONIC.
 int64_t monotonicMs();

@@ -20,13 +20,15 @@ constexpr int64_t kLossLogMs = 300;    // a memserver's slabs are lost one by on
 constexpr unsigned kTriesAtOnce = 64;  // copies looked at, where none can be moved
 constexpr uint64_t kLargestSlab = 16ull << 30;
 constexpr int64_t kNever = INT64_MAX;
-constexpr int64_t kDryMs = 1000;    // a memserver without room is not asked again so soon
-constexpr int64_t kStuckMs = 1500;  // nothing of what is wanted back could be moved for so long: it is said
+constexpr int64_t kDryMs = 1000;  // a memserver without room is not asked again so soon
+constexpr int64_t kStuckMs =
+    1500;  // nothing of what is wanted back could be moved for so long: it is said
 
 }  // namespace
 
 Tier::Staging::Staging(const transport::DomainPtr& domain) {
-  void* got = mmap(nullptr, kStagingBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* got =
+      mmap(nullptr, kStagingBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (got == MAP_FAILED) return;
   auto registered = transport::registerMemory(domain, {got, kStagingBytes}, transport::kLocalOnly);
   if (!registered.ok()) {
@@ -88,7 +90,8 @@ void Tier::happened(Server& server, const Event& event) {
 
 void Tier::leased(Server& server, const std::vector<memserver::Slab>& slabs, bool late) {
   server.leasing = false;
-  // Who is slow has room all the same: sends wait on, and it is asked again with more time (wantLease).
+  // Who is slow has room all the same: sends wait on, and it is asked again with more time
+  // (wantLease).
   if (!slabs.empty()) server.late_leases = 0;
   if (late && server.late_leases < kMostLateLeases) {
     ++server.late_leases;
@@ -97,8 +100,8 @@ void Tier::leased(Server& server, const std::vector<memserver::Slab>& slabs, boo
   }
   for (const memserver::Slab& slab : slabs) {
     if (slab.bytes > kLargestSlab) {  // a memserver that is wrong may say anything
-      base::logError("remote memory: memserver %s lends a slab of %llu MiB: not used", server.address.c_str(),
-                     static_cast<unsigned long long>(slab.bytes >> 20));
+      base::logError("remote memory: memserver %s lends a slab of %llu MiB: not used",
+                     server.address.c_str(), static_cast<unsigned long long>(slab.bytes >> 20));
       server.dry_until_ms = monotonicMs() + kDryMs;
       server.client->release(slab.id);
       continue;
@@ -122,7 +125,8 @@ void Tier::slabLost(Server& server, SlabId slab) {
   server.closed.erase(slab);
   for (auto& [number, move] : moves_) {
     const auto in = [&](const auto& frame) { return frame.slab == slab; };
-    if (move.to == server.index && std::any_of(move.target.begin(), move.target.end(), in)) move.lost = true;
+    if (move.to == server.index && std::any_of(move.target.begin(), move.target.end(), in))
+      move.lost = true;
   }
   const auto users = server.users.find(slab);
   if (users == server.users.end()) return;
@@ -148,7 +152,8 @@ void Tier::slabLost(Server& server, SlabId slab) {
       under_.insert(id);
       continue;
     }
-    if (copy.state == CopyState::kReceiving) continue;  // what is read of it may be all there: its pass knows
+    if (copy.state == CopyState::kReceiving)
+      continue;  // what is read of it may be all there: its pass knows
     noteLoss(server, copy.bytes);
     now_.lost_bytes += copy.bytes;
     now_.held_bytes -= copy.bytes;
@@ -163,11 +168,13 @@ void Tier::trouble(Server& server) {
   const bool sure =
       server.up && monotonicMs() - server.stalled_at_ms < kStallSureMs
           ? std::any_of(servers_.begin(), servers_.end(),
-                        [&](const auto& other) { return other->usable() && other->alive_at_ms > server.stalled_at_ms; })
+                        [&](const auto& other) {
+                          return other->usable() && other->alive_at_ms > server.stalled_at_ms;
+                        })
           : true;
   if (!sure) return;
-  const bool elsewhere =
-      std::any_of(servers_.begin(), servers_.end(), [&](const auto& other) { return other->usable(); });
+  const bool elsewhere = std::any_of(servers_.begin(), servers_.end(),
+                                     [&](const auto& other) { return other->usable(); });
   for (const auto& [number, pass] : passes_) {
     if (pass.server != server.index) continue;
     bool better = elsewhere;
@@ -175,10 +182,11 @@ void Tier::trouble(Server& server) {
     if (pass.kind == Pass::Kind::kSend) {
       better |= copy != copies_.end() && copy->second.urgent;  // or given up
     } else if (pass.kind == Pass::Kind::kReceive) {
-      better = copy != copies_.end() &&
-               (copy->second.unwanted ||
-                std::any_of(copy->second.replicas.begin(), copy->second.replicas.end(),
-                            [&](const Replica& replica) { return servers_[replica.server]->usable(); }));
+      better =
+          copy != copies_.end() &&
+          (copy->second.unwanted ||
+           std::any_of(copy->second.replicas.begin(), copy->second.replicas.end(),
+                       [&](const Replica& replica) { return servers_[replica.server]->usable(); }));
     }
     if (!better) continue;
     cut(server);
@@ -194,15 +202,16 @@ void Tier::cut(Server& server) {
   server.believed_until_ms = std::max(server.believed_until_ms, monotonicMs() + kStallBelievedMs);
 }
 
-// What has waited for memservers that do not answer, since there was no other, may have another now.
+// What has waited for memservers that do not answer, since there was no other, may have another
+// now.
 void Tier::reconsider() {
   for (auto& server : servers_) {
     if (!server->usable()) trouble(*server);
   }
 }
 
-// Slabs are closed, the emptiest first, until what they have is what is wanted. Those that can't be emptied stay closed and
-// lent as long as it is wanted.
+// Slabs are closed, the emptiest first, until what they have is what is wanted. Those that can't be
+// emptied stay closed and lent as long as it is wanted.
 void Tier::recall(Server& server, uint64_t bytes, const std::string& text) {
   if (bytes > server.recalled) {
     base::logInfo("remote memory: %s", text.c_str());
@@ -242,7 +251,8 @@ void Tier::upkeep() {
   }
   // Round and round, so that one that can't be moved is in no other's way.
   unsigned tries = 0;
-  while (moves_.size() < kMoves && !under_.empty() && tries++ < std::min<size_t>(under_.size(), kTriesAtOnce)) {
+  while (moves_.size() < kMoves && !under_.empty() &&
+         tries++ < std::min<size_t>(under_.size(), kTriesAtOnce)) {
     auto next = under_.lower_bound(next_rebuild_);
     if (next == under_.end()) next = under_.begin();
     next_rebuild_ = *next + 1;
@@ -252,7 +262,9 @@ void Tier::upkeep() {
 }
 
 // The memserver has these again.
-void Tier::noteReleased(Server& server, uint64_t bytes) { server.recalled -= std::min(server.recalled, bytes); }
+void Tier::noteReleased(Server& server, uint64_t bytes) {
+  server.recalled -= std::min(server.recalled, bytes);
+}
 
 // Begins with one copy that has frames in slabs that are wanted back. False: none can be moved now.
 // Round and round, so that those that can't be are in no other's way.
@@ -284,8 +296,9 @@ bool Tier::startMove(uint64_t id, std::optional<unsigned> replaced) {
   for (const auto& [number, move] : moves_) {
     if (move.id == id) return false;
   }
-  const auto from = std::find_if(copy.replicas.begin(), copy.replicas.end(),
-                                 [&](const Replica& replica) { return servers_[replica.server]->usable(); });
+  const auto from =
+      std::find_if(copy.replicas.begin(), copy.replicas.end(),
+                   [&](const Replica& replica) { return servers_[replica.server]->usable(); });
   if (from == copy.replicas.end() || copy.bytes > kStagingBytes) return false;
   auto place_for = place(copy, replaced, true);
   if (!place_for) return false;
@@ -303,7 +316,8 @@ bool Tier::startMove(uint64_t id, std::optional<unsigned> replaced) {
   move.replaced = replaced;
   move.target = std::move(place_for->frames);
   move.staging = std::move(staging);
-  post(Pass::Kind::kMoveRead, number, from->server, *move.staging->region, from->frames, Class::kPrefetch);
+  post(Pass::Kind::kMoveRead, number, from->server, *move.staging->region, from->frames,
+       Class::kPrefetch);
   return true;
 }
 
@@ -317,9 +331,11 @@ void Tier::moveRead(const Pass& pass) {
   }
   Copy& copy = found->second;
   if (hasher_.hash(move.staging->memory, move.bytes) != copy.hash) {
-    // Its frames may be a newer replica's by now; else they are wrong. Whoever receives it finds out.
-    base::logError("remote memory: memserver %s gave wrong bytes for %llu MiB that were to be copied",
-                   servers_[pass.server]->address.c_str(), static_cast<unsigned long long>(move.bytes >> 20));
+    // Its frames may be a newer replica's by now; else they are wrong. Whoever receives it finds
+    // out.
+    base::logError(
+        "remote memory: memserver %s gave wrong bytes for %llu MiB that were to be copied",
+        servers_[pass.server]->address.c_str(), static_cast<unsigned long long>(move.bytes >> 20));
     if (copy.replicas.size() > 1 && copy.state == CopyState::kHeld) {
       removeReplica(move.id, copy, pass.server);
       under_.insert(move.id);
@@ -327,7 +343,8 @@ void Tier::moveRead(const Pass& pass) {
     endMove(pass.id, false);
     return;
   }
-  post(Pass::Kind::kMoveWrite, pass.id, move.to, *move.staging->region, move.target, Class::kWriteBack);
+  post(Pass::Kind::kMoveWrite, pass.id, move.to, *move.staging->region, move.target,
+       Class::kWriteBack);
 }
 
 void Tier::moveWritten(const Pass& pass) {
@@ -339,8 +356,10 @@ void Tier::moveWritten(const Pass& pass) {
     // A replica that is being read stays.
     const Copy& copy = found->second;
     const auto reader = passes_.find(copy.reading);
-    if (move.replaced && reader != passes_.end() && reader->second.server == *move.replaced) keep = false;
-    const size_t others = copy.replicas.size() - (move.replaced && replicaAt(found->second, *move.replaced) != nullptr);
+    if (move.replaced && reader != passes_.end() && reader->second.server == *move.replaced)
+      keep = false;
+    const size_t others = copy.replicas.size() -
+                          (move.replaced && replicaAt(found->second, *move.replaced) != nullptr);
     if (others >= options_.replicas) keep = false;
     if (move.replaced != move.to && replicaAt(found->second, move.to) != nullptr) keep = false;
   }
@@ -385,7 +404,8 @@ void Tier::tellLosses(bool all) {
   for (auto& server : servers_) {
     if (server->lost_bytes == 0 || (!all && monotonicMs() < server->log_at_ms)) continue;
     base::logError(
-        "memserver %s lost. Of the %.1f MiB of this program that no other memserver had, what is not in VRAM or host "
+        "memserver %s lost. Of the %.1f MiB of this program that no other memserver had, what is "
+        "not in VRAM or host "
         "RAM as well is gone: launches that need it are refused (OL_REPLICAS=2 keeps two copies)",
         server->address.c_str(), static_cast<double>(server->lost_bytes) / (1 << 20));
     server->lost_bytes = 0;
@@ -402,7 +422,8 @@ void Tier::tellStuck(Server& server) {
   if (bytes == 0 || !moves_.empty()) server.recalled_at_ms = now;
   if (now - server.recalled_at_ms < kStuckMs) return;
   base::logWarn(
-      "remote memory: %s, and %.1f MiB that this program has there have nowhere else to go: they are used where "
+      "remote memory: %s, and %.1f MiB that this program has there have nowhere else to go: they "
+      "are used where "
       "they are until they are lost",
       server.recall_text.c_str(), static_cast<double>(bytes) / (1 << 20));
   server.recall_text.clear();
@@ -412,8 +433,8 @@ void Tier::tellDegraded() {
   if (now_.degraded == told_degraded_) return;
   told_degraded_ = now_.degraded;
   if (now_.degraded) {
-    base::logWarn("remote memory: not everything has %u replicas (%u of %u memservers connected)", options_.replicas,
-                  now_.connected, now_.memservers);
+    base::logWarn("remote memory: not everything has %u replicas (%u of %u memservers connected)",
+                  options_.replicas, now_.connected, now_.memservers);
   } else {
     base::logInfo("remote memory: everything has %u replicas again", options_.replicas);
   }

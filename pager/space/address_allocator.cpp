@@ -1,4 +1,5 @@
-// AddressAllocator: free runs by address (for coalescing) and by size (for best fit); both name the same runs.
+// AddressAllocator: free runs by address (for coalescing) and by size (for best fit); both name the
+// same runs.
 #include <algorithm>
 
 #include "pager/space/space.h"
@@ -9,7 +10,9 @@ namespace {
 
 constexpr uint64_t kGuardPages = 1;
 
-constexpr uint64_t alignUp(uint64_t value, uint64_t alignment) { return (value + alignment - 1) & ~(alignment - 1); }
+constexpr uint64_t alignUp(uint64_t value, uint64_t alignment) {
+  return (value + alignment - 1) & ~(alignment - 1);
+}
 
 }  // namespace
 
@@ -28,15 +31,16 @@ void AddressAllocator::eraseFree(FreeMap::iterator free) {
   free_.erase(free);
 }
 
-std::optional<AddressAllocator::Page> AddressAllocator::findFree(uint64_t pages, uint64_t alignment_pages) const {
+std::optional<AddressAllocator::Page> AddressAllocator::findFree(uint64_t pages,
+                                                                 uint64_t alignment_pages) const {
   // Alignment counts from address 0, pages from the base.
   const auto fit = [&](const std::pair<uint64_t, Page>& run) -> std::optional<Page> {
     const Page first = alignUp(base_page_ + run.second, alignment_pages) - base_page_;
     if (first + pages > run.second + run.first) return std::nullopt;
     return first;
   };
-  // Some runs of just the size may lie aligned; a run longer by the alignment always fits. Only when there is none of
-  // those is every run between looked at.
+  // Some runs of just the size may lie aligned; a run longer by the alignment always fits. Only
+  // when there is none of those is every run between looked at.
   auto run = sizes_.lower_bound({pages, 0});
   for (unsigned tries = 0; run != sizes_.end() && tries < 8; ++run, ++tries) {
     if (auto first = fit(*run)) return first;
@@ -76,8 +80,10 @@ void AddressAllocator::give(Page first, uint64_t pages) {
   insertFree(first, pages);
 }
 
-std::optional<uint64_t> AddressAllocator::allocate(uint64_t pages, uint64_t alignment, uint64_t hint) {
-  if (pages == 0 || pages >= total_pages_ || (alignment & (alignment - 1)) != 0) return std::nullopt;
+std::optional<uint64_t> AddressAllocator::allocate(uint64_t pages, uint64_t alignment,
+                                                   uint64_t hint) {
+  if (pages == 0 || pages >= total_pages_ || (alignment & (alignment - 1)) != 0)
+    return std::nullopt;
   const uint64_t alignment_pages = std::max<uint64_t>(1, alignment >> kPageShift);
   if (alignment_pages > total_pages_) return std::nullopt;
   const uint64_t with_guard = pages + kGuardPages;
@@ -93,7 +99,8 @@ std::optional<uint64_t> AddressAllocator::allocate(uint64_t pages, uint64_t alig
 }
 
 bool AddressAllocator::allocateAt(uint64_t address, uint64_t pages) {
-  if (pages == 0 || pages >= total_pages_ || !contains(address) || address % kPageBytes != 0) return false;
+  if (pages == 0 || pages >= total_pages_ || !contains(address) || address % kPageBytes != 0)
+    return false;
   const Page first = (address - base_) >> kPageShift;
   if (!isFree(first, pages + kGuardPages)) return false;
   takeRun(first, pages + kGuardPages);
@@ -111,7 +118,8 @@ uint64_t AddressAllocator::takeRun(Page first, uint64_t with_guard) {
   take(std::prev(free_.upper_bound(first)), first, with_guard);
   used_.emplace(first, with_guard);
   used_pages_ += with_guard;
-  high_water_ = std::max(high_water_, base_page_ - (map_.base() >> kPageShift) + first + with_guard);
+  high_water_ =
+      std::max(high_water_, base_page_ - (map_.base() >> kPageShift) + first + with_guard);
   return base_ + (first << kPageShift);
 }
 

@@ -1,6 +1,7 @@
-// How an allocation of a number of pages is cut into extents, the unit of mapping and migration: a body of extents of
-// the largest size, then a tail by descending powers of two. Follows from the number of pages alone, so nothing is
-// stored. Pure, constexpr, O(1) (no loop is longer than four rounds).
+// How an allocation of a number of pages is cut into extents, the unit of mapping and migration: a
+// body of extents of the largest size, then a tail by descending powers of two. Follows from the
+// number of pages alone, so nothing is stored. Pure, constexpr, O(1) (no loop is longer than four
+// rounds).
 #pragma once
 
 #include <bit>
@@ -10,7 +11,8 @@ namespace olpager::space {
 
 inline constexpr unsigned kPageShift = 21;
 inline constexpr uint64_t kPageBytes = 1ull << kPageShift;
-/// 32 MiB: the mapping cost follows the number of extents, and 32 MiB is where a swap loop reaches the link's rate.
+/// 32 MiB: the mapping cost follows the number of extents, and 32 MiB is where a swap loop reaches
+///    the link's rate.
 inline constexpr uint32_t kLargestExtentPages = 16;
 
 /// One extent of an allocation.
@@ -21,19 +23,23 @@ struct Extent {
   bool operator==(const Extent&) const = default;
 };
 
-/// Largest extent of an allocation of `pages` pages: 32 MiB; 8 MiB for allocations up to 16 MiB; 2 MiB below 4 MiB.
+/// Largest extent of an allocation of `pages` pages: 32 MiB; 8 MiB for allocations up to 16 MiB; 2
+/// MiB below 4 MiB.
 constexpr uint32_t largestExtentPages(uint64_t pages) {
   if (pages < 2) return 1;
   if (pages <= 8) return 4;
   return kLargestExtentPages;
 }
 
-/// Number of extents of an allocation of `pages` pages. `largest`: a power of two, at most 16; 1 for memory that moves
-/// page by page.
+/// Number of extents of an allocation of `pages` pages. `largest`: a power of two, at most 16; 1
+/// for memory that moves page by page.
 constexpr uint32_t extentCount(uint64_t pages, uint32_t largest) {
-  return static_cast<uint32_t>(pages / largest) + static_cast<uint32_t>(std::popcount(pages % largest));
+  return static_cast<uint32_t>(pages / largest) +
+         static_cast<uint32_t>(std::popcount(pages % largest));
 }
-constexpr uint32_t extentCount(uint64_t pages) { return extentCount(pages, largestExtentPages(pages)); }
+constexpr uint32_t extentCount(uint64_t pages) {
+  return extentCount(pages, largestExtentPages(pages));
+}
 
 /// The extent that holds page `page` (< pages).
 constexpr Extent extentOfPage(uint64_t pages, uint64_t page, uint32_t largest) {
@@ -42,8 +48,9 @@ constexpr Extent extentOfPage(uint64_t pages, uint64_t page, uint32_t largest) {
     const uint64_t index = page / largest;
     return {static_cast<uint32_t>(index), index * largest, largest};
   }
-  // The tail's extents are the set bits of `rest`, descending. Page `offset` < rest lies in the one of the highest bit
-  // in which the two differ: above it they agree (earlier extents, all passed), and there rest has 1 and offset has 0.
+  // The tail's extents are the set bits of `rest`, descending. Page `offset` < rest lies in the one
+  // of the highest bit in which the two differ: above it they agree (earlier extents, all passed),
+  // and there rest has 1 and offset has 0.
   const auto rest = static_cast<uint32_t>(pages - body);
   const auto offset = static_cast<uint32_t>(page - body);
   const auto bit = (static_cast<uint32_t>(std::bit_width(rest ^ offset)) - 1) & 31;
@@ -69,7 +76,9 @@ constexpr Extent extentAt(uint64_t pages, uint32_t index, uint32_t largest) {
   }
   return {index, first, std::bit_floor(rest)};
 }
-constexpr Extent extentAt(uint64_t pages, uint32_t index) { return extentAt(pages, index, largestExtentPages(pages)); }
+constexpr Extent extentAt(uint64_t pages, uint32_t index) {
+  return extentAt(pages, index, largestExtentPages(pages));
+}
 
 /// Calls `visitor(const Extent&)` for each extent, ascending.
 template <typename Visitor>

@@ -1,4 +1,5 @@
-// SlabAllocator: slots of one size class in slabs of one page; a bitmap of used slots and each slot's requested size.
+// SlabAllocator: slots of one size class in slabs of one page; a bitmap of used slots and each
+// slot's requested size.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -11,8 +12,8 @@ namespace {
 
 constexpr uint64_t alignDown(uint64_t value) { return value & ~(SlabAllocator::kAlignment - 1); }
 
-// Multiples of 512 up to 2 KiB, then four steps in each doubling up to 256 KiB, then the largest slots of which 7, 6,
-// 5, 4, 3, 2 and 1 fit a slab.
+// Multiples of 512 up to 2 KiB, then four steps in each doubling up to 256 KiB, then the largest
+// slots of which 7, 6, 5, 4, 3, 2 and 1 fit a slab.
 constexpr auto makeClasses() {
   std::array<uint32_t, 64> classes{};
   size_t count = 0;
@@ -20,7 +21,8 @@ constexpr auto makeClasses() {
   for (uint32_t power = 2048; power < (256u << 10); power *= 2) {
     for (uint32_t step = 1; step <= 4; ++step) classes[count++] = power + power / 4 * step;
   }
-  for (uint32_t slots = 7; slots >= 1; --slots) classes[count++] = static_cast<uint32_t>(alignDown(kPageBytes / slots));
+  for (uint32_t slots = 7; slots >= 1; --slots)
+    classes[count++] = static_cast<uint32_t>(alignDown(kPageBytes / slots));
   return std::pair{classes, count};
 }
 constexpr auto kClasses = makeClasses().first;
@@ -41,14 +43,16 @@ struct SlabAllocator::Slab {
 
   uint32_t firstFree() const {
     for (size_t word = 0; word < used_bits.size(); ++word) {
-      if (~used_bits[word] != 0) return static_cast<uint32_t>(word * 64) + std::countr_one(used_bits[word]);
+      if (~used_bits[word] != 0)
+        return static_cast<uint32_t>(word * 64) + std::countr_one(used_bits[word]);
     }
     return slots;
   }
   bool isUsed(uint32_t slot) const { return (used_bits[slot / 64] >> (slot % 64) & 1) != 0; }
   void flip(uint32_t slot) { used_bits[slot / 64] ^= 1ull << (slot % 64); }
   Slot describe(uint32_t slot) const {
-    return {address + static_cast<uint64_t>(slot) * slot_bytes, requested[slot], slot_bytes, address};
+    return {address + static_cast<uint64_t>(slot) * slot_bytes, requested[slot], slot_bytes,
+            address};
   }
 
   uint64_t address;
@@ -66,7 +70,8 @@ SlabAllocator::~SlabAllocator() = default;
 
 unsigned SlabAllocator::classOf(uint64_t bytes) {
   if (bytes > kLargestShared) return kClassCount - 1;
-  const auto* const found = std::lower_bound(kClasses.begin(), kClasses.begin() + kClassCount, bytes);
+  const auto* const found =
+      std::lower_bound(kClasses.begin(), kClasses.begin() + kClassCount, bytes);
   return static_cast<unsigned>(found - kClasses.begin());
 }
 
@@ -94,7 +99,8 @@ bool SlabAllocator::allocateAt(uint64_t address, uint64_t bytes) {
   const unsigned size_class = classOf(bytes);
   const uint64_t page = address / kPageBytes * kPageBytes;
   const auto slot = static_cast<uint32_t>((address - page) / kClasses[size_class]);
-  if ((address - page) % kClasses[size_class] != 0 || slot >= kPageBytes / kClasses[size_class]) return false;
+  if ((address - page) % kClasses[size_class] != 0 || slot >= kPageBytes / kClasses[size_class])
+    return false;
   const auto found = slabs_.find(page >> kPageShift);
   if (found != slabs_.end()) {
     if (found->second->size_class != size_class || found->second->isUsed(slot)) return false;
@@ -108,7 +114,8 @@ bool SlabAllocator::allocateAt(uint64_t address, uint64_t bytes) {
 
 SlabAllocator::Slab& SlabAllocator::add(uint64_t address, unsigned size_class) {
   partial_[size_class].insert(address);
-  return *slabs_.emplace(address >> kPageShift, std::make_unique<Slab>(address, size_class)).first->second;
+  return *slabs_.emplace(address >> kPageShift, std::make_unique<Slab>(address, size_class))
+              .first->second;
 }
 
 void SlabAllocator::take(Slab& slab, uint32_t slot, uint64_t bytes) {
@@ -171,13 +178,14 @@ const SlabAllocator::Slab* SlabAllocator::slabAt(uint64_t address) const {
 std::optional<SlabAllocator::Slot> SlabAllocator::find(uint64_t address) const {
   const Slab* slab = slabAt(address);
   if (slab == nullptr) return std::nullopt;
-  const auto slot =
-      static_cast<uint32_t>(std::min<uint64_t>((address - slab->address) / slab->slot_bytes, slab->slots - 1));
+  const auto slot = static_cast<uint32_t>(
+      std::min<uint64_t>((address - slab->address) / slab->slot_bytes, slab->slots - 1));
   if (!slab->isUsed(slot)) return std::nullopt;
   return slab->describe(slot);
 }
 
-void SlabAllocator::forEachSlot(uint64_t slab, const std::function<void(const Slot&)>& visitor) const {
+void SlabAllocator::forEachSlot(uint64_t slab,
+                                const std::function<void(const Slot&)>& visitor) const {
   const auto found = slabs_.find(slab >> kPageShift);
   if (found == slabs_.end()) return;
   for (uint32_t slot = 0; slot < found->second->slots; ++slot) {

@@ -1,5 +1,6 @@
-// Gradients: accumulated in place while parked or resident, zeroed, evicted, used again; with the same contents as
-// before at some of the evictions, so that a stale lower copy with an equal hash would be taken for the truth.
+// Gradients: accumulated in place while parked or resident, zeroed, evicted, used again; with the
+// same contents as before at some of the evictions, so that a stale lower copy with an equal hash
+// would be taken for the truth.
 #include <algorithm>
 
 #include "common.h"
@@ -52,7 +53,8 @@ int main(int argc, char** argv) {
   pressure.apply();
   for (size_t g = 0; g < n; ++g) {
     RUNTIME_OK(cudaMemcpy(host.data(), gradients[g], kPiece, cudaMemcpyDeviceToHost));
-    for (uint32_t v : host) CHECK(v == expected[g], "at the end: gradient %zu has %u, expected %u", g, v, expected[g]);
+    for (uint32_t v : host)
+      CHECK(v == expected[g], "at the end: gradient %zu has %u, expected %u", g, v, expected[g]);
   }
   pressure.check();
   return apps::ok("accumulate_zero with %zu gradients", n);

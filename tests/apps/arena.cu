@@ -1,5 +1,6 @@
-// One huge allocation with many tensors in it, as arena allocators make: layers that walk through it in order, a cache
-// with an advancing write position, and a scratch region that every layer uses.
+// One huge allocation with many tensors in it, as arena allocators make: layers that walk through
+// it in order, a cache with an advancing write position, and a scratch region that every layer
+// uses.
 #include "common.h"
 
 __global__ void layer(const uint4* weights, uint32_t* activations, uint32_t count) {
@@ -19,7 +20,8 @@ int main(int argc, char** argv) {
   char* arena;
   RUNTIME_OK(cudaMalloc(&arena, options.bytes));
   RUNTIME_OK(cudaMemset(arena, 0, options.bytes));
-  // Tensors of uneven sizes, 256-byte aligned, until three quarters are used; then activations and the cache.
+  // Tensors of uneven sizes, 256-byte aligned, until three quarters are used; then activations and
+  // the cache.
   apps::Random random(options.seed);
   struct Tensor {
     size_t offset, bytes;
@@ -42,9 +44,11 @@ int main(int argc, char** argv) {
       const uint32_t count = uint32_t(tensor.bytes / 16);
       const uint32_t touched = count < 16384 ? count : 16384;
       // The end of the tensor, so that interior addresses are named as well.
-      layer<<<apps::blocks(touched), 256>>>(reinterpret_cast<uint4*>(arena + tensor.offset) + (count - touched),
-                                            reinterpret_cast<uint32_t*>(arena + activations), touched);
-      append<<<1, kWidth>>>(reinterpret_cast<uint32_t*>(arena + cache), position, kWidth, (position + 1) * 3 + seed);
+      layer<<<apps::blocks(touched), 256>>>(
+          reinterpret_cast<uint4*>(arena + tensor.offset) + (count - touched),
+          reinterpret_cast<uint32_t*>(arena + activations), touched);
+      append<<<1, kWidth>>>(reinterpret_cast<uint32_t*>(arena + cache), position, kWidth,
+                            (position + 1) * 3 + seed);
       ++position;
     }
   }
@@ -58,13 +62,14 @@ int main(int argc, char** argv) {
     }
   }
   RUNTIME_OK(cudaMemcpy(got.data(), arena + activations, got.size() * 4, cudaMemcpyDeviceToHost));
-  for (size_t i = 0; i < 1024; ++i) CHECK(got[i] == sums[i], "activation %zu is %#x, expected %#x", i, got[i], sums[i]);
+  for (size_t i = 0; i < 1024; ++i)
+    CHECK(got[i] == sums[i], "activation %zu is %#x, expected %#x", i, got[i], sums[i]);
   RUNTIME_OK(cudaMemcpy(rows.data(), arena + cache, rows.size() * 4, cudaMemcpyDeviceToHost));
   for (uint32_t p = 0; p < position; ++p) {
     for (uint32_t i = 0; i < kWidth; ++i) {
       const uint32_t expected = (p + 1) * 3 + seed + i;
-      CHECK(rows[size_t(p) * kWidth + i] == expected, "cache row %u word %u is %#x, expected %#x", p, i,
-            rows[size_t(p) * kWidth + i], expected);
+      CHECK(rows[size_t(p) * kWidth + i] == expected, "cache row %u word %u is %#x, expected %#x",
+            p, i, rows[size_t(p) * kWidth + i], expected);
     }
   }
   for (size_t t = 0; t < tensors.size(); ++t) {

@@ -1,5 +1,6 @@
-// CUDA arrays against the budget: buffers take three quarters of all that is reported, then arrays are made. They are
-// the driver's own VRAM; a pager has to make room for them, and may have the room back when they are gone.
+// CUDA arrays against the budget: buffers take three quarters of all that is reported, then arrays
+// are made. They are the driver's own VRAM; a pager has to make room for them, and may have the
+// room back when they are gone.
 #include <algorithm>
 
 #include "driver_program.h"
@@ -12,8 +13,8 @@ constexpr unsigned kSide = 1024;  // of an array of 32-bit elements: 4 MiB
 
 void check(const std::vector<uint32_t>& words, uint32_t seed, const char* what, size_t which) {
   for (uint32_t i = 0; i < words.size(); ++i)
-    CHECK(words[i] == apps::word(i, seed), "%s %zu: word %u is %#x, expected %#x", what, which, i, words[i],
-          apps::word(i, seed));
+    CHECK(words[i] == apps::word(i, seed), "%s %zu: word %u is %#x, expected %#x", what, which, i,
+          words[i], apps::word(i, seed));
 }
 
 std::vector<uint32_t> contents(size_t words, uint32_t seed) {
@@ -42,7 +43,8 @@ int main(int argc, char** argv) {
   const CUdevice device = apps::usePrimaryContext();
   size_t free = 0, total = 0;
   DRIVER_OK(cuMemGetInfo(&free, &total));
-  std::vector<CUdeviceptr> buffers(std::max<size_t>(std::min(free, 8 * options.bytes) * 3 / 4 / kBuffer, 1));
+  std::vector<CUdeviceptr> buffers(
+      std::max<size_t>(std::min(free, 8 * options.bytes) * 3 / 4 / kBuffer, 1));
   for (size_t b = 0; b < buffers.size(); ++b) {
     DRIVER_OK(cuMemAlloc(&buffers[b], kBuffer));
     const std::vector<uint32_t> words = contents(kBuffer / 4, seed + uint32_t(b));

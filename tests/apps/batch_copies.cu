@@ -1,4 +1,5 @@
-// Batches of copies, linear and of boxes, between host and device in all directions and with arrays; boxes between contexts.
+// Batches of copies, linear and of boxes, between host and device in all directions and with
+// arrays; boxes between contexts.
 #include <chrono>
 #include <thread>
 
@@ -61,9 +62,12 @@ void tryLinear(cudaStream_t stream, uint32_t seed, bool pinned) {
   // A batch that makes no sense copies nothing.
   std::memset(out[0], 0, kWords * 4);
   size_t late[2] = {1, 0};
-  const cudaError_t refused = cudaMemcpyBatchAsync(to_host, from_device, whole, 2, attributes, late, 1, stream);
-  CHECK(refused == cudaErrorInvalidValue, "a batch whose first copy has no attributes: %d", int(refused));
-  const cudaError_t legacy = cudaMemcpyBatchAsync(to_host, from_device, whole, 2, attributes, starts, 1, nullptr);
+  const cudaError_t refused =
+      cudaMemcpyBatchAsync(to_host, from_device, whole, 2, attributes, late, 1, stream);
+  CHECK(refused == cudaErrorInvalidValue, "a batch whose first copy has no attributes: %d",
+        int(refused));
+  const cudaError_t legacy =
+      cudaMemcpyBatchAsync(to_host, from_device, whole, 2, attributes, starts, 1, nullptr);
   CHECK(legacy == cudaErrorInvalidValue, "a batch in the default stream: %d", int(legacy));
   (void)cudaGetLastError();
   RUNTIME_OK(cudaDeviceSynchronize());
@@ -75,9 +79,11 @@ void tryLinear(cudaStream_t stream, uint32_t seed, bool pinned) {
   }
 }
 
-// A box of 40 x 12 x 3 words out of rows of 64 and layers of 16, to the device, into an array, and back.
+// A box of 40 x 12 x 3 words out of rows of 64 and layers of 16, to the device, into an array, and
+// back.
 void tryBoxes(cudaStream_t stream, uint32_t seed) {
-  constexpr size_t kWidth = 40, kHeight = 12, kDepth = 3, kRow = 64, kLayer = 16, kAll = kRow * kLayer * kDepth;
+  constexpr size_t kWidth = 40, kHeight = 12, kDepth = 3, kRow = 64, kLayer = 16,
+                   kAll = kRow * kLayer * kDepth;
   std::vector<uint32_t> in(kAll), out(kAll, 0);
   fillWords(in.data(), kAll, seed);
   uint32_t* device;
@@ -85,7 +91,8 @@ void tryBoxes(cudaStream_t stream, uint32_t seed) {
   RUNTIME_OK(cudaMemset(device, 0, kAll * 4));
   cudaArray_t array;
   const cudaChannelFormatDesc format = cudaCreateChannelDesc<unsigned>();
-  RUNTIME_OK(cudaMalloc3DArray(&array, &format, make_cudaExtent(kWidth + 8, kHeight + 4, kDepth + 1)));
+  RUNTIME_OK(
+      cudaMalloc3DArray(&array, &format, make_cudaExtent(kWidth + 8, kHeight + 4, kDepth + 1)));
   const auto memory = [](void* at, size_t row_words) {  // in elements of one byte
     cudaMemcpy3DOperand operand{};
     operand.type = cudaMemcpyOperandTypePointer;
@@ -98,7 +105,8 @@ void tryBoxes(cudaStream_t stream, uint32_t seed) {
   inside.type = cudaMemcpyOperandTypeArray;
   inside.op.array.array = array;
   inside.op.array.offset = {8, 4, 1};
-  const auto copy = [&](const cudaMemcpy3DOperand& from, const cudaMemcpy3DOperand& to, size_t width) {
+  const auto copy = [&](const cudaMemcpy3DOperand& from, const cudaMemcpy3DOperand& to,
+                        size_t width) {
     cudaMemcpy3DBatchOp op{};
     op.src = from, op.dst = to;
     op.extent = make_cudaExtent(width, kHeight, kDepth);
@@ -106,7 +114,8 @@ void tryBoxes(cudaStream_t stream, uint32_t seed) {
     return op;
   };
   // Rows in bytes between memory, in elements of the array with it.
-  cudaMemcpy3DBatchOp up[] = {copy(memory(in.data(), kRow * 4), memory(device, kRow * 4), kWidth * 4)};
+  cudaMemcpy3DBatchOp up[] = {
+      copy(memory(in.data(), kRow * 4), memory(device, kRow * 4), kWidth * 4)};
   cudaMemcpy3DBatchOp through[] = {copy(memory(device, kRow), inside, kWidth),
                                    copy(inside, memory(out.data(), kRow), kWidth)};
   RUNTIME_OK(cudaMemcpy3DBatchAsync(1, up, 0, stream));
@@ -154,7 +163,8 @@ void tryPeer(cudaStream_t stream, uint32_t seed) {
     for (size_t i = 0; i < kAll; ++i) {
       const size_t x = i % kRow, y = i / kRow % kHeight, z = i / kRow / kHeight;
       const uint32_t expected = x < 64 && y < 5 ? in[(z * kHeight + y + 1) * kRow + x + 4] : 0;
-      CHECK(out[i] == expected, "a box between contexts: word %zu is %#x, expected %#x", i, out[i], expected);
+      CHECK(out[i] == expected, "a box between contexts: word %zu is %#x, expected %#x", i, out[i],
+            expected);
     }
     RUNTIME_OK(cudaMemset(there, 0, kAll * 4));
     RUNTIME_OK(cudaDeviceSynchronize());

@@ -1,4 +1,5 @@
-// What two processes of a test program say to each other over a connected socket. A process that is gone ends the program.
+// What two processes of a test program say to each other over a connected socket. A process that is
+// gone ends the program.
 #pragma once
 
 #include <sys/socket.h>
@@ -10,7 +11,9 @@
 namespace apps {
 
 /// The other process may go on; hear() waits for that.
-inline void tell(int socket) { CHECK(send(socket, "x", 1, MSG_NOSIGNAL) == 1, "the other process is gone"); }
+inline void tell(int socket) {
+  CHECK(send(socket, "x", 1, MSG_NOSIGNAL) == 1, "the other process is gone");
+}
 inline void hear(int socket) {
   char byte = 0;
   CHECK(recv(socket, &byte, 1, 0) == 1, "the other process is gone");
@@ -31,7 +34,8 @@ struct DescriptorMessage {
 inline void sendDescriptor(int socket, int descriptor) {
   DescriptorMessage message;
   cmsghdr* const header = CMSG_FIRSTHDR(&message.header);
-  header->cmsg_level = SOL_SOCKET, header->cmsg_type = SCM_RIGHTS, header->cmsg_len = CMSG_LEN(sizeof(int));
+  header->cmsg_level = SOL_SOCKET, header->cmsg_type = SCM_RIGHTS,
+  header->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
   CHECK(sendmsg(socket, &message.header, MSG_NOSIGNAL) == 1, "the other process is gone");
 }

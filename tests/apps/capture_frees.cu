@@ -1,5 +1,6 @@
-// Graphs with memory of their own, allocated in a capture, are destroyed while another stream captures, after they have run and while they do:
-// the other capture becomes a graph, and a launch under way keeps its memory. Skipped where the driver has no memory nodes.
+// Graphs with memory of their own, allocated in a capture, are destroyed while another stream
+// captures, after they have run and while they do: the other capture becomes a graph, and a launch
+// under way keeps its memory. Skipped where the driver has no memory nodes.
 #include "common.h"
 
 static constexpr size_t kPiece = size_t{2} << 20;
@@ -19,7 +20,8 @@ static cudaGraph_t counting(cudaStream_t stream, uint32_t* out, uint32_t rounds)
   if (allocated != cudaSuccess) {
     cudaStreamEndCapture(stream, &graph);
     (void)cudaGetLastError();
-    apps::skip("capture_frees: no allocation in a capture here (%s)", cudaGetErrorString(allocated));
+    apps::skip("capture_frees: no allocation in a capture here (%s)",
+               cudaGetErrorString(allocated));
   }
   RUNTIME_OK(cudaMemsetAsync(inside, 0, kPiece, stream));
   count<<<1, 1, 0, stream>>>(inside, rounds);

@@ -1,5 +1,6 @@
-// The program ends while streams capture, with kernels, memory and a free in the captures, as one does that an exception ends there. Streams that it
-// destroys while they capture take what they allocated with them, and memory is allocated and freed beside all that. Nothing waits for the end
+// The program ends while streams capture, with kernels, memory and a free in the captures, as one
+// does that an exception ends there. Streams that it destroys while they capture take what they
+// allocated with them, and memory is allocated and freed beside all that. Nothing waits for the end
 // of a capture that nobody ends.
 #include <unistd.h>
 

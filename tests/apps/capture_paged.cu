@@ -1,6 +1,8 @@
-// Copies between buffers that have no room in VRAM together are captured, one after the other, on a stream that the legacy stream waits for. All
-// that used the buffers before is over: each copy's can be brought for the moment that the driver looks at them, in little time. Then
-// each copy is a graph of its own, captured behind kernels that nobody has waited for and which use more than there is room for.
+// Copies between buffers that have no room in VRAM together are captured, one after the other, on a
+// stream that the legacy stream waits for. All that used the buffers before is over: each copy's
+// can be brought for the moment that the driver looks at them, in little time. Then each copy is a
+// graph of its own, captured behind kernels that nobody has waited for and which use more than
+// there is room for.
 #include <chrono>
 
 #include "common.h"
@@ -16,8 +18,10 @@ void behindKernels(cudaStream_t stream, const std::vector<void*>& buffers, uint3
     for (void* buffer : buffers) apps::add(buffer, kPiece, 1, stream);
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
-    RUNTIME_OK(cudaStreamBeginCapture(stream, i % 4 == 0 ? cudaStreamCaptureModeRelaxed : cudaStreamCaptureModeGlobal));
-    RUNTIME_OK(cudaMemcpyAsync(buffers[i], buffers[i + 1], kPiece, cudaMemcpyDeviceToDevice, stream));
+    RUNTIME_OK(cudaStreamBeginCapture(
+        stream, i % 4 == 0 ? cudaStreamCaptureModeRelaxed : cudaStreamCaptureModeGlobal));
+    RUNTIME_OK(
+        cudaMemcpyAsync(buffers[i], buffers[i + 1], kPiece, cudaMemcpyDeviceToDevice, stream));
     RUNTIME_OK(cudaStreamEndCapture(stream, &graph));
     for (void* buffer : buffers) apps::add(buffer, kPiece, 1, stream);
     RUNTIME_OK(cudaGraphInstantiate(&exec, graph, 0));
@@ -47,14 +51,16 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaDeviceSynchronize());
   cudaStream_t stream;
   RUNTIME_OK(cudaStreamCreate(&stream));
-  for (const cudaStreamCaptureMode mode : {cudaStreamCaptureModeRelaxed, cudaStreamCaptureModeGlobal}) {
+  for (const cudaStreamCaptureMode mode :
+       {cudaStreamCaptureModeRelaxed, cudaStreamCaptureModeGlobal}) {
     // On the legacy stream: beside the capture nobody may ask it anything.
     for (size_t i = 0; i < n; i += 2) RUNTIME_OK(cudaMemsetAsync(buffers[i], 0, kPiece));
     RUNTIME_OK(cudaDeviceSynchronize());
     RUNTIME_OK(cudaStreamBeginCapture(stream, mode));
     const auto from = std::chrono::steady_clock::now();
     for (size_t i = 0; i + 1 < n; i += 2)
-      RUNTIME_OK(cudaMemcpyAsync(buffers[i], buffers[i + 1], kPiece, cudaMemcpyDeviceToDevice, stream));
+      RUNTIME_OK(
+          cudaMemcpyAsync(buffers[i], buffers[i + 1], kPiece, cudaMemcpyDeviceToDevice, stream));
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - from;
     cudaGraph_t graph = nullptr;
     RUNTIME_OK(cudaStreamEndCapture(stream, &graph));
@@ -64,7 +70,8 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaGraphExecDestroy(exec));
     RUNTIME_OK(cudaGraphDestroy(graph));
     for (size_t i = 0; i + 1 < n; i += 2) {
-      RUNTIME_OK(cudaMemcpyAsync(buffers[i], buffers[i + 1], kPiece, cudaMemcpyDeviceToDevice, stream));
+      RUNTIME_OK(
+          cudaMemcpyAsync(buffers[i], buffers[i + 1], kPiece, cudaMemcpyDeviceToDevice, stream));
       apps::add(buffers[i], kPiece, 2, stream);
     }
     RUNTIME_OK(cudaStreamSynchronize(stream));

@@ -1,5 +1,6 @@
-// Compiled with --default-stream per-thread: one stream captures, in every mode, while a thread's kernel runs for long in the default stream of
-// its own and another thread uses more memory than there is room for. The kernel keeps its memory, and the capture becomes a graph.
+// Compiled with --default-stream per-thread: one stream captures, in every mode, while a thread's
+// kernel runs for long in the default stream of its own and another thread uses more memory than
+// there is room for. The kernel keeps its memory, and the capture becomes a graph.
 #include <atomic>
 #include <thread>
 
@@ -13,7 +14,8 @@ __global__ void count(uint32_t* out, uint32_t rounds) {
   for (uint32_t r = 0; r < rounds; ++r) out[(r * 4099u) % kWords] += 1;
 }
 
-// A capture in global mode forbids others to synchronise their streams, but those who say that they know what they do.
+// A capture in global mode forbids others to synchronise their streams, but those who say that they
+// know what they do.
 static void relax() {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   RUNTIME_OK(cudaThreadExchangeStreamCaptureMode(&mode));
@@ -43,7 +45,8 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   uint32_t rounds = 0;
   for (const cudaStreamCaptureMode mode :
-       {cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed, cudaStreamCaptureModeGlobal}) {
+       {cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed,
+        cudaStreamCaptureModeGlobal}) {
     RUNTIME_OK(cudaStreamBeginCapture(stream, mode));
     apps::add(captured, kPiece, 5, stream);
     std::atomic<bool> begun{false}, over{false};
@@ -83,6 +86,7 @@ int main(int argc, char** argv) {
   for (const uint32_t word : words) sum += word;
   CHECK(sum == 1 + uint64_t{rounds} * kRounds, "the kernels beside the captures counted to %llu",
         static_cast<unsigned long long>(sum));
-  for (size_t i = 0; i < n; ++i) apps::verify(others[i], kPiece, seed + uint32_t(i), added[i], "another buffer");
+  for (size_t i = 0; i < n; ++i)
+    apps::verify(others[i], kPiece, seed + uint32_t(i), added[i], "another buffer");
   return apps::ok("capture_per_thread: %u captures beside %zu buffers", rounds, n);
 }

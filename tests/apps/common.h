@@ -1,6 +1,6 @@
-// What every program in this folder shares: options, a verdict, and data that the CPU can compute again.
-// A program takes --bytes (the working set) and --seed, prints "OK <what>" and exits 0, or says what differs and
-// exits 1. Exit 77: the driver natively lacks what the program tests.
+// What every program in this folder shares: options, a verdict, and data that the CPU can compute
+// again. A program takes --bytes (the working set) and --seed, prints "OK <what>" and exits 0, or
+// says what differs and exits 1. Exit 77: the driver natively lacks what the program tests.
 #pragma once
 
 #include <cuda.h>
@@ -26,7 +26,8 @@ struct Options {
   uint64_t seed = 1;
 };
 
-[[noreturn]] inline void finish(int status, const char* head, const char* format, va_list arguments) {
+[[noreturn]] inline void finish(int status, const char* head, const char* format,
+                                va_list arguments) {
   std::printf("%s ", head);
   std::vprintf(format, arguments);
   std::printf("\n");
@@ -62,7 +63,8 @@ inline int ok(const char* format, ...) {
 inline Options parse(int argc, char** argv) {
   Options options;
   for (int i = 1; i + 1 < argc; i += 2) {
-    if (std::strcmp(argv[i], "--bytes") == 0) options.bytes = std::strtoull(argv[i + 1], nullptr, 0);
+    if (std::strcmp(argv[i], "--bytes") == 0)
+      options.bytes = std::strtoull(argv[i + 1], nullptr, 0);
     if (std::strcmp(argv[i], "--seed") == 0) options.seed = std::strtoull(argv[i + 1], nullptr, 0);
   }
   if (options.bytes < (size_t{1} << 20)) fail("--bytes has to be 1 MiB at least");
@@ -95,17 +97,19 @@ class Random {
 }  // namespace apps
 
 // NOLINTBEGIN(cppcoreguidelines-macro-usage): they name the place of the call.
-#define RUNTIME_OK(call)                                                                            \
-  do {                                                                                              \
-    const cudaError_t rc_ = (call);                                                                 \
-    if (rc_ != cudaSuccess)                                                                         \
-      apps::fail("%s:%d: %s: %d %s", __FILE__, __LINE__, #call, int(rc_), cudaGetErrorString(rc_)); \
+#define RUNTIME_OK(call)                                                  \
+  do {                                                                    \
+    const cudaError_t rc_ = (call);                                       \
+    if (rc_ != cudaSuccess)                                               \
+      apps::fail("%s:%d: %s: %d %s", __FILE__, __LINE__, #call, int(rc_), \
+                 cudaGetErrorString(rc_));                                \
   } while (0)
 
-#define DRIVER_OK(call)                                                                                 \
-  do {                                                                                                  \
-    const CUresult rc_ = (call);                                                                        \
-    if (rc_ != CUDA_SUCCESS) apps::fail("%s:%d: %s: CUresult %d", __FILE__, __LINE__, #call, int(rc_)); \
+#define DRIVER_OK(call)                                                          \
+  do {                                                                           \
+    const CUresult rc_ = (call);                                                 \
+    if (rc_ != CUDA_SUCCESS)                                                     \
+      apps::fail("%s:%d: %s: CUresult %d", __FILE__, __LINE__, #call, int(rc_)); \
   } while (0)
 
 #define CHECK(condition, ...)                  \
@@ -133,17 +137,21 @@ static __global__ void addKernel(uint4* out, uint32_t count, uint32_t value) {
   out[i] = v;
 }
 
-inline unsigned blocks(size_t threads, unsigned block = 256) { return unsigned((threads + block - 1) / block); }
+inline unsigned blocks(size_t threads, unsigned block = 256) {
+  return unsigned((threads + block - 1) / block);
+}
 
 /// buffer[i] = what fillKernel writes. `bytes` is a multiple of 16.
 inline void fill(void* buffer, size_t bytes, uint32_t seed, cudaStream_t stream = nullptr) {
-  fillKernel<<<blocks(bytes / 16), 256, 0, stream>>>(static_cast<uint4*>(buffer), uint32_t(bytes / 16), seed);
+  fillKernel<<<blocks(bytes / 16), 256, 0, stream>>>(static_cast<uint4*>(buffer),
+                                                     uint32_t(bytes / 16), seed);
   RUNTIME_OK(cudaGetLastError());
 }
 
 /// Adds `value` to every 32-bit word.
 inline void add(void* buffer, size_t bytes, uint32_t value, cudaStream_t stream = nullptr) {
-  addKernel<<<blocks(bytes / 16), 256, 0, stream>>>(static_cast<uint4*>(buffer), uint32_t(bytes / 16), value);
+  addKernel<<<blocks(bytes / 16), 256, 0, stream>>>(static_cast<uint4*>(buffer),
+                                                    uint32_t(bytes / 16), value);
   RUNTIME_OK(cudaGetLastError());
 }
 
@@ -155,7 +163,8 @@ inline void needTwoDevices() {
 }
 
 /// Compares host words with fill(seed) followed by add(value).
-inline void verifyHost(const uint32_t* got, size_t bytes, uint32_t seed, uint32_t value, const char* what) {
+inline void verifyHost(const uint32_t* got, size_t bytes, uint32_t seed, uint32_t value,
+                       const char* what) {
   for (size_t i = 0; i < bytes / 4; ++i) {
     const uint32_t expected = word(uint32_t(i / 4), seed) + uint32_t(i % 4) + value;
     if (got[i] != expected) fail("%s: word %zu is %#x, expected %#x", what, i, got[i], expected);
@@ -163,14 +172,15 @@ inline void verifyHost(const uint32_t* got, size_t bytes, uint32_t seed, uint32_
 }
 
 /// The same for device memory, by a synchronous copy.
-inline void verify(const void* buffer, size_t bytes, uint32_t seed, uint32_t value, const char* what) {
+inline void verify(const void* buffer, size_t bytes, uint32_t seed, uint32_t value,
+                   const char* what) {
   std::vector<uint32_t> got(bytes / 4);
   RUNTIME_OK(cudaMemcpy(got.data(), buffer, bytes, cudaMemcpyDeviceToHost));
   verifyHost(got.data(), bytes, seed, value, what);
 }
 
-/// Buffers that fill `bytes` and are used now and then, so that what was used before them becomes the eviction's
-/// victim.
+/// Buffers that fill `bytes` and are used now and then, so that what was used before them becomes
+/// the eviction's victim.
 class Pressure {
  public:
   Pressure(size_t bytes, size_t piece = size_t{2} << 20) : piece_(piece) {
@@ -191,7 +201,8 @@ class Pressure {
   void apply(cudaStream_t stream = nullptr) {
     ++rounds_;
     for (void* p : pieces_)
-      addKernel<<<blocks(piece_ / 16 / 16), 256, 0, stream>>>(static_cast<uint4*>(p), uint32_t(piece_ / 16 / 16), 1);
+      addKernel<<<blocks(piece_ / 16 / 16), 256, 0, stream>>>(static_cast<uint4*>(p),
+                                                              uint32_t(piece_ / 16 / 16), 1);
     RUNTIME_OK(cudaGetLastError());
   }
   /// That no buffer lost a write.

@@ -1,5 +1,5 @@
-// Pieces that the device decompresses: several in one call, in stream order, with how long each has become; what is wrong with a call, and with which
-// of its pieces.
+// Pieces that the device decompresses: several in one call, in stream order, with how long each has
+// become; what is wrong with a call, and with which of its pieces.
 #include "driver_program.h"
 
 #if CUDA_VERSION >= 12060
@@ -7,8 +7,10 @@ namespace {
 
 constexpr size_t kRoom = 256 << 10;
 
-// LZ4's block format: `literals` bytes, the same again `repeated` bytes long, and the last 12 as they are.
-std::vector<uint8_t> compressed(uint32_t seed, size_t literals, size_t repeated, std::vector<uint8_t>& plain) {
+// LZ4's block format: `literals` bytes, the same again `repeated` bytes long, and the last 12 as
+// they are.
+std::vector<uint8_t> compressed(uint32_t seed, size_t literals, size_t repeated,
+                                std::vector<uint8_t>& plain) {
   std::vector<uint8_t> block;
   plain.clear();
   for (size_t i = 0; i < literals; ++i) plain.push_back(uint8_t(apps::word(uint32_t(i), seed)));
@@ -42,7 +44,8 @@ int main(int argc, char** argv) {
 #else
   const CUdevice device = apps::usePrimaryContext();
   int algorithms = 0;
-  if (cuDeviceGetAttribute(&algorithms, CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK, device) != CUDA_SUCCESS ||
+  if (cuDeviceGetAttribute(&algorithms, CU_DEVICE_ATTRIBUTE_MEM_DECOMPRESS_ALGORITHM_MASK,
+                           device) != CUDA_SUCCESS ||
       (algorithms & CU_MEM_DECOMPRESS_ALGORITHM_LZ4) == 0)
     apps::skip("the device does not decompress LZ4");
   constexpr size_t kPieces = 5;
@@ -58,7 +61,8 @@ int main(int argc, char** argv) {
   DRIVER_OK(cuCtxSynchronize());
   apps::Random random(options.seed);
   for (size_t i = 0; i < kPieces; ++i) {
-    blocks[i] = compressed(uint32_t(options.seed + i), 1 + random.below(40000), 4 + random.below(100000), plain[i]);
+    blocks[i] = compressed(uint32_t(options.seed + i), 1 + random.below(40000),
+                           4 + random.below(100000), plain[i]);
     DRIVER_OK(cuMemcpyHtoDAsync(from + i * kRoom, blocks[i].data(), blocks[i].size(), stream));
     pieces[i].srcNumBytes = blocks[i].size();
     pieces[i].dstNumBytes = plain[i].size();
@@ -81,15 +85,17 @@ int main(int argc, char** argv) {
     DRIVER_OK(cuStreamSynchronize(stream));
     CHECK(bytes == plain[i].size(), "piece %zu: %u bytes, expected %zu", i, bytes, plain[i].size());
     CHECK(std::memcmp(got.data(), plain[i].data(), bytes) == 0, "piece %zu is another", i);
-    for (size_t at = bytes; at < kRoom; ++at) CHECK(got[at] == 0xee, "piece %zu goes beyond its end", i);
+    for (size_t at = bytes; at < kRoom; ++at)
+      CHECK(got[at] == 0xee, "piece %zu goes beyond its end", i);
   }
 
   CUmemDecompressParams pair[2] = {one, one};
   pair[1].algo = CU_MEM_DECOMPRESS_UNSUPPORTED;
   const CUresult result = cuMemBatchDecompressAsync(pair, 2, 0, &wrong, stream);
-  CHECK(result != CUDA_SUCCESS && wrong == 1, "an algorithm that there is not: CUresult %d, piece %zu", int(result),
-        wrong);
-  CHECK(cuMemBatchDecompressAsync(pair, 1, 5, &wrong, stream) == CUDA_ERROR_INVALID_VALUE, "flags: piece %zu", wrong);
+  CHECK(result != CUDA_SUCCESS && wrong == 1,
+        "an algorithm that there is not: CUresult %d, piece %zu", int(result), wrong);
+  CHECK(cuMemBatchDecompressAsync(pair, 1, 5, &wrong, stream) == CUDA_ERROR_INVALID_VALUE,
+        "flags: piece %zu", wrong);
   DRIVER_OK(cuStreamSynchronize(stream));
   DRIVER_OK(cuStreamDestroy(stream));
   for (const CUdeviceptr memory : {from, to, actual}) DRIVER_OK(cuMemFree(memory));

@@ -1,4 +1,5 @@
-// Does as it is told, for tests that export memory from one program to another (tests/integration/forward/node.py): a line in, a line out.
+// Does as it is told, for tests that export memory from one program to another
+// (tests/integration/forward/node.py): a line in, a line out.
 //
 //   make VALUE    memory of 2 MiB, full of VALUE          -> ok
 //   send PATH     its descriptor, to whoever connects      -> ok, and once it is sent: sent
@@ -45,7 +46,8 @@ void say(const std::string& text) { std::cout << text << std::endl; }
 void send(const std::string& path, int descriptor) {
   const int listening = socket(AF_UNIX, SOCK_STREAM, 0);
   const sockaddr_un address = addressOf(path);
-  CHECK(bind(listening, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 && listen(listening, 1) == 0,
+  CHECK(bind(listening, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 &&
+            listen(listening, 1) == 0,
         "no socket at %s", path.c_str());
   say("ok");
   const int peer = accept(listening, nullptr, nullptr);
@@ -57,7 +59,8 @@ void send(const std::string& path, int descriptor) {
 int take(const std::string& path) {
   const int peer = socket(AF_UNIX, SOCK_STREAM, 0);
   const sockaddr_un address = addressOf(path);
-  CHECK(connect(peer, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0, "nobody at %s", path.c_str());
+  CHECK(connect(peer, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0,
+        "nobody at %s", path.c_str());
   const int descriptor = apps::receiveDescriptor(peer);
   CHECK(descriptor >= 0, "nothing came");
   close(peer);
@@ -98,8 +101,8 @@ int main() {
       taken = take(path);
       say("ok");
     } else if (what == "import") {
-      const CUresult result =
-          cuMemImportFromShareableHandle(&imported, reinterpret_cast<void*>(intptr_t{taken}), kDescriptor);
+      const CUresult result = cuMemImportFromShareableHandle(
+          &imported, reinterpret_cast<void*>(intptr_t{taken}), kDescriptor);
       say(result == CUDA_SUCCESS ? "ok" : "error " + std::to_string(int(result)));
     } else if (what == "read") {
       uint32_t word = 0;

@@ -1,5 +1,6 @@
-// CUDA_VISIBLE_DEVICES says which devices a program sees, and in which order: numbers, UUIDs or their beginnings. What names no device, or
-// several, ends the list; a device that is named twice leaves none. Programs of its own tell what they see.
+// CUDA_VISIBLE_DEVICES says which devices a program sees, and in which order: numbers, UUIDs or
+// their beginnings. What names no device, or several, ends the list; a device that is named twice
+// leaves none. Programs of its own tell what they see.
 #include <unistd.h>
 
 #include <string>
@@ -39,8 +40,9 @@ int list() {
 }
 
 Uuids seen(const std::string& self, const char* visible) {
-  const std::string setting = visible != nullptr ? "CUDA_VISIBLE_DEVICES='" + std::string(visible) + "' '"
-                                                 : std::string("env -u CUDA_VISIBLE_DEVICES '");
+  const std::string setting = visible != nullptr
+                                  ? "CUDA_VISIBLE_DEVICES='" + std::string(visible) + "' '"
+                                  : std::string("env -u CUDA_VISIBLE_DEVICES '");
   FILE* const output = popen((setting + self + "' list").c_str(), "r");
   CHECK(output != nullptr, "%s", "no program can be started");
   Uuids found;
@@ -50,7 +52,8 @@ Uuids seen(const std::string& self, const char* visible) {
     while (!text.empty() && text.back() == '\n') text.pop_back();
     if (text.rfind("device ", 0) == 0) found.push_back(text.substr(7));
   }
-  CHECK(pclose(output) == 0, "the program that sees %s failed", visible != nullptr ? visible : "all");
+  CHECK(pclose(output) == 0, "the program that sees %s failed",
+        visible != nullptr ? visible : "all");
   return found;
 }
 
@@ -60,7 +63,8 @@ int main(int argc, char** argv) {
   if (argc == 2 && std::strcmp(argv[1], "list") == 0) return list();
   (void)apps::parse(argc, argv);
   char path[4096] = {};
-  CHECK(readlink("/proc/self/exe", path, sizeof path - 1) > 0, "%s", "the program does not know its file");
+  CHECK(readlink("/proc/self/exe", path, sizeof path - 1) > 0, "%s",
+        "the program does not know its file");
   const Uuids all = seen(path, nullptr);
   if (all.size() < 3) apps::skip("fewer than three devices");
   const std::string shared_beginning = all[0].substr(0, 4);

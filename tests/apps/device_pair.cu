@@ -1,5 +1,6 @@
-// Two devices in one program, whether they are in one machine or not: what each is, work on both in turns and at once, copies between them
-// of many sizes, streams of one that wait for events of the other, pinned memory that both use. Compared with what the CPU computes.
+// Two devices in one program, whether they are in one machine or not: what each is, work on both in
+// turns and at once, copies between them of many sizes, streams of one that wait for events of the
+// other, pinned memory that both use. Compared with what the CPU computes.
 #include "common.h"
 
 #include <cuda.h>
@@ -58,7 +59,8 @@ void whatTheyAre() {
     cudaPointerAttributes attributes;
     RUNTIME_OK(cudaPointerGetAttributes(&attributes, memory));
     CHECK(attributes.type == cudaMemoryTypeDevice && attributes.device == d,
-          "memory of device %d is of type %d, device %d", d, int(attributes.type), attributes.device);
+          "memory of device %d is of type %d, device %d", d, int(attributes.type),
+          attributes.device);
     RUNTIME_OK(cudaFree(memory));  // with the other one current
   }
   CHECK(std::strcmp(ids[0], ids[1]) != 0, "both have the PCI address %s", ids[0]);
@@ -67,7 +69,8 @@ void whatTheyAre() {
   if (can == 0) {
     use(0);
     const cudaError_t result = cudaDeviceEnablePeerAccess(1, 0);
-    CHECK(result == cudaErrorPeerAccessUnsupported, "access without the possibility: %s", cudaGetErrorName(result));
+    CHECK(result == cudaErrorPeerAccessUnsupported, "access without the possibility: %s",
+          cudaGetErrorName(result));
     (void)cudaGetLastError();
   }
 }
@@ -84,7 +87,8 @@ void notMixed() {
     RUNTIME_OK(cudaStreamSynchronize(streams[d]));
   }
   // Forwarded, one gpunode says so with the next call that waits for it.
-  CHECK(cudaEventRecord(events[0], streams[1]) != cudaSuccess || cudaStreamSynchronize(streams[1]) != cudaSuccess,
+  CHECK(cudaEventRecord(events[0], streams[1]) != cudaSuccess ||
+            cudaStreamSynchronize(streams[1]) != cudaSuccess,
         "an event of one device was recorded in a stream of the other");
   (void)cudaGetLastError();
   for (int d = 0; d < kDevices; ++d) {
@@ -96,9 +100,11 @@ void notMixed() {
 
 // There and back, waited for and not, of sizes around those that copies are cut at.
 void copies(size_t most) {
-  const size_t sizes[] = {1, 3, 4096, 65535, 65537, (256 << 10) - 1, 256 << 10, (1 << 20) + 3, (4 << 20) + 4, most};
+  const size_t sizes[] = {
+      1, 3, 4096, 65535, 65537, (256 << 10) - 1, 256 << 10, (1 << 20) + 3, (4 << 20) + 4, most};
   std::vector<unsigned char> sent(most), got(most);
-  for (size_t i = 0; i < most; ++i) sent[i] = static_cast<unsigned char>(apps::word(uint32_t(i), seed) >> 7);
+  for (size_t i = 0; i < most; ++i)
+    sent[i] = static_cast<unsigned char>(apps::word(uint32_t(i), seed) >> 7);
   auto* const here = reinterpret_cast<unsigned char*>(allocate(0, most + 16));
   auto* const there = reinterpret_cast<unsigned char*>(allocate(1, most + 16));
   auto* const back = reinterpret_cast<unsigned char*>(allocate(0, most + 16));
@@ -132,11 +138,13 @@ void copies(size_t most) {
         RUNTIME_OK(cudaStreamSynchronize(stream));
       }
       RUNTIME_OK(cudaMemcpy(got.data(), back + 2, size, cudaMemcpyDeviceToHost));
-      CHECK(std::memcmp(got.data(), sent.data(), size) == 0, "%zu bytes came back otherwise (how %d)", size, how);
+      CHECK(std::memcmp(got.data(), sent.data(), size) == 0,
+            "%zu bytes came back otherwise (how %d)", size, how);
       unsigned char around[2] = {};
       RUNTIME_OK(cudaMemcpy(&around[0], there, 1, cudaMemcpyDeviceToHost));
       RUNTIME_OK(cudaMemcpy(&around[1], there + 1 + size, 1, cudaMemcpyDeviceToHost));
-      CHECK(around[0] == 0x5a && around[1] == 0x5a, "a copy of %zu bytes wrote beyond its end (how %d)", size, how);
+      CHECK(around[0] == 0x5a && around[1] == 0x5a,
+            "a copy of %zu bytes wrote beyond its end (how %d)", size, how);
     }
   }
   RUNTIME_OK(cudaStreamDestroy(stream));
@@ -145,8 +153,8 @@ void copies(size_t most) {
   RUNTIME_OK(cudaFree(back));
 }
 
-// Work goes to and fro between two streams, with nobody waiting in between: the copy behind the kernel, the other device's kernel behind
-// the copy.
+// Work goes to and fro between two streams, with nobody waiting in between: the copy behind the
+// kernel, the other device's kernel behind the copy.
 void handOver(int rounds, bool from_source) {
   uint32_t* data[kDevices] = {allocate(0, kWords * 4), allocate(1, kWords * 4)};
   cudaStream_t streams[kDevices];
@@ -166,7 +174,8 @@ void handOver(int rounds, bool from_source) {
     const int d = round % 2;
     use(d);
     if (round % 5 == 0) RUNTIME_OK(cudaLaunchHostFunc(streams[d], takeTime, nullptr));
-    for (uint32_t k = 0; k < 3; ++k) mix<<<kWords / 256, 256, 0, streams[d]>>>(data[d], kWords, uint32_t(round) + k);
+    for (uint32_t k = 0; k < 3; ++k)
+      mix<<<kWords / 256, 256, 0, streams[d]>>>(data[d], kWords, uint32_t(round) + k);
     RUNTIME_OK(cudaGetLastError());
     for (uint32_t k = 0; k < 3; ++k) {
       for (uint32_t& word : expected) word = word * 3 + uint32_t(round) + k;
@@ -185,10 +194,12 @@ void handOver(int rounds, bool from_source) {
   }
   const int last = rounds % 2;
   use(last);
-  RUNTIME_OK(cudaMemcpyAsync(result, data[last], kWords * 4, cudaMemcpyDeviceToHost, streams[last]));
+  RUNTIME_OK(
+      cudaMemcpyAsync(result, data[last], kWords * 4, cudaMemcpyDeviceToHost, streams[last]));
   RUNTIME_OK(cudaStreamSynchronize(streams[last]));
   for (uint32_t i = 0; i < kWords; ++i)
-    CHECK(result[i] == expected[i], "after %d rounds word %u is %#x, expected %#x", rounds, i, result[i], expected[i]);
+    CHECK(result[i] == expected[i], "after %d rounds word %u is %#x, expected %#x", rounds, i,
+          result[i], expected[i]);
   RUNTIME_OK(cudaFreeHost(result));
   for (int d = 0; d < kDevices; ++d) {
     use(d);
@@ -199,7 +210,8 @@ void handOver(int rounds, bool from_source) {
   }
 }
 
-// Copies without a stream come behind what is in both devices' default streams, and before what comes later there.
+// Copies without a stream come behind what is in both devices' default streams, and before what
+// comes later there.
 void defaultStreams() {
   uint32_t* data[kDevices] = {allocate(0, kWords * 4), allocate(1, kWords * 4)};
   std::vector<uint32_t> got(kWords);
@@ -208,7 +220,8 @@ void defaultStreams() {
     use(from);
     RUNTIME_OK(cudaMemset(data[from], 0, kWords * 4));
     RUNTIME_OK(cudaLaunchHostFunc(nullptr, takeTime, nullptr));
-    for (int k = 0; k < 20; ++k) addTo<<<kWords / 256, 256>>>(data[from], kWords, 1 + uint32_t(round));
+    for (int k = 0; k < 20; ++k)
+      addTo<<<kWords / 256, 256>>>(data[from], kWords, 1 + uint32_t(round));
     RUNTIME_OK(cudaGetLastError());
     use(round / 2);  // the one or the other
     RUNTIME_OK(cudaMemcpyPeer(data[1 - from], 1 - from, data[from], from, kWords * 4));
@@ -249,7 +262,8 @@ void pinned() {
     if (round == 3) {
       // By a copy: what was written here at one device goes to the other.
       use(1 - d);
-      RUNTIME_OK(cudaMemcpyAsync(copy[1 - d], words, kWords * 4, cudaMemcpyHostToDevice, streams[1 - d]));
+      RUNTIME_OK(
+          cudaMemcpyAsync(copy[1 - d], words, kWords * 4, cudaMemcpyHostToDevice, streams[1 - d]));
       std::vector<uint32_t> got(kWords);
       RUNTIME_OK(cudaStreamSynchronize(streams[1 - d]));
       RUNTIME_OK(cudaMemcpy(got.data(), copy[1 - d], kWords * 4, cudaMemcpyDeviceToHost));
@@ -260,8 +274,8 @@ void pinned() {
   use(1);
   RUNTIME_OK(cudaStreamSynchronize(streams[1]));
   for (uint32_t i = 0; i < kWords; ++i)
-    CHECK(words[i] == apps::word(i, seed) + added, "pinned word %u is %#x, expected %#x", i, words[i],
-          apps::word(i, seed) + added);
+    CHECK(words[i] == apps::word(i, seed) + added, "pinned word %u is %#x, expected %#x", i,
+          words[i], apps::word(i, seed) + added);
   // The program's own changes reach both.
   for (uint32_t i = 0; i < kWords; ++i) words[i] = i;
   for (int d = 0; d < kDevices; ++d) {
@@ -311,11 +325,12 @@ void threads() {
   for (int d = 0; d < kDevices; ++d) RUNTIME_OK(cudaFree(source[d]));
 }
 
-// A module is unloaded while a stream of its device waits for the other device, or for a copy between both: the driver drains the context
-// first.
+// A module is unloaded while a stream of its device waits for the other device, or for a copy
+// between both: the driver drains the context first.
 void unloadMeanwhile(bool copies) {
   const char* const ptx =
-      ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing(.param .u64 at)\n{\n  ret;\n}\n";
+      ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing(.param .u64 at)\n{\n "
+      " ret;\n}\n";
   for (int d = 0; d < kDevices; ++d) {
     uint32_t* data[kDevices] = {allocate(0, kWords * 4), allocate(1, kWords * 4)};
     uint32_t* const back = allocate(d, kWords * 4);
@@ -340,7 +355,8 @@ void unloadMeanwhile(bool copies) {
     }
     CHECK(cuModuleUnload(module) == CUDA_SUCCESS, "%s", "it was not unloaded");
     RUNTIME_OK(cudaStreamSynchronize(waiting));
-    if (copies) apps::verify(back, kWords * 4, seed + uint32_t(d), 0, "copied before the module was gone");
+    if (copies)
+      apps::verify(back, kWords * 4, seed + uint32_t(d), 0, "copied before the module was gone");
     RUNTIME_OK(cudaStreamDestroy(waiting));
     RUNTIME_OK(cudaFree(back));
     for (int other = 0; other < kDevices; ++other) RUNTIME_OK(cudaFree(data[other]));
@@ -352,7 +368,8 @@ void unloadMeanwhile(bool copies) {
 
 }  // namespace
 
-/// A copy between devices that names an address of nothing is refused, whichever side it is, and all goes on.
+/// A copy between devices that names an address of nothing is refused, whichever side it is, and
+/// all goes on.
 void fromNowhere() {
   CUcontext contexts[kDevices];
   CUdeviceptr memory[kDevices];
@@ -366,7 +383,8 @@ void fromNowhere() {
   for (const auto& [to, from] : {std::pair(memory[1], nothing), std::pair(nothing, memory[0])}) {
     const CUresult now = cuMemcpyPeer(to, contexts[1], from, contexts[0], 64);
     const CUresult later = cuMemcpyPeerAsync(to, contexts[1], from, contexts[0], 64, stream);
-    CHECK(now == CUDA_ERROR_INVALID_VALUE && later == now, "copies of nothing: %d, %d", int(now), int(later));
+    CHECK(now == CUDA_ERROR_INVALID_VALUE && later == now, "copies of nothing: %d, %d", int(now),
+          int(later));
   }
   DRIVER_OK(cuMemcpyPeerAsync(memory[1], contexts[1], memory[0], contexts[0], 64, stream));
   DRIVER_OK(cuStreamSynchronize(stream));
@@ -389,5 +407,6 @@ int main(int argc, char** argv) {
   threads();
   unloadMeanwhile(false);
   unloadMeanwhile(true);
-  return apps::ok("two devices that work together, %zu bytes at most in a copy", options.bytes / 2 + 5);
+  return apps::ok("two devices that work together, %zu bytes at most in a copy",
+                  options.bytes / 2 + 5);
 }

@@ -1,5 +1,6 @@
-// cudaDeviceReset and start again, three times, with memory, streams and pages parked at each reset. A managed variable is used before the first
-// alone: what becomes of it is the driver's matter, and nothing to those who go on.
+// cudaDeviceReset and start again, three times, with memory, streams and pages parked at each
+// reset. A managed variable is used before the first alone: what becomes of it is the driver's
+// matter, and nothing to those who go on.
 #include "common.h"
 
 __device__ uint32_t g_counter = 7;
@@ -24,7 +25,8 @@ int main(int argc, char** argv) {
     for (size_t b = 0; b < n; ++b) apps::add(buffers[b], kPiece, life, stream);
     RUNTIME_OK(cudaStreamSynchronize(stream));
     for (size_t b = 0; b < n; ++b)
-      apps::verify(buffers[b], kPiece, seed + life * 100 + uint32_t(b), life, "buffer of this life");
+      apps::verify(buffers[b], kPiece, seed + life * 100 + uint32_t(b), life,
+                   "buffer of this life");
     uint32_t *out, counted = 0;
     RUNTIME_OK(cudaMalloc(&out, 4));
     count<<<1, 1>>>(out);
@@ -41,14 +43,14 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaDeviceReset());
     cudaPointerAttributes attributes{};
     RUNTIME_OK(cudaPointerGetAttributes(&attributes, buffers[0]));
-    CHECK(attributes.type == cudaMemoryTypeUnregistered, "life %u: memory outlived the reset (type %d)", life,
-          int(attributes.type));
+    CHECK(attributes.type == cudaMemoryTypeUnregistered,
+          "life %u: memory outlived the reset (type %d)", life, int(attributes.type));
     size_t free_after = 0;
     RUNTIME_OK(cudaMemGetInfo(&free_after, &total));
     // What other programs of the machine take meanwhile is not ours to judge.
     const size_t slack = (size_t{4} << 20) + total / 50;
-    CHECK(free_after + slack >= free_bytes + n * kPiece, "life %u: %zu bytes free after the reset, %zu before", life,
-          free_after, free_bytes);
+    CHECK(free_after + slack >= free_bytes + n * kPiece,
+          "life %u: %zu bytes free after the reset, %zu before", life, free_after, free_bytes);
   }
   return apps::ok("device_reset with %zu buffers", n);
 }

@@ -55,9 +55,11 @@ done:
     DRIVER_OK(cuModuleLoadData(&module, ptx.c_str()));
     DRIVER_OK(cuModuleGetFunction(&kernel_, module, "bump"));
   }
-  void operator()(CUdeviceptr address, uint32_t count, uint32_t value, CUstream stream = nullptr) const {
+  void operator()(CUdeviceptr address, uint32_t count, uint32_t value,
+                  CUstream stream = nullptr) const {
     void* parameters[] = {&address, &count, &value};
-    DRIVER_OK(cuLaunchKernel(kernel_, (count + 127) / 128, 1, 1, 128, 1, 1, 0, stream, parameters, nullptr));
+    DRIVER_OK(cuLaunchKernel(kernel_, (count + 127) / 128, 1, 1, 128, 1, 1, 0, stream, parameters,
+                             nullptr));
   }
   CUfunction kernel() const { return kernel_; }
 

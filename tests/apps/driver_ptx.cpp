@@ -1,5 +1,5 @@
-// The driver API with PTX text: a context of its own, JIT options, a module global, all forms of memset, and a launch
-// with kernel parameters.
+// The driver API with PTX text: a context of its own, JIT options, a module global, all forms of
+// memset, and a launch with kernel parameters.
 #include <string>
 
 #include "common.h"
@@ -48,15 +48,18 @@ int main(int argc, char** argv) {
   CUcontext context;
   DRIVER_OK(cuCtxCreate(&context, nullptr, 0, device));
   char log[4096] = "";
-  CUjit_option names[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, CU_JIT_OPTIMIZATION_LEVEL};
-  void* values[] = {log, reinterpret_cast<void*>(sizeof log), reinterpret_cast<void*>(uintptr_t{3})};
+  CUjit_option names[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+                          CU_JIT_OPTIMIZATION_LEVEL};
+  void* values[] = {log, reinterpret_cast<void*>(sizeof log),
+                    reinterpret_cast<void*>(uintptr_t{3})};
   CUmodule module;
   const CUresult loaded = cuModuleLoadDataEx(&module, kPtx, 3, names, values);
   CHECK(loaded == CUDA_SUCCESS, "cuModuleLoadDataEx: %d %s", int(loaded), log);
   CUfunction scale;
   DRIVER_OK(cuModuleGetFunction(&scale, module, "scale"));
   CUfunction missing;
-  CHECK(cuModuleGetFunction(&missing, module, "absent") == CUDA_ERROR_NOT_FOUND, "an absent function was found");
+  CHECK(cuModuleGetFunction(&missing, module, "absent") == CUDA_ERROR_NOT_FOUND,
+        "an absent function was found");
   CUdeviceptr bias;
   size_t bias_bytes = 0;
   DRIVER_OK(cuModuleGetGlobal(&bias, &bias_bytes, module, "bias"));
@@ -73,17 +76,20 @@ int main(int argc, char** argv) {
     for (uint32_t i = 0; i < host.size(); ++i) host[i] = apps::word(i, uint32_t(options.seed + b));
     DRIVER_OK(cuMemcpyHtoD(buffers[b], host.data(), kPiece));
   }
-  for (size_t b = 0; b + 1 < buffers.size(); ++b) {  // buffer b's upper half becomes a function of b+1's lower half
+  for (size_t b = 0; b + 1 < buffers.size();
+       ++b) {  // buffer b's upper half becomes a function of b+1's lower half
     CUdeviceptr out = buffers[b] + kPiece / 2, in = buffers[b + 1];
     uint32_t count = kTouched, factor = uint32_t(b + 3);
     void* parameters[] = {&out, &in, &count, &factor};
-    DRIVER_OK(cuLaunchKernel(scale, kTouched / 256, 1, 1, 256, 1, 1, 0, nullptr, parameters, nullptr));
+    DRIVER_OK(
+        cuLaunchKernel(scale, kTouched / 256, 1, 1, 256, 1, 1, 0, nullptr, parameters, nullptr));
   }
   DRIVER_OK(cuCtxSynchronize());
   for (size_t b = 0; b + 1 < buffers.size(); ++b) {
     DRIVER_OK(cuMemcpyDtoH(host.data(), buffers[b], kPiece));
     for (uint32_t i = 0; i < kTouched; ++i) {
-      const uint32_t expected = apps::word(i, uint32_t(options.seed + b + 1)) * uint32_t(b + 3) + offset;
+      const uint32_t expected =
+          apps::word(i, uint32_t(options.seed + b + 1)) * uint32_t(b + 3) + offset;
       const uint32_t got = host[kPiece / 8 + i];
       CHECK(got == expected, "buffer %zu word %u is %#x, expected %#x", b, i, got, expected);
     }
@@ -94,7 +100,8 @@ int main(int argc, char** argv) {
   DRIVER_OK(cuMemsetD2D8(buffers[0] + 4096, 1024, 0x99, 100, 10));
   DRIVER_OK(cuMemcpyDtoD(buffers[1], buffers[0], kPiece));
   std::vector<uint8_t> expected(kPiece, 0x11), got(kPiece);
-  for (int i = 0; i < 5; ++i) expected[size_t(2 + 2 * i)] = 0x33, expected[size_t(3 + 2 * i)] = 0x22;
+  for (int i = 0; i < 5; ++i)
+    expected[size_t(2 + 2 * i)] = 0x33, expected[size_t(3 + 2 * i)] = 0x22;
   for (int i = 0; i < 3; ++i) {
     const uint32_t v = 0x44556677;
     std::memcpy(&expected[size_t(16 + 4 * i)], &v, 4);

@@ -1,5 +1,6 @@
-// Contexts that end beside others: one of the same device, a green one, another device's. What is allocated in the others is still known as
-// device memory, also to calls that take a device's address for the host's; what was allocated in one that ended is not.
+// Contexts that end beside others: one of the same device, a green one, another device's. What is
+// allocated in the others is still known as device memory, also to calls that take a device's
+// address for the host's; what was allocated in one that ended is not.
 #include "driver_program.h"
 
 namespace {
@@ -20,7 +21,8 @@ class Kept {
       DRIVER_OK(cuMemAlloc(&made, kWords * 4));
       pieces_.push_back(made);
     }
-    for (size_t i = 0; i < pieces_.size(); ++i) DRIVER_OK(cuMemsetD32(pieces_[i], valueOf(i), kWords));
+    for (size_t i = 0; i < pieces_.size(); ++i)
+      DRIVER_OK(cuMemsetD32(pieces_[i], valueOf(i), kWords));
     DRIVER_OK(cuMemAlloc(&into_, kWords * 4));
     DRIVER_OK(cuCtxSynchronize());
   }
@@ -34,8 +36,8 @@ class Kept {
       DRIVER_OK(cuMemsetD32(into_, 0, kWords));
       DRIVER_OK(cuMemcpyHtoD(into_, reinterpret_cast<const void*>(piece), kWords * 4));
       DRIVER_OK(cuMemcpyDtoH(got.data(), into_, kWords * 4));
-      CHECK(got.front() == valueOf(i) && got.back() == valueOf(i), "%s: a copy of piece %zu has %#x", when, i,
-            got.back());
+      CHECK(got.front() == valueOf(i) && got.back() == valueOf(i),
+            "%s: a copy of piece %zu has %#x", when, i, got.back());
       DRIVER_OK(cuMemcpyDtoH(reinterpret_cast<void*>(into_), piece + 4, 4));
     }
   }

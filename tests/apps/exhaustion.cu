@@ -1,4 +1,5 @@
-// Memory runs out and comes back: allocation fails with the right error, harms nothing, and works again after a free.
+// Memory runs out and comes back: allocation fails with the right error, harms nothing, and works
+// again after a free.
 #include "common.h"
 
 int main(int argc, char** argv) {
@@ -17,8 +18,10 @@ int main(int argc, char** argv) {
       blocks.push_back(p);
       CHECK(blocks.size() < 4096, "memory does not run out at %zu blocks", blocks.size());
     }
-    CHECK(rc == cudaErrorMemoryAllocation, "out of memory is reported as %d %s", int(rc), cudaGetErrorString(rc));
-    CHECK(cudaGetLastError() == cudaErrorMemoryAllocation && cudaGetLastError() == cudaSuccess, "the error stuck");
+    CHECK(rc == cudaErrorMemoryAllocation, "out of memory is reported as %d %s", int(rc),
+          cudaGetErrorString(rc));
+    CHECK(cudaGetLastError() == cudaErrorMemoryAllocation && cudaGetLastError() == cudaSuccess,
+          "the error stuck");
     CHECK(!blocks.empty(), "nothing could be allocated");
     // What is there is untouched and usable.
     RUNTIME_OK(cudaDeviceSynchronize());
@@ -28,7 +31,8 @@ int main(int argc, char** argv) {
     }
     for (const size_t huge : {size_t{1} << 50, ~size_t{0} - 4096}) {
       char* p = nullptr;
-      CHECK(cudaMalloc(&p, huge) == cudaErrorMemoryAllocation, "an allocation of 2^50 bytes did not fail");
+      CHECK(cudaMalloc(&p, huge) == cudaErrorMemoryAllocation,
+            "an allocation of 2^50 bytes did not fail");
     }
     (void)cudaGetLastError();
     // Two freed, one of their sizes fits again.

@@ -1,6 +1,6 @@
-// Memory of cuMemCreate that goes to another process as a file descriptor, and to the process itself: both write and read it by kernels and
-// copies, it outlives the exporter's own handle and mapping, and whoever has the descriptor can have it. What nobody has any more is free
-// again.
+// Memory of cuMemCreate that goes to another process as a file descriptor, and to the process
+// itself: both write and read it by kernels and copies, it outlives the exporter's own handle and
+// mapping, and whoever has the descriptor can have it. What nobody has any more is free again.
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -44,7 +44,8 @@ void unmap(CUdeviceptr address) {
 }
 
 CUresult import(int descriptor, CUmemGenericAllocationHandle* handle) {
-  return cuMemImportFromShareableHandle(handle, reinterpret_cast<void*>(intptr_t{descriptor}), kDescriptor);
+  return cuMemImportFromShareableHandle(handle, reinterpret_cast<void*>(intptr_t{descriptor}),
+                                        kDescriptor);
 }
 
 // The other process knows nothing of this one's streams.
@@ -69,9 +70,11 @@ void alone(CUdevice device, const apps::Bump& bump) {
   int descriptor = -1;
   const CUresult exported = cuMemExportToShareableHandle(&descriptor, made, kDescriptor, 0);
   if (exported == CUDA_ERROR_NOT_SUPPORTED) apps::skip("memory is not exported here");
-  CHECK(exported == CUDA_SUCCESS && descriptor >= 0, "cuMemExportToShareableHandle: CUresult %d", int(exported));
+  CHECK(exported == CUDA_SUCCESS && descriptor >= 0, "cuMemExportToShareableHandle: CUresult %d",
+        int(exported));
   char fabric[64]{};
-  CHECK(cuMemExportToShareableHandle(fabric, made, CU_MEM_HANDLE_TYPE_FABRIC, 0) != CUDA_SUCCESS, "for a fabric");
+  CHECK(cuMemExportToShareableHandle(fabric, made, CU_MEM_HANDLE_TYPE_FABRIC, 0) != CUDA_SUCCESS,
+        "for a fabric");
   CHECK(cuMemExportToShareableHandle(nullptr, made, kDescriptor, 0) != CUDA_SUCCESS, "to nowhere");
   DRIVER_OK(import(descriptor, &again));
   CHECK(again != made, "one handle for two");
@@ -81,8 +84,8 @@ void alone(CUdevice device, const apps::Bump& bump) {
   check(at, 7, "the first mapping");
   CUmemAllocationProp prop{};
   DRIVER_OK(cuMemGetAllocationPropertiesFromHandle(&prop, again));
-  CHECK(prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE && prop.location.id == device, "it is of device %d",
-        prop.location.id);
+  CHECK(prop.location.type == CU_MEM_LOCATION_TYPE_DEVICE && prop.location.id == device,
+        "it is of device %d", prop.location.id);
   // The handle that it was exported from, and what it was mapped at, go; the descriptor stays good.
   unmap(at);
   DRIVER_OK(cuMemRelease(made));
@@ -108,12 +111,13 @@ void alone(CUdevice device, const apps::Bump& bump) {
   char nonsense[40]{};
   CHECK(send(ends[0], nonsense, sizeof nonsense, 0) == sizeof nonsense, "no sockets");
   CHECK(import(ends[1], &again) != CUDA_SUCCESS, "a socket with something in it");
-  CHECK(recv(ends[1], nonsense, sizeof nonsense, MSG_DONTWAIT) == sizeof nonsense, "what was in a socket is gone");
+  CHECK(recv(ends[1], nonsense, sizeof nonsense, MSG_DONTWAIT) == sizeof nonsense,
+        "what was in a socket is gone");
   close(ends[0]), close(ends[1]);
 }
 
-// More than there is room for, each gone before the next. That nobody has a descriptor any more may be heard a moment late: until
-// then there is no memory, or only such as is paged.
+// More than there is room for, each gone before the next. That nobody has a descriptor any more may
+// be heard a moment late: until then there is no memory, or only such as is paged.
 void inTurn(CUdevice device) {
   size_t free = 0, total = 0;
   DRIVER_OK(cuMemGetInfo(&free, &total));
@@ -130,8 +134,8 @@ void inTurn(CUdevice device) {
       CHECK(result == CUDA_SUCCESS, "turn %zu of %zu: CUresult %d", turn, turns, int(result));
       result = cuMemExportToShareableHandle(&descriptor, handle, kDescriptor, 0);
       DRIVER_OK(cuMemRelease(handle));
-      CHECK(result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_SUPPORTED, "an export in turn %zu: CUresult %d", turn,
-            int(result));
+      CHECK(result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_SUPPORTED,
+            "an export in turn %zu: CUresult %d", turn, int(result));
     }
     CHECK(descriptor >= 0, "turn %zu of %zu: CUresult %d", turn, turns, int(result));
     close(descriptor);
@@ -192,10 +196,12 @@ int importer(int socket) {
   while (recv(socket, &byte, 1, 0) > 0) {  // until the other process has ended
   }
   check(left_at, 115, "memory of a process that has ended");
-  // Natively the descriptor alone has kept it; where the exporter has to be there to be asked, this is refused.
+  // Natively the descriptor alone has kept it; where the exporter has to be there to be asked, this
+  // is refused.
   CUmemGenericAllocationHandle late = 0;
   const CUresult result = import(second, &late);
-  CHECK(result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_VALUE, "import from who has ended: %d", int(result));
+  CHECK(result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_VALUE,
+        "import from who has ended: %d", int(result));
   unmap(at), unmap(left_at);
   DRIVER_OK(cuMemRelease(shared));
   DRIVER_OK(cuMemRelease(left));
@@ -208,7 +214,8 @@ int main(int argc, char** argv) {
   (void)apps::parse(argc, argv);
   int ends[2];
   CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends) == 0, "no sockets");
-  // Both begin with CUDA after the fork, in children, so that one can be seen to end before the other.
+  // Both begin with CUDA after the fork, in children, so that one can be seen to end before the
+  // other.
   pid_t children[2];
   for (int c = 0; c < 2; ++c) {
     std::fflush(stdout);
@@ -220,7 +227,8 @@ int main(int argc, char** argv) {
   }
   close(ends[0]), close(ends[1]);
   int statuses[2];
-  for (int c = 0; c < 2; ++c) CHECK(waitpid(children[c], &statuses[c], 0) == children[c], "a child is lost");
+  for (int c = 0; c < 2; ++c)
+    CHECK(waitpid(children[c], &statuses[c], 0) == children[c], "a child is lost");
   if (WIFEXITED(statuses[0]) && WEXITSTATUS(statuses[0]) == 77) return 77;
   CHECK(statuses[0] == 0 && statuses[1] == 0, "the exporter ended with %#x, the importer with %#x",
         unsigned(statuses[0]), unsigned(statuses[1]));

@@ -1,5 +1,5 @@
-// Launches whose parameters come packed in one buffer (CU_LAUNCH_PARAM_BUFFER_POINTER), pointers inside by-value
-// structs included, and cuLaunchKernelEx.
+// Launches whose parameters come packed in one buffer (CU_LAUNCH_PARAM_BUFFER_POINTER), pointers
+// inside by-value structs included, and cuLaunchKernelEx.
 #include "driver_program.h"
 
 namespace {
@@ -79,9 +79,10 @@ int main(int argc, char** argv) {
                           kTouched};
     size_t bytes = offsetof(Parameters, count) + 4;
     if (step % 2 == 0) {
-      void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &parameters, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
-                       CU_LAUNCH_PARAM_END};
-      DRIVER_OK(cuLaunchKernel(combine, kTouched / 128, 1, 1, 128, 1, 1, 0, stream, nullptr, extra));
+      void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &parameters, CU_LAUNCH_PARAM_BUFFER_SIZE,
+                       &bytes, CU_LAUNCH_PARAM_END};
+      DRIVER_OK(
+          cuLaunchKernel(combine, kTouched / 128, 1, 1, 128, 1, 1, 0, stream, nullptr, extra));
     } else {
       void* list[] = {&parameters, &parameters.count};
       CUlaunchConfig config{};
@@ -91,14 +92,16 @@ int main(int argc, char** argv) {
       DRIVER_OK(cuLaunchKernelEx(&config, combine, list, nullptr));
     }
     std::memset(&parameters, 0xff, sizeof parameters);  // the driver has copied them
-    for (uint32_t i = 0; i < kTouched; ++i) model[out][i] = model[a][i] * uint32_t(step + 1) + model[b][i];
+    for (uint32_t i = 0; i < kTouched; ++i)
+      model[out][i] = model[a][i] * uint32_t(step + 1) + model[b][i];
   }
   DRIVER_OK(cuStreamSynchronize(stream));
   std::vector<uint32_t> got(kTouched);
   for (size_t b = 0; b < n; ++b) {
     DRIVER_OK(cuMemcpyDtoH(got.data(), buffers[b] + kPiece - kTouched * 4, kTouched * 4));
     for (uint32_t i = 0; i < kTouched; ++i) {
-      CHECK(got[i] == model[b][i], "buffer %zu word %u is %#x, expected %#x", b, i, got[i], model[b][i]);
+      CHECK(got[i] == model[b][i], "buffer %zu word %u is %#x, expected %#x", b, i, got[i],
+            model[b][i]);
     }
   }
   DRIVER_OK(cuStreamDestroy(stream));

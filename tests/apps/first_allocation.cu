@@ -1,5 +1,5 @@
-// The first memory of a program, allocated while a kernel watches pinned memory: nobody waits for the kernel, which ends only when the
-// program says so.
+// The first memory of a program, allocated while a kernel watches pinned memory: nobody waits for
+// the kernel, which ends only when the program says so.
 #include <chrono>
 
 #include "common.h"
@@ -33,14 +33,15 @@ int main(int argc, char** argv) {
   const cudaError_t state = cudaStreamQuery(stream);
   __atomic_store_n(&box[0], 1, __ATOMIC_SEQ_CST);
   RUNTIME_OK(cudaStreamSynchronize(stream));
-  CHECK(state == cudaErrorNotReady, "after the allocations the kernel's stream says %d, expected not ready",
-        int(state));
+  CHECK(state == cudaErrorNotReady,
+        "after the allocations the kernel's stream says %d, expected not ready", int(state));
   CHECK(box[1] == 1, "the kernel gave up before it was told to end");
 
   for (int i = 0; i < 3; ++i) apps::fill(pieces[i], sizes[i], uint32_t(options.seed + i));
   apps::Pressure pressure(options.bytes);
   pressure.apply();
   pressure.check();
-  for (int i = 0; i < 3; ++i) apps::verify(pieces[i], sizes[i], uint32_t(options.seed + i), 0, "a first piece");
+  for (int i = 0; i < 3; ++i)
+    apps::verify(pieces[i], sizes[i], uint32_t(options.seed + i), 0, "a first piece");
   return apps::ok("three allocations beside a running kernel");
 }

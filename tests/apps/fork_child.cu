@@ -1,6 +1,7 @@
-// fork and exec in a program that uses CUDA: workers that touch the parent's ordinary memory only (as a data loader's
-// do), a child that tries CUDA and gets an error, a child that executes another program, and a parent that goes on. And a
-// parent that is killed while its child sleeps: the child has nothing of it but its own memory.
+// fork and exec in a program that uses CUDA: workers that touch the parent's ordinary memory only
+// (as a data loader's do), a child that tries CUDA and gets an error, a child that executes another
+// program, and a parent that goes on. And a parent that is killed while its child sleeps: the child
+// has nothing of it but its own memory.
 #include <dirent.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -24,8 +25,10 @@ static int openOfPager() {
   DIR* folder = opendir("/proc/self/fd");
   while (const dirent* entry = readdir(folder)) {
     char target[512];
-    const ssize_t length = readlink((std::string("/proc/self/fd/") + entry->d_name).c_str(), target, sizeof target - 1);
-    if (length > 0 && std::string(target, size_t(length)).find("olpager") != std::string::npos) ++found;
+    const ssize_t length = readlink((std::string("/proc/self/fd/") + entry->d_name).c_str(), target,
+                                    sizeof target - 1);
+    if (length > 0 && std::string(target, size_t(length)).find("olpager") != std::string::npos)
+      ++found;
   }
   closedir(folder);
   return found;
@@ -52,7 +55,8 @@ static void killedWhileAChildSleeps(const apps::Options& options) {
       // Sleeps until it is woken, long after its parent has gone.
       if (read(wake[0], &word, 1) != 1) _exit(1);
       void* p = nullptr;
-      const bool same = host[1] == apps::word(0, 77) + 1 && host.back() == apps::word(kPiece / 16 - 1, 77) + 3;
+      const bool same =
+          host[1] == apps::word(0, 77) + 1 && host.back() == apps::word(kPiece / 16 - 1, 77) + 3;
       word = !same ? 1 : openOfPager() != 0 ? 2 : cudaMalloc(&p, 4096) == cudaSuccess ? 3 : 0;
       _exit(write(verdict[1], &word, 1) == 1 ? 0 : 1);
     }
@@ -132,7 +136,8 @@ int main(int argc, char** argv) {
     execl("/proc/self/exe", argv[0], static_cast<char*>(nullptr));
     _exit(3);
   }
-  for (size_t w = 0; w < workers.size(); ++w) CHECK(exitOf(workers[w]) == 0, "worker %zu failed", w);
+  for (size_t w = 0; w < workers.size(); ++w)
+    CHECK(exitOf(workers[w]) == 0, "worker %zu failed", w);
   CHECK(exitOf(user) == 0, "CUDA in a forked child did not fail");
   CHECK(exitOf(other) == 0, "the executed program failed");
   CHECK(host[1] == apps::word(0, seed) + 1, "a child's write reached the parent");

@@ -1,5 +1,6 @@
-// Memory is freed and given out again while the GPU is at work, by one thread and by several; copies are in order with what was launched before
-// them, in whichever stream; what is told of free memory adds up.
+// Memory is freed and given out again while the GPU is at work, by one thread and by several;
+// copies are in order with what was launched before them, in whichever stream; what is told of free
+// memory adds up.
 #include <atomic>
 #include <thread>
 
@@ -26,14 +27,17 @@ static uint32_t* allocate(size_t words) {
   return static_cast<uint32_t*>(memory);
 }
 
-static void expect(const uint32_t* memory, const std::vector<uint32_t>& words, uint32_t more, const char* what) {
+static void expect(const uint32_t* memory, const std::vector<uint32_t>& words, uint32_t more,
+                   const char* what) {
   std::vector<uint32_t> got(words.size());
   RUNTIME_OK(cudaMemcpy(got.data(), memory, got.size() * 4, cudaMemcpyDeviceToHost));
   for (size_t i = 0; i < got.size(); ++i)
-    CHECK(got[i] == words[i] + more, "%s: word %zu is %#x, expected %#x", what, i, got[i], words[i] + more);
+    CHECK(got[i] == words[i] + more, "%s: word %zu is %#x, expected %#x", what, i, got[i],
+          words[i] + more);
 }
 
-// For a stream that knows nothing of it: the driver may have the last bytes still to bring when a copy of pageable memory returns.
+// For a stream that knows nothing of it: the driver may have the last bytes still to bring when a
+// copy of pageable memory returns.
 static void toDevice(uint32_t* memory, const std::vector<uint32_t>& words) {
   RUNTIME_OK(cudaMemcpy(memory, words.data(), words.size() * 4, cudaMemcpyHostToDevice));
   RUNTIME_OK(cudaStreamSynchronize(cudaStreamLegacy));
@@ -45,7 +49,8 @@ static std::vector<uint32_t> drawn(apps::Random& random, size_t count) {
   return words;
 }
 
-// One thread's own allocations of mixed sizes, each written, changed by a kernel and read, freed in any order.
+// One thread's own allocations of mixed sizes, each written, changed by a kernel and read, freed in
+// any order.
 static void churn(uint64_t seed, unsigned turns, size_t most) {
   apps::Random random(seed);
   cudaStream_t stream = nullptr;
@@ -59,7 +64,8 @@ static void churn(uint64_t seed, unsigned turns, size_t most) {
     const size_t words = 1 + random.below(random.below(4) == 0 ? most : 3000);
     Held one{allocate(words), drawn(random, words)};
     toDevice(one.memory, one.words);
-    addOne<<<unsigned((words + kBlock - 1) / kBlock), kBlock, 0, stream>>>(one.memory, one.memory, uint32_t(words));
+    addOne<<<unsigned((words + kBlock - 1) / kBlock), kBlock, 0, stream>>>(one.memory, one.memory,
+                                                                           uint32_t(words));
     held.push_back(std::move(one));
     if (held.size() < 6) continue;
     const size_t at = random.below(held.size());
@@ -89,7 +95,8 @@ int main(int argc, char** argv) {
   for (const size_t words : {size_t{1000}, size_t{20000}, size_t{200000}, options.bytes / 32}) {
     for (const bool in_order : {false, true}) {
       uint32_t* const old = allocate(words);
-      fillSlowly<<<unsigned((words + kBlock - 1) / kBlock), kBlock, 0, stream>>>(old, uint32_t(words), 7, kTurns);
+      fillSlowly<<<unsigned((words + kBlock - 1) / kBlock), kBlock, 0, stream>>>(
+          old, uint32_t(words), 7, kTurns);
       RUNTIME_OK(in_order ? cudaFreeAsync(old, stream) : cudaFree(old));
       uint32_t* const fresh = allocate(words);
       const auto wanted = drawn(random, words);
@@ -100,7 +107,8 @@ int main(int argc, char** argv) {
     }
   }
 
-  // A copy is behind what was launched before it, and once it is over before what is launched next in a stream that knows nothing of it.
+  // A copy is behind what was launched before it, and once it is over before what is launched next
+  // in a stream that knows nothing of it.
   for (const size_t words : {size_t{1024}, size_t{32768}, size_t{262144}}) {
     uint32_t* const there = allocate(words);
     uint32_t* const out = allocate(words);
@@ -123,24 +131,29 @@ int main(int argc, char** argv) {
   uint32_t* const gone = allocate(2048);
   RUNTIME_OK(cudaFree(gone));
   const uint32_t word = 1;
-  CHECK(cudaMemcpy(gone, &word, 4, cudaMemcpyHostToDevice) != cudaSuccess, "a copy to memory that was freed");
+  CHECK(cudaMemcpy(gone, &word, 4, cudaMemcpyHostToDevice) != cudaSuccess,
+        "a copy to memory that was freed");
   CHECK(cudaFree(gone) != cudaSuccess, "it was freed twice");
   (void)cudaGetLastError();
 
   RUNTIME_OK(cudaMemGetInfo(&free_after, &total));
-  CHECK(free_after == free_before, "%zu bytes are free, before it were %zu", free_after, free_before);
+  CHECK(free_after == free_before, "%zu bytes are free, before it were %zu", free_after,
+        free_before);
   uint32_t* const some = allocate(options.bytes / 16);
   RUNTIME_OK(cudaMemGetInfo(&free_after, &total));
   CHECK(free_after < free_before && free_before - free_after >= options.bytes / 4,
-        "%zu bytes were free, and %zu are after %zu were allocated", free_before, free_after, options.bytes / 4);
+        "%zu bytes were free, and %zu are after %zu were allocated", free_before, free_after,
+        options.bytes / 4);
   RUNTIME_OK(cudaFree(some));
 
   churn(options.seed, 150, options.bytes / 128);
   std::vector<std::thread> threads;
-  for (unsigned i = 1; i <= 4; ++i) threads.emplace_back([&, i] { churn(options.seed + i, 60, options.bytes / 256); });
+  for (unsigned i = 1; i <= 4; ++i)
+    threads.emplace_back([&, i] { churn(options.seed + i, 60, options.bytes / 256); });
   for (auto& thread : threads) thread.join();
   RUNTIME_OK(cudaMemGetInfo(&free_after, &total));
-  CHECK(free_after == free_before, "%zu bytes are free in the end, in the beginning were %zu", free_after, free_before);
+  CHECK(free_after == free_before, "%zu bytes are free in the end, in the beginning were %zu",
+        free_after, free_before);
   RUNTIME_OK(cudaStreamDestroy(stream));
   return apps::ok("freed and reused, seed %llu", static_cast<unsigned long long>(options.seed));
 }

@@ -1,5 +1,5 @@
-// cudaFree of memory that a running kernel uses, allocation of the same size right after, and stream-ordered reuse
-// across streams: the late kernel must not write into the new owner's memory.
+// cudaFree of memory that a running kernel uses, allocation of the same size right after, and
+// stream-ordered reuse across streams: the late kernel must not write into the new owner's memory.
 #include "common.h"
 
 /// Writes the buffer again and again: it is still running when it is freed.
@@ -36,7 +36,8 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaMallocAsync(&x, kPiece, a));
     scribble<<<1, 256, 0, a>>>(x, samples, 20);
     RUNTIME_OK(cudaFreeAsync(x, a));
-    RUNTIME_OK(cudaMallocAsync(&y, kPiece, b));  // not ordered with a: may not be x while the kernel runs
+    RUNTIME_OK(
+        cudaMallocAsync(&y, kPiece, b));  // not ordered with a: may not be x while the kernel runs
     apps::fill(y, kPiece, seed + 1, b);
     std::vector<uint32_t> got(kPiece / 4);
     RUNTIME_OK(cudaMemcpyAsync(got.data(), y, kPiece, cudaMemcpyDeviceToHost, b));

@@ -1,6 +1,7 @@
-// A host function takes its time while other threads load modules and launch: the driver may not let them go on before the function is
-// over (it drains a context for a module, has no room for more launches, loads a kernel), and the function must end all the same. So it must
-// while yet another thread waits for its stream.
+// A host function takes its time while other threads load modules and launch: the driver may not
+// let them go on before the function is over (it drains a context for a module, has no room for
+// more launches, loads a kernel), and the function must end all the same. So it must while yet
+// another thread waits for its stream.
 #include <cuda.h>
 
 #include <atomic>
@@ -12,7 +13,8 @@
 namespace {
 
 const char* const kPtx =
-    ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing(.param .u64 at)\n{\n  ret;\n}\n";
+    ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing(.param .u64 at)\n{\n  "
+    "ret;\n}\n";
 
 std::atomic<unsigned> called{0};
 void CUDART_CB takeTime(void*) {
@@ -48,7 +50,8 @@ int main(int argc, char** argv) {
       CHECK(cuModuleLoadData(&module, kPtx) == CUDA_SUCCESS, "%s", "a module was not loaded");
       CHECK(cuModuleUnload(module) == CUDA_SUCCESS, "%s", "nor unloaded");
     });
-    for (unsigned i = 0; i < kLaunches; ++i) apps::add(second, bytes / kLaunches & ~size_t{15}, 1, other);
+    for (unsigned i = 0; i < kLaunches; ++i)
+      apps::add(second, bytes / kLaunches & ~size_t{15}, 1, other);
     loads.join();
     waits.join();
     added += round;
@@ -57,7 +60,8 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaStreamSynchronize(other));
   CHECK(called == kRounds, "%u of %u host functions were called", called.load(), kRounds);
   apps::verify(first, bytes, uint32_t(options.seed), added, "behind the host functions");
-  apps::verify(second, bytes / kLaunches & ~size_t{15}, uint32_t(options.seed) + 1, kRounds * kLaunches, "beside them");
+  apps::verify(second, bytes / kLaunches & ~size_t{15}, uint32_t(options.seed) + 1,
+               kRounds * kLaunches, "beside them");
   RUNTIME_OK(cudaFree(first));
   RUNTIME_OK(cudaFree(second));
   return apps::ok("function_meanwhile: %u functions", called.load());

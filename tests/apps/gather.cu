@@ -1,5 +1,6 @@
-// A table of which each launch reads a few rows of 16 KiB, chosen by indices in memory, while other buffers take turns
-// in VRAM: fetching the whole table each time would be the wrong choice, reading it in place the right one.
+// A table of which each launch reads a few rows of 16 KiB, chosen by indices in memory, while other
+// buffers take turns in VRAM: fetching the whole table each time would be the wrong choice, reading
+// it in place the right one.
 #include "common.h"
 
 constexpr uint32_t kRowBytes = 16384;
@@ -29,14 +30,16 @@ int main(int argc, char** argv) {
     uint32_t picked[kPicked];
     for (uint32_t& p : picked) p = uint32_t(random.below(rows));
     RUNTIME_OK(cudaMemcpy(indices, picked, sizeof picked, cudaMemcpyHostToDevice));
-    gatherRows<<<kPicked, 256>>>(reinterpret_cast<uint4*>(table), indices, reinterpret_cast<uint4*>(out));
+    gatherRows<<<kPicked, 256>>>(reinterpret_cast<uint4*>(table), indices,
+                                 reinterpret_cast<uint4*>(out));
     pressure.apply();
     RUNTIME_OK(cudaMemcpy(got.data(), out, got.size() * 4, cudaMemcpyDeviceToHost));
     for (uint32_t k = 0; k < kPicked; ++k) {
       for (uint32_t i = 0; i < kRowBytes / 4; ++i) {
         const uint32_t expected = apps::word(picked[k] * (kRowBytes / 16) + i / 4, seed) + i % 4;
         const uint32_t value = got[k * (kRowBytes / 4) + i];
-        CHECK(value == expected, "round %u row %u word %u is %#x, expected %#x", round, picked[k], i, value, expected);
+        CHECK(value == expected, "round %u row %u word %u is %#x, expected %#x", round, picked[k],
+              i, value, expected);
       }
     }
   }

@@ -1,5 +1,5 @@
-// Pointers that no launch names: in __device__ variables, in __constant__ tables (rewritten between launches), and in
-// a __device__ variable that a kernel sets.
+// Pointers that no launch names: in __device__ variables, in __constant__ tables (rewritten between
+// launches), and in a __device__ variable that a kernel sets.
 #include "common.h"
 
 constexpr int kTargets = 8;
@@ -48,9 +48,11 @@ int main(int argc, char** argv) {
     for (int k = 0; k < kTargets; ++k) {
       RUNTIME_OK(cudaMemcpy(got.data(), targets[k], kCount * 4, cudaMemcpyDeviceToHost));
       for (uint32_t i = 0; i < kCount; ++i) {
-        uint32_t expected = apps::word(i / 4, seed + uint32_t((k + round) % kTargets)) + i % 4 + uint32_t(round);
+        uint32_t expected =
+            apps::word(i / 4, seed + uint32_t((k + round) % kTargets)) + i % 4 + uint32_t(round);
         if (k == which && i >= 100 && i < 164) expected = uint32_t(round) * 1000 + i - 100;
-        CHECK(got[i] == expected, "round %d target %d word %u is %#x, expected %#x", round, k, i, got[i], expected);
+        CHECK(got[i] == expected, "round %d target %d word %u is %#x, expected %#x", round, k, i,
+              got[i], expected);
       }
     }
   }

@@ -1,5 +1,6 @@
-// Batches of a stream's operations as nodes of graphs: values that are written and waited for, in device and pinned memory, added by both
-// functions, asked for, changed in the graph and in the executable graph; the same in a stream, and captured.
+// Batches of a stream's operations as nodes of graphs: values that are written and waited for, in
+// device and pinned memory, added by both functions, asked for, changed in the graph and in the
+// executable graph; the same in a stream, and captured.
 #include "driver_program.h"
 
 namespace {
@@ -33,7 +34,8 @@ uint32_t wordAt(CUdeviceptr address) {
   return word;
 }
 
-CUDA_BATCH_MEM_OP_NODE_PARAMS paramsOf(CUcontext context, std::vector<CUstreamBatchMemOpParams>& operations) {
+CUDA_BATCH_MEM_OP_NODE_PARAMS paramsOf(CUcontext context,
+                                       std::vector<CUstreamBatchMemOpParams>& operations) {
   CUDA_BATCH_MEM_OP_NODE_PARAMS params{};
   params.ctx = context;
   params.count = unsigned(operations.size());
@@ -41,13 +43,13 @@ CUDA_BATCH_MEM_OP_NODE_PARAMS paramsOf(CUcontext context, std::vector<CUstreamBa
   return params;
 }
 
-void checkTold(CUgraphNode node, CUcontext context, const std::vector<CUstreamBatchMemOpParams>& expected,
-               const char* what) {
+void checkTold(CUgraphNode node, CUcontext context,
+               const std::vector<CUstreamBatchMemOpParams>& expected, const char* what) {
   CUDA_BATCH_MEM_OP_NODE_PARAMS told{};
   DRIVER_OK(cuGraphBatchMemOpNodeGetParams(node, &told));
   CHECK(told.count == expected.size() && told.ctx == context && told.flags == 0,
-        "%s: %u operations in context %p, expected %zu in %p", what, told.count, static_cast<void*>(told.ctx),
-        expected.size(), static_cast<void*>(context));
+        "%s: %u operations in context %p, expected %zu in %p", what, told.count,
+        static_cast<void*>(told.ctx), expected.size(), static_cast<void*>(context));
   for (size_t i = 0; i < expected.size(); ++i) {
     const auto &is = told.paramArray[i].writeValue, &was = expected[i].writeValue;
     CHECK(is.operation == was.operation && is.address == was.address && is.value64 == was.value64,
@@ -61,7 +63,8 @@ int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   const CUdevice device = apps::usePrimaryContext();
   int there = 0;
-  if (cuDeviceGetAttribute(&there, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device) != CUDA_SUCCESS ||
+  if (cuDeviceGetAttribute(&there, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device) !=
+          CUDA_SUCCESS ||
       there == 0)
     apps::skip("this driver has no operations of streams on memory");
   CUcontext context = nullptr;
@@ -79,13 +82,14 @@ int main(int argc, char** argv) {
   CUstream stream = nullptr;
   DRIVER_OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 
-  // A kernel between two batches: the second waits for what the kernel makes of what the first has written.
+  // A kernel between two batches: the second waits for what the kernel makes of what the first has
+  // written.
   const apps::Bump bump(4);
   CUgraph graph = nullptr;
   CUgraphNode first = nullptr, second = nullptr, between = nullptr;
   DRIVER_OK(cuGraphCreate(&graph, 0));
-  std::vector<CUstreamBatchMemOpParams> writes{write32(words, 7), write64(words + 8, 0x100000000ull + seed),
-                                               write32(pinned_there, 70)};
+  std::vector<CUstreamBatchMemOpParams> writes{
+      write32(words, 7), write64(words + 8, 0x100000000ull + seed), write32(pinned_there, 70)};
   CUDA_BATCH_MEM_OP_NODE_PARAMS params = paramsOf(context, writes);
   DRIVER_OK(cuGraphAddBatchMemOpNode(&first, graph, nullptr, 0, &params));
   uint32_t count = 1, value = 5;
@@ -117,8 +121,10 @@ int main(int argc, char** argv) {
     DRIVER_OK(cuStreamSynchronize(stream));
   };
   run();
-  CHECK(wordAt(words) == 12 && wordAt(words + 4) == 1 && wordAt(words + 8) == seed && wordAt(words + 12) == 1,
-        "as added: %u, %u, %u, %u", wordAt(words), wordAt(words + 4), wordAt(words + 8), wordAt(words + 12));
+  CHECK(wordAt(words) == 12 && wordAt(words + 4) == 1 && wordAt(words + 8) == seed &&
+            wordAt(words + 12) == 1,
+        "as added: %u, %u, %u, %u", wordAt(words), wordAt(words + 4), wordAt(words + 8),
+        wordAt(words + 12));
   CHECK(pinned[0] == 70, "pinned memory has %u, expected 70", pinned[0]);
 
   // In the executable graph alone, then in the graph alone, by both functions.
@@ -137,7 +143,8 @@ int main(int argc, char** argv) {
   checkTold(second, context, last, "set by the general function");
   DRIVER_OK(cuMemsetD32(words + 4, 9, 1));
   run();
-  CHECK(wordAt(words + 4) == 1, "what is set in the graph is not the executable graph's: %u", wordAt(words + 4));
+  CHECK(wordAt(words + 4) == 1, "what is set in the graph is not the executable graph's: %u",
+        wordAt(words + 4));
   others[2] = write32(pinned_there, 72);
   params = paramsOf(context, others);
   DRIVER_OK(cuGraphBatchMemOpNodeSetParams(first, &params));
@@ -146,20 +153,25 @@ int main(int argc, char** argv) {
   DRIVER_OK(cuGraphInstantiate(&exec, graph, 0));
   DRIVER_OK(cuMemsetD32(words + 4, 9, 1));
   run();
-  CHECK(wordAt(words + 4) == 9 && pinned[0] == 72, "made executable again: %u, %u", wordAt(words + 4), pinned[0]);
+  CHECK(wordAt(words + 4) == 9 && pinned[0] == 72, "made executable again: %u, %u",
+        wordAt(words + 4), pinned[0]);
 
   // What is no batch.
   CUgraphNode none = nullptr;
   CUDA_BATCH_MEM_OP_NODE_PARAMS wrong = paramsOf(context, others);
   wrong.count = 0;
-  CHECK(cuGraphAddBatchMemOpNode(&none, graph, nullptr, 0, &wrong) == CUDA_ERROR_INVALID_VALUE, "no operations");
-  CHECK(cuGraphBatchMemOpNodeGetParams(between, &wrong) == CUDA_ERROR_INVALID_VALUE, "a kernel is no batch");
+  CHECK(cuGraphAddBatchMemOpNode(&none, graph, nullptr, 0, &wrong) == CUDA_ERROR_INVALID_VALUE,
+        "no operations");
+  CHECK(cuGraphBatchMemOpNodeGetParams(between, &wrong) == CUDA_ERROR_INVALID_VALUE,
+        "a kernel is no batch");
 
   // In a stream, and captured.
-  std::vector<CUstreamBatchMemOpParams> in_stream{write32(words + 16, seed + 2), write32(pinned_there + 4, 73)};
+  std::vector<CUstreamBatchMemOpParams> in_stream{write32(words + 16, seed + 2),
+                                                  write32(pinned_there + 4, 73)};
   DRIVER_OK(cuStreamBatchMemOp(stream, 2, in_stream.data(), 0));
   DRIVER_OK(cuStreamSynchronize(stream));
-  CHECK(wordAt(words + 16) == seed + 2 && pinned[1] == 73, "in a stream: %u, %u", wordAt(words + 16), pinned[1]);
+  CHECK(wordAt(words + 16) == seed + 2 && pinned[1] == 73, "in a stream: %u, %u",
+        wordAt(words + 16), pinned[1]);
   CUgraph captured = nullptr;
   DRIVER_OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
   in_stream[0] = write32(words + 16, seed + 3);
@@ -174,7 +186,8 @@ int main(int argc, char** argv) {
   CHECK(wordAt(words + 16) == seed + 2 && pinned[1] == 73, "%s", "the capture has written");
   DRIVER_OK(cuGraphLaunch(captured_exec, stream));
   DRIVER_OK(cuStreamSynchronize(stream));
-  CHECK(wordAt(words + 16) == seed + 3 && pinned[1] == 74, "captured: %u, %u", wordAt(words + 16), pinned[1]);
+  CHECK(wordAt(words + 16) == seed + 3 && pinned[1] == 74, "captured: %u, %u", wordAt(words + 16),
+        pinned[1]);
 
   DRIVER_OK(cuGraphExecDestroy(captured_exec));
   DRIVER_OK(cuGraphDestroy(captured));

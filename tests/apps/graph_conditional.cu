@@ -1,5 +1,6 @@
-// Graphs with conditional nodes: what the bodies use is there whenever the device decides to run them. Each graph repeats its body on memory of its
-// own as often as the device counts down; another body runs only where a word says so.
+// Graphs with conditional nodes: what the bodies use is there whenever the device decides to run
+// them. Each graph repeats its body on memory of its own as often as the device counts down;
+// another body runs only where a word says so.
 #include "common.h"
 
 __global__ void addOne(uint32_t* words, uint32_t count) {
@@ -24,8 +25,8 @@ struct Loop {
   cudaGraphExec_t exec = nullptr;
 };
 
-void add(cudaGraphNode_t* node, cudaGraph_t graph, const cudaGraphNode_t* after, void* kernel, uint32_t blocks,
-         uint32_t threads, void** arguments) {
+void add(cudaGraphNode_t* node, cudaGraph_t graph, const cudaGraphNode_t* after, void* kernel,
+         uint32_t blocks, uint32_t threads, void** arguments) {
   cudaKernelNodeParams params{};
   params.func = kernel;
   params.gridDim = dim3(blocks);
@@ -56,7 +57,8 @@ int main(int argc, char** argv) {
     cudaGraph_t graph = nullptr;
     cudaGraphConditionalHandle again = 0, taken = 0;
     RUNTIME_OK(cudaGraphCreate(&graph, 0));
-    const cudaError_t there = cudaGraphConditionalHandleCreate(&again, graph, 1, cudaGraphCondAssignDefault);
+    const cudaError_t there =
+        cudaGraphConditionalHandleCreate(&again, graph, 1, cudaGraphCondAssignDefault);
     if (there == cudaErrorNotSupported) apps::skip("this driver has no conditional nodes");
     RUNTIME_OK(there);
     RUNTIME_OK(cudaGraphConditionalHandleCreate(&taken, graph, 0, cudaGraphCondAssignDefault));
@@ -71,14 +73,16 @@ int main(int argc, char** argv) {
     cudaGraphNode_t repeat, one, last, choice, branch;
     cudaGraph_t body = conditional(&repeat, graph, nullptr, again, cudaGraphCondTypeWhile);
     void* words_arguments[] = {&loop.words, &count};
-    add(&one, body, nullptr, reinterpret_cast<void*>(addOne), (count + 255) / 256, 256, words_arguments);
+    add(&one, body, nullptr, reinterpret_cast<void*>(addOne), (count + 255) / 256, 256,
+        words_arguments);
     void* left_arguments[] = {&again, &loop.left};
     add(&last, body, &one, reinterpret_cast<void*>(countDown), 1, 1, left_arguments);
     void* wanted_arguments[] = {&taken, &loop.wanted};
     add(&choice, graph, &repeat, reinterpret_cast<void*>(decide), 1, 1, wanted_arguments);
     body = conditional(&branch, graph, &choice, taken, cudaGraphCondTypeIf);
     void* extra_arguments[] = {&loop.extra, &count};
-    add(&one, body, nullptr, reinterpret_cast<void*>(addOne), (count + 255) / 256, 256, extra_arguments);
+    add(&one, body, nullptr, reinterpret_cast<void*>(addOne), (count + 255) / 256, 256,
+        extra_arguments);
     RUNTIME_OK(cudaGraphInstantiate(&loop.exec, graph, 0));
     RUNTIME_OK(cudaGraphDestroy(graph));
   }
@@ -97,11 +101,12 @@ int main(int argc, char** argv) {
   for (uint32_t g = 0; g < kGraphs; ++g) {
     RUNTIME_OK(cudaMemcpy(back.data(), loops[g].words, size_t{count} * 4, cudaMemcpyDeviceToHost));
     for (uint32_t i = 0; i < count; ++i)
-      CHECK(back[i] == expected[g], "graph %u, word %u is %u, expected %u", g, i, back[i], expected[g]);
+      CHECK(back[i] == expected[g], "graph %u, word %u is %u, expected %u", g, i, back[i],
+            expected[g]);
     RUNTIME_OK(cudaMemcpy(back.data(), loops[g].extra, size_t{count} * 4, cudaMemcpyDeviceToHost));
     for (uint32_t i = 0; i < count; ++i)
-      CHECK(back[i] == g % 2 * kRounds, "graph %u, word %u behind the choice is %u, expected %u", g, i, back[i],
-            g % 2 * kRounds);
+      CHECK(back[i] == g % 2 * kRounds, "graph %u, word %u behind the choice is %u, expected %u", g,
+            i, back[i], g % 2 * kRounds);
   }
   return apps::ok("graph_conditional: %u graphs, %u launches", kGraphs, kGraphs * kRounds);
 }

@@ -1,11 +1,13 @@
-// Captured copies of rectangles and boxes between the device and host memory, pinned and registered, and between pinned memory; memory that nodes of a graph
-// allocate and free. What the program writes to the host memory between two launches is what the next one copies; what lies beside the
-// rectangles stays as it is.
+// Captured copies of rectangles and boxes between the device and host memory, pinned and
+// registered, and between pinned memory; memory that nodes of a graph allocate and free. What the
+// program writes to the host memory between two launches is what the next one copies; what lies
+// beside the rectangles stays as it is.
 #include "common.h"
 
 namespace {
 
-constexpr size_t kWidth = 240, kPitch = 320, kRows = 24, kLayers = 3;  // bytes, rows, layers of a box
+constexpr size_t kWidth = 240, kPitch = 320, kRows = 24,
+                 kLayers = 3;  // bytes, rows, layers of a box
 constexpr size_t kBox = kPitch * kRows * kLayers;
 constexpr uint8_t kBeside = 0xa5;
 
@@ -29,7 +31,8 @@ void check(const uint8_t* box, uint32_t seed, uint8_t added, size_t layers, cons
       for (size_t x = 0; x < kPitch; ++x) {
         const uint8_t got = box[(z * kRows + y) * kPitch + x];
         const uint8_t expected = x < kWidth ? uint8_t(byteOf(x, y, z, seed) + added) : kBeside;
-        CHECK(got == expected, "%s: byte %zu of row %zu of layer %zu is %u, expected %u", what, x, y, z, got, expected);
+        CHECK(got == expected, "%s: byte %zu of row %zu of layer %zu is %u, expected %u", what, x,
+              y, z, got, expected);
       }
     }
   }
@@ -55,7 +58,8 @@ cudaGraphExec_t captured(cudaStream_t stream, cudaGraph_t* graph) {
 cudaMemcpy3DParms box3d(void* to, const void* from, cudaMemcpyKind kind, size_t device_pitch) {
   cudaMemcpy3DParms box{};
   const bool up = kind == cudaMemcpyHostToDevice;
-  box.srcPtr = make_cudaPitchedPtr(const_cast<void*>(from), up ? kPitch : device_pitch, kWidth, kRows);
+  box.srcPtr =
+      make_cudaPitchedPtr(const_cast<void*>(from), up ? kPitch : device_pitch, kWidth, kRows);
   box.dstPtr = make_cudaPitchedPtr(to, up ? device_pitch : kPitch, kWidth, kRows);
   box.extent = make_cudaExtent(kWidth, kRows, kLayers);
   box.kind = kind;
@@ -63,8 +67,8 @@ cudaMemcpy3DParms box3d(void* to, const void* from, cudaMemcpyKind kind, size_t 
 }
 
 /// Host memory of one kind: `up` is copied to the device, `down` from it.
-void throughHost(cudaStream_t stream, uint8_t* up, uint8_t* down, uint32_t seed, apps::Pressure& pressure,
-                 const char* what) {
+void throughHost(cudaStream_t stream, uint8_t* up, uint8_t* down, uint32_t seed,
+                 apps::Pressure& pressure, const char* what) {
   uint8_t *flat, *deep;
   constexpr size_t kDevicePitch = 256;
   RUNTIME_OK(cudaMalloc(&flat, kDevicePitch * kRows));
@@ -78,14 +82,16 @@ void throughHost(cudaStream_t stream, uint8_t* up, uint8_t* down, uint32_t seed,
       const auto parameters = box3d(there, up, cudaMemcpyHostToDevice, kDevicePitch);
       RUNTIME_OK(cudaMemcpy3DAsync(&parameters, stream));
     } else {
-      RUNTIME_OK(cudaMemcpy2DAsync(there, kDevicePitch, up, kPitch, kWidth, kRows, cudaMemcpyHostToDevice, stream));
+      RUNTIME_OK(cudaMemcpy2DAsync(there, kDevicePitch, up, kPitch, kWidth, kRows,
+                                   cudaMemcpyHostToDevice, stream));
     }
     add(there, kDevicePitch * kRows * layers, 3, stream);
     if (box) {
       const auto parameters = box3d(down, there, cudaMemcpyDeviceToHost, kDevicePitch);
       RUNTIME_OK(cudaMemcpy3DAsync(&parameters, stream));
     } else {
-      RUNTIME_OK(cudaMemcpy2DAsync(down, kPitch, there, kDevicePitch, kWidth, kRows, cudaMemcpyDeviceToHost, stream));
+      RUNTIME_OK(cudaMemcpy2DAsync(down, kPitch, there, kDevicePitch, kWidth, kRows,
+                                   cudaMemcpyDeviceToHost, stream));
     }
     const cudaGraphExec_t exec = captured(stream, &graph);
     for (uint32_t round = 0; round < 3; ++round) {
@@ -112,7 +118,8 @@ void throughHost(cudaStream_t stream, uint8_t* up, uint8_t* down, uint32_t seed,
     RUNTIME_OK(cudaGraphLaunch(exec, stream));
     RUNTIME_OK(cudaStreamSynchronize(stream));
     for (size_t i = 0; i < 4096; ++i)
-      CHECK(down[i] == uint8_t(apps::word(uint32_t(i), seed + round) + 9), "%s: byte %zu is %u", what, i, down[i]);
+      CHECK(down[i] == uint8_t(apps::word(uint32_t(i), seed + round) + 9), "%s: byte %zu is %u",
+            what, i, down[i]);
   }
   RUNTIME_OK(cudaGraphExecDestroy(exec));
   RUNTIME_OK(cudaGraphDestroy(graph));
@@ -120,9 +127,10 @@ void throughHost(cudaStream_t stream, uint8_t* up, uint8_t* down, uint32_t seed,
   RUNTIME_OK(cudaFree(deep));
 }
 
-// Launches a graph of captured copies twice, with other bytes at its beginning, and looks at what came to its end.
-void runTwice(cudaStream_t stream, cudaGraph_t graph, cudaGraphExec_t exec, uint8_t* from, uint8_t* to, uint32_t seed,
-              const char* what) {
+// Launches a graph of captured copies twice, with other bytes at its beginning, and looks at what
+// came to its end.
+void runTwice(cudaStream_t stream, cudaGraph_t graph, cudaGraphExec_t exec, uint8_t* from,
+              uint8_t* to, uint32_t seed, const char* what) {
   for (uint32_t round = 0; round < 2; ++round) {
     write(from, seed + round, 1);
     std::memset(to, kBeside, kBox);
@@ -137,7 +145,8 @@ void runTwice(cudaStream_t stream, cudaGraph_t graph, cudaGraphExec_t exec, uint
 void betweenHost(cudaStream_t stream, uint8_t* from, uint8_t* to, uint32_t seed) {
   cudaGraph_t graph;
   RUNTIME_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  RUNTIME_OK(cudaMemcpy2DAsync(to, kPitch, from, kPitch, kWidth, kRows, cudaMemcpyHostToHost, stream));
+  RUNTIME_OK(
+      cudaMemcpy2DAsync(to, kPitch, from, kPitch, kWidth, kRows, cudaMemcpyHostToHost, stream));
   const cudaGraphExec_t exec = captured(stream, &graph);
   runTwice(stream, graph, exec, from, to, seed, "between pinned memory");
 }
@@ -148,14 +157,17 @@ void throughArray(cudaStream_t stream, uint8_t* up, uint8_t* down, uint32_t seed
   RUNTIME_OK(cudaMallocArray(&array, &bytes, kWidth, kRows));
   cudaGraph_t graph;
   RUNTIME_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  RUNTIME_OK(cudaMemcpy2DToArrayAsync(array, 0, 0, up, kPitch, kWidth, kRows, cudaMemcpyHostToDevice, stream));
-  RUNTIME_OK(cudaMemcpy2DFromArrayAsync(down, kPitch, array, 0, 0, kWidth, kRows, cudaMemcpyDeviceToHost, stream));
+  RUNTIME_OK(cudaMemcpy2DToArrayAsync(array, 0, 0, up, kPitch, kWidth, kRows,
+                                      cudaMemcpyHostToDevice, stream));
+  RUNTIME_OK(cudaMemcpy2DFromArrayAsync(down, kPitch, array, 0, 0, kWidth, kRows,
+                                        cudaMemcpyDeviceToHost, stream));
   const cudaGraphExec_t exec = captured(stream, &graph);
   runTwice(stream, graph, exec, up, down, seed, "through an array");
   RUNTIME_OK(cudaFreeArray(array));
 }
 
-// A copy from memory that is not pinned is made at each launch, or is refused and leaves the capture as it was.
+// A copy from memory that is not pinned is made at each launch, or is refused and leaves the
+// capture as it was.
 void fromPageable(cudaStream_t stream, uint8_t* pinned, uint32_t seed) {
   std::vector<uint8_t> pageable(kBox);
   uint8_t* there;
@@ -164,20 +176,21 @@ void fromPageable(cudaStream_t stream, uint8_t* pinned, uint32_t seed) {
   write(pageable.data(), seed, 1);
   RUNTIME_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
   RUNTIME_OK(cudaMemsetAsync(there, 0, kBox, stream));
-  const cudaError_t result =
-      cudaMemcpy2DAsync(there, kPitch, pageable.data(), kPitch, kWidth, kRows, cudaMemcpyHostToDevice, stream);
+  const cudaError_t result = cudaMemcpy2DAsync(there, kPitch, pageable.data(), kPitch, kWidth,
+                                               kRows, cudaMemcpyHostToDevice, stream);
   if (result != cudaSuccess) (void)cudaGetLastError();
   RUNTIME_OK(cudaMemcpyAsync(pinned, there, kBox, cudaMemcpyDeviceToHost, stream));
   const cudaGraphExec_t exec = captured(stream, &graph);
   std::memset(pinned, kBeside, kBox);
   RUNTIME_OK(cudaGraphLaunch(exec, stream));
   RUNTIME_OK(cudaStreamSynchronize(stream));
-  CHECK(result == cudaSuccess || result == cudaErrorNotSupported, "a captured copy from pageable memory: %d",
-        int(result));
+  CHECK(result == cudaSuccess || result == cudaErrorNotSupported,
+        "a captured copy from pageable memory: %d", int(result));
   for (size_t y = 0; y < kRows; ++y) {
     for (size_t x = 0; x < kWidth; ++x) {
       const uint8_t expected = result == cudaSuccess ? byteOf(x, y, 0, seed) : 0;
-      CHECK(pinned[y * kPitch + x] == expected, "from pageable memory: byte %zu of row %zu is %u, expected %u", x, y,
+      CHECK(pinned[y * kPitch + x] == expected,
+            "from pageable memory: byte %zu of row %zu is %u, expected %u", x, y,
             pinned[y * kPitch + x], expected);
     }
   }
@@ -186,7 +199,8 @@ void fromPageable(cudaStream_t stream, uint8_t* pinned, uint32_t seed) {
   RUNTIME_OK(cudaFree(there));
 }
 
-// Memory of a graph's own: allocated, written and freed by its nodes, added one by one or as nodes of any kind.
+// Memory of a graph's own: allocated, written and freed by its nodes, added one by one or as nodes
+// of any kind.
 void ownMemory(cudaStream_t stream, uint8_t* down, bool any) {
   constexpr size_t kBytes = size_t{1} << 20;
   CUgraph graph;
@@ -219,7 +233,8 @@ void ownMemory(cudaStream_t stream, uint8_t* down, bool any) {
         "told %#llx of %zu bytes on %d", static_cast<unsigned long long>(told.dptr), told.bytesize,
         told.poolProps.location.id);
   CUDA_MEMSET_NODE_PARAMS fill{};
-  fill.dst = memory, fill.elementSize = 4, fill.width = kBytes / 4, fill.height = 1, fill.value = 0x5eed1234;
+  fill.dst = memory, fill.elementSize = 4, fill.width = kBytes / 4, fill.height = 1,
+  fill.value = 0x5eed1234;
   DRIVER_OK(cuGraphAddMemsetNode(&set, graph, &alloc, 1, &fill, context));
   CUDA_MEMCPY3D box{};
   box.srcMemoryType = CU_MEMORYTYPE_DEVICE, box.srcDevice = memory + kBytes - kBox;

@@ -1,5 +1,5 @@
-// A node that is added with data of its edges: a kernel that may start before the one that it depends on has ended. The graph tells the data
-// back, and both kernels run.
+// A node that is added with data of its edges: a kernel that may start before the one that it
+// depends on has ended. The graph tells the data back, and both kernels run.
 #include "common.h"
 
 __global__ void add(uint32_t* words, uint32_t count, uint32_t value) {
@@ -44,7 +44,8 @@ int main(int argc, char** argv) {
   size_t edges = 1;
   RUNTIME_OK(cudaGraphNodeGetDependencies(nodes[1], &before, &told, &edges));
   CHECK(edges == 1 && before == nodes[0], "the second node depends on %zu others", edges);
-  CHECK(told.from_port == cudaGraphKernelNodePortProgrammatic && told.type == cudaGraphDependencyTypeProgrammatic,
+  CHECK(told.from_port == cudaGraphKernelNodePortProgrammatic &&
+            told.type == cudaGraphDependencyTypeProgrammatic,
         "its edge has port %d and type %d", told.from_port, told.type);
 
   // Data that can't be leave no node behind.
@@ -53,7 +54,8 @@ int main(int argc, char** argv) {
   nonsense.type = 200;
   cudaGraphNodeParams empty{};
   empty.type = cudaGraphNodeTypeEmpty;
-  CHECK(cudaGraphAddNode(&bad, graph, nodes, &nonsense, 1, &empty) != cudaSuccess, "an edge of no type is taken");
+  CHECK(cudaGraphAddNode(&bad, graph, nodes, &nonsense, 1, &empty) != cudaSuccess,
+        "an edge of no type is taken");
   static_cast<void>(cudaGetLastError());
   size_t all = 0;
   RUNTIME_OK(cudaGraphGetNodes(graph, nullptr, &all));
@@ -63,7 +65,8 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaGraphInstantiate(&exec, graph, 0));
   pressure.apply();
   for (int round = 0; round < 2; ++round) RUNTIME_OK(cudaGraphLaunch(exec, nullptr));
-  for (uint32_t b = 0; b < 2; ++b) apps::verify(words[b], count * 4, seed + b, 2 * value, "after two launches");
+  for (uint32_t b = 0; b < 2; ++b)
+    apps::verify(words[b], count * 4, seed + b, 2 * value, "after two launches");
   pressure.check();
   RUNTIME_OK(cudaGraphExecDestroy(exec));
   RUNTIME_OK(cudaGraphDestroy(graph));

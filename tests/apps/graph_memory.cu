@@ -1,5 +1,6 @@
-// Memory that graphs allocate, by captures and by nodes: it lives until it is freed, also beyond its graph; an executable graph whose memory
-// is not freed can't be launched again, unless it was made to free it by itself; who may free it, and how often; what the driver says of all of it.
+// Memory that graphs allocate, by captures and by nodes: it lives until it is freed, also beyond
+// its graph; an executable graph whose memory is not freed can't be launched again, unless it was
+// made to free it by itself; who may free it, and how often; what the driver says of all of it.
 #include "common.h"
 
 namespace {
@@ -66,7 +67,8 @@ void outlives(cudaStream_t stream) {
   made.destroy();
   useOtherMemory(made.memory, stream);
   check(made.memory, 1, "memory whose graph is gone");
-  CHECK(told(cudaGraphMemAttrUsedMemCurrent) >= kBytes, "memory that is not freed is not said to be used");
+  CHECK(told(cudaGraphMemAttrUsedMemCurrent) >= kBytes,
+        "memory that is not freed is not said to be used");
   RUNTIME_OK(cudaFree(made.memory));
   expect(cudaFree(made.memory), cudaErrorInvalidValue, "a second free");
   CHECK(told(cudaGraphMemAttrUsedMemCurrent) == 0, "memory that was freed is said to be used");
@@ -87,7 +89,8 @@ void outlives(cudaStream_t stream) {
 void launchedAgain(cudaStream_t stream) {
   Made made(stream, 3, false);
   RUNTIME_OK(cudaGraphLaunch(made.exec, stream));
-  expect(cudaGraphLaunch(made.exec, stream), cudaErrorInvalidValue, "a launch whose memory is not freed");
+  expect(cudaGraphLaunch(made.exec, stream), cudaErrorInvalidValue,
+         "a launch whose memory is not freed");
   check(made.memory, 3, "after a launch that was refused");
   for (int round = 0; round < 4; ++round) {
     if (round % 2 == 0) {
@@ -113,19 +116,25 @@ void launchedAgain(cudaStream_t stream) {
   RUNTIME_OK(cudaDeviceSetGraphMemAttribute(0, cudaGraphMemAttrUsedMemHigh, &none));
   for (int round = 0; round < 8; ++round) RUNTIME_OK(cudaGraphLaunch(inside.exec, stream));
   RUNTIME_OK(cudaStreamSynchronize(stream));
-  CHECK(told(cudaGraphMemAttrUsedMemCurrent) == 0, "memory that its graph frees is said to be used");
-  CHECK(told(cudaGraphMemAttrUsedMemHigh) >= kBytes, "the most that was used is less than what a graph allocates");
-  CHECK(told(cudaGraphMemAttrReservedMemCurrent) >= kBytes, "a graph that is there has nothing reserved");
-  CHECK(told(cudaGraphMemAttrReservedMemHigh) >= told(cudaGraphMemAttrReservedMemCurrent), "more than the most");
+  CHECK(told(cudaGraphMemAttrUsedMemCurrent) == 0,
+        "memory that its graph frees is said to be used");
+  CHECK(told(cudaGraphMemAttrUsedMemHigh) >= kBytes,
+        "the most that was used is less than what a graph allocates");
+  CHECK(told(cudaGraphMemAttrReservedMemCurrent) >= kBytes,
+        "a graph that is there has nothing reserved");
+  CHECK(told(cudaGraphMemAttrReservedMemHigh) >= told(cudaGraphMemAttrReservedMemCurrent),
+        "more than the most");
   RUNTIME_OK(cudaDeviceSetGraphMemAttribute(0, cudaGraphMemAttrUsedMemHigh, &none));
   CHECK(told(cudaGraphMemAttrUsedMemHigh) == 0, "the most that was used was not reset");
   expect(cudaFree(inside.memory), cudaErrorInvalidValue, "free of what its graph has freed");
   inside.destroy();
   RUNTIME_OK(cudaDeviceGraphMemTrim(0));
-  CHECK(told(cudaGraphMemAttrReservedMemCurrent) == 0, "memory of graphs that are gone is reserved still");
+  CHECK(told(cudaGraphMemAttrReservedMemCurrent) == 0,
+        "memory of graphs that are gone is reserved still");
 }
 
-// One graph allocates, by a capture, and another one frees, by a capture or by a node. Then its graph is gone before.
+// One graph allocates, by a capture, and another one frees, by a capture or by a node. Then its
+// graph is gone before.
 void freedByAnother(cudaStream_t stream, bool by_node, bool gone_before) {
   Made made(stream, 6, false);
   void* copy = nullptr;
@@ -135,8 +144,8 @@ void freedByAnother(cudaStream_t stream, bool by_node, bool gone_before) {
   if (by_node) {
     cudaGraphNode_t copied, freed;
     RUNTIME_OK(cudaGraphCreate(&graph, 0));
-    RUNTIME_OK(
-        cudaGraphAddMemcpyNode1D(&copied, graph, nullptr, 0, copy, made.memory, kBytes, cudaMemcpyDeviceToDevice));
+    RUNTIME_OK(cudaGraphAddMemcpyNode1D(&copied, graph, nullptr, 0, copy, made.memory, kBytes,
+                                        cudaMemcpyDeviceToDevice));
     RUNTIME_OK(cudaGraphAddMemFreeNode(&freed, graph, &copied, 1, made.memory));
   } else {
     RUNTIME_OK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
@@ -154,7 +163,8 @@ void freedByAnother(cudaStream_t stream, bool by_node, bool gone_before) {
     check(copy, 6, "copied by the graph that frees");
   }
   expect(cudaFree(made.memory), cudaErrorInvalidValue, "free of what another graph has freed");
-  CHECK(told(cudaGraphMemAttrUsedMemCurrent) == 0, "memory that a graph has freed is said to be used");
+  CHECK(told(cudaGraphMemAttrUsedMemCurrent) == 0,
+        "memory that a graph has freed is said to be used");
   if (!gone_before) made.destroy();
   RUNTIME_OK(cudaGraphExecDestroy(exec));
   RUNTIME_OK(cudaGraphDestroy(graph));
@@ -175,17 +185,18 @@ void byNodes(cudaStream_t stream) {
   void* copy = nullptr;
   RUNTIME_OK(cudaMalloc(&copy, kBytes));
   apps::fill(copy, kBytes, 7, stream);
-  RUNTIME_OK(
-      cudaGraphAddMemcpyNode1D(&filled, made, &allocated, 1, allocation.dptr, copy, kBytes, cudaMemcpyDeviceToDevice));
+  RUNTIME_OK(cudaGraphAddMemcpyNode1D(&filled, made, &allocated, 1, allocation.dptr, copy, kBytes,
+                                      cudaMemcpyDeviceToDevice));
   RUNTIME_OK(cudaGraphInstantiate(&makes, made, 0));
   RUNTIME_OK(cudaGraphCreate(&freeing, 0));
-  RUNTIME_OK(
-      cudaGraphAddMemcpyNode1D(&copied, freeing, nullptr, 0, copy, allocation.dptr, kBytes, cudaMemcpyDeviceToDevice));
+  RUNTIME_OK(cudaGraphAddMemcpyNode1D(&copied, freeing, nullptr, 0, copy, allocation.dptr, kBytes,
+                                      cudaMemcpyDeviceToDevice));
   RUNTIME_OK(cudaGraphAddMemFreeNode(&freed, freeing, &copied, 1, allocation.dptr));
   RUNTIME_OK(cudaGraphInstantiate(&frees, freeing, 0));
   for (int round = 0; round < 3; ++round) {
     RUNTIME_OK(cudaGraphLaunch(makes, stream));
-    expect(cudaGraphLaunch(makes, stream), cudaErrorInvalidValue, "a launch whose node's memory is not freed");
+    expect(cudaGraphLaunch(makes, stream), cudaErrorInvalidValue,
+           "a launch whose node's memory is not freed");
     RUNTIME_OK(cudaGraphLaunch(frees, stream));
     check(copy, 7, "by nodes");
   }

@@ -1,6 +1,7 @@
-// Copy and memset nodes made by the API over memory that has left VRAM by then: added, made executable, with parameters set in
-// the graph and in the executable graph, updated as a whole, in a child graph, in one and two dimensions, between device and
-// pinned memory. The driver looks at the addresses each time that it is told of them, and the operation runs much later.
+// Copy and memset nodes made by the API over memory that has left VRAM by then: added, made
+// executable, with parameters set in the graph and in the executable graph, updated as a whole, in
+// a child graph, in one and two dimensions, between device and pinned memory. The driver looks at
+// the addresses each time that it is told of them, and the operation runs much later.
 #include "common.h"
 
 constexpr size_t kPiece = size_t{2} << 20;
@@ -29,8 +30,8 @@ int main(int argc, char** argv) {
   cudaGraphNode_t one, two, set, down, any, rectangle;
 
   away();
-  RUNTIME_OK(
-      cudaGraphAddMemcpyNode1D(&one, graph, nullptr, 0, buffers[1], buffers[0], kWords * 4, cudaMemcpyDeviceToDevice));
+  RUNTIME_OK(cudaGraphAddMemcpyNode1D(&one, graph, nullptr, 0, buffers[1], buffers[0], kWords * 4,
+                                      cudaMemcpyDeviceToDevice));
   away();
   cudaMemcpy3DParms rows{};
   rows.srcPtr = make_cudaPitchedPtr(buffers[2], 512, 256, 16);
@@ -40,14 +41,17 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaGraphAddMemcpyNode(&two, graph, &one, 1, &rows));
   away();
   cudaMemsetParams fill{};
-  fill.dst = buffers[4], fill.elementSize = 4, fill.width = 1000, fill.height = 1, fill.value = seed * 3;
+  fill.dst = buffers[4], fill.elementSize = 4, fill.width = 1000, fill.height = 1,
+  fill.value = seed * 3;
   RUNTIME_OK(cudaGraphAddMemsetNode(&set, graph, &two, 1, &fill));
   away();
-  RUNTIME_OK(cudaGraphAddMemcpyNode1D(&down, graph, &set, 1, pinned, buffers[1], kWords * 4, cudaMemcpyDeviceToHost));
+  RUNTIME_OK(cudaGraphAddMemcpyNode1D(&down, graph, &set, 1, pinned, buffers[1], kWords * 4,
+                                      cudaMemcpyDeviceToHost));
   away();
   cudaGraphNodeParams params{};
   params.type = cudaGraphNodeTypeMemset;
-  params.memset.dst = buffers[5], params.memset.elementSize = 1, params.memset.width = 999, params.memset.height = 1;
+  params.memset.dst = buffers[5], params.memset.elementSize = 1, params.memset.width = 999,
+  params.memset.height = 1;
   params.memset.value = 7;
 #if CUDART_VERSION >= 13000
   RUNTIME_OK(cudaGraphAddNode(&any, graph, &down, nullptr, 1, &params));
@@ -57,7 +61,8 @@ int main(int argc, char** argv) {
   away();
   // With gaps between its rows, which stay as they are.
   cudaMemsetParams block{};
-  block.dst = buffers[6] + kWords, block.elementSize = 4, block.width = 100, block.height = 8, block.pitch = 512;
+  block.dst = buffers[6] + kWords, block.elementSize = 4, block.width = 100, block.height = 8,
+  block.pitch = 512;
   block.value = seed * 13;
   RUNTIME_OK(cudaGraphAddMemsetNode(&rectangle, graph, &any, 1, &block));
   away();
@@ -65,7 +70,8 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaGraphInstantiate(&exec, graph, 0));
 
   std::vector<uint32_t> got(kWords);
-  const auto check = [&](int source, int rows_from, int rows_to, int zeroed, uint32_t value, const char* what) {
+  const auto check = [&](int source, int rows_from, int rows_to, int zeroed, uint32_t value,
+                         const char* what) {
     std::memset(pinned, 0, kWords * 4);
     away();
     RUNTIME_OK(cudaGraphLaunch(exec, stream));
@@ -75,25 +81,29 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaMemcpy(from.data(), buffers[rows_from], kWords * 4, cudaMemcpyDeviceToHost));
     RUNTIME_OK(cudaMemcpy(got.data(), buffers[rows_to], kWords * 4, cudaMemcpyDeviceToHost));
     for (int row = 0; row < 16; ++row)
-      CHECK(std::memcmp(&got[size_t(row) * 64], &from[size_t(row) * 128], 256) == 0, "%s: row %d", what, row);
+      CHECK(std::memcmp(&got[size_t(row) * 64], &from[size_t(row) * 128], 256) == 0, "%s: row %d",
+            what, row);
     RUNTIME_OK(cudaMemcpy(got.data(), buffers[zeroed], kWords * 4, cudaMemcpyDeviceToHost));
-    for (int i = 0; i < 1000; ++i) CHECK(got[i] == value, "%s: set word %d is %#x", what, i, got[i]);
+    for (int i = 0; i < 1000; ++i)
+      CHECK(got[i] == value, "%s: set word %d is %#x", what, i, got[i]);
     RUNTIME_OK(cudaMemcpy(got.data(), buffers[5], 999, cudaMemcpyDeviceToHost));
     CHECK(got[0] == 0x07070707 && got[248] == 0x07070707, "%s: bytes of the memset of bytes", what);
     const auto first = size_t(static_cast<uint32_t*>(block.dst) - buffers[6]);
     RUNTIME_OK(cudaMemcpy(got.data(), block.dst, 8 * 512, cudaMemcpyDeviceToHost));
     for (size_t i = 0; i < 8 * 128; ++i) {
       const uint32_t expected =
-          i % 128 < 100 ? block.value : apps::word(uint32_t((first + i) / 4), seed + 6) + uint32_t(i % 4);
-      CHECK(got[i] == expected, "%s: word %zu of the block is %#x, expected %#x", what, i, got[i], expected);
+          i % 128 < 100 ? block.value
+                        : apps::word(uint32_t((first + i) / 4), seed + 6) + uint32_t(i % 4);
+      CHECK(got[i] == expected, "%s: word %zu of the block is %#x, expected %#x", what, i, got[i],
+            expected);
     }
   };
   check(0, 2, 3, 4, seed * 3, "as added");
 
   // The executable graph alone: what has one dimension.
   away();
-  RUNTIME_OK(
-      cudaGraphExecMemcpyNodeSetParams1D(exec, one, buffers[1], buffers[2], kWords * 4, cudaMemcpyDeviceToDevice));
+  RUNTIME_OK(cudaGraphExecMemcpyNodeSetParams1D(exec, one, buffers[1], buffers[2], kWords * 4,
+                                                cudaMemcpyDeviceToDevice));
   away();
   cudaMemcpy3DParms row{};
   row.srcPtr = make_cudaPitchedPtr(buffers[1], kWords * 4, kWords * 4, 1);
@@ -122,9 +132,10 @@ int main(int argc, char** argv) {
   away();
   cudaGraphExecUpdateResultInfo info{};
   const cudaError_t updated = cudaGraphExecUpdate(exec, graph, &info);
-  // An H200's driver refuses it for the two-dimensional copy; programs make the graph executable anew then.
-  CHECK(updated == cudaSuccess || updated == cudaErrorGraphExecUpdateFailure, "the update failed: %s, result %d",
-        cudaGetErrorName(updated), int(info.result));
+  // An H200's driver refuses it for the two-dimensional copy; programs make the graph executable
+  // anew then.
+  CHECK(updated == cudaSuccess || updated == cudaErrorGraphExecUpdateFailure,
+        "the update failed: %s, result %d", cudaGetErrorName(updated), int(info.result));
   if (updated != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
     RUNTIME_OK(cudaGraphExecDestroy(exec));
@@ -136,7 +147,8 @@ int main(int argc, char** argv) {
   away();
   apps::fill(buffers[0], kPiece, seed + 50);
   away();
-  RUNTIME_OK(cudaGraphMemcpyNodeSetParams1D(one, buffers[1], buffers[0], kWords * 4, cudaMemcpyDeviceToDevice));
+  RUNTIME_OK(cudaGraphMemcpyNodeSetParams1D(one, buffers[1], buffers[0], kWords * 4,
+                                            cudaMemcpyDeviceToDevice));
   away();
   rows.srcPtr = make_cudaPitchedPtr(buffers[1], 512, 256, 16);
   rows.dstPtr = make_cudaPitchedPtr(buffers[2], 256, 256, 16);
@@ -161,7 +173,8 @@ int main(int argc, char** argv) {
   away();
   apps::fill(buffers[3], kPiece, seed + 70);
   away();
-  RUNTIME_OK(cudaGraphMemcpyNodeSetParams1D(one, buffers[1], buffers[3], kWords * 4, cudaMemcpyDeviceToDevice));
+  RUNTIME_OK(cudaGraphMemcpyNodeSetParams1D(one, buffers[1], buffers[3], kWords * 4,
+                                            cudaMemcpyDeviceToDevice));
   away();
   RUNTIME_OK(cudaGraphExecChildGraphNodeSetParams(exec, child, graph));
   check(70, 1, 2, 4, seed * 11, "set in the child graph");
@@ -176,7 +189,8 @@ int main(int argc, char** argv) {
   check(50, 1, 2, 4, seed * 11, "a clone with a child graph");
 
 #if CUDART_VERSION >= 13000
-  // A graph that is moved into another one, and given a node after that: it runs, and goes, with its parent.
+  // A graph that is moved into another one, and given a node after that: it runs, and goes, with
+  // its parent.
   cudaGraph_t inner, outer;
   RUNTIME_OK(cudaGraphCreate(&inner, 0));
   RUNTIME_OK(cudaGraphCreate(&outer, 0));
@@ -194,7 +208,8 @@ int main(int argc, char** argv) {
     fill.dst = buffers[3], fill.value = seed * 23;
     RUNTIME_OK(cudaGraphAddMemsetNode(&set, inner, nullptr, 0, &fill));
     cudaGraphExec_t whole;
-    CHECK(cudaGraphInstantiate(&whole, inner, 0) != cudaSuccess, "a moved graph is made executable by itself");
+    CHECK(cudaGraphInstantiate(&whole, inner, 0) != cudaSuccess,
+          "a moved graph is made executable by itself");
     CHECK(cudaGraphDestroy(inner) != cudaSuccess, "a moved graph is destroyed by itself");
     static_cast<void>(cudaGetLastError());
     RUNTIME_OK(cudaGraphInstantiate(&whole, outer, 0));
@@ -202,7 +217,8 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaGraphLaunch(whole, stream));
     RUNTIME_OK(cudaStreamSynchronize(stream));
     RUNTIME_OK(cudaMemcpy(got.data(), buffers[3], kWords * 4, cudaMemcpyDeviceToHost));
-    for (int i = 0; i < 1000; ++i) CHECK(got[i] == seed * 23, "a moved graph: word %d is %#x", i, got[i]);
+    for (int i = 0; i < 1000; ++i)
+      CHECK(got[i] == seed * 23, "a moved graph: word %d is %#x", i, got[i]);
     RUNTIME_OK(cudaGraphExecDestroy(whole));
   }
   RUNTIME_OK(cudaGraphDestroy(outer));

@@ -1,7 +1,9 @@
-// Copies from and to pageable host memory in graphs, captured and added: of a source the bytes count that are there at the launch, a
-// destination has them when the launch has been waited for. (A driver may read a source later. Where the environment says OL_TEST_AT_LAUNCH the
-// program changes it right behind a launch.) Lines, rectangles and boxes; changed nodes; child graphs, clones and updates; several
-// launches in a row; host functions of a graph that read and write the memory; memory that is gone after its graph.
+// Copies from and to pageable host memory in graphs, captured and added: of a source the bytes
+// count that are there at the launch, a destination has them when the launch has been waited for.
+// (A driver may read a source later. Where the environment says OL_TEST_AT_LAUNCH the program
+// changes it right behind a launch.) Lines, rectangles and boxes; changed nodes; child graphs,
+// clones and updates; several launches in a row; host functions of a graph that read and write the
+// memory; memory that is gone after its graph.
 #include <cuda.h>
 
 #include <memory>
@@ -77,7 +79,8 @@ void launches(const Gpu& gpu) {
     write(in, seed);
     gpu.run(exec);
     check(out, seed, 5, "captured");
-    std::fill(out.begin(), out.end(), 0u);  // the next launch writes all of it, whatever it wrote before
+    std::fill(out.begin(), out.end(),
+              0u);  // the next launch writes all of it, whatever it wrote before
     gpu.run(exec);
     check(out, seed, 5, "captured, and the same once more");
   }
@@ -93,7 +96,8 @@ void launches(const Gpu& gpu) {
   RUNTIME_OK(cudaGraphExecDestroy(exec));
 }
 
-// Several launches under way, each with the bytes of its own time; the executable graph goes before their end.
+// Several launches under way, each with the bytes of its own time; the executable graph goes before
+// their end.
 void inARow(const Gpu& gpu) {
   constexpr uint32_t kRounds = 6;
   std::vector<uint32_t> in(kCount), out(kCount), got(kCount);
@@ -106,7 +110,8 @@ void inARow(const Gpu& gpu) {
   for (uint32_t round = 0; round < kRounds; ++round) {
     if (round == 0 || changes) write(in, seedOf(round));
     RUNTIME_OK(cudaGraphLaunch(exec, gpu.stream));
-    RUNTIME_OK(cudaMemcpyAsync(all + round * kCount, gpu.memory, kBytes, cudaMemcpyDeviceToDevice, gpu.stream));
+    RUNTIME_OK(cudaMemcpyAsync(all + round * kCount, gpu.memory, kBytes, cudaMemcpyDeviceToDevice,
+                               gpu.stream));
   }
   RUNTIME_OK(cudaGraphExecDestroy(exec));
   RUNTIME_OK(cudaGraphDestroy(graph));
@@ -140,8 +145,10 @@ void nodes(const Gpu& gpu) {
   cudaGraph_t graph;
   cudaGraphNode_t up, down;
   RUNTIME_OK(cudaGraphCreate(&graph, 0));
-  RUNTIME_OK(cudaGraphAddMemcpyNode1D(&up, graph, nullptr, 0, gpu.memory, in.data(), kBytes, cudaMemcpyHostToDevice));
-  RUNTIME_OK(cudaGraphAddMemcpyNode1D(&down, graph, &up, 1, out.data(), gpu.memory, kBytes, cudaMemcpyDeviceToHost));
+  RUNTIME_OK(cudaGraphAddMemcpyNode1D(&up, graph, nullptr, 0, gpu.memory, in.data(), kBytes,
+                                      cudaMemcpyHostToDevice));
+  RUNTIME_OK(cudaGraphAddMemcpyNode1D(&down, graph, &up, 1, out.data(), gpu.memory, kBytes,
+                                      cudaMemcpyDeviceToHost));
   cudaGraphExec_t exec = instantiated(graph);
   write(in, 40);
   gpu.run(exec);
@@ -150,11 +157,13 @@ void nodes(const Gpu& gpu) {
   RUNTIME_OK(cudaGraphMemcpyNodeGetParams(up, &told));
   CHECK(told.srcPtr.ptr == in.data(), "a node tells another address than it was given");
 
-  RUNTIME_OK(cudaGraphExecMemcpyNodeSetParams1D(exec, up, gpu.memory, second.data(), kBytes, cudaMemcpyHostToDevice));
+  RUNTIME_OK(cudaGraphExecMemcpyNodeSetParams1D(exec, up, gpu.memory, second.data(), kBytes,
+                                                cudaMemcpyHostToDevice));
   write(second, 41);
   gpu.run(exec);
   check(out, 41, 0, "changed in the executable graph");
-  RUNTIME_OK(cudaGraphMemcpyNodeSetParams1D(down, third.data(), gpu.memory, kBytes, cudaMemcpyDeviceToHost));
+  RUNTIME_OK(cudaGraphMemcpyNodeSetParams1D(down, third.data(), gpu.memory, kBytes,
+                                            cudaMemcpyDeviceToHost));
   cudaGraphExec_t changed = instantiated(graph);
   write(in, 42);
   gpu.run(changed);
@@ -165,8 +174,10 @@ void nodes(const Gpu& gpu) {
   std::vector<uint32_t> from(kCount), into(kCount);
   cudaGraph_t other;
   RUNTIME_OK(cudaGraphCreate(&other, 0));
-  RUNTIME_OK(cudaGraphAddMemcpyNode1D(&up, other, nullptr, 0, gpu.memory, from.data(), kBytes, cudaMemcpyHostToDevice));
-  RUNTIME_OK(cudaGraphAddMemcpyNode1D(&down, other, &up, 1, into.data(), gpu.memory, kBytes, cudaMemcpyDeviceToHost));
+  RUNTIME_OK(cudaGraphAddMemcpyNode1D(&up, other, nullptr, 0, gpu.memory, from.data(), kBytes,
+                                      cudaMemcpyHostToDevice));
+  RUNTIME_OK(cudaGraphAddMemcpyNode1D(&down, other, &up, 1, into.data(), gpu.memory, kBytes,
+                                      cudaMemcpyDeviceToHost));
   cudaGraphExecUpdateResultInfo outcome{};
   RUNTIME_OK(cudaGraphExecUpdate(exec, other, &outcome));
   RUNTIME_OK(cudaGraphDestroy(other));
@@ -220,7 +231,8 @@ void childrenAndClones(const Gpu& gpu) {
 
 // Rectangles and boxes: what lies beside them stays.
 void boxes(const Gpu& gpu) {
-  constexpr size_t kWidth = 100, kPitch = 160, kRows = 20, kLayers = 3, kAll = kPitch * kRows * kLayers;
+  constexpr size_t kWidth = 100, kPitch = 160, kRows = 20, kLayers = 3,
+                   kAll = kPitch * kRows * kLayers;
   constexpr uint8_t kBeside = 0xa5;
   const auto inside = [](size_t i) { return i % kPitch < kWidth; };
   std::vector<uint8_t> in(kAll), out(kAll, kBeside);
@@ -271,17 +283,20 @@ void CUDART_CB change(void* data) {
   for (uint32_t& word : exchange.host) word += 1000;
 }
 
-// A function in the midst of a graph reads what the graph has written before it, changes it, and the graph reads that. One behind a graph finds the
-// result, also where it has been there before.
+// A function in the midst of a graph reads what the graph has written before it, changes it, and
+// the graph reads that. One behind a graph finds the result, also where it has been there before.
 void functions(const Gpu& gpu) {
   Exchange exchange;
   std::vector<uint32_t> out(kCount);
   gpu.begin();
-  RUNTIME_OK(cudaMemcpyAsync(gpu.memory, exchange.host.data(), kBytes, cudaMemcpyHostToDevice, gpu.stream));
+  RUNTIME_OK(cudaMemcpyAsync(gpu.memory, exchange.host.data(), kBytes, cudaMemcpyHostToDevice,
+                             gpu.stream));
   add(gpu.memory, 5, gpu.stream);
-  RUNTIME_OK(cudaMemcpyAsync(exchange.host.data(), gpu.memory, kBytes, cudaMemcpyDeviceToHost, gpu.stream));
+  RUNTIME_OK(cudaMemcpyAsync(exchange.host.data(), gpu.memory, kBytes, cudaMemcpyDeviceToHost,
+                             gpu.stream));
   RUNTIME_OK(cudaLaunchHostFunc(gpu.stream, change, &exchange));
-  RUNTIME_OK(cudaMemcpyAsync(gpu.memory, exchange.host.data(), kBytes, cudaMemcpyHostToDevice, gpu.stream));
+  RUNTIME_OK(cudaMemcpyAsync(gpu.memory, exchange.host.data(), kBytes, cudaMemcpyHostToDevice,
+                             gpu.stream));
   RUNTIME_OK(cudaMemcpyAsync(out.data(), gpu.memory, kBytes, cudaMemcpyDeviceToHost, gpu.stream));
   cudaGraph_t graph = gpu.end();
   cudaGraphExec_t exec = instantiated(graph);
@@ -289,7 +304,8 @@ void functions(const Gpu& gpu) {
     write(exchange.host, 70 + round / 2);
     std::fill(out.begin(), out.end(), 0u);
     gpu.run(exec);
-    CHECK(exchange.seen == apps::word(77, 70 + round / 2) + 5, "a graph's function saw %u", exchange.seen);
+    CHECK(exchange.seen == apps::word(77, 70 + round / 2) + 5, "a graph's function saw %u",
+          exchange.seen);
     check(out, 70 + round / 2, 1005, "changed by a function in the midst of a graph");
   }
   RUNTIME_OK(cudaGraphExecDestroy(exec));

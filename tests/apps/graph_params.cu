@@ -1,5 +1,6 @@
-// What a graph tells of its nodes: parameters of kernels, copies, fills and host functions, added and captured, are asked for, changed, and
-// set again in the graph and in the executable graph, by the functions of each kind and by the general ones; attributes of kernel nodes.
+// What a graph tells of its nodes: parameters of kernels, copies, fills and host functions, added
+// and captured, are asked for, changed, and set again in the graph and in the executable graph, by
+// the functions of each kind and by the general ones; attributes of kernel nodes.
 #include "common.h"
 
 namespace {
@@ -36,15 +37,18 @@ uint32_t valueIn(const uint32_t* there, unsigned at) {
   return value;
 }
 
-void checkKernel(cudaGraphNode_t node, const uint32_t* data, unsigned count, uint32_t factor, uint64_t offset) {
+void checkKernel(cudaGraphNode_t node, const uint32_t* data, unsigned count, uint32_t factor,
+                 uint64_t offset) {
   CUDA_KERNEL_NODE_PARAMS params{};
   DRIVER_OK(cuGraphKernelNodeGetParams(node, &params));
-  CHECK(
-      params.gridDimX == kCount / 256 && params.gridDimY == 1 && params.blockDimX == 256 && params.sharedMemBytes == 0,
-      "a grid of %u x %u blocks of %u threads", params.gridDimX, params.gridDimY, params.blockDimX);
+  CHECK(params.gridDimX == kCount / 256 && params.gridDimY == 1 && params.blockDimX == 256 &&
+            params.sharedMemBytes == 0,
+        "a grid of %u x %u blocks of %u threads", params.gridDimX, params.gridDimY,
+        params.blockDimX);
   CHECK(params.kernelParams != nullptr && (params.func != nullptr || params.kern != nullptr),
         "no kernel or no parameters");
-  CHECK(*static_cast<uint32_t**>(params.kernelParams[0]) == data, "the first parameter is another address");
+  CHECK(*static_cast<uint32_t**>(params.kernelParams[0]) == data,
+        "the first parameter is another address");
   CHECK(*static_cast<unsigned*>(params.kernelParams[1]) == count &&
             *static_cast<uint32_t*>(params.kernelParams[2]) == factor &&
             *static_cast<uint64_t*>(params.kernelParams[3]) == offset,
@@ -57,24 +61,27 @@ struct Expected {
   uint32_t value;
   int first, second;
 };
-void launchAndCheck(cudaGraphExec_t exec, cudaStream_t stream, const uint32_t* data, Calls& calls, Expected expected,
-                    const char* what) {
+void launchAndCheck(cudaGraphExec_t exec, cudaStream_t stream, const uint32_t* data, Calls& calls,
+                    Expected expected, const char* what) {
   calls = {};
   RUNTIME_OK(cudaGraphLaunch(exec, stream));
   RUNTIME_OK(cudaStreamSynchronize(stream));
   const uint32_t got = valueIn(data, 7);
   CHECK(got == expected.value && calls.first == expected.first && calls.second == expected.second,
-        "%s: the value is %u, expected %u; host functions were called %d and %d times", what, got, expected.value,
-        calls.first, calls.second);
+        "%s: the value is %u, expected %u; host functions were called %d and %d times", what, got,
+        expected.value, calls.first, calls.second);
 }
 
-void tryGraph(cudaGraph_t graph, cudaStream_t stream, uint32_t* data, Calls& calls, const char* how) {
-  const cudaGraphNode_t kernel = nodeOf(graph, cudaGraphNodeTypeKernel), fill = nodeOf(graph, cudaGraphNodeTypeMemset),
+void tryGraph(cudaGraph_t graph, cudaStream_t stream, uint32_t* data, Calls& calls,
+              const char* how) {
+  const cudaGraphNode_t kernel = nodeOf(graph, cudaGraphNodeTypeKernel),
+                        fill = nodeOf(graph, cudaGraphNodeTypeMemset),
                         host = nodeOf(graph, cudaGraphNodeTypeHost);
   checkKernel(kernel, data, kCount, 3, 5);
   cudaMemsetParams filled{};
   RUNTIME_OK(cudaGraphMemsetNodeGetParams(fill, &filled));
-  CHECK(filled.dst == data && filled.value == 2 && filled.elementSize == 4 && filled.width * filled.height == kCount,
+  CHECK(filled.dst == data && filled.value == 2 && filled.elementSize == 4 &&
+            filled.width * filled.height == kCount,
         "%s: a fill of %zu x %zu with %u", how, filled.width, filled.height, filled.value);
   cudaHostNodeParams called{};
   RUNTIME_OK(cudaGraphHostNodeGetParams(host, &called));
@@ -100,10 +107,12 @@ void tryGraph(cudaGraph_t graph, cudaStream_t stream, uint32_t* data, Calls& cal
 
   cudaGraphNodeParams general{};
   general.type = cudaGraphNodeTypeMemset;
-  general.memset.dst = data, general.memset.value = 7, general.memset.elementSize = 4, general.memset.width = kCount;
+  general.memset.dst = data, general.memset.value = 7, general.memset.elementSize = 4,
+  general.memset.width = kCount;
   general.memset.height = 1;
   RUNTIME_OK(cudaGraphExecNodeSetParams(exec, fill, &general));
-  launchAndCheck(exec, stream, data, calls, {7 * 10 + 5, 0, 1}, "a fill set by the general function");
+  launchAndCheck(exec, stream, data, calls, {7 * 10 + 5, 0, 1},
+                 "a fill set by the general function");
   RUNTIME_OK(cudaGraphExecDestroy(exec));
 
   uint64_t offset = 1000;
@@ -142,12 +151,12 @@ void tryCopy(cudaStream_t stream, uint32_t* data) {
   cudaGraph_t graph;
   cudaGraphNode_t node;
   RUNTIME_OK(cudaGraphCreate(&graph, 0));
-  RUNTIME_OK(
-      cudaGraphAddMemcpyNode1D(&node, graph, nullptr, 0, data + kCount / 2, data, 1024, cudaMemcpyDeviceToDevice));
+  RUNTIME_OK(cudaGraphAddMemcpyNode1D(&node, graph, nullptr, 0, data + kCount / 2, data, 1024,
+                                      cudaMemcpyDeviceToDevice));
   CUDA_MEMCPY3D copy{};
   DRIVER_OK(cuGraphMemcpyNodeGetParams(node, &copy));
-  CHECK(copy.WidthInBytes == 1024 && copy.Height == 1 && copy.Depth == 1, "a copy of %zu x %zu x %zu",
-        copy.WidthInBytes, copy.Height, copy.Depth);
+  CHECK(copy.WidthInBytes == 1024 && copy.Height == 1 && copy.Depth == 1,
+        "a copy of %zu x %zu x %zu", copy.WidthInBytes, copy.Height, copy.Depth);
   CHECK(copy.srcDevice == reinterpret_cast<CUdeviceptr>(data) &&
             copy.dstDevice == reinterpret_cast<CUdeviceptr>(data + kCount / 2),
         "a copy between other places");
@@ -166,7 +175,8 @@ void tryCopy(cudaStream_t stream, uint32_t* data) {
   RUNTIME_OK(cudaGraphDestroy(graph));
 }
 
-// A kernel whose parameters came as a block (`extra`): what it computes is the same, also where another block is set.
+// A kernel whose parameters came as a block (`extra`): what it computes is the same, also where
+// another block is set.
 void tryBlock(cudaStream_t stream, uint32_t* data, cudaGraphNode_t like) {
   struct Block {
     uint32_t* data;
@@ -175,7 +185,8 @@ void tryBlock(cudaStream_t stream, uint32_t* data, cudaGraphNode_t like) {
     uint64_t offset;
   } block{data, kCount, 3, 5};
   size_t bytes = sizeof block;
-  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &block, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &block, CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes,
+                   CU_LAUNCH_PARAM_END};
   CUDA_KERNEL_NODE_PARAMS params{}, told{};
   DRIVER_OK(cuGraphKernelNodeGetParams(like, &params));
   params.kernelParams = nullptr, params.extra = extra;
@@ -198,16 +209,19 @@ void tryBlock(cudaStream_t stream, uint32_t* data, cudaGraphNode_t like) {
   launched(2 * 10 + 5, "a block set in the executable graph");
   RUNTIME_OK(cudaGraphExecDestroy(exec));
   DRIVER_OK(cuGraphKernelNodeGetParams(node, &told));
-  CHECK((told.kernelParams == nullptr) != (told.extra == nullptr), "parameters are told in both ways, or in none");
+  CHECK((told.kernelParams == nullptr) != (told.extra == nullptr),
+        "parameters are told in both ways, or in none");
   if (told.kernelParams != nullptr)
-    CHECK(*static_cast<uint32_t*>(told.kernelParams[2]) == 3, "a block's third parameter is another");
+    CHECK(*static_cast<uint32_t*>(told.kernelParams[2]) == 3,
+          "a block's third parameter is another");
   // What the driver says to this is its own: where it refuses, the node is as it was.
   cudaKernelNodeAttrValue value{};
   value.cooperative = 1;
-  const cudaError_t said = cudaGraphKernelNodeSetAttribute(node, cudaLaunchAttributeCooperative, &value);
+  const cudaError_t said =
+      cudaGraphKernelNodeSetAttribute(node, cudaLaunchAttributeCooperative, &value);
   (void)cudaGetLastError();
-  std::printf("a node by block: told by %s, asked to be cooperative: error %d\n", told.extra != nullptr ? "block" : "pointers",
-              int(said));
+  std::printf("a node by block: told by %s, asked to be cooperative: error %d\n",
+              told.extra != nullptr ? "block" : "pointers", int(said));
   RUNTIME_OK(cudaGraphInstantiate(&exec, graph, 0));
   launched(2 * 3 + 5, "a block, asked to be cooperative");
   RUNTIME_OK(cudaGraphExecDestroy(exec));
@@ -231,12 +245,14 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaGraphCreate(&added, 0));
   cudaGraphNode_t fill, kernel, host;
   cudaMemsetParams filled{};
-  filled.dst = data, filled.value = 2, filled.elementSize = 4, filled.width = kCount, filled.height = 1;
+  filled.dst = data, filled.value = 2, filled.elementSize = 4, filled.width = kCount,
+  filled.height = 1;
   RUNTIME_OK(cudaGraphAddMemsetNode(&fill, added, nullptr, 0, &filled));
   void* parameters[] = {&data, &count, &factor, &offset};
   cudaKernelNodeParams launched{};
   launched.func = reinterpret_cast<void*>(scale);
-  launched.gridDim = dim3(kCount / 256), launched.blockDim = dim3(256), launched.kernelParams = parameters;
+  launched.gridDim = dim3(kCount / 256), launched.blockDim = dim3(256),
+  launched.kernelParams = parameters;
   RUNTIME_OK(cudaGraphAddKernelNode(&kernel, added, &fill, 1, &launched));
   cudaHostNodeParams called{callFirst, &calls};
   RUNTIME_OK(cudaGraphAddHostNode(&host, added, &kernel, 1, &called));

@@ -1,5 +1,5 @@
-// A capture that forks to a second stream and joins again, and memory allocated inside a capture: it lives as long as
-// the graph. Skipped where the driver has no memory nodes.
+// A capture that forks to a second stream and joins again, and memory allocated inside a capture:
+// it lives as long as the graph. Skipped where the driver has no memory nodes.
 #include "common.h"
 
 int main(int argc, char** argv) {
@@ -48,7 +48,8 @@ int main(int argc, char** argv) {
   if (allocated != cudaSuccess) {
     cudaStreamEndCapture(a, &graph);
     (void)cudaGetLastError();
-    apps::skip("graph_streams: no allocation in a capture here (%s); the rest passed", cudaGetErrorString(allocated));
+    apps::skip("graph_streams: no allocation in a capture here (%s); the rest passed",
+               cudaGetErrorString(allocated));
   }
   apps::fill(inside, kPiece, seed + 5, a);
   RUNTIME_OK(cudaMemcpyAsync(buffers[0], inside, kPiece, cudaMemcpyDeviceToDevice, a));

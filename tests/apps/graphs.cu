@@ -1,5 +1,6 @@
-// Graphs: captured (kernels, copies, memsets, a host function) and replayed between other work, parameters
-// updated for each launch, built by the API node by node, updated as a whole, captured while another thread works.
+// Graphs: captured (kernels, copies, memsets, a host function) and replayed between other work,
+// parameters updated for each launch, built by the API node by node, updated as a whole, captured
+// while another thread works.
 #include <thread>
 
 #include "common.h"
@@ -36,17 +37,20 @@ int main(int argc, char** argv) {
   // A chain over all buffers.
   cudaGraph_t captured;
   RUNTIME_OK(cudaStreamBeginCapture(a, cudaStreamCaptureModeGlobal));
-  std::thread during([&] { pressure.apply(b); });  // launches of other threads are no part of the capture
+  std::thread during(
+      [&] { pressure.apply(b); });  // launches of other threads are no part of the capture
   during.join();
   RUNTIME_OK(cudaMemsetAsync(counter, 0, 4096, a));
   for (size_t i = 0; i + 1 < n; ++i) {
-    mixPair<<<apps::blocks(kCount), 256, 0, a>>>(buffers[i + 1], buffers[i], kCount, uint32_t(i + 1));
+    mixPair<<<apps::blocks(kCount), 256, 0, a>>>(buffers[i + 1], buffers[i], kCount,
+                                                 uint32_t(i + 1));
   }
   RUNTIME_OK(cudaMemcpyAsync(counter, buffers[n - 1], 64, cudaMemcpyDeviceToDevice, a));
   RUNTIME_OK(cudaLaunchHostFunc(
       a, [](void*) { ++calls; }, nullptr));
   RUNTIME_OK(cudaStreamEndCapture(a, &captured));
-  RUNTIME_OK(cudaStreamSynchronize(b));  // what the pressure did there comes before what it does in a
+  RUNTIME_OK(
+      cudaStreamSynchronize(b));  // what the pressure did there comes before what it does in a
   cudaGraphExec_t exec;
   RUNTIME_OK(cudaGraphInstantiate(&exec, captured, 0));
   size_t nodes = 0;
@@ -86,8 +90,8 @@ int main(int argc, char** argv) {
   params.blockDim = dim3(256);
   params.kernelParams = arguments;
   RUNTIME_OK(cudaGraphAddKernelNode(&kernel_node, built, &set_node, 1, &params));
-  RUNTIME_OK(
-      cudaGraphAddMemcpyNode1D(&copy_node, built, &kernel_node, 1, counter, buffers[1], 64, cudaMemcpyDeviceToDevice));
+  RUNTIME_OK(cudaGraphAddMemcpyNode1D(&copy_node, built, &kernel_node, 1, counter, buffers[1], 64,
+                                      cudaMemcpyDeviceToDevice));
   cudaGraphExec_t built_exec;
   RUNTIME_OK(cudaGraphInstantiate(&built_exec, built, 0));
   for (uint32_t launch = 0; launch < 2 * n; ++launch) {
@@ -108,7 +112,8 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal));
   RUNTIME_OK(cudaMemsetAsync(counter, 0, 4096, a));
   for (size_t i = 0; i + 1 < n; ++i) {
-    mixPair<<<apps::blocks(kCount), 256, 0, a>>>(buffers[i + 1], buffers[i], kCount, uint32_t(i + 1));
+    mixPair<<<apps::blocks(kCount), 256, 0, a>>>(buffers[i + 1], buffers[i], kCount,
+                                                 uint32_t(i + 1));
   }
   RUNTIME_OK(cudaMemcpyAsync(counter, buffers[n - 1], 64, cudaMemcpyDeviceToDevice, a));
   RUNTIME_OK(cudaLaunchHostFunc(
@@ -116,9 +121,10 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaStreamEndCapture(a, &again));
   cudaGraphExecUpdateResultInfo info{};
   const cudaError_t updated = cudaGraphExecUpdate(exec, again, &info);
-  // A driver may refuse it where a copy's memory is of another kind by now; programs make the graph executable anew then.
-  CHECK(updated == cudaSuccess || updated == cudaErrorGraphExecUpdateFailure, "the update failed: %s",
-        cudaGetErrorName(updated));
+  // A driver may refuse it where a copy's memory is of another kind by now; programs make the graph
+  // executable anew then.
+  CHECK(updated == cudaSuccess || updated == cudaErrorGraphExecUpdateFailure,
+        "the update failed: %s", cudaGetErrorName(updated));
   if (updated != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
     RUNTIME_OK(cudaGraphExecDestroy(exec));

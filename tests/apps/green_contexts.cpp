@@ -1,5 +1,6 @@
-// A device's multiprocessors split in two, a green context for each half, and what is done with one: streams of its own, its context made current,
-// kernels and copies in it, events between it and the primary context, memory that outlives it: the program's first is allocated in one.
+// A device's multiprocessors split in two, a green context for each half, and what is done with
+// one: streams of its own, its context made current, kernels and copies in it, events between it
+// and the primary context, memory that outlives it: the program's first is allocated in one.
 #include <chrono>
 #include <thread>
 
@@ -16,8 +17,8 @@ CUdevResource multiprocessorsOf(CUdevice device) {
   CHECK(result == CUDA_SUCCESS, "cuDeviceGetDevResource: CUresult %d", int(result));
   int count = 0;
   DRIVER_OK(cuDeviceGetAttribute(&count, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device));
-  CHECK(all.type == CU_DEV_RESOURCE_TYPE_SM && all.sm.smCount == unsigned(count), "%u of %d multiprocessors",
-        all.sm.smCount, count);
+  CHECK(all.type == CU_DEV_RESOURCE_TYPE_SM && all.sm.smCount == unsigned(count),
+        "%u of %d multiprocessors", all.sm.smCount, count);
   return all;
 }
 
@@ -28,7 +29,8 @@ struct Half {
   CUstream stream = nullptr;
   CUdeviceptr memory = 0, small = 0;
 
-  Half(CUdevice device, CUdevResource resource) {  // a copy: what counts is its bytes, not where they are
+  Half(CUdevice device,
+       CUdevResource resource) {  // a copy: what counts is its bytes, not where they are
     CUdevResourceDesc description = nullptr;
     DRIVER_OK(cuDevResourceGenerateDesc(&description, &resource, 1));
     DRIVER_OK(cuGreenCtxCreate(&green, description, device, CU_GREEN_CTX_DEFAULT_STREAM));
@@ -38,9 +40,11 @@ struct Half {
     CHECK(again == context, "one green context has two contexts");
     CUdevResource has{};
     DRIVER_OK(cuGreenCtxGetDevResource(green, &has, CU_DEV_RESOURCE_TYPE_SM));
-    CHECK(has.sm.smCount == resource.sm.smCount, "%u multiprocessors of %u", has.sm.smCount, resource.sm.smCount);
+    CHECK(has.sm.smCount == resource.sm.smCount, "%u multiprocessors of %u", has.sm.smCount,
+          resource.sm.smCount);
     DRIVER_OK(cuCtxGetDevResource(context, &has, CU_DEV_RESOURCE_TYPE_SM));
-    CHECK(has.sm.smCount == resource.sm.smCount, "its context has %u of %u", has.sm.smCount, resource.sm.smCount);
+    CHECK(has.sm.smCount == resource.sm.smCount, "its context has %u of %u", has.sm.smCount,
+          resource.sm.smCount);
     DRIVER_OK(cuCtxSetCurrent(context));
     DRIVER_OK(cuGreenCtxStreamCreate(&stream, green, CU_STREAM_NON_BLOCKING, 0));
     CUgreenCtx of_stream = nullptr;
@@ -56,7 +60,8 @@ void check(CUdeviceptr address, size_t words, uint32_t expected, const char* wha
     CHECK(got[i] == expected, "%s: word %zu is %#x, not %#x", what, i, got[i], expected);
 }
 
-// Memory of many pieces, each of which is used now and then: under a small budget each use takes the place of what others have.
+// Memory of many pieces, each of which is used now and then: under a small budget each use takes
+// the place of what others have.
 class Pieces {
  public:
   explicit Pieces(size_t bytes) {
@@ -85,7 +90,8 @@ class Pieces {
   uint32_t used_ = 0;
 };
 
-// The primary context is there as long as a green one is, also where nobody retains it; what is allocated goes with it.
+// The primary context is there as long as a green one is, also where nobody retains it; what is
+// allocated goes with it.
 void withoutPrimary(CUdevice device, const CUdevResource& resource, uint32_t words) {
   for (uint32_t round = 1; round <= 2; ++round) {
     CUdeviceptr memory = 0;
@@ -105,7 +111,8 @@ void withoutPrimary(CUdevice device, const CUdevResource& resource, uint32_t wor
     CUcontext primary = nullptr;
     DRIVER_OK(cuDevicePrimaryCtxRetain(&primary, device));
     DRIVER_OK(cuCtxSetCurrent(primary));
-    CHECK(cuMemFree(memory) != CUDA_SUCCESS, "memory of a primary context that ended is still there");
+    CHECK(cuMemFree(memory) != CUDA_SUCCESS,
+          "memory of a primary context that ended is still there");
     DRIVER_OK(cuMemAlloc(&memory, words * size_t{4}));
     DRIVER_OK(cuMemsetD32(memory, round, words));
     apps::Bump(4)(memory, words, 1);
@@ -116,7 +123,8 @@ void withoutPrimary(CUdevice device, const CUdevResource& resource, uint32_t wor
   }
 }
 
-// A primary context that is used after its release, kept by a green one, and the next one of the device: nothing of the first is in it.
+// A primary context that is used after its release, kept by a green one, and the next one of the
+// device: nothing of the first is in it.
 void keptByGreen(CUdevice device, const CUdevResource& resource, uint32_t words) {
   CUcontext primary = nullptr;
   DRIVER_OK(cuDevicePrimaryCtxRetain(&primary, device));
@@ -156,20 +164,25 @@ int main(int argc, char** argv) {
   const size_t words = options.bytes / 16 / 4;
   const CUdevResource all = multiprocessorsOf(device);
   CUdevResource wrong{};
-  CHECK(cuDeviceGetDevResource(device, &wrong, CU_DEV_RESOURCE_TYPE_INVALID) != CUDA_SUCCESS, "a resource of no type");
+  CHECK(cuDeviceGetDevResource(device, &wrong, CU_DEV_RESOURCE_TYPE_INVALID) != CUDA_SUCCESS,
+        "a resource of no type");
   unsigned groups = 0;
-  DRIVER_OK(cuDevSmResourceSplitByCount(nullptr, &groups, &all, nullptr, 0, all.sm.minSmPartitionSize));
+  DRIVER_OK(
+      cuDevSmResourceSplitByCount(nullptr, &groups, &all, nullptr, 0, all.sm.minSmPartitionSize));
   if (groups < 2) apps::skip("%u multiprocessors can't be split", all.sm.smCount);
   CUdevResource halves[2]{}, left{};
   groups = 2;
-  DRIVER_OK(cuDevSmResourceSplitByCount(halves, &groups, &all, &left, 0, all.sm.minSmPartitionSize));
+  DRIVER_OK(
+      cuDevSmResourceSplitByCount(halves, &groups, &all, &left, 0, all.sm.minSmPartitionSize));
   CHECK(groups == 2, "%u groups", groups);
-  CHECK(halves[0].sm.smCount == halves[1].sm.smCount && halves[0].sm.smCount >= all.sm.minSmPartitionSize,
+  CHECK(halves[0].sm.smCount == halves[1].sm.smCount &&
+            halves[0].sm.smCount >= all.sm.minSmPartitionSize,
         "groups of %u and %u multiprocessors", halves[0].sm.smCount, halves[1].sm.smCount);
   const unsigned rest = all.sm.smCount - 2 * halves[0].sm.smCount;
   const unsigned is_left = left.type == CU_DEV_RESOURCE_TYPE_SM ? left.sm.smCount : 0;
   CHECK(is_left == rest, "%u are left, not %u", is_left, rest);
-  CHECK(cuDevSmResourceSplitByCount(halves, &groups, &all, nullptr, 0, all.sm.smCount + 1) != CUDA_SUCCESS,
+  CHECK(cuDevSmResourceSplitByCount(halves, &groups, &all, nullptr, 0, all.sm.smCount + 1) !=
+            CUDA_SUCCESS,
         "more than there are");
   CUdevResourceDesc none = nullptr;
   CHECK(cuDevResourceGenerateDesc(&none, &wrong, 1) != CUDA_SUCCESS, "a description of nothing");
@@ -247,5 +260,6 @@ int main(int argc, char** argv) {
   DRIVER_OK(cuDevicePrimaryCtxRelease(device));
   withoutPrimary(device, halves[0], uint32_t(words));
   keptByGreen(device, halves[0], uint32_t(words));
-  return apps::ok("two green contexts with %u of %u multiprocessors each", halves[0].sm.smCount, all.sm.smCount);
+  return apps::ok("two green contexts with %u of %u multiprocessors each", halves[0].sm.smCount,
+                  all.sm.smCount);
 }

@@ -1,27 +1,34 @@
-// Holds memory as its standard input says, a line at a time, and answers each line: for tests of what sessions may have.
+// Holds memory as its standard input says, a line at a time, and answers each line: for tests of
+// what sessions may have.
 //   take N      allocates N MiB and fills it
-//   work N      N rounds of launches that add 1 to every word of all that was taken, then all of it is compared
+//   work N      N rounds of launches that add 1 to every word of all that was taken, then all of it
+//               is compared
 //   pin N       allocates N MiB of pinned host memory
 //   unpin       frees all of it
 //   devices     "ok COUNT UUID..."
 //   memory      "ok FREE TOTAL SIZE" in MiB, of the current device; SIZE is what its properties say
-// "ok ...", or "error NAME" when a CUDA call failed, or "FAILED ..." and status 1. Ends with its input.
+// "ok ...", or "error NAME" when a CUDA call failed, or "FAILED ..." and status 1. Ends with its
+// input.
 #include "common.h"
 
 #include <string>
 #include <vector>
 
 __global__ void fill(uint32_t* words, uint64_t count, uint32_t seed) {
-  for (uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += uint64_t(gridDim.x) * blockDim.x)
+  for (uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count;
+       i += uint64_t(gridDim.x) * blockDim.x)
     words[i * 1024] = uint32_t(i) * 2654435761u + seed;
 }
 __global__ void add(uint32_t* words, uint64_t count) {
-  for (uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += uint64_t(gridDim.x) * blockDim.x)
+  for (uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count;
+       i += uint64_t(gridDim.x) * blockDim.x)
     words[i * 1024] += 1;
 }
 // How many words are not as they should be.
-__global__ void compare(const uint32_t* words, uint64_t count, uint32_t seed, uint32_t added, uint32_t* wrong) {
-  for (uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += uint64_t(gridDim.x) * blockDim.x)
+__global__ void compare(const uint32_t* words, uint64_t count, uint32_t seed, uint32_t added,
+                        uint32_t* wrong) {
+  for (uint64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count;
+       i += uint64_t(gridDim.x) * blockDim.x)
     if (words[i * 1024] != uint32_t(i) * 2654435761u + seed + added) atomicAdd(wrong, 1u);
 }
 
@@ -118,11 +125,12 @@ int main(int argc, char** argv) {
       cudaDeviceProp about{};
       good(cudaGetDevice(&device));
       good(cudaGetDeviceProperties(&about, device));
-      answer += " " + std::to_string(free_bytes / kMiB) + " " + std::to_string(total_bytes / kMiB) + " " +
-                std::to_string(about.totalGlobalMem / kMiB);
+      answer += " " + std::to_string(free_bytes / kMiB) + " " + std::to_string(total_bytes / kMiB) +
+                " " + std::to_string(about.totalGlobalMem / kMiB);
     }
-    std::printf("%s\n",
-                g_error == cudaSuccess ? answer.c_str() : (std::string("error ") + cudaGetErrorName(g_error)).c_str());
+    std::printf("%s\n", g_error == cudaSuccess
+                            ? answer.c_str()
+                            : (std::string("error ") + cudaGetErrorName(g_error)).c_str());
     std::fflush(stdout);
   }
   return apps::ok("holder: %zu blocks", blocks.size());

@@ -1,9 +1,10 @@
-// Two processes share memory by handles: one allocates, lets it leave VRAM, exports it and goes on using it; the other maps
-// it, reads and writes it by kernels and copies. Handles of freed memory, of an ended process and of the process's own are
-// refused.
+// Two processes share memory by handles: one allocates, lets it leave VRAM, exports it and goes on
+// using it; the other maps it, reads and writes it by kernels and copies. Handles of freed memory,
+// of an ended process and of the process's own are refused.
 //
-// The driver puts small allocations into blocks of 2 MiB and shares a block as a whole: memory whose handle is to be refused
-// after its free is therefore not small, and of two small ones the second may be there already with the first.
+// The driver puts small allocations into blocks of 2 MiB and shares a block as a whole: memory
+// whose handle is to be refused after its free is therefore not small, and of two small ones the
+// second may be there already with the first.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -47,14 +48,14 @@ static int importer(const apps::Options& options, int in, int out) {
   int opened = 0;
   for (; opened < kBlocks; ++opened) {
     const int b = opened;
-    const cudaError_t result =
-        cudaIpcOpenMemHandle(reinterpret_cast<void**>(&blocks[b]), shared.handles[b], cudaIpcMemLazyEnablePeerAccess);
+    const cudaError_t result = cudaIpcOpenMemHandle(
+        reinterpret_cast<void**>(&blocks[b]), shared.handles[b], cudaIpcMemLazyEnablePeerAccess);
     if (result == cudaErrorAlreadyMapped && b == kBlocks - 1) {
       (void)cudaGetLastError();
       break;
     }
-    CHECK(result == cudaSuccess, "%s:%d: cudaIpcOpenMemHandle of block %d: %d %s", __FILE__, __LINE__, b, int(result),
-          cudaGetErrorString(result));
+    CHECK(result == cudaSuccess, "%s:%d: cudaIpcOpenMemHandle of block %d: %d %s", __FILE__,
+          __LINE__, b, int(result), cudaGetErrorString(result));
     apps::verify(blocks[b], kBytes[b], seed + uint32_t(b), 0, "what was exported");
   }
   void* again = nullptr;
@@ -71,7 +72,8 @@ static int importer(const apps::Options& options, int in, int out) {
   char word = 1;
   hear(in, &word, 1);  // the other side has written
   pressure.apply();
-  for (int b = 0; b < opened; ++b) apps::verify(blocks[b], kWorked, seed + uint32_t(b), 1007, "what the other wrote");
+  for (int b = 0; b < opened; ++b)
+    apps::verify(blocks[b], kWorked, seed + uint32_t(b), 1007, "what the other wrote");
   // Bytes move between both kinds of memory.
   char* own;
   RUNTIME_OK(cudaMalloc(&own, kBytes[0]));
@@ -83,7 +85,8 @@ static int importer(const apps::Options& options, int in, int out) {
   tell(out, &word, 1);
   hear(in, &word, 1);
   apps::verify(blocks[0], kWorked, seed, 1007, "memory that the other freed");
-  CHECK(cudaIpcOpenMemHandle(&again, shared.handles[1], cudaIpcMemLazyEnablePeerAccess) != cudaSuccess,
+  CHECK(cudaIpcOpenMemHandle(&again, shared.handles[1], cudaIpcMemLazyEnablePeerAccess) !=
+            cudaSuccess,
         "memory that was freed since can be opened");
   (void)cudaGetLastError();
   RUNTIME_OK(cudaIpcCloseMemHandle(blocks[0]));
@@ -94,7 +97,8 @@ static int importer(const apps::Options& options, int in, int out) {
   // The exporter has ended when the pipe has.
   while (read(in, &word, 1) > 0) {
   }
-  CHECK(cudaIpcOpenMemHandle(&again, shared.handles[0], cudaIpcMemLazyEnablePeerAccess) != cudaSuccess,
+  CHECK(cudaIpcOpenMemHandle(&again, shared.handles[0], cudaIpcMemLazyEnablePeerAccess) !=
+            cudaSuccess,
         "memory of a process that has ended can be opened");
   return 0;
 }
@@ -116,10 +120,12 @@ static int exporter(const apps::Options& options, int in, int out) {
   }
   cudaIpcMemHandle_t twice;
   RUNTIME_OK(cudaIpcGetMemHandle(&twice, blocks[0]));
-  CHECK(std::memcmp(&twice, &shared.handles[0], sizeof twice) == 0, "one allocation has two handles");
+  CHECK(std::memcmp(&twice, &shared.handles[0], sizeof twice) == 0,
+        "one allocation has two handles");
   void* own = nullptr;
-  CHECK(cudaIpcOpenMemHandle(&own, shared.handles[0], cudaIpcMemLazyEnablePeerAccess) != cudaSuccess,
-        "a process can open its own handle");
+  CHECK(
+      cudaIpcOpenMemHandle(&own, shared.handles[0], cudaIpcMemLazyEnablePeerAccess) != cudaSuccess,
+      "a process can open its own handle");
   (void)cudaGetLastError();
   char* gone;
   RUNTIME_OK(cudaMalloc(&gone, size_t{2} << 20));
@@ -189,7 +195,8 @@ int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   int down[2], up[2];
   CHECK(pipe(down) == 0 && pipe(up) == 0, "no pipes");
-  // Both processes begin with CUDA after the fork, in children, so that one can be seen to end before the other.
+  // Both processes begin with CUDA after the fork, in children, so that one can be seen to end
+  // before the other.
   Child exporting("exporter", [&] {
     close(down[0]), close(up[1]);
     return exporter(options, up[0], down[1]);
@@ -202,6 +209,7 @@ int main(int argc, char** argv) {
   exporting.end();
   importing.end();
   if (exporting.exited(77)) apps::skip("no handles between processes here");
-  CHECK(exporting.exited(0) && importing.exited(0), "%s; %s", exporting.verdict().c_str(), importing.verdict().c_str());
+  CHECK(exporting.exited(0) && importing.exited(0), "%s; %s", exporting.verdict().c_str(),
+        importing.verdict().c_str());
   return apps::ok("ipc_memory with %d allocations", kBlocks);
 }

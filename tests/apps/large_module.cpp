@@ -1,4 +1,5 @@
-// Modules and libraries whose images are large: PTX text of 5, 49 and 52 MiB, most of it comments, one of them twice.
+// Modules and libraries whose images are large: PTX text of 5, 49 and 52 MiB, most of it comments,
+// one of them twice.
 #include <string>
 
 #include "driver_program.h"
@@ -13,12 +14,13 @@ std::string image(size_t bytes, unsigned value, uint32_t seed) {
   char line[96];
   for (uint32_t i = 0; ptx.size() < bytes; ++i) {
     std::snprintf(line, sizeof line, "// %08x %08x %08x %08x %08x %08x %08x\n", apps::word(i, seed),
-                  apps::word(i, seed + 1), i, apps::word(i, seed + 2), apps::word(i, seed + 3), apps::word(i, seed + 4),
-                  apps::word(i, seed + 5));
+                  apps::word(i, seed + 1), i, apps::word(i, seed + 2), apps::word(i, seed + 3),
+                  apps::word(i, seed + 4), apps::word(i, seed + 5));
     ptx += line;
   }
   ptx +=
-      ".visible .entry change(.param .u64 address)\n{\n  .reg .b32 %r;\n  .reg .b64 %d;\n  ld.param.u64 %d, "
+      ".visible .entry change(.param .u64 address)\n{\n  .reg .b32 %r;\n  .reg .b64 %d;\n  "
+      "ld.param.u64 %d, "
       "[address];\n";
   ptx += "  ld.global.u32 %r, [%d];\n  add.u32 %r, %r, " + std::to_string(value) +
          ";\n  st.global.u32 [%d], %r;\n  ret;\n}\n";
@@ -41,7 +43,8 @@ int main(int argc, char** argv) {
     unsigned got = 0;
     DRIVER_OK(cuMemcpyDtoH(&got, there, sizeof got));
     expected += value;
-    CHECK(got == expected, "a module of %zu bytes: the word is %u, expected %u", bytes, got, expected);
+    CHECK(got == expected, "a module of %zu bytes: the word is %u, expected %u", bytes, got,
+          expected);
   };
   unsigned value = 1;
   for (const size_t size : {5 * kMib, 49 * kMib, 49 * kMib}) {

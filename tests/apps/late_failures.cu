@@ -1,22 +1,30 @@
-// What comes of launches that are known to have failed after they were made, and of what they left: for tests of forwarded mode, in which a launch
-// on a stream that is gone is such a one. Every check is of one argument:
-//   unregister  memory that kernels used is unregistered when something has failed: it is unregistered, and nothing is lost
+// What comes of launches that are known to have failed after they were made, and of what they left:
+// for tests of forwarded mode, in which a launch on a stream that is gone is such a one. Every
+// check is of one argument:
+//   unregister  memory that kernels used is unregistered when something has failed: it is
+//               unregistered, and nothing is lost
 //   questions   calls that tell of no failure leave it to the next that does
 //   refused     a launch that forwarded mode refuses leaves nothing to wait for
 //   reset       what failed in a context is of no concern to the next one
 //   retained    one that somebody else retains has to tell all the same
 //   ends        what makes or ends something does not tell: it is done
-//   devices     what failed on one device is of no concern to another, and told by its own (two devices)
-//   streams     who asks a stream of another device hears of its fault, which is not the current one's (two devices)
+//   devices     what failed on one device is of no concern to another, and told by its own (two
+//               devices)
+//   streams     who asks a stream of another device hears of its fault, which is not the current
+//               one's (two devices)
 //   large       large copies in streams of another device (two devices)
 //   fault       behind a kernel's fault every call is refused, and none of them is waited for
-//   looping     a program that launches on and on behind a fault, and waits for nothing, hears of it
+//   looping     a program that launches on and on behind a fault, and waits for nothing, hears of
+//               it
 //   rested      so does one that has called nothing since the fault
-//   unmapped    what kernels write to registered memory that the program has unmapped or protected harms nobody (an H100 writes to what is protected)
-//   beside      what the host wrote comes to another context of the device also where a call behind the fault was to bring it
-//               (for the simulated GPU: on an H100 the process has lost all of its contexts)
+//   unmapped    what kernels write to registered memory that the program has unmapped or protected
+//               harms nobody (an H100 writes to what is protected)
+//   beside      what the host wrote comes to another context of the device also where a call behind
+//               the fault was to bring it (for the simulated GPU: on an H100 the process has lost
+//               all of its contexts)
 //   elsewhere   a fault in a stream of another device is of that device alone (two devices)
-//   successor   a thread's launches in its own stream are paid for when another thread has taken its place
+//   successor   a thread's launches in its own stream are paid for when another thread has taken
+//               its place
 // "OK" at the end.
 #include <cuda.h>
 #include <sys/mman.h>
@@ -66,8 +74,9 @@ static CUresult launch(CUstream stream, CUdeviceptr at, unsigned turns) {
   CUcontext current = nullptr;
   GOOD(cuCtxGetCurrent(&current));
   CUfunction& function = functions[current];
-  if (function == nullptr && cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&function),
-                                                 reinterpret_cast<const void*>(bump)) != cudaSuccess)
+  if (function == nullptr &&
+      cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&function),
+                          reinterpret_cast<const void*>(bump)) != cudaSuccess)
     return CUDA_ERROR_NOT_FOUND;
   void* parameters[] = {&at, &turns};
   return cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr);
@@ -108,7 +117,8 @@ int main(int argc, char** argv) {
     words[0] = 77;  // is exchanged no more
     GOOD(launch(nullptr, memory, 1));
     GOOD(cuCtxSynchronize());
-    CHECK(cuMemHostUnregister(words) == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, "it is still registered");
+    CHECK(cuMemHostUnregister(words) == CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
+          "it is still registered");
   } else if (what == "questions") {
     const char* name = nullptr;
     GOOD(cuMemHostRegister(words, sizeof words, 0));
@@ -129,12 +139,13 @@ int main(int argc, char** argv) {
     attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT;
     attribute.value.programmaticEvent.event = event;
     CUlaunchConfig config{};
-    config.gridDimX = config.gridDimY = config.gridDimZ = config.blockDimX = config.blockDimY = config.blockDimZ = 1;
+    config.gridDimX = config.gridDimY = config.gridDimZ = config.blockDimX = config.blockDimY =
+        config.blockDimZ = 1;
     config.attrs = &attribute;
     config.numAttrs = 1;
     CUfunction function = nullptr;
-    CHECK(cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&function), reinterpret_cast<const void*>(bump)) ==
-              cudaSuccess,
+    CHECK(cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&function),
+                              reinterpret_cast<const void*>(bump)) == cudaSuccess,
           "no kernel");
     unsigned turns = 1;
     void* parameters[] = {&memory, &turns};
@@ -226,7 +237,8 @@ int main(int argc, char** argv) {
       GOOD(cuMemAlloc(&large, kBytes));
       GOOD(cuCtxSetCurrent(other));
       for (unsigned round = 0; round < 3; ++round) {
-        for (size_t i = 0; i < kBytes; ++i) from[i] = static_cast<unsigned char>(i * 7 + i / 4096 + round);
+        for (size_t i = 0; i < kBytes; ++i)
+          from[i] = static_cast<unsigned char>(i * 7 + i / 4096 + round);
         GOOD(cuMemcpyHtoDAsync(large, from, kBytes, here));
         GOOD(cuMemcpyDtoHAsync(to, large, kBytes, here));
         GOOD(cuStreamSynchronize(here));
@@ -244,9 +256,11 @@ int main(int argc, char** argv) {
     CHECK(cuCtxSynchronize() == CUDA_ERROR_ILLEGAL_ADDRESS, "nobody tells of the fault");
     bool called = false;
     for (int again = 0; again < 3; ++again) {
-      CHECK(cuMemcpyDtoHAsync(pinned, memory, 4096, nullptr) == CUDA_ERROR_ILLEGAL_ADDRESS, "a copy behind a fault");
+      CHECK(cuMemcpyDtoHAsync(pinned, memory, 4096, nullptr) == CUDA_ERROR_ILLEGAL_ADDRESS,
+            "a copy behind a fault");
       CHECK(cuLaunchHostFunc(
-                nullptr, [](void* flag) { *static_cast<bool*>(flag) = true; }, &called) == CUDA_ERROR_ILLEGAL_ADDRESS,
+                nullptr, [](void* flag) { *static_cast<bool*>(flag) = true; }, &called) ==
+                CUDA_ERROR_ILLEGAL_ADDRESS,
             "a host function behind a fault");
       CHECK(launch(nullptr, memory, 1) == CUDA_ERROR_ILLEGAL_ADDRESS, "a launch behind a fault");
       CHECK(cuCtxSynchronize() == CUDA_ERROR_ILLEGAL_ADDRESS, "a synchronisation behind a fault");
@@ -257,11 +271,14 @@ int main(int argc, char** argv) {
     CUresult result = CUDA_SUCCESS;
     const auto begun = std::chrono::steady_clock::now();
     unsigned long long launches = 0;
-    for (; result == CUDA_SUCCESS && std::chrono::steady_clock::now() - begun < std::chrono::seconds(10); ++launches) {
+    for (; result == CUDA_SUCCESS &&
+           std::chrono::steady_clock::now() - begun < std::chrono::seconds(10);
+         ++launches) {
       result = launch(nullptr, memory, 1);
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
-    CHECK(result == CUDA_ERROR_ILLEGAL_ADDRESS, "%llu launches behind a fault: %d", launches, int(result));
+    CHECK(result == CUDA_ERROR_ILLEGAL_ADDRESS, "%llu launches behind a fault: %d", launches,
+          int(result));
     CUevent event = nullptr;
     CUdeviceptr more = 0;
     CHECK(cuMemsetD8Async(memory, 0, 16, nullptr) == result, "a memset behind a fault");
@@ -276,7 +293,8 @@ int main(int argc, char** argv) {
     CHECK(launch(nullptr, memory, 1) == CUDA_ERROR_ILLEGAL_ADDRESS, "a launch long behind a fault");
   } else if (what == "unmapped") {
     constexpr size_t kBytes = 64 << 10;
-    void* blocks[2];  // what is registered stays so where it is: the second one may not lie where the first was
+    void* blocks[2];  // what is registered stays so where it is: the second one may not lie where
+                      // the first was
     for (void*& block : blocks) {
       block = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       CHECK(block != MAP_FAILED, "no memory");
@@ -289,7 +307,8 @@ int main(int argc, char** argv) {
       for (size_t at = 0; at < kBytes; at += 4096) GOOD(launch(nullptr, there + at, 1));
       GOOD(cuCtxSynchronize());
       CHECK(*static_cast<unsigned*>(mapped) == 1, "%u", *static_cast<unsigned*>(mapped));
-      CHECK((unmaps ? munmap(mapped, kBytes) : mprotect(mapped, kBytes, PROT_READ)) == 0, "it stays");
+      CHECK((unmaps ? munmap(mapped, kBytes) : mprotect(mapped, kBytes, PROT_READ)) == 0,
+            "it stays");
       for (size_t at = 0; at < kBytes; at += 4096) GOOD(launch(nullptr, there + at, 1));
       GOOD(cuMemsetD8Async(there + 64, 1, kBytes - 64, nullptr));
     }
@@ -312,7 +331,8 @@ int main(int argc, char** argv) {
     CHECK(cuCtxSynchronize() == CUDA_ERROR_ILLEGAL_ADDRESS, "nobody tells of the fault");
     for (unsigned round = 1; round <= 3; ++round) {
       *pinned = round * 100;
-      CHECK(launch(nullptr, CUdeviceptr(pinned), 1) == CUDA_ERROR_ILLEGAL_ADDRESS, "a launch behind a fault");
+      CHECK(launch(nullptr, CUdeviceptr(pinned), 1) == CUDA_ERROR_ILLEGAL_ADDRESS,
+            "a launch behind a fault");
       GOOD(cuCtxSetCurrent(other));
       GOOD(launch(nullptr, CUdeviceptr(pinned), 1));
       GOOD(cuCtxSynchronize());

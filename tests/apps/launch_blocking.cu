@@ -1,8 +1,12 @@
-// What a program's environment says to the driver. First "loads eagerly" or "loads lazily", then a line for each line of its standard input:
-//   run     launches a long kernel in a stream: "over" when the launch has waited for it, else "running"
+// What a program's environment says to the driver. First "loads eagerly" or "loads lazily", then a
+// line for each line of its standard input:
+//   run     launches a long kernel in a stream: "over" when the launch has waited for it, else
+//           "running"
 //   thread  the same in the thread's own stream
-//   graph   captures launches, and launches their graph, which takes long: "over" or "running" as well
-//   fault   launches a kernel that faults: "launch" when the launch itself says so, "later" when what waits for it does
+//   graph   captures launches, and launches their graph, which takes long: "over" or "running" as
+//           well
+//   fault   launches a kernel that faults: "launch" when the launch itself says so, "later" when
+//           what waits for it does
 #include <cuda.h>
 
 #include <cstring>
@@ -49,8 +53,8 @@ int main() {
   CUdeviceptr memory = 0;
   GOOD(cuMemAlloc(&memory, 4096));
   GOOD(cuMemsetD8(memory, 0, 4096));
-  CHECK(cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&g_bump), reinterpret_cast<const void*>(bump)) ==
-            cudaSuccess,
+  CHECK(cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&g_bump),
+                            reinterpret_cast<const void*>(bump)) == cudaSuccess,
         "no kernel");
   CUstream stream = nullptr;
   GOOD(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));

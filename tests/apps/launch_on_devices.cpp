@@ -1,5 +1,5 @@
-// One kernel launched on two devices at once: behind all that is in both streams, and before all that comes into either; on memory of each and on
-// pinned memory. What can't be launched so.
+// One kernel launched on two devices at once: behind all that is in both streams, and before all
+// that comes into either; on memory of each and on pinned memory. What can't be launched so.
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -38,7 +38,8 @@ int main(int argc, char** argv) {
     CUdevice device = 0;
     int there = 0;
     DRIVER_OK(cuDeviceGet(&device, int(d)));
-    DRIVER_OK(cuDeviceGetAttribute(&there, CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH, device));
+    DRIVER_OK(
+        cuDeviceGetAttribute(&there, CU_DEVICE_ATTRIBUTE_COOPERATIVE_MULTI_DEVICE_LAUNCH, device));
     if (there == 0) apps::skip("the devices do not launch together");
     DRIVER_OK(cuDevicePrimaryCtxRetain(&side.context, device));
     DRIVER_OK(cuCtxSetCurrent(side.context));
@@ -48,7 +49,8 @@ int main(int argc, char** argv) {
     DRIVER_OK(cuCtxSynchronize());
     side.bump = std::make_unique<apps::Bump>(4);
   }
-  DRIVER_OK(cuMemHostAlloc(&pinned, kDevices * 4096, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
+  DRIVER_OK(cuMemHostAlloc(&pinned, kDevices * 4096,
+                           CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP));
   auto* const seen = static_cast<uint32_t*>(pinned);
   for (unsigned i = 0; i < kDevices * 1024; ++i) seen[i] = i;
 
@@ -89,13 +91,15 @@ int main(int argc, char** argv) {
     DRIVER_OK(cuMemHostGetDevicePointer(&at[d], seen + d * 1024, 0));
     list[d].gridDimX = 8;
   }
-  DRIVER_OK(
-      cuLaunchCooperativeKernelMultiDevice(list, kDevices, CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_PRE_LAUNCH_SYNC));
+  DRIVER_OK(cuLaunchCooperativeKernelMultiDevice(
+      list, kDevices, CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_PRE_LAUNCH_SYNC));
   for (const auto& side : sides) DRIVER_OK(cuStreamSynchronize(side.stream));
-  for (unsigned i = 0; i < kDevices * 1024; ++i) CHECK(seen[i] == i + 7, "pinned word %u is %u", i, seen[i]);
+  for (unsigned i = 0; i < kDevices * 1024; ++i)
+    CHECK(seen[i] == i + 7, "pinned word %u is %u", i, seen[i]);
 
   const auto refused = [&](const char* what) {
-    CHECK(cuLaunchCooperativeKernelMultiDevice(list, kDevices, 0) != CUDA_SUCCESS, "%s was launched", what);
+    CHECK(cuLaunchCooperativeKernelMultiDevice(list, kDevices, 0) != CUDA_SUCCESS,
+          "%s was launched", what);
   };
   list[1].blockDimX = 64;
   refused("a kernel in another shape");

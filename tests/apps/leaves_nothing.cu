@@ -1,6 +1,6 @@
-// What a program does over and over leaves nothing behind in the library: launches, changed nodes of captured graphs and of graphs in
-// graphs, kernels of many layouts that come and go with their modules. And a clone's nodes are its own: what its original's are changed to is
-// none of theirs.
+// What a program does over and over leaves nothing behind in the library: launches, changed nodes
+// of captured graphs and of graphs in graphs, kernels of many layouts that come and go with their
+// modules. And a clone's nodes are its own: what its original's are changed to is none of theirs.
 #include <malloc.h>
 
 #include <memory>
@@ -11,7 +11,8 @@
 
 namespace {
 
-constexpr size_t kPiece = size_t{512} << 10;  // all of them have room where there is little: launches move nothing
+constexpr size_t kPiece =
+    size_t{512} << 10;  // all of them have room where there is little: launches move nothing
 
 __global__ void put(uint32_t* at, uint32_t value) { *at = value; }
 
@@ -99,7 +100,8 @@ void graphs(cudaStream_t stream, const std::vector<uint32_t*>& buffers) {
   leavesNothing("changed nodes of 4000 graphs", 200'000, [&] { work(4000); });
 }
 
-// Where a driver gives handles again, clones get some below the original's: who looks for its node finds theirs first.
+// Where a driver gives handles again, clones get some below the original's: who looks for its node
+// finds theirs first.
 void clones(cudaStream_t stream, size_t bytes, const std::vector<uint32_t*>& buffers) {
   apps::Pressure pressure(bytes);
   for (uint32_t turn = 0; turn < 4; ++turn) {
@@ -108,8 +110,8 @@ void clones(cudaStream_t stream, size_t bytes, const std::vector<uint32_t*>& buf
     uint32_t *was = buffers[0], *becomes = buffers.back(), value = 10 + turn;
     void* arguments[] = {&was, &value};
     CUDA_KERNEL_NODE_PARAMS parameters{};
-    RUNTIME_OK(
-        cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&parameters.func), reinterpret_cast<const void*>(put)));
+    RUNTIME_OK(cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&parameters.func),
+                                   reinterpret_cast<const void*>(put)));
     parameters.gridDimX = parameters.gridDimY = parameters.gridDimZ = 1;
     parameters.blockDimX = parameters.blockDimY = parameters.blockDimZ = 1;
     parameters.kernelParams = arguments;
@@ -138,8 +140,8 @@ void clones(cudaStream_t stream, size_t bytes, const std::vector<uint32_t*>& buf
       RUNTIME_OK(cudaMemcpy(&got[0], was, 4, cudaMemcpyDeviceToHost));
       RUNTIME_OK(cudaMemcpy(&got[1], becomes, 4, cudaMemcpyDeviceToHost));
       const bool changed = graph == original;
-      CHECK(got[0] == (changed ? 0 : 10 + turn) && got[1] == (changed ? 20 + turn : 0), "%s wrote %u, %u",
-            changed ? "the original" : "a clone", got[0], got[1]);
+      CHECK(got[0] == (changed ? 0 : 10 + turn) && got[1] == (changed ? 20 + turn : 0),
+            "%s wrote %u, %u", changed ? "the original" : "a clone", got[0], got[1]);
       DRIVER_OK(cuGraphExecDestroy(exec));
     }
     for (CUgraph graph : made) DRIVER_OK(cuGraphDestroy(graph));
@@ -155,8 +157,10 @@ std::string image() {
   for (unsigned i = 0; i < kKernels; ++i) {
     const std::string name = "k" + std::to_string(i);
     text += ".visible .entry " + name + "(";
-    for (unsigned p = 0; p <= i % kPointers; ++p) text += ".param .u64 " + name + "_" + std::to_string(p) + ", ";
-    text += ".param .align 8 .b8 " + name + "_x[" + std::to_string(8 + i / kPointers * 8) + "])\n{\n\tret;\n}\n";
+    for (unsigned p = 0; p <= i % kPointers; ++p)
+      text += ".param .u64 " + name + "_" + std::to_string(p) + ", ";
+    text += ".param .align 8 .b8 " + name + "_x[" + std::to_string(8 + i / kPointers * 8) +
+            "])\n{\n\tret;\n}\n";
   }
   return text;
 }

@@ -1,10 +1,15 @@
-// What is over leaves nothing behind that later calls would pay for, as forwarded mode sees it. The first argument says what to look at;
-// tests/integration/forward/sessions.py looks at what the calls of the first three have waited for.
-//   functions   host functions beside a capture, in one, and in graphs that were launched: copies to the GPU wait for none of them later
-//   captures    streams that capture are destroyed, reset with their context, or end with their thread: launches are not asked for one by one
+// What is over leaves nothing behind that later calls would pay for, as forwarded mode sees it. The
+// first argument says what to look at; tests/integration/forward/sessions.py looks at what the
+// calls of the first three have waited for.
+//   functions   host functions beside a capture, in one, and in graphs that were launched: copies
+//               to the GPU wait for none of them later
+//   captures    streams that capture are destroyed, reset with their context, or end with their
+//               thread: launches are not asked for one by one
 //   compare     nothing of either, and the same copies and launches
-//   idle        a graph with a host function is gone, or is there and not launched: nothing runs while the program sleeps
-//   callbacks   the session is lost: callbacks are called with an error in their order, host functions are not ("enqueued", then its worker is ended)
+//   idle        a graph with a host function is gone, or is there and not launched: nothing runs
+//               while the program sleeps
+//   callbacks   the session is lost: callbacks are called with an error in their order, host
+//               functions are not ("enqueued", then its worker is ended)
 // "OK" at the end.
 #include <cuda.h>
 
@@ -37,7 +42,8 @@ void enter() {
 
 void launch(CUstream stream, CUdeviceptr at, unsigned turns = 0) {
   CUfunction function = nullptr;
-  RUNTIME_OK(cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&function), reinterpret_cast<const void*>(bump)));
+  RUNTIME_OK(cudaGetFuncBySymbol(reinterpret_cast<cudaFunction_t*>(&function),
+                                 reinterpret_cast<const void*>(bump)));
   void* parameters[] = {&at, &turns};
   DRIVER_OK(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr));
 }
@@ -73,7 +79,8 @@ void takeResult(CUstream stream, CUdeviceptr memory, Result& result, const char*
   DRIVER_OK(cuMemcpyHtoDAsync(memory, result.words, sizeof result.words, stream));
   DRIVER_OK(cuMemcpyDtoHAsync(&is, memory, sizeof is, stream));
   DRIVER_OK(cuStreamSynchronize(stream));
-  CHECK(is == result.given, "a copy behind a host function %s took %u instead of %u", where, is, result.given);
+  CHECK(is == result.given, "a copy behind a host function %s took %u instead of %u", where, is,
+        result.given);
 }
 
 void functions(CUstream stream, CUdeviceptr memory) {
@@ -172,7 +179,8 @@ unsigned long sleeps() {
   while (const dirent* const task = readdir(tasks)) {
     std::ifstream status(std::string("/proc/self/task/") + task->d_name + "/status");
     for (std::string line; std::getline(status, line);)
-      if (line.rfind("voluntary_ctxt_switches:", 0) == 0) all += std::stoul(line.substr(line.find(':') + 1));
+      if (line.rfind("voluntary_ctxt_switches:", 0) == 0)
+        all += std::stoul(line.substr(line.find(':') + 1));
   }
   closedir(tasks);
   return all;
@@ -202,7 +210,8 @@ void idle(CUstream stream) {
   DRIVER_OK(cuGraphDestroy(graph));
   const unsigned long gone = sleepsInASecond();
   CHECK(there < first + 150 && gone < first + 150,
-        "threads went to sleep %lu times in a second, %lu with the graph, %lu after it", first, there, gone);
+        "threads went to sleep %lu times in a second, %lu with the graph, %lu after it", first,
+        there, gone);
 }
 
 struct Called {
@@ -229,11 +238,12 @@ void callbacks(CUstream stream, CUdeviceptr memory) {
   }
   std::printf("enqueued\n");
   std::fflush(stdout);
-  for (unsigned ms = 0; turn != 3 && ms < 20000; ++ms) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (unsigned ms = 0; turn != 3 && ms < 20000; ++ms)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   CHECK(turn == 3, "%u callbacks of 3 were called", turn.load());
   for (unsigned i = 0; i < 3; ++i)
-    CHECK(called[i].status == CUDA_ERROR_DEVICE_UNAVAILABLE && called[i].at == i + 1, "callback %u: %d, as number %u",
-          i, int(called[i].status), called[i].at);
+    CHECK(called[i].status == CUDA_ERROR_DEVICE_UNAVAILABLE && called[i].at == i + 1,
+          "callback %u: %d, as number %u", i, int(called[i].status), called[i].at);
   CHECK(functions == 0, "%u host functions were called", functions.load());
   CHECK(cuStreamSynchronize(stream) != CUDA_SUCCESS, "a success without a worker");
   CHECK(cuStreamAddCallback(

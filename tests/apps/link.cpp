@@ -1,5 +1,5 @@
-// Code that is linked at run time (cuLink*), from memory and from a file: what came out computes what it should, logs are where the program wants
-// them, mistakes are errors.
+// Code that is linked at run time (cuLink*), from memory and from a file: what came out computes
+// what it should, logs are where the program wants them, mistakes are errors.
 #include <unistd.h>
 
 #include "driver_program.h"
@@ -14,10 +14,12 @@ std::string scaleText(unsigned added, unsigned table) {
 )";
   if (table != 0) {
     text += ".global .align 4 .u32 table[" + std::to_string(table) + "] = {";
-    for (unsigned i = 0; i < table; ++i) text += (i != 0 ? ", " : "") + std::to_string(1000000000u + i * 977u);
+    for (unsigned i = 0; i < table; ++i)
+      text += (i != 0 ? ", " : "") + std::to_string(1000000000u + i * 977u);
     text += "};\n";
   }
-  return text + R"(.visible .entry scale(.param .u64 out, .param .u64 in, .param .u32 factor, .param .u32 count)
+  return text +
+         R"(.visible .entry scale(.param .u64 out, .param .u64 in, .param .u32 factor, .param .u32 count)
 {
   .reg .pred %p;
   .reg .b32 %r<9>;
@@ -48,10 +50,11 @@ done:
 // The options of a linker, and what it tells.
 struct Told {
   char info[4096], error[4096];
-  CUjit_option options[5] = {CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, CU_JIT_ERROR_LOG_BUFFER,
-                             CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, CU_JIT_OPTIMIZATION_LEVEL};
-  void* values[5] = {info, reinterpret_cast<void*>(sizeof info), error, reinterpret_cast<void*>(sizeof error),
-                     reinterpret_cast<void*>(3)};
+  CUjit_option options[5] = {CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+                             CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+                             CU_JIT_OPTIMIZATION_LEVEL};
+  void* values[5] = {info, reinterpret_cast<void*>(sizeof info), error,
+                     reinterpret_cast<void*>(sizeof error), reinterpret_cast<void*>(3)};
   CUlinkState state = nullptr;
   Told() {
     std::memset(info, 'x', sizeof info);
@@ -63,7 +66,8 @@ struct Told {
     const size_t length = strnlen(log, room);
     const auto said = reinterpret_cast<uintptr_t>(amount) & 0xffffffffu;
     CHECK(length < room, "a log without an end");
-    CHECK(said == length || said == length + 1, "a log of %zu bytes is said to have %zu", length, size_t(said));
+    CHECK(said == length || said == length + 1, "a log of %zu bytes is said to have %zu", length,
+          size_t(said));
   }
 };
 
@@ -83,15 +87,16 @@ int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   const CUdevice device = apps::usePrimaryContext();
 
-  // From memory, twice the same long text, as two runs of a program would; then one that is longer than one message.
+  // From memory, twice the same long text, as two runs of a program would; then one that is longer
+  // than one message.
   std::vector<CUmodule> modules;
   for (int turn = 0; turn < 3; ++turn) {
     Told told;
     std::string text = scaleText(7, 6000);
     if (turn == 2) text.insert(0, "// " + std::string(size_t{9} << 20, '-') + "\n");
     CHECK(text.size() > 60000, "a text of %zu bytes", text.size());
-    DRIVER_OK(
-        cuLinkAddData(told.state, CU_JIT_INPUT_PTX, text.data(), text.size() + 1, "scale 7", 0, nullptr, nullptr));
+    DRIVER_OK(cuLinkAddData(told.state, CU_JIT_INPUT_PTX, text.data(), text.size() + 1, "scale 7",
+                            0, nullptr, nullptr));
     std::memset(text.data(), 'x', text.size());  // the driver keeps nothing of it
     modules.push_back(load(told.state));
     Told::check(told.info, told.values[1], sizeof told.info);
@@ -103,13 +108,14 @@ int main(int argc, char** argv) {
   char path[] = "/tmp/olpager-link-XXXXXX";
   const int file = mkstemp(path);
   const std::string text = scaleText(11, 0);
-  CHECK(file >= 0 && write(file, text.data(), text.size()) == ssize_t(text.size()), "can't write %s", path);
+  CHECK(file >= 0 && write(file, text.data(), text.size()) == ssize_t(text.size()),
+        "can't write %s", path);
   close(file);
   {
     CUlinkState state;
     DRIVER_OK(cuLinkCreate(0, nullptr, nullptr, &state));
-    CHECK(cuLinkAddFile(state, CU_JIT_INPUT_PTX, "/tmp/olpager-link-absent/none.ptx", 0, nullptr, nullptr) ==
-              CUDA_ERROR_FILE_NOT_FOUND,
+    CHECK(cuLinkAddFile(state, CU_JIT_INPUT_PTX, "/tmp/olpager-link-absent/none.ptx", 0, nullptr,
+                        nullptr) == CUDA_ERROR_FILE_NOT_FOUND,
           "a file that is not there");
     DRIVER_OK(cuLinkAddFile(state, CU_JIT_INPUT_PTX, path, 0, nullptr, nullptr));
     modules.push_back(load(state));
@@ -122,8 +128,8 @@ int main(int argc, char** argv) {
     Told told;
     std::string wrong = scaleText(1, 0);
     wrong.replace(wrong.find("mul.wide"), 8, "mul.wild");
-    const CUresult result =
-        cuLinkAddData(told.state, CU_JIT_INPUT_PTX, wrong.data(), wrong.size() + 1, "wrong", 0, nullptr, nullptr);
+    const CUresult result = cuLinkAddData(told.state, CU_JIT_INPUT_PTX, wrong.data(),
+                                          wrong.size() + 1, "wrong", 0, nullptr, nullptr);
     CHECK(result == CUDA_ERROR_INVALID_PTX, "PTX that is none gives %d", int(result));
     Told::check(told.error, told.values[3], sizeof told.error);
     CHECK(std::strlen(told.error) > 10, "no log of the error");
@@ -133,7 +139,8 @@ int main(int argc, char** argv) {
     CUjit_option names[] = {CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, CU_JIT_ERROR_LOG_BUFFER};
     void* values[] = {reinterpret_cast<void*>(sizeof log), log};
     CUmodule module;
-    CHECK(cuModuleLoadDataEx(&module, wrong.c_str(), 2, names, values) == CUDA_ERROR_INVALID_PTX, "a module of it");
+    CHECK(cuModuleLoadDataEx(&module, wrong.c_str(), 2, names, values) == CUDA_ERROR_INVALID_PTX,
+          "a module of it");
     Told::check(log, values[0], sizeof log);
     CHECK(std::strlen(log) > 10, "no log of the module's error");
   }
@@ -141,7 +148,8 @@ int main(int argc, char** argv) {
     CUlinkState state = nullptr;
     CUjit_option unknown[] = {static_cast<CUjit_option>(CU_JIT_NUM_OPTIONS + 3)};
     void* value[] = {nullptr};
-    CHECK(cuLinkCreate(1, unknown, value, &state) == CUDA_ERROR_INVALID_VALUE, "an option that there is not");
+    CHECK(cuLinkCreate(1, unknown, value, &state) == CUDA_ERROR_INVALID_VALUE,
+          "an option that there is not");
     CUmodule module;
     CHECK(cuModuleLoadDataEx(&module, text.c_str(), 1, unknown, value) == CUDA_ERROR_INVALID_VALUE,
           "the same of a module");
@@ -168,18 +176,22 @@ int main(int argc, char** argv) {
     const size_t out = random.below(n), in = random.below(n), which = random.below(kernels.size());
     uint32_t factor = uint32_t(step * 2 + 1), count = kWords;
     void* parameters[] = {&buffers[out], &buffers[in], &factor, &count};
-    DRIVER_OK(cuLaunchKernel(kernels[which], kWords / 128, 1, 1, 128, 1, 1, 0, nullptr, parameters, nullptr));
-    for (uint32_t i = 0; i < kWords; ++i) model[out][i] = model[in][i] * factor + (which < 3 ? 7 : 11);
+    DRIVER_OK(cuLaunchKernel(kernels[which], kWords / 128, 1, 1, 128, 1, 1, 0, nullptr, parameters,
+                             nullptr));
+    for (uint32_t i = 0; i < kWords; ++i)
+      model[out][i] = model[in][i] * factor + (which < 3 ? 7 : 11);
   }
   DRIVER_OK(cuCtxSynchronize());
   std::vector<uint32_t> got(kWords);
   for (size_t b = 0; b < n; ++b) {
     DRIVER_OK(cuMemcpyDtoH(got.data(), buffers[b], kWords * 4));
     for (uint32_t i = 0; i < kWords; ++i)
-      CHECK(got[i] == model[b][i], "buffer %zu word %u is %#x, expected %#x", b, i, got[i], model[b][i]);
+      CHECK(got[i] == model[b][i], "buffer %zu word %u is %#x, expected %#x", b, i, got[i],
+            model[b][i]);
     DRIVER_OK(cuMemFree(buffers[b]));
   }
   for (const CUmodule module : modules) DRIVER_OK(cuModuleUnload(module));
   DRIVER_OK(cuDevicePrimaryCtxRelease(device));
-  return apps::ok("link: %zu launches of %zu linked modules over %zu buffers", 3 * n, modules.size(), n);
+  return apps::ok("link: %zu launches of %zu linked modules over %zu buffers", 3 * n,
+                  modules.size(), n);
 }

@@ -1,5 +1,5 @@
-// A linked list through many allocations: the launch names only the head. Built by the CPU, relinked by the GPU,
-// walked again after its nodes were the victims of evictions.
+// A linked list through many allocations: the launch names only the head. Built by the CPU,
+// relinked by the GPU, walked again after its nodes were the victims of evictions.
 #include <algorithm>
 
 #include "common.h"
@@ -72,8 +72,9 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaMemcpy(&got, sum, sizeof got, cudaMemcpyDeviceToHost));
     RUNTIME_OK(cudaMemcpy(&count, length, sizeof count, cudaMemcpyDeviceToHost));
     for (uint32_t v : values) expected = expected * 31 + v;
-    CHECK(count == kNodes && got == expected, "round %d: %u nodes with sum %llu, expected %zu with %llu", round, count,
-          got, kNodes, expected);
+    CHECK(count == kNodes && got == expected,
+          "round %d: %u nodes with sum %llu, expected %zu with %llu", round, count, got, kNodes,
+          expected);
     pressure.apply();
     reverse<<<1, 1>>>(head);
     std::reverse(values.begin(), values.end());

@@ -1,5 +1,6 @@
-// Every way in which programs open the driver library: by its names, by an absolute path, deeply bound, in a namespace
-// of its own; each has to lead to the same memory. Plain C++, links to no CUDA library.
+// Every way in which programs open the driver library: by its names, by an absolute path, deeply
+// bound, in a namespace of its own; each has to lead to the same memory. Plain C++, links to no
+// CUDA library.
 #include <dlfcn.h>
 
 #include <type_traits>
@@ -44,7 +45,8 @@ int main(int argc, char** argv) {
   Dl_info where{};
   CHECK(dladdr(reinterpret_cast<void*>(first.alloc), &where) != 0, "dladdr failed");
   // What a libcuda is called on other systems, and the file itself.
-  const char* const names[] = {"libcuda.so.1", "libcuda.so", where.dli_fname, "/usr/lib/x86_64-linux-gnu/libcuda.so.1"};
+  const char* const names[] = {"libcuda.so.1", "libcuda.so", where.dli_fname,
+                               "/usr/lib/x86_64-linux-gnu/libcuda.so.1"};
   const int flags[] = {RTLD_NOW, RTLD_LAZY | RTLD_GLOBAL, RTLD_NOW | RTLD_DEEPBIND};
   std::vector<uint32_t> words(1 << 16), got(1 << 16);
   for (uint32_t i = 0; i < words.size(); ++i) words[i] = apps::word(i, uint32_t(options.seed));
@@ -69,12 +71,14 @@ int main(int argc, char** argv) {
     }
   }
   CHECK(opened_ways >= 6, "only %d ways of opening worked", opened_ways);
-  // In a namespace of its own a library is a second copy: it has to work or to refuse, not to crash.
+  // In a namespace of its own a library is a second copy: it has to work or to refuse, not to
+  // crash.
   void* apart = dlmopen(LM_ID_NEWLM, "libcuda.so.1", RTLD_NOW);
   if (apart != nullptr) {
     Opened opened;
     CHECK(resolve(apart, opened), "the copy in its own namespace lacks a function");
     (void)opened.init(0);
   }
-  return apps::ok("load_names: %d ways to open the driver%s", opened_ways, apart != nullptr ? ", and one apart" : "");
+  return apps::ok("load_names: %d ways to open the driver%s", opened_ways,
+                  apart != nullptr ? ", and one apart" : "");
 }

@@ -1,5 +1,5 @@
-// What the driver logs: read from where it was at a moment into memory and into a file of the program's, and told to functions that it has
-// registered, until they are taken out.
+// What the driver logs: read from where it was at a moment into memory and into a file of the
+// program's, and told to functions that it has registered, until they are taken out.
 #include <unistd.h>
 
 #include <atomic>
@@ -41,8 +41,8 @@ void fail() {
   CUgraphExec exec = nullptr;
   CUdeviceptr none = 0;
   DRIVER_OK(cuGraphCreate(&graph, 0));
-  CHECK(cuGraphInstantiate(&exec, graph, CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != CUDA_SUCCESS, "%s",
-        "a graph without nodes can be launched by a device");
+  CHECK(cuGraphInstantiate(&exec, graph, CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) != CUDA_SUCCESS,
+        "%s", "a graph without nodes can be launched by a device");
   CHECK(cuMemAlloc(&none, 0) != CUDA_SUCCESS, "%s", "no memory was allocated");
   DRIVER_OK(cuGraphDestroy(graph));
 }
@@ -84,7 +84,8 @@ int main(int argc, char** argv) {
   constexpr size_t kRoom = 25601;
   CUlogIterator begin = 0;
   const CUresult there = cuLogsCurrent(&begin, 0);
-  if (there == CUDA_ERROR_NOT_SUPPORTED || there == CUDA_ERROR_NOT_FOUND) apps::skip("this driver has no logs");
+  if (there == CUDA_ERROR_NOT_SUPPORTED || there == CUDA_ERROR_NOT_FOUND)
+    apps::skip("this driver has no logs");
   DRIVER_OK(there);
   CUlogIterator at = begin, again = begin, from = begin;
   CHECK(inMemory(&at, kRoom).empty(), "%s", "something was logged before anything failed");
@@ -104,7 +105,8 @@ int main(int argc, char** argv) {
   comes(once, 0, "the one that takes itself out");
   {
     const std::lock_guard<std::mutex> lock(heard.mutex);
-    CHECK(text.find(heard.lines.front().substr(0, heard.lines.front().find('\n'))) != std::string::npos,
+    CHECK(text.find(heard.lines.front().substr(0, heard.lines.front().find('\n'))) !=
+              std::string::npos,
           "what was told is not in the log: %s", heard.lines.front().c_str());
   }
 
@@ -114,17 +116,20 @@ int main(int argc, char** argv) {
   CHECK(file >= 0, "no file %s", path.c_str());
   close(file);
   const std::string dumped = inFile(&from, path);
-  CHECK(dumped == text && from == at && from != begin, "the file has %zu bytes, expected %zu", dumped.size(),
-        text.size());
+  CHECK(dumped == text && from == at && from != begin, "the file has %zu bytes, expected %zu",
+        dumped.size(), text.size());
   const std::string nowhere = path + "/log";
-  CHECK(cuLogsDumpToFile(&again, nowhere.c_str(), 0) != CUDA_SUCCESS, "%s", "below a file there was another");
+  CHECK(cuLogsDumpToFile(&again, nowhere.c_str(), 0) != CUDA_SUCCESS, "%s",
+        "below a file there was another");
   CHECK(again == begin, "%s", "what could not be written is not to come again");
-  CHECK(inFile(nullptr, path).size() >= text.size(), "%s", "all of the log is less than a part of it");
+  CHECK(inFile(nullptr, path).size() >= text.size(), "%s",
+        "all of the log is less than a part of it");
   unlink(path.c_str());
 
   // The others still listen when one is taken out; none of them does at the end.
   DRIVER_OK(cuLogsUnregisterCallback(other_handle));
-  CHECK(cuLogsUnregisterCallback(other_handle) == CUDA_ERROR_INVALID_VALUE, "%s", "one was taken out twice");
+  CHECK(cuLogsUnregisterCallback(other_handle) == CUDA_ERROR_INVALID_VALUE, "%s",
+        "one was taken out twice");
   const int before = heard.count;
   const int other_before = other.count;
   fail();
@@ -135,7 +140,8 @@ int main(int argc, char** argv) {
   fail();
   CHECK(!inMemory(&at, kRoom).empty(), "%s", "nothing is logged any more");
   CHECK(heard.count == last, "%s", "who was taken out is told");
-  CHECK(cuLogsRegisterCallback(nullptr, nullptr, &handle) == CUDA_ERROR_INVALID_VALUE, "%s", "no function is none");
+  CHECK(cuLogsRegisterCallback(nullptr, nullptr, &handle) == CUDA_ERROR_INVALID_VALUE, "%s",
+        "no function is none");
   DRIVER_OK(cuDevicePrimaryCtxRelease(device));
   return apps::ok("logs: %zu bytes", text.size());
 #endif

@@ -1,5 +1,5 @@
-// Parameters and data that look like addresses and are none, pointers to one past the end, reverse iterators, pointers
-// at odd offsets in by-value structs.
+// Parameters and data that look like addresses and are none, pointers to one past the end, reverse
+// iterators, pointers at odd offsets in by-value structs.
 #include "common.h"
 
 struct Shape {
@@ -51,8 +51,9 @@ int main(int argc, char** argv) {
   apps::Random random(options.seed);
   uint32_t expected = 0;
   for (int i = 0; i < 64; ++i) {
-    const uint64_t targets[] = {uint64_t(buffers[random.below(n)]) + random.below(2 * kPiece), uint64_t(gone),
-                                random.next() >> 17, uint64_t(out) + (uint64_t{1} << 40)};
+    const uint64_t targets[] = {uint64_t(buffers[random.below(n)]) + random.below(2 * kPiece),
+                                uint64_t(gone), random.next() >> 17,
+                                uint64_t(out) + (uint64_t{1} << 40)};
     const uint64_t a = targets[random.below(4)], b = targets[random.below(4)];
     const Shape first{int(uint32_t(a)), int(a >> 32)}, second{int(uint32_t(b)), int(b >> 32)};
     countShapes<<<1, 1>>>(first, second, targets[random.below(4)] & ~uint64_t{0xffffffff}, out);
@@ -80,13 +81,15 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaMemcpy(&value, sum, 8, cudaMemcpyDeviceToHost));
     for (uint32_t i = kPiece / 4 - kCount; i < kPiece / 4; ++i)
       reference += uint32_t(apps::word(i / 4, seed + uint32_t(b)) + i % 4);
-    CHECK(value == reference, "buffer %zu backwards from its end: %llu, expected %llu", b, value, reference);
+    CHECK(value == reference, "buffer %zu backwards from its end: %llu, expected %llu", b, value,
+          reference);
     if (b >= 3) break;
   }
   // A pointer at an offset of four bytes.
   for (size_t b = 0; b < n; ++b) {
     const uint64_t address = uint64_t(buffers[b] + 4096);
-    throughPacked<<<1, 32>>>(Packed{1, uint32_t(address), uint32_t(address >> 32)}, seed + uint32_t(b));
+    throughPacked<<<1, 32>>>(Packed{1, uint32_t(address), uint32_t(address >> 32)},
+                             seed + uint32_t(b));
   }
   RUNTIME_OK(cudaGetLastError());
   for (size_t b = 0; b < n; ++b) {

@@ -1,6 +1,6 @@
-// The CPU and a running kernel talk through pinned memory: the kernel waits for each number, answers, and meanwhile the
-// program pages on another stream. A managed flag is polled by the CPU while a kernel runs, where the device allows
-// that.
+// The CPU and a running kernel talk through pinned memory: the kernel waits for each number,
+// answers, and meanwhile the program pages on another stream. A managed flag is polled by the CPU
+// while a kernel runs, where the device allows that.
 #include <atomic>
 #include <chrono>
 
@@ -52,7 +52,8 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaStreamSynchronize(other));
   std::vector<uint32_t> got(kRounds + 1);
   RUNTIME_OK(cudaMemcpy(got.data(), log, got.size() * 4, cudaMemcpyDeviceToHost));
-  for (uint32_t round = 1; round <= kRounds; ++round) CHECK(got[round] == round * 7, "log %u is %u", round, got[round]);
+  for (uint32_t round = 1; round <= kRounds; ++round)
+    CHECK(got[round] == round * 7, "log %u is %u", round, got[round]);
   pressure.check();
   int concurrent = 0;
   RUNTIME_OK(cudaDeviceGetAttribute(&concurrent, cudaDevAttrConcurrentManagedAccess, 0));
@@ -65,7 +66,8 @@ int main(int argc, char** argv) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (managed->answer != 1) {
       (void)cudaStreamQuery(server);
-      CHECK(std::chrono::steady_clock::now() < deadline, "the managed flag did not change within 30 s");
+      CHECK(std::chrono::steady_clock::now() < deadline,
+            "the managed flag did not change within 30 s");
     }
     RUNTIME_OK(cudaStreamSynchronize(server));
     RUNTIME_OK(cudaFree(managed));

@@ -1,5 +1,5 @@
-// Stream-ordered allocation: reuse in stream order, frees behind running kernels, hand-over between streams by events,
-// a pool of the program's own, trimming.
+// Stream-ordered allocation: reuse in stream order, frees behind running kernels, hand-over between
+// streams by events, a pool of the program's own, trimming.
 #include "common.h"
 
 int main(int argc, char** argv) {
@@ -55,7 +55,8 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaMemcpyAsync(host.data(), x, kPiece, cudaMemcpyDeviceToHost, b));
     RUNTIME_OK(cudaFreeAsync(x, b));
     RUNTIME_OK(cudaStreamSynchronize(b));
-    apps::verifyHost(host.data(), kPiece, seed + uint32_t(round), 9, "block handed to the other stream");
+    apps::verifyHost(host.data(), kPiece, seed + uint32_t(round), 9,
+                     "block handed to the other stream");
   }
   for (char* p : ring) RUNTIME_OK(cudaFreeAsync(p, a));
   RUNTIME_OK(cudaStreamSynchronize(a));

@@ -1,4 +1,5 @@
-// Managed memory: the CPU and the GPU take turns; files, threads and the driver itself write into it.
+// Managed memory: the CPU and the GPU take turns; files, threads and the driver itself write into
+// it.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -13,7 +14,8 @@ int main(int argc, char** argv) {
   apps::Pressure pressure(options.bytes / 2);  // device memory that pages meanwhile
   uint32_t* shared;
   RUNTIME_OK(cudaMallocManaged(&shared, bytes));
-  for (size_t i = 0; i < bytes / 4; ++i) shared[i] = apps::word(uint32_t(i / 4), seed) + uint32_t(i % 4);
+  for (size_t i = 0; i < bytes / 4; ++i)
+    shared[i] = apps::word(uint32_t(i / 4), seed) + uint32_t(i % 4);
   for (uint32_t round = 1; round <= 2; ++round) {
     apps::add(shared, bytes, 1);
     pressure.apply();
@@ -37,8 +39,8 @@ int main(int argc, char** argv) {
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       const size_t part = bytes / 4;
-      CHECK(pread(file, reinterpret_cast<char*>(target) + size_t(t) * part, part, off_t(size_t(t) * part)) ==
-                ssize_t(part),
+      CHECK(pread(file, reinterpret_cast<char*>(target) + size_t(t) * part, part,
+                  off_t(size_t(t) * part)) == ssize_t(part),
             "pread into managed memory failed");
     });
   }
@@ -55,8 +57,8 @@ int main(int argc, char** argv) {
   } * info;
   RUNTIME_OK(cudaMallocManaged(&info, sizeof *info));
   RUNTIME_OK(cudaMemGetInfo(&info->free_bytes, &info->total_bytes));
-  CHECK(info->total_bytes >= info->free_bytes && info->total_bytes > 0, "memory info in managed memory is %zu of %zu",
-        info->free_bytes, info->total_bytes);
+  CHECK(info->total_bytes >= info->free_bytes && info->total_bytes > 0,
+        "memory info in managed memory is %zu of %zu", info->free_bytes, info->total_bytes);
   uint32_t* device;
   RUNTIME_OK(cudaMalloc(&device, bytes));
   RUNTIME_OK(cudaMemcpy(device, target, bytes, cudaMemcpyHostToDevice));

@@ -1,5 +1,7 @@
-// __managed__ variables: with initial values and without, small and large, one beside the other. The CPU and kernels take turns at them by the same
-// addresses, which may be kept in memory; copies, memsets and graphs use them; modules that the program loads by itself have some of their own.
+// __managed__ variables: with initial values and without, small and large, one beside the other.
+// The CPU and kernels take turns at them by the same addresses, which may be kept in memory;
+// copies, memsets and graphs use them; modules that the program loads by itself have some of their
+// own.
 #include <cuda.h>
 
 #include <random>
@@ -27,7 +29,8 @@ __global__ void addToTable(int value) {
 }
 __global__ void count() {
   atomicAdd(&counter, 1);
-  if (threadIdx.x == 0 && blockIdx.x == 0) bytes[1] = static_cast<unsigned char>(bytes[0] + bytes[2]);
+  if (threadIdx.x == 0 && blockIdx.x == 0)
+    bytes[1] = static_cast<unsigned char>(bytes[0] + bytes[2]);
 }
 // By addresses: of the pair's, of a parameter, of a variable.
 __global__ void throughPair() { *pair.at += static_cast<uint32_t>(pair.value); }
@@ -44,8 +47,9 @@ void done() {
 }
 
 void takeTurns(uint32_t seed) {
-  CHECK(table[0] == 7 && table[1] == -11 && table[2] == 13 && table[3] == 0 && table[kCount - 1] == 0,
-        "the table begins with %d, %d, %d, %d", table[0], table[1], table[2], table[3]);
+  CHECK(
+      table[0] == 7 && table[1] == -11 && table[2] == 13 && table[3] == 0 && table[kCount - 1] == 0,
+      "the table begins with %d, %d, %d, %d", table[0], table[1], table[2], table[3]);
   CHECK(counter == 0 && bytes[0] == 1 && bytes[1] == 2 && bytes[2] == 3 && pair.at == nullptr,
         "initial values are %u, %u, %u, %u", counter, bytes[0], bytes[1], bytes[2]);
   std::mt19937 random(seed);
@@ -57,12 +61,12 @@ void takeTurns(uint32_t seed) {
     for (int& word : expected) word += value;
     done();
     for (unsigned i = 0; i < kCount; ++i)
-      CHECK(table[i] == expected[i], "seed %u, round %d: word %u is %d, expected %d", seed, round, i, table[i],
-            expected[i]);
-    CHECK(counter == 128u * static_cast<unsigned>(round + 1) + static_cast<unsigned>(round), "counted %u in round %d",
-          counter, round);
-    CHECK(bytes[0] == 1 + round && bytes[1] == 4 + round && bytes[2] == 3, "bytes are %u, %u, %u", bytes[0], bytes[1],
-          bytes[2]);
+      CHECK(table[i] == expected[i], "seed %u, round %d: word %u is %d, expected %d", seed, round,
+            i, table[i], expected[i]);
+    CHECK(counter == 128u * static_cast<unsigned>(round + 1) + static_cast<unsigned>(round),
+          "counted %u in round %d", counter, round);
+    CHECK(bytes[0] == 1 + round && bytes[1] == 4 + round && bytes[2] == 3, "bytes are %u, %u, %u",
+          bytes[0], bytes[1], bytes[2]);
     for (int i = 0; i < 50; ++i) {
       const unsigned at = random() % kCount;
       expected[at] = table[at] = static_cast<int>(random());
@@ -85,7 +89,8 @@ void followPointers() {
   keep<<<1, 1>>>(&table[17]);
   throughKept<<<1, 1>>>(4242);
   done();
-  CHECK(large[9] == 1005 && table[17] == 4242, "variables by their addresses are %u and %d", large[9], table[17]);
+  CHECK(large[9] == 1005 && table[17] == 4242, "variables by their addresses are %u and %d",
+        large[9], table[17]);
   RUNTIME_OK(cudaFree(elsewhere));
 }
 
@@ -94,19 +99,21 @@ void copyAndFill() {
   size_t size = 0;
   RUNTIME_OK(cudaGetSymbolAddress(reinterpret_cast<void**>(&there), table));
   RUNTIME_OK(cudaGetSymbolSize(&size, table));
-  CHECK(there == table && size == sizeof table, "the symbol is at %p, %zu bytes; the program has it at %p",
-        static_cast<void*>(there), size, static_cast<void*>(table));
+  CHECK(there == table && size == sizeof table,
+        "the symbol is at %p, %zu bytes; the program has it at %p", static_cast<void*>(there), size,
+        static_cast<void*>(table));
   cudaPointerAttributes is{};
   RUNTIME_OK(cudaPointerGetAttributes(&is, &table[3]));
-  CHECK(is.type == cudaMemoryTypeManaged && is.devicePointer == &table[3] && is.hostPointer == &table[3],
+  CHECK(is.type == cudaMemoryTypeManaged && is.devicePointer == &table[3] &&
+            is.hostPointer == &table[3],
         "memory of type %d at %p and %p", int(is.type), is.devicePointer, is.hostPointer);
   const int three[] = {21, 22, 23};
   RUNTIME_OK(cudaMemcpyToSymbol(table, three, sizeof three, 40));
   addToTable<<<1, 64>>>(1);
   int got[3] = {};
   RUNTIME_OK(cudaMemcpyFromSymbol(got, table, sizeof got, 40));
-  CHECK(got[0] == 22 && got[2] == 24 && table[10] == 22 && table[12] == 24, "copied by symbol: %d, %d", got[0],
-        table[12]);
+  CHECK(got[0] == 22 && got[2] == 24 && table[10] == 22 && table[12] == 24,
+        "copied by symbol: %d, %d", got[0], table[12]);
   uint32_t* device;
   RUNTIME_OK(cudaMalloc(&device, kLarge * 4));
   for (unsigned i = 0; i < kLarge; ++i) large[i] = i * 3;
@@ -119,7 +126,8 @@ void copyAndFill() {
   RUNTIME_OK(cudaMemcpyAsync(large, device, sizeof large, cudaMemcpyDefault, stream));
   scale<<<16, 128, 0, stream>>>(2);
   RUNTIME_OK(cudaStreamSynchronize(stream));
-  for (unsigned i = 0; i < kLarge; ++i) CHECK(large[i] == i * 6 + 1, "word %u of the large one is %u", i, large[i]);
+  for (unsigned i = 0; i < kLarge; ++i)
+    CHECK(large[i] == i * 6 + 1, "word %u of the large one is %u", i, large[i]);
   // In a graph, launched twice, with a change of the CPU's between.
   cudaGraph_t graph;
   cudaGraphExec_t exec;
@@ -176,7 +184,8 @@ volatile uint32_t* ownOf(CUmodule module) {
   return reinterpret_cast<volatile uint32_t*>(address);
 }
 
-// Modules of the driver's: each has its variable, a kernel runs before the program asks where it is.
+// Modules of the driver's: each has its variable, a kernel runs before the program asks where it
+// is.
 void tryModules() {
   CUmodule modules[2];
   for (CUmodule& module : modules) DRIVER_OK(cuModuleLoadData(&module, kModule));
@@ -186,7 +195,8 @@ void tryModules() {
   volatile uint32_t* const second = ownOf(modules[1]);
   CHECK(first != second, "two modules have one variable");
   CHECK(first[0] == 11 && first[2] == 13 && first[7] == 10 && second[0] == 1 && second[7] == 0,
-        "modules' variables are %u, %u, %u; %u, %u", first[0], first[2], first[7], second[0], second[7]);
+        "modules' variables are %u, %u, %u; %u, %u", first[0], first[2], first[7], second[0],
+        second[7]);
   CUdeviceptr plain = 0;
   DRIVER_OK(cuModuleGetGlobal(&plain, nullptr, modules[0], "plain"));
   uint32_t nine = 0;
@@ -195,8 +205,8 @@ void tryModules() {
   second[1] = 500;
   raise(modules[1], 1);
   DRIVER_OK(cuCtxSynchronize());
-  CHECK(second[1] == 501 && second[0] == 2 && first[1] == 12, "after turns: %u, %u, %u", second[1], second[0],
-        first[1]);
+  CHECK(second[1] == 501 && second[0] == 2 && first[1] == 12, "after turns: %u, %u, %u", second[1],
+        second[0], first[1]);
   DRIVER_OK(cuModuleUnload(modules[0]));
   raise(modules[1], 1);
   DRIVER_OK(cuCtxSynchronize());
@@ -210,7 +220,8 @@ void tryModules() {
   size_t size = 0;
   DRIVER_OK(cuLibraryGetManaged(&address, &size, library, "own"));
   auto* const own = reinterpret_cast<volatile uint32_t*>(address);
-  CHECK(size == 32 && own[1] == 2, "a library's variable has %zu bytes and begins with %u, %u", size, own[0], own[1]);
+  CHECK(size == 32 && own[1] == 2, "a library's variable has %zu bytes and begins with %u, %u",
+        size, own[0], own[1]);
   CUmodule module;
   DRIVER_OK(cuLibraryGetModule(&module, library));
   own[1] = 70;

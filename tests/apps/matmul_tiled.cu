@@ -1,5 +1,5 @@
-// C = A * B with shared-memory tiles, over a batch of matrices whose rows lie far apart (a leading dimension larger
-// than the matrix), so that a small product touches a whole allocation.
+// C = A * B with shared-memory tiles, over a batch of matrices whose rows lie far apart (a leading
+// dimension larger than the matrix), so that a small product touches a whole allocation.
 #include "common.h"
 
 constexpr int kTile = 16;
@@ -27,7 +27,8 @@ int main(int argc, char** argv) {
   constexpr size_t kMatrixBytes = size_t{2} << 20;
   const int ld = int(kMatrixBytes / 4 / kN);
   const size_t pitch = size_t(ld) * 4;
-  const size_t batch = options.bytes / (3 * kMatrixBytes) > 0 ? options.bytes / (3 * kMatrixBytes) : 1;
+  const size_t batch =
+      options.bytes / (3 * kMatrixBytes) > 0 ? options.bytes / (3 * kMatrixBytes) : 1;
   std::vector<std::vector<float>> ha(batch), hb(batch);
   std::vector<float*> a(batch), b(batch), c(batch);
   for (size_t m = 0; m < batch; ++m) {
@@ -56,8 +57,8 @@ int main(int argc, char** argv) {
       for (int j = 0; j < kN; ++j) {
         float expected = 0;
         for (int k = 0; k < kN; ++k) expected += ha[m][i * kN + k] * hb[m][k * kN + j];
-        CHECK(hc[i * kN + j] == expected, "product %zu at %d,%d is %g, expected %g", m, i, j, double(hc[i * kN + j]),
-              double(expected));
+        CHECK(hc[i * kN + j] == expected, "product %zu at %d,%d is %g, expected %g", m, i, j,
+              double(hc[i * kN + j]), double(expected));
       }
     }
   }

@@ -1,5 +1,5 @@
-// Pools of the program's own: one that is destroyed while memory of it is in use, one that was its device's current pool, one that has a
-// largest size.
+// Pools of the program's own: one that is destroyed while memory of it is in use, one that was its
+// device's current pool, one that has a largest size.
 #include "common.h"
 
 namespace {
@@ -22,7 +22,8 @@ void* allocate(cudaMemPool_t pool, cudaStream_t stream) {
   return made;
 }
 
-// Its memory is there until the stream has come to its free, also where work before that is still to be done.
+// Its memory is there until the stream has come to its free, also where work before that is still
+// to be done.
 void destroyed(cudaStream_t stream) {
   const cudaMemPool_t pool = makePool();
   void* const first = allocate(pool, stream);
@@ -81,14 +82,17 @@ void largest(cudaStream_t stream) {
       pieces.push_back(made);
     }
     // Hardware rounds the largest size up.
-    CHECK(pieces.size() >= kMost && pieces.size() < 40, "a pool of %zu MiB gives %zu pieces of %zu MiB",
-          kMost * kPiece >> 20, pieces.size(), kPiece >> 20);
+    CHECK(pieces.size() >= kMost && pieces.size() < 40,
+          "a pool of %zu MiB gives %zu pieces of %zu MiB", kMost * kPiece >> 20, pieces.size(),
+          kPiece >> 20);
     CHECK(end == cudaErrorMemoryAllocation, "a pool that is full says %d", int(end));
     (void)cudaGetLastError();
     for (size_t i = 0; i < pieces.size(); ++i) apps::fill(pieces[i], kPiece, uint32_t(i), stream);
     RUNTIME_OK(cudaStreamSynchronize(stream));
-    for (size_t i = 0; i < pieces.size(); ++i) apps::verify(pieces[i], kPiece, uint32_t(i), 0, "a full pool's memory");
-    for (void* piece : pieces) RUNTIME_OK(round == 1 ? cudaFree(piece) : cudaFreeAsync(piece, stream));
+    for (size_t i = 0; i < pieces.size(); ++i)
+      apps::verify(pieces[i], kPiece, uint32_t(i), 0, "a full pool's memory");
+    for (void* piece : pieces)
+      RUNTIME_OK(round == 1 ? cudaFree(piece) : cudaFreeAsync(piece, stream));
     if (round == 0) RUNTIME_OK(cudaStreamSynchronize(stream));
   }
   RUNTIME_OK(cudaMemPoolDestroy(pool));

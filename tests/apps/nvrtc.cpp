@@ -1,5 +1,5 @@
-// A kernel compiled at run time by NVRTC, to PTX, twice: the second time the driver's cache of compiled code may have it. Skipped where
-// there is no NVRTC.
+// A kernel compiled at run time by NVRTC, to PTX, twice: the second time the driver's cache of
+// compiled code may have it. Skipped where there is no NVRTC.
 #include <cuda.h>
 #include <dlfcn.h>
 
@@ -28,7 +28,8 @@ bool find(void* library, const char* name, F& function) {
 
 std::string compiled(const Nvrtc& nvrtc, const std::string& source) {
   Program program = nullptr;
-  CHECK(nvrtc.create(&program, source.c_str(), "scale.cu", 0, nullptr, nullptr) == 0, "nvrtcCreateProgram failed");
+  CHECK(nvrtc.create(&program, source.c_str(), "scale.cu", 0, nullptr, nullptr) == 0,
+        "nvrtcCreateProgram failed");
   const char* const options[] = {"--gpu-architecture=compute_75"};
   CHECK(nvrtc.compile(program, 1, options) == 0, "nvrtcCompileProgram failed");
   size_t bytes = 0;
@@ -48,12 +49,16 @@ int main(int argc, char** argv) {
   for (const char* name : {"libnvrtc.so.13", "libnvrtc.so"}) {
     if (library == nullptr) library = dlopen(name, RTLD_NOW);
   }
-  // A toolkit that the loader does not know: NVRTC looks for its builtins by name, which it finds loaded.
-  if (library == nullptr && dlopen("/usr/local/cuda/lib64/libnvrtc-builtins.so", RTLD_NOW | RTLD_GLOBAL) != nullptr)
+  // A toolkit that the loader does not know: NVRTC looks for its builtins by name, which it finds
+  // loaded.
+  if (library == nullptr &&
+      dlopen("/usr/local/cuda/lib64/libnvrtc-builtins.so", RTLD_NOW | RTLD_GLOBAL) != nullptr)
     library = dlopen("/usr/local/cuda/lib64/libnvrtc.so", RTLD_NOW);
   if (library == nullptr || !find(library, "nvrtcCreateProgram", nvrtc.create) ||
-      !find(library, "nvrtcCompileProgram", nvrtc.compile) || !find(library, "nvrtcGetPTXSize", nvrtc.ptxSize) ||
-      !find(library, "nvrtcGetPTX", nvrtc.ptx) || !find(library, "nvrtcDestroyProgram", nvrtc.destroy))
+      !find(library, "nvrtcCompileProgram", nvrtc.compile) ||
+      !find(library, "nvrtcGetPTXSize", nvrtc.ptxSize) ||
+      !find(library, "nvrtcGetPTX", nvrtc.ptx) ||
+      !find(library, "nvrtcDestroyProgram", nvrtc.destroy))
     apps::skip("no NVRTC on this machine");
   CUdevice device = 0;
   CUcontext context = nullptr;

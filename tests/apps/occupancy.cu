@@ -1,5 +1,6 @@
-// Occupancy as the driver is asked it: the best size of a block with and without a function for its shared memory, beside the same
-// search by the runtime's header; how many clusters a launch may have; attributes of kernels, and the state of the context.
+// Occupancy as the driver is asked it: the best size of a block with and without a function for its
+// shared memory, beside the same search by the runtime's header; how many clusters a launch may
+// have; attributes of kernels, and the state of the context.
 #include <cuda.h>
 
 #include "common.h"
@@ -21,29 +22,34 @@ void check(const char* name, void (*kernel)(uint32_t*), bool grows, size_t fixed
   int grid = 0, block = 0, runtime_grid = 0, runtime_block = 0;
   cudaFunction_t handle = nullptr;
   RUNTIME_OK(cudaGetFuncBySymbol(&handle, reinterpret_cast<const void*>(kernel)));
-  const CUresult result =
-      cuOccupancyMaxPotentialBlockSize(&grid, &block, reinterpret_cast<CUfunction>(handle),
-                                       grows ? static_cast<CUoccupancyB2DSize>(roomFor) : nullptr, fixed, limit);
+  const CUresult result = cuOccupancyMaxPotentialBlockSize(
+      &grid, &block, reinterpret_cast<CUfunction>(handle),
+      grows ? static_cast<CUoccupancyB2DSize>(roomFor) : nullptr, fixed, limit);
   CHECK(result == CUDA_SUCCESS, "%s: cuOccupancyMaxPotentialBlockSize: %d", name, int(result));
   if (grows) {
-    RUNTIME_OK(cudaOccupancyMaxPotentialBlockSizeVariableSMem(&runtime_grid, &runtime_block, kernel, roomFor, limit));
+    RUNTIME_OK(cudaOccupancyMaxPotentialBlockSizeVariableSMem(&runtime_grid, &runtime_block, kernel,
+                                                              roomFor, limit));
   } else {
-    RUNTIME_OK(cudaOccupancyMaxPotentialBlockSize(&runtime_grid, &runtime_block, kernel, fixed, limit));
+    RUNTIME_OK(
+        cudaOccupancyMaxPotentialBlockSize(&runtime_grid, &runtime_block, kernel, fixed, limit));
   }
-  CHECK(grid == runtime_grid && block == runtime_block, "%s: %d blocks of %d, the runtime says %d of %d", name, grid,
-        block, runtime_grid, runtime_block);
-  CHECK(block > 0 && (limit == 0 || block <= limit), "%s: a block of %d, at most %d", name, block, limit);
+  CHECK(grid == runtime_grid && block == runtime_block,
+        "%s: %d blocks of %d, the runtime says %d of %d", name, grid, block, runtime_grid,
+        runtime_block);
+  CHECK(block > 0 && (limit == 0 || block <= limit), "%s: a block of %d, at most %d", name, block,
+        limit);
 }
 
-// What is set of a kernel is what is read, however often, by the function as by the kernel that it is of.
+// What is set of a kernel is what is read, however often, by the function as by the kernel that it
+// is of.
 void setAndRead(int bytes, int twice) {
   cudaFunction_t function = nullptr;
   cudaKernel_t kernel = nullptr;
   RUNTIME_OK(cudaGetFuncBySymbol(&function, reinterpret_cast<const void*>(shared)));
   RUNTIME_OK(cudaGetKernel(&kernel, reinterpret_cast<const void*>(shared)));
   for (int i = 0; i < twice; ++i) {
-    const CUresult result = cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes,
-                                                 reinterpret_cast<CUkernel>(kernel), 0);
+    const CUresult result = cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                                                 bytes, reinterpret_cast<CUkernel>(kernel), 0);
     CHECK(result == CUDA_SUCCESS, "cuKernelSetAttribute: %d", int(result));
   }
   int of_kernel = 0, of_function = 0;
@@ -53,10 +59,12 @@ void setAndRead(int bytes, int twice) {
         "set to %d, the kernel says %d", bytes, of_kernel);
   cudaFuncAttributes all{};
   RUNTIME_OK(cudaFuncGetAttributes(&all, shared));
-  CHECK(all.maxDynamicSharedSizeBytes == bytes, "set to %d, the runtime says %d", bytes, all.maxDynamicSharedSizeBytes);
+  CHECK(all.maxDynamicSharedSizeBytes == bytes, "set to %d, the runtime says %d", bytes,
+        all.maxDynamicSharedSizeBytes);
   for (int i = 0; i < twice; ++i) {
-    const CUresult result = cuFuncSetAttribute(reinterpret_cast<CUfunction>(function),
-                                               CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes / 2);
+    const CUresult result =
+        cuFuncSetAttribute(reinterpret_cast<CUfunction>(function),
+                           CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes / 2);
     CHECK(result == CUDA_SUCCESS, "cuFuncSetAttribute: %d", int(result));
   }
   CHECK(cuFuncGetAttribute(&of_function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
@@ -65,8 +73,8 @@ void setAndRead(int bytes, int twice) {
         "set to %d, the function says %d", bytes / 2, of_function);
 }
 
-// A launch is taken or refused by what is allowed at that moment, whatever was allowed when it was taken before; other kernels' launches and
-// occupancy stay as they are.
+// A launch is taken or refused by what is allowed at that moment, whatever was allowed when it was
+// taken before; other kernels' launches and occupancy stay as they are.
 void launchAsAllowed(int rounds) {
   constexpr int kThreads = 64, kLess = 40000, kMore = 60000;
   uint32_t* out = nullptr;
@@ -84,8 +92,8 @@ void launchAsAllowed(int rounds) {
       RUNTIME_OK(cudaGetLastError());
       shared<<<1, kThreads, kMore>>>(out);
       const cudaError_t result = cudaGetLastError();
-      CHECK(result == (bytes < kMore ? cudaErrorInvalidValue : cudaSuccess), "%d bytes of %d: %d", kMore, bytes,
-            int(result));
+      CHECK(result == (bytes < kMore ? cudaErrorInvalidValue : cudaSuccess), "%d bytes of %d: %d",
+            kMore, bytes, int(result));
       int blocks = 0;
       RUNTIME_OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, plain, kThreads, 0));
       CHECK(blocks > 0, "%d blocks", blocks);
@@ -107,7 +115,8 @@ int main(int argc, char** argv) {
   for (const int bytes : {40000, 20000, 40000}) setAndRead(bytes, bytes / 20000);
   unsigned flags = 0;
   int active = 0;
-  CHECK(cuDevicePrimaryCtxGetState(0, &flags, &active) == CUDA_SUCCESS && active == 1, "the context is not active");
+  CHECK(cuDevicePrimaryCtxGetState(0, &flags, &active) == CUDA_SUCCESS && active == 1,
+        "the context is not active");
   int major = 0;
   RUNTIME_OK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
   if (major >= 9) {
@@ -127,7 +136,8 @@ int main(int argc, char** argv) {
     CHECK(size >= 2 && (size & (size - 1)) == 0, "clusters of up to %d blocks", size);
   }
   RUNTIME_OK(cudaDeviceReset());
-  CHECK(cuDevicePrimaryCtxGetState(0, &flags, &active) == CUDA_SUCCESS && active == 0, "the context is still active");
+  CHECK(cuDevicePrimaryCtxGetState(0, &flags, &active) == CUDA_SUCCESS && active == 0,
+        "the context is still active");
   RUNTIME_OK(cudaFree(nullptr));
   CHECK(cuDevicePrimaryCtxGetState(0, &flags, &active) == CUDA_SUCCESS && active == 1,
         "the context is not active again");

@@ -1,6 +1,6 @@
-// A ring of nodes of which the launch names the first alone, and each has the address of the next in another form than a whole
-// aligned word: odd_pointers FORM. Memory beside it is used so that the nodes leave VRAM. A lost context is told as
-// "LOST <form>", with exit status 3. Forms:
+// A ring of nodes of which the launch names the first alone, and each has the address of the next
+// in another form than a whole aligned word: odd_pointers FORM. Memory beside it is used so that
+// the nodes leave VRAM. A lost context is told as "LOST <form>", with exit status 3. Forms:
 //   plain  a whole word                    mark      a mark in the lowest bits (trees with colours)
 //   tag    a counter in the upper 16 bits  halves    the halves in two arrays
 //   shift  address >> 4 in 40 bits         packed    a word at an odd address (packed structures)
@@ -12,7 +12,8 @@
 typedef unsigned long long Word;
 constexpr int kNodes = 48;
 constexpr size_t kBytes = 1 << 20;
-constexpr Word kMark = 5, kTag = 0xbeefull << 48, kAddress = 0xffffffffffffull, kKey = 0x5555555555555555ull;
+constexpr Word kMark = 5, kTag = 0xbeefull << 48, kAddress = 0xffffffffffffull,
+               kKey = 0x5555555555555555ull;
 
 enum Form { kPlain, kMarked, kTagged, kHalves, kShifted, kPacked, kOffset, kKeyed };
 const char* const kForms[] = {"plain", "mark", "tag", "halves", "shift", "packed", "offset", "key"};
@@ -69,7 +70,8 @@ __device__ Word get(const Node* node, Form form, Word base) {
       return (node->word << 4) & kAddress;
     case kPacked: {
       Word next = 0;
-      for (int i = 7; i >= 0; --i) next = next << 8 | static_cast<unsigned char>(node->packed[3 + i]);
+      for (int i = 7; i >= 0; --i)
+        next = next << 8 | static_cast<unsigned char>(node->packed[3 + i]);
       return next;
     }
     case kOffset:

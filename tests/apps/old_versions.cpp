@@ -1,5 +1,6 @@
-// Functions by the versions of older toolkits, as programs get them that were built with these: shorter structures, fewer arguments, 32 bits
-// for lengths; and the variants for the per-thread default stream. Behind what they write lies something that stays as it is.
+// Functions by the versions of older toolkits, as programs get them that were built with these:
+// shorter structures, fewer arguments, 32 bits for lengths; and the variants for the per-thread
+// default stream. Behind what they write lies something that stays as it is.
 #include "driver_program.h"
 
 namespace {
@@ -20,7 +21,8 @@ struct Guarded {
   T value{};
   uint64_t guard[2] = {0x5555555555555555, 0x5555555555555555};
   void check(const char* what) const {
-    CHECK(guard[0] == 0x5555555555555555 && guard[1] == guard[0], "%s: what lies behind its result was written", what);
+    CHECK(guard[0] == 0x5555555555555555 && guard[1] == guard[0],
+          "%s: what lies behind its result was written", what);
   }
 };
 
@@ -28,25 +30,30 @@ void expect(CUdeviceptr words, uint32_t value, const char* what) {
   std::vector<uint32_t> host(kCount);
   DRIVER_OK(cuCtxSynchronize());
   DRIVER_OK(cuMemcpyDtoH(host.data(), words, kCount * 4));
-  for (unsigned i = 0; i < kCount; ++i) CHECK(host[i] == value, "%s: word %u is %u, not %u", what, i, host[i], value);
+  for (unsigned i = 0; i < kCount; ++i)
+    CHECK(host[i] == value, "%s: word %u is %u, not %u", what, i, host[i], value);
 }
 
-// CUDA 10 and 11: parameters of kernel nodes without a kernel and a context, which are the 16 bytes behind them now.
+// CUDA 10 and 11: parameters of kernel nodes without a kernel and a context, which are the 16 bytes
+// behind them now.
 void kernelNodes(CUdeviceptr words, const apps::Bump& bump) {
   const auto add =
-      lookUp<CUresult(CUgraphNode*, CUgraph, const CUgraphNode*, size_t, const CUDA_KERNEL_NODE_PARAMS_v1*)>(
-          "cuGraphAddKernelNode", 10000);
-  const auto get = lookUp<CUresult(CUgraphNode, CUDA_KERNEL_NODE_PARAMS_v1*)>("cuGraphKernelNodeGetParams", 10000);
-  const auto set =
-      lookUp<CUresult(CUgraphNode, const CUDA_KERNEL_NODE_PARAMS_v1*)>("cuGraphKernelNodeSetParams", 10000);
-  const auto setExec = lookUp<CUresult(CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS_v1*)>(
-      "cuGraphExecKernelNodeSetParams", 10010);
-  const auto instantiate =
-      lookUp<CUresult(CUgraphExec*, CUgraph, CUgraphNode*, char*, size_t)>("cuGraphInstantiate", 10000);
-  const auto instantiate11 =
-      lookUp<CUresult(CUgraphExec*, CUgraph, CUgraphNode*, char*, size_t)>("cuGraphInstantiate", 11000);
+      lookUp<CUresult(CUgraphNode*, CUgraph, const CUgraphNode*, size_t,
+                      const CUDA_KERNEL_NODE_PARAMS_v1*)>("cuGraphAddKernelNode", 10000);
+  const auto get = lookUp<CUresult(CUgraphNode, CUDA_KERNEL_NODE_PARAMS_v1*)>(
+      "cuGraphKernelNodeGetParams", 10000);
+  const auto set = lookUp<CUresult(CUgraphNode, const CUDA_KERNEL_NODE_PARAMS_v1*)>(
+      "cuGraphKernelNodeSetParams", 10000);
+  const auto setExec =
+      lookUp<CUresult(CUgraphExec, CUgraphNode, const CUDA_KERNEL_NODE_PARAMS_v1*)>(
+          "cuGraphExecKernelNodeSetParams", 10010);
+  const auto instantiate = lookUp<CUresult(CUgraphExec*, CUgraph, CUgraphNode*, char*, size_t)>(
+      "cuGraphInstantiate", 10000);
+  const auto instantiate11 = lookUp<CUresult(CUgraphExec*, CUgraph, CUgraphNode*, char*, size_t)>(
+      "cuGraphInstantiate", 11000);
   const auto update =
-      lookUp<CUresult(CUgraphExec, CUgraph, CUgraphNode*, CUgraphExecUpdateResult*)>("cuGraphExecUpdate", 10020);
+      lookUp<CUresult(CUgraphExec, CUgraph, CUgraphNode*, CUgraphExecUpdateResult*)>(
+          "cuGraphExecUpdate", 10020);
 
   CUgraph graph = nullptr;
   CUgraphNode node = nullptr;
@@ -64,7 +71,8 @@ void kernelNodes(CUdeviceptr words, const apps::Bump& bump) {
     Guarded<CUDA_KERNEL_NODE_PARAMS_v1> told;
     DRIVER_OK(get(node, &told.value));
     told.check(what);
-    CHECK(told.value.blockDimX == 128 && told.value.gridDimX == kCount / 128 && told.value.kernelParams != nullptr,
+    CHECK(told.value.blockDimX == 128 && told.value.gridDimX == kCount / 128 &&
+              told.value.kernelParams != nullptr,
           "%s: %u blocks of %u threads", what, told.value.gridDimX, told.value.blockDimX);
     uint32_t its = 0;
     std::memcpy(&its, told.value.kernelParams[2], sizeof its);
@@ -100,8 +108,8 @@ void kernelNodes(CUdeviceptr words, const apps::Bump& bump) {
   CHECK(updated.value == CU_GRAPH_EXEC_UPDATE_SUCCESS, "the update is %d", int(updated.value));
   DRIVER_OK(cuGraphLaunch(first, nullptr));
   expect(words, 112, "a graph that was updated");
-  CHECK(add(&node, graph, nullptr, 0, nullptr) != CUDA_SUCCESS && set(node, nullptr) != CUDA_SUCCESS &&
-            setExec(first, node, nullptr) != CUDA_SUCCESS,
+  CHECK(add(&node, graph, nullptr, 0, nullptr) != CUDA_SUCCESS &&
+            set(node, nullptr) != CUDA_SUCCESS && setExec(first, node, nullptr) != CUDA_SUCCESS,
         "%s", "a node has no parameters");
   DRIVER_OK(cuGraphExecDestroy(first));
   DRIVER_OK(cuGraphExecDestroy(second));
@@ -110,10 +118,11 @@ void kernelNodes(CUdeviceptr words, const apps::Bump& bump) {
 
 void captures(CUdeviceptr words, const apps::Bump& bump) {
   const auto begin = lookUp<CUresult(CUstream, CUstreamCaptureMode)>("cuStreamBeginCapture", 10010);
-  const auto info10 = lookUp<CUresult(CUstream, CUstreamCaptureStatus*, cuuint64_t*)>("cuStreamGetCaptureInfo", 10010);
+  const auto info10 = lookUp<CUresult(CUstream, CUstreamCaptureStatus*, cuuint64_t*)>(
+      "cuStreamGetCaptureInfo", 10010);
   const auto info11 =
-      lookUp<CUresult(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*, const CUgraphNode**, size_t*)>(
-          "cuStreamGetCaptureInfo", 11030);
+      lookUp<CUresult(CUstream, CUstreamCaptureStatus*, cuuint64_t*, CUgraph*, const CUgraphNode**,
+                      size_t*)>("cuStreamGetCaptureInfo", 11030);
   CUstream stream = nullptr;
   CUgraph graph = nullptr, its = nullptr;
   const CUgraphNode* before = nullptr;
@@ -154,13 +163,17 @@ void arrays() {
   const auto describe3d = lookUp<CUresult(OldArray3D*, CUarray)>("cuArray3DGetDescriptor", 2000);
   const auto in = lookUp<CUresult(CUarray, unsigned, const void*, unsigned)>("cuMemcpyHtoA", 2000);
   const auto out = lookUp<CUresult(void*, CUarray, unsigned, unsigned)>("cuMemcpyAtoH", 2000);
-  const auto over = lookUp<CUresult(CUarray, unsigned, CUarray, unsigned, unsigned)>("cuMemcpyAtoA", 2000);
-  const auto inLater = lookUp<CUresult(CUarray, unsigned, const void*, unsigned, CUstream)>("cuMemcpyHtoAAsync", 2000);
-  const auto outLater = lookUp<CUresult(void*, CUarray, unsigned, unsigned, CUstream)>("cuMemcpyAtoHAsync", 2000);
+  const auto over =
+      lookUp<CUresult(CUarray, unsigned, CUarray, unsigned, unsigned)>("cuMemcpyAtoA", 2000);
+  const auto inLater = lookUp<CUresult(CUarray, unsigned, const void*, unsigned, CUstream)>(
+      "cuMemcpyHtoAAsync", 2000);
+  const auto outLater =
+      lookUp<CUresult(void*, CUarray, unsigned, unsigned, CUstream)>("cuMemcpyAtoHAsync", 2000);
 
   const OldArray wanted{kRow, 0, CU_AD_FORMAT_UNSIGNED_INT32, 1};
   CUarray one = nullptr, other = nullptr, box = nullptr;
-  if (create(&one, &wanted) == CUDA_ERROR_NOT_SUPPORTED) apps::skip("the driver has no version 1 of cuArrayCreate");
+  if (create(&one, &wanted) == CUDA_ERROR_NOT_SUPPORTED)
+    apps::skip("the driver has no version 1 of cuArrayCreate");
   DRIVER_OK(create(&other, &wanted));
   Guarded<OldArray> told;
   DRIVER_OK(describe(&told.value, one));
@@ -186,15 +199,19 @@ void arrays() {
   DRIVER_OK(inLater(one, 0, words, sizeof words, nullptr));
   DRIVER_OK(outLater(got, one, 0, sizeof got, nullptr));
   DRIVER_OK(cuCtxSynchronize());
-  CHECK(std::memcmp(words, got, sizeof got) == 0, "%s", "through an array in a stream other words came");
+  CHECK(std::memcmp(words, got, sizeof got) == 0, "%s",
+        "through an array in a stream other words came");
 
   // In the calling thread's default stream.
   constexpr cuuint64_t kPerThread = CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
-  const auto toArray = lookUp<CUresult(CUarray, size_t, CUdeviceptr, size_t)>("cuMemcpyDtoA", 7000, kPerThread);
-  const auto fromArray = lookUp<CUresult(CUdeviceptr, CUarray, size_t, size_t)>("cuMemcpyAtoD", 7000, kPerThread);
-  const auto between = lookUp<CUresult(CUarray, size_t, CUarray, size_t, size_t)>("cuMemcpyAtoA", 7000, kPerThread);
-  const auto peer =
-      lookUp<CUresult(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t)>("cuMemcpyPeer", 7000, kPerThread);
+  const auto toArray =
+      lookUp<CUresult(CUarray, size_t, CUdeviceptr, size_t)>("cuMemcpyDtoA", 7000, kPerThread);
+  const auto fromArray =
+      lookUp<CUresult(CUdeviceptr, CUarray, size_t, size_t)>("cuMemcpyAtoD", 7000, kPerThread);
+  const auto between =
+      lookUp<CUresult(CUarray, size_t, CUarray, size_t, size_t)>("cuMemcpyAtoA", 7000, kPerThread);
+  const auto peer = lookUp<CUresult(CUdeviceptr, CUcontext, CUdeviceptr, CUcontext, size_t)>(
+      "cuMemcpyPeer", 7000, kPerThread);
   CUdeviceptr from = 0, to = 0;
   CUcontext context = nullptr;
   DRIVER_OK(cuCtxGetCurrent(&context));
@@ -211,7 +228,8 @@ void arrays() {
   DRIVER_OK(between(other, 0, one, 0, kHalf));
   DRIVER_OK(fromArray(to, other, 0, sizeof words));
   DRIVER_OK(cuMemcpyDtoH(got, to, sizeof got));
-  CHECK(std::memcmp(words, got, sizeof got) == 0, "%s", "from device memory through two arrays other words came");
+  CHECK(std::memcmp(words, got, sizeof got) == 0, "%s",
+        "from device memory through two arrays other words came");
   words[6] = 111;
   DRIVER_OK(cuMemcpyHtoD(from, words, sizeof words));
   DRIVER_OK(peer(to, context, from, context, sizeof words));
@@ -262,14 +280,16 @@ void others(CUdevice device) {
   unsigned flags = 0;
   DRIVER_OK(create(&context, CU_CTX_SCHED_BLOCKING_SYNC, device));
   DRIVER_OK(cuCtxGetFlags(&flags));
-  CHECK((flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC, "a context's flags are %#x", flags);
+  CHECK((flags & CU_CTX_SCHED_MASK) == CU_CTX_SCHED_BLOCKING_SYNC, "a context's flags are %#x",
+        flags);
   DRIVER_OK(cuCtxDestroy(context));
 
   // Nothing is written for what is not there yet, or never was.
   void* found = &found;
   CUdriverProcAddressQueryResult why{};
   DRIVER_OK(cuGetProcAddress("cuMemcpyBatchAsync", &found, 11000, 0, &why));
-  CHECK(found == nullptr && why == CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, "%s", "a function before its time");
+  CHECK(found == nullptr && why == CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, "%s",
+        "a function before its time");
 }
 
 }  // namespace

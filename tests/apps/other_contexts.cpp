@@ -1,5 +1,6 @@
-// Streams whose context is not the current one: another one of the same device is, another device's, or none. Copies, allocations and frees
-// in the stream's order, host functions and events there are as with the stream's own context, and nothing is left over.
+// Streams whose context is not the current one: another one of the same device is, another
+// device's, or none. Copies, allocations and frees in the stream's order, host functions and events
+// there are as with the stream's own context, and nothing is left over.
 #include <functional>
 
 #include "driver_program.h"
@@ -58,7 +59,8 @@ void round(const Place& there, const Place& here, uint32_t value, uint32_t* pinn
   DRIVER_OK(cuMemAllocAsync(&a, kWords * 4, there.stream));
   DRIVER_OK(cuMemAllocAsync(&b, kWords * 4, there.stream));
   DRIVER_OK(cuMemAllocFromPoolAsync(&from_pool, kWords * 4, pool, there.stream));
-  CHECK(deviceOf(a) == device && deviceOf(from_pool) == device, "memory of the current device, not of the stream's");
+  CHECK(deviceOf(a) == device && deviceOf(from_pool) == device,
+        "memory of the current device, not of the stream's");
   DRIVER_OK(cuMemcpyHtoDAsync(a, pinned, kWords * 4, there.stream));
   DRIVER_OK(cuMemcpyDtoDAsync(b, a, kWords * 4, there.stream));
   DRIVER_OK(cuLaunchHostFunc(there.stream, count, &called));
@@ -68,11 +70,13 @@ void round(const Place& there, const Place& here, uint32_t value, uint32_t* pinn
   DRIVER_OK(cuMemcpyDtoHAsync(got.data(), b, kWords * 4, there.stream));
   DRIVER_OK(cuStreamSynchronize(there.stream));
   CHECK(called == 1, "the host function was called %d times", called);
-  for (unsigned i = 0; i < kWords; i += 997) CHECK(got[i] == value + i, "word %u is %#x", i, got[i]);
+  for (unsigned i = 0; i < kWords; i += 997)
+    CHECK(got[i] == value + i, "word %u is %#x", i, got[i]);
   // What comes to pinned memory is there behind the event that follows it, too.
   DRIVER_OK(cuMemcpyDtoHAsync(pinned, from_pool, kWords * 4, there.stream));
   DRIVER_OK(cuEventRecord(event, there.stream));
-  for (const CUdeviceptr memory : {a, b, from_pool}) DRIVER_OK(cuMemFreeAsync(memory, there.stream));
+  for (const CUdeviceptr memory : {a, b, from_pool})
+    DRIVER_OK(cuMemFreeAsync(memory, there.stream));
   DRIVER_OK(cuEventSynchronize(event));
   CHECK(pinned[kWords - 1] == value, "pinned memory has %#x", pinned[kWords - 1]);
   DRIVER_OK(cuStreamSynchronize(here.stream));
@@ -100,7 +104,8 @@ void withoutContext(const Place& there) {
 }
 
 // What is left after the first rounds is all that later ones may leave.
-void leavesNothing(const Place& there, const char* where, const std::function<void(uint32_t)>& once) {
+void leavesNothing(const Place& there, const char* where,
+                   const std::function<void(uint32_t)>& once) {
   for (uint32_t i = 0; i < 2; ++i) once(i);
   const size_t before = there.freeBytes();
   for (uint32_t i = 2; i < 5; ++i) once(i);
@@ -118,7 +123,8 @@ int main(int argc, char** argv) {
   CUcontext second = nullptr;
   DRIVER_OK(cuCtxCreate(&second, nullptr, 0, device));
   DRIVER_OK(cuCtxPopCurrent(&second));  // below the first one there is none
-  // The streams are made before anything is done in one, and the second context is current when the first thing is.
+  // The streams are made before anything is done in one, and the second context is current when the
+  // first thing is.
   const Place first(primaryOf(device)), other(second);
 
   // What takes all the room there is when this is paged.
@@ -130,13 +136,17 @@ int main(int argc, char** argv) {
   void* pinned = nullptr;
   DRIVER_OK(cuMemHostAlloc(&pinned, kWords * 4, CU_MEMHOSTALLOC_PORTABLE));
   auto* const words = static_cast<uint32_t*>(pinned);
-  leavesNothing(first, "another context is current", [&](uint32_t value) { round(first, other, value, words); });
-  leavesNothing(other, "the first context is current", [&](uint32_t value) { round(other, first, value, words); });
+  leavesNothing(first, "another context is current",
+                [&](uint32_t value) { round(first, other, value, words); });
+  leavesNothing(other, "the first context is current",
+                [&](uint32_t value) { round(other, first, value, words); });
   leavesNothing(first, "no context is current", [&](uint32_t) { withoutContext(first); });
   if (devices > 1) {
     const Place far(primaryOf(1));
-    leavesNothing(first, "another device is current", [&](uint32_t value) { round(first, far, value, words); });
-    leavesNothing(far, "this device is current", [&](uint32_t value) { round(far, first, value, words); });
+    leavesNothing(first, "another device is current",
+                  [&](uint32_t value) { round(first, far, value, words); });
+    leavesNothing(far, "this device is current",
+                  [&](uint32_t value) { round(far, first, value, words); });
     first.use();
     DRIVER_OK(cuDevicePrimaryCtxRelease(1));
   }
@@ -148,5 +158,6 @@ int main(int argc, char** argv) {
   }
   DRIVER_OK(cuMemFreeHost(pinned));
   DRIVER_OK(cuCtxDestroy(second));
-  return apps::ok("streams of contexts that are not current%s", devices > 1 ? ", of two devices" : "");
+  return apps::ok("streams of contexts that are not current%s",
+                  devices > 1 ? ", of two devices" : "");
 }

@@ -1,6 +1,6 @@
-// A program that brings its own C++ runtime, linked in, and uses OpenSSL and oneTBB, which libraries below it may have been
-// built with as well: exceptions, streams and locales work, tasks of TBB copy and compute on the GPU, and OpenSSL agrees with
-// itself on what came back.
+// A program that brings its own C++ runtime, linked in, and uses OpenSSL and oneTBB, which
+// libraries below it may have been built with as well: exceptions, streams and locales work, tasks
+// of TBB copy and compute on the GPU, and OpenSSL agrees with itself on what came back.
 #include <openssl/evp.h>
 #include <tbb/parallel_for.h>
 
@@ -19,7 +19,8 @@ using Digest = std::array<unsigned char, 32>;
 Digest digestOf(const void* bytes, size_t length) {
   Digest digest{};
   unsigned got = 0;
-  if (EVP_Digest(bytes, length, digest.data(), &got, EVP_sha256(), nullptr) != 1 || got != digest.size())
+  if (EVP_Digest(bytes, length, digest.data(), &got, EVP_sha256(), nullptr) != 1 ||
+      got != digest.size())
     throw std::runtime_error("EVP_Digest failed");
   return digest;
 }
@@ -48,7 +49,8 @@ int main(int argc, char** argv) {
   const auto task = [&](int i) {
     need(cuCtxSetCurrent(context), "cuCtxSetCurrent");
     std::vector<uint32_t> words(kPiece / 4);
-    for (size_t w = 0; w < words.size(); ++w) words[w] = apps::word(uint32_t(w), uint32_t(options.seed) + uint32_t(i));
+    for (size_t w = 0; w < words.size(); ++w)
+      words[w] = apps::word(uint32_t(w), uint32_t(options.seed) + uint32_t(i));
     before[size_t(i)] = digestOf(words.data(), kPiece);
     need(cuMemcpyHtoD(device[size_t(i)], words.data(), kPiece), "cuMemcpyHtoD");
     need(cuMemcpyDtoD(device[size_t(pieces + i)], device[size_t(i)], kPiece), "cuMemcpyDtoD");
@@ -62,7 +64,8 @@ int main(int argc, char** argv) {
       throw std::runtime_error("piece " + std::to_string(i) + " differs");
     need(cuMemcpyDtoH(words.data(), device[size_t(i)], kPiece), "cuMemcpyDtoH");
     for (const uint32_t word : words)
-      if (word != uint32_t(i)) throw std::runtime_error("the set piece " + std::to_string(i) + " differs");
+      if (word != uint32_t(i))
+        throw std::runtime_error("the set piece " + std::to_string(i) + " differs");
     ++right;
   };
   try {

@@ -1,7 +1,8 @@
-// Attention over a cache of blocks as servers of language models keep it: one huge allocation cut into blocks, a table of
-// block numbers for each sequence in device memory, sequences that grow by a token a step, end, and give their blocks to
-// others. A launch names the cache, and which blocks it reads stands in the tables. Prefill reads all of a sequence, decode
-// of many sequences a little of each.
+// Attention over a cache of blocks as servers of language models keep it: one huge allocation cut
+// into blocks, a table of block numbers for each sequence in device memory, sequences that grow by
+// a token a step, end, and give their blocks to others. A launch names the cache, and which blocks
+// it reads stands in the tables. Prefill reads all of a sequence, decode of many sequences a little
+// of each.
 #include "common.h"
 
 constexpr uint32_t kTokens = 16;   // of a block
@@ -13,17 +14,19 @@ APPS_BOTH inline uint32_t tokenWord(uint32_t sequence, uint32_t token, uint32_t 
 }
 
 /// Writes tokens [first, first + count) of a sequence into its blocks.
-__global__ void store(uint32_t* cache, const uint32_t* table, uint32_t sequence, uint32_t first, uint32_t count) {
+__global__ void store(uint32_t* cache, const uint32_t* table, uint32_t sequence, uint32_t first,
+                      uint32_t count) {
   for (uint32_t t = blockIdx.x; t < count; t += gridDim.x) {
     const uint32_t token = first + t;
     uint32_t* at = cache + (size_t(table[token / kTokens]) * kTokens + token % kTokens) * kWidth;
-    for (uint32_t i = threadIdx.x; i < kWidth; i += blockDim.x) at[i] = tokenWord(sequence, token, i);
+    for (uint32_t i = threadIdx.x; i < kWidth; i += blockDim.x)
+      at[i] = tokenWord(sequence, token, i);
   }
 }
 
 /// One block of threads for each sequence: a checksum over some words of each of its tokens.
-__global__ void attend(const uint32_t* cache, const uint32_t* tables, uint32_t table_length, const uint32_t* lengths,
-                       uint32_t* out) {
+__global__ void attend(const uint32_t* cache, const uint32_t* tables, uint32_t table_length,
+                       const uint32_t* lengths, uint32_t* out) {
   const uint32_t sequence = blockIdx.x;
   uint32_t sum = 0;
   for (uint32_t token = threadIdx.x; token < lengths[sequence]; token += blockDim.x) {
@@ -67,8 +70,8 @@ int main(int argc, char** argv) {
   const auto append = [&](uint32_t s, uint32_t count) {
     Sequence& sequence = sequences[s];
     uint32_t* const table = tables + size_t(s) * table_length;
-    RUNTIME_OK(
-        cudaMemcpyAsync(table, sequence.table.data(), sequence.table.size() * 4, cudaMemcpyHostToDevice, nullptr));
+    RUNTIME_OK(cudaMemcpyAsync(table, sequence.table.data(), sequence.table.size() * 4,
+                               cudaMemcpyHostToDevice, nullptr));
     store<<<16, 128>>>(cache, table, sequence.name, sequence.length, count);
     sequence.length += count;
   };
@@ -89,16 +92,20 @@ int main(int argc, char** argv) {
       }
       now[s] = sequence.length;
     }
-    RUNTIME_OK(cudaMemcpyAsync(lengths, now.data(), kSequences * 4, cudaMemcpyHostToDevice, nullptr));
+    RUNTIME_OK(
+        cudaMemcpyAsync(lengths, now.data(), kSequences * 4, cudaMemcpyHostToDevice, nullptr));
     RUNTIME_OK(cudaMemsetAsync(out, 0, kSequences * 4, nullptr));
     attend<<<kSequences, 64>>>(cache, tables, table_length, lengths, out);
     RUNTIME_OK(cudaMemcpy(got.data(), out, kSequences * 4, cudaMemcpyDeviceToHost));
     for (uint32_t s = 0; s < kSequences; ++s) {
       uint32_t sum = 0;
       for (uint32_t token = 0; token < now[s]; ++token)
-        for (uint32_t i = 0; i < kWidth; i += 256) sum += tokenWord(sequences[s].name, token, i) * (token + 1);
-      CHECK(got[s] == sum, "step %u: sequence %u of %u tokens is %#x, expected %#x", step, s, now[s], got[s], sum);
+        for (uint32_t i = 0; i < kWidth; i += 256)
+          sum += tokenWord(sequences[s].name, token, i) * (token + 1);
+      CHECK(got[s] == sum, "step %u: sequence %u of %u tokens is %#x, expected %#x", step, s,
+            now[s], got[s], sum);
     }
   }
-  return apps::ok("paged_attention over %u blocks, %u sequences", blocks, names - uint32_t(options.seed) * 1000);
+  return apps::ok("paged_attention over %u blocks, %u sequences", blocks,
+                  names - uint32_t(options.seed) * 1000);
 }

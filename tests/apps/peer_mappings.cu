@@ -1,6 +1,7 @@
-// Memory of one device that another one is given access to, each way: by its pool (to what was allocated before, and to what is
-// allocated after), by mappings in stripes over both devices, and by a handle that is mapped for the other device alone. Kernels of
-// the device that has access read and write it, copies run over all of it, while other memory presses it out of VRAM on both.
+// Memory of one device that another one is given access to, each way: by its pool (to what was
+// allocated before, and to what is allocated after), by mappings in stripes over both devices, and
+// by a handle that is mapped for the other device alone. Kernels of the device that has access read
+// and write it, copies run over all of it, while other memory presses it out of VRAM on both.
 #include "common.h"
 
 #include <cuda.h>
@@ -62,7 +63,8 @@ void addOn(int device, void* memory, size_t bytes, uint32_t value) {
 }
 
 /// Both devices add to the memory in turns, pressed out in between.
-void inTurns(void* memory, size_t bytes, int owner, uint32_t seed, BothPressed& pressed, const char* what) {
+void inTurns(void* memory, size_t bytes, int owner, uint32_t seed, BothPressed& pressed,
+             const char* what) {
   use(owner);
   apps::fill(memory, bytes, seed);
   RUNTIME_OK(cudaDeviceSynchronize());
@@ -91,7 +93,8 @@ cudaMemAccessFlags accessOf(cudaMemPool_t pool, int device) {
 }
 
 /// `pool` of `owner` gives the other device access.
-void throughPool(cudaMemPool_t pool, int owner, uint32_t seed, BothPressed& pressed, const char* what) {
+void throughPool(cudaMemPool_t pool, int owner, uint32_t seed, BothPressed& pressed,
+                 const char* what) {
   const int other = 1 - owner;
   cudaMemAccessDesc given{};
   given.location.type = cudaMemLocationTypeDevice;
@@ -103,9 +106,11 @@ void throughPool(cudaMemPool_t pool, int owner, uint32_t seed, BothPressed& pres
   void *before = nullptr, *after = nullptr;
   RUNTIME_OK(cudaMallocFromPoolAsync(&before, kBytes, pool, stream));
   RUNTIME_OK(cudaStreamSynchronize(stream));
-  CHECK(accessOf(pool, other) == cudaMemAccessFlagsProtNone, "%s: device %d has access from the start", what, other);
+  CHECK(accessOf(pool, other) == cudaMemAccessFlagsProtNone,
+        "%s: device %d has access from the start", what, other);
   RUNTIME_OK(cudaMemPoolSetAccess(pool, &given, 1));
-  CHECK(accessOf(pool, other) == cudaMemAccessFlagsProtReadWrite, "%s: device %d has no access", what, other);
+  CHECK(accessOf(pool, other) == cudaMemAccessFlagsProtReadWrite, "%s: device %d has no access",
+        what, other);
   RUNTIME_OK(cudaMallocFromPoolAsync(&after, kBytes, pool, stream));
   RUNTIME_OK(cudaStreamSynchronize(stream));
   inTurns(before, kBytes, owner, seed, pressed, what);
@@ -148,8 +153,8 @@ void expectAccess(CUdeviceptr address, int device, CUmemAccess_flags expected, c
   const CUmemLocation location{CU_MEM_LOCATION_TYPE_DEVICE, device};
   unsigned long long flags = 99;
   DRIVER_OK(cuMemGetAccess(&flags, &location, address));
-  CHECK(flags == static_cast<unsigned long long>(expected), "%s: device %d has access %llu, not %d", what, device,
-        flags, int(expected));
+  CHECK(flags == static_cast<unsigned long long>(expected), "%s: device %d has access %llu, not %d",
+        what, device, flags, int(expected));
 }
 
 void unmapAll(CUdeviceptr address, size_t bytes) {
@@ -202,7 +207,8 @@ void forTheOther(uint32_t seed, BothPressed& pressed) {
   DRIVER_OK(cuMemAddressReserve(&address, kBytes, 0, 0, 0));
   DRIVER_OK(cuMemMap(address, kBytes, 0, handle, 0));
   const auto memory = reinterpret_cast<void*>(address);
-  const CUmemAccessDesc other = access(0), reads[] = {access(0, CU_MEM_ACCESS_FLAGS_PROT_READ), access(1)};
+  const CUmemAccessDesc other = access(0),
+                        reads[] = {access(0, CU_MEM_ACCESS_FLAGS_PROT_READ), access(1)};
   DRIVER_OK(cuMemSetAccess(address, kBytes, &other, 1));
   expectAccess(address, 0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE, "device 1's handle");
   expectAccess(address, 1, CU_MEM_ACCESS_FLAGS_PROT_NONE, "device 1's handle");
@@ -242,7 +248,8 @@ void forTheOther(uint32_t seed, BothPressed& pressed) {
   unmapAll(address, kBytes);  // the second mapping has it on
   addOn(0, reinterpret_cast<void*>(range + kBytes), kBytes, 1);
   use(0);
-  apps::verify(reinterpret_cast<void*>(range + kBytes), kBytes, seed, 19, "device 1's handle, after its first mapping");
+  apps::verify(reinterpret_cast<void*>(range + kBytes), kBytes, seed, 19,
+               "device 1's handle, after its first mapping");
   unmapAll(range, 2 * kBytes);
 }
 

@@ -1,5 +1,6 @@
-// Compiled with --default-stream per-thread: four threads, each with the default stream of its own, over buffers that
-// they hand on to each other by events. After a reset of the device all of it again: the default streams are new ones.
+// Compiled with --default-stream per-thread: four threads, each with the default stream of its own,
+// over buffers that they hand on to each other by events. After a reset of the device all of it
+// again: the default streams are new ones.
 #include <thread>
 
 #include "common.h"
@@ -17,7 +18,8 @@ static size_t life(const apps::Options& options) {
   RUNTIME_OK(cudaStreamSynchronize(cudaStreamPerThread));
   CHECK(got_first == apps::word(0, uint32_t(options.seed)), "the first word is %#x", got_first);
   RUNTIME_OK(cudaFree(first));
-  const size_t pieces = options.bytes / kPiece / kThreads > 0 ? options.bytes / kPiece / kThreads : 1;
+  const size_t pieces =
+      options.bytes / kPiece / kThreads > 0 ? options.bytes / kPiece / kThreads : 1;
   std::vector<std::vector<void*>> buffers(kThreads, std::vector<void*>(pieces));
   std::vector<cudaEvent_t> filled(kThreads);
   for (unsigned t = 0; t < kThreads; ++t) {
@@ -48,7 +50,8 @@ static size_t life(const apps::Options& options) {
       for (size_t p = 0; p < pieces; ++p) {
         RUNTIME_OK(cudaMemcpyAsync(got.data(), buffers[other][p], kPiece, cudaMemcpyDeviceToHost));
         RUNTIME_OK(cudaStreamSynchronize(cudaStreamPerThread));
-        apps::verifyHost(got.data(), kPiece, seedOf(other, p), 3 * (other + 1) + 100, "neighbour's buffer");
+        apps::verifyHost(got.data(), kPiece, seedOf(other, p), 3 * (other + 1) + 100,
+                         "neighbour's buffer");
       }
     });
   }

@@ -1,5 +1,7 @@
-// Copies of every size and shape between pinned, registered, managed and device memory in one stream, with kernels, memsets, host functions and the CPU
-// changing all of them in between, and nothing waited for but where the CPU looks. What comes out is what the same steps on plain memory give.
+// Copies of every size and shape between pinned, registered, managed and device memory in one
+// stream, with kernels, memsets, host functions and the CPU changing all of them in between, and
+// nothing waited for but where the CPU looks. What comes out is what the same steps on plain memory
+// give.
 #include "common.h"
 
 namespace {
@@ -37,7 +39,8 @@ class Steps {
     RUNTIME_OK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
     for (size_t i = 0; i < kDevices + kHosts; ++i) {
       Buffer& buffer = buffers_[i];
-      const size_t bytes = i % 2 == 0 ? 5'000 + random_.below(9'000) : options.bytes / 8 + random_.below(3'000);
+      const size_t bytes =
+          i % 2 == 0 ? 5'000 + random_.below(9'000) : options.bytes / 8 + random_.below(3'000);
       buffer.model.assign(bytes, 0);
       if (i < kDevices) {
         RUNTIME_OK(cudaMalloc(&buffer.at, bytes));
@@ -45,7 +48,8 @@ class Steps {
         RUNTIME_OK(cudaHostAlloc(&buffer.at, bytes, cudaHostAllocMapped));
       } else if (isRegistered(i)) {
         constexpr size_t kPage = 4096;
-        buffer.at = static_cast<uint8_t*>(std::aligned_alloc(kPage, (bytes + kPage - 1) / kPage * kPage));
+        buffer.at =
+            static_cast<uint8_t*>(std::aligned_alloc(kPage, (bytes + kPage - 1) / kPage * kPage));
         RUNTIME_OK(cudaHostRegister(buffer.at, bytes, cudaHostRegisterMapped));
       } else {
         RUNTIME_OK(cudaMallocManaged(&buffer.at, bytes));
@@ -91,8 +95,9 @@ class Steps {
       else
         std::memcpy(got.data(), buffers_[i].at, got.size());
       for (size_t at = 0; at < got.size(); ++at)
-        CHECK(got[at] == buffers_[i].model[at], "after step %zu: buffer %zu has %#x at %zu, not %#x", steps_, i,
-              got[at], at, buffers_[i].model[at]);
+        CHECK(got[at] == buffers_[i].model[at],
+              "after step %zu: buffer %zu has %#x at %zu, not %#x", steps_, i, got[at], at,
+              buffers_[i].model[at]);
     }
   }
 
@@ -118,7 +123,9 @@ class Steps {
   }
 
  private:
-  static bool isRegistered(size_t i) { return i >= kDevices + kPinned && i < kDevices + kPinned + kRegistered; }
+  static bool isRegistered(size_t i) {
+    return i >= kDevices + kPinned && i < kDevices + kPinned + kRegistered;
+  }
   Buffer& device() { return buffers_[random_.below(kDevices)]; }
   Buffer& any() { return buffers_[random_.below(kDevices + kHosts)]; }
   Buffer& host() { return buffers_[kDevices + random_.below(kHosts)]; }
@@ -134,8 +141,10 @@ class Steps {
     const bool to_device = random_.below(2) == 0;
     Buffer& near = host();
     Buffer& far = device();
-    const size_t bytes = some(near.model.size() < far.model.size() ? near.model.size() : far.model.size());
-    const size_t at = random_.below(near.model.size() - bytes + 1), there = random_.below(far.model.size() - bytes + 1);
+    const size_t bytes =
+        some(near.model.size() < far.model.size() ? near.model.size() : far.model.size());
+    const size_t at = random_.below(near.model.size() - bytes + 1),
+                 there = random_.below(far.model.size() - bytes + 1);
     uint8_t* const to = to_device ? far.at + there : near.at + at;
     const uint8_t* const from = to_device ? near.at + at : far.at + there;
     const auto kind = random_.below(2) == 0 ? cudaMemcpyDefault
@@ -163,11 +172,11 @@ class Steps {
     const size_t at = random_.below(near.model.size() - near_pitch * height),
                  there = random_.below(far.model.size() - far_pitch * height);
     if (to_device)
-      RUNTIME_OK(cudaMemcpy2DAsync(far.at + there, far_pitch, near.at + at, near_pitch, width, height,
-                                   cudaMemcpyHostToDevice, stream_));
+      RUNTIME_OK(cudaMemcpy2DAsync(far.at + there, far_pitch, near.at + at, near_pitch, width,
+                                   height, cudaMemcpyHostToDevice, stream_));
     else
-      RUNTIME_OK(cudaMemcpy2DAsync(near.at + at, near_pitch, far.at + there, far_pitch, width, height,
-                                   cudaMemcpyDeviceToHost, stream_));
+      RUNTIME_OK(cudaMemcpy2DAsync(near.at + at, near_pitch, far.at + there, far_pitch, width,
+                                   height, cudaMemcpyDeviceToHost, stream_));
     for (size_t y = 0; y < height; ++y) {
       uint8_t* const one = near.model.data() + at + y * near_pitch;
       uint8_t* const other = far.model.data() + there + y * far_pitch;
@@ -197,15 +206,18 @@ class Steps {
 
   void byCpu() {
     Buffer& buffer = host();
-    const size_t count = some(buffer.model.size()), at = random_.below(buffer.model.size() - count + 1);
+    const size_t count = some(buffer.model.size()),
+                 at = random_.below(buffer.model.size() - count + 1);
     RUNTIME_OK(cudaStreamSynchronize(stream_));
-    for (size_t i = 0; i < count; ++i) buffer.at[at + i] = buffer.model[at + i] = uint8_t(buffer.model[at + i] * 5 + i);
+    for (size_t i = 0; i < count; ++i)
+      buffer.at[at + i] = buffer.model[at + i] = uint8_t(buffer.model[at + i] * 5 + i);
   }
 
   // Of any memory, waited for or not.
   void fill() {
     Buffer& to = any();
-    const size_t words = some(to.model.size() / 4), at = random_.below(to.model.size() / 4 - words + 1) * 4;
+    const size_t words = some(to.model.size() / 4),
+                 at = random_.below(to.model.size() / 4 - words + 1) * 4;
     const int value = int(random_.below(256));
     const bool in_order = random_.below(2) == 0;
     if (in_order) {
@@ -223,7 +235,8 @@ class Steps {
     Buffer& to = any();
     Buffer& from = any();
     if (&to == &from) return;
-    const size_t bytes = some(to.model.size() < from.model.size() ? to.model.size() : from.model.size());
+    const size_t bytes =
+        some(to.model.size() < from.model.size() ? to.model.size() : from.model.size());
     RUNTIME_OK(cudaMemcpyAsync(to.there, from.there, bytes, cudaMemcpyDefault, stream_));
     std::memcpy(to.model.data(), from.model.data(), bytes);
   }
@@ -243,5 +256,6 @@ int main(int argc, char** argv) {
     Steps steps(options);
     steps.run(kSteps);
   }
-  return apps::ok("%zu steps with pinned memory, seed %llu", kSteps, (unsigned long long)options.seed);
+  return apps::ok("%zu steps with pinned memory, seed %llu", kSteps,
+                  (unsigned long long)options.seed);
 }

@@ -1,5 +1,6 @@
-// Memory that kernels and the CPU both use goes (pinned, managed, registered) while another thread launches on, also memory that a copy in
-// another context's stream is still to write: what the program has freed or unregistered nobody writes any more, and nobody is told of it.
+// Memory that kernels and the CPU both use goes (pinned, managed, registered) while another thread
+// launches on, also memory that a copy in another context's stream is still to write: what the
+// program has freed or unregistered nobody writes any more, and nobody is told of it.
 #include <cuda.h>
 
 #include <atomic>
@@ -44,7 +45,8 @@ class Beside {
       CHECK(words[31] == launches, "beside: %u launches, and the word is %u", launches, words[31]);
     }
     RUNTIME_OK(cudaStreamSynchronize(stream));
-    CHECK(words[0] == launches, "beside: %u launches, and the word is %u in the end", launches, words[0]);
+    CHECK(words[0] == launches, "beside: %u launches, and the word is %u in the end", launches,
+          words[0]);
     RUNTIME_OK(cudaStreamDestroy(stream));
     RUNTIME_OK(cudaFreeHost(words));
   }
@@ -52,7 +54,8 @@ class Beside {
   std::thread thread_;
 };
 
-// `far`: the device's address of it. The CPU changes it, a kernel does, and the CPU again, for nobody.
+// `far`: the device's address of it. The CPU changes it, a kernel does, and the CPU again, for
+// nobody.
 void use(uint32_t* near, uint32_t* far, uint32_t round, const char* what) {
   for (uint32_t i = 0; i < kWords; ++i) near[i] = i * 3 + round;
   bump<<<kWords / 256, 256>>>(far);
@@ -92,7 +95,8 @@ void unregisteredElsewhere() {
   DRIVER_OK(cuCtxSetCurrent(first));
   RUNTIME_OK(cudaStreamSynchronize(stream));
   for (uint32_t i = 0; i < kWords; ++i)
-    CHECK(near[i] == 0x07070707, "word %u of memory that was unregistered was overwritten with %#x", i, near[i]);
+    CHECK(near[i] == 0x07070707, "word %u of memory that was unregistered was overwritten with %#x",
+          i, near[i]);
   DRIVER_OK(cuCtxDestroy(second));
   RUNTIME_OK(cudaStreamDestroy(stream));
   RUNTIME_OK(cudaFree(far));

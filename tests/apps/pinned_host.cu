@@ -1,5 +1,6 @@
-// Pinned host memory: mapped into kernels, registered, and bounced between buffers on one stream (device to host into
-// h, then host to device from h, again and again), as offloading optimisers do.
+// Pinned host memory: mapped into kernels, registered, and bounced between buffers on one stream
+// (device to host into h, then host to device from h, again and again), as offloading optimisers
+// do.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -35,12 +36,14 @@ int main(int argc, char** argv) {
   for (uint32_t i = 0; i < kMapped; ++i) in[i] = apps::word(i, seed);
   square<<<apps::blocks(kMapped), 256>>>(device_in, out, kMapped);
   RUNTIME_OK(cudaDeviceSynchronize());
-  for (uint32_t i = 0; i < kMapped; ++i) CHECK(out[i] == in[i] * in[i], "mapped word %u is %#x", i, out[i]);
+  for (uint32_t i = 0; i < kMapped; ++i)
+    CHECK(out[i] == in[i] * in[i], "mapped word %u is %#x", i, out[i]);
   // Registered memory.
-  char* registered =
-      static_cast<char*>(mmap(nullptr, kPiece, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  char* registered = static_cast<char*>(
+      mmap(nullptr, kPiece, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   RUNTIME_OK(cudaHostRegister(registered, kPiece, cudaHostRegisterMapped));
-  // Ping-pong: one small pinned buffer, many device buffers, one stream. A copy that is out of its turn shows.
+  // Ping-pong: one small pinned buffer, many device buffers, one stream. A copy that is out of its
+  // turn shows.
   const size_t buffers = options.bytes / kPiece > 4 ? options.bytes / kPiece : 4;
   std::vector<char*> device(buffers);
   cudaStream_t stream;
@@ -50,10 +53,12 @@ int main(int argc, char** argv) {
     apps::fill(device[b], kPiece, seed + uint32_t(b), stream);
   }
   for (int round = 0; round < 2; ++round) {
-    for (size_t b = 0; b + 1 < buffers; b += 2) {  // swaps b and b + 1 by way of `registered` and a scratch buffer
+    for (size_t b = 0; b + 1 < buffers;
+         b += 2) {  // swaps b and b + 1 by way of `registered` and a scratch buffer
       char* pinned = registered;
       RUNTIME_OK(cudaMemcpyAsync(pinned, device[b], kPiece, cudaMemcpyDeviceToHost, stream));
-      RUNTIME_OK(cudaMemcpyAsync(device[b], device[b + 1], kPiece, cudaMemcpyDeviceToDevice, stream));
+      RUNTIME_OK(
+          cudaMemcpyAsync(device[b], device[b + 1], kPiece, cudaMemcpyDeviceToDevice, stream));
       RUNTIME_OK(cudaMemcpyAsync(device[b + 1], pinned, kPiece, cudaMemcpyHostToDevice, stream));
       apps::add(device[b + 1], kPiece, 1, stream);
     }
@@ -74,7 +79,8 @@ int main(int argc, char** argv) {
   }
   RUNTIME_OK(cudaStreamSynchronize(stream));
   apps::verifyHost(h, kPiece, seed + 500, uint32_t(buffers), "after all the bounces");
-  // Beside a host function that is held in another stream. No kernel reaches pinned memory any more.
+  // Beside a host function that is held in another stream. No kernel reaches pinned memory any
+  // more.
   RUNTIME_OK(cudaFreeHost(in));
   RUNTIME_OK(cudaFreeHost(out));
   Held held;

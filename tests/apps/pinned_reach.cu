@@ -1,5 +1,6 @@
-// Pinned memory that a kernel reaches otherwise than by one parameter: through tables in device memory, through pinned memory itself,
-// more blocks than a launch names, and memory that a host function writes before what is behind it in the stream.
+// Pinned memory that a kernel reaches otherwise than by one parameter: through tables in device
+// memory, through pinned memory itself, more blocks than a launch names, and memory that a host
+// function writes before what is behind it in the stream.
 #include <unistd.h>
 
 #include "common.h"
@@ -52,11 +53,13 @@ int main(int argc, char** argv) {
   CHECK(wordOf(out) == expected, "through a table: %#x, expected %#x", wordOf(out), expected);
   store<<<1, 1>>>(table, kMany, seed);
   RUNTIME_OK(cudaDeviceSynchronize());
-  for (int i = 0; i < kMany; ++i) CHECK(*blocks.of[i] == seed + uint32_t(i), "block %d is %#x", i, *blocks.of[i]);
+  for (int i = 0; i < kMany; ++i)
+    CHECK(*blocks.of[i] == seed + uint32_t(i), "block %d is %#x", i, *blocks.of[i]);
   // All in the parameters.
   storeAll<<<1, 1>>>(blocks, seed + 1000);
   RUNTIME_OK(cudaDeviceSynchronize());
-  for (int i = 0; i < kMany; ++i) CHECK(*blocks.of[i] == seed + 1000 + uint32_t(i), "block %d is %#x", i, *blocks.of[i]);
+  for (int i = 0; i < kMany; ++i)
+    CHECK(*blocks.of[i] == seed + 1000 + uint32_t(i), "block %d is %#x", i, *blocks.of[i]);
   // A table in pinned memory, of blocks that were never named before.
   RUNTIME_OK(cudaMallocHost(&pinned_table, sizeof blocks));
   uint32_t* fresh[4];
@@ -69,7 +72,8 @@ int main(int argc, char** argv) {
   CHECK(wordOf(out) == 7 + 8 + 9 + 10, "through a pinned table: %u", wordOf(out));
   store<<<1, 1>>>(pinned_table, 4, seed);
   RUNTIME_OK(cudaDeviceSynchronize());
-  for (int i = 0; i < 4; ++i) CHECK(*fresh[i] == seed + uint32_t(i), "fresh block %d is %#x", i, *fresh[i]);
+  for (int i = 0; i < 4; ++i)
+    CHECK(*fresh[i] == seed + uint32_t(i), "fresh block %d is %#x", i, *fresh[i]);
   // Behind a host function.
   cudaStream_t stream;
   RUNTIME_OK(cudaStreamCreate(&stream));
@@ -99,12 +103,15 @@ int main(int argc, char** argv) {
   }
   // Freed and made anew.
   for (int i = 0; i < kMany; ++i) RUNTIME_OK(cudaFreeHost(blocks.of[i]));
-  storeAll<<<1, 1>>>(Blocks{{fresh[0], fresh[1], fresh[2], fresh[3], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0],
-                             fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0],
-                             fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0],
-                             fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0]}},
-                    500);
+  storeAll<<<1, 1>>>(
+      Blocks{{fresh[0], fresh[1], fresh[2], fresh[3], fresh[0], fresh[0], fresh[0], fresh[0],
+              fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0],
+              fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0],
+              fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0],
+              fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0], fresh[0]}},
+      500);
   RUNTIME_OK(cudaDeviceSynchronize());
-  CHECK(*fresh[0] == 500 + kMany - 1 && *fresh[1] == 501, "after the frees: %u, %u", *fresh[0], *fresh[1]);
+  CHECK(*fresh[0] == 500 + kMany - 1 && *fresh[1] == 501, "after the frees: %u, %u", *fresh[0],
+        *fresh[1]);
   return apps::ok("pinned_reach with %d blocks", kMany);
 }

@@ -1,5 +1,6 @@
-// What a kernel wrote in pinned memory is there by whichever way the program learns that the kernel is done: a stream's, an event's, a
-// context's end, a question for them, another stream that waited, a host function, a copy behind it, or the memory itself.
+// What a kernel wrote in pinned memory is there by whichever way the program learns that the kernel
+// is done: a stream's, an event's, a context's end, a question for them, another stream that
+// waited, a host function, a copy behind it, or the memory itself.
 #include <chrono>
 #include <thread>
 
@@ -22,7 +23,8 @@ struct Seen {
 
 void check(const Box* box, uint32_t value, const char* way) {
   const uint32_t got = box->value, copy = box->copy;
-  CHECK(got == value && copy == ~value, "%s: %#x and %#x instead of %#x and %#x", way, got, copy, value, ~value);
+  CHECK(got == value && copy == ~value, "%s: %#x and %#x instead of %#x and %#x", way, got, copy,
+        value, ~value);
 }
 
 int main(int argc, char** argv) {
@@ -84,24 +86,27 @@ int main(int argc, char** argv) {
               },
               &seen));
           RUNTIME_OK(cudaStreamSynchronize(first));
-          CHECK(seen.value == value && seen.copy == ~value, "a host function saw %#x instead of %#x", seen.value,
-                value);
+          CHECK(seen.value == value && seen.copy == ~value,
+                "a host function saw %#x instead of %#x", seen.value, value);
           break;
         }
         case 6: {
           // Nothing is called: the memory is looked at.
           const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
-          while (box->copy != ~value && std::chrono::steady_clock::now() < end) std::this_thread::yield();
-          while (box->value != value && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+          while (box->copy != ~value && std::chrono::steady_clock::now() < end)
+            std::this_thread::yield();
+          while (box->value != value && std::chrono::steady_clock::now() < end)
+            std::this_thread::yield();
           check(box, value, "the memory itself");
           break;
         }
         case 7: {
           uint32_t there[2] = {};
-          RUNTIME_OK(
-              cudaMemcpyAsync(there, const_cast<uint32_t*>(&box->value), sizeof there, cudaMemcpyDefault, first));
+          RUNTIME_OK(cudaMemcpyAsync(there, const_cast<uint32_t*>(&box->value), sizeof there,
+                                     cudaMemcpyDefault, first));
           RUNTIME_OK(cudaStreamSynchronize(first));
-          CHECK(there[0] == value && there[1] == ~value, "a copy of it has %#x instead of %#x", there[0], value);
+          CHECK(there[0] == value && there[1] == ~value, "a copy of it has %#x instead of %#x",
+                there[0], value);
           break;
         }
         default:

@@ -1,5 +1,6 @@
-// Arrays of pointers built on the GPU from a base, used by a later launch that names only the array, while the targets
-// are what an eviction would take: batched GEMM and grouped operations do this. Two levels deep as well.
+// Arrays of pointers built on the GPU from a base, used by a later launch that names only the
+// array, while the targets are what an eviction would take: batched GEMM and grouped operations do
+// this. Two levels deep as well.
 #include "common.h"
 
 constexpr int kBlocks = 16;
@@ -67,7 +68,8 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaDeviceSynchronize());
 
   std::vector<uint32_t> got(piece / 4);
-  const auto compare = [&](const uint32_t* from, uint32_t begin, uint32_t value, const char* what, int k) {
+  const auto compare = [&](const uint32_t* from, uint32_t begin, uint32_t value, const char* what,
+                           int k) {
     RUNTIME_OK(cudaMemcpy(got.data(), from, piece, cudaMemcpyDeviceToHost));
     for (uint32_t i = 0; i < got.size(); ++i) {
       uint32_t expected = apps::word(i / 4, seed) + i % 4;

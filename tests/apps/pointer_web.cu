@@ -1,9 +1,11 @@
-// Cells that name each other, in every kind of memory that a kernel can read: device memory of whole pages and of slabs,
-// pinned memory of all kinds, managed memory small and large, a module's variables, a second mapping of a handle. Pointers are
-// written by kernels, by copies of all sorts and by the CPU, moved and taken away, in a random order; between that everything
-// else is used, so that cells leave VRAM. Walks along the chains have to find what the CPU's own books say.
-// A kernel is given only the first cell of a chain: the rest is for the pager to find. Cells name others of their own group, so
-// that no launch leads to all of them; the variables' group, which every kernel leads to, is the first.
+// Cells that name each other, in every kind of memory that a kernel can read: device memory of
+// whole pages and of slabs, pinned memory of all kinds, managed memory small and large, a module's
+// variables, a second mapping of a handle. Pointers are written by kernels, by copies of all sorts
+// and by the CPU, moved and taken away, in a random order; between that everything else is used, so
+// that cells leave VRAM. Walks along the chains have to find what the CPU's own books say. A kernel
+// is given only the first cell of a chain: the rest is for the pager to find. Cells name others of
+// their own group, so that no launch leads to all of them; the variables' group, which every kernel
+// leads to, is the first.
 #include "common.h"
 
 struct Cell {
@@ -32,7 +34,8 @@ __global__ void walk(Cell* cell, unsigned hops, uint64_t* out) {
 __global__ void walkFromVariable(unsigned hops, uint64_t* out) {
   uint64_t sum = 0;
   Cell* cell = g_first;
-  for (unsigned i = 0; cell != nullptr && i <= hops; ++i, cell = cell->next) sum = sum * 31 + cell->tag;
+  for (unsigned i = 0; cell != nullptr && i <= hops; ++i, cell = cell->next)
+    sum = sum * 31 + cell->tag;
   *out = sum;
 }
 __global__ void use(uint64_t* page, unsigned words) { page[threadIdx.x + words]++; }
@@ -161,7 +164,8 @@ class Web {
         registered_.push_back(memory);
         cell = entry.here = static_cast<Cell*>(memory) + 10;
         int by_host_pointer = 0;
-        RUNTIME_OK(cudaDeviceGetAttribute(&by_host_pointer, cudaDevAttrCanUseHostPointerForRegisteredMem, 0));
+        RUNTIME_OK(cudaDeviceGetAttribute(&by_host_pointer,
+                                          cudaDevAttrCanUseHostPointerForRegisteredMem, 0));
         if (by_host_pointer == 0) RUNTIME_OK(cudaHostGetDevicePointer(&cell, entry.here, 0));
         break;
       }
@@ -213,7 +217,8 @@ class Web {
   /// The CPU writes a pointer where it can, while no kernel runs that could see it half.
   void byCpu(size_t target) {
     size_t from = pickIn(cells_[target].group);
-    for (int i = 0; i < 20 && !cpuWrites(cells_[from].kind); ++i) from = pickIn(cells_[target].group);
+    for (int i = 0; i < 20 && !cpuWrites(cells_[from].kind); ++i)
+      from = pickIn(cells_[target].group);
     if (!cpuWrites(cells_[from].kind)) return;
     settle();
     cells_[from].here->next = cells_[target].cell;
@@ -226,7 +231,8 @@ class Web {
       case 0: {  // from pageable memory
         Cell* value = cells_[b].cell;
         RUNTIME_OK(cudaMemcpyAsync(place, &value, sizeof(value), cudaMemcpyDefault, stream_));
-        RUNTIME_OK(cudaStreamSynchronize(stream_));  // of a copy to pinned memory the driver reads the source later
+        RUNTIME_OK(cudaStreamSynchronize(
+            stream_));  // of a copy to pinned memory the driver reads the source later
         break;
       }
       case 1: {  // from pinned memory, read when the stream gets there
@@ -238,7 +244,8 @@ class Web {
         break;
       }
       case 2:  // what another cell names
-        RUNTIME_OK(cudaMemcpyAsync(place, &cells_[b].cell->next, sizeof(Cell*), cudaMemcpyDefault, stream_));
+        RUNTIME_OK(cudaMemcpyAsync(place, &cells_[b].cell->next, sizeof(Cell*), cudaMemcpyDefault,
+                                   stream_));
         cells_[a].next = cells_[b].next;
         return;
       default:  // a whole cell, that names what it named
@@ -254,7 +261,8 @@ class Web {
     for (int i = 0; i < 3; ++i) {
       const size_t cell = random_.below(pages_);
       // Each stream has words of its own: nothing orders the two.
-      use<<<1, 32, 0, stream>>>(reinterpret_cast<uint64_t*>(cells_[cell].cell), stream == other_ ? 128 : 64);
+      use<<<1, 32, 0, stream>>>(reinterpret_cast<uint64_t*>(cells_[cell].cell),
+                                stream == other_ ? 128 : 64);
     }
   }
 
@@ -276,8 +284,8 @@ class Web {
     const auto hops = unsigned(1 + random_.below(6));
     int at = int(from);
     if (cells_[from].group == 0 && random_.below(2) == 0) {
-      RUNTIME_OK(
-          cudaMemcpyToSymbolAsync(g_first, &cells_[from].cell, sizeof(Cell*), 0, cudaMemcpyHostToDevice, stream_));
+      RUNTIME_OK(cudaMemcpyToSymbolAsync(g_first, &cells_[from].cell, sizeof(Cell*), 0,
+                                         cudaMemcpyHostToDevice, stream_));
       walkFromVariable<<<1, 1, 0, stream_>>>(hops, out_ + expected_.size());
     } else {
       walk<<<1, 1, 0, stream_>>>(cells_[from].cell, hops, out_ + expected_.size());
@@ -296,8 +304,9 @@ class Web {
     std::vector<uint64_t> got(expected_.size());
     RUNTIME_OK(cudaMemcpy(got.data(), out_, got.size() * sizeof(uint64_t), cudaMemcpyDeviceToHost));
     for (size_t i = 0; i < got.size(); ++i)
-      CHECK(got[i] == expected_[i], "walk %zu of %zu: %llx instead of %llx", walks_ + i, walks_ + got.size(),
-            static_cast<unsigned long long>(got[i]), static_cast<unsigned long long>(expected_[i]));
+      CHECK(got[i] == expected_[i], "walk %zu of %zu: %llx instead of %llx", walks_ + i,
+            walks_ + got.size(), static_cast<unsigned long long>(got[i]),
+            static_cast<unsigned long long>(expected_[i]));
     walks_ += got.size();
     expected_.clear();
   }

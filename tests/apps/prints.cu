@@ -1,5 +1,6 @@
-// What kernels print: formats as the host's printf has them, what it returns, when the text is there, a buffer that is too small; an
-// assertion that fails, and a trap. Standard output and error are files of the program's own meanwhile.
+// What kernels print: formats as the host's printf has them, what it returns, when the text is
+// there, a buffer that is too small; an assertion that fails, and a trap. Standard output and error
+// are files of the program's own meanwhile.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,10 +20,12 @@ __device__ const char g_name[] = "of the device";
 
 __global__ void formats(int number, double real, const void* address) {
   g_returned[0] = printf("plain\n");
-  g_returned[1] = printf("%d|%5d|%-5d|%+d|%05d|%u|%x|%#X|%o|%c|%%\n", number, number, number, number, number,
-                         4000000000u, 48879u, 48879u, 8u, 'c');
-  g_returned[2] = printf("%ld|%lld|%llu|%lx\n", -5000000000L, -5000000000000LL, 18000000000000000000ULL, 0x123456789aL);
-  g_returned[3] = printf("%f|%.2f|%10.3f|%-10.1f|%e|%g|%G|%a\n", real, real, real, real, real, real, real * 1e20, real);
+  g_returned[1] = printf("%d|%5d|%-5d|%+d|%05d|%u|%x|%#X|%o|%c|%%\n", number, number, number,
+                         number, number, 4000000000u, 48879u, 48879u, 8u, 'c');
+  g_returned[2] = printf("%ld|%lld|%llu|%lx\n", -5000000000L, -5000000000000LL,
+                         18000000000000000000ULL, 0x123456789aL);
+  g_returned[3] = printf("%f|%.2f|%10.3f|%-10.1f|%e|%g|%G|%a\n", real, real, real, real, real, real,
+                         real * 1e20, real);
   g_returned[4] = printf("%s|%10s|%-20s|%.2s\n", "text", "right", g_name, "cut");
   g_returned[5] = printf("%p\n", address);
 }
@@ -41,7 +44,8 @@ __global__ void traps(int number) {
 // What is written to one of the program's descriptors until text() is asked for.
 class Captured {
  public:
-  Captured(int descriptor, FILE* stream) : descriptor_(descriptor), stream_(stream), file_(std::tmpfile()) {
+  Captured(int descriptor, FILE* stream)
+      : descriptor_(descriptor), stream_(stream), file_(std::tmpfile()) {
     if (file_ == nullptr) apps::fail("no temporary file");
     std::fflush(stream_);
     before_ = dup(descriptor_);
@@ -54,7 +58,8 @@ class Captured {
     std::string all;
     std::rewind(file_);
     char piece[4096];
-    for (size_t got; (got = std::fread(piece, 1, sizeof piece, file_)) != 0;) all.append(piece, got);
+    for (size_t got; (got = std::fread(piece, 1, sizeof piece, file_)) != 0;)
+      all.append(piece, got);
     std::fclose(file_);
     return all;
   }
@@ -85,16 +90,20 @@ void checkFormats(int number) {
   const std::string got = out.text();
   const std::string expected =
       "plain\n" +
-      onHost("%d|%5d|%-5d|%+d|%05d|%u|%x|%#X|%o|%c|%%\n", number, number, number, number, number, 4000000000u, 48879u,
-             48879u, 8u, 'c') +
-      onHost("%ld|%lld|%llu|%lx\n", -5000000000L, -5000000000000LL, 18000000000000000000ULL, 0x123456789aL) +
-      onHost("%f|%.2f|%10.3f|%-10.1f|%e|%g|%G|%a\n", real, real, real, real, real, real, real * 1e20, real) +
-      onHost("%s|%10s|%-20s|%.2s\n", "text", "right", "of the device", "cut") + onHost("%p\n", address);
+      onHost("%d|%5d|%-5d|%+d|%05d|%u|%x|%#X|%o|%c|%%\n", number, number, number, number, number,
+             4000000000u, 48879u, 48879u, 8u, 'c') +
+      onHost("%ld|%lld|%llu|%lx\n", -5000000000L, -5000000000000LL, 18000000000000000000ULL,
+             0x123456789aL) +
+      onHost("%f|%.2f|%10.3f|%-10.1f|%e|%g|%G|%a\n", real, real, real, real, real, real,
+             real * 1e20, real) +
+      onHost("%s|%10s|%-20s|%.2s\n", "text", "right", "of the device", "cut") +
+      onHost("%p\n", address);
   CHECK(got == expected, "the kernel printed\n%sexpected\n%s", got.c_str(), expected.c_str());
   int returned[8];
   RUNTIME_OK(cudaMemcpyFromSymbol(returned, g_returned, sizeof returned));
   const int counts[] = {0, 10, 4, 8, 4, 1};
-  for (int i = 0; i < 6; ++i) CHECK(returned[i] == counts[i], "printf %d returned %d", i, returned[i]);
+  for (int i = 0; i < 6; ++i)
+    CHECK(returned[i] == counts[i], "printf %d returned %d", i, returned[i]);
   RUNTIME_OK(cudaFree(address));
 }
 
@@ -134,7 +143,8 @@ void checkWaits(uint32_t seed) {
     if (wait == 2) RUNTIME_OK(cudaMemcpy(&here, there, 1, cudaMemcpyDeviceToHost));
     if (wait == 3) RUNTIME_OK(cudaDeviceSynchronize());
     const std::string text = out.text();
-    CHECK(countLines(text, seed + wait, 128) == 128, "not every line was there behind wait %d", wait);
+    CHECK(countLines(text, seed + wait, 128) == 128, "not every line was there behind wait %d",
+          wait);
   }
   RUNTIME_OK(cudaFree(there));
   RUNTIME_OK(cudaEventDestroy(event));
@@ -183,11 +193,12 @@ void checkAssertion() {
   const cudaError_t first = cudaDeviceSynchronize();
   const cudaError_t second = cudaMemcpy(here.data(), numbers, 4, cudaMemcpyDeviceToHost);
   const std::string text = errors.text();
-  CHECK(first == cudaErrorAssert && second == cudaErrorAssert, "a failed assertion: %d, then %d", int(first),
-        int(second));
-  const size_t at = text.find("block: [0,0,0], thread: [40,0,0] Assertion `numbers[threadIdx.x] == 0` failed.");
-  CHECK(at != std::string::npos && text.find("prints.cu:") < at, "no line of the assertion on stderr: %s",
-        text.c_str());
+  CHECK(first == cudaErrorAssert && second == cudaErrorAssert, "a failed assertion: %d, then %d",
+        int(first), int(second));
+  const size_t at =
+      text.find("block: [0,0,0], thread: [40,0,0] Assertion `numbers[threadIdx.x] == 0` failed.");
+  CHECK(at != std::string::npos && text.find("prints.cu:") < at,
+        "no line of the assertion on stderr: %s", text.c_str());
 }
 
 int trapped() {
@@ -208,7 +219,8 @@ void checkTrap() {
   }
   int status = 0;
   CHECK(child > 0 && waitpid(child, &status, 0) == child, "no child");
-  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a trap: the child ended with status %#x", unsigned(status));
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a trap: the child ended with status %#x",
+        unsigned(status));
 }
 
 }  // namespace

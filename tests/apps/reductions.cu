@@ -1,4 +1,5 @@
-// Sums, minima, maxima and a histogram: warp shuffles, shared memory, votes and atomics of several widths.
+// Sums, minima, maxima and a histogram: warp shuffles, shared memory, votes and atomics of several
+// widths.
 #include <algorithm>
 
 #include "common.h"
@@ -79,9 +80,10 @@ int main(int argc, char** argv) {
     }
     RUNTIME_OK(cudaMemcpy(&got, out[p], sizeof got, cudaMemcpyDeviceToHost));
     CHECK(got.sum == expected.sum, "piece %zu: sum %llu, expected %llu", p, got.sum, expected.sum);
-    CHECK(got.minimum == expected.minimum && got.maximum == expected.maximum, "piece %zu: minimum %u, maximum %u", p,
-          got.minimum, got.maximum);
-    CHECK(got.odd == expected.odd, "piece %zu: %u odd words, expected %u", p, got.odd, expected.odd);
+    CHECK(got.minimum == expected.minimum && got.maximum == expected.maximum,
+          "piece %zu: minimum %u, maximum %u", p, got.minimum, got.maximum);
+    CHECK(got.odd == expected.odd, "piece %zu: %u odd words, expected %u", p, got.odd,
+          expected.odd);
     for (int b = 0; b < 16; ++b) {
       CHECK(got.histogram[b] == expected.histogram[b], "piece %zu: bin %d is %g, expected %g", p, b,
             double(got.histogram[b]), double(expected.histogram[b]));

@@ -1,5 +1,6 @@
-// Memory that the program has registered: kernels reach it by the device pointer that they are told to use, launched and in graphs; both sides
-// see what the other changed; what is told of its addresses; registered again in another shape, and by many threads at once.
+// Memory that the program has registered: kernels reach it by the device pointer that they are told
+// to use, launched and in graphs; both sides see what the other changed; what is told of its
+// addresses; registered again in another shape, and by many threads at once.
 #include <thread>
 
 #include "common.h"
@@ -47,18 +48,21 @@ struct Registered {
 void checkTold(const Registered& block) {
   cudaPointerAttributes told{};
   RUNTIME_OK(cudaPointerGetAttributes(&told, block.here + 3));
-  CHECK(told.type == cudaMemoryTypeHost && told.hostPointer == block.here + 3, "type %d at %p, not %p", int(told.type),
-        told.hostPointer, static_cast<void*>(block.here + 3));
+  CHECK(told.type == cudaMemoryTypeHost && told.hostPointer == block.here + 3,
+        "type %d at %p, not %p", int(told.type), told.hostPointer,
+        static_cast<void*>(block.here + 3));
   uint32_t* const there = block.there();
   uint32_t* inside = nullptr;
   RUNTIME_OK(cudaHostGetDevicePointer(&inside, block.here + 100, 0));
-  CHECK(inside == there + 100, "inside is %p, not %p", static_cast<void*>(inside), static_cast<void*>(there + 100));
+  CHECK(inside == there + 100, "inside is %p, not %p", static_cast<void*>(inside),
+        static_cast<void*>(there + 100));
   RUNTIME_OK(cudaPointerGetAttributes(&told, block.here + 3));
-  CHECK(told.type == cudaMemoryTypeHost && told.hostPointer == block.here + 3 && told.devicePointer == there + 3,
+  CHECK(told.type == cudaMemoryTypeHost && told.hostPointer == block.here + 3 &&
+            told.devicePointer == there + 3,
         "then type %d at %p and %p", int(told.type), told.hostPointer, told.devicePointer);
   RUNTIME_OK(cudaPointerGetAttributes(&told, there + 3));
-  CHECK(told.type == cudaMemoryTypeHost && told.hostPointer == block.here + 3, "by its device pointer: type %d at %p",
-        int(told.type), told.hostPointer);
+  CHECK(told.type == cudaMemoryTypeHost && told.hostPointer == block.here + 3,
+        "by its device pointer: type %d at %p", int(told.type), told.hostPointer);
   CHECK(cudaHostRegister(block.here + 10, 16, 0) != cudaSuccess, "memory was registered twice");
   (void)cudaGetLastError();
 }
@@ -82,7 +86,8 @@ void inGraph(cudaStream_t stream) {
   RUNTIME_OK(cudaGraphDestroy(graph));
 }
 
-/// All that a host function changed, however much it is, is there before what is behind it in the stream.
+/// All that a host function changed, however much it is, is there before what is behind it in the
+/// stream.
 void muchByFunction(cudaStream_t stream) {
   std::vector<uint32_t> many(kMany);
   RUNTIME_OK(cudaHostRegister(many.data(), kMany * 4, cudaHostRegisterMapped));
@@ -102,7 +107,9 @@ void muchByFunction(cudaStream_t stream) {
     uint32_t found = 0;
     RUNTIME_OK(cudaMemcpyAsync(&found, wrong, 4, cudaMemcpyDefault, stream));
     RUNTIME_OK(cudaStreamSynchronize(stream));
-    CHECK(found == 0, "round %u: a kernel behind a host function found %u words as they were before it", round, found);
+    CHECK(found == 0,
+          "round %u: a kernel behind a host function found %u words as they were before it", round,
+          found);
   }
   RUNTIME_OK(cudaFree(wrong));
   RUNTIME_OK(cudaHostUnregister(many.data()));
@@ -140,7 +147,8 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaMemsetAsync(there, 0, kWords * 4, stream));
     add(device, 2, stream);
     RUNTIME_OK(cudaStreamSynchronize(stream));
-    for (uint32_t i = 0; i < kWords; ++i) CHECK(block.here[i] == 0, "set: word %u is %u", i, block.here[i]);
+    for (uint32_t i = 0; i < kWords; ++i)
+      CHECK(block.here[i] == 0, "set: word %u is %u", i, block.here[i]);
     RUNTIME_OK(cudaMemcpyAsync(block.here, device, kWords * 4, cudaMemcpyDefault, stream));
     add(there, 1, stream);
     RUNTIME_OK(cudaStreamSynchronize(stream));

@@ -1,4 +1,5 @@
-// Memory that the program unmaps, or protects, while it is still registered: nothing uses it any more, and the program goes on.
+// Memory that the program unmaps, or protects, while it is still registered: nothing uses it any
+// more, and the program goes on.
 #include <sys/mman.h>
 
 #include "common.h"
@@ -12,7 +13,8 @@ __global__ void put(uint32_t* to, const uint32_t* from) { *to = *from; }
 enum class End { kUnmapped, kProtected, kPartly };
 
 void* map() {
-  void* const memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const memory =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   CHECK(memory != MAP_FAILED, "no memory");
   return memory;
 }
@@ -44,7 +46,8 @@ void lives(void* memory, End end, uint32_t seed, size_t bytes) {
       CHECK(munmap(static_cast<char*>(memory) + kBytes / 2, kBytes / 2) == 0, "not unmapped");
       break;
   }
-  // As far as anybody knows, `copy` may hold the memory's address: who uses it reaches that as well.
+  // As far as anybody knows, `copy` may hold the memory's address: who uses it reaches that as
+  // well.
   for (int round = 0; round < 3; ++round) {
     pressure.apply();
     put<<<1, 1>>>(copy + 1, copy);

@@ -1,5 +1,6 @@
-// What a context takes away with it, since nobody has ended it by hand: memory of a graph, a capture, memory that is to stay where it is, arrays.
-// What has the same address or handle afterwards is something else.
+// What a context takes away with it, since nobody has ended it by hand: memory of a graph, a
+// capture, memory that is to stay where it is, arrays. What has the same address or handle
+// afterwards is something else.
 #include <algorithm>
 
 #include "common.h"
@@ -43,7 +44,8 @@ void beginsCapture() {
 
 void keepInPlace(void* address) {
   int on = 1;
-  DRIVER_OK(cuPointerSetAttribute(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, reinterpret_cast<CUdeviceptr>(address)));
+  DRIVER_OK(cuPointerSetAttribute(&on, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS,
+                                  reinterpret_cast<CUdeviceptr>(address)));
 }
 
 std::vector<void*> allocate(size_t count) {
@@ -83,12 +85,13 @@ int main(int argc, char** argv) {
     void* const inside = ownedByGraph();
     beginsCapture();
     RUNTIME_OK(cudaDeviceReset());
-    CHECK(typeOf(inside) == cudaMemoryTypeUnregistered, "life %d: memory of a graph outlived the reset", life);
+    CHECK(typeOf(inside) == cudaMemoryTypeUnregistered,
+          "life %d: memory of a graph outlived the reset", life);
     const std::vector<void*> pieces = allocate(4);
     for (void* piece : pieces) {
       RUNTIME_OK(cudaFree(piece));
-      CHECK(typeOf(piece) == cudaMemoryTypeUnregistered, "life %d: what was freed is still there%s", life,
-            piece == inside ? ", where a graph had memory" : "");
+      CHECK(typeOf(piece) == cudaMemoryTypeUnregistered, "life %d: what was freed is still there%s",
+            life, piece == inside ? ", where a graph had memory" : "");
     }
     RUNTIME_OK(cudaDeviceReset());
   }
@@ -97,7 +100,8 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaDeviceReset());
   for (void* piece : allocate(3)) keepInPlace(piece);
   RUNTIME_OK(cudaDeviceReset());
-  // Arrays of a second context, which there is room for when buffers leave: that they are gone with it, --expect says as well.
+  // Arrays of a second context, which there is room for when buffers leave: that they are gone with
+  // it, --expect says as well.
   (void)allocate(std::min(freeBytes(), 96 * kMiB) * 3 / 4 / kPiece);
   CUcontext first = nullptr, second = nullptr;
   DRIVER_OK(cuCtxGetCurrent(&first));

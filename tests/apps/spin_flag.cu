@@ -1,13 +1,13 @@
-// Kernels that wait for other kernels: A spins on a flag that B sets, while B uses more buffers than there is memory
-// left; a host function in front of a kernel; a stream that waits for a value which the host writes later; a kernel
-// loaded on its first use while others run.
+// Kernels that wait for other kernels: A spins on a flag that B sets, while B uses more buffers
+// than there is memory left; a host function in front of a kernel; a stream that waits for a value
+// which the host writes later; a kernel loaded on its first use while others run.
 #include <chrono>
 #include <thread>
 
 #include "common.h"
 
-__global__ void waitFor(const volatile uint32_t* flag, uint32_t value, uint32_t limit, uint4* held, uint32_t count,
-                        uint32_t* outcome) {
+__global__ void waitFor(const volatile uint32_t* flag, uint32_t value, uint32_t limit, uint4* held,
+                        uint32_t count, uint32_t* outcome) {
   uint32_t tries = 0;
   while (*flag != value && ++tries < limit) {
   }
@@ -96,12 +96,14 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaMemcpy(&late, outcome, 4, cudaMemcpyDeviceToHost));
   CHECK(late == 5, "the late kernel left %u", late);
   for (size_t k = 1; k < n; ++k)
-    apps::verify(buffers[k], kPiece / 16, uint32_t(options.seed + k), added[k], "buffer used on the side");
+    apps::verify(buffers[k], kPiece / 16, uint32_t(options.seed + k), added[k],
+                 "buffer used on the side");
   std::vector<uint32_t> held(kPiece / 4);
   RUNTIME_OK(cudaMemcpy(held.data(), buffers[0], kPiece, cudaMemcpyDeviceToHost));
   for (uint32_t i = 0; i < 64; ++i) {
     const uint32_t expected = apps::word(i * 256, uint32_t(options.seed)) + 2;
-    CHECK(held[size_t(i) * 1024] == expected, "held word %u is %#x, expected %#x", i, held[size_t(i) * 1024], expected);
+    CHECK(held[size_t(i) * 1024] == expected, "held word %u is %#x, expected %#x", i,
+          held[size_t(i) * 1024], expected);
   }
   return apps::ok("spin_flag with %zu buffers%s", n,
                   waits == CUDA_SUCCESS ? "" : " (no stream memory operations here)");

@@ -1,17 +1,22 @@
-// Does what its standard input says, a line at a time, and answers each line: for tests of what happens to sessions.
-//   step N   N launches that each add 1 to every word, none waited for; then all words are compared with the count
+// Does what its standard input says, a line at a time, and answers each line: for tests of what
+// happens to sessions.
+//   step N   N launches that each add 1 to every word, none waited for; then all words are compared
+//            with the count
 //   copy N   N copies to the GPU and back, compared
-//   bulk N   N times 12 MiB to the GPU, one added to each word, and back: asynchronously with pinned memory, in two streams, and with
-//            pageable memory; compared
+//   bulk N   N times 12 MiB to the GPU, one added to each word, and back: asynchronously with
+//            pinned memory, in two streams, and with pageable memory; compared
 //   bad      a kernel that writes where nothing is
 //   lost     a launch that can't be made, by a thread that ends, and a synchronisation
-//   threads N    N threads one after the other, each of which adds 1 to every word in its own default stream and ends
+//   threads N    N threads one after the other, each of which adds 1 to every word in its own
+//                default stream and ends
 //   functions N  N host functions in a stream, counted
 //   frees N      N allocations that are freed again
 //   slow N       launches that take N seconds, and a free behind them
 //   behind N     likewise, and 100000 launches behind that
-//   dirty N      N MiB that are kept, full of a word; scan N: N MiB as they come, of which none may have that word
-// "ok COUNT", or "error NAME" when a CUDA call failed, or "WRONG ..." and status 1. Ends with its input.
+//   dirty N      N MiB that are kept, full of a word; scan N: N MiB as they come, of which none may
+//                have that word
+// "ok COUNT", or "error NAME" when a CUDA call failed, or "WRONG ..." and status 1. Ends with its
+// input.
 #include "common.h"
 
 #include <chrono>
@@ -48,35 +53,40 @@ static bool bulk(int count) {
   bool fine = true;
   for (Lane& lane : lanes) {
     fine = fine && good(cudaStreamCreateWithFlags(&lane.stream, cudaStreamNonBlocking)) &&
-           good(cudaMallocHost(&lane.near, kWords * 4)) && good(cudaMallocHost(&lane.back, kWords * 4)) &&
-           good(cudaMalloc(&lane.far, kWords * 4));
+           good(cudaMallocHost(&lane.near, kWords * 4)) &&
+           good(cudaMallocHost(&lane.back, kWords * 4)) && good(cudaMalloc(&lane.far, kWords * 4));
   }
   std::vector<uint32_t> pageable(kWords), returned(kWords);
   for (int i = 0; fine && i < count; ++i) {
-    const auto word = [&](uint32_t lane, uint32_t k) { return k * 2654435761u + uint32_t(i) * 3 + lane; };
+    const auto word = [&](uint32_t lane, uint32_t k) {
+      return k * 2654435761u + uint32_t(i) * 3 + lane;
+    };
     for (uint32_t l = 0; fine && l < 2; ++l) {
       Lane& lane = lanes[l];
       for (uint32_t k = 0; k < kWords; ++k) lane.near[k] = word(l, k);
       std::memset(lane.back, 0, kWords * 4);
-      fine = good(cudaMemcpyAsync(lane.far, lane.near, kWords * 4, cudaMemcpyHostToDevice, lane.stream));
+      fine = good(
+          cudaMemcpyAsync(lane.far, lane.near, kWords * 4, cudaMemcpyHostToDevice, lane.stream));
       if (fine) addOne<<<kWords / 256, 256, 0, lane.stream>>>(lane.far, kWords);
-      fine = fine && good(cudaMemcpyAsync(lane.back, lane.far, kWords * 4, cudaMemcpyDeviceToHost, lane.stream));
+      fine = fine && good(cudaMemcpyAsync(lane.back, lane.far, kWords * 4, cudaMemcpyDeviceToHost,
+                                          lane.stream));
     }
     for (uint32_t l = 0; fine && l < 2; ++l) {
       fine = good(cudaStreamSynchronize(lanes[l].stream));
       for (uint32_t k = 0; fine && k < kWords; ++k) {
-        CHECK(lanes[l].back[k] == word(l, k) + 1, "bulk %d, stream %u: word %u is %u, expected %u", i, l, k,
-              lanes[l].back[k], word(l, k) + 1);
+        CHECK(lanes[l].back[k] == word(l, k) + 1, "bulk %d, stream %u: word %u is %u, expected %u",
+              i, l, k, lanes[l].back[k], word(l, k) + 1);
       }
     }
     for (uint32_t k = 0; fine && k < kWords; ++k) pageable[k] = word(7, k);
-    fine = fine && good(cudaMemcpy(lanes[0].far, pageable.data(), kWords * 4, cudaMemcpyHostToDevice)) &&
+    fine = fine &&
+           good(cudaMemcpy(lanes[0].far, pageable.data(), kWords * 4, cudaMemcpyHostToDevice)) &&
            good(cudaMemcpy(returned.data(), lanes[0].far, kWords * 4, cudaMemcpyDeviceToHost));
     if (fine) CHECK(pageable == returned, "bulk %d came back otherwise", i);
   }
   for (Lane& lane : lanes) {
-    fine = fine && good(cudaFreeHost(lane.near)) && good(cudaFreeHost(lane.back)) && good(cudaFree(lane.far)) &&
-           good(cudaStreamDestroy(lane.stream));
+    fine = fine && good(cudaFreeHost(lane.near)) && good(cudaFreeHost(lane.back)) &&
+           good(cudaFree(lane.far)) && good(cudaStreamDestroy(lane.stream));
   }
   return fine;
 }
@@ -110,14 +120,16 @@ static bool dirty(int mib) {
   const size_t words = size_t(mib) << 18;
   std::vector<uint32_t> dirt(words, kDirt);
   void* kept = nullptr;
-  return good(cudaMalloc(&kept, words * 4)) && good(cudaMemcpy(kept, dirt.data(), words * 4, cudaMemcpyHostToDevice));
+  return good(cudaMalloc(&kept, words * 4)) &&
+         good(cudaMemcpy(kept, dirt.data(), words * 4, cudaMemcpyHostToDevice));
 }
 static bool scan(int mib) {
   const size_t words = size_t(mib) << 18;
   std::vector<uint32_t> found(words);
   void* fresh = nullptr;
   const bool fine = good(cudaMalloc(&fresh, words * 4)) &&
-                    good(cudaMemcpy(found.data(), fresh, words * 4, cudaMemcpyDeviceToHost)) && good(cudaFree(fresh));
+                    good(cudaMemcpy(found.data(), fresh, words * 4, cudaMemcpyDeviceToHost)) &&
+                    good(cudaFree(fresh));
   size_t dirt = 0;
   for (const uint32_t word : found) dirt += word == kDirt ? 1 : 0;
   CHECK(dirt == 0, "%zu words of another program are in memory that is new", dirt);
@@ -136,8 +148,8 @@ static bool frees(int count) {
 static bool slow(int seconds, int behind) {
   uint32_t* words = nullptr;
   void* freed = nullptr;
-  bool fine = good(cudaMalloc(&words, 4096)) && good(cudaMalloc(&freed, 4096)) && good(cudaMemset(words, 0, 4096)) &&
-              good(cudaDeviceSynchronize());
+  bool fine = good(cudaMalloc(&words, 4096)) && good(cudaMalloc(&freed, 4096)) &&
+              good(cudaMemset(words, 0, 4096)) && good(cudaDeviceSynchronize());
   const auto launch = [&](uint32_t turns) {
     turn<<<1, 1>>>(words, turns);
     return good(cudaGetLastError());
@@ -164,7 +176,8 @@ int main(int argc, char** argv) {
   uint32_t* words = nullptr;
   uint32_t done = 0;
   std::vector<uint32_t> host(kCount);
-  if (good(cudaMalloc(&words, kCount * 4)) && good(cudaMemset(words, 0, kCount * 4))) good(cudaDeviceSynchronize());
+  if (good(cudaMalloc(&words, kCount * 4)) && good(cudaMemset(words, 0, kCount * 4)))
+    good(cudaDeviceSynchronize());
   char line[256];
   std::printf(g_error == cudaSuccess ? "ready\n" : "error %s\n", cudaGetErrorName(g_error));
   std::fflush(stdout);
@@ -197,7 +210,8 @@ int main(int argc, char** argv) {
     } else if (said.rfind("bulk", 0) == 0) {
       fine = bulk(count);
     } else if (said.rfind("lost", 0) == 0) {
-      // A launch that can't be made, in a thread that asks for nothing after it: who waits for the context hears of it, if not the launch itself.
+      // A launch that can't be made, in a thread that asks for nothing after it: who waits for the
+      // context hears of it, if not the launch itself.
       cudaStream_t gone;
       fine = good(cudaStreamCreate(&gone)) && good(cudaStreamDestroy(gone));
       cudaError_t launched = cudaSuccess;

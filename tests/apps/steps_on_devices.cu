@@ -1,12 +1,15 @@
-// Does what its standard input says on the device that it says, a line at a time, and answers each line: for tests of programs with several gpunodes.
+// Does what its standard input says on the device that it says, a line at a time, and answers each
+// line: for tests of programs with several gpunodes.
 //   devices    how many, and the PCI address of each
 //   step D     adds 1 to every word on device D and compares them with the count
-//   fetch D    copies the words of the other device to device D, behind both devices' streams, and compares them
-//   hang D     work on device D that waits for its gpunode's answer 2 s long (a host function), and a place behind it that a stream of the
-//              other device waits for; answers at once
+//   fetch D    copies the words of the other device to device D, behind both devices' streams, and
+//              compares them
+//   hang D     work on device D that waits for its gpunode's answer 2 s long (a host function), and
+//              a place behind it that a stream of the other device waits for; answers at once
 //   pour D     four hundred copies from device D to the other one, each behind the one before
 //   sync D     waits for the stream of device D
-// "ok ...", or "error NAME" when a CUDA call failed, or "WRONG ..." and status 1. Ends with its input.
+// "ok ...", or "error NAME" when a CUDA call failed, or "WRONG ..." and status 1. Ends with its
+// input.
 #include "common.h"
 
 #include <chrono>
@@ -39,9 +42,11 @@ int devices = 0;
 
 bool make(int d) {
   Place& at = places[d];
-  return good(cudaSetDevice(d)) && good(cudaMalloc(&at.words, kCount * 4)) && good(cudaMalloc(&at.fetched, kCount * 4)) &&
-         good(cudaMemset(at.words, 0, kCount * 4)) && good(cudaStreamCreateWithFlags(&at.stream, cudaStreamNonBlocking)) &&
-         good(cudaEventCreateWithFlags(&at.event, cudaEventDisableTiming)) && good(cudaDeviceSynchronize());
+  return good(cudaSetDevice(d)) && good(cudaMalloc(&at.words, kCount * 4)) &&
+         good(cudaMalloc(&at.fetched, kCount * 4)) && good(cudaMemset(at.words, 0, kCount * 4)) &&
+         good(cudaStreamCreateWithFlags(&at.stream, cudaStreamNonBlocking)) &&
+         good(cudaEventCreateWithFlags(&at.event, cudaEventDisableTiming)) &&
+         good(cudaDeviceSynchronize());
 }
 
 bool compare(const uint32_t* at, cudaStream_t stream, uint32_t expected) {
@@ -69,13 +74,16 @@ bool step(int d) {
 
 bool waitFor(int from) {
   Place &source = places[from], &target = places[1 - from];
-  return good(cudaEventRecord(source.event, source.stream)) && good(cudaStreamWaitEvent(target.stream, source.event, 0));
+  return good(cudaEventRecord(source.event, source.stream)) &&
+         good(cudaStreamWaitEvent(target.stream, source.event, 0));
 }
 
 bool copyFrom(int from) {
   Place &source = places[from], &target = places[1 - from];
   return good(cudaSetDevice(from)) &&
-         good(cudaMemcpyPeerAsync(target.fetched, 1 - from, source.words, from, kCount * 4, source.stream)) && waitFor(from);
+         good(cudaMemcpyPeerAsync(target.fetched, 1 - from, source.words, from, kCount * 4,
+                                  source.stream)) &&
+         waitFor(from);
 }
 
 void CUDART_CB lag(void*) { std::this_thread::sleep_for(std::chrono::seconds(2)); }
@@ -105,9 +113,11 @@ int main() {
     } else if (said.rfind("fetch", 0) == 0) {
       if (copyFrom(1 - d)) compare(places[d].fetched, places[d].stream, places[1 - d].done);
     } else if (said.rfind("hang", 0) == 0) {
-      good(cudaSetDevice(d)) && good(cudaLaunchHostFunc(places[d].stream, lag, nullptr)) && waitFor(d);
+      good(cudaSetDevice(d)) && good(cudaLaunchHostFunc(places[d].stream, lag, nullptr)) &&
+          waitFor(d);
     } else if (said.rfind("pour", 0) == 0) {
-      for (int i = 0; i < 400 && copyFrom(d); ++i) {}
+      for (int i = 0; i < 400 && copyFrom(d); ++i) {
+      }
     } else if (said.rfind("sync", 0) == 0) {
       good(cudaSetDevice(d)) && good(cudaStreamSynchronize(places[d].stream));
     } else {

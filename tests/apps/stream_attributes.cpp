@@ -1,5 +1,6 @@
-// What is set of a stream or of a kernel's node is told back as it was set, goes from stream to stream by cuStreamCopyAttributes, and into the
-// nodes of kernels that the stream captures. And the functions that don't take the legacy default stream, of which batches are most.
+// What is set of a stream or of a kernel's node is told back as it was set, goes from stream to
+// stream by cuStreamCopyAttributes, and into the nodes of kernels that the stream captures. And the
+// functions that don't take the legacy default stream, of which batches are most.
 #include "driver_program.h"
 
 namespace {
@@ -18,8 +19,9 @@ CUstreamAttrValue windowOver(CUdeviceptr memory) {
 
 void checkWindow(const CUaccessPolicyWindow& got, CUdeviceptr memory, const char* whose) {
   const CUaccessPolicyWindow set = windowOver(memory).accessPolicyWindow;
-  CHECK(got.base_ptr == set.base_ptr && got.num_bytes == set.num_bytes && got.hitRatio == set.hitRatio &&
-            got.hitProp == set.hitProp && got.missProp == set.missProp,
+  CHECK(got.base_ptr == set.base_ptr && got.num_bytes == set.num_bytes &&
+            got.hitRatio == set.hitRatio && got.hitProp == set.hitProp &&
+            got.missProp == set.missProp,
         "%s: a window of %zu bytes at %p", whose, got.num_bytes, got.base_ptr);
 }
 
@@ -28,9 +30,11 @@ void checkStream(CUstream stream, CUdeviceptr memory, const char* whose) {
   DRIVER_OK(cuStreamGetAttribute(stream, CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW, &got));
   checkWindow(got.accessPolicyWindow, memory, whose);
   DRIVER_OK(cuStreamGetAttribute(stream, CU_STREAM_ATTRIBUTE_SYNCHRONIZATION_POLICY, &got));
-  CHECK(got.syncPolicy == CU_SYNC_POLICY_YIELD, "%s: synchronization policy %d", whose, int(got.syncPolicy));
+  CHECK(got.syncPolicy == CU_SYNC_POLICY_YIELD, "%s: synchronization policy %d", whose,
+        int(got.syncPolicy));
   DRIVER_OK(cuStreamGetAttribute(stream, CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN, &got));
-  CHECK(got.memSyncDomain == CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE, "%s: domain %d", whose, int(got.memSyncDomain));
+  CHECK(got.memSyncDomain == CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE, "%s: domain %d", whose,
+        int(got.memSyncDomain));
 }
 
 void streams(CUstream stream, CUdeviceptr memory) {
@@ -52,7 +56,8 @@ void streams(CUstream stream, CUdeviceptr memory) {
   DRIVER_OK(cuStreamDestroy(other));
 }
 
-// Of a node that was added, one that has its attributes, and one that a stream with attributes has captured.
+// Of a node that was added, one that has its attributes, and one that a stream with attributes has
+// captured.
 void nodes(const apps::Bump& bump, CUstream stream, CUdeviceptr memory) {
   CUgraph graph = nullptr, captured = nullptr;
   CUgraphNode first = nullptr, second = nullptr;
@@ -68,18 +73,22 @@ void nodes(const apps::Bump& bump, CUstream stream, CUdeviceptr memory) {
   DRIVER_OK(cuGraphAddKernelNode(&second, graph, &first, 1, &kernel));
   const CUkernelNodeAttrValue window = windowOver(memory);
   CUkernelNodeAttrValue got{};
-  DRIVER_OK(cuGraphKernelNodeSetAttribute(first, CU_KERNEL_NODE_ATTRIBUTE_ACCESS_POLICY_WINDOW, &window));
+  DRIVER_OK(
+      cuGraphKernelNodeSetAttribute(first, CU_KERNEL_NODE_ATTRIBUTE_ACCESS_POLICY_WINDOW, &window));
   DRIVER_OK(cuGraphKernelNodeCopyAttributes(second, first));
   for (const CUgraphNode node : {first, second}) {
-    DRIVER_OK(cuGraphKernelNodeGetAttribute(node, CU_KERNEL_NODE_ATTRIBUTE_ACCESS_POLICY_WINDOW, &got));
-    checkWindow(got.accessPolicyWindow, memory, node == first ? "a node" : "a node with the other's attributes");
+    DRIVER_OK(
+        cuGraphKernelNodeGetAttribute(node, CU_KERNEL_NODE_ATTRIBUTE_ACCESS_POLICY_WINDOW, &got));
+    checkWindow(got.accessPolicyWindow, memory,
+                node == first ? "a node" : "a node with the other's attributes");
   }
   DRIVER_OK(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
   bump(memory, kWords, 1, stream);
   DRIVER_OK(cuStreamEndCapture(stream, &captured));
   size_t all = 1;
   DRIVER_OK(cuGraphGetNodes(captured, &first, &all));
-  DRIVER_OK(cuGraphKernelNodeGetAttribute(first, CU_KERNEL_NODE_ATTRIBUTE_ACCESS_POLICY_WINDOW, &got));
+  DRIVER_OK(
+      cuGraphKernelNodeGetAttribute(first, CU_KERNEL_NODE_ATTRIBUTE_ACCESS_POLICY_WINDOW, &got));
   checkWindow(got.accessPolicyWindow, memory, "a captured node");
   for (const CUgraph one : {graph, captured}) {
     CUgraphExec exec = nullptr;
@@ -96,15 +105,17 @@ void nodes(const apps::Bump& bump, CUstream stream, CUdeviceptr memory) {
 
 // Batches, by the functions of CUDA 12.8 and 13.0, and memory that is attached to one stream.
 void legacyRefused(CUstream stream, CUdeviceptr memory) {
-  using Batch12 = CUresult (*)(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, CUmemcpyAttributes*, size_t*, size_t,
-                               size_t*, CUstream);
-  using Batch13 =
-      CUresult (*)(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, CUmemcpyAttributes*, size_t*, size_t, CUstream);
+  using Batch12 = CUresult (*)(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, CUmemcpyAttributes*,
+                               size_t*, size_t, size_t*, CUstream);
+  using Batch13 = CUresult (*)(CUdeviceptr*, CUdeviceptr*, size_t*, size_t, CUmemcpyAttributes*,
+                               size_t*, size_t, CUstream);
   Batch12 batch12 = nullptr;
   Batch13 batch13 = nullptr;
   CUdriverProcAddressQueryResult found{};
-  DRIVER_OK(cuGetProcAddress("cuMemcpyBatchAsync", reinterpret_cast<void**>(&batch12), 12080, 0, &found));
-  DRIVER_OK(cuGetProcAddress("cuMemcpyBatchAsync", reinterpret_cast<void**>(&batch13), 13000, 0, &found));
+  DRIVER_OK(
+      cuGetProcAddress("cuMemcpyBatchAsync", reinterpret_cast<void**>(&batch12), 12080, 0, &found));
+  DRIVER_OK(
+      cuGetProcAddress("cuMemcpyBatchAsync", reinterpret_cast<void**>(&batch13), 13000, 0, &found));
   CUmemcpyAttributes attributes{};
   attributes.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
   CUdeviceptr to = memory + 8192, from = memory;
@@ -115,12 +126,14 @@ void legacyRefused(CUstream stream, CUdeviceptr memory) {
   box.extent = {4096, 1, 1};
   box.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
   for (const CUstream in : {CUstream(nullptr), CU_STREAM_LEGACY, CU_STREAM_PER_THREAD, stream}) {
-    const CUresult expected = in == nullptr || in == CU_STREAM_LEGACY ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    const CUresult expected =
+        in == nullptr || in == CU_STREAM_LEGACY ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
     const CUresult of12 = batch12(&to, &from, &bytes, 1, &attributes, &start, 1, &failed, in);
     const CUresult of13 = batch13(&to, &from, &bytes, 1, &attributes, &start, 1, in);
     const CUresult of_boxes = cuMemcpy3DBatchAsync(1, &box, 0, in);
-    CHECK(of12 == expected && of13 == expected && of_boxes == expected, "batches in stream %p: %d, %d, %d",
-          static_cast<void*>(in), int(of12), int(of13), int(of_boxes));
+    CHECK(of12 == expected && of13 == expected && of_boxes == expected,
+          "batches in stream %p: %d, %d, %d", static_cast<void*>(in), int(of12), int(of13),
+          int(of_boxes));
   }
   DRIVER_OK(cuCtxSynchronize());
   CUdeviceptr managed = 0;
@@ -129,10 +142,12 @@ void legacyRefused(CUstream stream, CUdeviceptr memory) {
   here.type = CU_MEM_LOCATION_TYPE_DEVICE;
   size_t whole = kWords * 4;
   for (const CUstream in : {CUstream(nullptr), CU_STREAM_LEGACY}) {
-    const CUresult prefetched = cuMemPrefetchBatchAsync(&managed, &whole, 1, &here, &start, 1, 0, in);
+    const CUresult prefetched =
+        cuMemPrefetchBatchAsync(&managed, &whole, 1, &here, &start, 1, 0, in);
     const CUresult attached = cuStreamAttachMemAsync(in, managed, 0, CU_MEM_ATTACH_SINGLE);
     CHECK(prefetched == CUDA_ERROR_INVALID_VALUE && attached == CUDA_ERROR_INVALID_VALUE,
-          "in the legacy stream: prefetches %d, attached memory %d", int(prefetched), int(attached));
+          "in the legacy stream: prefetches %d, attached memory %d", int(prefetched),
+          int(attached));
   }
   DRIVER_OK(cuStreamAttachMemAsync(stream, managed, 0, CU_MEM_ATTACH_SINGLE));
   DRIVER_OK(cuStreamSynchronize(stream));

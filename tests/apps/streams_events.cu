@@ -1,5 +1,6 @@
-// Two streams joined by events, a kernel that reads one buffer for long while another stream uses and leaves it, the
-// legacy default stream's order, and a stream that is destroyed with work pending.
+// Two streams joined by events, a kernel that reads one buffer for long while another stream uses
+// and leaves it, the legacy default stream's order, and a stream that is destroyed with work
+// pending.
 #include "common.h"
 
 __global__ void mixFrom(uint4* out, const uint4* in, uint32_t count, uint32_t value) {
@@ -11,7 +12,8 @@ __global__ void mixFrom(uint4* out, const uint4* in, uint32_t count, uint32_t va
 }
 
 /// Reads the buffer `rounds` times; the sum must not change while it runs.
-__global__ void readLong(const uint32_t* in, uint32_t count, uint32_t rounds, unsigned long long* sums) {
+__global__ void readLong(const uint32_t* in, uint32_t count, uint32_t rounds,
+                         unsigned long long* sums) {
   for (uint32_t r = 0; r < rounds; ++r) {
     unsigned long long sum = 0;
     for (uint32_t i = threadIdx.x; i < count; i += blockDim.x)
@@ -33,7 +35,8 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaMalloc(&x[p], kPiece));
     RUNTIME_OK(cudaMalloc(&y[p], kPiece));
   }
-  // a writes x, b waits and writes y from it, a waits and writes x anew: any broken order shows in y.
+  // a writes x, b waits and writes y from it, a waits and writes x anew: any broken order shows in
+  // y.
   std::vector<cudaEvent_t> written(pairs), used(pairs);
   cudaEvent_t begin, end;
   RUNTIME_OK(cudaEventCreate(&begin));

@@ -1,7 +1,7 @@
-// A pointer is copied into a variable while what it points to has left VRAM, and the kernel right behind the copy
-// names the variable alone. Each way in which bytes get into a variable: from pageable and pinned memory, in and out
-// of order with the CPU, from an array in device memory, from another variable. The first copies come before any
-// kernel of the program has run.
+// A pointer is copied into a variable while what it points to has left VRAM, and the kernel right
+// behind the copy names the variable alone. Each way in which bytes get into a variable: from
+// pageable and pinned memory, in and out of order with the CPU, from an array in device memory,
+// from another variable. The first copies come before any kernel of the program has run.
 #include "common.h"
 
 constexpr int kTargets = 12;
@@ -26,7 +26,8 @@ int main(int argc, char** argv) {
   for (int k = 0; k < kTargets; ++k) {
     RUNTIME_OK(cudaMalloc(&targets[k], piece));
     expected[k].resize(kCount);
-    for (uint32_t i = 0; i < kCount; ++i) expected[k][i] = apps::word(i, uint32_t(options.seed) + uint32_t(k));
+    for (uint32_t i = 0; i < kCount; ++i)
+      expected[k][i] = apps::word(i, uint32_t(options.seed) + uint32_t(k));
     RUNTIME_OK(cudaMemcpy(targets[k], expected[k].data(), kCount * 4, cudaMemcpyHostToDevice));
   }
   // No kernel has run by now.
@@ -60,30 +61,35 @@ int main(int argc, char** argv) {
         break;
       case 1:
         pinned[k] = target;
-        RUNTIME_OK(cudaMemcpyToSymbolAsync(g_target, &pinned[k], sizeof target, 0, cudaMemcpyHostToDevice, stream));
+        RUNTIME_OK(cudaMemcpyToSymbolAsync(g_target, &pinned[k], sizeof target, 0,
+                                           cudaMemcpyHostToDevice, stream));
         throughVariable<<<1, 128, 0, stream>>>(kCount, value);
         RUNTIME_OK(cudaStreamSynchronize(stream));
         break;
       case 2:
-        RUNTIME_OK(cudaMemcpyToSymbolAsync(c_target, table + k, sizeof target, 0, cudaMemcpyDeviceToDevice, stream));
+        RUNTIME_OK(cudaMemcpyToSymbolAsync(c_target, table + k, sizeof target, 0,
+                                           cudaMemcpyDeviceToDevice, stream));
         throughConstant<<<1, 128, 0, stream>>>(kCount, value);
         break;
       case 3:
         RUNTIME_OK(cudaMemcpyToSymbol(g_other, &target, sizeof target, 2 * sizeof target));
         void* other;
         RUNTIME_OK(cudaGetSymbolAddress(&other, g_other));
-        RUNTIME_OK(cudaMemcpy(variable, static_cast<uint32_t**>(other) + 2, sizeof target, cudaMemcpyDeviceToDevice));
+        RUNTIME_OK(cudaMemcpy(variable, static_cast<uint32_t**>(other) + 2, sizeof target,
+                              cudaMemcpyDeviceToDevice));
         throughVariable<<<1, 128>>>(kCount, value);
         break;
       case 4:
-        RUNTIME_OK(cudaMemcpyAsync(variable, &target, sizeof target, cudaMemcpyHostToDevice, stream));
+        RUNTIME_OK(
+            cudaMemcpyAsync(variable, &target, sizeof target, cudaMemcpyHostToDevice, stream));
         throughVariable<<<1, 128, 0, stream>>>(kCount, value);
         break;
       default:
         // A row of a pitched copy, over bytes that were set.
         pinned[1] = target;
         RUNTIME_OK(cudaMemset(variable, 0, sizeof target));
-        RUNTIME_OK(cudaMemcpy2DAsync(variable, 8, &pinned[1], 64, 8, 1, cudaMemcpyHostToDevice, stream));
+        RUNTIME_OK(
+            cudaMemcpy2DAsync(variable, 8, &pinned[1], 64, 8, 1, cudaMemcpyHostToDevice, stream));
         throughVariable<<<1, 128, 0, stream>>>(kCount, value);
         RUNTIME_OK(cudaStreamSynchronize(stream));
     }
@@ -95,7 +101,8 @@ int main(int argc, char** argv) {
   for (int k = 0; k < kTargets; ++k) {
     RUNTIME_OK(cudaMemcpy(got.data(), targets[k], kCount * 4, cudaMemcpyDeviceToHost));
     for (uint32_t i = 0; i < kCount; ++i)
-      CHECK(got[i] == expected[k][i], "target %d word %u is %#x, expected %#x", k, i, got[i], expected[k][i]);
+      CHECK(got[i] == expected[k][i], "target %d word %u is %#x, expected %#x", k, i, got[i],
+            expected[k][i]);
   }
   pressure.check();
   return apps::ok("symbol_copies with %d targets", kTargets);

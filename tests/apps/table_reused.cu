@@ -1,5 +1,6 @@
-// A table of pointers in device memory that nobody writes again, while its targets are freed and allocated anew: in another
-// order, and with the table looked through while nothing is there. The same addresses lead to the new memory.
+// A table of pointers in device memory that nobody writes again, while its targets are freed and
+// allocated anew: in another order, and with the table looked through while nothing is there. The
+// same addresses lead to the new memory.
 #include <algorithm>
 
 #include "common.h"
@@ -10,7 +11,8 @@ __global__ void setEntry(uint32_t** table, int at, uint32_t* target) { table[at]
 
 __global__ void useTable(uint32_t* const* table, uint32_t count, uint32_t value) {
   uint32_t* target = table[blockIdx.x];
-  for (uint32_t i = threadIdx.x; i < count; i += blockDim.x) target[i] = target[i] * 3 + value + blockIdx.x;
+  for (uint32_t i = threadIdx.x; i < count; i += blockDim.x)
+    target[i] = target[i] * 3 + value + blockIdx.x;
 }
 
 int main(int argc, char** argv) {
@@ -19,7 +21,8 @@ int main(int argc, char** argv) {
   const uint32_t count = uint32_t(piece / 4);
   uint32_t** table;
   RUNTIME_OK(cudaMalloc(&table, 2 << 20));
-  std::vector<uint32_t*> targets(kTargets), walls(kTargets);  // a wall keeps the holes of two neighbours apart
+  std::vector<uint32_t*> targets(kTargets),
+      walls(kTargets);  // a wall keeps the holes of two neighbours apart
   for (int k = 0; k < kTargets; ++k) {
     RUNTIME_OK(cudaMalloc(&targets[k], piece));
     RUNTIME_OK(cudaMalloc(&walls[k], 2 << 20));
@@ -46,7 +49,8 @@ int main(int argc, char** argv) {
     std::sort(now.begin(), now.end());
     std::sort(before.begin(), before.end());
     if (now != before) apps::skip("this driver does not give the same addresses again");
-    for (int k = 0; k < kTargets; ++k) apps::fill(named[k], piece, uint32_t(options.seed + round * kTargets + k));
+    for (int k = 0; k < kTargets; ++k)
+      apps::fill(named[k], piece, uint32_t(options.seed + round * kTargets + k));
     pressure.apply();
     pressure.apply();
     useTable<<<kTargets, 128>>>(table, count, 7);
@@ -57,7 +61,8 @@ int main(int argc, char** argv) {
       const uint32_t seed = uint32_t(options.seed + round * kTargets + k);
       for (uint32_t i = 0; i < count; ++i) {
         const uint32_t expected = (apps::word(i / 4, seed) + i % 4) * 3 + 7 + k;
-        CHECK(got[i] == expected, "round %d target %d word %u is %#x, not %#x", round, k, i, got[i], expected);
+        CHECK(got[i] == expected, "round %d target %d word %u is %#x, not %#x", round, k, i, got[i],
+              expected);
       }
     }
   }

@@ -1,5 +1,6 @@
-// Three quarters of the memory that is said to be free, in one allocation when the program starts, as JAX takes it; and tensors of the program's own
-// choice in it, as far apart as they can be, worked on in turns for some steps. What is taken is there: no step runs out of memory.
+// Three quarters of the memory that is said to be free, in one allocation when the program starts,
+// as JAX takes it; and tensors of the program's own choice in it, as far apart as they can be,
+// worked on in turns for some steps. What is taken is there: no step runs out of memory.
 #include "common.h"
 
 int main(int argc, char** argv) {
@@ -19,7 +20,8 @@ int main(int argc, char** argv) {
   for (uint32_t step = 0; step < kSteps; ++step)
     for (size_t i = 0; i < count; ++i) apps::add(tensor((i + step * 5) % count), kTensor, 3);
   RUNTIME_OK(cudaDeviceSynchronize());
-  for (size_t i = 0; i < count; ++i) apps::verify(tensor(i), kTensor, seed(i), kSteps * 3, "a tensor in the arena");
+  for (size_t i = 0; i < count; ++i)
+    apps::verify(tensor(i), kTensor, seed(i), kSteps * 3, "a tensor in the arena");
   size_t left = 0;
   RUNTIME_OK(cudaMemGetInfo(&left, &total));
   CHECK(left <= is_free - taken, "%zu bytes are free beside %zu of %zu", left, taken, is_free);

@@ -1,9 +1,12 @@
-// A kernel that reads a texture names nothing but its handle. The object is destroyed while the kernel waits, other
-// memory is used until nothing of the texture's would be left in VRAM, and then the kernel reads.
+// A kernel that reads a texture names nothing but its handle. The object is destroyed while the
+// kernel waits, other memory is used until nothing of the texture's would be left in VRAM, and then
+// the kernel reads.
 //
-// And the other way round: an object is made while a kernel that has all of the VRAM goes on for a while.
+// And the other way round: an object is made while a kernel that has all of the VRAM goes on for a
+// while.
 //
-// A driver that loads kernels at their first launch may wait for those that run before it does so, so all are loaded first.
+// A driver that loads kernels at their first launch may wait for those that run before it does so,
+// so all are loaded first.
 #include <chrono>
 #include <thread>
 
@@ -16,7 +19,8 @@ struct Box {
   uint32_t sum;
 };
 
-constexpr uint64_t kPatience = 20'000'000'000;  // nanoseconds that a kernel waits, however long one look takes
+constexpr uint64_t kPatience =
+    20'000'000'000;  // nanoseconds that a kernel waits, however long one look takes
 
 // Until the host says so. False: it never did.
 __device__ bool awaitGo(const Box* box) {
@@ -69,7 +73,8 @@ cudaTextureObject_t textureOver(uint32_t* words, int count) {
 }
 
 // A quarter of `bytes` is what fits when it pages: four buffers of a quarter of that.
-void madeWhileHeld(const apps::Options& options, Box* box, cudaStream_t holder, cudaStream_t other) {
+void madeWhileHeld(const apps::Options& options, Box* box, cudaStream_t holder,
+                   cudaStream_t other) {
   const size_t piece = options.bytes / 16;
   uint32_t *buffers[4], *words, *out;
   for (uint32_t*& buffer : buffers) RUNTIME_OK(cudaMalloc(&buffer, piece));
@@ -95,7 +100,8 @@ void madeWhileHeld(const apps::Options& options, Box* box, cudaStream_t holder, 
   RUNTIME_OK(cudaStreamSynchronize(other));
   later.join();
   RUNTIME_OK(cudaStreamSynchronize(holder));
-  CHECK(*out == expected, "an object made while VRAM was held: sum %#x, expected %#x", *out, expected);
+  CHECK(*out == expected, "an object made while VRAM was held: sum %#x, expected %#x", *out,
+        expected);
   RUNTIME_OK(cudaDestroyTextureObject(texture));
   for (uint32_t* buffer : buffers) RUNTIME_OK(cudaFree(buffer));
   RUNTIME_OK(cudaFree(words));
@@ -124,7 +130,8 @@ int main(int argc, char** argv) {
     uint32_t expected = 0;
     for (int i = 0; i < kCount; ++i) host[i] = apps::word(i, uint32_t(options.seed) + round);
     for (int i = 0; i < kCount; i += 1024) expected += host[i];
-    // What is known of the memory and of the reader's stream is over and done with before the kernel is launched.
+    // What is known of the memory and of the reader's stream is over and done with before the
+    // kernel is launched.
     RUNTIME_OK(cudaMemcpyAsync(words, host.data(), kCount * 4, cudaMemcpyHostToDevice, other));
     RUNTIME_OK(cudaStreamSynchronize(other));
     if (!rest.empty()) apps::fill(rest[0], piece, 0, reader);
@@ -148,12 +155,13 @@ int main(int argc, char** argv) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
     while (box->done == 0 && box->gave_up == 0) {
       const cudaError_t state = cudaStreamQuery(reader);
-      CHECK(state == cudaSuccess || state == cudaErrorNotReady, "round %u: the reading kernel ended with %s", round,
-            cudaGetErrorString(state));
+      CHECK(state == cudaSuccess || state == cudaErrorNotReady,
+            "round %u: the reading kernel ended with %s", round, cudaGetErrorString(state));
       CHECK(std::chrono::steady_clock::now() < deadline, "round %u: no end within 30 s", round);
     }
     RUNTIME_OK(cudaStreamSynchronize(reader));
-    CHECK(box->gave_up == 0, "round %u: the kernel waited in vain: a call of the host waits for it", round);
+    CHECK(box->gave_up == 0, "round %u: the kernel waited in vain: a call of the host waits for it",
+          round);
     CHECK(box->sum == expected, "round %u: sum %#x, expected %#x", round, box->sum, expected);
     RUNTIME_OK(cudaFree(words));
   }

@@ -1,4 +1,5 @@
-// A texture object over pitched memory: no launch names that memory, and it has to be there whatever else is paged.
+// A texture object over pitched memory: no launch names that memory, and it has to be there
+// whatever else is paged.
 #include "common.h"
 
 __global__ void sample(cudaTextureObject_t texture, float* out, int width, int height) {
@@ -14,8 +15,10 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaMallocPitch(&image, &pitch, kWidth * 4, kHeight));
   RUNTIME_OK(cudaMalloc(&out, kWidth * kHeight * 4));
   std::vector<float> host(kWidth * kHeight), got(kWidth * kHeight);
-  for (int i = 0; i < kWidth * kHeight; ++i) host[i] = float(apps::word(i, uint32_t(options.seed)) & 0xffff);
-  RUNTIME_OK(cudaMemcpy2D(image, pitch, host.data(), kWidth * 4, kWidth * 4, kHeight, cudaMemcpyHostToDevice));
+  for (int i = 0; i < kWidth * kHeight; ++i)
+    host[i] = float(apps::word(i, uint32_t(options.seed)) & 0xffff);
+  RUNTIME_OK(cudaMemcpy2D(image, pitch, host.data(), kWidth * 4, kWidth * 4, kHeight,
+                          cudaMemcpyHostToDevice));
   cudaResourceDesc resource{};
   resource.resType = cudaResourceTypePitch2D;
   resource.res.pitch2D.devPtr = image;

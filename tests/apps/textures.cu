@@ -1,5 +1,5 @@
-// Textures and surfaces of each kind, as the runtime offers them, over paged memory and over arrays, while everything
-// else of the program is paged. Expected values come from the CPU.
+// Textures and surfaces of each kind, as the runtime offers them, over paged memory and over
+// arrays, while everything else of the program is paged. Expected values come from the CPU.
 #include <cmath>
 
 #include "common.h"
@@ -10,14 +10,16 @@ constexpr int kSide = 96;  // of arrays
 
 __global__ void fetchLinear(cudaTextureObject_t texture, uint32_t* out, int count) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < count) out[i] = tex1Dfetch<unsigned>(texture, i) + tex1Dfetch<unsigned>(texture, count - 1 - i);
+  if (i < count)
+    out[i] = tex1Dfetch<unsigned>(texture, i) + tex1Dfetch<unsigned>(texture, count - 1 - i);
 }
 
 // Normalised coordinates from -1 to 2: the image three times in each direction.
 __global__ void sampleAround(cudaTextureObject_t texture, float4* out, int side) {
   const int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y;
   if (x >= side) return;
-  out[y * side + x] = tex2D<float4>(texture, 3 * (x + 0.25f) / side - 1, 3 * (y + 0.25f) / side - 1);
+  out[y * side + x] =
+      tex2D<float4>(texture, 3 * (x + 0.25f) / side - 1, 3 * (y + 0.25f) / side - 1);
 }
 
 __global__ void sampleVolume(cudaTextureObject_t texture, float* out, int side) {
@@ -27,7 +29,8 @@ __global__ void sampleVolume(cudaTextureObject_t texture, float* out, int side) 
 
 __global__ void sampleLayers(cudaTextureObject_t texture, float* out, int side) {
   const int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y, layer = blockIdx.z;
-  if (x < side) out[(layer * side + y) * side + x] = tex2DLayered<float>(texture, x + 0.5f, y + 0.5f, layer);
+  if (x < side)
+    out[(layer * side + y) * side + x] = tex2DLayered<float>(texture, x + 0.5f, y + 0.5f, layer);
 }
 
 // Reads one surface and writes the other; the border, read with an offset, is zero.
@@ -52,7 +55,8 @@ cudaTextureObject_t textureOf(cudaArray_t array, cudaTextureDesc how) {
   RUNTIME_OK(cudaCreateTextureObject(&texture, &resource, &how, nullptr));
   cudaResourceDesc got{};
   RUNTIME_OK(cudaGetTextureObjectResourceDesc(&got, texture));
-  CHECK(got.resType == cudaResourceTypeArray && got.res.array.array == array, "the texture's description is another's");
+  CHECK(got.resType == cudaResourceTypeArray && got.res.array.array == array,
+        "the texture's description is another's");
   return texture;
 }
 
@@ -95,7 +99,8 @@ void linearMemory(apps::Pressure& pressure, uint32_t seed) {
     RUNTIME_OK(cudaGetLastError());
     const auto got = download<uint32_t>(out, kCount);
     for (int i = 0; i < kCount; ++i)
-      CHECK(got[i] == host[i] + host[kCount - 1 - i], "linear memory, round %u, texel %d: %#x", round, i, got[i]);
+      CHECK(got[i] == host[i] + host[kCount - 1 - i], "linear memory, round %u, texel %d: %#x",
+            round, i, got[i]);
   }
   // In this order; what comes to lie at the same address has nothing to do with the old object.
   RUNTIME_OK(cudaFree(words));
@@ -112,7 +117,8 @@ void linearMemory(apps::Pressure& pressure, uint32_t seed) {
   fetchLinear<<<apps::blocks(kCount), 256>>>(other, out, kCount);
   const auto got = download<uint32_t>(out, kCount);
   for (int i = 0; i < kCount; ++i)
-    CHECK(got[i] == filled[i] + filled[kCount - 1 - i], "memory that an older object had, texel %d: %#x", i, got[i]);
+    CHECK(got[i] == filled[i] + filled[kCount - 1 - i],
+          "memory that an older object had, texel %d: %#x", i, got[i]);
   RUNTIME_OK(cudaDestroyTextureObject(other));
   RUNTIME_OK(cudaFree(next));
   RUNTIME_OK(cudaFree(out));
@@ -130,7 +136,8 @@ void image(apps::Pressure& pressure, uint32_t seed) {
   RUNTIME_OK(cudaMalloc(&staged, host.size() * 4));
   RUNTIME_OK(cudaMemcpy(staged, host.data(), host.size() * 4, cudaMemcpyHostToDevice));
   pressure.apply();
-  RUNTIME_OK(cudaMemcpy2DToArray(array, 0, 0, staged, kSide * 4, kSide * 4, kSide, cudaMemcpyDeviceToDevice));
+  RUNTIME_OK(cudaMemcpy2DToArray(array, 0, 0, staged, kSide * 4, kSide * 4, kSide,
+                                 cudaMemcpyDeviceToDevice));
   cudaTextureDesc how{};
   how.readMode = cudaReadModeNormalizedFloat;
   how.filterMode = cudaFilterModeLinear;
@@ -156,10 +163,11 @@ void image(apps::Pressure& pressure, uint32_t seed) {
       double expected = 0;
       for (int k = 0; k < 4; ++k) {
         const int dx = k & 1, dy = k >> 1;
-        expected += (dx ? a : 1 - a) * (dy ? b : 1 - b) * imageAt(wrap(i + dx), mirror(j + dy), seed).y / 255.0;
+        expected += (dx ? a : 1 - a) * (dy ? b : 1 - b) *
+                    imageAt(wrap(i + dx), mirror(j + dy), seed).y / 255.0;
       }
-      CHECK(std::fabs(got[y * kSide + x].y - expected) < 0.01, "filtered image at %d, %d: %f, expected %f", x, y,
-            got[y * kSide + x].y, expected);
+      CHECK(std::fabs(got[y * kSide + x].y - expected) < 0.01,
+            "filtered image at %d, %d: %f, expected %f", x, y, got[y * kSide + x].y, expected);
     }
   }
   RUNTIME_OK(cudaDestroyTextureObject(texture));
@@ -195,7 +203,8 @@ void volume(bool layered, apps::Pressure& pressure, uint32_t seed) {
     sampleVolume<<<dim3(kCube, kCube), kCube>>>(texture, out, kCube);
   }
   RUNTIME_OK(cudaGetLastError());
-  CHECK(download<float>(out, host.size()) == host, "%s: what the texture read differs", layered ? "layers" : "volume");
+  CHECK(download<float>(out, host.size()) == host, "%s: what the texture read differs",
+        layered ? "layers" : "volume");
   // And back through the array, into the middle of paged memory.
   cudaMemcpy3DParms back{};
   back.srcArray = array;
@@ -205,7 +214,8 @@ void volume(bool layered, apps::Pressure& pressure, uint32_t seed) {
   RUNTIME_OK(cudaMemset(out, 0, host.size() * 4));
   pressure.apply();
   RUNTIME_OK(cudaMemcpy3D(&back));
-  CHECK(download<float>(out, host.size()) == host, "%s: what was copied out differs", layered ? "layers" : "volume");
+  CHECK(download<float>(out, host.size()) == host, "%s: what was copied out differs",
+        layered ? "layers" : "volume");
   RUNTIME_OK(cudaDestroyTextureObject(texture));
   RUNTIME_OK(cudaFreeArray(array));
   RUNTIME_OK(cudaFree(out));
@@ -219,7 +229,8 @@ void surfaces(apps::Pressure& pressure, uint32_t seed) {
   std::vector<uchar4> host(kSide * kSide);
   for (int y = 0; y < kSide; ++y)
     for (int x = 0; x < kSide; ++x) host[y * kSide + x] = imageAt(x, y, seed);
-  RUNTIME_OK(cudaMemcpy2DToArray(arrays[0], 0, 0, host.data(), kSide * 4, kSide * 4, kSide, cudaMemcpyHostToDevice));
+  RUNTIME_OK(cudaMemcpy2DToArray(arrays[0], 0, 0, host.data(), kSide * 4, kSide * 4, kSide,
+                                 cudaMemcpyHostToDevice));
   const cudaSurfaceObject_t from = surfaceOf(arrays[0]), to = surfaceOf(arrays[1]);
   uchar4* out;
   RUNTIME_OK(cudaMalloc(&out, host.size() * 4));
@@ -227,13 +238,15 @@ void surfaces(apps::Pressure& pressure, uint32_t seed) {
     shiftSurface<<<dim3(apps::blocks(kSide, 32), kSide), 32>>>(from, to, kSide, by);
     RUNTIME_OK(cudaGetLastError());
     pressure.apply();
-    RUNTIME_OK(cudaMemcpy2DFromArray(out, kSide * 4, arrays[1], 0, 0, kSide * 4, kSide, cudaMemcpyDeviceToDevice));
+    RUNTIME_OK(cudaMemcpy2DFromArray(out, kSide * 4, arrays[1], 0, 0, kSide * 4, kSide,
+                                     cudaMemcpyDeviceToDevice));
     const auto got = download<uchar4>(out, host.size());
     for (int y = 0; y < kSide; ++y) {
       for (int x = 0; x < kSide; ++x) {
         const bool inside = x + by >= 0 && x + by < kSide;
         const uchar4 expected = inside ? imageAt(x + by, y, seed) : make_uchar4(0, 0, 0, 0);
-        CHECK(std::memcmp(&got[y * kSide + x], &expected, 4) == 0, "surface shifted by %d differs at %d, %d", by, x, y);
+        CHECK(std::memcmp(&got[y * kSide + x], &expected, 4) == 0,
+              "surface shifted by %d differs at %d, %d", by, x, y);
       }
     }
   }

@@ -1,4 +1,5 @@
-// Eight threads, each with a stream and buffers of its own, allocating, working, copying, freeing in a random order.
+// Eight threads, each with a stream and buffers of its own, allocating, working, copying, freeing
+// in a random order.
 #include <atomic>
 #include <thread>
 
@@ -24,7 +25,8 @@ int main(int argc, char** argv) {
       RUNTIME_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
       const auto finishSlot = [&](Slot& slot) {
         std::vector<uint32_t> host(slot.bytes / 4);
-        RUNTIME_OK(cudaMemcpyAsync(host.data(), slot.memory, slot.bytes, cudaMemcpyDeviceToHost, stream));
+        RUNTIME_OK(
+            cudaMemcpyAsync(host.data(), slot.memory, slot.bytes, cudaMemcpyDeviceToHost, stream));
         RUNTIME_OK(cudaStreamSynchronize(stream));
         apps::verifyHost(host.data(), slot.bytes, slot.seed, slot.added, "a thread's buffer");
         RUNTIME_OK(cudaFree(slot.memory));

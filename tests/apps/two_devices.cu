@@ -1,5 +1,6 @@
-// Two devices, each with a working set of its own: copies between them without and with peer access, kernels of one that
-// read and write the other's memory, and all of it verified after each device has used everything else it has.
+// Two devices, each with a working set of its own: copies between them without and with peer
+// access, kernels of one that read and write the other's memory, and all of it verified after each
+// device has used everything else it has.
 #include "common.h"
 
 __global__ void addFrom(uint4* out, const uint4* in, uint32_t count) {
@@ -23,7 +24,9 @@ struct Side {
 Side sides[kDevices];
 uint32_t seed;
 
-uint32_t seedOf(int device, size_t piece) { return seed + uint32_t(device) * 1000 + uint32_t(piece); }
+uint32_t seedOf(int device, size_t piece) {
+  return seed + uint32_t(device) * 1000 + uint32_t(piece);
+}
 
 void use(int device) { RUNTIME_OK(cudaSetDevice(device)); }
 
@@ -48,14 +51,16 @@ void copyAcross(const char* how) {
   }
   for (int d = 0; d < kDevices; ++d) {
     use(d);
-    for (size_t p = 0; p < sides[d].own.size(); ++p) apps::verify(sides[d].copied[p], kPiece, seedOf(1 - d, p), 0, how);
+    for (size_t p = 0; p < sides[d].own.size(); ++p)
+      apps::verify(sides[d].copied[p], kPiece, seedOf(1 - d, p), 0, how);
   }
 }
 
 void fillOwn() {
   for (int d = 0; d < kDevices; ++d) {
     use(d);
-    for (size_t p = 0; p < sides[d].own.size(); ++p) apps::fill(sides[d].own[p], kPiece, seedOf(d, p));
+    for (size_t p = 0; p < sides[d].own.size(); ++p)
+      apps::fill(sides[d].own[p], kPiece, seedOf(d, p));
     RUNTIME_OK(cudaDeviceSynchronize());
   }
 }
@@ -82,7 +87,8 @@ int main(int argc, char** argv) {
   walk(7);
   for (int d = 0; d < kDevices; ++d) {
     use(d);
-    for (size_t p = 0; p < pieces; ++p) apps::verify(sides[d].own[p], kPiece, seedOf(d, p), 7, "after a walk");
+    for (size_t p = 0; p < pieces; ++p)
+      apps::verify(sides[d].own[p], kPiece, seedOf(d, p), 7, "after a walk");
   }
 
   int can = 0;
@@ -99,7 +105,8 @@ int main(int argc, char** argv) {
       use(d);
       for (size_t p = 0; p < pieces; ++p)
         addFrom<<<apps::blocks(kPiece / 16), 256>>>(static_cast<uint4*>(sides[1 - d].copied[p]),
-                                                    static_cast<const uint4*>(sides[1 - d].own[p]), kPiece / 16);
+                                                    static_cast<const uint4*>(sides[1 - d].own[p]),
+                                                    kPiece / 16);
       RUNTIME_OK(cudaGetLastError());
       RUNTIME_OK(cudaDeviceSynchronize());
     }
@@ -112,7 +119,8 @@ int main(int argc, char** argv) {
         for (size_t i = 0; i < got.size(); ++i) {
           const uint32_t expected = apps::word(uint32_t(i / 4), seedOf(1 - d, p)) +
                                     apps::word(uint32_t(i / 4), seedOf(d, p)) + 2 * uint32_t(i % 4);
-          CHECK(got[i] == expected, "device %d, piece %zu: word %zu is %#x, expected %#x", d, p, i, got[i], expected);
+          CHECK(got[i] == expected, "device %d, piece %zu: word %zu is %#x, expected %#x", d, p, i,
+                got[i], expected);
         }
       }
     }
@@ -128,5 +136,6 @@ int main(int argc, char** argv) {
     apps::verify(more, kPiece, seed + uint32_t(p), 0, "new memory");
     RUNTIME_OK(cudaFree(more));
   }
-  return apps::ok("two devices, %zu MiB on each%s", 2 * pieces * kPiece >> 20, can != 0 ? ", peers" : "");
+  return apps::ok("two devices, %zu MiB on each%s", 2 * pieces * kPiece >> 20,
+                  can != 0 ? ", peers" : "");
 }

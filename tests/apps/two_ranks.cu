@@ -1,8 +1,10 @@
-// What collective libraries do with one process for each of two devices: memory of cuMemCreate, exported as a descriptor when the
-// other process asks, sent over a socket, imported there and mapped for its device. Each one's kernels write data and flags into the
-// other's memory and wait for flags in their own, round after round, while other memory presses on VRAM. Flags in host memory that
-// both processes share (a POSIX segment, registered by each) go the same way; where a kernel can't see what another process writes
-// there, its device pointer is refused. Before all that, one process with both devices maps one's memory for the other.
+// What collective libraries do with one process for each of two devices: memory of cuMemCreate,
+// exported as a descriptor when the other process asks, sent over a socket, imported there and
+// mapped for its device. Each one's kernels write data and flags into the other's memory and wait
+// for flags in their own, round after round, while other memory presses on VRAM. Flags in host
+// memory that both processes share (a POSIX segment, registered by each) go the same way; where a
+// kernel can't see what another process writes there, its device pointer is refused. Before all
+// that, one process with both devices maps one's memory for the other.
 #include "between_processes.h"
 
 #include <cuda.h>
@@ -24,10 +26,13 @@ constexpr uint32_t kRounds = 6;
 constexpr uint32_t kLimit = 400'000'000;
 constexpr auto kDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-uint32_t valueOf(uint32_t rank, uint32_t round, uint32_t index) { return apps::word(index, rank * 100 + round); }
+uint32_t valueOf(uint32_t rank, uint32_t round, uint32_t index) {
+  return apps::word(index, rank * 100 + round);
+}
 
 /// Writes this rank's data of a round into the other's buffer, then the flag behind it.
-__global__ void give(uint32_t* data, volatile uint32_t* flag, uint32_t words, uint32_t seed, uint32_t round) {
+__global__ void give(uint32_t* data, volatile uint32_t* flag, uint32_t words, uint32_t seed,
+                     uint32_t round) {
   for (uint32_t i = threadIdx.x; i < words; i += blockDim.x) data[i] = apps::word(i, seed);
   __threadfence_system();
   __syncthreads();
@@ -35,8 +40,8 @@ __global__ void give(uint32_t* data, volatile uint32_t* flag, uint32_t words, ui
 }
 
 /// Waits for the flag of a round, then adds up what has come.
-__global__ void take(const uint32_t* data, const volatile uint32_t* flag, uint32_t words, uint32_t round,
-                     uint32_t limit, uint32_t* sum, uint32_t* outcome) {
+__global__ void take(const uint32_t* data, const volatile uint32_t* flag, uint32_t words,
+                     uint32_t round, uint32_t limit, uint32_t* sum, uint32_t* outcome) {
   if (threadIdx.x == 0) {
     uint32_t tries = 0;
     while (*flag < round && ++tries < limit) {
@@ -55,7 +60,8 @@ __global__ void raise(volatile uint32_t* flag, uint32_t value) {
   __threadfence_system();
 }
 
-__global__ void await(const volatile uint32_t* flag, uint32_t value, uint32_t limit, uint32_t* outcome) {
+__global__ void await(const volatile uint32_t* flag, uint32_t value, uint32_t limit,
+                      uint32_t* outcome) {
   uint32_t tries = 0;
   while (*flag < value && ++tries < limit) {
   }
@@ -71,14 +77,16 @@ class Buffer {
     properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
     properties.requestedHandleTypes = kDescriptor;
     int rdma = 0;
-    DRIVER_OK(cuDeviceGetAttribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device));
+    DRIVER_OK(cuDeviceGetAttribute(
+        &rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device));
     properties.allocFlags.gpuDirectRDMACapable = rdma != 0;
     DRIVER_OK(cuMemCreate(&handle_, kBytes, &properties, 0));
     map();
   }
   /// What a descriptor names, for `device`.
   Buffer(int device, int descriptor) : device_(device) {
-    DRIVER_OK(cuMemImportFromShareableHandle(&handle_, reinterpret_cast<void*>(intptr_t{descriptor}), kDescriptor));
+    DRIVER_OK(cuMemImportFromShareableHandle(
+        &handle_, reinterpret_cast<void*>(intptr_t{descriptor}), kDescriptor));
     map();
   }
   /// The same memory as the other's, for another device of this process.
@@ -94,8 +102,8 @@ class Buffer {
     CUmemGenericAllocationHandle again = 0;
     RUNTIME_OK(cudaSetDevice(device_));
     DRIVER_OK(cuMemGetAddressRange(&base, &bytes, address_ + kData));
-    CHECK(base == address_ && bytes == kBytes, "a buffer at %#llx of %zu is told to be at %#llx, of %zu", address_,
-          kBytes, base, bytes);
+    CHECK(base == address_ && bytes == kBytes,
+          "a buffer at %#llx of %zu is told to be at %#llx, of %zu", address_, kBytes, base, bytes);
     DRIVER_OK(cuMemRetainAllocationHandle(&again, reinterpret_cast<void*>(address_)));
     DRIVER_OK(cuMemRelease(again));
     DRIVER_OK(cuMemUnmap(address_, kBytes));
@@ -103,7 +111,9 @@ class Buffer {
     DRIVER_OK(cuMemAddressFree(address_, kBytes));
   }
   uint32_t* data() const { return reinterpret_cast<uint32_t*>(address_); }
-  uint32_t* flag(unsigned index) const { return reinterpret_cast<uint32_t*>(address_ + kBytes - 4096) + index * 32; }
+  uint32_t* flag(unsigned index) const {
+    return reinterpret_cast<uint32_t*>(address_ + kBytes - 4096) + index * 32;
+  }
   int descriptor() const {
     int made = -1;
     DRIVER_OK(cuMemExportToShareableHandle(&made, handle_, kDescriptor, 0));
@@ -114,11 +124,12 @@ class Buffer {
   void map() {
     CUmemAllocationProp properties{};
     DRIVER_OK(cuMemGetAllocationPropertiesFromHandle(&properties, handle_));
-    CHECK(properties.requestedHandleTypes == kDescriptor, "its properties have the types of handles %d",
-          int(properties.requestedHandleTypes));
+    CHECK(properties.requestedHandleTypes == kDescriptor,
+          "its properties have the types of handles %d", int(properties.requestedHandleTypes));
     DRIVER_OK(cuMemAddressReserve(&address_, kBytes, 0, 0, 0));
     DRIVER_OK(cuMemMap(address_, kBytes, 0, handle_, 0));
-    const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, device_}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, device_},
+                                 CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     DRIVER_OK(cuMemSetAccess(address_, kBytes, &access, 1));
   }
 
@@ -155,14 +166,15 @@ void exchange(uint32_t rank, const Buffer& own, const Buffer& others, size_t pre
     RUNTIME_OK(cudaDeviceSynchronize());
     RUNTIME_OK(cudaMemset(results, 0, 64));
     RUNTIME_OK(cudaDeviceSynchronize());
-    take<<<1, 64, 0, taking>>>(own.data(), own.flag(0), kData / 4, round, kLimit, results, results + 1);
+    take<<<1, 64, 0, taking>>>(own.data(), own.flag(0), kData / 4, round, kLimit, results,
+                               results + 1);
     give<<<1, 64, 0, giving>>>(others.data(), others.flag(0), kData / 4, rank * 100 + round, round);
     RUNTIME_OK(cudaGetLastError());
     expectCame(results + 1, taking, "the other's data", round);
     uint32_t sum = 0;
     RUNTIME_OK(cudaMemcpy(&sum, results, 4, cudaMemcpyDeviceToHost));
-    CHECK(sum == sumOf(other, round), "round %u: rank %u adds up to %#x, expected %#x", round, rank, sum,
-          sumOf(other, round));
+    CHECK(sum == sumOf(other, round), "round %u: rank %u adds up to %#x, expected %#x", round, rank,
+          sum, sumOf(other, round));
     // The other may write anew when this one has read.
     raise<<<1, 1, 0, giving>>>(others.flag(1), round);
     await<<<1, 1, 0, taking>>>(own.flag(1), round, kLimit, results + 2);
@@ -176,7 +188,8 @@ void exchange(uint32_t rank, const Buffer& own, const Buffer& others, size_t pre
   RUNTIME_OK(cudaFree(results));
 }
 
-/// Flags in memory that both processes have mapped. False where the driver says that kernels can't use it.
+/// Flags in memory that both processes have mapped. False where the driver says that kernels can't
+/// use it.
 bool hostFlags(uint32_t rank, uint32_t* segment, size_t bytes, int socket) {
   RUNTIME_OK(cudaHostRegister(segment, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable));
   uint32_t* flags = nullptr;
@@ -250,7 +263,8 @@ int runRank(uint32_t rank, int socket, const std::string& segment_name, size_t p
     apps::tell(socket), apps::hear(socket);
     exchange(rank, own, others, pressing);
     host_flags = hostFlags(rank, static_cast<uint32_t*>(segment), 4096, socket);
-    apps::tell(socket), apps::hear(socket);  // nobody takes memory away while the other's kernels use it
+    apps::tell(socket),
+        apps::hear(socket);  // nobody takes memory away while the other's kernels use it
     RUNTIME_OK(cudaDeviceSynchronize());
   }
   munmap(segment, 4096);
@@ -265,7 +279,8 @@ void hostMemory() {
   properties.requestedHandleTypes = kDescriptor;
   CUmemGenericAllocationHandle handle = 0;
   const CUresult made = cuMemCreate(&handle, kBytes, &properties, 0);
-  CHECK(made == CUDA_SUCCESS || made == CUDA_ERROR_NOT_SUPPORTED, "exportable host memory: CUresult %d", int(made));
+  CHECK(made == CUDA_SUCCESS || made == CUDA_ERROR_NOT_SUPPORTED,
+        "exportable host memory: CUresult %d", int(made));
   if (made != CUDA_SUCCESS) return;
   CUdeviceptr address = 0;
   DRIVER_OK(cuMemAddressReserve(&address, kBytes, 0, 0, 0));
@@ -346,8 +361,8 @@ int main(int argc, char** argv) {
   int statuses[2];
   for (int rank = 0; rank < 2; ++rank) statuses[rank] = statusOf(ranks[rank]);
   shm_unlink(name.c_str());
-  CHECK(statuses[0] == statuses[1] && (statuses[0] == 0 || statuses[0] == 3), "the ranks ended with %d and %d",
-        statuses[0], statuses[1]);
+  CHECK(statuses[0] == statuses[1] && (statuses[0] == 0 || statuses[0] == 3),
+        "the ranks ended with %d and %d", statuses[0], statuses[1]);
   return apps::ok("two ranks, %u rounds; flags in host memory: %s", kRounds,
                   statuses[0] == 0 ? "seen by kernels" : "refused");
 }

@@ -1,7 +1,9 @@
-// Launches whose own results nobody looks at, as most programs make them: what went wrong with one is told by every way of waiting for it,
-// and by all that is asked of the context afterwards, until the device is reset; then everything works again.
-// "filled", then: "OK unchecked: right": nothing went wrong. "OK unchecked: told": something did (it takes a memserver that is lost), and was told.
-// With an even seed the launches run in a green context's stream, which shares its fate with the primary context that all else is asked of.
+// Launches whose own results nobody looks at, as most programs make them: what went wrong with one
+// is told by every way of waiting for it, and by all that is asked of the context afterwards, until
+// the device is reset; then everything works again. "filled", then: "OK unchecked: right": nothing
+// went wrong. "OK unchecked: told": something did (it takes a memserver that is lost), and was
+// told. With an even seed the launches run in a green context's stream, which shares its fate with
+// the primary context that all else is asked of.
 #include <thread>
 
 #include "common.h"
@@ -19,7 +21,8 @@ static std::vector<void*> filled(size_t count, uint32_t seed) {
 }
 
 static void addTo(void* piece, cudaStream_t stream) {
-  apps::addKernel<<<apps::blocks(kPiece / 16), 256, 0, stream>>>(static_cast<uint4*>(piece), kPiece / 16, 3);
+  apps::addKernel<<<apps::blocks(kPiece / 16), 256, 0, stream>>>(static_cast<uint4*>(piece),
+                                                                 kPiece / 16, 3);
 }
 
 // All of the device, as a green context. nullptr: there are none here.
@@ -59,7 +62,8 @@ int main(int argc, char** argv) {
 
   const cudaError_t said = cudaDeviceSynchronize();
   if (said == cudaSuccess) {
-    for (size_t i = 0; i < count; ++i) apps::verify(pieces[i], kPiece, uint32_t(seed + i), kRounds * 3, "a piece");
+    for (size_t i = 0; i < count; ++i)
+      apps::verify(pieces[i], kPiece, uint32_t(seed + i), kRounds * 3, "a piece");
     return apps::ok("unchecked: right");
   }
   CHECK(said == cudaErrorECCUncorrectable, "cudaDeviceSynchronize says %s", cudaGetErrorName(said));
@@ -76,11 +80,14 @@ int main(int argc, char** argv) {
   again("cudaDeviceSynchronize", cudaDeviceSynchronize());
   again("cudaMalloc", cudaMalloc(&more, kPiece));
   again("cudaMemGetInfo", cudaMemGetInfo(&is_free, &total));
-  for (void* piece : pieces) again("cudaMemcpy", cudaMemcpy(&word, piece, sizeof(word), cudaMemcpyDeviceToHost));
-  again("a copy from an array",
-        cudaMemcpy2DFromArray(&word, sizeof(word), array, 0, 0, sizeof(word), 1, cudaMemcpyDeviceToHost));
+  for (void* piece : pieces)
+    again("cudaMemcpy", cudaMemcpy(&word, piece, sizeof(word), cudaMemcpyDeviceToHost));
+  again("a copy from an array", cudaMemcpy2DFromArray(&word, sizeof(word), array, 0, 0,
+                                                      sizeof(word), 1, cudaMemcpyDeviceToHost));
   again("cudaMallocAsync", cudaMallocAsync(&more, kPiece, stream));
-  std::thread([&] { again("cudaDeviceSynchronize of another thread", cudaDeviceSynchronize()); }).join();
+  std::thread([&] {
+    again("cudaDeviceSynchronize of another thread", cudaDeviceSynchronize());
+  }).join();
   addTo(pieces[0], stream);
   again("a launch", cudaGetLastError());
 
@@ -93,7 +100,8 @@ int main(int argc, char** argv) {
   (void)cudaGetLastError();
   const size_t few = 4;
   const std::vector<void*> fresh = filled(few, seed);
-  for (size_t i = 0; i < few; ++i) apps::verify(fresh[i], kPiece, uint32_t(seed + i), 0, "a piece after the reset");
+  for (size_t i = 0; i < few; ++i)
+    apps::verify(fresh[i], kPiece, uint32_t(seed + i), 0, "a piece after the reset");
   RUNTIME_OK(cudaDeviceSynchronize());
   return apps::ok("unchecked: told");
 }

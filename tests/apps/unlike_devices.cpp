@@ -1,5 +1,6 @@
-// One kernel of a library, launched on two devices whose limits and settings of it are their own: what the driver has taken on one of them says
-// nothing of the other. What can't be launched is told by the launch itself.
+// One kernel of a library, launched on two devices whose limits and settings of it are their own:
+// what the driver has taken on one of them says nothing of the other. What can't be launched is
+// told by the launch itself.
 #include "driver_program.h"
 
 namespace {
@@ -48,15 +49,17 @@ Side sideOf(int number) {
   DRIVER_OK(cuCtxSetCurrent(side.context));
   DRIVER_OK(cuStreamCreate(&side.stream, CU_STREAM_NON_BLOCKING));
   DRIVER_OK(cuMemAlloc(&side.words, kThreads * 4));
-  DRIVER_OK(cuDeviceGetAttribute(&side.most, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, side.device));
+  DRIVER_OK(cuDeviceGetAttribute(&side.most, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN,
+                                 side.device));
   return side;
 }
 
-CUresult launch(CUkernel kernel, const Side& side, CUstream stream, unsigned shared, uint32_t value) {
+CUresult launch(CUkernel kernel, const Side& side, CUstream stream, unsigned shared,
+                uint32_t value) {
   CUdeviceptr words = side.words;
   void* parameters[] = {&words, &value};
-  return cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), 1, 1, 1, kThreads, 1, 1, shared, stream, parameters,
-                        nullptr);
+  return cuLaunchKernel(reinterpret_cast<CUfunction>(kernel), 1, 1, 1, kThreads, 1, 1, shared,
+                        stream, parameters, nullptr);
 }
 
 void check(const Side& side, uint32_t value) {
@@ -65,7 +68,8 @@ void check(const Side& side, uint32_t value) {
   uint32_t words[kThreads];
   DRIVER_OK(cuMemcpyDtoH(words, side.words, sizeof words));
   for (unsigned i = 0; i < kThreads; ++i)
-    CHECK(words[i] == value + i, "device %d: word %u is %u, not %u", side.device, i, words[i], value + i);
+    CHECK(words[i] == value + i, "device %d: word %u is %u, not %u", side.device, i, words[i],
+          value + i);
 }
 
 }  // namespace
@@ -77,17 +81,20 @@ int main(int argc, char** argv) {
   DRIVER_OK(cuDeviceGetCount(&count));
   if (count < 2) apps::skip("one device only");
   const Side first = sideOf(0), second = sideOf(1);
-  CHECK(first.most >= int(kShared), "device 0 has %d bytes of shared memory for a block", first.most);
+  CHECK(first.most >= int(kShared), "device 0 has %d bytes of shared memory for a block",
+        first.most);
 
   CUlibrary library = nullptr;
   CUkernel kernel = nullptr;
   DRIVER_OK(cuLibraryLoadData(&library, kImage, nullptr, nullptr, 0, nullptr, nullptr, 0));
   DRIVER_OK(cuLibraryGetKernel(&kernel, library, "through"));
-  DRIVER_OK(cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kShared, kernel, first.device));
+  DRIVER_OK(cuKernelSetAttribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, kShared, kernel,
+                                 first.device));
 
   // Taken on the first device, in each kind of stream and twice; the second one has not opted in.
   DRIVER_OK(cuCtxSetCurrent(first.context));
-  for (const CUstream stream : {CUstream{nullptr}, first.stream, CU_STREAM_PER_THREAD, first.stream})
+  for (const CUstream stream :
+       {CUstream{nullptr}, first.stream, CU_STREAM_PER_THREAD, first.stream})
     DRIVER_OK(launch(kernel, first, stream, kShared, 7));
   check(first, 7);
   DRIVER_OK(cuCtxSetCurrent(second.context));
@@ -105,7 +112,8 @@ int main(int argc, char** argv) {
   DRIVER_OK(launch(kernel, second, second.stream, 1024, 11));
   check(second, 11);
 
-  // Opting in by the kernel in place of its function is for the current context's device: where it is the second, too, as far as that has room.
+  // Opting in by the kernel in place of its function is for the current context's device: where it
+  // is the second, too, as far as that has room.
   const auto function = reinterpret_cast<CUfunction>(kernel);
   constexpr auto kMost = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
   const auto optIn = [&](const Side& side, unsigned bytes) {
@@ -121,8 +129,8 @@ int main(int argc, char** argv) {
   DRIVER_OK(optIn(first, kShared));
   const bool fits = second.most >= int(kShared);
   const CUresult result = optIn(second, kShared);
-  CHECK((result == CUDA_SUCCESS) == fits, "opting in to %u of %d bytes: CUresult %d", kShared, second.most,
-        int(result));
+  CHECK((result == CUDA_SUCCESS) == fits, "opting in to %u of %d bytes: CUresult %d", kShared,
+        second.most, int(result));
   for (const Side* side : {&first, &second}) {
     DRIVER_OK(cuCtxSetCurrent(side->context));
     const CUresult taken = launch(kernel, *side, side->stream, kShared, 30);
@@ -136,5 +144,6 @@ int main(int argc, char** argv) {
     DRIVER_OK(cuMemFree(side->words));
   }
   DRIVER_OK(cuLibraryUnload(library));
-  return apps::ok("two devices with %d and %d bytes of shared memory for a block", first.most, second.most);
+  return apps::ok("two devices with %d and %d bytes of shared memory for a block", first.most,
+                  second.most);
 }

@@ -1,5 +1,6 @@
-// Values that the driver takes and gives by untyped pointers are as long as their attributes say. Each of them lies here at the very end
-// of a page that nothing follows, behind bytes that have to stay as they are: too long an access ends the program, a shifted one shows.
+// Values that the driver takes and gives by untyped pointers are as long as their attributes say.
+// Each of them lies here at the very end of a page that nothing follows, behind bytes that have to
+// stay as they are: too long an access ends the program, a shifted one shows.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -13,7 +14,8 @@ constexpr unsigned char kBefore = 0xa5;
 class PageEnd {
  public:
   PageEnd() : page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
-    void* const mapped = mmap(nullptr, 2 * page_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* const mapped =
+        mmap(nullptr, 2 * page_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(mapped != MAP_FAILED, "%s", "no memory");
     begin_ = static_cast<unsigned char*>(mapped);
     CHECK(mprotect(begin_ + page_, page_, PROT_NONE) == 0, "%s", "a page can't be protected");
@@ -65,14 +67,16 @@ void pools(CUdevice device) {
       DRIVER_OK(cuMemPoolSetAttribute(pool, attribute, end.put(value)));
       DRIVER_OK(cuMemPoolGetAttribute(pool, attribute, end.last(sizeof value)));
       end.check("pool attribute", attribute);
-      CHECK(end.get<int>() == value, "pool attribute %d is %d, not %d", int(attribute), end.get<int>(), value);
+      CHECK(end.get<int>() == value, "pool attribute %d is %d, not %d", int(attribute),
+            end.get<int>(), value);
     }
   }
   const cuuint64_t threshold = (cuuint64_t{5} << 32) + 7;
   DRIVER_OK(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, end.put(threshold)));
   for (const auto attribute :
-       {CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
-        CU_MEMPOOL_ATTR_USED_MEM_CURRENT, CU_MEMPOOL_ATTR_USED_MEM_HIGH}) {
+       {CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+        CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH, CU_MEMPOOL_ATTR_USED_MEM_CURRENT,
+        CU_MEMPOOL_ATTR_USED_MEM_HIGH}) {
     DRIVER_OK(cuMemPoolGetAttribute(pool, attribute, end.last(sizeof threshold)));
     end.check("pool attribute", attribute);
     const cuuint64_t expected = attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD ? threshold : 0;
@@ -80,21 +84,25 @@ void pools(CUdevice device) {
           static_cast<unsigned long long>(end.get<cuuint64_t>()));
   }
   const auto none = static_cast<CUmemPool_attribute>(1000);
-  CHECK(cuMemPoolGetAttribute(pool, none, end.last(0)) == CUDA_ERROR_INVALID_VALUE, "%s", "a pool has attribute 1000");
-  CHECK(cuMemPoolSetAttribute(pool, none, end.last(0)) == CUDA_ERROR_INVALID_VALUE, "%s", "attribute 1000 was set");
+  CHECK(cuMemPoolGetAttribute(pool, none, end.last(0)) == CUDA_ERROR_INVALID_VALUE, "%s",
+        "a pool has attribute 1000");
+  CHECK(cuMemPoolSetAttribute(pool, none, end.last(0)) == CUDA_ERROR_INVALID_VALUE, "%s",
+        "attribute 1000 was set");
   end.check("pool attribute", 1000);
   DRIVER_OK(cuMemPoolDestroy(pool));
 }
 
 void graphMemory(CUdevice device) {
   PageEnd end;
-  for (const auto attribute : {CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_HIGH,
-                               CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH}) {
+  for (const auto attribute :
+       {CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_USED_MEM_HIGH,
+        CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT, CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH}) {
     DRIVER_OK(cuDeviceGetGraphMemAttribute(device, attribute, end.last(sizeof(cuuint64_t))));
     end.check("graph memory attribute", attribute);
     CHECK(end.get<cuuint64_t>() == 0, "graph memory attribute %d is not 0", int(attribute));
   }
-  for (const auto attribute : {CU_GRAPH_MEM_ATTR_USED_MEM_HIGH, CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH})
+  for (const auto attribute :
+       {CU_GRAPH_MEM_ATTR_USED_MEM_HIGH, CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH})
     DRIVER_OK(cuDeviceSetGraphMemAttribute(device, attribute, end.put(cuuint64_t{0})));
   const auto none = static_cast<CUgraphMem_attribute>(1000);
   CHECK(cuDeviceGetGraphMemAttribute(device, none, end.last(0)) == CUDA_ERROR_INVALID_VALUE, "%s",
@@ -134,15 +142,17 @@ void pointers(CUdeviceptr address, const char* what) {
     if (attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS) std::memset(data[0], 0, bytes);
     DRIVER_OK(cuPointerGetAttributes(2, both, data, address));
     other.check(what, i);
-    CHECK(type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_HOST, "%s: its memory is of type %u", what, type);
+    CHECK(type == CU_MEMORYTYPE_DEVICE || type == CU_MEMORYTYPE_HOST,
+          "%s: its memory is of type %u", what, type);
     // Tokens are made anew.
     if (alone != CUDA_SUCCESS || attribute == CU_POINTER_ATTRIBUTE_P2P_TOKENS) continue;
-    const bool same =
-        bytes == sizeof(int) ? end.get<int>() == other.get<int>() : end.get<uint64_t>() == other.get<uint64_t>();
+    const bool same = bytes == sizeof(int) ? end.get<int>() == other.get<int>()
+                                           : end.get<uint64_t>() == other.get<uint64_t>();
     CHECK(same, "%s %d: alone and with another it is not the same", what, i);
   }
   const auto none = static_cast<CUpointer_attribute>(1000);
-  CHECK(cuPointerGetAttribute(end.last(0), none, address) == CUDA_ERROR_INVALID_VALUE, "%s has attribute 1000", what);
+  CHECK(cuPointerGetAttribute(end.last(0), none, address) == CUDA_ERROR_INVALID_VALUE,
+        "%s has attribute 1000", what);
 }
 
 void ranges() {
@@ -150,8 +160,9 @@ void ranges() {
   if (cuMemAllocManaged(&managed, kMiB, CU_MEM_ATTACH_GLOBAL) != CUDA_SUCCESS) return;
   pointers(managed, "managed memory");
   PageEnd end, other;
-  for (const auto attribute : {CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION,
-                               CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION}) {
+  for (const auto attribute :
+       {CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, CU_MEM_RANGE_ATTRIBUTE_PREFERRED_LOCATION,
+        CU_MEM_RANGE_ATTRIBUTE_LAST_PREFETCH_LOCATION}) {
     DRIVER_OK(cuMemRangeGetAttribute(end.last(sizeof(int)), sizeof(int), attribute, managed, kMiB));
     end.check("range attribute", attribute);
   }
@@ -159,7 +170,8 @@ void ranges() {
   DRIVER_OK(cuMemRangeGetAttribute(end.last(kDevices * sizeof(int)), kDevices * sizeof(int),
                                    CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY, managed, kMiB));
   end.check("range attribute", CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY);
-  CUmem_range_attribute both[] = {CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY};
+  CUmem_range_attribute both[] = {CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY,
+                                  CU_MEM_RANGE_ATTRIBUTE_ACCESSED_BY};
   void* data[] = {end.last(sizeof(int)), other.last(kDevices * sizeof(int))};
   size_t sizes[] = {sizeof(int), kDevices * sizeof(int)};
   DRIVER_OK(cuMemRangeGetAttributes(data, sizes, both, 2, managed, kMiB));
@@ -170,17 +182,20 @@ void ranges() {
 
 // Logs are as long as the option beside them says, and their sizes are told in the options' values.
 void logs() {
-  const char* const image = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing() { ret; }\n";
+  const char* const image =
+      ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry nothing() { ret; }\n";
   PageEnd info, error;
   constexpr size_t kRoom = 24;
-  CUjit_option options[] = {CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, CU_JIT_ERROR_LOG_BUFFER,
-                            CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+  CUjit_option options[] = {CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+                            CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
   for (const bool good : {true, false}) {
     void* values[] = {info.last(kRoom), reinterpret_cast<void*>(kRoom), error.last(kRoom),
                       reinterpret_cast<void*>(kRoom)};
     CUmodule module = nullptr;
-    const CUresult result = cuModuleLoadDataEx(&module, good ? image : image + 5, 4, options, values);
-    CHECK((result == CUDA_SUCCESS) == good, "a module that is %s: CUresult %d", good ? "good" : "none", int(result));
+    const CUresult result =
+        cuModuleLoadDataEx(&module, good ? image : image + 5, 4, options, values);
+    CHECK((result == CUDA_SUCCESS) == good, "a module that is %s: CUresult %d",
+          good ? "good" : "none", int(result));
     info.check("log", 0);
     error.check("log", 1);
     if (good) DRIVER_OK(cuModuleUnload(module));
@@ -220,7 +235,8 @@ int main(int argc, char** argv) {
     DRIVER_OK(cuMemAlloc(&buffer, 2 * kMiB));
     bump(buffer, 2 * kMiB / 4, 1);
   }
-  for (const CUdeviceptr buffer : {buffers.front(), buffers.back()}) pointers(buffer, "device memory");
+  for (const CUdeviceptr buffer : {buffers.front(), buffers.back()})
+    pointers(buffer, "device memory");
   PageEnd end;
   DRIVER_OK(cuPointerSetAttribute(end.put(1u), CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, buffers.front()));
   for (const CUdeviceptr buffer : buffers) DRIVER_OK(cuMemFree(buffer));

@@ -1,5 +1,6 @@
-// What a program ties to graphs: the driver calls its destructor once, on a thread of its own, when the last reference is given back, by the
-// program or with the last graph, executable graph or launch that has one, and not before. Some objects are still there when the program ends.
+// What a program ties to graphs: the driver calls its destructor once, on a thread of its own, when
+// the last reference is given back, by the program or with the last graph, executable graph or
+// launch that has one, and not before. Some objects are still there when the program ends.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -17,7 +18,8 @@ void CUDART_CB destroy(void* data) { static_cast<Resource*>(data)->gone.fetch_ad
 
 CUuserObject make(Resource& resource, unsigned references) {
   CUuserObject object = nullptr;
-  DRIVER_OK(cuUserObjectCreate(&object, &resource, destroy, references, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+  DRIVER_OK(cuUserObjectCreate(&object, &resource, destroy, references,
+                               CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
   CHECK(object != nullptr, "no object");
   return object;
 }
@@ -27,7 +29,8 @@ void goes(const Resource& resource, const char* what) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (resource.gone == 0 && std::chrono::steady_clock::now() < end)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  CHECK(resource.gone == 1, "%s: the destructor was called %d times, not once", what, resource.gone.load());
+  CHECK(resource.gone == 1, "%s: the destructor was called %d times, not once", what,
+        resource.gone.load());
 }
 void stays(const Resource& resource, const char* what) {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -49,10 +52,14 @@ void countReferences() {
 
   CUuserObject none = nullptr;
   constexpr auto kFlags = CU_USER_OBJECT_NO_DESTRUCTOR_SYNC;
-  CHECK(cuUserObjectCreate(&none, &one, nullptr, 1, kFlags) == CUDA_ERROR_INVALID_VALUE, "without a destructor");
-  CHECK(cuUserObjectCreate(&none, &one, destroy, 0, kFlags) == CUDA_ERROR_INVALID_VALUE, "without a reference");
-  CHECK(cuUserObjectCreate(&none, &one, destroy, 1, 0) == CUDA_ERROR_INVALID_VALUE, "without the flag");
-  CHECK(cuUserObjectCreate(nullptr, &one, destroy, 1, kFlags) == CUDA_ERROR_INVALID_VALUE, "with no place for it");
+  CHECK(cuUserObjectCreate(&none, &one, nullptr, 1, kFlags) == CUDA_ERROR_INVALID_VALUE,
+        "without a destructor");
+  CHECK(cuUserObjectCreate(&none, &one, destroy, 0, kFlags) == CUDA_ERROR_INVALID_VALUE,
+        "without a reference");
+  CHECK(cuUserObjectCreate(&none, &one, destroy, 1, 0) == CUDA_ERROR_INVALID_VALUE,
+        "without the flag");
+  CHECK(cuUserObjectCreate(nullptr, &one, destroy, 1, kFlags) == CUDA_ERROR_INVALID_VALUE,
+        "with no place for it");
   goes(one, "one that was refused");  // once, as before
 }
 

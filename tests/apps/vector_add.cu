@@ -23,12 +23,14 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaMalloc(&dc, n * 4));
   RUNTIME_OK(cudaMemcpy(da, a.data(), n * 4, cudaMemcpyHostToDevice));
   RUNTIME_OK(cudaMemcpy(db, b.data(), n * 4, cudaMemcpyHostToDevice));
-  addVectors<<<apps::blocks(n / 4), 256>>>(reinterpret_cast<float4*>(da), reinterpret_cast<float4*>(db),
+  addVectors<<<apps::blocks(n / 4), 256>>>(reinterpret_cast<float4*>(da),
+                                           reinterpret_cast<float4*>(db),
                                            reinterpret_cast<float4*>(dc), uint32_t(n / 4));
   RUNTIME_OK(cudaGetLastError());
   RUNTIME_OK(cudaMemcpy(c.data(), dc, n * 4, cudaMemcpyDeviceToHost));
   for (size_t i = 0; i < n; ++i) {
-    CHECK(c[i] == a[i] + b[i], "element %zu is %g, expected %g", i, double(c[i]), double(a[i] + b[i]));
+    CHECK(c[i] == a[i] + b[i], "element %zu is %g, expected %g", i, double(c[i]),
+          double(a[i] + b[i]));
   }
   RUNTIME_OK(cudaFree(da));
   RUNTIME_OK(cudaFree(db));

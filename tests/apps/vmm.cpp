@@ -1,5 +1,6 @@
-// The program's own virtual memory management: segments that grow, two mappings of one handle, sleep (unmap and release
-// everything, map again at the same addresses), and remapping of what was saved.
+// The program's own virtual memory management: segments that grow, two mappings of one handle,
+// sleep (unmap and release everything, map again at the same addresses), and remapping of what was
+// saved.
 #include <algorithm>
 
 #include "driver_program.h"
@@ -61,7 +62,8 @@ int main(int argc, char** argv) {
     stamp(base + s * g, g, seed + uint32_t(s));
   }
   for (size_t s = 0; s < segments; ++s) check(base + s * g, g, seed + uint32_t(s), "segment");
-  // Kernels on all of them in turn, in pieces that cross from one segment into the next; what they add they take away.
+  // Kernels on all of them in turn, in pieces that cross from one segment into the next; what they
+  // add they take away.
   for (const uint32_t value : {5u, 7u, 0u - 12u}) {
     for (size_t at = 0; at < segments * g; at += g + g / 2) {
       const size_t bytes = std::min(g + g / 2, segments * g - at);
@@ -69,7 +71,8 @@ int main(int argc, char** argv) {
     }
   }
   DRIVER_OK(cuCtxSynchronize());
-  for (size_t s = 0; s < segments; ++s) check(base + s * g, g, seed + uint32_t(s), "segment after kernels");
+  for (size_t s = 0; s < segments; ++s)
+    check(base + s * g, g, seed + uint32_t(s), "segment after kernels");
   // One copy and one memset across many segments.
   DRIVER_OK(cuMemcpyDtoD(base + g / 2, base + 2 * g, g));
   check(base + g / 2, g, seed + 2, "copy across segments");
@@ -113,11 +116,13 @@ int main(int argc, char** argv) {
     }
     allow(base, segments * g);
     for (size_t s = 0; s < segments; ++s) DRIVER_OK(cuMemcpyHtoD(base + s * g, saved[s].data(), g));
-    for (size_t s = 0; s < segments; ++s) check(base + s * g, g, seed + uint32_t(s), "segment after sleep");
+    for (size_t s = 0; s < segments; ++s)
+      check(base + s * g, g, seed + uint32_t(s), "segment after sleep");
   }
   CUmemGenericAllocationHandle retained = 0;
   DRIVER_OK(cuMemRetainAllocationHandle(&retained, reinterpret_cast<void*>(base + g + 4096)));
-  CHECK(retained == made[1].handle, "the handle of an address is not the one that was mapped there");
+  CHECK(retained == made[1].handle,
+        "the handle of an address is not the one that was mapped there");
   DRIVER_OK(cuMemRelease(retained));
   DRIVER_OK(cuMemUnmap(base, segments * g));
   for (Segment& segment : made) DRIVER_OK(cuMemRelease(segment.handle));

@@ -19,7 +19,8 @@ void sectionAtomics() {
   record("atomics.create_host_numa", created);
   void* pinned = nullptr;
   need(api.cuMemHostAlloc(&pinned, kBytes, CU_MEMHOSTALLOC_DEVICEMAP), "cuMemHostAlloc");
-  std::vector<std::pair<std::string, CUdeviceptr>> places = {{"device", device}, {"pinned", CUdeviceptr(pinned)}};
+  std::vector<std::pair<std::string, CUdeviceptr>> places = {{"device", device},
+                                                             {"pinned", CUdeviceptr(pinned)}};
   if (created == CUDA_SUCCESS) {
     CUmemAccessDesc access{};
     access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;

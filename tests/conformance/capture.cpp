@@ -125,7 +125,8 @@ void sectionCapture() {
     }
   }
   // Another thread of the process, in each mode of its own.
-  const auto elsewhere = [&](const char* name, CUstreamCaptureMode captured, CUstreamCaptureMode own) {
+  const auto elsewhere = [&](const char* name, CUstreamCaptureMode captured,
+                             CUstreamCaptureMode own) {
     CUstream s = nullptr;
     need(api.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
     need(api.cuStreamBeginCapture(s, captured), "cuStreamBeginCapture");
@@ -143,9 +144,11 @@ void sectionCapture() {
     record(std::string("capture.other_thread.") + name + ".end", api.cuStreamEndCapture(s, &graph));
   };
   elsewhere("global_global", CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_GLOBAL);
-  elsewhere("global_thread_local", CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+  elsewhere("global_thread_local", CU_STREAM_CAPTURE_MODE_GLOBAL,
+            CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
   elsewhere("global_relaxed", CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_RELAXED);
-  elsewhere("thread_local_global", CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_GLOBAL);
+  elsewhere("thread_local_global", CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            CU_STREAM_CAPTURE_MODE_GLOBAL);
   elsewhere("relaxed_global", CU_STREAM_CAPTURE_MODE_RELAXED, CU_STREAM_CAPTURE_MODE_GLOBAL);
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   record("capture.exchange_mode", api.cuThreadExchangeStreamCaptureMode(&mode));

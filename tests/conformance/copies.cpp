@@ -12,7 +12,8 @@ void sectionCopies() {
   need(api.cuMemAlloc(&p, 4 * kMiB), "cuMemAlloc");
   need(api.cuMemAlloc(&q, 4 * kMiB), "cuMemAlloc");
   need(api.cuMemAlloc(&small, 1000), "cuMemAlloc");
-  std::vector<uint8_t> host(65 * kMiB, 5);  // larger than what is refused, should a driver read it all the same
+  std::vector<uint8_t> host(
+      65 * kMiB, 5);  // larger than what is refused, should a driver read it all the same
   record("copies.htod", api.cuMemcpyHtoD(p, host.data(), 4 * kMiB));
   record("copies.htod_0", api.cuMemcpyHtoD(p, host.data(), 0));
   record("copies.htod_0_null", api.cuMemcpyHtoD(0, nullptr, 0));
@@ -31,9 +32,11 @@ void sectionCopies() {
   record("copies.htod_device_source", api.cuMemcpyHtoD(q, reinterpret_cast<const void*>(p), 16));
   record("copies.unified_htod", api.cuMemcpy(p, CUdeviceptr(host.data()), 4096));
   record("copies.unified_dtod", api.cuMemcpy(p, q, 4096));
-  record("copies.unified_htoh", api.cuMemcpy(CUdeviceptr(host.data()), CUdeviceptr(host.data() + 8192), 4096));
+  record("copies.unified_htoh",
+         api.cuMemcpy(CUdeviceptr(host.data()), CUdeviceptr(host.data() + 8192), 4096));
   record("copies.async_pageable", api.cuMemcpyHtoDAsync(p, host.data(), 4096, nullptr));
-  record("copies.async_beyond_end", api.cuMemcpyHtoDAsync(p + 4 * kMiB - 16, host.data(), 64 * kMiB, nullptr));
+  record("copies.async_beyond_end",
+         api.cuMemcpyHtoDAsync(p + 4 * kMiB - 16, host.data(), 64 * kMiB, nullptr));
   CUdeviceptr freed = 0;
   need(api.cuMemAlloc(&freed, 64 * kMiB), "cuMemAlloc");
   need(api.cuMemFree(freed), "cuMemFree");

@@ -60,9 +60,12 @@ void sectionDevice() {
     if (rc != CUDA_SUCCESS) record("device.attribute_id." + std::to_string(id), rc);
   }
   record("device.attribute_id_0", api.cuDeviceGetAttribute(&value, CUdevice_attribute(0), 0));
-  record("device.attribute_id_100000", api.cuDeviceGetAttribute(&value, CUdevice_attribute(100000), 0));
-  record("device.attribute_null", api.cuDeviceGetAttribute(nullptr, CU_DEVICE_ATTRIBUTE_WARP_SIZE, 0));
-  record("device.attribute_device_99", api.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_WARP_SIZE, 99));
+  record("device.attribute_id_100000",
+         api.cuDeviceGetAttribute(&value, CUdevice_attribute(100000), 0));
+  record("device.attribute_null",
+         api.cuDeviceGetAttribute(nullptr, CU_DEVICE_ATTRIBUTE_WARP_SIZE, 0));
+  record("device.attribute_device_99",
+         api.cuDeviceGetAttribute(&value, CU_DEVICE_ATTRIBUTE_WARP_SIZE, 99));
   size_t total = 0;
   record("device.total_memory", api.cuDeviceTotalMem(&total, 0));
   record("device.total_memory_device_99", api.cuDeviceTotalMem(&total, 99));
@@ -80,7 +83,8 @@ void sectionDevice() {
   record("device.synchronize_without_context", api.cuCtxSynchronize());
   CUstream stream = nullptr;
   record("device.stream_without_context", api.cuStreamCreate(&stream, 0));
-  record("device.host_alloc_without_context", api.cuMemHostAlloc(reinterpret_cast<void**>(&p), 4096, 0));
+  record("device.host_alloc_without_context",
+         api.cuMemHostAlloc(reinterpret_cast<void**>(&p), 4096, 0));
 }
 
 void sectionContext() {
@@ -115,7 +119,8 @@ void sectionContext() {
   recordBool("context.destroy_current_pops", current != second);
   record("context.free_after_destroy", api.cuMemFree(q));
   CUmemorytype type{};
-  record("context.attribute_after_destroy", api.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, q));
+  record("context.attribute_after_destroy",
+         api.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, q));
   record("context.set_current_null", api.cuCtxSetCurrent(nullptr));
   record("context.pop_empty", api.cuCtxPopCurrent(&popped));
   record("context.synchronize_none", api.cuCtxSynchronize());

@@ -1,4 +1,5 @@
-// When the driver looks at the memory of a graph's copies and memsets, and what it lets an executable graph change of them.
+// When the driver looks at the memory of a graph's copies and memsets, and what it lets an
+// executable graph change of them.
 #include "record.h"
 
 namespace conformance {
@@ -35,7 +36,8 @@ class Window {
     mapped_ = handle;
     if (handle == 0) return;
     need(api.cuMemMap(address_, kBytes, 0, handle, 0), "cuMemMap");
-    const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, 0},
+                                 CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
     need(api.cuMemSetAccess(address_, kBytes, &access, 1), "cuMemSetAccess");
   }
 
@@ -91,7 +93,8 @@ void sectionGraphCopies() {
                     : api.cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, base.context);
     };
     const auto setNode = [&] {
-      return is_set ? api.cuGraphMemsetNodeSetParams(node, &set) : api.cuGraphMemcpyNodeSetParams(node, &copy);
+      return is_set ? api.cuGraphMemsetNodeSetParams(node, &set)
+                    : api.cuGraphMemcpyNodeSetParams(node, &copy);
     };
     const auto setExec = [&](CUgraphExec exec) {
       return is_set ? api.cuGraphExecMemsetNodeSetParams(exec, node, &set, base.context)
@@ -128,7 +131,8 @@ void sectionGraphCopies() {
     use(window.address());
     need(setNode(), "a node over mapped memory");
 
-    // The same address, of VRAM when it was made executable, and of host memory now; and the other way round.
+    // The same address, of VRAM when it was made executable, and of host memory now; and the other
+    // way round.
     exec = instantiated(graph);
     window.host();
     record(kind + "exec_set_vram_to_host", setExec(exec));
@@ -183,7 +187,8 @@ void sectionGraphCopies() {
       set.height = 1;
     }
 
-    // A graph as a child, and an update that changes a node, while what the one or the other has is mapped nowhere.
+    // A graph as a child, and an update that changes a node, while what the one or the other has is
+    // mapped nowhere.
     (is_set ? set.width : copy.WidthInBytes) = 128;
     window.vram();
     use(window.address());
@@ -192,7 +197,8 @@ void sectionGraphCopies() {
     CUgraph parent = nullptr;
     CUgraphNode child = nullptr;
     need(api.cuGraphCreate(&parent, 0), "cuGraphCreate");
-    record(kind + "add_child_unmapped", api.cuGraphAddChildGraphNode(&child, parent, nullptr, 0, graph));
+    record(kind + "add_child_unmapped",
+           api.cuGraphAddChildGraphNode(&child, parent, nullptr, 0, graph));
     window.vram();
     exec = instantiated(graph);
     use(other.address());

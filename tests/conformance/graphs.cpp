@@ -22,37 +22,43 @@ void sectionGraphs() {
   memset_params.width = 64;
   memset_params.height = 1;
   CUgraphNode first = nullptr, second = nullptr, third = nullptr, empty = nullptr;
-  record("graphs.add_memset", api.cuGraphAddMemsetNode(&first, graph, nullptr, 0, &memset_params, base.context));
+  record("graphs.add_memset",
+         api.cuGraphAddMemsetNode(&first, graph, nullptr, 0, &memset_params, base.context));
   CUdeviceptr address = p;
   uint32_t value = 11;
   void* list[] = {&address, &value};
   CUDA_KERNEL_NODE_PARAMS params{};
   params.func = kernels.store;
-  params.gridDimX = params.gridDimY = params.gridDimZ = params.blockDimX = params.blockDimY = params.blockDimZ = 1;
+  params.gridDimX = params.gridDimY = params.gridDimZ = params.blockDimX = params.blockDimY =
+      params.blockDimZ = 1;
   params.kernelParams = list;
   record("graphs.add_kernel", api.cuGraphAddKernelNode(&second, graph, &first, 1, &params));
   value = 99;  // the node keeps its own copy
   CUDA_KERNEL_NODE_PARAMS read_back{};
   record("graphs.kernel_params", api.cuGraphKernelNodeGetParams(second, &read_back));
-  recordBool("graphs.kernel_params.copied", read_back.kernelParams != nullptr && read_back.kernelParams != list &&
-                                                *static_cast<uint32_t*>(read_back.kernelParams[1]) == 11);
+  recordBool("graphs.kernel_params.copied",
+             read_back.kernelParams != nullptr && read_back.kernelParams != list &&
+                 *static_cast<uint32_t*>(read_back.kernelParams[1]) == 11);
   recordBool("graphs.kernel_params.function", read_back.func == kernels.store);
   CUDA_KERNEL_NODE_PARAMS bad = params;
   bad.kernelParams = nullptr;
   CUgraphNode never = nullptr;
-  record("graphs.add_kernel_without_params", api.cuGraphAddKernelNode(&never, graph, nullptr, 0, &bad));
+  record("graphs.add_kernel_without_params",
+         api.cuGraphAddKernelNode(&never, graph, nullptr, 0, &bad));
   bad = params;
   bad.blockDimX = 4096;
   record("graphs.add_kernel_block_4096", api.cuGraphAddKernelNode(&never, graph, nullptr, 0, &bad));
   bad = params;
   bad.func = nullptr;
-  record("graphs.add_kernel_null_function", api.cuGraphAddKernelNode(&never, graph, nullptr, 0, &bad));
+  record("graphs.add_kernel_null_function",
+         api.cuGraphAddKernelNode(&never, graph, nullptr, 0, &bad));
   record("graphs.add_empty", api.cuGraphAddEmptyNode(&empty, graph, &second, 1));
   CUDA_HOST_NODE_PARAMS host_params{};
   static int calls = 0;
   host_params.fn = [](void*) { ++calls; };
   record("graphs.add_host", api.cuGraphAddHostNode(&third, graph, &empty, 1, &host_params));
-  record("graphs.add_duplicate_edge", api.cuGraphAddDependencies(graph, &first, &second, nullptr, 1));
+  record("graphs.add_duplicate_edge",
+         api.cuGraphAddDependencies(graph, &first, &second, nullptr, 1));
   CUgraphNodeType type{};
   const CUresult typed = api.cuGraphNodeGetType(second, &type);
   recordNumberOr("graphs.node_type", typed, type);
@@ -80,8 +86,10 @@ void sectionGraphs() {
   other.func = kernels.load;
   void* load_list[] = {&address, &address};
   other.kernelParams = load_list;
-  record("graphs.exec_set_other_function", api.cuGraphExecKernelNodeSetParams(exec, second, &other));
-  record("graphs.exec_set_params_of_memset_node", api.cuGraphExecKernelNodeSetParams(exec, first, &params));
+  record("graphs.exec_set_other_function",
+         api.cuGraphExecKernelNodeSetParams(exec, second, &other));
+  record("graphs.exec_set_params_of_memset_node",
+         api.cuGraphExecKernelNodeSetParams(exec, first, &params));
   value = 33;
   record("graphs.node_set_params", api.cuGraphKernelNodeSetParams(second, &params));
   need(api.cuGraphLaunch(exec, stream), "cuGraphLaunch");
@@ -129,11 +137,14 @@ void sectionGraphs() {
   allocation.poolProps.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   allocation.bytesize = 1 << 20;
   CUgraphNode made = nullptr, freed = nullptr;
-  record("graphs.add_mem_alloc", api.cuGraphAddMemAllocNode(&made, with_memory, nullptr, 0, &allocation));
+  record("graphs.add_mem_alloc",
+         api.cuGraphAddMemAllocNode(&made, with_memory, nullptr, 0, &allocation));
   if (made != nullptr) {
-    record("graphs.add_mem_free", api.cuGraphAddMemFreeNode(&freed, with_memory, &made, 1, allocation.dptr));
+    record("graphs.add_mem_free",
+           api.cuGraphAddMemFreeNode(&freed, with_memory, &made, 1, allocation.dptr));
     CUgraphExec memory_exec = nullptr;
-    record("graphs.instantiate_memory", api.cuGraphInstantiateWithFlags(&memory_exec, with_memory, 0));
+    record("graphs.instantiate_memory",
+           api.cuGraphInstantiateWithFlags(&memory_exec, with_memory, 0));
     record("graphs.launch_memory", api.cuGraphLaunch(memory_exec, stream));
     record("graphs.launch_memory_again", api.cuGraphLaunch(memory_exec, stream));
     record("graphs.synchronize_memory", api.cuStreamSynchronize(stream));

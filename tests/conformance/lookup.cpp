@@ -103,9 +103,11 @@ void sectionLookup() {
   for (const Case& query : cases) {
     void* found = nullptr;
     CUdriverProcAddressQueryResult status{};
-    const CUresult rc = api.cuGetProcAddress_v2(query.name, &found, query.version, query.flags, &status);
-    const std::string key = std::string("lookup.") + (query.name[0] == 0 ? "empty" : query.name) + "." +
-                            std::to_string(query.version) + ".flags_" + std::to_string(query.flags);
+    const CUresult rc =
+        api.cuGetProcAddress_v2(query.name, &found, query.version, query.flags, &status);
+    const std::string key = std::string("lookup.") + (query.name[0] == 0 ? "empty" : query.name) +
+                            "." + std::to_string(query.version) + ".flags_" +
+                            std::to_string(query.flags);
     std::string value = text(rc) + " status " + std::to_string(status);
     if (found != nullptr) {
       // Which exported symbol is it?
@@ -117,14 +119,16 @@ void sectionLookup() {
         }
       }
       // cuGraphInstantiate of 12.0 is cuGraphInstantiateWithFlags.
-      if (dlsym(api.library, "cuGraphInstantiateWithFlags") == found) symbol = "cuGraphInstantiateWithFlags";
+      if (dlsym(api.library, "cuGraphInstantiateWithFlags") == found)
+        symbol = "cuGraphInstantiateWithFlags";
       value += " " + symbol;
     }
     record(key, value);
   }
   void* found = nullptr;
   record("lookup.null_status", api.cuGetProcAddress_v2("cuInit", &found, 13000, 0, nullptr));
-  record("lookup.null_status_absent", api.cuGetProcAddress_v2("cuNoSuchFunction", &found, 13000, 0, nullptr));
+  record("lookup.null_status_absent",
+         api.cuGetProcAddress_v2("cuNoSuchFunction", &found, 13000, 0, nullptr));
   CUuuid unknown{};
   const void* table = nullptr;
   record("lookup.export_table_unknown", api.cuGetExportTable(&table, &unknown));

@@ -1,5 +1,6 @@
-// conformance [--driver PATH] [--section NAME] [--list]: records every driver behaviour that the pager relies on as
-// sorted key = value lines on standard output. Each section runs in a process of its own with a time limit.
+// conformance [--driver PATH] [--section NAME] [--list]: records every driver behaviour that the
+// pager relies on as sorted key = value lines on standard output. Each section runs in a process of
+// its own with a time limit.
 #include <dlfcn.h>
 #include <poll.h>
 #include <signal.h>
@@ -49,7 +50,8 @@ constexpr Section kSections[] = {
 };
 constexpr int kSectionSeconds = 60;
 
-/// Runs one section in a child and gathers its lines; says how it ended when that was not by itself.
+/// Runs one section in a child and gathers its lines; says how it ended when that was not by
+/// itself.
 std::vector<std::string> runSection(const char* self, const char* driver, const char* name) {
   int pipe_ends[2];
   if (pipe(pipe_ends) != 0) {
@@ -74,8 +76,8 @@ std::vector<std::string> runSection(const char* self, const char* driver, const 
   bool timed_out = false;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(kSectionSeconds);
   for (;;) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        deadline - std::chrono::steady_clock::now());
     pollfd waiting{pipe_ends[0], POLLIN, 0};
     if (left.count() <= 0 || poll(&waiting, 1, int(left.count())) == 0) {
       timed_out = true;

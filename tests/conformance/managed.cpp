@@ -1,4 +1,5 @@
-// Managed memory: allocation, advice, prefetching, and the same asked of memory that is not managed.
+// Managed memory: allocation, advice, prefetching, and the same asked of memory that is not
+// managed.
 #include <cstring>
 
 #include "record.h"
@@ -26,10 +27,12 @@ void sectionManaged() {
   record("managed.prefetch_device", api.cuMemPrefetchAsync(p, 4 * kMiB, device, 0, nullptr));
   record("managed.prefetch_host", api.cuMemPrefetchAsync(p, 4 * kMiB, host, 0, nullptr));
   record("managed.prefetch_beyond", api.cuMemPrefetchAsync(p, 64 * kMiB, device, 0, nullptr));
-  record("managed.advise_read_mostly", api.cuMemAdvise(p, 4 * kMiB, CU_MEM_ADVISE_SET_READ_MOSTLY, device));
+  record("managed.advise_read_mostly",
+         api.cuMemAdvise(p, 4 * kMiB, CU_MEM_ADVISE_SET_READ_MOSTLY, device));
   record("managed.advise_bad", api.cuMemAdvise(p, 4 * kMiB, CUmem_advise(99), device));
   int mostly = -1;
-  const CUresult rc = api.cuMemRangeGetAttribute(&mostly, 4, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, p, 4 * kMiB);
+  const CUresult rc =
+      api.cuMemRangeGetAttribute(&mostly, 4, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, p, 4 * kMiB);
   recordNumberOr("managed.range_read_mostly", rc, mostly);
   record("managed.free_as_host", api.cuMemFreeHost(reinterpret_cast<void*>(p)));
   record("managed.free", api.cuMemFree(p));
@@ -37,7 +40,8 @@ void sectionManaged() {
   CUdeviceptr d = 0;
   need(api.cuMemAlloc(&d, kMiB), "cuMemAlloc");
   record("managed.prefetch_device_memory", api.cuMemPrefetchAsync(d, kMiB, device, 0, nullptr));
-  record("managed.advise_device_memory", api.cuMemAdvise(d, kMiB, CU_MEM_ADVISE_SET_READ_MOSTLY, device));
+  record("managed.advise_device_memory",
+         api.cuMemAdvise(d, kMiB, CU_MEM_ADVISE_SET_READ_MOSTLY, device));
   record("managed.range_device_memory",
          api.cuMemRangeGetAttribute(&mostly, 4, CU_MEM_RANGE_ATTRIBUTE_READ_MOSTLY, d, kMiB));
   record("managed.prefetch_null", api.cuMemPrefetchAsync(0, kMiB, device, 0, nullptr));

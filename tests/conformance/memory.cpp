@@ -72,8 +72,10 @@ void sectionMemory() {
   record("memory.host_free_null", api.cuMemFreeHost(nullptr));
   need(api.cuMemAlloc(&p, 4096), "cuMemAlloc");
   record("memory.device_free_as_host", api.cuMemFreeHost(reinterpret_cast<void*>(p)));
-  record("memory.register_device_memory", api.cuMemHostRegister(reinterpret_cast<void*>(p), 4096, 0));
-  char* pages = static_cast<char*>(mmap(nullptr, 65536, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  record("memory.register_device_memory",
+         api.cuMemHostRegister(reinterpret_cast<void*>(p), 4096, 0));
+  char* pages = static_cast<char*>(
+      mmap(nullptr, 65536, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   record("memory.register_0", api.cuMemHostRegister(pages, 0, 0));
   record("memory.register_null", api.cuMemHostRegister(nullptr, 4096, 0));
   record("memory.register", api.cuMemHostRegister(pages, 32768, 0));
@@ -82,7 +84,8 @@ void sectionMemory() {
   record("memory.unregister_interior", api.cuMemHostUnregister(pages + 4096));
   record("memory.unregister", api.cuMemHostUnregister(pages));
   record("memory.unregister_again", api.cuMemHostUnregister(pages));
-  record("memory.register_unmapped", api.cuMemHostRegister(reinterpret_cast<void*>(uintptr_t{0x10000}), 4096, 0));
+  record("memory.register_unmapped",
+         api.cuMemHostRegister(reinterpret_cast<void*>(uintptr_t{0x10000}), 4096, 0));
 }
 
 }  // namespace conformance

@@ -1,4 +1,5 @@
-// What the driver answers about an address, for each kind of memory and for places inside, at the end of and beyond it.
+// What the driver answers about an address, for each kind of memory and for places inside, at the
+// end of and beyond it.
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -77,15 +78,17 @@ const char* attributeName(int attribute) {
   }
 }
 
-std::string answer(int attribute, const uint8_t* raw, const Piece& piece, CUdeviceptr asked, const Base& base,
-                   CUmemoryPool pool) {
+std::string answer(int attribute, const uint8_t* raw, const Piece& piece, CUdeviceptr asked,
+                   const Base& base, CUmemoryPool pool) {
   uint64_t wide;
   uint32_t narrow;
   std::memcpy(&wide, raw, 8);
   std::memcpy(&narrow, raw, 4);
   switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
-      return wide == 0 ? "null" : wide == reinterpret_cast<uint64_t>(base.context) ? "current" : "other";
+      return wide == 0                                          ? "null"
+             : wide == reinterpret_cast<uint64_t>(base.context) ? "current"
+                                                                : "other";
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
@@ -115,7 +118,8 @@ std::string answer(int attribute, const uint8_t* raw, const Piece& piece, CUdevi
 }
 
 /// Every question about one address.
-void ask(const Piece& piece, const char* where, CUdeviceptr address, const Base& base, CUmemoryPool pool) {
+void ask(const Piece& piece, const char* where, CUdeviceptr address, const Base& base,
+         CUmemoryPool pool) {
   const std::string prefix = "pointers." + piece.name + "." + where + ".";
   for (int attribute = 1; attribute <= CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE; ++attribute) {
     alignas(8) uint8_t raw[64] = {};
@@ -123,16 +127,18 @@ void ask(const Piece& piece, const char* where, CUdeviceptr address, const Base&
     record(prefix + attributeName(attribute),
            rc == CUDA_SUCCESS ? answer(attribute, raw, piece, address, base, pool) : text(rc));
   }
-  // The form that never fails for an unknown address, with the attributes that cudaPointerGetAttributes asks for.
+  // The form that never fails for an unknown address, with the attributes that
+  // cudaPointerGetAttributes asks for.
   CUcontext context = nullptr;
   CUmemorytype type{};
   CUdeviceptr device_pointer = 0;
   void* host_pointer = nullptr;
   unsigned managed = 0;
   int ordinal = -5;
-  CUpointer_attribute ids[] = {CU_POINTER_ATTRIBUTE_CONTEXT,        CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                               CU_POINTER_ATTRIBUTE_DEVICE_POINTER, CU_POINTER_ATTRIBUTE_HOST_POINTER,
-                               CU_POINTER_ATTRIBUTE_IS_MANAGED,     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
+  CUpointer_attribute ids[] = {
+      CU_POINTER_ATTRIBUTE_CONTEXT,        CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+      CU_POINTER_ATTRIBUTE_DEVICE_POINTER, CU_POINTER_ATTRIBUTE_HOST_POINTER,
+      CU_POINTER_ATTRIBUTE_IS_MANAGED,     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL};
   void* answers[] = {&context, &type, &device_pointer, &host_pointer, &managed, &ordinal};
   const CUresult rc = api.cuPointerGetAttributes(6, ids, answers, address);
   record(prefix + "several", rc == CUDA_SUCCESS
@@ -141,14 +147,16 @@ void ask(const Piece& piece, const char* where, CUdeviceptr address, const Base&
                                                                          : "other") +
                                        " type " + std::to_string(int(type)) + " device " +
                                        place(device_pointer, piece, address) + " host " +
-                                       place(CUdeviceptr(host_pointer), piece, address) + " managed " +
-                                       std::to_string(managed & 0xff) + " ordinal " + std::to_string(ordinal)
+                                       place(CUdeviceptr(host_pointer), piece, address) +
+                                       " managed " + std::to_string(managed & 0xff) + " ordinal " +
+                                       std::to_string(ordinal)
                                  : text(rc));
   CUdeviceptr range = 0;
   size_t bytes = 0;
   const CUresult ranged = api.cuMemGetAddressRange(&range, &bytes, address);
   record(prefix + "address_range",
-         ranged == CUDA_SUCCESS ? place(range, piece, address) + " size " + std::to_string(bytes) : text(ranged));
+         ranged == CUDA_SUCCESS ? place(range, piece, address) + " size " + std::to_string(bytes)
+                                : text(ranged));
 }
 
 /// Questions that need the base only.
@@ -161,7 +169,8 @@ void askBase(const Piece& piece) {
   const CUresult flagged = api.cuMemHostGetFlags(&flags, reinterpret_cast<void*>(piece.base));
   recordNumberOr(prefix + "host_get_flags", flagged, flags);
   CUmemGenericAllocationHandle handle = 0;
-  const CUresult retained = api.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(piece.base));
+  const CUresult retained =
+      api.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(piece.base));
   record(prefix + "retain_handle", retained);
   if (retained == CUDA_SUCCESS) record(prefix + "retain_handle.release", api.cuMemRelease(handle));
   CUipcMemHandle ipc;
@@ -193,7 +202,8 @@ Piece mapped(const char* name, const CUmemAllocationProp& prop, size_t bytes, bo
     CUmemAccessDesc descriptor{};
     descriptor.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     descriptor.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    record(std::string("pointers.") + name + ".set_access", api.cuMemSetAccess(piece.base, bytes, &descriptor, 1));
+    record(std::string("pointers.") + name + ".set_access",
+           api.cuMemSetAccess(piece.base, bytes, &descriptor, 1));
   }
   return piece;
 }
@@ -233,14 +243,16 @@ void sectionPointers() {
   add("host_alloc_combined", rc, CUdeviceptr(host), 65536);
   void* pages = mmap(nullptr, 4 * kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   std::memset(pages, 1, 4 * kMiB);
-  rc = api.cuMemHostRegister(pages, 4 * kMiB, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+  rc = api.cuMemHostRegister(pages, 4 * kMiB,
+                             CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
   add("registered", rc, CUdeviceptr(pages), 4 * kMiB);
   rc = api.cuMemAllocManaged(&p, 3 * kMiB, CU_MEM_ATTACH_GLOBAL);
   add("managed", rc, p, 3 * kMiB);
 
   size_t granularity = 0;
   const CUmemAllocationProp device = properties(CU_MEM_LOCATION_TYPE_DEVICE);
-  need(api.cuMemGetAllocationGranularity(&granularity, &device, CU_MEM_ALLOC_GRANULARITY_MINIMUM), "granularity");
+  need(api.cuMemGetAllocationGranularity(&granularity, &device, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+       "granularity");
   recordNumber("pointers.granularity", int64_t(granularity));
   CUmemAllocationProp exportable = device;
   exportable.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -283,29 +295,39 @@ void sectionPointers() {
   uint64_t value = 0;
   record("pointers.errors.null_data",
          api.cuPointerGetAttribute(nullptr, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, pieces[0].base));
-  record("pointers.errors.attribute_0", api.cuPointerGetAttribute(&value, CUpointer_attribute(0), pieces[0].base));
-  record("pointers.errors.attribute_99", api.cuPointerGetAttribute(&value, CUpointer_attribute(99), pieces[0].base));
+  record("pointers.errors.attribute_0",
+         api.cuPointerGetAttribute(&value, CUpointer_attribute(0), pieces[0].base));
+  record("pointers.errors.attribute_99",
+         api.cuPointerGetAttribute(&value, CUpointer_attribute(99), pieces[0].base));
   CUpointer_attribute bad[] = {CUpointer_attribute(99)};
   void* answers[] = {&value};
-  record("pointers.errors.several_attribute_99", api.cuPointerGetAttributes(1, bad, answers, pieces[0].base));
-  record("pointers.errors.several_none", api.cuPointerGetAttributes(0, bad, answers, pieces[0].base));
-  record("pointers.errors.range_null_outputs", api.cuMemGetAddressRange(nullptr, nullptr, pieces[0].base));
+  record("pointers.errors.several_attribute_99",
+         api.cuPointerGetAttributes(1, bad, answers, pieces[0].base));
+  record("pointers.errors.several_none",
+         api.cuPointerGetAttributes(0, bad, answers, pieces[0].base));
+  record("pointers.errors.range_null_outputs",
+         api.cuMemGetAddressRange(nullptr, nullptr, pieces[0].base));
   CUdeviceptr start = 0;
-  record("pointers.errors.range_base_only", api.cuMemGetAddressRange(&start, nullptr, pieces[0].base));
+  record("pointers.errors.range_base_only",
+         api.cuMemGetAddressRange(&start, nullptr, pieces[0].base));
   size_t bytes = 0;
-  record("pointers.errors.range_size_only", api.cuMemGetAddressRange(nullptr, &bytes, pieces[0].base));
+  record("pointers.errors.range_size_only",
+         api.cuMemGetAddressRange(nullptr, &bytes, pieces[0].base));
 
   // SYNC_MEMOPS can be set, and is read back.
   unsigned one = 1, got = 9;
   for (const Piece& piece : pieces) {
     const std::string prefix = "pointers." + piece.name + ".set_sync_memops";
-    const CUresult set = api.cuPointerSetAttribute(&one, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, piece.base);
+    const CUresult set =
+        api.cuPointerSetAttribute(&one, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, piece.base);
     record(prefix, set);
     if (set != CUDA_SUCCESS) continue;
-    const CUresult read = api.cuPointerGetAttribute(&got, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, piece.base);
+    const CUresult read =
+        api.cuPointerGetAttribute(&got, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, piece.base);
     recordNumberOr(prefix + ".read_back", read, int64_t(got & 1));
   }
-  record("pointers.errors.set_context", api.cuPointerSetAttribute(&one, CU_POINTER_ATTRIBUTE_CONTEXT, pieces[0].base));
+  record("pointers.errors.set_context",
+         api.cuPointerSetAttribute(&one, CU_POINTER_ATTRIBUTE_CONTEXT, pieces[0].base));
   // Ids of two allocations differ; of two places in one they are equal.
   uint64_t first = 0, second = 0, inside = 0;
   api.cuPointerGetAttribute(&first, CU_POINTER_ATTRIBUTE_BUFFER_ID, pieces[1].base);
@@ -315,7 +337,8 @@ void sectionPointers() {
   recordBool("pointers.buffer_id.differs", first != second);
   // Without a current context.
   need(api.cuCtxSetCurrent(nullptr), "cuCtxSetCurrent");
-  ask({"device_3m_no_context", pieces[1].base, pieces[1].bytes}, "base", pieces[1].base, base, pool);
+  ask({"device_3m_no_context", pieces[1].base, pieces[1].bytes}, "base", pieces[1].base, base,
+      pool);
 }
 
 }  // namespace conformance

@@ -31,7 +31,8 @@ void sectionPools() {
     const CUresult rc = api.cuMemPoolGetAttribute(standard, attribute.id, &value);
     recordNumberOr(std::string("pools.default.") + attribute.name, rc, int64_t(value));
   }
-  record("pools.attribute_99", api.cuMemPoolGetAttribute(standard, CUmemPool_attribute(99), &value));
+  record("pools.attribute_99",
+         api.cuMemPoolGetAttribute(standard, CUmemPool_attribute(99), &value));
   CUdeviceptr p = 0, q = 0, r = 0;
   CUstream stream = nullptr, other = nullptr;
   need(api.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
@@ -64,10 +65,13 @@ void sectionPools() {
   api.cuMemPoolGetAttribute(standard, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &value);
   recordNumber("pools.reserved_after_trim", int64_t(value));
   uint64_t high = 0;
-  record("pools.reset_used_high", api.cuMemPoolSetAttribute(standard, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &high));
+  record("pools.reset_used_high",
+         api.cuMemPoolSetAttribute(standard, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &high));
   high = 7;
-  record("pools.set_used_high_7", api.cuMemPoolSetAttribute(standard, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &high));
-  record("pools.set_used_current", api.cuMemPoolSetAttribute(standard, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &high));
+  record("pools.set_used_high_7",
+         api.cuMemPoolSetAttribute(standard, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &high));
+  record("pools.set_used_current",
+         api.cuMemPoolSetAttribute(standard, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &high));
   record("pools.destroy_default", api.cuMemPoolDestroy(standard));
 
   CUmemPoolProps properties{};
@@ -80,7 +84,8 @@ void sectionPools() {
   record("pools.create_device_99", api.cuMemPoolCreate(&never, &bad));
   record("pools.alloc_from_mine", api.cuMemAllocFromPoolAsync(&p, kMiB, mine, stream));
   CUmemoryPool of = nullptr;
-  record("pools.handle_of_mine", api.cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, p));
+  record("pools.handle_of_mine",
+         api.cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, p));
   recordBool("pools.handle_of_mine.same", of == mine);
   CUmemAccess_flags flags{};
   const CUresult accessed = api.cuMemPoolGetAccess(&flags, mine, &properties.location);

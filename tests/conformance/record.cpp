@@ -192,7 +192,8 @@ Kernels::Kernels() {
     CUfunction* function;
   } entries[] = {{"nothing", &nothing}, {"store", &store},     {"load", &load},
                  {"spin", &spin},       {"atomics", &atomics}, {"many", &many}};
-  for (const auto& entry : entries) need(api.cuModuleGetFunction(entry.function, module, entry.name), entry.name);
+  for (const auto& entry : entries)
+    need(api.cuModuleGetFunction(entry.function, module, entry.name), entry.name);
 }
 
 CUresult launchOne(CUfunction function, std::vector<void*> parameters, CUstream stream) {

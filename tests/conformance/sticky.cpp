@@ -1,5 +1,5 @@
-// What is left of a context after an illegal access: which calls report it, what still answers. Each in a process of
-// its own, as nothing brings the context back.
+// What is left of a context after an illegal access: which calls report it, what still answers.
+// Each in a process of its own, as nothing brings the context back.
 #include <cstring>
 
 #include "record.h"
@@ -8,7 +8,8 @@ namespace conformance {
 namespace {
 
 /// Every kind of call after the error, twice where the first could differ.
-void aftermath(const std::string& prefix, const Base& base, const Kernels& kernels, CUdeviceptr mine, CUdeviceptr bad) {
+void aftermath(const std::string& prefix, const Base& base, const Kernels& kernels,
+               CUdeviceptr mine, CUdeviceptr bad) {
   CUstream stream = nullptr, made = nullptr;
   CUevent event = nullptr, made_event = nullptr;
   need(api.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
@@ -41,7 +42,8 @@ void aftermath(const std::string& prefix, const Base& base, const Kernels& kerne
   size_t free_bytes = 0, total = 0;
   record(prefix + "memory_info", api.cuMemGetInfo(&free_bytes, &total));
   CUmemorytype type{};
-  record(prefix + "pointer_attribute", api.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, mine));
+  record(prefix + "pointer_attribute",
+         api.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, mine));
   CUdevice device = -1;
   record(prefix + "context_device", api.cuCtxGetDevice(&device));
   CUcontext current = nullptr;

@@ -7,8 +7,9 @@
 namespace conformance {
 namespace {
 
-/// Keeps a stream busy until release(): a kernel that looks at a flag in mapped host memory. For 5 s at most: where it does not see what the host
-/// writes meanwhile (forwarded by tcp), that is when it ends.
+/// Keeps a stream busy until release(): a kernel that looks at a flag in mapped host memory. For 5
+/// s at most: where it does not see what the host writes meanwhile (forwarded by tcp), that is when
+/// it ends.
 class Busy {
  public:
   Busy(const Kernels& kernels, CUstream stream) {
@@ -47,7 +48,8 @@ void sectionStreams() {
   recordNumberOr("streams.priority", prioritised, priority);
   record("streams.priority_range", api.cuCtxGetStreamPriorityRange(&least, &greatest));
   CUstream eager = nullptr;
-  record("streams.create_priority_minus_100", api.cuStreamCreateWithPriority(&eager, CU_STREAM_NON_BLOCKING, -100));
+  record("streams.create_priority_minus_100",
+         api.cuStreamCreateWithPriority(&eager, CU_STREAM_NON_BLOCKING, -100));
   const CUresult clamped = api.cuStreamGetPriority(eager, &priority);
   recordBoolOr("streams.priority_clamped", clamped, priority == greatest);
   CUcontext owner = nullptr;
@@ -64,7 +66,8 @@ void sectionStreams() {
 
   CUevent event = nullptr, timed = nullptr, second = nullptr;
   record("events.create_bad_flags", api.cuEventCreate(&event, 0x1000));
-  record("events.create_interprocess_with_timing", api.cuEventCreate(&event, CU_EVENT_INTERPROCESS));
+  record("events.create_interprocess_with_timing",
+         api.cuEventCreate(&event, CU_EVENT_INTERPROCESS));
   record("events.create", api.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
   need(api.cuEventCreate(&timed, CU_EVENT_DEFAULT), "cuEventCreate");
   need(api.cuEventCreate(&second, CU_EVENT_DEFAULT), "cuEventCreate");
@@ -121,8 +124,9 @@ void sectionStreams() {
     record("streams.synchronize_after_destroy", api.cuCtxSynchronize());
   }
   std::atomic<int> called{0};
-  record("streams.host_function", api.cuLaunchHostFunc(
-                                      a, [](void* at) { ++*static_cast<std::atomic<int>*>(at); }, &called));
+  record("streams.host_function",
+         api.cuLaunchHostFunc(
+             a, [](void* at) { ++*static_cast<std::atomic<int>*>(at); }, &called));
   api.cuStreamSynchronize(a);
   recordNumber("streams.host_function.calls", called);
   std::atomic<int> inside{-1};
@@ -141,10 +145,13 @@ void sectionStreams() {
   CUdeviceptr word = 0;
   need(api.cuMemAlloc(&word, 4096), "cuMemAlloc");
   need(api.cuMemsetD8(word, 0, 4096), "cuMemsetD8");
-  need(api.cuCtxSynchronize(), "cuCtxSynchronize");  // a memset is asynchronous and `a` does not wait for the legacy stream
-  record("streams.write_value", api.cuStreamWriteValue32(a, word, 42, CU_STREAM_WRITE_VALUE_DEFAULT));
+  need(api.cuCtxSynchronize(),
+       "cuCtxSynchronize");  // a memset is asynchronous and `a` does not wait for the legacy stream
+  record("streams.write_value",
+         api.cuStreamWriteValue32(a, word, 42, CU_STREAM_WRITE_VALUE_DEFAULT));
   record("streams.wait_value", api.cuStreamWaitValue32(a, word, 40, CU_STREAM_WAIT_VALUE_GEQ));
-  record("streams.wait_value_unaligned", api.cuStreamWaitValue32(a, word + 2, 0, CU_STREAM_WAIT_VALUE_GEQ));
+  record("streams.wait_value_unaligned",
+         api.cuStreamWaitValue32(a, word + 2, 0, CU_STREAM_WAIT_VALUE_GEQ));
   record("streams.value_synchronize", api.cuStreamSynchronize(a));
   uint32_t got = 0;
   api.cuMemcpyDtoH(&got, word, 4);

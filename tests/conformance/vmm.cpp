@@ -1,4 +1,5 @@
-// Virtual memory management: what may be reserved, created, mapped, unmapped and released when, and what is true after.
+// Virtual memory management: what may be reserved, created, mapped, unmapped and released when, and
+// what is true after.
 #include <cstring>
 
 #include "record.h"
@@ -14,7 +15,8 @@ CUmemAllocationProp properties(CUmemLocationType type, int id = 0) {
   return prop;
 }
 
-CUmemAccessDesc access(CUmemAccess_flags flags, CUmemLocationType type = CU_MEM_LOCATION_TYPE_DEVICE) {
+CUmemAccessDesc access(CUmemAccess_flags flags,
+                       CUmemLocationType type = CU_MEM_LOCATION_TYPE_DEVICE) {
   CUmemAccessDesc descriptor{};
   descriptor.location.type = type;
   descriptor.flags = flags;
@@ -28,10 +30,12 @@ void sectionVmm() {
   const CUmemAllocationProp device = properties(CU_MEM_LOCATION_TYPE_DEVICE);
   const CUmemAccessDesc read_write = access(CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   size_t g = 0, recommended = 0;
-  record("vmm.granularity", api.cuMemGetAllocationGranularity(&g, &device, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
+  record("vmm.granularity",
+         api.cuMemGetAllocationGranularity(&g, &device, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
   recordNumber("vmm.granularity.minimum", int64_t(g));
   record("vmm.granularity_recommended",
-         api.cuMemGetAllocationGranularity(&recommended, &device, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+         api.cuMemGetAllocationGranularity(&recommended, &device,
+                                           CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
   recordNumber("vmm.granularity.recommended", int64_t(recommended));
   CUmemAllocationProp wrong = device;
   wrong.type = CU_MEM_ALLOCATION_TYPE_INVALID;
@@ -40,7 +44,8 @@ void sectionVmm() {
          api.cuMemGetAllocationGranularity(&unused, &wrong, CU_MEM_ALLOC_GRANULARITY_MINIMUM));
   const CUmemAllocationProp numa = properties(CU_MEM_LOCATION_TYPE_HOST_NUMA);
   const CUmemAllocationProp host = properties(CU_MEM_LOCATION_TYPE_HOST);
-  const CUresult numa_granularity = api.cuMemGetAllocationGranularity(&unused, &numa, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+  const CUresult numa_granularity =
+      api.cuMemGetAllocationGranularity(&unused, &numa, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
   recordNumberOr("vmm.granularity_host_numa", numa_granularity, int64_t(unused));
 
   CUdeviceptr a = 0, b = 0, c = 0;
@@ -75,7 +80,8 @@ void sectionVmm() {
   record("vmm.create_second", api.cuMemCreate(&k, 2 * g, &device, 0));
   CUmemAllocationProp asked{};
   record("vmm.properties", api.cuMemGetAllocationPropertiesFromHandle(&asked, h));
-  recordBool("vmm.properties.same", asked.type == device.type && asked.location.type == device.location.type &&
+  recordBool("vmm.properties.same", asked.type == device.type &&
+                                        asked.location.type == device.location.type &&
                                         asked.location.id == 0 && asked.requestedHandleTypes == 0);
 
   record("vmm.map_offset_nonzero", api.cuMemMap(a, g, g, h, 0));
@@ -126,20 +132,23 @@ void sectionVmm() {
   CUdeviceptr start = 0;
   size_t bytes = 0;
   const CUresult ranged = api.cuMemGetAddressRange(&start, &bytes, a + 5 * g);
-  record("vmm.range_of_second", ranged == CUDA_SUCCESS ? std::to_string((start - a) / g) + " granules in, " +
-                                                             std::to_string(bytes / g) + " granules"
-                                                       : text(ranged));
+  record("vmm.range_of_second", ranged == CUDA_SUCCESS
+                                    ? std::to_string((start - a) / g) + " granules in, " +
+                                          std::to_string(bytes / g) + " granules"
+                                    : text(ranged));
   record("vmm.free_mapped_reservation", api.cuMemAddressFree(a, 8 * g));
   // Released while mapped: the memory lives until it is unmapped.
   record("vmm.release_mapped", api.cuMemRelease(h));
   record("vmm.read_after_release", api.cuMemcpyDtoH(&word, a + 2 * g, 4));
   recordBool("vmm.kept_after_release", word == 0xabcdef01);
   CUmemGenericAllocationHandle retained = 0;
-  record("vmm.retain_after_release", api.cuMemRetainAllocationHandle(&retained, reinterpret_cast<void*>(a + g)));
+  record("vmm.retain_after_release",
+         api.cuMemRetainAllocationHandle(&retained, reinterpret_cast<void*>(a + g)));
   recordBool("vmm.retain_same_handle", retained == h);
   record("vmm.release_retained", api.cuMemRelease(retained));
   record("vmm.unmap_both", api.cuMemUnmap(a, 6 * g));
-  record("vmm.retain_unmapped", api.cuMemRetainAllocationHandle(&retained, reinterpret_cast<void*>(a)));
+  record("vmm.retain_unmapped",
+         api.cuMemRetainAllocationHandle(&retained, reinterpret_cast<void*>(a)));
   // Unmapped and mapped anew at the same address: the data of the handle is back.
   need(api.cuMemMap(a, 2 * g, 0, k, 0), "cuMemMap");
   record("vmm.access_forgotten_by_unmap", [&] {
@@ -168,16 +177,18 @@ void sectionVmm() {
   exportable.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   need(api.cuMemCreate(&s, g, &exportable, 0), "cuMemCreate exportable");
   int fd = -1;
-  record("vmm.export", api.cuMemExportToShareableHandle(&fd, s, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+  record("vmm.export",
+         api.cuMemExportToShareableHandle(&fd, s, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
   CUmemGenericAllocationHandle imported = 0;
-  const CUresult import = api.cuMemImportFromShareableHandle(&imported, reinterpret_cast<void*>(intptr_t{fd}),
-                                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  const CUresult import = api.cuMemImportFromShareableHandle(
+      &imported, reinterpret_cast<void*>(intptr_t{fd}), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
   record("vmm.import", import);
   recordBool("vmm.import_same_handle", imported == s);
   if (import == CUDA_SUCCESS) record("vmm.release_imported", api.cuMemRelease(imported));
   CUmemGenericAllocationHandle plain = 0;
   need(api.cuMemCreate(&plain, g, &device, 0), "cuMemCreate");
-  record("vmm.export_plain", api.cuMemExportToShareableHandle(&fd, plain, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+  record("vmm.export_plain",
+         api.cuMemExportToShareableHandle(&fd, plain, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
   record("vmm.release_plain", api.cuMemRelease(plain));
 
   // Host memory by VMM: mapped for both sides, and in place for kernels.

@@ -1,4 +1,5 @@
-// libFuzzer target: texts that users and files give for the network: addresses, key files, settings. Each is taken or refused with one line.
+// libFuzzer target: texts that users and files give for the network: addresses, key files,
+// settings. Each is taken or refused with one line.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -19,19 +20,22 @@ void oneLine(const olpager::Error& error) {
 
 // Names are not looked up: a resolver is not what is tested, and may take long.
 bool isName(const std::string& text) {
-  return text.find_first_not_of("0123456789.:[]abcdefABCDEF") != std::string::npos && !text.starts_with("unix:");
+  return text.find_first_not_of("0123456789.:[]abcdefABCDEF") != std::string::npos &&
+         !text.starts_with("unix:");
 }
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" __attribute__((visibility("default"))) int LLVMFuzzerTestOneInput(const uint8_t* data,
+                                                                             size_t size) {
   using namespace olpager;
   if (size == 0) return 0;
   const std::string text(reinterpret_cast<const char*>(data + 1), size - 1);
   switch (data[0] % 3) {
     case 0:
       if (transport::isUnix(text)) {
-        if (const auto address = transport::unixAddress(text.substr(5)); !address.ok()) oneLine(address.error());
+        if (const auto address = transport::unixAddress(text.substr(5)); !address.ok())
+          oneLine(address.error());
       } else if (!isName(text)) {
         const auto all = transport::resolve(text, true);
         if (!all.ok()) oneLine(all.error());
@@ -42,18 +46,21 @@ extern "C" __attribute__((visibility("default"))) int LLVMFuzzerTestOneInput(con
       static const int file = memfd_create("keys", MFD_CLOEXEC);
       static const std::string path = "/proc/self/fd/" + std::to_string(file);
       fchmod(file, 0600);
-      if (ftruncate(file, 0) != 0 || pwrite(file, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()))
+      if (ftruncate(file, 0) != 0 ||
+          pwrite(file, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()))
         return 0;
       const auto keys = transport::loadKeys(path);
       if (!keys.ok()) oneLine(keys.error());
-      if (keys.ok() && (keys.value()->size() == 0 || !transport::checkKeyName(keys.value()->own().name).ok()))
+      if (keys.ok() &&
+          (keys.value()->size() == 0 || !transport::checkKeyName(keys.value()->own().name).ok()))
         std::abort();
       break;
     }
     default:
       for (const char* key : {"memserver", "replicas", "key", "tls"}) {
         base::Settings settings;
-        if (const Status status = base::applySetting(settings, key, text); !status.ok()) oneLine(status.error());
+        if (const Status status = base::applySetting(settings, key, text); !status.ok())
+          oneLine(status.error());
       }
   }
   return 0;

@@ -1,6 +1,8 @@
-// libFuzzer target: the beginning of connections. The first byte chooses: to an endpoint without a key, to one with a key
-// (TLS), a lane of a link that is on its way whose ticket is altered, or its Unix socket for shared memory, or to one that hands connections
-// over to another by their route (Victim::kRoute leads there). The rest is said there. The endpoint has to close what breaks a rule, and to be done with all of it when the peer goes.
+// libFuzzer target: the beginning of connections. The first byte chooses: to an endpoint without a
+// key, to one with a key (TLS), a lane of a link that is on its way whose ticket is altered, or its
+// Unix socket for shared memory, or to one that hands connections over to another by their route
+// (Victim::kRoute leads there). The rest is said there. The endpoint has to close what breaks a
+// rule, and to be done with all of it when the peer goes.
 #include <sys/un.h>
 
 #include <algorithm>
@@ -11,7 +13,8 @@ using namespace olpager::transport;
 
 namespace {
 
-/// An honest beginning, up to the acceptor's Hello; then a lane or a Unix socket that says `altered`.
+/// An honest beginning, up to the acceptor's Hello; then a lane or a Unix socket that says
+/// `altered`.
 void alteredTicket(fuzz::Victim& victim, bool shared, fuzz::Bytes data) {
   const fuzz::Peer honest(victim, shared);
   struct {
@@ -33,12 +36,14 @@ void alteredTicket(fuzz::Victim& victim, bool shared, fuzz::Bytes data) {
   const auto address = unixAddress(honest.hello.unix_path);
   if (!address.ok()) return;
   const olpager::base::UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (connect(fd.get(), address.value().get(), address.value().length) == 0) fuzz::say(fd.get(), said);
+  if (connect(fd.get(), address.value().get(), address.value().length) == 0)
+    fuzz::say(fd.get(), said);
 }
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" __attribute__((visibility("default"))) int LLVMFuzzerTestOneInput(const uint8_t* data,
+                                                                             size_t size) {
   static fuzz::Victim& open = *new fuzz::Victim(false);
   static fuzz::Victim& keyed = *new fuzz::Victim(true);
   static fuzz::Victim& behind = *new fuzz::Victim(false, true);

@@ -1,6 +1,7 @@
-// libFuzzer target: a peer on the same host that has mapped the rings. The first byte's lowest bit chooses: frames put into the
-// ring as the protocol wants it, or bytes written anywhere into the shared memory (8 of the input each: where, and what), again and
-// again while the endpoint reads. The endpoint has to end the link for what breaks a rule, and be done when the peer goes.
+// libFuzzer target: a peer on the same host that has mapped the rings. The first byte's lowest bit
+// chooses: frames put into the ring as the protocol wants it, or bytes written anywhere into the
+// shared memory (8 of the input each: where, and what), again and again while the endpoint reads.
+// The endpoint has to end the link for what breaks a rule, and be done when the peer goes.
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -32,7 +33,8 @@ void scribble(const Channel& channel, fuzz::Bytes data) {
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+extern "C" __attribute__((visibility("default"))) int LLVMFuzzerTestOneInput(const uint8_t* data,
+                                                                             size_t size) {
   static fuzz::Victim& victim = *new fuzz::Victim(false);
   if (size == 0) return 0;
   {

@@ -1,7 +1,8 @@
-// A client's calls, one after the other, against a real worker: libolpager.so in local mode on the simulated GPU. An input is a program:
-// which call, with which of the handles and addresses that came out of earlier ones, gone ones among them, and with what nonsense between.
-// Each input has a process of its own, since a device that a kernel broke is not to be had again; what it reaches counts for libFuzzer as if it
-// were this one. Found is what ends the process, or does not end.
+// A client's calls, one after the other, against a real worker: libolpager.so in local mode on the
+// simulated GPU. An input is a program: which call, with which of the handles and addresses that
+// came out of earlier ones, gone ones among them, and with what nonsense between. Each input has a
+// process of its own, since a device that a kernel broke is not to be had again; what it reaches
+// counts for libFuzzer as if it were this one. Found is what ends the process, or does not end.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -65,7 +66,7 @@ std::string buildFolder() {
   return program.substr(0, program.rfind("/tests/fuzz/"));
 }
 
-// --- calls that are written by hand ---------------------------------------------------------------------------------------
+// --- calls that are written by hand --------------------------------------------------------------
 
 void place(Sampler& out) {  // device memory at an address of the client's choice
   static_assert(sizeof(CUdeviceptr) == 8);
@@ -84,7 +85,9 @@ void copyHead(Sampler& out, bool in) {
   head.per_thread = how >> 1 & 1;
   head.device = out.drawAddress();
   head.bytes = out.drawNumber();
-  if (how % 16 == 4) head.array = 1, head.device = out.drawHandle(HandleKind::kArray), head.offset = out.drawNumber();
+  if (how % 16 == 4)
+    head.array = 1, head.device = out.drawHandle(HandleKind::kArray),
+    head.offset = out.drawNumber();
   if (how % 16 == 5) head.number = out.input().byte();
   if (how % 16 == 6) head.near = forward::kWindow + out.drawNumber() % (1 << 20);
   if (how % 16 == 7) head.offset = out.drawAddress();
@@ -96,7 +99,8 @@ void copyHead(Sampler& out, bool in) {
       box.srcMemoryType = in ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
       box.dstMemoryType = in ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
       box.srcDevice = box.dstDevice = head.device;
-      box.WidthInBytes = 1 + out.drawNumber() % 512, box.Height = 1 + out.drawNumber() % 8, box.Depth = 1;
+      box.WidthInBytes = 1 + out.drawNumber() % 512, box.Height = 1 + out.drawNumber() % 8,
+      box.Depth = 1;
       box.srcPitch = box.dstPitch = box.WidthInBytes;
       box.srcHeight = box.dstHeight = box.Height;
       box.srcXInBytes = box.dstXInBytes = box.srcY = box.dstY = box.srcZ = box.dstZ = 0;
@@ -127,7 +131,8 @@ void launch(Sampler& out) {
     out.draw(&attribute, sizeof attribute);
     out.writer().value(attribute);
   }
-  out.writer().value(how < 240 && !out.known().addresses.empty() ? out.known().addresses.front() : out.drawAddress());
+  out.writer().value(how < 240 && !out.known().addresses.empty() ? out.known().addresses.front()
+                                                                 : out.drawAddress());
   out.writer().value(uint32_t{1});
   for (uint32_t i = 0; i < head.pinned; ++i) out.writer().value(forward::kWindow + i * 4096);
 }
@@ -148,7 +153,8 @@ void image(Sampler& out) {
   const uint8_t how = out.input().byte();
   if (how < 16) text.resize(how * 8);
   if (how >= 16 && how < 32) text[how * 7] = static_cast<char>(out.input().byte());
-  out.writer().value(how < 250 ? forward::ImageForm::kBytes : static_cast<forward::ImageForm>(how % 5));
+  out.writer().value(how < 250 ? forward::ImageForm::kBytes
+                               : static_cast<forward::ImageForm>(how % 5));
   out.writer().value(static_cast<uint64_t>(text.size()));
   out.writer().raw(text.data(), text.size());
 }
@@ -159,15 +165,16 @@ void options(Sampler& out) {
   const uint32_t count = how < 160 ? 0 : how % 5;
   out.writer().value(count);
   for (uint32_t i = 0; i < count; ++i) {
-    out.writer().value(how < 240 ? static_cast<int32_t>(3 + (how + i) % 4) : static_cast<int32_t>(out.drawNumber()));
+    out.writer().value(how < 240 ? static_cast<int32_t>(3 + (how + i) % 4)
+                                 : static_cast<int32_t>(out.drawNumber()));
     out.writer().value(out.drawNumber());
   }
 }
 
 // The other worker's, or one where nobody is. None is on another machine.
 void peerLink(Sampler& out, OtherWorker& other) {
-  static const char* const kNowhere[] = {"",        ":",           "127.0.0.1", "127.0.0.1:1", "127.0.0.1:99999",
-                                         "[::1]:0", "127.0.0.1:-1"};
+  static const char* const kNowhere[] = {
+      "", ":", "127.0.0.1", "127.0.0.1:1", "127.0.0.1:99999", "[::1]:0", "127.0.0.1:-1"};
   const uint8_t how = out.input().byte();
   forward::PeerLinkHead head;
   head.slot = how < 240 ? OtherWorker::kSlot : static_cast<uint32_t>(out.drawNumber());
@@ -226,7 +233,8 @@ void operation(Operation what, Sampler& out, OtherWorker& other) {
       return options(out);
     case Operation::kLinkAdd:
       writer.value(out.drawHandle(HandleKind::kLinkState));
-      writer.value(out.input().byte() % 8 != 0 ? int32_t{CU_JIT_INPUT_PTX} : static_cast<int32_t>(out.drawNumber()));
+      writer.value(out.input().byte() % 8 != 0 ? int32_t{CU_JIT_INPUT_PTX}
+                                               : static_cast<int32_t>(out.drawNumber()));
       out.string();
       options(out);
       return image(out);
@@ -259,7 +267,8 @@ void operation(Operation what, Sampler& out, OtherWorker& other) {
     case Operation::kStraightStop: {
       forward::StraightStopHead head;
       head.copy = out.drawNumber();
-      head.slot = out.input().byte() % 8 != 0 ? OtherWorker::kSlot : static_cast<uint32_t>(out.drawNumber());
+      head.slot = out.input().byte() % 8 != 0 ? OtherWorker::kSlot
+                                              : static_cast<uint32_t>(out.drawNumber());
       writer.value(head);
       return;
     }
@@ -270,7 +279,8 @@ void operation(Operation what, Sampler& out, OtherWorker& other) {
       writer.value(kGateNumber);
       return;
     case Operation::kOpenGate:
-      writer.value(out.input().byte() % 2 != 0 ? kGateNumber : static_cast<uint32_t>(out.drawNumber()));
+      writer.value(out.input().byte() % 2 != 0 ? kGateNumber
+                                               : static_cast<uint32_t>(out.drawNumber()));
       return;
     case Operation::kGraphAllocNode: {
       nodeTarget(out);
@@ -411,7 +421,8 @@ void operation(Operation what, Sampler& out, OtherWorker& other) {
       return;
     case Operation::kUserObjectCreate:
       out.number<CUuserObject>();
-      writer.value(static_cast<unsigned>(out.input().byte() % 8 != 0 ? 1 + out.input().byte() % 3 : out.drawNumber()));
+      writer.value(static_cast<unsigned>(out.input().byte() % 8 != 0 ? 1 + out.input().byte() % 3
+                                                                     : out.drawNumber()));
       writer.value(static_cast<unsigned>(out.input().byte() % 8 != 0 ? 1 : out.drawNumber()));
       return;
     case Operation::kLogsDump:
@@ -454,7 +465,8 @@ void operation(Operation what, Sampler& out, OtherWorker& other) {
       writer.value(static_cast<uint8_t>(count > 1));
       writer.value(out.drawAddress());
       writer.value(count);
-      for (uint32_t i = 0; i < count; ++i) writer.value(static_cast<int32_t>(out.input().byte() % 25));
+      for (uint32_t i = 0; i < count; ++i)
+        writer.value(static_cast<int32_t>(out.input().byte() % 25));
       return;
     }
     default:  // of no shape that is told here
@@ -471,7 +483,8 @@ bool leftOut(size_t function) {
 
 class Session {
  public:
-  explicit Session(const std::string& build) : worker_({build + "/interpose/libolpager.so", 0, 0}) {}
+  explicit Session(const std::string& build)
+      : worker_({build + "/interpose/libolpager.so", 0, 0}) {}
 
   bool start() {
     if (auto started = worker_.start(); !started.ok()) {
@@ -482,7 +495,8 @@ class Session {
     worker_.channel().close("there is no client");
     // Its functions are over as soon as they are called, also while a call waits for one.
     std::thread([this] {
-      for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1))) worker_.clientFunctionDone(kFunctionNumber);
+      for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+        worker_.clientFunctionDone(kFunctionNumber);
     }).detach();
     for (uint64_t i = 0; i < 4; ++i) known_.addresses.push_back(worker_.placedBase() + (i << 21));
     worker_.hostMemory().setLimit(16 << 20);
@@ -521,7 +535,8 @@ class Session {
   void run(Input& input) {
     std::vector<uint16_t> generated;
     for (size_t i = 0; i < api::kSymbolCount; ++i) {
-      if (fuzz::sampleOf(i) != nullptr && !leftOut(i)) generated.push_back(static_cast<uint16_t>(i));
+      if (fuzz::sampleOf(i) != nullptr && !leftOut(i))
+        generated.push_back(static_cast<uint16_t>(i));
     }
     {
       // A context, memory and a module to begin with.
@@ -535,7 +550,9 @@ class Session {
       Input plain(kPlain, sizeof kPlain);
       operate(Operation::kLoadModule, plain, 0);
       forward::Writer named;
-      named.value(known_.handles[HandleKind::kModule].empty() ? 0 : known_.handles[HandleKind::kModule].front());
+      named.value(known_.handles[HandleKind::kModule].empty()
+                      ? 0
+                      : known_.handles[HandleKind::kModule].front());
       named.value(uint8_t{1});  // a handle is wanted
       named.value(uint8_t{1});
       named.text("add");
@@ -572,8 +589,9 @@ class Session {
   Known known_;
 };
 
-// The counters of the code that clang instruments: a child counts where its parent looks. Not by declarations: the instrumentation has
-// variables of these names in each file, which would be others then.
+// The counters of the code that clang instruments: a child counts where its parent looks. Not by
+// declarations: the instrumentation has variables of these names in each file, which would be
+// others then.
 void shareCounters() {
   uint8_t *begin = nullptr, *end = nullptr;
   asm("lea __start___sancov_cntrs(%%rip), %0" : "=r"(begin));
@@ -625,8 +643,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   if (status != 0) {
     std::fprintf(stderr,
-                 WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM ? "a sequence of calls did not end\n"
-                                                                    : "a sequence of calls ended the worker: %#x\n",
+                 WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM
+                     ? "a sequence of calls did not end\n"
+                     : "a sequence of calls ended the worker: %#x\n",
                  static_cast<unsigned>(status));
     std::abort();
   }

@@ -1,4 +1,5 @@
-// cuBLAS as its programs here begin: a handle with a stream and a workspace of their own; and the shapes.
+// cuBLAS as its programs here begin: a handle with a stream and a workspace of their own; and the
+// shapes.
 #pragma once
 
 #include <cublas_v2.h>

@@ -15,13 +15,15 @@ int main() {
     const toolkit::Layout at(s);
     Device<__nv_bfloat16> there_a(a), there_b(b);
     Device<float> there_c(size_t(s.m) * s.n);
-    MUST(cublasGemmEx(blas.handle, at.op_a, at.op_b, s.m, s.n, s.k, &one, there_a.get(), CUDA_R_16BF, at.lda,
-                      there_b.get(), CUDA_R_16BF, at.ldb, &zero, there_c.get(), CUDA_R_32F, s.m, CUBLAS_COMPUTE_32F,
-                      CUBLAS_GEMM_DEFAULT));
+    MUST(cublasGemmEx(blas.handle, at.op_a, at.op_b, s.m, s.n, s.k, &one, there_a.get(),
+                      CUDA_R_16BF, at.lda, there_b.get(), CUDA_R_16BF, at.ldb, &zero, there_c.get(),
+                      CUDA_R_32F, s.m, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
     MUST(cudaStreamSynchronize(blas.stream));
     const auto c = there_c.read();
-    toolkit::compare(s, c, toolkit::product(s, a, b, [](__nv_bfloat16 value) { return __bfloat162float(value); }), 1e-4,
-                     "GemmEx");
+    toolkit::compare(
+        s, c,
+        toolkit::product(s, a, b, [](__nv_bfloat16 value) { return __bfloat162float(value); }),
+        1e-4, "GemmEx");
     hash.add(c);
   }
   blas.end();

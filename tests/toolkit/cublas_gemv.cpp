@@ -15,15 +15,16 @@ int main() {
     const int in = transposed ? kRows : kColumns, out = transposed ? kColumns : kRows;
     const auto before = toolkit::numbers(static_cast<size_t>(out), 4);
     Device<float> there(before);
-    MUST(cublasSgemv(blas.handle, transposed ? CUBLAS_OP_T : CUBLAS_OP_N, kRows, kColumns, &one, there_a.get(), kRows,
-                     there_x.get(), 1, &factor, there.get(), 1));
+    MUST(cublasSgemv(blas.handle, transposed ? CUBLAS_OP_T : CUBLAS_OP_N, kRows, kColumns, &one,
+                     there_a.get(), kRows, there_x.get(), 1, &factor, there.get(), 1));
     MUST(cudaStreamSynchronize(blas.stream));
     const auto after = there.read();
     for (int i = 0; i < out; ++i) {
       double sum = factor * before[i];
       for (int k = 0; k < in; ++k)
         sum += double(transposed ? a[k + size_t(i) * kRows] : a[i + size_t(k) * kRows]) * x[k];
-      if (!(std::abs(after[i] - sum) <= 1e-4)) toolkit::wrong("element %d is %g, expected %g", i, after[i], sum);
+      if (!(std::abs(after[i] - sum) <= 1e-4))
+        toolkit::wrong("element %d is %g, expected %g", i, after[i], sum);
     }
     hash.add(after);
   }

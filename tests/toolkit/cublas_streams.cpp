@@ -1,5 +1,5 @@
-// cuBLAS in several streams, between asynchronous copies from and to pinned memory: each stream has products of its own, one behind the
-// other, ordered by events across streams.
+// cuBLAS in several streams, between asynchronous copies from and to pinned memory: each stream has
+// products of its own, one behind the other, ordered by events across streams.
 #include <cublas_v2.h>
 
 #include <algorithm>
@@ -38,10 +38,13 @@ int main() {
   toolkit::started();
   // Whole numbers: every product is exact, in whatever order it is summed up.
   const auto whole = [](int lane, int round, size_t i) {
-    return std::round(toolkit::number(static_cast<uint32_t>(i), static_cast<uint32_t>(lane * 100 + round + 1)) * 8);
+    return std::round(
+        toolkit::number(static_cast<uint32_t>(i), static_cast<uint32_t>(lane * 100 + round + 1)) *
+        8);
   };
   for (int l = 0; l < kStreams; ++l) {
-    for (size_t i = 0; i < kRounds * kCount; ++i) lanes[l].in[i] = whole(l, static_cast<int>(i / kCount), i % kCount);
+    for (size_t i = 0; i < kRounds * kCount; ++i)
+      lanes[l].in[i] = whole(l, static_cast<int>(i / kCount), i % kCount);
   }
   const float one = 1, zero = 0;
   for (int round = 0; round < kRounds; ++round) {
@@ -49,15 +52,15 @@ int main() {
       Lane& lane = lanes[l];
       // b is the a of the lane before, as that one has it in this round.
       const Lane& before = lanes[(l + kStreams - 1) % kStreams];
-      MUST(cudaMemcpyAsync(lane.a, lane.in + round * kCount, kCount * sizeof(float), cudaMemcpyHostToDevice,
-                           lane.stream));
-      MUST(cudaMemcpyAsync(lane.b, before.in + round * kCount, kCount * sizeof(float), cudaMemcpyHostToDevice,
-                           lane.stream));
+      MUST(cudaMemcpyAsync(lane.a, lane.in + round * kCount, kCount * sizeof(float),
+                           cudaMemcpyHostToDevice, lane.stream));
+      MUST(cudaMemcpyAsync(lane.b, before.in + round * kCount, kCount * sizeof(float),
+                           cudaMemcpyHostToDevice, lane.stream));
       if (l > 0) MUST(cudaStreamWaitEvent(lane.stream, before.done, 0));
-      MUST(cublasSgemm(lane.handle, CUBLAS_OP_N, CUBLAS_OP_N, kSize, kSize, kSize, &one, lane.a, kSize, lane.b, kSize,
-                       &zero, lane.c, kSize));
-      MUST(cudaMemcpyAsync(lane.out + round * kCount, lane.c, kCount * sizeof(float), cudaMemcpyDeviceToHost,
-                           lane.stream));
+      MUST(cublasSgemm(lane.handle, CUBLAS_OP_N, CUBLAS_OP_N, kSize, kSize, kSize, &one, lane.a,
+                       kSize, lane.b, kSize, &zero, lane.c, kSize));
+      MUST(cudaMemcpyAsync(lane.out + round * kCount, lane.c, kCount * sizeof(float),
+                           cudaMemcpyDeviceToHost, lane.stream));
       MUST(cudaEventRecord(lane.done, lane.stream));
     }
   }
@@ -72,8 +75,9 @@ int main() {
       const toolkit::Shape shape{kSize, kSize, kSize, false, false};
       const auto got = matrix(lanes[l].out);
       toolkit::compare(shape, got,
-                       toolkit::product(shape, matrix(lanes[l].in), matrix(before.in), [](float v) { return v; }), 0,
-                       "SGEMM in a stream");
+                       toolkit::product(shape, matrix(lanes[l].in), matrix(before.in),
+                                        [](float v) { return v; }),
+                       0, "SGEMM in a stream");
       hash.add(got);
     }
   }

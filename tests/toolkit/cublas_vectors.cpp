@@ -6,7 +6,8 @@ using toolkit::Device;
 namespace {
 
 void close(double got, double expected, double bound, const char* what) {
-  if (!(std::abs(got - expected) <= bound)) toolkit::wrong("%s is %g, expected %g", what, got, expected);
+  if (!(std::abs(got - expected) <= bound))
+    toolkit::wrong("%s is %g, expected %g", what, got, expected);
 }
 
 }  // namespace
@@ -24,7 +25,8 @@ int main() {
   MUST(cublasSaxpy(blas.handle, kCount, &factor, there_x.get(), 1, there_y.get(), 1));
   MUST(cudaStreamSynchronize(blas.stream));
   const auto sums = there_y.read();
-  for (int i = 0; i < kCount; ++i) close(sums[i], y[i] + factor * x[i], 1e-6, "an element of SAXPY");
+  for (int i = 0; i < kCount; ++i)
+    close(sums[i], y[i] + factor * x[i], 1e-6, "an element of SAXPY");
   hash.add(sums);
 
   float dot = 0, norm = 0;
@@ -45,7 +47,8 @@ int main() {
   }
   close(largest, expected_largest + 1, 0, "ISAMAX");
 
-  MUST(cublasSger(blas.handle, kRows, kColumns, &factor, there_x.get(), 1, there_y.get(), 1, there_a.get(), kRows));
+  MUST(cublasSger(blas.handle, kRows, kColumns, &factor, there_x.get(), 1, there_y.get(), 1,
+                  there_a.get(), kRows));
   MUST(cudaStreamSynchronize(blas.stream));
   const auto updated = there_a.read();
   for (int j = 0; j < kColumns; ++j) {

@@ -31,7 +31,8 @@ void oneDimension(int n, int batch, toolkit::Hash& hash) {
       std::complex<double> sum = 0;
       for (int i = 0; i < n; ++i) {
         const auto& value = in[size_t(b) * n + i];
-        sum += std::complex<double>(value.x, value.y) * std::polar(1.0, -2 * kPi * ((int64_t(i) * k) % n) / n);
+        sum += std::complex<double>(value.x, value.y) *
+               std::polar(1.0, -2 * kPi * ((int64_t(i) * k) % n) / n);
       }
       const size_t at = size_t(b) * n + k;
       close(got[at].x, sum.real(), 1e-4 * std::sqrt(n), "C2C", at);
@@ -67,9 +68,9 @@ void twoDimensions(int rows, int columns, toolkit::Hash& hash) {
       for (int y = 0; y < rows; ++y) {
         for (int x = 0; x < columns; ++x)
           sum += double(in[size_t(y) * columns + x]) *
-                 std::polar(
-                     1.0, -2 * kPi *
-                              (double((int64_t(y) * r) % rows) / rows + double((int64_t(x) * c) % columns) / columns));
+                 std::polar(1.0, -2 * kPi *
+                                     (double((int64_t(y) * r) % rows) / rows +
+                                      double((int64_t(x) * c) % columns) / columns));
       }
       const size_t at = size_t(r) * half + c;
       close(got[at].x, sum.real(), 1e-4 * std::sqrt(double(rows) * columns), "R2C", at);
@@ -79,7 +80,8 @@ void twoDimensions(int rows, int columns, toolkit::Hash& hash) {
   MUST(cufftExecC2R(inverse, transformed.get(), there.get()));
   MUST(cudaDeviceSynchronize());
   const auto back = there.read();
-  for (size_t i = 0; i < in.size(); ++i) close(back[i] / (double(rows) * columns), in[i], 1e-5, "R2C and back", i);
+  for (size_t i = 0; i < in.size(); ++i)
+    close(back[i] / (double(rows) * columns), in[i], 1e-5, "R2C and back", i);
   hash.add(got);
   hash.add(back);
   MUST(cufftDestroy(forward));

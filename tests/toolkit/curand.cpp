@@ -1,5 +1,5 @@
-// cuRAND's host API: XORWOW and Philox. The same seed gives the same numbers, another gives others; mean and variance are those of the
-// distribution.
+// cuRAND's host API: XORWOW and Philox. The same seed gives the same numbers, another gives others;
+// mean and variance are those of the distribution.
 #include <curand.h>
 
 #include "toolkit.h"
@@ -25,10 +25,12 @@ Moments momentsOf(const std::vector<float>& values) {
 void check(const std::vector<float>& values, double mean, double variance, const char* what) {
   const Moments m = momentsOf(values);
   if (!(std::abs(m.mean - mean) < 0.01) || !(std::abs(m.variance - variance) < 0.02))
-    toolkit::wrong("%s: mean %g and variance %g, expected %g and %g", what, m.mean, m.variance, mean, variance);
+    toolkit::wrong("%s: mean %g and variance %g, expected %g and %g", what, m.mean, m.variance,
+                   mean, variance);
 }
 
-std::vector<float> uniform(curandRngType_t type, unsigned long long seed, cudaStream_t stream, bool normal) {
+std::vector<float> uniform(curandRngType_t type, unsigned long long seed, cudaStream_t stream,
+                           bool normal) {
   curandGenerator_t generator = nullptr;
   MUST(curandCreateGenerator(&generator, type));
   MUST(curandSetStream(generator, stream));
@@ -60,8 +62,10 @@ int main() {
     const char* const what = type == CURAND_RNG_PSEUDO_XORWOW ? "XORWOW" : "Philox";
     const auto first = uniform(type, 7, stream, false);
     check(first, 0.5, 1.0 / 12, what);
-    if (uniform(type, 7, stream, false) != first) toolkit::wrong("%s: the same seed gave other numbers", what);
-    if (uniform(type, 8, stream, false) == first) toolkit::wrong("%s: another seed gave the same numbers", what);
+    if (uniform(type, 7, stream, false) != first)
+      toolkit::wrong("%s: the same seed gave other numbers", what);
+    if (uniform(type, 8, stream, false) == first)
+      toolkit::wrong("%s: another seed gave the same numbers", what);
     const auto normal = uniform(type, 7, stream, true);
     const Moments m = momentsOf(normal);
     if (!(std::abs(m.mean - 1.5) < 0.02) || !(std::abs(m.variance - 4) < 0.08))

@@ -7,7 +7,8 @@
 
 namespace toolkit {
 
-/// Runs body(handle, stream, hash), which returns a residual, and ends with "what, HASH" unless that is `most` or more.
+/// Runs body(handle, stream, hash), which returns a residual, and ends with "what, HASH" unless
+/// that is `most` or more.
 template <typename Body>
 void withSolver(const char* name, const char* what, double most, Body body) {
   g_name = name;

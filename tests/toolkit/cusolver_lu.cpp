@@ -6,7 +6,8 @@ using toolkit::Device;
 namespace {
 
 // a x = b, both of doubles, column-major.
-double solve(cusolverDnHandle_t handle, cudaStream_t stream, int n, int right, toolkit::Hash& hash) {
+double solve(cusolverDnHandle_t handle, cudaStream_t stream, int n, int right,
+             toolkit::Hash& hash) {
   std::vector<double> a(size_t(n) * n), b(size_t(n) * right);
   for (size_t i = 0; i < a.size(); ++i) a[i] = toolkit::number(static_cast<uint32_t>(i), 3);
   for (int i = 0; i < n; ++i) a[size_t(i) * (n + 1)] += n / 8.0;
@@ -19,7 +20,8 @@ double solve(cusolverDnHandle_t handle, cudaStream_t stream, int n, int right, t
   MUST(cusolverDnDgetrf(handle, n, n, there_a.get(), n, workspace.get(), pivots.get(), info.get()));
   MUST(cudaStreamSynchronize(stream));
   if (const int status = info.read()[0]; status != 0) toolkit::wrong("getrf: info is %d", status);
-  MUST(cusolverDnDgetrs(handle, CUBLAS_OP_N, n, right, there_a.get(), n, pivots.get(), there_b.get(), n, info.get()));
+  MUST(cusolverDnDgetrs(handle, CUBLAS_OP_N, n, right, there_a.get(), n, pivots.get(),
+                        there_b.get(), n, info.get()));
   MUST(cudaStreamSynchronize(stream));
   if (const int status = info.read()[0]; status != 0) toolkit::wrong("getrs: info is %d", status);
   const auto x = there_b.read();

@@ -5,15 +5,16 @@ using toolkit::Device;
 
 namespace {
 
-double decompose(cusolverDnHandle_t handle, cudaStream_t stream, int m, int n, toolkit::Hash& hash) {
+double decompose(cusolverDnHandle_t handle, cudaStream_t stream, int m, int n,
+                 toolkit::Hash& hash) {
   const auto a = toolkit::numbers(size_t(m) * n, 5);
   Device<float> there_a(a), s(static_cast<size_t>(n)), u(size_t(m) * m), vt(size_t(n) * n);
   Device<int> info(1);
   int work = 0;
   MUST(cusolverDnSgesvd_bufferSize(handle, m, n, &work));
   Device<float> workspace(static_cast<size_t>(work));
-  MUST(cusolverDnSgesvd(handle, 'A', 'A', m, n, there_a.get(), m, s.get(), u.get(), m, vt.get(), n, workspace.get(),
-                        work, nullptr, info.get()));
+  MUST(cusolverDnSgesvd(handle, 'A', 'A', m, n, there_a.get(), m, s.get(), u.get(), m, vt.get(), n,
+                        workspace.get(), work, nullptr, info.get()));
   MUST(cudaStreamSynchronize(stream));
   if (const int status = info.read()[0]; status != 0) toolkit::wrong("gesvd: info is %d", status);
   const auto values = s.read(), left = u.read(), right = vt.read();
@@ -21,7 +22,8 @@ double decompose(cusolverDnHandle_t handle, cudaStream_t stream, int m, int n, t
   for (int j = 0; j < n; ++j) {
     for (int i = 0; i < m; ++i) {
       double sum = -a[i + size_t(j) * m];
-      for (int l = 0; l < n; ++l) sum += double(left[i + size_t(l) * m]) * values[l] * right[l + size_t(j) * n];
+      for (int l = 0; l < n; ++l)
+        sum += double(left[i + size_t(l) * m]) * values[l] * right[l + size_t(j) * n];
       worst = std::max(worst, std::abs(sum));
     }
   }

@@ -1,5 +1,5 @@
-// What the programs of this folder share. Each uses one library of the toolkit, compares what the GPU computed with the CPU, and ends with
-// one line on standard output:
+// What the programs of this folder share. Each uses one library of the toolkit, compares what the
+// GPU computed with the CPU, and ends with one line on standard output:
 //   NAME: ok ...          0; what follows is the same wherever the program runs on the same GPU
 //   NAME: WRONG ...       1: a result is not what it has to be
 //   NAME: no result ...   3: a call of the library or of CUDA failed, and said so
@@ -19,7 +19,8 @@ namespace toolkit {
 
 inline const char* g_name = "";
 
-[[noreturn]] inline void finish(int status, const char* verdict, const char* format, va_list arguments) {
+[[noreturn]] inline void finish(int status, const char* verdict, const char* format,
+                                va_list arguments) {
   std::printf("%s: %s ", g_name, verdict);
   std::vprintf(format, arguments);
   std::printf("\n");
@@ -52,7 +53,8 @@ class Hash {
   template <typename T>
   void add(const std::vector<T>& values) {
     const auto* bytes = reinterpret_cast<const unsigned char*>(values.data());
-    for (size_t i = 0; i < values.size() * sizeof(T); ++i) hash_ = (hash_ ^ bytes[i]) * 0x100000001b3ull;
+    for (size_t i = 0; i < values.size() * sizeof(T); ++i)
+      hash_ = (hash_ ^ bytes[i]) * 0x100000001b3ull;
   }
   unsigned long long value() const { return hash_; }
 
@@ -83,7 +85,8 @@ class Device {
       failed("cudaMalloc", error);
   }
   explicit Device(const std::vector<T>& from) : Device(from.size()) {
-    if (const cudaError_t error = cudaMemcpy(data_, from.data(), count_ * sizeof(T), cudaMemcpyHostToDevice);
+    if (const cudaError_t error =
+            cudaMemcpy(data_, from.data(), count_ * sizeof(T), cudaMemcpyHostToDevice);
         error != cudaSuccess)
       failed("cudaMemcpy to the device", error);
   }
@@ -93,7 +96,8 @@ class Device {
   T* get() const { return static_cast<T*>(data_); }
   std::vector<T> read() const {
     std::vector<T> into(count_);
-    if (const cudaError_t error = cudaMemcpy(into.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost);
+    if (const cudaError_t error =
+            cudaMemcpy(into.data(), data_, count_ * sizeof(T), cudaMemcpyDeviceToHost);
         error != cudaSuccess)
       failed("cudaMemcpy from the device", error);
     return into;

@@ -30,9 +30,11 @@ nlohmann::json measureBetween(const Options& options) {
     std::vector<double> times;
     for (unsigned i = 0; i < turns + 2; ++i) {
       const auto begin = Clock::now();
-      driver.check(driver.cuMemcpyPeer(memory[1], contexts[1], memory[0], contexts[0], bytes), "cuMemcpyPeer");
+      driver.check(driver.cuMemcpyPeer(memory[1], contexts[1], memory[0], contexts[0], bytes),
+                   "cuMemcpyPeer");
       // The first ones make the link and the pinned memory.
-      if (i >= 2) times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
+      if (i >= 2)
+        times.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
     }
     std::sort(times.begin(), times.end());
     return times[times.size() / 2];

@@ -27,7 +27,8 @@ std::string commaList(const std::vector<Value>& values) {
   return list;
 }
 
-std::vector<std::string> argumentsFor(With with, const std::string& measurement, const Options& options) {
+std::vector<std::string> argumentsFor(With with, const std::string& measurement,
+                                      const Options& options) {
   std::vector<std::string> arguments = {"olbench",
                                         "--child",
                                         measurement,
@@ -52,17 +53,21 @@ std::vector<std::string> argumentsFor(With with, const std::string& measurement,
   return arguments;
 }
 
-/// The caller's environment without its own settings of the pager, and with those of this measurement.
-std::vector<std::string> environmentFor(With with, const Options& options, const std::string& self) {
+/// The caller's environment without its own settings of the pager, and with those of this
+/// measurement.
+std::vector<std::string> environmentFor(With with, const Options& options,
+                                        const std::string& self) {
   const std::string library = base::locateLibrary(self, "libolpager.so");
   const std::string links = base::locateLinkFolder(self);
   std::vector<std::string> entries;
   std::string library_path;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
-    if (text.starts_with("LD_LIBRARY_PATH=")) library_path = text.substr(strlen("LD_LIBRARY_PATH="));
+    if (text.starts_with("LD_LIBRARY_PATH="))
+      library_path = text.substr(strlen("LD_LIBRARY_PATH="));
     if (text.starts_with("LD_PRELOAD=") || text.starts_with("LD_LIBRARY_PATH=")) continue;
-    if (text.starts_with("OL_") && !text.starts_with("OL_SIM_") && !text.starts_with("OL_LOG=")) continue;
+    if (text.starts_with("OL_") && !text.starts_with("OL_SIM_") && !text.starts_with("OL_LOG="))
+      continue;
     entries.push_back(text);
   }
   if (with != With::kNative) {
@@ -124,7 +129,9 @@ int runAsChild(const std::string& measurement, const Options& options) {
     result = {{"error", error.what()}};
   }
   const std::string text = result.dump();
-  return write(kResultDescriptor, text.data(), text.size()) == static_cast<ssize_t>(text.size()) ? 0 : 1;
+  return write(kResultDescriptor, text.data(), text.size()) == static_cast<ssize_t>(text.size())
+             ? 0
+             : 1;
 }
 
 nlohmann::json runChild(With with, const std::string& measurement, const Options& options) {
@@ -135,7 +142,8 @@ nlohmann::json runChild(With with, const std::string& measurement, const Options
   std::vector<char*> argv = pointersTo(arguments);
   std::vector<char*> envp = pointersTo(environment);
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error(base::format("pipe: {}", strerror(errno)));
+  if (pipe2(ends, O_CLOEXEC) != 0)
+    throw std::runtime_error(base::format("pipe: {}", strerror(errno)));
   base::UniqueFd read_end(ends[0]);
   base::UniqueFd write_end(ends[1]);
   const pid_t child = fork();
@@ -162,15 +170,19 @@ nlohmann::json runChild(With with, const std::string& measurement, const Options
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
-  const char* where = with == With::kPager ? "through the pager" : with == With::kForward ? "forwarded" : "natively";
+  const char* where = with == With::kPager     ? "through the pager"
+                      : with == With::kForward ? "forwarded"
+                                               : "natively";
   nlohmann::json result = nlohmann::json::parse(text, nullptr, false);
   if (result.is_discarded() || result.is_null()) {
-    throw std::runtime_error(base::format("{} {} ended with {} {} and no result", measurement, where,
-                                          WIFSIGNALED(status) ? "signal" : "status",
-                                          WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status)));
+    throw std::runtime_error(
+        base::format("{} {} ended with {} {} and no result", measurement, where,
+                     WIFSIGNALED(status) ? "signal" : "status",
+                     WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status)));
   }
   if (result.contains("error")) {
-    throw std::runtime_error(base::format("{} {}: {}", measurement, where, result["error"].get<std::string>()));
+    throw std::runtime_error(
+        base::format("{} {}: {}", measurement, where, result["error"].get<std::string>()));
   }
   return result;
 }

@@ -1,5 +1,5 @@
-// A measurement in a child process: this program again, with the pager preloaded or without it, or forwarded, its result read from a
-// pipe. Thread-safety: one caller at a time.
+// A measurement in a child process: this program again, with the pager preloaded or without it, or
+// forwarded, its result read from a pipe. Thread-safety: one caller at a time.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -12,10 +12,12 @@ namespace olpager::tools::bench {
 
 enum class With : unsigned char { kNative, kPager, kForward };
 
-/// What the hidden option --child takes: a measurement's name. Runs it and writes its JSON to descriptor 3.
+/// What the hidden option --child takes: a measurement's name. Runs it and writes its JSON to
+/// descriptor 3.
 int runAsChild(const std::string& measurement, const Options& options);
 
-/// Runs `measurement` in a child and waits for it. Throws std::runtime_error with what the child said when it fails.
+/// Runs `measurement` in a child and waits for it. Throws std::runtime_error with what the child
+/// said when it fails.
 nlohmann::json runChild(With with, const std::string& measurement, const Options& options);
 
 }  // namespace olpager::tools::bench

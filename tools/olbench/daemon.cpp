@@ -31,21 +31,24 @@ std::string programPath() {
 
 Daemon::Daemon(const std::string& transport, uint64_t memory, uint64_t slab) {
   const std::string program = programPath();
-  std::vector<std::string> words = {program,       "--config", "/dev/null",           "--listen", "127.0.0.1:0",
-                                    "--transport", transport,  "--reserve",           "64MiB",    "--log",
-                                    "error",       "--memory", std::to_string(memory)};
+  std::vector<std::string> words = {
+      program,       "--config", "/dev/null",           "--listen", "127.0.0.1:0",
+      "--transport", transport,  "--reserve",           "64MiB",    "--log",
+      "error",       "--memory", std::to_string(memory)};
   if (slab != 0) words.insert(words.end(), {"--slab", std::to_string(slab)});
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe: " + std::string(std::strerror(errno)));
+  if (pipe2(ends, O_CLOEXEC) != 0)
+    throw std::runtime_error("pipe: " + std::string(std::strerror(errno)));
   const base::UniqueFd from(ends[0]);
   base::UniqueFd into(ends[1]);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, into.get(), STDOUT_FILENO);
-  const int error = posix_spawn(&pid_, program.c_str(), &actions, nullptr, arguments.data(), environ);
+  const int error =
+      posix_spawn(&pid_, program.c_str(), &actions, nullptr, arguments.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) throw std::runtime_error("olmemserver: " + std::string(std::strerror(error)));
   into.reset();

@@ -1,5 +1,5 @@
-// A real olmemserver of this build for a measurement: started on a loopback port of its own, ended with the object.
-// Throws std::runtime_error when it does not start. Not thread-safe.
+// A real olmemserver of this build for a measurement: started on a loopback port of its own, ended
+// with the object. Throws std::runtime_error when it does not start. Not thread-safe.
 #pragma once
 
 #include <sys/types.h>

@@ -26,10 +26,12 @@ uint64_t residentBytes() {
   return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 }
 
-/// The home and two agents with calls for a network: what local mode has. Every message is carried at once, in order.
+/// The home and two agents with calls for a network: what local mode has. Every message is carried
+/// at once, in order.
 class System {
  public:
-  explicit System(ExtentId extents) : agents_{Agent(0, 1, kUnlimited), Agent(1, 1, kUnlimited)}, extents_(extents) {
+  explicit System(ExtentId extents)
+      : agents_{Agent(0, 1, kUnlimited), Agent(1, 1, kUnlimited)}, extents_(extents) {
     const uint64_t before = residentBytes();
     home_.allocate(0, extents);
     home_bytes_ = residentBytes() - before;
@@ -39,7 +41,8 @@ class System {
     }
   }
 
-  /// An operation of the agent that needs that many extents in a row: it comes, gets them, runs, is over.
+  /// An operation of the agent that needs that many extents in a row: it comes, gets them, runs, is
+  /// over.
   void run(AgentId id, ExtentId first, ExtentId count, Mode mode) {
     needs_.clear();
     for (ExtentId i = 0; i < count; ++i) needs_.push_back({(first + i) % extents_, mode});
@@ -91,7 +94,8 @@ class System {
       if (action.kind == ActionKind::kFetch) {
         posts_.push_back({{.to = who, .extent = action.extent, .number = action.number}, true});
       }
-      if (action.kind == ActionKind::kViolation) throw std::runtime_error("the directory and an agent do not agree");
+      if (action.kind == ActionKind::kViolation)
+        throw std::runtime_error("the directory and an agent do not agree");
     }
     actions_.clear();
   }
@@ -125,20 +129,25 @@ json measureDirectory(const DirectoryOptions& options) {
       const uint64_t before = system.steps();
       const auto begin = std::chrono::steady_clock::now();
       work(round);
-      const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      const double seconds =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
       steps.push_back(static_cast<double>(system.steps() - before) / seconds);
       rates.push_back(static_cast<double>(moves) / seconds);
     }
-    rows.push_back(
-        {{"what", what}, {"unit", unit}, {"steps_per_second", medianOf(steps)}, {"each_per_second", medianOf(rates)}});
+    rows.push_back({{"what", what},
+                    {"unit", unit},
+                    {"steps_per_second", medianOf(steps)},
+                    {"each_per_second", medianOf(rates)}});
   };
   constexpr ExtentId kOfOne = 256;
   {
     // Once only: afterwards they have an owner.
     const uint64_t before = system.steps();
     const auto begin = std::chrono::steady_clock::now();
-    for (ExtentId first = 0; first < options.extents; first += kOfOne) system.run(0, first, kOfOne, Mode::kOwn);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    for (ExtentId first = 0; first < options.extents; first += kOfOne)
+      system.run(0, first, kOfOne, Mode::kOwn);
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     rows.push_back({{"what", "first touch"},
                     {"unit", "extents"},
                     {"steps_per_second", static_cast<double>(system.steps() - before) / seconds},
@@ -148,7 +157,8 @@ json measureDirectory(const DirectoryOptions& options) {
   // With an even number of turns each begins as the one before.
   timed("extents change hands", "moves", uint64_t{moved} * 2, [&](unsigned) {
     for (const AgentId agent : {AgentId{1}, AgentId{0}}) {
-      for (ExtentId first = 0; first < moved; first += kOfOne) system.run(agent, first, kOfOne, Mode::kOwn);
+      for (ExtentId first = 0; first < moved; first += kOfOne)
+        system.run(agent, first, kOfOne, Mode::kOwn);
     }
   });
   timed("one extent bounces", "moves", 200000, [&](unsigned) {
@@ -163,7 +173,8 @@ json measureDirectory(const DirectoryOptions& options) {
   const size_t busy = system.busy();
   const auto begin = std::chrono::steady_clock::now();
   system.free();
-  const double freed = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const double freed =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return {{"measurement", "directory"},
           {"extents", options.extents},
           {"bytes_at_rest", Directory::kBytesAtRest},
@@ -174,9 +185,11 @@ json measureDirectory(const DirectoryOptions& options) {
 }
 
 void printDirectory(const json& result) {
-  base::print("directory of {} extents: {} bytes each at rest ({:.1f} resident), {} transactions left open\n",
-              result["extents"].get<uint32_t>(), result["bytes_at_rest"].get<uint64_t>(),
-              result["resident_bytes_each"].get<double>(), result["busy_at_rest"].get<uint64_t>());
+  base::print(
+      "directory of {} extents: {} bytes each at rest ({:.1f} resident), {} transactions left "
+      "open\n",
+      result["extents"].get<uint32_t>(), result["bytes_at_rest"].get<uint64_t>(),
+      result["resident_bytes_each"].get<double>(), result["busy_at_rest"].get<uint64_t>());
   base::print("{:<28} {:>14} {:>14}\n", "", "steps/s", "each/s");
   for (const json& row : result["rows"]) {
     base::print("{:<28} {:>14.0f} {:>14.0f} {}\n", row["what"].get<std::string>(),

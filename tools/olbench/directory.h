@@ -1,4 +1,5 @@
-// olbench directory: how many steps of the ownership protocol one core makes, and what an extent costs that is at rest. No GPU.
+// olbench directory: how many steps of the ownership protocol one core makes, and what an extent
+// costs that is at rest. No GPU.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,8 @@ Driver::Driver(const std::string& path) {
 #define OLBENCH_NAME(name) OLBENCH_TEXT(name)
 #define OLBENCH_LOAD(name)                                                     \
   name = reinterpret_cast<decltype(name)>(dlsym(library, OLBENCH_NAME(name))); \
-  if (name == nullptr) throw std::runtime_error(base::format("{} has no {}", path, OLBENCH_NAME(name)));
+  if (name == nullptr)                                                         \
+    throw std::runtime_error(base::format("{} has no {}", path, OLBENCH_NAME(name)));
   OLBENCH_FUNCTIONS(OLBENCH_LOAD)
 #undef OLBENCH_LOAD
 #undef OLBENCH_NAME
@@ -32,8 +33,8 @@ void Driver::check(CUresult result, const char* what) const {
   if (result == CUDA_SUCCESS) return;
   const char* name = nullptr;
   cuGetErrorName(result, &name);
-  throw std::runtime_error(
-      base::format("{}: {} ({})", what, name == nullptr ? "unknown error" : name, static_cast<int>(result)));
+  throw std::runtime_error(base::format(
+      "{}: {} ({})", what, name == nullptr ? "unknown error" : name, static_cast<int>(result)));
 }
 
 CUfunction Driver::function(const std::string& ptx, const char* name) const {
@@ -52,9 +53,11 @@ std::string Driver::deviceName() const {
 
 std::string emptyKernelPtx(const char* name, unsigned pointers) {
   std::string parameters;
-  for (unsigned i = 0; i < pointers; ++i) parameters += base::format("{}.param .u64 p{}", i == 0 ? "" : ", ", i);
-  return base::format(".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry {}({}) {{ ret; }}\n", name,
-                      parameters);
+  for (unsigned i = 0; i < pointers; ++i)
+    parameters += base::format("{}.param .u64 p{}", i == 0 ? "" : ", ", i);
+  return base::format(
+      ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry {}({}) {{ ret; }}\n", name,
+      parameters);
 }
 
 const char* const kTouchPtx = R"(

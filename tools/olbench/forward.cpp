@@ -54,20 +54,23 @@ class Gpunode {
  public:
   explicit Gpunode(const Options& options, const std::vector<std::string>& more = {}) {
     const std::string program = programPath();
-    std::vector<std::string> words = {program, "--listen", "127.0.0.1:0", "--vram", std::to_string(options.vram)};
+    std::vector<std::string> words = {program, "--listen", "127.0.0.1:0", "--vram",
+                                      std::to_string(options.vram)};
     if (options.driver.starts_with('/')) words.insert(words.end(), {"--driver", options.driver});
     words.insert(words.end(), more.begin(), more.end());
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe: " + std::string(std::strerror(errno)));
+    if (pipe2(ends, O_CLOEXEC) != 0)
+      throw std::runtime_error("pipe: " + std::string(std::strerror(errno)));
     log_.reset(ends[0]);
     base::UniqueFd into(ends[1]);
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, into.get(), STDERR_FILENO);
-    const int error = posix_spawn(&pid_, program.c_str(), &actions, nullptr, arguments.data(), environ);
+    const int error =
+        posix_spawn(&pid_, program.c_str(), &actions, nullptr, arguments.data(), environ);
     posix_spawn_file_actions_destroy(&actions);
     if (error != 0) throw std::runtime_error("olgpunode: " + std::string(std::strerror(error)));
     into.reset();
@@ -117,7 +120,8 @@ double pingPong() {
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t bytes = sizeof address;
-  if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), bytes) != 0 || listen(listener.get(), 1) != 0 ||
+  if (bind(listener.get(), reinterpret_cast<sockaddr*>(&address), bytes) != 0 ||
+      listen(listener.get(), 1) != 0 ||
       getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &bytes) != 0)
     throw std::runtime_error("no loopback socket");
   const int one = 1;
@@ -186,7 +190,8 @@ nlohmann::json measureCopiesBetween(Options options) {
   }
   nlohmann::json result;
   for (int way = 0; way < 3; ++way)
-    result[keys[way]] = {{"gigabytes_per_second", medianOf(rates[way])}, {"us_4k", medianOf(small[way])}};
+    result[keys[way]] = {{"gigabytes_per_second", medianOf(rates[way])},
+                         {"us_4k", medianOf(small[way])}};
   return result;
 }
 
@@ -204,9 +209,12 @@ nlohmann::json measureForwarded(const Options& options) {
   driver.check(driver.cuCtxSynchronize(), "cuCtxSynchronize");
   void* parameters[] = {&buffer};
   const auto launch = [&] {
-    driver.check(driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr), "cuLaunchKernel");
+    driver.check(driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr),
+                 "cuLaunchKernel");
   };
-  const auto synchronize = [&] { driver.check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize"); };
+  const auto synchronize = [&] {
+    driver.check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize");
+  };
   const auto timed = [&](unsigned turns, const std::function<void()>& body) {
     for (unsigned i = 0; i < turns / 10 + 10; ++i) body();
     std::vector<double> times;
@@ -243,15 +251,17 @@ nlohmann::json measureForwarded(const Options& options) {
   driver.check(driver.cuMemFreeHost(small), "cuMemFreeHost");
   result["sync"] = timed(turns, synchronize);  // a round trip and nothing more
   uint32_t word = 0;
-  result["dtoh_4"] = timed(turns, [&] { driver.check(driver.cuMemcpyDtoH(&word, buffer, 4), "cuMemcpyDtoH"); });
+  result["dtoh_4"] =
+      timed(turns, [&] { driver.check(driver.cuMemcpyDtoH(&word, buffer, 4), "cuMemcpyDtoH"); });
   result["malloc_free"] = timed(turns, [&] {
     CUdeviceptr other = 0;
     driver.check(driver.cuMemAlloc(&other, 4096), "cuMemAlloc");
     driver.check(driver.cuMemFree(other), "cuMemFree");
   });
   std::vector<char> page(4096, 1);
-  result["htod_4k"] =
-      timed(turns, [&] { driver.check(driver.cuMemcpyHtoD(buffer, page.data(), page.size()), "cuMemcpyHtoD"); });
+  result["htod_4k"] = timed(turns, [&] {
+    driver.check(driver.cuMemcpyHtoD(buffer, page.data(), page.size()), "cuMemcpyHtoD");
+  });
   void* pinned = nullptr;
   driver.check(driver.cuMemHostAlloc(&pinned, kLarge, 0), "cuMemHostAlloc");
   std::memset(pinned, 7, kLarge);
@@ -268,13 +278,14 @@ nlohmann::json measureForwarded(const Options& options) {
     driver.check(driver.cuMemcpyHtoDAsync(buffer, pinned, kLarge, stream), "cuMemcpyHtoDAsync");
     synchronize();
   });
-  result["dtoh_pinned"] = rate([&] { driver.check(driver.cuMemcpyDtoH(pinned, buffer, kLarge), "cuMemcpyDtoH"); });
+  result["dtoh_pinned"] =
+      rate([&] { driver.check(driver.cuMemcpyDtoH(pinned, buffer, kLarge), "cuMemcpyDtoH"); });
   driver.check(driver.cuMemFreeHost(pinned), "cuMemFreeHost");
   std::vector<char> pageable(kLarge, 3);
-  result["htod_pageable"] =
-      rate([&] { driver.check(driver.cuMemcpyHtoD(buffer, pageable.data(), kLarge), "cuMemcpyHtoD"); });
-  result["dtoh_pageable"] =
-      rate([&] { driver.check(driver.cuMemcpyDtoH(pageable.data(), buffer, kLarge), "cuMemcpyDtoH"); });
+  result["htod_pageable"] = rate(
+      [&] { driver.check(driver.cuMemcpyHtoD(buffer, pageable.data(), kLarge), "cuMemcpyHtoD"); });
+  result["dtoh_pageable"] = rate(
+      [&] { driver.check(driver.cuMemcpyDtoH(pageable.data(), buffer, kLarge), "cuMemcpyDtoH"); });
   return result;
 }
 
@@ -298,7 +309,8 @@ nlohmann::json measureForward(const Options& given) {
     options.gpunode = gpunode.address();
     for (const char* transport : {"tcp", "shm"}) {
       options.transport = transport;
-      (std::string(transport) == "tcp" ? tcp : shm).push_back(runChild(With::kForward, "forward", options));
+      (std::string(transport) == "tcp" ? tcp : shm)
+          .push_back(runChild(With::kForward, "forward", options));
     }
   }
   running.reset();
@@ -331,21 +343,26 @@ void printForward(const nlohmann::json& result) {
   base::print(
       "forwarded calls, {}; over loopback: raw TCP ping-pong {:.1f} us, raw sockets {:.2f} GB/s\n\n"
       "{:<30}{:>6}{:>10}{:>10}{:>10}{:>10}{:>12}{:>12}\n",
-      result["device"].get<std::string>(), result["tcp_ping_pong_us"].get<double>(), raw, "", "", "native", "pager",
-      "tcp", "shm", "tcp of raw", "shm of nat.");
+      result["device"].get<std::string>(), result["tcp_ping_pong_us"].get<double>(), raw, "", "",
+      "native", "pager", "tcp", "shm", "tcp of raw", "shm of nat.");
   for (const auto& row : result["rows"]) {
     const auto unit = row["unit"].get<std::string>();
-    const auto native = row["native"].get<double>(), tcp = row["tcp"].get<double>(), shm = row["shm"].get<double>();
-    base::print("{:<30}{:>6}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}", row["what"].get<std::string>(), unit, native,
-                row["local"].get<double>(), tcp, shm);
+    const auto native = row["native"].get<double>(), tcp = row["tcp"].get<double>(),
+               shm = row["shm"].get<double>();
+    base::print("{:<30}{:>6}{:>10.2f}{:>10.2f}{:>10.2f}{:>10.2f}", row["what"].get<std::string>(),
+                unit, native, row["local"].get<double>(), tcp, shm);
     if (unit == "GB/s") base::print("{:>12.2f}{:>12.2f}", tcp / raw, shm / native);
     base::print("\n");
   }
   const auto& between = result["between"];
-  const auto of = [&](const char* way, const char* what) { return between[way][what].get<double>(); };
-  base::print("\nbetween two gpunodes{:>12}{:>10}{:>22}{:>14}\n", "tcp", "shm", "tcp, through program", "tcp of raw");
-  base::print("  256 MiB, GB/s{:>17.2f}{:>10.2f}{:>22.2f}{:>14.2f}\n", of("tcp", "gigabytes_per_second"),
-              of("shm", "gigabytes_per_second"), of("through_program", "gigabytes_per_second"),
+  const auto of = [&](const char* way, const char* what) {
+    return between[way][what].get<double>();
+  };
+  base::print("\nbetween two gpunodes{:>12}{:>10}{:>22}{:>14}\n", "tcp", "shm",
+              "tcp, through program", "tcp of raw");
+  base::print("  256 MiB, GB/s{:>17.2f}{:>10.2f}{:>22.2f}{:>14.2f}\n",
+              of("tcp", "gigabytes_per_second"), of("shm", "gigabytes_per_second"),
+              of("through_program", "gigabytes_per_second"),
               of("tcp", "gigabytes_per_second") / raw);
   base::print("  4 KiB, us{:>21.1f}{:>10.1f}{:>22.1f}\n", of("tcp", "us_4k"), of("shm", "us_4k"),
               of("through_program", "us_4k"));

@@ -1,5 +1,6 @@
-// What forwarded calls cost: a program of its own natively and through an olgpunode of this build over TCP and shared memory, in turns,
-// beside a raw TCP ping-pong. Throws std::runtime_error. Not thread-safe.
+// What forwarded calls cost: a program of its own natively and through an olgpunode of this build
+// over TCP and shared memory, in turns, beside a raw TCP ping-pong. Throws std::runtime_error. Not
+// thread-safe.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,7 +9,8 @@
 
 namespace olpager::tools::bench {
 
-/// {"measurement", "device", "tcp_ping_pong_us", "rows": [{"what", "unit", "native", "tcp", "shm"}, ...]}
+/// {"measurement", "device", "tcp_ping_pong_us", "rows": [{"what", "unit", "native", "tcp", "shm"},
+/// ...]}
 nlohmann::json measureForward(const Options& options);
 void printForward(const nlohmann::json& result);
 

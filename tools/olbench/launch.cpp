@@ -13,7 +13,8 @@ nlohmann::json measureLaunch(const Options& options) {
   for (CUstream& stream : streams)
     driver.check(driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
   const auto synchronize = [&] {
-    for (const CUstream stream : streams) driver.check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize");
+    for (const CUstream stream : streams)
+      driver.check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize");
   };
   const unsigned most = *std::max_element(options.pointers.begin(), options.pointers.end());
   std::vector<CUdeviceptr> buffers(most);
@@ -40,9 +41,11 @@ nlohmann::json measureLaunch(const Options& options) {
     unsigned turn = 0;
     const auto launch = [&] {
       const CUstream stream = streams[turn++ % used];
-      return driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters.data(), nullptr);
+      return driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters.data(),
+                                   nullptr);
     };
-    // A launch that finds the driver's queue full waits for the GPU: the queue is emptied before that.
+    // A launch that finds the driver's queue full waits for the GPU: the queue is emptied before
+    // that.
     constexpr unsigned kBatch = 128;
     for (unsigned i = 0; i < 4 * kBatch; ++i) driver.check(launch(), "cuLaunchKernel");
     synchronize();
@@ -61,7 +64,8 @@ nlohmann::json measureLaunch(const Options& options) {
     return {{"median", times[times.size() / 2]}, {"p99", times[times.size() * 99 / 100]}};
   };
   nlohmann::json result = nlohmann::json::object();
-  for (const LaunchRow& row : launchRows(options)) result[row.key()] = measure(row.pointers, row.streams);
+  for (const LaunchRow& row : launchRows(options))
+    result[row.key()] = measure(row.pointers, row.streams);
   return {{"device", driver.deviceName()}, {"nanoseconds", result}};
 }
 

@@ -1,4 +1,5 @@
-// olbench: how fast each path is, beside the limit of the hardware under it. See docs/performance.md.
+// olbench: how fast each path is, beside the limit of the hardware under it. See
+// docs/performance.md.
 
 #include <algorithm>
 #include <filesystem>
@@ -27,7 +28,8 @@ double medianOf(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Native and pager take turns, so that a drift of the machine meets both; what is added is the median of the rounds' differences.
+/// Native and pager take turns, so that a drift of the machine meets both; what is added is the
+/// median of the rounds' differences.
 json launch(const Options& options) {
   std::vector<json> native, paged;
   for (unsigned round = 0; round < options.rounds; ++round) {
@@ -39,10 +41,13 @@ json launch(const Options& options) {
     const auto values = [&](const std::vector<json>& runs, const char* which) {
       std::vector<double> of_rounds;
       of_rounds.reserve(runs.size());
-      for (const json& run : runs) of_rounds.push_back(run["nanoseconds"][row.key()][which].get<double>());
+      for (const json& run : runs)
+        of_rounds.push_back(run["nanoseconds"][row.key()][which].get<double>());
       return of_rounds;
     };
-    const auto figure = [&](const std::vector<json>& runs, const char* which) { return medianOf(values(runs, which)); };
+    const auto figure = [&](const std::vector<json>& runs, const char* which) {
+      return medianOf(values(runs, which));
+    };
     std::vector<double> added = values(paged, "median");
     const std::vector<double> without = values(native, "median");
     for (size_t round = 0; round < added.size(); ++round) added[round] -= without[round];
@@ -66,9 +71,12 @@ json swapped(const Options& options) {
   const double limit = copy["gigabytes_per_second"].get<double>();
   const double in = run["fetched_bytes"].get<double>() / run["seconds"].get<double>() / 1e9;
   run["in_gigabytes_per_second"] = in;
-  run["bus_in_gigabytes_per_second"] = run["bytes_in"].get<double>() / run["seconds"].get<double>() / 1e9;
-  run["out_gigabytes_per_second"] = run["bytes_out"].get<double>() / run["seconds"].get<double>() / 1e9;
-  run["walked_gigabytes_per_second"] = run["walked_bytes"].get<double>() / run["seconds"].get<double>() / 1e9;
+  run["bus_in_gigabytes_per_second"] =
+      run["bytes_in"].get<double>() / run["seconds"].get<double>() / 1e9;
+  run["out_gigabytes_per_second"] =
+      run["bytes_out"].get<double>() / run["seconds"].get<double>() / 1e9;
+  run["walked_gigabytes_per_second"] =
+      run["walked_bytes"].get<double>() / run["seconds"].get<double>() / 1e9;
   run["pinned_copy_gigabytes_per_second"] = limit;
   run["share_of_limit"] = limit > 0 ? in / limit : 0;
   return {{"measurement", "swap"},  {"device", copy["device"]}, {"allocation", options.allocation},
@@ -102,64 +110,79 @@ void print(const json& result) {
   const std::string kind = result["measurement"];
   base::print("{} on {}\n", kind, result["device"].get<std::string>());
   if (kind == "launch") {
-    base::print("{:>9} {:>8} {:>11} {:>11} {:>10} {:>16} {:>12} {:>12}\n", "pointers", "streams", "native ns",
-                "pager ns", "added ns", "of all rounds", "native p99", "pager p99");
+    base::print("{:>9} {:>8} {:>11} {:>11} {:>10} {:>16} {:>12} {:>12}\n", "pointers", "streams",
+                "native ns", "pager ns", "added ns", "of all rounds", "native p99", "pager p99");
     for (const json& row : result["rows"]) {
-      base::print(
-          "{:>9} {:>8} {:>11.0f} {:>11.0f} {:>10.0f} {:>16} {:>12.0f} {:>12.0f}\n", row["pointers"].get<unsigned>(),
-          row["streams"].get<unsigned>(), row["native_ns"].get<double>(), row["pager_ns"].get<double>(),
-          row["added_ns"].get<double>(),
-          base::format("{:.0f} to {:.0f}", row["added_least_ns"].get<double>(), row["added_most_ns"].get<double>()),
-          row["native_p99_ns"].get<double>(), row["pager_p99_ns"].get<double>());
+      base::print("{:>9} {:>8} {:>11.0f} {:>11.0f} {:>10.0f} {:>16} {:>12.0f} {:>12.0f}\n",
+                  row["pointers"].get<unsigned>(), row["streams"].get<unsigned>(),
+                  row["native_ns"].get<double>(), row["pager_ns"].get<double>(),
+                  row["added_ns"].get<double>(),
+                  base::format("{:.0f} to {:.0f}", row["added_least_ns"].get<double>(),
+                               row["added_most_ns"].get<double>()),
+                  row["native_p99_ns"].get<double>(), row["pager_p99_ns"].get<double>());
     }
   } else if (kind == "swap") {
     const json& run = result["result"];
-    base::print("{} in allocations of {}, VRAM budget {}\n", base::formatSize(result["bytes"].get<uint64_t>()),
+    base::print("{} in allocations of {}, VRAM budget {}\n",
+                base::formatSize(result["bytes"].get<uint64_t>()),
                 base::formatSize(result["allocation"].get<uint64_t>()),
                 base::formatSize(result["vram"].get<uint64_t>()));
     base::print(
-        "in {:.1f} GB/s ({:.1f} over the bus), out {:.1f} GB/s, walked {:.1f} GB/s; pinned copy {:.1f} GB/s; in / "
+        "in {:.1f} GB/s ({:.1f} over the bus), out {:.1f} GB/s, walked {:.1f} GB/s; pinned copy "
+        "{:.1f} GB/s; in / "
         "pinned copy "
         "{:.3f}\n",
-        run["in_gigabytes_per_second"].get<double>(), run["bus_in_gigabytes_per_second"].get<double>(),
-        run["out_gigabytes_per_second"].get<double>(), run["walked_gigabytes_per_second"].get<double>(),
+        run["in_gigabytes_per_second"].get<double>(),
+        run["bus_in_gigabytes_per_second"].get<double>(),
+        run["out_gigabytes_per_second"].get<double>(),
+        run["walked_gigabytes_per_second"].get<double>(),
         run["pinned_copy_gigabytes_per_second"].get<double>(), run["share_of_limit"].get<double>());
-    base::print("demand faults {}, useful prefetches {}, launches in place {}, first filling {:.2f} s\n",
-                run["demand_faults"].get<uint64_t>(), run["prefetches_useful"].get<uint64_t>(),
-                run["launches_in_place"].get<uint64_t>(), run["fill_seconds"].get<double>());
+    base::print(
+        "demand faults {}, useful prefetches {}, launches in place {}, first filling {:.2f} s\n",
+        run["demand_faults"].get<uint64_t>(), run["prefetches_useful"].get<uint64_t>(),
+        run["launches_in_place"].get<uint64_t>(), run["fill_seconds"].get<double>());
   } else if (kind == "sampled") {
     base::print("{:<8} {:>10} {:>10} {:>8}\n", "reader", "median ns", "p99 ns", "ratio");
     for (const json& row : result["rows"]) {
       base::print("{:<8} {:>10.0f} {:>10.0f} {:>8.3f}\n", row["reader"].get<std::string>(),
-                  row["median_ns"].get<double>(), row["p99_ns"].get<double>(), row["ratio"].get<double>());
+                  row["median_ns"].get<double>(), row["p99_ns"].get<double>(),
+                  row["ratio"].get<double>());
     }
   } else {
     for (const json& row : result["rows"]) {
-      base::print("{:<10} native {:.4f} s, pager {:.4f} s, {:+.2f} %\n", row["part"].get<std::string>(),
-                  row["native_s"].get<double>(), row["pager_s"].get<double>(), row["added_share"].get<double>() * 100);
+      base::print("{:<10} native {:.4f} s, pager {:.4f} s, {:+.2f} %\n",
+                  row["part"].get<std::string>(), row["native_s"].get<double>(),
+                  row["pager_s"].get<double>(), row["added_share"].get<double>() * 100);
     }
   }
 }
 
 int run(int argc, char** argv) {
-  base::CommandLine line("olbench", "Measures what the pager costs and moves, beside the driver alone.",
-                         "COMMAND [OPTION...]",
-                         {{"olbench launch", "what a launch costs more under the pager"},
-                          {"olbench --driver sim swap --vram 64MiB", "a walk through twice the budget, without a GPU"},
-                          {"olbench --json transport --seconds 2", "links between nodes on this host, as JSON"}});
+  base::CommandLine line(
+      "olbench", "Measures what the pager costs and moves, beside the driver alone.",
+      "COMMAND [OPTION...]",
+      {{"olbench launch", "what a launch costs more under the pager"},
+       {"olbench --driver sim swap --vram 64MiB", "a walk through twice the budget, without a GPU"},
+       {"olbench --json transport --seconds 2", "links between nodes on this host, as JSON"}});
   CLI::App& app = line.app();
   app.fallthrough();
   Options options;
   bool as_json = false;
   std::string child;
-  constexpr const char *kMeasured = "What is measured", *kMemory = "Memory", *kResult = "The result", *kParts = "Parts";
+  constexpr const char *kMeasured = "What is measured", *kMemory = "Memory",
+                       *kResult = "The result", *kParts = "Parts";
   constexpr double kLeastSeconds = 0.001, kMostSeconds = 3600;
-  const auto number = [](CLI::App& of, const char* name, auto& into, const char* text, uint64_t least,
-                         uint64_t most = UINT32_MAX) {
-    return of.add_option(name, into, text)->check(base::wholeNumber(least, most))->type_name("NUMBER");
+  const auto number = [](CLI::App& of, const char* name, auto& into, const char* text,
+                         uint64_t least, uint64_t most = UINT32_MAX) {
+    return of.add_option(name, into, text)
+        ->check(base::wholeNumber(least, most))
+        ->type_name("NUMBER");
   };
   const auto size = [&app](const char* name, auto& into, const char* text) {
-    return app.add_option(name, into, text)->transform(base::sizeText())->type_name("SIZE")->group(kMemory);
+    return app.add_option(name, into, text)
+        ->transform(base::sizeText())
+        ->type_name("SIZE")
+        ->group(kMemory);
   };
   const auto seconds = [](CLI::App& of, auto& into) {
     return of.add_option("--seconds", into, "Of each timed part")
@@ -178,58 +201,72 @@ int run(int argc, char** argv) {
   number(app, "--launches", options.launches, "Timed launches for each row", 1)
       ->capture_default_str()
       ->group(kMeasured);
-  number(app, "--allocations", options.allocations, "launch: small allocations besides those it uses", 0)
+  number(app, "--allocations", options.allocations,
+         "launch: small allocations besides those it uses", 0)
       ->capture_default_str()
       ->group(kMeasured);
-  number(app, "--pointers", options.pointers, "Numbers of pointer parameters, with commas between them", 0)
+  number(app, "--pointers", options.pointers,
+         "Numbers of pointer parameters, with commas between them", 0)
       ->delimiter(',')
       ->type_name("NUMBER,...")
       ->group(kMeasured);
   number(app, "--passes", options.passes, "Timed walks through the working set", 1)
       ->capture_default_str()
       ->group(kMeasured);
-  app.add_flag("--write", options.write, "swap: the walk writes as well, so that evictions write back")
+  app.add_flag("--write", options.write,
+               "swap: the walk writes as well, so that evictions write back")
       ->group(kMeasured);
-  app.add_flag("--paging", options.paging, "launch: twice the budget is allocated, so that memory is moving or parked")
+  app.add_flag("--paging", options.paging,
+               "launch: twice the budget is allocated, so that memory is moving or parked")
       ->group(kMeasured);
-  auto* allocation = size("--allocation", options.allocation, "Bytes of one allocation (default: 32MiB)");
-  auto* bytes =
-      size("--bytes", options.bytes, "Working set (default: swap twice the budget, resident 4GiB, remote 3GiB)");
-  auto* vram = size("--vram", options.vram,
-                    "The pager's VRAM budget (default: 8GiB, remote 1GiB; launch and resident: what they need)");
-  auto* host = size("--host", options.host, "The pager's host tier (default: its own; remote: as --vram)");
+  auto* allocation =
+      size("--allocation", options.allocation, "Bytes of one allocation (default: 32MiB)");
+  auto* bytes = size("--bytes", options.bytes,
+                     "Working set (default: swap twice the budget, resident 4GiB, remote 3GiB)");
+  auto* vram = size(
+      "--vram", options.vram,
+      "The pager's VRAM budget (default: 8GiB, remote 1GiB; launch and resident: what they need)");
+  auto* host =
+      size("--host", options.host, "The pager's host tier (default: its own; remote: as --vram)");
   app.add_flag("!--no-pack", options.pack, "No page crosses the bus packed")->group(kMemory);
   app.add_flag("--json", as_json, "One JSON object instead of text")->group(kResult);
   app.add_option("--child", child)->group("");
-  auto* launch_command = app.add_subcommand("launch", "Time of a resident launch by number of pointers");
+  auto* launch_command =
+      app.add_subcommand("launch", "Time of a resident launch by number of pointers");
   auto* swap_command = app.add_subcommand("swap", "Cyclic walk through more than fits");
   auto* resident_command = app.add_subcommand("resident", "A program that fits wholly");
-  auto* sampled_command = app.add_subcommand("sampled", "What a launch costs while somebody looks at the program");
-  auto* transport_command = app.add_subcommand("transport", "Links between nodes, beside raw sockets and memcpy");
+  auto* sampled_command =
+      app.add_subcommand("sampled", "What a launch costs while somebody looks at the program");
+  auto* transport_command =
+      app.add_subcommand("transport", "Links between nodes, beside raw sockets and memcpy");
   TransportOptions transport;
   bool no_veth = false;
   number(*transport_command, "--lanes", transport.lanes, "Connections of a link", 1, 16)
       ->capture_default_str()
       ->group(kParts);
-  number(*transport_command, "--io-threads", transport.io_threads, "Of each side (default: what the transport chooses)",
-         0)
+  number(*transport_command, "--io-threads", transport.io_threads,
+         "Of each side (default: what the transport chooses)", 0)
       ->group(kParts);
   seconds(*transport_command, transport.seconds);
-  transport_command->add_flag("--encrypted", transport.encrypted, "With a key and tls = all")->group(kParts);
-  transport_command->add_flag("--no-veth", no_veth, "Without the pair of namespaces at 1 Gbit/s (needs root)")
+  transport_command->add_flag("--encrypted", transport.encrypted, "With a key and tls = all")
       ->group(kParts);
-  auto* memserver_command =
-      app.add_subcommand("memserver", "Pages of a memserver on this host, beside the bare link to it");
+  transport_command
+      ->add_flag("--no-veth", no_veth, "Without the pair of namespaces at 1 Gbit/s (needs root)")
+      ->group(kParts);
+  auto* memserver_command = app.add_subcommand(
+      "memserver", "Pages of a memserver on this host, beside the bare link to it");
   MemserverOptions memserver;
   seconds(*memserver_command, memserver.seconds);
-  auto* directory_command =
-      app.add_subcommand("directory", "Steps of the ownership protocol, and what extents at rest take");
+  auto* directory_command = app.add_subcommand(
+      "directory", "Steps of the ownership protocol, and what extents at rest take");
   DirectoryOptions directory;
-  number(*directory_command, "--extents", directory.extents, "In one directory", 1024, 1u << 28)->capture_default_str();
-  auto* remote_command = app.add_subcommand(
-      "remote", "Walks through more than VRAM and host RAM hold: 1 to 3 memservers, replicas, TCP and shared memory");
-  auto* forward_command =
-      app.add_subcommand("forward", "Calls through an olgpunode on this host, beside native ones and a raw ping-pong");
+  number(*directory_command, "--extents", directory.extents, "In one directory", 1024, 1u << 28)
+      ->capture_default_str();
+  auto* remote_command = app.add_subcommand("remote",
+                                            "Walks through more than VRAM and host RAM hold: 1 to "
+                                            "3 memservers, replicas, TCP and shared memory");
+  auto* forward_command = app.add_subcommand(
+      "forward", "Calls through an olgpunode on this host, beside native ones and a raw ping-pong");
   app.require_subcommand(0, 1);
   if (const auto status = line.parse(argc, argv)) return *status;
   if (memserver_command->parsed()) {
@@ -267,7 +304,8 @@ int run(int argc, char** argv) {
   const bool simulated = options.driver == "sim";
   if (simulated) {
     options.driver = base::locateLibrary(base::currentExecutable(), "libolsimcuda.so");
-    if (options.driver.empty()) throw std::runtime_error("libolsimcuda.so is not beside olbench: build it");
+    if (options.driver.empty())
+      throw std::runtime_error("libolsimcuda.so is not beside olbench: build it");
   }
   if (options.driver.find('/') != std::string::npos)
     options.driver = std::filesystem::absolute(options.driver).string();

@@ -1,5 +1,6 @@
-// The measurements. Each runs in a child process of its own (child.h), with or without the pager, and returns a JSON
-// object of figures; what is a comparison is made by the parent. All throw std::runtime_error.
+// The measurements. Each runs in a child process of its own (child.h), with or without the pager,
+// and returns a JSON object of figures; what is a comparison is made by the parent. All throw
+// std::runtime_error.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +13,9 @@ namespace olpager::tools::bench {
 struct Options {
   std::string driver = "libcuda.so.1";  // path of the libcuda to measure
   std::vector<unsigned> pointers = {0, 1, 8, 16, 32};
-  unsigned launches = 20000;                 // timed launches for each number of pointers
-  unsigned allocations = 0;                  // further small allocations that launches have to be told from
-  unsigned rounds = 3;                       // times that native and pager take turns
+  unsigned launches = 20000;  // timed launches for each number of pointers
+  unsigned allocations = 0;   // further small allocations that launches have to be told from
+  unsigned rounds = 3;        // times that native and pager take turns
   uint64_t allocation = uint64_t{32} << 20;  // bytes of one allocation
   uint64_t bytes = uint64_t{16} << 30;       // working set
   uint64_t vram = uint64_t{8} << 30;         // budget of the pager
@@ -33,7 +34,9 @@ struct Options {
 struct LaunchRow {
   unsigned pointers;
   unsigned streams;
-  std::string key() const { return std::to_string(pointers) + (streams > 1 ? " on two streams" : ""); }
+  std::string key() const {
+    return std::to_string(pointers) + (streams > 1 ? " on two streams" : "");
+  }
 };
 /// The rows: each number of pointers on one stream, the middle one also on two.
 std::vector<LaunchRow> launchRows(const Options& options);
@@ -41,8 +44,9 @@ std::vector<LaunchRow> launchRows(const Options& options);
 /// Nanoseconds of cuLaunchKernel by LaunchRow::key(): {"8": {"median": .., "p99": ..}, ...}.
 nlohmann::json measureLaunch(const Options& options);
 
-/// A cyclic walk through options.bytes: seconds, bytes walked, and by the pager's counters bytes in (of pages, and as they crossed the bus) and out, also from
-/// and to memservers, and what launches waited.
+/// A cyclic walk through options.bytes: seconds, bytes walked, and by the pager's counters bytes in
+/// (of pages, and as they crossed the bus) and out, also from and to memservers, and what launches
+/// waited.
 nlohmann::json measureSwap(const Options& options);
 
 /// GB/s of a large copy from pinned host memory, nothing else going on: the link's limit.
@@ -51,11 +55,13 @@ nlohmann::json measureCopy(const Options& options);
 /// A program that is wholly resident: seconds of a bandwidth-bound and of a launch-bound part.
 nlohmann::json measureResident(const Options& options);
 
-/// Nanoseconds of a launch with nobody looking at the program, with a reader of everything ten times a second, and with a
-/// trace, in turns; {"rows": [{"reader", "median_ns", "p99_ns", "ratio"}, ...]}. With the pager only.
+/// Nanoseconds of a launch with nobody looking at the program, with a reader of everything ten
+/// times a second, and with a trace, in turns; {"rows": [{"reader", "median_ns", "p99_ns",
+/// "ratio"}, ...]}. With the pager only.
 nlohmann::json measureSampled(const Options& options);
 
-/// Times of single calls, and rates of copies: {"device", "launch_sync", ...} in microseconds and GB/s.
+/// Times of single calls, and rates of copies: {"device", "launch_sync", ...} in microseconds and
+/// GB/s.
 nlohmann::json measureForwarded(const Options& options);
 /// In a program with two gpunodes of a device each.
 nlohmann::json measureBetween(const Options& options);

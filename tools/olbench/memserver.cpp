@@ -40,9 +40,11 @@ double median(std::vector<double> values) {
 /// Pinned memory as the pager has it: plain, no memfd.
 struct Frames {
   explicit Frames(const transport::DomainPtr& domain) {
-    base = mmap(nullptr, kFlight * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    base = mmap(nullptr, kFlight * kPage, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     must(base != MAP_FAILED, "no memory");
-    auto made = transport::registerMemory(domain, {base, kFlight * kPage, -1, 0}, transport::kLocalOnly);
+    auto made =
+        transport::registerMemory(domain, {base, kFlight * kPage, -1, 0}, transport::kLocalOnly);
     must(made.ok(), "memory can't be registered");
     region = std::move(made.value());
   }
@@ -82,7 +84,8 @@ class Bare {
     uint64_t moved = 0, under_way = flight;
     while (under_way != 0) {
       Completion done;
-      must(queue_->wait({&done, 1}, std::chrono::seconds(20)) == 1 && done.outcome == transport::Outcome::kOk,
+      must(queue_->wait({&done, 1}, std::chrono::seconds(20)) == 1 &&
+               done.outcome == transport::Outcome::kOk,
            "a transfer failed: " + link_->reason());
       moved += done.bytes;
       --under_way;
@@ -143,14 +146,17 @@ class Session final : public Observer {
   double rate(bool write, uint64_t flight, double seconds) {
     const auto begun = Clock::now();
     write_ = write;
-    end_ = begun + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    end_ =
+        begun + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
     moved_ = 0;
     under_way_ = flight;
     for (uint64_t i = 0; i < flight; ++i) post(i);
     std::unique_lock lock(mutex_);
-    must(changed_.wait_for(lock, std::chrono::seconds(60), [&] { return under_way_ == 0; }), "transfers hang");
+    must(changed_.wait_for(lock, std::chrono::seconds(60), [&] { return under_way_ == 0; }),
+         "transfers hang");
     must(!failed_, "a transfer failed");
-    return static_cast<double>(moved_) / std::chrono::duration<double>(Clock::now() - begun).count();
+    return static_cast<double>(moved_) /
+           std::chrono::duration<double>(Clock::now() - begun).count();
   }
   void transferDone(uint64_t context, TransferResult result) override {
     if (result != TransferResult::kOk) failed_ = true;
@@ -203,7 +209,8 @@ json row(const char* name, Choice choice, const MemserverOptions& options) {
   } kParts[] = {{"read", false, kFlight}, {"write", true, kFlight}, {"single_read", false, 1}};
   for (const auto& part : kParts) {
     std::vector<double> link, client;
-    for (unsigned round = 0; round < options.rounds; ++round) {  // in turns: a drift of the machine meets both
+    for (unsigned round = 0; round < options.rounds;
+         ++round) {  // in turns: a drift of the machine meets both
       link.push_back(bare.rate(part.write, part.flight, options.seconds));
       client.push_back(session.rate(part.write, part.flight, options.seconds));
     }
@@ -218,17 +225,20 @@ json row(const char* name, Choice choice, const MemserverOptions& options) {
 }  // namespace
 
 json measureMemserver(const MemserverOptions& options) {
-  return {{"rows", json::array({row("tcp, loopback", Choice::kTcp, options), row("shm", Choice::kShm, options)})}};
+  return {{"rows", json::array({row("tcp, loopback", Choice::kTcp, options),
+                                row("shm", Choice::kShm, options)})}};
 }
 
 void printMemserver(const json& result) {
-  base::print("{:<16}{:>22}{:>22}{:>26}\n", "2 MiB, GB/s", "16 reads at a time", "16 writes at a time",
-              "one read after the other");
+  base::print("{:<16}{:>22}{:>22}{:>26}\n", "2 MiB, GB/s", "16 reads at a time",
+              "16 writes at a time", "one read after the other");
   for (const json& each : result["rows"]) {
     base::print("{:<16}", each["path"].get<std::string>());
     for (const std::string part : {"read", "write", "single_read"}) {
-      base::print("{:>8.2f} of {:>5.2f} {:>4.2f} ", each[part + "_client_gigabytes_per_second"].get<double>(),
-                  each[part + "_link_gigabytes_per_second"].get<double>(), each[part + "_ratio"].get<double>());
+      base::print("{:>8.2f} of {:>5.2f} {:>4.2f} ",
+                  each[part + "_client_gigabytes_per_second"].get<double>(),
+                  each[part + "_link_gigabytes_per_second"].get<double>(),
+                  each[part + "_ratio"].get<double>());
     }
     base::print("\n");
   }

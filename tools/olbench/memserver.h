@@ -1,4 +1,5 @@
-// olbench memserver: what a session gets from a real olmemserver on this host, beside the bare link to it in the same run.
+// olbench memserver: what a session gets from a real olmemserver on this host, beside the bare link
+// to it in the same run.
 #pragma once
 
 #include <nlohmann/json.hpp>

@@ -23,13 +23,15 @@ struct Limits {
   double bytes_per_second[kServers] = {};  // by the number of memservers
 };
 
-/// All connections that a program has to so many memservers; by shared memory a copy is one thread's.
+/// All connections that a program has to so many memservers; by shared memory a copy is one
+/// thread's.
 Limits limitsOf(bool tcp) {
   Limits limits;
   for (unsigned servers = 1; servers <= kServers; ++servers) {
-    limits.bytes_per_second[servers - 1] = tcp ? rawSocketRate(transport::Options().lanes * servers, kLimitSeconds)
-                                           : servers == 1 ? memcpyRate(kLimitSeconds)
-                                                          : limits.bytes_per_second[0];
+    limits.bytes_per_second[servers - 1] =
+        tcp            ? rawSocketRate(transport::Options().lanes * servers, kLimitSeconds)
+        : servers == 1 ? memcpyRate(kLimitSeconds)
+                       : limits.bytes_per_second[0];
   }
   return limits;
 }
@@ -47,7 +49,8 @@ json rowOf(const json& run) {
               {"wait_p99_ns", run["wait_p99_ns"]},
               {"launches", run["launches"]},
               {"launches_in_place", run["launches_in_place"]}};
-  row["hit_rate"] = figure("launches") > 0 ? json(figure("launches_resident") / figure("launches")) : json(nullptr);
+  row["hit_rate"] = figure("launches") > 0 ? json(figure("launches_resident") / figure("launches"))
+                                           : json(nullptr);
   row["prefetched"] = waits + ahead > 0 ? json(ahead / (waits + ahead)) : json(nullptr);
   return row;
 }
@@ -79,7 +82,8 @@ json measureRemote(const Options& options) {
           Options each = options;
           each.write = write;
           each.replicas = replicas;
-          for (unsigned i = 0; i < servers; ++i) each.memservers += (i == 0 ? "" : ",") + daemons[i]->address();
+          for (unsigned i = 0; i < servers; ++i)
+            each.memservers += (i == 0 ? "" : ",") + daemons[i]->address();
           json row = rowOf(runChild(With::kPager, "swap", each));
           row["path"] = tcp ? "tcp" : "shm";
           row["memservers"] = servers;
@@ -93,10 +97,11 @@ json measureRemote(const Options& options) {
     const Limits after = limitsOf(tcp);  // a drift of the machine is seen at both ends
     for (size_t i = first; i < rows.size(); ++i) {
       const unsigned servers = rows[i]["memservers"].get<unsigned>() - 1;
-      const double limit = (before.bytes_per_second[servers] + after.bytes_per_second[servers]) / 2e9;
-      const double moved =
-          rows[i]["remote_in_gigabytes_per_second"].get<double>() +
-          rows[i]["remote_out_gigabytes_per_second"].get<double>() * rows[i]["replicas"].get<unsigned>();
+      const double limit =
+          (before.bytes_per_second[servers] + after.bytes_per_second[servers]) / 2e9;
+      const double moved = rows[i]["remote_in_gigabytes_per_second"].get<double>() +
+                           rows[i]["remote_out_gigabytes_per_second"].get<double>() *
+                               rows[i]["replicas"].get<unsigned>();
       rows[i]["limit_gigabytes_per_second"] = limit;
       rows[i]["share_of_limit"] = limit > 0 ? moved / limit : 0;
     }
@@ -112,26 +117,32 @@ json measureRemote(const Options& options) {
 }
 
 void printRemote(const json& result) {
-  base::print("remote on {}: {} in allocations of {}, VRAM budget {}, host RAM {}; pinned copy {:.1f} GB/s\n",
-              result["device"].get<std::string>(), base::formatSize(result["bytes"].get<uint64_t>()),
-              base::formatSize(result["allocation"].get<uint64_t>()), base::formatSize(result["vram"].get<uint64_t>()),
-              base::formatSize(result["host"].get<uint64_t>()),
-              result["pinned_copy_gigabytes_per_second"].get<double>());
-  base::print("{:<4} {:>10} {:>8} {:<6} {:>8} {:>8} {:>14} {:>6} {:>9} {:>7} {:>7} {:>10} {:>10}\n", "path",
-              "memservers", "replicas", "walk", "in GB/s", "out GB/s", "raw or memcpy", "share", "into VRAM", "hits",
-              "ahead", "wait p50", "wait p99");
+  base::print(
+      "remote on {}: {} in allocations of {}, VRAM budget {}, host RAM {}; pinned copy {:.1f} "
+      "GB/s\n",
+      result["device"].get<std::string>(), base::formatSize(result["bytes"].get<uint64_t>()),
+      base::formatSize(result["allocation"].get<uint64_t>()),
+      base::formatSize(result["vram"].get<uint64_t>()),
+      base::formatSize(result["host"].get<uint64_t>()),
+      result["pinned_copy_gigabytes_per_second"].get<double>());
+  base::print("{:<4} {:>10} {:>8} {:<6} {:>8} {:>8} {:>14} {:>6} {:>9} {:>7} {:>7} {:>10} {:>10}\n",
+              "path", "memservers", "replicas", "walk", "in GB/s", "out GB/s", "raw or memcpy",
+              "share", "into VRAM", "hits", "ahead", "wait p50", "wait p99");
   for (const json& row : result["rows"]) {
     const auto figure = [&](const char* name) { return row[name].get<double>(); };
     const auto share = [&](const char* name) {
-      return row[name].is_null() ? std::string("-") : base::format("{:.1f}%", 100 * row[name].get<double>());
+      return row[name].is_null() ? std::string("-")
+                                 : base::format("{:.1f}%", 100 * row[name].get<double>());
     };
     base::print(
-        "{:<4} {:>10} {:>8} {:<6} {:>8.2f} {:>8.2f} {:>14.2f} {:>6.2f} {:>9.2f} {:>7} {:>7} {:>8.1f}ms {:>8.1f}ms\n",
-        row["path"].get<std::string>(), row["memservers"].get<unsigned>(), row["replicas"].get<unsigned>(),
-        row["writes"].get<bool>() ? "write" : "read", figure("remote_in_gigabytes_per_second"),
-        figure("remote_out_gigabytes_per_second"), figure("limit_gigabytes_per_second"), figure("share_of_limit"),
-        figure("vram_in_gigabytes_per_second"), share("hit_rate"), share("prefetched"), figure("wait_p50_ns") / 1e6,
-        figure("wait_p99_ns") / 1e6);
+        "{:<4} {:>10} {:>8} {:<6} {:>8.2f} {:>8.2f} {:>14.2f} {:>6.2f} {:>9.2f} {:>7} {:>7} "
+        "{:>8.1f}ms {:>8.1f}ms\n",
+        row["path"].get<std::string>(), row["memservers"].get<unsigned>(),
+        row["replicas"].get<unsigned>(), row["writes"].get<bool>() ? "write" : "read",
+        figure("remote_in_gigabytes_per_second"), figure("remote_out_gigabytes_per_second"),
+        figure("limit_gigabytes_per_second"), figure("share_of_limit"),
+        figure("vram_in_gigabytes_per_second"), share("hit_rate"), share("prefetched"),
+        figure("wait_p50_ns") / 1e6, figure("wait_p99_ns") / 1e6);
   }
 }
 

@@ -32,7 +32,8 @@ nlohmann::json measureResident(const Options& options) {
       uint64_t bytes = options.allocation;
       void* parameters[] = {&buffers[(i + 1) % count], &buffers[i], &bytes};
       const auto blocks = static_cast<unsigned>((options.allocation / 16 + 255) / 256);
-      driver.check(driver.cuLaunchKernel(stream_kernel, blocks, 1, 1, 256, 1, 1, 0, stream, parameters, nullptr),
+      driver.check(driver.cuLaunchKernel(stream_kernel, blocks, 1, 1, 256, 1, 1, 0, stream,
+                                         parameters, nullptr),
                    "cuLaunchKernel");
     }
   });
@@ -40,11 +41,14 @@ nlohmann::json measureResident(const Options& options) {
     for (unsigned i = 0; i < options.launches; ++i) {
       void* parameters[8];
       for (unsigned k = 0; k < 8; ++k) parameters[k] = &buffers[(i + k) % count];
-      driver.check(driver.cuLaunchKernel(small_kernel, 1, 1, 1, 32, 1, 1, 0, stream, parameters, nullptr),
-                   "cuLaunchKernel");
+      driver.check(
+          driver.cuLaunchKernel(small_kernel, 1, 1, 1, 32, 1, 1, 0, stream, parameters, nullptr),
+          "cuLaunchKernel");
     }
   });
-  return {{"device", driver.deviceName()}, {"bandwidth_seconds", bandwidth}, {"launch_seconds", launches}};
+  return {{"device", driver.deviceName()},
+          {"bandwidth_seconds", bandwidth},
+          {"launch_seconds", launches}};
 }
 
 }  // namespace olpager::tools::bench

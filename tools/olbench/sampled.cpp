@@ -1,5 +1,5 @@
-// What it costs a program that somebody looks at it: launches with nobody there, with a screen that reads everything ten times
-// a second, and with a trace.
+// What it costs a program that somebody looks at it: launches with nobody there, with a screen that
+// reads everything ten times a second, and with a trace.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -90,8 +90,10 @@ nlohmann::json measureSampled(const Options& options) {
       for (unsigned done = 0; done < options.launches / 4; done += kBatch) {
         for (unsigned i = 0; i < kBatch; ++i) {
           const auto begin = Clock::now();
-          const CUresult rc = driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, parameters.data(), nullptr);
-          times[reader].push_back(std::chrono::duration<double, std::nano>(Clock::now() - begin).count());
+          const CUresult rc = driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream,
+                                                    parameters.data(), nullptr);
+          times[reader].push_back(
+              std::chrono::duration<double, std::nano>(Clock::now() - begin).count());
           driver.check(rc, "cuLaunchKernel");
         }
         driver.check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize");
@@ -109,7 +111,10 @@ nlohmann::json measureSampled(const Options& options) {
                     {"p99_ns", times[reader][times[reader].size() * 99 / 100]},
                     {"ratio", median / nobody}});
   }
-  return {{"measurement", "sampled"}, {"device", driver.deviceName()}, {"launches", times[0].size()}, {"rows", rows}};
+  return {{"measurement", "sampled"},
+          {"device", driver.deviceName()},
+          {"launches", times[0].size()},
+          {"rows", rows}};
 }
 
 }  // namespace olpager::tools::bench

@@ -16,8 +16,10 @@ using pager::valueOf;
 pager::DeviceCounters const& counted(pager::CountersReading& reading) {
   reading = pager::readCounters(pager::countersFolders());
   for (const auto& process : reading.processes)
-    if (process.counters->pid == static_cast<uint32_t>(getpid())) return process.counters->devices[0];
-  throw std::runtime_error("the pager's counters of this process are not there: it does not run under the pager");
+    if (process.counters->pid == static_cast<uint32_t>(getpid()))
+      return process.counters->devices[0];
+  throw std::runtime_error(
+      "the pager's counters of this process are not there: it does not run under the pager");
 }
 
 double secondsSince(std::chrono::steady_clock::time_point begin) {
@@ -37,7 +39,8 @@ nlohmann::json measureSwap(const Options& options) {
   auto begin = std::chrono::steady_clock::now();
   for (uint64_t i = 0; i < count; ++i) {
     driver.check(driver.cuMemAlloc(&buffers[i], options.allocation), "cuMemAlloc");
-    driver.check(driver.cuMemsetD32(buffers[i], static_cast<unsigned>(i * 2654435761u), options.allocation / 4),
+    driver.check(driver.cuMemsetD32(buffers[i], static_cast<unsigned>(i * 2654435761u),
+                                    options.allocation / 4),
                  "cuMemsetD32");
   }
   driver.check(driver.cuCtxSynchronize(), "cuCtxSynchronize");
@@ -49,8 +52,9 @@ nlohmann::json measureSwap(const Options& options) {
       uint64_t bytes = options.allocation;
       void* parameters[] = {&buffer, &bytes, &stride, &write};
       const auto blocks = static_cast<unsigned>((options.allocation / stride + 255) / 256);
-      driver.check(driver.cuLaunchKernel(touch, blocks, 1, 1, 256, 1, 1, 0, stream, parameters, nullptr),
-                   "cuLaunchKernel");
+      driver.check(
+          driver.cuLaunchKernel(touch, blocks, 1, 1, 256, 1, 1, 0, stream, parameters, nullptr),
+          "cuLaunchKernel");
     }
   };
   // Two walks teach the order; then it is timed.
@@ -70,25 +74,27 @@ nlohmann::json measureSwap(const Options& options) {
   uint32_t word = 0;
   const uint32_t walks = options.write ? options.passes + 2 : 0;
   for (uint64_t i = 0; i < count; ++i) {
-    driver.check(driver.cuMemcpyDtoH(&word, buffers[i] + (i * 4096) % options.allocation, 4), "cuMemcpyDtoH");
+    driver.check(driver.cuMemcpyDtoH(&word, buffers[i] + (i * 4096) % options.allocation, 4),
+                 "cuMemcpyDtoH");
     if (word != static_cast<uint32_t>(i * 2654435761u) + walks)
       throw std::runtime_error("the data is wrong after the walks");
   }
-  return {{"seconds", seconds},
-          {"fill_seconds", fill_seconds},
-          {"walked_bytes", count * options.allocation * options.passes},
-          {"bytes_in", valueOf(after.bytes_in) - valueOf(before.bytes_in)},
-          {"fetched_bytes", valueOf(after.fetched_bytes) - valueOf(before.fetched_bytes)},
-          {"bytes_out", valueOf(after.bytes_out) - valueOf(before.bytes_out)},
-          {"remote_in", valueOf(after.remote_in) - valueOf(before.remote_in)},
-          {"remote_out", valueOf(after.remote_out) - valueOf(before.remote_out)},
-          {"demand_faults", valueOf(after.demand_faults) - valueOf(before.demand_faults)},
-          {"prefetches_useful", valueOf(after.prefetches_useful) - valueOf(before.prefetches_useful)},
-          {"launches", valueOf(after.launches) - valueOf(before.launches)},
-          {"launches_resident", valueOf(after.launches_resident) - valueOf(before.launches_resident)},
-          {"launches_in_place", valueOf(after.launches_in_place) - valueOf(before.launches_in_place)},
-          {"wait_p50_ns", pager::waitPercentile(waits, 0.50)},
-          {"wait_p99_ns", pager::waitPercentile(waits, 0.99)}};
+  return {
+      {"seconds", seconds},
+      {"fill_seconds", fill_seconds},
+      {"walked_bytes", count * options.allocation * options.passes},
+      {"bytes_in", valueOf(after.bytes_in) - valueOf(before.bytes_in)},
+      {"fetched_bytes", valueOf(after.fetched_bytes) - valueOf(before.fetched_bytes)},
+      {"bytes_out", valueOf(after.bytes_out) - valueOf(before.bytes_out)},
+      {"remote_in", valueOf(after.remote_in) - valueOf(before.remote_in)},
+      {"remote_out", valueOf(after.remote_out) - valueOf(before.remote_out)},
+      {"demand_faults", valueOf(after.demand_faults) - valueOf(before.demand_faults)},
+      {"prefetches_useful", valueOf(after.prefetches_useful) - valueOf(before.prefetches_useful)},
+      {"launches", valueOf(after.launches) - valueOf(before.launches)},
+      {"launches_resident", valueOf(after.launches_resident) - valueOf(before.launches_resident)},
+      {"launches_in_place", valueOf(after.launches_in_place) - valueOf(before.launches_in_place)},
+      {"wait_p50_ns", pager::waitPercentile(waits, 0.50)},
+      {"wait_p99_ns", pager::waitPercentile(waits, 0.99)}};
 }
 
 nlohmann::json measureCopy(const Options& options) {

@@ -44,7 +44,8 @@ double median(std::vector<double> values) {
 
 double share(std::vector<double> values, double part) {
   std::sort(values.begin(), values.end());
-  return values[std::min(values.size() - 1, static_cast<size_t>(part * static_cast<double>(values.size())))];
+  return values[std::min(values.size() - 1,
+                         static_cast<size_t>(part * static_cast<double>(values.size())))];
 }
 
 void must(bool fine, const char* what) {
@@ -54,7 +55,9 @@ void must(bool fine, const char* what) {
 /// Pages that both sides of one host can map, all of them touched.
 struct Pages {
   Pages() : fd(memfd_create("olbench", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
-    must(fd && ftruncate(fd.get(), kPages * kPage) == 0 && fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0, "memfd");
+    must(fd && ftruncate(fd.get(), kPages * kPage) == 0 &&
+             fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0,
+         "memfd");
     void* got = mmap(nullptr, kPages * kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
     must(got != MAP_FAILED, "mmap");
     base = static_cast<std::byte*>(got);
@@ -66,7 +69,8 @@ struct Pages {
   std::byte* base = nullptr;
 };
 
-/// Another process for the other side: runs `body` with one end of a socket pair, killed when this is destroyed.
+/// Another process for the other side: runs `body` with one end of a socket pair, killed when this
+/// is destroyed.
 class Other {
  public:
   explicit Other(const std::function<void(int)>& body) {
@@ -100,12 +104,15 @@ class Other {
 
 void putText(int fd, const std::string& text) {
   const auto length = static_cast<uint32_t>(text.size());
-  must(write(fd, &length, sizeof length) == sizeof length && write(fd, text.data(), length) == length, "write");
+  must(write(fd, &length, sizeof length) == sizeof length &&
+           write(fd, text.data(), length) == length,
+       "write");
 }
 
 std::string getText(int fd) {
   uint32_t length = 0;
-  must(recv(fd, &length, sizeof length, MSG_WAITALL) == sizeof length && length < 4096, "the other side went away");
+  must(recv(fd, &length, sizeof length, MSG_WAITALL) == sizeof length && length < 4096,
+       "the other side went away");
   std::string text(length, '\0');
   must(recv(fd, text.data(), length, MSG_WAITALL) == length, "the other side went away");
   return text;
@@ -129,7 +136,8 @@ void enter(const std::string& name) {
   must(fd && setns(fd.get(), CLONE_NEWNET) == 0, "setns");
 }
 
-Options optionsFor(Choice choice, const TransportOptions& options, const std::shared_ptr<const KeyRing>& keys) {
+Options optionsFor(Choice choice, const TransportOptions& options,
+                   const std::shared_ptr<const KeyRing>& keys) {
   Options made;
   made.choice = choice;
   made.lanes = options.lanes;
@@ -150,9 +158,10 @@ void serve(int channel, Choice choice, const TransportOptions& options, const Pl
   const auto queue = endpoint.value()->makeQueue();
   auto region = registerMemory(domain, pages.memory(), kRemoteReadWrite);
   if (!region.ok()) throw std::runtime_error(region.error().message);
-  auto listener = endpoint.value()->listen(place.server + ":0", [&](const PeerInfo&) -> Result<Accepted> {
-    return Accepted{domain, queue};
-  });
+  auto listener =
+      endpoint.value()->listen(place.server + ":0", [&](const PeerInfo&) -> Result<Accepted> {
+        return Accepted{domain, queue};
+      });
   if (!listener.ok()) throw std::runtime_error(listener.error().message);
   const RemoteKey key = region.value()->key();
   putText(channel, listener.value()->address());
@@ -173,7 +182,8 @@ void serve(int channel, Choice choice, const TransportOptions& options, const Pl
 
 /// The asking side of a link.
 struct Client {
-  Client(Choice choice, const TransportOptions& options, const Place& place, const std::shared_ptr<const KeyRing>& keys)
+  Client(Choice choice, const TransportOptions& options, const Place& place,
+         const std::shared_ptr<const KeyRing>& keys)
       : other([&](int channel) { serve(channel, choice, options, place, keys); }) {
     const std::string address = getText(other.channel());
     const std::string text = getText(other.channel());
@@ -202,8 +212,8 @@ struct Client {
   void post(bool write, Class klass, uint64_t page, uint64_t context) const {
     const LocalRange local{region.get(), page * kPage, kPage};
     const RemoteRange remote{key, page * kPage, kPage};
-    const auto outcome =
-        write ? link->write({&local, 1}, remote, klass, context) : link->read({&local, 1}, remote, klass, context);
+    const auto outcome = write ? link->write({&local, 1}, remote, klass, context)
+                               : link->read({&local, 1}, remote, klass, context);
     if (outcome != Outcome::kOk) throw std::runtime_error(outcomeName(outcome));
   }
   Completion next() const {
@@ -248,7 +258,8 @@ struct RawSockets {
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     socklen_t length = sizeof address;
-    must(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) == 0 && listen(listener.get(), 64) == 0 &&
+    must(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) == 0 &&
+             listen(listener.get(), 64) == 0 &&
              getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0,
          "listen");
     for (unsigned i = 0; i < count; ++i) {
@@ -269,7 +280,8 @@ struct RawSockets {
   std::vector<UniqueFd> client, server;
 };
 
-/// Bytes a second that `count` connections move when one side does nothing but send and the other nothing but receive.
+/// Bytes a second that `count` connections move when one side does nothing but send and the other
+/// nothing but receive.
 double rawRate(unsigned count, double time, bool paced) {
   auto sockets = std::make_unique<RawSockets>(count, paced);
   Other other([&](int) {
@@ -278,9 +290,11 @@ double rawRate(unsigned count, double time, bool paced) {
     std::vector<std::thread> threads;
     for (unsigned i = 0; i < count; ++i) {
       threads.emplace_back([&, i, fd = sockets->server[i].get()] {
-        for (uint64_t page = i * kPages / count;; page = (page + 1) % kPages) {  // each its own, as ours
+        for (uint64_t page = i * kPages / count;;
+             page = (page + 1) % kPages) {  // each its own, as ours
           for (uint64_t sent = 0; sent < kPage;) {
-            const ssize_t put = send(fd, pages.base + page * kPage + sent, kPage - sent, MSG_NOSIGNAL);
+            const ssize_t put =
+                send(fd, pages.base + page * kPage + sent, kPage - sent, MSG_NOSIGNAL);
             if (put <= 0) return;
             sent += static_cast<uint64_t>(put);
           }
@@ -297,7 +311,8 @@ double rawRate(unsigned count, double time, bool paced) {
   for (unsigned i = 0; i < count; ++i) {
     threads.emplace_back([&, i, fd = sockets->client[i].get()] {
       uint64_t total = 0;
-      for (uint64_t page = i * kPages / count; seconds(Clock::now() - begin) < time; page = (page + 1) % kPages) {
+      for (uint64_t page = i * kPages / count; seconds(Clock::now() - begin) < time;
+           page = (page + 1) % kPages) {
         for (uint64_t got = 0; got < kPage;) {
           const ssize_t part = recv(fd, pages.base + page * kPage + got, kPage - got, 0);
           if (part <= 0) return;
@@ -368,8 +383,10 @@ double roundTrip(const Client& client, double time) {
   return median(times);
 }
 
-/// Seconds of each 2 MiB demand read, one after the other; `loaded`: with prefetch and write-back as fast as they go.
-std::vector<double> demandTimes(const Client& client, bool loaded, double time, double& background) {
+/// Seconds of each 2 MiB demand read, one after the other; `loaded`: with prefetch and write-back
+/// as fast as they go.
+std::vector<double> demandTimes(const Client& client, bool loaded, double time,
+                                double& background) {
   constexpr uint64_t kDepth = 4;
   constexpr uint64_t kDemand = 1;
   std::vector<double> times;
@@ -437,7 +454,8 @@ class ShapedPair {
     const std::string commands = base::format(
         "exec 2>/dev/null; ip netns add {0} && ip netns add {1} && "
         "ip link add veth0 netns {0} type veth peer name veth0 netns {1} && "
-        "ip -n {0} addr add 10.213.77.1/24 dev veth0 && ip -n {1} addr add 10.213.77.2/24 dev veth0 && "
+        "ip -n {0} addr add 10.213.77.1/24 dev veth0 && ip -n {1} addr add 10.213.77.2/24 dev "
+        "veth0 && "
         "ip -n {0} link set veth0 up && ip -n {1} link set veth0 up && "
         "ip netns exec {0} tc qdisc add dev veth0 root tbf rate 1gbit burst 128kb latency 20ms && "
         "ip netns exec {1} tc qdisc add dev veth0 root tbf rate 1gbit burst 128kb latency 20ms",
@@ -456,7 +474,9 @@ class ShapedPair {
 
 }  // namespace
 
-double rawSocketRate(unsigned connections, double seconds) { return rawRate(connections, seconds, false); }
+double rawSocketRate(unsigned connections, double seconds) {
+  return rawRate(connections, seconds, false);
+}
 double memcpyRate(double seconds) { return copyRate(seconds); }
 
 json measureTransport(const TransportOptions& options) {
@@ -514,7 +534,9 @@ json measureTransport(const TransportOptions& options) {
     if (shaped.made) {
       // A process of its own: a thread that has changed its namespace does not come back.
       Other other([&](int channel) {
-        putText(channel, demandRow("tcp, veth at 1 Gbit/s", Choice::kTcp, options, shaped.place, keys).dump());
+        putText(
+            channel,
+            demandRow("tcp, veth at 1 Gbit/s", Choice::kTcp, options, shaped.place, keys).dump());
       });
       rows.push_back(json::parse(getText(other.channel())));
     } else {
@@ -530,28 +552,33 @@ void printTransport(const json& result) {
   base::print("2 MiB reads, {} connections{}\n", result["lanes"].get<unsigned>(),
               result["encrypted"].get<bool>() ? ", encrypted" : "");
   base::print("  raw sockets  {:>7.2f} GB/s\n", number("raw_gigabytes_per_second"));
-  base::print("  unpaced      {:>7.2f} GB/s  raw sockets with reno, as the transport sets its own on loopback\n",
-              number("raw_unpaced_gigabytes_per_second"));
+  base::print(
+      "  unpaced      {:>7.2f} GB/s  raw sockets with reno, as the transport sets its own on "
+      "loopback\n",
+      number("raw_unpaced_gigabytes_per_second"));
   base::print("  tcp demand   {:>7.2f} GB/s  {:.2f} of raw, {:.2f} of unpaced\n",
               number("tcp_demand_gigabytes_per_second"), number("tcp_demand_ratio"),
               number("tcp_demand_ratio_unpaced"));
-  base::print("  tcp prefetch {:>7.2f} GB/s  {:.2f} of raw\n", number("tcp_prefetch_gigabytes_per_second"),
-              number("tcp_prefetch_ratio"));
+  base::print("  tcp prefetch {:>7.2f} GB/s  {:.2f} of raw\n",
+              number("tcp_prefetch_gigabytes_per_second"), number("tcp_prefetch_ratio"));
   base::print("  memcpy       {:>7.2f} GB/s\n", number("memcpy_gigabytes_per_second"));
-  base::print("  shm          {:>7.2f} GB/s  {:.2f} of memcpy\n", number("shm_gigabytes_per_second"),
-              number("shm_ratio"));
+  base::print("  shm          {:>7.2f} GB/s  {:.2f} of memcpy\n",
+              number("shm_gigabytes_per_second"), number("shm_ratio"));
   base::print("64-byte round trip: raw {:.1f} us, tcp {:.1f} us ({:.2f}), shm {:.1f} us ({:.2f})\n",
-              number("raw_round_trip_us"), number("tcp_round_trip_us"), number("tcp_round_trip_ratio"),
-              number("shm_round_trip_us"), number("shm_round_trip_ratio"));
-  base::print("{:<24}{:>12}{:>12}{:>12}{:>12}{:>10}{:>12}\n", "2 MiB demand read, us", "alone p50", "alone p99",
-              "loaded p50", "loaded p99", "ratio", "load GB/s");
+              number("raw_round_trip_us"), number("tcp_round_trip_us"),
+              number("tcp_round_trip_ratio"), number("shm_round_trip_us"),
+              number("shm_round_trip_ratio"));
+  base::print("{:<24}{:>12}{:>12}{:>12}{:>12}{:>10}{:>12}\n", "2 MiB demand read, us", "alone p50",
+              "alone p99", "loaded p50", "loaded p99", "ratio", "load GB/s");
   for (const json& row : result["rows"]) {
-    base::print("{:<24}{:>12.0f}{:>12.0f}{:>12.0f}{:>12.0f}{:>10.2f}{:>12.2f}\n", row["path"].get<std::string>(),
-                row["alone_p50_us"].get<double>(), row["alone_p99_us"].get<double>(),
-                row["loaded_p50_us"].get<double>(), row["loaded_p99_us"].get<double>(), row["ratio"].get<double>(),
+    base::print("{:<24}{:>12.0f}{:>12.0f}{:>12.0f}{:>12.0f}{:>10.2f}{:>12.2f}\n",
+                row["path"].get<std::string>(), row["alone_p50_us"].get<double>(),
+                row["alone_p99_us"].get<double>(), row["loaded_p50_us"].get<double>(),
+                row["loaded_p99_us"].get<double>(), row["ratio"].get<double>(),
                 row["background_gigabytes_per_second"].get<double>());
   }
-  if (result.contains("skipped")) base::print("skipped: {}\n", result["skipped"].get<std::string>());
+  if (result.contains("skipped"))
+    base::print("skipped: {}\n", result["skipped"].get<std::string>());
 }
 
 }  // namespace olpager::tools::bench

@@ -1,4 +1,5 @@
-// olbench transport: what the transports move and how fast they answer, beside raw sockets and memcpy in the same run.
+// olbench transport: what the transports move and how fast they answer, beside raw sockets and
+// memcpy in the same run.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -14,8 +15,9 @@ struct TransportOptions {
   bool encrypted = false;
 };
 
-/// Bytes a second of raw sockets over loopback (congestion control as the transport's there), one side only sends, the other only
-/// receives; and of one thread's memcpy. Limits to compare with. To be called while this process has one thread.
+/// Bytes a second of raw sockets over loopback (congestion control as the transport's there), one
+/// side only sends, the other only receives; and of one thread's memcpy. Limits to compare with. To
+/// be called while this process has one thread.
 double rawSocketRate(unsigned connections, double seconds);
 double memcpyRate(double seconds);
 

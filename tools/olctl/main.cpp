@@ -13,13 +13,15 @@ namespace {
 using namespace olpager;
 
 int run(int argc, char** argv) {
-  base::CommandLine line("olctl", "Prepares nodes to trust each other.", "COMMAND [OPTION...]",
-                         {{"olctl keygen --name anna --out anna.key", "makes a key, to be copied to the other nodes"},
-                          {"olctl keygen --name lab --out /etc/olpager/memserver.key", "a daemon's, as root"},
-                          {"olctl keygen --help", "tells the options of the command"}});
+  base::CommandLine line(
+      "olctl", "Prepares nodes to trust each other.", "COMMAND [OPTION...]",
+      {{"olctl keygen --name anna --out anna.key", "makes a key, to be copied to the other nodes"},
+       {"olctl keygen --name lab --out /etc/olpager/memserver.key", "a daemon's, as root"},
+       {"olctl keygen --help", "tells the options of the command"}});
   line.app().require_subcommand(1);
   std::string name, out;
-  auto* keygen = line.app().add_subcommand("keygen", "Makes a key: one file for all nodes that trust each other by it");
+  auto* keygen = line.app().add_subcommand(
+      "keygen", "Makes a key: one file for all nodes that trust each other by it");
   constexpr const char* kKey = "The key";
   keygen->add_option("--name", name, "What daemons call it in their logs and figures")
       ->required()
@@ -35,7 +37,8 @@ int run(int argc, char** argv) {
     return 2;
   }
   base::print(
-      "{}: key {}. Copy it to the other nodes over a way that you trust, and keep it readable for its owner only.\n",
+      "{}: key {}. Copy it to the other nodes over a way that you trust, and keep it readable for "
+      "its owner only.\n",
       out, name);
   return 0;
 }

@@ -34,9 +34,11 @@ struct Options {
 
 std::string nothingToShow(const Options& options) {
   std::string folders;
-  for (const auto& folder : options.record.programs.places()) folders += (folders.empty() ? "" : " and ") + folder;
+  for (const auto& folder : options.record.programs.places())
+    folders += (folders.empty() ? "" : " and ") + folder;
   if (options.record.programs.pid) {
-    return base::format("process {} has no counters of olpager (looked in {})", *options.record.programs.pid, folders);
+    return base::format("process {} has no counters of olpager (looked in {})",
+                        *options.record.programs.pid, folders);
   }
   return base::format("no program of yours uses a GPU under olpager now (looked in {})", folders);
 }
@@ -50,7 +52,8 @@ bool show(const Options& options) {
   } else {
     for (const auto& note : reading.notes) base::print(stderr, "olpagestat: {}\n", note);
     if (none) {
-      base::print(options.record.programs.pid ? stderr : stdout, "olpagestat: {}\n", nothingToShow(options));
+      base::print(options.record.programs.pid ? stderr : stdout, "olpagestat: {}\n",
+                  nothingToShow(options));
     } else {
       base::print("{}", tools::countersTable(reading));
     }
@@ -59,7 +62,8 @@ bool show(const Options& options) {
   if (options.forget) {
     for (const auto& process : reading.processes) {
       if (process.state != pager::CountersSnapshot::State::kEnded) continue;
-      pager::removeCountersFile(process.folder, process.counters->pid, process.counters->start_ticks);
+      pager::removeCountersFile(process.folder, process.counters->pid,
+                                process.counters->start_ticks);
     }
   }
   return !(none && options.record.programs.pid);
@@ -70,7 +74,8 @@ int watch(const Options& options) {
   constexpr unsigned kHeadEvery = 20;
   using Clock = std::chrono::steady_clock;
   const auto begun = Clock::now();
-  const auto pause = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*options.watch_seconds));
+  const auto pause = std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>(*options.watch_seconds));
   tools::Sample before = tools::readSample(options.record.programs, false);
   if (options.record.programs.pid && before.reading.processes.empty()) {
     base::print(stderr, "olpagestat: {}\n", nothingToShow(options));
@@ -87,17 +92,19 @@ int watch(const Options& options) {
       for (const auto& process : now.reading.processes) {
         const auto* then = tools::find(before, tools::keyOf(process));
         if (lines++ % kHeadEvery == 0) base::print("{}", tools::watchHead());
-        base::print(
-            "{}", tools::watchLine(process,
-                                   tools::figuresOf(*process.counters, then != nullptr ? then->counters.get() : nullptr,
-                                                    now.seconds - before.seconds),
-                                   ""));
+        base::print("{}", tools::watchLine(
+                              process,
+                              tools::figuresOf(*process.counters,
+                                               then != nullptr ? then->counters.get() : nullptr,
+                                               now.seconds - before.seconds),
+                              ""));
       }
       before = std::move(now);
       std::fflush(stdout);
     }
     if (std::ferror(stdout) != 0) return 1;
-    if (options.record.duration > 0 && Clock::now() - begun >= std::chrono::duration<double>(options.record.duration))
+    if (options.record.duration > 0 &&
+        Clock::now() - begun >= std::chrono::duration<double>(options.record.duration))
       return 0;
   }
 }
@@ -127,18 +134,21 @@ int showNodes(tools::NodeSource& source, const Options& options) {
     std::fflush(stdout);
     if (!options.watch_seconds) return all ? 0 : 1;
     if (std::ferror(stdout) != 0) return 1;
-    if (options.record.duration > 0 && Clock::now() - begun >= std::chrono::duration<double>(options.record.duration))
+    if (options.record.duration > 0 &&
+        Clock::now() - begun >= std::chrono::duration<double>(options.record.duration))
       return 0;
     before = std::move(now);
-    std::this_thread::sleep_until(begun + (round + 1) * std::chrono::duration_cast<Clock::duration>(
-                                                            std::chrono::duration<double>(*options.watch_seconds)));
+    std::this_thread::sleep_until(
+        begun + (round + 1) * std::chrono::duration_cast<Clock::duration>(
+                                  std::chrono::duration<double>(*options.watch_seconds)));
   }
 }
 
 int run(int argc, char** argv) {
   base::CommandLine line(
       "olpagestat",
-      "Shows where the pages of your programs under olpager live, and how they move. On a terminal a live screen; else "
+      "Shows where the pages of your programs under olpager live, and how they move. On a terminal "
+      "a live screen; else "
       "one table.",
       "[OPTION...]",
       {{"olpagestat", "all programs of yours, live"},
@@ -146,8 +156,8 @@ int run(int argc, char** argv) {
        {"olpagestat --node 10.0.0.2:7070 --key KEYFILE", "who has what of a daemon's memory"}});
   Options options;
   bool once = false;
-  constexpr const char *kWhat = "What is shown", *kHow = "How", *kDaemons = "Daemons of other machines",
-                       *kRecord = "To be looked at later";
+  constexpr const char *kWhat = "What is shown", *kHow = "How",
+                       *kDaemons = "Daemons of other machines", *kRecord = "To be looked at later";
   constexpr double kLeastSeconds = 0.1, kMostSeconds = 86400;
   const auto seconds = [&](const char* name, auto& into, const char* text) {
     return line.app()
@@ -168,22 +178,29 @@ int run(int argc, char** argv) {
        "$XDG_RUNTIME_DIR/olpager and /tmp/olpager-UID)")
       ->group(kWhat);
   line.app()
-      .add_flag("--forget", options.forget, "Then remove kept counters of processes that have ended")
+      .add_flag("--forget", options.forget,
+                "Then remove kept counters of processes that have ended")
       ->group(kWhat);
   line.app().add_flag("--once", once, "One table, then end")->group(kHow);
   line.app().add_flag("--json", options.json, "The same as JSON (docs/olpagestat.md)")->group(kHow);
-  seconds("--watch", options.watch_seconds, "A line for each program every so many seconds")->group(kHow);
-  seconds("--duration", options.record.duration, "How long to watch; else until the programs end, or ^C")->group(kHow);
+  seconds("--watch", options.watch_seconds, "A line for each program every so many seconds")
+      ->group(kHow);
+  seconds("--duration", options.record.duration,
+          "How long to watch; else until the programs end, or ^C")
+      ->group(kHow);
   text("--node", options.nodes.addresses, "HOST:PORT",
        "Ask this daemon (or unix:/path) who has what of it; several times for several")
       ->group(kDaemons);
-  text("--key", options.nodes.key, "FILE", "The key for --node (default: that of the settings)")->group(kDaemons);
-  text("--tls", options.nodes.tls, "WHAT", "For --node: all, control or off (default: that of the settings)")
+  text("--key", options.nodes.key, "FILE", "The key for --node (default: that of the settings)")
+      ->group(kDaemons);
+  text("--tls", options.nodes.tls, "WHAT",
+       "For --node: all, control or off (default: that of the settings)")
       ->group(kDaemons);
   text("--trace", options.record.trace, "FILE",
        "Record faults, migrations, evictions and launches into this file (Chrome, Perfetto)")
       ->group(kRecord);
-  text("--report", options.record.report, "FILE", "Watch, then write a page with plots into this file (HTML)")
+  text("--report", options.record.report, "FILE",
+       "Watch, then write a page with plots into this file (HTML)")
       ->group(kRecord);
   if (const auto status = line.parse(argc, argv)) return *status;
   if (once && options.watch_seconds) return line.refuse("--once and --watch exclude each other");
@@ -196,7 +213,8 @@ int run(int argc, char** argv) {
   if (!nodes && !(options.nodes.key.empty() && options.nodes.tls.empty()))
     return line.refuse("--key and --tls are for --node");
   for (const std::string& address : options.nodes.addresses) {
-    if (auto status = base::checkAddress(address, base::AddressUse::kConnect, base::kMemserverPort); !status.ok())
+    if (auto status = base::checkAddress(address, base::AddressUse::kConnect, base::kMemserverPort);
+        !status.ok())
       return line.refuse("--node: " + status.error().message);
   }
   if (records) return tools::record(options.record);
@@ -217,8 +235,8 @@ int run(int argc, char** argv) {
   }
   if (options.watch_seconds) return watch(options);
   if (!once && !options.json && !options.forget && tools::Terminal::usable()) {
-    return tools::runLive([&options] { return tools::readSample(options.record.programs, true); }, 1,
-                          options.record.duration);
+    return tools::runLive([&options] { return tools::readSample(options.record.programs, true); },
+                          1, options.record.duration);
   }
   return show(options) ? 0 : 1;
 }

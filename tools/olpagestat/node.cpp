@@ -22,7 +22,9 @@ double monotonicSeconds() {
   return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
 }
 
-std::string rateText(const std::optional<double>& rate) { return rate ? bytesText(*rate) + "/s" : "-"; }
+std::string rateText(const std::optional<double>& rate) {
+  return rate ? bytesText(*rate) + "/s" : "-";
+}
 
 uint64_t sumOf(const std::vector<uint64_t>& values) {
   uint64_t sum = 0;
@@ -39,33 +41,42 @@ std::string uptimeText(uint64_t ms) {
 
 std::string title(const NodeSample& now) {
   const auto& told = *now.told;
-  return base::format("{} {}  {} by {}  up {}{}", told.status.kind, told.node, now.address, told.transport,
-                      uptimeText(told.status.uptime_ms), told.status.serving != 0 ? "" : "  ENDING");
+  return base::format("{} {}  {} by {}  up {}{}", told.status.kind, told.node, now.address,
+                      told.transport, uptimeText(told.status.uptime_ms),
+                      told.status.serving != 0 ? "" : "  ENDING");
 }
 
 std::string stateOf(const status::Session& session) {
   if (!session.state.empty()) return session.state;
-  return session.connected != 0 ? base::format("heard {} ms ago", session.heard_ms)
-                                : base::format("lost, kept for {:.1f} s more", session.left_ms / 1000.0);
+  return session.connected != 0
+             ? base::format("heard {} ms ago", session.heard_ms)
+             : base::format("lost, kept for {:.1f} s more", session.left_ms / 1000.0);
 }
 
 // How often it is called a second; "-" where that is not known, or it is no such daemon.
-std::string callsText(const NodeSample& now, const NodeSample* before, const status::Session& session) {
+std::string callsText(const NodeSample& now, const NodeSample* before,
+                      const status::Session& session) {
   const auto rate = callRate(now, before, session);
-  return rate ? bytesText(*rate) + "/s" : session.calls != 0 ? bytesText(static_cast<double>(session.calls)) : "-";
+  return rate                 ? bytesText(*rate) + "/s"
+         : session.calls != 0 ? bytesText(static_cast<double>(session.calls))
+                              : "-";
 }
 
 // By shared memory sessions of a memserver copy themselves: it does not see what.
-bool copiesItself(const status::Session& session) { return session.transport == "shm" && session.calls == 0; }
+bool copiesItself(const status::Session& session) {
+  return session.transport == "shm" && session.calls == 0;
+}
 
 // Those that are over are shown for a while.
 size_t openSessions(const status::Status& status) {
-  return static_cast<size_t>(std::count_if(status.sessions.begin(), status.sessions.end(), [](const auto& session) {
-    return session.connected != 0 || session.left_ms != 0;
-  }));
+  return static_cast<size_t>(std::count_if(
+      status.sessions.begin(), status.sessions.end(),
+      [](const auto& session) { return session.connected != 0 || session.left_ms != 0; }));
 }
 
-std::string transportOf(const status::Session& session) { return session.transport.empty() ? "-" : session.transport; }
+std::string transportOf(const status::Session& session) {
+  return session.transport.empty() ? "-" : session.transport;
+}
 
 std::string budgetText(const status::Session& session) {
   std::string text;
@@ -76,19 +87,22 @@ std::string budgetText(const status::Session& session) {
 }
 
 std::string sessionHead() {
-  return base::format("{:>8} {:<12} {:<24} {:<16} {:<5}{:>8}{:>8}{:>9}{:>9}{:>9}{:>10}{:>9}  {}", "SESSION", "KEY",
-                      "NODE", "PROGRAM", "BY", "PIECES", "MEMORY", "BUDGET", "RECALLED", "MOVED", "RATE", "CALLS",
-                      "STATE");
+  return base::format("{:>8} {:<12} {:<24} {:<16} {:<5}{:>8}{:>8}{:>9}{:>9}{:>9}{:>10}{:>9}  {}",
+                      "SESSION", "KEY", "NODE", "PROGRAM", "BY", "PIECES", "MEMORY", "BUDGET",
+                      "RECALLED", "MOVED", "RATE", "CALLS", "STATE");
 }
 
-std::string sessionRow(const NodeSample& now, const NodeSample* before, const status::Session& session) {
-  return base::format("{:>8} {:<12} {:<24} {:<16} {:<5}{:>8}{:>8}{:>9}{:>9}{:>9}{:>10}{:>9}  {}", session.number,
-                      session.key_name.empty() ? "-" : session.key_name.substr(0, 12), session.node.substr(0, 24),
-                      session.program.substr(0, 16), transportOf(session), session.pieces,
-                      bytesText(static_cast<double>(sumOf(session.bytes))), budgetText(session),
-                      bytesText(static_cast<double>(session.recalled)),
-                      copiesItself(session) ? "-" : bytesText(static_cast<double>(session.moved)),
-                      rateText(movedRate(now, before, &session)), callsText(now, before, session), stateOf(session));
+std::string sessionRow(const NodeSample& now, const NodeSample* before,
+                       const status::Session& session) {
+  return base::format(
+      "{:>8} {:<12} {:<24} {:<16} {:<5}{:>8}{:>8}{:>9}{:>9}{:>9}{:>10}{:>9}  {}", session.number,
+      session.key_name.empty() ? "-" : session.key_name.substr(0, 12), session.node.substr(0, 24),
+      session.program.substr(0, 16), transportOf(session), session.pieces,
+      bytesText(static_cast<double>(sumOf(session.bytes))), budgetText(session),
+      bytesText(static_cast<double>(session.recalled)),
+      copiesItself(session) ? "-" : bytesText(static_cast<double>(session.moved)),
+      rateText(movedRate(now, before, &session)), callsText(now, before, session),
+      stateOf(session));
 }
 
 // Most memory first.
@@ -108,7 +122,8 @@ Result<NodeSource> NodeSource::make(const NodeOptions& options, uint32_t answer_
   auto settings = base::loadSettings();
   if (!settings.ok()) return settings.error();
   if (!options.tls.empty()) {
-    if (const Status status = base::applySetting(settings.value(), "tls", options.tls); !status.ok())
+    if (const Status status = base::applySetting(settings.value(), "tls", options.tls);
+        !status.ok())
       return Error{"--tls: " + status.error().message};
   }
   if (!options.key.empty()) settings.value().key = options.key;
@@ -141,12 +156,15 @@ std::vector<NodeSample> NodeSource::ask() {
   return samples;
 }
 
-std::optional<double> movedRate(const NodeSample& now, const NodeSample* before, const status::Session* session) {
-  if (before == nullptr || !before->told || !now.told || now.seconds <= before->seconds) return std::nullopt;
+std::optional<double> movedRate(const NodeSample& now, const NodeSample* before,
+                                const status::Session* session) {
+  if (before == nullptr || !before->told || !now.told || now.seconds <= before->seconds)
+    return std::nullopt;
   const status::Status &a = before->told->status, &b = now.told->status;
   if (b.uptime_ms < a.uptime_ms) return std::nullopt;  // it was started anew
   // Where all copy by shared memory the daemon's own figure is of nothing that they do.
-  if (session == nullptr && b.figure(R"(links{transport="shm"})") != 0 && b.figure(R"(links{transport="tcp"})") == 0)
+  if (session == nullptr && b.figure(R"(links{transport="shm"})") != 0 &&
+      b.figure(R"(links{transport="tcp"})") == 0)
     return std::nullopt;
   uint64_t then = a.figure("moved_bytes_total"), later = b.figure("moved_bytes_total");
   if (session != nullptr) {
@@ -160,8 +178,10 @@ std::optional<double> movedRate(const NodeSample& now, const NodeSample* before,
   return static_cast<double>(later - then) / (now.seconds - before->seconds);
 }
 
-std::optional<double> callRate(const NodeSample& now, const NodeSample* before, const status::Session& session) {
-  if (before == nullptr || !before->told || !now.told || now.seconds <= before->seconds) return std::nullopt;
+std::optional<double> callRate(const NodeSample& now, const NodeSample* before,
+                               const status::Session& session) {
+  if (before == nullptr || !before->told || !now.told || now.seconds <= before->seconds)
+    return std::nullopt;
   for (const auto& was : before->told->status.sessions) {
     if (was.number == session.number && was.calls <= session.calls && session.calls != 0 &&
         now.told->status.uptime_ms >= before->told->status.uptime_ms)
@@ -176,18 +196,21 @@ std::string nodeTable(const NodeSample& now, const NodeSample* before) {
   std::string text = title(now) + "\n";
   for (size_t i = 0; i < status.devices.size(); ++i) {
     const status::Device& device = status.devices[i];
-    text += base::format("  {:<32}{}  {}{}{}\n", base::format("GPU {}", i), device.name, device.uuid,
-                         device.gpu_percent == status::kUnknown ? "" : base::format("  {} % busy", device.gpu_percent),
-                         device.temperature == status::kUnknown ? "" : base::format("  {} C", device.temperature));
+    text += base::format(
+        "  {:<32}{}  {}{}{}\n", base::format("GPU {}", i), device.name, device.uuid,
+        device.gpu_percent == status::kUnknown ? ""
+                                               : base::format("  {} % busy", device.gpu_percent),
+        device.temperature == status::kUnknown ? "" : base::format("  {} C", device.temperature));
   }
   for (const auto& tier : status.tiers)
-    text += base::format("  {:<32}{} of {} in use, {} free\n", tier.name, formatSize(tier.used), formatSize(tier.total),
-                         formatSize(tier.free));
+    text += base::format("  {:<32}{} of {} in use, {} free\n", tier.name, formatSize(tier.used),
+                         formatSize(tier.total), formatSize(tier.free));
   if (const auto rate = movedRate(now, before, nullptr))
     text += base::format("  {:<32}{}\n", "moved now", rateText(rate));
   for (const auto& figure : status.figures)
-    text += base::format("  {:<32}{}\n", figure.name,
-                         isBytes(figure.name) ? formatSize(figure.value) : std::to_string(figure.value));
+    text += base::format(
+        "  {:<32}{}\n", figure.name,
+        isBytes(figure.name) ? formatSize(figure.value) : std::to_string(figure.value));
   text += sessionHead() + "\n";
   for (const auto* session : sorted(status)) text += sessionRow(now, before, *session) + "\n";
   return text;
@@ -203,11 +226,11 @@ std::vector<Line> nodeScreen(const NodeSample& now, const NodeSample* before, si
   lines.push_back(Line().add("node " + title(now), Style::kTitle));
   const size_t sessions = openSessions(status);
   for (const auto& tier : status.tiers) {
-    lines.push_back(
-        Line().add(base::format("  {:<12} {} {:>7} of {:>7}   moves {:>9}   {} session{}", tier.name,
-                                bar(static_cast<double>(tier.used), static_cast<double>(tier.total), 20),
-                                bytesText(static_cast<double>(tier.used)), bytesText(static_cast<double>(tier.total)),
-                                rateText(movedRate(now, before, nullptr)), sessions, sessions == 1 ? "" : "s")));
+    lines.push_back(Line().add(base::format(
+        "  {:<12} {} {:>7} of {:>7}   moves {:>9}   {} session{}", tier.name,
+        bar(static_cast<double>(tier.used), static_cast<double>(tier.total), 20),
+        bytesText(static_cast<double>(tier.used)), bytesText(static_cast<double>(tier.total)),
+        rateText(movedRate(now, before, nullptr)), sessions, sessions == 1 ? "" : "s")));
   }
   for (const auto* session : sorted(status)) {
     if (lines.size() >= most) break;
@@ -216,7 +239,8 @@ std::vector<Line> nodeScreen(const NodeSample& now, const NodeSample* before, si
                      session->program.substr(0, 16), transportOf(*session),
                      bytesText(static_cast<double>(sumOf(session->bytes))),
                      session->calls != 0 ? budgetText(*session) : std::to_string(session->pieces),
-                     session->calls != 0 ? callsText(now, before, *session) : rateText(movedRate(now, before, session)),
+                     session->calls != 0 ? callsText(now, before, *session)
+                                         : rateText(movedRate(now, before, session)),
                      stateOf(*session)),
         session->connected != 0 ? Style::kPlain : Style::kDim));
   }
@@ -254,7 +278,8 @@ std::string nodesJson(const std::vector<NodeSample>& nodes) {
       one["devices"].push_back(std::move(told));
     }
     for (const auto& tier : status.tiers)
-      one["tiers"].push_back({{"name", tier.name}, {"total", tier.total}, {"used", tier.used}, {"free", tier.free}});
+      one["tiers"].push_back(
+          {{"name", tier.name}, {"total", tier.total}, {"used", tier.used}, {"free", tier.free}});
     for (const auto& figure : status.figures) one["figures"][figure.name] = figure.value;
     for (const auto& session : status.sessions)
       one["sessions"].push_back({{"session", session.number},
@@ -280,8 +305,8 @@ std::string nodesJson(const std::vector<NodeSample>& nodes) {
 }
 
 std::string nodeWatchHead() {
-  return base::format("{:<8} {:<24} {:<10}{:>8}{:>8}{:>8}{:>10}{:>10}\n", "time", "node", "kind", "used", "total",
-                      "free", "sessions", "moves");
+  return base::format("{:<8} {:<24} {:<10}{:>8}{:>8}{:>8}{:>10}{:>10}\n", "time", "node", "kind",
+                      "used", "total", "free", "sessions", "moves");
 }
 
 std::string nodeWatchLine(const NodeSample& now, const NodeSample* before) {
@@ -293,8 +318,9 @@ std::string nodeWatchLine(const NodeSample& now, const NodeSample* before) {
     sum.used += tier.used;
     sum.free += tier.free;
   }
-  return base::format("{:<8} {:<24} {:<10}{:>8}{:>8}{:>8}{:>10}{:>10}\n", clockText(), now.address, status.kind,
-                      bytesText(static_cast<double>(sum.used)), bytesText(static_cast<double>(sum.total)),
+  return base::format("{:<8} {:<24} {:<10}{:>8}{:>8}{:>8}{:>10}{:>10}\n", clockText(), now.address,
+                      status.kind, bytesText(static_cast<double>(sum.used)),
+                      bytesText(static_cast<double>(sum.total)),
                       bytesText(static_cast<double>(sum.free)), openSessions(status),
                       rateText(movedRate(now, before, nullptr)));
 }

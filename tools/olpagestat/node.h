@@ -1,5 +1,5 @@
-// Daemons asked over the network (--node): what they answer, and what follows from two answers. What a daemon is, is in its
-// answer: tiers, figures, sessions are shown whatever kind it has.
+// Daemons asked over the network (--node): what they answer, and what follows from two answers.
+// What a daemon is, is in its answer: tiers, figures, sessions are shown whatever kind it has.
 //
 // Thread-safety: one thread. Only NodeSource touches the network.
 #pragma once
@@ -43,11 +43,15 @@ class NodeSource {
   std::vector<Node> nodes_;
 };
 
-/// Bytes a second that the daemon moved, of a session or of all, between two answers; absent where that is not known.
-std::optional<double> movedRate(const NodeSample& now, const NodeSample* before, const status::Session* session);
+/// Bytes a second that the daemon moved, of a session or of all, between two answers; absent where
+/// that is not known.
+std::optional<double> movedRate(const NodeSample& now, const NodeSample* before,
+                                const status::Session* session);
 
-/// Calls a second that a gpunode made for a session, between two answers; absent where that is not known.
-std::optional<double> callRate(const NodeSample& now, const NodeSample* before, const status::Session& session);
+/// Calls a second that a gpunode made for a session, between two answers; absent where that is not
+/// known.
+std::optional<double> callRate(const NodeSample& now, const NodeSample* before,
+                               const status::Session& session);
 
 /// One node as tables. Without an answer: "".
 std::string nodeTable(const NodeSample& now, const NodeSample* before);

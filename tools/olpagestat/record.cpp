@@ -13,10 +13,11 @@
 namespace olpager::tools {
 namespace {
 
-constexpr double kSampleEvery = 0.1;        // seconds, at first
-constexpr size_t kMostMoments = 400;        // then every second one goes, and the pace halves
-constexpr size_t kHeatCells = 128;          // of the address space in a report
-constexpr uint64_t kAskNs = 3'000'000'000;  // a program traces for that long after it was asked last
+constexpr double kSampleEvery = 0.1;  // seconds, at first
+constexpr size_t kMostMoments = 400;  // then every second one goes, and the pace halves
+constexpr size_t kHeatCells = 128;    // of the address space in a report
+constexpr uint64_t kAskNs =
+    3'000'000'000;  // a program traces for that long after it was asked last
 constexpr auto kPause = std::chrono::milliseconds(5);
 
 volatile std::sig_atomic_t g_ended = 0;
@@ -113,7 +114,9 @@ int record(const RecordOptions& options) {
       }
     }
     for (const auto& process : sample.reading.processes) {
-      if (process.state == pager::CountersSnapshot::State::kEnded && watched.count(keyOf(process)) == 0) continue;
+      if (process.state == pager::CountersSnapshot::State::kEnded &&
+          watched.count(keyOf(process)) == 0)
+        continue;
       Watched& one = watched[keyOf(process)];
       if (one.ended) continue;
       const auto& counters = *process.counters;
@@ -123,7 +126,8 @@ int record(const RecordOptions& options) {
         one.before = copyOf(counters);
         one.history.first = copyOf(counters);
         if (trace) {
-          auto reader = pager::TraceReader::open(process.folder, counters.pid, counters.start_ticks);
+          auto reader =
+              pager::TraceReader::open(process.folder, counters.pid, counters.start_ticks);
           if (reader.ok()) {
             one.reader = std::move(reader.value());
             trace->process(counters.pid, one.history.program);
@@ -145,8 +149,9 @@ int record(const RecordOptions& options) {
       Moment moment;
       moment.seconds = sample.seconds;
       const auto* last = one.history.last.get();
-      moment.figures = figuresOf(counters, last,
-                                 one.history.moments.empty() ? 0 : sample.seconds - one.history.moments.back().seconds);
+      moment.figures = figuresOf(
+          counters, last,
+          one.history.moments.empty() ? 0 : sample.seconds - one.history.moments.back().seconds);
       if (trace) trace->tiers(counters.pid, sample.seconds, moment.figures);
       if (process.details != nullptr) {
         moment.cells = residencyCells(process.details->map, kHeatCells, moment.cell_pages);
@@ -165,7 +170,8 @@ int record(const RecordOptions& options) {
     if (!running && options.duration <= 0) {
       if (!watched.empty()) break;
       base::print(stderr,
-                  "olpagestat: no program of yours uses a GPU under olpager now; with --duration it waits for one\n");
+                  "olpagestat: no program of yours uses a GPU under olpager now; with --duration "
+                  "it waits for one\n");
       if (page != nullptr) std::fclose(page);
       return 1;
     }

@@ -1,5 +1,5 @@
-// Watching programs for a while: --trace writes each event as it comes, --report keeps what the page's plots need. Both at once
-// share one loop.
+// Watching programs for a while: --trace writes each event as it comes, --report keeps what the
+// page's plots need. Both at once share one loop.
 #pragma once
 
 #include <cstdio>
@@ -13,8 +13,8 @@
 
 namespace olpager::tools {
 
-/// A file of the trace event format (Chrome, Perfetto), written bit by bit. Times are CLOCK_MONOTONIC, so the traces of several
-/// programs of one machine fit together.
+/// A file of the trace event format (Chrome, Perfetto), written bit by bit. Times are
+/// CLOCK_MONOTONIC, so the traces of several programs of one machine fit together.
 class TraceFile {
  public:
   /// The Error is one line.
@@ -25,8 +25,10 @@ class TraceFile {
   void event(uint32_t pid, const pager::TraceReader::Event& event);
   /// Bytes in each tier at a moment, drawn as a graph.
   void tiers(uint32_t pid, double seconds, const Figures& figures);
-  /// Ends it, with what the program counted meanwhile (deltas) and how many events were lost. False: it could not be written.
-  bool finish(uint32_t pid, const pager::Counters& before, const pager::Counters& after, uint64_t lost);
+  /// Ends it, with what the program counted meanwhile (deltas) and how many events were lost.
+  /// False: it could not be written.
+  bool finish(uint32_t pid, const pager::Counters& before, const pager::Counters& after,
+              uint64_t lost);
   bool close();
 
  private:
@@ -40,11 +42,13 @@ class TraceFile {
   FILE* file_ = nullptr;
   bool first_ = true;
   uint32_t next_id_ = 0;
-  // Of each process and extent what has begun: a way into VRAM, an eviction, the write-back within one.
+  // Of each process and extent what has begun: a way into VRAM, an eviction, the write-back within
+  // one.
   std::map<std::pair<uint32_t, uint64_t>, Open> coming_, leaving_, writing_;
   std::map<std::pair<uint32_t, uint32_t>, bool> threads_;  // named
   struct Count {
-    uint64_t launches = 0, copies = 0, faults = 0, fetches = 0, prefetches = 0, clean = 0, written = 0, open = 0;
+    uint64_t launches = 0, copies = 0, faults = 0, fetches = 0, prefetches = 0, clean = 0,
+             written = 0, open = 0;
   };
   std::map<uint32_t, Count> counts_;
   std::string summary_;
@@ -65,7 +69,8 @@ struct History {
   std::vector<HotAllocation> hot;
 };
 /// One page with everything in it; opens without a network and without scripts.
-std::string reportPage(const std::vector<History>& histories, const std::string& host, const std::string& when);
+std::string reportPage(const std::vector<History>& histories, const std::string& host,
+                       const std::string& when);
 
 struct RecordOptions {
   std::string trace;    // path, "" none

@@ -50,7 +50,8 @@ std::optional<double> secondsOf(const CountersSnapshot& process) {
     clock_gettime(CLOCK_REALTIME, &now);
     end = static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
   }
-  return end > counters.started_unix_ns ? static_cast<double>(end - counters.started_unix_ns) / 1e9 : 0;
+  return end > counters.started_unix_ns ? static_cast<double>(end - counters.started_unix_ns) / 1e9
+                                        : 0;
 }
 
 std::string duration(double nanoseconds) {
@@ -61,7 +62,9 @@ std::string duration(double nanoseconds) {
 }
 
 std::string share(uint64_t part, uint64_t whole) {
-  return whole == 0 ? "-" : base::format("{:.1f}%", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
+  return whole == 0 ? "-"
+                    : base::format("{:.1f}%",
+                                   100.0 * static_cast<double>(part) / static_cast<double>(whole));
 }
 
 std::string pagesOf(uint64_t bytes) {
@@ -95,8 +98,8 @@ const std::vector<Row>& rows() {
   static const std::vector<Row> all = {
       {"allocated",
        [](const auto& d) {
-         return base::format("{} in {}, peak {}", formatSize(valueOf(d.allocated_bytes)), valueOf(d.allocations),
-                             formatSize(valueOf(d.allocated_bytes.peak)));
+         return base::format("{} in {}, peak {}", formatSize(valueOf(d.allocated_bytes)),
+                             valueOf(d.allocations), formatSize(valueOf(d.allocated_bytes.peak)));
        }},
       {"VRAM budget", [](const auto& d) { return pagesOf(valueOf(d.vram_budget_bytes)); }},
       {"resident", [](const auto& d) { return gauge(d.resident_bytes); }},
@@ -105,11 +108,12 @@ const std::vector<Row>& rows() {
       {"at memservers", [](const auto& d) { return gauge(d.remote_bytes); }},
       {"pinned in VRAM",
        [](const auto& d) {
-         return base::format("{} in {}, peak {}", formatSize(valueOf(d.pinned_bytes)), valueOf(d.pinned_extents),
-                             formatSize(valueOf(d.pinned_bytes.peak)));
+         return base::format("{} in {}, peak {}", formatSize(valueOf(d.pinned_bytes)),
+                             valueOf(d.pinned_extents), formatSize(valueOf(d.pinned_bytes.peak)));
        }},
       {"launches", [](const auto& d) { return number(d.launches); }},
-      {"  hit rate", [](const auto& d) { return share(valueOf(d.launches_resident), valueOf(d.launches)); }},
+      {"  hit rate",
+       [](const auto& d) { return share(valueOf(d.launches_resident), valueOf(d.launches)); }},
       {"  in place", [](const auto& d) { return number(d.launches_in_place); }},
       {"  reaching all", [](const auto& d) { return number(d.launches_reaching_all); }},
       {"copies, memsets", [](const auto& d) { return number(d.copies); }},
@@ -121,7 +125,9 @@ const std::vector<Row>& rows() {
       {"  useful", [](const auto& d) { return number(d.prefetches_useful); }},
       {"  wasted", [](const auto& d) { return number(d.prefetches_wasted); }},
       {"evictions",
-       [](const auto& d) { return base::format("{}", valueOf(d.evictions_clean) + valueOf(d.evictions_written)); }},
+       [](const auto& d) {
+         return base::format("{}", valueOf(d.evictions_clean) + valueOf(d.evictions_written));
+       }},
       {"  clean", [](const auto& d) { return number(d.evictions_clean); }},
       {"  written back", [](const auto& d) { return number(d.evictions_written); }},
       {"bytes in", [](const auto& d) { return formatSize(valueOf(d.bytes_in)); }},
@@ -135,34 +141,41 @@ const std::vector<Row>& rows() {
 }
 
 unsigned devicesOf(const Counters& counters) {
-  return static_cast<unsigned>(std::min<uint64_t>(valueOf(counters.device_count), pager::kMaxCountedDevices));
+  return static_cast<unsigned>(
+      std::min<uint64_t>(valueOf(counters.device_count), pager::kMaxCountedDevices));
 }
 
 std::string processTable(const CountersSnapshot& process) {
   const Counters& counters = *process.counters;
   const std::optional<double> seconds = secondsOf(process);
-  std::string text = base::format("{}  pid {}  {}  {}\n", printable(counters.program), counters.pid, stateName(process.state),
+  std::string text = base::format("{}  pid {}  {}  {}\n", printable(counters.program), counters.pid,
+                                  stateName(process.state),
                                   seconds ? base::format("{:.1f}s", *seconds) : "killed");
   text += base::format("  {:<16}{}\n", "pool", formatSize(valueOf(counters.pool_bytes)));
-  text += base::format("  {:<16}{} of {}\n", "host tier", formatSize(valueOf(counters.host_used_bytes)),
-                       formatSize(valueOf(counters.host_limit_bytes)));
-  if (const uint64_t tcp = valueOf(counters.memservers_tcp), shm = valueOf(counters.memservers_shm); tcp + shm != 0)
+  text +=
+      base::format("  {:<16}{} of {}\n", "host tier", formatSize(valueOf(counters.host_used_bytes)),
+                   formatSize(valueOf(counters.host_limit_bytes)));
+  if (const uint64_t tcp = valueOf(counters.memservers_tcp), shm = valueOf(counters.memservers_shm);
+      tcp + shm != 0)
     text += base::format("  {:<16}{} by tcp, {} by shm, room for {}\n", "memservers", tcp, shm,
                          formatSize(valueOf(counters.memserver_bytes)));
-  text += base::format("  {:<16}managed {} in {}, pinned host {} in {}\n", "passed through",
-                       formatSize(valueOf(counters.managed_bytes)), valueOf(counters.managed_allocations),
-                       formatSize(valueOf(counters.pinned_host_bytes)), valueOf(counters.pinned_host_allocations));
+  text += base::format(
+      "  {:<16}managed {} in {}, pinned host {} in {}\n", "passed through",
+      formatSize(valueOf(counters.managed_bytes)), valueOf(counters.managed_allocations),
+      formatSize(valueOf(counters.pinned_host_bytes)), valueOf(counters.pinned_host_allocations));
   const unsigned devices = devicesOf(counters);
   if (devices == 0) return text + "  no device memory used yet\n";
   if (devices > 1) {
     text += base::format("  {:<16}", "");
-    for (unsigned d = 0; d < devices; d++) text += base::format("{:<36}", base::format("GPU {}", d));
+    for (unsigned d = 0; d < devices; d++)
+      text += base::format("{:<36}", base::format("GPU {}", d));
     text.erase(text.find_last_not_of(' ') + 1);
     text += '\n';
   }
   for (const auto& row : rows()) {
     text += base::format("  {:<16}", row.label);
-    for (unsigned d = 0; d < devices; d++) text += base::format("{:<36}", row.value(counters.devices[d]));
+    for (unsigned d = 0; d < devices; d++)
+      text += base::format("{:<36}", row.value(counters.devices[d]));
     text.erase(text.find_last_not_of(' ') + 1);
     text += '\n';
   }
@@ -251,7 +264,8 @@ std::string countersJson(const pager::CountersReading& reading) {
     processes.push_back({
         {"pid", c.pid},
         {"program", c.program},
-        {"state", process.state == CountersSnapshot::State::kElsewhere ? "elsewhere" : stateName(process.state)},
+        {"state", process.state == CountersSnapshot::State::kElsewhere ? "elsewhere"
+                                                                       : stateName(process.state)},
         {"started_unix_ns", c.started_unix_ns},
         {"seconds", seconds ? nlohmann::ordered_json(*seconds) : nlohmann::ordered_json()},
         {"pool_bytes", valueOf(c.pool_bytes)},
@@ -267,7 +281,8 @@ std::string countersJson(const pager::CountersReading& reading) {
         {"devices", std::move(devices)},
     });
   }
-  const nlohmann::ordered_json all = {{"version", 1}, {"processes", std::move(processes)}, {"notes", reading.notes}};
+  const nlohmann::ordered_json all = {
+      {"version", 1}, {"processes", std::move(processes)}, {"notes", reading.notes}};
   return all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 

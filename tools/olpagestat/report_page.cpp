@@ -1,5 +1,5 @@
-// The page of --report: HTML with SVG in it, no script, nothing from elsewhere. The figures behind the plots are in it once more
-// as JSON (element `data`), for whoever wants to draw them otherwise.
+// The page of --report: HTML with SVG in it, no script, nothing from elsewhere. The figures behind
+// the plots are in it once more as JSON (element `data`), for whoever wants to draw them otherwise.
 
 #include <algorithm>
 #include <cmath>
@@ -58,8 +58,8 @@ std::string legend(const std::vector<Series>& series) {
 std::string timeAxis(double seconds, double height) {
   std::string text;
   for (int i = 0; i <= 4; i++) {
-    text += base::format("<text x=\"{:.1f}\" y=\"{}\" class=\"{}\">{:.3g} s</text>\n", kLeft + (kWidth - kLeft) * i / 4,
-                         height + 18,
+    text += base::format("<text x=\"{:.1f}\" y=\"{}\" class=\"{}\">{:.3g} s</text>\n",
+                         kLeft + (kWidth - kLeft) * i / 4, height + 18,
                          i == 0   ? "start"
                          : i == 4 ? "end"
                                   : "middle",
@@ -78,18 +78,22 @@ std::string valueAxis(double most, Text&& text) {
   return all;
 }
 
-double xAt(double seconds, double span) { return kLeft + (span > 0 ? seconds / span : 0) * (kWidth - kLeft); }
+double xAt(double seconds, double span) {
+  return kLeft + (span > 0 ? seconds / span : 0) * (kWidth - kLeft);
+}
 
 // Values over time; stacked: each on top of those before.
 template <typename Text>
-std::string plot(const std::vector<double>& times, const std::vector<Series>& series, bool stacked, Text&& text) {
+std::string plot(const std::vector<double>& times, const std::vector<Series>& series, bool stacked,
+                 Text&& text) {
   if (times.size() < 2) return "<p>too short for a plot</p>\n";
   const double span = times.back();
   double most = 0;
   std::vector<double> below(times.size(), 0);
   for (size_t i = 0; i < times.size(); i++) {
     double sum = 0;
-    for (const auto& one : series) sum = stacked ? sum + one.values[i] : std::max(sum, one.values[i]);
+    for (const auto& one : series)
+      sum = stacked ? sum + one.values[i] : std::max(sum, one.values[i]);
     most = std::max(most, sum);
   }
   if (most <= 0) most = 1;
@@ -98,7 +102,8 @@ std::string plot(const std::vector<double>& times, const std::vector<Series>& se
   for (const auto& one : series) {
     std::string points;
     for (size_t i = 0; i < times.size(); i++) {
-      points += base::format("{:.1f},{:.1f} ", xAt(times[i], span), y(one.values[i] + (stacked ? below[i] : 0)));
+      points += base::format("{:.1f},{:.1f} ", xAt(times[i], span),
+                             y(one.values[i] + (stacked ? below[i] : 0)));
     }
     if (stacked) {
       for (size_t i = times.size(); i-- != 0;)
@@ -106,8 +111,9 @@ std::string plot(const std::vector<double>& times, const std::vector<Series>& se
       for (size_t i = 0; i < times.size(); i++) below[i] += one.values[i];
       inside += base::format("<polygon fill=\"{}\" points=\"{}\"/>\n", one.colour, points);
     } else {
-      inside += base::format("<polyline fill=\"none\" stroke-width=\"1.5\" stroke=\"{}\" points=\"{}\"/>\n", one.colour,
-                             points);
+      inside += base::format(
+          "<polyline fill=\"none\" stroke-width=\"1.5\" stroke=\"{}\" points=\"{}\"/>\n",
+          one.colour, points);
     }
   }
   return frame(kHeight, inside + timeAxis(span, kHeight) + valueAxis(most, text)) + legend(series);
@@ -147,18 +153,22 @@ std::string heatMap(const History& history, const std::vector<double>& times) {
     const double x = xAt(times[i], span), width = xAt(times[i + 1], span) - x;
     for (size_t begin = 0; begin < cells.size();) {
       size_t end = begin;
-      while (end < cells.size() && std::string_view(colourOf(cells[end].place)) == colourOf(cells[begin].place)) end++;
+      while (end < cells.size() &&
+             std::string_view(colourOf(cells[end].place)) == colourOf(cells[begin].place))
+        end++;
       const double scale = height / static_cast<double>(cells.size());
-      inside += base::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\" fill=\"{}\"/>\n", x,
-                             static_cast<double>(begin) * scale, width + 0.3, static_cast<double>(end - begin) * scale,
-                             colourOf(cells[begin].place));
+      inside += base::format(
+          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\" fill=\"{}\"/>\n", x,
+          static_cast<double>(begin) * scale, width + 0.3, static_cast<double>(end - begin) * scale,
+          colourOf(cells[begin].place));
       begin = end;
     }
   }
   const auto& last = history.moments.back();
   if (!last.cells.empty()) {
     inside += base::format(
-        "<text x=\"{}\" y=\"12\" class=\"end\">{:#x}</text>\n<text x=\"{}\" y=\"{}\" class=\"end\">{:#x}</text>\n",
+        "<text x=\"{}\" y=\"12\" class=\"end\">{:#x}</text>\n<text x=\"{}\" y=\"{}\" "
+        "class=\"end\">{:#x}</text>\n",
         kLeft - 6, last.cells.front().address, kLeft - 6, height, last.cells.back().address);
   }
   return frame(height, inside + timeAxis(span, height)) +
@@ -198,15 +208,18 @@ std::string waitPlot(const std::vector<uint64_t>& buckets) {
     const double height = static_cast<double>(buckets[i]) / static_cast<double>(most) * kHeight;
     const double x = kLeft + static_cast<double>(i - first) * width;
     inside += base::format(
-        "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"#3b6fd4\"><title>{} waits of {} to "
+        "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
+        "fill=\"#3b6fd4\"><title>{} waits of {} to "
         "{}</title></rect>\n"
         "<text x=\"{:.1f}\" y=\"{}\" class=\"middle\">{}</text>\n",
         x + 1, kHeight - height, std::max(1.0, width - 2), height, buckets[i],
-        durationText(std::ldexp(1, static_cast<int>(i))), durationText(std::ldexp(1, static_cast<int>(i) + 1)),
-        x + width / 2, kHeight + 18, durationText(std::ldexp(1, static_cast<int>(i))));
+        durationText(std::ldexp(1, static_cast<int>(i))),
+        durationText(std::ldexp(1, static_cast<int>(i) + 1)), x + width / 2, kHeight + 18,
+        durationText(std::ldexp(1, static_cast<int>(i))));
   }
-  return frame(kHeight, inside + valueAxis(static_cast<double>(most),
-                                           [](double value) { return base::format("{:.0f}", value); }));
+  return frame(kHeight, inside + valueAxis(static_cast<double>(most), [](double value) {
+                          return base::format("{:.0f}", value);
+                        }));
 }
 
 std::string sizeText(double bytes) { return base::formatSize(static_cast<uint64_t>(bytes)); }
@@ -231,8 +244,8 @@ std::string section(const History& history, ordered_json& data) {
     const auto add = [](std::vector<Series>& series, std::initializer_list<double> values) {
       for (size_t i = 0; i < values.size(); i++) series[i].values.push_back(values.begin()[i]);
     };
-    add(tiers, {static_cast<double>(f.vram), static_cast<double>(f.in_place), static_cast<double>(f.host),
-                static_cast<double>(f.remote)});
+    add(tiers, {static_cast<double>(f.vram), static_cast<double>(f.in_place),
+                static_cast<double>(f.host), static_cast<double>(f.remote)});
     add(paths, {f.fetched, f.prefetched, f.clean, f.written});
     add(bytes, {f.bytes_in, f.bytes_out, f.remote_in, f.remote_out});
   }
@@ -241,31 +254,40 @@ std::string section(const History& history, ordered_json& data) {
   for (const auto* group : {&tiers, &paths, &bytes}) {
     ordered_json values;
     for (const auto& series : *group) values[series.name] = series.values;
-    one[group == &tiers ? "residency_bytes" : group == &paths ? "extents_per_second" : "bytes_per_second"] = values;
+    one[group == &tiers   ? "residency_bytes"
+        : group == &paths ? "extents_per_second"
+                          : "bytes_per_second"] = values;
   }
   one["fault_wait_log2_ns"] = waits;
   ordered_json heat = ordered_json::array();
   for (const auto& moment : history.moments) {
     std::string row;
-    for (const auto& cell : moment.cells) row += static_cast<char>('0' + static_cast<int>(cell.place));
+    for (const auto& cell : moment.cells)
+      row += static_cast<char>('0' + static_cast<int>(cell.place));
     heat.push_back(row);
   }
   one["places"] = heat;
   data.push_back(one);
 
-  std::string text = base::format("<h2>{} <small>pid {}</small></h2>\n", escaped(history.program), history.pid);
-  const auto whole = figuresOf(*history.last, history.first.get(), times.empty() ? 0 : std::max(times.back(), 1e-9));
+  std::string text =
+      base::format("<h2>{} <small>pid {}</small></h2>\n", escaped(history.program), history.pid);
+  const auto whole = figuresOf(*history.last, history.first.get(),
+                               times.empty() ? 0 : std::max(times.back(), 1e-9));
   const double seconds = times.empty() ? 0 : times.back();
   text += base::format(
-      "<p>{:.1f} s: {:.0f} launches, hit rate {}, {:.0f} extents fetched on demand, {:.0f} prefetched (accuracy {}), "
+      "<p>{:.1f} s: {:.0f} launches, hit rate {}, {:.0f} extents fetched on demand, {:.0f} "
+      "prefetched (accuracy {}), "
       "{:.0f} "
-      "evicted clean, {:.0f} written; {} in, {} out, {} from memservers, {} to them; waits {} (median), {} (99 "
+      "evicted clean, {:.0f} written; {} in, {} out, {} from memservers, {} to them; waits {} "
+      "(median), {} (99 "
       "%).</p>\n",
-      seconds, whole.launches * seconds, whole.hit_rate ? base::format("{:.1f} %", *whole.hit_rate * 100) : "-",
+      seconds, whole.launches * seconds,
+      whole.hit_rate ? base::format("{:.1f} %", *whole.hit_rate * 100) : "-",
       whole.fetched * seconds, whole.prefetched * seconds,
       whole.accuracy ? base::format("{:.1f} %", *whole.accuracy * 100) : "-", whole.clean * seconds,
-      whole.written * seconds, sizeText(whole.bytes_in * seconds), sizeText(whole.bytes_out * seconds),
-      sizeText(whole.remote_in * seconds), sizeText(whole.remote_out * seconds),
+      whole.written * seconds, sizeText(whole.bytes_in * seconds),
+      sizeText(whole.bytes_out * seconds), sizeText(whole.remote_in * seconds),
+      sizeText(whole.remote_out * seconds),
       whole.wait_p50_ns ? durationText(*whole.wait_p50_ns) : "-",
       whole.wait_p99_ns ? durationText(*whole.wait_p99_ns) : "-");
   text += "<h3>Residency over time</h3>\n" + plot(times, tiers, true, sizeText);
@@ -277,7 +299,8 @@ std::string section(const History& history, ordered_json& data) {
   if (!history.hot.empty()) {
     text +=
         "<h3>Allocations that moved "
-        "most</h3>\n<table><tr><th>address<th>size<th>GPU<th>fetched<th>evicted<th>in<th>out</tr>\n";
+        "most</h3>\n<table><tr><th>address<th>size<th>GPU<th>fetched<th>evicted<th>in<th>out</"
+        "tr>\n";
     for (const auto& hot : history.hot) {
       text += base::format("<tr><td>{:#x}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}</tr>\n", hot.base,
                            base::formatSize(hot.bytes), hot.device, hot.fetched, hot.evicted,
@@ -290,7 +313,8 @@ std::string section(const History& history, ordered_json& data) {
 
 }  // namespace
 
-std::string reportPage(const std::vector<History>& histories, const std::string& host, const std::string& when) {
+std::string reportPage(const std::vector<History>& histories, const std::string& host,
+                       const std::string& when) {
   ordered_json data = ordered_json::array();
   std::string body;
   for (const auto& history : histories) {
@@ -298,7 +322,8 @@ std::string reportPage(const std::vector<History>& histories, const std::string&
   }
   if (body.empty()) body = "<p>No program used a GPU under olpager meanwhile.</p>\n";
   std::string json = data.dump(-1, ' ', true, ordered_json::error_handler_t::replace);
-  for (size_t at = 0; (at = json.find('<', at)) != std::string::npos;) json.replace(at, 1, "\\u003c");
+  for (size_t at = 0; (at = json.find('<', at)) != std::string::npos;)
+    json.replace(at, 1, "\\u003c");
   return base::format(R"(<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>olpagestat: {0}, {1}</title>
 <style>

@@ -11,7 +11,9 @@ namespace olpager::tools {
 using pager::Counters;
 using pager::valueOf;
 
-std::vector<std::string> Programs::places() const { return folders.empty() ? pager::countersFolders() : folders; }
+std::vector<std::string> Programs::places() const {
+  return folders.empty() ? pager::countersFolders() : folders;
+}
 
 Sample readSample(const Programs& programs, bool details) {
   Sample sample;
@@ -38,17 +40,20 @@ const pager::CountersSnapshot* find(const Sample& sample, const ProcessKey& key)
 }
 
 unsigned devicesOf(const Counters& counters) {
-  return static_cast<unsigned>(std::min<uint64_t>(valueOf(counters.device_count), pager::kMaxCountedDevices));
+  return static_cast<unsigned>(
+      std::min<uint64_t>(valueOf(counters.device_count), pager::kMaxCountedDevices));
 }
 
 bool usesMemservers(const Counters& counters) {
-  uint64_t any =
-      valueOf(counters.memserver_bytes) + valueOf(counters.memservers_tcp) + valueOf(counters.memservers_shm);
-  for (unsigned device = 0; device < devicesOf(counters); device++) any += valueOf(counters.devices[device].remote_out);
+  uint64_t any = valueOf(counters.memserver_bytes) + valueOf(counters.memservers_tcp) +
+                 valueOf(counters.memservers_shm);
+  for (unsigned device = 0; device < devicesOf(counters); device++)
+    any += valueOf(counters.devices[device].remote_out);
   return any != 0;
 }
 
-Figures figuresOf(const Counters& now, const Counters* before, double seconds, const DeviceChoice& devices) {
+Figures figuresOf(const Counters& now, const Counters* before, double seconds,
+                  const DeviceChoice& devices) {
   Figures figures;
   uint64_t launches = 0, resident = 0, useful = 0, used_or_not = 0;
   pager::WaitHistogram waits{};
@@ -94,8 +99,10 @@ Figures figuresOf(const Counters& now, const Counters* before, double seconds, c
   }
   figures.fetched = figures.faults;
   figures.launches = seconds > 0 ? static_cast<double>(launches) / seconds : 0;
-  if (launches != 0) figures.hit_rate = static_cast<double>(resident) / static_cast<double>(launches);
-  if (used_or_not != 0) figures.accuracy = static_cast<double>(useful) / static_cast<double>(used_or_not);
+  if (launches != 0)
+    figures.hit_rate = static_cast<double>(resident) / static_cast<double>(launches);
+  if (used_or_not != 0)
+    figures.accuracy = static_cast<double>(useful) / static_cast<double>(used_or_not);
   if (waited != 0) {
     figures.wait_p50_ns = pager::waitPercentile(waits, 0.5);
     figures.wait_p99_ns = pager::waitPercentile(waits, 0.99);
@@ -108,7 +115,8 @@ std::vector<Cell> residencyCells(const pager::ResidencyMap& map, size_t cells, u
   using Map = pager::ResidencyMap;
   std::vector<std::pair<uint64_t, unsigned>> blocks;
   for (unsigned i = 0; i < Map::kBlocks; i++) {
-    if (const uint64_t address = valueOf(map.addresses[i]); address != 0) blocks.emplace_back(address, i);
+    if (const uint64_t address = valueOf(map.addresses[i]); address != 0)
+      blocks.emplace_back(address, i);
   }
   std::sort(blocks.begin(), blocks.end());
   std::vector<std::pair<uint64_t, uint8_t>> used;
@@ -127,13 +135,16 @@ std::vector<Cell> residencyCells(const pager::ResidencyMap& map, size_t cells, u
     const size_t end = std::min<size_t>(used.size(), begin + pages);
     std::array<unsigned, 256> votes{};
     for (size_t i = begin; i < end; i++) votes[used[i].second]++;
-    const auto most = static_cast<uint8_t>(std::max_element(votes.begin(), votes.end()) - votes.begin());
-    all.push_back({used[begin].first, static_cast<pager::Place>(most & 0xf), static_cast<unsigned>(most >> 4)});
+    const auto most =
+        static_cast<uint8_t>(std::max_element(votes.begin(), votes.end()) - votes.begin());
+    all.push_back({used[begin].first, static_cast<pager::Place>(most & 0xf),
+                   static_cast<unsigned>(most >> 4)});
   }
   return all;
 }
 
-std::vector<HotAllocation> hottest(const pager::HotTable& table, size_t most, const DeviceChoice& devices) {
+std::vector<HotAllocation> hottest(const pager::HotTable& table, size_t most,
+                                   const DeviceChoice& devices) {
   std::vector<HotAllocation> all;
   for (const auto& entry : table.entries) {
     HotAllocation one{valueOf(entry.base),

@@ -1,5 +1,5 @@
-// Readings over time and what follows from two of them: rates, percentiles of an interval, a map of the address space in cells.
-// Pure functions of what was read; readSample() alone touches files.
+// Readings over time and what follows from two of them: rates, percentiles of an interval, a map of
+// the address space in cells. Pure functions of what was read; readSample() alone touches files.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,9 @@ using SampleSource = std::function<Sample()>;
 
 /// Which programs of this machine are meant.
 struct Programs {
-  std::optional<unsigned> pid;       // none: all
-  std::vector<std::string> folders;  // their counters lie there; empty: where this user's programs put them
+  std::optional<unsigned> pid;  // none: all
+  std::vector<std::string>
+      folders;  // their counters lie there; empty: where this user's programs put them
   /// `folders`, or those that stand for empty.
   std::vector<std::string> places() const;
 };
@@ -50,8 +51,8 @@ struct DeviceChoice {
   bool holds(unsigned device) const { return !only || *only == device; }
 };
 
-/// A process now, and a second of it: its figures summed over devices, rates over the time between two samples. Rates and
-/// shares are absent where there is nothing to take them of.
+/// A process now, and a second of it: its figures summed over devices, rates over the time between
+/// two samples. Rates and shares are absent where there is nothing to take them of.
 struct Figures {
   uint64_t vram = 0, vram_budget = 0, host = 0, in_place = 0, remote = 0, pinned = 0, allocated = 0;
   double launches = 0, copies = 0, faults = 0;                 // a second
@@ -72,7 +73,8 @@ struct Cell {
   pager::Place place = pager::Place::kNone;  // of most of its pages
   unsigned device = 0;
 };
-/// The used pages in the order of their addresses, in at most `cells` cells; `pages` each holds, 0 when there are none.
+/// The used pages in the order of their addresses, in at most `cells` cells; `pages` each holds, 0
+/// when there are none.
 std::vector<Cell> residencyCells(const pager::ResidencyMap& map, size_t cells, uint64_t& pages,
                                  const DeviceChoice& devices = {});
 
@@ -82,7 +84,8 @@ struct HotAllocation {
   unsigned device = 0;
 };
 /// The `most` that moved most bytes, most first.
-std::vector<HotAllocation> hottest(const pager::HotTable& table, size_t most, const DeviceChoice& devices = {});
+std::vector<HotAllocation> hottest(const pager::HotTable& table, size_t most,
+                                   const DeviceChoice& devices = {});
 
 unsigned devicesOf(const pager::Counters& counters);
 /// It has memservers, or had.

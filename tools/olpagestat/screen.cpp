@@ -32,7 +32,9 @@ std::string countText(double count) {
   return base::format("{:.{}f}", count, count >= 9.95 || count == 0 ? 0 : 1);
 }
 
-std::string shareText(const std::optional<double>& share) { return share ? base::format("{:.1f}", *share * 100) : "-"; }
+std::string shareText(const std::optional<double>& share) {
+  return share ? base::format("{:.1f}", *share * 100) : "-";
+}
 std::string waitText(const std::optional<double>& wait) { return wait ? durationText(*wait) : "-"; }
 
 std::string bytesOf(uint64_t bytes) { return bytesText(static_cast<double>(bytes)); }
@@ -66,7 +68,8 @@ constexpr Column kColumns[] = {
 };
 constexpr size_t kNameWidth = 25;  // process and program, before the columns
 
-// Those for which a terminal has room. Those of memservers give way to all others where there are none.
+// Those for which a terminal has room. Those of memservers give way to all others where there are
+// none.
 std::vector<const Column*> columnsFor(size_t width, bool memservers) {
   std::vector<const Column*> all;
   size_t sum = kNameWidth;
@@ -74,10 +77,12 @@ std::vector<const Column*> columnsFor(size_t width, bool memservers) {
     all.push_back(&column);
     sum += column.width;
   }
-  const auto order = [&](const Column* column) { return std::pair(column->remote && !memservers, column->rank); };
+  const auto order = [&](const Column* column) {
+    return std::pair(column->remote && !memservers, column->rank);
+  };
   while (sum > width && !all.empty()) {
-    const auto last =
-        std::max_element(all.begin(), all.end(), [&](const auto* a, const auto* b) { return order(a) < order(b); });
+    const auto last = std::max_element(
+        all.begin(), all.end(), [&](const auto* a, const auto* b) { return order(a) < order(b); });
     sum -= (*last)->width;
     all.erase(last);
   }
@@ -92,8 +97,10 @@ std::string headText(const std::vector<const Column*>& columns) {
 
 std::string rowText(const pager::Counters& counters, const Figures& figures,
                     const std::vector<const Column*>& columns) {
-  std::string text = base::format("{:>8} {:<16}", counters.pid, printableName(counters.program).substr(0, 15));
-  for (const Column* column : columns) text += base::format("{:>{}}", column->text(figures), column->width);
+  std::string text =
+      base::format("{:>8} {:<16}", counters.pid, printableName(counters.program).substr(0, 15));
+  for (const Column* column : columns)
+    text += base::format("{:>{}}", column->text(figures), column->width);
   return text;
 }
 
@@ -137,17 +144,18 @@ std::string hostName() {
 
 std::string tierText(const std::string& name, double used, double all, size_t width) {
   constexpr size_t kRoomy = 86;  // a line with rates and the long bar
-  return base::format("  {:<11} {} {:>7} of {:>7}", name, bar(used, all, width < kRoomy ? 12 : 20), bytesText(used),
-                      bytesText(all));
+  return base::format("  {:<11} {} {:>7} of {:>7}", name, bar(used, all, width < kRoomy ? 12 : 20),
+                      bytesText(used), bytesText(all));
 }
 
 std::string ratesText(double in, double out) {
   return base::format("   in {:>7}/s   out {:>7}/s", bytesText(in), bytesText(out));
 }
 
-// This machine: each device's VRAM, the host tier, what memservers have, and what goes in and out, all programs together.
-void nodeLines(const Sample& now, const Sample* before, const View& view, bool memservers, size_t width,
-               std::vector<Line>& lines) {
+// This machine: each device's VRAM, the host tier, what memservers have, and what goes in and out,
+// all programs together.
+void nodeLines(const Sample& now, const Sample* before, const View& view, bool memservers,
+               size_t width, std::vector<Line>& lines) {
   unsigned devices = 0;
   double host = 0, host_limit = 0, remote = 0, room = 0, remote_in = 0, remote_out = 0;
   for (const auto& process : now.reading.processes) {
@@ -158,7 +166,8 @@ void nodeLines(const Sample& now, const Sample* before, const View& view, bool m
     host_limit = std::max(host_limit, static_cast<double>(valueOf(counters.host_limit_bytes)));
     remote += static_cast<double>(one.remote);
     // What one program can still get the others can get as well, but not twice.
-    room = std::max(room, static_cast<double>(valueOf(counters.memserver_bytes)) - static_cast<double>(one.remote));
+    room = std::max(room, static_cast<double>(valueOf(counters.memserver_bytes)) -
+                              static_cast<double>(one.remote));
     remote_in += one.remote_in;
     remote_out += one.remote_out;
   }
@@ -173,13 +182,13 @@ void nodeLines(const Sample& now, const Sample* before, const View& view, bool m
       in += one.bytes_in;
       out += one.bytes_out;
     }
-    lines.push_back(
-        Line().add(tierText(base::format("gpu{:<3} VRAM", device), vram, budget, width) + ratesText(in, out)));
+    lines.push_back(Line().add(
+        tierText(base::format("gpu{:<3} VRAM", device), vram, budget, width) + ratesText(in, out)));
   }
   lines.push_back(Line().add(tierText("host   RAM", host, host_limit, width)));
   if (memservers)
-    lines.push_back(
-        Line().add(tierText("remote RAM", remote, remote + room, width) + ratesText(remote_in, remote_out)));
+    lines.push_back(Line().add(tierText("remote RAM", remote, remote + room, width) +
+                               ratesText(remote_in, remote_out)));
 }
 
 Style styleOf(Place place) {
@@ -205,7 +214,8 @@ Style styleOf(Place place) {
 
 char letterOf(Place place) {
   constexpr char kLetters[pager::kPlaces] = {' ', '.', 'V', 'p', 'h', 'r', '<', '>', 'V', '~'};
-  return static_cast<unsigned>(place) < pager::kPlaces ? kLetters[static_cast<unsigned>(place)] : '?';
+  return static_cast<unsigned>(place) < pager::kPlaces ? kLetters[static_cast<unsigned>(place)]
+                                                       : '?';
 }
 
 void mapLines(const pager::CountersFile& details, const View& view, unsigned width, size_t rows,
@@ -216,12 +226,14 @@ void mapLines(const pager::CountersFile& details, const View& view, unsigned wid
   uint64_t pages = 0;
   const auto cells = residencyCells(details.map, columns * (rows - 1), pages, view.devices);
   Line legend;
-  legend.add(pages == 0 ? "map  nothing yet" : base::format("map  a cell: {}  ", formatSize(pages * (2u << 20))),
+  legend.add(pages == 0 ? "map  nothing yet"
+                        : base::format("map  a cell: {}  ", formatSize(pages * (2u << 20))),
              Style::kTitle);
   if (pages != 0) {
     for (const auto& [place, text] :
-         {std::pair(Place::kVram, "VRAM"), std::pair(Place::kInPlace, "in place"), std::pair(Place::kHost, "host"),
-          std::pair(Place::kRemote, "remote"), std::pair(Place::kIn, "coming"), std::pair(Place::kOut, "going"),
+         {std::pair(Place::kVram, "VRAM"), std::pair(Place::kInPlace, "in place"),
+          std::pair(Place::kHost, "host"), std::pair(Place::kRemote, "remote"),
+          std::pair(Place::kIn, "coming"), std::pair(Place::kOut, "going"),
           std::pair(Place::kEmpty, "empty")}) {
       legend.add(std::string(1, letterOf(place)), styleOf(place)).add(base::format(" {}  ", text));
     }
@@ -233,7 +245,8 @@ void mapLines(const pager::CountersFile& details, const View& view, unsigned wid
     for (size_t i = begin; i < std::min(cells.size(), begin + columns);) {
       size_t end = i;
       std::string text;
-      while (end < std::min(cells.size(), begin + columns) && styleOf(cells[end].place) == styleOf(cells[i].place)) {
+      while (end < std::min(cells.size(), begin + columns) &&
+             styleOf(cells[end].place) == styleOf(cells[i].place)) {
         text += letterOf(cells[end++].place);
       }
       line.add(std::move(text), styleOf(cells[i].place));
@@ -251,19 +264,24 @@ std::vector<ProcessKey> orderOf(const Sample& now, const Sample* before, const V
   return order;
 }
 
-std::vector<Line> screen(const Sample& now, const Sample* before, const View& view, unsigned width, unsigned height) {
+std::vector<Line> screen(const Sample& now, const Sample* before, const View& view, unsigned width,
+                         unsigned height) {
   std::vector<Line> lines;
   const auto rows = rowsOf(now, before, view);
-  const bool memservers =
-      std::any_of(rows.begin(), rows.end(), [](const Row& row) { return usesMemservers(*row.process->counters); });
-  const std::string shown = view.devices.only ? base::format("gpu{}", *view.devices.only) : "all devices";
-  lines.push_back(Line()
-                      .add("olpagestat ", Style::kTitle)
-                      .add(base::format("{}  {} program{}  every {:g}s{}  sort: {}  {}", clockText(), rows.size(),
-                                        rows.size() == 1 ? "" : "s", view.interval, view.paused ? " (paused)" : "",
-                                        sortName(view.sort), shown)));
+  const bool memservers = std::any_of(rows.begin(), rows.end(), [](const Row& row) {
+    return usesMemservers(*row.process->counters);
+  });
+  const std::string shown =
+      view.devices.only ? base::format("gpu{}", *view.devices.only) : "all devices";
   lines.push_back(
-      Line().add("q quit  s sort  n node/device  up/down choose  m map  +/- interval  space pause", Style::kDim));
+      Line()
+          .add("olpagestat ", Style::kTitle)
+          .add(base::format("{}  {} program{}  every {:g}s{}  sort: {}  {}", clockText(),
+                            rows.size(), rows.size() == 1 ? "" : "s", view.interval,
+                            view.paused ? " (paused)" : "", sortName(view.sort), shown)));
+  lines.push_back(
+      Line().add("q quit  s sort  n node/device  up/down choose  m map  +/- interval  space pause",
+                 Style::kDim));
   nodeLines(now, before, view, memservers, width, lines);
   for (const NodeSample& node : now.nodes) {
     const NodeSample* then = nullptr;
@@ -271,7 +289,8 @@ std::vector<Line> screen(const Sample& now, const Sample* before, const View& vi
       if (before->nodes[i].address == node.address) then = &before->nodes[i];
     for (Line& line : nodeScreen(node, then, kNodeLines)) lines.push_back(std::move(line));
   }
-  for (const auto& note : now.reading.notes) lines.push_back(Line().add(printableName(note.c_str()), Style::kDim));
+  for (const auto& note : now.reading.notes)
+    lines.push_back(Line().add(printableName(note.c_str()), Style::kDim));
   const auto columns = columnsFor(width, memservers);
   lines.push_back(Line().add(headText(columns) + std::string(width, ' '), Style::kHead));
   if (rows.empty()) lines.push_back(Line().add("no program of yours uses a GPU under olpager now"));
@@ -297,16 +316,19 @@ std::vector<Line> screen(const Sample& now, const Sample* before, const View& vi
     const auto hot = hottest(details.hot, 5, view.devices);
     if (!hot.empty() && lines.size() + 3 < height) {
       lines.push_back(
-          Line().add(base::format("hottest allocations of {}", chosen->process->counters->pid), Style::kTitle));
+          Line().add(base::format("hottest allocations of {}", chosen->process->counters->pid),
+                     Style::kTitle));
       for (const auto& one : hot) {
         if (lines.size() + 1 >= height) break;
-        lines.push_back(Line().add(
-            base::format("  {:#014x}  {:>8}  gpu{:<2} fetched {:>7}  evicted {:>7}  in {:>7}  out {:>7}", one.base,
-                         bytesText(static_cast<double>(one.bytes)), one.device, one.fetched, one.evicted,
-                         bytesText(static_cast<double>(one.bytes_in)), bytesText(static_cast<double>(one.bytes_out)))));
+        lines.push_back(Line().add(base::format(
+            "  {:#014x}  {:>8}  gpu{:<2} fetched {:>7}  evicted {:>7}  in {:>7}  out {:>7}",
+            one.base, bytesText(static_cast<double>(one.bytes)), one.device, one.fetched,
+            one.evicted, bytesText(static_cast<double>(one.bytes_in)),
+            bytesText(static_cast<double>(one.bytes_out)))));
       }
     }
-    if (view.map && height > lines.size()) mapLines(details, view, width, height - lines.size(), lines);
+    if (view.map && height > lines.size())
+      mapLines(details, view, width, height - lines.size(), lines);
   }
   if (lines.size() > height) lines.resize(height);
   return lines;
@@ -318,7 +340,8 @@ std::string watchHead() {
   return text;
 }
 
-std::string watchLine(const pager::CountersSnapshot& process, const Figures& figures, const std::string& time) {
+std::string watchLine(const pager::CountersSnapshot& process, const Figures& figures,
+                      const std::string& time) {
   return base::format("{:<8} {}\n", time.empty() ? clockText() : time,
                       rowText(*process.counters, figures, columnsFor(SIZE_MAX, true)));
 }
@@ -339,7 +362,8 @@ int runLive(const SampleSource& source, double interval, double duration) {
   // A first comparison soon; after that as often as asked.
   double due = taken + std::min(0.3, interval);
   for (;;) {
-    terminal.draw(screen(now, compared ? &before : nullptr, view, terminal.width(), terminal.height()));
+    terminal.draw(
+        screen(now, compared ? &before : nullptr, view, terminal.width(), terminal.height()));
     const double left = due - clock();
     char character = 0;
     const Key key = terminal.wait(left > 0 ? static_cast<int>(left * 1000) + 1 : 0, character);
@@ -366,7 +390,8 @@ int runLive(const SampleSource& source, double interval, double duration) {
           break;
         case 'n': {
           unsigned devices = 0;
-          for (const auto& process : now.reading.processes) devices = std::max(devices, devicesOf(*process.counters));
+          for (const auto& process : now.reading.processes)
+            devices = std::max(devices, devicesOf(*process.counters));
           const unsigned next = view.devices.only ? *view.devices.only + 1 : 0;
           view.devices.only = next < devices ? std::optional(next) : std::nullopt;
           break;

@@ -1,4 +1,5 @@
-// The live screen as lines: a pure function of two samples, of what the user chose, and of the size.
+// The live screen as lines: a pure function of two samples, of what the user chose, and of the
+// size.
 #pragma once
 
 #include <optional>
@@ -24,13 +25,16 @@ struct View {
 /// The processes in the order in which they are shown.
 std::vector<ProcessKey> orderOf(const Sample& now, const Sample* before, const View& view);
 
-std::vector<Line> screen(const Sample& now, const Sample* before, const View& view, unsigned width, unsigned height);
+std::vector<Line> screen(const Sample& now, const Sample* before, const View& view, unsigned width,
+                         unsigned height);
 
 /// The columns of --watch, and a line of it for each process.
 std::string watchHead();
-std::string watchLine(const pager::CountersSnapshot& process, const Figures& figures, const std::string& time);
+std::string watchLine(const pager::CountersSnapshot& process, const Figures& figures,
+                      const std::string& time);
 
-/// The live screen until the user ends it, `duration` is over (0: never), or there is no terminal any more.
+/// The live screen until the user ends it, `duration` is over (0: never), or there is no terminal
+/// any more.
 int runLive(const SampleSource& source, double interval, double duration);
 
 }  // namespace olpager::tools

@@ -91,8 +91,8 @@ std::string render(const Line& line, unsigned width, bool colour) {
 
 bool Terminal::usable() {
   const char* kind = std::getenv("TERM");
-  return isatty(STDOUT_FILENO) != 0 && isatty(STDIN_FILENO) != 0 && kind != nullptr && *kind != '\0' &&
-         std::strcmp(kind, "dumb") != 0;
+  return isatty(STDOUT_FILENO) != 0 && isatty(STDIN_FILENO) != 0 && kind != nullptr &&
+         *kind != '\0' && std::strcmp(kind, "dumb") != 0;
 }
 
 Terminal::Terminal() {
@@ -115,7 +115,8 @@ Terminal::~Terminal() {
 
 void Terminal::enter() {
   termios raw = before_;
-  raw.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);  // signals stay: ^C and ^Z do what they do everywhere
+  raw.c_lflag &=
+      ~static_cast<tcflag_t>(ICANON | ECHO);  // signals stay: ^C and ^Z do what they do everywhere
   raw.c_cc[VMIN] = 0;
   raw.c_cc[VTIME] = 0;
   tcsetattr(STDIN_FILENO, TCSADRAIN, &raw);
@@ -185,7 +186,8 @@ Key Terminal::wait(int milliseconds, char& character) {
   pollfd input{STDIN_FILENO, POLLIN, 0};
   if (poll(&input, 1, milliseconds) <= 0) return g_ended != 0 ? Key::kEnd : Key::kNone;
   char byte = 0;
-  if (read(STDIN_FILENO, &byte, 1) != 1) return (input.revents & (POLLHUP | POLLERR)) != 0 ? Key::kEnd : Key::kNone;
+  if (read(STDIN_FILENO, &byte, 1) != 1)
+    return (input.revents & (POLLHUP | POLLERR)) != 0 ? Key::kEnd : Key::kNone;
   if (byte == '\n' || byte == '\r') return Key::kEnter;
   if (byte != '\x1b') {
     character = byte;

@@ -1,8 +1,9 @@
-// The terminal: who owns it, how large it is, what was typed, and drawing without flicker: of each picture only the lines that
-// differ from the last one are sent, in one write.
+// The terminal: who owns it, how large it is, what was typed, and drawing without flicker: of each
+// picture only the lines that differ from the last one are sent, in one write.
 //
-// Thread-safety: one thread; one Terminal at a time (it handles the signals SIGWINCH, SIGINT, SIGTERM, SIGHUP and SIGTSTP).
-// Errors: where standard input or output is no terminal, usable() says so and there is nothing to make.
+// Thread-safety: one thread; one Terminal at a time (it handles the signals SIGWINCH, SIGINT,
+// SIGTERM, SIGHUP and SIGTSTP). Errors: where standard input or output is no terminal, usable()
+// says so and there is nothing to make.
 #pragma once
 
 #include <termios.h>
@@ -14,7 +15,20 @@
 
 namespace olpager::tools {
 
-enum class Style : uint8_t { kPlain, kTitle, kHead, kChosen, kDim, kVram, kInPlace, kHost, kRemote, kIn, kOut, kEmpty };
+enum class Style : uint8_t {
+  kPlain,
+  kTitle,
+  kHead,
+  kChosen,
+  kDim,
+  kVram,
+  kInPlace,
+  kHost,
+  kRemote,
+  kIn,
+  kOut,
+  kEmpty
+};
 
 /// A line of text in pieces of one style each. Only printable ASCII.
 struct Line {
@@ -29,7 +43,8 @@ struct Line {
   }
 };
 
-/// What a line sends to a terminal `width` columns wide: what is too long is cut. `colour`: false leaves it to bold and reverse.
+/// What a line sends to a terminal `width` columns wide: what is too long is cut. `colour`: false
+/// leaves it to bold and reverse.
 std::string render(const Line& line, unsigned width, bool colour);
 
 enum class Key : uint8_t { kNone, kUp, kDown, kEnter, kEscape, kCharacter, kResize, kEnd };
@@ -46,7 +61,8 @@ class Terminal {
   unsigned height() const { return height_; }
   /// At most height() lines; the rest of the screen is empty.
   void draw(const std::vector<Line>& lines);
-  /// Waits that long for a key, a change of size (kResize: draw again) or the end (a signal, or the terminal went away).
+  /// Waits that long for a key, a change of size (kResize: draw again) or the end (a signal, or the
+  /// terminal went away).
   Key wait(int milliseconds, char& character);
 
  private:

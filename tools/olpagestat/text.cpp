@@ -20,7 +20,9 @@ std::string bytesText(double bytes) {
 
 std::string bar(double part, double whole, size_t width) {
   const size_t full =
-      whole > 0 ? std::min(width, static_cast<size_t>(part / whole * static_cast<double>(width) + 0.5)) : 0;
+      whole > 0
+          ? std::min(width, static_cast<size_t>(part / whole * static_cast<double>(width) + 0.5))
+          : 0;
   return "[" + std::string(full, '#') + std::string(width - full, '.') + "]";
 }
 

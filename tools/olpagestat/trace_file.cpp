@@ -40,7 +40,8 @@ void TraceFile::put(const std::string& text) {
 }
 
 void TraceFile::process(uint32_t pid, const std::string& name) {
-  put(base::format(R"({{"ph":"M","name":"process_name","pid":{},"tid":0,"args":{{"name":{}}}}})", pid, quoted(name)));
+  put(base::format(R"({{"ph":"M","name":"process_name","pid":{},"tid":0,"args":{{"name":{}}}}})",
+                   pid, quoted(name)));
 }
 
 void TraceFile::tiers(uint32_t pid, double seconds, const Figures& figures) {
@@ -53,13 +54,15 @@ void TraceFile::event(uint32_t pid, const pager::TraceReader::Event& event) {
   Count& count = counts_[pid];
   const auto span = [&](const char* name, const std::string& arguments) {
     if (!std::exchange(threads_[{pid, event.thread}], true)) {
-      put(base::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"thread {}"}}}})", pid,
-                       event.thread, event.thread));
+      put(base::format(
+          R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"thread {}"}}}})",
+          pid, event.thread, event.thread));
     }
     put(base::format(
-        R"({{"ph":"X","cat":"{}","name":"{}","pid":{},"tid":{},"ts":{},"dur":{},"args":{{"device":{},{}}}}})", name,
-        name, pid, event.thread, microseconds(event.start_ns),
-        microseconds(event.end_ns > event.start_ns ? event.end_ns - event.start_ns : 0), event.device, arguments));
+        R"({{"ph":"X","cat":"{}","name":"{}","pid":{},"tid":{},"ts":{},"dur":{},"args":{{"device":{},{}}}}})",
+        name, name, pid, event.thread, microseconds(event.start_ns),
+        microseconds(event.end_ns > event.start_ns ? event.end_ns - event.start_ns : 0),
+        event.device, arguments));
   };
   switch (event.kind) {
     case TraceKind::kLaunch:
@@ -72,25 +75,29 @@ void TraceFile::event(uint32_t pid, const pager::TraceReader::Event& event) {
       return;
     case TraceKind::kFault:
       count.faults++;
-      span("fault",
-           base::format(R"("number":{},"region":"{:#x}","bytes":{})", event.value, event.address, event.bytes));
+      span("fault", base::format(R"("number":{},"region":"{:#x}","bytes":{})", event.value,
+                                 event.address, event.bytes));
       return;
     case TraceKind::kState:
       break;
     default:
       return;
   }
-  const auto before = static_cast<Place>(event.value & 0xff), after = static_cast<Place>(event.value >> 8 & 0xff);
+  const auto before = static_cast<Place>(event.value & 0xff),
+             after = static_cast<Place>(event.value >> 8 & 0xff);
   const bool ahead = (event.value >> 16 & 1) != 0;
   const std::pair key(pid, event.address);
-  // A pair of events with an identity of its own: extents move at the same time, so they nest in no thread.
-  const auto pair = [&](std::map<std::pair<uint32_t, uint64_t>, Open>& open, const char* category, const char* name) {
+  // A pair of events with an identity of its own: extents move at the same time, so they nest in no
+  // thread.
+  const auto pair = [&](std::map<std::pair<uint32_t, uint64_t>, Open>& open, const char* category,
+                        const char* name) {
     const auto begun = open.find(key);
     if (begun == open.end()) return false;  // it had begun before the trace did
-    const std::string common = base::format(R"("cat":"{}","name":"{}","id":{},"pid":{},"tid":{})", category, name,
-                                            begun->second.id, pid, event.thread);
-    put(base::format(R"({{"ph":"b",{},"ts":{},"args":{{"address":"{:#x}","bytes":{},"device":{}}}}})", common,
-                     microseconds(begun->second.start_ns), event.address, event.bytes, event.device));
+    const std::string common = base::format(R"("cat":"{}","name":"{}","id":{},"pid":{},"tid":{})",
+                                            category, name, begun->second.id, pid, event.thread);
+    put(base::format(
+        R"({{"ph":"b",{},"ts":{},"args":{{"address":"{:#x}","bytes":{},"device":{}}}}})", common,
+        microseconds(begun->second.start_ns), event.address, event.bytes, event.device));
     put(base::format(R"({{"ph":"e",{},"ts":{}}})", common, microseconds(event.start_ns)));
     open.erase(begun);
     return true;
@@ -104,20 +111,24 @@ void TraceFile::event(uint32_t pid, const pager::TraceReader::Event& event) {
     }
   }
   if (before == Place::kOut && pair(writing_, "migration", "write back")) count.written++;
-  if ((before == Place::kOut || before == Place::kLeaving) && after != Place::kOut && after != Place::kLeaving) {
+  if ((before == Place::kOut || before == Place::kLeaving) && after != Place::kOut &&
+      after != Place::kLeaving) {
     const bool taken_back = stays && before == Place::kLeaving;  // by a launch
     if (taken_back || after == Place::kNone) {
       leaving_.erase(key);
-    } else if (pair(leaving_, "eviction", before == Place::kOut ? "eviction, written" : "eviction, clean")) {
+    } else if (pair(leaving_, "eviction",
+                    before == Place::kOut ? "eviction, written" : "eviction, clean")) {
       if (before == Place::kLeaving) count.clean++;
     }
   }
   if (after == Place::kIn) coming_[key] = {event.start_ns, ++next_id_};
-  if (after == Place::kLeaving && before != Place::kLeaving) leaving_[key] = {event.start_ns, ++next_id_};
+  if (after == Place::kLeaving && before != Place::kLeaving)
+    leaving_[key] = {event.start_ns, ++next_id_};
   if (after == Place::kOut) writing_[key] = {event.start_ns, ++next_id_};
 }
 
-bool TraceFile::finish(uint32_t pid, const pager::Counters& before, const pager::Counters& after, uint64_t lost) {
+bool TraceFile::finish(uint32_t pid, const pager::Counters& before, const pager::Counters& after,
+                       uint64_t lost) {
   const auto grown = [&](auto&& of) {
     uint64_t sum = 0;
     for (unsigned device = 0; device < devicesOf(after); device++)
@@ -142,8 +153,8 @@ bool TraceFile::finish(uint32_t pid, const pager::Counters& before, const pager:
       grown([](auto& d) { return pager::valueOf(d.demand_faults); }),
       grown([](auto& d) { return pager::valueOf(d.prefetches_issued); }),
       grown([](auto& d) { return pager::valueOf(d.evictions_clean); }),
-      grown([](auto& d) { return pager::valueOf(d.evictions_written); }), count.launches, count.copies, count.faults,
-      count.fetches, count.prefetches, count.clean, count.written);
+      grown([](auto& d) { return pager::valueOf(d.evictions_written); }), count.launches,
+      count.copies, count.faults, count.fetches, count.prefetches, count.clean, count.written);
   return std::ferror(file_) == 0;
 }
 

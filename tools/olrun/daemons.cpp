@@ -27,7 +27,8 @@ DaemonAnswer askMemserver(const transport::Options& network, const std::string& 
   }
   const status::Status& status = told.value().status;
   if (status.kind != "memserver" || status.tiers.size() != 1) {
-    answer.problem = base::format("memserver {}: it is no memserver but a {}{}", address, base::printable(status.kind),
+    answer.problem = base::format("memserver {}: it is no memserver but a {}{}", address,
+                                  base::printable(status.kind),
                                   status.kind == "gpunode" ? ": that is named by --gpunode" : "");
     return answer;
   }
@@ -46,7 +47,8 @@ DaemonAnswer askNode(const base::Settings& settings, const std::string& address)
   if (!reply.ok()) {
     answer.problem = reply.error().message;
   } else if (reply.value().refused != 0) {
-    answer.problem = base::format("gpunode {} refuses: {}", address, forward::textOf(reply.value()));
+    answer.problem =
+        base::format("gpunode {} refuses: {}", address, forward::textOf(reply.value()));
   } else {
     answer.text = forward::textOf(reply.value());
   }
@@ -61,11 +63,13 @@ Result<std::vector<DaemonAnswer>> askDaemons(const base::Settings& settings) {
   network.value().connect_ms = kConnectMs;
   std::vector<std::future<DaemonAnswer>> asked;
   for (const std::string& address : settings.gpunodes)
-    asked.push_back(std::async(std::launch::async, [&settings, &address] { return askNode(settings, address); }));
+    asked.push_back(std::async(std::launch::async,
+                               [&settings, &address] { return askNode(settings, address); }));
   if (settings.gpunodes.empty()) {
     for (const std::string& address : settings.memservers)
-      asked.push_back(
-          std::async(std::launch::async, [&network, &address] { return askMemserver(network.value(), address); }));
+      asked.push_back(std::async(std::launch::async, [&network, &address] {
+        return askMemserver(network.value(), address);
+      }));
   }
   std::vector<DaemonAnswer> answers;
   answers.reserve(asked.size());

@@ -1,5 +1,6 @@
-// The daemons that the settings name: the memservers, or the gpunodes where there are some. Asked before the program starts, so that
-// one that is not there, or does not take the key, is a line of olrun's and not a failing cuInit inside the program.
+// The daemons that the settings name: the memservers, or the gpunodes where there are some. Asked
+// before the program starts, so that one that is not there, or does not take the key, is a line of
+// olrun's and not a failing cuInit inside the program.
 #pragma once
 
 #include <string>
@@ -17,8 +18,9 @@ struct DaemonAnswer {
   std::string text;     // what it says of itself, one line
 };
 
-/// Asks all at once, over connections of their own, which are closed again. Waits for some seconds at most (kConnectMs,
-/// kAnswerMs). In the order of the settings. The Error: the key file can't be used. Its threads have ended when it returns.
+/// Asks all at once, over connections of their own, which are closed again. Waits for some seconds
+/// at most (kConnectMs, kAnswerMs). In the order of the settings. The Error: the key file can't be
+/// used. Its threads have ended when it returns.
 Result<std::vector<DaemonAnswer>> askDaemons(const base::Settings& settings);
 
 }  // namespace olpager::tools

@@ -24,7 +24,8 @@ constexpr unsigned kSecondsToStart = 60;  // a driver that hangs must not hang o
 bool sameFile(const std::string& a, const std::string& b) {
   struct stat x {};
   struct stat y {};
-  return stat(a.c_str(), &x) == 0 && stat(b.c_str(), &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+  return stat(a.c_str(), &x) == 0 && stat(b.c_str(), &y) == 0 && x.st_dev == y.st_dev &&
+         x.st_ino == y.st_ino;
 }
 
 template <typename Function>
@@ -34,7 +35,8 @@ Function* symbol(void* library, const char* name) {
 
 std::string nameOf(void* library, CUresult result) {
   const char* name = nullptr;
-  if (auto* get = symbol<decltype(cuGetErrorName)>(library, "cuGetErrorName"); get != nullptr) get(result, &name);
+  if (auto* get = symbol<decltype(cuGetErrorName)>(library, "cuGetErrorName"); get != nullptr)
+    get(result, &name);
   return name != nullptr ? name : base::format("error {}", static_cast<int>(result));
 }
 
@@ -42,12 +44,15 @@ std::string nameOf(void* library, CUresult result) {
 void start(void* library, nlohmann::json& facts) {
   auto* const init = symbol<decltype(cuInit)>(library, "cuInit");
   auto* const count = symbol<decltype(cuDeviceGetCount)>(library, "cuDeviceGetCount");
-  auto* const retain = symbol<decltype(cuDevicePrimaryCtxRetain)>(library, "cuDevicePrimaryCtxRetain");
+  auto* const retain =
+      symbol<decltype(cuDevicePrimaryCtxRetain)>(library, "cuDevicePrimaryCtxRetain");
   auto* const make_current = symbol<decltype(cuCtxSetCurrent)>(library, "cuCtxSetCurrent");
   auto* const create = symbol<decltype(cuMemCreate)>(library, "cuMemCreate");
   auto* const release = symbol<decltype(cuMemRelease)>(library, "cuMemRelease");
-  if (count == nullptr || retain == nullptr || make_current == nullptr || create == nullptr || release == nullptr) {
-    facts["start_problem"] = "the driver lacks virtual memory management; olpager needs 550 or newer";
+  if (count == nullptr || retain == nullptr || make_current == nullptr || create == nullptr ||
+      release == nullptr) {
+    facts["start_problem"] =
+        "the driver lacks virtual memory management; olpager needs 550 or newer";
     return;
   }
   if (const CUresult result = init(0); result != CUDA_SUCCESS) {
@@ -64,7 +69,8 @@ void start(void* library, nlohmann::json& facts) {
   CUresult result = retain(&context, 0);
   if (result == CUDA_SUCCESS) result = make_current(context);
   if (result != CUDA_SUCCESS) {
-    facts["start_problem"] = base::format("the first context on device 0 fails with {}", nameOf(library, result));
+    facts["start_problem"] =
+        base::format("the first context on device 0 fails with {}", nameOf(library, result));
     return;
   }
   CUmemAllocationProp properties;
@@ -116,22 +122,25 @@ nlohmann::json inspect(const std::string& driver, Probe probe, const std::string
     return facts;
   }
   Dl_info about{};
-  if (dladdr(reinterpret_cast<void*>(init), &about) != 0 && about.dli_fname != nullptr) facts["path"] = about.dli_fname;
+  if (dladdr(reinterpret_cast<void*>(init), &about) != 0 && about.dli_fname != nullptr)
+    facts["path"] = about.dli_fname;
   const std::string path = facts.value("path", driver);
   if (sameFile(path, own_library)) {
-    facts["problem"] = base::format("{}: is olpager itself; name the real driver by its path", path);
+    facts["problem"] =
+        base::format("{}: is olpager itself; name the real driver by its path", path);
     return facts;
   }
   if (path.find("/stubs/") != std::string::npos) {
     facts["problem"] = base::format("{}: is the CUDA Toolkit's stub for linking, no driver", path);
     return facts;
   }
-  if (auto* version = symbol<decltype(cuDriverGetVersion)>(library, "cuDriverGetVersion"); version != nullptr) {
+  if (auto* version = symbol<decltype(cuDriverGetVersion)>(library, "cuDriverGetVersion");
+      version != nullptr) {
     int number = 0;
     if (version(&number) == CUDA_SUCCESS) facts["version"] = number;
     if (number != 0 && number < kOldestVersion) {
-      facts["problem"] = base::format("{}: offers CUDA {}.{}; 12.4 (driver 550) or newer is needed", path,
-                                      number / 1000, number % 1000 / 10);
+      facts["problem"] = base::format("{}: offers CUDA {}.{}; 12.4 (driver 550) or newer is needed",
+                                      path, number / 1000, number % 1000 / 10);
       return facts;
     }
   }
@@ -142,7 +151,8 @@ nlohmann::json inspect(const std::string& driver, Probe probe, const std::string
 
 }  // namespace
 
-Result<DriverFacts> probeDriver(const std::string& driver, Probe probe, const std::string& own_library) {
+Result<DriverFacts> probeDriver(const std::string& driver, Probe probe,
+                                const std::string& own_library) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return Error{base::format("pipe: {}", std::strerror(errno))};
   base::UniqueFd from(ends[0]);
@@ -153,7 +163,8 @@ Result<DriverFacts> probeDriver(const std::string& driver, Probe probe, const st
     alarm(kSecondsToStart);
     std::string text;
     try {
-      text = inspect(driver, probe, own_library).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+      text = inspect(driver, probe, own_library)
+                 .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
     } catch (...) {  // the parent sees no answer
     }
     [[maybe_unused]] const ssize_t written = write(to.get(), text.data(), text.size());
@@ -162,7 +173,8 @@ Result<DriverFacts> probeDriver(const std::string& driver, Probe probe, const st
   to.reset();
   std::string text;
   char buffer[4096];
-  for (ssize_t n = 0; (n = read(from.get(), buffer, sizeof buffer)) > 0 || (n < 0 && errno == EINTR);) {
+  for (ssize_t n = 0;
+       (n = read(from.get(), buffer, sizeof buffer)) > 0 || (n < 0 && errno == EINTR);) {
     if (n > 0) text.append(buffer, static_cast<size_t>(n));
   }
   int status = 0;
@@ -171,7 +183,8 @@ Result<DriverFacts> probeDriver(const std::string& driver, Probe probe, const st
   const auto facts = nlohmann::json::parse(text, nullptr, false);
   if (!facts.is_object() && !facts.is_null()) {
     if (WIFSIGNALED(status)) {
-      return Error{base::format("{}: loading it ends the process ({})", driver, strsignal(WTERMSIG(status)))};
+      return Error{base::format("{}: loading it ends the process ({})", driver,
+                                strsignal(WTERMSIG(status)))};
     }
     return Error{base::format("{}: loading it ends the process", driver)};
   }

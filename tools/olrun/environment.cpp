@@ -34,8 +34,9 @@ bool isSanitizer(std::string_view library) {
 
 Status separatorFree(const std::string& path, const char* variable) {
   if (path.find_first_of(" :;") == std::string::npos) return {};
-  return Error{base::format("{}: {} can't hold a path with a space, colon or semicolon; install olpager elsewhere",
-                            path, variable)};
+  return Error{base::format(
+      "{}: {} can't hold a path with a space, colon or semicolon; install olpager elsewhere", path,
+      variable)};
 }
 
 }  // namespace

@@ -42,18 +42,23 @@ std::string firstLine(const std::string& path) {
 
 uint64_t numberIn(const std::string& path) {
   const std::string line = firstLine(path);
-  return line.empty() || line.find_first_not_of("0123456789") != std::string::npos ? 0 : std::stoull(line);
+  return line.empty() || line.find_first_not_of("0123456789") != std::string::npos
+             ? 0
+             : std::stoull(line);
 }
 
-void checkInstallation(Findings& findings, const std::string& library, const std::string& link_folder) {
+void checkInstallation(Findings& findings, const std::string& library,
+                       const std::string& link_folder) {
   if (library.empty()) {
-    findings.push_back({Kind::kGap, "library", "libolpager.so is not beside olrun; build it: meson compile -C build"});
+    findings.push_back({Kind::kGap, "library",
+                        "libolpager.so is not beside olrun; build it: meson compile -C build"});
   } else {
     findings.push_back({Kind::kGood, "library", library});
   }
   if (link_folder.empty()) {
     findings.push_back(
-        {Kind::kGap, "links", "the folder with libcuda.so.1 for LD_LIBRARY_PATH is missing; build again"});
+        {Kind::kGap, "links",
+         "the folder with libcuda.so.1 for LD_LIBRARY_PATH is missing; build again"});
   }
 }
 
@@ -63,25 +68,31 @@ void checkDevices(Findings& findings) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator("/dev", ignored)) {
     const std::string name = entry.path().filename();
-    if (name.size() > 6 && name.starts_with("nvidia") && name.find_first_not_of("0123456789", 6) == std::string::npos) {
+    if (name.size() > 6 && name.starts_with("nvidia") &&
+        name.find_first_not_of("0123456789", 6) == std::string::npos) {
       nodes.push_back(entry.path());
       gpus++;
     }
   }
   if (gpus == 0) {
-    findings.push_back({Kind::kGap, "GPU",
-                        "no /dev/nvidia0: no NVIDIA GPU, its kernel module is not loaded (modprobe nvidia), or this "
-                        "container was started without it (--gpus all); --gpunode and --driver sim need none"});
+    findings.push_back(
+        {Kind::kGap, "GPU",
+         "no /dev/nvidia0: no NVIDIA GPU, its kernel module is not loaded (modprobe nvidia), or "
+         "this "
+         "container was started without it (--gpus all); --gpunode and --driver sim need none"});
     return;
   }
   for (const auto& node : nodes) {
     if (access(node.c_str(), R_OK | W_OK) == 0) continue;
     const bool there = access(node.c_str(), F_OK) == 0;
-    findings.push_back({Kind::kGap, "GPU",
-                        there ? base::format("{}: no permission to read and write; join the group that owns it", node)
-                              : base::format("{}: missing; run nvidia-modprobe -u -c 0", node)});
+    findings.push_back(
+        {Kind::kGap, "GPU",
+         there ? base::format("{}: no permission to read and write; join the group that owns it",
+                              node)
+               : base::format("{}: missing; run nvidia-modprobe -u -c 0", node)});
   }
-  findings.push_back({Kind::kGood, "GPU", base::format("{} device node{}", gpus, gpus == 1 ? "" : "s")});
+  findings.push_back(
+      {Kind::kGood, "GPU", base::format("{} device node{}", gpus, gpus == 1 ? "" : "s")});
 }
 
 void checkDriver(Findings& findings, const std::string& driver, const std::string& library) {
@@ -89,27 +100,32 @@ void checkDriver(Findings& findings, const std::string& driver, const std::strin
   if (!probed.ok()) {
     findings.push_back(
         {Kind::kGap, "driver",
-         probed.error().message + "; install the NVIDIA driver, name it (--driver), or use --gpunode or --driver sim"});
+         probed.error().message +
+             "; install the NVIDIA driver, name it (--driver), or use --gpunode or --driver sim"});
     return;
   }
   const DriverFacts& facts = probed.value();
   findings.push_back({Kind::kGood, "driver",
-                      facts.version == 0 ? facts.path
-                                         : base::format("{} (CUDA {}.{})", facts.path, facts.version / 1000,
-                                                        facts.version % 1000 / 10)});
+                      facts.version == 0
+                          ? facts.path
+                          : base::format("{} (CUDA {}.{})", facts.path, facts.version / 1000,
+                                         facts.version % 1000 / 10)});
   if (!facts.start_problem.empty()) {
-    findings.push_back({Kind::kGap, "driver", facts.start_problem + "; does nvidia-smi work here?"});
     findings.push_back(
-        {Kind::kNote, "host memory", "whether HOST_NUMA memory is allowed can't be tested without a GPU"});
+        {Kind::kGap, "driver", facts.start_problem + "; does nvidia-smi work here?"});
+    findings.push_back({Kind::kNote, "host memory",
+                        "whether HOST_NUMA memory is allowed can't be tested without a GPU"});
     return;
   }
   findings.push_back({Kind::kGood, "devices", base::format("{}", facts.devices)});
   if (facts.host_problem.empty()) {
-    findings.push_back({Kind::kGood, "host memory", "the driver gives HOST_NUMA memory: pages can be used in place"});
+    findings.push_back({Kind::kGood, "host memory",
+                        "the driver gives HOST_NUMA memory: pages can be used in place"});
   } else {
     findings.push_back(
         {Kind::kGap, "host memory",
-         base::format("the driver refuses HOST_NUMA memory ({}): what a launch reaches has to fit VRAM; in a "
+         base::format("the driver refuses HOST_NUMA memory ({}): what a launch reaches has to fit "
+                      "VRAM; in a "
                       "container allow the set_mempolicy and mbind calls (--cap-add SYS_NICE)",
                       facts.host_problem)});
   }
@@ -122,9 +138,10 @@ void checkDaemons(Findings& findings, const base::Settings& settings) {
     return;
   }
   for (const DaemonAnswer& answer : asked.value()) {
-    findings.push_back(answer.problem.empty()
-                           ? Finding{Kind::kGood, answer.kind, base::format("{}: {}", answer.address, answer.text)}
-                           : Finding{Kind::kGap, answer.kind, answer.problem});
+    findings.push_back(
+        answer.problem.empty()
+            ? Finding{Kind::kGood, answer.kind, base::format("{}: {}", answer.address, answer.text)}
+            : Finding{Kind::kGap, answer.kind, answer.problem});
   }
 }
 
@@ -134,14 +151,16 @@ void checkLimits(Findings& findings) {
   if (limit.rlim_cur != RLIM_INFINITY) {
     findings.push_back(
         {Kind::kGap, "address space",
-         base::format("limited to {}, the global range takes 16TiB of it (no memory); ulimit -v unlimited",
-                      formatSize(limit.rlim_cur))});
+         base::format(
+             "limited to {}, the global range takes 16TiB of it (no memory); ulimit -v unlimited",
+             formatSize(limit.rlim_cur))});
   }
   getrlimit(RLIMIT_MEMLOCK, &limit);
-  findings.push_back({Kind::kNote, "memlock",
-                      limit.rlim_cur == RLIM_INFINITY
-                          ? "unlimited"
-                          : base::format("{}: enough here, the driver pins for us", formatSize(limit.rlim_cur))});
+  findings.push_back(
+      {Kind::kNote, "memlock",
+       limit.rlim_cur == RLIM_INFINITY
+           ? "unlimited"
+           : base::format("{}: enough here, the driver pins for us", formatSize(limit.rlim_cur))});
 }
 
 void checkMemory(Findings& findings, const base::Settings& settings) {
@@ -152,23 +171,28 @@ void checkMemory(Findings& findings, const base::Settings& settings) {
   if (settings.host.bytes != 0) host = settings.host.bytes;
   if (settings.host.percent != 0)
     host = static_cast<uint64_t>(static_cast<double>(base_bytes) * settings.host.percent / 100);
-  findings.push_back({base_bytes < host || host < base::kSettingsPageBytes ? Kind::kGap : Kind::kGood, "RAM",
-                      base::format("{} available, {}; host tier {}", formatSize(available),
-                                   group.limit ? base::format("{} left of the cgroup limit of {}",
-                                                              formatSize(group.room()), formatSize(*group.limit))
-                                               : std::string("no cgroup limit"),
-                                   formatSize(host)) +
-                          (base_bytes < host ? ", more than there is; lower --host" : "")});
+  findings.push_back(
+      {base_bytes < host || host < base::kSettingsPageBytes ? Kind::kGap : Kind::kGood, "RAM",
+       base::format("{} available, {}; host tier {}", formatSize(available),
+                    group.limit ? base::format("{} left of the cgroup limit of {}",
+                                               formatSize(group.room()), formatSize(*group.limit))
+                                : std::string("no cgroup limit"),
+                    formatSize(host)) +
+           (base_bytes < host ? ", more than there is; lower --host" : "")});
   const uint64_t huge = numberIn("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages");
-  findings.push_back({Kind::kNote, "hugepages",
-                      huge != 0 ? base::format("{} of 2MiB reserved", huge)
-                                : "none of 2MiB reserved: not needed here (sysctl vm.nr_hugepages reserves some)"});
+  findings.push_back(
+      {Kind::kNote, "hugepages",
+       huge != 0
+           ? base::format("{} of 2MiB reserved", huge)
+           : "none of 2MiB reserved: not needed here (sysctl vm.nr_hugepages reserves some)"});
   struct statvfs shm {};
   if (statvfs("/dev/shm", &shm) != 0 || access("/dev/shm", W_OK) != 0) {
-    findings.push_back({Kind::kGap, "/dev/shm", "can't be written; mount a tmpfs there (container: --shm-size 1g)"});
+    findings.push_back({Kind::kGap, "/dev/shm",
+                        "can't be written; mount a tmpfs there (container: --shm-size 1g)"});
   } else {
     const uint64_t bytes = static_cast<uint64_t>(shm.f_bavail) * shm.f_frsize;
-    findings.push_back({bytes < (64ull << 20) ? Kind::kNote : Kind::kGood, "/dev/shm", formatSize(bytes) + " free"});
+    findings.push_back({bytes < (64ull << 20) ? Kind::kNote : Kind::kGood, "/dev/shm",
+                        formatSize(bytes) + " free"});
   }
 }
 
@@ -180,11 +204,12 @@ void checkUserfaultfd(Findings& findings) {
     if (device) fd.reset(ioctl(device.get(), USERFAULTFD_IOC_NEW, O_CLOEXEC));
 #endif
   }
-  findings.push_back({Kind::kNote, "userfaultfd",
-                      fd ? "allowed"
-                         : base::format("refused ({}): not needed here, managed memory stays the driver's (sysctl "
-                                        "vm.unprivileged_userfaultfd=1 allows it)",
-                                        std::strerror(errno))});
+  findings.push_back(
+      {Kind::kNote, "userfaultfd",
+       fd ? "allowed"
+          : base::format("refused ({}): not needed here, managed memory stays the driver's (sysctl "
+                         "vm.unprivileged_userfaultfd=1 allows it)",
+                         std::strerror(errno))});
 }
 
 void checkCounters(Findings& findings) {
@@ -217,12 +242,14 @@ std::vector<Finding> checkMachine(const base::Settings& settings, const std::str
   checkInstallation(findings, library, link_folder);
   checkDaemons(findings, settings);
   if (!settings.gpunodes.empty()) {
-    findings.push_back({Kind::kNote, "here", "a forwarded program needs neither a GPU nor a driver of this machine"});
+    findings.push_back({Kind::kNote, "here",
+                        "a forwarded program needs neither a GPU nor a driver of this machine"});
     return findings;
   }
   if (settings.driver != "sim") checkDevices(findings);
   if (driver.empty()) {
-    findings.push_back({Kind::kGap, "driver", "libolsimcuda.so, the simulated GPU, is not beside olrun; build it"});
+    findings.push_back({Kind::kGap, "driver",
+                        "libolsimcuda.so, the simulated GPU, is not beside olrun; build it"});
   } else {
     checkDriver(findings, driver, library);
   }

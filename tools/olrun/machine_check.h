@@ -15,8 +15,9 @@ struct Finding {
   std::string text;
 };
 
-/// `library`, `link_folder`: of this installation, "" when missing. `driver`: absolute path or "libcuda.so.1". Asks the daemons
-/// that the settings name; what forwarded programs don't need is not looked at where they name a gpunode.
+/// `library`, `link_folder`: of this installation, "" when missing. `driver`: absolute path or
+/// "libcuda.so.1". Asks the daemons that the settings name; what forwarded programs don't need is
+/// not looked at where they name a gpunode.
 std::vector<Finding> checkMachine(const base::Settings& settings, const std::string& library,
                                   const std::string& link_folder, const std::string& driver);
 

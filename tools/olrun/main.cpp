@@ -1,6 +1,6 @@
-// olrun: runs a program under olpager. Checks everything first, so that what is wrong is one line here and not a
-// failing cuInit inside the program. Exit status: 2 for what olrun refuses, 127 and 126 as a shell's for a program that
-// is not there or can't be run, else the program's own.
+// olrun: runs a program under olpager. Checks everything first, so that what is wrong is one line
+// here and not a failing cuInit inside the program. Exit status: 2 for what olrun refuses, 127 and
+// 126 as a shell's for a program that is not there or can't be run, else the program's own.
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -63,21 +63,25 @@ struct CommandLine {
   std::vector<SettingOption> settings = {
       {kHere, "--vram", "vram", "OL_VRAM", "SIZE",
        "VRAM to use on each device: 8GiB, 50% (default: what is free less a reserve)"},
-      {kHere, "--host", "host", "OL_HOST", "SIZE", "Host RAM to use: 32GiB, 50% (default: 80% of what is available)"},
+      {kHere, "--host", "host", "OL_HOST", "SIZE",
+       "Host RAM to use: 32GiB, 50% (default: 80% of what is available)"},
       {kHere, "--reach", "reach", "OL_REACH", "REACH",
        "What a launch is taken to reach: traced, all or learned (default: traced)"},
       {kHere, "--report", "report", "OL_REPORT", "REPORT",
        "Memory that the program is told of: node or pool (default: node)"},
       {kHere, "--pack", "pack", "OL_PACK", "on|off",
        "What streams crosses the bus packed where it packs (default: on)"},
-      {kHere, "--va-base", "va_base", "OL_VA_BASE", "ADDRESS", "Where the global address range begins"},
+      {kHere, "--va-base", "va_base", "OL_VA_BASE", "ADDRESS",
+       "Where the global address range begins"},
       {kHere, "--va-size", "va_size", "OL_VA_SIZE", "SIZE", "Its size (default: 16TiB)"},
       {kElsewhere, "--memserver", "memserver", "OL_MEMSERVER", "HOST:PORT,...",
-       "Memory of other machines (olmemserver): below host RAM. As often as there are machines; none: without"},
+       "Memory of other machines (olmemserver): below host RAM. As often as there are machines; "
+       "none: without"},
       {kElsewhere, "--replicas", "replicas", "OL_REPLICAS", "NUMBER",
        "Memservers that hold each page: 1 or 2 (default: 1)"},
       {kElsewhere, "--gpunode", "gpunode", "OL_GPUNODE", "HOST:PORT,...",
-       "Run all GPU work on another machine (olgpunode): no GPU and no driver is needed here. As often as there are "
+       "Run all GPU work on another machine (olgpunode): no GPU and no driver is needed here. As "
+       "often as there are "
        "machines; none: not",
        Mode::kBoth},
       {kElsewhere, "--view", "view", "OL_VIEW", "VIEW",
@@ -85,15 +89,19 @@ struct CommandLine {
       {kElsewhere, "--transport", "transport", "OL_TRANSPORT", "HOW",
        "To the gpunodes: auto, tcp or shm (default: auto)", Mode::kForwarded},
       {kElsewhere, "--key", "key", "OL_KEY", "FILE",
-       "Key for memservers and gpunodes (olctl keygen; default: $CREDENTIALS_DIRECTORY/olpager.key, where it is)",
+       "Key for memservers and gpunodes (olctl keygen; default: "
+       "$CREDENTIALS_DIRECTORY/olpager.key, where it is)",
        Mode::kBoth},
-      {kElsewhere, "--tls", "tls", "OL_TLS", "WHAT", "What goes to them encrypted: all, control or off (default: all)",
-       Mode::kBoth},
+      {kElsewhere, "--tls", "tls", "OL_TLS", "WHAT",
+       "What goes to them encrypted: all, control or off (default: all)", Mode::kBoth},
       {kRun, "--driver", "driver", "OL_DRIVER", "FILE",
        "The libcuda to use; sim: the simulated GPU (default: the loader's)"},
       {kRun, "--exportable", "exportable", "OL_EXPORTABLE", "OWNER",
-       "Whose exportable memory of cuMemCreate is: pager, which pages it, or driver (default: pager)", Mode::kBoth},
-      {kRun, "--log", "log", "OL_LOG", "LEVEL", "off, error, warn, info, debug or trace (default: warn)", Mode::kBoth},
+       "Whose exportable memory of cuMemCreate is: pager, which pages it, or driver (default: "
+       "pager)",
+       Mode::kBoth},
+      {kRun, "--log", "log", "OL_LOG", "LEVEL",
+       "off, error, warn, info, debug or trace (default: warn)", Mode::kBoth},
   };
   std::string config;
   bool check = false;
@@ -101,16 +109,21 @@ struct CommandLine {
   std::vector<std::string> program;
 };
 
-// CLI11 takes what follows a bare "--" for positionals; a program's own arguments must never be looked at.
+// CLI11 takes what follows a bare "--" for positionals; a program's own arguments must never be
+// looked at.
 int parse(int argc, char** argv, CommandLine& line, bool& done) {
   done = true;
   base::CommandLine command(
-      "olrun", "Runs a program with its CUDA memory spread over VRAM, host RAM and memory of other machines.",
+      "olrun",
+      "Runs a program with its CUDA memory spread over VRAM, host RAM and memory of other "
+      "machines.",
       "[OPTION...] -- PROGRAM [ARGUMENT...]",
-      {{"olrun -- python train.py", "all as it is by itself: free VRAM and 80% of the available RAM"},
+      {{"olrun -- python train.py",
+        "all as it is by itself: free VRAM and 80% of the available RAM"},
        {"olrun --vram 8GiB --memserver 10.0.0.2:7070 --key KEYFILE -- ./simulation",
         "8 GiB of each GPU, and memory of another machine below this one's RAM"},
-       {"olrun --gpunode 10.0.0.3:7071 --key KEYFILE -- ./simulation", "on the GPUs of another machine"}});
+       {"olrun --gpunode 10.0.0.3:7071 --key KEYFILE -- ./simulation",
+        "on the GPUs of another machine"}});
   CLI::App& app = command.app();
   app.prefix_command();
   std::vector<CLI::Option*> settings;
@@ -121,12 +134,15 @@ int parse(int argc, char** argv, CommandLine& line, bool& done) {
       option->multi_option_policy(CLI::MultiOptionPolicy::Join)->delimiter(',');
     settings.push_back(option);
   }
-  app.add_option("--config", line.config,
-                 "A settings file besides /etc/olpager/olpager.toml and ~/.config/olpager/olpager.toml")
+  app.add_option(
+         "--config", line.config,
+         "A settings file besides /etc/olpager/olpager.toml and ~/.config/olpager/olpager.toml")
       ->type_name("FILE")
       ->group(kRun);
-  app.add_flag("--check", line.check, "Run nothing; print each gap of this machine with its fix")->group(kRun);
-  app.add_flag("--stats", line.stats, "Print the pager's counters when the program ends")->group(kRun);
+  app.add_flag("--check", line.check, "Run nothing; print each gap of this machine with its fix")
+      ->group(kRun);
+  app.add_flag("--stats", line.stats, "Print the pager's counters when the program ends")
+      ->group(kRun);
 
   const std::vector<std::string> all(argv + 1, argv + argc);
   const auto separator = std::find(all.begin(), all.end(), "--");
@@ -144,7 +160,8 @@ int parse(int argc, char** argv, CommandLine& line, bool& done) {
     if (!line.program.empty()) line.program.emplace_back("--");
     line.program.insert(line.program.end(), after.begin(), after.end());
   }
-  if (line.program.empty() && !line.check) return refuse("no program given: olrun [options] -- program [arguments]");
+  if (line.program.empty() && !line.check)
+    return refuse("no program given: olrun [options] -- program [arguments]");
   done = false;
   return 0;
 }
@@ -155,61 +172,71 @@ std::string occupant(uint64_t base, uint64_t size) {
   for (std::string line; std::getline(maps, line);) {
     unsigned long long from = 0;
     unsigned long long to = 0;
-    if (std::sscanf(line.c_str(), "%llx-%llx", &from, &to) != 2 || to <= base || from >= base + size) continue;
+    if (std::sscanf(line.c_str(), "%llx-%llx", &from, &to) != 2 || to <= base ||
+        from >= base + size)
+      continue;
     const auto name = line.find_first_of("/[");
-    return base::format("{} at 0x{:x}", name == std::string::npos ? "a mapping" : line.substr(name), from);
+    return base::format("{} at 0x{:x}", name == std::string::npos ? "a mapping" : line.substr(name),
+                        from);
   }
   return "a mapping";
 }
 
-// The range the program is to have, tried here: its own layout is much like ours. Only when the user chose it; the
-// built-in range is free in every layout that Linux makes.
+// The range the program is to have, tried here: its own layout is much like ours. Only when the
+// user chose it; the built-in range is free in every layout that Linux makes.
 Status checkRange(const base::Settings& settings) {
   const uint64_t size = settings.va_size != 0 ? settings.va_size : 16ull << 40;
   rlimit limit{};
-  if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < size) {
+  if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+      limit.rlim_cur < size) {
     return Error{
-        base::format("the address space is limited to {} and the range takes {}: ulimit -v unlimited, or a smaller "
+        base::format("the address space is limited to {} and the range takes {}: ulimit -v "
+                     "unlimited, or a smaller "
                      "--va-size",
                      base::formatSize(limit.rlim_cur), base::exactSize(size))};
   }
   if (settings.va_base == 0) return {};
   void* const wanted = reinterpret_cast<void*>(settings.va_base);
-  void* const got =
-      mmap(wanted, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+  void* const got = mmap(wanted, size, PROT_NONE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
   const int why = errno;
   if (got != MAP_FAILED) munmap(got, size);
   if (got == wanted) return {};
   if (got != MAP_FAILED || why == EEXIST) {
-    return Error{base::format("the range 0x{:x} + {} is taken ({}); choose another --va-base, such as 0x210000000000",
-                              settings.va_base, base::exactSize(size), occupant(settings.va_base, size))};
+    return Error{base::format(
+        "the range 0x{:x} + {} is taken ({}); choose another --va-base, such as 0x210000000000",
+        settings.va_base, base::exactSize(size), occupant(settings.va_base, size))};
   }
   return Error{
-      base::format("the range 0x{:x} + {} can't be reserved: {}; choose another --va-base or a smaller --va-size",
+      base::format("the range 0x{:x} + {} can't be reserved: {}; choose another --va-base or a "
+                   "smaller --va-size",
                    settings.va_base, base::exactSize(size), std::strerror(why))};
 }
 
 // As the library has it, which knows the devices as well.
 Status checkVram(const base::Budget& budget, const tools::DriverFacts& facts) {
   if (budget.percent == 0 || facts.least_vram == 0) return {};
-  if (static_cast<double>(facts.least_vram) * budget.percent / 100 >= static_cast<double>(base::kSettingsPageBytes))
+  if (static_cast<double>(facts.least_vram) * budget.percent / 100 >=
+      static_cast<double>(base::kSettingsPageBytes))
     return {};
-  return Error{base::format("--vram: {} of the {} of device {} is below one page ({})", base::exactBudget(budget),
-                            base::formatSize(facts.least_vram), facts.least_device,
-                            base::exactSize(base::kSettingsPageBytes))};
+  return Error{base::format("--vram: {} of the {} of device {} is below one page ({})",
+                            base::exactBudget(budget), base::formatSize(facts.least_vram),
+                            facts.least_device, base::exactSize(base::kSettingsPageBytes))};
 }
 
-// What was asked for by an option and can't be had is no setting to ignore. (Files and variables may name settings of both.)
-Status checkOptions(const std::vector<SettingOption>& options, const std::vector<std::string>& gpunodes) {
+// What was asked for by an option and can't be had is no setting to ignore. (Files and variables
+// may name settings of both.)
+Status checkOptions(const std::vector<SettingOption>& options,
+                    const std::vector<std::string>& gpunodes) {
   const Mode other = gpunodes.empty() ? Mode::kForwarded : Mode::kLocal;
   for (const auto& option : options) {
     if (!option.given || option.text == "none" || option.mode != other) continue;
-    return Error{
-        gpunodes.empty()
-            ? base::format("{}: of no effect without a gpunode (--gpunode)", option.option)
-            : base::format("{}: of no effect with the gpunode {}, whose own settings hold (man olgpunode); leave it "
-                           "out, or run here: --gpunode none",
-                           option.option, gpunodes.front())};
+    return Error{gpunodes.empty()
+                     ? base::format("{}: of no effect without a gpunode (--gpunode)", option.option)
+                     : base::format("{}: of no effect with the gpunode {}, whose own settings hold "
+                                    "(man olgpunode); leave it "
+                                    "out, or run here: --gpunode none",
+                                    option.option, gpunodes.front())};
   }
   return {};
 }
@@ -221,7 +248,8 @@ Status checkReplicas(const std::vector<SettingOption>& options, const base::Sett
   });
   if (!asked || settings.replicas == 1 || !settings.memservers.empty()) return {};
   return Error{
-      base::format("--replicas {}: there is no memserver to hold them: name {} or more with --memserver HOST:PORT, or "
+      base::format("--replicas {}: there is no memserver to hold them: name {} or more with "
+                   "--memserver HOST:PORT, or "
                    "leave --replicas out",
                    settings.replicas, settings.replicas)};
 }
@@ -231,7 +259,8 @@ Status checkDaemons(const base::Settings& settings) {
   const auto asked = tools::askDaemons(settings);
   if (!asked.ok()) return asked.error();
   for (const auto& answer : asked.value()) {
-    if (!answer.problem.empty()) return Error{base::format("{} (without it: --{} none)", answer.problem, answer.kind)};
+    if (!answer.problem.empty())
+      return Error{base::format("{} (without it: --{} none)", answer.problem, answer.kind)};
   }
   return {};
 }
@@ -271,12 +300,15 @@ int run(int argc, char** argv) {
   const auto loaded = base::loadSettings({.environment = environment.entries()});
   if (!loaded.ok()) return refuse(loaded.error().message);
   const base::Settings& settings = loaded.value();
-  if (auto status = checkOptions(line.settings, settings.gpunodes); !status.ok()) return refuse(status.error().message);
-  if (auto status = checkReplicas(line.settings, settings); !status.ok()) return refuse(status.error().message);
+  if (auto status = checkOptions(line.settings, settings.gpunodes); !status.ok())
+    return refuse(status.error().message);
+  if (auto status = checkReplicas(line.settings, settings); !status.ok())
+    return refuse(status.error().message);
   if (line.stats && !settings.gpunodes.empty()) {
-    return refuse(base::format(
-        "--stats: no pager counts here with the gpunode {}; olpagestat --node {} shows what its sessions use",
-        settings.gpunodes.front(), settings.gpunodes.front()));
+    return refuse(
+        base::format("--stats: no pager counts here with the gpunode {}; olpagestat --node {} "
+                     "shows what its sessions use",
+                     settings.gpunodes.front(), settings.gpunodes.front()));
   }
 
   const std::string self = base::currentExecutable();
@@ -294,42 +326,53 @@ int run(int argc, char** argv) {
     return program.exit_code;
   }
   if (driver.empty() && !forwarded) {
-    return refuse(base::format("libolsimcuda.so, the simulated GPU, is not in the build or installation of {}", self));
+    return refuse(base::format(
+        "libolsimcuda.so, the simulated GPU, is not in the build or installation of {}", self));
   }
-  // A forwarded program needs no driver here. To start one takes long: that is done where a budget may be too small on some device.
-  const tools::Probe probe =
-      settings.vram.percent != 0 && settings.vram.percent < kPercentToAsk ? tools::Probe::kVram : tools::Probe::kLoad;
-  const auto probed =
-      forwarded ? Result<tools::DriverFacts>(tools::DriverFacts{}) : tools::probeDriver(driver, probe, library);
+  // A forwarded program needs no driver here. To start one takes long: that is done where a budget
+  // may be too small on some device.
+  const tools::Probe probe = settings.vram.percent != 0 && settings.vram.percent < kPercentToAsk
+                                 ? tools::Probe::kVram
+                                 : tools::Probe::kLoad;
+  const auto probed = forwarded ? Result<tools::DriverFacts>(tools::DriverFacts{})
+                                : tools::probeDriver(driver, probe, library);
   if (!probed.ok()) {
     return refuse(base::format("driver: {}; {}", probed.error().message,
-                               settings.driver.empty() ? "install the NVIDIA driver, name it with --driver, or use a "
-                                                         "GPU elsewhere (--gpunode) or the simulated one (--driver sim)"
-                                                       : "--driver takes the path of a libcuda.so.1, or sim"));
+                               settings.driver.empty()
+                                   ? "install the NVIDIA driver, name it with --driver, or use a "
+                                     "GPU elsewhere (--gpunode) or the simulated one (--driver sim)"
+                                   : "--driver takes the path of a libcuda.so.1, or sim"));
   }
-  if (auto status = checkVram(settings.vram, probed.value()); !status.ok()) return refuse(status.error().message);
-  if (auto status = forwarded ? Status{} : checkRange(settings); !status.ok()) return refuse(status.error().message);
+  if (auto status = checkVram(settings.vram, probed.value()); !status.ok())
+    return refuse(status.error().message);
+  if (auto status = forwarded ? Status{} : checkRange(settings); !status.ok())
+    return refuse(status.error().message);
   if (library.empty() || link_folder.empty()) {
-    return refuse(base::format("{} is not in the build or installation of {}; build it: meson compile -C build",
-                               library.empty() ? "libolpager.so" : "the folder olpager-lib", self));
+    return refuse(base::format(
+        "{} is not in the build or installation of {}; build it: meson compile -C build",
+        library.empty() ? "libolpager.so" : "the folder olpager-lib", self));
   }
   if (auto status = checkDaemons(settings); !status.ok()) return refuse(status.error().message);
   if (!program.warning.empty()) base::print(stderr, "olrun: warning: {}\n", program.warning);
 
   if (settings.driver == "sim") environment.set("OL_DRIVER", driver);
-  if (auto status = tools::addPreload(environment, library); !status.ok()) return refuse(status.error().message);
+  if (auto status = tools::addPreload(environment, library); !status.ok())
+    return refuse(status.error().message);
   if (auto status = tools::addLibraryFolder(environment, link_folder); !status.ok())
     return refuse(status.error().message);
   // Where there is no driver there is no NVML either: the gpunode's devices are shown instead.
   if (const std::string nvml = base::locateNvmlFolder(self); forwarded && !nvml.empty()) {
-    if (auto status = tools::addLibraryFolder(environment, nvml); !status.ok()) return refuse(status.error().message);
+    if (auto status = tools::addLibraryFolder(environment, nvml); !status.ok())
+      return refuse(status.error().message);
   }
   environment.set("TRITON_LIBCUDA_PATH", link_folder);
   std::string defaults;
-  for (const std::string& variable : tools::addFrameworkDefaults(environment, forwarded)) defaults += " " + variable;
+  for (const std::string& variable : tools::addFrameworkDefaults(environment, forwarded))
+    defaults += " " + variable;
   const bool informs = settings.log >= base::LogLevel::kInfo;
   if (informs && !defaults.empty())
-    base::print(stderr, "olrun: for frameworks:{} (a variable that you set stays as it is)\n", defaults);
+    base::print(stderr, "olrun: for frameworks:{} (a variable that you set stays as it is)\n",
+                defaults);
   return line.stats ? tools::runWithStats(program.path, line.program, environment, informs)
                     : tools::replaceBy(program.path, line.program, environment, informs);
 }

@@ -19,15 +19,18 @@ bool isFile(const std::string& path) {
   return stat(path.c_str(), &about) == 0 && S_ISREG(about.st_mode);
 }
 
-// Why LD_PRELOAD would not reach this program; "" when it does. Scripts are judged by the kernel's interpreter at exec.
+// Why LD_PRELOAD would not reach this program; "" when it does. Scripts are judged by the kernel's
+// interpreter at exec.
 std::string unreachable(const std::string& path) {
   struct stat about {};
-  if (stat(path.c_str(), &about) == 0 && (about.st_mode & (S_ISUID | S_ISGID)) != 0 && geteuid() != 0) {
+  if (stat(path.c_str(), &about) == 0 && (about.st_mode & (S_ISUID | S_ISGID)) != 0 &&
+      geteuid() != 0) {
     return "is set-uid, so the loader ignores LD_PRELOAD";
   }
   const base::UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   Elf64_Ehdr header;
-  if (!file || pread(file.get(), &header, sizeof header, 0) != static_cast<ssize_t>(sizeof header) ||
+  if (!file ||
+      pread(file.get(), &header, sizeof header, 0) != static_cast<ssize_t>(sizeof header) ||
       std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) {
     return {};
   }
@@ -35,7 +38,8 @@ std::string unreachable(const std::string& path) {
   std::vector<Elf64_Phdr> segments(header.e_phnum);
   const auto bytes = static_cast<ssize_t>(segments.size() * sizeof(Elf64_Phdr));
   if (header.e_phentsize != sizeof(Elf64_Phdr) ||
-      pread(file.get(), segments.data(), static_cast<size_t>(bytes), static_cast<off_t>(header.e_phoff)) != bytes) {
+      pread(file.get(), segments.data(), static_cast<size_t>(bytes),
+            static_cast<off_t>(header.e_phoff)) != bytes) {
     return {};
   }
   for (const auto& segment : segments) {
@@ -63,14 +67,17 @@ Program findProgram(const std::string& name, const std::string& search_path) {
       at = end + 1;
     }
   }
-  if (program.path.empty() && !seen.empty() && isFile(seen) && access(seen.c_str(), X_OK) == 0) program.path = seen;
+  if (program.path.empty() && !seen.empty() && isFile(seen) && access(seen.c_str(), X_OK) == 0)
+    program.path = seen;
   if (program.path.empty()) {
     struct stat about {};
     const bool there = !seen.empty() && stat(seen.c_str(), &about) == 0;
     program.exit_code = there ? 126 : 127;
-    program.problem = there ? base::format("{}: is not an executable file; chmod +x it, or name its interpreter", seen)
-                      : seen.empty() ? base::format("{}: no such program on PATH", name)
-                                     : base::format("{}: no such program", name);
+    program.problem =
+        there ? base::format("{}: is not an executable file; chmod +x it, or name its interpreter",
+                             seen)
+        : seen.empty() ? base::format("{}: no such program on PATH", name)
+                       : base::format("{}: no such program", name);
     return program;
   }
   if (auto why = unreachable(program.path); !why.empty()) {

@@ -1,4 +1,5 @@
-// The program that olrun is to run: finding it as a shell would, and what a preloaded library can't do for it.
+// The program that olrun is to run: finding it as a shell would, and what a preloaded library can't
+// do for it.
 #pragma once
 
 #include <string>
@@ -11,7 +12,8 @@ struct Program {
   std::string path;     // "" when not found
   int exit_code = 0;    // 127 not found, 126 not to be run
   std::string problem;  // one line, for a path that can't be run
-  std::string warning;  // one line: it will run, but without us (statically linked, set-uid, 32-bit)
+  std::string
+      warning;  // one line: it will run, but without us (statically linked, set-uid, 32-bit)
 };
 
 /// Looks `name` up in `search_path` (PATH) when it holds no slash.

@@ -18,7 +18,8 @@ namespace {
 
 volatile pid_t g_child = 0;
 
-// To the child, as if it had been sent to it: whoever stops olrun means the program. What a terminal sends, it sends to the program itself.
+// To the child, as if it had been sent to it: whoever stops olrun means the program. What a
+// terminal sends, it sends to the program itself.
 void handOn(int signal, siginfo_t* about, void* /*context*/) {
   const bool from_terminal = (signal == SIGINT || signal == SIGQUIT) && about->si_code > 0;
   if (g_child > 0 && !from_terminal) kill(g_child, signal);
@@ -35,25 +36,30 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
 uint64_t randomToken() {
   uint64_t token = 0;
   while (token == 0) {
-    if (getrandom(&token, sizeof token, 0) < 0 && errno != EINTR) token = static_cast<uint64_t>(getpid());
+    if (getrandom(&token, sizeof token, 0) < 0 && errno != EINTR)
+      token = static_cast<uint64_t>(getpid());
   }
   return token;
 }
 
 void printStats(uint64_t token) {
   auto reading = pager::readCounters(pager::countersFolders());
-  std::erase_if(reading.processes, [&](const auto& process) { return process.counters->keep_token != token; });
-  base::print(stderr, "{}", reading.processes.empty() ? "olrun: the program used no GPU\n" : countersTable(reading));
+  std::erase_if(reading.processes,
+                [&](const auto& process) { return process.counters->keep_token != token; });
+  base::print(
+      stderr, "{}",
+      reading.processes.empty() ? "olrun: the program used no GPU\n" : countersTable(reading));
   for (const auto& process : reading.processes) {
-    if (process.state != pager::CountersSnapshot::State::kEnded) continue;  // a daemon it left behind
+    if (process.state != pager::CountersSnapshot::State::kEnded)
+      continue;  // a daemon it left behind
     pager::removeCountersFile(process.folder, process.counters->pid, process.counters->start_ticks);
   }
 }
 
 }  // namespace
 
-int replaceBy(const std::string& path, const std::vector<std::string>& arguments, Environment environment,
-              bool says_unused) {
+int replaceBy(const std::string& path, const std::vector<std::string>& arguments,
+              Environment environment, bool says_unused) {
   if (says_unused) environment.set(base::kProgramVariable, base::format("{}", getpid()));
   const auto argv = pointers(arguments);
   const auto envp = pointers(environment.entries());
@@ -72,8 +78,8 @@ int replaceBy(const std::string& path, const std::vector<std::string>& arguments
 
 constexpr int kHandedOn[] = {SIGTERM, SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT};
 
-int runWithStats(const std::string& path, const std::vector<std::string>& arguments, Environment environment,
-                 bool says_unused) {
+int runWithStats(const std::string& path, const std::vector<std::string>& arguments,
+                 Environment environment, bool says_unused) {
   const uint64_t token = randomToken();
   environment.set("OL_COUNTERS_KEEP", base::format("{}", token));
 

@@ -1,4 +1,5 @@
-// Running the program: in place of olrun, or as its child when something is to be printed at its end.
+// Running the program: in place of olrun, or as its child when something is to be printed at its
+// end.
 #pragma once
 
 #include <string>
@@ -10,12 +11,12 @@ namespace olpager::tools {
 
 /// Replaces olrun by the program. Returns only when that fails: 126, with a line printed.
 /// `says_unused`: the program's process says at its end if it used no CUDA.
-int replaceBy(const std::string& path, const std::vector<std::string>& arguments, Environment environment,
-              bool says_unused);
+int replaceBy(const std::string& path, const std::vector<std::string>& arguments,
+              Environment environment, bool says_unused);
 
-/// Runs it as a child, hands signals on to it, then prints the counters of all processes that it was on standard error.
-/// Returns its exit status, 128 + n when signal n ended it.
-int runWithStats(const std::string& path, const std::vector<std::string>& arguments, Environment environment,
-                 bool says_unused);
+/// Runs it as a child, hands signals on to it, then prints the counters of all processes that it
+/// was on standard error. Returns its exit status, 128 + n when signal n ended it.
+int runWithStats(const std::string& path, const std::vector<std::string>& arguments,
+                 Environment environment, bool says_unused);
 
 }  // namespace olpager::tools

@@ -41,12 +41,14 @@ bool SocketAddress::loopback() const {
     return (ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr) >> 24) == 127;
   }
   const auto& v6 = reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr;
-  return IN6_IS_ADDR_LOOPBACK(&v6) != 0 || (IN6_IS_ADDR_V4MAPPED(&v6) != 0 && v6.s6_addr[12] == 127);
+  return IN6_IS_ADDR_LOOPBACK(&v6) != 0 ||
+         (IN6_IS_ADDR_V4MAPPED(&v6) != 0 && v6.s6_addr[12] == 127);
 }
 
 uint64_t SocketAddress::source() const {
   constexpr uint64_t kIpv4 = 1ull << 32, kUnix = 1ull << 33;  // no such /64 is given to anybody
-  if (family() == AF_INET) return kIpv4 | ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr);
+  if (family() == AF_INET)
+    return kIpv4 | ntohl(reinterpret_cast<const sockaddr_in*>(&storage)->sin_addr.s_addr);
   if (family() != AF_INET6) return kUnix;
   const auto& v6 = reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_addr;
   const size_t first = IN6_IS_ADDR_V4MAPPED(&v6) != 0 ? 12 : 0, end = first == 12 ? 16 : 8;
@@ -56,18 +58,20 @@ uint64_t SocketAddress::source() const {
 }
 
 std::string SocketAddress::text() const {
-  if (family() == AF_UNIX) return base::format("unix:{}", reinterpret_cast<const sockaddr_un*>(&storage)->sun_path);
+  if (family() == AF_UNIX)
+    return base::format("unix:{}", reinterpret_cast<const sockaddr_un*>(&storage)->sun_path);
   char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
   getnameinfo(get(), length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
-  return family() == AF_INET6 ? base::format("[{}]:{}", host, port) : base::format("{}:{}", host, port);
+  return family() == AF_INET6 ? base::format("[{}]:{}", host, port)
+                              : base::format("{}:{}", host, port);
 }
 
 Result<SocketAddress> unixAddress(const std::string& path) {
   SocketAddress address;
   auto* into = reinterpret_cast<sockaddr_un*>(&address.storage);
   if (path.empty() || path.size() >= sizeof into->sun_path) {
-    return Error{base::format("'{}' is no path for a Unix socket: 1 to {} bytes", base::printable(path),
-                              sizeof into->sun_path - 1)};
+    return Error{base::format("'{}' is no path for a Unix socket: 1 to {} bytes",
+                              base::printable(path), sizeof into->sun_path - 1)};
   }
   into->sun_family = AF_UNIX;
   std::memcpy(into->sun_path, path.c_str(), path.size() + 1);
@@ -79,9 +83,10 @@ Result<std::vector<SocketAddress>> resolve(const std::string& address, bool pass
   const size_t colon = address.rfind(':');
   std::string host = address.substr(0, std::min(colon, address.size()));
   if (colon == std::string::npos || colon + 1 == address.size() || host.empty()) {
-    const std::string all = passive && colon == 0 ? base::format("; for every network: [::]{}", address) : "";
-    return Error{
-        base::format("'{}' is no address: host:port or [v6]:port{}", base::printable(address), base::printable(all))};
+    const std::string all =
+        passive && colon == 0 ? base::format("; for every network: [::]{}", address) : "";
+    return Error{base::format("'{}' is no address: host:port or [v6]:port{}",
+                              base::printable(address), base::printable(all))};
   }
   // getaddrinfo takes 65537 for 1.
   unsigned port = 0;
@@ -95,7 +100,8 @@ Result<std::vector<SocketAddress>> resolve(const std::string& address, bool pass
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = (passive ? AI_PASSIVE : 0) | AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  if (const int why = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found); why != 0) {
+  if (const int why = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found);
+      why != 0) {
     return Error{base::format("{}: {}", base::printable(address), gai_strerror(why))};
   }
   std::vector<SocketAddress> all;
@@ -116,21 +122,26 @@ base::UniqueFd makeSocket(int family) {
 }
 
 void tuneTcp(int fd, uint32_t dead_ms, uint32_t unsent) {
-  const auto set = [&](int level, int name, int value) { setsockopt(fd, level, name, &value, sizeof value); };
+  const auto set = [&](int level, int name, int value) {
+    setsockopt(fd, level, name, &value, sizeof value);
+  };
   set(IPPROTO_TCP, TCP_NODELAY, 1);
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
   const int third = static_cast<int>(std::max(1u, dead_ms / 3000));
   set(IPPROTO_TCP, TCP_KEEPIDLE, third);
   set(IPPROTO_TCP, TCP_KEEPINTVL, third);
   set(IPPROTO_TCP, TCP_KEEPCNT, 2);
-  // What was not acknowledged is sent again, and a full window asked for, at distances that grow up to two minutes: no more
-  // than this where the system can. No TCP_USER_TIMEOUT: ack_watch.h says why.
+  // What was not acknowledged is sent again, and a full window asked for, at distances that grow up
+  // to two minutes: no more than this where the system can. No TCP_USER_TIMEOUT: ack_watch.h says
+  // why.
   set(IPPROTO_TCP, TCP_RTO_MAX_MS, 1000 * third);
   if (unsent != 0) set(IPPROTO_TCP, TCP_NOTSENT_LOWAT, static_cast<int>(unsent));
   SocketAddress peer;
   peer.length = sizeof peer.storage;
-  if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer.storage), &peer.length) == 0 && peer.loopback()) {
-    // Nothing can be congested; what paces by timers (bbr) costs a third of the rate. Every kernel has and allows reno.
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&peer.storage), &peer.length) == 0 &&
+      peer.loopback()) {
+    // Nothing can be congested; what paces by timers (bbr) costs a third of the rate. Every kernel
+    // has and allows reno.
     setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
   }
 }
@@ -140,11 +151,13 @@ std::string whyNotBound(const SocketAddress& address, int error) {
   if (error == EADDRINUSE && address.family() == AF_UNIX)
     return base::format("{}: {}; ss -lxp tells by whom; take another path", at, why);
   if (error == EADDRINUSE) {
-    return base::format("{}: {}; by whom: ss -ltnp 'sport = :{}'; end that, or take another port", at, why,
-                        at.substr(at.rfind(':') + 1));
+    return base::format("{}: {}; by whom: ss -ltnp 'sport = :{}'; end that, or take another port",
+                        at, why, at.substr(at.rfind(':') + 1));
   }
   if (error == EADDRNOTAVAIL)
-    return base::format("{}: {}: no interface of this machine has it (ip -brief address lists those that do)", at, why);
+    return base::format(
+        "{}: {}: no interface of this machine has it (ip -brief address lists those that do)", at,
+        why);
   if (error == EACCES && address.family() != AF_UNIX)
     return base::format("{}: {}: ports below 1024 are root's; take a higher one", at, why);
   return base::format("{}: {}", at, why);
@@ -154,7 +167,8 @@ std::string whyNotConnected(const SocketAddress& address, int error) {
   const char* hint = "";
   if (error == ECONNREFUSED || (error == ENOENT && address.family() == AF_UNIX))
     hint = ": nothing listens there; start the daemon, or name the address that it printed";
-  if (error == EHOSTUNREACH || error == ENETUNREACH) hint = ": there is no way there from this machine";
+  if (error == EHOSTUNREACH || error == ENETUNREACH)
+    hint = ": there is no way there from this machine";
   if (error == ETIMEDOUT) hint = ": is the machine up, and does its firewall let the port through?";
   return base::format("{}: {}{}", address.text(), std::strerror(error), hint);
 }
@@ -176,8 +190,9 @@ Result<base::UniqueFd> connectSocket(const SocketAddress& address, int64_t deadl
   if (connect(fd.get(), address.get(), address.length) != 0) {
     if (errno != EINPROGRESS) return Error{whyNotConnected(address, errno)};
     if (!waitFor(fd.get(), POLLOUT, deadline_ms)) {
-      return Error{base::format("{}: no answer in time; is the machine up, and does its firewall let the port through?",
-                                address.text())};
+      return Error{base::format(
+          "{}: no answer in time; is the machine up, and does its firewall let the port through?",
+          address.text())};
     }
     int why = 0;
     socklen_t length = sizeof why;
@@ -196,8 +211,9 @@ std::string bootId() {
 
 Result<std::string> socketFolder() {
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  const std::string folder = runtime != nullptr && *runtime == '/' ? base::format("{}/olpager", runtime)
-                                                                   : base::format("/tmp/olpager-{}", geteuid());
+  const std::string folder = runtime != nullptr && *runtime == '/'
+                                 ? base::format("{}/olpager", runtime)
+                                 : base::format("/tmp/olpager-{}", geteuid());
   struct stat about {};
   if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
     return Error{base::format("{}: {}", folder, std::strerror(errno))};
@@ -219,12 +235,15 @@ std::string newSocketPath(const std::string& folder) {
 
 bool isDeadSocket(const std::string& path) {
   struct stat about {};
-  if (lstat(path.c_str(), &about) != 0 || !S_ISSOCK(about.st_mode) || about.st_uid != geteuid()) return false;
+  if (lstat(path.c_str(), &about) != 0 || !S_ISSOCK(about.st_mode) || about.st_uid != geteuid())
+    return false;
   const auto address = unixAddress(path);
-  // Of another type than ours are: the kernel says that it is the wrong one where somebody has it, and tells nobody.
+  // Of another type than ours are: the kernel says that it is the wrong one where somebody has it,
+  // and tells nobody.
   const base::UniqueFd probe(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   if (!address.ok() || !probe) return false;
-  return connect(probe.get(), address.value().get(), address.value().length) != 0 && errno == ECONNREFUSED;
+  return connect(probe.get(), address.value().get(), address.value().length) != 0 &&
+         errno == ECONNREFUSED;
 }
 
 void removeDeadSockets(const std::string& folder) {
@@ -246,7 +265,8 @@ Result<uint32_t> peerUser(int fd) {
   ucred peer{};
   socklen_t length = sizeof peer;
   if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
-    return Error{base::format("who is at the other end can't be found out: {}", std::strerror(errno))};
+    return Error{
+        base::format("who is at the other end can't be found out: {}", std::strerror(errno))};
   }
   return peer.uid;
 }

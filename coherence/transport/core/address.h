@@ -19,7 +19,8 @@ struct SocketAddress {
   int family() const { return storage.ss_family; }
   /// This host and nobody else can reach it.
   bool loopback() const;
-  /// One number for all who may be one and the same: an IPv4 address, a /64 of IPv6, all Unix sockets.
+  /// One number for all who may be one and the same: an IPv4 address, a /64 of IPv6, all Unix
+  /// sockets.
   uint64_t source() const;
   std::string text() const;
 };
@@ -31,11 +32,13 @@ Result<std::vector<SocketAddress>> resolve(const std::string& address, bool pass
 
 /// Non-blocking, close-on-exec.
 base::UniqueFd makeSocket(int family);
-/// What every connection of a link over IP wants: no delay, probes of an idle host that end the connection when none is
-/// answered for `dead_ms` (whole seconds, at least 3), and little in the kernel that was not sent yet (`unsent`, 0: as the system
-/// likes). A host that dies while bytes are on their way to it is AckWatch's. The socket is connected: on loopback it is not paced.
+/// What every connection of a link over IP wants: no delay, probes of an idle host that end the
+/// connection when none is answered for `dead_ms` (whole seconds, at least 3), and little in the
+/// kernel that was not sent yet (`unsent`, 0: as the system likes). A host that dies while bytes
+/// are on their way to it is AckWatch's. The socket is connected: on loopback it is not paced.
 void tuneTcp(int fd, uint32_t dead_ms, uint32_t unsent);
-/// One line for a user: why `error` kept it from being listened on, or connected to, and what to do.
+/// One line for a user: why `error` kept it from being listened on, or connected to, and what to
+/// do.
 std::string whyNotBound(const SocketAddress& address, int error);
 std::string whyNotConnected(const SocketAddress& address, int error);
 /// Waits until `deadline_ms` (of nowMs()) for `events`; false when the time is over.
@@ -44,12 +47,13 @@ Result<base::UniqueFd> connectSocket(const SocketAddress& address, int64_t deadl
 
 /// This machine's boot, as /proc tells it; "" when it does not.
 std::string bootId();
-/// The folder for this user's Unix sockets, made if need be: mode 0700 and this user's, or an Error.
+/// The folder for this user's Unix sockets, made if need be: mode 0700 and this user's, or an
+/// Error.
 Result<std::string> socketFolder();
 /// A new path in such a folder.
 std::string newSocketPath(const std::string& folder);
-/// A Unix socket of this user's at `path` whose process is gone (killed, so that nobody removed it). Nobody who listens notices
-/// that it is asked.
+/// A Unix socket of this user's at `path` whose process is gone (killed, so that nobody removed
+/// it). Nobody who listens notices that it is asked.
 bool isDeadSocket(const std::string& path);
 /// Removes the dead ones of newSocketPath() from `folder`; nothing else.
 void removeDeadSockets(const std::string& folder);

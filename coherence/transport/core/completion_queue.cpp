@@ -57,7 +57,8 @@ size_t EventQueue::poll(std::span<Completion> into) {
     size_.store(completions_.size(), std::memory_order_release);
   }
   if (taken == 0 && event_wanted_.load()) {
-    // Only an empty queue is silent: a push between the look above and here has rung again, or is seen below.
+    // Only an empty queue is silent: a push between the look above and here has rung again, or is
+    // seen below.
     silence(event_.get());
     if (size_.load() != 0) ring(event_.get());
   }
@@ -83,7 +84,8 @@ void EventQueue::push(std::vector<Completion>& completions) {
   if (completions.empty()) return;
   {
     std::lock_guard lock(mutex_);
-    if (abandoned_) return;  // they stay the caller's, who may hold locks now that they need when they go
+    if (abandoned_)
+      return;  // they stay the caller's, who may hold locks now that they need when they go
     for (auto& completion : completions) completions_.push_back(std::move(completion));
     size_.store(completions_.size());
   }
@@ -111,13 +113,15 @@ void EventQueue::add(const std::shared_ptr<Pollable>& source) {
   event.events = EPOLLIN;
   event.data.ptr = source.get();
   epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, source->pollFd(), &event);
-  // Who is waiting already has been counted for the others only: from the next wait on it takes part.
+  // Who is waiting already has been counted for the others only: from the next wait on it takes
+  // part.
   if (sources_.size() == kMaxPolled + 1) giveBack();  // nobody drives any of so many
 }
 
 void EventQueue::remove(Pollable* source) {
   std::lock_guard lock(sources_mutex_);
-  const auto found = std::find_if(sources_.begin(), sources_.end(), [&](auto& s) { return s.get() == source; });
+  const auto found =
+      std::find_if(sources_.begin(), sources_.end(), [&](auto& s) { return s.get() == source; });
   if (found == sources_.end()) return;
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, source->pollFd(), nullptr);
   source->leaveToWaiter(false);
@@ -138,8 +142,8 @@ void EventQueue::leaveWait(const Sources& driven) {
   left_ = Clock::now();
   --waiters_;
   leaveSources();
-  // Whoever else waits may be asleep on the bell. What is kept is driven by the next wait or by takeBack(): nobody hears a bell
-  // meanwhile, and the peer need not ring.
+  // Whoever else waits may be asleep on the bell. What is kept is driven by the next wait or by
+  // takeBack(): nobody hears a bell meanwhile, and the peer need not ring.
   if (waiters_ == 0 && kept_) return;
   for (auto& source : driven) {
     if (source) source->rearm();
@@ -150,7 +154,8 @@ void EventQueue::leaveWait(const Sources& driven) {
 void EventQueue::leaveSources() {
   constexpr uint32_t kStreak = 16;
   if (waiters_ != 0 || sources_.empty() || sources_.size() > kMaxPolled) return;
-  const bool busy = std::any_of(sources_.begin(), sources_.end(), [](auto& source) { return source->transferring(); });
+  const bool busy = std::any_of(sources_.begin(), sources_.end(),
+                                [](auto& source) { return source->transferring(); });
   if (streak_ >= kStreak && !busy) {
     if (kept_) return;
     kept_ = true;
@@ -191,7 +196,8 @@ EventQueue::Sources EventQueue::sources() {
   return all;
 }
 
-size_t EventQueue::spin(std::span<Completion> into, const Sources& sources, Clock::time_point latest) {
+size_t EventQueue::spin(std::span<Completion> into, const Sources& sources,
+                        Clock::time_point latest) {
   uint32_t limit = spin_us_.load(std::memory_order_relaxed);
   static thread_local uint32_t waits = 0;
   if (limit == 0) {
@@ -240,10 +246,11 @@ size_t EventQueue::wait(std::span<Completion> into, std::chrono::microseconds ti
       timespec limit{};
       if (left > 0) limit = {left / 1000000, left % 1000000 * 1000};
       // By number: glibc has its name from 2.35 on only. Before Linux 5.11 milliseconds have to do.
-      count = static_cast<int>(syscall(SYS_epoll_pwait2, epoll_.get(), events, 8, &limit, nullptr, size_t{0}));
+      count = static_cast<int>(
+          syscall(SYS_epoll_pwait2, epoll_.get(), events, 8, &limit, nullptr, size_t{0}));
       if (count < 0 && errno == ENOSYS)
-        count =
-            epoll_wait(epoll_.get(), events, 8, static_cast<int>(std::min<int64_t>((left + 999) / 1000, INT32_MAX)));
+        count = epoll_wait(epoll_.get(), events, 8,
+                           static_cast<int>(std::min<int64_t>((left + 999) / 1000, INT32_MAX)));
     }
     sleepers_.fetch_sub(1);
     for (int i = 0; i < count; ++i) {

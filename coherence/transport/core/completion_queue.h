@@ -1,12 +1,14 @@
 // The queue behind CompletionQueue, and how a waiting thread receives by itself.
 //
-// A thread in wait() blocks in one epoll set that holds the queue's event and the message connections of the links
-// (Pollable). While it is there, the links' I/O threads leave those connections to it: a message then wakes the thread that
-// wants it and no other. With many links in one queue (kMaxPolled) that would cost more than it saves, and I/O threads do it.
+// A thread in wait() blocks in one epoll set that holds the queue's event and the message
+// connections of the links (Pollable). While it is there, the links' I/O threads leave those
+// connections to it: a message then wakes the thread that wants it and no other. With many links in
+// one queue (kMaxPolled) that would cost more than it saves, and I/O threads do it.
 //
-// Giving a connection to the waiter and back costs two system calls. A thread that comes back to wait at once, time and again
-// (requests and replies), therefore keeps the connections in between, as long as no reads or writes are outstanding; a
-// check every millisecond on an I/O thread takes them back when nobody has come (kept_).
+// Giving a connection to the waiter and back costs two system calls. A thread that comes back to
+// wait at once, time and again (requests and replies), therefore keeps the connections in between,
+// as long as no reads or writes are outstanding; a check every millisecond on an I/O thread takes
+// them back when nobody has come (kept_).
 #pragma once
 
 #include <array>
@@ -24,10 +26,11 @@ namespace olpager::transport {
 class Pollable {
  public:
   virtual ~Pollable() = default;
-  virtual int pollFd() const = 0;              // readable: drive() has something to do
-  virtual void drive() = 0;                    // takes what there is; prepareSleep() or rearm() has to follow
-  virtual void leaveToWaiter(bool leave) = 0;  // the I/O thread stops or begins again to look at pollFd
-  virtual bool transferring() const = 0;       // reads or writes are outstanding
+  virtual int pollFd() const = 0;  // readable: drive() has something to do
+  virtual void drive() = 0;        // takes what there is; prepareSleep() or rearm() has to follow
+  virtual void leaveToWaiter(
+      bool leave) = 0;                    // the I/O thread stops or begins again to look at pollFd
+  virtual bool transferring() const = 0;  // reads or writes are outstanding
   virtual Reactor& reactor() const = 0;
   virtual bool pending() { return true; }  // drive() may find something
   /// Before sleeping: asks for pollFd to be rung; true when there is something to drive already.
@@ -39,7 +42,8 @@ class Pollable {
 class EventQueue final : public CompletionQueue, public std::enable_shared_from_this<EventQueue> {
  public:
   explicit EventQueue(uint32_t spin_us);
-  /// The queue behind a handle of makeQueue(), to be held without the handle. Null for a queue of another kind.
+  /// The queue behind a handle of makeQueue(), to be held without the handle. Null for a queue of
+  /// another kind.
   static std::shared_ptr<EventQueue> of(const QueuePtr& handle);
   ~EventQueue() override;
 
@@ -49,7 +53,8 @@ class EventQueue final : public CompletionQueue, public std::enable_shared_from_
 
   void push(Completion completion);
   void push(std::vector<Completion>& completions);
-  /// Nobody will poll any more: what is in it goes, and what comes is dropped. Completions hold links, and links the queue.
+  /// Nobody will poll any more: what is in it goes, and what comes is dropped. Completions hold
+  /// links, and links the queue.
   void abandon();
 
   void add(const std::shared_ptr<Pollable>& source);
@@ -62,7 +67,8 @@ class EventQueue final : public CompletionQueue, public std::enable_shared_from_
 
   void signal();
   Sources sources();
-  size_t spin(std::span<Completion> into, const Sources& sources, std::chrono::steady_clock::time_point latest);
+  size_t spin(std::span<Completion> into, const Sources& sources,
+              std::chrono::steady_clock::time_point latest);
 
   std::mutex mutex_;
   std::deque<Completion> completions_;

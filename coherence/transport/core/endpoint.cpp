@@ -37,8 +37,8 @@ std::string nodeName(const std::string& given) {
 
 uint32_t ioThreads(const Options& options) {
   if (options.io_threads != 0) return std::min(options.io_threads, 64u);
-  // More threads than processors that are free for them move more bytes, but then the system's scheduler, not the link's,
-  // decides whether a demand or a prefetch is copied first.
+  // More threads than processors that are free for them move more bytes, but then the system's
+  // scheduler, not the link's, decides whether a demand or a prefetch is copied first.
   return std::clamp(std::thread::hardware_concurrency() / 4, 1u, std::max(1u, options.lanes));
 }
 
@@ -68,7 +68,8 @@ EndpointCore::~EndpointCore() {
   }
   for (auto& link : links) link->close("the endpoint is closed");
   for (auto& link : links) {
-    while (link->state() != LinkState::kDown) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (link->state() != LinkState::kDown)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 
@@ -83,11 +84,13 @@ Result<LinkPtr> EndpointCore::connect(const std::string& address, const ConnectO
   return connectLink(*this, address, options);
 }
 
-Result<std::unique_ptr<Listener>> EndpointCore::listen(const std::string& address, AcceptFn accept, RoutesPtr routes) {
+Result<std::unique_ptr<Listener>> EndpointCore::listen(const std::string& address, AcceptFn accept,
+                                                       RoutesPtr routes) {
   return makeAcceptor(*this, address, std::move(accept), std::move(routes));
 }
 
-Result<std::unique_ptr<Listener>> EndpointCore::listenBehind(base::UniqueFd socket, AcceptFn accept) {
+Result<std::unique_ptr<Listener>> EndpointCore::listenBehind(base::UniqueFd socket,
+                                                             AcceptFn accept) {
   return makeAcceptorBehind(*this, std::move(socket), std::move(accept));
 }
 
@@ -121,8 +124,8 @@ void EndpointCore::addLink(const std::shared_ptr<LinkCore>& link) {
     late = going_;
   }
   const PeerInfo& peer = link->peer();
-  base::logInfo("link %s to %s at %s is up: %s", link->id().c_str(), peer.node.c_str(), peer.address.c_str(),
-                peer.why.c_str());
+  base::logInfo("link %s to %s at %s is up: %s", link->id().c_str(), peer.node.c_str(),
+                peer.address.c_str(), peer.why.c_str());
   if (late) link->close("the endpoint is closed");
 }
 
@@ -149,10 +152,13 @@ wire::Hello EndpointCore::hello() const {
 }
 
 std::string checkHello(wire::Hello& hello) {
-  if (hello.version != wire::kVersion) return base::format("version {}; this is {}", hello.version, wire::kVersion);
+  if (hello.version != wire::kVersion)
+    return base::format("version {}; this is {}", hello.version, wire::kVersion);
   if (hello.tls > static_cast<uint8_t>(Tls::kAll)) return base::format("unknown tls {}", hello.tls);
-  if (hello.choice > static_cast<uint8_t>(LinkKind::kVerbs)) return base::format("unknown choice {}", hello.choice);
-  if (hello.lanes == 0 || hello.lanes > wire::kMaxLanes) return base::format("{} lanes", hello.lanes);
+  if (hello.choice > static_cast<uint8_t>(LinkKind::kVerbs))
+    return base::format("unknown choice {}", hello.choice);
+  if (hello.lanes == 0 || hello.lanes > wire::kMaxLanes)
+    return base::format("{} lanes", hello.lanes);
   if (hello.message_bytes < 64 || hello.slices == 0) return "limits that leave no room";
   if (std::max({hello.requests, hello.notices, hello.stream}) > wire::kMaxRoom)
     return "room for more messages than any has";
@@ -205,7 +211,9 @@ wire::TicketReply answerTicket(const LinkSecrets& secrets, const wire::Ticket& t
   return reply;
 }
 
-std::string laneIdentity(const wire::Ticket& ticket) { return base::format("lane-{}", ticket.index); }
+std::string laneIdentity(const wire::Ticket& ticket) {
+  return base::format("lane-{}", ticket.index);
+}
 
 LinkId linkIdOf(const uint8_t (&bytes)[16]) {
   LinkId id;
@@ -224,18 +232,21 @@ LinkId parseLinkId(const std::string& text) {
 
 std::string describeLink(const PeerInfo& peer, uint32_t lanes) {
   const char* const kTls[] = {"nothing encrypted", "messages encrypted", "everything encrypted"};
-  const std::string trust = peer.key_name.empty() ? "no key" : base::format("key {}", peer.key_name);
+  const std::string trust =
+      peer.key_name.empty() ? "no key" : base::format("key {}", peer.key_name);
   if (peer.kind == LinkKind::kShm) return base::format("shm, {}", trust);
-  return base::format("tcp with {} lanes, {}, {}", lanes, trust, kTls[static_cast<size_t>(peer.tls)]);
+  return base::format("tcp with {} lanes, {}, {}", lanes, trust,
+                      kTls[static_cast<size_t>(peer.tls)]);
 }
 
 Result<std::unique_ptr<Endpoint>> makeEndpoint(const Options& options) {
   if (options.lanes == 0 || options.lanes > wire::kMaxLanes) {
-    return Error{base::format("transport: {} lanes; allowed: 1 to {}", options.lanes, wire::kMaxLanes)};
+    return Error{
+        base::format("transport: {} lanes; allowed: 1 to {}", options.lanes, wire::kMaxLanes)};
   }
   if (options.operations == 0 || options.limits.message_bytes < 64 ||
-      options.limits.message_bytes > wire::kMaxMessage || options.limits.slices < 16 || options.notices == 0 ||
-      options.requests == 0 || options.stream == 0 ||
+      options.limits.message_bytes > wire::kMaxMessage || options.limits.slices < 16 ||
+      options.notices == 0 || options.requests == 0 || options.stream == 0 ||
       std::max({options.requests, options.notices, options.stream}) > wire::kMaxRoom) {
     return Error{"transport: a limit that leaves no room, or gives more than there can be"};
   }

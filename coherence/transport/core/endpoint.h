@@ -1,4 +1,5 @@
-// An endpoint's inside: reactors, the registry of its links, and what connecting and accepting share.
+// An endpoint's inside: reactors, the registry of its links, and what connecting and accepting
+// share.
 //
 // Locks: mutex_ (the registry), a leaf.
 #pragma once
@@ -31,7 +32,8 @@ class EndpointCore final : public Endpoint {
 
   QueuePtr makeQueue() override;
   Result<LinkPtr> connect(const std::string& address, const ConnectOptions& options) override;
-  Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptFn accept, RoutesPtr routes) override;
+  Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptFn accept,
+                                           RoutesPtr routes) override;
   Result<std::unique_ptr<Listener>> listenBehind(base::UniqueFd socket, AcceptFn accept) override;
 
   const Options& options() const { return options_; }
@@ -64,7 +66,8 @@ class EndpointCore final : public Endpoint {
   bool going_ = false;
 };
 
-/// Checks what a peer's Hello says; "" or what is wrong. Texts in it end within their fields afterwards.
+/// Checks what a peer's Hello says; "" or what is wrong. Texts in it end within their fields
+/// afterwards.
 std::string checkHello(wire::Hello& hello);
 Tls effectiveTls(const wire::Hello& hello, const Options& options);
 /// From the control connection's TLS, or from `hello` (the acceptor's) where there is none.

@@ -8,13 +8,20 @@
 namespace olpager::transport {
 namespace {
 
-bool bit(const std::vector<uint64_t>& bits, uint32_t index) { return (bits[index / 64] >> (index % 64) & 1) != 0; }
-void setBit(std::vector<uint64_t>& bits, uint32_t index) { bits[index / 64] |= 1ull << (index % 64); }
+bool bit(const std::vector<uint64_t>& bits, uint32_t index) {
+  return (bits[index / 64] >> (index % 64) & 1) != 0;
+}
+void setBit(std::vector<uint64_t>& bits, uint32_t index) {
+  bits[index / 64] |= 1ull << (index % 64);
+}
 int64_t nowUs() {
-  return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now().time_since_epoch())
+  return std::chrono::duration_cast<std::chrono::microseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
-void clearBit(std::vector<uint64_t>& bits, uint32_t index) { bits[index / 64] &= ~(1ull << (index % 64)); }
+void clearBit(std::vector<uint64_t>& bits, uint32_t index) {
+  bits[index / 64] &= ~(1ull << (index % 64));
+}
 
 }  // namespace
 
@@ -50,8 +57,9 @@ const char* linkKindName(LinkKind kind) {
 
 LinkCore::LinkCore(LinkSetup setup)
     : setup_(std::move(setup)),
-      scheduler_({setup_.options.demand_window, setup_.options.prefetch_window, setup_.options.write_window,
-                  setup_.options.slice_bytes, setup_.options.slice_bytes, setup_.peer_hello.slices}),
+      scheduler_({setup_.options.demand_window, setup_.options.prefetch_window,
+                  setup_.options.write_window, setup_.options.slice_bytes,
+                  setup_.options.slice_bytes, setup_.peer_hello.slices}),
       operations_(setup_.options.operations) {
   free_.reserve(operations_.size());
   for (uint32_t slot = 0; slot < operations_.size(); ++slot) {
@@ -87,20 +95,21 @@ LinkStats LinkCore::stats() const {
   return all;
 }
 
-Outcome LinkCore::read(std::span<const LocalRange> into, const RemoteRange& from, Class klass, uint64_t context,
-                       OperationId* id) {
+Outcome LinkCore::read(std::span<const LocalRange> into, const RemoteRange& from, Class klass,
+                       uint64_t context, OperationId* id) {
   return post(false, into, from, klass, context, id);
 }
 
-Outcome LinkCore::write(std::span<const LocalRange> from, const RemoteRange& into, Class klass, uint64_t context,
-                        OperationId* id) {
+Outcome LinkCore::write(std::span<const LocalRange> from, const RemoteRange& into, Class klass,
+                        uint64_t context, OperationId* id) {
   return post(true, from, into, klass, context, id);
 }
 
-Outcome LinkCore::post(bool write, std::span<const LocalRange> local, const RemoteRange& remote, Class klass,
-                       uint64_t context, OperationId* id) {
+Outcome LinkCore::post(bool write, std::span<const LocalRange> local, const RemoteRange& remote,
+                       Class klass, uint64_t context, OperationId* id) {
   const uint64_t length = remote.length;
-  if (length == 0 || remote.offset > remote.key.length || length > remote.key.length - remote.offset) {
+  if (length == 0 || remote.offset > remote.key.length ||
+      length > remote.key.length - remote.offset) {
     return Outcome::kBadRange;
   }
   if (length > kMaxOperationBytes || local.size() > kMaxLocalRanges) return Outcome::kTooLong;
@@ -136,7 +145,8 @@ Outcome LinkCore::post(bool write, std::span<const LocalRange> local, const Remo
     operation.local.assign(local.begin(), local.end());
     operation.pins = std::move(pins);
     operation.slice_bytes = sliceBytes(write, klass, length, scheduler_.outstanding(klass));
-    operation.slices = static_cast<uint32_t>((length + operation.slice_bytes - 1) / operation.slice_bytes);
+    operation.slices =
+        static_cast<uint32_t>((length + operation.slice_bytes - 1) / operation.slice_bytes);
     operation.next = operation.answered = 0;
     operation.outstanding = 0;
     operation.open.assign((operation.slices + 63) / 64, 0);
@@ -155,7 +165,8 @@ void LinkCore::raise(OperationId id, Class klass) {
   {
     std::lock_guard lock(mutex_);
     Operation* operation = find(id);
-    if (operation == nullptr || klass >= operation->klass || state_.load() != LinkState::kUp) return;
+    if (operation == nullptr || klass >= operation->klass || state_.load() != LinkState::kUp)
+      return;
     scheduler_.move(static_cast<uint32_t>(id), operation->klass, klass, operation->outstanding,
                     operation->next < operation->slices);
     operation->klass = klass;
@@ -172,11 +183,13 @@ LinkCore::Operation* LinkCore::find(OperationId id) {
 
 uint32_t LinkCore::bytesOf(const Operation& operation, uint32_t slice) {
   const uint64_t begin = uint64_t{slice} * operation.slice_bytes;
-  return static_cast<uint32_t>(std::min<uint64_t>(operation.slice_bytes, operation.remote.length - begin));
+  return static_cast<uint32_t>(
+      std::min<uint64_t>(operation.slice_bytes, operation.remote.length - begin));
 }
 
 bool LinkCore::tooManyAnswers(size_t waiting) const {
-  // As many as the peer may have slices under way, and some pongs: more has not been asked for in good faith.
+  // As many as the peer may have slices under way, and some pongs: more has not been asked for in
+  // good faith.
   constexpr size_t kPongs = 1024;
   return waiting > setup_.options.limits.slices + kPongs;
 }
@@ -227,11 +240,12 @@ size_t LinkCore::localBytes(const Slice& slice, iovec* into) {
   return operation == nullptr ? 0 : localParts(*operation, slice.index, into);
 }
 
-bool LinkCore::takeSlice(OperationId id, uint32_t slice, uint32_t bytes, iovec* into, size_t& parts) {
+bool LinkCore::takeSlice(OperationId id, uint32_t slice, uint32_t bytes, iovec* into,
+                         size_t& parts) {
   std::lock_guard lock(mutex_);
   Operation* operation = find(id);
-  if (operation == nullptr || operation->write || slice >= operation->slices || !bit(operation->open, slice) ||
-      bytes != bytesOf(*operation, slice)) {
+  if (operation == nullptr || operation->write || slice >= operation->slices ||
+      !bit(operation->open, slice) || bytes != bytesOf(*operation, slice)) {
     return false;
   }
   clearBit(operation->open, slice);
@@ -246,12 +260,14 @@ bool LinkCore::answerSlice(OperationId id, uint32_t slice, bool write, Outcome o
   {
     std::lock_guard lock(mutex_);
     Operation* operation = find(id);
-    if (operation == nullptr || operation->write != write || slice >= operation->slices) return false;
+    if (operation == nullptr || operation->write != write || slice >= operation->slices)
+      return false;
     // Data that arrived was taken before; everything else answers a slice that is still open.
     auto& bits = !write && outcome == Outcome::kOk ? operation->taken : operation->open;
     if (!bit(bits, slice)) return false;
     clearBit(bits, slice);
-    if (write && bit(operation->taken, slice)) {  // the lane is not done with the memory: endSend() goes on
+    if (write &&
+        bit(operation->taken, slice)) {  // the lane is not done with the memory: endSend() goes on
       operation->early.emplace_back(slice, outcome);
       return true;
     }
@@ -267,7 +283,9 @@ bool LinkCore::answerSlice(OperationId id, uint32_t slice, bool write, Outcome o
 size_t LinkCore::beginSend(const Slice& slice, iovec* into) {
   std::lock_guard lock(mutex_);
   Operation* operation = find(slice.operation);
-  if (operation == nullptr || slice.index >= operation->slices || !bit(operation->open, slice.index)) return 0;
+  if (operation == nullptr || slice.index >= operation->slices ||
+      !bit(operation->open, slice.index))
+    return 0;
   setBit(operation->taken, slice.index);
   return localParts(*operation, slice.index, into);
 }
@@ -300,7 +318,8 @@ bool LinkCore::finishSlice(Operation& operation, uint32_t slot, uint32_t slice, 
   scheduler_.answered(operation.klass, bytes);
   if (!operation.asked_us.empty()) {
     const int64_t now = nowUs();
-    scheduler_.measured(operation.klass, bytes, static_cast<uint32_t>(now - operation.asked_us[slice]), now);
+    scheduler_.measured(operation.klass, bytes,
+                        static_cast<uint32_t>(now - operation.asked_us[slice]), now);
   }
   if (outcome != Outcome::kOk) {
     operation.outcome = outcome;
@@ -330,7 +349,8 @@ Completion LinkCore::complete(uint32_t slot) {
   return completion;
 }
 
-Outcome LinkCore::send(MessageClass klass, std::span<const std::byte> head, std::span<const std::byte> body) {
+Outcome LinkCore::send(MessageClass klass, std::span<const std::byte> head,
+                       std::span<const std::byte> body) {
   const size_t length = head.size() + body.size();
   if (length > setup_.peer_hello.message_bytes) return Outcome::kTooLong;
   {
@@ -342,7 +362,8 @@ Outcome LinkCore::send(MessageClass klass, std::span<const std::byte> head, std:
       allowed = replies_due_ != 0;
       if (allowed) --replies_due_;
     } else {
-      allowed = room.there != 0 && (klass != MessageClass::kRequest || unanswered_ < setup_.options.requests);
+      allowed = room.there != 0 &&
+                (klass != MessageClass::kRequest || unanswered_ < setup_.options.requests);
       if (allowed) --room.there;
       if (allowed && klass == MessageClass::kRequest) ++unanswered_, ++replies_expected_;
     }
@@ -412,7 +433,8 @@ std::string LinkCore::control(const wire::Header& header, std::span<const std::b
       return "";
     }
     case wire::Frame::kMessage: {
-      if (header.klass >= kMessageClasses) return base::format("a message of unknown class {}", header.klass);
+      if (header.klass >= kMessageClasses)
+        return base::format("a message of unknown class {}", header.klass);
       const auto klass = static_cast<MessageClass>(header.klass);
       {
         std::lock_guard lock(mutex_);
@@ -421,7 +443,8 @@ std::string LinkCore::control(const wire::Header& header, std::span<const std::b
           --replies_expected_;
         } else {
           Room& room = room_[header.klass];
-          if (room.here == 0) return base::format("a message of class {} for which there was no room", header.klass);
+          if (room.here == 0)
+            return base::format("a message of class {} for which there was no room", header.klass);
           --room.here;
           if (klass == MessageClass::kRequest) ++replies_due_;
         }
@@ -437,13 +460,16 @@ std::string LinkCore::control(const wire::Header& header, std::span<const std::b
       return "";
     }
     case wire::Frame::kCredit: {
-      if (header.klass >= kMessageClasses || header.klass == index(MessageClass::kReply)) return "credit of no class";
+      if (header.klass >= kMessageClasses || header.klass == index(MessageClass::kReply))
+        return "credit of no class";
       std::lock_guard lock(mutex_);
       Room& room = room_[header.klass];
-      const uint32_t granted[] = {setup_.peer_hello.notices, setup_.peer_hello.requests, 0, setup_.peer_hello.stream};
+      const uint32_t granted[] = {setup_.peer_hello.notices, setup_.peer_hello.requests, 0,
+                                  setup_.peer_hello.stream};
       if (header.code > granted[header.klass] - room.there) return "credit above what was sent";
       room.there += header.code;
-      const bool open = header.klass != index(MessageClass::kRequest) || unanswered_ < setup_.options.requests;
+      const bool open =
+          header.klass != index(MessageClass::kRequest) || unanswered_ < setup_.options.requests;
       if (room.refused && open) {
         room.refused = false;
         Completion completion;
@@ -489,7 +515,8 @@ void LinkCore::stopped() {
   down.outcome = Outcome::kLinkDown;
   down.link = shared_from_this();
   completions.push_back(std::move(down));
-  base::logInfo("link to %s (%s) is down: %s", setup_.peer.node.c_str(), setup_.peer.address.c_str(), reason().c_str());
+  base::logInfo("link to %s (%s) is down: %s", setup_.peer.node.c_str(),
+                setup_.peer.address.c_str(), reason().c_str());
   setup_.queue->push(completions);
 }
 

@@ -1,11 +1,13 @@
-// What every link has in common: its state, its outstanding operations, room for messages, signs of life.
+// What every link has in common: its state, its outstanding operations, room for messages, signs of
+// life.
 //
-// State, under mutex_: kUp -> kFailing (fail() or close(): the first reason stays; nothing new is accepted or asked for)
-// -> kDown (stopped(): called once by the transport when no thread of it touches memory any more; completes what is
-// outstanding, then kDown).
+// State, under mutex_: kUp -> kFailing (fail() or close(): the first reason stays; nothing new is
+// accepted or asked for) -> kDown (stopped(): called once by the transport when no thread of it
+// touches memory any more; completes what is outstanding, then kDown).
 //
-// An operation is a slot and a generation. Its slices are asked for (open), accepted once (taken) and answered; it
-// completes when all are answered. Between a slice's openness and its answer the operation can't go away.
+// An operation is a slot and a generation. Its slices are asked for (open), accepted once (taken)
+// and answered; it completes when all are answered. Between a slice's openness and its answer the
+// operation can't go away.
 //
 // Lock: mutex_, a leaf: no call out while it is held.
 #pragma once
@@ -39,16 +41,19 @@ struct LinkSetup {
   std::shared_ptr<EventQueue> queue;
 };
 
-class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_from_this<LinkCore> {
+class LinkCore : public Link,
+                 public Reactor::Ticker,
+                 public std::enable_shared_from_this<LinkCore> {
  public:
   explicit LinkCore(LinkSetup setup);
 
-  Outcome read(std::span<const LocalRange> into, const RemoteRange& from, Class klass, uint64_t context,
-               OperationId* id) final;
-  Outcome write(std::span<const LocalRange> from, const RemoteRange& into, Class klass, uint64_t context,
-                OperationId* id) final;
+  Outcome read(std::span<const LocalRange> into, const RemoteRange& from, Class klass,
+               uint64_t context, OperationId* id) final;
+  Outcome write(std::span<const LocalRange> from, const RemoteRange& into, Class klass,
+                uint64_t context, OperationId* id) final;
   void raise(OperationId id, Class klass) final;
-  Outcome send(MessageClass klass, std::span<const std::byte> head, std::span<const std::byte> body) final;
+  Outcome send(MessageClass klass, std::span<const std::byte> head,
+               std::span<const std::byte> body) final;
   uint32_t maxMessageBytes() const final { return setup_.peer_hello.message_bytes; }
   LinkState state() const final { return state_.load(); }
   std::string reason() const final;
@@ -75,7 +80,8 @@ class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_
 
   // What a transport does.
   /// `under_way`: bytes of the class that were asked for and are not answered.
-  virtual uint32_t sliceBytes(bool write, Class klass, uint64_t length, uint64_t under_way) const = 0;
+  virtual uint32_t sliceBytes(bool write, Class klass, uint64_t length,
+                              uint64_t under_way) const = 0;
   virtual void issue() = 0;  // asks for what nextSlice() gives, until it gives nothing
   virtual void transmit(const wire::Header& header, std::span<const std::byte> head,
                         std::span<const std::byte> body) = 0;
@@ -89,21 +95,23 @@ class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_
   bool nextSlice(Slice& slice);
   /// The local bytes of an outstanding slice; at most kMaxLocalRanges parts. How many.
   size_t localBytes(const Slice& slice, iovec* into);
-  /// As localBytes(), for a write whose bytes go out bit by bit: until endSend() the operation does not complete, whatever the
-  /// peer answers meanwhile. 0: nobody waits for it any more.
+  /// As localBytes(), for a write whose bytes go out bit by bit: until endSend() the operation does
+  /// not complete, whatever the peer answers meanwhile. 0: nobody waits for it any more.
   size_t beginSend(const Slice& slice, iovec* into);
   void endSend(OperationId operation, uint32_t index);
   /// A slice's bytes (kData) are about to arrive: false when nobody asked for exactly that.
   bool takeSlice(OperationId operation, uint32_t index, uint32_t bytes, iovec* into, size_t& parts);
   /// A slice is answered. False when it was not outstanding (or, for data, not taken).
   bool answerSlice(OperationId operation, uint32_t index, bool write, Outcome outcome);
-  /// kMessage, kCredit, kPing and kPong frames, payload and all; "" or what rule was broken. Completions go to `into`.
-  std::string control(const wire::Header& header, std::span<const std::byte> payload, std::vector<Completion>& into);
+  /// kMessage, kCredit, kPing and kPong frames, payload and all; "" or what rule was broken.
+  /// Completions go to `into`.
+  std::string control(const wire::Header& header, std::span<const std::byte> payload,
+                      std::vector<Completion>& into);
   /// Whether so many answers that the peer does not take are more than it may have asked for.
   bool tooManyAnswers(size_t waiting) const;
   static bool isAnswer(wire::Frame frame) {
-    return frame == wire::Frame::kAck || frame == wire::Frame::kRefuse || frame == wire::Frame::kPong ||
-           frame == wire::Frame::kMapped;
+    return frame == wire::Frame::kAck || frame == wire::Frame::kRefuse ||
+           frame == wire::Frame::kPong || frame == wire::Frame::kMapped;
   }
   bool transferring() const { return outstanding_.load(std::memory_order_relaxed) != 0; }
   void countServed(uint64_t bytes) { served_.fetch_add(bytes, std::memory_order_relaxed); }
@@ -126,11 +134,12 @@ class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_
     uint32_t slices = 0;
     uint32_t next = 0;  // first slice that was not asked for
     uint32_t answered = 0;
-    uint64_t outstanding = 0;                         // bytes
-    std::vector<uint64_t> open;                       // bits: asked for, not yet taken (reads) or answered (writes)
-    std::vector<int64_t> asked_us;                    // background only: when each slice was asked for
-    std::vector<uint64_t> taken;                      // bits: bytes arriving (reads), bytes being sent (writes)
-    std::vector<std::pair<uint32_t, Outcome>> early;  // writes: slices answered while they are being sent
+    uint64_t outstanding = 0;       // bytes
+    std::vector<uint64_t> open;     // bits: asked for, not yet taken (reads) or answered (writes)
+    std::vector<int64_t> asked_us;  // background only: when each slice was asked for
+    std::vector<uint64_t> taken;    // bits: bytes arriving (reads), bytes being sent (writes)
+    std::vector<std::pair<uint32_t, Outcome>>
+        early;  // writes: slices answered while they are being sent
   };
   struct Room {
     uint32_t there = 0;    // messages that the peer still takes
@@ -140,8 +149,8 @@ class LinkCore : public Link, public Reactor::Ticker, public std::enable_shared_
     bool refused = false;  // a send was, since the last kCredit
   };
 
-  Outcome post(bool write, std::span<const LocalRange> local, const RemoteRange& remote, Class klass, uint64_t context,
-               OperationId* id);
+  Outcome post(bool write, std::span<const LocalRange> local, const RemoteRange& remote,
+               Class klass, uint64_t context, OperationId* id);
   Operation* find(OperationId id);
   static uint32_t bytesOf(const Operation& operation, uint32_t index);
   size_t localParts(const Operation& operation, uint32_t index, iovec* into) const;

@@ -40,7 +40,8 @@ void closeInForkedChild() {
     const uint64_t inode = g_entries[fd].inode.exchange(0);
     struct stat is {};
     if (inode == 0 || fstat(static_cast<int>(fd), &is) != 0) continue;
-    if (is.st_ino == inode && is.st_dev == g_entries[fd].device.load()) (void)close(static_cast<int>(fd));
+    if (is.st_ino == inode && is.st_dev == g_entries[fd].device.load())
+      (void)close(static_cast<int>(fd));
   }
 }
 

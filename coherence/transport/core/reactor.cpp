@@ -17,7 +17,9 @@ int64_t nowMs() {
 }
 
 Reactor::Reactor()
-    : epoll_(epoll_create1(EPOLL_CLOEXEC)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), last_tick_ms_(nowMs()) {
+    : epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      last_tick_ms_(nowMs()) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.ptr = nullptr;

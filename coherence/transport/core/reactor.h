@@ -1,7 +1,8 @@
-// An I/O thread: one epoll set, tasks from other threads, a tick. Links spread their connections over several.
+// An I/O thread: one epoll set, tasks from other threads, a tick. Links spread their connections
+// over several.
 //
-// Thread-safety: any thread. Callbacks run on the reactor's thread, with no lock of the reactor held. All signals are blocked
-// there: it lives inside other people's programs.
+// Thread-safety: any thread. Callbacks run on the reactor's thread, with no lock of the reactor
+// held. All signals are blocked there: it lives inside other people's programs.
 #pragma once
 
 #include <atomic>
@@ -26,7 +27,8 @@ class Reactor {
   class Ticker {
    public:
     virtual ~Ticker() = default;
-    /// About every kTickMs; `late`: this process did not run for a while (stopped, or the machine slept).
+    /// About every kTickMs; `late`: this process did not run for a while (stopped, or the machine
+    /// slept).
     virtual void onTick(bool late) = 0;
   };
   static constexpr int kTickMs = 50;
@@ -39,7 +41,8 @@ class Reactor {
   /// Watches `fd` (level-triggered). The source is held until remove() or the reactor's end.
   void add(int fd, uint32_t events, std::shared_ptr<Source> source);
   void modify(int fd, uint32_t events);
-  /// No callback for it begins after this returned, when called on the reactor's thread; elsewhere one may be running.
+  /// No callback for it begins after this returned, when called on the reactor's thread; elsewhere
+  /// one may be running.
   void remove(int fd);
   void addTicker(std::weak_ptr<Ticker> ticker);
   void post(std::function<void()> task);

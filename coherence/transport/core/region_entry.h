@@ -85,8 +85,8 @@ class KeyWatcher {
 
 class Domain {
  public:
-  /// kOk and a pin when [offset, offset + length) of `key` may be accessed so; kRevoked for a key that once was good;
-  /// kBadRange for anything else.
+  /// kOk and a pin when [offset, offset + length) of `key` may be accessed so; kRevoked for a key
+  /// that once was good; kBadRange for anything else.
   Outcome pin(uint64_t key, uint64_t offset, uint64_t length, uint32_t access, Pin& into);
 
   void add(const std::shared_ptr<RegionEntry>& entry);
@@ -94,7 +94,8 @@ class Domain {
   void watch(std::weak_ptr<KeyWatcher> watcher);
 
  private:
-  static constexpr size_t kRevokedKeys = 4096;  // remembered, so that a late request is not taken for an attack
+  static constexpr size_t kRevokedKeys =
+      4096;  // remembered, so that a late request is not taken for an attack
   std::mutex mutex_;
   std::unordered_map<uint64_t, std::shared_ptr<RegionEntry>> entries_;
   std::unordered_set<uint64_t> revoked_;

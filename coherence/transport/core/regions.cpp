@@ -17,10 +17,12 @@ Outcome Domain::pin(uint64_t key, uint64_t offset, uint64_t length, uint32_t acc
   {
     std::lock_guard lock(mutex_);
     const auto found = entries_.find(key);
-    if (found == entries_.end()) return revoked_.count(key) != 0 ? Outcome::kRevoked : Outcome::kBadRange;
+    if (found == entries_.end())
+      return revoked_.count(key) != 0 ? Outcome::kRevoked : Outcome::kBadRange;
     entry = found->second;
   }
-  if ((entry->access & access) != access || length > entry->length || offset > entry->length - length) {
+  if ((entry->access & access) != access || length > entry->length ||
+      offset > entry->length - length) {
     return Outcome::kBadRange;
   }
   if (!entry->pin()) return Outcome::kRevoked;
@@ -95,11 +97,12 @@ Result<RegionPtr> registerMemory(const DomainPtr& domain, const Memory& memory, 
       return Error{"a region's memfd has to be sealed against shrinking (F_SEAL_SHRINK)"};
     }
     struct stat status {};
-    if (fstat(memory.fd, &status) != 0) return Error{base::format("a region's memfd: {}", std::strerror(errno))};
+    if (fstat(memory.fd, &status) != 0)
+      return Error{base::format("a region's memfd: {}", std::strerror(errno))};
     const auto size = static_cast<uint64_t>(status.st_size);
     if (memory.length > size || memory.fd_offset > size - memory.length) {
-      return Error{base::format("a region of {} bytes at {} ends beyond its memfd of {}", memory.length,
-                                memory.fd_offset, size)};
+      return Error{base::format("a region of {} bytes at {} ends beyond its memfd of {}",
+                                memory.length, memory.fd_offset, size)};
     }
     entry->fd = base::UniqueFd(fcntl(memory.fd, F_DUPFD_CLOEXEC, 3));
     if (!entry->fd) return Error{base::format("a region's memfd: {}", std::strerror(errno))};

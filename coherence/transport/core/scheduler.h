@@ -1,6 +1,7 @@
-// Which bytes of a link go next. Two places decide: the one that asks (IssueScheduler: reads and writes of this side, slice by
-// slice, within windows) and the one that sends (EgressQueue: what is ready to go onto the lanes). Both prefer control and
-// demand; what has begun is finished, so that a demand finds at most what is already under way before it.
+// Which bytes of a link go next. Two places decide: the one that asks (IssueScheduler: reads and
+// writes of this side, slice by slice, within windows) and the one that sends (EgressQueue: what is
+// ready to go onto the lanes). Both prefer control and demand; what has begun is finished, so that
+// a demand finds at most what is already under way before it.
 //
 // Thread-safety: none; the owner's lock. No clock, no I/O.
 #pragma once
@@ -18,9 +19,11 @@ namespace olpager::transport {
 constexpr size_t index(Class klass) { return static_cast<size_t>(klass); }
 constexpr size_t index(MessageClass klass) { return static_cast<size_t>(klass); }
 
-/// How much of a background class may be under way so that little of it waits somewhere on the path: its slices' time from being
-/// asked for to being answered, against the shortest lately seen, tells how much waits. Little: what goes through in 0.5 to 1 ms (in
-/// less, what the system is late by now and then would pass for waiting), but no more than one to two slices, no less than a quarter.
+/// How much of a background class may be under way so that little of it waits somewhere on the
+/// path: its slices' time from being asked for to being answered, against the shortest lately seen,
+/// tells how much waits. Little: what goes through in 0.5 to 1 ms (in less, what the system is late
+/// by now and then would pass for waiting), but no more than one to two slices, no less than a
+/// quarter.
 class BackgroundWindow {
  public:
   BackgroundWindow(uint64_t least, uint64_t most, uint64_t slice)
@@ -76,10 +79,12 @@ class IssueScheduler {
 
   void enqueue(uint32_t slot, Class klass) { queues_[index(klass)].push_back(slot); }
 
-  /// The operation whose next slice may be asked for now. It stays first in its class until exhausted().
+  /// The operation whose next slice may be asked for now. It stays first in its class until
+  /// exhausted().
   std::optional<uint32_t> pick() const {
     if (slices_ >= windows_.slices) return std::nullopt;
-    for (const Class klass : {Class::kControl, Class::kDemand, Class::kPrefetch, Class::kWriteBack}) {
+    for (const Class klass :
+         {Class::kControl, Class::kDemand, Class::kPrefetch, Class::kWriteBack}) {
       if (!queues_[index(klass)].empty() && open(klass)) return queues_[index(klass)].front();
     }
     return std::nullopt;
@@ -100,9 +105,12 @@ class IssueScheduler {
     if (klass == Class::kPrefetch) prefetch_.answered(bytes, took_us, now_us);
     if (klass == Class::kWriteBack) write_back_.answered(bytes, took_us, now_us);
   }
-  uint64_t window(Class klass) const { return klass == Class::kPrefetch ? prefetch_.bytes() : write_back_.bytes(); }
+  uint64_t window(Class klass) const {
+    return klass == Class::kPrefetch ? prefetch_.bytes() : write_back_.bytes();
+  }
 
-  /// `slot`, of which `outstanding` bytes are under way, goes on in another class; `queued`: it has slices left.
+  /// `slot`, of which `outstanding` bytes are under way, goes on in another class; `queued`: it has
+  /// slices left.
   void move(uint32_t slot, Class from, Class to, uint64_t outstanding, bool queued) {
     outstanding_[index(from)] -= outstanding;
     outstanding_[index(to)] += outstanding;
@@ -133,7 +141,8 @@ class IssueScheduler {
       case Class::kPrefetch:
         return !demandWaits() && now < prefetch_.bytes();
       case Class::kWriteBack:
-        return now == 0 || (!demandWaits() && now < write_back_.bytes());  // one slice at a time is its floor
+        return now == 0 ||
+               (!demandWaits() && now < write_back_.bytes());  // one slice at a time is its floor
     }
     return false;
   }

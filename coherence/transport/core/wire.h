@@ -1,6 +1,7 @@
-// What travels on every transport: frames with one fixed header, little-endian, the payload behind it. The receiver checks
-// each field before it uses it; what breaks a rule ends the link with a reason. tcp carries kData and kPush on the lanes
-// and everything else on the first connection; shm carries all but page bytes in rings.
+// What travels on every transport: frames with one fixed header, little-endian, the payload behind
+// it. The receiver checks each field before it uses it; what breaks a rule ends the link with a
+// reason. tcp carries kData and kPush on the lanes and everything else on the first connection; shm
+// carries all but page bytes in rings.
 #pragma once
 
 #include <bit>
@@ -9,7 +10,8 @@
 
 namespace olpager::transport::wire {
 
-static_assert(std::endian::native == std::endian::little, "wire structures are little-endian in memory");
+static_assert(std::endian::native == std::endian::little,
+              "wire structures are little-endian in memory");
 
 inline constexpr uint8_t kVersion = 2;
 
@@ -28,7 +30,8 @@ enum class Frame : uint8_t {
   kGoodbye,     // the last; payload one line for the log
   kMap,         // shm: may I map (key)?
   kMapped,      // shm: answer; code 1: the memfd is on the socket, 0: it can't be mapped
-  kBouncePull,  // shm: copy `bytes` at (key, offset) to bounce slot `code`, as slice (operation, index)
+  kBouncePull,  // shm: copy `bytes` at (key, offset) to bounce slot `code`, as slice (operation,
+                // index)
   kBouncePush,  // shm: the same towards (key, offset)
   kUnmap,       // shm: (key) was taken back; may cross kMap
 };
@@ -55,7 +58,8 @@ inline constexpr uint32_t kMaxLanes = 16;
 inline constexpr uint32_t kMaxMessage = 1 << 20;
 inline constexpr uint32_t kMaxRoom = 1 << 16;  // messages of a class
 
-/// The first bytes of every connection, in the clear: what it wants to be, and whom it is for. A wrong version ends here.
+/// The first bytes of every connection, in the clear: what it wants to be, and whom it is for. A
+/// wrong version ends here.
 struct Preamble {
   static constexpr uint32_t kMagic = 0x4f4c5031;  // "1PLO"
   enum class Kind : uint8_t { kPlainLink = 1, kTlsLink, kLane };
@@ -67,7 +71,8 @@ struct Preamble {
 };
 static_assert(sizeof(Preamble) == 16 && std::is_trivially_copyable_v<Preamble>);
 
-/// Both ends' first frame on a link's first connection: who I am, what I can take. Text is padded with zeros.
+/// Both ends' first frame on a link's first connection: who I am, what I can take. Text is padded
+/// with zeros.
 struct Hello {
   uint8_t version = kVersion;  // as in the preamble; inside TLS it can't have been changed
   uint8_t tls = 0;             // Tls: wanted; the stricter one holds
@@ -89,7 +94,8 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 304 && std::is_trivially_copyable_v<Hello>);
 
-/// Opens each further connection of a link: proves that it comes from the link's own connector. Used once.
+/// Opens each further connection of a link: proves that it comes from the link's own connector.
+/// Used once.
 struct Ticket {
   uint8_t link_id[16] = {};
   uint32_t index = 0;  // of the lane

@@ -49,21 +49,25 @@ class FaultyQueue;
 
 class FaultyLink final : public Link, public std::enable_shared_from_this<FaultyLink> {
  public:
-  FaultyLink(LinkPtr inner, std::shared_ptr<Dice> dice) : inner_(std::move(inner)), dice_(std::move(dice)) {}
+  FaultyLink(LinkPtr inner, std::shared_ptr<Dice> dice)
+      : inner_(std::move(inner)), dice_(std::move(dice)) {}
 
-  Outcome read(std::span<const LocalRange> into, const RemoteRange& from, Class klass, uint64_t context,
-               OperationId* id) override {
-    return post(into, context, [&](uint64_t own) { return inner_->read(into, from, klass, own, id); });
+  Outcome read(std::span<const LocalRange> into, const RemoteRange& from, Class klass,
+               uint64_t context, OperationId* id) override {
+    return post(into, context,
+                [&](uint64_t own) { return inner_->read(into, from, klass, own, id); });
   }
-  Outcome write(std::span<const LocalRange> from, const RemoteRange& into, Class klass, uint64_t context,
-                OperationId* id) override {
-    return post(from, context, [&](uint64_t own) { return inner_->write(from, into, klass, own, id); });
+  Outcome write(std::span<const LocalRange> from, const RemoteRange& into, Class klass,
+                uint64_t context, OperationId* id) override {
+    return post(from, context,
+                [&](uint64_t own) { return inner_->write(from, into, klass, own, id); });
   }
   Outcome askMemory(const RemoteKey& key, uint64_t context) override {
     return post({}, context, [&](uint64_t own) { return inner_->askMemory(key, own); });
   }
   void raise(OperationId id, Class klass) override { inner_->raise(id, klass); }
-  Outcome send(MessageClass klass, std::span<const std::byte> head, std::span<const std::byte> body) override {
+  Outcome send(MessageClass klass, std::span<const std::byte> head,
+               std::span<const std::byte> body) override {
     maybeDrop();
     return inner_->send(klass, head, body);
   }
@@ -118,7 +122,8 @@ class FaultyLink final : public Link, public std::enable_shared_from_this<Faulty
 
 class FaultyQueue final : public CompletionQueue, public std::enable_shared_from_this<FaultyQueue> {
  public:
-  FaultyQueue(QueuePtr inner, std::shared_ptr<Dice> dice) : inner_(std::move(inner)), dice_(std::move(dice)) {}
+  FaultyQueue(QueuePtr inner, std::shared_ptr<Dice> dice)
+      : inner_(std::move(inner)), dice_(std::move(dice)) {}
 
   const QueuePtr& inner() const { return inner_; }
 
@@ -142,8 +147,9 @@ class FaultyQueue final : public CompletionQueue, public std::enable_shared_from
       if (now >= end) return 0;
       auto most = std::chrono::duration_cast<std::chrono::microseconds>(end - now);
       if (const auto due = nextDue(); due) {
-        most = std::min(most, std::max(std::chrono::microseconds(1),
-                                       std::chrono::duration_cast<std::chrono::microseconds>(*due - now)));
+        most = std::min(
+            most, std::max(std::chrono::microseconds(1),
+                           std::chrono::duration_cast<std::chrono::microseconds>(*due - now)));
       }
       fetch(most);
     }
@@ -175,7 +181,8 @@ class FaultyQueue final : public CompletionQueue, public std::enable_shared_from
     const LinkPtr inner = completion.link;
     const auto link = wrap(inner);
     completion.link = link;
-    const bool operation = completion.kind == Completion::Kind::kRead || completion.kind == Completion::Kind::kWrite ||
+    const bool operation = completion.kind == Completion::Kind::kRead ||
+                           completion.kind == Completion::Kind::kWrite ||
                            completion.kind == Completion::Kind::kMemory;
     std::vector<LocalRange> local;
     if (operation) {
@@ -206,7 +213,8 @@ class FaultyQueue final : public CompletionQueue, public std::enable_shared_from
       if (dice_->roll(plan.truncate)) {
         // The link broke before its last bytes came.
         const LocalRange& range = local.back();
-        std::memset(range.region->base() + range.offset + range.length / 2, 0xdd, range.length - range.length / 2);
+        std::memset(range.region->base() + range.offset + range.length / 2, 0xdd,
+                    range.length - range.length / 2);
         completion.outcome = Outcome::kLinkDown;
         dice_->count(&FaultCounts::truncated);
         inner->close("a fault of the plan: truncated");
@@ -276,17 +284,21 @@ class FaultyEndpoint final : public Endpoint {
   FaultyEndpoint(std::unique_ptr<Endpoint> inner, const FaultPlan& plan, FaultCounts* counts)
       : inner_(std::move(inner)), dice_(std::make_shared<Dice>(plan, counts)) {}
 
-  QueuePtr makeQueue() override { return std::make_shared<FaultyQueue>(inner_->makeQueue(), dice_); }
+  QueuePtr makeQueue() override {
+    return std::make_shared<FaultyQueue>(inner_->makeQueue(), dice_);
+  }
 
   Result<LinkPtr> connect(const std::string& address, const ConnectOptions& options) override {
     const auto queue = std::dynamic_pointer_cast<FaultyQueue>(options.queue);
     if (!queue) return Error{address + ": the queue is not of this endpoint"};
-    auto link = inner_->connect(address, {options.domain, queue->inner(), options.replaces, options.route});
+    auto link =
+        inner_->connect(address, {options.domain, queue->inner(), options.replaces, options.route});
     if (!link.ok()) return link;
     return LinkPtr(queue->wrap(link.value()));
   }
 
-  Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptFn accept, RoutesPtr routes) override {
+  Result<std::unique_ptr<Listener>> listen(const std::string& address, AcceptFn accept,
+                                           RoutesPtr routes) override {
     return inner_->listen(address, unwrapping(std::move(accept)), std::move(routes));
   }
   Result<std::unique_ptr<Listener>> listenBehind(base::UniqueFd socket, AcceptFn accept) override {
@@ -310,7 +322,8 @@ class FaultyEndpoint final : public Endpoint {
 
 }  // namespace
 
-std::unique_ptr<Endpoint> makeFaulty(std::unique_ptr<Endpoint> endpoint, const FaultPlan& plan, FaultCounts* counts) {
+std::unique_ptr<Endpoint> makeFaulty(std::unique_ptr<Endpoint> endpoint, const FaultPlan& plan,
+                                     FaultCounts* counts) {
   return std::make_unique<FaultyEndpoint>(std::move(endpoint), plan, counts);
 }
 

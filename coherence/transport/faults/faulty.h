@@ -1,8 +1,10 @@
-// Faults for tests: wraps an endpoint; the code under test gets the wrapped one and is none the wiser. What comes is delayed,
-// reordered, corrupted or cut short, and links break, as the seed has it. Contracts still hold: each operation
-// completes once, messages stay in order, nothing comes after kDown.
+// Faults for tests: wraps an endpoint; the code under test gets the wrapped one and is none the
+// wiser. What comes is delayed, reordered, corrupted or cut short, and links break, as the seed has
+// it. Contracts still hold: each operation completes once, messages stay in order, nothing comes
+// after kDown.
 //
-// Faults below the interface (bytes of a connection lost or changed) are made by FaultyWire, for TCP.
+// Faults below the interface (bytes of a connection lost or changed) are made by FaultyWire, for
+// TCP.
 //
 // Thread-safety: as what it wraps. Listeners of a faulty endpoint hand out faulty links as well.
 #pragma once
@@ -14,10 +16,12 @@
 
 namespace olpager::transport {
 
-/// Chances are of 1 000 000, for each completion that passes (drop: for each operation or message posted).
+/// Chances are of 1 000 000, for each completion that passes (drop: for each operation or message
+/// posted).
 struct FaultPlan {
   uint64_t seed = 1;
-  uint32_t delay = 0;  // held back for up to delay_us; later ones of other operations pass it (reordering)
+  uint32_t delay =
+      0;  // held back for up to delay_us; later ones of other operations pass it (reordering)
   uint32_t delay_us = 0;
   uint32_t drop = 0;      // the link breaks; what was under way has landed in part
   uint32_t corrupt = 0;   // a bit of the bytes read, or of the message, is another

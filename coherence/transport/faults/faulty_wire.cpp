@@ -22,7 +22,8 @@ namespace {
 
 class Relay final : public FaultyWire {
  public:
-  Relay(const SocketAddress& target, const WirePlan& plan, base::UniqueFd listener, std::string address)
+  Relay(const SocketAddress& target, const WirePlan& plan, base::UniqueFd listener,
+        std::string address)
       : target_(target), plan_(plan), listener_(std::move(listener)), address_(std::move(address)) {
     acceptor_ = std::thread([this] { accept(); });
   }
@@ -60,8 +61,9 @@ class Relay final : public FaultyWire {
       connection->near = std::move(near);
       connection->far = std::move(far.value());
       connection->cuts = cuts_;
-      pumps_.emplace_back(
-          [this, connection, number] { pump(*connection, connection->near.get(), connection->far.get(), 2 * number); });
+      pumps_.emplace_back([this, connection, number] {
+        pump(*connection, connection->near.get(), connection->far.get(), 2 * number);
+      });
       pumps_.emplace_back([this, connection, number] {
         pump(*connection, connection->far.get(), connection->near.get(), 2 * number + 1);
       });
@@ -129,15 +131,18 @@ class Relay final : public FaultyWire {
 
 }  // namespace
 
-Result<std::unique_ptr<FaultyWire>> makeFaultyWire(const std::string& target, const WirePlan& plan) {
+Result<std::unique_ptr<FaultyWire>> makeFaultyWire(const std::string& target,
+                                                   const WirePlan& plan) {
   auto there = resolve(target, false);
   auto here = resolve("127.0.0.1:0", true);
   if (!there.ok()) return there.error();
   if (!here.ok()) return here.error();
   SocketAddress bound = here.value().front();
   base::UniqueFd listener = makeSocket(bound.family());
-  if (!listener || bind(listener.get(), bound.get(), bound.length) != 0 || ::listen(listener.get(), 64) != 0 ||
-      getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) != 0) {
+  if (!listener || bind(listener.get(), bound.get(), bound.length) != 0 ||
+      ::listen(listener.get(), 64) != 0 ||
+      getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) !=
+          0) {
     return Error{base::format("a relay: {}", std::strerror(errno))};
   }
   return std::unique_ptr<FaultyWire>(

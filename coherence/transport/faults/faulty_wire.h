@@ -1,5 +1,6 @@
-// A relay in front of a TCP listener that does to bytes what networks and broken peers do: holds a connection's bytes back
-// (so that lanes overtake each other), changes them, loses the end of them, cuts connections. Seeded.
+// A relay in front of a TCP listener that does to bytes what networks and broken peers do: holds a
+// connection's bytes back (so that lanes overtake each other), changes them, loses the end of them,
+// cuts connections. Seeded.
 //
 // Thread-safety: any thread. Runs threads of its own.
 #pragma once
@@ -18,9 +19,10 @@ struct WirePlan {
   uint64_t seed = 1;
   uint32_t delay = 0;
   uint32_t delay_us = 0;
-  uint32_t cut = 0;          // the connection ends, after a part of the piece
-  uint32_t corrupt = 0;      // a bit is another
-  uint64_t quiet_bytes = 0;  // of each connection and direction that pass unharmed first (the handshake)
+  uint32_t cut = 0;      // the connection ends, after a part of the piece
+  uint32_t corrupt = 0;  // a bit is another
+  uint64_t quiet_bytes =
+      0;  // of each connection and direction that pass unharmed first (the handshake)
 };
 
 class FaultyWire {

@@ -21,7 +21,9 @@ namespace {
 constexpr uint64_t kMinRing = 1 << 20;
 constexpr size_t kMaxFds = 3;
 
-uint64_t ringBytes(uint32_t message_bytes) { return std::max(kMinRing, 4 * std::bit_ceil(uint64_t{message_bytes})); }
+uint64_t ringBytes(uint32_t message_bytes) {
+  return std::max(kMinRing, 4 * std::bit_ceil(uint64_t{message_bytes}));
+}
 
 void ring(int fd) {
   const uint64_t one = 1;
@@ -40,7 +42,8 @@ Result<std::unique_ptr<Channel>> Channel::make(uint32_t message_bytes) {
     return Error{base::format("shared memory for a link: {}", std::strerror(errno))};
   }
   noteOwnDescriptor(channel->memory_.get());
-  const uint64_t length = 2 * (sizeof(RingControl) + ringBytes(message_bytes) + kSlots * kSlotBytes);
+  const uint64_t length =
+      2 * (sizeof(RingControl) + ringBytes(message_bytes) + kSlots * kSlotBytes);
   if (!base::resizeFile(channel->memory_.get(), length) ||
       fcntl(channel->memory_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return Error{base::format("shared memory for a link: {}", std::strerror(errno))};
@@ -48,13 +51,14 @@ Result<std::unique_ptr<Channel>> Channel::make(uint32_t message_bytes) {
   return map(std::move(channel), message_bytes, true);
 }
 
-Result<std::unique_ptr<Channel>> Channel::open(base::UniqueFd memory, base::UniqueFd own_bell, base::UniqueFd peer_bell,
-                                               uint32_t message_bytes) {
+Result<std::unique_ptr<Channel>> Channel::open(base::UniqueFd memory, base::UniqueFd own_bell,
+                                               base::UniqueFd peer_bell, uint32_t message_bytes) {
   std::unique_ptr<Channel> channel(new Channel);
   channel->memory_ = std::move(memory);
   channel->own_bell_ = std::move(own_bell);
   channel->peer_bell_ = std::move(peer_bell);
-  if (!channel->memory_ || !channel->own_bell_ || !channel->peer_bell_) return Error{"the peer sent no shared memory"};
+  if (!channel->memory_ || !channel->own_bell_ || !channel->peer_bell_)
+    return Error{"the peer sent no shared memory"};
   for (const int bell : {channel->ownBell(), channel->peerBell()}) {
     // A peer's descriptor may be anything: reading it must not block.
     fcntl(bell, F_SETFL, fcntl(bell, F_GETFL) | O_NONBLOCK);
@@ -62,7 +66,8 @@ Result<std::unique_ptr<Channel>> Channel::open(base::UniqueFd memory, base::Uniq
   return map(std::move(channel), message_bytes, false);
 }
 
-Result<std::unique_ptr<Channel>> Channel::map(std::unique_ptr<Channel> channel, uint32_t message_bytes, bool acceptor) {
+Result<std::unique_ptr<Channel>> Channel::map(std::unique_ptr<Channel> channel,
+                                              uint32_t message_bytes, bool acceptor) {
   const uint64_t ring_bytes = ringBytes(message_bytes);
   channel->length_ = 2 * (sizeof(RingControl) + ring_bytes + kSlots * kSlotBytes);
   const int fd = channel->memory_.get();
@@ -73,7 +78,8 @@ Result<std::unique_ptr<Channel>> Channel::map(std::unique_ptr<Channel> channel, 
     return Error{"the peer's shared memory is not sealed, or not of the agreed size"};
   }
   void* base = mmap(nullptr, channel->length_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (base == MAP_FAILED) return Error{base::format("shared memory for a link: {}", std::strerror(errno))};
+  if (base == MAP_FAILED)
+    return Error{base::format("shared memory for a link: {}", std::strerror(errno))};
   madvise(base, channel->length_, MADV_DONTFORK);
   madvise(base, channel->length_, MADV_DONTDUMP);
   channel->base_ = static_cast<std::byte*>(base);
@@ -137,7 +143,8 @@ ssize_t receiveWithFds(int socket, void* bytes, size_t length, base::UniqueFd* f
   } while (got < 0 && errno == EINTR);
   if (got < 0) return -errno;
   size_t taken = 0;
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr;
+       header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
     const size_t here = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (size_t i = 0; i < here; ++i) {

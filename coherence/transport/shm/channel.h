@@ -1,5 +1,6 @@
-// The memory and descriptors that the two ends of a shm link share: a ring and a bell for each direction, and for each end a
-// few slots through which it copies what it can't map. The acceptor makes it and sends it over the Unix socket.
+// The memory and descriptors that the two ends of a shm link share: a ring and a bell for each
+// direction, and for each end a few slots through which it copies what it can't map. The acceptor
+// makes it and sends it over the Unix socket.
 #pragma once
 
 #include <memory>
@@ -17,8 +18,8 @@ class Channel {
 
   /// `acceptor`: the side that makes it.
   static Result<std::unique_ptr<Channel>> make(uint32_t message_bytes);
-  static Result<std::unique_ptr<Channel>> open(base::UniqueFd memory, base::UniqueFd own_bell, base::UniqueFd peer_bell,
-                                               uint32_t message_bytes);
+  static Result<std::unique_ptr<Channel>> open(base::UniqueFd memory, base::UniqueFd own_bell,
+                                               base::UniqueFd peer_bell, uint32_t message_bytes);
   ~Channel();
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
@@ -35,7 +36,8 @@ class Channel {
 
  private:
   Channel() = default;
-  Result<std::unique_ptr<Channel>> static map(std::unique_ptr<Channel> channel, uint32_t message_bytes, bool acceptor);
+  Result<std::unique_ptr<Channel>> static map(std::unique_ptr<Channel> channel,
+                                              uint32_t message_bytes, bool acceptor);
   base::UniqueFd memory_, own_bell_, peer_bell_;
   std::byte* base_ = nullptr;
   uint64_t length_ = 0;
@@ -43,9 +45,11 @@ class Channel {
   std::byte* peer_slots_ = nullptr;
 };
 
-/// Sends `length` bytes and up to 3 descriptors in one piece; false when the socket does not take them now.
+/// Sends `length` bytes and up to 3 descriptors in one piece; false when the socket does not take
+/// them now.
 bool sendWithFds(int socket, const void* bytes, size_t length, const int* fds, size_t count);
-/// Receives what sendWithFds sent: bytes, 0 at the end, or a negative errno. Descriptors beyond `count` are closed.
+/// Receives what sendWithFds sent: bytes, 0 at the end, or a negative errno. Descriptors beyond
+/// `count` are closed.
 ssize_t receiveWithFds(int socket, void* bytes, size_t length, base::UniqueFd* fds, size_t count);
 
 }  // namespace olpager::transport

@@ -1,8 +1,10 @@
-// A ring of bytes in memory that two processes share: one produces frames, the other consumes them. The other side may write
-// anything anywhere in it at any time: what is read is copied out first and checked then, and indices are never trusted.
+// A ring of bytes in memory that two processes share: one produces frames, the other consumes them.
+// The other side may write anything anywhere in it at any time: what is read is copied out first
+// and checked then, and indices are never trusted.
 //
-// Thread-safety: one producer, one consumer at a time (their own locks). A consumer that wants to sleep says so with sleep()
-// and is rung; a producer without room says so with wantRoom() and is rung.
+// Thread-safety: one producer, one consumer at a time (their own locks). A consumer that wants to
+// sleep says so with sleep() and is rung; a producer without room says so with wantRoom() and is
+// rung.
 #pragma once
 
 #include <atomic>
@@ -23,8 +25,8 @@ struct RingControl {
 };
 static_assert(sizeof(RingControl) == 256 && std::atomic<uint64_t>::is_always_lock_free);
 
-/// One side's view of a ring. Its own index is kept in private memory (atomic: others look whether there is something; written by
-/// one at a time, under the locks of its users).
+/// One side's view of a ring. Its own index is kept in private memory (atomic: others look whether
+/// there is something; written by one at a time, under the locks of its users).
 class Ring {
  public:
   Ring() = default;
@@ -36,8 +38,8 @@ class Ring {
     capacity_ = capacity;
   }
 
-  // The producer. How far the consumer is it looks up only when there seems to be no room: the consumer writes there for each frame,
-  // and a look would take the line from it.
+  // The producer. How far the consumer is it looks up only when there seems to be no room: the
+  // consumer writes there for each frame, and a look would take the line from it.
   bool fits(uint64_t length) {
     if (length <= room()) return true;
     consumed_ = control_->head.load(std::memory_order_acquire);
@@ -53,10 +55,12 @@ class Ring {
   /// True when the consumer sleeps: ring its bell.
   bool publish() {
     control_->tail.store(own(), std::memory_order_seq_cst);
-    // The next frame's first lines, which the consumer read a round ago: taken from it now, not while the next waits for them.
+    // The next frame's first lines, which the consumer read a round ago: taken from it now, not
+    // while the next waits for them.
     for (uint64_t line = 0; line < kAhead; line += kLine)
       asm volatile("prefetchw %0" : : "m"(bytes_[(own() + line) & (capacity_ - 1)]));
-    return control_->asleep.load(std::memory_order_seq_cst) != 0 && control_->asleep.exchange(0) != 0;
+    return control_->asleep.load(std::memory_order_seq_cst) != 0 &&
+           control_->asleep.exchange(0) != 0;
   }
   void wantRoom() { control_->room_wanted.store(1, std::memory_order_seq_cst); }
 
@@ -64,7 +68,8 @@ class Ring {
   /// Bytes to read; more than capacity(): the producer broke the ring.
   uint64_t available() const { return control_->tail.load(std::memory_order_acquire) - own(); }
   uint64_t capacity() const { return capacity_; }
-  /// Of `bytes` that there are to read the first lines come all at once, not one when it is looked at after the other.
+  /// Of `bytes` that there are to read the first lines come all at once, not one when it is looked
+  /// at after the other.
   void expect(uint64_t bytes) const {
     for (uint64_t line = 0; line < kAhead && line < bytes; line += kLine)
       __builtin_prefetch(&bytes_[(own() + line) & (capacity_ - 1)]);
@@ -78,7 +83,8 @@ class Ring {
   bool consumed(uint64_t length) {
     advance(length);
     control_->head.store(own(), std::memory_order_seq_cst);
-    return control_->room_wanted.load(std::memory_order_seq_cst) != 0 && control_->room_wanted.exchange(0) != 0;
+    return control_->room_wanted.load(std::memory_order_seq_cst) != 0 &&
+           control_->room_wanted.exchange(0) != 0;
   }
   /// From now on the producer rings the bell. False: there is something already.
   bool sleep() {
@@ -87,7 +93,8 @@ class Ring {
   }
 
  private:
-  static constexpr uint64_t kLine = 64, kAhead = 4 * kLine;  // of the cache; a short call and what is around it
+  static constexpr uint64_t kLine = 64,
+                            kAhead = 4 * kLine;  // of the cache; a short call and what is around it
   uint64_t own() const { return own_.load(std::memory_order_relaxed); }
   void advance(uint64_t length) { own_.store(own() + length, std::memory_order_relaxed); }
   uint64_t room() const {

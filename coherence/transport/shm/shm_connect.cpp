@@ -11,7 +11,8 @@
 namespace olpager::transport {
 namespace {
 
-// The acceptor's first and only bytes before the link is up; with the memfd, the connector's bell, the acceptor's bell.
+// The acceptor's first and only bytes before the link is up; with the memfd, the connector's bell,
+// the acceptor's bell.
 struct Offer {
   uint32_t version = wire::kVersion;
   uint32_t message_bytes = 0;  // that the rings are made for
@@ -48,8 +49,9 @@ Result<base::UniqueFd> openShmSocket(const wire::Hello& peer, int64_t deadline_m
   return socket;
 }
 
-Result<std::shared_ptr<LinkCore>> connectShm(EndpointCore& endpoint, LinkSetup setup, base::UniqueFd socket,
-                                             const LinkSecrets& secrets, int64_t deadline_ms) {
+Result<std::shared_ptr<LinkCore>> connectShm(EndpointCore& endpoint, LinkSetup setup,
+                                             base::UniqueFd socket, const LinkSecrets& secrets,
+                                             int64_t deadline_ms) {
   struct {
     wire::Preamble preamble;
     wire::Ticket ticket;
@@ -57,9 +59,11 @@ Result<std::shared_ptr<LinkCore>> connectShm(EndpointCore& endpoint, LinkSetup s
   static_assert(sizeof opening == sizeof(wire::Preamble) + sizeof(wire::Ticket));
   opening.preamble.kind = wire::Preamble::Kind::kLane;
   opening.ticket = makeTicket(secrets, setup.id, 0);
-  if (!sendWithFds(socket.get(), &opening, sizeof opening, nullptr, 0)) return Error{"the Unix socket takes nothing"};
+  if (!sendWithFds(socket.get(), &opening, sizeof opening, nullptr, 0))
+    return Error{"the Unix socket takes nothing"};
   wire::TicketReply reply;
-  if (auto status = waitAndGet(socket.get(), &reply, sizeof reply, deadline_ms); !status.ok()) return status.error();
+  if (auto status = waitAndGet(socket.get(), &reply, sizeof reply, deadline_ms); !status.ok())
+    return status.error();
   if (!sameSecret(reply.mac, answerTicket(secrets, opening.ticket).mac)) {
     return Error{"the Unix socket was answered by somebody else"};
   }
@@ -70,29 +74,34 @@ Result<std::shared_ptr<LinkCore>> connectShm(EndpointCore& endpoint, LinkSetup s
     if (!waitFor(socket.get(), POLLIN, deadline_ms)) return Error{"no shared memory in time"};
     got = receiveWithFds(socket.get(), &offer, sizeof offer, fds, 3);
   }
-  if (got != sizeof offer || offer.version != wire::kVersion || offer.message_bytes != agreedMessage(setup)) {
+  if (got != sizeof offer || offer.version != wire::kVersion ||
+      offer.message_bytes != agreedMessage(setup)) {
     return Error{"the peer's offer of shared memory is not one of this version"};
   }
-  auto channel = Channel::open(std::move(fds[0]), std::move(fds[1]), std::move(fds[2]), offer.message_bytes);
+  auto channel =
+      Channel::open(std::move(fds[0]), std::move(fds[1]), std::move(fds[2]), offer.message_bytes);
   if (!channel.ok()) return channel.error();
   setup.peer.kind = LinkKind::kShm;
   setup.peer.address = base::format("unix:{}", setup.peer_hello.unix_path);
   setup.peer.why = describeLink(setup.peer, 0);
-  auto link =
-      std::make_shared<ShmLink>(std::move(setup), std::move(socket), std::move(channel.value()), endpoint.reactors());
+  auto link = std::make_shared<ShmLink>(std::move(setup), std::move(socket),
+                                        std::move(channel.value()), endpoint.reactors());
   link->start(false);
   return std::shared_ptr<LinkCore>(link);
 }
 
-Result<std::shared_ptr<LinkCore>> acceptShm(EndpointCore& endpoint, LinkSetup setup, Stream socket) {
+Result<std::shared_ptr<LinkCore>> acceptShm(EndpointCore& endpoint, LinkSetup setup,
+                                            Stream socket) {
   Offer offer;
   offer.message_bytes = agreedMessage(setup);
   auto channel = Channel::make(offer.message_bytes);
   if (!channel.ok()) return channel.error();
-  const int fds[] = {channel.value()->memoryFd(), channel.value()->peerBell(), channel.value()->ownBell()};
-  if (!sendWithFds(socket.fd(), &offer, sizeof offer, fds, 3)) return Error{"the peer does not take the shared memory"};
-  auto link =
-      std::make_shared<ShmLink>(std::move(setup), socket.takeFd(), std::move(channel.value()), endpoint.reactors());
+  const int fds[] = {channel.value()->memoryFd(), channel.value()->peerBell(),
+                     channel.value()->ownBell()};
+  if (!sendWithFds(socket.fd(), &offer, sizeof offer, fds, 3))
+    return Error{"the peer does not take the shared memory"};
+  auto link = std::make_shared<ShmLink>(std::move(setup), socket.takeFd(),
+                                        std::move(channel.value()), endpoint.reactors());
   link->start(true);
   return std::shared_ptr<LinkCore>(link);
 }

@@ -23,7 +23,8 @@ constexpr size_t kMostAsked = 64;  // askMemory() of one key that wait for their
 
 // A quarter of the processors; half of the threads where somebody has said how many there are.
 uint32_t mostPumps(const Options& options, size_t reactors) {
-  const uint32_t wanted = options.io_threads != 0 ? options.io_threads / 2 : std::thread::hardware_concurrency() / 4;
+  const uint32_t wanted =
+      options.io_threads != 0 ? options.io_threads / 2 : std::thread::hardware_concurrency() / 4;
   return std::clamp<uint32_t>(wanted, 1, static_cast<uint32_t>(reactors));
 }
 
@@ -37,12 +38,16 @@ class ShmLink::BellSource final : public Reactor::Source, public Pollable {
   void drive() override { link_->consume(); }
   bool transferring() const override { return link_->transferring(); }
   Reactor& reactor() const override { return *link_->home_; }
-  bool pending() override { return link_->state() == LinkState::kUp && link_->channel_->in.available() != 0; }
+  bool pending() override {
+    return link_->state() == LinkState::kUp && link_->channel_->in.available() != 0;
+  }
   bool prepareSleep() override { return link_->arm(); }
   void rearm() override {
     if (link_->arm()) link_->channel_->ringOwn();
   }
-  void leaveToWaiter(bool leave) override { link_->home_->modify(pollFd(), leave ? 0u : uint32_t{EPOLLIN}); }
+  void leaveToWaiter(bool leave) override {
+    link_->home_->modify(pollFd(), leave ? 0u : uint32_t{EPOLLIN});
+  }
 
  private:
   const std::shared_ptr<ShmLink> link_;
@@ -194,7 +199,8 @@ bool ShmLink::nextWork(Work& work) {
   return true;
 }
 
-// One more, unless there are enough: then one of those looks again after it has been taken off the count.
+// One more, unless there are enough: then one of those looks again after it has been taken off the
+// count.
 void ShmLink::startPump() {
   uint32_t now = pumps_.load();
   do {
@@ -240,7 +246,8 @@ void ShmLink::perform(const Slice& slice) {
       const uint32_t right = slice.write ? kRemoteWrite : kRemoteRead;
       if ((mapping.access & right) == 0 || slice.bytes > mapping.length ||
           slice.offset > mapping.length - slice.bytes) {
-        state = Mapping::State::kBounced;  // the program's key claims more than the owner says: the owner decides
+        state = Mapping::State::kBounced;  // the program's key claims more than the owner says: the
+                                           // owner decides
       } else {
         ++mapping.users;
         there = mapping.bytes + slice.offset;
@@ -291,7 +298,8 @@ void ShmLink::copy(const Slice& slice, std::byte* there, bool bounced) {
     there += parts[i].iov_len;
   }
   // A bounced write is done when the owner says so.
-  if (!(bounced && slice.write)) answerSlice(slice.operation, slice.index, slice.write, Outcome::kOk);
+  if (!(bounced && slice.write))
+    answerSlice(slice.operation, slice.index, slice.write, Outcome::kOk);
 }
 
 void ShmLink::bounce(const Slice& slice) {
@@ -314,7 +322,8 @@ void ShmLink::bounce(const Slice& slice) {
   }
   countBounced(slice.bytes);
   if (!told_bounced_.exchange(true))
-    base::logInfo("shared memory: memory of %s is no memfd and is copied twice", setup_.peer.node.c_str());
+    base::logInfo("shared memory: memory of %s is no memfd and is copied twice",
+                  setup_.peer.node.c_str());
   wire::Header header;
   header.frame = slice.write ? wire::Frame::kBouncePush : wire::Frame::kBouncePull;
   header.klass = static_cast<uint8_t>(slice.klass);
@@ -333,7 +342,8 @@ void ShmLink::bounceAnswered(uint32_t number, Outcome outcome) {
   {
     std::lock_guard lock(maps_mutex_);
     slots_[number].asked = false;
-    copies = outcome == Outcome::kOk && !slots_[number].slice.write && isLong(slots_[number].slice.bytes);
+    copies = outcome == Outcome::kOk && !slots_[number].slice.write &&
+             isLong(slots_[number].slice.bytes);
   }
   if (copies) {
     leaveToPumps(Arrived{number});
@@ -372,14 +382,16 @@ void ShmLink::finishBounce(uint32_t number, Outcome outcome) {
 }
 
 void ShmLink::unmapIfIdle(Mapping& mapping) {
-  if (mapping.state != Mapping::State::kRevoked || mapping.users != 0 || mapping.base == nullptr) return;
+  if (mapping.state != Mapping::State::kRevoked || mapping.users != 0 || mapping.base == nullptr)
+    return;
   munmap(mapping.base, mapping.mapped);
   mapping.base = nullptr;
 }
 
 // ---- the rings
 
-void ShmLink::transmit(const wire::Header& header, std::span<const std::byte> head, std::span<const std::byte> body) {
+void ShmLink::transmit(const wire::Header& header, std::span<const std::byte> head,
+                       std::span<const std::byte> body) {
   std::unique_lock lock(out_mutex_);
   const uint64_t length = sizeof header + head.size() + body.size();
   bool bell = false, deaf = false;
@@ -392,7 +404,8 @@ void ShmLink::transmit(const wire::Header& header, std::span<const std::byte> he
     std::vector<std::byte> frame(length);
     std::memcpy(frame.data(), &header, sizeof header);
     if (!head.empty()) std::memcpy(frame.data() + sizeof header, head.data(), head.size());
-    if (!body.empty()) std::memcpy(frame.data() + sizeof header + head.size(), body.data(), body.size());
+    if (!body.empty())
+      std::memcpy(frame.data() + sizeof header + head.size(), body.data(), body.size());
     out_waiting_.push_back(std::move(frame));
     answers_waiting_ += isAnswer(header.frame) ? 1 : 0;
     bell = flush();
@@ -421,8 +434,8 @@ bool ShmLink::flush() {
   return bell;
 }
 
-// From now on the producer rings the bell; true when there is something already. What is in the ring of a link that is
-// failing stays there.
+// From now on the producer rings the bell; true when there is something already. What is in the
+// ring of a link that is failing stays there.
 bool ShmLink::arm() {
   if (state() != LinkState::kUp) return false;
   armed_.store(true);
@@ -435,8 +448,8 @@ void ShmLink::drive() {
   }
 }
 
-// False: somebody else is at it, who looks again before the bell is armed. `wait`: also then, so that what is in the ring has
-// been looked at.
+// False: somebody else is at it, who looks again before the bell is armed. `wait`: also then, so
+// that what is in the ring has been looked at.
 bool ShmLink::consume(bool wait) {
   std::unique_lock lock(in_mutex_, std::defer_lock);
   if (wait) {
@@ -494,7 +507,8 @@ std::string ShmLink::frame(const wire::Header& header, std::span<const std::byte
     case wire::Frame::kUnmap: {
       std::lock_guard lock(maps_mutex_);
       const auto place = maps_.find(header.key);
-      if (place == maps_.end() || place->second.state == Mapping::State::kAsked) return "";  // its answer is to come
+      if (place == maps_.end() || place->second.state == Mapping::State::kAsked)
+        return "";  // its answer is to come
       place->second.state = Mapping::State::kRevoked;
       unmapIfIdle(place->second);
       return "";
@@ -505,13 +519,15 @@ std::string ShmLink::frame(const wire::Header& header, std::span<const std::byte
     case wire::Frame::kAck:
     case wire::Frame::kRefuse: {
       const bool ack = header.frame == wire::Frame::kAck;
-      if (header.bytes >= Channel::kSlots || (!ack && header.code != static_cast<uint32_t>(Outcome::kRevoked))) {
+      if (header.bytes >= Channel::kSlots ||
+          (!ack && header.code != static_cast<uint32_t>(Outcome::kRevoked))) {
         return "a bad answer";
       }
       {
         std::lock_guard lock(maps_mutex_);
         const Slot& slot = slots_[header.bytes];
-        if (!slot.asked || slot.slice.operation != header.operation || slot.slice.index != header.index) {
+        if (!slot.asked || slot.slice.operation != header.operation ||
+            slot.slice.index != header.index) {
           return "an answer to nothing";
         }
       }
@@ -528,24 +544,29 @@ std::string ShmLink::frame(const wire::Header& header, std::span<const std::byte
 std::string ShmLink::mapAsked(const wire::Header& header) {
   Pin pin;
   Outcome outcome = setup_.domain->pin(header.key, 0, 0, kRemoteRead, pin);
-  if (outcome == Outcome::kBadRange) outcome = setup_.domain->pin(header.key, 0, 0, kRemoteWrite, pin);
+  if (outcome == Outcome::kBadRange)
+    outcome = setup_.domain->pin(header.key, 0, 0, kRemoteWrite, pin);
   if (outcome == Outcome::kBadRange) return "a key that was never granted";
   wire::Header answer;
   answer.frame = wire::Frame::kMapped;
   answer.key = header.key;
   answer.code = static_cast<uint32_t>(outcome);
   if (outcome == Outcome::kOk && pin->fd) {
-    // Who may only read gets a descriptor for reading: a guard against mistakes (the same user can open it anew for writing).
+    // Who may only read gets a descriptor for reading: a guard against mistakes (the same user can
+    // open it anew for writing).
     base::UniqueFd readable;
     int fd = pin->fd.get();
     if ((pin->access & kRemoteWrite) == 0) {
-      readable = base::UniqueFd(open(base::format("/proc/self/fd/{}", fd).c_str(), O_RDONLY | O_CLOEXEC));
+      readable =
+          base::UniqueFd(open(base::format("/proc/self/fd/{}", fd).c_str(), O_RDONLY | O_CLOEXEC));
       fd = readable.get();
     }
     if (fd >= 0) {
       pin->handed_out.store(true);
       const MapAnswer map{header.key, pin->length, pin->fd_offset, pin->access, 0};
-      return sendWithFds(socket_.get(), &map, sizeof map, &fd, 1) ? "" : "it asks for mappings and does not take them";
+      return sendWithFds(socket_.get(), &map, sizeof map, &fd, 1)
+                 ? ""
+                 : "it asks for mappings and does not take them";
     }
   }
   transmit(answer, {}, {});
@@ -600,10 +621,12 @@ bool ShmLink::answerMemory(uint64_t key, Outcome outcome, PeerMemory memory) {
 
 std::string ShmLink::mapRefused(uint64_t key, uint32_t code) {
   if (!isAsked(key)) {
-    const Outcome outcome = code == static_cast<uint32_t>(Outcome::kOk) ? Outcome::kBadRange : Outcome::kRevoked;
+    const Outcome outcome =
+        code == static_cast<uint32_t>(Outcome::kOk) ? Outcome::kBadRange : Outcome::kRevoked;
     return answerMemory(key, outcome, {}) ? "" : "an answer about a key not asked for";
   }
-  settle(key, code == static_cast<uint32_t>(Outcome::kOk) ? Mapping::State::kBounced : Mapping::State::kRevoked);
+  settle(key, code == static_cast<uint32_t>(Outcome::kOk) ? Mapping::State::kBounced
+                                                          : Mapping::State::kRevoked);
   return "";
 }
 
@@ -618,11 +641,12 @@ void ShmLink::keyRevoked(uint64_t key) {
 }
 
 std::string ShmLink::bounceAsked(const wire::Header& header) {
-  if (header.code >= Channel::kSlots || header.bytes == 0 || header.bytes > Channel::kSlotBytes) return "a bad slot";
+  if (header.code >= Channel::kSlots || header.bytes == 0 || header.bytes > Channel::kSlotBytes)
+    return "a bad slot";
   const bool push = header.frame == wire::Frame::kBouncePush;
   Pin pin;
-  const Outcome outcome =
-      setup_.domain->pin(header.key, header.offset, header.bytes, push ? kRemoteWrite : kRemoteRead, pin);
+  const Outcome outcome = setup_.domain->pin(header.key, header.offset, header.bytes,
+                                             push ? kRemoteWrite : kRemoteRead, pin);
   if (outcome == Outcome::kBadRange)
     return base::format("a {} of memory that was never granted", push ? "write" : "read");
   {
@@ -671,14 +695,16 @@ void ShmLink::socketEvents() {
     base::UniqueFd fd;
     got = receiveWithFds(socket_.get(), &answer, sizeof answer, &fd, 1);
     if (got <= 0) break;
-    broken = got == sizeof answer && fd ? mapArrived(answer, std::move(fd)) : "a piece of an answer on the socket";
+    broken = got == sizeof answer && fd ? mapArrived(answer, std::move(fd))
+                                        : "a piece of an answer on the socket";
   }
   if (!broken.empty()) {
     fail("the peer broke the protocol: " + broken, true);
   } else if (got == 0 || got != -EAGAIN) {
     consume(true);  // if the peer said why, that is the reason
-    fail(got == 0 ? "the connection is lost: the peer closed it"
-                  : base::format("the connection is lost: {}", std::strerror(static_cast<int>(-got))));
+    fail(got == 0
+             ? "the connection is lost: the peer closed it"
+             : base::format("the connection is lost: {}", std::strerror(static_cast<int>(-got))));
   }
   leave();
 }
@@ -688,7 +714,8 @@ std::string ShmLink::mapArrived(const MapAnswer& answer, base::UniqueFd fd) {
   struct stat about {};
   const int seals = fcntl(fd.get(), F_GET_SEALS);
   const auto size = fstat(fd.get(), &about) == 0 ? static_cast<uint64_t>(about.st_size) : 0;
-  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || answer.length > size || answer.fd_offset > size - answer.length) {
+  if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || answer.length > size ||
+      answer.fd_offset > size - answer.length) {
     return "a memfd that is not sealed, or shorter than it says";
   }
   if (!isAsked(answer.key)) {
@@ -701,10 +728,11 @@ std::string ShmLink::mapArrived(const MapAnswer& answer, base::UniqueFd fd) {
   }
   const uint64_t skip = answer.fd_offset % static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const int rights = (answer.access & kRemoteWrite) != 0 ? PROT_READ | PROT_WRITE : PROT_READ;
-  void* base =
-      mmap(nullptr, answer.length + skip, rights, MAP_SHARED, fd.get(), static_cast<off_t>(answer.fd_offset - skip));
+  void* base = mmap(nullptr, answer.length + skip, rights, MAP_SHARED, fd.get(),
+                    static_cast<off_t>(answer.fd_offset - skip));
   if (base == MAP_FAILED) {
-    base::logWarn("shared memory: %s's memory can't be mapped: %s", setup_.peer.node.c_str(), std::strerror(errno));
+    base::logWarn("shared memory: %s's memory can't be mapped: %s", setup_.peer.node.c_str(),
+                  std::strerror(errno));
     settle(answer.key, Mapping::State::kBounced);
     return "";
   }

@@ -1,18 +1,22 @@
-// A link between two processes of one host. Messages and answers go through a ring for each direction; bytes of registered
-// memory are copied once, by the side that reads or writes, from or to its own mapping of the other's memfd. Memory that
-// can't be mapped goes through slots of the channel: copied twice, counted, and told once (level info).
+// A link between two processes of one host. Messages and answers go through a ring for each
+// direction; bytes of registered memory are copied once, by the side that reads or writes, from or
+// to its own mapping of the other's memfd. Memory that can't be mapped goes through slots of the
+// channel: copied twice, counted, and told once (level info).
 //
-// Long copies are made by several threads at once, the pumps, which take them from work_. A slot is used -> asked (the peer has been told) ->
-// used (its answer is here, the bytes of a read are taken) -> free. A slot of the peer's is busy from its question to the answer.
+// Long copies are made by several threads at once, the pumps, which take them from work_. A slot is
+// used -> asked (the peer has been told) -> used (its answer is here, the bytes of a read are
+// taken) -> free. A slot of the peer's is busy from its question to the answer.
 //
-// Mappings, under maps_mutex_: kAsked (kMap sent; slices wait in it) -> kMapped | kBounced | kRevoked. kMapped -> kRevoked
-// when the owner takes the key back; unmapped when no copy uses it any more.
-// askMemory() sends a kMap of its own. A key's answers are all the same, so that any of them serves whoever waits for one.
+// Mappings, under maps_mutex_: kAsked (kMap sent; slices wait in it) -> kMapped | kBounced |
+// kRevoked. kMapped -> kRevoked when the owner takes the key back; unmapped when no copy uses it
+// any more. askMemory() sends a kMap of its own. A key's answers are all the same, so that any of
+// them serves whoever waits for one.
 //
-// Who works on the link holds a share of it (enter/leave). stop() gives back the link's own share; the last one to leave has
-// the reactor clean up and report: then no copy is running.
+// Who works on the link holds a share of it (enter/leave). stop() gives back the link's own share;
+// the last one to leave has the reactor clean up and report: then no copy is running.
 //
-// Locks, in this order: starting_ -> in_mutex_ -> (maps_mutex_ | out_mutex_ | LinkCore::mutex_ | the queue's).
+// Locks, in this order: starting_ -> in_mutex_ -> (maps_mutex_ | out_mutex_ | LinkCore::mutex_ |
+// the queue's).
 #pragma once
 
 #include <atomic>
@@ -75,7 +79,8 @@ class ShmLink final : public LinkCore, public KeyWatcher {
 
   uint32_t sliceBytes(bool write, Class klass, uint64_t length, uint64_t under_way) const override;
   void issue() override;
-  void transmit(const wire::Header& header, std::span<const std::byte> head, std::span<const std::byte> body) override;
+  void transmit(const wire::Header& header, std::span<const std::byte> head,
+                std::span<const std::byte> body) override;
   void stop(bool tell) override;
   void keyRevoked(uint64_t key) override;
 
@@ -112,7 +117,8 @@ class ShmLink final : public LinkCore, public KeyWatcher {
   bool answerMemory(uint64_t key, Outcome outcome, PeerMemory memory);
   void settle(uint64_t key, Mapping::State state);
 
-  // Held by start() from before anybody hears of the link: one that ends meanwhile is taken apart when it is whole.
+  // Held by start() from before anybody hears of the link: one that ends meanwhile is taken apart
+  // when it is whole.
   std::mutex starting_;
   base::UniqueFd socket_;
   const std::unique_ptr<Channel> channel_;

@@ -31,8 +31,9 @@ constexpr uint32_t kFirstBytesMs = 1000;
 
 class Acceptor;
 
-// One connection on its way. Lives in the acceptor's list; reactor thread only. Anybody can make as many as he likes, so that one
-// that has proved nothing has its place only until it is wanted: makeRoom().
+// One connection on its way. Lives in the acceptor's list; reactor thread only. Anybody can make as
+// many as he likes, so that one that has proved nothing has its place only until it is wanted:
+// makeRoom().
 struct Handshake {
   enum class State : uint8_t { kPreamble, kTls, kHello, kLanes, kTicket, kLaneTls, kRouted };
   State state = State::kPreamble;
@@ -44,7 +45,8 @@ struct Handshake {
   Sources::Source* source = nullptr;
   int64_t begun_ms = 0;
   int64_t deadline_ms = 0;
-  std::vector<uint8_t> in;  // never more than what the state needs: what follows is for TLS or the link
+  std::vector<uint8_t>
+      in;  // never more than what the state needs: what follows is for TLS or the link
   size_t wanted = sizeof(wire::Preamble);
 
   // A link on its way.
@@ -64,14 +66,19 @@ struct Handshake {
   bool quiet = false;  // it is not watched: what it says is for him
 
   /// It has said nothing yet that anybody needs to look at.
-  bool silent() const { return state == State::kPreamble || state == State::kTicket || state == State::kRouted; }
+  bool silent() const {
+    return state == State::kPreamble || state == State::kTicket || state == State::kRouted;
+  }
   /// It has shown a key or a ticket, or (loopback, no key) has its place among the links.
   bool proved() const {
-    return state == State::kLanes || state == State::kLaneTls || (state == State::kHello && stream.encrypted());
+    return state == State::kLanes || state == State::kLaneTls ||
+           (state == State::kHello && stream.encrypted());
   }
 };
 
-class Acceptor final : public Listener, public std::enable_shared_from_this<Acceptor>, public Reactor::Ticker {
+class Acceptor final : public Listener,
+                       public std::enable_shared_from_this<Acceptor>,
+                       public Reactor::Ticker {
  public:
   Acceptor(EndpointCore& endpoint, AcceptFn accept, RoutesPtr routes)
       : endpoint_(endpoint),
@@ -169,10 +176,12 @@ Status Acceptor::open(const std::string& address) {
     auto all = resolve(address, true);
     if (!all.ok()) return all.error();
     addresses = all.value();
-    const bool open = std::any_of(addresses.begin(), addresses.end(), [](auto& each) { return !each.loopback(); });
+    const bool open = std::any_of(addresses.begin(), addresses.end(),
+                                  [](auto& each) { return !each.loopback(); });
     if (open && !endpoint_.options().keys) {
       return Error{
-          base::format("{}: not without a key: others than this host can reach it. It is looked for by {}; olctl "
+          base::format("{}: not without a key: others than this host can reach it. It is looked "
+                       "for by {}; olctl "
                        "keygen makes one; or listen on 127.0.0.1",
                        address, kDaemonKeyPlaces)};
     }
@@ -203,14 +212,16 @@ void Acceptor::openBehind(base::UniqueFd socket) {
   handover_ = std::move(socket);
   watch();
   reactor_.add(handover_.get(), EPOLLIN,
-               std::make_shared<Ears>([self = shared_from_this(), raw = handover_.get()] { self->receiveFrom(raw); }));
+               std::make_shared<Ears>(
+                   [self = shared_from_this(), raw = handover_.get()] { self->receiveFrom(raw); }));
 }
 
 void Acceptor::watch() {
   if (unix_path_.empty() && endpoint_.options().choice != Choice::kTcp) listenForShm();
   for (auto& listener : listeners_) {
     reactor_.add(listener.get(), EPOLLIN,
-                 std::make_shared<Ears>([self = shared_from_this(), raw = listener.get()] { self->acceptFrom(raw); }));
+                 std::make_shared<Ears>(
+                     [self = shared_from_this(), raw = listener.get()] { self->acceptFrom(raw); }));
   }
   reactor_.addTicker(weak_from_this());
 }
@@ -258,13 +269,18 @@ size_t Acceptor::places() const {
 }
 
 // Its source has more than its share of the places.
-bool Acceptor::isCrowd(const Handshake& shake) const { return shake.source->under_way > places() / Sources::kShare; }
+bool Acceptor::isCrowd(const Handshake& shake) const {
+  return shake.source->under_way > places() / Sources::kShare;
+}
 
-// Where all places are taken, of those who have proved nothing: first from a source that has more than its share of them,
-// then who is silent, then the oldest. Who knows what to say has said it before it is the oldest.
+// Where all places are taken, of those who have proved nothing: first from a source that has more
+// than its share of them, then who is silent, then the oldest. Who knows what to say has said it
+// before it is the oldest.
 bool Acceptor::makeRoom() {
   if (shakes_.size() < places()) return true;
-  const auto rank = [&](const Handshake& shake) { return std::pair(isCrowd(shake), shake.silent()); };
+  const auto rank = [&](const Handshake& shake) {
+    return std::pair(isCrowd(shake), shake.silent());
+  };
   Place found = shakes_.end();
   for (Place each = shakes_.begin(); each != shakes_.end(); ++each) {
     if (!each->proved() && (found == shakes_.end() || rank(*each) >= rank(*found))) found = each;
@@ -278,12 +294,13 @@ void Acceptor::acceptFrom(int listener) {
   for (int i = 0; i < 16; ++i) {
     SocketAddress from;
     from.length = sizeof from.storage;
-    base::UniqueFd fd(
-        accept4(listener, reinterpret_cast<sockaddr*>(&from.storage), &from.length, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    base::UniqueFd fd(accept4(listener, reinterpret_cast<sockaddr*>(&from.storage), &from.length,
+                              SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd) {
       if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
       // It stays in the backlog, and would ring without end: heard again at the next tick.
-      base::warnOnce("accept", "%s: peers have to wait: %s", address_.c_str(), std::strerror(errno));
+      base::warnOnce("accept", "%s: peers have to wait: %s", address_.c_str(),
+                     std::strerror(errno));
       deaf_ = true;
       for (auto& each : listeners_) reactor_.modify(each.get(), 0);
       return;
@@ -329,7 +346,8 @@ void Acceptor::take(base::UniqueFd fd, const SocketAddress& from, const wire::Pr
       why = base::format("it is of user {}", user.value());
     }
   }
-  if (said != nullptr && !endpoint_.options().keys && !from.loopback()) why = "without a key nobody beyond this host";
+  if (said != nullptr && !endpoint_.options().keys && !from.loopback())
+    why = "without a key nobody beyond this host";
   if (why.empty() && !makeRoom()) why = "too many handshakes at the same time";
   shakes_.emplace_front();
   const Place place = shakes_.begin();
@@ -338,13 +356,15 @@ void Acceptor::take(base::UniqueFd fd, const SocketAddress& from, const wire::Pr
   place->unix_socket = unix_socket;
   place->source = sources_.enter(from.source());
   place->begun_ms = nowMs();
-  place->deadline_ms = place->begun_ms + std::min(kFirstBytesMs, endpoint_.options().limits.handshake_ms);
+  place->deadline_ms =
+      place->begun_ms + std::min(kFirstBytesMs, endpoint_.options().limits.handshake_ms);
   if (!why.empty()) {
     drop(place, why);
     return;
   }
-  reactor_.add(place->stream.fd(), EPOLLIN,
-               std::make_shared<Ears>([self = shared_from_this(), place] { self->onEvents(place); }));
+  reactor_.add(
+      place->stream.fd(), EPOLLIN,
+      std::make_shared<Ears>([self = shared_from_this(), place] { self->onEvents(place); }));
   if (said == nullptr) return;
   place->handed = true;
   place->in.resize(sizeof *said);
@@ -357,7 +377,8 @@ void Acceptor::drop(Place place, const std::string& why) {
     base::logWarn("connection from %s closed: %s", place->peer.c_str(), why.c_str());
     if (place->state == Handshake::State::kHello || place->state == Handshake::State::kLanes ||
         place->state == Handshake::State::kPreamble ||
-        (place->state == Handshake::State::kRouted && place->said.kind != wire::Preamble::Kind::kLane)) {
+        (place->state == Handshake::State::kRouted &&
+         place->said.kind != wire::Preamble::Kind::kLane)) {
       struct {
         wire::Header header;
         char text[wire::kMaxGoodbye];
@@ -391,8 +412,9 @@ void Acceptor::onTick(bool) {
   for (Place place = shakes_.begin(); place != shakes_.end();) {
     const Place next = std::next(place);
     if (now >= place->deadline_ms) {
-      drop(place, place->state == Handshake::State::kRouted ? "whom it is for does not take it in time"
-                                                            : "the handshake was not finished in time");
+      drop(place, place->state == Handshake::State::kRouted
+                      ? "whom it is for does not take it in time"
+                      : "the handshake was not finished in time");
     } else if (place->state == Handshake::State::kLanes && place->replaced) {
       onEvents(place);  // its predecessor may be down now
     }
@@ -434,7 +456,8 @@ std::string Acceptor::advance(Handshake& shake, bool& again) {
     // Nothing may come here before Ready: only the end of the connection does.
     const iovec part{&byte, 1};
     const ssize_t got = shake.stream.read(&part, 1);
-    if (got != -EAGAIN) return got > 0 ? "it spoke out of turn" : "it went away: " + shake.stream.errorText(got);
+    if (got != -EAGAIN)
+      return got > 0 ? "it spoke out of turn" : "it went away: " + shake.stream.errorText(got);
     return finish(shake);
   }
   while (shake.in.size() < shake.wanted) {
@@ -466,7 +489,8 @@ std::string Acceptor::preamble(Handshake& shake) {
   std::memcpy(&preamble, shake.in.data(), sizeof preamble);
   if (preamble.magic != wire::Preamble::kMagic) return "it does not speak olpager's protocol";
   if (preamble.version != wire::kVersion) {
-    return base::format("it speaks version {}; this is version {}", preamble.version, wire::kVersion);
+    return base::format("it speaks version {}; this is version {}", preamble.version,
+                        wire::kVersion);
   }
   if (preamble.route != 0 && !shake.handed) {
     shake.said = preamble;
@@ -477,16 +501,19 @@ std::string Acceptor::preamble(Handshake& shake) {
   const auto& keys = endpoint_.options().keys;
   switch (preamble.kind) {
     case wire::Preamble::Kind::kPlainLink:
-      if (keys) return "no key was given, and this node wants one: name the file with it (--key, the setting key)";
+      if (keys)
+        return "no key was given, and this node wants one: name the file with it (--key, the "
+               "setting key)";
       if (std::string why = begin(shake); !why.empty()) return why;
       shake.state = Handshake::State::kHello;
       shake.wanted = sizeof(wire::Header) + sizeof(wire::Hello);
       return "";
     case wire::Preamble::Kind::kTlsLink: {
-      if (!keys) return "a key was given, and this node has none: start it with --key, or come without";
+      if (!keys)
+        return "a key was given, and this node has none: start it with --key, or come without";
       if (std::string why = begin(shake); !why.empty()) return why;
-      auto session =
-          TlsSession::server(shake.stream.fd(), [keys](const std::string& name) { return keys->find(name); });
+      auto session = TlsSession::server(
+          shake.stream.fd(), [keys](const std::string& name) { return keys->find(name); });
       if (!session.ok()) return session.error().message;
       shake.tls = std::move(session.value());
       shake.state = Handshake::State::kTls;
@@ -500,8 +527,9 @@ std::string Acceptor::preamble(Handshake& shake) {
   return base::format("a connection of unknown kind {}", static_cast<unsigned>(preamble.kind));
 }
 
-// Those who are for somebody behind this address, as far as he takes them: first those whose source is no crowd, of each the oldest first, so that
-// who comes by a route without end keeps no others from it. Nobody is waited for.
+// Those who are for somebody behind this address, as far as he takes them: first those whose source
+// is no crowd, of each the oldest first, so that who comes by a route without end keeps no others
+// from it. Nobody is waited for.
 void Acceptor::handOver() {
   std::set<uint64_t> full;
   for (const bool crowd : {false, true}) {
@@ -514,7 +542,8 @@ void Acceptor::handOver() {
         continue;
       }
       if (!full.contains(route)) {
-        handed = routes_ ? routes_->hand(route, place->stream.fd(), std::as_bytes(std::span(&place->said, 1)))
+        handed = routes_ ? routes_->hand(route, place->stream.fd(),
+                                         std::as_bytes(std::span(&place->said, 1)))
                          : Routes::Handed::kNobody;
       }
       if (handed == Routes::Handed::kTaken) {
@@ -564,7 +593,8 @@ std::string Acceptor::hello(Handshake& shake) {
   wire::Header header;
   wire::Hello& peer = shake.setup.peer_hello;
   std::memcpy(&header, shake.in.data(), sizeof header);
-  if (header.version != wire::kVersion || header.frame != wire::Frame::kHello || header.length != sizeof peer) {
+  if (header.version != wire::kVersion || header.frame != wire::Frame::kHello ||
+      header.length != sizeof peer) {
     return "its first frame is not a greeting";
   }
   std::memcpy(&peer, shake.in.data() + sizeof header, sizeof peer);
@@ -581,7 +611,8 @@ std::string Acceptor::hello(Handshake& shake) {
   const bool may_shm = wanted != Choice::kTcp && options.choice != Choice::kTcp;
   const bool can_shm = setup.peer.same_host && !unix_path_.empty() && peer.uid == geteuid();
   const bool must_shm = wanted == Choice::kShm || options.choice == Choice::kShm;
-  if (must_shm && !(may_shm && can_shm)) return "shared memory is asked for, and this pair can't have it";
+  if (must_shm && !(may_shm && can_shm))
+    return "shared memory is asked for, and this pair can't have it";
   setup.peer.kind = may_shm && can_shm ? LinkKind::kShm : LinkKind::kTcp;
 
   if (!endpoint_.reserveLink()) return base::format("more than {} links", options.limits.links);
@@ -604,7 +635,8 @@ std::string Acceptor::hello(Handshake& shake) {
   out.hello.lanes = shm ? 1 : static_cast<uint8_t>(std::min<uint32_t>(peer.lanes, wire::kMaxLanes));
   randomBytes(out.hello.link_id);
   if (shm)
-    std::memcpy(out.hello.unix_path, unix_path_.data(), std::min(unix_path_.size(), sizeof out.hello.unix_path - 1));
+    std::memcpy(out.hello.unix_path, unix_path_.data(),
+                std::min(unix_path_.size(), sizeof out.hello.unix_path - 1));
   if (shake.stream.tls() == nullptr) randomBytes(out.hello.secret);
   setup.id = linkIdOf(out.hello.link_id);
   auto secrets = deriveSecrets(shake.stream, out.hello);
@@ -634,7 +666,8 @@ std::string Acceptor::ticket(Handshake& shake) {
   const LinkId id = linkIdOf(shake.ticket.link_id);
   for (Handshake& owner : shakes_) {
     if (owner.state != Handshake::State::kLanes || owner.setup.id != id) continue;
-    if (!checkTicket(owner.secrets, shake.ticket)) return "a ticket that was not made with the link's secret";
+    if (!checkTicket(owner.secrets, shake.ticket))
+      return "a ticket that was not made with the link's secret";
     if (shake.ticket.index >= owner.seen.size() || owner.seen[shake.ticket.index])
       return "a ticket that was used already";
     if (shake.unix_socket != (owner.setup.peer.kind == LinkKind::kShm || owner.unix_socket))
@@ -642,10 +675,13 @@ std::string Acceptor::ticket(Handshake& shake) {
     owner.seen[shake.ticket.index] = true;
     const wire::TicketReply reply = answerTicket(owner.secrets, shake.ticket);
     if (!put(shake, &reply, sizeof reply)) return "it does not take the answer";
-    if (!shake.unix_socket) tuneTcp(shake.stream.fd(), endpoint_.options().dead_ms, wire::kMinSlice);
-    if (owner.setup.peer.tls != Tls::kAll || owner.setup.peer.kind == LinkKind::kShm) return laneReady(shake);
+    if (!shake.unix_socket)
+      tuneTcp(shake.stream.fd(), endpoint_.options().dead_ms, wire::kMinSlice);
+    if (owner.setup.peer.tls != Tls::kAll || owner.setup.peer.kind == LinkKind::kShm)
+      return laneReady(shake);
     auto session = TlsSession::server(
-        shake.stream.fd(), [key = owner.secrets.lane, name = laneIdentity(shake.ticket)](const std::string& identity) {
+        shake.stream.fd(),
+        [key = owner.secrets.lane, name = laneIdentity(shake.ticket)](const std::string& identity) {
           return identity == name ? std::optional(key) : std::nullopt;
         });
     if (!session.ok()) return session.error().message;
@@ -686,7 +722,8 @@ std::string Acceptor::finish(Handshake& shake) {
   ready.frame = wire::Frame::kReady;
   if (!put(shake, &ready, sizeof ready)) return "it does not take the answer";
   reactor_.remove(shake.stream.fd());
-  auto link = TcpLink::make(std::move(setup), std::move(shake.stream), std::move(shake.lanes), endpoint_.reactors());
+  auto link = TcpLink::make(std::move(setup), std::move(shake.stream), std::move(shake.lanes),
+                            endpoint_.reactors());
   shake.reserved = false;
   endpoint_.addLink(link);
   link->start(true);
@@ -707,14 +744,15 @@ class ListenerHandle final : public Listener {
 
 }  // namespace
 
-Result<std::unique_ptr<Listener>> makeAcceptor(EndpointCore& endpoint, const std::string& address, AcceptFn accept,
-                                               RoutesPtr routes) {
+Result<std::unique_ptr<Listener>> makeAcceptor(EndpointCore& endpoint, const std::string& address,
+                                               AcceptFn accept, RoutesPtr routes) {
   auto acceptor = std::make_shared<Acceptor>(endpoint, std::move(accept), std::move(routes));
   if (auto status = acceptor->open(address); !status.ok()) return Error{status.error().message};
   return std::unique_ptr<Listener>(std::make_unique<ListenerHandle>(std::move(acceptor)));
 }
 
-Result<std::unique_ptr<Listener>> makeAcceptorBehind(EndpointCore& endpoint, base::UniqueFd socket, AcceptFn accept) {
+Result<std::unique_ptr<Listener>> makeAcceptorBehind(EndpointCore& endpoint, base::UniqueFd socket,
+                                                     AcceptFn accept) {
   auto acceptor = std::make_shared<Acceptor>(endpoint, std::move(accept), nullptr);
   acceptor->openBehind(std::move(socket));
   return std::unique_ptr<Listener>(std::make_unique<ListenerHandle>(std::move(acceptor)));

@@ -17,8 +17,8 @@ int64_t AckWatch::unansweredMs(int fd, int64_t now_ms, bool late) {
     return 0;
   }
   if (since_ms_ == 0 || late) since_ms_ = now_ms;
-  // An answer since then: what waits now has not waited longer. The window of one that is stopped is asked for at growing distances,
-  // up to minutes: between two questions nothing waits.
+  // An answer since then: what waits now has not waited longer. The window of one that is stopped
+  // is asked for at growing distances, up to minutes: between two questions nothing waits.
   since_ms_ = std::max(since_ms_, now_ms - int64_t{info.tcpi_last_ack_recv});
   return now_ms - since_ms_;
 }

@@ -18,12 +18,14 @@ namespace {
 
 constexpr std::string_view kHttp = "HTTP/";
 constexpr const char* kHttpServer =
-    "an HTTP server answers there, such as a daemon's figures (--prometheus); name the port of the daemon's --listen";
+    "an HTTP server answers there, such as a daemon's figures (--prometheus); name the port of the "
+    "daemon's --listen";
 
 // A stream with a deadline.
 class Dialogue {
  public:
-  Dialogue(Stream stream, int64_t deadline_ms) : stream_(std::move(stream)), deadline_ms_(deadline_ms) {}
+  Dialogue(Stream stream, int64_t deadline_ms)
+      : stream_(std::move(stream)), deadline_ms_(deadline_ms) {}
 
   Status put(const void* from, size_t length) {
     return move(length, POLLOUT, [&](size_t done) {
@@ -44,13 +46,16 @@ class Dialogue {
       const auto step = session.value()->handshake();
       if (step == TlsSession::Step::kDone) break;
       const bool failed = step == TlsSession::Step::kFailed;
-      if (!failed && !waitFor(stream_.fd(), step == TlsSession::Step::kRead ? POLLIN : POLLOUT, deadline_ms_)) {
+      if (!failed && !waitFor(stream_.fd(), step == TlsSession::Step::kRead ? POLLIN : POLLOUT,
+                              deadline_ms_)) {
         return Error{"the handshake was not finished in time"};
       }
-      // Who refuses before it has looked at the key says why in the clear, maybe before it was asked, and ends the connection.
+      // Who refuses before it has looked at the key says why in the clear, maybe before it was
+      // asked, and ends the connection.
       if (first && (refused() || speaksHttp())) return expect(wire::Frame::kReady, nullptr, 0);
       if (failed) {
-        return Error{base::format("the handshake with key {} failed: {}", identity, session.value()->error())};
+        return Error{base::format("the handshake with key {} failed: {}", identity,
+                                  session.value()->error())};
       }
     }
     stream_.startTls(std::move(session.value()));
@@ -59,7 +64,8 @@ class Dialogue {
   /// A Goodbye is there, unread.
   bool refused() const {
     auto said = wire::Frame::kReady;
-    return recv(stream_.fd(), &said, 1, MSG_PEEK | MSG_DONTWAIT) == 1 && said == wire::Frame::kGoodbye;
+    return recv(stream_.fd(), &said, 1, MSG_PEEK | MSG_DONTWAIT) == 1 &&
+           said == wire::Frame::kGoodbye;
   }
   /// Bytes of an HTTP server are there, unread.
   bool speaksHttp() const {
@@ -75,7 +81,8 @@ class Dialogue {
     if (status.ok() && static_cast<char>(header.frame) == kHttp.front()) return Error{kHttpServer};
     if (status.ok()) status = get(reinterpret_cast<char*>(&header) + 1, sizeof header - 1);
     if (!status.ok()) return status;
-    if (header.version != wire::kVersion) return Error{base::format("it speaks version {}", header.version)};
+    if (header.version != wire::kVersion)
+      return Error{base::format("it speaks version {}", header.version)};
     if (header.frame == wire::Frame::kGoodbye && header.length <= wire::kMaxGoodbye) {
       std::string text(header.length, '\0');
       if (status = get(text.data(), text.size()); !status.ok()) return status;
@@ -84,7 +91,8 @@ class Dialogue {
       }
       return Error{base::format("refused: {}", text)};
     }
-    if (header.frame != frame || header.length != length) return Error{"the answer is not one of olpager's"};
+    if (header.frame != frame || header.length != length)
+      return Error{"the answer is not one of olpager's"};
     return length == 0 ? Status() : get(payload, length);
   }
 
@@ -112,8 +120,8 @@ class Dialogue {
   const int64_t deadline_ms_;
 };
 
-Result<Dialogue> open(const SocketAddress& address, const Options& options, int64_t deadline_ms, uint32_t unsent,
-                      wire::Preamble::Kind kind, uint64_t route) {
+Result<Dialogue> open(const SocketAddress& address, const Options& options, int64_t deadline_ms,
+                      uint32_t unsent, wire::Preamble::Kind kind, uint64_t route) {
   auto fd = connectSocket(address, deadline_ms);
   if (!fd.ok()) return fd.error();
   if (address.family() != AF_UNIX) tuneTcp(fd.value().get(), options.dead_ms, unsent);
@@ -125,35 +133,41 @@ Result<Dialogue> open(const SocketAddress& address, const Options& options, int6
   return dialogue;
 }
 
-Result<Stream> openLane(const SocketAddress& address, const Options& options, int64_t deadline_ms, uint64_t route,
-                        const LinkSecrets& secrets, const LinkId& id, uint32_t index, bool encrypt) {
-  auto opened = open(address, options, deadline_ms, wire::kMinSlice, wire::Preamble::Kind::kLane, route);
+Result<Stream> openLane(const SocketAddress& address, const Options& options, int64_t deadline_ms,
+                        uint64_t route, const LinkSecrets& secrets, const LinkId& id,
+                        uint32_t index, bool encrypt) {
+  auto opened =
+      open(address, options, deadline_ms, wire::kMinSlice, wire::Preamble::Kind::kLane, route);
   if (!opened.ok()) return opened.error();
   Dialogue& dialogue = opened.value();
   const wire::Ticket ticket = makeTicket(secrets, id, index);
   wire::TicketReply reply;
   if (auto status = dialogue.put(&ticket, sizeof ticket); !status.ok()) return status.error();
   if (auto status = dialogue.get(&reply, sizeof reply); !status.ok()) return status.error();
-  if (!sameSecret(reply.mac, answerTicket(secrets, ticket).mac)) return Error{"a lane was answered by somebody else"};
+  if (!sameSecret(reply.mac, answerTicket(secrets, ticket).mac))
+    return Error{"a lane was answered by somebody else"};
   if (encrypt) {
-    if (auto status = dialogue.startTls(laneIdentity(ticket), secrets.lane); !status.ok()) return status.error();
+    if (auto status = dialogue.startTls(laneIdentity(ticket), secrets.lane); !status.ok())
+      return status.error();
   }
   return std::move(dialogue.stream());
 }
 
-// `choice`: what is asked for. It becomes kTcp where the peer offers shared memory by a socket that can't be had from here: of one host
-// are also containers with file systems of their own.
-Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, const ConnectOptions& connect,
-                          int64_t deadline_ms, Choice& choice) {
+// `choice`: what is asked for. It becomes kTcp where the peer offers shared memory by a socket that
+// can't be had from here: of one host are also containers with file systems of their own.
+Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
+                          const ConnectOptions& connect, int64_t deadline_ms, Choice& choice) {
   const Options& options = endpoint.options();
   if (!options.keys && !address.loopback()) {
     return Error{
-        base::format("beyond loopback a key is needed: it is looked for by {}; olctl keygen makes one, for both ends",
+        base::format("beyond loopback a key is needed: it is looked for by {}; olctl keygen makes "
+                     "one, for both ends",
                      kProgramKeyPlaces)};
   }
   const bool keyed = options.keys != nullptr;
   auto opened = open(address, options, deadline_ms, 0,
-                     keyed ? wire::Preamble::Kind::kTlsLink : wire::Preamble::Kind::kPlainLink, connect.route);
+                     keyed ? wire::Preamble::Kind::kTlsLink : wire::Preamble::Kind::kPlainLink,
+                     connect.route);
   if (!opened.ok()) return opened.error();
   Dialogue& dialogue = opened.value();
   if (keyed) {
@@ -175,8 +189,10 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, 
   if (auto status = dialogue.put(&out, sizeof out); !status.ok()) return status.error();
   LinkSetup setup;
   wire::Hello& peer = setup.peer_hello;
-  if (auto status = dialogue.expect(wire::Frame::kHello, &peer, sizeof peer); !status.ok()) return status.error();
-  if (const std::string wrong = checkHello(peer); !wrong.empty()) return Error{base::format("its answer: {}", wrong)};
+  if (auto status = dialogue.expect(wire::Frame::kHello, &peer, sizeof peer); !status.ok())
+    return status.error();
+  if (const std::string wrong = checkHello(peer); !wrong.empty())
+    return Error{base::format("its answer: {}", wrong)};
   if (peer.lanes > options.lanes) return Error{base::format("its answer: {} lanes", peer.lanes)};
   auto secrets = deriveSecrets(dialogue.stream(), peer);
   if (!secrets.ok()) return secrets.error();
@@ -193,17 +209,20 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, 
   if (setup.peer.tls == Tls::kOff) dialogue.stream().endTls();
 
   const auto kind = static_cast<LinkKind>(peer.choice);
-  if (kind != LinkKind::kTcp && (kind != LinkKind::kShm || choice == Choice::kTcp || !setup.peer.same_host)) {
+  if (kind != LinkKind::kTcp &&
+      (kind != LinkKind::kShm || choice == Choice::kTcp || !setup.peer.same_host)) {
     return Error{base::format("its answer: {}, which was not asked for", linkKindName(kind))};
   }
-  if (kind != LinkKind::kShm && choice == Choice::kShm) return Error{"its answer: no shared memory"};
+  if (kind != LinkKind::kShm && choice == Choice::kShm)
+    return Error{"its answer: no shared memory"};
   if (kind == LinkKind::kShm) {
     auto socket = openShmSocket(peer, deadline_ms);
     if (!socket.ok()) {
       if (choice == Choice::kAuto) choice = Choice::kTcp;
       return socket.error();
     }
-    auto link = connectShm(endpoint, std::move(setup), std::move(socket.value()), secrets.value(), deadline_ms);
+    auto link = connectShm(endpoint, std::move(setup), std::move(socket.value()), secrets.value(),
+                           deadline_ms);
     if (!link.ok()) return link.error();
     endpoint.addLink(link.value());
     return LinkPtr(link.value());
@@ -215,9 +234,11 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, 
     if (!lane.ok()) return Error{base::format("lane {}: {}", i, lane.error().message)};
     lanes.push_back(std::move(lane.value()));
   }
-  if (auto status = dialogue.expect(wire::Frame::kReady, nullptr, 0); !status.ok()) return status.error();
+  if (auto status = dialogue.expect(wire::Frame::kReady, nullptr, 0); !status.ok())
+    return status.error();
   setup.peer.why = describeLink(setup.peer, peer.lanes);
-  auto link = TcpLink::make(std::move(setup), std::move(dialogue.stream()), std::move(lanes), endpoint.reactors());
+  auto link = TcpLink::make(std::move(setup), std::move(dialogue.stream()), std::move(lanes),
+                            endpoint.reactors());
   endpoint.addLink(link);
   link->start(false);
   return LinkPtr(link);
@@ -225,7 +246,8 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address, 
 
 }  // namespace
 
-Result<LinkPtr> connectLink(EndpointCore& endpoint, const std::string& address, const ConnectOptions& options) {
+Result<LinkPtr> connectLink(EndpointCore& endpoint, const std::string& address,
+                            const ConnectOptions& options) {
   if (!options.domain || !EventQueue::of(options.queue)) {
     return Error{base::format("{}: a link needs a domain and a queue of an endpoint", address)};
   }
@@ -246,7 +268,8 @@ Result<LinkPtr> connectLink(EndpointCore& endpoint, const std::string& address, 
     Choice choice = endpoint.options().choice;
     auto link = connectTo(endpoint, each, options, deadline_ms, choice);
     if (!link.ok() && choice != endpoint.options().choice) {
-      base::logInfo("%s: %s: no shared memory, so by TCP", address.c_str(), link.error().message.c_str());
+      base::logInfo("%s: %s: no shared memory, so by TCP", address.c_str(),
+                    link.error().message.c_str());
       link = connectTo(endpoint, each, options, deadline_ms, choice);
     }
     if (link.ok()) return link;

@@ -1,8 +1,9 @@
-// Where connections come from, and what share of the handshakes each place has: one that opens them without end shuts itself out
-// before others. Nothing is known of a place but its address, so that all who share one share its share.
+// Where connections come from, and what share of the handshakes each place has: one that opens them
+// without end shuts itself out before others. Nothing is known of a place but its address, so that
+// all who share one share its share.
 //
-// Memory: one entry for each place that has a handshake under way or has begun one in this second; both are bounded by Limits.
-// Thread-safety: none; the acceptor's thread.
+// Memory: one entry for each place that has a handshake under way or has begun one in this second;
+// both are bounded by Limits. Thread-safety: none; the acceptor's thread.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +25,8 @@ class Sources {
 
   explicit Sources(uint32_t most_a_second) : most_(most_a_second) {}
 
-  /// A connection from the place `id` (SocketAddress::source()) is there. Stays valid until leave().
+  /// A connection from the place `id` (SocketAddress::source()) is there. Stays valid until
+  /// leave().
   Source* enter(uint64_t id) {
     Source& source = all_[id];
     source.id = id;
@@ -45,7 +47,8 @@ class Sources {
       std::erase_if(all_, [](const auto& item) { return item.second.under_way == 0; });
     }
     const uint32_t share = std::max(1u, most_ / kShare);
-    if (source->begun >= share) return base::format("more than {} handshakes a second from one address", share);
+    if (source->begun >= share)
+      return base::format("more than {} handshakes a second from one address", share);
     if (begun_ >= most_) return base::format("more than {} handshakes a second", most_);
     ++source->begun;
     ++begun_;

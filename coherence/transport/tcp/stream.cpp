@@ -32,7 +32,8 @@ ssize_t Stream::read(const iovec* parts, size_t count) {
 
 ssize_t Stream::write(const iovec* parts, size_t count) {
   const ssize_t put = writeNow(parts, count);
-  // The system tells it once: who reads then would find the end of the stream. EPIPE and EPROTO say only that there was an end.
+  // The system tells it once: who reads then would find the end of the stream. EPIPE and EPROTO say
+  // only that there was an end.
   if (put < 0 && put != -EAGAIN && put != -EPIPE && put != -EPROTO) {
     std::atomic_ref(write_error_).store(static_cast<int>(-put));
   }
@@ -68,7 +69,8 @@ ssize_t Stream::writeNow(const iovec* parts, size_t count) {
       if (errno != EINTR) return -errno;
     }
   }
-  if (count == 1 || parts[0].iov_len >= kRecord) return tls_->write(parts[0].iov_base, parts[0].iov_len);
+  if (count == 1 || parts[0].iov_len >= kRecord)
+    return tls_->write(parts[0].iov_base, parts[0].iov_len);
   // A short header goes into one record with what follows it.
   uint8_t record[kRecord];
   size_t length = 0;

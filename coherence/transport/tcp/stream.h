@@ -1,4 +1,5 @@
-// A connected, non-blocking socket, in the clear or under TLS. Thread-safety: one reader and one writer at a time.
+// A connected, non-blocking socket, in the clear or under TLS. Thread-safety: one reader and one
+// writer at a time.
 #pragma once
 
 #include <sys/uio.h>
@@ -13,7 +14,8 @@ namespace olpager::transport {
 class Stream {
  public:
   Stream() = default;
-  Stream(base::UniqueFd fd, std::unique_ptr<TlsSession> tls) : fd_(std::move(fd)), tls_(std::move(tls)) {}
+  Stream(base::UniqueFd fd, std::unique_ptr<TlsSession> tls)
+      : fd_(std::move(fd)), tls_(std::move(tls)) {}
 
   int fd() const { return fd_.get(); }
   bool encrypted() const { return tls_ != nullptr; }
@@ -27,8 +29,8 @@ class Stream {
   }
   base::UniqueFd takeFd() { return std::move(fd_); }
 
-  /// Bytes moved (maybe fewer than asked for), 0 at the end of the stream, or a negative errno (-EAGAIN: not now). Reading tells
-  /// as well what a write has failed with.
+  /// Bytes moved (maybe fewer than asked for), 0 at the end of the stream, or a negative errno
+  /// (-EAGAIN: not now). Reading tells as well what a write has failed with.
   ssize_t read(const iovec* parts, size_t count);
   ssize_t write(const iovec* parts, size_t count);
   /// "connection reset by peer", for a negative result of the above.

@@ -31,12 +31,14 @@ struct TcpLink::Lane final {
   Pin target;                      // kPush: the memory
   Outcome refused = Outcome::kOk;  // kPush: the payload is thrown away
   std::vector<std::byte> scratch;
-  std::atomic<int64_t> moved_ms{0};  // when something of an unfinished frame arrived last; 0: none is unfinished
+  std::atomic<int64_t> moved_ms{
+      0};  // when something of an unfinished frame arrived last; 0: none is unfinished
 
   // Sending: under `sending`.
   std::mutex sending;
   bool active = false;  // a frame has begun
-  // EPOLLOUT is asked for. Looked at without the lock as well: who is so finds by itself what is queued.
+  // EPOLLOUT is asked for. Looked at without the lock as well: who is so finds by itself what is
+  // queued.
   std::atomic<bool> blocked{false};
   bool closed = false;
   AckWatch acks;
@@ -84,7 +86,8 @@ class LaneSource final : public Reactor::Source {
 
 }  // namespace
 
-TcpLink::TcpLink(LinkSetup setup, Stream control) : LinkCore(std::move(setup)), control_(std::move(control)) {}
+TcpLink::TcpLink(LinkSetup setup, Stream control)
+    : LinkCore(std::move(setup)), control_(std::move(control)) {}
 TcpLink::~TcpLink() = default;
 
 std::shared_ptr<TcpLink> TcpLink::make(LinkSetup setup, Stream control, std::vector<Stream> lanes,
@@ -116,18 +119,21 @@ void TcpLink::start(bool announce) {
     setup_.queue->push(std::move(up));
   }
   for (auto& lane : lanes_) {
-    // The program has heard of the link and may be sending already; who ends it may have closed some connections.
+    // The program has heard of the link and may be sending already; who ends it may have closed
+    // some connections.
     std::lock_guard sending(lane->sending);
     if (lane->stream.fd() < 0) continue;
-    lane->source =
-        std::make_shared<LaneSource>([self, raw = lane.get()](uint32_t events) { self->laneEvents(*raw, events); });
-    lane->reactor->add(lane->stream.fd(), lane->blocked ? EPOLLIN | EPOLLOUT : EPOLLIN, lane->source);
+    lane->source = std::make_shared<LaneSource>(
+        [self, raw = lane.get()](uint32_t events) { self->laneEvents(*raw, events); });
+    lane->reactor->add(lane->stream.fd(), lane->blocked ? EPOLLIN | EPOLLOUT : EPOLLIN,
+                       lane->source);
   }
   {
     std::lock_guard out(control_out_);
     if (control_.fd() < 0) return;
     control_source_ = std::make_shared<ControlSource>(self);
-    control_reactor_->add(control_.fd(), out_blocked_ ? EPOLLIN | EPOLLOUT : EPOLLIN, control_source_);
+    control_reactor_->add(control_.fd(), out_blocked_ ? EPOLLIN | EPOLLOUT : EPOLLIN,
+                          control_source_);
   }
   control_reactor_->addTicker(weak_from_this());
   setup_.queue->add(control_source_);
@@ -135,12 +141,14 @@ void TcpLink::start(bool announce) {
 
 uint32_t TcpLink::sliceBytes(bool write, Class klass, uint64_t length, uint64_t under_way) const {
   const auto lanes = static_cast<uint32_t>(lanes_.size());
-  // All lanes together carry at most one slice of what is not urgent; urgent operations use all lanes at once. Where all lanes are
-  // busy with others of their class for a while, that makes none of them faster, and each slice has its price.
+  // All lanes together carry at most one slice of what is not urgent; urgent operations use all
+  // lanes at once. Where all lanes are busy with others of their class for a while, that makes none
+  // of them faster, and each slice has its price.
   uint64_t bytes = setup_.options.slice_bytes / lanes;
   if (klass <= Class::kDemand) {
     const bool all_busy = under_way >= uint64_t{setup_.options.slice_bytes} * lanes;
-    bytes = all_busy ? wire::kMaxSlice : std::min<uint64_t>((length + lanes - 1) / lanes, setup_.options.slice_bytes);
+    bytes = all_busy ? wire::kMaxSlice
+                     : std::min<uint64_t>((length + lanes - 1) / lanes, setup_.options.slice_bytes);
   }
   bytes = (bytes + wire::kMinSlice - 1) / wire::kMinSlice * wire::kMinSlice;
   return static_cast<uint32_t>(std::clamp<uint64_t>(bytes, wire::kMinSlice, wire::kMaxSlice));
@@ -186,14 +194,16 @@ void TcpLink::enqueue(Egress egress) {
   egress_size_.store(egress_.size());
 }
 
-// Gives idle lanes something to do, no more of them than slices were queued: to wake one costs as much as to copy tens of
-// KiB. A lane that is busy takes more when it is done; it is not waited for: it holds its lock while it copies.
+// Gives idle lanes something to do, no more of them than slices were queued: to wake one costs as
+// much as to copy tens of KiB. A lane that is busy takes more when it is done; it is not waited
+// for: it holds its lock while it copies.
 void TcpLink::sendOnLanes(uint32_t queued) {
   const auto lanes = static_cast<uint32_t>(lanes_.size());
   const uint32_t first = next_lane_.fetch_add(1, std::memory_order_relaxed);
   for (uint32_t i = 0; i < lanes && queued != 0 && egress_size_.load() != 0; ++i) {
     Lane& lane = *lanes_[(first + i) % lanes];
-    // A lane says that it is idle before it looks into the queue for the last time, and what is queued was there before this look.
+    // A lane says that it is idle before it looks into the queue for the last time, and what is
+    // queued was there before this look.
     if (lane.blocked.load()) continue;
     std::lock_guard lock(lane.sending);
     if (lane.blocked || lane.closed) continue;
@@ -205,7 +215,8 @@ void TcpLink::sendOnLanes(uint32_t queued) {
 
 // ---- the first connection
 
-void TcpLink::transmit(const wire::Header& header, std::span<const std::byte> head, std::span<const std::byte> body) {
+void TcpLink::transmit(const wire::Header& header, std::span<const std::byte> head,
+                       std::span<const std::byte> body) {
   bool deaf = false;
   {
     std::lock_guard lock(control_out_);
@@ -226,7 +237,8 @@ void TcpLink::append(const void* bytes, size_t length) {
   out_.insert(out_.end(), from, from + length);
 }
 
-// Under control_out_. What the socket does not take now goes out when it is writable. An error shows when reading.
+// Under control_out_. What the socket does not take now goes out when it is writable. An error
+// shows when reading.
 void TcpLink::flushControl() {
   bool blocked = false;
   while (out_sent_ < out_.size() && control_.fd() >= 0) {
@@ -240,7 +252,8 @@ void TcpLink::flushControl() {
     if (!blocked) out_sent_ = out_.size();
     break;
   }
-  while (!out_answers_.empty() && out_answers_.front() <= out_begin_ + out_sent_) out_answers_.pop_front();
+  while (!out_answers_.empty() && out_answers_.front() <= out_begin_ + out_sent_)
+    out_answers_.pop_front();
   if (out_sent_ == out_.size() || out_sent_ > kControlBuffer) {
     out_.erase(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(out_sent_));
     out_begin_ += out_sent_;
@@ -279,12 +292,14 @@ void TcpLink::readControl(bool wait) {
       wire::Header header;
       std::memcpy(&header, in_.data() + done, sizeof header);
       if (header.version != wire::kVersion) {
-        broken = base::format("a frame of version {}; this is version {}", header.version, wire::kVersion);
+        broken = base::format("a frame of version {}; this is version {}", header.version,
+                              wire::kVersion);
       } else if (header.length > std::max(setup_.options.limits.message_bytes, wire::kMaxGoodbye)) {
-        broken =
-            base::format("a frame of {} bytes; the limit is {}", header.length, setup_.options.limits.message_bytes);
+        broken = base::format("a frame of {} bytes; the limit is {}", header.length,
+                              setup_.options.limits.message_bytes);
       } else if (in_used_ - done - sizeof header >= header.length) {
-        broken = controlFrame(header, {in_.data() + done + sizeof header, header.length}, completions);
+        broken =
+            controlFrame(header, {in_.data() + done + sizeof header, header.length}, completions);
         done += sizeof header + header.length;
       } else {
         break;
@@ -297,7 +312,8 @@ void TcpLink::readControl(bool wait) {
   }
   setup_.queue->push(completions);  // before anybody else can receive what comes next
   const bool is_lost = broken.empty() && got <= 0 && got != -EAGAIN;
-  const std::string why = is_lost ? control_.errorText(got) : "";  // stop() ends the stream under the lock
+  const std::string why =
+      is_lost ? control_.errorText(got) : "";  // stop() ends the stream under the lock
   lock.unlock();
   if (!broken.empty()) {
     fail("the peer broke the protocol: " + broken, true);
@@ -312,11 +328,13 @@ std::string TcpLink::controlFrame(const wire::Header& header, std::span<const st
     case wire::Frame::kPull: {
       if (header.length != 0) return "a request with a payload";
       if (header.klass >= kClasses) return base::format("a read of unknown class {}", header.klass);
-      if (header.bytes == 0 || header.bytes > wire::kMaxSlice) return base::format("a slice of {} bytes", header.bytes);
+      if (header.bytes == 0 || header.bytes > wire::kMaxSlice)
+        return base::format("a slice of {} bytes", header.bytes);
       if (egress_size_.load() >= setup_.options.limits.slices + setup_.options.operations)
         return "too many slices asked for";
       Pin pin;
-      const Outcome outcome = setup_.domain->pin(header.key, header.offset, header.bytes, kRemoteRead, pin);
+      const Outcome outcome =
+          setup_.domain->pin(header.key, header.offset, header.bytes, kRemoteRead, pin);
       if (outcome == Outcome::kBadRange) return "a read of memory that was never granted";
       Egress egress;
       egress.header = header;
@@ -407,7 +425,8 @@ bool TcpLink::readLane(Lane& lane) {
         return true;
       }
     }
-    lane.moved_ms.store(lane.payload_left != 0 || lane.header_have != 0 ? nowMs() : 0, std::memory_order_relaxed);
+    lane.moved_ms.store(lane.payload_left != 0 || lane.header_have != 0 ? nowMs() : 0,
+                        std::memory_order_relaxed);
     if (!lane.stream.encrypted() && static_cast<size_t>(got) < asked) return true;
     if (budget <= static_cast<size_t>(got)) return !lane.stream.encrypted();
     budget -= static_cast<size_t>(got);
@@ -420,7 +439,8 @@ std::string TcpLink::standstill(int64_t now_ms, bool late) {
   return why.empty() ? deadHost(now_ms, late) : why;
 }
 
-// A peer that answers pings but leaves a frame half sent would hold on to the memory that it goes to.
+// A peer that answers pings but leaves a frame half sent would hold on to the memory that it goes
+// to.
 std::string TcpLink::halfSent(int64_t now_ms, bool late) {
   for (auto& lane : lanes_) {
     int64_t moved = lane->moved_ms.load(std::memory_order_relaxed);
@@ -434,7 +454,8 @@ std::string TcpLink::halfSent(int64_t now_ms, bool late) {
   return "";
 }
 
-// A host that is gone while bytes are on their way to it, on any of the connections. One without is found by the system's probes.
+// A host that is gone while bytes are on their way to it, on any of the connections. One without is
+// found by the system's probes.
 std::string TcpLink::deadHost(int64_t now_ms, bool late) {
   constexpr uint32_t kLooks = 8;  // while it may be dead
   if (!late && now_ms - acks_seen_ms_ < setup_.options.dead_ms / kLooks) return "";
@@ -451,8 +472,10 @@ std::string TcpLink::deadHost(int64_t now_ms, bool late) {
 // A header is complete: where does its payload go?
 std::string TcpLink::laneFrame(Lane& lane) {
   const wire::Header& header = lane.header;
-  if (header.version != wire::kVersion) return base::format("a frame of version {}", header.version);
-  if (header.length == 0 || header.length > wire::kMaxSlice) return base::format("a slice of {} bytes", header.length);
+  if (header.version != wire::kVersion)
+    return base::format("a frame of version {}", header.version);
+  if (header.length == 0 || header.length > wire::kMaxSlice)
+    return base::format("a slice of {} bytes", header.length);
   lane.refused = Outcome::kOk;
   lane.parts_first = 0;
   if (header.frame == wire::Frame::kData) {
@@ -461,7 +484,8 @@ std::string TcpLink::laneFrame(Lane& lane) {
     }
   } else if (header.frame == wire::Frame::kPush) {
     if (header.klass >= kClasses) return base::format("a write of unknown class {}", header.klass);
-    lane.refused = setup_.domain->pin(header.key, header.offset, header.length, kRemoteWrite, lane.target);
+    lane.refused =
+        setup_.domain->pin(header.key, header.offset, header.length, kRemoteWrite, lane.target);
     if (lane.refused == Outcome::kBadRange) return "a write to memory that was never granted";
     lane.parts_count = 1;
     if (lane.refused == Outcome::kOk) {
@@ -514,10 +538,11 @@ bool TcpLink::beginFrame(Lane& lane) {
       slice.operation = next.header.operation;
       slice.index = next.header.index;
       lane.out_count = 1 + beginSend(slice, lane.out + 1);
-      if (lane.out_count == 1) continue;  // nobody waits for it: the operation ended, or was answered unsent
+      if (lane.out_count == 1)
+        continue;  // nobody waits for it: the operation ended, or was answered unsent
     } else {
-      const Outcome outcome =
-          setup_.domain->pin(next.header.key, next.header.offset, next.header.length, kRemoteRead, lane.out_pin);
+      const Outcome outcome = setup_.domain->pin(next.header.key, next.header.offset,
+                                                 next.header.length, kRemoteRead, lane.out_pin);
       if (outcome != Outcome::kOk) {  // taken back since it was asked for
         next.header.frame = wire::Frame::kRefuse;
         next.header.code = static_cast<uint32_t>(Outcome::kRevoked);
@@ -539,7 +564,8 @@ void TcpLink::sendOnLane(Lane& lane) {
   if (lane.closed) return;
   for (size_t sent = 0; sent < kLaneBudget;) {  // the rest when the socket is writable again
     if (!lane.active && !beginFrame(lane)) {
-      // The lane is idle from here on; what was queued meanwhile has to find it so, or be found now.
+      // The lane is idle from here on; what was queued meanwhile has to find it so, or be found
+      // now.
       lane.blocked = false;
       lane.reactor->modify(lane.stream.fd(), EPOLLIN);
       if (egress_size_.load() == 0) return;
@@ -547,7 +573,8 @@ void TcpLink::sendOnLane(Lane& lane) {
       lane.reactor->modify(lane.stream.fd(), EPOLLIN | EPOLLOUT);
       continue;
     }
-    const ssize_t put = lane.stream.write(lane.out + lane.out_first, lane.out_count - lane.out_first);
+    const ssize_t put =
+        lane.stream.write(lane.out + lane.out_first, lane.out_count - lane.out_first);
     if (put <= 0) {
       if (put != -EAGAIN) lane.closed = true;  // reading tells why
       return;
@@ -557,7 +584,8 @@ void TcpLink::sendOnLane(Lane& lane) {
     if (lane.out_first == lane.out_count) {
       lane.active = false;
       lane.out_pin.reset();
-      if (lane.out_header.frame == wire::Frame::kPush) endSend(lane.out_header.operation, lane.out_header.index);
+      if (lane.out_header.frame == wire::Frame::kPush)
+        endSend(lane.out_header.operation, lane.out_header.index);
     }
   }
 }
@@ -570,7 +598,8 @@ void TcpLink::lost(const Stream& stream, ssize_t result, const char* which) {
   fail(base::format("{} is lost: {}", which, stream.errorText(result)));
 }
 
-// Each connection is closed on its reactor's thread, when nobody else is at it; the last one reports.
+// Each connection is closed on its reactor's thread, when nobody else is at it; the last one
+// reports.
 void TcpLink::stop(bool tell) {
   auto self = std::static_pointer_cast<TcpLink>(shared_from_this());
   if (tell) {

@@ -1,14 +1,17 @@
-// A link over sockets: one connection for messages and requests, and lanes for bulk. Bytes go straight between sockets and
-// registered memory.
+// A link over sockets: one connection for messages and requests, and lanes for bulk. Bytes go
+// straight between sockets and registered memory.
 //
-// Reads: a kPull for each slice goes out on the first connection; the answer comes as kData on whichever lane is free at
-// the peer. Writes: slices wait in egress_ and go out as kPush on whichever lane is free here; a kAck comes back on the first
-// connection. What the peer asks for waits in the same egress_.
+// Reads: a kPull for each slice goes out on the first connection; the answer comes as kData on
+// whichever lane is free at the peer. Writes: slices wait in egress_ and go out as kPush on
+// whichever lane is free here; a kAck comes back on the first connection. What the peer asks for
+// waits in the same egress_.
 //
-// Threads: each connection is watched by one reactor, which alone receives on a lane. The first connection is read by its
-// reactor or by a thread that waits in the queue, under control_in_. Any thread may send, under a connection's send lock.
+// Threads: each connection is watched by one reactor, which alone receives on a lane. The first
+// connection is read by its reactor or by a thread that waits in the queue, under control_in_. Any
+// thread may send, under a connection's send lock.
 //
-// Locks, in this order: starting_ -> control_in_ -> Lane::sending -> (egress_mutex_ | control_out_ | LinkCore::mutex_ | the queue's).
+// Locks, in this order: starting_ -> control_in_ -> Lane::sending -> (egress_mutex_ | control_out_
+// | LinkCore::mutex_ | the queue's).
 #pragma once
 
 #include <atomic>
@@ -44,7 +47,8 @@ class TcpLink final : public LinkCore {
 
   uint32_t sliceBytes(bool write, Class klass, uint64_t length, uint64_t under_way) const override;
   void issue() override;
-  void transmit(const wire::Header& header, std::span<const std::byte> head, std::span<const std::byte> body) override;
+  void transmit(const wire::Header& header, std::span<const std::byte> head,
+                std::span<const std::byte> body) override;
   void stop(bool tell) override;
   std::string standstill(int64_t now_ms, bool late) override;
   std::string halfSent(int64_t now_ms, bool late);
@@ -72,7 +76,8 @@ class TcpLink final : public LinkCore {
   void lost(const Stream& stream, ssize_t result, const char* which);
   void oneStopped();
 
-  // Held by start() from before anybody hears of the link: one that ends meanwhile is taken apart when it is whole.
+  // Held by start() from before anybody hears of the link: one that ends meanwhile is taken apart
+  // when it is whole.
   std::mutex starting_;
   Stream control_;
   Reactor* control_reactor_ = nullptr;
@@ -85,10 +90,11 @@ class TcpLink final : public LinkCore {
   std::mutex control_out_;
   std::vector<std::byte> out_;
   size_t out_sent_ = 0;
-  uint64_t out_begin_ = 0;                   // where out_ begins in all that was ever appended
-  std::deque<uint64_t> out_answers_;         // ends of the answers in out_
-  bool out_blocked_ = false;                 // EPOLLOUT is asked for, under control_out_
-  std::atomic<bool> left_to_waiter_{false};  // changed under control_out_ as well: both are the epoll flags
+  uint64_t out_begin_ = 0;            // where out_ begins in all that was ever appended
+  std::deque<uint64_t> out_answers_;  // ends of the answers in out_
+  bool out_blocked_ = false;          // EPOLLOUT is asked for, under control_out_
+  std::atomic<bool> left_to_waiter_{
+      false};  // changed under control_out_ as well: both are the epoll flags
 
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::mutex egress_mutex_;

@@ -49,37 +49,44 @@ std::optional<Secret> KeyRing::find(const std::string& name) const {
 }
 
 Status checkKeyName(const std::string& name) {
-  const bool good = !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), [](unsigned char c) {
-    return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
-  });
-  if (!good) return Error{base::format("'{}' is no name for a key: 1 to 64 letters, digits, '.', '_' or '-'", name)};
+  const bool good = !name.empty() && name.size() <= 64 &&
+                    std::all_of(name.begin(), name.end(), [](unsigned char c) {
+                      return std::isalnum(c) != 0 || c == '.' || c == '_' || c == '-';
+                    });
+  if (!good)
+    return Error{
+        base::format("'{}' is no name for a key: 1 to 64 letters, digits, '.', '_' or '-'", name)};
   return {};
 }
 
 Status checkKeyAccess(mode_t mode, uid_t owner, uid_t self, const std::string& path) {
   if (owner != self && owner != 0) {
-    return Error{base::format("key file {}: belongs to user {}; it has to be this user's or root's", path, owner)};
+    return Error{base::format("key file {}: belongs to user {}; it has to be this user's or root's",
+                              path, owner)};
   }
-  // Root has chosen the group that may read its file (0440, 0640). With access lists, as systemd's credentials have, the group's bits are
-  // the most that anybody in the list has.
+  // Root has chosen the group that may read its file (0440, 0640). With access lists, as systemd's
+  // credentials have, the group's bits are the most that anybody in the list has.
   const mode_t others = owner == 0 ? S_IWGRP | S_IXGRP | S_IRWXO : S_IRWXG | S_IRWXO;
   if ((mode & others) == 0) return {};
-  return Error{base::format("key file {}: others can read or change it (mode {:o}); run: chmod {} {}", path,
-                            mode & 07777u, owner == 0 ? "g-wx,o=" : "600", path)};
+  return Error{
+      base::format("key file {}: others can read or change it (mode {:o}); run: chmod {} {}", path,
+                   mode & 07777u, owner == 0 ? "g-wx,o=" : "600", path)};
 }
 
 Result<std::shared_ptr<const KeyRing>> loadKeys(const std::string& path) {
   const base::UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat about {};
   if (!file && (errno == ENOENT || errno == ENOTDIR))
-    return Error{base::format("key file {}: {}; a key is looked for by {}; by daemons {}; olctl keygen makes one", path,
-                              std::strerror(errno), kProgramKeyPlaces, kDaemonKeyPlaces)};
+    return Error{base::format(
+        "key file {}: {}; a key is looked for by {}; by daemons {}; olctl keygen makes one", path,
+        std::strerror(errno), kProgramKeyPlaces, kDaemonKeyPlaces)};
   if (!file || fstat(file.get(), &about) != 0)
     return Error{base::format("key file {}: {}", path, std::strerror(errno))};
   if (!S_ISREG(about.st_mode)) return Error{base::format("key file {}: not a regular file", path)};
-  // Before it is read: what it says is another's. Its mode is looked at only of what is a key file: nobody is to be told to change
-  // that of another file.
-  if (auto status = checkKeyAccess(about.st_mode & ~mode_t{077}, about.st_uid, geteuid(), path); !status.ok())
+  // Before it is read: what it says is another's. Its mode is looked at only of what is a key file:
+  // nobody is to be told to change that of another file.
+  if (auto status = checkKeyAccess(about.st_mode & ~mode_t{077}, about.st_uid, geteuid(), path);
+      !status.ok())
     return status.error();
   std::string text;
   char buffer[4096];
@@ -87,7 +94,8 @@ Result<std::shared_ptr<const KeyRing>> loadKeys(const std::string& path) {
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return Error{base::format("key file {}: {}", path, std::strerror(errno))};
     text.append(buffer, static_cast<size_t>(got));
-    if (text.size() > kMaxFile) return Error{base::format("key file {}: larger than {} bytes", path, kMaxFile)};
+    if (text.size() > kMaxFile)
+      return Error{base::format("key file {}: larger than {} bytes", path, kMaxFile)};
   }
   std::vector<NamedKey> keys;
   std::set<std::string> names;
@@ -111,7 +119,8 @@ Result<std::shared_ptr<const KeyRing>> loadKeys(const std::string& path) {
   }
   std::fill(text.begin(), text.end(), '\0');
   if (keys.empty()) return Error{base::format("key file {}: no key in it", path)};
-  if (auto status = checkKeyAccess(about.st_mode, about.st_uid, geteuid(), path); !status.ok()) return status.error();
+  if (auto status = checkKeyAccess(about.st_mode, about.st_uid, geteuid(), path); !status.ok())
+    return status.error();
   return std::shared_ptr<const KeyRing>(std::make_shared<KeyRing>(std::move(keys)));
 }
 
@@ -123,7 +132,8 @@ Status createKeyFile(const std::string& path, const std::string& name) {
   for (const uint8_t byte : secret) line += base::format("{:02x}", byte);
   line += '\n';
   forget(secret);
-  const base::UniqueFd file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  const base::UniqueFd file(
+      open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!file) return Error{base::format("{}: {}", path, std::strerror(errno))};
   const ssize_t put = write(file.get(), line.data(), line.size());
   const bool written = put == static_cast<ssize_t>(line.size()) && fsync(file.get()) == 0;

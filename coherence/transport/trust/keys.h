@@ -1,5 +1,5 @@
-// Keys with names. A file has one or several, a line each: NAME:64 hexadecimal digits. A node connects with the first of its
-// file and accepts all of it. Thread-safety: immutable once loaded.
+// Keys with names. A file has one or several, a line each: NAME:64 hexadecimal digits. A node
+// connects with the first of its file and accepts all of it. Thread-safety: immutable once loaded.
 #pragma once
 
 #include <memory>

@@ -38,7 +38,8 @@ std::string lastError() {
   return text == nullptr ? base::format("error {:x}", code) : text;
 }
 
-// What a key that does not fit comes out as: with TLS 1.3 at who accepts, and as that one's alert at who connects.
+// What a key that does not fit comes out as: with TLS 1.3 at who accepts, and as that one's alert
+// at who connects.
 std::string handshakeError() {
   const unsigned long code = ERR_peek_last_error();
   const std::string text = lastError();
@@ -56,7 +57,8 @@ std::string handshakeError() {
   }
 }
 
-// A socket to OpenSSL, without the SIGPIPE that its own one can raise in the program that we live in.
+// A socket to OpenSSL, without the SIGPIPE that its own one can raise in the program that we live
+// in.
 const BIO_METHOD* socketMethod() {
   static const BIO_METHOD* const method = [] {
     BIO_METHOD* made = BIO_meth_new(BIO_get_new_index() | BIO_TYPE_SOURCE_SINK, "socket");
@@ -92,7 +94,8 @@ SSL_SESSION* sessionOf(SSL* ssl, const Secret& key) {
   SSL_SESSION* session = SSL_SESSION_new();
   if (session == nullptr) return nullptr;
   if (cipher == nullptr || SSL_SESSION_set1_master_key(session, key.data(), key.size()) != 1 ||
-      SSL_SESSION_set_cipher(session, cipher) != 1 || SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION) != 1) {
+      SSL_SESSION_set_cipher(session, cipher) != 1 ||
+      SSL_SESSION_set_protocol_version(session, TLS1_3_VERSION) != 1) {
     SSL_SESSION_free(session);
     return nullptr;
   }
@@ -134,7 +137,8 @@ struct TlsSession::Callbacks {
   }
 
   static SSL_CTX* context(bool server) {
-    SSL_CTX* made = SSL_CTX_new_ex(library(), nullptr, server ? TLS_server_method() : TLS_client_method());
+    SSL_CTX* made =
+        SSL_CTX_new_ex(library(), nullptr, server ? TLS_server_method() : TLS_client_method());
     if (made == nullptr) return nullptr;
     SSL_CTX_set_min_proto_version(made, TLS1_3_VERSION);
     SSL_CTX_set_max_proto_version(made, TLS1_3_VERSION);
@@ -146,7 +150,8 @@ struct TlsSession::Callbacks {
     SSL_CTX_clear_options(made, SSL_OP_ALLOW_NO_DHE_KEX);
     SSL_CTX_set_mode(made, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
     SSL_CTX_clear_mode(made, SSL_MODE_AUTO_RETRY);
-    // No certificate is ever configured on either side, so a server can show nothing but the key; the client insists.
+    // No certificate is ever configured on either side, so a server can show nothing but the key;
+    // the client insists.
     SSL_CTX_set_verify(made, server ? SSL_VERIFY_NONE : SSL_VERIFY_PEER, nullptr);
     if (server) {
       SSL_CTX_set_psk_find_session_callback(made, find);
@@ -176,7 +181,8 @@ Result<std::unique_ptr<TlsSession>> TlsSession::make(int fd, bool server) {
   return session;
 }
 
-Result<std::unique_ptr<TlsSession>> TlsSession::client(int fd, const std::string& identity, const Secret& key) {
+Result<std::unique_ptr<TlsSession>> TlsSession::client(int fd, const std::string& identity,
+                                                       const Secret& key) {
   auto session = make(fd, false);
   if (session.ok()) {
     session.value()->identity_ = identity;
@@ -202,7 +208,8 @@ TlsSession::Step TlsSession::handshake() {
   ERR_clear_error();
   const int result = SSL_do_handshake(ssl_);
   const int what = SSL_get_error(ssl_, result);
-  if (BIO* const socket = SSL_get_wbio(ssl_); SSL_get_rbio(ssl_) != socket) {  // a client has spoken
+  if (BIO* const socket = SSL_get_wbio(ssl_);
+      SSL_get_rbio(ssl_) != socket) {  // a client has spoken
     BIO_up_ref(socket);
     SSL_set0_rbio(ssl_, socket);
   }
@@ -266,8 +273,8 @@ ssize_t TlsSession::write(const void* from, size_t length) {
 Result<Secret> TlsSession::exportSecret(const char* name, std::span<const uint8_t> context) {
   std::lock_guard lock(mutex_);
   Secret secret;
-  if (SSL_export_keying_material(ssl_, secret.data(), secret.size(), name, std::strlen(name), context.data(),
-                                 context.size(), 1) != 1) {
+  if (SSL_export_keying_material(ssl_, secret.data(), secret.size(), name, std::strlen(name),
+                                 context.data(), context.size(), 1) != 1) {
     return Error{"TLS: " + lastError()};
   }
   return secret;
@@ -279,11 +286,13 @@ Secret mac(const Secret& key, std::span<const uint8_t> first, std::span<const ui
   EVP_MAC* method = EVP_MAC_fetch(library(), "HMAC", nullptr);
   EVP_MAC_CTX* context = EVP_MAC_CTX_new(method);
   char digest[] = "SHA256";
-  const OSSL_PARAM parameters[] = {OSSL_PARAM_construct_utf8_string("digest", digest, 0), OSSL_PARAM_construct_end()};
-  const bool done = EVP_MAC_init(context, key.data(), key.size(), parameters) == 1 &&
-                    EVP_MAC_update(context, first.data(), first.size()) == 1 &&
-                    (second.empty() || EVP_MAC_update(context, second.data(), second.size()) == 1) &&
-                    EVP_MAC_final(context, result.data(), &length, result.size()) == 1;
+  const OSSL_PARAM parameters[] = {OSSL_PARAM_construct_utf8_string("digest", digest, 0),
+                                   OSSL_PARAM_construct_end()};
+  const bool done =
+      EVP_MAC_init(context, key.data(), key.size(), parameters) == 1 &&
+      EVP_MAC_update(context, first.data(), first.size()) == 1 &&
+      (second.empty() || EVP_MAC_update(context, second.data(), second.size()) == 1) &&
+      EVP_MAC_final(context, result.data(), &length, result.size()) == 1;
   EVP_MAC_CTX_free(context);
   EVP_MAC_free(method);
   if (!done || length != result.size()) randomBytes(result);  // matches nothing

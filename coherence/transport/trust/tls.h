@@ -1,7 +1,9 @@
-// One TLS 1.3 session over a socket, with a pre-shared key and an ephemeral Diffie-Hellman exchange (psk_dhe_ke) and nothing
-// else: no certificates, no resumption, no early data, no configuration file. The key's name is the PSK identity.
+// One TLS 1.3 session over a socket, with a pre-shared key and an ephemeral Diffie-Hellman exchange
+// (psk_dhe_ke) and nothing else: no certificates, no resumption, no early data, no configuration
+// file. The key's name is the PSK identity.
 //
-// Thread-safety: any thread; read and write take the session's lock. The socket is the caller's and non-blocking.
+// Thread-safety: any thread; read and write take the session's lock. The socket is the caller's and
+// non-blocking.
 #pragma once
 
 #include <sys/types.h>
@@ -28,13 +30,14 @@ class TlsSession {
   /// Finds the key of an identity that a client claims.
   using KeyFinder = std::function<std::optional<Secret>(const std::string& identity)>;
 
-  static Result<std::unique_ptr<TlsSession>> client(int fd, const std::string& identity, const Secret& key);
+  static Result<std::unique_ptr<TlsSession>> client(int fd, const std::string& identity,
+                                                    const Secret& key);
   static Result<std::unique_ptr<TlsSession>> server(int fd, KeyFinder find);
   ~TlsSession();
 
   enum class Step : uint8_t { kDone, kRead, kWrite, kFailed };
-  /// Goes on with the handshake; kRead and kWrite: when the socket is ready for it. A client's first step only speaks, so that its
-  /// caller can look at what arrives: it may be no TLS.
+  /// Goes on with the handshake; kRead and kWrite: when the socket is ready for it. A client's
+  /// first step only speaks, so that its caller can look at what arrives: it may be no TLS.
   Step handshake();
   /// Of the client, once the handshake is done.
   const std::string& identity() const { return identity_; }
@@ -44,7 +47,8 @@ class TlsSession {
     return error_;
   }
 
-  /// As the system calls: bytes, 0 at the end, or a negative errno (-EAGAIN: later; -EPROTO: error()).
+  /// As the system calls: bytes, 0 at the end, or a negative errno (-EAGAIN: later; -EPROTO:
+  /// error()).
   ssize_t read(void* into, size_t length);
   ssize_t write(const void* from, size_t length);
 

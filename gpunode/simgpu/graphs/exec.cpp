@@ -17,11 +17,12 @@ struct BoundOp {
   std::unique_ptr<StreamOp> op;
 };
 
-// A run of an instance. Keeps the memory of its allocation nodes, and what the program has tied to it, until it is done.
+// A run of an instance. Keeps the memory of its allocation nodes, and what the program has tied to
+// it, until it is done.
 class GraphOp final : public StreamOp {
  public:
-  GraphOp(std::vector<BoundOp> ops, std::vector<std::shared_ptr<GraphMemory>> memory, std::vector<CUdeviceptr> left,
-          std::shared_ptr<UserObjectReferences> user_objects)
+  GraphOp(std::vector<BoundOp> ops, std::vector<std::shared_ptr<GraphMemory>> memory,
+          std::vector<CUdeviceptr> left, std::shared_ptr<UserObjectReferences> user_objects)
       : ops_(std::move(ops)),
         memory_(std::move(memory)),
         left_(std::move(left)),
@@ -44,7 +45,8 @@ class GraphOp final : public StreamOp {
       }
       bound.op.reset();
     }
-    for (const CUdeviceptr address : left_) (void)Driver::get().memory.free(address, AllocationKind::kDevice);
+    for (const CUdeviceptr address : left_)
+      (void)Driver::get().memory.free(address, AllocationKind::kDevice);
     return CUDA_SUCCESS;
   }
 
@@ -59,11 +61,14 @@ bool oneDimensional(const CUDA_MEMCPY3D& copy) { return copy.Height <= 1 && copy
 bool oneDimensional(const CUDA_MEMSET_NODE_PARAMS& set) { return set.height <= 1; }
 
 auto members(const CUDA_MEMCPY3D& c) {
-  return std::tie(c.srcXInBytes, c.srcY, c.srcZ, c.srcLOD, c.srcMemoryType, c.srcHost, c.srcDevice, c.srcArray,
-                  c.srcPitch, c.srcHeight, c.dstXInBytes, c.dstY, c.dstZ, c.dstLOD, c.dstMemoryType, c.dstHost,
-                  c.dstDevice, c.dstArray, c.dstPitch, c.dstHeight, c.WidthInBytes, c.Height, c.Depth);
+  return std::tie(c.srcXInBytes, c.srcY, c.srcZ, c.srcLOD, c.srcMemoryType, c.srcHost, c.srcDevice,
+                  c.srcArray, c.srcPitch, c.srcHeight, c.dstXInBytes, c.dstY, c.dstZ, c.dstLOD,
+                  c.dstMemoryType, c.dstHost, c.dstDevice, c.dstArray, c.dstPitch, c.dstHeight,
+                  c.WidthInBytes, c.Height, c.Depth);
 }
-auto shape(const CUDA_MEMSET_NODE_PARAMS& s) { return std::tie(s.pitch, s.elementSize, s.width, s.height); }
+auto shape(const CUDA_MEMSET_NODE_PARAMS& s) {
+  return std::tie(s.pitch, s.elementSize, s.width, s.height);
+}
 
 // Of two copies or two memsets.
 bool same(const CaptureNode& a, const CaptureNode& b) {
@@ -80,7 +85,8 @@ bool alikeForMemset(const OperandPlace& a, const OperandPlace& b) {
   using Kind = OperandPlace::Kind;
   if (a.kind == b.kind) return a == b;
   const auto ofDevice = [](const OperandPlace& place) {
-    return place.kind == Kind::kVmm || (place.kind == Kind::kAllocation && place.allocation == AllocationKind::kDevice);
+    return place.kind == Kind::kVmm ||
+           (place.kind == Kind::kAllocation && place.allocation == AllocationKind::kDevice);
   };
   return ofDevice(a) && ofDevice(b) && a.devices == b.devices;
 }
@@ -98,7 +104,8 @@ CUresult build(const Graph& graph, std::vector<ExecNode>* nodes, std::vector<siz
     for (const Edge& edge : node->before) made.before.push_back(position.at(edge.node));
     std::sort(made.before.begin(), made.before.end());
     if (node->child != nullptr) {
-      if (const CUresult error = build(*node->child, &made.children, &made.child_order); error != CUDA_SUCCESS) {
+      if (const CUresult error = build(*node->child, &made.children, &made.child_order);
+          error != CUDA_SUCCESS) {
         return error;
       }
     }
@@ -107,12 +114,14 @@ CUresult build(const Graph& graph, std::vector<ExecNode>* nodes, std::vector<siz
   return CUDA_SUCCESS;
 }
 
-// What the driver looks at when a graph becomes executable. `culprit`: the node that an error is about.
+// What the driver looks at when a graph becomes executable. `culprit`: the node that an error is
+// about.
 CUresult lookAtMemsets(std::vector<ExecNode>& nodes, CUgraphNode* culprit) {
   for (ExecNode& node : nodes) {
     *culprit = node.origin;
-    const CUresult error =
-        node.spec.type == CU_GRAPH_NODE_TYPE_MEMSET ? lookUp(&node.spec) : lookAtMemsets(node.children, culprit);
+    const CUresult error = node.spec.type == CU_GRAPH_NODE_TYPE_MEMSET
+                               ? lookUp(&node.spec)
+                               : lookAtMemsets(node.children, culprit);
     if (error != CUDA_SUCCESS) return error;
   }
   *culprit = nullptr;
@@ -137,12 +146,14 @@ void collect(const std::vector<ExecNode>& nodes, const std::vector<size_t>& orde
       run->steps.push_back({freed->address, true});
     if (!node.enabled) continue;
     if (!node.children.empty()) collect(node.children, node.child_order, run);
-    if (auto op = makeGraphNodeOp(node.spec)) run->ops.push_back({node.spec.context, std::move(op)});
+    if (auto op = makeGraphNodeOp(node.spec))
+      run->ops.push_back({node.spec.context, std::move(op)});
   }
 }
 
 // The graph that a captured launch leaves behind. Under graphMutex().
-std::shared_ptr<Graph> graphOf(const std::vector<ExecNode>& nodes, const std::vector<size_t>& order) {
+std::shared_ptr<Graph> graphOf(const std::vector<ExecNode>& nodes,
+                               const std::vector<size_t>& order) {
   auto graph = Graph::create();
   std::vector<CUgraphNode> handles(nodes.size());
   for (const size_t at : order) {
@@ -155,14 +166,16 @@ std::shared_ptr<Graph> graphOf(const std::vector<ExecNode>& nodes, const std::ve
     std::shared_ptr<GraphNode> made;
     (void)graph->addNode(std::move(spec), before, {}, &made);
     if (!node.memory.empty()) made->memory = node.memory.front();
-    if (node.spec.type == CU_GRAPH_NODE_TYPE_GRAPH) made->child = graphOf(node.children, node.child_order);
+    if (node.spec.type == CU_GRAPH_NODE_TYPE_GRAPH)
+      made->child = graphOf(node.children, node.child_order);
     handles[at] = made->handle;
   }
   return graph;
 }
 
 const KernelLaunch& launchOf(const CaptureNode& spec) {
-  return static_cast<const KernelLaunch&>(*std::get<std::shared_ptr<KernelLaunchBase>>(spec.params));
+  return static_cast<const KernelLaunch&>(
+      *std::get<std::shared_ptr<KernelLaunchBase>>(spec.params));
 }
 
 // Whether an instance's `have` can become `want`; looks at the memory of what changed.
@@ -170,7 +183,8 @@ UpdateResult compare(const std::vector<ExecNode>& have, std::vector<ExecNode>& w
   if (have.size() != want.size()) return {CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED};
   for (size_t i = 0; i < have.size(); ++i) {
     const CUgraphNode node = want[i].origin;
-    if (have[i].spec.type != want[i].spec.type) return {CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, node};
+    if (have[i].spec.type != want[i].spec.type)
+      return {CU_GRAPH_EXEC_UPDATE_ERROR_NODE_TYPE_CHANGED, node};
     if (have[i].before != want[i].before) {
       // Name one edge that is new, or else only the node.
       for (const size_t from : want[i].before) {
@@ -182,7 +196,8 @@ UpdateResult compare(const std::vector<ExecNode>& have, std::vector<ExecNode>& w
     }
     switch (want[i].spec.type) {
       case CU_GRAPH_NODE_TYPE_KERNEL:
-        if (launchOf(have[i].spec).function->context_handle != launchOf(want[i].spec).function->context_handle) {
+        if (launchOf(have[i].spec).function->context_handle !=
+            launchOf(want[i].spec).function->context_handle) {
           return {CU_GRAPH_EXEC_UPDATE_ERROR_UNSUPPORTED_FUNCTION_CHANGE, node};
         }
         if (launchOf(have[i].spec).cooperative != launchOf(want[i].spec).cooperative) {
@@ -224,25 +239,29 @@ void take(std::vector<ExecNode>& have, std::vector<ExecNode>& want) {
 bool canReplace(const CaptureNode& before, const CaptureNode& spec) {
   if (const auto* copy = std::get_if<CUDA_MEMCPY3D>(&spec.params)) {
     const auto& old = std::get<CUDA_MEMCPY3D>(before.params);
-    return oneDimensional(old) && oneDimensional(*copy) && copy->WidthInBytes != 0 && before.places == spec.places &&
-           old.srcMemoryType == copy->srcMemoryType && old.dstMemoryType == copy->dstMemoryType;
+    return oneDimensional(old) && oneDimensional(*copy) && copy->WidthInBytes != 0 &&
+           before.places == spec.places && old.srcMemoryType == copy->srcMemoryType &&
+           old.dstMemoryType == copy->dstMemoryType;
   }
   if (const auto* set = std::get_if<CUDA_MEMSET_NODE_PARAMS>(&spec.params)) {
     const auto& old = std::get<CUDA_MEMSET_NODE_PARAMS>(before.params);
-    return ((oneDimensional(old) && oneDimensional(*set)) || shape(old) == shape(*set)) && set->width != 0 &&
-           alikeForMemset(before.places.to, spec.places.to);
+    return ((oneDimensional(old) && oneDimensional(*set)) || shape(old) == shape(*set)) &&
+           set->width != 0 && alikeForMemset(before.places.to, spec.places.to);
   }
   return true;
 }
 
-CUresult GraphExec::instantiate(Graph& graph, cuuint64_t flags, std::shared_ptr<GraphExec>* out, CUgraphNode* culprit) {
+CUresult GraphExec::instantiate(Graph& graph, cuuint64_t flags, std::shared_ptr<GraphExec>* out,
+                                CUgraphNode* culprit) {
   auto exec = std::make_shared<GraphExec>();
   exec->flags_ = flags;
   {
     const std::lock_guard lock(graphMutex());
-    if (const CUresult error = build(graph, &exec->nodes_, &exec->order_); error != CUDA_SUCCESS) return error;
+    if (const CUresult error = build(graph, &exec->nodes_, &exec->order_); error != CUDA_SUCCESS)
+      return error;
   }
-  if (const CUresult error = lookAtMemsets(exec->nodes_, culprit); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = lookAtMemsets(exec->nodes_, culprit); error != CUDA_SUCCESS)
+    return error;
   exec->user_objects_->retainAll(graph.userObjects());
   exec->handle_ = reinterpret_cast<CUgraphExec>(GraphRegistry::get().execs.add(exec));
   *out = std::move(exec);
@@ -270,13 +289,16 @@ CUresult GraphExec::launch(Context& context, Stream& stream) {
   collect(nodes_, order_, &run);
   std::vector<CUdeviceptr> left;
   const bool auto_free = (flags_ & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
-  if (const CUresult error = GraphMemory::launch(run.steps, auto_free, &run.memory, &left); error != CUDA_SUCCESS)
+  if (const CUresult error = GraphMemory::launch(run.steps, auto_free, &run.memory, &left);
+      error != CUDA_SUCCESS)
     return error;
   std::vector<StreamPoint> dependencies;
-  if (last_.stream != nullptr && last_.stream.get() != &stream && !last_.complete()) dependencies.push_back(last_);
-  last_ = context.submit(
-      stream, std::make_unique<GraphOp>(std::move(run.ops), std::move(run.memory), std::move(left), user_objects_),
-      std::move(dependencies));
+  if (last_.stream != nullptr && last_.stream.get() != &stream && !last_.complete())
+    dependencies.push_back(last_);
+  last_ = context.submit(stream,
+                         std::make_unique<GraphOp>(std::move(run.ops), std::move(run.memory),
+                                                   std::move(left), user_objects_),
+                         std::move(dependencies));
   return CUDA_SUCCESS;
 }
 
@@ -306,7 +328,8 @@ CUresult GraphExec::updateChild(CUgraphNode origin, Graph& child) {
   }
   return changeNode(origin, [&want](ExecNode& node) {
     if (node.spec.type != CU_GRAPH_NODE_TYPE_GRAPH) return CUDA_ERROR_INVALID_VALUE;
-    if (compare(node.children, want).result != CU_GRAPH_EXEC_UPDATE_SUCCESS) return CUDA_ERROR_INVALID_VALUE;
+    if (compare(node.children, want).result != CU_GRAPH_EXEC_UPDATE_SUCCESS)
+      return CUDA_ERROR_INVALID_VALUE;
     take(node.children, want);
     return CUDA_SUCCESS;
   });

@@ -1,10 +1,10 @@
 // Instances of graphs: a fixed order of nodes that can be launched again and again.
 //
-// A launch is one operation of its stream that runs the nodes one after the other in topological order, which every
-// schedule that the graph allows is equivalent to. What it runs is fixed at the call: later updates change later
-// launches. Launches of one instance follow one another, as the driver has it.
-// Thread-safety: all members from any thread; GraphExec::mutex is taken before Context::submit_mutex and never with
-// graphMutex() wanted afterwards.
+// A launch is one operation of its stream that runs the nodes one after the other in topological
+// order, which every schedule that the graph allows is equivalent to. What it runs is fixed at the
+// call: later updates change later launches. Launches of one instance follow one another, as the
+// driver has it. Thread-safety: all members from any thread; GraphExec::mutex is taken before
+// Context::submit_mutex and never with graphMutex() wanted afterwards.
 #pragma once
 
 #include <cuda.h>
@@ -37,23 +37,27 @@ struct UpdateResult {
   CUgraphNode from = nullptr;
 };
 
-/// Whether a node of an instance may become the other, of the same type, whose operands have just been looked at. A copy: where
-/// both are of one dimension and some bytes, and the operands are in the same kind of memory. A memset: likewise, but of more
-/// than one dimension where only the address and the value change; mapped and allocated device memory are one kind to it.
-/// Other nodes always.
+/// Whether a node of an instance may become the other, of the same type, whose operands have just
+/// been looked at. A copy: where both are of one dimension and some bytes, and the operands are in
+/// the same kind of memory. A memset: likewise, but of more than one dimension where only the
+/// address and the value change; mapped and allocated device memory are one kind to it. Other nodes
+/// always.
 bool canReplace(const CaptureNode& before, const CaptureNode& spec);
 
 class GraphExec {
  public:
-  /// CUDA_ERROR_INVALID_VALUE for a graph with a circle, or with a memset of what is not mapped: `culprit`.
-  static CUresult instantiate(Graph& graph, cuuint64_t flags, std::shared_ptr<GraphExec>* out, CUgraphNode* culprit);
+  /// CUDA_ERROR_INVALID_VALUE for a graph with a circle, or with a memset of what is not mapped:
+  /// `culprit`.
+  static CUresult instantiate(Graph& graph, cuuint64_t flags, std::shared_ptr<GraphExec>* out,
+                              CUgraphNode* culprit);
 
   CUgraphExec handle() const { return handle_; }
   cuuint64_t flags() const { return flags_; }
 
   /// Enqueues one run, or adds a child graph node to the stream's capture.
   CUresult launch(Context& context, Stream& stream);
-  /// Takes over the parameters of `graph`, which must have the same shape. Only nodes that changed are looked at.
+  /// Takes over the parameters of `graph`, which must have the same shape. Only nodes that changed
+  /// are looked at.
   CUresult update(Graph& graph, UpdateResult* result);
   /// Changes the node that was made from `origin`: `change(ExecNode&)` returns the call's result.
   template <typename Change>
@@ -70,7 +74,8 @@ class GraphExec {
 
   CUgraphExec handle_ = nullptr;
   cuuint64_t flags_ = 0;
-  std::shared_ptr<UserObjectReferences> user_objects_ = std::make_shared<UserObjectReferences>();  // its runs' as well
+  std::shared_ptr<UserObjectReferences> user_objects_ =
+      std::make_shared<UserObjectReferences>();  // its runs' as well
   std::mutex mutex_;
   std::vector<ExecNode> nodes_;
   std::vector<size_t> order_;

@@ -11,7 +11,9 @@
 namespace olpager::simgpu {
 namespace {
 
-bool sameData(const CUgraphEdgeData& a, const CUgraphEdgeData& b) { return std::memcmp(&a, &b, sizeof(a)) == 0; }
+bool sameData(const CUgraphEdgeData& a, const CUgraphEdgeData& b) {
+  return std::memcmp(&a, &b, sizeof(a)) == 0;
+}
 
 bool validData(const CUgraphEdgeData& data) {
   return data.from_port <= CU_GRAPH_KERNEL_NODE_PORT_LAUNCH_ORDER && data.to_port == 0 &&
@@ -31,7 +33,9 @@ struct GraphMemories {
   std::unordered_map<CUdeviceptr, One> all;
   std::array<GraphMemory::Usage, 64> devices;
 
-  GraphMemory::Usage& usageOf(int ordinal) { return devices.at(static_cast<size_t>(ordinal) % devices.size()); }
+  GraphMemory::Usage& usageOf(int ordinal) {
+    return devices.at(static_cast<size_t>(ordinal) % devices.size());
+  }
   // One whose context is gone is none: another allocation may be at its address.
   One* find(CUdeviceptr address) {
     const auto found = all.find(address);
@@ -42,7 +46,8 @@ struct GraphMemories {
   }
   static bool isThere(CUdeviceptr address, const One& one) {
     const auto allocation = Driver::get().memory.find(address);
-    return allocation != nullptr && allocation->base == address && allocation->buffer_id == one.buffer_id;
+    return allocation != nullptr && allocation->base == address &&
+           allocation->buffer_id == one.buffer_id;
   }
   void setAllocated(One& one, bool allocated) {
     if (one.allocated == allocated) return;
@@ -76,12 +81,13 @@ GraphRegistry& GraphRegistry::get() {
   return *registry;
 }
 
-// --- GraphMemory ----------------------------------------------------------------------------------------------------
+// --- GraphMemory ---------------------------------------------------------------------------------
 
 CUresult GraphMemory::make(Context& context, size_t bytes, std::shared_ptr<GraphMemory>* out) {
   Memory& memory = Driver::get().memory;
   std::shared_ptr<GraphMemory> made(new GraphMemory);
-  if (const CUresult error = memory.allocate(context, bytes, AllocationKind::kDevice, &made->address_);
+  if (const CUresult error =
+          memory.allocate(context, bytes, AllocationKind::kDevice, &made->address_);
       error != CUDA_SUCCESS) {
     return error;
   }
@@ -89,7 +95,8 @@ CUresult GraphMemory::make(Context& context, size_t bytes, std::shared_ptr<Graph
   GraphMemories& memories = graphMemories();
   const std::lock_guard lock(memories.mutex);
   const int device = context.device().ordinal;
-  if (memories.all.contains(made->address_)) memories.remove(made->address_);  // its context is gone
+  if (memories.all.contains(made->address_))
+    memories.remove(made->address_);  // its context is gone
   memories.all[made->address_] = {bytes, device, made->buffer_id_, made};
   Usage& usage = memories.usageOf(device);
   usage.reserved += bytes;
@@ -130,7 +137,8 @@ GraphMemory::Found GraphMemory::free(CUdeviceptr address, std::shared_ptr<GraphM
 }
 
 CUresult GraphMemory::launch(std::span<const Step> steps, bool auto_free,
-                             std::vector<std::shared_ptr<GraphMemory>>* owners, std::vector<CUdeviceptr>* left) {
+                             std::vector<std::shared_ptr<GraphMemory>>* owners,
+                             std::vector<CUdeviceptr>* left) {
   GraphMemories& memories = graphMemories();
   const std::lock_guard lock(memories.mutex);
   std::unordered_map<CUdeviceptr, bool> allocated;  // by the steps so far
@@ -176,7 +184,7 @@ void GraphMemory::resetReservedHigh(int ordinal) {
   own.reserved_high = own.reserved;
 }
 
-// --- Graph ----------------------------------------------------------------------------------------------------------
+// --- Graph ---------------------------------------------------------------------------------------
 
 std::shared_ptr<Graph> Graph::create() {
   auto graph = std::make_shared<Graph>();
@@ -198,7 +206,8 @@ CUresult Graph::addNode(CaptureNode spec, std::span<const CUgraphNode> dependenc
   for (size_t i = 0; i < dependencies.size(); ++i) {
     auto node = GraphRegistry::get().nodes.find(dependencies[i]);
     if (node == nullptr || node->graph.lock().get() != this) return CUDA_ERROR_INVALID_VALUE;
-    if (std::find(before.begin(), before.end(), node) != before.end()) return CUDA_ERROR_INVALID_VALUE;
+    if (std::find(before.begin(), before.end(), node) != before.end())
+      return CUDA_ERROR_INVALID_VALUE;
     if (!edges.empty() && !validData(edges[i])) return CUDA_ERROR_INVALID_VALUE;
     before.push_back(std::move(node));
   }
@@ -234,8 +243,9 @@ CUresult Graph::addEdge(GraphNode& from, GraphNode& to, const CUgraphEdgeData& d
 
 CUresult Graph::removeEdge(GraphNode& from, GraphNode& to, const CUgraphEdgeData& data) {
   const auto remove = [&data](std::vector<Edge>& edges, const GraphNode& node) {
-    const auto it = std::find_if(edges.begin(), edges.end(),
-                                 [&](const Edge& edge) { return edge.node == &node && sameData(edge.data, data); });
+    const auto it = std::find_if(edges.begin(), edges.end(), [&](const Edge& edge) {
+      return edge.node == &node && sameData(edge.data, data);
+    });
     if (it == edges.end()) return false;
     edges.erase(it);
     return true;
@@ -302,7 +312,7 @@ bool Graph::topologicalOrder(std::vector<size_t>* order) const {
   return order->size() == nodes_.size();
 }
 
-// --- capture --------------------------------------------------------------------------------------------------------
+// --- capture -------------------------------------------------------------------------------------
 
 namespace {
 
@@ -310,22 +320,26 @@ class GraphSink final : public CaptureSink {
  public:
   GraphSink(std::shared_ptr<Graph> graph, bool own) : graph_(std::move(graph)), own_(own) {}
 
-  CUresult addNode(const CaptureNode& node, std::span<const CUgraphNode> dependencies, CUgraphNode* out) override {
+  CUresult addNode(const CaptureNode& node, std::span<const CUgraphNode> dependencies,
+                   CUgraphNode* out) override {
     CaptureNode spec = node;
     std::shared_ptr<GraphMemory> memory;
     (void)lookUp(&spec);  // the call that is captured has checked it
-    if (auto* alloc = std::get_if<AllocNode>(&spec.params); alloc != nullptr && alloc->params.dptr == 0) {
+    if (auto* alloc = std::get_if<AllocNode>(&spec.params);
+        alloc != nullptr && alloc->params.dptr == 0) {
       // The caller reads the address from the node (cuGraphMemAllocNodeGetParams).
       const auto context = Driver::get().contexts.find(spec.context);
       if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-      if (const CUresult error = GraphMemory::make(*context, alloc->params.bytesize, &memory); error != CUDA_SUCCESS) {
+      if (const CUresult error = GraphMemory::make(*context, alloc->params.bytesize, &memory);
+          error != CUDA_SUCCESS) {
         return error;
       }
       alloc->params.dptr = memory->address();
     }
     const std::lock_guard lock(graphMutex());
     std::shared_ptr<GraphNode> made;
-    if (const CUresult error = graph_->addNode(std::move(spec), dependencies, {}, &made); error != CUDA_SUCCESS) {
+    if (const CUresult error = graph_->addNode(std::move(spec), dependencies, {}, &made);
+        error != CUDA_SUCCESS) {
       return error;
     }
     made->memory = std::move(memory);

@@ -1,9 +1,10 @@
 // Graphs: nodes and their dependencies, made by calls or by stream capture.
 //
-// Life of a graph: created (or being captured) -> destroyed; an instance (GraphExec) and a child node hold copies of
-// their own. All structure of all graphs is under one mutex, graphMutex(): graphs are built rarely and launched from
-// their instances, which have locks of their own. graphMutex() may be taken under CaptureSession::mutex and takes
-// only the locks of Memory and of handle tables under it.
+// Life of a graph: created (or being captured) -> destroyed; an instance (GraphExec) and a child
+// node hold copies of their own. All structure of all graphs is under one mutex, graphMutex():
+// graphs are built rarely and launched from their instances, which have locks of their own.
+// graphMutex() may be taken under CaptureSession::mutex and takes only the locks of Memory and of
+// handle tables under it.
 #pragma once
 
 #include <cuda.h>
@@ -35,9 +36,10 @@ class ChildGraph final : public KernelLaunchBase {
   const std::shared_ptr<Graph> graph;
 };
 
-/// Device memory of an allocation node (one that is captured with no address gets it there). Its address is taken for as long as a graph or
-/// an instance has the node; launches allocate it, and frees of the program or of free nodes, of whichever graph, free it. What is allocated
-/// outlives its graph.
+/// Device memory of an allocation node (one that is captured with no address gets it there). Its
+/// address is taken for as long as a graph or an instance has the node; launches allocate it, and
+/// frees of the program or of free nodes, of whichever graph, free it. What is allocated outlives
+/// its graph.
 ///
 /// States, under a lock of its own (a leaf but for Memory's):
 ///   idle       made, or freed              -> allocated (a launch), gone (its last owner)
@@ -68,13 +70,16 @@ class GraphMemory {
     CUdeviceptr address;
     bool frees;
   };
-  /// A launch: its steps in their order. CUDA_ERROR_INVALID_VALUE, and nothing done, where one would allocate what is allocated (unless what was so
-  /// before the launch is freed by it, `auto_free`) or free what is not. `owners`: of what is freed, to be kept until the launch is over; `left`:
-  /// what has none, and is given back then.
-  static CUresult launch(std::span<const Step> steps, bool auto_free, std::vector<std::shared_ptr<GraphMemory>>* owners,
+  /// A launch: its steps in their order. CUDA_ERROR_INVALID_VALUE, and nothing done, where one
+  /// would allocate what is allocated (unless what was so before the launch is freed by it,
+  /// `auto_free`) or free what is not. `owners`: of what is freed, to be kept until the launch is
+  /// over; `left`: what has none, and is given back then.
+  static CUresult launch(std::span<const Step> steps, bool auto_free,
+                         std::vector<std::shared_ptr<GraphMemory>>* owners,
                          std::vector<CUdeviceptr>* left);
 
-  /// Bytes that are allocated in a device's graphs, and that are set aside for them, now and at most (cuDeviceGetGraphMemAttribute).
+  /// Bytes that are allocated in a device's graphs, and that are set aside for them, now and at
+  /// most (cuDeviceGetGraphMemAttribute).
   struct Usage {
     uint64_t used = 0;
     uint64_t used_high = 0;
@@ -117,10 +122,10 @@ class Graph : public std::enable_shared_from_this<Graph> {
   CUgraph handle() const { return handle_; }
   const std::vector<std::shared_ptr<GraphNode>>& nodes() const { return nodes_; }
 
-  /// CUDA_ERROR_INVALID_VALUE for a dependency that is not a node of this graph or is named twice. `edges` may be
-  /// empty.
-  CUresult addNode(CaptureNode spec, std::span<const CUgraphNode> dependencies, std::span<const CUgraphEdgeData> edges,
-                   std::shared_ptr<GraphNode>* out);
+  /// CUDA_ERROR_INVALID_VALUE for a dependency that is not a node of this graph or is named twice.
+  /// `edges` may be empty.
+  CUresult addNode(CaptureNode spec, std::span<const CUgraphNode> dependencies,
+                   std::span<const CUgraphEdgeData> edges, std::shared_ptr<GraphNode>* out);
   CUresult addEdge(GraphNode& from, GraphNode& to, const CUgraphEdgeData& data);
   CUresult removeEdge(GraphNode& from, GraphNode& to, const CUgraphEdgeData& data);
   void removeNode(GraphNode& node);
@@ -128,10 +133,12 @@ class Graph : public std::enable_shared_from_this<Graph> {
   std::shared_ptr<Graph> clone() const;
   /// The clone's node for a node of the graph that it was cloned from; null when there is none.
   std::shared_ptr<GraphNode> cloneOf(CUgraphNode original) const;
-  /// Positions of nodes() so that each comes after what it depends on; false when there is a circle.
+  /// Positions of nodes() so that each comes after what it depends on; false when there is a
+  /// circle.
   bool topologicalOrder(std::vector<size_t>* order) const;
   UserObjectReferences& userObjects() { return user_objects_; }
-  /// It became a node's of another graph, which it goes with: the program neither destroys nor instantiates it, nor adds it again.
+  /// It became a node's of another graph, which it goes with: the program neither destroys nor
+  /// instantiates it, nor adds it again.
   bool moved() const { return moved_.load(); }
   void move() { moved_.store(true); }
 
@@ -153,8 +160,8 @@ struct GraphRegistry {
   HandleTable<UserObject> user_objects{HandleKind::kUserObject};
 };
 
-/// The operation that runs a node; null for nodes that do nothing when run (empty, allocation, free). Child graph
-/// nodes have none of their own.
+/// The operation that runs a node; null for nodes that do nothing when run (empty, allocation,
+/// free). Child graph nodes have none of their own.
 std::unique_ptr<StreamOp> makeGraphNodeOp(const CaptureNode& spec);
 
 }  // namespace olpager::simgpu

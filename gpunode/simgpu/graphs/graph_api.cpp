@@ -40,10 +40,11 @@ struct Row {
   CUgraphEdgeData data;
 };
 
-// Fills the caller's arrays (those that are not null) with as many rows as fit, nulls behind them, and the count: the
-// number of rows when nothing is to be filled. Without a place for edge data, edges that have some can't be told.
-CUresult answer(const std::vector<Row>& rows, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data, size_t* count,
-                bool can_hold_data) {
+// Fills the caller's arrays (those that are not null) with as many rows as fit, nulls behind them,
+// and the count: the number of rows when nothing is to be filled. Without a place for edge data,
+// edges that have some can't be told.
+CUresult answer(const std::vector<Row>& rows, CUgraphNode* from, CUgraphNode* to,
+                CUgraphEdgeData* data, size_t* count, bool can_hold_data) {
   if (count == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (from == nullptr && to == nullptr) {
     if (data != nullptr) return CUDA_ERROR_INVALID_VALUE;
@@ -73,31 +74,35 @@ CUresult answerNodes(const std::vector<CUgraphNode>& nodes, CUgraphNode* out, si
   return CUDA_SUCCESS;
 }
 
-CUresult edges(CUgraph handle, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data, size_t* count) {
+CUresult edges(CUgraph handle, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data,
+               size_t* count) {
   std::shared_ptr<Graph> graph;
   if (const CUresult error = requireGraph(handle, &graph); error != CUDA_SUCCESS) return error;
   if ((from == nullptr) != (to == nullptr)) return CUDA_ERROR_INVALID_VALUE;
   const std::lock_guard lock(graphMutex());
   std::vector<Row> rows;
   for (const auto& node : graph->nodes()) {
-    for (const Edge& edge : node->after) rows.push_back({node->handle, edge.node->handle, edge.data});
+    for (const Edge& edge : node->after)
+      rows.push_back({node->handle, edge.node->handle, edge.data});
   }
   return answer(rows, from, to, data, count, true);
 }
 
-CUresult neighbours(CUgraphNode handle, bool before, CUgraphNode* out, CUgraphEdgeData* data, size_t* count) {
+CUresult neighbours(CUgraphNode handle, bool before, CUgraphNode* out, CUgraphEdgeData* data,
+                    size_t* count) {
   std::shared_ptr<GraphNode> node;
   if (const CUresult error = requireNode(handle, &node); error != CUDA_SUCCESS) return error;
   const std::lock_guard lock(graphMutex());
   std::vector<Row> rows;
   // NOLINTNEXTLINE(clang-analyzer-core.NullDereference): requireNode() has found it
-  for (const Edge& edge : before ? node->before : node->after) rows.push_back({edge.node->handle, nullptr, edge.data});
+  for (const Edge& edge : before ? node->before : node->after)
+    rows.push_back({edge.node->handle, nullptr, edge.data});
   return answer(rows, out, nullptr, data, count, true);
 }
 
 template <typename Change>
-CUresult changeEdges(CUgraph handle, const CUgraphNode* from, const CUgraphNode* to, const CUgraphEdgeData* data,
-                     size_t count, Change change) {
+CUresult changeEdges(CUgraph handle, const CUgraphNode* from, const CUgraphNode* to,
+                     const CUgraphEdgeData* data, size_t count, Change change) {
   std::shared_ptr<Graph> graph;
   if (const CUresult error = requireGraph(handle, &graph); error != CUDA_SUCCESS) return error;
   if (count == 0) return CUDA_SUCCESS;
@@ -170,7 +175,8 @@ CUresult CUDAAPI cuGraphDestroy(CUgraph handle) {
   std::shared_ptr<Graph> graph;
   if (const CUresult error = requireGraph(handle, &graph); error != CUDA_SUCCESS) return error;
   if (graph->moved()) return CUDA_ERROR_INVALID_VALUE;
-  return GraphRegistry::get().graphs.remove(handle) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return GraphRegistry::get().graphs.remove(handle) != nullptr ? CUDA_SUCCESS
+                                                               : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult CUDAAPI cuGraphClone(CUgraph* out, CUgraph handle) {
@@ -225,8 +231,8 @@ CUresult CUDAAPI cuGraphGetEdges(CUgraph graph, CUgraphNode* from, CUgraphNode* 
   return edges(graph, from, to, nullptr, count);
 }
 
-CUresult CUDAAPI cuGraphGetEdges_v2(CUgraph graph, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* data,
-                                    size_t* count) {
+CUresult CUDAAPI cuGraphGetEdges_v2(CUgraph graph, CUgraphNode* from, CUgraphNode* to,
+                                    CUgraphEdgeData* data, size_t* count) {
   return edges(graph, from, to, data, count);
 }
 
@@ -234,8 +240,8 @@ CUresult CUDAAPI cuGraphNodeGetDependencies(CUgraphNode node, CUgraphNode* nodes
   return neighbours(node, true, nodes, nullptr, count);
 }
 
-CUresult CUDAAPI cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode* nodes, CUgraphEdgeData* data,
-                                               size_t* count) {
+CUresult CUDAAPI cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode* nodes,
+                                               CUgraphEdgeData* data, size_t* count) {
   return neighbours(node, true, nodes, data, count);
 }
 
@@ -243,27 +249,30 @@ CUresult CUDAAPI cuGraphNodeGetDependentNodes(CUgraphNode node, CUgraphNode* nod
   return neighbours(node, false, nodes, nullptr, count);
 }
 
-CUresult CUDAAPI cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode* nodes, CUgraphEdgeData* data,
-                                                 size_t* count) {
+CUresult CUDAAPI cuGraphNodeGetDependentNodes_v2(CUgraphNode node, CUgraphNode* nodes,
+                                                 CUgraphEdgeData* data, size_t* count) {
   return neighbours(node, false, nodes, data, count);
 }
 
-CUresult CUDAAPI cuGraphAddDependencies(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to, size_t count) {
+CUresult CUDAAPI cuGraphAddDependencies(CUgraph graph, const CUgraphNode* from,
+                                        const CUgraphNode* to, size_t count) {
   return changeEdges(graph, from, to, nullptr, count, addEdge);
 }
 
-CUresult CUDAAPI cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to,
-                                           const CUgraphEdgeData* data, size_t count) {
+CUresult CUDAAPI cuGraphAddDependencies_v2(CUgraph graph, const CUgraphNode* from,
+                                           const CUgraphNode* to, const CUgraphEdgeData* data,
+                                           size_t count) {
   return changeEdges(graph, from, to, data, count, addEdge);
 }
 
-CUresult CUDAAPI cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to,
-                                           size_t count) {
+CUresult CUDAAPI cuGraphRemoveDependencies(CUgraph graph, const CUgraphNode* from,
+                                           const CUgraphNode* to, size_t count) {
   return changeEdges(graph, from, to, nullptr, count, removeEdge);
 }
 
-CUresult CUDAAPI cuGraphRemoveDependencies_v2(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to,
-                                              const CUgraphEdgeData* data, size_t count) {
+CUresult CUDAAPI cuGraphRemoveDependencies_v2(CUgraph graph, const CUgraphNode* from,
+                                              const CUgraphNode* to, const CUgraphEdgeData* data,
+                                              size_t count) {
   return changeEdges(graph, from, to, data, count, removeEdge);
 }
 
@@ -272,7 +281,8 @@ CUresult CUDAAPI cuGraphDestroyNode(CUgraphNode handle) {
   if (const CUresult error = requireNode(handle, &node); error != CUDA_SUCCESS) return error;
   const auto graph = node->graph.lock();
   if (graph == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (node->spec.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || node->spec.type == CU_GRAPH_NODE_TYPE_MEM_FREE) {
+  if (node->spec.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC ||
+      node->spec.type == CU_GRAPH_NODE_TYPE_MEM_FREE) {
     return CUDA_ERROR_NOT_SUPPORTED;  // as the driver has it
   }
   const std::lock_guard lock(graphMutex());
@@ -297,7 +307,8 @@ CUresult CUDAAPI cuGraphDebugDotPrint(CUgraph handle, const char* path, unsigned
         label += "\\n" + static_cast<const KernelLaunch&>(*launch).function->info().name;
       }
       text += "  " + id(*node) + " [label=\"" + label + "\"];\n";
-      for (const Edge& edge : node->after) text += "  " + id(*node) + " -> " + id(*edge.node) + ";\n";
+      for (const Edge& edge : node->after)
+        text += "  " + id(*node) + " -> " + id(*edge.node) + ";\n";
     }
   }
   text += "}\n";
@@ -313,7 +324,8 @@ CUresult CUDAAPI cuDeviceGraphMemTrim(CUdevice ordinal) {
   return Driver::get().device(ordinal) != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-CUresult CUDAAPI cuDeviceGetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attribute attribute, void* value) {
+CUresult CUDAAPI cuDeviceGetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attribute attribute,
+                                              void* value) {
   if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult error = requireInit(); error != CUDA_SUCCESS) return error;
   if (Driver::get().device(ordinal) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
@@ -336,9 +348,11 @@ CUresult CUDAAPI cuDeviceGetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attri
   return CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult CUDAAPI cuDeviceSetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attribute attribute, void* value) {
+CUresult CUDAAPI cuDeviceSetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attribute attribute,
+                                              void* value) {
   if (value == nullptr ||
-      (attribute != CU_GRAPH_MEM_ATTR_USED_MEM_HIGH && attribute != CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) ||
+      (attribute != CU_GRAPH_MEM_ATTR_USED_MEM_HIGH &&
+       attribute != CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH) ||
       *static_cast<cuuint64_t*>(value) != 0)
     return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult error = requireInit(); error != CUDA_SUCCESS) return error;

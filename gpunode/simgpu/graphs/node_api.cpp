@@ -25,14 +25,15 @@ struct Place {
 
 CUresult add(const Place& place, CaptureNode spec, std::shared_ptr<GraphMemory> memory = nullptr,
              const std::shared_ptr<Graph>& child = nullptr, bool moves = false) {
-  if (place.out == nullptr || (place.count != 0 && place.dependencies == nullptr)) return CUDA_ERROR_INVALID_VALUE;
+  if (place.out == nullptr || (place.count != 0 && place.dependencies == nullptr))
+    return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<Graph> graph;
   if (const CUresult error = requireGraph(place.graph, &graph); error != CUDA_SUCCESS) return error;
   const std::lock_guard lock(graphMutex());
   std::shared_ptr<GraphNode> node;
   const size_t edges = place.edges != nullptr ? place.count : 0;
-  if (const CUresult error =
-          graph->addNode(std::move(spec), {place.dependencies, place.count}, {place.edges, edges}, &node);
+  if (const CUresult error = graph->addNode(std::move(spec), {place.dependencies, place.count},
+                                            {place.edges, edges}, &node);
       error != CUDA_SUCCESS) {
     return error;
   }
@@ -61,7 +62,8 @@ CUresult addChild(const Place& place, CUgraph handle, bool moves = false) {
 
 template <typename Params>
 CUresult addAlloc(const Place& place, Params* params) {
-  if (params == nullptr || params->bytesize == 0 || params->poolProps.handleTypes != CU_MEM_HANDLE_TYPE_NONE ||
+  if (params == nullptr || params->bytesize == 0 ||
+      params->poolProps.handleTypes != CU_MEM_HANDLE_TYPE_NONE ||
       params->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
     return CUDA_ERROR_INVALID_VALUE;
   }
@@ -72,7 +74,8 @@ CUresult addAlloc(const Place& place, Params* params) {
   if (context == nullptr || &context->device() != device) context = device->primary;
   if (!context->active) return CUDA_ERROR_INVALID_CONTEXT;
   std::shared_ptr<GraphMemory> memory;
-  if (const CUresult error = GraphMemory::make(*context, params->bytesize, &memory); error != CUDA_SUCCESS) {
+  if (const CUresult error = GraphMemory::make(*context, params->bytesize, &memory);
+      error != CUDA_SUCCESS) {
     return error;
   }
   params->dptr = memory->address();
@@ -122,7 +125,8 @@ CUresult changeNode(CUgraphNode handle, CUgraphNodeType type, Make make) {
 }
 
 const KernelLaunch& launchOf(const CaptureNode& spec) {
-  return static_cast<const KernelLaunch&>(*std::get<std::shared_ptr<KernelLaunchBase>>(spec.params));
+  return static_cast<const KernelLaunch&>(
+      *std::get<std::shared_ptr<KernelLaunchBase>>(spec.params));
 }
 
 CUDA_KERNEL_NODE_PARAMS_v2 kernelParams(const CaptureNode& spec) {
@@ -155,7 +159,8 @@ CUresult addAny(const Place& place, CUgraphNodeParams* params) {
   switch (params->type) {
     case CU_GRAPH_NODE_TYPE_GRAPH: {
       const bool moves = params->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
-      if (const CUresult error = addChild(place, params->graph.graph, moves); error != CUDA_SUCCESS) return error;
+      if (const CUresult error = addChild(place, params->graph.graph, moves); error != CUDA_SUCCESS)
+        return error;
       // The caller learns the handle of the copy that the node owns.
       return cuGraphChildGraphNodeGetGraph(*place.out, &params->graph.graph);
     }
@@ -171,44 +176,50 @@ CUresult addAny(const Place& place, CUgraphNodeParams* params) {
 // Replaces a kernel node's launch by a copy that `change(launch)` has altered.
 template <typename Change>
 CUresult changeLaunch(CUgraphNode handle, Change change) {
-  return changeNode(handle, CU_GRAPH_NODE_TYPE_KERNEL, [&](const CaptureNode& before, CaptureNode* spec) {
-    const KernelLaunch& old = launchOf(before);
-    auto launch = std::make_shared<KernelLaunch>(old);
-    launch->parameter_pointers.clear();
-    for (const auto& param : launch->function->info().params) {
-      launch->parameter_pointers.push_back(launch->parameters.data() + param.offset);
-    }
-    if (const CUresult error = change(*launch); error != CUDA_SUCCESS) return error;
-    *spec = {before.type, before.context, std::shared_ptr<KernelLaunchBase>(std::move(launch))};
-    return CUDA_SUCCESS;
-  });
+  return changeNode(
+      handle, CU_GRAPH_NODE_TYPE_KERNEL, [&](const CaptureNode& before, CaptureNode* spec) {
+        const KernelLaunch& old = launchOf(before);
+        auto launch = std::make_shared<KernelLaunch>(old);
+        launch->parameter_pointers.clear();
+        for (const auto& param : launch->function->info().params) {
+          launch->parameter_pointers.push_back(launch->parameters.data() + param.offset);
+        }
+        if (const CUresult error = change(*launch); error != CUDA_SUCCESS) return error;
+        *spec = {before.type, before.context, std::shared_ptr<KernelLaunchBase>(std::move(launch))};
+        return CUDA_SUCCESS;
+      });
 }
 
 }  // namespace
 
 extern "C" {
 
-#define NODE_ARGUMENTS CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count
+#define NODE_ARGUMENTS \
+  CUgraphNode *out, CUgraph graph, const CUgraphNode *dependencies, size_t count
 #define NODE_PLACE \
   Place { out, graph, dependencies, count }
 
-// --- adding ---------------------------------------------------------------------------------------------------------
+// --- adding --------------------------------------------------------------------------------------
 
 CUresult CUDAAPI cuGraphAddKernelNode(NODE_ARGUMENTS, const CUDA_KERNEL_NODE_PARAMS_v1* params) {
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return addMade(NODE_PLACE, [params](CaptureNode* spec) { return kernelSpec(*params, nullptr, spec); });
+  return addMade(NODE_PLACE,
+                 [params](CaptureNode* spec) { return kernelSpec(*params, nullptr, spec); });
 }
 
 CUresult CUDAAPI cuGraphAddKernelNode_v2(NODE_ARGUMENTS, const CUDA_KERNEL_NODE_PARAMS_v2* params) {
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return addMade(NODE_PLACE, [params](CaptureNode* spec) { return kernelSpec(*params, nullptr, spec); });
+  return addMade(NODE_PLACE,
+                 [params](CaptureNode* spec) { return kernelSpec(*params, nullptr, spec); });
 }
 
-CUresult CUDAAPI cuGraphAddMemcpyNode(NODE_ARGUMENTS, const CUDA_MEMCPY3D* params, CUcontext context) {
+CUresult CUDAAPI cuGraphAddMemcpyNode(NODE_ARGUMENTS, const CUDA_MEMCPY3D* params,
+                                      CUcontext context) {
   return addMade(NODE_PLACE, [&](CaptureNode* spec) { return memcpySpec(params, context, spec); });
 }
 
-CUresult CUDAAPI cuGraphAddMemsetNode(NODE_ARGUMENTS, const CUDA_MEMSET_NODE_PARAMS* params, CUcontext context) {
+CUresult CUDAAPI cuGraphAddMemsetNode(NODE_ARGUMENTS, const CUDA_MEMSET_NODE_PARAMS* params,
+                                      CUcontext context) {
   return addMade(NODE_PLACE, [&](CaptureNode* spec) { return memsetSpec(params, context, spec); });
 }
 
@@ -216,23 +227,28 @@ CUresult CUDAAPI cuGraphAddHostNode(NODE_ARGUMENTS, const CUDA_HOST_NODE_PARAMS*
   return addMade(NODE_PLACE, [params](CaptureNode* spec) { return hostSpec(params, spec); });
 }
 
-CUresult CUDAAPI cuGraphAddChildGraphNode(NODE_ARGUMENTS, CUgraph child) { return addChild(NODE_PLACE, child); }
+CUresult CUDAAPI cuGraphAddChildGraphNode(NODE_ARGUMENTS, CUgraph child) {
+  return addChild(NODE_PLACE, child);
+}
 
 CUresult CUDAAPI cuGraphAddEmptyNode(NODE_ARGUMENTS) {
   return addMade(NODE_PLACE, [](CaptureNode*) { return CUDA_SUCCESS; });
 }
 
 CUresult CUDAAPI cuGraphAddEventRecordNode(NODE_ARGUMENTS, CUevent event) {
-  return addMade(NODE_PLACE,
-                 [event](CaptureNode* spec) { return eventSpec(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, spec); });
+  return addMade(NODE_PLACE, [event](CaptureNode* spec) {
+    return eventSpec(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event, spec);
+  });
 }
 
 CUresult CUDAAPI cuGraphAddEventWaitNode(NODE_ARGUMENTS, CUevent event) {
-  return addMade(NODE_PLACE,
-                 [event](CaptureNode* spec) { return eventSpec(CU_GRAPH_NODE_TYPE_WAIT_EVENT, event, spec); });
+  return addMade(NODE_PLACE, [event](CaptureNode* spec) {
+    return eventSpec(CU_GRAPH_NODE_TYPE_WAIT_EVENT, event, spec);
+  });
 }
 
-CUresult CUDAAPI cuGraphAddBatchMemOpNode(NODE_ARGUMENTS, const CUDA_BATCH_MEM_OP_NODE_PARAMS* params) {
+CUresult CUDAAPI cuGraphAddBatchMemOpNode(NODE_ARGUMENTS,
+                                          const CUDA_BATCH_MEM_OP_NODE_PARAMS* params) {
   return addMade(NODE_PLACE, [params](CaptureNode* spec) { return batchSpec(params, spec); });
 }
 
@@ -240,19 +256,25 @@ CUresult CUDAAPI cuGraphAddMemAllocNode(NODE_ARGUMENTS, CUDA_MEM_ALLOC_NODE_PARA
   return addAlloc(NODE_PLACE, params);
 }
 
-CUresult CUDAAPI cuGraphAddMemFreeNode(NODE_ARGUMENTS, CUdeviceptr address) { return addFree(NODE_PLACE, address); }
+CUresult CUDAAPI cuGraphAddMemFreeNode(NODE_ARGUMENTS, CUdeviceptr address) {
+  return addFree(NODE_PLACE, address);
+}
 
-CUresult CUDAAPI cuGraphAddNode(NODE_ARGUMENTS, CUgraphNodeParams* params) { return addAny(NODE_PLACE, params); }
+CUresult CUDAAPI cuGraphAddNode(NODE_ARGUMENTS, CUgraphNodeParams* params) {
+  return addAny(NODE_PLACE, params);
+}
 
 CUresult CUDAAPI cuGraphAddNode_v2(CUgraphNode* out, CUgraph graph, const CUgraphNode* dependencies,
-                                   const CUgraphEdgeData* edges, size_t count, CUgraphNodeParams* params) {
+                                   const CUgraphEdgeData* edges, size_t count,
+                                   CUgraphNodeParams* params) {
   return addAny({out, graph, dependencies, count, edges}, params);
 }
 
-// --- reading --------------------------------------------------------------------------------------------------------
+// --- reading -------------------------------------------------------------------------------------
 
 CUresult CUDAAPI cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS_v2* out) {
-  return readNode(node, CU_GRAPH_NODE_TYPE_KERNEL, out, [out](const CaptureNode& spec) { *out = kernelParams(spec); });
+  return readNode(node, CU_GRAPH_NODE_TYPE_KERNEL, out,
+                  [out](const CaptureNode& spec) { *out = kernelParams(spec); });
 }
 
 CUresult CUDAAPI cuGraphKernelNodeGetParams(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS_v1* out) {
@@ -268,13 +290,15 @@ CUresult CUDAAPI cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* out
 }
 
 CUresult CUDAAPI cuGraphMemsetNodeGetParams(CUgraphNode node, CUDA_MEMSET_NODE_PARAMS* out) {
-  return readNode(node, CU_GRAPH_NODE_TYPE_MEMSET, out,
-                  [out](const CaptureNode& spec) { *out = std::get<CUDA_MEMSET_NODE_PARAMS>(spec.params); });
+  return readNode(node, CU_GRAPH_NODE_TYPE_MEMSET, out, [out](const CaptureNode& spec) {
+    *out = std::get<CUDA_MEMSET_NODE_PARAMS>(spec.params);
+  });
 }
 
 CUresult CUDAAPI cuGraphHostNodeGetParams(CUgraphNode node, CUDA_HOST_NODE_PARAMS* out) {
-  return readNode(node, CU_GRAPH_NODE_TYPE_HOST, out,
-                  [out](const CaptureNode& spec) { *out = std::get<CUDA_HOST_NODE_PARAMS>(spec.params); });
+  return readNode(node, CU_GRAPH_NODE_TYPE_HOST, out, [out](const CaptureNode& spec) {
+    *out = std::get<CUDA_HOST_NODE_PARAMS>(spec.params);
+  });
 }
 
 CUresult CUDAAPI cuGraphChildGraphNodeGetGraph(CUgraphNode handle, CUgraph* out) {
@@ -287,19 +311,23 @@ CUresult CUDAAPI cuGraphChildGraphNodeGetGraph(CUgraphNode handle, CUgraph* out)
 }
 
 CUresult CUDAAPI cuGraphEventRecordNodeGetEvent(CUgraphNode node, CUevent* out) {
-  return readNode(node, CU_GRAPH_NODE_TYPE_EVENT_RECORD, out,
-                  [out](const CaptureNode& spec) { *out = std::get<EventNode>(spec.params).event; });
+  return readNode(node, CU_GRAPH_NODE_TYPE_EVENT_RECORD, out, [out](const CaptureNode& spec) {
+    *out = std::get<EventNode>(spec.params).event;
+  });
 }
 
 CUresult CUDAAPI cuGraphEventWaitNodeGetEvent(CUgraphNode node, CUevent* out) {
-  return readNode(node, CU_GRAPH_NODE_TYPE_WAIT_EVENT, out,
-                  [out](const CaptureNode& spec) { *out = std::get<EventNode>(spec.params).event; });
+  return readNode(node, CU_GRAPH_NODE_TYPE_WAIT_EVENT, out, [out](const CaptureNode& spec) {
+    *out = std::get<EventNode>(spec.params).event;
+  });
 }
 
-CUresult CUDAAPI cuGraphBatchMemOpNodeGetParams(CUgraphNode node, CUDA_BATCH_MEM_OP_NODE_PARAMS* out) {
+CUresult CUDAAPI cuGraphBatchMemOpNodeGetParams(CUgraphNode node,
+                                                CUDA_BATCH_MEM_OP_NODE_PARAMS* out) {
   return readNode(node, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, out, [out](const CaptureNode& spec) {
     const auto& ops = std::get<BatchNode>(spec.params).ops;
-    *out = {spec.context, static_cast<unsigned>(ops.size()), const_cast<CUstreamBatchMemOpParams*>(ops.data()), 0};
+    *out = {spec.context, static_cast<unsigned>(ops.size()),
+            const_cast<CUstreamBatchMemOpParams*>(ops.data()), 0};
   });
 }
 
@@ -308,58 +336,71 @@ CUresult CUDAAPI cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_N
 }
 
 CUresult CUDAAPI cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr* out) {
-  return readNode(node, CU_GRAPH_NODE_TYPE_MEM_FREE, out,
-                  [out](const CaptureNode& spec) { *out = std::get<FreeNode>(spec.params).address; });
-}
-
-// --- changing -------------------------------------------------------------------------------------------------------
-
-CUresult CUDAAPI cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v1* params) {
-  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return changeNode(node, CU_GRAPH_NODE_TYPE_KERNEL, [params](const CaptureNode& before, CaptureNode* spec) {
-    return kernelSpec(*params, &before, spec);
+  return readNode(node, CU_GRAPH_NODE_TYPE_MEM_FREE, out, [out](const CaptureNode& spec) {
+    *out = std::get<FreeNode>(spec.params).address;
   });
 }
 
-CUresult CUDAAPI cuGraphKernelNodeSetParams_v2(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v2* params) {
+// --- changing ------------------------------------------------------------------------------------
+
+CUresult CUDAAPI cuGraphKernelNodeSetParams(CUgraphNode node,
+                                            const CUDA_KERNEL_NODE_PARAMS_v1* params) {
   if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return changeNode(node, CU_GRAPH_NODE_TYPE_KERNEL, [params](const CaptureNode& before, CaptureNode* spec) {
-    return kernelSpec(*params, &before, spec);
-  });
+  return changeNode(node, CU_GRAPH_NODE_TYPE_KERNEL,
+                    [params](const CaptureNode& before, CaptureNode* spec) {
+                      return kernelSpec(*params, &before, spec);
+                    });
+}
+
+CUresult CUDAAPI cuGraphKernelNodeSetParams_v2(CUgraphNode node,
+                                               const CUDA_KERNEL_NODE_PARAMS_v2* params) {
+  if (params == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return changeNode(node, CU_GRAPH_NODE_TYPE_KERNEL,
+                    [params](const CaptureNode& before, CaptureNode* spec) {
+                      return kernelSpec(*params, &before, spec);
+                    });
 }
 
 CUresult CUDAAPI cuGraphMemcpyNodeSetParams(CUgraphNode node, const CUDA_MEMCPY3D* params) {
-  return changeNode(node, CU_GRAPH_NODE_TYPE_MEMCPY, [params](const CaptureNode& before, CaptureNode* spec) {
-    return memcpySpec(params, before.context, spec);
-  });
+  return changeNode(node, CU_GRAPH_NODE_TYPE_MEMCPY,
+                    [params](const CaptureNode& before, CaptureNode* spec) {
+                      return memcpySpec(params, before.context, spec);
+                    });
 }
 
-CUresult CUDAAPI cuGraphMemsetNodeSetParams(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS* params) {
-  return changeNode(node, CU_GRAPH_NODE_TYPE_MEMSET, [params](const CaptureNode& before, CaptureNode* spec) {
-    return memsetSpec(params, before.context, spec);
-  });
+CUresult CUDAAPI cuGraphMemsetNodeSetParams(CUgraphNode node,
+                                            const CUDA_MEMSET_NODE_PARAMS* params) {
+  return changeNode(node, CU_GRAPH_NODE_TYPE_MEMSET,
+                    [params](const CaptureNode& before, CaptureNode* spec) {
+                      return memsetSpec(params, before.context, spec);
+                    });
 }
 
 CUresult CUDAAPI cuGraphHostNodeSetParams(CUgraphNode node, const CUDA_HOST_NODE_PARAMS* params) {
-  return changeNode(node, CU_GRAPH_NODE_TYPE_HOST,
-                    [params](const CaptureNode&, CaptureNode* spec) { return hostSpec(params, spec); });
+  return changeNode(node, CU_GRAPH_NODE_TYPE_HOST, [params](const CaptureNode&, CaptureNode* spec) {
+    return hostSpec(params, spec);
+  });
 }
 
 CUresult CUDAAPI cuGraphEventRecordNodeSetEvent(CUgraphNode node, CUevent event) {
-  return changeNode(node, CU_GRAPH_NODE_TYPE_EVENT_RECORD, [event](const CaptureNode& before, CaptureNode* spec) {
-    return eventSpec(before.type, event, spec);
-  });
+  return changeNode(node, CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+                    [event](const CaptureNode& before, CaptureNode* spec) {
+                      return eventSpec(before.type, event, spec);
+                    });
 }
 
 CUresult CUDAAPI cuGraphEventWaitNodeSetEvent(CUgraphNode node, CUevent event) {
-  return changeNode(node, CU_GRAPH_NODE_TYPE_WAIT_EVENT, [event](const CaptureNode& before, CaptureNode* spec) {
-    return eventSpec(before.type, event, spec);
-  });
+  return changeNode(node, CU_GRAPH_NODE_TYPE_WAIT_EVENT,
+                    [event](const CaptureNode& before, CaptureNode* spec) {
+                      return eventSpec(before.type, event, spec);
+                    });
 }
 
-CUresult CUDAAPI cuGraphBatchMemOpNodeSetParams(CUgraphNode node, const CUDA_BATCH_MEM_OP_NODE_PARAMS* params) {
-  return changeNode(node, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
-                    [params](const CaptureNode&, CaptureNode* spec) { return batchSpec(params, spec); });
+CUresult CUDAAPI cuGraphBatchMemOpNodeSetParams(CUgraphNode node,
+                                                const CUDA_BATCH_MEM_OP_NODE_PARAMS* params) {
+  return changeNode(
+      node, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+      [params](const CaptureNode&, CaptureNode* spec) { return batchSpec(params, spec); });
 }
 
 CUresult CUDAAPI cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams* params) {
@@ -370,7 +411,8 @@ CUresult CUDAAPI cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams* param
   });
 }
 
-CUresult CUDAAPI cuGraphKernelNodeGetAttribute(CUgraphNode node, CUkernelNodeAttrID id, CUkernelNodeAttrValue* out) {
+CUresult CUDAAPI cuGraphKernelNodeGetAttribute(CUgraphNode node, CUkernelNodeAttrID id,
+                                               CUkernelNodeAttrValue* out) {
   return readNode(node, CU_GRAPH_NODE_TYPE_KERNEL, out, [id, out](const CaptureNode& spec) {
     const KernelLaunch& launch = launchOf(spec);
     std::memset(out, 0, sizeof(*out));
@@ -394,7 +436,8 @@ CUresult CUDAAPI cuGraphKernelNodeSetAttribute(CUgraphNode node, CUkernelNodeAtt
   attribute.value = *value;
   return changeLaunch(node, [&attribute](KernelLaunch& launch) {
     // Seen on an H200: a node whose parameters came as a block does not become cooperative.
-    if (attribute.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && attribute.value.cooperative != 0 && launch.as_block)
+    if (attribute.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && attribute.value.cooperative != 0 &&
+        launch.as_block)
       return CUDA_ERROR_INVALID_VALUE;
     return applyAttribute(launch, attribute);
   });
@@ -403,15 +446,17 @@ CUresult CUDAAPI cuGraphKernelNodeSetAttribute(CUgraphNode node, CUkernelNodeAtt
 CUresult CUDAAPI cuGraphKernelNodeCopyAttributes(CUgraphNode to, CUgraphNode from) {
   std::vector<CUlaunchAttribute> attributes;
   bool cooperative = false;
-  const CUresult read = readNode(from, CU_GRAPH_NODE_TYPE_KERNEL, &attributes, [&](const CaptureNode& spec) {
-    attributes = launchOf(spec).attributes;
-    cooperative = launchOf(spec).cooperative;
-  });
+  const CUresult read =
+      readNode(from, CU_GRAPH_NODE_TYPE_KERNEL, &attributes, [&](const CaptureNode& spec) {
+        attributes = launchOf(spec).attributes;
+        cooperative = launchOf(spec).cooperative;
+      });
   if (read != CUDA_SUCCESS) return read;
   return changeLaunch(to, [&](KernelLaunch& launch) {
     launch.cooperative = cooperative;
     for (const CUlaunchAttribute& attribute : attributes) {
-      if (const CUresult error = applyAttribute(launch, attribute); error != CUDA_SUCCESS) return error;
+      if (const CUresult error = applyAttribute(launch, attribute); error != CUDA_SUCCESS)
+        return error;
     }
     return CUDA_SUCCESS;
   });

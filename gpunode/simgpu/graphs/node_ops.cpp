@@ -7,8 +7,8 @@ namespace olpager::simgpu {
 std::unique_ptr<StreamOp> makeGraphNodeOp(const CaptureNode& spec) {
   switch (spec.type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
-      return makeLaunchOp(
-          std::static_pointer_cast<KernelLaunch>(std::get<std::shared_ptr<KernelLaunchBase>>(spec.params)));
+      return makeLaunchOp(std::static_pointer_cast<KernelLaunch>(
+          std::get<std::shared_ptr<KernelLaunchBase>>(spec.params)));
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
       return makeEventRecordOp(std::get<EventNode>(spec.params).event);
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT:

@@ -20,13 +20,16 @@ CUresult contextOf(CUcontext handle, std::shared_ptr<Context>* out) {
 
 }  // namespace
 
-CUresult kernelSpec(const CUDA_KERNEL_NODE_PARAMS_v2& params, const CaptureNode* before, CaptureNode* out) {
-  const CUfunction handle = params.func != nullptr ? params.func : reinterpret_cast<CUfunction>(params.kern);
+CUresult kernelSpec(const CUDA_KERNEL_NODE_PARAMS_v2& params, const CaptureNode* before,
+                    CaptureNode* out) {
+  const CUfunction handle =
+      params.func != nullptr ? params.func : reinterpret_cast<CUfunction>(params.kern);
   std::shared_ptr<Function> function;
   if (params.ctx != nullptr) {
     std::shared_ptr<Context> context;
     if (const CUresult error = contextOf(params.ctx, &context); error != CUDA_SUCCESS) return error;
-    if (const CUresult error = resolveFunction(handle, *context, &function); error != CUDA_SUCCESS) return error;
+    if (const CUresult error = resolveFunction(handle, *context, &function); error != CUDA_SUCCESS)
+      return error;
     if (function->context_handle != params.ctx) return CUDA_ERROR_INVALID_VALUE;
   } else if (const CUresult error = resolveFunction(handle, &function); error != CUDA_SUCCESS) {
     return error;
@@ -38,18 +41,22 @@ CUresult kernelSpec(const CUDA_KERNEL_NODE_PARAMS_v2& params, const CaptureNode*
                         params.kernelParams,
                         params.extra};
   if (before != nullptr) {
-    const auto& old = static_cast<const KernelLaunch&>(*std::get<std::shared_ptr<KernelLaunchBase>>(before->params));
+    const auto& old = static_cast<const KernelLaunch&>(
+        *std::get<std::shared_ptr<KernelLaunchBase>>(before->params));
     request.attributes = old.attributes.data();
     request.attribute_count = static_cast<unsigned>(old.attributes.size());
     request.cooperative = old.cooperative;
   }
   std::shared_ptr<KernelLaunch> launch;
-  if (const CUresult error = makeLaunch(function, request, &launch); error != CUDA_SUCCESS) return error;
-  *out = {CU_GRAPH_NODE_TYPE_KERNEL, function->context_handle, std::shared_ptr<KernelLaunchBase>(std::move(launch))};
+  if (const CUresult error = makeLaunch(function, request, &launch); error != CUDA_SUCCESS)
+    return error;
+  *out = {CU_GRAPH_NODE_TYPE_KERNEL, function->context_handle,
+          std::shared_ptr<KernelLaunchBase>(std::move(launch))};
   return CUDA_SUCCESS;
 }
 
-CUresult kernelSpec(const CUDA_KERNEL_NODE_PARAMS_v1& params, const CaptureNode* before, CaptureNode* out) {
+CUresult kernelSpec(const CUDA_KERNEL_NODE_PARAMS_v1& params, const CaptureNode* before,
+                    CaptureNode* out) {
   CUDA_KERNEL_NODE_PARAMS_v2 newer{};
   std::memcpy(&newer, &params, sizeof(params));  // version 2 adds members at the end
   return kernelSpec(newer, before, out);
@@ -78,7 +85,8 @@ CUresult lookUp(CaptureNode* spec) {
   if (copy == nullptr && set == nullptr) return CUDA_SUCCESS;
   const auto context = Driver::get().contexts.find(spec->context);
   if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
-  const CUresult error = copy != nullptr ? checkCopy(context->device(), *copy) : checkMemset(context->device(), *set);
+  const CUresult error =
+      copy != nullptr ? checkCopy(context->device(), *copy) : checkMemset(context->device(), *set);
   if (error == CUDA_SUCCESS) spec->places = copy != nullptr ? placesOf(*copy) : placesOf(*set);
   return error;
 }
@@ -90,7 +98,8 @@ CUresult hostSpec(const CUDA_HOST_NODE_PARAMS_v1* params, CaptureNode* out) {
 }
 
 CUresult batchSpec(const CUDA_BATCH_MEM_OP_NODE_PARAMS_v1* params, CaptureNode* out) {
-  if (params == nullptr || params->paramArray == nullptr || params->count == 0 || params->count > 256) {
+  if (params == nullptr || params->paramArray == nullptr || params->count == 0 ||
+      params->count > 256) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   std::shared_ptr<Context> context;
@@ -111,9 +120,10 @@ CUresult specOf(const CUgraphNodeParams& params, const CaptureNode* before, Capt
     case CU_GRAPH_NODE_TYPE_KERNEL: {
       const auto& kernel = params.kernel;
       return kernelSpec(
-          CUDA_KERNEL_NODE_PARAMS_v2{kernel.func, kernel.gridDimX, kernel.gridDimY, kernel.gridDimZ, kernel.blockDimX,
-                                     kernel.blockDimY, kernel.blockDimZ, kernel.sharedMemBytes, kernel.kernelParams,
-                                     kernel.extra, kernel.kern, kernel.ctx},
+          CUDA_KERNEL_NODE_PARAMS_v2{kernel.func, kernel.gridDimX, kernel.gridDimY, kernel.gridDimZ,
+                                     kernel.blockDimX, kernel.blockDimY, kernel.blockDimZ,
+                                     kernel.sharedMemBytes, kernel.kernelParams, kernel.extra,
+                                     kernel.kern, kernel.ctx},
           before, out);
     }
     case CU_GRAPH_NODE_TYPE_MEMCPY:
@@ -136,8 +146,8 @@ CUresult specOf(const CUgraphNodeParams& params, const CaptureNode* before, Capt
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
       return eventSpec(params.type, params.eventRecord.event, out);
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: {
-      const CUDA_BATCH_MEM_OP_NODE_PARAMS_v1 older{params.memOp.ctx, params.memOp.count, params.memOp.paramArray,
-                                                   params.memOp.flags};
+      const CUDA_BATCH_MEM_OP_NODE_PARAMS_v1 older{params.memOp.ctx, params.memOp.count,
+                                                   params.memOp.paramArray, params.memOp.flags};
       return batchSpec(&older, out);
     }
     case CU_GRAPH_NODE_TYPE_CONDITIONAL:

@@ -22,7 +22,8 @@ CUresult UserObject::release(unsigned count) {
     references_ -= count;
     if (references_ != 0) return CUDA_SUCCESS;
   }
-  const auto self = GraphRegistry::get().user_objects.remove(handle);  // keeps it until the destructor has run
+  const auto self =
+      GraphRegistry::get().user_objects.remove(handle);  // keeps it until the destructor has run
   destroy_(pointer_);
   return CUDA_SUCCESS;
 }
@@ -65,8 +66,8 @@ using namespace olpager::simgpu;
 
 extern "C" {
 
-CUresult CUDAAPI cuUserObjectCreate(CUuserObject* out, void* pointer, CUhostFn destroy, unsigned references,
-                                    unsigned flags) {
+CUresult CUDAAPI cuUserObjectCreate(CUuserObject* out, void* pointer, CUhostFn destroy,
+                                    unsigned references, unsigned flags) {
   if (out == nullptr || destroy == nullptr || references == 0 || references > INT32_MAX ||
       flags != CU_USER_OBJECT_NO_DESTRUCTOR_SYNC) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -95,8 +96,10 @@ CUresult CUDAAPI cuUserObjectRelease(CUuserObject handle, unsigned count) {
   return object->release(count);
 }
 
-CUresult CUDAAPI cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject handle, unsigned count, unsigned flags) {
-  if (count == 0 || count > INT32_MAX || flags > CU_GRAPH_USER_OBJECT_MOVE) return CUDA_ERROR_INVALID_VALUE;
+CUresult CUDAAPI cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject handle, unsigned count,
+                                         unsigned flags) {
+  if (count == 0 || count > INT32_MAX || flags > CU_GRAPH_USER_OBJECT_MOVE)
+    return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult error = requireInit(); error != CUDA_SUCCESS) return error;
   const auto graph = GraphRegistry::get().graphs.find(graph_handle);
   const auto object = GraphRegistry::get().user_objects.find(handle);
@@ -106,7 +109,8 @@ CUresult CUDAAPI cuGraphRetainUserObject(CUgraph graph_handle, CUuserObject hand
   return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuGraphReleaseUserObject(CUgraph graph_handle, CUuserObject handle, unsigned count) {
+CUresult CUDAAPI cuGraphReleaseUserObject(CUgraph graph_handle, CUuserObject handle,
+                                          unsigned count) {
   if (count == 0 || count > INT32_MAX) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult error = requireInit(); error != CUDA_SUCCESS) return error;
   const auto graph = GraphRegistry::get().graphs.find(graph_handle);

@@ -1,5 +1,6 @@
-// User objects: a program's resources, released by its destructor when the last graph or instance that refers to them
-// is gone. Thread-safety: all members from any thread. Destructors run on the thread that drops the last reference.
+// User objects: a program's resources, released by its destructor when the last graph or instance
+// that refers to them is gone. Thread-safety: all members from any thread. Destructors run on the
+// thread that drops the last reference.
 #pragma once
 
 #include <cuda.h>
@@ -18,7 +19,8 @@ class UserObject {
   CUuserObject handle = nullptr;
 
   void retain(unsigned count);
-  /// CUDA_ERROR_INVALID_VALUE for more references than there are. The last one runs the destructor and ends the handle.
+  /// CUDA_ERROR_INVALID_VALUE for more references than there are. The last one runs the destructor
+  /// and ends the handle.
   CUresult release(unsigned count);
 
  private:

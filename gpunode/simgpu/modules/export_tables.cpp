@@ -46,15 +46,18 @@ class TableHost final : public interpose::PrivateTableHost {
 
   CUresult contextId(CUcontext handle, uint64_t* id) override {
     if (const CUresult error = requireInit(); error != CUDA_SUCCESS) return error;
-    const auto context = handle == nullptr ? simgpu::currentContext() : Driver::get().contexts.find(handle);
-    if (context == nullptr) return handle == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    const auto context =
+        handle == nullptr ? simgpu::currentContext() : Driver::get().contexts.find(handle);
+    if (context == nullptr)
+      return handle == nullptr ? CUDA_ERROR_INVALID_CONTEXT : CUDA_ERROR_CONTEXT_IS_DESTROYED;
     *id = context->id();
     return CUDA_SUCCESS;
   }
 
   CUresult streamId(CUcontext handle, CUstream stream, uint64_t* id) override {
     if (const CUresult error = requireInit(); error != CUDA_SUCCESS) return error;
-    const auto context = handle == nullptr ? simgpu::currentContext() : Driver::get().contexts.find(handle);
+    const auto context =
+        handle == nullptr ? simgpu::currentContext() : Driver::get().contexts.find(handle);
     if (context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
     const auto found = context->stream(stream, false);
     if (found == nullptr) return CUDA_ERROR_INVALID_HANDLE;
@@ -71,7 +74,8 @@ class TableHost final : public interpose::PrivateTableHost {
   }
 
   void unsupportedCalled(const char* table, int slot) override {
-    report("private driver table " + std::string(table) + ": function " + std::to_string(slot) + " is not supported");
+    report("private driver table " + std::string(table) + ": function " + std::to_string(slot) +
+           " is not supported");
   }
 };
 

@@ -5,7 +5,8 @@
 
 namespace olpager::simgpu {
 
-/// The process's tables; made by the first call, never destroyed (they are used from exit handlers).
+/// The process's tables; made by the first call, never destroyed (they are used from exit
+/// handlers).
 interpose::PrivateTables& privateTables();
 
 }  // namespace olpager::simgpu

@@ -26,11 +26,13 @@ CUresult refuse(JitOptions& options, CUresult error, const std::string& line) {
 bool suits(const fatbin::Entry& entry, int capability) {
   const int arch = static_cast<int>(entry.arch);
   if ((entry.flags & fatbin::kFlagArchSpecific) != 0) return arch == capability;
-  if ((entry.flags & fatbin::kFlagFamilySpecific) != 0) return arch / 10 == capability / 10 && arch <= capability;
+  if ((entry.flags & fatbin::kFlagFamilySpecific) != 0)
+    return arch / 10 == capability / 10 && arch <= capability;
   return arch <= capability;
 }
 
-CUresult fromContainer(const Device& device, fatbin::Bytes container, JitOptions& options, Code* code) {
+CUresult fromContainer(const Device& device, fatbin::Bytes container, JitOptions& options,
+                       Code* code) {
   auto all = fatbin::entries(container);
   if (!all) return refuse(options, CUDA_ERROR_INVALID_IMAGE, all.error().message);
   const int capability = computeCapability(device);
@@ -41,16 +43,17 @@ CUresult fromContainer(const Device& device, fatbin::Bytes container, JitOptions
       if (best == nullptr || entry.arch > best->arch) best = &entry;
     } else {
       others += others.empty() ? "" : ", ";
-      others +=
-          (entry.kind == fatbin::Kind::ptx ? "PTX for compute_" : "machine code for sm_") + std::to_string(entry.arch);
+      others += (entry.kind == fatbin::Kind::ptx ? "PTX for compute_" : "machine code for sm_") +
+                std::to_string(entry.arch);
     }
   }
   if (best == nullptr) {
-    return refuse(options, CUDA_ERROR_NO_BINARY_FOR_GPU,
-                  "the program's fat binary has no PTX for compute capability " + std::to_string(capability / 10) +
-                      "." + std::to_string(capability % 10) + " or older (it has " +
-                      (others.empty() ? "nothing" : others) +
-                      "); build it with PTX inside, e.g. nvcc -gencode arch=compute_75,code=compute_75");
+    return refuse(
+        options, CUDA_ERROR_NO_BINARY_FOR_GPU,
+        "the program's fat binary has no PTX for compute capability " +
+            std::to_string(capability / 10) + "." + std::to_string(capability % 10) +
+            " or older (it has " + (others.empty() ? "nothing" : others) +
+            "); build it with PTX inside, e.g. nvcc -gencode arch=compute_75,code=compute_75");
   }
   auto text = fatbin::ptxText(*best);
   if (!text) return refuse(options, CUDA_ERROR_INVALID_IMAGE, text.error().message);
@@ -60,22 +63,24 @@ CUresult fromContainer(const Device& device, fatbin::Bytes container, JitOptions
   return CUDA_SUCCESS;
 }
 
-CUresult fromImage(const Device& device, const fatbin::Image& image, JitOptions& options, Code* code) {
+CUresult fromImage(const Device& device, const fatbin::Image& image, JitOptions& options,
+                   Code* code) {
   switch (image.form) {
     case fatbin::Image::Form::container: {
       if (image.linked.empty()) return fromContainer(device, image.bytes, options, code);
       if (image.linked.size() == 1) return fromContainer(device, image.linked[0], options, code);
-      return refuse(
-          options, CUDA_ERROR_NO_BINARY_FOR_GPU,
-          "the program links " + std::to_string(image.linked.size()) +
-              " relocatable images at run time, which the simulated GPU cannot do; build it without -rdc=true");
+      return refuse(options, CUDA_ERROR_NO_BINARY_FOR_GPU,
+                    "the program links " + std::to_string(image.linked.size()) +
+                        " relocatable images at run time, which the simulated GPU cannot do; build "
+                        "it without -rdc=true");
     }
     case fatbin::Image::Form::elf: {
       const auto cubin = fatbin::readCubin(image.bytes);
       if (!cubin) return refuse(options, CUDA_ERROR_INVALID_IMAGE, cubin.error().message);
       return refuse(options, CUDA_ERROR_NO_BINARY_FOR_GPU,
                     "the image is machine code for sm_" + std::to_string(cubin.value().arch) +
-                        " and the simulated GPU runs PTX; build without -rdc=true and with PTX inside, e.g. nvcc "
+                        " and the simulated GPU runs PTX; build without -rdc=true and with PTX "
+                        "inside, e.g. nvcc "
                         "-gencode arch=compute_75,code=compute_75");
     }
     case fatbin::Image::Form::ptx: {
@@ -84,7 +89,8 @@ CUresult fromImage(const Device& device, const fatbin::Image& image, JitOptions&
       code->target = 0;
       // Text that is no PTX at all is an image that the driver does not know.
       if (code->ptx.find(".version") == std::string::npos) {
-        return refuse(options, CUDA_ERROR_INVALID_IMAGE, "the image is no PTX text, fat binary or cubin");
+        return refuse(options, CUDA_ERROR_INVALID_IMAGE,
+                      "the image is no PTX text, fat binary or cubin");
       }
       return CUDA_SUCCESS;
     }
@@ -101,13 +107,15 @@ CUresult findCode(const Device& device, const void* image, JitOptions& options, 
   return fromImage(device, located.value(), options, code);
 }
 
-CUresult findCode(const Device& device, std::span<const uint8_t> bytes, JitOptions& options, Code* code) {
+CUresult findCode(const Device& device, std::span<const uint8_t> bytes, JitOptions& options,
+                  Code* code) {
   auto image = fatbin::identify(bytes);
   if (!image) return refuse(options, CUDA_ERROR_INVALID_IMAGE, image.error().message);
   return fromImage(device, image.value(), options, code);
 }
 
-CUresult compileCode(const Device& device, const Code& code, JitOptions& options, std::shared_ptr<ptx::Module>* out) {
+CUresult compileCode(const Device& device, const Code& code, JitOptions& options,
+                     std::shared_ptr<ptx::Module>* out) {
   auto module = ptx::compile(code.ptx, {code.name});
   if (!module) return refuse(options, CUDA_ERROR_INVALID_PTX, module.error().message);
   const int capability = computeCapability(device);

@@ -1,6 +1,7 @@
-// The options that cuModuleLoadDataEx, cuLibraryLoadData and cuLinkCreate take: log buffers are filled, the rest, which
-// tunes a code generator that is not there, is accepted and ignored.
-// Thread-safety: one object per call. Ownership: the caller's arrays and buffers, which must outlive the object.
+// The options that cuModuleLoadDataEx, cuLibraryLoadData and cuLinkCreate take: log buffers are
+// filled, the rest, which tunes a code generator that is not there, is accepted and ignored.
+// Thread-safety: one object per call. Ownership: the caller's arrays and buffers, which must
+// outlive the object.
 #pragma once
 
 #include <cuda.h>

@@ -14,9 +14,11 @@ namespace {
 
 uint64_t volume(const ptx::Dim3& dim) { return uint64_t{dim.x} * dim.y * dim.z; }
 
-CUresult copyParameters(const ptx::KernelInfo& info, const LaunchRequest& request, KernelLaunch& launch) {
+CUresult copyParameters(const ptx::KernelInfo& info, const LaunchRequest& request,
+                        KernelLaunch& launch) {
   launch.parameters.assign(info.param_bytes, std::byte{});
-  if (request.kernel_parameters != nullptr && request.extra != nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (request.kernel_parameters != nullptr && request.extra != nullptr)
+    return CUDA_ERROR_INVALID_VALUE;
   if (request.extra != nullptr) {
     launch.as_block = true;
     const void* buffer = nullptr;
@@ -31,7 +33,8 @@ CUresult copyParameters(const ptx::KernelInfo& info, const LaunchRequest& reques
       }
     }
     // As recorded on hardware: a buffer may be shorter than the parameters, but not longer.
-    const size_t largest = info.params.empty() ? 0 : info.params.back().offset + info.params.back().size;
+    const size_t largest =
+        info.params.empty() ? 0 : info.params.back().offset + info.params.back().size;
     const size_t given = size != nullptr && buffer != nullptr ? *size : 0;
     if (given > largest) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
     if (given != 0) std::memcpy(launch.parameters.data(), buffer, given);
@@ -39,7 +42,8 @@ CUresult copyParameters(const ptx::KernelInfo& info, const LaunchRequest& reques
     if (request.kernel_parameters == nullptr) return CUDA_ERROR_INVALID_VALUE;
     for (size_t i = 0; i < info.params.size(); ++i) {
       if (request.kernel_parameters[i] == nullptr) return CUDA_ERROR_INVALID_VALUE;
-      std::memcpy(launch.parameters.data() + info.params[i].offset, request.kernel_parameters[i], info.params[i].size);
+      std::memcpy(launch.parameters.data() + info.params[i].offset, request.kernel_parameters[i],
+                  info.params[i].size);
     }
   }
   for (const ptx::ParamInfo& param : info.params) {
@@ -56,8 +60,10 @@ CUresult checkShape(const KernelLaunch& launch) {
   const unsigned block[3] = {launch.block.x, launch.block.y, launch.block.z};
   const unsigned cluster[3] = {launch.cluster.x, launch.cluster.y, launch.cluster.z};
   for (int i = 0; i < 3; ++i) {
-    if (grid[i] == 0 || grid[i] > static_cast<unsigned>(limits.grid[i])) return CUDA_ERROR_INVALID_VALUE;
-    if (block[i] == 0 || block[i] > static_cast<unsigned>(limits.block[i])) return CUDA_ERROR_INVALID_VALUE;
+    if (grid[i] == 0 || grid[i] > static_cast<unsigned>(limits.grid[i]))
+      return CUDA_ERROR_INVALID_VALUE;
+    if (block[i] == 0 || block[i] > static_cast<unsigned>(limits.block[i]))
+      return CUDA_ERROR_INVALID_VALUE;
     if (info.reqntid[0] != 0 && block[i] != std::max(1u, info.reqntid[static_cast<size_t>(i)])) {
       return CUDA_ERROR_INVALID_VALUE;
     }
@@ -76,7 +82,8 @@ CUresult checkShape(const KernelLaunch& launch) {
   }
   const int active = activeBlocks(limits, info, static_cast<int>(threads), launch.dynamic_shared);
   if (active == 0) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
-  if (launch.cooperative && volume(launch.grid) > static_cast<uint64_t>(active) * limits.multiprocessors) {
+  if (launch.cooperative &&
+      volume(launch.grid) > static_cast<uint64_t>(active) * limits.multiprocessors) {
     return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
   }
   return CUDA_SUCCESS;
@@ -109,15 +116,18 @@ CUresult errorOf(ptx::LaunchStatus status) {
 }
 
 std::string describe(const ptx::LaunchResult& result) {
-  if (!result.message.empty()) return result.message;  // names the kernel, the thread, the address and the PTX line
+  if (!result.message.empty())
+    return result.message;  // names the kernel, the thread, the address and the PTX line
   return std::string("kernel ").append(result.kernel).append(" failed");
 }
 
-// The memory that cooperative groups' grid barrier counts in: one per launch under way, zeroed before each.
+// The memory that cooperative groups' grid barrier counts in: one per launch under way, zeroed
+// before each.
 class GridWorkspace {
  public:
   explicit GridWorkspace(Context& context) {
-    error_ = Driver::get().memory.allocate(context, ptx::kGridWorkspaceBytes, AllocationKind::kGlobal, &address_);
+    error_ = Driver::get().memory.allocate(context, ptx::kGridWorkspaceBytes,
+                                           AllocationKind::kGlobal, &address_);
   }
   ~GridWorkspace() {
     if (error_ == CUDA_SUCCESS) (void)Driver::get().memory.free(address_, AllocationKind::kGlobal);
@@ -151,8 +161,8 @@ class LaunchOp final : public StreamOp {
     config.params = launch.parameters;
     config.cooperative = launch.cooperative;
     config.grid_id = grids.fetch_add(1, std::memory_order_relaxed);
-    config.stack_bytes = static_cast<uint32_t>(
-        std::clamp<size_t>(context.limit(CU_LIMIT_STACK_SIZE), config.stack_bytes, size_t{1} << 30));
+    config.stack_bytes = static_cast<uint32_t>(std::clamp<size_t>(
+        context.limit(CU_LIMIT_STACK_SIZE), config.stack_bytes, size_t{1} << 30));
     config.textures = textures_.get();
     int multiprocessors = 0;
     device.attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &multiprocessors);
@@ -162,7 +172,8 @@ class LaunchOp final : public StreamOp {
     if (launch.cooperative || launch.function->info().uses_grid_workspace) {
       workspace = std::make_unique<GridWorkspace>(context);
       if (workspace->error() != CUDA_SUCCESS) {
-        report("kernel " + launch.function->info().name + ": no device memory for the grid barrier");
+        report("kernel " + launch.function->info().name +
+               ": no device memory for the grid barrier");
         return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
       }
       config.grid_workspace = workspace->address();
@@ -190,7 +201,8 @@ CUresult applyAttribute(KernelLaunch& launch, const CUlaunchAttribute& attribute
       launch.cooperative = attribute.value.cooperative != 0;
       break;
     case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
-      launch.cluster = {attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z};
+      launch.cluster = {attribute.value.clusterDim.x, attribute.value.clusterDim.y,
+                        attribute.value.clusterDim.z};
       break;
     // Hints and orderings that in-order, unhurried execution satisfies.
     case CU_LAUNCH_ATTRIBUTE_IGNORE:
@@ -212,17 +224,20 @@ CUresult applyAttribute(KernelLaunch& launch, const CUlaunchAttribute& attribute
       }
       break;
     default:
-      if (static_cast<int>(attribute.id) < 0 || static_cast<int>(attribute.id) > 17) return CUDA_ERROR_INVALID_VALUE;
+      if (static_cast<int>(attribute.id) < 0 || static_cast<int>(attribute.id) > 17)
+        return CUDA_ERROR_INVALID_VALUE;
       break;  // attributes of newer headers that only tune
   }
-  std::erase_if(launch.attributes, [&](const CUlaunchAttribute& other) { return other.id == attribute.id; });
+  std::erase_if(launch.attributes,
+                [&](const CUlaunchAttribute& other) { return other.id == attribute.id; });
   launch.attributes.push_back(attribute);
   return CUDA_SUCCESS;
 }
 
 CUresult makeLaunch(const std::shared_ptr<Function>& function, const LaunchRequest& request,
                     std::shared_ptr<KernelLaunch>* out) {
-  if (request.attribute_count != 0 && request.attributes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  if (request.attribute_count != 0 && request.attributes == nullptr)
+    return CUDA_ERROR_INVALID_VALUE;
   auto launch = std::make_shared<KernelLaunch>();
   launch->function = function;
   launch->grid = {request.grid[0], request.grid[1], request.grid[2]};
@@ -236,10 +251,14 @@ CUresult makeLaunch(const std::shared_ptr<Function>& function, const LaunchReque
                        static_cast<uint32_t>(std::max(1, required[2].load()))};
   }
   for (unsigned i = 0; i < request.attribute_count; ++i) {
-    if (const CUresult error = applyAttribute(*launch, request.attributes[i]); error != CUDA_SUCCESS) return error;
+    if (const CUresult error = applyAttribute(*launch, request.attributes[i]);
+        error != CUDA_SUCCESS)
+      return error;
   }
   if (const CUresult error = checkShape(*launch); error != CUDA_SUCCESS) return error;
-  if (const CUresult error = copyParameters(function->info(), request, *launch); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = copyParameters(function->info(), request, *launch);
+      error != CUDA_SUCCESS)
+    return error;
   *out = std::move(launch);
   return CUDA_SUCCESS;
 }
@@ -254,26 +273,32 @@ namespace {
 void takeAttributes(const StreamAttributes& of_stream, KernelLaunch& launch) {
   for (const CUlaunchAttribute& attribute : of_stream.ofKernels()) {
     const auto same = [&](const CUlaunchAttribute& own) { return own.id == attribute.id; };
-    if (std::none_of(launch.attributes.begin(), launch.attributes.end(), same)) launch.attributes.push_back(attribute);
+    if (std::none_of(launch.attributes.begin(), launch.attributes.end(), same))
+      launch.attributes.push_back(attribute);
   }
 }
 
 }  // namespace
 
-CUresult launchKernel(CUfunction handle, const LaunchRequest& request, CUstream stream_handle, bool per_thread) {
+CUresult launchKernel(CUfunction handle, const LaunchRequest& request, CUstream stream_handle,
+                      bool per_thread) {
   std::shared_ptr<Context> context;
   std::shared_ptr<Stream> stream;
-  if (const CUresult error = requireStream(stream_handle, per_thread, &context, &stream); error != CUDA_SUCCESS) {
+  if (const CUresult error = requireStream(stream_handle, per_thread, &context, &stream);
+      error != CUDA_SUCCESS) {
     return error;
   }
   std::shared_ptr<Function> function;
-  if (const CUresult error = resolveFunction(handle, *context, &function); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = resolveFunction(handle, *context, &function); error != CUDA_SUCCESS)
+    return error;
   if (function->context_handle != context->handle()) return CUDA_ERROR_INVALID_HANDLE;
   std::shared_ptr<KernelLaunch> launch;
-  if (const CUresult error = makeLaunch(function, request, &launch); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = makeLaunch(function, request, &launch); error != CUDA_SUCCESS)
+    return error;
 
   if (stream->inCapture()) takeAttributes(stream->attributes, *launch);
-  CaptureNode node{CU_GRAPH_NODE_TYPE_KERNEL, context->handle(), std::shared_ptr<KernelLaunchBase>(launch)};
+  CaptureNode node{CU_GRAPH_NODE_TYPE_KERNEL, context->handle(),
+                   std::shared_ptr<KernelLaunchBase>(launch)};
   return context->submitOrCapture(*stream, node, [&launch] { return makeLaunchOp(launch); });
 }
 

@@ -1,7 +1,8 @@
 // Kernel launches: what one is made of, how a call is checked, how it runs.
 //
-// A KernelLaunch is complete when it is made: parameters are copied then, so the caller's memory is free to change.
-// It is immutable while an operation or a graph refers to it; changes make a new one.
+// A KernelLaunch is complete when it is made: parameters are copied then, so the caller's memory is
+// free to change. It is immutable while an operation or a graph refers to it; changes make a new
+// one.
 #pragma once
 
 #include <cuda.h>
@@ -45,13 +46,16 @@ struct LaunchRequest {
 CUresult makeLaunch(const std::shared_ptr<Function>& function, const LaunchRequest& request,
                     std::shared_ptr<KernelLaunch>* out);
 
-/// Applies one attribute to a launch under construction; CUDA_ERROR_INVALID_VALUE for one that does not exist.
+/// Applies one attribute to a launch under construction; CUDA_ERROR_INVALID_VALUE for one that does
+/// not exist.
 CUresult applyAttribute(KernelLaunch& launch, const CUlaunchAttribute& attribute);
 
-/// The operation that runs `launch`. A fault becomes the context's sticky error, with one line on stderr.
+/// The operation that runs `launch`. A fault becomes the context's sticky error, with one line on
+/// stderr.
 std::unique_ptr<StreamOp> makeLaunchOp(std::shared_ptr<const KernelLaunch> launch);
 
 /// The way of all launch functions: resolves, checks, submits to the stream or its capture.
-CUresult launchKernel(CUfunction function, const LaunchRequest& request, CUstream stream, bool per_thread);
+CUresult launchKernel(CUfunction function, const LaunchRequest& request, CUstream stream,
+                      bool per_thread);
 
 }  // namespace olpager::simgpu

@@ -1,4 +1,5 @@
-// cuLaunchCooperativeKernelMultiDevice, where the devices have OL_SIM_EXTRAS. The blocks of different devices can't wait for each other.
+// cuLaunchCooperativeKernelMultiDevice, where the devices have OL_SIM_EXTRAS. The blocks of
+// different devices can't wait for each other.
 #include "gpunode/simgpu/api.h"
 
 #include <algorithm>
@@ -19,14 +20,16 @@ struct Part {
 };
 
 CUresult makePart(const CUDA_LAUNCH_PARAMS& given, Part* part) {
-  const bool made =
-      given.hStream != nullptr && given.hStream != CU_STREAM_LEGACY && given.hStream != CU_STREAM_PER_THREAD;
+  const bool made = given.hStream != nullptr && given.hStream != CU_STREAM_LEGACY &&
+                    given.hStream != CU_STREAM_PER_THREAD;
   if (!made) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult error = requireStream(given.hStream, false, &part->context, &part->stream); error != CUDA_SUCCESS)
+  if (const CUresult error = requireStream(given.hStream, false, &part->context, &part->stream);
+      error != CUDA_SUCCESS)
     return error;
   if (const CUresult error = notInCapture(*part->stream); error != CUDA_SUCCESS) return error;
   std::shared_ptr<Function> function;
-  if (const CUresult error = resolveFunction(given.function, *part->context, &function); error != CUDA_SUCCESS)
+  if (const CUresult error = resolveFunction(given.function, *part->context, &function);
+      error != CUDA_SUCCESS)
     return error;
   if (function->context_handle != part->context->handle()) return CUDA_ERROR_INVALID_HANDLE;
   const LaunchRequest request{{given.gridDimX, given.gridDimY, given.gridDimZ},
@@ -40,7 +43,8 @@ CUresult makePart(const CUDA_LAUNCH_PARAMS& given, Part* part) {
 // The same kernel in the same shape on another device.
 bool goTogether(const Part& a, const Part& b) {
   const auto shape = [](const KernelLaunch& l) {
-    return std::vector<uint64_t>{l.grid.x, l.grid.y, l.grid.z, l.block.x, l.block.y, l.block.z, l.dynamic_shared};
+    return std::vector<uint64_t>{l.grid.x,  l.grid.y,  l.grid.z,        l.block.x,
+                                 l.block.y, l.block.z, l.dynamic_shared};
   };
   return &a.context->device() != &b.context->device() && shape(*a.launch) == shape(*b.launch) &&
          a.launch->function->info().name == b.launch->function->info().name;
@@ -49,7 +53,8 @@ bool goTogether(const Part& a, const Part& b) {
 CUresult launchTogether(const CUDA_LAUNCH_PARAMS* list, unsigned count, unsigned flags) {
   constexpr unsigned kFlags = CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_PRE_LAUNCH_SYNC |
                               CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_POST_LAUNCH_SYNC;
-  if (list == nullptr || count == 0 || count > Driver::get().devices.size() || (flags & ~kFlags) != 0)
+  if (list == nullptr || count == 0 || count > Driver::get().devices.size() ||
+      (flags & ~kFlags) != 0)
     return CUDA_ERROR_INVALID_VALUE;
   std::vector<Part> parts(count);
   for (unsigned i = 0; i < count; ++i) {
@@ -66,7 +71,8 @@ CUresult launchTogether(const CUDA_LAUNCH_PARAMS* list, unsigned count, unsigned
     launched.push_back(part.context->submit(*part.stream, makeLaunchOp(part.launch), before));
   if ((flags & CUDA_COOPERATIVE_LAUNCH_MULTI_DEVICE_NO_POST_LAUNCH_SYNC) == 0) {
     for (const Part& part : parts)
-      (void)part.context->submit(*part.stream, makeOp("launch elsewhere", [](Context&) { return CUDA_SUCCESS; }),
+      (void)part.context->submit(*part.stream,
+                                 makeOp("launch elsewhere", [](Context&) { return CUDA_SUCCESS; }),
                                  launched);
   }
   return CUDA_SUCCESS;
@@ -77,7 +83,8 @@ CUresult launchTogether(const CUDA_LAUNCH_PARAMS* list, unsigned count, unsigned
 
 using namespace olpager::simgpu;
 
-CUresult CUDAAPI cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS* list, unsigned count, unsigned flags) {
+CUresult CUDAAPI cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS* list, unsigned count,
+                                                      unsigned flags) {
   if (const CUresult error = requireInit(); error != CUDA_SUCCESS) return error;
   if (!Driver::get().settings.extras) return notSupported("cuLaunchCooperativeKernelMultiDevice");
   return launchTogether(list, count, flags);

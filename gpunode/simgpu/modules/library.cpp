@@ -7,7 +7,7 @@
 
 namespace olpager::simgpu {
 
-// --- LibraryKernel --------------------------------------------------------------------------------------------------
+// --- LibraryKernel -------------------------------------------------------------------------------
 
 CUresult LibraryKernel::function(Context& context, std::shared_ptr<Function>* out) {
   {
@@ -38,11 +38,13 @@ std::shared_ptr<FunctionSettings> LibraryKernel::settings(const Device& device) 
   return settings;
 }
 
-// --- Library --------------------------------------------------------------------------------------------------------
+// --- Library -------------------------------------------------------------------------------------
 
-CUresult Library::load(Device& device, Code code, JitOptions& options, std::shared_ptr<Library>* out) {
+CUresult Library::load(Device& device, Code code, JitOptions& options,
+                       std::shared_ptr<Library>* out) {
   std::shared_ptr<ptx::Module> compiled;
-  if (const CUresult error = compileCode(device, code, options, &compiled); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = compileCode(device, code, options, &compiled); error != CUDA_SUCCESS)
+    return error;
 
   auto library = std::make_shared<Library>();
   library->device_ = &device;
@@ -72,8 +74,8 @@ std::shared_ptr<LibraryKernel> Library::kernel(const std::string& name) const {
   return it == by_name_.end() ? nullptr : it->second;
 }
 
-// Managed variables are there before any context is and outlive each: they belong to an object of the library's own
-// that only looks like a context. Under mutex_.
+// Managed variables are there before any context is and outlive each: they belong to an object of
+// the library's own that only looks like a context. Under mutex_.
 CUresult Library::placeManaged() {
   if (managed_.size() == managed_globals_.size()) return CUDA_SUCCESS;
   if (managed_owner_ == nullptr) {
@@ -83,8 +85,9 @@ CUresult Library::placeManaged() {
   Driver& driver = Driver::get();
   for (const ptx::GlobalInfo& global : managed_globals_) {
     Variable variable{global.name, 0, global.size, true};
-    if (const CUresult error = driver.memory.allocateManaged(*managed_owner_, global.size != 0 ? global.size : 1,
-                                                             CU_MEM_ATTACH_GLOBAL, &variable.address);
+    if (const CUresult error =
+            driver.memory.allocateManaged(*managed_owner_, global.size != 0 ? global.size : 1,
+                                          CU_MEM_ATTACH_GLOBAL, &variable.address);
         error != CUDA_SUCCESS) {
       return error;
     }
@@ -125,13 +128,14 @@ CUresult Library::instance(Context& context, std::shared_ptr<LoadedModule>* out)
   JitOptions options;
   std::shared_ptr<ptx::Module> compiled = std::move(first_);
   if (compiled == nullptr) {
-    if (const CUresult error = compileCode(context.device(), code_, options, &compiled); error != CUDA_SUCCESS) {
+    if (const CUresult error = compileCode(context.device(), code_, options, &compiled);
+        error != CUDA_SUCCESS) {
       return error;
     }
   }
   std::shared_ptr<LoadedModule> module;
-  if (const CUresult error =
-          LoadedModule::load(context, std::move(compiled), managed_, shared_from_this(), options, &module);
+  if (const CUresult error = LoadedModule::load(context, std::move(compiled), managed_,
+                                                shared_from_this(), options, &module);
       error != CUDA_SUCCESS) {
     return error;
   }
@@ -140,7 +144,8 @@ CUresult Library::instance(Context& context, std::shared_ptr<LoadedModule>* out)
     for (const ptx::GlobalInfo& global : managed_globals_) {
       if (global.relocations.empty()) continue;
       const auto image = module->code().image(global);
-      std::memcpy(reinterpret_cast<void*>(managed_.at(global.name).address), image.data(), image.size());
+      std::memcpy(reinterpret_cast<void*>(managed_.at(global.name).address), image.data(),
+                  image.size());
     }
   }
   instances_.emplace(&context, module);

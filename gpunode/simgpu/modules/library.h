@@ -1,8 +1,9 @@
-// Libraries: code without a context (cuLibraryLoadData). Kernels and variables get their place in a context when they
-// are first used there; __managed__ variables have one place for all.
+// Libraries: code without a context (cuLibraryLoadData). Kernels and variables get their place in a
+// context when they are first used there; __managed__ variables have one place for all.
 //
-// Life of a library in a context: absent -> instantiated (a LoadedModule) -> gone with the context's teardown, and
-// instantiated anew by the next use. Moved under Library::mutex, which is taken before every lock of the core.
+// Life of a library in a context: absent -> instantiated (a LoadedModule) -> gone with the
+// context's teardown, and instantiated anew by the next use. Moved under Library::mutex, which is
+// taken before every lock of the core.
 #pragma once
 
 #include <cuda.h>
@@ -34,15 +35,19 @@ class LibraryKernel {
   std::mutex mutex_;
   std::unordered_map<const Device*, std::shared_ptr<FunctionSettings>> settings_;
   friend class Library;
-  std::unordered_map<const Context*, std::shared_ptr<Function>> functions_;  // cache, emptied with the instances
+  std::unordered_map<const Context*, std::shared_ptr<Function>>
+      functions_;  // cache, emptied with the instances
 };
 
 class Library : public std::enable_shared_from_this<Library> {
  public:
-  /// Compiles the code (errors come here, not at first use) and makes its kernels; needs no context.
-  static CUresult load(Device& device, Code code, JitOptions& options, std::shared_ptr<Library>* out);
+  /// Compiles the code (errors come here, not at first use) and makes its kernels; needs no
+  /// context.
+  static CUresult load(Device& device, Code code, JitOptions& options,
+                       std::shared_ptr<Library>* out);
 
-  /// Takes all handles out of the registry, waits for the contexts that use it, frees its variables.
+  /// Takes all handles out of the registry, waits for the contexts that use it, frees its
+  /// variables.
   void unload();
 
   CUlibrary handle() const { return handle_; }

@@ -23,20 +23,24 @@ CUresult checkLibraryOptions(unsigned count, const CUlibraryOption* options) {
   return CUDA_SUCCESS;
 }
 
-// Needs no context: the code is compiled now (an error belongs to this call), memory for variables comes later.
+// Needs no context: the code is compiled now (an error belongs to this call), memory for variables
+// comes later.
 template <typename Find>
-CUresult loadLibrary(CUlibrary* out, unsigned jit_count, CUjit_option* jit_names, void** jit_values, Find find) {
+CUresult loadLibrary(CUlibrary* out, unsigned jit_count, CUjit_option* jit_names, void** jit_values,
+                     Find find) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult error = requireInit(); error != CUDA_SUCCESS) return error;
   JitOptions options;
-  if (const CUresult error = options.read(jit_count, jit_names, jit_values); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = options.read(jit_count, jit_names, jit_values); error != CUDA_SUCCESS)
+    return error;
   const auto start = std::chrono::steady_clock::now();
   Device& device = *Driver::get().devices.front();
   Code code;
   std::shared_ptr<Library> library;
   CUresult error = find(device, options, &code);
   if (error == CUDA_SUCCESS) error = Library::load(device, std::move(code), options, &library);
-  options.finish(std::chrono::duration<float, std::milli>(std::chrono::steady_clock::now() - start).count());
+  options.finish(
+      std::chrono::duration<float, std::milli>(std::chrono::steady_clock::now() - start).count());
   if (error == CUDA_SUCCESS) *out = library->handle();
   return error;
 }
@@ -57,29 +61,35 @@ CUresult requireKernel(CUkernel handle, std::shared_ptr<LibraryKernel>* kernel) 
 
 extern "C" {
 
-CUresult CUDAAPI cuLibraryLoadData(CUlibrary* library, const void* image, CUjit_option* jit_options, void** jit_values,
-                                   unsigned jit_count, CUlibraryOption* options, void**, unsigned option_count) {
+CUresult CUDAAPI cuLibraryLoadData(CUlibrary* library, const void* image, CUjit_option* jit_options,
+                                   void** jit_values, unsigned jit_count, CUlibraryOption* options,
+                                   void**, unsigned option_count) {
   if (image == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult error = checkLibraryOptions(option_count, options); error != CUDA_SUCCESS) return error;
-  return loadLibrary(
-      library, jit_count, jit_options, jit_values,
-      [image](const Device& device, JitOptions& jit, Code* code) { return findCode(device, image, jit, code); });
+  if (const CUresult error = checkLibraryOptions(option_count, options); error != CUDA_SUCCESS)
+    return error;
+  return loadLibrary(library, jit_count, jit_options, jit_values,
+                     [image](const Device& device, JitOptions& jit, Code* code) {
+                       return findCode(device, image, jit, code);
+                     });
 }
 
-CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary* library, const char* path, CUjit_option* jit_options,
-                                       void** jit_values, unsigned jit_count, CUlibraryOption* options, void**,
+CUresult CUDAAPI cuLibraryLoadFromFile(CUlibrary* library, const char* path,
+                                       CUjit_option* jit_options, void** jit_values,
+                                       unsigned jit_count, CUlibraryOption* options, void**,
                                        unsigned option_count) {
   if (path == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult error = checkLibraryOptions(option_count, options); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = checkLibraryOptions(option_count, options); error != CUDA_SUCCESS)
+    return error;
   std::vector<uint8_t> bytes;
   {
     std::ifstream in(path, std::ios::binary);
     if (!in) return CUDA_ERROR_FILE_NOT_FOUND;
     bytes.assign(std::istreambuf_iterator<char>(in), {});
   }
-  return loadLibrary(
-      library, jit_count, jit_options, jit_values,
-      [&bytes](const Device& device, JitOptions& jit, Code* code) { return findCode(device, bytes, jit, code); });
+  return loadLibrary(library, jit_count, jit_options, jit_values,
+                     [&bytes](const Device& device, JitOptions& jit, Code* code) {
+                       return findCode(device, bytes, jit, code);
+                     });
 }
 
 CUresult CUDAAPI cuLibraryUnload(CUlibrary handle) {
@@ -111,7 +121,8 @@ CUresult CUDAAPI cuLibraryEnumerateKernels(CUkernel* kernels, unsigned count, CU
   if (kernels == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<Library> library;
   if (const CUresult error = requireLibrary(handle, &library); error != CUDA_SUCCESS) return error;
-  for (unsigned i = 0; i < count && i < library->kernels().size(); ++i) kernels[i] = library->kernels()[i]->handle;
+  for (unsigned i = 0; i < count && i < library->kernels().size(); ++i)
+    kernels[i] = library->kernels()[i]->handle;
   return CUDA_SUCCESS;
 }
 
@@ -122,19 +133,22 @@ CUresult CUDAAPI cuLibraryGetModule(CUmodule* module, CUlibrary handle) {
   std::shared_ptr<Context> context;
   if (const CUresult error = requireContext(&context); error != CUDA_SUCCESS) return error;
   std::shared_ptr<LoadedModule> instance;
-  if (const CUresult error = library->instance(*context, &instance); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = library->instance(*context, &instance); error != CUDA_SUCCESS)
+    return error;
   *module = instance->handle();
   return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary handle, const char* name) {
+CUresult CUDAAPI cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary handle,
+                                    const char* name) {
   if (name == nullptr || (address == nullptr && bytes == nullptr)) return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<Library> library;
   if (const CUresult error = requireLibrary(handle, &library); error != CUDA_SUCCESS) return error;
   std::shared_ptr<Context> context;
   if (const CUresult error = requireContext(&context); error != CUDA_SUCCESS) return error;
   std::shared_ptr<LoadedModule> instance;
-  if (const CUresult error = library->instance(*context, &instance); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = library->instance(*context, &instance); error != CUDA_SUCCESS)
+    return error;
   const Variable* variable = instance->variable(name);
   if (variable == nullptr) return CUDA_ERROR_NOT_FOUND;
   if (address != nullptr) *address = variable->address;
@@ -142,7 +156,8 @@ CUresult CUDAAPI cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibra
   return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuLibraryGetManaged(CUdeviceptr* address, size_t* bytes, CUlibrary handle, const char* name) {
+CUresult CUDAAPI cuLibraryGetManaged(CUdeviceptr* address, size_t* bytes, CUlibrary handle,
+                                     const char* name) {
   if (name == nullptr || (address == nullptr && bytes == nullptr)) return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<Library> library;
   if (const CUresult error = requireLibrary(handle, &library); error != CUDA_SUCCESS) return error;
@@ -153,7 +168,8 @@ CUresult CUDAAPI cuLibraryGetManaged(CUdeviceptr* address, size_t* bytes, CUlibr
   return CUDA_SUCCESS;
 }
 
-// A unified function is one that the host program offers in a table at load; nothing that is loaded here has any.
+// A unified function is one that the host program offers in a table at load; nothing that is loaded
+// here has any.
 CUresult CUDAAPI cuLibraryGetUnifiedFunction(void** function, CUlibrary handle, const char* name) {
   if (function == nullptr || name == nullptr) return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<Library> library;
@@ -168,7 +184,8 @@ CUresult CUDAAPI cuKernelGetFunction(CUfunction* out, CUkernel handle) {
   std::shared_ptr<Context> context;
   if (const CUresult error = requireContext(&context); error != CUDA_SUCCESS) return error;
   std::shared_ptr<Function> function;
-  if (const CUresult error = kernel->function(*context, &function); error != CUDA_SUCCESS) return error;
+  if (const CUresult error = kernel->function(*context, &function); error != CUDA_SUCCESS)
+    return error;
   *out = function->handle;
   return CUDA_SUCCESS;
 }
@@ -181,15 +198,18 @@ CUresult CUDAAPI cuKernelGetLibrary(CUlibrary* library, CUkernel handle) {
   return CUDA_SUCCESS;
 }
 
-CUresult CUDAAPI cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUkernel handle, CUdevice ordinal) {
+CUresult CUDAAPI cuKernelGetAttribute(int* value, CUfunction_attribute attribute, CUkernel handle,
+                                      CUdevice ordinal) {
   std::shared_ptr<LibraryKernel> kernel;
   if (const CUresult error = requireKernel(handle, &kernel); error != CUDA_SUCCESS) return error;
   const Device* device = Driver::get().device(ordinal);
   if (device == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  return getFunctionAttribute(kernel->info, *kernel->settings(*device), *device, kernel->ptx_version, attribute, value);
+  return getFunctionAttribute(kernel->info, *kernel->settings(*device), *device,
+                              kernel->ptx_version, attribute, value);
 }
 
-CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel handle, CUdevice ordinal) {
+CUresult CUDAAPI cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel handle,
+                                      CUdevice ordinal) {
   std::shared_ptr<LibraryKernel> kernel;
   if (const CUresult error = requireKernel(handle, &kernel); error != CUDA_SUCCESS) return error;
   const Device* device = Driver::get().device(ordinal);
@@ -201,8 +221,9 @@ CUresult CUDAAPI cuKernelSetCacheConfig(CUkernel handle, CUfunc_cache config, CU
   std::shared_ptr<LibraryKernel> kernel;
   if (const CUresult error = requireKernel(handle, &kernel); error != CUDA_SUCCESS) return error;
   if (Driver::get().device(ordinal) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-  return config >= CU_FUNC_CACHE_PREFER_NONE && config <= CU_FUNC_CACHE_PREFER_EQUAL ? CUDA_SUCCESS
-                                                                                     : CUDA_ERROR_INVALID_VALUE;
+  return config >= CU_FUNC_CACHE_PREFER_NONE && config <= CU_FUNC_CACHE_PREFER_EQUAL
+             ? CUDA_SUCCESS
+             : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult CUDAAPI cuKernelGetName(const char** name, CUkernel handle) {

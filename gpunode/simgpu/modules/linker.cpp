@@ -17,13 +17,15 @@ CUresult Linker::add(CUjitInputType type, const void* data, size_t size, const c
   if (complete_) return CUDA_ERROR_INVALID_HANDLE;
   const std::string what = name != nullptr && *name != '\0' ? name : "<unnamed>";
   if (type == CU_JIT_INPUT_CUBIN || type == CU_JIT_INPUT_OBJECT || type == CU_JIT_INPUT_LIBRARY) {
-    return refuse(CUDA_ERROR_NO_BINARY_FOR_GPU,
-                  "cuLinkAddData: " + what + ": the simulated GPU runs PTX; machine code can't be linked");
+    return refuse(
+        CUDA_ERROR_NO_BINARY_FOR_GPU,
+        "cuLinkAddData: " + what + ": the simulated GPU runs PTX; machine code can't be linked");
   }
   if (type != CU_JIT_INPUT_PTX && type != CU_JIT_INPUT_FATBINARY) return CUDA_ERROR_INVALID_VALUE;
   if (has_code_) {
     return refuse(CUDA_ERROR_NOT_SUPPORTED,
-                  "cuLinkAddData: " + what + ": the simulated GPU does not link several inputs into one module");
+                  "cuLinkAddData: " + what +
+                      ": the simulated GPU does not link several inputs into one module");
   }
   Code code;
   const std::span<const uint8_t> bytes(static_cast<const uint8_t*>(data), size);

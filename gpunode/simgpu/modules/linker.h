@@ -1,6 +1,7 @@
-// cuLink*: PTX goes in, something that cuModuleLoadData takes comes out: the PTX itself, checked. Several inputs, and
-// inputs of other kinds, would need a real linker and are refused by name.
-// States: open -> complete (its image can be loaded until it is destroyed). Moved under Linker::mutex.
+// cuLink*: PTX goes in, something that cuModuleLoadData takes comes out: the PTX itself, checked.
+// Several inputs, and inputs of other kinds, would need a real linker and are refused by name.
+// States: open -> complete (its image can be loaded until it is destroyed). Moved under
+// Linker::mutex.
 #pragma once
 
 #include <cuda.h>

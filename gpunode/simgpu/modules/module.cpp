@@ -23,7 +23,8 @@ bool writeDeviceMemory(const Device& device, CUdeviceptr address, const void* by
   return true;
 }
 
-ContextDrain::ContextDrain(Context& context) : locked_(Driver::get().settings.context_lock ? &context : nullptr) {
+ContextDrain::ContextDrain(Context& context)
+    : locked_(Driver::get().settings.context_lock ? &context : nullptr) {
   if (locked_ == nullptr) {
     context.runningKernels().wait();
     return;
@@ -36,18 +37,19 @@ ContextDrain::~ContextDrain() {
   if (locked_ != nullptr) locked_->call_lock.unlock();
 }
 
-// --- LoadedModule ---------------------------------------------------------------------------------------------------
+// --- LoadedModule --------------------------------------------------------------------------------
 
-CUresult LoadedModule::load(Context& context, std::shared_ptr<ptx::Module> code, const VariableMap& managed,
-                            const std::shared_ptr<Library>& library, JitOptions& options,
-                            std::shared_ptr<LoadedModule>* out) {
+CUresult LoadedModule::load(Context& context, std::shared_ptr<ptx::Module> code,
+                            const VariableMap& managed, const std::shared_ptr<Library>& library,
+                            JitOptions& options, std::shared_ptr<LoadedModule>* out) {
   Registry& registry = Registry::get();
   registry.watch(context);
 
   auto module = std::make_shared<LoadedModule>();
   module->context_ = context.weak_from_this();
   module->code_ = std::move(code);
-  if (const CUresult error = module->placeVariables(context, managed, options); error != CUDA_SUCCESS) {
+  if (const CUresult error = module->placeVariables(context, managed, options);
+      error != CUDA_SUCCESS) {
     module->unload();
     return error;
   }
@@ -77,7 +79,8 @@ CUresult LoadedModule::load(Context& context, std::shared_ptr<ptx::Module> code,
   return CUDA_SUCCESS;
 }
 
-CUresult LoadedModule::placeVariables(Context& context, const VariableMap& managed, JitOptions& options) {
+CUresult LoadedModule::placeVariables(Context& context, const VariableMap& managed,
+                                      JitOptions& options) {
   Driver& driver = Driver::get();
   Device& device = context.device();
   for (const ptx::GlobalInfo& global : code_->globals()) {
@@ -92,8 +95,10 @@ CUresult LoadedModule::placeVariables(Context& context, const VariableMap& manag
     } else {
       const size_t bytes = global.size != 0 ? global.size : 1;
       const CUresult error =
-          global.is_managed ? driver.memory.allocateManaged(context, bytes, CU_MEM_ATTACH_GLOBAL, &variable.address)
-                            : driver.memory.allocate(context, bytes, AllocationKind::kGlobal, &variable.address);
+          global.is_managed
+              ? driver.memory.allocateManaged(context, bytes, CU_MEM_ATTACH_GLOBAL,
+                                              &variable.address)
+              : driver.memory.allocate(context, bytes, AllocationKind::kGlobal, &variable.address);
       if (error != CUDA_SUCCESS) return error;
       (global.is_managed ? owned_managed_ : owned_).push_back(variable.address);
     }
@@ -116,7 +121,8 @@ CUresult LoadedModule::placeVariables(Context& context, const VariableMap& manag
       if (!global.is_managed) continue;
     }
     const auto image = code_->image(global);
-    if (!writeDeviceMemory(device, variables_.at(global.name).address, image.data(), image.size())) {
+    if (!writeDeviceMemory(device, variables_.at(global.name).address, image.data(),
+                           image.size())) {
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
   }
@@ -130,7 +136,8 @@ void LoadedModule::unload() {
   if (handle_ != nullptr) registry.modules.remove(handle_);
   Memory& memory = Driver::get().memory;
   for (const CUdeviceptr address : owned_) (void)memory.free(address, AllocationKind::kGlobal);
-  for (const CUdeviceptr address : owned_managed_) (void)memory.free(address, AllocationKind::kManaged);
+  for (const CUdeviceptr address : owned_managed_)
+    (void)memory.free(address, AllocationKind::kManaged);
 }
 
 std::shared_ptr<Function> LoadedModule::function(std::string_view name) const {
@@ -145,7 +152,7 @@ const Variable* LoadedModule::variable(const std::string& name) const {
   return it == variables_.end() ? nullptr : &it->second;
 }
 
-// --- Registry -------------------------------------------------------------------------------------------------------
+// --- Registry ------------------------------------------------------------------------------------
 
 Registry& Registry::get() {
   static Registry* const registry = new Registry;  // programs call the driver from exit handlers
@@ -203,7 +210,7 @@ CUresult resolveFunction(CUfunction handle, std::shared_ptr<Function>* out) {
   return owner != nullptr ? owner->error() : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
-// --- attributes -----------------------------------------------------------------------------------------------------
+// --- attributes ----------------------------------------------------------------------------------
 
 namespace {
 
@@ -222,8 +229,9 @@ void FunctionSettings::initialise(const ptx::KernelInfo& info, const Device& dev
   cluster_must_be_set = info.reqnctapercluster[0] != 0 ? 1 : 0;
 }
 
-CUresult getFunctionAttribute(const ptx::KernelInfo& info, const FunctionSettings& settings, const Device& device,
-                              int ptx_version, CUfunction_attribute attribute, int* value) {
+CUresult getFunctionAttribute(const ptx::KernelInfo& info, const FunctionSettings& settings,
+                              const Device& device, int ptx_version, CUfunction_attribute attribute,
+                              int* value) {
   if (value == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const int threads = deviceAttribute(device, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
   switch (attribute) {
@@ -281,12 +289,14 @@ CUresult getFunctionAttribute(const ptx::KernelInfo& info, const FunctionSetting
   return CUDA_SUCCESS;
 }
 
-CUresult setFunctionAttribute(const ptx::KernelInfo& info, FunctionSettings& settings, const Device& device,
-                              CUfunction_attribute attribute, int value) {
+CUresult setFunctionAttribute(const ptx::KernelInfo& info, FunctionSettings& settings,
+                              const Device& device, CUfunction_attribute attribute, int value) {
   switch (attribute) {
     case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: {
-      const int limit = deviceAttribute(device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
-      if (value < 0 || value + static_cast<int64_t>(info.static_shared_bytes) > limit) return CUDA_ERROR_INVALID_VALUE;
+      const int limit =
+          deviceAttribute(device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN);
+      if (value < 0 || value + static_cast<int64_t>(info.static_shared_bytes) > limit)
+        return CUDA_ERROR_INVALID_VALUE;
       settings.max_dynamic_shared = value;
       break;
     }
@@ -299,13 +309,15 @@ CUresult setFunctionAttribute(const ptx::KernelInfo& info, FunctionSettings& set
     case CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH:
       // What the code itself requires can't be changed.
       if (value < 0 || info.reqnctapercluster[0] != 0) return CUDA_ERROR_INVALID_VALUE;
-      settings.cluster[static_cast<size_t>(attribute - CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH)] = value;
+      settings.cluster[static_cast<size_t>(attribute - CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH)] =
+          value;
       break;
     case CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED:
       settings.non_portable_cluster = value != 0 ? 1 : 0;
       break;
     case CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
-      if (value < 0 || value > CU_CLUSTER_SCHEDULING_POLICY_LOAD_BALANCING) return CUDA_ERROR_INVALID_VALUE;
+      if (value < 0 || value > CU_CLUSTER_SCHEDULING_POLICY_LOAD_BALANCING)
+        return CUDA_ERROR_INVALID_VALUE;
       settings.cluster_policy = value;
       break;
     default:

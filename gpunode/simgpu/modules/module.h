@@ -1,11 +1,11 @@
 // Modules: code that is linked to one context's memory, its functions and variables.
 //
-// A LoadedModule is made from compiled PTX in a context: each .global and .const variable gets memory there, initial
-// bytes are copied in. cuModuleLoad makes one; a library makes one for each context that uses it.
-// Life: loaded -> unloaded (its handles are gone, its memory is free). The context's teardown unloads what is left.
-// Work that was submitted before an unload keeps the code alive by reference.
-// Thread-safety: all members from any thread. Locks: Registry and its tables are leaves; Library::mutex is taken
-// before Context::submit_mutex.
+// A LoadedModule is made from compiled PTX in a context: each .global and .const variable gets
+// memory there, initial bytes are copied in. cuModuleLoad makes one; a library makes one for each
+// context that uses it. Life: loaded -> unloaded (its handles are gone, its memory is free). The
+// context's teardown unloads what is left. Work that was submitted before an unload keeps the code
+// alive by reference. Thread-safety: all members from any thread. Locks: Registry and its tables
+// are leaves; Library::mutex is taken before Context::submit_mutex.
 #pragma once
 
 #include <cuda.h>
@@ -32,7 +32,8 @@ class Library;
 class LibraryKernel;
 class Linker;
 
-/// What cuFuncSetAttribute can change of a function, and cuKernelSetAttribute of a kernel on one device.
+/// What cuFuncSetAttribute can change of a function, and cuKernelSetAttribute of a kernel on one
+/// device.
 struct FunctionSettings {
   std::atomic<int> max_dynamic_shared{0};  // bytes
   std::atomic<int> carveout{-1};
@@ -46,10 +47,11 @@ struct FunctionSettings {
 };
 
 /// An attribute as cuFuncGetAttribute answers it.
-CUresult getFunctionAttribute(const ptx::KernelInfo& info, const FunctionSettings& settings, const Device& device,
-                              int ptx_version, CUfunction_attribute attribute, int* value);
-CUresult setFunctionAttribute(const ptx::KernelInfo& info, FunctionSettings& settings, const Device& device,
-                              CUfunction_attribute attribute, int value);
+CUresult getFunctionAttribute(const ptx::KernelInfo& info, const FunctionSettings& settings,
+                              const Device& device, int ptx_version, CUfunction_attribute attribute,
+                              int* value);
+CUresult setFunctionAttribute(const ptx::KernelInfo& info, FunctionSettings& settings,
+                              const Device& device, CUfunction_attribute attribute, int value);
 
 /// A kernel in one context. Immutable but for its settings.
 class Function {
@@ -79,13 +81,15 @@ using VariableMap = std::unordered_map<std::string, Variable>;
 
 class LoadedModule : public std::enable_shared_from_this<LoadedModule> {
  public:
-  /// Links `code` (compiled, not yet linked) in `context`. `managed`: variables that have memory already (a library's
-  /// __managed__ variables). CUDA_ERROR_OUT_OF_MEMORY, INVALID_PTX for a variable that is nowhere defined.
-  static CUresult load(Context& context, std::shared_ptr<ptx::Module> code, const VariableMap& managed,
-                       const std::shared_ptr<Library>& library, JitOptions& options,
-                       std::shared_ptr<LoadedModule>* out);
+  /// Links `code` (compiled, not yet linked) in `context`. `managed`: variables that have memory
+  /// already (a library's __managed__ variables). CUDA_ERROR_OUT_OF_MEMORY, INVALID_PTX for a
+  /// variable that is nowhere defined.
+  static CUresult load(Context& context, std::shared_ptr<ptx::Module> code,
+                       const VariableMap& managed, const std::shared_ptr<Library>& library,
+                       JitOptions& options, std::shared_ptr<LoadedModule>* out);
 
-  /// Takes the handles out of the registry and frees the variables. The caller has waited for the context's work.
+  /// Takes the handles out of the registry and frees the variables. The caller has waited for the
+  /// context's work.
   void unload();
 
   CUmodule handle() const { return handle_; }
@@ -127,18 +131,20 @@ struct Registry {
   std::unordered_map<const Context*, bool> watched_;
 };
 
-/// The function that `handle`, a CUfunction or a CUkernel cast to one, means in `context`; a library's kernel is
-/// instantiated there. CUDA_ERROR_INVALID_HANDLE for neither.
+/// The function that `handle`, a CUfunction or a CUkernel cast to one, means in `context`; a
+/// library's kernel is instantiated there. CUDA_ERROR_INVALID_HANDLE for neither.
 CUresult resolveFunction(CUfunction handle, Context& context, std::shared_ptr<Function>* out);
 
-/// resolveFunction() in the function's own context: a CUfunction needs none to be current, a CUkernel does.
+/// resolveFunction() in the function's own context: a CUfunction needs none to be current, a
+/// CUkernel does.
 CUresult resolveFunction(CUfunction handle, std::shared_ptr<Function>* out);
 
 /// Copies host bytes into device memory that is mapped for `device`. False when some of it is not.
 bool writeDeviceMemory(const Device& device, CUdeviceptr address, const void* bytes, size_t count);
 
-/// What the driver does before it loads or unloads code: waits for the kernels that run in `context`, as hardware was seen to.
-/// OL_SIM_CTXLOCK: drains `context` and holds its call lock as long as this lives. Hold no lock.
+/// What the driver does before it loads or unloads code: waits for the kernels that run in
+/// `context`, as hardware was seen to. OL_SIM_CTXLOCK: drains `context` and holds its call lock as
+/// long as this lives. Hold no lock.
 class ContextDrain {
  public:
   explicit ContextDrain(Context& context);

@@ -38,10 +38,14 @@ DeviceLimits::DeviceLimits(const Device& device) {
   grid[2] = get(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z);
 }
 
-int activeBlocks(const DeviceLimits& limits, const ptx::KernelInfo& info, int threads, size_t dynamic_shared) {
-  if (threads <= 0 || threads > std::min(limits.threads_per_block, static_cast<int>(info.max_threads))) return 0;
+int activeBlocks(const DeviceLimits& limits, const ptx::KernelInfo& info, int threads,
+                 size_t dynamic_shared) {
+  if (threads <= 0 ||
+      threads > std::min(limits.threads_per_block, static_cast<int>(info.max_threads)))
+    return 0;
   const int warps = (threads + kWarp - 1) / kWarp;
-  int blocks = std::min(limits.blocks_per_multiprocessor, limits.threads_per_multiprocessor / kWarp / warps);
+  int blocks =
+      std::min(limits.blocks_per_multiprocessor, limits.threads_per_multiprocessor / kWarp / warps);
 
   // A code generator keeps to the launch bounds, so what it would need at most is what they leave.
   int registers = std::clamp(static_cast<int>(info.registers), 8, 255);
@@ -54,11 +58,12 @@ int activeBlocks(const DeviceLimits& limits, const ptx::KernelInfo& info, int th
 
   const size_t asked = info.static_shared_bytes + dynamic_shared;
   if (asked > static_cast<size_t>(limits.shared_per_block)) return 0;
-  const size_t shared =
-      (asked + static_cast<size_t>(limits.shared_reserved) + kSharedUnit - 1) / kSharedUnit * kSharedUnit;
+  const size_t shared = (asked + static_cast<size_t>(limits.shared_reserved) + kSharedUnit - 1) /
+                        kSharedUnit * kSharedUnit;
   if (shared != 0) {
     blocks = static_cast<int>(
-        std::min<size_t>(static_cast<size_t>(blocks), static_cast<size_t>(limits.shared_per_multiprocessor) / shared));
+        std::min<size_t>(static_cast<size_t>(blocks),
+                         static_cast<size_t>(limits.shared_per_multiprocessor) / shared));
   }
   return blocks;
 }

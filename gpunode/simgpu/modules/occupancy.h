@@ -1,6 +1,6 @@
-// How many blocks of a kernel a multiprocessor holds at once, from the device's limits: threads, registers, shared
-// memory. The rules are those of NVIDIA's published occupancy calculator for compute capability 9.0.
-// Thread-safety: pure functions.
+// How many blocks of a kernel a multiprocessor holds at once, from the device's limits: threads,
+// registers, shared memory. The rules are those of NVIDIA's published occupancy calculator for
+// compute capability 9.0. Thread-safety: pure functions.
 #pragma once
 
 #include <cuda.h>
@@ -28,7 +28,9 @@ struct DeviceLimits {
   int grid[3] = {};
 };
 
-/// Blocks of `threads` threads with `dynamic_shared` bytes that one multiprocessor runs at once; 0 when not even one.
-int activeBlocks(const DeviceLimits& limits, const ptx::KernelInfo& info, int threads, size_t dynamic_shared);
+/// Blocks of `threads` threads with `dynamic_shared` bytes that one multiprocessor runs at once; 0
+/// when not even one.
+int activeBlocks(const DeviceLimits& limits, const ptx::KernelInfo& info, int threads,
+                 size_t dynamic_shared);
 
 }  // namespace olpager::simgpu

@@ -54,9 +54,9 @@ struct Symbol {
   Type type = Type::kNone;
   bool is_function = false;
   bool is_extern = false;
-  bool is_return = false;    ///< `.param`: the function's return value
-  bool is_formal = false;    ///< `.param`: an argument of this function
-  std::uint32_t index = 0;   ///< function: index in Ast::functions; global or const: in Ast::globals
+  bool is_return = false;   ///< `.param`: the function's return value
+  bool is_formal = false;   ///< `.param`: an argument of this function
+  std::uint32_t index = 0;  ///< function: index in Ast::functions; global or const: in Ast::globals
   std::uint32_t offset = 0;  ///< shared, local, param: byte offset in its area
   std::uint64_t size = 0;
   std::uint32_t align = 1;
@@ -84,14 +84,16 @@ struct SymbolRef {
 
 struct Operand {
   OperandKind kind = OperandKind::kSink;
-  bool negated = false;        ///< `!p`
-  std::int32_t reg = -1;       ///< kRegister; kAddress: base register or -1
-  SymbolRef symbol;            ///< kSymbol; kAddress: base symbol
-  std::int32_t label = -1;     ///< kLabel
-  std::uint64_t value = 0;     ///< immediate (two's complement) or float bits; kAddress, kSymbol: offset
-  std::string_view text;       ///< as written (kSpecial: the register's name)
+  bool negated = false;     ///< `!p`
+  std::int32_t reg = -1;    ///< kRegister; kAddress: base register or -1
+  SymbolRef symbol;         ///< kSymbol; kAddress: base symbol
+  std::int32_t label = -1;  ///< kLabel
+  std::uint64_t value =
+      0;                  ///< immediate (two's complement) or float bits; kAddress, kSymbol: offset
+  std::string_view text;  ///< as written (kSpecial: the register's name)
   std::vector<Operand> items;  ///< kVector, kList; kRegister or kVector followed by `|q`: the last;
-                               ///< kAddress: what follows the base, as in `[texture, {coordinates}]`
+                               ///< kAddress: what follows the base, as in `[texture,
+                               ///< {coordinates}]`
 };
 
 struct Instruction {

@@ -10,11 +10,13 @@ namespace olpager::simgpu::ptx {
 namespace {
 
 constexpr auto kSlice = std::chrono::milliseconds(2);
-// Turns that a warp with lanes both at a barrier and parked waits before the parked ones are let go.
+// Turns that a warp with lanes both at a barrier and parked waits before the parked ones are let
+// go.
 constexpr std::uint32_t kStuckTurns = 64;
 
 std::byte* align64(std::byte* p) {
-  return reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(p) + 63) & ~std::uintptr_t{63});
+  return reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(p) + 63) &
+                                      ~std::uintptr_t{63});
 }
 
 }  // namespace
@@ -67,7 +69,8 @@ void Block::checkBarrier(Barrier& barrier) {
   if (barrier.needed == 0) {
     if (barrier.lanes + barrier.arrivals < live) return;
   } else if (barrier.lanes + barrier.arrivals < barrier.needed) {
-    // A count is in whole warps: lanes that have exited, or never were, count with those of their warp.
+    // A count is in whole warps: lanes that have exited, or never were, count with those of their
+    // warp.
     std::uint32_t total = barrier.arrivals;
     std::uint32_t seen_warps[32] = {};
     for (const BarrierWait& w : barrier.waiting) {
@@ -143,7 +146,8 @@ void Cluster::checkPhase() {
 void Cluster::start(Worker& worker, std::uint64_t number) {
   Launch& launch = worker.launch;
   const LaunchConfig& config = *launch.config;
-  const Dim3 grid{config.grid.x / config.cluster.x, config.grid.y / config.cluster.y, config.grid.z / config.cluster.z};
+  const Dim3 grid{config.grid.x / config.cluster.x, config.grid.y / config.cluster.y,
+                  config.grid.z / config.cluster.z};
   index.x = static_cast<std::uint32_t>(number % grid.x);
   index.y = static_cast<std::uint32_t>(number / grid.x % grid.y);
   index.z = static_cast<std::uint32_t>(number / grid.x / grid.y);
@@ -174,8 +178,8 @@ void Cluster::start(Worker& worker, std::uint64_t number) {
         block.shared_size = (block.shared_size + 127) / 128 * 128 + kReservedSharedBytes;
       block.shared = std::make_unique<std::byte[]>(block.shared_size + 1024);
       // 1024-byte alignment: as much as any shared variable may ask for.
-      block.shared_data = reinterpret_cast<std::byte*>((reinterpret_cast<std::uintptr_t>(block.shared.get()) + 1023) &
-                                                       ~std::uintptr_t{1023});
+      block.shared_data = reinterpret_cast<std::byte*>(
+          (reinterpret_cast<std::uintptr_t>(block.shared.get()) + 1023) & ~std::uintptr_t{1023});
       block.stack_bytes = launch.stack_bytes;
       if (block.stack_bytes != 0) {
         block.stacks_bytes = std::size_t{block.stack_bytes} * kWarpSize * warps;
@@ -188,7 +192,8 @@ void Cluster::start(Worker& worker, std::uint64_t number) {
         auto warp = std::make_unique<Warp>();
         warp->id = i;
         warp->block = &block;
-        warp->base[1] = reinterpret_cast<std::byte*>(const_cast<std::uint64_t*>(launch.program->constants.data()));
+        warp->base[1] = reinterpret_cast<std::byte*>(
+            const_cast<std::uint64_t*>(launch.program->constants.data()));
         warp->local = block.stacks + std::size_t{i} * kWarpSize * block.stack_bytes;
         warp->root = block.newFrame(*launch.entry);
         for (std::uint32_t lane = 0; lane < kWarpSize; ++lane) {
@@ -262,7 +267,8 @@ Progress Cluster::runSlice(Worker& worker) {
       if (!unblocked) return Progress::kDeadlock;
     }
     if (waits || std::chrono::steady_clock::now() >= end) return Progress::kMore;
-    if (worker.launch.stop.load(std::memory_order_relaxed) || worker.launch.cancel->load(std::memory_order_relaxed)) {
+    if (worker.launch.stop.load(std::memory_order_relaxed) ||
+        worker.launch.cancel->load(std::memory_order_relaxed)) {
       return Progress::kMore;
     }
   }

@@ -21,8 +21,9 @@ bool callsNoReturn(const Ast& ast, const Instruction& instr) {
   return false;
 }
 
-/// Cooper, Harvey, Kennedy: "A Simple, Fast Dominance Algorithm", on the reversed graph. Blocks that cannot reach the
-/// function's end (traps, endless loops) take no part: lanes that go there do not come back to be waited for.
+/// Cooper, Harvey, Kennedy: "A Simple, Fast Dominance Algorithm", on the reversed graph. Blocks
+/// that cannot reach the function's end (traps, endless loops) take no part: lanes that go there do
+/// not come back to be waited for.
 void findJoins(Cfg& cfg) {
   const auto n = static_cast<std::uint32_t>(cfg.blocks.size());
   const std::uint32_t end = n;
@@ -80,12 +81,13 @@ void findJoins(Cfg& cfg) {
     }
   }
   for (std::uint32_t b = 0; b < n; ++b) {
-    if (ipdom[b] != kNone && ipdom[b] != end) cfg.blocks[b].join = static_cast<std::int32_t>(ipdom[b]);
+    if (ipdom[b] != kNone && ipdom[b] != end)
+      cfg.blocks[b].join = static_cast<std::int32_t>(ipdom[b]);
   }
 }
 
-/// Calls use(register) and def(register) for an instruction's operands. A guarded write is no definition: it may leave
-/// the old value.
+/// Calls use(register) and def(register) for an instruction's operands. A guarded write is no
+/// definition: it may leave the old value.
 template <typename Use, typename Def>
 void operandsOf(const Instruction& instr, Use use, Def def) {
   static constexpr std::array<std::string_view, 25> kNoResult = {
@@ -95,7 +97,8 @@ void operandsOf(const Instruction& instr, Use use, Def def) {
       "cp",        "mbarrier", "membar",         "fence",      "brkpt",
       "nanosleep", "pmevent",  "griddepcontrol", "setmaxnreg", "stackrestore"};
   if (instr.guard >= 0) use(instr.guard);
-  const bool result = std::find(kNoResult.begin(), kNoResult.end(), instr.parts[0]) == kNoResult.end();
+  const bool result =
+      std::find(kNoResult.begin(), kNoResult.end(), instr.parts[0]) == kNoResult.end();
   const auto visit = [](const auto& self, const Operand& operand, const auto& fn) -> void {
     if (operand.reg >= 0) fn(operand.reg);
     for (const Operand& item : operand.items) self(self, item, fn);
@@ -117,8 +120,8 @@ Cfg buildCfg(const Ast& ast, const AstFunction& function) {
     return static_cast<std::uint32_t>(function.labels[static_cast<std::size_t>(label)]);
   };
   const auto ends = [&](const Instruction& instr) {
-    return isName(instr, "bra") || isName(instr, "brx") || isName(instr, "ret") || isName(instr, "exit") ||
-           isName(instr, "trap") || callsNoReturn(ast, instr);
+    return isName(instr, "bra") || isName(instr, "brx") || isName(instr, "ret") ||
+           isName(instr, "exit") || isName(instr, "trap") || callsNoReturn(ast, instr);
   };
   for (std::uint32_t i = 0; i < n; ++i) {
     const Instruction& instr = function.code[i];
@@ -126,7 +129,8 @@ Cfg buildCfg(const Ast& ast, const AstFunction& function) {
     leader[i + 1] = true;
     if (isName(instr, "bra")) leader[target(instr.operands[0].label)] = true;
     if (isName(instr, "brx") && instr.targets >= 0) {
-      for (const std::int32_t label : function.target_lists[static_cast<std::size_t>(instr.targets)])
+      for (const std::int32_t label :
+           function.target_lists[static_cast<std::size_t>(instr.targets)])
         leader[target(label)] = true;
     }
   }
@@ -152,9 +156,11 @@ Cfg buildCfg(const Ast& ast, const AstFunction& function) {
     bool falls = true;
     if (ends(last)) {
       falls = last.guard >= 0;
-      if (isName(last, "bra")) block.successors.push_back(cfg.block_of[target(last.operands[0].label)]);
+      if (isName(last, "bra"))
+        block.successors.push_back(cfg.block_of[target(last.operands[0].label)]);
       if (isName(last, "brx") && last.targets >= 0) {
-        for (const std::int32_t label : function.target_lists[static_cast<std::size_t>(last.targets)]) {
+        for (const std::int32_t label :
+             function.target_lists[static_cast<std::size_t>(last.targets)]) {
           block.successors.push_back(cfg.block_of[target(label)]);
         }
       }
@@ -222,10 +228,12 @@ std::vector<LiveRange> liveRanges(const AstFunction& function, const Cfg& cfg) {
     liveOut(b);
     for (std::size_t w = 0; w < words; ++w) {
       for (std::uint64_t left = in [b * words + w]; left != 0; left &= left - 1) {
-        touch(static_cast<std::int32_t>(w * 64 + static_cast<std::size_t>(__builtin_ctzll(left))), block.begin);
+        touch(static_cast<std::int32_t>(w * 64 + static_cast<std::size_t>(__builtin_ctzll(left))),
+              block.begin);
       }
       for (std::uint64_t left = out[w]; left != 0; left &= left - 1) {
-        touch(static_cast<std::int32_t>(w * 64 + static_cast<std::size_t>(__builtin_ctzll(left))), block.end - 1);
+        touch(static_cast<std::int32_t>(w * 64 + static_cast<std::size_t>(__builtin_ctzll(left))),
+              block.end - 1);
       }
     }
   }

@@ -8,7 +8,9 @@
 namespace olpager::simgpu::ptx {
 namespace {
 
-std::uint32_t slotBytes(Type type) { return type == Type::kPred ? 4 : std::max(2U, typeSize(type)); }
+std::uint32_t slotBytes(Type type) {
+  return type == Type::kPred ? 4 : std::max(2U, typeSize(type));
+}
 
 struct SpecialName {
   std::string_view name;
@@ -63,11 +65,13 @@ constexpr SpecialName kSpecials[] = {
     {"%cluster_nctarank", Special::kClusterNctarank},
 };
 
-// These change the flow of control or may wait: under a guard they are branched around instead of masked.
+// These change the flow of control or may wait: under a guard they are branched around instead of
+// masked.
 bool isControl(std::string_view name) {
-  if (name == "bra" || name == "brx" || name == "call" || name == "ret" || name == "exit" || name == "trap" ||
-      name == "bar" || name == "barrier" || name == "shfl" || name == "vote" || name == "match" || name == "elect" ||
-      name == "redux" || name == "mma" || name == "nanosleep") {
+  if (name == "bra" || name == "brx" || name == "call" || name == "ret" || name == "exit" ||
+      name == "trap" || name == "bar" || name == "barrier" || name == "shfl" || name == "vote" ||
+      name == "match" || name == "elect" || name == "redux" || name == "mma" ||
+      name == "nanosleep") {
     return true;
   }
   return false;
@@ -97,11 +101,13 @@ std::uint32_t ConstantPool::value(std::uint64_t bits, std::uint32_t bytes, std::
 
 std::uint32_t ConstantPool::predicate(bool holds) { return value(holds ? 0xFFFFFFFF : 0, 4); }
 
-std::uint32_t ConstantPool::address(std::uint32_t global, std::uint64_t addend, std::uint32_t bytes) {
+std::uint32_t ConstantPool::address(std::uint32_t global, std::uint64_t addend,
+                                    std::uint32_t bytes) {
   const auto [entry, fresh] = known_.try_emplace({global, addend, 0x100 + bytes}, 0);
   if (fresh) {
     entry->second = add(0, 0, bytes);
-    program_.address_constants.push_back(AddressConstant{entry->second & ~kConstantBit, bytes, global, addend});
+    program_.address_constants.push_back(
+        AddressConstant{entry->second & ~kConstantBit, bytes, global, addend});
   }
   return entry->second;
 }
@@ -137,7 +143,8 @@ void Modifiers::drop(bool (*unneeded)(std::string_view)) { std::erase_if(left_, 
 // --- operands ---
 
 void FunctionDecoder::unsupported() const {
-  throw DecodeError{instr_->line, "instruction '" + std::string(instr_->opcode) + "' is not supported"};
+  throw DecodeError{instr_->line,
+                    "instruction '" + std::string(instr_->opcode) + "' is not supported"};
 }
 void FunctionDecoder::fail(const std::string& what) const {
   throw DecodeError{instr_->line, what + " in '" + std::string(instr_->opcode) + "'"};
@@ -161,7 +168,8 @@ Op& FunctionDecoder::emit(OpFn fn) {
   return out_.ops.back();
 }
 
-Op& FunctionDecoder::emit(OpFn fn, std::initializer_list<std::uint32_t> operands, std::uint32_t flags) {
+Op& FunctionDecoder::emit(OpFn fn, std::initializer_list<std::uint32_t> operands,
+                          std::uint32_t flags) {
   Op& op = emit(fn);
   std::copy(operands.begin(), operands.end(), op.r);
   op.flags = flags;
@@ -190,7 +198,9 @@ std::uint32_t FunctionDecoder::registerBytes(const Operand& op) const {
   return slotBytes(function_.registers[static_cast<std::size_t>(op.reg)].type);
 }
 
-std::uint32_t FunctionDecoder::slot(std::int32_t reg) const { return slots_[static_cast<std::size_t>(reg)]; }
+std::uint32_t FunctionDecoder::slot(std::int32_t reg) const {
+  return slots_[static_cast<std::size_t>(reg)];
+}
 
 void FunctionDecoder::specialRegister(const Operand& op, std::uint32_t to, std::uint32_t bytes) {
   if (op.text.substr(0, 7) == "%envreg") {
@@ -213,7 +223,8 @@ void FunctionDecoder::specialRegister(const Operand& op, std::uint32_t to, std::
     out.imm = reserved->second;
     return;
   }
-  if (op.text == "%is_explicit_cluster") fail("special register '" + std::string(op.text) + "' is not supported");
+  if (op.text == "%is_explicit_cluster")
+    fail("special register '" + std::string(op.text) + "' is not supported");
   for (const SpecialName& special : kSpecials) {
     if (special.name != op.text) continue;
     emit(specialOp(special.which, bytes)).r[0] = to;
@@ -224,7 +235,8 @@ void FunctionDecoder::specialRegister(const Operand& op, std::uint32_t to, std::
 
 std::uint32_t FunctionDecoder::symbolAddress(const Operand& op, std::uint32_t bytes) {
   const Symbol& symbol = symbolOf(op.symbol);
-  if (symbol.is_function) return context_.pool.value(context_.program.codeAddress(symbol.index), bytes);
+  if (symbol.is_function)
+    return context_.pool.value(context_.program.codeAddress(symbol.index), bytes);
   const auto dynamic = [&](Special which, std::uint64_t offset) {
     const std::uint32_t to = temporary(bytes);
     Op& out = emit(specialOp(which, bytes));
@@ -237,8 +249,10 @@ std::uint32_t FunctionDecoder::symbolAddress(const Operand& op, std::uint32_t by
     case Space::kConst:
       return context_.pool.address(symbol.index, op.value, bytes);
     case Space::kShared:
-      if (symbol.is_extern || symbol.size == 0) return dynamic(Special::kDynamicSharedBase, op.value);
-      return context_.pool.value(context_.shared_offsets[static_cast<std::size_t>(op.symbol.index)] + op.value, bytes);
+      if (symbol.is_extern || symbol.size == 0)
+        return dynamic(Special::kDynamicSharedBase, op.value);
+      return context_.pool.value(
+          context_.shared_offsets[static_cast<std::size_t>(op.symbol.index)] + op.value, bytes);
     case Space::kLocal:
       return dynamic(Special::kLocalBase, symbol.offset + op.value);
     case Space::kParam:
@@ -252,16 +266,18 @@ std::uint32_t FunctionDecoder::symbolAddress(const Operand& op, std::uint32_t by
 }
 
 std::uint32_t FunctionDecoder::source(const Operand& op, Type type) {
-  if (op.kind == OperandKind::kImmediate && isFloat(type) && typeSize(type) >= 4 && type != Type::kF16x2 &&
-      type != Type::kBF16x2 && type != Type::kF32x2) {
+  if (op.kind == OperandKind::kImmediate && isFloat(type) && typeSize(type) >= 4 &&
+      type != Type::kF16x2 && type != Type::kBF16x2 && type != Type::kF32x2) {
     const auto number = static_cast<double>(static_cast<std::int64_t>(op.value));
-    return type == Type::kF64 ? context_.pool.value(std::bit_cast<std::uint64_t>(number), 8)
-                              : context_.pool.value(std::bit_cast<std::uint32_t>(static_cast<float>(number)), 4);
+    return type == Type::kF64
+               ? context_.pool.value(std::bit_cast<std::uint64_t>(number), 8)
+               : context_.pool.value(std::bit_cast<std::uint32_t>(static_cast<float>(number)), 4);
   }
   return sourceBytes(op, slotBytes(type), isSigned(type), isFloat(type));
 }
 
-std::uint32_t FunctionDecoder::sourceBytes(const Operand& op, std::uint32_t bytes, bool sign, bool is_float) {
+std::uint32_t FunctionDecoder::sourceBytes(const Operand& op, std::uint32_t bytes, bool sign,
+                                           bool is_float) {
   switch (op.kind) {
     case OperandKind::kRegister: {
       if (op.negated) fail("'!' before an operand that is no predicate");
@@ -277,18 +293,19 @@ std::uint32_t FunctionDecoder::sourceBytes(const Operand& op, std::uint32_t byte
       return to;
     }
     case OperandKind::kImmediate:
-      return context_.pool.value(op.value, bytes, static_cast<std::int64_t>(op.value) < 0 ? ~std::uint64_t{0} : 0);
+      return context_.pool.value(op.value, bytes,
+                                 static_cast<std::int64_t>(op.value) < 0 ? ~std::uint64_t{0} : 0);
     case OperandKind::kFloat32:
       if (bytes == 8) {
-        return context_.pool.value(std::bit_cast<std::uint64_t>(
-                                       static_cast<double>(std::bit_cast<float>(static_cast<std::uint32_t>(op.value)))),
+        return context_.pool.value(std::bit_cast<std::uint64_t>(static_cast<double>(
+                                       std::bit_cast<float>(static_cast<std::uint32_t>(op.value)))),
                                    8);
       }
       return context_.pool.value(op.value, bytes);
     case OperandKind::kFloat64:
       if (bytes == 4) {
-        return context_.pool.value(std::bit_cast<std::uint32_t>(static_cast<float>(std::bit_cast<double>(op.value))),
-                                   4);
+        return context_.pool.value(
+            std::bit_cast<std::uint32_t>(static_cast<float>(std::bit_cast<double>(op.value))), 4);
       }
       return context_.pool.value(op.value, bytes);
     case OperandKind::kSymbol:
@@ -328,7 +345,8 @@ std::uint32_t FunctionDecoder::sourceBytes(const Operand& op, std::uint32_t byte
 std::uint32_t FunctionDecoder::predicateSource(const Operand& op, bool& negated) {
   negated = op.negated;
   if (op.kind == OperandKind::kImmediate) return context_.pool.predicate(op.value != 0);
-  if (op.kind != OperandKind::kRegister || function_.registers[static_cast<std::size_t>(op.reg)].type != Type::kPred) {
+  if (op.kind != OperandKind::kRegister ||
+      function_.registers[static_cast<std::size_t>(op.reg)].type != Type::kPred) {
     fail("predicate expected");
   }
   return slot(op.reg);
@@ -362,7 +380,8 @@ void FunctionDecoder::finishResult() {
 
 std::uint32_t FunctionDecoder::predicateResult(const Operand& op) {
   if (op.kind == OperandKind::kSink) return predicateSlot();
-  if (op.kind != OperandKind::kRegister || function_.registers[static_cast<std::size_t>(op.reg)].type != Type::kPred) {
+  if (op.kind != OperandKind::kRegister ||
+      function_.registers[static_cast<std::size_t>(op.reg)].type != Type::kPred) {
     fail("predicate expected as destination");
   }
   return slot(op.reg);
@@ -373,7 +392,8 @@ FunctionDecoder::Address FunctionDecoder::address(const Operand& op) {
   if (!op.items.empty()) unsupported();
   Address result;
   if (op.reg >= 0) {
-    const std::uint32_t bytes = slotBytes(function_.registers[static_cast<std::size_t>(op.reg)].type);
+    const std::uint32_t bytes =
+        slotBytes(function_.registers[static_cast<std::size_t>(op.reg)].type);
     if (bytes != 4 && bytes != 8) fail("address register must have 32 or 64 bits");
     result.reg = slot(op.reg);
     result.offset = op.value;
@@ -397,8 +417,9 @@ std::uint32_t FunctionDecoder::roundFlags(Modifiers& mods) {
 // --- registers ---
 
 void FunctionDecoder::allocateRegisters() {
-  // Linear scan: registers of one size whose live ranges do not overlap share a slot. Diverged lanes may be anywhere in
-  // the code, but each lane has its own column of a slot, so this is as sound as for one thread.
+  // Linear scan: registers of one size whose live ranges do not overlap share a slot. Diverged
+  // lanes may be anywhere in the code, but each lane has its own column of a slot, so this is as
+  // sound as for one thread.
   const std::vector<LiveRange> ranges = liveRanges(function_, cfg_);
   std::vector<std::uint32_t> order;
   for (std::uint32_t i = 0; i < ranges.size(); ++i) {
@@ -427,7 +448,8 @@ void FunctionDecoder::allocateRegisters() {
     }
     const Type type = function_.registers[reg].type;
     const std::uint32_t bytes = slotBytes(type);
-    // Predicates have a cache line each beside 16-bit registers' slots: a kind of their own, named by an odd size.
+    // Predicates have a cache line each beside 16-bit registers' slots: a kind of their own, named
+    // by an odd size.
     const std::uint32_t kind = type == Type::kPred ? 1 : bytes;
     auto& spare = free_slots[kind];
     if (spare.empty()) {
@@ -487,7 +509,8 @@ void FunctionDecoder::run() {
     };
     if (patch.has_target) op.imm = static_cast<std::uint64_t>(distance(patch.target_block));
     if (patch.join_block >= 0) {
-      const auto d = static_cast<std::uint64_t>(distance(static_cast<std::uint32_t>(patch.join_block)));
+      const auto d =
+          static_cast<std::uint64_t>(distance(static_cast<std::uint32_t>(patch.join_block)));
       op.r[1] = static_cast<std::uint32_t>(d);
       op.r[2] = static_cast<std::uint32_t>(d >> 32);
       op.flags |= 2;
@@ -510,7 +533,8 @@ void FunctionDecoder::instruction(std::uint32_t index) {
     (this->*found->second)(mods);
     return;
   }
-  if (function_.registers[static_cast<std::size_t>(instr_->guard)].type != Type::kPred) fail("guard is no predicate");
+  if (function_.registers[static_cast<std::size_t>(instr_->guard)].type != Type::kPred)
+    fail("guard is no predicate");
   if (isControl(name)) {
     // Branch around it; the lanes meet again right behind.
     Op& skip = emit(controlOp(Control::kBranch));
@@ -546,8 +570,8 @@ void FunctionDecoder::bra(Modifiers& mods) {
   finish(mods);
   expectOperands(1, 1);
   if (operand(0).kind != OperandKind::kLabel || operand(0).label < 0) fail("label expected");
-  const auto target =
-      cfg_.block_of[static_cast<std::size_t>(function_.labels[static_cast<std::size_t>(operand(0).label)])];
+  const auto target = cfg_.block_of[static_cast<std::size_t>(
+      function_.labels[static_cast<std::size_t>(operand(0).label)])];
   if (instr_->guard < 0) {
     emit(controlOp(Control::kJump));
     patches_.push_back(Patch{out_.ops.size() - 1, target, -1, true});
@@ -556,7 +580,8 @@ void FunctionDecoder::bra(Modifiers& mods) {
   Op& op = emit(controlOp(Control::kBranch));
   op.r[0] = slot(instr_->guard);
   op.flags = instr_->guard_negated ? 1 : 0;
-  patches_.push_back(Patch{out_.ops.size() - 1, target, cfg_.blocks[cfg_.block_of[index_]].join, true});
+  patches_.push_back(
+      Patch{out_.ops.size() - 1, target, cfg_.blocks[cfg_.block_of[index_]].join, true});
 }
 
 void FunctionDecoder::brx(Modifiers& mods) {
@@ -570,8 +595,10 @@ void FunctionDecoder::brx(Modifiers& mods) {
   const std::size_t table = out_.branch_tables.size();
   out_.branch_tables.emplace_back(labels.size());
   for (std::size_t i = 0; i < labels.size(); ++i) {
-    table_patches_.push_back(TableEntry{
-        table, i, cfg_.block_of[static_cast<std::size_t>(function_.labels[static_cast<std::size_t>(labels[i])])]});
+    table_patches_.push_back(
+        TableEntry{table, i,
+                   cfg_.block_of[static_cast<std::size_t>(
+                       function_.labels[static_cast<std::size_t>(labels[i])])]});
   }
   Op& op = emit(controlOp(Control::kBranchTable));
   op.r[0] = index;
@@ -613,7 +640,8 @@ void FunctionDecoder::call(Modifiers& mods) {
   CallSite site;
   if (operand(at).kind == OperandKind::kList) site.returns = slices(operand(at++));
   const Operand& target = operand(at++);
-  if (at < operandCount() && operand(at).kind == OperandKind::kList) site.arguments = slices(operand(at++));
+  if (at < operandCount() && operand(at).kind == OperandKind::kList)
+    site.arguments = slices(operand(at++));
   std::uint32_t reg = 0;
   if (target.kind == OperandKind::kSymbol && symbolOf(target.symbol).is_function) {
     const AstFunction& callee = context_.ast.functions[symbolOf(target.symbol).index];

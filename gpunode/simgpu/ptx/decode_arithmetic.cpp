@@ -57,20 +57,23 @@ void FunctionDecoder::arithmetic(Modifiers& mods, Alu kind) {
     mods.take("abs");
     flags |= kFlagXorSign;
   }
-  if (instr_->parts[0] == "addc" || instr_->parts[0] == "subc" || instr_->parts[0] == "madc") flags |= kFlagCarryIn;
-  // For f32 results the flush also applies to halves as sources only; `.ftz` of a pair is that of its elements.
+  if (instr_->parts[0] == "addc" || instr_->parts[0] == "subc" || instr_->parts[0] == "madc")
+    flags |= kFlagCarryIn;
+  // For f32 results the flush also applies to halves as sources only; `.ftz` of a pair is that of
+  // its elements.
   const Type type = mods.takeType();
   finish(mods);
   if (type == Type::kNone) unsupported();
   if ((flags & kFlagSat) != 0 && (kind == Alu::kMin || kind == Alu::kMax)) unsupported();
   const bool wide = kind == Alu::kMulWide || kind == Alu::kMadWide;
-  const bool three = kind == Alu::kFma || kind == Alu::kMadLo || kind == Alu::kMadHi || kind == Alu::kMadWide ||
-                     kind == Alu::kMin3 || kind == Alu::kMax3;
+  const bool three = kind == Alu::kFma || kind == Alu::kMadLo || kind == Alu::kMadHi ||
+                     kind == Alu::kMadWide || kind == Alu::kMin3 || kind == Alu::kMax3;
   expectOperands(three ? 4 : 3, three ? 4 : 3);
   const bool count = kind == Alu::kShr || kind == Alu::kShl;
   const std::uint32_t a = source(operand(1), type);
   const std::uint32_t b = source(operand(2), count ? Type::kU32 : type);
-  const std::uint32_t c = three ? source(operand(3), kind == Alu::kMadWide ? widened(type) : type) : 0;
+  const std::uint32_t c =
+      three ? source(operand(3), kind == Alu::kMadWide ? widened(type) : type) : 0;
   const std::uint32_t d = result(operand(0), wide ? widened(type) : type);
   if ((flags & (kFlagCarryIn | kFlagCarryOut)) != 0 && carry_ == kNoTarget) {
     carry_ = out_.frame_bytes;
@@ -120,7 +123,8 @@ void FunctionDecoder::mul24(Modifiers& mods) {
   const std::uint32_t b = source(operand(2), type);
   const std::uint32_t c = multiply_only ? 0 : source(operand(3), type);
   const std::uint32_t d = result(operand(0), type);
-  const Alu kind = multiply_only ? (high ? Alu::kMul24Hi : Alu::kMul24Lo) : (high ? Alu::kMad24Hi : Alu::kMad24Lo);
+  const Alu kind = multiply_only ? (high ? Alu::kMul24Hi : Alu::kMul24Lo)
+                                 : (high ? Alu::kMad24Hi : Alu::kMad24Lo);
   emit(find(kind, type, 0), {d, a, b, c});
 }
 
@@ -172,8 +176,11 @@ void FunctionDecoder::unaryMath(Modifiers& mods) {
 }
 
 void FunctionDecoder::logic(Modifiers& mods) {
-  static const auto& kKinds = *new std::unordered_map<std::string_view, Alu>{
-      {"and", Alu::kAnd}, {"or", Alu::kOr}, {"xor", Alu::kXor}, {"not", Alu::kNot}, {"cnot", Alu::kCnot}};
+  static const auto& kKinds = *new std::unordered_map<std::string_view, Alu>{{"and", Alu::kAnd},
+                                                                             {"or", Alu::kOr},
+                                                                             {"xor", Alu::kXor},
+                                                                             {"not", Alu::kNot},
+                                                                             {"cnot", Alu::kCnot}};
   const Alu kind = kKinds.at(instr_->parts[0]);
   const bool one = kind == Alu::kNot || kind == Alu::kCnot;
   const Type type = mods.takeType();
@@ -201,10 +208,14 @@ void FunctionDecoder::logic(Modifiers& mods) {
   emit(find(kind, type, 0), {d, a, b});
 }
 
-void FunctionDecoder::shift(Modifiers& mods) { arithmetic(mods, instr_->parts[0] == "shl" ? Alu::kShl : Alu::kShr); }
+void FunctionDecoder::shift(Modifiers& mods) {
+  arithmetic(mods, instr_->parts[0] == "shl" ? Alu::kShl : Alu::kShr);
+}
 
 void FunctionDecoder::bitCount(Modifiers& mods) {
-  Alu kind = instr_->parts[0] == "popc" ? Alu::kPopc : instr_->parts[0] == "clz" ? Alu::kClz : Alu::kBfind;
+  Alu kind = instr_->parts[0] == "popc"  ? Alu::kPopc
+             : instr_->parts[0] == "clz" ? Alu::kClz
+                                         : Alu::kBfind;
   if (kind == Alu::kBfind && mods.take("shiftamt")) kind = Alu::kBfindShift;
   const Type type = mods.takeType();
   finish(mods);
@@ -222,7 +233,8 @@ void FunctionDecoder::bitField(Modifiers& mods) {
   if (name == "bmsk" || name == "szext") {
     const bool wrap = mods.take("wrap");
     if (!wrap && !mods.take("clamp")) unsupported();
-    kind = name == "bmsk" ? (wrap ? Alu::kBmskWrap : Alu::kBmskClamp) : (wrap ? Alu::kSzextWrap : Alu::kSzextClamp);
+    kind = name == "bmsk" ? (wrap ? Alu::kBmskWrap : Alu::kBmskClamp)
+                          : (wrap ? Alu::kSzextWrap : Alu::kSzextClamp);
   }
   const Type type = mods.takeType();
   finish(mods);
@@ -286,7 +298,8 @@ void FunctionDecoder::funnel(Modifiers& mods) {
   if (!wrap && !mods.take("clamp")) unsupported();
   if (mods.takeType() != Type::kB32) unsupported();
   finish(mods);
-  const Alu kind = left ? (wrap ? Alu::kShfLWrap : Alu::kShfLClamp) : (wrap ? Alu::kShfRWrap : Alu::kShfRClamp);
+  const Alu kind =
+      left ? (wrap ? Alu::kShfLWrap : Alu::kShfLClamp) : (wrap ? Alu::kShfRWrap : Alu::kShfRClamp);
   threeSources(kind, Type::kB32);
 }
 
@@ -310,14 +323,16 @@ void FunctionDecoder::dotProduct(Modifiers& mods) {
   threeSources(kind, Type::kB32);
 }
 
-// `vadd4.u32.s32.u32.sat d, a, b, c` and the like; masks and selections of parts are not taken apart by the parser.
+// `vadd4.u32.s32.u32.sat d, a, b, c` and the like; masks and selections of parts are not taken
+// apart by the parser.
 void FunctionDecoder::video(Modifiers& mods) {
   static const auto& kKinds = *new std::unordered_map<std::string_view, Video>{
-      {"vadd", Video::kAdd}, {"vsub", Video::kSub}, {"vavrg", Video::kAverage}, {"vabsdiff", Video::kAbsDiff},
-      {"vmin", Video::kMin}, {"vmax", Video::kMax}, {"vset", Video::kEq}};
-  static const auto& kComparisons =
-      *new std::unordered_map<std::string_view, Video>{{"eq", Video::kEq}, {"ne", Video::kNe}, {"lt", Video::kLt},
-                                                       {"le", Video::kLe}, {"gt", Video::kGt}, {"ge", Video::kGe}};
+      {"vadd", Video::kAdd},         {"vsub", Video::kSub}, {"vavrg", Video::kAverage},
+      {"vabsdiff", Video::kAbsDiff}, {"vmin", Video::kMin}, {"vmax", Video::kMax},
+      {"vset", Video::kEq}};
+  static const auto& kComparisons = *new std::unordered_map<std::string_view, Video>{
+      {"eq", Video::kEq}, {"ne", Video::kNe}, {"lt", Video::kLt},
+      {"le", Video::kLe}, {"gt", Video::kGt}, {"ge", Video::kGe}};
   const std::string_view name = instr_->parts[0];
   const bool set = name.substr(0, 4) == "vset";
   VideoKind kind;
@@ -360,8 +375,9 @@ void FunctionDecoder::copysign(Modifiers& mods) { arithmetic(mods, Alu::kCopysig
 
 void FunctionDecoder::testp(Modifiers& mods) {
   static const auto& kKinds = *new std::unordered_map<std::string_view, Testp>{
-      {"finite", Testp::kFinite},         {"infinite", Testp::kInfinite}, {"number", Testp::kNumber},
-      {"notanumber", Testp::kNotANumber}, {"normal", Testp::kNormal},     {"subnormal", Testp::kSubnormal}};
+      {"finite", Testp::kFinite}, {"infinite", Testp::kInfinite},
+      {"number", Testp::kNumber}, {"notanumber", Testp::kNotANumber},
+      {"normal", Testp::kNormal}, {"subnormal", Testp::kSubnormal}};
   const auto kind = kKinds.find(mods.takeFirst());
   if (kind == kKinds.end()) unsupported();
   const Type type = mods.takeType();
@@ -369,7 +385,8 @@ void FunctionDecoder::testp(Modifiers& mods) {
   expectOperands(2, 2);
   const std::uint32_t a = source(operand(1), type);
   const std::uint32_t p = predicateResult(operand(0));
-  emit(isaOps().floating(Alu::kTestp, type, 0), {p, a}).imm = static_cast<std::uint64_t>(kind->second);
+  emit(isaOps().floating(Alu::kTestp, type, 0), {p, a}).imm =
+      static_cast<std::uint64_t>(kind->second);
 }
 
 void FunctionDecoder::select(Modifiers& mods) {
@@ -403,7 +420,8 @@ void FunctionDecoder::select(Modifiers& mods) {
     c = predicateSource(operand(3), negated);
     if (negated) std::swap(a, b);
   } else {
-    (void)ftz;  // a subnormal and zero of the same sign compare alike with >= 0 but for -subnormal, flushed below
+    (void)ftz;  // a subnormal and zero of the same sign compare alike with >= 0 but for -subnormal,
+                // flushed below
     c = source(operand(3), by);
     kind = by == Type::kF32 ? Alu::kSlctF32 : Alu::kSlct;
     if (by != Type::kF32 && by != Type::kS32) unsupported();
@@ -411,8 +429,8 @@ void FunctionDecoder::select(Modifiers& mods) {
   const std::uint32_t d = result(operand(0), type);
   if (kind == Alu::kSlctF32 && ftz) {
     const std::uint32_t flushed = temporary(4);
-    emit(isaOps().floating(Alu::kAdd, Type::kF32, kFlagFtz), {flushed, c, context_.pool.value(0x80000000, 4)},
-         kFlagFtz);
+    emit(isaOps().floating(Alu::kAdd, Type::kF32, kFlagFtz),
+         {flushed, c, context_.pool.value(0x80000000, 4)}, kFlagFtz);
     c = flushed;
   }
   emit(isaOps().integer(kind, type, 0), {d, a, b, c});
@@ -421,8 +439,8 @@ void FunctionDecoder::select(Modifiers& mods) {
 // `.cmp{.combine}{.ftz}`, up to the types.
 FunctionDecoder::Comparison FunctionDecoder::comparison(Modifiers& mods) {
   const std::string_view name = mods.takeFirst();
-  const auto* const compare =
-      std::find_if(std::begin(kCompares), std::end(kCompares), [&](const CompareName& c) { return c.name == name; });
+  const auto* const compare = std::find_if(std::begin(kCompares), std::end(kCompares),
+                                           [&](const CompareName& c) { return c.name == name; });
   if (compare == std::end(kCompares)) unsupported();
   Comparison out;
   out.compare = compare->compare;
@@ -456,7 +474,8 @@ void FunctionDecoder::setp(Modifiers& mods) {
   finish(mods);
   compared(of, type);
   const std::uint32_t p = predicateResult(operand(0));
-  const std::uint32_t q = operand(0).items.empty() ? kNoTarget : predicateResult(operand(0).items[0]);
+  const std::uint32_t q =
+      operand(0).items.empty() ? kNoTarget : predicateResult(operand(0).items[0]);
   emit(isaOps().compare(of.compare, type), {p, of.a, of.b, of.c, q}, of.flags);
 }
 
@@ -516,7 +535,10 @@ void FunctionDecoder::mov(Modifiers& mods) {
   }
   const std::uint32_t a = source(from, type);
   const std::uint32_t d = result(to, type);
-  const Type same_size = bytes == 2 ? Type::kB16 : bytes == 4 ? Type::kB32 : bytes == 8 ? Type::kB64 : Type::kB128;
+  const Type same_size = bytes == 2   ? Type::kB16
+                         : bytes == 4 ? Type::kB32
+                         : bytes == 8 ? Type::kB64
+                                      : Type::kB128;
   emit(isaOps().integer(Alu::kMov, same_size, 0), {d, a});
   finishResult();
 }

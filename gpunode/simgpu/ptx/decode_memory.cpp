@@ -7,14 +7,15 @@
 namespace olpager::simgpu::ptx {
 namespace {
 
-// Caching and scope say nothing here: there are no caches, and scopes are all the widest. (Of loads .cs is kept: ops_memory.cpp.)
+// Caching and scope say nothing here: there are no caches, and scopes are all the widest. (Of loads
+// .cs is kept: ops_memory.cpp.)
 bool isHint(std::string_view m) {
-  static constexpr std::string_view kHints[] = {"ca",          "cg",          "cs",           "lu",
-                                                "cv",          "wb",          "wt",           "nc",
-                                                "weak",        "cta",         "cluster",      "gpu",
-                                                "sys",         "unified",     "mmio",         "noftz",
-                                                "evict_last",  "evict_first", "evict_normal", "evict_unchanged",
-                                                "no_allocate", "ldu"};
+  static constexpr std::string_view kHints[] = {
+      "ca",          "cg",         "cs",          "lu",           "cv",
+      "wb",          "wt",         "nc",          "weak",         "cta",
+      "cluster",     "gpu",        "sys",         "unified",      "mmio",
+      "noftz",       "evict_last", "evict_first", "evict_normal", "evict_unchanged",
+      "no_allocate", "ldu"};
   if (m.substr(0, 3) == "L1:" || m.substr(0, 3) == "L2:") return true;
   return std::find(std::begin(kHints), std::end(kHints), m) != std::end(kHints);
 }
@@ -89,11 +90,13 @@ void FunctionDecoder::parameterAccess(bool is_store, Type type, std::uint32_t ve
   for (std::uint32_t v = 0; v < vector; ++v) {
     const Operand* item = &data;
     if (vector > 1) {
-      if (data.kind != OperandKind::kVector || data.items.size() != vector) fail("vector operand of the wrong size");
+      if (data.kind != OperandKind::kVector || data.items.size() != vector)
+        fail("vector operand of the wrong size");
       item = &data.items[v];
     }
     if (!is_store && item->kind == OperandKind::kSink) continue;
-    std::uint32_t reg_bytes = item->kind == OperandKind::kRegister ? registerBytes(*item) : std::max(2U, bytes);
+    std::uint32_t reg_bytes =
+        item->kind == OperandKind::kRegister ? registerBytes(*item) : std::max(2U, bytes);
     if (reg_bytes < bytes) fail("register is too small");
     std::uint32_t reg = 0;
     if (is_store) {
@@ -103,14 +106,15 @@ void FunctionDecoder::parameterAccess(bool is_store, Type type, std::uint32_t ve
       reg = slot(item->reg);
     }
     const bool sign = !is_store && isSigned(type);
-    Op& op = emit(of_entry ? broadcastParamOp(bytes, sign, reg_bytes) : paramOp(is_store, bytes, sign, reg_bytes));
+    Op& op = emit(of_entry ? broadcastParamOp(bytes, sign, reg_bytes)
+                           : paramOp(is_store, bytes, sign, reg_bytes));
     op.r[0] = reg;
     op.imm = symbol.offset + where.value + std::uint64_t{v} * bytes;
   }
 }
 
-void FunctionDecoder::memoryAccess(bool is_store, Space space, Type type, std::uint32_t vector, std::uint32_t flags,
-                                   std::uint64_t window) {
+void FunctionDecoder::memoryAccess(bool is_store, Space space, Type type, std::uint32_t vector,
+                                   std::uint32_t flags, std::uint64_t window) {
   const Operand& data = operand(is_store ? 1 : 0);
   if (vector > 1 && (data.kind != OperandKind::kVector || data.items.size() != vector)) {
     fail("vector operand of the wrong size");
@@ -122,7 +126,9 @@ void FunctionDecoder::memoryAccess(bool is_store, Space space, Type type, std::u
   kind.space = space == Space::kShared || space == Space::kLocal ? space : Space::kGeneric;
   kind.reg_bytes = std::max(2U, typeSize(type));
   // All elements are registers of one size as a rule; else the data go through temporaries.
-  const auto item = [&](std::uint32_t v) -> const Operand& { return vector > 1 ? data.items[v] : data; };
+  const auto item = [&](std::uint32_t v) -> const Operand& {
+    return vector > 1 ? data.items[v] : data;
+  };
   std::uint32_t width = 0;
   bool uniform = true;
   for (std::uint32_t v = 0; v < vector; ++v) {
@@ -167,7 +173,9 @@ void FunctionDecoder::atomic(Modifiers& mods) {
       {"dec", Atomic::kDec},   {"and", Atomic::kAnd}, {"or", Atomic::kOr},   {"xor", Atomic::kXor},
       {"exch", Atomic::kExch}, {"cas", Atomic::kCas}};
   const auto kind = kKinds.find(mods.takeFirst());
-  if (kind == kKinds.end() || space == Space::kConst || space == Space::kLocal || space == Space::kParam) unsupported();
+  if (kind == kKinds.end() || space == Space::kConst || space == Space::kLocal ||
+      space == Space::kParam)
+    unsupported();
   const Type type = mods.takeType();
   finish(mods);
   const bool cas = kind->second == Atomic::kCas;
@@ -181,12 +189,15 @@ void FunctionDecoder::atomic(Modifiers& mods) {
     if (!reduce) regs[0] = result(operand(0), type);
   } else {
     const Operand& data = operand(base + 1);
-    if (data.kind != OperandKind::kVector || data.items.size() != vector) fail("vector operand of the wrong size");
-    for (std::uint32_t v = 0; v < vector; ++v) regs[v < 4 ? 4 + v : 5 + v] = source(data.items[v], type);
+    if (data.kind != OperandKind::kVector || data.items.size() != vector)
+      fail("vector operand of the wrong size");
+    for (std::uint32_t v = 0; v < vector; ++v)
+      regs[v < 4 ? 4 + v : 5 + v] = source(data.items[v], type);
     if (!reduce) {
       if (vector > 4) unsupported();
       const Operand& old = operand(0);
-      if (old.kind != OperandKind::kVector || old.items.size() != vector) fail("vector operand of the wrong size");
+      if (old.kind != OperandKind::kVector || old.items.size() != vector)
+        fail("vector operand of the wrong size");
       for (std::uint32_t v = 0; v < vector; ++v) regs[v] = result(old.items[v], type);
     }
   }
@@ -228,7 +239,8 @@ void FunctionDecoder::cvta(Modifiers& mods) {
 }
 
 void FunctionDecoder::isspacep(Modifiers& mods) {
-  const bool cluster = std::find(mods.left().begin(), mods.left().end(), "shared::cluster") != mods.left().end();
+  const bool cluster =
+      std::find(mods.left().begin(), mods.left().end(), "shared::cluster") != mods.left().end();
   const Space space = takeSpace(mods);
   finish(mods);
   if (space == Space::kGeneric) unsupported();
@@ -253,7 +265,8 @@ void FunctionDecoder::mapa(Modifiers& mods) {
   const std::uint32_t a = source(operand(1), type);
   const std::uint32_t b = rank_only ? 0 : source(operand(2), Type::kU32);
   const std::uint32_t d = result(operand(0), rank_only ? Type::kU32 : type);
-  Op& op = emit(cvtaOp(rank_only ? Convert::kGetCtaRank : Convert::kMapa, rank_only ? 4 : bytes, bytes));
+  Op& op =
+      emit(cvtaOp(rank_only ? Convert::kGetCtaRank : Convert::kMapa, rank_only ? 4 : bytes, bytes));
   op.r[0] = d;
   op.r[1] = a;
   op.r[2] = b;
@@ -269,7 +282,8 @@ void FunctionDecoder::copyAsync(Modifiers& mods) {
     return;
   }
   if (mods.take("mbarrier")) {
-    // The copies that it would wait for are made: without .noinc one arrival more is expected, and there.
+    // The copies that it would wait for are made: without .noinc one arrival more is expected, and
+    // there.
     if (!mods.take("arrive")) unsupported();
     const bool counted = mods.take("noinc");
     const bool shared = mods.takeAny({"shared", "shared::cta"});
@@ -288,7 +302,9 @@ void FunctionDecoder::copyAsync(Modifiers& mods) {
     op.flags = (where.narrow ? kAddress32 : 0) | (shared ? 0x100 : 0);
     return;
   }
-  if (!mods.takeAny({"ca", "cg"}) || !mods.takeAny({"shared", "shared::cta"}) || !mods.take("global")) unsupported();
+  if (!mods.takeAny({"ca", "cg"}) || !mods.takeAny({"shared", "shared::cta"}) ||
+      !mods.take("global"))
+    unsupported();
   mods.drop(isHint);
   finish(mods);
   expectOperands(3, 5);
@@ -320,8 +336,8 @@ void FunctionDecoder::copyAsync(Modifiers& mods) {
   op.flags = to.narrow ? kAddress32 : 0;
 }
 
-// cp.async.bulk of plain memory between global and shared, or shared and a shared memory of the cluster; tensors, reductions and
-// multicasts are refused.
+// cp.async.bulk of plain memory between global and shared, or shared and a shared memory of the
+// cluster; tensors, reductions and multicasts are refused.
 void FunctionDecoder::copyBulk(Modifiers& mods) {
   if (mods.takeAny({"commit_group", "wait_group"})) {
     mods.take("read");
@@ -351,7 +367,8 @@ void FunctionDecoder::copyBulk(Modifiers& mods) {
     const auto value = static_cast<std::int64_t>(offset);
     return value == static_cast<std::int32_t>(value);
   };
-  if (!fits(to.offset) || !fits(from.offset) || barrier.offset > INT32_MAX) fail("address offset out of range");
+  if (!fits(to.offset) || !fits(from.offset) || barrier.offset > INT32_MAX)
+    fail("address offset out of range");
   if (to.narrow) flags |= kAddress32;
   if (from.narrow) flags |= kBulkFrom32;
   if (barrier.narrow) flags |= kBulkBarrier32;
@@ -447,15 +464,16 @@ void FunctionDecoder::mbarrier(Modifiers& mods) {
   finish(mods);
   const bool bytes = kind == Mbarrier::kArriveExpect || kind == Mbarrier::kArriveDropExpect ||
                      kind == Mbarrier::kExpect || kind == Mbarrier::kComplete;
-  const bool has_result =
-      kind != Mbarrier::kInit && kind != Mbarrier::kInval && kind != Mbarrier::kExpect && kind != Mbarrier::kComplete;
+  const bool has_result = kind != Mbarrier::kInit && kind != Mbarrier::kInval &&
+                          kind != Mbarrier::kExpect && kind != Mbarrier::kComplete;
   const std::size_t base = has_result ? 1 : 0;
   const Address where = address(operand(base));
   std::uint32_t second = kNoTarget;
   if (operandCount() <= base + 1) {
     if (bytes) fail("operand missing");
   } else {
-    second = source(operand(base + 1), kind == Mbarrier::kTestWait && !parity ? Type::kB64 : Type::kU32);
+    second =
+        source(operand(base + 1), kind == Mbarrier::kTestWait && !parity ? Type::kB64 : Type::kU32);
   }
   std::uint32_t d = kNoTarget;
   if (kind == Mbarrier::kTestWait)

@@ -1,4 +1,5 @@
-// The module as a whole: which function may call which, where shared variables lie, what each kernel needs.
+// The module as a whole: which function may call which, where shared variables lie, what each
+// kernel needs.
 #include <algorithm>
 #include <atomic>
 
@@ -8,9 +9,10 @@ namespace olpager::simgpu::ptx {
 
 namespace {
 
-/// Gives every `.shared` variable an offset such that no two that one kernel can reach overlap. reach: for each entry,
-/// the module symbols it uses. Returns the bytes that each entry needs.
-std::vector<std::uint32_t> layoutShared(const Ast& ast, const std::vector<std::vector<std::uint32_t>>& reach,
+/// Gives every `.shared` variable an offset such that no two that one kernel can reach overlap.
+/// reach: for each entry, the module symbols it uses. Returns the bytes that each entry needs.
+std::vector<std::uint32_t> layoutShared(const Ast& ast,
+                                        const std::vector<std::vector<std::uint32_t>>& reach,
                                         std::vector<std::uint32_t>& offsets) {
   std::vector<std::uint32_t> tops(reach.size(), 0);
   offsets.assign(ast.symbols.size(), 0);
@@ -20,7 +22,9 @@ std::vector<std::uint32_t> layoutShared(const Ast& ast, const std::vector<std::v
   }
   for (std::size_t s = 0; s < ast.symbols.size(); ++s) {
     const Symbol& symbol = ast.symbols[s];
-    if (symbol.space != Space::kShared || symbol.is_function || symbol.is_extern || symbol.size == 0) continue;
+    if (symbol.space != Space::kShared || symbol.is_function || symbol.is_extern ||
+        symbol.size == 0)
+      continue;
     std::uint32_t offset = 0;
     for (const std::size_t k : users[s]) offset = std::max(offset, tops[k]);
     const std::uint32_t align = std::max(1U, symbol.align);
@@ -58,13 +62,14 @@ FunctionUse scanUse(const Ast& ast, const AstFunction& function, std::vector<boo
   };
   for (const Instruction& instr : function.code) {
     const bool call = instr.parts[0] == "call";
-    for (const Operand& operand : instr.operands) visit(visit, operand, call && operand.kind != OperandKind::kList);
+    for (const Operand& operand : instr.operands)
+      visit(visit, operand, call && operand.kind != OperandKind::kList);
   }
   return use;
 }
 
-/// Functions that a kernel may run: direct calls, and every function whose address is taken once anything calls
-/// indirectly.
+/// Functions that a kernel may run: direct calls, and every function whose address is taken once
+/// anything calls indirectly.
 std::vector<std::uint32_t> reachable(std::uint32_t entry, const std::vector<FunctionUse>& uses,
                                      const std::vector<bool>& address_taken, bool& indirect) {
   std::vector<bool> seen(uses.size(), false);
@@ -89,8 +94,8 @@ std::vector<std::uint32_t> reachable(std::uint32_t entry, const std::vector<Func
   return list;
 }
 
-/// Stack of the deepest path of direct calls from a function; `bounded` becomes false if that says nothing: a function can
-/// call itself, or takes as much as it likes.
+/// Stack of the deepest path of direct calls from a function; `bounded` becomes false if that says
+/// nothing: a function can call itself, or takes as much as it likes.
 std::uint32_t stackDepth(const Program& program, std::uint32_t f, std::vector<int>& state,
                          std::vector<std::uint32_t>& depth, bool& bounded) {
   if (state[f] == 2) return depth[f];
@@ -109,8 +114,8 @@ std::uint32_t stackDepth(const Program& program, std::uint32_t f, std::vector<in
   return depth[f] = program.functions[f].local_bytes + deepest;
 }
 
-void finishKernel(const Ast& ast, Program& program, std::uint32_t f, const std::vector<std::uint32_t>& functions,
-                  std::uint32_t shared_bytes) {
+void finishKernel(const Ast& ast, Program& program, std::uint32_t f,
+                  const std::vector<std::uint32_t>& functions, std::uint32_t shared_bytes) {
   CodeFunction& entry = program.functions[f];
   std::uint32_t dynamic_align = 16;
   std::uint32_t words = 0;
@@ -122,7 +127,8 @@ void finishKernel(const Ast& ast, Program& program, std::uint32_t f, const std::
     entry.uses_grid_workspace |= function.uses_grid_workspace;
     for (const std::uint32_t s : function.shared_symbols) {
       const Symbol& symbol = ast.symbols[s];
-      if (symbol.is_extern || symbol.size == 0) dynamic_align = std::max(dynamic_align, symbol.align);
+      if (symbol.is_extern || symbol.size == 0)
+        dynamic_align = std::max(dynamic_align, symbol.align);
     }
   }
   entry.static_shared_bytes = shared_bytes;
@@ -155,19 +161,22 @@ Result<std::unique_ptr<Program>> decode(const Ast& ast) {
   program->id = next_id.fetch_add(1) & 0xFFFFF;
   program->globals = ast.globals;
   program->addresses.assign(ast.globals.size(), 0);
-  for (std::uint32_t i = 0; i < ast.globals.size(); ++i) program->global_index[ast.globals[i].name] = i;
+  for (std::uint32_t i = 0; i < ast.globals.size(); ++i)
+    program->global_index[ast.globals[i].name] = i;
   program->functions.resize(ast.functions.size());
 
   std::vector<bool> address_taken(ast.functions.size(), false);
   for (const GlobalInfo& global : ast.globals) {
     for (const Relocation& relocation : global.relocations) {
       for (const Symbol& symbol : ast.symbols) {
-        if (symbol.is_function && symbol.name == relocation.symbol) address_taken[symbol.index] = true;
+        if (symbol.is_function && symbol.name == relocation.symbol)
+          address_taken[symbol.index] = true;
       }
     }
   }
   std::vector<FunctionUse> uses;
-  for (const AstFunction& function : ast.functions) uses.push_back(scanUse(ast, function, address_taken));
+  for (const AstFunction& function : ast.functions)
+    uses.push_back(scanUse(ast, function, address_taken));
   std::vector<std::uint32_t> entries;
   std::vector<std::vector<std::uint32_t>> reached;
   std::vector<std::vector<std::uint32_t>> shared;

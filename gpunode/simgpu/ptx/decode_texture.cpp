@@ -20,21 +20,25 @@ constexpr std::array<Geometry, 5> kGeometries{{{"1d", TextureShape::k1D, 1},
                                                {"a2d", TextureShape::kLayered2D, 4}}};
 
 const Geometry* takeGeometry(Modifiers& mods) {
-  const auto found = std::find_if(kGeometries.begin(), kGeometries.end(),
-                                  [&](const Geometry& geometry) { return mods.take(geometry.name); });
+  const auto found =
+      std::find_if(kGeometries.begin(), kGeometries.end(),
+                   [&](const Geometry& geometry) { return mods.take(geometry.name); });
   return found == kGeometries.end() ? nullptr : &*found;
 }
 
-bool isLayered(TextureShape shape) { return shape == TextureShape::kLayered1D || shape == TextureShape::kLayered2D; }
+bool isLayered(TextureShape shape) {
+  return shape == TextureShape::kLayered1D || shape == TextureShape::kLayered2D;
+}
 
 }  // namespace
 
 // Sets r[4..8] of an Op: coordinates, layer, handle.
-void FunctionDecoder::texturePlace(const Operand& where, TextureShape shape, std::size_t written, bool integer,
-                                   std::uint32_t* regs) {
+void FunctionDecoder::texturePlace(const Operand& where, TextureShape shape, std::size_t written,
+                                   bool integer, std::uint32_t* regs) {
   if (where.kind != OperandKind::kAddress || where.reg < 0 || where.value != 0)
     fail("texture or surface object expected");
-  if (where.items.size() != 1 || where.items[0].kind != OperandKind::kVector) unsupported();  // a sampler beside it
+  if (where.items.size() != 1 || where.items[0].kind != OperandKind::kVector)
+    unsupported();  // a sampler beside it
   if (function_.registers[static_cast<std::size_t>(where.reg)].type == Type::kPred ||
       typeSize(function_.registers[static_cast<std::size_t>(where.reg)].type) != 8) {
     fail("the object's register must have 64 bits");
@@ -45,7 +49,8 @@ void FunctionDecoder::texturePlace(const Operand& where, TextureShape shape, std
   const std::size_t count = shape == TextureShape::k3D                                        ? 3
                             : shape == TextureShape::k2D || shape == TextureShape::kLayered2D ? 2
                                                                                               : 1;
-  for (std::size_t d = 0; d < count; ++d) regs[4 + d] = source(items[first + d], integer ? Type::kS32 : Type::kF32);
+  for (std::size_t d = 0; d < count; ++d)
+    regs[4 + d] = source(items[first + d], integer ? Type::kS32 : Type::kF32);
   if (first != 0) regs[7] = source(items[0], Type::kU32);
   regs[8] = slot(where.reg);
 }
@@ -58,7 +63,8 @@ void FunctionDecoder::texture(Modifiers& mods) {
   const bool gradient = !kind.gather && !level && mods.take("grad");
   if (kind.gather) {
     static constexpr std::array<std::string_view, 4> kChannels{"r", "g", "b", "a"};
-    const auto channel = std::find_if(kChannels.begin(), kChannels.end(), [&](auto name) { return mods.take(name); });
+    const auto channel = std::find_if(kChannels.begin(), kChannels.end(),
+                                      [&](auto name) { return mods.take(name); });
     if (channel == kChannels.end()) unsupported();
     kind.channel = static_cast<std::uint32_t>(channel - kChannels.begin());
   }
@@ -68,11 +74,12 @@ void FunctionDecoder::texture(Modifiers& mods) {
   const Type result_type = mods.takeType();
   const Type coordinate_type = mods.takeType();
   finish(mods);
-  if (result_type != Type::kF32 && result_type != Type::kS32 && result_type != Type::kU32) unsupported();
+  if (result_type != Type::kF32 && result_type != Type::kS32 && result_type != Type::kU32)
+    unsupported();
   if (coordinate_type != Type::kF32 && coordinate_type != Type::kS32) unsupported();
   kind.integer_coordinates = coordinate_type == Type::kS32;
-  if (kind.gather && (kind.integer_coordinates || kind.shape == TextureShape::k1D || kind.shape == TextureShape::k3D ||
-                      kind.shape == TextureShape::kLayered1D)) {
+  if (kind.gather && (kind.integer_coordinates || kind.shape == TextureShape::k1D ||
+                      kind.shape == TextureShape::k3D || kind.shape == TextureShape::kLayered1D)) {
     unsupported();
   }
   const std::size_t expected = level ? 3 : gradient ? 4 : 2;
@@ -110,14 +117,16 @@ void FunctionDecoder::surface(Modifiers& mods) {
     mods.take("trap");
   }
   finish(mods);
-  if (type != Type::kB8 && type != Type::kB16 && type != Type::kB32 && type != Type::kB64) unsupported();
+  if (type != Type::kB8 && type != Type::kB16 && type != Type::kB32 && type != Type::kB64)
+    unsupported();
   kind.element_bytes = typeSize(type);
   if (kind.element_bytes * kind.vector > 16) unsupported();
   expectOperands(2, 2);
   const Operand& where = operand(kind.store ? 0 : 1);
   const Operand& data = operand(kind.store ? 1 : 0);
   const bool braced = data.kind == OperandKind::kVector;
-  if (braced ? data.items.size() != kind.vector : kind.vector != 1) fail("vector operand of the wrong size");
+  if (braced ? data.items.size() != kind.vector : kind.vector != 1)
+    fail("vector operand of the wrong size");
   // Bytes are held in registers of 16 bits.
   const Type held = type == Type::kB8 ? Type::kB16 : type;
   kind.reg_bytes = typeSize(held);

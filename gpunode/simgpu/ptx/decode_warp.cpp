@@ -51,7 +51,8 @@ void FunctionDecoder::vote(Modifiers& mods) {
   bool negated = false;
   const std::uint32_t a = predicateSource(operand(1), negated);
   const std::uint32_t mask = sync ? sourceBytes(operand(2), 4) : 0;
-  const std::uint32_t d = kind == WarpOp::kVoteBallot ? result(operand(0), Type::kB32) : predicateResult(operand(0));
+  const std::uint32_t d =
+      kind == WarpOp::kVoteBallot ? result(operand(0), Type::kB32) : predicateResult(operand(0));
   Op& op = emit(warpOp(kind, Type::kB32));
   op.r[0] = d;
   op.r[2] = a;
@@ -71,7 +72,8 @@ void FunctionDecoder::match(Modifiers& mods) {
   const std::uint32_t a = sourceBytes(operand(1), typeSize(type));
   const std::uint32_t mask = sourceBytes(operand(2), 4);
   const std::uint32_t d = result(operand(0), Type::kB32);
-  const std::uint32_t p = operand(0).items.empty() ? kNoTarget : predicateResult(operand(0).items[0]);
+  const std::uint32_t p =
+      operand(0).items.empty() ? kNoTarget : predicateResult(operand(0).items[0]);
   Op& op = emit(warpOp(all ? WarpOp::kMatchAll : WarpOp::kMatchAny, type));
   op.r[0] = d;
   op.r[1] = p;
@@ -93,7 +95,8 @@ void FunctionDecoder::elect(Modifiers& mods) {
   expectOperands(2, 2);
   if (operand(0).items.empty()) fail("predicate expected as destination");
   const std::uint32_t mask = sourceBytes(operand(1), 4);
-  const std::uint32_t d = operand(0).kind == OperandKind::kSink ? kNoTarget : result(operand(0), Type::kB32);
+  const std::uint32_t d =
+      operand(0).kind == OperandKind::kSink ? kNoTarget : result(operand(0), Type::kB32);
   const std::uint32_t p = predicateResult(operand(0).items[0]);
   Op& op = emit(warpOp(WarpOp::kElect, Type::kB32));
   op.r[0] = d;
@@ -111,7 +114,8 @@ void FunctionDecoder::redux(Modifiers& mods) {
   const Type type = mods.takeType();
   finish(mods);
   if (typeSize(type) != 4) unsupported();
-  if (type == Type::kF32 && kind->second != WarpOp::kReduxMin && kind->second != WarpOp::kReduxMax) unsupported();
+  if (type == Type::kF32 && kind->second != WarpOp::kReduxMin && kind->second != WarpOp::kReduxMax)
+    unsupported();
   expectOperands(3, 3);
   const std::uint32_t a = source(operand(1), type);
   const std::uint32_t mask = sourceBytes(operand(2), 4);
@@ -124,7 +128,8 @@ void FunctionDecoder::redux(Modifiers& mods) {
 
 // Of doubles alone: 8 x 4 times 4 x 8.
 void FunctionDecoder::mma(Modifiers& mods) {
-  if (!mods.take("sync") || !mods.take("aligned") || !mods.take("m8n8k4") || !mods.take("row") || !mods.take("col")) {
+  if (!mods.take("sync") || !mods.take("aligned") || !mods.take("m8n8k4") || !mods.take("row") ||
+      !mods.take("col")) {
     unsupported();
   }
   for (int i = 0; i < 4; ++i) {
@@ -179,7 +184,8 @@ void FunctionDecoder::bar(Modifiers& mods) {
     mods.take("aligned");
     const Type type = mods.takeType();
     finish(mods);
-    if (reduction == Reduction::kNone || type != (reduction == Reduction::kPopc ? Type::kU32 : Type::kPred))
+    if (reduction == Reduction::kNone ||
+        type != (reduction == Reduction::kPopc ? Type::kU32 : Type::kPred))
       unsupported();
     expectOperands(3, 4);
     const std::size_t last = operandCount() - 1;
@@ -187,8 +193,8 @@ void FunctionDecoder::bar(Modifiers& mods) {
     const std::uint32_t count = last == 3 ? sourceBytes(operand(2), 4) : kNoTarget;
     bool negated = false;
     const std::uint32_t p = predicateSource(operand(last), negated);
-    const std::uint32_t d =
-        reduction == Reduction::kPopc ? result(operand(0), Type::kU32) : predicateResult(operand(0));
+    const std::uint32_t d = reduction == Reduction::kPopc ? result(operand(0), Type::kU32)
+                                                          : predicateResult(operand(0));
     Op& op = emit(controlOp(Control::kBarrierRed));
     op.r[0] = d;
     op.r[1] = id;

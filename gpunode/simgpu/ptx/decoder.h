@@ -47,7 +47,8 @@ struct DecodeContext {
 /// The modifiers of an instruction, crossed off as they are understood.
 class Modifiers {
  public:
-  explicit Modifiers(const Instruction& instr) : left_(instr.parts.begin() + 1, instr.parts.end()) {}
+  explicit Modifiers(const Instruction& instr)
+      : left_(instr.parts.begin() + 1, instr.parts.end()) {}
   bool take(std::string_view name);
   bool takeAny(std::initializer_list<std::string_view> names);
   /// The first one left, if it is a type.
@@ -86,11 +87,14 @@ class FunctionDecoder {
   std::uint32_t predicateSlot();
   std::uint32_t registerBytes(const Operand& op) const;
   std::uint32_t slot(std::int32_t reg) const;
-  /// A value of a type to read; immediates become constants, special registers are read into a temporary.
+  /// A value of a type to read; immediates become constants, special registers are read into a
+  /// temporary.
   std::uint32_t source(const Operand& op, Type type);
-  std::uint32_t sourceBytes(const Operand& op, std::uint32_t bytes, bool sign = false, bool is_float = false);
+  std::uint32_t sourceBytes(const Operand& op, std::uint32_t bytes, bool sign = false,
+                            bool is_float = false);
   std::uint32_t predicateSource(const Operand& op, bool& negated);
-  /// Where a result of a type goes. If the register is wider, a temporary that finishResult() copies over.
+  /// Where a result of a type goes. If the register is wider, a temporary that finishResult()
+  /// copies over.
   std::uint32_t result(const Operand& op, Type type);
   void finishResult();
   std::uint32_t predicateResult(const Operand& op);
@@ -154,8 +158,8 @@ class FunctionDecoder {
   void load(Modifiers& mods);
   void store(Modifiers& mods);
   void parameterAccess(bool is_store, Type type, std::uint32_t vector);
-  void memoryAccess(bool is_store, Space space, Type type, std::uint32_t vector, std::uint32_t flags,
-                    std::uint64_t window);
+  void memoryAccess(bool is_store, Space space, Type type, std::uint32_t vector,
+                    std::uint32_t flags, std::uint64_t window);
   void atomic(Modifiers& mods);
   void copyAsync(Modifiers& mods);
   void copyBulk(Modifiers& mods);
@@ -165,7 +169,8 @@ class FunctionDecoder {
   void mapa(Modifiers& mods);
   void texture(Modifiers& mods);
   void surface(Modifiers& mods);
-  void texturePlace(const Operand& where, TextureShape shape, std::size_t written, bool integer, std::uint32_t* regs);
+  void texturePlace(const Operand& where, TextureShape shape, std::size_t written, bool integer,
+                    std::uint32_t* regs);
   void shuffle(Modifiers& mods);
   void vote(Modifiers& mods);
   void match(Modifiers& mods);

@@ -22,12 +22,16 @@ struct BF16Format {
 inline float f16ToFloat(std::uint16_t h) {
   const std::uint32_t sign = (h & 0x8000U) << 16;
   const std::uint32_t magnitude = h & 0x7FFFU;
-  // Moves exponent and fraction into place and corrects the bias by a multiplication, which also normalises subnormals.
+  // Moves exponent and fraction into place and corrects the bias by a multiplication, which also
+  // normalises subnormals.
   const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112F;
-  const std::uint32_t special = magnitude >= 0x7C00U ? 0x7F800000U : 0;  // infinity and NaN keep all exponent bits
+  const std::uint32_t special =
+      magnitude >= 0x7C00U ? 0x7F800000U : 0;  // infinity and NaN keep all exponent bits
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | special | sign);
 }
-inline float bf16ToFloat(std::uint16_t h) { return std::bit_cast<float>(static_cast<std::uint32_t>(h) << 16); }
+inline float bf16ToFloat(std::uint16_t h) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(h) << 16);
+}
 
 template <typename Format>
 inline float halfToFloat(std::uint16_t h) {
@@ -49,7 +53,8 @@ inline std::uint16_t roundToHalf(double x, Round mode = Round::kNearest) {
   if (magnitude > 0x7FF0000000000000ULL) return 0x7FFF;
   if (magnitude == 0x7FF0000000000000ULL) return sign | kInfinity;
   if (magnitude == 0) return sign;
-  const int exponent = static_cast<int>(magnitude >> 52) - 1023;  // a subnormal double is far below either format
+  const int exponent =
+      static_cast<int>(magnitude >> 52) - 1023;  // a subnormal double is far below either format
   std::uint64_t significand = (magnitude & 0xFFFFFFFFFFFFFULL) | 0x10000000000000ULL;
   int drop = 52 - kFraction;
   int biased = exponent + kBias;
@@ -77,10 +82,11 @@ inline std::uint16_t roundToHalf(double x, Round mode = Round::kNearest) {
   }
   significand += up;
   // The hidden bit, if there, adds one to the exponent field; so does a carry out of the fraction.
-  const std::uint64_t result = (biased > 0 ? (static_cast<std::uint64_t>(biased - 1) << kFraction) : 0) + significand;
+  const std::uint64_t result =
+      (biased > 0 ? (static_cast<std::uint64_t>(biased - 1) << kFraction) : 0) + significand;
   if (result >= kInfinity) {
-    const bool to_infinity =
-        mode == Round::kNearest || (mode == Round::kUp && sign == 0) || (mode == Round::kDown && sign != 0);
+    const bool to_infinity = mode == Round::kNearest || (mode == Round::kUp && sign == 0) ||
+                             (mode == Round::kDown && sign != 0);
     return sign | (to_infinity ? kInfinity : static_cast<std::uint16_t>(kInfinity - 1));
   }
   return sign | static_cast<std::uint16_t>(result);
@@ -97,9 +103,11 @@ inline std::uint16_t floatToHalf(float x) {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
     const std::uint32_t sign = bits >> 16 & 0x8000U;
     const std::uint32_t magnitude = bits & 0x7FFFFFFFU;
-    // Normal results: rebias and round in integers. Subnormal ones: let a float addition align and round them.
+    // Normal results: rebias and round in integers. Subnormal ones: let a float addition align and
+    // round them.
     const std::uint32_t normal = (magnitude - 0x38000000U + 0xFFFU + (magnitude >> 13 & 1)) >> 13;
-    const std::uint32_t tiny = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3F000000U;
+    const std::uint32_t tiny =
+        std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3F000000U;
     std::uint32_t result = magnitude < 0x38800000U ? tiny : normal;
     result = magnitude >= 0x47800000U ? 0x7C00U : result;
     result = result > 0x7C00U ? 0x7C00U : result;
@@ -107,7 +115,8 @@ inline std::uint16_t floatToHalf(float x) {
   }
 }
 
-/// a * b + c rounded to odd in double, so that a later rounding to 16 bits is the only one that counts.
+/// a * b + c rounded to odd in double, so that a later rounding to 16 bits is the only one that
+/// counts.
 inline double fmaRoundOdd(double a, double b, double c) {
   const double product = a * b;  // exact: at most 24 significant bits
   const double sum = product + c;

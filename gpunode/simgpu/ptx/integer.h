@@ -23,7 +23,8 @@ __extension__ typedef __int128 S128;
 template <typename T>
 using Unsigned = std::make_unsigned_t<T>;
 
-// Wrapping arithmetic is done unsigned, and in at least 32 bits: 16-bit operands would be promoted to a signed int.
+// Wrapping arithmetic is done unsigned, and in at least 32 bits: 16-bit operands would be promoted
+// to a signed int.
 template <typename T>
 using Work = std::conditional_t<sizeof(T) == 8, U64, U32>;
 
@@ -60,20 +61,28 @@ struct Mov {
 };
 template <typename T>
 struct Add {
-  static T apply(T a, T b) { return static_cast<T>(static_cast<Work<T>>(a) + static_cast<Work<T>>(b)); }
+  static T apply(T a, T b) {
+    return static_cast<T>(static_cast<Work<T>>(a) + static_cast<Work<T>>(b));
+  }
 };
 template <typename T>
 struct Sub {
-  static T apply(T a, T b) { return static_cast<T>(static_cast<Work<T>>(a) - static_cast<Work<T>>(b)); }
+  static T apply(T a, T b) {
+    return static_cast<T>(static_cast<Work<T>>(a) - static_cast<Work<T>>(b));
+  }
 };
 template <typename T>
 struct MulLo {
-  static T apply(T a, T b) { return static_cast<T>(static_cast<Work<T>>(a) * static_cast<Work<T>>(b)); }
+  static T apply(T a, T b) {
+    return static_cast<T>(static_cast<Work<T>>(a) * static_cast<Work<T>>(b));
+  }
 };
 template <typename T>
 struct MulHi {
   using W = typename Wider<T>::type;
-  static T apply(T a, T b) { return static_cast<T>((static_cast<W>(a) * static_cast<W>(b)) >> (8 * sizeof(T))); }
+  static T apply(T a, T b) {
+    return static_cast<T>((static_cast<W>(a) * static_cast<W>(b)) >> (8 * sizeof(T)));
+  }
 };
 template <typename T>
 struct MulWide {
@@ -83,7 +92,8 @@ struct MulWide {
 template <typename T>
 struct MadLo {
   static T apply(T a, T b, T c) {
-    return static_cast<T>(static_cast<Work<T>>(a) * static_cast<Work<T>>(b) + static_cast<Work<T>>(c));
+    return static_cast<T>(static_cast<Work<T>>(a) * static_cast<Work<T>>(b) +
+                          static_cast<Work<T>>(c));
   }
 };
 template <typename T>
@@ -93,7 +103,9 @@ struct MadHi {
 template <typename T>
 struct MadWide {
   using W = typename Wider<T>::type;
-  static W apply(T a, T b, W c) { return Add<W>::apply(static_cast<W>(static_cast<W>(a) * static_cast<W>(b)), c); }
+  static W apply(T a, T b, W c) {
+    return Add<W>::apply(static_cast<W>(static_cast<W>(a) * static_cast<W>(b)), c);
+  }
 };
 struct AddSat {
   static S32 apply(S32 a, S32 b) {
@@ -123,7 +135,9 @@ struct Mul24Lo {
 };
 template <typename T>
 struct Mul24Hi {
-  static T apply(T a, T b) { return static_cast<T>(static_cast<S64>(low24(a)) * static_cast<S64>(low24(b)) >> 16); }
+  static T apply(T a, T b) {
+    return static_cast<T>(static_cast<S64>(low24(a)) * static_cast<S64>(low24(b)) >> 16);
+  }
 };
 template <typename T>
 struct Mad24Lo {
@@ -134,7 +148,8 @@ struct Mad24Hi {
   static T apply(T a, T b, T c) { return Add<T>::apply(Mul24Hi<T>::apply(a, b), c); }
 };
 
-// PTX leaves division by zero unspecified; the hardware gives all ones, and the dividend as remainder.
+// PTX leaves division by zero unspecified; the hardware gives all ones, and the dividend as
+// remainder.
 template <typename T>
 struct Div {
   static T apply(T a, T b) {
@@ -178,7 +193,8 @@ template <typename T, template <typename> class F>
 struct Pair16 {
   static U32 apply(U32 a, U32 b) {
     const U32 low = static_cast<U16>(F<T>::apply(static_cast<T>(a), static_cast<T>(b)));
-    const U32 high = static_cast<U16>(F<T>::apply(static_cast<T>(a >> 16), static_cast<T>(b >> 16)));
+    const U32 high =
+        static_cast<U16>(F<T>::apply(static_cast<T>(a >> 16), static_cast<T>(b >> 16)));
     return low | high << 16;
   }
 };
@@ -215,7 +231,9 @@ struct Cnot {
 template <typename T>
 struct Shl {
   static constexpr U32 kBits = 8 * sizeof(T);
-  static T apply(T a, U32 b) { return b < kBits ? static_cast<T>(static_cast<Work<T>>(a) << (b & (kBits - 1))) : T{0}; }
+  static T apply(T a, U32 b) {
+    return b < kBits ? static_cast<T>(static_cast<Work<T>>(a) << (b & (kBits - 1))) : T{0};
+  }
 };
 template <typename T>
 struct Shr {
@@ -258,8 +276,8 @@ struct Brev64 {
   }
 };
 
-// As the PTX manual defines bfe: position and length are bytes, the field is cut at the register's end and
-// sign-extended from its last bit that exists.
+// As the PTX manual defines bfe: position and length are bytes, the field is cut at the register's
+// end and sign-extended from its last bit that exists.
 template <typename T>
 struct Bfe {
   static constexpr U32 kMsb = 8 * sizeof(T) - 1;
@@ -269,7 +287,8 @@ struct Bfe {
     const U32 len = c & 0xFF;
     const U bits = static_cast<U>(a);
     U sign = 0;
-    if (std::is_signed_v<T> && len != 0) sign = bits >> (pos + len - 1 < kMsb ? pos + len - 1 : kMsb) & 1;
+    if (std::is_signed_v<T> && len != 0)
+      sign = bits >> (pos + len - 1 < kMsb ? pos + len - 1 : kMsb) & 1;
     U result = pos <= kMsb ? bits >> pos : U{0};
     if (len <= kMsb) {
       const U field = (U{1} << len) - 1;
@@ -319,7 +338,8 @@ struct Szext {
     const U32 width = kWrap ? b & 31 : b;
     if (width == 0) return 0;
     if (width > 31) return a;
-    if constexpr (std::is_signed_v<T>) return static_cast<T>(static_cast<U32>(a) << (32 - width)) >> (32 - width);
+    if constexpr (std::is_signed_v<T>)
+      return static_cast<T>(static_cast<U32>(a) << (32 - width)) >> (32 - width);
     return static_cast<T>(static_cast<U32>(a) & ((1U << width) - 1));
   }
 };
@@ -369,8 +389,9 @@ Step lop3(Warp& w, const Op& op) {
     const U32 x = a[i];
     const U32 y = b[i];
     const U32 z = c[i];
-    d[i] = (term[0] & ~x & ~y & ~z) | (term[1] & ~x & ~y & z) | (term[2] & ~x & y & ~z) | (term[3] & ~x & y & z) |
-           (term[4] & x & ~y & ~z) | (term[5] & x & ~y & z) | (term[6] & x & y & ~z) | (term[7] & x & y & z);
+    d[i] = (term[0] & ~x & ~y & ~z) | (term[1] & ~x & ~y & z) | (term[2] & ~x & y & ~z) |
+           (term[3] & ~x & y & z) | (term[4] & x & ~y & ~z) | (term[5] & x & ~y & z) |
+           (term[6] & x & y & ~z) | (term[7] & x & y & z);
   });
   return Step::kNext;
 }
@@ -378,8 +399,8 @@ Step lop3(Warp& w, const Op& op) {
 template <typename T>
 struct Sad {
   static T apply(T a, T b, T c) {
-    const auto difference =
-        a < b ? static_cast<Work<T>>(b) - static_cast<Work<T>>(a) : static_cast<Work<T>>(a) - static_cast<Work<T>>(b);
+    const auto difference = a < b ? static_cast<Work<T>>(b) - static_cast<Work<T>>(a)
+                                  : static_cast<Work<T>>(a) - static_cast<Work<T>>(b);
     return static_cast<T>(static_cast<Work<T>>(c) + difference);
   }
 };
@@ -394,7 +415,8 @@ struct Shf {
 template <typename A, typename B>
 struct Dp4a {
   static U32 apply(U32 a, U32 b, U32 c) {
-    for (U32 i = 0; i < 32; i += 8) c += static_cast<U32>(static_cast<A>(a >> i) * static_cast<B>(b >> i));
+    for (U32 i = 0; i < 32; i += 8)
+      c += static_cast<U32>(static_cast<A>(a >> i) * static_cast<B>(b >> i));
     return c;
   }
 };
@@ -402,7 +424,8 @@ template <typename A, typename B, bool kHigh>
 struct Dp2a {
   static U32 apply(U32 a, U32 b, U32 c) {
     for (U32 i = 0; i < 2; ++i) {
-      c += static_cast<U32>(static_cast<A>(a >> (16 * i)) * static_cast<B>(b >> ((kHigh ? 16 : 0) + 8 * i)));
+      c += static_cast<U32>(static_cast<A>(a >> (16 * i)) *
+                            static_cast<B>(b >> ((kHigh ? 16 : 0) + 8 * i)));
     }
     return c;
   }
@@ -419,8 +442,9 @@ struct Fns {
   }
 };
 
-// The carry flag is a predicate register that the decoder reserves: r[4] is it. After a subtraction it is the carry of a + ~b + 1, so set
-// where nothing was borrowed, as on hardware: nvcc's division of 128 bits reads it with addc.
+// The carry flag is a predicate register that the decoder reserves: r[4] is it. After a subtraction
+// it is the carry of a + ~b + 1, so set where nothing was borrowed, as on hardware: nvcc's division
+// of 128 bits reads it with addc.
 template <typename T, Alu kKind>
 Step carryOp(Warp& w, const Op& op) {
   using U = Unsigned<T>;
@@ -437,7 +461,8 @@ Step carryOp(Warp& w, const Op& op) {
     U x = static_cast<U>(a[i]);
     U y = static_cast<U>(b[i]);
     if constexpr (kMad) {
-      x = static_cast<U>(kKind == Alu::kMadLoCc ? MulLo<T>::apply(a[i], b[i]) : MulHi<T>::apply(a[i], b[i]));
+      x = static_cast<U>(kKind == Alu::kMadLoCc ? MulLo<T>::apply(a[i], b[i])
+                                                : MulHi<T>::apply(a[i], b[i]));
       y = static_cast<U>(c[i]);
     }
     const U one = in >> i & 1;
@@ -452,7 +477,8 @@ Step carryOp(Warp& w, const Op& op) {
   if (w.full()) [[likely]] {
     for (U32 i = 0; i < kWarpSize; ++i) lane(i);
   } else {
-    for (U32 left = w.mask; left != 0; left &= left - 1) lane(static_cast<U32>(std::countr_zero(left)));
+    for (U32 left = w.mask; left != 0; left &= left - 1)
+      lane(static_cast<U32>(std::countr_zero(left)));
   }
   if ((op.flags & kFlagCarryOut) != 0) carry = (carry & ~w.mask) | out;
   return Step::kNext;

@@ -13,8 +13,9 @@ extern const IsaOps kOps;
 
 const IsaOps& isaOps() {
 #ifdef PTX_HAVE_AVX2
-  static const bool avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
-                           __builtin_cpu_supports("bmi2") != 0 && __builtin_cpu_supports("popcnt") != 0;
+  static const bool avx2 =
+      __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
+      __builtin_cpu_supports("bmi2") != 0 && __builtin_cpu_supports("popcnt") != 0;
   if (avx2) return isa_avx2::kOps;
 #endif
   return isa_base::kOps;

@@ -1,5 +1,6 @@
-// Loops over the lanes of a warp, for the operation families. Included by files that are compiled once for each level
-// of the CPU's vector instructions: everything is in a namespace of its own for each.
+// Loops over the lanes of a warp, for the operation families. Included by files that are compiled
+// once for each level of the CPU's vector instructions: everything is in a namespace of its own for
+// each.
 #pragma once
 
 #include <bit>

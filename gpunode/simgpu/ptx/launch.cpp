@@ -1,8 +1,10 @@
-// A launch: checks, then workers that take clusters in order and time-slice those that do not finish.
+// A launch: checks, then workers that take clusters in order and time-slice those that do not
+// finish.
 //
-// Clusters are started in the order of their numbers. One that has used up its slice goes to the back of the queue if
-// another can run; a new one is started before a queued one goes on, until `resident` clusters are unfinished. So a
-// block that spins on what another does gets its answer as long as both can be resident, as on hardware.
+// Clusters are started in the order of their numbers. One that has used up its slice goes to the
+// back of the queue if another can run; a new one is started before a queued one goes on, until
+// `resident` clusters are unfinished. So a block that spins on what another does gets its answer as
+// long as both can be resident, as on hardware.
 #include <algorithm>
 #include <cstdio>
 #include <deque>
@@ -28,7 +30,8 @@ class Scheduler {
       const std::lock_guard lock(launch_.mutex);
       if (launch_.result.status == LaunchStatus::kOk) {
         launch_.result.status = LaunchStatus::kInvalidConfig;
-        launch_.result.message = "no host memory for the registers, stacks and shared memory of its blocks";
+        launch_.result.message =
+            "no host memory for the registers, stacks and shared memory of its blocks";
       }
       launch_.stop.store(true);
     }
@@ -56,7 +59,8 @@ class Scheduler {
         }
         case Progress::kMore: {
           const std::lock_guard lock(mutex_);
-          if (!queue_.empty() || (next_ < clusters_ && unfinished_ < resident_)) queue_.push_back(std::move(current));
+          if (!queue_.empty() || (next_ < clusters_ && unfinished_ < resident_))
+            queue_.push_back(std::move(current));
           break;
         }
         case Progress::kDeadlock: {
@@ -64,7 +68,8 @@ class Scheduler {
           if (launch_.result.status == LaunchStatus::kOk) {
             launch_.result.status = LaunchStatus::kDeadlock;
             launch_.result.block = current->blocks.front()->index;
-            launch_.result.message = "all threads of the block wait at barriers that none of them can complete";
+            launch_.result.message =
+                "all threads of the block wait at barriers that none of them can complete";
           }
           launch_.stop.store(true);
           break;
@@ -78,7 +83,8 @@ class Scheduler {
   }
 
   bool stopped() const {
-    return launch_.stop.load(std::memory_order_relaxed) || launch_.cancel->load(std::memory_order_relaxed);
+    return launch_.stop.load(std::memory_order_relaxed) ||
+           launch_.cancel->load(std::memory_order_relaxed);
   }
 
   bool take(Worker& worker, std::unique_ptr<Cluster>& current, std::unique_ptr<Cluster>& spare) {
@@ -148,18 +154,20 @@ std::string describe(const LaunchResult& result, const Kernel& kernel) {
       what = result.message;
       break;
   }
-  return "kernel '" + kernel.info().name + "', PTX line " + std::to_string(result.line) + ", block " +
-         triple(result.block) + ", thread " + triple(result.thread) + ": " + what;
+  return "kernel '" + kernel.info().name + "', PTX line " + std::to_string(result.line) +
+         ", block " + triple(result.block) + ", thread " + triple(result.thread) + ": " + what;
 }
 
 }  // namespace
 
-LaunchResult run(const Module& module, const Kernel& kernel, const LaunchConfig& requested, AddressSpace& memory,
-                 Executor& executor, PrintfSink& sink, const std::atomic<bool>& cancel) {
+LaunchResult run(const Module& module, const Kernel& kernel, const LaunchConfig& requested,
+                 AddressSpace& memory, Executor& executor, PrintfSink& sink,
+                 const std::atomic<bool>& cancel) {
   const Program& program = module.program();
   LaunchConfig config = requested;
   // A kernel compiled for clusters is launched in them unless the launch names others.
-  if (const auto& cluster = kernel.info().reqnctapercluster; cluster[0] != 0 && volume(config.cluster) == 1) {
+  if (const auto& cluster = kernel.info().reqnctapercluster;
+      cluster[0] != 0 && volume(config.cluster) == 1) {
     config.cluster = Dim3{cluster[0], cluster[1], cluster[2]};
   }
   const auto refuse = [&](const std::string& why) {
@@ -174,15 +182,16 @@ LaunchResult run(const Module& module, const Kernel& kernel, const LaunchConfig&
   const std::uint64_t threads = volume(config.block);
   if (threads == 0 || volume(config.grid) == 0) return refuse("a grid or block dimension is zero");
   if (threads > 1024) return refuse("more than 1024 threads in a block");
-  if (threads > kernel.info().max_threads) return refuse("more threads in a block than its launch bounds allow");
+  if (threads > kernel.info().max_threads)
+    return refuse("more threads in a block than its launch bounds allow");
   const auto& required = kernel.info().reqntid;
-  if (required[0] != 0 &&
-      (required[0] != config.block.x || required[1] != config.block.y || required[2] != config.block.z)) {
+  if (required[0] != 0 && (required[0] != config.block.x || required[1] != config.block.y ||
+                           required[2] != config.block.z)) {
     return refuse("block dimensions are not those of .reqntid");
   }
   if (config.params.size() < kernel.info().param_bytes) return refuse("parameter buffer too small");
-  if (volume(config.cluster) == 0 || config.grid.x % config.cluster.x != 0 || config.grid.y % config.cluster.y != 0 ||
-      config.grid.z % config.cluster.z != 0) {
+  if (volume(config.cluster) == 0 || config.grid.x % config.cluster.x != 0 ||
+      config.grid.y % config.cluster.y != 0 || config.grid.z % config.cluster.z != 0) {
     return refuse("the cluster does not divide the grid");
   }
   if (volume(config.cluster) > 16) return refuse("more than 16 blocks in a cluster");
@@ -200,15 +209,18 @@ LaunchResult run(const Module& module, const Kernel& kernel, const LaunchConfig&
   launch.sink = &sink;
   launch.cancel = &cancel;
   launch.threads_per_block = static_cast<std::uint32_t>(threads);
-  const std::uint32_t stack = entry.bounded_stack ? entry.stack_bytes : std::max(entry.stack_bytes, config.stack_bytes);
+  const std::uint32_t stack =
+      entry.bounded_stack ? entry.stack_bytes : std::max(entry.stack_bytes, config.stack_bytes);
   launch.stack_bytes = (stack + 15) & ~15U;
   launch.result.kernel = kernel.info().name;
 
   const std::uint64_t clusters = volume(config.grid) / volume(config.cluster);
-  std::uint64_t resident = std::max<std::uint64_t>(1, config.resident_blocks / volume(config.cluster));
+  std::uint64_t resident =
+      std::max<std::uint64_t>(1, config.resident_blocks / volume(config.cluster));
   if (config.cooperative) resident = clusters;
   Scheduler scheduler(launch, clusters, resident);
-  const auto workers = static_cast<unsigned>(std::min<std::uint64_t>(clusters, executor.concurrency()));
+  const auto workers =
+      static_cast<unsigned>(std::min<std::uint64_t>(clusters, executor.concurrency()));
   executor.run(workers, [&](unsigned id) { scheduler.work(id); });
 
   LaunchResult result = std::move(launch.result);

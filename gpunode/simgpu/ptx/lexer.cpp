@@ -123,12 +123,14 @@ class Lexer {
       } else if (text_[pos_] == '0' && isDigit(second)) {
         radix = 8;
       }
-      const auto [end, code] = std::from_chars(base + pos_, base + text_.size(), token.value, radix);
+      const auto [end, code] =
+          std::from_chars(base + pos_, base + text_.size(), token.value, radix);
       if (code != std::errc()) return error("number out of range");
       pos_ = static_cast<std::size_t>(end - base);
-      const bool fraction = radix == 10 && pos_ < text_.size() &&
-                            ((text_[pos_] == '.' && pos_ + 1 < text_.size() && !isWordStart(text_[pos_ + 1])) ||
-                             text_[pos_] == 'e' || text_[pos_] == 'E');
+      const bool fraction =
+          radix == 10 && pos_ < text_.size() &&
+          ((text_[pos_] == '.' && pos_ + 1 < text_.size() && !isWordStart(text_[pos_ + 1])) ||
+           text_[pos_] == 'e' || text_[pos_] == 'E');
       if (fraction) {
         const std::string copy(text_.substr(begin, 64));
         char* stop = nullptr;

@@ -10,7 +10,8 @@
 namespace olpager::simgpu::ptx {
 
 enum class TokenKind : std::uint8_t {
-  kWord,       ///< identifier, register or opcode with its modifiers: `ld.global.v4.f32`, `%tid.x`, `$L__BB0_2`
+  kWord,       ///< identifier, register or opcode with its modifiers: `ld.global.v4.f32`, `%tid.x`,
+               ///< `$L__BB0_2`
   kDirective,  ///< one dotted component that starts a word: `.reg`, `.b32`
   kInteger,
   kFloat32,  ///< 0fXXXXXXXX: bits in `value`

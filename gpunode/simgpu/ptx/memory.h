@@ -8,8 +8,8 @@
 
 namespace olpager::simgpu::ptx {
 
-/// Caches runs of the address space; used by one thread. Dropped as a whole when the address space's generation moves,
-/// which costs one load for each access (of a whole warp).
+/// Caches runs of the address space; used by one thread. Dropped as a whole when the address
+/// space's generation moves, which costs one load for each access (of a whole warp).
 class Tlb {
  public:
   explicit Tlb(AddressSpace& memory) : memory_(memory), generation_(memory.generation()) {}

@@ -22,14 +22,16 @@ const Kernel* Module::kernel(std::string_view name) const {
 std::vector<std::string> Module::deviceFunctions() const {
   std::vector<std::string> names;
   for (const CodeFunction& function : program_->functions) {
-    if (function.has_body && !function.is_entry && function.is_visible) names.push_back(function.name);
+    if (function.has_body && !function.is_entry && function.is_visible)
+      names.push_back(function.name);
   }
   return names;
 }
 
 std::uint64_t Module::functionAddress(std::string_view name) const {
   const auto found = program_->function_index.find(std::string(name));
-  if (found == program_->function_index.end() || !program_->functions[found->second].has_body) return 0;
+  if (found == program_->function_index.end() || !program_->functions[found->second].has_body)
+    return 0;
   return program_->codeAddress(found->second);
 }
 
@@ -43,7 +45,8 @@ Status Module::setGlobalAddress(std::string_view name, std::uint64_t va) {
 }
 
 Status Module::link(const std::function<std::uint64_t(const GlobalInfo&)>& resolver) {
-  for (std::size_t i = 0; i < program_->globals.size(); ++i) program_->addresses[i] = resolver(program_->globals[i]);
+  for (std::size_t i = 0; i < program_->globals.size(); ++i)
+    program_->addresses[i] = resolver(program_->globals[i]);
   return link();
 }
 
@@ -52,19 +55,23 @@ Status Module::link() {
   for (std::size_t i = 0; i < program.globals.size(); ++i) {
     // An empty variable needs no memory.
     if (program.addresses[i] == 0 && program.globals[i].size != 0) {
-      return Error{program.name + ": variable '" + program.globals[i].name + "' has no address" +
-                   (program.globals[i].is_extern ? " (it is extern: link the module that defines it)" : "")};
+      return Error{
+          program.name + ": variable '" + program.globals[i].name + "' has no address" +
+          (program.globals[i].is_extern ? " (it is extern: link the module that defines it)" : "")};
     }
   }
   for (const AddressConstant& constant : program.address_constants) {
     const std::uint64_t value = program.addresses[constant.global] + constant.addend;
     auto* const to = reinterpret_cast<std::byte*>(program.constants.data()) + constant.offset;
-    for (std::size_t lane = 0; lane < kWarpSize; ++lane) std::memcpy(to + lane * constant.size, &value, constant.size);
+    for (std::size_t lane = 0; lane < kWarpSize; ++lane)
+      std::memcpy(to + lane * constant.size, &value, constant.size);
   }
   for (const GlobalInfo& global : program.globals) {
     for (const Relocation& relocation : global.relocations) {
-      if (program.global_index.count(relocation.symbol) == 0 && functionAddress(relocation.symbol) == 0) {
-        return Error{program.name + ": initialiser of '" + global.name + "' names unknown '" + relocation.symbol + "'"};
+      if (program.global_index.count(relocation.symbol) == 0 &&
+          functionAddress(relocation.symbol) == 0) {
+        return Error{program.name + ": initialiser of '" + global.name + "' names unknown '" +
+                     relocation.symbol + "'"};
       }
     }
   }
@@ -84,12 +91,14 @@ std::vector<std::byte> Module::image(const GlobalInfo& global) const {
   bytes.resize(global.size);
   for (const Relocation& relocation : global.relocations) {
     const auto found = program_->global_index.find(relocation.symbol);
-    std::uint64_t value =
-        found != program_->global_index.end() ? program_->addresses[found->second] : functionAddress(relocation.symbol);
+    std::uint64_t value = found != program_->global_index.end()
+                              ? program_->addresses[found->second]
+                              : functionAddress(relocation.symbol);
     value += static_cast<std::uint64_t>(relocation.addend);
     value >>= relocation.shift;
     if (relocation.offset + relocation.size <= bytes.size()) {
-      std::memcpy(bytes.data() + relocation.offset, &value, std::min<std::size_t>(8, relocation.size));
+      std::memcpy(bytes.data() + relocation.offset, &value,
+                  std::min<std::size_t>(8, relocation.size));
     }
   }
   return bytes;

@@ -1,7 +1,8 @@
-// What the decoder asks of the operation families: a function for each variant of an instruction, null if there is
-// none.
+// What the decoder asks of the operation families: a function for each variant of an instruction,
+// null if there is none.
 //
-// Families in IsaOps are compiled once for each level of the CPU's vector instructions and chosen at run time.
+// Families in IsaOps are compiled once for each level of the CPU's vector instructions and chosen
+// at run time.
 #pragma once
 
 #include <cstdint>
@@ -118,7 +119,22 @@ enum AluFlag : std::uint32_t {
 /// testp.
 enum class Testp : std::uint8_t { kFinite, kInfinite, kNumber, kNotANumber, kNormal, kSubnormal };
 
-enum class Compare : std::uint8_t { kEq, kNe, kLt, kLe, kGt, kGe, kEqu, kNeu, kLtu, kLeu, kGtu, kGeu, kNum, kNan };
+enum class Compare : std::uint8_t {
+  kEq,
+  kNe,
+  kLt,
+  kLe,
+  kGt,
+  kGe,
+  kEqu,
+  kNeu,
+  kLtu,
+  kLeu,
+  kGtu,
+  kGeu,
+  kNum,
+  kNan
+};
 enum class Combine : std::uint8_t { kNone, kAnd, kOr, kXor };
 
 /// Op::flags of setp: Combine, negation of the combined predicate, flush to zero.
@@ -131,16 +147,17 @@ inline constexpr std::uint32_t kSetBF16 = 1 << 8;
 
 /// Op::flags of memory operations: how the address register r[8] is to be read.
 inline constexpr std::uint32_t kAddress32 = 1 << 0;  ///< 32 bits wide
-inline constexpr std::uint32_t kStrong = 1 << 1;  ///< volatile, relaxed, acquire, release: element-wise atomic accesses
+inline constexpr std::uint32_t kStrong =
+    1 << 1;  ///< volatile, relaxed, acquire, release: element-wise atomic accesses
 inline constexpr std::uint32_t kOrdered = 1 << 2;  ///< acquire, release: with a fence
 inline constexpr std::uint32_t kOnce = 1 << 3;     ///< loads: .cs, of what will not be used again
 
 struct MemoryKind {
   bool store = false;
-  Space space =
-      Space::kGeneric;          ///< kShared: offsets in the block's memory; kLocal: in the thread's stack; else generic
-  Type type = Type::kB32;       ///< in memory
-  std::uint32_t reg_bytes = 4;  ///< of the data registers
+  Space space = Space::kGeneric;  ///< kShared: offsets in the block's memory; kLocal: in the
+                                  ///< thread's stack; else generic
+  Type type = Type::kB32;         ///< in memory
+  std::uint32_t reg_bytes = 4;    ///< of the data registers
   std::uint32_t vector = 1;
 };
 
@@ -180,7 +197,8 @@ enum class Control : std::uint8_t {
 };
 OpFn controlOp(Control kind);
 OpFn predicateOp(Alu kind);  ///< and, or, xor, not, mov of predicates
-OpFn broadcastParamOp(std::uint32_t mem_bytes, bool sign, std::uint32_t reg_bytes);  ///< ld.param of an entry
+OpFn broadcastParamOp(std::uint32_t mem_bytes, bool sign,
+                      std::uint32_t reg_bytes);  ///< ld.param of an entry
 /// ld.param / st.param in the areas of calls and device functions.
 OpFn paramOp(bool store, std::uint32_t mem_bytes, bool sign, std::uint32_t reg_bytes);
 /// pack / unpack: mov.b64 {a,b}, c and the like. r[0].. pieces in order, then the whole.
@@ -245,7 +263,8 @@ enum class Special : std::uint8_t {
 OpFn specialOp(Special which, std::uint32_t bytes);
 
 enum class Atomic : std::uint8_t { kAdd, kMin, kMax, kInc, kDec, kAnd, kOr, kXor, kExch, kCas };
-/// r[0] old value (or kNoTarget for red), r[1], r[2] operands, r[8] address. vector > 1: r[0..] old, r[4..]: operands.
+/// r[0] old value (or kNoTarget for red), r[1], r[2] operands, r[8] address. vector > 1: r[0..]
+/// old, r[4..]: operands.
 OpFn atomicOp(Atomic kind, Type type, std::uint32_t vector, bool shared);
 
 enum class WarpOp : std::uint8_t {
@@ -286,9 +305,11 @@ enum class Convert : std::uint8_t {
 /// cvta: r[0] destination, r[1] source; flags kAddress32: 32-bit registers.
 OpFn cvtaOp(Convert kind, std::uint32_t to_bytes, std::uint32_t from_bytes);
 OpFn isspacepOp(Space space);
-/// Copies r[2] bytes from generic/global r[1] + imm to shared r[0]; r[3] source bytes register or kNoTarget.
+/// Copies r[2] bytes from generic/global r[1] + imm to shared r[0]; r[3] source bytes register or
+/// kNoTarget.
 OpFn copyAsyncOp();
-/// Op::flags of a bulk copy, beside kAddress32: which of the others are 32 bits wide, what lies in shared memory.
+/// Op::flags of a bulk copy, beside kAddress32: which of the others are 32 bits wide, what lies in
+/// shared memory.
 inline constexpr std::uint32_t kBulkFrom32 = 1 << 4;
 inline constexpr std::uint32_t kBulkBarrier32 = 1 << 5;
 inline constexpr std::uint32_t kBulkToShared = 1 << 6;  ///< and so does the barrier
@@ -300,7 +321,20 @@ enum class Stack : std::uint8_t { kAlloca, kSave, kRestore };
 OpFn stackOp(Stack kind, std::uint32_t bytes);
 
 /// What a video instruction does with each part of a word; packed into Op::imm.
-enum class Video : std::uint8_t { kAdd, kSub, kAverage, kAbsDiff, kMin, kMax, kEq, kNe, kLt, kLe, kGt, kGe };
+enum class Video : std::uint8_t {
+  kAdd,
+  kSub,
+  kAverage,
+  kAbsDiff,
+  kMin,
+  kMax,
+  kEq,
+  kNe,
+  kLt,
+  kLe,
+  kGt,
+  kGe
+};
 struct VideoKind {
   Video what = Video::kAdd;
   std::uint32_t parts = 4;  ///< 2 or 4
@@ -311,8 +345,9 @@ struct VideoKind {
   bool accumulate = false;  ///< .add: the parts' sum and c
 
   std::uint64_t pack() const {
-    return static_cast<std::uint64_t>(what) | std::uint64_t{parts} << 8 | std::uint64_t{signed_a} << 16 |
-           std::uint64_t{signed_b} << 17 | std::uint64_t{signed_result} << 18 | std::uint64_t{saturate} << 19 |
+    return static_cast<std::uint64_t>(what) | std::uint64_t{parts} << 8 |
+           std::uint64_t{signed_a} << 16 | std::uint64_t{signed_b} << 17 |
+           std::uint64_t{signed_result} << 18 | std::uint64_t{saturate} << 19 |
            std::uint64_t{accumulate} << 20;
   }
   static VideoKind unpack(std::uint64_t bits) {
@@ -336,10 +371,12 @@ struct TextureKind {
   bool gather = false;        ///< tld4
   std::uint32_t channel = 0;  ///< of a gather
 
-  bool layered() const { return shape == TextureShape::kLayered1D || shape == TextureShape::kLayered2D; }
+  bool layered() const {
+    return shape == TextureShape::kLayered1D || shape == TextureShape::kLayered2D;
+  }
   std::uint64_t pack() const {
-    return static_cast<std::uint64_t>(shape) | std::uint64_t{integer_coordinates} << 8 | std::uint64_t{gather} << 9 |
-           std::uint64_t{channel} << 10;
+    return static_cast<std::uint64_t>(shape) | std::uint64_t{integer_coordinates} << 8 |
+           std::uint64_t{gather} << 9 | std::uint64_t{channel} << 10;
   }
   static TextureKind unpack(std::uint64_t bits) {
     return {static_cast<TextureShape>(bits & 0xFF), (bits >> 8 & 1) != 0, (bits >> 9 & 1) != 0,
@@ -359,13 +396,18 @@ struct SurfaceKind {
   std::uint32_t element_bytes = 4;
   std::uint32_t reg_bytes = 4;
 
-  bool layered() const { return shape == TextureShape::kLayered1D || shape == TextureShape::kLayered2D; }
+  bool layered() const {
+    return shape == TextureShape::kLayered1D || shape == TextureShape::kLayered2D;
+  }
   std::uint64_t pack() const {
-    return static_cast<std::uint64_t>(shape) | std::uint64_t{store} << 8 | static_cast<std::uint64_t>(bounds) << 16 |
-           std::uint64_t{vector} << 24 | std::uint64_t{element_bytes} << 32 | std::uint64_t{reg_bytes} << 40;
+    return static_cast<std::uint64_t>(shape) | std::uint64_t{store} << 8 |
+           static_cast<std::uint64_t>(bounds) << 16 | std::uint64_t{vector} << 24 |
+           std::uint64_t{element_bytes} << 32 | std::uint64_t{reg_bytes} << 40;
   }
   static SurfaceKind unpack(std::uint64_t bits) {
-    const auto byte = [&](unsigned shift) { return static_cast<std::uint32_t>(bits >> shift & 0xFF); };
+    const auto byte = [&](unsigned shift) {
+      return static_cast<std::uint32_t>(bits >> shift & 0xFF);
+    };
     return {static_cast<TextureShape>(byte(0)),
             byte(8) != 0,
             static_cast<SurfaceBounds>(byte(16)),

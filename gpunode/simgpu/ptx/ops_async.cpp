@@ -8,9 +8,9 @@
 namespace olpager::simgpu::ptx {
 namespace {
 
-// An mbarrier word: bits 0-19 arrivals still expected in this phase, 20-39 arrivals of a phase, 40-60 bytes still
-// expected (two's complement: they may be there before they are expected), 63 the phase's parity. Ours alone: programs see it through
-// these operations.
+// An mbarrier word: bits 0-19 arrivals still expected in this phase, 20-39 arrivals of a phase,
+// 40-60 bytes still expected (two's complement: they may be there before they are expected), 63 the
+// phase's parity. Ours alone: programs see it through these operations.
 constexpr std::uint64_t kCount = 0xFFFFF;
 constexpr std::uint64_t kBytes = 0x1FFFFF;
 
@@ -33,19 +33,22 @@ struct Phase {
   std::uint64_t parity = word >> 63;
 };
 
-/// r[8] shared destination (flags kAddress32) + low half of imm; r[7] source + high half of imm; r[2] bytes;
-/// r[3] source bytes register or kNoTarget.
+/// r[8] shared destination (flags kAddress32) + low half of imm; r[7] source + high half of imm;
+/// r[2] bytes; r[3] source bytes register or kNoTarget.
 Step copyAsync(Warp& w, const Op& op) {
-  const auto low = static_cast<std::uint64_t>(static_cast<std::int64_t>(static_cast<std::int32_t>(op.imm)));
+  const auto low =
+      static_cast<std::uint64_t>(static_cast<std::int64_t>(static_cast<std::int32_t>(op.imm)));
   const auto high = static_cast<std::uint64_t>(static_cast<std::int64_t>(op.imm) >> 32);
   const std::uint32_t bytes = op.r[2];
   for (std::uint32_t left = w.mask; left != 0; left &= left - 1) {
     const auto i = static_cast<std::uint32_t>(std::countr_zero(left));
-    const std::uint64_t to = kSharedWindow + ((op.flags & kAddress32) != 0
-                                                  ? w.reg<std::uint32_t>(op.r[8])[i] + static_cast<std::uint32_t>(low)
-                                                  : w.reg<std::uint64_t>(op.r[8])[i] + low);
+    const std::uint64_t to =
+        kSharedWindow + ((op.flags & kAddress32) != 0
+                             ? w.reg<std::uint32_t>(op.r[8])[i] + static_cast<std::uint32_t>(low)
+                             : w.reg<std::uint64_t>(op.r[8])[i] + low);
     const std::uint64_t from = w.reg<std::uint64_t>(op.r[7])[i] + high;
-    const std::uint32_t size = op.r[3] == kNoTarget ? bytes : std::min(bytes, w.reg<std::uint32_t>(op.r[3])[i]);
+    const std::uint32_t size =
+        op.r[3] == kNoTarget ? bytes : std::min(bytes, w.reg<std::uint32_t>(op.r[3])[i]);
     if (to % bytes != 0) return w.failAddress(LaunchStatus::kMisaligned, to, true, i);
     if (from % bytes != 0) return w.failAddress(LaunchStatus::kMisaligned, from, false, i);
     std::byte* const d = w.resolve(to, i, bytes, true);
@@ -60,16 +63,19 @@ Step copyAsync(Warp& w, const Op& op) {
   return Step::kNext;
 }
 
-/// cp.async.bulk: r[8] destination + low half of imm, r[7] source + high half, r[3] bytes; r[4] the mbarrier that is told of them (its
-/// offset in r[5]) or kNoTarget. flags: kAddress32 and kBulk*. Copied where it is issued, so that nothing is left to wait for.
+/// cp.async.bulk: r[8] destination + low half of imm, r[7] source + high half, r[3] bytes; r[4] the
+/// mbarrier that is told of them (its offset in r[5]) or kNoTarget. flags: kAddress32 and kBulk*.
+/// Copied where it is issued, so that nothing is left to wait for.
 Step copyBulk(Warp& w, const Op& op) {
-  const auto low = static_cast<std::uint64_t>(static_cast<std::int64_t>(static_cast<std::int32_t>(op.imm)));
+  const auto low =
+      static_cast<std::uint64_t>(static_cast<std::int64_t>(static_cast<std::int32_t>(op.imm)));
   const auto high = static_cast<std::uint64_t>(static_cast<std::int64_t>(op.imm) >> 32);
-  const auto place = [&](std::uint32_t reg, std::uint64_t offset, std::uint32_t narrow, std::uint32_t shared,
-                         std::uint32_t lane) {
-    const std::uint64_t address = (op.flags & narrow) != 0
-                                      ? w.reg<std::uint32_t>(reg)[lane] + static_cast<std::uint32_t>(offset)
-                                      : w.reg<std::uint64_t>(reg)[lane] + offset;
+  const auto place = [&](std::uint32_t reg, std::uint64_t offset, std::uint32_t narrow,
+                         std::uint32_t shared, std::uint32_t lane) {
+    const std::uint64_t address =
+        (op.flags & narrow) != 0
+            ? w.reg<std::uint32_t>(reg)[lane] + static_cast<std::uint32_t>(offset)
+            : w.reg<std::uint64_t>(reg)[lane] + offset;
     return (op.flags & shared) != 0 ? address + kSharedWindow : address;
   };
   for (std::uint32_t left = w.mask; left != 0; left &= left - 1) {
@@ -78,7 +84,8 @@ Step copyBulk(Warp& w, const Op& op) {
     const std::uint64_t from = place(op.r[7], high, kBulkFrom32, kBulkFromShared, i);
     const std::uint32_t bytes = w.reg<std::uint32_t>(op.r[3])[i];
     if (bytes % 16 != 0)
-      return w.fail(LaunchStatus::kIllegalInstruction, "cp.async.bulk of a size that is no multiple of 16");
+      return w.fail(LaunchStatus::kIllegalInstruction,
+                    "cp.async.bulk of a size that is no multiple of 16");
     if (to % 16 != 0) return w.failAddress(LaunchStatus::kMisaligned, to, true, i);
     if (from % 16 != 0) return w.failAddress(LaunchStatus::kMisaligned, from, false, i);
     // A piece at a time: memory need not be one run.
@@ -93,7 +100,8 @@ Step copyBulk(Warp& w, const Op& op) {
       const std::uint64_t barrier = place(op.r[4], op.r[5], kBulkBarrier32, kBulkToShared, i);
       std::byte* const p = barrier % 8 == 0 ? w.resolve(barrier, i, 8, true) : nullptr;
       if (p == nullptr) {
-        return barrier % 8 == 0 ? Step::kFault : w.failAddress(LaunchStatus::kMisaligned, barrier, true, i);
+        return barrier % 8 == 0 ? Step::kFault
+                                : w.failAddress(LaunchStatus::kMisaligned, barrier, true, i);
       }
       Phase phase(*reinterpret_cast<std::uint64_t*>(p));
       phase.bytes -= bytes;
@@ -103,15 +111,17 @@ Step copyBulk(Warp& w, const Op& op) {
   return Step::kNext;
 }
 
-/// r[0] result or kNoTarget, r[8] address (flags: kAddress32, 1 << 8: shared), r[2] operand or kNoTarget.
+/// r[0] result or kNoTarget, r[8] address (flags: kAddress32, 1 << 8: shared), r[2] operand or
+/// kNoTarget.
 template <Mbarrier kKind>
 Step mbarrier(Warp& w, const Op& op) {
   std::uint32_t lanes = 0;
   for (std::uint32_t left = w.mask; left != 0; left &= left - 1) {
     const auto i = static_cast<std::uint32_t>(std::countr_zero(left));
-    std::uint64_t address = (op.flags & kAddress32) != 0
-                                ? w.reg<std::uint32_t>(op.r[8])[i] + static_cast<std::uint32_t>(op.imm)
-                                : w.reg<std::uint64_t>(op.r[8])[i] + op.imm;
+    std::uint64_t address =
+        (op.flags & kAddress32) != 0
+            ? w.reg<std::uint32_t>(op.r[8])[i] + static_cast<std::uint32_t>(op.imm)
+            : w.reg<std::uint64_t>(op.r[8])[i] + op.imm;
     if ((op.flags & 0x100) != 0) address += kSharedWindow;
     if (address % 8 != 0) return w.failAddress(LaunchStatus::kMisaligned, address, true, i);
     std::byte* const p = w.resolve(address, i, 8, true);
@@ -125,7 +135,8 @@ Step mbarrier(Warp& w, const Op& op) {
       word = 0;
     } else if constexpr (kKind == Mbarrier::kArrive || kKind == Mbarrier::kArriveDrop ||
                          kKind == Mbarrier::kArriveExpect || kKind == Mbarrier::kArriveDropExpect) {
-      constexpr bool kExpect = kKind == Mbarrier::kArriveExpect || kKind == Mbarrier::kArriveDropExpect;
+      constexpr bool kExpect =
+          kKind == Mbarrier::kArriveExpect || kKind == Mbarrier::kArriveDropExpect;
       Phase phase(word);
       if (kExpect) phase.bytes += operand;
       const std::uint64_t count = kExpect ? 1 : operand;
@@ -149,7 +160,8 @@ Step mbarrier(Warp& w, const Op& op) {
       lanes |= static_cast<std::uint32_t>((word >> 63) != (operand & 1)) << i;
     }
   }
-  if constexpr (kKind == Mbarrier::kTestWait || kKind == Mbarrier::kTestWaitParity) w.setPredicate(op.r[0], lanes);
+  if constexpr (kKind == Mbarrier::kTestWait || kKind == Mbarrier::kTestWaitParity)
+    w.setPredicate(op.r[0], lanes);
   return Step::kNext;
 }
 

@@ -1,6 +1,6 @@
-// atom and red. On device memory these are atomic operations of the host: other blocks, other kernels and the CPU take
-// part. A block's shared memory is only ever touched by the one thread that runs its cluster, but the same code serves
-// it.
+// atom and red. On device memory these are atomic operations of the host: other blocks, other
+// kernels and the CPU take part. A block's shared memory is only ever touched by the one thread
+// that runs its cluster, but the same code serves it.
 #include <bit>
 #include <cmath>
 #include <type_traits>
@@ -24,7 +24,8 @@ bool compareExchange(T* p, T& expected, T desired) {
     expected = seen;
     return done;
   } else {
-    return __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    return __atomic_compare_exchange_n(p, &expected, desired, false, __ATOMIC_SEQ_CST,
+                                       __ATOMIC_SEQ_CST);
   }
 }
 
@@ -123,9 +124,10 @@ struct HalfPair {
   using U = std::uint32_t;
   static U apply(U* p, U a, U) {
     return update(p, [a](U old) {
-      const auto low = halfChange<kKind, Format>(static_cast<std::uint16_t>(old), static_cast<std::uint16_t>(a));
-      const auto high =
-          halfChange<kKind, Format>(static_cast<std::uint16_t>(old >> 16), static_cast<std::uint16_t>(a >> 16));
+      const auto low =
+          halfChange<kKind, Format>(static_cast<std::uint16_t>(old), static_cast<std::uint16_t>(a));
+      const auto high = halfChange<kKind, Format>(static_cast<std::uint16_t>(old >> 16),
+                                                  static_cast<std::uint16_t>(a >> 16));
       return static_cast<U>(low) | static_cast<U>(high) << 16;
     });
   }
@@ -139,13 +141,16 @@ Step atomic(Warp& w, const Op& op) {
   const std::uint64_t* const wide = w.reg<std::uint64_t>(op.r[8]);
   const std::uint32_t* const narrow = w.reg<std::uint32_t>(op.r[8]);
   // The address offset is signed and has 32 bits.
-  const auto offset = static_cast<std::uint64_t>(static_cast<std::int64_t>(static_cast<std::int32_t>(op.imm)));
+  const auto offset =
+      static_cast<std::uint64_t>(static_cast<std::int64_t>(static_cast<std::int32_t>(op.imm)));
   for (std::uint32_t left = w.mask; left != 0; left &= left - 1) {
     const auto i = static_cast<std::uint32_t>(std::countr_zero(left));
-    std::uint64_t address =
-        (op.flags & kAddress32) != 0 ? narrow[i] + static_cast<std::uint32_t>(offset) : wide[i] + offset;
+    std::uint64_t address = (op.flags & kAddress32) != 0
+                                ? narrow[i] + static_cast<std::uint32_t>(offset)
+                                : wide[i] + offset;
     if (kShared) address += kSharedWindow;
-    if (address % (sizeof(U) * count) != 0) return w.failAddress(LaunchStatus::kMisaligned, address, true, i);
+    if (address % (sizeof(U) * count) != 0)
+      return w.failAddress(LaunchStatus::kMisaligned, address, true, i);
     std::byte* const p = w.resolve(address, i, static_cast<std::uint32_t>(sizeof(U)) * count, true);
     if (p == nullptr) return Step::kFault;
     if (count == 1) {
@@ -229,7 +234,8 @@ OpFn atomicOp(Atomic kind, Type type, std::uint32_t, bool shared) {
   switch (type) {
     case Type::kU16:
     case Type::kB16:
-      return kind == Atomic::kCas || kind == Atomic::kExch ? integer<std::uint16_t>(kind, shared) : nullptr;
+      return kind == Atomic::kCas || kind == Atomic::kExch ? integer<std::uint16_t>(kind, shared)
+                                                           : nullptr;
     case Type::kU32:
     case Type::kB32:
       return integer<std::uint32_t>(kind, shared);
@@ -245,9 +251,11 @@ OpFn atomicOp(Atomic kind, Type type, std::uint32_t, bool shared) {
       if (kind == Atomic::kExch) return placed<Wide<Atomic::kExch>>(shared);
       return nullptr;
     case Type::kF32:
-      return kind == Atomic::kExch ? integer<std::uint32_t>(kind, shared) : addMinMax<F32>(kind, shared);
+      return kind == Atomic::kExch ? integer<std::uint32_t>(kind, shared)
+                                   : addMinMax<F32>(kind, shared);
     case Type::kF64:
-      return kind == Atomic::kExch ? integer<std::uint64_t>(kind, shared) : addMinMax<F64>(kind, shared);
+      return kind == Atomic::kExch ? integer<std::uint64_t>(kind, shared)
+                                   : addMinMax<F64>(kind, shared);
     case Type::kF16:
       return addMinMax<F16>(kind, shared);
     case Type::kBF16:

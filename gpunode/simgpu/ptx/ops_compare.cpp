@@ -32,7 +32,8 @@ template <Compare kCompare, typename T>
 [[gnu::always_inline]] inline bool holds(T a, T b) {
   // An ordered comparison with a NaN is false, an unordered one true.
   if constexpr (kCompare == Compare::kEq) return a == b;
-  if constexpr (kCompare == Compare::kNe) return std::is_floating_point_v<T> ? a < b || a > b : a != b;
+  if constexpr (kCompare == Compare::kNe)
+    return std::is_floating_point_v<T> ? a < b || a > b : a != b;
   if constexpr (kCompare == Compare::kLt) return a < b;
   if constexpr (kCompare == Compare::kLe) return a <= b;
   if constexpr (kCompare == Compare::kGt) return a > b;
@@ -49,12 +50,14 @@ template <Compare kCompare, typename T>
 
 // All lanes are compared, active or not: comparing what an inactive lane left behind does no harm.
 template <Compare kCompare, typename N>
-[[gnu::always_inline]] inline std::uint32_t compareLanes(Warp& w, std::uint32_t ra, std::uint32_t rb, bool ftz) {
+[[gnu::always_inline]] inline std::uint32_t compareLanes(Warp& w, std::uint32_t ra,
+                                                         std::uint32_t rb, bool ftz) {
   const auto* const a = w.reg<typename N::Register>(ra);
   const auto* const b = w.reg<typename N::Register>(rb);
   std::uint32_t lanes = 0;
   for (std::uint32_t i = 0; i < kWarpSize; ++i) {
-    lanes |= static_cast<std::uint32_t>(holds<kCompare>(N::read(a[i], ftz), N::read(b[i], ftz))) << i;
+    lanes |= static_cast<std::uint32_t>(holds<kCompare>(N::read(a[i], ftz), N::read(b[i], ftz)))
+             << i;
   }
   return lanes;
 }
@@ -75,7 +78,8 @@ std::uint32_t combined(const Op& op, std::uint32_t lanes, std::uint32_t c) {
 /// r: p, a, b, c (to combine with), q.
 template <Compare kCompare, typename N>
 Step setp(Warp& w, const Op& op) {
-  const std::uint32_t lanes = compareLanes<kCompare, N>(w, op.r[1], op.r[2], (op.flags & kSetpFtz) != 0);
+  const std::uint32_t lanes =
+      compareLanes<kCompare, N>(w, op.r[1], op.r[2], (op.flags & kSetpFtz) != 0);
   std::uint32_t c = 0;
   if ((op.flags & 3) != 0) {
     c = w.predicate(op.r[3]);
@@ -94,7 +98,9 @@ Step set(Warp& w, const Op& op) {
     lanes = combined(op, lanes, (op.flags & kSetpNegate) != 0 ? ~c : c);
   }
   if ((op.flags & (kSetF16 | kSetBF16)) != 0 || op.imm == 2) {
-    const std::uint16_t one = (op.flags & kSetF16) != 0 ? 0x3C00 : (op.flags & kSetBF16) != 0 ? 0x3F80 : 0xFFFF;
+    const std::uint16_t one = (op.flags & kSetF16) != 0    ? 0x3C00
+                              : (op.flags & kSetBF16) != 0 ? 0x3F80
+                                                           : 0xFFFF;
     std::uint16_t* const d = w.reg<std::uint16_t>(op.r[0]);
     forLanes(w, [&](std::uint32_t i) { d[i] = (lanes >> i & 1) != 0 ? one : std::uint16_t{0}; });
   } else {
@@ -105,7 +111,8 @@ Step set(Warp& w, const Op& op) {
   return Step::kNext;
 }
 
-/// Both halves of pairs: setp.f16x2 gives p for the low half and q for the high one, set.f16x2 a pair of results.
+/// Both halves of pairs: setp.f16x2 gives p for the low half and q for the high one, set.f16x2 a
+/// pair of results.
 template <Compare kCompare, typename Format, bool kSet>
 Step pair(Warp& w, const Op& op) {
   const std::uint16_t* const a = w.reg<std::uint16_t>(op.r[1]);
@@ -114,7 +121,9 @@ Step pair(Warp& w, const Op& op) {
   using N = HalfNumeric<Format>;
   std::uint32_t lanes[2] = {0, 0};
   for (std::uint32_t i = 0; i < 2 * kWarpSize; ++i) {
-    lanes[i & 1] |= static_cast<std::uint32_t>(holds<kCompare>(N::read(a[i], ftz), N::read(b[i], ftz))) << (i >> 1);
+    lanes[i & 1] |=
+        static_cast<std::uint32_t>(holds<kCompare>(N::read(a[i], ftz), N::read(b[i], ftz)))
+        << (i >> 1);
   }
   if ((op.flags & 3) != 0) {
     std::uint32_t c = w.predicate(op.r[3]);
@@ -123,7 +132,9 @@ Step pair(Warp& w, const Op& op) {
     lanes[1] = combined(op, lanes[1], c);
   }
   if constexpr (kSet) {
-    const std::uint32_t one = (op.flags & kSetF16) != 0 ? 0x3C00U : (op.flags & kSetBF16) != 0 ? 0x3F80U : 0xFFFFU;
+    const std::uint32_t one = (op.flags & kSetF16) != 0    ? 0x3C00U
+                              : (op.flags & kSetBF16) != 0 ? 0x3F80U
+                                                           : 0xFFFFU;
     std::uint32_t* const d = w.reg<std::uint32_t>(op.r[0]);
     forLanes(w, [&](std::uint32_t i) {
       d[i] = ((lanes[0] >> i & 1) != 0 ? one : 0U) | ((lanes[1] >> i & 1) != 0 ? one << 16 : 0U);
@@ -245,9 +256,11 @@ OpFn select(Compare compare, Type type, Form form) {
     case Type::kF64:
       return all<Numeric<double>>(compare, form);
     case Type::kF16x2:
-      return form == Form::kSet ? pairs<F16Format, true>(compare) : pairs<F16Format, false>(compare);
+      return form == Form::kSet ? pairs<F16Format, true>(compare)
+                                : pairs<F16Format, false>(compare);
     case Type::kBF16x2:
-      return form == Form::kSet ? pairs<BF16Format, true>(compare) : pairs<BF16Format, false>(compare);
+      return form == Form::kSet ? pairs<BF16Format, true>(compare)
+                                : pairs<BF16Format, false>(compare);
     default:
       return nullptr;
   }

@@ -8,8 +8,8 @@
 namespace olpager::simgpu::ptx {
 namespace {
 
-/// Runs the Op proper for the lanes whose predicate holds. imm and flags belong to the inner Op: the guard's negation
-/// is the lowest bit of the guard's offset, which is a multiple of four.
+/// Runs the Op proper for the lanes whose predicate holds. imm and flags belong to the inner Op:
+/// the guard's negation is the lowest bit of the guard's offset, which is a multiple of four.
 Step guarded(Warp& w, const Op& op) {
   const std::uint32_t before = w.mask;
   std::uint32_t p = w.predicate(op.guard & ~3U);
@@ -21,9 +21,12 @@ Step guarded(Warp& w, const Op& op) {
   return step;
 }
 
-// Branches. imm: index of the target; r[1]: index of the convergence point or kNoTarget. Ops of a function lie in one
-// array, so that a target is reached from the Op itself: imm holds the distance.
-const Op* at(const Op& op, std::uint64_t distance) { return &op + static_cast<std::int64_t>(distance); }
+// Branches. imm: index of the target; r[1]: index of the convergence point or kNoTarget. Ops of a
+// function lie in one array, so that a target is reached from the Op itself: imm holds the
+// distance.
+const Op* at(const Op& op, std::uint64_t distance) {
+  return &op + static_cast<std::int64_t>(distance);
+}
 
 Step jump(Warp& w, const Op& op) {
   w.jump(at(op, op.imm));
@@ -31,7 +34,8 @@ Step jump(Warp& w, const Op& op) {
   return Step::kNext;
 }
 
-/// r[0] predicate, flags 1: negated; r[1], r[2]: distance of the convergence point (low, high) if flags 2.
+/// r[0] predicate, flags 1: negated; r[1], r[2]: distance of the convergence point (low, high) if
+/// flags 2.
 Step branch(Warp& w, const Op& op) {
   std::uint32_t taken = w.predicate(op.r[0]);
   if ((op.flags & 1) != 0) taken = ~taken;
@@ -43,25 +47,29 @@ Step branch(Warp& w, const Op& op) {
   } else {
     w.count(w.pc);
     w.segment = w.pc;
-    const Op* const join = (op.flags & 2) != 0 ? at(op, static_cast<std::uint64_t>(op.r[2]) << 32 | op.r[1]) : nullptr;
+    const Op* const join =
+        (op.flags & 2) != 0 ? at(op, static_cast<std::uint64_t>(op.r[2]) << 32 | op.r[1]) : nullptr;
     w.diverge(taken, target, join);
   }
   if (static_cast<std::int64_t>(op.imm) <= 0 && --w.budget <= 0) return w.yield();
   return Step::kNext;
 }
 
-/// brx.idx: r[0] index, imm number of the table of Op indices. The convergence point as in branch().
+/// brx.idx: r[0] index, imm number of the table of Op indices. The convergence point as in
+/// branch().
 Step branchTable(Warp& w, const Op& op) {
   const auto& table = w.frame->function->branch_tables[op.imm];
   const std::uint32_t* const index = w.reg<std::uint32_t>(op.r[0]);
   const Op* const base = w.frame->function->ops.data();
-  const Op* const join = (op.flags & 2) != 0 ? at(op, static_cast<std::uint64_t>(op.r[2]) << 32 | op.r[1]) : nullptr;
+  const Op* const join =
+      (op.flags & 2) != 0 ? at(op, static_cast<std::uint64_t>(op.r[2]) << 32 | op.r[1]) : nullptr;
   w.count(w.pc);
   w.segment = w.pc;
   while (true) {
     const auto lane = static_cast<std::uint32_t>(std::countr_zero(w.mask));
     const std::uint32_t entry = index[lane];
-    if (entry >= table.size()) return w.fail(LaunchStatus::kIllegalInstruction, "brx.idx index out of its table");
+    if (entry >= table.size())
+      return w.fail(LaunchStatus::kIllegalInstruction, "brx.idx index out of its table");
     std::uint32_t same = 0;
     for (std::uint32_t left = w.mask; left != 0; left &= left - 1) {
       const auto i = static_cast<std::uint32_t>(std::countr_zero(left));
@@ -105,16 +113,20 @@ Step call(Warp& w, const Op& op) {
     if (address[i] == first) same |= 1U << i;
   }
   const std::uint64_t offset = first - program.codeAddress(0);
-  if (offset % 16 != 0 || offset / 16 >= program.functions.size() || !program.functions[offset / 16].has_body ||
-      program.functions[offset / 16].is_entry) {
-    return w.fail(LaunchStatus::kIllegalInstruction, "indirect call of an address that is no function of the module");
+  if (offset % 16 != 0 || offset / 16 >= program.functions.size() ||
+      !program.functions[offset / 16].has_body || program.functions[offset / 16].is_entry) {
+    return w.fail(LaunchStatus::kIllegalInstruction,
+                  "indirect call of an address that is no function of the module");
   }
-  // Other targets' lanes come back to this Op, and all converge behind it, where the decoder has put a join.
+  // Other targets' lanes come back to this Op, and all converge behind it, where the decoder has
+  // put a join.
   if (same != w.mask) {
     const std::uint32_t rest = w.mask & ~same;
     const Op* const next = w.pc;
     w.pc = nullptr;  // the lanes that stay do not go on to the join but into the callee
-    w.diverge(rest, &op, (op.flags & 2) != 0 ? at(op, static_cast<std::uint64_t>(op.r[2]) << 32 | op.r[1]) : nullptr);
+    w.diverge(rest, &op,
+              (op.flags & 2) != 0 ? at(op, static_cast<std::uint64_t>(op.r[2]) << 32 | op.r[1])
+                                  : nullptr);
     w.pc = next;
   }
   const Step step = w.enter(program.functions[offset / 16], site);
@@ -136,7 +148,8 @@ Step exitThread(Warp& w, const Op&) {
 
 Step trap(Warp& w, const Op&) { return w.fail(LaunchStatus::kTrap, ""); }
 
-/// r[1] barrier id, r[2] thread count or kNoTarget (registers; the value of the first active lane counts).
+/// r[1] barrier id, r[2] thread count or kNoTarget (registers; the value of the first active lane
+/// counts).
 bool barrierOperands(Warp& w, const Op& op, std::uint32_t& id, std::uint32_t& needed) {
   const auto lane = static_cast<std::uint32_t>(std::countr_zero(w.mask));
   id = w.reg<std::uint32_t>(op.r[1])[lane];
@@ -147,7 +160,8 @@ bool barrierOperands(Warp& w, const Op& op, std::uint32_t& id, std::uint32_t& ne
 Step barrier(Warp& w, const Op& op) {
   std::uint32_t id = 0;
   std::uint32_t needed = 0;
-  if (!barrierOperands(w, op, id, needed)) return w.fail(LaunchStatus::kIllegalInstruction, "barrier number above 15");
+  if (!barrierOperands(w, op, id, needed))
+    return w.fail(LaunchStatus::kIllegalInstruction, "barrier number above 15");
   w.count(w.pc);
   const Split split = w.current();
   w.suspend();
@@ -158,7 +172,8 @@ Step barrier(Warp& w, const Op& op) {
 Step barrierArrive(Warp& w, const Op& op) {
   std::uint32_t id = 0;
   std::uint32_t needed = 0;
-  if (!barrierOperands(w, op, id, needed)) return w.fail(LaunchStatus::kIllegalInstruction, "barrier number above 15");
+  if (!barrierOperands(w, op, id, needed))
+    return w.fail(LaunchStatus::kIllegalInstruction, "barrier number above 15");
   w.block->arriveOnly(id, w, needed);
   return Step::kNext;
 }
@@ -167,7 +182,8 @@ Step barrierArrive(Warp& w, const Op& op) {
 Step barrierRed(Warp& w, const Op& op) {
   std::uint32_t id = 0;
   std::uint32_t needed = 0;
-  if (!barrierOperands(w, op, id, needed)) return w.fail(LaunchStatus::kIllegalInstruction, "barrier number above 15");
+  if (!barrierOperands(w, op, id, needed))
+    return w.fail(LaunchStatus::kIllegalInstruction, "barrier number above 15");
   w.count(w.pc);
   std::uint32_t p = w.predicate(op.r[3]);
   if ((op.flags & 1) != 0) p = ~p;

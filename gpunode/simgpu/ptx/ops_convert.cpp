@@ -1,5 +1,5 @@
-// cvt: every pair of numeric types. Registers have the size of the type, 8-bit types live in 16-bit registers; where
-// the text's registers are wider, the decoder adds a copy between sizes.
+// cvt: every pair of numeric types. Registers have the size of the type, 8-bit types live in 16-bit
+// registers; where the text's registers are wider, the decoder adds a copy between sizes.
 #include <cfenv>
 #include <cmath>
 #include <limits>
@@ -13,7 +13,8 @@ namespace {
 template <typename T>
 struct Plain {
   using Register =
-      std::conditional_t<sizeof(T) == 1, std::conditional_t<std::is_signed_v<T>, std::int16_t, std::uint16_t>, T>;
+      std::conditional_t<sizeof(T) == 1,
+                         std::conditional_t<std::is_signed_v<T>, std::int16_t, std::uint16_t>, T>;
   using Value = T;
   static constexpr bool kFloat = std::is_floating_point_v<T>;
   static Value read(Register r) { return static_cast<T>(r); }
@@ -51,12 +52,13 @@ T roundToInteger(T x, Round mode) {
   return x;
 }
 
-/// Saturates; NaN becomes 0, as the hardware does for 32-bit and narrower results; 64-bit results give the lowest bit
-/// pattern 0x8000... for NaN.
+/// Saturates; NaN becomes 0, as the hardware does for 32-bit and narrower results; 64-bit results
+/// give the lowest bit pattern 0x8000... for NaN.
 template <typename I, typename F>
 I toInteger(F x) {
   if (x != x) return sizeof(I) == 8 ? static_cast<I>(std::uint64_t{1} << 63) : I{0};
-  // The limits as floating-point numbers: the lowest is exact, one above the highest is a power of two.
+  // The limits as floating-point numbers: the lowest is exact, one above the highest is a power of
+  // two.
   constexpr F kLow = static_cast<F>(std::numeric_limits<I>::min());
   constexpr F kHigh = static_cast<F>(std::numeric_limits<I>::max() / 2 + 1) * F{2};
   if (x < kLow) return std::numeric_limits<I>::min();
@@ -68,7 +70,9 @@ class HostRound {
  public:
   explicit HostRound(Round mode) : changed_(mode != Round::kNearest) {
     if (changed_)
-      std::fesetround(mode == Round::kZero ? FE_TOWARDZERO : mode == Round::kDown ? FE_DOWNWARD : FE_UPWARD);
+      std::fesetround(mode == Round::kZero   ? FE_TOWARDZERO
+                      : mode == Round::kDown ? FE_DOWNWARD
+                                             : FE_UPWARD);
   }
   ~HostRound() {
     if (changed_) std::fesetround(FE_TONEAREST);
@@ -87,12 +91,12 @@ double integerRoundOdd(I value) {
     return static_cast<double>(value);
   } else {
     const bool negative = value < 0;
-    auto magnitude =
-        negative ? std::uint64_t{0} - static_cast<std::uint64_t>(value) : static_cast<std::uint64_t>(value);
+    auto magnitude = negative ? std::uint64_t{0} - static_cast<std::uint64_t>(value)
+                              : static_cast<std::uint64_t>(value);
     if (magnitude >> 53 != 0) {
       const bool sticky = (magnitude & 0x7FF) != 0;
-      magnitude =
-          (magnitude & ~std::uint64_t{0xFFF}) | (static_cast<std::uint64_t>(sticky || (magnitude & 0x800) != 0) << 12);
+      magnitude = (magnitude & ~std::uint64_t{0xFFF}) |
+                  (static_cast<std::uint64_t>(sticky || (magnitude & 0x800) != 0) << 12);
     }
     const auto result = static_cast<double>(magnitude);
     return negative ? -result : result;
@@ -120,7 +124,8 @@ Step convert(Warp& w, const Op& op) {
       const V x = S::read(s[i]);
       I result = static_cast<I>(x);
       if (std::cmp_less(x, std::numeric_limits<I>::min())) result = std::numeric_limits<I>::min();
-      if (std::cmp_greater(x, std::numeric_limits<I>::max())) result = std::numeric_limits<I>::max();
+      if (std::cmp_greater(x, std::numeric_limits<I>::max()))
+        result = std::numeric_limits<I>::max();
       d[i] = result;
     });
   } else if constexpr (!D::kFloat) {
@@ -144,7 +149,8 @@ Step convert(Warp& w, const Op& op) {
       if constexpr (S::kFloat) {
         x = static_cast<double>(S::read(s[i]));
         if (round_int) x = roundToInteger(x, mode);
-        if (ftz && std::is_same_v<V, float>) x = static_cast<double>(flushFloat(static_cast<float>(x)));
+        if (ftz && std::is_same_v<V, float>)
+          x = static_cast<double>(flushFloat(static_cast<float>(x)));
       } else {
         x = integerRoundOdd(S::read(s[i]));
       }
@@ -168,7 +174,8 @@ Step convert(Warp& w, const Op& op) {
         } else {
           result = static_cast<F>(x);
         }
-        if (result != result && sizeof(F) == 4) result = static_cast<F>(std::bit_cast<float>(0x7FFFFFFFU));
+        if (result != result && sizeof(F) == 4)
+          result = static_cast<F>(std::bit_cast<float>(0x7FFFFFFFU));
       } else {
         result = static_cast<F>(x);
       }

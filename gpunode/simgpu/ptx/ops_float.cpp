@@ -1,4 +1,5 @@
-// Operations on f32 and f64. Must be compiled without contraction of a*b+c, which would change results.
+// Operations on f32 and f64. Must be compiled without contraction of a*b+c, which would change
+// results.
 #include <cfenv>
 #include <cmath>
 #include <limits>
@@ -82,8 +83,8 @@ struct Fma {
     return std::fma(a, b, c);
   }
 };
-// A NaN operand loses against a number; -0 is less than +0. Equal operands differ at most in the sign of a zero, which
-// the bits decide. No branches, so that the loops are vectorised.
+// A NaN operand loses against a number; -0 is less than +0. Equal operands differ at most in the
+// sign of a zero, which the bits decide. No branches, so that the loops are vectorised.
 template <typename T>
 using BitsOf = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
 struct Min {
@@ -115,7 +116,9 @@ struct Rcp {
   }
 };
 struct Rsqrt {
-  static float apply(float a) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(a))); }
+  static float apply(float a) {
+    return static_cast<float>(1.0 / std::sqrt(static_cast<double>(a)));
+  }
   static double apply(double a) { return 1.0 / std::sqrt(a); }
 };
 struct Sin {
@@ -151,7 +154,8 @@ struct Tanh {
 
 /// F of the first kArity of three sources, each taken through `in`.
 template <typename F, std::uint32_t kArity, typename T, typename In>
-[[gnu::always_inline]] inline T applied(const T* a, const T* b, const T* c, std::uint32_t i, In in) {
+[[gnu::always_inline]] inline T applied(const T* a, const T* b, const T* c, std::uint32_t i,
+                                        In in) {
   if constexpr (kArity == 1) {
     return F::apply(in(a[i]));
   } else if constexpr (kArity == 2) {
@@ -168,7 +172,9 @@ Step plain(Warp& w, const Op& op) {
   const T* const a = w.reg<T>(op.r[1]);
   const T* const b = kArity >= 2 ? w.reg<T>(op.r[2]) : nullptr;
   const T* const c = kArity >= 3 ? w.reg<T>(op.r[3]) : nullptr;
-  forLanes(w, [&](std::uint32_t i) { d[i] = canonical(applied<F, kArity>(a, b, c, i, [](T x) { return x; })); });
+  forLanes(w, [&](std::uint32_t i) {
+    d[i] = canonical(applied<F, kArity>(a, b, c, i, [](T x) { return x; }));
+  });
   return Step::kNext;
 }
 
@@ -340,7 +346,8 @@ Step packed(Warp& w, const Op& op) {
   const HostRound rounding(op.flags);
   forLanes(w, [&](std::uint32_t lane) {
     const auto in = [&](float x) { return ftz ? flush(x) : x; };
-    for (std::uint32_t i = 2 * lane; i < 2 * lane + 2; ++i) d[i] = in(canonical(applied<F, kArity>(a, b, c, i, in)));
+    for (std::uint32_t i = 2 * lane; i < 2 * lane + 2; ++i)
+      d[i] = in(canonical(applied<F, kArity>(a, b, c, i, in)));
   });
   return Step::kNext;
 }

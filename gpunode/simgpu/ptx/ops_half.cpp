@@ -1,6 +1,6 @@
-// Operations on f16, bf16 and pairs of them. Additions, products, quotients and roots of 11-bit significands are exact
-// enough in f32 that rounding twice gives the same as rounding once (24 >= 2 * 11 + 2); fma is not, and is rounded to
-// odd first.
+// Operations on f16, bf16 and pairs of them. Additions, products, quotients and roots of 11-bit
+// significands are exact enough in f32 that rounding twice gives the same as rounding once (24 >= 2
+// * 11 + 2); fma is not, and is rounded to odd first.
 #include <cmath>
 
 #include "gpunode/simgpu/ptx/half.h"
@@ -64,7 +64,9 @@ struct Arithmetic {
         result = a;
       } else {
         // Sign-magnitude order as integers: -0 is less than +0.
-        const auto key = [](U16 x) { return (x & 0x8000) != 0 ? ~static_cast<int>(x & 0x7FFF) : static_cast<int>(x); };
+        const auto key = [](U16 x) {
+          return (x & 0x8000) != 0 ? ~static_cast<int>(x & 0x7FFF) : static_cast<int>(x);
+        };
         const bool less = key(a) < key(b);
         result = less == (kKind == Alu::kMin) ? a : b;
         if (negate) result ^= 0x8000;

@@ -1,5 +1,5 @@
-// ld and st. The common case, a full warp that accesses neighbouring elements in one run of memory, is one translation
-// and one loop that can be vectorised; everything else goes lane by lane.
+// ld and st. The common case, a full warp that accesses neighbouring elements in one run of memory,
+// is one translation and one loop that can be vectorised; everything else goes lane by lane.
 #include <type_traits>
 
 #include "base/sanitizer.h"
@@ -12,7 +12,8 @@ namespace {
 __extension__ typedef unsigned __int128 U128;
 
 // Registers and a caller's own array: nothing for ThreadSanitizer, and on the way of every access.
-__attribute__((no_sanitize("thread"))) void laneAddresses(Warp& w, const Op& op, std::uint64_t* out) {
+__attribute__((no_sanitize("thread"))) void laneAddresses(Warp& w, const Op& op,
+                                                          std::uint64_t* out) {
   if ((op.flags & kAddress32) != 0) {
     const std::uint32_t* const a = w.reg<std::uint32_t>(op.r[8]);
     const auto offset = static_cast<std::uint32_t>(op.imm);
@@ -24,9 +25,11 @@ __attribute__((no_sanitize("thread"))) void laneAddresses(Warp& w, const Op& op,
 }
 
 /// Lane i accesses first + i * bytes.
-__attribute__((no_sanitize("thread"))) bool unitStride(const std::uint64_t* addresses, std::uint64_t bytes) {
+__attribute__((no_sanitize("thread"))) bool unitStride(const std::uint64_t* addresses,
+                                                       std::uint64_t bytes) {
   std::uint64_t difference = 0;
-  for (std::uint32_t i = 0; i < kWarpSize; ++i) difference |= addresses[i] ^ (addresses[0] + i * bytes);
+  for (std::uint32_t i = 0; i < kWarpSize; ++i)
+    difference |= addresses[i] ^ (addresses[0] + i * bytes);
   return difference == 0;
 }
 
@@ -38,12 +41,14 @@ class Target {
     if constexpr (kSpace == Space::kGeneric) w.worker->tlb.refresh();
   }
 
-  /// Host memory of [address, address + bytes), or null if it is not one run of the usual memory of the space.
+  /// Host memory of [address, address + bytes), or null if it is not one run of the usual memory of
+  /// the space.
   [[gnu::always_inline]] std::byte* run(std::uint64_t address, std::uint64_t bytes, bool write) {
     if constexpr (kSpace == Space::kShared) {
       const Block& block = *w_.block;
-      return address < block.shared_size && bytes <= block.shared_size - address ? block.shared_data + address
-                                                                                 : nullptr;
+      return address < block.shared_size && bytes <= block.shared_size - address
+                 ? block.shared_data + address
+                 : nullptr;
     } else if constexpr (kSpace == Space::kGeneric) {
       if (address - begin_ < end_ - begin_ && bytes <= end_ - address) [[likely]]
         return host_ + (address - begin_);
@@ -65,7 +70,8 @@ class Target {
     }
   }
 
-  [[gnu::always_inline]] std::byte* lane(std::uint64_t address, std::uint32_t i, std::uint32_t bytes, bool write) {
+  [[gnu::always_inline]] std::byte* lane(std::uint64_t address, std::uint32_t i,
+                                         std::uint32_t bytes, bool write) {
     if constexpr (kSpace == Space::kLocal) {
       const std::uint32_t stack = w_.block->stack_bytes;
       if (address < stack && bytes <= stack - address) [[likely]] {
@@ -76,7 +82,8 @@ class Target {
       std::byte* const host = run(address, bytes, write);
       if (host != nullptr) [[likely]]
         return host;
-      return w_.resolve(kSpace == Space::kShared ? address + kSharedWindow : address, i, bytes, write);
+      return w_.resolve(kSpace == Space::kShared ? address + kSharedWindow : address, i, bytes,
+                        write);
     }
   }
 
@@ -87,8 +94,9 @@ class Target {
   std::byte* host_ = nullptr;
 };
 
-/// What is read once, in passing: so do the pager's page pass and scans for pointers, and may while others write. What they read of a page
-/// counts only where nobody used the page meanwhile, and what they find in memory in use is added to what is known, not believed alone
+/// What is read once, in passing: so do the pager's page pass and scans for pointers, and may while
+/// others write. What they read of a page counts only where nobody used the page meanwhile, and
+/// what they find in memory in use is added to what is known, not believed alone
 /// (pager/retire.cpp). These reads are no business of ThreadSanitizer's.
 inline bool unseen(const Op& op) { return base::kThreadSanitizer && (op.flags & kOnce) != 0; }
 template <typename M>
@@ -124,9 +132,10 @@ Step load(Warp& w, const Op& op) {
   Target<kSpace> target(w);
   R* data[kVector];
   for (std::uint32_t v = 0; v < kVector; ++v) data[v] = w.reg<R>(op.r[v]);
-  if (kSpace != Space::kLocal && w.mask == kFullMask && (op.flags & kStrong) == 0 && unitStride(address, kBytes) &&
-      address[0] % kBytes == 0) {
-    if (const std::byte* host = target.run(address[0], kBytes * kWarpSize, false); host != nullptr) [[likely]] {
+  if (kSpace != Space::kLocal && w.mask == kFullMask && (op.flags & kStrong) == 0 &&
+      unitStride(address, kBytes) && address[0] % kBytes == 0) {
+    if (const std::byte* host = target.run(address[0], kBytes * kWarpSize, false); host != nullptr)
+        [[likely]] {
       const M* const m = reinterpret_cast<const M*>(host);
       for (std::uint32_t v = 0; v < kVector; ++v) {
         R* const d = data[v];
@@ -149,7 +158,8 @@ Step load(Warp& w, const Op& op) {
       return Step::kFault;
     for (std::uint32_t v = 0; v < kVector; ++v) {
       const std::byte* const from = p + v * sizeof(M);
-      data[v][i] = static_cast<R>(unseen(op) ? loadUnseen(reinterpret_cast<const M*>(from)) : loadOne<M>(from));
+      data[v][i] = static_cast<R>(unseen(op) ? loadUnseen(reinterpret_cast<const M*>(from))
+                                             : loadOne<M>(from));
     }
   }
   if ((op.flags & kStrong) != 0) {
@@ -168,9 +178,10 @@ Step store(Warp& w, const Op& op) {
   const R* data[kVector];
   for (std::uint32_t v = 0; v < kVector; ++v) data[v] = w.reg<R>(op.r[v]);
   if ((op.flags & kOrdered) != 0) fullFence();
-  if (kSpace != Space::kLocal && w.mask == kFullMask && (op.flags & kStrong) == 0 && unitStride(address, kBytes) &&
-      address[0] % kBytes == 0) {
-    if (std::byte* host = target.run(address[0], kBytes * kWarpSize, true); host != nullptr) [[likely]] {
+  if (kSpace != Space::kLocal && w.mask == kFullMask && (op.flags & kStrong) == 0 &&
+      unitStride(address, kBytes) && address[0] % kBytes == 0) {
+    if (std::byte* host = target.run(address[0], kBytes * kWarpSize, true); host != nullptr)
+        [[likely]] {
       M* const m = reinterpret_cast<M*>(host);
       for (std::uint32_t v = 0; v < kVector; ++v) {
         const R* const s = data[v];
@@ -188,7 +199,8 @@ Step store(Warp& w, const Op& op) {
     std::byte* const p = target.lane(address[i], i, kBytes, true);
     if (p == nullptr) [[unlikely]]
       return Step::kFault;
-    for (std::uint32_t v = 0; v < kVector; ++v) storeOne<M>(p + v * sizeof(M), static_cast<M>(data[v][i]));
+    for (std::uint32_t v = 0; v < kVector; ++v)
+      storeOne<M>(p + v * sizeof(M), static_cast<M>(data[v][i]));
   }
   return Step::kNext;
 }
@@ -201,10 +213,12 @@ OpFn withVector(bool is_store, std::uint32_t vector) {
     case 2:
       return is_store ? store<M, R, 2, kSpace> : load<M, R, 2, kSpace>;
     case 4:
-      if constexpr (sizeof(M) < 16) return is_store ? store<M, R, 4, kSpace> : load<M, R, 4, kSpace>;
+      if constexpr (sizeof(M) < 16)
+        return is_store ? store<M, R, 4, kSpace> : load<M, R, 4, kSpace>;
       break;
     case 8:
-      if constexpr (sizeof(M) == 4) return is_store ? store<M, R, 8, kSpace> : load<M, R, 8, kSpace>;
+      if constexpr (sizeof(M) == 4)
+        return is_store ? store<M, R, 8, kSpace> : load<M, R, 8, kSpace>;
       break;
     default:
       break;
@@ -228,13 +242,16 @@ template <typename U, typename S>
 OpFn withRegister(const MemoryKind& kind, bool sign) {
   switch (kind.reg_bytes) {
     case 2:
-      if constexpr (sizeof(U) <= 2) return sign ? withSpace<S, std::uint16_t>(kind) : withSpace<U, std::uint16_t>(kind);
+      if constexpr (sizeof(U) <= 2)
+        return sign ? withSpace<S, std::uint16_t>(kind) : withSpace<U, std::uint16_t>(kind);
       break;
     case 4:
-      if constexpr (sizeof(U) <= 4) return sign ? withSpace<S, std::uint32_t>(kind) : withSpace<U, std::uint32_t>(kind);
+      if constexpr (sizeof(U) <= 4)
+        return sign ? withSpace<S, std::uint32_t>(kind) : withSpace<U, std::uint32_t>(kind);
       break;
     case 8:
-      return sign && sizeof(U) < 8 ? withSpace<S, std::uint64_t>(kind) : withSpace<U, std::uint64_t>(kind);
+      return sign && sizeof(U) < 8 ? withSpace<S, std::uint64_t>(kind)
+                                   : withSpace<U, std::uint64_t>(kind);
     default:
       break;
   }

@@ -1,4 +1,5 @@
-// Special registers, parameters, conversions between address spaces and register sizes, memory from the stack.
+// Special registers, parameters, conversions between address spaces and register sizes, memory from
+// the stack.
 #include <chrono>
 #include <cstring>
 
@@ -14,9 +15,10 @@ void forEach(std::uint32_t mask, Body body) {
 }
 
 std::uint64_t nanoseconds(bool wall) {
-  const auto now =
-      wall ? std::chrono::system_clock::now().time_since_epoch() : std::chrono::steady_clock::now().time_since_epoch();
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+  const auto now = wall ? std::chrono::system_clock::now().time_since_epoch()
+                        : std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
 }
 
 std::uint64_t uniformValue(Warp& w, Special which, std::uint64_t imm) {
@@ -115,7 +117,8 @@ template <Special kWhich, typename T>
 Step special(Warp& w, const Op& op) {
   T* const d = w.reg<T>(op.r[0]);
   if constexpr (kWhich == Special::kTidX || kWhich == Special::kTidY || kWhich == Special::kTidZ) {
-    constexpr auto kAxis = static_cast<std::size_t>(kWhich) - static_cast<std::size_t>(Special::kTidX);
+    constexpr auto kAxis =
+        static_cast<std::size_t>(kWhich) - static_cast<std::size_t>(Special::kTidX);
     forEach(w.mask, [&](std::uint32_t lane) { d[lane] = static_cast<T>(w.tid[kAxis][lane]); });
   } else if constexpr (kWhich == Special::kLaneid) {
     forEach(w.mask, [&](std::uint32_t lane) { d[lane] = static_cast<T>(lane); });
@@ -179,10 +182,12 @@ template <typename U, typename S>
 OpFn paramReg(int form, bool sign, std::uint32_t reg_bytes) {
   switch (reg_bytes) {
     case 2:
-      if constexpr (sizeof(U) <= 2) return sign ? paramForm<S, std::uint16_t>(form) : paramForm<U, std::uint16_t>(form);
+      if constexpr (sizeof(U) <= 2)
+        return sign ? paramForm<S, std::uint16_t>(form) : paramForm<U, std::uint16_t>(form);
       break;
     case 4:
-      if constexpr (sizeof(U) <= 4) return sign ? paramForm<S, std::uint32_t>(form) : paramForm<U, std::uint32_t>(form);
+      if constexpr (sizeof(U) <= 4)
+        return sign ? paramForm<S, std::uint32_t>(form) : paramForm<U, std::uint32_t>(form);
       break;
     case 8:
       return sign ? paramForm<S, std::uint64_t>(form) : paramForm<U, std::uint64_t>(form);
@@ -212,7 +217,8 @@ OpFn paramAny(int form, std::uint32_t mem_bytes, bool sign, std::uint32_t reg_by
 template <std::uint32_t kPiece, std::uint32_t kPieces, bool kUnpack>
 Step pack(Warp& w, const Op& op) {
   std::byte* const whole = w.reg<std::byte>(op.r[8]);
-  std::byte copy[kWarpSize * kPiece * kPieces];  // a piece may be the same register as the whole's half
+  std::byte
+      copy[kWarpSize * kPiece * kPieces];  // a piece may be the same register as the whole's half
   if constexpr (kUnpack) {
     std::memcpy(copy, whole, sizeof copy);
   }
@@ -220,7 +226,8 @@ Step pack(Warp& w, const Op& op) {
     for (std::uint32_t i = 0; i < kPieces; ++i) {
       const std::size_t at = (std::size_t{lane} * kPieces + i) * kPiece;
       if constexpr (kUnpack) {
-        if (op.r[i] != kNoTarget) std::memcpy(w.reg<std::byte>(op.r[i]) + lane * kPiece, copy + at, kPiece);
+        if (op.r[i] != kNoTarget)
+          std::memcpy(w.reg<std::byte>(op.r[i]) + lane * kPiece, copy + at, kPiece);
       } else {
         std::memcpy(copy + at, w.reg<std::byte>(op.r[i]) + lane * kPiece, kPiece);
       }
@@ -245,7 +252,8 @@ template <typename D, typename S, Convert kKind>
 Step cvta(Warp& w, const Op& op) {
   D* const d = w.reg<D>(op.r[0]);
   const S* const s = w.reg<S>(op.r[1]);
-  const std::uint32_t* const rank = kKind == Convert::kMapa ? w.reg<std::uint32_t>(op.r[2]) : nullptr;
+  const std::uint32_t* const rank =
+      kKind == Convert::kMapa ? w.reg<std::uint32_t>(op.r[2]) : nullptr;
   const std::uint64_t own = std::uint64_t{w.block->rank + 1} << 24;
   forEach(w.mask, [&](std::uint32_t lane) {
     const std::uint64_t x = s[lane];
@@ -334,7 +342,8 @@ Step stackSave(Warp& w, const Op& op) {
   D* const d = w.reg<D>(op.r[0]);
   const Frame& frame = *w.frame;
   forEach(w.mask, [&](std::uint32_t lane) {
-    d[lane] = static_cast<D>(frame.local_base + frame.function->local_bytes + frame.allocated[lane]);
+    d[lane] =
+        static_cast<D>(frame.local_base + frame.function->local_bytes + frame.allocated[lane]);
   });
   return Step::kNext;
 }
@@ -358,7 +367,8 @@ template <std::size_t kIndex = 0>
 OpFn specialAt(Special which, std::uint32_t bytes) {
   if constexpr (kIndex <= static_cast<std::size_t>(Special::kZero)) {
     constexpr auto kWhich = static_cast<Special>(kIndex);
-    if (which == kWhich) return bytes == 8 ? special<kWhich, std::uint64_t> : special<kWhich, std::uint32_t>;
+    if (which == kWhich)
+      return bytes == 8 ? special<kWhich, std::uint64_t> : special<kWhich, std::uint32_t>;
     return specialAt<kIndex + 1>(which, bytes);
   } else {
     return nullptr;

@@ -43,10 +43,12 @@ Step video(Warp& w, const Op& op) {
   const std::uint32_t field = (1U << bits) - 1;
   const auto part = [&](std::uint32_t word, std::uint32_t at, bool sign) {
     const std::uint32_t value = word >> at << (32 - bits);
-    return sign ? static_cast<std::int32_t>(value) >> (32 - bits) : static_cast<std::int32_t>(value >> (32 - bits));
+    return sign ? static_cast<std::int32_t>(value) >> (32 - bits)
+                : static_cast<std::int32_t>(value >> (32 - bits));
   };
   const std::int32_t lowest = kind.signed_result ? -(1 << (bits - 1)) : 0;
-  const std::int32_t highest = kind.signed_result ? (1 << (bits - 1)) - 1 : static_cast<std::int32_t>(field);
+  const std::int32_t highest =
+      kind.signed_result ? (1 << (bits - 1)) - 1 : static_cast<std::int32_t>(field);
   std::uint32_t* const d = w.reg<std::uint32_t>(op.r[0]);
   const std::uint32_t* const a = w.reg<std::uint32_t>(op.r[1]);
   const std::uint32_t* const b = w.reg<std::uint32_t>(op.r[2]);
@@ -55,7 +57,8 @@ Step video(Warp& w, const Op& op) {
     const auto lane = static_cast<std::uint32_t>(std::countr_zero(left));
     std::uint32_t out = kind.accumulate ? c[lane] : 0;
     for (std::uint32_t at = 0; at < 32; at += bits) {
-      std::int32_t value = apply(kind.what, part(a[lane], at, kind.signed_a), part(b[lane], at, kind.signed_b));
+      std::int32_t value =
+          apply(kind.what, part(a[lane], at, kind.signed_a), part(b[lane], at, kind.signed_b));
       if (kind.saturate) value = std::clamp(value, lowest, highest);
       if (kind.accumulate)
         out += static_cast<std::uint32_t>(value);

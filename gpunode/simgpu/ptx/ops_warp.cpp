@@ -1,4 +1,5 @@
-// Operations between the lanes of a warp. Each waits until all lanes that its member mask names have come to it.
+// Operations between the lanes of a warp. Each waits until all lanes that its member mask names
+// have come to it.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -16,7 +17,8 @@ void forEach(std::uint32_t mask, Body body) {
 
 std::uint32_t members(Warp& w, const Op& op) { return w.members(op.r[5]); }
 
-/// body(lanes) for each set of active lanes that name the same members: tiles of a warp vote each by themselves in one instruction.
+/// body(lanes) for each set of active lanes that name the same members: tiles of a warp vote each
+/// by themselves in one instruction.
 template <typename Body>
 void forTeams(Warp& w, const Op& op, Body body) {
   if ((op.r[5] & kConstantBit) != 0) return body(w.mask);
@@ -24,13 +26,16 @@ void forTeams(Warp& w, const Op& op, Body body) {
   for (std::uint32_t left = w.mask; left != 0;) {
     const std::uint32_t first = named[std::countr_zero(left)];
     std::uint32_t team = 0;
-    forEach(left, [&](std::uint32_t lane) { team |= static_cast<std::uint32_t>(named[lane] == first) << lane; });
+    forEach(left, [&](std::uint32_t lane) {
+      team |= static_cast<std::uint32_t>(named[lane] == first) << lane;
+    });
     body(team);
     left &= ~team;
   }
 }
 
-/// r: d, p or kNoTarget, a, b (lane or distance), c (clamp and segment mask), member mask. imm 1: without .sync.
+/// r: d, p or kNoTarget, a, b (lane or distance), c (clamp and segment mask), member mask. imm 1:
+/// without .sync.
 template <WarpOp kKind>
 Step shuffle(Warp& w, const Op& op) {
   const bool sync = op.imm == 0;
@@ -110,8 +115,9 @@ Step match(Warp& w, const Op& op) {
   std::uint32_t agreed = 0;
   forTeams(w, op, [&](std::uint32_t team) {
     forEach(team, [&](std::uint32_t lane) {
-      forEach(team,
-              [&](std::uint32_t other) { result[lane] |= static_cast<std::uint32_t>(a[lane] == a[other]) << other; });
+      forEach(team, [&](std::uint32_t other) {
+        result[lane] |= static_cast<std::uint32_t>(a[lane] == a[other]) << other;
+      });
     });
     const bool all = result[std::countr_zero(team)] == team;
     if (all) agreed |= team;
@@ -177,7 +183,8 @@ Step redux(Warp& w, const Op& op) {
   return Step::kNext;
 }
 
-// A lane holds a[lane / 4][lane % 4], b[lane % 4][lane / 4], and of c and d row lane / 4, columns 2 * (lane % 4) and the next.
+// A lane holds a[lane / 4][lane % 4], b[lane % 4][lane / 4], and of c and d row lane / 4, columns 2
+// * (lane % 4) and the next.
 Step mmaF64(Warp& w, const Op& op) {
   if (!w.arriveSync(op, kFullMask)) return Step::kSwitch;
   double a[kWarpSize], b[kWarpSize], d[2][kWarpSize];
@@ -238,10 +245,12 @@ OpFn warpOp(WarpOp kind, Type type) {
       return redux<WarpOp::kReduxXor, std::uint32_t>;
     case WarpOp::kReduxMin:
       if (type == Type::kF32) return redux<WarpOp::kReduxMin, float>;
-      return type == Type::kS32 ? redux<WarpOp::kReduxMin, std::int32_t> : redux<WarpOp::kReduxMin, std::uint32_t>;
+      return type == Type::kS32 ? redux<WarpOp::kReduxMin, std::int32_t>
+                                : redux<WarpOp::kReduxMin, std::uint32_t>;
     case WarpOp::kReduxMax:
       if (type == Type::kF32) return redux<WarpOp::kReduxMax, float>;
-      return type == Type::kS32 ? redux<WarpOp::kReduxMax, std::int32_t> : redux<WarpOp::kReduxMax, std::uint32_t>;
+      return type == Type::kS32 ? redux<WarpOp::kReduxMax, std::int32_t>
+                                : redux<WarpOp::kReduxMax, std::uint32_t>;
     case WarpOp::kMmaF64:
       return mmaF64;
   }

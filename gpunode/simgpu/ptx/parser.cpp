@@ -30,7 +30,8 @@ void Parser::topLevel() {
     const std::string_view text = next().text;
     const std::size_t dot = text.find('.');
     ast_.version = std::atoi(std::string(text.substr(0, dot)).c_str()) * 10;
-    if (dot != std::string_view::npos) ast_.version += std::atoi(std::string(text.substr(dot + 1)).c_str());
+    if (dot != std::string_view::npos)
+      ast_.version += std::atoi(std::string(text.substr(dot + 1)).c_str());
     return;
   }
   if (accept(".target")) {
@@ -56,9 +57,11 @@ void Parser::topLevel() {
     const std::string_view target = expectWord();
     expect(';');
     const auto found = module_symbols_.find(target);
-    if (found == module_symbols_.end()) fail("alias of unknown function '" + std::string(target) + "'");
+    if (found == module_symbols_.end())
+      fail("alias of unknown function '" + std::string(target) + "'");
     const auto declared = module_symbols_.find(alias);
-    // Code parsed before this line already refers to the alias's own declaration: make that one the target too.
+    // Code parsed before this line already refers to the alias's own declaration: make that one the
+    // target too.
     if (declared != module_symbols_.end()) {
       ast_.symbols[static_cast<std::size_t>(declared->second)].index =
           ast_.symbols[static_cast<std::size_t>(found->second)].index;
@@ -116,7 +119,9 @@ Parser::Declarator Parser::declaratorPrefix() {
       pointer_ = true;
       continue;
     }
-    if (pointer_ && (accept(".global") || accept(".const") || accept(".shared") || accept(".local"))) continue;
+    if (pointer_ &&
+        (accept(".global") || accept(".const") || accept(".shared") || accept(".local")))
+      continue;
     if (accept(".v2")) {
       d.vector = 2;
       continue;
@@ -165,7 +170,8 @@ void Parser::initializer(GlobalInfo& global, const Declarator& d, std::uint64_t 
     }
     expect('}');
     // A short inner row leaves the rest of the row zero.
-    if (row_bytes != 0 && global.init.size() - begin < row_bytes) global.init.resize(begin + row_bytes);
+    if (row_bytes != 0 && global.init.size() - begin < row_bytes)
+      global.init.resize(begin + row_bytes);
     return;
   }
   Relocation relocation;
@@ -193,7 +199,8 @@ void Parser::initializer(GlobalInfo& global, const Declarator& d, std::uint64_t 
     global.relocations.push_back(relocation);
     return appendValue(global, 0, size);
   }
-  if (token.kind == TokenKind::kInteger && peek(1).is('(')) {  // 0xFF00(symbol): one byte of an address
+  if (token.kind == TokenKind::kInteger &&
+      peek(1).is('(')) {  // 0xFF00(symbol): one byte of an address
     const std::uint64_t mask = next().value;
     expect('(');
     symbolic();
@@ -207,14 +214,17 @@ void Parser::initializer(GlobalInfo& global, const Declarator& d, std::uint64_t 
   const Token value = next();
   if (value.kind == TokenKind::kInteger) {
     std::uint64_t bits = minus ? std::uint64_t{0} - value.value : value.value;
-    if (d.type == Type::kF32) bits = std::bit_cast<std::uint32_t>(static_cast<float>(static_cast<std::int64_t>(bits)));
-    if (d.type == Type::kF64) bits = std::bit_cast<std::uint64_t>(static_cast<double>(static_cast<std::int64_t>(bits)));
+    if (d.type == Type::kF32)
+      bits = std::bit_cast<std::uint32_t>(static_cast<float>(static_cast<std::int64_t>(bits)));
+    if (d.type == Type::kF64)
+      bits = std::bit_cast<std::uint64_t>(static_cast<double>(static_cast<std::int64_t>(bits)));
     appendValue(global, bits, size);
   } else if (value.kind == TokenKind::kFloat32) {
     appendValue(global, value.value ^ (minus ? 0x80000000ULL : 0), size);
   } else if (value.kind == TokenKind::kFloat64) {
     std::uint64_t bits = value.value ^ (minus ? 0x8000000000000000ULL : 0);
-    if (size == 4) bits = std::bit_cast<std::uint32_t>(static_cast<float>(std::bit_cast<double>(bits)));
+    if (size == 4)
+      bits = std::bit_cast<std::uint32_t>(static_cast<float>(std::bit_cast<double>(bits)));
     appendValue(global, bits, size);
   } else {
     fail("initialiser expected before '" + std::string(value.text) + "'");
@@ -234,7 +244,8 @@ SymbolRef Parser::addModuleSymbol(Symbol symbol, std::string_view name, bool sco
 }
 
 void Parser::moduleVariables(Space space, bool visible, bool external) {
-  if (space == Space::kLocal || space == Space::kParam) fail("variable space not allowed at module scope");
+  if (space == Space::kLocal || space == Space::kParam)
+    fail("variable space not allowed at module scope");
   Declarator d = declaratorPrefix();
   do {
     declaratorName(d);
@@ -243,7 +254,8 @@ void Parser::moduleVariables(Space space, bool visible, bool external) {
   expect(';');
 }
 
-void Parser::moduleVariable(Space space, const Declarator& d, bool visible, bool external, bool scoped) {
+void Parser::moduleVariable(Space space, const Declarator& d, bool visible, bool external,
+                            bool scoped) {
   Symbol symbol;
   symbol.name = std::string(d.name);
   symbol.space = space;
@@ -253,7 +265,8 @@ void Parser::moduleVariable(Space space, const Declarator& d, bool visible, bool
   symbol.is_extern = external;
   const auto known = module_symbols_.find(d.name);
   Symbol* old = nullptr;
-  if (!scoped && known != module_symbols_.end()) old = &ast_.symbols[static_cast<std::size_t>(known->second)];
+  if (!scoped && known != module_symbols_.end())
+    old = &ast_.symbols[static_cast<std::size_t>(known->second)];
   if (space == Space::kShared) {
     if (old == nullptr) addModuleSymbol(std::move(symbol), d.name, scoped);
     return;

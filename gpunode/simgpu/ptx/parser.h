@@ -1,5 +1,6 @@
-// The recursive-descent parser for PTX modules; parser.cpp has what stands at module scope, parser_function.cpp what
-// stands in functions. Names are resolved while parsing; only labels may be used before they appear.
+// The recursive-descent parser for PTX modules; parser.cpp has what stands at module scope,
+// parser_function.cpp what stands in functions. Names are resolved while parsing; only labels may
+// be used before they appear.
 #pragma once
 
 #include <optional>
@@ -12,7 +13,9 @@
 
 namespace olpager::simgpu::ptx {
 
-inline std::uint64_t alignUp(std::uint64_t value, std::uint64_t align) { return (value + align - 1) / align * align; }
+inline std::uint64_t alignUp(std::uint64_t value, std::uint64_t align) {
+  return (value + align - 1) / align * align;
+}
 
 /// Thrown inside the parser; parse() turns it into an Error.
 struct ParseError {
@@ -28,7 +31,8 @@ struct RegisterRange {
 struct PendingLabel {
   std::string_view name;
   std::uint32_t line;
-  // Where the label's id goes: operand `operand` of instruction `index`, or entry `operand` of target list `index`.
+  // Where the label's id goes: operand `operand` of instruction `index`, or entry `operand` of
+  // target list `index`.
   bool in_list;
   std::size_t index;
   std::size_t operand;
@@ -56,7 +60,9 @@ class Parser {
 
  private:
   // --- tokens ---
-  const Token& peek(std::size_t ahead = 0) const { return tokens_[std::min(pos_ + ahead, tokens_.size() - 1)]; }
+  const Token& peek(std::size_t ahead = 0) const {
+    return tokens_[std::min(pos_ + ahead, tokens_.size() - 1)];
+  }
   const Token& next() {
     const Token& token = peek();
     if (pos_ < tokens_.size()) ++pos_;
@@ -74,15 +80,18 @@ class Parser {
   }
   [[noreturn]] void fail(const std::string& what) const { throw ParseError{peek().line, what}; }
   void expect(char c) {
-    if (!accept(c)) fail(std::string("'") + c + "' expected before '" + std::string(peek().text) + "'");
+    if (!accept(c))
+      fail(std::string("'") + c + "' expected before '" + std::string(peek().text) + "'");
   }
   std::string_view expectWord() {
-    if (peek().kind != TokenKind::kWord) fail("name expected before '" + std::string(peek().text) + "'");
+    if (peek().kind != TokenKind::kWord)
+      fail("name expected before '" + std::string(peek().text) + "'");
     return next().text;
   }
   std::uint64_t expectInteger() {
     const bool minus = accept('-');
-    if (peek().kind != TokenKind::kInteger) fail("number expected before '" + std::string(peek().text) + "'");
+    if (peek().kind != TokenKind::kInteger)
+      fail("number expected before '" + std::string(peek().text) + "'");
     const std::uint64_t value = next().value;
     return minus ? std::uint64_t{0} - value : value;
   }
@@ -111,7 +120,8 @@ class Parser {
     std::uint32_t alignment() const { return align != 0 ? align : typeSize(type) * vector; }
   };
 
-  /// What stands between the space and the name: `.align 8 .attribute(.managed) .v2 .f32 .ptr .global`.
+  /// What stands between the space and the name: `.align 8 .attribute(.managed) .v2 .f32 .ptr
+  /// .global`.
   Declarator declaratorPrefix();
 
   void declaratorName(Declarator& d);
@@ -158,7 +168,8 @@ class Parser {
       Declarator d = declaratorPrefix();
       declaratorName(d);
       list.push_back(addParam(d, !is_return, is_return));
-      if (!accept(',') && !peek().is(')')) fail("')' expected before '" + std::string(peek().text) + "'");
+      if (!accept(',') && !peek().is(')'))
+        fail("')' expected before '" + std::string(peek().text) + "'");
     }
     return list;
   }
@@ -189,7 +200,8 @@ class Parser {
     std::size_t digits = name.size();
     while (digits > 0 && name[digits - 1] >= '0' && name[digits - 1] <= '9') --digits;
     for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope) {
-      if (const auto found = scope->registers.find(name); found != scope->registers.end()) return found->second;
+      if (const auto found = scope->registers.find(name); found != scope->registers.end())
+        return found->second;
       if (digits < name.size() && name.size() - digits <= 9 && !scope->ranges.empty()) {
         // A prefix may itself end in digits (`%r1<4>`): try every split.
         for (std::size_t split = digits; split < name.size(); ++split) {

@@ -30,8 +30,8 @@ void Parser::function(bool entry, bool visible, bool external) {
   fresh.info.name = fresh.name;
   for (const std::int32_t index : fresh.formals) {
     const Symbol& symbol = fresh.symbols[static_cast<std::size_t>(index)];
-    fresh.info.params.push_back(
-        ParamInfo{symbol.name, symbol.offset, static_cast<std::uint32_t>(symbol.size), symbol.align});
+    fresh.info.params.push_back(ParamInfo{symbol.name, symbol.offset,
+                                          static_cast<std::uint32_t>(symbol.size), symbol.align});
   }
   fresh.info.param_bytes = entry ? fresh.formal_bytes : 0;
 
@@ -52,7 +52,8 @@ void Parser::function(bool entry, bool visible, bool external) {
   if (accept(';')) {
     if (index == ast_.functions.size()) ast_.functions.push_back(std::move(fresh));
   } else {
-    if (index < ast_.functions.size() && ast_.functions[index].has_body) fail("'" + fresh.name + "' is defined twice");
+    if (index < ast_.functions.size() && ast_.functions[index].has_body)
+      fail("'" + fresh.name + "' is defined twice");
     fresh.has_body = true;
     fresh.is_extern = false;
     expect('{');
@@ -153,7 +154,8 @@ void Parser::bodyDirective() {
   }
   if (accept(".reg")) return registers();
   bool external = false;
-  while (peek().is(".extern") || peek().is(".visible") || peek().is(".weak")) external |= next().is(".extern");
+  while (peek().is(".extern") || peek().is(".visible") || peek().is(".weak"))
+    external |= next().is(".extern");
   const auto space = variableSpace();
   if (!space) fail("directive '" + std::string(peek().text) + "' is not supported in a function");
   Declarator d = declaratorPrefix();
@@ -170,7 +172,8 @@ void Parser::bodyDirective() {
       symbol.align = std::max(1U, d.alignment());
       symbol.offset = static_cast<std::uint32_t>(alignUp(function_->local_bytes, symbol.align));
       function_->local_bytes = symbol.offset + static_cast<std::uint32_t>(symbol.size);
-      scopes_.back().symbols[d.name] = SymbolRef{false, static_cast<std::int32_t>(function_->symbols.size())};
+      scopes_.back().symbols[d.name] =
+          SymbolRef{false, static_cast<std::int32_t>(function_->symbols.size())};
       function_->symbols.push_back(std::move(symbol));
     } else {
       moduleVariable(*space, d, false, external, true);
@@ -230,7 +233,8 @@ void Parser::label() {
 
 SymbolRef Parser::findSymbol(std::string_view name) const {
   for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope) {
-    if (const auto found = scope->symbols.find(name); found != scope->symbols.end()) return found->second;
+    if (const auto found = scope->symbols.find(name); found != scope->symbols.end())
+      return found->second;
   }
   const auto found = module_symbols_.find(name);
   return found == module_symbols_.end() ? SymbolRef{} : SymbolRef{true, found->second};
@@ -242,7 +246,8 @@ void Parser::instruction() {
     instr.guard_negated = accept('!');
     instr.guard = expectRegister();
   }
-  if (peek().kind != TokenKind::kWord) fail("instruction expected before '" + std::string(peek().text) + "'");
+  if (peek().kind != TokenKind::kWord)
+    fail("instruction expected before '" + std::string(peek().text) + "'");
   const Token& opcode = next();
   instr.line = opcode.line;
   instr.opcode = opcode.text;
@@ -256,7 +261,8 @@ void Parser::instruction() {
   while (!accept(';')) {
     instr.operands.push_back(operand(instr));
     if (!accept(',') && !peek().is(';')) {
-      fail("';' expected before '" + std::string(peek().text) + "' in '" + std::string(instr.opcode) + "'");
+      fail("';' expected before '" + std::string(peek().text) + "' in '" +
+           std::string(instr.opcode) + "'");
     }
   }
   function_->code.push_back(std::move(instr));

@@ -1,4 +1,5 @@
-// A thread pool for launches. Threads wait for work; a launch offers its work to idle ones and always works itself.
+// A thread pool for launches. Threads wait for work; a launch offers its work to idle ones and
+// always works itself.
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -30,7 +31,8 @@ class ThreadPool final : public Executor {
       Job job{&fn, 1, workers, 0};
       {
         const std::lock_guard lock(mutex_);
-        // Started with the first launch that can use them: a process that only loads the library gets no threads.
+        // Started with the first launch that can use them: a process that only loads the library
+        // gets no threads.
         while (threads_.size() + 1 < concurrency_) threads_.emplace_back([this] { loop(); });
         jobs_.push_back(&job);
       }
@@ -79,6 +81,8 @@ class ThreadPool final : public Executor {
 
 }  // namespace
 
-std::unique_ptr<Executor> makeThreadPool(unsigned threads) { return std::make_unique<ThreadPool>(threads); }
+std::unique_ptr<Executor> makeThreadPool(unsigned threads) {
+  return std::make_unique<ThreadPool>(threads);
+}
 
 }  // namespace olpager::simgpu::ptx

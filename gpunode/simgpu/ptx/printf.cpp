@@ -1,5 +1,6 @@
-// Device printf and assert. printf returns the number of its arguments, a width or precision of "*" counted. They lie in a buffer in the thread's memory, each aligned to its size: int as 4
-// bytes, long and pointers as 8, double as 8.
+// Device printf and assert. printf returns the number of its arguments, a width or precision of "*"
+// counted. They lie in a buffer in the thread's memory, each aligned to its size: int as 4 bytes,
+// long and pointers as 8, double as 8.
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
@@ -20,7 +21,8 @@ class Reader {
   template <typename T>
   T read(std::uint64_t address) {
     T value{};
-    if (const std::byte* p = ok_ ? warp_.resolve(address, lane_, sizeof(T), false) : nullptr; p != nullptr) {
+    if (const std::byte* p = ok_ ? warp_.resolve(address, lane_, sizeof(T), false) : nullptr;
+        p != nullptr) {
       std::memcpy(&value, p, sizeof value);
     } else {
       ok_ = false;
@@ -54,7 +56,8 @@ void append(std::string& out, const std::string& spec, Args... args) {
   // `spec` holds one conversion, put together by format() from checked characters.
   const int n = std::snprintf(buffer, sizeof buffer, spec.c_str(), args...);
 #pragma GCC diagnostic pop
-  if (n > 0) out.append(buffer, std::min<std::size_t>(static_cast<std::size_t>(n), sizeof buffer - 1));
+  if (n > 0)
+    out.append(buffer, std::min<std::size_t>(static_cast<std::size_t>(n), sizeof buffer - 1));
 }
 
 std::string format(Reader& reader, const std::string& text, std::uint64_t arguments, int& count) {
@@ -159,7 +162,9 @@ template <typename T>
 T argument(const Warp& w, const CallSite& site, std::size_t i, std::uint32_t lane) {
   T value{};
   if (i < site.arguments.size()) {
-    std::memcpy(&value, w.frame->params + std::size_t{lane} * w.frame->function->param_bytes + site.arguments[i].offset,
+    std::memcpy(&value,
+                w.frame->params + std::size_t{lane} * w.frame->function->param_bytes +
+                    site.arguments[i].offset,
                 std::min<std::size_t>(sizeof value, site.arguments[i].size));
   }
   return value;
@@ -174,13 +179,15 @@ Step devicePrintf(Warp& w, const CallSite& site) {
     int count = -1;  // what printf returns where there is no format
     if (const auto text = argument<std::uint64_t>(w, site, 0, lane); text != 0) {
       count = 0;
-      const std::string out = format(reader, reader.text(text), argument<std::uint64_t>(w, site, 1, lane), count);
+      const std::string out =
+          format(reader, reader.text(text), argument<std::uint64_t>(w, site, 1, lane), count);
       if (!reader.ok()) return Step::kFault;
       w.block->launch->sink->write(out);
     }
     if (!site.returns.empty()) {
-      std::memcpy(w.frame->params + std::size_t{lane} * w.frame->function->param_bytes + site.returns[0].offset, &count,
-                  std::min<std::size_t>(sizeof count, site.returns[0].size));
+      std::memcpy(w.frame->params + std::size_t{lane} * w.frame->function->param_bytes +
+                      site.returns[0].offset,
+                  &count, std::min<std::size_t>(sizeof count, site.returns[0].size));
     }
   }
   return Step::kNext;
@@ -196,10 +203,10 @@ Step deviceAssertFail(Warp& w, const CallSite& site) {
     const std::string function = reader.text(argument<std::uint64_t>(w, site, 3, lane));
     const Dim3& block = w.block->index;
     char where[128];
-    std::snprintf(where, sizeof where, "block: [%u,%u,%u], thread: [%u,%u,%u]", block.x, block.y, block.z,
-                  w.tid[0][lane], w.tid[1][lane], w.tid[2][lane]);
-    w.block->launch->sink->assertion(file + ":" + std::to_string(line) + ": " + function + ": " + where +
-                                     " Assertion `" + message + "` failed.\n");
+    std::snprintf(where, sizeof where, "block: [%u,%u,%u], thread: [%u,%u,%u]", block.x, block.y,
+                  block.z, w.tid[0][lane], w.tid[1][lane], w.tid[2][lane]);
+    w.block->launch->sink->assertion(file + ":" + std::to_string(line) + ": " + function + ": " +
+                                     where + " Assertion `" + message + "` failed.\n");
   }
   return w.fail(LaunchStatus::kAssert, "");
 }

@@ -1,8 +1,10 @@
-// The decoded form of a module: for each function an array of Ops with operands resolved to offsets.
+// The decoded form of a module: for each function an array of Ops with operands resolved to
+// offsets.
 //
-// Registers of a warp are kept as [register][lane]. An operand is the byte offset of a register's 32 lanes from one of
-// two bases, chosen by its low bit: 0 the function's registers (in the warp's frame), 1 the module's constants, each
-// stored 32 times. A predicate is one 32-bit word with a bit for each lane.
+// Registers of a warp are kept as [register][lane]. An operand is the byte offset of a register's
+// 32 lanes from one of two bases, chosen by its low bit: 0 the function's registers (in the warp's
+// frame), 1 the module's constants, each stored 32 times. A predicate is one 32-bit word with a bit
+// for each lane.
 #pragma once
 
 #include <cstdint>
@@ -32,10 +34,11 @@ inline constexpr std::uint32_t kNoTarget = 0xFFFFFFFF;
 
 struct Op {
   OpFn fn = nullptr;
-  OpFn inner = nullptr;      ///< of a guarded Op, whose fn narrows the mask first
-  std::uint64_t imm = 0;     ///< address offset, table, shift, ... by kind
-  std::uint32_t r[13] = {};  ///< operands: destination first; memory: up to 8 data registers, then the address
-  std::uint32_t guard = 0;   ///< predicate's offset
+  OpFn inner = nullptr;   ///< of a guarded Op, whose fn narrows the mask first
+  std::uint64_t imm = 0;  ///< address offset, table, shift, ... by kind
+  std::uint32_t r[13] =
+      {};  ///< operands: destination first; memory: up to 8 data registers, then the address
+  std::uint32_t guard = 0;  ///< predicate's offset
   std::uint32_t line = 0;
   std::uint32_t flags = 0;
 };

@@ -11,7 +11,8 @@ namespace olpager::simgpu::ptx {
 namespace {
 
 constexpr std::int64_t kOutside = -1;
-constexpr float kWeightSteps = 256;  // a blending weight has 8 fractional bits, and 1.0 is one of its values
+constexpr float kWeightSteps =
+    256;  // a blending weight has 8 fractional bits, and 1.0 is one of its values
 
 // The number of the texel that stands for number `i` of `n`, or kOutside.
 std::int64_t place(AddressMode mode, std::int64_t i, std::int64_t n) {
@@ -43,14 +44,18 @@ std::uint32_t dimensions(TextureShape shape) {
   }
 }
 
-bool isLayered(TextureShape shape) { return shape == TextureShape::kLayered1D || shape == TextureShape::kLayered2D; }
+bool isLayered(TextureShape shape) {
+  return shape == TextureShape::kLayered1D || shape == TextureShape::kLayered2D;
+}
 
 bool readsAsFloat(const Texture& texture) {
   const TexelType type = texture.grid.type;
   return texture.promote || type == TexelType::kF16 || type == TexelType::kF32;
 }
 
-float linearOfSrgb(float c) { return c <= 0.04045F ? c / 12.92F : std::pow((c + 0.055F) / 1.055F, 2.4F); }
+float linearOfSrgb(float c) {
+  return c <= 0.04045F ? c / 12.92F : std::pow((c + 0.055F) / 1.055F, 2.4F);
+}
 
 template <typename T>
 T load(const std::byte* at, std::uint32_t channel) {
@@ -66,7 +71,8 @@ std::uint32_t integer(const Texture& texture, const std::byte* at, std::uint32_t
   if (!texture.promote) return static_cast<std::uint32_t>(static_cast<std::int32_t>(value));
   const float one = static_cast<float>(std::numeric_limits<T>::max());
   const float fraction = std::max(static_cast<float>(value) / one, -1.0F);
-  return std::bit_cast<std::uint32_t>(texture.srgb && channel < 3 ? linearOfSrgb(fraction) : fraction);
+  return std::bit_cast<std::uint32_t>(texture.srgb && channel < 3 ? linearOfSrgb(fraction)
+                                                                  : fraction);
 }
 
 std::uint32_t channelOf(const Texture& texture, const std::byte* at, std::uint32_t channel) {
@@ -88,7 +94,8 @@ std::uint32_t channelOf(const Texture& texture, const std::byte* at, std::uint32
 
 using Position = std::array<std::int64_t, 3>;
 
-bool fetch(const Texture& texture, const Position& texel, std::uint32_t layer, const TexelReader& read, Texel& out) {
+bool fetch(const Texture& texture, const Position& texel, std::uint32_t layer,
+           const TexelReader& read, Texel& out) {
   const TexelGrid& grid = texture.grid;
   const std::array<std::int64_t, 3> size{grid.width, grid.height, grid.depth};
   const std::uint32_t count = dimensions(grid.shape);
@@ -111,8 +118,8 @@ bool fetch(const Texture& texture, const Position& texel, std::uint32_t layer, c
   return true;
 }
 
-// A coordinate in texels. What is no number, or lies further out than any texture is large, stays within what converts to
-// an integer.
+// A coordinate in texels. What is no number, or lies further out than any texture is large, stays
+// within what converts to an integer.
 double texels(const Texture& texture, const TexturePoint& point, std::uint32_t d) {
   double x = static_cast<double>(std::bit_cast<float>(point.coordinate[d]));
   if (texture.normalized_coordinates) {
@@ -169,7 +176,8 @@ const char* shapeName(TextureShape shape) {
   return "unknown";
 }
 
-bool sampleTexture(const Texture& texture, const TexturePoint& point, const TexelReader& read, Texel& out) {
+bool sampleTexture(const Texture& texture, const TexturePoint& point, const TexelReader& read,
+                   Texel& out) {
   const std::uint32_t count = dimensions(texture.grid.shape);
   Position texel{0, 0, 0};
   if (point.integer || !texture.linear_filter) {
@@ -197,11 +205,12 @@ bool sampleTexture(const Texture& texture, const TexturePoint& point, const Texe
   return true;
 }
 
-bool gatherTexture(const Texture& texture, const TexturePoint& point, std::uint32_t channel, const TexelReader& read,
-                   Texel& out) {
+bool gatherTexture(const Texture& texture, const TexturePoint& point, std::uint32_t channel,
+                   const TexelReader& read, Texel& out) {
   const std::int64_t x = neighbours(texture, point, 0).low;
   const std::int64_t y = neighbours(texture, point, 1).low;
-  const std::array<Position, 4> corners{{{x, y + 1, 0}, {x + 1, y + 1, 0}, {x + 1, y, 0}, {x, y, 0}}};
+  const std::array<Position, 4> corners{
+      {{x, y + 1, 0}, {x + 1, y + 1, 0}, {x + 1, y, 0}, {x, y, 0}}};
   for (std::size_t k = 0; k < corners.size(); ++k) {
     Texel one;
     if (!fetch(texture, corners[k], point.layer, read, one)) return false;

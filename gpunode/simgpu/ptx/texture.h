@@ -1,9 +1,10 @@
-// Textures and surfaces: what a handle in a kernel stands for, and how texture instructions read it.
+// Textures and surfaces: what a handle in a kernel stands for, and how texture instructions read
+// it.
 //
-// Filtering follows the CUDA programming guide ("Texture Fetching"): coordinates are in texels, nearest takes floor(x),
-// linear blends the neighbours of x - 0.5 with weights of 8 fractional bits, each sum in single precision. Hardware blends
-// narrow formats in fixed point: the last bits may differ from it.
-// Without mipmaps every level of detail is level 0.
+// Filtering follows the CUDA programming guide ("Texture Fetching"): coordinates are in texels,
+// nearest takes floor(x), linear blends the neighbours of x - 0.5 with weights of 8 fractional
+// bits, each sum in single precision. Hardware blends narrow formats in fixed point: the last bits
+// may differ from it. Without mipmaps every level of detail is level 0.
 #pragma once
 
 #include <array>
@@ -45,12 +46,14 @@ struct Texture {
   std::array<AddressMode, 3> address{AddressMode::kClamp, AddressMode::kClamp, AddressMode::kClamp};
   bool linear_filter = false;
   bool normalized_coordinates = false;
-  bool promote = false;                   ///< 8- and 16-bit integers read as floats in [0, 1] or [-1, 1]
-  bool srgb = false;                      ///< red, green and blue are sRGB; promoted u8 only
-  std::array<std::uint32_t, 4> border{};  ///< what kBorder reads outside: bits of what the texel's type reads as
+  bool promote = false;  ///< 8- and 16-bit integers read as floats in [0, 1] or [-1, 1]
+  bool srgb = false;     ///< red, green and blue are sRGB; promoted u8 only
+  std::array<std::uint32_t, 4>
+      border{};  ///< what kBorder reads outside: bits of what the texel's type reads as
 };
 
-/// The objects of a context, by handle. Thread-safe: called from every worker. Handles are never reused.
+/// The objects of a context, by handle. Thread-safe: called from every worker. Handles are never
+/// reused.
 class TextureTable {
  public:
   virtual ~TextureTable() = default;
@@ -83,7 +86,7 @@ using Texel = std::array<std::uint32_t, 4>;
 
 /// One access of one thread.
 struct TexturePoint {
-  bool integer = false;                       ///< coordinates are texel numbers: neither normalised nor filtered
+  bool integer = false;  ///< coordinates are texel numbers: neither normalised nor filtered
   std::array<std::uint32_t, 3> coordinate{};  ///< bits of floats or signed integers
   std::uint32_t layer = 0;
 };
@@ -92,9 +95,11 @@ struct TexturePoint {
 using TexelReader = std::function<const std::byte*(std::uint64_t address, std::uint32_t bytes)>;
 
 /// False: `read` returned null.
-bool sampleTexture(const Texture& texture, const TexturePoint& point, const TexelReader& read, Texel& out);
-/// tld4: one channel of the four texels that linear filtering would blend, counter-clockwise from (x, y + 1).
-bool gatherTexture(const Texture& texture, const TexturePoint& point, std::uint32_t channel, const TexelReader& read,
+bool sampleTexture(const Texture& texture, const TexturePoint& point, const TexelReader& read,
                    Texel& out);
+/// tld4: one channel of the four texels that linear filtering would blend, counter-clockwise from
+/// (x, y + 1).
+bool gatherTexture(const Texture& texture, const TexturePoint& point, std::uint32_t channel,
+                   const TexelReader& read, Texel& out);
 
 }  // namespace olpager::simgpu::ptx

@@ -41,7 +41,8 @@ std::uint32_t typeSize(Type type) {
 }
 
 bool isSigned(Type type) {
-  return type == Type::kS8 || type == Type::kS16 || type == Type::kS32 || type == Type::kS64 || type == Type::kS16x2;
+  return type == Type::kS8 || type == Type::kS16 || type == Type::kS32 || type == Type::kS64 ||
+         type == Type::kS16x2;
 }
 
 bool isFloat(Type type) {
@@ -51,12 +52,14 @@ bool isFloat(Type type) {
 
 Type typeFromName(std::string_view name) {
   static const auto& kTypes = *new std::unordered_map<std::string_view, Type>{
-      {"pred", Type::kPred},   {"u8", Type::kU8},       {"s8", Type::kS8},         {"b8", Type::kB8},
-      {"u16", Type::kU16},     {"s16", Type::kS16},     {"b16", Type::kB16},       {"f16", Type::kF16},
-      {"bf16", Type::kBF16},   {"u32", Type::kU32},     {"s32", Type::kS32},       {"b32", Type::kB32},
-      {"f32", Type::kF32},     {"f16x2", Type::kF16x2}, {"bf16x2", Type::kBF16x2}, {"u16x2", Type::kU16x2},
-      {"s16x2", Type::kS16x2}, {"u64", Type::kU64},     {"s64", Type::kS64},       {"b64", Type::kB64},
-      {"f64", Type::kF64},     {"f32x2", Type::kF32x2}, {"b128", Type::kB128},
+      {"pred", Type::kPred},   {"u8", Type::kU8},       {"s8", Type::kS8},
+      {"b8", Type::kB8},       {"u16", Type::kU16},     {"s16", Type::kS16},
+      {"b16", Type::kB16},     {"f16", Type::kF16},     {"bf16", Type::kBF16},
+      {"u32", Type::kU32},     {"s32", Type::kS32},     {"b32", Type::kB32},
+      {"f32", Type::kF32},     {"f16x2", Type::kF16x2}, {"bf16x2", Type::kBF16x2},
+      {"u16x2", Type::kU16x2}, {"s16x2", Type::kS16x2}, {"u64", Type::kU64},
+      {"s64", Type::kS64},     {"b64", Type::kB64},     {"f64", Type::kF64},
+      {"f32x2", Type::kF32x2}, {"b128", Type::kB128},
   };
   const auto found = kTypes.find(name);
   return found == kTypes.end() ? Type::kNone : found->second;

@@ -8,7 +8,8 @@
 namespace olpager::simgpu::ptx {
 namespace {
 
-// Of a thread's stack for each call, beside the local variables: return address and saved registers.
+// Of a thread's stack for each call, beside the local variables: return address and saved
+// registers.
 constexpr std::uint32_t kCallBytes = 32;
 
 }  // namespace
@@ -28,7 +29,8 @@ Step Warp::failAddress(LaunchStatus status, std::uint64_t address, bool write, s
   return Step::kFault;
 }
 
-std::byte* Warp::resolve(std::uint64_t address, std::uint32_t lane, std::uint32_t size, bool write) {
+std::byte* Warp::resolve(std::uint64_t address, std::uint32_t lane, std::uint32_t size,
+                         bool write) {
   const auto illegal = [&] {
     failAddress(LaunchStatus::kIllegalAddress, address, write, lane);
     return nullptr;
@@ -185,8 +187,10 @@ Step Warp::enter(const CodeFunction& callee, const CallSite& site) {
     top += most;
   }
   const std::uint32_t local_base = (top + 15) & ~15U;
-  if (local_base + callee.local_bytes + std::uint64_t{kCallBytes} * (frame->depth + 1) > block->stack_bytes) {
-    return fail(LaunchStatus::kStackOverflow, "the call of '" + callee.name + "' does not fit the stack");
+  if (local_base + callee.local_bytes + std::uint64_t{kCallBytes} * (frame->depth + 1) >
+      block->stack_bytes) {
+    return fail(LaunchStatus::kStackOverflow,
+                "the call of '" + callee.name + "' does not fit the stack");
   }
   Frame* const next = block->newFrame(callee);
   next->parent = frame;
@@ -231,7 +235,8 @@ void Warp::copyReturns(const Frame& callee, std::uint32_t lanes) {
 
 Step Warp::leave() {
   if (frame->parent == nullptr) return exitLanes();
-  // The group at the top is the call's own: every path to a return passes the points of the groups made inside.
+  // The group at the top is the call's own: every path to a return passes the points of the groups
+  // made inside.
   Group& g = groups[static_cast<std::size_t>(group)];
   g.arrived |= mask;
   if (g.arrived != g.expected) {
@@ -292,7 +297,8 @@ Step Warp::exitLanes() {
 
 void Warp::breakGroups() {
   for (std::size_t i = 0; i < groups.size(); ++i) {
-    if (groups[i].used && groups[i].arrived != 0) release(static_cast<std::int32_t>(i), groups[i].arrived);
+    if (groups[i].used && groups[i].arrived != 0)
+      release(static_cast<std::int32_t>(i), groups[i].arrived);
   }
 }
 
@@ -301,7 +307,8 @@ Step Warp::yield() {
   running = false;
   budget = 0;
   if (++spin > spin_limit && parked_lanes > 0) {
-    // The running lanes may spin on what a parked lane has to do. Having seen that once, look sooner.
+    // The running lanes may spin on what a parked lane has to do. Having seen that once, look
+    // sooner.
     breakGroups();
     spin = 0;
     spin_limit = std::max(16U, spin_limit / 4);
@@ -315,7 +322,8 @@ bool Warp::arriveSync(const Op& op, std::uint32_t members) {
     forced = false;
     return true;
   }
-  // Only those that are waited for: others at the same instruction have lanes of their own to wait for. So may these.
+  // Only those that are waited for: others at the same instruction have lanes of their own to wait
+  // for. So may these.
   std::uint32_t here = mask;
   for (bool more = true; more;) {
     more = false;

@@ -1,15 +1,19 @@
 // A warp, its block and what they share with their worker and launch.
 //
-// Divergence. The live lanes of a warp are spread over *splits* (a set of lanes with one program counter), *groups* and
-// waiting lists. A group is a convergence barrier: a divergent branch makes one at its immediate post-dominator, a call
-// makes one at the callee's return. Lanes that get there park in the group until all lanes that the group expects have
-// come (or have exited), then go on as one split with the enclosing group.
+// Divergence. The live lanes of a warp are spread over *splits* (a set of lanes with one program
+// counter), *groups* and waiting lists. A group is a convergence barrier: a divergent branch makes
+// one at its immediate post-dominator, a call makes one at the callee's return. Lanes that get
+// there park in the group until all lanes that the group expects have come (or have exited), then
+// go on as one split with the enclosing group.
 //   running  -> ready    its slice is used up, or it has diverged and the other side runs
 //   running  -> parked   it reached its group's point and others are still expected
-//   running  -> waiting  at a .sync instruction whose other lanes are elsewhere, or at a block barrier
-//   parked   -> ready    the group is complete; or it was broken up because the others spin or wait for a parked lane
+//   running  -> waiting  at a .sync instruction whose other lanes are elsewhere, or at a block
+//                        barrier
+//   parked   -> ready    the group is complete; or it was broken up because the others spin or wait
+//                        for a parked lane
 //   waiting  -> ready    the last lane has come
-// All of this is moved by the one worker thread that runs the block at the time; nothing here needs a lock.
+// All of this is moved by the one worker thread that runs the block at the time; nothing here needs
+// a lock.
 #pragma once
 
 #include <atomic>
@@ -31,10 +35,11 @@ namespace olpager::simgpu::ptx {
 
 inline constexpr std::uint32_t kFullMask = 0xFFFFFFFF;
 inline constexpr std::uint32_t kBarriers = 16;
-/// Shared memory behind all other for kernels that read %reserved_smem_offset_*: two parts of a KiB.
+/// Shared memory behind all other for kernels that read %reserved_smem_offset_*: two parts of a
+/// KiB.
 inline constexpr std::uint32_t kReservedSharedBytes = 2048;
-/// Backward branches and calls of a warp's turn.
-/// Short, so that neighbouring warps stay close in what they read; long enough not to count beside the work.
+/// Backward branches and calls of a warp's turn. Short, so that neighbouring warps stay close in
+/// what they read; long enough not to count beside the work.
 inline constexpr std::int32_t kTurn = 64;
 /// How many of them an access that may be spinning is worth.
 inline constexpr std::int32_t kStrongCost = 8;
@@ -60,8 +65,9 @@ struct Frame {
   std::byte* registers = nullptr;  ///< function->frame_bytes, 64-byte aligned
   std::byte* params = nullptr;     ///< lane-major: 32 areas of function->param_bytes
   std::unique_ptr<std::byte[]> storage;
-  std::uint32_t* allocated = nullptr;  ///< by lane: bytes from alloca, behind its local variables; null without such
-  std::uint32_t local_base = 0;        ///< offset of its local variables in each thread's stack
+  std::uint32_t* allocated =
+      nullptr;  ///< by lane: bytes from alloca, behind its local variables; null without such
+  std::uint32_t local_base = 0;  ///< offset of its local variables in each thread's stack
   std::uint32_t depth = 0;
 };
 
@@ -135,7 +141,7 @@ struct Warp {
   std::vector<Split> waiting;  ///< at .sync instructions
   std::vector<Group> groups;
   std::vector<std::int32_t> free_groups;
-  std::uint32_t spin = 0;                 ///< slices used up since a split last parked, waited or exited
+  std::uint32_t spin = 0;  ///< slices used up since a split last parked, waited or exited
   std::uint32_t spin_limit = kSpinLimit;  ///< slices before parked lanes are let go
   std::uint32_t parked_lanes = 0;         ///< in all groups
   std::uint32_t at_barrier = 0;           ///< lanes that wait at block barriers (a mask)
@@ -151,14 +157,18 @@ struct Warp {
   [[gnu::always_inline]] T* reg(std::uint32_t operand) {
     return reinterpret_cast<T*>(base[operand & kConstantBit] + (operand & ~kConstantBit));
   }
-  [[gnu::always_inline]] std::uint32_t& predicate(std::uint32_t operand) { return *reg<std::uint32_t>(operand); }
+  [[gnu::always_inline]] std::uint32_t& predicate(std::uint32_t operand) {
+    return *reg<std::uint32_t>(operand);
+  }
   [[gnu::always_inline]] void setPredicate(std::uint32_t operand, std::uint32_t lanes) {
     std::uint32_t& word = predicate(operand);
     word = (word & ~mask) | (lanes & mask);
   }
 
   /// Counts the instructions since the last change of pc; `end` is one past the last one run.
-  void count(const Op* end) { instructions += static_cast<std::uint64_t>(end - segment) * countLanes(mask); }
+  void count(const Op* end) {
+    instructions += static_cast<std::uint64_t>(end - segment) * countLanes(mask);
+  }
   void jump(const Op* target) {
     count(pc);
     pc = segment = target;
@@ -176,18 +186,19 @@ struct Warp {
   void resume(const Split& split);
   /// Chooses the next ready split. False: there is none.
   bool schedule();
-  /// A branch that takes the `taken` lanes to `target` and leaves the rest at pc; converges at `join` (or null).
+  /// A branch that takes the `taken` lanes to `target` and leaves the rest at pc; converges at
+  /// `join` (or null).
   void diverge(std::uint32_t taken, const Op* target, const Op* join);
-  /// The current split has reached the point of its group, if that is `point`. True: it goes on (with more lanes
-  /// perhaps).
+  /// The current split has reached the point of its group, if that is `point`. True: it goes on
+  /// (with more lanes perhaps).
   bool converge(const Op* point);
   Step enter(const CodeFunction& callee, const CallSite& site);
   /// Runs until the budget is used up or nothing is ready. False: a fault.
   bool run();
   Step leave();
   Step exitLanes();
-  /// To be called by accesses that lanes spin on (volatile, relaxed, acquire loads; compare-and-swap): they use up the
-  /// turn sooner, and a turn full of them counts as waiting.
+  /// To be called by accesses that lanes spin on (volatile, relaxed, acquire loads;
+  /// compare-and-swap): they use up the turn sooner, and a turn full of them counts as waiting.
   [[gnu::always_inline]] void mayBeSpinning() {
     ++strong_accesses;
     budget -= kStrongCost;
@@ -200,19 +211,22 @@ struct Warp {
     spin = 0;
     return Step::kSwitch;
   }
-  /// For a .sync instruction at `op`: true when all named lanes are here; then `mask` may have been widened to all of
-  /// them and finishSync() must follow. False: the current split now waits.
+  /// For a .sync instruction at `op`: true when all named lanes are here; then `mask` may have been
+  /// widened to all of them and finishSync() must follow. False: the current split now waits.
   bool arriveSync(const Op& op, std::uint32_t members);
-  /// All lanes that the active lanes' member masks, in a register, name: parts of a warp may each name their own.
+  /// All lanes that the active lanes' member masks, in a register, name: parts of a warp may each
+  /// name their own.
   std::uint32_t members(std::uint32_t masks) {
     const std::uint32_t* const named = reg<std::uint32_t>(masks);
     if ((masks & kConstantBit) != 0) return named[0];
     std::uint32_t all = 0;
-    for (std::uint32_t left = mask; left != 0; left &= left - 1) all |= named[std::countr_zero(left)];
+    for (std::uint32_t left = mask; left != 0; left &= left - 1)
+      all |= named[std::countr_zero(left)];
     return all;
   }
   void finishSync();
-  /// Lets waiting lanes go that wait for each other at different instructions, or for lanes parked in groups.
+  /// Lets waiting lanes go that wait for each other at different instructions, or for lanes parked
+  /// in groups.
   bool unblock();
   void breakGroups();
   void reset();
@@ -257,7 +271,8 @@ struct Block {
   /// Registers keep what an earlier call left in them.
   Frame* newFrame(const CodeFunction& function);
   void deleteFrame(Frame* frame);
-  /// The current split of wait.warp waits at a barrier; `needed` threads complete it, 0: all of the block.
+  /// The current split of wait.warp waits at a barrier; `needed` threads complete it, 0: all of the
+  /// block.
   void wait(std::uint32_t id, BarrierWait wait, std::uint32_t needed);
   void arriveOnly(std::uint32_t id, const Warp& warp, std::uint32_t needed);
   /// After lanes of a warp have exited.

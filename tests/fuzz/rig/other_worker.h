@@ -1,5 +1,5 @@
-// The worker of another of the program's sessions, as far as links with it go: it takes a link over loopback, and says about copies what an input draws.
-// Made at first need; of one thread.
+// The worker of another of the program's sessions, as far as links with it go: it takes a link over
+// loopback, and says about copies what an input draws. Made at first need; of one thread.
 #pragma once
 
 #include <memory>
@@ -24,7 +24,8 @@ class OtherWorker {
   }
   static transport::Secret key() { return forward::peerKey(transport::Secret{1, 2, 3}, 0).secret; }
 
-  /// Says something about a copy as `head` has it, and then that it is over, unless all that the end there waits for was said: nobody waits for ever.
+  /// Says something about a copy as `head` has it, and then that it is over, unless all that the
+  /// end there waits for was said: nobody waits for ever.
   void say(Sampler& out, const forward::StraightHead& head, bool takes) {
     const gpunode::PeerPtr peer = peers_.find(0);
     if (peer == nullptr) return;
@@ -37,7 +38,8 @@ class OtherWorker {
                                    std::min(left, kPiece),    0, region(*peer)};
       if (message.bytes <= gpunode::kInlineBytes) message.says = gpunode::PeerSays::kBytes;
       if (!whole) distort(out, message);
-      const bool carries = message.says == gpunode::PeerSays::kBytes && message.bytes <= gpunode::kInlineBytes;
+      const bool carries =
+          message.says == gpunode::PeerSays::kBytes && message.bytes <= gpunode::kInlineBytes;
       if (!peer->say(message, std::vector<std::byte>(carries ? message.bytes : 0))) return;
       offered += message.bytes;
     }
@@ -63,14 +65,15 @@ class OtherWorker {
     peers_.configure({kSlot, true, transport::Choice::kAuto, transport::Tls::kOff});
     transport::Options options;
     options.tls = transport::Tls::kOff;
-    options.keys =
-        std::make_shared<const transport::KeyRing>(std::vector{transport::NamedKey{forward::peerKeyName(0), key()}});
+    options.keys = std::make_shared<const transport::KeyRing>(
+        std::vector{transport::NamedKey{forward::peerKeyName(0), key()}});
     auto endpoint = transport::makeEndpoint(options);
     if (!endpoint.ok()) return;
     endpoint_ = std::move(endpoint).value();
-    auto listener = endpoint_->listen("127.0.0.1:0", [this](const transport::PeerInfo&) -> Result<transport::Accepted> {
-      return peers_.accept(0, *endpoint_);
-    });
+    auto listener = endpoint_->listen(
+        "127.0.0.1:0", [this](const transport::PeerInfo&) -> Result<transport::Accepted> {
+          return peers_.accept(0, *endpoint_);
+        });
     if (listener.ok()) listener_ = std::move(listener).value();
   }
 
@@ -79,8 +82,8 @@ class OtherWorker {
     if (of_ != &peer) {
       of_ = &peer;
       region_.reset();
-      auto made = transport::registerMemory(peer.staging().domain(), {memory_.data(), memory_.size(), -1, 0},
-                                            transport::kRemoteRead);
+      auto made = transport::registerMemory(
+          peer.staging().domain(), {memory_.data(), memory_.size(), -1, 0}, transport::kRemoteRead);
       if (made.ok()) region_ = std::move(made).value();
     }
     return region_ != nullptr ? region_->key() : transport::RemoteKey{};

@@ -1,5 +1,6 @@
-// Draws the arguments of a call from an input: handles that the worker knows by now, those that it knew, and nonsense; sizes that fit and
-// such that do not; addresses of its memory. What the generated samples and those in worker_calls.cpp are written with.
+// Draws the arguments of a call from an input: handles that the worker knows by now, those that it
+// knew, and nonsense; sizes that fit and such that do not; addresses of its memory. What the
+// generated samples and those in worker_calls.cpp are written with.
 #pragma once
 
 #include <cuda.h>
@@ -87,7 +88,8 @@ class Sampler {
   T* handles(uint64_t count) {
     auto* const drawn = static_cast<T*>(begin(count, sizeof(T)));
     if (drawn == nullptr) return nullptr;
-    for (uint64_t i = 0; i < count; ++i) drawn[i] = gpunode::handleFrom<T>(drawHandle(gpunode::kKindOf<T>));
+    for (uint64_t i = 0; i < count; ++i)
+      drawn[i] = gpunode::handleFrom<T>(drawHandle(gpunode::kKindOf<T>));
     writer_.raw(drawn, count * sizeof(T));
     return drawn;
   }
@@ -105,7 +107,8 @@ class Sampler {
     if (found == known_.handles.end() || found->second.empty()) return 0;
     // Mostly one of the last.
     const size_t count = found->second.size();
-    return found->second[how < 128 ? count - 1 - how % std::min<size_t>(count, 4) : input_.byte() % count];
+    return found
+        ->second[how < 128 ? count - 1 - how % std::min<size_t>(count, 4) : input_.byte() % count];
   }
   uint64_t drawAddress() {
     const uint8_t how = input_.byte();
@@ -133,13 +136,16 @@ class Sampler {
     for (size_t at = 0; at + 4 <= bytes; at += 4) {
       const uint8_t how = input_.byte();
       if (how % 4 != 0) continue;
-      const uint64_t drawn = how % 8 == 0 && at % 8 == 0 && at + 8 <= bytes ? drawAddress() : drawNumber();
-      std::memcpy(static_cast<std::byte*>(into) + at, &drawn, how % 8 == 0 && at % 8 == 0 && at + 8 <= bytes ? 8 : 4);
+      const uint64_t drawn =
+          how % 8 == 0 && at % 8 == 0 && at + 8 <= bytes ? drawAddress() : drawNumber();
+      std::memcpy(static_cast<std::byte*>(into) + at, &drawn,
+                  how % 8 == 0 && at % 8 == 0 && at + 8 <= bytes ? 8 : 4);
     }
   }
 
  private:
-  // Room for an array; null where it is not there, or longer than a client would send (the worker finds it missing).
+  // Room for an array; null where it is not there, or longer than a client would send (the worker
+  // finds it missing).
   void* begin(uint64_t count, size_t element) {
     const uint64_t bytes = api::extract::saturatingProduct(count, element);
     const bool there = input_.byte() % 8 != 0;

@@ -57,7 +57,9 @@ Victim::Victim(bool keyed, bool behind) : domain_(makeDomain()), memory_(256 << 
   must(region.ok(), "region");
   region_ = std::move(region.value());
   key_ = region_->key();
-  const auto accept = [this](const PeerInfo&) -> Result<Accepted> { return Accepted{domain_, queue_}; };
+  const auto accept = [this](const PeerInfo&) -> Result<Accepted> {
+    return Accepted{domain_, queue_};
+  };
   std::string address;
   if (behind) {
     auto front = makeEndpoint(options);
@@ -67,7 +69,8 @@ Victim::Victim(bool keyed, bool behind) : domain_(makeDomain()), memory_(256 << 
     const auto routes = std::make_shared<Routes>();
     routes->add(kRoute, std::move(sockets.value().from));
     auto outside = front_->listen(
-        "127.0.0.1:0", [](const PeerInfo&) -> Result<Accepted> { return Error{"nobody comes here"}; }, routes);
+        "127.0.0.1:0",
+        [](const PeerInfo&) -> Result<Accepted> { return Error{"nobody comes here"}; }, routes);
     auto listener = endpoint_->listenBehind(std::move(sockets.value().to), accept);
     must(outside.ok() && listener.ok(), "listen");
     front_listener_ = std::move(outside.value());
@@ -88,7 +91,8 @@ void Victim::settle() {
   for (;;) {
     Completion one;
     const bool open = accepted_ != down_;
-    if (queue_->wait({&one, 1}, open ? std::chrono::milliseconds(100) : std::chrono::milliseconds(0)) == 0) {
+    if (queue_->wait({&one, 1},
+                     open ? std::chrono::milliseconds(100) : std::chrono::milliseconds(0)) == 0) {
       if (!open) return;
       if (Clock::now() > until) stuck("a link does not end although its peer has gone");
       continue;
@@ -134,7 +138,8 @@ void say(int fd, Bytes bytes) {
 
 void sayExactly(int fd, const void* bytes, size_t length) {
   for (size_t done = 0; done < length;) {
-    const ssize_t put = send(fd, static_cast<const char*>(bytes) + done, length - done, MSG_NOSIGNAL);
+    const ssize_t put =
+        send(fd, static_cast<const char*>(bytes) + done, length - done, MSG_NOSIGNAL);
     if (put <= 0) return;
     done += static_cast<size_t>(put);
   }
@@ -189,7 +194,8 @@ Peer::Peer(const Victim& victim, bool shared) : control(connectTo(victim)) {
   }
   const auto address = unixAddress(hello.unix_path);
   if (!address.ok()) return;
-  const base::UniqueFd first = std::move(control);  // until the link is up: its end would be the attempt's
+  const base::UniqueFd first =
+      std::move(control);  // until the link is up: its end would be the attempt's
   control = base::UniqueFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (connect(control.get(), address.value().get(), address.value().length) != 0) return;
   struct {
@@ -211,15 +217,18 @@ Peer::Peer(const Victim& victim, bool shared) : control(connectTo(victim)) {
   up = true;
 }
 
-void forFrames(Bytes data, const RemoteKey& key, const std::function<void(std::vector<uint8_t>& frame)>& each) {
+void forFrames(Bytes data, const RemoteKey& key,
+               const std::function<void(std::vector<uint8_t>& frame)>& each) {
   constexpr uint64_t kGranted = 0x4141414141414141;
   while (!data.empty()) {
     wire::Header header;
     std::memcpy(static_cast<void*>(&header), data.data(), std::min(data.size(), sizeof header));
-    const size_t length = std::min(data.size(), sizeof header + std::min<size_t>(header.length, 1 << 20));
+    const size_t length =
+        std::min(data.size(), sizeof header + std::min<size_t>(header.length, 1 << 20));
     std::vector<uint8_t> frame(data.begin(), data.begin() + static_cast<ptrdiff_t>(length));
     if (frame.size() >= sizeof header) {
-      header.version ^= wire::kVersion;  // 0 in the input is this version: few inputs end at the first check
+      header.version ^=
+          wire::kVersion;  // 0 in the input is this version: few inputs end at the first check
       if (header.key == kGranted) header.key = key.key;
       std::memcpy(frame.data(), &header, sizeof header);
     }

@@ -1,5 +1,6 @@
-// For the targets of the transport: an endpoint that listens, and the means of a peer that breaks every rule, from plain sockets
-// up to a link whose frames it makes itself. What the endpoint does with it is real: its threads, its checks, its limits.
+// For the targets of the transport: an endpoint that listens, and the means of a peer that breaks
+// every rule, from plain sockets up to a link whose frames it makes itself. What the endpoint does
+// with it is real: its threads, its checks, its limits.
 #pragma once
 
 #include <array>
@@ -21,11 +22,13 @@ using Bytes = std::span<const uint8_t>;
 class Victim {
  public:
   static constexpr uint64_t kRoute = 0x0707070707070707;
-  /// `behind`: it listens behind another, which hands it connections with kRoute and takes none itself.
+  /// `behind`: it listens behind another, which hands it connections with kRoute and takes none
+  /// itself.
   explicit Victim(bool keyed, bool behind = false);
   uint16_t port() const { return port_; }
   const RemoteKey& key() const { return key_; }
-  /// Takes what its links said, until each that came up is down; ends the program when that takes longer than 10 s: it hangs.
+  /// Takes what its links said, until each that came up is down; ends the program when that takes
+  /// longer than 10 s: it hangs.
   void settle();
 
  private:
@@ -43,8 +46,8 @@ class Victim {
 
 /// A connection to it, from an address of its own (so that ports don't run out).
 base::UniqueFd connectTo(const Victim& victim);
-/// Sends it all and says that it was all, takes what comes until the other end closes; ends the program when that takes longer
-/// than 10 s.
+/// Sends it all and says that it was all, takes what comes until the other end closes; ends the
+/// program when that takes longer than 10 s.
 void say(int fd, Bytes bytes);
 void sayExactly(int fd, const void* bytes, size_t length);
 bool hear(int fd, void* bytes, size_t length);
@@ -62,8 +65,10 @@ struct Peer {
   std::unique_ptr<Channel> channel;  // shm
 };
 
-/// Calls `each` with the pieces of `data` that are frames by their own length (the last one: whatever is left), headers made of this
-/// version. A key of all 0x41 becomes the key that was granted.
-void forFrames(Bytes data, const RemoteKey& key, const std::function<void(std::vector<uint8_t>& frame)>& each);
+/// Calls `each` with the pieces of `data` that are frames by their own length (the last one:
+/// whatever is left), headers made of this version. A key of all 0x41 becomes the key that was
+/// granted.
+void forFrames(Bytes data, const RemoteKey& key,
+               const std::function<void(std::vector<uint8_t>& frame)>& each);
 
 }  // namespace olpager::transport::fuzz

@@ -1,6 +1,8 @@
-// A client that stops to take what its worker sends: deaf GPUNODE copies|prints. It gets a session, says "ready", and when it is told to (a line of
-// standard input) makes calls whose answers, and what kernels print, are far more than a session keeps for a client; from there on it takes nothing more.
-// "deaf" when all calls are on their way. It stays until it is killed. Else what went wrong, and status 1.
+// A client that stops to take what its worker sends: deaf GPUNODE copies|prints. It gets a session,
+// says "ready", and when it is told to (a line of standard input) makes calls whose answers, and
+// what kernels print, are far more than a session keeps for a client; from there on it takes
+// nothing more. "deaf" when all calls are on their way. It stays until it is killed. Else what went
+// wrong, and status 1.
 #include <unistd.h>
 
 #include <cstdio>
@@ -81,13 +83,16 @@ class Session {
     std::memcpy(key.secret.data(), reply.key, sizeof reply.key);
     transport::Options options;
     options.tls = transport::Tls::kOff;
-    options.keys = std::make_shared<const transport::KeyRing>(std::vector<transport::NamedKey>{key});
+    options.keys =
+        std::make_shared<const transport::KeyRing>(std::vector<transport::NamedKey>{key});
     options.silent_ms = 0;  // it does not mind when it hears nothing
     if (const char* const choice = std::getenv("OL_TRANSPORT"); choice != nullptr)
-      options.choice = std::string(choice) == "tcp" ? transport::Choice::kTcp : transport::Choice::kShm;
+      options.choice =
+          std::string(choice) == "tcp" ? transport::Choice::kTcp : transport::Choice::kShm;
     node_ = need(transport::makeEndpoint(options));
     auto queue = node_->makeQueue();
-    const auto link = need(node_->connect(gpunode, {transport::makeDomain(), queue, "", reply.session}));
+    const auto link =
+        need(node_->connect(gpunode, {transport::makeDomain(), queue, "", reply.session}));
     const uint64_t taken = need(calls::greet(*link, *queue, 0, 5s));
     if (auto attached = channel_.attach(link, queue, taken); !attached.ok())
       throw std::runtime_error(attached.error().message);
@@ -113,11 +118,13 @@ class Session {
     send(call, true);
     std::vector<std::byte> record;
     for (int i = 0; i < 100; ++i) {
-      if (channel_.read(record, 300ms) == calls::Channel::Read::kDown) throw std::runtime_error(channel_.reason());
+      if (channel_.read(record, 300ms) == calls::Channel::Read::kDown)
+        throw std::runtime_error(channel_.reason());
       forward::Reader reader(record);
       const auto head = reader.value<forward::AnswerHead>();
       if (!reader.ok() || head.kind != forward::Answer::kReply || head.number != number_) continue;
-      if (head.result != CUDA_SUCCESS) throw std::runtime_error("a call failed: " + std::to_string(head.result));
+      if (head.result != CUDA_SUCCESS)
+        throw std::runtime_error("a call failed: " + std::to_string(head.result));
       return {record.begin() + sizeof head, record.end()};
     }
     throw std::runtime_error("no answer");
@@ -137,7 +144,8 @@ class Session {
 
 uint64_t lastWord(const std::vector<std::byte>& body) {
   uint64_t word = 0;
-  if (body.size() >= sizeof word) std::memcpy(&word, body.data() + body.size() - sizeof word, sizeof word);
+  if (body.size() >= sizeof word)
+    std::memcpy(&word, body.data() + body.size() - sizeof word, sizeof word);
   return word;
 }
 

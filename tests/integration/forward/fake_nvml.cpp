@@ -1,5 +1,6 @@
-// A libnvidia-ml.so.1 of the gpunode's own machine, for tests: knows the simulated GPUs by their UUIDs, and figures that a test can
-// recognize. Device N: temperature 40 + N, utilisation 10 + N, memory as FAKE_NVML_USED (MiB of FAKE_NVML_TOTAL) says.
+// A libnvidia-ml.so.1 of the gpunode's own machine, for tests: knows the simulated GPUs by their
+// UUIDs, and figures that a test can recognize. Device N: temperature 40 + N, utilisation 10 + N,
+// memory as FAKE_NVML_USED (MiB of FAKE_NVML_TOTAL) says.
 #include <cstdlib>
 #include <cstring>
 
@@ -26,7 +27,8 @@ FAKE nvmlSystemGetDriverVersion(char* text, unsigned length) {
 }
 FAKE nvmlDeviceGetHandleByUUID(const char* uuid, DeviceHandle* handle) {
   if (std::strncmp(uuid, "GPU-6f6c7369-6d", 15) != 0) return kNotFound;
-  *handle = reinterpret_cast<DeviceHandle>(1 + std::strtoul(uuid + std::strlen(uuid) - 2, nullptr, 16));
+  *handle =
+      reinterpret_cast<DeviceHandle>(1 + std::strtoul(uuid + std::strlen(uuid) - 2, nullptr, 16));
   return kSuccess;
 }
 FAKE nvmlDeviceGetMemoryInfo(DeviceHandle, Memory* memory) {

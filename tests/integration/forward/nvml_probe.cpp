@@ -1,4 +1,5 @@
-// Calls NVML as nvidia-smi, pynvml and NCCL do, by dlopen and dlsym, and tells what it hears; commands come a line each.
+// Calls NVML as nvidia-smi, pynvml and NCCL do, by dlopen and dlsym, and tells what it hears;
+// commands come a line each.
 //   load          "ok" when libnvidia-ml.so.1 can be opened
 //   early         a function before nvmlInit
 //   init          nvmlInit_v2
@@ -44,8 +45,8 @@ struct Answer {
     if (result == 0 || failed) return result == 0;
     failed = true;
     auto* const words = reinterpret_cast<const char* (*)(int)>(dlsym(g_library, "nvmlErrorString"));
-    text =
-        std::string("failed ") + name + " " + std::to_string(result) + " " + (words != nullptr ? words(result) : "?");
+    text = std::string("failed ") + name + " " + std::to_string(result) + " " +
+           (words != nullptr ? words(result) : "?");
     return false;
   }
   void add(const char* name, const std::string& value) {
@@ -92,9 +93,11 @@ std::string system() {
   char driver[80] = {}, own[80] = {};
   int cuda = 0;
   unsigned count = 0;
-  if (answer.ask("nvmlSystemGetDriverVersion", static_cast<char*>(driver), 80u)) answer.add("driver", driver);
+  if (answer.ask("nvmlSystemGetDriverVersion", static_cast<char*>(driver), 80u))
+    answer.add("driver", driver);
   if (answer.ask("nvmlSystemGetNVMLVersion", static_cast<char*>(own), 80u)) answer.add("nvml", own);
-  if (answer.ask("nvmlSystemGetCudaDriverVersion_v2", &cuda)) answer.add("cuda", std::to_string(cuda));
+  if (answer.ask("nvmlSystemGetCudaDriverVersion_v2", &cuda))
+    answer.add("cuda", std::to_string(cuda));
   if (answer.ask("nvmlDeviceGetCount_v2", &count)) answer.add("count", std::to_string(count));
   return answer.text;
 }
@@ -111,8 +114,10 @@ std::string describe(unsigned index) {
     for (char& c : name) c = c == ' ' ? '_' : c;
     answer.add("name", name);
   }
-  if (answer.ask("nvmlDeviceGetUUID", device, static_cast<char*>(uuid), 80u)) answer.add("uuid", uuid);
-  if (answer.ask("nvmlDeviceGetIndex", device, &number)) answer.add("index", std::to_string(number));
+  if (answer.ask("nvmlDeviceGetUUID", device, static_cast<char*>(uuid), 80u))
+    answer.add("uuid", uuid);
+  if (answer.ask("nvmlDeviceGetIndex", device, &number))
+    answer.add("index", std::to_string(number));
   if (answer.ask("nvmlDeviceGetCudaComputeCapability", device, &major, &minor))
     answer.add("cc", std::to_string(major) + "." + std::to_string(minor));
   if (answer.ask("nvmlDeviceGetPciInfo_v3", device, &pci)) {
@@ -123,7 +128,8 @@ std::string describe(unsigned index) {
   answer.ask("nvmlDeviceGetHandleByPciBusId_v2", static_cast<const char*>(pci.bus_id), &by_bus);
   answer.add("same", by_uuid == device && by_bus == device ? "yes" : "no");
   char little[4];
-  answer.add("small", std::to_string(call("nvmlDeviceGetUUID", device, static_cast<char*>(little), 4u)));
+  answer.add("small",
+             std::to_string(call("nvmlDeviceGetUUID", device, static_cast<char*>(little), 4u)));
   return answer.text;
 }
 
@@ -157,12 +163,15 @@ std::string byPrivateTable(unsigned index) {
                                        0xa3, 0x27, 0xee, 0x69, 0x6e, 0x12, 0xf7, 0xc4};
   static const unsigned char other[16] = {1};
   const void* const* table = nullptr;
-  answer.add("other", std::to_string(call("nvmlInternalGetExportTable", &table, static_cast<const void*>(other))));
-  if (!answer.ask("nvmlInternalGetExportTable", &table, static_cast<const void*>(id))) return answer.text;
+  answer.add("other", std::to_string(call("nvmlInternalGetExportTable", &table,
+                                          static_cast<const void*>(other))));
+  if (!answer.ask("nvmlInternalGetExportTable", &table, static_cast<const void*>(id)))
+    return answer.text;
   answer.add("bytes", std::to_string(reinterpret_cast<size_t>(table[0])));
   const Device device = deviceOf(answer, index);
   char bus[34] = {};
-  const int told = reinterpret_cast<int (*)(unsigned, char*, unsigned)>(table[81])(index, bus, sizeof bus);
+  const int told =
+      reinterpret_cast<int (*)(unsigned, char*, unsigned)>(table[81])(index, bus, sizeof bus);
   answer.add("bus", told == 0 ? bus : "!" + std::to_string(told));
   struct Entry {
     unsigned pid, unknown0;
@@ -173,12 +182,15 @@ std::string byPrivateTable(unsigned index) {
   std::vector<Entry> all(4);
   for (const size_t word : {213, 214, 215}) {
     unsigned count = 4;
-    const int result = reinterpret_cast<int (*)(Device, unsigned*, Entry*)>(table[word])(device, &count, all.data());
+    const int result = reinterpret_cast<int (*)(Device, unsigned*, Entry*)>(table[word])(
+        device, &count, all.data());
     answer.add("processes", result == 0 ? std::to_string(count) : "!" + std::to_string(result));
     for (unsigned i = 0; i < count && i < all.size(); ++i)
-      answer.text += " " + std::to_string(all[i].pid) + ":" + all[i].command + ":" + std::to_string(all[i].used);
+      answer.text += " " + std::to_string(all[i].pid) + ":" + all[i].command + ":" +
+                     std::to_string(all[i].used);
   }
-  answer.add("log", std::to_string(reinterpret_cast<int (*)(const char*, ...)>(table[26])("%s", "text")));
+  answer.add("log",
+             std::to_string(reinterpret_cast<int (*)(const char*, ...)>(table[26])("%s", "text")));
   answer.add("unknown", std::to_string(reinterpret_cast<int (*)(Device)>(table[100])(device)));
   return answer.text;
 }
@@ -187,16 +199,20 @@ std::string processes(unsigned index) {
   Answer answer;
   const Device device = deviceOf(answer, index);
   unsigned count = 0;
-  const int asked = call("nvmlDeviceGetComputeRunningProcesses_v3", device, &count, static_cast<Process*>(nullptr));
-  if (asked != 0 && asked != 7) return "failed nvmlDeviceGetComputeRunningProcesses_v3 " + std::to_string(asked);
+  const int asked = call("nvmlDeviceGetComputeRunningProcesses_v3", device, &count,
+                         static_cast<Process*>(nullptr));
+  if (asked != 0 && asked != 7)
+    return "failed nvmlDeviceGetComputeRunningProcesses_v3 " + std::to_string(asked);
   std::vector<Process> all(count + 4);
   count += 4;
-  if (!answer.ask("nvmlDeviceGetComputeRunningProcesses_v3", device, &count, all.data())) return answer.text;
+  if (!answer.ask("nvmlDeviceGetComputeRunningProcesses_v3", device, &count, all.data()))
+    return answer.text;
   answer.text += " " + std::to_string(count);
   for (unsigned i = 0; i < count; ++i) {
     char name[64] = {};
     answer.ask("nvmlSystemGetProcessName", all[i].pid, static_cast<char*>(name), 64u);
-    answer.text += " " + std::to_string(all[i].pid) + ":" + name + ":" + std::to_string(all[i].used);
+    answer.text +=
+        " " + std::to_string(all[i].pid) + ":" + name + ":" + std::to_string(all[i].used);
   }
   return answer.text;
 }
@@ -220,8 +236,8 @@ std::string lacking(unsigned index) {
   answer.figure("fabric", "nvmlDeviceGetGpuFabricInfoV", device);
   answer.add("limit", std::to_string(call("nvmlDeviceSetPowerManagementLimit", device, 100000u)));
   answer.add("none", std::to_string(call("nvmlDeviceThatIsNot", device)));
-  answer.add("handle", std::to_string(
-                           call("nvmlDeviceGetName", reinterpret_cast<Device>(0x10), static_cast<char*>(nullptr), 0u)));
+  answer.add("handle", std::to_string(call("nvmlDeviceGetName", reinterpret_cast<Device>(0x10),
+                                           static_cast<char*>(nullptr), 0u)));
   answer.add("beyond", std::to_string(call("nvmlDeviceGetHandleByIndex_v2", 99u, &index)));
   return answer.text;
 }
@@ -271,7 +287,8 @@ int main() {
     } else if (command == "early") {
       unsigned count = 0;
       said = "ok " + std::to_string(call("nvmlDeviceGetCount_v2", &count)) + " " +
-             std::to_string(call("nvmlDeviceGetEccMode", &count)) + " " + std::to_string(call("nvmlShutdown"));
+             std::to_string(call("nvmlDeviceGetEccMode", &count)) + " " +
+             std::to_string(call("nvmlShutdown"));
     } else if (command == "init" || command == "shutdown") {
       Answer answer;
       answer.ask(command == "init" ? "nvmlInit_v2" : "nvmlShutdown");

@@ -1,5 +1,6 @@
-// Gets a session of its own and knocks at another's worker with its key: stranger GPUNODE SESSION. A line for each answer: "another's: REASON",
-// "nobody's: REASON" and "own: connected"; else what went wrong. And at where nobody is.
+// Gets a session of its own and knocks at another's worker with its key: stranger GPUNODE SESSION.
+// A line for each answer: "another's: REASON", "nobody's: REASON" and "own: connected"; else what
+// went wrong. And at where nobody is.
 #include <unistd.h>
 
 #include <cstdio>
@@ -26,8 +27,8 @@ int run(const std::string& gpunode, uint64_t others) {
   std::strncpy(request.program, "stranger", sizeof request.program - 1);
   const auto reply = forward::askGpunode({}, gpunode, request, 5000, 20000);
   if (!reply.ok() || reply.value().refused != 0) {
-    std::printf("no session: %s\n",
-                reply.ok() ? forward::textOf(reply.value()).c_str() : reply.error().message.c_str());
+    std::printf("no session: %s\n", reply.ok() ? forward::textOf(reply.value()).c_str()
+                                               : reply.error().message.c_str());
     return 1;
   }
   transport::NamedKey key{forward::kSessionKeyName, {}};
@@ -43,7 +44,8 @@ int run(const std::string& gpunode, uint64_t others) {
   const uint64_t own = reply.value().session;
   for (const auto& [whose, route] :
        {std::pair("another's", others), std::pair("nobody's", ~others), std::pair("own", own)}) {
-    const auto link = node.value()->connect(gpunode, {transport::makeDomain(), node.value()->makeQueue(), "", route});
+    const auto link = node.value()->connect(
+        gpunode, {transport::makeDomain(), node.value()->makeQueue(), "", route});
     std::printf("%s: %s\n", whose, link.ok() ? "connected" : link.error().message.c_str());
   }
   return 0;

@@ -1,11 +1,14 @@
-// A session of a memserver that does what it is told on standard input, a command a line, and says what came of it on
-// standard output, a line each. What happens meanwhile is said as "event KIND BYTES". For the tests of the daemon.
+// A session of a memserver that does what it is told on standard input, a command a line, and says
+// what came of it on standard output, a line each. What happens meanwhile is said as "event KIND
+// BYTES". For the tests of the daemon.
 //
-//   lease BYTES | fill SEED | verify SEED | zero | hammer SEED | rest | release COUNT | behind BYTES | figures | quit
+//   lease BYTES | fill SEED | verify SEED | zero | hammer SEED | rest | release COUNT | behind
+//   BYTES | figures | quit
 //
-// fill writes a pattern of the seed over everything leased; verify tells how much of it holds, is lost, is wrong; hammer fills
-// again and again until rest; behind reads a piece on demand, again and again: alone, behind so much write-back that is under
-// way, and behind so much prefetch, and tells how long each took. With --obey a recall is followed by releases.
+// fill writes a pattern of the seed over everything leased; verify tells how much of it holds, is
+// lost, is wrong; hammer fills again and again until rest; behind reads a piece on demand, again
+// and again: alone, behind so much write-back that is under way, and behind so much prefetch, and
+// tells how long each took. With --obey a recall is followed by releases.
 #include <sys/mman.h>
 
 #include <CLI/CLI.hpp>
@@ -43,7 +46,8 @@ void say(const std::string& line) {
 }
 
 uint64_t wordAt(uint64_t seed, uint64_t slab, uint64_t index) {
-  return ((seed * 0x9e3779b97f4a7c15ull) ^ (slab << 40) ^ index) * 0xd6e8feb86659fd93ull | 1;  // never 0
+  return ((seed * 0x9e3779b97f4a7c15ull) ^ (slab << 40) ^ index) * 0xd6e8feb86659fd93ull |
+         1;  // never 0
 }
 
 class Program final : public Observer {
@@ -93,7 +97,8 @@ class Program final : public Observer {
   uint64_t fill(uint64_t seed) {
     uint64_t done = 0;
     pieces([&](const FrameRange& frame) {
-      for (uint64_t i = 0; i < kPiece / 8; ++i) words[i] = wordAt(seed, frame.slab, frame.offset / 8 + i);
+      for (uint64_t i = 0; i < kPiece / 8; ++i)
+        words[i] = wordAt(seed, frame.slab, frame.offset / 8 + i);
       if (move(true, frame) == TransferResult::kOk) done += frame.bytes;
     });
     return done;
@@ -115,7 +120,8 @@ class Program final : public Observer {
     say(base::format("verified good={} lost={} wrong={}", good, lost, wrong));
   }
 
-  /// Says "behind alone US write-back US prefetch US": of nine reads each the third fastest, which a busy machine changes least.
+  /// Says "behind alone US write-back US prefetch US": of nine reads each the third fastest, which
+  /// a busy machine changes least.
   void behind(const transport::DomainPtr& domain, uint64_t bytes) {
     std::vector<FrameRange> frames;
     pieces([&](const FrameRange& frame) { frames.push_back(frame); });
@@ -125,8 +131,10 @@ class Program final : public Observer {
     for (uint64_t i = 0; i < kPiece / 8; ++i) words[i] = wordAt(1, asked.slab, i);
     if (move(true, asked) != TransferResult::kOk) return say("error the piece can't be written");
     std::vector<uint64_t> got(kPiece / 8), sink(kPiece / 8);
-    auto into = transport::registerMemory(domain, {got.data(), kPiece, -1, 0}, transport::kLocalOnly);
-    auto away = transport::registerMemory(domain, {sink.data(), kPiece, -1, 0}, transport::kLocalOnly);
+    auto into =
+        transport::registerMemory(domain, {got.data(), kPiece, -1, 0}, transport::kLocalOnly);
+    auto away =
+        transport::registerMemory(domain, {sink.data(), kPiece, -1, 0}, transport::kLocalOnly);
     if (!into.ok() || !away.ok()) return say("error no memory can be registered");
     const transport::LocalRange from{region.get(), 0, kPiece}, to{into.value().get(), 0, kPiece},
         aside{away.value().get(), 0, kPiece};
@@ -140,9 +148,11 @@ class Program final : public Observer {
         const uint64_t context = next_++;
         const auto begin = std::chrono::steady_clock::now();
         client->read({&to, 1}, asked, transport::Class::kDemand, context);
-        good = await(context) == TransferResult::kOk && std::memcmp(got.data(), words, kPiece) == 0 && good;
-        took.push_back(
-            std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin).count());
+        good = await(context) == TransferResult::kOk &&
+               std::memcmp(got.data(), words, kPiece) == 0 && good;
+        took.push_back(std::chrono::duration_cast<std::chrono::microseconds>(
+                           std::chrono::steady_clock::now() - begin)
+                           .count());
       }
       std::nth_element(took.begin(), took.begin() + 2, took.end());
       return took[2];
@@ -163,7 +173,8 @@ class Program final : public Observer {
         std::lock_guard lock(mutex_);
         good = results_.size() + 1 < frames.size() && good;  // there was something to be behind of
       }
-      for (uint64_t i = 0; i < frames.size(); ++i) good = (i == 8 || await(first + i) == TransferResult::kOk) && good;
+      for (uint64_t i = 0; i < frames.size(); ++i)
+        good = (i == 8 || await(first + i) == TransferResult::kOk) && good;
     }
     say(good ? line : "error a piece was wrong, or nothing was under way");
   }
@@ -207,7 +218,8 @@ int run(const transport::Options& network, const ClientOptions& wanted, bool obe
   options.domain = transport::makeDomain();
   void* memory = mmap(nullptr, kPiece, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   program.words = static_cast<uint64_t*>(memory);
-  auto region = transport::registerMemory(options.domain, {memory, kPiece, -1, 0}, transport::kLocalOnly);
+  auto region =
+      transport::registerMemory(options.domain, {memory, kPiece, -1, 0}, transport::kLocalOnly);
   if (!region.ok()) return say("error " + region.error().message), 1;
   program.region = std::move(region.value());
   auto client = Client::connect(options, program);
@@ -228,7 +240,8 @@ int run(const transport::Options& network, const ClientOptions& wanted, bool obe
     words >> command >> number;
     if (command == "lease") {
       const auto leased = program.client->lease(number);
-      say(leased.ok() ? base::format("leased {}", leased.value().size()) : "error " + leased.error().message);
+      say(leased.ok() ? base::format("leased {}", leased.value().size())
+                      : "error " + leased.error().message);
     } else if (command == "fill") {
       say(base::format("filled {}", program.fill(number)));
     } else if (command == "verify") {
@@ -269,7 +282,8 @@ int run(const transport::Options& network, const ClientOptions& wanted, bool obe
 }
 
 // One client after the other, or all at once until it is killed: what a daemon keeps of them.
-int churn(const transport::Options& network, const ClientOptions& wanted, unsigned count, bool stay) {
+int churn(const transport::Options& network, const ClientOptions& wanted, unsigned count,
+          bool stay) {
   auto endpoint = transport::makeEndpoint(sessionTransport(network));
   if (!endpoint.ok()) return say("error " + endpoint.error().message), 1;
   std::vector<std::unique_ptr<Program>> staying;
@@ -280,7 +294,8 @@ int churn(const transport::Options& network, const ClientOptions& wanted, unsign
     options.endpoint = endpoint.value().get();
     options.domain = transport::makeDomain();
     auto client = Client::connect(options, program);
-    for (int tries = 0; !client.ok() && tries < 100; ++tries) {  // a daemon bounds handshakes a second
+    for (int tries = 0; !client.ok() && tries < 100;
+         ++tries) {  // a daemon bounds handshakes a second
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       client = Client::connect(options, program);
     }

@@ -1,7 +1,7 @@
-// A stand-in for the driver's libcuda, for tests of the interposer alone: device memory is memory of the process,
-// mapped at the very addresses that the pager asks for, so a call that got an address where nothing is mapped faults.
-// Work is done at once. Kernels are known by name (kernels below). Nothing here is a GPU; the simulated GPU is
-// elsewhere.
+// A stand-in for the driver's libcuda, for tests of the interposer alone: device memory is memory
+// of the process, mapped at the very addresses that the pager asks for, so a call that got an
+// address where nothing is mapped faults. Work is done at once. Kernels are known by name (kernels
+// below). Nothing here is a GPU; the simulated GPU is elsewhere.
 //
 // Exported besides: fakeCalls(name), how often a function was called.
 #define __CUDA_API_VERSION_INTERNAL
@@ -28,7 +28,8 @@ struct Kernel {
   std::vector<size_t> sizes;
 };
 
-// Parameter sizes in bytes. `scatter` takes a struct with two pointers at 4-byte steps behind an int.
+// Parameter sizes in bytes. `scatter` takes a struct with two pointers at 4-byte steps behind an
+// int.
 const Kernel kKernels[] = {
     {"fill", {8, 8, 4}},  // address, count of words, value
     {"add", {8, 8, 8, 8}},
@@ -163,7 +164,7 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice) {
 }
 
 // --- contexts
-// ---------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice) {
   CALLED();
   ++state().primary_uses;
@@ -213,16 +214,18 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext) {
 }
 
 // --- memory
-// -----------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 EXPORT CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
   CALLED();
   *free_bytes = *total = size_t{1} << 30;
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuMemAddressReserve(CUdeviceptr* out, size_t bytes, size_t, CUdeviceptr hint, unsigned long long) {
+EXPORT CUresult cuMemAddressReserve(CUdeviceptr* out, size_t bytes, size_t, CUdeviceptr hint,
+                                    unsigned long long) {
   CALLED();
-  void* at = mmap(reinterpret_cast<void*>(hint), bytes, PROT_NONE,
-                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (hint != 0 ? MAP_FIXED_NOREPLACE : 0), -1, 0);
+  void* at = mmap(
+      reinterpret_cast<void*>(hint), bytes, PROT_NONE,
+      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (hint != 0 ? MAP_FIXED_NOREPLACE : 0), -1, 0);
   if (at == MAP_FAILED) return CUDA_ERROR_INVALID_VALUE;
   *out = reinterpret_cast<CUdeviceptr>(at);
   return CUDA_SUCCESS;
@@ -232,8 +235,8 @@ EXPORT CUresult cuMemAddressFree(CUdeviceptr at, size_t bytes) {
   munmap(reinterpret_cast<void*>(at), bytes);
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllocationProp*,
-                            unsigned long long) {
+EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle* out, size_t bytes,
+                            const CUmemAllocationProp*, unsigned long long) {
   CALLED();
   const int fd = memfd_create("fake", MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, static_cast<off_t>(bytes)) != 0) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -245,11 +248,11 @@ EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle memory) {
   close(static_cast<int>(memory));
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle memory,
-                         unsigned long long) {
+EXPORT CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t offset,
+                         CUmemGenericAllocationHandle memory, unsigned long long) {
   CALLED();
-  void* mapped = mmap(reinterpret_cast<void*>(at), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
-                      static_cast<int>(memory), static_cast<off_t>(offset));
+  void* mapped = mmap(reinterpret_cast<void*>(at), bytes, PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_FIXED, static_cast<int>(memory), static_cast<off_t>(offset));
   return mapped == MAP_FAILED ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 EXPORT CUresult cuMemUnmap(CUdeviceptr at, size_t bytes) {
@@ -325,7 +328,8 @@ EXPORT CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes) {
   CALLED();
   return copy(reinterpret_cast<CUdeviceptr>(to), reinterpret_cast<void*>(from), bytes);
 }
-EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t bytes,
+                                     CUstream stream) {
   CALLED();
   return state().capturing.count(stream) != 0 ? CUDA_SUCCESS : copy(to, from, bytes);
 }
@@ -349,7 +353,7 @@ EXPORT CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned value, size_t n) {
 }
 
 // --- streams, events
-// ----------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 EXPORT CUresult cuStreamCreate(CUstream* out, unsigned) {
   CALLED();
   *out = static_cast<CUstream>(handle());
@@ -378,14 +382,16 @@ EXPORT CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned) {
 }
 EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
   CALLED();
-  *status = state().capturing.count(stream) != 0 ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+  *status = state().capturing.count(stream) != 0 ? CU_STREAM_CAPTURE_STATUS_ACTIVE
+                                                 : CU_STREAM_CAPTURE_STATUS_NONE;
   return CUDA_SUCCESS;
 }
-EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph*,
-                                          const CUgraphNode**, size_t*) {
+EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status,
+                                          cuuint64_t* id, CUgraph*, const CUgraphNode**, size_t*) {
   CALLED();
   const auto found = state().capturing.find(stream);
-  *status = found != state().capturing.end() ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+  *status = found != state().capturing.end() ? CU_STREAM_CAPTURE_STATUS_ACTIVE
+                                             : CU_STREAM_CAPTURE_STATUS_NONE;
   if (found != state().capturing.end()) *id = found->second;
   return CUDA_SUCCESS;
 }
@@ -450,7 +456,7 @@ EXPORT CUresult cuEventDestroy_v2(CUevent) {
 }
 
 // --- modules, launches
-// --------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 EXPORT CUresult cuModuleLoadData(CUmodule* out, const void*) {
   CALLED();
   *out = static_cast<CUmodule>(handle());
@@ -482,10 +488,11 @@ EXPORT CUresult cuKernelGetParamInfo(CUkernel, size_t, size_t*, size_t*) {
   CALLED();
   return CUDA_ERROR_INVALID_HANDLE;
 }
-EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                               CUstream stream, void** parameters, void**) {
+EXPORT CUresult cuLaunchKernel(CUfunction f, unsigned, unsigned, unsigned, unsigned, unsigned,
+                               unsigned, unsigned, CUstream stream, void** parameters, void**) {
   CALLED();
   const Kernel* kernel = reinterpret_cast<Function*>(f)->kernel;
-  if (kernel != nullptr && parameters != nullptr && state().capturing.count(stream) == 0) run(*kernel, parameters);
+  if (kernel != nullptr && parameters != nullptr && state().capturing.count(stream) == 0)
+    run(*kernel, parameters);
   return CUDA_SUCCESS;
 }

@@ -1,5 +1,6 @@
-// Preloaded before libolpager.so: refuses it memory and threads, as a system at its limits does. The program itself, the
-// driver and libc are left alone: a call counts when it comes from libolpager.so.
+// Preloaded before libolpager.so: refuses it memory and threads, as a system at its limits does.
+// The program itself, the driver and libc are left alone: a call counts when it comes from
+// libolpager.so.
 //
 //   FAULTS_THREADS_FROM=n   the n-th pthread_create and all later ones fail (EAGAIN)
 //   FAULTS_MEMORY_AT=n      the n-th allocation fails
@@ -37,7 +38,9 @@ bool fromPager(void* return_address) {
 }
 
 struct Report {
-  ~Report() { fprintf(stderr, "faults: %ld allocations, %ld threads\n", allocations.load(), threads.load()); }
+  ~Report() {
+    fprintf(stderr, "faults: %ld allocations, %ld threads\n", allocations.load(), threads.load());
+  }
 } report;
 
 }  // namespace
@@ -55,10 +58,10 @@ extern "C" __attribute__((visibility("default"))) void* malloc(size_t bytes) {
   return __libc_malloc(bytes);
 }
 
-extern "C" __attribute__((visibility("default"))) int pthread_create(pthread_t* thread,
-                                                                     const pthread_attr_t* attributes,
-                                                                     void* (*body)(void*), void* argument) {
-  static const auto next = reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
+extern "C" __attribute__((visibility("default"))) int pthread_create(
+    pthread_t* thread, const pthread_attr_t* attributes, void* (*body)(void*), void* argument) {
+  static const auto next =
+      reinterpret_cast<decltype(&pthread_create)>(dlsym(RTLD_NEXT, "pthread_create"));
   if (fromPager(__builtin_return_address(0))) {
     static const long from = setting("FAULTS_THREADS_FROM");
     if (threads.fetch_add(1) + 1 >= from) return EAGAIN;

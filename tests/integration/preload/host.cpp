@@ -1,5 +1,5 @@
-// A program for the interposer's tests: it opens libcuda.so.1 as any program does and calls the driver API.
-// usage: host TEST [argument]; exit 0 and "ok" when the test holds.
+// A program for the interposer's tests: it opens libcuda.so.1 as any program does and calls the
+// driver API. usage: host TEST [argument]; exit 0 and "ok" when the test holds.
 #define __CUDA_API_VERSION_INTERNAL
 #include <cuda.h>
 #include <dlfcn.h>
@@ -58,7 +58,8 @@ CUcontext start() {
 CUfunction function(const char* name) {
   CUmodule module = nullptr;
   CUfunction found = nullptr;
-  CHECK(CU(cuModuleLoadData)(&module, ".version 7.0\n.target sm_75\n.address_size 64\n") == CUDA_SUCCESS);
+  CHECK(CU(cuModuleLoadData)(&module, ".version 7.0\n.target sm_75\n.address_size 64\n") ==
+        CUDA_SUCCESS);
   CHECK(CU(cuModuleGetFunction)(&found, module, name) == CUDA_SUCCESS);
   return found;
 }
@@ -66,8 +67,8 @@ CUfunction function(const char* name) {
 constexpr size_t kBytes = 4 << 20;
 constexpr uint64_t kBase = 0x2a5d00000000;
 
-// Allocation, copies, a launch: results come back, and the driver never allocates for the program. `alone`: no other
-// thread allocates, so that a freed address stays free.
+// Allocation, copies, a launch: results come back, and the driver never allocates for the program.
+// `alone`: no other thread allocates, so that a freed address stays free.
 void basic(bool alone = true) {
   start();
   CUdeviceptr a = 0;
@@ -83,7 +84,8 @@ void basic(bool alone = true) {
   CHECK(CU(cuMemsetD32_v2)(b, 7, 250) == CUDA_SUCCESS);
   uint64_t n = 250;
   void* parameters[] = {&a, &b, &c, &n};
-  CHECK(CU(cuLaunchKernel)(function("add"), 1, 1, 1, 1, 1, 1, 0, nullptr, parameters, nullptr) == CUDA_SUCCESS);
+  CHECK(CU(cuLaunchKernel)(function("add"), 1, 1, 1, 1, 1, 1, 0, nullptr, parameters, nullptr) ==
+        CUDA_SUCCESS);
   CHECK(CU(cuMemcpyDtoH_v2)(out.data(), c, 1000) == CUDA_SUCCESS);
   for (uint32_t value : out) CHECK(value == 12);
   CHECK(CU(cuMemFree_v2)(a) == CUDA_SUCCESS);
@@ -110,11 +112,12 @@ void questions() {
   CHECK(CU(cuPointerGetAttribute)(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, a + 5) == CUDA_SUCCESS);
   CHECK(type == CU_MEMORYTYPE_DEVICE);
   void* host = nullptr;
-  CHECK(CU(cuPointerGetAttribute)(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, a) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(CU(cuPointerGetAttribute)(&host, CU_POINTER_ATTRIBUTE_HOST_POINTER, a) ==
+        CUDA_ERROR_INVALID_VALUE);
   int ordinal = 7;
   int managed = 7;
-  CUpointer_attribute list[] = {CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED,
-                                CU_POINTER_ATTRIBUTE_HOST_POINTER};
+  CUpointer_attribute list[] = {CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+                                CU_POINTER_ATTRIBUTE_IS_MANAGED, CU_POINTER_ATTRIBUTE_HOST_POINTER};
   void* answers[] = {&ordinal, &managed, &host};
   host = &host;
   CHECK(CU(cuPointerGetAttributes)(3, list, answers, a) == CUDA_SUCCESS);
@@ -129,7 +132,8 @@ void questions() {
   CHECK(free_bytes <= total && total > 0);
 }
 
-// Names lead to the same function whichever way they are asked for, and to per-thread forms where those are wanted.
+// Names lead to the same function whichever way they are asked for, and to per-thread forms where
+// those are wanted.
 void lookup() {
   start();
   void* by_name = dlsym(g_cuda, "cuMemAlloc_v2");
@@ -241,11 +245,13 @@ void refused(const char* expected) {
   int version = 0;
   CHECK(CU(cuDriverGetVersion)(&version) == CUDA_SUCCESS && version >= 12040);
   CUcontext context = nullptr;
-  if (CU(cuDevicePrimaryCtxRetain)(&context, 0) == CUDA_SUCCESS) return;  // the driver itself is there
+  if (CU(cuDevicePrimaryCtxRetain)(&context, 0) == CUDA_SUCCESS)
+    return;  // the driver itself is there
   CHECK(CU(cuMemAlloc_v2)(&a, 100) != CUDA_SUCCESS);
 }
 
-// A capture's memory is what its graph's launches make resident; memory allocated in it lives as long as the graph.
+// A capture's memory is what its graph's launches make resident; memory allocated in it lives as
+// long as the graph.
 void graphs() {
   start();
   CUstream stream = nullptr;
@@ -288,7 +294,8 @@ void threads() {
   for (std::thread& thread : all) thread.join();
 }
 
-// What a launch costs beyond the driver's, in nanoseconds: printed, and bounded loosely (the bound is olbench's).
+// What a launch costs beyond the driver's, in nanoseconds: printed, and bounded loosely (the bound
+// is olbench's).
 void cost() {
   start();
   CUfunction eight = function("eight");
@@ -301,7 +308,8 @@ void cost() {
   auto* ours = CU(cuLaunchKernel);
   static void* fake = dlopen(fakeDriver(), RTLD_NOW | RTLD_NOLOAD);
   auto* theirs = reinterpret_cast<decltype(cuLaunchKernel)*>(dlsym(fake, "cuLaunchKernel"));
-  // Between two launches a program does other things, and so does the driver: what is then read and written here lies over the first-level cache.
+  // Between two launches a program does other things, and so does the driver: what is then read and
+  // written here lies over the first-level cache.
   std::vector<uint64_t> others(16 << 10);
   constexpr int kLaunches = 20000;
   const auto spent = [] {  // by this thread: others take the processor now and then

@@ -16,11 +16,12 @@ namespace olpager::test {
 
 namespace fs = std::filesystem;
 
-Outcome runChild(const std::vector<std::string>& arguments, const std::vector<std::string>& environment,
-                 const std::string& folder) {
+Outcome runChild(const std::vector<std::string>& arguments,
+                 const std::vector<std::string>& environment, const std::string& folder) {
   int out_ends[2];
   int err_ends[2];
-  if (pipe2(out_ends, O_CLOEXEC) != 0 || pipe2(err_ends, O_CLOEXEC) != 0) throw std::runtime_error("pipe");
+  if (pipe2(out_ends, O_CLOEXEC) != 0 || pipe2(err_ends, O_CLOEXEC) != 0)
+    throw std::runtime_error("pipe");
   base::UniqueFd out(out_ends[0]);
   base::UniqueFd out_to(out_ends[1]);
   base::UniqueFd err(err_ends[0]);

@@ -15,7 +15,7 @@ struct Outcome {
 };
 
 /// `environment`: NAME=value entries over those of this process. Ended after 30 seconds.
-Outcome runChild(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {},
-                 const std::string& folder = {});
+Outcome runChild(const std::vector<std::string>& arguments,
+                 const std::vector<std::string>& environment = {}, const std::string& folder = {});
 
 }  // namespace olpager::test

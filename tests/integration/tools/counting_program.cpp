@@ -1,5 +1,5 @@
-// counting_program <launches> [wait|die]: counts, as the pager in a program does; with `wait` runs until it is told to end, with
-// `die` it is killed.
+// counting_program <launches> [wait|die]: counts, as the pager in a program does; with `wait` runs
+// until it is told to end, with `die` it is killed.
 #include <unistd.h>
 
 #include <csignal>

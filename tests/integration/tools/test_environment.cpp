@@ -20,7 +20,8 @@ TEST_CASE("our library comes before other preloads and after a sanitizer's runti
   CHECK(environment.get("LD_PRELOAD") == after);
 }
 
-TEST_CASE("our folder comes first in the library path, which never gets an empty element", "[olrun]") {
+TEST_CASE("our folder comes first in the library path, which never gets an empty element",
+          "[olrun]") {
   Environment environment({"LD_LIBRARY_PATH=:/a::/b:"});
   REQUIRE(addLibraryFolder(environment, "/x").ok());
   CHECK(environment.get("LD_LIBRARY_PATH") == "/x:/a:/b");
@@ -36,7 +37,8 @@ TEST_CASE("paths that the variables can't hold are refused", "[olrun]") {
 }
 
 TEST_CASE("frameworks are told what suits them, unless the user has said how", "[olrun]") {
-  Environment environment({"XLA_PYTHON_CLIENT_PREALLOCATE=true", "TF_FORCE_GPU_ALLOW_GROWTH=", "PATH=/bin"});
+  Environment environment(
+      {"XLA_PYTHON_CLIENT_PREALLOCATE=true", "TF_FORCE_GPU_ALLOW_GROWTH=", "PATH=/bin"});
   const std::vector<std::string> added = addFrameworkDefaults(environment, false);
   CHECK(added == std::vector<std::string>{"XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async"});
   CHECK(environment.get("XLA_PYTHON_CLIENT_PREALLOCATE") == "true");

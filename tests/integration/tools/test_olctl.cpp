@@ -11,7 +11,8 @@ using namespace olpager::test;
 
 namespace {
 
-void checkRefusal(std::vector<std::string> arguments, const std::string& begins, const std::string& has) {
+void checkRefusal(std::vector<std::string> arguments, const std::string& begins,
+                  const std::string& has) {
   arguments.insert(arguments.begin(), OLCTL);
   const Outcome outcome = runChild(arguments);
   INFO(outcome.err);
@@ -32,7 +33,8 @@ TEST_CASE("olctl's refusals name the command", "[olctl]") {
   checkRefusal({"keygen"}, "olctl keygen: ", "--name is required (olctl keygen --help");
   checkRefusal({"keygen", "--name", "a", "--out", key, "--mode", "4"}, "olctl keygen: ", "--mode");
   checkRefusal({"keygen", "--name", "a b", "--out", key}, "olctl keygen: ", "'a b' is no name");
-  checkRefusal({"keygen", "--name", "a", "--out", folder.path + "/none/key"}, "olctl keygen: ", "/none/key");
+  checkRefusal({"keygen", "--name", "a", "--out", folder.path + "/none/key"},
+               "olctl keygen: ", "/none/key");
   const Outcome made = runChild({OLCTL, "keygen", "--name", "a", "--out", key});
   CHECK(made.status == 0);
   CHECK(made.err.empty());

@@ -33,7 +33,8 @@ struct Runtime : TemporaryFolder {
     mine = &made.value()->head;
     return *mine;
   }
-  /// Of this folder alone: by itself olpagestat shows every program of the user, and there may be others.
+  /// Of this folder alone: by itself olpagestat shows every program of the user, and there may be
+  /// others.
   Outcome olpagestat(std::vector<std::string> arguments) const {
     arguments.insert(arguments.begin(), {OLPAGESTAT, "--folder", folder});
     return runChild(arguments, {variable});
@@ -113,8 +114,9 @@ TEST_CASE("olpagestat --once prints sizes for people", "[olpagestat]") {
   fill(runtime.make());
   const auto outcome = runtime.olpagestat({"--once"});
   CHECK(outcome.status == 0);
-  for (const char* text : {"test_tools  pid ", "192MiB of 512MiB", "64MiB (32 pages)",
-                           "2 by tcp, 0 by shm, room for 448MiB", "87.5%", "1.5GiB", "GPU 1", "ms"}) {
+  for (const char* text :
+       {"test_tools  pid ", "192MiB of 512MiB", "64MiB (32 pages)",
+        "2 by tcp, 0 by shm, room for 448MiB", "87.5%", "1.5GiB", "GPU 1", "ms"}) {
     INFO(text);
     CHECK(outcome.out.find(text) != std::string::npos);
   }
@@ -155,10 +157,12 @@ TEST_CASE("a program's name can't reach the terminal as a control sequence", "[o
   CHECK(nlohmann::json::parse(json.out).at("processes").size() == 1);
 }
 
-TEST_CASE("olpagestat looks where programs put their counters, or where it is told to", "[olpagestat]") {
+TEST_CASE("olpagestat looks where programs put their counters, or where it is told to",
+          "[olpagestat]") {
   Runtime here, elsewhere;
   here.make();
-  REQUIRE(runChild({COUNTING_PROGRAM, "5"}, {elsewhere.variable, "OL_COUNTERS_KEEP=1"}).status == 0);
+  REQUIRE(runChild({COUNTING_PROGRAM, "5"}, {elsewhere.variable, "OL_COUNTERS_KEEP=1"}).status ==
+          0);
   const auto pids = [](const Outcome& outcome) {
     const auto all = nlohmann::json::parse(outcome.out);
     std::set<long> found;
@@ -173,9 +177,11 @@ TEST_CASE("olpagestat looks where programs put their counters, or where it is to
   CHECK(found.count(getpid()) == 1);
   CHECK(found.count(*there.begin()) == 0);
   // Of several folders.
-  const auto both = pids(runChild({OLPAGESTAT, "--json", "--folder", here.folder, "--folder", elsewhere.folder}));
+  const auto both =
+      pids(runChild({OLPAGESTAT, "--json", "--folder", here.folder, "--folder", elsewhere.folder}));
   CHECK(both == std::set<long>{getpid(), *there.begin()});
-  CHECK(pids(runChild({OLPAGESTAT, "--json", "--folder", here.path + "/none"}, {here.variable})).empty());
+  CHECK(pids(runChild({OLPAGESTAT, "--json", "--folder", here.path + "/none"}, {here.variable}))
+            .empty());
 }
 
 TEST_CASE("nothing to show is said, another process is an error", "[olpagestat]") {
@@ -201,7 +207,9 @@ TEST_CASE("counters of an ended process stay until they are forgotten", "[olpage
 
 TEST_CASE("how long a killed process ran is not made up", "[olpagestat]") {
   Runtime runtime;
-  CHECK(runChild({COUNTING_PROGRAM, "12", "die"}, {runtime.variable, "OL_COUNTERS_KEEP=1"}).status == 128 + SIGKILL);
+  CHECK(
+      runChild({COUNTING_PROGRAM, "12", "die"}, {runtime.variable, "OL_COUNTERS_KEEP=1"}).status ==
+      128 + SIGKILL);
   const auto all = nlohmann::json::parse(runtime.olpagestat({"--json"}).out);
   REQUIRE(all.at("processes").size() == 1);
   CHECK(all["processes"][0].at("state") == "ended");

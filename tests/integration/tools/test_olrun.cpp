@@ -1,4 +1,5 @@
-// olrun as its users meet it: a child process, its exit status, and one line for each thing that is wrong.
+// olrun as its users meet it: a child process, its exit status, and one line for each thing that is
+// wrong.
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -24,7 +25,8 @@ struct Installation : TemporaryFolder {
   std::string runtime = "XDG_RUNTIME_DIR=" + path + "/run";
 
   Installation() {
-    for (const char* folder : {"/bin", "/lib/olpager", "/driver", "/run"}) fs::create_directories(path + folder);
+    for (const char* folder : {"/bin", "/lib/olpager", "/driver", "/run"})
+      fs::create_directories(path + folder);
     fs::copy_file(OLRUN, olrun);
     fs::copy_file(FAKE_DRIVER, library);
     fs::copy_file(FAKE_DRIVER, driver);
@@ -110,9 +112,12 @@ TEST_CASE("olrun refuses what can't be right with one line and status 2", "[olru
   checkRefusal(olpager.run({"--vram"}), "--vram");
   checkRefusal(olpager.run({"--vram", "", "--", "true"}),
                "--vram is given nothing; leave it out, or say what it is to be");
-  checkRefusal(olpager.run({"--gpunode", "", "--", "true"}), "--gpunode is given nothing; leave it out, or say none");
-  checkRefusal(olpager.run({"--gpunode", "127.0.0.1:1", "--stats", "--", "true"}), "olpagestat --node 127.0.0.1:1");
-  checkRefusal(olpager.run({"--vram", "8 gigs", "--", "true"}), "--vram: '8 gigs' is not a size; allowed: ");
+  checkRefusal(olpager.run({"--gpunode", "", "--", "true"}),
+               "--gpunode is given nothing; leave it out, or say none");
+  checkRefusal(olpager.run({"--gpunode", "127.0.0.1:1", "--stats", "--", "true"}),
+               "olpagestat --node 127.0.0.1:1");
+  checkRefusal(olpager.run({"--vram", "8 gigs", "--", "true"}),
+               "--vram: '8 gigs' is not a size; allowed: ");
   checkRefusal(olpager.run({"--vram", "1MiB", "--", "true"}), "--vram: '1MiB' is below one page");
   checkRefusal(olpager.run({"--vram", "0", "--", "true"}), "--vram: '0'");
   checkRefusal(olpager.run({"--host", "200%", "--", "true"}), "--host: '200%'");
@@ -123,16 +128,20 @@ TEST_CASE("olrun refuses what can't be right with one line and status 2", "[olru
   checkRefusal(olpager.run({"--va-base", "0x1001", "--", "true"}), "--va-base: '0x1001'");
   checkRefusal(olpager.run({"--config", "none.toml", "--", "true"}), "none.toml: can't be read");
   olpager.write("bad.toml", "# mine\nvrom = '1GiB'\n");
-  checkRefusal(olpager.run({"--config", "bad.toml", "--", "true"}), "/bad.toml:2: unknown key 'vrom'");
-  checkRefusal(olpager.run({"--", "true"}, {"OL_VRAM=lots", "OL_DRIVER=" + driver}), "OL_VRAM: 'lots'");
+  checkRefusal(olpager.run({"--config", "bad.toml", "--", "true"}),
+               "/bad.toml:2: unknown key 'vrom'");
+  checkRefusal(olpager.run({"--", "true"}, {"OL_VRAM=lots", "OL_DRIVER=" + driver}),
+               "OL_VRAM: 'lots'");
 }
 
 TEST_CASE("olrun refuses a share of VRAM that is below one page", "[olrun]") {
   const Installation olpager;
   const auto with = [&](const char* vram, const char* of) {
-    return olpager.run({"--driver", olpager.driver, "--vram", vram, "--", "true"}, {std::string("FAKE_VRAM=") + of});
+    return olpager.run({"--driver", olpager.driver, "--vram", vram, "--", "true"},
+                       {std::string("FAKE_VRAM=") + of});
   };
-  checkRefusal(with("0.001%", "68719476736"), "--vram: 0.001% of the 64GiB of device 0 is below one page (2MiB)");
+  checkRefusal(with("0.001%", "68719476736"),
+               "--vram: 0.001% of the 64GiB of device 0 is below one page (2MiB)");
   CHECK(with("0.004%", "68719476736").status == 0);
   CHECK(with("0.1%", "1073741824").status == 2);
   CHECK(with("1%", "1073741824").status == 0);
@@ -142,10 +151,12 @@ TEST_CASE("olrun refuses a share of VRAM that is below one page", "[olrun]") {
 
 TEST_CASE("olrun refuses a driver that can't be used", "[olrun]") {
   const Installation olpager;
-  checkRefusal(olpager.run({"--driver", "/nowhere/libcuda.so.1", "--", "true"}), "/nowhere/libcuda.so.1");
+  checkRefusal(olpager.run({"--driver", "/nowhere/libcuda.so.1", "--", "true"}),
+               "/nowhere/libcuda.so.1");
   const auto text = olpager.write("libtext.so", "no library");
   checkRefusal(olpager.run({"--driver", text, "--", "true"}), text);
-  checkRefusal(olpager.run({"--driver", "/lib/x86_64-linux-gnu/libm.so.6", "--", "true"}), "no cuInit");
+  checkRefusal(olpager.run({"--driver", "/lib/x86_64-linux-gnu/libm.so.6", "--", "true"}),
+               "no cuInit");
   checkRefusal(olpager.run({"--driver", olpager.library, "--", "true"}), "is olpager itself");
   checkRefusal(olpager.run({"--driver", CRASHING_DRIVER, "--", "true"}), "ends the process");
   checkRefusal(olpager.run({"--driver", "sim", "--", "true"}), "libolsimcuda.so");
@@ -157,17 +168,20 @@ TEST_CASE("olrun refuses a driver that can't be used", "[olrun]") {
 TEST_CASE("olrun refuses a range that is taken or has no room", "[olrun]") {
   const Installation olpager;
   // The stack and the libraries lie somewhere in the last 16 TiB of user space.
-  checkRefusal(olpager.run({"--driver", olpager.driver, "--va-base", "0x700000000000", "--va-size", "0xfffffe00000",
-                            "--", "true"}),
+  checkRefusal(olpager.run({"--driver", olpager.driver, "--va-base", "0x700000000000", "--va-size",
+                            "0xfffffe00000", "--", "true"}),
                "is taken");
-  checkRefusal(olpager.run({"--driver", olpager.driver, "--va-base", "0x7ff000000000", "--", "true"}), "end above");
+  checkRefusal(
+      olpager.run({"--driver", olpager.driver, "--va-base", "0x7ff000000000", "--", "true"}),
+      "end above");
   const rlimit before = [] {
     rlimit limit{};
     getrlimit(RLIMIT_AS, &limit);
     return limit;
   }();
   const auto limited = runChild(
-      {"/bin/sh", "-c", "ulimit -v 8000000; exec " + olpager.olrun + " --driver " + olpager.driver + " -- true"},
+      {"/bin/sh", "-c",
+       "ulimit -v 8000000; exec " + olpager.olrun + " --driver " + olpager.driver + " -- true"},
       {olpager.runtime});
   if (before.rlim_cur == RLIM_INFINITY) checkRefusal(limited, "ulimit -v unlimited");
 }
@@ -176,10 +190,12 @@ TEST_CASE("a program that is not there or can't be run gives a shell's status", 
   const Installation olpager;
   checkRefusal(olpager.run({"--driver", olpager.driver, "--", "no-such-program"}),
                "no-such-program: no such program on PATH", 127);
-  checkRefusal(olpager.run({"--driver", olpager.driver, "--", "./no-such-program"}), "no such program", 127);
+  checkRefusal(olpager.run({"--driver", olpager.driver, "--", "./no-such-program"}),
+               "no such program", 127);
   const auto text = olpager.write("text", "x");
   checkRefusal(olpager.run({"--driver", olpager.driver, "--", text}), "not an executable", 126);
-  checkRefusal(olpager.run({"--driver", olpager.driver, "--", olpager.path}), "not an executable", 126);
+  checkRefusal(olpager.run({"--driver", olpager.driver, "--", olpager.path}), "not an executable",
+               126);
 }
 
 TEST_CASE("a script without #! runs, a static program runs with a warning", "[olrun]") {
@@ -202,7 +218,8 @@ TEST_CASE("an installation that lacks the library says so", "[olrun]") {
 
 TEST_CASE("--stats prints the counters at the end and leaves no file", "[olrun]") {
   const Installation olpager;
-  const auto outcome = olpager.run({"--stats", "--driver", olpager.driver, "--", COUNTING_PROGRAM, "4711"});
+  const auto outcome =
+      olpager.run({"--stats", "--driver", olpager.driver, "--", COUNTING_PROGRAM, "4711"});
   INFO(outcome.err);
   CHECK(outcome.status == 0);
   CHECK(outcome.out.empty());
@@ -210,19 +227,24 @@ TEST_CASE("--stats prints the counters at the end and leaves no file", "[olrun]"
   CHECK(outcome.err.find("4711") != std::string::npos);
   CHECK(fs::is_empty(olpager.path + "/run/olpager"));
 
-  CHECK(olpager.run({"--stats", "--driver", olpager.driver, "--", "sh", "-c", "exit 4"}).status == 4);
-  CHECK(olpager.run({"--stats", "--driver", olpager.driver, "--", "sh", "-c", "kill -9 $$"}).status == 128 + SIGKILL);
+  CHECK(olpager.run({"--stats", "--driver", olpager.driver, "--", "sh", "-c", "exit 4"}).status ==
+        4);
+  CHECK(
+      olpager.run({"--stats", "--driver", olpager.driver, "--", "sh", "-c", "kill -9 $$"}).status ==
+      128 + SIGKILL);
 }
 
 TEST_CASE("--stats hands signals on to the program", "[olrun]") {
   const Installation olpager;
-  // A shell has what it starts in the background ignore SIGINT, and who started the tests may have as well.
+  // A shell has what it starts in the background ignore SIGINT, and who started the tests may have
+  // as well.
   for (const auto& [signal, status] : {std::pair("TERM", 9), std::pair("INT", 128 + SIGINT)}) {
     const auto outcome =
         runChild({"/bin/sh", "-c",
-                  "env --default-signal=INT " + olpager.olrun + " --stats --driver " + olpager.driver +
-                      " -- " COUNTING_PROGRAM " 1 wait > " + olpager.path + "/out & pid=$!; while ! grep -q ready " +
-                      olpager.path + "/out; do sleep 0.05; done; kill -" + signal + " $pid; wait $pid; s=$?; rm " +
+                  "env --default-signal=INT " + olpager.olrun + " --stats --driver " +
+                      olpager.driver + " -- " COUNTING_PROGRAM " 1 wait > " + olpager.path +
+                      "/out & pid=$!; while ! grep -q ready " + olpager.path +
+                      "/out; do sleep 0.05; done; kill -" + signal + " $pid; wait $pid; s=$?; rm " +
                       olpager.path + "/out; exit $s"},
                  {olpager.runtime});
     INFO(signal << outcome.err);

@@ -13,7 +13,7 @@ namespace {
 bool g_use_pool = true;
 }  // namespace
 
-// --- the pager -----------------------------------------------------------------------------------------------------
+// --- the pager -----------------------------------------------------------------------------------
 namespace olpager::pager {
 
 struct PoolState {};
@@ -30,10 +30,13 @@ bool Pool::mayHoldRoot(uint64_t address, uint64_t bytes) const {
   return address < kRoot + kRootBytes && bytes > 0 && (address >= kRoot || kRoot - address < bytes);
 }
 
-Access::Access(Pool& pool, const StreamKey& stream) : pool_(pool), stream_(stream) { g_record.stream = stream; }
+Access::Access(Pool& pool, const StreamKey& stream) : pool_(pool), stream_(stream) {
+  g_record.stream = stream;
+}
 Access::~Access() = default;
 void Access::addRange(uint64_t address, uint64_t bytes, Mode mode) {
-  if (bytes != 0 && (pool_.contains(address) || (mode != Mode::kRead && pool_.mayHoldRoot(address, bytes))))
+  if (bytes != 0 &&
+      (pool_.contains(address) || (mode != Mode::kRead && pool_.mayHoldRoot(address, bytes))))
     g_record.ranges.push_back({address, bytes, static_cast<int>(mode)});
 }
 void Access::addParameter(const void* bytes_at, size_t bytes) {
@@ -47,7 +50,7 @@ void Access::addHostSource(const void* host, uint64_t bytes, bool stable) {
 
 }  // namespace olpager::pager
 
-// --- the runtime ---------------------------------------------------------------------------------------------------
+// --- the runtime ---------------------------------------------------------------------------------
 olpager::api::DriverTable& recordingDriver() {
   static olpager::api::DriverTable driver;
   return driver;
@@ -89,7 +92,8 @@ void leave(pager::Access&, const pager::StreamKey&, CUresult result) {
 
 CUresult failed(const char* function, const std::exception& error) noexcept {
   g_record.failed = function;
-  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_UNKNOWN;
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? CUDA_ERROR_OUT_OF_MEMORY
+                                                                : CUDA_ERROR_UNKNOWN;
 }
 
 }  // namespace olpager::local

@@ -14,7 +14,9 @@ using Range = std::tuple<uint64_t, uint64_t, Use>;
 
 class Recorder : public RangeSink {
  public:
-  void add(uint64_t address, uint64_t bytes, Use use) override { ranges.emplace_back(address, bytes, use); }
+  void add(uint64_t address, uint64_t bytes, Use use) override {
+    ranges.emplace_back(address, bytes, use);
+  }
   void addFrom(uint64_t address) override { open.push_back(address); }
   uint64_t arrayElementBytes(CUarray) override { return 16; }
   std::vector<Range> ranges;
@@ -39,8 +41,9 @@ TEST_CASE("a filled rectangle is written whole only when its rows touch") {
   fill2d(r, kA, 256, 256, 8);
   fill2d(r, kA, 512, 256, 8);
   fill2d(r, kA, 512, 256, 1);
-  CHECK(r.ranges ==
-        std::vector<Range>{{kA, 2048, Use::kWrite}, {kA, 7 * 512 + 256, Use::kReadWrite}, {kA, 256, Use::kWrite}});
+  CHECK(r.ranges == std::vector<Range>{{kA, 2048, Use::kWrite},
+                                       {kA, 7 * 512 + 256, Use::kReadWrite},
+                                       {kA, 256, Use::kWrite}});
 }
 
 TEST_CASE("2D copies") {
@@ -57,7 +60,8 @@ TEST_CASE("2D copies") {
   copy.Height = 10;
   Recorder r;
   copy2d(r, &copy);
-  CHECK(r.ranges == std::vector<Range>{{kA + 3 * 1024 + 16, 9 * 1024 + 128, Use::kRead}, {kB, 1280, Use::kWrite}});
+  CHECK(r.ranges == std::vector<Range>{{kA + 3 * 1024 + 16, 9 * 1024 + 128, Use::kRead},
+                                       {kB, 1280, Use::kWrite}});
 
   copy.dstPitch = 256;
   copy.srcMemoryType = CU_MEMORYTYPE_HOST;
@@ -67,7 +71,8 @@ TEST_CASE("2D copies") {
   copy.srcPitch = 0;  // packed
   Recorder host;
   copy2d(host, &copy);
-  CHECK(host.ranges == std::vector<Range>{{0x7000, 1280, Use::kRead}, {kB, 9 * 256 + 128, Use::kReadWrite}});
+  CHECK(host.ranges ==
+        std::vector<Range>{{0x7000, 1280, Use::kRead}, {kB, 9 * 256 + 128, Use::kReadWrite}});
 
   copy.srcMemoryType = CU_MEMORYTYPE_ARRAY;
   copy.Height = 0;
@@ -96,7 +101,8 @@ TEST_CASE("3D copies, also between peers") {
   Recorder r;
   copy3d(r, &copy);
   const uint64_t start = kA + (2 * 20 + 1) * 100 + 5;
-  CHECK(r.ranges == std::vector<Range>{{start, (2 * 20 + 3) * 100 + 10, Use::kRead}, {kB, 120, Use::kWrite}});
+  CHECK(r.ranges ==
+        std::vector<Range>{{start, (2 * 20 + 3) * 100 + 10, Use::kRead}, {kB, 120, Use::kWrite}});
 
   CUDA_MEMCPY3D_PEER peer = {};
   peer.srcMemoryType = CU_MEMORYTYPE_DEVICE;
@@ -122,9 +128,10 @@ TEST_CASE("batches") {
   Recorder r;
   copyBatch(r, destinations, sources, sizes, 2);
   copyBatch(r, nullptr, sources, sizes, 2);
-  CHECK(r.ranges ==
-        std::vector<Range>{
-            {kB, 10, Use::kRead}, {kA, 10, Use::kWrite}, {kB + 4096, 20, Use::kRead}, {kA + 4096, 20, Use::kWrite}});
+  CHECK(r.ranges == std::vector<Range>{{kB, 10, Use::kRead},
+                                       {kA, 10, Use::kWrite},
+                                       {kB + 4096, 20, Use::kRead},
+                                       {kA + 4096, 20, Use::kWrite}});
 
   CUDA_MEMCPY3D_BATCH_OP op = {};
   op.src.type = CU_MEMCPY_OPERAND_TYPE_POINTER;

@@ -1,5 +1,5 @@
-// Which functions the specification calls local mode's own, and local mode has not: they are the driver's, and what
-// they are told of the pool reaches it.
+// Which functions the specification calls local mode's own, and local mode has not: they are the
+// driver's, and what they are told of the pool reaches it.
 #include <string>
 
 #include "interpose/api/local_functions.h"
@@ -14,7 +14,8 @@ TEST_CASE("every function that is to be local mode's own is written") {
     const Symbol symbol = static_cast<Symbol>(i);
     const Behaviour behaviour = olpager::local::localBehaviour(symbol);
     const bool there = olpager::local::localFunction(symbol) != nullptr;
-    if (behaviour == Behaviour::kOwn && !there) missing += std::string(" ") + olpager::api::symbolName(symbol);
+    if (behaviour == Behaviour::kOwn && !there)
+      missing += std::string(" ") + olpager::api::symbolName(symbol);
     if (behaviour == Behaviour::kWrap) CHECK(there);
     if (behaviour == Behaviour::kPass) CHECK_FALSE(there);
   }

@@ -1,4 +1,5 @@
-// The simulated GPU's defaults: each function of cuda.h is there and names itself; definitions take their place.
+// The simulated GPU's defaults: each function of cuda.h is there and names itself; definitions take
+// their place.
 #include <cuda.h>
 #include <dlfcn.h>
 
@@ -15,7 +16,8 @@ TEST_CASE("every function has a default, and a definition takes its place") {
   for (size_t i = 0; i < olpager::api::kSymbolCount; ++i) {
     const Symbol symbol = static_cast<Symbol>(i);
     if (!olpager::api::isDeclared(symbol) || symbol == Symbol::kCuDriverGetVersion) continue;
-    auto* function = reinterpret_cast<CUresult (*)(void*, void*)>(dlsym(library, olpager::api::symbolName(symbol)));
+    auto* function = reinterpret_cast<CUresult (*)(void*, void*)>(
+        dlsym(library, olpager::api::symbolName(symbol)));
     INFO(olpager::api::symbolName(symbol));
     REQUIRE(function != nullptr);
     if (symbol == Symbol::kCuEventRecord_ptsz) {

@@ -55,8 +55,9 @@ struct Seen {
   uint64_t stacked[2];
 } g_seen;
 
-int manyArguments(uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t e, uint64_t f, uint64_t on_stack, double x0,
-                  double x1, double x2, double x3, double x4, double x5, double x6, double x7, uint64_t also_on_stack) {
+int manyArguments(uint64_t a, uint64_t b, uint64_t c, uint64_t d, uint64_t e, uint64_t f,
+                  uint64_t on_stack, double x0, double x1, double x2, double x3, double x4,
+                  double x5, double x6, double x7, uint64_t also_on_stack) {
   g_seen = {{a, b, c, d, e, f}, {x0, x1, x2, x3, x4, x5, x6, x7}, {on_stack, also_on_stack}};
   return 42;
 }
@@ -79,8 +80,8 @@ TEST_CASE("every name of the recorded driver is exported, and none of our own") 
 
 TEST_CASE("a stub asks for its symbol once and passes every argument on") {
   const Controls& controls = library().controls;
-  using Many = int(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, double, double, double, double,
-                   double, double, double, double, uint64_t);
+  using Many = int(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, double,
+                   double, double, double, double, double, double, double, uint64_t);
   Many* stub = library().symbol<Many>("cuMemcpyHtoD_v2_ptds");
   REQUIRE(stub != nullptr);
   *controls.target = reinterpret_cast<void*>(&manyArguments);

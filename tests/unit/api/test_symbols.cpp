@@ -42,12 +42,15 @@ TEST_CASE("the table is filled by name and read by symbol") {
   };
   DriverTable table;
   size_t declared = 0;
-  for (size_t i = 0; i < olpager::api::kSymbolCount; ++i) declared += olpager::api::isDeclared(static_cast<Symbol>(i));
+  for (size_t i = 0; i < olpager::api::kSymbolCount; ++i)
+    declared += olpager::api::isDeclared(static_cast<Symbol>(i));
   CHECK(declared == sizeof(DriverTable) / sizeof(void*));
   CHECK(olpager::api::loadDriverTable(table, resolve, nullptr) == declared - 1);
   CHECK(table.cuCtxAttach == nullptr);
-  CHECK(reinterpret_cast<void*>(table.cuMemAlloc) == &addresses[static_cast<size_t>(Symbol::kCuMemAlloc)]);
-  CHECK(reinterpret_cast<void*>(table.cuMemAlloc_v2) == &addresses[static_cast<size_t>(Symbol::kCuMemAlloc_v2)]);
+  CHECK(reinterpret_cast<void*>(table.cuMemAlloc) ==
+        &addresses[static_cast<size_t>(Symbol::kCuMemAlloc)]);
+  CHECK(reinterpret_cast<void*>(table.cuMemAlloc_v2) ==
+        &addresses[static_cast<size_t>(Symbol::kCuMemAlloc_v2)]);
   for (size_t i = 0; i < olpager::api::kSymbolCount; ++i) {
     const Symbol symbol = static_cast<Symbol>(i);
     const bool there = olpager::api::isDeclared(symbol) && symbol != Symbol::kCuCtxAttach;

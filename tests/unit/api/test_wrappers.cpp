@@ -1,5 +1,5 @@
-// The residency wrappers: what each kind of function names, to which stream, in which order; and that each calls its
-// own.
+// The residency wrappers: what each kind of function names, to which stream, in which order; and
+// that each calls its own.
 #define __CUDA_API_VERSION_INTERNAL
 #include <array>
 #include <new>
@@ -41,7 +41,8 @@ constexpr std::array<AnyFunction, sizeof...(kIndices)> answers(std::index_sequen
 void fillDriver() {
   static const auto all = answers(std::make_index_sequence<kSymbolCount>());
   for (size_t i = 0; i < kSymbolCount; ++i) {
-    olpager::api::setDriverFunction(recordingDriver(), static_cast<Symbol>(i), reinterpret_cast<void*>(all[i]));
+    olpager::api::setDriverFunction(recordingDriver(), static_cast<Symbol>(i),
+                                    reinterpret_cast<void*>(all[i]));
   }
 }
 
@@ -70,13 +71,13 @@ TEST_CASE("each wrapper calls the driver's function of its own name") {
     if (localBehaviour(symbol) != Behaviour::kWrap) continue;
     INFO(olpager::api::symbolName(symbol));
     ++wrapped;
-    auto* function = reinterpret_cast<CUresult (*)(void*, void*, void*, void*, void*, void*, void*, void*, void*)>(
-        localFunction(symbol));
+    auto* function = reinterpret_cast<CUresult (*)(void*, void*, void*, void*, void*, void*, void*,
+                                                   void*, void*)>(localFunction(symbol));
     REQUIRE(function != nullptr);
     for (const bool pool : {true, false}) {
       usePool(pool);
-      CHECK(call(function, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr) ==
-            CUDA_SUCCESS);
+      CHECK(call(function, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+                 nullptr) == CUDA_SUCCESS);
       CHECK(g_record.steps == "d");  // nothing in the range: straight to the driver
       CHECK(g_record.symbol == static_cast<int>(i));
     }
@@ -84,8 +85,8 @@ TEST_CASE("each wrapper calls the driver's function of its own name") {
     // A driver without the function.
     olpager::api::setDriverFunction(recordingDriver(), symbol, nullptr);
     g_record = {};
-    CHECK(function(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr) ==
-          CUDA_ERROR_NOT_SUPPORTED);
+    CHECK(function(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+                   nullptr) == CUDA_ERROR_NOT_SUPPORTED);
   }
   CHECK(wrapped > 100);
 }
@@ -114,8 +115,10 @@ TEST_CASE("copies name both sides") {
   expect({{kA, 100, kWrite}, {kB, 100, kRead}}, Symbol::kCuMemcpyDtoDAsync_v2, kStream);
   CHECK(call(&ol_local_cuMemcpy, kA, kB, 100) == CUDA_SUCCESS);
   expect({{kA, 100, kWrite}, {kB, 100, kRead}}, Symbol::kCuMemcpy, CU_STREAM_LEGACY);
-  CHECK(call(&ol_local_cuMemcpyPeerAsync_ptsz, kA, nullptr, kB, nullptr, 100, nullptr) == CUDA_SUCCESS);
-  expect({{kA, 100, kWrite}, {kB, 100, kRead}}, Symbol::kCuMemcpyPeerAsync_ptsz, CU_STREAM_PER_THREAD);
+  CHECK(call(&ol_local_cuMemcpyPeerAsync_ptsz, kA, nullptr, kB, nullptr, 100, nullptr) ==
+        CUDA_SUCCESS);
+  expect({{kA, 100, kWrite}, {kB, 100, kRead}}, Symbol::kCuMemcpyPeerAsync_ptsz,
+         CU_STREAM_PER_THREAD);
   CHECK(call(&ol_local_cuMemcpyDtoH_v2, kHost, kA, 64) == CUDA_SUCCESS);
   expect({{kA, 64, kRead}}, Symbol::kCuMemcpyDtoH_v2, CU_STREAM_LEGACY);
   CHECK(call(&ol_local_cuMemcpyDtoA_v2, nullptr, 0, kA, 64) == CUDA_SUCCESS);
@@ -125,7 +128,8 @@ TEST_CASE("copies name both sides") {
   // By unified addressing a "host" pointer may be device memory.
   CHECK(call(&ol_local_cuMemcpyHtoD_v2, kOutside, reinterpret_cast<void*>(kA), 64) == CUDA_SUCCESS);
   expect({{kA, 64, kRead}}, Symbol::kCuMemcpyHtoD_v2, CU_STREAM_LEGACY);
-  CHECK(call(&ol_local_cuMemcpyDtoH_v2_ptds, reinterpret_cast<void*>(kA), kOutside, 64) == CUDA_SUCCESS);
+  CHECK(call(&ol_local_cuMemcpyDtoH_v2_ptds, reinterpret_cast<void*>(kA), kOutside, 64) ==
+        CUDA_SUCCESS);
   expect({{kA, 64, kWrite}}, Symbol::kCuMemcpyDtoH_v2_ptds, CU_STREAM_PER_THREAD);
 }
 
@@ -177,9 +181,10 @@ TEST_CASE("structures and arrays of operations") {
   CUdeviceptr destinations[] = {kA, kOutside};
   CUdeviceptr sources[] = {kB, kB + 4096};
   size_t sizes[] = {8, 16};
-  CHECK(call(&ol_local_cuMemcpyBatchAsync_v2, destinations, sources, sizes, 2, nullptr, nullptr, 0, kStream) ==
-        CUDA_SUCCESS);
-  expect({{kB, 8, kRead}, {kA, 8, kWrite}, {kB + 4096, 16, kRead}}, Symbol::kCuMemcpyBatchAsync_v2, kStream);
+  CHECK(call(&ol_local_cuMemcpyBatchAsync_v2, destinations, sources, sizes, 2, nullptr, nullptr, 0,
+             kStream) == CUDA_SUCCESS);
+  expect({{kB, 8, kRead}, {kA, 8, kWrite}, {kB + 4096, 16, kRead}}, Symbol::kCuMemcpyBatchAsync_v2,
+         kStream);
 
   CUstreamBatchMemOpParams op = {};
   op.waitValue = {CU_STREAM_MEM_OP_WAIT_VALUE_32, kA, {}, 0, 0};
@@ -190,7 +195,8 @@ TEST_CASE("structures and arrays of operations") {
   decompress.src = kHost;
   decompress.srcNumBytes = 8;
   decompress.dst = reinterpret_cast<void*>(kA);
-  CHECK(call(&ol_local_cuMemBatchDecompressAsync, &decompress, 1, 0u, nullptr, kStream) == CUDA_SUCCESS);
+  CHECK(call(&ol_local_cuMemBatchDecompressAsync, &decompress, 1, 0u, nullptr, kStream) ==
+        CUDA_SUCCESS);
   CHECK(g_record.words == std::vector<uint64_t>{kA});
 }
 
@@ -233,7 +239,9 @@ TEST_CASE("what enter refuses is not called, and what the driver answers is told
 }
 
 TEST_CASE("in a context that has ended nothing is copied, also outside the pool") {
-  const auto copies = [] { return call(ol_local_cuMemcpyDtoHAsync_v2, kHost, kOutside, size_t{8}, kStream); };
+  const auto copies = [] {
+    return call(ol_local_cuMemcpyDtoHAsync_v2, kHost, kOutside, size_t{8}, kStream);
+  };
   for (CUcontext ended : {reinterpret_cast<CUcontext>(0x99), kContext}) {
     g_ended = ended;
     const bool here = ended == kContext;

@@ -10,7 +10,9 @@ namespace {
 // Folders as those of /sys/fs/cgroup: a slice with a group in it.
 struct Groups : olpager::test::TemporaryFolder {
   Groups() { write("slice/group/cgroup.procs", ""); }
-  CgroupMemory read(const std::string& name = "slice/group") const { return cgroupMemory(path + "/" + name); }
+  CgroupMemory read(const std::string& name = "slice/group") const {
+    return cgroupMemory(path + "/" + name);
+  }
 };
 
 }  // namespace
@@ -46,7 +48,8 @@ TEST_CASE("of a cgroup and those above it the one with the least room counts") {
   CHECK(groups.read().room() == 0);
   groups.write("memory.current", "0");
   CHECK(groups.read("slice/group/").room() == 200);
-  CHECK(groups.read("slice/group/not there").room() == 200);  // a path of the host's, seen in a container
+  CHECK(groups.read("slice/group/not there").room() ==
+        200);  // a path of the host's, seen in a container
 }
 
 TEST_CASE("of version 1 limit and use have other names") {
@@ -56,7 +59,8 @@ TEST_CASE("of version 1 limit and use have other names") {
   groups.write("slice/group/memory.failcnt", "0");
   CHECK(!groups.read().limit);
   groups.write("slice/group/memory.limit_in_bytes", "1000");
-  groups.write("slice/group/memory.stat", "inactive_file 1\ntotal_cache 300\ntotal_inactive_file 200");
+  groups.write("slice/group/memory.stat",
+               "inactive_file 1\ntotal_cache 300\ntotal_inactive_file 200");
   groups.write("slice/group/memory.failcnt", "3");
   CHECK(groups.read().limit == uint64_t{1000});
   CHECK(groups.read().current == 500);
@@ -70,23 +74,28 @@ TEST_CASE("of version 1 limit and use have other names") {
 TEST_CASE("times at a limit are those of the cgroup and of those above it") {
   const Groups groups;
   groups.write("slice/group/memory.events", "low 7\nhigh 2\nmax 3\noom 9");
-  groups.write("slice/memory.events", "low 7\nhigh 200\nmax 300\noom 9");  // with those of others below it
+  groups.write("slice/memory.events",
+               "low 7\nhigh 200\nmax 300\noom 9");  // with those of others below it
   groups.write("slice/memory.events.local", "low 7\nhigh 20\nmax 30\noom 9");
   CHECK(groups.read().throttled == 55);
 }
 
 TEST_CASE("stalls are those of the own cgroup, and of one above it that has a limit") {
   const Groups groups;
-  groups.write("slice/group/memory.pressure", "some avg10=1.50 avg60=9.00 total=1\nfull avg10=0.50 avg60=9.00 total=1");
-  groups.write("slice/memory.pressure", "some avg10=12.25 avg60=9.00 total=1\nfull avg10=0.75 avg60=9.00 total=1");
-  groups.write("memory.pressure", "some avg10=50.00 avg60=9.00 total=1\nfull avg10=40.00 avg60=9.00 total=1");
+  groups.write("slice/group/memory.pressure",
+               "some avg10=1.50 avg60=9.00 total=1\nfull avg10=0.50 avg60=9.00 total=1");
+  groups.write("slice/memory.pressure",
+               "some avg10=12.25 avg60=9.00 total=1\nfull avg10=0.75 avg60=9.00 total=1");
+  groups.write("memory.pressure",
+               "some avg10=50.00 avg60=9.00 total=1\nfull avg10=40.00 avg60=9.00 total=1");
   groups.write("slice/memory.max", "max");
   CHECK(groups.read().some == 1.5);  // those of the slice may be another group's
   CHECK(groups.read().full == 0.5);
   groups.write("slice/memory.max", "1000");
   CHECK(groups.read().some == 12.25);
   CHECK(groups.read().full == 0.75);
-  CHECK(groups.read("not there/of the host").some == 50);  // in a container the mount's root is the own one
+  CHECK(groups.read("not there/of the host").some ==
+        50);  // in a container the mount's root is the own one
 }
 
 TEST_CASE("the own cgroup is the one that counts memory") {
@@ -98,7 +107,8 @@ TEST_CASE("the own cgroup is the one that counts memory") {
   CHECK(own("0::/slice/group") == "/sys/fs/cgroup/slice/group");
   CHECK(own("12:memory:/old\n0::/slice/group") == "/sys/fs/cgroup/memory/old");
   CHECK(own("0::/slice/group\n3:cpu,memory:/old:1") == "/sys/fs/cgroup/memory/old:1");
-  CHECK(own("5:cpu,cpuacct:/\n1:name=memory:/old\n0::/slice/group") == "/sys/fs/cgroup/slice/group");
+  CHECK(own("5:cpu,cpuacct:/\n1:name=memory:/old\n0::/slice/group") ==
+        "/sys/fs/cgroup/slice/group");
   CHECK(own("5:cpu:/old").empty());
   CHECK(own("nonsense").empty());
   CHECK(ownCgroup("/nowhere").empty());

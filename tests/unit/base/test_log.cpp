@@ -32,7 +32,8 @@ std::string captured(Body&& body) {
   dup2(saved.get(), STDERR_FILENO);
   std::string text;
   char buffer[4096];
-  for (ssize_t n = 0; (n = read(from.get(), buffer, sizeof buffer)) > 0;) text.append(buffer, static_cast<size_t>(n));
+  for (ssize_t n = 0; (n = read(from.get(), buffer, sizeof buffer)) > 0;)
+    text.append(buffer, static_cast<size_t>(n));
   return text;
 }
 
@@ -97,7 +98,8 @@ TEST_CASE("a warning comes once for each key", "[base][log]") {
         }) == "olpager: warn: a 0\nolpager: warn: b\n");
 }
 
-TEST_CASE("a place that logs again and again writes few lines, and says how many it left out", "[base][log]") {
+TEST_CASE("a place that logs again and again writes few lines, and says how many it left out",
+          "[base][log]") {
   Level level(LogLevel::kDebug);
   constexpr unsigned kMany = 3000;
   // One place in the code: the compiler makes no copies of what it does not see through.
@@ -110,14 +112,16 @@ TEST_CASE("a place that logs again and again writes few lines, and says how many
   CHECK(lines >= kGraveRate.freely);
   CHECK(lines < kGraveRate.freely + 30);
   CHECK(text.starts_with("olpager: error: again 0\nolpager: error: again 1\n"));
-  CHECK(text.find("again 19 (more lines like this one are left out for a while)\n") != std::string::npos);
+  CHECK(text.find("again 19 (more lines like this one are left out for a while)\n") !=
+        std::string::npos);
   // The next one comes when its time has come.
   unsigned tries = 0;
   for (text.clear(); text.empty(); text = captured([&] { again(1); }), ++tries)
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   unsigned left_out = 0;
-  REQUIRE(sscanf(text.c_str(), "olpager: error: again 0 (%u lines like this one were left out before it)", &left_out) ==
-          1);
+  REQUIRE(sscanf(text.c_str(),
+                 "olpager: error: again 0 (%u lines like this one were left out before it)",
+                 &left_out) == 1);
   CHECK(left_out > 0);
   CHECK(left_out <= kMany - lines + tries);
   // Another place is another matter, and whoever wants to see everything does.
@@ -142,7 +146,8 @@ TEST_CASE("many threads that log at one place do not get past its limit", "[base
     for (auto& thread : threads) thread.join();
   });
   const auto seconds =
-      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - begin).count();
+      std::chrono::duration_cast<std::chrono::seconds>(std::chrono::steady_clock::now() - begin)
+          .count();
   const auto lines = std::count(text.begin(), text.end(), '\n');
   CHECK(lines >= kGraveRate.freely);
   CHECK(lines <= kGraveRate.freely + kGraveRate.a_second * (seconds + 1));
@@ -181,8 +186,8 @@ TEST_CASE("a forked child can log", "[base][log]") {
 }
 
 TEST_CASE("levels have names", "[base][log]") {
-  for (auto level :
-       {LogLevel::kOff, LogLevel::kError, LogLevel::kWarn, LogLevel::kInfo, LogLevel::kDebug, LogLevel::kTrace}) {
+  for (auto level : {LogLevel::kOff, LogLevel::kError, LogLevel::kWarn, LogLevel::kInfo,
+                     LogLevel::kDebug, LogLevel::kTrace}) {
     CHECK(parseLogLevel(logLevelName(level)) == level);
   }
   CHECK_FALSE(parseLogLevel("loud"));

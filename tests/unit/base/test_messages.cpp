@@ -11,8 +11,9 @@ using namespace olpager;
 using namespace olpager::base;
 
 TEST_CASE("the nearest name is the one that is meant", "[base][nearest]") {
-  const std::vector<std::string> options = {"--vram", "--view",   "--host",     "--memserver", "--tls",
-                                            "--log",  "--config", "--replicas", "--check",     "--stats"};
+  const std::vector<std::string> options = {"--vram",  "--view", "--host",   "--memserver",
+                                            "--tls",   "--log",  "--config", "--replicas",
+                                            "--check", "--stats"};
   for (const auto& [word, meant] : {std::pair{"--vrma", "--vram"},
                                     {"-vram", "--vram"},
                                     {"--VRAM", "--vram"},
@@ -31,8 +32,10 @@ TEST_CASE("the nearest name is the one that is meant", "[base][nearest]") {
   CHECK(nearest("--vram", {}).empty());
   CHECK(didYouMean("vrom", {"host", "vram"}) == "; did you mean vram?");
   CHECK(didYouMean("quite-another", {"host", "vram"}).empty());
-  CHECK(byNearness("host", {"vram", "ghost", "host"}) == std::vector<std::string>{"host", "ghost", "vram"});
-  CHECK(unknownKey("key", "vr\nm", {"host", "vram"}) == "unknown key 'vr?m'; allowed, the nearest first: vram, host");
+  CHECK(byNearness("host", {"vram", "ghost", "host"}) ==
+        std::vector<std::string>{"host", "ghost", "vram"});
+  CHECK(unknownKey("key", "vr\nm", {"host", "vram"}) ==
+        "unknown key 'vr?m'; allowed, the nearest first: vram, host");
   CHECK(nearest(std::string(1 << 20, 'v'), options).empty());  // in no time
 }
 
@@ -45,13 +48,16 @@ TEST_CASE("an address has a host and a port", "[base][address]") {
     const Status status = checkAddress(text, use, kGpunodePort);
     return status.ok() ? std::string() : status.error().message;
   };
-  CHECK(why("box") == "'box' names no port, such as box:7071; allowed: host:port or [v6]:port, or unix:/path");
+  CHECK(why("box") ==
+        "'box' names no port, such as box:7071; allowed: host:port or [v6]:port, or unix:/path");
   CHECK(why("box:").starts_with("'box:' names no port, such as box:7071"));
   CHECK(why("[::1]").starts_with("'[::1]' names no port, such as [::1]:7071"));
-  CHECK(why("::1").starts_with("'::1' is ambiguous: an IPv6 address stands in brackets, such as [::1]:7071"));
+  CHECK(why("::1").starts_with(
+      "'::1' is ambiguous: an IPv6 address stands in brackets, such as [::1]:7071"));
   CHECK(why("7071").starts_with("'7071' names no host, such as 127.0.0.1:7071"));
   CHECK(why(":7071").starts_with("':7071' names no host, such as 127.0.0.1:7071;"));
-  CHECK(why(":7071", AddressUse::kListen).find("for every network: [::]:7071") != std::string::npos);
+  CHECK(why(":7071", AddressUse::kListen).find("for every network: [::]:7071") !=
+        std::string::npos);
   for (const char* port : {"box:65536", "box:-1", "box:http", "box:0", "box:1x"})
     CHECK(why(port).find("which is no number from 1 to 65535") != std::string::npos);
   CHECK(!why("").empty());

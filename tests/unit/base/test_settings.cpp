@@ -49,7 +49,8 @@ TEST_CASE("later sources win over earlier ones, key by key", "[base][settings]")
   files.write("etc.toml", "vram = '1GiB'\nhost = '1GiB'\nreach = 'all'\nreport = 'pool'\n");
   files.write("xdg/olpager/olpager.toml", "vram = '2GiB'\nhost = '2GiB'\nreach = 'learned'\n");
   const auto named = files.write("named.toml", "vram = '3GiB'\nhost = 4194304\n");
-  const auto settings = loadSettings(files.sources({"OL_CONFIG=" + named, "OL_VRAM=25%", "OL_LOG="}));
+  const auto settings =
+      loadSettings(files.sources({"OL_CONFIG=" + named, "OL_VRAM=25%", "OL_LOG="}));
   REQUIRE(settings.ok());
   CHECK(settings.value().vram == Budget{.bytes = 0, .percent = 25});
   CHECK(settings.value().host.bytes == 4ull << 20);
@@ -59,9 +60,10 @@ TEST_CASE("later sources win over earlier ones, key by key", "[base][settings]")
 
 TEST_CASE("every setting has a variable and a key", "[base][settings]") {
   Files files;
-  const auto settings = loadSettings(
-      files.sources({"OL_VRAM=64MiB", "OL_HOST=1GiB", "OL_REACH=all", "OL_REPORT=pool", "OL_VA_BASE=0x212340000000",
-                     "OL_VA_SIZE=1TiB", "OL_LOG=debug", "OL_DRIVER=/usr/lib/libcuda.so.1"}));
+  const auto settings =
+      loadSettings(files.sources({"OL_VRAM=64MiB", "OL_HOST=1GiB", "OL_REACH=all", "OL_REPORT=pool",
+                                  "OL_VA_BASE=0x212340000000", "OL_VA_SIZE=1TiB", "OL_LOG=debug",
+                                  "OL_DRIVER=/usr/lib/libcuda.so.1"}));
   REQUIRE(settings.ok());
   CHECK(settings.value().va_base == 0x212340000000);
   CHECK(settings.value().va_size == 1ull << 40);
@@ -93,7 +95,8 @@ TEST_CASE("a key that nothing names is taken from systemd's credentials", "[base
 TEST_CASE("a wrong file says where, what and what is allowed", "[base][settings]") {
   Files files;
   const auto [text, line, expected] = GENERATE(table<const char*, int, const char*>({
-      {"vram = '1GiB'\nvrom = '1GiB'\n", 2, "unknown key 'vrom'; allowed, the nearest first: vram, "},
+      {"vram = '1GiB'\nvrom = '1GiB'\n", 2,
+       "unknown key 'vrom'; allowed, the nearest first: vram, "},
       {"\n[local]\nvram = '1GiB'\n", 2, "unknown table 'local'"},
       {"vram = '8 Gigs'\n", 1, "vram: '8 Gigs' is not a size"},
       {"vram = '1MiB'\n", 1, "vram: '1MiB' is below one page; allowed: 2MiB or more"},
@@ -113,7 +116,8 @@ TEST_CASE("a wrong file says where, what and what is allowed", "[base][settings]
       {"driver = /usr/lib/libcuda.so.1", 1, "driver = \"/usr/lib/libcuda.so.1\""},
       {"log = info\n", 1, "log = \"info\""},
       {"replicas = 2\nreplicas = 2\n", 2, "replicas"},
-      {"memserver = 7\n", 1, "memserver is of type integer; allowed: a string or an array of strings"},
+      {"memserver = 7\n", 1,
+       "memserver is of type integer; allowed: a string or an array of strings"},
       {"memserver = ['a:1', 2]\n", 1, "memserver is of type array"},
       {"memserver = [['a:1']]\n", 1, "memserver is of type array"},
       {"memserver = ['a:1', 'a:1']\n", 1, "memserver: a:1 is named twice"},
@@ -152,7 +156,8 @@ TEST_CASE("a program may have several gpunodes, each once", "[base][settings]") 
   const auto named = loadSettings(files.sources({"OL_GPUNODE=b:1,c:2,d:3"}));
   REQUIRE(named.ok());
   CHECK(named.value().gpunodes == std::vector<std::string>{"b:1", "c:2", "d:3"});
-  CHECK(failureOf(files.sources({"OL_GPUNODE=b:1,b:1"})).find("b:1 is named twice") != std::string::npos);
+  CHECK(failureOf(files.sources({"OL_GPUNODE=b:1,b:1"})).find("b:1 is named twice") !=
+        std::string::npos);
   CHECK(failureOf(files.sources({"OL_GPUNODE=b:1,,c:1"})).find("host:port") != std::string::npos);
   CHECK(failureOf(files.sources({"OL_VIEW=unified"})).find("not there yet") != std::string::npos);
   std::string many = "a:1";
@@ -163,11 +168,13 @@ TEST_CASE("a program may have several gpunodes, each once", "[base][settings]") 
 TEST_CASE("a wrong variable says which", "[base][settings]") {
   Files files;
   CHECK(failureOf(files.sources({"OL_VRAM=lots"})).rfind("OL_VRAM: 'lots' is not a size", 0) == 0);
-  CHECK(failureOf(files.sources({"OL_CONFIG=olpager.toml"})).rfind("OL_CONFIG: 'olpager.toml'", 0) == 0);
   CHECK(
-      failureOf(files.sources({"OL_CONFIG=/nowhere/olpager.toml"})).rfind("/nowhere/olpager.toml: can't be read", 0) ==
+      failureOf(files.sources({"OL_CONFIG=olpager.toml"})).rfind("OL_CONFIG: 'olpager.toml'", 0) ==
       0);
-  CHECK(failureOf(files.sources({"OL_VA_BASE=0x7ff000000000"})).find("end above") != std::string::npos);
+  CHECK(failureOf(files.sources({"OL_CONFIG=/nowhere/olpager.toml"}))
+            .rfind("/nowhere/olpager.toml: can't be read", 0) == 0);
+  CHECK(failureOf(files.sources({"OL_VA_BASE=0x7ff000000000"})).find("end above") !=
+        std::string::npos);
 }
 
 TEST_CASE("a refusal is one line, whatever was given", "[base][settings]") {
@@ -181,13 +188,15 @@ TEST_CASE("a refusal is one line, whatever was given", "[base][settings]") {
   }
 }
 
-TEST_CASE("an unknown OL_ variable is a warning, known ones of other parts are not", "[base][settings]") {
+TEST_CASE("an unknown OL_ variable is a warning, known ones of other parts are not",
+          "[base][settings]") {
   Files files;
-  const auto settings =
-      loadSettings(files.sources({"OL_VRMA=8GiB", "OL_SIM_VRAM=64MiB", "OL_COUNTERS_KEEP=1", "OLD=1"}));
+  const auto settings = loadSettings(
+      files.sources({"OL_VRMA=8GiB", "OL_SIM_VRAM=64MiB", "OL_COUNTERS_KEEP=1", "OLD=1"}));
   REQUIRE(settings.ok());
   REQUIRE(settings.value().warnings.size() == 1);
-  CHECK(settings.value().warnings[0] == "OL_VRMA=8GiB: no such setting, ignored; did you mean OL_VRAM?");
+  CHECK(settings.value().warnings[0] ==
+        "OL_VRMA=8GiB: no such setting, ignored; did you mean OL_VRAM?");
 }
 
 TEST_CASE("the working directory is never looked at", "[base][settings]") {
@@ -197,6 +206,7 @@ TEST_CASE("the working directory is never looked at", "[base][settings]") {
   files.write(".config/olpager/olpager.toml", "nonsense");
   const auto back = fs::current_path();
   fs::current_path(files.path);
-  CHECK(failureOf({.system_file = "/nowhere", .environment = {"XDG_CONFIG_HOME=.", "HOME=."}}).empty());
+  CHECK(failureOf({.system_file = "/nowhere", .environment = {"XDG_CONFIG_HOME=.", "HOME=."}})
+            .empty());
   fs::current_path(back);
 }

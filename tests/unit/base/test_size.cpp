@@ -23,8 +23,9 @@ TEST_CASE("sizes parse as people write them", "[base][size]") {
 }
 
 TEST_CASE("what is no size is refused with what was given", "[base][size]") {
-  const auto* text = GENERATE("", " ", "GiB", "8GiBs", "8 X", "-1", "1e9", "0x", "0xfg", "1.2.3", "50%",
-                              "20000000000TiB", "99999999999999999999", "8GiB8", "nan", "inf");
+  const auto* text =
+      GENERATE("", " ", "GiB", "8GiBs", "8 X", "-1", "1e9", "0x", "0xfg", "1.2.3", "50%",
+               "20000000000TiB", "99999999999999999999", "8GiB8", "nan", "inf");
   const auto parsed = parseSize(text);
   REQUIRE_FALSE(parsed.ok());
   CHECK(parsed.error().message.find(std::string("'") + text + "'") != std::string::npos);
@@ -34,7 +35,8 @@ TEST_CASE("budgets are sizes or percentages", "[base][size]") {
   CHECK(parseBudget("50%").value().percent == 50);
   CHECK(parseBudget("12.5 %").value().percent == 12.5);
   CHECK(parseBudget("8GiB").value().bytes == 8ull << 30);
-  for (const char* text : {"0", "0%", "101%", "%", "-5%", "half"}) CHECK_FALSE(parseBudget(text).ok());
+  for (const char* text : {"0", "0%", "101%", "%", "-5%", "half"})
+    CHECK_FALSE(parseBudget(text).ok());
 }
 
 TEST_CASE("sizes print short, or so that they read back", "[base][size]") {

@@ -63,7 +63,8 @@ TEST_CASE("a file's keys are told with their places, values as texts", "[base][t
   CHECK(find("table").inside[0].place == file.path + ":10");
 }
 
-TEST_CASE("what can't be read is an error, what is not there only where it has to be", "[base][toml]") {
+TEST_CASE("what can't be read is an error, what is not there only where it has to be",
+          "[base][toml]") {
   const File file("");
   REQUIRE(readTomlFile(file.path, true).ok());
   CHECK(readTomlFile(file.path, true).value().empty());
@@ -72,10 +73,12 @@ TEST_CASE("what can't be read is an error, what is not there only where it has t
   CHECK(readTomlFile(file.path + ".none", true).error().message ==
         file.path + ".none: can't be read: No such file or directory");
   // A folder can be opened.
-  CHECK(readTomlFile(file.folder.path, false).error().message == file.folder.path + ": can't be read: Is a directory");
+  CHECK(readTomlFile(file.folder.path, false).error().message ==
+        file.folder.path + ": can't be read: Is a directory");
   const std::string fifo = file.path + ".fifo";
   REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
-  CHECK(readTomlFile(fifo, false).error().message == fifo + ": is no file but a device, FIFO or socket");
+  CHECK(readTomlFile(fifo, false).error().message ==
+        fifo + ": is no file but a device, FIFO or socket");
   unlink(fifo.c_str());
 }
 
@@ -83,7 +86,8 @@ TEST_CASE("a text without quotes is told so", "[base][toml]") {
   CHECK(File("\n size = 8GiB # all\n")
             .failure()
             .ends_with("file.toml:2: size = 8GiB: a text needs quotes: size = \"8GiB\""));
-  for (const char* text : {"size = \n", "size = 1__2\n", "size = \"8GiB\n", "size = [8GiB]\n", "size\n", "= 3\n"}) {
+  for (const char* text :
+       {"size = \n", "size = 1__2\n", "size = \"8GiB\n", "size = [8GiB]\n", "size\n", "= 3\n"}) {
     INFO(text);
     const std::string failure = File(text).failure();
     CHECK(failure.find("file.toml:") != std::string::npos);

@@ -31,8 +31,8 @@ transport::Options optionsFor(transport::Choice choice) {
   return options;
 }
 
-/// Two channels of one process, joined by a real link that can be cut and made anew; with a plan of faults it also breaks by itself, and what
-/// comes over it is delayed.
+/// Two channels of one process, joined by a real link that can be cut and made anew; with a plan of
+/// faults it also breaks by itself, and what comes over it is delayed.
 class Pair {
  public:
   explicit Pair(transport::Choice choice, const calls::ChannelOptions& options = {},
@@ -65,7 +65,8 @@ class Pair {
     auto answer = std::async(std::launch::async, [&]() -> std::string {
       transport::Completion up[1];
       far_link_.reset();
-      if (far_queue_->wait(up, 5s) != 1 || up[0].kind != transport::Completion::Kind::kUp) return "no link came up";
+      if (far_queue_->wait(up, 5s) != 1 || up[0].kind != transport::Completion::Kind::kUp)
+        return "no link came up";
       far_link_ = up[0].link;
       const auto heard = calls::answerGreeting(*far_link_, *far_queue_, far.taken(), 5s);
       if (!heard.ok()) return heard.error().message;
@@ -92,7 +93,8 @@ class Pair {
     if (far_link_) far_link_->close("cut by the test");
   }
 
-  const transport::DomainPtr near_domain = transport::makeDomain(), far_domain = transport::makeDomain();
+  const transport::DomainPtr near_domain = transport::makeDomain(),
+                             far_domain = transport::makeDomain();
   transport::FaultCounts counts;  // outlives the links
   Channel near, far;
 
@@ -104,7 +106,9 @@ class Pair {
   std::string replaces_;
 };
 
-std::span<const std::byte> bytesOf(const std::string& text) { return std::as_bytes(std::span(text)); }
+std::span<const std::byte> bytesOf(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
 std::string textOf(const std::vector<std::byte>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
@@ -113,7 +117,8 @@ std::string textOf(const std::vector<std::byte>& bytes) {
 std::vector<std::byte> numbered(uint64_t number, size_t bytes) {
   std::vector<std::byte> record(std::max(bytes, sizeof number));
   std::memcpy(record.data(), &number, sizeof number);
-  for (size_t i = sizeof number; i < record.size(); ++i) record[i] = static_cast<std::byte>(number * 31 + i);
+  for (size_t i = sizeof number; i < record.size(); ++i)
+    record[i] = static_cast<std::byte>(number * 31 + i);
   return record;
 }
 
@@ -140,7 +145,8 @@ TEST_CASE("records arrive whole and in order", "[calls]") {
 TEST_CASE("a record longer than a message comes in one piece", "[calls]") {
   Pair pair(transport::Choice::kTcp, {.kept_bytes = 1 << 20, .record_bytes = 16 << 20});
   pair.join();
-  const auto sent = numbered(7, 10'000'003);  // more than may be kept: the writer waits for acknowledgements
+  const auto sent =
+      numbered(7, 10'000'003);  // more than may be kept: the writer waits for acknowledgements
   bool written = false;
   std::thread writer([&] { written = pair.near.write({sent}, true); });
   std::vector<std::byte> record;
@@ -263,7 +269,8 @@ TEST_CASE("links are cut at random moments and nothing is lost or comes twice", 
     while (!stop) {
       const auto got = channel.read(record, 10ms);
       if (got == Channel::Read::kRecord) take(record);
-      while (got == Channel::Read::kDown && !channel.attached() && !stop) std::this_thread::sleep_for(100us);
+      while (got == Channel::Read::kDown && !channel.attached() && !stop)
+        std::this_thread::sleep_for(100us);
     }
   };
   uint64_t far_expects = 0;
@@ -284,7 +291,8 @@ TEST_CASE("links are cut at random moments and nothing is lost or comes twice", 
     std::mt19937_64 random(chosen);
     for (uint64_t i = 0; i < kRecords; ++i) {
       const size_t bytes = random() % 50 == 0 ? random() % 200'000 : random() % 500;
-      if (!pair.near.write({numbered(i, bytes)}, random() % 7 == 0 || i + 1 == kRecords)) wrong = true;
+      if (!pair.near.write({numbered(i, bytes)}, random() % 7 == 0 || i + 1 == kRecords))
+        wrong = true;
     }
   });
   std::mt19937_64 random(chosen + 1);
@@ -297,7 +305,8 @@ TEST_CASE("links are cut at random moments and nothing is lost or comes twice", 
     do {
       pair.cut();
       ++cuts;
-      while ((pair.near.attached() || pair.far.attached()) && !stop) std::this_thread::sleep_for(100us);
+      while ((pair.near.attached() || pair.far.attached()) && !stop)
+        std::this_thread::sleep_for(100us);
     } while (!stop && !pair.tryJoin().empty());
   }
   const bool all = echoed == kRecords;
@@ -326,7 +335,8 @@ TEST_CASE("transfers go on over the next link and move every byte", "[calls]") {
   std::vector<std::byte> from(kPiece * kPieces), into(from.size()), staging(kPiece * kAtOnce);
   std::mt19937_64 random(chosen);
   for (auto& byte : from) byte = static_cast<std::byte>(random());
-  const auto named = [&](const transport::DomainPtr& domain, std::vector<std::byte>& memory, uint32_t access) {
+  const auto named = [&](const transport::DomainPtr& domain, std::vector<std::byte>& memory,
+                         uint32_t access) {
     return transport::registerMemory(domain, {memory.data(), memory.size(), -1, 0}, access).value();
   };
   const auto source = named(pair.near_domain, from, transport::kRemoteRead);
@@ -371,7 +381,8 @@ TEST_CASE("transfers go on over the next link and move every byte", "[calls]") {
       for (const auto& one : all) (void)over(*one);
       all.clear();
       for (uint64_t i = 0; i < count; ++i)
-        all.push_back(pair.far.put({between.get(), i * kPiece, kPiece}, {target->key(), (at + i) * kPiece, kPiece}));
+        all.push_back(pair.far.put({between.get(), i * kPiece, kPiece},
+                                   {target->key(), (at + i) * kPiece, kPiece}));
       for (const auto& one : all) (void)over(*one);
     }
     stop = true;
@@ -387,7 +398,8 @@ TEST_CASE("transfers go on over the next link and move every byte", "[calls]") {
     if (stop || cuts == 8) continue;
     pair.cut();
     ++cuts;
-    while ((pair.near.attached() || pair.far.attached()) && !stop) std::this_thread::sleep_for(100us);
+    while ((pair.near.attached() || pair.far.attached()) && !stop)
+      std::this_thread::sleep_for(100us);
     if (!stop) pair.join();
   }
   mover.join();
@@ -401,9 +413,11 @@ TEST_CASE("a transfer ends with its channel, and one of memory that is gone fail
   const auto choice = GENERATE(transport::Choice::kTcp, transport::Choice::kShm);
   Pair pair(choice);
   std::vector<std::byte> here(4096), there(4096);
-  auto source =
-      transport::registerMemory(pair.near_domain, {there.data(), there.size(), -1, 0}, transport::kRemoteRead).value();
-  const auto local = transport::registerMemory(pair.far_domain, {here.data(), here.size(), -1, 0}, 0).value();
+  auto source = transport::registerMemory(pair.near_domain, {there.data(), there.size(), -1, 0},
+                                          transport::kRemoteRead)
+                    .value();
+  const auto local =
+      transport::registerMemory(pair.far_domain, {here.data(), here.size(), -1, 0}, 0).value();
   pair.join();
   const transport::RemoteKey key = source->key();
   const auto fetched = pair.far.fetch({local.get(), 0, 4096}, {key, 0, 4096});
@@ -419,7 +433,8 @@ TEST_CASE("a transfer ends with its channel, and one of memory that is gone fail
   CHECK(pair.far.wait(*waiting, 1ms) == Channel::Over::kDown);
   pair.far.close("enough");
   CHECK(pair.far.wait(*waiting, 5s) == Channel::Over::kFailed);
-  CHECK(pair.far.wait(*pair.far.fetch({local.get(), 0, 4096}, {key, 0, 4096}), 5s) == Channel::Over::kFailed);
+  CHECK(pair.far.wait(*pair.far.fetch({local.get(), 0, 4096}, {key, 0, 4096}), 5s) ==
+        Channel::Over::kFailed);
 }
 
 TEST_CASE("memory that one end has by a descriptor is had at the other, on one host", "[calls]") {
@@ -437,7 +452,9 @@ TEST_CASE("memory that one end has by a descriptor is had at the other, on one h
   auto* const memory = const_cast<uint32_t*>(near);
   Pair pair(choice);
   const auto named = [&](int fd, uint32_t access) {
-    return transport::registerMemory(pair.near_domain, {memory, kBytes, fd, fd >= 0 ? kSkip : 0}, access).value();
+    return transport::registerMemory(pair.near_domain, {memory, kBytes, fd, fd >= 0 ? kSkip : 0},
+                                     access)
+        .value();
   };
   auto shared = named(memfd.get(), transport::kRemoteReadWrite);
   const auto read_only = named(memfd.get(), transport::kRemoteRead);
@@ -448,8 +465,11 @@ TEST_CASE("memory that one end has by a descriptor is had at the other, on one h
     std::vector<std::byte> record;
     while (!stop) (void)pair.near.read(record, 1ms);
   });
-  const auto over = [&](const calls::TransferPtr& transfer) { return pair.far.wait(*transfer, 5s); };
-  // What has no descriptor, or may not be written, is not had; nor is anything over a network. The link lives on.
+  const auto over = [&](const calls::TransferPtr& transfer) {
+    return pair.far.wait(*transfer, 5s);
+  };
+  // What has no descriptor, or may not be written, is not had; nor is anything over a network. The
+  // link lives on.
   CHECK(over(pair.far.share(read_only->key())) == Channel::Over::kFailed);
   CHECK(over(pair.far.share(own->key())) == Channel::Over::kFailed);
   const bool same_host = choice == transport::Choice::kShm;
@@ -464,8 +484,9 @@ TEST_CASE("memory that one end has by a descriptor is had at the other, on one h
     CHECK(far[5] == 17);
     // Asked for again beside bytes that move in the same memory.
     std::vector<std::byte> staging(kBytes);
-    const auto between =
-        transport::registerMemory(pair.far_domain, {staging.data(), kBytes, -1, 0}, transport::kLocalOnly).value();
+    const auto between = transport::registerMemory(pair.far_domain, {staging.data(), kBytes, -1, 0},
+                                                   transport::kLocalOnly)
+                             .value();
     std::vector<calls::TransferPtr> all;
     for (int i = 0; i < 8; ++i) {
       all.push_back(pair.far.share(shared->key()));

@@ -43,7 +43,8 @@ struct Folder : olpager::test::TemporaryFolder {
   }
 };
 
-// Runs `body` in a child whose standard error is captured; returns what it wrote. `exit_by` ends the child.
+// Runs `body` in a child whose standard error is captured; returns what it wrote. `exit_by` ends
+// the child.
 struct ChildResult {
   int status = 0;
   std::string errors;
@@ -63,7 +64,8 @@ ChildResult inChild(const std::function<void()>& body, bool exit_normally = true
   to.reset();
   ChildResult result;
   char buffer[1024];
-  for (ssize_t n = 0; (n = ::read(from.get(), buffer, sizeof buffer)) > 0;) result.errors.append(buffer, size_t(n));
+  for (ssize_t n = 0; (n = ::read(from.get(), buffer, sizeof buffer)) > 0;)
+    result.errors.append(buffer, size_t(n));
   waitpid(child, &result.status, 0);
   return result;
 }
@@ -110,7 +112,8 @@ TEST_CASE("the file of a killed process is removed by the reader", "[counters]")
   CHECK(folder.files() == 0);
 }
 
-TEST_CASE("OL_COUNTERS_KEEP keeps the file of an ended process until somebody removes it", "[counters]") {
+TEST_CASE("OL_COUNTERS_KEEP keeps the file of an ended process until somebody removes it",
+          "[counters]") {
   Folder folder;
   CHECK(inChild([] {
           setenv("OL_COUNTERS_KEEP", "77", 1);
@@ -222,7 +225,8 @@ TEST_CASE("what is no counters file is passed over", "[counters]") {
   Counters future;
   set(future.magic, kCountersMagic);
   future.version = kCountersVersion + 1;
-  std::ofstream(in / "4-1.counters", std::ios::binary).write(reinterpret_cast<const char*>(&future), sizeof future);
+  std::ofstream(in / "4-1.counters", std::ios::binary)
+      .write(reinterpret_cast<const char*>(&future), sizeof future);
   const auto reading = readCounters({folder.olpager()});
   CHECK(reading.processes.empty());
   REQUIRE(reading.notes.size() == 2);  // the pipe and the other version
@@ -236,7 +240,8 @@ TEST_CASE("a block of an older layout and damaged ones are a line each", "[count
   const fs::path in = folder.olpager();
   auto block = std::make_unique<CountersFile>();
   const auto write = [&](const char* name, size_t bytes) {
-    std::ofstream(in / name, std::ios::binary).write(reinterpret_cast<const char*>(block.get()), long(bytes));
+    std::ofstream(in / name, std::ios::binary)
+        .write(reinterpret_cast<const char*>(block.get()), long(bytes));
   };
   set(block->head.magic, kCountersMagic);
   block->head.version = 1;
@@ -254,7 +259,8 @@ TEST_CASE("a block of an older layout and damaged ones are a line each", "[count
     REQUIRE(reading.notes.size() == 4);
     std::string all;
     for (const auto& note : reading.notes) all += note + "\n";
-    CHECK(all.find("1-1.counters is of layout version 1, this program reads version 2; passed over") !=
+    CHECK(all.find(
+              "1-1.counters is of layout version 1, this program reads version 2; passed over") !=
           std::string::npos);
     for (const char* name : {"2-1", "3-1", "4-1"}) {
       CHECK(all.find(std::string(name) + ".counters is damaged (") != std::string::npos);
@@ -379,7 +385,8 @@ Place placeAt(const ResidencyMap& map, uint64_t address) {
   const uint64_t block = address / ResidencyMap::kBlockBytes * ResidencyMap::kBlockBytes;
   for (unsigned i = 0; i < ResidencyMap::kBlocks; i++) {
     if (valueOf(map.addresses[i]) != block) continue;
-    return static_cast<Place>(map.pages[i][(address - block) / ResidencyMap::kPageBytes].load() & 0xf);
+    return static_cast<Place>(map.pages[i][(address - block) / ResidencyMap::kPageBytes].load() &
+                              0xf);
   }
   return Place::kNone;
 }
@@ -389,8 +396,11 @@ TEST_CASE("the map knows where each page is, over blocks and when it is full", "
   const auto file = std::make_unique<CountersFile>();
   const uint64_t base = 0x230000000000;
   const uint64_t edge = base + ResidencyMap::kBlockBytes;
-  PlaceChange change{
-      .device = 3, .address = edge - 4 * kMiB, .bytes = 8 * kMiB, .region = base, .region_bytes = 64 * kMiB};
+  PlaceChange change{.device = 3,
+                     .address = edge - 4 * kMiB,
+                     .bytes = 8 * kMiB,
+                     .region = base,
+                     .region_bytes = 64 * kMiB};
   change.place = Place::kVram;
   CHECK(notePlace(*file, change) == Place::kNone);
   change.place = Place::kLeaving;
@@ -401,9 +411,10 @@ TEST_CASE("the map knows where each page is, over blocks and when it is full", "
   CHECK(placeAt(file->map, edge - 6 * kMiB) == Place::kNone);
   // Addresses in more blocks than there are: counted, the rest stays true.
   for (uint64_t i = 0; i < 300; i++) {
-    notePlace(
-        *file,
-        {.address = base + (i + 2) * ResidencyMap::kBlockBytes, .bytes = 4 * kMiB, .region = 1, .place = Place::kHost});
+    notePlace(*file, {.address = base + (i + 2) * ResidencyMap::kBlockBytes,
+                      .bytes = 4 * kMiB,
+                      .region = 1,
+                      .place = Place::kHost});
   }
   CHECK(valueOf(file->map.unmapped_pages) == 2 * (300 - (ResidencyMap::kBlocks - 2)));
   CHECK(placeAt(file->map, edge) == Place::kLeaving);
@@ -417,9 +428,13 @@ TEST_CASE("the map knows where each page is, over blocks and when it is full", "
 TEST_CASE("what moves most stays in the table", "[counters][hot]") {
   const auto file = std::make_unique<CountersFile>();
   const auto move = [&](uint64_t region, bool written) {
-    PlaceChange change{.device = 1, .address = region, .bytes = 2 * kMiB, .region = region, .region_bytes = 32 * kMiB};
-    for (const Place place :
-         {Place::kIn, Place::kVram, Place::kLeaving, written ? Place::kOut : Place::kLeaving, Place::kHost}) {
+    PlaceChange change{.device = 1,
+                       .address = region,
+                       .bytes = 2 * kMiB,
+                       .region = region,
+                       .region_bytes = 32 * kMiB};
+    for (const Place place : {Place::kIn, Place::kVram, Place::kLeaving,
+                              written ? Place::kOut : Place::kLeaving, Place::kHost}) {
       change.place = place;
       notePlace(*file, change);
     }
@@ -427,11 +442,13 @@ TEST_CASE("what moves most stays in the table", "[counters][hot]") {
   const uint64_t base = 0x230000000000;
   for (int round = 0; round < 20; round++) {
     for (uint64_t hot = 0; hot < 8; hot++) move(base + hot * 64 * kMiB, hot % 2 == 0);
-    for (uint64_t cold = 0; cold < 16; cold++) move(base + (1000 + uint64_t(round) * 16 + cold) * 64 * kMiB, false);
+    for (uint64_t cold = 0; cold < 16; cold++)
+      move(base + (1000 + uint64_t(round) * 16 + cold) * 64 * kMiB, false);
   }
   unsigned found = 0;
   for (const auto& entry : file->hot.entries) {
-    if (valueOf(entry.fetched) < 15) continue;  // one that came back after it had lost its place counts anew
+    if (valueOf(entry.fetched) < 15)
+      continue;  // one that came back after it had lost its place counts anew
     const uint64_t hot = (valueOf(entry.base) - base) / (64 * kMiB);
     REQUIRE(hot < 8);
     CHECK(valueOf(entry.evicted) == valueOf(entry.fetched));
@@ -452,7 +469,8 @@ TEST_CASE("events come through whole, in order, or are counted as lost", "[count
   const auto child = inChild([&] {
     Counters& mine = counters();
     require(traceBegins(mine.device(0)) == 0);
-    auto reader = TraceReader::open(folder.olpager(), static_cast<uint64_t>(getpid()), mine.start_ticks);
+    auto reader =
+        TraceReader::open(folder.olpager(), static_cast<uint64_t>(getpid()), mine.start_ticks);
     require(reader.ok());
     reader.value().ask(nowNs() + 60'000'000'000);
     require(traceBegins(mine.device(0)) != 0 && traceBegins(mine.device(15)) != 0);
@@ -463,8 +481,8 @@ TEST_CASE("events come through whole, in order, or are counted as lost", "[count
     for (uint64_t t = 0; t < kThreads; t++) {
       writers.emplace_back([&, t] {
         for (uint64_t i = 0; i < kEach; i++) {
-          putEvent(countersFile().trace, TraceKind::kFault, static_cast<unsigned>(t), i, i + 1, t << 32 | i, i * 3,
-                   i * 3 + (t << 32 | i));
+          putEvent(countersFile().trace, TraceKind::kFault, static_cast<unsigned>(t), i, i + 1,
+                   t << 32 | i, i * 3, i * 3 + (t << 32 | i));
           if (i % 512 == 0) std::this_thread::yield();
         }
         running--;
@@ -476,9 +494,11 @@ TEST_CASE("events come through whole, in order, or are counted as lost", "[count
     for (int i = 0; i < 30; i++) require(reader.value().read(events));
     std::vector<uint64_t> next(kThreads);
     for (const auto& event : events) {
-      require(event.kind == TraceKind::kFault && event.device < kThreads && event.end_ns == event.start_ns + 1);
+      require(event.kind == TraceKind::kFault && event.device < kThreads &&
+              event.end_ns == event.start_ns + 1);
       require(event.value == event.address + event.bytes && event.bytes == event.start_ns * 3);
-      require(event.address >> 32 == event.device && (event.address & 0xffffffff) == event.start_ns);
+      require(event.address >> 32 == event.device &&
+              (event.address & 0xffffffff) == event.start_ns);
       require(event.start_ns >= next[event.device]);  // of a thread in order
       next[event.device] = event.start_ns + 1;
     }

@@ -1,4 +1,5 @@
-// A world as a number: equal for worlds that go on alike. Transactions and contents are told by their order alone.
+// A world as a number: equal for worlds that go on alike. Transactions and contents are told by
+// their order alone.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +26,9 @@ class Canonical {
       uint64_t value = token.value;
       if (token.list != kPlain) {
         const auto& list = known_[token.list];
-        value = static_cast<uint64_t>(std::lower_bound(list.begin(), list.end(), value) - list.begin()) | uint64_t{1}
-                                                                                                              << 40;
+        value = static_cast<uint64_t>(std::lower_bound(list.begin(), list.end(), value) -
+                                      list.begin()) |
+                uint64_t{1} << 40;
       }
       hash = (hash ^ value) * 0x9E3779B97F4A7C15u;
       hash ^= hash >> 29;
@@ -47,8 +49,10 @@ class Canonical {
     value(m.extent);
     value(m.age);
     // A Get tells no number that anybody looks at.
-    number(m.extent,
-           m.kind == MessageKind::kGet || m.kind == MessageKind::kPush || m.kind == MessageKind::kWrote ? 0 : m.number);
+    number(m.extent, m.kind == MessageKind::kGet || m.kind == MessageKind::kPush ||
+                             m.kind == MessageKind::kWrote
+                         ? 0
+                         : m.number);
     value(m.served);
     if (m.kind == MessageKind::kReady || m.kind == MessageKind::kAdopt) {
       content(m.extent, m.content);

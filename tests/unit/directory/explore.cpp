@@ -1,5 +1,7 @@
-// Every order of events of small systems, with the real step functions: a walk through all states, depth first, each state once.
-//   explore NAME...          scenarios by name; none: those of the suite. "all": the long ones as well
+// Every order of events of small systems, with the real step functions: a walk through all states,
+// depth first, each state once.
+//   explore NAME...          scenarios by name; none: those of the suite. "all": the long ones as
+//                            well
 //   explore --list           their names
 #include <algorithm>
 #include <cinttypes>
@@ -79,7 +81,8 @@ bool explore(const NamedScenario& named) {
     if (step.world.failed()) {
       std::printf("%s: %s\n", named.name, step.world.failure().c_str());
       for (const auto& one : path) {
-        if (one->next > 0) std::printf("  %s\n", one->world.tell(one->events[one->next - 1]).c_str());
+        if (one->next > 0)
+          std::printf("  %s\n", one->world.tell(one->events[one->next - 1]).c_str());
       }
       return false;
     }
@@ -109,9 +112,10 @@ int main(int argc, char** argv) {
       std::printf("%s%s\n", named.name, named.is_long ? " (long)" : "");
       continue;
     }
-    const bool chosen = argc == 1 ? !named.is_long : std::any_of(argv + 1, argv + argc, [&](const char* name) {
-      return std::strcmp(name, named.name) == 0 || std::strcmp(name, "all") == 0;
-    });
+    const bool chosen =
+        argc == 1 ? !named.is_long : std::any_of(argv + 1, argv + argc, [&](const char* name) {
+          return std::strcmp(name, named.name) == 0 || std::strcmp(name, "all") == 0;
+        });
     if (chosen) good = explore(named) && good;
   }
   return good ? 0 : 1;

@@ -16,14 +16,20 @@ struct NamedScenario {
 inline std::vector<NamedScenario> scenarios() {
   constexpr Mode W = Mode::kOwn, R = Mode::kShared;
   std::vector<NamedScenario> all;
-  all.push_back(
-      {"ping-pong",
-       {.agents = 2, .extents = 1, .placed = 1, .plans = {{0, {{0, W}}, {}}, {1, {{0, W}}, {}}, {0, {{0, W}}, {}}}}});
-  all.push_back(
-      {"first touch", {.agents = 2, .extents = 1, .plans = {{0, {{0, R}}, {}}, {1, {{0, W}}, {}}, {0, {{0, W}}, {}}}}});
-  all.push_back(
-      {"crossed",
-       {.agents = 2, .extents = 2, .placed = 2, .plans = {{0, {{0, W}}, {{1, W}}}, {1, {{1, W}}, {{0, W}}}}}});
+  all.push_back({"ping-pong",
+                 {.agents = 2,
+                  .extents = 1,
+                  .placed = 1,
+                  .plans = {{0, {{0, W}}, {}}, {1, {{0, W}}, {}}, {0, {{0, W}}, {}}}}});
+  all.push_back({"first touch",
+                 {.agents = 2,
+                  .extents = 1,
+                  .plans = {{0, {{0, R}}, {}}, {1, {{0, W}}, {}}, {0, {{0, W}}, {}}}}});
+  all.push_back({"crossed",
+                 {.agents = 2,
+                  .extents = 2,
+                  .placed = 2,
+                  .plans = {{0, {{0, W}}, {{1, W}}}, {1, {{1, W}}, {{0, W}}}}}});
   all.push_back({"swap",
                  {.agents = 2,
                   .frames = 1,
@@ -31,17 +37,19 @@ inline std::vector<NamedScenario> scenarios() {
                   .placed = 2,
                   .plans = {{0, {{1, W}}, {}}, {1, {{0, W}}, {}}},
                   .hints = 1}});
-  all.push_back({"room",
-                 {.agents = 1,
-                  .frames = 2,
-                  .extents = 3,
-                  .placed = 1,
-                  .plans = {{0, {{0, W}, {1, W}}, {}}, {0, {{1, W}}, {{2, W}}}, {0, {{0, W}}, {}}}}});
-  all.push_back({"replicas",
-                 {.agents = 2,
-                  .extents = 1,
-                  .placed = 2,
-                  .plans = {{0, {{0, R}}, {}}, {1, {{0, R}}, {}}, {1, {{0, W}}, {}}, {0, {{0, R}}, {}}}}});
+  all.push_back(
+      {"room",
+       {.agents = 1,
+        .frames = 2,
+        .extents = 3,
+        .placed = 1,
+        .plans = {{0, {{0, W}, {1, W}}, {}}, {0, {{1, W}}, {{2, W}}}, {0, {{0, W}}, {}}}}});
+  all.push_back(
+      {"replicas",
+       {.agents = 2,
+        .extents = 1,
+        .placed = 2,
+        .plans = {{0, {{0, R}}, {}}, {1, {{0, R}}, {}}, {1, {{0, W}}, {}}, {0, {{0, R}}, {}}}}});
   all.push_back({"replicas and cpu",
                  {.agents = 3,
                   .cpu_frames = 2,
@@ -60,9 +68,12 @@ inline std::vector<NamedScenario> scenarios() {
                   .placed = 2,
                   .plans = {{0, {{0, W}}, {}}, {1, {{0, R}}, {}}, {1, {{0, W}}, {}}},
                   .duplicates = 1}});
-  all.push_back(
-      {"hints",
-       {.agents = 2, .extents = 2, .placed = 2, .plans = {{0, {{1, W}}, {}}, {1, {{0, W}, {1, W}}, {}}}, .hints = 2}});
+  all.push_back({"hints",
+                 {.agents = 2,
+                  .extents = 2,
+                  .placed = 2,
+                  .plans = {{0, {{1, W}}, {}}, {1, {{0, W}, {1, W}}, {}}},
+                  .hints = 2}});
   all.push_back({"crash",
                  {.agents = 2,
                   .extents = 1,
@@ -75,9 +86,12 @@ inline std::vector<NamedScenario> scenarios() {
                   .placed = 2,
                   .plans = {{0, {{0, W}, {1, W}}, {}}, {1, {{0, W}}, {}}},
                   .crashes = 1}});
-  all.push_back(
-      {"crash among replicas",
-       {.agents = 3, .extents = 1, .placed = 2, .plans = {{1, {{0, R}}, {}}, {2, {{0, W}}, {}}}, .crashes = 1}});
+  all.push_back({"crash among replicas",
+                 {.agents = 3,
+                  .extents = 1,
+                  .placed = 2,
+                  .plans = {{1, {{0, R}}, {}}, {2, {{0, W}}, {}}},
+                  .crashes = 1}});
   all.push_back({"zombie",
                  {.agents = 2,
                   .extents = 1,

@@ -1,8 +1,9 @@
-// Random systems under random faults, with the real step functions: up to five agents, bounded frames, a spill. What fails is made
-// smaller, and printed with its seed and history.
+// Random systems under random faults, with the real step functions: up to five agents, bounded
+// frames, a spill. What fails is made smaller, and printed with its seed and history.
 //   simulate [SEEDS [FIRST]]       that many seeds (10000), from FIRST (OL_TEST_SEED, else 1)
 //   simulate --seed N              one, with its history
-//   simulate --broken [NAME]       breaks each rule of the protocol in turn, or the one: each has to be noticed
+//   simulate --broken [NAME]       breaks each rule of the protocol in turn, or the one: each has
+//                                  to be noticed
 #include <chrono>
 #include <cinttypes>
 #include <cstring>
@@ -52,7 +53,8 @@ Scenario drawn(uint64_t seed) {
   for (uint32_t i = 0; i < count; ++i) {
     Plan plan;
     plan.agent = static_cast<AgentId>(random.below(s.agents));
-    const uint32_t frames = s.cpu_frames != 0 && plan.agent + 1u == s.agents ? s.cpu_frames : s.frames;
+    const uint32_t frames =
+        s.cpu_frames != 0 && plan.agent + 1u == s.agents ? s.cpu_frames : s.frames;
     uint32_t left = 1 + random.below(std::min(frames, s.extents));
     std::vector<bool> used(s.extents);
     while (left > 0) {
@@ -124,15 +126,18 @@ Outcome run(const Scenario& scenario, uint64_t schedule, bool with_history) {
 
 void print(const Scenario& s) {
   std::printf(
-      "agents %u (cpu frames %u), frames %u, extents %u, placed %u, hints %u, duplicates %u, crashes %u%s%s, frees "
+      "agents %u (cpu frames %u), frames %u, extents %u, placed %u, hints %u, duplicates %u, "
+      "crashes %u%s%s, frees "
       "%u\n",
       s.agents, s.cpu_frames, s.frames, s.extents, s.placed, s.hints, s.duplicates, s.crashes,
       s.restarts ? " restarts" : "", s.zombies ? " zombies" : "", s.frees);
   for (size_t i = 0; i < s.plans.size(); ++i) {
     const Plan& plan = s.plans[i];
     std::printf("  operation %zu at agent %u:", i, plan.agent);
-    for (const Need& need : plan.needs) std::printf(" %s%u", need.mode == Mode::kOwn ? "w" : "r", need.extent);
-    for (const Need& need : plan.hidden) std::printf(" (%s%u)", need.mode == Mode::kOwn ? "w" : "r", need.extent);
+    for (const Need& need : plan.needs)
+      std::printf(" %s%u", need.mode == Mode::kOwn ? "w" : "r", need.extent);
+    for (const Need& need : plan.hidden)
+      std::printf(" (%s%u)", need.mode == Mode::kOwn ? "w" : "r", need.extent);
     if (plan.after >= 0) std::printf(" after %d", plan.after);
     std::printf("\n");
   }
@@ -189,7 +194,8 @@ void shrink(Scenario& scenario, uint64_t& schedule, size_t& length) {
         smaller = fails(less, kTries) || smaller;
         if (n >= scenario.plans[i].hidden.size()) break;
       }
-      for (size_t n = 0; n < scenario.plans[i].needs.size() && scenario.plans[i].needs.size() > 1; ++n) {
+      for (size_t n = 0; n < scenario.plans[i].needs.size() && scenario.plans[i].needs.size() > 1;
+           ++n) {
         Scenario less = scenario;
         less.plans[i].needs.erase(less.plans[i].needs.begin() + static_cast<ptrdiff_t>(n));
         smaller = fails(less, kTries) || smaller;
@@ -221,9 +227,10 @@ bool simulate(uint64_t seeds, uint64_t first) {
     report(seed, outcome.failure);
     return false;
   }
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  std::printf("%" PRIu64 " seeds from %" PRIu64 ", %" PRIu64 " steps in %.1f s, nothing found\n", seeds, first, steps,
-              seconds);
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  std::printf("%" PRIu64 " seeds from %" PRIu64 ", %" PRIu64 " steps in %.1f s, nothing found\n",
+              seeds, first, steps, seconds);
   return true;
 }
 
@@ -295,7 +302,8 @@ bool broken(const char* only) {
 int main(int argc, char** argv) {
   using namespace olpager::directory::test;
   std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);
-  if (argc > 1 && std::strcmp(argv[1], "--broken") == 0) return broken(argc > 2 ? argv[2] : nullptr) ? 0 : 1;
+  if (argc > 1 && std::strcmp(argv[1], "--broken") == 0)
+    return broken(argc > 2 ? argv[2] : nullptr) ? 0 : 1;
   if (argc > 2 && std::strcmp(argv[1], "--seed") == 0) {
     const uint64_t seed = std::strtoull(argv[2], nullptr, 0);
     const Outcome outcome = run(drawn(seed), seed, true);

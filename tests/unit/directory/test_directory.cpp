@@ -10,7 +10,8 @@ using namespace olpager::directory;
 
 namespace {
 
-/// A home, agents 0 and 1, and the spill, which is 2. Messages wait in `posts` until they are delivered.
+/// A home, agents 0 and 1, and the spill, which is 2. Messages wait in `posts` until they are
+/// delivered.
 struct System {
   Directory home{2};
   std::vector<Agent> agents;
@@ -115,7 +116,8 @@ TEST_CASE("the first operation that touches an extent owns it", "[directory]") {
   CHECK(s.agents[0].busy() == 0);
 }
 
-TEST_CASE("an extent goes from agent to agent, and what comes back unchanged is not fetched", "[directory]") {
+TEST_CASE("an extent goes from agent to agent, and what comes back unchanged is not fetched",
+          "[directory]") {
   System s;
   s.run(0, {{0, W}});
   s.run(1, {{0, R}});
@@ -140,7 +142,8 @@ TEST_CASE("an extent goes from agent to agent, and what comes back unchanged is 
   CHECK(s.told.size() == 1);
 }
 
-TEST_CASE("an older operation takes what a younger one claims, a younger one waits", "[directory]") {
+TEST_CASE("an older operation takes what a younger one claims, a younger one waits",
+          "[directory]") {
   System s;
   s.run(0, {{0, W}, {1, W}});
   const Age older = s.home.operation();
@@ -161,7 +164,8 @@ TEST_CASE("an older operation takes what a younger one claims, a younger one wai
   CHECK(s.agents[0].runnable(younger));
 }
 
-TEST_CASE("a stream of younger operations can't hold an extent against one that waits", "[directory]") {
+TEST_CASE("a stream of younger operations can't hold an extent against one that waits",
+          "[directory]") {
   for (const Rule rule : {Rule::kAll, Rule::kPendingBars}) {
     broken_rule = rule;
     System s;
@@ -244,7 +248,8 @@ TEST_CASE("a Get of an operation that is complete moves nothing", "[directory]")
   broken_rule = Rule::kAll;
 }
 
-TEST_CASE("room: what is retained goes first, then replicas, then what is owned and idle is pushed", "[directory]") {
+TEST_CASE("room: what is retained goes first, then replicas, then what is owned and idle is pushed",
+          "[directory]") {
   System s(2);
   s.run(0, {{0, W}, {1, W}});
   s.run(1, {{0, W}});
@@ -252,7 +257,9 @@ TEST_CASE("room: what is retained goes first, then replicas, then what is owned 
   s.run(0, {{2, W}});
   CHECK(s.at(0, 0) == AgentState::kAbsent);
   s.run(1, {{2, R}});
-  s.run(1, {{3, W}});  // 1 has extent 0 and a replica of 2: the replica goes, though 0 is idle for longer
+  s.run(1,
+        {{3,
+          W}});  // 1 has extent 0 and a replica of 2: the replica goes, though 0 is idle for longer
   CHECK(s.at(1, 2) == AgentState::kAbsent);
   CHECK(s.at(1, 0) == AgentState::kOwned);
   s.run(1, {{4, W}});
@@ -303,7 +310,8 @@ TEST_CASE("an operation that needs a freed extent fails", "[directory]") {
   CHECK(s.agents[0].framesUsed() == 0);
 }
 
-TEST_CASE("a lost owner: what nobody retains is poison, what is retained unwritten comes back", "[directory]") {
+TEST_CASE("a lost owner: what nobody retains is poison, what is retained unwritten comes back",
+          "[directory]") {
   System s;
   s.run(0, {{0, W}, {1, W}});
   s.run(1, {{0, W}});
@@ -358,7 +366,8 @@ TEST_CASE("what is out of place is a violation, what is late is nothing", "[dire
   s.deliver({.kind = MessageKind::kDone, .from = 1, .epoch = 0, .extent = 0, .number = number + 1});
   CHECK(s.count(ActionKind::kViolation) == 0);
   CHECK(s.at(0, 0) == AgentState::kOwned);
-  s.deliver({.kind = MessageKind::kInvalidate, .to = 0, .epoch = 1, .extent = 0, .number = number + 1});
+  s.deliver(
+      {.kind = MessageKind::kInvalidate, .to = 0, .epoch = 1, .extent = 0, .number = number + 1});
   CHECK(s.count(ActionKind::kViolation) == 1);
   s.deliver({.kind = MessageKind::kGet, .from = 40, .epoch = 1, .extent = 0});
   s.deliver({.kind = MessageKind::kGet, .from = 1, .epoch = 1, .extent = 4000});

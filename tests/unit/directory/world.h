@@ -1,14 +1,18 @@
-// A whole system in one value: the real directory, real agents, a virtual network between them, and frames with contents. Whoever
-// explores or simulates picks the next of the events that are possible; after each the world checks what has to hold:
+// A whole system in one value: the real directory, real agents, a virtual network between them, and
+// frames with contents. Whoever explores or simulates picks the next of the events that are
+// possible; after each the world checks what has to hold:
 //
 //   one writer      an extent that an agent may write is mapped nowhere else
-//   no stale read   what is mapped has the bytes of the last write, and so has what an operation reads and writes
+//   no stale read   what is mapped has the bytes of the last write, and so has what an operation
+//                   reads and writes
 //   no lost page    somebody has those bytes, unless a crash took them and the extent is poisoned
 //   frames          no agent uses more than it has
-//   the oldest      claims are lost to older operations only; the oldest operation asks once for an extent
+//   the oldest      claims are lost to older operations only; the oldest operation asks once for an
+//                   extent
 //   no dead end     as long as operations are not complete, something can happen
 //
-// A page is two words. A fetch copies one when it begins and the other when it ends: a giver that lets go too early is seen.
+// A page is two words. A fetch copies one when it begins and the other when it ends: a giver that
+// lets go too early is seen.
 #pragma once
 
 #include <array>
@@ -38,7 +42,8 @@ struct Scenario {
   uint32_t frames = 2;      // of each of the others
   uint32_t spill_frames = kUnlimited;
   ExtentId extents = 2;
-  uint32_t placed = 0;  // 0: nobody owns an extent at first; 1: the spill all; 2: agents, in order, frames full
+  uint32_t placed =
+      0;  // 0: nobody owns an extent at first; 1: the spill all; 2: agents, in order, frames full
   std::vector<Plan> plans;
   uint32_t hints = 0;       // asks of the home ahead, for any operation and extent that it needs
   uint32_t duplicates = 0;  // messages that come twice
@@ -70,10 +75,11 @@ struct Event {
 };
 
 inline const char* nameOf(MessageKind kind) {
-  static const char* const names[] = {"Get",        "Push",      "Done",   "Refused", "Declined",  "Acked", "Adopted",
-                                      "NotHere",    "Forgotten", "Fenced", "Wrote",   "Completed", "Yield", "Urge",
-                                      "Invalidate", "Grant",     "First",  "Release", "Keep",      "Adopt", "Poison",
-                                      "Forget",     "Over",      "Fence",  "Ready"};
+  static const char* const names[] = {"Get",    "Push",      "Done",    "Refused",   "Declined",
+                                      "Acked",  "Adopted",   "NotHere", "Forgotten", "Fenced",
+                                      "Wrote",  "Completed", "Yield",   "Urge",      "Invalidate",
+                                      "Grant",  "First",     "Release", "Keep",      "Adopt",
+                                      "Poison", "Forget",    "Over",    "Fence",     "Ready"};
   static_assert(std::size(names) == kMessageKinds);
   return names[static_cast<size_t>(kind)];
 }
@@ -83,7 +89,8 @@ class World {
   static constexpr AgentId kMost = 6;
   static constexpr ExtentId kMostExtents = 8;
 
-  explicit World(const Scenario& scenario) : plan_(&scenario), directory_(static_cast<AgentId>(scenario.agents)) {
+  explicit World(const Scenario& scenario)
+      : plan_(&scenario), directory_(static_cast<AgentId>(scenario.agents)) {
     const Scenario& s = scenario;
     for (AgentId a = 0; a <= s.agents; ++a) {
       agents_.emplace_back(a, 1, framesOf(a));
@@ -129,7 +136,8 @@ class World {
       if (dead_[plan.agent] && state.progress != kUnsent) continue;
       switch (state.progress) {
         case kUnsent:
-          if (able && (plan.after < 0 || states_[static_cast<size_t>(plan.after)].progress == kFinished))
+          if (able &&
+              (plan.after < 0 || states_[static_cast<size_t>(plan.after)].progress == kFinished))
             normal.push_back({EventKind::kSendOperation, i});
           break;
         case kUnderWay:
@@ -148,11 +156,13 @@ class World {
         case kFinished:
           break;
       }
-      // What waits for a younger operation is not asked for ahead: the younger one may need the same.
-      const bool may_come =
-          plan.after < static_cast<int>(i) || states_[static_cast<size_t>(plan.after)].progress == kFinished;
+      // What waits for a younger operation is not asked for ahead: the younger one may need the
+      // same.
+      const bool may_come = plan.after < static_cast<int>(i) ||
+                            states_[static_cast<size_t>(plan.after)].progress == kFinished;
       if (hints_ > 0 && able && may_come && state.progress != kFinished) {
-        for (uint32_t n = 0; n < plan.needs.size() + plan.hidden.size(); ++n) spare.push_back({EventKind::kHint, i, n});
+        for (uint32_t n = 0; n < plan.needs.size() + plan.hidden.size(); ++n)
+          spare.push_back({EventKind::kHint, i, n});
       }
     }
     for (uint32_t from = 0; from < kEnds; ++from) {
@@ -188,8 +198,9 @@ class World {
         break;
       case EventKind::kArrive: {
         states_[event.a].progress = kWaiting;
-        act(agentOf(event.a),
-            [&](Actions& out) { agentOf(event.a).begin(event.a, plan(event.a).needs, directory_.oldest(), out); });
+        act(agentOf(event.a), [&](Actions& out) {
+          agentOf(event.a).begin(event.a, plan(event.a).needs, directory_.oldest(), out);
+        });
         break;
       }
       case EventKind::kReveal: {
@@ -233,14 +244,18 @@ class World {
         const Fetch fetch = fetches_[event.a];
         fetches_.erase(fetches_.begin() + event.a);
         pages_[fetch.taker][fetch.extent][1] = pages_[fetch.giver][fetch.extent][1];
-        act(agents_[fetch.taker], [&](Actions& out) { agents_[fetch.taker].landed(fetch.extent, fetch.number, out); });
+        act(agents_[fetch.taker],
+            [&](Actions& out) { agents_[fetch.taker].landed(fetch.extent, fetch.number, out); });
         break;
       }
       case EventKind::kHint: {
         --hints_;
         const Plan& p = plan(event.a);
-        const Need need = event.b < p.needs.size() ? p.needs[event.b] : p.hidden[event.b - p.needs.size()];
-        home([&](Actions& out) { directory_.ask(event.a, p.agent, need.extent, 1, need.mode, out); });
+        const Need need =
+            event.b < p.needs.size() ? p.needs[event.b] : p.hidden[event.b - p.needs.size()];
+        home([&](Actions& out) {
+          directory_.ask(event.a, p.agent, need.extent, 1, need.mode, out);
+        });
         break;
       }
       case EventKind::kCrash:
@@ -287,8 +302,8 @@ class World {
         return "deliver again " + text(delivered_[event.a]);
       case EventKind::kLand: {
         const Fetch& f = fetches_[event.a];
-        return "extent " + std::to_string(f.extent) + " lands at agent " + std::to_string(f.taker) + " from " +
-               std::to_string(f.giver);
+        return "extent " + std::to_string(f.extent) + " lands at agent " + std::to_string(f.taker) +
+               " from " + std::to_string(f.giver);
       }
       case EventKind::kHint:
         return "home asks ahead for operation " + a + ", need " + b;
@@ -320,12 +335,13 @@ class World {
     // A set: what lands first is a matter of the events.
     uint64_t sum = 0;
     for (const Fetch& f : fetches_)
-      sum += (uint64_t{1} << 40 | uint64_t{f.extent} << 16 | uint64_t{f.taker} << 8 | f.giver) * 0x9E3779B97F4A7C15u;
+      sum += (uint64_t{1} << 40 | uint64_t{f.extent} << 16 | uint64_t{f.taker} << 8 | f.giver) *
+             0x9E3779B97F4A7C15u;
     sink.value(sum);
     for (const Message& message : delivered_) sink.message(message);
     for (const State& state : states_) {
-      sink.value(uint64_t{state.progress} | uint64_t{state.revealed} << 8 | uint64_t{state.failed} << 16 |
-                 uint64_t{state.runnable} << 17);
+      sink.value(uint64_t{state.progress} | uint64_t{state.revealed} << 8 |
+                 uint64_t{state.failed} << 16 | uint64_t{state.runnable} << 17);
       for (ExtentId p = 0; p < plan_->extents; ++p) sink.value(state.asks[p]);
     }
     for (ExtentId p = 0; p < plan_->extents; ++p) {
@@ -340,8 +356,8 @@ class World {
     }
     for (AgentId a = 0; a <= plan_->agents; ++a)
       sink.value(uint64_t{dead_[a]} | uint64_t{lost_[a]} << 1 | uint64_t{settled_[a]} << 2);
-    sink.value(uint64_t{crashes_} | uint64_t{duplicates_} << 8 | uint64_t{hints_} << 16 | uint64_t{frees_} << 24 |
-               uint64_t{broken_} << 32);
+    sink.value(uint64_t{crashes_} | uint64_t{duplicates_} << 8 | uint64_t{hints_} << 16 |
+               uint64_t{frees_} << 24 | uint64_t{broken_} << 32);
   }
 
   const Directory& directory() const { return directory_; }
@@ -379,9 +395,9 @@ class World {
   static uint32_t endOf(AgentId a) { return a == kHome ? kHomeEnd : a; }
   static std::string text(const Message& m) {
     const auto who = [](AgentId a) { return a == kHome ? std::string("home") : std::to_string(a); };
-    std::string out = std::string(nameOf(m.kind)) + (m.mode == Mode::kOwn ? " own" : " shared") + " extent " +
-                      std::to_string(m.extent) + " number " + std::to_string(m.number) + " from " + who(m.from) +
-                      " to " + who(m.to);
+    std::string out = std::string(nameOf(m.kind)) + (m.mode == Mode::kOwn ? " own" : " shared") +
+                      " extent " + std::to_string(m.extent) + " number " +
+                      std::to_string(m.number) + " from " + who(m.from) + " to " + who(m.to);
     if (m.age != kNobody) out += " age " + std::to_string(m.age);
     if (m.taker != kNoAgent) out += " taker " + who(m.taker);
     if (m.push) out += " for room";
@@ -389,13 +405,16 @@ class World {
     return out;
   }
 
-  /// The program has put something into each extent before the operations begin: by the protocol, as ever.
+  /// The program has put something into each extent before the operations begin: by the protocol,
+  /// as ever.
   void place() {
     AgentId a = plan_->placed == 1 ? static_cast<AgentId>(plan_->agents) : AgentId{0};
     for (ExtentId p = 0; p < plan_->extents; ++p) {
       while (a < plan_->agents && agents_[a].framesUsed() == framesOf(a)) ++a;
       const Age age = states_.size() + p;
-      act(agents_[a], [&](Actions& out) { agents_[a].begin(age, std::array<Need, 1>{Need{p, Mode::kOwn}}, 0, out); });
+      act(agents_[a], [&](Actions& out) {
+        agents_[a].begin(age, std::array<Need, 1>{Need{p, Mode::kOwn}}, 0, out);
+      });
       quiet();
       if (!agents_[a].submit(age)) fail("an extent is not placed");
       pages_[a][p] = {1, 1};
@@ -416,7 +435,8 @@ class World {
           if (message.to == kHome) {
             home([&](Actions& out) { directory_.receive(message, out); });
           } else {
-            act(agents_[message.to], [&](Actions& out) { agents_[message.to].receive(message, out); });
+            act(agents_[message.to],
+                [&](Actions& out) { agents_[message.to].receive(message, out); });
           }
         }
       }
@@ -441,7 +461,8 @@ class World {
       home([&](Actions& out) { directory_.receive(message, out); });
       const bool heard = !lost_[message.from] && message.epoch == agents_[message.from].epoch();
       if (message.kind == MessageKind::kWrote && heard)
-        reported_[message.extent] = std::max(reported_[message.extent], states_[message.age].wrote[message.extent]);
+        reported_[message.extent] =
+            std::max(reported_[message.extent], states_[message.age].wrote[message.extent]);
       if (message.kind == MessageKind::kCompleted && heard) states_[message.age].reported = true;
       return;
     }
@@ -470,7 +491,8 @@ class World {
         pages_[who][action.extent][1] = kScribble;
         return;
       case ActionKind::kAbort:
-        std::erase_if(fetches_, [&](const Fetch& f) { return f.taker == who && f.extent == action.extent; });
+        std::erase_if(fetches_,
+                      [&](const Fetch& f) { return f.taker == who && f.extent == action.extent; });
         return;
       case ActionKind::kClear:
         pages_[who][action.extent] = {0, 0};
@@ -489,7 +511,8 @@ class World {
         State& state = states_[action.age];
         if (action.extent == kNone) {
           fail("an operation needs more than the agent has frames");
-        } else if (!poisoned_[action.extent] && directory_.phase(action.extent) != Phase::kPoisoned) {
+        } else if (!poisoned_[action.extent] &&
+                   directory_.phase(action.extent) != Phase::kPoisoned) {
           fail("an operation fails without poison");
         }
         if (state.progress == kFinished) return;
@@ -509,7 +532,8 @@ class World {
         return;
       case ActionKind::kReleased: {
         for (AgentId a = 0; a <= plan_->agents; ++a) {
-          if (!lost_[a] && agents_[a].state(action.extent) != AgentState::kAbsent) fail("a freed extent has a frame");
+          if (!lost_[a] && agents_[a].state(action.extent) != AgentState::kAbsent)
+            fail("a freed extent has a frame");
         }
         return;
       }
@@ -525,7 +549,8 @@ class World {
   void asked(const Message& m) {
     uint8_t& asks = states_[m.age].asks[m.extent];
     bool oldest = true;
-    for (Age other = 0; other < m.age; ++other) oldest = oldest && states_[other].progress == kFinished;
+    for (Age other = 0; other < m.age; ++other)
+      oldest = oldest && states_[other].progress == kFinished;
     if (asks < 255) ++asks;
     const bool calm = plan_->hints == 0 && plan_->crashes == 0 && plan_->duplicates == 0;
     if (m.age == 0 && calm && asks > 1) fail("the oldest operation asks twice for an extent");
@@ -548,7 +573,8 @@ class World {
         if (writes && need.mode == Mode::kOwn) page = {kScribble + 1, kScribble + 1};
         return;
       }
-      if (page != Page{truth_[p], truth_[p]} && !uncertain_[p]) fail("an operation runs on stale bytes");
+      if (page != Page{truth_[p], truth_[p]} && !uncertain_[p])
+        fail("an operation runs on stale bytes");
       if (!writes || need.mode != Mode::kOwn) return;
       if (uncertain_[p]) decide(p, page[0]);
       const uint64_t stamp = ++stamps_[p];
@@ -619,7 +645,8 @@ class World {
     down_[a] = dead_[a] = lost_[a] = settled_[a] = false;
   }
 
-  /// After a loss: where the extent is now, whether that is old enough to be allowed and new enough to be true.
+  /// After a loss: where the extent is now, whether that is old enough to be allowed and new enough
+  /// to be true.
   void resolve(ExtentId p) {
     const AgentId owner = directory_.owner(p);
     const Phase phase = directory_.phase(p);
@@ -640,7 +667,9 @@ class World {
       return;
     }
     const AgentState state = agents_[owner].state(p);
-    if (phase == Phase::kAdopting || (state != AgentState::kOwned && state != AgentState::kOwnedShared)) return;
+    if (phase == Phase::kAdopting ||
+        (state != AgentState::kOwned && state != AgentState::kOwnedShared))
+      return;
     const Page& page = pages_[owner][p];
     if (page[0] != page[1] || page[0] == kScribble) fail("the owner's bytes are nobody's");
     if (page[0] < reported_[p]) fail("stale after a loss, and not poisoned");
@@ -670,12 +699,14 @@ class World {
     const Scenario& s = *plan_;
     // The home says that the context is broken before it hears of an operation that ran on what is.
     bool settling = directory_.fencing();
-    for (ExtentId p = 0; p < s.extents; ++p) settling = settling || directory_.phase(p) == Phase::kAdopting;
+    for (ExtentId p = 0; p < s.extents; ++p)
+      settling = settling || directory_.phase(p) == Phase::kAdopting;
     for (uint32_t i = 0; i < states_.size() && !settling && !broken_; ++i) {
       if (kept_[i] && gone_[i]) fail("of an operation's writes some are kept and some are lost");
     }
     for (AgentId a = 0; a <= s.agents; ++a) {
-      if (!dead_[a] && agents_[a].framesUsed() > framesOf(a)) fail("an agent uses more frames than it has");
+      if (!dead_[a] && agents_[a].framesUsed() > framesOf(a))
+        fail("an agent uses more frames than it has");
       if (down_[a] && !dead_[a] && settled_[a] && !s.restarts) {
         // The zombie is of no more interest.
         crashOperations(a);
@@ -693,12 +724,13 @@ class World {
         if (mapped_[a][p] == kReadable) ++readers;
         if (mapped_[a][p] != kUnmapped && !good && !uncertain_[p] && !poisoned_[p] && !freed_[p])
           fail("what is mapped is stale");
-        const bool keeps =
-            state == AgentState::kOwned || state == AgentState::kOwnedShared || state == AgentState::kGiven;
+        const bool keeps = state == AgentState::kOwned || state == AgentState::kOwnedShared ||
+                           state == AgentState::kGiven;
         somewhere = somewhere || (keeps && good);
-        const Mapping wanted = state == AgentState::kOwned                                         ? kWritable
-                               : state == AgentState::kOwnedShared || state == AgentState::kShared ? kReadable
-                                                                                                   : kUnmapped;
+        const Mapping wanted = state == AgentState::kOwned ? kWritable
+                               : state == AgentState::kOwnedShared || state == AgentState::kShared
+                                   ? kReadable
+                                   : kUnmapped;
         if (mapped_[a][p] != wanted) fail("the mapping is not that of the state");
       }
       if (writers > 1 || (writers == 1 && readers > 0)) fail("one writer: there are others");

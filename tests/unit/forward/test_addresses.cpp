@@ -79,7 +79,8 @@ TEST_CASE("addresses are found in large memory, at the seams of its parts too", 
       const uint64_t seam = count / parts / 256 * 256;
       plant(seam - 4 * (2 * parts - 3));  // across it, or before it
     }
-    for (uint64_t at = 256; at < count - 4096; at += 1 + random() % (4ull << 20)) plant(at / 4096 * 4096 + 1024);
+    for (uint64_t at = 256; at < count - 4096; at += 1 + random() % (4ull << 20))
+      plant(at / 4096 * 4096 + 1024);
     for (auto& one : expected) one.second = 1;
     plant((count - 8) / 4 * 4);
     CHECK(foundIn(bytes.data(), count) == expected);

@@ -1,4 +1,5 @@
-// What a program's environment says to the driver gets into a worker's environment, and nothing else does.
+// What a program's environment says to the driver gets into a worker's environment, and nothing
+// else does.
 #include "interpose/forward/driver_environment.h"
 #include "tests/catch.h"
 
@@ -14,7 +15,8 @@ TEST_CASE("only what has a meaning is taken from a client", "[driver environment
   CHECK_FALSE(isValid({0, UINT32_MAX}));
 }
 
-TEST_CASE("a worker's environment has what the program says and not what the daemon's says", "[driver environment]") {
+TEST_CASE("a worker's environment has what the program says and not what the daemon's says",
+          "[driver environment]") {
   const Environment daemons = {"CUDA_LAUNCH_BLOCKING=1", "PATH=/bin", "CUDA_MODULE_LOADING=EAGER",
                                "CUDA_DEVICE_MAX_CONNECTIONS=4", "CUDA_DEVICE_ORDER=PCI_BUS_ID"};
   Environment environment = daemons;
@@ -22,6 +24,6 @@ TEST_CASE("a worker's environment has what the program says and not what the dae
   CHECK(environment == Environment{"PATH=/bin", "CUDA_DEVICE_ORDER=PCI_BUS_ID"});
   environment = daemons;
   setDriverEnvironment(environment, {3, 1});
-  CHECK(environment == Environment{"PATH=/bin", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_MODULE_LOADING=LAZY",
-                                   "CUDA_DEVICE_MAX_CONNECTIONS=1"});
+  CHECK(environment == Environment{"PATH=/bin", "CUDA_DEVICE_ORDER=PCI_BUS_ID",
+                                   "CUDA_MODULE_LOADING=LAZY", "CUDA_DEVICE_MAX_CONNECTIONS=1"});
 }

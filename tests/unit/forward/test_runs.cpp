@@ -1,4 +1,5 @@
-// What changed goes across, whole and alone, in whichever form; nonsense of every length is refused.
+// What changed goes across, whole and alone, in whichever form; nonsense of every length is
+// refused.
 #include "interpose/forward/runs.h"
 
 #include <random>
@@ -48,14 +49,16 @@ TEST_CASE("changes are applied elsewhere byte by byte", "[forward]") {
       // It ends where something changed: the other end's memory may end there.
       const uint64_t last = run.address - kBase + run.length - 1;
       REQUIRE(now[last] != before[last]);
-      std::vector<std::byte> pieces(other.begin() + static_cast<ptrdiff_t>(run.address - kBase),
-                                    other.begin() + static_cast<ptrdiff_t>(run.address - kBase + run.length));
+      std::vector<std::byte> pieces(
+          other.begin() + static_cast<ptrdiff_t>(run.address - kBase),
+          other.begin() + static_cast<ptrdiff_t>(run.address - kBase + run.length));
       run.eachPiece([&](size_t at, std::span<const std::byte> bytes) {
         REQUIRE(bytes.size() <= pieces.size() - at);
         std::copy(bytes.begin(), bytes.end(), pieces.begin() + static_cast<ptrdiff_t>(at));
       });
       run.copyTo(other.data() + (run.address - kBase));
-      REQUIRE(std::equal(pieces.begin(), pieces.end(), other.begin() + static_cast<ptrdiff_t>(run.address - kBase)));
+      REQUIRE(std::equal(pieces.begin(), pieces.end(),
+                         other.begin() + static_cast<ptrdiff_t>(run.address - kBase)));
     }
     for (uint64_t at = 0; at < now.size(); ++at) {
       if (theirs[at] && now[at] == before[at]) continue;
@@ -92,7 +95,8 @@ TEST_CASE("runs that are none are refused", "[forward]") {
   CHECK(reads(record({kBase, 3, 0}, {1, 2, 3})));
   CHECK_FALSE(reads(record({kBase, 3, 0}, {1, 2})));
   CHECK_FALSE(reads(record({kBase, 0, 0}, {})));
-  CHECK_FALSE(reads(record({kBase, forward::kGrain + 1, 0}, std::vector<int>(forward::kGrain + 1))));
+  CHECK_FALSE(
+      reads(record({kBase, forward::kGrain + 1, 0}, std::vector<int>(forward::kGrain + 1))));
   CHECK_FALSE(reads(record({kBase, 3, 2}, {1, 2, 3})));
   CHECK(reads(record({kBase, 3, 1}, {0b101, 7, 8})));
   CHECK_FALSE(reads(record({kBase, 3, 1}, {0b101, 7})));      // fewer bytes than bits

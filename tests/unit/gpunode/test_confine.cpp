@@ -62,7 +62,9 @@ bool threadsAreConfined() {
 }
 bool noTracing() { return refused(ptrace(PTRACE_ATTACH, getppid(), nullptr, nullptr)); }
 bool noRights() { return refused(syscall(SYS_setuid, 0)) && refused(syscall(SYS_unshare, 0)); }
-bool noConnections() { return refused(socket(AF_INET, SOCK_STREAM, 0)) && refused(socket(AF_INET6, SOCK_STREAM, 0)); }
+bool noConnections() {
+  return refused(socket(AF_INET, SOCK_STREAM, 0)) && refused(socket(AF_INET6, SOCK_STREAM, 0));
+}
 bool connections() {
   const int made = socket(AF_INET, SOCK_STREAM, 0);
   return made >= 0 && close(made) == 0;
@@ -72,7 +74,8 @@ bool ownSockets() {
   return socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0 && socket(AF_UNIX, SOCK_STREAM, 0) >= 0;
 }
 bool memory() {
-  void* const mapped = mmap(nullptr, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const mapped =
+      mmap(nullptr, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return mapped != MAP_FAILED && mprotect(mapped, 1 << 20, PROT_READ | PROT_EXEC) == 0;
 }
 bool noCore() {
@@ -110,29 +113,34 @@ class Kept {
   Kept(const Kept&) = delete;
   Kept& operator=(const Kept&) = delete;
 
-  std::string file(const char* name) const { return "/proc/" + std::to_string(child_) + "/" + name; }
+  std::string file(const char* name) const {
+    return "/proc/" + std::to_string(child_) + "/" + name;
+  }
   pid_t pid() const { return child_; }
 
  private:
   pid_t child_ = -1;
 };
 
-// What a process of the same user finds out: bit 0 a file of /proc that shows memory, bit 1 memory itself, bit 2 descriptors, bit 3 a
-// descriptor for itself.
+// What a process of the same user finds out: bit 0 a file of /proc that shows memory, bit 1 memory
+// itself, bit 2 descriptors, bit 3 a descriptor for itself.
 int foundOut(const Kept& other, uid_t user) {
   const pid_t child = fork();
   if (child == 0) {
     olpager::gpunode::giveUpTracing();
     if (user != 0 && setresuid(user, user, user) != 0) _exit(100);
     int found = 0;
-    if (olpager::base::UniqueFd(open(other.file("environ").c_str(), O_RDONLY | O_CLOEXEC))) found |= 1;
+    if (olpager::base::UniqueFd(open(other.file("environ").c_str(), O_RDONLY | O_CLOEXEC)))
+      found |= 1;
     uint64_t key = 0;
     const iovec own{&key, sizeof key}, its{&g_key, sizeof g_key};
     if (process_vm_readv(other.pid(), &own, 1, &its, 1, 0) > 0) found |= 2;
     char target[64];
     if (readlink(other.file("fd/0").c_str(), target, sizeof target) > 0) found |= 4;
-    const olpager::base::UniqueFd process(static_cast<int>(syscall(SYS_pidfd_open, other.pid(), 0)));
-    if (olpager::base::UniqueFd(static_cast<int>(syscall(SYS_pidfd_getfd, process.get(), 0, 0)))) found |= 8;
+    const olpager::base::UniqueFd process(
+        static_cast<int>(syscall(SYS_pidfd_open, other.pid(), 0)));
+    if (olpager::base::UniqueFd(static_cast<int>(syscall(SYS_pidfd_getfd, process.get(), 0, 0))))
+      found |= 8;
     _exit(found);
   }
   int status = 0;

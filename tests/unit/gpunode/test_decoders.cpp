@@ -1,5 +1,5 @@
-// What a client may send: every decoder is given nonsense of every length, under no driver. It has to end with an error, and touch
-// nothing beyond the record (the sanitizers look).
+// What a client may send: every decoder is given nonsense of every length, under no driver. It has
+// to end with an error, and touch nothing beyond the record (the sanitizers look).
 #include <random>
 
 #include "gpunode/worker/handles.h"
@@ -35,7 +35,8 @@ TEST_CASE("decoders take nonsense of every length", "[gpunode]") {
       // Small numbers make for sizes that fit, large ones for those that don't.
       std::vector<std::byte> bytes(random() % 200);
       const bool small = turn % 2 == 0;
-      for (auto& byte : bytes) byte = static_cast<std::byte>(small && random() % 4 != 0 ? random() % 3 : random());
+      for (auto& byte : bytes)
+        byte = static_cast<std::byte>(small && random() % 4 != 0 ? random() % 3 : random());
       const std::vector<std::byte> exact(bytes);  // its end is the heap's
       forward::CallHead head{};
       head.function = static_cast<uint16_t>(symbol);
@@ -49,9 +50,10 @@ TEST_CASE("decoders take nonsense of every length", "[gpunode]") {
 TEST_CASE("no decoder takes the name of a file", "[gpunode]") {
   using api::Symbol;
   for (const Symbol symbol :
-       {Symbol::kCuModuleLoad, Symbol::kCuLibraryLoadFromFile, Symbol::kCuLinkAddFile, Symbol::kCuLinkAddFile_v2,
-        Symbol::kCuGraphDebugDotPrint, Symbol::kCuLogsDumpToFile, Symbol::kCuProfilerInitialize,
-        Symbol::kCuCoredumpSetAttribute, Symbol::kCuCoredumpSetAttributeGlobal})
+       {Symbol::kCuModuleLoad, Symbol::kCuLibraryLoadFromFile, Symbol::kCuLinkAddFile,
+        Symbol::kCuLinkAddFile_v2, Symbol::kCuGraphDebugDotPrint, Symbol::kCuLogsDumpToFile,
+        Symbol::kCuProfilerInitialize, Symbol::kCuCoredumpSetAttribute,
+        Symbol::kCuCoredumpSetAttributeGlobal})
     CHECK(gpunode::generatedService(static_cast<size_t>(symbol)) == nullptr);
 }
 
@@ -70,11 +72,13 @@ TEST_CASE("what maps tiles of sparse arrays is looked at before the driver sees 
   };
   CUarrayMapInfo tile{};
   tile.resourceType = CU_RESOURCE_TYPE_ARRAY;
-  tile.resource.array = gpunode::handleFrom<CUarray>(worker.handles().numberOf(HandleKind::kArray, 77));
+  tile.resource.array =
+      gpunode::handleFrom<CUarray>(worker.handles().numberOf(HandleKind::kArray, 77));
   tile.memOperationType = CU_MEM_OPERATION_TYPE_MAP;
   tile.memHandleType = CU_MEM_HANDLE_TYPE_GENERIC;
   tile.memHandle.memHandle = worker.handles().numberOf(HandleKind::kAllocation, 88);
-  CHECK(made({tile, tile}, 2) == CUDA_ERROR_NOT_SUPPORTED);  // as far as a driver, which is not there
+  CHECK(made({tile, tile}, 2) ==
+        CUDA_ERROR_NOT_SUPPORTED);  // as far as a driver, which is not there
   CUarrayMapInfo foreign = tile, nothing = tile, unmapped = tile, odd = tile;
   foreign.resource.array = gpunode::handleFrom<CUarray>(77);
   CHECK(made({tile, foreign}, 2) == CUDA_ERROR_INVALID_HANDLE);
@@ -89,8 +93,8 @@ TEST_CASE("what maps tiles of sparse arrays is looked at before the driver sees 
 
 TEST_CASE("boxes that don't match their bytes never reach the driver", "[gpunode]") {
   gpunode::Worker worker({});  // without a driver: a call of it would end the test
-  const auto make = [&](forward::Operation operation, forward::CopyShape shape, uint64_t width, uint64_t height,
-                        uint64_t depth, uint64_t bytes) {
+  const auto make = [&](forward::Operation operation, forward::CopyShape shape, uint64_t width,
+                        uint64_t height, uint64_t depth, uint64_t bytes) {
     forward::CopyHead copy;
     copy.shape = shape;
     copy.bytes = bytes;
@@ -116,7 +120,8 @@ TEST_CASE("boxes that don't match their bytes never reach the driver", "[gpunode
     make(operation, forward::CopyShape::kBox2d, 4096, 16, 2, uint64_t{4096} * 32);
     make(operation, forward::CopyShape::kBox2d, 4096, 0, 1, 0);
     make(operation, forward::CopyShape::kBox2d, 4096, 16, 1, 4096);
-    make(operation, forward::CopyShape::kBox2d, kHalf, kHalf, 1, 0);  // the product wraps around to 0
+    make(operation, forward::CopyShape::kBox2d, kHalf, kHalf, 1,
+         0);  // the product wraps around to 0
     make(operation, forward::CopyShape::kBox3d, 4096, 16, 0, 0);
     make(operation, forward::CopyShape::kBox3d, 0, 16, 16, 0);
     make(operation, forward::CopyShape::kBox3d, kHalf, 1, kHalf, 0);
@@ -163,8 +168,10 @@ TEST_CASE("what a call owes is answered whichever way it ends", "[gpunode]") {
   }
 }
 
-TEST_CASE("batches of operations without, with too many or with fewer than they say are nonsense", "[gpunode]") {
-  for (const auto& [said, sent] : {std::pair{0u, 0u}, {0u, 1u}, {2u, 1u}, {257u, 257u}, {UINT32_MAX, 3u}, {1u, 1u}}) {
+TEST_CASE("batches of operations without, with too many or with fewer than they say are nonsense",
+          "[gpunode]") {
+  for (const auto& [said, sent] :
+       {std::pair{0u, 0u}, {0u, 1u}, {2u, 1u}, {257u, 257u}, {UINT32_MAX, 3u}, {1u, 1u}}) {
     gpunode::Worker worker({});  // without a driver: a call of it would end the test
     forward::CallHead head{};
     head.function = static_cast<uint16_t>(forward::Operation::kGraphBatchNode);
@@ -220,8 +227,8 @@ TEST_CASE("bulk copies of more than their region has are nonsense", "[gpunode]")
 }
 
 TEST_CASE("images of no length, or of more than an image may have, are nonsense", "[gpunode]") {
-  for (const auto operation :
-       {forward::Operation::kLoadModule, forward::Operation::kLoadLibrary, forward::Operation::kLinkAdd}) {
+  for (const auto operation : {forward::Operation::kLoadModule, forward::Operation::kLoadLibrary,
+                               forward::Operation::kLinkAdd}) {
     for (const uint64_t length : {uint64_t{0}, forward::kMostImageBytes + 1, UINT64_MAX}) {
       gpunode::Worker worker({});
       forward::CallHead head{};
@@ -270,8 +277,8 @@ TEST_CASE("options of the compiler that no client sends are nonsense", "[gpunode
 
 TEST_CASE("a linker that is not there is an error, not nonsense", "[gpunode]") {
   gpunode::Worker worker({});
-  for (const auto operation :
-       {forward::Operation::kLinkAdd, forward::Operation::kLinkComplete, forward::Operation::kLinkDestroy}) {
+  for (const auto operation : {forward::Operation::kLinkAdd, forward::Operation::kLinkComplete,
+                               forward::Operation::kLinkDestroy}) {
     forward::CallHead head{};
     head.function = static_cast<uint16_t>(operation);
     forward::Writer writer;
@@ -301,7 +308,8 @@ TEST_CASE("handles mean what they were given for", "[gpunode]") {
   CHECK(value == 0x1000);
   CHECK_FALSE(table.find(stream, HandleKind::kEvent, &value));   // of another kind
   CHECK_FALSE(table.find(0x1000, HandleKind::kStream, &value));  // a pointer is no number
-  CHECK(table.numberOf(HandleKind::kStream, 2) == 2);            // the default streams are the same everywhere
+  CHECK(table.numberOf(HandleKind::kStream, 2) ==
+        2);  // the default streams are the same everywhere
   CHECK(table.numberOf(HandleKind::kStream, 0) == 0);
 
   // Numbers of the client's own: once.
@@ -316,7 +324,8 @@ TEST_CASE("handles mean what they were given for", "[gpunode]") {
   // The same place for a new object: a new number.
   const uint64_t again = table.numberOf(HandleKind::kEvent, 0x2000);
   CHECK(again != forward::firstNumber(0));
-  // Behind a library that is gone its kernels' handles may be others'; what there was keeps its number.
+  // Behind a library that is gone its kernels' handles may be others'; what there was keeps its
+  // number.
   const uint64_t library = table.numberOf(HandleKind::kLibrary, 0x5000);
   const uint64_t kernel = table.numberOf(HandleKind::kFunction, 0x6000);
   const uint64_t event = table.numberOf(HandleKind::kEvent, 0x7000);
@@ -353,12 +362,14 @@ TEST_CASE("a kernel's parameters go by pointers where their places fit the block
       REQUIRE(parameters.pointers() != nullptr);
       CHECK(parameters.extra() == nullptr);
       for (size_t i = 0; i < places.size(); ++i)
-        REQUIRE(std::memcmp(parameters.pointers()[i], block.data() + places[i].offset, places[i].bytes) == 0);
+        REQUIRE(std::memcmp(parameters.pointers()[i], block.data() + places[i].offset,
+                            places[i].bytes) == 0);
     }
     // Shorter than they say, or unknown: as it came.
     for (const gpunode::ParameterPlaces* const known :
          {&places, static_cast<const gpunode::ParameterPlaces*>(nullptr)}) {
-      gpunode::Parameters parameters(std::span<const std::byte>(block).first(known != nullptr ? 23 : 24), known);
+      gpunode::Parameters parameters(
+          std::span<const std::byte>(block).first(known != nullptr ? 23 : 24), known);
       CHECK(parameters.pointers() == nullptr);
       REQUIRE(parameters.extra() != nullptr);
       CHECK(*static_cast<size_t*>(parameters.extra()[3]) == (known != nullptr ? 23 : 24));

@@ -20,7 +20,9 @@ CUdevResource told(unsigned count, uint64_t secret) {
   return resource;
 }
 
-bool same(const CUdevResource& a, const CUdevResource& b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+bool same(const CUdevResource& a, const CUdevResource& b) {
+  return std::memcmp(&a, &b, sizeof a) == 0;
+}
 
 bool holds(const CUdevResource& resource, uint64_t secret) {
   const auto* const bytes = reinterpret_cast<const unsigned char*>(&resource);
@@ -33,7 +35,8 @@ constexpr uint64_t kSecret = 0x7f12'3456'789a'bcd0;
 
 }  // namespace
 
-TEST_CASE("a client sees what is declared of a device resource, and nothing of the driver's own", "[resources]") {
+TEST_CASE("a client sees what is declared of a device resource, and nothing of the driver's own",
+          "[resources]") {
   DeviceResources resources(3);
   CUdevResource shown = told(16, kSecret);
   resources.hide(&shown);

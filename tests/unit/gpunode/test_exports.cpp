@@ -1,4 +1,5 @@
-// Descriptors that go from one worker to another. Both are in this process: what they say goes over a socket all the same.
+// Descriptors that go from one worker to another. Both are in this process: what they say goes over
+// a socket all the same.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -49,7 +50,8 @@ base::UniqueFd connected(const ExportToken& token) {
 
 }  // namespace
 
-TEST_CASE("what is exported goes to who has the token, here and in other workers of the key", "[exports]") {
+TEST_CASE("what is exported goes to who has the token, here and in other workers of the key",
+          "[exports]") {
   Exports &giver = worker(1), &taker = worker(1);
   ExportToken first, second;
   REQUIRE(giver.add(something('a'), &first) == CUDA_SUCCESS);

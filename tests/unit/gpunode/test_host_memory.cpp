@@ -50,7 +50,8 @@ TEST_CASE("what one side changed does not undo what the other did", "[gpunode]")
   std::vector<std::byte> runs;
   CHECK_FALSE(memory.changes(kBlock + 4096, 0, 8192, runs));
   CHECK_FALSE(memory.changes(kBlock, 8192, 1, runs));
-  CHECK(memory.changes(kBlock, 0, 4096, runs));  // in parts, the last one shorter than was asked for
+  CHECK(
+      memory.changes(kBlock, 0, 4096, runs));  // in parts, the last one shorter than was asked for
   CHECK(memory.changes(kBlock, 4096, 8192, runs));
   std::vector<std::pair<uint64_t, std::vector<std::byte>>> found;
   for (forward::Reader reader(runs); reader.left() > 0;) {
@@ -70,7 +71,8 @@ TEST_CASE("what one side changed does not undo what the other did", "[gpunode]")
   CHECK(memory.unmap(kBlock));
 }
 
-TEST_CASE("variables are exchanged where they are, and their memory stays when they go", "[gpunode]") {
+TEST_CASE("variables are exchanged where they are, and their memory stays when they go",
+          "[gpunode]") {
   HostMemory memory;
   memory.setLimit(4096);
   std::vector<std::byte> driver(3 * 4096);
@@ -120,9 +122,11 @@ TEST_CASE("a shared block is the client's memory and is never compared", "[gpuno
   };
   HostMemory memory;
   CHECK_FALSE(memory.share(kBlock, kBytes, clients(-1, 0, kBytes)));
-  CHECK_FALSE(memory.share(kBlock, kBytes, clients(memfd.get(), kOffset, kBytes - 4096)));  // too short
-  CHECK_FALSE(memory.share(kBlock, kBytes, clients(memfd.get(), 100, kBytes)));             // not at a page
-  CHECK_FALSE(memory.share(0x10000, kBytes, clients(memfd.get(), kOffset, kBytes)));        // not in the window
+  CHECK_FALSE(
+      memory.share(kBlock, kBytes, clients(memfd.get(), kOffset, kBytes - 4096)));  // too short
+  CHECK_FALSE(memory.share(kBlock, kBytes, clients(memfd.get(), 100, kBytes)));     // not at a page
+  CHECK_FALSE(
+      memory.share(0x10000, kBytes, clients(memfd.get(), kOffset, kBytes)));  // not in the window
   memory.setLimit(4096);
   CHECK_FALSE(memory.share(kBlock, kBytes, clients(memfd.get(), kOffset, kBytes)));
   memory.setLimit(kBytes);
@@ -143,7 +147,8 @@ TEST_CASE("a shared block is the client's memory and is never compared", "[gpuno
   CHECK(memory.unmap(kBlock));
   CHECK(memory.bytes() == 0);
   // What can only be read is no memory for a GPU to write.
-  const base::UniqueFd read_only(open(("/proc/self/fd/" + std::to_string(memfd.get())).c_str(), O_RDONLY | O_CLOEXEC));
+  const base::UniqueFd read_only(
+      open(("/proc/self/fd/" + std::to_string(memfd.get())).c_str(), O_RDONLY | O_CLOEXEC));
   CHECK_FALSE(memory.share(kBlock, kBytes, clients(read_only.get(), kOffset, kBytes)));
   CHECK_FALSE(memory.has(kBlock, 1));
 }

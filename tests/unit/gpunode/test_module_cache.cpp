@@ -32,7 +32,8 @@ Digest digest(const Bytes& bytes) {
   return made;
 }
 size_t files(const std::string& folder) {
-  return static_cast<size_t>(std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
+  return static_cast<size_t>(
+      std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
 }
 fs::path fileIn(const std::string& folder) { return fs::directory_iterator(folder)->path(); }
 
@@ -77,7 +78,8 @@ TEST_CASE("a file that holds something else is not given out, and goes", "[cache
     const Bytes two = image(1000, 4);
     cache.store(two);
     for (const auto& entry : fs::directory_iterator(place)) {
-      if (entry.path() != file) fs::copy_file(entry.path(), file, fs::copy_options::overwrite_existing);
+      if (entry.path() != file)
+        fs::copy_file(entry.path(), file, fs::copy_options::overwrite_existing);
     }
   }
   CHECK(!cache.find(digest(one)));
@@ -129,7 +131,8 @@ TEST_CASE("a folder that is open to others, or not there, is not used", "[cache]
   ModuleCache cache;
   REQUIRE(mkdir((folder.path + "/open").c_str(), 0755) == 0);
   REQUIRE(chmod((folder.path + "/open").c_str(), 0755) == 0);
-  CHECK(cache.open(folder.path + "/open", 1000).error().message.find("others can get into it") != std::string::npos);
+  CHECK(cache.open(folder.path + "/open", 1000).error().message.find("others can get into it") !=
+        std::string::npos);
   CHECK(!cache.open(folder.path + "/not/there", 1000).ok());
   fs::create_directory_symlink(folder.path, folder.path + "/link");
   CHECK(!cache.open(folder.path + "/link", 1000).ok());

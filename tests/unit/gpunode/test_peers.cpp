@@ -1,4 +1,5 @@
-// Links between workers: who may make one, what is said over it, and what becomes of a peer that says what makes no sense. Without a driver.
+// Links between workers: who may make one, what is said over it, and what becomes of a peer that
+// says what makes no sense. Without a driver.
 #include <sys/resource.h>
 
 #include <array>
@@ -33,7 +34,8 @@ constexpr transport::Secret kSession{7, 7, 7};
 
 constexpr uint64_t kRoute = 77;
 
-// A worker of slot kHere that listens as main.cpp has it listen: behind a gpunode, which takes nobody itself.
+// A worker of slot kHere that listens as main.cpp has it listen: behind a gpunode, which takes
+// nobody itself.
 struct Listening {
   explicit Listening(bool allowed = true) {
     peers.configure({kHere, allowed, transport::Choice::kAuto, transport::Tls::kOff});
@@ -43,17 +45,20 @@ struct Listening {
         std::vector{transport::NamedKey{"session", kSession}, forward::peerKey(kSession, kThere)});
     endpoint = std::move(transport::makeEndpoint(options).value());
     auto sockets = std::move(transport::makeHandoverSockets().value());
-    listener = std::move(endpoint
-                             ->listenBehind(std::move(sockets.to),
-                                            [this](const transport::PeerInfo& who) -> Result<transport::Accepted> {
-                                              const auto slot = forward::peerSlot(who.key_name);
-                                              if (!slot) return Error{"not a peer"};
-                                              return peers.accept(*slot, *endpoint);
-                                            })
-                             .value());
+    listener = std::move(
+        endpoint
+            ->listenBehind(std::move(sockets.to),
+                           [this](const transport::PeerInfo& who) -> Result<transport::Accepted> {
+                             const auto slot = forward::peerSlot(who.key_name);
+                             if (!slot) return Error{"not a peer"};
+                             return peers.accept(*slot, *endpoint);
+                           })
+            .value());
     const auto routes = std::make_shared<transport::Routes>();
     routes->add(kRoute, std::move(sockets.from));
-    const auto refuse = [](const transport::PeerInfo&) -> Result<transport::Accepted> { return Error{"no peer"}; };
+    const auto refuse = [](const transport::PeerInfo&) -> Result<transport::Accepted> {
+      return Error{"no peer"};
+    };
     gpunode = std::move(transport::makeEndpoint({}).value());
     front = std::move(gpunode->listen("127.0.0.1:0", refuse, routes).value());
   }
@@ -67,10 +72,13 @@ struct Stranger {
   explicit Stranger(const Listening& there) {
     transport::Options options;
     options.tls = transport::Tls::kOff;
-    options.keys = std::make_shared<const transport::KeyRing>(std::vector{forward::peerKey(kSession, kThere)});
+    options.keys =
+        std::make_shared<const transport::KeyRing>(std::vector{forward::peerKey(kSession, kThere)});
     endpoint = std::move(transport::makeEndpoint(options).value());
     queue = endpoint->makeQueue();
-    link = std::move(endpoint->connect(there.front->address(), {transport::makeDomain(), queue, "", kRoute}).value());
+    link = std::move(
+        endpoint->connect(there.front->address(), {transport::makeDomain(), queue, "", kRoute})
+            .value());
   }
   void say(const PeerMessage& message) { say(std::as_bytes(std::span(&message, 1))); }
   // What does not arrive any more because the link is down is no matter here.
@@ -95,7 +103,8 @@ struct Stranger {
   transport::LinkPtr link;
 };
 
-bool comes(const gpunode::PeerPtr& peer, const Peer::CopyPtr& copy, Event::Kind kind, Event* event = nullptr) {
+bool comes(const gpunode::PeerPtr& peer, const Peer::CopyPtr& copy, Event::Kind kind,
+           Event* event = nullptr) {
   Event next;
   if (!peer->next(copy, next, 5000ms)) return false;
   if (event != nullptr) *event = next;
@@ -113,14 +122,17 @@ TEST_CASE("keys of peers are of one pair and one direction each", "[gpunode]") {
     CHECK(all.insert(forward::peerKey({1}, slot).secret).second);
     CHECK(transport::checkKeyName(key.name).ok());
   }
-  for (const char* name : {"session", "peer-", "peer-16", "peer--1", "peer-1x", "peer-4294967296", "Peer-1", ""})
+  for (const char* name :
+       {"session", "peer-", "peer-16", "peer--1", "peer-1x", "peer-4294967296", "Peer-1", ""})
     CHECK_FALSE(forward::peerSlot(name).has_value());
 }
 
 TEST_CASE("an offer is the next piece of what was agreed to, or nothing", "[gpunode]") {
   constexpr uint64_t kBytes = 2500;
-  const auto offer = [](uint64_t at, uint64_t bytes, uint64_t offset = 0, uint64_t length = kPiece) {
-    return PeerMessage{PeerSays::kOffer, 0, 1, at, bytes, offset, {5, length, transport::kRemoteRead, 0}};
+  const auto offer = [](uint64_t at, uint64_t bytes, uint64_t offset = 0,
+                        uint64_t length = kPiece) {
+    return PeerMessage{
+        PeerSays::kOffer, 0, 1, at, bytes, offset, {5, length, transport::kRemoteRead, 0}};
   };
   CHECK(isNextOffer(offer(0, 1024), kBytes, 0, kPiece));
   CHECK(isNextOffer(offer(1024, 1024), kBytes, 1024, kPiece));
@@ -135,11 +147,14 @@ TEST_CASE("an offer is the next piece of what was agreed to, or nothing", "[gpun
   CHECK_FALSE(isNextOffer(offer(0, 1000), kBytes, 0, kPiece));       // shorter than agreed
   CHECK_FALSE(isNextOffer(offer(0, 1024, 0, 1000), kBytes, 0, kPiece));
   // Bytes that come along are in no region.
-  const auto bytes = [](uint64_t at, uint64_t count) { return PeerMessage{PeerSays::kBytes, 0, 1, at, count, 0, {}}; };
+  const auto bytes = [](uint64_t at, uint64_t count) {
+    return PeerMessage{PeerSays::kBytes, 0, 1, at, count, 0, {}};
+  };
   CHECK(isNextOffer(bytes(2048, 452), kBytes, 2048, kPiece));
   CHECK_FALSE(isNextOffer(bytes(2048, 453), kBytes, 2048, kPiece));
   CHECK_FALSE(isNextOffer(bytes(1024, 452), kBytes, 2048, kPiece));
-  CHECK_FALSE(isNextOffer(bytes(0, gpunode::kInlineBytes + 1), gpunode::kInlineBytes + 1, 0, 1 << 20));
+  CHECK_FALSE(
+      isNextOffer(bytes(0, gpunode::kInlineBytes + 1), gpunode::kInlineBytes + 1, 0, 1 << 20));
 }
 
 TEST_CASE("workers offer, read and say what they have", "[gpunode]") {
@@ -148,8 +163,8 @@ TEST_CASE("workers offer, read and say what they have", "[gpunode]") {
     Listening there;
     Peers here;
     here.configure({kThere, true, transport::Choice::kAuto, transport::Tls::kOff});
-    auto linked = here.connect(kHere, there.front->address(), kRoute, forward::peerKey(kSession, kThere),
-                               transport::Tls::kOff, tcp);
+    auto linked = here.connect(kHere, there.front->address(), kRoute,
+                               forward::peerKey(kSession, kThere), transport::Tls::kOff, tcp);
     REQUIRE(linked.ok());
     const gpunode::PeerPtr sender = linked.value();
     CHECK(sender->sharesMemory() == !tcp);
@@ -172,7 +187,8 @@ TEST_CASE("workers offer, read and say what they have", "[gpunode]") {
     }
     REQUIRE(getrusage(RUSAGE_THREAD, &after) == 0);
     CHECK(after.ru_nvcsw - before.ru_nvcsw < 200);
-    for (size_t i = 0; i < gpunode::Staging::kPieceBytes; ++i) from->bytes[i] = static_cast<std::byte>(i * 7 + 1);
+    for (size_t i = 0; i < gpunode::Staging::kPieceBytes; ++i)
+      from->bytes[i] = static_cast<std::byte>(i * 7 + 1);
     std::memset(into->bytes, 0, gpunode::Staging::kPieceBytes);
     // The offer is there before the copy is begun at the other end, and waits.
     CHECK(sender->say({PeerSays::kOffer, 0, 9, 0, 4096, 64, from->region->key()}));
@@ -210,7 +226,8 @@ TEST_CASE("workers offer, read and say what they have", "[gpunode]") {
   }
 }
 
-TEST_CASE("a peer that makes no sense loses its link, and what waits for it hears of it", "[gpunode]") {
+TEST_CASE("a peer that makes no sense loses its link, and what waits for it hears of it",
+          "[gpunode]") {
   for (int kind = 0; kind < 6; ++kind) {
     INFO("kind " << kind);
     Listening there;
@@ -218,7 +235,8 @@ TEST_CASE("a peer that makes no sense loses its link, and what waits for it hear
     const gpunode::PeerPtr peer = there.peers.find(kThere);
     REQUIRE(peer != nullptr);
     const auto copy = peer->begin(1);
-    PeerMessage message{PeerSays::kOffer, 0, 1, 0, 4096, 0, {0x1234, 4096, transport::kRemoteRead, 0}};
+    PeerMessage message{
+        PeerSays::kOffer, 0, 1, 0, 4096, 0, {0x1234, 4096, transport::kRemoteRead, 0}};
     if (kind == 0) stranger.say(std::as_bytes(std::span(&message, 1)).first(17));
     if (kind == 1) stranger.say({static_cast<PeerSays>(77), 0, 1, 0, 0, 0, {}});
     if (kind == 2) {  // for copies that nobody has asked for
@@ -248,8 +266,10 @@ TEST_CASE("a peer that makes no sense loses its link, and what waits for it hear
   }
 }
 
-TEST_CASE("what was offered is the other end's until it says that it is over, or the link is down", "[gpunode]") {
-  const auto settled = [](const gpunode::PeerPtr& peer, const Peer::CopyPtr& copy, std::chrono::milliseconds patience) {
+TEST_CASE("what was offered is the other end's until it says that it is over, or the link is down",
+          "[gpunode]") {
+  const auto settled = [](const gpunode::PeerPtr& peer, const Peer::CopyPtr& copy,
+                          std::chrono::milliseconds patience) {
     const auto begun = std::chrono::steady_clock::now();
     peer->settle(copy, patience);
     return std::chrono::steady_clock::now() - begun;
@@ -316,7 +336,8 @@ TEST_CASE("calls for peers take nonsense, and say so where there is no link", "[
       worker.peers().configure({0, allowed, transport::Choice::kAuto, transport::Tls::kOff});
       forward::Writer results;
       CHECK(called(kLink, link(1, 0, address), &results));
-      CHECK(forward::Reader(results.bytes).value<forward::PeerLinked>() == forward::PeerLinked::kNo);
+      CHECK(forward::Reader(results.bytes).value<forward::PeerLinked>() ==
+            forward::PeerLinked::kNo);
     }
   }
   forward::Writer stop;
@@ -338,7 +359,8 @@ TEST_CASE("links of workers are made by who may alone", "[gpunode]") {
   CHECK_FALSE(connect({"session", kSession}).ok());
   CHECK(connect(good).ok());
   Listening refuses(false);
-  CHECK_FALSE(here.connect(kHere, refuses.front->address(), kRoute, good, transport::Tls::kOff, true).ok());
+  CHECK_FALSE(
+      here.connect(kHere, refuses.front->address(), kRoute, good, transport::Tls::kOff, true).ok());
   // A later link replaces an earlier one.
   const gpunode::PeerPtr first = there.peers.find(kThere);
   REQUIRE(first != nullptr);

@@ -63,7 +63,8 @@ TEST_CASE("RAM is divided in equal parts, and what is held stays", "[shares]") {
   CHECK(hostShares(100, std::vector<HostClaim>{{70}, {}, {}}) == Budgets{15, 15, 15});
   CHECK(hostShares(100, std::vector<HostClaim>{{30}, {}}) == Budgets{50, 50});
   CHECK(hostShares(100, std::vector<HostClaim>{{120}, {}}) == Budgets{0, 0});
-  CHECK(hostShares(UINT64_MAX, std::vector<HostClaim>{{}, {}}) == Budgets{UINT64_MAX / 2, UINT64_MAX / 2});
+  CHECK(hostShares(UINT64_MAX, std::vector<HostClaim>{{}, {}}) ==
+        Budgets{UINT64_MAX / 2, UINT64_MAX / 2});
 }
 
 TEST_CASE("all host tiers together stay within the RAM that there is", "[shares]") {

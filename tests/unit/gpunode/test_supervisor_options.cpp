@@ -17,24 +17,29 @@ TEST_CASE("a file of options means what the command line does", "[options]") {
     return status.ok() ? std::string() : status.error().message;
   };
   SupervisorOptions options;
-  CHECK(read(options, "vram = '32MiB'\nkey_sessions = 1\nconfine = false\ndevice = [0, 2]\n").empty());
+  CHECK(read(options, "vram = '32MiB'\nkey_sessions = 1\nconfine = false\ndevice = [0, 2]\n")
+            .empty());
   CHECK(options.vram.bytes == 32ull << 20);
   CHECK(options.key_sessions == 1);
   CHECK(!options.confine);
   CHECK(options.devices == std::vector<uint32_t>{0, 2});
-  CHECK(read(options, "\nvram = 8GiB\n") == path + ":2: vram = 8GiB: a text needs quotes: vram = \"8GiB\"");
+  CHECK(read(options, "\nvram = 8GiB\n") ==
+        path + ":2: vram = 8GiB: a text needs quotes: vram = \"8GiB\"");
   CHECK(read(options, "vram = 'much'\n").starts_with(path + ":1: vram: "));
   const std::string unknown = read(options, "\nkey_sesions = 3\n");
-  CHECK(unknown.starts_with(path + ":2: unknown key 'key_sesions'; allowed, the nearest first: key_sessions, "));
+  CHECK(unknown.starts_with(
+      path + ":2: unknown key 'key_sesions'; allowed, the nearest first: key_sessions, "));
   for (const auto& key : supervisorKeys()) {
     std::string name = key.key;
     std::replace(name.begin(), name.end(), '-', '_');
     CHECK(unknown.find(" " + name) != std::string::npos);
   }
-  CHECK(read(options, "ports = '7100-7163'\n").starts_with(path + ":1: unknown key 'ports'"));  // an earlier version's
+  CHECK(read(options, "ports = '7100-7163'\n")
+            .starts_with(path + ":1: unknown key 'ports'"));  // an earlier version's
   CHECK(read(options, "[gpu]\nvram = 1\n").starts_with(path + ":1: unknown table 'gpu'"));
   CHECK(read(options, "[vram]\nhost = 1\n").starts_with(path + ":1: vram: a text, a whole number"));
-  CHECK(applyFile(options, folder.path, false).error().message == folder.path + ": can't be read: Is a directory");
+  CHECK(applyFile(options, folder.path, false).error().message ==
+        folder.path + ": can't be read: Is a directory");
   CHECK(applyFile(options, path + ".none", false).ok());
   CHECK(!applyFile(options, path + ".none", true).ok());
 }

@@ -1,4 +1,5 @@
-// What is printed on standard output reaches whoever is to have it, before drain() returns, and also where nobody drains.
+// What is printed on standard output reaches whoever is to have it, before drain() returns, and
+// also where nobody drains.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -62,7 +63,8 @@ TEST_CASE("an abort's last words are in the log, beside what the driver said bef
     const int kept = olpager::gpunode::keepLog();
     olpager::base::setLogDescriptor(kept);
     auto* const errors = new olpager::gpunode::Text(STDERR_FILENO);
-    errors->start([kept](std::string_view bytes) { (void)!write(kept, bytes.data(), bytes.size()); });
+    errors->start(
+        [kept](std::string_view bytes) { (void)!write(kept, bytes.data(), bytes.size()); });
     std::fprintf(stderr, "assertion\n");
     errors->drainAll();
     olpager::base::logError("a line");
@@ -72,7 +74,8 @@ TEST_CASE("an abort's last words are in the log, beside what the driver said bef
   close(log[1]);
   std::string text;
   char bytes[512];
-  for (ssize_t got = 0; (got = read(log[0], bytes, sizeof bytes)) > 0;) text.append(bytes, static_cast<size_t>(got));
+  for (ssize_t got = 0; (got = read(log[0], bytes, sizeof bytes)) > 0;)
+    text.append(bytes, static_cast<size_t>(got));
   close(log[0]);
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child);

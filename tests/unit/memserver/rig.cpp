@@ -15,7 +15,10 @@ transport::Options optionsFor(Choice choice) {
 }
 
 Server::Server(Choice transport, uint64_t memory, ServiceOptions service_options)
-    : options(std::move(service_options)), choice(transport), bytes(memory), address_("127.0.0.1:0") {
+    : options(std::move(service_options)),
+      choice(transport),
+      bytes(memory),
+      address_("127.0.0.1:0") {
   start();
 }
 
@@ -27,15 +30,18 @@ void Server::start() {
   slabs.lock = false;
   store = std::make_unique<SlabStore>(slabs, arena, [] {});
   store->setTarget(bytes);
-  REQUIRE(
-      store->fill(choice == Choice::kShm ? SlabKind::kShared : SlabKind::kPrivate, [](uint64_t) { return true; }).ok());
+  REQUIRE(store
+              ->fill(choice == Choice::kShm ? SlabKind::kShared : SlabKind::kPrivate,
+                     [](uint64_t) { return true; })
+              .ok());
   transport::Options transport_options = optionsFor(choice);
   transport_options.silent_ms = 0;
   auto made = transport::makeEndpoint(transport_options);
   REQUIRE(made.ok());
   endpoint = std::move(made.value());
   service = std::make_unique<Service>(options, *store, arena, endpoint->makeQueue());
-  auto heard = endpoint->listen(address_, [this](const transport::PeerInfo& peer) { return service->accept(peer); });
+  auto heard = endpoint->listen(
+      address_, [this](const transport::PeerInfo& peer) { return service->accept(peer); });
   INFO((heard.ok() ? "" : heard.error().message));
   REQUIRE(heard.ok());
   listener = std::move(heard.value());
@@ -90,7 +96,8 @@ bool Buffer::isZero() const {
   return true;
 }
 
-Session::Session(std::string where, Choice choice, const transport::FaultPlan* faults) : address(std::move(where)) {
+Session::Session(std::string where, Choice choice, const transport::FaultPlan* faults)
+    : address(std::move(where)) {
   auto made = transport::makeEndpoint(sessionTransport(optionsFor(choice)));
   REQUIRE(made.ok());
   endpoint = std::move(made.value());
@@ -138,7 +145,8 @@ TransferResult Session::await(uint64_t context) {
 Event Session::await(Event::Kind kind) {
   std::unique_lock lock(mutex_);
   const auto find = [&] {
-    return std::find_if(events_.begin(), events_.end(), [&](auto& event) { return event.kind == kind; });
+    return std::find_if(events_.begin(), events_.end(),
+                        [&](auto& event) { return event.kind == kind; });
   };
   INFO("waiting for: " << eventName(kind));
   const bool came = changed_.wait_for(lock, kLong, [&] { return find() != events_.end(); });
@@ -151,7 +159,8 @@ Event Session::await(Event::Kind kind) {
 
 bool Session::saw(Event::Kind kind) {
   std::lock_guard lock(mutex_);
-  return std::any_of(events_.begin(), events_.end(), [&](auto& event) { return event.kind == kind; });
+  return std::any_of(events_.begin(), events_.end(),
+                     [&](auto& event) { return event.kind == kind; });
 }
 
 TransferResult Session::read(const Buffer& into, const FrameRange& from, Class klass) {
@@ -177,7 +186,8 @@ std::vector<Slab> Session::lease(uint64_t bytes) {
 
 std::mt19937_64 seededRandom(const char* test) {
   const char* given = std::getenv("OL_TEST_SEED");
-  const uint64_t seed = given != nullptr && *given != '\0' ? std::strtoull(given, nullptr, 0) : std::random_device()();
+  const uint64_t seed = given != nullptr && *given != '\0' ? std::strtoull(given, nullptr, 0)
+                                                           : std::random_device()();
   std::cout << test << ": OL_TEST_SEED=" << seed << std::endl;
   return std::mt19937_64(seed);
 }

@@ -66,18 +66,21 @@ TEMPLATE_TEST_CASE("scattered pieces, all classes, many at once", "[client]", Tc
   std::vector<uint64_t> ids;
   for (int i = 0; i < kFrames; ++i) {
     const auto ranges = pieces(*out[static_cast<size_t>(i)]);
-    ids.push_back(session.client->write(ranges, frames[static_cast<size_t>(i)], static_cast<Class>(1 + i % 3),
+    ids.push_back(session.client->write(ranges, frames[static_cast<size_t>(i)],
+                                        static_cast<Class>(1 + i % 3),
                                         1000 + static_cast<uint64_t>(i)));
   }
   for (const uint64_t id : ids) session.client->raise(id, Class::kDemand);
-  for (int i = 0; i < kFrames; ++i) REQUIRE(session.await(1000 + static_cast<uint64_t>(i)) == TransferResult::kOk);
+  for (int i = 0; i < kFrames; ++i)
+    REQUIRE(session.await(1000 + static_cast<uint64_t>(i)) == TransferResult::kOk);
   for (int i = 0; i < kFrames; ++i) {
     std::memset(out[static_cast<size_t>(i)]->base, 0, 2 * kMiB);
     const auto ranges = pieces(*out[static_cast<size_t>(i)]);
     session.client->read(ranges, frames[static_cast<size_t>(i)], static_cast<Class>(1 + i % 3),
                          2000 + static_cast<uint64_t>(i));
   }
-  for (int i = 0; i < kFrames; ++i) REQUIRE(session.await(2000 + static_cast<uint64_t>(i)) == TransferResult::kOk);
+  for (int i = 0; i < kFrames; ++i)
+    REQUIRE(session.await(2000 + static_cast<uint64_t>(i)) == TransferResult::kOk);
   for (size_t i = 0; i < kFrames; ++i) CHECK(std::memcmp(out[i]->base, in[i]->base, 2 * kMiB) == 0);
   const Figures figures = session.client->figures();
   CHECK(figures.bytes_read == kFrames * 2 * kMiB);
@@ -95,7 +98,8 @@ TEST_CASE("what can't be is refused where it is asked for", "[client]") {
   CHECK(session.read(buffer, {slabs[0].id + 1, 0, 2 * kMiB}) == TransferResult::kBadRange);
   CHECK(session.read(buffer, {slabs[0].id, 0, 4 * kMiB}) == TransferResult::kBadRange);
   CHECK(session.read(buffer, {slabs[0].id, kSlab - kMiB, 2 * kMiB}) == TransferResult::kBadRange);
-  CHECK(session.write(buffer, {slabs[0].id, UINT64_MAX - kMiB, 2 * kMiB}) == TransferResult::kBadRange);
+  CHECK(session.write(buffer, {slabs[0].id, UINT64_MAX - kMiB, 2 * kMiB}) ==
+        TransferResult::kBadRange);
   CHECK(session.read(buffer, {slabs[0].id, 0, 2 * kMiB}) == TransferResult::kOk);
 
   Session nowhere("127.0.0.1:1", Choice::kTcp);
@@ -177,7 +181,8 @@ TEST_CASE("all memory lent is said, and when there is some again", "[client]") {
   CHECK(second.lease(kSlab).size() == 1);
 }
 
-TEMPLATE_TEST_CASE("what is recalled and released goes back to the system", "[client][recall]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("what is recalled and released goes back to the system", "[client][recall]", Tcp,
+                   Shm) {
   Server server(TestType::kChoice);
   Session session(server);
   session.open();
@@ -224,7 +229,8 @@ TEST_CASE("a recall is shared by the sessions, and can be taken back", "[client]
   }
 }
 
-TEMPLATE_TEST_CASE("what is recalled hard is taken when the time is over", "[client][recall]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("what is recalled hard is taken when the time is over", "[client][recall]", Tcp,
+                   Shm) {
   ServiceOptions options;
   options.hard_recall = true;
   Server server(TestType::kChoice, 4 * kSlab, options);
@@ -237,7 +243,8 @@ TEMPLATE_TEST_CASE("what is recalled hard is taken when the time is over", "[cli
     REQUIRE(session.write(buffer, {slab.id, 0, 2 * kMiB}) == TransferResult::kOk);
   }
   server.service->recall(2 * kSlab, 200, "a test");
-  const SlabId lost[] = {session.await(Event::Kind::kSlabLost).slab, session.await(Event::Kind::kSlabLost).slab};
+  const SlabId lost[] = {session.await(Event::Kind::kSlabLost).slab,
+                         session.await(Event::Kind::kSlabLost).slab};
   int kept = 0;
   for (const Slab& slab : slabs) {
     const auto result = session.read(buffer, {slab.id, 0, 2 * kMiB});
@@ -298,8 +305,10 @@ TEST_CASE("who asks a daemon for its state is no session", "[client][state]") {
     CHECK(status.figure(figure) == 1);
   }
   for (const char* count : {"links", "links_total"}) {
-    CHECK(status.figure(base::format(R"({}{{transport="tcp"}})", count)) == (choice == Choice::kTcp ? 1 : 0));
-    CHECK(status.figure(base::format(R"({}{{transport="shm"}})", count)) == (choice == Choice::kShm ? 1 : 0));
+    CHECK(status.figure(base::format(R"({}{{transport="tcp"}})", count)) ==
+          (choice == Choice::kTcp ? 1 : 0));
+    CHECK(status.figure(base::format(R"({}{{transport="shm"}})", count)) ==
+          (choice == Choice::kShm ? 1 : 0));
   }
 }
 

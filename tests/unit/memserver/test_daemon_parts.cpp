@@ -43,7 +43,8 @@ TEST_CASE("what is missing to the reserve is given back, in whole slabs, once", 
   PressurePolicy policy(pressureOptions());
   MemoryStatus status = plenty();
   status.available = 4 * kGiB - (3 * kGiB / 2);
-  for (int64_t now = 0; now < 60'000; now += 1000) {  // nobody releases anything: it is not asked for more and more
+  for (int64_t now = 0; now < 60'000;
+       now += 1000) {  // nobody releases anything: it is not asked for more and more
     const auto decision = policy.decide(status, 64 * kGiB, now);
     CHECK(decision.target == 62 * kGiB);
     CHECK_FALSE(decision.why.empty());
@@ -60,7 +61,8 @@ TEST_CASE("it grows again a slab at a time after calm, while there is room", "[p
   CHECK(policy.decide(status, 64 * kGiB, 0).target == 61 * kGiB);
   status.available = 5 * kGiB;
   uint64_t target = 0;
-  for (int64_t now = 1000; now < 100'000; now += 1000) target = policy.decide(status, 61 * kGiB, now).target;
+  for (int64_t now = 1000; now < 100'000; now += 1000)
+    target = policy.decide(status, 61 * kGiB, now).target;
   CHECK(target == 61 * kGiB);  // not two slabs above the reserve
   status.available = 40 * kGiB;
   uint64_t donated = 61 * kGiB;
@@ -72,11 +74,13 @@ TEST_CASE("it grows again a slab at a time after calm, while there is room", "[p
   CHECK(policy.decide(status, donated, 200'000).target == 64 * kGiB);
 }
 
-TEST_CASE("what there was no room for at the start comes after the calm time when there is room", "[pressure]") {
+TEST_CASE("what there was no room for at the start comes after the calm time when there is room",
+          "[pressure]") {
   PressureOptions options = pressureOptions();
   options.made = 10 * kGiB;
   PressurePolicy policy(options);
-  for (int64_t now = 0; now < 30'000; now += 1000) CHECK(policy.decide(plenty(), 10 * kGiB, now).target == 10 * kGiB);
+  for (int64_t now = 0; now < 30'000; now += 1000)
+    CHECK(policy.decide(plenty(), 10 * kGiB, now).target == 10 * kGiB);
   MemoryStatus status = plenty();
   status.available = 5 * kGiB;
   CHECK(policy.decide(status, 10 * kGiB, 30'000).target == 10 * kGiB);
@@ -89,7 +93,9 @@ TEST_CASE("making memory stops at the reserve, with what is begun counted as tak
   FillPolicy policy(4 * kGiB, kGiB);
   MemoryStatus status = plenty();
   status.available = 7 * kGiB;
-  const auto next = [&](uint64_t untouched) { return policy.next(untouched, [&] { return status; }); };
+  const auto next = [&](uint64_t untouched) {
+    return policy.next(untouched, [&] { return status; });
+  };
   // Nothing of what is begun has been touched: the system shows all of it as available.
   CHECK(next(0) == Answer::kMake);
   CHECK(next(kGiB) == Answer::kMake);
@@ -107,7 +113,9 @@ TEST_CASE("making memory stops at the reserve, with what is begun counted as tak
   CHECK(next(0) == Answer::kFull);
 }
 
-TEST_CASE("while memory is made room is looked at again after some of it, also where slabs are small", "[pressure]") {
+TEST_CASE(
+    "while memory is made room is looked at again after some of it, also where slabs are small",
+    "[pressure]") {
   using Answer = FillPolicy::Answer;
   constexpr uint64_t kSmall = 4 * kMiB;
   FillPolicy policy(kGiB, kSmall);
@@ -149,7 +157,8 @@ TEST_CASE("stalls on memory give back a sixteenth each 10 s", "[pressure]") {
   MemoryStatus status = plenty();
   status.some = 20;
   CHECK(policy.decide(status, 64 * kGiB, 0).target == 60 * kGiB);
-  for (int64_t now = 1000; now < 10'000; now += 1000) CHECK(policy.decide(status, 60 * kGiB, now).target == 60 * kGiB);
+  for (int64_t now = 1000; now < 10'000; now += 1000)
+    CHECK(policy.decide(status, 60 * kGiB, now).target == 60 * kGiB);
   CHECK(policy.decide(status, 60 * kGiB, 10'000).target == 56 * kGiB);
   status.some = 0;
   status.full = 5;
@@ -197,8 +206,9 @@ TEST_CASE("nothing that presses makes the target wrap around", "[pressure]") {
 TEST_CASE("memory is read as the system tells it", "[pressure]") {
   olpager::test::TemporaryFolder folder;
   folder.write("proc/meminfo", "MemTotal:       1024 kB\nMemFree: 1 kB\nMemAvailable:    512 kB\n");
-  folder.write("proc/pressure/memory",
-               "some avg10=12.50 avg60=0.00 avg300=0.00 total=1\nfull avg10=3.25 avg60=0 total=1\n");
+  folder.write(
+      "proc/pressure/memory",
+      "some avg10=12.50 avg60=0.00 avg300=0.00 total=1\nfull avg10=3.25 avg60=0 total=1\n");
   folder.write("group/memory.max", "max\n");
   folder.write("group/memory.high", "300000\n");
   folder.write("group/memory.current", "200000\n");
@@ -230,7 +240,9 @@ TEST_CASE("memory is read as the system tells it", "[pressure]") {
 
 TEST_CASE("options say what is allowed", "[options]") {
   DaemonOptions options;
-  const auto set = [&](const char* key, const char* text) { return applyKey(options, key, text).ok(); };
+  const auto set = [&](const char* key, const char* text) {
+    return applyKey(options, key, text).ok();
+  };
   CHECK(set("listen", "10.0.0.1:7070,[::1]:0,unix:/run/x"));
   CHECK(options.listen == std::vector<std::string>{"10.0.0.1:7070", "[::1]:0", "unix:/run/x"});
   CHECK(set("memory", "auto"));
@@ -247,22 +259,23 @@ TEST_CASE("options say what is allowed", "[options]") {
   CHECK(options.numa == -1);
   CHECK(set("recall", "hard"));
   CHECK(options.hard_recall);
-  for (const auto& [key, text] : std::vector<std::pair<const char*, const char*>>{{"listen", ""},
-                                                                                  {"listen", "host"},
-                                                                                  {"memory", "1MiB"},
-                                                                                  {"memory", "-1"},
-                                                                                  {"slab", "3MiB"},
-                                                                                  {"slab", "0"},
-                                                                                  {"lease_time", "0s"},
-                                                                                  {"lease_time", "5 parsecs"},
-                                                                                  {"lease_time", "nan"},
-                                                                                  {"sessions", "99999999999999999999"},
-                                                                                  {"pressure_some", "101"},
-                                                                                  {"pressure_full", "nan"},
-                                                                                  {"numa", "-1"},
-                                                                                  {"huge", "maybe"},
-                                                                                  {"log", "loud"},
-                                                                                  {"nothing", "1"}}) {
+  for (const auto& [key, text] :
+       std::vector<std::pair<const char*, const char*>>{{"listen", ""},
+                                                        {"listen", "host"},
+                                                        {"memory", "1MiB"},
+                                                        {"memory", "-1"},
+                                                        {"slab", "3MiB"},
+                                                        {"slab", "0"},
+                                                        {"lease_time", "0s"},
+                                                        {"lease_time", "5 parsecs"},
+                                                        {"lease_time", "nan"},
+                                                        {"sessions", "99999999999999999999"},
+                                                        {"pressure_some", "101"},
+                                                        {"pressure_full", "nan"},
+                                                        {"numa", "-1"},
+                                                        {"huge", "maybe"},
+                                                        {"log", "loud"},
+                                                        {"nothing", "1"}}) {
     INFO(key << " = " << text);
     CHECK(!set(key, text));
   }
@@ -283,20 +296,24 @@ TEST_CASE("a file of options means what the command line does", "[options]") {
     return status.ok() ? std::string() : status.error().message;
   };
   folder.write("olmemserver.toml",
-               "listen = ['10.0.0.1:7070', 'unix:/run/x']\nsessions = 7\nhuge = false\n[quotas]\nanna = '1GiB'\n");
+               "listen = ['10.0.0.1:7070', 'unix:/run/x']\nsessions = 7\nhuge = "
+               "false\n[quotas]\nanna = '1GiB'\n");
   DaemonOptions options;
   REQUIRE(applyFile(options, path, true).ok());
   CHECK(options.listen == std::vector<std::string>{"10.0.0.1:7070", "unix:/run/x"});
   CHECK(options.sessions == 7);
   CHECK(!options.huge);
   CHECK(options.quotas.at("anna") == kGiB);
-  CHECK(failure("\nmemory = 8GiB\n") == path + ":2: memory = 8GiB: a text needs quotes: memory = \"8GiB\"");
+  CHECK(failure("\nmemory = 8GiB\n") ==
+        path + ":2: memory = 8GiB: a text needs quotes: memory = \"8GiB\"");
   CHECK(failure("memory = 1.5\n") ==
         path + ":1: memory: a text, a whole number, true, false or a list of texts is wanted");
-  CHECK(failure("\nslabs = 3\n").starts_with(path + ":2: unknown key 'slabs'; allowed, the nearest first: slab, "));
+  CHECK(failure("\nslabs = 3\n")
+            .starts_with(path + ":2: unknown key 'slabs'; allowed, the nearest first: slab, "));
   CHECK(failure("[quotas]\nanna = true\n").starts_with(path + ":2: quotas: 'on' is not"));
   // A folder opens and can't be read: no options are not what it was meant to say.
-  CHECK(applyFile(options, folder.path, false).error().message == folder.path + ": can't be read: Is a directory");
+  CHECK(applyFile(options, folder.path, false).error().message ==
+        folder.path + ": can't be read: Is a directory");
   CHECK(applyFile(options, path + ".none", false).ok());
   CHECK(applyFile(options, path + ".none", true).error().message ==
         path + ".none: can't be read: No such file or directory");
@@ -311,8 +328,10 @@ TEST_CASE("figures are in the format that Prometheus reads", "[metrics]") {
   store.free = 10;
   store.lent = 20;
   const std::string text = status::metricsText("olmemserver", metricsOf(service, store));
-  CHECK(text.find("# TYPE olmemserver_sessions gauge\nolmemserver_sessions 3\n") != std::string::npos);
-  CHECK(text.find("\nolmemserver_links{transport=\"tcp\"} 2\nolmemserver_links{transport=\"shm\"} 1\n") !=
+  CHECK(text.find("# TYPE olmemserver_sessions gauge\nolmemserver_sessions 3\n") !=
+        std::string::npos);
+  CHECK(text.find(
+            "\nolmemserver_links{transport=\"tcp\"} 2\nolmemserver_links{transport=\"shm\"} 1\n") !=
         std::string::npos);
   CHECK(text.find("\nolmemserver_donated_bytes 30\n") != std::string::npos);
   std::istringstream lines(text);
@@ -333,13 +352,14 @@ TEST_CASE("a daemon that listens everywhere is asked here", "[state]") {
   CHECK(askAddress("10.0.0.1:7070") == "10.0.0.1:7070");
 }
 
-TEST_CASE("a daemon that tells of sessions without end is not listened to without end", "[status]") {
+TEST_CASE("a daemon that tells of sessions without end is not listened to without end",
+          "[status]") {
   const bool empty = GENERATE(false, true);
   auto endpoint = transport::makeEndpoint(optionsFor(Choice::kTcp));
   REQUIRE(endpoint.ok());
   auto queue = endpoint.value()->makeQueue();
-  auto listener =
-      endpoint.value()->listen("127.0.0.1:0", [&](const transport::PeerInfo&) -> Result<transport::Accepted> {
+  auto listener = endpoint.value()->listen(
+      "127.0.0.1:0", [&](const transport::PeerInfo&) -> Result<transport::Accepted> {
         return transport::Accepted{transport::makeDomain(), queue};
       });
   REQUIRE(listener.ok());
@@ -348,7 +368,8 @@ TEST_CASE("a daemon that tells of sessions without end is not listened to withou
   std::thread daemon([&] {
     while (!end) {
       transport::Completion one[1];
-      if (queue->wait(one, 10ms) == 0 || one[0].kind != transport::Completion::Kind::kMessage) continue;
+      if (queue->wait(one, 10ms) == 0 || one[0].kind != transport::Completion::Kind::kMessage)
+        continue;
       const auto question = status::decodeQuestion(one[0].message.bytes());
       if (!question.ok()) continue;
       status::Answer answer;

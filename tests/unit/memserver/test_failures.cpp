@@ -1,4 +1,5 @@
-// Lost connections, stalls, restarts, sessions that die: nothing is lost that need not be, nothing stale is believed.
+// Lost connections, stalls, restarts, sessions that die: nothing is lost that need not be, nothing
+// stale is believed.
 #include <fcntl.h>
 #include <sys/resource.h>
 
@@ -67,7 +68,9 @@ TEST_CASE("a connection that is lost only delays", "[failures]") {
   CHECK(session.saw(Event::Kind::kDown));
   CHECK_FALSE(session.saw(Event::Kind::kSlabLost));
   CHECK(server.service->lentBytes() == 4 * kSlab);
-  eventually([&] { return server.service->figures().sessions == 1; });  // the earlier ones hold nothing and are gone
+  eventually([&] {
+    return server.service->figures().sessions == 1;
+  });  // the earlier ones hold nothing and are gone
 }
 
 TEST_CASE("a connection that is lost again and again only delays", "[failures]") {
@@ -85,9 +88,11 @@ TEST_CASE("a connection that is lost again and again only delays", "[failures]")
   const transport::LocalRange range = buffer.range();
   const uint64_t context = session.next_context++;
   session.client->write({&range, 1}, {slabs[0].id, 0, kSlab}, Class::kWriteBack, context);
-  constexpr unsigned kCuts = 30;  // more than the attempts that are too many once the lease time is over
+  constexpr unsigned kCuts =
+      30;  // more than the attempts that are too many once the lease time is over
   for (unsigned cuts = 0; cuts < kCuts; ++cuts) {
-    eventually([&] { return session.client->figures().connects > cuts && session.client->figures().up; });
+    eventually(
+        [&] { return session.client->figures().connects > cuts && session.client->figures().up; });
     std::this_thread::sleep_for(10ms);  // it is under way again
     wire.value()->cut();
   }
@@ -98,7 +103,8 @@ TEST_CASE("a connection that is lost again and again only delays", "[failures]")
   CHECK(back.holds(5));
 }
 
-TEMPLATE_TEST_CASE("faults of the transport at random moments lose nothing", "[failures]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("faults of the transport at random moments lose nothing", "[failures]", Tcp,
+                   Shm) {
   Server server(TestType::kChoice, 8 * kSlab);
   auto random = seededRandom("random faults");
   transport::FaultPlan plan;
@@ -125,8 +131,11 @@ TEMPLATE_TEST_CASE("faults of the transport at random moments lose nothing", "[f
   constexpr size_t kFrames = 8;  // two in each slab
   std::vector<std::unique_ptr<Buffer>> buffers;
   std::vector<uint64_t> holds(kFrames, 0);
-  for (size_t i = 0; i < kFrames; ++i) buffers.push_back(std::make_unique<Buffer>(session.domain, 2 * kMiB));
-  const auto frame = [&](size_t i) { return FrameRange{slabs[i / 2].id, i % 2 * 2 * kMiB, 2 * kMiB}; };
+  for (size_t i = 0; i < kFrames; ++i)
+    buffers.push_back(std::make_unique<Buffer>(session.domain, 2 * kMiB));
+  const auto frame = [&](size_t i) {
+    return FrameRange{slabs[i / 2].id, i % 2 * 2 * kMiB, 2 * kMiB};
+  };
   for (int round = 0; round < 40; ++round) {
     uint64_t first = session.next_context.fetch_add(kFrames);
     for (size_t i = 0; i < kFrames; ++i) {
@@ -137,7 +146,8 @@ TEMPLATE_TEST_CASE("faults of the transport at random moments lose nothing", "[f
         session.client->write({&range, 1}, frame(i), Class::kWriteBack, first + i);
       } else {
         std::memset(buffers[i]->base, 0x55, 4096);
-        session.client->read({&range, 1}, frame(i), random() % 2 == 0 ? Class::kDemand : Class::kPrefetch, first + i);
+        session.client->read({&range, 1}, frame(i),
+                             random() % 2 == 0 ? Class::kDemand : Class::kPrefetch, first + i);
       }
     }
     for (size_t i = 0; i < kFrames; ++i) {
@@ -192,7 +202,8 @@ TEST_CASE("a stall beyond the lease time loses the pages, once and for good", "[
   CHECK(session.client->slabs().empty());
   CHECK(session.read(buffer, {slabs[0].id, 0, kSlab}) == TransferResult::kBadRange);
   eventually([&] { return server.store->figures().lent == 0; });
-  eventually([&] { return session.client->lease(kSlab).ok(); });  // a busy machine may stall it once more
+  eventually(
+      [&] { return session.client->lease(kSlab).ok(); });  // a busy machine may stall it once more
 }
 
 TEST_CASE("a transfer to a memserver that stalls can be interrupted", "[failures]") {
@@ -250,7 +261,8 @@ TEST_CASE("a memserver that has no descriptors for a slab loses nothing", "[fail
   low.clear();
   const transport::LocalRange range = buffer.range();
   while (!session.client->interrupt())  // until it hits a transfer that is under way
-    session.client->read({&range, 1}, {slabs[0].id, 0, kSlab}, Class::kDemand, session.next_context++);
+    session.client->read({&range, 1}, {slabs[0].id, 0, kSlab}, Class::kDemand,
+                         session.next_context++);
   session.await(Event::Kind::kDown);
   std::this_thread::sleep_for(1500ms);  // it connects, and is refused, again and again
   const bool up = session.saw(Event::Kind::kUp) && session.client->figures().up;
@@ -300,7 +312,8 @@ TEST_CASE("a memserver that is gone is given up when its lease time is over", "[
   CHECK(!session.client->lease(kSlab).ok());
 }
 
-TEMPLATE_TEST_CASE("a memserver that ends says so: nobody waits for its lease time", "[failures]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("a memserver that ends says so: nobody waits for its lease time", "[failures]",
+                   Tcp, Shm) {
   Server server(TestType::kChoice, 16 * kSlab, shortLease(600'000));
   Session session(server), idle(server);
   for (Session* one : {&session, &idle}) one->open();
@@ -322,7 +335,8 @@ TEMPLATE_TEST_CASE("a memserver that ends says so: nobody waits for its lease ti
   eventually([&] { return session.client->lease(kSlab).ok(); });
 }
 
-TEST_CASE("leases run out only when the connection has been down for the lease time", "[failures]") {
+TEST_CASE("leases run out only when the connection has been down for the lease time",
+          "[failures]") {
   Server server(Choice::kTcp, 16 * kSlab, shortLease(1000));
   const auto wire = wireTo(server);
   Session session(wire->address(), Choice::kTcp);
@@ -352,7 +366,8 @@ TEST_CASE("a session's leases are nobody else's to claim", "[failures][trust]") 
   REQUIRE(link.ok());
   const auto ask = [&](protocol::Body body) {
     const auto bytes = protocol::encode({1, std::move(body)});
-    REQUIRE(link.value()->send(transport::MessageClass::kRequest, bytes) == transport::Outcome::kOk);
+    REQUIRE(link.value()->send(transport::MessageClass::kRequest, bytes) ==
+            transport::Outcome::kOk);
     transport::Completion completion;
     REQUIRE(queue->wait({&completion, 1}, kLong) == 1);
     REQUIRE(completion.kind == transport::Completion::Kind::kMessage);
@@ -363,7 +378,8 @@ TEST_CASE("a session's leases are nobody else's to claim", "[failures][trust]") 
   ask(protocol::Hello{"thief"});
   protocol::Attach guess;
   guess.leases.resize(8);
-  for (size_t i = 0; i < guess.leases.size(); ++i) guess.leases[i].bytes[0] = static_cast<uint8_t>(i);
+  for (size_t i = 0; i < guess.leases.size(); ++i)
+    guess.leases[i].bytes[0] = static_cast<uint8_t>(i);
   const auto attached = std::get<protocol::AttachReply>(ask(guess));
   REQUIRE(attached.slabs.size() == 8);
   for (const auto& slab : attached.slabs) CHECK(slab.key == 0);
@@ -389,9 +405,10 @@ TEST_CASE("who breaks the protocol is closed, others notice nothing", "[failures
   };
   say({}, transport::MessageClass::kRequest);
   say(std::vector<std::byte>(100), transport::MessageClass::kRequest);
-  say(protocol::encode({1, protocol::Renew{}}), transport::MessageClass::kRequest);       // no greeting
-  say(protocol::encode({1, protocol::Hello{}}), transport::MessageClass::kNotice);        // no request
-  say(protocol::encode({1, protocol::RenewReply{}}), transport::MessageClass::kRequest);  // not a session's
+  say(protocol::encode({1, protocol::Renew{}}), transport::MessageClass::kRequest);  // no greeting
+  say(protocol::encode({1, protocol::Hello{}}), transport::MessageClass::kNotice);   // no request
+  say(protocol::encode({1, protocol::RenewReply{}}),
+      transport::MessageClass::kRequest);  // not a session's
   auto cut = protocol::encode({1, protocol::Hello{"x"}});
   cut.pop_back();
   say(cut, transport::MessageClass::kRequest);
@@ -411,9 +428,10 @@ TEST_CASE("who does not take its answer is closed, and what was lent with it end
   auto queue = endpoint.value()->makeQueue();
   auto link = endpoint.value()->connect(server.address(), {transport::makeDomain(), queue, ""});
   REQUIRE(link.ok());
-  for (const auto& bytes :
-       {protocol::encode({1, protocol::Hello{"narrow"}}), protocol::encode({2, protocol::Lease{16 * kSlab}})})
-    REQUIRE(link.value()->send(transport::MessageClass::kRequest, bytes) == transport::Outcome::kOk);
+  for (const auto& bytes : {protocol::encode({1, protocol::Hello{"narrow"}}),
+                            protocol::encode({2, protocol::Lease{16 * kSlab}})})
+    REQUIRE(link.value()->send(transport::MessageClass::kRequest, bytes) ==
+            transport::Outcome::kOk);
   eventually([&] { return link.value()->state() == transport::LinkState::kDown; });
   CHECK(link.value()->reason().find("it takes messages of 256 bytes") != std::string::npos);
   eventually([&] { return server.service->lentBytes() == 0; });
@@ -434,10 +452,13 @@ TEST_CASE("who does not take a recall is closed once", "[failures]") {
   auto queue = endpoint.value()->makeQueue();
   auto link = endpoint.value()->connect(server.address(), {transport::makeDomain(), queue, ""});
   REQUIRE(link.ok());
-  for (const auto& bytes :
-       {protocol::encode({1, protocol::Hello{"narrow"}}), protocol::encode({2, protocol::Lease{kSlab}})})
-    REQUIRE(link.value()->send(transport::MessageClass::kRequest, bytes) == transport::Outcome::kOk);
-  eventually([&] { return server.service->lentBytes() == kSlab && server.service->figures().waiting == 0; });
+  for (const auto& bytes : {protocol::encode({1, protocol::Hello{"narrow"}}),
+                            protocol::encode({2, protocol::Lease{kSlab}})})
+    REQUIRE(link.value()->send(transport::MessageClass::kRequest, bytes) ==
+            transport::Outcome::kOk);
+  eventually([&] {
+    return server.service->lentBytes() == kSlab && server.service->figures().waiting == 0;
+  });
   // Nobody is left to work off that it is down.
   for (size_t i = 0; i < kThreads; ++i) {
     server.arena.enqueue([&] {
@@ -452,21 +473,25 @@ TEST_CASE("who does not take a recall is closed once", "[failures]") {
   CHECK(server.service->figures().broken == 1);
 }
 
-TEST_CASE("a link that neither greets nor asks for the state does not keep a session's place", "[failures][trust]") {
+TEST_CASE("a link that neither greets nor asks for the state does not keep a session's place",
+          "[failures][trust]") {
   ServiceOptions options;
   options.greet_ms = 1500;
   options.most_sessions = 2;
   Server server(Choice::kTcp, 4 * kSlab, options);
   Session rig(server);
   auto queue = rig.endpoint->makeQueue();
-  const auto connect = [&] { return rig.endpoint->connect(server.address(), {rig.domain, queue, ""}); };
+  const auto connect = [&] {
+    return rig.endpoint->connect(server.address(), {rig.domain, queue, ""});
+  };
   auto silent = connect(), asking = connect();
   REQUIRE(silent.ok());
   REQUIRE(asking.ok());
   eventually([&] { return !connect().ok(); });  // both are counted
   const auto ask = [&] {
     const auto bytes = status::encode(status::Question{1, 0});
-    return asking.value()->send(transport::MessageClass::kRequest, bytes) == transport::Outcome::kOk;
+    return asking.value()->send(transport::MessageClass::kRequest, bytes) ==
+           transport::Outcome::kOk;
   };
   // Every answer is taken, so that there is room for the next question.
   const auto until = std::chrono::steady_clock::now() + 2250ms;
@@ -477,14 +502,17 @@ TEST_CASE("a link that neither greets nor asks for the state does not keep a ses
       ++asked;
     }
     transport::Completion completion;
-    if (queue->wait({&completion, 1}, 50ms) == 1 && completion.kind == transport::Completion::Kind::kMessage) ++answers;
+    if (queue->wait({&completion, 1}, 50ms) == 1 &&
+        completion.kind == transport::Completion::Kind::kMessage)
+      ++answers;
     std::this_thread::sleep_for(10ms);
   }
   CHECK(silent.value()->state() == transport::LinkState::kDown);
   CHECK(silent.value()->reason().find("neither greeted nor asked") != std::string::npos);
   CHECK(asking.value()->state() == transport::LinkState::kUp);
   CHECK(server.service->figures().broken == 0);
-  // A session that has greeted stays, with the place that has become free, and who asks now and then connects anew.
+  // A session that has greeted stays, with the place that has become free, and who asks now and
+  // then connects anew.
   Session session(server);
   eventually([&] {
     auto connected = Client::connect(session.options, session);
@@ -538,7 +566,9 @@ TEST_CASE("who sends without end leaves others their turn", "[failures][trust]")
     ask(link.value(), protocol::Hello{"one of many"});
     hear();
   }
-  const auto waiting = [&](size_t count) { eventually([&] { return server.service->figures().waiting == count; }); };
+  const auto waiting = [&](size_t count) {
+    eventually([&] { return server.service->figures().waiting == count; });
+  };
   waiting(0);
   // One thread is at work, and not until everything has been said: by those who say little last.
   for (size_t i = 0; i < kThreads; ++i) {
@@ -565,7 +595,8 @@ TEST_CASE("who sends without end leaves others their turn", "[failures][trust]")
   CHECK(before == kMany * kTurn);
 }
 
-TEMPLATE_TEST_CASE("memory stays bounded over sessions that come and go", "[failures][long]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("memory stays bounded over sessions that come and go", "[failures][long]", Tcp,
+                   Shm) {
   ServiceOptions options = shortLease(100);
   options.most_sessions = 256;
   Server server(TestType::kChoice, 8 * kSlab, options);
@@ -587,7 +618,8 @@ TEMPLATE_TEST_CASE("memory stays bounded over sessions that come and go", "[fail
     }
     const auto ask = [&](protocol::Body body) {
       const auto bytes = protocol::encode({1, std::move(body)});
-      REQUIRE(link.value()->send(transport::MessageClass::kRequest, bytes) == transport::Outcome::kOk);
+      REQUIRE(link.value()->send(transport::MessageClass::kRequest, bytes) ==
+              transport::Outcome::kOk);
       transport::Completion completion;
       REQUIRE(queue->wait({&completion, 1}, kLong) == 1);
       REQUIRE(completion.kind == transport::Completion::Kind::kMessage);
@@ -599,14 +631,16 @@ TEMPLATE_TEST_CASE("memory stays bounded over sessions that come and go", "[fail
     const auto leased = std::get<protocol::LeaseReply>(ask(protocol::Lease{kSlab}));
     if (!leased.slabs.empty()) {
       const transport::LocalRange range = buffer.range();
-      const transport::RemoteRange there{{leased.slabs[0].key, kSlab, transport::kRemoteReadWrite, 0}, 0, 64 << 10};
+      const transport::RemoteRange there{
+          {leased.slabs[0].key, kSlab, transport::kRemoteReadWrite, 0}, 0, 64 << 10};
       REQUIRE(link.value()->read({&range, 1}, there, Class::kDemand, 1) == transport::Outcome::kOk);
       transport::Completion completion;
       REQUIRE(queue->wait({&completion, 1}, kLong) == 1);
       REQUIRE(completion.outcome == transport::Outcome::kOk);
       REQUIRE(buffer.isZero());
       buffer.fill(random());
-      REQUIRE(link.value()->write({&range, 1}, there, Class::kWriteBack, 2) == transport::Outcome::kOk);
+      REQUIRE(link.value()->write({&range, 1}, there, Class::kWriteBack, 2) ==
+              transport::Outcome::kOk);
       REQUIRE(queue->wait({&completion, 1}, kLong) == 1);
     }
     switch (random() % 3) {

@@ -23,10 +23,11 @@ std::vector<protocol::Message> oneOfEach(std::mt19937_64& random) {
   }
   std::vector<Message> all;
   for (Body body : std::initializer_list<Body>{
-           Hello{"program"}, HelloReply{randomLease(random), 30000, 1 << 28, capacity}, protocol::Lease{random()},
-           LeaseReply{slabs, "a reason", capacity}, Attach{leases}, AttachReply{slabs}, Renew{}, RenewReply{capacity},
-           Release{leases}, ReleaseReply{capacity}, Refusal{"no"}, Recall{random(), 500, "why"}, Revoked{leases, "why"},
-           Goodbye{}}) {
+           Hello{"program"}, HelloReply{randomLease(random), 30000, 1 << 28, capacity},
+           protocol::Lease{random()}, LeaseReply{slabs, "a reason", capacity}, Attach{leases},
+           AttachReply{slabs}, Renew{}, RenewReply{capacity}, Release{leases},
+           ReleaseReply{capacity}, Refusal{"no"}, Recall{random(), 500, "why"},
+           Revoked{leases, "why"}, Goodbye{}}) {
     all.push_back({random(), std::move(body)});
   }
   return all;
@@ -50,7 +51,8 @@ TEST_CASE("every message comes out as it went in", "[protocol]") {
 
 TEST_CASE("the bytes are the same on every machine", "[protocol]") {
   const auto bytes = protocol::encode({0x0102030405060708, protocol::Lease{0x1112131415161718}});
-  const uint8_t expected[] = {2, 0, 3, 0, 8, 7, 6, 5, 4, 3, 2, 1, 0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11};
+  const uint8_t expected[] = {2, 0, 3,    0,    8,    7,    6,    5,    4,    3,
+                              2, 1, 0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11};
   REQUIRE(bytes.size() == sizeof expected);
   CHECK(std::memcmp(bytes.data(), expected, sizeof expected) == 0);
 }
@@ -108,7 +110,8 @@ TEST_CASE("random bytes and changed messages never do harm", "[protocol]") {
       bytes[3] = std::byte{0};
     }
     const auto message = protocol::decode(bytes);
-    if (message.ok()) CHECK(protocol::decode(protocol::encode(message.value())).value() == message.value());
+    if (message.ok())
+      CHECK(protocol::decode(protocol::encode(message.value())).value() == message.value());
   }
 }
 
@@ -201,7 +204,8 @@ TEST_CASE("slabs are zeros, come back as zeros, and go when they are too many", 
       REQUIRE(slab);
       CHECK(slab->kind() == kind);
       CHECK((slab->memory().fd >= 0) == (kind == SlabKind::kShared));
-      CHECK(std::all_of(slab->base(), slab->base() + kSlab, [](std::byte b) { return b == std::byte{0}; }));
+      CHECK(std::all_of(slab->base(), slab->base() + kSlab,
+                        [](std::byte b) { return b == std::byte{0}; }));
       std::memset(slab->base(), 0xee, kSlab);
       CHECK(store.figures().lent == kSlab);
       store.giveBack(std::move(slab), handed_out && kind == SlabKind::kShared);
@@ -250,7 +254,8 @@ TEST_CASE("what is begun is counted until it is touched", "[slabs]") {
     return most != 0;
   });
   uint64_t told = 0;
-  REQUIRE(SlabMemory::make(options, SlabKind::kShared, [&](uint64_t bytes) { told += bytes; }).ok());
+  REQUIRE(
+      SlabMemory::make(options, SlabKind::kShared, [&](uint64_t bytes) { told += bytes; }).ok());
   CHECK(told == options.bytes);
   options.bytes = 1ull << 46;
   SlabStore huge(options, arena, [] {});

@@ -1,5 +1,6 @@
-// A lower tier for tests: keeps copies in this process, ends transfers after a random time in a random order, and can be told
-// to have no room or to lose what it has. A use against the contract of remote_tier.h ends the test.
+// A lower tier for tests: keeps copies in this process, ends transfers after a random time in a
+// random order, and can be told to have no room or to lose what it has. A use against the contract
+// of remote_tier.h ends the test.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +21,8 @@ namespace olpager::pager::test {
 
 class FakeRemote final : public RemoteTier {
  public:
-  FakeRemote(uint64_t capacity, uint64_t seed) : capacity_(capacity), random_(seed), thread_([this] { run(); }) {}
+  FakeRemote(uint64_t capacity, uint64_t seed)
+      : capacity_(capacity), random_(seed), thread_([this] { run(); }) {}
   ~FakeRemote() override {
     {
       std::lock_guard lock(mutex_);
@@ -34,7 +36,8 @@ class FakeRemote final : public RemoteTier {
     std::lock_guard lock(mutex_);
     if (busy(id)) broken_ = "a second transfer of one id";
     jobs_.push_back({id, true, const_cast<void*>(memory), bytes, due()});  // NOLINT: only read
-    if (hash != nullptr && *hash != hashed(memory, bytes)) broken_ = "the hash given is not that of the bytes";
+    if (hash != nullptr && *hash != hashed(memory, bytes))
+      broken_ = "the hash given is not that of the bytes";
     changed_.notify_all();
   }
   void receive(uint64_t id, void* memory, uint64_t bytes, bool urgent) override {
@@ -42,10 +45,12 @@ class FakeRemote final : public RemoteTier {
     std::lock_guard lock(mutex_);
     if (busy(id)) broken_ = "a second transfer of one id";
     if (no_memory) {
-      finished_.push_back({id, false, Outcome::kNotNow, hashed(copies_[id].data(), copies_[id].size())});
+      finished_.push_back(
+          {id, false, Outcome::kNotNow, hashed(copies_[id].data(), copies_[id].size())});
       return;
     }
-    if (!lost && (copies_.count(id) == 0 || copies_[id].size() != bytes)) broken_ = "what is received was never sent";
+    if (!lost && (copies_.count(id) == 0 || copies_[id].size() != bytes))
+      broken_ = "what is received was never sent";
     jobs_.push_back({id, false, memory, bytes, due()});
     changed_.notify_all();
   }
@@ -69,13 +74,15 @@ class FakeRemote final : public RemoteTier {
     const auto given_up = [&](const Job& job) { return job.id == id && !job.sent && frozen; };
     const auto job = std::find_if(jobs_.begin(), jobs_.end(), given_up);
     if (job == jobs_.end()) return;
-    finished_.push_back({id, false, Outcome::kNotNow, hashed(copies_[id].data(), copies_[id].size())});
+    finished_.push_back(
+        {id, false, Outcome::kNotNow, hashed(copies_[id].data(), copies_[id].size())});
     jobs_.erase(job);
   }
   bool holds(uint64_t id, const RemoteHash& hash) const override {
     std::lock_guard lock(mutex_);
     const auto found = copies_.find(id);
-    if (found == copies_.end() || hashed(found->second.data(), found->second.size()) != hash) return false;
+    if (found == copies_.end() || hashed(found->second.data(), found->second.size()) != hash)
+      return false;
     if (forgets && forgets(id)) {
       copies_.erase(found);
       ++forgotten_;
@@ -118,7 +125,8 @@ class FakeRemote final : public RemoteTier {
   }
   unsigned receiving() const {
     std::lock_guard lock(mutex_);
-    return static_cast<unsigned>(std::count_if(jobs_.begin(), jobs_.end(), [](const Job& job) { return !job.sent; }));
+    return static_cast<unsigned>(
+        std::count_if(jobs_.begin(), jobs_.end(), [](const Job& job) { return !job.sent; }));
   }
   size_t underWay() const {
     std::lock_guard lock(mutex_);

@@ -1,4 +1,5 @@
-// What the pager's tests run. Values lie `step` words apart, so that an interpreter touches few words of each page.
+// What the pager's tests run. Values lie `step` words apart, so that an interpreter touches few
+// words of each page.
 typedef unsigned long long u64;
 
 __device__ u64 mix(u64 x) {
@@ -18,7 +19,8 @@ __global__ void fill(u64* to, u64 count, u64 step, u64 seed) {
 }
 
 __global__ void addTo(u64* to, u64 count, u64 step, u64 value) {
-  for (u64 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) to[i * step] += value;
+  for (u64 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x)
+    to[i * step] += value;
 }
 
 __global__ void copyTo(u64* to, const u64* from, u64 count, u64 step) {

@@ -19,8 +19,8 @@ namespace olpager::pager::test {
 
 namespace {
 
-// Each rig has a range of its own: one that was stopped leaves its mappings behind. ThreadSanitizer keeps other addresses
-// for itself, and what it leaves has to do for all rigs.
+// Each rig has a range of its own: one that was stopped leaves its mappings behind. ThreadSanitizer
+// keeps other addresses for itself, and what it leaves has to do for all rigs.
 constexpr uint64_t kTestVaBase = base::kThreadSanitizer ? 0x0001'0000'0000 : 0x2a5d'0000'0000;
 constexpr uint64_t kTestVaSize = base::kThreadSanitizer ? 7ull << 29 : 8ull << 30;
 constexpr uint64_t kMostRigs = base::kThreadSanitizer ? 144 : 512;
@@ -39,19 +39,22 @@ Driver& driver() {
   static Driver* instance = [] {
     auto* made = new Driver;
     const char* path = std::getenv("OL_TEST_LIBCUDA");
-    void* handle = dlopen(path != nullptr && *path != 0 ? path : SIM_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+    void* handle =
+        dlopen(path != nullptr && *path != 0 ? path : SIM_LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) {
       std::fprintf(stderr, "no driver to test with: %s\n", dlerror());
       std::exit(2);
     }
-    const char* missing = loadDriverApi(made->api, [&](const char* name) { return dlsym(handle, name); });
+    const char* missing =
+        loadDriverApi(made->api, [&](const char* name) { return dlsym(handle, name); });
 #define OLPAGER_LOAD(name)                                                   \
   made->name = reinterpret_cast<decltype(made->name)>(dlsym(handle, #name)); \
   if (made->name == nullptr) missing = #name;
     OLPAGER_TEST_FUNCTIONS(OLPAGER_LOAD)
 #undef OLPAGER_LOAD
     if (missing != nullptr || made->cuInit(0) != CUDA_SUCCESS) {
-      std::fprintf(stderr, "the driver can't be used: %s\n", missing != nullptr ? missing : "cuInit");
+      std::fprintf(stderr, "the driver can't be used: %s\n",
+                   missing != nullptr ? missing : "cuInit");
       std::exit(2);
     }
     return made;
@@ -70,7 +73,8 @@ Watchdog::Watchdog(unsigned seconds) : state_(std::make_shared<State>()) {
   const std::string name = Catch::getResultCapture().getCurrentTestName();
   std::thread([state = state_, name, seconds] {
     std::unique_lock lock(state->mutex);
-    if (state->changed.wait_for(lock, std::chrono::seconds(seconds), [&] { return state->over; })) return;
+    if (state->changed.wait_for(lock, std::chrono::seconds(seconds), [&] { return state->over; }))
+      return;
     std::fprintf(stderr, "HANGS: \"%s\" has not ended after %u s\n", name.c_str(), seconds);
     std::fflush(nullptr);
     std::abort();
@@ -93,7 +97,8 @@ uint64_t mix(uint64_t x) {
 
 uint64_t seedOr(uint64_t fallback) {
   const char* given = std::getenv("OL_TEST_SEED");
-  const uint64_t seed = given != nullptr && *given != 0 ? std::strtoull(given, nullptr, 0) : fallback;
+  const uint64_t seed =
+      given != nullptr && *given != 0 ? std::strtoull(given, nullptr, 0) : fallback;
   std::printf("seed %llu (OL_TEST_SEED repeats it)\n", static_cast<unsigned long long>(seed));
   return seed;
 }
@@ -133,7 +138,8 @@ std::string Rig::image() { return kernelsText(); }
 
 CUfunction Rig::kernel(const char* name) {
   CUfunction function = nullptr;
-  if (driver().api.cuModuleGetFunction(&function, module_, name) != CUDA_SUCCESS) FAIL("no kernel " << name);
+  if (driver().api.cuModuleGetFunction(&function, module_, name) != CUDA_SUCCESS)
+    FAIL("no kernel " << name);
   return function;
 }
 
@@ -152,7 +158,8 @@ CUdeviceptr Rig::allocate(uint64_t bytes) {
   return address;
 }
 
-CUresult Rig::copyIn(CUstream stream, CUdeviceptr to, const void* from, uint64_t bytes, bool stable) {
+CUresult Rig::copyIn(CUstream stream, CUdeviceptr to, const void* from, uint64_t bytes,
+                     bool stable) {
   Access access(*pool_, key(stream));
   access.addRange(to, bytes, Mode::kWrite);
   access.addHostSource(from, bytes, stable);
@@ -214,7 +221,9 @@ bool Rig::holds(CUdeviceptr at, uint64_t bytes, uint64_t seed, uint64_t added) {
 CUresult Rig::tryHolds(CUdeviceptr at, uint64_t bytes, uint64_t seed, uint64_t added, bool* holds) {
   *holds = false;
   std::vector<uint64_t> words(bytes / 8);
-  if (const CUresult result = copyOut(CU_STREAM_LEGACY, words.data(), at, bytes); result != CUDA_SUCCESS) return result;
+  if (const CUresult result = copyOut(CU_STREAM_LEGACY, words.data(), at, bytes);
+      result != CUDA_SUCCESS)
+    return result;
   mustSucceed(driver().api.cuStreamSynchronize(CU_STREAM_LEGACY), "cuStreamSynchronize");
   for (uint64_t i = 0; i < bytes / 8 / kStep; ++i) {
     if (words[i * kStep] == mix(seed + i) + added) continue;
@@ -227,7 +236,8 @@ CUresult Rig::tryHolds(CUdeviceptr at, uint64_t bytes, uint64_t seed, uint64_t a
 
 void Rig::press() {
   if (pressure_.empty())
-    for (uint64_t bytes = 0; bytes < options_.vram; bytes += 2 * kMiB) pressure_.push_back(allocate(2 * kMiB));
+    for (uint64_t bytes = 0; bytes < options_.vram; bytes += 2 * kMiB)
+      pressure_.push_back(allocate(2 * kMiB));
   for (const CUdeviceptr address : pressure_) fill(address, 2 * kMiB, address);
   synchronize();
 }

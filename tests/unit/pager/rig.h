@@ -1,6 +1,6 @@
-// What the pager's tests share: a driver by path (the simulated GPU unless OL_TEST_LIBCUDA names another), a context
-// and a pool in it, and operations that go through pager::Access as an interposed program's do. A test that lasts
-// longer than its time ends the process with its name.
+// What the pager's tests share: a driver by path (the simulated GPU unless OL_TEST_LIBCUDA names
+// another), a context and a pool in it, and operations that go through pager::Access as an
+// interposed program's do. A test that lasts longer than its time ends the process with its name.
 #pragma once
 
 #include <cuda.h>
@@ -24,7 +24,8 @@ namespace olpager::pager::test {
 inline constexpr uint64_t kMiB = 1ull << 20;
 /// Words between two values that a kernel touches: a few of each page.
 inline constexpr uint64_t kStep = 32768;
-/// In an instrumented build launches lose patience that do not elsewhere: what is a matter of speed is not asked.
+/// In an instrumented build launches lose patience that do not elsewhere: what is a matter of speed
+/// is not asked.
 inline constexpr bool kInstrumented = base::kThreadSanitizer || base::kAddressSanitizer;
 /// How much longer things may take there.
 inline constexpr int kPatience = kInstrumented ? 10 : 1;
@@ -70,7 +71,8 @@ class Watchdog {
 /// Whether an address lies in the range of a rig's pool.
 bool inTestRange(CUdeviceptr address);
 
-/// Catch's assertions are for one thread at a time, and threads use rigs: none is made where all is well.
+/// Catch's assertions are for one thread at a time, and threads use rigs: none is made where all is
+/// well.
 inline void mustSucceed(CUresult result, const char* what) {
   if (result != CUDA_SUCCESS) FAIL(what << ": CUDA error " << result);
 }
@@ -111,7 +113,8 @@ class Rig {
   CUstream makeStream();
   StreamKey key(CUstream stream) const { return {context_, stream, 0}; }
 
-  CUresult tryAllocate(uint64_t bytes, CUdeviceptr* out, AllocationKind kind = AllocationKind::kDevice) {
+  CUresult tryAllocate(uint64_t bytes, CUdeviceptr* out,
+                       AllocationKind kind = AllocationKind::kDevice) {
     return pool_->allocate(context_, 0, bytes, kind, out);
   }
   CUdeviceptr allocate(uint64_t bytes);
@@ -124,9 +127,10 @@ class Rig {
     access.setFunction(function);
     (access.addParameter(&arguments, sizeof(arguments)), ...);
     if (const CUresult result = access.acquire(); result != CUDA_SUCCESS) return result;
-    std::array<void*, sizeof...(arguments) + 1> pointers = {static_cast<void*>(&arguments)..., nullptr};
-    const CUresult result =
-        driver().api.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream.stream, pointers.data(), nullptr);
+    std::array<void*, sizeof...(arguments) + 1> pointers = {static_cast<void*>(&arguments)...,
+                                                            nullptr};
+    const CUresult result = driver().api.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0,
+                                                        stream.stream, pointers.data(), nullptr);
     access.submitted(result);
     return result;
   }
@@ -153,7 +157,8 @@ class Rig {
   /// Uses enough other memory that what is not used meanwhile leaves VRAM.
   void press();
 
-  /// Drops the pool's objects in the context before its end; the rig's destructor does so otherwise.
+  /// Drops the pool's objects in the context before its end; the rig's destructor does so
+  /// otherwise.
   void end();
 
  private:

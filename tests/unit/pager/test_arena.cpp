@@ -1,4 +1,5 @@
-// Arenas: one allocation with many tensors in it, several times as large as VRAM, under reach = traced and learned.
+// Arenas: one allocation with many tensors in it, several times as large as VRAM, under reach =
+// traced and learned.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -27,8 +28,8 @@ struct Traffic {
 };
 
 Traffic trafficOf(Rig& rig) {
-  return {valueOf(rig.figures().bytes_in), valueOf(rig.figures().bytes_out), valueOf(rig.figures().launches_in_place),
-          valueOf(rig.figures().launches)};
+  return {valueOf(rig.figures().bytes_in), valueOf(rig.figures().bytes_out),
+          valueOf(rig.figures().launches_in_place), valueOf(rig.figures().launches)};
 }
 Traffic operator-(const Traffic& a, const Traffic& b) {
   return {a.in - b.in, a.out - b.out, a.in_place - b.in_place, a.launches - b.launches};
@@ -56,14 +57,15 @@ TEST_CASE("learned: an arena of three times the VRAM streams through it", "[page
   for (int i = 0; i < 4; ++i) round(false);
   constexpr uint64_t kRounds = 5;
   Traffic traffic;
-  for (int tries = 0; tries < 4; ++tries) {  // on a busy machine a wait may last longer than a launch's patience
+  for (int tries = 0; tries < 4;
+       ++tries) {  // on a busy machine a wait may last longer than a launch's patience
     const Traffic before = trafficOf(rig);
     for (uint64_t i = 0; i < kRounds; ++i) round(false);
     traffic = trafficOf(rig) - before;
     if (traffic.in_place * 20 <= traffic.launches) break;
   }
-  INFO("in " << traffic.in / kMiB / kRounds << " MiB a round, out " << traffic.out / kMiB / kRounds << ", in place "
-             << traffic.in_place << " of " << traffic.launches);
+  INFO("in " << traffic.in / kMiB / kRounds << " MiB a round, out " << traffic.out / kMiB / kRounds
+             << ", in place " << traffic.in_place << " of " << traffic.launches);
   // Where nothing runs until somebody waits for it, what is in place does not get quiet in time.
   const char* mode = std::getenv("OL_SIM_MODE");
   if (!kInstrumented && (mode == nullptr || std::string(mode) != "lazy")) {
@@ -71,19 +73,21 @@ TEST_CASE("learned: an arena of three times the VRAM streams through it", "[page
     CHECK(traffic.in <= kRounds * (kTensors * kTensor - 2 * kMiB));
   }
   CHECK(traffic.out * 20 <= traffic.in);  // only read: what leaves is dropped
-  for (uint64_t t = 0; t < kTensors; ++t) CHECK(rig.holds(arena + t * kTensor, kTensor, t * 100, added));
+  for (uint64_t t = 0; t < kTensors; ++t)
+    CHECK(rig.holds(arena + t * kTensor, kTensor, t * 100, added));
   rig.free(arena);
 }
 
 namespace {
 
-// Threads that use tensors of arenas of their own and of a common one, free theirs with work in flight, and check what they
-// hold. "" or what was wrong.
+// Threads that use tensors of arenas of their own and of a common one, free theirs with work in
+// flight, and check what they hold. "" or what was wrong.
 std::string liveInArenas(Rig& rig, CUdeviceptr common, uint64_t seed, uint64_t common_tensor) {
   rig.enterThread();
   std::mt19937_64 random(seed);
   const StreamKey stream{rig.context(), CU_STREAM_PER_THREAD, 1000 + seed};
-  const CUfunction fill = rig.kernel("fill"), add = rig.kernel("addTo"), copy = rig.kernel("copyTo");
+  const CUfunction fill = rig.kernel("fill"), add = rig.kernel("addTo"),
+                   copy = rig.kernel("copyTo");
   const CUdeviceptr mine_there = common + common_tensor * kTensor;
   uint64_t there = 0;
   constexpr uint64_t kOwn = 5;
@@ -110,13 +114,15 @@ std::string liveInArenas(Rig& rig, CUdeviceptr common, uint64_t seed, uint64_t c
       Access access(rig.pool(), stream);
       access.addRange(own + t * kTensor, kTensor, Mode::kRead);
       if (access.acquire() != CUDA_SUCCESS) return "copy";
-      access.submitted(driver().api.cuMemcpyDtoHAsync_v2(words.data(), own + t * kTensor, kTensor, stream.stream));
+      access.submitted(driver().api.cuMemcpyDtoHAsync_v2(words.data(), own + t * kTensor, kTensor,
+                                                         stream.stream));
     }
     if (driver().api.cuStreamSynchronize(stream.stream) != CUDA_SUCCESS) return "synchronise";
     for (uint64_t i = 0; i < kWords; ++i)
       if (words[i * kStep] != mix(seed * 10 + t + i) + added[t]) return "contents";
     // Freed with a kernel that reads it in flight.
-    if (rig.tryLaunch(stream, copy, own, own + kTensor, kWords, kStep) != CUDA_SUCCESS) return "copy kernel";
+    if (rig.tryLaunch(stream, copy, own, own + kTensor, kWords, kStep) != CUDA_SUCCESS)
+      return "copy kernel";
     if (rig.pool().free(own) != CUDA_SUCCESS) return "free";
   }
   return there == 9 ? "" : "count";
@@ -137,10 +143,12 @@ TEST_CASE("threads in arenas that are freed with work in flight", "[pager][arena
   for (std::thread& thread : threads) thread.join();
   for (const std::string& what : wrong) CHECK(what == "");
   rig.synchronize();
-  for (uint64_t t = 0; t < 8; ++t) CHECK(rig.holds(common + t * kTensor, kTensor, t, t % 2 == 0 ? 9 : 0));
+  for (uint64_t t = 0; t < 8; ++t)
+    CHECK(rig.holds(common + t * kTensor, kTensor, t, t % 2 == 0 ? 9 : 0));
 }
 
-TEST_CASE("traced: the tensors that are used most come to VRAM and stay there", "[pager][arena][numa]") {
+TEST_CASE("traced: the tensors that are used most come to VRAM and stay there",
+          "[pager][arena][numa]") {
   Rig rig({.vram = 12 * kMiB});
   const CUdeviceptr arena = rig.allocate(kTensors * kTensor);
   for (uint64_t t = 0; t < kTensors; ++t) rig.fill(arena + t * kTensor, kTensor, t);
@@ -170,7 +178,8 @@ TEST_CASE("traced: the tensors that are used most come to VRAM and stay there", 
     CHECK(rig.holds(arena + t * kTensor, kTensor, t, t + 4 >= kTensors ? steps : (steps + 7) / 8));
 }
 
-TEST_CASE("traced: a kernel that goes beyond the tensor that it names is right", "[pager][arena][numa]") {
+TEST_CASE("traced: a kernel that goes beyond the tensor that it names is right",
+          "[pager][arena][numa]") {
   Rig rig({.vram = 12 * kMiB});
   const CUdeviceptr arena = rig.allocate(kTensors * kTensor);
   const CUdeviceptr sums = rig.allocate(4096);
@@ -180,14 +189,16 @@ TEST_CASE("traced: a kernel that goes beyond the tensor that it names is right",
   for (uint64_t t = 0; t + 2 < kTensors; ++t) {
     // Named: t. Used: t to t + 2.
     rig.launch(CU_STREAM_LEGACY, "addTo", arena + t * kTensor, 3 * kWords, kStep, uint64_t{1});
-    rig.launch(CU_STREAM_LEGACY, "sumTwo", sums, arena + t * kTensor, arena + t * kTensor, 3 * kWords, kStep);
+    rig.launch(CU_STREAM_LEGACY, "sumTwo", sums, arena + t * kTensor, arena + t * kTensor,
+               3 * kWords, kStep);
   }
   rig.synchronize();
   for (uint64_t t = 0; t < kTensors; ++t)
     CHECK(rig.holds(arena + t * kTensor, kTensor, t, std::min<uint64_t>({t + 1, 3, kTensors - t})));
 }
 
-TEST_CASE("learned: pointers in other memory to tensors of an arena are followed", "[pager][arena][numa]") {
+TEST_CASE("learned: pointers in other memory to tensors of an arena are followed",
+          "[pager][arena][numa]") {
   Rig rig({.vram = 12 * kMiB, .reach = Reach::kLearned});
   const CUdeviceptr arena = rig.allocate(kTensors * kTensor);
   const CUdeviceptr table = rig.allocate(4096), out = rig.allocate(4096);
@@ -198,8 +209,10 @@ TEST_CASE("learned: pointers in other memory to tensors of an arena are followed
   for (int pass = 0; pass < 3; ++pass)
     for (uint64_t t = 0; t < kTensors; ++t) use(t);
   for (const uint64_t first : {0, 7, 12}) {
-    // Each pointer comes from a launch that names its tensor: one that is computed from another's is beyond what is known.
-    for (uint64_t i = 0; i < 4; ++i) rig.launch(CU_STREAM_LEGACY, "setEntry", table, i, arena + (first + i) * kTensor);
+    // Each pointer comes from a launch that names its tensor: one that is computed from another's
+    // is beyond what is known.
+    for (uint64_t i = 0; i < 4; ++i)
+      rig.launch(CU_STREAM_LEGACY, "setEntry", table, i, arena + (first + i) * kTensor);
     rig.launch(CU_STREAM_LEGACY, "gatherLate", out, table, uint64_t{4}, uint64_t{3000});
     for (uint64_t t = 0; t < kTensors; ++t)
       use(t);  // the tensors are swapped while it runs, but for those that it reads
@@ -210,13 +223,15 @@ TEST_CASE("learned: pointers in other memory to tensors of an arena are followed
   }
 }
 
-TEST_CASE("traced: what parts of an arena point to is known when they change place", "[pager][arena][numa]") {
+TEST_CASE("traced: what parts of an arena point to is known when they change place",
+          "[pager][arena][numa]") {
   Rig rig({.vram = 12 * kMiB});
   const CUdeviceptr arena = rig.allocate(kTensors * kTensor);
   for (uint64_t t = 0; t < kTensors; ++t) rig.fill(arena + t * kTensor, kTensor, t);
   const CUdeviceptr targets = rig.allocate(2 * kMiB), out = rig.allocate(4096);
   for (uint64_t i = 0; i < 4; ++i) rig.put(targets + i * 4096, 90 + i);
-  // A kernel writes pointers into the first tensor, which then leaves VRAM for others that are used more.
+  // A kernel writes pointers into the first tensor, which then leaves VRAM for others that are used
+  // more.
   rig.launch(CU_STREAM_LEGACY, "buildTable", arena, targets, uint64_t{4}, uint64_t{4096});
   for (int i = 0; i < 60; ++i) {
     for (uint64_t t = kTensors - 4; t < kTensors; ++t)
@@ -256,9 +271,10 @@ class CapturedErrors {
 
 }  // namespace
 
-// A kernel breaks the context before the end of its launch was marked, and nothing can be marked any more. A launch that needs other
-// memory's place in VRAM does not wait for that end.
-TEST_CASE("a context that is lost with a launch unmarked keeps nobody waiting", "[.lost][unmarked]") {
+// A kernel breaks the context before the end of its launch was marked, and nothing can be marked
+// any more. A launch that needs other memory's place in VRAM does not wait for that end.
+TEST_CASE("a context that is lost with a launch unmarked keeps nobody waiting",
+          "[.lost][unmarked]") {
   static std::atomic<bool> lost{false};
   Rig rig({.vram = 8 * kMiB, .seconds = 40, .alter = [](DriverApi& api) {
              api.cuEventRecord = [](CUevent event, CUstream stream) {
@@ -274,12 +290,13 @@ TEST_CASE("a context that is lost with a launch unmarked keeps nobody waiting", 
   CapturedErrors errors;
   for (int round = 0; round < 2; ++round)
     for (const CUdeviceptr buffer : buffers)
-      static_cast<void>(rig.tryLaunch(rig.key(CU_STREAM_LEGACY), add, buffer, uint64_t{1}, kStep, uint64_t{1}));
+      static_cast<void>(
+          rig.tryLaunch(rig.key(CU_STREAM_LEGACY), add, buffer, uint64_t{1}, kStep, uint64_t{1}));
   CHECK(errors.text().find("the context is lost (CUDA error 700)") != std::string::npos);
 }
 
-// Where host memory can't be mapped in place, what is parked is not mapped: the miss is certain. A process of its own: its
-// device is lost.
+// Where host memory can't be mapped in place, what is parked is not mapped: the miss is certain. A
+// process of its own: its device is lost.
 TEST_CASE("learned: a context that is lost to a miss is reported as that", "[.lost]") {
   Rig rig({.vram = 12 * kMiB, .reach = Reach::kLearned});
   constexpr uint64_t kFew = 5;
@@ -296,17 +313,20 @@ TEST_CASE("learned: a context that is lost to a miss is reported as that", "[.lo
     Access access(rig.pool(), rig.key(CU_STREAM_LEGACY));
     access.setFunction(add);
     access.setName("addTo");
-    for (const uint64_t* word : {static_cast<uint64_t*>(static_cast<void*>(&at)), &count, &step, &value})
+    for (const uint64_t* word :
+         {static_cast<uint64_t*>(static_cast<void*>(&at)), &count, &step, &value})
       access.addParameter(word, sizeof(*word));
     REQUIRE(access.acquire() == CUDA_SUCCESS);
     void* parameters[] = {&at, &count, &step, &value};
-    access.submitted(driver().api.cuLaunchKernel(add, 1, 1, 1, 32, 1, 1, 0, CU_STREAM_LEGACY, parameters, nullptr));
+    access.submitted(driver().api.cuLaunchKernel(add, 1, 1, 1, 32, 1, 1, 0, CU_STREAM_LEGACY,
+                                                 parameters, nullptr));
   }
   CHECK(driver().api.cuCtxSynchronize() == CUDA_ERROR_ILLEGAL_ADDRESS);
   // The pager notices when it next moves something.
   std::string text;
   for (int i = 0; i < 200 && text.find("OL_REACH=traced or") == std::string::npos; ++i) {
-    static_cast<void>(rig.tryLaunch(rig.key(CU_STREAM_LEGACY), add, arena + kTensor * (static_cast<uint64_t>(i) % kFew),
+    static_cast<void>(rig.tryLaunch(rig.key(CU_STREAM_LEGACY), add,
+                                    arena + kTensor * (static_cast<uint64_t>(i) % kFew),
                                     uint64_t{1}, kStep, uint64_t{1}));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     text = errors.text();

@@ -42,7 +42,8 @@ TEST_CASE("four times the VRAM is written and read in turn", "[pager]") {
   CHECK(valueOf(rig.figures().evictions_written) > 0);
 }
 
-TEST_CASE("a host tier whose limit shrinks and grows while the program runs", "[pager][budget][numa]") {
+TEST_CASE("a host tier whose limit shrinks and grows while the program runs",
+          "[pager][budget][numa]") {
   Rig rig({.vram = 8 * kMiB, .host = 128 * kMiB});
   constexpr uint64_t kBytes = 8 * kMiB;
   const auto within = [&](uint64_t limit) {
@@ -82,7 +83,8 @@ TEST_CASE("a budget that shrinks and grows while the program runs", "[pager][bud
   constexpr uint64_t kBytes = 8 * kMiB;
   const auto within = [&](uint64_t budget) {
     for (int i = 0; i < 3000 * kPatience; ++i) {
-      if (valueOf(rig.figures().vram_budget_bytes) == budget && valueOf(rig.figures().resident_bytes) <= budget)
+      if (valueOf(rig.figures().vram_budget_bytes) == budget &&
+          valueOf(rig.figures().resident_bytes) <= budget)
         return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -102,10 +104,12 @@ TEST_CASE("a budget that shrinks and grows while the program runs", "[pager][bud
     for (int round = 0; round < 3; ++round, ++added)
       for (const CUdeviceptr buffer : buffers)
         rig.launch(CU_STREAM_LEGACY, "addTo", buffer, kBytes / 8 / kStep, kStep, uint64_t{1});
-    for (uint64_t i = 0; i < buffers.size(); ++i) CHECK(rig.holds(buffers[i], kBytes, i * 1000, added));
+    for (uint64_t i = 0; i < buffers.size(); ++i)
+      CHECK(rig.holds(buffers[i], kBytes, i * 1000, added));
     CHECK(within(budget));
   }
-  // All come back, what a launch could not wait for and used in place as well: ahead of a later use, where uses leave the time.
+  // All come back, what a launch could not wait for and used in place as well: ahead of a later
+  // use, where uses leave the time.
   for (int i = 0; i < 300 && valueOf(rig.figures().resident_bytes) != 6 * kBytes; ++i, ++added) {
     for (const CUdeviceptr buffer : buffers)
       rig.launch(CU_STREAM_LEGACY, "addTo", buffer, kBytes / 8 / kStep, kStep, uint64_t{1});
@@ -113,7 +117,8 @@ TEST_CASE("a budget that shrinks and grows while the program runs", "[pager][bud
     std::this_thread::sleep_for(std::chrono::milliseconds((10 + i / 5) * kPatience));
   }
   CHECK(valueOf(rig.figures().resident_bytes) == 6 * kBytes);
-  // Launches meanwhile, and budgets that change before the last is reached. Where memory in place is refused, a launch has to fit.
+  // Launches meanwhile, and budgets that change before the last is reached. Where memory in place
+  // is refused, a launch has to fit.
   const char* const numa = std::getenv("OL_SIM_HOST_NUMA");
   const uint64_t least = numa != nullptr && *numa == '0' ? kBytes : kBytes / 2;
   for (uint64_t i = 0; i < 40; ++i, ++added) {
@@ -121,7 +126,8 @@ TEST_CASE("a budget that shrinks and grows while the program runs", "[pager][bud
     for (const CUdeviceptr buffer : buffers)
       rig.launch(CU_STREAM_LEGACY, "addTo", buffer, kBytes / 8 / kStep, kStep, uint64_t{1});
   }
-  for (uint64_t i = 0; i < buffers.size(); ++i) CHECK(rig.holds(buffers[i], kBytes, i * 1000, added));
+  for (uint64_t i = 0; i < buffers.size(); ++i)
+    CHECK(rig.holds(buffers[i], kBytes, i * 1000, added));
   CHECK(rig.pool().setVramBudget(0, 24 * kMiB) == 24 * kMiB);
   CHECK(within(24 * kMiB));
   for (const CUdeviceptr buffer : buffers) rig.free(buffer);
@@ -129,8 +135,8 @@ TEST_CASE("a budget that shrinks and grows while the program runs", "[pager][bud
 
 namespace {
 
-// Lowers the budget of a program that launches all the time: one stream's kernels are always on their way when those of the other are over, and
-// reach all there is, each a half of every buffer.
+// Lowers the budget of a program that launches all the time: one stream's kernels are always on
+// their way when those of the other are over, and reach all there is, each a half of every buffer.
 void lowerBudgetsUnderLaunches(Rig& rig) {
   constexpr uint64_t kBytes = 8 * kMiB;
   std::vector<CUdeviceptr> buffers;
@@ -148,7 +154,8 @@ void lowerBudgetsUnderLaunches(Rig& rig) {
     for (size_t s = 0; s < streams.size(); ++s) {
       mustSucceed(driver().api.cuStreamSynchronize(streams[s]), "cuStreamSynchronize");
       for (const CUdeviceptr buffer : buffers)
-        rig.launch(streams[s], "addTo", buffer + s * kBytes / 2, kBytes / 16 / kSmallStep, kSmallStep, uint64_t{1});
+        rig.launch(streams[s], "addTo", buffer + s * kBytes / 2, kBytes / 16 / kSmallStep,
+                   kSmallStep, uint64_t{1});
     }
     ++added;
   };
@@ -156,7 +163,8 @@ void lowerBudgetsUnderLaunches(Rig& rig) {
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20 * kPatience);
     while (std::chrono::steady_clock::now() < until) {
       launchAll();
-      if (valueOf(rig.figures().vram_budget_bytes) == budget && valueOf(rig.figures().resident_bytes) <= budget)
+      if (valueOf(rig.figures().vram_budget_bytes) == budget &&
+          valueOf(rig.figures().resident_bytes) <= budget)
         return true;
     }
     return false;
@@ -167,7 +175,8 @@ void lowerBudgetsUnderLaunches(Rig& rig) {
     CHECK(reached(budget));
   }
   rig.synchronize();
-  for (uint64_t i = 0; i < buffers.size(); ++i) CHECK(rig.holds(buffers[i], kBytes, i * 1000, added));
+  for (uint64_t i = 0; i < buffers.size(); ++i)
+    CHECK(rig.holds(buffers[i], kBytes, i * 1000, added));
   for (const CUdeviceptr buffer : buffers) rig.free(buffer);
 }
 
@@ -180,12 +189,16 @@ TEST_CASE("a budget is reached whatever is launched meanwhile", "[pager][budget]
 
 TEST_CASE("a budget is reached however long it takes to tell what may leave", "[pager][budget]") {
   Rig rig({.vram = 64 * kMiB, .alter = [](DriverApi& api) {
-             api.cuLaunchKernel = [](CUfunction function, unsigned x, unsigned y, unsigned z, unsigned a, unsigned b,
-                                     unsigned c, unsigned shared, CUstream stream, void** parameters, void** extra) {
+             api.cuLaunchKernel = [](CUfunction function, unsigned x, unsigned y, unsigned z,
+                                     unsigned a, unsigned b, unsigned c, unsigned shared,
+                                     CUstream stream, void** parameters, void** extra) {
                if (a == olpager::kernels::kPagePassThreads)  // longer than a launch waits at first
                  (void)driver().cuLaunchHostFunc(
-                     stream, [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(300)); }, nullptr);
-               return driver().api.cuLaunchKernel(function, x, y, z, a, b, c, shared, stream, parameters, extra);
+                     stream,
+                     [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(300)); },
+                     nullptr);
+               return driver().api.cuLaunchKernel(function, x, y, z, a, b, c, shared, stream,
+                                                  parameters, extra);
              };
            }});
   lowerBudgetsUnderLaunches(rig);
@@ -219,8 +232,8 @@ TEST_CASE("a launch larger than VRAM goes in place", "[pager][numa]") {
 TEST_CASE("a range beyond its allocation is refused, whatever its size", "[pager]") {
   Rig rig;
   const CUdeviceptr a = rig.allocate(4 * kMiB);
-  for (const uint64_t bytes :
-       std::vector<uint64_t>{4 * kMiB + 1, 1ull << 40, UINT64_MAX, UINT64_MAX - a + 1, UINT64_MAX - a + 2}) {
+  for (const uint64_t bytes : std::vector<uint64_t>{4 * kMiB + 1, 1ull << 40, UINT64_MAX,
+                                                    UINT64_MAX - a + 1, UINT64_MAX - a + 2}) {
     Access access(rig.pool(), rig.key(CU_STREAM_LEGACY));
     access.addRange(a, bytes, Mode::kRead);
     CHECK(access.acquire() == CUDA_ERROR_INVALID_VALUE);

@@ -15,7 +15,8 @@ using namespace olpager::pager::test;
 
 namespace {
 
-constexpr CUmemAccessDesc kReadWrite = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+constexpr CUmemAccessDesc kReadWrite = {{CU_MEM_LOCATION_TYPE_DEVICE, 0},
+                                        CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 
 CUmemGenericAllocationHandle makeHandle(Rig& rig, uint64_t bytes) {
   CUmemGenericAllocationHandle handle = 0;
@@ -27,7 +28,8 @@ CUmemGenericAllocationHandle makeHandle(Rig& rig, uint64_t bytes) {
   return handle;
 }
 
-[[maybe_unused]] constexpr const char* kNotCounted = "malloc is the sanitizer's: nothing is counted";
+[[maybe_unused]] constexpr const char* kNotCounted =
+    "malloc is the sanitizer's: nothing is counted";
 /// Bytes that the process has from malloc.
 [[maybe_unused]] size_t inUse() {
   const auto malloced = mallinfo2();
@@ -58,7 +60,8 @@ TEST_CASE("a full pool refuses allocations and recovers after a free", "[pager][
   for (size_t i = 0; i < buffers.size(); ++i) CHECK(rig.holds(buffers[i], 4 * kMiB, i));
 }
 
-TEST_CASE("a slab that is being taken away is waited for by who wants an address in it", "[pager][memory]") {
+TEST_CASE("a slab that is being taken away is waited for by who wants an address in it",
+          "[pager][memory]") {
   // As on hardware, where it takes long.
   Rig rig({.vram = 16 * kMiB, .host = 16 * kMiB, .alter = [](DriverApi& api) {
              static const auto unmap = api.cuMemUnmap;
@@ -88,11 +91,14 @@ TEST_CASE("a slab that is being taken away is waited for by who wants an address
   CHECK(refused == 0);
 }
 
-TEST_CASE("memory is at the addresses that the caller chooses, where they are free", "[pager][memory]") {
+TEST_CASE("memory is at the addresses that the caller chooses, where they are free",
+          "[pager][memory]") {
   Rig rig({.vram = 8 * kMiB, .host = 48 * kMiB});
   Pool& pool = rig.pool();
   constexpr uint64_t kPart = 64 * kMiB;
-  const auto at = [&](uint64_t address, uint64_t bytes) { return pool.allocateAt(rig.context(), 0, address, bytes); };
+  const auto at = [&](uint64_t address, uint64_t bytes) {
+    return pool.allocateAt(rig.context(), 0, address, bytes);
+  };
   CHECK(at(pool.base(), 4096) == CUDA_ERROR_INVALID_VALUE);  // no such part yet
   CHECK(pool.setPlaced(0) == CUDA_ERROR_INVALID_VALUE);
   CHECK(pool.setPlaced(kMiB) == CUDA_ERROR_INVALID_VALUE);
@@ -109,16 +115,17 @@ TEST_CASE("memory is at the addresses that the caller chooses, where they are fr
   const CUdeviceptr own = rig.allocate(3 * kMiB), own_small = rig.allocate(4096);
   CHECK(own >= base + kPart);
   CHECK(own_small >= base + kPart);
-  for (const auto& [address, bytes] : {std::pair{base, uint64_t{4096}},
-                                       {base + 2 * kMiB, 2 * kMiB},
-                                       {base + 4 * kMiB, 2 * kMiB},  // the guard
-                                       {small, uint64_t{4096}},
-                                       {small + 512, uint64_t{4096}},
-                                       {small + 8192, uint64_t{100}},  // a slab of another size
-                                       {small, 4 * kMiB},
-                                       {base + kPart - 2 * kMiB, 2 * kMiB},  // no room for the guard
-                                       {base + kPart, uint64_t{4096}},
-                                       {own, uint64_t{4096}}}) {
+  for (const auto& [address, bytes] :
+       {std::pair{base, uint64_t{4096}},
+        {base + 2 * kMiB, 2 * kMiB},
+        {base + 4 * kMiB, 2 * kMiB},  // the guard
+        {small, uint64_t{4096}},
+        {small + 512, uint64_t{4096}},
+        {small + 8192, uint64_t{100}},  // a slab of another size
+        {small, 4 * kMiB},
+        {base + kPart - 2 * kMiB, 2 * kMiB},  // no room for the guard
+        {base + kPart, uint64_t{4096}},
+        {own, uint64_t{4096}}}) {
     CHECK(at(address, bytes) == CUDA_ERROR_INVALID_VALUE);
   }
   AllocationInfo info;
@@ -162,11 +169,15 @@ TEST_CASE("memory is at the addresses that the caller chooses, where they are fr
   rig.free(own_small);
 }
 
-TEST_CASE("without host memory in place a launch beyond VRAM is refused in time", "[pager][refused]") {
+TEST_CASE("without host memory in place a launch beyond VRAM is refused in time",
+          "[pager][refused]") {
   Rig rig({.vram = 8 * kMiB, .host = 64 * kMiB});
-  const CUdeviceptr one = rig.allocate(6 * kMiB), other = rig.allocate(6 * kMiB), small = rig.allocate(2 * kMiB);
-  CHECK(rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("sumTwo"), small, one, other, uint64_t{1}, kStep) ==
-        CUDA_ERROR_OUT_OF_MEMORY);  // the three at once; the test's own watchdog says whether in time
+  const CUdeviceptr one = rig.allocate(6 * kMiB), other = rig.allocate(6 * kMiB),
+                    small = rig.allocate(2 * kMiB);
+  CHECK(
+      rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("sumTwo"), small, one, other, uint64_t{1},
+                    kStep) ==
+      CUDA_ERROR_OUT_OF_MEMORY);  // the three at once; the test's own watchdog says whether in time
   rig.fill(small, 2 * kMiB, 5);
   CHECK(rig.holds(small, 2 * kMiB, 5));
   rig.put(one, 17);
@@ -180,7 +191,8 @@ TEST_CASE("without host memory in place an allocation beyond VRAM is refused", "
   Rig rig({.vram = 8 * kMiB, .host = 64 * kMiB});
   CUdeviceptr address = 0;
   CHECK(rig.tryAllocate(16 * kMiB, &address) == CUDA_ERROR_OUT_OF_MEMORY);
-  CHECK(rig.tryAllocate(16 * kMiB, &address, AllocationKind::kStreamOrdered) == CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(rig.tryAllocate(16 * kMiB, &address, AllocationKind::kStreamOrdered) ==
+        CUDA_ERROR_OUT_OF_MEMORY);
   for (uint64_t i = 0; i < 6; ++i) {  // as much as the pool has, in pieces that a launch can reach
     const CUdeviceptr piece = rig.allocate(8 * kMiB);
     rig.fill(piece, 8 * kMiB, i);
@@ -192,7 +204,8 @@ TEST_CASE("without host memory in place an allocation beyond VRAM is refused", "
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
-  CHECK(pool.createHandle(rig.context(), 0, 10 * kMiB, properties, &handle) == CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(pool.createHandle(rig.context(), 0, 10 * kMiB, properties, &handle) ==
+        CUDA_ERROR_OUT_OF_MEMORY);
   const auto first = makeHandle(rig, 6 * kMiB), second = makeHandle(rig, 4 * kMiB);
   REQUIRE(pool.reserveAddress(16 * kMiB, 0, 0, &address) == CUDA_SUCCESS);
   mapAt(rig, address, 6 * kMiB, first);
@@ -266,14 +279,17 @@ TEST_CASE("memory in place is brought to VRAM when it is pinned", "[pager][memor
   REQUIRE(rig.pool().unpin(other) == CUDA_SUCCESS);
 }
 
-TEST_CASE("memory in place comes to VRAM once there is room, though nobody can tell when it is used",
-          "[pager][memory][numa]") {
+TEST_CASE(
+    "memory in place comes to VRAM once there is room, though nobody can tell when it is used",
+    "[pager][memory][numa]") {
   const bool grows = GENERATE(true, false);  // the budget does, or other memory goes
   // What is kept free for what comes next, 4 MiB here, is no room.
   Rig rig({.vram = 16 * kMiB});
-  const CUdeviceptr first = rig.allocate(2 * kMiB), other = rig.allocate(12 * kMiB), more = rig.allocate(6 * kMiB);
+  const CUdeviceptr first = rig.allocate(2 * kMiB), other = rig.allocate(12 * kMiB),
+                    more = rig.allocate(6 * kMiB);
   for (const auto& [address, bytes, seed] :
-       {std::tuple(first, 2 * kMiB, 5ull), std::tuple(other, 12 * kMiB, 6ull), std::tuple(more, 6 * kMiB, 7ull)})
+       {std::tuple(first, 2 * kMiB, 5ull), std::tuple(other, 12 * kMiB, 6ull),
+        std::tuple(more, 6 * kMiB, 7ull)})
     rig.fill(address, bytes, seed);
   rig.launch(CU_STREAM_LEGACY, "sumTwo", first + 8, other, more, 4 * kMiB / 8 / kStep, kStep);
   rig.synchronize();
@@ -291,10 +307,12 @@ TEST_CASE("memory in place comes to VRAM once there is room, though nobody can t
 }
 
 // A pass of the pager's is slow where the GPU is: others keep the simulated one's processors.
-TEST_CASE("memory in place comes to VRAM beside launches that come all the time, also by a slow pass",
-          "[pager][memory][numa]") {
+TEST_CASE(
+    "memory in place comes to VRAM beside launches that come all the time, also by a slow pass",
+    "[pager][memory][numa]") {
   Rig rig;
-  const CUdeviceptr first = rig.allocate(2 * kMiB), other = rig.allocate(4 * kMiB), more = rig.allocate(6 * kMiB);
+  const CUdeviceptr first = rig.allocate(2 * kMiB), other = rig.allocate(4 * kMiB),
+                    more = rig.allocate(6 * kMiB);
   for (const auto& [address, bytes] :
        {std::pair(first, 2 * kMiB), std::pair(other, 4 * kMiB), std::pair(more, 6 * kMiB)})
     rig.fill(address, bytes, 5);
@@ -366,7 +384,8 @@ TEST_CASE("frees of a stream that is held up hold up no other stream's", "[pager
                 while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
               },
               &go) == CUDA_SUCCESS);
-  for (const CUdeviceptr block : blocks) REQUIRE(rig.pool().freeAsync(block, rig.key(held)) == CUDA_SUCCESS);
+  for (const CUdeviceptr block : blocks)
+    REQUIRE(rig.pool().freeAsync(block, rig.key(held)) == CUDA_SUCCESS);
   const uint64_t room = rig.pool().memoryInfo(rig.key(other).context, 0).free_bytes;
   for (int i = 0; i < 60; ++i) {
     CUdeviceptr block = 0;
@@ -379,14 +398,16 @@ TEST_CASE("frees of a stream that is held up hold up no other stream's", "[pager
   }
   go = true;
   REQUIRE(driver().api.cuStreamSynchronize(held) == CUDA_SUCCESS);
-  CHECK(rig.pool().memoryInfo(rig.key(other).context, 0).free_bytes == room + blocks.size() * 2 * kMiB);
+  CHECK(rig.pool().memoryInfo(rig.key(other).context, 0).free_bytes ==
+        room + blocks.size() * 2 * kMiB);
   for (const CUstream stream : {held, other}) {
     rig.pool().streamDestroyed(rig.key(stream));
     driver().api.cuStreamDestroy_v2(stream);
   }
 }
 
-TEST_CASE("an allocation behind a free that waits for its own thread is refused", "[pager][memory]") {
+TEST_CASE("an allocation behind a free that waits for its own thread is refused",
+          "[pager][memory]") {
   Rig rig({.vram = 16 * kMiB, .host = 2 * kMiB});
   const auto kind = GENERATE(AllocationKind::kDevice, AllocationKind::kStreamOrdered);
   const CUstream stream = rig.makeStream();
@@ -428,7 +449,8 @@ TEST_CASE("ten thousand small allocations keep their contents", "[pager][memory]
   Rig rig({.vram = 8 * kMiB, .host = 256 * kMiB});
   std::vector<CUdeviceptr> small;
   small.reserve(10000);
-  for (int i = 0; i < 10000; ++i) small.push_back(rig.allocate(512 + static_cast<uint64_t>(i) % 7 * 512));
+  for (int i = 0; i < 10000; ++i)
+    small.push_back(rig.allocate(512 + static_cast<uint64_t>(i) % 7 * 512));
   for (size_t i = 0; i < small.size(); i += 401) rig.put(small[i], i);
   rig.press();
   for (size_t i = 0; i < small.size(); i += 401) CHECK(rig.get(small[i]) == i);
@@ -446,7 +468,8 @@ TEST_CASE("allocations and frees do not look at all the others", "[pager][memory
   const auto steps = [vram](unsigned count) {
     Rig rig({.vram = vram, .host = 2048 * kMiB, .seconds = 300});
     std::vector<CUdeviceptr> made;
-    for (unsigned i = 0; i < count; ++i) made.push_back(rig.allocate(i % 256 == 0 ? 2 * kMiB : 4096));
+    for (unsigned i = 0; i < count; ++i)
+      made.push_back(rig.allocate(i % 256 == 0 ? 2 * kMiB : 4096));
     for (const CUdeviceptr address : made) rig.free(address);
     return rig.pool().regionSteps();
   };
@@ -469,14 +492,16 @@ TEST_CASE("a launch does not look at the other allocations", "[pager][memory][sl
     for (uint64_t i = 0; i < 2 * kLaunches; ++i) {
       if (i % 100 == 0) rig.synchronize();
       if (i == kLaunches) before = rig.pool().regionSteps();
-      rig.launch(CU_STREAM_LEGACY, "sumTwo", used[i % 8], used[(i + 1) % 8], used[(i + 3) % 8], uint64_t{1}, kStep);
+      rig.launch(CU_STREAM_LEGACY, "sumTwo", used[i % 8], used[(i + 1) % 8], used[(i + 3) % 8],
+                 uint64_t{1}, kStep);
     }
     return rig.pool().regionSteps() - before;
   };
   constexpr unsigned kMany =
       olpager::base::kThreadSanitizer ? 20'000 : 100'000;  // whose memory is another one's as well
   const uint64_t few = steps(100), many = steps(kMany);
-  INFO(few << " steps of " << kLaunches << " launches beside 100 allocations, " << many << " beside " << kMany);
+  INFO(few << " steps of " << kLaunches << " launches beside 100 allocations, " << many
+           << " beside " << kMany);
   // The engine looks at all of them now and then, by itself.
   CHECK(many <= few + kLaunches / 10 * 1000);
 }
@@ -526,11 +551,13 @@ TEST_CASE("a launch leaves no metadata behind", "[pager][memory]") {
   const auto work = [&](size_t times) {
     for (size_t round = 0; round < times; ++round) {
       for (size_t i = 0; i < buffers.size(); ++i)
-        rig.launch(streams[i % 2], "copyTo", buffers[i], buffers[(i + 1) % buffers.size()], uint64_t{1}, kStep);
+        rig.launch(streams[i % 2], "copyTo", buffers[i], buffers[(i + 1) % buffers.size()],
+                   uint64_t{1}, kStep);
       rig.synchronize();
     }
   };
-  work(kRounds);  // what is kept of streams, events, the order of use and for later need is there by now
+  work(kRounds);  // what is kept of streams, events, the order of use and for later need is there
+                  // by now
   const size_t before = inUse();
   work(10 * kRounds);
   const size_t after = inUse();
@@ -544,10 +571,12 @@ TEST_CASE("a launch leaves no metadata behind", "[pager][memory]") {
 #endif
 }
 
-TEST_CASE("pointers in memory that is mapped twice, or elsewhere than before, are followed", "[pager][vmm][pointers]") {
+TEST_CASE("pointers in memory that is mapped twice, or elsewhere than before, are followed",
+          "[pager][vmm][pointers]") {
   Rig rig({.vram = 16 * kMiB});
   Pool& pool = rig.pool();
-  const CUdeviceptr out = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB), table = rig.allocate(2 * kMiB);
+  const CUdeviceptr out = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB),
+                    table = rig.allocate(2 * kMiB);
   rig.put(target + 64, 1234);
   CUdeviceptr range = 0, again = 0;
   REQUIRE(pool.reserveAddress(4 * kMiB, 0, 0, &range) == CUDA_SUCCESS);
@@ -612,7 +641,8 @@ TEST_CASE("the program's own mappings keep their contents", "[pager][vmm][numa]"
   Pool& pool = rig.pool();
   CUdeviceptr range = 0;
   REQUIRE(pool.reserveAddress(32 * kMiB, 0, 0, &range) == CUDA_SUCCESS);
-  const auto a = makeHandle(rig, 4 * kMiB), b = makeHandle(rig, 4 * kMiB), c = makeHandle(rig, 2 * kMiB);
+  const auto a = makeHandle(rig, 4 * kMiB), b = makeHandle(rig, 4 * kMiB),
+             c = makeHandle(rig, 2 * kMiB);
   mapAt(rig, range, 4 * kMiB, a);
   mapAt(rig, range + 4 * kMiB, 4 * kMiB, b);
   mapAt(rig, range + 16 * kMiB, 2 * kMiB, c);
@@ -677,7 +707,8 @@ TEST_CASE("unmapping waits for a per-thread default stream", "[pager][vmm]") {
   const auto handle = makeHandle(rig, 2 * kMiB);
   mapAt(rig, range, 2 * kMiB, handle);
   const StreamKey own{rig.context(), CU_STREAM_PER_THREAD, 77};
-  REQUIRE(rig.tryLaunch(own, rig.kernel("fill"), range, 2 * kMiB / 8 / kStep, kStep, uint64_t{1}) == CUDA_SUCCESS);
+  REQUIRE(rig.tryLaunch(own, rig.kernel("fill"), range, 2 * kMiB / 8 / kStep, kStep, uint64_t{1}) ==
+          CUDA_SUCCESS);
   REQUIRE(rig.pool().unmap(range, 2 * kMiB) == CUDA_SUCCESS);
   mapAt(rig, range, 2 * kMiB, handle);
   CHECK(rig.holds(range, 2 * kMiB, 1));
@@ -723,7 +754,8 @@ TEST_CASE("what another context allocated outlives the first", "[pager][context]
   REQUIRE(driver().cuCtxSetCurrent(second) == CUDA_SUCCESS);
   CUdeviceptr more[4] = {};
   for (CUdeviceptr& address : more) {
-    REQUIRE(rig.pool().allocate(second, 0, 2 * kMiB, AllocationKind::kDevice, &address) == CUDA_SUCCESS);
+    REQUIRE(rig.pool().allocate(second, 0, 2 * kMiB, AllocationKind::kDevice, &address) ==
+            CUDA_SUCCESS);
     Access access(rig.pool(), {second, CU_STREAM_LEGACY, 0});
     access.addRange(address, 2 * kMiB, Mode::kWrite);
     REQUIRE(access.acquire() == CUDA_SUCCESS);
@@ -748,7 +780,8 @@ TEST_CASE("what another context allocated outlives the first", "[pager][context]
 
 TEST_CASE("exported memory lies in chunks of its own and stays in VRAM", "[pager][exports]") {
   Rig rig({.vram = 16 * kMiB});
-  const CUdeviceptr large = rig.allocate(6 * kMiB), small = rig.allocate(3000), other = rig.allocate(3000);
+  const CUdeviceptr large = rig.allocate(6 * kMiB), small = rig.allocate(3000),
+                    other = rig.allocate(3000);
   rig.fill(large, 6 * kMiB, 1);
   rig.put(small, 11);
   rig.put(other, 12);
@@ -826,14 +859,17 @@ class OtherDevice {
   OtherDevice& operator=(const OtherDevice&) = delete;
 
   CUresult tryAllocate(uint64_t bytes, CUdeviceptr* out) {
-    return here([&] { return rig_.pool().allocate(context_, device_, bytes, AllocationKind::kDevice, out); });
+    return here([&] {
+      return rig_.pool().allocate(context_, device_, bytes, AllocationKind::kDevice, out);
+    });
   }
   void set(CUdeviceptr address, uint64_t bytes, unsigned char value) {
     REQUIRE(here([&] {
               Access access(rig_.pool(), {context_, CU_STREAM_LEGACY, 0});
               access.addRange(address, bytes, Mode::kWrite);
               if (const CUresult result = access.acquire(); result != CUDA_SUCCESS) return result;
-              const CUresult result = driver().api.cuMemsetD8Async(address, value, bytes, CU_STREAM_LEGACY);
+              const CUresult result =
+                  driver().api.cuMemsetD8Async(address, value, bytes, CU_STREAM_LEGACY);
               access.submitted(result);
               return result;
             }) == CUDA_SUCCESS);
@@ -844,11 +880,14 @@ class OtherDevice {
               Access access(rig_.pool(), {context_, CU_STREAM_LEGACY, 0});
               access.addRange(address, bytes, Mode::kRead);
               if (const CUresult result = access.acquire(); result != CUDA_SUCCESS) return result;
-              CUresult result = driver().api.cuMemcpyDtoHAsync_v2(got.data(), address, bytes, CU_STREAM_LEGACY);
+              CUresult result =
+                  driver().api.cuMemcpyDtoHAsync_v2(got.data(), address, bytes, CU_STREAM_LEGACY);
               access.submitted(result);
-              return result == CUDA_SUCCESS ? driver().api.cuStreamSynchronize(CU_STREAM_LEGACY) : result;
+              return result == CUDA_SUCCESS ? driver().api.cuStreamSynchronize(CU_STREAM_LEGACY)
+                                            : result;
             }) == CUDA_SUCCESS);
-    return std::all_of(got.begin(), got.end(), [value](unsigned char byte) { return byte == value; });
+    return std::all_of(got.begin(), got.end(),
+                       [value](unsigned char byte) { return byte == value; });
   }
   CUdevice device() const { return device_; }
 
@@ -879,12 +918,16 @@ TEST_CASE("all devices share one host tier", "[pager][devices]") {
   };
   const auto useAll = [&] {
     for (size_t i = 0; i < here.size(); ++i) rig.fill(here[i], 4 * kMiB, i);
-    for (size_t i = 0; i < there.size(); ++i) other.set(there[i], 4 * kMiB, static_cast<unsigned char>(i + 1));
+    for (size_t i = 0; i < there.size(); ++i)
+      other.set(there[i], 4 * kMiB, static_cast<unsigned char>(i + 1));
     for (size_t i = 0; i < here.size(); ++i) CHECK(rig.holds(here[i], 4 * kMiB, i));
-    for (size_t i = 0; i < there.size(); ++i) CHECK(other.isSet(there[i], 4 * kMiB, static_cast<unsigned char>(i + 1)));
+    for (size_t i = 0; i < there.size(); ++i)
+      CHECK(other.isSet(there[i], 4 * kMiB, static_cast<unsigned char>(i + 1)));
     rig.synchronize();
-    CHECK(valueOf(counters().device(0).parked_bytes) + valueOf(counters().device(0).in_place_bytes) +
-              valueOf(counters().device(1).parked_bytes) + valueOf(counters().device(1).in_place_bytes) <=
+    CHECK(valueOf(counters().device(0).parked_bytes) +
+              valueOf(counters().device(0).in_place_bytes) +
+              valueOf(counters().device(1).parked_bytes) +
+              valueOf(counters().device(1).in_place_bytes) <=
           16 * kMiB);
   };
   fillBoth();
@@ -904,8 +947,10 @@ TEST_CASE("all devices share one host tier", "[pager][devices]") {
   useAll();
 }
 
-// A driver that holds a context's lock for long (module load drains the context first) holds up that context alone.
-TEST_CASE("a call that waits for one context's lock does not hold up another device", "[pager][devices]") {
+// A driver that holds a context's lock for long (module load drains the context first) holds up
+// that context alone.
+TEST_CASE("a call that waits for one context's lock does not hold up another device",
+          "[pager][devices]") {
   Rig rig({.vram = 8 * kMiB, .host = 64 * kMiB});
   OtherDevice other(rig, 1);
   std::vector<CUdeviceptr> here, there;
@@ -918,7 +963,8 @@ TEST_CASE("a call that waits for one context's lock does not hold up another dev
     other.set(address, 4 * kMiB, static_cast<unsigned char>(i + 1));
   }
   rig.synchronize();
-  // All that is in VRAM here is used by launches behind a host function that waits: eviction can't go on.
+  // All that is in VRAM here is used by launches behind a host function that waits: eviction can't
+  // go on.
   const CUstream stream = rig.makeStream();
   std::atomic<bool> go{false};
   REQUIRE(driver().cuLaunchHostFunc(
@@ -927,15 +973,18 @@ TEST_CASE("a call that waits for one context's lock does not hold up another dev
                 while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
               },
               &go) == CUDA_SUCCESS);
-  for (const CUdeviceptr address : here) rig.launch(stream, "addTo", address, 4 * kMiB / 8 / kStep, kStep, uint64_t{1});
+  for (const CUdeviceptr address : here)
+    rig.launch(stream, "addTo", address, 4 * kMiB / 8 / kStep, kStep, uint64_t{1});
   std::atomic<bool> loaded{false};
   std::thread loader([&] {
     rig.enterThread();
     CUmodule module = nullptr;
     if (driver().api.cuModuleLoadData(&module, rig.image().c_str()) == CUDA_SUCCESS) loaded = true;
   });
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // it waits for the stream, with the lock
-  for (size_t i = 0; i < there.size(); ++i) CHECK(other.isSet(there[i], 4 * kMiB, static_cast<unsigned char>(i + 1)));
+  std::this_thread::sleep_for(
+      std::chrono::milliseconds(100));  // it waits for the stream, with the lock
+  for (size_t i = 0; i < there.size(); ++i)
+    CHECK(other.isSet(there[i], 4 * kMiB, static_cast<unsigned char>(i + 1)));
   CHECK_FALSE(loaded);
   go = true;
   loader.join();

@@ -1,4 +1,5 @@
-// What streams crosses the bus packed: the bytes are the program's all the same, also where an image is spoilt, outdated, or its unpacking held up.
+// What streams crosses the bus packed: the bytes are the program's all the same, also where an
+// image is spoilt, outdated, or its unpacking held up.
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -18,14 +19,16 @@ constexpr uint64_t kVram = 192 * kMiB;  // the least that gives slots to single 
 constexpr uint64_t kPage = 2 * kMiB;
 constexpr uint64_t kBuffers = kVram / kPage + 12;
 
-/// How many images are spoilt from now on before they are copied, and whether packing and unpacking wait.
+/// How many images are spoilt from now on before they are copied, and whether packing and unpacking
+/// wait.
 std::atomic<int> g_spoils{0};
 std::atomic<bool> g_held{false};
 std::atomic<int> g_unpacked{0}, g_packed{0};
 
 CUresult copyOrSpoil(CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
   if (bytes == kernels::kPackedPageBytes && g_spoils.load() > 0 && g_spoils.fetch_sub(1) > 0)
-    std::memset(static_cast<char*>(const_cast<void*>(from)) + kernels::kPackedHeadBytes + kPage / 4, 0x55, 4096);
+    std::memset(static_cast<char*>(const_cast<void*>(from)) + kernels::kPackedHeadBytes + kPage / 4,
+                0x55, 4096);
   return driver().api.cuMemcpyHtoDAsync_v2(to, from, bytes, stream);
 }
 
@@ -33,17 +36,21 @@ void hold(void* /*unused*/) {
   while (g_held.load()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-CUresult launchOrHold(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
-                      unsigned shared, CUstream stream, void** parameters, void** extra) {
+CUresult launchOrHold(CUfunction function, unsigned x, unsigned y, unsigned z, unsigned bx,
+                      unsigned by, unsigned bz, unsigned shared, CUstream stream, void** parameters,
+                      void** extra) {
   if (x == kernels::kUnpackParts && bx == kernels::kUnpackThreads) {
     ++g_unpacked;
   } else if (bx == kernels::kPackThreads) {
     ++g_packed;
   } else {
-    return driver().api.cuLaunchKernel(function, x, y, z, bx, by, bz, shared, stream, parameters, extra);
+    return driver().api.cuLaunchKernel(function, x, y, z, bx, by, bz, shared, stream, parameters,
+                                       extra);
   }
-  if (g_held.load()) mustSucceed(driver().cuLaunchHostFunc(stream, hold, nullptr), "cuLaunchHostFunc");
-  return driver().api.cuLaunchKernel(function, x, y, z, bx, by, bz, shared, stream, parameters, extra);
+  if (g_held.load())
+    mustSucceed(driver().cuLaunchHostFunc(stream, hold, nullptr), "cuLaunchHostFunc");
+  return driver().api.cuLaunchKernel(function, x, y, z, bx, by, bz, shared, stream, parameters,
+                                     extra);
 }
 
 void watch(DriverApi& api) {
@@ -67,8 +74,9 @@ struct Walk {
       rig.launch(CU_STREAM_LEGACY, "copyTo", out, buffer, kPage / 8 / kStep, kStep);
     mustSucceed(driver().api.cuStreamSynchronize(CU_STREAM_LEGACY), "cuStreamSynchronize");
   }
-  /// Rounds until `done`. On a busy machine the simulated GPU is late, and for ten seconds after that nothing is packed or unpacked; or what
-  /// does not fit has come to be used in place, and nothing streams: then there is nothing to see.
+  /// Rounds until `done`. On a busy machine the simulated GPU is late, and for ten seconds after
+  /// that nothing is packed or unpacked; or what does not fit has come to be used in place, and
+  /// nothing streams: then there is nothing to see.
   template <typename Done>
   bool until(Done done) {
     const auto began = std::chrono::steady_clock::now();
@@ -98,9 +106,12 @@ TEST_CASE("what streams crosses the bus packed, and is what it was", "[pager][pa
   Rig rig({.vram = kVram, .host = 1024 * kMiB, .seconds = 400, .alter = watch});
   Walk walk(rig);
   REQUIRE(walk.unpacks());
-  const auto fetches = [&] { return valueOf(rig.figures().prefetches_issued) + valueOf(rig.figures().demand_faults); };
+  const auto fetches = [&] {
+    return valueOf(rig.figures().prefetches_issued) + valueOf(rig.figures().demand_faults);
+  };
   CHECK(walk.until([&] {
-    const uint64_t bytes = valueOf(rig.figures().bytes_in), pages = valueOf(rig.figures().fetched_bytes);
+    const uint64_t bytes = valueOf(rig.figures().bytes_in),
+                   pages = valueOf(rig.figures().fetched_bytes);
     for (int i = 0; i < 3; ++i) walk.round();
     const uint64_t fetched = valueOf(rig.figures().fetched_bytes) - pages;
     return fetched > 0 && valueOf(rig.figures().bytes_in) - bytes < fetched * 9 / 10;
@@ -126,7 +137,8 @@ TEST_CASE("what streams crosses the bus packed, and is what it was", "[pager][pa
   for (const CUdeviceptr buffer : walk.buffers) rig.free(buffer);
 }
 
-TEST_CASE("an image that is spoilt is found out before anybody uses it", "[pager][packed][numa][slow]") {
+TEST_CASE("an image that is spoilt is found out before anybody uses it",
+          "[pager][packed][numa][slow]") {
   Rig rig({.vram = kVram, .host = 1024 * kMiB, .seconds = 400, .alter = watch});
   Walk walk(rig);
   g_spoils = 3;
@@ -135,7 +147,8 @@ TEST_CASE("an image that is spoilt is found out before anybody uses it", "[pager
   walk.check(0);
 }
 
-TEST_CASE("unpacking that the GPU does not come to holds nobody up for long", "[pager][packed][numa]") {
+TEST_CASE("unpacking that the GPU does not come to holds nobody up for long",
+          "[pager][packed][numa]") {
   Rig rig({.vram = kVram, .host = 1024 * kMiB, .seconds = 400, .alter = watch});
   Walk walk(rig);
   REQUIRE(walk.unpacks());
@@ -148,7 +161,8 @@ TEST_CASE("unpacking that the GPU does not come to holds nobody up for long", "[
   walk.check(0);
 }
 
-TEST_CASE("packing that the GPU does not come to holds nobody up for long", "[pager][packed][numa]") {
+TEST_CASE("packing that the GPU does not come to holds nobody up for long",
+          "[pager][packed][numa]") {
   Rig rig({.vram = kVram, .host = 1024 * kMiB, .seconds = 400, .alter = watch});
   Walk walk(rig);
   g_held = true;
@@ -174,7 +188,8 @@ TEST_CASE("images take no host memory that others need", "[pager][packed][numa][
   // What the budget says can be allocated, images or not.
   std::vector<CUdeviceptr> more;
   CUdeviceptr address = 0;
-  while (more.size() < (kVram + kHost) / kPage && rig.tryAllocate(kPage, &address) == CUDA_SUCCESS) {
+  while (more.size() < (kVram + kHost) / kPage &&
+         rig.tryAllocate(kPage, &address) == CUDA_SUCCESS) {
     rig.fill(address, kPage, more.size() * 77);
     more.push_back(address);
   }

@@ -31,12 +31,14 @@ void checkGathered(Rig& rig, CUdeviceptr out) {
 
 }  // namespace
 
-TEST_CASE("a table of pointers that a kernel built is followed when its targets were evicted", "[pager][pointers]") {
+TEST_CASE("a table of pointers that a kernel built is followed when its targets were evicted",
+          "[pager][pointers]") {
   Rig rig({.vram = 16 * kMiB});
   const CUdeviceptr table = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB);
   const auto targets = makeTargets(rig);
   for (int round = 0; round < 2; ++round) {
-    for (uint64_t i = 0; i < kTargets; ++i) rig.launch(CU_STREAM_LEGACY, "setEntry", table, i, targets[i] + 64);
+    for (uint64_t i = 0; i < kTargets; ++i)
+      rig.launch(CU_STREAM_LEGACY, "setEntry", table, i, targets[i] + 64);
     rig.press();
     rig.launch(CU_STREAM_LEGACY, "gather", out, table, kTargets);
     rig.synchronize();
@@ -57,7 +59,8 @@ TEST_CASE("more tables than a pass has bitmaps for are told apart", "[pager][poi
     rig.put(targets.back() + 64, 1000 + t);
   }
   for (int round = 0; round < 2; ++round) {
-    // Each names another target than in the round before. No pass is between: all of them are dirty at once.
+    // Each names another target than in the round before. No pass is between: all of them are dirty
+    // at once.
     for (uint64_t t = 0; t < kTables; ++t)
       rig.launch(CU_STREAM_LEGACY, "setEntry", tables[t], uint64_t{0},
                  targets[(t + static_cast<uint64_t>(round) * 7) % kTables] + 64);
@@ -73,7 +76,8 @@ TEST_CASE("more tables than a pass has bitmaps for are told apart", "[pager][poi
 
 TEST_CASE("pointers computed from the base of an arena are followed", "[pager][pointers]") {
   Rig rig({.vram = 16 * kMiB});
-  const CUdeviceptr table = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB), arena = rig.allocate(4 * kMiB);
+  const CUdeviceptr table = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB),
+                    arena = rig.allocate(4 * kMiB);
   for (uint64_t i = 0; i < kTargets; ++i) rig.put(arena + i * kMiB, 1000 + i);
   rig.launch(CU_STREAM_LEGACY, "buildTable", table, arena, kTargets, kMiB);
   rig.press();
@@ -89,7 +93,8 @@ TEST_CASE("a launch in flight follows pointers that no scan has seen yet", "[pag
   const auto targets = makeTargets(rig);
   rig.press();  // paging has begun: launches no longer count as reaching everything
   for (int round = 0; round < 3; ++round) {
-    for (uint64_t i = 0; i < kTargets; ++i) rig.launch(stream, "setEntry", table, i, targets[i] + 64);
+    for (uint64_t i = 0; i < kTargets; ++i)
+      rig.launch(stream, "setEntry", table, i, targets[i] + 64);
     REQUIRE(driver().api.cuStreamSynchronize(stream) == CUDA_SUCCESS);
     rig.launch(stream, "gatherLate", out, table, kTargets, uint64_t{400000});
     rig.press();  // its targets are the least recently used
@@ -109,7 +114,8 @@ TEST_CASE("pointers that the host writes while their targets are parked", "[page
   SECTION("a small stable source") {
     const CUdeviceptr table = rig.allocate(2 * kMiB);
     rig.press();
-    REQUIRE(rig.copyIn(CU_STREAM_LEGACY, table, words.data(), words.size() * 8, true) == CUDA_SUCCESS);
+    REQUIRE(rig.copyIn(CU_STREAM_LEGACY, table, words.data(), words.size() * 8, true) ==
+            CUDA_SUCCESS);
     rig.launch(CU_STREAM_LEGACY, "gather", out, table, kTargets);
   }
   SECTION("a source that is read later") {
@@ -124,8 +130,10 @@ TEST_CASE("pointers that the host writes while their targets are parked", "[page
     REQUIRE(driver().api.cuMemFreeHost(pinned) == CUDA_SUCCESS);
   }
   SECTION("copied on to another table, twice") {
-    const CUdeviceptr first = rig.allocate(2 * kMiB), second = rig.allocate(2 * kMiB), table = rig.allocate(2 * kMiB);
-    REQUIRE(rig.copyIn(CU_STREAM_LEGACY, first, words.data(), words.size() * 8, false) == CUDA_SUCCESS);
+    const CUdeviceptr first = rig.allocate(2 * kMiB), second = rig.allocate(2 * kMiB),
+                      table = rig.allocate(2 * kMiB);
+    REQUIRE(rig.copyIn(CU_STREAM_LEGACY, first, words.data(), words.size() * 8, false) ==
+            CUDA_SUCCESS);
     REQUIRE(rig.copyWithin(CU_STREAM_LEGACY, second, first, words.size() * 8) == CUDA_SUCCESS);
     rig.press();
     REQUIRE(rig.copyWithin(CU_STREAM_LEGACY, table, second, words.size() * 8) == CUDA_SUCCESS);
@@ -140,7 +148,8 @@ TEST_CASE("plain data from the host is not looked at by passes", "[pager][pointe
   std::vector<CUdeviceptr> pieces;
   for (int i = 0; i < 24; ++i) pieces.push_back(rig.allocate(2 * kMiB));
   for (const CUdeviceptr piece : pieces) rig.put(piece, 5);  // paging has begun
-  for (const CUdeviceptr piece : pieces) rig.put(piece, 6);  // all were scanned since they were made
+  for (const CUdeviceptr piece : pieces)
+    rig.put(piece, 6);  // all were scanned since they were made
   const auto evicted = [&] {
     return valueOf(rig.figures().evictions_clean) + valueOf(rig.figures().evictions_written);
   };
@@ -150,21 +159,25 @@ TEST_CASE("plain data from the host is not looked at by passes", "[pager][pointe
     for (const CUdeviceptr piece : pieces) rig.put(piece, 7);
   const uint64_t evictions = evicted() - before;
   CHECK(evictions > 0);
-  // The victims themselves, some of them taken back; of the others, of which there are seven for each, nothing.
+  // The victims themselves, some of them taken back; of the others, of which there are seven for
+  // each, nothing.
   CHECK(valueOf(rig.figures().scans) - scanned < 2 * evictions);
   for (const CUdeviceptr piece : pieces) CHECK(rig.get(piece) == 7);
 }
 
-TEST_CASE("a copy of a region that nobody has looked at yet carries its pointers on", "[pager][pointers]") {
+TEST_CASE("a copy of a region that nobody has looked at yet carries its pointers on",
+          "[pager][pointers]") {
   Rig rig({.vram = 16 * kMiB});
   const CUdeviceptr out = rig.allocate(2 * kMiB), table = rig.allocate(2 * kMiB);
   const CUdeviceptr source = rig.allocate(2 * kMiB);
   const auto targets = makeTargets(rig);
   rig.press();
-  for (uint64_t i = 0; i < kTargets; ++i) rig.launch(CU_STREAM_LEGACY, "setEntry", source, i, targets[i] + 64);
+  for (uint64_t i = 0; i < kTargets; ++i)
+    rig.launch(CU_STREAM_LEGACY, "setEntry", source, i, targets[i] + 64);
   REQUIRE(rig.copyWithin(CU_STREAM_LEGACY, table, source, kTargets * 8) == CUDA_SUCCESS);
   rig.synchronize();
-  for (uint64_t i = 0; i < kTargets; ++i) rig.put(source + i * 8, 0);  // what was there is in the copy alone
+  for (uint64_t i = 0; i < kTargets; ++i)
+    rig.put(source + i * 8, 0);  // what was there is in the copy alone
   rig.press();
   rig.press();
   rig.launch(CU_STREAM_LEGACY, "gather", out, table, kTargets);
@@ -174,7 +187,8 @@ TEST_CASE("a copy of a region that nobody has looked at yet carries its pointers
 
 TEST_CASE("a copy with several sources takes the pointers of all", "[pager][pointers]") {
   Rig rig({.vram = 16 * kMiB});
-  const CUdeviceptr out = rig.allocate(2 * kMiB), a = rig.allocate(2 * kMiB), b = rig.allocate(2 * kMiB);
+  const CUdeviceptr out = rig.allocate(2 * kMiB), a = rig.allocate(2 * kMiB),
+                    b = rig.allocate(2 * kMiB);
   const CUdeviceptr table = rig.allocate(2 * kMiB);
   const auto targets = makeTargets(rig);
   rig.put(a, targets[0] + 64);
@@ -191,7 +205,8 @@ TEST_CASE("a copy with several sources takes the pointers of all", "[pager][poin
     REQUIRE(access.acquire() == CUDA_SUCCESS);
     REQUIRE(driver().api.cuMemcpyDtoDAsync_v2(table, a, 8, CU_STREAM_LEGACY) == CUDA_SUCCESS);
     REQUIRE(driver().api.cuMemcpyDtoDAsync_v2(table + 8, b, 8, CU_STREAM_LEGACY) == CUDA_SUCCESS);
-    REQUIRE(driver().api.cuMemcpyHtoDAsync_v2(table + 16, &third, 8, CU_STREAM_LEGACY) == CUDA_SUCCESS);
+    REQUIRE(driver().api.cuMemcpyHtoDAsync_v2(table + 16, &third, 8, CU_STREAM_LEGACY) ==
+            CUDA_SUCCESS);
     access.submitted(CUDA_SUCCESS);
     REQUIRE(driver().api.cuStreamSynchronize(CU_STREAM_LEGACY) == CUDA_SUCCESS);
   }
@@ -218,7 +233,8 @@ TEST_CASE("pointers in a module's variables are followed", "[pager][pointers][ro
   Rig rig({.vram = 16 * kMiB});
   CUdeviceptr global = 0;
   size_t bytes = 0;
-  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
+  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") ==
+          CUDA_SUCCESS);
   rig.pool().addRoot(rig.context(), global, bytes, RootKind::kVariable);
   const CUdeviceptr out = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB);
   rig.put(target + 64, 99);
@@ -233,17 +249,20 @@ TEST_CASE("pointers in a module's variables are followed", "[pager][pointers][ro
   rig.pool().removeRoot(global);
 }
 
-TEST_CASE("what a copy puts into a module's variable is followed at once", "[pager][pointers][roots]") {
+TEST_CASE("what a copy puts into a module's variable is followed at once",
+          "[pager][pointers][roots]") {
   Rig rig({.vram = 16 * kMiB});
   CUdeviceptr global = 0;
   size_t bytes = 0;
-  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
+  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") ==
+          CUDA_SUCCESS);
   rig.pool().addRoot(rig.context(), global, bytes, RootKind::kVariable);
   CHECK(rig.pool().mayHoldRoot(global, 1));
   CHECK(rig.pool().mayHoldRoot(global - 4, 8));
   CHECK_FALSE(rig.pool().mayHoldRoot(global - 4, 4));
   CHECK_FALSE(rig.pool().mayHoldRoot(global + bytes, 8));
-  const CUdeviceptr out = rig.allocate(2 * kMiB), table = rig.allocate(2 * kMiB), written = rig.allocate(2 * kMiB);
+  const CUdeviceptr out = rig.allocate(2 * kMiB), table = rig.allocate(2 * kMiB),
+                    written = rig.allocate(2 * kMiB);
   void* pinned = nullptr;
   REQUIRE(driver().api.cuMemHostAlloc(&pinned, 4096, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS);
   CUdeviceptr foreign = 0;  // memory of the driver's own
@@ -253,10 +272,13 @@ TEST_CASE("what a copy puts into a module's variable is followed at once", "[pag
     targets.push_back(rig.allocate(2 * kMiB));
     rig.put(targets.back() + 64, 1000 + i);
   }
-  const CUdeviceptr names[5] = {targets[0] + 64, targets[1] + 64, targets[2] + 64, targets[3] + 64, targets[4] + 64};
+  const CUdeviceptr names[5] = {targets[0] + 64, targets[1] + 64, targets[2] + 64, targets[3] + 64,
+                                targets[4] + 64};
   rig.put(table, names[2]);
-  REQUIRE(rig.copyIn(CU_STREAM_LEGACY, written, &names[3], 8, false) == CUDA_SUCCESS);  // nobody looks at it
-  REQUIRE(driver().api.cuMemcpyHtoDAsync_v2(foreign, &names[4], 8, CU_STREAM_LEGACY) == CUDA_SUCCESS);
+  REQUIRE(rig.copyIn(CU_STREAM_LEGACY, written, &names[3], 8, false) ==
+          CUDA_SUCCESS);  // nobody looks at it
+  REQUIRE(driver().api.cuMemcpyHtoDAsync_v2(foreign, &names[4], 8, CU_STREAM_LEGACY) ==
+          CUDA_SUCCESS);
   rig.press();
   for (uint64_t i = 0; i < 5; ++i) {
     INFO("copy " << i);
@@ -277,9 +299,11 @@ TEST_CASE("what a copy puts into a module's variable is followed at once", "[pag
       default: {
         Access access(rig.pool(), rig.key(CU_STREAM_LEGACY));
         access.addRange(global, 8, Mode::kWrite);
-        access.addHostSource(reinterpret_cast<const void*>(foreign), 8, false);  // what lies outside of the pool
+        access.addHostSource(reinterpret_cast<const void*>(foreign), 8,
+                             false);  // what lies outside of the pool
         REQUIRE(access.acquire() == CUDA_SUCCESS);
-        REQUIRE(driver().api.cuMemcpyDtoDAsync_v2(global, foreign, 8, CU_STREAM_LEGACY) == CUDA_SUCCESS);
+        REQUIRE(driver().api.cuMemcpyDtoDAsync_v2(global, foreign, 8, CU_STREAM_LEGACY) ==
+                CUDA_SUCCESS);
         access.submitted(CUDA_SUCCESS);
       }
     }
@@ -335,7 +359,8 @@ TEST_CASE("a pass that begins while a copy into a variable is being submitted ha
   Rig rig({.vram = 16 * kMiB});
   CUdeviceptr global = 0;
   size_t bytes = 0;
-  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
+  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") ==
+          CUDA_SUCCESS);
   rig.pool().addRoot(rig.context(), global, bytes, RootKind::kVariable);
   const CUdeviceptr out = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB);
   rig.put(target + 64, 99);
@@ -345,7 +370,8 @@ TEST_CASE("a pass that begins while a copy into a variable is being submitted ha
   std::memcpy(pinned, &word, 8);
   rig.press();
   const CUstream copies = rig.makeStream(), more = rig.makeStream();
-  // On a busy machine what makes way for it may take longer than a launch waits: it is used in place. The next one finds the room.
+  // On a busy machine what makes way for it may take longer than a launch waits: it is used in
+  // place. The next one finds the room.
   constexpr uint64_t kLarge = 12 * kMiB;
   const auto late = std::chrono::steady_clock::now() + std::chrono::seconds(30);
   CUdeviceptr large = 0;
@@ -353,18 +379,22 @@ TEST_CASE("a pass that begins while a copy into a variable is being submitted ha
     large = rig.allocate(kLarge);
     rig.fill(large, kLarge, 1);
     rig.synchronize();
-    if (rig.pool().residency(large).vram == kLarge || std::chrono::steady_clock::now() > late) break;
+    if (rig.pool().residency(large).vram == kLarge || std::chrono::steady_clock::now() > late)
+      break;
     rig.free(large);
   }
   {
-    // What fills VRAM is used by a launch that does not end: another one, which needs room, waits in vain for victims there.
+    // What fills VRAM is used by a launch that does not end: another one, which needs room, waits
+    // in vain for victims there.
     Gate gate(rig);
     gate.close();
     rig.fill(large, kLarge, 1, gate.stream);
     REQUIRE(rig.pool().residency(large).vram == kLarge);
-    rig.launch(copies, "setEntry", out, uint64_t{8}, uint64_t{0});  // what this stream had to do is over
+    rig.launch(copies, "setEntry", out, uint64_t{8},
+               uint64_t{0});  // what this stream had to do is over
     REQUIRE(driver().api.cuStreamSynchronize(copies) == CUDA_SUCCESS);
-    rig.fill(rig.allocate(8 * kMiB), 8 * kMiB, 2, more);  // in place in the end; the victims still leave
+    rig.fill(rig.allocate(8 * kMiB), 8 * kMiB, 2,
+             more);  // in place in the end; the victims still leave
     REQUIRE(driver().api.cuStreamSynchronize(more) == CUDA_SUCCESS);
     std::this_thread::sleep_for(kTimeOfAPass);
     Access access(rig.pool(), rig.key(copies));
@@ -374,9 +404,11 @@ TEST_CASE("a pass that begins while a copy into a variable is being submitted ha
     const uint64_t before = rig.figures().scans.load();
     gate.open = true;
     const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-    while (rig.figures().scans.load() == before && std::chrono::steady_clock::now() < until) std::this_thread::yield();
-    if (!kInstrumented) CHECK(rig.figures().scans.load() > before);  // there it may have come before the copy
-    std::this_thread::sleep_for(kTimeOfAPass);                       // it ends
+    while (rig.figures().scans.load() == before && std::chrono::steady_clock::now() < until)
+      std::this_thread::yield();
+    if (!kInstrumented)
+      CHECK(rig.figures().scans.load() > before);  // there it may have come before the copy
+    std::this_thread::sleep_for(kTimeOfAPass);     // it ends
     REQUIRE(driver().api.cuMemcpyHtoDAsync_v2(global, pinned, 8, copies) == CUDA_SUCCESS);
     access.submitted(CUDA_SUCCESS);
   }
@@ -394,7 +426,8 @@ TEST_CASE("a pass that begins while a copy into a variable is being submitted ha
 TEST_CASE("a scan that begins while a second copy into memory is being submitted has not seen it",
           "[pager][pointers]") {
   Rig rig({.vram = 16 * kMiB});
-  const CUdeviceptr table = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB), other_out = rig.allocate(2 * kMiB);
+  const CUdeviceptr table = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB),
+                    other_out = rig.allocate(2 * kMiB);
   const auto targets = makeTargets(rig);
   void* pinned = nullptr;
   REQUIRE(driver().api.cuMemHostAlloc(&pinned, 4096, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS);
@@ -442,7 +475,8 @@ TEST_CASE("a scan that begins while a second copy into memory is being submitted
 
 namespace {
 
-/// Passes whose ends the pager does not hear of while `held`: what begins meanwhile runs beside them.
+/// Passes whose ends the pager does not hear of while `held`: what begins meanwhile runs beside
+/// them.
 struct HeldPasses {
   std::mutex mutex;
   std::vector<CUstream> streams;  // the pager's own, in the order in which it makes them
@@ -462,7 +496,8 @@ CUresult noteRecord(CUevent event, CUstream stream) {
   const std::lock_guard lock(g_passes.mutex);
   constexpr size_t kOfPasses = 2;
   const auto& streams = g_passes.streams;
-  if (g_passes.held && streams.size() > kOfPasses && stream == streams[kOfPasses]) g_passes.ends.insert(event);
+  if (g_passes.held && streams.size() > kOfPasses && stream == streams[kOfPasses])
+    g_passes.ends.insert(event);
   return driver().api.cuEventRecord(event, stream);
 }
 
@@ -476,8 +511,8 @@ CUresult queryOrHold(CUevent event) {
 
 std::atomic<int> g_chunks{0};  // that the pager has got from the driver and not given back
 
-CUresult noteCreated(CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllocationProp* properties,
-                     unsigned long long flags) {
+CUresult noteCreated(CUmemGenericAllocationHandle* out, size_t bytes,
+                     const CUmemAllocationProp* properties, unsigned long long flags) {
   const CUresult result = driver().api.cuMemCreate(out, bytes, properties, flags);
   if (result == CUDA_SUCCESS) ++g_chunks;
   return result;
@@ -519,10 +554,13 @@ bool passesCome(size_t wanted) {
 
 }  // namespace
 
-TEST_CASE("what one pass finds is spared by the one that runs beside it", "[pager][pointers][numa]") {
+TEST_CASE("what one pass finds is spared by the one that runs beside it",
+          "[pager][pointers][numa]") {
   Rig rig({.vram = 16 * kMiB, .alter = holdPassesAtWill});
-  const CUdeviceptr before = rig.allocate(8 * kMiB), oldest = rig.allocate(2 * kMiB), table = rig.allocate(2 * kMiB);
-  const CUdeviceptr target = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB), busy = rig.allocate(8 * kMiB);
+  const CUdeviceptr before = rig.allocate(8 * kMiB), oldest = rig.allocate(2 * kMiB),
+                    table = rig.allocate(2 * kMiB);
+  const CUdeviceptr target = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB),
+                    busy = rig.allocate(8 * kMiB);
   // The second is more than the first one's victims leave.
   const CUdeviceptr wanted[] = {rig.allocate(2 * kMiB), rig.allocate(4 * kMiB)};
   rig.put(target + 64, 99);
@@ -564,7 +602,8 @@ TEST_CASE("what one pass finds is spared by the one that runs beside it", "[page
   }
 }
 
-TEST_CASE("a context that goes while a pass runs gives all its memory back", "[pager][memory][numa]") {
+TEST_CASE("a context that goes while a pass runs gives all its memory back",
+          "[pager][memory][numa]") {
   Rig rig({.vram = 16 * kMiB, .alter = holdPassesAtWill});
   rig.fill(rig.allocate(16 * kMiB), 16 * kMiB, 1);
   rig.synchronize();
@@ -572,7 +611,8 @@ TEST_CASE("a context that goes while a pass runs gives all its memory back", "[p
   holdPasses(true);
   std::thread press([&] {
     rig.enterThread();
-    rig.launch(CU_STREAM_LEGACY, "setEntry", wanted, uint64_t{0}, uint64_t{0});  // in place in the end
+    rig.launch(CU_STREAM_LEGACY, "setEntry", wanted, uint64_t{0},
+               uint64_t{0});  // in place in the end
   });
   CHECK(passesCome(1));
   press.join();
@@ -592,7 +632,8 @@ TEST_CASE("a pointer that a copy brings is found where it comes to lie", "[pager
   for (uint64_t before = 1; before < 8; ++before) {
     const uint64_t word = targets[before % kTargets] + 64;
     std::memcpy(bytes + 3 + before, &word, 8);
-    REQUIRE(rig.copyIn(CU_STREAM_LEGACY, table + 64 * before - before, bytes + 3, before + 8, true) == CUDA_SUCCESS);
+    REQUIRE(rig.copyIn(CU_STREAM_LEGACY, table + 64 * before - before, bytes + 3, before + 8,
+                       true) == CUDA_SUCCESS);
     REQUIRE(driver().api.cuStreamSynchronize(CU_STREAM_LEGACY) == CUDA_SUCCESS);
     rig.launch(CU_STREAM_LEGACY, "readThrough", out, table + 64 * before);
     rig.synchronize();
@@ -601,11 +642,13 @@ TEST_CASE("a pointer that a copy brings is found where it comes to lie", "[pager
   }
 }
 
-TEST_CASE("a variable that is made known late is scanned before a kernel follows it", "[pager][pointers][roots]") {
+TEST_CASE("a variable that is made known late is scanned before a kernel follows it",
+          "[pager][pointers][roots]") {
   Rig rig({.vram = 16 * kMiB});
   CUdeviceptr global = 0;
   size_t bytes = 0;
-  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
+  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") ==
+          CUDA_SUCCESS);
   const CUdeviceptr out = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB);
   rig.put(target + 64, 99);
   rig.press();
@@ -618,20 +661,24 @@ TEST_CASE("a variable that is made known late is scanned before a kernel follows
   CHECK(rig.get(out) == 99);
 }
 
-TEST_CASE("a kernel that names nothing keeps what a variable leads it to", "[pager][pointers][roots]") {
+TEST_CASE("a kernel that names nothing keeps what a variable leads it to",
+          "[pager][pointers][roots]") {
   Rig rig({.vram = 16 * kMiB});
   CUdeviceptr global = 0;
   size_t bytes = 0;
-  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
+  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") ==
+          CUDA_SUCCESS);
   rig.pool().addRoot(rig.context(), global, bytes, RootKind::kVariable);
   const CUstream stream = rig.makeStream();
   const CUdeviceptr target = rig.allocate(2 * kMiB);
   rig.put(target + 64, 5);
-  REQUIRE(rig.copyIn(CU_STREAM_LEGACY, global, std::vector<uint64_t>{target + 64}.data(), 8, true) == CUDA_SUCCESS);
+  REQUIRE(rig.copyIn(CU_STREAM_LEGACY, global, std::vector<uint64_t>{target + 64}.data(), 8,
+                     true) == CUDA_SUCCESS);
   rig.synchronize();
   // Everything is in VRAM when it begins, and it looks at the target late.
   rig.launch(stream, "addToGlobalLate", uint64_t{40000000});
-  for (uint64_t i = 0; i < 16; ++i) rig.put(rig.allocate(2 * kMiB), i);  // copies bring nothing back
+  for (uint64_t i = 0; i < 16; ++i)
+    rig.put(rig.allocate(2 * kMiB), i);  // copies bring nothing back
   REQUIRE(driver().api.cuStreamSynchronize(stream) == CUDA_SUCCESS);
   CHECK(rig.get(target + 64) == 6);
   rig.pool().streamDestroyed(rig.key(stream));
@@ -644,7 +691,8 @@ TEST_CASE("large and many variables are looked at", "[pager][pointers][roots][lo
   rig.put(target + 64, 77);
   CUdeviceptr global = 0, memory = 0;
   size_t bytes = 0;
-  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
+  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") ==
+          CUDA_SUCCESS);
   // Of the kind that variables are: memory of the driver's own.
   REQUIRE(driver().api.cuMemAlloc_v2(&memory, 20 * kMiB) == CUDA_SUCCESS);
   REQUIRE(driver().api.cuMemsetD8Async(memory, 0, 20 * kMiB, CU_STREAM_LEGACY) == CUDA_SUCCESS);
@@ -654,10 +702,12 @@ TEST_CASE("large and many variables are looked at", "[pager][pointers][roots][lo
     place = memory + 18 * kMiB;
   }
   SECTION("five thousand") {
-    for (uint64_t i = 0; i < 5000; ++i) rig.pool().addRoot(rig.context(), memory + i * 64, 16, RootKind::kVariable);
+    for (uint64_t i = 0; i < 5000; ++i)
+      rig.pool().addRoot(rig.context(), memory + i * 64, 16, RootKind::kVariable);
     place = memory + 4999 * 64 + 8;
   }
-  REQUIRE(rig.copyIn(CU_STREAM_LEGACY, place, std::vector<uint64_t>{target + 64}.data(), 8, true) == CUDA_SUCCESS);
+  REQUIRE(rig.copyIn(CU_STREAM_LEGACY, place, std::vector<uint64_t>{target + 64}.data(), 8, true) ==
+          CUDA_SUCCESS);
   rig.synchronize();
   rig.press();
   rig.press();
@@ -667,11 +717,12 @@ TEST_CASE("large and many variables are looked at", "[pager][pointers][roots][lo
   rig.end();
 }
 
-TEST_CASE("pointers in pinned memory that a launch names are followed", "[pager][pointers][roots]") {
+TEST_CASE("pointers in pinned memory that a launch names are followed",
+          "[pager][pointers][roots]") {
   Rig rig({.vram = 16 * kMiB});
   void* pinned = nullptr;
-  REQUIRE(driver().api.cuMemHostAlloc(&pinned, 4096, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP) ==
-          CUDA_SUCCESS);
+  REQUIRE(driver().api.cuMemHostAlloc(
+              &pinned, 4096, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP) == CUDA_SUCCESS);
   CUdeviceptr mapped = 0;
   REQUIRE(driver().cuMemHostGetDevicePointer_v2(&mapped, pinned, 0) == CUDA_SUCCESS);
   rig.pool().addRoot(rig.context(), mapped, 4096, RootKind::kHost);
@@ -750,7 +801,8 @@ TEST_CASE("a launch in flight follows what it found in pinned memory", "[pager][
   rig.press();
   for (int round = 0; round < 3; ++round) {
     // A kernel puts the pointers there, the next one follows them late.
-    for (uint64_t i = 0; i < kTargets; ++i) rig.launch(stream, "setEntry", pinned.address(), i, targets[i] + 64);
+    for (uint64_t i = 0; i < kTargets; ++i)
+      rig.launch(stream, "setEntry", pinned.address(), i, targets[i] + 64);
     rig.launch(stream, "gatherLate", out, pinned.address(), kTargets, uint64_t{400000});
     rig.press();
     REQUIRE(driver().api.cuStreamSynchronize(stream) == CUDA_SUCCESS);
@@ -761,12 +813,14 @@ TEST_CASE("a launch in flight follows what it found in pinned memory", "[pager][
   driver().api.cuStreamDestroy_v2(stream);
 }
 
-TEST_CASE("a copy still in the stream brings pointers to pinned memory", "[pager][pointers][roots]") {
+TEST_CASE("a copy still in the stream brings pointers to pinned memory",
+          "[pager][pointers][roots]") {
   Rig rig({.vram = 16 * kMiB});
   const CUstream stream = rig.makeStream();
   const Pinned pinned(4096), source(4096);
   rig.pool().addRoot(rig.context(), pinned.address(), pinned.bytes, RootKind::kHost);
-  const CUdeviceptr out = rig.allocate(2 * kMiB), table = rig.allocate(2 * kMiB), busy = rig.allocate(2 * kMiB);
+  const CUdeviceptr out = rig.allocate(2 * kMiB), table = rig.allocate(2 * kMiB),
+                    busy = rig.allocate(2 * kMiB);
   const auto targets = makeTargets(rig);
   for (uint64_t i = 0; i < kTargets; ++i) {
     rig.put(table + i * 8, targets[i] + 64);
@@ -779,7 +833,8 @@ TEST_CASE("a copy still in the stream brings pointers to pinned memory", "[pager
     REQUIRE(rig.copyWithin(stream, pinned.address(), table, kTargets * 8) == CUDA_SUCCESS);
   }
   SECTION("from memory that nobody has looked at") {
-    REQUIRE(rig.copyIn(stream, pinned.address(), source.memory, kTargets * 8, false) == CUDA_SUCCESS);
+    REQUIRE(rig.copyIn(stream, pinned.address(), source.memory, kTargets * 8, false) ==
+            CUDA_SUCCESS);
   }
   rig.launch(stream, "gather", out, pinned.address(), kTargets);
   REQUIRE(driver().api.cuStreamSynchronize(stream) == CUDA_SUCCESS);
@@ -824,7 +879,8 @@ TEST_CASE("device memory of the driver's own is scanned as pages are", "[pager][
   const auto targets = makeTargets(rig);
   const uint64_t before = valueOf(rig.figures().launches_reaching_all);
   for (int round = 0; round < 2; ++round) {
-    for (uint64_t i = 0; i < kTargets; ++i) rig.launch(CU_STREAM_LEGACY, "setEntry", foreign, i, targets[i] + 64);
+    for (uint64_t i = 0; i < kTargets; ++i)
+      rig.launch(CU_STREAM_LEGACY, "setEntry", foreign, i, targets[i] + 64);
     rig.press();
     rig.press();
     rig.launch(CU_STREAM_LEGACY, "gather", out, foreign, kTargets);
@@ -840,7 +896,8 @@ TEST_CASE("a kernel of a context without an engine reaches all", "[numa][pager][
   Rig rig({.vram = 16 * kMiB});
   CUdeviceptr global = 0;
   size_t bytes = 0;
-  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
+  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") ==
+          CUDA_SUCCESS);
   CUcontext second = nullptr;
   REQUIRE(driver().cuCtxCreate_v4(&second, nullptr, 0, 0) == CUDA_SUCCESS);
   rig.pool().addRoot(second, 4096, 8, RootKind::kVariable);
@@ -871,7 +928,8 @@ void allocateAgain(Rig& rig, std::vector<CUdeviceptr> blocks, uint64_t bytes) {
 
 }  // namespace
 
-TEST_CASE("a table that nobody writes leads to what gets its targets' addresses", "[pager][pointers][reused]") {
+TEST_CASE("a table that nobody writes leads to what gets its targets' addresses",
+          "[pager][pointers][reused]") {
   Rig rig({.vram = 16 * kMiB});
   const CUdeviceptr table = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB);
   const auto follow = [&](CUdeviceptr target) {
@@ -933,13 +991,16 @@ TEST_CASE("a table that nobody writes leads to what gets its targets' addresses"
   }
 }
 
-TEST_CASE("a variable that nobody writes leads to what gets its target's address", "[pager][pointers][roots][reused]") {
+TEST_CASE("a variable that nobody writes leads to what gets its target's address",
+          "[pager][pointers][roots][reused]") {
   Rig rig({.vram = 16 * kMiB});
   CUdeviceptr global = 0;
   size_t bytes = 0;
-  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") == CUDA_SUCCESS);
+  REQUIRE(driver().cuModuleGetGlobal_v2(&global, &bytes, rig.module(), "g_pointer") ==
+          CUDA_SUCCESS);
   rig.pool().addRoot(rig.context(), global, bytes, RootKind::kVariable);
-  const CUdeviceptr out = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB), between = rig.allocate(2 * kMiB);
+  const CUdeviceptr out = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB),
+                    between = rig.allocate(2 * kMiB);
   const CUdeviceptr other = rig.allocate(2 * kMiB);
   rig.put(between, 1);
   rig.launch(CU_STREAM_LEGACY, "setGlobal", target + 64);
@@ -958,7 +1019,8 @@ TEST_CASE("a variable that nobody writes leads to what gets its target's address
   rig.pool().removeRoot(global);
 }
 
-TEST_CASE("a table leads to pinned memory that gets the address of freed one", "[pager][pointers][roots][reused]") {
+TEST_CASE("a table leads to pinned memory that gets the address of freed one",
+          "[pager][pointers][roots][reused]") {
   Rig rig({.vram = 16 * kMiB});
   const CUdeviceptr table = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB);
   rig.put(target + 64, 99);

@@ -1,5 +1,5 @@
-// A driver that refuses calls of the pager's for a while: what can't be moved now stays usable, and the pager goes on when
-// the driver does.
+// A driver that refuses calls of the pager's for a while: what can't be moved now stays usable, and
+// the pager goes on when the driver does.
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -13,7 +13,8 @@ namespace {
 
 constexpr uint64_t kPieces = 8;
 
-/// How many calls are refused from now on; those of mappings only in the pools' ranges, not of the chunks' own aliases.
+/// How many calls are refused from now on; those of mappings only in the pools' ranges, not of the
+/// chunks' own aliases.
 std::atomic<int> g_maps{0}, g_copies{0}, g_creates{0};
 
 bool take(std::atomic<int>& left) {
@@ -23,8 +24,8 @@ bool take(std::atomic<int>& left) {
   return now > 0;
 }
 
-CUresult mapOrRefuse(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
-                     unsigned long long flags) {
+CUresult mapOrRefuse(CUdeviceptr at, size_t bytes, size_t offset,
+                     CUmemGenericAllocationHandle handle, unsigned long long flags) {
   if (inTestRange(at) && take(g_maps)) return CUDA_ERROR_OUT_OF_MEMORY;
   return driver().api.cuMemMap(at, bytes, offset, handle, flags);
 }
@@ -34,9 +35,10 @@ CUresult copyOrRefuse(CUdeviceptr to, const void* from, size_t bytes, CUstream s
   return driver().api.cuMemcpyHtoDAsync_v2(to, from, bytes, stream);
 }
 
-CUresult createOrRefuse(CUmemGenericAllocationHandle* out, size_t bytes, const CUmemAllocationProp* properties,
-                        unsigned long long flags) {
-  if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE && take(g_creates)) return CUDA_ERROR_OUT_OF_MEMORY;
+CUresult createOrRefuse(CUmemGenericAllocationHandle* out, size_t bytes,
+                        const CUmemAllocationProp* properties, unsigned long long flags) {
+  if (properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE && take(g_creates))
+    return CUDA_ERROR_OUT_OF_MEMORY;
   return driver().api.cuMemCreate(out, bytes, properties, flags);
 }
 
@@ -60,7 +62,8 @@ struct Pieces {
 
 }  // namespace
 
-TEST_CASE("a mapping that the driver refuses a few times is made later or elsewhere", "[pager][refusals]") {
+TEST_CASE("a mapping that the driver refuses a few times is made later or elsewhere",
+          "[pager][refusals]") {
   for (int times = 1; times < 5; ++times) {
     Rig rig({.vram = 16 * kMiB, .alter = refuseAtWill});
     const Pieces pieces(rig);
@@ -86,7 +89,8 @@ TEST_CASE("a copy that the driver refuses is tried again", "[pager][refusals]") 
   CHECK(g_copies < 3);
 }
 
-TEST_CASE("a driver that maps nothing any more refuses launches, and nothing is lost", "[pager][refusals][slow]") {
+TEST_CASE("a driver that maps nothing any more refuses launches, and nothing is lost",
+          "[pager][refusals][slow]") {
   Rig rig({.vram = 16 * kMiB, .alter = refuseAtWill});
   const Pieces pieces(rig);
   rig.press();
@@ -95,7 +99,8 @@ TEST_CASE("a driver that maps nothing any more refuses launches, and nothing is 
   // Some of it may be in VRAM still.
   CUresult result = CUDA_SUCCESS;
   for (uint64_t i = 0; i < kPieces && result == CUDA_SUCCESS; ++i)
-    result = rig.tryLaunch(rig.key(CU_STREAM_LEGACY), add, pieces.at[i], 2 * kMiB / 8 / kStep, kStep, uint64_t{0});
+    result = rig.tryLaunch(rig.key(CU_STREAM_LEGACY), add, pieces.at[i], 2 * kMiB / 8 / kStep,
+                           kStep, uint64_t{0});
   CHECK(result == CUDA_ERROR_OUT_OF_MEMORY);
   g_maps = 0;
   for (uint64_t i = 0; i < kPieces; ++i)
@@ -118,7 +123,8 @@ TEST_CASE("a budget that the driver could not meet is tried again later", "[page
   rig.synchronize();
   // Both are used until the budget is what it was.
   const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(30 * kPatience);
-  while (valueOf(rig.figures().vram_budget_bytes) < budget && std::chrono::steady_clock::now() < until) {
+  while (valueOf(rig.figures().vram_budget_bytes) < budget &&
+         std::chrono::steady_clock::now() < until) {
     rig.launch(CU_STREAM_LEGACY, "addTo", first, uint64_t{1}, kStep, uint64_t{0});
     rig.launch(CU_STREAM_LEGACY, "addTo", second, uint64_t{1}, kStep, uint64_t{0});
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -140,7 +146,8 @@ TEST_CASE("the host tier's bytes are counted", "[pager][refusals]") {
   CHECK(valueOf(counters().host_used_bytes) == before);
 }
 
-TEST_CASE("what an operation names twice has to fit VRAM once where nothing is used in place", "[pager][refused]") {
+TEST_CASE("what an operation names twice has to fit VRAM once where nothing is used in place",
+          "[pager][refused]") {
   Rig rig({.vram = 16 * kMiB});
   const CUdeviceptr large = rig.allocate(12 * kMiB);
   const CUdeviceptr small = rig.allocate(2 * kMiB);
@@ -168,7 +175,8 @@ TEST_CASE("what an operation names twice has to fit VRAM once where nothing is u
   CHECK(rig.holds(small, 2 * kMiB, 4));
 }
 
-TEST_CASE("a launch that VRAM can never hold is refused at once where nothing is used in place", "[pager][refused]") {
+TEST_CASE("a launch that VRAM can never hold is refused at once where nothing is used in place",
+          "[pager][refused]") {
   Rig rig({.vram = 16 * kMiB});
   const CUdeviceptr out = rig.allocate(2 * kMiB), table = rig.allocate(2 * kMiB);
   constexpr uint64_t kTargets = 12;

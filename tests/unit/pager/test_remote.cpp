@@ -14,7 +14,8 @@ namespace {
 constexpr uint64_t kPiece = 2 * kMiB;
 
 struct Remote {
-  explicit Remote(uint64_t capacity = 512 * kMiB) : tier(std::make_shared<FakeRemote>(capacity, seedOr(21))) {}
+  explicit Remote(uint64_t capacity = 512 * kMiB)
+      : tier(std::make_shared<FakeRemote>(capacity, seedOr(21))) {}
   std::shared_ptr<FakeRemote> tier;
 };
 
@@ -30,7 +31,8 @@ std::vector<CUdeviceptr> fillMany(Rig& rig, unsigned count, uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("what neither VRAM nor host RAM holds goes to memservers and comes back", "[pager][remote]") {
+TEST_CASE("what neither VRAM nor host RAM holds goes to memservers and comes back",
+          "[pager][remote]") {
   const Remote remote;
   Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
   std::mt19937_64 random(seedOr(22));
@@ -42,7 +44,8 @@ TEST_CASE("what neither VRAM nor host RAM holds goes to memservers and comes bac
     for (unsigned i = 0; i < kCount; ++i) {
       const unsigned which = round == 2 ? static_cast<unsigned>(random() % kCount) : i;
       if (random() % 2 == 0) {
-        rig.launch(CU_STREAM_LEGACY, "addTo", pieces[which], kPiece / 8 / kStep, kStep, uint64_t{3});
+        rig.launch(CU_STREAM_LEGACY, "addTo", pieces[which], kPiece / 8 / kStep, kStep,
+                   uint64_t{3});
         added[which] += 3;
       }
       CHECK(rig.holds(pieces[which], kPiece, 100 + which, added[which]));
@@ -61,7 +64,8 @@ TEST_CASE("what was not changed is sent once", "[pager][remote]") {
   constexpr unsigned kCount = 40;
   const auto pieces = fillMany(rig, kCount, 7);
   for (unsigned i = 0; i < kCount; ++i) CHECK(rig.holds(pieces[i], kPiece, 7 + i));
-  const uint64_t sent = valueOf(rig.figures().remote_out), received = valueOf(rig.figures().remote_in);
+  const uint64_t sent = valueOf(rig.figures().remote_out),
+                 received = valueOf(rig.figures().remote_in);
   for (int round = 0; round < 3; ++round)
     for (unsigned i = 0; i < kCount; ++i) CHECK(rig.holds(pieces[i], kPiece, 7 + i));
   const uint64_t again = valueOf(rig.figures().remote_out) - sent;
@@ -72,7 +76,8 @@ TEST_CASE("what was not changed is sent once", "[pager][remote]") {
   CHECK(remote.tier->broken() == nullptr);
 }
 
-TEST_CASE("allocations may exceed VRAM and host RAM by what memservers have, which counters say", "[pager][remote]") {
+TEST_CASE("allocations may exceed VRAM and host RAM by what memservers have, which counters say",
+          "[pager][remote]") {
   const Remote remote(64 * kMiB);
   Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
   std::vector<CUdeviceptr> pieces;
@@ -87,7 +92,9 @@ TEST_CASE("allocations may exceed VRAM and host RAM by what memservers have, whi
   // Also after a recall, when memservers have more again, and with another budget.
   const auto says = [](uint64_t pool, uint64_t memservers) {
     for (int i = 0; i < 1000; ++i) {
-      if (valueOf(counters().pool_bytes) == pool && valueOf(counters().memserver_bytes) == memservers) return true;
+      if (valueOf(counters().pool_bytes) == pool &&
+          valueOf(counters().memserver_bytes) == memservers)
+        return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     return false;
@@ -101,7 +108,8 @@ TEST_CASE("allocations may exceed VRAM and host RAM by what memservers have, whi
 }
 
 TEST_CASE("copies at memservers of what is here give way to what is not", "[pager][remote]") {
-  // All tiers together have room for 44 pieces, and memservers for 20, of which 12 at least are nowhere else.
+  // All tiers together have room for 44 pieces, and memservers for 20, of which 12 at least are
+  // nowhere else.
   const Remote remote(40 * kMiB);
   Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
   constexpr unsigned kCount = 36;
@@ -110,8 +118,8 @@ TEST_CASE("copies at memservers of what is here give way to what is not", "[page
   constexpr uint64_t kRounds = 3;
   for (uint64_t round = 0; round < kRounds; ++round)
     for (unsigned i = 0; i < kCount; ++i)  // it changes: what memservers have of it is outdated
-      REQUIRE(rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i * 5 % kCount], kPiece / 8 / kStep,
-                            kStep, uint64_t{3}) == CUDA_SUCCESS);
+      REQUIRE(rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i * 5 % kCount],
+                            kPiece / 8 / kStep, kStep, uint64_t{3}) == CUDA_SUCCESS);
   for (unsigned i = 0; i < kCount; ++i) CHECK(rig.holds(pieces[i], kPiece, 30 + i, 3 * kRounds));
   CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(30));
   CHECK(remote.tier->held() <= 40 * kMiB);
@@ -119,18 +127,21 @@ TEST_CASE("copies at memservers of what is here give way to what is not", "[page
 }
 
 namespace {
-// Whether memservers were asked for something that had not left VRAM yet, which depends on where the engine had put things.
+// Whether memservers were asked for something that had not left VRAM yet, which depends on where
+// the engine had put things.
 bool losesWhatLeaves() {
   const Remote remote;
   std::atomic<bool> forgets{false};
   remote.tier->forgets = [&](uint64_t id) {  // what is asked for as it is about to leave VRAM
-    return forgets && reinterpret_cast<const Extent*>(id)->state == ExtentState::kRetiring;  // NOLINT: remoteId()
+    return forgets && reinterpret_cast<const Extent*>(id)->state ==
+                          ExtentState::kRetiring;  // NOLINT: remoteId()
   };
   Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
   constexpr unsigned kCount = 48, kKept = 6;
   const auto pieces = fillMany(rig, kCount, 60);
   for (unsigned i = 0; i < kCount; ++i) CHECK(rig.holds(pieces[i], kPiece, 60 + i));
-  // The first ones are in VRAM, and below that at memservers alone: host RAM was short. From now on it is not.
+  // The first ones are in VRAM, and below that at memservers alone: host RAM was short. From now on
+  // it is not.
   for (unsigned i = 0; i < kKept; ++i) CHECK(rig.holds(pieces[i], kPiece, 60 + i));
   for (unsigned i = kKept; i < kCount; ++i) rig.free(pieces[i]);
   forgets = true;
@@ -150,14 +161,16 @@ TEST_CASE("what memservers lose while it leaves VRAM is kept here", "[pager][rem
   CHECK(lost);
 }
 
-TEST_CASE("a launch that can never fit is refused at once, however much memservers have", "[pager][remote]") {
+TEST_CASE("a launch that can never fit is refused at once, however much memservers have",
+          "[pager][remote]") {
   const Remote remote;
   Rig rig({.vram = 16 * kMiB, .host = 16 * kMiB, .remote = remote.tier});
   constexpr unsigned kCount = 24;
   const auto pieces = fillMany(rig, kCount, 60);
   const CUdeviceptr table = rig.allocate(kPiece), out = rig.allocate(kPiece);
   // By a copy: a kernel that is given the table reaches all that it names.
-  REQUIRE(rig.copyIn(CU_STREAM_LEGACY, table, pieces.data(), kCount * sizeof(CUdeviceptr), true) == CUDA_SUCCESS);
+  REQUIRE(rig.copyIn(CU_STREAM_LEGACY, table, pieces.data(), kCount * sizeof(CUdeviceptr), true) ==
+          CUDA_SUCCESS);
   const auto began = std::chrono::steady_clock::now();
   for (unsigned round = 0; round < 3; ++round) {
     CHECK(rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("gather"), out, table, uint64_t{1}) ==
@@ -169,7 +182,8 @@ TEST_CASE("a launch that can never fit is refused at once, however much memserve
   // A table of fewer fits.
   std::vector<CUdeviceptr> few(kCount, 0);
   few[0] = pieces[9];
-  REQUIRE(rig.copyIn(CU_STREAM_LEGACY, table, few.data(), kCount * sizeof(CUdeviceptr), true) == CUDA_SUCCESS);
+  REQUIRE(rig.copyIn(CU_STREAM_LEGACY, table, few.data(), kCount * sizeof(CUdeviceptr), true) ==
+          CUDA_SUCCESS);
   rig.press();
   rig.launch(CU_STREAM_LEGACY, "gather", out, table, uint64_t{1});
   rig.synchronize();
@@ -193,14 +207,15 @@ TEST_CASE("a launch that finds all tiers full is refused soon", "[pager][remote]
   std::chrono::nanoseconds before{};
   for (unsigned i = 0; i < kCount && result == CUDA_SUCCESS; ++i) {
     before = busy();
-    result = rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i], kPiece / 8 / kStep, kStep,
-                           uint64_t{3});
+    result = rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i],
+                           kPiece / 8 / kStep, kStep, uint64_t{3});
     if (result == CUDA_SUCCESS) added[i] = 3;
   }
   const auto worked = busy() - before;
   CHECK(result == CUDA_ERROR_OUT_OF_MEMORY);
   CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(20));
-  // Waiting is no work: the engine and the launch do not wake each other without end. It waits for five seconds.
+  // Waiting is no work: the engine and the launch do not wake each other without end. It waits for
+  // five seconds.
   CAPTURE(std::chrono::duration_cast<std::chrono::milliseconds>(worked).count());
   CHECK(worked < std::chrono::milliseconds(150) * kPatience);
   remote.tier->no_room = false;
@@ -234,8 +249,8 @@ TEST_CASE("lost memory is refused, never replaced", "[pager][remote]") {
   remote.tier->lost = true;
   unsigned refused = 0, right = 0;
   for (unsigned i = 0; i < kCount; ++i) {
-    CUresult result =
-        rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i], uint64_t{1}, kStep, uint64_t{0});
+    CUresult result = rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i],
+                                    uint64_t{1}, kStep, uint64_t{0});
     // What a launch used may have left VRAM again before the copy, and be lost by then.
     bool holds = false;
     if (result == CUDA_SUCCESS) result = rig.tryHolds(pieces[i], kPiece, 9 + i, 0, &holds);
@@ -275,9 +290,11 @@ TEST_CASE("what is on its way from a memserver that is silent can be freed", "[p
   constexpr unsigned kCount = 48;
   const auto pieces = fillMany(rig, kCount, 11);
   const auto touch = [&](unsigned i) {
-    return rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i], uint64_t{1}, kStep, uint64_t{0});
+    return rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i], uint64_t{1},
+                         kStep, uint64_t{0});
   };
-  for (unsigned i = 0; i < 3 * kCount; ++i) REQUIRE(touch(i % kCount) == CUDA_SUCCESS);  // the order is learned
+  for (unsigned i = 0; i < 3 * kCount; ++i)
+    REQUIRE(touch(i % kCount) == CUDA_SUCCESS);  // the order is learned
   remote.tier->frozen = true;
   std::atomic<unsigned> at{0};
   std::atomic<bool> last{false}, ended{false};
@@ -309,7 +326,8 @@ TEST_CASE("what is on its way from a memserver that is silent can be freed", "[p
   CHECK(remote.tier->broken() == nullptr);
 }
 
-TEST_CASE("an engine moves to another context while a memserver is silent", "[pager][remote][numa]") {
+TEST_CASE("an engine moves to another context while a memserver is silent",
+          "[pager][remote][numa]") {
   const Remote remote;
   Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
   static_cast<void>(rig.allocate(kPiece));  // the engine lives in the rig's context
@@ -317,12 +335,13 @@ TEST_CASE("an engine moves to another context while a memserver is silent", "[pa
   REQUIRE(driver().cuCtxCreate_v4(&second, nullptr, 0, 0) == CUDA_SUCCESS);
   std::vector<CUdeviceptr> kept(6);
   for (size_t i = 0; i < kept.size(); ++i) {
-    REQUIRE(rig.pool().allocate(second, 0, kPiece, AllocationKind::kDevice, &kept[i]) == CUDA_SUCCESS);
+    REQUIRE(rig.pool().allocate(second, 0, kPiece, AllocationKind::kDevice, &kept[i]) ==
+            CUDA_SUCCESS);
     Access access(rig.pool(), {second, CU_STREAM_LEGACY, 0});
     access.addRange(kept[i], kPiece, Mode::kWrite);
     REQUIRE(access.acquire() == CUDA_SUCCESS);
-    REQUIRE(driver().api.cuMemsetD8Async(kept[i], static_cast<unsigned char>(i + 1), kPiece, CU_STREAM_LEGACY) ==
-            CUDA_SUCCESS);
+    REQUIRE(driver().api.cuMemsetD8Async(kept[i], static_cast<unsigned char>(i + 1), kPiece,
+                                         CU_STREAM_LEGACY) == CUDA_SUCCESS);
     access.submitted(CUDA_SUCCESS);
   }
   rig.synchronize();
@@ -339,7 +358,8 @@ TEST_CASE("an engine moves to another context while a memserver is silent", "[pa
   CHECK(remote.tier->underWay() > 0);
   std::atomic<bool> moved{false};
   std::thread thaws([&] {
-    for (int i = 0; i < 2000 && !moved; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    for (int i = 0; i < 2000 && !moved; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     remote.tier->frozen = false;
   });
   const auto began = std::chrono::steady_clock::now();
@@ -354,17 +374,20 @@ TEST_CASE("an engine moves to another context while a memserver is silent", "[pa
     Access access(rig.pool(), {second, CU_STREAM_LEGACY, 0});
     access.addRange(kept[i], kPiece, Mode::kRead);
     REQUIRE(access.acquire() == CUDA_SUCCESS);
-    REQUIRE(driver().api.cuMemcpyDtoHAsync_v2(bytes.data(), kept[i], kPiece, CU_STREAM_LEGACY) == CUDA_SUCCESS);
+    REQUIRE(driver().api.cuMemcpyDtoHAsync_v2(bytes.data(), kept[i], kPiece, CU_STREAM_LEGACY) ==
+            CUDA_SUCCESS);
     access.submitted(CUDA_SUCCESS);
     rig.synchronize();
-    CHECK(std::all_of(bytes.begin(), bytes.end(), [&](unsigned char byte) { return byte == i + 1; }));
+    CHECK(
+        std::all_of(bytes.begin(), bytes.end(), [&](unsigned char byte) { return byte == i + 1; }));
   }
   CHECK(remote.tier->broken() == nullptr);
   rig.pool().contextGone(second);
   driver().cuCtxDestroy_v2(second);
 }
 
-TEST_CASE("what is known to be lost is refused at once, and nobody tries to receive it", "[pager][remote]") {
+TEST_CASE("what is known to be lost is refused at once, and nobody tries to receive it",
+          "[pager][remote]") {
   const Remote remote;
   Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
   const auto pieces = fillMany(rig, 40, 15);
@@ -375,13 +398,14 @@ TEST_CASE("what is known to be lost is refused at once, and nobody tries to rece
   remote.tier->frozen = true;  // what would be tried would last
   std::atomic<bool> ended{false};
   std::thread thaws([&] {
-    for (int i = 0; i < 1000 && !ended; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    for (int i = 0; i < 1000 && !ended; ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     remote.tier->frozen = false;
   });
   const auto began = std::chrono::steady_clock::now();
   for (unsigned i = 0; i < 8; ++i) {  // the first to go
-    CHECK(rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i], uint64_t{1}, kStep, uint64_t{0}) ==
-          CUDA_ERROR_ECC_UNCORRECTABLE);
+    CHECK(rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i], uint64_t{1},
+                        kStep, uint64_t{0}) == CUDA_ERROR_ECC_UNCORRECTABLE);
   }
   CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(8));
   ended = true;
@@ -390,7 +414,8 @@ TEST_CASE("what is known to be lost is refused at once, and nobody tries to rece
   CHECK(remote.tier->broken() == nullptr);
 }
 
-TEST_CASE("receives that get no memory are refused for a while, and nothing is lost", "[pager][remote]") {
+TEST_CASE("receives that get no memory are refused for a while, and nothing is lost",
+          "[pager][remote]") {
   const Remote remote;
   Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
   constexpr unsigned kCount = 40;
@@ -398,8 +423,8 @@ TEST_CASE("receives that get no memory are refused for a while, and nothing is l
   remote.tier->no_memory = true;
   unsigned refused = 0;
   for (unsigned i = 0; i < kCount; ++i) {
-    const CUresult result =
-        rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i], uint64_t{1}, kStep, uint64_t{0});
+    const CUresult result = rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), pieces[i],
+                                          uint64_t{1}, kStep, uint64_t{0});
     if (result == CUDA_SUCCESS) continue;
     CHECK(result == CUDA_ERROR_OUT_OF_MEMORY);
     ++refused;
@@ -450,8 +475,8 @@ namespace {
 std::atomic<unsigned> host_chunks_made{0};
 
 void countHostChunks(DriverApi& api) {
-  api.cuMemCreate = [](CUmemGenericAllocationHandle* handle, size_t size, const CUmemAllocationProp* properties,
-                       unsigned long long flags) {
+  api.cuMemCreate = [](CUmemGenericAllocationHandle* handle, size_t size,
+                       const CUmemAllocationProp* properties, unsigned long long flags) {
     if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE) ++host_chunks_made;
     return driver().api.cuMemCreate(handle, size, properties, flags);
   };
@@ -462,7 +487,8 @@ void countHostChunks(DriverApi& api) {
 }
 }  // namespace
 
-TEST_CASE("host chunks of two sizes that are both short are not made of each other in turns", "[pager][remote]") {
+TEST_CASE("host chunks of two sizes that are both short are not made of each other in turns",
+          "[pager][remote]") {
   const Remote remote;
   Rig rig({.vram = 32 * kMiB, .host = 64 * kMiB, .remote = remote.tier, .alter = countHostChunks});
   constexpr uint64_t kSizes[] = {2 * kMiB, 4 * kMiB, 14 * kMiB};
@@ -477,12 +503,14 @@ TEST_CASE("host chunks of two sizes that are both short are not made of each oth
   const unsigned before = host_chunks_made;
   std::this_thread::sleep_for(std::chrono::milliseconds(400));
   CHECK(host_chunks_made - before <= 4);
-  for (uint64_t i = 0; i < pieces.size(); ++i) CHECK(rig.holds(pieces[i].first, pieces[i].second, 300 + i));
+  for (uint64_t i = 0; i < pieces.size(); ++i)
+    CHECK(rig.holds(pieces[i].first, pieces[i].second, 300 + i));
   CHECK(remote.tier->broken() == nullptr);
 }
 
-TEST_CASE("host RAM holds what VRAM does not: no more than the rest comes over the network each round",
-          "[pager][remote]") {
+TEST_CASE(
+    "host RAM holds what VRAM does not: no more than the rest comes over the network each round",
+    "[pager][remote]") {
   const Remote remote;
   constexpr uint64_t kVram = 32 * kMiB, kHost = 64 * kMiB, kReserve = kHost / 8;
   Rig rig({.vram = kVram, .host = kHost, .remote = remote.tier});
@@ -507,12 +535,14 @@ TEST_CASE("host RAM holds what VRAM does not: no more than the rest comes over t
 }
 
 TEST_CASE(
-    "while memservers take nothing the GPU does not look for victims in vain, and what went in place leaves it again",
+    "while memservers take nothing the GPU does not look for victims in vain, and what went in "
+    "place leaves it again",
     "[pager][remote][numa]") {
   const Remote remote;
   Rig rig({.vram = 16 * kMiB, .host = 16 * kMiB, .remote = remote.tier});
   remote.tier->frozen = true;
-  // As many as VRAM and host RAM hold; then each is used: what is parked finds no way up and is used in place.
+  // As many as VRAM and host RAM hold; then each is used: what is parked finds no way up and is
+  // used in place.
   constexpr unsigned kCount = 16;
   auto pieces = fillMany(rig, kCount, 80);
   const uint64_t hashed = valueOf(rig.figures().hashed_bytes);
@@ -527,12 +557,15 @@ TEST_CASE(
   }
   const auto waited = std::chrono::steady_clock::now() - began;
   const auto tenths =
-      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(waited).count()) / 100;
+      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(waited).count()) /
+      100;
   const uint64_t in_vain = valueOf(rig.figures().hashed_bytes) - hashed;
-  INFO(in_vain / kMiB << " MiB hashed for " << uses << " launches in " << tenths << " tenths of a second, "
-                      << valueOf(rig.figures().in_place_bytes) / kMiB << " MiB in place");
+  INFO(in_vain / kMiB << " MiB hashed for " << uses << " launches in " << tenths
+                      << " tenths of a second, " << valueOf(rig.figures().in_place_bytes) / kMiB
+                      << " MiB in place");
   CHECK(valueOf(rig.figures().in_place_bytes) > 0);
-  CHECK(in_vain <= (tenths + 2 * uses) * 4 * kPiece);  // a pass each tenth of a second, not one after the other
+  CHECK(in_vain <= (tenths + 2 * uses) * 4 *
+                       kPiece);  // a pass each tenth of a second, not one after the other
   remote.tier->frozen = false;
   for (unsigned i = 0; i < 24; ++i) {
     pieces.push_back(rig.allocate(kPiece));
@@ -545,7 +578,8 @@ TEST_CASE(
 
 namespace {
 
-constexpr CUmemAccessDesc kAccess{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+constexpr CUmemAccessDesc kAccess{{CU_MEM_LOCATION_TYPE_DEVICE, 0},
+                                  CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
 
 CUmemGenericAllocationHandle handleOf(Rig& rig, uint64_t bytes) {
   CUmemAllocationProp properties{};
@@ -569,7 +603,9 @@ TEST_CASE("the program's own mappings go to memservers, are unmapped there and m
   Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
   Pool& pool = rig.pool();
   std::mt19937_64 random(seedOr(23));
-  constexpr unsigned kRanges = 8, kEach = 3;  // 8 reservations of three mappings and room for a fourth: 96 MiB in use
+  constexpr unsigned
+      kRanges = 8,
+      kEach = 3;  // 8 reservations of three mappings and room for a fourth: 96 MiB in use
   constexpr uint64_t kBytes = 4 * kMiB;
   struct Mapped {
     CUmemGenericAllocationHandle handle = 0;
@@ -607,7 +643,8 @@ TEST_CASE("the program's own mappings go to memservers, are unmapped there and m
         }
         for (unsigned place = 0; place <= kEach && one.at == 0; ++place) {
           const CUdeviceptr at = ranges[r] + place * kBytes;
-          if (std::none_of(all[r].begin(), all[r].end(), [at](const Mapped& other) { return other.at == at; }))
+          if (std::none_of(all[r].begin(), all[r].end(),
+                           [at](const Mapped& other) { return other.at == at; }))
             one.at = at;
         }
         mapHandle(rig, one.at, kBytes, one.handle);
@@ -641,7 +678,8 @@ TEST_CASE("the program's own mappings go to memservers, are unmapped there and m
   CHECK(remote.tier->broken() == nullptr);
 }
 
-TEST_CASE("a mapping whose bytes are lost stays lost when it is mapped anew", "[pager][remote][vmm]") {
+TEST_CASE("a mapping whose bytes are lost stays lost when it is mapped anew",
+          "[pager][remote][vmm]") {
   const Remote remote;
   Rig rig({.vram = 16 * kMiB, .host = 16 * kMiB, .remote = remote.tier});
   Pool& pool = rig.pool();
@@ -661,7 +699,8 @@ TEST_CASE("a mapping whose bytes are lost stays lost when it is mapped anew", "[
   for (unsigned i = 0; i < kCount; ++i) {
     const bool before = i % 2 == 0;  // it is found out before, or after
     const auto use = [&](CUdeviceptr at) {
-      return rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), at, uint64_t{1}, kStep, uint64_t{0});
+      return rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), at, uint64_t{1}, kStep,
+                           uint64_t{0});
     };
     const CUresult first = before ? use(ranges[i]) : CUDA_SUCCESS;
     rig.synchronize();

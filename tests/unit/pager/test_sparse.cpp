@@ -26,7 +26,8 @@ RigOptions options() {
           }};
 }
 
-/// What a model does: a few rows of a large table, then all of several weights. Each word used goes up by one.
+/// What a model does: a few rows of a large table, then all of several weights. Each word used goes
+/// up by one.
 void step(Rig& rig, CUdeviceptr table, const std::vector<CUdeviceptr>& weights) {
   rig.launch(CU_STREAM_LEGACY, "addTo", table, uint64_t{8}, kStep, uint64_t{1});
   for (const CUdeviceptr weight : weights)
@@ -50,9 +51,10 @@ Model makeModel(Rig& rig) {
   return model;
 }
 
-/// Steps until the table is taken for sparse, or no longer (or all of it is in VRAM, where nothing is wrong with that);
-/// false: not in time. Steps are no measure: those that have all they need in place or in VRAM take less than 0.1 ms each and wait
-/// for nobody, and the engine, which looks at what they took, may be busy for longer than a thousand of them.
+/// Steps until the table is taken for sparse, or no longer (or all of it is in VRAM, where nothing
+/// is wrong with that); false: not in time. Steps are no measure: those that have all they need in
+/// place or in VRAM take less than 0.1 ms each and wait for nobody, and the engine, which looks at
+/// what they took, may be busy for longer than a thousand of them.
 bool stepUntil(Rig& rig, Model& model, bool sparse) {
   const auto end = std::chrono::steady_clock::now() + kPatience * std::chrono::seconds(30);
   for (; std::chrono::steady_clock::now() < end; ++model.steps) {
@@ -66,7 +68,8 @@ bool stepUntil(Rig& rig, Model& model, bool sparse) {
 }  // namespace
 
 TEST_CASE("a verdict takes several launches that agree", "[pager][sparse]") {
-  constexpr uint64_t kBytes = 320 * kMiB, kBandwidth = 4'800'000'000'000, kFast = 10'000, kSlow = 100'000;
+  constexpr uint64_t kBytes = 320 * kMiB, kBandwidth = 4'800'000'000'000, kFast = 10'000,
+                     kSlow = 100'000;
   const auto after = [](std::initializer_list<uint64_t> times) {
     DensityRecord record;
     for (const uint64_t ns : times) judge(record, kBytes, ns, false, kBandwidth);
@@ -87,7 +90,8 @@ TEST_CASE("a verdict takes several launches that agree", "[pager][sparse]") {
   DensityRecord sparse = after({kFast, kFast, kFast, kFast});
   for (int i = 0; i < 1000; ++i) CHECK_FALSE(judge(sparse, kBytes, kSlow, true, kBandwidth));
   bool changed = false;
-  for (int i = 0; i < 8 && !changed; ++i) changed = judge(sparse, kBytes, 20'000'000, true, kBandwidth);
+  for (int i = 0; i < 8 && !changed; ++i)
+    changed = judge(sparse, kBytes, 20'000'000, true, kBandwidth);
   CHECK(changed);
   CHECK(sparse.verdict == Density::kDense);
 }
@@ -97,10 +101,12 @@ TEST_CASE("a table of which launches touch little stays in host memory", "[pager
   Rig rig(options());
   Model model = makeModel(rig);
   REQUIRE(stepUntil(rig, model, true));
-  // What is to make room for what is in place is not called back for as long as it is on its way, again and again; and the table is not
-  // among what comes in. It comes to be so: how soon is a matter of what else the machine does.
+  // What is to make room for what is in place is not called back for as long as it is on its way,
+  // again and again; and the table is not among what comes in. It comes to be so: how soon is a
+  // matter of what else the machine does.
   const auto settled = [&] {
-    const uint64_t before = rig.figures().bytes_in.load(), stayed = rig.figures().evictions_cancelled.load();
+    const uint64_t before = rig.figures().bytes_in.load(),
+                   stayed = rig.figures().evictions_cancelled.load();
     for (int i = 0; i < 5; ++i, ++model.steps) step(rig, model.table, model.weights);
     return rig.figures().evictions_cancelled.load() - stayed < 100 &&
            rig.figures().bytes_in.load() - before <= 320 * kMiB;
@@ -109,16 +115,19 @@ TEST_CASE("a table of which launches touch little stays in host memory", "[pager
   bool is = settled();
   while (!is && std::chrono::steady_clock::now() < end) is = settled();
   CHECK(is);
-  for (uint64_t i = 0; i < 8; ++i) CHECK(rig.get(model.table + i * kStep * 8) == mix(1 + i) + model.steps);
+  for (uint64_t i = 0; i < 8; ++i)
+    CHECK(rig.get(model.table + i * kStep * 8) == mix(1 + i) + model.steps);
   CHECK(rig.holds(model.weights[3], 8 * kMiB, 5, model.steps));
   // Launches that touch all of it come to be.
   pretended_ms = 1000;
   REQUIRE(stepUntil(rig, model, false));
   for (int i = 0; i < 5; ++i, ++model.steps) step(rig, model.table, model.weights);
-  for (uint64_t i = 0; i < 8; ++i) CHECK(rig.get(model.table + i * kStep * 8) == mix(1 + i) + model.steps);
+  for (uint64_t i = 0; i < 8; ++i)
+    CHECK(rig.get(model.table + i * kStep * 8) == mix(1 + i) + model.steps);
 }
 
-TEST_CASE("pointers that are put into a table in place are followed", "[pager][sparse][pointers][numa]") {
+TEST_CASE("pointers that are put into a table in place are followed",
+          "[pager][sparse][pointers][numa]") {
   pretended_ms = 0.001F;
   Rig rig(options());
   Model model = makeModel(rig);

@@ -31,8 +31,10 @@ struct Buffer {
   uint64_t added;
 };
 
-/// One thread's life: allocations, launches, copies and frees by chance, contents followed by a model. What went wrong.
-std::string live(Rig& rig, const StreamKey& stream, uint64_t seed, unsigned steps, uint64_t most_bytes) {
+/// One thread's life: allocations, launches, copies and frees by chance, contents followed by a
+/// model. What went wrong.
+std::string live(Rig& rig, const StreamKey& stream, uint64_t seed, unsigned steps,
+                 uint64_t most_bytes) {
   rig.enterThread();
   std::mt19937_64 random(seed);
   std::vector<Buffer> buffers;
@@ -42,12 +44,14 @@ std::string live(Rig& rig, const StreamKey& stream, uint64_t seed, unsigned step
     std::vector<uint64_t> words(buffer.bytes / 8);
     Access access(rig.pool(), stream);
     access.addRange(buffer.address, buffer.bytes, Mode::kRead);
-    if (const CUresult result = access.acquire(); result != CUDA_SUCCESS) return "acquire " + std::to_string(result);
-    const CUresult copied =
-        driver().api.cuMemcpyDtoHAsync_v2(words.data(), buffer.address, buffer.bytes, stream.stream);
+    if (const CUresult result = access.acquire(); result != CUDA_SUCCESS)
+      return "acquire " + std::to_string(result);
+    const CUresult copied = driver().api.cuMemcpyDtoHAsync_v2(words.data(), buffer.address,
+                                                              buffer.bytes, stream.stream);
     access.submitted(copied);
     if (copied != CUDA_SUCCESS) return "copy " + std::to_string(copied);
-    if (const CUresult result = driver().api.cuStreamSynchronize(stream.stream); result != CUDA_SUCCESS)
+    if (const CUresult result = driver().api.cuStreamSynchronize(stream.stream);
+        result != CUDA_SUCCESS)
       return "synchronize " + std::to_string(result);
     for (uint64_t i = 0; i < buffer.bytes / 8 / kStep; ++i)
       if (words[i * kStep] != mix(buffer.seed + i) + buffer.added) return "wrong contents";
@@ -60,7 +64,8 @@ std::string live(Rig& rig, const StreamKey& stream, uint64_t seed, unsigned step
       Buffer buffer{0, bytes, random(), 0};
       if (const CUresult result = rig.tryAllocate(bytes, &buffer.address); result != CUDA_SUCCESS)
         return "allocate " + std::to_string(result);
-      if (const CUresult result = rig.tryLaunch(stream, fill, buffer.address, bytes / 8 / kStep, kStep, buffer.seed);
+      if (const CUresult result =
+              rig.tryLaunch(stream, fill, buffer.address, bytes / 8 / kStep, kStep, buffer.seed);
           result != CUDA_SUCCESS)
         return "fill " + std::to_string(result);
       held += bytes;
@@ -71,7 +76,8 @@ std::string live(Rig& rig, const StreamKey& stream, uint64_t seed, unsigned step
     Buffer& buffer = buffers[at];
     if (what < 8) {
       const uint64_t value = random() % 1000;
-      if (const CUresult result = rig.tryLaunch(stream, add, buffer.address, buffer.bytes / 8 / kStep, kStep, value);
+      if (const CUresult result =
+              rig.tryLaunch(stream, add, buffer.address, buffer.bytes / 8 / kStep, kStep, value);
           result != CUDA_SUCCESS)
         return "add " + std::to_string(result);
       buffer.added += value;
@@ -102,7 +108,8 @@ TEST_CASE("the pool may be stopped while a context goes", "[pager][threads]") {
     if (moves) {
       CUdeviceptr there = 0;
       REQUIRE(driver().cuCtxCreate_v4(&second, nullptr, 0, 0) == CUDA_SUCCESS);
-      REQUIRE(rig.pool().allocate(second, 0, 2 * kMiB, AllocationKind::kDevice, &there) == CUDA_SUCCESS);
+      REQUIRE(rig.pool().allocate(second, 0, 2 * kMiB, AllocationKind::kDevice, &there) ==
+              CUDA_SUCCESS);
       rig.enterThread();
     }
     rig.press();
@@ -135,7 +142,8 @@ TEST_CASE("what a long kernel reads stays while its neighbours are evicted", "[p
       others.push_back(rig.allocate(2 * kMiB));
       rig.fill(others.back(), 2 * kMiB, others.back(), second);
     }
-    for (const CUdeviceptr other : others) rig.launch(second, "addTo", other, uint64_t{4}, kStep, uint64_t{1});
+    for (const CUdeviceptr other : others)
+      rig.launch(second, "addTo", other, uint64_t{4}, kStep, uint64_t{1});
     REQUIRE(driver().api.cuStreamSynchronize(first) == CUDA_SUCCESS);
     REQUIRE(driver().api.cuStreamSynchronize(second) == CUDA_SUCCESS);
     CHECK(rig.get(out) == 7ull * 200000);
@@ -149,7 +157,8 @@ TEST_CASE("a thread that stops between the look-up and its launch keeps what it 
           "[pager][streams][threads][numa]") {
   Rig rig;
   const CUstream stream = rig.makeStream();
-  const CUdeviceptr x = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB), y = rig.allocate(2 * kMiB);
+  const CUdeviceptr x = rig.allocate(2 * kMiB), out = rig.allocate(2 * kMiB),
+                    y = rig.allocate(2 * kMiB);
   rig.put(x, 7);
   rig.put(y, 1);
   rig.press();
@@ -160,7 +169,8 @@ TEST_CASE("a thread that stops between the look-up and its launch keeps what it 
     access.addParameter(&out, sizeof out);
     access.addParameter(&x, sizeof x);
     REQUIRE(access.acquire() == CUDA_SUCCESS);
-    // Meanwhile another thread's later work on the same stream is over, and other memory takes all of VRAM.
+    // Meanwhile another thread's later work on the same stream is over, and other memory takes all
+    // of VRAM.
     std::thread([&] {
       rig.enterThread();
       rig.launch(stream, "addTo", y, uint64_t{1}, kStep, uint64_t{1});
@@ -168,8 +178,9 @@ TEST_CASE("a thread that stops between the look-up and its launch keeps what it 
       rig.press();
     }).join();
     std::array<const void*, 3> arguments = {&out, &x, &reads};
-    const CUresult launched = driver().api.cuLaunchKernel(rig.kernel("readLong"), 1, 1, 1, 32, 1, 1, 0, stream,
-                                                          const_cast<void**>(arguments.data()), nullptr);
+    const CUresult launched =
+        driver().api.cuLaunchKernel(rig.kernel("readLong"), 1, 1, 1, 32, 1, 1, 0, stream,
+                                    const_cast<void**>(arguments.data()), nullptr);
     access.submitted(launched);
     REQUIRE(launched == CUDA_SUCCESS);
     rig.press();  // now it may go, once the kernel is done
@@ -218,14 +229,16 @@ TEST_CASE("eight threads on one stream and on streams of their own", "[pager][st
   std::vector<std::string> wrong(8);
   std::vector<std::thread> threads;
   for (size_t i = 0; i < wrong.size(); ++i)
-    threads.emplace_back(
-        [&, i] { wrong[i] = live(rig, rig.key(streams[i % streams.size()]), seed * 100 + i, 40, 10 * kMiB); });
+    threads.emplace_back([&, i] {
+      wrong[i] = live(rig, rig.key(streams[i % streams.size()]), seed * 100 + i, 40, 10 * kMiB);
+    });
   for (std::thread& thread : threads) thread.join();
   for (const std::string& what : wrong) CHECK(what == "");
   for (const CUstream stream : streams) endStream(rig, stream);
 }
 
-TEST_CASE("small allocations from eight threads are mapped when they are given out", "[pager][threads]") {
+TEST_CASE("small allocations from eight threads are mapped when they are given out",
+          "[pager][threads]") {
   Rig rig({.vram = 64 * kMiB});
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
@@ -236,7 +249,8 @@ TEST_CASE("small allocations from eight threads are mapped when they are given o
       for (uint64_t k = 0; k < 100; ++k) {
         CUdeviceptr at = 0;
         if (rig.tryAllocate(300000, &at) != CUDA_SUCCESS ||
-            rig.tryLaunch({rig.context(), CU_STREAM_LEGACY, 0}, fill, at, uint64_t{1}, kStep, i + k) != CUDA_SUCCESS ||
+            rig.tryLaunch({rig.context(), CU_STREAM_LEGACY, 0}, fill, at, uint64_t{1}, kStep,
+                          i + k) != CUDA_SUCCESS ||
             (k % 3 == 0 && rig.pool().free(at) != CUDA_SUCCESS))
           ++wrong;
       }
@@ -253,7 +267,8 @@ TEST_CASE("a dozen threads whose launches hardly fit together", "[pager][threads
   std::vector<std::thread> threads;
   for (uint64_t i = 0; i < wrong.size(); ++i)
     threads.emplace_back([&, i] {
-      wrong[i] = live(rig, {rig.context(), CU_STREAM_PER_THREAD, 100 + i}, seed * 100 + i, 40, 8 * kMiB);
+      wrong[i] =
+          live(rig, {rig.context(), CU_STREAM_PER_THREAD, 100 + i}, seed * 100 + i, 40, 8 * kMiB);
     });
   for (std::thread& thread : threads) thread.join();
   for (const std::string& what : wrong) CHECK(what == "");
@@ -269,9 +284,13 @@ TEST_CASE("two threads whose launches fit one at a time", "[pager][threads]") {
       rig.enterThread();
       const CUfunction add = rig.kernel("addTo"), fill = rig.kernel("fill");
       const StreamKey stream{rig.context(), CU_STREAM_LEGACY, 0};
-      if (rig.tryLaunch(stream, fill, buffers[i], 6 * kMiB / 8 / kStep, kStep, uint64_t{i}) != CUDA_SUCCESS) ++wrong;
+      if (rig.tryLaunch(stream, fill, buffers[i], 6 * kMiB / 8 / kStep, kStep, uint64_t{i}) !=
+          CUDA_SUCCESS)
+        ++wrong;
       for (int k = 0; k < 10; ++k)
-        if (rig.tryLaunch(stream, add, buffers[i], 6 * kMiB / 8 / kStep, kStep, uint64_t{1}) != CUDA_SUCCESS) ++wrong;
+        if (rig.tryLaunch(stream, add, buffers[i], 6 * kMiB / 8 / kStep, kStep, uint64_t{1}) !=
+            CUDA_SUCCESS)
+          ++wrong;
     });
   for (std::thread& thread : threads) thread.join();
   CHECK(wrong == 0);
@@ -279,7 +298,8 @@ TEST_CASE("two threads whose launches fit one at a time", "[pager][threads]") {
   CHECK(rig.holds(buffers[1], 6 * kMiB, 1, 10));
 }
 
-TEST_CASE("what is zeroed after it was used in place is not taken for its old copy", "[pager][hash][numa]") {
+TEST_CASE("what is zeroed after it was used in place is not taken for its old copy",
+          "[pager][hash][numa]") {
   Rig rig;
   const CUdeviceptr x = rig.allocate(2 * kMiB), big = rig.allocate(8 * kMiB);
   REQUIRE(rig.zero(CU_STREAM_LEGACY, x, 2 * kMiB) == CUDA_SUCCESS);
@@ -314,7 +334,8 @@ TEST_CASE("pages that were only read are dropped, written ones are written down"
   };
   readAll();
   const uint64_t clean = valueOf(rig.figures().evictions_clean);
-  // More than once: a launch that waits too long uses its memory in place, which comes to VRAM where uses leave the time.
+  // More than once: a launch that waits too long uses its memory in place, which comes to VRAM
+  // where uses leave the time.
   for (int i = 0; i < 100 && valueOf(rig.figures().evictions_clean) == clean; ++i) {
     readAll();
     std::this_thread::sleep_for(std::chrono::milliseconds(i * kPatience / 2));
@@ -368,9 +389,12 @@ TEST_CASE("a forked child gets an answer to every call", "[pager][end]") {
     CUdeviceptr address = 0;
     CUmemGenericAllocationHandle handle = 0;
     AllocationInfo info;
-    bool right = pool.allocate(nullptr, 0, 4096, AllocationKind::kDevice, &address) == CUDA_ERROR_NOT_INITIALIZED;
-    right &= pool.free(a) == CUDA_ERROR_NOT_INITIALIZED && pool.freeAsync(a, {}) == CUDA_ERROR_NOT_INITIALIZED;
-    right &= pool.pin(a) == CUDA_ERROR_NOT_INITIALIZED && pool.unpin(a) == CUDA_ERROR_NOT_INITIALIZED;
+    bool right = pool.allocate(nullptr, 0, 4096, AllocationKind::kDevice, &address) ==
+                 CUDA_ERROR_NOT_INITIALIZED;
+    right &= pool.free(a) == CUDA_ERROR_NOT_INITIALIZED &&
+             pool.freeAsync(a, {}) == CUDA_ERROR_NOT_INITIALIZED;
+    right &=
+        pool.pin(a) == CUDA_ERROR_NOT_INITIALIZED && pool.unpin(a) == CUDA_ERROR_NOT_INITIALIZED;
     right &= pool.retainHandle(a, &handle) == CUDA_ERROR_NOT_INITIALIZED;
     right &= pool.releaseAddress(a, 4 * kMiB) == CUDA_ERROR_NOT_INITIALIZED;
     right &= pool.unmap(a, 4 * kMiB) == CUDA_ERROR_NOT_INITIALIZED;
@@ -488,7 +512,8 @@ TEST_CASE("events that outlive a green context are destroyed", "[pager][threads]
   for (const CUstream stream : streams) endStream(rig, stream);
 }
 
-TEST_CASE("threads that launch in default streams of their own and end leave no states behind", "[pager][threads]") {
+TEST_CASE("threads that launch in default streams of their own and end leave no states behind",
+          "[pager][threads]") {
   StreamTable table(driver().api);
   const auto context = reinterpret_cast<CUcontext>(0x1000);
   for (uint64_t i = 1; i <= 500; ++i) {
@@ -506,13 +531,15 @@ TEST_CASE("threads that launch in default streams of their own and end leave no 
   CHECK_FALSE(table.quiet(501));
 }
 
-TEST_CASE("a thread that launches on several streams in turns looks each of them up once", "[pager][threads]") {
+TEST_CASE("a thread that launches on several streams in turns looks each of them up once",
+          "[pager][threads]") {
   StreamTable table(driver().api);
   const auto key = [](uintptr_t context, uintptr_t stream) {
     return StreamKey{reinterpret_cast<CUcontext>(context), reinterpret_cast<CUstream>(stream), 0};
   };
   std::vector<StreamKey> keys;
-  for (uintptr_t i = 0; i < 64; ++i) keys.push_back(key(0x1000 + 0x100 * (i % 2), 0x5000 + 0x2c0 * i));
+  for (uintptr_t i = 0; i < 64; ++i)
+    keys.push_back(key(0x1000 + 0x100 * (i % 2), 0x5000 + 0x2c0 * i));
   std::vector<StreamState*> states;
   states.reserve(keys.size());
   for (const StreamKey& wanted : keys) states.push_back(table.find(wanted));
@@ -527,13 +554,15 @@ TEST_CASE("a thread that launches on several streams in turns looks each of them
   CHECK(table.find(keys[2]) != states[2]);
   CHECK(table.find(keys[2])->key == keys[2]);
   // More streams than are remembered.
-  for (uintptr_t i = 0; i < 20; ++i) CHECK(table.find(key(0x1, 0x70000 + i))->key == key(0x1, 0x70000 + i));
+  for (uintptr_t i = 0; i < 20; ++i)
+    CHECK(table.find(key(0x1, 0x70000 + i))->key == key(0x1, 0x70000 + i));
 }
 
 TEST_CASE("what is being submitted is not over", "[pager][threads]") {
   StreamTable table(driver().api);
   const StreamKey key{reinterpret_cast<CUcontext>(0x1000), reinterpret_cast<CUstream>(0x5000), 0};
-  const StreamKey elsewhere{reinterpret_cast<CUcontext>(0x1000), reinterpret_cast<CUstream>(0x6000), 0};
+  const StreamKey elsewhere{reinterpret_cast<CUcontext>(0x1000), reinterpret_cast<CUstream>(0x6000),
+                            0};
   StreamState* const stream = table.find(key);
   StreamState* const other = table.find(elsewhere);
   other->last = other->completed = 7;
@@ -557,7 +586,8 @@ TEST_CASE("what is being submitted is not over", "[pager][threads]") {
 
 namespace {
 
-// What cuCtxSynchronize answers without looking, and how often it was asked; CUDA_SUCCESS: the driver's own answer.
+// What cuCtxSynchronize answers without looking, and how often it was asked; CUDA_SUCCESS: the
+// driver's own answer.
 std::atomic<CUresult> g_refusal{CUDA_SUCCESS};
 std::atomic<unsigned> g_asked{0};
 
@@ -575,11 +605,14 @@ TEST_CASE("a synchronisation that the driver refuses tells nothing", "[pager][th
   DriverApi api = driver().api;
   refuseSynchronisation(api);
   StreamTable table(api);
-  std::thread([&] { table.find({rig.context(), CU_STREAM_PER_THREAD, 1001})->last.store(5); }).join();
+  std::thread([&] {
+    table.find({rig.context(), CU_STREAM_PER_THREAD, 1001})->last.store(5);
+  }).join();
   table.poll();  // another thread's own stream: this one can't mark it
   REQUIRE(table.contextsToDrain().size() == 1);
-  for (const CUresult refusal : {CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
-                                 CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OUT_OF_MEMORY}) {
+  for (const CUresult refusal :
+       {CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+        CUDA_ERROR_NOT_PERMITTED, CUDA_ERROR_OUT_OF_MEMORY}) {
     g_refusal = refusal;
     CHECK(table.synchronize(rig.context(), 5) == refusal);
     CHECK_FALSE(table.quiet(5));
@@ -611,7 +644,8 @@ TEST_CASE("streams of a context are waited for one by one", "[pager][threads]") 
   CHECK(table.quiet(4));
   // Of one that captures nothing is known, nor of another thread's own.
   table.find(rig.key(captures))->last = 5;
-  REQUIRE(driver().cuStreamBeginCapture_v2(captures, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_SUCCESS);
+  REQUIRE(driver().cuStreamBeginCapture_v2(captures, CU_STREAM_CAPTURE_MODE_RELAXED) ==
+          CUDA_SUCCESS);
   table.find(rig.key(stream))->last = 6;
   table.synchronizeEach(rig.context());
   CHECK(table.find(rig.key(stream))->completed == 6);
@@ -621,7 +655,9 @@ TEST_CASE("streams of a context are waited for one by one", "[pager][threads]") 
   CHECK(driver().cuGraphDestroy(graph) == CUDA_SUCCESS);
   table.synchronizeEach(rig.context());
   CHECK(table.quiet(6));
-  std::thread([&] { table.find({rig.context(), CU_STREAM_PER_THREAD, 1004})->last.store(7); }).join();
+  std::thread([&] {
+    table.find({rig.context(), CU_STREAM_PER_THREAD, 1004})->last.store(7);
+  }).join();
   table.synchronizeEach(rig.context());
   CHECK_FALSE(table.quiet(7));
   table.contextGone(rig.context());
@@ -661,7 +697,8 @@ Recording g_recording;
 
 }  // namespace
 
-TEST_CASE("a capture begins when no mark is being recorded, and none is until it has begun", "[pager][threads]") {
+TEST_CASE("a capture begins when no mark is being recorded, and none is until it has begun",
+          "[pager][threads]") {
   Rig rig;
   DriverApi api = driver().api;
   api.cuEventRecord = [](CUevent event, CUstream stream) {
@@ -708,8 +745,9 @@ TEST_CASE("a capture begins when no mark is being recorded, and none is until it
   endStream(rig, stream);
 }
 
-TEST_CASE("a launch has its mark when a capture begins, also while another thread asks for an older one",
-          "[pager][threads]") {
+TEST_CASE(
+    "a launch has its mark when a capture begins, also while another thread asks for an older one",
+    "[pager][threads]") {
   Rig rig;
   DriverApi api = driver().api;
   api.cuEventQuery = [](CUevent event) {
@@ -737,7 +775,8 @@ TEST_CASE("a launch has its mark when a capture begins, also while another threa
     g_recording.changed.wait(lock, [] { return g_recording.begun > 0; });
   }
   std::thread letting([&] {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the capture waits by then for who asks
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(50));  // the capture waits by then for who asks
     std::lock_guard lock(g_recording.mutex);
     g_recording.held = false;
     g_recording.changed.notify_all();
@@ -761,7 +800,8 @@ TEST_CASE("a launch has its mark when a capture begins, also while another threa
   endStream(rig, stream);
 }
 
-TEST_CASE("what runs beside a capture is marked, and the capture is not spoiled", "[pager][threads]") {
+TEST_CASE("what runs beside a capture is marked, and the capture is not spoiled",
+          "[pager][threads]") {
   Rig rig;
   StreamTable table(driver().api);
   const CUstream captured = rig.makeStream(), beside = rig.makeStream();
@@ -775,15 +815,18 @@ TEST_CASE("what runs beside a capture is marked, and the capture is not spoiled"
     return table.quiet(number);
   };
   for (const CUstreamCaptureMode mode :
-       {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, CU_STREAM_CAPTURE_MODE_RELAXED}) {
+       {CU_STREAM_CAPTURE_MODE_GLOBAL, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+        CU_STREAM_CAPTURE_MODE_RELAXED}) {
     // Made before, on the stream that captures and on this thread's own, and known to nobody.
-    for (const StreamKey& key : {rig.key(captured), own, rig.key(CU_STREAM_LEGACY)}) table.find(key)->last = ++number;
+    for (const StreamKey& key : {rig.key(captured), own, rig.key(CU_STREAM_LEGACY)})
+      table.find(key)->last = ++number;
     table.captureBegins(rig.context());
     REQUIRE(driver().cuStreamBeginCapture_v2(captured, mode) == CUDA_SUCCESS);
     table.captureBegan(true);
     CHECK(over());
     // Made meanwhile.
-    for (const StreamKey& key : {rig.key(beside), rig.key(CU_STREAM_LEGACY)}) table.find(key)->last = ++number;
+    for (const StreamKey& key : {rig.key(beside), rig.key(CU_STREAM_LEGACY)})
+      table.find(key)->last = ++number;
     CHECK(over());
     StreamState* const mine = table.find(own);
     mine->last = ++number;
@@ -800,7 +843,8 @@ TEST_CASE("what runs beside a capture is marked, and the capture is not spoiled"
   endStream(rig, beside);
 }
 
-TEST_CASE("what a stream ran that is destroyed while it captures is not over with it", "[pager][threads]") {
+TEST_CASE("what a stream ran that is destroyed while it captures is not over with it",
+          "[pager][threads]") {
   Rig rig;
   StreamTable table(driver().api);
   const CUstream stream = rig.makeStream();

@@ -58,7 +58,8 @@ uint64_t missesOptimum(const Trace& trace, size_t capacity) {
   return misses;
 }
 
-uint64_t missesPredicted(const Trace& trace, size_t capacity, Predictor& predictor, size_t learn, double* right) {
+uint64_t missesPredicted(const Trace& trace, size_t capacity, Predictor& predictor, size_t learn,
+                         double* right) {
   std::unordered_set<uint32_t> in;
   std::unordered_map<uint32_t, size_t>
       used;  // when, of those that are in: the engine's order where nothing is foretold
@@ -91,15 +92,18 @@ uint64_t missesPredicted(const Trace& trace, size_t capacity, Predictor& predict
       const auto recency = [&](auto&& allowed) {
         uint32_t oldest = UINT32_MAX;
         for (const uint32_t candidate : in)
-          if (allowed(candidate) && (oldest == UINT32_MAX || used[candidate] < used[oldest])) oldest = candidate;
+          if (allowed(candidate) && (oldest == UINT32_MAX || used[candidate] < used[oldest]))
+            oldest = candidate;
         return oldest;
       };
       if (never) {
         victim = recency([&](uint32_t candidate) {
-          return !predictor.isHot(candidate) && predictor.nextUse(candidate).kind == Predictor::NextUse::Kind::kNever;
+          return !predictor.isHot(candidate) &&
+                 predictor.nextUse(candidate).kind == Predictor::NextUse::Kind::kNever;
         });
       }
-      if (victim == UINT32_MAX) victim = recency([&](uint32_t candidate) { return !predictor.isHot(candidate); });
+      if (victim == UINT32_MAX)
+        victim = recency([&](uint32_t candidate) { return !predictor.isHot(candidate); });
       if (victim == UINT32_MAX) victim = recency([](uint32_t) { return true; });
       in.erase(victim);
     }
@@ -121,8 +125,9 @@ Misses simulate(const char* name, const Trace& trace, size_t capacity, size_t le
   misses.lru = missesLru(trace, capacity);
   misses.predicted = missesPredicted(trace, capacity, predictor, learn, &misses.right);
   misses.optimum = missesOptimum(trace, capacity);
-  std::cout << name << ": " << trace.size() << " touches, room for " << capacity << " units; misses: LRU " << misses.lru
-            << ", predicted " << misses.predicted << ", optimum " << misses.optimum << "; foretold "
-            << 100 * misses.right << " %, placed anew " << predictor.statistics().found_anew << " times\n";
+  std::cout << name << ": " << trace.size() << " touches, room for " << capacity
+            << " units; misses: LRU " << misses.lru << ", predicted " << misses.predicted
+            << ", optimum " << misses.optimum << "; foretold " << 100 * misses.right
+            << " %, placed anew " << predictor.statistics().found_anew << " times\n";
   return misses;
 }

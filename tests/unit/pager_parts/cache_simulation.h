@@ -1,5 +1,6 @@
-// A cache of equal units under three ways to choose the victim: least recently used, the predictor's, and the optimum
-// (farthest next use, known from the whole trace). Demand fetches only; counts misses.
+// A cache of equal units under three ways to choose the victim: least recently used, the
+// predictor's, and the optimum (farthest next use, known from the whole trace). Demand fetches
+// only; counts misses.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,7 @@ struct Misses {
 
 uint64_t missesLru(const Trace& trace, size_t capacity);
 uint64_t missesOptimum(const Trace& trace, size_t capacity);
-uint64_t missesPredicted(const Trace& trace, size_t capacity, olpager::predict::Predictor& predictor, size_t learn = 0,
+uint64_t missesPredicted(const Trace& trace, size_t capacity,
+                         olpager::predict::Predictor& predictor, size_t learn = 0,
                          double* right = nullptr);
 Misses simulate(const char* name, const Trace& trace, size_t capacity, size_t learn);

@@ -50,8 +50,8 @@ struct alignas(16) Vector {
 };
 
 template <typename Parameters>
-void launch(const char* text, const char* name, const Parameters& parameters, ptx::Dim3 grid, uint32_t threads,
-            Buffers& memory) {
+void launch(const char* text, const char* name, const Parameters& parameters, ptx::Dim3 grid,
+            uint32_t threads, Buffers& memory) {
   auto compiled = ptx::compile(text, {.name = name});
   if (!compiled.ok()) FAIL(compiled.error().message);
   ptx::Module& module = *compiled.value();
@@ -66,7 +66,8 @@ void launch(const char* text, const char* name, const Parameters& parameters, pt
   config.grid = grid;
   config.block = {threads, 1, 1};
   config.params = {reinterpret_cast<const std::byte*>(&parameters), sizeof(parameters)};
-  const ptx::LaunchResult result = ptx::run(module, *kernel, config, memory, *executor, sink, cancel);
+  const ptx::LaunchResult result =
+      ptx::run(module, *kernel, config, memory, *executor, sink, cancel);
   INFO(result.message);
   REQUIRE(result.ok());
   std::cout << name << ": " << static_cast<double>(result.thread_instructions) / 1e6

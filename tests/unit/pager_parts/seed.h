@@ -1,4 +1,5 @@
-// The seed of randomised tests: OL_TEST_SEED, or one that is fixed. Printed, so that a failure can be repeated.
+// The seed of randomised tests: OL_TEST_SEED, or one that is fixed. Printed, so that a failure can
+// be repeated.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,8 @@
 
 inline std::mt19937_64 seededRandom(const char* test) {
   const char* given = std::getenv("OL_TEST_SEED");
-  const uint64_t seed = given != nullptr && *given != '\0' ? std::strtoull(given, nullptr, 0) : 20240611;
+  const uint64_t seed =
+      given != nullptr && *given != '\0' ? std::strtoull(given, nullptr, 0) : 20240611;
   std::cout << test << ": OL_TEST_SEED=" << seed << "\n";
   return std::mt19937_64(seed);
 }

@@ -1,4 +1,5 @@
-// The cuts of an arena: what they are for, and random names against a model that keeps everything in plain lists.
+// The cuts of an arena: what they are for, and random names against a model that keeps everything
+// in plain lists.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -39,7 +40,8 @@ void checkShape(Arena& arena, const PieceTable& table) {
     REQUIRE(piece.begin == at);
     REQUIRE(piece.end > piece.begin);
     if (count > 0)
-      REQUIRE(piece.begin / kPage != (piece.begin == arena.begin() ? 0 : arena.at(piece.begin - 1).begin / kPage));
+      REQUIRE(piece.begin / kPage !=
+              (piece.begin == arena.begin() ? 0 : arena.at(piece.begin - 1).begin / kPage));
     REQUIRE(table.at(piece.id) == &piece);
     ids.insert(piece.id);
     pages += piece.pages();
@@ -58,7 +60,7 @@ struct Model {
   };
   Arena::Options options;
   uint64_t begin, end, clock = 0;
-  std::vector<Cut> cuts;                                  // ascending; the first is the arena's begin
+  std::vector<Cut> cuts;  // ascending; the first is the arena's begin
   std::vector<std::pair<uint64_t, uint64_t>> candidates;  // in the order in which they came
 
   size_t holder(uint64_t address) const {
@@ -68,14 +70,17 @@ struct Model {
     return i;
   }
   uint64_t endOf(size_t i) const { return i + 1 < cuts.size() ? cuts[i + 1].begin : end; }
-  uint64_t window() const { return std::max(options.least_names, options.names_for_each_piece * cuts.size()); }
+  uint64_t window() const {
+    return std::max(options.least_names, options.names_for_each_piece * cuts.size());
+  }
 
   bool tryCut(uint64_t address) {
     const size_t i = holder(address);
-    if (address / kPage == cuts[i].begin / kPage || address / kPage == endOf(i) / kPage || address < cuts[i].whole)
+    if (address / kPage == cuts[i].begin / kPage || address / kPage == endOf(i) / kPage ||
+        address < cuts[i].whole)
       return false;
-    const auto known =
-        std::find_if(candidates.begin(), candidates.end(), [&](const auto& entry) { return entry.first == address; });
+    const auto known = std::find_if(candidates.begin(), candidates.end(),
+                                    [&](const auto& entry) { return entry.first == address; });
     if (known == candidates.end()) {
       candidates.emplace_back(address, clock);
       return false;
@@ -124,7 +129,8 @@ TEST_CASE("an arena ends where there is no memory", "[arena]") {
   PieceTable table;
   std::vector<std::unique_ptr<Arena>> arenas;
   for (uint64_t i = 0; i < 100; ++i)
-    arenas.push_back(std::make_unique<Arena>(table, nullptr, kBase + i * 16 * kPage, kBase + (i + 1) * 16 * kPage));
+    arenas.push_back(std::make_unique<Arena>(table, nullptr, kBase + i * 16 * kPage,
+                                             kBase + (i + 1) * 16 * kPage));
   t_no_memory = true;
   arenas.clear();  // throws from a destructor, else
   t_no_memory = false;
@@ -175,7 +181,8 @@ TEST_CASE("an address that moves on makes no cut", "[arena]") {
 TEST_CASE("cuts that nobody names go", "[arena]") {
   std::vector<uint32_t> gone;
   PieceTable table([&](uint32_t id) { gone.push_back(id); });
-  Arena arena(table, nullptr, kBase, kBase + 64 * kPage, {.least_names = 500, .names_for_each_piece = 10});
+  Arena arena(table, nullptr, kBase, kBase + 64 * kPage,
+              {.least_names = 500, .names_for_each_piece = 10});
   for (int round = 0; round < 3; ++round)
     for (uint64_t i = 0; i < 16; ++i) arena.name(kBase + i * 4 * kPage);
   CHECK(arena.size() == 16);
@@ -222,19 +229,22 @@ TEST_CASE("what is named more often is hotter", "[arena]") {
       if (i % 4 == 0 || round % 4 == 0) arena.name(kBase + i * 4 * kPage);
   for (uint64_t i = 1; i < 16; ++i)
     if (i % 4 != 0)
-      CHECK(arena.heat(arena.at(kBase + i * 4 * kPage)) * 2 < arena.heat(arena.at(kBase + i / 4 * 16 * kPage)));
+      CHECK(arena.heat(arena.at(kBase + i * 4 * kPage)) * 2 <
+            arena.heat(arena.at(kBase + i / 4 * 16 * kPage)));
 }
 
 TEST_CASE("pieces and candidates are bounded", "[arena]") {
   std::mt19937_64 random = seededRandom("bounded arena");
   PieceTable table;
   {
-    Arena arena(table, nullptr, kBase, kBase + 4096 * kPage, {.most_pieces = 32, .most_candidates = 64});
+    Arena arena(table, nullptr, kBase, kBase + 4096 * kPage,
+                {.most_pieces = 32, .most_candidates = 64});
     std::vector<uint64_t> some;
     some.reserve(50);
     for (int i = 0; i < 50; ++i) some.push_back(kBase + random() % (4096 * kPage));
     for (int i = 0; i < 20000; ++i) {
-      const uint64_t address = random() % 4 == 0 ? kBase + random() % (4096 * kPage) : some[random() % some.size()];
+      const uint64_t address =
+          random() % 4 == 0 ? kBase + random() % (4096 * kPage) : some[random() % some.size()];
       const Piece& piece = arena.name(address);
       REQUIRE(piece.begin <= address);
       REQUIRE(piece.end > address);
@@ -257,12 +267,14 @@ TEST_CASE("random names cut as the model does", "[arena]") {
     Arena arena(table, nullptr, kBase, kBase + pages * kPage, options);
     Model model{options, kBase, kBase + pages * kPage, 0, {{kBase, 0, 0}}, {}};
     std::vector<uint64_t> tensors;
-    for (uint64_t i = 0; i < 4 + random() % 60; ++i) tensors.push_back(kBase + random() % (pages * kPage / 256) * 256);
+    for (uint64_t i = 0; i < 4 + random() % 60; ++i)
+      tensors.push_back(kBase + random() % (pages * kPage / 256) * 256);
     size_t at = 0;
     for (int step = 0; step < 4000; ++step) {
       uint64_t address = tensors[at++ % tensors.size()];
       if (random() % 8 == 0) address = kBase + random() % (pages * kPage);
-      if (random() % 64 == 0) tensors[random() % tensors.size()] = kBase + random() % (pages * kPage);
+      if (random() % 64 == 0)
+        tensors[random() % tensors.size()] = kBase + random() % (pages * kPage);
       if (random() % 5 == 0) {
         const uint64_t bytes = 1 + random() % (kBase + pages * kPage - address);
         arena.nameRange(address, bytes);

@@ -1,5 +1,5 @@
-// The kernels that pack pages, run by the PTX interpreter: what packs comes back bit for bit, what does not says so, and nothing is touched
-// outside of the buffers.
+// The kernels that pack pages, run by the PTX interpreter: what packs comes back bit for bit, what
+// does not says so, and nothing is touched outside of the buffers.
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -22,11 +22,14 @@ uint16_t brain(float value) {
   return static_cast<uint16_t>(bits >> 16);
 }
 
-std::vector<Vector> pagesOf(size_t pages) { return std::vector<Vector>(pages * kHashPageBytes / sizeof(Vector)); }
+std::vector<Vector> pagesOf(size_t pages) {
+  return std::vector<Vector>(pages * kHashPageBytes / sizeof(Vector));
+}
 
 }  // namespace
 
-TEST_CASE("pack kernel: what packs comes back as it was, what does not is told", "[page_pass_kernel]") {
+TEST_CASE("pack kernel: what packs comes back as it was, what does not is told",
+          "[page_pass_kernel]") {
   auto random = seededRandom("pack kernel");
   constexpr size_t kPages = 6;
   std::vector<Vector> pages = pagesOf(kPages);
@@ -36,19 +39,20 @@ TEST_CASE("pack kernel: what packs comes back as it was, what does not is told",
     numbers[i] = brain(normal(random));                           // weights
     numbers[kNumbers + i] = 0;                                    // never written
     numbers[2 * kNumbers + i] = static_cast<uint16_t>(random());  // anything
-    numbers[3 * kNumbers + i] =
-        brain(std::ldexp(1.5F, -static_cast<int>(i % 15)));  // exactly as many exponents as there are codes
-    numbers[4 * kNumbers + i] = brain(1);                    // see below
+    numbers[3 * kNumbers + i] = brain(std::ldexp(
+        1.5F, -static_cast<int>(i % 15)));  // exactly as many exponents as there are codes
+    numbers[4 * kNumbers + i] = brain(1);   // see below
     numbers[5 * kNumbers + i] = brain(1);
   }
-  // As many exceptions as there is room for, then one more: few enough that which exponents are frequent is no matter of luck.
+  // As many exceptions as there is room for, then one more: few enough that which exponents are
+  // frequent is no matter of luck.
   for (size_t code = 0; code < 15; ++code)
     for (size_t i = 0; i < kNumbers / 16; ++i)
       numbers[4 * kNumbers + 16 * i + code] = numbers[5 * kNumbers + 16 * i + code] =
           brain(std::ldexp(1.0F, static_cast<int>(code)));
   for (size_t i = 0; i < kMostExceptions + 1; ++i) {
     if (i < kMostExceptions) numbers[4 * kNumbers + 16 * i * 13 % kNumbers] = 0x7f80;  // infinity
-    numbers[5 * kNumbers + 16 * i * 13 % kNumbers] = 0xffc1;                           // a NaN with its payload
+    numbers[5 * kNumbers + 16 * i * 13 % kNumbers] = 0xffc1;  // a NaN with its payload
   }
   std::vector<Vector> packed(kPages * kPackedPageBytes / sizeof(Vector), Vector{{0, 0}});
   std::vector<Vector> back = pagesOf(kPages);
@@ -59,7 +63,9 @@ TEST_CASE("pack kernel: what packs comes back as it was, what does not is told",
   }
   const auto stateOf = [&](size_t page) {
     PackedHeader header;
-    std::memcpy(&header, reinterpret_cast<const std::byte*>(packed.data()) + page * kPackedPageBytes, sizeof header);
+    std::memcpy(&header,
+                reinterpret_cast<const std::byte*>(packed.data()) + page * kPackedPageBytes,
+                sizeof header);
     return header.state;
   };
   const Packed expected[] = {Packed::kDone, Packed::kDone, Packed::kNever,
@@ -76,7 +82,7 @@ TEST_CASE("pack kernel: what packs comes back as it was, what does not is told",
   for (size_t page = 0; page < kPages; ++page) {
     if (expected[page] != Packed::kDone) continue;
     INFO("page " << page);
-    CHECK(std::memcmp(back.data() + page * kHashPageBytes / sizeof(Vector), numbers + page * kNumbers,
-                      kHashPageBytes) == 0);
+    CHECK(std::memcmp(back.data() + page * kHashPageBytes / sizeof(Vector),
+                      numbers + page * kNumbers, kHashPageBytes) == 0);
   }
 }

@@ -36,7 +36,8 @@ std::vector<uint128> multipliers() {
     for (size_t round = 0; round < 128; ++round) {
       for (size_t lane = 0; lane < 8; ++lane) {
         const size_t vector = (round * 4 + lane / 2) * 256 + thread;
-        keys[vector * 2 + lane % 2] = key * (static_cast<uint128>(lane_keys[lane][1]) << 64 | lane_keys[lane][0]);
+        keys[vector * 2 + lane % 2] =
+            key * (static_cast<uint128>(lane_keys[lane][1]) << 64 | lane_keys[lane][0]);
       }
       key *= OLPAGER_KEY_STEP;
     }
@@ -47,8 +48,8 @@ std::vector<uint128> multipliers() {
 }  // namespace
 
 TEST_CASE("page hash: the multipliers are odd and differ mod 2^65", "[page_pass]") {
-  // Odd: a change of one word changes the hash. Different mod 2^65: so does a swap of two unequal words, as their
-  // difference has at most 63 factors of two.
+  // Odd: a change of one word changes the hash. Different mod 2^65: so does a swap of two unequal
+  // words, as their difference has at most 63 factors of two.
   const std::vector<uint128> keys = multipliers();
   std::vector<std::pair<uint64_t, uint64_t>> low;
   for (const uint128 key : keys) {
@@ -149,7 +150,8 @@ TEST_CASE("scan: finds the words in the range, no others", "[page_pass]") {
   auto random = seededRandom("scan");
   constexpr uint64_t kBase = 0x2bad'4a00'0000;
   constexpr uint64_t kSize = 16ull << 40;
-  for (const size_t count : {size_t{0}, size_t{1}, size_t{15}, size_t{16}, size_t{17}, size_t{1000}, kWords}) {
+  for (const size_t count :
+       {size_t{0}, size_t{1}, size_t{15}, size_t{16}, size_t{17}, size_t{1000}, kWords}) {
     std::vector<uint64_t> words(count + 1);
     std::vector<uint64_t> expected;
     for (size_t i = 0; i < count; ++i) {
@@ -179,7 +181,8 @@ TEST_CASE("scan: finds the words in the range, no others", "[page_pass]") {
     }
     words[count] = kBase;  // behind the end
     std::vector<uint64_t> found;
-    scanWords(words.data(), count * 8 + 7, kBase, kSize, [&](uint64_t word) { found.push_back(word); });
+    scanWords(words.data(), count * 8 + 7, kBase, kSize,
+              [&](uint64_t word) { found.push_back(word); });
     CHECK(found == expected);
   }
   const uint64_t word = kBase;
@@ -193,15 +196,19 @@ TEST_CASE("page pass: rates of the CPU's side", "[page_pass]") {
     const auto start = std::chrono::steady_clock::now();
     for (unsigned i = 0; i < 50; ++i) work();
     return 50.0 * kHashPageBytes /
-           std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start).count();
+           std::chrono::duration<double, std::nano>(std::chrono::steady_clock::now() - start)
+               .count();
   };
   uint64_t sum = 0;
   const double hash_rate = rate([&] { sum += hashPage(page.data()).low; });
-  const double scan_rate = rate([&] { scanWords(page.data(), kHashPageBytes, 1, 1, [&](uint64_t) { ++sum; }); });
-  std::cout << "hash " << hash_rate << " GB/s, scan " << scan_rate << " GB/s (" << (sum & 1) << ")\n";
+  const double scan_rate =
+      rate([&] { scanWords(page.data(), kHashPageBytes, 1, 1, [&](uint64_t) { ++sum; }); });
+  std::cout << "hash " << hash_rate << " GB/s, scan " << scan_rate << " GB/s (" << (sum & 1)
+            << ")\n";
 }
 
-TEST_CASE("page pass: the PTX text names its kernels and no newer PTX than it needs", "[page_pass]") {
+TEST_CASE("page pass: the PTX text names its kernels and no newer PTX than it needs",
+          "[page_pass]") {
   const std::string text = pagePassPtx();
   CHECK(text.find(".version 6.4\n") != std::string::npos);
   CHECK(text.find(".target sm_75\n") != std::string::npos);

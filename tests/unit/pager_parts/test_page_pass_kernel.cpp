@@ -1,5 +1,5 @@
-// The kernels of the page pass, run by the PTX interpreter: the same hashes as the C++ reference, the same pages found,
-// nothing touched outside the buffers.
+// The kernels of the page pass, run by the PTX interpreter: the same hashes as the C++ reference,
+// the same pages found, nothing touched outside the buffers.
 #include <algorithm>
 #include <cstring>
 
@@ -23,8 +23,8 @@ TEST_CASE("page pass kernel: hashes and pages found equal the reference", "[page
   constexpr uint64_t kRangePages = 100000;
   std::vector<Vector> memory(4 * kPageWords / 2);
   auto* words = reinterpret_cast<uint64_t*>(memory.data());
-  // Page 0: random, with addresses of the range and just outside it. Page 1: nothing but addresses. Page 2: zeros.
-  // Page 3: random words, hashed only.
+  // Page 0: random, with addresses of the range and just outside it. Page 1: nothing but addresses.
+  // Page 2: zeros. Page 3: random words, hashed only.
   for (size_t i = 0; i < kPageWords; ++i) {
     const uint64_t address = kBase + random() % (kRangePages * kHashPageBytes);
     words[i] = random() % 1000 == 0 ? address : random();
@@ -62,9 +62,10 @@ TEST_CASE("page pass kernel: hashes and pages found equal the reference", "[page
 
   const auto expectedFound = [&](size_t page, size_t pages) {
     std::vector<uint32_t> bits(found_first.size());
-    scanWords(words + page * kPageWords, pages * kHashPageBytes, kBase, kRangePages * kHashPageBytes,
-              [&](uint64_t word) {
-                bits[(word - kBase) / kHashPageBytes / 32] |= 1u << (word - kBase) / kHashPageBytes % 32;
+    scanWords(words + page * kPageWords, pages * kHashPageBytes, kBase,
+              kRangePages * kHashPageBytes, [&](uint64_t word) {
+                bits[(word - kBase) / kHashPageBytes / 32] |=
+                    1u << (word - kBase) / kHashPageBytes % 32;
               });
     return bits;
   };
@@ -75,10 +76,12 @@ TEST_CASE("page pass kernel: hashes and pages found equal the reference", "[page
 TEST_CASE("scan kernel: finds what the reference finds", "[page_pass_kernel]") {
   auto random = seededRandom("scan kernel");
   std::vector<uint64_t> words(1001);
-  for (uint64_t& word : words) word = random() % 4 == 0 ? kBase + random() % (64 * kHashPageBytes) : random();
+  for (uint64_t& word : words)
+    word = random() % 4 == 0 ? kBase + random() % (64 * kHashPageBytes) : random();
   words[1000] = kBase + 63 * kHashPageBytes;  // behind the end
   std::replace_if(
-      words.begin(), words.end() - 1, [](uint64_t word) { return (word - kBase) / kHashPageBytes == 63; }, 0);
+      words.begin(), words.end() - 1,
+      [](uint64_t word) { return (word - kBase) / kHashPageBytes == 63; }, 0);
   std::vector<uint32_t> found(2);
   std::vector<uint32_t> expected(2);
   scanWords(words.data(), 8000, kBase, 64 * kHashPageBytes, [&](uint64_t word) {

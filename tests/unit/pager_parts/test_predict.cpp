@@ -1,4 +1,5 @@
-// The learned order: accuracy on the orders that programs have, bytes moved against the optimum, and its edges.
+// The learned order: accuracy on the orders that programs have, bytes moved against the optimum,
+// and its edges.
 #include <chrono>
 #include <map>
 #include <set>
@@ -36,7 +37,8 @@ Trace decode(unsigned tokens) {
 Trace phases() {
   Trace trace;
   for (unsigned prompt = 0; prompt < 6; ++prompt) {
-    for (uint32_t weight = 0; weight < kWeights; ++weight) {  // prefill: other kernels, scratch of its own
+    for (uint32_t weight = 0; weight < kWeights;
+         ++weight) {  // prefill: other kernels, scratch of its own
       trace.push_back({kActivations + 1, 7});
       trace.push_back({weight, 7});
       if (weight % 7 == 0) trace.push_back({400 + weight / 7, 7});
@@ -96,7 +98,8 @@ void feed(Predictor& predictor, const Trace& trace) {
 
 }  // namespace
 
-TEST_CASE("cyclic decode is foretold after one pass and moves what the optimum moves", "[predict]") {
+TEST_CASE("cyclic decode is foretold after one pass and moves what the optimum moves",
+          "[predict]") {
   const Misses misses = simulate("decode", decode(20), 100, decode(1).size() + 10);
   CHECK(misses.right > 0.999);
   CHECK(static_cast<double>(misses.predicted) < 1.05 * static_cast<double>(misses.optimum));
@@ -137,7 +140,8 @@ TEST_CASE("small deviations do not lose the place", "[predict]") {
     for (uint32_t weight = 0; weight < kWeights; ++weight) {
       if (random() % 50 == 0) continue;  // left out
       trace.push_back({weight, 1});
-      if (random() % 50 == 0) trace.push_back({static_cast<uint32_t>(random() % kWeights), 1});  // one too many
+      if (random() % 50 == 0)
+        trace.push_back({static_cast<uint32_t>(random() % kWeights), 1});  // one too many
     }
   }
   const Misses misses = simulate("deviations", trace, 120, 600);
@@ -224,7 +228,8 @@ TEST_CASE("a forgotten unit's id starts anew", "[predict]") {
   CHECK(predictor.nextUse(7).kind != Kind::kNever);
 }
 
-TEST_CASE("temporary units that are freed and made anew each round do not disturb the rest", "[predict]") {
+TEST_CASE("temporary units that are freed and made anew each round do not disturb the rest",
+          "[predict]") {
   auto random = seededRandom("temporaries");
   Predictor predictor;
   uint64_t wrong = 0;
@@ -233,7 +238,8 @@ TEST_CASE("temporary units that are freed and made anew each round do not distur
     for (uint32_t weight = 0; weight < kWeights; ++weight) {
       if (weight % 4 == 0) {  // ids are used again in any order
         const Unit unit = 3000 + static_cast<Unit>(random() % 200);
-        if (std::find(temporaries.begin(), temporaries.end(), unit) == temporaries.end()) temporaries.push_back(unit);
+        if (std::find(temporaries.begin(), temporaries.end(), unit) == temporaries.end())
+          temporaries.push_back(unit);
         predictor.touch(unit, 5);
       }
       predictor.touch(weight, 1);
@@ -241,7 +247,8 @@ TEST_CASE("temporary units that are freed and made anew each round do not distur
       const Unit next = (weight + 1) % kWeights;
       const auto near = predictor.nextUse(next);
       const auto far = predictor.nextUse((weight + kWeights / 2) % kWeights);
-      if (near.kind != Kind::kPredicted || far.kind != Kind::kPredicted || near.distance > 4 || far.distance < 130)
+      if (near.kind != Kind::kPredicted || far.kind != Kind::kPredicted || near.distance > 4 ||
+          far.distance < 130)
         ++wrong;
     }
     for (const Unit unit : temporaries) predictor.forget(unit);
@@ -290,6 +297,8 @@ TEST_CASE("a touch costs little", "[predict]") {
   const auto start = std::chrono::steady_clock::now();
   for (unsigned i = 0; i < 10; ++i) feed(predictor, trace);
   const auto ns =
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
-  std::cout << "touch: " << static_cast<double>(ns) / (10.0 * static_cast<double>(trace.size())) << " ns\n";
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start)
+          .count();
+  std::cout << "touch: " << static_cast<double>(ns) / (10.0 * static_cast<double>(trace.size()))
+            << " ns\n";
 }

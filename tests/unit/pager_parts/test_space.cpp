@@ -96,8 +96,9 @@ TEST_CASE("address runs: hints, alignment, nonsense", "[space]") {
   auto map = makeMap(256);
   AddressAllocator addresses(*map);
   CHECK(addresses.allocate(4, kPageBytes, kBase + 100 * kPageBytes) == kBase + 100 * kPageBytes);
-  CHECK(addresses.allocate(4, kPageBytes, kBase + 102 * kPageBytes) == kBase);                   // taken: elsewhere
-  CHECK(addresses.allocate(1, kPageBytes, kBase + 99 * kPageBytes) != kBase + 99 * kPageBytes);  // its guard is taken
+  CHECK(addresses.allocate(4, kPageBytes, kBase + 102 * kPageBytes) == kBase);  // taken: elsewhere
+  CHECK(addresses.allocate(1, kPageBytes, kBase + 99 * kPageBytes) !=
+        kBase + 99 * kPageBytes);  // its guard is taken
   CHECK(addresses.allocate(1, kPageBytes, kBase + 98 * kPageBytes) == kBase + 98 * kPageBytes);
   CHECK(addresses.allocate(1, kPageBytes, 12345).has_value());
   for (const uint64_t alignment : {uint64_t{512}, kPageBytes, 4 * kPageBytes, 64 * kPageBytes}) {
@@ -145,8 +146,8 @@ TEST_CASE("address runs against a model", "[space]") {
       bool fits = false;
       for (uint64_t first = 0; first + pages + 1 <= kPages && !fits && !run; ++first) {
         if ((kBase / kPageBytes + first) % alignment_pages != 0) continue;
-        fits =
-            std::all_of(owner.begin() + first, owner.begin() + first + pages + 1, [](RegionIndex r) { return r == 0; });
+        fits = std::all_of(owner.begin() + first, owner.begin() + first + pages + 1,
+                           [](RegionIndex r) { return r == 0; });
       }
       REQUIRE_FALSE((!run && fits));
       if (!run) continue;
@@ -206,10 +207,13 @@ TEST_CASE("address runs: 100 000 allocations are quick, a lookup quicker", "[spa
 
 TEST_CASE("extents: every page is in one extent, and the tail descends", "[space]") {
   static_assert(extentCount(1) == 1 && extentCount(2) == 1 && extentCount(3) == 2);
-  static_assert(extentCount(8) == 2 && extentOfPage(8, 7) == Extent{1, 4, 4});  // 16 MiB: 8 MiB extents
+  static_assert(extentCount(8) == 2 &&
+                extentOfPage(8, 7) == Extent{1, 4, 4});  // 16 MiB: 8 MiB extents
   static_assert(extentCount(9) == 2 && extentOfPage(9, 7) == Extent{0, 0, 8});
-  static_assert(extentOfPage(31, 30) == Extent{4, 30, 1} && extentOfPage(31, 16) == Extent{1, 16, 8});
-  static_assert(extentAt(1000, 61) == Extent{61, 976, 16} && extentAt(1000, 62) == Extent{62, 992, 8});
+  static_assert(extentOfPage(31, 30) == Extent{4, 30, 1} &&
+                extentOfPage(31, 16) == Extent{1, 16, 8});
+  static_assert(extentAt(1000, 61) == Extent{61, 976, 16} &&
+                extentAt(1000, 62) == Extent{62, 992, 8});
   for (const uint32_t largest : {0u, 1u, 4u, 16u}) {
     for (uint64_t pages = 1; pages <= 200; ++pages) {
       const uint32_t most = largest == 0 ? largestExtentPages(pages) : largest;
@@ -223,7 +227,8 @@ TEST_CASE("extents: every page is in one extent, and the tail descends", "[space
         REQUIRE(extent.pages <= last);
         REQUIRE(extent == extentAt(pages, extent.index, most));
         last = extent.pages;
-        for (uint32_t i = 0; i < extent.pages; ++i, ++page) REQUIRE(extentOfPage(pages, page, most) == extent);
+        for (uint32_t i = 0; i < extent.pages; ++i, ++page)
+          REQUIRE(extentOfPage(pages, page, most) == extent);
       });
       REQUIRE(page == pages);
       REQUIRE(index == extentCount(pages, most));
@@ -267,7 +272,8 @@ TEST_CASE("slabs: slot sizes waste at most a quarter", "[space]") {
     } else if (bytes <= kPageBytes / 3 / 512 * 512 || bytes > (768u << 10)) {
       REQUIRE((slot - bytes) * 4 <= slot);
     } else {
-      REQUIRE(kPageBytes / slot == kPageBytes / ((bytes + 511) / 512 * 512));  // as many in a slab as could be
+      REQUIRE(kPageBytes / slot ==
+              kPageBytes / ((bytes + 511) / 512 * 512));  // as many in a slab as could be
     }
   }
 }
@@ -313,7 +319,8 @@ TEST_CASE("parts of a range give out their own addresses alone", "[space]") {
   CHECK(high.allocate(3) == middle);
   CHECK(low.highWaterPages() == 4);
   CHECK(high.highWaterPages() == 44);
-  CHECK(high.allocate(2, kPageBytes, kBase + 20 * kPageBytes) == middle + 4 * kPageBytes);  // a hint elsewhere
+  CHECK(high.allocate(2, kPageBytes, kBase + 20 * kPageBytes) ==
+        middle + 4 * kPageBytes);  // a hint elsewhere
   CHECK_FALSE(low.allocate(36));
   CHECK(low.allocate(35) == kBase + 4 * kPageBytes);
   CHECK_FALSE(low.release(middle));
@@ -347,14 +354,18 @@ TEST_CASE("runs at given addresses: only where all of it is free", "[space]") {
 TEST_CASE("who chooses addresses by the same rules finds them free", "[space]") {
   auto random = seededRandom("chosen addresses");
   // Who chooses may keep addresses that the other has back.
-  SlabFixture chooser{.empty = GENERATE(SlabAllocator::Empty::kDrop, SlabAllocator::Empty::kKeepOne)}, follower;
+  SlabFixture chooser{.empty =
+                          GENERATE(SlabAllocator::Empty::kDrop, SlabAllocator::Empty::kKeepOne)},
+      follower;
   std::map<uint64_t, uint64_t> live;
   for (int turn = 0; turn < 30'000; ++turn) {
     if (live.empty() || random() % 5 < 3) {
-      const uint64_t bytes = random() % 4 == 0 ? kPageBytes + random() % (16 * kPageBytes)
-                                               : 1 + random() % (random() % 3 == 0 ? kPageBytes - 1 : 9000);
+      const uint64_t bytes = random() % 4 == 0
+                                 ? kPageBytes + random() % (16 * kPageBytes)
+                                 : 1 + random() % (random() % 3 == 0 ? kPageBytes - 1 : 9000);
       const uint64_t pages = (bytes + kPageBytes - 1) / kPageBytes;
-      const auto address = bytes >= kPageBytes ? chooser.addresses.allocate(pages) : chooser.slabs.allocate(bytes);
+      const auto address =
+          bytes >= kPageBytes ? chooser.addresses.allocate(pages) : chooser.slabs.allocate(bytes);
       if (!address) continue;  // the range is full
       REQUIRE((bytes >= kPageBytes ? follower.addresses.allocateAt(*address, pages)
                                    : follower.slabs.allocateAt(*address, bytes)));
@@ -366,7 +377,8 @@ TEST_CASE("who chooses addresses by the same rules finds them free", "[space]") 
     auto one = live.lower_bound(kBase + random() % (1ull << 37));
     if (one == live.end()) one = live.begin();
     for (SlabFixture* side : {&chooser, &follower})
-      REQUIRE((one->second >= kPageBytes ? side->addresses.release(one->first) : side->slabs.release(one->first)));
+      REQUIRE((one->second >= kPageBytes ? side->addresses.release(one->first)
+                                         : side->slabs.release(one->first)));
     live.erase(one);
   }
   CHECK(chooser.slabs.slabs() - chooser.slabs.emptySlabs() == follower.slabs.slabs());
@@ -431,7 +443,8 @@ TEST_CASE("slabs: one of each class that is kept empty", "[space]") {
 
 TEST_CASE("slabs against a model", "[space]") {
   auto random = seededRandom("slabs");
-  SlabFixture fixture{.empty = GENERATE(SlabAllocator::Empty::kDrop, SlabAllocator::Empty::kKeepOne)};
+  SlabFixture fixture{.empty =
+                          GENERATE(SlabAllocator::Empty::kDrop, SlabAllocator::Empty::kKeepOne)};
   SlabAllocator& slabs = fixture.slabs;
   std::map<uint64_t, uint64_t> live;  // address -> requested
   for (unsigned step = 0; step < 60000; ++step) {
@@ -445,13 +458,15 @@ TEST_CASE("slabs against a model", "[space]") {
       if (at != live.begin()) REQUIRE(std::prev(at)->first + std::prev(at)->second <= address);
       if (std::next(at) != live.end()) REQUIRE(address + bytes <= std::next(at)->first);
     } else {
-      auto victim = live.lower_bound(kBase + random() % (fixture.addresses.highWaterPages() * kPageBytes));
+      auto victim =
+          live.lower_bound(kBase + random() % (fixture.addresses.highWaterPages() * kPageBytes));
       if (victim == live.end()) victim = live.begin();
       REQUIRE(slabs.release(victim->first));
       live.erase(victim);
     }
     if (live.empty()) continue;
-    auto some = live.lower_bound(kBase + random() % (fixture.addresses.highWaterPages() * kPageBytes));
+    auto some =
+        live.lower_bound(kBase + random() % (fixture.addresses.highWaterPages() * kPageBytes));
     if (some == live.end()) some = live.begin();
     const auto slot = slabs.find(some->first + random() % some->second);
     REQUIRE(slot);

@@ -1,5 +1,5 @@
-// What the PTX tests share: device memory made of host buffers, and a module that is compiled, linked and launched in a
-// line.
+// What the PTX tests share: device memory made of host buffers, and a module that is compiled,
+// linked and launched in a line.
 #pragma once
 
 #include <algorithm>
@@ -55,7 +55,8 @@ class TestMemory final : public AddressSpace {
     if (found == runs_.begin()) return false;
     --found;
     if (va >= found->first + found->second.bytes) return false;
-    out = Translation{found->first, found->first + found->second.bytes, found->second.host, found->second.writable};
+    out = Translation{found->first, found->first + found->second.bytes, found->second.host,
+                      found->second.writable};
     return true;
   }
   const std::atomic<std::uint64_t>& generation() const override { return generation_; }
@@ -103,21 +104,26 @@ inline std::string readFile(const std::string& path) {
 }
 
 /// Where the build puts the kernels' PTX.
-inline std::string kernelFile(const std::string& name) { return std::string(PTX_TEST_KERNELS) + "/" + name + ".ptx"; }
+inline std::string kernelFile(const std::string& name) {
+  return std::string(PTX_TEST_KERNELS) + "/" + name + ".ptx";
+}
 
 /// A linked module with its memory.
 class Device {
  public:
-  explicit Device(const std::string& ptx_text, unsigned threads = 0) : executor(makeThreadPool(threads)) {
+  explicit Device(const std::string& ptx_text, unsigned threads = 0)
+      : executor(makeThreadPool(threads)) {
     auto compiled = compile(ptx_text, CompileOptions{"test"});
     if (!compiled) throw std::runtime_error(compiled.error().message);
     module = compiled.value();
-    const Status linked = module->link(
-        [this](const GlobalInfo& global) { return memory.allocate(std::max<std::size_t>(1, global.size)); });
+    const Status linked = module->link([this](const GlobalInfo& global) {
+      return memory.allocate(std::max<std::size_t>(1, global.size));
+    });
     if (!linked) throw std::runtime_error(linked.error().message);
     for (const GlobalInfo& global : module->globals()) {
       const auto image = module->image(global);
-      std::memcpy(memory.host<std::byte>(module->globalAddress(global.name)), image.data(), image.size());
+      std::memcpy(memory.host<std::byte>(module->globalAddress(global.name)), image.data(),
+                  image.size());
     }
   }
   static Device fromFile(const std::string& name) { return Device(readFile(kernelFile(name))); }

@@ -19,14 +19,16 @@ int main(int argc, char** argv) {
     for (int i = 0; i < 3; ++i) {
       const auto begin = std::chrono::steady_clock::now();
       result = device.launch(name, args...);
-      best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+      best = std::min(
+          best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
     }
     if (!result.ok()) {
       std::fprintf(stderr, "%s\n", result.message.c_str());
       std::exit(1);
     }
     std::printf("%-12s %8.1f M instr/s per core   %7.2f GB/s   %8.2f ms\n", name,
-                static_cast<double>(result.thread_instructions) / best / 1e6 / cores, bytes / best / 1e9, best * 1e3);
+                static_cast<double>(result.thread_instructions) / best / 1e6 / cores,
+                bytes / best / 1e9, best * 1e3);
   };
   std::printf("%u cores\n", device.executor->concurrency());
   measure("alu_loop", 0, Dim3{64}, Dim3{256}, buffer, std::uint32_t{512});

@@ -35,9 +35,10 @@ std::vector<T> randomIntegers(std::mt19937_64& random, std::size_t count) {
 template <typename F>
 std::vector<F> randomFloats(std::mt19937_64& random, std::size_t count, bool special = true) {
   using L = std::numeric_limits<F>;
-  static const F kSpecial[] = {F{0},           -F{0},           F{1},         -F{1},    L::infinity(), -L::infinity(),
-                               L::quiet_NaN(), L::denorm_min(), L::min() / 2, L::max(), L::lowest(),   L::epsilon(),
-                               F{0.5},         F{2.5},          F{-2.5}};
+  static const F kSpecial[] = {F{0},          -F{0},          F{1},           -F{1},
+                               L::infinity(), -L::infinity(), L::quiet_NaN(), L::denorm_min(),
+                               L::min() / 2,  L::max(),       L::lowest(),    L::epsilon(),
+                               F{0.5},        F{2.5},         F{-2.5}};
   std::vector<F> values(count);
   std::uniform_real_distribution<double> small(-10, 10);
   for (F& value : values) {

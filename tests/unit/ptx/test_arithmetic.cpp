@@ -25,7 +25,8 @@ void checkIntegers(Device& device, const char* kernel) {
   const auto a = randomIntegers<T>(random, kCount);
   const auto b = randomIntegers<T>(random, kCount);
   const auto out = device.memory.allocate(kCount * 12 * sizeof(T));
-  const LaunchResult result = device.launch(kernel, kGrid, kBlock, device.upload(a), device.upload(b), out, kCount);
+  const LaunchResult result =
+      device.launch(kernel, kGrid, kBlock, device.upload(a), device.upload(b), out, kCount);
   INFO(result.message);
   REQUIRE(result.ok());
   const T* const r = device.memory.host<T>(out);
@@ -35,8 +36,8 @@ void checkIntegers(Device& device, const char* kernel) {
     const T y = b[static_cast<std::size_t>(i)];
     const auto wx = static_cast<W>(x);
     const auto wy = static_cast<W>(y);
-    const bool overflow =
-        std::is_signed_v<T> && sizeof(T) >= 4 && x == std::numeric_limits<T>::min() && y == static_cast<T>(-1);
+    const bool overflow = std::is_signed_v<T> && sizeof(T) >= 4 &&
+                          x == std::numeric_limits<T>::min() && y == static_cast<T>(-1);
     const unsigned shift = static_cast<unsigned>(y & static_cast<T>(sizeof(T) * 8 - 1));
     const T expected[12] = {static_cast<T>(wx + wy),
                             static_cast<T>(wx - wy),
@@ -68,8 +69,8 @@ void checkFloats(Device& device, const char* kernel) {
   const auto b = randomFloats<F>(random, kCount);
   const auto c = randomFloats<F>(random, kCount);
   const auto out = device.memory.allocate(kCount * 10 * sizeof(F));
-  const LaunchResult result =
-      device.launch(kernel, kGrid, kBlock, device.upload(a), device.upload(b), device.upload(c), out, kCount);
+  const LaunchResult result = device.launch(kernel, kGrid, kBlock, device.upload(a),
+                                            device.upload(b), device.upload(c), out, kCount);
   INFO(result.message);
   REQUIRE(result.ok());
   const F* const r = device.memory.host<F>(out);
@@ -88,20 +89,20 @@ void checkFloats(Device& device, const char* kernel) {
     const F x = a[i];
     const F y = b[i];
     const F z = c[i];
-    const F expected[10] = {
-        x + y,
-        x - y,
-        x * y,
-        x / y,
-        std::fma(x, y, z),
-        std::sqrt(std::fabs(x)),
-        minimum(x, y),
-        maximum(x, z),
-        -x,
-        static_cast<F>((x < y) + 2 * (x == y) + 4 * (x > y) + 8 * (x != y) + 16 * (x <= y) + 32 * (x >= y))};
+    const F expected[10] = {x + y,
+                            x - y,
+                            x * y,
+                            x / y,
+                            std::fma(x, y, z),
+                            std::sqrt(std::fabs(x)),
+                            minimum(x, y),
+                            maximum(x, z),
+                            -x,
+                            static_cast<F>((x < y) + 2 * (x == y) + 4 * (x > y) + 8 * (x != y) +
+                                           16 * (x <= y) + 32 * (x >= y))};
     for (std::size_t k = 0; k < 10; ++k) {
-      INFO("operation " << k << " x " << x << " y " << y << " z " << z << " got " << r[i * 10 + k] << " expected "
-                        << expected[k]);
+      INFO("operation " << k << " x " << x << " y " << y << " z " << z << " got " << r[i * 10 + k]
+                        << " expected " << expected[k]);
       REQUIRE(same(r[i * 10 + k], expected[k]));
     }
   }
@@ -116,7 +117,8 @@ void checkCarries(Device& device, const char* kernel) {
   const auto a = randomIntegers<T>(random, kCount);
   const auto b = randomIntegers<T>(random, kCount);
   const auto out = device.memory.allocate(kCount * 11 * sizeof(T));
-  const LaunchResult result = device.launch(kernel, kGrid, kBlock, device.upload(a), device.upload(b), out, kCount);
+  const LaunchResult result =
+      device.launch(kernel, kGrid, kBlock, device.upload(a), device.upload(b), out, kCount);
   INFO(result.message);
   REQUIRE(result.ok());
   const T* const r = device.memory.host<T>(out);
@@ -125,12 +127,15 @@ void checkCarries(Device& device, const char* kernel) {
     const U128 x = a[i], y = a[kCount - 1 - i], z = b[i], w = b[kCount - 1 - i];
     const U128 low = x + z, high = y + w + (low >> kBits);
     const U128 less = x - z, rest = y - w - (less >> kBits & 1);
-    const U128 product = static_cast<T>(x * z) + y, over = (x * z >> kBits) + w + (product >> kBits);
-    const T expected[11] = {static_cast<T>(low), static_cast<T>(high), static_cast<T>(high >> kBits),
-                            static_cast<T>(less), static_cast<T>(rest), static_cast<T>(-(rest >> kBits & 1)),
-                            static_cast<T>(product), static_cast<T>(over), static_cast<T>(over >> kBits),
-                            // The carry after a difference is that of a + ~b + 1, and a difference takes it so.
-                            static_cast<T>((rest >> kBits & 1) ^ 1), static_cast<T>((low >> kBits) - 1)};
+    const U128 product = static_cast<T>(x * z) + y,
+               over = (x * z >> kBits) + w + (product >> kBits);
+    const T expected[11] = {
+        static_cast<T>(low), static_cast<T>(high), static_cast<T>(high >> kBits),
+        static_cast<T>(less), static_cast<T>(rest), static_cast<T>(-(rest >> kBits & 1)),
+        static_cast<T>(product), static_cast<T>(over), static_cast<T>(over >> kBits),
+        // The carry after a difference is that of a + ~b + 1, and a difference
+        // takes it so.
+        static_cast<T>((rest >> kBits & 1) ^ 1), static_cast<T>((low >> kBits) - 1)};
     for (std::size_t k = 0; k < 11; ++k) {
       INFO("word " << k << " of lane " << i);
       REQUIRE(r[i * 11 + k] == expected[k]);
@@ -141,8 +146,16 @@ void checkCarries(Device& device, const char* kernel) {
 /// Integers of 128 bits: some of any length, some at the edges.
 std::vector<U128> randomWide(std::mt19937_64& random) {
   const U128 one = 1;
-  const U128 special[] = {
-      0, 1, ~U128{0}, one << 127, ~(one << 127), one << 64, (one << 64) - 1, (one << 32) - 1, one << 63, one << 96};
+  const U128 special[] = {0,
+                          1,
+                          ~U128{0},
+                          one << 127,
+                          ~(one << 127),
+                          one << 64,
+                          (one << 64) - 1,
+                          (one << 32) - 1,
+                          one << 63,
+                          one << 96};
   std::vector<U128> values(kCount);
   for (U128& value : values) {
     value = (U128{random()} << 64 | random()) >> random() % 128;
@@ -161,7 +174,8 @@ void checkWide(Device& device, const char* kernel) {
   std::vector<U128> b = randomWide(random);
   for (std::size_t i = 0; i < kCount; i += 50) b[i] = a[i];
   const auto out = device.memory.allocate(kCount * 10 * sizeof(T));
-  const LaunchResult result = device.launch(kernel, kGrid, kBlock, device.upload(a), device.upload(b), out, kCount);
+  const LaunchResult result =
+      device.launch(kernel, kGrid, kBlock, device.upload(a), device.upload(b), out, kCount);
   INFO(result.message);
   REQUIRE(result.ok());
   const U128* const r = device.memory.host<U128>(out);
@@ -185,8 +199,10 @@ void checkWide(Device& device, const char* kernel) {
                                -wx,
                                (wx & wy) + (wx | ~wy) * (wx ^ wy)};
     for (std::size_t k = 0; k < 10; ++k) {
-      INFO("operation " << k << " of lane " << i << std::hex << " x " << static_cast<std::uint64_t>(wx >> 64) << ' '
-                        << static_cast<std::uint64_t>(wx) << " y " << static_cast<std::uint64_t>(wy >> 64) << ' '
+      INFO("operation " << k << " of lane " << i << std::hex << " x "
+                        << static_cast<std::uint64_t>(wx >> 64) << ' '
+                        << static_cast<std::uint64_t>(wx) << " y "
+                        << static_cast<std::uint64_t>(wy >> 64) << ' '
                         << static_cast<std::uint64_t>(wy));
       REQUIRE((r[i * 10 + k] == expected[k]));
     }
@@ -223,7 +239,8 @@ TEST_CASE("ptx: bit operations", "[ptx]") {
   const auto a = randomIntegers<std::uint32_t>(random, kCount);
   const auto b = randomIntegers<std::uint32_t>(random, kCount);
   const auto out = device.memory.allocate(kCount * 24 * 4);
-  const LaunchResult result = device.launch("bits", kGrid, kBlock, device.upload(a), device.upload(b), out, kCount);
+  const LaunchResult result =
+      device.launch("bits", kGrid, kBlock, device.upload(a), device.upload(b), out, kCount);
   INFO(result.message);
   REQUIRE(result.ok());
   const auto* const r = device.memory.host<std::uint32_t>(out);
@@ -259,12 +276,14 @@ TEST_CASE("ptx: bit operations", "[ptx]") {
     expected[15] = static_cast<std::uint32_t>(sign24(x)) * static_cast<std::uint32_t>(sign24(y));
     expected[16] = expected[17] = 5;
     for (int k = 0; k < 32; k += 8) {
-      expected[16] += static_cast<std::uint32_t>(static_cast<std::int8_t>(x >> k) * static_cast<std::int8_t>(y >> k));
+      expected[16] += static_cast<std::uint32_t>(static_cast<std::int8_t>(x >> k) *
+                                                 static_cast<std::int8_t>(y >> k));
       expected[17] += (x >> k & 0xFF) * (y >> k & 0xFF);
     }
     expected[18] = static_cast<std::uint32_t>(static_cast<U128>(wide) * ~wide >> 64);
-    expected[19] = static_cast<std::uint32_t>(9 + static_cast<std::int16_t>(x) * static_cast<std::int8_t>(y) +
-                                              static_cast<std::int16_t>(x >> 16) * static_cast<std::int8_t>(y >> 8));
+    expected[19] = static_cast<std::uint32_t>(
+        9 + static_cast<std::int16_t>(x) * static_cast<std::int8_t>(y) +
+        static_cast<std::int16_t>(x >> 16) * static_cast<std::int8_t>(y >> 8));
     const std::uint32_t pos = y & 31;
     const std::uint32_t len = y >> 5 & 31;
     const std::uint32_t field = (1U << len) - 1;
@@ -272,9 +291,9 @@ TEST_CASE("ptx: bit operations", "[ptx]") {
     // The signed field: bits behind the register's end repeat its sign.
     const auto sign_extended = static_cast<std::uint64_t>(static_cast<std::int64_t>(sx));
     expected[21] =
-        len == 0
-            ? 0
-            : static_cast<std::uint32_t>(static_cast<std::int64_t>(sign_extended >> pos << (64 - len)) >> (64 - len));
+        len == 0 ? 0
+                 : static_cast<std::uint32_t>(
+                       static_cast<std::int64_t>(sign_extended >> pos << (64 - len)) >> (64 - len));
     expected[22] = (0xA5A5A5A5U & ~0U);
     expected[22] = (0xA5A5A5A5U & ~(field << pos)) | ((x & field) << pos);
     expected[23] = x ^ y ^ 0x12345678U;
@@ -299,7 +318,8 @@ TEST_CASE("ptx: integer corner cases", "[ptx]") {
   const std::vector<int> a{5, -5, kMin, kMax, 1, -1, 0, kMin};
   const std::vector<int> b{0, 0, -1, 1, 32, 33, 64, kMin};
   const auto out = device.memory.allocate(8 * 12 * 4);
-  const LaunchResult result = device.launch("corners", Dim3{1}, Dim3{32}, device.upload(a), device.upload(b), out, 8);
+  const LaunchResult result =
+      device.launch("corners", Dim3{1}, Dim3{32}, device.upload(a), device.upload(b), out, 8);
   INFO(result.message);
   REQUIRE(result.ok());
   const int* const r = device.memory.host<int>(out);
@@ -343,7 +363,8 @@ TEST_CASE("ptx: rounding modes, saturation, flush to zero", "[ptx]") {
   const auto a = randomFloats<float>(random, kCount);
   const auto b = randomFloats<float>(random, kCount);
   const auto out = device.memory.allocate(kCount * 12 * 4);
-  const LaunchResult result = device.launch("rounding", kGrid, kBlock, device.upload(a), device.upload(b), out, kCount);
+  const LaunchResult result =
+      device.launch("rounding", kGrid, kBlock, device.upload(a), device.upload(b), out, kCount);
   INFO(result.message);
   REQUIRE(result.ok());
   const float* const r = device.memory.host<float>(out);
@@ -353,7 +374,9 @@ TEST_CASE("ptx: rounding modes, saturation, flush to zero", "[ptx]") {
     std::fesetround(FE_TONEAREST);
     return static_cast<float>(value);
   };
-  const auto flush = [](float x) { return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0F, x) : x; };
+  const auto flush = [](float x) {
+    return std::fpclassify(x) == FP_SUBNORMAL ? std::copysign(0.0F, x) : x;
+  };
   for (std::size_t i = 0; i < kCount; ++i) {
     const volatile float x = a[i];
     const volatile float y = b[i];
@@ -372,7 +395,8 @@ TEST_CASE("ptx: rounding modes, saturation, flush to zero", "[ptx]") {
         flush(flush(x) * flush(y)),
     };
     for (std::size_t k = 0; k < 12; ++k) {
-      INFO("operation " << k << " x " << x << " y " << y << " got " << r[i * 12 + k] << " expected " << expected[k]);
+      INFO("operation " << k << " x " << x << " y " << y << " got " << r[i * 12 + k] << " expected "
+                        << expected[k]);
       REQUIRE(same(r[i * 12 + k], expected[k]));
     }
   }
@@ -391,13 +415,22 @@ TEST_CASE("ptx: mathematical functions", "[ptx]") {
   const float* const r = device.memory.host<float>(out);
   for (std::size_t i = 0; i < kCount; ++i) {
     const double x = a[i];
-    const double expected[12] = {
-        std::sin(x),  std::cos(x),       std::exp(x), std::log(std::fabs(x) + 0.5),      std::pow(std::fabs(x), 1.7),
-        std::tanh(x), std::sin(x),       std::exp(x), 1 / std::sqrt(std::fabs(x) + 0.1), std::cbrt(x),
-        std::erf(x),  std::atan2(x, 2.0)};
+    const double expected[12] = {std::sin(x),
+                                 std::cos(x),
+                                 std::exp(x),
+                                 std::log(std::fabs(x) + 0.5),
+                                 std::pow(std::fabs(x), 1.7),
+                                 std::tanh(x),
+                                 std::sin(x),
+                                 std::exp(x),
+                                 1 / std::sqrt(std::fabs(x) + 0.1),
+                                 std::cbrt(x),
+                                 std::erf(x),
+                                 std::atan2(x, 2.0)};
     for (std::size_t k = 0; k < 12; ++k) {
       INFO("function " << k << " x " << x);
-      REQUIRE(std::fabs(r[i * 12 + k] - expected[k]) <= 2e-6 * std::max(1.0, std::fabs(expected[k])));
+      REQUIRE(std::fabs(r[i * 12 + k] - expected[k]) <=
+              2e-6 * std::max(1.0, std::fabs(expected[k])));
     }
   }
   std::vector<double> d(a.begin(), a.end());
@@ -416,7 +449,8 @@ TEST_CASE("ptx: mathematical functions", "[ptx]") {
                                 std::nearbyint(x * 10)};
     for (std::size_t k = 0; k < 6; ++k) {
       INFO("function " << k << " x " << x);
-      REQUIRE(std::fabs(r64[i * 6 + k] - expected[k]) <= 1e-13 * std::max(1.0, std::fabs(expected[k])));
+      REQUIRE(std::fabs(r64[i * 6 + k] - expected[k]) <=
+              1e-13 * std::max(1.0, std::fabs(expected[k])));
     }
   }
 }

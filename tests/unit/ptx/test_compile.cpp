@@ -15,7 +15,8 @@ std::string errorOf(const std::string& text) {
 
 std::string kernel(const std::string& body) {
   return kHeader +
-         ".visible .entry k(.param .u64 p)\n{\n.reg .b32 %r<8>;\n.reg .b64 %rd<8>;\n.reg .pred %p<4>;\n.reg .f32 "
+         ".visible .entry k(.param .u64 p)\n{\n.reg .b32 %r<8>;\n.reg .b64 %rd<8>;\n.reg .pred "
+         "%p<4>;\n.reg .f32 "
          "%f<4>;\n" +
          body + "\nret;\n}\n";
 }
@@ -23,35 +24,42 @@ std::string kernel(const std::string& body) {
 }  // namespace
 
 TEST_CASE("ptx: what is not known is named with its line", "[ptx]") {
-  CHECK(errorOf(kernel("frobnicate.u32 %r1, %r2;")) == "m:10: instruction 'frobnicate.u32' is not supported");
+  CHECK(errorOf(kernel("frobnicate.u32 %r1, %r2;")) ==
+        "m:10: instruction 'frobnicate.u32' is not supported");
   CHECK(errorOf(kernel("add.u32 %r1, %r2, 1;\nadd.sideways.u32 %r1, %r2, %r3;")) ==
         "m:11: instruction 'add.sideways.u32' is not supported");
-  CHECK(errorOf(kernel("wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {%r1}, [%rd1];")).find("wmma") !=
-        std::string::npos);
+  CHECK(errorOf(kernel("wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {%r1}, [%rd1];"))
+            .find("wmma") != std::string::npos);
   CHECK(errorOf(kernel("mov.u32 %r1, %r99;")) == "m:10: unknown register '%r99' in 'mov.u32'");
   CHECK(errorOf(kernel("bra NOWHERE;")) == "m:10: unknown name 'NOWHERE'");
-  CHECK(errorOf(kernel("mov.u32 %r1, %nonsense;")).find("unknown register '%nonsense'") != std::string::npos);
+  CHECK(errorOf(kernel("mov.u32 %r1, %nonsense;")).find("unknown register '%nonsense'") !=
+        std::string::npos);
   CHECK(errorOf(kernel("add.u32 %r1, %r2;")).find("wrong number of operands") != std::string::npos);
   CHECK(errorOf(kernel("add.u32 %r1, %r2, %r3")).find("m:11") == 0);
-  CHECK(errorOf(kHeader + ".extern .func (.param .b64 r) malloc (.param .b64 n);\n" +
-                ".entry k()\n{\n.param .b64 a;\n.param .b64 b;\ncall (b), malloc, (a);\nret;\n}\n") ==
-        "m:9: call of 'malloc', which the module does not define in 'call'");
+  CHECK(
+      errorOf(kHeader + ".extern .func (.param .b64 r) malloc (.param .b64 n);\n" +
+              ".entry k()\n{\n.param .b64 a;\n.param .b64 b;\ncall (b), malloc, (a);\nret;\n}\n") ==
+      "m:9: call of 'malloc', which the module does not define in 'call'");
   for (const char* const refused :
-       {"tex.cube.v4.f32.f32", "tex.acube.v4.f32.f32", "tex.2dms.v4.f32.s32", "tex.base.2d.v4.f32.f32",
-        "tex.2d.v2.f16x2.f32", "tex.1d.v4.f32.u32", "tld4.r.cube.v4.f32.f32", "tld4.r.3d.v4.f32.f32"}) {
+       {"tex.cube.v4.f32.f32", "tex.acube.v4.f32.f32", "tex.2dms.v4.f32.s32",
+        "tex.base.2d.v4.f32.f32", "tex.2d.v2.f16x2.f32", "tex.1d.v4.f32.u32",
+        "tld4.r.cube.v4.f32.f32", "tld4.r.3d.v4.f32.f32"}) {
     CHECK(errorOf(kernel(std::string(refused) + " {%f1, %f2, %f3, %f3}, [%rd1, {%f1, %f2}];")) ==
           std::string("m:10: instruction '") + refused + "' is not supported");
   }
   for (const char* const refused :
-       {"suld.p.2d.v4.b32.trap {%r1, %r2, %r3, %r4}, [%rd1, {%r1, %r2}];", "suq.width.b32 %r1, [%rd1];",
-        "txq.width.b32 %r1, [%rd1];", "sured.b.add.2d.u32.trap [%rd1, {%r1, %r2}], %r3;",
-        "tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f3}, [%rd1, %rd2, {%f1, %f2}];", "ld.global.f32 %f1, [%rd1, {%r1}];"}) {
+       {"suld.p.2d.v4.b32.trap {%r1, %r2, %r3, %r4}, [%rd1, {%r1, %r2}];",
+        "suq.width.b32 %r1, [%rd1];", "txq.width.b32 %r1, [%rd1];",
+        "sured.b.add.2d.u32.trap [%rd1, {%r1, %r2}], %r3;",
+        "tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f3}, [%rd1, %rd2, {%f1, %f2}];",
+        "ld.global.f32 %f1, [%rd1, {%r1}];"}) {
     const std::string instruction(refused);
-    CHECK(errorOf(kernel(instruction)) ==
-          "m:10: instruction '" + instruction.substr(0, instruction.find(' ')) + "' is not supported");
+    CHECK(errorOf(kernel(instruction)) == "m:10: instruction '" +
+                                              instruction.substr(0, instruction.find(' ')) +
+                                              "' is not supported");
   }
-  CHECK(errorOf(kernel("tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f3}, [%rd1, {%f1}];")).find("wrong number of coordinates") !=
-        std::string::npos);
+  CHECK(errorOf(kernel("tex.2d.v4.f32.f32 {%f1, %f2, %f3, %f3}, [%rd1, {%f1}];"))
+            .find("wrong number of coordinates") != std::string::npos);
   CHECK(errorOf(kHeader + ".global .texref t;\n").find("texref") != std::string::npos);
   CHECK(errorOf("") == "");
   CHECK(errorOf(kernel("\"unfinished")).find("string without end") != std::string::npos);
@@ -75,23 +83,26 @@ TEST_CASE("ptx: truncated and damaged text never does harm", "[ptx]") {
 }
 
 TEST_CASE("ptx: what a module says about its kernels and variables", "[ptx]") {
-  const auto compiled = compile(
-      kHeader +
-          ".visible .global .align 16 .b8 table[64] = {1, 2, 3};\n"
-          ".visible .const .align 4 .u32 answer = 42;\n"
-          ".global .align 8 .u64 self[2] = {generic(table)+8, helper};\n"
-          ".extern .global .align 4 .u32 elsewhere;\n"
-          ".global .attribute(.managed) .align 8 .b8 shared_with_cpu[16];\n"
-          ".extern .shared .align 32 .b8 dynamic[];\n"
-          ".visible .func helper()\n{\nret;\n}\n"
-          ".visible .entry first(.param .u32 a, .param .align 16 .b8 b[20], .param .u64 .ptr .global .align 4 c)\n"
-          ".maxntid 128, 2, 1\n.minnctapersm 3\n.maxnreg 40\n"
-          "{\n.shared .align 4 .b8 s1[100];\n.reg .b32 %r<3>;\nmov.u32 %r1, s1;\nmov.u32 %r2, dynamic;\nst.shared.u32 "
-          "[%r1], %r2;\nret;\n}\n"
-          ".entry second()\n.reqntid 64\n.reqnctapercluster 2, 1, 1\n"
-          "{\n.shared .align 8 .b8 s2[48];\n.local .align 8 .b8 depot[40];\n.reg .b32 %r<3>;\nmov.u32 %r1, s2;\n"
-          "st.shared.u32 [%r1], 0;\nret;\n}\n",
-      CompileOptions{"m"});
+  const auto compiled =
+      compile(kHeader +
+                  ".visible .global .align 16 .b8 table[64] = {1, 2, 3};\n"
+                  ".visible .const .align 4 .u32 answer = 42;\n"
+                  ".global .align 8 .u64 self[2] = {generic(table)+8, helper};\n"
+                  ".extern .global .align 4 .u32 elsewhere;\n"
+                  ".global .attribute(.managed) .align 8 .b8 shared_with_cpu[16];\n"
+                  ".extern .shared .align 32 .b8 dynamic[];\n"
+                  ".visible .func helper()\n{\nret;\n}\n"
+                  ".visible .entry first(.param .u32 a, .param .align 16 .b8 b[20], .param .u64 "
+                  ".ptr .global .align 4 c)\n"
+                  ".maxntid 128, 2, 1\n.minnctapersm 3\n.maxnreg 40\n"
+                  "{\n.shared .align 4 .b8 s1[100];\n.reg .b32 %r<3>;\nmov.u32 %r1, s1;\nmov.u32 "
+                  "%r2, dynamic;\nst.shared.u32 "
+                  "[%r1], %r2;\nret;\n}\n"
+                  ".entry second()\n.reqntid 64\n.reqnctapercluster 2, 1, 1\n"
+                  "{\n.shared .align 8 .b8 s2[48];\n.local .align 8 .b8 depot[40];\n.reg .b32 "
+                  "%r<3>;\nmov.u32 %r1, s2;\n"
+                  "st.shared.u32 [%r1], 0;\nret;\n}\n",
+              CompileOptions{"m"});
   INFO((compiled ? "" : compiled.error().message));
   REQUIRE(compiled.ok());
   Module& m = *compiled.value();
@@ -120,7 +131,8 @@ TEST_CASE("ptx: what a module says about its kernels and variables", "[ptx]") {
   CHECK(m.deviceFunctions() == std::vector<std::string>{"helper"});
   REQUIRE(m.globals().size() == 5);
   const auto find = [&](const std::string& name) {
-    return *std::find_if(m.globals().begin(), m.globals().end(), [&](const GlobalInfo& g) { return g.name == name; });
+    return *std::find_if(m.globals().begin(), m.globals().end(),
+                         [&](const GlobalInfo& g) { return g.name == name; });
   };
   CHECK(find("table").size == 64);
   CHECK(find("table").align == 16);

@@ -26,7 +26,8 @@ TEST_CASE("ptx: divergent loops reconverge", "[ptx]") {
   Device device = Device::fromFile(file);
   constexpr int kCount = 1000;
   std::vector<unsigned> in(kCount);
-  for (int i = 0; i < kCount; ++i) in[static_cast<std::size_t>(i)] = static_cast<unsigned>(i) * 7 + 1;
+  for (int i = 0; i < kCount; ++i)
+    in[static_cast<std::size_t>(i)] = static_cast<unsigned>(i) * 7 + 1;
   const auto out = device.memory.allocate(kCount * 4);
   const auto active = device.memory.allocate(kCount * 4);
   mustSucceed(device.launch("collatz", Dim3{8}, Dim3{128}, device.upload(in), out, active, kCount));
@@ -38,8 +39,10 @@ TEST_CASE("ptx: divergent loops reconverge", "[ptx]") {
       ++steps;
     }
     REQUIRE(device.memory.host<unsigned>(out)[i] == steps);
-    // Without optimisation the mask is taken before the lanes that left by `break` have joined, in either case.
-    if (file != "control_debug") REQUIRE(device.memory.host<unsigned>(active)[i] == (i < 992 ? 0xFFFFFFFFU : 0xFFU));
+    // Without optimisation the mask is taken before the lanes that left by `break` have joined, in
+    // either case.
+    if (file != "control_debug")
+      REQUIRE(device.memory.host<unsigned>(active)[i] == (i < 992 ? 0xFFFFFFFFU : 0xFFU));
   }
 }
 
@@ -88,9 +91,12 @@ TEST_CASE("ptx: recursion, function pointers, virtual functions", "[ptx]") {
   const auto out = device.memory.allocate(256 * 4);
   mustSucceed(device.launch("recursion", Dim3{1}, Dim3{64}, out));
   const unsigned fibonacci[13] = {0, 1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144};
-  const auto ackermann = [](unsigned m, unsigned n) { return m == 0 ? n + 1 : m == 1 ? n + 2 : 2 * n + 3; };
+  const auto ackermann = [](unsigned m, unsigned n) {
+    return m == 0 ? n + 1 : m == 1 ? n + 2 : 2 * n + 3;
+  };
   for (unsigned i = 0; i < 64; ++i) {
-    REQUIRE(device.memory.host<unsigned>(out)[i] == fibonacci[i % 13] + 1000 * ackermann(i % 3, i % 4));
+    REQUIRE(device.memory.host<unsigned>(out)[i] ==
+            fibonacci[i % 13] + 1000 * ackermann(i % 3, i % 4));
   }
   mustSucceed(device.launch("pointers", Dim3{1}, Dim3{96}, out));
   for (int i = 0; i < 96; ++i) {
@@ -113,7 +119,8 @@ TEST_CASE("ptx: block barriers", "[ptx]") {
   for (int y = 0; y < 32; ++y) {
     int sum = 0;
     for (int k = 0; k < 32; ++k) sum += in[static_cast<std::size_t>(k) * 32 + y];
-    for (int x = 0; x < 32; ++x) REQUIRE(r[y * 32 + x] == in[static_cast<std::size_t>(x) * 32 + y] + sum);
+    for (int x = 0; x < 32; ++x)
+      REQUIRE(r[y * 32 + x] == in[static_cast<std::size_t>(x) * 32 + y] + sum);
   }
   device.config.dynamic_shared_bytes = 0;
 
@@ -180,7 +187,8 @@ TEST_CASE("ptx: operations between lanes", "[ptx]") {
     CHECK(r[10] == w[lane ^ 1] * 2);
     CHECK(r[11] == w[lane % 2 != 0 ? 5 : 6]);
     CHECK(r[12] == 32);
-    CHECK(r[13] == (x > 0 ? std::popcount(ballot) * 100 + std::popcount(ballot & ((1U << lane) - 1)) : -1));
+    CHECK(r[13] ==
+          (x > 0 ? std::popcount(ballot) * 100 + std::popcount(ballot & ((1U << lane) - 1)) : -1));
     int sum = 0;
     for (int k = 0; k < 8; ++k) sum += w[lane / 8 * 8 + k];
     CHECK(r[14] == sum);
@@ -191,7 +199,8 @@ TEST_CASE("ptx: operations between lanes", "[ptx]") {
 TEST_CASE("ptx: parts of a warp that operate each by themselves", "[ptx]") {
   Device device = Device::fromFile(anyFile());
   std::vector<int> in(64);
-  for (int i = 0; i < 64; ++i) in[static_cast<std::size_t>(i)] = i >= 52 ? 16 + i % 2 : (i * 13) % 29 - 9;
+  for (int i = 0; i < 64; ++i)
+    in[static_cast<std::size_t>(i)] = i >= 52 ? 16 + i % 2 : (i * 13) % 29 - 9;
   const auto out = device.memory.allocate(64 * 6 * 4);
   for (const int apart : {0, 1}) {
     std::memset(device.memory.host<char>(out), 0xAA, 64 * 6 * 4);
@@ -265,7 +274,8 @@ TEST_CASE("ptx: printf, assert, trap", "[ptx]") {
   in[40] = -1;
   LaunchResult result = device.launch("asserts", Dim3{1}, Dim3{64}, device.upload(in));
   CHECK(result.status == LaunchStatus::kAssert);
-  CHECK(device.sink.text().find("thread: [40,0,0] Assertion `in[threadIdx.x] >= 0` failed.") != std::string::npos);
+  CHECK(device.sink.text().find("thread: [40,0,0] Assertion `in[threadIdx.x] >= 0` failed.") !=
+        std::string::npos);
   result = device.launch("traps", Dim3{1}, Dim3{64}, device.upload(in));
   CHECK(result.status == LaunchStatus::kTrap);
   CHECK(result.thread.x == 40);
@@ -305,9 +315,11 @@ TEST_CASE("ptx: memory from the stack", "[ptx]") {
     for (int k = 0; k < 50; ++k) sum += 2 * all + kWords + k % 4;
     for (int k = 1; k < 5; ++k) sum += k * (k - 1) / 2 * k;
     if (t % 3 == 0) {
-      for (int depth = 5, n = t % 4 + 1; depth >= 0; --depth, ++n) sum += n * depth + n * (n - 1) / 2;
+      for (int depth = 5, n = t % 4 + 1; depth >= 0; --depth, ++n)
+        sum += n * depth + n * (n - 1) / 2;
     }
-    for (int block = 0; block < 4; ++block) REQUIRE(device.memory.host<int>(out)[block * 128 + t] == sum);
+    for (int block = 0; block < 4; ++block)
+      REQUIRE(device.memory.host<int>(out)[block * 128 + t] == sum);
   }
   const LaunchResult result = device.launch("from_stack", Dim3{1}, Dim3{32}, out, 1 << 20);
   CHECK(result.status == LaunchStatus::kStackOverflow);

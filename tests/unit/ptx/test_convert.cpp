@@ -22,10 +22,12 @@ double halfValue(std::uint16_t h) {
                                  : std::ldexp(1024 + fraction, exponent - 25);
   return (h & 0x8000) != 0 ? -value : value;
 }
-double bfloatValue(std::uint16_t h) { return std::bit_cast<float>(static_cast<std::uint32_t>(h) << 16); }
+double bfloatValue(std::uint16_t h) {
+  return std::bit_cast<float>(static_cast<std::uint32_t>(h) << 16);
+}
 
-/// The nearest representable value by search over all of them: slow and obviously right. mode 0 nearest-even, 1 toward
-/// zero, 2 up, 3 down.
+/// The nearest representable value by search over all of them: slow and obviously right. mode 0
+/// nearest-even, 1 toward zero, 2 up, 3 down.
 std::uint16_t nearest(double x, int mode, double (*value)(std::uint16_t), std::uint16_t infinity) {
   if (x != x) return 0x7FFF;
   const std::uint16_t sign = std::signbit(x) ? 0x8000 : 0;
@@ -67,18 +69,24 @@ TEST_CASE("ptx: float to integer saturates", "[ptx]") {
   std::mt19937_64 random(seed);
   const auto a = randomFloats<float>(random, kCount);
   const auto out = device.memory.allocate(kCount * 80);
-  const LaunchResult result = device.launch("from_float", kGrid, kBlock, device.upload(a), out, kCount);
+  const LaunchResult result =
+      device.launch("from_float", kGrid, kBlock, device.upload(a), out, kCount);
   INFO(result.message);
   REQUIRE(result.ok());
   const auto* const r = device.memory.host<std::int64_t>(out);
   for (std::size_t i = 0; i < kCount; ++i) {
     const double x = a[i];
     const std::int64_t expected[10] = {
-        clampTo<std::int32_t>(std::trunc(x)),     clampTo<std::uint32_t>(std::trunc(x)),
-        clampTo<std::int64_t>(std::trunc(x)),     static_cast<std::int64_t>(clampTo<std::uint64_t>(std::trunc(x))),
-        clampTo<std::int16_t>(std::nearbyint(x)), clampTo<std::uint8_t>(std::nearbyint(x)),
-        clampTo<std::int64_t>(std::nearbyint(x)), clampTo<std::int64_t>(std::floor(x)),
-        clampTo<std::int64_t>(std::ceil(x)),      clampTo<std::int64_t>(std::trunc(x))};
+        clampTo<std::int32_t>(std::trunc(x)),
+        clampTo<std::uint32_t>(std::trunc(x)),
+        clampTo<std::int64_t>(std::trunc(x)),
+        static_cast<std::int64_t>(clampTo<std::uint64_t>(std::trunc(x))),
+        clampTo<std::int16_t>(std::nearbyint(x)),
+        clampTo<std::uint8_t>(std::nearbyint(x)),
+        clampTo<std::int64_t>(std::nearbyint(x)),
+        clampTo<std::int64_t>(std::floor(x)),
+        clampTo<std::int64_t>(std::ceil(x)),
+        clampTo<std::int64_t>(std::trunc(x))};
     for (std::size_t k = 0; k < 10; ++k) {
       INFO("conversion " << k << " of " << x);
       REQUIRE(r[i * 10 + k] == expected[k]);
@@ -153,14 +161,18 @@ TEST_CASE("ptx: 16-bit floating-point formats", "[ptx]") {
   REQUIRE(result.ok());
   for (std::uint32_t i = 0; i < 65536; ++i) {
     INFO("pattern " << i);
-    REQUIRE(same<double>(device.memory.host<float>(f)[i], halfValue(static_cast<std::uint16_t>(i))));
-    REQUIRE(same<double>(device.memory.host<float>(b)[i], bfloatValue(static_cast<std::uint16_t>(i))));
+    REQUIRE(
+        same<double>(device.memory.host<float>(f)[i], halfValue(static_cast<std::uint16_t>(i))));
+    REQUIRE(
+        same<double>(device.memory.host<float>(b)[i], bfloatValue(static_cast<std::uint16_t>(i))));
   }
 
   auto a = randomFloats<float>(random, kCount);
-  for (std::size_t i = 0; i < kCount / 2; ++i) {  // many in and around the range of f16, many exactly between two
+  for (std::size_t i = 0; i < kCount / 2;
+       ++i) {  // many in and around the range of f16, many exactly between two
     const auto h = static_cast<std::uint16_t>(random() % 0x7C00);
-    a[i] = static_cast<float>((halfValue(h) + halfValue(static_cast<std::uint16_t>(h + (random() % 2)))) / 2);
+    a[i] = static_cast<float>(
+        (halfValue(h) + halfValue(static_cast<std::uint16_t>(h + (random() % 2)))) / 2);
     if (a[i] == HUGE_VALF) a[i] = 65520.0F;
     if (random() % 2 != 0) a[i] = -a[i];
   }
@@ -208,7 +220,8 @@ TEST_CASE("ptx: 16-bit floating-point formats", "[ptx]") {
     same16(r[0], p + q, "add");
     same16(r[1], p - q, "sub");
     same16(r[2], p * q, "mul");
-    const long double exact = static_cast<long double>(p) * q + s;  // 64 bits hold it but for the rarest operands
+    const long double exact =
+        static_cast<long double>(p) * q + s;  // 64 bits hold it but for the rarest operands
     same16(r[3], static_cast<double>(exact), "fma");
     REQUIRE(r[4] == (x[i] ^ 0x8000));
     REQUIRE(r[5] == (x[i] & 0x7FFF));
@@ -243,7 +256,8 @@ TEST_CASE("ptx: 16-bit floating-point formats", "[ptx]") {
       else
         REQUIRE(got == nearest(exact, 0, bfloatValue, 0x7F80));
     };
-    // A product or sum is rounded to f32 first where the target has no instruction of its own; that may show.
+    // A product or sum is rounded to f32 first where the target has no instruction of its own; that
+    // may show.
     if (std::string(file) == "convert_sm90") {
       check(r[0], p + q, "add");
       check(r[1], p * q, "mul");

@@ -29,8 +29,8 @@ TEST_CASE("ptx: vector add with a ragged end", "[ptx]") {
     b[i] = 1000.0F - static_cast<float>(i);
   }
   const auto c = device.memory.allocate(kCount * 4);
-  mustSucceed(device.launch("vector_add", Dim3{(kCount + 255) / 256}, Dim3{256}, device.upload(a), device.upload(b), c,
-                            kCount));
+  mustSucceed(device.launch("vector_add", Dim3{(kCount + 255) / 256}, Dim3{256}, device.upload(a),
+                            device.upload(b), c, kCount));
   for (std::size_t i = 0; i < kCount; ++i) REQUIRE(device.memory.host<float>(c)[i] == a[i] + b[i]);
 }
 
@@ -38,7 +38,8 @@ TEST_CASE("ptx: vector and strided accesses", "[ptx]") {
   Device device = Device::fromFile(anyFile());
   constexpr std::uint32_t kCount = 256;
   std::vector<std::uint32_t> words(kCount * 8);
-  for (std::uint32_t i = 0; i < words.size(); ++i) words[i] = i * 2654435761U & 0x7F7FFFFFU;  // no NaN among them
+  for (std::uint32_t i = 0; i < words.size(); ++i)
+    words[i] = i * 2654435761U & 0x7F7FFFFFU;  // no NaN among them
   const auto in = device.upload(words);
   const auto oa = device.memory.allocate(kCount * 16);
   const auto ob = device.memory.allocate(kCount * 8);
@@ -55,11 +56,13 @@ TEST_CASE("ptx: vector and strided accesses", "[ptx]") {
     REQUIRE(device.memory.host<std::uint32_t>(oc)[i] == __builtin_bswap32(words[i]));
   }
   std::vector<std::int16_t> shorts(1000);
-  for (std::size_t i = 0; i < shorts.size(); ++i) shorts[i] = static_cast<std::int16_t>(i * 77 - 30000);
+  for (std::size_t i = 0; i < shorts.size(); ++i)
+    shorts[i] = static_cast<std::int16_t>(i * 77 - 30000);
   const auto out = device.memory.allocate(1000);
   mustSucceed(device.launch("strided", Dim3{8}, Dim3{128}, device.upload(shorts), out, 7, 1000));
   for (std::size_t i = 0; i < 1000; ++i) {
-    REQUIRE(device.memory.host<std::int8_t>(out)[i] == static_cast<std::int8_t>(shorts[i * 7 % 1000]));
+    REQUIRE(device.memory.host<std::int8_t>(out)[i] ==
+            static_cast<std::int8_t>(shorts[i * 7 % 1000]));
   }
   std::vector<int> ints(32);
   for (int i = 0; i < 32; ++i) ints[static_cast<std::size_t>(i)] = i * 3;
@@ -98,7 +101,8 @@ TEST_CASE("ptx: illegal and misaligned addresses stop the launch", "[ptx]") {
   mustSucceed(device.launch("write_at", Dim3{1}, Dim3{32}, good));
   device.memory.unmap(good);
   CHECK(device.launch("write_at", Dim3{1}, Dim3{32}, good).status == LaunchStatus::kIllegalAddress);
-  CHECK(device.launch("write_at", Dim3{1}, Dim3{2048}, good).status == LaunchStatus::kInvalidConfig);
+  CHECK(device.launch("write_at", Dim3{1}, Dim3{2048}, good).status ==
+        LaunchStatus::kInvalidConfig);
 }
 
 TEST_CASE("ptx: atomics of every type", "[ptx]") {
@@ -188,7 +192,8 @@ TEST_CASE("ptx: tiled matrix product", "[ptx]") {
     b[i] = static_cast<float>(i % 5) * 0.5F;
   }
   const auto c = device.memory.allocate(kN * kN * 4);
-  mustSucceed(device.launch("matmul", Dim3{4, 4}, Dim3{16, 16}, device.upload(a), device.upload(b), c, kN));
+  mustSucceed(
+      device.launch("matmul", Dim3{4, 4}, Dim3{16, 16}, device.upload(a), device.upload(b), c, kN));
   for (int y = 0; y < kN; ++y) {
     for (int x = 0; x < kN; ++x) {
       float sum = 0;
@@ -226,7 +231,8 @@ TEST_CASE("ptx: mappings change while kernels run", "[ptx]") {
   });
   for (int i = 0; i < 20; ++i) {
     const auto c = device.memory.allocate(kCount * 4);
-    const LaunchResult r = device.launch("vector_add", Dim3{(kCount + 127) / 128}, Dim3{128}, a, b, c, kCount);
+    const LaunchResult r =
+        device.launch("vector_add", Dim3{(kCount + 127) / 128}, Dim3{128}, a, b, c, kCount);
     CHECK(r.ok());
     CHECK(device.memory.host<float>(c)[kCount - 1] == 3.0F);
   }

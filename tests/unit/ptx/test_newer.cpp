@@ -22,7 +22,8 @@ TEST_CASE("ptx: clusters", "[ptx]") {
   device.config.cluster = Dim3{2, 1, 1};
   mustSucceed(device.launch("clusters", Dim3{8}, Dim3{64}, out));
   for (int b = 0; b < 8; ++b) {
-    for (int t = 0; t < 64; ++t) REQUIRE(device.memory.host<int>(out)[b * 64 + t] == ((b ^ 1) + 1) * 10 + t * 1000);
+    for (int t = 0; t < 64; ++t)
+      REQUIRE(device.memory.host<int>(out)[b * 64 + t] == ((b ^ 1) + 1) * 10 + t * 1000);
   }
   CHECK(device.launch("clusters", Dim3{7}, Dim3{64}, out).status == LaunchStatus::kInvalidConfig);
 }
@@ -52,7 +53,8 @@ TEST_CASE("ptx: warp reductions and election", "[ptx]") {
   }
 }
 
-TEST_CASE("ptx: asynchronous copies, vector atomics, shared barriers, 128-bit compare-and-swap", "[ptx]") {
+TEST_CASE("ptx: asynchronous copies, vector atomics, shared barriers, 128-bit compare-and-swap",
+          "[ptx]") {
   Device device = Device::fromFile(anyFile());
   std::vector<int> in(256);
   for (int i = 0; i < 256; ++i) in[static_cast<std::size_t>(i)] = i;
@@ -65,7 +67,8 @@ TEST_CASE("ptx: asynchronous copies, vector atomics, shared barriers, 128-bit co
   const auto sums = device.upload(std::vector<float>(4));
   const auto maxima = device.upload(std::vector<float>{3, 1, 2, 9, 4, 5, 0, 0});
   mustSucceed(device.launch("vector_atomics", Dim3{3}, Dim3{32}, sums, maxima, 8));
-  for (int i = 0; i < 4; ++i) CHECK(device.memory.host<float>(sums)[i] == 96.0F * static_cast<float>(i + 1));
+  for (int i = 0; i < 4; ++i)
+    CHECK(device.memory.host<float>(sums)[i] == 96.0F * static_cast<float>(i + 1));
   CHECK(device.memory.host<float>(maxima)[3] == 9.0F);
 
   const auto boxes = device.upload(std::vector<int>(128));
@@ -115,9 +118,10 @@ TEST_CASE("ptx: copies that a barrier in shared memory is told of", "[ptx]") {
     REQUIRE(r[64 + i] == value(i) + 1);
   }
   CHECK(device.download<int>(phases, 4) == std::vector<int>{3, 0, 1, 0});
-  CHECK(device.launch("bulk_copies", Dim3{1}, Dim3{64}, in + 4, bulk, phases).status == LaunchStatus::kMisaligned);
-  CHECK(device.launch("bulk_copies", Dim3{1}, Dim3{64}, in + data.size() * 4 - 64, bulk, phases).status ==
-        LaunchStatus::kIllegalAddress);
+  CHECK(device.launch("bulk_copies", Dim3{1}, Dim3{64}, in + 4, bulk, phases).status ==
+        LaunchStatus::kMisaligned);
+  CHECK(device.launch("bulk_copies", Dim3{1}, Dim3{64}, in + data.size() * 4 - 64, bulk, phases)
+            .status == LaunchStatus::kIllegalAddress);
 }
 
 TEST_CASE("ptx: matrix products of doubles", "[ptx]") {
@@ -129,7 +133,8 @@ TEST_CASE("ptx: matrix products of doubles", "[ptx]") {
   }
   for (std::size_t i = 0; i < 64; ++i) c[i] = static_cast<double>(i) / 4;
   const auto d = device.memory.allocate(64 * 8);
-  mustSucceed(device.launch("mma_doubles", Dim3{1}, Dim3{32}, device.upload(a), device.upload(b), device.upload(c), d));
+  mustSucceed(device.launch("mma_doubles", Dim3{1}, Dim3{32}, device.upload(a), device.upload(b),
+                            device.upload(c), d));
   for (std::size_t row = 0; row < 8; ++row) {
     for (std::size_t column = 0; column < 8; ++column) {
       double sum = c[row * 8 + column];

@@ -23,8 +23,8 @@ int part(U32 word, unsigned parts, unsigned i, bool sign) {
 enum class Whole { kParts, kSum };
 
 /// f of each part; kSum: plus `more`.
-U32 each(unsigned parts, bool sign_x, bool sign_y, U32 x, U32 y, const Part& f, Whole whole = Whole::kParts,
-         U32 more = 0) {
+U32 each(unsigned parts, bool sign_x, bool sign_y, U32 x, U32 y, const Part& f,
+         Whole whole = Whole::kParts, U32 more = 0) {
   const unsigned bits = 32 / parts;
   U32 out = more;
   for (unsigned i = 0; i < parts; ++i) {
@@ -36,7 +36,8 @@ U32 each(unsigned parts, bool sign_x, bool sign_y, U32 x, U32 y, const Part& f, 
 
 int clampTo(unsigned parts, bool sign, int value) {
   const int bits = static_cast<int>(32 / parts);
-  return sign ? std::clamp(value, -(1 << (bits - 1)), (1 << (bits - 1)) - 1) : std::clamp(value, 0, (1 << bits) - 1);
+  return sign ? std::clamp(value, -(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+              : std::clamp(value, 0, (1 << bits) - 1);
 }
 int absolute(int a, int b) { return a < b ? b - a : a - b; }
 int rounded(int a, int b) { return a + b >= 0 ? (a + b + 1) >> 1 : (a + b) >> 1; }
@@ -49,7 +50,8 @@ std::vector<U32> expectedSimd(U32 x, U32 y) {
   };
   const auto clamped = [&](bool sign, const Part& f) {
     for (const unsigned parts : {2U, 4U})
-      out.push_back(each(parts, sign, sign, x, y, [&](int a, int b) { return clampTo(parts, sign, f(a, b)); }));
+      out.push_back(each(parts, sign, sign, x, y,
+                         [&](int a, int b) { return clampTo(parts, sign, f(a, b)); }));
   };
   const auto sum = [](int a, int b) { return a + b; };
   const auto difference = [](int a, int b) { return a - b; };
@@ -79,9 +81,11 @@ std::vector<U32> expectedSimd(U32 x, U32 y) {
   for (const int yes : {-1, 1}) {
     both(false, [&](int a, int b) { return a == b ? yes : 0; });
     both(false, [&](int a, int b) { return a != b ? yes : 0; });
-    for (const bool sign : {true, false}) both(sign, [&](int a, int b) { return a >= b ? yes : 0; });
+    for (const bool sign : {true, false})
+      both(sign, [&](int a, int b) { return a >= b ? yes : 0; });
     for (const bool sign : {true, false}) both(sign, [&](int a, int b) { return a > b ? yes : 0; });
-    for (const bool sign : {true, false}) both(sign, [&](int a, int b) { return a <= b ? yes : 0; });
+    for (const bool sign : {true, false})
+      both(sign, [&](int a, int b) { return a <= b ? yes : 0; });
     for (const bool sign : {true, false}) both(sign, [&](int a, int b) { return a < b ? yes : 0; });
   }
   return out;
@@ -89,14 +93,19 @@ std::vector<U32> expectedSimd(U32 x, U32 y) {
 
 std::vector<U32> expectedThree(U32 x, U32 y, U32 z) {
   const auto s = [](U32 v) { return static_cast<int>(v); };
-  const auto halves = [](bool sign, U32 p, U32 q, const Part& f) { return each(2, sign, sign, p, q, f); };
+  const auto halves = [](bool sign, U32 p, U32 q, const Part& f) {
+    return each(2, sign, sign, p, q, f);
+  };
   const auto least = [](int a, int b) { return std::min(a, b); };
   const auto most = [](int a, int b) { return std::max(a, b); };
-  const auto relu = [](U32 v) { return each(2, true, true, v, 0, [](int a, int b) { return std::max(a, b); }); };
+  const auto relu = [](U32 v) {
+    return each(2, true, true, v, 0, [](int a, int b) { return std::max(a, b); });
+  };
   const U32 sums = each(2, false, false, x, y, [](int a, int b) { return a + b; });
   const U32 more = halves(true, x, y, most);
   U32 which = 0;
-  for (unsigned i = 0; i < 2; ++i) which |= static_cast<U32>(part(x, 2, i, true) >= part(y, 2, i, true)) << i;
+  for (unsigned i = 0; i < 2; ++i)
+    which |= static_cast<U32>(part(x, 2, i, true) >= part(y, 2, i, true)) << i;
   return {static_cast<U32>(std::max(s(x + y), s(z))),
           std::min(x + y, z),
           static_cast<U32>(std::max({s(x + y), s(z), 0})),
@@ -113,9 +122,12 @@ std::vector<U32> expectedThree(U32 x, U32 y, U32 z) {
 
 std::vector<U32> expectedVideos(U32 x, U32 y) {
   std::vector<U32> out;
-  const Part kinds[] = {
-      [](int a, int b) { return a + b; },          [](int a, int b) { return a - b; },         rounded, absolute,
-      [](int a, int b) { return std::min(a, b); }, [](int a, int b) { return std::max(a, b); }};
+  const Part kinds[] = {[](int a, int b) { return a + b; },
+                        [](int a, int b) { return a - b; },
+                        rounded,
+                        absolute,
+                        [](int a, int b) { return std::min(a, b); },
+                        [](int a, int b) { return std::max(a, b); }};
   for (const Part& f : kinds) {
     const auto clamped = [&](unsigned parts, bool sign) {
       return [&f, parts, sign](int a, int b) { return clampTo(parts, sign, f(a, b)); };
@@ -148,9 +160,11 @@ std::vector<U32> words(std::mt19937_64& random) {
 }
 
 template <typename Expected, typename... Words>
-void check(Device& device, const char* kernel, std::size_t results, Expected expected, const Words&... words) {
+void check(Device& device, const char* kernel, std::size_t results, Expected expected,
+           const Words&... words) {
   const auto out = device.memory.allocate(kCount * results * 4);
-  const LaunchResult result = device.launch(kernel, Dim3{8}, Dim3{128}, device.upload(words)..., out, kCount);
+  const LaunchResult result =
+      device.launch(kernel, Dim3{8}, Dim3{128}, device.upload(words)..., out, kCount);
   INFO(result.message);
   REQUIRE(result.ok());
   const U32* const r = device.memory.host<U32>(out);
@@ -158,8 +172,8 @@ void check(Device& device, const char* kernel, std::size_t results, Expected exp
     const std::vector<U32> e = expected(words[i]...);
     REQUIRE(e.size() == results);
     for (std::size_t k = 0; k < results; ++k) {
-      INFO(kernel << " operation " << k << " of lane " << i << std::hex << " got " << r[i * results + k] << " expected "
-                  << e[k]);
+      INFO(kernel << " operation " << k << " of lane " << i << std::hex << " got "
+                  << r[i * results + k] << " expected " << e[k]);
       REQUIRE(r[i * results + k] == e[k]);
     }
   }

@@ -1,4 +1,5 @@
-// Texture and surface instructions against a second, plain implementation of what the CUDA programming guide says.
+// Texture and surface instructions against a second, plain implementation of what the CUDA
+// programming guide says.
 #include <cmath>
 
 #include "gpunode/simgpu/ptx/texture.h"
@@ -46,11 +47,13 @@ class Random {
 };
 
 struct Rig {
-  explicit Rig(const char* file = "texture") : device(Device::fromFile(file)) { device.config.textures = &objects; }
+  explicit Rig(const char* file = "texture") : device(Device::fromFile(file)) {
+    device.config.textures = &objects;
+  }
 
   /// A grid over fresh memory with these bytes; rows are `row_bytes` apart (0: no gap).
-  TexelGrid grid(TextureShape shape, TexelType type, std::uint32_t channels, std::uint32_t width, std::uint32_t height,
-                 std::uint32_t depth, std::uint64_t row_bytes = 0) {
+  TexelGrid grid(TextureShape shape, TexelType type, std::uint32_t channels, std::uint32_t width,
+                 std::uint32_t height, std::uint32_t depth, std::uint64_t row_bytes = 0) {
     TexelGrid g;
     g.shape = shape;
     g.type = type;
@@ -62,16 +65,18 @@ struct Rig {
     return g;
   }
   template <typename T>
-  T& texel(const TexelGrid& g, std::uint32_t x, std::uint32_t y = 0, std::uint32_t z = 0, std::uint32_t c = 0) {
-    return *device.memory.host<T>(g.base + z * g.slice_bytes + y * g.row_bytes + std::uint64_t{x} * g.texelBytes() +
-                                  c * sizeof(T));
+  T& texel(const TexelGrid& g, std::uint32_t x, std::uint32_t y = 0, std::uint32_t z = 0,
+           std::uint32_t c = 0) {
+    return *device.memory.host<T>(g.base + z * g.slice_bytes + y * g.row_bytes +
+                                  std::uint64_t{x} * g.texelBytes() + c * sizeof(T));
   }
   template <typename Out = float>
-  std::vector<std::array<Out, 4>> run(const char* kernel, std::uint64_t object, const std::vector<Float4>& at) {
+  std::vector<std::array<Out, 4>> run(const char* kernel, std::uint64_t object,
+                                      const std::vector<Float4>& at) {
     const auto n = static_cast<int>(at.size());
     const auto out = device.memory.allocate(at.size() * 16);
-    const LaunchResult result =
-        device.launch(kernel, Dim3{static_cast<unsigned>(n + 63) / 64}, Dim3{64}, object, device.upload(at), out, n);
+    const LaunchResult result = device.launch(kernel, Dim3{static_cast<unsigned>(n + 63) / 64},
+                                              Dim3{64}, object, device.upload(at), out, n);
     INFO(result.message);
     REQUIRE(result.ok());
     return device.download<std::array<Out, 4>>(out, at.size());
@@ -88,7 +93,8 @@ class Reference {
 
   Float4 at(Float4 coordinate, int dimensions, int layer = -1) const {
     std::array<double, 3> x{coordinate[0], coordinate[1], coordinate[2]};
-    const std::array<int, 3> size{static_cast<int>(texture_.grid.width), static_cast<int>(texture_.grid.height),
+    const std::array<int, 3> size{static_cast<int>(texture_.grid.width),
+                                  static_cast<int>(texture_.grid.height),
                                   static_cast<int>(texture_.grid.depth)};
     if (texture_.normalized_coordinates)
       for (std::size_t d = 0; d < 3; ++d) x[d] *= size[d];
@@ -96,8 +102,8 @@ class Reference {
   }
 
  private:
-  Float4 along(const std::array<double, 3>& x, std::array<int, 3> index, int d, int dimensions, int layer,
-               const std::array<int, 3>& size) const {
+  Float4 along(const std::array<double, 3>& x, std::array<int, 3> index, int d, int dimensions,
+               int layer, const std::array<int, 3>& size) const {
     if (d == dimensions) return texel(index, dimensions, layer, size);
     const auto axis = static_cast<std::size_t>(d);
     if (!texture_.linear_filter) {
@@ -111,11 +117,13 @@ class Reference {
     ++index[axis];
     const Float4 b = along(x, index, d + 1, dimensions, layer, size);
     Float4 out;
-    for (std::size_t c = 0; c < 4; ++c) out[c] = static_cast<float>((1 - weight) * a[c] + weight * b[c]);
+    for (std::size_t c = 0; c < 4; ++c)
+      out[c] = static_cast<float>((1 - weight) * a[c] + weight * b[c]);
     return out;
   }
 
-  Float4 texel(std::array<int, 3> index, int dimensions, int layer, const std::array<int, 3>& size) const {
+  Float4 texel(std::array<int, 3> index, int dimensions, int layer,
+               const std::array<int, 3>& size) const {
     for (std::size_t d = 0; d < static_cast<std::size_t>(dimensions); ++d) {
       const int n = size[d];
       int& i = index[d];
@@ -144,11 +152,13 @@ class Reference {
       const auto x = static_cast<std::uint32_t>(index[0]);
       const auto y = static_cast<std::uint32_t>(index[1]);
       const auto z = static_cast<std::uint32_t>(index[2]);
-      if (texture_.grid.type == TexelType::kF32) out[c] = rig_.texel<float>(texture_.grid, x, y, z, c);
+      if (texture_.grid.type == TexelType::kF32)
+        out[c] = rig_.texel<float>(texture_.grid, x, y, z, c);
       if (texture_.grid.type == TexelType::kU8)
         out[c] = static_cast<float>(rig_.texel<std::uint8_t>(texture_.grid, x, y, z, c)) / 255;
       if (texture_.grid.type == TexelType::kS16)
-        out[c] = std::max(-1.0F, static_cast<float>(rig_.texel<std::int16_t>(texture_.grid, x, y, z, c)) / 32767);
+        out[c] = std::max(
+            -1.0F, static_cast<float>(rig_.texel<std::int16_t>(texture_.grid, x, y, z, c)) / 32767);
     }
     return out;
   }
@@ -167,13 +177,15 @@ void fillRandom(Rig& rig, const TexelGrid& g, Random& random) {
           else if (g.type == TexelType::kU8)
             rig.texel<std::uint8_t>(g, x, y, z, c) = static_cast<std::uint8_t>(random.below(256));
           else
-            rig.texel<std::int16_t>(g, x, y, z, c) = static_cast<std::int16_t>(random.below(65536) - 32768);
+            rig.texel<std::int16_t>(g, x, y, z, c) =
+                static_cast<std::int16_t>(random.below(65536) - 32768);
         }
 }
 
 }  // namespace
 
-TEST_CASE("ptx: textures filter, clamp, wrap, mirror and border as the guide says", "[ptx][texture]") {
+TEST_CASE("ptx: textures filter, clamp, wrap, mirror and border as the guide says",
+          "[ptx][texture]") {
   struct Case {
     const char* kernel;
     TextureShape shape;
@@ -181,11 +193,13 @@ TEST_CASE("ptx: textures filter, clamp, wrap, mirror and border as the guide say
     bool layered;
     float times;  // the kernel sums that many reads
   };
-  const Case c = GENERATE(
-      Case{"sample_1d", TextureShape::k1D, 1, false, 1}, Case{"sample_2d", TextureShape::k2D, 2, false, 1},
-      Case{"sample_3d", TextureShape::k3D, 3, false, 1}, Case{"layered_1d", TextureShape::kLayered1D, 1, true, 1},
-      Case{"layered_2d", TextureShape::kLayered2D, 2, true, 1}, Case{"levels_2d", TextureShape::k2D, 2, false, 3},
-      Case{"levels_3d", TextureShape::k3D, 3, false, 2});
+  const Case c = GENERATE(Case{"sample_1d", TextureShape::k1D, 1, false, 1},
+                          Case{"sample_2d", TextureShape::k2D, 2, false, 1},
+                          Case{"sample_3d", TextureShape::k3D, 3, false, 1},
+                          Case{"layered_1d", TextureShape::kLayered1D, 1, true, 1},
+                          Case{"layered_2d", TextureShape::kLayered2D, 2, true, 1},
+                          Case{"levels_2d", TextureShape::k2D, 2, false, 3},
+                          Case{"levels_3d", TextureShape::k3D, 3, false, 2});
   const char* const file = GENERATE("texture", "texture_debug", "texture_sm90");
   Rig rig(file);
   const std::uint64_t seed = freshSeed();
@@ -194,7 +208,9 @@ TEST_CASE("ptx: textures filter, clamp, wrap, mirror and border as the guide say
   for (int round = 0; round < 24; ++round) {
     Texture t;
     const auto side = [&] { return static_cast<std::uint32_t>(1 + random.below(9)); };
-    const TexelType type = round % 3 == 0 ? TexelType::kF32 : round % 3 == 1 ? TexelType::kU8 : TexelType::kS16;
+    const TexelType type = round % 3 == 0   ? TexelType::kF32
+                           : round % 3 == 1 ? TexelType::kU8
+                                            : TexelType::kS16;
     t.grid = rig.grid(c.shape, type, 1U << random.below(3), side(), c.dimensions > 1 ? side() : 1,
                       c.dimensions > 2 || c.layered ? side() : 1, round % 2 == 0 ? 512 : 0);
     fillRandom(rig, t.grid, random);
@@ -213,7 +229,8 @@ TEST_CASE("ptx: textures filter, clamp, wrap, mirror and border as the guide say
       for (std::size_t d = 0; d < 3; ++d) {
         const std::uint32_t n = d == 0 ? t.grid.width : d == 1 ? t.grid.height : t.grid.depth;
         // Steps of 1/64 texel, from three sizes below to three above.
-        const float x = static_cast<float>(random.below(std::uint64_t{64} * 7 * n)) / 64 - 3 * static_cast<float>(n);
+        const float x = static_cast<float>(random.below(std::uint64_t{64} * 7 * n)) / 64 -
+                        3 * static_cast<float>(n);
         p[d] = t.normalized_coordinates ? x / static_cast<float>(n) : x;
       }
       // Half-way between texel numbers, nearest is decided by the last bit of a division.
@@ -224,11 +241,12 @@ TEST_CASE("ptx: textures filter, clamp, wrap, mirror and border as the guide say
     const auto got = rig.run(c.kernel, rig.objects.add(t), at);
     const Reference reference(rig, t);
     for (std::size_t i = 0; i < at.size(); ++i) {
-      const Float4 expected = reference.at(at[i], c.dimensions, c.layered ? static_cast<int>(at[i][3]) : -1);
+      const Float4 expected =
+          reference.at(at[i], c.dimensions, c.layered ? static_cast<int>(at[i][3]) : -1);
       for (std::size_t k = 0; k < 4; ++k) {
-        INFO(c.kernel << " round " << round << " point " << i << " channel " << k << " at " << at[i][0] << ", "
-                      << at[i][1] << ", " << at[i][2] << " of " << t.grid.width << "x" << t.grid.height << "x"
-                      << t.grid.depth);
+        INFO(c.kernel << " round " << round << " point " << i << " channel " << k << " at "
+                      << at[i][0] << ", " << at[i][1] << ", " << at[i][2] << " of " << t.grid.width
+                      << "x" << t.grid.height << "x" << t.grid.depth);
         REQUIRE(std::fabs(got[i][k] / c.times - expected[k]) < 0.012F);
       }
     }
@@ -330,25 +348,28 @@ TEST_CASE("ptx: surfaces of every element size", "[ptx][texture]") {
     TexelType type;
     std::uint32_t channels;
   };
-  for (const Case& c : {Case{"flip_u8", TexelType::kU8, 1}, Case{"flip_u8x4", TexelType::kU8, 4},
-                        Case{"flip_s16x2", TexelType::kS16, 2}, Case{"flip_f32", TexelType::kF32, 1},
-                        Case{"flip_f32x4", TexelType::kF32, 4}, Case{"flip_u64x2", TexelType::kF32, 4}}) {
+  for (const Case& c :
+       {Case{"flip_u8", TexelType::kU8, 1}, Case{"flip_u8x4", TexelType::kU8, 4},
+        Case{"flip_s16x2", TexelType::kS16, 2}, Case{"flip_f32", TexelType::kF32, 1},
+        Case{"flip_f32x4", TexelType::kF32, 4}, Case{"flip_u64x2", TexelType::kF32, 4}}) {
     constexpr std::uint32_t kWidth = 70, kHeight = 9;
     const TexelGrid from = rig.grid(TextureShape::k2D, c.type, c.channels, kWidth, kHeight, 1);
     const TexelGrid to = rig.grid(TextureShape::k2D, c.type, c.channels, kWidth, kHeight, 1);
     const std::uint64_t seed = freshSeed();
     Random random(seed);
     for (std::uint64_t i = 0; i < from.slice_bytes; ++i)
-      *rig.device.memory.host<std::uint8_t>(from.base + i) = static_cast<std::uint8_t>(random.below(256));
+      *rig.device.memory.host<std::uint8_t>(from.base + i) =
+          static_cast<std::uint8_t>(random.below(256));
     const LaunchResult result =
-        rig.device.launch(c.kernel, Dim3{3, kHeight}, Dim3{32}, rig.objects.add(from), rig.objects.add(to),
-                          static_cast<int>(kWidth), static_cast<int>(kHeight));
+        rig.device.launch(c.kernel, Dim3{3, kHeight}, Dim3{32}, rig.objects.add(from),
+                          rig.objects.add(to), static_cast<int>(kWidth), static_cast<int>(kHeight));
     INFO(c.kernel << ", seed " << seed << ": " << result.message);
     REQUIRE(result.ok());
     for (std::uint32_t y = 0; y < kHeight; ++y) {
-      REQUIRE(std::memcmp(rig.device.memory.host<std::byte>(from.base + y * from.row_bytes),
-                          rig.device.memory.host<std::byte>(to.base + (kHeight - 1 - y) * to.row_bytes),
-                          from.row_bytes) == 0);
+      REQUIRE(
+          std::memcmp(rig.device.memory.host<std::byte>(from.base + y * from.row_bytes),
+                      rig.device.memory.host<std::byte>(to.base + (kHeight - 1 - y) * to.row_bytes),
+                      from.row_bytes) == 0);
     }
   }
 }
@@ -362,8 +383,8 @@ TEST_CASE("ptx: surfaces of every shape", "[ptx][texture]") {
   for (std::uint32_t i = 0; i < 8; ++i) rig.texel<int>(one, i) = static_cast<int>(i);
   const auto out = rig.device.memory.allocate(32);
   const LaunchResult result =
-      rig.device.launch("shapes", Dim3{1}, Dim3{8}, rig.objects.add(one), rig.objects.add(three), rig.objects.add(rows),
-                        rig.objects.add(layers), out);
+      rig.device.launch("shapes", Dim3{1}, Dim3{8}, rig.objects.add(one), rig.objects.add(three),
+                        rig.objects.add(rows), rig.objects.add(layers), out);
   INFO(result.message);
   REQUIRE(result.ok());
   const auto got = rig.device.download<int>(out, 8);
@@ -380,13 +401,14 @@ TEST_CASE("ptx: what lies outside of a surface is clamped, zero or a trap", "[pt
   Rig rig;
   const TexelGrid g = rig.grid(TextureShape::k2D, TexelType::kF32, 1, 4, 3, 1);
   for (std::uint32_t y = 0; y < 3; ++y)
-    for (std::uint32_t x = 0; x < 4; ++x) rig.texel<float>(g, x, y) = static_cast<float>(10 * y + x + 1);
+    for (std::uint32_t x = 0; x < 4; ++x)
+      rig.texel<float>(g, x, y) = static_cast<float>(10 * y + x + 1);
   const auto object = rig.objects.add(g);
   const std::vector<std::array<int, 4>> at{{0, 0, 0, 0},  {12, 2, 0, 0},   {16, 1, 0, 0},
                                            {-4, 2, 0, 0}, {400, -9, 0, 0}, {4, 3, 0, 0}};
   const auto out = rig.device.memory.allocate(at.size() * 16);
-  LaunchResult r =
-      rig.device.launch("bounds", Dim3{1}, Dim3{32}, object, rig.device.upload(at), out, static_cast<int>(at.size()));
+  LaunchResult r = rig.device.launch("bounds", Dim3{1}, Dim3{32}, object, rig.device.upload(at),
+                                     out, static_cast<int>(at.size()));
   INFO(r.message);
   REQUIRE(r.ok());
   const auto got = rig.device.download<Float4>(out, at.size());
@@ -396,7 +418,8 @@ TEST_CASE("ptx: what lies outside of a surface is clamped, zero or a trap", "[pt
   CHECK(got[3] == Float4{21, 0, 0, 0});
   CHECK(got[4] == Float4{4, 0, 0, 0});
   CHECK(got[5] == Float4{22, 0, 0, 0});
-  for (std::uint32_t x = 0; x < 4; ++x) CHECK(rig.texel<float>(g, x, 0) == static_cast<float>(x + 1));
+  for (std::uint32_t x = 0; x < 4; ++x)
+    CHECK(rig.texel<float>(g, x, 0) == static_cast<float>(x + 1));
 
   r = rig.device.launch("trap", Dim3{1}, Dim3{1}, object, 16, 0, out);
   CHECK(r.status == LaunchStatus::kTrap);
@@ -418,7 +441,8 @@ TEST_CASE("ptx: what a texture can't be read with stops the launch", "[ptx][text
   };
   LaunchResult r = go("sample_3d", object);
   CHECK(r.status == LaunchStatus::kIllegalInstruction);
-  CHECK(r.message.find("is two-dimensional, the instruction's is three-dimensional") != std::string::npos);
+  CHECK(r.message.find("is two-dimensional, the instruction's is three-dimensional") !=
+        std::string::npos);
   r = go("sample_2d", 4711);
   CHECK(r.status == LaunchStatus::kIllegalInstruction);
   CHECK(r.message.find("texture object 0x1267 does not exist") != std::string::npos);

@@ -45,7 +45,8 @@ RemoteOptions optionsFor(const std::vector<const Server*>& servers, unsigned rep
 }
 }  // namespace
 
-Caller::Caller(const std::vector<const Server*>& servers, unsigned replicas, const EndpointMaker& make)
+Caller::Caller(const std::vector<const Server*>& servers, unsigned replicas,
+               const EndpointMaker& make)
     : Caller(optionsFor(servers, replicas), make) {}
 
 Caller::Caller(RemoteOptions options, const EndpointMaker& make) {
@@ -65,7 +66,9 @@ void Caller::send(uint64_t id, const Bytes& bytes, const RemoteHash* hash) {
   tier->send(id, bytes.base, bytes.length, hash);
 }
 
-void Caller::receive(uint64_t id, Bytes& bytes, bool urgent) { tier->receive(id, bytes.base, bytes.length, urgent); }
+void Caller::receive(uint64_t id, Bytes& bytes, bool urgent) {
+  tier->receive(id, bytes.base, bytes.length, urgent);
+}
 
 RemoteTier::Finished Caller::await(uint64_t id) {
   const auto end = std::chrono::steady_clock::now() + memserver::test::kLong;
@@ -80,7 +83,8 @@ RemoteTier::Finished Caller::await(uint64_t id) {
       finished_.erase(found);
       return result;
     }
-    if (changed_.wait_until(lock, end) == std::cv_status::timeout) throw std::runtime_error("a transfer does not end");
+    if (changed_.wait_until(lock, end) == std::cv_status::timeout)
+      throw std::runtime_error("a transfer does not end");
   }
 }
 

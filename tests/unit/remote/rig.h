@@ -1,4 +1,5 @@
-// A remote tier over memservers in the same process, and a caller of it that knows what it has sent.
+// A remote tier over memservers in the same process, and a caller of it that knows what it has
+// sent.
 #pragma once
 
 #include <array>
@@ -43,7 +44,8 @@ class Bytes {
 /// The tier and its caller. Calls for different ids may come from different threads.
 class Caller {
  public:
-  Caller(const std::vector<const Server*>& servers, unsigned replicas, const EndpointMaker& make = {});
+  Caller(const std::vector<const Server*>& servers, unsigned replicas,
+         const EndpointMaker& make = {});
   explicit Caller(RemoteOptions options, const EndpointMaker& make = {});
   ~Caller() { tier.reset(); }
 

@@ -1,4 +1,5 @@
-// Memservers that die, restart, lie, fill up and want memory back: what is received is right or said to be lost.
+// Memservers that die, restart, lie, fill up and want memory back: what is received is right or
+// said to be lost.
 #include <thread>
 
 #include "tests/unit/remote/rig.h"
@@ -63,8 +64,10 @@ void wantAll(Server& server) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("two replicas outlive a memserver that dies at any moment", "[failures]", Tcp, Shm) {
-  Server a(TestType::kChoice, 16 * kSlab, shortLease()), b(TestType::kChoice, 16 * kSlab, shortLease()),
+TEMPLATE_TEST_CASE("two replicas outlive a memserver that dies at any moment", "[failures]", Tcp,
+                   Shm) {
+  Server a(TestType::kChoice, 16 * kSlab, shortLease()),
+      b(TestType::kChoice, 16 * kSlab, shortLease()),
       c(TestType::kChoice, 16 * kSlab, shortLease());
   Server* const servers[] = {&a, &b, &c};
   Caller caller({&a, &b, &c}, 2);
@@ -191,7 +194,8 @@ TEST_CASE("wrong bytes are noticed", "[failures]") {
   Bytes bytes(4 * kMiB);
   unsigned right = 0, lost = 0;
   const auto end = std::chrono::steady_clock::now() + memserver::test::kLong;
-  for (uint64_t round = 1; right < 10 || (replicas == 1 && lost == 0) || counts.corrupted == 0; ++round) {
+  for (uint64_t round = 1; right < 10 || (replicas == 1 && lost == 0) || counts.corrupted == 0;
+       ++round) {
     REQUIRE(std::chrono::steady_clock::now() < end);
     bytes.fill(round);
     if (caller->sent(1, bytes) != Outcome::kDone) {  // connections break as well
@@ -276,7 +280,8 @@ TEST_CASE("memory that is wanted back where there is no other is kept", "[failur
   eventually([&] { return caller.sent(9, more) == Outcome::kDone; });
 }
 
-TEST_CASE("a memserver that wants everything back is used on while nobody else has room", "[failures]") {
+TEST_CASE("a memserver that wants everything back is used on while nobody else has room",
+          "[failures]") {
   const unsigned replicas = GENERATE(1u, 2u);
   Server a(Choice::kTcp, 8 * kSlab), b(Choice::kTcp, 2 * kSlab), c(Choice::kTcp, 2 * kSlab);
   Caller caller({&a, &b, &c}, replicas);
@@ -301,12 +306,14 @@ TEST_CASE("a memserver that wants everything back is used on while nobody else h
   receiveAll(caller, all);
 }
 
-TEST_CASE("the last copies at a memserver that wants everything back keep their place", "[failures]") {
+TEST_CASE("the last copies at a memserver that wants everything back keep their place",
+          "[failures]") {
   const unsigned copies = GENERATE(1u, 2u), replicas = GENERATE(1u, 2u);
   CAPTURE(copies, replicas);
   Server a(Choice::kTcp, 4 * kSlab), b(Choice::kTcp, 16 * kSlab);
   // Nobody else; or one who has the other replica already.
-  Caller caller(replicas == 1 ? std::vector<const Server*>{&a} : std::vector<const Server*>{&a, &b}, replicas);
+  Caller caller(replicas == 1 ? std::vector<const Server*>{&a} : std::vector<const Server*>{&a, &b},
+                replicas);
   auto random = seededRandom("keep their place");
   SentById all = sendSome(caller, random, copies, kSlab);
   wantAll(a);
@@ -316,7 +323,8 @@ TEST_CASE("the last copies at a memserver that wants everything back keep their 
   receiveAll(caller, all);
 }
 
-TEST_CASE("memservers that all want everything back are used on, and nothing is moved to and fro", "[failures]") {
+TEST_CASE("memservers that all want everything back are used on, and nothing is moved to and fro",
+          "[failures]") {
   Server a(Choice::kTcp, 8 * kSlab), b(Choice::kTcp, 8 * kSlab);
   Caller caller({&a, &b}, 1);
   auto random = seededRandom("all want everything");
@@ -331,7 +339,8 @@ TEST_CASE("memservers that all want everything back are used on, and nothing is 
   receiveAll(caller, all);
 }
 
-TEST_CASE("what is wanted back in part is given back, also while what is there changes", "[failures]") {
+TEST_CASE("what is wanted back in part is given back, also while what is there changes",
+          "[failures]") {
   Server a(Choice::kTcp, 8 * kSlab);
   Caller caller({&a}, 1);
   auto random = seededRandom("in part");
@@ -342,20 +351,24 @@ TEST_CASE("what is wanted back in part is given back, also while what is there c
   for (unsigned round = 0; round < 3; ++round) {
     for (auto& [id, sent] : all) {
       sent->bytes.fill(sent->seed = random() | 1);
-      if (caller.sent(id, sent->bytes) != Outcome::kDone) sent->seed = 0;  // what is closed is not used again
+      if (caller.sent(id, sent->bytes) != Outcome::kDone)
+        sent->seed = 0;  // what is closed is not used again
     }
   }
   while (all.size() > 2) {
     caller.tier->drop(all.begin()->first);
     all.erase(all.begin());
   }
-  eventually([&] { return a.service->lentBytes() <= 6 * kSlab && a.service->recalledBytes() == 0; });
+  eventually(
+      [&] { return a.service->lentBytes() <= 6 * kSlab && a.service->recalledBytes() == 0; });
   std::erase_if(all, [](const auto& one) { return one.second->seed == 0; });
   receiveAll(caller, all);
 }
 
-TEMPLATE_TEST_CASE("many copies from several threads, memservers coming and going", "[failures]", Tcp, Shm) {
-  Server a(TestType::kChoice, 16 * kSlab, shortLease()), b(TestType::kChoice, 16 * kSlab, shortLease()),
+TEMPLATE_TEST_CASE("many copies from several threads, memservers coming and going", "[failures]",
+                   Tcp, Shm) {
+  Server a(TestType::kChoice, 16 * kSlab, shortLease()),
+      b(TestType::kChoice, 16 * kSlab, shortLease()),
       c(TestType::kChoice, 16 * kSlab, shortLease());
   Caller caller({&a, &b, &c}, 2);
   auto random = seededRandom("several threads");
@@ -402,7 +415,8 @@ TEMPLATE_TEST_CASE("many copies from several threads, memservers coming and goin
   CHECK(right > 0);
 }
 
-TEMPLATE_TEST_CASE("a tier ends under load, also when a memserver is dead", "[failures]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("a tier ends under load, also when a memserver is dead", "[failures]", Tcp,
+                   Shm) {
   const bool dead = GENERATE(false, true);
   Server a(TestType::kChoice), b(TestType::kChoice);
   auto caller = std::make_unique<Caller>(std::vector<const Server*>{&a, &b}, 2);
@@ -451,7 +465,8 @@ TEST_CASE("a recall moves with the leases to a new connection, and ends there", 
     }
     a.service->recall(8 * kSlab, 60'000, "test");
     eventually([&] { return a.service->recalledBytes() != 0; });
-    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 200));  // it has no other place
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(random() % 200));  // it has no other place
     wire->cut();
     if (ends_while_cut) a.service->recall(0, 0, "test");
     eventually([&] { return a.service->figures().leases_moved >= 3; });

@@ -1,5 +1,5 @@
-// Memservers that fall silent, alone or together, with leases that outlast the test: nobody waits for those where there is
-// another replica, or where the caller has the bytes itself.
+// Memservers that fall silent, alone or together, with leases that outlast the test: nobody waits
+// for those where there is another replica, or where the caller has the bytes itself.
 #include "tests/unit/remote/rig.h"
 
 namespace olpager::pager::test {
@@ -27,7 +27,8 @@ struct Silenced {  // a memserver behind a cable
   std::unique_ptr<transport::FaultyWire> wire;
 };
 
-RemoteOptions optionsFor(const std::vector<const Silenced*>& servers, unsigned replicas, uint32_t stall_ms) {
+RemoteOptions optionsFor(const std::vector<const Silenced*>& servers, unsigned replicas,
+                         uint32_t stall_ms) {
   RemoteOptions options;
   for (const Silenced* server : servers) options.memservers.push_back(server->wire->address());
   options.replicas = replicas;
@@ -49,8 +50,10 @@ std::vector<std::unique_ptr<Bytes>> sendSome(Caller& caller, uint64_t seed) {
 
 }  // namespace
 
-TEST_CASE("what is late is read from the other replica, and nothing lands in the caller's memory afterwards",
-          "[silence]") {
+TEST_CASE(
+    "what is late is read from the other replica, and nothing lands in the caller's memory "
+    "afterwards",
+    "[silence]") {
   Silenced a, b;
   Caller caller(optionsFor({&a, &b}, 2, kNever));  // nobody is ever called stalled
   auto random = seededRandom("late");
@@ -89,7 +92,8 @@ TEST_CASE("receives that found everybody silent go on with the first who is back
     all[id]->clear();
     caller.receive(id, *all[id], id % 2 == 0);
   }
-  std::this_thread::sleep_for(std::chrono::milliseconds(random() % 1500));  // it has been noticed, or not yet
+  std::this_thread::sleep_for(
+      std::chrono::milliseconds(random() % 1500));  // it has been noticed, or not yet
   b.wire->thaw();
   for (uint64_t id = 0; id < kCount; ++id) {
     REQUIRE(caller.await(id).outcome == Outcome::kDone);
@@ -155,7 +159,8 @@ TEST_CASE("a send that is waited for does not wait for a memserver that is silen
   }
 }
 
-TEST_CASE("a receive that nobody wants any more does not wait for a memserver that is silent", "[silence]") {
+TEST_CASE("a receive that nobody wants any more does not wait for a memserver that is silent",
+          "[silence]") {
   Silenced a;
   Caller caller(optionsFor({&a}, 1, 100));
   auto random = seededRandom("receive given up");

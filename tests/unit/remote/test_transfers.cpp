@@ -64,7 +64,8 @@ TEMPLATE_TEST_CASE("what was sent comes back", "[transfers]", Tcp, Shm) {
   CHECK(caller.tier->figures().held_bytes == 0);
   CHECK(caller.tier->figures().lost_bytes == 0);
   caller.tier.reset();
-  for (const Server* server : {&a, &b, &c}) eventually([&] { return server->store->figures().free == server->bytes; });
+  for (const Server* server : {&a, &b, &c})
+    eventually([&] { return server->store->figures().free == server->bytes; });
 }
 
 TEST_CASE("a memserver that can't be reached is named", "[transfers]") {
@@ -81,10 +82,11 @@ TEST_CASE("a memserver that can't be reached is named", "[transfers]") {
 TEST_CASE("the hash of an extent is that of its pages in order", "[transfers]") {
   Bytes bytes(4 * kMiB);
   bytes.fill(3);
-  const RemoteHash first = kernels::hashPage(bytes.base), second = kernels::hashPage(bytes.base + 2 * kMiB);
+  const RemoteHash first = kernels::hashPage(bytes.base),
+                   second = kernels::hashPage(bytes.base + 2 * kMiB);
   const RemoteHash both = hashOf(bytes.base, bytes.length);
-  CHECK(both ==
-        RemoteHash{first.low * 0x9E3779B97F4A7C15ull + second.low, first.high * 0xD1342543DE82EF95ull + second.high});
+  CHECK(both == RemoteHash{first.low * 0x9E3779B97F4A7C15ull + second.low,
+                           first.high * 0xD1342543DE82EF95ull + second.high});
   const RemoteHash turned[] = {second, first};
   CHECK_FALSE(kernels::combineHashes(turned, 2) == both);
 }

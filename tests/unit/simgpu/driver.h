@@ -1,4 +1,5 @@
-// The driver functions that the simulated GPU's tests call, from the library that OLSIM_LIBRARY names.
+// The driver functions that the simulated GPU's tests call, from the library that OLSIM_LIBRARY
+// names.
 #pragma once
 
 #include <cuda.h>

@@ -16,12 +16,13 @@ TEST_CASE("devices answer what the runtime asks at its start", "[device]") {
   OK(CU(cuDeviceGetCount)(&count));
   REQUIRE(count >= 1);
   // The ids that cudart 13.0 asks for at its start, each of which has to succeed.
-  std::vector<int> ids = {75,  76,  40,  16,  18,  19,  21,  77,  22,  23,  73,  74,  70,  71,  72,  45,
-                          46,  24,  25,  26,  47,  48,  49,  52,  42,  43,  27,  28,  29,  31,  32,  33,
-                          34,  50,  35,  41,  37,  38,  108, 39,  30,  51,  8,   97,  81,  12,  82,  10,
-                          11,  1,   2,   3,   4,   5,   6,   7,   9,   14,  78,  79,  80,  83,  84,  85,
-                          86,  88,  89,  90,  91,  95,  100, 101, 106, 109, 111, 99,  112, 113, 114, 115,
-                          116, 117, 118, 119, 120, 121, 125, 129, 130, 131, 133, 134, 139, 140, 143};
+  std::vector<int> ids = {75,  76,  40,  16,  18,  19,  21,  77,  22,  23,  73,  74,  70,  71,
+                          72,  45,  46,  24,  25,  26,  47,  48,  49,  52,  42,  43,  27,  28,
+                          29,  31,  32,  33,  34,  50,  35,  41,  37,  38,  108, 39,  30,  51,
+                          8,   97,  81,  12,  82,  10,  11,  1,   2,   3,   4,   5,   6,   7,
+                          9,   14,  78,  79,  80,  83,  84,  85,  86,  88,  89,  90,  91,  95,
+                          100, 101, 106, 109, 111, 99,  112, 113, 114, 115, 116, 117, 118, 119,
+                          120, 121, 125, 129, 130, 131, 133, 134, 139, 140, 143};
   for (int id = 53; id <= 68; ++id) ids.push_back(id);
   for (int device = 0; device < count; ++device) {
     for (int id : ids) {
@@ -37,7 +38,8 @@ TEST_CASE("devices answer what the runtime asks at its start", "[device]") {
   }
   int value = 0;
   CHECK(CU(cuDeviceGetAttribute)(&value, CUdevice_attribute(9999), 0) == CUDA_ERROR_INVALID_VALUE);
-  CHECK(CU(cuDeviceGetAttribute)(&value, CU_DEVICE_ATTRIBUTE_WARP_SIZE, 99) == CUDA_ERROR_INVALID_DEVICE);
+  CHECK(CU(cuDeviceGetAttribute)(&value, CU_DEVICE_ATTRIBUTE_WARP_SIZE, 99) ==
+        CUDA_ERROR_INVALID_DEVICE);
   const char* name = nullptr;
   OK(CU(cuGetErrorName)(CUDA_ERROR_ILLEGAL_ADDRESS, &name));
   CHECK(std::string(name) == "CUDA_ERROR_ILLEGAL_ADDRESS");
@@ -112,8 +114,9 @@ TEST_CASE("contexts are stacked for each thread, and a destroyed one is found ou
 TEST_CASE("functions are found by name and version", "[lookup]") {
   void* found = nullptr;
   CUdriverProcAddressQueryResult why{};
-  auto get = function<CUresult (*)(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*)>(
-      "cuGetProcAddress_v2");
+  auto get =
+      function<CUresult (*)(const char*, void**, int, cuuint64_t, CUdriverProcAddressQueryResult*)>(
+          "cuGetProcAddress_v2");
   OK(get("cuMemAlloc", &found, 3020, 0, &why));
   CHECK(found == dlsym(library(), "cuMemAlloc_v2"));
   OK(get("cuMemcpyHtoD", &found, 7000, CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM, &why));
@@ -125,7 +128,8 @@ TEST_CASE("functions are found by name and version", "[lookup]") {
 
 TEST_CASE("what is missing says so", "[lookup]") {
   const Primary primary;
-  CHECK(function<CUresult (*)(void*, void*)>("cuMulticastCreate")(nullptr, nullptr) == CUDA_ERROR_NOT_SUPPORTED);
+  CHECK(function<CUresult (*)(void*, void*)>("cuMulticastCreate")(nullptr, nullptr) ==
+        CUDA_ERROR_NOT_SUPPORTED);
 }
 
 TEST_CASE("a forked child gets an error, not a hang", "[fork]") {

@@ -94,8 +94,10 @@ TEST_CASE("planes and boxes are copied by their pitches", "[copy]") {
   std::vector<uint8_t> in(kWidth * kHeight * kDepth), out(in.size());
   for (size_t i = 0; i < in.size(); ++i) in[i] = uint8_t(i % 251);
   CUDA_MEMCPY3D box{};
-  box.srcMemoryType = CU_MEMORYTYPE_HOST, box.srcHost = in.data(), box.srcPitch = kWidth, box.srcHeight = kHeight;
-  box.dstMemoryType = CU_MEMORYTYPE_DEVICE, box.dstDevice = p, box.dstPitch = pitch, box.dstHeight = kHeight;
+  box.srcMemoryType = CU_MEMORYTYPE_HOST, box.srcHost = in.data(), box.srcPitch = kWidth,
+  box.srcHeight = kHeight;
+  box.dstMemoryType = CU_MEMORYTYPE_DEVICE, box.dstDevice = p, box.dstPitch = pitch,
+  box.dstHeight = kHeight;
   box.WidthInBytes = kWidth, box.Height = kHeight, box.Depth = kDepth;
   OK(CU(cuMemcpy3D)(&box));
   CUDA_MEMCPY2D plane{};

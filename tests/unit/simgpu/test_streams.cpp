@@ -14,7 +14,8 @@ struct Gate {
   explicit Gate(CUstream stream) {
     OK(CU(cuMemHostAlloc)(reinterpret_cast<void**>(&flag), 4096, 0));
     __atomic_store_n(flag, 0u, __ATOMIC_SEQ_CST);
-    OK(CU(cuStreamWaitValue32)(stream, reinterpret_cast<CUdeviceptr>(flag), 1, CU_STREAM_WAIT_VALUE_EQ));
+    OK(CU(cuStreamWaitValue32)(stream, reinterpret_cast<CUdeviceptr>(flag), 1,
+                               CU_STREAM_WAIT_VALUE_EQ));
   }
   void open() { __atomic_store_n(flag, 1u, __ATOMIC_SEQ_CST); }
   uint32_t* flag = nullptr;
@@ -65,7 +66,8 @@ TEST_CASE("streams run in order and beside each other", "[stream]") {
 }
 
 // Only where streams share a queue (OL_SIM_CONNECTIONS=1).
-TEST_CASE("what stands in a shared queue holds up what other streams submit later", "[.connections]") {
+TEST_CASE("what stands in a shared queue holds up what other streams submit later",
+          "[.connections]") {
   const Primary primary;
   TwoStreams two;
   const auto& [a, b, p] = two;
@@ -157,7 +159,8 @@ TEST_CASE("events order streams and measure time", "[event]") {
   CHECK(CU(cuEventCreate)(&end, 0x4000) == CUDA_ERROR_INVALID_VALUE);
 }
 
-TEST_CASE("host functions run in stream order on a thread that may not call the driver", "[stream]") {
+TEST_CASE("host functions run in stream order on a thread that may not call the driver",
+          "[stream]") {
   const Primary primary;
   CUstream stream = nullptr;
   OK(CU(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
@@ -229,11 +232,14 @@ TEST_CASE("many threads submit to many streams", "[stream][stress]") {
       CUevent event = nullptr;
       CUdeviceptr p = 0;
       void* host = nullptr;
-      if (CU(cuStreamCreate)(&stream, t % 2 ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT) != CUDA_SUCCESS) ++wrong;
+      if (CU(cuStreamCreate)(&stream, t % 2 ? CU_STREAM_NON_BLOCKING : CU_STREAM_DEFAULT) !=
+          CUDA_SUCCESS)
+        ++wrong;
       if (CU(cuEventCreate)(&event, 0) != CUDA_SUCCESS) ++wrong;
       if (CU(cuMemHostAlloc)(&host, 4096, 0) != CUDA_SUCCESS) ++wrong;
       for (int round = 0; round < kRounds; ++round) {
-        if (CU(cuMemAlloc)(&p, size_t{4096} * static_cast<size_t>(1 + round % 3)) != CUDA_SUCCESS) ++wrong;
+        if (CU(cuMemAlloc)(&p, size_t{4096} * static_cast<size_t>(1 + round % 3)) != CUDA_SUCCESS)
+          ++wrong;
         if (CU(cuMemsetD8Async)(p, uint8_t(round + t), 4096, stream) != CUDA_SUCCESS) ++wrong;
         if (CU(cuMemcpyDtoHAsync)(host, p, 4096, stream) != CUDA_SUCCESS) ++wrong;
         if (CU(cuEventRecord)(event, stream) != CUDA_SUCCESS) ++wrong;

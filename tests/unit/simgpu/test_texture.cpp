@@ -1,13 +1,13 @@
-// What texture and surface objects may be made from. That kernels read them right is shown by tests/unit/ptx and
-// tests/apps.
+// What texture and surface objects may be made from. That kernels read them right is shown by
+// tests/unit/ptx and tests/apps.
 #include "driver.h"
 
 using namespace simgpu_test;
 
 namespace {
 
-CUDA_RESOURCE_DESC linear(CUdeviceptr address, size_t bytes, CUarray_format format = CU_AD_FORMAT_FLOAT,
-                          unsigned channels = 1) {
+CUDA_RESOURCE_DESC linear(CUdeviceptr address, size_t bytes,
+                          CUarray_format format = CU_AD_FORMAT_FLOAT, unsigned channels = 1) {
   CUDA_RESOURCE_DESC out{};
   out.resType = CU_RESOURCE_TYPE_LINEAR;
   out.res.linear.devPtr = address;
@@ -79,7 +79,8 @@ TEST_CASE("textures over memory: addresses, sizes, what may be filtered", "[text
   CHECK(make(pitched(memory, 100, 50, 416), filtered) == CUDA_SUCCESS);
   filtered.flags = CU_TRSF_READ_AS_INTEGER;
   CHECK(make(pitched(memory, 100, 50, 416), filtered) == CUDA_ERROR_INVALID_VALUE);
-  CHECK(make(linear(memory, 64, CU_AD_FORMAT_UNSIGNED_INT32), filtered) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(make(linear(memory, 64, CU_AD_FORMAT_UNSIGNED_INT32), filtered) ==
+        CUDA_ERROR_INVALID_VALUE);
   CUDA_TEXTURE_DESC srgb{};
   srgb.flags = CU_TRSF_SRGB;
   CHECK(make(pitched(memory, 100, 50, 416), srgb) == CUDA_SUCCESS);
@@ -93,13 +94,15 @@ TEST_CASE("arrays of every shape, textures and surfaces over them", "[texture][a
   CHECK(array(8, 8, 0, CUDA_ARRAY3D_LAYERED) == nullptr);
   CHECK(array(8, 8, 5, CUDA_ARRAY3D_CUBEMAP) == nullptr);
   CHECK(array(8, 4, 6, CUDA_ARRAY3D_CUBEMAP) == nullptr);
-  for (const CUarray each : {array(8, 0, 0, 0), array(8, 4, 0, 0), array(8, 4, 3, 0),
-                             array(8, 0, 3, CUDA_ARRAY3D_LAYERED), array(8, 4, 3, CUDA_ARRAY3D_LAYERED)}) {
+  for (const CUarray each :
+       {array(8, 0, 0, 0), array(8, 4, 0, 0), array(8, 4, 3, 0),
+        array(8, 0, 3, CUDA_ARRAY3D_LAYERED), array(8, 4, 3, CUDA_ARRAY3D_LAYERED)}) {
     REQUIRE(each != nullptr);
     CHECK(make(over(each)) == CUDA_SUCCESS);
     CUsurfObject surface = 0;
     const CUDA_RESOURCE_DESC resource = over(each);
-    CHECK(CU(cuSurfObjectCreate)(&surface, &resource) == CUDA_ERROR_INVALID_VALUE);  // was not made for it
+    CHECK(CU(cuSurfObjectCreate)(&surface, &resource) ==
+          CUDA_ERROR_INVALID_VALUE);  // was not made for it
     OK(CU(cuArrayDestroy)(each));
     CHECK(make(over(each)) == CUDA_ERROR_INVALID_HANDLE);
   }

@@ -82,8 +82,8 @@ TEST_CASE("device chunks are mapped, aliased, and live until unmapped and releas
 TEST_CASE("host chunks are read and written in place by both sides", "[vmm]") {
   const Primary primary;
   const size_t before = freeBytes();
-  for (const auto type :
-       {CU_MEM_LOCATION_TYPE_HOST, CU_MEM_LOCATION_TYPE_HOST_NUMA, CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT}) {
+  for (const auto type : {CU_MEM_LOCATION_TYPE_HOST, CU_MEM_LOCATION_TYPE_HOST_NUMA,
+                          CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT}) {
     const auto prop = chunkOf(type);
     CUmemGenericAllocationHandle handle = 0;
     const CUresult made = CU(cuMemCreate)(&handle, 4 * kPage, &prop, 0);
@@ -97,7 +97,8 @@ TEST_CASE("host chunks are read and written in place by both sides", "[vmm]") {
     CUdeviceptr p = 0;
     OK(CU(cuMemAddressReserve)(&p, 4 * kPage, 0, 0, 0));
     OK(CU(cuMemMap)(p, 4 * kPage, 0, handle, 0));
-    CUmemAccessDesc both[] = {accessFor(CU_MEM_LOCATION_TYPE_DEVICE), accessFor(CU_MEM_LOCATION_TYPE_HOST)};
+    CUmemAccessDesc both[] = {accessFor(CU_MEM_LOCATION_TYPE_DEVICE),
+                              accessFor(CU_MEM_LOCATION_TYPE_HOST)};
     OK(CU(cuMemSetAccess)(p, 4 * kPage, both, 2));
     auto* words = reinterpret_cast<uint32_t*>(p);
     words[0] = 77;
@@ -150,5 +151,6 @@ TEST_CASE("a chunk goes through a file descriptor", "[vmm]") {
   CHECK(freeBytes() == before);
   OK(CU(cuMemAddressFree)(p, 2 * kPage));
   CHECK(CU(cuMemImportFromShareableHandle)(&imported, reinterpret_cast<void*>(intptr_t(0)),
-                                           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != CUDA_SUCCESS);
+                                           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) !=
+        CUDA_SUCCESS);
 }

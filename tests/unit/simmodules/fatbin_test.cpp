@@ -21,7 +21,8 @@ std::vector<uint8_t> load(const std::string& name) {
 }
 
 const Entry* find(const std::vector<Entry>& all, Kind kind) {
-  const auto it = std::find_if(all.begin(), all.end(), [kind](const Entry& e) { return e.kind == kind; });
+  const auto it =
+      std::find_if(all.begin(), all.end(), [kind](const Entry& e) { return e.kind == kind; });
   return it == all.end() ? nullptr : &*it;
 }
 
@@ -182,7 +183,8 @@ TEST_CASE("wrappers of version 1 and 2, containers, cubins and text are told apa
 }
 
 TEST_CASE("cut-off and altered input is refused or read, never a crash") {
-  for (const char* name : {"sample_none.fatbin", "sample_default.fatbin", "sample_speed.fatbin", "sample.cubin"}) {
+  for (const char* name :
+       {"sample_none.fatbin", "sample_default.fatbin", "sample_speed.fatbin", "sample.cubin"}) {
     INFO(name);
     const auto file = load(name);
     // Each cut is a buffer of its own, so that a sanitizer sees one byte too many.
@@ -195,7 +197,8 @@ TEST_CASE("cut-off and altered input is refused or read, never a crash") {
       auto bytes = file;
       for (int i = 0; i < 8; ++i) {
         // Half of the changes hit the headers, where they do most harm.
-        const size_t at = random() % (i % 2 == 0 ? std::min<size_t>(bytes.size(), 160) : bytes.size());
+        const size_t at =
+            random() % (i % 2 == 0 ? std::min<size_t>(bytes.size(), 160) : bytes.size());
         bytes[at] = static_cast<uint8_t>(random() % 4 == 0 ? 0xff : random());
       }
       readAll(bytes);

@@ -161,7 +161,8 @@ TEST_CASE("what a capture forbids invalidates it") {
   CUgraph graph = nullptr;
   CU(cuStreamBeginCapture(gpu.stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
   CHECK(cuStreamSynchronize(gpu.stream) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
-  CHECK(launch(gpu.increment, 1, 1, 0, gpu.stream, gpu.sum, 1) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  CHECK(launch(gpu.increment, 1, 1, 0, gpu.stream, gpu.sum, 1) ==
+        CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   CHECK(cuStreamEndCapture(gpu.stream, &graph) == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   CHECK(graph == nullptr);
 
@@ -172,7 +173,8 @@ TEST_CASE("what a capture forbids invalidates it") {
   CU(cuStreamEndCapture(gpu.stream, &graph));
   CHECK(nodesOf(graph).empty());
   CHECK(cuStreamEndCapture(gpu.stream, &graph) != CUDA_SUCCESS);
-  CHECK(cuStreamBeginCapture(nullptr, CU_STREAM_CAPTURE_MODE_RELAXED) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  CHECK(cuStreamBeginCapture(nullptr, CU_STREAM_CAPTURE_MODE_RELAXED) ==
+        CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 }
 
 TEST_CASE("capture into a graph of the caller's") {
@@ -183,7 +185,8 @@ TEST_CASE("capture into a graph of the caller's") {
   const auto params = gpu.kernel(by);
   CUgraphNode first = nullptr;
   CU(cuGraphAddKernelNode(&first, graph, nullptr, 0, &params));
-  CU(cuStreamBeginCaptureToGraph(gpu.stream, graph, &first, nullptr, 1, CU_STREAM_CAPTURE_MODE_GLOBAL));
+  CU(cuStreamBeginCaptureToGraph(gpu.stream, graph, &first, nullptr, 1,
+                                 CU_STREAM_CAPTURE_MODE_GLOBAL));
   CU(launch(gpu.increment, 1, 1, 0, gpu.stream, gpu.sum, 7));
   CUgraph same = nullptr;
   CU(cuStreamEndCapture(gpu.stream, &same));
@@ -233,9 +236,11 @@ TEST_CASE("graphs by calls: all kinds of nodes in order") {
   CUgraphExec exec = nullptr;
   CHECK(cuGraphInstantiate(&exec, graph, 0) == CUDA_ERROR_INVALID_VALUE);
   CU(cuGraphRemoveDependencies(graph, &copy_node, &memset_node, nullptr, 1));
-  CHECK(cuGraphRemoveDependencies(graph, &copy_node, &memset_node, nullptr, 1) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuGraphRemoveDependencies(graph, &copy_node, &memset_node, nullptr, 1) ==
+        CUDA_ERROR_INVALID_VALUE);
   CU(cuGraphAddDependencies(graph, &memset_node, &host_node, nullptr, 1));
-  CHECK(cuGraphAddDependencies(graph, &memset_node, &host_node, nullptr, 1) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuGraphAddDependencies(graph, &memset_node, &host_node, nullptr, 1) ==
+        CUDA_ERROR_INVALID_VALUE);
 
   CU(cuGraphInstantiate(&exec, graph, 0));
   gpu.run(exec);
@@ -297,7 +302,8 @@ TEST_CASE("graphs by calls: all kinds of nodes in order") {
   CHECK(cuGraphDestroy(graph) == CUDA_ERROR_INVALID_VALUE);
 }
 
-TEST_CASE("a copy or memset node over an address where nothing is mapped is refused when it is made") {
+TEST_CASE(
+    "a copy or memset node over an address where nothing is mapped is refused when it is made") {
   GraphGpu gpu;
   CUdeviceptr nowhere = 0;
   CU(cuMemAddressReserve(&nowhere, 2 << 20, 0, 0, 0));
@@ -305,16 +311,19 @@ TEST_CASE("a copy or memset node over an address where nothing is mapped is refu
   CU(cuGraphCreate(&graph, 0));
   CUDA_MEMSET_NODE_PARAMS set{nowhere, 0, 9, 4, 1, 1};
   CUgraphNode node = nullptr;
-  CHECK(cuGraphAddMemsetNode(&node, graph, nullptr, 0, &set, gpu.context) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuGraphAddMemsetNode(&node, graph, nullptr, 0, &set, gpu.context) ==
+        CUDA_ERROR_INVALID_VALUE);
   CUDA_MEMCPY3D copy{};
   copy.srcMemoryType = copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
   copy.srcDevice = nowhere;
   copy.dstDevice = gpu.sum;
   copy.WidthInBytes = 4;
   copy.Height = copy.Depth = 1;
-  CHECK(cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, gpu.context) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, gpu.context) ==
+        CUDA_ERROR_INVALID_VALUE);
   std::swap(copy.srcDevice, copy.dstDevice);
-  CHECK(cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, gpu.context) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, gpu.context) ==
+        CUDA_ERROR_INVALID_VALUE);
   CHECK(nodesOf(graph).empty());
   copy.dstDevice = gpu.sum;
   CU(cuGraphAddMemcpyNode(&node, graph, nullptr, 0, &copy, gpu.context));
@@ -345,7 +354,8 @@ TEST_CASE("what an instance may change of copies and memsets, and when their mem
   CU(cuMemCreate(&vram, kBytes, &properties, 0));
   properties.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, 0};
   CU(cuMemCreate(&host, kBytes, &properties, 0));
-  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  const CUmemAccessDesc access{{CU_MEM_LOCATION_TYPE_DEVICE, 0},
+                               CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   bool mapped = false;
   const auto place = [&](CUmemGenericAllocationHandle handle) {  // 0: nothing
     if (mapped) CU(cuMemUnmap(window, kBytes));
@@ -409,8 +419,10 @@ TEST_CASE("what an instance may change of copies and memsets, and when their mem
     if (as_child) {
       CU(cuGraphExecChildGraphNodeSetParams(exec, child_node, inner));
     } else {
-      CHECK(cuGraphExecMemcpyNodeSetParams(exec, copy_node, &copy, gpu.context) == CUDA_ERROR_INVALID_VALUE);
-      CHECK(cuGraphExecMemsetNodeSetParams(exec, set_node, &set, gpu.context) == CUDA_ERROR_INVALID_VALUE);
+      CHECK(cuGraphExecMemcpyNodeSetParams(exec, copy_node, &copy, gpu.context) ==
+            CUDA_ERROR_INVALID_VALUE);
+      CHECK(cuGraphExecMemsetNodeSetParams(exec, set_node, &set, gpu.context) ==
+            CUDA_ERROR_INVALID_VALUE);
     }
     place(vram);
     CU(cuGraphExecUpdate(exec, graph, &info));
@@ -429,9 +441,12 @@ TEST_CASE("what an instance may change of copies and memsets, and when their mem
       auto block = set;
       block.height = 2;
       block.pitch = 4;
-      CHECK(cuGraphExecMemcpyNodeSetParams(exec, copy_node, &rows, gpu.context) == CUDA_ERROR_INVALID_VALUE);
-      CHECK(cuGraphExecMemcpyNodeSetParams(exec, copy_node, &none, gpu.context) == CUDA_ERROR_INVALID_VALUE);
-      CHECK(cuGraphExecMemsetNodeSetParams(exec, set_node, &block, gpu.context) == CUDA_ERROR_INVALID_VALUE);
+      CHECK(cuGraphExecMemcpyNodeSetParams(exec, copy_node, &rows, gpu.context) ==
+            CUDA_ERROR_INVALID_VALUE);
+      CHECK(cuGraphExecMemcpyNodeSetParams(exec, copy_node, &none, gpu.context) ==
+            CUDA_ERROR_INVALID_VALUE);
+      CHECK(cuGraphExecMemsetNodeSetParams(exec, set_node, &block, gpu.context) ==
+            CUDA_ERROR_INVALID_VALUE);
       const auto refused = [&](CUgraphNode node) {
         CHECK(cuGraphExecUpdate(exec, graph, &info) == CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
         CHECK(info.result == CU_GRAPH_EXEC_UPDATE_ERROR_PARAMETERS_CHANGED);
@@ -445,7 +460,8 @@ TEST_CASE("what an instance may change of copies and memsets, and when their mem
       // Mapped and allocated memory are two kinds to a copy, one to a memset.
       auto allocated = copy;
       allocated.srcDevice = gpu.sum;
-      CHECK(cuGraphExecMemcpyNodeSetParams(exec, copy_node, &allocated, gpu.context) == CUDA_ERROR_INVALID_VALUE);
+      CHECK(cuGraphExecMemcpyNodeSetParams(exec, copy_node, &allocated, gpu.context) ==
+            CUDA_ERROR_INVALID_VALUE);
       CU(cuGraphMemcpyNodeSetParams(copy_node, &allocated));
       CU(cuGraphMemsetNodeSetParams(set_node, &set));
       refused(copy_node);
@@ -457,7 +473,8 @@ TEST_CASE("what an instance may change of copies and memsets, and when their mem
       CU(cuGraphMemsetNodeSetParams(set_node, &elsewhere));
       CU(cuGraphExecUpdate(exec, graph, &info));
 
-      // What has more than one dimension stays so: a copy as it is, a memset at other addresses and with other values.
+      // What has more than one dimension stays so: a copy as it is, a memset at other addresses and
+      // with other values.
       CU(cuGraphMemcpyNodeSetParams(copy_node, &rows));
       CU(cuGraphMemsetNodeSetParams(set_node, &block));
       CU(cuGraphExecDestroy(exec));
@@ -465,7 +482,8 @@ TEST_CASE("what an instance may change of copies and memsets, and when their mem
       CU(cuGraphExecUpdate(exec, graph, &info));
       auto other_rows = rows;
       other_rows.srcDevice += 8;
-      CHECK(cuGraphExecMemcpyNodeSetParams(exec, copy_node, &other_rows, gpu.context) == CUDA_ERROR_INVALID_VALUE);
+      CHECK(cuGraphExecMemcpyNodeSetParams(exec, copy_node, &other_rows, gpu.context) ==
+            CUDA_ERROR_INVALID_VALUE);
       CU(cuGraphMemcpyNodeSetParams(copy_node, &other_rows));
       refused(copy_node);
       CU(cuGraphMemcpyNodeSetParams(copy_node, &rows));
@@ -475,7 +493,8 @@ TEST_CASE("what an instance may change of copies and memsets, and when their mem
       CU(cuGraphExecMemsetNodeSetParams(exec, set_node, &other_block, gpu.context));
       auto taller = block;
       taller.height = 3;
-      CHECK(cuGraphExecMemsetNodeSetParams(exec, set_node, &taller, gpu.context) == CUDA_ERROR_INVALID_VALUE);
+      CHECK(cuGraphExecMemsetNodeSetParams(exec, set_node, &taller, gpu.context) ==
+            CUDA_ERROR_INVALID_VALUE);
       CU(cuGraphMemsetNodeSetParams(set_node, &taller));
       refused(set_node);
     }
@@ -734,7 +753,8 @@ TEST_CASE("kernel attributes, generic parameters, user objects, what is not supp
   CU(cuGraphCreate(&graph, 0));
   params.type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
   CHECK(cuGraphAddNode(&node, graph, nullptr, nullptr, 0, &params) == CUDA_ERROR_NOT_SUPPORTED);
-  CHECK(cuGraphInstantiate(&exec, graph, CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) == CUDA_ERROR_NOT_SUPPORTED);
+  CHECK(cuGraphInstantiate(&exec, graph, CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) ==
+        CUDA_ERROR_NOT_SUPPORTED);
 }
 
 TEST_CASE("a faulting node ends the graph and the context", "[.][fault]") {

@@ -34,11 +34,13 @@ TEST_CASE("parameters by pointer array, by buffer, by configuration") {
     float f;
   } packed{out, m, 5.5f};
   size_t size = 52;  // up to the last parameter, without the struct's padding
-  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &packed, CU_LAUNCH_PARAM_BUFFER_SIZE, &size, CU_LAUNCH_PARAM_END};
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, &packed, CU_LAUNCH_PARAM_BUFFER_SIZE, &size,
+                   CU_LAUNCH_PARAM_END};
   CU(cuLaunchKernel(mixed, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, extra));
   CHECK(gpu.read<int>(out) == 128);
   size = sizeof(packed);
-  CHECK(cuLaunchKernel(mixed, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, extra) == CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+  CHECK(cuLaunchKernel(mixed, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, extra) ==
+        CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
 
   CUlaunchConfig config{};
   config.gridDimX = config.gridDimY = config.gridDimZ = 1;
@@ -67,7 +69,8 @@ TEST_CASE("parameters are copied at the call") {
   CUdeviceptr sum = gpu.upload(std::vector<int>{0});
   int by = 0;
   void* pointers[] = {&sum, &by};
-  for (by = 1; by <= 100; ++by) CU(cuLaunchKernel(increment, 1, 1, 1, 1, 1, 1, 0, nullptr, pointers, nullptr));
+  for (by = 1; by <= 100; ++by)
+    CU(cuLaunchKernel(increment, 1, 1, 1, 1, 1, 1, 0, nullptr, pointers, nullptr));
   CU(cuCtxSynchronize());
   CHECK(gpu.read<int>(sum) == 5050);
 }
@@ -110,7 +113,8 @@ TEST_CASE("shapes that a device can't run are refused") {
   Gpu gpu;
   const CUmodule module = gpu.module();
   const CUfunction add = gpu.function(module, "vectorAdd");
-  const auto shape = [&](unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz) {
+  const auto shape = [&](unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                         unsigned bz) {
     CUdeviceptr none = 0;
     int n = 0;
     void* pointers[] = {&none, &none, &none, &n};
@@ -124,9 +128,12 @@ TEST_CASE("shapes that a device can't run are refused") {
   CHECK(shape(1, 1, 1, 1, 1, 65) == CUDA_ERROR_INVALID_VALUE);
   CHECK(shape(1, 1, 1, 64, 32, 1) == CUDA_ERROR_INVALID_VALUE);
   const CUdeviceptr data = gpu.upload(std::vector<int>(256));
-  CHECK(launch(gpu.function(module, "reverse"), 1, 256, 0, nullptr, data) == CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
-  CHECK(cuLaunchKernel(add, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr) == CUDA_ERROR_INVALID_VALUE);
-  CHECK(cuLaunchKernel(nullptr, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr) == CUDA_ERROR_INVALID_HANDLE);
+  CHECK(launch(gpu.function(module, "reverse"), 1, 256, 0, nullptr, data) ==
+        CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+  CHECK(cuLaunchKernel(add, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr) ==
+        CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuLaunchKernel(nullptr, 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, nullptr) ==
+        CUDA_ERROR_INVALID_HANDLE);
   CHECK(cuLaunchKernelEx(nullptr, add, nullptr, nullptr) == CUDA_ERROR_INVALID_VALUE);
 
   CUlaunchConfig config{};

@@ -1,4 +1,5 @@
-// Relocatable code of two files, linked by nvcc: the program holds machine code alone, which is refused by name.
+// Relocatable code of two files, linked by nvcc: the program holds machine code alone, which is
+// refused by name.
 #include <cstdio>
 
 __device__ int twice(int x);

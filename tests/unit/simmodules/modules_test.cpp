@@ -6,8 +6,8 @@
 
 TEST_CASE("modules load from PTX text, fatbins of every compression, files") {
   Gpu gpu;
-  for (const char* name :
-       {"sample.ptx", "sample_none.fatbin", "sample_default.fatbin", "sample_speed.fatbin", "sample_size.fatbin"}) {
+  for (const char* name : {"sample.ptx", "sample_none.fatbin", "sample_default.fatbin",
+                           "sample_speed.fatbin", "sample_size.fatbin"}) {
     INFO(name);
     CUmodule module = nullptr;
     CU(cuModuleLoadData(&module, loadSample(name).data()));
@@ -29,23 +29,26 @@ TEST_CASE("modules load from PTX text, fatbins of every compression, files") {
 TEST_CASE("machine code alone is no binary for this GPU; nonsense is an invalid image") {
   Gpu gpu;
   CUmodule module = nullptr;
-  CHECK(cuModuleLoadData(&module, loadSample("sample.cubin").data()) == CUDA_ERROR_NO_BINARY_FOR_GPU);
+  CHECK(cuModuleLoadData(&module, loadSample("sample.cubin").data()) ==
+        CUDA_ERROR_NO_BINARY_FOR_GPU);
   CHECK(cuModuleLoadData(&module, "hello") == CUDA_ERROR_INVALID_IMAGE);
   CUlibrary library = nullptr;
-  CHECK(cuLibraryLoadData(&library, loadSample("sample.cubin").data(), nullptr, nullptr, 0, nullptr, nullptr, 0) ==
-        CUDA_ERROR_NO_BINARY_FOR_GPU);
+  CHECK(cuLibraryLoadData(&library, loadSample("sample.cubin").data(), nullptr, nullptr, 0, nullptr,
+                          nullptr, 0) == CUDA_ERROR_NO_BINARY_FOR_GPU);
 }
 
 TEST_CASE("bad PTX is refused with its line in the error log") {
   Gpu gpu;
   const std::string text =
-      ".version 8.0\n.target sm_75\n.address_size 64\n.visible .entry k()\n{\n  frobnicate.u32 %r1;\n  ret;\n}\n";
+      ".version 8.0\n.target sm_75\n.address_size 64\n.visible .entry k()\n{\n  frobnicate.u32 "
+      "%r1;\n  ret;\n}\n";
   char error[1024] = "untouched";
   char info[256] = "";
-  CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, CU_JIT_INFO_LOG_BUFFER,
-                            CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, CU_JIT_OPTIMIZATION_LEVEL};
-  void* values[] = {error, reinterpret_cast<void*>(sizeof(error)), info, reinterpret_cast<void*>(sizeof(info)),
-                    reinterpret_cast<void*>(uintptr_t{3})};
+  CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+                            CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+                            CU_JIT_OPTIMIZATION_LEVEL};
+  void* values[] = {error, reinterpret_cast<void*>(sizeof(error)), info,
+                    reinterpret_cast<void*>(sizeof(info)), reinterpret_cast<void*>(uintptr_t{3})};
   CUmodule module = nullptr;
   CHECK(cuModuleLoadDataEx(&module, text.c_str(), 5, options, values) == CUDA_ERROR_INVALID_PTX);
   CHECK(std::string(error).find("6") != std::string::npos);
@@ -283,7 +286,8 @@ TEST_CASE("libraries load without a context and instantiate in each context that
   CHECK(cuLibraryGetKernelCount(&count, library) != CUDA_SUCCESS);
   Gpu gpu;
   const CUdeviceptr out = gpu.upload(std::vector<int>{0, 0});
-  CHECK(launch(reinterpret_cast<CUfunction>(bump), 1, 1, 0, nullptr, out) == CUDA_ERROR_INVALID_HANDLE);
+  CHECK(launch(reinterpret_cast<CUfunction>(bump), 1, 1, 0, nullptr, out) ==
+        CUDA_ERROR_INVALID_HANDLE);
 }
 
 TEST_CASE("eight threads launch a library's kernel for the first time") {
@@ -298,7 +302,8 @@ TEST_CASE("eight threads launch a library's kernel for the first time") {
   for (int i = 0; i < 8; ++i) {
     threads.emplace_back([&] {
       if (cuCtxSetCurrent(gpu.context) != CUDA_SUCCESS) return;
-      for (int n = 0; n < 20; ++n) (void)launch(reinterpret_cast<CUfunction>(kernel), 2, 32, 0, nullptr, sum, 1);
+      for (int n = 0; n < 20; ++n)
+        (void)launch(reinterpret_cast<CUfunction>(kernel), 2, 32, 0, nullptr, sum, 1);
     });
   }
   for (auto& thread : threads) thread.join();
@@ -312,7 +317,8 @@ TEST_CASE("the linker passes one PTX through and refuses what it can't link") {
   auto text = loadSample("sample.ptx");
   CUlinkState state = nullptr;
   CU(cuLinkCreate(0, nullptr, nullptr, &state));
-  CU(cuLinkAddData(state, CU_JIT_INPUT_PTX, text.data(), text.size(), "sample", 0, nullptr, nullptr));
+  CU(cuLinkAddData(state, CU_JIT_INPUT_PTX, text.data(), text.size(), "sample", 0, nullptr,
+                   nullptr));
   void* image = nullptr;
   size_t size = 0;
   CU(cuLinkComplete(state, &image, &size));
@@ -327,13 +333,14 @@ TEST_CASE("the linker passes one PTX through and refuses what it can't link") {
   CUjit_option options[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
   void* values[] = {error, reinterpret_cast<void*>(sizeof(error))};
   CU(cuLinkCreate(2, options, values, &state));
-  CU(cuLinkAddFile(state, CU_JIT_INPUT_PTX, (std::string(SAMPLES) + "/sample.ptx").c_str(), 0, nullptr, nullptr));
-  CHECK(cuLinkAddData(state, CU_JIT_INPUT_PTX, text.data(), text.size(), "second", 0, nullptr, nullptr) ==
-        CUDA_ERROR_NOT_SUPPORTED);
+  CU(cuLinkAddFile(state, CU_JIT_INPUT_PTX, (std::string(SAMPLES) + "/sample.ptx").c_str(), 0,
+                   nullptr, nullptr));
+  CHECK(cuLinkAddData(state, CU_JIT_INPUT_PTX, text.data(), text.size(), "second", 0, nullptr,
+                      nullptr) == CUDA_ERROR_NOT_SUPPORTED);
   CHECK(std::string(error).find("second") != std::string::npos);
   auto cubin = loadSample("sample.cubin");
-  CHECK(cuLinkAddData(state, CU_JIT_INPUT_CUBIN, cubin.data(), cubin.size(), "c", 0, nullptr, nullptr) ==
-        CUDA_ERROR_NO_BINARY_FOR_GPU);
+  CHECK(cuLinkAddData(state, CU_JIT_INPUT_CUBIN, cubin.data(), cubin.size(), "c", 0, nullptr,
+                      nullptr) == CUDA_ERROR_NO_BINARY_FOR_GPU);
   CU(cuLinkDestroy(state));
   CHECK(cuLinkDestroy(state) == CUDA_ERROR_INVALID_HANDLE);
 }

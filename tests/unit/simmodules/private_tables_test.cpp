@@ -42,7 +42,9 @@ std::vector<uint8_t> bytesOf(const std::string& text) { return {text.begin(), te
 class FakeHost : public PrivateTableHost {
  public:
   int driverVersion() override { return 13000; }
-  std::vector<DeviceIdentity> devices() override { return {{{0xa0, 0xa1}, 0, 2, 0}, {{0xb0}, 0, 3, 0}}; }
+  std::vector<DeviceIdentity> devices() override {
+    return {{{0xa0, 0xa1}, 0, 2, 0}, {{0xb0}, 0, 3, 0}};
+  }
   CUcontext currentContext() override { return current; }
   CUresult primaryContextHandle(CUdevice device, CUcontext* context) override {
     if (device != 0) return CUDA_ERROR_INVALID_DEVICE;
@@ -61,7 +63,9 @@ class FakeHost : public PrivateTableHost {
     functions->assign(3, reinterpret_cast<CUfunction>(uintptr_t{0x99}));
     return CUDA_SUCCESS;
   }
-  void unsupportedCalled(const char* table, int slot) override { told += std::string(table) + std::to_string(slot); }
+  void unsupportedCalled(const char* table, int slot) override {
+    told += std::string(table) + std::to_string(slot);
+  }
 
   static CUcontext handle(uintptr_t value) { return reinterpret_cast<CUcontext>(value); }
 
@@ -94,13 +98,15 @@ TEST_CASE("MD2 gives the digests of RFC 1319") {
   CHECK(hex(md2(bytesOf("a"))) == "32ec01ec4a6dac72c0ab96fb34c0b5d1");
   CHECK(hex(md2(bytesOf("abc"))) == "da853b0d3f88d99b30283a69e6ded6bb");
   CHECK(hex(md2(bytesOf("message digest"))) == "ab4f496bfb2a530b219ff33031fe06b0");
-  CHECK(hex(md2(bytesOf("12345678901234567890123456789012345678901234567890123456789012345678901234567890"))) ==
+  CHECK(hex(md2(bytesOf(
+            "12345678901234567890123456789012345678901234567890123456789012345678901234567890"))) ==
         "d5976f79d83d3a0dc9806c3c66f3efd8");
 }
 
 TEST_CASE("the integrity digest of a recorded message") {
   const auto message = unhex(
-      "c8320000ca3200003412000000109cf7408295f6ff7f0000208295f6ff7f0000a0f4aaf2ff7f0000ee9c2b6800000000a0a1a2a3a4a5a6a7"
+      "c8320000ca3200003412000000109cf7408295f6ff7f0000208295f6ff7f0000a0f4aaf2ff7f0000ee9c2b680000"
+      "0000a0a1a2a3a4a5a6a7"
       "a8a9aaabacadaeaf000000000200000000000000");
   CHECK(hex(integrityDigest(message)) == "9d9819450f4b4b584a24d647b94e1bb6");
 
@@ -156,7 +162,8 @@ TEST_CASE("tables hold what the runtime checks before it uses them") {
   CHECK(slot<CUresult(CUcontext*, CUdevice)>(cudart, 2)(&context, 9) == CUDA_ERROR_INVALID_DEVICE);
 
   host.current = FakeHost::handle(3);
-  CHECK(slot<CUresult(CUcontext*)>(table(tables, "42d85a8123f6cb478298f6e78a3aecdc"), 2)(&context) == CUDA_SUCCESS);
+  CHECK(slot<CUresult(CUcontext*)>(table(tables, "42d85a8123f6cb478298f6e78a3aecdc"),
+                                   2)(&context) == CUDA_SUCCESS);
   CHECK(context == FakeHost::handle(3));
 
   const auto* contexts = table(tables, "21318c60971432488ca641ff7324c8f2");
@@ -164,15 +171,18 @@ TEST_CASE("tables hold what the runtime checks before it uses them") {
   CHECK(slot<CUresult(CUcontext, uint64_t*)>(contexts, 4)(nullptr, &id) == CUDA_SUCCESS);
   CHECK(id == 42);
   void* object = nullptr;
-  CHECK(slot<CUresult(CUcontext, CUstream, void**)>(contexts, 51)(nullptr, nullptr, &object) == CUDA_SUCCESS);
-  CHECK(slot<CUresult(CUcontext, void*, uint64_t*)>(contexts, 39)(nullptr, object, &id) == CUDA_SUCCESS);
+  CHECK(slot<CUresult(CUcontext, CUstream, void**)>(contexts, 51)(nullptr, nullptr, &object) ==
+        CUDA_SUCCESS);
+  CHECK(slot<CUresult(CUcontext, void*, uint64_t*)>(contexts, 39)(nullptr, object, &id) ==
+        CUDA_SUCCESS);
   CHECK(id == 10);
 
   int seen = 0;
   auto count_one = [](void* user, CUfunction, void*) { ++*static_cast<int*>(user); };
   using Callback = void (*)(void*, CUfunction, void*);
   const auto* functions = table(tables, "6e163fbeb958444d835ce182aff1991e");
-  CHECK(slot<int(CUcontext, CUmodule, Callback, void*)>(functions, 7)(nullptr, nullptr, count_one, &seen) == 3);
+  CHECK(slot<int(CUcontext, CUmodule, Callback, void*)>(functions, 7)(nullptr, nullptr, count_one,
+                                                                      &seen) == 3);
   CHECK(seen == 3);
 
   // An unknown slot is a named error, told once.
@@ -187,11 +197,14 @@ TEST_CASE("tables hold what the runtime checks before it uses them") {
   CHECK(found == nullptr);
 }
 
-TEST_CASE("context-local storage keeps a value for each context and key and runs destructors when the context goes") {
+TEST_CASE(
+    "context-local storage keeps a value for each context and key and runs destructors when the "
+    "context goes") {
   static std::vector<uintptr_t> destroyed;
   destroyed.clear();
   const auto destructor = [](CUcontext, void* key, void* value) {
-    destroyed.push_back(reinterpret_cast<uintptr_t>(key) * 100 + reinterpret_cast<uintptr_t>(value));
+    destroyed.push_back(reinterpret_cast<uintptr_t>(key) * 100 +
+                        reinterpret_cast<uintptr_t>(value));
   };
   const auto pointer = [](uintptr_t value) { return reinterpret_cast<void*>(value); };
   FakeHost host;
@@ -226,7 +239,8 @@ TEST_CASE("context-local storage keeps a value for each context and key and runs
 
 TEST_CASE("what a compiler made is found again, by this process and by the next") {
   namespace fs = std::filesystem;
-  const fs::path folder = fs::temp_directory_path() / ("olpager-compiled-" + std::to_string(getpid()));
+  const fs::path folder =
+      fs::temp_directory_path() / ("olpager-compiled-" + std::to_string(getpid()));
   const auto bytes = [](std::string_view text) { return std::as_bytes(std::span(text)); };
   const std::string key = CompileCache::keyOf(2, bytes("source"), "-arch=sm_90", "build 1");
   CHECK(key == CompileCache::keyOf(2, bytes("source"), "-arch=sm_90", "build 1"));
@@ -258,11 +272,13 @@ TEST_CASE("what a compiler made is found again, by this process and by the next"
   // Beyond the limit the oldest go.
   const std::string large(4000, 'x');
   for (int i = 0; i < 10; ++i)
-    CompileCache(folder.string(), 10000).store(CompileCache::keyOf(1, bytes(std::to_string(i)), "", ""), bytes(large));
+    CompileCache(folder.string(), 10000)
+        .store(CompileCache::keyOf(1, bytes(std::to_string(i)), "", ""), bytes(large));
   uint64_t total = 0;
   for (const auto& entry : fs::directory_iterator(folder)) total += entry.file_size();
   CHECK(total <= 10000);
-  CHECK(CompileCache(folder.string(), 10000).find(CompileCache::keyOf(1, bytes("9"), "", "")) != nullptr);
+  CHECK(CompileCache(folder.string(), 10000).find(CompileCache::keyOf(1, bytes("9"), "", "")) !=
+        nullptr);
   // A folder that others may write to is left alone.
   fs::permissions(folder, fs::perms::others_write, fs::perm_options::add);
   const auto strange = CompileCache::keyOf(1, bytes("strange"), "", "");
@@ -279,11 +295,13 @@ TEST_CASE("compilers ask through their table") {
   setenv("CUDA_CACHE_DISABLE", "1", 1);
   const void* const* words = static_cast<const void* const*>(compileCacheTable());
   CHECK(reinterpret_cast<size_t>(words[0]) == 56);
-  auto* ask = reinterpret_cast<CUresult (*)(void**, uint32_t, const void*, size_t, const char*, const char*)>(
-      const_cast<void*>(words[1]));
+  auto* ask = reinterpret_cast<CUresult (*)(void**, uint32_t, const void*, size_t, const char*,
+                                            const char*)>(const_cast<void*>(words[1]));
   auto* over = reinterpret_cast<CUresult (*)(void*)>(const_cast<void*>(words[2]));
-  auto* answer = reinterpret_cast<CUresult (*)(void*, uint32_t, void**, uint32_t*)>(const_cast<void*>(words[3]));
-  auto* keep = reinterpret_cast<CUresult (*)(void*, uint32_t, const void*, size_t)>(const_cast<void*>(words[4]));
+  auto* answer = reinterpret_cast<CUresult (*)(void*, uint32_t, void**, uint32_t*)>(
+      const_cast<void*>(words[3]));
+  auto* keep = reinterpret_cast<CUresult (*)(void*, uint32_t, const void*, size_t)>(
+      const_cast<void*>(words[4]));
   auto* give_back = reinterpret_cast<CUresult (*)(void*)>(const_cast<void*>(words[6]));
   void* question = nullptr;
   void* data = nullptr;

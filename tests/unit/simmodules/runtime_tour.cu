@@ -1,5 +1,6 @@
-// The runtime API's ways into modules: symbols, managed variables, attributes, occupancy, cooperative launches, graphs,
-// device printf, assertions, a reset in the middle. Prints PASS, or the line that failed.
+// The runtime API's ways into modules: symbols, managed variables, attributes, occupancy,
+// cooperative launches, graphs, device printf, assertions, a reset in the middle. Prints PASS, or
+// the line that failed.
 #include <cooperative_groups.h>
 
 #include <cstdio>

@@ -40,7 +40,8 @@ __global__ void __launch_bounds__(128) reverse(int* data) {
   dynamic[threadIdx.x] = data[threadIdx.x];
   fixed[threadIdx.x] = data[threadIdx.x];
   __syncthreads();
-  data[threadIdx.x] = (fixed[blockDim.x - 1 - threadIdx.x] + dynamic[blockDim.x - 1 - threadIdx.x]) / 2;
+  data[threadIdx.x] =
+      (fixed[blockDim.x - 1 - threadIdx.x] + dynamic[blockDim.x - 1 - threadIdx.x]) / 2;
 }
 
 // Every block adds, all wait for each other, every block reads the total.

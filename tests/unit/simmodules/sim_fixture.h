@@ -66,7 +66,8 @@ class Gpu {
 
 /// Launches with one block shape in x, arguments by address.
 template <typename... Args>
-CUresult launch(CUfunction function, unsigned grid, unsigned block, unsigned shared, CUstream stream, Args... args) {
+CUresult launch(CUfunction function, unsigned grid, unsigned block, unsigned shared,
+                CUstream stream, Args... args) {
   void* pointers[] = {static_cast<void*>(&args)..., nullptr};
   return cuLaunchKernel(function, grid, 1, 1, block, 1, 1, shared, stream, pointers, nullptr);
 }

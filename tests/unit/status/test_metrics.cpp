@@ -25,17 +25,20 @@ constexpr auto kSoon = 5s;  // a second, on a machine that does other things
 
 class Client {
  public:
-  explicit Client(const std::string& address) : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  explicit Client(const std::string& address)
+      : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in there{};
     there.sin_family = AF_INET;
     there.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    there.sin_port = htons(static_cast<uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
+    there.sin_port =
+        htons(static_cast<uint16_t>(std::stoi(address.substr(address.rfind(':') + 1))));
     REQUIRE(connect(socket_.get(), reinterpret_cast<sockaddr*>(&there), sizeof there) == 0);
     const timeval limit{20, 0};
     setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
   }
   bool say(const std::string& text) const {
-    return send(socket_.get(), text.data(), text.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(text.size());
+    return send(socket_.get(), text.data(), text.size(), MSG_NOSIGNAL) ==
+           static_cast<ssize_t>(text.size());
   }
   // All that comes until the connection ends.
   std::string hear() const {
@@ -82,10 +85,12 @@ TEST_CASE("each figure has its help and type once, and the daemon's name") {
                                        {"links", "gauge", "Links.", 1, R"({transport="shm"})"}};
   CHECK(metricsText("oldaemon", metrics) ==
         "# HELP oldaemon_sessions Sessions.\n# TYPE oldaemon_sessions gauge\noldaemon_sessions 3\n"
-        "# HELP oldaemon_links Links.\n# TYPE oldaemon_links gauge\noldaemon_links{transport=\"tcp\"} 2\n"
+        "# HELP oldaemon_links Links.\n# TYPE oldaemon_links "
+        "gauge\noldaemon_links{transport=\"tcp\"} 2\n"
         "oldaemon_links{transport=\"shm\"} 1\n");
-  CHECK(figuresOf(metrics) ==
-        std::vector<Figure>{{"sessions", 3}, {R"(links{transport="tcp"})", 2}, {R"(links{transport="shm"})", 1}});
+  CHECK(figuresOf(metrics) == std::vector<Figure>{{"sessions", 3},
+                                                  {R"(links{transport="tcp"})", 2},
+                                                  {R"(links{transport="shm"})", 1}});
 }
 
 TEST_CASE("figures are served, and nothing else, on loopback only") {
@@ -98,14 +103,16 @@ TEST_CASE("figures are served, and nothing else, on loopback only") {
   const Client other(endpoint->address());
   CHECK(other.say("GET /secret HTTP/1.1\r\n\r\n"));
   CHECK(other.hear().starts_with("HTTP/1.1 404 "));
-  // A node that takes it for a daemon's port says no HTTP, and is told what this is before it has said all.
+  // A node that takes it for a daemon's port says no HTTP, and is told what this is before it has
+  // said all.
   const Client node(endpoint->address());
   CHECK(node.say("1PLO"));
   CHECK(node.hear().starts_with("HTTP/1.1 400 "));
   const auto again = serveMetrics(endpoint->address(), {});
   REQUIRE(!again.ok());
   CHECK(again.error().message.find("ss -ltnp 'sport = :") != std::string::npos);
-  for (const char* wrong : {"0.0.0.0:0", "[::]:0", "nonsense", "127.0.0.1:port"}) CHECK(!serveMetrics(wrong, {}).ok());
+  for (const char* wrong : {"0.0.0.0:0", "[::]:0", "nonsense", "127.0.0.1:port"})
+    CHECK(!serveMetrics(wrong, {}).ok());
 }
 
 TEST_CASE("who drips a request, or does not take the reply, does not hold up the next for long") {

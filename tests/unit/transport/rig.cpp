@@ -15,10 +15,13 @@
 #include "coherence/transport/core/endpoint.h"
 #include "coherence/transport/trust/tls.h"
 
-// The sanitizer notes what sendmsg reads when it has returned; by then the peer may have answered and the memory be in other
-// use. That the answer comes after the bytes were read is out of its sight: it goes through the network.
+// The sanitizer notes what sendmsg reads when it has returned; by then the peer may have answered
+// and the memory be in other use. That the answer comes after the bytes were read is out of its
+// sight: it goes through the network.
 extern "C" __attribute__((visibility("default"))) const char* __tsan_default_suppressions();
-extern "C" const char* __tsan_default_suppressions() { return "race:olpager::transport::Stream::write\n"; }
+extern "C" const char* __tsan_default_suppressions() {
+  return "race:olpager::transport::Stream::write\n";
+}
 
 namespace olpager::transport::test {
 
@@ -28,7 +31,8 @@ Buffer::Buffer(uint64_t bytes, bool shared) : length(bytes) {
     REQUIRE(ftruncate(fd, static_cast<off_t>(length)) == 0);
     REQUIRE(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
   }
-  void* got = mmap(nullptr, length, PROT_READ | PROT_WRITE, shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
+  void* got = mmap(nullptr, length, PROT_READ | PROT_WRITE,
+                   shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS, fd, 0);
   REQUIRE(got != MAP_FAILED);
   base = static_cast<std::byte*>(got);
 }
@@ -87,7 +91,8 @@ Completion Side::await(Kind kind, std::chrono::microseconds timeout) {
   }
   const auto end = std::chrono::steady_clock::now() + timeout;
   for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(end - std::chrono::steady_clock::now());
+    const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
+        end - std::chrono::steady_clock::now());
     Completion one;
     const bool got = left.count() > 0 && queue->wait({&one, 1}, left) != 0;
     INFO("waiting for a completion of kind " << static_cast<int>(kind));
@@ -111,9 +116,10 @@ Options anyThreads(Choice choice) {
 
 Pair::Pair(const Options& server_options, const Options& client_options)
     : server(server_options), client(client_options) {
-  auto listening = server.endpoint->listen("127.0.0.1:0", [this](const PeerInfo&) -> Result<Accepted> {
-    return Accepted{server.domain, server.queue};
-  });
+  auto listening =
+      server.endpoint->listen("127.0.0.1:0", [this](const PeerInfo&) -> Result<Accepted> {
+        return Accepted{server.domain, server.queue};
+      });
   if (!listening.ok()) FAIL(listening.error().message);
   listener = std::move(listening.value());
   up = connect();
@@ -128,7 +134,8 @@ Pair::~Pair() {
 }
 
 LinkPtr Pair::connect(const std::string& replaces) {
-  auto link = client.endpoint->connect(listener->address(), {client.domain, client.queue, replaces});
+  auto link =
+      client.endpoint->connect(listener->address(), {client.domain, client.queue, replaces});
   if (!link.ok()) FAIL(link.error().message);
   return link.value();
 }
@@ -137,7 +144,8 @@ namespace {
 
 base::UniqueFd connectBlocking(const SocketAddress& to, int receive_buffer = 0) {
   base::UniqueFd fd(socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (receive_buffer != 0) setsockopt(fd.get(), SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer);
+  if (receive_buffer != 0)
+    setsockopt(fd.get(), SOL_SOCKET, SO_RCVBUF, &receive_buffer, sizeof receive_buffer);
   REQUIRE(connect(fd.get(), to.get(), to.length) == 0);
   return fd;
 }
@@ -239,7 +247,8 @@ int scaled(int rounds) {
 
 std::mt19937_64 seededRandom(const char* test) {
   const char* given = std::getenv("OL_TEST_SEED");
-  const uint64_t seed = given != nullptr && *given != '\0' ? std::strtoull(given, nullptr, 0) : 20240611;
+  const uint64_t seed =
+      given != nullptr && *given != '\0' ? std::strtoull(given, nullptr, 0) : 20240611;
   std::cout << test << ": OL_TEST_SEED=" << seed << "\n";
   return std::mt19937_64(seed);
 }

@@ -30,7 +30,8 @@ struct Shm {
   static constexpr LinkKind kKind = LinkKind::kShm;
 };
 
-/// Two mappings of one memory in one process: the sanitizer sees neither that they are the same nor what orders them.
+/// Two mappings of one memory in one process: the sanitizer sees neither that they are the same nor
+/// what orders them.
 #define UNSEEN_BY_TSAN __attribute__((no_sanitize("thread")))
 
 /// Memory of its own with a pattern that depends on the seed; `shared`: a sealed memfd.
@@ -58,7 +59,8 @@ struct Side {
   DomainPtr domain = makeDomain();
   QueuePtr queue;
   RegionPtr add(const Buffer& buffer, uint32_t access);
-  /// The next completion of this kind; others that come before stay for later. Fails the test when none comes.
+  /// The next completion of this kind; others that come before stay for later. Fails the test when
+  /// none comes.
   Completion await(Kind kind, std::chrono::microseconds timeout = kLong);
   /// Any completion, or nothing in this time.
   std::optional<Completion> next(std::chrono::microseconds timeout);
@@ -82,7 +84,8 @@ struct Pair {
   LinkPtr peer;  // the server's end
 };
 
-/// A peer that shakes hands properly over TCP, without a key and with one lane, and then does what a test makes it do.
+/// A peer that shakes hands properly over TCP, without a key and with one lane, and then does what
+/// a test makes it do.
 struct RawPeer {
   /// `receive_buffer`: of both sockets, 0 as the system likes.
   explicit RawPeer(const std::string& address, int receive_buffer = 0);
@@ -97,7 +100,8 @@ struct RawShmPeer {
   std::unique_ptr<Channel> channel;
 };
 
-/// The system takes no more than about `bytes` at a time of what the other end of `to`, in this process, sends there.
+/// The system takes no more than about `bytes` at a time of what the other end of `to`, in this
+/// process, sends there.
 void limitSending(const base::UniqueFd& to, int bytes);
 
 std::vector<std::byte> bytesOf(const std::string& text);

@@ -1,4 +1,5 @@
-// Links that fail, and what then still holds: everything completes once, nothing lands late, no wrong bytes.
+// Links that fail, and what then still holds: everything completes once, nothing lands late, no
+// wrong bytes.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -24,20 +25,22 @@ using namespace olpager::transport::test;
 
 namespace {
 
-/// Random operations on a link until it is down or `count` are done. Returns what completed how often, by context.
+/// Random operations on a link until it is down or `count` are done. Returns what completed how
+/// often, by context.
 struct Exercise {
   std::map<uint64_t, int> posted;
   uint64_t ok = 0, failed = 0;
   bool down = false;
 };
 
-Exercise exercise(Side& client, const LinkPtr& link, const RemoteRange& remote, const RegionPtr& local,
-                  std::mt19937_64& random, int count) {
+Exercise exercise(Side& client, const LinkPtr& link, const RemoteRange& remote,
+                  const RegionPtr& local, std::mt19937_64& random, int count) {
   Exercise result;
   uint64_t next = 1, outstanding = 0;
   const uint64_t kSlot = 256 << 10;
   const uint64_t slots = local->length() / kSlot;
-  std::map<uint64_t, uint64_t> slot_of;  // a slot of its own for each operation under way, here and there
+  std::map<uint64_t, uint64_t>
+      slot_of;  // a slot of its own for each operation under way, here and there
   std::vector<uint64_t> idle;
   for (uint64_t slot = 0; slot < slots; ++slot) idle.push_back(slot);
   while (!result.down && (count > 0 || outstanding > 0)) {
@@ -120,7 +123,8 @@ TEST_CASE("a wire that cuts connections ends links, each operation once", "[faul
     auto wire = makeFaultyWire(pair.listener->address(), plan);
     REQUIRE(wire.ok());
     Side client(optionsFor(Choice::kTcp));
-    auto link = client.endpoint->connect(wire.value()->address(), {client.domain, client.queue, ""});
+    auto link =
+        client.endpoint->connect(wire.value()->address(), {client.domain, client.queue, ""});
     REQUIRE(link.ok());
     Buffer here(8 << 20);
     const auto local = client.add(here, kLocalOnly);
@@ -158,12 +162,14 @@ TEST_CASE("encrypted, a changed bit ends the link and is never taken for data", 
     auto wire = makeFaultyWire(pair.listener->address(), plan);
     REQUIRE(wire.ok());
     Side client(options);
-    auto link = client.endpoint->connect(wire.value()->address(), {client.domain, client.queue, ""});
+    auto link =
+        client.endpoint->connect(wire.value()->address(), {client.domain, client.queue, ""});
     REQUIRE(link.ok());
     Buffer here(8 << 20);
     here.fill(1);
     const auto local = client.add(here, kLocalOnly);
-    // What is read and written is the same everywhere: nothing else may ever be seen, whatever ends half-way.
+    // What is read and written is the same everywhere: nothing else may ever be seen, whatever ends
+    // half-way.
     downs += exercise(client, link.value(), whole(region), local, random, 300).down ? 1 : 0;
     if (link.value()->state() == LinkState::kUp) {
       link.value()->close("done");
@@ -205,8 +211,8 @@ TEST_CASE("a peer that falls silent is lost in its time", "[faults]") {
   REQUIRE(peer->reason().find("not answered") != std::string::npos);
 }
 
-TEMPLATE_TEST_CASE("a process that is killed is noticed at once, one that is stopped in its time", "[faults]", Tcp,
-                   Shm) {
+TEMPLATE_TEST_CASE("a process that is killed is noticed at once, one that is stopped in its time",
+                   "[faults]", Tcp, Shm) {
   const bool kill_it = GENERATE(true, false);
   int ends[2];
   REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
@@ -222,9 +228,10 @@ TEMPLATE_TEST_CASE("a process that is killed is noticed at once, one that is sto
     Buffer memory(8 << 20, true);
     memory.fill(1);
     auto region = registerMemory(domain, memory.memory(), kRemoteReadWrite);
-    auto listener = endpoint.value()->listen("127.0.0.1:0", [&](const PeerInfo&) -> Result<Accepted> {
-      return Accepted{domain, queue};
-    });
+    auto listener =
+        endpoint.value()->listen("127.0.0.1:0", [&](const PeerInfo&) -> Result<Accepted> {
+          return Accepted{domain, queue};
+        });
     char text[64] = {};
     strncpy(text, listener.value()->address().c_str(), sizeof text - 1);
     const RemoteKey key = region.value()->key();
@@ -271,7 +278,8 @@ TEMPLATE_TEST_CASE("a link that replaces another is up after it is down", "[faul
   LinkPtr link = pair.up;
   for (int round = 0; round < scaled(20); ++round) {
     const LocalRange all = wholeLocal(local);
-    for (int i = 0; i < 4; ++i) REQUIRE(link->write({&all, 1}, whole(region), Class::kWriteBack, 0) == Outcome::kOk);
+    for (int i = 0; i < 4; ++i)
+      REQUIRE(link->write({&all, 1}, whole(region), Class::kWriteBack, 0) == Outcome::kOk);
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
     const LinkPtr old_peer = round == 0 ? pair.peer : pair.server.await(Kind::kUp).link;
     const LinkPtr next = pair.connect(link->id());
@@ -294,7 +302,8 @@ TEMPLATE_TEST_CASE("memory that was taken back is not touched any more", "[fault
     auto region = pair.server.add(there, kRemoteReadWrite);
     for (uint64_t i = 0; i < kParts; ++i) {
       const LocalRange from = wholeLocal(local);
-      REQUIRE(pair.up->write({&from, 1}, {region->key(), i * kPart, kPart}, Class::kDemand, 0) == Outcome::kOk);
+      REQUIRE(pair.up->write({&from, 1}, {region->key(), i * kPart, kPart}, Class::kDemand, 0) ==
+              Outcome::kOk);
     }
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 5000));
     region.reset();
@@ -325,7 +334,8 @@ TEMPLATE_TEST_CASE("the decorator: faults of every kind, contracts kept", "[faul
     client.queue.reset();
     client.endpoint = makeFaulty(std::move(client.endpoint), plan, &counts);
     client.queue = client.endpoint->makeQueue();
-    auto link = client.endpoint->connect(pair.listener->address(), {client.domain, client.queue, ""});
+    auto link =
+        client.endpoint->connect(pair.listener->address(), {client.domain, client.queue, ""});
     REQUIRE(link.ok());
     Buffer there(8 << 20, true), here(8 << 20);
     const auto region = pair.server.add(there, kRemoteReadWrite);
@@ -356,13 +366,15 @@ TEST_CASE("frames full of noise end the link with a reason", "[faults][fuzz]") {
   for (int round = 0; round < scaled(150); ++round) {
     RawPeer peer(pair.listener->address());
 
-    // Plausible frames with something wrong in them, on either connection, until the server has had enough.
+    // Plausible frames with something wrong in them, on either connection, until the server has had
+    // enough.
     bool closed = false;
     for (int frame = 0; frame < 200 && !closed; ++frame) {
       wire::Header bad;
       bad.frame = static_cast<wire::Frame>(random() % 20);
       bad.klass = static_cast<uint8_t>(random() % 6);
-      bad.length = random() % 4 == 0 ? static_cast<uint32_t>(random()) : static_cast<uint32_t>(random() % 3000);
+      bad.length = random() % 4 == 0 ? static_cast<uint32_t>(random())
+                                     : static_cast<uint32_t>(random() % 3000);
       bad.operation = random() % 3;
       bad.index = static_cast<uint32_t>(random() % 3);
       bad.code = static_cast<uint32_t>(random() % 300);
@@ -404,7 +416,8 @@ TEMPLATE_TEST_CASE("many threads, many links, at once", "[faults]", Tcp, Shm) {
       Completion batch[8];
       const size_t got = pair.server.queue->wait(batch, 10ms);
       for (size_t i = 0; i < got; ++i) {
-        if (batch[i].kind == Kind::kMessage) batch[i].link->send(MessageClass::kReply, batch[i].message.bytes());
+        if (batch[i].kind == Kind::kMessage)
+          batch[i].link->send(MessageClass::kReply, batch[i].message.bytes());
       }
     }
   });
@@ -441,13 +454,16 @@ TEMPLATE_TEST_CASE("many threads, many links, at once", "[faults]", Tcp, Shm) {
           OperationId id = 0;
           switch (own() % 3) {
             case 0:
-              outcome = link.value()->read({&range, 1}, remote, static_cast<Class>(own() % 4), slot, &id);
+              outcome =
+                  link.value()->read({&range, 1}, remote, static_cast<Class>(own() % 4), slot, &id);
               break;
             case 1:
-              outcome = link.value()->write({&range, 1}, remote, static_cast<Class>(own() % 4), slot, &id);
+              outcome = link.value()->write({&range, 1}, remote, static_cast<Class>(own() % 4),
+                                            slot, &id);
               break;
             default:
-              outcome = link.value()->send(MessageClass::kRequest, std::vector<std::byte>(own() % 1000));
+              outcome =
+                  link.value()->send(MessageClass::kRequest, std::vector<std::byte>(own() % 1000));
           }
           if (id != 0 && own() % 4 == 0) link.value()->raise(id, Class::kDemand);
           if (outcome == Outcome::kOk) ++outstanding;

@@ -27,7 +27,8 @@ Options patient() {
   return options;
 }
 
-/// Whatever arrives for this socket is lost, and so is every acknowledgement: its host has lost its power.
+/// Whatever arrives for this socket is lost, and so is every acknowledgement: its host has lost its
+/// power.
 void vanish(const base::UniqueFd& fd) {
   sock_filter nothing[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
   const sock_fprog program{1, nothing};
@@ -71,10 +72,12 @@ TEST_CASE("a peer that is stopped while its window is full keeps its link", "[ho
     wire::Header header;
     REQUIRE(recv(peer.lane.get(), &header, sizeof header, MSG_WAITALL) == sizeof header);
     REQUIRE(header.frame == wire::Frame::kData);
-    REQUIRE(recv(peer.lane.get(), got.data(), got.size(), MSG_WAITALL) == static_cast<ssize_t>(got.size()));
+    REQUIRE(recv(peer.lane.get(), got.data(), got.size(), MSG_WAITALL) ==
+            static_cast<ssize_t>(got.size()));
     REQUIRE(std::memcmp(got.data(), buffer.base + header.offset, got.size()) == 0);
   }
-  // It was asked whether it lives, and not again and again. (Where this took long to begin, once before it asked for anything.)
+  // It was asked whether it lives, and not again and again. (Where this took long to begin, once
+  // before it asked for anything.)
   char pings[4 * sizeof(wire::Header)];
   const ssize_t got_pings = recv(peer.control.get(), pings, sizeof pings, 0);
   REQUIRE((got_pings == sizeof(wire::Header) || got_pings == 2 * sizeof(wire::Header)));
@@ -104,7 +107,8 @@ TEST_CASE("a host that is gone is found in its time", "[hosts]") {
   CHECK(std::chrono::steady_clock::now() - begin < 6s);
   INFO(link->reason());
   const bool unacknowledged = link->reason().find("acknowledged nothing") != std::string::npos;
-  const bool timed_out = link->reason().find("timed out") != std::string::npos;  // by the system, for its own probes
+  const bool timed_out =
+      link->reason().find("timed out") != std::string::npos;  // by the system, for its own probes
   CHECK((unacknowledged || (timed_out && when != When::kBytesOnTheWay)));
   CHECK(pair.up->state() == LinkState::kUp);
 }

@@ -19,16 +19,18 @@ TEMPLATE_TEST_CASE("reads and writes move the right bytes", "[links]", Tcp, Shm)
   const auto region = pair.server.add(there, kRemoteReadWrite);
   const auto local = pair.client.add(here, kLocalOnly);
 
-  for (const uint64_t length :
-       {uint64_t{1}, uint64_t{4096}, uint64_t{65536}, uint64_t{65537}, uint64_t{2 << 20}, uint64_t{(8 << 20) - 13}}) {
+  for (const uint64_t length : {uint64_t{1}, uint64_t{4096}, uint64_t{65536}, uint64_t{65537},
+                                uint64_t{2 << 20}, uint64_t{(8 << 20) - 13}}) {
     const LocalRange into{local.get(), 13, length};
-    REQUIRE(pair.up->read({&into, 1}, {region->key(), 5, length}, Class::kDemand, length) == Outcome::kOk);
+    REQUIRE(pair.up->read({&into, 1}, {region->key(), 5, length}, Class::kDemand, length) ==
+            Outcome::kOk);
     const auto done = pair.client.await(Kind::kRead);
     REQUIRE(done.outcome == Outcome::kOk);
     REQUIRE(done.context == length);
     REQUIRE(done.bytes == length);
     bool same = true;
-    for (uint64_t i = 0; i < length; ++i) same = same && here.base[13 + i] == Buffer::patternAt(1, 5 + i);
+    for (uint64_t i = 0; i < length; ++i)
+      same = same && here.base[13 + i] == Buffer::patternAt(1, 5 + i);
     REQUIRE(same);
   }
 
@@ -61,7 +63,8 @@ TEMPLATE_TEST_CASE("local ranges scatter and gather", "[links]", Tcp, Shm) {
       total += length;
     }
     const uint64_t offset = random() % (there.length - total);
-    REQUIRE(pair.up->read(ranges, {region->key(), offset, total}, Class::kPrefetch, 0) == Outcome::kOk);
+    REQUIRE(pair.up->read(ranges, {region->key(), offset, total}, Class::kPrefetch, 0) ==
+            Outcome::kOk);
     REQUIRE(pair.client.await(Kind::kRead).outcome == Outcome::kOk);
     uint64_t at = offset;
     bool same = true;
@@ -71,7 +74,8 @@ TEMPLATE_TEST_CASE("local ranges scatter and gather", "[links]", Tcp, Shm) {
     }
     REQUIRE(same);
     // And back to where they came from: nothing changes.
-    REQUIRE(pair.up->write(ranges, {region->key(), offset, total}, Class::kDemand, 0) == Outcome::kOk);
+    REQUIRE(pair.up->write(ranges, {region->key(), offset, total}, Class::kDemand, 0) ==
+            Outcome::kOk);
     REQUIRE(pair.client.await(Kind::kWrite).outcome == Outcome::kOk);
     REQUIRE(there.holds(3, 0, there.length));
   }
@@ -119,7 +123,8 @@ TEMPLATE_TEST_CASE("messages arrive in order, within their room", "[links]", Tcp
   bool refused = false;
   while (got < 1000) {
     while (sent < 1000) {
-      const auto outcome = pair.up->send(MessageClass::kStream, bytesOf(std::to_string(sent)), bytesOf("!"));
+      const auto outcome =
+          pair.up->send(MessageClass::kStream, bytesOf(std::to_string(sent)), bytesOf("!"));
       if (outcome == Outcome::kNoCredit) {
         refused = true;
         break;
@@ -138,15 +143,16 @@ TEMPLATE_TEST_CASE("messages arrive in order, within their room", "[links]", Tcp
     }
   }
   REQUIRE(refused);
-  REQUIRE(pair.up->send(MessageClass::kNotice, std::vector<std::byte>(pair.up->maxMessageBytes() + 1)) ==
-          Outcome::kTooLong);
+  REQUIRE(pair.up->send(MessageClass::kNotice, std::vector<std::byte>(pair.up->maxMessageBytes() +
+                                                                      1)) == Outcome::kTooLong);
   const std::vector<std::byte> longest(pair.up->maxMessageBytes(), std::byte{7});
   REQUIRE(pair.up->send(MessageClass::kNotice, longest) == Outcome::kOk);
   REQUIRE(pair.server.await(Kind::kMessage).message.bytes().size() == longest.size());
 }
 
 TEMPLATE_TEST_CASE("messages stay in order, whoever receives them", "[links]", Tcp, Shm) {
-  // The receiver waits (and receives itself), polls, or is away (and the I/O thread receives), in turns.
+  // The receiver waits (and receives itself), polls, or is away (and the I/O thread receives), in
+  // turns.
   auto random = seededRandom("order");
   Pair pair(optionsFor(TestType::kChoice));
   constexpr int kCount = 8000;
@@ -168,7 +174,8 @@ TEMPLATE_TEST_CASE("messages stay in order, whoever receives them", "[links]", T
     Completion some[7];
     const uint64_t how = random() % 8;
     if (how == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
-    const size_t got = how < 4 ? pair.server.queue->poll(some) : pair.server.queue->wait(some, kLong);
+    const size_t got =
+        how < 4 ? pair.server.queue->poll(some) : pair.server.queue->wait(some, kLong);
     for (size_t i = 0; i < got; ++i) {
       int number = -1;
       std::memcpy(&number, some[i].message.bytes().data(), sizeof number);
@@ -186,12 +193,14 @@ TEMPLATE_TEST_CASE("a reply has its room from the request on", "[links]", Tcp, S
   options.notices = 1;
   Pair pair(options);
   REQUIRE(pair.peer->send(MessageClass::kReply, bytesOf("to nothing")) == Outcome::kNoCredit);
-  for (int i = 0; i < 4; ++i) REQUIRE(pair.up->send(MessageClass::kRequest, bytesOf("?")) == Outcome::kOk);
+  for (int i = 0; i < 4; ++i)
+    REQUIRE(pair.up->send(MessageClass::kRequest, bytesOf("?")) == Outcome::kOk);
   REQUIRE(pair.up->send(MessageClass::kRequest, bytesOf("?")) == Outcome::kNoCredit);
   for (int i = 0; i < 4; ++i) pair.server.await(Kind::kMessage);
   // Taken, but not answered: still no room for more.
   REQUIRE(!pair.client.next(50ms));
-  for (int i = 0; i < 4; ++i) REQUIRE(pair.peer->send(MessageClass::kReply, bytesOf("!")) == Outcome::kOk);
+  for (int i = 0; i < 4; ++i)
+    REQUIRE(pair.peer->send(MessageClass::kReply, bytesOf("!")) == Outcome::kOk);
   for (int i = 0; i < 4; ++i) {
     auto reply = pair.client.await(Kind::kMessage);
     REQUIRE(reply.message_class == MessageClass::kReply);
@@ -206,15 +215,19 @@ TEMPLATE_TEST_CASE("what is wrong is refused where it is asked", "[links]", Tcp,
   Buffer there(1 << 20), here(1 << 20);
   const auto region = pair.server.add(there, kRemoteRead);
   const auto local = pair.client.add(here, kLocalOnly);
-  const LocalRange all = wholeLocal(local), beyond{local.get(), 1, here.length}, none{nullptr, 0, here.length};
+  const LocalRange all = wholeLocal(local), beyond{local.get(), 1, here.length},
+                   none{nullptr, 0, here.length};
   REQUIRE(pair.up->read({&beyond, 1}, whole(region), Class::kDemand, 0) == Outcome::kBadRange);
   REQUIRE(pair.up->read({&none, 1}, whole(region), Class::kDemand, 0) == Outcome::kBadRange);
-  REQUIRE(pair.up->read({&all, 1}, {region->key(), 1, there.length}, Class::kDemand, 0) == Outcome::kBadRange);
-  REQUIRE(pair.up->read({&all, 1}, {region->key(), 0, there.length - 1}, Class::kDemand, 0) == Outcome::kBadRange);
+  REQUIRE(pair.up->read({&all, 1}, {region->key(), 1, there.length}, Class::kDemand, 0) ==
+          Outcome::kBadRange);
+  REQUIRE(pair.up->read({&all, 1}, {region->key(), 0, there.length - 1}, Class::kDemand, 0) ==
+          Outcome::kBadRange);
   REQUIRE(pair.up->state() == LinkState::kUp);
 }
 
-TEMPLATE_TEST_CASE("closing completes everything once, and tells both sides why", "[links]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("closing completes everything once, and tells both sides why", "[links]", Tcp,
+                   Shm) {
   Pair pair(anyThreads(TestType::kChoice));
   Buffer there(32 << 20), here(32 << 20);
   const auto region = pair.server.add(there, kRemoteReadWrite);
@@ -222,8 +235,9 @@ TEMPLATE_TEST_CASE("closing completes everything once, and tells both sides why"
   const LocalRange all = wholeLocal(local);
   constexpr uint64_t kCount = 40;
   for (uint64_t i = 0; i < kCount; ++i) {
-    const auto outcome = i % 2 == 0 ? pair.up->read({&all, 1}, whole(region), Class::kPrefetch, i)
-                                    : pair.up->write({&all, 1}, whole(region), Class::kWriteBack, i);
+    const auto outcome = i % 2 == 0
+                             ? pair.up->read({&all, 1}, whole(region), Class::kPrefetch, i)
+                             : pair.up->write({&all, 1}, whole(region), Class::kWriteBack, i);
     REQUIRE(outcome == Outcome::kOk);
   }
   const bool here_first = GENERATE(true, false);
@@ -246,7 +260,8 @@ TEMPLATE_TEST_CASE("closing completes everything once, and tells both sides why"
   REQUIRE((here_first ? pair.peer : pair.up)->reason().find("enough") != std::string::npos);
 }
 
-TEMPLATE_TEST_CASE("a thread that waits for some links hears them when there are many", "[links]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("a thread that waits for some links hears them when there are many", "[links]",
+                   Tcp, Shm) {
   Pair pair(optionsFor(TestType::kChoice));
   std::vector<LinkPtr> links = {pair.up};
   std::atomic<size_t> heard{0};
@@ -263,10 +278,12 @@ TEMPLATE_TEST_CASE("a thread that waits for some links hears them when there are
     waiter.join();
   });
   for (size_t all = 2; all <= 12; ++all) {
-    auto link = pair.client.endpoint->connect(pair.listener->address(), {pair.client.domain, pair.client.queue, ""});
+    auto link = pair.client.endpoint->connect(pair.listener->address(),
+                                              {pair.client.domain, pair.client.queue, ""});
     REQUIRE(link.ok());
     links.push_back(link.value());
-    for (const auto& each : links) REQUIRE(each->send(MessageClass::kNotice, bytesOf("hello")) == Outcome::kOk);
+    for (const auto& each : links)
+      REQUIRE(each->send(MessageClass::kNotice, bytesOf("hello")) == Outcome::kOk);
     const auto end = std::chrono::steady_clock::now() + kLong;
     while (heard < links.size()) {
       REQUIRE(std::chrono::steady_clock::now() < end);

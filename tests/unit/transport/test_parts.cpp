@@ -108,7 +108,8 @@ TEST_CASE("a background window follows what waits on the path", "[scheduler]") {
   constexpr uint32_t kPiece = kUnit / 4;
   BackgroundWindow slow(kUnit, 64 * kUnit, kUnit);
   for (int i = 0; i < 20'000; ++i) {
-    slow.answered(kPiece, 500 * static_cast<uint32_t>((slow.bytes() + kPiece - 1) / kPiece), i * 500);
+    slow.answered(kPiece, 500 * static_cast<uint32_t>((slow.bytes() + kPiece - 1) / kPiece),
+                  i * 500);
     REQUIRE(slow.bytes() <= kUnit + kUnit / 2);
   }
 }
@@ -184,9 +185,9 @@ TEST_CASE("a ring carries bytes between threads", "[ring]") {
   auto random = seededRandom("ring");
   auto made = Channel::make(4096);
   REQUIRE(made.ok());
-  auto opened =
-      Channel::open(base::UniqueFd(dup(made.value()->memoryFd())), base::UniqueFd(dup(made.value()->peerBell())),
-                    base::UniqueFd(dup(made.value()->ownBell())), 4096);
+  auto opened = Channel::open(base::UniqueFd(dup(made.value()->memoryFd())),
+                              base::UniqueFd(dup(made.value()->peerBell())),
+                              base::UniqueFd(dup(made.value()->ownBell())), 4096);
   REQUIRE(opened.ok());
   Ring& out = made.value()->out;
   Ring& in = opened.value()->in;
@@ -220,7 +221,9 @@ TEST_CASE("a channel that is not sealed, or of another size, is refused", "[ring
     base::UniqueFd memory(memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     REQUIRE(ftruncate(memory.get(), size) == 0);
     if (seal) REQUIRE(fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK) == 0);
-    return Channel::open(std::move(memory), base::UniqueFd(eventfd(0, 0)), base::UniqueFd(eventfd(0, 0)), 4096).ok();
+    return Channel::open(std::move(memory), base::UniqueFd(eventfd(0, 0)),
+                         base::UniqueFd(eventfd(0, 0)), 4096)
+        .ok();
   };
   auto good = Channel::make(4096);
   REQUIRE(good.ok());
@@ -255,8 +258,9 @@ base::UniqueFd oldSocket(const std::string& path, bool listens) {
 TEST_CASE("sockets of processes that were killed are removed, and no others", "[transport]") {
   const olpager::test::TemporaryFolder temporary;
   const std::string& folder = temporary.path;
-  const std::string dead = newSocketPath(folder), live = newSocketPath(folder), silent = newSocketPath(folder),
-                    fresh = newSocketPath(folder), file = newSocketPath(folder), link = newSocketPath(folder),
+  const std::string dead = newSocketPath(folder), live = newSocketPath(folder),
+                    silent = newSocketPath(folder), fresh = newSocketPath(folder),
+                    file = newSocketPath(folder), link = newSocketPath(folder),
                     other = folder + "/other.sock";
   oldSocket(dead, true).reset();
   oldSocket(other, true).reset();
@@ -297,12 +301,14 @@ TEST_CASE("a pair of one host whose file systems are not the same has TCP", "[tr
   CHECK(textOf(pair.server.await(Kind::kMessage).message) == "by TCP");
   // Who wants nothing else hears what is in the way.
   Side strict(optionsFor(Choice::kShm));
-  const auto refused = strict.endpoint->connect(pair.listener->address(), {strict.domain, strict.queue, ""});
+  const auto refused =
+      strict.endpoint->connect(pair.listener->address(), {strict.domain, strict.queue, ""});
   REQUIRE(!refused.ok());
   CHECK(refused.error().message.find("No such file") != std::string::npos);
 }
 
-TEST_CASE("a path where a killed process listened can be listened at again, a live one's can't", "[transport]") {
+TEST_CASE("a path where a killed process listened can be listened at again, a live one's can't",
+          "[transport]") {
   const olpager::test::TemporaryFolder folder;
   const std::string path = folder.path + "/mine.sock";
   oldSocket(path, true).reset();
@@ -325,7 +331,8 @@ TEST_CASE("what a write has failed with is told to who reads", "[transport]") {
   REQUIRE(listen(listener.get(), 1) == 0);
   SocketAddress bound;
   bound.length = sizeof bound.storage;
-  REQUIRE(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) == 0);
+  REQUIRE(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) ==
+          0);
   auto fd = connectSocket(bound, nowMs() + 5000);
   REQUIRE(fd.ok());
   REQUIRE(waitFor(listener.get(), POLLIN, nowMs() + 5000));
@@ -358,8 +365,8 @@ TEST_CASE("a forked child closes what the transport opened and nothing else", "[
   if (child == 0) {
     transport::closeInForkedChild();
     const bool own_open = fcntl(own.get(), F_GETFD) >= 0;
-    const bool others_open =
-        fcntl(programs.get(), F_GETFD) >= 0 && fcntl(reused, F_GETFD) >= 0 && fcntl(file.get(), F_GETFD) >= 0;
+    const bool others_open = fcntl(programs.get(), F_GETFD) >= 0 && fcntl(reused, F_GETFD) >= 0 &&
+                             fcntl(file.get(), F_GETFD) >= 0;
     _exit(own_open ? 1 : others_open ? 0 : 2);
   }
   int status = 0;

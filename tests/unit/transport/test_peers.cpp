@@ -1,4 +1,5 @@
-// Peers that have a right to be there and don't keep to the rules: each harms itself and nobody else.
+// Peers that have a right to be there and don't keep to the rules: each harms itself and nobody
+// else.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -46,14 +47,16 @@ TEST_CASE("a peer that asks and does not read the answers holds no memory", "[pe
   }());
   // More than all buffers on the way hold; the server ends it long before.
   for (int i = 0; i < 2000 && link->state() == LinkState::kUp; ++i) {
-    if (send(peer.control.get(), pings.data(), pings.size() * sizeof pings[0], MSG_NOSIGNAL) < 0) break;
+    if (send(peer.control.get(), pings.data(), pings.size() * sizeof pings[0], MSG_NOSIGNAL) < 0)
+      break;
   }
   REQUIRE(pair.server.await(Kind::kDown).link == link);
   REQUIRE(link->reason().find("does not read the answers") != std::string::npos);
   stillWorks(pair);
 }
 
-TEST_CASE("a peer that asks for mappings and does not read the answers holds no memory", "[peers]") {
+TEST_CASE("a peer that asks for mappings and does not read the answers holds no memory",
+          "[peers]") {
   Options options = optionsFor(Choice::kShm);
   options.limits.slices = 64;
   Pair pair(options);
@@ -67,7 +70,8 @@ TEST_CASE("a peer that asks for mappings and does not read the answers holds no 
   if (GENERATE(false, true)) region.reset();
   // As fast as they are taken, and far more than the ring for the answers holds.
   const auto end = std::chrono::steady_clock::now() + kLong;
-  for (int asked = 0; asked < 200'000 && link->state() == LinkState::kUp && std::chrono::steady_clock::now() < end;) {
+  for (int asked = 0; asked < 200'000 && link->state() == LinkState::kUp &&
+                      std::chrono::steady_clock::now() < end;) {
     if (!peer.channel->out.fits(sizeof ask)) {
       std::this_thread::sleep_for(1ms);
       continue;
@@ -102,7 +106,8 @@ TEST_CASE("a peer that asks for a slot which is in use loses its link", "[peers]
   stillWorks(pair);
 }
 
-TEST_CASE("a write that is answered before it was sent stays the transport's until it is", "[peers]") {
+TEST_CASE("a write that is answered before it was sent stays the transport's until it is",
+          "[peers]") {
   Pair pair(optionsFor(Choice::kTcp));
   RawPeer peer(pair.listener->address(), 4096);
   const LinkPtr link = pair.server.await(Kind::kUp).link;
@@ -126,7 +131,8 @@ TEST_CASE("a write that is answered before it was sent stays the transport's unt
   REQUIRE(sendAll(peer.control.get(), ack));
   REQUIRE(!pair.server.next(200ms));  // most of it is still to be sent, out of the region's memory
   std::vector<std::byte> got(push.length);
-  REQUIRE(recv(peer.lane.get(), got.data(), got.size(), MSG_WAITALL) == static_cast<ssize_t>(got.size()));
+  REQUIRE(recv(peer.lane.get(), got.data(), got.size(), MSG_WAITALL) ==
+          static_cast<ssize_t>(got.size()));
   REQUIRE(std::memcmp(got.data(), buffer.base, got.size()) == 0);
   const auto done = pair.server.await(Kind::kWrite);
   REQUIRE(done.outcome == Outcome::kOk);
@@ -154,10 +160,12 @@ TEST_CASE("a slice that is left half sent does not hold the memory it goes to", 
   push.key = region->key().key;
   REQUIRE(sendAll(peer.lane.get(), push));
   const std::vector<std::byte> half(32 << 10);
-  REQUIRE(send(peer.lane.get(), half.data(), half.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(half.size()));
+  REQUIRE(send(peer.lane.get(), half.data(), half.size(), MSG_NOSIGNAL) ==
+          static_cast<ssize_t>(half.size()));
   // It is alive otherwise: it answers every ping.
   std::thread alive([&] {
-    for (wire::Header header; recv(peer.control.get(), &header, sizeof header, MSG_WAITALL) == sizeof header;) {
+    for (wire::Header header;
+         recv(peer.control.get(), &header, sizeof header, MSG_WAITALL) == sizeof header;) {
       if (header.frame != wire::Frame::kPing) break;
       header.frame = wire::Frame::kPong;
       if (!sendAll(peer.control.get(), header)) break;
@@ -262,8 +270,8 @@ TEST_CASE("an acceptor that answers what was not asked for is refused", "[peers]
   });
   Options options = optionsFor(Choice::kTcp);
   Side side(options);
-  const auto link =
-      side.endpoint->connect("127.0.0.1:" + std::to_string(ntohs(address.sin_port)), {side.domain, side.queue, ""});
+  const auto link = side.endpoint->connect("127.0.0.1:" + std::to_string(ntohs(address.sin_port)),
+                                           {side.domain, side.queue, ""});
   REQUIRE(!link.ok());
   REQUIRE(link.error().message.find("its answer") != std::string::npos);
   acceptor.join();

@@ -1,4 +1,5 @@
-// Several listeners behind one address: whom a connection goes to, and that nobody is held up by who comes for another.
+// Several listeners behind one address: whom a connection goes to, and that nobody is held up by
+// who comes for another.
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -51,7 +52,9 @@ struct Behind {
 /// Has the address, with a key of its own, and two behind it with other keys.
 struct Front {
   explicit Front(const std::string& address = "127.0.0.1:0", Choice choice = Choice::kTcp)
-      : side(with(1)), first(with(2, choice), *routes, kFirst), second(with(3, choice), *routes, kSecond) {
+      : side(with(1)),
+        first(with(2, choice), *routes, kFirst),
+        second(with(3, choice), *routes, kSecond) {
     auto listening = side.endpoint->listen(address, into(side), routes);
     REQUIRE(listening.ok());
     listener = std::move(listening.value());
@@ -101,7 +104,8 @@ bool closes(const base::UniqueFd& fd) {
 
 }  // namespace
 
-TEST_CASE("behind one address each is reached by its route, with all lanes and with its own key", "[routes]") {
+TEST_CASE("behind one address each is reached by its route, with all lanes and with its own key",
+          "[routes]") {
   const auto choice = GENERATE(Choice::kTcp, Choice::kShm);
   const bool unix_socket = GENERATE(false, true);
   const olpager::test::TemporaryFolder folder;
@@ -154,7 +158,8 @@ TEST_CASE("a route alone opens nothing", "[routes]") {
   const auto listener = alone.endpoint->listen("127.0.0.1:0", into(alone));
   REQUIRE(listener.ok());
   Side client(with(1));
-  const auto link = client.endpoint->connect(listener.value()->address(), {client.domain, client.queue, "", kFirst});
+  const auto link = client.endpoint->connect(listener.value()->address(),
+                                             {client.domain, client.queue, "", kFirst});
   REQUIRE(!link.ok());
   CHECK(link.error().message.find("is not here") != std::string::npos);
 }
@@ -171,7 +176,8 @@ TEST_CASE("limits of who is behind an address are its own", "[routes]") {
   Side client(with(2));
   std::string told;
   for (int i = 0; i < 20 && told.empty(); ++i) {
-    const auto link = client.endpoint->connect(listener.value()->address(), {client.domain, client.queue, "", kFirst});
+    const auto link = client.endpoint->connect(listener.value()->address(),
+                                               {client.domain, client.queue, "", kFirst});
     if (!link.ok()) told = link.error().message;
   }
   INFO(told);
@@ -201,13 +207,15 @@ TEST_CASE("strangers who come by a route without end keep nobody out", "[routes]
   while (opened < 1000) std::this_thread::sleep_for(1ms);
   std::vector<std::string> refused;
   for (int i = 0; i < 5; ++i) {
-    for (const auto& why : {front.tryTo(1, 0, front.side), front.tryTo(3, kSecond, front.second.side)}) {
+    for (const auto& why :
+         {front.tryTo(1, 0, front.side), front.tryTo(3, kSecond, front.second.side)}) {
       if (!why.empty()) refused.push_back(why);
     }
   }
   // Lanes cost nobody his turn, also by the route that they come by.
   if (kind == wire::Preamble::Kind::kLane) {
-    if (const auto why = front.tryTo(2, kFirst, front.first.side); !why.empty()) refused.push_back(why);
+    if (const auto why = front.tryTo(2, kFirst, front.first.side); !why.empty())
+      refused.push_back(why);
   }
   stop = true;
   stranger.join();
@@ -230,8 +238,10 @@ TEST_CASE("who does not take what is handed over to him loses it, and nobody wai
   std::this_thread::sleep_for(1500ms);  // for so long they may wait
   for (const auto& fd : open) {
     wire::Header said;
-    refused +=
-        recv(fd.get(), &said, sizeof said, MSG_DONTWAIT) == sizeof said && said.frame == wire::Frame::kGoodbye ? 1 : 0;
+    refused += recv(fd.get(), &said, sizeof said, MSG_DONTWAIT) == sizeof said &&
+                       said.frame == wire::Frame::kGoodbye
+                   ? 1
+                   : 0;
   }
   CHECK(refused > 100);
   CHECK(refused < 400);
@@ -249,7 +259,8 @@ TEST_CASE("what is no connection on the socket for them is passed over", "[route
   REQUIRE(listener.ok());
   const int socket = sockets.value().from.get();
   wire::Preamble preamble;
-  REQUIRE(send(socket, &preamble, sizeof preamble, MSG_NOSIGNAL) == sizeof preamble);  // without a descriptor
+  REQUIRE(send(socket, &preamble, sizeof preamble, MSG_NOSIGNAL) ==
+          sizeof preamble);  // without a descriptor
   int ends[2];
   REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
   const base::UniqueFd far(ends[0]);
@@ -259,11 +270,13 @@ TEST_CASE("what is no connection on the socket for them is passed over", "[route
   CHECK(closes(far));
   const base::UniqueFd unconnected(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)),
       file(memfd_create("x", MFD_CLOEXEC));
-  for (const int fd : {unconnected.get(), file.get()}) REQUIRE(sendWithFds(socket, &preamble, sizeof preamble, &fd, 1));
+  for (const int fd : {unconnected.get(), file.get()})
+    REQUIRE(sendWithFds(socket, &preamble, sizeof preamble, &fd, 1));
   routes->add(kFirst, std::move(sockets.value().from));
   Side front(with(1));
   const auto at = front.endpoint->listen("127.0.0.1:0", into(front), routes);
   REQUIRE(at.ok());
   Side client(with(2));
-  CHECK(client.endpoint->connect(at.value()->address(), {client.domain, client.queue, "", kFirst}).ok());
+  CHECK(client.endpoint->connect(at.value()->address(), {client.domain, client.queue, "", kFirst})
+            .ok());
 }

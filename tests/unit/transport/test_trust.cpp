@@ -34,7 +34,8 @@ std::shared_ptr<const KeyRing> ringOf(const std::vector<std::pair<std::string, u
   return std::make_shared<const KeyRing>(all);
 }
 
-Options keyed(const std::vector<std::pair<std::string, uint8_t>>& keys, Tls tls, Choice choice = Choice::kTcp) {
+Options keyed(const std::vector<std::pair<std::string, uint8_t>>& keys, Tls tls,
+              Choice choice = Choice::kTcp) {
   Options options = optionsFor(choice);
   options.keys = ringOf(keys);
   options.tls = tls;
@@ -45,9 +46,10 @@ Options keyed(const std::vector<std::pair<std::string, uint8_t>>& keys, Tls tls,
 /// A server that accepts everything, and raw sockets to it.
 struct Target {
   explicit Target(const Options& options) : side(options) {
-    auto listening = side.endpoint->listen("127.0.0.1:0", [this](const PeerInfo&) -> Result<Accepted> {
-      return Accepted{side.domain, side.queue};
-    });
+    auto listening =
+        side.endpoint->listen("127.0.0.1:0", [this](const PeerInfo&) -> Result<Accepted> {
+          return Accepted{side.domain, side.queue};
+        });
     REQUIRE(listening.ok());
     listener = std::move(listening.value());
   }
@@ -86,8 +88,8 @@ struct Target {
 
 TEST_CASE("a port is a number up to 65535", "[trust]") {
   CHECK(resolve("127.0.0.1:65535", false).ok());
-  for (const char* address :
-       {"127.0.0.1:65536", "127.0.0.1:99999", "127.0.0.1:4294967297", "127.0.0.1:-1", "127.0.0.1:7070:"})
+  for (const char* address : {"127.0.0.1:65536", "127.0.0.1:99999", "127.0.0.1:4294967297",
+                              "127.0.0.1:-1", "127.0.0.1:7070:"})
     CHECK_FALSE(resolve(address, false).ok());
 }
 
@@ -116,7 +118,9 @@ TEST_CASE("whose key files are used", "[trust]") {
   }
   CHECK(checkKeyAccess(0644, kMe, kMe, "/key").error().message ==
         "key file /key: others can read or change it (mode 644); run: chmod 600 /key");
-  CHECK(checkKeyAccess(0644, kRoot, kMe, "/key").error().message.ends_with("; run: chmod g-wx,o= /key"));
+  CHECK(checkKeyAccess(0644, kRoot, kMe, "/key")
+            .error()
+            .message.ends_with("; run: chmod g-wx,o= /key"));
 }
 
 TEST_CASE("key files", "[trust]") {
@@ -153,7 +157,8 @@ TEST_CASE("key files", "[trust]") {
   }
   SECTION("not there") {
     const std::string why = loadKeys(folder.path + "/none").error().message;
-    for (const char* place : {"--key", "OL_KEY", "olpager.toml", "$CREDENTIALS_DIRECTORY", "olctl keygen"})
+    for (const char* place :
+         {"--key", "OL_KEY", "olpager.toml", "$CREDENTIALS_DIRECTORY", "olctl keygen"})
       REQUIRE(why.find(place) != std::string::npos);
   }
   SECTION("bad lines") {
@@ -165,7 +170,8 @@ TEST_CASE("key files", "[trust]") {
     REQUIRE(loadKeys(path).error().message.find(":2:") != std::string::npos);
   }
   SECTION("several") {
-    std::ofstream(path) << "# keys\na:" << std::string(64, 'a') << "\n\nb:" << std::string(64, 'B') << "\n";
+    std::ofstream(path) << "# keys\na:" << std::string(64, 'a') << "\n\nb:" << std::string(64, 'B')
+                        << "\n";
     const auto several = loadKeys(path);
     REQUIRE(several.ok());
     REQUIRE(several.value()->size() == 2);
@@ -180,7 +186,8 @@ TEST_CASE("key files", "[trust]") {
 TEST_CASE("with a key everything works at each level of encryption", "[trust]") {
   const auto level = GENERATE(Tls::kOff, Tls::kControl, Tls::kAll);
   const auto choice = GENERATE(Choice::kTcp, Choice::kShm);
-  Pair pair(keyed({{"first", 1}, {"second", 2}}, level, choice), keyed({{"second", 2}}, Tls::kOff, choice));
+  Pair pair(keyed({{"first", 1}, {"second", 2}}, level, choice),
+            keyed({{"second", 2}}, Tls::kOff, choice));
   REQUIRE(pair.peer->peer().key_name == "second");
   REQUIRE(pair.up->peer().tls == level);  // the stricter of both
   Buffer there(4 << 20), here(4 << 20);
@@ -226,7 +233,8 @@ TEST_CASE("without the right key nobody gets in", "[trust]") {
   // And a node with a key does not talk to one without.
   Target open(optionsFor(Choice::kTcp));
   Side client(server);
-  const auto closed = client.endpoint->connect(open.listener->address(), {client.domain, client.queue, ""});
+  const auto closed =
+      client.endpoint->connect(open.listener->address(), {client.domain, client.queue, ""});
   REQUIRE(!closed.ok());
   REQUIRE(closed.error().message.find("this node has none") != std::string::npos);
   open.works(optionsFor(Choice::kTcp));
@@ -234,7 +242,9 @@ TEST_CASE("without the right key nobody gets in", "[trust]") {
 
 TEST_CASE("without a key there is only loopback", "[trust]") {
   Side side(optionsFor(Choice::kTcp));
-  const AcceptFn accept = [&](const PeerInfo&) -> Result<Accepted> { return Accepted{side.domain, side.queue}; };
+  const AcceptFn accept = [&](const PeerInfo&) -> Result<Accepted> {
+    return Accepted{side.domain, side.queue};
+  };
   for (const char* address : {"0.0.0.0:0", "[::]:0"}) {
     const auto refused = side.endpoint->listen(address, accept);
     REQUIRE(!refused.ok());
@@ -306,7 +316,8 @@ TEST_CASE("a tap on the wire sees nothing, and can't play it again", "[trust]") 
   size_t total = 0;
   for (const auto& stream : heard) {
     total += stream.size();
-    REQUIRE(std::string_view(stream.data(), stream.size()).find("secret in the page") == std::string_view::npos);
+    REQUIRE(std::string_view(stream.data(), stream.size()).find("secret in the page") ==
+            std::string_view::npos);
   }
   REQUIRE(total > here.length);
   // Played again, byte by byte, it opens nothing: no link, no lane.
@@ -371,8 +382,8 @@ TEST_CASE("handshakes a second", "[trust]") {
   std::this_thread::sleep_for(300ms);
   for (const int fd : all) {
     wire::Header said;
-    if (recv(fd, &said, sizeof said, MSG_DONTWAIT) == sizeof said && said.frame == wire::Frame::kGoodbye &&
-        Target::closed(fd)) {
+    if (recv(fd, &said, sizeof said, MSG_DONTWAIT) == sizeof said &&
+        said.frame == wire::Frame::kGoodbye && Target::closed(fd)) {
       ++closed_at_once;
     }
     close(fd);
@@ -387,7 +398,8 @@ TEST_CASE("who asks too often is told so, with a key as well", "[trust]") {
   Side client(options);
   std::string told;
   for (int i = 0; i < 20 && told.empty(); ++i) {
-    const auto link = client.endpoint->connect(target.listener->address(), {client.domain, client.queue, ""});
+    const auto link =
+        client.endpoint->connect(target.listener->address(), {client.domain, client.queue, ""});
     if (!link.ok()) told = link.error().message;
   }
   INFO(told);
@@ -409,7 +421,8 @@ TEST_CASE("a stranger who connects without end keeps nobody out", "[trust]") {
       setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
       sockaddr_in from{};
       from.sin_family = AF_INET;
-      from.sin_addr.s_addr = htonl(many_addresses ? INADDR_LOOPBACK + 1 + i % 250 : INADDR_LOOPBACK);
+      from.sin_addr.s_addr =
+          htonl(many_addresses ? INADDR_LOOPBACK + 1 + i % 250 : INADDR_LOOPBACK);
       if (bind(fd.get(), reinterpret_cast<sockaddr*>(&from), sizeof from) != 0) continue;
       if (connect(fd.get(), to.get(), to.length) != 0 && errno != EINPROGRESS) continue;
       ++opened;
@@ -424,7 +437,8 @@ TEST_CASE("a stranger who connects without end keeps nobody out", "[trust]") {
   std::vector<std::string> refused;
   for (int i = 0; i < 10; ++i) {
     Side client(options);
-    const auto link = client.endpoint->connect(target.listener->address(), {client.domain, client.queue, ""});
+    const auto link =
+        client.endpoint->connect(target.listener->address(), {client.domain, client.queue, ""});
     if (!link.ok()) refused.push_back(link.error().message);
   }
   stop = true;
@@ -441,7 +455,8 @@ TEST_CASE("who is refused at once is told why, with a key as well", "[trust]") {
   REQUIRE(listen(listener.get(), 1) == 0);
   SocketAddress bound;
   bound.length = sizeof bound.storage;
-  REQUIRE(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) == 0);
+  REQUIRE(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) ==
+          0);
   std::thread refuses([&] {
     const base::UniqueFd peer(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     struct {
@@ -477,7 +492,8 @@ TEST_CASE("a wrong version is told so", "[trust]") {
   close(fd);
 }
 
-TEMPLATE_TEST_CASE("a key or range that was never granted ends the link, and nothing else", "[trust]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("a key or range that was never granted ends the link, and nothing else",
+                   "[trust]", Tcp, Shm) {
   Pair pair(optionsFor(TestType::kChoice));
   const LinkPtr other = pair.connect();
   const LinkPtr other_peer = pair.server.await(Kind::kUp).link;
@@ -496,8 +512,8 @@ TEMPLATE_TEST_CASE("a key or range that was never granted ends the link, and not
   if (what == 1) bad.key.length += bad.length;
   if (what == 2) write = true;             // without the right
   if (what == 3) bad.key = hidden->key();  // registered, granted to nobody
-  const auto posted =
-      write ? pair.up->write({&all, 1}, bad, Class::kDemand, 1) : pair.up->read({&all, 1}, bad, Class::kDemand, 1);
+  const auto posted = write ? pair.up->write({&all, 1}, bad, Class::kDemand, 1)
+                            : pair.up->read({&all, 1}, bad, Class::kDemand, 1);
   REQUIRE(posted == Outcome::kOk);
   const auto done = pair.client.await(write ? Kind::kWrite : Kind::kRead);
   REQUIRE(done.outcome == Outcome::kLinkDown);
@@ -510,7 +526,8 @@ TEMPLATE_TEST_CASE("a key or range that was never granted ends the link, and not
   REQUIRE(here.holds(9, 0, here.length));
 }
 
-TEMPLATE_TEST_CASE("a key that was taken back refuses the operation, not the link", "[trust]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("a key that was taken back refuses the operation, not the link", "[trust]", Tcp,
+                   Shm) {
   const bool shared = GENERATE(false, true);
   Pair pair(optionsFor(TestType::kChoice));
   Buffer there(1 << 20, shared), here(1 << 20);
@@ -554,9 +571,11 @@ TEST_CASE("noise in place of a handshake", "[trust][fuzz]") {
     std::vector<uint8_t> bytes(sizeof good);
     std::memcpy(bytes.data(), &good, sizeof good);
     const size_t changes = 1 + random() % 8;
-    for (size_t i = 0; i < changes; ++i) bytes[random() % bytes.size()] = static_cast<uint8_t>(random());
+    for (size_t i = 0; i < changes; ++i)
+      bytes[random() % bytes.size()] = static_cast<uint8_t>(random());
     bytes.resize(random() % 3 == 0 ? random() % bytes.size() : bytes.size());
-    for (size_t extra = random() % 200; extra != 0; --extra) bytes.push_back(static_cast<uint8_t>(random()));
+    for (size_t extra = random() % 200; extra != 0; --extra)
+      bytes.push_back(static_cast<uint8_t>(random()));
     const int fd = target.connect();
     send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
     shutdown(fd, SHUT_WR);

@@ -1,4 +1,5 @@
-// Each kernel applies many operations to a pair of operands; the test computes the same on the host.
+// Each kernel applies many operations to a pair of operands; the test computes the same on the
+// host.
 #include <cstdint>
 
 template <typename T>
@@ -22,8 +23,10 @@ __device__ void integers(const T* a, const T* b, T* out, int n) {
   r[11] = x >> (y & (sizeof(T) * 8 - 1));
 }
 
-#define INTEGERS(name, type) \
-  extern "C" __global__ void name(const type* a, const type* b, type* out, int n) { integers(a, b, out, n); }
+#define INTEGERS(name, type)                                                        \
+  extern "C" __global__ void name(const type* a, const type* b, type* out, int n) { \
+    integers(a, b, out, n);                                                         \
+  }
 INTEGERS(int_s8, int8_t)
 INTEGERS(int_u8, uint8_t)
 INTEGERS(int_s16, int16_t)
@@ -62,31 +65,36 @@ extern "C" __global__ void bits(const uint32_t* a, const uint32_t* b, uint32_t* 
   r[19] = __dp2a_lo((int)x, (int)y, 9);
   asm("bfe.u32 %0, %1, %2, %3;" : "=r"(r[20]) : "r"(x), "r"(y & 31), "r"(y >> 5 & 31));
   asm("bfe.s32 %0, %1, %2, %3;" : "=r"(r[21]) : "r"(x), "r"(y & 31), "r"(y >> 5 & 31));
-  asm("bfi.b32 %0, %1, %2, %3, %4;" : "=r"(r[22]) : "r"(x), "r"(0xA5A5A5A5u), "r"(y & 31), "r"(y >> 5 & 31));
+  asm("bfi.b32 %0, %1, %2, %3, %4;"
+      : "=r"(r[22])
+      : "r"(x), "r"(0xA5A5A5A5u), "r"(y & 31), "r"(y >> 5 & 31));
   asm("lop3.b32 %0, %1, %2, %3, 0x96;" : "=r"(r[23]) : "r"(x), "r"(y), "r"(0x12345678u));
 }
 
-// Sums, differences and products of two words with the carry out of them. The last warp is not full.
-#define CARRIES(name, type, bits, constraint)                                                                  \
-  extern "C" __global__ void name(const type* a, const type* b, type* out, int n) {                            \
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;                                                       \
-    if (i >= n) return;                                                                                        \
-    const type x = a[i], y = a[n - 1 - i], z = b[i], w = b[n - 1 - i];                                         \
-    type* const r = out + i * 11;                                                                              \
-    asm("add.cc." bits " %0, %3, %5;\n\taddc.cc." bits " %1, %4, %6;\n\taddc." bits " %2, 0, 0;"               \
-        : "=&" constraint(r[0]), "=&" constraint(r[1]), "=" constraint(r[2])                                   \
-        : constraint(x), constraint(y), constraint(z), constraint(w));                                         \
-    asm("sub.cc." bits " %0, %3, %5;\n\tsubc.cc." bits " %1, %4, %6;\n\tsubc." bits " %2, 0, 0;"               \
-        : "=&" constraint(r[3]), "=&" constraint(r[4]), "=" constraint(r[5])                                   \
-        : constraint(x), constraint(y), constraint(z), constraint(w));                                         \
-    asm("mad.lo.cc." bits " %0, %3, %5, %4;\n\tmadc.hi.cc." bits " %1, %3, %5, %6;\n\taddc." bits " %2, 0, 0;" \
-        : "=&" constraint(r[6]), "=&" constraint(r[7]), "=" constraint(r[8])                                   \
-        : constraint(x), constraint(y), constraint(z), constraint(w));                                         \
-    asm("{.reg ." bits " t; sub.cc." bits " t, %2, %4;\n\tsubc.cc." bits " t, %3, %5;\n\taddc." bits           \
-        " %0, 0, 0;\n\t"                                                                                       \
-        "add.cc." bits " t, %2, %4;\n\tsubc." bits " %1, 0, 0;}"                                               \
-        : "=&" constraint(r[9]), "=" constraint(r[10])                                                         \
-        : constraint(x), constraint(y), constraint(z), constraint(w));                                         \
+// Sums, differences and products of two words with the carry out of them. The last warp is not
+// full.
+#define CARRIES(name, type, bits, constraint)                                                     \
+  extern "C" __global__ void name(const type* a, const type* b, type* out, int n) {               \
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;                                          \
+    if (i >= n) return;                                                                           \
+    const type x = a[i], y = a[n - 1 - i], z = b[i], w = b[n - 1 - i];                            \
+    type* const r = out + i * 11;                                                                 \
+    asm("add.cc." bits " %0, %3, %5;\n\taddc.cc." bits " %1, %4, %6;\n\taddc." bits " %2, 0, 0;"  \
+        : "=&" constraint(r[0]), "=&" constraint(r[1]), "=" constraint(r[2])                      \
+        : constraint(x), constraint(y), constraint(z), constraint(w));                            \
+    asm("sub.cc." bits " %0, %3, %5;\n\tsubc.cc." bits " %1, %4, %6;\n\tsubc." bits " %2, 0, 0;"  \
+        : "=&" constraint(r[3]), "=&" constraint(r[4]), "=" constraint(r[5])                      \
+        : constraint(x), constraint(y), constraint(z), constraint(w));                            \
+    asm("mad.lo.cc." bits " %0, %3, %5, %4;\n\tmadc.hi.cc." bits " %1, %3, %5, %6;\n\taddc." bits \
+        " %2, 0, 0;"                                                                              \
+        : "=&" constraint(r[6]), "=&" constraint(r[7]), "=" constraint(r[8])                      \
+        : constraint(x), constraint(y), constraint(z), constraint(w));                            \
+    asm("{.reg ." bits " t; sub.cc." bits " t, %2, %4;\n\tsubc.cc." bits                          \
+        " t, %3, %5;\n\taddc." bits                                                               \
+        " %0, 0, 0;\n\t"                                                                          \
+        "add.cc." bits " t, %2, %4;\n\tsubc." bits " %1, 0, 0;}"                                  \
+        : "=&" constraint(r[9]), "=" constraint(r[10])                                            \
+        : constraint(x), constraint(y), constraint(z), constraint(w));                            \
   }
 CARRIES(carries_u32, uint32_t, "u32", "r")
 CARRIES(carries_u64, unsigned long long, "u64", "l")
@@ -114,8 +122,8 @@ __device__ void wideIntegers(const T* a, const T* b, T* out, int n) {
 extern "C" __global__ void int_s128(const __int128* a, const __int128* b, __int128* out, int n) {
   wideIntegers(a, b, out, n);
 }
-extern "C" __global__ void int_u128(const unsigned __int128* a, const unsigned __int128* b, unsigned __int128* out,
-                                    int n) {
+extern "C" __global__ void int_u128(const unsigned __int128* a, const unsigned __int128* b,
+                                    unsigned __int128* out, int n) {
   wideIntegers(a, b, out, n);
 }
 
@@ -159,10 +167,12 @@ __device__ void floats(const T* a, const T* b, const T* c, T* out, int n) {
   r[8] = -x;
   r[9] = (T)((x < y) + 2 * (x == y) + 4 * (x > y) + 8 * (x != y) + 16 * (x <= y) + 32 * (x >= y));
 }
-extern "C" __global__ void float_f32(const float* a, const float* b, const float* c, float* out, int n) {
+extern "C" __global__ void float_f32(const float* a, const float* b, const float* c, float* out,
+                                     int n) {
   floats(a, b, c, out, n);
 }
-extern "C" __global__ void float_f64(const double* a, const double* b, const double* c, double* out, int n) {
+extern "C" __global__ void float_f64(const double* a, const double* b, const double* c, double* out,
+                                     int n) {
   floats(a, b, c, out, n);
 }
 

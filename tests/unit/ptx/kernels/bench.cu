@@ -28,14 +28,16 @@ extern "C" __global__ void float_loop(float* out, uint32_t n) {
 }
 
 extern "C" __global__ void copy(const uint4* in, uint4* out, uint64_t n) {
-  for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < n; i += (uint64_t)gridDim.x * blockDim.x)
+  for (uint64_t i = blockIdx.x * (uint64_t)blockDim.x + threadIdx.x; i < n;
+       i += (uint64_t)gridDim.x * blockDim.x)
     out[i] = in[i];
 }
 
 extern "C" __global__ void reduce(const float* in, float* out, uint32_t n) {
   __shared__ float sums[256];
   float sum = 0;
-  for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) sum += in[i];
+  for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    sum += in[i];
   sums[threadIdx.x] = sum;
   __syncthreads();
   for (uint32_t s = blockDim.x / 2; s > 0; s >>= 1) {

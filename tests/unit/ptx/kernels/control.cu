@@ -57,14 +57,17 @@ extern "C" __global__ void switches(const int* in, int* out, int n) {
   out[i] = r;
 }
 
-__device__ __noinline__ unsigned fibonacci(unsigned n) { return n < 2 ? n : fibonacci(n - 1) + fibonacci(n - 2); }
+__device__ __noinline__ unsigned fibonacci(unsigned n) {
+  return n < 2 ? n : fibonacci(n - 1) + fibonacci(n - 2);
+}
 __device__ __noinline__ int ackermann(int m, int n) {
   if (m == 0) return n + 1;
   if (n == 0) return ackermann(m - 1, 1);
   return ackermann(m - 1, ackermann(m, n - 1));
 }
 extern "C" __global__ void recursion(unsigned* out) {
-  out[threadIdx.x] = fibonacci(threadIdx.x % 13) + 1000 * ackermann(threadIdx.x % 3, threadIdx.x % 4);
+  out[threadIdx.x] =
+      fibonacci(threadIdx.x % 13) + 1000 * ackermann(threadIdx.x % 3, threadIdx.x % 4);
 }
 __device__ __noinline__ int endless(int n) { return n < 0 ? 0 : endless(n + 1) + threadIdx.x + n; }
 extern "C" __global__ void overflow(int* out) { out[threadIdx.x] = endless(1); }
@@ -231,8 +234,8 @@ extern "C" __global__ void grid_sync(int* data, int* out) {
 
 extern "C" __global__ void prints(int n) {
   if ((int)threadIdx.x < n) {
-    printf("thread %d of %u: %5.2f %s %c %lld %x %%\n", threadIdx.x, blockDim.x, threadIdx.x * 0.5, "text", 'c',
-           1234567890123LL, 255u);
+    printf("thread %d of %u: %5.2f %s %c %lld %x %%\n", threadIdx.x, blockDim.x, threadIdx.x * 0.5,
+           "text", 'c', 1234567890123LL, 255u);
   }
 }
 extern "C" __global__ void asserts(const int* in) { assert(in[threadIdx.x] >= 0); }
@@ -270,7 +273,8 @@ extern "C" __global__ void by_value(const __grid_constant__ Big in, Big* out) {
   out[threadIdx.x].c = *(&in.c);
 }
 
-// Memory from the stack: a different amount for each thread, in a function beside the caller's own, in a loop, and given back.
+// Memory from the stack: a different amount for each thread, in a function beside the caller's own,
+// in a loop, and given back.
 __device__ __noinline__ int sumOfDoubles(const int* values, int n) {
   int* const copy = (int*)alloca(n * sizeof(int));
   for (int i = 0; i < n; ++i) copy[i] = values[i] * 2;

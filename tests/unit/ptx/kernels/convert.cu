@@ -53,7 +53,8 @@ extern "C" __global__ void half_to_float(float* f16, float* bf16) {
   bf16[i] = __bfloat162float(__ushort_as_bfloat16((unsigned short)i));
 }
 
-extern "C" __global__ void float_to_half(const float* a, unsigned short* f16, unsigned short* bf16, int n) {
+extern "C" __global__ void float_to_half(const float* a, unsigned short* f16, unsigned short* bf16,
+                                         int n) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
   f16[i * 4] = __half_as_ushort(__float2half_rn(a[i]));
@@ -63,7 +64,8 @@ extern "C" __global__ void float_to_half(const float* a, unsigned short* f16, un
   bf16[i] = __bfloat16_as_ushort(__float2bfloat16_rn(a[i]));
 }
 
-extern "C" __global__ void half_arithmetic(const __half* a, const __half* b, const __half* c, __half* out, int n) {
+extern "C" __global__ void half_arithmetic(const __half* a, const __half* b, const __half* c,
+                                           __half* out, int n) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
   __half* const r = out + i * 8;
@@ -77,14 +79,16 @@ extern "C" __global__ void half_arithmetic(const __half* a, const __half* b, con
   r[7] = __float2half((float)(__hlt(a[i], b[i]) + 2 * __heq(a[i], b[i]) + 4 * __hgeu(a[i], b[i])));
 }
 
-extern "C" __global__ void half2_arithmetic(const __half2* a, const __half2* b, __half2* out, int n) {
+extern "C" __global__ void half2_arithmetic(const __half2* a, const __half2* b, __half2* out,
+                                            int n) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
   out[i * 2] = __hfma2(a[i], b[i], a[i]);
   out[i * 2 + 1] = __hadd2(a[i], b[i]);
 }
 
-extern "C" __global__ void bf16_arithmetic(const __nv_bfloat16* a, const __nv_bfloat16* b, __nv_bfloat16* out, int n) {
+extern "C" __global__ void bf16_arithmetic(const __nv_bfloat16* a, const __nv_bfloat16* b,
+                                           __nv_bfloat16* out, int n) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
   out[i * 3] = a[i] + b[i];
@@ -92,6 +96,7 @@ extern "C" __global__ void bf16_arithmetic(const __nv_bfloat16* a, const __nv_bf
 #if __CUDA_ARCH__ >= 800
   out[i * 3 + 2] = __hfma(a[i], b[i], a[i]);
 #else
-  out[i * 3 + 2] = __float2bfloat16(fmaf(__bfloat162float(a[i]), __bfloat162float(b[i]), __bfloat162float(a[i])));
+  out[i * 3 + 2] = __float2bfloat16(
+      fmaf(__bfloat162float(a[i]), __bfloat162float(b[i]), __bfloat162float(a[i])));
 #endif
 }

@@ -8,8 +8,9 @@ extern "C" __global__ void vector_add(const float* a, const float* b, float* c, 
   if (i < n) c[i] = a[i] + b[i];
 }
 
-extern "C" __global__ void vectors(const int4* a, const float2* b, const uchar4* c, const double2* d, int4* oa,
-                                   float2* ob, uchar4* oc, double2* od) {
+extern "C" __global__ void vectors(const int4* a, const float2* b, const uchar4* c,
+                                   const double2* d, int4* oa, float2* ob, uchar4* oc,
+                                   double2* od) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   int4 x = a[i];
   x = make_int4(x.w, x.z, x.y, x.x);
@@ -36,8 +37,9 @@ extern "C" __global__ void cached(const int* in, int* out) {
   __stwt(out + i, out[i] + 1);
 }
 
-extern "C" __global__ void atomics(int* i32, unsigned* u32, unsigned long long* u64, float* f32, double* f64,
-                                   __half2* h2, __nv_bfloat162* b2, unsigned short* u16) {
+extern "C" __global__ void atomics(int* i32, unsigned* u32, unsigned long long* u64, float* f32,
+                                   double* f64, __half2* h2, __nv_bfloat162* b2,
+                                   unsigned short* u16) {
   const unsigned t = blockIdx.x * blockDim.x + threadIdx.x;
   atomicAdd(i32, (int)t - 100);
   atomicMin(i32 + 1, (int)t - 500);
@@ -73,7 +75,8 @@ extern "C" __global__ void histogram(const unsigned char* in, unsigned* out, int
   __shared__ unsigned local[256];
   for (int i = threadIdx.x; i < 256; i += blockDim.x) local[i] = 0;
   __syncthreads();
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) atomicAdd(&local[in[i]], 1u);
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    atomicAdd(&local[in[i]], 1u);
   __syncthreads();
   for (int i = threadIdx.x; i < 256; i += blockDim.x) atomicAdd(&out[i], local[i]);
 }
@@ -82,7 +85,8 @@ extern "C" __global__ void histogram(const unsigned char* in, unsigned* out, int
 extern "C" __global__ void reduce(const float* in, double* out, int n) {
   __shared__ double part[32];
   double sum = 0;
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) sum += in[i];
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    sum += in[i];
   for (int k = 16; k > 0; k /= 2) sum += __shfl_down_sync(~0u, sum, k);
   if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = sum;
   __syncthreads();

@@ -1,4 +1,5 @@
-// What needs a newer target: clusters, warp reductions, asynchronous copies, vector atomics, barriers in shared memory.
+// What needs a newer target: clusters, warp reductions, asynchronous copies, vector atomics,
+// barriers in shared memory.
 #include <cooperative_groups.h>
 #include <cooperative_groups/memcpy_async.h>
 #include <cooperative_groups/reduce.h>
@@ -56,7 +57,8 @@ extern "C" __global__ void shared_barrier(int* out) {
   }
 }
 
-// Copies that a barrier in shared memory is told of: by a block, of a size known to be aligned or not, and by a thread.
+// Copies that a barrier in shared memory is told of: by a block, of a size known to be aligned or
+// not, and by a thread.
 extern "C" __global__ void barrier_copies(const int* in, int* out, int words) {
   __shared__ cuda::barrier<cuda::thread_scope_block> barrier;
   __shared__ alignas(16) int box[3][256];
@@ -77,7 +79,8 @@ extern "C" __global__ void barrier_copies(const int* in, int* out, int words) {
   }
 }
 
-// Two stages of a pipeline, copies by cooperative groups, and thread copies without the count of them.
+// Two stages of a pipeline, copies by cooperative groups, and thread copies without the count of
+// them.
 extern "C" __global__ void pipelines(const int* in, int* out, int rounds) {
   __shared__ cuda::pipeline_shared_state<cuda::thread_scope_block, 2> state;
   __shared__ alignas(16) int stage[2][256];
@@ -99,7 +102,8 @@ extern "C" __global__ void pipelines(const int* in, int* out, int rounds) {
   out[rounds * 256 + threadIdx.x] = stage[0][(threadIdx.x + 7) % 256];
 }
 
-// By hand. r: the arrivals missing at the first one; whether the phase ended before its bytes had come, after, and the next.
+// By hand. r: the arrivals missing at the first one; whether the phase ended before its bytes had
+// come, after, and the next.
 extern "C" __global__ void bulk_copies(const int* in, int* out, int* r) {
   __shared__ alignas(16) int box[64];
   __shared__ uint64_t barrier;
@@ -107,10 +111,12 @@ extern "C" __global__ void bulk_copies(const int* in, int* out, int* r) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(box));
   const auto ended = [&](unsigned parity) {
     unsigned done;
-    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-                 : "=r"(done)
-                 : "r"(at), "r"(parity)
-                 : "memory");
+    asm volatile(
+        "{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, "
+        "p;}"
+        : "=r"(done)
+        : "r"(at), "r"(parity)
+        : "memory");
     return done;
   };
   if (threadIdx.x == 0) {
@@ -125,7 +131,8 @@ extern "C" __global__ void bulk_copies(const int* in, int* out, int* r) {
     r[1] = ended(0);
     for (int i = 0; i < 2; ++i) {
       asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to + i * 128),
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+          "[%3];" ::"r"(to + i * 128),
           "l"(in + i * 32), "r"(128), "r"(at)
           : "memory");
     }
@@ -140,7 +147,8 @@ extern "C" __global__ void bulk_copies(const int* in, int* out, int* r) {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncthreads();
   if (threadIdx.x == 0) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(out + 64), "r"(to), "r"(256)
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(out + 64),
+                 "r"(to), "r"(256)
                  : "memory");
     asm volatile("cp.async.bulk.commit_group;\n\tcp.async.bulk.wait_group 0;" ::: "memory");
   }
@@ -157,7 +165,8 @@ extern "C" __global__ void wide_cas(Pair* pair, int* counter) {
     Pair next{seen.a + 1, seen.b - 1};
     Pair old;
     asm volatile(
-        "{.reg .b128 c, n, o; mov.b128 c, {%3, %4}; mov.b128 n, {%5, %6}; atom.global.cas.b128 o, [%2], c, n; mov.b128 "
+        "{.reg .b128 c, n, o; mov.b128 c, {%3, %4}; mov.b128 n, {%5, %6}; atom.global.cas.b128 o, "
+        "[%2], c, n; mov.b128 "
         "{%0, %1}, o;}"
         : "=l"(old.a), "=l"(old.b)
         : "l"(pair), "l"(seen.a), "l"(seen.b), "l"(next.a), "l"(next.b)
@@ -168,7 +177,8 @@ extern "C" __global__ void wide_cas(Pair* pair, int* counter) {
 }
 
 // d = a b + c by one warp: a is 8 x 4, b 4 x 8, both by rows.
-extern "C" __global__ void mma_doubles(const double* a, const double* b, const double* c, double* d) {
+extern "C" __global__ void mma_doubles(const double* a, const double* b, const double* c,
+                                       double* d) {
 #if __CUDA_ARCH__ >= 800
   const unsigned lane = threadIdx.x, row = lane / 4, column = lane % 4 * 2;
   double d0, d1;

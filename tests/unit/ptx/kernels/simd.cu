@@ -1,4 +1,5 @@
-// The intrinsics for parts of a word, of which some are instructions, and the video instructions that programs write themselves.
+// The intrinsics for parts of a word, of which some are instructions, and the video instructions
+// that programs write themselves.
 #include <cstdint>
 
 #define ONE(name) *r++ = __##name(x);
@@ -48,7 +49,8 @@ extern "C" __global__ void simd(const uint32_t* a, const uint32_t* b, uint32_t* 
 }
 
 // Sums and the like that are compared, three operands, of a word or of halves.
-extern "C" __global__ void three(const uint32_t* a, const uint32_t* b, const uint32_t* c, uint32_t* out, int n) {
+extern "C" __global__ void three(const uint32_t* a, const uint32_t* b, const uint32_t* c,
+                                 uint32_t* out, int n) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
   const uint32_t x = a[i], y = b[i], z = c[i];
@@ -69,11 +71,13 @@ extern "C" __global__ void three(const uint32_t* a, const uint32_t* b, const uin
 }
 
 #define VIDEO(name) asm(name " %0, %1, %2, %3;" : "=r"(*r++) : "r"(x), "r"(y), "r"(7u));
-#define VIDEOS(name)                                                                              \
-  VIDEO(name "2.u32.u32.u32")                                                                     \
-  VIDEO(name "2.s32.s32.s32.sat") VIDEO(name "2.s32.s32.u32.add") VIDEO(name "4.u32.u32.u32")     \
-      VIDEO(name "4.s32.s32.s32") VIDEO(name "4.u32.s32.s32.sat") VIDEO(name "4.s32.u32.s32.sat") \
-          VIDEO(name "4.u32.u32.u32.add")
+#define VIDEOS(name)              \
+  VIDEO(name "2.u32.u32.u32")     \
+  VIDEO(name "2.s32.s32.s32.sat") \
+  VIDEO(name "2.s32.s32.u32.add") \
+  VIDEO(name "4.u32.u32.u32")     \
+  VIDEO(name "4.s32.s32.s32")     \
+  VIDEO(name "4.u32.s32.s32.sat") VIDEO(name "4.s32.u32.s32.sat") VIDEO(name "4.u32.u32.u32.add")
 extern "C" __global__ void videos(const uint32_t* a, const uint32_t* b, uint32_t* out, int n) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;

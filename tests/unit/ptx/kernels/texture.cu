@@ -1,4 +1,5 @@
-// Texture and surface functions of CUDA C++, each as a kernel: `at` holds a thread's coordinates, w the layer.
+// Texture and surface functions of CUDA C++, each as a kernel: `at` holds a thread's coordinates, w
+// the layer.
 #include <cuda_runtime.h>
 
 #define THREAD                                         \
@@ -9,11 +10,13 @@ extern "C" __global__ void fetch_1d(cudaTextureObject_t t, const float4* at, flo
   THREAD;
   out[i] = tex1Dfetch<float4>(t, int(at[i].x));
 }
-extern "C" __global__ void fetch_1d_signed(cudaTextureObject_t t, const float4* at, int4* out, int n) {
+extern "C" __global__ void fetch_1d_signed(cudaTextureObject_t t, const float4* at, int4* out,
+                                           int n) {
   THREAD;
   out[i] = tex1Dfetch<int4>(t, int(at[i].x));
 }
-extern "C" __global__ void fetch_1d_unsigned(cudaTextureObject_t t, const float4* at, uint4* out, int n) {
+extern "C" __global__ void fetch_1d_unsigned(cudaTextureObject_t t, const float4* at, uint4* out,
+                                             int n) {
   THREAD;
   out[i] = tex1Dfetch<uint4>(t, int(at[i].x));
 }
@@ -41,7 +44,8 @@ extern "C" __global__ void layered_2d(cudaTextureObject_t t, const float4* at, f
 extern "C" __global__ void levels_2d(cudaTextureObject_t t, const float4* at, float4* out, int n) {
   THREAD;
   const float2 d = make_float2(0.25f, 4.0f);
-  float4 a = tex2DLod<float4>(t, at[i].x, at[i].y, 3.0f), b = tex2DGrad<float4>(t, at[i].x, at[i].y, d, d);
+  float4 a = tex2DLod<float4>(t, at[i].x, at[i].y, 3.0f),
+         b = tex2DGrad<float4>(t, at[i].x, at[i].y, d, d);
   bool resident = false;
   const float4 c = tex2D<float4>(t, at[i].x, at[i].y, &resident);
   a.x += b.x + c.x, a.y += b.y + c.y, a.z += b.z + c.z, a.w += b.w + c.w;
@@ -59,7 +63,8 @@ extern "C" __global__ void gather_red(cudaTextureObject_t t, const float4* at, f
   THREAD;
   out[i] = tex2Dgather<float4>(t, at[i].x, at[i].y, 0);
 }
-extern "C" __global__ void gather_alpha(cudaTextureObject_t t, const float4* at, float4* out, int n) {
+extern "C" __global__ void gather_alpha(cudaTextureObject_t t, const float4* at, float4* out,
+                                        int n) {
   THREAD;
   out[i] = tex2Dgather<float4>(t, at[i].x, at[i].y, 3);
 }
@@ -83,9 +88,10 @@ __device__ void copyAll(cudaSurfaceObject_t from, cudaSurfaceObject_t to, int wi
   surf2Dread(&value, from, x * int(sizeof(T)), y);
   surf2Dwrite(value, to, x * int(sizeof(T)), height - 1 - y);
 }
-#define COPY(name, T)                                                                                        \
-  extern "C" __global__ void name(cudaSurfaceObject_t from, cudaSurfaceObject_t to, int width, int height) { \
-    copyAll<T>(from, to, width, height);                                                                     \
+#define COPY(name, T)                                                                          \
+  extern "C" __global__ void name(cudaSurfaceObject_t from, cudaSurfaceObject_t to, int width, \
+                                  int height) {                                                \
+    copyAll<T>(from, to, width, height);                                                       \
   }
 COPY(flip_u8, unsigned char)
 COPY(flip_u8x4, uchar4)
@@ -102,9 +108,11 @@ extern "C" __global__ void bounds(cudaSurfaceObject_t s, const int4* at, float4*
   surf2Dwrite(77.0f, s, at[i].x, at[i].y + 1000, cudaBoundaryModeZero);
   out[i] = make_float4(clamped, zeroed, 0, 0);
 }
-extern "C" __global__ void trap(cudaSurfaceObject_t s, int x, int y, float* out) { surf2Dread(out, s, x, y); }
-extern "C" __global__ void shapes(cudaSurfaceObject_t one, cudaSurfaceObject_t three, cudaSurfaceObject_t rows,
-                                  cudaSurfaceObject_t layers, int* out) {
+extern "C" __global__ void trap(cudaSurfaceObject_t s, int x, int y, float* out) {
+  surf2Dread(out, s, x, y);
+}
+extern "C" __global__ void shapes(cudaSurfaceObject_t one, cudaSurfaceObject_t three,
+                                  cudaSurfaceObject_t rows, cudaSurfaceObject_t layers, int* out) {
   const int i = threadIdx.x;
   int v;
   surf1Dread(&v, one, i * 4);
