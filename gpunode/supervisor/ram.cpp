@@ -8,7 +8,7 @@
 #include "base/size.h"
 #include "gpunode/supervisor/shares.h"
 #include "gpunode/supervisor/supervisor.h"
-#include "pager/budgets.h"
+#include "pager/residency/budgets.h"
 
 namespace olpager::gpunode {
 

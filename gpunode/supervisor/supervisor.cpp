@@ -24,8 +24,8 @@
 #include "gpunode/supervisor/launch_worker.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/visible_devices.h"
-#include "pager/budgets.h"
 #include "pager/counters/files.h"
+#include "pager/residency/budgets.h"
 
 namespace olpager::gpunode {
 namespace {

@@ -23,7 +23,7 @@
 #include "interpose/local/placing.h"
 #include "interpose/local/relief.h"
 #include "interpose/local/root.h"
-#include "pager/budgets.h"
+#include "pager/residency/budgets.h"
 
 using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
                                  // functions

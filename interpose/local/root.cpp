@@ -35,9 +35,9 @@
 #include "interpose/forward/sessions.h"
 #include "interpose/local/driver_loader.h"
 #include "interpose/local/ipc_exports.h"
+#include "memserver/tier/connect.h"
 #include "pager/counters/counters.h"
 #include "pager/driver_api.h"
-#include "pager/remote/remote_tier.h"
 
 namespace olpager::local {
 
@@ -128,18 +128,18 @@ pager::PoolOptions optionsFrom(const base::Settings& settings) {
 
 // Memory of other machines, where the settings name any. The Error says what can't be reached, or
 // trusted.
-Result<std::shared_ptr<pager::RemoteTier>> remoteFrom(const base::Settings& settings) {
-  if (settings.memservers.empty()) return std::shared_ptr<pager::RemoteTier>();
-  pager::RemoteOptions options;
+Result<std::shared_ptr<pager::LowerTier>> lowerTierFrom(const base::Settings& settings) {
+  if (settings.memservers.empty()) return std::shared_ptr<pager::LowerTier>();
+  memserver::TierOptions options;
   options.memservers = settings.memservers;
   options.replicas = settings.replicas;
   options.label = program_invocation_short_name;
   auto network = transport::optionsFrom(settings);
   if (!network.ok()) return network.error();
   options.transport = std::move(network).value();
-  auto made = pager::RemoteTier::connect(options);
+  auto made = memserver::connectTier(options);
   if (!made.ok()) return made.error();
-  return std::shared_ptr<pager::RemoteTier>(std::move(made).value());
+  return std::shared_ptr<pager::LowerTier>(std::move(made).value());
 }
 
 void* resolveInDriver(void* handle, const char* name) { return dlsym(handle, name); }
@@ -249,12 +249,12 @@ CUresult makePool(Root& state) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   pager::PoolOptions options = optionsFrom(state.settings);
-  auto remote = remoteFrom(state.settings);
+  auto remote = lowerTierFrom(state.settings);
   if (!remote.ok()) {
     complain(remote.error().message);
     return CUDA_ERROR_INVALID_VALUE;
   }
-  options.remote = std::move(remote).value();
+  options.lower = std::move(remote).value();
   Result<std::unique_ptr<pager::Pool>> made = pager::Pool::create(options, functions);
   if (!made.ok()) {
     complain(made.error().message);

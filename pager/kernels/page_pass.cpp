@@ -2,6 +2,9 @@
 // kernel.
 #include "pager/kernels/page_pass.h"
 
+#include <cstddef>
+#include <vector>
+
 #include "pager/kernels/hash_constants.h"
 
 #if defined(__x86_64__)
@@ -105,6 +108,13 @@ size_t findWordInRange(const uint64_t* words, size_t count, uint64_t base, uint6
   if (has_avx2) return findAvx2(words, count, base, size);
 #endif
   return findPlain(words, count, base, size);
+}
+
+PageHash hashMemory(const void* memory, uint64_t bytes) {
+  std::vector<PageHash> pages(bytes / kHashPageBytes);
+  for (size_t page = 0; page < pages.size(); ++page)
+    pages[page] = hashPage(static_cast<const std::byte*>(memory) + page * kHashPageBytes);
+  return combineHashes(pages.data(), pages.size());
 }
 
 }  // namespace olpager::kernels

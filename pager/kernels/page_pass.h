@@ -37,6 +37,8 @@ PageHash hashPage(const void* page);
 /// Of a run of `count` pages from their hashes. Their order matters: each step multiplies by an odd
 /// constant before it adds.
 PageHash combineHashes(const PageHash* pages, size_t count);
+/// Hash of `bytes` (whole pages) at `memory`, by the CPU: about 10 GB/s.
+PageHash hashMemory(const void* memory, uint64_t bytes);
 
 /// Which addresses are looked for, and the bit of each in a bitmap of bits() bits, 32-bit words:
 /// one for each page of the global range, then one for each granule of 1 << outside_shift bytes

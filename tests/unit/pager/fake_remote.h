@@ -1,6 +1,6 @@
 // A lower tier for tests: keeps copies in this process, ends transfers after a random time in a
 // random order, and can be told to have no room or to lose what it has. A use against the contract
-// of remote_tier.h ends the test.
+// of lower_tier.h ends the test.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,14 @@
 #include <mutex>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "pager/remote/remote_tier.h"
+#include "pager/tiers/lower_tier.h"
 
 namespace olpager::pager::test {
 
-class FakeRemote final : public RemoteTier {
+class FakeRemote final : public LowerTier {
  public:
   FakeRemote(uint64_t capacity, uint64_t seed)
       : capacity_(capacity), random_(seed), thread_([this] { run(); }) {}
@@ -32,7 +33,7 @@ class FakeRemote final : public RemoteTier {
     thread_.join();
   }
 
-  void send(uint64_t id, const void* memory, uint64_t bytes, const RemoteHash* hash) override {
+  void send(uint64_t id, const void* memory, uint64_t bytes, const ContentHash* hash) override {
     std::lock_guard lock(mutex_);
     if (busy(id)) broken_ = "a second transfer of one id";
     jobs_.push_back({id, true, const_cast<void*>(memory), bytes, due()});  // NOLINT: only read
@@ -78,7 +79,7 @@ class FakeRemote final : public RemoteTier {
         {id, false, Outcome::kNotNow, hashed(copies_[id].data(), copies_[id].size())});
     jobs_.erase(job);
   }
-  bool holds(uint64_t id, const RemoteHash& hash) const override {
+  bool holds(uint64_t id, const ContentHash& hash) const override {
     std::lock_guard lock(mutex_);
     const auto found = copies_.find(id);
     if (found == copies_.end() || hashed(found->second.data(), found->second.size()) != hash)
@@ -89,7 +90,7 @@ class FakeRemote final : public RemoteTier {
     }
     return true;
   }
-  std::vector<uint64_t> heldIds() const override {
+  std::vector<uint64_t> heldAddresses() const override {
     std::lock_guard lock(mutex_);
     std::vector<uint64_t> ids;
     for (const auto& [id, copy] : copies_)
@@ -105,8 +106,8 @@ class FakeRemote final : public RemoteTier {
     std::lock_guard lock(mutex_);
     return std::exchange(finished_, {});
   }
-  RemoteFigures figures() const override {
-    RemoteFigures figures;
+  TierFigures figures() const override {
+    TierFigures figures;
     figures.capacity_bytes = capacity_;
     figures.held_bytes = held();
     return figures;
@@ -161,8 +162,8 @@ class FakeRemote final : public RemoteTier {
     Clock::time_point due;
   };
 
-  static RemoteHash hashed(const void* memory, uint64_t bytes) {
-    std::vector<RemoteHash> pages;
+  static ContentHash hashed(const void* memory, uint64_t bytes) {
+    std::vector<ContentHash> pages;
     for (uint64_t at = 0; at < bytes; at += kernels::kHashPageBytes)
       pages.push_back(kernels::hashPage(static_cast<const char*>(memory) + at));
     return kernels::combineHashes(pages.data(), pages.size());
@@ -176,7 +177,7 @@ class FakeRemote final : public RemoteTier {
     for (const Job& job : jobs_)
       if (job.id == id) return true;
     for (const Finished& one : finished_)
-      if (one.id == id) return true;
+      if (one.address == id) return true;
     return false;
   }
   Clock::time_point due() { return Clock::now() + std::chrono::microseconds(random_() % 3000); }

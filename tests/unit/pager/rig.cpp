@@ -117,7 +117,7 @@ Rig::Rig(const RigOptions& options) : watchdog_(options.seconds), options_(optio
   given.host.bytes = options.host;
   given.reach = options.reach;
   given.report = options.report;
-  given.remote = options.remote;
+  given.lower = options.remote;
   DriverApi api = gpu.api;
   if (options.alter != nullptr) options.alter(api);
   auto pool = Pool::create(given, api);

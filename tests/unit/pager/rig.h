@@ -89,7 +89,7 @@ struct RigOptions {
   Reach reach = Reach::kTraced;
   Report report = Report::kNode;
   unsigned seconds = 120;
-  std::shared_ptr<RemoteTier> remote = nullptr;
+  std::shared_ptr<LowerTier> remote = nullptr;
   void (*alter)(DriverApi& api) = nullptr;  // puts functions that fail in the pager's table
 };
 

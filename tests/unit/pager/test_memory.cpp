@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "base/sanitizer.h"
-#include "pager/region.h"
+#include "pager/space/region.h"
 #include "tests/unit/pager/rig.h"
 
 using namespace olpager::pager;

@@ -2,7 +2,7 @@
 #include <atomic>
 #include <chrono>
 
-#include "pager/sparse.h"
+#include "pager/residency/sparse.h"
 #include "tests/unit/pager/rig.h"
 
 using namespace olpager::pager;

@@ -11,7 +11,7 @@
 #include <set>
 #include <thread>
 
-#include "pager/launches.h"
+#include "pager/launch/launches.h"
 #include "tests/unit/pager/rig.h"
 
 using namespace olpager::pager;

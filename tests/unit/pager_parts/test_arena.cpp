@@ -7,7 +7,7 @@
 #include <set>
 #include <vector>
 
-#include "pager/arena.h"
+#include "pager/space/arena.h"
 #include "tests/catch.h"
 #include "tests/unit/pager_parts/seed.h"
 

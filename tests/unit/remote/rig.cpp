@@ -36,8 +36,8 @@ bool Bytes::holds(uint64_t seed) const {
 void Bytes::clear() { std::memset(base, 0, length); }
 
 namespace {
-RemoteOptions optionsFor(const std::vector<const Server*>& servers, unsigned replicas) {
-  RemoteOptions options;
+memserver::TierOptions optionsFor(const std::vector<const Server*>& servers, unsigned replicas) {
+  memserver::TierOptions options;
   for (const Server* server : servers) options.memservers.push_back(server->address());
   options.replicas = replicas;
   options.transport = memserver::test::optionsFor(servers[0]->choice);
@@ -46,12 +46,12 @@ RemoteOptions optionsFor(const std::vector<const Server*>& servers, unsigned rep
 }  // namespace
 
 Caller::Caller(const std::vector<const Server*>& servers, unsigned replicas,
-               const EndpointMaker& make)
+               const memserver::EndpointMaker& make)
     : Caller(optionsFor(servers, replicas), make) {}
 
-Caller::Caller(RemoteOptions options, const EndpointMaker& make) {
+Caller::Caller(memserver::TierOptions options, const memserver::EndpointMaker& make) {
   options.label = "test";
-  auto connected = make ? connectRemoteTier(options, make) : RemoteTier::connect(options);
+  auto connected = make ? memserver::connectTier(options, make) : memserver::connectTier(options);
   INFO((connected.ok() ? "" : connected.error().message));
   REQUIRE(connected.ok());
   tier = std::move(connected.value());
@@ -62,7 +62,7 @@ Caller::Caller(RemoteOptions options, const EndpointMaker& make) {
   });
 }
 
-void Caller::send(uint64_t id, const Bytes& bytes, const RemoteHash* hash) {
+void Caller::send(uint64_t id, const Bytes& bytes, const ContentHash* hash) {
   tier->send(id, bytes.base, bytes.length, hash);
 }
 
@@ -70,16 +70,16 @@ void Caller::receive(uint64_t id, Bytes& bytes, bool urgent) {
   tier->receive(id, bytes.base, bytes.length, urgent);
 }
 
-RemoteTier::Finished Caller::await(uint64_t id) {
+LowerTier::Finished Caller::await(uint64_t id) {
   const auto end = std::chrono::steady_clock::now() + memserver::test::kLong;
   std::unique_lock lock(mutex_);
   for (;;) {
-    for (const RemoteTier::Finished& one : tier->take()) {
-      if (!finished_.emplace(one.id, one).second) std::abort();  // twice
+    for (const LowerTier::Finished& one : tier->take()) {
+      if (!finished_.emplace(one.address, one).second) std::abort();  // twice
       changed_.notify_all();
     }
     if (const auto found = finished_.find(id); found != finished_.end()) {
-      const RemoteTier::Finished result = found->second;
+      const LowerTier::Finished result = found->second;
       finished_.erase(found);
       return result;
     }
@@ -88,12 +88,12 @@ RemoteTier::Finished Caller::await(uint64_t id) {
   }
 }
 
-RemoteTier::Outcome Caller::sent(uint64_t id, const Bytes& bytes) {
+LowerTier::Outcome Caller::sent(uint64_t id, const Bytes& bytes) {
   send(id, bytes);
   return await(id).outcome;
 }
 
-RemoteTier::Outcome Caller::received(uint64_t id, Bytes& bytes) {
+LowerTier::Outcome Caller::received(uint64_t id, Bytes& bytes) {
   receive(id, bytes, true);
   return await(id).outcome;
 }

@@ -9,8 +9,8 @@
 #include <set>
 #include <vector>
 
-#include "pager/remote/endpoint_maker.h"
-#include "pager/remote/remote_tier.h"
+#include "memserver/tier/connect.h"
+#include "pager/tiers/lower_tier.h"
 #include "tests/unit/memserver/rig.h"
 
 namespace olpager::pager::test {
@@ -45,24 +45,24 @@ class Bytes {
 class Caller {
  public:
   Caller(const std::vector<const Server*>& servers, unsigned replicas,
-         const EndpointMaker& make = {});
-  explicit Caller(RemoteOptions options, const EndpointMaker& make = {});
+         const memserver::EndpointMaker& make = {});
+  explicit Caller(memserver::TierOptions options, const memserver::EndpointMaker& make = {});
   ~Caller() { tier.reset(); }
 
-  void send(uint64_t id, const Bytes& bytes, const RemoteHash* hash = nullptr);
+  void send(uint64_t id, const Bytes& bytes, const ContentHash* hash = nullptr);
   void receive(uint64_t id, Bytes& bytes, bool urgent = false);
   /// The end of the transfer of this id; fails the test when none comes.
-  RemoteTier::Finished await(uint64_t id);
-  RemoteTier::Outcome sent(uint64_t id, const Bytes& bytes);
-  RemoteTier::Outcome received(uint64_t id, Bytes& bytes);
+  LowerTier::Finished await(uint64_t id);
+  LowerTier::Outcome sent(uint64_t id, const Bytes& bytes);
+  LowerTier::Outcome received(uint64_t id, Bytes& bytes);
 
-  std::unique_ptr<RemoteTier> tier;
+  std::unique_ptr<LowerTier> tier;
   std::atomic<uint64_t> wakes{0};
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<uint64_t, RemoteTier::Finished> finished_;
+  std::map<uint64_t, LowerTier::Finished> finished_;
 };
 
 }  // namespace olpager::pager::test

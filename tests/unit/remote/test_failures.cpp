@@ -6,7 +6,7 @@
 
 namespace olpager::pager::test {
 
-using Outcome = RemoteTier::Outcome;
+using Outcome = LowerTier::Outcome;
 
 namespace {
 
@@ -179,16 +179,16 @@ TEST_CASE("wrong bytes are noticed", "[failures]") {
   std::unique_ptr<Caller> caller;
   while (!caller) {  // a greeting may be hit as well
     ++plan.seed;
-    const EndpointMaker faulty =
+    const memserver::EndpointMaker faulty =
         [&](const transport::Options& options) -> Result<std::unique_ptr<transport::Endpoint>> {
       auto made = transport::makeEndpoint(options);
       if (!made.ok()) return made.error();
       return transport::makeFaulty(std::move(made.value()), plan, &counts);
     };
-    RemoteOptions options;
+    memserver::TierOptions options;
     options.memservers = {a.address(), b.address()};
     options.transport = memserver::test::optionsFor(Choice::kTcp);
-    if (connectRemoteTier(options, faulty).ok())
+    if (memserver::connectTier(options, faulty).ok())
       caller = std::make_unique<Caller>(std::vector<const Server*>{&a, &b}, replicas, faulty);
   }
   Bytes bytes(4 * kMiB);
@@ -452,7 +452,7 @@ TEST_CASE("a recall moves with the leases to a new connection, and ends there", 
     auto made = transport::makeFaultyWire(a.address(), {});
     REQUIRE(made.ok());
     const auto wire = std::move(made.value());
-    RemoteOptions options;
+    memserver::TierOptions options;
     options.memservers.push_back(wire->address());
     options.replicas = 1;
     options.transport = memserver::test::optionsFor(Choice::kTcp);

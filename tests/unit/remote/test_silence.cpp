@@ -4,7 +4,7 @@
 
 namespace olpager::pager::test {
 
-using Outcome = RemoteTier::Outcome;
+using Outcome = LowerTier::Outcome;
 
 namespace {
 
@@ -27,9 +27,9 @@ struct Silenced {  // a memserver behind a cable
   std::unique_ptr<transport::FaultyWire> wire;
 };
 
-RemoteOptions optionsFor(const std::vector<const Silenced*>& servers, unsigned replicas,
-                         uint32_t stall_ms) {
-  RemoteOptions options;
+memserver::TierOptions optionsFor(const std::vector<const Silenced*>& servers, unsigned replicas,
+                                  uint32_t stall_ms) {
+  memserver::TierOptions options;
   for (const Silenced* server : servers) options.memservers.push_back(server->wire->address());
   options.replicas = replicas;
   options.transport = memserver::test::optionsFor(Choice::kTcp);

@@ -3,7 +3,7 @@
 
 namespace olpager::pager::test {
 
-using Outcome = RemoteTier::Outcome;
+using Outcome = LowerTier::Outcome;
 
 TEMPLATE_TEST_CASE("what was sent comes back", "[transfers]", Tcp, Shm) {
   const unsigned replicas = GENERATE(1u, 2u);
@@ -30,14 +30,14 @@ TEMPLATE_TEST_CASE("what was sent comes back", "[transfers]", Tcp, Shm) {
     for (auto& [id, sent] : all) {
       sent.seed = random();
       sent.bytes->fill(sent.seed);
-      const RemoteHash hash = hashOf(sent.bytes->base, sent.bytes->length);
+      const ContentHash hash = kernels::hashMemory(sent.bytes->base, sent.bytes->length);
       caller.send(id, *sent.bytes, id % 2 == 0 ? &hash : nullptr);
     }
     for (auto& [id, sent] : all) {
       const auto done = caller.await(id);
       REQUIRE(done.outcome == Outcome::kDone);
       CHECK(done.sent);
-      CHECK(done.hash == hashOf(sent.bytes->base, sent.bytes->length));
+      CHECK(done.hash == kernels::hashMemory(sent.bytes->base, sent.bytes->length));
       CHECK(caller.tier->holds(id, done.hash));
       CHECK_FALSE(caller.tier->holds(id, {done.hash.low + 1, done.hash.high}));
       sent.bytes->clear();
@@ -70,24 +70,24 @@ TEMPLATE_TEST_CASE("what was sent comes back", "[transfers]", Tcp, Shm) {
 
 TEST_CASE("a memserver that can't be reached is named", "[transfers]") {
   Server a(Choice::kTcp);
-  RemoteOptions options;
+  memserver::TierOptions options;
   options.memservers = {a.address(), "127.0.0.1:1"};
-  const auto refused = RemoteTier::connect(options);
+  const auto refused = memserver::connectTier(options);
   REQUIRE(!refused.ok());
   CHECK(refused.error().message.find("127.0.0.1:1") != std::string::npos);
   options.memservers = {a.address(), a.address()};
-  CHECK_FALSE(RemoteTier::connect(options).ok());
+  CHECK_FALSE(memserver::connectTier(options).ok());
 }
 
 TEST_CASE("the hash of an extent is that of its pages in order", "[transfers]") {
   Bytes bytes(4 * kMiB);
   bytes.fill(3);
-  const RemoteHash first = kernels::hashPage(bytes.base),
-                   second = kernels::hashPage(bytes.base + 2 * kMiB);
-  const RemoteHash both = hashOf(bytes.base, bytes.length);
-  CHECK(both == RemoteHash{first.low * 0x9E3779B97F4A7C15ull + second.low,
-                           first.high * 0xD1342543DE82EF95ull + second.high});
-  const RemoteHash turned[] = {second, first};
+  const ContentHash first = kernels::hashPage(bytes.base),
+                    second = kernels::hashPage(bytes.base + 2 * kMiB);
+  const ContentHash both = kernels::hashMemory(bytes.base, bytes.length);
+  CHECK(both == ContentHash{first.low * 0x9E3779B97F4A7C15ull + second.low,
+                            first.high * 0xD1342543DE82EF95ull + second.high});
+  const ContentHash turned[] = {second, first};
   CHECK_FALSE(kernels::combineHashes(turned, 2) == both);
 }
 

@@ -1,0 +1,153 @@
+// Streams, captures and contexts: what goes with each when it goes.
+#include "pager/launch/streams.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+#include "pager/pool_state.h"
+
+namespace olpager::pager {
+
+void Streams::streamDestroyed(const StreamKey& stream) {
+  if (!state_->forked.load()) state_->streams.streamDestroyed(stream);
+}
+void Streams::captureBegins(CUcontext context) { state_->streams.captureBegins(context); }
+void Streams::captureBegan(bool begun) { state_->streams.captureBegan(begun); }
+void Streams::captureEnded() { state_->streams.captureEnded(); }
+bool Streams::capturing() const { return state_->streams.capturing(); }
+void Streams::streamMayJoin(CUcontext context) { state_->streams.holdMarks(context); }
+void Streams::streamJoined() { state_->streams.releaseMarks(); }
+
+namespace {
+
+// Waits for the work of a context that is about to go, and forgets its streams. `events_stay`: as
+// StreamTable::contextGone().
+void endStreams(PoolState& state, CUcontext context, bool events_stay = false) {
+  if (const InContext current(state.driver, context); current.result() == CUDA_SUCCESS) {
+    const RelaxedThread relaxed(state.driver);
+    // Beside a capture the driver may refuse to wait for all of a context.
+    if (const CUresult result = state.driver.cuCtxSynchronize();
+        result != CUDA_SUCCESS && !endsContext(result))
+      state.streams.synchronizeEach(context);
+  }
+  state.streams.contextGone(context, events_stay);
+}
+
+}  // namespace
+
+void Streams::greenContextGone(CUcontext context) {
+  PoolState& state = *state_;
+  if (state.forked.load()) return;
+  endStreams(state, context, true);
+  Lock lock(state.mutex);
+  if (state.stopped) return;
+  state.frees.awaitAsking(state.changed, lock);
+  // What frees on its streams waited for is over.
+  const std::vector<DeferredFrees::Entry> freed = state.frees.takeStreamsOf(context);
+  lock.unlock();
+  for (const DeferredFrees::Entry& entry : freed) state.driver.cuEventDestroy_v2(entry.event);
+  lock.lock();
+  for (const DeferredFrees::Entry& entry : freed) {
+    state.frees.forget(entry.address);
+    freeQuiet(state, entry.address, lock);  // releases the mutex
+  }
+}
+
+void Streams::contextGone(CUcontext context) {
+  PoolState& state = *state_;
+  if (state.forked.load()) return;
+  {
+    Lock lock(state.mutex);
+    if (state.stopped) return;
+  }
+  // Nothing may be unmapped under a running kernel, not even now: that would be an error of the
+  // program's.
+  endStreams(state, context);
+  Lock lock(state.mutex);
+  state.lost.forget(context);
+  state.frees.awaitAsking(state.changed, lock);
+  const std::vector<CUevent> events = state.frees.takeMemory(context, [&](CUdeviceptr address) {
+    const Region* region = state.book.find(address);
+    return region != nullptr && region->context == context;
+  });
+  lock.unlock();
+  for (const CUevent event : events) state.driver.cuEventDestroy_v2(event);
+  lock.lock();
+  for (const auto& [address, small] : state.book.small.slots) {
+    const Region* slab = small.context == context ? state.book.find(address) : nullptr;
+    if (slab == nullptr || slab->engine == nullptr) continue;
+    subtract(slab->engine->figures().allocated_bytes, small.bytes);
+    subtract(slab->engine->figures().allocations, 1);
+  }
+  for (uint32_t id = 1; id < state.book.regions.end(); ++id) {
+    Region* region = state.book.regions.at(id);
+    if (region->dead || region->context != context) continue;
+    if (region->kind == RegionKind::kReservation) continue;  // addresses outlive contexts
+    if (region->kind == RegionKind::kAllocation) {
+      subtract(region->engine->figures().allocated_bytes, region->requested_bytes);
+      subtract(region->engine->figures().allocations, 1);
+    }
+    dropRegion(state, region, lock);
+  }
+  std::erase_if(state.book.small.slots,
+                [&](const auto& slot) { return slot.second.context == context; });
+  std::erase_if(state.book.small.slabs, [&](auto& entry) {
+    if (entry.first.context != context) return false;
+    entry.second->forgetAll();
+    return true;
+  });
+  std::vector<Region*> gone;
+  state.reach.roots.dropContext(context, gone);
+  for (Region* region : gone) dropRoot(state, *region, lock);
+  state.reach.unknown_variables.forget(context);
+  // The engine that lived in the context moves to another one with memory of its device. With none
+  // left it goes; the next allocation starts another.
+  Engine* const engine = state.devices.engineIn(context);
+  if (engine == nullptr) return;
+  CUcontext other = nullptr;
+  for (uint32_t id = 1; id < state.book.regions.end() && other == nullptr; ++id) {
+    const Region* region = state.book.regions.at(id);
+    if (!region->dead && region->engine == engine && region->context != context)
+      other = region->context;
+  }
+  for (const auto& [id, handle] : state.programs.handles)
+    if (handle->engine == engine && handle->context != context) other = handle->context;
+  if (other != nullptr && engine->moveTo(other, lock)) return;
+  if (other != nullptr && !engine->broken() && !state.stopped)
+    base::logError(
+        "device %d: the context that is destroyed holds what the pager keeps in host memory, which "
+        "can't be mapped in "
+        "place here: memory of other contexts of the device is lost with it",
+        engine->device());
+  dropHandles(state, *engine, lock);
+  for (uint32_t id = 1; id < state.book.regions.end(); ++id) {  // of an engine that could not move
+    Region* region = state.book.regions.at(id);
+    if (!region->dead && region->engine == engine && region->kind != RegionKind::kReservation)
+      dropRegion(state, region, lock);
+  }
+  const std::shared_ptr<Engine> going = state.devices.take(engine);
+  state.reach.forgetKeeper(engine);
+  lock.unlock();
+  if (going == nullptr) return;
+  going->stop();
+  going->releaseAll();
+}
+
+CUresult Streams::peerEnabled(CUdevice accessing, CUdevice owner) {
+  PoolState& state = *state_;
+  if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
+  Lock lock(state.mutex);
+  const std::pair pair{accessing, owner};
+  if (std::find(state.devices.peers.begin(), state.devices.peers.end(), pair) ==
+      state.devices.peers.end())
+    state.devices.peers.push_back(pair);
+  Engine* engine = state.devices.engineOf(owner);
+  if (engine == nullptr) return CUDA_SUCCESS;  // its engine will know from the start
+  return engine->addPeer(accessing, lock);
+}
+
+}  // namespace olpager::pager

@@ -1,0 +1,45 @@
+// What a pool has to be told of streams, captures and contexts.
+#pragma once
+
+#include <cuda.h>
+
+#include "pager/types.h"
+
+namespace olpager::pager {
+
+struct PoolState;  // private
+
+/// A part of Pool. Thread-safety: any thread.
+class Streams {
+ public:
+  /// Before the driver destroys a stream.
+  void streamDestroyed(const StreamKey& stream);
+  /// Before the driver is told to capture on a stream of `context`, and after it has answered: in
+  /// between the pager records no event there. While anything captures it records none on streams
+  /// that do, and synchronises no context.
+  void captureBegins(CUcontext context);
+  void captureBegan(bool begun);
+  void captureEnded();
+  /// Between the first and the last of these calls of any capture.
+  bool capturing() const;
+  /// Before and after a call that may make a stream of `context` part of another's capture.
+  void streamMayJoin(CUcontext context);
+  void streamJoined();
+  /// Before a context is destroyed or its device reset: drops its allocations and the pager's own
+  /// objects in it.
+  void contextGone(CUcontext context);
+  /// Before a green context goes, by the context that stands for it: drops what there is of its
+  /// streams. Allocations made there have been made in the primary context, and stay.
+  void greenContextGone(CUcontext context);
+  /// Another device may access this one's allocations from now on (cuCtxEnablePeerAccess).
+  CUresult peerEnabled(CUdevice accessing, CUdevice owner);
+
+ protected:
+  explicit Streams(PoolState& state) : state_(&state) {}
+  ~Streams() = default;
+
+ private:
+  PoolState* state_;
+};
+
+}  // namespace olpager::pager

@@ -1,0 +1,53 @@
+#include "pager/programs/mappings.h"
+
+#include <iterator>
+
+namespace olpager::pager {
+
+VmmHandle& ProgramMappings::make(uint64_t bytes) {
+  auto handle = std::make_unique<VmmHandle>();
+  handle->id = kFirstHandle + next_handle_++;
+  handle->bytes = bytes;
+  handle->home = next_home_;
+  next_home_ += bytes;
+  homes_[handle->home] = handle.get();
+  VmmHandle& made = *handle;
+  handles[made.id] = std::move(handle);
+  return made;
+}
+
+VmmHandle* ProgramMappings::find(CUmemGenericAllocationHandle id) const {
+  const auto found = handles.find(id);
+  return found != handles.end() ? found->second.get() : nullptr;
+}
+
+VmmMapping* ProgramMappings::mappingAt(uint64_t address) {
+  auto it = mappings.upper_bound(address);
+  if (it == mappings.begin()) return nullptr;
+  --it;
+  return address < it->first + it->second.handle->bytes ? &it->second : nullptr;
+}
+
+uint64_t ProgramMappings::tierAddress(const Extent& extent) const {
+  if (extent.region == nullptr || extent.region->kind != RegionKind::kReservation ||
+      extent.address >= kFirstHome)
+    return extent.address;
+  const auto after = mappings.upper_bound(extent.address);
+  const VmmHandle& handle = *std::prev(after)->second.handle;
+  return handle.home + (extent.address - handle.primary);
+}
+
+uint64_t ProgramMappings::addressOfHome(uint64_t home) const {
+  auto it = homes_.upper_bound(home);
+  if (it == homes_.begin()) return 0;
+  const VmmHandle& handle = *std::prev(it)->second;
+  if (home - handle.home >= handle.bytes || handle.primary == 0) return 0;
+  return handle.primary + (home - handle.home);
+}
+
+void ProgramMappings::erase(const VmmHandle& handle) {
+  homes_.erase(handle.home);
+  handles.erase(handle.id);
+}
+
+}  // namespace olpager::pager

@@ -1,0 +1,138 @@
+// Extents that come and go with their regions, and the mappings of those that stay.
+#include <chrono>
+
+#include "pager/pool_state.h"
+
+namespace olpager::pager {
+
+void Engine::dismantle(Extent& extent, Lock& lock) {
+  if (extent.prefetched) noteUsed(extent, false);
+  lock.unlock();
+  if (extent.left_mapped) chunks_.unmapAt(extent.address, extent.bytes());
+  lock.lock();
+  const bool exported = extent.vram != nullptr && extent.vram->exported;
+  if (extent.vram != nullptr) chunks_.giveVram(extent.vram);
+  extent.vram = nullptr;
+  if (exported) chunks_.releaseFreeVram(0, lock);  // it goes back to the driver
+  giveHost(extent);
+  --host_.without[extent.order];
+  if (pool_.lower.tier != nullptr) pool_.lower.tier->drop(pool_.programs.tierAddress(extent));
+  wake();
+}
+
+void Engine::forget(const Region* region) {
+  std::erase(swaps_.asked, region);
+  if (swaps_.current == region) swaps_.current = nullptr;
+  for (auto& batch : out_.batches) {
+    if (batch->scan.swap_of == region) batch->scan.swap_of = nullptr;
+    for (Extent*& victim : batch->victims)
+      if (victim != nullptr && victim->region == region) victim = nullptr;
+    std::erase_if(batch->scan.host_written,
+                  [region](const auto& entry) { return entry.region == region; });
+  }
+}
+
+void Engine::adopt(VmmHandle& handle) {
+  for (auto& extent : handle.extents) ++host_.without[extent->order];
+  host_.wake.notify_all();
+}
+
+void Engine::attach(Extent& extent, Lock& lock) {
+  if (extent.vram != nullptr) {
+    setState(extent, ExtentState::kMoving);
+    if (const CUresult result = mapVram(extent, *extent.vram, lock); result != CUDA_SUCCESS)
+      lost(result);
+    setState(extent, ExtentState::kVram);
+  } else if (extent.host != nullptr && extent.host_valid) {
+    setState(extent, ExtentState::kParked);
+  } else if (extent.rests != ExtentState::kEmpty) {
+    setState(extent, extent.rests);
+  } else {
+    setState(extent, ExtentState::kEmpty);
+    mapEmpty(extent, lock);
+  }
+}
+
+void Engine::detach(Extent& extent, Lock& lock) {
+  if (extent.state == ExtentState::kRetiring) cancelRetiring(extent);
+  for (auto& batch : out_.batches)
+    for (Extent*& victim : batch->victims)
+      if (victim == &extent) victim = nullptr;
+  noteUsed(extent, false);
+  const bool mapped = extent.mapped();
+  const bool away = extent.state == ExtentState::kRemote || extent.state == ExtentState::kLost;
+  extent.rests = away ? extent.state : ExtentState::kEmpty;
+  setState(extent, ExtentState::kDetached);
+  if (!mapped) return;
+  lock.unlock();
+  chunks_.unmapAt(extent.address, extent.bytes());
+  lock.lock();
+}
+
+void Engine::releaseAll() {
+  const DriverApi& driver = pool_.driver;
+  Lock lock(pool_.mutex);
+  chunks_.leaveHost();
+  lock.unlock();
+  const InContext current(driver, context_);
+  if (current.result() != CUDA_SUCCESS) return;
+  for (CUstream stream : {kernels_.stream(), streams_.out})  // what nobody will finish reads chunks
+    if (stream != nullptr) driver.cuStreamSynchronize(stream);
+  packed_.synchronize();
+  lock.lock();
+  for (const Late& late : flight_.late) {
+    events_.push_back(late.event);
+    chunks_.giveVram(late.chunk);
+    chunks_.giveHost(late.image);
+  }
+  flight_.late.clear();
+  chunks_.passesOver();
+  packed_.releaseAll();
+  chunks_.releaseAllFree(lock);
+  lock.unlock();
+  destroyObjects();
+}
+
+CUresult Engine::protect(const std::vector<Extent*>& extents, Lock& lock) {
+  for (Extent* extent : extents) ++extent->pins;  // nothing of it is evicted meanwhile
+  CUresult result = CUDA_SUCCESS;
+  for (Extent* extent : extents) {
+    while (moving(extent->state) && !pool_.stopped) {
+      hurry(*extent);
+      pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
+    }
+    if (extent->state == ExtentState::kRetiring) cancelRetiring(*extent);
+    if (!extent->mapped() || result != CUDA_SUCCESS)
+      continue;  // else mapped as it is to be, the next time
+    const uint64_t address = extent->address;
+    const uint64_t bytes = extent->bytes();
+    const bool read_only = extent->read_only;
+    lock.unlock();
+    result = chunks_.protectAt(address, bytes, read_only);
+    lock.lock();
+    if (!extent->mapped()) result = CUDA_SUCCESS;
+  }
+  for (Extent* extent : extents) --extent->pins;
+  return result;
+}
+
+CUresult Engine::addPeer(CUdevice peer, Lock& lock) {
+  if (peer == device_ || chunks_.hasPeer(peer)) return CUDA_SUCCESS;
+  if (!chunks_.addPeer(peer)) return CUDA_ERROR_TOO_MANY_PEERS;
+  CUresult result = CUDA_SUCCESS;
+  for (uint32_t id = 1; id < pool_.book.regions.end() && result == CUDA_SUCCESS; ++id) {
+    Region* region = pool_.book.regions.at(id);
+    if (region->dead || region->engine != this) continue;
+    std::vector<Extent*> extents;
+    for (auto& extent : region->extents) extents.push_back(extent.get());
+    ++region->wanted;  // it stays, and so do its extents: what joins them meanwhile is mapped for
+                       // the peer
+    result = protect(extents, lock);
+    --region->wanted;
+    pool_.changed.notify_all();
+  }
+  if (result == CUDA_SUCCESS) result = protectFixed(pool_, *this, lock);
+  return result;
+}
+
+}  // namespace olpager::pager

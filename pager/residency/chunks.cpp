@@ -1,0 +1,431 @@
+#include "pager/residency/chunks.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <new>
+
+#include "base/log.h"
+#include "pager/clock.h"
+#include "pager/counters/counters.h"
+
+namespace olpager::pager {
+
+namespace {
+
+CUmemAllocationProp deviceProperties(CUdevice device) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+  return properties;
+}
+
+CUmemAllocationProp hostProperties(int numa_node) {
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, numa_node};
+  return properties;
+}
+
+constexpr uint64_t kLongestRetryNs = 60'000'000'000;
+
+CUmemAccessDesc readWrite(CUmemLocationType type, int id, bool read_only = false) {
+  CUmemAccessDesc access{};
+  access.location = {type, id};
+  access.flags = read_only ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  return access;
+}
+
+}  // namespace
+
+ChunkStore::~ChunkStore() {
+  shares_host_ = false;
+  countHost(0);
+  for (unsigned order = 0; order < kOrders; ++order) {
+    for (VramChunk* chunk : free_vram_[order]) delete chunk;
+    for (HostChunk* chunk : free_host_[order]) delete chunk;
+  }
+  for (VramChunk* chunk : doomed_vram_) delete chunk;
+  for (HostChunk* chunk : doomed_host_) delete chunk;
+}
+
+// Of the host tier: pages in use and kept free.
+void ChunkStore::countHost(uint64_t made) {
+  auto& figure = counters().host_used_bytes;
+  if (made >= host_made_) {
+    add(figure, made - host_made_);
+  } else {
+    subtract(figure, host_made_ - made);
+  }
+  if (shares_host_) host_.made += made - host_made_;
+  host_made_ = made;
+}
+
+void ChunkStore::setVramBudget(uint64_t bytes) {
+  vram_budget_ = bytes;
+  set(counters().device(static_cast<unsigned>(device_)).vram_budget_bytes, bytes);
+}
+
+void ChunkStore::setBudgets(uint64_t vram_bytes) {
+  vram_budget_ = vram_bytes;
+  shares_host_ = true;
+  host_.stores.push_back(this);
+}
+
+void ChunkStore::leaveHost() {
+  if (!shares_host_) return;
+  shares_host_ = false;
+  std::erase(host_.stores, this);
+  host_.made -= host_made_;
+}
+
+void ChunkStore::probeHost(int numa_node) {
+  numa_node_ = numa_node < 0 ? 0 : numa_node;
+  host_mappable_ = true;
+  HostChunk* chunk = makeHost(0);
+  host_mappable_ = chunk != nullptr;
+  if (chunk != nullptr) destroyHost(chunk);
+}
+
+CUresult ChunkStore::protectAt(uint64_t address, uint64_t bytes, bool read_only) const {
+  std::array<CUmemAccessDesc, kMostPeers + 1> access;
+  size_t count = 0;
+  access[count++] = readWrite(CU_MEM_LOCATION_TYPE_DEVICE, device_, read_only);
+  const size_t peers = peer_count_.load(std::memory_order_acquire);
+  for (size_t i = 0; i < peers; ++i)
+    access[count++] = readWrite(CU_MEM_LOCATION_TYPE_DEVICE, peers_[i], read_only);
+  return driver_.cuMemSetAccess(address, bytes, access.data(), count);
+}
+
+bool ChunkStore::hasPeer(CUdevice peer) const {
+  const auto end =
+      peers_.begin() + static_cast<ptrdiff_t>(peer_count_.load(std::memory_order_acquire));
+  return std::find(peers_.begin(), end, peer) != end;
+}
+
+bool ChunkStore::addPeer(CUdevice peer) {
+  const size_t count = peer_count_.load(std::memory_order_relaxed);
+  if (hasPeer(peer) || count == kMostPeers) return false;
+  peers_[count] = peer;
+  peer_count_.store(count + 1, std::memory_order_release);
+  return true;
+}
+
+CUresult ChunkStore::mapAt(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle,
+                           bool read_only) const {
+  CUresult result = driver_.cuMemMap(address, bytes, 0, handle, 0);
+  if (result != CUDA_SUCCESS) return result;
+  result = protectAt(address, bytes, read_only);
+  if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, bytes);
+  return result;
+}
+
+VramChunk* ChunkStore::makeVram(unsigned order, bool exported) {
+  const uint64_t bytes = kPageBytes << order;
+  CUmemAllocationProp properties = deviceProperties(device_);
+  if (exported) properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  auto* chunk = new (std::nothrow) VramChunk;
+  if (chunk == nullptr) return nullptr;
+  chunk->order = order;
+  chunk->exported = exported;
+  CUdeviceptr alias = 0;
+  if (driver_.cuMemCreate(&chunk->handle, bytes, &properties, 0) == CUDA_SUCCESS) {
+    if (driver_.cuMemAddressReserve(&alias, bytes, 0, 0, 0) == CUDA_SUCCESS) {
+      chunk->alias = alias;
+      if (mapAt(alias, bytes, chunk->handle) == CUDA_SUCCESS) return chunk;
+      driver_.cuMemAddressFree(alias, bytes);
+    }
+    driver_.cuMemRelease(chunk->handle);
+  }
+  delete chunk;
+  return nullptr;
+}
+
+void ChunkStore::destroyVram(VramChunk* chunk) {
+  const uint64_t bytes = kPageBytes << chunk->order;
+  driver_.cuMemUnmap(chunk->alias, bytes);
+  driver_.cuMemAddressFree(chunk->alias, bytes);
+  driver_.cuMemRelease(chunk->handle);
+  delete chunk;
+}
+
+HostChunk* ChunkStore::makeHost(unsigned order) {
+  const uint64_t bytes = kPageBytes << order;
+  auto* chunk = new (std::nothrow) HostChunk;
+  if (chunk == nullptr) return nullptr;
+  chunk->order = order;
+  if (!host_mappable_) {
+    void* memory = nullptr;
+    if (driver_.cuMemHostAlloc(&memory, bytes, CU_MEMHOSTALLOC_PORTABLE) == CUDA_SUCCESS) {
+      chunk->alias = reinterpret_cast<uint64_t>(memory);
+      madvise(memory, bytes, MADV_DONTFORK);
+      madvise(memory, bytes, MADV_DONTDUMP);
+      return chunk;
+    }
+    delete chunk;
+    return nullptr;
+  }
+  const CUmemAllocationProp properties = hostProperties(numa_node_);
+  CUdeviceptr alias = 0;
+  if (driver_.cuMemCreate(&chunk->handle, bytes, &properties, 0) == CUDA_SUCCESS) {
+    if (driver_.cuMemAddressReserve(&alias, bytes, 0, 0, 0) == CUDA_SUCCESS) {
+      chunk->alias = alias;
+      if (driver_.cuMemMap(alias, bytes, 0, chunk->handle, 0) == CUDA_SUCCESS) {
+        std::array<CUmemAccessDesc, 2> access = {
+            readWrite(CU_MEM_LOCATION_TYPE_DEVICE, device_),
+            readWrite(CU_MEM_LOCATION_TYPE_HOST_NUMA, numa_node_)};
+        if (driver_.cuMemSetAccess(alias, bytes, access.data(), access.size()) == CUDA_SUCCESS) {
+          madvise(reinterpret_cast<void*>(alias), bytes, MADV_DONTFORK);
+          madvise(reinterpret_cast<void*>(alias), bytes, MADV_DONTDUMP);
+          return chunk;
+        }
+        driver_.cuMemUnmap(alias, bytes);
+      }
+      driver_.cuMemAddressFree(alias, bytes);
+    }
+    driver_.cuMemRelease(chunk->handle);
+  }
+  delete chunk;
+  return nullptr;
+}
+
+void ChunkStore::destroyHost(HostChunk* chunk) {
+  const uint64_t bytes = kPageBytes << chunk->order;
+  if (chunk->handle == 0) {
+    driver_.cuMemFreeHost(reinterpret_cast<void*>(chunk->alias));
+  } else {
+    driver_.cuMemUnmap(chunk->alias, bytes);
+    driver_.cuMemAddressFree(chunk->alias, bytes);
+    driver_.cuMemRelease(chunk->handle);
+  }
+  delete chunk;
+}
+
+bool ChunkStore::restoreBudget() {
+  if (vram_withheld_ == 0 || nowNs() < retry_ns_) return false;
+  setVramBudget(vram_budget_ + vram_withheld_);
+  vram_withheld_ = 0;
+  return true;
+}
+
+VramChunk* ChunkStore::takeVram(unsigned order, Lock& lock) {
+  const uint64_t bytes = kPageBytes << order;
+  auto& free = free_vram_[order];
+  if (!free.empty()) {
+    VramChunk* chunk = free.back();
+    free.pop_back();
+    vram_free_ -= bytes;
+    return chunk;
+  }
+  if (vramAvailable() < bytes) return nullptr;
+  // Room in the budget: perhaps only as free chunks of other orders, which go back to the driver
+  // first.
+  uint64_t excess = vram_made_ + bytes > vram_budget_ ? vram_made_ + bytes - vram_budget_ : 0;
+  for (unsigned other = 0; other < kOrders && excess > 0; ++other) {
+    while (!free_vram_[other].empty() && excess > 0) {
+      doomed_vram_.push_back(free_vram_[other].back());
+      free_vram_[other].pop_back();
+      const uint64_t other_bytes = kPageBytes << other;
+      vram_made_ -= other_bytes;
+      vram_free_ -= other_bytes;
+      excess -= std::min(excess, other_bytes);
+    }
+  }
+  vram_made_ += bytes;  // claimed before the mutex is released
+  destroyDoomed(lock);
+  lock.unlock();
+  VramChunk* chunk = makeVram(order);
+  lock.lock();
+  if (chunk == nullptr) {
+    vram_made_ -= bytes;
+    // The driver has less than the budget says (another program took it): live with what there is,
+    // and ask again later.
+    if (vram_budget_ > vram_made_ && vram_made_ > 0) {
+      vram_withheld_ += vram_budget_ - vram_made_;
+      retry_ns_ = nowNs() + retry_after_ns_;
+      const bool first = retry_after_ns_ == kFirstRetryNs;
+      retry_after_ns_ = std::min(retry_after_ns_ * 2, kLongestRetryNs);
+      setVramBudget(vram_made_);
+      if (first)
+        base::logWarn("device %d: the driver has no more VRAM for now, budget lowered to %llu MiB",
+                      device_, static_cast<unsigned long long>(vram_budget_ >> 20));
+    }
+  } else if (retry_after_ns_ != kFirstRetryNs) {
+    retry_after_ns_ = kFirstRetryNs;
+    base::logInfo("device %d: the driver has VRAM again, budget %llu MiB", device_,
+                  static_cast<unsigned long long>(vram_budget_ >> 20));
+  }
+  return chunk;
+}
+
+VramChunk* ChunkStore::makeExported(unsigned order, bool lent, Lock& lock) {
+  lock.unlock();
+  VramChunk* chunk = makeVram(order, true);
+  lock.lock();
+  if (chunk != nullptr) chunk->lent = lent;
+  return chunk;
+}
+
+void ChunkStore::giveVram(VramChunk* chunk) {
+  if (chunk->exported) {
+    if (chunk->lent) setVramBudget(vram_budget_ + (kPageBytes << chunk->order));
+    doomed_vram_.push_back(chunk);
+    return;
+  }
+  free_vram_[chunk->order].push_back(chunk);
+  vram_free_ += kPageBytes << chunk->order;
+}
+
+HostChunk* ChunkStore::takeHost(unsigned order, Lock& lock) {
+  if (free_host_[order].empty() && !addHost(order, nullptr, lock)) return nullptr;
+  return takeFreeHost(order);  // another thread may have taken it meanwhile
+}
+
+HostChunk* ChunkStore::takeFreeHost(unsigned order) {
+  auto& free = free_host_[order];
+  if (free.empty()) return nullptr;
+  HostChunk* chunk = free.back();
+  free.pop_back();
+  host_free_ -= kPageBytes << order;
+  return chunk;
+}
+
+void ChunkStore::doomHost(uint64_t& excess, const HostCounts& keep, ChunkStore& for_whom) {
+  for (unsigned order = 0; order < kOrders && excess > 0; ++order) {
+    const uint64_t bytes = kPageBytes << order;
+    while (free_host_[order].size() > keep[order] && excess > 0) {
+      for_whom.doomed_host_.push_back(free_host_[order].back());
+      free_host_[order].pop_back();
+      countHost(host_made_ - bytes);
+      host_free_ -= bytes;
+      excess -= std::min(excess, bytes);
+    }
+  }
+}
+
+bool ChunkStore::makeHostAhead(unsigned order, const HostCounts& keep, Lock& lock) {
+  return addHost(order, &keep, lock);
+}
+
+bool ChunkStore::addHost(unsigned order, const HostCounts* keep, Lock& lock) {
+  const uint64_t bytes = kPageBytes << order;
+  if (host_.made + bytes > host_.limit) {
+    uint64_t in_use = 0;
+    for (const ChunkStore* store : host_.stores) in_use += store->hostInUse();
+    if (in_use + bytes > host_.limit) return false;
+    uint64_t excess = host_.made + bytes - host_.limit;
+    if (keep != nullptr) {
+      // Two orders that are both wanted must not be made of each other in turns.
+      uint64_t surplus = 0;
+      for (unsigned other = 0; other < kOrders; ++other)
+        surplus += (free_host_[other].size() -
+                    std::min<uint64_t>(free_host_[other].size(), (*keep)[other]))
+                   << other;
+      if (surplus * kPageBytes < excess) return false;
+    }
+    static constexpr HostCounts kNone{};
+    doomHost(excess, keep != nullptr ? *keep : kNone, *this);
+    for (ChunkStore* store : host_.stores)
+      // A pass of its device may read them.
+      if (keep == nullptr && store != this && store->passes_ == 0)
+        store->doomHost(excess, kNone, *this);
+    if (excess > 0) return false;
+  }
+  countHost(host_made_ + bytes);
+  destroyDoomed(lock);
+  lock.unlock();
+  HostChunk* chunk = makeHost(order);
+  lock.lock();
+  if (chunk == nullptr) {
+    countHost(host_made_ - bytes);
+    return false;
+  }
+  giveHost(chunk);
+  return true;
+}
+
+void ChunkStore::giveHost(HostChunk* chunk) {
+  free_host_[chunk->order].push_back(chunk);
+  host_free_ += kPageBytes << chunk->order;
+}
+
+void ChunkStore::destroyDoomed(Lock& lock) {
+  if (passes_ > 0 || (doomed_vram_.empty() && doomed_host_.empty())) return;
+  std::vector<VramChunk*> vram;
+  std::vector<HostChunk*> host;
+  vram.swap(doomed_vram_);
+  host.swap(doomed_host_);
+  ++destroying_;
+  lock.unlock();
+  for (VramChunk* chunk : vram) destroyVram(chunk);
+  for (HostChunk* chunk : host) destroyHost(chunk);
+  lock.lock();
+  --destroying_;
+}
+
+uint64_t ChunkStore::releaseFreeVram(uint64_t bytes, Lock& lock) {
+  uint64_t released = 0;
+  for (unsigned order = kOrders; order-- > 0 && released < bytes;) {
+    while (!free_vram_[order].empty() && released < bytes) {
+      doomed_vram_.push_back(free_vram_[order].back());
+      free_vram_[order].pop_back();
+      released += kPageBytes << order;
+    }
+  }
+  vram_made_ -= released;
+  vram_free_ -= released;
+  destroyDoomed(lock);
+  return released;
+}
+
+uint64_t ChunkStore::releaseFreeHost(uint64_t bytes, Lock& lock) {
+  const uint64_t had = host_made_;
+  doomHost(bytes, {}, *this);
+  const uint64_t released = had - host_made_;
+  destroyDoomed(lock);
+  return released;
+}
+
+uint64_t ChunkStore::lend(uint64_t bytes, Lock& lock) {
+  uint64_t lent = 0;
+  for (unsigned order = 0; order < kOrders && lent < bytes; ++order)
+    while (!free_vram_[order].empty() && lent < bytes) {
+      doomed_vram_.push_back(free_vram_[order].back());
+      free_vram_[order].pop_back();
+      lent += kPageBytes << order;
+    }
+  vram_made_ -= lent;
+  vram_free_ -= lent;
+  setVramBudget(vram_budget_ - lent);
+  destroyDoomed(lock);
+  return lent;
+}
+
+uint64_t ChunkStore::shrink(uint64_t bytes, Lock& lock) {
+  const uint64_t withheld = std::min(bytes, vram_withheld_);
+  vram_withheld_ -= withheld;
+  const uint64_t unmade =
+      std::min(bytes - withheld, vram_budget_ - std::min(vram_budget_, vram_made_));
+  setVramBudget(vram_budget_ - unmade);
+  const uint64_t given = withheld + unmade;
+  return given < bytes ? given + lend(bytes - given, lock) : given;
+}
+
+void ChunkStore::grow(uint64_t bytes) {
+  setVramBudget(vram_budget_ + vram_withheld_ + bytes);
+  vram_withheld_ = 0;
+}
+
+void ChunkStore::releaseAllFree(Lock& lock) {
+  releaseFreeVram(UINT64_MAX, lock);
+  for (auto& free : free_host_) {
+    doomed_host_.insert(doomed_host_.end(), free.begin(), free.end());
+    free.clear();
+  }
+  countHost(host_made_ - host_free_);
+  host_free_ = 0;
+  destroyDoomed(lock);
+}
+
+}  // namespace olpager::pager

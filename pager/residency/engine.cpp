@@ -1,0 +1,400 @@
+#include "pager/residency/engine.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+#include "pager/clock.h"
+#include "pager/counters/trace.h"
+#include "pager/pool_state.h"
+#include "pager/residency/in_place.h"
+
+namespace olpager::pager {
+
+namespace {
+constexpr uint64_t kLongestRunNs = 1'000'000;
+// While the GPU is at something only asking tells. Asking costs a processor time, so pauses grow
+// with what has been waited already, and make it longer by a sixteenth at most.
+constexpr uint64_t kShortestPollNs = 10'000, kLongestPollNs = 200'000, kPollShare = 16;
+// Else whoever changes something rings; these are for what nobody rings for.
+constexpr auto kWantPause = std::chrono::microseconds(200);
+constexpr auto kRemotePause = std::chrono::milliseconds(5);
+constexpr auto kIdlePause = std::chrono::milliseconds(100);
+}  // namespace
+
+// As olpagestat shows it.
+static Place placeOf(ExtentState state, const Extent& extent) {
+  switch (state) {
+    case ExtentState::kEmpty:
+    case ExtentState::kMapping:
+      return Place::kEmpty;
+    case ExtentState::kVram:
+      return Place::kVram;
+    case ExtentState::kRetiring:
+      return extent.vram != nullptr ? Place::kLeaving : Place::kInPlace;
+    case ExtentState::kWriting:
+      return Place::kOut;
+    case ExtentState::kParked:
+    case ExtentState::kSending:
+      return Place::kHost;
+    case ExtentState::kRemote:
+    case ExtentState::kReceiving:
+      return Place::kRemote;
+    case ExtentState::kFetching:
+      return Place::kIn;
+    case ExtentState::kInPlace:
+      return Place::kInPlace;
+    case ExtentState::kMoving:
+      return extent.vram != nullptr ? Place::kLeaving : Place::kMoving;
+    case ExtentState::kFreeing:
+    case ExtentState::kDetached:
+    case ExtentState::kLost:
+      return Place::kNone;
+  }
+  return Place::kNone;
+}
+
+bool mayBeInPlace(const Region& region) {
+  return region.engine != nullptr && region.engine->chunks().hostMappable();
+}
+
+Engine::Engine(PoolState& pool, CUdevice device, CUcontext context)
+    : pool_(pool),
+      device_(device),
+      context_(context),
+      chunks_(pool.driver, device, pool.devices.host),
+      packed_(pool.driver, chunks_),
+      figures_(&counters().device(static_cast<unsigned>(device))),
+      kernels_(pool.driver),
+      scanner_(pool, *this, kernels_) {}
+
+Engine::~Engine() { stop(); }
+
+CUresult Engine::start(uint64_t vram_budget, int numa_node, Lock& lock) {
+  chunks_.setBudgets(vram_budget);
+  debts_.budget = vram_budget;
+  lock.unlock();
+  CUresult result = CUDA_SUCCESS;
+  {
+    const InContext current(pool_.driver, context_);
+    result = current.result();
+    if (result == CUDA_SUCCESS) {
+      chunks_.probeHost(numa_node);
+      result = makeObjects();
+    }
+  }
+  lock.lock();
+  if (result != CUDA_SUCCESS) return result;
+  set(figures_->vram_budget_bytes, vram_budget);
+  set(counters().host_limit_bytes, chunks_.hostLimit());
+  return startThreads() ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+// Streams, kernels and buffers, in the current context.
+CUresult Engine::makeObjects() {
+  const DriverApi& driver = pool_.driver;
+  timing_.vram_bandwidth = vramBandwidth(driver, device_);
+  size_t free_bytes = 0, total_bytes = 0;
+  CUresult result = driver.cuMemGetInfo_v2(&free_bytes, &total_bytes);
+  debts_.most = std::max<uint64_t>(total_bytes, debts_.budget);
+  // Before other streams' work, so that eviction does not wait behind the program's kernels.
+  for (CUstream* stream : {&streams_.in, &streams_.out})
+    if (result == CUDA_SUCCESS)
+      result = driver.cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, -5);
+  if (result == CUDA_SUCCESS)
+    result = kernels_.makeObjects((debts_.most + chunks_.mostHost()) / kPageBytes + 64);
+  if (result == CUDA_SUCCESS && pool_.options.pack) result = packed_.makeObjects();
+  return result;
+}
+
+void Engine::destroyObjects() {
+  const DriverApi& driver = pool_.driver;
+  packed_.destroyObjects();
+  for (CUevent event : events_) driver.cuEventDestroy_v2(event);
+  events_.clear();
+  timing_.timer.drop(driver);
+  for (CUstream* stream : {&streams_.in, &streams_.out}) {
+    if (*stream != nullptr) driver.cuStreamDestroy_v2(*stream);
+    *stream = nullptr;
+  }
+  kernels_.destroyObjects();
+}
+
+// False: the system gives no thread. Without makers of host chunks the engine makes them itself,
+// when they are needed.
+bool Engine::startThreads() {
+  try {
+    life_.thread = std::thread([this] { guarded(&Engine::run, true); });
+  } catch (const std::exception& error) {
+    base::logError(
+        "device %d: the pager's thread can't be started: %s (see ulimit -u and the cgroup's "
+        "pids.max)",
+        device_, error.what());
+    return false;
+  }
+  const unsigned makers = std::clamp(std::thread::hardware_concurrency() / 4, 1u, 4u);
+  try {
+    for (unsigned i = 0; i < makers; ++i)
+      host_.makers.emplace_back([this] { guarded(&Engine::makeHostChunks, false); });
+  } catch (const std::exception& error) {
+    base::logWarn("device %d: %zu of %u threads that make host memory: %s", device_,
+                  host_.makers.size(), makers, error.what());
+  }
+  return true;
+}
+
+// A thread's body. `vital`: what it could not do left extents half moved, and nobody is to wait for
+// them any more.
+void Engine::guarded(void (Engine::*body)(), bool vital) noexcept {
+  try {
+    (this->*body)();
+  } catch (const std::exception& error) {
+    base::logError("device %d: a thread of the pager has ended: %s%s", device_, error.what(),
+                   vital ? "; launches that need what is not mapped are refused" : "");
+    if (!vital) return;
+    std::lock_guard lock(pool_.mutex);
+    pool_.stopped = true;
+    pool_.changed.notify_all();
+  }
+}
+
+uint64_t Engine::usedByOthers() const {
+  uint64_t others = 0;
+  for (const auto& engine : pool_.devices.engines)
+    if (engine.get() != this) others += engine->beyondVram();
+  return others;
+}
+
+uint64_t Engine::capacity() const {
+  const uint64_t below = chunks_.hostLimit() + lowerCapacity(pool_);
+  return chunks_.vramBudget() + below - std::min(below, usedByOthers());
+}
+
+uint64_t Engine::unallocated() const { return capacity() - std::min(capacity(), named()); }
+
+bool Engine::moveTo(CUcontext context, Lock& lock) {
+  if (life_.broken || !chunks_.hostMappable())
+    return false;  // other host memory goes with the context that made it
+  life_.pausing = true;
+  wake();
+  // What comes from memservers or goes there is between them and host memory, which stays: it ends
+  // meanwhile or later.
+  while (!flight_.none() || !out_.batches.empty()) {
+    if (pool_.stopped) return false;  // nobody ends them any more
+    pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
+  }
+  lock.unlock();
+  stop();
+  if (const InContext current(pool_.driver, context_); current.result() == CUDA_SUCCESS)
+    destroyObjects();
+  CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+  try {
+    const InContext current(pool_.driver, context);
+    result = current.result();
+    if (result == CUDA_SUCCESS) result = makeObjects();
+  } catch (const std::exception& failure) {  // no memory
+    base::logError("device %d: the pager could not go to another context: %s", device_,
+                   failure.what());
+  }
+  lock.lock();
+  context_ = context;
+  life_.pausing = life_.stop = false;
+  if (result != CUDA_SUCCESS) lost(result);
+  if (!pool_.stopped && !startThreads()) return false;
+  return !life_.broken;
+}
+
+void Engine::stop() noexcept {
+  Lock lock(pool_.mutex);
+  life_.stop = true;
+  life_.wake.notify_all();
+  host_.wake.notify_all();
+  // The process's end may come beside a context's: threads are joined once, and who comes second
+  // waits for that.
+  while (life_.stopping) pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
+  life_.stopping = true;
+  std::thread thread = std::move(life_.thread);
+  std::vector<std::thread> makers = std::exchange(host_.makers, {});
+  lock.unlock();
+  if (thread.joinable()) thread.join();
+  for (std::thread& maker : makers)
+    if (maker.joinable()) maker.join();
+  pool_.streams.polls(device_, false);
+  lock.lock();
+  life_.stopping = false;
+  pool_.changed.notify_all();
+  for (auto& batch : out_.batches)  // passes that nobody will finish
+    if (batch->stage == Batch::Stage::kPass) scanner_.abandon(batch->scan);
+}
+
+void Engine::abandon() noexcept {
+  // The threads exist in the parent only.
+  if (life_.thread.joinable()) life_.thread.detach();
+  for (std::thread& maker : host_.makers)
+    if (maker.joinable()) maker.detach();
+  host_.makers.clear();
+}
+
+void Engine::setState(Extent& extent, ExtentState state) {
+  const ExtentState before = extent.state;
+  if (before == state) return;
+  placeChanged(*figures_,
+               {static_cast<unsigned>(device_), extent.address, extent.bytes(), extent.region->base,
+                extent.region->pages * kPageBytes, placeOf(state, extent), extent.prefetched});
+  Region& region = *extent.region;
+  const uint64_t bytes = extent.bytes();
+  const auto gauge = [&](ExtentState of) -> Gauge* {
+    switch (of) {
+      case ExtentState::kRetiring:
+        if (extent.vram == nullptr) return &figures_->in_place_bytes;
+        return &figures_->resident_bytes;
+      case ExtentState::kVram:
+        return &figures_->resident_bytes;
+      case ExtentState::kInPlace:
+        return &figures_->in_place_bytes;
+      case ExtentState::kParked:
+      case ExtentState::kSending:
+      case ExtentState::kReceiving:
+        return &figures_->parked_bytes;
+      case ExtentState::kRemote:
+        return &figures_->remote_bytes;
+      default:
+        return nullptr;
+    }
+  };
+  if (Gauge* counter = gauge(before)) subtract(*counter, bytes);
+  if (Gauge* counter = gauge(state)) add(*counter, bytes);
+  if (before == ExtentState::kLost) counts_.held += bytes;
+  if (state == ExtentState::kLost) counts_.held -= bytes;
+  if (before == ExtentState::kRemote) --region.remote;
+  if (state == ExtentState::kRemote) ++region.remote;
+  if (before == ExtentState::kInPlace) --region.in_place;
+  if (state == ExtentState::kInPlace) ++region.in_place;
+  if (usable(before) && !usable(state)) ++region.unusable;
+  if (!usable(before) && usable(state)) --region.unusable;
+  extent.state = state;
+  const bool was = before == ExtentState::kVram, is = state == ExtentState::kVram;
+  if (was && !is) {
+    region.blocked.fetch_add(1, std::memory_order_seq_cst);
+    if (region.published) {
+      ++pool_.outside;
+      pool_.updateSlow();
+    }
+  } else if (!was && is) {
+    region.blocked.fetch_sub(1, std::memory_order_seq_cst);
+    if (region.published) {
+      --pool_.outside;
+      pool_.updateSlow();
+    }
+  }
+  if (extent.mapped() || !moving(state)) pool_.changed.notify_all();
+}
+
+/// A pass takes its event where the mutex can't be released.
+void Engine::stockEvents(Lock& lock) {
+  while (events_.empty() && !life_.broken) {
+    CUevent event = nullptr;
+    lock.unlock();
+    const CUresult result = pool_.driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    lock.lock();
+    if (result != CUDA_SUCCESS) return lost(result);
+    events_.push_back(event);
+  }
+}
+
+/// Null when the context is lost.
+CUevent Engine::takeEvent(Lock& lock) {
+  stockEvents(lock);
+  if (events_.empty()) return nullptr;
+  const CUevent event = events_.back();
+  events_.pop_back();
+  return event;
+}
+
+/// Whether an event of ours has come; a lost context ends everything.
+bool Engine::reached(CUevent event, Lock& lock) {
+  lock.unlock();
+  const CUresult result = pool_.driver.cuEventQuery(event);
+  lock.lock();
+  if (result == CUDA_ERROR_NOT_READY) return false;
+  if (result != CUDA_SUCCESS) lost(result);
+  return true;
+}
+
+void Engine::lost(CUresult result) {
+  if (life_.broken) return;
+  life_.broken = true;
+  if (result == CUDA_ERROR_ILLEGAL_ADDRESS && tellUnmapped(pool_, context_)) return;
+  base::logError("device %d: the context is lost (CUDA error %d); paging on it has stopped",
+                 device_, static_cast<int>(result));
+}
+
+void Engine::run() {
+  const DriverApi& driver = pool_.driver;
+  driver.cuCtxPushCurrent_v2(context_);
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  driver.cuThreadExchangeStreamCaptureMode(&mode);
+  prctl(PR_SET_TIMERSLACK, 1000ul);  // the pauses below are to last microseconds
+  pool_.streams.polls(device_, true);
+  Lock lock(pool_.mutex);
+  uint64_t paused = nowNs(), waited_from = paused;
+  while (!life_.stop) {
+    if (asked_.poll) {
+      asked_.poll = false;
+      lock.unlock();
+      pool_.streams.poll(device_);
+      lock.lock();
+    }
+    prefetch_.again |= chunks_.restoreBudget();
+    stockEvents(lock);
+    bool progress = finishRemote(pool_);
+    progress |= finishFetches(lock);
+    progress |= finishLate(lock);
+    progress |= finishPacking(lock);
+    progress |= finishWrites(lock);
+    if (life_.pausing) cancelBatches();
+    progress |= advanceBatches(lock);
+    if (!life_.pausing) {
+      judgeTimed(lock);
+      progress |= serveReliefs(lock);
+      progress |= giveSurplus(lock);
+      progress |= giveHostSurplus(lock);
+      progress |= serveWants(lock);
+      progress |= bringHome(lock);
+      progress |= fillFreeVram();
+      progress |= prefetch(lock);
+      progress |= swapArenas();
+      progress |= prefetchRemote(lock);
+      progress |= demote();
+    }
+    // The mutex is not fair: a launch that has all it needs must get it too.
+    const uint64_t now = nowNs();
+    const bool pause = now - paused > kLongestRunNs;
+    if (progress) waited_from = now;
+    if (life_.stop || (progress && !pause)) continue;
+    tellRoom(pool_);
+    const bool gpu_busy =
+        progress || !flight_.none() || !out_.batches.empty() || !debts_.reliefs.empty();
+    if (gpu_busy && !life_.broken) {
+      const uint64_t pause_ns =
+          std::clamp((now - waited_from) / kPollShare, kShortestPollNs, kLongestPollNs);
+      life_.wake.wait_for(lock, std::chrono::nanoseconds(pause_ns));
+    } else {
+      life_.idle = true;
+      if (!wants_.empty() && !life_.broken && !hasNoPlace()) {
+        life_.wake.wait_for(lock, kWantPause);
+      } else if ((!wants_.empty() || !pool_.lower.under_way.empty()) && !life_.broken) {
+        life_.wake.wait_for(lock, kRemotePause);
+      } else {
+        life_.wake.wait_for(lock, kIdlePause);
+      }
+      life_.idle = false;
+      waited_from = nowNs();
+    }
+    paused = nowNs();
+  }
+}
+
+}  // namespace olpager::pager

@@ -1,0 +1,422 @@
+// One device's residency engine: a thread that brings extents into VRAM ahead of launches, retires
+// those whose next use is farthest, and serves launches that wait. Several extents are in flight at
+// once: the copy engines never wait for a driver call or a hash of another extent.
+//
+// Pipelines, each a queue that the engine's thread advances (Engine::run in engine.cpp):
+//   in      kParked -> take chunk -> HtoD on `streams_.in` -> event -> map -> kVram   fetches.cpp
+//   out     kVram -> kRetiring: grace period, launches in flight, hash and scan       eviction.cpp
+//           -> unmap -> equal to the lower copy: kParked, chunk free; else DtoH on
+//           `streams_.out` -> event -> kParked
+//   want    a launch that waits (Want) is served before any prefetch; what can't      serve.cpp
+//           come in time is mapped in place
+//   ahead   what the learned order expects next                                       prefetch.cpp
+//   lower   host RAM <-> the tier below it lower_moves.cpp
+// Who decides: the eviction order eviction_order.cpp, what stays planner.cpp, a want's next step
+// wants.cpp, what is scanned reach/scanner.cpp.
+//
+// Locks: everything runs under PoolState::mutex, which is released around driver calls; claimed
+// extents are in a transitional state meanwhile. Only the engine's thread retires and fetches;
+// other threads map new extents.
+//
+// The class has few members beside its parts; each part is a plain group of what one of the
+// pipelines knows.
+#pragma once
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "pager/counters/counters.h"
+#include "pager/launch/launches.h"
+#include "pager/reach/scanner.h"
+#include "pager/residency/chunks.h"
+#include "pager/residency/packed.h"
+#include "pager/residency/pass_kernels.h"
+#include "pager/residency/planner.h"
+#include "pager/residency/sparse.h"
+#include "pager/residency/vram_debts.h"
+#include "pager/residency/wants.h"
+#include "pager/space/region.h"
+#include "pager/tiers/lower_tier.h"
+
+namespace olpager::pager {
+
+struct PoolState;
+struct VmmHandle;
+
+class Engine {
+ public:
+  Engine(PoolState& pool, CUdevice device, CUcontext context);
+  ~Engine();
+
+  /// Starts the thread and makes the engine's objects in its context. Under the mutex (released for
+  /// driver calls).
+  CUresult start(uint64_t vram_budget, int numa_node, Lock& lock);
+  /// Its context is about to go: its objects are made anew in another context of the device. What
+  /// it holds stays. False: it can't; every extent is in a stable state. Under the mutex
+  /// (released).
+  bool moveTo(CUcontext context, Lock& lock);
+  /// Ends the thread. Without the mutex.
+  void stop() noexcept;
+  void abandon() noexcept;  // in a forked child
+
+  CUdevice device() const { return device_; }
+  CUcontext context() const { return context_; }
+  ChunkStore& chunks() { return chunks_; }
+  LaunchTimer& timer() { return timing_.timer; }
+  const ChunkStore& chunks() const { return chunks_; }
+
+  /// New extents of a region get VRAM where there is room without evicting; the others stay kEmpty.
+  CUresult mapNew(Region& region, Lock& lock);
+  /// Unmaps and gives back all that the extent has. It is quiet and claimed (kFreeing).
+  void dismantle(Extent& extent, Lock& lock);
+
+  /// A launch (or a free) takes a victim back.
+  void cancelRetiring(Extent& extent);
+  /// Somebody waits for the extent to come to a stable state: what memservers are about to get
+  /// stays, what comes from them comes first, or is given up where its region goes.
+  void hurry(const Extent& extent);
+  /// What has come from memservers or gone there since the last call. Of all engines.
+  static bool finishRemote(PoolState& pool);
+  /// The region's extents go: nothing of the engine's may name them any more.
+  void forget(const Region* region);
+  /// A new handle's extents count among those that will need host memory one day.
+  void adopt(VmmHandle& handle);
+  /// An extent of a handle joins its reservation: mapped where its bytes are, or kEmpty.
+  void attach(Extent& extent, Lock& lock);
+  /// An extent leaves its reservation, keeping its chunks. It is quiet and in a stable state.
+  void detach(Extent& extent, Lock& lock);
+  /// What of the region is not in exported chunks leaves VRAM, pinned or not. False: not now.
+  bool retireForExport(Region& region);
+  /// Gives every chunk back to the driver. After stop(), with all regions gone, before the context
+  /// goes.
+  void releaseAll();
+  /// The peer device gets access to every mapping. Under the mutex (released for driver calls).
+  CUresult addPeer(CUdevice peer, Lock& lock);
+  /// Makes the mappings of these extents what read_only and the peers say. Their region is `wanted`
+  /// by the caller.
+  CUresult protect(const std::vector<Extent*>& extents, Lock& lock);
+
+  /// Bytes of VRAM that there are for pages, or were before some of them were lent.
+  uint64_t mostVram() const { return std::max(debts_.budget, chunks_.vramBudget()); }
+  /// Bytes that the device's allocations can have: its VRAM, and what others' leave of the host
+  /// tier. Under the mutex.
+  uint64_t capacity() const;
+  /// What of them allocations do not have.
+  uint64_t unallocated() const;
+  /// What other engines' memory takes of what they all share below VRAM.
+  uint64_t usedByOthers() const;
+  /// What of the bytes that it holds exceeds VRAM.
+  uint64_t beyondVram() const {
+    return counts_.held - std::min(counts_.held, chunks_.vramBudget());
+  }
+  /// Pages of one region that a launch can get to all at once: where nothing can be used in place,
+  /// they have to fit VRAM.
+  uint64_t largestRegion() const {
+    return chunks_.hostMappable() ? std::min(capacity(), chunks_.vramBudget() + chunks_.hostLimit())
+                                  : chunks_.vramBudget();
+  }
+  /// Bytes that allocations of the device name, wherever they are.
+  uint64_t named() const { return counts_.named; }
+  /// Allocations name so many bytes more or less, and the node holds them.
+  void addNamed(int64_t bytes) {
+    counts_.named += static_cast<uint64_t>(bytes);
+    counts_.held += static_cast<uint64_t>(bytes);
+  }
+
+  void addWant(Want* want) {
+    wants_.add(want);
+    wake();
+  }
+  void removeWant(Want* want) { wants_.remove(want); }
+  void addRelief(const std::shared_ptr<Relief>& relief) {
+    debts_.reliefs.push_back(relief);
+    wake();
+  }
+  /// The budget from now on, or the least that holds what does not fit below VRAM. What is in use
+  /// beyond it leaves VRAM as soon as it can. Returns what it will be.
+  uint64_t setVramBudget(uint64_t bytes);
+  /// Bytes below VRAM without which what is allocated here would have no place.
+  uint64_t leastBelow() const;
+  void removeRelief(const std::shared_ptr<Relief>& relief) { std::erase(debts_.reliefs, relief); }
+  void wake() { life_.wake.notify_one(); }
+  /// A launch found the arena partly in place.
+  void askSwap(Region& region);
+  /// Another device is short of the host tier: what is in host memory here and has room in VRAM
+  /// comes back.
+  void recall() {
+    asked_.recall = true;
+    wake();
+  }
+  /// Another device's eviction waits for what runs on this one, which only this engine asks after.
+  void askPoll() {
+    asked_.poll = true;
+    if (life_.idle) wake();
+  }
+  /// Another device is about to evict what pointers in this one's memory may name: all that is
+  /// dirty is to be scanned.
+  void askScan() {
+    asked_.scan = true;
+    if (life_.idle) wake();
+  }
+  /// A launch touched regions in the learned order: prefetch may have something to do.
+  void touched() {
+    if (life_.idle) wake();
+  }
+
+  bool broken() const { return life_.broken; }
+  DeviceCounters& figures() { return *figures_; }
+  Scanner& scanner() { return scanner_; }
+  /// The driver has answered that the context is lost: nothing moves any more.
+  void lost(CUresult result);
+  /// The one place where a state changes: keeps Region::blocked, `slow` and the gauges in step.
+  void setState(Extent& extent, ExtentState state);
+  /// A launch came for a prefetched extent, or it leaves unused.
+  void noteUsed(Extent& extent, bool used);
+
+ private:
+  /// A batch of victims on its way out (eviction.cpp).
+  struct Batch {
+    enum class Stage : uint8_t { kGrace, kDrain, kPass } stage = Stage::kGrace;
+    std::vector<Extent*> victims;
+    Scan scan;
+    Hazards::Snapshot hazards;
+    uint64_t bytes = 0;
+    bool fills = false;  // victims are in place, and come to VRAM since there is room
+    // Other engines that have to scan what is dirty of theirs before this one may unmap anything,
+    // and the pass that will have done so, as of the victims' stamp then.
+    std::vector<std::pair<const Engine*, uint64_t>> others;
+    uint64_t others_stamp = 0;
+    /// ReachFloor::epoch when its grace period began, if that time was not settled; else 0.
+    uint64_t settles_floor = 0;
+    CUevent event = nullptr;
+
+    bool isEmpty() const { return victims.empty() && scan.forVictimsOnly(); }
+  };
+  struct Copy {
+    Extent* extent;
+    CUevent event;
+    int hash = -1;           // of kernels_
+    bool packed = false;     // by the extent's image,
+    bool unchecked = false;  // which was to be compared and could not be
+    uint64_t since_ns = 0;
+  };
+  /// What the GPU was to pack or unpack and has not come to, because of what it runs: nobody waits
+  /// for it any more.
+  struct Late {
+    VramChunk* chunk;
+    HostChunk* image;
+    CUevent event;
+    int hash;
+  };
+  /// Why something comes to VRAM: a launch waits for it, it is expected to be used soon, or there
+  /// is room.
+  enum class Fetch : uint8_t { kDemand, kAhead, kRoom };
+
+  // --- its parts ---------------------------------------------------------------------------------
+  struct Life {
+    std::thread thread;
+    std::condition_variable wake;
+    bool stop = false;
+    bool stopping = false;  // somebody joins the threads
+    bool pausing = false;   // nothing new is begun: the engine moves to another context
+    bool idle = false;
+    bool broken = false;  // the context is lost: nothing moves any more
+  };
+  /// What other engines ask for.
+  struct Asked {
+    bool poll = false;
+    bool scan = false;
+    bool recall = false;  // another device needs what this one's memory takes of the host tier
+  };
+  struct CopyStreams {
+    CUstream in = nullptr, out = nullptr;
+  };
+  struct InFlight {
+    std::deque<Copy> fetching, writing, packing;
+    std::deque<Late> late;
+    uint64_t fetching_bytes = 0;
+    uint64_t freeing_bytes = 0;  // VRAM that batches and writes in flight will free
+    bool none() const {
+      return fetching.empty() && late.empty() && packing.empty() && writing.empty();
+    }
+  };
+  struct WayOut {
+    std::deque<std::unique_ptr<Batch>> batches;
+    size_t clock_hand = 0;
+    uint64_t unplaced = 0;  // victims so far that found no place in host memory
+    // None of a pass did: no further pass before then, or before somebody gives a host chunk back.
+    uint64_t no_place_until_ns = 0, no_place_given = 0;
+    /// A thread synchronises contexts whose launches nobody marked.
+    std::shared_ptr<std::atomic<bool>> draining = std::make_shared<std::atomic<bool>>(false);
+    uint64_t next_drain_ns = 0;
+  };
+  struct Pauses {
+    unsigned refusals = 0;          // of the driver's (or of a receive), in a row
+    uint64_t refused_until_ns = 0;  // a fetch or a receive was refused: none is begun before
+    Patience promoted{kFirstPromotedPauseNs, 0};  // of launches, for what leaves its place
+  };
+  struct Timing {
+    LaunchTimer timer;
+    uint64_t vram_bandwidth = 0;  // bytes a second
+  };
+  /// The device's use of the host tier.
+  struct HostUse {
+    std::vector<std::thread> makers;  // of host chunks, ahead of need
+    std::condition_variable wake;
+    std::array<uint32_t, kOrders> without{};  // extents that have no host chunk
+    std::array<uint32_t, kOrders> making{};
+    bool full = false;         // said once
+    uint64_t short_bytes = 0;  // of a host chunk that was wanted and not there
+    // A receive found no chunk: none of so many bytes is begun before then, or before somebody
+    // gives a host chunk back.
+    uint64_t none_until_ns = 0, none_given = 0, none_bytes = 0;
+  };
+  /// Pages, in bytes: those that allocations of the device name, and those of them that this node
+  /// holds, in VRAM, in host RAM or in the tier below.
+  struct Counts {
+    uint64_t named = 0;
+    uint64_t held = 0;
+  };
+  struct Prefetch {
+    uint64_t ahead_bytes = 0;  // prefetched and not used yet, in flight included
+    uint64_t planned_touches = 0;
+    uint64_t filled_ns = 0;  // when fillFreeVram() looked last
+    bool again = false;
+  };
+  struct Swaps {
+    std::vector<Region*> asked;
+    Region* current = nullptr;  // whose parts change place
+    uint64_t until_ns = 0;      // it is given up unless the arena is quiet by then
+  };
+  static constexpr uint64_t kFirstPromotedPauseNs = 100'000'000;
+  static constexpr uint64_t kInFlightBytes = 128ull << 20;
+  static constexpr uint64_t kRefusalPauseNs = 100'000'000;  // after a fetch was refused
+
+  // --- engine.cpp --------------------------------------------------------------------------------
+  CUresult makeObjects();
+  void destroyObjects();
+  bool startThreads();
+  void guarded(void (Engine::*body)(), bool vital) noexcept;
+  void run();
+  void stockEvents(Lock& lock);
+  CUevent takeEvent(Lock& lock);
+  bool reached(CUevent event, Lock& lock);
+  // --- fetches.cpp -------------------------------------------------------------------------------
+  VramChunk* takeVram(const Extent& extent, Lock& lock);
+  CUresult mapVram(const Extent& extent, const VramChunk& chunk, Lock& lock);
+  bool mapEmpty(Extent& extent, Lock& lock);
+  bool mapInPlace(Extent& extent, Lock& lock);
+  bool startFetch(Extent& extent, Fetch why, Lock& lock);
+  bool finishFetches(Lock& lock);
+  bool finishLate(Lock& lock);
+  void refused(const char* what, CUresult result);
+  // --- host_copies.cpp ---------------------------------------------------------------------------
+  void makeHostChunks();
+  bool takeHost(Extent& extent, Lock& lock);
+  void giveHost(Extent& extent);
+  template <typename May>
+  uint64_t dropHostCopies(uint64_t bytes, May may);
+  uint64_t dropLowerCopies(uint64_t bytes, bool own);
+  uint64_t dropSpareCopies(uint64_t bytes);
+  uint64_t spareForImages() const;
+  uint64_t imagesExpected(unsigned order) const;
+  bool giveHostSurplus(Lock& lock);
+  // --- packing.cpp -------------------------------------------------------------------------------
+  bool startPacking(Extent& extent, Lock& lock);
+  bool finishPacking(Lock& lock);
+  void makeLate(Extent& extent, const Copy& copy);
+  // --- eviction.cpp ------------------------------------------------------------------------------
+  bool retire(uint64_t bytes, uint64_t nearer_than, bool demand);
+  bool promote(const std::vector<Extent*>& extents, bool fills = false);
+  bool scanHostWritten(const std::vector<Region*>& regions, bool roots);
+  bool begin(std::unique_ptr<Batch> batch);
+  bool mayBegin() const;
+  bool advanceBatches(Lock& lock);
+  uint64_t stampToAwait(const Batch& batch) const;
+  void cancelBatches();
+  bool othersHaveScanned(Batch& batch, uint64_t stamp);
+  bool startPass(Batch& batch, Lock& lock);
+  void finishPass(Batch& batch, Lock& lock);
+  void spare(const std::vector<uint64_t>& news);
+  void evict(Extent& extent, const ContentHash& hash, Lock& lock);
+  void leavePlace(Extent& extent, const ContentHash& hash, Lock& lock);
+  void startWrite(Extent& extent, const ContentHash& hash, Lock& lock);
+  bool finishWrites(Lock& lock);
+  bool inPass(const Extent& victim) const;
+  uint64_t promotingBytes() const;
+  bool hasNoPlace() const;
+  bool allIsFull() const;
+  void drainContexts();
+  // --- serve.cpp ---------------------------------------------------------------------------------
+  struct Serving;
+  bool serveWants(Lock& lock);
+  bool serve(size_t index, Want& want, uint64_t now, Lock& lock);
+  void take(WantStep step, Extent& extent, Want& want, Serving& found, Lock& lock);
+  void serveScans(Want& want, Serving& found);
+  bool makeRoomFor(Want& want, const Serving& found);
+  void waitedInVain(uint64_t now);
+  void surplusCameBack(uint64_t now);
+  // --- debts.cpp ---------------------------------------------------------------------------------
+  bool serveReliefs(Lock& lock);
+  bool giveSurplus(Lock& lock);
+  // --- prefetch.cpp ------------------------------------------------------------------------------
+  struct Upcoming;
+  bool prefetch(Lock& lock);
+  std::vector<Upcoming> upcoming(uint64_t window);
+  bool promoteAhead(const std::vector<Upcoming>& upcoming, uint64_t* room_for);
+  bool fetchAhead(const std::vector<Upcoming>& upcoming, uint64_t room_for, uint64_t window,
+                  Lock& lock);
+  bool fillFreeVram();
+  bool bringHome(Lock& lock);
+  void judgeTimed(Lock& lock);
+  void plan();
+  uint64_t windowBytes() const;
+  // --- lower_moves.cpp ---------------------------------------------------------------------------
+  void finishSend(Extent& extent, const LowerTier::Finished& finished);
+  void finishReceive(Extent& extent, const LowerTier::Finished& finished);
+  bool startReceive(Extent& extent, bool urgent, Lock& lock);
+  bool prefetchRemote(Lock& lock);
+  uint64_t dropRemoteCopies(uint64_t bytes);
+  bool remoteHolds(const Extent& extent) const;
+  void leaveHost(Extent& extent, const ContentHash& hash);
+  bool demote();
+  // --- swap.cpp ----------------------------------------------------------------------------------
+  bool swapArenas();
+  bool beginSwap(Region& region);
+  static void swapAgainAfter(Region& region, bool useful);
+
+  PoolState& pool_;
+  CUdevice device_;
+  CUcontext context_;
+  ChunkStore chunks_;
+  PackedImages packed_;
+  DeviceCounters* figures_;
+  PassKernels kernels_;
+  Scanner scanner_;
+  CopyStreams streams_;
+  std::vector<CUevent> events_;  // free ones
+  Life life_;
+  Asked asked_;
+  InFlight flight_;
+  WayOut out_;
+  Wants wants_;
+  VramDebts debts_;
+  Pauses pauses_;
+  Timing timing_;
+  HostUse host_;
+  Counts counts_;
+  Planner planner_;
+  Prefetch prefetch_;
+  Swaps swaps_;
+};
+
+}  // namespace olpager::pager

@@ -1,0 +1,120 @@
+// The order in which extents leave VRAM: what is used farthest in the future first.
+//
+// By class, the first that goes last:
+//   kHot         used all the time
+//   kSoon        used sooner than what it would make room for
+//   kStays       the planner keeps it (planner.h); by its next use
+//   kStreams     it streams through VRAM once in each round; by its next use
+//   kUnknown     the learned order does not know it; by its last use
+//   kNeverAgain  the learned order does not expect it, or it is better read in place
+#include <algorithm>
+
+#include "pager/pool_state.h"
+
+namespace olpager::pager {
+
+namespace {
+constexpr uint64_t kBatchBytes = 128ull << 20;
+constexpr size_t kCandidates = 4096;  // regions and extents that are looked at, at most
+constexpr size_t kSorted = 64;        // of them, those that a batch is taken from
+
+enum VictimClass : unsigned { kHot, kSoon, kStays, kStreams, kUnknown, kNeverAgain };
+
+// Who goes first: the higher class, then the higher key.
+struct Score {
+  unsigned victim_class = 0;
+  uint64_t key = 0;
+  bool operator>(const Score& other) const {
+    return victim_class != other.victim_class ? victim_class > other.victim_class : key > other.key;
+  }
+};
+
+struct Candidate {
+  Region* region;
+  Extent* extent;  // of an arena that moves by pieces; else any of the region's
+  Score score;
+};
+
+// `age`: launches since its last use. `nearer_than`: touches to the use of what it makes room for.
+Score scoreOf(predict::Predictor& predictor, const UnitRef& unit, uint64_t age,
+              uint64_t nearer_than) {
+  const Region& region = *unit.region;
+  const predict::Unit id = unit.piece != nullptr ? unitOf(*unit.piece) : unitOf(region);
+  if (region.isSparse()) return {kNeverAgain, UINT64_MAX};
+  if (region.tiny) return {age < kTinyLaunches ? kHot : kUnknown, age};
+  if (predictor.isHot(id)) return {kHot, UINT64_MAX - unit.pages()};
+  using Kind = predict::Predictor::NextUse::Kind;
+  const auto next = predictor.nextUse(id);
+  const unsigned by_plan = unit.placement() == Placement::kKeep ? kStays : kStreams;
+  if (next.kind == Kind::kNever) return {kNeverAgain, age};
+  if (next.kind == Kind::kUnpredicted) return {kUnknown, age};
+  return {next.distance <= nearer_than ? static_cast<unsigned>(kSoon) : by_plan, next.distance};
+}
+}  // namespace
+
+// Marks extents for eviction until `bytes` are on their way out. `demand`: a launch waits, anything
+// that no launch waits for may go; else only what is used later than `nearer_than` touches from
+// now.
+bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
+  if (!mayBegin() || hasNoPlace()) return false;
+  // Every launch reaches everything: what found room in VRAM stays there, the rest is used in
+  // place.
+  if (pool_.options.reach == Reach::kAll) return false;
+  std::vector<Candidate> candidates;
+  const uint32_t end = pool_.book.regions.end();
+  if (end <= 1) return false;
+  const uint64_t newest = pool_.launch_number.load(std::memory_order_relaxed);
+  const auto ageOf = [newest](uint64_t stamp) { return newest - std::min(newest, stamp); };
+  for (uint32_t step = 0; step < pool_.book.regions.end() - 1 && candidates.size() < kCandidates;
+       ++step) {
+    out_.clock_hand = out_.clock_hand % (end - 1) + 1;
+    Region* region = pool_.book.regions.at(static_cast<uint32_t>(out_.clock_hand));
+    if (region->dead || region->engine != this) continue;
+    if (!region->by_pieces && (region->pins > 0 || wants_.hold(*region))) continue;
+    if (region->extents.empty() ||
+        region->blocked.load(std::memory_order_relaxed) >= region->extents.size())
+      continue;
+    const auto enter = [&](Extent* extent, const Score& score) {
+      if (!demand && score.victim_class <= (planner_.known() ? kStays : kSoon)) return;
+      candidates.push_back({region, extent, score});
+    };
+    if (!region->by_pieces) {
+      enter(nullptr, scoreOf(pool_.predictor, {region, nullptr},
+                             ageOf(region->stamp.load(std::memory_order_relaxed)), nearer_than));
+      continue;
+    }
+    for (auto& extent : region->extents) {
+      if (extent->state != ExtentState::kVram || region->isPinned(*extent) || wants_.hold(*extent))
+        continue;
+      // One that several pieces share goes when the last of them can.
+      Score score{kNeverAgain, UINT64_MAX};
+      region->arena->overlapping(extent->address, extent->bytes(), [&](Piece& piece) {
+        const Score its = scoreOf(pool_.predictor, {region, &piece},
+                                  ageOf(region->stampOf(*extent)), nearer_than);
+        if (score > its) score = its;
+      });
+      enter(extent.get(), score);
+    }
+  }
+  if (candidates.empty()) return false;
+  const uint64_t wanted = std::min(bytes, kBatchBytes);
+  const size_t first = std::min(candidates.size(), kSorted);
+  std::partial_sort(candidates.begin(), candidates.begin() + static_cast<ptrdiff_t>(first),
+                    candidates.end(),
+                    [](const Candidate& a, const Candidate& b) { return a.score > b.score; });
+  auto batch = std::make_unique<Batch>();
+  for (size_t c = 0; c < first && batch->bytes < wanted; ++c) {
+    for (auto& extent : candidates[c].region->extents) {
+      if (candidates[c].extent != nullptr && candidates[c].extent != extent.get()) continue;
+      if (extent->state != ExtentState::kVram) continue;
+      if (batch->bytes >= wanted) break;
+      batch->victims.push_back(extent.get());
+      batch->bytes += extent->bytes();
+      flight_.freeing_bytes += extent->bytes();
+      setState(*extent, ExtentState::kRetiring);
+    }
+  }
+  return begin(std::move(batch));
+}
+
+}  // namespace olpager::pager

@@ -1,0 +1,145 @@
+// Host memory of extents: chunks made ahead, copies that are given up for others (engine.h).
+#include <algorithm>
+
+#include "base/log.h"
+#include "pager/pool_state.h"
+
+namespace olpager::pager {
+
+namespace {
+constexpr uint64_t kHostAheadBytes = 1ull << 30;  // host chunks made ahead of need, for each size
+}  // namespace
+
+// Host chunks take milliseconds to make (pinning), so they are made before the first eviction needs
+// them.
+void Engine::makeHostChunks() {
+  const DriverApi& driver = pool_.driver;
+  driver.cuCtxPushCurrent_v2(context_);
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  driver.cuThreadExchangeStreamCaptureMode(&mode);
+  Lock lock(pool_.mutex);
+  while (!life_.stop) {
+    bool made = false;
+    // From three quarters of the budget on something will have to leave.
+    if (counts_.held > chunks_.vramBudget() / 4 * 3 && !life_.broken) {
+      HostCounts ahead;
+      for (unsigned order = 0; order < kOrders; ++order)
+        ahead[order] =
+            std::min<uint64_t>(host_.without[order], kHostAheadBytes / (kPageBytes << order)) +
+            imagesExpected(order);
+      for (unsigned order = kOrders; order-- > 0 && !made;) {
+        if (chunks_.hostFreeOf(order) + host_.making[order] >= ahead[order]) continue;
+        ++host_.making[order];
+        made = chunks_.makeHostAhead(order, ahead, lock);
+        --host_.making[order];
+        if (!made && host_.full == false) {
+          host_.full = true;
+          base::logInfo("device %d: the host tier is full at %llu MiB", device_,
+                        static_cast<unsigned long long>(chunks_.hostInUse() >> 20));
+        }
+      }
+    }
+    if (!made) host_.wake.wait_for(lock, std::chrono::milliseconds(host_.full ? 500 : 50));
+  }
+}
+
+void Engine::giveHost(Extent& extent) {
+  if (extent.host == nullptr) return;
+  chunks_.giveHost(extent.host);
+  ++pool_.devices.host.given;
+  extent.host = nullptr;
+  extent.host_valid = extent.hash_valid = false;
+  ++host_.without[extent.order];
+  packed_.drop(extent);
+}
+
+bool Engine::takeHost(Extent& extent, Lock& lock) {
+  if (extent.host != nullptr) return true;
+  extent.host = chunks_.takeHost(extent.order, lock);
+  for (size_t e = 0; e < pool_.devices.engines.size() && extent.host == nullptr;
+       ++e)  // the mutex is released meanwhile
+    if (pool_.devices.engines[e]->packed_.drop(extent.bytes()) > 0)
+      extent.host = chunks_.takeHost(extent.order, lock);
+  for (const bool own : {true, false})  // other devices' last
+    if (extent.host == nullptr && dropLowerCopies(extent.bytes(), own) > 0)
+      extent.host = chunks_.takeHost(extent.order, lock);
+  if (extent.host == nullptr) {
+    host_.short_bytes =
+        std::max(host_.short_bytes,
+                 extent.bytes());  // what is parked goes to memservers for it, where there are any
+    for (const auto& other : pool_.devices.engines)
+      if (other.get() != this) other->recall();
+    return false;
+  }
+  --host_.without[extent.order];
+  host_.wake.notify_all();
+  return true;
+}
+
+// Gives up copies in host RAM of what is in VRAM until `bytes` came free: those that may(region,
+// extent) names. Returns the bytes.
+template <typename May>
+uint64_t Engine::dropHostCopies(uint64_t bytes, May may) {
+  uint64_t dropped = 0;
+  for (uint32_t id = 1; id < pool_.book.regions.end() && dropped < bytes; ++id) {
+    Region* const region = pool_.book.regions.at(id);
+    if (region->dead || region->engine == nullptr) continue;
+    for (auto& extent : region->extents) {
+      if (dropped >= bytes) break;
+      if (extent->state != ExtentState::kVram || extent->host == nullptr || !may(*region, *extent))
+        continue;
+      dropped += extent->bytes();
+      region->engine->giveHost(*extent);
+    }
+  }
+  return dropped;
+}
+
+// The host tier is full: lower copies of extents that are in VRAM are a convenience only.
+uint64_t Engine::dropLowerCopies(uint64_t bytes, bool own) {
+  return dropHostCopies(
+      bytes, [&](const Region& region, const Extent&) { return (region.engine == this) == own; });
+}
+
+// Lower copies that nobody will miss: of what is to stay in VRAM, and those that memservers have as
+// well. A parked extent is needed sooner than any of them.
+uint64_t Engine::dropSpareCopies(uint64_t bytes) {
+  return dropHostCopies(bytes, [&](const Region& region, const Extent& extent) {
+    if (region.engine != this || region.by_pieces) return false;
+    return region.placement == Placement::kKeep || remoteHolds(extent);
+  });
+}
+
+// Host memory that images may still take: what would be left if all allocations had their copies in
+// it.
+uint64_t Engine::spareForImages() const {
+  if (pool_.lower.tier != nullptr) return 0;
+  uint64_t needed = 0;
+  for (const auto& engine : pool_.devices.engines)
+    needed += engine->counts_.held + engine->packed_.hostBytes();
+  return chunks_.hostLimit() - std::min(chunks_.hostLimit(), needed);
+}
+
+// Host chunks of the order that images wait for, or will: what does not fit VRAM streams through
+// it.
+uint64_t Engine::imagesExpected(unsigned order) const {
+  const uint64_t bytes = kPageBytes << order;
+  uint64_t expected = 0;
+  if (static_cast<int>(order) == packed_.slotOrder() && beyondVram() > 0)
+    expected =
+        beyondVram() + windowBytes() - std::min(beyondVram() + windowBytes(), packed_.hostBytes());
+  return std::min(std::max<uint64_t>(packed_.wanted(order), expected / bytes),
+                  spareForImages() / bytes);
+}
+
+// The host tier's limit was lowered: what is free goes back to the system, and copies of what is in
+// VRAM go with it. What is parked has its place: the limit is not below it.
+bool Engine::giveHostSurplus(Lock& lock) {
+  const uint64_t surplus = chunks_.hostSurplus();
+  if (surplus == 0 || life_.broken) return false;
+  if (chunks_.hostFree() < surplus) packed_.drop(surplus - chunks_.hostFree());
+  if (chunks_.hostFree() < surplus) dropLowerCopies(surplus - chunks_.hostFree(), true);
+  return chunks_.releaseFreeHost(surplus, lock) > 0;
+}
+
+}  // namespace olpager::pager

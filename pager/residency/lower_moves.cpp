@@ -1,0 +1,269 @@
+// Extents between host RAM and memservers (tiers/lower_tier.h), under PoolState::mutex:
+//
+//   down  kParked -> kSending -> kRemote, the host chunk is free. One that memservers hold already,
+//         with the same hash, leaves at once, from host RAM or straight from VRAM (Engine::evict).
+//         What is used farthest in the future goes first.
+//   up    kRemote -> kReceiving, into a host chunk -> kParked, and from there as ever. For a launch
+//         that waits at once; else in the learned order, ahead of the prefetch into VRAM.
+//
+// What memservers hold stays there as a lower copy until it changes or they are full
+// (dropRemoteCopies); also that of a handle which the program maps nowhere meanwhile
+// (Extent::rests). Extents of arenas that move by pieces stay in host RAM: they are mapped in
+// place, for the accesses that nobody foretold.
+#include <algorithm>
+
+#include "pager/clock.h"
+#include "pager/pool_state.h"
+#include "pager/residency/engine.h"
+
+namespace olpager::pager {
+
+namespace {
+constexpr uint64_t kMostReserve = 1ull << 30;    // host RAM kept free for what comes in, at most
+constexpr uint64_t kMostSending = 256ull << 20;  // on its way at a time
+constexpr uint64_t kRetryNs = 1'000'000'000;     // after memservers had no room
+constexpr uint64_t kNoHostNs =
+    2'000'000;                   // after a receive found no host chunk, unless one was given back
+constexpr size_t kLooks = 4096;  // extents
+constexpr unsigned kUpcoming = 1024;  // touches
+
+uint64_t reserveOf(uint64_t limit) { return std::min(kMostReserve, limit / 8); }
+}  // namespace
+
+// As the extent is in host RAM.
+bool Engine::remoteHolds(const Extent& extent) const {
+  return extent.hash_valid &&
+         pool_.lower.tier->holds(pool_.programs.tierAddress(extent), extent.hash);
+}
+
+// The host chunk goes; `hash` is what memservers hold.
+void Engine::leaveHost(Extent& extent, const ContentHash& hash) {
+  giveHost(extent);
+  extent.hash = hash;
+  extent.hash_valid = true;
+  setState(extent, ExtentState::kRemote);
+}
+
+bool Engine::finishRemote(PoolState& pool) {
+  LowerMoves& lower = pool.lower;
+  if (lower.tier == nullptr || lower.under_way.empty()) return false;
+  const std::vector<LowerTier::Finished> finished = lower.tier->take();
+  for (const LowerTier::Finished& one : finished) {
+    const auto found = lower.under_way.find(one.address);
+    if (found == lower.under_way.end()) continue;  // nobody began it
+    Extent& extent = *found->second;               // in a transitional state: nobody frees it
+    lower.under_way.erase(found);
+    Engine& engine = *extent.region->engine;
+    one.sent ? engine.finishSend(extent, one) : engine.finishReceive(extent, one);
+  }
+  return !finished.empty();
+}
+
+void Engine::finishSend(Extent& extent, const LowerTier::Finished& finished) {
+  pool_.lower.sending_bytes -= extent.bytes();
+  if (finished.outcome != LowerTier::Outcome::kDone) {
+    setState(extent, ExtentState::kParked);
+    // Where a launch came for it, it may have been given up.
+    if (extent.region->wanted == 0 && dropRemoteCopies(extent.bytes()) == 0)
+      pool_.lower.retry_ns = nowNs() + kRetryNs;
+    return;
+  }
+  add(figures_->remote_out, extent.bytes());
+  extent.hash = finished.hash;
+  extent.hash_valid = true;
+  if (extent.region->wanted > 0)
+    return setState(extent, ExtentState::kParked);  // a launch came for it meanwhile
+  leaveHost(extent, finished.hash);
+}
+
+// Memservers are full: their copies of what is here, of any engine, are a convenience only.
+// Outdated ones go first. What is parked as it is there keeps its copy: it can leave host RAM at
+// once. Returns the bytes.
+uint64_t Engine::dropRemoteCopies(uint64_t bytes) {
+  uint64_t dropped = 0;
+  const std::vector<uint64_t> held = pool_.lower.tier->heldAddresses();
+  for (const ExtentState where :
+       {ExtentState::kParked, ExtentState::kInPlace, ExtentState::kVram}) {
+    for (const uint64_t at : held) {
+      if (dropped >= bytes) return dropped;
+      const uint64_t address = at >= kFirstHome ? pool_.programs.addressOfHome(at) : at;
+      const Extent* const extent = pool_.book.extentAt(address);
+      if (extent == nullptr || extent->state != where) continue;
+      if (where == ExtentState::kParked && remoteHolds(*extent)) continue;
+      if (pool_.lower.tier->drop(at)) dropped += extent->bytes();
+    }
+  }
+  return dropped;
+}
+
+void Engine::finishReceive(Extent& extent, const LowerTier::Finished& finished) {
+  pool_.lower.receiving_bytes -= extent.bytes();
+  if (finished.outcome == LowerTier::Outcome::kNotNow) {
+    if (!extent.region->dead) {  // else nobody wants it any more
+      pauses_.refused_until_ns = nowNs() + kRefusalPauseNs;
+      ++pauses_.refusals;
+    }
+    return leaveHost(extent, finished.hash);
+  }
+  if (finished.outcome != LowerTier::Outcome::kDone) {
+    giveHost(extent);
+    return setState(extent, ExtentState::kLost);
+  }
+  add(figures_->remote_in, extent.bytes());
+  extent.host_valid = extent.hash_valid = true;
+  extent.hash = finished.hash;
+  prefetch_.again = true;
+  setState(extent, ExtentState::kParked);
+}
+
+void Engine::hurry(const Extent& extent) {
+  if (extent.state != ExtentState::kSending && extent.state != ExtentState::kReceiving) return;
+  const bool unwanted = extent.state == ExtentState::kReceiving && extent.region->dead;
+  unwanted ? pool_.lower.tier->giveUp(pool_.programs.tierAddress(extent))
+           : pool_.lower.tier->raise(pool_.programs.tierAddress(extent));
+}
+
+bool Engine::startReceive(Extent& extent, bool urgent, Lock& lock) {
+  if (extent.state != ExtentState::kRemote || life_.pausing || nowNs() < pauses_.refused_until_ns)
+    return false;
+  const bool short_of_host =
+      pool_.devices.host.given == host_.none_given && nowNs() < host_.none_until_ns;
+  if (short_of_host && extent.bytes() >= host_.none_bytes) return false;
+  const ContentHash hash = extent.hash;
+  if (!pool_.lower.tier->holds(pool_.programs.tierAddress(extent),
+                               hash)) {  // lost meanwhile: no host memory is needed to find out
+    setState(extent, ExtentState::kLost);
+    return true;
+  }
+  setState(extent, ExtentState::kMoving);  // the mutex may be released for a chunk
+  const uint64_t given = pool_.devices.host.given;
+  if (!takeHost(extent, lock)) {
+    host_.none_bytes = short_of_host ? std::min(host_.none_bytes, extent.bytes()) : extent.bytes();
+    host_.none_given = given;
+    host_.none_until_ns = nowNs() + kNoHostNs;
+    extent.hash = hash;
+    extent.hash_valid = true;
+    setState(extent, ExtentState::kRemote);
+    return false;
+  }
+  if (extent.region->dead) {  // nobody wants it any more
+    leaveHost(extent, hash);
+    return false;
+  }
+  setState(extent, ExtentState::kReceiving);
+  pool_.lower.under_way[pool_.programs.tierAddress(extent)] = &extent;
+  pool_.lower.receiving_bytes += extent.bytes();
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the CPU's address of the chunk
+  pool_.lower.tier->receive(pool_.programs.tierAddress(extent),
+                            reinterpret_cast<void*>(extent.host->alias), extent.bytes(), urgent);
+  return true;
+}
+
+// What is used next comes to host RAM before it is fetched to VRAM, a part of host RAM ahead.
+bool Engine::prefetchRemote(Lock& lock) {
+  if (pool_.lower.tier == nullptr || life_.broken || life_.pausing || wants_.short_bytes > 0 ||
+      host_.short_bytes > 0)
+    return false;
+  const uint64_t window = reserveOf(chunks_.hostLimit());
+  if (pool_.lower.receiving_bytes >= window) return false;
+  std::vector<Region*> upcoming;
+  uint64_t bytes = 0;
+  pool_.predictor.upcoming(kUpcoming, [&](uint32_t unit, uint64_t) {
+    Region* const region = pool_.book.unitAt(unit).region;
+    if (region == nullptr || region->dead || region->engine != this || region->unusable == 0)
+      return true;
+    bytes += region->pages * kPageBytes;
+    if (region->remote > 0) upcoming.push_back(region);
+    return bytes < window;
+  });
+  bool progress = false;
+  for (Region* region : upcoming) {
+    if (region->dead) continue;
+    for (size_t e = 0; e < region->extents.size() && pool_.lower.receiving_bytes < window; ++e) {
+      Extent& extent = *region->extents[e];
+      if (extent.state != ExtentState::kRemote) continue;
+      if (!startReceive(extent, false, lock)) return progress;
+      progress = true;
+      if (region->dead) break;
+    }
+  }
+  return progress;
+}
+
+// Keeps some of host RAM free for what comes in, from memservers and from VRAM.
+bool Engine::demote() {
+  if (pool_.lower.tier == nullptr || life_.broken || life_.pausing || chunks_.hostLimit() == 0)
+    return false;
+  uint64_t in_use = 0;
+  for (const ChunkStore* store : pool_.devices.host.stores) in_use += store->hostInUse();
+  uint64_t room = chunks_.hostLimit() - std::min(chunks_.hostLimit(), in_use);
+  const uint64_t wanted = std::max(reserveOf(chunks_.hostLimit()), host_.short_bytes);
+  if (room >= wanted) host_.short_bytes = 0;
+  if (room < wanted) room += dropSpareCopies(wanted - room);
+  if (room + pool_.lower.sending_bytes >= wanted) return false;
+  struct Candidate {
+    Extent* extent;
+    uint64_t distance;  // to its next use, in touches
+  };
+  const bool may_send = nowNs() >= pool_.lower.retry_ns;
+  std::vector<Candidate> candidates;
+  uint64_t leaving_place = 0;  // unmapped from their place in host memory soon, and then parked
+  for (uint32_t id = 1; id < pool_.book.regions.end() && candidates.size() < kLooks; ++id) {
+    Region* const region = pool_.book.regions.at(id);
+    if (region->dead || region->engine != this || region->by_pieces || region->wanted > 0 ||
+        region->pins > 0 || (region->unusable == 0 && region->in_place == 0))
+      continue;
+    using Kind = predict::Predictor::NextUse::Kind;
+    const auto next = pool_.predictor.nextUse(unitOf(*region));
+    const uint64_t distance = next.kind == Kind::kNever         ? UINT64_MAX
+                              : next.kind == Kind::kUnpredicted ? UINT64_MAX / 2
+                                                                : next.distance;
+    for (auto& extent : region->extents) {
+      if (extent->state == ExtentState::kParked && extent->host != nullptr && extent->host_valid) {
+        candidates.push_back({extent.get(), distance});
+      } else if (extent->state == ExtentState::kInPlace && host_.short_bytes > 0 && may_send &&
+                 !region->swapping) {
+        candidates.push_back({extent.get(), distance});
+      } else if (extent->state == ExtentState::kRetiring && extent->vram == nullptr) {
+        leaving_place += extent->bytes();
+      }
+    }
+  }
+  // In place: only where nothing else is left to send.
+  std::sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+    const bool a_in_place = a.extent->state == ExtentState::kInPlace,
+               b_in_place = b.extent->state == ExtentState::kInPlace;
+    return a_in_place != b_in_place ? b_in_place : a.distance > b.distance;
+  });
+  bool progress = false;
+  uint64_t coming = room + pool_.lower.sending_bytes + leaving_place;
+  std::vector<Extent*> leaving;
+  for (const Candidate& candidate : candidates) {
+    if (coming >= wanted) break;
+    Extent& extent = *candidate.extent;
+    if (extent.state == ExtentState::kInPlace) {
+      leaving.push_back(&extent);
+      coming += extent.bytes();
+      continue;
+    }
+    if (remoteHolds(extent)) {
+      const ContentHash hash = extent.hash;
+      add(figures_->remote_dropped, extent.bytes());
+      leaveHost(extent, hash);
+    } else {
+      if (!may_send || pool_.lower.sending_bytes >= kMostSending) continue;
+      setState(extent, ExtentState::kSending);
+      pool_.lower.under_way[pool_.programs.tierAddress(extent)] = &extent;
+      pool_.lower.sending_bytes += extent.bytes();
+      // NOLINTNEXTLINE(performance-no-int-to-ptr): the CPU's address of the chunk
+      pool_.lower.tier->send(pool_.programs.tierAddress(extent),
+                             reinterpret_cast<const void*>(extent.host->alias), extent.bytes(),
+                             extent.hash_valid ? &extent.hash : nullptr);
+    }
+    coming += extent.bytes();
+    progress = true;
+  }
+  return promote(leaving) || progress;
+}
+
+}  // namespace olpager::pager

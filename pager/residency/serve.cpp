@@ -1,0 +1,201 @@
+// Launches that wait (wants.h): each round of the engine's thread does the next step for every
+// extent that one of them lacks, then makes room for what found none.
+#include <algorithm>
+
+#include "pager/clock.h"
+#include "pager/pool_state.h"
+#include "pager/residency/in_place.h"
+
+namespace olpager::pager {
+
+namespace {
+// Where in place is no way out: what it waits for may be a kernel of minutes, or one that waits for
+// this launch.
+constexpr uint64_t kRefusedAfterNs = 60'000'000'000;
+constexpr uint64_t kLongestPromotedPauseNs = 10'000'000'000;
+constexpr uint64_t kLongestOwedPatienceNs = 5'000'000'000;
+}  // namespace
+
+/// What a round has found and done for one want.
+struct Engine::Serving {
+  WantTimes times;
+  uint64_t missing = 0;  // bytes that found no chunk
+  bool in_flight = false;
+  bool moved = false;
+  bool lingering = false;        // the launch could go on with what is in place, and waits for VRAM
+  std::vector<Extent*> leaving;  // their place in host memory
+};
+
+// A launch waited for what was to leave its place in host memory, which was not quiet in time: for
+// a while none waits for such.
+void Engine::waitedInVain(uint64_t now) {
+  Patience& promoted = pauses_.promoted;
+  promoted.from_ns = now + promoted.ns;
+  promoted.ns = std::min(2 * promoted.ns, kLongestPromotedPauseNs);
+}
+
+// A launch waited for a victim whose VRAM is owed to others, which was not quiet in time: the next
+// ones wait for longer.
+void Engine::surplusCameBack(uint64_t now) {
+  Patience& patience = debts_.patience;
+  if (now < patience.from_ns) return;  // those of one batch are one time
+  patience.ns = std::min(2 * std::max(kPatienceNs, patience.ns), kLongestOwedPatienceNs);
+  patience.from_ns = now + patience.ns;
+}
+
+// Does what is to be done about one extent. May release the mutex.
+void Engine::take(WantStep step, Extent& extent, Want& want, Serving& found, Lock& lock) {
+  switch (step) {
+    case WantStep::kReady:
+      break;
+    case WantStep::kWait:
+      found.in_flight = true;
+      break;
+    case WantStep::kLinger:
+      found.in_flight = found.lingering = true;
+      break;
+    case WantStep::kLeavePlace:
+      found.leaving.push_back(&extent);
+      found.in_flight = true;
+      found.lingering |= !want.in_vram;
+      break;
+    case WantStep::kTakeBackLate:
+      waitedInVain(found.times.now_ns);
+      [[fallthrough]];
+    case WantStep::kTakeBack:
+      if (extent.vram != nullptr && found.times.vram_owed) surplusCameBack(found.times.now_ns);
+      cancelRetiring(extent);
+      found.moved = true;
+      break;
+    case WantStep::kHurry:
+      pool_.lower.tier->raise(pool_.programs.tierAddress(extent));
+      found.in_flight = true;
+      break;
+    case WantStep::kReceive:
+      if (startReceive(extent, true, lock)) found.moved = true;
+      found.in_flight |= found.moved || !pool_.lower.under_way.empty() ||
+                         !flight_.writing.empty() || !flight_.packing.empty();
+      found.missing += extent.bytes();
+      break;
+    case WantStep::kLost:
+      want.lost = true;
+      pool_.changed.notify_all();
+      break;
+    case WantStep::kMapInPlace:
+    case WantStep::kBring:
+      if (step == WantStep::kMapInPlace && mapInPlace(extent, lock)) {
+        found.moved = true;
+      } else if (extent.state == ExtentState::kParked ? startFetch(extent, Fetch::kDemand, lock)
+                                                      : mapEmpty(extent, lock)) {
+        found.moved = found.in_flight = true;
+      } else {
+        found.missing += extent.bytes();
+      }
+      break;
+  }
+}
+
+// What the host wrote is scanned before the launch follows pointers in it.
+void Engine::serveScans(Want& want, Serving& found) {
+  const bool roots = want.scan_roots && pool_.reach.unknown_variables.in(context_);
+  const bool regions = std::any_of(want.to_scan.begin(), want.to_scan.end(),
+                                   [](const Region* region) { return region->host_written; });
+  if (want.scan_late || (!roots && !regions)) return;
+  if (found.times.now_ns - want.since_ns > 5 * kPatienceNs) {
+    want.scan_late = true;
+    pool_.changed.notify_all();
+    return;
+  }
+  found.in_flight = true;
+  found.moved |= scanHostWritten(want.to_scan, roots);
+}
+
+// Evicts for what the want lacks; else ends its waiting when that is of no use. True: progress.
+bool Engine::makeRoomFor(Want& want, const Serving& found) {
+  const uint64_t now = found.times.now_ns;
+  bool progress = false;
+  // Who could go on at once waits longer for what is on its way already.
+  const bool coming_soon = want.fetch && (flight_.freeing_bytes > 0 || !out_.batches.empty());
+  const uint64_t patience = coming_soon ? 5 * kPatienceNs : kPatienceNs;
+  if (found.lingering && now - want.since_ns > patience) {
+    want.in_place = true;
+    progress = true;
+    pool_.changed.notify_all();
+  }
+  if (found.missing == 0) return progress;
+  const uint64_t coming = chunks_.vramAvailable() + flight_.freeing_bytes;
+  if (found.missing > coming && retire(found.missing - coming, 0, true)) return true;
+  // Host memory comes free when memservers have what is being sent.
+  const bool hopeless = !found.in_flight && flight_.freeing_bytes == 0 && out_.batches.empty() &&
+                        !hasNoPlace() && pool_.lower.under_way.empty();
+  // Who needs VRAM waits for kernels that have it, as long as there are some.
+  const uint64_t longest = want.in_vram && !hopeless ? kRefusedAfterNs : patience;
+  if (!want.in_place &&
+      (life_.broken || (hopeless && !want.in_vram) || now - want.since_ns > longest)) {
+    want.in_place = true;
+    want.since_ns = now;
+    return true;
+  }
+  // Neither VRAM nor host memory in place: the launch is refused before it starts.
+  const uint64_t until_failed = hopeless || allIsFull() ? 25 * kPatienceNs : kRefusedAfterNs;
+  if (want.in_place && (life_.broken || (!found.moved && now - want.since_ns > until_failed))) {
+    want.failed = true;
+    pool_.changed.notify_all();
+  }
+  return progress;
+}
+
+// One want's round. True: progress; also when the list changed while the mutex was released, and
+// the round has to begin anew.
+bool Engine::serve(size_t index, Want& want, uint64_t now, Lock& lock) {
+  Serving found;
+  found.times.now_ns = now;
+  for (size_t i = 0; i < want.extents.size(); ++i) {
+    Extent& extent = *want.extents[i];
+    found.times = {now, debts_.surplus > 0, debts_.patience.ns, pauses_.promoted.from_ns,
+                   chunks_.vramAvailable()};
+    const bool in_pass = extent.state == ExtentState::kRetiring && inPass(extent);
+    take(stepFor(want, extent, found.times, in_pass), extent, want, found, lock);
+    if (!wants_.has(index, &want)) return true;
+  }
+  serveScans(want, found);
+  if (promote(found.leaving)) found.moved = true;
+  if (found.moved && pauses_.refusals == 0) want.since_ns = now;
+  for (const Extent* extent : found.leaving)
+    if (extent->state == ExtentState::kRetiring && want.fetch)
+      found.missing += extent->bytes();  // soon
+  wants_.short_bytes += found.missing;
+  if (want.in_vram && !found.leaving.empty() && now - want.since_ns > kRefusedAfterNs) {
+    want.failed = true;  // launches that never end reach it where it is
+    pool_.changed.notify_all();
+  }
+  return makeRoomFor(want, found) || found.moved;
+}
+
+bool Engine::serveWants(Lock& lock) {
+  bool progress = false;
+  wants_.short_bytes = 0;
+  const uint64_t now = nowNs();
+  // By index: the list may change while the mutex is released. A waiting thread leaves it only
+  // under the mutex.
+  for (size_t w = 0; w < wants_.size(); ++w) {
+    Want* const want = wants_.at(w);
+    wants_.serving = w;
+    // Where memory can't be used in place, launches that fit only one at a time must not hold half
+    // of VRAM each: the oldest gets what it needs first, from the others if need be.
+    const bool one_by_one =
+        wants_.short_bytes > 0 &&
+        std::any_of(want->extents.begin(), want->extents.end(),
+                    [](const Extent* extent) { return !mayBeInPlace(*extent); });
+    if (one_by_one) {
+      want->since_ns = now;
+      continue;
+    }
+    progress |= serve(w, *want, now, lock);
+    if (!wants_.has(w, want)) return true;
+  }
+  wants_.serving = SIZE_MAX;  // what follows is on no launch's behalf
+  return progress;
+}
+
+}  // namespace olpager::pager

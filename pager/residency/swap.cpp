@@ -1,0 +1,144 @@
+// Which parts of an arena lie in VRAM and which are used in place, under reach = traced: an arena
+// is reached whole by each launch that names an address in it, so that none of its mappings changes
+// while such a launch is in flight.
+//
+// When launches have named an arena for a while, the parts in place that are named most are
+// exchanged for the parts in VRAM that are named least, one batch at a time:
+//
+//   asked     a launch found the arena partly in place, and it was named often enough since the
+//             last exchange
+//   begun     the parts are victims of one batch (retire.cpp); launches that reach the arena wait,
+//             and take nothing back
+//   over      the batch is through: what was cold is mapped in place, what was hot is fetched, by
+//             the launches that need it
+//   given up  the arena was not quiet in time: everything stays where it is, and the next attempt
+//             comes later
+//
+// Launches wait kQuietNs at most for others to end, since one of those may wait for them.
+#include <algorithm>
+
+#include "base/log.h"
+#include "pager/clock.h"
+#include "pager/pool_state.h"
+#include "pager/residency/engine.h"
+#include "pager/residency/in_place.h"
+
+namespace olpager::pager {
+
+namespace {
+constexpr uint64_t kQuietNs = 50'000'000;
+constexpr uint64_t kSwapShare = 4;           // of VRAM: more is not exchanged at once
+constexpr uint64_t kLeastNames = 64;         // of the arena, between two exchanges,
+constexpr uint64_t kNamesForEachPiece = 4;   // or so many for each piece;
+constexpr uint64_t kLongestPause = 1 << 18;  // twice as many after each attempt that was of no use
+constexpr float kHotter = 2;                 // than what goes for it, by this factor, and by a name
+}  // namespace
+
+void Engine::askSwap(Region& region) {
+  if (region.swap_asked || region.arena == nullptr || region.arena->names() < region.swap_after)
+    return;
+  region.swap_asked = true;
+  swaps_.asked.push_back(&region);
+  wake();
+}
+
+void Engine::swapAgainAfter(Region& region, bool useful) {
+  const uint64_t least = std::max(kLeastNames, kNamesForEachPiece * region.arena->size());
+  region.swap_pause =
+      useful ? least : std::clamp(region.swap_pause * 2, least, std::max(least, kLongestPause));
+  region.swap_after = region.arena->names() + region.swap_pause;
+}
+
+bool Engine::swapArenas() {
+  if (swaps_.current != nullptr) {
+    const auto batch =
+        std::find_if(out_.batches.begin(), out_.batches.end(),
+                     [this](const auto& entry) { return entry->scan.swap_of == swaps_.current; });
+    if (batch != out_.batches.end()) {
+      if ((*batch)->stage == Batch::Stage::kPass || nowNs() < swaps_.until_ns) return false;
+      for (Extent* victim : std::vector<Extent*>((*batch)->victims)) {
+        if (victim == nullptr || victim->state != ExtentState::kRetiring) continue;
+        victim->in_host = victim->vram == nullptr;
+        cancelRetiring(*victim);
+      }
+      (*batch)->scan.swap_of = nullptr;
+      swapAgainAfter(*swaps_.current, false);
+    }
+    swaps_.current->swapping = false;
+    swaps_.current = nullptr;
+    pool_.changed.notify_all();
+    return true;
+  }
+  // What launches wait for stays as it is.
+  if (swaps_.asked.empty() || life_.broken || !wants_.empty() || !debts_.reliefs.empty() ||
+      debts_.surplus > 0 || wants_.short_bytes > 0 || out_.batches.size() >= PassKernels::kPasses)
+    return false;
+  Region& region = *swaps_.asked.back();
+  swaps_.asked.pop_back();
+  region.swap_asked = false;
+  if (region.dead || region.arena == nullptr || !mayBeInPlace(region)) return false;
+  if (region.pins > 0 || region.wanted > 0 || !beginSwap(region)) {
+    swapAgainAfter(region, false);
+    return false;
+  }
+  return true;
+}
+
+bool Engine::beginSwap(Region& region) {
+  struct Part {
+    Extent* extent;
+    float heat;
+  };
+  std::vector<Part> hot, cold;
+  for (auto& extent : region.extents) {
+    if (extent->state != ExtentState::kInPlace && extent->state != ExtentState::kVram) continue;
+    float heat = 0;
+    region.arena->overlapping(extent->address, extent->bytes(), [&](const Piece& piece) {
+      heat = std::max(heat, region.arena->heat(piece));
+    });
+    (extent->state == ExtentState::kVram ? cold : hot).push_back({extent.get(), heat});
+  }
+  std::stable_sort(hot.begin(), hot.end(),
+                   [](const Part& a, const Part& b) { return a.heat > b.heat; });
+  std::stable_sort(cold.begin(), cold.end(),
+                   [](const Part& a, const Part& b) { return a.heat < b.heat; });
+  uint64_t room = chunks_.vramAvailable();
+  uint64_t bytes = 0;
+  auto batch = std::make_unique<Batch>();
+  size_t next_cold = 0;
+  const auto take = [&](Extent* extent) { batch->victims.push_back(extent); };
+  for (const Part& part : hot) {
+    const uint64_t size = part.extent->bytes();
+    if (part.heat <= 0 || bytes + size > std::max(chunks_.vramBudget() / kSwapShare, size)) break;
+    size_t upto = next_cold;
+    uint64_t freed = 0;
+    while (room + freed < size && upto < cold.size() && cold[upto].heat * kHotter + 1 < part.heat)
+      freed += cold[upto++].extent->bytes();
+    if (room + freed < size) break;
+    for (; next_cold < upto; ++next_cold) {
+      cold[next_cold].extent->in_host = true;
+      take(cold[next_cold].extent);
+    }
+    room += freed;
+    room -= size;
+    bytes += size;
+    part.extent->in_host = false;
+    take(part.extent);
+  }
+  if (bytes == 0) return false;
+  for (Extent* extent : batch->victims) {
+    if (extent->vram != nullptr) flight_.freeing_bytes += extent->bytes();
+    setState(*extent, ExtentState::kRetiring);
+  }
+  batch->scan.swap_of = swaps_.current = &region;
+  region.swapping = true;
+  swaps_.until_ns = nowNs() + kQuietNs;
+  swapAgainAfter(region, true);
+  base::logDebug(
+      "device %d: %llu MiB of an arena of %llu MiB come to VRAM for parts that are used less",
+      device_, static_cast<unsigned long long>(bytes >> 20),
+      static_cast<unsigned long long>(region.pages * 2));
+  return begin(std::move(batch));
+}
+
+}  // namespace olpager::pager

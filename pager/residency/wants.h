@@ -1,0 +1,100 @@
+// Launches that wait for extents, and what is to be done for each of them.
+//
+// A want's states, moved by the engine's thread under PoolState::mutex; the launch's own thread
+// looks at them whenever PoolState::changed rings:
+//
+//   waiting   it is to get its extents into VRAM
+//     -> in place   that took too long, or can't be: what is missing is mapped where it is
+//     -> late scan  what the host wrote can't be scanned in time: the launch is taken to reach all
+//     -> failed     neither VRAM nor host memory could be had: the launch is refused
+//     -> lost       the lower tier has lost an extent: the launch is refused
+// A launch leaves the list by itself as soon as all of its extents can be used (Closure::settled).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "pager/space/region.h"
+
+namespace olpager::pager {
+
+/// A launch that waits for extents. On the waiting thread's stack; listed in Wants meanwhile.
+struct Want {
+  std::vector<Extent*> extents;  // to be mapped; those of the working set in VRAM
+  std::vector<Region*> regions;  // all that the launch reaches here
+  std::vector<Region*> to_scan;  // reached, and written by the host since their last scan
+  bool scan_roots =
+      false;               // it may follow module variables that a copy wrote since their last scan
+  uint64_t since_ns = 0;   // when something was done for it last
+  bool in_place = false;   // the time is over, or it can't fit: map the rest in place
+  bool failed = false;     // neither could be had
+  bool lost = false;       // no memserver has it any more
+  bool scan_late = false;  // the scan waits for something that may never end
+  bool in_vram = false;    // in place is no help: who uses the addresses does not come by again
+  bool fetch = false;  // what of it is in place is to come to VRAM if it does so in time (arenas
+                       // by pieces, onlyShow())
+};
+
+/// The launches that wait at one engine, oldest first. Under PoolState::mutex.
+class Wants {
+ public:
+  void add(Want* want) { list_.push_back(want); }
+  void remove(Want* want) { std::erase(list_, want); }
+  bool empty() const { return list_.empty(); }
+  size_t size() const { return list_.size(); }
+  Want* at(size_t index) const { return list_[index]; }
+  /// It is still the one there: the list changes while the mutex is released.
+  bool has(size_t index, const Want* want) const {
+    return index < list_.size() && list_[index] == want;
+  }
+  /// Whether a launch that waits needs the region: no victim. Where it can't be used in place,
+  /// launches may fit only one at a time: then the one that is served takes from younger ones,
+  /// never from itself or from an older one, which may have all it needs and not have noticed yet.
+  bool hold(const Region& region) const;
+  bool hold(const Extent& extent) const;
+
+  /// What this one and older ones need is no victim, where it can't be used in place.
+  size_t serving = SIZE_MAX;
+  /// Bytes that they wait for and that found no chunk yet.
+  uint64_t short_bytes = 0;
+
+ private:
+  std::vector<Want*> list_;
+};
+
+/// Waiting that is of no use for a while, since the last time was in vain.
+struct Patience {
+  uint64_t ns = 0;       // how long
+  uint64_t from_ns = 0;  // from when on
+};
+
+inline constexpr uint64_t kPatienceNs = 200'000'000;  // without progress; then in place
+
+/// What the engine knows when it looks at a want's extent.
+struct WantTimes {
+  uint64_t now_ns = 0;
+  bool vram_owed = false;         // VRAM is owed to others (VramDebts)
+  uint64_t owed_patience_ns = 0;  // how long launches wait for VRAM that is owed
+  uint64_t promoted_from_ns = 0;  // from when on they wait for what leaves its place
+  uint64_t vram_available = 0;    // bytes
+};
+
+/// What is to be done about one extent that a launch waits for.
+enum class WantStep : uint8_t {
+  kReady,         // nothing: the launch can use it as it is
+  kWait,          // nothing: it is on its way
+  kLinger,        // nothing: it is on its way, and the launch could go on with what is in place
+  kLeavePlace,    // it is in place, and is to come to VRAM
+  kTakeBack,      // it is on its way out, and comes back
+  kTakeBackLate,  // likewise; it did not leave its place in time
+  kHurry,         // the lower tier is to be quick
+  kReceive,       // only the lower tier has it
+  kLost,          // nobody has it
+  kMapInPlace,    // in place, where host memory can be had; else as kBring
+  kBring,         // to VRAM
+};
+/// `in_pass`: nothing uses it any more, and the GPU is looking at it. Pure.
+WantStep stepFor(const Want& want, const Extent& extent, const WantTimes& times, bool in_pass);
+
+}  // namespace olpager::pager

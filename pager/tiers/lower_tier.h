@@ -1,0 +1,89 @@
+// The tier below host RAM, as the pager is given it (PoolOptions::lower): it holds copies of
+// extents. The pager names no implementation; memserver/tier/ is the one over memservers. A tier
+// knows bytes by the global address at which they live and their number, no extent, no region and
+// no program. It decides where a copy lies, keeps replicas, checks hashes, and follows what is lost
+// or wanted back.
+//
+// States of a copy:   none -> kSending -> kHeld -> (kReceiving -> kHeld)* -> none
+//                     kHeld -> kSending again over the same memory; kHeld -> kLost when no replica
+//                     is left
+// A copy stays kHeld after it was received: it is a lower copy of what is in host RAM then, until
+// the bytes change (send again) or it is dropped.
+//
+// Thread-safety: any thread; one caller at a time for each address. A tier never calls back but
+// what setWake() was given, which may take the caller's locks: a tier holds none of the locks that
+// its other calls take. Nothing blocks but the destructor (a second or two). Time: a receive that
+// no other replica can serve may last as long as a lease; giveUp() ends such a wait. Memory: the
+// memory of a transfer is the tier's from send() or receive() until take() returned its end.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "pager/content_hash.h"
+
+namespace olpager::pager {
+
+struct TierFigures {
+  uint64_t capacity_bytes = 0;  // that can be held, replicas taken off; includes what is held
+  uint64_t held_bytes = 0;      // without replicas
+  uint64_t lost_bytes = 0;      // so far: no replica was left
+  uint64_t sent_bytes = 0, received_bytes = 0;  // over the network, replicas counted
+  uint64_t rebuilt_bytes = 0;                   // replicas made anew
+  uint64_t hedged_bytes =
+      0;  // received from another replica since the first one's memserver was late
+  unsigned memservers = 0, connected = 0;
+  bool degraded = false;  // fewer replicas than asked for
+};
+
+class LowerTier {
+ public:
+  enum class Outcome : uint8_t {
+    kDone,
+    kNoRoom,  // a send: no memserver has frames. The former copy, if there was one, is gone
+    kLost,    // a receive: no replica is left, or none has the right bytes. The copy is gone
+    kNotNow,  // a receive: given up, or refused memory for itself. The copy is still held
+  };
+  struct Finished {
+    uint64_t address = 0;
+    bool sent = false;  // else received
+    Outcome outcome = Outcome::kDone;
+    ContentHash hash;  // of what was sent or received; kNotNow: of the copy
+  };
+
+  /// Ends all transfers and gives everything back.
+  virtual ~LowerTier() = default;
+
+  /// From now on `wake` is called, from any thread, when take() has something and when capacity
+  /// changed. An empty one: no longer. When this returns no former one runs, so not under a lock
+  /// that one takes.
+  virtual void setWake(std::function<void()> wake) = 0;
+
+  /// Begins to copy `bytes` (a power of two of 2 MiB pages, at most 32 MiB) at `memory` into
+  /// frames. `hash`: nullptr, it is worked out.
+  virtual void send(uint64_t address, const void* memory, uint64_t bytes,
+                    const ContentHash* hash) = 0;
+  /// Begins to copy back what is held. `urgent`: a launch waits.
+  virtual void receive(uint64_t address, void* memory, uint64_t bytes, bool urgent) = 0;
+  /// A launch waits now for the end of a transfer that is under way. A receive goes first. A send
+  /// is not begun any more, waits for no lease, and is given up (kNoRoom) where it would have to
+  /// wait for a memserver that does not answer.
+  virtual void raise(uint64_t address) = 0;
+  /// Nobody wants the bytes of a receive any more, but its end is waited for: it ends soon, kNotNow
+  /// where it would have to wait for a memserver that does not answer.
+  virtual void giveUp(uint64_t address) = 0;
+  /// A copy with that hash is held.
+  virtual bool holds(uint64_t address, const ContentHash& hash) const = 0;
+  /// The addresses of all copies that are held, in no order.
+  virtual std::vector<uint64_t> heldAddresses() const = 0;
+  /// Forgets the copy; false: there is none. Not while it is sent or received. A send after this
+  /// has its room.
+  virtual bool drop(uint64_t address) = 0;
+  /// Transfers that have ended since the last call.
+  virtual std::vector<Finished> take() = 0;
+
+  virtual TierFigures figures() const = 0;
+};
+
+}  // namespace olpager::pager
