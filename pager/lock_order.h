@@ -2,9 +2,9 @@
 // those below it.
 //
 //   1  PoolState::mutex        regions, extents, chunk lists, engines' queues, predictor, edges
-//   2  Tables::mutex           launches.cpp: the stream tables of the process, for threads that end
-//   3  StreamTable::mutex      the list of streams and their marks
-//   4  object_pool.cpp's       memory for extents and chunks
+//   2  Tables::mutex           launch/launches.cpp: the stream tables of the process, for threads
+//   that end 3  StreamTable::mutex      the list of streams and their marks 4
+//   space/object_pool.cpp's memory for extents and chunks
 //
 // None is held across a driver call, whichever: a call may wait for its context's lock, which some
 // drivers hold while they load a module and wait for all kernels to end; launches of other contexts

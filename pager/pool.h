@@ -5,13 +5,13 @@
 // How it is used (interposer, gpunode worker, tests):
 //   auto pool = Pool::create(options, driver);
 //   pool->allocate(ctx, bytes, ...)  -> an address in the range
-//   Access access(*pool, ctx, stream); access.addParameters(...); access.acquire(); <driver call>;
-//   access.submitted(rc);
+//   Access access(*pool, stream); access.addParameter(...); access.acquire(); <driver call>;
+//   access.submitted(result);
 //
 // Thread-safety: every member may be called from any thread unless it says otherwise. No pager lock
-// is held across a driver call that can wait for the GPU. Pager threads are started by the first
-// attach(), never by a constructor. Errors: what the program must see is a CUresult as native CUDA
-// would return it; what stops the start is a Result.
+// is held across a driver call that can wait for the GPU. prepare() or the first allocation starts
+// the pager's threads, no constructor does. Errors: what the program must see is a CUresult as
+// native CUDA would return it; what stops the start is a Result.
 #pragma once
 
 #include <cuda.h>

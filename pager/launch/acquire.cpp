@@ -155,12 +155,12 @@ void tellRefused(const PoolState& state, const Closure& closure) {
 
 /// What a thread asks the engines for while it waits. Let go at the end of its scope, also when an
 /// exception ends it.
-class Asked {
+class WaitingLaunch {
  public:
-  explicit Asked(Closure& closure) : closure_(closure) {}
-  ~Asked() { letGo(); }
-  Asked(const Asked&) = delete;
-  Asked& operator=(const Asked&) = delete;
+  explicit WaitingLaunch(Closure& closure) : closure_(closure) {}
+  ~WaitingLaunch() { letGo(); }
+  WaitingLaunch(const WaitingLaunch&) = delete;
+  WaitingLaunch& operator=(const WaitingLaunch&) = delete;
 
   /// Asks for what the closure needs by now.
   void ask() {
@@ -259,7 +259,7 @@ CUresult Access::nameAll(Closure& closure) {
 // nothing was missing.
 CUresult Access::await(Closure& closure, Lock& lock, uint64_t* waited_ns) {
   PoolState& state = *pool_.state_;
-  Asked asked(closure);
+  WaitingLaunch waiting(closure);
   closure.follow();
   if (follows_pointers_ && !closure.used.empty() && !closure.everything) {
     closure.fetched = closure.used.worthFetching(state.launch_number.load());
@@ -276,10 +276,10 @@ CUresult Access::await(Closure& closure, Lock& lock, uint64_t* waited_ns) {
       break;
     }
     if (began == 0) began = nowNs();
-    asked.ask();
+    waiting.ask();
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
     bool too_late = false;
-    asked.forEach([&](const Want& want) {
+    waiting.forEach([&](const Want& want) {
       refused |= want.failed;
       lost |= want.lost;
       in_vain |= want.in_place;
@@ -289,7 +289,7 @@ CUresult Access::await(Closure& closure, Lock& lock, uint64_t* waited_ns) {
     if (too_late && !closure.everything) closure.reachEverything();
     if (refused || lost || state.stopped) break;
   }
-  asked.letGo();
+  waiting.letGo();
   if (began != 0) {
     *waited_ns = nowNs() - began;
     if (only_shows_) closure.fetched.clear();

@@ -17,7 +17,7 @@
 // that CPU and GPU may not use at once; registered memory that the program has unmapped or
 // protected since; device memory or variables of a context that no engine lives in) may name
 // anything: a launch that reaches it reaches all, and nothing is evicted beside it
-// (PoolState::floor). Under reach = learned the user vouches that it names nothing.
+// (ReachFloor). Under reach = learned the user vouches that it names nothing.
 //
 // Everything runs under PoolState::mutex unless it says otherwise.
 #pragma once

@@ -181,6 +181,8 @@ inline constexpr uint64_t kTinyLaunches = 1u << 16;
 /// Where the learned order wants a region: stays in VRAM, or streams through it once in each round.
 enum class Placement : uint8_t { kUnplanned, kKeep, kStream };
 
+/// It has more fields than most: one object carries what the launch path, the reach graph, the
+/// engine and the planner know of an allocation, so that a launch finds all of that by one lookup.
 struct alignas(64) Region {
   // --- read by launches without a lock, in one cache line ---
   /// Highest number of a launch that reached the region. Raised by launching threads before the

@@ -97,7 +97,7 @@ class Target {
 /// What is read once, in passing: so do the pager's page pass and scans for pointers, and may while
 /// others write. What they read of a page counts only where nobody used the page meanwhile, and
 /// what they find in memory in use is added to what is known, not believed alone
-/// (pager/retire.cpp). These reads are no business of ThreadSanitizer's.
+/// (pager/reach/scanner.h). These reads are no business of ThreadSanitizer's.
 inline bool unseen(const Op& op) { return base::kThreadSanitizer && (op.flags & kOnce) != 0; }
 template <typename M>
 __attribute__((no_sanitize("thread"))) M loadUnseen(const M* p) {
