@@ -31,6 +31,7 @@
 
 namespace olpager::pager {
 
+struct PoolInside;
 struct PoolState;  // private
 
 /// Its parts: allocations (allocations.h), the program's own mappings
@@ -129,6 +130,7 @@ class Pool : public Allocations, public VirtualMemory, public Streams {
 
  private:
   friend class Access;
+  friend struct PoolInside;  // of tests
   explicit Pool(std::unique_ptr<PoolState> state);
   void illegalAccess(CUcontext context);
 

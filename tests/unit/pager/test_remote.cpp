@@ -1,11 +1,17 @@
 // The tier below host RAM, as the engine uses it; of memservers themselves tests/unit/remote.
 #include <algorithm>
 #include <atomic>
-#include <set>
 #include <thread>
 
+#include "pager/pool_state.h"
 #include "tests/unit/pager/fake_remote.h"
 #include "tests/unit/pager/rig.h"
+
+namespace olpager::pager {
+struct PoolInside {
+  static PoolState& of(Pool& pool) { return *pool.state_; }
+};
+}  // namespace olpager::pager
 
 using namespace olpager::pager;
 using namespace olpager::pager::test;
@@ -133,10 +139,13 @@ namespace {
 bool losesWhatLeaves() {
   const Remote remote;
   std::atomic<bool> forgets{false};
-  // What is in VRAM: the first question about it comes as it is about to leave.
-  std::set<uint64_t> in_vram;
-  remote.tier->forgets = [&](uint64_t address) { return forgets && in_vram.erase(address) != 0; };
   Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
+  // What is asked for as it is about to leave VRAM. Who asks has the pool's mutex.
+  remote.tier->forgets = [&](uint64_t address) {
+    if (!forgets) return false;
+    const Extent* const extent = PoolInside::of(rig.pool()).book.extentAt(address);
+    return extent != nullptr && extent->state == ExtentState::kRetiring;
+  };
   constexpr unsigned kCount = 48, kKept = 6;
   const auto pieces = fillMany(rig, kCount, 60);
   for (unsigned i = 0; i < kCount; ++i) CHECK(rig.holds(pieces[i], kPiece, 60 + i));
@@ -144,7 +153,6 @@ bool losesWhatLeaves() {
   // it is not.
   for (unsigned i = 0; i < kKept; ++i) CHECK(rig.holds(pieces[i], kPiece, 60 + i));
   for (unsigned i = kKept; i < kCount; ++i) rig.free(pieces[i]);
-  in_vram.insert(pieces.begin(), pieces.begin() + kKept);
   forgets = true;
   const auto others = fillMany(rig, 8, 200);
   for (unsigned i = 0; i < others.size(); ++i) CHECK(rig.holds(others[i], kPiece, 200 + i));
