@@ -57,7 +57,7 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options, const Dri
   if (!map) return map.error();
   state.map = std::move(map).value();
   if (Status status = state.regions.create(); !status) return status.error();
-  state.addresses = std::make_unique<space::AddressAllocator>(*state.map);
+  state.addresses = std::make_unique<space::RegionAddresses>(*state.map);
   CUdeviceptr reserved = 0;
   const CUresult result = driver.cuMemAddressReserve(&reserved, given.va_size, 0, given.va_base, 0);
   if (result != CUDA_SUCCESS || reserved != given.va_base) {
@@ -624,9 +624,9 @@ CUresult Pool::setPlaced(uint64_t bytes) {
   Lock lock(state.mutex);
   if (state.placed != nullptr || state.addresses->highWaterPages() != 0)
     return CUDA_ERROR_NOT_PERMITTED;
-  state.placed = std::make_unique<space::AddressAllocator>(*state.map, base_, bytes);
+  state.placed = std::make_unique<space::RegionAddresses>(*state.map, base_, bytes);
   state.addresses =
-      std::make_unique<space::AddressAllocator>(*state.map, base_ + bytes, end_ - base_ - bytes);
+      std::make_unique<space::RegionAddresses>(*state.map, base_ + bytes, end_ - base_ - bytes);
   return CUDA_SUCCESS;
 }
 

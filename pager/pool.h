@@ -29,11 +29,14 @@
 
 #include "base/result.h"
 #include "base/size.h"
+#include "base/space/pages.h"
 #include "pager/driver_api.h"
 
 namespace olpager::pager {
 
-inline constexpr uint64_t kPageBytes = 2ull << 20;
+using space::kDefaultVaBase;
+using space::kDefaultVaSize;
+using space::kPageBytes;
 
 class RemoteTier;  // remote/remote_tier.h
 
@@ -50,10 +53,6 @@ enum class Report : uint8_t { kNode, kPool };
 
 /// A size that the user gives: bytes, or a percentage of what there is.
 using Budget = base::Budget;
-
-/// Where the range lies where nothing else is set: the same in every process that takes part.
-inline constexpr uint64_t kDefaultVaBase = 0x2A5D'0000'0000;
-inline constexpr uint64_t kDefaultVaSize = 16ull << 40;
 
 struct PoolOptions {
   uint64_t va_base = 0;  // 0: the built-in base (kDefaultVaBase)

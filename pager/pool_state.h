@@ -164,8 +164,8 @@ struct PoolState {
   uint64_t floor_epoch = 0;  // how often it has come to be pending
 
   // Under the mutex from here on.
-  std::unique_ptr<space::AddressAllocator> addresses;
-  std::unique_ptr<space::AddressAllocator>
+  std::unique_ptr<space::RegionAddresses> addresses;
+  std::unique_ptr<space::RegionAddresses>
       placed;  // the part whose addresses the caller chooses; none: null
   struct SlabsOf {
     CUdevice device;
@@ -233,7 +233,7 @@ struct PoolState {
 
   bool isPlaced(uint64_t address) const { return placed != nullptr && placed->contains(address); }
   /// Who gives out an address of the range.
-  space::AddressAllocator& addressesOf(uint64_t address) {
+  space::RegionAddresses& addressesOf(uint64_t address) {
     return isPlaced(address) ? *placed : *addresses;
   }
   /// Pages from the range's start to the end of the highest run ever given out.

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "base/space/address_allocator.h"
+#include "base/space/slab_allocator.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
@@ -17,7 +19,6 @@
 #include "interpose/forward/managed.h"
 #include "interpose/forward/memory.h"
 #include "interpose/forward/streams.h"
-#include "pager/space/space.h"
 
 namespace olpager::forward {
 namespace {
@@ -39,7 +40,6 @@ struct Held {
 struct Book {
   std::mutex mutex;
   bool tried = false;
-  std::unique_ptr<space::PageMap> map;
   std::unique_ptr<space::AddressAllocator> addresses;  // null: the worker gives out addresses
   std::map<uint64_t, std::unique_ptr<space::SlabAllocator>> slabs;  // by context
   std::unordered_map<CUdeviceptr, Held> held;
@@ -118,11 +118,10 @@ bool ready(Book& all, const Session& session) {
   if (!all.tried) {
     all.tried = true;
     const Description& description = session.description();
-    if (description.placed_bytes == 0) return false;
-    auto map = space::PageMap::create(description.placed, description.placed_bytes);
-    if (!map.ok()) return false;
-    all.map = std::move(map).value();
-    all.addresses = std::make_unique<space::AddressAllocator>(*all.map);
+    const uint64_t base = description.placed, bytes = description.placed_bytes;
+    if (bytes == 0 || base % kPageBytes != 0 || bytes % kPageBytes != 0 || base + bytes < base)
+      return false;
+    all.addresses = std::make_unique<space::AddressAllocator>(base, bytes);
   }
   return all.addresses != nullptr;
 }
