@@ -21,15 +21,15 @@
 #include "base/space/pages.h"
 #include "coherence/calls/greeting.h"
 #include "coherence/transport/trust/keys.h"
+#include "forwarding/control.h"
+#include "forwarding/wire/peer_keys.h"
+#include "forwarding/wire/session_protocol.h"
 #include "gpunode/worker/confine.h"
 #include "gpunode/worker/describe.h"
 #include "gpunode/worker/reporter.h"
 #include "gpunode/worker/setup.h"
 #include "gpunode/worker/text.h"
 #include "gpunode/worker/worker.h"
-#include "interpose/forward/peer_keys.h"
-#include "interpose/forward/session_protocol.h"
-#include "interpose/local/control.h"
 
 namespace {
 

@@ -8,11 +8,10 @@
 
 #include "base/kernel_faults.h"
 #include "base/log.h"
+#include "forwarding/control.h"
 #include "gpunode/worker/invocation.h"
 #include "gpunode/worker/relaxed.h"
 #include "interpose/api/driver_symbols.h"
-#include "interpose/forward/threads.h"
-#include "interpose/local/control.h"
 
 namespace olpager::gpunode {
 namespace {
@@ -103,9 +102,10 @@ Status Worker::start() {
                  "); the gpunode's log says why"};
   if (driver_.cuDeviceGetCount(&devices_) != CUDA_SUCCESS || devices_ == 0)
     return Error{"the gpunode has no CUDA device"};
-  const auto set_placed = reinterpret_cast<local::SetPlaced>(dlsym(library_, "olpager_set_placed"));
+  const auto set_placed =
+      reinterpret_cast<forward::SetPlaced>(dlsym(library_, "olpager_set_placed"));
   if (set_placed != nullptr && set_placed(&placed_base_, &placed_bytes_) == CUDA_SUCCESS)
-    allocate_at_ = reinterpret_cast<local::AllocateAt>(dlsym(library_, "olpager_allocate_at"));
+    allocate_at_ = reinterpret_cast<forward::AllocateAt>(dlsym(library_, "olpager_allocate_at"));
   if (allocate_at_ == nullptr) placed_bytes_ = 0;
   text_.start([this](std::string_view bytes) {
     tell(Answer::kText, STDOUT_FILENO, CUDA_SUCCESS,
