@@ -7,12 +7,12 @@
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
-#include <string_view>
 #include <unordered_map>
 
 #include "base/space/address_allocator.h"
 #include "base/space/slab_allocator.h"
 #include "interpose/api/forward_functions.h"
+#include "interpose/api/function_facts.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/contexts.h"
@@ -61,47 +61,6 @@ Book& book(unsigned slot) {
 Book* bookOf(CUdeviceptr address) {
   const Session* const session = Route().address(address).session();
   return session != nullptr ? &book(session->slot()) : nullptr;
-}
-
-// --- what uses memory besides --------------------------------------------------------------------
-
-bool mayUseMemory(std::string_view name) {
-  for (const std::string_view begin : {"cuMemAllocAsync",
-                                       "cuMemAllocFromPool",
-                                       "cuMemAllocPitch",
-                                       "cuMemAllocManaged",
-                                       "cuMemCreate",
-                                       "cuMemMapArray",
-                                       "cuMemImport",
-                                       "cuMemPoolImport",
-                                       "cuArrayCreate",
-                                       "cuArray3DCreate",
-                                       "cuMipmappedArrayCreate",
-                                       "cuGraphInstantiate",
-                                       "cuGraphLaunch",
-                                       "cuGraphUpload",
-                                       "cuModuleLoad",
-                                       "cuLibraryLoad",
-                                       "cuLibraryGet",
-                                       "cuLinkComplete",
-                                       "cuCtxCreate",
-                                       "cuCtxSetLimit",
-                                       "cuGreenCtxCreate",
-                                       "cuIpcOpen",
-                                       "cuDevicePrimaryCtxRe"}) {
-    if (name.starts_with(begin)) return true;
-  }
-  return false;
-}
-
-const std::array<bool, api::kSymbolCount>& memoryUsers() {
-  static const auto users = [] {
-    std::array<bool, api::kSymbolCount> made{};
-    for (size_t i = 0; i < made.size(); ++i)
-      made[i] = mayUseMemory(api::symbolName(static_cast<api::Symbol>(i)));
-    return made;
-  }();
-  return users;
 }
 
 // --- the book ------------------------------------------------------------------------------------
@@ -349,13 +308,12 @@ bool isOfHost(const CUmemLocation& location) {
 }  // namespace
 
 void noteCall(const Session& session, uint16_t function) {
-  const bool uses = function < api::kSymbolCount
-                        ? memoryUsers()[function]
-                        : function == static_cast<uint16_t>(Operation::kLoadModule) ||
-                              function == static_cast<uint16_t>(Operation::kLoadLibrary) ||
-                              function == static_cast<uint16_t>(Operation::kLinkComplete) ||
-                              function == static_cast<uint16_t>(Operation::kContextCreate) ||
-                              function == static_cast<uint16_t>(Operation::kPrimaryRetain);
+  const bool uses = api::holds(api::Fact::kUsesMemory, function) ||
+                    function == static_cast<uint16_t>(Operation::kLoadModule) ||
+                    function == static_cast<uint16_t>(Operation::kLoadLibrary) ||
+                    function == static_cast<uint16_t>(Operation::kLinkComplete) ||
+                    function == static_cast<uint16_t>(Operation::kContextCreate) ||
+                    function == static_cast<uint16_t>(Operation::kPrimaryRetain);
   if (uses) book(session.slot()).spent.fetch_add(1);
 }
 
