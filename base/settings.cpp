@@ -11,6 +11,7 @@
 #include "base/format.h"
 #include "base/nearest.h"
 #include "base/process.h"
+#include "base/space/pages.h"
 #include "base/text.h"
 #include "base/toml_file.h"
 
@@ -369,8 +370,7 @@ Status applySetting(Settings& settings, std::string_view key, std::string_view t
 }
 
 Status checkSettings(const Settings& settings) {
-  constexpr uint64_t kDefaultSize = 16ull << 40;
-  const uint64_t size = settings.va_size != 0 ? settings.va_size : kDefaultSize;
+  const uint64_t size = settings.va_size != 0 ? settings.va_size : space::kDefaultVaSize;
   if (settings.va_base != 0 && settings.va_base > kVaEnd - size) {
     return Error{base::format(
         "va_base 0x{:x} and va_size {} end above 0x{:x}, where user space ends; lower one of them",

@@ -14,9 +14,8 @@ class LowerTier;  // tiers/lower_tier.h
 /// A size that the user gives: bytes, or a percentage of what there is.
 using Budget = base::Budget;
 
-/// Where the range lies where nothing else is set: the same in every process that takes part.
-inline constexpr uint64_t kDefaultVaBase = 0x2A5D'0000'0000;
-inline constexpr uint64_t kDefaultVaSize = 16ull << 40;
+using space::kDefaultVaBase;
+using space::kDefaultVaSize;
 
 struct PoolOptions {
   uint64_t va_base = 0;  // 0: the built-in base (kDefaultVaBase)

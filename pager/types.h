@@ -7,11 +7,12 @@
 #include <cstdint>
 #include <mutex>
 
+#include "base/space/pages.h"
 #include "pager/content_hash.h"
 
 namespace olpager::pager {
 
-inline constexpr uint64_t kPageBytes = 2ull << 20;
+using space::kPageBytes;
 
 /// Which allocations a launch is taken to reach besides those its parameters name. See
 /// docs/architecture.md.

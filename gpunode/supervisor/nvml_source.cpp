@@ -3,7 +3,7 @@
 #include <dlfcn.h>
 
 #include "base/log.h"
-#include "interpose/nvml/nvml_abi.h"
+#include "interpose/api/nvml_abi.h"
 
 namespace olpager::gpunode {
 namespace {

@@ -20,10 +20,10 @@
 #include "base/size.h"
 #include "coherence/transport/core/address.h"
 #include "coherence/transport/trust/keys.h"
+#include "forwarding/visible_devices.h"
 #include "gpunode/supervisor/cache_folder.h"
 #include "gpunode/supervisor/launch_worker.h"
 #include "interpose/api/forward_functions.h"
-#include "interpose/forward/visible_devices.h"
 #include "pager/counters/files.h"
 #include "pager/residency/budgets.h"
 

@@ -34,10 +34,10 @@
 #include "coherence/transport/routes.h"
 #include "coherence/transport/transport.h"
 #include "coherence/transport/trust/tls.h"
+#include "forwarding/wire/session_protocol.h"
 #include "gpunode/supervisor/devices.h"
 #include "gpunode/supervisor/options.h"
 #include "gpunode/worker/setup.h"
-#include "interpose/forward/session_protocol.h"
 
 namespace olpager::gpunode {
 

@@ -1,6 +1,6 @@
 // Copies between the client and the device: the client's side is bytes of the call, or of the
 // answer.
-#include "interpose/forward/copies.h"
+#include "forwarding/wire/copies.h"
 
 #include "gpunode/worker/block_ranges.h"
 #include "gpunode/worker/bulk_copies.h"

@@ -2,8 +2,8 @@
 
 #include <cstring>
 
-#include "interpose/forward/device_resources.h"
-#include "interpose/forward/wire.h"
+#include "forwarding/wire/device_resources.h"
+#include "forwarding/wire/wire.h"
 
 namespace olpager::gpunode {
 namespace {

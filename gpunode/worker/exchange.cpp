@@ -6,7 +6,7 @@
 #include "base/kernel_faults.h"
 #include "gpunode/worker/relaxed.h"
 #include "gpunode/worker/worker.h"
-#include "interpose/api/driver_symbols.h"
+#include "interpose/api/function_facts.h"
 
 namespace olpager::gpunode {
 namespace {
@@ -212,7 +212,6 @@ void Exchange::contextGone(CUcontext context) {
 }
 
 bool Exchange::settlesBefore(const forward::CallHead& head) {
-  using api::Symbol;
   using forward::Operation;
   // A launch that somebody waits for as well: that the driver has taken it tells nothing of what is
   // before it.
@@ -233,23 +232,7 @@ bool Exchange::settlesBefore(const forward::CallHead& head) {
     default:
       break;
   }
-  switch (static_cast<Symbol>(head.function)) {
-    case Symbol::kCuMemsetD8Async:
-    case Symbol::kCuMemsetD8Async_ptsz:
-    case Symbol::kCuMemsetD16Async:
-    case Symbol::kCuMemsetD16Async_ptsz:
-    case Symbol::kCuMemsetD32Async:
-    case Symbol::kCuMemsetD32Async_ptsz:
-    case Symbol::kCuMemcpyDtoDAsync_v2:
-    case Symbol::kCuMemcpyDtoDAsync_v2_ptsz:
-    case Symbol::kCuFuncSetAttribute:
-    case Symbol::kCuFuncSetCacheConfig:
-    case Symbol::kCuKernelSetAttribute:
-    case Symbol::kCuKernelSetCacheConfig:
-      return false;
-    default:
-      return true;
-  }
+  return !api::holds(api::Fact::kQuiet, head.function);
 }
 
 }  // namespace olpager::gpunode

@@ -27,7 +27,7 @@
 #include <utility>
 #include <vector>
 
-#include "interpose/forward/wire.h"
+#include "forwarding/wire/wire.h"
 
 namespace olpager::gpunode {
 

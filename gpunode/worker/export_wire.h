@@ -20,7 +20,7 @@
 #include <span>
 
 #include "coherence/transport/trust/tls.h"
-#include "interpose/forward/export_token.h"
+#include "forwarding/wire/export_token.h"
 
 namespace olpager::gpunode {
 

@@ -12,7 +12,7 @@
 
 #include "base/fd.h"
 #include "coherence/transport/trust/tls.h"
-#include "interpose/forward/export_token.h"
+#include "forwarding/wire/export_token.h"
 
 namespace olpager::gpunode {
 

@@ -20,7 +20,7 @@
 #include <map>
 #include <mutex>
 
-#include "interpose/forward/wire.h"
+#include "forwarding/wire/wire.h"
 
 namespace olpager::gpunode {
 

@@ -1,12 +1,12 @@
 // Nodes of graphs whose parameters a client sends: kernels with their block of parameters, copies,
 // its own functions.
+#include "forwarding/wire/launch_wire.h"
 #include "gpunode/worker/block_ranges.h"
 #include "gpunode/worker/node_target.h"
 #include "gpunode/worker/parameters.h"
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/structures.h"
 #include "gpunode/worker/worker.h"
-#include "interpose/forward/launch_wire.h"
 
 namespace olpager::gpunode {
 using forward::NodeCall;

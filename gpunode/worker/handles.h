@@ -12,8 +12,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "interpose/forward/launch_wire.h"
-#include "interpose/forward/wire.h"
+#include "forwarding/wire/launch_wire.h"
+#include "forwarding/wire/wire.h"
 
 namespace olpager::gpunode {
 

@@ -7,7 +7,7 @@
 
 #include "base/log.h"
 #include "base/size.h"
-#include "interpose/forward/wire.h"
+#include "forwarding/wire/wire.h"
 
 namespace olpager::gpunode {
 namespace {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "coherence/transport/transport.h"
-#include "interpose/forward/runs.h"
+#include "forwarding/wire/runs.h"
 
 namespace olpager::gpunode {
 

@@ -8,10 +8,10 @@
 #include <memory>
 #include <vector>
 
+#include "forwarding/wire/wire.h"
 #include "gpunode/worker/handles.h"
 #include "interpose/api/driver_table.h"
 #include "interpose/api/range_extractors.h"
-#include "interpose/forward/wire.h"
 
 namespace olpager::gpunode {
 

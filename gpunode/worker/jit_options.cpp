@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "interpose/forward/jit_wire.h"
+#include "forwarding/wire/jit_wire.h"
 
 namespace olpager::gpunode {
 namespace {

@@ -1,4 +1,4 @@
-// The options of the compiler or the linker that a client sends (interpose/forward/jit_wire.h), as
+// The options of the compiler or the linker that a client sends (forwarding/wire/jit_wire.h), as
 // the driver takes them. Logs are made here and their texts go back. Thread-safety: one thread at a
 // time. The driver of a linker keeps pointers into it: it stays where it is.
 #pragma once

@@ -2,11 +2,11 @@
 #include <deque>
 #include <vector>
 
+#include "forwarding/wire/launch_wire.h"
 #include "gpunode/worker/owed.h"
 #include "gpunode/worker/parameters.h"
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/worker.h"
-#include "interpose/forward/launch_wire.h"
 
 namespace olpager::gpunode {
 namespace {

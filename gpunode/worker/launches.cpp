@@ -1,11 +1,11 @@
 // Kernels: their parameters' places, and their launches from one block of parameters.
 #include <algorithm>
 
+#include "forwarding/wire/launch_wire.h"
 #include "gpunode/worker/owed.h"
 #include "gpunode/worker/parameters.h"
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/worker.h"
-#include "interpose/forward/launch_wire.h"
 
 namespace olpager::gpunode {
 

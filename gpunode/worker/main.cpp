@@ -18,18 +18,18 @@
 #include "base/process.h"
 #include "base/sanitizer.h"
 #include "base/settings.h"
+#include "base/space/pages.h"
 #include "coherence/calls/greeting.h"
 #include "coherence/transport/trust/keys.h"
+#include "forwarding/control.h"
+#include "forwarding/wire/peer_keys.h"
+#include "forwarding/wire/session_protocol.h"
 #include "gpunode/worker/confine.h"
 #include "gpunode/worker/describe.h"
 #include "gpunode/worker/reporter.h"
 #include "gpunode/worker/setup.h"
 #include "gpunode/worker/text.h"
 #include "gpunode/worker/worker.h"
-#include "interpose/forward/peer_keys.h"
-#include "interpose/forward/session_protocol.h"
-#include "interpose/local/control.h"
-#include "pager/pool.h"
 
 namespace {
 
@@ -157,15 +157,15 @@ int run() {
   options.library = setup.library;
   options.memservers = !settings.value().memservers.empty();
   options.va_base =
-      settings.value().va_base != 0 ? settings.value().va_base : pager::kDefaultVaBase;
+      settings.value().va_base != 0 ? settings.value().va_base : space::kDefaultVaBase;
   options.va_size =
-      settings.value().va_size != 0 ? settings.value().va_size : pager::kDefaultVaSize;
+      settings.value().va_size != 0 ? settings.value().va_size : space::kDefaultVaSize;
   options.slot = setup.slot;
   if (setup.slots > 1) {
     // The sessions of one program share the range, each has a part: an address says whose it is. So
     // the driver gets none in the others'.
     const uint64_t begin = options.va_base, end = begin + options.va_size;
-    options.va_size = options.va_size / setup.slots / pager::kPageBytes * pager::kPageBytes;
+    options.va_size = options.va_size / setup.slots / space::kPageBytes * space::kPageBytes;
     options.va_base += setup.slot * options.va_size;
     keepFree(begin, options.va_base - begin);
     keepFree(options.va_base + options.va_size, end - options.va_base - options.va_size);

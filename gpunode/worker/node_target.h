@@ -1,8 +1,8 @@
 // Where a node of a graph is, or goes, as a client says it.
 #pragma once
 
+#include "forwarding/wire/launch_wire.h"
 #include "gpunode/worker/invocation.h"
-#include "interpose/forward/launch_wire.h"
 
 namespace olpager::gpunode {
 

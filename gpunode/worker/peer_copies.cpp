@@ -1,8 +1,8 @@
 // Boxes between places here, in two contexts.
+#include "forwarding/wire/copies.h"
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/structures.h"
 #include "gpunode/worker/worker.h"
-#include "interpose/forward/copies.h"
 
 namespace olpager::gpunode {
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "interpose/forward/session_protocol.h"
+#include "forwarding/wire/session_protocol.h"
 
 namespace olpager::gpunode {
 namespace {

@@ -1,6 +1,6 @@
 // Links to the workers of the program's other sessions: made when the client says so, by the one
 // that it says it to; the other one takes them by its session's own listener. Each pair has a key
-// of its own (interpose/forward/peer_keys.h). A later link replaces an earlier one. Thread-safety:
+// of its own (forwarding/wire/peer_keys.h). A later link replaces an earlier one. Thread-safety:
 // any thread. Errors: one line.
 #pragma once
 
@@ -17,8 +17,8 @@
 
 #include "base/result.h"
 #include "coherence/transport/trust/keys.h"
+#include "forwarding/wire/session_protocol.h"
 #include "gpunode/worker/peer.h"
-#include "interpose/forward/session_protocol.h"
 
 namespace olpager::gpunode {
 

@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "base/log.h"
+#include "forwarding/control.h"
 #include "gpunode/worker/setup.h"
-#include "interpose/local/control.h"
 
 namespace olpager::gpunode {
 namespace {

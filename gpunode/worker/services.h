@@ -1,12 +1,12 @@
 // What the worker does that no decoder can be generated for; by operation
-// (interpose/forward/wire.h), and by subject in files of their own. Each takes its arguments from
+// (forwarding/wire/wire.h), and by subject in files of their own. Each takes its arguments from
 // the call, checks them, and puts its results.
 #pragma once
 
 #include <cuda.h>
 
+#include "forwarding/wire/launch_wire.h"
 #include "gpunode/worker/invocation.h"
-#include "interpose/forward/launch_wire.h"
 
 namespace olpager::gpunode {
 

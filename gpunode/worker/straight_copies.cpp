@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "base/log.h"
+#include "forwarding/wire/peer_keys.h"
+#include "forwarding/wire/straight.h"
 #include "gpunode/worker/peers.h"
 #include "gpunode/worker/services.h"
 #include "gpunode/worker/worker.h"
-#include "interpose/forward/peer_keys.h"
-#include "interpose/forward/straight.h"
 
 namespace olpager::gpunode {
 namespace {

@@ -8,11 +8,11 @@
 
 #include "base/kernel_faults.h"
 #include "base/log.h"
+#include "forwarding/control.h"
 #include "gpunode/worker/invocation.h"
 #include "gpunode/worker/relaxed.h"
 #include "interpose/api/driver_symbols.h"
-#include "interpose/forward/threads.h"
-#include "interpose/local/control.h"
+#include "interpose/api/function_facts.h"
 
 namespace olpager::gpunode {
 namespace {
@@ -54,36 +54,12 @@ thread_local uint64_t t_contexts_gone = 0;
 // The context that this call takes down when it succeeds; 0: none. Its arguments are those of the
 // generated encoders.
 uint64_t contextThatEnds(const CallHead& head, forward::Reader arguments, unsigned slot) {
-  using api::Symbol;
-  switch (static_cast<Symbol>(head.function)) {
-    case Symbol::kCuCtxDestroy:
-    case Symbol::kCuCtxDestroy_v2:
-      return arguments.value<uint64_t>();
-    case Symbol::kCuDevicePrimaryCtxRelease:
-    case Symbol::kCuDevicePrimaryCtxRelease_v2:
-    case Symbol::kCuDevicePrimaryCtxReset:
-    case Symbol::kCuDevicePrimaryCtxReset_v2:
-      return forward::primaryHandle(slot, arguments.value<CUdevice>());
-    default:
-      return 0;
-  }
-}
-
-bool beginsOrEndsCapture(const CallHead& head) {
-  if (head.function >= api::kSymbolCount) return false;
-  switch (static_cast<api::Symbol>(head.function)) {
-    case api::Symbol::kCuStreamBeginCapture:
-    case api::Symbol::kCuStreamBeginCapture_ptsz:
-    case api::Symbol::kCuStreamBeginCapture_v2:
-    case api::Symbol::kCuStreamBeginCapture_v2_ptsz:
-    case api::Symbol::kCuStreamBeginCaptureToGraph:
-    case api::Symbol::kCuStreamBeginCaptureToGraph_ptsz:
-    case api::Symbol::kCuStreamEndCapture:
-    case api::Symbol::kCuStreamEndCapture_ptsz:
-      return true;
-    default:
-      return false;
-  }
+  using api::Fact;
+  if (api::holds(Fact::kEndsContext, head.function)) return arguments.value<uint64_t>();
+  if (api::holds(Fact::kEndsPrimary, head.function) ||
+      api::holds(Fact::kReleasesPrimary, head.function))
+    return forward::primaryHandle(slot, arguments.value<CUdevice>());
+  return 0;
 }
 
 }  // namespace
@@ -103,9 +79,10 @@ Status Worker::start() {
                  "); the gpunode's log says why"};
   if (driver_.cuDeviceGetCount(&devices_) != CUDA_SUCCESS || devices_ == 0)
     return Error{"the gpunode has no CUDA device"};
-  const auto set_placed = reinterpret_cast<local::SetPlaced>(dlsym(library_, "olpager_set_placed"));
+  const auto set_placed =
+      reinterpret_cast<forward::SetPlaced>(dlsym(library_, "olpager_set_placed"));
   if (set_placed != nullptr && set_placed(&placed_base_, &placed_bytes_) == CUDA_SUCCESS)
-    allocate_at_ = reinterpret_cast<local::AllocateAt>(dlsym(library_, "olpager_allocate_at"));
+    allocate_at_ = reinterpret_cast<forward::AllocateAt>(dlsym(library_, "olpager_allocate_at"));
   if (allocate_at_ == nullptr) placed_bytes_ = 0;
   text_.start([this](std::string_view bytes) {
     tell(Answer::kText, STDOUT_FILENO, CUDA_SUCCESS,
@@ -447,7 +424,7 @@ void Worker::make(const std::vector<std::byte>& record) {
     // A primary context that nobody retained yet: as if there were none.
     context = 0;
   }
-  const uint64_t ends = operation ? 0 : contextThatEnds(head, reader, options_.slot);
+  const uint64_t ends = contextThatEnds(head, reader, options_.slot);
   uint64_t ending = 0;
   if (ends != 0) (void)handles_.find(ends, HandleKind::kContext, &ending);
   if (exchange_.owes() && Exchange::settlesBefore(head)) exchange_.settle();
@@ -461,7 +438,7 @@ void Worker::make(const std::vector<std::byte>& record) {
     setCurrent(handleFrom<CUcontext>(context));
     result = served(service, in);
   };
-  if (beginsOrEndsCapture(head)) {
+  if (api::holds(api::Fact::kCaptures, head.function)) {
     capture_thread_.run(serve);
   } else if ((head.flags & forward::kRelaxed) != 0) {
     const Relaxed relaxed(driver_);
@@ -526,10 +503,7 @@ void Worker::tell(Answer kind, uint32_t number, CUresult result, std::span<const
 
 // A primary context that others have retained too outlives its release.
 bool Worker::isStillThere(const CallHead& head, forward::Reader arguments) const {
-  const auto symbol = static_cast<api::Symbol>(head.function);
-  if (symbol != api::Symbol::kCuDevicePrimaryCtxRelease &&
-      symbol != api::Symbol::kCuDevicePrimaryCtxRelease_v2)
-    return false;
+  if (!api::holds(api::Fact::kReleasesPrimary, head.function)) return false;
   unsigned flags = 0;
   int active = 0;
   return driver_.cuDevicePrimaryCtxGetState(arguments.value<CUdevice>(), &flags, &active) ==

@@ -29,6 +29,9 @@
 #include <vector>
 
 #include "coherence/calls/channel.h"
+#include "forwarding/placing.h"
+#include "forwarding/tally.h"
+#include "forwarding/wire/wire.h"
 #include "gpunode/worker/capture_thread.h"
 #include "gpunode/worker/device_resources.h"
 #include "gpunode/worker/exchange.h"
@@ -44,9 +47,6 @@
 #include "gpunode/worker/staging.h"
 #include "gpunode/worker/text.h"
 #include "interpose/api/driver_table.h"
-#include "interpose/forward/tally.h"
-#include "interpose/forward/wire.h"
-#include "interpose/local/placing.h"
 
 namespace olpager::gpunode {
 
@@ -102,7 +102,7 @@ class Worker {
   CUdeviceptr placedBase() const { return placed_base_; }
   uint64_t placedBytes() const { return placed_bytes_; }
   /// Null where there is no such part.
-  local::AllocateAt allocateAt() const { return allocate_at_; }
+  forward::AllocateAt allocateAt() const { return allocate_at_; }
   bool hasSymbol(const char* name) const;
   /// Something else of libolpager.so; nullptr: it has none of that name.
   void* symbol(const char* name) const;
@@ -166,7 +166,7 @@ class Worker {
   int devices_ = 0;
   CUdeviceptr placed_base_ = 0;
   size_t placed_bytes_ = 0;
-  local::AllocateAt allocate_at_ = nullptr;
+  forward::AllocateAt allocate_at_ = nullptr;
   HandleTable handles_;
   DeviceResources resources_;
   HostMemory host_memory_;

@@ -31,29 +31,6 @@ SETTLED_TYPES = frozenset(("CUDA_RESOURCE_DESC", "CUgraphExecUpdateResultInfo", 
 LOCATIONS = {"CUmemLocation": "", "CUmemAccessDesc": "location", "CUmemPoolProps": "location", "CUmemAllocationProp": "location"}
 DEVICE_TYPES = frozenset(LOCATIONS) | {"CUdevice", "CUarrayMapInfo"}
 
-# Of what is `cached`: what changes without a call that says so, and is asked each time.
-CHANGING = re.compile(
-    r"^(cuGraph|cuPointer|cuMem(?!GetAllocationGranularity)|cuTex|cuSurf|cuDeviceTotalMem$|cuCtxGetFlags$"
-    r"|cuFuncIsLoaded$|cuThreadExchange|cuDeviceGetDevResource$|cuDeviceGetMemPool$|cuCtxGetExecAffinity$|cuStreamGetCtx|cuStreamGetDevice)")
-# Answers that depend on no context: the same whichever is current.
-CONTEXT_FREE = re.compile(r"^(cuDevice|cuGetError|cuDriverGetVersion$|cuModuleGetLoadingMode$)")
-# What makes remembered answers wrong.
-FORGETS = re.compile(r"^(cuParamSet|cuCtxSet|cuDevicePrimaryCtxRe|cuDevicePrimaryCtxSet|cuCtxDestroy|cuStreamCopyAttributes"
-                     r"|cuStreamSetAttribute|cuDeviceSet)")
-# What makes wrong what is remembered of kernels.
-CHANGES_KERNELS = re.compile(r"^cu(Func|Kernel)Set(?!Attribute)")
-
-# Their results are there where they fail, too.
-TELLS_WHAT_WAS_WRONG = frozenset(("cuGraphExecUpdate", "cuLogsDumpToMemory", "cuMemBatchDecompressAsync"))
-
-# Texts that a worker may be given. Any other may name a file, and a client names none on the gpunode.
-TEXTS = frozenset(("name", "symbol", "pciBusId"))
-# A file's name without being declared as text.
-NAMES_FILES = re.compile(r"^cuCoredumpSet")
-
-# Copies that a driver makes between whatever memory has the addresses. An address of nothing would be the worker's own memory.
-TAKE_ANY_MEMORY = frozenset(("cuMemcpyPeer", "cuMemcpyPeerAsync"))
-
 # Sizes of untyped values that are numbers, whatever the attribute. Other such values may be handles, addresses or descriptors.
 PLAIN_VALUES = ("graphMemoryAttributeBytes", "poolAttributeBytes")
 
@@ -76,10 +53,9 @@ def why_not(symbol):
     form = symbol.form
     if form.forward == "refuse":
         return "refused"
-    if NAMES_FILES.match(form.function.name):
-        return "it names a file"
     for parameter in form.parameters:
-        if parameter.get("string") and parameter.get("in") and parameter.name not in TEXTS:
+        # A text that is no `name` may name a file, and a client names none on the gpunode.
+        if parameter.get("path") or (parameter.get("string") and parameter.get("in") and not parameter.get("name")):
             return f"{parameter.name} names a file"
         for word in NOT_GENERIC:
             if parameter.get(word):
@@ -98,12 +74,9 @@ def why_not(symbol):
                 if expression is not None and annotation.word != "ranges" and \
                         any(name not in PLAIN_VALUES for name, _ in expression.calls()):
                     return f"{parameter.name} has a size that only the caller's memory tells, or may be a handle"
-    if form.function.name == "cuMemcpyBatchAsync":
+    if form.function.has("either-side"):
         return "either side may be host memory"
-    if len([p for p in form.parameters if p.base_type == "CUdeviceptr" and (p.get("read") or p.get("write"))]) > 1 and \
-            form.function.name in ("cuMemcpy", "cuMemcpyAsync"):
-        return "either side may be host memory"
-    if symbol.name.endswith("_ptds") and not form.function.name.startswith("cuMemset"):
+    if symbol.name.endswith("_ptds") and not form.function.has("has-async"):
         return "it runs in the calling thread's default stream and names none"
     return None
 
@@ -169,7 +142,7 @@ def how(symbol):
     form = symbol.form
     if is_one_way(form):
         return "oneWay"
-    if form.forward == "cached" and not CHANGING.match(form.function.name):
+    if form.forward == "cached" and not form.function.has("changing"):
         return "cached"
     return "sync"
 
@@ -216,7 +189,7 @@ def _client_function(symbol):
     mode = how(symbol)
     out = f'extern "C" CUresult ol_forward_generated_{symbol.name}({form.signature()}) {{\n'
     out += f"  Call call(Symbol::{symbol.enumerator}, {route(form)});\n"
-    if CONTEXT_FREE.match(form.function.name):
+    if form.function.has("contextless"):
         out += "  call.needsNoContext();\n"
     for p in encoded_order(form):
         count = count_of(p)
@@ -235,9 +208,9 @@ def _client_function(symbol):
             out += f"  call.{'devices' if p.base_type in DEVICE_TYPES else 'array'}({p.name}, {number});\n"
         else:
             out += f"  call.wants({p.name});\n"
-    if FORGETS.match(form.function.name):
+    if form.function.has("forgets"):
         out += "  call.forgetsAnswers();\n"
-    if CHANGES_KERNELS.match(form.function.name):
+    if form.function.has("changes-kernels"):
         out += "  call.changesKernels();\n"
     if mode == "oneWay":
         memory = [p for p in form.parameters if not p.is_pointer and p.base_type == "CUdeviceptr" and (p.get("read") or p.get("write") or p.get("ranges"))]
@@ -249,8 +222,8 @@ def _client_function(symbol):
                 size = guarded(note.bracket) if note else \
                     f"api::extract::span2d({', '.join(Expression.emit(e) for e in p.get('ranges').parenthesis.tree[2][1:])})"
                 checks.append(f"isKnownMemory({p.name}, {size})")
-                if width := re.match(r"cuMemsetD(16|32)", form.function.name):
-                    checks.append(f"{p.name} % {int(width[1]) // 8} == 0")
+                if alignment := p.get("aligned"):
+                    checks.append(f"{p.name} % {alignment.bracket.text} == 0")
             out += f"  if (!({' && '.join(checks)})) return call.sync();\n"
         # What a null handle means the driver says; of streams it is one that every thread has.
         handles = [p.name for p in form.parameters if is_value(p) and is_translated(p) and (p.base_type != "CUstream" or p.get("gone"))]
@@ -330,13 +303,14 @@ def _worker_function(symbol):
     for p in results:
         if count_of(p) and not p.get("static"):
             out += f"  const uint64_t count_{p.name} = {guarded(count_of(p))};\n"
-    if form.function.name in TAKE_ANY_MEMORY:
+    if form.function.has("any-memory"):
+        # An address of nothing would be the worker's own memory.
         memory = [p for p in form.parameters if p.base_type == "CUdeviceptr"]
         known = " && ".join(f"in.isMemory({p.name})" for p in memory)
         count = guarded((memory[0].get("read") or memory[0].get("write")).bracket)
         out += f"  if ({count} != 0 && !({known})) return CUDA_ERROR_INVALID_VALUE;\n"
     called, arguments = symbol.name, [p.name for p in form.parameters]
-    if symbol.name.endswith("_ptds"):  # a memset: the same in a stream
+    if symbol.name.endswith("_ptds"):  # of what has-async
         called = re.sub(r"(_v2)?_ptds$", "Async", symbol.name)
         arguments.append("in.defaultStream(true)")
     out += f"  const auto call = in.driver().{called};\n  if (call == nullptr) return CUDA_ERROR_NOT_SUPPORTED;\n"
@@ -347,7 +321,7 @@ def _worker_function(symbol):
         for p in results:
             out += f"  if (result == CUDA_SUCCESS) in.bind(number_{p.name}, made_{p.name});\n"
         return out + "  return result;\n}\n"
-    if results and form.function.name not in TELLS_WHAT_WAS_WRONG:
+    if results and not form.function.has("tells-on-failure"):
         out += "  if (result != CUDA_SUCCESS) return result;\n"
     for p in results:
         if p.get("static") and p.get("string"):

@@ -68,7 +68,7 @@ def local_table_cpp(spec):
 #include <exception>
 
 #include "interpose/api/local_functions.h"
-#include "interpose/api/local_runtime.h"
+#include "interpose/local/local_runtime.h"
 
 // Weak: what is not written is null, and the driver's own function is used.
 {weak}
@@ -159,7 +159,7 @@ def residency_wrappers_cpp(spec):
 
 #include "interpose/api/driver_table.h"
 #include "interpose/api/local_functions.h"
-#include "interpose/api/local_runtime.h"
+#include "interpose/local/local_runtime.h"
 #include "interpose/api/range_extractors.h"
 
 namespace olpager::local {{

@@ -10,6 +10,7 @@ import os
 import sys
 
 import emit_docs
+import emit_facts
 import emit_forward
 import emit_local
 import emit_stubs
@@ -35,6 +36,8 @@ OUTPUTS = {
     "forward_client.cpp": emit_forward.forward_client_cpp,
     "forward_worker.cpp": emit_forward.forward_worker_cpp,
     "forward_samples.cpp": emit_forward.forward_samples_cpp,
+    "function_facts.h": emit_facts.function_facts_h,
+    "function_facts.cpp": emit_facts.function_facts_cpp,
     "coverage.md": emit_docs.coverage_md,
 }
 

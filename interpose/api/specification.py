@@ -47,9 +47,35 @@ ANNOTATIONS = {
     "kernel": (False, False), "opaque": (False, False), "opt": (False, False), "new": (False, False),
     "gone": (False, False), "address": (False, False), "host": (True, False), "callback": (False, False),
     "stream": (False, True), "read": (True, False), "write": (True, False), "readwrite": (True, False),
-    "ranges": (False, True), "word": (False, False),
+    "ranges": (False, True), "word": (False, False), "name": (False, False), "path": (False, False),
+    "aligned": (True, False),
 }
 ACCESS = ("read", "write", "readwrite")
+
+
+# What else is known of a function: word -> what it says. A line of a function's has some of them.
+FACTS = {
+    "blocking": "returns when its work is done",
+    "changing": "is cached, but its answer changes without a call that says so: asked each time",
+    "contextless": "answers the same whichever context is current",
+    "forgets": "makes answers wrong that are remembered",
+    "changes-kernels": "makes wrong what is remembered of kernels",
+    "tells-on-failure": "has its results where it fails, too",
+    "any-memory": "is made by a driver between whatever memory has its addresses",
+    "either-side": "copies, and either side may be host memory",
+    "has-async": "does what the function with Async behind its name does in a stream",
+    "uses-memory": "may take device memory, or give some back, beside plain allocations",
+    "tells-failures": "says that work is done or brings what work has made, and leaves nothing half-done where it tells of "
+                      "what failed before. What makes or ends something does not tell: done at the worker, it would be taken "
+                      "for not done here",
+    "occupancy": "asks how much of a kernel fits on a device",
+    "ends-context": "takes down the context that is its first argument",
+    "ends-primary": "takes down the primary context of the device that is its first argument",
+    "releases-primary": "takes down the primary context of the device that is its first argument, unless others have retained "
+                        "it too",
+    "captures": "begins or ends a capture",
+    "quiet": "waits for nothing, ends nothing, and tells the program nothing of what is before it",
+}
 
 
 class SpecificationError(Exception):
@@ -324,8 +350,16 @@ class Function:
         self.line = line
         self.forward = None
         self.local = None
-        self.blocking = False
+        self.facts = []  # words of FACTS
         self.forms = []
+
+    @property
+    def blocking(self):
+        return self.has("blocking")
+
+    def has(self, fact):
+        assert fact in FACTS
+        return fact in self.facts
 
     def symbols(self):
         return [s for form in self.forms for s in form.symbols]
@@ -361,8 +395,8 @@ class Specification:
         lines = []
         for function in self.functions:
             lines += [f"function {function.name}", f"  forward {function.forward}", f"  local {function.local}"]
-            if function.blocking:
-                lines.append("  blocking")
+            if function.facts:
+                lines.append("  " + " ".join(function.facts))
             for form in function.forms:
                 names = " ".join(f"{s.name}@{s.version}" for s in form.symbols)
                 lines.append(f"  form {names}" + (f" local {form.local}" if form.local != function.local else ""))
@@ -412,6 +446,8 @@ def _parse_annotation(item, where):
         raise SpecificationError(*where, f"'{word}' takes no (expression)")
     if word in ACCESS and not match.group(4):
         raise SpecificationError(*where, f"'{word}' needs the number of bytes: {word}[...]")
+    if word == "aligned" and not match.group(4):
+        raise SpecificationError(*where, "'aligned' needs the number of bytes: aligned[...]")
     if word == "ranges" and not match.group(2):
         raise SpecificationError(*where, "'ranges' needs an extractor: ranges(copy2d(pCopy))")
     bracket = Expression(match.group(5), where) if match.group(4) else None
@@ -467,6 +503,8 @@ def _check_form(form, file):
             raise SpecificationError(*where, f"'{parameter.name}' is passed by value and has no direction")
         if parameter.base_type.startswith("CUdeviceptr") and not set(words) & {*ACCESS, "address", "ranges", "in"}:
             raise SpecificationError(*where, f"device pointer '{parameter.name}' needs read, write, readwrite or address")
+        if "name" in words and not {"string", "in"} <= set(words):
+            raise SpecificationError(*where, f"'{parameter.name}' is no text of the caller's: 'name' goes with 'in string'")
         if "stream" in words and parameter.get("stream").parenthesis is None and parameter.type != "CUstream":
             raise SpecificationError(*where, f"'{parameter.name}' is no CUstream; say stream(expression)")
         for annotation in parameter.annotations:
@@ -494,6 +532,8 @@ def _finish(function):
         raise SpecificationError(*where, f"'{function.name}' lacks 'forward {'|'.join(FORWARD)}'")
     if not function.forms:
         raise SpecificationError(*where, f"'{function.name}' has no form")
+    if function.has("changing") and function.forward != "cached":
+        raise SpecificationError(*where, f"'{function.name}' is 'changing' and not cached")
     for form in function.forms:
         _check_form(form, function.file)
         for symbol in form.symbols:
@@ -533,8 +573,13 @@ def parse_text(text, file, specification):
             if rest not in LOCAL:
                 raise SpecificationError(*where, f"'{rest}' is none of {', '.join(LOCAL)}")
             function.local = rest
-        elif indent == 2 and function and word == "blocking" and not rest:
-            function.blocking = True
+        elif indent == 2 and function and word in FACTS and not function.facts and not function.forms:
+            function.facts = line.split()
+            for fact in function.facts:
+                if fact not in FACTS:
+                    raise SpecificationError(*where, f"'{fact}' is no fact about functions: {', '.join(FACTS)}")
+                if function.facts.count(fact) > 1:
+                    raise SpecificationError(*where, f"'{fact}' occurs twice")
         elif indent == 2 and function and word == "form":
             if function.local is None:
                 raise SpecificationError(*where, f"'{function.name}' lacks 'local {'|'.join(LOCAL)}' before its forms")

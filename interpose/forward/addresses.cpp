@@ -13,7 +13,7 @@
 #include <immintrin.h>
 #endif
 
-#include "interpose/forward/wire.h"
+#include "forwarding/wire/wire.h"
 
 namespace olpager::forward {
 namespace {

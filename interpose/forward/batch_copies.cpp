@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "forwarding/wire/copies.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
-#include "interpose/forward/copies.h"
 #include "interpose/forward/memory.h"
 #include "interpose/forward/streams.h"
 

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/log.h"
+#include "interpose/api/function_facts.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/kernel_attributes.h"
 #include "interpose/forward/per_thread.h"
@@ -31,48 +32,10 @@ const char* keep(std::string_view text) {
   return (found != all->end() ? found : all->emplace(text).first)->c_str();
 }
 
-// What says that a stream or an event has come to its end.
-bool asksStreamOrEvent(uint16_t function) {
-  using api::Symbol;
-  switch (static_cast<Symbol>(function)) {
-    case Symbol::kCuStreamSynchronize:
-    case Symbol::kCuStreamSynchronize_ptsz:
-    case Symbol::kCuStreamQuery:
-    case Symbol::kCuStreamQuery_ptsz:
-    case Symbol::kCuEventSynchronize:
-    case Symbol::kCuEventQuery:
-      return true;
-    default:
-      return false;
-  }
-}
-
-// What says that work is done, or brings what it has made; these leave nothing half-done by telling
-// of something else. What makes or ends something does not tell: done at the worker, it would be
-// taken for not done here.
+// What says that work is done, or brings what it has made (Fact::kTellsFailures).
 bool tellsOfFailures(const CallHead& head) {
-  using api::Symbol;
+  if (api::holds(api::Fact::kTellsFailures, head.function)) return true;
   const bool waits = (head.flags & kMayWait) != 0;
-  if (asksStreamOrEvent(head.function)) return true;
-  switch (static_cast<Symbol>(head.function)) {
-    case Symbol::kCuCtxSynchronize:
-    case Symbol::kCuCtxSynchronize_v2:
-      return true;
-    case Symbol::kCuMemcpyAtoA:
-    case Symbol::kCuMemcpyAtoA_v2:
-    case Symbol::kCuMemcpyAtoA_v2_ptds:
-    case Symbol::kCuMemcpyAtoD_v2:
-    case Symbol::kCuMemcpyAtoD_v2_ptds:
-    case Symbol::kCuMemcpyDtoA_v2:
-    case Symbol::kCuMemcpyDtoA_v2_ptds:
-    case Symbol::kCuMemcpyDtoD_v2:
-    case Symbol::kCuMemcpyDtoD_v2_ptds:
-    case Symbol::kCuMemcpyPeer:
-    case Symbol::kCuMemcpyPeer_ptds:
-      return waits;
-    default:
-      break;
-  }
   switch (static_cast<Operation>(head.function)) {
     case Operation::kCopyOut:
       return true;

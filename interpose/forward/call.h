@@ -6,14 +6,14 @@
 
 #include <exception>
 
+#include "forwarding/wire/device_resources.h"
+#include "forwarding/wire/wire.h"
 #include "interpose/api/driver_symbols.h"
 #include "interpose/api/range_extractors.h"
 #include "interpose/forward/contexts.h"
-#include "interpose/forward/device_resources.h"
 #include "interpose/forward/devices.h"
 #include "interpose/forward/session.h"
 #include "interpose/forward/sessions.h"
-#include "interpose/forward/wire.h"
 
 namespace olpager::forward {
 

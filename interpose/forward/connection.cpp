@@ -14,9 +14,10 @@
 #include "coherence/calls/greeting.h"
 #include "coherence/transport/from_settings.h"
 #include "coherence/transport/trust/keys.h"
+#include "forwarding/ask.h"
+#include "forwarding/wire/peer_keys.h"
 #include "interpose/api/forward_functions.h"
-#include "interpose/forward/ask.h"
-#include "interpose/forward/peer_keys.h"
+#include "interpose/forward/read_environment.h"
 
 namespace olpager::forward {
 namespace {

@@ -12,8 +12,8 @@
 #include "base/settings.h"
 #include "coherence/calls/channel.h"
 #include "coherence/transport/transport.h"
-#include "interpose/forward/session_protocol.h"
-#include "interpose/forward/straight.h"
+#include "forwarding/wire/session_protocol.h"
+#include "forwarding/wire/straight.h"
 
 namespace olpager::forward {
 

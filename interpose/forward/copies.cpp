@@ -3,7 +3,7 @@
 // copies to pinned memory are followed by Answer::kBytes in stream order. Bulk ones: the call names
 // a region of this process's memory, which the worker reads or writes by itself. Of memory that the
 // worker has too (isShared) nothing travels, whatever the length.
-#include "interpose/forward/copies.h"
+#include "forwarding/wire/copies.h"
 
 #include <algorithm>
 #include <cstring>

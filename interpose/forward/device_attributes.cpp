@@ -1,10 +1,10 @@
 // What a program is told of its devices where that is not what the gpunode's driver says: how they
 // and the CPU share memory, who else can get at it, and, of several gpunodes' devices, where each
 // is.
+#include "forwarding/wire/session_protocol.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/devices.h"
 #include "interpose/forward/session.h"
-#include "interpose/forward/session_protocol.h"
 #include "interpose/forward/sessions.h"
 
 namespace olpager::forward {

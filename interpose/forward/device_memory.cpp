@@ -7,17 +7,18 @@
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
-#include <string_view>
 #include <unordered_map>
 
+#include "base/space/address_allocator.h"
+#include "base/space/slab_allocator.h"
 #include "interpose/api/forward_functions.h"
+#include "interpose/api/function_facts.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/managed.h"
 #include "interpose/forward/memory.h"
 #include "interpose/forward/streams.h"
-#include "pager/space/space.h"
 
 namespace olpager::forward {
 namespace {
@@ -39,7 +40,6 @@ struct Held {
 struct Book {
   std::mutex mutex;
   bool tried = false;
-  std::unique_ptr<space::PageMap> map;
   std::unique_ptr<space::AddressAllocator> addresses;  // null: the worker gives out addresses
   std::map<uint64_t, std::unique_ptr<space::SlabAllocator>> slabs;  // by context
   std::unordered_map<CUdeviceptr, Held> held;
@@ -63,47 +63,6 @@ Book* bookOf(CUdeviceptr address) {
   return session != nullptr ? &book(session->slot()) : nullptr;
 }
 
-// --- what uses memory besides --------------------------------------------------------------------
-
-bool mayUseMemory(std::string_view name) {
-  for (const std::string_view begin : {"cuMemAllocAsync",
-                                       "cuMemAllocFromPool",
-                                       "cuMemAllocPitch",
-                                       "cuMemAllocManaged",
-                                       "cuMemCreate",
-                                       "cuMemMapArray",
-                                       "cuMemImport",
-                                       "cuMemPoolImport",
-                                       "cuArrayCreate",
-                                       "cuArray3DCreate",
-                                       "cuMipmappedArrayCreate",
-                                       "cuGraphInstantiate",
-                                       "cuGraphLaunch",
-                                       "cuGraphUpload",
-                                       "cuModuleLoad",
-                                       "cuLibraryLoad",
-                                       "cuLibraryGet",
-                                       "cuLinkComplete",
-                                       "cuCtxCreate",
-                                       "cuCtxSetLimit",
-                                       "cuGreenCtxCreate",
-                                       "cuIpcOpen",
-                                       "cuDevicePrimaryCtxRe"}) {
-    if (name.starts_with(begin)) return true;
-  }
-  return false;
-}
-
-const std::array<bool, api::kSymbolCount>& memoryUsers() {
-  static const auto users = [] {
-    std::array<bool, api::kSymbolCount> made{};
-    for (size_t i = 0; i < made.size(); ++i)
-      made[i] = mayUseMemory(api::symbolName(static_cast<api::Symbol>(i)));
-    return made;
-  }();
-  return users;
-}
-
 // --- the book ------------------------------------------------------------------------------------
 
 // Pages that the worker has for what is allocated. A slab that is kept empty here has gone there.
@@ -118,11 +77,10 @@ bool ready(Book& all, const Session& session) {
   if (!all.tried) {
     all.tried = true;
     const Description& description = session.description();
-    if (description.placed_bytes == 0) return false;
-    auto map = space::PageMap::create(description.placed, description.placed_bytes);
-    if (!map.ok()) return false;
-    all.map = std::move(map).value();
-    all.addresses = std::make_unique<space::AddressAllocator>(*all.map);
+    const uint64_t base = description.placed, bytes = description.placed_bytes;
+    if (bytes == 0 || base % kPageBytes != 0 || bytes % kPageBytes != 0 || base + bytes < base)
+      return false;
+    all.addresses = std::make_unique<space::AddressAllocator>(base, bytes);
   }
   return all.addresses != nullptr;
 }
@@ -350,13 +308,12 @@ bool isOfHost(const CUmemLocation& location) {
 }  // namespace
 
 void noteCall(const Session& session, uint16_t function) {
-  const bool uses = function < api::kSymbolCount
-                        ? memoryUsers()[function]
-                        : function == static_cast<uint16_t>(Operation::kLoadModule) ||
-                              function == static_cast<uint16_t>(Operation::kLoadLibrary) ||
-                              function == static_cast<uint16_t>(Operation::kLinkComplete) ||
-                              function == static_cast<uint16_t>(Operation::kContextCreate) ||
-                              function == static_cast<uint16_t>(Operation::kPrimaryRetain);
+  const bool uses = api::holds(api::Fact::kUsesMemory, function) ||
+                    function == static_cast<uint16_t>(Operation::kLoadModule) ||
+                    function == static_cast<uint16_t>(Operation::kLoadLibrary) ||
+                    function == static_cast<uint16_t>(Operation::kLinkComplete) ||
+                    function == static_cast<uint16_t>(Operation::kContextCreate) ||
+                    function == static_cast<uint16_t>(Operation::kPrimaryRetain);
   if (uses) book(session.slot()).spent.fetch_add(1);
 }
 

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "forwarding/visible_devices.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/session.h"
-#include "interpose/forward/visible_devices.h"
 
 namespace olpager::forward {
 namespace {

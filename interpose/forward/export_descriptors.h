@@ -5,7 +5,7 @@
 // thread of its own waits for the ends, from the first export on.
 #pragma once
 
-#include "interpose/forward/export_token.h"
+#include "forwarding/wire/export_token.h"
 
 namespace olpager::forward {
 

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "interpose/api/forward_functions.h"
+#include "interpose/api/function_facts.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/launch.h"
@@ -96,9 +97,8 @@ bool asksForAttribute(size_t function, std::string_view arguments, AttributeQues
 }
 
 bool asksForOccupancy(size_t function) {
-  if (function >= api::kSymbolCount) return function == static_cast<size_t>(Operation::kClusters);
-  return std::string_view(api::symbolName(static_cast<api::Symbol>(function)))
-      .starts_with("cuOccupancy");
+  return function == static_cast<size_t>(Operation::kClusters) ||
+         api::holds(api::Fact::kOccupancy, function);
 }
 
 // The generated encoders write the kernel first.

@@ -14,13 +14,13 @@
 #include <vector>
 
 #include "base/log.h"
+#include "forwarding/wire/launch_wire.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
-#include "interpose/forward/driver_environment.h"
 #include "interpose/forward/launch.h"
-#include "interpose/forward/launch_wire.h"
 #include "interpose/forward/memory.h"
+#include "interpose/forward/read_environment.h"
 #include "interpose/forward/streams.h"
 #include "interpose/forward/trips.h"
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "interpose/forward/launch_wire.h"
+#include "forwarding/wire/launch_wire.h"
 
 namespace olpager::forward {
 

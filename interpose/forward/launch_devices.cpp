@@ -2,11 +2,11 @@
 // session's: its driver makes one launch of it.
 #include <deque>
 
+#include "forwarding/wire/launch_wire.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/launch.h"
-#include "interpose/forward/launch_wire.h"
 #include "interpose/forward/memory.h"
 
 namespace olpager::forward {

@@ -22,12 +22,12 @@
 #include "base/fd.h"
 #include "base/log.h"
 #include "base/own_memory.h"
+#include "forwarding/wire/runs.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/addresses.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/pinned.h"
-#include "interpose/forward/runs.h"
 #include "interpose/forward/shared_mappings.h"
 #include "interpose/forward/stand_ins.h"
 

@@ -8,8 +8,8 @@
 #include <memory>
 #include <vector>
 
+#include "forwarding/wire/launch_wire.h"
 #include "interpose/forward/call.h"
-#include "interpose/forward/launch_wire.h"
 
 namespace olpager::forward {
 

@@ -3,10 +3,10 @@
 // since the program's function says what shared memory each size takes.
 #include <algorithm>
 
+#include "forwarding/wire/launch_wire.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/launch.h"
-#include "interpose/forward/launch_wire.h"
 
 namespace olpager::forward {
 namespace {

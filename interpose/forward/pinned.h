@@ -1,7 +1,7 @@
 // What comes back for pinned memory.
 #pragma once
 
-#include "interpose/forward/runs.h"
+#include "forwarding/wire/runs.h"
 
 namespace olpager::forward {
 

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
+#include "forwarding/wire/launch_wire.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/copies_between.h"
-#include "interpose/forward/launch_wire.h"
 #include "interpose/forward/memory.h"
 
 namespace olpager::forward {

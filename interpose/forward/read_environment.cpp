@@ -1,4 +1,5 @@
-// The client's side of driver_environment.h.
+#include "interpose/forward/read_environment.h"
+
 #include <algorithm>
 #include <atomic>
 #include <charconv>
@@ -7,7 +8,6 @@
 
 #include "base/log.h"
 #include "base/text.h"
-#include "interpose/forward/driver_environment.h"
 
 namespace olpager::forward {
 namespace {

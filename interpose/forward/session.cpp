@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "forwarding/tally.h"
 #include "interpose/api/driver_symbols.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
@@ -25,7 +26,6 @@
 #include "interpose/forward/memory.h"
 #include "interpose/forward/pinned.h"
 #include "interpose/forward/stand_ins.h"
-#include "interpose/forward/tally.h"
 #include "interpose/forward/threads.h"
 #include "interpose/forward/trips.h"
 #include "interpose/forward/user_objects.h"

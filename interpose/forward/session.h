@@ -25,9 +25,9 @@
 
 #include "base/settings.h"
 #include "coherence/calls/channel.h"
+#include "forwarding/wire/wire.h"
 #include "interpose/api/driver_symbols.h"
 #include "interpose/forward/rows.h"
-#include "interpose/forward/wire.h"
 
 namespace olpager::forward {
 

@@ -12,13 +12,13 @@
 
 #include "base/log.h"
 #include "coherence/transport/core/own_descriptors.h"
+#include "forwarding/visible_devices.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/devices.h"
-#include "interpose/forward/driver_environment.h"
 #include "interpose/forward/memory.h"
+#include "interpose/forward/read_environment.h"
 #include "interpose/forward/session.h"
 #include "interpose/forward/straight_copies.h"
-#include "interpose/forward/visible_devices.h"
 
 namespace olpager::forward {
 

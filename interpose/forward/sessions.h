@@ -15,7 +15,7 @@
 #include <span>
 
 #include "base/settings.h"
-#include "interpose/forward/wire.h"
+#include "forwarding/wire/wire.h"
 
 namespace olpager::forward {
 

@@ -17,7 +17,7 @@
 #include <memory>
 #include <vector>
 
-#include "interpose/forward/runs.h"
+#include "forwarding/wire/runs.h"
 
 namespace olpager::forward {
 

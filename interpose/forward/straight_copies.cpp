@@ -8,8 +8,8 @@
 #include <string>
 
 #include "base/log.h"
+#include "forwarding/wire/straight.h"
 #include "interpose/forward/call.h"
-#include "interpose/forward/straight.h"
 
 namespace olpager::forward {
 namespace {

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "forwarding/wire/wire.h"
 #include "interpose/forward/captures.h"
 
 namespace olpager::forward {

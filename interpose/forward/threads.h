@@ -7,11 +7,6 @@
 
 namespace olpager::forward {
 
-/// In a thread's number: the place, which a thread that begins later takes when it is free, and
-/// above it a count of who has had it.
-inline constexpr unsigned kThreadPlaceBits = 20;
-constexpr uint32_t threadPlace(uint32_t thread) { return thread & ((1u << kThreadPlaceBits) - 1); }
-
 /// The calling thread's number, in every session the same; never 0. Given back when the thread
 /// ends.
 uint32_t thisThread();

@@ -4,8 +4,8 @@
 #include <atomic>
 
 #include "base/log.h"
+#include "forwarding/tally.h"
 #include "interpose/forward/sessions.h"
-#include "interpose/forward/tally.h"
 
 namespace olpager::forward {
 namespace {

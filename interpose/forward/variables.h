@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "interpose/forward/wire.h"
+#include "forwarding/wire/wire.h"
 
 namespace olpager::forward {
 

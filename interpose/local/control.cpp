@@ -1,4 +1,4 @@
-#include "interpose/local/control.h"
+#include "forwarding/control.h"
 
 #include <algorithm>
 #include <iterator>

@@ -8,6 +8,7 @@
 
 #include "base/kernel_faults.h"
 #include "base/log.h"
+#include "forwarding/placing.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/context.h"
 #include "interpose/local/contexts.h"
@@ -20,7 +21,6 @@
 #include "interpose/local/lost_memory.h"
 #include "interpose/local/memory_pools.h"
 #include "interpose/local/pinned_users.h"
-#include "interpose/local/placing.h"
 #include "interpose/local/relief.h"
 #include "interpose/local/root.h"
 #include "pager/residency/budgets.h"

@@ -9,12 +9,12 @@
 
 #include "base/log.h"
 #include "interpose/api/local_functions.h"
-#include "interpose/api/local_runtime.h"
 #include "interpose/api/proc_address.h"
 #include "interpose/forward/symbols.h"
 #include "interpose/local/dlopen_hook.h"
 #include "interpose/local/driverless.h"
 #include "interpose/local/hook.h"
+#include "interpose/local/local_runtime.h"
 #include "interpose/local/own_file.h"
 #include "interpose/local/root.h"
 

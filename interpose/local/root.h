@@ -7,7 +7,7 @@
 #include <string>
 
 #include "base/size.h"
-#include "interpose/api/local_runtime.h"
+#include "interpose/local/local_runtime.h"
 #include "pager/pool.h"
 
 namespace olpager::local {

@@ -10,10 +10,10 @@
 #include <utility>
 
 #include "base/log.h"
-#include "interpose/api/local_runtime.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/context.h"
 #include "interpose/local/foreign_maps.h"
+#include "interpose/local/local_runtime.h"
 #include "interpose/local/lost_memory.h"
 #include "interpose/local/root.h"
 

@@ -1,4 +1,4 @@
-// Beside interpose/api/local_runtime.h: what launches need of residency.
+// Beside interpose/local/local_runtime.h: what launches need of residency.
 #pragma once
 
 #include "pager/pool.h"

@@ -14,7 +14,7 @@
 
 #include "base/log.h"
 #include "base/settings.h"
-#include "interpose/nvml/nvml_abi.h"
+#include "interpose/api/nvml_abi.h"
 #include "interpose/nvml/unsupported.h"
 #include "interpose/nvml/view.h"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/log.h"
-#include "interpose/nvml/nvml_abi.h"
+#include "interpose/api/nvml_abi.h"
 
 #define OL_NVML_PUBLIC extern "C" __attribute__((visibility("default"))) olpager::nvml::Return
 

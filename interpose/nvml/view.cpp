@@ -14,7 +14,7 @@
 #include "base/text.h"
 #include "coherence/status/ask.h"
 #include "coherence/transport/from_settings.h"
-#include "interpose/forward/session_protocol.h"
+#include "forwarding/wire/session_protocol.h"
 
 namespace olpager::nvml {
 namespace {

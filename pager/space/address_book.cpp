@@ -6,7 +6,7 @@ Status AddressBook::create(uint64_t base, uint64_t size) {
   auto map = space::PageMap::create(base, size);
   if (!map) return map.error();
   map_ = std::move(map).value();
-  addresses_ = std::make_unique<space::AddressAllocator>(*map_);
+  addresses_ = std::make_unique<space::RegionAddresses>(*map_);
   return regions.create();
 }
 
@@ -23,8 +23,8 @@ Extent* AddressBook::extentAt(uint64_t address) const {
 bool AddressBook::setPlaced(uint64_t bytes) {
   if (placed_ != nullptr || addresses_->highWaterPages() != 0) return false;
   const uint64_t base = map_->base();
-  placed_ = std::make_unique<space::AddressAllocator>(*map_, base, bytes);
-  addresses_ = std::make_unique<space::AddressAllocator>(*map_, base + bytes, map_->size() - bytes);
+  placed_ = std::make_unique<space::RegionAddresses>(*map_, base, bytes);
+  addresses_ = std::make_unique<space::RegionAddresses>(*map_, base + bytes, map_->size() - bytes);
   return true;
 }
 

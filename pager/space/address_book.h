@@ -115,13 +115,13 @@ class AddressBook {
   SmallAllocations small;
 
  private:
-  space::AddressAllocator& allocatorOf(uint64_t address) {
+  space::RegionAddresses& allocatorOf(uint64_t address) {
     return isPlaced(address) ? *placed_ : *addresses_;
   }
 
   std::unique_ptr<space::PageMap> map_;
-  std::unique_ptr<space::AddressAllocator> addresses_;
-  std::unique_ptr<space::AddressAllocator> placed_;  // none: nothing is set aside
+  std::unique_ptr<space::RegionAddresses> addresses_;
+  std::unique_ptr<space::RegionAddresses> placed_;  // none: nothing is set aside
   uint64_t next_buffer_id_ = 1;
 };
 

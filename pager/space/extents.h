@@ -7,10 +7,10 @@
 #include <bit>
 #include <cstdint>
 
+#include "base/space/pages.h"
+
 namespace olpager::space {
 
-inline constexpr unsigned kPageShift = 21;
-inline constexpr uint64_t kPageBytes = 1ull << kPageShift;
 /// 32 MiB: the mapping cost follows the number of extents, and 32 MiB is where a swap loop reaches
 ///    the link's rate.
 inline constexpr uint32_t kLargestExtentPages = 16;

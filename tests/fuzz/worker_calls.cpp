@@ -17,11 +17,11 @@
 #include <thread>
 
 #include "base/log.h"
+#include "forwarding/wire/copies.h"
+#include "forwarding/wire/export_token.h"
+#include "forwarding/wire/launch_wire.h"
+#include "forwarding/wire/straight.h"
 #include "gpunode/worker/worker.h"
-#include "interpose/forward/copies.h"
-#include "interpose/forward/export_token.h"
-#include "interpose/forward/launch_wire.h"
-#include "interpose/forward/straight.h"
 #include "tests/fuzz/rig/other_worker.h"
 #include "tests/fuzz/rig/sampler.h"
 

@@ -8,8 +8,8 @@
 #include "base/text.h"
 #include "coherence/status/ask.h"
 #include "coherence/transport/from_settings.h"
+#include "forwarding/ask.h"
 #include "interpose/api/forward_functions.h"
-#include "interpose/forward/ask.h"
 
 namespace olpager::tools {
 namespace {

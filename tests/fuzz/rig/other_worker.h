@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "forwarding/wire/peer_keys.h"
+#include "forwarding/wire/straight.h"
 #include "gpunode/worker/peers.h"
-#include "interpose/forward/peer_keys.h"
-#include "interpose/forward/straight.h"
 #include "tests/fuzz/rig/sampler.h"
 
 namespace olpager::fuzz {

@@ -13,10 +13,10 @@
 #include <memory>
 #include <vector>
 
+#include "forwarding/wire/wire.h"
 #include "gpunode/worker/handles.h"
 #include "interpose/api/driver_symbols.h"
 #include "interpose/api/range_extractors.h"
-#include "interpose/forward/wire.h"
 
 namespace olpager::fuzz {
 

@@ -17,12 +17,12 @@
 #include "coherence/calls/greeting.h"
 #include "coherence/transport/transport.h"
 #include "coherence/transport/trust/keys.h"
+#include "forwarding/ask.h"
+#include "forwarding/wire/copies.h"
+#include "forwarding/wire/launch_wire.h"
+#include "forwarding/wire/wire.h"
 #include "interpose/api/driver_symbols.h"
 #include "interpose/api/forward_functions.h"
-#include "interpose/forward/ask.h"
-#include "interpose/forward/copies.h"
-#include "interpose/forward/launch_wire.h"
-#include "interpose/forward/wire.h"
 
 namespace {
 

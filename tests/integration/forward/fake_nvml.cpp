@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "interpose/nvml/nvml_abi.h"
+#include "interpose/api/nvml_abi.h"
 
 using namespace olpager::nvml;
 

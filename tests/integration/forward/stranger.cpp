@@ -13,8 +13,8 @@
 #include "base/settings.h"
 #include "coherence/transport/transport.h"
 #include "coherence/transport/trust/keys.h"
+#include "forwarding/ask.h"
 #include "interpose/api/forward_functions.h"
-#include "interpose/forward/ask.h"
 
 using namespace olpager;
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "interpose/api/local_runtime.h"
+#include "interpose/local/local_runtime.h"
 
 struct RecordedRange {
   uint64_t address;

@@ -115,6 +115,28 @@ class RealFiles(unittest.TestCase):
                         self.assertIn(parameter.name, harmless)
                     self.assertNotRegex(parameter.name, "(?i)path|file|fname|folder")
 
+    def test_facts_of_functions(self):
+        having = lambda fact: {f.name for f in self.spec.functions if f.has(fact)}
+        self.assertEqual(having("ends-context"), {"cuCtxDestroy"})
+        self.assertEqual(having("ends-primary"), {"cuDevicePrimaryCtxReset"})
+        self.assertEqual(having("releases-primary"), {"cuDevicePrimaryCtxRelease"})
+        self.assertEqual(having("captures"), {"cuStreamBeginCapture", "cuStreamBeginCaptureToGraph", "cuStreamEndCapture"})
+        for fact in specification.FACTS:
+            self.assertTrue(having(fact), fact)
+        for function in self.spec.functions:
+            with self.subTest(function.name):
+                # Who may make something, or end it, can't tell of a failure that was before.
+                if function.has("tells-failures"):
+                    self.assertFalse(any(p.get("new") or p.get("gone") for form in function.forms for p in form.parameters))
+                    self.assertFalse(function.has("quiet"))
+                # The worker reads the context, or the device, where the encoder has put it: first.
+                if function.has("ends-context"):
+                    self.assertTrue(all(form.parameters[0].type == "CUcontext" for form in function.forms))
+                if function.has("ends-primary") or function.has("releases-primary"):
+                    self.assertTrue(all(form.parameters[0].type == "CUdevice" for form in function.forms))
+                if function.has("has-async"):
+                    self.assertIn(function.name + "Async", {f.name for f in self.spec.functions})
+
     def test_every_device_pointer_says_what_is_done_with_it(self):
         for function in self.spec.functions:
             for form in function.forms:
@@ -157,6 +179,12 @@ class Malformed(unittest.TestCase):
     def test_mistakes(self):
         cases = [
             ("forward sync", "forward sometimes", 3, "none of"),
+            ("  local wrap\n", "  local wrap\n  blocking sometimes\n", 5, "'sometimes' is no fact"),
+            ("  local wrap\n", "  local wrap\n  blocking forgets blocking\n", 5, "occurs twice"),
+            ("  local wrap\n", "  local wrap\n  blocking\n  forgets\n", 6, "can't read"),
+            ("  local wrap\n", "  local wrap\n  changing\n", 2, "'changing' and not cached"),
+            ("write[count*2]", "write[count*2] aligned", 6, "number of bytes"),
+            ("in[count] read[count]", "in[count] read[count] name", 7, "'name' goes with"),
             ("  forward sync\n", "", 2, "lacks 'forward"),
             ("  local wrap\n", "", 4, "lacks 'local"),
             ("local wrap", "local pass", 5, "can't be 'pass'"),

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "interpose/forward/wire.h"
+#include "forwarding/wire/wire.h"
 #include "tests/catch.h"
 #include "tests/seed.h"
 

@@ -1,6 +1,6 @@
 // What a program's environment says to the driver gets into a worker's environment, and nothing
 // else does.
-#include "interpose/forward/driver_environment.h"
+#include "forwarding/wire/driver_environment.h"
 #include "tests/catch.h"
 
 using namespace olpager::forward;

@@ -1,6 +1,6 @@
 // What changed goes across, whole and alone, in whichever form; nonsense of every length is
 // refused.
-#include "interpose/forward/runs.h"
+#include "forwarding/wire/runs.h"
 
 #include <random>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "interpose/forward/visible_devices.h"
+#include "forwarding/visible_devices.h"
 #include "tests/catch.h"
 
 using olpager::forward::visibleDevices;

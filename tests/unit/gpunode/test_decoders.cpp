@@ -2,13 +2,13 @@
 // to end with an error, and touch nothing beyond the record (the sanitizers look).
 #include <random>
 
+#include "forwarding/wire/copies.h"
+#include "forwarding/wire/launch_wire.h"
 #include "gpunode/worker/handles.h"
 #include "gpunode/worker/invocation.h"
 #include "gpunode/worker/parameters.h"
 #include "gpunode/worker/worker.h"
 #include "interpose/api/driver_symbols.h"
-#include "interpose/forward/copies.h"
-#include "interpose/forward/launch_wire.h"
 #include "tests/catch.h"
 #include "tests/seed.h"
 

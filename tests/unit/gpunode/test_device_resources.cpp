@@ -1,8 +1,8 @@
 #include <cstring>
 
+#include "forwarding/wire/device_resources.h"
+#include "forwarding/wire/wire.h"
 #include "gpunode/worker/device_resources.h"
-#include "interpose/forward/device_resources.h"
-#include "interpose/forward/wire.h"
 #include "tests/catch.h"
 
 using olpager::forward::resourceNumber;

@@ -5,9 +5,9 @@
 
 #include <cstring>
 
+#include "forwarding/wire/runs.h"
+#include "forwarding/wire/wire.h"
 #include "gpunode/worker/host_memory.h"
-#include "interpose/forward/runs.h"
-#include "interpose/forward/wire.h"
 #include "tests/catch.h"
 
 namespace {

@@ -9,12 +9,12 @@
 #include <thread>
 
 #include "coherence/transport/routes.h"
+#include "forwarding/wire/peer_keys.h"
+#include "forwarding/wire/straight.h"
 #include "gpunode/worker/invocation.h"
 #include "gpunode/worker/peer.h"
 #include "gpunode/worker/peers.h"
 #include "gpunode/worker/worker.h"
-#include "interpose/forward/peer_keys.h"
-#include "interpose/forward/straight.h"
 #include "tests/catch.h"
 
 namespace {

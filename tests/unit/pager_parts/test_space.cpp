@@ -67,7 +67,7 @@ TEST_CASE("page map: what was written before assign is seen by who sees the regi
 
 TEST_CASE("address runs: guard, publishing, release", "[space]") {
   auto map = makeMap(64);
-  AddressAllocator addresses(*map);
+  RegionAddresses addresses(*map);
   const auto first = addresses.allocate(3);
   const auto second = addresses.allocate(1);
   REQUIRE(first);
@@ -94,7 +94,7 @@ TEST_CASE("address runs: guard, publishing, release", "[space]") {
 
 TEST_CASE("address runs: hints, alignment, nonsense", "[space]") {
   auto map = makeMap(256);
-  AddressAllocator addresses(*map);
+  RegionAddresses addresses(*map);
   CHECK(addresses.allocate(4, kPageBytes, kBase + 100 * kPageBytes) == kBase + 100 * kPageBytes);
   CHECK(addresses.allocate(4, kPageBytes, kBase + 102 * kPageBytes) == kBase);  // taken: elsewhere
   CHECK(addresses.allocate(1, kPageBytes, kBase + 99 * kPageBytes) !=
@@ -115,7 +115,7 @@ TEST_CASE("address runs: hints, alignment, nonsense", "[space]") {
 
 TEST_CASE("address runs: exhaustion, recovery, coalescing", "[space]") {
   auto map = makeMap(1024);
-  AddressAllocator addresses(*map);
+  RegionAddresses addresses(*map);
   std::vector<uint64_t> runs;
   while (const auto run = addresses.allocate(1)) runs.push_back(*run);
   CHECK(runs.size() == 512);
@@ -133,7 +133,7 @@ TEST_CASE("address runs against a model", "[space]") {
   auto random = seededRandom("address runs");
   constexpr uint64_t kPages = 4096;
   auto map = makeMap(kPages);
-  AddressAllocator addresses(*map);
+  RegionAddresses addresses(*map);
   std::vector<RegionIndex> owner(kPages, 0);
   std::map<uint64_t, std::pair<uint64_t, RegionIndex>> live;  // first page -> pages, region
   RegionIndex next_region = 0;
@@ -179,7 +179,7 @@ TEST_CASE("address runs against a model", "[space]") {
 TEST_CASE("address runs: 100 000 allocations are quick, a lookup quicker", "[space]") {
   auto random = seededRandom("many runs");
   auto map = makeMap((16ull << 40) / kPageBytes);
-  AddressAllocator addresses(*map);
+  RegionAddresses addresses(*map);
   std::vector<uint64_t> runs;
   const auto start = std::chrono::steady_clock::now();
   for (RegionIndex i = 1; i <= 100000; ++i) {
@@ -240,7 +240,7 @@ namespace {
 
 struct SlabFixture {
   std::unique_ptr<PageMap> map = makeMap(1 << 16);
-  AddressAllocator addresses{*map};
+  RegionAddresses addresses{*map};
   uint64_t limit = UINT64_MAX;
   uint64_t live = 0;
   SlabAllocator::Empty empty = SlabAllocator::Empty::kDrop;
@@ -309,7 +309,7 @@ TEST_CASE("slabs: addresses name their slot, ends included", "[space]") {
 TEST_CASE("parts of a range give out their own addresses alone", "[space]") {
   auto map = makeMap(100);
   const uint64_t middle = kBase + 40 * kPageBytes;
-  AddressAllocator low(*map, kBase, 40 * kPageBytes), high(*map, middle, 60 * kPageBytes);
+  RegionAddresses low(*map, kBase, 40 * kPageBytes), high(*map, middle, 60 * kPageBytes);
   CHECK(low.highWaterPages() == 0);
   CHECK(high.highWaterPages() == 0);
   CHECK(low.contains(middle - 1));
@@ -332,7 +332,7 @@ TEST_CASE("parts of a range give out their own addresses alone", "[space]") {
 
 TEST_CASE("runs at given addresses: only where all of it is free", "[space]") {
   auto map = makeMap(32);
-  AddressAllocator addresses(*map);
+  RegionAddresses addresses(*map);
   const auto page = [](uint64_t number) { return kBase + number * kPageBytes; };
   CHECK(addresses.allocateAt(page(4), 2));
   CHECK_FALSE(addresses.allocateAt(page(4), 2));

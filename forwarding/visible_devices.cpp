@@ -1,4 +1,4 @@
-#include "interpose/forward/visible_devices.h"
+#include "forwarding/visible_devices.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,10 +1,10 @@
-#include "interpose/forward/tally.h"
+#include "forwarding/tally.h"
 
 #include <algorithm>
 #include <vector>
 
 #include "base/log.h"
-#include "interpose/forward/wire.h"
+#include "forwarding/wire/wire.h"
 
 namespace olpager::forward {
 namespace {

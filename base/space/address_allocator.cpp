@@ -1,14 +1,11 @@
-// AddressAllocator: free runs by address (for coalescing) and by size (for best fit); both name the
-// same runs.
-#include <algorithm>
+// Free runs by address (for coalescing) and by size (for best fit); both name the same runs.
+#include "base/space/address_allocator.h"
 
-#include "pager/space/space.h"
+#include <algorithm>
 
 namespace olpager::space {
 
 namespace {
-
-constexpr uint64_t kGuardPages = 1;
 
 constexpr uint64_t alignUp(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) & ~(alignment - 1);
@@ -16,8 +13,8 @@ constexpr uint64_t alignUp(uint64_t value, uint64_t alignment) {
 
 }  // namespace
 
-AddressAllocator::AddressAllocator(PageMap& map, uint64_t base, uint64_t bytes)
-    : map_(map), base_(base), total_pages_(bytes >> kPageShift), base_page_(base >> kPageShift) {
+AddressAllocator::AddressAllocator(uint64_t base, uint64_t bytes)
+    : base_(base), total_pages_(bytes >> kPageShift), base_page_(base >> kPageShift) {
   insertFree(0, total_pages_);
 }
 
@@ -118,8 +115,7 @@ uint64_t AddressAllocator::takeRun(Page first, uint64_t with_guard) {
   take(std::prev(free_.upper_bound(first)), first, with_guard);
   used_.emplace(first, with_guard);
   used_pages_ += with_guard;
-  high_water_ =
-      std::max(high_water_, base_page_ - (map_.base() >> kPageShift) + first + with_guard);
+  high_water_ = std::max(high_water_, first + with_guard);
   return base_ + (first << kPageShift);
 }
 
@@ -129,16 +125,9 @@ uint64_t AddressAllocator::runPages(uint64_t address) const {
   return run == used_.end() ? 0 : run->second - kGuardPages;
 }
 
-void AddressAllocator::publish(uint64_t address, RegionIndex region) {
-  if (const uint64_t pages = runPages(address)) map_.assign(address, pages + kGuardPages, region);
-}
-
-void AddressAllocator::withdraw(uint64_t address) { publish(address, 0); }
-
 bool AddressAllocator::release(uint64_t address) {
   const uint64_t pages = runPages(address);
   if (pages == 0) return false;
-  withdraw(address);
   const Page first = (address - base_) >> kPageShift;
   used_.erase(first);
   used_pages_ -= pages + kGuardPages;

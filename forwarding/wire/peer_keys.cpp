@@ -1,8 +1,8 @@
-#include "interpose/forward/peer_keys.h"
+#include "forwarding/wire/peer_keys.h"
 
 #include <charconv>
 
-#include "interpose/forward/session_protocol.h"
+#include "forwarding/wire/session_protocol.h"
 
 namespace olpager::forward {
 namespace {

@@ -1,4 +1,4 @@
-#include "interpose/forward/ask.h"
+#include "forwarding/ask.h"
 
 #include <chrono>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "interpose/forward/driver_environment.h"
+#include "forwarding/wire/driver_environment.h"
 
 #include <algorithm>
 

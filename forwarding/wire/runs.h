@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "interpose/forward/wire.h"
+#include "forwarding/wire/wire.h"
 
 namespace olpager::forward {
 

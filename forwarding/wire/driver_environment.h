@@ -1,9 +1,9 @@
 // What a program's environment says to the driver, which runs elsewhere. It travels as numbers,
 // never as the client's text: what gets into a worker's environment is one of the words below or a
-// small number. CUDA_LAUNCH_BLOCKING is obeyed on this side (launch.cpp): a worker whose driver
-// blocked in a launch would take in nothing of what the kernel may be waiting for.
+// small number. CUDA_LAUNCH_BLOCKING does not travel: the client obeys it, since a worker whose
+// driver blocked in a launch would take in nothing of what the kernel may be waiting for.
 // CUDA_DEVICE_ORDER is the gpunode's: its list of devices is one for all. CUDA_VISIBLE_DEVICES:
-// visible_devices.h.
+// forwarding/visible_devices.h. Thread-safety: functions of their arguments alone.
 #pragma once
 
 #include <array>
@@ -23,19 +23,9 @@ struct DriverEnvironment {
   uint32_t max_connections = 0;  // CUDA_DEVICE_MAX_CONNECTIONS
 };
 
-/// The program's variables as they are now. What the driver would not take is left out, with a
-/// line.
-DriverEnvironment driverEnvironment();
-
-/// Whether the program's launches wait for their kernels: CUDA_LAUNCH_BLOCKING as it was when the
-/// first session was opened.
-bool launchesBlock();
-/// Looks at it, for that.
-void readLaunchBlocking();
-
-/// Pure. Whether these are numbers that a client may send.
+/// Whether these are numbers that a client may send.
 bool isValid(const DriverEnvironment& told);
-/// Pure. A worker's environment for a program that says this (valid): none of what the daemon's own
+/// A worker's environment for a program that says this (valid): none of what the daemon's own
 /// says about a program.
 void setDriverEnvironment(std::vector<std::string>& environment, const DriverEnvironment& told);
 

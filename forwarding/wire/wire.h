@@ -94,10 +94,15 @@ struct CallHead {
   uint16_t flags;     // CallFlags
   uint32_t reply;     // number of the wait; 0: nobody waits
   uint64_t context;   // the calling thread's current context; 0: none
-  uint32_t thread;    // the calling thread (threads.h); 0: none of the program's
+  uint32_t thread;    // the calling thread; 0: none of the program's
   uint32_t reserved;
 };
 static_assert(sizeof(CallHead) == 24);
+
+/// In CallHead::thread: the place, which a thread that begins later takes when it is free, and
+/// above it a count of who has had it.
+inline constexpr unsigned kThreadPlaceBits = 20;
+constexpr uint32_t threadPlace(uint32_t thread) { return thread & ((1u << kThreadPlaceBits) - 1); }
 
 enum CallFlags : uint16_t {
   kMayWait = 1,     // for the GPU, or for the client

@@ -22,7 +22,7 @@ CUresult olpager_allocate_at(CUdeviceptr address, size_t bytes, size_t* room_byt
 }
 #pragma GCC visibility pop
 
-namespace olpager::local {
+namespace olpager::forward {
 using SetPlaced = decltype(&olpager_set_placed);
 using AllocateAt = decltype(&olpager_allocate_at);
-}  // namespace olpager::local
+}  // namespace olpager::forward

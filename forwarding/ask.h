@@ -7,7 +7,7 @@
 
 #include "base/result.h"
 #include "base/settings.h"
-#include "interpose/forward/session_protocol.h"
+#include "forwarding/wire/session_protocol.h"
 
 namespace olpager::forward {
 

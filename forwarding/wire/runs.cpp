@@ -1,4 +1,4 @@
-#include "interpose/forward/runs.h"
+#include "forwarding/wire/runs.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,10 +1,10 @@
-// SlabAllocator: slots of one size class in slabs of one page; a bitmap of used slots and each
-// slot's requested size.
+// Slots of one size class in slabs of one page; a bitmap of used slots and each slot's requested
+// size.
+#include "base/space/slab_allocator.h"
+
 #include <algorithm>
 #include <array>
 #include <bit>
-
-#include "pager/space/space.h"
 
 namespace olpager::space {
 

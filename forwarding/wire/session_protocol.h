@@ -9,7 +9,7 @@
 
 #include "base/settings.h"
 #include "coherence/transport/options.h"
-#include "interpose/forward/driver_environment.h"
+#include "forwarding/wire/driver_environment.h"
 
 namespace olpager::forward {
 

@@ -1,4 +1,4 @@
-// What the generated residency wrappers need of local mode. Implemented in interpose/local.
+// What the generated residency wrappers need of local mode.
 //
 // Thread-safety: all of it may be called from any thread; nothing here takes a lock on the resident
 // path. Ownership: the Runtime and what it points to live until the process ends.

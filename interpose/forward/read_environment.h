@@ -1,0 +1,18 @@
+// What the program's environment says to the driver. Thread-safety: any thread.
+#pragma once
+
+#include "forwarding/wire/driver_environment.h"
+
+namespace olpager::forward {
+
+/// The program's variables as they are now. What the driver would not take is left out, with a
+/// line.
+DriverEnvironment driverEnvironment();
+
+/// Whether the program's launches wait for their kernels: CUDA_LAUNCH_BLOCKING as it was when the
+/// first session was opened.
+bool launchesBlock();
+/// Looks at it, for that.
+void readLaunchBlocking();
+
+}  // namespace olpager::forward
