@@ -38,7 +38,7 @@ inline constexpr uint64_t kPageBytes = 2ull << 20;
 class RemoteTier;  // remote/remote_tier.h
 
 /// Which allocations a launch is taken to reach besides those its parameters name. See
-/// docs/architecture.md.
+/// docs/internals/architecture.md.
 enum class Reach : uint8_t {
   kTraced,   // those whose addresses lie in pages that it reaches, found by scanning (default)
   kAll,      // every allocation: parked extents stay mapped in place

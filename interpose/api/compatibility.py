@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes compatibility.md: each form of each function of the driver API with how it behaves in local and in forwarded mode, and the tests
+"""Writes functions.md: each form of each function of the driver API with how it behaves in local and in forwarded mode, and the tests
 that name it. From the specification, from what is written by hand (its names in the sources) and from the tests' sources. Everything is
 counted by symbol: an older version of a function, or the variant for the per-thread default stream, is one of its own.
 
@@ -99,7 +99,7 @@ with its symbols: programs call the versions that they were built with.
   olpager's own.
 - Forwarded mode: {counts.get("yes", 0)} of {len(spec.symbols())} symbols work, {counts.get("not yet", 0)} are not there yet and
   {counts.get("no", 0)} will not be: both return `CUDA_ERROR_NOT_SUPPORTED`, with a line once. Pinned host memory is one
-  memory where program and gpunode are on one host; else what kernels name of it is exchanged at launches and behind them, not shared while they run (`docs/forwarding.md`).
+  memory where program and gpunode are on one host; else what kernels name of it is exchanged at launches and behind them, not shared while they run ([forwarding.md](../internals/forwarding.md)).
 - {len(old)} of those that will not be are versions of CUDA 3.1 and before, whose addresses have 32 bits: nothing of the GPU's memory can be
   named by them. Their newer versions work. In local mode they are the driver's.
 - Tests: files below `tests/` that name the version. Programs that use the runtime (`tests/apps/*.cu`) call many more than they name.
