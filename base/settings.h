@@ -3,7 +3,7 @@
 // ~/.config/olpager/olpager.toml), the file that OL_CONFIG names, the OL_* variables. Never a file
 // of the working directory: a setting names a library to load.
 //
-// Keys of the file and their variables (docs/settings.md):
+// Keys of the file and their variables (docs/reference/settings.md):
 //   vram (OL_VRAM)  host (OL_HOST)  reach (OL_REACH)  report (OL_REPORT)  va_base (OL_VA_BASE)
 //                                                     va_size (OL_VA_SIZE)
 //   log (OL_LOG)  driver (OL_DRIVER)  memserver (OL_MEMSERVER)  replicas (OL_REPLICAS)  key
@@ -64,7 +64,7 @@ struct Settings {
   std::string key;  // absolute path of the file with the key for memservers and gpunodes; "": none
   TlsSetting tls = TlsSetting::kAll;
   std::vector<std::string> gpunodes;  // "host:port", each once: the program is forwarded there
-                                      // (docs/forwarding.md); none: local mode
+                                      // (docs/internals/forwarding.md); none: local mode
   ViewSetting view = ViewSetting::kDiscrete;
   TransportSetting transport = TransportSetting::kAuto;  // to the gpunodes
   std::string driver;  // absolute path of a libcuda, "sim" for the simulated GPU, "" for the

@@ -1,7 +1,7 @@
 // Device memory at addresses that the caller chooses: for olgpunode's worker, whose client gives
-// out addresses by itself so that it waits for nobody (docs/forwarding.md). Found by dlsym in
-// libolpager.so; the program's own calls know nothing of it. Thread-safety: any thread. Errors:
-// CUDA's; CUDA_ERROR_NOT_SUPPORTED where the driver is used without a pager.
+// out addresses by itself so that it waits for nobody (docs/internals/forwarding.md). Found by
+// dlsym in libolpager.so; the program's own calls know nothing of it. Thread-safety: any thread.
+// Errors: CUDA's; CUDA_ERROR_NOT_SUPPORTED where the driver is used without a pager.
 #pragma once
 
 #include <cuda.h>

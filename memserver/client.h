@@ -1,5 +1,5 @@
 // A session's end of one memserver: memory leased in slabs, read and written by ranges.
-// docs/memserver.md explains the whole; this header is the contract.
+// docs/internals/memserver.md explains the whole; this header is the contract.
 //
 // A Client keeps one connection. It renews its leases, connects again when the connection is lost,
 // shows its lease ids there and carries on: what was under way is done anew, so that a memserver

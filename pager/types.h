@@ -15,7 +15,7 @@ namespace olpager::pager {
 using space::kPageBytes;
 
 /// Which allocations a launch is taken to reach besides those its parameters name. See
-/// docs/architecture.md.
+/// docs/internals/architecture.md.
 enum class Reach : uint8_t {
   kTraced,   // those whose addresses lie in pages that it reaches, found by scanning (default)
   kAll,      // every allocation: parked extents stay mapped in place

@@ -1,6 +1,6 @@
 // A numbered two-way stream of records over a Link that may be lost and replaced: every record that
 // one end wrote is read by the other exactly once and in order, or never. What a record means is
-// its users' business. docs/forwarding.md has the whole.
+// its users' business. docs/internals/forwarding.md has the whole.
 //
 // Records go into messages; messages are numbered from 1 in each direction. What the other end has
 // not acknowledged is kept. After a lost link both ends name the last message that they took

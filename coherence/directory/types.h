@@ -1,5 +1,6 @@
 // The words of the ownership protocol: extents, agents, ages, modes, and the messages and actions
-// that both sides of it produce. Plain values. docs/coherence.md tells the protocol as a whole.
+// that both sides of it produce. Plain values. docs/internals/coherence.md tells the protocol as a
+// whole.
 //
 //   extent   a run of pages that moves as one; a dense number, given by whoever cuts regions
 //   agent    who makes extents usable: a GPU's pager, the program's CPU, a spill (room without

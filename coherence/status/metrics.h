@@ -1,5 +1,5 @@
 // A daemon's figures as text for Prometheus (exposition format 0.0.4), over HTTP on loopback.
-// Names: docs/memserver.md, docs/forwarding.md. Thread-safety: pure functions; the endpoint has a
+// Names: docs/reference/metrics.md. Thread-safety: pure functions; the endpoint has a
 // thread of its own.
 #pragma once
 

@@ -1,7 +1,7 @@
 // Memory and messages between nodes: registered memory, one-sided reads and writes, ordered
-// messages, completions. docs/transport.md explains it as a whole; this header is the contract. It
-// is shaped by RDMA: a Domain is a protection domain, a Region a registration, a Link a connected
-// pair of queues, a CompletionQueue one that may serve many links.
+// messages, completions. docs/internals/transport.md explains it as a whole; this header is the
+// contract. It is shaped by RDMA: a Domain is a protection domain, a Region a registration, a Link
+// a connected pair of queues, a CompletionQueue one that may serve many links.
 //
 // Thread-safety: everything may be called from any thread at any time, unless it says otherwise.
 // Time: nothing here blocks, except connect(), wait(), and waitIdle() and the end of a Region,

@@ -1,4 +1,4 @@
-// olgpunode: runs the GPU work of programs elsewhere. docs/forwarding.md.
+// olgpunode: runs the GPU work of programs elsewhere. docs/internals/forwarding.md.
 #include <signal.h>
 
 #include <cstdio>

@@ -1,7 +1,7 @@
 // Places in streams that wait for the client: until it says that what they wait for elsewhere is
-// done (docs/forwarding.md, several gpunodes). A gate is a word of pinned memory that the stream
-// waits for, so no thread of the driver's is held: host functions run one after the other, and one
-// that waited would keep all others from ending.
+// done (docs/internals/forwarding.md, several gpunodes). A gate is a word of pinned memory that the
+// stream waits for, so no thread of the driver's is held: host functions run one after the other,
+// and one that waited would keep all others from ending.
 //
 // States of a gate: put -> open (by the client) -> gone (the stream is through, or the context is
 // gone). Thread-safety: any thread; no lock is held while the driver is called. Errors: CUDA's.

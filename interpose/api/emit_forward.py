@@ -1,7 +1,7 @@
 """Forwarded mode: the client's encoders and the worker's decoders of every function whose parameters tell all that is needed.
 
 Both sides put the arguments in the same order (encoded_order): values first, then single elements, then arrays, so that the size of an
-array is known when it comes. docs/forwarding.md has the whole; interpose/forward/call.h and gpunode/worker/invocation.h what
+array is known when it comes. docs/internals/forwarding.md has the whole; interpose/forward/call.h and gpunode/worker/invocation.h what
 the generated code calls.
 """
 

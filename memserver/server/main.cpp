@@ -1,4 +1,4 @@
-// olmemserver: donates memory of this machine to sessions elsewhere. docs/memserver.md.
+// olmemserver: donates memory of this machine to sessions elsewhere. docs/internals/memserver.md.
 #include <signal.h>
 
 #include <algorithm>

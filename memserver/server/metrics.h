@@ -1,5 +1,5 @@
-// The memserver's figures by their names. docs/memserver.md lists them. Thread-safety: a pure
-// function.
+// The memserver's figures by their names. docs/reference/metrics.md lists them. Thread-safety: a
+// pure function.
 #pragma once
 
 #include <vector>

@@ -1,6 +1,6 @@
 // Counters of one process in shared memory: what the pager does, for olpagestat to read while the
-// program runs. docs/counters.md describes the layout for other readers; a change of it raises
-// kCountersVersion.
+// program runs. docs/reference/counters.md describes the layout for other readers; a change of it
+// raises kCountersVersion.
 //
 // Thread-safety: everything here may be used from any thread; increments are relaxed atomics, no
 // lock, no system call. Errors: counters() never fails. When the file can't be made it says so once
@@ -162,8 +162,8 @@ struct alignas(64) Counters {
   }
 };
 
-// The offsets that docs/counters.md gives are tested (Gauge is no standard-layout type, so offsetof
-// is not for headers).
+// The offsets that docs/reference/counters.md gives are tested (Gauge is no standard-layout type,
+// so offsetof is not for headers).
 static_assert(sizeof(Gauge) == 16 && sizeof(DeviceCounters) == 704);
 static_assert(sizeof(Counters) == 256 + kMaxCountedDevices * sizeof(DeviceCounters));
 

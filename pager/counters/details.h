@@ -1,6 +1,7 @@
 // What lies behind the counters in a process's file: where each page lives, which allocations move
-// most, and a ring of events that is filled only while somebody asks for it. docs/counters.md
-// describes the layout for other readers; a change of it raises kCountersVersion.
+// most, and a ring of events that is filled only while somebody asks for it.
+// docs/reference/counters.md describes the layout for other readers; a change of it raises
+// kCountersVersion.
 //
 // Thread-safety: everything may be called from any thread; relaxed atomics, no lock, no system
 // call, nothing waits. A reader in another process reads whenever it likes and checks what the

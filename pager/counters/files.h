@@ -1,6 +1,6 @@
 // The counters' files: the user's folder, one file for each process in it, and how a reader finds
-// those of live ones. docs/counters.md has the rules. Thread-safety: no shared state; each call
-// stands for itself. Errors: one line.
+// those of live ones. docs/reference/counters.md has the rules. Thread-safety: no shared state;
+// each call stands for itself. Errors: one line.
 #pragma once
 
 #include <memory>

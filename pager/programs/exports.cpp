@@ -1,7 +1,7 @@
 // Memory that other processes map: it lies in chunks of its own that never serve anything else,
 // pinned in VRAM. An allocation moves into such chunks when it is exported for the first time, the
-// way by which all memory leaves VRAM and comes back (residency/eviction.cpp), so that no launch finds it
-// unmapped; all other memory is spared what the driver keeps for exportable chunks.
+// way by which all memory leaves VRAM and comes back (residency/eviction.cpp), so that no launch
+// finds it unmapped; all other memory is spared what the driver keeps for exportable chunks.
 #include <algorithm>
 #include <chrono>
 

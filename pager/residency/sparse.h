@@ -9,8 +9,8 @@
 //              a row that took more than half of what a fetch takes: kDense.
 //   kDense     fetched, as everything else; no longer timed.
 //
-// Whether in place or in VRAM is a matter of speed only (DESIGN: mapped before launch), so a wrong
-// verdict is never wrong data.
+// Whether in place or in VRAM is a matter of speed only (docs/internals/architecture.md, The rule),
+// so a wrong verdict is never wrong data.
 #pragma once
 
 #include <cuda.h>

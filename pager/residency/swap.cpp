@@ -7,8 +7,8 @@
 //
 //   asked     a launch found the arena partly in place, and it was named often enough since the
 //             last exchange
-//   begun     the parts are victims of one batch (eviction.cpp); launches that reach the arena wait,
-//             and take nothing back
+//   begun     the parts are victims of one batch (eviction.cpp); launches that reach the arena
+//             wait, and take nothing back
 //   over      the batch is through: what was cold is mapped in place, what was hot is fetched, by
 //             the launches that need it
 //   given up  the arena was not quiet in time: everything stays where it is, and the next attempt

@@ -1,4 +1,4 @@
--- The ownership protocol of the directory and its agents (docs/coherence.md), as a model for rumur. tests/model/check runs it:
+-- The ownership protocol of the directory and its agents (docs/internals/coherence.md), as a model for rumur. tests/model/check runs it:
 -- configurations that have to pass, and for each rule that is left out (BROKEN) one that has to fail.
 --
 -- One home, A agents with F frames that run operations, one spill. An operation's number is its age. Operations are sent in any

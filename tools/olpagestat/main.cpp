@@ -182,7 +182,9 @@ int run(int argc, char** argv) {
                 "Then remove kept counters of processes that have ended")
       ->group(kWhat);
   line.app().add_flag("--once", once, "One table, then end")->group(kHow);
-  line.app().add_flag("--json", options.json, "The same as JSON (docs/olpagestat.md)")->group(kHow);
+  line.app()
+      .add_flag("--json", options.json, "The same as JSON (docs/reference/json.md)")
+      ->group(kHow);
   seconds("--watch", options.watch_seconds, "A line for each program every so many seconds")
       ->group(kHow);
   seconds("--duration", options.record.duration,

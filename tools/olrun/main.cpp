@@ -98,7 +98,7 @@ struct CommandLine {
        "The libcuda to use; sim: the simulated GPU (default: the loader's)"},
       {kRun, "--exportable", "exportable", "OL_EXPORTABLE", "OWNER",
        "Whose exportable memory of cuMemCreate is: pager, which pages it, or driver (default: "
-       "pager)",
+       "driver)",
        Mode::kBoth},
       {kRun, "--log", "log", "OL_LOG", "LEVEL",
        "off, error, warn, info, debug or trace (default: warn)", Mode::kBoth},

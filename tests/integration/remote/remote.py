@@ -112,7 +112,7 @@ class Program:
                                         stderr=subprocess.PIPE, text=True, start_new_session=True)
 
     def operations(self):
-        """Launches and copies so far, from its counters (docs/counters.md)."""
+        """Launches and copies so far, from its counters (docs/reference/counters.md)."""
         for path in glob.glob(self.scratch + "/olpager/*.counters"):
             try:
                 with open(path, "rb") as file:
@@ -327,7 +327,7 @@ def behind_case(run):
     if session.returncode != 0 or found is None:
         return False
     alone, write_back, prefetch = map(int, found.groups())
-    # docs/transport.md, Order and urgency: about one slice; and one for what the system does meanwhile.
+    # docs/internals/transport.md, Order and urgency: about one slice; and one for what the system does meanwhile.
     slice_us = (256 << 10) / 125  # at 1 Gbit/s
     late = {"write-back": (write_back - alone) / slice_us, "prefetch": (prefetch - alone) / slice_us}
     print(", ".join(f"{slices:.2f} slices late behind {what}" for what, slices in late.items()))

@@ -40,6 +40,10 @@ introspected = json.loads((build / "meson-info/intro-buildoptions.json").read_te
 own_prefix = next(option["value"] for option in introspected if option["name"] == "prefix")
 built = json.loads((build / "meson-info/intro-installed.json").read_text())
 installed = {place.replace(own_prefix, prefix, 1): made for made, place in built.items()}
+# What is installed as it lies in the sources has to be there where the images are built.
+for made in map(pathlib.Path, built):
+    if made.is_relative_to(sources) and not made.is_relative_to(build):
+        assert in_context(made.relative_to(sources)), f"{made.relative_to(sources)} is installed, and .dockerignore keeps it out"
 
 
 def libraries(program):
