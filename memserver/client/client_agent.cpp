@@ -1,0 +1,314 @@
+// The agent: the thread that renews, takes completions and tells the Observer (client_core.h).
+#include "memserver/client/client_core.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include "base/format.h"
+#include "base/log.h"
+
+namespace olpager::memserver {
+
+// ---- the agent
+
+void ClientCore::wake() const {
+  const uint64_t one = 1;
+  [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof one);
+}
+
+void ClientCore::agent() {
+  looked_ms_ = bootMs();
+  for (;;) {
+    takeCompletions();
+    tick();
+    issueWaiting();
+    flushReleases();
+    deliver();
+    bool connect = false;
+    std::optional<Result<LinkPtr>> result;
+    {
+      std::lock_guard lock(mutex_);
+      result.swap(connect_result_);
+      if (!result) {
+        const bool connecting = connector_.joinable();
+        if (closing_ && state_ == State::kDown && !connecting && done_.empty() && events_.empty())
+          break;
+        if (!first_error_.empty()) break;  // the first attempt failed: nobody has this client
+        connect = state_ == State::kDown && !connecting && !closing_ && bootMs() >= retry_at_ms_;
+      }
+    }
+    if (result) {
+      connector_.join();
+      connected(std::move(*result));
+      continue;
+    }
+    if (connect) startConnecting();
+    pollfd what[2] = {{queue_->eventFd(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+    poll(what, 2, static_cast<int>(kTickMs));
+    if ((what[1].revents & POLLIN) != 0) {
+      uint64_t count = 0;
+      [[maybe_unused]] const auto got = ::read(wake_.get(), &count, sizeof count);
+    }
+  }
+}
+
+void ClientCore::takeCompletions() {
+  Completion batch[32];
+  for (;;) {
+    const size_t got = queue_->poll(batch);
+    if (got == 0) return;
+    for (size_t i = 0; i < got; ++i) {
+      Completion& completion = batch[i];
+      switch (completion.kind) {
+        case Completion::Kind::kRead:
+        case Completion::Kind::kWrite:
+          transferEnded(completion);
+          break;
+        case Completion::Kind::kMessage:
+          messageArrived(completion);
+          break;
+        case Completion::Kind::kDown:
+          linkIsDown(completion.link);
+          break;
+        default:
+          break;
+      }
+      completion = Completion();
+    }
+    deliver();
+  }
+}
+
+void ClientCore::linkIsDown(const LinkPtr& link) {
+  const std::string reason = link->reason();
+  Lock lock(mutex_);
+  if (link != link_) return;  // it failed before it was this client's: connected() sees it
+  if (told_up_ && !closing_) {
+    const int64_t left = std::max<int64_t>(0, renewed_ms_ + patience() - bootMs());
+    happen(Event::Kind::kDown,
+           base::format("disconnected: {}{}", reason,
+                        slabs_.empty() ? ""
+                                       : base::format("; what is there is waited for, {} s at most",
+                                                      left / 1000)));
+  }
+  if (state_ == State::kGreeting) attempt_failed_ = true;
+  if (figures_.connects == 0 && first_error_.empty()) {
+    first_error_ = base::format("memserver {}: {}", options_.address, reason);
+  }
+  told_up_ = false;
+  stalled_ = false;
+  link_.reset();
+  state_ = State::kDown;
+  attaches_ = 0;
+  for (auto& [id, slab] : slabs_) slab.key = 0;
+  requests_.clear();
+  to_release_.insert(to_release_.end(), unsure_.begin(), unsure_.end());
+  unsure_.clear();
+  for (auto& [number, wish] : wishes_) {
+    wish->done = true;
+    wish->why = base::format("{}: the connection is lost", options_.address);
+  }
+  wishes_.clear();
+  retryLater();
+  changed_.notify_all();
+}
+
+// At once after a connection that was of use, or soon, if it may end by the same transfer again;
+// later and later as long as they are of none.
+void ClientCore::retryLater() {
+  const int64_t soon = troubled_ ? kFirstRetryMs : 0;
+  retry_ms_ = useful_ ? soon : std::clamp(retry_ms_ * 2, kFirstRetryMs, kLastRetryMs);
+  useful_ = troubled_ = false;
+  retry_at_ms_ = bootMs() + retry_ms_;
+}
+
+void ClientCore::startConnecting() {
+  transport::ConnectOptions connect;
+  connect.domain = options_.domain;
+  connect.queue = queue_;
+  connect.replaces = last_link_;
+  connector_ = std::thread([this, connect] {
+    auto link = options_.endpoint->connect(options_.address, connect);
+    {
+      std::lock_guard lock(mutex_);
+      connect_result_ = std::move(link);
+    }
+    wake();
+  });
+}
+
+void ClientCore::connected(Result<LinkPtr> link) {
+  std::string why = link.ok() ? "" : link.error().message;
+  if (link.ok()) {
+    last_link_ = link.value()->id();
+    // Its kDown has been passed over if it is down already; else it is still to come.
+    if (link.value()->state() == transport::LinkState::kDown) {
+      why = base::format("{}: {}", options_.address, link.value()->reason());
+    }
+  }
+  {
+    std::lock_guard lock(mutex_);
+    if (!why.empty()) {
+      attempt_failed_ = true;
+      if (figures_.connects == 0) first_error_ = base::format("memserver {}", why);
+      retryLater();
+      changed_.notify_all();
+    } else {
+      link_ = link.value();
+      state_ = State::kGreeting;
+      heard_ms_ = bootMs();
+      greeting_until_ms_ = heard_ms_ + kAnswerMs;
+    }
+  }
+  if (why.empty()) {
+    request(protocol::Hello{options_.label});
+  } else {
+    base::logDebug("memserver %s", why.c_str());
+  }
+}
+
+// After the greeting, and after each answer to an attach.
+void ClientCore::greeted(Lock& lock) {
+  std::vector<std::pair<std::vector<LeaseId>, std::vector<SlabId>>> batches;
+  for (const auto& [id, slab] : slabs_) {
+    if (slab.key != 0) continue;
+    if (batches.empty() || batches.back().first.size() == protocol::kMaxLeases)
+      batches.emplace_back();
+    batches.back().first.push_back(slab.lease);
+    batches.back().second.push_back(id);
+  }
+  if (!batches.empty()) {
+    attaches_ = static_cast<uint32_t>(batches.size());
+    lock.unlock();
+    for (auto& [leases, ids] : batches)
+      request(protocol::Attach{std::move(leases)}, std::move(ids));
+    lock.lock();
+    return;
+  }
+  state_ = State::kUp;
+  told_up_ = true;
+  attempt_failed_ = false;
+  ++figures_.connects;
+  const transport::PeerInfo& peer = link_->peer();
+  figures_.transport = peer.kind;
+  figures_.node = peer.node;
+  happen(Event::Kind::kUp, base::format("{}, {} MiB of {} MiB free; {}",
+                                        figures_.connects == 1 ? "connected" : "connected again",
+                                        capacity_.free >> 20, capacity_.total >> 20, peer.why));
+  changed_.notify_all();
+}
+
+// The clocks.
+void ClientCore::tick() {
+  LinkPtr drop;
+  std::string why;
+  bool renew = false, goodbye = false;
+  {
+    Lock lock(mutex_);
+    const int64_t now = bootMs();
+    // A process that was stopped, or a machine that slept, has no right to complain about silence.
+    const int64_t missed = now - looked_ms_ - 2 * kTickMs;
+    looked_ms_ = now;
+    if (missed > 0) {
+      for (auto& [number, made] : requests_) made.waits_since_ms += missed;
+      greeting_until_ms_ += missed;
+    }
+    if (state_ == State::kGreeting && now >= greeting_until_ms_) {
+      attempt_failed_ = true;
+      drop = link_;
+      why = "no answer to the greeting";
+    }
+    if (state_ == State::kUp) {
+      int64_t oldest = now;
+      for (const auto& [number, made] : requests_) oldest = std::min(oldest, made.waits_since_ms);
+      oldest = std::max(oldest, std::min(heard_ms_, now));
+      const int64_t silent = requests_.empty() ? 0 : now - oldest;
+      if (!stalled_ && silent >= options_.stall_ms) {
+        stalled_ = true;
+        happen(Event::Kind::kStalled, base::format("no answer for {} ms", silent));
+      } else if (stalled_ && silent < options_.stall_ms) {
+        stalled_ = false;
+        happen(Event::Kind::kResumed, "it answers again");
+      }
+      if (silent >= patience()) {
+        drop = link_;
+        why = base::format("no answer for {} ms, most of its lease time", silent);
+        loseAll(lock, why);
+      }
+      const int64_t period = std::min<int64_t>(kRenewMs, lease_ms_ / 8);
+      const bool asked = std::any_of(requests_.begin(), requests_.end(), [](auto& r) {
+        return r.second.type == protocol::Body(protocol::Renew{}).index();
+      });
+      renew = !asked && now - last_renewal_ms_ >= period && !closing_;
+      if (renew) last_renewal_ms_ = now;
+    } else if (!slabs_.empty() && attempt_failed_ && now - renewed_ms_ >= patience()) {
+      loseAll(lock,
+              base::format("not connected for {} ms, most of its lease time", now - renewed_ms_));
+    }
+    if (closing_) {
+      for (auto& queue : waiting_) {
+        for (const uint64_t id : queue) finish(id, TransferResult::kClosed);
+        queue.clear();
+      }
+      if (state_ == State::kUp && !goodbye_said_) {
+        goodbye = goodbye_said_ = true;
+        greeting_until_ms_ = now + kGoodbyeMs;
+      } else if (link_ && (state_ != State::kUp || now >= greeting_until_ms_)) {
+        drop = link_;
+        why = "the session ends";
+      }
+    }
+    if (drop) state_ = State::kEnding;
+  }
+  if (renew) request(protocol::Renew{});
+  if (goodbye && !request(protocol::Goodbye{})) {
+    std::lock_guard lock(mutex_);
+    greeting_until_ms_ = 0;
+  }
+  if (drop) drop->close(why);
+}
+
+void ClientCore::flushReleases() {
+  std::vector<LeaseId> batch;
+  {
+    std::lock_guard lock(mutex_);
+    if (state_ != State::kUp || to_release_.empty() || !unsure_.empty() || closing_) return;
+    const size_t count = std::min(to_release_.size(), protocol::kMaxLeases);
+    batch.assign(to_release_.end() - static_cast<ptrdiff_t>(count), to_release_.end());
+    to_release_.resize(to_release_.size() - count);
+    unsure_ = batch;
+  }
+  if (request(protocol::Release{batch})) return;
+  std::lock_guard lock(mutex_);
+  to_release_.insert(to_release_.end(), unsure_.begin(), unsure_.end());
+  unsure_.clear();
+}
+
+// In the order in which it happened: transfers first, then what was said about their slabs.
+void ClientCore::deliver() {
+  for (;;) {
+    Done done;
+    Event event;
+    bool transfer = false;
+    {
+      std::lock_guard lock(mutex_);
+      if (!done_.empty()) {
+        transfer = true;
+        done = done_.front();
+        done_.pop_front();
+      } else if (!events_.empty()) {
+        event = std::move(events_.front());
+        events_.pop_front();
+      } else {
+        return;
+      }
+    }
+    if (transfer) {
+      observer_.transferDone(done.context, done.result);
+    } else {
+      observer_.happened(event);
+    }
+  }
+}
+
+}  // namespace olpager::memserver
