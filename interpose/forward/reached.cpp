@@ -6,8 +6,9 @@
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/copies_between.h"
+#include "interpose/forward/exchange.h"
+#include "interpose/forward/host_blocks.h"
 #include "interpose/forward/launch_wire.h"
-#include "interpose/forward/memory.h"
 
 namespace olpager::forward {
 

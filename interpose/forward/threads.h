@@ -3,7 +3,11 @@
 // Thread-safety: any thread; no lock is held by the caller's side. Lock: a leaf of its own.
 #pragma once
 
+#include <pthread.h>
+
 #include <cstdint>
+#include <mutex>
+#include <vector>
 
 namespace olpager::forward {
 
@@ -11,6 +15,14 @@ namespace olpager::forward {
 /// above it a count of who has had it.
 inline constexpr unsigned kThreadPlaceBits = 20;
 constexpr uint32_t threadPlace(uint32_t thread) { return thread & ((1u << kThreadPlaceBits) - 1); }
+
+struct ThreadNumbers {
+  std::mutex mutex;
+  std::vector<uint32_t> free;  // numbers as their last holders had them
+  uint32_t next = 1;           // place that nobody has had
+  pthread_key_t key{};         // whose destructor tells of a thread's end
+  bool keyed = false;
+};
 
 /// The calling thread's number, in every session the same; never 0. Given back when the thread
 /// ends.
