@@ -5,7 +5,8 @@
 #include "forwarding/wire/copies.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
-#include "interpose/forward/memory.h"
+#include "interpose/forward/driver_memory.h"
+#include "interpose/forward/host_blocks.h"
 #include "interpose/forward/streams.h"
 
 namespace olpager::forward {
@@ -41,8 +42,8 @@ bool isSharedAnywhere(CUdeviceptr address) {
   });
 }
 
-// Shared memory is read in stream order (memory.h). What has to be read during the call is waited
-// for.
+// Shared memory is read in stream order (host_blocks.h). What has to be read during the call is
+// waited for.
 bool readsLate(CUmemcpySrcAccessOrder order, CUdeviceptr from) {
   return order == CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL && isSharedAnywhere(from);
 }

@@ -3,16 +3,17 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <new>
-#include <set>
-#include <string>
 
 #include "base/log.h"
 #include "interpose/api/function_facts.h"
+#include "interpose/forward/answer_cache.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/kernel_attributes.h"
+#include "interpose/forward/launch.h"
 #include "interpose/forward/per_thread.h"
+#include "interpose/forward/program.h"
+#include "interpose/forward/session_parts.h"
 
 namespace olpager::forward {
 namespace {
@@ -25,11 +26,10 @@ Buffers& buffers() {
 }
 
 const char* keep(std::string_view text) {
-  static auto* const mutex = new std::mutex;
-  static auto* const all = new std::set<std::string, std::less<>>;
-  std::lock_guard lock(*mutex);
-  const auto found = all->find(text);
-  return (found != all->end() ? found : all->emplace(text).first)->c_str();
+  KeptTexts& texts = *program().parts().texts;
+  std::lock_guard lock(texts.mutex);
+  const auto found = texts.all.find(text);
+  return (found != texts.all.end() ? found : texts.all.emplace(text).first)->c_str();
 }
 
 // What says that work is done, or brings what it has made (Fact::kTellsFailures).
@@ -120,8 +120,12 @@ CUresult Call::finish() {
 }
 
 void Call::forget() {
-  if (forgets_) session_->forgetAnswers();
-  if (changes_kernels_) session_->forgetAnswersIf(changesWithKernel);
+  if (forgets_) {  // handles may be given out again
+    forgetLayouts();
+    forgetSetAttributes();
+    session_->answers().forgetAll();
+  }
+  if (changes_kernels_) session_->answers().forgetIf(changesWithKernel);
 }
 
 CUresult Call::sync() {
@@ -131,20 +135,22 @@ CUresult Call::sync() {
 
 CUresult Call::cached() {
   if (const CUresult error = ready(); error != CUDA_SUCCESS) return error;
-  if (session_->remembered(out_.bytes, wait_)) {
+  if (session_->answers().find(out_.bytes, &wait_.record)) {
+    wait_.result = CUDA_SUCCESS;
+    wait_.answered = true;
     reply_ = Reader(wait_.record);
     (void)reply_.value<AnswerHead>();
     return CUDA_SUCCESS;
   }
   const CUresult result = sync();
-  if (result == CUDA_SUCCESS && wait_.answered) session_->remember(out_.bytes, wait_);
+  if (result == CUDA_SUCCESS && wait_.answered) session_->answers().keep(out_.bytes, wait_.record);
   return result;
 }
 
 void Call::finishAhead() {
   const CUresult result = session_->finish(wait_);
   waits_ = false;
-  if (result == CUDA_SUCCESS && wait_.answered) session_->remember(out_.bytes, wait_);
+  if (result == CUDA_SUCCESS && wait_.answered) session_->answers().keep(out_.bytes, wait_.record);
 }
 
 CUresult Call::oneWay(bool flush) {

@@ -5,6 +5,10 @@
 #include <cuda.h>
 
 #include <exception>
+#include <functional>
+#include <mutex>
+#include <set>
+#include <string>
 
 #include "forwarding/wire/device_resources.h"
 #include "forwarding/wire/wire.h"
@@ -16,6 +20,12 @@
 #include "interpose/forward/sessions.h"
 
 namespace olpager::forward {
+
+/// Texts of drivers that the program was given: each stays for the process's life.
+struct KeptTexts {
+  std::mutex mutex;
+  std::set<std::string, std::less<>> all;
+};
 
 /// Whether [address, + bytes) lies in a plain allocation of the program's (device_memory.cpp).
 bool isKnownMemory(CUdeviceptr address, uint64_t bytes);

@@ -6,6 +6,7 @@
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/graph_nodes.h"
+#include "interpose/forward/host_functions.h"
 
 namespace olpager::forward {
 namespace {
@@ -24,13 +25,13 @@ CUresult enqueue(CUstream stream, bool per_thread, bool with_status,
   const bool again = capturing() && captures(stream, per_thread);
   const FunctionKind once = with_status ? FunctionKind::kCallback : FunctionKind::kHost;
   const uint32_t number =
-      session->expectFunction(std::move(run), again ? FunctionKind::kInGraph : once);
-  if (again && node.fn != nullptr) noteNodeFunction(number, node);
+      session->functions().expect(std::move(run), again ? FunctionKind::kInGraph : once);
+  if (again && node.fn != nullptr) noteNodeFunction(*session, number, node);
   call.value(number);
   const CUresult posted = call.oneWay();
   if (posted == CUDA_SUCCESS) return posted;
   // A callback may have been called for the end of the session: that says it.
-  const bool nobody_calls = session->functionDoesNotCome(number);
+  const bool nobody_calls = session->functions().doesNotCome(number);
   return nobody_calls || !with_status ? posted : CUDA_SUCCESS;
 }
 

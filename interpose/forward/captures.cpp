@@ -4,17 +4,20 @@
 #include "interpose/forward/captures.h"
 
 #include <algorithm>
-#include <atomic>
+#include <memory>
 #include <mutex>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "interpose/api/forward_functions.h"
+#include "interpose/forward/arrivals.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/contexts.h"
+#include "interpose/forward/exchange.h"
+#include "interpose/forward/host_functions.h"
 #include "interpose/forward/launch.h"
-#include "interpose/forward/memory.h"
+#include "interpose/forward/session_contexts.h"
+#include "interpose/forward/session_parts.h"
 #include "interpose/forward/stand_ins.h"
 #include "interpose/forward/streams.h"
 #include "interpose/forward/threads.h"
@@ -22,42 +25,16 @@
 namespace olpager::forward {
 namespace {
 
-struct Capture {
-  CUstream stream;
-  bool per_thread;  // the default stream of its thread
-  uint32_t thread;
-  uint64_t context;  // the stream's
-  CUstreamCaptureMode mode;
-};
 // Whether the stream is the thread's own default stream.
 bool isOwn(CUstream stream, bool per_thread) {
   return stream == CU_STREAM_PER_THREAD || (per_thread && stream == nullptr);
 }
-struct Captures {
-  std::mutex mutex;
-  std::vector<Capture> all;
+using Capture = Captures::Capture;
 
-  auto find(CUstream stream, bool per_thread) {
-    const bool own = isOwn(stream, per_thread);
-    return std::find_if(all.begin(), all.end(), [&](const Capture& one) {
-      return own ? one.per_thread && one.thread == thisThread() && one.context == currentContext()
-                 : !one.per_thread && one.stream == stream;
-    });
-  }
-};
-Captures& captureList() {
-  static auto* instance = new Captures;
-  return *instance;
-}
-std::atomic<size_t> g_capturing{0};
-
-template <typename Is>
-void forget(Is is) {
-  if (g_capturing.load() == 0) return;
-  Captures& known = captureList();
-  std::lock_guard lock(known.mutex);
-  std::erase_if(known.all, is);
-  g_capturing.store(known.all.size());
+// Of the stream's session; null: there is none.
+std::shared_ptr<WhileThere> whileThere(CUstream stream) {
+  const Session* const session = Route().handle(stream).session();
+  return session != nullptr ? session->parts().whileThere() : nullptr;
 }
 
 thread_local CUstreamCaptureMode t_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -80,27 +57,24 @@ template <typename Begin>
 CUresult begin(CUstream stream, bool per_thread, CUstreamCaptureMode mode, Begin begins) {
   const uint64_t context = contextOf(stream, per_thread);
   const CUresult result = begins();
-  if (result != CUDA_SUCCESS) return result;
-  Captures& known = captureList();
-  std::lock_guard lock(known.mutex);
-  known.all.push_back({stream, isOwn(stream, per_thread), thisThread(), context, mode});
-  g_capturing.store(known.all.size());
+  const Session* const session = Route().handle(stream).session();
+  if (result != CUDA_SUCCESS || session == nullptr) return result;
+  session->parts().contexts->know(context);  // with which the capture ends
+  session->parts().whileThere()->captures.add(
+      {stream, isOwn(stream, per_thread), thisThread(), context, mode});
   return result;
 }
 
-// Whether this thread may end the capture.
 bool mayEnd(CUstream stream, bool per_thread) {
-  Captures& known = captureList();
-  std::lock_guard lock(known.mutex);
-  const auto found = known.find(stream, per_thread);
-  return found == known.all.end() || found->mode == CU_STREAM_CAPTURE_MODE_RELAXED ||
-         found->thread == thisThread();
+  const auto there = whileThere(stream);
+  return there == nullptr || there->captures.mayEnd(stream, per_thread);
 }
 
 // A stream that is destroyed takes its capture with it.
 CUresult destroyed(CUresult result, CUstream stream) {
   if (result != CUDA_SUCCESS) return result;
-  forget([&](const Capture& one) { return !one.per_thread && one.stream == stream; });
+  if (const auto there = whileThere(stream); there != nullptr)
+    there->captures.endIf([&](const Capture& one) { return !one.own && one.stream == stream; });
   return result;
 }
 
@@ -113,7 +87,7 @@ class GraphEnd {
       : session_(session),
         stream_(stream),
         per_thread_(per_thread),
-        notice_(session->expectGraphEnd()) {
+        notice_(session->functions().expectGraphEnd()) {
     if (notice_ != 0 && capturing() && captures(stream, per_thread)) drop();
   }
   GraphEnd(const GraphEnd&) = delete;
@@ -133,7 +107,7 @@ class GraphEnd {
 
  private:
   void drop() {
-    if (notice_ != 0) session_->graphDoesNotEnd(notice_);
+    if (notice_ != 0) session_->functions().graphDoesNotEnd(notice_);
     notice_ = 0;
   }
 
@@ -143,19 +117,15 @@ class GraphEnd {
   uint32_t notice_;
 };
 
-// Graphs that allocate memory, and what was made of them. A leaf.
-struct Allocating {
-  std::mutex mutex;
-  std::set<CUgraph> graphs;
-  std::set<CUgraphExec> execs;
-  std::atomic<bool> any{false};  // that there ever was
-};
-Allocating& allocating() {
-  static auto* const instance = new Allocating;
-  return *instance;
+// Of the session of a graph or of an executable one; null: it has none that allocates.
+template <typename Graph>
+AllocatingGraphs* allocating(Graph graph) {
+  const Session* const session = Route().handle(graph).session();
+  if (session == nullptr || !session->parts().allocating_graphs->any) return nullptr;
+  return session->parts().allocating_graphs.get();
 }
-bool allocates(CUgraphExec exec) {
-  Allocating& all = allocating();
+bool allocates(const Session& session, CUgraphExec exec) {
+  AllocatingGraphs& all = *session.parts().allocating_graphs;
   if (!all.any.load(std::memory_order_relaxed)) return false;
   std::lock_guard lock(all.mutex);
   return all.execs.contains(exec);
@@ -193,7 +163,8 @@ CUresult launchGraph(CUgraphExec graph, CUstream stream, bool per_thread, Launch
       return result;
   }
   GraphEnd end(session, stream, per_thread);
-  const CUresult result = allocates(graph) ? launchNow(graph, stream, per_thread) : launch();
+  const CUresult result =
+      allocates(*session, graph) ? launchNow(graph, stream, per_thread) : launch();
   if (result != CUDA_SUCCESS) return result;
   changesBehind(session, stream, per_thread,
                 captured ? std::vector<uint64_t>{} : launchedStandIns(session, needed));
@@ -205,24 +176,67 @@ CUresult launchGraph(CUgraphExec graph, CUstream stream, bool per_thread, Launch
 CUresult made(CUresult result, const CUgraphExec* exec, CUgraph graph) {
   if (result != CUDA_SUCCESS) return result;
   execMade(*exec, graph);
-  Allocating& all = allocating();
-  if (!all.any) return result;
-  std::lock_guard lock(all.mutex);
-  if (all.graphs.contains(graph)) all.execs.insert(*exec);
+  AllocatingGraphs* const all = allocating(graph);
+  if (all == nullptr) return result;
+  std::lock_guard lock(all->mutex);
+  if (all->graphs.contains(graph)) all->execs.insert(*exec);
   return result;
 }
 
 // Also one that failed has ended.
 CUresult ended(CUresult result, CUstream stream, bool per_thread) {
-  Captures& known = captureList();
-  std::lock_guard lock(known.mutex);
-  if (const auto found = known.find(stream, per_thread); found != known.all.end())
-    known.all.erase(found);
-  g_capturing.store(known.all.size());
+  if (const auto there = whileThere(stream); there != nullptr)
+    there->captures.end(stream, per_thread);
   return result;
 }
 
 }  // namespace
+
+Captures::~Captures() { program().capturing.fetch_sub(all_.size()); }
+
+// Under the mutex.
+std::vector<Capture>::const_iterator Captures::find(CUstream stream, bool per_thread) const {
+  const bool own = isOwn(stream, per_thread);
+  return std::find_if(all_.begin(), all_.end(), [&](const Capture& one) {
+    return own ? one.own && one.thread == thisThread() && one.context == currentContext()
+               : !one.own && one.stream == stream;
+  });
+}
+
+void Captures::add(const Capture& capture) {
+  std::lock_guard lock(mutex_);
+  all_.push_back(capture);
+  program().capturing.fetch_add(1);
+}
+
+bool Captures::mayEnd(CUstream stream, bool per_thread) const {
+  std::lock_guard lock(mutex_);
+  const auto found = find(stream, per_thread);
+  return found == all_.end() || found->mode == CU_STREAM_CAPTURE_MODE_RELAXED ||
+         found->thread == thisThread();
+}
+
+void Captures::end(CUstream stream, bool per_thread) {
+  std::lock_guard lock(mutex_);
+  const auto found = find(stream, per_thread);
+  if (found == all_.end()) return;
+  all_.erase(found);
+  program().capturing.fetch_sub(1);
+}
+
+bool Captures::forbids(uint32_t thread, CUstreamCaptureMode mode) const {
+  std::lock_guard lock(mutex_);
+  return std::any_of(all_.begin(), all_.end(), [&](const Capture& one) {
+    if (one.mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
+    if (one.thread == thread) return true;
+    return one.mode == CU_STREAM_CAPTURE_MODE_GLOBAL && mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+  });
+}
+
+CapturesOfContext::~CapturesOfContext() {
+  session_.whileThere()->captures.endIf(
+      [&](const Capture& one) { return one.context == context_; });
+}
 
 void changesBehind(Session* session, CUstream stream, bool per_thread,
                    std::span<const uint64_t> own) {
@@ -232,24 +246,19 @@ void changesBehind(Session* session, CUstream stream, bool per_thread,
   call.ofOurOwn();
   call.value(reinterpret_cast<uint64_t>(stream));
   call.value(static_cast<uint8_t>(per_thread));
-  session->expectChanges();
+  session->arrivals().expectChanges();
   call.value(static_cast<uint32_t>(blocks.size()));
   for (const uint64_t block : blocks) call.value(block);
   call.value(static_cast<uint32_t>(own.size()));
   for (const uint64_t block : own) call.value(block);
-  if (call.oneWay() != CUDA_SUCCESS) session->changesDoNotCome();
+  if (call.oneWay() != CUDA_SUCCESS) session->arrivals().changesDoNotCome();
 }
-
-bool capturing() { return g_capturing.load(std::memory_order_relaxed) > 0; }
 
 bool captureForbids() {
   if (!capturing() || t_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
-  Captures& known = captureList();
-  std::lock_guard lock(known.mutex);
-  return std::any_of(known.all.begin(), known.all.end(), [](const Capture& one) {
-    if (one.mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
-    if (one.thread == thisThread()) return true;
-    return one.mode == CU_STREAM_CAPTURE_MODE_GLOBAL && t_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+  const auto all = existingSessions();
+  return std::any_of(all.begin(), all.end(), [](const Session* session) {
+    return session->parts().whileThere()->captures.forbids(thisThread(), t_mode);
   });
 }
 
@@ -261,8 +270,8 @@ bool captures(CUstream stream, bool per_thread) {
   return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-void noteAllocates(CUgraph graph) {
-  Allocating& all = allocating();
+void noteAllocates(const Session& session, CUgraph graph) {
+  AllocatingGraphs& all = *session.parts().allocating_graphs;
   std::lock_guard lock(all.mutex);
   all.graphs.insert(graph);
   all.any.store(true);
@@ -289,21 +298,15 @@ CUgraph capturedGraph(CUstream stream, bool per_thread) {
   return graph;
 }
 
-void forgetCapturesOf(uint64_t context) {
-  forget([&](const Capture& one) { return one.context == context; });
-}
-void forgetCapturesIn(unsigned slot) {
-  forget([&](const Capture& one) { return slotOf(one.context) == slot; });
-}
-
 void endCapturesOfThread() {
   if (!capturing()) return;
   std::vector<uint64_t> contexts;
-  forget([&, thread = thisThread()](const Capture& one) {
-    const bool own = one.per_thread && one.thread == thread;
-    if (own) contexts.push_back(one.context);
-    return own;
-  });
+  for (const Session* const session : existingSessions())
+    session->parts().whileThere()->captures.endIf([&, thread = thisThread()](const Capture& one) {
+      const bool ends = one.own && one.thread == thread;
+      if (ends) contexts.push_back(one.context);
+      return ends;
+    });
   // At the worker nothing says that the thread is gone, and the stream captures until then.
   for (const uint64_t context : contexts) {
     const WithContext in(context);
@@ -409,19 +412,19 @@ CUresult ol_forward_cuGraphExecDestroy(CUgraphExec exec) {
   const CUresult result = ol_forward_generated_cuGraphExecDestroy(exec);
   if (result != CUDA_SUCCESS) return result;
   standInsOfExecGone(exec);
-  Allocating& all = allocating();
-  if (!all.any) return result;
-  std::lock_guard lock(all.mutex);
-  all.execs.erase(exec);
+  AllocatingGraphs* const all = allocating(exec);
+  if (all == nullptr) return result;
+  std::lock_guard lock(all->mutex);
+  all->execs.erase(exec);
   return result;
 }
 CUresult ol_forward_cuGraphDestroy(CUgraph graph) {
   standInsOfGraphGone(graph);
   const CUresult result = ol_forward_generated_cuGraphDestroy(graph);
-  Allocating& all = allocating();
-  if (result != CUDA_SUCCESS || !all.any) return result;
-  std::lock_guard lock(all.mutex);
-  all.graphs.erase(graph);
+  AllocatingGraphs* const all = allocating(graph);
+  if (result != CUDA_SUCCESS || all == nullptr) return result;
+  std::lock_guard lock(all->mutex);
+  all->graphs.erase(graph);
   return result;
 }
 CUresult ol_forward_cuGraphDestroyNode(CUgraphNode node) {

@@ -1,55 +1,26 @@
-// Contexts as a client knows them: which there are, of which device, and each thread's stack of
-// current ones. Contexts are made and destroyed at the worker; what is current never leaves the
-// client, but travels with each call.
+// What the program does with contexts, and each thread's stack of current ones; which there are
+// session_contexts.h has. Contexts are made and destroyed at the worker; what is current never
+// leaves the client, but travels with each call.
 #include "interpose/forward/contexts.h"
 
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include "interpose/api/forward_functions.h"
+#include "interpose/forward/answer_cache.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/couriers.h"
 #include "interpose/forward/device_memory.h"
-#include "interpose/forward/memory.h"
+#include "interpose/forward/host_blocks.h"
 #include "interpose/forward/per_thread.h"
-#include "interpose/forward/streams.h"
+#include "interpose/forward/session_contexts.h"
+#include "interpose/forward/session_parts.h"
 #include "interpose/forward/symbols.h"
 #include "interpose/forward/variables.h"
 
 namespace olpager::forward {
 namespace {
-
-struct Contexts {
-  std::mutex mutex;
-  std::map<uint64_t, CUdevice>
-      device_of;  // made by the program; primary ones are known by their number
-  // By slot, those that are known to be there, the newest last: where a call is to be made that is
-  // not of the current context's session.
-  std::array<std::vector<uint64_t>, kMostSessions> alive;
-  std::map<uint64_t, unsigned> retained;  // primary ones: how often
-  struct Green {
-    CUdevice device = 0;
-    uint64_t context = 0;  // that stands for it; 0: nobody has asked for it
-  };
-  std::map<uint64_t, Green> green;
-  std::atomic<size_t> greens{0};  // in `green`; asked without the mutex
-
-  void note(uint64_t context) {
-    auto& all = alive[slotOf(context)];
-    std::erase(all, context);
-    all.push_back(context);
-  }
-  void forget(uint64_t context) { std::erase(alive[slotOf(context)], context); }
-};
-Contexts& contexts() {
-  static auto* instance = new Contexts;
-  return *instance;
-}
 
 // The calling thread's contexts, the current one last.
 std::vector<uint64_t>& stack() {
@@ -98,29 +69,21 @@ CUresult create(CUcontext* out, unsigned flags, CUdevice device) {
   const CUresult result = call.sync();
   if (!call.answered()) return result;
   const auto made = call.reply().value<uint64_t>();
-  {
-    Contexts& all = contexts();
-    std::lock_guard lock(all.mutex);
-    all.device_of[made] = device;
-    all.note(made);
-  }
+  call.session()->parts().contexts->made(made, device);
   stack().push_back(made);
   mapPinned(call.session(), made);
   *out = handleOf(made);
   return result;
 }
 
+void gone(uint64_t context) {
+  if (const Session* const session = sessionOfHandle(context); session != nullptr)
+    session->parts().contexts->gone(context);
+}
+
 void destroyed(uint64_t context) {
-  {
-    Contexts& all = contexts();
-    std::lock_guard lock(all.mutex);
-    all.device_of.erase(context);
-    all.forget(context);
-  }
-  forgetStreamsIn(context);
   if (!stack().empty() && stack().back() == context) stack().pop_back();
-  if (Session* const session = sessionOfHandle(context); session != nullptr)
-    session->contextGone(context);
+  gone(context);
 }
 
 // A green context is no context, but has one that stands for it: this can be current, and goes with
@@ -133,28 +96,11 @@ CUresult contextOfGreen(CUcontext* out, CUgreenCtx green) {
   const CUresult result = call.sync();
   if (!call.answered()) return result;
   const auto made = call.reply().value<uint64_t>();
-  {
-    Contexts& all = contexts();
-    std::lock_guard lock(all.mutex);
-    const auto found = all.green.find(number);
-    if (found == all.green.end()) return CUDA_ERROR_INVALID_HANDLE;  // destroyed meanwhile
-    found->second.context = made;
-    all.device_of[made] = found->second.device;
-  }
+  if (!call.session()->parts().contexts->greenStandsFor(number, made))
+    return CUDA_ERROR_INVALID_HANDLE;  // destroyed meanwhile
   mapPinned(call.session(), made);
   *out = handleOf(made);
   return result;
-}
-
-// Of a primary context, whose number stays.
-void primaryEnded(uint64_t primary) {
-  Session* const session = sessionOfHandle(primary);
-  if (session == nullptr) return;
-  session->contextGone(primary);
-  forgetStreamsIn(primary);
-  Contexts& all = contexts();
-  std::lock_guard lock(all.mutex);
-  all.forget(primary);
 }
 
 // A primary context that may have ended, with all that was made in it: nobody has retained it here,
@@ -164,26 +110,19 @@ void endPrimaryIfGone(CUdevice device) {
   int active = 0;
   if (ol_forward_generated_cuDevicePrimaryCtxGetState(device, &flags, &active) == CUDA_SUCCESS &&
       active == 0)
-    primaryEnded(primaryOf(device));
+    gone(primaryOf(device));
 }
 
 CUresult destroyGreen(CUgreenCtx green) {
   const uint64_t number = reinterpret_cast<uint64_t>(green);
-  Contexts& all = contexts();
-  uint64_t context = 0;
-  CUdevice device = CU_DEVICE_INVALID;
-  bool last = false;  // that keeps its device's primary context
-  {
-    std::lock_guard lock(all.mutex);
-    if (const auto found = all.green.find(number); found != all.green.end()) {
-      context = found->second.context;
-      device = found->second.device;
-      last = all.retained[primaryOf(device)] == 0 &&
-             std::none_of(all.green.begin(), all.green.end(), [&](const auto& one) {
-               return one.first != number && one.second.device == device;
-             });
-    }
-  }
+  const Session* const session = Route().handle(green).session();
+  if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
+  SessionContexts& all = *session->parts().contexts;
+  SessionContexts::Green found;
+  const bool known = all.green(number, &found);
+  const auto [device, context] = found;
+  // Nothing else keeps its device's primary context.
+  const bool last = known && !all.isKept(device, primaryOf(device), number);
   if (context != 0) {
     contextGone(handleOf(context));
     variablesGone(context);
@@ -196,11 +135,7 @@ CUresult destroyGreen(CUgreenCtx green) {
   call.ofOurOwn();  // as in release()
   const CUresult result = call.sync();
   if (result != CUDA_SUCCESS) return result;
-  {
-    std::lock_guard lock(all.mutex);
-    all.green.erase(number);
-    all.greens.store(all.green.size());
-  }
+  all.greenGone(number);
   if (context != 0) destroyed(context);
   if (last) endPrimaryIfGone(device);
   return result;
@@ -216,13 +151,9 @@ CUresult release(CUdevice device, bool reset, api::Symbol symbol) {
   call.ofOurOwn();  // what has failed in them is no reason to keep what is gone there
   // What libraries attached to it goes first, as the driver does it.
   if (reset) contextGone(handleOf(context));
-  const bool last = [&] {
-    Contexts& all = contexts();
-    std::lock_guard lock(all.mutex);
-    unsigned& count = all.retained[context];
-    count -= count != 0 && !reset ? 1 : 0;
-    return reset || count == 0;
-  }();
+  const Session* const session = sessionOfHandle(context);
+  const bool last =
+      session == nullptr || session->parts().contexts->released(context, reset) || reset;
   if (last) variablesGone(context);
   const CUresult result = call.sync();
   if (result != CUDA_SUCCESS) return result;
@@ -233,7 +164,7 @@ CUresult release(CUdevice device, bool reset, api::Symbol symbol) {
                                ol_forward_generated_cuDevicePrimaryCtxGetState(
                                    device, &flags, &active) == CUDA_SUCCESS &&
                                active != 0);
-  if (!stays) primaryEnded(context);
+  if (!stays) gone(context);
   return result;
 }
 
@@ -249,37 +180,26 @@ uint64_t contextIn(const Session* session) {
   if (session == nullptr || !severalSessions() || (current == 0 && !isCourier()) ||
       (current != 0 && slotOf(current) == session->slot()))
     return current;
-  Contexts& all = contexts();
-  std::lock_guard lock(all.mutex);
-  const auto& alive = all.alive[session->slot()];
-  return alive.empty() ? 0 : alive.back();
+  return session->parts().contexts->newest();
 }
 
 std::vector<uint64_t> contextsOf(const Session& session) {
-  Contexts& all = contexts();
-  std::lock_guard lock(all.mutex);
-  return all.alive[session.slot()];
+  return session.parts().contexts->alive();
 }
 
 uint64_t memoryOwner(uint64_t context) {
-  Contexts& all = contexts();
-  if (all.greens.load(std::memory_order_relaxed) == 0) return context;
-  std::lock_guard lock(all.mutex);
-  for (const auto& [number, green] : all.green)
-    if (green.context == context) return primaryOf(green.device);
-  return context;
+  const Session* const session = sessionOfHandle(context);
+  if (session == nullptr || !session->parts().contexts->hasGreens()) return context;
+  CUdevice device = 0;
+  return session->parts().contexts->greenDeviceOf(context, &device) ? primaryOf(device) : context;
 }
 
 uint64_t memoryOwner(CUstream stream) {
   const uint64_t current = currentContext();
   const Session* const session = sessionOfHandle(reinterpret_cast<uint64_t>(stream));
   if (session == nullptr) return memoryOwner(current);  // a default stream
-  {
-    Contexts& all = contexts();
-    std::lock_guard lock(all.mutex);
-    const auto& alive = all.alive[session->slot()];
-    if (alive.size() == 1 && all.green.empty()) return alive.back();
-  }
+  const SessionContexts& all = *session->parts().contexts;
+  if (const auto alive = all.alive(); alive.size() == 1 && !all.hasGreens()) return alive.back();
   CUcontext own = nullptr;
   if (ol_forward_generated_cuStreamGetCtx(stream, &own) != CUDA_SUCCESS)
     return memoryOwner(current);
@@ -298,19 +218,14 @@ WithContext::~WithContext() {
 }
 
 bool deviceOf(uint64_t context, CUdevice* device) {
-  if (const Session* const session = sessionOfHandle(context); session != nullptr) {
-    const uint64_t first = primaryHandle(session->slot(), 0);
-    if (context - first < static_cast<uint64_t>(session->description().devices)) {
-      *device = deviceOf(*session, static_cast<CUdevice>(context - first));
-      return *device != CU_DEVICE_INVALID;
-    }
+  const Session* const session = sessionOfHandle(context);
+  if (session == nullptr) return false;
+  const uint64_t first = primaryHandle(session->slot(), 0);
+  if (context - first < static_cast<uint64_t>(session->description().devices)) {
+    *device = deviceOf(*session, static_cast<CUdevice>(context - first));
+    return *device != CU_DEVICE_INVALID;
   }
-  Contexts& all = contexts();
-  std::lock_guard lock(all.mutex);
-  const auto found = all.device_of.find(context);
-  if (found == all.device_of.end()) return false;
-  *device = found->second;
-  return true;
+  return session->parts().contexts->deviceOf(context, device);
 }
 
 }  // namespace olpager::forward
@@ -325,8 +240,7 @@ CUresult ol_forward_cuInit(unsigned flags) {
   if (inForkedChild()) return CUDA_ERROR_NOT_INITIALIZED;
   const auto all = sessions();
   if (all.empty()) return CUDA_ERROR_NO_DEVICE;
-  static std::once_flag asked;
-  std::call_once(asked, [&] {
+  std::call_once(program().parts().connecting->asked_ahead, [&] {
     for (Session* const session : all) askAhead(session);
   });
   for (Session* const session : all) session->setInitialized();
@@ -423,14 +337,9 @@ CUresult ol_forward_cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device
   call.devices(device);
   const CUresult result = call.sync();
   if (result != CUDA_SUCCESS) return result;
-  call.session()->forgetAnswersOf(olpager::api::Symbol::kCuDevicePrimaryCtxGetState);
+  call.session()->answers().forgetOf(olpager::api::Symbol::kCuDevicePrimaryCtxGetState);
   const uint64_t retained = primaryOf(device);
-  {
-    Contexts& all = contexts();
-    std::lock_guard lock(all.mutex);
-    all.note(retained);
-    ++all.retained[retained];
-  }
+  call.session()->parts().contexts->retained(retained);
   mapPinned(call.session(), retained);
   *context = handleOf(retained);
   return result;
@@ -454,10 +363,8 @@ CUresult ol_forward_cuGreenCtxCreate(CUgreenCtx* green, CUdevResourceDesc descri
   if (green == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const CUresult result = ol_forward_generated_cuGreenCtxCreate(green, description, device, flags);
   if (result != CUDA_SUCCESS) return result;
-  Contexts& all = contexts();
-  std::lock_guard lock(all.mutex);
-  all.green[reinterpret_cast<uint64_t>(*green)] = {device, 0};
-  all.greens.store(all.green.size());
+  if (const Session* const session = Route().handle(*green).session(); session != nullptr)
+    session->parts().contexts->greenMade(reinterpret_cast<uint64_t>(*green), device);
   return result;
 }
 CUresult ol_forward_cuGreenCtxDestroy(CUgreenCtx green) { return destroyGreen(green); }

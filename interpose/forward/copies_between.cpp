@@ -8,8 +8,8 @@
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
+#include "interpose/forward/exchange.h"
 #include "interpose/forward/host_copies.h"
-#include "interpose/forward/memory.h"
 #include "interpose/forward/straight_copies.h"
 #include "interpose/forward/streams.h"
 

@@ -1,30 +1,19 @@
 #include "interpose/forward/couriers.h"
 
 #include <chrono>
-#include <condition_variable>
-#include <deque>
 #include <exception>
-#include <mutex>
 #include <thread>
 #include <utility>
 
 #include "base/log.h"
+#include "interpose/forward/program.h"
 
 namespace olpager::forward {
 namespace {
 
 constexpr std::chrono::seconds kIdle{5};
 
-struct Couriers {
-  std::mutex mutex;  // alone
-  std::condition_variable due;
-  std::deque<std::function<void()>> jobs;
-  size_t idle = 0;
-};
-Couriers& couriers() {
-  static auto* instance = new Couriers;
-  return *instance;
-}
+Couriers& couriers() { return *program().parts().couriers; }
 
 thread_local bool t_courier = false;
 

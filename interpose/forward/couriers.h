@@ -4,9 +4,20 @@
 // when no thread can be had.
 #pragma once
 
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
 #include <functional>
+#include <mutex>
 
 namespace olpager::forward {
+
+struct Couriers {
+  std::mutex mutex;
+  std::condition_variable due;
+  std::deque<std::function<void()>> jobs;
+  size_t idle = 0;  // threads that wait for a job
+};
 
 void runByCourier(std::function<void()> job);
 /// Whether the calling thread is one.

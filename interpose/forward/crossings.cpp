@@ -1,29 +1,17 @@
 #include "interpose/forward/crossings.h"
 
-#include <map>
 #include <memory>
 #include <mutex>
-#include <utility>
-#include <vector>
 
 #include "interpose/forward/call.h"
+#include "interpose/forward/context.h"
 #include "interpose/forward/couriers.h"
+#include "interpose/forward/host_functions.h"
+#include "interpose/forward/session_contexts.h"
+#include "interpose/forward/session_parts.h"
 
 namespace olpager::forward {
 namespace {
-
-struct OwnStreams {
-  std::mutex mutex;  // alone
-  struct InContext {
-    std::vector<CUstream> idle;
-    uint64_t gone = 0;  // how often it went: a primary one comes again
-  };
-  std::map<uint64_t, InContext> contexts;
-};
-OwnStreams& ownStreams() {
-  static auto* instance = new OwnStreams;
-  return *instance;
-}
 
 // A place in a stream that `notice` tells of and that waits for `gate`, as far as they are not 0.
 CUresult putGate(const StreamAt& at, uint32_t notice, uint32_t gate) {
@@ -42,16 +30,16 @@ StreamAt streamAt(CUstream stream, bool per_thread) {
   return {Route().handle(stream).session(), stream, per_thread};
 }
 
-OwnStream::OwnStream(Session* session) : context_(contextIn(session)) {
+OwnStream::OwnStream(Session* session) {
   if (session == nullptr) return;
-  OwnStreams& all = ownStreams();
-  {
-    std::lock_guard lock(all.mutex);
-    auto& own = all.contexts[context_];
-    made_ = own.gone;
-    if (!own.idle.empty()) {
-      stream_ = own.idle.back();
-      own.idle.pop_back();
+  if (const uint64_t number = contextIn(session); number != 0) {
+    const auto idle = session->parts().contexts->with(
+        number, [](const Context& context) { return context.idle_streams; });
+    idle_ = idle;
+    std::lock_guard lock(idle->mutex);
+    if (!idle->all.empty()) {
+      stream_ = idle->all.back();
+      idle->all.pop_back();
       return;
     }
   }
@@ -62,31 +50,21 @@ OwnStream::OwnStream(Session* session) : context_(contextIn(session)) {
   if (call.oneWay() == CUDA_SUCCESS) stream_ = made;
 }
 
-// One whose context went meanwhile went with it.
 OwnStream::~OwnStream() {
   if (stream_ == nullptr) return;
-  OwnStreams& all = ownStreams();
-  std::lock_guard lock(all.mutex);
-  auto& own = all.contexts[context_];
-  if (context_ != 0 && own.gone == made_) own.idle.push_back(stream_);
-}
-
-void forgetOwnStreams(uint64_t context) {
-  OwnStreams& all = ownStreams();
-  std::lock_guard lock(all.mutex);
-  const auto found = all.contexts.find(context);
-  if (found == all.contexts.end()) return;
-  found->second.idle.clear();
-  ++found->second.gone;
+  const auto idle = idle_.lock();
+  if (idle == nullptr) return;
+  std::lock_guard lock(idle->mutex);
+  idle->all.push_back(stream_);
 }
 
 CUresult waitAcross(const StreamAt& at, Session* other, CUevent event, unsigned flags) {
   const uint64_t context = contextIn(at.session);
-  const uint32_t gate = at.session->newGate();
+  const uint32_t gate = at.session->functions().newGate();
   const auto own = std::make_shared<OwnStream>(other);
   if (own->stream() == nullptr) return CUDA_ERROR_DEVICE_UNAVAILABLE;
   const uint32_t notice =
-      other->expectNotice([session = at.session, context, gate, own](CUresult status) {
+      other->functions().expectNotice([session = at.session, context, gate, own](CUresult status) {
         runByCourier([session, context, gate, own, status] {
           if (status != CUDA_SUCCESS) session->breakContext(context, status);
           session->openGate(gate);
@@ -102,7 +80,7 @@ CUresult waitAcross(const StreamAt& at, Session* other, CUevent event, unsigned 
   if (result == CUDA_SUCCESS) result = putGate(at, 0, gate);
   if (result == CUDA_SUCCESS) result = putGate({other, own->stream(), false}, notice, 0);
   if (result == CUDA_SUCCESS) return result;
-  other->forgetNotice(notice);
+  other->functions().forgetNotice(notice);
   at.session->openGate(gate);
   return result;
 }

@@ -20,6 +20,9 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
 
 namespace olpager::forward {
 
@@ -35,7 +38,14 @@ struct StreamAt {
 /// Whose the program's stream is.
 StreamAt streamAt(CUstream stream, bool per_thread);
 
-/// A stream of the library's own in a session, for one user at a time.
+/// Streams of the library's own in a context that nobody uses: they go with it.
+struct IdleStreams {
+  std::mutex mutex;  // a leaf
+  std::vector<CUstream> all;
+};
+
+/// A stream of the library's own in a session, for one user at a time. One whose context goes
+/// meanwhile goes with it.
 class OwnStream {
  public:
   explicit OwnStream(Session* session);
@@ -46,12 +56,9 @@ class OwnStream {
   CUstream stream() const { return stream_; }
 
  private:
-  const uint64_t context_;
+  std::weak_ptr<IdleStreams> idle_;  // of its context; null: it was made in none
   CUstream stream_ = nullptr;
-  uint64_t made_ = 0;  // how often the context was gone by then
 };
-/// The context is gone, and its streams with it.
-void forgetOwnStreams(uint64_t context);
 
 /// The stream waits for what the event, of another session, stands for now.
 CUresult waitAcross(const StreamAt& at, Session* other, CUevent event, unsigned flags);

@@ -2,22 +2,23 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <map>
-#include <memory>
 #include <mutex>
-#include <shared_mutex>
-#include <unordered_map>
+#include <optional>
+#include <string_view>
 
 #include "base/space/address_allocator.h"
 #include "base/space/slab_allocator.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/api/function_facts.h"
+#include "interpose/forward/allocation_book.h"
+#include "interpose/forward/arrivals.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/contexts.h"
+#include "interpose/forward/driver_memory.h"
 #include "interpose/forward/managed.h"
-#include "interpose/forward/memory.h"
+#include "interpose/forward/session_contexts.h"
+#include "interpose/forward/session_parts.h"
 #include "interpose/forward/streams.h"
 
 namespace olpager::forward {
@@ -25,124 +26,28 @@ namespace {
 
 using space::kPageBytes;
 
-// What may be allocated without asking. Of one device at a time: devices share host memory.
-struct Credit {
-  CUdevice device = -1;
-  uint64_t bytes = 0;
-  uint64_t largest = 0;
-};
+using Held = AllocationBook::Held;
 
-struct Held {
-  uint64_t context;  // with which it ends
-  uint64_t bytes;
-};
-
-struct Book {
-  std::mutex mutex;
-  bool tried = false;
-  std::unique_ptr<space::AddressAllocator> addresses;  // null: the worker gives out addresses
-  std::map<uint64_t, std::unique_ptr<space::SlabAllocator>> slabs;  // by context
-  std::unordered_map<CUdeviceptr, Held> held;
-  uint64_t pages = 0;  // taken, without guards
-  Credit credit;
-  std::atomic<uint64_t> spent{0};  // calls that ended what is known of free memory
-  uint64_t spent_seen = 0;         // when `credit` was told
-
-  // Plain allocations, also those at the worker's addresses.
-  std::shared_mutex known_mutex;  // alone
-  std::map<CUdeviceptr, Held> known;
-};
-// One for each session, by slot.
-Book& book(unsigned slot) {
-  static auto* const all = new std::array<Book, kMostSessions>;
-  return (*all)[slot];
-}
 // Of the session that an address belongs to.
-Book* bookOf(CUdeviceptr address) {
+AllocationBook* bookOf(CUdeviceptr address) {
   const Session* const session = Route().address(address).session();
-  return session != nullptr ? &book(session->slot()) : nullptr;
+  return session != nullptr ? session->parts().book.get() : nullptr;
 }
 
-// --- the book ------------------------------------------------------------------------------------
+// --- allocations ---------------------------------------------------------------------------------
 
-// Pages that the worker has for what is allocated. A slab that is kept empty here has gone there.
-uint64_t usedPages(const Book& all) {
-  uint64_t empty = 0;
-  for (const auto& [context, slabs] : all.slabs) empty += slabs->emptySlabs();
-  return all.pages - empty;
-}
-
-// Under the mutex. Whether addresses are given out here.
-bool ready(Book& all, const Session& session) {
-  if (!all.tried) {
-    all.tried = true;
-    const Description& description = session.description();
-    const uint64_t base = description.placed, bytes = description.placed_bytes;
-    if (bytes == 0 || base % kPageBytes != 0 || bytes % kPageBytes != 0 || base + bytes < base)
-      return false;
-    all.addresses = std::make_unique<space::AddressAllocator>(base, bytes);
-  }
-  return all.addresses != nullptr;
-}
-
-uint64_t takePages(Book& all, uint64_t pages) {
-  const auto address = all.addresses->allocate(pages);
-  if (!address) return 0;
-  all.pages += pages;
-  return *address;
-}
-
-void givePages(Book& all, uint64_t address) {
-  all.pages -= all.addresses->runPages(address);
-  all.addresses->release(address);
-}
-
-space::SlabAllocator& slabsOf(Book& all, uint64_t context) {
-  auto& slabs = all.slabs[context];
-  if (slabs == nullptr)
-    slabs = std::make_unique<space::SlabAllocator>(
-        space::SlabAllocator::Callbacks{[&all](uint64_t) -> std::optional<uint64_t> {
-                                          const uint64_t address = takePages(all, 1);
-                                          return address != 0 ? std::optional(address)
-                                                              : std::nullopt;
-                                        },
-                                        [&all](uint64_t address) { givePages(all, address); }},
-        space::SlabAllocator::Empty::kKeepOne);
-  return *slabs;
-}
-
-uint64_t take(Book& all, uint64_t context, uint64_t bytes) {
-  return bytes < kPageBytes ? slabsOf(all, context).allocate(bytes).value_or(0)
-                            : takePages(all, (bytes + kPageBytes - 1) / kPageBytes);
-}
-
-void give(Book& all, uint64_t context, uint64_t address, uint64_t bytes) {
-  const uint64_t before = usedPages(all);
-  if (bytes < kPageBytes) {
-    slabsOf(all, context).release(address);
-  } else {
-    givePages(all, address);
-  }
-  all.credit.bytes += (before - usedPages(all)) * kPageBytes;
-}
-
+// It ends with its context.
 void know(CUdeviceptr address, const Held& memory) {
-  Book* const all = bookOf(address);
-  if (all == nullptr) return;
-  std::unique_lock lock(all->known_mutex);
-  all->known[address] = memory;
-}
-void forget(Book& all, CUdeviceptr address) {
-  std::unique_lock lock(all.known_mutex);
-  all.known.erase(address);
+  const Session* const session = Route().address(address).session();
+  if (session == nullptr) return;
+  session->parts().contexts->know(memory.context);
+  session->parts().book->know(address, memory);
 }
 
 // Forgets it; false: no allocation that is known begins there.
 bool takeKnown(CUdeviceptr address) {
-  Book* const all = bookOf(address);
-  if (all == nullptr) return false;
-  std::unique_lock lock(all->known_mutex);
-  return all->known.erase(address) != 0;
+  AllocationBook* const all = bookOf(address);
+  return all != nullptr && all->forget(address);
 }
 
 CUresult allocateAnywhere(CUdeviceptr* out, uint64_t bytes) {
@@ -163,9 +68,10 @@ CUresult allocate(CUdeviceptr* out, uint64_t bytes) {
   if (out == nullptr || bytes == 0 || bytes >= 1ull << 47 || session == nullptr ||
       !session->initialized() || !deviceOf(context, &device) || capturing())
     return allocateAnywhere(out, bytes);
-  Book& all = book(session->slot());
+  session->parts().contexts->know(context);  // with which the memory ends
+  AllocationBook& all = *session->parts().book;
   std::unique_lock lock(all.mutex);
-  if (!ready(all, *session)) {
+  if (!all.ready(*session)) {
     lock.unlock();
     return allocateAnywhere(out, bytes);
   }
@@ -174,13 +80,13 @@ CUresult allocate(CUdeviceptr* out, uint64_t bytes) {
     all.credit = {};
     all.spent_seen = spent;
   }
-  const uint64_t before = usedPages(all);
-  const uint64_t address = take(all, context, bytes);
+  const uint64_t before = all.usedPages();
+  const uint64_t address = all.take(context, bytes);
   if (address == 0) {  // the part is full
     lock.unlock();
     return allocateAnywhere(out, bytes);
   }
-  const uint64_t cost = (usedPages(all) - before) * kPageBytes;
+  const uint64_t cost = (all.usedPages() - before) * kPageBytes;
   Call call(Operation::kAllocateAt, session);
   call.value(address);
   call.value(bytes);
@@ -203,7 +109,7 @@ CUresult allocate(CUdeviceptr* out, uint64_t bytes) {
     }
   }
   if (result != CUDA_SUCCESS) {
-    give(all, context, address, bytes);
+    all.give(context, address, bytes);
     return result;
   }
   all.held[address] = {context, bytes};
@@ -221,8 +127,8 @@ CUresult release(CUdeviceptr address) {
       existingSessions().empty() ? nullptr : Route().address(address).session();
   if (session == nullptr)
     return ol_forward_generated_cuMemFree_v2(address);  // in a forked child locks are anybody's
-  Book& all = book(session->slot());
-  forget(all, address);
+  AllocationBook& all = *session->parts().book;
+  (void)all.forget(address);
   std::unique_lock lock(all.mutex);
   const auto found = all.held.find(address);
   if (found == all.held.end()) {
@@ -231,10 +137,10 @@ CUresult release(CUdeviceptr address) {
   }
   const Held held = found->second;
   const auto gone = [&] {
-    give(all, held.context, address, held.bytes);
+    all.give(held.context, address, held.bytes);
     all.held.erase(address);
   };
-  if (!session->othersCall() && !session->memoryComes() &&
+  if (!session->othersCall() && !session->arrivals().any() &&
       held.context == memoryOwner(contextIn(session)) && all.slabs.size() <= 1 && !capturing()) {
     Call call(api::Symbol::kCuMemFree_v2, session);
     call.value(address);
@@ -254,7 +160,7 @@ CUresult release(CUdeviceptr address) {
 CUresult releaseInOrder(CUdeviceptr address, CUstream stream, bool per_thread) {
   bool held = false;
   if (!existingSessions().empty()) {
-    Book& all = *bookOf(address);
+    AllocationBook& all = *bookOf(address);
     std::lock_guard lock(all.mutex);
     held = all.held.contains(address);
   }
@@ -276,10 +182,10 @@ CUresult noted(const CUdeviceptr* out, uint64_t bytes, CUstream stream, bool per
   if (result != CUDA_SUCCESS || session == nullptr || *out == 0) return result;
   if (const CUgraph graph = capturing() ? capturedGraph(stream, per_thread) : nullptr;
       graph != nullptr)
-    noteAllocates(graph);
+    noteAllocates(*session, graph);
   const Description& description = session->description();
   if (*out - description.va_base >= description.va_size) {
-    noteDeviceMemory(*session, *out, bytes);
+    session->parts().driver_memory->note(*out, bytes);
   } else if (!capturing()) {  // what a graph allocates comes and goes with it
     know(*out, {memoryOwner(stream), bytes});
   }
@@ -288,15 +194,8 @@ CUresult noted(const CUdeviceptr* out, uint64_t bytes, CUstream stream, bool per
 
 // Bytes from the address to the end of the plain allocation that it is in.
 std::optional<uint64_t> leftInKnown(CUdeviceptr address) {
-  Book* const all = bookOf(address);
-  if (all == nullptr) return std::nullopt;
-  std::shared_lock lock(all->known_mutex);
-  auto after = all->known.upper_bound(address);
-  if (after == all->known.begin()) return std::nullopt;
-  --after;
-  const uint64_t offset = address - after->first;
-  const uint64_t bytes = after->second.bytes;
-  return offset < bytes ? std::optional(bytes - offset) : std::nullopt;
+  const AllocationBook* const all = bookOf(address);
+  return all != nullptr ? all->leftInKnown(address) : std::nullopt;
 }
 
 bool isOfHost(const CUmemLocation& location) {
@@ -314,34 +213,12 @@ void noteCall(const Session& session, uint16_t function) {
                     function == static_cast<uint16_t>(Operation::kLinkComplete) ||
                     function == static_cast<uint16_t>(Operation::kContextCreate) ||
                     function == static_cast<uint16_t>(Operation::kPrimaryRetain);
-  if (uses) book(session.slot()).spent.fetch_add(1);
+  if (uses) session.parts().book->spent.fetch_add(1);
 }
 
 bool hasDeviceMemory(uint64_t context) {
-  Book& all = book(slotOf(context));
-  std::shared_lock lock(all.known_mutex);
-  return std::any_of(all.known.begin(), all.known.end(),
-                     [&](const auto& one) { return one.second.context == context; });
-}
-
-void forgetDeviceMemory(uint64_t context) {
-  Book& all = book(slotOf(context));
-  std::lock_guard lock(all.mutex);
-  for (auto one = all.held.begin(); one != all.held.end();) {
-    if (one->second.context != context) {
-      ++one;
-      continue;
-    }
-    give(all, context, one->first, one->second.bytes);
-    one = all.held.erase(one);
-  }
-  if (const auto slabs = all.slabs.find(context); slabs != all.slabs.end()) {
-    slabs->second->dropKept();
-    all.slabs.erase(slabs);
-  }
-  all.credit = {};
-  std::unique_lock known_lock(all.known_mutex);
-  std::erase_if(all.known, [&](const auto& one) { return one.second.context == context; });
+  const Session* const session = sessionOfHandle(context);
+  return session != nullptr && session->parts().book->knowsAny(context);
 }
 
 bool isKnownMemory(CUdeviceptr address, uint64_t bytes) {

@@ -3,9 +3,7 @@
 // long as what is asked for is less than half of what was free when the worker last said so. Else
 // the worker answers, and says anew what is free.
 //
-// Thread-safety: any thread. Locks: the book's mutex, held while a call is written, so that the
-// worker hears of addresses in the order in which they changed hands; below it the session's, and
-// that of contexts.cpp.
+// Thread-safety: any thread. Locks: those of the book (allocation_book.h).
 #pragma once
 
 #include <cstdint>
@@ -17,9 +15,7 @@ class Session;
 /// Before each call goes out: one that may use device memory or the driver's own in another way
 /// ends what is known of free memory.
 void noteCall(const Session& session, uint16_t function);
-/// The context is gone, with all its memory.
-void forgetDeviceMemory(uint64_t context);
-/// Whether any is known of.
+/// Whether any of the context's is known.
 bool hasDeviceMemory(uint64_t context);
 
 }  // namespace olpager::forward

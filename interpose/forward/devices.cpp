@@ -9,21 +9,15 @@
 #include "forwarding/visible_devices.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/program.h"
 #include "interpose/forward/session.h"
 
 namespace olpager::forward {
 namespace {
 
-struct Place {
-  Session* session;
-  CUdevice at_worker;
-};
+using Place = DeviceList::Place;
 
-// Made once, before the sessions can be seen; read without a lock after that.
-std::vector<Place>& places() {
-  static auto* instance = new std::vector<Place>;
-  return *instance;
-}
+std::vector<Place>& places() { return program().parts().devices->places; }
 
 std::string uuidOf(const Place& place) {
   Call call(api::Symbol::kCuDeviceGetUuid_v2, place.session);

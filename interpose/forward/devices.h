@@ -7,12 +7,22 @@
 #include <cuda.h>
 
 #include <span>
+#include <vector>
 
 #include "base/result.h"
 
 namespace olpager::forward {
 
 class Session;
+
+/// Made once, before the sessions can be seen; read without a lock after that.
+struct DeviceList {
+  struct Place {
+    Session* session;
+    CUdevice at_worker;
+  };
+  std::vector<Place> places;  // by the program's number
+};
 
 /// How many the program sees; 0 without sessions.
 int deviceCount();

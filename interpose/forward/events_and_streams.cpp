@@ -1,50 +1,44 @@
 // Events and streams are made without a round trip: what the driver would refuse is refused here.
 #include <mutex>
-#include <shared_mutex>
-#include <unordered_map>
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/context.h"
+#include "interpose/forward/session_contexts.h"
+#include "interpose/forward/session_parts.h"
 #include "interpose/forward/streams.h"
 
 namespace olpager::forward {
 namespace {
 
-struct Streams {
-  std::shared_mutex mutex;  // a leaf
-  // Their contexts. One that is destroyed stays until its context goes or its handle is given out
-  // again: a launch in it is as well known as before, and fails as late.
-  std::unordered_map<CUstream, uint64_t> made_in;
-};
-Streams& streams() {
-  static auto* instance = new Streams;
-  return *instance;
-}
-
 // Of a stream that was made now, in the calling thread's context.
 CUresult noted(CUresult result, const CUstream* stream) {
   if (result != CUDA_SUCCESS || stream == nullptr) return result;
-  Streams& all = streams();
-  std::unique_lock lock(all.mutex);
-  all.made_in[*stream] = currentContext();
+  const uint64_t context = currentContext();
+  if (const Session* const session = sessionOfHandle(context); session != nullptr)
+    session->parts().contexts->with(context, [&](Context& in) { in.streams.add(*stream); });
   return result;
 }
 
 }  // namespace
 
-uint64_t contextOfStream(CUstream stream, uint64_t current) {
+void StreamsOfContext::add(CUstream stream) {
+  std::unique_lock lock(all_.mutex);
+  all_.made_in[stream] = context_;
+}
+
+StreamsOfContext::~StreamsOfContext() {
+  std::unique_lock lock(all_.mutex);
+  std::erase_if(all_.made_in, [&](const auto& entry) { return entry.second == context_; });
+}
+
+uint64_t contextOfStream(const Session& session, CUstream stream, uint64_t current) {
   if (stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD)
     return current;
-  Streams& all = streams();
+  StreamIndex& all = *session.parts().streams;
   std::shared_lock lock(all.mutex);
   const auto found = all.made_in.find(stream);
   return found != all.made_in.end() ? found->second : reinterpret_cast<uint64_t>(stream);
-}
-
-void forgetStreamsIn(uint64_t context) {
-  Streams& all = streams();
-  std::unique_lock lock(all.mutex);
-  std::erase_if(all.made_in, [&](const auto& entry) { return entry.second == context; });
 }
 
 }  // namespace olpager::forward

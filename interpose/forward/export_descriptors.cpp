@@ -8,40 +8,26 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <mutex>
 #include <system_error>
 #include <thread>
-#include <vector>
+#include <utility>
 
-#include "base/fd.h"
+#include "interpose/forward/program.h"
 #include "interpose/forward/session.h"
 
 namespace olpager::forward {
 namespace {
 
-// One that the program, or who got it from the program, may still have.
-struct Exported {
-  base::UniqueFd own_end;
-  Session* session = nullptr;
-  uint32_t number = 0;
-};
+using Exported = ExportedDescriptors::Exported;
 
-struct Descriptors {
-  std::mutex mutex;
-  std::vector<Exported> all;
-  base::UniqueFd changed;  // wakes the thread; there is one when this is
-};
-Descriptors& descriptors() {
-  static auto* const instance = new Descriptors;
-  return *instance;
-}
+ExportedDescriptors& descriptors() { return *program().parts().descriptors; }
 
 // The other end is closed everywhere.
 bool isOver(const pollfd& polled) { return (polled.revents & (POLLHUP | POLLERR | POLLNVAL)) != 0; }
 
 void watch() {
   pthread_setname_np(pthread_self(), "olpager-exports");
-  Descriptors& state = descriptors();
+  ExportedDescriptors& state = descriptors();
   for (;;) {
     std::vector<pollfd> polled;
     {
@@ -68,7 +54,7 @@ void watch() {
 }
 
 // Under the mutex. Signals are the program's.
-bool startWatching(Descriptors& state) {
+bool startWatching(ExportedDescriptors& state) {
   if (state.changed) return true;
   state.changed.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!state.changed) return false;
@@ -93,7 +79,7 @@ int exportDescriptor(Session* session, const ExportToken& token) {
   base::UniqueFd own_end(ends[0]), programs(ends[1]);
   if (send(own_end.get(), &token, sizeof token, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof token)
     return -1;
-  Descriptors& state = descriptors();
+  ExportedDescriptors& state = descriptors();
   std::lock_guard lock(state.mutex);
   if (!startWatching(state)) return -1;
   state.all.push_back({std::move(own_end), session, token.number});

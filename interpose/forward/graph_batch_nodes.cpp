@@ -3,7 +3,8 @@
 #include <cstring>
 
 #include "interpose/api/forward_functions.h"
-#include "interpose/forward/memory.h"
+#include "interpose/forward/exchange.h"
+#include "interpose/forward/host_blocks.h"
 #include "interpose/forward/node_calls.h"
 #include "interpose/forward/reached.h"
 
@@ -63,7 +64,7 @@ CUresult ol_forward_cuGraphBatchMemOpNodeGetParams(CUgraphNode node,
   made->block.assign(operations.begin(), operations.end());
   *out = {reinterpret_cast<CUcontext>(head.context), head.count,
           reinterpret_cast<CUstreamBatchMemOpParams*>(made->block.data()), head.flags};
-  keepTold(node, std::move(made));
+  keepTold(*call.session(), node, std::move(made));
   return result;
 }
 

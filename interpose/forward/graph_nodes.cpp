@@ -11,11 +11,16 @@
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
+#include "interpose/forward/driver_memory.h"
+#include "interpose/forward/exchange.h"
 #include "interpose/forward/graph_nodes.h"
+#include "interpose/forward/host_blocks.h"
 #include "interpose/forward/host_copies.h"
+#include "interpose/forward/host_functions.h"
 #include "interpose/forward/launch.h"
-#include "interpose/forward/memory.h"
 #include "interpose/forward/node_calls.h"
+#include "interpose/forward/registered.h"
+#include "interpose/forward/session_parts.h"
 #include "interpose/forward/stand_ins.h"
 
 namespace olpager::forward {
@@ -138,22 +143,13 @@ CUresult allocNode(CUgraph graph, const CUgraphNode* dependencies, size_t count,
   if (!call.answered()) return result;
   *made = reinterpret_cast<CUgraphNode>(call.reply().value<uint64_t>());
   given->dptr = call.reply().value<CUdeviceptr>();
-  noteDeviceMemory(*session, given->dptr, given->bytesize);
-  noteAllocates(graph);
+  session->parts().driver_memory->note(given->dptr, given->bytesize);
+  noteAllocates(*session, graph);
   return result;
 }
 
-// What the program gave with a function's number: a node may be asked for it.
-struct NodeFunctions {
-  std::mutex mutex;
-  std::unordered_map<uint32_t, CUDA_HOST_NODE_PARAMS> of;
-};
-NodeFunctions& nodeFunctions() {
-  static auto* const instance = new NodeFunctions;
-  return *instance;
-}
-bool nodeFunction(uint32_t number, CUDA_HOST_NODE_PARAMS* out) {
-  NodeFunctions& all = nodeFunctions();
+bool nodeFunction(const Session& session, uint32_t number, CUDA_HOST_NODE_PARAMS* out) {
+  NodeFunctions& all = *session.parts().node_functions;
   const std::lock_guard lock(all.mutex);
   const auto found = all.of.find(number);
   if (found != all.of.end()) *out = found->second;
@@ -169,9 +165,9 @@ CUresult hostNode(const Target& target, const CUDA_HOST_NODE_PARAMS* given, CUgr
   Call call(Operation::kGraphHostNode, session);
   put(call, target);
   const CUDA_HOST_NODE_PARAMS params = *given;
-  const uint32_t number = session->expectFunction(
+  const uint32_t number = session->functions().expect(
       [params](CUresult) { params.fn(params.userData); }, FunctionKind::kInGraph);
-  noteNodeFunction(number, params);
+  noteNodeFunction(*session, number, params);
   call.value(number);
   return finish(call, made);
 }
@@ -197,7 +193,7 @@ CUresult conditionalNode(const Target& target, CUDA_CONDITIONAL_NODE_PARAMS* giv
   told->block.assign(bodies.begin(), bodies.end());
   given->phGraph_out = reinterpret_cast<CUgraph*>(told->block.data());
   for (size_t i = 0; i < given->size; ++i) noteBody(given->phGraph_out[i]);
-  keepTold(*made, std::move(told));
+  keepTold(*session, *made, std::move(told));
   return result;
 }
 
@@ -236,7 +232,7 @@ CUresult kernelParameters(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* out) {
   out->sharedMemBytes = head.shared;
   void** const told = made->pointers.empty() ? nullptr : made->pointers.data();
   (as_block ? out->extra : out->kernelParams) = told;
-  keepTold(node, std::move(made));
+  keepTold(*call.session(), node, std::move(made));
   return result;
 }
 
@@ -263,7 +259,7 @@ CUresult allocParameters(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS* out) {
   if (params.accessDescCount != 0)
     params.accessDescs = reinterpret_cast<const CUmemAccessDesc*>(made->block.data());
   *out = params;
-  keepTold(node, std::move(made));
+  keepTold(*call.session(), node, std::move(made));
   return result;
 }
 
@@ -319,8 +315,8 @@ CUcontext contextOf(const CUDA_MEMSET_NODE_PARAMS_v2& from) {
 
 }  // namespace
 
-void noteNodeFunction(uint32_t number, const CUDA_HOST_NODE_PARAMS& given) {
-  NodeFunctions& all = nodeFunctions();
+void noteNodeFunction(const Session& session, uint32_t number, const CUDA_HOST_NODE_PARAMS& given) {
+  NodeFunctions& all = *session.parts().node_functions;
   const std::lock_guard lock(all.mutex);
   all.of[number] = given;
 }
@@ -430,7 +426,8 @@ CUresult ol_forward_cuGraphHostNodeGetParams(CUgraphNode node, CUDA_HOST_NODE_PA
   Call call(Operation::kGraphNodeParameters, Route().handle(node));
   const CUresult result = ask(call, node, NodeKind::kHost);
   if (!call.answered()) return result;
-  return nodeFunction(call.reply().value<uint32_t>(), out) ? result : CUDA_ERROR_UNKNOWN;
+  return nodeFunction(*call.session(), call.reply().value<uint32_t>(), out) ? result
+                                                                            : CUDA_ERROR_UNKNOWN;
 }
 
 CUresult ol_forward_cuGraphKernelNodeGetAttribute(CUgraphNode node, CUkernelNodeAttrID attribute,

@@ -1,84 +1,40 @@
 #include "interpose/forward/kernel_attributes.h"
 
 #include <cstring>
-#include <map>
-#include <mutex>
-#include <set>
-#include <shared_mutex>
-#include <tuple>
-#include <unordered_map>
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/api/function_facts.h"
+#include "interpose/forward/answer_cache.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/launch.h"
+#include "interpose/forward/program.h"
+#include "interpose/forward/session_parts.h"
 #include "interpose/forward/variables.h"
 
 namespace olpager::forward {
 namespace {
 
-// A kernel of a library and its function in a context are two handles of one thing. Which kernel a
-// function is of is known of those that cuKernelGetFunction gave. Where the program has a library's
-// module, or that of a function, any function may be one of any kernel.
-struct Kernels {
-  std::shared_mutex mutex;  // a leaf
-  std::unordered_map<uint64_t, uint64_t> of_functions;
-  bool any = false;
-};
-Kernels& kernels() {
-  static auto* instance = new Kernels;
-  return *instance;
-}
+using Kind = SetAttributes::Kind;
+
+KernelAliases& aliases() { return *program().parts().kernel_aliases; }
 uint64_t kernelOf(uint64_t handle) {
-  std::shared_lock lock(kernels().mutex);
-  const auto found = kernels().of_functions.find(handle);
-  return found != kernels().of_functions.end() ? found->second : handle;
+  std::shared_lock lock(aliases().mutex);
+  const auto found = aliases().of_functions.find(handle);
+  return found != aliases().of_functions.end() ? found->second : handle;
 }
 void anyFunctionMayBeOfAnyKernel() {
-  std::unique_lock lock(kernels().mutex);
-  kernels().any = true;
+  std::unique_lock lock(aliases().mutex);
+  aliases().any = true;
 }
 // `kinds`: whether they may be one of each kind.
 bool mayBeOne(uint64_t handle, uint64_t other, bool kinds) {
   if (kernelOf(handle) == kernelOf(other)) return true;
-  std::shared_lock lock(kernels().mutex);
-  return kinds && kernels().any;
+  std::shared_lock lock(aliases().mutex);
+  return kinds && aliases().any;
 }
 
-enum class Kind { kFunction, kKernel };
-struct SetAttributes {
-  using Key = std::tuple<Kind, CUfunction_attribute, uint64_t, CUdevice>;
-  std::mutex mutex;                    // before that of Kernels
-  std::map<Key, int> values;           // what was set last
-  std::map<Key, std::set<int>> taken;  // what the driver has taken
-
-  bool isSo(const Key& key, int value) {
-    std::lock_guard lock(mutex);
-    const auto found = values.find(key);
-    return found != values.end() && found->second == value;
-  }
-  // What was set by another handle of the same kernel is not known any more.
-  void note(const Key& key, int value) {
-    std::lock_guard lock(mutex);
-    std::erase_if(values, [&](const auto& entry) {
-      const auto& [kind, attribute, handle, device] = entry.first;
-      return entry.first != key && attribute == std::get<1>(key) &&
-             mayBeOne(handle, std::get<2>(key), kind != std::get<0>(key));
-    });
-    values[key] = value;
-    taken[key].insert(value);
-  }
-  bool wasTaken(const Key& key, int value) {
-    std::lock_guard lock(mutex);
-    const auto found = taken.find(key);
-    return found != taken.end() && found->second.contains(value);
-  }
-};
-SetAttributes& known() {
-  static auto* instance = new SetAttributes;
-  return *instance;
-}
+SetAttributes& known() { return *program().parts().set_attributes; }
 
 // What is asked of attributes, as the generated encoder writes it: the attribute, then the handle.
 struct AttributeQuestion {
@@ -137,13 +93,36 @@ CUresult set(const SetAttributes::Key& key, int value, Make make, Repeat repeat)
     return mayBeOne(handle, set_of, true);
   });
   for (Session* const session : existingSessions())
-    session->forgetAnswersIf([&](size_t function, std::string_view arguments) {
+    session->answers().forgetIf([&](size_t function, std::string_view arguments) {
       return changes(key, function, arguments);
     });
   return result;
 }
 
 }  // namespace
+
+bool SetAttributes::isSo(const Key& key, int value) {
+  std::lock_guard lock(mutex);
+  const auto found = values.find(key);
+  return found != values.end() && found->second == value;
+}
+
+void SetAttributes::note(const Key& key, int value) {
+  std::lock_guard lock(mutex);
+  std::erase_if(values, [&](const auto& entry) {
+    const auto& [kind, attribute, handle, device] = entry.first;
+    return entry.first != key && attribute == std::get<1>(key) &&
+           mayBeOne(handle, std::get<2>(key), kind != std::get<0>(key));
+  });
+  values[key] = value;
+  taken[key].insert(value);
+}
+
+bool SetAttributes::wasTaken(const Key& key, int value) {
+  std::lock_guard lock(mutex);
+  const auto found = taken.find(key);
+  return found != taken.end() && found->second.contains(value);
+}
 
 bool changesWithKernel(size_t function, std::string_view arguments) {
   AttributeQuestion question{};
@@ -168,8 +147,8 @@ extern "C" {
 CUresult ol_forward_cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
   const CUresult result = ol_forward_generated_cuKernelGetFunction(function, kernel);
   if (result == CUDA_SUCCESS && function != nullptr) {
-    std::unique_lock lock(kernels().mutex);
-    kernels().of_functions[reinterpret_cast<uint64_t>(*function)] =
+    std::unique_lock lock(aliases().mutex);
+    aliases().of_functions[reinterpret_cast<uint64_t>(*function)] =
         reinterpret_cast<uint64_t>(kernel);
   }
   return result;

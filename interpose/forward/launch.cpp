@@ -14,27 +14,24 @@
 #include <vector>
 
 #include "base/log.h"
+#include "forwarding/wire/driver_environment.h"
 #include "forwarding/wire/launch_wire.h"
 #include "interpose/api/forward_functions.h"
+#include "interpose/forward/arrivals.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
+#include "interpose/forward/exchange.h"
 #include "interpose/forward/launch.h"
-#include "interpose/forward/memory.h"
-#include "interpose/forward/read_environment.h"
+#include "interpose/forward/program.h"
+#include "interpose/forward/session_parts.h"
 #include "interpose/forward/streams.h"
 #include "interpose/forward/trips.h"
 
 namespace olpager::forward {
 namespace {
 
-struct Layouts {
-  std::shared_mutex mutex;
-  std::unordered_map<uint64_t, std::shared_ptr<const ParameterLayout>> of;
-};
-Layouts& layouts() {
-  static auto* instance = new Layouts;
-  return *instance;
-}
+ParameterLayouts& layouts() { return *program().parts().layouts; }
+TakenLaunches& taken() { return *program().parts().taken_launches; }
 
 CUresult askLayout(CUfunction function, std::shared_ptr<const ParameterLayout>* out) {
   Call call(Operation::kParameters, Route().handle(function));
@@ -51,34 +48,10 @@ CUresult askLayout(CUfunction function, std::shared_ptr<const ParameterLayout>* 
     made->bytes = std::max(made->bytes, place.offset + place.bytes);
   }
   *out = made;
-  Layouts& all = layouts();
+  ParameterLayouts& all = layouts();
   std::unique_lock lock(all.mutex);
   all.of[reinterpret_cast<uint64_t>(function)] = made;
   return result;
-}
-
-// What the driver has taken before: its answer to the same again, in the same context and but for
-// the grid, is known.
-struct Taken {
-  struct Launch {
-    uint64_t function;
-    uint32_t shared;
-  };
-  std::shared_mutex mutex;
-  std::unordered_map<uint64_t, Launch> launches;  // by their hashes
-
-  bool has(uint64_t hash) {
-    std::shared_lock lock(mutex);
-    return launches.contains(hash);
-  }
-  void note(uint64_t hash, const LaunchHead& head) {
-    std::unique_lock lock(mutex);
-    launches[hash] = {head.function, head.shared};
-  }
-};
-Taken& taken() {
-  static auto* instance = new Taken;
-  return *instance;
 }
 
 // A launch without its grid, its streams and what its parameters hold, in `context`: one kernel of
@@ -130,13 +103,13 @@ CUresult send(LaunchHead head, const CUlaunchAttribute* attributes, void** param
   if (!capturing() || !captures(reinterpret_cast<CUstream>(head.stream), head.per_thread != 0))
     pinned = sendPinned(session);
   head.pinned = static_cast<uint32_t>(pinned.size());
-  noteLaunch(session->slot(), !pinned.empty());
+  noteLaunch(*session, !pinned.empty());
   for (uint32_t i = 0; i < head.attributes; ++i)
     if (!travels(attributes[i]))
       return refused("a launch with an event or a node in its attributes", false);
-  if (head.pinned != 0) session->expectChanges();
+  if (head.pinned != 0) session->arrivals().expectChanges();
   const auto sent = [&](CUresult result) {
-    if (result != CUDA_SUCCESS && head.pinned != 0) session->changesDoNotCome();
+    if (result != CUDA_SUCCESS && head.pinned != 0) session->arrivals().changesDoNotCome();
     return result;
   };
   Call call(Operation::kLaunch, session);
@@ -144,9 +117,9 @@ CUresult send(LaunchHead head, const CUlaunchAttribute* attributes, void** param
   for (uint32_t i = 0; i < head.attributes; ++i) call.value(attributes[i]);
   call.raw(block.data(), block.bytes());
   call.raw(pinned.data(), pinned.size() * sizeof pinned[0]);
-  const uint64_t hash =
-      hashOf(head, attributes,
-             contextOfStream(reinterpret_cast<CUstream>(head.stream), contextIn(session)));
+  const uint64_t hash = hashOf(
+      head, attributes,
+      contextOfStream(*session, reinterpret_cast<CUstream>(head.stream), contextIn(session)));
   if (taken().has(hash) && !capturing()) return sent(call.oneWay());
   // The program hears of what can't be launched from the launch itself.
   call.mayWait();
@@ -186,6 +159,15 @@ CUresult launchEx(const CUlaunchConfig* config, CUfunction f, bool per_thread, v
 
 }  // namespace
 
+bool TakenLaunches::has(uint64_t hash) {
+  std::shared_lock lock(mutex);
+  return launches.contains(hash);
+}
+void TakenLaunches::note(uint64_t hash, const LaunchHead& head) {
+  std::unique_lock lock(mutex);
+  launches[hash] = {head.function, head.shared};
+}
+
 // Not while something captures: a wait would end the capture of a stream that this one waits for,
 // and what is captured does not run.
 CUresult launchTaken(CUstream stream, bool per_thread) {
@@ -221,13 +203,13 @@ void forgetTakenIf(const std::function<bool(uint64_t function, uint32_t shared)>
 
 void forgetLayouts() {
   forgetTakenIf([](uint64_t, uint32_t) { return true; });
-  Layouts& all = layouts();
+  ParameterLayouts& all = layouts();
   std::unique_lock lock(all.mutex);
   all.of.clear();
 }
 
 CUresult layoutOf(CUfunction function, std::shared_ptr<const ParameterLayout>* out) {
-  Layouts& all = layouts();
+  ParameterLayouts& all = layouts();
   {
     std::shared_lock lock(all.mutex);
     const auto found = all.of.find(reinterpret_cast<uint64_t>(function));

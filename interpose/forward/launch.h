@@ -5,6 +5,8 @@
 
 #include <functional>
 #include <memory>
+#include <shared_mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "forwarding/wire/launch_wire.h"
@@ -14,6 +16,26 @@ namespace olpager::forward {
 struct ParameterLayout {
   std::vector<ParameterPlace> places;
   uint32_t bytes = 0;
+};
+
+/// Layouts that workers have told, by kernel: of a library's kernel it is the same in all sessions.
+struct ParameterLayouts {
+  std::shared_mutex mutex;
+  std::unordered_map<uint64_t, std::shared_ptr<const ParameterLayout>> of;
+};
+
+/// Launches that drivers have taken: the answer to the same again, in the same context and but for
+/// the grid, is known.
+struct TakenLaunches {
+  struct Launch {
+    uint64_t function;
+    uint32_t shared;
+  };
+  std::shared_mutex mutex;
+  std::unordered_map<uint64_t, Launch> launches;  // by their hashes
+
+  bool has(uint64_t hash);
+  void note(uint64_t hash, const LaunchHead& head);
 };
 
 /// A kernel's parameters, each at its place. Small ones live on the stack.

@@ -4,10 +4,11 @@
 
 #include "forwarding/wire/launch_wire.h"
 #include "interpose/api/forward_functions.h"
+#include "interpose/forward/arrivals.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
+#include "interpose/forward/exchange.h"
 #include "interpose/forward/launch.h"
-#include "interpose/forward/memory.h"
 
 namespace olpager::forward {
 namespace {
@@ -65,10 +66,10 @@ CUresult ol_forward_cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS* lis
   }
   call.raw(pinned.data(), pinned.size() * sizeof pinned[0]);
   const unsigned answers = pinned.empty() ? 0 : count;
-  for (unsigned i = 0; i < answers; ++i) session->expectChanges();
+  for (unsigned i = 0; i < answers; ++i) session->arrivals().expectChanges();
   call.mayWait();
   if (const CUresult begun = call.begin(true); begun != CUDA_SUCCESS) {
-    for (unsigned i = 0; i < answers; ++i) session->changesDoNotCome();
+    for (unsigned i = 0; i < answers; ++i) session->arrivals().changesDoNotCome();
     return begun;
   }
   return call.finish();

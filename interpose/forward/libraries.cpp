@@ -1,32 +1,20 @@
 #include "interpose/forward/libraries.h"
 
-#include <atomic>
-#include <map>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/program.h"
 #include "interpose/forward/variables.h"
 
 namespace olpager::forward {
 namespace {
 
-struct Kernels {
-  std::mutex mutex;                                              // alone
-  std::map<std::pair<uint64_t, std::string>, uint64_t> numbers;  // by library and name
-};
-Kernels& kernels() {
-  static auto* instance = new Kernels;
-  return *instance;
-}
+CommonKernels& kernels() { return *program().parts().common_kernels; }
 
-uint64_t newCommonNumber() {
-  static std::atomic<uint64_t> next{firstNumber(kCommonSlot)};
-  return next.fetch_add(1);
-}
+uint64_t newCommonNumber() { return kernels().next.fetch_add(1); }
 
 // In all sessions; what one that is there says counts, an error before a success.
 template <typename Make>
@@ -49,7 +37,7 @@ CUresult unload(CUlibrary library, Session* session) {
 }
 
 CUresult kernelOf(CUlibrary library, const char* name, CUkernel* kernel) {
-  Kernels& all = kernels();
+  CommonKernels& all = kernels();
   const std::pair key(reinterpret_cast<uint64_t>(library), std::string(name));
   {
     std::lock_guard lock(all.mutex);
@@ -119,7 +107,7 @@ CUresult ol_forward_cuLibraryUnload(CUlibrary library) {
   variablesGone(reinterpret_cast<uint64_t>(library));
   if (!severalSessions()) return ol_forward_generated_cuLibraryUnload(library);
   {
-    Kernels& all = kernels();
+    CommonKernels& all = kernels();
     std::lock_guard lock(all.mutex);
     std::erase_if(all.numbers, [&](const auto& one) {
       return one.first.first == reinterpret_cast<uint64_t>(library);

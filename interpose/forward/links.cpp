@@ -4,8 +4,8 @@
 //
 // States of a linker: there (from cuLinkCreate on) -> gone. Its number is the client's own; its
 // images stay until it goes.
-#include <deque>
-#include <map>
+#include "interpose/forward/links.h"
+
 #include <memory>
 #include <mutex>
 #include <string>
@@ -14,28 +14,15 @@
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/images.h"
-#include "interpose/forward/jit_options.h"
+#include "interpose/forward/session_parts.h"
 
 namespace olpager::forward {
 namespace {
 
-struct Linker {
-  JitOptions options;                         // does not change
-  std::mutex mutex;                           // alone
-  std::deque<std::vector<std::byte>> images;  // that the program was given
-};
-
-struct Linkers {
-  std::mutex mutex;  // alone
-  std::map<CUlinkState, std::shared_ptr<Linker>> all;
-};
-Linkers& linkers() {
-  static auto* const instance = new Linkers;
-  return *instance;
-}
-
 std::shared_ptr<Linker> find(CUlinkState state) {
-  Linkers& known = linkers();
+  const Session* const session = Route().handle(state).session();
+  if (session == nullptr) return nullptr;
+  Linkers& known = *session->parts().linkers;
   std::lock_guard lock(known.mutex);
   const auto found = known.all.find(state);
   return found != known.all.end() ? found->second : nullptr;
@@ -51,7 +38,7 @@ CUresult create(unsigned count, const CUjit_option* options, void** values, CUli
   linker->options.put(call);
   const CUresult result = call.sync();
   if (result != CUDA_SUCCESS) return result;
-  Linkers& known = linkers();
+  Linkers& known = *call.session()->parts().linkers;
   std::lock_guard lock(known.mutex);
   known.all[state] = std::move(linker);
   *out = state;
@@ -128,12 +115,13 @@ CUresult complete(CUlinkState state, void** image, size_t* size) {
 }
 
 CUresult destroy(CUlinkState state) {
-  Linkers& known = linkers();
+  if (find(state) == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  Call call(Operation::kLinkDestroy, Route().handle(state));
   {
+    Linkers& known = *call.session()->parts().linkers;
     std::lock_guard lock(known.mutex);
     if (known.all.erase(state) == 0) return CUDA_ERROR_INVALID_HANDLE;
   }
-  Call call(Operation::kLinkDestroy, Route().handle(state));
   call.handle(state);
   return call.sync();
 }

@@ -6,9 +6,6 @@
 // Neither is held while a function runs.
 #include "interpose/forward/logs.h"
 
-#include <condition_variable>
-#include <map>
-#include <mutex>
 #include <string>
 
 #include "interpose/api/forward_functions.h"
@@ -18,23 +15,7 @@
 namespace olpager::forward {
 namespace {
 
-struct Listener {
-  CUlogsCallback function;
-  void* data;
-};
-struct Listeners {
-  std::mutex registering;
-  bool listens[kMostSessions] = {};  // a session's worker sends what its driver logs
-  std::mutex mutex;
-  std::condition_variable ended;  // one that was called has returned
-  std::map<uint64_t, Listener> of;
-  uint64_t next = 1;
-  uint64_t called = 0;  // who runs now; 0: nobody
-};
-Listeners& listeners() {
-  static auto* const instance = new Listeners;
-  return *instance;
-}
+LogListeners& listeners() { return *program().parts().listeners; }
 
 // All of them, whatever one says. The first error where none of them does it.
 CUresult tellWorkers(bool listen) {
@@ -57,12 +38,12 @@ CUresult tellWorkers(bool listen) {
 }
 
 void callAll(CUlogLevel level, std::string line) {
-  Listeners& all = listeners();
+  LogListeners& all = listeners();
   std::unique_lock lock(all.mutex);
   uint64_t number = 0;
   for (auto at = all.of.begin(); at != all.of.end(); at = all.of.upper_bound(number)) {
     all.called = number = at->first;
-    const Listener listener = at->second;
+    const LogListeners::Listener listener = at->second;
     lock.unlock();
     listener.function(listener.data, level, line.data(), line.size());
     lock.lock();
@@ -90,7 +71,7 @@ CUresult ol_forward_cuLogsRegisterCallback(CUlogsCallback function, void* data,
   if (function == nullptr) return CUDA_ERROR_INVALID_VALUE;
   if (sessions().empty()) return CUDA_ERROR_NOT_INITIALIZED;
   startNotifications();
-  Listeners& all = listeners();
+  LogListeners& all = listeners();
   const std::lock_guard registering(all.registering);
   uint64_t number = 0;
   bool first = false;
@@ -111,7 +92,7 @@ CUresult ol_forward_cuLogsRegisterCallback(CUlogsCallback function, void* data,
 
 // When it returns the function does not run any more, unless it is the function that calls.
 CUresult ol_forward_cuLogsUnregisterCallback(CUlogsCallbackHandle handle) {
-  Listeners& all = listeners();
+  LogListeners& all = listeners();
   const auto number = reinterpret_cast<uint64_t>(handle);
   {
     const std::lock_guard registering(all.registering);

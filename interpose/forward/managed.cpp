@@ -1,5 +1,5 @@
-// Managed memory as programs see it: blocks of the window (memory.h), and what they were advised
-// about ranges of it. Where memory is, advice does not change here; it is told back.
+// Managed memory as programs see it: blocks of the window (host_blocks.h), and what they were
+// advised about ranges of it. Where memory is, advice does not change here; it is told back.
 //
 // Thread-safety: any thread; one lock, under which nothing is called.
 #include "interpose/forward/managed.h"
@@ -7,43 +7,26 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <map>
-#include <mutex>
-#include <set>
 #include <vector>
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
-#include "interpose/forward/memory.h"
+#include "interpose/forward/host_blocks.h"
+#include "interpose/forward/program.h"
 #include "interpose/forward/streams.h"
 
 namespace olpager::forward {
 namespace {
 
-constexpr CUmemLocation kNowhere{CU_MEM_LOCATION_TYPE_INVALID, 0};
+constexpr CUmemLocation kNowhere = Advice::kNowhere;
+using Ranges = ManagedAdvice::Ranges;
 
 bool same(const CUmemLocation& a, const CUmemLocation& b) {
   return a.type == b.type && a.id == b.id;
 }
 
-struct Advice {
-  bool read_mostly = false;
-  CUmemLocation preferred = kNowhere, prefetched = kNowhere;
-  std::set<int> accessed_by;  // devices; CU_DEVICE_CPU for the host
-};
-
-// Of one allocation: by first address, each up to the next one's.
-using Ranges = std::map<uint64_t, Advice>;
-
-struct Known {
-  std::mutex mutex;
-  std::map<uint64_t, Ranges> allocations;  // by address; those that were advised
-};
-Known& known() {
-  static auto* instance = new Known;
-  return *instance;
-}
+ManagedAdvice& given() { return *program().parts().advice; }
 
 // Part of one allocation, not empty.
 struct Part {
@@ -67,7 +50,7 @@ Ranges::iterator cut(Ranges& ranges, uint64_t address) {
 
 template <typename Change>
 void change(const Part& part, Change what) {
-  Known& all = known();
+  ManagedAdvice& all = given();
   std::lock_guard lock(all.mutex);
   Ranges& ranges = all.allocations[part.base];
   if (ranges.empty()) ranges.emplace(part.base, Advice{});
@@ -78,8 +61,8 @@ void change(const Part& part, Change what) {
 // Under the mutex.
 template <typename Look>
 void forEach(const Part& part, Look look) {
-  const auto found = known().allocations.find(part.base);
-  if (found == known().allocations.end()) return look(Advice{});
+  const auto found = given().allocations.find(part.base);
+  if (found == given().allocations.end()) return look(Advice{});
   const Ranges& ranges = found->second;
   const auto end = ranges.lower_bound(part.end);
   for (auto range = std::prev(ranges.upper_bound(part.begin)); range != end; ++range)
@@ -198,7 +181,7 @@ CUresult discardAll(const CUdeviceptr* addresses, const size_t* sizes, size_t co
 
 // What all of a part has in common.
 Advice commonOf(const Part& part) {
-  std::lock_guard lock(known().mutex);
+  std::lock_guard lock(given().mutex);
   Advice common;
   bool first = true;
   forEach(part, [&](const Advice& at) {
@@ -280,7 +263,7 @@ bool isManaged(CUdeviceptr address) {
 CUresult freeManaged(CUdeviceptr address) {
   const CUresult result = releaseBlock(address, true);
   if (result != CUDA_SUCCESS) return result;
-  Known& all = known();
+  ManagedAdvice& all = given();
   std::lock_guard lock(all.mutex);
   all.allocations.erase(address);
   return result;

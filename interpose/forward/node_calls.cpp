@@ -1,21 +1,10 @@
 #include "interpose/forward/node_calls.h"
 
-#include <mutex>
-#include <unordered_map>
+#include <utility>
+
+#include "interpose/forward/session_parts.h"
 
 namespace olpager::forward {
-namespace {
-
-struct Told {
-  std::mutex mutex;
-  std::unordered_map<uint64_t, std::unique_ptr<ToldParameters>> of;
-};
-Told& told() {
-  static auto* const instance = new Told;
-  return *instance;
-}
-
-}  // namespace
 
 Session* sessionOf(const Target& target) {
   return Route().handle(target.graph).handle(target.node).handle(target.exec).session();
@@ -37,8 +26,8 @@ CUresult finish(Call& call, CUgraphNode* made) {
   return result;
 }
 
-void keepTold(CUgraphNode node, std::unique_ptr<ToldParameters> made) {
-  Told& all = told();
+void keepTold(const Session& session, CUgraphNode node, std::unique_ptr<ToldParameters> made) {
+  ToldNodes& all = *session.parts().told_nodes;
   const std::lock_guard lock(all.mutex);
   all.of[reinterpret_cast<uint64_t>(node)] = std::move(made);
 }

@@ -6,6 +6,8 @@
 
 #include <cstddef>
 #include <memory>
+#include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "forwarding/wire/launch_wire.h"
@@ -35,8 +37,13 @@ struct ToldParameters {
   std::vector<void*> pointers;  // into the block; of one that was given as such: what `extra` is
   size_t bytes = 0;             // of the block, as `extra` says it
 };
+/// Of a session's nodes.
+struct ToldNodes {
+  std::mutex mutex;  // a leaf
+  std::unordered_map<uint64_t, std::unique_ptr<ToldParameters>> of;
+};
 /// It stays until the program asks for the same node again.
-void keepTold(CUgraphNode node, std::unique_ptr<ToldParameters> made);
+void keepTold(const Session& session, CUgraphNode node, std::unique_ptr<ToldParameters> made);
 /// Asks for them.
 CUresult ask(Call& call, CUgraphNode node, NodeKind kind);
 

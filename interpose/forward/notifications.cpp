@@ -1,40 +1,31 @@
 #include "interpose/forward/notifications.h"
 
-#include <condition_variable>
-#include <deque>
-#include <mutex>
 #include <thread>
+#include <utility>
+
+#include "interpose/forward/program.h"
 
 namespace olpager::forward {
 namespace {
 
 thread_local bool t_in_notification = false;
 
-struct Notifications {
-  std::mutex mutex;
-  std::condition_variable due;
-  std::deque<std::function<void()>> functions;
-  bool runs = false;
-
-  void run() {
-    t_in_notification = true;
-    std::unique_lock lock(mutex);
-    for (;;) {
-      due.wait(lock, [this] { return !functions.empty(); });
-      const auto function = std::move(functions.front());
-      functions.pop_front();
-      lock.unlock();
-      function();
-      lock.lock();
-    }
-  }
-};
-Notifications& notifications() {
-  static auto* const instance = new Notifications;  // its thread outlives exit handlers
-  return *instance;
-}
+Notifications& notifications() { return *program().parts().notifications; }
 
 }  // namespace
+
+void Notifications::run() {
+  t_in_notification = true;
+  std::unique_lock lock(mutex);
+  for (;;) {
+    due.wait(lock, [this] { return !functions.empty(); });
+    const auto function = std::move(functions.front());
+    functions.pop_front();
+    lock.unlock();
+    function();
+    lock.lock();
+  }
+}
 
 void startNotifications() {
   Notifications& all = notifications();

@@ -6,9 +6,21 @@
 // thread. Its lock is a leaf, and is not held while a function runs.
 #pragma once
 
+#include <condition_variable>
+#include <deque>
 #include <functional>
+#include <mutex>
 
 namespace olpager::forward {
+
+struct Notifications {
+  std::mutex mutex;
+  std::condition_variable due;
+  std::deque<std::function<void()>> functions;
+  bool runs = false;  // the thread is there
+
+  void run();
+};
 
 /// Once before the first function is expected; throws where there can be no thread.
 void startNotifications();

@@ -6,7 +6,8 @@
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/contexts.h"
-#include "interpose/forward/memory.h"
+#include "interpose/forward/host_blocks.h"
+#include "interpose/forward/registered.h"
 
 namespace olpager::forward {
 namespace {

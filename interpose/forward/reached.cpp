@@ -7,7 +7,8 @@
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/copies_between.h"
-#include "interpose/forward/memory.h"
+#include "interpose/forward/exchange.h"
+#include "interpose/forward/host_blocks.h"
 
 namespace olpager::forward {
 

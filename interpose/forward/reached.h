@@ -1,6 +1,6 @@
 // Calls by which the GPU reads or writes memory at addresses that the program gives as device
 // memory (memsets, copies between devices, values written in stream order). Where one lies in an
-// exchanged block (memory.h), what the program changed goes before the call and what the GPU
+// exchanged block (exchange.h), what the program changed goes before the call and what the GPU
 // changes comes back behind it, as with a launch. Thread-safety: any thread.
 #pragma once
 

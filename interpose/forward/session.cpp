@@ -6,26 +6,28 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <exception>
-#include <set>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <thread>
 
 #include "base/log.h"
 #include "base/text.h"
 #include "forwarding/tally.h"
-#include "interpose/api/driver_symbols.h"
+#include "forwarding/wire/runs.h"
 #include "interpose/api/forward_functions.h"
-#include "interpose/forward/call.h"
-#include "interpose/forward/captures.h"
+#include "interpose/forward/answer_cache.h"
+#include "interpose/forward/arrivals.h"
 #include "interpose/forward/connection.h"
-#include "interpose/forward/crossings.h"
+#include "interpose/forward/context.h"
+#include "interpose/forward/contexts.h"
 #include "interpose/forward/device_memory.h"
+#include "interpose/forward/exchange.h"
+#include "interpose/forward/host_functions.h"
 #include "interpose/forward/kernel_attributes.h"
-#include "interpose/forward/launch.h"
 #include "interpose/forward/logs.h"
-#include "interpose/forward/memory.h"
-#include "interpose/forward/pinned.h"
-#include "interpose/forward/stand_ins.h"
+#include "interpose/forward/session_contexts.h"
+#include "interpose/forward/session_parts.h"
 #include "interpose/forward/threads.h"
 #include "interpose/forward/trips.h"
 #include "interpose/forward/user_objects.h"
@@ -40,9 +42,6 @@ constexpr auto kBatch = 50us;   // what nobody waits for is sent after so long
 constexpr auto kAwake = 2ms;    // without calls before the attendant sleeps
 constexpr auto kLook = 1ms;     // between looks at what comes by itself
 constexpr auto kLongest = 1s;   // of the attendant's sleep
-constexpr size_t kMostRemembered = 65536;
-
-thread_local bool t_in_function = false;  // in the thread that runs the program's host functions
 
 }  // namespace
 
@@ -51,11 +50,15 @@ Session::Session(const base::Settings& settings, std::string gpunode, unsigned s
       slot_(slot),
       slots_(slots),
       connection_(std::make_unique<Connection>(settings, gpunode_, slot, slots)),
+      parts_(std::make_unique<SessionParts>(*this)),
+      answers_(std::make_unique<AnswerCache>()),
+      arrivals_(std::make_unique<Arrivals>(*this)),
+      functions_(std::make_unique<HostFunctions>(*this)),
       next_number_(firstNumber(slot)) {}
 
 Session::~Session() = default;
 
-bool Session::othersCall() const { return callingThreads() > 1 || has_functions_.load(); }
+bool Session::othersCall() const { return callingThreads() > 1 || functions_->everAny(); }
 
 Status Session::open() { return connection_->open(channel_); }
 
@@ -74,7 +77,7 @@ Status Session::start() {
     return Error{"gpunode " + gpunode_ + " is of another version than this one"};
   offered_.assign(offered.begin(), offered.end());
   std::thread([this] { attend(); }).detach();
-  std::thread([this] { runFunctions(); }).detach();
+  std::thread([this] { functions_->run(); }).detach();
   base::logInfo("forwarded mode: gpunode %s, session %016llx, %d device(s), CUDA %d.%d",
                 gpunode_.c_str(), static_cast<unsigned long long>(connection_->number()),
                 description_.devices, description_.driver_version / 1000,
@@ -118,7 +121,7 @@ CUresult Session::finish(Wait& wait) {
   }
   const auto begun = std::chrono::steady_clock::now();
   receiveFor(wait);
-  noteTrip(slot_, wait.function, std::chrono::steady_clock::now() - begun);
+  noteTrip(*this, wait.function, std::chrono::steady_clock::now() - begun);
   return wait.result;
 }
 
@@ -141,10 +144,10 @@ CUresult Session::post(std::vector<std::byte>& record, std::span<const std::byte
   noteCall(*this, head.function);
   if (ended_.load(std::memory_order_relaxed)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
   if (!channel_.write({record, bulk}, flush)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
-  posts_.fetch_add(1, std::memory_order_relaxed);
-  if (attendant_sleeps_.load()) {
-    std::lock_guard lock(attend_mutex_);
-    attend_.notify_one();
+  attendant_.posts.fetch_add(1, std::memory_order_relaxed);
+  if (attendant_.sleeps.load()) {
+    std::lock_guard lock(attendant_.mutex);
+    attendant_.due.notify_one();
   }
   return CUDA_SUCCESS;
 }
@@ -210,8 +213,8 @@ void Session::lost(const std::string& why) {
     if (ended_.exchange(true)) return;
     why_lost_ = why;
     turn_.notify_all();
-    bytes_came_.notify_all();
   }
+  arrivals_->wake();
   channel_.close(why);
   if (leaving_) {
     base::logDebug("gpunode %s: %s", gpunode_.c_str(), why.c_str());
@@ -224,18 +227,8 @@ void Session::lost(const std::string& why) {
         "the session on the gpunode is lost: %s; every CUDA call of this program fails from now on",
         why.c_str());
   }
-  decltype(notices_) notices;
-  {
-    std::lock_guard lock(functions_mutex_);
-    if (!leaving_) endFunctions();
-    functions_ended_ = true;
-    function_due_.notify_all();
-    notices.swap(notices_);
-  }
-  for (const auto& [number, told] : notices) told(CUDA_ERROR_DEVICE_UNAVAILABLE);
-  forgetUserObjects(slot_);
-  forgetStandIns(slot_);
-  forgetCapturesIn(slot_);
+  functions_->lost(leaving_);
+  parts_->lost();
 }
 
 void Session::dispatch(std::vector<std::byte>& record) {
@@ -261,10 +254,10 @@ void Session::dispatch(std::vector<std::byte>& record) {
     }
     case Answer::kFailed: {
       const auto context = reader.value<uint64_t>();
-      std::lock_guard lock(waits_mutex_);
-      ++received_;
-      failures_.emplace(std::pair(context, head.number), static_cast<CUresult>(head.result));
-      any_failure_.store(true);
+      noteReceived();
+      parts_->contexts->with(context, [&](Context& in) {
+        in.failures.failed(head.number, static_cast<CUresult>(head.result));
+      });
       forgetSetAttributes();
       base::logDebug("%s failed at the gpunode: %d", functionName(head.function).c_str(),
                      head.result);
@@ -272,11 +265,11 @@ void Session::dispatch(std::vector<std::byte>& record) {
     }
     case Answer::kBroken: {
       const auto context = reader.value<uint64_t>();
-      std::lock_guard lock(waits_mutex_);
-      ++received_;
-      if (!reader.ok() || !broken_.emplace(context, static_cast<CUresult>(head.result)).second)
+      noteReceived();
+      if (!reader.ok() || !parts_->contexts->with(context, [&](Context& in) {
+            return in.failures.breaks(static_cast<CUresult>(head.result));
+          }))
         break;
-      any_failure_.store(true);
       base::logError(
           "the gpunode had no memory for an allocation that it was expected to have (CUDA error "
           "%d): every call "
@@ -286,89 +279,35 @@ void Session::dispatch(std::vector<std::byte>& record) {
     }
     case Answer::kFault: {
       const auto context = reader.value<uint64_t>();
-      {
-        std::lock_guard lock(waits_mutex_);
-        ++received_;
-      }
-      if (reader.ok()) noteFault(context, static_cast<CUresult>(head.result));
+      noteReceived();
+      if (reader.ok())
+        parts_->contexts->with(
+            context, [&](Context& in) { in.failures.faulted(static_cast<CUresult>(head.result)); });
       break;
     }
     case Answer::kBytes: {
-      Rows expected;
-      {
-        std::lock_guard lock(waits_mutex_);
-        ++received_;
-        const auto found = expected_.find(head.number);
-        if (found == expected_.end()) break;
-        expected =
-            found->second;  // it stays until its bytes are there: who is to read them waits for it
-      }
-      // None: they are there already, or the copy has failed.
-      const auto bytes = reader.raw(reader.left());
-      if (!bytes.empty() && bytes.size() != expected.bytes()) {
-        channel_.close("bytes of a copy that are not as many as it asked for");
-        return;
-      }
-      if (const std::byte* from = bytes.data(); !bytes.empty()) {
-        expected.forEach([&](std::byte* row) {
-          std::memcpy(row, from, expected.width);
-          from += expected.width;
-        });
-      }
-      {
-        std::lock_guard lock(waits_mutex_);
-        expected_.erase(head.number);
-        bytes_came_.notify_all();
-      }
-      bytes_come_.fetch_sub(1);
-      comes_.fetch_sub(1);
-      break;
+      noteReceived();
+      if (arrivals_->bytesCome(head.number, reader.raw(reader.left()))) break;
+      channel_.close("bytes of a copy that are not as many as it asked for");
+      return;
     }
     case Answer::kHostBytes: {
-      {
-        std::lock_guard lock(waits_mutex_);
-        ++received_;
-      }
+      noteReceived();
       while (reader.ok() && reader.left() > 0) {
-        if (Run run; readRun(reader, &run)) takePinned(slot_, run);
+        if (Run run; readRun(reader, &run)) takePinned(*this, run);
       }
       // One for each launch, at most as many as are expected.
-      const auto answered =
-          std::min<uint64_t>(head.number, changes_expected_.load() - changes_answered_.load());
-      changes_answered_.fetch_add(answered);
-      comes_.fetch_sub(static_cast<uint32_t>(answered));
+      arrivals_->changesCome(head.number);
       break;
     }
     case Answer::kHostFunction: {
-      {
-        std::lock_guard lock(waits_mutex_);
-        ++received_;
-      }
-      std::function<void(CUresult)> told;
-      std::unique_lock lock(functions_mutex_);
-      if (auto notice = notices_.extract(head.number); !notice.empty())
-        told = std::move(notice.mapped());
-      if (told) {
-        lock.unlock();
-        comes_.fetch_sub(1);
-        told(static_cast<CUresult>(head.result));
-        break;
-      }
-      if (head.result == kFunctionNotTaken) {
-        lock.unlock();
-        (void)functionDoesNotCome(head.number);
-        break;
-      }
-      due_.emplace_back(head.number, static_cast<CUresult>(head.result));
-      function_due_.notify_one();
+      noteReceived();
+      functions_->come(head.number, head.result);
       break;
     }
     case Answer::kUserObjectGone:
     case Answer::kLog: {
-      {
-        std::lock_guard lock(waits_mutex_);
-        ++received_;
-      }
+      noteReceived();
       if (head.kind == Answer::kUserObjectGone) {
         userObjectGone(*this, reader.value<uint64_t>());
       } else {
@@ -397,197 +336,44 @@ void Session::dispatch(std::vector<std::byte>& record) {
 // Its own, else of whoever has put something into this context: a kernel that was not launched is
 // nothing that may seem to have ended well, and its thread may never wait, or be gone.
 CUresult Session::takeFailure(bool tells) {
-  if (!any_failure_.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
+  if (parts_->failures->to_tell.load(std::memory_order_relaxed) == 0) return CUDA_SUCCESS;
   const uint64_t context = contextIn(this);
-  const uint32_t thread = thisThread();
-  std::lock_guard lock(waits_mutex_);
-  if (const auto broken = broken_.find(context); broken != broken_.end()) return broken->second;
-  if (!tells) return CUDA_SUCCESS;
-  auto found = failures_.find({context, thread});
-  if (found == failures_.end()) found = failures_.find({0, thread});
-  if (found == failures_.end()) {
-    found = failures_.lower_bound({context, 0});
-    if (found == failures_.end() || found->first.first != context) return CUDA_SUCCESS;
-  }
-  const CUresult result = found->second;
-  failures_.erase(found);
-  any_failure_.store(!failures_.empty() || !broken_.empty());
-  return result;
-}
-
-void Session::noteFault(uint64_t context, CUresult fault) {
-  std::lock_guard lock(waits_mutex_);
-  faults_.emplace(context, fault);
-  any_fault_.store(true);
+  CUresult why = CUDA_SUCCESS;
+  parts_->contexts->withKnown(context, [&](Context& in) {
+    why = in.failures.broken();
+    if (why == CUDA_SUCCESS && tells) why = in.failures.take(thisThread());
+  });
+  if (why != CUDA_SUCCESS || !tells) return why;
+  parts_->contexts->withKnown(0, [&](Context& in) { why = in.failures.take(thisThread()); });
+  if (why != CUDA_SUCCESS) return why;
+  parts_->contexts->withKnown(context, [&](Context& in) { why = in.failures.takeAny(); });
+  return why;
 }
 
 CUresult Session::faultOf(uint64_t context) {
-  if (!any_fault_.load(std::memory_order_relaxed)) return CUDA_SUCCESS;
-  std::lock_guard lock(waits_mutex_);
-  const auto found = faults_.find(context);
-  return found != faults_.end() ? found->second : CUDA_SUCCESS;
-}
-
-void Session::contextGone(uint64_t context) {
-  forgetDeviceMemory(context);
-  forgetOwnStreams(context);
-  forgetCapturesOf(context);
-  std::lock_guard lock(waits_mutex_);
-  broken_.erase(context);
-  faults_.erase(context);
-  any_fault_.store(!faults_.empty());
-  std::erase_if(failures_, [&](const auto& one) { return one.first.first == context; });
-  any_failure_.store(!failures_.empty() || !broken_.empty());
+  if (parts_->failures->faults.load(std::memory_order_relaxed) == 0) return CUDA_SUCCESS;
+  CUresult fault = CUDA_SUCCESS;
+  parts_->contexts->withKnown(context, [&](const Context& in) { fault = in.failures.fault(); });
+  return fault;
 }
 
 // --- what comes by itself ------------------------------------------------------------------------
 
 void Session::somethingComes() {
-  comes_.fetch_add(1);
-  std::lock_guard lock(attend_mutex_);
-  attend_.notify_one();
+  attendant_.comes.fetch_add(1);
+  std::lock_guard lock(attendant_.mutex);
+  attendant_.due.notify_one();
 }
 
-uint32_t Session::expectRows(const Rows& into) {
-  uint32_t number = 0;
-  {
-    std::lock_guard lock(waits_mutex_);
-    number = next_expected_++;
-    expected_[number] = into;
-    bytes_come_.fetch_add(1);
-  }
-  somethingComes();
-  return number;
-}
-
-void Session::bytesDoNotCome(uint32_t number) {
+void Session::noteReceived() {
   std::lock_guard lock(waits_mutex_);
-  if (expected_.erase(number) == 0) return;
-  bytes_came_.notify_all();
-  bytes_come_.fetch_sub(1);
-  comes_.fetch_sub(1);
-}
-
-void Session::expectChanges() {
-  changes_expected_.fetch_add(1);
-  comes_.fetch_add(1);
-  // The call that is posted now wakes the attendant.
-}
-
-void Session::changesDoNotCome() {
-  changes_answered_.fetch_add(1);
-  comes_.fetch_sub(1);
-}
-
-// Under waits_mutex_.
-bool Session::expects(uint64_t address, uint64_t bytes) const {
-  return std::any_of(expected_.begin(), expected_.end(),
-                     [&](const auto& entry) { return entry.second.touch(address, bytes); });
-}
-
-bool Session::bytesOutstanding(uint64_t address, uint64_t bytes) {
-  // Whoever counted the last one had put it in place.
-  if (bytes_come_.load(std::memory_order_acquire) == 0) return false;
-  std::lock_guard lock(waits_mutex_);
-  return expects(address, bytes);
-}
-
-// The attendant receives them.
-void Session::awaitBytes(uint64_t address, uint64_t bytes) {
-  if (bytes_come_.load(std::memory_order_acquire) == 0) return;
-  (void)channel_.flush();
-  std::unique_lock lock(waits_mutex_);
-  while (!ended_ && expects(address, bytes)) bytes_came_.wait_for(lock, kSlice);
-}
-
-uint32_t Session::expectFunction(std::function<void(CUresult)> run, FunctionKind kind) {
-  uint32_t number = 0;
-  {
-    std::lock_guard lock(functions_mutex_);
-    number = next_function_++;
-    functions_[number] = {std::move(run), kind};
-    has_functions_.store(true);
-    if (kind == FunctionKind::kInGraph)
-      functions_in_graphs_.store(true);
-    else
-      functions_outstanding_.fetch_add(1);
-  }
-  // One of a graph comes when that is launched (expectGraphEnd).
-  if (kind != FunctionKind::kInGraph) somethingComes();
-  return number;
-}
-
-bool Session::functionDoesNotCome(uint32_t number) {
-  std::lock_guard lock(functions_mutex_);
-  const auto found = functions_.find(number);
-  if (found == functions_.end()) return false;
-  if (found->second.kind != FunctionKind::kInGraph)
-    functions_outstanding_.fetch_sub(1), comes_.fetch_sub(1);
-  functions_.erase(found);
-  return true;
-}
-
-// The session is lost, under functions_mutex_. What the worker has called is called. Of the others
-// CUDA calls callbacks behind a failure, with its error, and no host functions.
-void Session::endFunctions() {
-  std::set<uint32_t> called;
-  for (const auto& [number, status] : due_) called.insert(number);
-  std::set<uint32_t> callbacks;  // in the order in which they were enqueued
-  std::erase_if(functions_, [&](const auto& one) {
-    const auto& [number, function] = one;
-    if (called.contains(number)) return false;
-    if (function.kind == FunctionKind::kCallback) {
-      callbacks.insert(number);
-      return false;
-    }
-    if (function.kind == FunctionKind::kHost)
-      functions_outstanding_.fetch_sub(1), comes_.fetch_sub(1);
-    return true;
-  });
-  for (const uint32_t number : callbacks) due_.emplace_back(number, CUDA_ERROR_DEVICE_UNAVAILABLE);
-}
-
-uint32_t Session::expectNotice(std::function<void(CUresult)> told) {
-  uint32_t number = 0;
-  {
-    std::lock_guard lock(functions_mutex_);
-    if (ended_) return 0;
-    number = next_function_++;
-    notices_.emplace(number, std::move(told));
-    has_functions_.store(true);
-  }
-  somethingComes();
-  return number;
-}
-
-bool Session::forgetNotice(uint32_t number) {
-  std::lock_guard lock(functions_mutex_);
-  if (notices_.erase(number) == 0) return false;
-  comes_.fetch_sub(1);
-  return true;
-}
-
-uint32_t Session::expectGraphEnd() {
-  if (!functions_in_graphs_) return 0;
-  graphs_outstanding_.fetch_add(1);
-  const uint32_t number = expectNotice([this](CUresult) { graphs_outstanding_.fetch_sub(1); });
-  if (number == 0) graphs_outstanding_.fetch_sub(1);
-  return number;
-}
-
-void Session::graphDoesNotEnd(uint32_t number) {
-  if (forgetNotice(number)) graphs_outstanding_.fetch_sub(1);
-}
-
-uint32_t Session::newGate() {
-  std::lock_guard lock(functions_mutex_);
-  has_functions_.store(true);  // other calls end what is behind it
-  return next_function_++;
+  ++received_;
 }
 
 void Session::openGate(uint32_t number) { say(Operation::kOpenGate, number); }
 
 void Session::exportGone(uint32_t number) { say(Operation::kExportGone, number); }
+void Session::functionDone(uint32_t number) { say(Operation::kHostFunctionDone, number); }
 
 // Of none of the program's threads.
 void Session::say(Operation operation, uint32_t number) {
@@ -598,50 +384,13 @@ void Session::say(Operation operation, uint32_t number) {
 }
 
 void Session::breakContext(uint64_t context, CUresult why) {
-  std::lock_guard lock(waits_mutex_);
-  if (!broken_.emplace(context, why).second) return;
-  any_failure_.store(true);
+  if (!parts_->contexts->with(context, [&](Context& in) { return in.failures.breaks(why); }))
+    return;
   base::logError(
       "what a stream waited for at another gpunode failed or is lost (CUDA error %d): every call "
       "that uses its context "
       "on gpunode %s fails from now on",
       static_cast<int>(why), gpunode_.c_str());
-}
-
-bool Session::functionsOutstanding() const {
-  return !t_in_function && (functions_outstanding_.load() != 0 || graphs_outstanding_.load() != 0);
-}
-
-void Session::runFunctions() {
-  t_in_function = true;
-  std::unique_lock lock(functions_mutex_);
-  for (;;) {
-    function_due_.wait(lock, [&] { return !due_.empty() || functions_ended_; });
-    if (due_.empty()) return;
-    const auto [number, status] = due_.front();
-    due_.erase(due_.begin());
-    const auto found = functions_.find(number);
-    if (found == functions_.end()) {  // nobody's: its stream goes on
-      lock.unlock();                  // it may wait for room, and who makes some may need the mutex
-      say(Operation::kHostFunctionDone, number);
-      lock.lock();
-      continue;
-    }
-    const auto run = found->second.run;
-    const bool again = found->second.kind == FunctionKind::kInGraph;
-    if (!again) functions_.erase(found);
-    lock.unlock();
-    run(status);
-    // What it changed is there for what is behind it in the stream, and in streams of other
-    // sessions that wait for this one.
-    for (Session* const session : existingSessions()) {
-      sendPinnedNow(session);
-      sendStandInsNow(session);
-    }
-    say(Operation::kHostFunctionDone, number);
-    if (!again) functions_outstanding_.fetch_sub(1), comes_.fetch_sub(1);
-    lock.lock();
-  }
 }
 
 // Awake while calls come that nobody waits for, and while something comes that nobody receives;
@@ -654,11 +403,11 @@ void Session::attend() {
   auto rest = std::chrono::milliseconds(kAwake);
   while (!ended_) {
     if (channel_.unsent()) (void)channel_.flush();
-    const uint64_t posts = posts_.load(std::memory_order_relaxed);
+    const uint64_t posts = attendant_.posts.load(std::memory_order_relaxed);
     const auto now = std::chrono::steady_clock::now();
     if (posts != seen) active = now, rest = kAwake;
     seen = posts;
-    const bool comes = comes_.load() != 0;
+    const bool comes = attendant_.comes.load() != 0;
     // A link that is lost while nobody waits is made again: the worker may be in the middle of a
     // bulk copy.
     const bool receives = comes || channel_.unsent() || !channel_.linkUp();
@@ -690,82 +439,18 @@ void Session::attend() {
       std::this_thread::sleep_for(kBatch);
       continue;
     }
-    std::unique_lock lock(attend_mutex_);
+    std::unique_lock lock(attendant_.mutex);
     // Somebody else receives, and sends what finds room by that.
     if (comes || channel_.unsent()) {
-      attend_.wait_for(lock, 1ms);
+      attendant_.due.wait_for(lock, 1ms);
       continue;
     }
-    attendant_sleeps_.store(true);
-    if (posts_.load() == seen && !channel_.unsent() && comes_.load() == 0)
-      attend_.wait_for(lock, rest);
-    attendant_sleeps_.store(false);
+    attendant_.sleeps.store(true);
+    if (attendant_.posts.load() == seen && !channel_.unsent() && attendant_.comes.load() == 0)
+      attendant_.due.wait_for(lock, rest);
+    attendant_.sleeps.store(false);
     rest = std::min<std::chrono::milliseconds>(2 * rest, kLongest);
   }
-}
-
-// --- answers that stay ---------------------------------------------------------------------------
-
-namespace {
-// The function, the context and the arguments; not the thread, nor the number of the wait.
-std::string keyOf(const std::vector<std::byte>& record) {
-  CallHead head;
-  std::memcpy(&head, record.data(), sizeof head);
-  std::string key(reinterpret_cast<const char*>(&head.function), sizeof head.function);
-  key.append(reinterpret_cast<const char*>(&head.context), sizeof head.context);
-  key.append(reinterpret_cast<const char*>(record.data()) + sizeof head,
-             record.size() - sizeof head);
-  return key;
-}
-
-// The same the other way round.
-struct Question {
-  size_t function;
-  std::string_view arguments;
-};
-Question questionIn(std::string_view key) {
-  uint16_t function = 0;
-  std::memcpy(&function, key.data(), sizeof function);
-  return {function, key.substr(sizeof function + sizeof(uint64_t))};
-}
-}  // namespace
-
-bool Session::remembered(const std::vector<std::byte>& record, Wait& wait) {
-  const std::string key = keyOf(record);
-  std::lock_guard lock(remembered_mutex_);
-  const auto found = remembered_.find(key);
-  if (found == remembered_.end()) return false;
-  wait.record = found->second;
-  wait.result = CUDA_SUCCESS;
-  wait.answered = true;
-  return true;
-}
-
-void Session::remember(const std::vector<std::byte>& record, const Wait& wait) {
-  std::lock_guard lock(remembered_mutex_);
-  if (remembered_.size() >= kMostRemembered) remembered_.clear();
-  remembered_[keyOf(record)] = wait.record;
-}
-
-void Session::forgetAnswers() {
-  forgetLayouts();
-  forgetSetAttributes();
-  std::lock_guard lock(remembered_mutex_);
-  remembered_.clear();
-}
-
-void Session::forgetAnswersOf(api::Symbol symbol) {
-  forgetAnswersIf(
-      [&](size_t function, std::string_view) { return function == static_cast<size_t>(symbol); });
-}
-
-void Session::forgetAnswersIf(
-    const std::function<bool(size_t function, std::string_view arguments)>& is) {
-  std::lock_guard lock(remembered_mutex_);
-  std::erase_if(remembered_, [&](const auto& entry) {
-    const Question question = questionIn(entry.first);
-    return is(question.function, question.arguments);
-  });
 }
 
 void Session::atExit() {
@@ -773,7 +458,7 @@ void Session::atExit() {
   Writer goodbye;
   goodbye.value(CallHead{static_cast<uint16_t>(Operation::kGoodbye), 0, 0, 0, 0, 0});
   Wait wait;
-  if (base::logs(base::LogLevel::kDebug)) tellTrips(slot_, gpunode_);
+  if (base::logs(base::LogLevel::kDebug)) tellTrips(*this);
   leaving_.store(true);
   (void)call(goodbye.bytes, {}, wait);
   std::lock_guard lock(waits_mutex_);

@@ -2,7 +2,7 @@
 
 #include <pthread.h>
 
-#include <array>
+#include <algorithm>
 #include <cstdlib>
 #include <future>
 #include <memory>
@@ -13,47 +13,30 @@
 #include "base/log.h"
 #include "coherence/transport/core/own_descriptors.h"
 #include "forwarding/visible_devices.h"
+#include "forwarding/wire/driver_environment.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/devices.h"
-#include "interpose/forward/memory.h"
-#include "interpose/forward/read_environment.h"
+#include "interpose/forward/driver_memory.h"
 #include "interpose/forward/session.h"
 #include "interpose/forward/straight_copies.h"
 
 namespace olpager::forward {
 
-namespace detail {
-std::atomic<uint32_t> g_session_count{0};
-}
-
 namespace {
 
-struct Root {
-  std::mutex mutex;
-  base::Settings settings;
-  bool configured = false;
-  bool tried = false;
-};
-Root& root() {
-  static Root* instance = new Root;
-  return *instance;
-}
-std::array<Session*, kMostSessions> g_sessions{};  // the first g_session_count
-std::atomic<bool> g_forked{false};
-
-std::span<Session* const> firstOf(uint32_t count) { return {g_sessions.data(), count}; }
+Connecting& connecting() { return *program().parts().connecting; }
 
 void childAfterFork() {
   const auto parents = existingSessions();
-  detail::g_session_count.store(0);
-  // The parent's lock may be held by a thread that the child does not have: a root of its own.
-  new (&root().mutex) std::mutex;
-  root().tried = false;
+  program().session_count.store(0);
+  // The parent's lock may be held by a thread that the child does not have: the child's is new.
+  new (&connecting().mutex) std::mutex;
+  connecting().tried = false;
   // What reaches workers, which would else take the child for their client; also of a session that
   // is being made. The transport's threads are not here, so nobody else uses it.
   transport::closeInForkedChild();
   for (const Session* const session : parents) {
-    if (session->initialized()) g_forked.store(true);
+    if (session->initialized()) program().forked.store(true);
   }
   forgetDevices();
 }
@@ -61,7 +44,7 @@ void childAfterFork() {
 // After the program's own exit handlers and destructors, which may still call. Nothing of ours is
 // destroyed.
 __attribute__((destructor)) void end() {
-  if (g_forked.load()) return;
+  if (program().forked.load()) return;
   tellCopiesBetween();
   for (Session* const session : existingSessions()) session->atExit();
 }
@@ -106,22 +89,23 @@ Status connectAll(const base::Settings& settings, std::vector<Session*>& all) {
 }  // namespace
 
 void configureSessions(const base::Settings& settings) {
-  Root& state = root();
+  Connecting& state = connecting();
   std::lock_guard lock(state.mutex);
   state.settings = settings;
   state.configured = true;
 }
 
-bool inForkedChild() { return g_forked.load(std::memory_order_relaxed); }
+bool inForkedChild() { return program().forked.load(std::memory_order_relaxed); }
 
 std::span<Session* const> existingSessions() {
-  return firstOf(detail::g_session_count.load(std::memory_order_acquire));
+  const uint32_t count = program().session_count.load(std::memory_order_acquire);
+  return {program().sessions.data(), count};
 }
 
 std::span<Session* const> sessions() {
   if (const auto made = existingSessions(); !made.empty()) return made;
   if (inForkedChild()) return {};
-  Root& state = root();
+  Connecting& state = connecting();
   std::lock_guard lock(state.mutex);
   if (const auto made = existingSessions(); !made.empty()) return made;
   if (!state.configured || state.tried) return {};
@@ -133,11 +117,8 @@ std::span<Session* const> sessions() {
     return {};
   }
   // Before a thread can fork while this one connects, with the lock.
-  static const bool handlers = [] {
-    pthread_atfork(nullptr, nullptr, childAfterFork);
-    return true;
-  }();
-  (void)handlers;
+  if (!state.forks_are_heard)
+    state.forks_are_heard = pthread_atfork(nullptr, nullptr, childAfterFork) == 0;
   readLaunchBlocking();
   std::vector<Session*> all;
   if (const Status connected = connectAll(state.settings, all); !connected.ok()) {
@@ -145,8 +126,8 @@ std::span<Session* const> sessions() {
       base::logError("%s", connected.error().message.c_str());
     return {};
   }
-  std::copy(all.begin(), all.end(), g_sessions.begin());
-  detail::g_session_count.store(static_cast<uint32_t>(all.size()), std::memory_order_release);
+  std::copy(all.begin(), all.end(), program().sessions.begin());
+  program().session_count.store(static_cast<uint32_t>(all.size()), std::memory_order_release);
   return existingSessions();
 }
 
@@ -167,7 +148,7 @@ Session* sessionOfRange(uint64_t address) {
 
 Session* sessionOfAddress(uint64_t address) {
   Session* const session = sessionOfRange(address);
-  return session != nullptr ? session : sessionOfNoted(address);
+  return session != nullptr ? session : sessionOfDriverMemory(address);
 }
 
 Session* existingSession() {

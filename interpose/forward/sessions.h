@@ -9,20 +9,30 @@
 
 #include <cuda.h>
 
-#include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <span>
 
 #include "base/settings.h"
 #include "forwarding/wire/wire.h"
+#include "interpose/forward/program.h"
 
 namespace olpager::forward {
 
 class Session;
 
-inline constexpr unsigned kMostSessions = 16;
 static_assert(kMostSessions >= base::kMostGpunodes && kMostSessions <= kCommonSlot);
+
+/// What the program's sessions are made with, and that they are made once.
+struct Connecting {
+  std::mutex mutex;  // held while they are connected
+  base::Settings settings;
+  bool configured = false;
+  bool tried = false;
+  bool forks_are_heard = false;
+  std::once_flag asked_ahead;  // what every runtime asks first (contexts.cpp)
+};
 
 void configureSessions(const base::Settings& settings);
 /// All of them, connected at first need; none when one can't be had (told once), or in a forked
@@ -32,12 +42,9 @@ std::span<Session* const> sessions();
 std::span<Session* const> existingSessions();
 bool inForkedChild();
 
-namespace detail {
-extern std::atomic<uint32_t> g_session_count;
-}
 /// Whether the program has more than one.
 inline bool severalSessions() {
-  return detail::g_session_count.load(std::memory_order_relaxed) > 1;
+  return program().session_count.load(std::memory_order_relaxed) > 1;
 }
 
 /// Whose a handle is; null: nobody's, or it means the same in all of them.

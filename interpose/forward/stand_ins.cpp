@@ -1,22 +1,25 @@
 #include "interpose/forward/stand_ins.h"
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <chrono>
 #include <map>
 #include <mutex>
-#include <set>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/log.h"
 #include "base/own_memory.h"
 #include "interpose/api/forward_functions.h"
+#include "interpose/forward/arrivals.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
+#include "interpose/forward/exchange.h"
+#include "interpose/forward/host_blocks.h"
 #include "interpose/forward/host_copies.h"
-#include "interpose/forward/memory.h"
+#include "interpose/forward/host_functions.h"
+#include "interpose/forward/session_parts.h"
+#include "interpose/forward/stand_in_table.h"
 #include "interpose/forward/threads.h"
 #include "interpose/forward/user_objects.h"
 
@@ -29,87 +32,37 @@ constexpr uint64_t kUnderWay = 256ull << 20;   // bytes that may wait in streams
 
 constexpr std::chrono::microseconds kLook{200};
 
-// Memory at a worker.
-struct Place {
-  Session* session = nullptr;
-  uint64_t there = 0;
-  uint64_t room = 0;
-  std::vector<std::byte> agreed;  // what both last agreed on; as long as `room`
-};
+using Place = StandInPlace;
+using StreamOf = StandInTable::StreamOf;
 
-// Places that nobody needs any more. A launch may still use them: they serve again when none of the
-// session's is under way.
-struct Spares {
-  std::mutex mutex;  // a leaf, under the table's
-  std::vector<Place> all;
-};
-Spares& spares() {
-  static auto* const instance = new Spares;
-  return *instance;
+StandInTable& tableOf(const Session& session) { return *session.parts().stand_ins; }
+// Of the session of a graph, an executable graph or a node; null: there is none.
+template <typename Handle>
+StandInTable* tableFor(Handle handle) {
+  const Session* const session = Route().handle(handle).session();
+  return session != nullptr ? &tableOf(*session) : nullptr;
 }
 
-}  // namespace
-
-struct StandIn {
-  StandIn(Place&& at, uint64_t address, uint64_t count)
-      : place(std::move(at)), here(address), bytes(count) {}
-  ~StandIn();
-  StandIn(const StandIn&) = delete;
-  StandIn& operator=(const StandIn&) = delete;
-
-  Place place;
-  const uint64_t here;
-  const uint64_t bytes;
-};
-
-namespace {
-
-using StreamOf = std::pair<CUstream, uint32_t>;  // with the thread whose default stream it is
-
-struct Table {
-  std::mutex send_mutex;  // what changed goes in the order in which it was seen
-  std::mutex mutex;
-  std::array<std::map<uint64_t, std::weak_ptr<StandIn>>, kMostSessions>
-      there;  // one that is gone stays until its place serves another
-  struct Exec {
-    StandIns base;                            // of its graph
-    std::map<CUgraphNode, StandIns> changed;  // by node
-  };
-  std::map<CUgraphExec, Exec> execs;
-  std::map<CUgraphNode, StandIns> nodes;
-  std::set<CUgraph> bodies;
-  std::array<StandIns, kMostSessions> under_way;   // of launches
-  std::array<uint64_t, kMostSessions> sent{};      // bytes, since none was under way
-  std::array<StreamOf, kMostSessions> stream{};    // of the last launch
-  std::atomic<uint32_t> live{0}, with{0}, set{0};  // stand-ins, entries of `execs`, of `nodes`
-
-  void count() {
-    with.store(static_cast<uint32_t>(execs.size()));
-    set.store(static_cast<uint32_t>(nodes.size()));
-  }
-};
-Table& table() {
-  static auto* const instance = new Table;
-  return *instance;
+bool isQuiet(const Session& session) {
+  return session.arrivals().changesAnswered(session.arrivals().changesExpected());
 }
-
-bool isQuiet(const Session& session) { return session.changesAnswered(session.changesExpected()); }
 
 // What launches used that are over by now.
-StandIns takeOver(Table& all, Session* session) {
+StandIns takeOver(StandInTable& all, Session* session) {
+  const auto there = session->parts().whileThere();
   const std::lock_guard lock(all.mutex);
   if (!isQuiet(*session)) return {};
-  all.sent[session->slot()] = 0;
-  return std::exchange(all.under_way[session->slot()], {});
+  all.sent = 0;
+  return std::exchange(there->launched, {});
 }
 
 // Room for so many bytes; one that was used before where it can be had.
 CUresult takePlace(Session* session, uint64_t bytes, Place* out) {
   if (isQuiet(*session)) {
-    Spares& free = spares();
+    SpareStandIns& free = tableOf(*session).spare;
     const std::lock_guard lock(free.mutex);
     const auto found = std::find_if(free.all.begin(), free.all.end(), [&](const Place& place) {
-      return place.session == session && place.room >= bytes && place.room / 4 <= bytes;
+      return place.room >= bytes && place.room / 4 <= bytes;
     });
     if (found != free.all.end()) {
       *out = std::move(*found);
@@ -124,15 +77,15 @@ CUresult takePlace(Session* session, uint64_t bytes, Place* out) {
 }
 
 // More than is worth keeping goes back, where nothing captures: the worker waits for the context.
-void trimSpares(Table& all, Session* session) {
+void trimSpares(StandInTable& all, Session* session) {
   if (capturing() || !isQuiet(*session)) return;
   std::vector<Place> out;
   {
-    Spares& free = spares();
+    SpareStandIns& free = all.spare;
     const std::lock_guard lock(free.mutex);
     uint64_t kept = 0;
     for (auto one = free.all.begin(); one != free.all.end();) {
-      if (one->session == session && (kept += one->room) > kSpareBytes) {
+      if ((kept += one->room) > kSpareBytes) {
         out.push_back(std::move(*one));
         one = free.all.erase(one);
       } else {
@@ -143,15 +96,15 @@ void trimSpares(Table& all, Session* session) {
   for (const Place& place : out) {
     {
       const std::lock_guard lock(all.mutex);
-      all.there[session->slot()].erase(place.there);
+      all.there.erase(place.there);
     }
     unmapThere(session, place.there);
   }
 }
 
-// Under the mutex: of the session's, that holds all of the memory.
-StandInPtr find(Table& all, const Session& session, uint64_t here, uint64_t bytes) {
-  for (const auto& [there, weak] : all.there[session.slot()]) {
+// Under the mutex: one that holds all of the memory.
+StandInPtr find(StandInTable& all, uint64_t here, uint64_t bytes) {
+  for (const auto& [there, weak] : all.there) {
     StandInPtr one = weak.lock();
     if (one != nullptr && here >= one->here && here - one->here <= one->bytes &&
         bytes <= one->bytes - (here - one->here))
@@ -161,17 +114,18 @@ StandInPtr find(Table& all, const Session& session, uint64_t here, uint64_t byte
 }
 
 // Under the mutex.
-StandInPtr findThere(Table& all, unsigned slot, uint64_t there) {
-  auto after = all.there[slot].upper_bound(there);
-  if (after == all.there[slot].begin()) return nullptr;
+StandInPtr findThere(StandInTable& all, uint64_t there) {
+  auto after = all.there.upper_bound(there);
+  if (after == all.there.begin()) return nullptr;
   StandInPtr one = std::prev(after)->second.lock();
   return one != nullptr && there - one->place.there < one->bytes ? one : nullptr;
 }
 
 // Those that the copies in a graph name; the worker goes through its nodes.
 StandIns standInsIn(CUgraph graph) {
-  Table& all = table();
-  if (all.live.load() == 0) return {};
+  StandInTable* const table = tableFor(graph);
+  if (table == nullptr || table->live.load() == 0) return {};
+  StandInTable& all = *table;
   Call call(Operation::kGraphHostSides, Route().handle(graph));
   call.value(reinterpret_cast<uint64_t>(graph));
   call.ofOurOwn();
@@ -183,7 +137,7 @@ StandIns standInsIn(CUgraph graph) {
                         bool source) {
     if (type != CU_MEMORYTYPE_HOST) return;
     const auto first = reinterpret_cast<uint64_t>(rowsOf(host, box, source).first);
-    StandInPtr one = findThere(all, call.session()->slot(), first);
+    StandInPtr one = findThere(all, first);
     if (one != nullptr && std::find(found.begin(), found.end(), one) == found.end())
       found.push_back(std::move(one));
   };
@@ -196,7 +150,7 @@ StandIns standInsIn(CUgraph graph) {
 }
 
 // Under send_mutex: what the program changed, as runs.
-std::vector<std::byte> changesOf(Table& all, const StandIns& of) {
+std::vector<std::byte> changesOf(StandInTable& all, const StandIns& of) {
   std::vector<std::byte> runs;
   const std::lock_guard lock(all.mutex);
   for (const StandInPtr& one : of)
@@ -226,25 +180,24 @@ void release(void* data) { delete static_cast<StandInPtr*>(data); }
 
 }  // namespace
 
-// Whoever drops it may hold the table's mutex.
 StandIn::~StandIn() {
-  table().live.fetch_sub(1);
-  Spares& free = spares();
-  const std::lock_guard lock(free.mutex);
-  free.all.push_back(std::move(place));
+  StandInTable& all = tableOf(*place.session);
+  all.live.fetch_sub(1);
+  const std::lock_guard lock(all.spare.mutex);
+  all.spare.all.push_back(std::move(place));
 }
 
 CUresult standIn(Session* session, uint64_t here, uint64_t bytes, StandIns& all, uint64_t* there) {
   *there = 0;
   if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   if (here == 0 || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
-  Table& known = table();
+  StandInTable& known = tableOf(*session);
   (void)takeOver(known, session);
   trimSpares(known, session);
   StandInPtr one;
   {
     const std::lock_guard lock(known.mutex);
-    one = find(known, *session, here, bytes);
+    one = find(known, here, bytes);
   }
   if (one == nullptr) {
     Place place;
@@ -252,7 +205,7 @@ CUresult standIn(Session* session, uint64_t here, uint64_t bytes, StandIns& all,
       return error;
     one = std::make_shared<StandIn>(std::move(place), here, bytes);
     const std::lock_guard lock(known.mutex);
-    known.there[session->slot()][one->place.there] = one;
+    known.there[one->place.there] = one;
     known.live.fetch_add(1);
   }
   *there = one->place.there + (here - one->here);
@@ -261,15 +214,17 @@ CUresult standIn(Session* session, uint64_t here, uint64_t bytes, StandIns& all,
 }
 
 void noteBody(CUgraph graph) {
-  Table& all = table();
-  const std::lock_guard lock(all.mutex);
-  all.bodies.insert(graph);
+  StandInTable* const all = tableFor(graph);
+  if (all == nullptr) return;
+  const std::lock_guard lock(all->mutex);
+  all->bodies.insert(graph);
 }
 
 CUresult graphNeeds(Session* session, CUgraph graph, const StandIns& all) {
   if (!all.empty()) {
-    const std::lock_guard lock(table().mutex);
-    if (table().bodies.contains(graph))
+    StandInTable& table = tableOf(*session);
+    const std::lock_guard lock(table.mutex);
+    if (table.bodies.contains(graph))
       return refused(
           "a copy from or to memory that is not pinned, in the body of a conditional node,", false);
   }
@@ -290,21 +245,23 @@ CUresult graphNeeds(Session* session, CUgraph graph, const StandIns& all) {
 }
 
 void nodeNeeds(CUgraphNode node, StandIns all) {
-  Table& known = table();
-  if (all.empty() && known.set.load() == 0) return;
-  const std::lock_guard lock(known.mutex);
-  known.nodes[node].swap(all);
-  if (known.nodes[node].empty()) known.nodes.erase(node);
-  known.count();
+  StandInTable* const known = tableFor(node);
+  if (known == nullptr || (all.empty() && known->set.load() == 0)) return;
+  const std::lock_guard lock(known->mutex);
+  known->nodes[node].swap(all);
+  if (known->nodes[node].empty()) known->nodes.erase(node);
+  known->count();
 }
 
 void execMade(CUgraphExec exec, CUgraph graph) {
-  Table& all = table();
-  Table::Exec before;
+  StandInTable* const table = tableFor(exec);
+  if (table == nullptr) return;
+  StandInTable& all = *table;
+  StandInTable::Exec before;
   StandIns base = standInsIn(graph);
   if (base.empty() && all.with.load() == 0) return;
   const std::lock_guard lock(all.mutex);
-  Table::Exec& now = all.execs[exec];
+  StandInTable::Exec& now = all.execs[exec];
   std::swap(before, now);
   now.base = std::move(base);
   if (now.base.empty()) all.execs.erase(exec);
@@ -312,8 +269,9 @@ void execMade(CUgraphExec exec, CUgraph graph) {
 }
 
 void execNodeNeeds(CUgraphExec exec, CUgraphNode node, StandIns needs) {
-  Table& all = table();
-  if (needs.empty() && all.with.load() == 0) return;
+  StandInTable* const table = tableFor(exec);
+  if (table == nullptr || (needs.empty() && table->with.load() == 0)) return;
+  StandInTable& all = *table;
   const std::lock_guard lock(all.mutex);
   const auto found = all.execs.find(exec);
   if (needs.empty() && found == all.execs.end()) return;
@@ -326,8 +284,9 @@ void execChildMade(CUgraphExec exec, CUgraphNode node, CUgraph child) {
 }
 
 StandIns standInsOf(CUgraphExec exec) {
-  Table& all = table();
-  if (all.with.load(std::memory_order_relaxed) == 0) return {};
+  StandInTable* const table = tableFor(exec);
+  if (table == nullptr || table->with.load(std::memory_order_relaxed) == 0) return {};
+  StandInTable& all = *table;
   const std::lock_guard lock(all.mutex);
   const auto found = all.execs.find(exec);
   if (found == all.execs.end()) return {};
@@ -341,24 +300,23 @@ StandIns standInsOf(CUgraphExec exec) {
 CUresult sendStandIns(Session* session, const StandIns& all, CUstream stream, bool per_thread) {
   if (all.empty()) {
     const std::vector<uint64_t> blocks =
-        session->functionsInGraphs() ? namedBlocks(session) : std::vector<uint64_t>{};
+        session->functions().inGraphs() ? namedBlocks(session) : std::vector<uint64_t>{};
     return blocks.empty() ? CUDA_SUCCESS : sendTo(session, stream, per_thread, blocks, {});
   }
   // What the program's functions before the launch in streams still change is read after them.
   if (const CUresult error = awaitFunctions(session, stream, per_thread); error != CUDA_SUCCESS)
     return error;
-  Table& known = table();
+  StandInTable& known = tableOf(*session);
   (void)takeOver(known, session);
   // Launches of one stream follow each other; what goes to a stand-in may not overtake another
   // stream's launch that reads it.
   const StreamOf in{stream, (per_thread && stream == nullptr) || stream == CU_STREAM_PER_THREAD
                                 ? thisThread()
                                 : 0};
-  const unsigned slot = session->slot();
   const auto waits = [&] {
+    const auto there = session->parts().whileThere();
     const std::lock_guard lock(known.mutex);
-    return !known.under_way[slot].empty() &&
-           (known.stream[slot] != in || known.sent[slot] > kUnderWay);
+    return !there->launched.empty() && (known.stream != in || known.sent > kUnderWay);
   };
   while (waits()) {
     std::this_thread::sleep_for(kLook);  // the worker tells of it by itself
@@ -369,19 +327,20 @@ CUresult sendStandIns(Session* session, const StandIns& all, CUstream stream, bo
   std::vector<uint64_t> blocks = namedBlocks(session);
   for (const StandInPtr& one : all) blocks.push_back(one->place.there);
   CUresult result = CUDA_SUCCESS;
-  if (!runs.empty() || session->functionsInGraphs())
+  if (!runs.empty() || session->functions().inGraphs())
     result = sendTo(session, stream, per_thread, blocks, runs);
   const std::lock_guard lock(known.mutex);
-  known.stream[slot] = in;
-  known.sent[slot] += runs.size();
+  known.stream = in;
+  known.sent += runs.size();
   return result;
 }
 
 std::vector<uint64_t> launchedStandIns(Session* session, const StandIns& of) {
   std::vector<uint64_t> blocks;
-  Table& all = table();
+  StandInTable& all = tableOf(*session);
+  const auto there = session->parts().whileThere();
   const std::lock_guard lock(all.mutex);
-  StandIns& under_way = all.under_way[session->slot()];
+  StandIns& under_way = there->launched;
   for (const StandInPtr& one : of) {
     blocks.push_back(one->place.there);
     if (std::find(under_way.begin(), under_way.end(), one) == under_way.end())
@@ -391,12 +350,13 @@ std::vector<uint64_t> launchedStandIns(Session* session, const StandIns& of) {
 }
 
 void sendStandInsNow(Session* session) {
-  Table& all = table();
+  StandInTable& all = tableOf(*session);
   if (all.live.load(std::memory_order_relaxed) == 0) return;
   StandIns under_way;
   {
+    const auto there = session->parts().whileThere();
     const std::lock_guard lock(all.mutex);
-    under_way = all.under_way[session->slot()];
+    under_way = there->launched;
   }
   if (under_way.empty()) return;
   const std::lock_guard order(all.send_mutex);
@@ -405,18 +365,19 @@ void sendStandInsNow(Session* session) {
 }
 
 void standInsOfExecGone(CUgraphExec exec) {
-  Table& all = table();
-  if (all.with.load() == 0) return;
-  std::map<CUgraphExec, Table::Exec>::node_type gone;
-  const std::lock_guard lock(all.mutex);
-  gone = all.execs.extract(exec);
-  all.count();
+  StandInTable* const all = tableFor(exec);
+  if (all == nullptr || all->with.load() == 0) return;
+  std::map<CUgraphExec, StandInTable::Exec>::node_type gone;
+  const std::lock_guard lock(all->mutex);
+  gone = all->execs.extract(exec);
+  all->count();
 }
 
 void standInsOfNodeGone(CUgraphNode node) { nodeNeeds(node, {}); }
 
 void standInsOfGraphGone(CUgraph graph) {
-  if (table().set.load() == 0) return;
+  const StandInTable* const all = tableFor(graph);
+  if (all == nullptr || all->set.load() == 0) return;
   size_t count = 0;
   if (ol_forward_generated_cuGraphGetNodes(graph, nullptr, &count) != CUDA_SUCCESS || count == 0)
     return;
@@ -425,28 +386,22 @@ void standInsOfGraphGone(CUgraph graph) {
   for (const CUgraphNode node : nodes) standInsOfNodeGone(node);
 }
 
-void forgetStandIns(unsigned slot) {
-  Table& all = table();
-  StandIns gone;
-  const std::lock_guard lock(all.mutex);
-  gone.swap(all.under_way[slot]);
-}
-
 uint64_t hereOfStandIn(uint64_t there) {
-  Table& all = table();
-  if (all.live.load(std::memory_order_relaxed) == 0) return there;
-  StandInPtr one;
-  const std::lock_guard lock(all.mutex);
-  for (unsigned slot = 0; slot < kMostSessions && one == nullptr; ++slot)
-    one = findThere(all, slot, there);
-  return one != nullptr ? one->here + (there - one->place.there) : there;
+  for (const Session* const session : existingSessions()) {
+    StandInTable& all = tableOf(*session);
+    if (all.live.load(std::memory_order_relaxed) == 0) continue;
+    const std::lock_guard lock(all.mutex);
+    if (const StandInPtr one = findThere(all, there); one != nullptr)
+      return one->here + (there - one->place.there);
+  }
+  return there;
 }
 
-bool takeStandIn(unsigned slot, const Run& run) {
-  Table& all = table();
+bool takeStandIn(const Session& session, const Run& run) {
+  StandInTable& all = tableOf(session);
   if (all.live.load(std::memory_order_relaxed) == 0) return false;
   const std::lock_guard lock(all.mutex);
-  const StandInPtr one = findThere(all, slot, run.address);
+  const StandInPtr one = findThere(all, run.address);
   if (one == nullptr) return false;
   const uint64_t offset = run.address - one->place.there;
   if (run.length > one->bytes - offset) return true;

@@ -7,8 +7,8 @@
 //
 // A stand-in lives as long as a graph (a user object of the driver's tells), an executable graph, a
 // node that was changed to it, or a launch that is under way needs it. Then its memory at the
-// worker serves another. Thread-safety: any thread. Locks: StandIns::send_mutex, then
-// StandIns::mutex; the session's calls are made under the first alone.
+// worker serves another. Thread-safety: any thread. Locks: those of
+// stand_in_table.h.
 #pragma once
 
 #include <cuda.h>
@@ -58,12 +58,10 @@ void sendStandInsNow(Session* session);
 void standInsOfExecGone(CUgraphExec exec);
 void standInsOfGraphGone(CUgraph graph);
 void standInsOfNodeGone(CUgraphNode node);
-/// The session is lost.
-void forgetStandIns(unsigned slot);
 
 /// An address of a stand-in's: what the program knows it by. Others stay as they are.
 uint64_t hereOfStandIn(uint64_t there);
 /// False: the run is of no stand-in.
-bool takeStandIn(unsigned slot, const Run& run);
+bool takeStandIn(const Session& session, const Run& run);
 
 }  // namespace olpager::forward

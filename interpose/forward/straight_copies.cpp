@@ -1,10 +1,6 @@
 #include "interpose/forward/straight_copies.h"
 
 #include <algorithm>
-#include <array>
-#include <atomic>
-#include <chrono>
-#include <mutex>
 #include <string>
 
 #include "base/log.h"
@@ -19,30 +15,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kRetry = 30s;  // a pair that could not be linked
 
-struct Counted {
-  std::atomic<uint64_t> copies{0}, bytes{0};
-  void add(uint64_t more) { copies.fetch_add(1), bytes.fetch_add(more); }
-};
-
-struct Pair {
-  std::mutex mutex;  // alone; held while the workers are linked, which takes seconds at most
-  PeerLinked linked = PeerLinked::kNo;
-  uint64_t link = 0;  // counts links: which one was lost
-  Clock::time_point retry{};
-  bool told = false;
-};
-
-struct All {
-  std::array<std::array<Pair, kMostSessions>, kMostSessions> pairs;  // by slot, the lower first
-  std::atomic<uint64_t> next_copy{1};
-};
-All& all() {
-  static auto* instance = new All;
-  return *instance;
-}
-
-// Asked for at the end of every program: there without memory of the heap.
-constinit Counted over_tcp, over_shm, through_here;
+using Pair = PeerLinks::Pair;
 
 // The worker of `from` connects to that of `to`. What it says: how, or why not. `result`: whether
 // it could be asked.
@@ -163,11 +136,12 @@ std::optional<CUresult> copyStraight(const StraightEnd& to, const StraightEnd& f
                                      uint64_t bytes) {
   Session& low = to.session->slot() < from.session->slot() ? *to.session : *from.session;
   Session& high = &low == to.session ? *from.session : *to.session;
-  Pair& pair = all().pairs[low.slot()][high.slot()];
+  PeerLinks& links = *program().parts().peer_links;
+  Pair& pair = links.pairs[low.slot()][high.slot()];
   uint64_t number = 0;
   const PeerLinked linked = link(pair, low, high, &number);
   if (linked == PeerLinked::kNo) return {};
-  const uint64_t copy = all().next_copy.fetch_add(1);
+  const uint64_t copy = links.next_copy.fetch_add(1);
   EndCall in(Operation::kStraightIn, to, *from.session, copy, bytes);
   if (const CUresult begun = in.begin(); begun != CUDA_SUCCESS) return begun;
   Straight taken{}, sent{};
@@ -183,16 +157,19 @@ std::optional<CUresult> copyStraight(const StraightEnd& to, const StraightEnd& f
   if (in_result != CUDA_SUCCESS) return in_result;
   if (out_result != CUDA_SUCCESS) return out_result;
   if (sent == Straight::kDone && taken == Straight::kDone) {
-    (linked == PeerLinked::kShm ? over_shm : over_tcp).add(bytes);
+    (linked == PeerLinked::kShm ? program().copies_over_shm : program().copies_over_tcp).add(bytes);
     return CUDA_SUCCESS;
   }
   lost(pair, number);
   return {};
 }
 
-void countThroughHere(uint64_t bytes) { through_here.add(bytes); }
+void countThroughHere(uint64_t bytes) { program().copies_through_here.add(bytes); }
 
 void tellCopiesBetween() {
+  const CopyCount& over_tcp = program().copies_over_tcp;
+  const CopyCount& over_shm = program().copies_over_shm;
+  const CopyCount& through_here = program().copies_through_here;
   if (over_tcp.copies == 0 && over_shm.copies == 0 && through_here.copies == 0) return;
   const auto number = [](const std::atomic<uint64_t>& value) {
     return static_cast<unsigned long long>(value.load());

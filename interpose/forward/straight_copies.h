@@ -9,12 +9,32 @@
 
 #include <cuda.h>
 
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <mutex>
 #include <optional>
+
+#include "forwarding/wire/straight.h"
+#include "interpose/forward/program.h"
 
 namespace olpager::forward {
 
 class Session;
+
+/// Links between workers.
+struct PeerLinks {
+  struct Pair {
+    std::mutex mutex;  // held while the workers are linked, which takes seconds at most
+    PeerLinked linked = PeerLinked::kNo;
+    uint64_t link = 0;  // counts links: which one was lost
+    std::chrono::steady_clock::time_point retry{};
+    bool told = false;
+  };
+  std::array<std::array<Pair, kMostSessions>, kMostSessions> pairs;  // by slot, the lower first
+  std::atomic<uint64_t> next_copy{1};
+};
 
 /// One end of a copy, and where it is ordered.
 struct StraightEnd {

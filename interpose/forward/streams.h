@@ -1,15 +1,39 @@
 // What functions of the library ask of the program's streams. Thread-safety: any thread.
 #pragma once
 
+#include <cuda.h>
+
+#include <cstdint>
+#include <shared_mutex>
+#include <unordered_map>
+
 #include "interpose/forward/call.h"
 
 namespace olpager::forward {
 
+/// The contexts of a session's streams. A stream that is destroyed stays until its context goes or
+/// its handle is given out again: a launch in it is as well known as before, and fails as late.
+struct StreamIndex {
+  std::shared_mutex mutex;  // a leaf
+  std::unordered_map<CUstream, uint64_t> made_in;
+};
+/// Those of one context, which go with it.
+class StreamsOfContext {
+ public:
+  StreamsOfContext(StreamIndex& all, uint64_t context) : all_(all), context_(context) {}
+  ~StreamsOfContext();
+  StreamsOfContext(const StreamsOfContext&) = delete;
+  StreamsOfContext& operator=(const StreamsOfContext&) = delete;
+  void add(CUstream stream);
+
+ private:
+  StreamIndex& all_;
+  const uint64_t context_;
+};
+
 /// The context that a stream was made in: `current` for a default stream, whoever's it is; for one
 /// that is not known (those of green contexts) a number that is its own.
-uint64_t contextOfStream(CUstream stream, uint64_t current);
-/// A context is gone, and its streams with it.
-void forgetStreamsIn(uint64_t context);
+uint64_t contextOfStream(const Session& session, CUstream stream, uint64_t current);
 /// Whether it is the legacy default stream, in which no batch may be. `per_thread`: as below.
 inline bool isLegacy(CUstream stream, bool per_thread) {
   return stream == CU_STREAM_LEGACY || (stream == nullptr && !per_thread);

@@ -1,7 +1,6 @@
 #include "interpose/forward/symbols.h"
 
 #include <algorithm>
-#include <atomic>
 
 #include "base/log.h"
 #include "interpose/api/error_names.h"
@@ -9,7 +8,8 @@
 #include "interpose/api/proc_address.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/contexts.h"
-#include "interpose/private_tables/private_tables.h"
+#include "interpose/forward/driver_tables.h"
+#include "interpose/forward/program.h"
 
 namespace olpager::forward {
 namespace {
@@ -18,74 +18,7 @@ namespace {
 // gpunode has a newer one.
 constexpr int kKnownVersion = 13000;
 
-std::atomic<ExportedSymbol> g_exported{nullptr};
-
-class TableHost final : public interpose::PrivateTableHost {
- public:
-  int driverVersion() override {
-    int version = 0;
-    (void)ol_forward_cuDriverGetVersion(&version);
-    return version;
-  }
-  std::vector<interpose::DeviceIdentity> devices() override {
-    std::vector<interpose::DeviceIdentity> all;
-    for (int i = 0; !sessions().empty() && i < deviceCount(); ++i) {
-      interpose::DeviceIdentity identity{};
-      CUuuid uuid{};
-      (void)ol_forward_generated_cuDeviceGetUuid(&uuid, i);
-      std::copy(std::begin(uuid.bytes), std::end(uuid.bytes),
-                reinterpret_cast<char*>(identity.uuid.data()));
-      (void)ol_forward_cuDeviceGetAttribute(&identity.pci_domain, CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID,
-                                            i);
-      (void)ol_forward_generated_cuDeviceGetAttribute(&identity.pci_bus,
-                                                      CU_DEVICE_ATTRIBUTE_PCI_BUS_ID, i);
-      (void)ol_forward_generated_cuDeviceGetAttribute(&identity.pci_device,
-                                                      CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID, i);
-      all.push_back(identity);
-    }
-    return all;
-  }
-  CUcontext currentContext() override {
-    return reinterpret_cast<CUcontext>(forward::currentContext());
-  }
-  CUresult primaryContextHandle(CUdevice device, CUcontext* context) override {
-    if (sessions().empty()) return CUDA_ERROR_NOT_INITIALIZED;
-    Session* session = nullptr;
-    CUdevice at_worker = 0;
-    if (!placeOf(device, &session, &at_worker)) return CUDA_ERROR_INVALID_DEVICE;
-    *context = reinterpret_cast<CUcontext>(primaryHandle(session->slot(), at_worker));
-    return CUDA_SUCCESS;
-  }
-  CUresult contextId(CUcontext context, uint64_t* id) override {
-    unsigned long long found = 0;
-    const CUresult result = ol_forward_cuCtxGetId(context, &found);
-    *id = found;
-    return result;
-  }
-  CUresult streamId(CUcontext /*context*/, CUstream stream, uint64_t* id) override {
-    unsigned long long found = 0;
-    const CUresult result = ol_forward_cuStreamGetId(stream, &found);
-    *id = found;
-    return result;
-  }
-  CUresult moduleFunctions(CUmodule module, std::vector<CUfunction>* functions) override {
-    unsigned count = 0;
-    CUresult result = ol_forward_generated_cuModuleGetFunctionCount(&count, module);
-    if (result != CUDA_SUCCESS) return result;
-    functions->resize(count);
-    result = ol_forward_generated_cuModuleEnumerateFunctions(functions->data(), count, module);
-    return result;
-  }
-  void unsupportedCalled(const char* table, int slot) override {
-    base::logWarn("private driver table %s: function %d is not there in forwarded mode", table,
-                  slot);
-  }
-};
-
-interpose::PrivateTables& privateTables() {
-  static auto* const tables = new interpose::PrivateTables(*new TableHost);
-  return *tables;
-}
+interpose::PrivateTables& privateTables() { return program().parts().driver_tables->tables; }
 
 CUresult answer(void* found, CUdriverProcAddressQueryResult why, void** function,
                 CUdriverProcAddressQueryResult* status) {
@@ -96,7 +29,9 @@ CUresult answer(void* found, CUdriverProcAddressQueryResult why, void** function
 
 }  // namespace
 
-void setExported(ExportedSymbol exported) { g_exported.store(exported, std::memory_order_release); }
+void setExported(ExportedSymbol exported) {
+  program().exported.store(exported, std::memory_order_release);
+}
 
 void* resolve(api::Symbol symbol) {
   if (!api::isDeclared(symbol)) return nullptr;
@@ -120,7 +55,7 @@ CUresult getProcAddress(const char* name, void** function, int version, cuuint64
   const auto symbol = api::lookupProcAddress(name, version, flags, &why);
   if (!symbol) return answer(nullptr, why, function, status);
   void* found = resolve(*symbol);
-  const auto exported = g_exported.load(std::memory_order_acquire);
+  const auto exported = program().exported.load(std::memory_order_acquire);
   if (void* const ours = found != nullptr && exported != nullptr ? exported(*symbol) : nullptr;
       ours != nullptr)
     found = ours;

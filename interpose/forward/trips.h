@@ -2,17 +2,27 @@
 // is slow in forwarded mode is slow by these. Thread-safety: any thread, no locks.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <string>
+
+#include "forwarding/tally.h"
 
 namespace olpager::forward {
 
+class Session;
+
+/// Of a session.
+struct Trips {
+  Tally trips;
+  std::atomic<uint64_t> launches{0}, exchanges{0};
+};
+
 /// A round trip of a call has taken this long. `function`: a symbol, or an Operation.
-void noteTrip(unsigned slot, uint16_t function, std::chrono::nanoseconds took);
+void noteTrip(const Session& session, uint16_t function, std::chrono::nanoseconds took);
 /// A launch has been made, with or without an exchange of pinned memory.
-void noteLaunch(unsigned slot, bool exchanges);
+void noteLaunch(const Session& session, bool exchanges);
 /// A line on standard error for those of a session that took the most together.
-void tellTrips(unsigned slot, const std::string& gpunode);
+void tellTrips(const Session& session);
 
 }  // namespace olpager::forward

@@ -1,53 +1,29 @@
 #include "interpose/forward/user_objects.h"
 
-#include <mutex>
-#include <unordered_map>
-
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/notifications.h"
+#include "interpose/forward/session_parts.h"
 
 namespace olpager::forward {
-namespace {
 
-struct Destructor {
-  CUhostFn function;
-  void* data;
-};
-struct Objects {
-  std::mutex mutex;
-  std::unordered_map<uint64_t, Destructor> of;  // by number
-};
-Objects& objects() {
-  static auto* const instance = new Objects;
-  return *instance;
+void UserObjects::expect(uint64_t number, Destructor destructor) {
+  const std::lock_guard lock(mutex_);
+  of_.emplace(number, destructor);
 }
 
-void expect(Session& session, uint64_t number, Destructor destructor) {
-  startNotifications();
-  {
-    Objects& all = objects();
-    const std::lock_guard lock(all.mutex);
-    all.of.emplace(number, destructor);
-  }
-  session.somethingComes();
-}
-
-bool take(uint64_t number, Destructor* taken) {
-  Objects& all = objects();
-  const std::lock_guard lock(all.mutex);
-  const auto found = all.of.find(number);
-  if (found == all.of.end()) return false;
+bool UserObjects::take(uint64_t number, Destructor* taken) {
+  const std::lock_guard lock(mutex_);
+  const auto found = of_.find(number);
+  if (found == of_.end()) return false;
   *taken = found->second;
-  all.of.erase(found);
+  of_.erase(found);
   return true;
 }
 
-}  // namespace
-
 void userObjectGone(Session& session, uint64_t number) {
-  Destructor gone{};
-  if (slotOf(number) != session.slot() || !take(number, &gone)) return;
+  UserObjects::Destructor gone{};
+  if (!session.parts().whileThere()->user_objects.take(number, &gone)) return;
   session.nothingComes();
   notify([gone] { gone.function(gone.data); });
 }
@@ -61,20 +37,17 @@ CUresult createUserObject(Session* session, CUuserObject* out, void* data, CUhos
   call.value(references);
   call.value(flags);
   // Before it is made: where it can't be noted there is none.
-  expect(*session, number, {destroy, data});
+  startNotifications();
+  const auto there = session->parts().whileThere();
+  there->user_objects.expect(number, {destroy, data});
+  session->somethingComes();
   const CUresult result = call.sync();
   if (result == CUDA_SUCCESS) {
     *out = object;
-  } else if (Destructor none{}; take(number, &none)) {
+  } else if (UserObjects::Destructor none{}; there->user_objects.take(number, &none)) {
     session->nothingComes();
   }
   return result;
-}
-
-void forgetUserObjects(unsigned slot) {
-  Objects& all = objects();
-  const std::lock_guard lock(all.mutex);
-  std::erase_if(all.of, [&](const auto& one) { return slotOf(one.first) == slot; });
 }
 
 }  // namespace olpager::forward

@@ -5,17 +5,32 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <mutex>
+#include <unordered_map>
 
 namespace olpager::forward {
 
 class Session;
 
+/// Those of a session that may still come to their end. When the session is lost nobody says so any
+/// more, and their destructors are not called: what they free may still be the program's, which
+/// can't give back its own references any more.
+class UserObjects {
+ public:
+  struct Destructor {
+    CUhostFn function;
+    void* data;
+  };
+  void expect(uint64_t number, Destructor destructor);
+  bool take(uint64_t number, Destructor* taken);
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, Destructor> of_;  // by number
+};
+
 /// By who receives.
 void userObjectGone(Session& session, uint64_t number);
-/// The session is lost, and with it who would say that they are gone. Their destructors are not
-/// called: what they free may still be the program's, which can't give back its own references any
-/// more.
-void forgetUserObjects(unsigned slot);
 /// As cuUserObjectCreate, in the session.
 CUresult createUserObject(Session* session, CUuserObject* out, void* data, CUhostFn destroy,
                           unsigned references, unsigned flags);

@@ -1,12 +1,12 @@
 // Variables of modules and libraries. A __managed__ one lies where the gpunode's driver has placed
 // it, and the code that uses it has that address in it: so the program gets memory at the same
 // address, when it asks for the variable (the runtime does that before the program's first use),
-// and the two are exchanged as managed memory of the window is (memory.h). Where the program has
+// and the two are exchanged as managed memory of the window is (exchange.h). Where the program has
 // something else there already, it is refused.
 //
 // A variable: unknown -> adopted (by the first who asks for it) -> gone (before its library, or its
-// module or the context that that is in). Locks: Variables::mutex, above those of memory.cpp and of
-// the sessions; one variable is adopted, or goes, at a time.
+// module or the context that that is in). Locks: Variables::mutex, above those of blocks and of
+// calls; of a session one variable is adopted, or goes, at a time.
 #include "interpose/forward/variables.h"
 
 #include <sys/mman.h>
@@ -15,7 +15,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <map>
 #include <mutex>
 #include <vector>
 
@@ -23,34 +22,17 @@
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
-#include "interpose/forward/memory.h"
+#include "interpose/forward/driver_memory.h"
+#include "interpose/forward/exchange.h"
+#include "interpose/forward/host_blocks.h"
+#include "interpose/forward/session_parts.h"
 
 namespace olpager::forward {
 namespace {
 
 constexpr uint64_t kPage = 4096;
 
-struct Variable {
-  uint64_t bytes = 0;
-  uint64_t owner = 0;    // a library, or a module that was loaded by itself
-  uint64_t context = 0;  // of such a module
-  Session* session = nullptr;
-};
-
-struct Module {
-  uint64_t context = 0;
-  uint64_t library = 0;  // whose it is; 0: loaded by itself
-};
-
-struct Variables {
-  std::mutex mutex;
-  std::map<uint64_t, Variable> all;  // by address
-  std::map<uint64_t, Module> modules;
-};
-Variables& variables() {
-  static auto* instance = new Variables;
-  return *instance;
-}
+using Variable = Variables::Variable;
 
 // Under the mutex. The pages of a variable that have nothing of another one.
 struct Pages {
@@ -121,7 +103,7 @@ void forget(Variables& known, uint64_t address) {
 
 CUresult adopt(Session* session, uint64_t address, uint64_t bytes, const Variable& variable,
                const char* name) {
-  Variables& known = variables();
+  Variables& known = *session->parts().variables;
   const Pages pages = ownPages(known, address, bytes);
   if (pages.begin < pages.end) {
     void* const got =
@@ -158,6 +140,14 @@ bool ownerOf(const Variables& known, VariableKind kind, uint64_t owner, Variable
   return true;
 }
 
+void noteModule(uint64_t module, const Variables::Module& what) {
+  const Session* const session = Route().handle(module).session();
+  if (session == nullptr) return;
+  Variables& known = *session->parts().variables;
+  const std::lock_guard lock(known.mutex);
+  known.modules[module] = what;
+}
+
 }  // namespace
 
 CUresult findVariable(VariableKind kind, uint64_t owner, const char* name, CUdeviceptr* address,
@@ -175,10 +165,10 @@ CUresult findVariable(VariableKind kind, uint64_t owner, const char* name, CUdev
   const auto found = call.reply().value<uint64_t>();
   const auto size = call.reply().value<uint64_t>();
   const auto memory = call.reply().value<VariableMemory>();
-  Variables& known = variables();
+  Variables& known = *session->parts().variables;
   const std::lock_guard one(known.mutex);
   if (memory == VariableMemory::kDevice) {
-    noteDeviceMemory(*session, found, size);
+    session->parts().driver_memory->note(found, size);
   } else if (memory == VariableMemory::kOutOfReach) {
     return outOfReach(shown, "the gpunode's CPU can't use managed memory while kernels run");
   } else if (!known.all.contains(found)) {
@@ -197,31 +187,25 @@ CUresult findVariable(VariableKind kind, uint64_t owner, const char* name, CUdev
   return CUDA_SUCCESS;
 }
 
-void noteModule(uint64_t module, uint64_t context) {
-  Variables& known = variables();
-  const std::lock_guard lock(known.mutex);
-  known.modules[module] = {context, 0};
-}
+void noteModule(uint64_t module, uint64_t context) { noteModule(module, {context, 0}); }
 
-void noteModuleOf(uint64_t module, uint64_t library) {
-  Variables& known = variables();
-  const std::lock_guard lock(known.mutex);
-  known.modules[module] = {0, library};
-}
+void noteModuleOf(uint64_t module, uint64_t library) { noteModule(module, {0, library}); }
 
 void variablesGone(uint64_t owner) {
   if (owner == 0 || inForkedChild()) return;  // a child has the memory, and no session
-  Variables& known = variables();
-  const std::lock_guard lock(known.mutex);
-  std::vector<uint64_t> going;
-  for (const auto& [address, variable] : known.all) {
-    if (variable.owner == owner || variable.context == owner) going.push_back(address);
+  for (const Session* const session : existingSessions()) {
+    Variables& known = *session->parts().variables;
+    const std::lock_guard lock(known.mutex);
+    std::vector<uint64_t> going;
+    for (const auto& [address, variable] : known.all) {
+      if (variable.owner == owner || variable.context == owner) going.push_back(address);
+    }
+    for (const uint64_t address : going) forget(known, address);
+    std::erase_if(known.modules, [owner](const auto& module) {
+      return module.first == owner || module.second.context == owner ||
+             module.second.library == owner;
+    });
   }
-  for (const uint64_t address : going) forget(known, address);
-  std::erase_if(known.modules, [owner](const auto& module) {
-    return module.first == owner || module.second.context == owner ||
-           module.second.library == owner;
-  });
 }
 
 }  // namespace olpager::forward

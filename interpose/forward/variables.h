@@ -4,10 +4,31 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <map>
+#include <mutex>
 
 #include "forwarding/wire/wire.h"
 
 namespace olpager::forward {
+
+class Session;
+
+/// Of a session: variables in managed memory that are here, and what modules are of.
+struct Variables {
+  struct Variable {
+    uint64_t bytes = 0;
+    uint64_t owner = 0;    // a library, or a module that was loaded by itself
+    uint64_t context = 0;  // of such a module
+    Session* session = nullptr;
+  };
+  struct Module {
+    uint64_t context = 0;
+    uint64_t library = 0;  // whose it is; 0: loaded by itself
+  };
+  std::mutex mutex;
+  std::map<uint64_t, Variable> all;  // by address
+  std::map<uint64_t, Module> modules;
+};
 
 /// `owner`: the module or library. One in managed memory has its bytes here, at the address that
 /// kernels have for it, until its owner goes.

@@ -1,0 +1,221 @@
+#include "interpose/forward/exchange.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+#include "base/own_memory.h"
+#include "interpose/forward/addresses.h"
+#include "interpose/forward/arrivals.h"
+#include "interpose/forward/block_table.h"
+#include "interpose/forward/call.h"
+#include "interpose/forward/contexts.h"
+#include "interpose/forward/host_blocks.h"
+#include "interpose/forward/stand_ins.h"
+
+namespace olpager::forward {
+namespace {
+
+// Under mutex. What the program changed in a block, as runs; agreed on from now on. Whether it
+// names blocks that were not named before.
+bool takeChanges(BlockTable& all, unsigned slot, uint64_t base, Block& block,
+                 std::vector<std::byte>& runs) {
+  const size_t before = runs.size();
+  const std::span<std::byte> agreed = block.sides[slot].agreed;
+  if (block.registered) {
+    appendChangesUnlessGone(block.there, base, agreed, runs);
+  } else {
+    appendChanges(block.there, reinterpret_cast<const std::byte*>(base), agreed, runs);
+  }
+  if (all.counts[slot].unnamed.load() == 0) return false;
+  bool any = false;
+  for (Reader reader(std::span<const std::byte>(runs).subspan(before)); reader.left() > 0;) {
+    // A run is what differs: of an address maybe a part. What is agreed on can be read whatever has
+    // become of the memory.
+    Run run;
+    if (!readRun(reader, &run)) break;
+    const uint64_t address = run.address - block.there + base, length = run.length;
+    const uint64_t begin = std::max(base, (address - (sizeof(uint64_t) - 1)) / 4 * 4);
+    const uint64_t end = std::min(base + block.bytes, address + length + sizeof(uint64_t));
+    any = eachAddress(agreed.data() + (begin - base), end - begin,
+                      [&](uint64_t word) { return all.name(slot, word); }) ||
+          any;
+  }
+  return any;
+}
+
+CUresult synchronize(Session& session, uint64_t context) {
+  Call call(api::Symbol::kCuCtxSynchronize, &session);
+  call.inContext(context);
+  call.mayWait();
+  call.ofOurOwn();
+  return call.sync();
+}
+
+// Whether kernels of the session can reach the block there.
+bool isNamed(const Session& session, uint64_t address) {
+  BlockTable& all = blocks();
+  if (all.counts[session.slot()].exchanged.load(std::memory_order_relaxed) == 0) return false;
+  std::lock_guard lock(all.mutex);
+  uint64_t base = 0;
+  const Block* block = all.find(address, &base);
+  return block != nullptr && block->isNamed(session.slot());
+}
+
+}  // namespace
+
+void sendRuns(Session* session, const std::vector<std::byte>& runs) {
+  eachPart(runs, [&](std::span<const std::byte> part) {
+    Call call(Operation::kHostBytes, session);
+    call.ofOurOwn();
+    call.raw(part.data(), part.size());
+    (void)call.oneWay();
+  });
+}
+
+void noteAddresses(const Session* session, const void* words, uint64_t bytes) {
+  BlockTable& all = blocks();
+  if (session == nullptr ||
+      all.counts[session->slot()].unnamed.load(std::memory_order_relaxed) == 0)
+    return;
+  (void)eachAddress(words, bytes, [&](uint64_t address) {
+    std::lock_guard lock(all.mutex);
+    return all.name(session->slot(), address);
+  });
+}
+
+void noteAddressesOf(const Session* to, const Session* from) {
+  BlockTable& all = blocks();
+  if (to == nullptr || from == nullptr ||
+      all.counts[to->slot()].unnamed.load(std::memory_order_relaxed) == 0)
+    return;
+  std::lock_guard lock(all.mutex);
+  for (const auto& [base, block] : all.blocks) {
+    // Only of exchanged blocks it is known whether kernels there can reach them.
+    if (block.sides[from->slot()].kind != BlockSide::Kind::kExchanged ||
+        block.isNamed(from->slot()))
+      (void)all.name(to->slot(), block.there);
+  }
+}
+
+std::vector<uint64_t> sendPinned(Session* session) {
+  if (session == nullptr ||
+      blocks().counts[session->slot()].exchanged.load(std::memory_order_relaxed) == 0)
+    return {};
+  (void)awaitNamed(*session);
+  sendPinnedNow(session);
+  return namedBlocks(session);
+}
+
+void sendPinnedNow(Session* session) {
+  BlockTable& all = blocks();
+  if (all.counts[session->slot()].exchanged.load(std::memory_order_relaxed) == 0) return;
+  std::lock_guard order(all.send_mutex);
+  std::vector<std::byte> runs;
+  {
+    std::lock_guard lock(all.mutex);
+    // What changed may name further blocks.
+    for (bool again = true; again;) {
+      again = false;
+      for (auto& [base, block] : all.blocks) {
+        if (block.goesWithLaunches(session->slot()))
+          again = takeChanges(all, session->slot(), base, block, runs) || again;
+      }
+    }
+  }
+  if (!runs.empty()) sendRuns(session, runs);
+}
+
+void noteNamed(const Session* session, uint64_t address) {
+  BlockTable& all = blocks();
+  std::lock_guard lock(all.mutex);
+  if (session != nullptr) (void)all.name(session->slot(), address);
+}
+
+std::vector<uint64_t> namedBlocks(const Session* session) {
+  std::vector<uint64_t> named;
+  BlockTable& all = blocks();
+  if (session == nullptr ||
+      all.counts[session->slot()].exchanged.load(std::memory_order_relaxed) == 0)
+    return named;
+  std::lock_guard lock(all.mutex);
+  for (const auto& [base, block] : all.blocks) {
+    if (block.goesWithLaunches(session->slot())) named.push_back(block.there);
+  }
+  return named;
+}
+
+CUresult awaitNamed(const Session& session) {
+  std::vector<std::pair<uint64_t, uint64_t>> named;
+  {
+    BlockTable& all = blocks();
+    std::lock_guard lock(all.mutex);
+    for (const auto& [base, block] : all.blocks) {
+      if (block.goesWithLaunches(session.slot())) named.emplace_back(base, block.bytes);
+    }
+  }
+  for (const auto& [base, bytes] : named) {
+    if (const CUresult result = awaitMemory(base, bytes, session, true); result != CUDA_SUCCESS)
+      return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult awaitMemory(uint64_t address, uint64_t bytes, const Session& reader, bool by_kernel) {
+  for (Session* const session : existingSessions()) {
+    const bool own = session == &reader;
+    // What other threads launch from now on does not count.
+    const uint64_t changes = !(own && by_kernel) && isNamed(*session, address)
+                                 ? session->arrivals().changesExpected()
+                                 : 0;
+    const auto comes = [&] {
+      return !session->arrivals().changesAnswered(changes) ||
+             session->arrivals().bytesOutstanding(address, bytes);
+    };
+    // What another session's GPU writes into memory that it shares nobody is told of.
+    const bool unseen = !own && isShared(*session, reinterpret_cast<const void*>(address), 1);
+    if (!unseen && !comes()) continue;
+    // Everything of the context, then of others: which stream it comes in nobody noted.
+    CUresult result = synchronize(*session, contextIn(session));
+    if (unseen && result == CUDA_ERROR_DEVICE_UNAVAILABLE) continue;  // lost: it writes no more
+    for (const uint64_t context : contextsOf(*session)) {
+      if ((result == CUDA_SUCCESS || contextIn(session) == 0) && comes())
+        result = synchronize(*session, context);
+    }
+    if (result != CUDA_SUCCESS) return result;
+    session->arrivals().awaitBytes(address, bytes);
+    if (!comes()) continue;
+    base::warnOnce("await",
+                   "a copy reads pinned memory into which a kernel of another context is still to "
+                   "write: refused");
+    return CUDA_ERROR_NOT_READY;
+  }
+  return CUDA_SUCCESS;
+}
+
+void takePinned(const Session& session, const Run& run) {
+  if (takeStandIn(session, run)) return;
+  const unsigned slot = session.slot();
+  BlockTable& all = blocks();
+  std::lock_guard lock(all.mutex);
+  uint64_t base = 0;
+  Block* block = all.findThere(run.address, &base);
+  if (block == nullptr || block->sides[slot].kind != BlockSide::Kind::kExchanged) return;
+  const uint64_t offset = run.address - block->there;
+  if (run.length > block->bytes - offset) return;
+  if (block->registered) {
+    run.eachPiece([&](size_t at, std::span<const std::byte> bytes) {
+      (void)base::writeUnlessGone(base + offset + at, bytes.data(), bytes.size());
+    });
+  } else {
+    run.copyTo(reinterpret_cast<std::byte*>(base + offset));
+  }
+  if (auto& agreed = block->sides[slot].agreed; !agreed.empty()) run.copyTo(agreed.data() + offset);
+}
+
+}  // namespace olpager::forward

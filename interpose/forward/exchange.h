@@ -1,0 +1,57 @@
+// The exchange of blocks that a worker has memory of its own for. Both keep a copy of what they
+// last agreed on (`agreed`). What differs from it here is what the program changed, or another
+// session's kernels, and goes to the worker before a kernel that may reach the block: every kernel
+// after the block's address has gone to the GPU ("named"). What a kernel changed comes back in
+// stream order behind it (Answer::kHostBytes, session.cpp). A block that a worker shares is not
+// exchanged.
+//
+// Thread-safety: any thread. Locks: those of the table (block_table.h).
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "forwarding/wire/runs.h"
+
+namespace olpager::forward {
+
+class Session;
+
+/// A kernel reaches pinned memory by an address that the program has given it: in its parameters,
+/// or in bytes that went to the GPU before. Blocks that an address in [words, + bytes) lies in are
+/// named from now on, for kernels of that session.
+void noteAddresses(const Session* session, const void* words, uint64_t bytes);
+/// Memory of `from`'s devices goes to `to`'s, unseen: what kernels of the one can reach, those of
+/// the other can from now on.
+void noteAddressesOf(const Session* to, const Session* from);
+/// From now on what the program changes in the block, if the session exchanges it, is looked for
+/// before the session's graphs, and what they change comes back.
+void noteNamed(const Session* session, uint64_t block);
+/// All such blocks, by the worker's addresses.
+std::vector<uint64_t> namedBlocks(const Session* session);
+/// awaitMemory() of them all, by kernel.
+CUresult awaitNamed(const Session& session);
+
+/// Before a launch: what the program changed in all blocks that were ever named goes to the worker,
+/// when nothing is to come for them any more. Returns these blocks: what the kernel changes in them
+/// has to come back.
+std::vector<uint64_t> sendPinned(Session* session);
+/// The same without waiting: by who may not (a host function's thread).
+void sendPinnedNow(Session* session);
+/// Tells the worker what the program changed, of blocks or of memory of mapThere().
+void sendRuns(Session* session, const std::vector<std::byte>& runs);
+/// Bytes of a block that a kernel changed, from the session's worker. What names no block is
+/// dropped.
+void takePinned(const Session& session, const Run& run);
+
+/// Waits until nothing is to come any more for memory that is about to be read: a copy that was
+/// made before may not have brought its bytes yet. The driver would read them in stream order.
+/// `reader`: whose copy or, with `by_kernel`, kernels read it: what its own kernels wrote is there
+/// for the next one anyway.
+CUresult awaitMemory(uint64_t address, uint64_t bytes, const Session& reader,
+                     bool by_kernel = false);
+
+}  // namespace olpager::forward

@@ -1,0 +1,42 @@
+// The locks of forwarded mode on the program's side, in the order in which a thread may take them:
+// a thread that holds one takes only later ones. A call (call.h) may take 7 to 12, also for what it
+// receives, so who holds one of those makes no call. No lock is held while a function of the
+// program's runs. A launch whose kernel is known takes, as long as no pinned memory is exchanged,
+// the channel's and leaves, these as a reader.
+//
+// clang-format off
+//    1  Connecting::mutex            sessions.h          while the sessions are connected
+//    2  LogListeners::registering    logs.h              while workers are told to send their logs
+//       PeerLinks::Pair::mutex       straight_copies.h   while two workers are linked
+//    3  Variables::mutex             variables.h         a variable is adopted, or goes
+//    4  BlockTable::mirroring        block_table.h       a mirror is made, or goes
+//    5  StandInTable::send_mutex     stand_in_table.h    the order in which changes of stand-ins go
+//       BlockTable::send_mutex       block_table.h       the same of blocks
+//    6  AllocationBook::mutex        allocation_book.h   addresses of device memory; held while the
+//                                                        worker is told
+//    7  BlockTable::mutex            block_table.h       blocks, and what workers have of them
+//    8  StandInTable::mutex          stand_in_table.h    stand-ins, and who needs them
+//    9  SessionContexts::mutex       session_contexts.h  which contexts there are; a Context is
+//                                                        used under it, and ends without it
+//   10  Session::waits_mutex_        session.h           who waits, who receives
+//       AnswerCache::mutex           answer_cache.h      answers that stay
+//       SetAttributes::mutex         kernel_attributes.h what was set of kernels
+//       Captures::mutex              captures.h          streams that capture, of a session
+//   11  the channel's and the transport's (CONTRIBUTING.md)
+//   12  leaves, under which nothing is taken:
+//       Window (window.h), DriverMemory (driver_memory.h), SpareStandIns (stand_in_table.h),
+//       ManagedAdvice (managed.h), AllocationBook::known_mutex (allocation_book.h), StreamIndex and
+//       IdleStreams (streams.h, crossings.h), AllocatingGraphs (captures.h), ParameterLayouts and
+//       TakenLaunches (launch.h), KernelAliases (kernel_attributes.h), CommonKernels (libraries.h),
+//       Linker and Linkers (links.h), NodeFunctions (graph_nodes.h), ToldNodes (node_calls.h),
+//       UserObjects (user_objects.h), SessionParts (session_parts.h), Arrivals (arrivals.h),
+//       HostFunctions (host_functions.h), Session::Attendant (session.h), Notifications
+//       (notifications.h), LogListeners::mutex (logs.h), Couriers (couriers.h), ThreadNumbers
+//       (threads.h), ExportedDescriptors (export_descriptors.h), KeptTexts (call.h)
+// clang-format on
+//
+// What ends with a context takes AllocationBook::mutex, Captures::mutex and leaves
+// (SessionContexts::gone). fork(): Connecting::mutex is new in the child; others may be held there
+// by threads that the child has not, and no function that makes a call comes as far as them: the
+// child has no session.
+#pragma once
