@@ -1,5 +1,5 @@
 // Captures that forbid threads something begin and end on one thread: the driver asks that, and the
-// worker's own threads take turns (worker.h). Which of the client's threads may do what the client
+// worker's own threads take turns (lead.h). Which of the client's threads may do what the client
 // decides (interpose/forward/captures.h). Thread-safety: any thread. Locks: turns_, held while
 // something runs; below it mutex_, which is not.
 #pragma once

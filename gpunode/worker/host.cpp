@@ -93,7 +93,7 @@ void called(void* data, CUresult status) {
   std::unique_ptr<const Function> function(static_cast<const Function*>(data));
   // What its graph has changed so far is there for it.
   if (function->again) function->worker->exchange().payNow();
-  function->worker->callClient(function->number, status);
+  function->worker->clientFunctions().call(function->number, status);
   if (function->again) (void)function.release();
 }
 void CUDA_CB callFunction(void* data) { called(data, CUDA_SUCCESS); }
@@ -126,7 +126,7 @@ CUresult hostFunction(Invocation& in) {
 CUresult hostFunctionDone(Invocation& in) {
   const auto number = in.value<uint32_t>();
   if (!in.ok()) return in.refusal();
-  in.worker().clientFunctionDone(number);
+  in.worker().clientFunctions().isOver(number);
   return CUDA_SUCCESS;
 }
 
@@ -159,7 +159,7 @@ CUresult gate(Invocation& in) {
   if (number == 0) return CUDA_SUCCESS;
   const CUresult result =
       in.worker().gates().put(in.driver(), in.enterContextOf(stream), stream, number);
-  in.worker().gatePut();
+  in.worker().lead().gatePut();
   return result;
 }
 

@@ -42,7 +42,7 @@ const char* Invocation::string() {
 CUstream Invocation::streamOf(uint64_t number, bool per_thread) {
   if (number == bitsOf(CU_STREAM_PER_THREAD) || (number == 0 && per_thread)) {
     CUstream stream = nullptr;
-    const CUresult result = worker_.threadStream(head_.thread, head_.context, &stream);
+    const CUresult result = worker_.threadStreams().find(head_.thread, head_.context, &stream);
     if (result != CUDA_SUCCESS) bad_handle_ = true, no_stream_ = result;
     return stream;
   }
@@ -64,7 +64,7 @@ bool Invocation::isMemory(CUdeviceptr address) const {
 }
 
 CUresult Invocation::refusal() const {
-  if (!in_.ok()) worker_.nonsense(head_);
+  if (!in_.ok()) worker_.lead().nonsense(head_);
   if (too_much_ || bad_value_) return CUDA_ERROR_INVALID_VALUE;
   return no_stream_;
 }

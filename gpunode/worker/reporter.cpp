@@ -38,11 +38,11 @@ WorkerReport reportOf(Worker& worker, decltype(&olpager_figures) figures_of) {
 
 void startReporter(Worker& worker, int fd) {
   auto* const figures_of =
-      reinterpret_cast<decltype(&olpager_figures)>(worker.symbol("olpager_figures"));
+      reinterpret_cast<decltype(&olpager_figures)>(worker.library().symbol("olpager_figures"));
   auto* const set_budget = reinterpret_cast<decltype(&olpager_set_vram_budget)>(
-      worker.symbol("olpager_set_vram_budget"));
-  auto* const set_host =
-      reinterpret_cast<decltype(&olpager_set_host_limit)>(worker.symbol("olpager_set_host_limit"));
+      worker.library().symbol("olpager_set_vram_budget"));
+  auto* const set_host = reinterpret_cast<decltype(&olpager_set_host_limit)>(
+      worker.library().symbol("olpager_set_host_limit"));
   std::thread([&worker, fd, figures_of, set_budget, set_host] {
     auto due = Clock::now();
     for (;;) {

@@ -134,18 +134,18 @@ CUresult describe(Invocation& in) {
   forward::Description description{};
   description.specification = forward::kSpecification;
   (void)in.driver().cuDriverGetVersion(&description.driver_version);
-  description.devices = worker.devices();
+  description.devices = worker.library().devices();
   description.va_base = worker.options().va_base;
   description.va_size = worker.options().va_size;
   description.window = forward::kWindow;
   description.window_bytes = forward::kWindowBytes;
-  description.placed = worker.placedBase();
-  description.placed_bytes = worker.placedBytes();
+  description.placed = worker.library().placed().base;
+  description.placed_bytes = worker.library().placed().bytes;
   in.results().value(description);
   for (size_t i = 0; i < api::kSymbolCount; ++i) {
     const auto symbol = static_cast<api::Symbol>(i);
-    in.results().value(
-        static_cast<uint8_t>(api::isDeclared(symbol) && worker.hasSymbol(api::symbolName(symbol))));
+    in.results().value(static_cast<uint8_t>(
+        api::isDeclared(symbol) && worker.library().symbol(api::symbolName(symbol)) != nullptr));
   }
   return CUDA_SUCCESS;
 }
@@ -158,9 +158,10 @@ CUresult allocateAt(Invocation& in) {
   if (!in.ok()) return in.refusal();
   Worker& worker = in.worker();
   size_t room = 0, largest = 0;
-  const CUresult result = worker.allocateAt() != nullptr
-                              ? worker.allocateAt()(address, bytes, &room, &largest)
-                              : CUDA_ERROR_NOT_SUPPORTED;
+  const CUresult result =
+      worker.library().placed().allocateAt != nullptr
+          ? worker.library().placed().allocateAt(address, bytes, &room, &largest)
+          : CUDA_ERROR_NOT_SUPPORTED;
   if (result == CUDA_SUCCESS) {
     in.results().value(forward::Room{room, largest});
   } else if (in.head().reply == 0) {
@@ -175,7 +176,7 @@ CUresult allocateAt(Invocation& in) {
 }
 
 CUresult goodbye(Invocation& in) {
-  in.worker().goodbye();
+  in.worker().lead().end();
   return CUDA_SUCCESS;
 }
 

@@ -13,7 +13,7 @@ using forward::VariableMemory;
 // Whether this process may use managed memory while kernels run: it compares it whenever launches
 // are made.
 bool reachedBesideKernels(Invocation& in) {
-  for (int i = 0; i < in.worker().devices(); ++i) {
+  for (int i = 0; i < in.worker().library().devices(); ++i) {
     CUdevice device = 0;
     int concurrent = 0;
     if (in.driver().cuDeviceGet(&device, i) != CUDA_SUCCESS ||
@@ -31,7 +31,7 @@ void stayHere(Invocation& in, CUdeviceptr address, size_t bytes) {
   const api::DriverTable& driver = in.driver();
   if (driver.cuMemAdvise == nullptr) return;
   (void)driver.cuMemAdvise(address, bytes, CU_MEM_ADVISE_SET_PREFERRED_LOCATION, CU_DEVICE_CPU);
-  for (int i = 0; i < in.worker().devices(); ++i) {
+  for (int i = 0; i < in.worker().library().devices(); ++i) {
     CUdevice device = 0;
     if (driver.cuDeviceGet(&device, i) == CUDA_SUCCESS)
       (void)driver.cuMemAdvise(address, bytes, CU_MEM_ADVISE_SET_ACCESSED_BY, device);

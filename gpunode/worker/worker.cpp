@@ -1,6 +1,5 @@
 #include "gpunode/worker/worker.h"
 
-#include <dlfcn.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -23,16 +22,6 @@ using forward::AnswerHead;
 using forward::CallHead;
 
 constexpr auto kSlice = 500ms;
-constexpr auto kLook = 3ms;  // how long a call may wait with the lead
-
-void* resolveIn(void* handle, const char* name) { return dlsym(handle, name); }
-
-// What a record begins with; of one that is too short nothing.
-CallHead headOf(const std::vector<std::byte>& record) {
-  CallHead head{};
-  if (record.size() >= sizeof head) std::memcpy(&head, record.data(), sizeof head);
-  return head;
-}
 
 CUresult served(Serve service, Invocation& in) {
   if (service == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
@@ -68,22 +57,7 @@ Worker::Worker(const WorkerOptions& options)
     : options_(options), handles_(options.slot), resources_(options.slot) {}
 
 Status Worker::start() {
-  library_ = dlopen(options_.library.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library_ == nullptr)
-    return Error{std::string("the worker can't load libolpager.so: ") + dlerror()};
-  api::loadDriverTable(driver_, resolveIn, library_);
-  const CUresult result =
-      driver_.cuInit != nullptr ? driver_.cuInit(0) : CUDA_ERROR_NOT_INITIALIZED;
-  if (result != CUDA_SUCCESS)
-    return Error{"the driver at the gpunode can't start (CUDA error " + std::to_string(result) +
-                 "); the gpunode's log says why"};
-  if (driver_.cuDeviceGetCount(&devices_) != CUDA_SUCCESS || devices_ == 0)
-    return Error{"the gpunode has no CUDA device"};
-  const auto set_placed =
-      reinterpret_cast<forward::SetPlaced>(dlsym(library_, "olpager_set_placed"));
-  if (set_placed != nullptr && set_placed(&placed_base_, &placed_bytes_) == CUDA_SUCCESS)
-    allocate_at_ = reinterpret_cast<forward::AllocateAt>(dlsym(library_, "olpager_allocate_at"));
-  if (allocate_at_ == nullptr) placed_bytes_ = 0;
+  if (auto loaded = library_.load(options_.library); !loaded.ok()) return loaded;
   text_.start([this](std::string_view bytes) {
     tell(Answer::kText, STDOUT_FILENO, CUDA_SUCCESS,
          std::as_bytes(std::span(bytes.data(), bytes.size())), true);
@@ -100,14 +74,11 @@ Status Worker::start() {
   });
   // The pager's threads don't wait for a client that takes nothing.
   const int told = errors_.another();
-  const auto log_there = reinterpret_cast<decltype(&olpager_set_log)>(symbol("olpager_set_log"));
+  const auto log_there =
+      reinterpret_cast<decltype(&olpager_set_log)>(library_.symbol("olpager_set_log"));
   if (log_there != nullptr) log_there(log, told, told >= 0 ? "at the gpunode: " : "");
   return {};
 }
-
-bool Worker::hasSymbol(const char* name) const { return symbol(name) != nullptr; }
-
-void* Worker::symbol(const char* name) const { return dlsym(library_, name); }
 
 void Worker::drainText() {
   text_.drainAll();
@@ -145,7 +116,7 @@ void Worker::leave(int status) {
   if (at_leave_) at_leave_();
   constexpr auto kMost = 2s;
   constexpr auto kTick = 5ms;
-  if (auto* const stop = reinterpret_cast<decltype(&olpager_stop)>(symbol("olpager_stop"));
+  if (auto* const stop = reinterpret_cast<decltype(&olpager_stop)>(library_.symbol("olpager_stop"));
       options_.memservers && stop != nullptr) {
     static std::atomic<bool> told{false};
     std::thread([stop] {
@@ -160,31 +131,10 @@ void Worker::leave(int status) {
   _exit(status);
 }
 
-// --- the lead ------------------------------------------------------------------------------------
-
 std::string Worker::serve(std::function<bool()> rejoined) {
-  {
-    std::lock_guard lock(lead_mutex_);
-    threads_ = 1;
-    rejoined_ = std::move(rejoined);
-  }
-  lead(0);
-  if (base::logs(base::LogLevel::kDebug)) made_.tell("calls made", "in them");
-  std::unique_lock lock(lead_mutex_);
-  return why_.empty() ? "the program ended" : why_;
-}
-
-// Under lead_mutex_.
-void Worker::startThread() {
-  ++threads_;
-  std::thread([this] { lead(0); }).detach();
-}
-
-// Whoever finds the link gone waits for the next: the leader, or who waits for a transfer.
-bool Worker::rejoin() {
-  std::lock_guard lock(rejoin_mutex_);
-  if (channel_.attached()) return true;
-  return !channel_.closed() && rejoined_ && rejoined_();
+  std::string why = lead_.serve(std::move(rejoined));
+  if (base::logs(base::LogLevel::kDebug)) made_.times.tell("calls made", "in them");
+  return why;
 }
 
 bool Worker::arrived(const calls::Transfer& transfer) {
@@ -197,192 +147,15 @@ bool Worker::arrived(const calls::Transfer& transfer) {
                       transfer.why());
         return false;
       case calls::Channel::Over::kDown:
-        if (!rejoin()) return false;
+        if (!lead_.rejoin()) return false;
         break;
       case calls::Channel::Over::kNotYet:
-        if (ended_) return false;
+        if (ended()) return false;
         break;
     }
   }
 }
 
-namespace {
-// What waits for nobody itself, and ends what streams wait for or says what they are to find then.
-bool endsWaits(const CallHead& head) {
-  switch (static_cast<forward::Operation>(head.function)) {
-    case forward::Operation::kHostFunctionDone:
-    case forward::Operation::kHostBytes:
-    case forward::Operation::kStraightStop:
-    case forward::Operation::kOpenGate:
-      return true;
-    default:
-      return false;
-  }
-}
-}  // namespace
-
-// Under lead_mutex_. Whether streams wait for what the client has to say.
-bool Worker::clientEndsSomething() const { return functions_ != 0 || gates_.closed() != 0; }
-
-void Worker::gatePut() { lead_free_.notify_one(); }
-
-// Waits for the lead: until nobody has it, or its holder waits for too long.
-bool Worker::takeLead(std::unique_lock<std::mutex>& lock, uint64_t self) {
-  ++followers_;
-  uint64_t seen = waits_;
-  while (!ended_ && leader_ != 0) {
-    const uint64_t waits = waits_;
-    const bool waiting = leader_waits_;
-    // While calls wait now and then, by the clock: to be woken for each of them would cost more
-    // than they do.
-    const uint64_t call = lead_call_.load();
-    const bool looks = waiting || waits != seen || clientEndsSomething();
-    seen = waits;
-    asleep_ += looks ? 0 : 1;
-    lead_free_.wait_for(lock, looks ? kLook : kSlice);
-    asleep_ -= looks ? 0 : 1;
-    if (leader_ != 0 && leader_waits_ && waiting && waits_ == waits) break;
-    // In a call that was not expected to wait, and that may wait for a host function or behind a
-    // gate all the same: the driver loads a kernel, drains a context, or has no room for a launch
-    // more, while the function is not over or the gate not open. And where the link is lost during
-    // such a call the next one is taken, for which the client does not wait as long.
-    const bool reads = clientEndsSomething() || !channel_.linkUp();
-    if (reads && call != 0 && lead_call_.load() == call && !leader_waits_) {
-      lock.unlock();
-      readAhead(call);
-      lock.lock();
-    }
-  }
-  --followers_;
-  if (ended_) return false;
-  leader_ = self;
-  leader_waits_ = false;
-  if (followers_ == 0) startThread();  // somebody looks whether the leader waits
-  return true;
-}
-
-void Worker::lead(uint64_t self) {
-  std::vector<std::byte> record;
-  std::unique_lock lock(lead_mutex_);
-  self = next_thread_++;
-  while (takeLead(lock, self)) {
-    while (!ended_ && leader_ == self) {
-      lock.unlock();
-      const auto watches = faults_.turn();
-      const auto turn = exchange_.owes() ? Exchange::kTurn : watches;
-      // For a client that does not take its answers no more calls are made: a thread for each would
-      // wait to write, with its answer in hand.
-      const auto got = channel_.awaitRoom(turn) ? next(record, turn)
-                       : channel_.attached()    ? calls::Channel::Read::kNothing
-                                                : calls::Channel::Read::kDown;
-      // Not with what ends others' waits in hand: the driver, whom that asks, may be waiting for
-      // just it.
-      if (exchange_.owes() &&
-          !(got == calls::Channel::Read::kRecord && endsWaits(headOf(record)))) {
-        lead_call_.store(++lead_calls_);
-        exchange_.attend();
-        lead_call_.store(0);
-      }
-      if (got == calls::Channel::Read::kDown && !ended_ && !rejoin()) {
-        lock.lock();
-        if (why_.empty())
-          why_ = (channel_.closed() ? "the client sends nonsense: " : "the client is gone: ") +
-                 channel_.reason();
-        ended_.store(true);
-        break;
-      }
-      if (got != calls::Channel::Read::kRecord) {
-        if (got == calls::Channel::Read::kNothing) {
-          lead_call_.store(++lead_calls_);
-          faults_.attend();
-          lead_call_.store(0);
-        }
-        lock.lock();
-        continue;
-      }
-      const CallHead head = headOf(record);
-      if ((head.flags & forward::kMayWait) == 0) {
-        // Nobody reads past what ends others' waits: what a function changed, however long it
-        // takes, is there before the function is over.
-        if (!endsWaits(head)) lead_call_.store(++lead_calls_);
-        makeTimed(record);
-        lead_call_.store(0);
-        lock.lock();
-        continue;
-      }
-      lock.lock();
-      ++waits_;
-      leader_waits_ = true;
-      if ((head.flags & forward::kOthersCall) != 0) {
-        leader_ = 0;
-        lock.unlock();
-        lead_free_.notify_one();
-      } else {
-        const bool nobody_looks = asleep_ == followers_;
-        lock.unlock();
-        if (nobody_looks) lead_free_.notify_one();
-      }
-      makeTimed(record);
-      lock.lock();
-      if (leader_ == self) leader_waits_ = false;
-    }
-  }
-  lead_free_.notify_all();
-  --threads_;
-}
-
-void Worker::nonsense(const CallHead& head) {
-  {
-    std::lock_guard lock(lead_mutex_);
-    if (why_.empty())
-      why_ = "the client sends nonsense (function " + std::to_string(head.function) + ")";
-  }
-  ended_.store(true);
-}
-
-// Records that were read ahead come first.
-calls::Channel::Read Worker::next(std::vector<std::byte>& record,
-                                  std::chrono::microseconds timeout) {
-  const std::lock_guard reading(reading_mutex_);
-  if (ahead_.empty()) return channel_.read(record, timeout);
-  record = std::move(ahead_.front());
-  ahead_.pop_front();
-  ahead_bytes_ -= record.size();
-  return calls::Channel::Read::kRecord;
-}
-
-// While the leader stays in that call: takes what comes, and makes of it what ends host functions,
-// what they changed in memory, and what opens gates. All else waits for the leader, in its order:
-// nothing that a gate waits for is among it (interpose/forward/crossings.h).
-void Worker::readAhead(uint64_t stuck) {
-  constexpr size_t kMost = 64 << 20;
-  const std::unique_lock reading(reading_mutex_, std::try_to_lock);
-  if (!reading.owns_lock()) return;
-  std::vector<std::byte> record;
-  while (lead_call_.load() == stuck && !ended_ && ahead_bytes_ < kMost) {
-    const auto got = channel_.read(record, kLook);
-    if (got == calls::Channel::Read::kDown && !rejoin()) return;
-    if (got != calls::Channel::Read::kRecord) continue;
-    const CallHead head = headOf(record);
-    const bool opens =
-        static_cast<forward::Operation>(head.function) == forward::Operation::kOpenGate;
-    if (endsWaits(head) && (!opens || opensNow(record))) {
-      makeAhead(record);
-    } else {
-      ahead_bytes_ += record.size();
-      ahead_.push_back(std::move(record));
-    }
-  }
-}
-
-// A gate whose place in its stream is not made yet is opened in its turn.
-bool Worker::opensNow(const std::vector<std::byte>& record) {
-  forward::Reader reader(record);
-  (void)reader.value<CallHead>();
-  return gates_.isPut(reader.value<uint32_t>());
-}
-
-// What needs no driver.
 void Worker::makeAhead(const std::vector<std::byte>& record) {
   forward::Reader reader(record);
   const auto head = reader.value<CallHead>();
@@ -392,8 +165,8 @@ void Worker::makeAhead(const std::vector<std::byte>& record) {
 }
 
 void Worker::count(const std::vector<std::byte>& record) {
-  calls_.fetch_add(1, std::memory_order_relaxed);
-  moved_.fetch_add(record.size(), std::memory_order_relaxed);
+  made_.calls.fetch_add(1, std::memory_order_relaxed);
+  made_.moved.fetch_add(record.size(), std::memory_order_relaxed);
 }
 
 void Worker::makeTimed(const std::vector<std::byte>& record) {
@@ -403,8 +176,8 @@ void Worker::makeTimed(const std::vector<std::byte>& record) {
   }
   const auto begun = std::chrono::steady_clock::now();
   make(record);
-  const CallHead head = headOf(record);
-  made_.note(head.function, std::chrono::steady_clock::now() - begun);
+  const auto head = forward::Reader(record).value<CallHead>();
+  made_.times.note(head.function, std::chrono::steady_clock::now() - begun);
 }
 
 void Worker::make(const std::vector<std::byte>& record) {
@@ -413,7 +186,7 @@ void Worker::make(const std::vector<std::byte>& record) {
   Invocation in(*this, head, reader);
   count(record);
   if (!reader.ok()) {
-    nonsense(head);
+    lead_.nonsense(head);
     return;
   }
   const bool operation = head.function >= static_cast<uint16_t>(forward::Operation::kDescribe);
@@ -441,7 +214,7 @@ void Worker::make(const std::vector<std::byte>& record) {
   if (api::holds(api::Fact::kCaptures, head.function)) {
     capture_thread_.run(serve);
   } else if ((head.flags & forward::kRelaxed) != 0) {
-    const Relaxed relaxed(driver_);
+    const Relaxed relaxed(driver());
     serve();
   } else {
     serve();
@@ -468,7 +241,7 @@ void Worker::make(const std::vector<std::byte>& record) {
     text_.drain();
   }
   const auto& results = in.results().bytes;
-  moved_.fetch_add(results.size(), std::memory_order_relaxed);
+  made_.moved.fetch_add(results.size(), std::memory_order_relaxed);
   const AnswerHead reply{Answer::kReply, head.reply, result,
                          result == CUDA_SUCCESS || !results.empty() ? 1u : 0u};
   (void)channel_.write({std::as_bytes(std::span(&reply, 1)), results}, true);
@@ -478,8 +251,8 @@ CUcontext Worker::current() { return t_current; }
 
 CUcontext Worker::contextOf(CUstream stream) const {
   CUcontext context = nullptr;
-  if (stream == nullptr || stream == CU_STREAM_LEGACY || driver_.cuStreamGetCtx == nullptr ||
-      driver_.cuStreamGetCtx(stream, &context) != CUDA_SUCCESS)
+  if (stream == nullptr || stream == CU_STREAM_LEGACY || driver().cuStreamGetCtx == nullptr ||
+      driver().cuStreamGetCtx(stream, &context) != CUDA_SUCCESS)
     return current();
   return context;
 }
@@ -490,14 +263,14 @@ void Worker::setCurrent(CUcontext context) {
     t_current_known = false;
   }
   if (t_current_known && context == t_current) return;
-  t_current_known = driver_.cuCtxSetCurrent(context) == CUDA_SUCCESS;
+  t_current_known = driver().cuCtxSetCurrent(context) == CUDA_SUCCESS;
   t_current = context;
 }
 
 void Worker::tell(Answer kind, uint32_t number, CUresult result, std::span<const std::byte> bytes,
                   bool flush) {
   const AnswerHead head{kind, number, result, 0};
-  moved_.fetch_add(bytes.size(), std::memory_order_relaxed);
+  made_.moved.fetch_add(bytes.size(), std::memory_order_relaxed);
   (void)channel_.write({std::as_bytes(std::span(&head, 1)), bytes}, flush);
 }
 
@@ -506,38 +279,9 @@ bool Worker::isStillThere(const CallHead& head, forward::Reader arguments) const
   if (!api::holds(api::Fact::kReleasesPrimary, head.function)) return false;
   unsigned flags = 0;
   int active = 0;
-  return driver_.cuDevicePrimaryCtxGetState(arguments.value<CUdevice>(), &flags, &active) ==
+  return driver().cuDevicePrimaryCtxGetState(arguments.value<CUdevice>(), &flags, &active) ==
              CUDA_SUCCESS &&
          active != 0;
-}
-
-// --- streams of threads, host functions ----------------------------------------------------------
-
-CUresult Worker::threadStream(uint32_t thread, uint64_t context, CUstream* stream) {
-  std::lock_guard lock(streams_mutex_);
-  ThreadStream& known = thread_streams_[{context, forward::threadPlace(thread)}];
-  // Of a thread that has ended: it serves the next in its place, unless there is still something in
-  // it that this one would wait for.
-  if (known.stream != nullptr && known.thread != thread &&
-      driver_.cuStreamQuery(known.stream) != CUDA_SUCCESS) {
-    // What its launches owe goes into the stream before nobody can name it any more.
-    const CUcontext before = current();
-    if (exchange_.owes()) exchange_.settle();
-    setCurrent(before);
-    (void)driver_.cuStreamDestroy_v2(known.stream);  // goes when it is through
-    known.stream = nullptr;
-  }
-  known.thread = thread;
-  if (known.stream == nullptr) {
-    if (driver_.cuStreamCreate == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
-    const CUresult result = driver_.cuStreamCreate(&known.stream, CU_STREAM_DEFAULT);
-    if (result != CUDA_SUCCESS) {
-      known.stream = nullptr;
-      return result;
-    }
-  }
-  *stream = known.stream;
-  return CUDA_SUCCESS;
 }
 
 void Worker::contextGone(uint64_t context, CUcontext known_as) {
@@ -546,40 +290,7 @@ void Worker::contextGone(uint64_t context, CUcontext known_as) {
   staging_.contextGone(context);
   gates_.contextGone(context);
   peers_.contextGone(context);
-  std::lock_guard lock(streams_mutex_);
-  std::erase_if(thread_streams_, [&](const auto& entry) { return entry.first.first == context; });
-}
-
-void Worker::callClient(uint32_t number, CUresult status) {
-  const auto waits = [&](uint32_t more, uint32_t fewer) {
-    std::lock_guard lock(lead_mutex_);
-    functions_ += more;
-    functions_ -= fewer;
-  };
-  {
-    std::lock_guard lock(client_mutex_);
-    ++called_[number].calls;
-  }
-  waits(1, 0);
-  lead_free_.notify_one();  // looks whether the leader is in a call for long
-  tell(Answer::kHostFunction, number, status, {}, true);
-  {
-    std::unique_lock lock(client_mutex_);
-    // Without the client the stream must go on, or nothing of the session could be taken down.
-    Called& called = called_[number];  // stays: this call is counted
-    while (!ended_ && called.done == 0) client_done_.wait_for(lock, kSlice);
-    if (called.done != 0) --called.done;
-    if (--called.calls == 0) called_.erase(number);
-  }
-  waits(0, 1);
-}
-
-void Worker::clientFunctionDone(uint32_t number) {
-  std::lock_guard lock(client_mutex_);
-  const auto found = called_.find(number);
-  if (found == called_.end()) return;  // nonsense
-  ++found->second.done;
-  client_done_.notify_all();
+  thread_streams_.contextGone(context);
 }
 
 }  // namespace olpager::gpunode

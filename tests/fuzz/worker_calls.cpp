@@ -496,9 +496,10 @@ class Session {
     // Its functions are over as soon as they are called, also while a call waits for one.
     std::thread([this] {
       for (;; std::this_thread::sleep_for(std::chrono::milliseconds(1)))
-        worker_.clientFunctionDone(kFunctionNumber);
+        worker_.clientFunctions().isOver(kFunctionNumber);
     }).detach();
-    for (uint64_t i = 0; i < 4; ++i) known_.addresses.push_back(worker_.placedBase() + (i << 21));
+    for (uint64_t i = 0; i < 4; ++i)
+      known_.addresses.push_back(worker_.library().placed().base + (i << 21));
     worker_.hostMemory().setLimit(16 << 20);
     worker_.peers().configure({0, true, transport::Choice::kAuto, transport::Tls::kOff});
     return true;
@@ -543,7 +544,7 @@ class Session {
       Input none(nullptr, 0);
       operate(Operation::kPrimaryRetain, none, 0);
       forward::Writer memory;
-      memory.value(worker_.placedBase());
+      memory.value(worker_.library().placed().base);
       memory.value(uint64_t{1} << 20);
       call(static_cast<uint16_t>(Operation::kAllocateAt), memory, kPrimary, 0);
       static const uint8_t kPlain[] = {100, 100};  // no options, and a text that is right

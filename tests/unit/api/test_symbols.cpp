@@ -5,6 +5,7 @@
 
 #include "interpose/api/driver_symbols.h"
 #include "interpose/api/driver_table.h"
+#include "interpose/api/function_facts.h"
 #include "tests/catch.h"
 
 using olpager::api::DriverTable;
@@ -59,4 +60,24 @@ TEST_CASE("the table is filled by name and read by symbol") {
   CHECK(olpager::api::setDriverFunction(table, Symbol::kCuCtxAttach, addresses));
   CHECK(reinterpret_cast<void*>(table.cuCtxAttach) == addresses);
   CHECK_FALSE(olpager::api::setDriverFunction(table, Symbol::kCuGLInit, addresses));
+}
+
+TEST_CASE("what is known of functions is known of each of their symbols") {
+  using olpager::api::Fact;
+  using olpager::api::holds;
+  const auto number = [](Symbol symbol) { return static_cast<size_t>(symbol); };
+  for (const Symbol symbol : {Symbol::kCuCtxDestroy, Symbol::kCuCtxDestroy_v2}) {
+    CHECK(holds(Fact::kEndsContext, number(symbol)));
+    CHECK(holds(Fact::kForgets, number(symbol)));
+    CHECK_FALSE(holds(Fact::kQuiet, number(symbol)));
+  }
+  CHECK(holds(Fact::kReleasesPrimary, number(Symbol::kCuDevicePrimaryCtxRelease_v2)));
+  CHECK(holds(Fact::kCaptures, number(Symbol::kCuStreamBeginCapture_v2_ptsz)));
+  CHECK(holds(Fact::kTellsFailures, number(Symbol::kCuStreamQuery_ptsz)));
+  CHECK(holds(Fact::kQuiet, number(Symbol::kCuMemsetD8Async)));
+  CHECK(holds(Fact::kUsesMemory, number(Symbol::kCuModuleLoadDataEx)));
+  CHECK_FALSE(holds(Fact::kUsesMemory, number(Symbol::kCuMemAlloc_v2)));
+  // Numbers that no symbol has: the operations of forwarded mode are above them.
+  CHECK_FALSE(holds(Fact::kEndsContext, olpager::api::kSymbolCount));
+  CHECK_FALSE(holds(Fact::kEndsContext, SIZE_MAX));
 }

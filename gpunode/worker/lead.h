@@ -1,0 +1,97 @@
+// Who leads: of the worker's threads one at a time takes the client's records and makes the calls.
+//
+// Before a call that may wait (for the GPU, or for the client) the leader gives the lead away when
+// the client has other threads or host functions; when it had none at that moment but the call
+// still waits after a few milliseconds, the lead is taken from it. Calls that were taken before are
+// made before: a call of the leader's is over, or waits, when the next one is taken.
+//
+// While host functions run or gates are closed, any call may wait for them: then another thread
+// reads on, and makes of what comes only what ends them or opens them.
+//
+// States of the lead: nobody's -> a thread's (takeLead) -> nobody's (it gives the lead away), or
+// another thread's (it waited for too long). All moves are under mutex_.
+//
+// Thread-safety: any thread. Locks: mutex_ (who leads); reading_mutex_ (who takes records), never
+// with mutex_, before rejoin_mutex_ (who waits for the client's next link) and the channel's. None
+// is held while a call is made.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "coherence/calls/channel.h"
+#include "forwarding/wire/wire.h"
+
+namespace olpager::gpunode {
+
+class Worker;
+
+class Lead {
+ public:
+  explicit Lead(Worker& worker) : worker_(worker) {}
+
+  /// Leads, with as many threads as it takes, until the session ends. Returns why it ended.
+  std::string serve(std::function<bool()> rejoined);
+  /// Whoever finds the link gone waits for the next: the leader, or who waits for a transfer.
+  /// False: there is none.
+  bool rejoin();
+
+  bool ended() const { return ended_; }
+  /// The session ends when the calls that are under way are over.
+  void end() { ended_.store(true); }
+  /// It ends since the client sent this.
+  void nonsense(const forward::CallHead& head);
+
+  /// A host function is the client's from now on, or not any more.
+  void functionBegins();
+  void functionIsOver();
+  /// A stream waits for the client from now on: somebody has to hear of it whatever the leader's
+  /// calls wait for.
+  void gatePut() { free_.notify_one(); }
+
+ private:
+  using Record = std::vector<std::byte>;
+  void lead();
+  bool takeLead(std::unique_lock<std::mutex>& lock, uint64_t self);
+  calls::Channel::Read take(Record& record);
+  calls::Channel::Read next(Record& record, std::chrono::microseconds timeout);
+  void readAhead(uint64_t stuck);
+  bool opensNow(const Record& record) const;
+  bool clientEndsSomething() const;  // under mutex_
+  void startThread();                // under mutex_
+
+  Worker& worker_;
+
+  std::mutex mutex_;
+  std::condition_variable free_;
+  uint64_t leader_ = 0;  // 0: nobody
+  bool waits_ = false;   // the leader is in a call that may wait
+  uint64_t waited_ = 0;  // how many such calls there were
+  uint32_t followers_ = 0;
+  uint32_t asleep_ = 0;     // followers that do not look at the clock
+  uint32_t functions_ = 0;  // host functions that the client has not answered
+  uint64_t next_thread_ = 1;
+  std::string why_;
+
+  /// The leader's call that was not expected to wait, by number; 0: it is in none.
+  std::atomic<uint64_t> call_{0};
+  uint64_t calls_ = 0;  // of the leader alone
+
+  std::mutex reading_mutex_;
+  /// Read while the leader was in a call, to be made by it in their order.
+  std::deque<Record> ahead_;
+  size_t ahead_bytes_ = 0;
+
+  std::mutex rejoin_mutex_;
+  std::function<bool()> rejoined_;
+  std::atomic<bool> ended_{false};
+};
+
+}  // namespace olpager::gpunode
