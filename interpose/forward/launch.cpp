@@ -23,6 +23,7 @@
 #include "interpose/forward/exchange.h"
 #include "interpose/forward/launch.h"
 #include "interpose/forward/program.h"
+#include "interpose/forward/read_environment.h"
 #include "interpose/forward/session_parts.h"
 #include "interpose/forward/streams.h"
 #include "interpose/forward/trips.h"

@@ -17,6 +17,7 @@
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/devices.h"
 #include "interpose/forward/driver_memory.h"
+#include "interpose/forward/read_environment.h"
 #include "interpose/forward/session.h"
 #include "interpose/forward/straight_copies.h"
 
