@@ -412,6 +412,12 @@ void Agent::step(ExtentId extent, AgentInput input, const Message& cause, Action
     return;
   }
   if (cause.number > at(extent).number) extents_[extent].number = cause.number;
+  const bool had = input == AgentInput::kRelease || input == AgentInput::kReleaseAsked;
+  if (at(extent).lent != 0 &&
+      (had || input == AgentInput::kKeep || cell.next != AgentState::kOwnedShared)) {
+    extents_[extent].lent = 0;
+    act(ActionKind::kLendOver);
+  }
   if ((effects & kAbortFetch) != 0) act(ActionKind::kAbort);
   if ((effects & kUnmapIt) != 0) act(ActionKind::kUnmap);
   if ((effects & kTakeFrame) != 0) ++used_;
@@ -460,11 +466,19 @@ void Agent::step(ExtentId extent, AgentInput input, const Message& cause, Action
     }
     if (cell.next != AgentState::kLandingOwn && cell.next != AgentState::kLandingShared)
       b.giver = kNoAgent;
+    if (b.stopping && !b.waits) {
+      if (cell.next == AgentState::kOwned) act(ActionKind::kGo);
+      b.stopping = b.stopped = false;
+    }
     calm(extent);
   }
 
   if ((effects & kSendGet) != 0) send(MessageKind::kGet, cause, actions);
   if ((effects & kSendReady) != 0) {
+    if (cause.mode == Mode::kShared) {
+      extents_[extent].lent = 1;
+      act(ActionKind::kLend, Mode::kShared);
+    }
     Message ready = cause;
     ready.kind = MessageKind::kReady;
     ready.from = id_;
@@ -503,6 +517,18 @@ void Agent::demand(const Message& message, Actions& actions) {
       mapped && (forget ? underSubmitted(extent, Mode::kOwn) : inTheWay(extent, age, taken));
   if (message.kind == MessageKind::kInvalidate && !holds(Rule::kInvalidateHeedsAge)) {
     blocked = mapped && underSubmitted(extent, Mode::kOwn);
+  }
+  if (!blocked && !quieted(extent)) {
+    Busy& b = busy(extent);
+    if (!b.stopping)
+      actions.push_back({.kind = ActionKind::kStop, .extent = extent, .number = at(extent).number});
+    b.stopping = true;
+    step(extent,
+         yield    ? AgentInput::kYieldWait
+         : forget ? AgentInput::kForgetWait
+                  : AgentInput::kInvalidateWait,
+         message, actions);
+    return;
   }
   if (blocked) {
     // For room only, and claimed: not worth waiting for. What is submitted will be over.
@@ -561,6 +587,26 @@ void Agent::landed(ExtentId extent, Number number, Actions& actions) {
   settle(actions);
 }
 
+/// Whether no operation that the agent is not told of can be using the extent. They use only what
+/// is mapped for writing.
+bool Agent::quieted(ExtentId extent) const {
+  const Extent& e = at(extent);
+  if (!untold_ || e.state() != AgentState::kOwned || !holds(Rule::kUntoldHolds)) return true;
+  return e.busy != kNone && busy_[e.busy].stopped;
+}
+
+void Agent::quiet(ExtentId extent, bool written, Actions& actions) {
+  Extent& e = extents_[extent];
+  if (e.busy == kNone || !busy_[e.busy].stopping || busy_[e.busy].stopped) return;
+  busy_[e.busy].stopped = true;
+  if (written && e.content != e.number) {
+    e.content = e.number;
+    send(MessageKind::kWrote, {.extent = extent, .number = e.number}, actions);
+  }
+  demand(Message(busy_[e.busy].demand), actions);
+  settle(actions);
+}
+
 /// What the lost agent said before is not heard from now on, and nothing that comes from it
 /// arrives.
 void Agent::fence(const Message& message, Actions& actions) {
@@ -613,9 +659,7 @@ void Agent::receive(const Message& message, Actions& actions) {
       break;
     }
     case MessageKind::kRelease: {
-      if (e.state() == AgentState::kGiven && e.number != message.number &&
-          holds(Rule::kReleaseMatches))
-        return;
+      if (e.number != message.number && holds(Rule::kReleaseMatches)) return;
       step(extent, asked(extent) ? AgentInput::kReleaseAsked : AgentInput::kRelease, message,
            actions);
       break;

@@ -114,6 +114,25 @@ inline std::vector<NamedScenario> scenarios() {
                   .plans = {{0, {{0, W}}, {}}, {1, {{0, R}}, {}}},
                   .hints = 1,
                   .frees = 1}});
+  all.push_back({"untold",
+                 {.agents = 2,
+                  .extents = 1,
+                  .placed = 2,
+                  .plans = {{0, {{0, W}}, {}}, {1, {{0, W}}, {}}, {1, {{0, R}}, {}}},
+                  .untold = 2}});
+  all.push_back({"untold, room",
+                 {.agents = 1,
+                  .frames = 1,
+                  .extents = 2,
+                  .placed = 1,
+                  .plans = {{0, {{0, W}}, {}}, {0, {{1, W}}, {}}, {0, {{0, W}}, {}}},
+                  .untold = 1}});
+  all.push_back({"cpu as spill",
+                 {.agents = 1,
+                  .frames = 1,
+                  .extents = 2,
+                  .placed = 2,
+                  .plans = {{0, {{0, W}}, {}}, {1, {{0, W}}, {{1, R}}}, {0, {{1, W}}, {}}}}});
   all.push_back({"small spill",
                  {.agents = 2,
                   .frames = 1,
