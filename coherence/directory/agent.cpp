@@ -642,6 +642,11 @@ void Agent::receive(const Message& message, Actions& actions) {
   const ExtentId extent = message.extent;
   const Extent& e = at(extent);
   const bool ready_message = message.kind == MessageKind::kReady;
+  if ((ready_message && message.from >= kMostAgents) ||
+      (message.kind == MessageKind::kYield && message.taker >= kMostAgents)) {
+    actions.push_back({.kind = ActionKind::kViolation, .extent = extent, .message = message});
+    return;
+  }
   // To or from an agent that has been lost since.
   if ((ready_message ? message.taker_epoch : message.epoch) != epoch_) return;
   if (ready_message && message.epoch < peers_[message.from] && holds(Rule::kEpochs)) return;

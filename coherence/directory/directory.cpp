@@ -406,9 +406,11 @@ void Directory::receive(const Message& message, Actions& actions) {
     case MessageKind::kWrote:
       if (records_[message.extent].owner == from) records_[message.extent].written = 1;
       break;
-    case MessageKind::kCompleted:
-      finished(message.age);
+    case MessageKind::kCompleted: {
+      const Route* const found = route(message.age);
+      if (found != nullptr && found->agent == from) finished(message.age);
       break;
+    }
     default:
       answer(message, actions);
   }

@@ -464,7 +464,8 @@ class World {
     AgentId a = plan_->placed == 1 ? static_cast<AgentId>(plan_->agents) : AgentId{0};
     for (ExtentId p = 0; p < plan_->extents; ++p) {
       while (a < plan_->agents && agents_[a].framesUsed() == framesOf(a)) ++a;
-      const Age age = states_.size() + p;
+      const Age age = directory_.operation();
+      directory_.sent(age, a);
       act(agents_[a], [&](Actions& out) {
         agents_[a].begin(age, std::array<Need, 1>{Need{p, Mode::kOwn}}, 0, out);
       });
