@@ -28,13 +28,19 @@ namespace olpager::directory {
 
 class Agent {
  public:
-  /// `frames`: extents that the agent can hold at once. The spill has kUnlimited.
+  /// `frames`: pages that the agent can hold at once. The spill has kUnlimited.
   /// `untold`: it runs operations that it is not told of.
   Agent(AgentId id, Epoch epoch, uint32_t frames, bool untold = false)
       : id_(id), epoch_(epoch), frames_(frames), untold_(untold) {}
 
   /// The extents are those below `count`.
   void resize(ExtentId count) { extents_.resize(std::max<size_t>(extents_.size(), count)); }
+  /// An extent is 2^order pages, one unless this says so. While it is absent and nobody needs it:
+  /// before its region's first use.
+  void weigh(ExtentId first, ExtentId count, unsigned order) {
+    for (ExtentId extent = first; extent < first + count; ++extent)
+      extents_[extent].order = order & 31;
+  }
 
   /// An operation arrives with what is known of its reach. All below `oldest` are complete.
   void begin(Age age, std::span<const Need> needs, Age oldest, Actions& actions);
@@ -59,7 +65,8 @@ class Agent {
 
   AgentId id() const { return id_; }
   Epoch epoch() const { return epoch_; }
-  uint32_t framesUsed() const { return used_; }
+  /// Pages.
+  uint64_t framesUsed() const { return used_; }
   AgentState state(ExtentId extent) const { return at(extent).state(); }
   Content content(ExtentId extent) const { return at(extent).content; }
   Number number(ExtentId extent) const { return at(extent).number; }
@@ -79,7 +86,8 @@ class Agent {
     uint64_t number : 48 = 0;  // of the last transaction that changed anything here
     uint64_t state_ : 8 = 0;
     uint64_t lent : 1 = 0;  // the taker of a replica reads the frame
-    uint64_t : 7;
+    uint64_t order : 5 = 0;
+    uint64_t : 2;
     Content content = 0;                      // of the frame
     uint32_t wants = kNone;                   // those of operations, newest first
     uint32_t busy = kNone;                    // Busy
@@ -118,7 +126,7 @@ class Agent {
     bool failed = false;
     uint32_t wants = kNone;
     uint32_t open_wants = kNone;  // wants that are neither asked nor claimed
-    uint32_t count = 0;
+    uint64_t pages = 0;  // of all that it needs
     uint32_t unclaimed = 0;
   };
   struct Want {
@@ -138,11 +146,14 @@ class Agent {
   };
   /// The last one is where the next comes from.
   struct List {
-    uint32_t first = kNone, last = kNone, size = 0;
+    uint32_t first = kNone, last = kNone;
+    uint64_t pages = 0;
   };
   enum ListOf : uint8_t { kListTaking, kListOwned, kListShared, kListGiven, kListRetained, kLists };
 
   const Extent& at(ExtentId extent) const { return extents_[extent]; }
+  uint64_t pages(ExtentId extent) const { return uint64_t{1} << at(extent).order; }
+  bool fits(ExtentId extent) const { return used_ + pages(extent) <= frames_; }
   static ListOf listOf(AgentState state);
   void link(ExtentId extent);
   void unlink(ExtentId extent);
@@ -178,20 +189,22 @@ class Agent {
   void step(ExtentId extent, AgentInput input, const Message& cause, Actions& actions);
   void demand(const Message& message, Actions& actions);
   bool quieted(ExtentId extent) const;
+  bool hasRoom(ExtentId extent, const Message& message) const;
   void ready(const Message& message, Actions& actions);
   void fence(const Message& message, Actions& actions);
   void send(MessageKind kind, const Message& cause, Actions& actions) const;
 
   void settle(Actions& actions);
   void pump(Actions& actions);
-  bool makeRoom(const Operation& operation, uint32_t lacking, Actions& actions);
+  bool makeRoom(const Operation& operation, ExtentId wanted, uint64_t lacking, Actions& actions);
   bool needs(const Operation& operation, ExtentId extent) const;
 
   AgentId id_;
   Epoch epoch_;
   uint32_t frames_;
   bool untold_;
-  uint32_t used_ = 0;
+  uint64_t used_ = 0;        // pages
+  Age starved_ = kNobody;    // the oldest operation that lacks a frame
   bool changed_ = false;  // something that waiting operations may have waited for
   bool put_off_ = false;  // a test has broken a rule (seeded.h): claims are made later
   std::vector<Extent> extents_;
@@ -248,6 +261,7 @@ void Agent::describe(Sink& sink) const {
     }
     sink.value(sum);
   }
+  sink.value(starved_);
   for (const Epoch epoch : peers_) {
     if (epoch != 0) sink.value(epoch);
   }

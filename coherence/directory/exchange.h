@@ -18,6 +18,7 @@ namespace olpager::directory {
 class Exchange {
  public:
   explicit Exchange(AgentId spill) : home_(spill) {}
+  void addSpill(AgentId spill) { home_.addSpill(spill); }  // before anybody joins
 
   /// An agent takes part. `wake` says that its empty inbox has something now. Whoever posts calls
   /// it, under the exchange's mutex and whatever else that thread holds: it takes no lock, waits

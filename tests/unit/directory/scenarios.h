@@ -133,6 +133,21 @@ inline std::vector<NamedScenario> scenarios() {
                   .extents = 2,
                   .placed = 2,
                   .plans = {{0, {{0, W}}, {}}, {1, {{0, W}}, {{1, R}}}, {0, {{1, W}}, {}}}}});
+  all.push_back({"sizes",
+                 {.agents = 1,
+                  .frames = 3,
+                  .orders = {1, 0, 1},
+                  .extents = 3,
+                  .placed = 2,
+                  .plans = {{0, {{2, W}}, {}}, {0, {{1, W}, {0, W}}, {}}, {0, {{0, W}}, {}}}}});
+  all.push_back({"two spills",
+                 {.agents = 2,
+                  .frames = 1,
+                  .spill_frames = 1,
+                  .second_spill = true,
+                  .extents = 3,
+                  .placed = 2,
+                  .plans = {{0, {{1, W}}, {}}, {1, {{0, W}}, {{2, W}}}}}});
   all.push_back({"small spill",
                  {.agents = 2,
                   .frames = 1,

@@ -41,6 +41,8 @@ struct Scenario {
   uint32_t cpu_frames = 0;  // not 0: the last of them is the CPU, with that many
   uint32_t frames = 2;      // of each of the others
   uint32_t spill_frames = kUnlimited;
+  bool second_spill = false;  // agent number `agents` + 1, which has room without end
+  std::array<uint8_t, 8> orders{};  // of extents: log2 of pages
   ExtentId extents = 2;
   uint32_t placed =
       0;  // 0: nobody owns an extent at first; 1: the spill all; 2: agents, in order, frames full
@@ -90,13 +92,14 @@ inline const char* nameOf(MessageKind kind) {
 
 class World {
  public:
-  static constexpr AgentId kMost = 6;
+  static constexpr AgentId kMost = 7;
   static constexpr ExtentId kMostExtents = 8;
 
   explicit World(const Scenario& scenario)
       : plan_(&scenario), directory_(static_cast<AgentId>(scenario.agents)) {
     const Scenario& s = scenario;
-    for (AgentId a = 0; a <= s.agents; ++a) {
+    for (AgentId a = 0; a < ends(); ++a) {
+      if (a > s.agents) directory_.addSpill(a);
       agents_.push_back(agentOfWorld(a, 1));
       directory_.join(a, 1);
     }
@@ -188,7 +191,7 @@ class World {
       if (dead_[a] && !lost_[a]) normal.push_back({EventKind::kDetect, a});
       if (s.restarts && settled_[a]) normal.push_back({EventKind::kRestart, a});
     }
-    for (AgentId a = 0; a <= s.agents; ++a) {
+    for (AgentId a = 0; a < ends(); ++a) {
       if (dead_[a]) continue;
       for (ExtentId p = 0; p < s.extents; ++p) {
         const Untold& u = untolds_[a][p];
@@ -385,7 +388,7 @@ class World {
       sink.stamp(p, truth_[p]);
       sink.stamp(p, reported_[p]);
       sink.value(uint64_t{poisoned_[p]} | uint64_t{freed_[p]} << 1 | uint64_t{uncertain_[p]} << 2);
-      for (AgentId a = 0; a <= plan_->agents; ++a) {
+      for (AgentId a = 0; a < ends(); ++a) {
         const Untold& u = untolds_[a][p];
         sink.value(static_cast<uint64_t>(mapped_[a][p]) | uint64_t{u.uses} << 8 |
                    uint64_t{u.stopped} << 9 | uint64_t{u.asked} << 10 | uint64_t{u.wrote} << 11 |
@@ -394,7 +397,7 @@ class World {
         sink.stamp(p, pages_[a][p][1]);
       }
     }
-    for (AgentId a = 0; a <= plan_->agents; ++a)
+    for (AgentId a = 0; a < ends(); ++a)
       sink.value(uint64_t{dead_[a]} | uint64_t{lost_[a]} << 1 | uint64_t{settled_[a]} << 2);
     sink.value(uint64_t{crashes_} | uint64_t{duplicates_} << 8 | uint64_t{hints_} << 16 |
                uint64_t{frees_} << 24 | uint64_t{broken_} << 32 | uint64_t{untold_} << 33);
@@ -436,13 +439,18 @@ class World {
 
   const Plan& plan(uint32_t i) const { return plan_->plans[i]; }
   Agent& agentOf(uint32_t i) { return agents_[plan(i).agent]; }
+  AgentId ends() const {
+    return static_cast<AgentId>(plan_->agents + (plan_->second_spill ? 2 : 1));
+  }
   uint32_t framesOf(AgentId a) const {
     if (a == plan_->agents) return plan_->spill_frames;
+    if (a > plan_->agents) return kUnlimited;
     return plan_->cpu_frames != 0 && a + 1u == plan_->agents ? plan_->cpu_frames : plan_->frames;
   }
   Agent agentOfWorld(AgentId a, Epoch epoch) const {
     Agent agent(a, epoch, framesOf(a), plan_->untold != 0);
     agent.resize(plan_->extents);
+    for (ExtentId p = 0; p < plan_->extents; ++p) agent.weigh(p, 1, plan_->orders[p]);
     return agent;
   }
   static uint32_t endOf(AgentId a) { return a == kHome ? kHomeEnd : a; }
@@ -463,7 +471,12 @@ class World {
   void place() {
     AgentId a = plan_->placed == 1 ? static_cast<AgentId>(plan_->agents) : AgentId{0};
     for (ExtentId p = 0; p < plan_->extents; ++p) {
-      while (a < plan_->agents && agents_[a].framesUsed() == framesOf(a)) ++a;
+      while (a < plan_->agents &&
+             agents_[a].framesUsed() + (1u << plan_->orders[p]) > framesOf(a))
+        ++a;
+      if (a == plan_->agents && plan_->second_spill &&
+          agents_[a].framesUsed() + (1u << plan_->orders[p]) > framesOf(a))
+        ++a;
       const Age age = directory_.operation();
       directory_.sent(age, a);
       act(agents_[a], [&](Actions& out) {
@@ -602,7 +615,7 @@ class World {
         broken_ = true;
         return;
       case ActionKind::kReleased: {
-        for (AgentId a = 0; a <= plan_->agents; ++a) {
+        for (AgentId a = 0; a < ends(); ++a) {
           if (!lost_[a] && agents_[a].state(action.extent) != AgentState::kAbsent)
             fail("a freed extent has a frame");
         }
@@ -799,7 +812,7 @@ class World {
     for (uint32_t i = 0; i < states_.size() && !settling && !broken_; ++i) {
       if (kept_[i] && gone_[i]) fail("of an operation's writes some are kept and some are lost");
     }
-    for (AgentId a = 0; a <= s.agents; ++a) {
+    for (AgentId a = 0; a < ends(); ++a) {
       if (!dead_[a] && agents_[a].framesUsed() > framesOf(a))
         fail("an agent uses more frames than it has");
       if (down_[a] && !dead_[a] && settled_[a] && !s.restarts) {
@@ -811,7 +824,7 @@ class World {
       if (uncertain_[p]) resolve(p);
       uint32_t writers = 0, readers = 0;
       bool somewhere = poisoned_[p] || freed_[p] || uncertain_[p] || truth_[p] == 0;
-      for (AgentId a = 0; a <= s.agents; ++a) {
+      for (AgentId a = 0; a < ends(); ++a) {
         if (lost_[a] || dead_[a]) continue;
         const AgentState state = agents_[a].state(p);
         const bool good = pages_[a][p] == Page{truth_[p], truth_[p]};
