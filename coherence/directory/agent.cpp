@@ -559,7 +559,7 @@ void Agent::demand(const Message& message, Actions& actions) {
 /// older operation that lacks room, though it might fit where that one's does not.
 bool Agent::hasRoom(ExtentId extent, const Message& message) const {
   if (at(extent).state() != AgentState::kAbsent) return true;
-  return fits(extent) && (starved_ >= message.served || !holds(Rule::kHintsHeedRoom));
+  return fits(extent) && starved_ >= message.served;
 }
 
 void Agent::ready(const Message& message, Actions& actions) {
@@ -696,7 +696,8 @@ void Agent::receive(const Message& message, Actions& actions) {
           step(extent, AgentInput::kGrant, message, actions);
           break;
         case MessageKind::kFirst: {
-          step(extent, hasRoom(extent, message) ? AgentInput::kFirst : AgentInput::kNoRoom, message, actions);
+          step(extent, hasRoom(extent, message) ? AgentInput::kFirst : AgentInput::kNoRoom, message,
+               actions);
           break;
         }
         case MessageKind::kAdopt: {

@@ -126,7 +126,7 @@ class Agent {
     bool failed = false;
     uint32_t wants = kNone;
     uint32_t open_wants = kNone;  // wants that are neither asked nor claimed
-    uint64_t pages = 0;  // of all that it needs
+    uint64_t pages = 0;           // of all that it needs
     uint32_t unclaimed = 0;
   };
   struct Want {
@@ -203,10 +203,10 @@ class Agent {
   Epoch epoch_;
   uint32_t frames_;
   bool untold_;
-  uint64_t used_ = 0;        // pages
-  Age starved_ = kNobody;    // the oldest operation that lacks a frame
-  bool changed_ = false;  // something that waiting operations may have waited for
-  bool put_off_ = false;  // a test has broken a rule (seeded.h): claims are made later
+  uint64_t used_ = 0;      // pages
+  Age starved_ = kNobody;  // the oldest operation that lacks a frame
+  bool changed_ = false;   // something that waiting operations may have waited for
+  bool put_off_ = false;   // a test has broken a rule (seeded.h): claims are made later
   std::vector<Extent> extents_;
   List lists_[kLists];
   Pool<Busy> busy_;

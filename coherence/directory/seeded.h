@@ -21,7 +21,6 @@ enum class Rule : uint8_t {
   kOldestFirst,         // 3  the home serves the oldest request
   kRefuse,              // 5  a taker without a frame refuses
   kFramesToOldest,      // 6  no younger operation asks while an older one lacks a frame
-  kHintsHeedRoom,       // 6  nor does what nobody asked for take what an older one lacks
   kFramesAlsoInPlace,   // 6  not even on a frame that is there
   kDropRetained,        // 7  room comes from Retained
   kRevoke,              // 7  room comes from reservations of younger operations

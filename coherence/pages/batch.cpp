@@ -124,8 +124,7 @@ std::vector<std::byte> encode(std::span<const Message>& messages) {
   return writer.take();
 }
 
-Result<void> decode(std::span<const std::byte> record, ExtentId extents,
-                    std::vector<Message>& to) {
+Result<void> decode(std::span<const std::byte> record, ExtentId extents, std::vector<Message>& to) {
   const auto refused = [](const std::string& why) {
     return Error{"the peer sends a record of the directory that is refused: " + why};
   };

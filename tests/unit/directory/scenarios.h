@@ -147,7 +147,7 @@ inline std::vector<NamedScenario> scenarios() {
                   .second_spill = true,
                   .extents = 3,
                   .placed = 2,
-                  .plans = {{0, {{1, W}}, {}}, {1, {{0, W}}, {{2, W}}}}}});
+                  .plans = {{0, {{1, W}}, {}}, {1, {{0, W}}, {}}, {0, {{2, W}}, {}}}}});
   all.push_back({"small spill",
                  {.agents = 2,
                   .frames = 1,

@@ -65,7 +65,7 @@ Scenario drawn(uint64_t seed) {
   for (uint32_t i = 0; i < count; ++i) {
     Plan plan;
     plan.agent = static_cast<AgentId>(random.below(runners));
-    const uint32_t frames = plan.agent == s.agents ? 4 * s.extents
+    const uint32_t frames = plan.agent == s.agents                             ? 4 * s.extents
                             : s.cpu_frames != 0 && plan.agent + 1u == s.agents ? s.cpu_frames
                                                                                : s.frames;
     uint32_t left = 1 + random.below(std::min(frames, s.extents)), pages = 0;
@@ -270,7 +270,6 @@ constexpr RuleName kRuleNames[] = {
     {RULE(kUrge)},
     {RULE(kOldestFirst)},
     {RULE(kRefuse)},
-    {RULE(kHintsHeedRoom)},
     {RULE(kFramesToOldest), 9308},
     {RULE(kFramesAlsoInPlace), 9308},
     {RULE(kDropRetained)},

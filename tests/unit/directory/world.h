@@ -41,7 +41,7 @@ struct Scenario {
   uint32_t cpu_frames = 0;  // not 0: the last of them is the CPU, with that many
   uint32_t frames = 2;      // of each of the others
   uint32_t spill_frames = kUnlimited;
-  bool second_spill = false;  // agent number `agents` + 1, which has room without end
+  bool second_spill = false;        // agent number `agents` + 1, which has room without end
   std::array<uint8_t, 8> orders{};  // of extents: log2 of pages
   ExtentId extents = 2;
   uint32_t placed =
@@ -471,8 +471,7 @@ class World {
   void place() {
     AgentId a = plan_->placed == 1 ? static_cast<AgentId>(plan_->agents) : AgentId{0};
     for (ExtentId p = 0; p < plan_->extents; ++p) {
-      while (a < plan_->agents &&
-             agents_[a].framesUsed() + (1u << plan_->orders[p]) > framesOf(a))
+      while (a < plan_->agents && agents_[a].framesUsed() + (1u << plan_->orders[p]) > framesOf(a))
         ++a;
       if (a == plan_->agents && plan_->second_spill &&
           agents_[a].framesUsed() + (1u << plan_->orders[p]) > framesOf(a))

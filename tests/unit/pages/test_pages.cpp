@@ -26,8 +26,14 @@ std::vector<Message> throughWire(const std::vector<Message>& messages, size_t* r
 }
 
 Message get(ExtentId extent) {
-  return {.kind = MessageKind::kGet, .from = 3, .to = kHome, .mode = Mode::kOwn, .epoch = 7,
-          .extent = extent, .number = 5, .age = 1000};
+  return {.kind = MessageKind::kGet,
+          .from = 3,
+          .to = kHome,
+          .mode = Mode::kOwn,
+          .epoch = 7,
+          .extent = extent,
+          .number = 5,
+          .age = 1000};
 }
 
 std::vector<std::byte> recordOf(Message message) {
