@@ -1,3 +1,4 @@
+// Long: the steps of one table (agent_table.h), in the order of its events.
 #include "coherence/directory/agent.h"
 
 #include <algorithm>
@@ -36,7 +37,7 @@ void Agent::link(ExtentId extent) {
   e.next = kNone;
   (list.last == kNone ? list.first : extents_[list.last].next) = extent;
   list.last = extent;
-  ++list.size;
+  list.pages += pages(extent);
 }
 
 void Agent::unlink(ExtentId extent) {
@@ -47,7 +48,7 @@ void Agent::unlink(ExtentId extent) {
   (e.previous == kNone ? list.first : extents_[e.previous].next) = e.next;
   (e.next == kNone ? list.last : extents_[e.next].previous) = e.previous;
   e.previous = e.next = kNone;
-  --list.size;
+  list.pages -= pages(extent);
 }
 
 /// What was used last goes last.
@@ -159,7 +160,7 @@ void Agent::addWant(uint32_t operation, Need need, Actions& actions) {
     return;
   }
   Operation& op = operations_[operation];
-  if (op.count == frames_) {
+  if (op.pages + pages(need.extent) > frames_) {
     op.failed = true;
     actions.push_back({.kind = ActionKind::kFailed, .extent = kNone, .age = op.age});
     return;
@@ -170,7 +171,7 @@ void Agent::addWant(uint32_t operation, Need need, Actions& actions) {
                                      .next_of_operation = op.wants,
                                      .next_of_extent = at(need.extent).wants});
   op.wants = extents_[need.extent].wants = want;
-  ++op.count;
+  op.pages += pages(need.extent);
   ++op.unclaimed;
   list(want);
   if (at(need.extent).state() == AgentState::kPoisoned) {
@@ -412,9 +413,15 @@ void Agent::step(ExtentId extent, AgentInput input, const Message& cause, Action
     return;
   }
   if (cause.number > at(extent).number) extents_[extent].number = cause.number;
+  const bool had = input == AgentInput::kRelease || input == AgentInput::kReleaseAsked;
+  if (at(extent).lent != 0 &&
+      (had || input == AgentInput::kKeep || cell.next != AgentState::kOwnedShared)) {
+    extents_[extent].lent = 0;
+    act(ActionKind::kLendOver);
+  }
   if ((effects & kAbortFetch) != 0) act(ActionKind::kAbort);
   if ((effects & kUnmapIt) != 0) act(ActionKind::kUnmap);
-  if ((effects & kTakeFrame) != 0) ++used_;
+  if ((effects & kTakeFrame) != 0) used_ += pages(extent);
   if ((effects & kFetchBytes) != 0) {
     Busy& b = busy(extent);
     b.giver = cause.from;
@@ -437,7 +444,7 @@ void Agent::step(ExtentId extent, AgentInput input, const Message& cause, Action
   if ((effects & kMapReadOnly) != 0) act(ActionKind::kMap, Mode::kShared);
   if ((effects & kFreeFrame) != 0) {
     act(ActionKind::kFree);
-    --used_;
+    used_ -= pages(extent);
     extents_[extent].content = 0;
   }
   if (cell.next != at(extent).state()) {
@@ -460,11 +467,19 @@ void Agent::step(ExtentId extent, AgentInput input, const Message& cause, Action
     }
     if (cell.next != AgentState::kLandingOwn && cell.next != AgentState::kLandingShared)
       b.giver = kNoAgent;
+    if (b.stopping && !b.waits) {
+      if (cell.next == AgentState::kOwned) act(ActionKind::kGo);
+      b.stopping = b.stopped = false;
+    }
     calm(extent);
   }
 
   if ((effects & kSendGet) != 0) send(MessageKind::kGet, cause, actions);
   if ((effects & kSendReady) != 0) {
+    if (cause.mode == Mode::kShared) {
+      extents_[extent].lent = 1;
+      act(ActionKind::kLend, Mode::kShared);
+    }
     Message ready = cause;
     ready.kind = MessageKind::kReady;
     ready.from = id_;
@@ -504,6 +519,18 @@ void Agent::demand(const Message& message, Actions& actions) {
   if (message.kind == MessageKind::kInvalidate && !holds(Rule::kInvalidateHeedsAge)) {
     blocked = mapped && underSubmitted(extent, Mode::kOwn);
   }
+  if (!blocked && !quieted(extent)) {
+    Busy& b = busy(extent);
+    if (!b.stopping)
+      actions.push_back({.kind = ActionKind::kStop, .extent = extent, .number = at(extent).number});
+    b.stopping = true;
+    step(extent,
+         yield    ? AgentInput::kYieldWait
+         : forget ? AgentInput::kForgetWait
+                  : AgentInput::kInvalidateWait,
+         message, actions);
+    return;
+  }
   if (blocked) {
     // For room only, and claimed: not worth waiting for. What is submitted will be over.
     if (yield && message.push && holds(Rule::kPushDeclined) && !underSubmitted(extent, taken)) {
@@ -529,12 +556,18 @@ void Agent::demand(const Message& message, Actions& actions) {
   }
 }
 
+/// Is there a frame for what comes? An extent that nobody here has asked for takes none from an
+/// older operation that lacks room, though it might fit where that one's does not.
+bool Agent::hasRoom(ExtentId extent, const Message& message) const {
+  if (at(extent).state() != AgentState::kAbsent) return true;
+  return fits(extent) && starved_ >= message.served;
+}
+
 void Agent::ready(const Message& message, Actions& actions) {
   const ExtentId extent = message.extent;
   const Extent& e = at(extent);
   const bool own = message.mode == Mode::kOwn;
-  // A free frame is nobody's: an older operation that lacks one would have it.
-  if (e.state() == AgentState::kAbsent && used_ == frames_) {
+  if (!hasRoom(extent, message)) {
     if (holds(Rule::kRefuse)) step(extent, AgentInput::kNoRoom, message, actions);
     return;
   }
@@ -558,6 +591,26 @@ void Agent::landed(ExtentId extent, Number number, Actions& actions) {
                       .served = b.fetched_for};
   extents_[extent].content = b.coming;
   step(extent, AgentInput::kLanded, cause, actions);
+  settle(actions);
+}
+
+/// Whether no operation that the agent is not told of can be using the extent. They use only what
+/// is mapped for writing.
+bool Agent::quieted(ExtentId extent) const {
+  const Extent& e = at(extent);
+  if (!untold_ || e.state() != AgentState::kOwned || !holds(Rule::kUntoldHolds)) return true;
+  return e.busy != kNone && busy_[e.busy].stopped;
+}
+
+void Agent::quiet(ExtentId extent, bool written, Actions& actions) {
+  Extent& e = extents_[extent];
+  if (e.busy == kNone || !busy_[e.busy].stopping || busy_[e.busy].stopped) return;
+  busy_[e.busy].stopped = true;
+  if (written && e.content != e.number) {
+    e.content = e.number;
+    send(MessageKind::kWrote, {.extent = extent, .number = e.number}, actions);
+  }
+  demand(Message(busy_[e.busy].demand), actions);
   settle(actions);
 }
 
@@ -596,6 +649,11 @@ void Agent::receive(const Message& message, Actions& actions) {
   const ExtentId extent = message.extent;
   const Extent& e = at(extent);
   const bool ready_message = message.kind == MessageKind::kReady;
+  if ((ready_message && message.from >= kMostAgents) ||
+      (message.kind == MessageKind::kYield && message.taker >= kMostAgents)) {
+    actions.push_back({.kind = ActionKind::kViolation, .extent = extent, .message = message});
+    return;
+  }
   // To or from an agent that has been lost since.
   if ((ready_message ? message.taker_epoch : message.epoch) != epoch_) return;
   if (ready_message && message.epoch < peers_[message.from] && holds(Rule::kEpochs)) return;
@@ -613,9 +671,7 @@ void Agent::receive(const Message& message, Actions& actions) {
       break;
     }
     case MessageKind::kRelease: {
-      if (e.state() == AgentState::kGiven && e.number != message.number &&
-          holds(Rule::kReleaseMatches))
-        return;
+      if (e.number != message.number && holds(Rule::kReleaseMatches)) return;
       step(extent, asked(extent) ? AgentInput::kReleaseAsked : AgentInput::kRelease, message,
            actions);
       break;
@@ -641,8 +697,8 @@ void Agent::receive(const Message& message, Actions& actions) {
           step(extent, AgentInput::kGrant, message, actions);
           break;
         case MessageKind::kFirst: {
-          const bool room = e.state() != AgentState::kAbsent || used_ < frames_;
-          step(extent, room ? AgentInput::kFirst : AgentInput::kNoRoom, message, actions);
+          step(extent, hasRoom(extent, message) ? AgentInput::kFirst : AgentInput::kNoRoom, message,
+               actions);
           break;
         }
         case MessageKind::kAdopt: {
@@ -691,10 +747,11 @@ void Agent::settle(Actions& actions) {
 /// until it has it, no younger one asks for anything.
 void Agent::pump(Actions& actions) {
   bool starved = false;  // an older one lacks a frame
+  starved_ = kNobody;
   for (size_t i = 0; i < waiting_.size(); ++i) {
     const uint32_t index = waiting_[i].operation;
     if (operations_[index].failed) continue;
-    uint32_t lacking = 0;
+    uint64_t lacking = 0;  // pages
     for (uint32_t want = operations_[index].open_wants, next; want != kNone; want = next) {
       next = wants_[want].open_next;
       const ExtentId extent = wants_[want].extent;
@@ -705,9 +762,13 @@ void Agent::pump(Actions& actions) {
       }
       if (state == AgentState::kLandingOwn || state == AgentState::kLandingShared) continue;
       if (starved && (state == AgentState::kAbsent || holds(Rule::kFramesAlsoInPlace))) continue;
-      if (state == AgentState::kAbsent && used_ == frames_ &&
-          !makeRoom(operations_[index], ++lacking, actions))
-        continue;
+      if (state == AgentState::kAbsent && !fits(extent)) {
+        lacking += pages(extent);
+        if (!makeRoom(operations_[index], extent, lacking, actions)) {
+          starved_ = std::min(starved_, operations_[index].age);
+          continue;
+        }
+      }
       // Room may have been made of this very list.
       next = wants_[want].open_next;
       unlist(want);
@@ -723,42 +784,50 @@ void Agent::pump(Actions& actions) {
   }
 }
 
-/// A frame for the oldest operation that lacks one: true if there is one now. `lacking`: how many
-/// it lacks, up to this one.
-bool Agent::makeRoom(const Operation& operation, uint32_t lacking, Actions& actions) {
+/// A frame of `wanted`'s size for the oldest operation that lacks one: true if there is one now.
+/// `lacking`: how many pages it lacks, up to this extent.
+bool Agent::makeRoom(const Operation& operation, ExtentId wanted, uint64_t lacking,
+                     Actions& actions) {
   const Age age = operation.age;
   const auto drop = [&](ExtentId extent) {
     step(extent, AgentInput::kDrop, {.extent = extent}, actions);
     forgetAsks(extent);
-    return true;
+    return fits(wanted);
   };
   if (holds(Rule::kDropRetained)) {
-    for (ExtentId extent = lists_[kListRetained].first; extent != kNone; extent = at(extent).next) {
-      if (!needs(operation, extent)) return drop(extent);
+    for (ExtentId extent = lists_[kListRetained].first, next; extent != kNone; extent = next) {
+      next = at(extent).next;
+      if (!needs(operation, extent) && drop(extent)) return true;
     }
   }
-  for (ExtentId extent = lists_[kListShared].first; extent != kNone; extent = at(extent).next) {
+  for (ExtentId extent = lists_[kListShared].first, next; extent != kNone; extent = next) {
+    next = at(extent).next;
     if (needs(operation, extent) || inTheWay(extent, age, Mode::kOwn) ||
         askedByOlder(extent, age, false))
       continue;
     wound(extent, age, Mode::kOwn, actions);
-    if (at(extent).busy == kNone || !busy(extent).waits) return drop(extent);
+    if (at(extent).busy == kNone || !busy(extent).waits) {
+      if (drop(extent)) return true;
+      continue;
+    }
     // The home waits for it to go: nobody is in the way any more.
     demand(Message(busy(extent).demand), actions);
-    return makeRoom(operation, lacking, actions);
+    return makeRoom(operation, wanted, lacking, actions);
   }
   if (holds(Rule::kRevoke)) {
-    for (ExtentId extent = lists_[kListTaking].first; extent != kNone; extent = at(extent).next) {
-      if (!needs(operation, extent) && !askedByOlder(extent, age, true)) return drop(extent);
+    for (ExtentId extent = lists_[kListTaking].first, next; extent != kNone; extent = next) {
+      next = at(extent).next;
+      if (!needs(operation, extent) && !askedByOlder(extent, age, true) && drop(extent))
+        return true;
     }
   }
   // What is given frees its frame soon; so does what is pushed.
-  uint32_t coming = lists_[kListGiven].size;
+  uint64_t coming = uint64_t{frames_} - used_ + lists_[kListGiven].pages;
   for (const ExtentId extent : pushed_) {
     // It stays where an older operation claims it meanwhile, or this one finds that it needs the
     // extent itself.
     const bool goes = !needs(operation, extent) && !inTheWay(extent, age, Mode::kOwn);
-    coming += goes && busy(extent).push_age <= age ? 1 : 0;
+    coming += goes && busy(extent).push_age <= age ? pages(extent) : 0;
   }
   if (coming >= lacking) return false;
   for (ExtentId extent = lists_[kListOwned].first; extent != kNone; extent = at(extent).next) {
@@ -772,7 +841,8 @@ bool Agent::makeRoom(const Operation& operation, uint32_t lacking, Actions& acti
     b.pushed = true;
     b.push_age = age;
     send(MessageKind::kPush, {.extent = extent, .number = at(extent).number, .age = age}, actions);
-    return false;
+    coming += pages(extent);
+    if (coming >= lacking) return false;
   }
   return false;
 }

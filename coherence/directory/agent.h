@@ -10,6 +10,10 @@
 //
 // An operation is submitted when it claims everything it needs at one moment. A claim is lost to
 // older operations only. Thread-safety: none; whoever owns the agent brings the lock.
+//
+// An agent may run operations that it is not told of: launches that find all that they reach mapped
+// for writing, and shall cost nothing more. Before it gives up such an extent it says kStop, and
+// waits for quiet() as for a submitted operation.
 #pragma once
 
 #include <span>
@@ -24,11 +28,19 @@ namespace olpager::directory {
 
 class Agent {
  public:
-  /// `frames`: extents that the agent can hold at once. The spill has kUnlimited.
-  Agent(AgentId id, Epoch epoch, uint32_t frames) : id_(id), epoch_(epoch), frames_(frames) {}
+  /// `frames`: pages that the agent can hold at once. The spill has kUnlimited.
+  /// `untold`: it runs operations that it is not told of.
+  Agent(AgentId id, Epoch epoch, uint32_t frames, bool untold = false)
+      : id_(id), epoch_(epoch), frames_(frames), untold_(untold) {}
 
   /// The extents are those below `count`.
   void resize(ExtentId count) { extents_.resize(std::max<size_t>(extents_.size(), count)); }
+  /// An extent is 2^order pages, one unless this says so. While it is absent and nobody needs it:
+  /// before its region's first use.
+  void weigh(ExtentId first, ExtentId count, unsigned order) {
+    for (ExtentId extent = first; extent < first + count; ++extent)
+      extents_[extent].order = order & 31;
+  }
 
   /// An operation arrives with what is known of its reach. All below `oldest` are complete.
   void begin(Age age, std::span<const Need> needs, Age oldest, Actions& actions);
@@ -45,10 +57,16 @@ class Agent {
   void receive(const Message& message, Actions& actions);
   /// The bytes of a kFetch with that number are in the frame.
   void landed(ExtentId extent, Number number, Actions& actions);
+  /// Since kStop no operation that the agent is not told of uses the extent any more. `written`:
+  /// they may have written it.
+  void quiet(ExtentId extent, bool written, Actions& actions);
+  /// Such an operation has used the extent: room comes from it later than from others.
+  void used(ExtentId extent) { touch(extent); }
 
   AgentId id() const { return id_; }
   Epoch epoch() const { return epoch_; }
-  uint32_t framesUsed() const { return used_; }
+  /// Pages.
+  uint64_t framesUsed() const { return used_; }
   AgentState state(ExtentId extent) const { return at(extent).state(); }
   Content content(ExtentId extent) const { return at(extent).content; }
   Number number(ExtentId extent) const { return at(extent).number; }
@@ -67,7 +85,9 @@ class Agent {
   struct Extent {
     uint64_t number : 48 = 0;  // of the last transaction that changed anything here
     uint64_t state_ : 8 = 0;
-    uint64_t : 8;
+    uint64_t lent : 1 = 0;  // the taker of a replica reads the frame
+    uint64_t order : 5 = 0;
+    uint64_t : 2;
     Content content = 0;                      // of the frame
     uint32_t wants = kNone;                   // those of operations, newest first
     uint32_t busy = kNone;                    // Busy
@@ -91,7 +111,12 @@ class Agent {
     Content coming = 0;
     Age fetched_for = kNobody;
     bool push_taken = false;
-    bool idle() const { return !waits && !pushed && ahead == kNobody && giver == kNoAgent; }
+    // Operations that the agent is not told of: none may begin any more; and none is left.
+    bool stopping = false;
+    bool stopped = false;
+    bool idle() const {
+      return !waits && !pushed && ahead == kNobody && giver == kNoAgent && !stopping;
+    }
   };
 
   enum class Progress : uint8_t { kWaiting, kSubmitted };
@@ -101,7 +126,7 @@ class Agent {
     bool failed = false;
     uint32_t wants = kNone;
     uint32_t open_wants = kNone;  // wants that are neither asked nor claimed
-    uint32_t count = 0;
+    uint64_t pages = 0;           // of all that it needs
     uint32_t unclaimed = 0;
   };
   struct Want {
@@ -121,11 +146,14 @@ class Agent {
   };
   /// The last one is where the next comes from.
   struct List {
-    uint32_t first = kNone, last = kNone, size = 0;
+    uint32_t first = kNone, last = kNone;
+    uint64_t pages = 0;
   };
   enum ListOf : uint8_t { kListTaking, kListOwned, kListShared, kListGiven, kListRetained, kLists };
 
   const Extent& at(ExtentId extent) const { return extents_[extent]; }
+  uint64_t pages(ExtentId extent) const { return uint64_t{1} << at(extent).order; }
+  bool fits(ExtentId extent) const { return used_ + pages(extent) <= frames_; }
   static ListOf listOf(AgentState state);
   void link(ExtentId extent);
   void unlink(ExtentId extent);
@@ -160,21 +188,25 @@ class Agent {
 
   void step(ExtentId extent, AgentInput input, const Message& cause, Actions& actions);
   void demand(const Message& message, Actions& actions);
+  bool quieted(ExtentId extent) const;
+  bool hasRoom(ExtentId extent, const Message& message) const;
   void ready(const Message& message, Actions& actions);
   void fence(const Message& message, Actions& actions);
   void send(MessageKind kind, const Message& cause, Actions& actions) const;
 
   void settle(Actions& actions);
   void pump(Actions& actions);
-  bool makeRoom(const Operation& operation, uint32_t lacking, Actions& actions);
+  bool makeRoom(const Operation& operation, ExtentId wanted, uint64_t lacking, Actions& actions);
   bool needs(const Operation& operation, ExtentId extent) const;
 
   AgentId id_;
   Epoch epoch_;
   uint32_t frames_;
-  uint32_t used_ = 0;
-  bool changed_ = false;  // something that waiting operations may have waited for
-  bool put_off_ = false;  // a test has broken a rule (seeded.h): claims are made later
+  bool untold_;
+  uint64_t used_ = 0;      // pages
+  Age starved_ = kNobody;  // the oldest operation that lacks a frame
+  bool changed_ = false;   // something that waiting operations may have waited for
+  bool put_off_ = false;   // a test has broken a rule (seeded.h): claims are made later
   std::vector<Extent> extents_;
   List lists_[kLists];
   Pool<Busy> busy_;
@@ -193,7 +225,7 @@ void Agent::describe(Sink& sink) const {
   sink.value(epoch_);
   for (ExtentId id = 0; id < extents_.size(); ++id) {
     const Extent& extent = at(id);
-    sink.value(extent.state_);
+    sink.value(extent.state_ | uint64_t{extent.lent} << 8);
     sink.number(id, extent.number);
     sink.content(id, extent.content);
     if (extent.busy == kNone) {
@@ -202,7 +234,7 @@ void Agent::describe(Sink& sink) const {
     }
     const Busy& busy = busy_[extent.busy];
     sink.value(1u | busy.waits << 1 | busy.pushed << 2 | (busy.giver != kNoAgent) << 3 |
-               (busy.ahead != kNobody) << 4);
+               (busy.ahead != kNobody) << 4 | busy.stopping << 5 | busy.stopped << 6);
     if (busy.waits) sink.message(busy.demand);
     if (busy.pushed) sink.value(busy.push_age);
     if (busy.ahead != kNobody) sink.value(busy.ahead << 2 | static_cast<unsigned>(busy.ahead_mode));
@@ -229,6 +261,7 @@ void Agent::describe(Sink& sink) const {
     }
     sink.value(sum);
   }
+  sink.value(starved_);
   for (const Epoch epoch : peers_) {
     if (epoch != 0) sink.value(epoch);
   }

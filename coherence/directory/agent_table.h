@@ -123,8 +123,8 @@ class AgentTable {
     row(I::kSourceLost).go(S::kLandingShared, S::kAbsent, kAbortFetch | kFreeFrame);
     row(I::kSourceLost).go(S::kLandingOwn, S::kAbsent, kAbortFetch | kFreeFrame).rest();
 
-    row(I::kRelease).go(S::kGiven, S::kRetained, 0).ignore();
-    row(I::kReleaseAsked).go(S::kGiven, S::kTaking, 0).ignore();
+    row(I::kRelease).go(S::kGiven, S::kRetained, 0).stay({S::kOwnedShared}, 0).ignore();
+    row(I::kReleaseAsked).go(S::kGiven, S::kTaking, 0).stay({S::kOwnedShared}, 0).ignore();
     row(I::kKeep)
         .go(S::kGiven, S::kOwned, kMapIt | kArrive)
         .stay({S::kOwned, S::kOwnedShared}, kEndWait)

@@ -1,5 +1,5 @@
 // A set of ages. Those below a moving base are all in it, so that it is as large as what is under
-// way.
+// way. An age may be any number: it comes from a peer.
 #pragma once
 
 #include <algorithm>
@@ -13,33 +13,41 @@ class Ages {
  public:
   bool has(Age age) const {
     if (age < base_) return true;
-    const uint64_t word = (age - base_) / 64;
-    return word < words_.size() && (words_[word] >> (age % 64) & 1) != 0;
+    const auto word = find(age / 64);
+    return word != words_.end() && word->index == age / 64 && (word->bits >> (age % 64) & 1) != 0;
   }
   void add(Age age) {
     if (age < base_) return;
-    const uint64_t word = (age - base_) / 64;
-    if (word >= words_.size()) words_.resize(word + 1);
-    words_[word] |= uint64_t{1} << (age % 64);
-    drop(static_cast<size_t>(
-        std::find_if(words_.begin(), words_.end(), [](uint64_t bits) { return ~bits != 0; }) -
-        words_.begin()));
+    auto word = words_.begin() + (find(age / 64) - words_.cbegin());
+    if (word == words_.end() || word->index != age / 64)
+      word = words_.insert(word, {.index = age / 64});
+    word->bits |= uint64_t{1} << (age % 64);
+    size_t full = 0;
+    for (; full < words_.size() && words_[full].index == base_ / 64 && ~words_[full].bits == 0;
+         ++full)
+      base_ += 64;
+    words_.erase(words_.begin(), words_.begin() + static_cast<ptrdiff_t>(full));
   }
   /// All below `age` are in it from now on.
   void addBelow(Age age) {
-    if (age / 64 * 64 > base_) drop((age - base_) / 64);
-    for (Age one = std::max(base_, age / 64 * 64); one < age; ++one) add(one);
+    if (age < base_) return;
+    base_ = age / 64 * 64;
+    words_.erase(words_.begin(), words_.begin() + (find(age / 64) - words_.cbegin()));
+    for (Age one = age / 64 * 64; one < age; ++one) add(one);
   }
 
  private:
-  void drop(size_t words) {
-    base_ += words * 64;
-    words_.erase(words_.begin(),
-                 words_.begin() + static_cast<ptrdiff_t>(std::min(words, words_.size())));
+  struct Word {
+    uint64_t index;
+    uint64_t bits = 0;
+  };
+  std::vector<Word>::const_iterator find(uint64_t index) const {
+    return std::lower_bound(words_.begin(), words_.end(), index,
+                            [](const Word& word, uint64_t wanted) { return word.index < wanted; });
   }
 
-  Age base_ = 0;  // a multiple of 64
-  std::vector<uint64_t> words_;
+  Age base_ = 0;             // a multiple of 64
+  std::vector<Word> words_;  // that have some, ascending
 };
 
 }  // namespace olpager::directory

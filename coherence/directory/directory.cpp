@@ -154,6 +154,18 @@ void Directory::older(ExtentId extent, Age age, Actions& actions) {
   step(extent, HomeInput::kOlder, actions);
 }
 
+/// Where the owner's extent goes for want of room: the first spill that has not refused it and
+/// comes after the owner, where that is one.
+AgentId Directory::spillFor(ExtentId extent) const {
+  const Record& record = records_[extent];
+  auto from = std::find(spills_.begin(), spills_.end(), static_cast<AgentId>(record.owner));
+  from = from == spills_.end() ? spills_.begin() : from + 1;
+  const auto found = std::find_if(from, spills_.end(), [&](AgentId spill) {
+    return live(spill) && (open_[record.link].full & bit(spill)) == 0;
+  });
+  return found == spills_.end() ? kNoAgent : *found;
+}
+
 void Directory::openNext(ExtentId extent, Actions& actions) {
   Open& o = open(extent);
   if (o.opening) return;
@@ -205,9 +217,16 @@ bool Directory::openOne(ExtentId extent, Actions& actions) {
   if (o.push_age != kNobody && (oldest == nullptr || o.push_age < requests_[*oldest].age)) {
     const Age age = o.push_age;
     o.push_age = kNobody;
-    if (record.owner == spill_ || record.owner == kNoAgent) return true;
-    begin(extent, spill_, Mode::kOwn, age, true, actions);
-    return o.phase == Phase::kRest;
+    if (record.owner == kNoAgent) return true;
+    const AgentId spill = spillFor(extent);
+    if (spill != kNoAgent) {
+      begin(extent, spill, Mode::kOwn, age, true, actions);
+      return o.phase == Phase::kRest;
+    }
+    // There is no room: the owner may ask again, for this extent or another.
+    o.full = 0;
+    tell(MessageKind::kKeep, record.owner, {.extent = extent, .number = record.number}, actions);
+    return true;
   }
   if (oldest == nullptr) return false;
   const uint32_t r = *oldest;
@@ -302,6 +321,7 @@ void Directory::step(ExtentId extent, HomeInput input, Actions& actions) {
     record.written = 0;
     o.version = static_cast<uint32_t>(record.number);
     o.push_age = kNobody;
+    o.full = 0;
   }
   if ((effects & kNobodyOwns) != 0) {
     record.owner = kNoAgent;
@@ -355,7 +375,12 @@ void Directory::answer(const Message& message, Actions& actions) {
       step(extent, o.mode == Mode::kOwn ? HomeInput::kDoneOwn : HomeInput::kDoneShared, actions);
       break;
     case MessageKind::kRefused:
-      if (message.from == o.taker) step(extent, HomeInput::kRefused, actions);
+      if (message.from != o.taker) return;
+      if (o.push) {
+        o.full |= bit(o.taker);
+        if (spillFor(extent) != kNoAgent) o.push_age = std::min(o.push_age, o.age);
+      }
+      step(extent, HomeInput::kRefused, actions);
       break;
     case MessageKind::kDeclined:
       if (message.from == record.owner) step(extent, HomeInput::kDeclined, actions);
@@ -406,9 +431,11 @@ void Directory::receive(const Message& message, Actions& actions) {
     case MessageKind::kWrote:
       if (records_[message.extent].owner == from) records_[message.extent].written = 1;
       break;
-    case MessageKind::kCompleted:
-      finished(message.age);
+    case MessageKind::kCompleted: {
+      const Route* const found = route(message.age);
+      if (found != nullptr && found->agent == from) finished(message.age);
       break;
+    }
     default:
       answer(message, actions);
   }

@@ -26,7 +26,10 @@ namespace olpager::directory {
 class Directory {
  public:
   /// `spill`: the agent that takes what others have no room for.
-  explicit Directory(AgentId spill) : spill_(spill) {}
+  explicit Directory(AgentId spill) : spills_{spill} {}
+  /// Another, which takes what those before it refuse. The last has to have room: two full agents
+  /// that want each other's extents wait for ever otherwise.
+  void addSpill(AgentId spill) { spills_.push_back(spill); }
 
   /// Extents of a new region: nobody owns them. Those were never allocated, or are kReleased.
   void allocate(ExtentId first, ExtentId count);
@@ -97,6 +100,7 @@ class Directory {
     uint32_t pending = 0;     // agents that have not answered
     uint32_t candidates = 0;  // agents that may adopt
     Age push_age = kNobody;   // the owner waits for room
+    uint32_t full = 0;        // spills that have refused it
     uint32_t waiting = kNone;
   };
   struct Request {
@@ -135,6 +139,7 @@ class Directory {
   void addRequest(Open& o, AgentId agent, Mode mode, Age age);
   void dropRequests(Open& o, AgentId agent, Mode mode);
   void dropAllRequests(Open& o);
+  AgentId spillFor(ExtentId extent) const;
   void openNext(ExtentId extent, Actions& actions);
   bool openOne(ExtentId extent, Actions& actions);
   void begin(ExtentId extent, AgentId taker, Mode mode, Age age, bool for_room, Actions& actions);
@@ -150,7 +155,7 @@ class Directory {
   void step(ExtentId extent, HomeInput input, Actions& actions);
   void tell(MessageKind kind, AgentId agent, Message message, Actions& actions) const;
 
-  AgentId spill_;
+  std::vector<AgentId> spills_;
   uint32_t live_ = 0;
   uint32_t fencing_ = 0;  // lost agents that are not settled
   std::vector<Record> records_;
@@ -178,6 +183,7 @@ void Directory::describe(Sink& sink) const {
     sink.value(o.served);
     sink.value(o.pending | uint64_t{o.candidates} << 32);
     sink.value(o.push_age);
+    sink.value(o.full);
     uint64_t sum = 0;
     for (uint32_t r = o.waiting; r != kNone; r = requests_[r].next) {
       sum += (uint64_t{1} << 32 | requests_[r].age << 8 | uint64_t{requests_[r].agent} << 1 |

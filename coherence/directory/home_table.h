@@ -98,7 +98,9 @@ class HomeTable {
         .go(P::kRecalling, P::kRest, kTellGrant | kNoReplicas | kDropAsks | kClose)
         .ignore();
 
-    row(I::kDoneShared).go(P::kYielding, P::kRest, kAddReplica | kDropAsks | kClose).ignore();
+    row(I::kDoneShared)
+        .go(P::kYielding, P::kRest, kTellRelease | kAddReplica | kDropAsks | kClose)
+        .ignore();
     row(I::kDoneOwn)
         .go(P::kYielding, P::kRest, kTellRelease | kNoReplicas | kTakerOwns | kDropAsks | kClose);
     row(I::kDoneOwn).go(P::kFirsting, P::kRest, kTakerOwns | kDropAsks | kClose).ignore();

@@ -10,6 +10,7 @@ enum class Rule : uint8_t {
   kAll,                 // nothing is broken
   kOlderClaimHolds,     // 1  a Yield waits for older claims
   kSubmittedHolds,      // 1  a Yield waits for what is submitted
+  kUntoldHolds,         // 1  and for what the agent is not told of
   kYoungerClaimYields,  // 1  younger claims do not hold a Yield up
   kPendingBars,         // 1  a pending Yield lets no new younger claim in
   kInvalidateHeedsAge,  // 1  an Invalidate waits for older readers

@@ -61,7 +61,7 @@ enum class MessageKind : uint8_t {
   kInvalidate,  // drop the replica
   kGrant,       // the extent is yours alone: its bytes are with you already
   kFirst,       // the extent is yours alone: it never had any bytes
-  kRelease,     // the taker has what you gave: forget it, or retain it
+  kRelease,     // the taker has what you gave: forget it, or retain it. Of a replica: has read it
   kKeep,        // the taker does not take what you were to give: it is yours as before
   kAdopt,   // own the extent, from a replica (kShared) or from what you gave last (kOwn; number: of
             // that giving)
@@ -103,8 +103,13 @@ enum class ActionKind : uint8_t {
   kFetch,  // bring the bytes from agent `peer`, then call landed(); content: what the frame still
            // holds, or 0
   kAbort,  // stop that; nothing arrives in the frame afterwards
-  kClear,  // the extent has no bytes yet: the frame is to be zeros
-  kFree,   // the frame is free
+  kStop,   // operations that the agent is not told of: none begins to use the extent before the
+           // next kMap for writing, or kGo. Then, when none uses it any more, quiet()
+  kGo,     // they may again
+  kLend,   // the taker of a replica reads the bytes: they stay where they are
+  kLendOver,   // it has them
+  kClear,      // the extent has no bytes yet: the frame is to be zeros
+  kFree,       // the frame is free
   kRunnable,   // the operation of that age claims all it needs: submit() it
   kClaimLost,  // for the pager to know only: the operation of that age claims the extent no more;
                // one of age `to` does

@@ -1,8 +1,5 @@
 #include "memserver/server/service.h"
 
-#include <sys/random.h>
-#include <time.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -11,73 +8,14 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "memserver/server/metrics.h"
+#include "memserver/server/service_parts.h"
 
 namespace olpager::memserver {
+
 namespace {
-
-using transport::Completion;
-using transport::LinkPtr;
-using transport::MessageClass;
-using transport::Outcome;
-
 constexpr auto kJanitorPeriod = std::chrono::milliseconds(50);
 constexpr int64_t kDismissMs = 300;  // sessions have it to hang up
-
-int64_t bootMs() {
-  timespec now{};
-  clock_gettime(CLOCK_BOOTTIME, &now);
-  return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
-}
-
-LeaseId randomId() {
-  LeaseId id;
-  while (getrandom(id.bytes.data(), id.bytes.size(), 0) != static_cast<ssize_t>(id.bytes.size())) {
-  }
-  return id;
-}
-
-const char* keyText(const std::string& name) { return name.empty() ? "no key" : name.c_str(); }
-
 }  // namespace
-
-struct Service::Session {
-  uint64_t number = 0;
-  LinkPtr link;
-  transport::PeerInfo peer;
-
-  // In order, by one thread at a time.
-  tbb::concurrent_queue<Completion> inbox;
-  std::atomic<uint64_t> queued{0};
-
-  std::atomic<uint64_t> bytes{0};
-  std::atomic<int64_t> renewed_ms{0};
-  std::atomic<int64_t> down_ms{0};  // 0: connected
-  std::atomic<bool> ending{false};  // its time is over
-  std::atomic<bool> closed{false};  // by the service; its kDown comes
-
-  // Until then it is not counted or shown: it may be somebody who only asks for the state.
-  std::atomic<bool> greeted{false};
-
-  std::mutex mutex;
-  std::string label;
-  std::set<LeaseId> leases;
-  uint64_t recalled = 0;  // wanted back
-  int64_t recall_by_ms = 0;
-  std::string recall_why;
-  uint64_t recall_number = 0;  // counts what is to be told
-  uint64_t recall_told = 0;    // the last that was
-};
-
-struct Service::Lease {
-  LeaseId id;
-  std::string key_name;
-
-  std::mutex mutex;
-  SlabPtr slab;  // none: it has ended
-  transport::RegionPtr region;
-  bool handed_out = false;  // in this or an earlier registration
-  SessionPtr session;
-};
 
 Service::Service(const ServiceOptions& options, SlabStore& store, tbb::task_arena& arena,
                  transport::QueuePtr queue)
@@ -295,189 +233,6 @@ protocol::Body Service::answer(const SessionPtr& session, const protocol::Body& 
   return {};
 }
 
-// ---- leases
-
-uint64_t Service::quotaLeft(const Session& session) const {
-  const uint64_t has = session.bytes.load();
-  uint64_t left = UINT64_MAX;
-  if (options_.session_quota != 0)
-    left = options_.session_quota - std::min(options_.session_quota, has);
-  if (const auto quota = options_.key_quotas.find(session.peer.key_name);
-      quota != options_.key_quotas.end()) {
-    std::lock_guard lock(mutex_);
-    const auto used = used_.find(session.peer.key_name);
-    const uint64_t uses = used == used_.end() ? 0 : used->second;
-    left = std::min(left, quota->second - std::min(quota->second, uses));
-  }
-  return left;
-}
-
-bool Service::reserve(Session& session, uint64_t bytes) {
-  if (quotaLeft(session) < bytes) return false;
-  std::lock_guard lock(mutex_);
-  session.bytes.fetch_add(bytes);
-  uint64_t& used = used_[session.peer.key_name];
-  used += bytes;
-  const auto quota = options_.key_quotas.find(session.peer.key_name);
-  if (quota == options_.key_quotas.end() || used <= quota->second) return true;
-  used -= bytes;  // another session of the key was faster
-  session.bytes.fetch_sub(bytes);
-  return false;
-}
-
-void Service::unreserve(Session& session, uint64_t bytes) {
-  std::lock_guard lock(mutex_);
-  session.bytes.fetch_sub(bytes);
-  const auto used = used_.find(session.peer.key_name);
-  if (used != used_.end() && (used->second -= bytes) == 0) used_.erase(used);
-}
-
-protocol::Capacity Service::capacity(Session& session) const {
-  const auto store = store_.figures();
-  protocol::Capacity all;
-  all.total = store.donated();
-  all.free = store.free;
-  all.available = lending_.load() ? std::min(store.free, quotaLeft(session)) / store_.slabBytes() *
-                                        store_.slabBytes()
-                                  : 0;
-  std::lock_guard lock(session.mutex);
-  all.recalled = session.recalled;
-  if (session.recalled != 0) {
-    all.deadline_ms = static_cast<uint32_t>(std::max<int64_t>(0, session.recall_by_ms - bootMs()));
-    all.available = 0;
-  }
-  return all;
-}
-
-protocol::LeaseReply Service::grant(const SessionPtr& session, uint64_t bytes) {
-  protocol::LeaseReply reply;
-  const uint64_t slab_bytes = store_.slabBytes();
-  const SlabKind kind =
-      session->peer.kind == transport::LinkKind::kShm ? SlabKind::kShared : SlabKind::kPrivate;
-  uint64_t have = 0;
-  while (have < bytes && reply.slabs.size() < protocol::kMaxLeases) {
-    if (!lending_.load()) {
-      reply.why = "it is ending and lends nothing more";
-      break;
-    }
-    {
-      std::lock_guard lock(session->mutex);
-      if (session->recalled != 0) reply.why = "it wants memory back and lends nothing more";
-    }
-    if (!reply.why.empty()) break;
-    if (!reserve(*session, slab_bytes)) {
-      reply.why =
-          base::format("the quota is used up (slabs are of {})", base::formatSize(slab_bytes));
-      break;
-    }
-    auto lease = std::make_shared<Lease>();
-    lease->slab = store_.take(kind);
-    if (!lease->slab) {
-      unreserve(*session, slab_bytes);
-      reply.why = "all memory is lent";
-      break;
-    }
-    auto region = transport::registerMemory(session->link->domain(), lease->slab->memory(),
-                                            transport::kRemoteReadWrite);
-    if (!region.ok()) {
-      base::logError("a slab can't be registered: %s", region.error().message.c_str());
-      unreserve(*session, slab_bytes);
-      store_.giveBack(std::move(lease->slab), false);
-      reply.why = "its memory can't be registered";
-      break;
-    }
-    lease->id = randomId();
-    lease->key_name = session->peer.key_name;
-    lease->region = std::move(region.value());
-    lease->session = session;
-    reply.slabs.push_back({lease->id, slab_bytes, lease->region->key().key});
-    {
-      std::lock_guard lock(session->mutex);
-      session->leases.insert(lease->id);
-    }
-    leases_.insert({lease->id, lease});
-    have += slab_bytes;
-  }
-  if (!reply.slabs.empty()) {
-    base::logInfo("session %llu leases %zu slabs; it has %s",
-                  static_cast<unsigned long long>(session->number), reply.slabs.size(),
-                  base::formatSize(session->bytes.load()).c_str());
-  }
-  reply.capacity = capacity(*session);
-  std::lock_guard lock(mutex_);
-  figures_.leases_granted += reply.slabs.size();
-  if (reply.slabs.empty()) ++figures_.refused;
-  return reply;
-}
-
-Service::LeasePtr Service::find(const LeaseId& id) const {
-  decltype(leases_)::const_accessor place;
-  return leases_.find(place, id) ? place->second : nullptr;
-}
-
-// Ends the registration: from here on nothing touches the memory. Under Lease::mutex.
-void Service::endRegion(Lease& lease) {
-  if (!lease.region) return;
-  uint64_t ending = 0;
-  {
-    std::lock_guard lock(mutex_);
-    ending = next_ending_++;
-    endings_[ending] = {bootMs(), lease.session->link};
-  }
-  const bool handed_out = transport::Region::end(std::move(lease.region));
-  lease.handed_out = lease.handed_out || handed_out;
-  std::lock_guard lock(mutex_);
-  endings_.erase(ending);
-}
-
-// Nothing: not now, for the daemon's own want. The lease goes on.
-std::optional<protocol::LeasedSlab> Service::attach(const SessionPtr& session, const LeaseId& id) {
-  const protocol::LeasedSlab gone{id, 0, 0};
-  const LeasePtr lease = find(id);
-  if (!lease || lease->key_name != session->peer.key_name) return gone;
-  std::lock_guard lock(lease->mutex);
-  if (!lease->slab) return gone;
-  const SessionPtr old = lease->session;
-  const uint64_t bytes = lease->slab->bytes();
-  endRegion(*lease);
-  auto region = transport::registerMemory(session->link->domain(), lease->slab->memory(),
-                                          transport::kRemoteReadWrite);
-  if (!region.ok()) {
-    base::logError("a slab can't be registered: %s", region.error().message.c_str());
-    return std::nullopt;
-  }
-  lease->region = std::move(region.value());
-  if (old != session) {
-    lease->session = session;
-    // What was wanted back goes with the leases and is said again.
-    uint64_t recalled = 0;
-    int64_t recall_by_ms = 0;
-    std::string recall_why;
-    {
-      std::lock_guard old_lock(old->mutex);
-      old->leases.erase(id);
-      recalled = std::exchange(old->recalled, 0);
-      recall_by_ms = old->recall_by_ms;
-      recall_why = old->recall_why;
-    }
-    {
-      std::lock_guard new_lock(session->mutex);
-      session->leases.insert(id);
-      if (recalled != 0) {
-        session->recalled += recalled;
-        session->recall_by_ms = recall_by_ms;
-        session->recall_why = std::move(recall_why);
-        ++session->recall_number;
-      }
-    }
-    old->bytes.fetch_sub(bytes);  // the key's use stays the same
-    session->bytes.fetch_add(bytes);
-  }
-  std::lock_guard figures_lock(mutex_);
-  ++figures_.leases_moved;
-  return protocol::LeasedSlab{id, bytes, lease->region->key().key};
-}
-
 bool Service::end(const LeaseId& id, const Session* owner, const std::string& key_name,
                   Cause cause) {
   const LeasePtr lease = find(id);
@@ -600,90 +355,6 @@ void Service::runClocks(const SessionPtr& session, int64_t now) {
   sendRecall(session, now);
 }
 
-// ---- recall
-
-void Service::recall(uint64_t bytes, uint32_t deadline_ms, const std::string& why) {
-  const auto sessions = allSessions();
-  uint64_t lent = 0;
-  for (const auto& session : sessions) lent += session->bytes.load();
-  const int64_t by = bootMs() + deadline_ms;
-  uint64_t asked = 0;
-  for (const auto& session : sessions) {
-    const uint64_t has = session->bytes.load();
-    // Each its share, in whole slabs.
-    uint64_t share =
-        lent == 0 ? 0
-                  : static_cast<uint64_t>(static_cast<double>(bytes) *
-                                          (static_cast<double>(has) / static_cast<double>(lent)));
-    share =
-        std::min(has, (share + store_.slabBytes() - 1) / store_.slabBytes() * store_.slabBytes());
-    std::lock_guard lock(session->mutex);
-    if (session->recalled == share && share == 0) continue;
-    session->recalled = share;
-    session->recall_by_ms = by;
-    session->recall_why = why;
-    ++session->recall_number;
-    asked += share;
-  }
-  std::lock_guard lock(mutex_);
-  if (bytes != 0) ++figures_.recalls;
-  figures_.recalled_bytes += asked;
-}
-
-void Service::sendRecall(const SessionPtr& session, int64_t now) {
-  protocol::Recall notice;
-  uint64_t overdue = 0, number = 0;
-  {
-    std::lock_guard lock(session->mutex);
-    if (!session->greeted) return;
-    if (options_.hard_recall && session->recalled != 0 && now >= session->recall_by_ms) {
-      overdue = session->recalled;
-    } else if (session->recall_told == session->recall_number) {
-      return;
-    }
-    number = session->recall_number;
-    notice.bytes = session->recalled;
-    notice.deadline_ms = static_cast<uint32_t>(std::max<int64_t>(0, session->recall_by_ms - now));
-    notice.why = session->recall_why;
-  }
-  if (overdue != 0) {
-    take(session, overdue);
-    return;
-  }
-  const auto bytes = protocol::encode({0, notice});
-  if (tell(session, MessageClass::kNotice, bytes) != Outcome::kOk)
-    return;  // a later look tries again
-  std::lock_guard lock(session->mutex);
-  session->recall_told = number;
-}
-
-// The deadline is over and the memory is needed: it is taken, and what was in it is gone.
-void Service::take(const SessionPtr& session, uint64_t bytes) {
-  std::vector<LeaseId> victims;
-  {
-    std::lock_guard lock(session->mutex);
-    for (const LeaseId& id : session->leases) {
-      if (victims.size() * store_.slabBytes() >= bytes || victims.size() == protocol::kMaxLeases)
-        break;
-      victims.push_back(id);
-    }
-    session->recall_by_ms = bootMs() + kEndMs;  // not again while these end
-  }
-  base::logWarn("session %llu of %s has not released what was recalled: %zu slabs are taken",
-                static_cast<unsigned long long>(session->number), session->peer.node.c_str(),
-                victims.size());
-  working_.fetch_add(1);
-  arena_.enqueue([this, session, victims] {
-    for (const LeaseId& id : victims)
-      end(id, session.get(), session->peer.key_name, Cause::kRevoked);
-    const auto notice =
-        protocol::encode({0, protocol::Revoked{victims, "the memserver needed the memory"}});
-    tell(session, MessageClass::kNotice,
-         notice);  // who does not take it learns it from its next access
-    working_.fetch_sub(1);
-  });
-}
-
 void Service::stopLending() { lending_.store(false); }
 
 void Service::dismiss() {
@@ -702,21 +373,6 @@ void Service::dismiss() {
     if (!listens || bootMs() >= until) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-}
-
-uint64_t Service::lentBytes() const {
-  uint64_t lent = 0;
-  for (const auto& session : allSessions()) lent += session->bytes.load();
-  return lent;
-}
-
-uint64_t Service::recalledBytes() const {
-  uint64_t recalled = 0;
-  for (const auto& session : allSessions()) {
-    std::lock_guard lock(session->mutex);
-    recalled += session->recalled;
-  }
-  return recalled;
 }
 
 // ---- what is shown

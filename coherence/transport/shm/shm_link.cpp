@@ -1,3 +1,4 @@
+// Long: the two ends of a link share its states, its ring and its lock.
 #include "coherence/transport/shm/shm_link.h"
 
 #include <fcntl.h>

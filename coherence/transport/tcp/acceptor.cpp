@@ -1,3 +1,4 @@
+// Long: one accepted connection goes through all of these steps, whichever kind of link it becomes.
 #include "coherence/transport/tcp/acceptor.h"
 
 #include <sys/epoll.h>

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Sessions of a real olgpunode with real programs, on loopback: several at once, killed on either side, cut and resumed, nonsense.
+Long: each scenario is one function, and all share the rig.
 
 sessions.py --olgpunode OLGPUNODE --olrun OLRUN --olctl OLCTL --steps STEPS [--env NAME=VALUE]... SCENARIO [tcp|shm]
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The real olmemserver with real sessions, over loopback TCP and shared memory: keys, quotas, dead and stopped sessions,
-a stopped and a restarted daemon, recalls, the end.
+a stopped and a restarted daemon, recalls, the end. Long: each scenario is one function, and all share the rig.
 
 daemon.py --server OLMEMSERVER --session SESSION --olctl OLCTL --olpagestat OLPAGESTAT SCENARIO [tcp|shm]
 """

@@ -48,20 +48,35 @@ Scenario drawn(uint64_t seed) {
     s.zombies = random.oneIn(2);
   }
   if (random.oneIn(6)) s.frees = 1 + random.below(2);
+  if (random.oneIn(3)) {
+    for (uint8_t& order : s.orders) order = static_cast<uint8_t>(random.below(3));
+    s.frames += 3;
+    if (s.cpu_frames != 0) s.cpu_frames += 3;
+  }
+  if (random.oneIn(4)) {
+    s.second_spill = true;
+    s.spill_frames = random.below(6);
+  }
+  if (random.oneIn(4)) s.untold = 1 + random.below(6);
+  // The spill may run operations as well, as the CPU does where it is the spill.
+  const uint32_t runners = s.agents + (random.oneIn(4) && !s.second_spill ? 1 : 0);
   const bool shared = !random.oneIn(3);
   const uint32_t count = 2 + random.below(9);
   for (uint32_t i = 0; i < count; ++i) {
     Plan plan;
-    plan.agent = static_cast<AgentId>(random.below(s.agents));
-    const uint32_t frames =
-        s.cpu_frames != 0 && plan.agent + 1u == s.agents ? s.cpu_frames : s.frames;
-    uint32_t left = 1 + random.below(std::min(frames, s.extents));
+    plan.agent = static_cast<AgentId>(random.below(runners));
+    const uint32_t frames = plan.agent == s.agents                             ? 4 * s.extents
+                            : s.cpu_frames != 0 && plan.agent + 1u == s.agents ? s.cpu_frames
+                                                                               : s.frames;
+    uint32_t left = 1 + random.below(std::min(frames, s.extents)), pages = 0;
     std::vector<bool> used(s.extents);
     while (left > 0) {
       const ExtentId p = random.below(s.extents);
       if (used[p]) continue;
       used[p] = true;
       --left;
+      pages += 1u << s.orders[p];
+      if (pages > frames) break;
       const Need need{p, shared && random.oneIn(2) ? Mode::kShared : Mode::kOwn};
       (plan.needs.empty() || random.oneIn(2) ? plan.needs : plan.hidden).push_back(need);
     }
@@ -127,10 +142,13 @@ Outcome run(const Scenario& scenario, uint64_t schedule, bool with_history) {
 void print(const Scenario& s) {
   std::printf(
       "agents %u (cpu frames %u), frames %u, extents %u, placed %u, hints %u, duplicates %u, "
-      "crashes %u%s%s, frees "
-      "%u\n",
+      "crashes %u%s%s, frees %u, untold %u\n",
       s.agents, s.cpu_frames, s.frames, s.extents, s.placed, s.hints, s.duplicates, s.crashes,
-      s.restarts ? " restarts" : "", s.zombies ? " zombies" : "", s.frees);
+      s.restarts ? " restarts" : "", s.zombies ? " zombies" : "", s.frees, s.untold);
+  if (s.second_spill) std::printf("  a spill of %u pages, and another\n", s.spill_frames);
+  std::printf("  pages of extents:");
+  for (ExtentId p = 0; p < s.extents; ++p) std::printf(" %u", 1u << s.orders[p]);
+  std::printf("\n");
   for (size_t i = 0; i < s.plans.size(); ++i) {
     const Plan& plan = s.plans[i];
     std::printf("  operation %zu at agent %u:", i, plan.agent);
@@ -175,7 +193,8 @@ void shrink(Scenario& scenario, uint64_t& schedule, size_t& length) {
       }
     }
     for (uint32_t Scenario::*const field :
-         {&Scenario::hints, &Scenario::duplicates, &Scenario::crashes, &Scenario::frees}) {
+         {&Scenario::hints, &Scenario::duplicates, &Scenario::crashes, &Scenario::frees,
+          &Scenario::untold}) {
       Scenario less = scenario;
       if (less.*field == 0) continue;
       less.*field -= 1;
@@ -243,6 +262,7 @@ struct RuleName {
 constexpr RuleName kRuleNames[] = {
     {RULE(kOlderClaimHolds)},
     {RULE(kSubmittedHolds)},
+    {RULE(kUntoldHolds)},
     {RULE(kYoungerClaimYields)},
     {RULE(kInvalidateHeedsAge)},
     {RULE(kClaimOnArrival)},

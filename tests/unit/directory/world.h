@@ -13,6 +13,8 @@
 //
 // A page is two words. A fetch copies one when it begins and the other when it ends: a giver that
 // lets go too early is seen.
+//
+// Long: what it checks has to see all of the system at once.
 #pragma once
 
 #include <array>
@@ -37,10 +39,12 @@ struct Plan {
 };
 
 struct Scenario {
-  uint32_t agents = 2;      // that run operations; agent number `agents` is the spill
+  uint32_t agents = 2;      // executors; agent number `agents` is the spill
   uint32_t cpu_frames = 0;  // not 0: the last of them is the CPU, with that many
   uint32_t frames = 2;      // of each of the others
   uint32_t spill_frames = kUnlimited;
+  bool second_spill = false;        // agent number `agents` + 1, which has room without end
+  std::array<uint8_t, 8> orders{};  // of extents: log2 of pages
   ExtentId extents = 2;
   uint32_t placed =
       0;  // 0: nobody owns an extent at first; 1: the spill all; 2: agents, in order, frames full
@@ -51,6 +55,7 @@ struct Scenario {
   bool restarts = false;    // and come again
   bool zombies = false;     // an agent may be taken for lost while it runs on
   uint32_t frees = 0;       // extents that are freed when all that need them is complete
+  uint32_t untold = 0;      // operations that agents are not told of
 };
 
 enum class EventKind : uint8_t {
@@ -68,6 +73,9 @@ enum class EventKind : uint8_t {
   kDetect,         // a: agent: the home takes it for lost
   kRestart,        // a: agent
   kFree,           // a: extent
+  kUntold,      // a: agent, b: extent: an operation that the agent is not told of begins to use it
+  kUntoldEnds,  // a: agent, b: extent
+  kQuiet,       // a: agent, b: extent: none does any more
 };
 struct Event {
   EventKind kind;
@@ -86,15 +94,15 @@ inline const char* nameOf(MessageKind kind) {
 
 class World {
  public:
-  static constexpr AgentId kMost = 6;
+  static constexpr AgentId kMost = 7;
   static constexpr ExtentId kMostExtents = 8;
 
   explicit World(const Scenario& scenario)
       : plan_(&scenario), directory_(static_cast<AgentId>(scenario.agents)) {
     const Scenario& s = scenario;
-    for (AgentId a = 0; a <= s.agents; ++a) {
-      agents_.emplace_back(a, 1, framesOf(a));
-      agents_[a].resize(s.extents);
+    for (AgentId a = 0; a < ends(); ++a) {
+      if (a > s.agents) directory_.addSpill(a);
+      agents_.push_back(agentOfWorld(a, 1));
       directory_.join(a, 1);
     }
     directory_.allocate(0, s.extents);
@@ -104,6 +112,7 @@ class World {
     duplicates_ = s.duplicates;
     hints_ = s.hints;
     frees_ = s.frees;
+    untold_ = s.untold;
     if (s.placed != 0) place();
   }
 
@@ -184,6 +193,16 @@ class World {
       if (dead_[a] && !lost_[a]) normal.push_back({EventKind::kDetect, a});
       if (s.restarts && settled_[a]) normal.push_back({EventKind::kRestart, a});
     }
+    for (AgentId a = 0; a < ends(); ++a) {
+      if (dead_[a]) continue;
+      for (ExtentId p = 0; p < s.extents; ++p) {
+        const Untold& u = untolds_[a][p];
+        if (untold_ > 0 && !u.uses && !u.stopped && mapped_[a][p] == kWritable && !freed_[p])
+          spare.push_back({EventKind::kUntold, a, p});
+        if (u.uses) normal.push_back({EventKind::kUntoldEnds, a, p});
+        if (u.asked && !u.uses) normal.push_back({EventKind::kQuiet, a, p});
+      }
+    }
     for (ExtentId p = 0; p < s.extents && frees_ > 0; ++p) {
       if (!freed_[p] && unused(p)) spare.push_back({EventKind::kFree, p});
     }
@@ -243,6 +262,9 @@ class World {
       case EventKind::kLand: {
         const Fetch fetch = fetches_[event.a];
         fetches_.erase(fetches_.begin() + event.a);
+        if (mapped_[fetch.giver][fetch.extent] != kUnmapped &&
+            !untolds_[fetch.giver][fetch.extent].lent && !lost_[fetch.giver] && !lost_[fetch.taker])
+          fail("what is fetched is not lent");
         pages_[fetch.taker][fetch.extent][1] = pages_[fetch.giver][fetch.extent][1];
         act(agents_[fetch.taker],
             [&](Actions& out) { agents_[fetch.taker].landed(fetch.extent, fetch.number, out); });
@@ -272,6 +294,20 @@ class World {
         freed_[event.a] = true;
         home([&](Actions& out) { directory_.free(event.a, 1, out); });
         break;
+      case EventKind::kUntold:
+        --untold_;
+        untolds_[event.a][event.b].uses = true;
+        break;
+      case EventKind::kUntoldEnds:
+        useUntold(static_cast<AgentId>(event.a), event.b);
+        break;
+      case EventKind::kQuiet: {
+        Untold& u = untolds_[event.a][event.b];
+        u.asked = false;
+        const bool written = std::exchange(u.wrote, false);
+        act(agents_[event.a], [&](Actions& out) { agents_[event.a].quiet(event.b, written, out); });
+        break;
+      }
     }
     if (!failed()) check();
   }
@@ -315,6 +351,12 @@ class World {
         return "agent " + a + " comes again";
       case EventKind::kFree:
         return "extent " + a + " is freed";
+      case EventKind::kUntold:
+        return "agent " + a + " uses extent " + b + " untold";
+      case EventKind::kUntoldEnds:
+        return "agent " + a + " has used extent " + b + " untold";
+      case EventKind::kQuiet:
+        return "extent " + b + " is quiet at agent " + a;
     }
     return "?";
   }
@@ -348,16 +390,19 @@ class World {
       sink.stamp(p, truth_[p]);
       sink.stamp(p, reported_[p]);
       sink.value(uint64_t{poisoned_[p]} | uint64_t{freed_[p]} << 1 | uint64_t{uncertain_[p]} << 2);
-      for (AgentId a = 0; a <= plan_->agents; ++a) {
-        sink.value(static_cast<uint64_t>(mapped_[a][p]));
+      for (AgentId a = 0; a < ends(); ++a) {
+        const Untold& u = untolds_[a][p];
+        sink.value(static_cast<uint64_t>(mapped_[a][p]) | uint64_t{u.uses} << 8 |
+                   uint64_t{u.stopped} << 9 | uint64_t{u.asked} << 10 | uint64_t{u.wrote} << 11 |
+                   uint64_t{u.lent} << 12);
         sink.stamp(p, pages_[a][p][0]);
         sink.stamp(p, pages_[a][p][1]);
       }
     }
-    for (AgentId a = 0; a <= plan_->agents; ++a)
+    for (AgentId a = 0; a < ends(); ++a)
       sink.value(uint64_t{dead_[a]} | uint64_t{lost_[a]} << 1 | uint64_t{settled_[a]} << 2);
     sink.value(uint64_t{crashes_} | uint64_t{duplicates_} << 8 | uint64_t{hints_} << 16 |
-               uint64_t{frees_} << 24 | uint64_t{broken_} << 32);
+               uint64_t{frees_} << 24 | uint64_t{broken_} << 32 | uint64_t{untold_} << 33);
   }
 
   const Directory& directory() const { return directory_; }
@@ -385,12 +430,30 @@ class World {
     Number number;
   };
   using Page = std::array<uint64_t, 2>;
+  /// Operations on one extent that the agent is not told of, as its pager sees them.
+  struct Untold {
+    bool uses = false;
+    bool stopped = false;  // none begins
+    bool asked = false;    // quiet() is due
+    bool wrote = false;
+    bool lent = false;
+  };
 
   const Plan& plan(uint32_t i) const { return plan_->plans[i]; }
   Agent& agentOf(uint32_t i) { return agents_[plan(i).agent]; }
+  AgentId ends() const {
+    return static_cast<AgentId>(plan_->agents + (plan_->second_spill ? 2 : 1));
+  }
   uint32_t framesOf(AgentId a) const {
     if (a == plan_->agents) return plan_->spill_frames;
+    if (a > plan_->agents) return kUnlimited;
     return plan_->cpu_frames != 0 && a + 1u == plan_->agents ? plan_->cpu_frames : plan_->frames;
+  }
+  Agent agentOfWorld(AgentId a, Epoch epoch) const {
+    Agent agent(a, epoch, framesOf(a), plan_->untold != 0);
+    agent.resize(plan_->extents);
+    for (ExtentId p = 0; p < plan_->extents; ++p) agent.weigh(p, 1, plan_->orders[p]);
+    return agent;
   }
   static uint32_t endOf(AgentId a) { return a == kHome ? kHomeEnd : a; }
   static std::string text(const Message& m) {
@@ -410,8 +473,13 @@ class World {
   void place() {
     AgentId a = plan_->placed == 1 ? static_cast<AgentId>(plan_->agents) : AgentId{0};
     for (ExtentId p = 0; p < plan_->extents; ++p) {
-      while (a < plan_->agents && agents_[a].framesUsed() == framesOf(a)) ++a;
-      const Age age = states_.size() + p;
+      while (a < plan_->agents && agents_[a].framesUsed() + (1u << plan_->orders[p]) > framesOf(a))
+        ++a;
+      if (a == plan_->agents && plan_->second_spill &&
+          agents_[a].framesUsed() + (1u << plan_->orders[p]) > framesOf(a))
+        ++a;
+      const Age age = directory_.operation();
+      directory_.sent(age, a);
       act(agents_[a], [&](Actions& out) {
         agents_[a].begin(age, std::array<Need, 1>{Need{p, Mode::kOwn}}, 0, out);
       });
@@ -460,7 +528,7 @@ class World {
     if (message.to == kHome) {
       home([&](Actions& out) { directory_.receive(message, out); });
       const bool heard = !lost_[message.from] && message.epoch == agents_[message.from].epoch();
-      if (message.kind == MessageKind::kWrote && heard)
+      if (message.kind == MessageKind::kWrote && heard && message.age < states_.size())
         reported_[message.extent] =
             std::max(reported_[message.extent], states_[message.age].wrote[message.extent]);
       if (message.kind == MessageKind::kCompleted && heard) states_[message.age].reported = true;
@@ -481,9 +549,26 @@ class World {
       }
       case ActionKind::kMap:
         mapped_[who][action.extent] = action.mode == Mode::kOwn ? kWritable : kReadable;
+        if (action.mode == Mode::kShared && untolds_[who][action.extent].uses)
+          fail("what is used untold is mapped for reading");
+        untolds_[who][action.extent].stopped = untolds_[who][action.extent].asked = false;
         return;
       case ActionKind::kUnmap:
         mapped_[who][action.extent] = kUnmapped;
+        if (untolds_[who][action.extent].uses) fail("what is used untold is unmapped");
+        untolds_[who][action.extent].stopped = untolds_[who][action.extent].asked = false;
+        return;
+      case ActionKind::kStop:
+        untolds_[who][action.extent].stopped = untolds_[who][action.extent].asked = true;
+        return;
+      case ActionKind::kGo:
+        untolds_[who][action.extent].stopped = untolds_[who][action.extent].asked = false;
+        return;
+      case ActionKind::kLend:
+        if (std::exchange(untolds_[who][action.extent].lent, true)) fail("lent twice");
+        return;
+      case ActionKind::kLendOver:
+        if (!std::exchange(untolds_[who][action.extent].lent, false)) fail("not lent, and over");
         return;
       case ActionKind::kFetch:
         fetches_.push_back({who, action.peer, action.extent, action.number});
@@ -531,7 +616,7 @@ class World {
         broken_ = true;
         return;
       case ActionKind::kReleased: {
-        for (AgentId a = 0; a <= plan_->agents; ++a) {
+        for (AgentId a = 0; a < ends(); ++a) {
           if (!lost_[a] && agents_[a].state(action.extent) != AgentState::kAbsent)
             fail("a freed extent has a frame");
         }
@@ -586,7 +671,30 @@ class World {
     for (const Need& need : plan(i).hidden) one(need);
   }
 
+  void useUntold(AgentId a, ExtentId p) {
+    untolds_[a][p].uses = false;
+    Page& page = pages_[a][p];
+    if (mapped_[a][p] != kWritable) {
+      if (!lost_[a]) fail("an operation runs without its extent");
+      return;
+    }
+    if (lost_[a]) {
+      page = {kScribble + 1, kScribble + 1};
+      return;
+    }
+    if (page != Page{truth_[p], truth_[p]} && !uncertain_[p])
+      fail("an operation runs on stale bytes");
+    if (uncertain_[p]) decide(p, page[0]);
+    const uint64_t stamp = ++stamps_[p];
+    page = {stamp, stamp};
+    truth_[p] = stamp;
+    untolds_[a][p].wrote = true;
+  }
+
   bool unused(ExtentId p) const {
+    for (AgentId a = 0; a < plan_->agents; ++a) {
+      if (untolds_[a][p].uses) return false;
+    }
     for (uint32_t i = 0; i < states_.size(); ++i) {
       if (states_[i].progress == kFinished) continue;
       for (const Need& need : plan(i).needs) {
@@ -606,6 +714,7 @@ class World {
     std::erase_if(fetches_, [&](const Fetch& f) { return f.taker == a; });
     for (ExtentId p = 0; p < plan_->extents; ++p) {
       mapped_[a][p] = kUnmapped;
+      untolds_[a][p] = {};
       uncertain_[p] = true;
     }
   }
@@ -636,11 +745,11 @@ class World {
     }
     for (ExtentId p = 0; p < plan_->extents; ++p) {
       mapped_[a][p] = kUnmapped;
+      untolds_[a][p] = {};
       pages_[a][p] = {kScribble, kScribble};
     }
     const auto epoch = static_cast<Epoch>(agents_[a].epoch() + 1);
-    agents_[a] = Agent(a, epoch, framesOf(a));
-    agents_[a].resize(plan_->extents);
+    agents_[a] = agentOfWorld(a, epoch);
     directory_.join(a, epoch);
     down_[a] = dead_[a] = lost_[a] = settled_[a] = false;
   }
@@ -704,7 +813,7 @@ class World {
     for (uint32_t i = 0; i < states_.size() && !settling && !broken_; ++i) {
       if (kept_[i] && gone_[i]) fail("of an operation's writes some are kept and some are lost");
     }
-    for (AgentId a = 0; a <= s.agents; ++a) {
+    for (AgentId a = 0; a < ends(); ++a) {
       if (!dead_[a] && agents_[a].framesUsed() > framesOf(a))
         fail("an agent uses more frames than it has");
       if (down_[a] && !dead_[a] && settled_[a] && !s.restarts) {
@@ -716,7 +825,7 @@ class World {
       if (uncertain_[p]) resolve(p);
       uint32_t writers = 0, readers = 0;
       bool somewhere = poisoned_[p] || freed_[p] || uncertain_[p] || truth_[p] == 0;
-      for (AgentId a = 0; a <= s.agents; ++a) {
+      for (AgentId a = 0; a < ends(); ++a) {
         if (lost_[a] || dead_[a]) continue;
         const AgentState state = agents_[a].state(p);
         const bool good = pages_[a][p] == Page{truth_[p], truth_[p]};
@@ -756,12 +865,13 @@ class World {
   std::vector<uint32_t> failed_;
   Page pages_[kMost][kMostExtents] = {};
   Mapping mapped_[kMost][kMostExtents] = {};
+  Untold untolds_[kMost][kMostExtents] = {};
   uint64_t truth_[kMostExtents] = {}, reported_[kMostExtents] = {}, stamps_[kMostExtents] = {};
   bool poisoned_[kMostExtents] = {}, freed_[kMostExtents] = {}, uncertain_[kMostExtents] = {};
   bool down_[kMost] = {}, dead_[kMost] = {}, lost_[kMost] = {}, settled_[kMost] = {};
   std::array<bool, 16> kept_{}, gone_{};
   bool broken_ = false;
-  uint32_t crashes_ = 0, duplicates_ = 0, hints_ = 0, frees_ = 0;
+  uint32_t crashes_ = 0, duplicates_ = 0, hints_ = 0, frees_ = 0, untold_ = 0;
   uint64_t steps_ = 0;
   std::string failure_;
 };

@@ -1,4 +1,5 @@
 // Allocations: exhaustion, frees, small ones, pins, the program's own mappings, contexts that go.
+// Long: one file for a subject, whose cases share their set-up.
 #include <malloc.h>
 
 #include <atomic>

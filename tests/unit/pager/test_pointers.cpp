@@ -1,4 +1,5 @@
-// Pointers that lie in memory: what a launch reaches besides what it names.
+// Pointers that lie in memory: what a launch reaches besides what it names. Long: one file for a
+// subject, whose cases share their set-up.
 #include <atomic>
 #include <chrono>
 #include <cstring>

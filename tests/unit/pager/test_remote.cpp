@@ -1,4 +1,5 @@
-// The tier below host RAM, as the engine uses it; of memservers themselves tests/unit/remote.
+// The tier below host RAM, as the engine uses it; of memservers themselves tests/unit/remote. Long,
+// as its neighbours: one file for a subject, whose cases share their set-up.
 #include <algorithm>
 #include <atomic>
 #include <thread>

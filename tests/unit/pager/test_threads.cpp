@@ -1,4 +1,5 @@
-// Streams and threads: what is used is not taken away, whoever asks, in whatever order.
+// Streams and threads: what is used is not taken away, whoever asks, in whatever order. Long: one
+// file for a subject, whose cases share their set-up.
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>

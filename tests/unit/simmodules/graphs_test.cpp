@@ -1,4 +1,5 @@
-// Graphs of the simulated GPU: by capture and by calls, updates, the rules of capture.
+// Graphs of the simulated GPU: by capture and by calls, updates, the rules of capture. Long: one
+// file for a subject, whose cases share their set-up.
 #include <algorithm>
 #include <atomic>
 #include <cstring>

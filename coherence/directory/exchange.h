@@ -1,0 +1,67 @@
+// The home and its agents in one process: messages are calls. A message to the home is a step of
+// the directory at once; one to an agent waits in the agent's inbox until the agent's own thread
+// takes it. All are carried in the order in which they were sent.
+//
+// Thread-safety: every member may be called by any thread. The exchange has one mutex, a leaf:
+// under it run steps of the directory, which are pure, and `wake`. So an agent may post with its
+// own lock held.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include "coherence/directory/directory.h"
+
+namespace olpager::directory {
+
+class Exchange {
+ public:
+  explicit Exchange(AgentId spill) : home_(spill) {}
+  void addSpill(AgentId spill) { home_.addSpill(spill); }  // before anybody joins
+
+  /// An agent takes part. `wake` says that its empty inbox has something now. Whoever posts calls
+  /// it, under the exchange's mutex and whatever else that thread holds: it takes no lock, waits
+  /// for nothing, and is not lost where nobody waits yet (a semaphore, an eventfd). After lost() it
+  /// is not called any more.
+  void join(AgentId agent, Epoch epoch, std::function<void()> wake);
+  /// It does no longer. What it posts is not heard, its inbox is empty. No message of its own is
+  /// under way any more.
+  void lost(AgentId agent);
+
+  /// The next operation of the program, which runs at that agent: its age.
+  Age operation(AgentId agent);
+  /// All operations below are complete.
+  Age oldest() const;
+  /// Extents that nobody owns. Those were never allocated, or are kReleased.
+  void allocate(ExtentId first, ExtentId count);
+  /// No operation that is under way reaches them. news() tells of each when it is kReleased.
+  void free(ExtentId first, ExtentId count);
+  AgentId owner(ExtentId extent) const;
+
+  /// From an agent; carries the agent's present epoch.
+  void post(const Message& message);
+  /// Moves what has come for the agent since the last call behind `to`. False: nothing has.
+  bool take(AgentId agent, std::vector<Message>& to);
+  /// What the home says to the layer above since the last call (types.h): kPoisoned, kReverted,
+  /// kBroken, kReleased, kSettled, kViolation.
+  std::vector<Action> news();
+
+ private:
+  template <typename Step>
+  void home(Step&& step);
+
+  struct Inbox {
+    std::vector<Message> messages;
+    std::function<void()> wake;
+    bool open = false;
+  };
+  mutable std::mutex mutex_;
+  // All under the mutex:
+  Directory home_;
+  Inbox inboxes_[kMostAgents];
+  Actions actions_;  // of the present step
+  std::vector<Action> news_;
+};
+
+}  // namespace olpager::directory

@@ -1,0 +1,72 @@
+// A session and a lease of the service. Private to service.cpp, lending.cpp and recalls.cpp.
+#pragma once
+
+#include <sys/random.h>
+#include <time.h>
+
+#include "memserver/server/service.h"
+
+namespace olpager::memserver {
+
+using transport::Completion;
+using transport::LinkPtr;
+using transport::MessageClass;
+using transport::Outcome;
+
+inline int64_t bootMs() {
+  timespec now{};
+  clock_gettime(CLOCK_BOOTTIME, &now);
+  return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
+}
+
+inline LeaseId randomId() {
+  LeaseId id;
+  while (getrandom(id.bytes.data(), id.bytes.size(), 0) != static_cast<ssize_t>(id.bytes.size())) {
+  }
+  return id;
+}
+
+inline const char* keyText(const std::string& name) {
+  return name.empty() ? "no key" : name.c_str();
+}
+
+struct Service::Session {
+  uint64_t number = 0;
+  LinkPtr link;
+  transport::PeerInfo peer;
+
+  // In order, by one thread at a time.
+  tbb::concurrent_queue<Completion> inbox;
+  std::atomic<uint64_t> queued{0};
+
+  std::atomic<uint64_t> bytes{0};
+  std::atomic<int64_t> renewed_ms{0};
+  std::atomic<int64_t> down_ms{0};  // 0: connected
+  std::atomic<bool> ending{false};  // its time is over
+  std::atomic<bool> closed{false};  // by the service; its kDown comes
+
+  // Until then it is not counted or shown: it may be somebody who only asks for the state.
+  std::atomic<bool> greeted{false};
+
+  std::mutex mutex;
+  std::string label;
+  std::set<LeaseId> leases;
+  uint64_t recalled = 0;  // wanted back
+  int64_t recall_by_ms = 0;
+  std::string recall_why;
+  uint64_t recall_number = 0;  // counts what is to be told
+  uint64_t recall_told = 0;    // the last that was
+};
+
+struct Service::Lease {
+  LeaseId id;
+  std::string key_name;
+
+  std::mutex mutex;
+  SlabPtr slab;  // none: it has ended
+  transport::RegionPtr region;
+  bool handed_out = false;  // in this or an earlier registration
+  SessionPtr session;
+};
+
+}  // namespace olpager::memserver
