@@ -1,7 +1,9 @@
 #include "tests/unit/api/recording_pager.h"
 
 #include <cstring>
+#include <memory>
 #include <new>
+#include <utility>
 
 Record g_record;
 CUresult g_enter_result = CUDA_SUCCESS;
@@ -18,11 +20,16 @@ namespace olpager::pager {
 
 struct PoolState {};
 
+Pool::Pool(std::unique_ptr<PoolState> state)
+    : Allocations(*state),
+      VirtualMemory(*state),
+      Streams(*state),
+      base_(kPoolBase),
+      end_(kPoolEnd),
+      asks_names_(false),
+      state_(std::move(state)) {}
 Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions&, const DriverApi&) {
-  std::unique_ptr<Pool> pool(new Pool);
-  pool->base_ = kPoolBase;
-  pool->end_ = kPoolEnd;
-  return pool;
+  return std::unique_ptr<Pool>(new Pool(std::make_unique<PoolState>()));
 }
 Pool::~Pool() = default;
 bool Pool::paging() const { return true; }

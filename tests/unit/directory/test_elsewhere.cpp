@@ -1,6 +1,6 @@
 // A GPU's pager and the program's CPU as agents of one directory, over calls: what
-// pager/tiers/elsewhere.h and the exchange say of threads, of operations that the agent is not told of,
-// and of frames that others read. The pagers are fakes of a few pages with real bytes and real
+// pager/tiers/elsewhere.h and the exchange say of threads, of operations that the agent is not told
+// of, and of frames that others read. The pagers are fakes of a few pages with real bytes and real
 // threads; the protocol is the real one.
 #include <array>
 #include <atomic>
