@@ -7,8 +7,8 @@
 //   lower      extents on their way to or from the tier below host RAM        tiers/lower_moves.h
 //   programs   the program's own physical memory and its mappings             programs/mappings.h
 //   frees      memory freed in stream order                                   deferred_frees.h
-//   lost       contexts that a kernel has ended launch/lost_contexts.h streams    which launches
-//   have completed (a lock of its own)              launch/launches.h
+//   lost       contexts that a kernel has ended                               launch/lost_contexts.h
+//   streams    which launches have completed (a lock of its own)              launch/in_flight.h
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "pager/deferred_frees.h"
-#include "pager/launch/launches.h"
+#include "pager/launch/in_flight.h"
 #include "pager/launch/lost_contexts.h"
 #include "pager/options.h"
 #include "pager/predict/predict.h"
@@ -30,7 +30,7 @@
 
 namespace olpager::pager {
 
-/// Everything of one Pool. Lock order: lock_order.h.
+/// Everything of one Pool. Lock order: locks.h.
 struct PoolState {
   PoolState(const PoolOptions& given, const DriverApi& functions)
       : options(given), driver(functions), streams(driver) {}

@@ -8,7 +8,7 @@
 #include <mutex>
 
 #include "base/space/pages.h"
-#include "pager/content_hash.h"
+#include "pager/kernels/hash_and_scan.h"
 
 namespace olpager::pager {
 

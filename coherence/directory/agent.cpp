@@ -389,6 +389,7 @@ void Agent::send(MessageKind kind, const Message& cause, Actions& actions) const
   message.from = id_;
   message.to = kHome;
   message.epoch = epoch_;
+  checkEnds(actions.size());
   actions.push_back({.kind = ActionKind::kSend, .message = message});
 }
 

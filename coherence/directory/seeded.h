@@ -2,7 +2,11 @@
 // every rule holds, at no cost.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#ifdef OLPAGER_SEEDED_FAULTS
+#include <stdexcept>
+#endif
 
 namespace olpager::directory {
 
@@ -46,8 +50,14 @@ enum class Rule : uint8_t {
 #ifdef OLPAGER_SEEDED_FAULTS
 inline Rule broken_rule = Rule::kAll;
 inline bool holds(Rule rule) { return rule != broken_rule; }
+/// Without a rule a step may not end.
+inline void checkEnds(size_t actions) {
+  constexpr size_t kEndless = 100'000;
+  if (actions > kEndless) throw std::length_error("a step that does not end");
+}
 #else
 constexpr bool holds(Rule) { return true; }
+constexpr void checkEnds(size_t) {}
 #endif
 
 }  // namespace olpager::directory

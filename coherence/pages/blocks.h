@@ -2,7 +2,7 @@
 // bytes that the receiver still has. A frame that was given away keeps its bytes (Retained) and
 // their hashes; the pass that looks at what leaves makes those of the giver.
 //
-// Equal hash is taken for equal bytes, as everywhere in the pager (pager/kernels/page_pass.h:
+// Equal hash is taken for equal bytes, as everywhere in the pager (pager/kernels/hash_and_scan.h:
 // 128 bits, accidental equality only). Pure functions over plain values.
 #pragma once
 

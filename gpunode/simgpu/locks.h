@@ -12,9 +12,7 @@
 //      the graphs' locks and the allocations of graph nodes come after it (locks of modules/ and
 //      graphs/, that of GraphMemory last)
 //   4. Context::submit_mutex     order of submission in one context: legacy-stream dependencies,
-//                                the set of streams.
-//   Two
-//                                contexts' locks are never held together.
+//                                the set of streams. Two contexts' locks are never held together.
 //      Device::Connections::mutex  OL_SIM_CONNECTIONS only: order of submission to one device
 //   5. MemPool::mutex            blocks of one stream-ordered pool
 //   6. Memory's mutex            addresses, handles, mappings, the table of allocations (readers

@@ -1,4 +1,4 @@
-// What Memory keeps; private to memory.cpp and vmm.cpp. Everything is under `mutex`.
+// What Memory keeps; private to address_space.cpp and vmm.cpp. Everything is under `mutex`.
 #pragma once
 
 #include <map>

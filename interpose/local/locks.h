@@ -35,6 +35,6 @@
 //   12  Loans::mutex            relief.cpp        what the pager gave up for objects of the driver
 // clang-format on
 //
-// The pager's own locks (pager/lock_order.h) come after all of these. fork(): the child takes none
+// The pager's own locks (pager/locks.h) come after all of these. fork(): the child takes none
 // of them: every function that would finds no pool and goes to the driver.
 #pragma once

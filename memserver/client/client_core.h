@@ -17,13 +17,13 @@
 //
 // Leases' clock. The memserver counts the lease time from the last renewal that it has received,
 // and only while the connection is down; this side counts 9/10 of it from the last answered
-// renewal's sending. Then it gives the leases up and never shows their ids again, not before one
-// attempt to connect has failed, however.
+// renewal's sending. Then this side gives the leases up, and never shows their ids again. Before
+// that one attempt to connect has to have failed.
 //
 // Lock: mutex_; nothing of the transport or the Observer is called under it, but Link::state().
 //
 // client.cpp has what callers ask for, client_transfers.cpp the transfers, client_messages.cpp what
-// the memserver says, client_agent.cpp the thread.
+// the memserver says, client_connection.cpp the thread.
 //
 // The class has more members than most: each of the four looks at most of them, under one lock.
 #pragma once

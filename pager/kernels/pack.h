@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "pager/kernels/page_pass.h"
+#include "pager/kernels/hash_and_scan.h"
 
 namespace olpager::kernels {
 

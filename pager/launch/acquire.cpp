@@ -9,7 +9,7 @@
 #include "base/size.h"
 #include "pager/clock.h"
 #include "pager/counters/trace.h"
-#include "pager/kernels/page_pass.h"
+#include "pager/kernels/hash_and_scan.h"
 #include "pager/pool.h"
 #include "pager/reach/closure.h"
 #include "pager/residency/engine.h"

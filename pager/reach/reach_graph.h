@@ -16,7 +16,7 @@
 #include <map>
 #include <vector>
 
-#include "pager/kernels/page_pass.h"
+#include "pager/kernels/hash_and_scan.h"
 #include "pager/programs/mappings.h"
 #include "pager/reach/edges.h"
 #include "pager/reach/roots.h"

@@ -19,7 +19,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "pager/kernels/page_pass.h"
+#include "pager/kernels/hash_and_scan.h"
 #include "pager/reach/edge.h"
 #include "pager/reach/roots.h"
 #include "pager/residency/pass_kernels.h"

@@ -10,7 +10,7 @@
 //   want    a launch that waits (Want) is served before any prefetch; what can't      serve.cpp
 //           come in time is mapped in place
 //   ahead   what the learned order expects next                                       prefetch.cpp
-//   lower   host RAM <-> the tier below it lower_moves.cpp
+//   lower   host RAM <-> the tier below it                                          lower_moves.cpp
 // Who decides: the eviction order eviction_order.cpp, what stays planner.cpp, a want's next step
 // wants.cpp, what is scanned reach/scanner.cpp.
 //
@@ -35,7 +35,7 @@
 #include <vector>
 
 #include "pager/counters/counters.h"
-#include "pager/launch/launches.h"
+#include "pager/launch/in_flight.h"
 #include "pager/reach/scanner.h"
 #include "pager/residency/chunks.h"
 #include "pager/residency/packed.h"

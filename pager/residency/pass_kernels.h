@@ -1,5 +1,5 @@
 // The GPU's part of a pass: kernels that hash pages and look for addresses in them, the stream that
-// they run in, and the buffers that they read and write (kernels/page_pass.h says what they do).
+// they run in, and the buffers that they read and write (kernels/hash_and_scan.h says what they do).
 //
 // Locks: scratch buffers and slots are taken and given back under PoolState::mutex. Whatever
 // launches something is called without it, since a driver call may wait.
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "pager/driver_api.h"
-#include "pager/kernels/page_pass.h"
+#include "pager/kernels/hash_and_scan.h"
 #include "pager/space/region.h"
 
 namespace olpager::pager {

@@ -28,7 +28,7 @@
 //   kDetached   belongs to a handle of the program's own that is mapped nowhere (vmm.cpp); no
 //               engine looks at it
 //
-// An extent's mapping changes only when no launch in flight reaches its region (launches.h says how
+// An extent's mapping changes only when no launch in flight reaches its region (in_flight.h says how
 // that is known). Under reach = learned an arena moves by pieces (Region::by_pieces): its extents
 // have stamps of their own, raised by the launches whose working set they are in, and what is
 // parked stays mapped in place (kInPlace) as far as host memory can be.
@@ -44,7 +44,7 @@
 #include <string>
 #include <vector>
 
-#include "pager/kernels/page_pass.h"
+#include "pager/kernels/hash_and_scan.h"
 #include "pager/reach/edge.h"
 #include "pager/reach/roots.h"
 #include "pager/residency/sparse.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "pager/launch/launches.h"
+#include "pager/launch/in_flight.h"
 #include "pager/space/region.h"
 
 namespace olpager::pager {

@@ -48,7 +48,7 @@
 //   untold    launches that find Region::blocked zero and all that they reach granted for writing:
 //             they cost what they cost without a directory. Before the agent gives an extent up
 //             that is granted for writing it asks stop(): the pager raises Region::blocked, waits
-//             for the grace period and for the region to be quiet (launches.h), without blocking
+//             for the grace period and for the region to be quiet (in_flight.h), without blocking
 //             anybody, and then calls quiet(). A kernel that never ends so holds its extents, and
 //             nothing else.
 //
@@ -69,7 +69,7 @@
 //   carries goes on with them. So actions are carried out in order, by one thread at a time, and no
 //   message overtakes the mapping that it tells of.
 //   Messages go out through Residence::post, under the pager's mutex: an exchange's mutex comes
-//   below it (lock_order.h). Messages come in by receive(), from the pager's own thread, which an
+//   below it locks.h. Messages come in by receive(), from the pager's own thread, which an
 //   exchange or a link has woken: never from a thread that holds another pager's mutex.
 //   Nothing here waits. Who waits for runnable() waits on the pager's condition.
 #pragma once

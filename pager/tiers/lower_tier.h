@@ -21,7 +21,7 @@
 #include <functional>
 #include <vector>
 
-#include "pager/content_hash.h"
+#include "pager/kernels/hash_and_scan.h"
 
 namespace olpager::pager {
 

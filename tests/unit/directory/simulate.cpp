@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cinttypes>
 #include <cstring>
+#include <stdexcept>
 
 #include "coherence/directory/seeded.h"
 #include "tests/unit/directory/scenarios.h"
@@ -132,7 +133,11 @@ Outcome run(const Scenario& scenario, uint64_t schedule, bool with_history) {
       }
     }
     if (with_history) outcome.history.push_back(world.tell(event));
-    world.happen(event);
+    try {
+      world.happen(event);
+    } catch (const std::length_error& endless) {
+      world.fail(endless.what());
+    }
   }
   outcome.failure = world.failure();
   outcome.steps = world.steps();

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <thread>
 
-#include "pager/kernels/page_pass.h"
+#include "pager/kernels/hash_and_scan.h"
 #include "tests/unit/pager/rig.h"
 
 using namespace olpager::pager;

@@ -12,7 +12,7 @@
 #include <set>
 #include <thread>
 
-#include "pager/launch/launches.h"
+#include "pager/launch/in_flight.h"
 #include "tests/unit/pager/rig.h"
 
 using namespace olpager::pager;

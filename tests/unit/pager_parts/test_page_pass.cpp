@@ -5,7 +5,7 @@
 #include <unordered_set>
 
 #include "pager/kernels/hash_constants.h"
-#include "pager/kernels/page_pass.h"
+#include "pager/kernels/hash_and_scan.h"
 #include "tests/catch.h"
 #include "tests/unit/pager_parts/seed.h"
 

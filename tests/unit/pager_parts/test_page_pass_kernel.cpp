@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "pager/kernels/page_pass.h"
+#include "pager/kernels/hash_and_scan.h"
 #include "tests/catch.h"
 #include "tests/unit/pager_parts/kernel_runner.h"
 #include "tests/unit/pager_parts/seed.h"

@@ -129,3 +129,8 @@ void scanWords(const void* data, size_t bytes, uint64_t base, uint64_t size, Vis
 }
 
 }  // namespace olpager::kernels
+
+namespace olpager::pager {
+/// Of what an extent holds, from the hashes of its pages (kernels::combineHashes).
+using ContentHash = kernels::PageHash;
+}  // namespace olpager::pager

@@ -1,6 +1,6 @@
 // The page hash and the scan in C++: for memory that the CPU reads, and the reference for the
 // kernel.
-#include "pager/kernels/page_pass.h"
+#include "pager/kernels/hash_and_scan.h"
 
 #include <cstddef>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "pager/launch/launches.h"
+#include "pager/launch/in_flight.h"
 
 #include <pthread.h>
 #include <unistd.h>

@@ -2,15 +2,16 @@
 // those below it.
 //
 //   1  PoolState::mutex        regions, extents, chunk lists, engines' queues, predictor, edges
-//   2  Tables::mutex           launch/launches.cpp: the stream tables of the process, for threads
-//   that end 3  StreamTable::mutex      the list of streams and their marks 4
-//   space/object_pool.cpp's memory for extents and chunks
+//   2  Tables::mutex           the stream tables of the process, for threads that end
+//                              (launch/in_flight.cpp)
+//   3  StreamTable::mutex      the list of streams and their marks
+//   4  that of object_pool.cpp memory for extents and chunks
 //
 // None is held across a driver call, whichever: a call may wait for its context's lock, which some
 // drivers hold while they load a module and wait for all kernels to end; launches of other contexts
 // go on meanwhile.
 //
-// Without a lock: page map and region lookup (atomics), hazards and launch numbers (launches.h),
+// Without a lock: page map and region lookup (atomics), hazards and launch numbers (in_flight.h),
 // Region::stamp and Region::blocked. Memory order of these is written where they are declared.
 //
 // Moves of an extent are made by its claimer: whoever sets a transitional state (region.h) under
