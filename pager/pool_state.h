@@ -1,14 +1,14 @@
 // What the parts of the pager share: one PoolState for each Pool. Private to pager/.
 //
-//   part       knows                                                          declared in
-//   book       addresses: regions, pieces of arenas, small allocations        space/address_book.h
-//   reach      who may still reach what: edges, roots, what is not scanned    reach/reach_graph.h
-//   devices    engines, budgets, peers                                        residency/devices.h
-//   lower      extents on their way to or from the tier below host RAM        tiers/lower_moves.h
-//   programs   the program's own physical memory and its mappings             programs/mappings.h
-//   frees      memory freed in stream order                                   deferred_frees.h
-//   lost       contexts that a kernel has ended                               launch/lost_contexts.h
-//   streams    which launches have completed (a lock of its own)              launch/in_flight.h
+//   part       knows                                                      declared in
+//   book       addresses: regions, pieces of arenas, small allocations    space/address_book.h
+//   reach      who may still reach what: edges, roots, what is unscanned  reach/reach_graph.h
+//   devices    engines, budgets, peers                                    residency/devices.h
+//   lower      extents on their way to or from the tier below host RAM    tiers/lower_moves.h
+//   programs   the program's own physical memory and its mappings         programs/mappings.h
+//   frees      memory freed in stream order                               deferred_frees.h
+//   lost       contexts that a kernel has ended                           launch/lost_contexts.h
+//   streams    which launches have completed (a lock of its own)          launch/in_flight.h
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// A launch on its way from the program's side (interpose/forward/launch.cpp encodes the launch) to a
-// worker (gpunode/worker/launches.cpp decodes it).
+// A launch on its way from the program's side (interpose/forward/launch.cpp encodes the launch) to
+// a worker (gpunode/worker/launches.cpp decodes it).
 #pragma once
 
 #include <cuda.h>

@@ -1,6 +1,6 @@
 // The page pass on the GPU: one block of 256 threads hashes one 2 MiB page and tests its words for
-// addresses of the range. hash_and_scan.h says what and why; the C++ reference in hash_and_scan.cpp gives
-// the same hashes.
+// addresses of the range. hash_and_scan.h says what and why; the C++ reference in hash_and_scan.cpp
+// gives the same hashes.
 //
 // Each thread takes four 16-byte vectors a round, 128 rounds. Eight 128-bit sums (one for each word
 // of a round) with one key for the round: two multiply-adds a word, no chain longer than one

@@ -1,5 +1,6 @@
 // The GPU's part of a pass: kernels that hash pages and look for addresses in them, the stream that
-// they run in, and the buffers that they read and write (kernels/hash_and_scan.h says what they do).
+// they run in, and the buffers that they read and write (kernels/hash_and_scan.h says what they
+// do).
 //
 // Locks: scratch buffers and slots are taken and given back under PoolState::mutex. Whatever
 // launches something is called without it, since a driver call may wait.

@@ -28,10 +28,10 @@
 //   kDetached   belongs to a handle of the program's own that is mapped nowhere (vmm.cpp); no
 //               engine looks at it
 //
-// An extent's mapping changes only when no launch in flight reaches its region (in_flight.h says how
-// that is known). Under reach = learned an arena moves by pieces (Region::by_pieces): its extents
-// have stamps of their own, raised by the launches whose working set they are in, and what is
-// parked stays mapped in place (kInPlace) as far as host memory can be.
+// An extent's mapping changes only when no launch in flight reaches its region (in_flight.h says
+// how that is known). Under reach = learned an arena moves by pieces (Region::by_pieces): its
+// extents have stamps of their own, raised by the launches whose working set they are in, and what
+// is parked stays mapped in place (kInPlace) as far as host memory can be.
 #pragma once
 
 #include <cuda.h>
