@@ -4,8 +4,8 @@
 #include <set>
 #include <unordered_set>
 
-#include "pager/kernels/hash_constants.h"
 #include "pager/kernels/hash_and_scan.h"
+#include "pager/kernels/hash_constants.h"
 #include "tests/catch.h"
 #include "tests/unit/pager_parts/seed.h"
 
