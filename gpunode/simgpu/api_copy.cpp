@@ -206,8 +206,7 @@ CUresult fill(CUdeviceptr dst, size_t pitch, unsigned element, unsigned value, s
 
 }  // namespace
 
-// --- one-dimensional
-// -------------------------------------------------------------------------------------------------
+// --- one-dimensional -----------------------------------------------------------------------------
 
 OLSIM_STREAM_FUNCTION(cuMemcpy, _ptds, (CUdeviceptr dst, CUdeviceptr src, size_t bytes),
                       return linear(kUnified, dst, kUnified, src, bytes, nullptr, kPerThread,
@@ -250,8 +249,7 @@ OLSIM_STREAM_FUNCTION(cuMemcpyPeerAsync, _ptsz,
                                       kAsync);
                       });)
 
-// --- arrays
-// -------------------------------------------------------------------------------------------------
+// --- arrays --------------------------------------------------------------------------------------
 
 OLSIM_STREAM_FUNCTION(cuMemcpyDtoA_v2, _ptds,
                       (CUarray dst, size_t offset, CUdeviceptr src, size_t bytes),
@@ -307,8 +305,7 @@ CUresult CUDAAPI cuMemcpyAtoA(CUarray dst, unsigned dst_offset, CUarray src, uns
   return cuMemcpyAtoA_v2(dst, dst_offset, src, src_offset, bytes);
 }
 
-// --- two and three dimensions
-// -----------------------------------------------------------------------------------------
+// --- two and three dimensions --------------------------------------------------------------------
 
 OLSIM_STREAM_FUNCTION(cuMemcpy2D_v2, _ptds, (const CUDA_MEMCPY2D* copy),
                       return shaped(copy, nullptr, kPerThread, kSync);)
@@ -325,8 +322,7 @@ OLSIM_STREAM_FUNCTION(cuMemcpy3DPeer, _ptds, (const CUDA_MEMCPY3D_PEER* copy),
 OLSIM_STREAM_FUNCTION(cuMemcpy3DPeerAsync, _ptsz, (const CUDA_MEMCPY3D_PEER* copy, CUstream stream),
                       return shaped(copy, stream, kPerThread, kAsync);)
 
-// --- batches
-// -------------------------------------------------------------------------------------------------
+// --- batches -------------------------------------------------------------------------------------
 
 OLSIM_STREAM_FUNCTION(cuMemcpyBatchAsync, _ptsz,
                       (CUdeviceptr * dsts, CUdeviceptr* srcs, size_t* sizes, size_t count,
@@ -349,8 +345,7 @@ OLSIM_STREAM_FUNCTION(cuMemcpy3DBatchAsync_v2, _ptsz,
                        CUstream stream),
                       return batch3D(count, ops, nullptr, flags, stream, kPerThread);)
 
-// --- memset
-// -------------------------------------------------------------------------------------------------
+// --- memset --------------------------------------------------------------------------------------
 
 #define OLSIM_MEMSET(bits, type, element)                                                          \
   OLSIM_STREAM_FUNCTION(                                                                           \

@@ -260,8 +260,7 @@ void unknownAttribute(CUpointer_attribute attribute, bool known, uint64_t addres
 
 }  // namespace
 
-// --- device memory
-// -------------------------------------------------------------------------------------------------
+// --- device memory -------------------------------------------------------------------------------
 
 CUresult CUDAAPI cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
   ContextPtr context;
@@ -339,8 +338,7 @@ CUresult CUDAAPI cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdev
   return CUDA_SUCCESS;
 }
 
-// --- host and managed memory
-// ------------------------------------------------------------------------------------------
+// --- host and managed memory ---------------------------------------------------------------------
 
 CUresult CUDAAPI cuMemAllocHost(void** out, unsigned bytes) { return allocateHost(out, bytes, 0); }
 CUresult CUDAAPI cuMemAllocHost_v2(void** out, size_t bytes) { return allocateHost(out, bytes, 0); }
@@ -401,8 +399,7 @@ CUresult CUDAAPI cuMemAllocManaged(CUdeviceptr* out, size_t bytes, unsigned flag
   return memory().allocateManaged(*context, bytes, flags, out);
 }
 
-// --- pointers
-// -------------------------------------------------------------------------------------------------
+// --- pointers ------------------------------------------------------------------------------------
 
 CUresult CUDAAPI cuPointerGetAttribute(void* data, CUpointer_attribute attribute,
                                        CUdeviceptr address) {
@@ -444,8 +441,7 @@ CUresult CUDAAPI cuPointerSetAttribute(const void* value, CUpointer_attribute at
   return CUDA_SUCCESS;
 }
 
-// --- between processes
-// ------------------------------------------------------------------------------------------------
+// --- between processes ---------------------------------------------------------------------------
 
 CUresult CUDAAPI cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr address) {
   if (const CUresult result = requireInit()) return result;

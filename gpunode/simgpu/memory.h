@@ -179,8 +179,7 @@ class Memory {
   /// Makes all memory of `owner` visible to `viewer` (peer access), or hides it again.
   void setPeer(Device& owner, Device& viewer, bool visible);
 
-  // --- the stream-ordered pools' share (mem_pool.cpp)
-  // ------------------------------------------------------------------
+  // --- the stream-ordered pools' share (mem_pool.cpp) --------------------------------------------
   /// Backing of a pool block: mapped device memory that is no allocation yet. 0 when the VRAM is
   /// used up.
   uint64_t takePoolMemory(Device& device, uint64_t bytes);
@@ -189,8 +188,7 @@ class Memory {
   void addPoolAllocation(Context& context, CUmemoryPool pool, uint64_t address, uint64_t bytes);
   bool removePoolAllocation(uint64_t address);
 
-  // --- virtual memory management (vmm.cpp)
-  // -----------------------------------------------------------------------------
+  // --- virtual memory management (vmm.cpp) -------------------------------------------------------
   CUresult reserve(uint64_t bytes, uint64_t alignment, uint64_t hint, CUdeviceptr* out);
   CUresult unreserve(uint64_t address, uint64_t bytes);
   CUresult create(uint64_t bytes, const CUmemAllocationProp& properties,

@@ -198,8 +198,7 @@ uint64_t memoryOwner(CUstream stream) {
   const uint64_t current = currentContext();
   const Session* const session = sessionOfHandle(reinterpret_cast<uint64_t>(stream));
   if (session == nullptr) return memoryOwner(current);  // a default stream
-  const SessionContexts& all = *session->parts().contexts;
-  if (const auto alive = all.alive(); alive.size() == 1 && !all.hasGreens()) return alive.back();
+  if (const uint64_t only = session->parts().contexts->only(); only != 0) return only;
   CUcontext own = nullptr;
   if (ol_forward_generated_cuStreamGetCtx(stream, &own) != CUDA_SUCCESS)
     return memoryOwner(current);

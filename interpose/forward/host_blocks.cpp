@@ -230,8 +230,7 @@ void unmapThere(Session* session, uint64_t there) {
   window().give(there);
 }
 
-// --- questions
-// ------------------------------------------------------------------------------------
+// --- questions -----------------------------------------------------------------------------------
 
 bool mayBeBlock(uint64_t address) {
   if (inWindow(address)) return true;

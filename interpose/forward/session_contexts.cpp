@@ -54,6 +54,11 @@ std::vector<uint64_t> SessionContexts::alive() const {
   return alive_;
 }
 
+uint64_t SessionContexts::only() const {
+  std::lock_guard lock(mutex_);
+  return alive_.size() == 1 && !hasGreens() ? alive_.front() : 0;
+}
+
 uint64_t SessionContexts::newest() const {
   std::lock_guard lock(mutex_);
   return alive_.empty() ? 0 : alive_.back();

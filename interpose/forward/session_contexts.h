@@ -55,6 +55,8 @@ class SessionContexts {
   /// the current context's session.
   std::vector<uint64_t> alive() const;
   uint64_t newest() const;  // 0: none
+  /// The only one that is known to be there, green ones counted; 0: there are none, or several.
+  uint64_t only() const;
   /// The program's device of one that it made; false: it is none of those.
   bool deviceOf(uint64_t number, CUdevice* device) const;
 

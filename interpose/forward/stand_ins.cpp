@@ -318,7 +318,7 @@ CUresult sendStandIns(Session* session, const StandIns& all, CUstream stream, bo
     const std::lock_guard lock(known.mutex);
     return !there->launched.empty() && (known.stream != in || known.sent > kUnderWay);
   };
-  while (waits()) {
+  while (!session->ended() && waits()) {
     std::this_thread::sleep_for(kLook);  // the worker tells of it by itself
     (void)takeOver(known, session);
   }

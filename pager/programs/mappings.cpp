@@ -1,5 +1,6 @@
 #include "pager/programs/mappings.h"
 
+#include <cassert>
 #include <iterator>
 
 namespace olpager::pager {
@@ -32,12 +33,16 @@ uint64_t ProgramMappings::tierAddress(const Extent& extent) const {
   if (extent.region == nullptr || extent.region->kind != RegionKind::kReservation ||
       extent.address >= kFirstHome)
     return extent.address;
+  // An extent in a reservation belongs to the handle's primary mapping there (vmm.cpp).
   const auto after = mappings.upper_bound(extent.address);
+  assert(after != mappings.begin());
   const VmmHandle& handle = *std::prev(after)->second.handle;
   return handle.home + (extent.address - handle.primary);
 }
 
-uint64_t ProgramMappings::addressOfHome(uint64_t home) const {
+uint64_t ProgramMappings::addressOf(uint64_t tier_address) const {
+  const uint64_t home = tier_address;
+  if (home < kFirstHome) return tier_address;
   auto it = homes_.upper_bound(home);
   if (it == homes_.begin()) return 0;
   const VmmHandle& handle = *std::prev(it)->second;

@@ -67,8 +67,8 @@ class ProgramMappings {
   /// The address by which the lower tier knows an extent, attached or not: where it lies, or where
   /// its handle's home is.
   uint64_t tierAddress(const Extent& extent) const;
-  /// What lies at such an address of a home now: in a reservation, or (0) nowhere.
-  uint64_t addressOfHome(uint64_t home) const;
+  /// Where the extent lies that the lower tier knows by that address; 0: nowhere.
+  uint64_t addressOf(uint64_t tier_address) const;
 
   /// Calls visit(primary) for each fixed mapping that overlaps [begin, end): where the handle's
   /// primary mapping is; 0: nowhere.

@@ -98,7 +98,8 @@ bool Scanner::listRoot(Scan& scan, Region& region, uint32_t* found, uint64_t flo
   return quiet;
 }
 
-// Without the mutex, which is released: root_scans keeps the memory there.
+// Without the mutex, which is released: ReachGraph::scans_of_roots keeps
+// the memory there.
 void Scanner::scanOnCpu(Scan& scan, bool again, Lock& lock) {
   if (!scan.reads_roots) return;
   std::vector<std::vector<uint64_t>> found(scan.scanned.size());

@@ -281,7 +281,9 @@ class Engine {
     uint64_t none_until_ns = 0, none_given = 0, none_bytes = 0;
   };
   /// Pages, in bytes: those that allocations of the device name, and those of them that this node
-  /// holds, in VRAM, in host RAM or in the tier below.
+  /// holds, in VRAM, in host RAM or in the tier below. What may still be allocated is a question to
+  /// `named`. What has to have room somewhere here is a question to `held`: budgets, host chunks
+  /// made ahead, room for images, whether a round is all that there is.
   struct Counts {
     uint64_t named = 0;
     uint64_t held = 0;

@@ -11,6 +11,7 @@
 // (Extent::rests). Extents of arenas that move by pieces stay in host RAM: they are mapped in
 // place, for the accesses that nobody foretold.
 #include <algorithm>
+#include <utility>
 
 #include "pager/clock.h"
 #include "pager/pool_state.h"
@@ -81,14 +82,15 @@ void Engine::finishSend(Extent& extent, const LowerTier::Finished& finished) {
 // once. Returns the bytes.
 uint64_t Engine::dropRemoteCopies(uint64_t bytes) {
   uint64_t dropped = 0;
-  const std::vector<uint64_t> held = pool_.lower.tier->heldAddresses();
+  std::vector<std::pair<uint64_t, Extent*>> held;  // by the address that the tier knows
+  for (const uint64_t at : pool_.lower.tier->heldAddresses())
+    if (Extent* const extent = pool_.book.extentAt(pool_.programs.addressOf(at)); extent != nullptr)
+      held.emplace_back(at, extent);
   for (const ExtentState where :
        {ExtentState::kParked, ExtentState::kInPlace, ExtentState::kVram}) {
-    for (const uint64_t at : held) {
+    for (const auto& [at, extent] : held) {
       if (dropped >= bytes) return dropped;
-      const uint64_t address = at >= kFirstHome ? pool_.programs.addressOfHome(at) : at;
-      const Extent* const extent = pool_.book.extentAt(address);
-      if (extent == nullptr || extent->state != where) continue;
+      if (extent->state != where) continue;
       if (where == ExtentState::kParked && remoteHolds(*extent)) continue;
       if (pool_.lower.tier->drop(at)) dropped += extent->bytes();
     }

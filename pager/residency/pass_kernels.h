@@ -47,10 +47,6 @@ class PassKernels {
 
   /// nullptr: all are busy.
   Scratch* freeScratch();
-  Scratch& scratch(unsigned index) { return scratch_[index]; }
-  unsigned indexOf(const Scratch& scratch) const {
-    return static_cast<unsigned>(&scratch - scratch_.data());
-  }
 
   /// The jobs [first, first + count) of the buffer, then the event, where one is given.
   CUresult launchPass(const Scratch& scratch, size_t first, size_t count,

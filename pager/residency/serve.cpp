@@ -183,16 +183,20 @@ bool Engine::serveWants(Lock& lock) {
     wants_.serving = w;
     // Where memory can't be used in place, launches that fit only one at a time must not hold half
     // of VRAM each: the oldest gets what it needs first, from the others if need be.
-    const bool one_by_one =
-        wants_.short_bytes > 0 &&
-        std::any_of(want->extents.begin(), want->extents.end(),
-                    [](const Extent* extent) { return !mayBeInPlace(*extent); });
+    const auto needsVram = [this, want] {
+      if (want->extents.empty()) return !chunks_.hostMappable();  // it waits for scans alone
+      return std::any_of(want->extents.begin(), want->extents.end(),
+                         [](const Extent* extent) { return !mayBeInPlace(*extent); });
+    };
+    const bool one_by_one = wants_.short_bytes > 0 && needsVram();
     if (one_by_one) {
       want->since_ns = now;
       continue;
     }
     progress |= serve(w, *want, now, lock);
-    if (!wants_.has(w, want)) return true;
+    if (wants_.has(w, want)) continue;
+    progress = true;
+    break;
   }
   wants_.serving = SIZE_MAX;  // what follows is on no launch's behalf
   return progress;

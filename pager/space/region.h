@@ -123,8 +123,8 @@ struct HostChunk : Pooled<HostChunk> {
 
 struct Extent : Pooled<Extent> {
   Region* region = nullptr;
-  uint64_t address =
-      0;  // global address; of the first mapping for a program's own handle, 0 while it has none
+  uint64_t address = 0;  // global address; of a program's own handle: where its primary mapping is,
+                         // or its home (programs/mappings.h)
   VramChunk* vram = nullptr;
   HostChunk* host = nullptr;
   ContentHash hash;  // of what `host` holds; meaningful while hash_valid

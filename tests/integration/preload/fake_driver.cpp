@@ -163,8 +163,7 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice) {
   return CUDA_SUCCESS;
 }
 
-// --- contexts
-// -------------------------------------------------------------------------------------------------
+// --- contexts ------------------------------------------------------------------------------------
 EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext* out, CUdevice) {
   CALLED();
   ++state().primary_uses;
@@ -213,8 +212,7 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext) {
   return CUDA_SUCCESS;
 }
 
-// --- memory
-// -------------------------------------------------------------------------------------------------
+// --- memory --------------------------------------------------------------------------------------
 EXPORT CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
   CALLED();
   *free_bytes = *total = size_t{1} << 30;
@@ -352,8 +350,7 @@ EXPORT CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned value, size_t n) {
   return CUDA_SUCCESS;
 }
 
-// --- streams, events
-// -------------------------------------------------------------------------------------------------
+// --- streams, events -----------------------------------------------------------------------------
 EXPORT CUresult cuStreamCreate(CUstream* out, unsigned) {
   CALLED();
   *out = static_cast<CUstream>(handle());
@@ -455,8 +452,7 @@ EXPORT CUresult cuEventDestroy_v2(CUevent) {
   return CUDA_SUCCESS;
 }
 
-// --- modules, launches
-// -------------------------------------------------------------------------------------------------
+// --- modules, launches ---------------------------------------------------------------------------
 EXPORT CUresult cuModuleLoadData(CUmodule* out, const void*) {
   CALLED();
   *out = static_cast<CUmodule>(handle());

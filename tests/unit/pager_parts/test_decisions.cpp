@@ -149,7 +149,7 @@ TEST_CASE("a handle's extents keep the address by which the lower tier knows the
   Extent extent;
   extent.address = second.home + kPageBytes;  // at rest
   CHECK(programs.tierAddress(extent) == extent.address);
-  CHECK(programs.addressOfHome(extent.address) == 0);
+  CHECK(programs.addressOf(extent.address) == 0);
   // Mapped, taken out, mapped elsewhere.
   for (const uint64_t base : {kBase + 8 * kPageBytes, kBase + 32 * kPageBytes}) {
     programs.mappings[base] = {&second, &reservation, {}, false};
@@ -157,13 +157,13 @@ TEST_CASE("a handle's extents keep the address by which the lower tier knows the
     extent.region = &reservation;
     extent.address = base + kPageBytes;
     CHECK(programs.tierAddress(extent) == second.home + kPageBytes);
-    CHECK(programs.addressOfHome(second.home + kPageBytes) == extent.address);
-    CHECK(programs.addressOfHome(first.home) == 0);
+    CHECK(programs.addressOf(second.home + kPageBytes) == extent.address);
+    CHECK(programs.addressOf(first.home) == 0);
     programs.mappings.erase(base);
     second.primary = 0;
   }
   const uint64_t home = second.home;
   programs.erase(second);
-  CHECK(programs.addressOfHome(home) == 0);
+  CHECK(programs.addressOf(home) == 0);
   CHECK(programs.make(kPageBytes).home != home);
 }
