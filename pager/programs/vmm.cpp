@@ -26,7 +26,7 @@ namespace {
 bool wholePages(uint64_t value) { return value % kPageBytes == 0; }
 
 // Gives the handle's extents back.
-void emptyHandle(PoolState& state, VmmHandle& handle, Lock& lock) {
+void emptyHandle(VmmHandle& handle, Lock& lock) {
   for (auto& extent : handle.extents) handle.engine->dismantle(*extent, lock);
   handle.extents.clear();
   handle.engine->addNamed(-static_cast<int64_t>(handle.bytes));
@@ -38,7 +38,7 @@ void emptyHandle(PoolState& state, VmmHandle& handle, Lock& lock) {
 // Forgets a handle with all it has, once it is neither referred to nor mapped.
 void dropHandleIfUnused(PoolState& state, VmmHandle& handle, Lock& lock) {
   if (handle.references > 0 || handle.mappings > 0) return;
-  if (handle.engine != nullptr) emptyHandle(state, handle, lock);
+  if (handle.engine != nullptr) emptyHandle(handle, lock);
   state.programs.erase(handle);
 }
 
@@ -377,7 +377,7 @@ void dropHandles(PoolState& state, Engine& engine, Lock& lock) {
     const auto it = state.programs.handles.find(id);
     if (it == state.programs.handles.end()) continue;
     // One that the program holds can be released, and nothing else.
-    if (it->second->engine == &engine) emptyHandle(state, *it->second, lock);
+    if (it->second->engine == &engine) emptyHandle(*it->second, lock);
     dropHandleIfUnused(state, *it->second, lock);
   }
   for (uint32_t id = 1; id < state.book.regions.end(); ++id) {

@@ -51,6 +51,7 @@ struct Scanner::Jobs {
 void Scanner::listSwapped(Scan& scan, Region& region, const std::vector<Extent*>& victims,
                           Jobs& jobs) {
   std::vector<uint64_t> leaving;
+  leaving.reserve(victims.size());
   for (const Extent* extent : victims) leaving.push_back(extent->address);
   std::sort(leaving.begin(), leaving.end());
   jobs.bitmapOf(region, scan.scanned.size());

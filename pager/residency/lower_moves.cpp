@@ -221,10 +221,11 @@ bool Engine::demote() {
                               : next.kind == Kind::kUnpredicted ? UINT64_MAX / 2
                                                                 : next.distance;
     for (auto& extent : region->extents) {
-      if (extent->state == ExtentState::kParked && extent->host != nullptr && extent->host_valid) {
-        candidates.push_back({extent.get(), distance});
-      } else if (extent->state == ExtentState::kInPlace && host_.short_bytes > 0 && may_send &&
-                 !region->swapping) {
+      const bool parked =
+          extent->state == ExtentState::kParked && extent->host != nullptr && extent->host_valid;
+      const bool in_place = extent->state == ExtentState::kInPlace && host_.short_bytes > 0 &&
+                            may_send && !region->swapping;
+      if (parked || in_place) {
         candidates.push_back({extent.get(), distance});
       } else if (extent->state == ExtentState::kRetiring && extent->vram == nullptr) {
         leaving_place += extent->bytes();
