@@ -88,11 +88,6 @@ void publish(PoolState& state, Region& region) {
   state.book.publish(region);
 }
 
-// True when `bytes` more, all in one region, fit the pool of the engine's node.
-bool fits(const Engine& engine, uint64_t bytes) {
-  return engine.named() + bytes <= engine.capacity() && bytes <= engine.largestRegion();
-}
-
 // Says once why an allocation is refused.
 void tellNoRoom(const PoolState& state, const Engine& engine, uint64_t bytes) {
   if (engine.named() + bytes > engine.capacity()) {
@@ -131,7 +126,7 @@ space::SlabAllocator& slabsFor(PoolState& state, Engine& engine, CUcontext conte
   if (slabs == nullptr)
     slabs = std::make_unique<space::SlabAllocator>(space::SlabAllocator::Callbacks{
         [&state, &engine, context](uint64_t at) -> std::optional<uint64_t> {
-          if (!fits(engine, kPageBytes)) return std::nullopt;
+          if (!engine.fits(kPageBytes)) return std::nullopt;
           Region* region =
               makeRegion(state, engine, context,
                          {RegionKind::kSlab, AllocationKind::kDevice, 1, kPageBytes, at});
@@ -281,7 +276,7 @@ Allocations::Room Allocations::room(CUdevice device) const {
   Lock lock(state_->mutex);
   const Engine* const engine = state_->devices.engineOf(device);
   if (engine == nullptr) return {};
-  const uint64_t bytes = engine->capacity() - std::min(engine->capacity(), engine->named());
+  const uint64_t bytes = engine->unallocated();
   return {bytes, std::min(bytes, engine->largestRegion())};
 }
 
@@ -338,7 +333,7 @@ CUresult Allocations::allocateOne(CUcontext context, CUdevice device, uint64_t b
       }
     } else {
       const uint64_t pages = (bytes + kPageBytes - 1) / kPageBytes;
-      Region* region = fits(*engine, pages * kPageBytes)
+      Region* region = engine->fits(pages * kPageBytes)
                            ? makeRegion(state, *engine, context,
                                         {RegionKind::kAllocation, kind, pages, bytes, at})
                            : nullptr;
@@ -362,7 +357,7 @@ CUresult Allocations::allocateOne(CUcontext context, CUdevice device, uint64_t b
       continue;
     }
     // There is room, so it is the address that is taken.
-    if (at != 0 && fits(*engine, (bytes + kPageBytes - 1) / kPageBytes * kPageBytes))
+    if (at != 0 && engine->fits((bytes + kPageBytes - 1) / kPageBytes * kPageBytes))
       return CUDA_ERROR_INVALID_VALUE;
     if (bytes > engine->largestRegion() || !reapDeferred(state, until, lock)) {
       tellNoRoom(state, *engine, bytes);

@@ -114,7 +114,7 @@ CUresult allocate(CUdeviceptr* out, uint64_t bytes) {
   }
   all.held[address] = {context, bytes};
   lock.unlock();
-  know(address, {context, bytes});
+  all.know(address, {context, bytes});
   *out = address;
   return result;
 }

@@ -41,13 +41,12 @@ uint64_t ProgramMappings::tierAddress(const Extent& extent) const {
 }
 
 uint64_t ProgramMappings::addressOf(uint64_t tier_address) const {
-  const uint64_t home = tier_address;
-  if (home < kFirstHome) return tier_address;
-  auto it = homes_.upper_bound(home);
-  if (it == homes_.begin()) return 0;
-  const VmmHandle& handle = *std::prev(it)->second;
-  if (home - handle.home >= handle.bytes || handle.primary == 0) return 0;
-  return handle.primary + (home - handle.home);
+  if (tier_address < kFirstHome) return tier_address;
+  const auto after = homes_.upper_bound(tier_address);
+  if (after == homes_.begin()) return 0;
+  const VmmHandle& handle = *std::prev(after)->second;
+  const uint64_t offset = tier_address - handle.home;
+  return offset < handle.bytes && handle.primary != 0 ? handle.primary + offset : 0;
 }
 
 void ProgramMappings::erase(const VmmHandle& handle) {

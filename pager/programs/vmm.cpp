@@ -374,11 +374,11 @@ void dropHandles(PoolState& state, Engine& engine, Lock& lock) {
   for (auto& [id, handle] : state.programs.handles)
     if (handle->engine == &engine) ids.push_back(id);
   for (const auto id : ids) {
-    const auto it = state.programs.handles.find(id);
-    if (it == state.programs.handles.end()) continue;
+    VmmHandle* const handle = state.programs.find(id);
+    if (handle == nullptr) continue;
     // One that the program holds can be released, and nothing else.
-    if (it->second->engine == &engine) emptyHandle(*it->second, lock);
-    dropHandleIfUnused(state, *it->second, lock);
+    if (handle->engine == &engine) emptyHandle(*handle, lock);
+    dropHandleIfUnused(state, *handle, lock);
   }
   for (uint32_t id = 1; id < state.book.regions.end(); ++id) {
     Region* region = state.book.regions.at(id);
@@ -432,8 +432,7 @@ CUresult VirtualMemory::createHandle(CUcontext context, CUdevice device, uint64_
   if (const CUresult result = engineFor(state, context, device, lock, &engine);
       result != CUDA_SUCCESS)
     return result;
-  if (engine->named() + bytes > engine->capacity() || bytes > engine->largestRegion())
-    return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!engine->fits(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   std::vector<std::unique_ptr<Extent>> extents;
   space::splitIntoExtents(bytes / kPageBytes, [&](const space::Extent& piece) {
     auto extent = std::make_unique<Extent>();
@@ -461,11 +460,10 @@ CUresult VirtualMemory::releaseHandle(CUmemGenericAllocationHandle id) {
   PoolState& state = *state_;
   if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   Lock lock(state.mutex);
-  const auto it = state.programs.handles.find(id);
-  if (it == state.programs.handles.end() || it->second->references == 0)
-    return CUDA_ERROR_INVALID_VALUE;
-  --it->second->references;
-  dropHandleIfUnused(state, *it->second, lock);
+  VmmHandle* const handle = state.programs.find(id);
+  if (handle == nullptr || handle->references == 0) return CUDA_ERROR_INVALID_VALUE;
+  --handle->references;
+  dropHandleIfUnused(state, *handle, lock);
   return CUDA_SUCCESS;
 }
 
@@ -473,10 +471,9 @@ CUresult VirtualMemory::handleProperties(CUmemGenericAllocationHandle id,
                                          CUmemAllocationProp* properties) const {
   if (state_->forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
   Lock lock(state_->mutex);
-  const auto it = state_->programs.handles.find(id);
-  if (it == state_->programs.handles.end() || properties == nullptr)
-    return CUDA_ERROR_INVALID_VALUE;
-  *properties = it->second->properties;
+  const VmmHandle* const handle = state_->programs.find(id);
+  if (handle == nullptr || properties == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *properties = handle->properties;
   return CUDA_SUCCESS;
 }
 
@@ -498,22 +495,22 @@ CUresult VirtualMemory::map(CUdeviceptr address, uint64_t bytes, uint64_t offset
       !wholePages(bytes))
     return CUDA_ERROR_INVALID_VALUE;
   Lock lock(state.mutex);
-  const auto it = state.programs.handles.find(id);
+  VmmHandle* const handle = state.programs.find(id);
   Region* region = state.book.find(address);
-  if (it == state.programs.handles.end() || it->second->engine == nullptr || region == nullptr ||
-      region->dead || region->kind != RegionKind::kReservation || address + bytes > region->end())
+  if (handle == nullptr || handle->engine == nullptr || region == nullptr || region->dead ||
+      region->kind != RegionKind::kReservation || address + bytes > region->end())
     return CUDA_ERROR_INVALID_VALUE;
   // As native: a handle is mapped whole.
-  if (offset != 0 || bytes != it->second->bytes) return CUDA_ERROR_NOT_SUPPORTED;
+  if (offset != 0 || bytes != handle->bytes) return CUDA_ERROR_NOT_SUPPORTED;
   const auto next = state.programs.mappings.lower_bound(address);
   if (state.programs.mappingAt(address) != nullptr ||
       (next != state.programs.mappings.end() && next->first < address + bytes))
     return CUDA_ERROR_INVALID_VALUE;
   const auto first = state.programs.mappings.lower_bound(region->base);
   const bool empty = first == state.programs.mappings.end() || first->first >= region->end();
-  if (empty || region->engine == nullptr) adoptReservation(*region, *it->second);
-  state.programs.mappings[address] = {it->second.get(), region, {}, false};
-  ++it->second->mappings;
+  if (empty || region->engine == nullptr) adoptReservation(*region, *handle);
+  state.programs.mappings[address] = {handle, region, {}, false};
+  ++handle->mappings;
   return CUDA_SUCCESS;
 }
 

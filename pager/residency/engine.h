@@ -124,6 +124,10 @@ class Engine {
     return chunks_.hostMappable() ? std::min(capacity(), chunks_.vramBudget() + chunks_.hostLimit())
                                   : chunks_.vramBudget();
   }
+  /// True when `bytes` more, all in one region, fit the pool of the engine's node.
+  bool fits(uint64_t bytes) const {
+    return named() + bytes <= capacity() && bytes <= largestRegion();
+  }
   /// Bytes that allocations of the device name, wherever they are.
   uint64_t named() const { return counts_.named; }
   /// Allocations name so many bytes more or less, and the node holds them.
@@ -301,6 +305,8 @@ class Engine {
   };
   static constexpr uint64_t kFirstPromotedPauseNs = 100'000'000;
   static constexpr uint64_t kInFlightBytes = 128ull << 20;
+  /// Packing or unpacking that the GPU does not come to is given up after this time.
+  static constexpr uint64_t kLateNs = 1'000'000'000;
   static constexpr uint64_t kRefusalPauseNs = 100'000'000;  // after a fetch was refused
 
   // --- engine.cpp --------------------------------------------------------------------------------

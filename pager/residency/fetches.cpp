@@ -10,8 +10,6 @@ namespace olpager::pager {
 
 namespace {
 constexpr uint64_t kRefusalBytes = 16ull << 20;  // of free chunks that the driver then gets back
-// Unpacking that the GPU does not come to is given up after this time.
-constexpr uint64_t kLateNs = 1'000'000'000;
 }  // namespace
 
 /// The driver refused a call that brings an extent in. Launches that wait get it in place

@@ -6,9 +6,8 @@
 namespace olpager::pager {
 
 namespace {
-// Packing that the GPU does not come to is given up after this time, and for so long nothing is
-// packed.
-constexpr uint64_t kLateNs = 1'000'000'000, kLatePauseNs = 10'000'000'000;
+// For so long nothing is packed or unpacked after the GPU did not come to it (kLateNs).
+constexpr uint64_t kLatePauseNs = 10'000'000'000;
 }  // namespace
 
 // What has left its mapping and is as its host copy stays in VRAM until the GPU has packed it.
