@@ -74,6 +74,12 @@ Status setReport(Settings& settings, std::string_view text) {
   return notAllowed(text, "node or pool");
 }
 
+Status setManaged(Settings& settings, std::string_view text) {
+  if (text != "pager" && text != "driver") return notAllowed(text, "pager or driver");
+  settings.managed = text == "pager" ? ManagedSetting::kPager : ManagedSetting::kDriver;
+  return {};
+}
+
 Status setExportable(Settings& settings, std::string_view text) {
   if (text != "pager" && text != "driver") return notAllowed(text, "pager or driver");
   settings.exportable = text == "pager" ? ExportableSetting::kPager : ExportableSetting::kDriver;
@@ -213,6 +219,7 @@ constexpr Key kKeys[] = {
     {"driver", "OL_DRIVER", setDriver, false},
     {"exportable", "OL_EXPORTABLE", setExportable, false},
     {"pack", "OL_PACK", setPack, false},
+    {"managed", "OL_MANAGED", setManaged, false},
     {"memserver", "OL_MEMSERVER", setMemservers, false, true},
     {"replicas", "OL_REPLICAS", setReplicas, true},
     {"key", "OL_KEY", setKey, false},

@@ -9,7 +9,7 @@
 //   log (OL_LOG)  driver (OL_DRIVER)  memserver (OL_MEMSERVER)  replicas (OL_REPLICAS)  key
 //                                     (OL_KEY)  tls (OL_TLS)
 //   gpunode (OL_GPUNODE)  view (OL_VIEW)  transport (OL_TRANSPORT)  exportable (OL_EXPORTABLE)
-//                                         pack (OL_PACK)
+//                                         pack (OL_PACK)  managed (OL_MANAGED)
 // Thread-safety: pure functions of their input. Errors: one line that names the file and line or
 // the variable, the value, and what is allowed. An OL_ variable that nobody knows is a warning
 // only.
@@ -35,6 +35,9 @@ enum class ReportSetting : uint8_t { kNode, kPool };
 /// exported. What nobody has set is the driver's; with a gpunode, what that has set.
 enum class ExportableSetting : uint8_t { kUnset, kDriver, kPager };
 
+/// Who moves managed memory (cuMemAllocManaged) between CPU and GPU.
+enum class ManagedSetting : uint8_t { kPager, kDriver };
+
 /// What goes to memservers and gpunodes encrypted.
 enum class TlsSetting : uint8_t { kAll, kControl, kOff };
 
@@ -55,6 +58,7 @@ struct Settings {
   ReachSetting reach = ReachSetting::kTraced;
   ReportSetting report = ReportSetting::kNode;
   ExportableSetting exportable = ExportableSetting::kUnset;
+  ManagedSetting managed = ManagedSetting::kPager;
   bool pack = true;      // what streams through VRAM crosses the bus packed, where it packs
   uint64_t va_base = 0;  // 0: the built-in base
   uint64_t va_size = 0;  // 0: 16 TiB

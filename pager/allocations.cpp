@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -53,7 +54,8 @@ Region* makeRegion(PoolState& state, Engine& engine, CUcontext context, const Ne
   region->device = engine.device();
   region->engine = &engine;
   const uint64_t budget = engine.chunks().vramBudget();
-  const bool arena = wanted.kind != RegionKind::kSlab &&
+  const bool is_managed = wanted.allocation_kind == AllocationKind::kManaged;
+  const bool arena = wanted.kind != RegionKind::kSlab && !is_managed &&
                      isArenaSize(wanted.pages * kPageBytes, budget, state.options.reach);
   // An arena is larger than a good part of VRAM: its extents are a small part.
   const uint64_t largest =
@@ -61,7 +63,8 @@ Region* makeRegion(PoolState& state, Engine& engine, CUcontext context, const Ne
   region->divisible = arena;
   if (arena) makeArena(state, *region);
   const auto cut = [&](uint64_t pages, const auto& visitor) {
-    const uint32_t usual = space::largestExtentPages(pages);
+    // A page of managed memory moves by itself: it is what the CPU faults on.
+    const uint32_t usual = is_managed ? 1 : space::largestExtentPages(pages);
     space::splitIntoExtents(
         pages, arena ? static_cast<uint32_t>(std::min<uint64_t>(usual, largest)) : usual, visitor);
   };
@@ -142,6 +145,35 @@ space::SlabAllocator& slabsFor(PoolState& state, Engine& engine, CUcontext conte
   return *slabs;
 }
 
+// A managed region's pages in host RAM, and its agents, which the first one starts. Releases the
+// mutex. CUDA_ERROR_NOT_SUPPORTED where the system does not let us see page faults.
+CUresult addFrames(PoolState& state, Region& region, Lock& lock) {
+  const bool first = state.managed == nullptr;
+  lock.unlock();
+  std::unique_ptr<Managed> started;
+  if (first) {
+    auto made = Managed::start(state);
+    if (!made) {
+      base::warnOnce("managed not paged", "%s", made.error().message.c_str());
+      lock.lock();
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    started = std::move(made.value());
+  }
+  auto frames = Managed::makeFrames(region.base, region.pages);
+  lock.lock();
+  if (state.managed == nullptr) state.managed = std::move(started);
+  if (!frames) {
+    base::warnOnce("managed without room", "%s", frames.error().message.c_str());
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  if (const Status added = state.managed->add(region, std::move(frames.value()), lock); !added) {
+    base::warnOnce("managed without faults", "%s", added.error().message.c_str());
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  return CUDA_SUCCESS;
+}
+
 // True when `address` is what an allocation was given out as.
 bool isBase(const PoolState& state, CUdeviceptr address) {
   if (state.frees.contains(address)) return false;  // freed in stream order
@@ -185,11 +217,13 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
     engine.setState(*extent, ExtentState::kFreeing);
   }
   engine.forget(region);
+  if (region->managed != nullptr) state.managed->drop(*region, lock);
   for (auto& extent : region->extents) engine.dismantle(*extent, lock);
   region->extents.clear();
   region->blocked.store(0);
   forgetEdges(*region);
   region->arena.reset();
+  region->managed.reset();
   engine.addNamed(-static_cast<int64_t>(region->pages * kPageBytes));
   state.book.release(region->base);
   state.book.regions.give(region);
@@ -311,7 +345,7 @@ CUresult Allocations::allocateOne(CUcontext context, CUdevice device, uint64_t b
     CUdeviceptr address = 0;
     // What is below releases the mutex: the context may be gone since, and the engine with it.
     if (state.devices.engineOf(device) != engine) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
-    if (bytes < kPageBytes) {
+    if (bytes < kPageBytes && kind != AllocationKind::kManaged) {
       space::SlabAllocator& slabs = slabsFor(state, *engine, context, at != 0);
       if (at == 0) {
         address = slabs.allocate(bytes).value_or(0);
@@ -337,7 +371,14 @@ CUresult Allocations::allocateOne(CUcontext context, CUdevice device, uint64_t b
                            ? makeRegion(state, *engine, context,
                                         {RegionKind::kAllocation, kind, pages, bytes, at})
                            : nullptr;
-      if (region != nullptr) {
+      if (region != nullptr && kind == AllocationKind::kManaged) {
+        if (const CUresult result = addFrames(state, *region, lock); result != CUDA_SUCCESS) {
+          dropRegion(state, region, lock);
+          return result;
+        }
+        publish(state, *region);
+        address = region->base;
+      } else if (region != nullptr) {
         // Mapped before anybody can name it; what finds no room stays empty and is mapped at its
         // first use.
         engine->mapNew(*region, lock);

@@ -30,6 +30,8 @@ namespace olpager::pager {
   X(cuMemFree_v2)                         \
   X(cuMemHostAlloc)                       \
   X(cuMemFreeHost)                        \
+  X(cuMemHostRegister_v2)                 \
+  X(cuMemHostUnregister)                  \
   X(cuMemcpyHtoDAsync_v2)                 \
   X(cuMemcpyDtoHAsync_v2)                 \
   X(cuMemcpyDtoDAsync_v2)                 \

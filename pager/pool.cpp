@@ -97,6 +97,8 @@ Pool::~Pool() {
   const auto forget = [](std::vector<std::unique_ptr<Extent>>& extents) {
     for (auto& extent : extents) {
       delete std::exchange(extent->vram, nullptr);
+      const auto& managed = extent->region->managed;
+      if (managed != nullptr && managed->isPlace(extent->host)) continue;
       delete std::exchange(extent->host, nullptr);
     }
   };
@@ -116,6 +118,7 @@ void Pool::stop() noexcept try {
   }
   state_->changed.notify_all();
   for (const auto& engine : engines) engine->stop();
+  if (state_->managed != nullptr) state_->managed->stopThreads();
   // Memservers are told that it is over; transfers under way end first.
   std::shared_ptr<LowerTier> going;
   {
@@ -131,6 +134,7 @@ void Pool::stop() noexcept try {
 void Pool::forked() noexcept {
   state_->forked.store(true);
   state_->devices.abandonEngines();
+  if (state_->managed != nullptr) state_->managed->forked();
 }
 
 bool Pool::paging() const { return state_->slow.load(std::memory_order_relaxed); }

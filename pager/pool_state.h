@@ -6,6 +6,7 @@
 //   devices    engines, budgets, peers                                    residency/devices.h
 //   lower      extents on their way to or from the tier below host RAM    tiers/lower_moves.h
 //   programs   the program's own physical memory and its mappings         programs/mappings.h
+//   managed    pages that the CPU has in turns with the GPUs                  managed/managed.h
 //   frees      memory freed in stream order                               deferred_frees.h
 //   lost       contexts that a kernel has ended                           launch/lost_contexts.h
 //   streams    which launches have completed (a lock of its own)          launch/in_flight.h
@@ -13,12 +14,14 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <utility>
 
 #include "pager/deferred_frees.h"
 #include "pager/launch/in_flight.h"
 #include "pager/launch/lost_contexts.h"
+#include "pager/managed/managed.h"
 #include "pager/options.h"
 #include "pager/predict/predict.h"
 #include "pager/programs/mappings.h"
@@ -60,6 +63,7 @@ struct PoolState {
   LowerMoves lower;
   DeferredFrees frees;
   LostContexts lost;
+  std::unique_ptr<Managed> managed;  // from the first managed allocation on
   uint64_t outside = 0;  // extents of live regions that are not in state kVram
   bool stopped = false;
 

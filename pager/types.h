@@ -29,6 +29,7 @@ enum class AllocationKind : uint8_t {
   kDevice,         // cuMemAlloc and pitched
   kStreamOrdered,  // cuMemAllocAsync
   kVmm,            // the program's own cuMemCreate + cuMemMap
+  kManaged,        // cuMemAllocManaged
 };
 
 /// What the tables know of an address. Plain data, valid as of the call.

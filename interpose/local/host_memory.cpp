@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 
+#include "interpose/local/captures.h"
 #include "interpose/local/context.h"
 #include "interpose/local/foreign_maps.h"
 #include "interpose/local/hook.h"
@@ -98,6 +99,18 @@ bool isVmm(const void* address) {
          running->getAccess(at, memoryOf(info.device), &flags) == CUDA_SUCCESS && flags != 0;
 }
 
+// CUDA_ERROR_NOT_SUPPORTED: the system does not let us see page faults.
+CUresult allocateManaged(Pool& running, const Place& place, uint64_t bytes, CUdeviceptr* out) {
+  if (const CUresult refused = refusedByCapture(); refused != CUDA_SUCCESS) return refused;
+  RelaxedCapture relaxed;
+  const CUresult result = running.allocate(place.context, place.device, bytes,
+                                           olpager::pager::AllocationKind::kManaged, out);
+  if (result != CUDA_SUCCESS) return result;
+  olpager::pager::add(olpager::pager::counters().managed_allocations);
+  olpager::pager::add(olpager::pager::counters().managed_bytes, bytes);
+  return result;
+}
+
 }  // namespace
 
 namespace olpager::local {
@@ -170,7 +183,20 @@ OLPAGER_HOOK(cuMemHostGetFlags)(unsigned int* flags, void* address) {
   return driver().cuMemHostGetFlags(flags, address);
 }
 
+// Small ones stay the driver's: they are flags and mailboxes, which CPU and kernel use at one time.
+constexpr size_t kLeastPaged = 64 * 1024;
+
 OLPAGER_HOOK(cuMemAllocManaged)(CUdeviceptr* out, size_t bytes, unsigned int flags) {
+  Pool* const running = pool();
+  Place place;
+  if (running != nullptr && managedIsPagers() && out != nullptr && bytes > kLeastPaged &&
+      (flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST) &&
+      currentPlace(&place) == CUDA_SUCCESS) {
+    CUdeviceptr made = 0;  // into a local: what is pointed to may be managed itself
+    const CUresult result = allocateManaged(*running, place, bytes, &made);
+    if (result == CUDA_SUCCESS) *out = made;
+    if (result != CUDA_ERROR_NOT_SUPPORTED) return result;
+  }
   const CUresult result = withRelief(
       {bytes + kReliefSlack}, [&] { return driver().cuMemAllocManaged(out, bytes, flags); },
       [&] { return *out; });

@@ -306,7 +306,13 @@ OLPAGER_HOOK(cuMemFree_v2)(CUdeviceptr address) {
       break;
   }
   forgetPointerState(address);
-  return freeMemory(address);
+  const CUresult result = freeMemory(address);
+  if (result == CUDA_SUCCESS && info.kind == AllocationKind::kManaged) {
+    auto& counters = olpager::pager::counters();
+    olpager::pager::subtract(counters.managed_allocations, 1);
+    olpager::pager::subtract(counters.managed_bytes, info.bytes);
+  }
+  return result;
 }
 
 OLPAGER_HOOK(cuMemAllocAsync)(CUdeviceptr* out, size_t bytes, CUstream stream) {

@@ -108,18 +108,19 @@ CUresult giveTokens(void* data, const AllocationInfo& info) {
 
 CUresult attributeOf(const AllocationInfo& info, CUpointer_attribute attribute, CUdeviceptr address,
                      void* data) {
+  const bool managed = info.kind == AllocationKind::kManaged;
   const bool plain = info.kind == AllocationKind::kDevice;
   const bool stream_ordered = info.kind == AllocationKind::kStreamOrdered;
   switch (attribute) {
     // Memory that a program mapped itself, or took from a pool, belongs to no context.
     case CU_POINTER_ATTRIBUTE_CONTEXT:
-      return give<CUcontext>(data, plain ? info.context : nullptr);
+      return give<CUcontext>(data, plain || managed ? info.context : nullptr);
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       return give<unsigned>(data, CU_MEMORYTYPE_DEVICE);
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
       return giveDevicePointer(data, address, info);
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-      return CUDA_ERROR_INVALID_VALUE;
+      return managed ? give<CUdeviceptr>(data, address) : CUDA_ERROR_INVALID_VALUE;
     case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
       return giveTokens(data, info);
     // Synchronous operations always are.
@@ -128,7 +129,7 @@ CUresult attributeOf(const AllocationInfo& info, CUpointer_attribute attribute, 
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
       return give<uint64_t>(data, info.buffer_id);
     case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-      return give<int>(data, 0);
+      return give<int>(data, managed ? 1 : 0);
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       return give<int>(data, info.device);
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:

@@ -318,6 +318,8 @@ CUresult initialize(unsigned int flags) {
 
 base::Budget vramSetting() { return root().settings.vram; }
 
+bool managedIsPagers() { return root().settings.managed == base::ManagedSetting::kPager; }
+
 bool exportableIsDrivers() { return root().settings.exportable != base::ExportableSetting::kPager; }
 
 void* driverSymbol(const char* symbol) {

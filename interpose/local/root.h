@@ -51,6 +51,10 @@ void* driverSymbol(const char* symbol);
 /// What the settings say of each device's VRAM. Valid once the pool exists.
 base::Budget vramSetting();
 
+/// Managed memory is moved by the pager, not by the driver (not OL_MANAGED=driver). Valid once the
+/// pool exists.
+bool managedIsPagers();
+
 /// Physical memory that the program creates as exportable is the driver's (not
 /// OL_EXPORTABLE=pager). Valid once the pool exists.
 bool exportableIsDrivers();

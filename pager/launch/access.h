@@ -13,7 +13,8 @@
 
 namespace olpager::pager {
 
-class Closure;  // private: what one operation reaches
+class Closure;       // private: what one operation reaches
+class ManagedClaim;  // private: what one operation claims of managed memory
 class Pool;
 struct Region;       // private
 struct StreamState;  // private
@@ -113,7 +114,7 @@ class Access {
   void addOutside(uint64_t word);
   CUresult acquireSlow();
   CUresult nameAll(Closure& closure);
-  CUresult await(Closure& closure, Lock& lock, uint64_t* waited_ns);
+  CUresult await(Closure& closure, ManagedClaim& claim, Lock& lock, uint64_t* waited_ns);
   void commit(Closure& closure, uint64_t waited_ns);
   void assumeStored(const Closure& closure);
   void noteWritten(const Use& write, Region& region, const Closure& closure, uint64_t number);

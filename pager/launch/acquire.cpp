@@ -229,10 +229,12 @@ CUresult Access::acquireSlow() {
   Closure closure(state, stream_.context, follows_pointers_,
                   static_cast<uint32_t>(reinterpret_cast<uintptr_t>(function_) >> 4));
   if (const CUresult result = nameAll(closure); result != CUDA_SUCCESS) return result;
+  ManagedClaim claim(state);
   uint64_t waited_ns = 0;
-  if (const CUresult result = await(closure, lock, &waited_ns); result != CUDA_SUCCESS)
+  if (const CUresult result = await(closure, claim, lock, &waited_ns); result != CUDA_SUCCESS)
     return result;
   commit(closure, waited_ns);
+  claim.begun(*stream_state_, number_);
   lock.unlock();
   if (timed_ != nullptr) timed_->begin(state.driver, stream_);
   return CUDA_SUCCESS;
@@ -257,7 +259,7 @@ CUresult Access::nameAll(Closure& closure) {
 
 // Until all that the operation reaches is mapped, or the engines have given up. `waited_ns`: 0,
 // nothing was missing.
-CUresult Access::await(Closure& closure, Lock& lock, uint64_t* waited_ns) {
+CUresult Access::await(Closure& closure, ManagedClaim& claim, Lock& lock, uint64_t* waited_ns) {
   PoolState& state = *pool_.state_;
   WaitingLaunch waiting(closure);
   closure.follow();
@@ -270,13 +272,14 @@ CUresult Access::await(Closure& closure, Lock& lock, uint64_t* waited_ns) {
       closure.fetched.push_back(extent);
   uint64_t began = 0;
   bool in_vain = false, refused = false, lost = false;
-  for (; !closure.settled(in_vain); closure.follow()) {
+  for (; !closure.settled(in_vain) || !claim.submit(); closure.follow()) {
     if (neverFits(state, closure)) {
       refused = true;
       break;
     }
     if (began == 0) began = nowNs();
     waiting.ask();
+    claim.ask(closure.needed, lock);
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
     bool too_late = false;
     waiting.forEach([&](const Want& want) {

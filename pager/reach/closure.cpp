@@ -136,7 +136,8 @@ void Closure::list(Region& region) {
   // What is all there stays so while a launch waits, except where older launches may take it
   // (Wants::hold). A reservation can have tens of thousands of extents: nobody looks at them
   // while all can be used.
-  const bool all = !mayBeInPlace(region);
+  const bool all = !mayBeInPlace(region) || region.managed != nullptr;
+  if (region.managed != nullptr && region.unusable == 0) return managed_.push_back(&region);
   if (!all && region.unusable == 0) return;
   for (auto& extent : region.extents)
     if (all || !usable(extent->state)) needed.push_back(extent.get());
@@ -165,6 +166,12 @@ void Closure::follow() {
     if (everything_found_) return reachEverything();
   }
   listed_ = regions.size();
+  const auto whole = std::stable_partition(managed_.begin(), managed_.end(), [](const Region* region) {
+    return region->unusable == 0;
+  });
+  for (auto region = whole; region != managed_.end(); ++region)
+    for (auto& extent : (*region)->extents) needed.push_back(extent.get());
+  managed_.erase(whole, managed_.end());
   for (; listed_pieces_ < used.extents().size(); ++listed_pieces_) {
     Extent* extent = used.extents()[listed_pieces_];
     if (!usable(extent->state) || !mayBeInPlace(*extent)) needed.push_back(extent);
@@ -177,6 +184,8 @@ bool Closure::settled(bool in_vain) const {
       return false;
   for (const Extent* extent : needed)
     if (!usable(extent->state) && !extent->region->engine->broken()) return false;
+  for (const Region* region : managed_)
+    if (region->unusable > 0) return false;
   for (const Region* region : regions)
     if (const Engine* const engine = mustScan(*region) ? engineOf(*region) : nullptr;
         engine != nullptr && !engine->broken())

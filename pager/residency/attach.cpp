@@ -15,13 +15,14 @@ void Engine::dismantle(Extent& extent, Lock& lock) {
   extent.vram = nullptr;
   if (exported) chunks_.releaseFreeVram(0, lock);  // it goes back to the driver
   giveHost(extent);
-  --host_.without[extent.order];
+  if (extent.region->managed == nullptr) --host_.without[extent.order];
   if (pool_.lower.tier != nullptr) pool_.lower.tier->drop(pool_.programs.tierAddress(extent));
   wake();
 }
 
 void Engine::forget(const Region* region) {
   std::erase(swaps_.asked, region);
+  std::erase_if(out_.given_away, [region](const Extent* extent) { return extent->region == region; });
   if (swaps_.current == region) swaps_.current = nullptr;
   for (auto& batch : out_.batches) {
     if (batch->scan.swap_of == region) batch->scan.swap_of = nullptr;

@@ -38,6 +38,7 @@ static Place placeOf(ExtentState state, const Extent& extent) {
       return Place::kOut;
     case ExtentState::kParked:
     case ExtentState::kSending:
+    case ExtentState::kAbsent:
       return Place::kHost;
     case ExtentState::kRemote:
     case ExtentState::kReceiving:
@@ -356,6 +357,7 @@ void Engine::run() {
     progress |= finishWrites(lock);
     if (life_.pausing) cancelBatches();
     progress |= advanceBatches(lock);
+    progress |= giveAway(lock);
     if (!life_.pausing) {
       judgeTimed(lock);
       progress |= serveReliefs(lock);

@@ -11,6 +11,7 @@
 //           come in time is mapped in place
 //   ahead   what the learned order expects next                                       prefetch.cpp
 //   lower   host RAM <-> the tier below it                                          lower_moves.cpp
+//   away    managed memory that the CPU wants                                       give_away.cpp
 // Who decides: the eviction order eviction_order.cpp, what stays planner.cpp, a want's next step
 // wants.cpp, what is scanned reach/scanner.cpp.
 //
@@ -78,6 +79,12 @@ class Engine {
   CUresult mapNew(Region& region, Lock& lock);
   /// Unmaps and gives back all that the extent has. It is quiet and claimed (kFreeing).
   void dismantle(Extent& extent, Lock& lock);
+
+  /// Another agent is to have the extent (give_away.cpp): it is parked, whatever it takes, and then
+  /// Managed::parked() is called. Under the mutex.
+  void giveAway(Extent& extent, Lock& lock);
+  /// It stays after all.
+  void keep(Extent& extent);
 
   /// A launch (or a free) takes a victim back.
   void cancelRetiring(Extent& extent);
@@ -256,7 +263,8 @@ class Engine {
   struct WayOut {
     std::deque<std::unique_ptr<Batch>> batches;
     size_t clock_hand = 0;
-    uint64_t unplaced = 0;  // victims so far that found no place in host memory
+    std::vector<Extent*> given_away;  // other agents are to have them
+    uint64_t unplaced = 0;            // victims so far that found no place in host memory
     // None of a pass did: no further pass before then, or before somebody gives a host chunk back.
     uint64_t no_place_until_ns = 0, no_place_given = 0;
     /// A thread synchronises contexts whose launches nobody marked.
@@ -329,6 +337,7 @@ class Engine {
   void refused(const char* what, CUresult result);
   // --- host_copies.cpp ---------------------------------------------------------------------------
   void makeHostChunks();
+  HostChunk* takeHostChunk(unsigned order, Lock& lock);
   bool takeHost(Extent& extent, Lock& lock);
   void giveHost(Extent& extent);
   template <typename May>
@@ -364,6 +373,10 @@ class Engine {
   bool hasNoPlace() const;
   bool allIsFull() const;
   void drainContexts();
+  // --- give_away.cpp -----------------------------------------------------------------------------
+  bool giveAway(Lock& lock);
+  bool toFrame(Extent& extent, Lock& lock);
+  bool toMappableChunk(Extent& extent, Lock& lock);
   // --- serve.cpp ---------------------------------------------------------------------------------
   struct Serving;
   bool serveWants(Lock& lock);

@@ -378,7 +378,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     prefetch_.again = true;
     return;
   }
-  if (clean && startPacking(extent, lock)) return;
+  if (clean && extent.region->managed == nullptr && startPacking(extent, lock)) return;
   if (clean) {
     flight_.freeing_bytes -= extent.bytes();
     if (debts_.any() || !packed_.keep(*extent.vram, unallocated())) chunks_.giveVram(extent.vram);
@@ -437,7 +437,7 @@ bool Engine::finishWrites(Lock& lock) {
   add(figures_->bytes_out, extent.bytes());
   add(figures_->evictions_written);
   if ((extent.region->by_pieces ? extent.wanted : extent.region->wanted) > 0 && !extent.in_host &&
-      debts_.surplus == 0) {  // a launch came for it meanwhile, and its VRAM is owed to nobody
+      !extent.leaving && debts_.surplus == 0) {  // a launch came for it meanwhile, and its VRAM is owed to nobody
     if (mapVram(extent, *extent.vram, lock) == CUDA_SUCCESS) {
       setState(extent, ExtentState::kVram);
       return true;

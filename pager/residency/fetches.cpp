@@ -76,7 +76,8 @@ bool Engine::mapEmpty(Extent& extent, Lock& lock) {
 }
 
 bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
-  if (extent.state != ExtentState::kParked || life_.broken || nowNs() < pauses_.refused_until_ns)
+  if (extent.state != ExtentState::kParked || extent.leaving || life_.broken ||
+      nowNs() < pauses_.refused_until_ns)
     return false;
   setState(extent, ExtentState::kFetching);
   VramChunk* chunk = takeVram(extent, lock);
@@ -101,9 +102,11 @@ bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
     if (result != CUDA_SUCCESS && !copying && !endsContext(result)) image = nullptr;
   }
   if (image == nullptr) {
-    result =
-        driver.cuMemcpyHtoDAsync_v2(chunk->alias, reinterpret_cast<const void*>(extent.host->alias),
-                                    extent.bytes(), streams_.in);
+    result = extent.blank
+                 ? driver.cuMemsetD8Async(chunk->alias, 0, extent.bytes(), streams_.in)
+                 : driver.cuMemcpyHtoDAsync_v2(chunk->alias,
+                                               reinterpret_cast<const void*>(extent.host->alias),
+                                               extent.bytes(), streams_.in);
     copying = result == CUDA_SUCCESS;
     if (copying) result = driver.cuEventRecord(event, streams_.in);
   }
@@ -125,7 +128,8 @@ bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
   }
   flight_.fetching.push_back({&extent, event, hash, image != nullptr, unchecked, nowNs()});
   flight_.fetching_bytes += extent.bytes();
-  add(figures_->bytes_in, image != nullptr ? PackedImages::bytesOf(extent) : extent.bytes());
+  if (!extent.blank)
+    add(figures_->bytes_in, image != nullptr ? PackedImages::bytesOf(extent) : extent.bytes());
   add(figures_->fetched_bytes, extent.bytes());
   if (why == Fetch::kAhead) {
     extent.prefetched = true;
@@ -184,6 +188,7 @@ bool Engine::finishFetches(Lock& lock) {
     prefetch_.again = true;
     return parked();
   }
+  extent.blank = false;
   setState(extent, ExtentState::kVram);
   return true;
 }
@@ -200,11 +205,12 @@ bool Engine::finishLate(Lock& lock) {
 }
 
 bool Engine::mapInPlace(Extent& extent, Lock& lock) {
-  if (!mayBeInPlace(extent) || life_.broken) return false;
+  if (!mayBeInPlace(extent) || extent.leaving || life_.broken) return false;
   if (extent.state != ExtentState::kParked && extent.state != ExtentState::kEmpty) return false;
   const ExtentState before = extent.state;
   setState(extent, ExtentState::kMoving);
-  if (!takeHost(extent, lock)) {
+  if (extent.region->managed != nullptr ? !toMappableChunk(extent, lock)
+                                        : !takeHost(extent, lock)) {
     setState(extent, before);
     return false;
   }
@@ -217,6 +223,7 @@ bool Engine::mapInPlace(Extent& extent, Lock& lock) {
     return false;
   }
   extent.host_valid = true;
+  extent.blank = false;
   extent.hash_valid = false;  // the GPU may write it where it is
   setState(extent, ExtentState::kInPlace);
   return true;

@@ -45,6 +45,15 @@ void Engine::makeHostChunks() {
 
 void Engine::giveHost(Extent& extent) {
   if (extent.host == nullptr) return;
+  if (ManagedRegion* const managed = extent.region->managed.get(); managed != nullptr) {
+    // Its frame stays where it is; only a chunk that was mapped in place goes back.
+    extent.host_valid = extent.hash_valid = false;
+    if (managed->isPlace(extent.host)) return;
+    chunks_.giveHost(extent.host);
+    ++pool_.devices.host.given;
+    extent.host = managed->placeOf(extent);
+    return;
+  }
   chunks_.giveHost(extent.host);
   ++pool_.devices.host.given;
   extent.host = nullptr;
@@ -53,24 +62,27 @@ void Engine::giveHost(Extent& extent) {
   packed_.drop(extent);
 }
 
+// A host chunk, for which images and lower copies give way. nullptr: there is none.
+HostChunk* Engine::takeHostChunk(unsigned order, Lock& lock) {
+  const uint64_t bytes = kPageBytes << order;
+  HostChunk* chunk = chunks_.takeHost(order, lock);
+  for (size_t e = 0; e < pool_.devices.engines.size() && chunk == nullptr;
+       ++e)  // the mutex is released meanwhile
+    if (pool_.devices.engines[e]->packed_.drop(bytes) > 0) chunk = chunks_.takeHost(order, lock);
+  for (const bool own : {true, false})  // other devices' last
+    if (chunk == nullptr && dropLowerCopies(bytes, own) > 0) chunk = chunks_.takeHost(order, lock);
+  if (chunk != nullptr) return chunk;
+  // What is parked goes to memservers for it, where there are any.
+  host_.short_bytes = std::max(host_.short_bytes, bytes);
+  for (const auto& other : pool_.devices.engines)
+    if (other.get() != this) other->recall();
+  return nullptr;
+}
+
 bool Engine::takeHost(Extent& extent, Lock& lock) {
   if (extent.host != nullptr) return true;
-  extent.host = chunks_.takeHost(extent.order, lock);
-  for (size_t e = 0; e < pool_.devices.engines.size() && extent.host == nullptr;
-       ++e)  // the mutex is released meanwhile
-    if (pool_.devices.engines[e]->packed_.drop(extent.bytes()) > 0)
-      extent.host = chunks_.takeHost(extent.order, lock);
-  for (const bool own : {true, false})  // other devices' last
-    if (extent.host == nullptr && dropLowerCopies(extent.bytes(), own) > 0)
-      extent.host = chunks_.takeHost(extent.order, lock);
-  if (extent.host == nullptr) {
-    host_.short_bytes =
-        std::max(host_.short_bytes,
-                 extent.bytes());  // what is parked goes to memservers for it, where there are any
-    for (const auto& other : pool_.devices.engines)
-      if (other.get() != this) other->recall();
-    return false;
-  }
+  extent.host = takeHostChunk(extent.order, lock);
+  if (extent.host == nullptr) return false;
   --host_.without[extent.order];
   host_.wake.notify_all();
   return true;
@@ -83,7 +95,7 @@ uint64_t Engine::dropHostCopies(uint64_t bytes, May may) {
   uint64_t dropped = 0;
   for (uint32_t id = 1; id < pool_.book.regions.end() && dropped < bytes; ++id) {
     Region* const region = pool_.book.regions.at(id);
-    if (region->dead || region->engine == nullptr) continue;
+    if (region->dead || region->engine == nullptr || region->managed != nullptr) continue;
     for (auto& extent : region->extents) {
       if (dropped >= bytes) break;
       if (extent->state != ExtentState::kVram || extent->host == nullptr || !may(*region, *extent))

@@ -57,6 +57,8 @@ bool Wants::hold(const Extent& extent) const {
 }
 
 WantStep stepFor(const Want& want, const Extent& extent, const WantTimes& times, bool in_pass) {
+  // Another agent is to have it. The launch claims it meanwhile, and gets it back.
+  if (extent.leaving && !usable(extent.state)) return WantStep::kWait;
   switch (extent.state) {
     case ExtentState::kVram:
     case ExtentState::kDetached:
@@ -71,6 +73,7 @@ WantStep stepFor(const Want& want, const Extent& extent, const WantTimes& times,
     case ExtentState::kWriting:
     case ExtentState::kFetching:
     case ExtentState::kMoving:
+    case ExtentState::kAbsent:  // the launch has claimed it (ManagedClaim)
       return WantStep::kWait;
     case ExtentState::kSending:
     case ExtentState::kReceiving:

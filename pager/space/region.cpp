@@ -26,6 +26,7 @@ void resetRegion(Region& region) {
   region.swap_asked = region.swapping = false;
   region.arena.reset();
   region.root.reset();
+  region.managed.reset();
   region.fixed = 0;
   region.scans = 0;
   region.piece_edges.clear();

@@ -24,9 +24,15 @@
 //   kRemote     in frames of memservers only             -> kReceiving
 //   kReceiving  frames -> host chunk                     -> kParked | kLost
 //   kLost       no memserver has it any more: a launch that needs it is refused
+//   kAbsent     managed memory that another agent has (tiers/elsewhere.h): unmapped, no VRAM
+//               -> kParked | kEmpty (granted: managed/managed.h)
 //   kFreeing    the allocation is being freed            -> gone
 //   kDetached   belongs to a handle of the program's own that is mapped nowhere (vmm.cpp); no
 //               engine looks at it
+//
+// Extent::leaving: another agent is to have the extent. From whatever state it is in it goes to
+// kParked, or stays kEmpty, and from there to kAbsent; nothing brings it to VRAM or into place
+// meanwhile (residency/give_away.cpp).
 //
 // An extent's mapping changes only when no launch in flight reaches its region (in_flight.h says
 // how that is known). Under reach = learned an arena moves by pieces (Region::by_pieces): its
@@ -44,6 +50,7 @@
 #include <string>
 #include <vector>
 
+#include "coherence/directory/types.h"
 #include "pager/kernels/hash_and_scan.h"
 #include "pager/reach/edge.h"
 #include "pager/reach/roots.h"
@@ -55,6 +62,7 @@
 namespace olpager::pager {
 
 class Engine;
+class Frames;  // managed/frames.h
 struct Region;
 
 enum class ExtentState : uint8_t {
@@ -73,6 +81,7 @@ enum class ExtentState : uint8_t {
   kRemote,
   kReceiving,
   kLost,
+  kAbsent,
 };
 
 /// A transitional state: somebody has claimed the extent, and leaves it in a stable one.
@@ -141,6 +150,9 @@ struct Extent : Pooled<Extent> {
       false;  // of an arena that is reached whole: used less than what is in VRAM, so in place
   // Of arenas that move by pieces:
   bool scan_due = false;  // launches or copies may have written it since its last scan
+  // Of managed memory:
+  bool leaving = false;  // another agent is to have it
+  bool blank = false;    // it never had contents: zeros, which `host` need not hold
   uint16_t wanted = 0;    // launches waiting for it: no victim
   uint16_t pins = 0;      // mapped elsewhere too (vmm.cpp): no victim
   uint32_t mark = 0;      // visit mark of working sets
@@ -162,6 +174,23 @@ constexpr bool usable(ExtentState state) {
 // The rest up to kExtentCost is what is lost at the ends of blocks and in lists; a test counts it.
 static_assert(sizeof(Extent) + sizeof(void*) + sizeof(VramChunk) + sizeof(HostChunk) <=
               kExtentCost - 8);
+
+/// What a region of managed memory has beside its extents, which are of one page each.
+struct ManagedRegion {
+  directory::ExtentId first = 0;   // of its first page; the others follow
+  std::shared_ptr<Frames> frames;  // where its pages are in host RAM, for as long as it lives
+  /// The frames, as the host chunks that extents have when they are parked. They can't be mapped in
+  /// place, and no chunk store knows them.
+  std::vector<HostChunk> places;
+  bool pinned = false;    // the frames, for the GPU
+  uint32_t away = 0;      // extents that are absent, or leaving
+  uint32_t released = 0;  // while it is freed: extents that nobody has any more
+
+  HostChunk* placeOf(const Extent& extent);
+  bool isPlace(const HostChunk* chunk) const {
+    return chunk >= places.data() && chunk < places.data() + places.size();
+  }
+};
 
 enum class RegionKind : uint8_t {
   kAllocation,
@@ -234,6 +263,7 @@ struct alignas(64) Region {
   std::vector<uint64_t>
       piece_edges;  // of arenas by pieces: pages that those pointers lie in, ascending
   std::unique_ptr<RootMemory> root;  // of a root
+  std::unique_ptr<ManagedRegion> managed;  // of managed memory
   std::unique_ptr<Arena> arena;      // of a large one: what launches name inside it
   uint64_t whole_stamp = 0;  // of one by pieces: highest number of a launch that reached all of it
   uint64_t fetch_after =
@@ -261,6 +291,10 @@ struct alignas(64) Region {
   /// Better read in place than fetched.
   bool isSparse() const { return density.verdict == Density::kSparse && arena == nullptr; }
 };
+
+inline HostChunk* ManagedRegion::placeOf(const Extent& extent) {
+  return &places[(extent.address - extent.region->base) / kPageBytes];
+}
 
 /// Extents of a region that [address, address + bytes) overlaps: indices [first, last).
 struct ExtentRange {

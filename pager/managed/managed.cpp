@@ -1,0 +1,355 @@
+#include "pager/managed/managed.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/log.h"
+#include "pager/managed/frames.h"
+#include "pager/managed/userfaults.h"
+#include "pager/pool_state.h"
+
+namespace olpager::pager {
+
+namespace {
+
+constexpr directory::AgentId kPoolAgent = 0, kCpuAgent = 1;
+constexpr directory::Epoch kEpoch = 1;  // neither agent is ever lost: they are one process
+// While the CPU waits for what a launch claims, nobody rings at the launch's end.
+constexpr std::chrono::microseconds kShortestPoll{20}, kLongestPoll{500};
+// Claims of launches that are over are given up when somebody waits for them, or beyond this many.
+constexpr size_t kMostSubmitted = 256;
+
+}  // namespace
+
+Managed::Managed(PoolState& state)
+    : state_(state),
+      exchange_(kCpuAgent),  // which never lacks a frame
+      elsewhere_(kPoolAgent, kEpoch, directory::kUnlimited, *this) {}
+
+Result<std::unique_ptr<Managed>> Managed::start(PoolState& state) {
+  auto faults = openUserFaults();
+  if (!faults) return faults.error();
+  // The system's reads and writes of the program's memory would fail there.
+  if (faults.value()->reach() != UserFaults::Reach::kAll) return Error{faults.value()->why()};
+  std::unique_ptr<Managed> made(new Managed(state));
+  made->exchange_.join(kPoolAgent, kEpoch, [managed = made.get()] { managed->bell_.release(); });
+  auto cpu = CpuAgent::start(made->exchange_, kCpuAgent, std::move(faults.value()));
+  if (!cpu) return cpu.error();
+  made->cpu_ = std::move(cpu.value());
+  try {
+    made->thread_ = std::thread([managed = made.get()] { managed->run(); });
+  } catch (const std::exception& error) {
+    return Error{std::string("managed memory: no thread for it: ") + error.what() +
+                 " (see ulimit -u and the cgroup's pids.max)"};
+  }
+  return made;
+}
+
+Managed::~Managed() { stopThreads(); }
+
+void Managed::stopThreads() noexcept {
+  ended_ = true;
+  bell_.release();
+  if (thread_.joinable()) thread_.join();
+  if (cpu_ != nullptr) cpu_->stop();
+}
+
+void Managed::forked() noexcept {
+  if (thread_.joinable()) thread_.detach();  // it is the parent's
+  if (cpu_ != nullptr) cpu_->forked();
+}
+
+// --- regions -------------------------------------------------------------------------------------
+
+directory::ExtentId Managed::idOf(const Extent& extent) {
+  const Region& region = *extent.region;
+  return region.managed->first +
+         static_cast<directory::ExtentId>((extent.address - region.base) / kPageBytes);
+}
+
+Extent& Managed::extentAt(directory::ExtentId id) {
+  Region& region = *region_of_[id];
+  return *region.extents[id - region.managed->first];
+}
+
+Result<std::shared_ptr<Frames>> Managed::makeFrames(uint64_t address, uint64_t pages) {
+  auto made = Frames::make(address, static_cast<uint32_t>(pages));
+  if (!made) return made.error();
+  return std::shared_ptr<Frames>(std::move(made.value()));
+}
+
+namespace {
+// Copies to and from frames are asynchronous only where these are pinned. Without that they are
+// slow. A context is current.
+bool pin(const DriverApi& driver, const Frames& frames) {
+  const CUresult result =
+      driver.cuMemHostRegister_v2(frames.alias(), frames.bytes(), CU_MEMHOSTREGISTER_PORTABLE);
+  if (result == CUDA_SUCCESS) return true;
+  base::warnOnce("managed not pinned",
+                 "managed memory of %llu MiB can't be pinned (CUDA error %d): it moves slowly (see "
+                 "ulimit -l)",
+                 static_cast<unsigned long long>(frames.bytes() >> 20), static_cast<int>(result));
+  return false;
+}
+}  // namespace
+
+Status Managed::add(Region& region, std::shared_ptr<Frames> frames, Lock& lock) {
+  const auto pages = static_cast<directory::ExtentId>(region.pages);
+  auto managed = std::make_unique<ManagedRegion>();
+  managed->places.resize(region.pages);
+  for (size_t page = 0; page < region.pages; ++page)
+    managed->places[page].alias = reinterpret_cast<uint64_t>(frames->alias()) + page * kPageBytes;
+  // The first run of numbers that is large enough, else new ones.
+  auto free = std::find_if(free_ids_.begin(), free_ids_.end(),
+                           [&](const auto& run) { return run.second >= pages; });
+  if (free != free_ids_.end()) {
+    managed->first = free->first;
+    const auto rest = free->second - pages;
+    free_ids_.erase(free);
+    if (rest != 0) free_ids_.emplace(managed->first + pages, rest);
+  } else {
+    managed->first = static_cast<directory::ExtentId>(region_of_.size());
+    region_of_.resize(region_of_.size() + pages);
+    elsewhere_.resize(managed->first + pages);
+  }
+  std::fill_n(region_of_.begin() + managed->first, pages, &region);
+  managed->frames = std::move(frames);
+  managed->away = pages;
+  region.managed = std::move(managed);
+  for (auto& extent : region.extents) {
+    extent->host = region.managed->placeOf(*extent);
+    region.engine->setState(*extent, ExtentState::kAbsent);
+  }
+  exchange_.allocate(region.managed->first, pages);
+  ManagedRegion& added = *region.managed;
+  lock.unlock();
+  added.pinned = pin(state_.driver, *added.frames);
+  const Status known = cpu_->add(added.first, *added.frames);
+  lock.lock();
+  return known;
+}
+
+void Managed::drop(Region& region, Lock& lock) {
+  ManagedRegion& managed = *region.managed;
+  const auto pages = static_cast<directory::ExtentId>(region.pages);
+  managed.released = 0;
+  exchange_.free(managed.first, pages);
+  while (managed.released < pages && !state_.stopped) {
+    receive(lock);
+    heed(exchange_.news());
+    if (managed.released < pages) state_.changed.wait_for(lock, std::chrono::milliseconds(1));
+  }
+  if (state_.stopped) return;
+  lock.unlock();
+  cpu_->remove(managed.first);
+  if (managed.pinned) {
+    const InContext current(state_.driver, region.engine->context());
+    state_.driver.cuMemHostUnregister(managed.frames->alias());
+  }
+  managed.frames.reset();
+  lock.lock();
+  std::fill_n(region_of_.begin() + managed.first, pages, nullptr);
+  auto [run, made] = free_ids_.emplace(managed.first, pages);
+  if (const auto next = std::next(run);
+      next != free_ids_.end() && next->first == run->first + run->second) {
+    run->second += next->second;
+    free_ids_.erase(next);
+  }
+  if (run != free_ids_.begin()) {
+    const auto before = std::prev(run);
+    if (before->first + before->second == run->first) {
+      before->second += run->second;
+      free_ids_.erase(run);
+    }
+  }
+}
+
+// --- the pool's thread ---------------------------------------------------------------------------
+
+void Managed::run() {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  state_.driver.cuThreadExchangeStreamCaptureMode(&mode);
+  auto pause = kShortestPoll;
+  bool polls = false;
+  while (!ended_) {
+    if (!polls) {
+      bell_.acquire();
+      pause = kShortestPoll;
+    } else if (bell_.try_acquire_for(pause)) {
+      pause = kShortestPoll;
+    } else {
+      pause = std::min(2 * pause, kLongestPoll);
+    }
+    if (ended_) return;
+    Lock lock(state_.mutex);
+    if (state_.forked.load()) return;
+    receive(lock);
+    heed(exchange_.news());
+    polls = !submitted_.empty();
+    if (!polls) continue;
+    lock.unlock();
+    state_.streams.poll();
+    lock.lock();
+    if (completeThoseOver(lock)) pause = kShortestPoll;
+    polls = !submitted_.empty();
+  }
+}
+
+void Managed::receive(Lock& lock) {
+  while (exchange_.take(kPoolAgent, inbox_)) {
+    const std::vector<directory::Message> messages = std::exchange(inbox_, {});
+    for (const directory::Message& message : messages) elsewhere_.receive(message, lock);
+  }
+}
+
+void Managed::heed(const std::vector<directory::Action>& news) {
+  for (const directory::Action& action : news) {
+    if (action.kind == directory::ActionKind::kReleased) {
+      if (++region_of_[action.extent]->managed->released == region_of_[action.extent]->pages)
+        state_.changed.notify_all();
+    } else if (action.kind == directory::ActionKind::kViolation) {
+      violated(action);
+    }
+  }
+}
+
+// The claims of launches that are over. True: there were some.
+bool Managed::completeThoseOver(Lock& lock) {
+  bool any = false;
+  for (size_t s = 0; s < submitted_.size();) {
+    const Submitted entry = submitted_[s];
+    const uint64_t completed = entry.stream->completed.load();
+    const bool over = completed >= entry.number ||
+                      (entry.stream->pending.load(std::memory_order_acquire) == 0 &&
+                       completed >= entry.stream->last.load(std::memory_order_acquire));
+    if (!over) {
+      ++s;
+      continue;
+    }
+    submitted_[s] = submitted_.back();
+    submitted_.pop_back();
+    elsewhere_.complete(entry.age, lock);
+    any = true;
+  }
+  return any;
+}
+
+// --- what the agent asks for ---------------------------------------------------------------------
+
+void Managed::fetch(directory::ExtentId extent, directory::AgentId, directory::Number number,
+                    directory::Content, Lock& lock) {
+  extentAt(extent).blank = false;
+  elsewhere_.landed(extent, number, lock);  // its bytes are in the frame
+}
+
+void Managed::abort(directory::ExtentId, Lock&) {}
+
+void Managed::clear(directory::ExtentId extent, Lock&) { extentAt(extent).blank = true; }
+
+void Managed::grant(directory::ExtentId id, directory::Mode, Lock&) {
+  Extent& extent = extentAt(id);
+  if (extent.state != ExtentState::kAbsent) return;  // it has it already
+  Region& region = *extent.region;
+  extent.host_valid = true;
+  extent.hash_valid = false;
+  --region.managed->away;
+  region.engine->setState(extent, ExtentState::kParked);
+  if (extent.blank) return;
+  // The CPU may have put pointers there.
+  region.host_written = true;
+  ++region.host_writes;
+  state_.reach.markDirty(&region);
+}
+
+void Managed::stop(directory::ExtentId id, Lock& lock) {
+  Extent& extent = extentAt(id);
+  if (extent.state == ExtentState::kFreeing) return elsewhere_.quiet(id, false, lock);
+  extent.leaving = true;
+  ++extent.region->managed->away;
+  extent.region->engine->giveAway(extent, lock);
+}
+
+void Managed::parked(Extent& extent, Lock& lock) { elsewhere_.quiet(idOf(extent), true, lock); }
+
+void Managed::go(directory::ExtentId id, Lock&) {
+  Extent& extent = extentAt(id);
+  if (!extent.leaving) return;
+  extent.leaving = false;
+  --extent.region->managed->away;
+  extent.region->engine->keep(extent);
+}
+
+void Managed::yield(directory::ExtentId id, Lock&) {
+  Extent& extent = extentAt(id);
+  if (extent.state == ExtentState::kFreeing) return;
+  extent.leaving = extent.blank = false;
+  extent.host_valid = extent.hash_valid = false;
+  extent.region->engine->setState(extent, ExtentState::kAbsent);
+}
+
+void Managed::release(directory::ExtentId, Lock&) {}
+void Managed::lend(directory::ExtentId extent, Lock&) { violated({.extent = extent}); }
+void Managed::lendOver(directory::ExtentId extent, Lock&) { violated({.extent = extent}); }
+
+void Managed::runnable(directory::Age) { state_.changed.notify_all(); }
+
+// No page is ever lost, and a region that a launch waits for is not freed (Region::wanted).
+void Managed::failed(directory::Age, directory::ExtentId extent) { violated({.extent = extent}); }
+
+void Managed::post(const directory::Message& message) { exchange_.post(message); }
+
+void Managed::violated(const directory::Action& action) {
+  base::logError(
+      "managed memory: the ownership protocol was violated at extent %u (message %d): this is a "
+      "mistake of olpager's; paging has stopped",
+      action.extent, static_cast<int>(action.message.kind));
+  state_.stopped = true;
+  state_.changed.notify_all();
+}
+
+// --- claims of launches --------------------------------------------------------------------------
+
+ManagedClaim::~ManagedClaim() {
+  if (age_ == directory::kNobody || submitted_) return;
+  Managed& managed = *state_.managed;
+  // The mutex is held by the waiting thread, whose lock is not at hand: nothing below releases it.
+  Lock lock(state_.mutex, std::adopt_lock);
+  managed.elsewhere_.cancel(age_, lock);
+  lock.release();
+}
+
+void ManagedClaim::ask(std::span<Extent* const> needed, Lock& lock) {
+  if (state_.managed == nullptr) return;
+  Managed& managed = *state_.managed;
+  bool away = false;
+  for (; looked_at_ < needed.size(); ++looked_at_)
+    if (const Extent& extent = *needed[looked_at_]; extent.region->managed != nullptr)
+      needs_.push_back({Managed::idOf(extent), directory::Mode::kOwn});
+  if (age_ == directory::kNobody) {
+    for (const directory::Need& need : needs_) {
+      const Extent& extent = managed.extentAt(need.extent);
+      away |= extent.state == ExtentState::kAbsent || extent.leaving;
+    }
+    if (!away) return;
+    age_ = managed.exchange_.operation(kPoolAgent);
+    told_ = needs_.size();
+    managed.elsewhere_.need(age_, needs_, managed.exchange_.oldest(), lock);
+  }
+  for (; told_ < needs_.size(); ++told_) managed.elsewhere_.more(age_, needs_[told_], lock);
+}
+
+bool ManagedClaim::submit() {
+  if (age_ == directory::kNobody) return true;
+  submitted_ = state_.managed->elsewhere_.submit(age_);
+  return submitted_;
+}
+
+void ManagedClaim::begun(const StreamState& stream, uint64_t number) {
+  if (!submitted_) return;
+  Managed& managed = *state_.managed;
+  managed.submitted_.push_back({age_, &stream, number});
+  if (managed.submitted_.size() > kMostSubmitted) managed.bell_.release();
+}
+
+}  // namespace olpager::pager

@@ -1,0 +1,119 @@
+// The way to another agent: managed memory that the CPU wants (managed/managed.h). An extent that
+// is to leave goes out of VRAM, or out of its place in host memory, by a batch of its own as victims
+// do (eviction.cpp): no launch that reaches it is left then, and the frame holds its bytes.
+//
+//   kVram, kInPlace -> kRetiring -> ... -> kParked
+//   kParked in a chunk that was mapped in place -> its bytes are copied to the frame
+//   kParked in its frame -> Managed::parked()
+// What is on its way somewhere is waited for first.
+#include <algorithm>
+#include <cstring>
+
+#include "pager/managed/managed.h"
+#include "pager/pool_state.h"
+
+namespace olpager::pager {
+
+void Engine::giveAway(Extent& extent, Lock& lock) {
+  if (extent.state == ExtentState::kParked && extent.region->managed->isPlace(extent.host))
+    return pool_.managed->parked(extent, lock);
+  // At once: no launch begins to use it from here on.
+  if ((extent.state == ExtentState::kVram || extent.state == ExtentState::kInPlace) &&
+      !extent.region->isPinned(extent)) {
+    if (extent.vram != nullptr) flight_.freeing_bytes += extent.bytes();
+    setState(extent, ExtentState::kRetiring);
+  }
+  out_.given_away.push_back(&extent);
+  wake();
+}
+
+void Engine::keep(Extent& extent) {
+  std::erase(out_.given_away, &extent);
+  if (extent.state == ExtentState::kRetiring) cancelRetiring(extent);
+  wake();
+}
+
+// One step for each extent that is to leave. True: progress.
+bool Engine::giveAway(Lock& lock) {
+  if (out_.given_away.empty()) return false;
+  const auto inBatch = [this](const Extent* extent) {
+    return std::any_of(out_.batches.begin(), out_.batches.end(), [extent](const auto& batch) {
+      return std::find(batch->victims.begin(), batch->victims.end(), extent) !=
+             batch->victims.end();
+    });
+  };
+  const bool may_begin = mayBegin();
+  auto batch = std::make_unique<Batch>();
+  for (size_t i = 0; i < out_.given_away.size(); ++i) {
+    Extent& extent = *out_.given_away[i];
+    switch (extent.state) {
+      case ExtentState::kParked:
+        if (!extent.region->managed->isPlace(extent.host)) {
+          toFrame(extent, lock);  // releases the mutex: what follows begins anew
+          begin(std::move(batch));
+          return true;
+        }
+        std::erase(out_.given_away, &extent);
+        begin(std::move(batch));
+        pool_.managed->parked(extent, lock);
+        return true;
+      case ExtentState::kVram:
+      case ExtentState::kInPlace:  // a pass has spared it, or it was pinned
+        if (!may_begin || extent.region->isPinned(extent)) break;
+        if (extent.vram != nullptr) flight_.freeing_bytes += extent.bytes();
+        setState(extent, ExtentState::kRetiring);
+        [[fallthrough]];
+      case ExtentState::kRetiring:
+        if (may_begin && !inBatch(&extent)) {
+          batch->victims.push_back(&extent);
+          batch->bytes += extent.bytes();
+        }
+        break;
+      default:  // on its way: it comes to a stable state
+        break;
+    }
+  }
+  return begin(std::move(batch));
+}
+
+// The bytes of one that was in place go back to its frame, and the chunk is free.
+bool Engine::toFrame(Extent& extent, Lock& lock) {
+  const HostChunk* const chunk = extent.host;
+  const HostChunk* const frame = extent.region->managed->placeOf(extent);
+  setState(extent, ExtentState::kMoving);
+  lock.unlock();
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the CPU's addresses of both
+  std::memcpy(reinterpret_cast<void*>(frame->alias), reinterpret_cast<const void*>(chunk->alias),
+              extent.bytes());
+  lock.lock();
+  const ContentHash hash = extent.hash;
+  const bool hashed = extent.hash_valid;
+  giveHost(extent);
+  extent.host_valid = true;
+  extent.hash = hash;
+  extent.hash_valid = hashed;
+  setState(extent, ExtentState::kParked);
+  return true;
+}
+
+// The other way, before it is mapped in place: a frame can't be.
+bool Engine::toMappableChunk(Extent& extent, Lock& lock) {
+  if (!extent.region->managed->isPlace(extent.host)) return true;
+  HostChunk* const chunk = takeHostChunk(extent.order, lock);
+  if (chunk == nullptr) return false;
+  const HostChunk* const frame = extent.host;
+  const bool blank = extent.blank;
+  lock.unlock();
+  // NOLINTBEGIN(performance-no-int-to-ptr): the CPU's addresses of both
+  if (blank)
+    std::memset(reinterpret_cast<void*>(chunk->alias), 0, extent.bytes());
+  else
+    std::memcpy(reinterpret_cast<void*>(chunk->alias), reinterpret_cast<const void*>(frame->alias),
+                extent.bytes());
+  // NOLINTEND(performance-no-int-to-ptr)
+  lock.lock();
+  extent.host = chunk;
+  return true;
+}
+
+}  // namespace olpager::pager
