@@ -123,10 +123,11 @@ class Residence {
 template <typename Lock>
 class Elsewhere {
  public:
-  /// `frames`: extents that the pager has room for at once.
+  /// `frames`: extents that the pager has room for at once. `untold`: it runs operations that it
+  /// does not tell of. The CPU has none: a touch of what is dropped is a new fault.
   Elsewhere(directory::AgentId id, directory::Epoch epoch, uint32_t frames,
-            Residence<Lock>& residence)
-      : agent_(id, epoch, frames, true), residence_(residence) {}
+            Residence<Lock>& residence, bool untold = true)
+      : agent_(id, epoch, frames, untold), residence_(residence) {}
 
   /// The directory's extents are those below `count`.
   void resize(directory::ExtentId count) { agent_.resize(count); }

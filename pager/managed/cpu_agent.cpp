@@ -1,0 +1,561 @@
+#include "pager/managed/cpu_agent.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <ctime>
+
+namespace olpager::pager {
+namespace {
+
+using directory::Age;
+using directory::ExtentId;
+using directory::kNone;
+using directory::Message;
+using directory::MessageKind;
+using directory::Mode;
+
+constexpr uint64_t kMicro = 1000, kMilli = 1000 * kMicro, kSecond = 1000 * kMilli;
+// A page that has come stays twice as long as it took to come, within these: what took longer has
+// waited for a kernel, and to wait as long again would help nobody.
+constexpr uint64_t kLeastHold = 100 * kMicro, kMostFirstHold = 500 * kMicro;
+// One that is taken away kBounces times within kBouncing is contended: its hold doubles.
+constexpr uint8_t kBounces = 3;
+constexpr uint64_t kBouncing = 5 * kMilli, kMostHold = 10 * kMilli;
+// And is not any more once nobody has taken it for so long.
+constexpr uint64_t kCalm = 100 * kMilli;
+// Operations ahead of touches that are under way at once.
+constexpr size_t kMostAsking = 64;
+
+uint64_t now() {
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return static_cast<uint64_t>(time.tv_sec) * kSecond + static_cast<uint64_t>(time.tv_nsec);
+}
+
+void count(std::atomic<uint64_t>& counter, uint64_t n = 1) {
+  counter.fetch_add(n, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+/// Lies on its thread's stack. That thread waits until it is done.
+struct CpuAgent::Command {
+  enum What : uint8_t { kAdd, kRemove, kWant, kStop } what;
+  std::unique_ptr<Region> region;  // kAdd
+  ExtentId first = 0;
+  uint32_t extents = 0;
+  Command* next = nullptr;
+  std::atomic<uint32_t> done{0};
+};
+
+// ---- any thread
+
+Result<std::unique_ptr<CpuAgent>> CpuAgent::start(directory::Exchange& exchange,
+                                                  directory::AgentId id,
+                                                  std::unique_ptr<UserFaults> faults) {
+  auto bell = std::make_shared<base::UniqueFd>(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!*bell)
+    return Error{std::string("managed memory's faults can't be served: no eventfd (") +
+                 std::strerror(errno) + "); raise the limit of open files"};
+  std::unique_ptr<CpuAgent> agent(new CpuAgent(exchange, id, std::move(faults), bell));
+  // The program's signal handlers don't run on this thread: they may touch managed memory.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const int error = pthread_create(
+      &agent->thread_, nullptr,
+      [](void* self) -> void* {
+        static_cast<CpuAgent*>(self)->serve();
+        return nullptr;
+      },
+      agent.get());
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error != 0)
+    return Error{std::string("managed memory's faults can't be served: no thread (") +
+                 std::strerror(error) + "); raise the limit of threads"};
+  agent->runs_ = true;
+  exchange.join(id, 1, [bell] {
+    const uint64_t one = 1;
+    // A bell that is rung already stays so.
+    [[maybe_unused]] const ssize_t written = write(bell->get(), &one, sizeof one);
+  });
+  return agent;
+}
+
+CpuAgent::CpuAgent(directory::Exchange& exchange, directory::AgentId id,
+                   std::unique_ptr<UserFaults> faults, std::shared_ptr<base::UniqueFd> bell)
+    : exchange_(exchange),
+      id_(id),
+      faults_(std::move(faults)),
+      bell_(std::move(bell)),
+      elsewhere_(id, 1, directory::kUnlimited, *this, false) {
+  operations_.reserve(256);
+  runnable_.reserve(256);
+  failed_.reserve(64);
+  messages_.reserve(256);
+}
+
+CpuAgent::~CpuAgent() { stop(); }
+
+/// On return the fault thread has done what the command says.
+void CpuAgent::hand(Command& command) {
+  if (!runs_) {
+    obey(command);
+    return;
+  }
+  command.next = commands_.load(std::memory_order_relaxed);
+  while (!commands_.compare_exchange_weak(command.next, &command, std::memory_order_release,
+                                          std::memory_order_relaxed)) {
+  }
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(bell_->get(), &one, sizeof one);
+  command.done.wait(0, std::memory_order_acquire);
+}
+
+Status CpuAgent::add(ExtentId first, Frames& frames) {
+  if (!runs_) return Error{"managed memory's faults are not served any more"};
+  if (Status status = faults_->enlist(frames.address(), frames.bytes()); !status.ok())
+    return status;
+  Command command{.what = Command::kAdd, .region = std::make_unique<Region>()};
+  command.region->first = first;
+  command.region->frames = &frames;
+  command.region->pages.resize(frames.pages());
+  hand(command);
+  return {};
+}
+
+void CpuAgent::remove(ExtentId first) {
+  Command command{.what = Command::kRemove, .first = first};
+  hand(command);
+}
+
+void CpuAgent::want(ExtentId first, uint32_t extents) {
+  if (!runs_) return;
+  Command command{.what = Command::kWant, .first = first, .extents = extents};
+  hand(command);
+}
+
+void CpuAgent::forked() noexcept {
+  runs_ = false;
+  faults_.reset();
+  bell_->reset();
+  // Their views are not there: nothing of them is touched.
+  for (std::unique_ptr<Region>& region : by_address_) (void)region.release();
+  by_address_.clear();
+  by_extent_.clear();
+}
+
+void CpuAgent::stop() noexcept {
+  if (!runs_) return;
+  Command command{.what = Command::kStop};
+  hand(command);
+  pthread_join(thread_, nullptr);
+  runs_ = false;
+}
+
+// ---- the fault thread
+
+void CpuAgent::serve() {
+  pthread_setname_np(pthread_self(), "olpager-faults");
+  // Holds end to the microsecond.
+  prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
+  while (!ended_) {
+    std::array<pollfd, 2> waits{{{bell_->get(), POLLIN, 0}, {faults_->descriptor(), POLLIN, 0}}};
+    const timespec most = untilNext();
+    ppoll(waits.data(), waits.size(), most.tv_sec < 0 ? nullptr : &most, nullptr);
+    if ((waits[0].revents & POLLIN) != 0) {
+      uint64_t rings;
+      [[maybe_unused]] const ssize_t got = ::read(bell_->get(), &rings, sizeof rings);
+    }
+    takeCommands();
+    takeMessages();
+    takeFaults();
+    expire();
+    askWanted();
+    settle();
+  }
+}
+
+void CpuAgent::takeCommands() {
+  Command* newest = commands_.exchange(nullptr, std::memory_order_acquire);
+  Command* oldest = nullptr;
+  while (newest != nullptr) {
+    Command* const next = newest->next;
+    newest->next = oldest;
+    oldest = newest;
+    newest = next;
+  }
+  while (oldest != nullptr) {
+    Command& command = *oldest;
+    oldest = command.next;
+    obey(command);
+    command.done.store(1, std::memory_order_release);
+    command.done.notify_one();
+  }
+}
+
+void CpuAgent::obey(Command& command) {
+  switch (command.what) {
+    case Command::kAdd: {
+      Region* const region = command.region.get();
+      elsewhere_.resize(region->first + region->frames->pages());
+      by_extent_.insert(std::upper_bound(by_extent_.begin(), by_extent_.end(), region->first,
+                                         [](ExtentId first, const Region* other) {
+                                           return first < other->first;
+                                         }),
+                        region);
+      by_address_.insert(
+          std::upper_bound(by_address_.begin(), by_address_.end(), region->frames->address(),
+                           [](uint64_t address, const std::unique_ptr<Region>& other) {
+                             return address < other->frames->address();
+                           }),
+          std::move(command.region));
+      break;
+    }
+    case Command::kRemove: {
+      const Place place = placeOf(command.first);
+      if (!place || place.index != 0) break;
+      leave(*place.region);
+      std::erase(by_extent_, place.region);
+      std::erase_if(by_address_, [&](const std::unique_ptr<Region>& other) {
+        return other.get() == place.region;
+      });
+      break;
+    }
+    case Command::kWant:
+      wanted_.push_back({command.first, command.extents});
+      break;
+    case Command::kStop: {
+      while (!operations_.empty()) drop(operations_.size() - 1);
+      for (const std::unique_ptr<Region>& region : by_address_) {
+        for (uint32_t page = 0; page < region->pages.size(); ++page) {
+          if (!region->pages[page].published) region->frames->close(page, 1);
+        }
+        faults_->dismiss(region->frames->address(), region->frames->bytes());
+      }
+      ended_ = true;
+      break;
+    }
+  }
+}
+
+/// Nobody waits in the region any more.
+void CpuAgent::leave(Region& region) {
+  const auto reaches = [&](const Operation& operation) {
+    for (size_t i = 0; i < operation.count; ++i) {
+      if (operation.extents[i] - region.first < region.pages.size()) return true;
+    }
+    return false;
+  };
+  for (size_t i = operations_.size(); i-- > 0;) {
+    if (i < operations_.size() && reaches(operations_[i])) drop(i);
+  }
+  region.frames->close(0, region.frames->pages());
+  faults_->dismiss(region.frames->address(), region.frames->bytes());
+}
+
+CpuAgent::Place CpuAgent::placeOf(uint64_t address) const {
+  auto after = std::upper_bound(by_address_.begin(), by_address_.end(), address,
+                                [](uint64_t sought, const std::unique_ptr<Region>& other) {
+                                  return sought < other->frames->address();
+                                });
+  if (after == by_address_.begin()) return {};
+  Region& region = **--after;
+  if (!region.frames->holds(address)) return {};
+  return {&region,
+          static_cast<uint32_t>((address - region.frames->address()) >> space::kPageShift)};
+}
+
+CpuAgent::Place CpuAgent::placeOf(ExtentId extent) const {
+  auto after =
+      std::upper_bound(by_extent_.begin(), by_extent_.end(), extent,
+                       [](ExtentId sought, const Region* other) { return sought < other->first; });
+  if (after == by_extent_.begin()) return {};
+  Region& region = **--after;
+  if (extent - region.first >= region.pages.size()) return {};
+  return {&region, extent - region.first};
+}
+
+void CpuAgent::takeMessages() {
+  messages_.clear();
+  if (!exchange_.take(id_, messages_)) return;
+  for (const Message& message : messages_) {
+    if (message.kind == MessageKind::kForget) {
+      if (const Place place = placeOf(message.extent)) place.page().gone = true;
+      // The program has freed it: no touch of it has to get done.
+      for (size_t i = operations_.size(); i-- > 0;) {
+        if (i < operations_.size() && operations_[i].held && operations_[i].needs(message.extent))
+          complete(i);
+      }
+    }
+    elsewhere_.receive(message, here_);
+  }
+}
+
+void CpuAgent::takeFaults() {
+  std::array<UserFault, 32> faults;
+  for (size_t got = faults.size(); got == faults.size();) {
+    got = faults_->read(faults);
+    for (size_t i = 0; i < got; ++i) fault(faults[i]);
+  }
+}
+
+void CpuAgent::fault(const UserFault& fault) {
+  const Place place = placeOf(fault.address);
+  if (!place) {
+    // Of a region that has left.
+    faults_->wake(fault.address & ~(space::kPageBytes - 1), space::kPageBytes);
+    return;
+  }
+  if (place.page().gone || place.page().lost) {
+    end(place);
+    return;
+  }
+  count(counters_.faults);
+  if (place.page().published) {
+    // It has come since; or the program has thrown away the mapping of a part.
+    const uint64_t base_page = place.frames().basePage();
+    faults_->publish(fault.address & ~(base_page - 1), base_page, base_page);
+    faults_->wake(place.view(), space::kPageBytes);
+    return;
+  }
+  for (Operation& operation : operations_) {
+    if (operation.held || !operation.needs(place.extent())) continue;
+    // Somebody waits for it now.
+    if (operation.kind == Kind::kAhead) --asking_;
+    operation.kind = Kind::kFault;
+    return;
+  }
+  const ExtentId extent = place.extent();
+  begin(Kind::kFault, {&extent, 1});
+}
+
+void CpuAgent::begin(Kind kind, std::span<const ExtentId> extents) {
+  Operation operation{.age = exchange_.operation(id_), .kind = kind, .began = now()};
+  std::array<directory::Need, kMostExtents> needs;
+  for (const ExtentId extent : extents) {
+    needs[operation.count] = {extent, Mode::kOwn};
+    operation.extents[operation.count++] = extent;
+  }
+  if (kind == Kind::kAhead) ++asking_;
+  operations_.push_back(operation);
+  elsewhere_.need(operation.age, {needs.data(), operation.count}, exchange_.oldest(), here_);
+}
+
+/// Asks for the next of what is wanted.
+void CpuAgent::askWanted() {
+  while (!wanted_.empty() && asking_ < kMostAsking) {
+    Range& range = wanted_.front();
+    if (range.count == 0) {
+      wanted_.pop_front();
+      continue;
+    }
+    const ExtentId extent = range.next++;
+    --range.count;
+    const Place place = placeOf(extent);
+    if (!place || place.page().published || place.page().gone || place.page().lost) continue;
+    const bool asked = std::any_of(operations_.begin(), operations_.end(),
+                                   [&](const Operation& other) { return other.needs(extent); });
+    if (!asked) begin(Kind::kAhead, {&extent, 1});
+  }
+}
+
+/// What has become possible, or impossible, meanwhile.
+void CpuAgent::settle() {
+  for (;;) {
+    if (!failed_.empty()) {
+      const Failure failure = failed_.back();
+      failed_.pop_back();
+      giveUp(failure.age, failure.extent);
+    } else if (!runnable_.empty()) {
+      const Age age = runnable_.back();
+      runnable_.pop_back();
+      run(age);
+    } else {
+      return;
+    }
+  }
+}
+
+size_t CpuAgent::find(Age age) const {
+  size_t i = 0;
+  while (i < operations_.size() && operations_[i].age != age) ++i;
+  return i;
+}
+
+void CpuAgent::run(Age age) {
+  const size_t i = find(age);
+  // If it has lost a page since, it is told again.
+  if (i == operations_.size() || operations_[i].held || !elsewhere_.submit(age)) return;
+  Operation& operation = operations_[i];
+  operation.held = true;
+  for (size_t e = 0; e < operation.count; ++e) {
+    if (const Place place = placeOf(operation.extents[e])) publish(place);
+  }
+  if (operation.kind == Kind::kAhead) {
+    complete(i);
+  } else {
+    operation.until = now() + hold(operation);
+  }
+}
+
+/// The operation can't ever have that extent.
+void CpuAgent::giveUp(Age age, ExtentId extent) {
+  const size_t i = find(age);
+  if (i == operations_.size()) return;
+  const Operation operation = operations_[i];
+  if (const Place place = placeOf(extent); place && !place.page().gone) place.page().lost = true;
+  drop(i);
+  for (size_t e = 0; e < operation.count; ++e) {
+    const Place place = placeOf(operation.extents[e]);
+    if (!place) continue;
+    if (place.page().gone || place.page().lost) {
+      end(place);
+    } else {
+      // Whoever waits there asks again.
+      faults_->wake(place.view(), space::kPageBytes);
+    }
+  }
+}
+
+/// A touch of what is freed or lost.
+void CpuAgent::end(const Place& place) {
+  if (place.page().gone) {
+    place.frames().close(place.index, 1);
+  } else {
+    place.frames().lose(place.index);
+  }
+  faults_->wake(place.view(), space::kPageBytes);
+}
+
+void CpuAgent::complete(size_t i) {
+  const Operation operation = operations_[i];
+  operations_[i] = operations_.back();
+  operations_.pop_back();
+  if (operation.kind == Kind::kAhead) --asking_;
+  elsewhere_.complete(operation.age, here_);
+}
+
+/// Whatever it waits for.
+void CpuAgent::drop(size_t i) {
+  if (operations_[i].held) {
+    complete(i);
+    return;
+  }
+  const Operation operation = operations_[i];
+  operations_[i] = operations_.back();
+  operations_.pop_back();
+  if (operation.kind == Kind::kAhead) --asking_;
+  elsewhere_.cancel(operation.age, here_);
+}
+
+void CpuAgent::publish(const Place& place) {
+  Page& page = place.page();
+  if (page.published || !page.granted) return;
+  page.published = page.used = true;
+  page.granted_at = now();
+  count(counters_.published);
+  faults_->publish(place.view(), space::kPageBytes, place.frames().basePage());
+}
+
+/// How long its pages stay from now on.
+uint64_t CpuAgent::hold(const Operation& operation) const {
+  uint64_t longest = 0;
+  const uint64_t first = std::clamp(2 * (now() - operation.began), kLeastHold, kMostFirstHold);
+  for (size_t e = 0; e < operation.count; ++e) {
+    if (const Place place = placeOf(operation.extents[e]))
+      longest = std::max(longest, std::min(first << place.page().longer, kMostHold));
+  }
+  return longest;
+}
+
+/// Holds that are over, and touches that wait for long.
+void CpuAgent::expire() {
+  const uint64_t time = now();
+  for (size_t i = operations_.size(); i-- > 0;) {
+    if (i >= operations_.size()) continue;
+    Operation& operation = operations_[i];
+    if (operation.held) {
+      if (operation.until <= time) complete(i);
+    } else if (operation.kind == Kind::kFault && !operation.long_wait &&
+               operation.began + kSecond <= time) {
+      operation.long_wait = true;
+      count(counters_.long_waits);
+      if (const Place place = placeOf(operation.extents[0]))
+        counters_.last_long_wait.store(place.view(), std::memory_order_relaxed);
+    }
+  }
+}
+
+/// Until expire() has something to do; negative: nothing will be.
+timespec CpuAgent::untilNext() const {
+  uint64_t next = UINT64_MAX;
+  for (const Operation& operation : operations_) {
+    if (operation.held) {
+      next = std::min(next, operation.until);
+    } else if (operation.kind == Kind::kFault && !operation.long_wait) {
+      next = std::min(next, operation.began + kSecond);
+    }
+  }
+  if (next == UINT64_MAX) return {.tv_sec = -1, .tv_nsec = 0};
+  const uint64_t time = now(), left = next > time ? next - time : 0;
+  return {.tv_sec = static_cast<time_t>(left / kSecond),
+          .tv_nsec = static_cast<long>(left % kSecond)};
+}
+
+// ---- what the directory's steps ask for
+
+void CpuAgent::fetch(ExtentId extent, directory::AgentId, directory::Number number,
+                     directory::Content, OneThread&) {
+  // The giver has put the bytes into the frame.
+  if (const Place place = placeOf(extent)) place.page().used = true;
+  elsewhere_.landed(extent, number, here_);
+}
+
+void CpuAgent::clear(ExtentId extent, OneThread&) {
+  const Place place = placeOf(extent);
+  if (!place || !place.page().used) return;
+  std::memset(place.frames().alias(place.index), 0, space::kPageBytes);
+}
+
+void CpuAgent::grant(ExtentId extent, Mode mode, OneThread&) {
+  const Place place = placeOf(extent);
+  if (!place) return;
+  Page& page = place.page();
+  page.granted = mode == Mode::kOwn;
+  if (page.granted || !page.published) return;
+  // Others read it: a touch asks for it alone.
+  page.published = false;
+  place.frames().drop(place.index);
+}
+
+void CpuAgent::yield(ExtentId extent, OneThread&) {
+  const Place place = placeOf(extent);
+  if (!place) return;
+  Page& page = place.page();
+  page.granted = false;
+  if (!page.published) return;
+  page.published = false;
+  place.frames().drop(place.index);
+  count(counters_.given);
+  const uint64_t time = now();
+  if (time - page.bouncing_since > std::max(kBouncing, kMostHold * kBounces * (page.longer != 0))) {
+    if (time - page.bouncing_since > kCalm) page.longer = 0;
+    page.bouncing_since = time;
+    page.bounces = 0;
+  }
+  if (++page.bounces < kBounces) return;
+  page.bouncing_since = time;
+  page.bounces = 0;
+  if (kLeastHold << page.longer >= kMostHold) return;
+  ++page.longer;
+  count(counters_.contended);
+}
+
+}  // namespace olpager::pager

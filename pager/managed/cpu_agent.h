@@ -1,0 +1,212 @@
+// The program's CPU as an agent of the directory: managed memory that pages between it and the
+// GPUs. A touch of a page that the CPU does not have is a fault (userfaults.h); the agent asks the
+// directory for the page, and publishes it in the region's view (frames.h) when it comes.
+//
+// The page's frame is its place in host memory for everybody: whoever gives a page to the CPU has
+// its bytes in the frame before saying so, and the CPU gives one by dropping its view. So nothing
+// is copied here.
+//
+// A page to the CPU:
+//
+//   absent      a touch is a fault
+//   granted     the CPU owns it, its view is not mapped: a touch is a fault that waits for nobody
+//   published   the CPU owns it, its view is mapped: a touch costs nothing
+//   gone        it is freed: a touch is a SIGSEGV
+//   lost        its bytes are lost: a touch is a SIGBUS
+//
+// An operation (of the directory) is a fault, or a page asked for ahead of one:
+//
+//   waiting     it lacks pages
+//   held        it has them and they are published. They stay for a while, so that the touch gets
+//               done; then it is complete, and others may have them
+//
+// Threads: all of this is one thread's own, without any lock: the fault thread. Others hand it a
+// command and wait until it has taken that (add, remove, want). So a signal handler that touches
+// managed memory may interrupt anybody. The fault thread takes the exchange's mutex (a leaf), and
+// no other: who holds that touches no managed memory. It says nothing, logs nothing: what there is
+// to say is in the counters.
+#pragma once
+
+#include <pthread.h>
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/result.h"
+#include "coherence/directory/exchange.h"
+#include "pager/managed/frames.h"
+#include "pager/managed/userfaults.h"
+#include "pager/tiers/elsewhere.h"
+
+namespace olpager::pager {
+
+/// All that is locked where one thread does it all.
+struct OneThread {};
+
+/// Read by anybody, at any time.
+struct CpuCounters {
+  std::atomic<uint64_t> faults{0};          // of threads that had to wait
+  std::atomic<uint64_t> published{0};       // pages
+  std::atomic<uint64_t> given{0};           // pages that other agents took
+  std::atomic<uint64_t> ahead{0};           // pages asked for ahead of sequential touches
+  std::atomic<uint64_t> contended{0};       // times that a page's hold was made longer
+  std::atomic<uint64_t> long_waits{0};      // touches that waited for more than a second
+  std::atomic<uint64_t> last_long_wait{0};  // where the last of them is
+  std::atomic<uint64_t> violations{0};      // messages that the protocol excludes: a mistake
+};
+
+class CpuAgent final : private Residence<OneThread> {
+ public:
+  /// Joins the exchange.
+  static Result<std::unique_ptr<CpuAgent>> start(directory::Exchange& exchange,
+                                                 directory::AgentId id,
+                                                 std::unique_ptr<UserFaults> faults);
+  ~CpuAgent() override;
+
+  /// The region's extents, one for each page; allocated at the exchange. The frames stay until
+  /// remove().
+  Status add(directory::ExtentId first, Frames& frames);
+  /// After Exchange::free() and kReleased of every extent. On return no touch of the region waits
+  /// here: it is a SIGSEGV, or whatever comes to be mapped there.
+  void remove(directory::ExtentId first);
+  /// As touches of these extents, which nobody waits for.
+  void want(directory::ExtentId first, uint32_t count);
+
+  /// In a forked child, which has neither the thread nor the views: the parent's descriptors are
+  /// closed. Of this object only the end may follow.
+  void forked() noexcept;
+  /// Faults are served no more. A touch of a page that the CPU does not have is a SIGSEGV then.
+  void stop() noexcept;
+
+  const CpuCounters& counters() const { return counters_; }
+
+ private:
+  static constexpr size_t kMostExtents = 32;
+  enum class Kind : uint8_t { kFault, kAhead };
+  struct Page {
+    bool granted = false;
+    bool published = false;
+    bool used = false;  // the frame may hold something else than zeros
+    bool gone = false;
+    bool lost = false;
+    uint8_t longer = 0;   // its hold is doubled so many times
+    uint8_t bounces = 0;  // since `bouncing_since`
+    uint64_t bouncing_since = 0;
+    uint64_t granted_at = 0;
+  };
+  struct Region {
+    directory::ExtentId first = 0;
+    Frames* frames = nullptr;
+    std::vector<Page> pages;
+  };
+  struct Operation {
+    directory::Age age = 0;
+    Kind kind = Kind::kFault;
+    bool held = false;
+    bool long_wait = false;  // counted
+    uint8_t count = 0;
+    std::array<directory::ExtentId, kMostExtents> extents{};
+    uint64_t began = 0;
+    uint64_t until = 0;  // held
+    bool needs(directory::ExtentId extent) const {
+      for (size_t i = 0; i < count; ++i) {
+        if (extents[i] == extent) return true;
+      }
+      return false;
+    }
+  };
+  struct Place {
+    Region* region = nullptr;
+    uint32_t index = 0;
+    explicit operator bool() const { return region != nullptr; }
+    Page& page() const { return region->pages[index]; }
+    Frames& frames() const { return *region->frames; }
+    directory::ExtentId extent() const { return region->first + index; }
+    uint64_t view() const { return region->frames->view(index); }
+  };
+  struct Range {
+    directory::ExtentId next = 0;
+    uint32_t count = 0;
+  };
+  struct Command;
+
+  CpuAgent(directory::Exchange& exchange, directory::AgentId id, std::unique_ptr<UserFaults> faults,
+           std::shared_ptr<base::UniqueFd> bell);
+
+  // Any thread.
+  void hand(Command& command);
+
+  // The fault thread.
+  void serve();
+  void takeCommands();
+  void takeMessages();
+  void takeFaults();
+  void obey(Command& command);
+  void leave(Region& region);
+  Place placeOf(uint64_t address) const;
+  Place placeOf(directory::ExtentId extent) const;
+  void fault(const UserFault& fault);
+  void begin(Kind kind, std::span<const directory::ExtentId> extents);
+  void askWanted();
+  void settle();
+  void run(directory::Age age);
+  void giveUp(directory::Age age, directory::ExtentId extent);
+  void complete(size_t operation);
+  void drop(size_t operation);
+  void publish(const Place& place);
+  void end(const Place& place);
+  uint64_t hold(const Operation& operation) const;
+  void expire();
+  timespec untilNext() const;
+  size_t find(directory::Age age) const;
+
+  void fetch(directory::ExtentId extent, directory::AgentId from, directory::Number number,
+             directory::Content have, OneThread& lock) override;
+  void abort(directory::ExtentId, OneThread&) override {}
+  void clear(directory::ExtentId extent, OneThread& lock) override;
+  void grant(directory::ExtentId extent, directory::Mode mode, OneThread& lock) override;
+  void yield(directory::ExtentId extent, OneThread& lock) override;
+  void release(directory::ExtentId, OneThread&) override {}
+  void stop(directory::ExtentId, OneThread&) override {}
+  void go(directory::ExtentId, OneThread&) override {}
+  void lend(directory::ExtentId, OneThread&) override {}
+  void lendOver(directory::ExtentId, OneThread&) override {}
+  void runnable(directory::Age age) override { runnable_.push_back(age); }
+  void failed(directory::Age age, directory::ExtentId extent) override {
+    failed_.push_back({age, extent});
+  }
+  void post(const directory::Message& message) override { exchange_.post(message); }
+  void violated(const directory::Action&) override { ++counters_.violations; }
+
+  directory::Exchange& exchange_;
+  const directory::AgentId id_;
+  std::unique_ptr<UserFaults> faults_;
+  std::shared_ptr<base::UniqueFd> bell_;  // an eventfd, the exchange's too
+  CpuCounters counters_;
+  std::atomic<Command*> commands_{nullptr};
+  pthread_t thread_{};
+  bool runs_ = false;  // the thread; of whoever owns this object
+
+  // The fault thread's own; while there is none, the owner's:
+  struct Failure {
+    directory::Age age;
+    directory::ExtentId extent;
+  };
+  OneThread here_;
+  Elsewhere<OneThread> elsewhere_;
+  bool ended_ = false;
+  std::vector<std::unique_ptr<Region>> by_address_;  // ascending
+  std::vector<Region*> by_extent_;                   // ascending
+  std::vector<Operation> operations_;
+  std::vector<directory::Age> runnable_;
+  std::vector<Failure> failed_;
+  std::vector<directory::Message> messages_;
+  std::deque<Range> wanted_;
+  size_t asking_ = 0;  // operations of kAhead
+};
+
+}  // namespace olpager::pager

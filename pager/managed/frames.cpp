@@ -1,0 +1,117 @@
+#include "pager/managed/frames.h"
+
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#ifndef MADV_DONTNEED_LOCKED
+#define MADV_DONTNEED_LOCKED 24
+#endif
+
+namespace olpager::pager {
+namespace {
+
+/// A signal breaks the allocation of a piece off, which gives the piece back.
+constexpr uint64_t kPiece = uint64_t{32} << 20;
+
+bool allocate(int file, uint64_t bytes) {
+  for (uint64_t at = 0; at < bytes;) {
+    const uint64_t piece = std::min(kPiece, bytes - at);
+    if (fallocate(file, 0, static_cast<off_t>(at), static_cast<off_t>(piece)) == 0) {
+      at += piece;
+    } else if (errno != EINTR) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void* at(uint64_t address) { return reinterpret_cast<void*>(address); }
+
+Error failed(const char* what, uint64_t bytes) {
+  return {"managed memory of " + std::to_string(bytes >> 20) + " MiB can't be had: " + what + " (" +
+          std::strerror(errno) + "); free host memory, or allocate less"};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Frames>> Frames::make(uint64_t address, uint32_t pages, bool huge) {
+  std::unique_ptr<Frames> frames(new Frames(address, pages));
+  if (huge && frames->map(true).ok()) return frames;
+  frames->unmap();
+  if (Status status = frames->map(false); !status.ok()) return status.error();
+  return frames;
+}
+
+Status Frames::map(bool huge) {
+  base_page_ = huge ? space::kPageBytes : static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  file_.reset(
+      memfd_create("olpager-managed", MFD_CLOEXEC | (huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0u)));
+  if (!file_) return failed("no file in memory", bytes());
+  if (!base::resizeFile(file_.get(), bytes()))
+    return failed("its file can't be that long", bytes());
+  // Huge pages are reserved by the mapping.
+  void* const alias = mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
+  if (alias == MAP_FAILED) return failed("its frames can't be mapped", bytes());
+  alias_ = static_cast<std::byte*>(alias);
+  if (!allocate(file_.get(), bytes())) return failed("there is no memory for its frames", bytes());
+  if (mmap(at(address_), bytes(), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file_.get(), 0) ==
+      MAP_FAILED)
+    return failed("its view can't be mapped", bytes());
+  viewed_ = true;
+  // A child has neither: what it writes would be seen here. A core dump would wait for the view's
+  // faults to be served.
+  for (void* const mapping : {at(address_), alias}) {
+    madvise(mapping, bytes(), MADV_DONTFORK);
+    madvise(mapping, bytes(), MADV_DONTDUMP);
+  }
+  // Before Linux 5.18 a view of huge pages can't be dropped.
+  for (uint32_t page = 0; page < pages_; ++page) {
+    if (!drop(page)) return failed("its view can't be dropped", bytes());
+  }
+  return {};
+}
+
+void Frames::unmap() {
+  if (viewed_)
+    mmap(at(address_), bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+         -1, 0);
+  if (alias_ != nullptr) munmap(alias_, bytes());
+  viewed_ = false;
+  alias_ = nullptr;
+  file_.reset();
+}
+
+Frames::~Frames() { unmap(); }
+
+bool Frames::drop(uint32_t page) {
+  void* const from = at(view(page));
+  if (madvise(from, space::kPageBytes, MADV_DONTNEED) == 0) return true;
+  // The program locks all of its memory.
+  if (madvise(from, space::kPageBytes, MADV_DONTNEED_LOCKED) == 0) return true;
+  return munlock(from, space::kPageBytes) == 0 &&
+         madvise(from, space::kPageBytes, MADV_DONTNEED) == 0;
+}
+
+void Frames::close(uint32_t page, uint32_t count) {
+  mprotect(at(view(page)), count * space::kPageBytes, PROT_NONE);
+}
+
+bool Frames::lose(uint32_t page) {
+  if (!nothing_) nothing_.reset(memfd_create("olpager-lost", MFD_CLOEXEC));
+  if (nothing_ && mmap(at(view(page)), space::kPageBytes, PROT_READ | PROT_WRITE,
+                       MAP_SHARED | MAP_FIXED, nothing_.get(), 0) != MAP_FAILED) {
+    madvise(at(view(page)), space::kPageBytes, MADV_DONTFORK);
+    madvise(at(view(page)), space::kPageBytes, MADV_DONTDUMP);
+    return true;
+  }
+  close(page, 1);
+  return false;
+}
+
+}  // namespace olpager::pager

@@ -1,0 +1,60 @@
+// Faults of this process's own threads that this process serves itself: what userfaultfd is to the
+// pager, and the kernel's own of it. A range is enlisted; whoever then touches a page of it that is
+// not published waits until it is.
+//
+// Thread-safety: any thread, without a lock of ours. Ownership: the descriptor, with it every range
+// that is still enlisted.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/result.h"
+
+namespace olpager::pager {
+
+/// One that waits.
+struct UserFault {
+  uint64_t address = 0;
+  bool write = false;
+  pid_t thread = 0;  // 0: not known
+};
+
+class UserFaults {
+ public:
+  /// Whose faults are told.
+  enum class Reach : uint8_t {
+    kAll,       // of threads, and of system calls that touch the range for them
+    kUserMode,  // of threads alone: a system call gets EFAULT instead
+  };
+
+  virtual ~UserFaults() = default;
+
+  virtual Reach reach() const = 0;
+  /// For kUserMode: why not all, and what to do. One line.
+  virtual const std::string& why() const = 0;
+  /// Readable while faults wait to be read.
+  virtual int descriptor() const = 0;
+  /// Never waits. Returns how many have been read.
+  virtual size_t read(std::span<UserFault> to) = 0;
+
+  virtual Status enlist(uint64_t address, uint64_t bytes) = 0;
+  /// Whoever waits there touches the memory again, as it is mapped then.
+  virtual void dismiss(uint64_t address, uint64_t bytes) = 0;
+  /// Maps the file's pages that lie behind the range, of `base_page` bytes each, and lets go on who
+  /// waits there. What is mapped already stays. False: the range is gone.
+  virtual bool publish(uint64_t address, uint64_t bytes, uint64_t base_page) = 0;
+  /// Whoever waits there touches the memory again.
+  virtual void wake(uint64_t address, uint64_t bytes) = 0;
+};
+
+/// The kernel's. `at_most`: kUserMode leaves out what would reach further. An error says why it is
+/// not to be had, and what to do.
+Result<std::unique_ptr<UserFaults>> openUserFaults(
+    UserFaults::Reach at_most = UserFaults::Reach::kAll);
+
+}  // namespace olpager::pager
