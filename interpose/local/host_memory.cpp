@@ -103,12 +103,8 @@ bool isVmm(const void* address) {
 CUresult allocateManaged(Pool& running, const Place& place, uint64_t bytes, CUdeviceptr* out) {
   if (const CUresult refused = refusedByCapture(); refused != CUDA_SUCCESS) return refused;
   RelaxedCapture relaxed;
-  const CUresult result = running.allocate(place.context, place.device, bytes,
-                                           olpager::pager::AllocationKind::kManaged, out);
-  if (result != CUDA_SUCCESS) return result;
-  olpager::pager::add(olpager::pager::counters().managed_allocations);
-  olpager::pager::add(olpager::pager::counters().managed_bytes, bytes);
-  return result;
+  return running.allocate(place.context, place.device, bytes,
+                          olpager::pager::AllocationKind::kManaged, out);
 }
 
 }  // namespace

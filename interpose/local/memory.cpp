@@ -306,13 +306,7 @@ OLPAGER_HOOK(cuMemFree_v2)(CUdeviceptr address) {
       break;
   }
   forgetPointerState(address);
-  const CUresult result = freeMemory(address);
-  if (result == CUDA_SUCCESS && info.kind == AllocationKind::kManaged) {
-    auto& counters = olpager::pager::counters();
-    olpager::pager::subtract(counters.managed_allocations, 1);
-    olpager::pager::subtract(counters.managed_bytes, info.bytes);
-  }
-  return result;
+  return freeMemory(address);
 }
 
 OLPAGER_HOOK(cuMemAllocAsync)(CUdeviceptr* out, size_t bytes, CUstream stream) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "pager/counters/counters.h"
 #include "pager/managed/frames.h"
 #include "pager/managed/userfaults.h"
 #include "pager/pool_state.h"
@@ -122,6 +123,8 @@ Status Managed::add(Region& region, std::shared_ptr<Frames> frames, Lock& lock) 
     region.engine->setState(*extent, ExtentState::kAbsent);
   }
   exchange_.allocate(region.managed->first, pages);
+  pager::add(counters().managed_allocations);
+  pager::add(counters().managed_bytes, region.requested_bytes);
   ManagedRegion& added = *region.managed;
   lock.unlock();
   added.pinned = pin(state_.driver, *added.frames);
@@ -141,6 +144,8 @@ void Managed::drop(Region& region, Lock& lock) {
     if (managed.released < pages) state_.changed.wait_for(lock, std::chrono::milliseconds(1));
   }
   if (state_.stopped) return;
+  subtract(counters().managed_allocations, 1);
+  subtract(counters().managed_bytes, region.requested_bytes);
   lock.unlock();
   cpu_->remove(managed.first);
   if (managed.pinned) {
@@ -257,6 +262,7 @@ void Managed::grant(directory::ExtentId id, directory::Mode, Lock&) {
   region.engine->setState(extent, ExtentState::kParked);
   if (extent.blank) return;
   // The CPU may have put pointers there.
+  extent.scan_due = true;
   region.host_written = true;
   ++region.host_writes;
   state_.reach.markDirty(&region);

@@ -47,8 +47,8 @@ struct Scanner::Jobs {
   }
 };
 
-// Who gets to the arena by its own pages has reached it before: only what leaves is looked at now.
-void Scanner::listSwapped(Scan& scan, Region& region, const std::vector<Extent*>& victims,
+// Who gets to the region by its own pages has reached it before: only what leaves is looked at now.
+void Scanner::listParts(Scan& scan, Region& region, const std::vector<Extent*>& victims,
                           Jobs& jobs) {
   std::vector<uint64_t> leaving;
   leaving.reserve(victims.size());
@@ -60,6 +60,29 @@ void Scanner::listSwapped(Scan& scan, Region& region, const std::vector<Extent*>
                           false,
                           region.stamp.load(),
                           std::move(leaving),
+                          {},
+                          {},
+                          false,
+                          {}});
+}
+
+// Managed memory, in a pass that no victim waits for: pages that have come from the CPU since they
+// were scanned last. What kernels wrote is looked at when something is to leave.
+void Scanner::listFromCpu(Scan& scan, Region& region, Jobs& jobs) {
+  std::vector<uint64_t> come;
+  const uint32_t* const bitmap = jobs.bitmapOf(region, scan.scanned.size());
+  for (auto& extent : region.extents) {
+    if (!extent->scan_due || !extent->mapped()) continue;
+    if (!jobs.add(*extent, bitmap)) break;
+    extent->scan_due = false;
+    come.push_back(extent->address);
+  }
+  if (come.empty()) return;
+  scan.scanned.push_back({&region,
+                          region.buffer_id,
+                          false,
+                          region.stamp.load(),
+                          std::move(come),
                           {},
                           {},
                           false,
@@ -93,6 +116,7 @@ bool Scanner::listRegion(Scan& scan, Region& region, const std::vector<Extent*>&
     }
     const bool fitted = jobs.add(*extent, bitmap);
     fits &= fitted;
+    if (region.managed != nullptr && fitted) extent->scan_due = false;
     if (!region.by_pieces) continue;
     only.push_back(extent->address);
     extent->scan_due = !fitted || region.stampOf(*extent) > floor || unsettled;
@@ -142,8 +166,15 @@ void Scanner::listDirty(Scan& scan, const std::vector<Extent*>& victims, Jobs& j
       still_dirty.push_back(region);
       continue;
     }
-    if (region == scan.swap_of) {
-      listSwapped(scan, *region, victims, jobs);
+    if (region->managed != nullptr && victims.empty() && !scan.all) {
+      if (std::any_of(scan.host_written.begin(), scan.host_written.end(),
+                      [&](const auto& entry) { return entry.region == region; }))
+        listFromCpu(scan, *region, jobs);
+      still_dirty.push_back(region);
+      continue;
+    }
+    if (region == scan.parts_of) {
+      listParts(scan, *region, victims, jobs);
       still_dirty.push_back(region);
       continue;
     }
@@ -280,7 +311,8 @@ Scanner::Found Scanner::finish(Scan& scan, const std::vector<Extent*>& victims, 
   // Copies into these had completed when the pass began; none has come since if the stamp is the
   // same.
   for (const auto& entry : scan.host_written) {
-    const bool same = entry.region->by_pieces || entry.region->isRoot()
+    const bool same = entry.region->by_pieces || entry.region->isRoot() ||
+                              entry.region->managed != nullptr
                           ? entry.region->host_writes == entry.host_writes
                           : entry.region->stamp.load() == entry.stamp;
     if (same) entry.region->host_written = false;

@@ -57,7 +57,9 @@ struct Scan {
   std::vector<HostWritten> host_written;  // a launch waits for these
   bool for_variables = false;             // a launch waits for the module variables
   bool all = false;                       // another engine waits for all that is dirty
-  Region* swap_of = nullptr;  // the victims are parts of this arena, which change place (swap.cpp)
+  /// The victims are parts of this region, which change place (swap.cpp) or go to another agent
+  /// (give_away.cpp). Of the region nothing else is scanned.
+  Region* parts_of = nullptr;
   /// Nobody waits for it but who wants victims out of VRAM.
   bool forVictimsOnly() const { return host_written.empty() && !for_variables && !all; }
 
@@ -118,7 +120,8 @@ class Scanner {
   void listDirty(Scan& scan, const std::vector<Extent*>& victims, Jobs& jobs, uint64_t floor);
   bool listRegion(Scan& scan, Region& region, const std::vector<Extent*>& victims, Jobs& jobs,
                   uint64_t floor);
-  void listSwapped(Scan& scan, Region& region, const std::vector<Extent*>& victims, Jobs& jobs);
+  void listParts(Scan& scan, Region& region, const std::vector<Extent*>& victims, Jobs& jobs);
+  void listFromCpu(Scan& scan, Region& region, Jobs& jobs);
   bool listRoot(Scan& scan, Region& region, uint32_t* found, uint64_t floor);
   std::vector<kernels::ScanJob> listVariables(uint32_t* found) const;
   void scanOnCpu(Scan& scan, bool again, Lock& lock);

@@ -25,7 +25,7 @@ void Engine::forget(const Region* region) {
   std::erase_if(out_.given_away, [region](const Extent* extent) { return extent->region == region; });
   if (swaps_.current == region) swaps_.current = nullptr;
   for (auto& batch : out_.batches) {
-    if (batch->scan.swap_of == region) batch->scan.swap_of = nullptr;
+    if (batch->scan.parts_of == region) batch->scan.parts_of = nullptr;
     for (Extent*& victim : batch->victims)
       if (victim != nullptr && victim->region == region) victim = nullptr;
     std::erase_if(batch->scan.host_written,

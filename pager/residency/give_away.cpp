@@ -43,6 +43,7 @@ bool Engine::giveAway(Lock& lock) {
     });
   };
   const bool may_begin = mayBegin();
+  // Of one region: what leads to its pages from its other pages need not be looked for.
   auto batch = std::make_unique<Batch>();
   for (size_t i = 0; i < out_.given_away.size(); ++i) {
     Extent& extent = *out_.given_away[i];
@@ -64,10 +65,11 @@ bool Engine::giveAway(Lock& lock) {
         setState(extent, ExtentState::kRetiring);
         [[fallthrough]];
       case ExtentState::kRetiring:
-        if (may_begin && !inBatch(&extent)) {
-          batch->victims.push_back(&extent);
-          batch->bytes += extent.bytes();
-        }
+        if (!may_begin || inBatch(&extent)) break;
+        if (batch->scan.parts_of == nullptr) batch->scan.parts_of = extent.region;
+        if (batch->scan.parts_of != extent.region) break;
+        batch->victims.push_back(&extent);
+        batch->bytes += extent.bytes();
         break;
       default:  // on its way: it comes to a stable state
         break;

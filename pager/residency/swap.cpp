@@ -53,7 +53,7 @@ bool Engine::swapArenas() {
   if (swaps_.current != nullptr) {
     const auto batch =
         std::find_if(out_.batches.begin(), out_.batches.end(),
-                     [this](const auto& entry) { return entry->scan.swap_of == swaps_.current; });
+                     [this](const auto& entry) { return entry->scan.parts_of == swaps_.current; });
     if (batch != out_.batches.end()) {
       if ((*batch)->stage == Batch::Stage::kPass || nowNs() < swaps_.until_ns) return false;
       for (Extent* victim : std::vector<Extent*>((*batch)->victims)) {
@@ -61,7 +61,7 @@ bool Engine::swapArenas() {
         victim->in_host = victim->vram == nullptr;
         cancelRetiring(*victim);
       }
-      (*batch)->scan.swap_of = nullptr;
+      (*batch)->scan.parts_of = nullptr;
       swapAgainAfter(*swaps_.current, false);
     }
     swaps_.current->swapping = false;
@@ -130,7 +130,7 @@ bool Engine::beginSwap(Region& region) {
     if (extent->vram != nullptr) flight_.freeing_bytes += extent->bytes();
     setState(*extent, ExtentState::kRetiring);
   }
-  batch->scan.swap_of = swaps_.current = &region;
+  batch->scan.parts_of = swaps_.current = &region;
   region.swapping = true;
   swaps_.until_ns = nowNs() + kQuietNs;
   swapAgainAfter(region, true);

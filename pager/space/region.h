@@ -149,7 +149,8 @@ struct Extent : Pooled<Extent> {
   bool in_host =
       false;  // of an arena that is reached whole: used less than what is in VRAM, so in place
   // Of arenas that move by pieces:
-  bool scan_due = false;  // launches or copies may have written it since its last scan
+  bool scan_due = false;  // launches or copies may have written it since its last scan; of managed
+                          // memory: the CPU may have
   // Of managed memory:
   bool leaving = false;  // another agent is to have it
   bool blank = false;    // it never had contents: zeros, which `host` need not hold
