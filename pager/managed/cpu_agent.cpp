@@ -46,10 +46,11 @@ void count(std::atomic<uint64_t>& counter, uint64_t n = 1) {
 
 /// Lies on its thread's stack. That thread waits until it is done.
 struct CpuAgent::Command {
-  enum What : uint8_t { kAdd, kRemove, kWant, kStop } what;
+  enum What : uint8_t { kAdd, kRemove, kWant, kPassed, kStop } what;
   std::unique_ptr<Region> region;  // kAdd
   ExtentId first = 0;
   uint32_t extents = 0;
+  pid_t thread = 0;  // kPassed
   Command* next = nullptr;
   std::atomic<uint32_t> done{0};
 };
@@ -138,6 +139,12 @@ void CpuAgent::remove(ExtentId first) {
 void CpuAgent::want(ExtentId first, uint32_t extents) {
   if (!runs_) return;
   Command command{.what = Command::kWant, .first = first, .extents = extents};
+  hand(command);
+}
+
+void CpuAgent::passed(pid_t thread) {
+  if (!runs_) return;
+  Command command{.what = Command::kPassed, .thread = thread};
   hand(command);
 }
 
@@ -231,6 +238,11 @@ void CpuAgent::obey(Command& command) {
     case Command::kWant:
       wanted_.push_back({command.first, command.extents});
       break;
+    case Command::kPassed:
+      for (size_t i = operations_.size(); i-- > 0;) {
+        if (operations_[i].held && operations_[i].thread == command.thread) complete(i);
+      }
+      break;
     case Command::kStop: {
       while (!operations_.empty()) drop(operations_.size() - 1);
       for (const std::unique_ptr<Region>& region : by_address_) {
@@ -256,6 +268,7 @@ void CpuAgent::leave(Region& region) {
   for (size_t i = operations_.size(); i-- > 0;) {
     if (i < operations_.size() && reaches(operations_[i])) drop(i);
   }
+  touches_.forget(region.first, region.frames->pages());
   region.frames->close(0, region.frames->pages());
   faults_->dismiss(region.frames->address(), region.frames->bytes());
 }
@@ -325,19 +338,72 @@ void CpuAgent::fault(const UserFault& fault) {
     faults_->wake(place.view(), space::kPageBytes);
     return;
   }
-  for (Operation& operation : operations_) {
-    if (operation.held || !operation.needs(place.extent())) continue;
+  place.page().marked = false;
+  Touches::Pages extents;
+  const size_t count_of = together(place, fault.thread, extents);
+  const std::span<const ExtentId> needed(extents.data(), count_of);
+  const auto serves = [&](const Operation& other) {
+    return !other.held && std::all_of(needed.begin(), needed.end(),
+                                      [&](ExtentId extent) { return other.needs(extent); });
+  };
+  const auto asked = std::find_if(operations_.begin(), operations_.end(), serves);
+  if (asked == operations_.end()) {
+    begin(Kind::kFault, needed, fault.thread);
+  } else if (asked->kind == Kind::kAhead) {
     // Somebody waits for it now.
-    if (operation.kind == Kind::kAhead) --asking_;
-    operation.kind = Kind::kFault;
-    return;
+    --asking_;
+    asked->kind = Kind::kFault;
+    asked->thread = fault.thread;
+    asked->began = now();
+  } else if (asked->thread != fault.thread) {
+    asked->thread = 0;
   }
-  const ExtentId extent = place.extent();
-  begin(Kind::kFault, {&extent, 1});
+  askAhead(place, fault.thread);
 }
 
-void CpuAgent::begin(Kind kind, std::span<const ExtentId> extents) {
-  Operation operation{.age = exchange_.operation(id_), .kind = kind, .began = now()};
+/// What the thread needs at one moment. Others have taken the page soon after it came: so the
+/// access that it came for may need more than it.
+size_t CpuAgent::together(const Place& place, pid_t thread, Touches::Pages& extents) const {
+  size_t needed = 0;
+  const Page& page = place.page();
+  if (page.taken_at != 0 && page.taken_at - page.published_at < kMostHold) {
+    Touches::Pages since;
+    const size_t most = touches_.since(thread, place.extent(), since);
+    for (size_t i = 0; i < most; ++i) {
+      const Place other = placeOf(since[i]);
+      if (other && !other.page().gone && !other.page().lost) extents[needed++] = since[i];
+    }
+  }
+  // The page itself is not among them, so there is room for it.
+  extents[needed++] = place.extent();
+  return needed;
+}
+
+/// It is at another agent or nobody's, and nothing has been asked yet.
+bool CpuAgent::worthAsking(const Place& place) const {
+  const Page& page = place.page();
+  if (page.granted || page.gone || page.lost || asking_ >= kMostAsking) return false;
+  return exchange_.owner(place.extent()) != id_ &&
+         std::none_of(operations_.begin(), operations_.end(),
+                      [&](const Operation& other) { return other.needs(place.extent()); });
+}
+
+void CpuAgent::askAhead(const Place& place, pid_t thread) {
+  const Region& region = *place.region;
+  const ExtentId end = region.first + region.frames->pages();
+  const Touches::Run run = touches_.fault(thread, place.extent(), end);
+  for (ExtentId extent = run.first; extent < run.first + run.count; ++extent) {
+    const Place next = placeOf(extent);
+    if (!worthAsking(next)) continue;
+    next.page().marked = extent == run.first;
+    count(counters_.ahead);
+    begin(Kind::kAhead, {&extent, 1});
+  }
+}
+
+void CpuAgent::begin(Kind kind, std::span<const ExtentId> extents, pid_t thread) {
+  Operation operation{
+      .age = exchange_.operation(id_), .kind = kind, .thread = thread, .began = now()};
   std::array<directory::Need, kMostExtents> needs;
   for (const ExtentId extent : extents) {
     needs[operation.count] = {extent, Mode::kOwn};
@@ -359,10 +425,9 @@ void CpuAgent::askWanted() {
     const ExtentId extent = range.next++;
     --range.count;
     const Place place = placeOf(extent);
-    if (!place || place.page().published || place.page().gone || place.page().lost) continue;
-    const bool asked = std::any_of(operations_.begin(), operations_.end(),
-                                   [&](const Operation& other) { return other.needs(extent); });
-    if (!asked) begin(Kind::kAhead, {&extent, 1});
+    if (!place) continue;
+    place.page().marked = false;
+    if (worthAsking(place)) begin(Kind::kAhead, {&extent, 1});
   }
 }
 
@@ -396,7 +461,8 @@ void CpuAgent::run(Age age) {
   Operation& operation = operations_[i];
   operation.held = true;
   for (size_t e = 0; e < operation.count; ++e) {
-    if (const Place place = placeOf(operation.extents[e])) publish(place);
+    const Place place = placeOf(operation.extents[e]);
+    if (place && !(place.page().marked && operation.kind == Kind::kAhead)) publish(place);
   }
   if (operation.kind == Kind::kAhead) {
     complete(i);
@@ -459,7 +525,7 @@ void CpuAgent::publish(const Place& place) {
   Page& page = place.page();
   if (page.published || !page.granted) return;
   page.published = page.used = true;
-  page.granted_at = now();
+  page.published_at = now();
   count(counters_.published);
   faults_->publish(place.view(), space::kPageBytes, place.frames().basePage());
 }
@@ -539,12 +605,13 @@ void CpuAgent::yield(ExtentId extent, OneThread&) {
   const Place place = placeOf(extent);
   if (!place) return;
   Page& page = place.page();
-  page.granted = false;
+  page.granted = page.marked = false;
+  count(counters_.given);
   if (!page.published) return;
   page.published = false;
   place.frames().drop(place.index);
-  count(counters_.given);
   const uint64_t time = now();
+  page.taken_at = time;
   if (time - page.bouncing_since > std::max(kBouncing, kMostHold * kBounces * (page.longer != 0))) {
     if (time - page.bouncing_since > kCalm) page.longer = 0;
     page.bouncing_since = time;

@@ -18,7 +18,8 @@
 //
 //   waiting     it lacks pages
 //   held        it has them and they are published. They stay for a while, so that the touch gets
-//               done; then it is complete, and others may have them
+//               done; then it is complete, and others may have them. A page that others take again
+//               and again stays for longer
 //
 // Threads: all of this is one thread's own, without any lock: the fault thread. Others hand it a
 // command and wait until it has taken that (add, remove, want). So a signal handler that touches
@@ -39,6 +40,7 @@
 #include "base/result.h"
 #include "coherence/directory/exchange.h"
 #include "pager/managed/frames.h"
+#include "pager/managed/touches.h"
 #include "pager/managed/userfaults.h"
 #include "pager/tiers/elsewhere.h"
 
@@ -75,6 +77,9 @@ class CpuAgent final : private Residence<OneThread> {
   void remove(directory::ExtentId first);
   /// As touches of these extents, which nobody waits for.
   void want(directory::ExtentId first, uint32_t count);
+  /// The thread has done with its touches: it is in a call of the driver. What is held for it alone
+  /// others may have now.
+  void passed(pid_t thread);
 
   /// In a forked child, which has neither the thread nor the views: the parent's descriptors are
   /// closed. Of this object only the end may follow.
@@ -85,7 +90,7 @@ class CpuAgent final : private Residence<OneThread> {
   const CpuCounters& counters() const { return counters_; }
 
  private:
-  static constexpr size_t kMostExtents = 32;
+  static constexpr size_t kMostExtents = Touches::kRemembered;
   enum class Kind : uint8_t { kFault, kAhead };
   struct Page {
     bool granted = false;
@@ -93,10 +98,12 @@ class CpuAgent final : private Residence<OneThread> {
     bool used = false;  // the frame may hold something else than zeros
     bool gone = false;
     bool lost = false;
+    bool marked = false;  // asked for ahead, and to be told of its first touch (touches.h)
     uint8_t longer = 0;   // its hold is doubled so many times
     uint8_t bounces = 0;  // since `bouncing_since`
     uint64_t bouncing_since = 0;
-    uint64_t granted_at = 0;
+    uint64_t published_at = 0;
+    uint64_t taken_at = 0;  // by another agent, while it was published
   };
   struct Region {
     directory::ExtentId first = 0;
@@ -110,6 +117,7 @@ class CpuAgent final : private Residence<OneThread> {
     bool long_wait = false;  // counted
     uint8_t count = 0;
     std::array<directory::ExtentId, kMostExtents> extents{};
+    pid_t thread = 0;  // that waits; 0: several, or nobody knows
     uint64_t began = 0;
     uint64_t until = 0;  // held
     bool needs(directory::ExtentId extent) const {
@@ -150,7 +158,10 @@ class CpuAgent final : private Residence<OneThread> {
   Place placeOf(uint64_t address) const;
   Place placeOf(directory::ExtentId extent) const;
   void fault(const UserFault& fault);
-  void begin(Kind kind, std::span<const directory::ExtentId> extents);
+  size_t together(const Place& place, pid_t thread, Touches::Pages& extents) const;
+  void askAhead(const Place& place, pid_t thread);
+  bool worthAsking(const Place& place) const;
+  void begin(Kind kind, std::span<const directory::ExtentId> extents, pid_t thread = 0);
   void askWanted();
   void settle();
   void run(directory::Age age);
@@ -207,6 +218,7 @@ class CpuAgent final : private Residence<OneThread> {
   std::vector<directory::Message> messages_;
   std::deque<Range> wanted_;
   size_t asking_ = 0;  // operations of kAhead
+  Touches touches_;
 };
 
 }  // namespace olpager::pager
