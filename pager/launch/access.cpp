@@ -10,32 +10,30 @@
 
 namespace olpager::pager {
 
-Access::Access(Pool& pool, const StreamKey& stream) : pool_(pool), stream_(stream) {}
+Access::Access(Pool& pool, const StreamKey& stream) : pool_(pool), operation_(stream) {}
 
 Access::~Access() {
-  if (stream_state_ != nullptr) submitted(CUDA_ERROR_UNKNOWN);
+  if (submission_.stream != nullptr) submitted(CUDA_ERROR_UNKNOWN);
 }
 
-Access::Use& Access::pushMore() {
+void Uses::pushMore(const Use& use) {
+  more_.push_back(use);
   ++count_;
-  return more_.emplace_back();
 }
-
-inline Access::Use& Access::push() { return count_ < kInlineUses ? inline_[count_++] : pushMore(); }
 
 void Access::addOutside(uint64_t word) {
-  if (pool_.state_->reach.roots.span().contains(word)) outside_words_.push_back(word);
+  if (pool_.state_->reach.roots.span().contains(word)) operation_.outside_words.push_back(word);
 }
 
 inline void Access::addWord(uint64_t word) {
   if (pool_.contains(word))
-    push() = {word, 0, Mode::kReadWrite};
+    operation_.uses.push({word, 0, Mode::kReadWrite});
   else
     addOutside(word);
 }
 
 void Access::addParameter(const void* bytes_at, size_t bytes) {
-  follows_pointers_ = true;
+  operation_.follows_pointers = true;
   const char* at = static_cast<const char*>(bytes_at);
   for (size_t offset = 0; offset + sizeof(uint64_t) <= bytes; offset += 4) {
     uint64_t word;
@@ -47,47 +45,50 @@ void Access::addParameter(const void* bytes_at, size_t bytes) {
 void Access::addRange(uint64_t address, uint64_t bytes, Mode mode) {
   if (bytes == 0) return;
   if (pool_.contains(address)) {
-    push() = {address, bytes, mode};
+    operation_.uses.push({address, bytes, mode});
   } else if (mode != Mode::kRead && pool_.mayHoldRoot(address, bytes)) {
-    root_writes_.push_back({address, bytes, mode});
+    operation_.root_writes.push_back({address, bytes, mode});
   }
 }
 
 void Access::addHostSource(const void* host, uint64_t bytes, bool stable) {
-  host_source_ = host;
-  host_bytes_ = bytes;
-  host_stable_ = stable;
+  operation_.host_source = host;
+  operation_.host_bytes = bytes;
+  operation_.host_stable = stable;
 }
 
 void Access::addReach(const ReachSet& set) {
-  follows_pointers_ = true;
-  reaches_everything_ |= set.everything;
-  graph_ = &set;
+  operation_.follows_pointers = true;
+  operation_.reaches_everything |= set.everything;
+  operation_.graph = &set;
   for (const uint64_t address : set.addresses) addWord(address);
 }
 
 void Access::collect(ReachSet& into) const {
   if (pool_.state_->forked.load(std::memory_order_relaxed)) return;
-  into.everything |= reaches_everything_;
-  if (name_ != nullptr) into.addKernel(name_);
-  for (const uint64_t word : outside_words_) into.add(word);
+  into.everything |= operation_.reaches_everything;
+  if (operation_.name != nullptr) into.addKernel(operation_.name);
+  for (const uint64_t word : operation_.outside_words) into.add(word);
   // A value is known now; what a copy from the host brings in each time that the graph runs, nobody
   // has seen by then.
   uint64_t value = 0;
-  if (host_source_ != nullptr && host_stable_ && host_bytes_ <= sizeof(value)) {
-    std::memcpy(&value, host_source_, host_bytes_);
+  if (operation_.host_source != nullptr && operation_.host_stable &&
+      operation_.host_bytes <= sizeof(value)) {
+    std::memcpy(&value, operation_.host_source, operation_.host_bytes);
     if (pool_.contains(value)) into.add(value);
-  } else if (host_source_ != nullptr) {
+  } else if (operation_.host_source != nullptr) {
     into.everything = true;
   }
-  bool reads = host_source_ != nullptr;
-  for (unsigned i = 0; i < count_; ++i) reads |= use(i).mode == Mode::kRead;
-  for (unsigned i = 0; i < count_; ++i) {
-    const Region* region = pool_.state_->book.find(use(i).address);
+  bool reads = operation_.host_source != nullptr;
+  for (unsigned i = 0; i < operation_.uses.count(); ++i)
+    reads |= operation_.uses[i].mode == Mode::kRead;
+  for (unsigned i = 0; i < operation_.uses.count(); ++i) {
+    const Region* region = pool_.state_->book.find(operation_.uses[i].address);
     if (region == nullptr) continue;
-    if (use(i).bytes != 0) into.addRange({use(i).address, use(i).bytes, !reads});
+    if (operation_.uses[i].bytes != 0)
+      into.addRange({operation_.uses[i].address, operation_.uses[i].bytes, !reads});
     if (region->divisible)
-      into.addInPage(use(i).address);
+      into.addInPage(operation_.uses[i].address);
     else
       into.add(region->base);
   }
@@ -95,12 +96,10 @@ void Access::collect(ReachSet& into) const {
 
 CUresult Access::acquire() {
   PoolState& state = *pool_.state_;
-  // A kernel that names nothing counts as well: a module variable or a texture, which may be gone
-  // before it ends, can lead it somewhere.
-  if (count_ == 0 && root_writes_.empty() && !follows_pointers_) return CUDA_SUCCESS;
+  if (operation_.usesNothing()) return CUDA_SUCCESS;
   if (state.forked.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
   HazardSlot* slot = hazards().mine();
-  StreamState* stream = state.streams.find(stream_);
+  StreamState* stream = state.streams.find(operation_.stream);
   if (stream->device.load(std::memory_order_relaxed) < 0) findDevice(*stream);
   if (!state.slow.load(std::memory_order_relaxed)) {
     slot->enter();
@@ -109,8 +108,8 @@ CUresult Access::acquire() {
       const uint64_t number = state.launch_number.fetch_add(1, std::memory_order_acq_rel) + 1;
       bool clear = true;
       Region* last = nullptr;
-      for (unsigned i = 0; i < count_ && clear; ++i) {
-        const Use& named = use(i);
+      for (unsigned i = 0; i < operation_.uses.count() && clear; ++i) {
+        const Uses::Use& named = operation_.uses[i];
         Region* region = state.book.find(named.address);
         if (region == nullptr ||
             (named.bytes != 0 && !holds(*region, named.address, named.bytes))) {
@@ -124,13 +123,13 @@ CUresult Access::acquire() {
         last = region;
       }
       if (clear) {
-        number_ = number;
-        stream_state_ = stream;
+        submission_.number = number;
+        submission_.stream = stream;
         if (last != nullptr && last->engine != nullptr) {
           DeviceCounters& figures = last->engine->figures();
-          add(follows_pointers_ ? figures.launches : figures.copies);
-          if (follows_pointers_) add(figures.launches_resident);
-          traced_ = traceBegins(figures);
+          add(operation_.follows_pointers ? figures.launches : figures.copies);
+          if (operation_.follows_pointers) add(figures.launches_resident);
+          submission_.traced = traceBegins(figures);
         }
         return CUDA_SUCCESS;
       }
@@ -153,7 +152,7 @@ bool Access::crosses(const StreamState& stream, const Region& region) const {
 void Access::findDevice(StreamState& stream) const {
   const DriverApi& driver = pool_.state_->driver;
   CUdevice device = 0;
-  if (const InContext current(driver, stream_.context);
+  if (const InContext current(driver, operation_.stream.context);
       current.result() == CUDA_SUCCESS && driver.cuCtxGetDevice(&device) == CUDA_SUCCESS)
     stream.device.store(device, std::memory_order_relaxed);
 }
@@ -164,8 +163,9 @@ void Access::reachAcross(StreamState& stream) {
   PoolState& state = *pool_.state_;
   const DriverApi& driver = state.driver;
   const CUdevice device = stream.device.load(std::memory_order_relaxed);
-  for (unsigned i = 0; i < count_; ++i) {
-    const Region* region = use(i).bytes != 0 ? state.book.find(use(i).address) : nullptr;
+  for (unsigned i = 0; i < operation_.uses.count(); ++i) {
+    const Region* region =
+        operation_.uses[i].bytes != 0 ? state.book.find(operation_.uses[i].address) : nullptr;
     if (region == nullptr || region->device == device) continue;
     Lock lock(state.mutex);
     if (region->dead || !crosses(stream, *region)) continue;
@@ -178,23 +178,25 @@ void Access::reachAcross(StreamState& stream) {
 }
 
 void Access::submitted(CUresult result) {
-  if (stream_state_ == nullptr) return;
-  if (timed_ != nullptr) timed_->finish(pool_.state_->driver, stream_.stream);
-  timed_ = nullptr;
-  if (traced_ != 0) {
-    traced(follows_pointers_ ? TraceKind::kLaunch : TraceKind::kCopy,
-           static_cast<unsigned>(stream_state_->device.load(std::memory_order_relaxed)), traced_,
-           nowNs(), count_ != 0 ? use(0).address : 0, 0, number_);
-    traced_ = 0;
+  if (submission_.stream == nullptr) return;
+  if (submission_.timed != nullptr)
+    submission_.timed->finish(pool_.state_->driver, operation_.stream.stream);
+  submission_.timed = nullptr;
+  if (submission_.traced != 0) {
+    traced(operation_.follows_pointers ? TraceKind::kLaunch : TraceKind::kCopy,
+           static_cast<unsigned>(submission_.stream->device.load(std::memory_order_relaxed)),
+           submission_.traced, nowNs(),
+           operation_.uses.count() != 0 ? operation_.uses[0].address : 0, 0, submission_.number);
+    submission_.traced = 0;
   }
-  raise(stream_state_->last, number_);
-  stream_state_->pending.fetch_sub(1, std::memory_order_acq_rel);
+  raise(submission_.stream->last, submission_.number);
+  submission_.stream->pending.fetch_sub(1, std::memory_order_acq_rel);
   hazards().mine()->leave();
   // No other thread can name a per-thread default stream.
-  if (stream_.thread != 0 && pool_.state_->slow.load(std::memory_order_relaxed))
-    pool_.state_->streams.markOwn(stream_state_);
-  stream_state_ = nullptr;
-  pool_.answered(stream_.context, result);
+  if (operation_.stream.thread != 0 && pool_.state_->slow.load(std::memory_order_relaxed))
+    pool_.state_->streams.markOwn(submission_.stream);
+  submission_.stream = nullptr;
+  pool_.answered(operation_.stream.context, result);
 }
 
 void ReachSet::add(uint64_t address) {

@@ -318,11 +318,15 @@ void Managed::violated(const directory::Action& action) {
 
 ManagedClaim::~ManagedClaim() {
   if (age_ == directory::kNobody || submitted_) return;
-  Managed& managed = *state_.managed;
-  // The mutex is held by the waiting thread, whose lock is not at hand: nothing below releases it.
+  // The mutex is held; nothing below releases it.
   Lock lock(state_.mutex, std::adopt_lock);
-  managed.elsewhere_.cancel(age_, lock);
+  cancel(lock);
   lock.release();
+}
+
+void ManagedClaim::cancel(Lock& lock) {
+  if (age_ == directory::kNobody || submitted_) return;
+  state_.managed->elsewhere_.cancel(std::exchange(age_, directory::kNobody), lock);
 }
 
 void ManagedClaim::ask(std::span<Extent* const> needed, Lock& lock) {
@@ -343,6 +347,10 @@ void ManagedClaim::ask(std::span<Extent* const> needed, Lock& lock) {
     managed.elsewhere_.need(age_, needs_, managed.exchange_.oldest(), lock);
   }
   for (; told_ < needs_.size(); ++told_) managed.elsewhere_.more(age_, needs_[told_], lock);
+}
+
+bool ManagedClaim::isRunnable() const {
+  return age_ == directory::kNobody || state_.managed->elsewhere_.runnable(age_);
 }
 
 bool ManagedClaim::submit() {

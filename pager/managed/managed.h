@@ -124,11 +124,11 @@ class Managed final : private Residence<Lock> {
   std::vector<directory::Message> inbox_;
 };
 
-/// What one launch that waits claims of managed memory. Of the waiting thread; under the mutex.
+/// What one launch that waits claims of managed memory. Under the mutex.
 class ManagedClaim {
  public:
   explicit ManagedClaim(PoolState& state) : state_(state) {}
-  /// Given up unless submitted.
+  /// As cancel().
   ~ManagedClaim();
   ManagedClaim(const ManagedClaim&) = delete;
   ManagedClaim& operator=(const ManagedClaim&) = delete;
@@ -136,11 +136,14 @@ class ManagedClaim {
   /// Claims what of `needed` is managed, if some of it is away. `needed` only grows from call to
   /// call.
   void ask(std::span<Extent* const> needed, Lock& lock);
+  bool isRunnable() const;
   /// Whether the launch may go: it has claimed nothing, or claims everything. What it claims stays
   /// until completed().
   [[nodiscard]] bool submit();
   /// The launch has this number.
   void begun(const StreamState& stream, uint64_t number);
+  /// It will not: unless it is submitted, it is given up.
+  void cancel(Lock& lock);
 
  private:
   PoolState& state_;

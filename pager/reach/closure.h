@@ -1,7 +1,7 @@
 // What one operation reaches: the regions that it names and those that pointers in memory lead it
 // to, and which of their extents have to be mapped before it may be made.
 //
-// Lives on the launching thread's stack; every member runs under PoolState::mutex. What pointers
+// Part of an Acquisition (launch/); every member runs under PoolState::mutex. What pointers
 // lead to is looked for again after each wait: a scan may have shown more of them.
 #pragma once
 

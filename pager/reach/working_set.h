@@ -2,7 +2,7 @@
 // it names and those that pointers in memory name. Ordinary regions are used whole and are not
 // here.
 //
-// Lives on the launching thread's stack; every member runs under PoolState::mutex. Extents stay
+// Part of a Closure; every member runs under PoolState::mutex. Extents stay
 // valid while the launch waits, since their regions are held (Region::wanted).
 #pragma once
 

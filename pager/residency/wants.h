@@ -1,14 +1,14 @@
 // Launches that wait for extents, and what is to be done for each of them.
 //
-// A want's states, moved by the engine's thread under PoolState::mutex; the launch's own thread
-// looks at them whenever PoolState::changed rings:
+// A want's states, moved by the engine's thread under PoolState::mutex; the launch's acquisition
+// is looked at whenever PoolState::changed rings:
 //
 //   waiting   it is to get its extents into VRAM
 //     -> in place   that took too long, or can't be: what is missing is mapped where it is
 //     -> late scan  what the host wrote can't be scanned in time: the launch is taken to reach all
 //     -> failed     neither VRAM nor host memory could be had: the launch is refused
 //     -> lost       the lower tier has lost an extent: the launch is refused
-// A launch leaves the list by itself as soon as all of its extents can be used (Closure::settled).
+// A launch leaves the list when it gets its number, is refused or cancelled (acquisition.h).
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@
 
 namespace olpager::pager {
 
-/// A launch that waits for extents. On the waiting thread's stack; listed in Wants meanwhile.
+/// A launch that waits for extents. Part of its Acquisition (launch/); listed in Wants meanwhile.
 struct Want {
   std::vector<Extent*> extents;  // to be mapped; those of the working set in VRAM
   std::vector<Region*> regions;  // all that the launch reaches here

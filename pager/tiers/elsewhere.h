@@ -43,7 +43,7 @@
 // Two kinds of operations use extents:
 //
 //   told      they lack something, or may lose it: copies on extents that are mapped for reading,
-//             launches on the slow path (acquire.cpp), CPU faults. need() ... runnable() ...
+//             launches on the slow path (acquisition.h), CPU faults. need() ... runnable() ...
 //             submit() ... complete(). They have an age.
 //   untold    launches that find Region::blocked zero and all that they reach granted for writing:
 //             they cost what they cost without a directory. Before the agent gives an extent up
@@ -143,6 +143,10 @@ class Elsewhere {
   /// for it is not there yet: false then as well, and runnable() follows.
   [[nodiscard]] bool submit(directory::Age age) {
     return !told_.contains(age) && agent_.submit(age);
+  }
+  /// Whether submit() would be true.
+  [[nodiscard]] bool runnable(directory::Age age) const {
+    return !told_.contains(age) && agent_.runnable(age);
   }
   void complete(directory::Age age, Lock& lock) {
     step(lock, [&](auto& out) { agent_.complete(age, out); });

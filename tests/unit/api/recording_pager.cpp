@@ -37,7 +37,7 @@ bool Pool::mayHoldRoot(uint64_t address, uint64_t bytes) const {
   return address < kRoot + kRootBytes && bytes > 0 && (address >= kRoot || kRoot - address < bytes);
 }
 
-Access::Access(Pool& pool, const StreamKey& stream) : pool_(pool), stream_(stream) {
+Access::Access(Pool& pool, const StreamKey& stream) : pool_(pool), operation_(stream) {
   g_record.stream = stream;
 }
 Access::~Access() = default;

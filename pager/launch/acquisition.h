@@ -1,0 +1,114 @@
+// Acquiring what one operation uses, as an object: from the first look at what it names until it
+// has its number. It belongs to nobody's stack frame: where its caller goes away before it is
+// ready, keep() makes it own what it needs.
+//
+//   state        what holds                                       left by
+//   described    nothing has been looked at                       begin
+//   waiting      something is missing and has been asked for;     ready, cancel
+//                what is reached is held (Region::wanted)
+//   ready        all that it reaches can be used; it is held      ready, commit, cancel
+//   refused      it can't be had, result() says why; nothing is   -
+//                held or asked for any more
+//   committed    it has its number, and the committing thread     -
+//                its hazard; nothing is held any more
+//   cancelled    nothing is held or asked for any more            -
+//
+//   begin    described -> waiting | ready | refused
+//   ready    waiting | ready -> waiting | ready | refused: looks again, and does not wait
+//   commit   ready -> committed, in one go; where it is not ready any more, as ready
+//   cancel   described | waiting | ready -> cancelled
+//
+// Every member runs under PoolState::mutex; one thread at a time uses an object, and it need not be
+// the same one each time. Who commits makes the driver call next (Access::submitted()): the hazard
+// slot is of the thread that commits. What is ready stays so while the mutex is not released. After
+// that it has to be looked at again before commit(): other launches may have stored pointers that
+// lead further, and older ones may take memory back (Wants::hold).
+//
+// Managed memory that the CPU has is asked for by a claim (managed/managed.h): the object is ready
+// when it claims all that it reaches of such memory, and has submitted the claim when committed.
+//
+// What moves a waiting one: engines serve its wants (wants.h), and whenever something becomes
+// stable PoolState::changed rings. Then ready() is called.
+//
+// An object that waits holds regions: who frees one of them waits until it is over (committed,
+// cancelled). So a thread that keeps one commits or cancels it before it frees what it reaches.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "pager/launch/asked.h"
+#include "pager/launch/operation.h"
+#include "pager/managed/managed.h"
+#include "pager/reach/closure.h"
+
+namespace olpager::pager {
+
+class Acquisition {
+ public:
+  enum class State : uint8_t { kDescribed, kWaiting, kReady, kRefused, kCommitted, kCancelled };
+
+  /// `operation` is the caller's until the object is over, or keep().
+  Acquisition(PoolState& state, const Operation& operation);
+  /// Under the mutex as well, unless it is over: as cancel().
+  ~Acquisition();
+  Acquisition(const Acquisition&) = delete;
+  Acquisition& operator=(const Acquisition&) = delete;
+
+  State begin(Lock& lock);
+  State ready(Lock& lock);
+  /// `into` is left as it is unless this returns kCommitted, or an exception comes after the number
+  /// was taken.
+  State commit(Lock& lock, Submission& into);
+  void cancel(Lock& lock);
+
+  /// From here on nothing is the caller's: copies what is.
+  void keep();
+
+  State state() const { return now_; }
+  /// Once it is refused: what the operation is to return. Else CUDA_SUCCESS.
+  CUresult result() const { return result_; }
+  const StreamKey& stream() const { return operation_->stream; }
+
+ private:
+  // One turn, in this order.
+  CUresult nameAll();
+  void chooseFetched();
+  void hear();
+  State look(Lock& lock);
+  State refuse(Lock& lock, CUresult result);
+  void stopWaiting();
+
+  // commit.cpp: what the operation's number is written to.
+  uint64_t takeNumber(Submission& into);
+  void stampReached(uint64_t number, Engine** engine, bool* in_place);
+  void assumeStored();
+  void noteNames();
+  void noteWritten(const Uses::Use& write, Region& region, uint64_t number);
+  void writesRanges(uint64_t number);
+  void writesRoots(uint64_t number);
+  TimedLaunch* chooseTimed();
+  void count(Engine& engine, bool in_place, Submission& into);
+
+  PoolState& state_;
+  const Operation* operation_;
+  // Of an object whose caller has gone.
+  std::unique_ptr<const Operation> own_;
+  std::unique_ptr<const ReachSet> own_graph_;
+  std::vector<char> own_source_;
+
+  Closure closure_;
+  Asked asked_;  // refers to closure_
+  ManagedClaim claim_;
+  State now_ = State::kDescribed;
+  CUresult result_ = CUDA_SUCCESS;
+  bool in_vain_ = false;    // what would be better fetched is not waited for any more
+  bool failed_ = false;     // an engine has given up
+  bool lost_ = false;       // so has the lower tier
+  uint64_t began_ns_ = 0;   // when something was missing first; 0: nothing was
+  uint64_t waited_ns_ = 0;  // 0 likewise
+};
+
+}  // namespace olpager::pager

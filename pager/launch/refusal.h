@@ -1,0 +1,14 @@
+// When what an operation reaches can never be all usable at once, and what the user is told then.
+#pragma once
+
+#include "pager/reach/closure.h"
+
+namespace olpager::pager {
+
+/// VRAM and host memory together are too small, whatever leaves them: memservers are no place from
+/// which the GPU can use memory. Under the mutex.
+bool neverFits(const PoolState& state, const Closure& closure);
+/// Under the mutex.
+void tellRefused(const PoolState& state, const Closure& closure);
+
+}  // namespace olpager::pager
