@@ -72,6 +72,8 @@ class Agent {
   Number number(ExtentId extent) const { return at(extent).number; }
   bool submitted(Age age) const;
   bool runnable(Age age) const;
+  /// Extents of which something is under way: a demand of the home's waits, bytes come.
+  size_t unsettled() const { return busy_.used(); }
   /// Operations and demands that are under way.
   size_t busy() const { return operations_.used() + busy_.used(); }
 

@@ -16,7 +16,6 @@ namespace {
 
 constexpr directory::AgentId kPoolAgent = 0, kCpuAgent = 1;
 constexpr directory::Epoch kEpoch = 1;  // neither agent is ever lost: they are one process
-// While the CPU waits for what a launch claims, nobody rings at the launch's end.
 constexpr std::chrono::microseconds kShortestPoll{20}, kLongestPoll{500};
 // Claims of launches that are over are given up when somebody waits for them, or beyond this many.
 constexpr size_t kMostSubmitted = 256;
@@ -191,14 +190,20 @@ void Managed::run() {
     if (state_.forked.load()) return;
     receive(lock);
     heed(exchange_.news());
-    polls = !submitted_.empty();
+    polls = someoneWaits();
     if (!polls) continue;
     lock.unlock();
     state_.streams.poll();
     lock.lock();
     if (completeThoseOver(lock)) pause = kShortestPoll;
-    polls = !submitted_.empty();
+    polls = someoneWaits();
   }
+}
+
+// The CPU wants what a launch that is under way may have claimed: nobody rings at the launch's end.
+bool Managed::someoneWaits() const {
+  return !submitted_.empty() &&
+         (elsewhere_.agent().unsettled() > 0 || submitted_.size() > kMostSubmitted);
 }
 
 void Managed::receive(Lock& lock) {
@@ -363,7 +368,7 @@ void ManagedClaim::begun(const StreamState& stream, uint64_t number) {
   if (!submitted_) return;
   Managed& managed = *state_.managed;
   managed.submitted_.push_back({age_, &stream, number});
-  if (managed.submitted_.size() > kMostSubmitted) managed.bell_.release();
+  if (managed.someoneWaits()) managed.bell_.release();
 }
 
 }  // namespace olpager::pager
