@@ -143,7 +143,8 @@ void CpuAgent::want(ExtentId first, uint32_t extents) {
 }
 
 void CpuAgent::passed(pid_t thread) {
-  if (!runs_) return;
+  // What this thread has touched is held before its touch returns.
+  if (!runs_ || holds_.load(std::memory_order_relaxed) == 0) return;
   Command command{.what = Command::kPassed, .thread = thread};
   hand(command);
 }
@@ -460,6 +461,8 @@ void CpuAgent::run(Age age) {
   if (i == operations_.size() || operations_[i].held || !elsewhere_.submit(age)) return;
   Operation& operation = operations_[i];
   operation.held = true;
+  // Before it is published: passed() of the thread that waits finds it.
+  holds_.fetch_add(1, std::memory_order_relaxed);
   for (size_t e = 0; e < operation.count; ++e) {
     const Place place = placeOf(operation.extents[e]);
     if (place && !(place.page().marked && operation.kind == Kind::kAhead)) publish(place);
@@ -505,6 +508,7 @@ void CpuAgent::complete(size_t i) {
   operations_[i] = operations_.back();
   operations_.pop_back();
   if (operation.kind == Kind::kAhead) --asking_;
+  holds_.fetch_sub(1, std::memory_order_relaxed);
   elsewhere_.complete(operation.age, here_);
 }
 

@@ -78,7 +78,7 @@ class CpuAgent final : private Residence<OneThread> {
   /// As touches of these extents, which nobody waits for.
   void want(directory::ExtentId first, uint32_t count);
   /// The thread has done with its touches: it is in a call of the driver. What is held for it alone
-  /// others may have now.
+  /// others may have now. Costs nothing where nothing is held.
   void passed(pid_t thread);
 
   /// In a forked child, which has neither the thread nor the views: the parent's descriptors are
@@ -199,6 +199,7 @@ class CpuAgent final : private Residence<OneThread> {
   std::shared_ptr<base::UniqueFd> bell_;  // an eventfd, the exchange's too
   CpuCounters counters_;
   std::atomic<Command*> commands_{nullptr};
+  std::atomic<uint32_t> holds_{0};  // operations that are held; written by the fault thread
   pthread_t thread_{};
   bool runs_ = false;  // the thread; of whoever owns this object
 
