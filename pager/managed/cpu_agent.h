@@ -40,6 +40,7 @@
 #include "base/result.h"
 #include "coherence/directory/exchange.h"
 #include "pager/managed/frames.h"
+#include "pager/managed/hold.h"
 #include "pager/managed/touches.h"
 #include "pager/managed/userfaults.h"
 #include "pager/tiers/elsewhere.h"
@@ -99,9 +100,7 @@ class CpuAgent final : private Residence<OneThread> {
     bool gone = false;
     bool lost = false;
     bool marked = false;  // asked for ahead, and to be told of its first touch (touches.h)
-    uint8_t longer = 0;   // its hold is doubled so many times
-    uint8_t bounces = 0;  // since `bouncing_since`
-    uint64_t bouncing_since = 0;
+    Hold hold;
     uint64_t published_at = 0;
     uint64_t taken_at = 0;  // by another agent, while it was published
   };
