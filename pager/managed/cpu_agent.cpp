@@ -15,20 +15,11 @@ namespace {
 
 using directory::Age;
 using directory::ExtentId;
-using directory::kNone;
 using directory::Message;
 using directory::MessageKind;
 using directory::Mode;
 
-constexpr uint64_t kMicro = 1000, kMilli = 1000 * kMicro, kSecond = 1000 * kMilli;
-// A page that has come stays twice as long as it took to come, within these: what took longer has
-// waited for a kernel, and to wait as long again would help nobody.
-constexpr uint64_t kLeastHold = 100 * kMicro, kMostFirstHold = 500 * kMicro;
-// One that is taken away kBounces times within kBouncing is contended: its hold doubles.
-constexpr uint8_t kBounces = 3;
-constexpr uint64_t kBouncing = 5 * kMilli, kMostHold = 10 * kMilli;
-// And is not any more once nobody has taken it for so long.
-constexpr uint64_t kCalm = 100 * kMilli;
+constexpr uint64_t kSecond = 1'000'000'000;
 // Operations ahead of touches that are under way at once.
 constexpr size_t kMostAsking = 64;
 
@@ -143,7 +134,8 @@ void CpuAgent::want(ExtentId first, uint32_t extents) {
 }
 
 void CpuAgent::passed(pid_t thread) {
-  if (!runs_) return;
+  // What this thread has touched is held before its touch returns.
+  if (!runs_ || holds_.load(std::memory_order_relaxed) == 0) return;
   Command command{.what = Command::kPassed, .thread = thread};
   hand(command);
 }
@@ -366,7 +358,7 @@ void CpuAgent::fault(const UserFault& fault) {
 size_t CpuAgent::together(const Place& place, pid_t thread, Touches::Pages& extents) const {
   size_t needed = 0;
   const Page& page = place.page();
-  if (page.taken_at != 0 && page.taken_at - page.published_at < kMostHold) {
+  if (page.taken_at != 0 && page.taken_at - page.published_at < Hold::kMost) {
     Touches::Pages since;
     const size_t most = touches_.since(thread, place.extent(), since);
     for (size_t i = 0; i < most; ++i) {
@@ -460,6 +452,8 @@ void CpuAgent::run(Age age) {
   if (i == operations_.size() || operations_[i].held || !elsewhere_.submit(age)) return;
   Operation& operation = operations_[i];
   operation.held = true;
+  // Before it is published: passed() of the thread that waits finds it.
+  holds_.fetch_add(1, std::memory_order_relaxed);
   for (size_t e = 0; e < operation.count; ++e) {
     const Place place = placeOf(operation.extents[e]);
     if (place && !(place.page().marked && operation.kind == Kind::kAhead)) publish(place);
@@ -505,6 +499,7 @@ void CpuAgent::complete(size_t i) {
   operations_[i] = operations_.back();
   operations_.pop_back();
   if (operation.kind == Kind::kAhead) --asking_;
+  holds_.fetch_sub(1, std::memory_order_relaxed);
   elsewhere_.complete(operation.age, here_);
 }
 
@@ -527,16 +522,18 @@ void CpuAgent::publish(const Place& place) {
   page.published = page.used = true;
   page.published_at = now();
   count(counters_.published);
-  faults_->publish(place.view(), space::kPageBytes, place.frames().basePage());
+  if (faults_->publish(place.view(), space::kPageBytes, place.frames().basePage())) return;
+  page.lost = true;
+  end(place);
 }
 
 /// How long its pages stay from now on.
 uint64_t CpuAgent::hold(const Operation& operation) const {
-  uint64_t longest = 0;
-  const uint64_t first = std::clamp(2 * (now() - operation.began), kLeastHold, kMostFirstHold);
+  const uint64_t took = now() - operation.began;
+  uint64_t longest = Hold::kLeast;
   for (size_t e = 0; e < operation.count; ++e) {
     if (const Place place = placeOf(operation.extents[e]))
-      longest = std::max(longest, std::min(first << place.page().longer, kMostHold));
+      longest = std::max(longest, place.page().hold.after(took));
   }
   return longest;
 }
@@ -610,19 +607,8 @@ void CpuAgent::yield(ExtentId extent, OneThread&) {
   if (!page.published) return;
   page.published = false;
   place.frames().drop(place.index);
-  const uint64_t time = now();
-  page.taken_at = time;
-  if (time - page.bouncing_since > std::max(kBouncing, kMostHold * kBounces * (page.longer != 0))) {
-    if (time - page.bouncing_since > kCalm) page.longer = 0;
-    page.bouncing_since = time;
-    page.bounces = 0;
-  }
-  if (++page.bounces < kBounces) return;
-  page.bouncing_since = time;
-  page.bounces = 0;
-  if (kLeastHold << page.longer >= kMostHold) return;
-  ++page.longer;
-  count(counters_.contended);
+  page.taken_at = now();
+  if (page.hold.taken(page.taken_at)) count(counters_.contended);
 }
 
 }  // namespace olpager::pager

@@ -40,6 +40,7 @@
 #include "base/result.h"
 #include "coherence/directory/exchange.h"
 #include "pager/managed/frames.h"
+#include "pager/managed/hold.h"
 #include "pager/managed/touches.h"
 #include "pager/managed/userfaults.h"
 #include "pager/tiers/elsewhere.h"
@@ -78,7 +79,7 @@ class CpuAgent final : private Residence<OneThread> {
   /// As touches of these extents, which nobody waits for.
   void want(directory::ExtentId first, uint32_t count);
   /// The thread has done with its touches: it is in a call of the driver. What is held for it alone
-  /// others may have now.
+  /// others may have now. Costs nothing where nothing is held.
   void passed(pid_t thread);
 
   /// In a forked child, which has neither the thread nor the views: the parent's descriptors are
@@ -99,9 +100,7 @@ class CpuAgent final : private Residence<OneThread> {
     bool gone = false;
     bool lost = false;
     bool marked = false;  // asked for ahead, and to be told of its first touch (touches.h)
-    uint8_t longer = 0;   // its hold is doubled so many times
-    uint8_t bounces = 0;  // since `bouncing_since`
-    uint64_t bouncing_since = 0;
+    Hold hold;
     uint64_t published_at = 0;
     uint64_t taken_at = 0;  // by another agent, while it was published
   };
@@ -199,6 +198,7 @@ class CpuAgent final : private Residence<OneThread> {
   std::shared_ptr<base::UniqueFd> bell_;  // an eventfd, the exchange's too
   CpuCounters counters_;
   std::atomic<Command*> commands_{nullptr};
+  std::atomic<uint32_t> holds_{0};  // operations that are held; written by the fault thread
   pthread_t thread_{};
   bool runs_ = false;  // the thread; of whoever owns this object
 

@@ -9,6 +9,9 @@
 #include <cerrno>
 #include <cstring>
 
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
 #ifndef MADV_DONTNEED_LOCKED
 #define MADV_DONTNEED_LOCKED 24
 #endif
@@ -50,8 +53,8 @@ Result<std::unique_ptr<Frames>> Frames::make(uint64_t address, uint32_t pages, b
 
 Status Frames::map(bool huge) {
   base_page_ = huge ? space::kPageBytes : static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  file_.reset(
-      memfd_create("olpager-managed", MFD_CLOEXEC | (huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0u)));
+  file_.reset(memfd_create("olpager-managed", MFD_CLOEXEC | MFD_ALLOW_SEALING |
+                                                  (huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0u)));
   if (!file_) return failed("no file in memory", bytes());
   if (!base::resizeFile(file_.get(), bytes()))
     return failed("its file can't be that long", bytes());
@@ -64,6 +67,9 @@ Status Frames::map(bool huge) {
       MAP_FAILED)
     return failed("its view can't be mapped", bytes());
   viewed_ = true;
+  // The program can't punch holes (MADV_REMOVE): the GPU's pins would be of memory that nobody sees.
+  if (fcntl(file_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE) != 0)
+    return failed("its file can't be sealed", bytes());
   // A child has neither: what it writes would be seen here. A core dump would wait for the view's
   // faults to be served.
   for (void* const mapping : {at(address_), alias}) {
@@ -78,9 +84,12 @@ Status Frames::map(bool huge) {
 }
 
 void Frames::unmap() {
-  if (viewed_)
-    mmap(at(address_), bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
-         -1, 0);
+  if (viewed_) {
+    void* const reserve = mmap(at(address_), bytes(), PROT_NONE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    // Too many mappings, of the program's: a touch is a SIGSEGV all the same.
+    if (reserve == MAP_FAILED) mprotect(at(address_), bytes(), PROT_NONE);
+  }
   if (alias_ != nullptr) munmap(alias_, bytes());
   viewed_ = false;
   alias_ = nullptr;

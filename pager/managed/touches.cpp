@@ -16,14 +16,18 @@ const Touches::Thread* Touches::find(pid_t thread) const {
 
 /// A new one takes the place of the one that has faulted least recently.
 Touches::Thread& Touches::of(pid_t thread) {
-  Thread* oldest = nullptr;
-  for (Thread& known : threads_) {
-    if (known.id == thread) return known;
-    if (oldest == nullptr || known.used < oldest->used) oldest = &known;
+  const auto known = std::find_if(threads_.begin(), threads_.end(),
+                                  [&](const Thread& other) { return other.id == thread; });
+  if (known != threads_.end()) return *known;
+  if (threads_.size() < kThreads) {
+    threads_.push_back({.id = thread});
+    return threads_.back();
   }
-  if (threads_.size() < kThreads) oldest = &threads_.emplace_back();
-  *oldest = {.id = thread};
-  return *oldest;
+  Thread& oldest =
+      *std::min_element(threads_.begin(), threads_.end(),
+                        [](const Thread& a, const Thread& b) { return a.used < b.used; });
+  oldest = {.id = thread};
+  return oldest;
 }
 
 Touches::Run Touches::fault(pid_t thread, ExtentId extent, ExtentId end) {

@@ -87,8 +87,9 @@ class KernelFaults final : public UserFaults {
       } else if (error == EEXIST) {
         at += base_page;
       } else {
+        // ENOENT, ESRCH: the program has unmapped it, or ends.
         wake(address, bytes);
-        return false;
+        return error != EFAULT;
       }
     }
     // Whoever waits at a page that was there already is not woken by that.

@@ -46,7 +46,8 @@ class UserFaults {
   /// Whoever waits there touches the memory again, as it is mapped then.
   virtual void dismiss(uint64_t address, uint64_t bytes) = 0;
   /// Maps the file's pages that lie behind the range, of `base_page` bytes each, and lets go on who
-  /// waits there. What is mapped already stays. False: the range is gone.
+  /// waits there. What is mapped already stays; of a range that is gone nothing is. False: the file
+  /// has a hole there.
   virtual bool publish(uint64_t address, uint64_t bytes, uint64_t base_page) = 0;
   /// Whoever waits there touches the memory again.
   virtual void wake(uint64_t address, uint64_t bytes) = 0;

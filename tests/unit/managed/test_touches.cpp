@@ -1,8 +1,10 @@
-// What threads have touched: sequential scans, and pages that an access needs together.
+// What threads have touched: sequential scans, and pages that an access needs together. How long
+// pages stay.
 #include "pager/managed/touches.h"
 
 #include <vector>
 
+#include "pager/managed/hold.h"
 #include "tests/catch.h"
 
 using namespace olpager::directory;
@@ -79,4 +81,26 @@ TEST_CASE("more threads than are remembered", "[touches]") {
   }
   CHECK(since(touches, 1, 1).empty());
   CHECK(since(touches, 2, 1).size() == 1);
+}
+
+TEST_CASE("a page stays twice as long as it took to come, within limits", "[hold]") {
+  const Hold hold;
+  CHECK(hold.after(0) == Hold::kLeast);
+  CHECK(hold.after(150 * Hold::kMicro) == 300 * Hold::kMicro);
+  CHECK(hold.after(3000 * Hold::kMilli) == Hold::kMostAtFirst);
+}
+
+TEST_CASE("a page that others take again and again stays longer, until they don't", "[hold]") {
+  Hold hold;
+  uint64_t now = 1000 * Hold::kMilli;
+  // Far apart: no contention.
+  for (int i = 0; i < 20; ++i) CHECK_FALSE(hold.taken(now += 6 * Hold::kMilli));
+  CHECK(hold.after(0) == Hold::kLeast);
+  // Each comes back at once and is taken as soon as it may be.
+  unsigned longer = 0;
+  for (int i = 0; i < 60; ++i) longer += hold.taken(now += hold.after(0) + 200 * Hold::kMicro);
+  CHECK(longer == 7);
+  CHECK(hold.after(0) == Hold::kMost);
+  CHECK_FALSE(hold.taken(now += Hold::kCalm + 1));
+  CHECK(hold.after(0) == Hold::kLeast);
 }
