@@ -139,6 +139,21 @@ void Pool::forked() noexcept {
 
 bool Pool::paging() const { return state_->slow.load(std::memory_order_relaxed); }
 
+void Pool::wantOnCpu(uint64_t address, uint64_t bytes) {
+  if (state_->forked.load() || !contains(address)) return;
+  Lock lock(state_->mutex);
+  const Region* const region = state_->book.find(address);
+  if (region == nullptr || region->dead || region->managed == nullptr ||
+      !holds(*region, address, bytes))
+    return;
+  const uint64_t first = (address - region->base) / kPageBytes;
+  const uint64_t last = (address + bytes - 1 - region->base) / kPageBytes;
+  const directory::ExtentId id = region->managed->first;
+  lock.unlock();
+  state_->managed->wantOnCpu(id + static_cast<directory::ExtentId>(first),
+                             static_cast<uint32_t>(last - first + 1));
+}
+
 bool Pool::mayHoldRoot(uint64_t address, uint64_t bytes) const {
   return state_->reach.roots.span().overlaps(address, bytes);
 }

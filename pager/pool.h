@@ -69,6 +69,10 @@ class Pool : public Allocations, public VirtualMemory, public Streams {
   /// started. `context`: the caller's current one, or null.
   MemoryInfo memoryInfo(CUcontext context, CUdevice device);
 
+  /// The CPU is about to use [address, + bytes) of managed memory: asks for its pages, and waits for
+  /// nothing.
+  void wantOnCpu(uint64_t address, uint64_t bytes);
+
   // --- users of addresses that pass no launch: textures, IPC, exported handles, peer registration
   /// Keeps the allocation that holds `address` in VRAM until unpinned as often. Waits until it is
   /// there. `pinned`, where given, names it: it may be freed, and its address given out again,

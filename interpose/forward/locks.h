@@ -25,7 +25,7 @@
 //   11  the channel's and the transport's (CONTRIBUTING.md)
 //   12  leaves, under which nothing is taken:
 //       Window (window.h), DriverMemory (driver_memory.h), SpareStandIns (stand_in_table.h),
-//       ManagedAdvice (managed.h), AllocationBook::known_mutex (allocation_book.h), StreamIndex and
+//       api::ManagedAdvice, AllocationBook::known_mutex (allocation_book.h), StreamIndex and
 //       IdleStreams (streams.h, crossings.h), AllocatingGraphs (captures.h), ParameterLayouts and
 //       TakenLaunches (launch.h), KernelAliases (kernel_attributes.h), CommonKernels (libraries.h),
 //       Linker and Linkers (links.h), NodeFunctions (graph_nodes.h), ToldNodes (node_calls.h),

@@ -2,6 +2,7 @@
 
 #include <type_traits>
 
+#include "interpose/api/managed_advice.h"
 #include "interpose/forward/block_table.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/couriers.h"
@@ -12,7 +13,6 @@
 #include "interpose/forward/launch.h"
 #include "interpose/forward/libraries.h"
 #include "interpose/forward/logs.h"
-#include "interpose/forward/managed.h"
 #include "interpose/forward/notifications.h"
 #include "interpose/forward/sessions.h"
 #include "interpose/forward/straight_copies.h"
@@ -42,7 +42,7 @@ ProgramParts::ProgramParts()
       set_attributes(std::make_unique<SetAttributes>()),
       window(std::make_unique<Window>()),
       blocks(std::make_unique<BlockTable>()),
-      advice(std::make_unique<ManagedAdvice>()),
+      advice(std::make_unique<api::ManagedAdvice>()),
       descriptors(std::make_unique<ExportedDescriptors>()),
       peer_links(std::make_unique<PeerLinks>()) {}
 

@@ -28,6 +28,10 @@
 
 #include "interpose/api/driver_symbols.h"
 
+namespace olpager::api {
+class ManagedAdvice;
+}  // namespace olpager::api
+
 namespace olpager::forward {
 
 class Session;
@@ -42,7 +46,6 @@ struct ExportedDescriptors;
 struct KeptTexts;
 struct KernelAliases;
 struct LogListeners;
-struct ManagedAdvice;
 struct Notifications;
 struct ParameterLayouts;
 struct PeerLinks;
@@ -74,7 +77,7 @@ struct ProgramParts {
   const std::unique_ptr<SetAttributes> set_attributes;     // kernel_attributes.h
   const std::unique_ptr<Window> window;                    // window.h
   const std::unique_ptr<BlockTable> blocks;                // block_table.h
-  const std::unique_ptr<ManagedAdvice> advice;             // managed.h
+  const std::unique_ptr<api::ManagedAdvice> advice;        // api/managed_advice.h
   const std::unique_ptr<ExportedDescriptors> descriptors;  // export_descriptors.h
   const std::unique_ptr<PeerLinks> peer_links;             // straight_copies.h
 };

@@ -19,6 +19,7 @@
 #include "interpose/local/host_memory.h"
 #include "interpose/local/ipc_imports.h"
 #include "interpose/local/lost_memory.h"
+#include "interpose/local/managed_hints.h"
 #include "interpose/local/memory_pools.h"
 #include "interpose/local/pinned_users.h"
 #include "interpose/local/relief.h"
@@ -306,6 +307,7 @@ OLPAGER_HOOK(cuMemFree_v2)(CUdeviceptr address) {
       break;
   }
   forgetPointerState(address);
+  if (info.kind == AllocationKind::kManaged) forgetAdvice(address);
   return freeMemory(address);
 }
 

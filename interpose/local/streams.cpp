@@ -1,4 +1,6 @@
-// Streams: their end, and captures.
+// Streams: their end, captures, and the host functions in them.
+#include <memory>
+
 #include "interpose/local/captures.h"
 #include "interpose/local/context.h"
 #include "interpose/local/hook.h"
@@ -54,7 +56,71 @@ CUresult end(CUstream stream, bool per_thread, CUgraph* graph, Native native) {
   return result;
 }
 
+// A host function of the program's, on its way through a stream, and who is to be told when it is
+// over.
+struct Function {
+  Pool* pool;
+  StreamKey stream;
+  CUhostFn function = nullptr;
+  CUstreamCallback callback = nullptr;
+  void* data = nullptr;
+};
+
+void CUDA_CB callFunction(void* data) {
+  const std::unique_ptr<Function> made(static_cast<Function*>(data));
+  made->function(made->data);
+  made->pool->hostFunctionEnded(made->stream);
+}
+
+void CUDA_CB callCallback(CUstream stream, CUresult status, void* data) {
+  const std::unique_ptr<Function> made(static_cast<Function*>(data));
+  made->callback(stream, status, made->data);
+  made->pool->hostFunctionEnded(made->stream);
+}
+
+// `native(wrapped)`: with a Function in place of the program's, or nullptr: with the program's own.
+template <typename Native>
+CUresult putFunction(CUstream stream, bool per_thread, const Function& function, Native native) {
+  Pool* const running = pool();
+  if (running == nullptr || (function.function == nullptr && function.callback == nullptr))
+    return native(nullptr);
+  const StreamKey key = streamKey(stream, per_thread);
+  // In a graph it runs as often as the graph does.
+  if (key.context == nullptr || captureOf(key) != 0 || !running->hostFunctionBegins(key))
+    return native(nullptr);
+  auto made = std::make_unique<Function>(function);
+  made->pool = running;
+  made->stream = key;
+  const CUresult result = native(made.get());
+  // What the driver has taken it calls once, also where the stream's work failed.
+  if (result == CUDA_SUCCESS)
+    static_cast<void>(made.release());
+  else
+    running->hostFunctionEnded(key);
+  return result;
+}
+
 }  // namespace
+
+#define OLPAGER_HOST_FUNCTIONS(suffix, per_thread)                                                \
+  OLPAGER_HOOK(cuLaunchHostFunc##suffix)(CUstream stream, CUhostFn function, void* data) {        \
+    return putFunction(                                                                           \
+        stream, per_thread, {nullptr, {}, function, nullptr, data}, [&](Function* made) {         \
+          return made == nullptr ? driver().cuLaunchHostFunc##suffix(stream, function, data)      \
+                                 : driver().cuLaunchHostFunc##suffix(stream, callFunction, made); \
+        });                                                                                       \
+  }                                                                                               \
+  OLPAGER_HOOK(cuStreamAddCallback##suffix)                                                       \
+  (CUstream stream, CUstreamCallback callback, void* data, unsigned int flags) {                  \
+    return putFunction(                                                                           \
+        stream, per_thread, {nullptr, {}, nullptr, callback, data}, [&](Function* made) {         \
+          return made == nullptr                                                                  \
+                     ? driver().cuStreamAddCallback##suffix(stream, callback, data, flags)        \
+                     : driver().cuStreamAddCallback##suffix(stream, callCallback, made, flags);   \
+        });                                                                                       \
+  }
+OLPAGER_HOST_FUNCTIONS(, false)
+OLPAGER_HOST_FUNCTIONS(_ptsz, true)
 
 OLPAGER_HOOK(cuStreamDestroy_v2)(CUstream stream) {
   return destroy(stream, [&] { return driver().cuStreamDestroy_v2(stream); });

@@ -1,5 +1,6 @@
 #include "pager/launch/acquisition.h"
 
+#include <algorithm>
 #include <cassert>
 #include <utility>
 
@@ -117,6 +118,10 @@ void Acquisition::hear() {
 // The closure is followed to its end. Is all of it usable?
 Acquisition::State Acquisition::look(Lock& lock) {
   asked_.hold();
+  if (followsFunction()) {
+    if (began_ns_ == 0) began_ns_ = nowNs();
+    return now_ = State::kWaiting;
+  }
   if (closure_.settled(in_vain_) && claim_.isRunnable()) return now_ = State::kReady;
   // Nobody brings what is missing any more.
   if (state_.stopped) return refuse(lock, CUDA_ERROR_DEINITIALIZED);
@@ -128,6 +133,18 @@ Acquisition::State Acquisition::look(Lock& lock) {
   claim_.ask(closure_.needed, lock);
   asked_.ask();
   return now_ = State::kWaiting;
+}
+
+// A host function before the operation, in its stream, may touch managed memory, which waits for
+// whoever has submitted a claim of it. So what reaches such memory is not submitted before the
+// function is over; but a function may wait for what comes after it, so that has an end.
+bool Acquisition::followsFunction() const {
+  constexpr uint64_t kFunctionPatienceNs = 5'000'000'000;
+  if (state_.managed == nullptr || !state_.managed->hasFunctionBefore(operation_->stream))
+    return false;
+  if (began_ns_ != 0 && nowNs() - began_ns_ > kFunctionPatienceNs) return false;
+  return std::any_of(closure_.regions.begin(), closure_.regions.end(),
+                     [](const Region* region) { return region->managed != nullptr; });
 }
 
 Acquisition::State Acquisition::refuse(Lock& lock, CUresult result) {

@@ -77,6 +77,7 @@ class Acquisition {
   CUresult nameAll();
   void chooseFetched();
   void hear();
+  bool followsFunction() const;
   State look(Lock& lock);
   State refuse(Lock& lock, CUresult result);
   void stopWaiting();

@@ -22,6 +22,20 @@ bool Streams::capturing() const { return state_->streams.capturing(); }
 void Streams::streamMayJoin(CUcontext context) { state_->streams.holdMarks(context); }
 void Streams::streamJoined() { state_->streams.releaseMarks(); }
 
+bool Streams::hostFunctionBegins(const StreamKey& stream) {
+  if (state_->forked.load()) return false;
+  Lock lock(state_->mutex);
+  if (state_->managed == nullptr) return false;
+  state_->managed->functionBegins(stream);
+  return true;
+}
+
+void Streams::hostFunctionEnded(const StreamKey& stream) {
+  if (state_->forked.load()) return;
+  Lock lock(state_->mutex);
+  state_->managed->functionEnded(stream);
+}
+
 namespace {
 
 // Waits for the work of a context that is about to go, and forgets its streams. `events_stay`: as

@@ -1,5 +1,7 @@
 #include "pager/managed/managed.h"
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -169,11 +171,29 @@ void Managed::drop(Region& region, Lock& lock) {
   }
 }
 
+// --- host functions ------------------------------------------------------------------------------
+
+void Managed::functionEnded(const StreamKey& stream) {
+  const auto found = functions_.find(stream);
+  if (found != functions_.end() && --found->second == 0) functions_.erase(found);
+  state_.changed.notify_all();
+}
+
+bool Managed::hasFunctionBefore(const StreamKey& stream) const {
+  // The legacy stream and others wait for each other; which of those are non-blocking is not known.
+  const auto isLegacy = [](const StreamKey& key) { return key.stream == CU_STREAM_LEGACY; };
+  return std::any_of(functions_.begin(), functions_.end(), [&](const auto& entry) {
+    const StreamKey& key = entry.first;
+    return key == stream || (key.context == stream.context && (isLegacy(key) || isLegacy(stream)));
+  });
+}
+
 // --- the pool's thread ---------------------------------------------------------------------------
 
 void Managed::run() {
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   state_.driver.cuThreadExchangeStreamCaptureMode(&mode);
+  prctl(PR_SET_TIMERSLACK, 1000ul);  // the pauses below are to last microseconds
   auto pause = kShortestPoll;
   bool polls = false;
   while (!ended_) {

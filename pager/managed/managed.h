@@ -68,8 +68,18 @@ class Managed final : private Residence<Lock> {
   /// them. Releases the mutex.
   void drop(Region& region, Lock& lock);
 
+  /// The CPU asks for these; whoever calls holds no lock.
+  void wantOnCpu(directory::ExtentId first, uint32_t count) { cpu_->want(first, count); }
+
   /// The extent is parked and stays so, in answer to stop().
   void parked(Extent& extent, Lock& lock);
+
+  /// Host functions of the program's that a stream has been given, and that are over. A launch
+  /// behind one must not claim what the function may touch.
+  void functionBegins(const StreamKey& stream) { ++functions_[stream]; }
+  void functionEnded(const StreamKey& stream);
+  /// Whether one is before what the stream is given next.
+  bool hasFunctionBefore(const StreamKey& stream) const;
 
   /// In a forked child.
   void forked() noexcept;
@@ -119,9 +129,10 @@ class Managed final : private Residence<Lock> {
   std::thread thread_;
   // Under the mutex:
   Elsewhere<Lock> elsewhere_;
-  std::vector<Region*> region_of_;                              // by ExtentId
+  std::vector<Region*> region_of_;                               // by ExtentId
   std::map<directory::ExtentId, directory::ExtentId> free_ids_;  // first and count
   std::vector<Submitted> submitted_;
+  std::map<StreamKey, uint32_t> functions_;
   std::vector<directory::Message> inbox_;
 };
 

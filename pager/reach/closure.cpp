@@ -166,9 +166,8 @@ void Closure::follow() {
     if (everything_found_) return reachEverything();
   }
   listed_ = regions.size();
-  const auto whole = std::stable_partition(managed_.begin(), managed_.end(), [](const Region* region) {
-    return region->unusable == 0;
-  });
+  const auto whole = std::stable_partition(
+      managed_.begin(), managed_.end(), [](const Region* region) { return region->unusable == 0; });
   for (auto region = whole; region != managed_.end(); ++region)
     for (auto& extent : (*region)->extents) needed.push_back(extent.get());
   managed_.erase(whole, managed_.end());

@@ -22,6 +22,12 @@ bool Scanner::hasDirty() const {
       });
 }
 
+bool Scanner::mayBeNamedUnseen(const Region& region) const {
+  return pool_.reach.roots.hasVariables(engine_.context()) || pool_.reach.floor.pending ||
+         std::any_of(pool_.reach.dirty.begin(), pool_.reach.dirty.end(),
+                     [&](const Region* dirty) { return !dirty->dead && dirty != &region; });
+}
+
 // What a pass looks for now: addresses of the used part of the range, and between which roots lie.
 kernels::ScanScope Scanner::scopeNow() const {
   kernels::ScanScope scope{pool_.book.map().base(), pool_.book.highWaterPages(), 0, 0};

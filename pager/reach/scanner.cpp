@@ -49,7 +49,7 @@ struct Scanner::Jobs {
 
 // Who gets to the region by its own pages has reached it before: only what leaves is looked at now.
 void Scanner::listParts(Scan& scan, Region& region, const std::vector<Extent*>& victims,
-                          Jobs& jobs) {
+                        Jobs& jobs) {
   std::vector<uint64_t> leaving;
   leaving.reserve(victims.size());
   for (const Extent* extent : victims) leaving.push_back(extent->address);
@@ -78,15 +78,8 @@ void Scanner::listFromCpu(Scan& scan, Region& region, Jobs& jobs) {
     come.push_back(extent->address);
   }
   if (come.empty()) return;
-  scan.scanned.push_back({&region,
-                          region.buffer_id,
-                          false,
-                          region.stamp.load(),
-                          std::move(come),
-                          {},
-                          {},
-                          false,
-                          {}});
+  scan.scanned.push_back(
+      {&region, region.buffer_id, false, region.stamp.load(), std::move(come), {}, {}, false, {}});
 }
 
 // False: it stays in the list, since launches may write it while it is scanned, or it does not fit.
@@ -311,10 +304,10 @@ Scanner::Found Scanner::finish(Scan& scan, const std::vector<Extent*>& victims, 
   // Copies into these had completed when the pass began; none has come since if the stamp is the
   // same.
   for (const auto& entry : scan.host_written) {
-    const bool same = entry.region->by_pieces || entry.region->isRoot() ||
-                              entry.region->managed != nullptr
-                          ? entry.region->host_writes == entry.host_writes
-                          : entry.region->stamp.load() == entry.stamp;
+    const bool same =
+        entry.region->by_pieces || entry.region->isRoot() || entry.region->managed != nullptr
+            ? entry.region->host_writes == entry.host_writes
+            : entry.region->stamp.load() == entry.stamp;
     if (same) entry.region->host_written = false;
   }
   return result;

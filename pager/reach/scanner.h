@@ -84,6 +84,9 @@ class Scanner {
 
   /// Whether something of the device's is to be scanned.
   bool hasDirty() const;
+  /// Whether what nobody has scanned may lead to the region, its own pages apart: memory of any
+  /// device, or module variables.
+  bool mayBeNamedUnseen(const Region& region) const;
   uint64_t begun() const { return begun_; }
   uint64_t ended() const { return ended_; }
   /// The pass is the one that ends next.

@@ -22,7 +22,8 @@ void Engine::dismantle(Extent& extent, Lock& lock) {
 
 void Engine::forget(const Region* region) {
   std::erase(swaps_.asked, region);
-  std::erase_if(out_.given_away, [region](const Extent* extent) { return extent->region == region; });
+  std::erase_if(out_.given_away,
+                [region](const Extent* extent) { return extent->region == region; });
   if (swaps_.current == region) swaps_.current = nullptr;
   for (auto& batch : out_.batches) {
     if (batch->scan.parts_of == region) batch->scan.parts_of = nullptr;

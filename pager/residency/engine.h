@@ -211,6 +211,10 @@ class Engine {
     CUevent event = nullptr;
 
     bool isEmpty() const { return victims.empty() && scan.forVictimsOnly(); }
+    /// Its victims go to another agent.
+    bool isGivenAway() const {
+      return scan.parts_of != nullptr && scan.parts_of->managed != nullptr;
+    }
   };
   struct Copy {
     Extent* extent;
@@ -375,6 +379,8 @@ class Engine {
   void drainContexts();
   // --- give_away.cpp -----------------------------------------------------------------------------
   bool giveAway(Lock& lock);
+  void abandonBytes(Extent& extent);
+  void leaveUnseen(Batch& batch, Lock& lock);
   bool toFrame(Extent& extent, Lock& lock);
   bool toMappableChunk(Extent& extent, Lock& lock);
   // --- serve.cpp ---------------------------------------------------------------------------------

@@ -209,6 +209,11 @@ bool Engine::advanceBatches(Lock& lock) {
     if (batch.stage == Batch::Stage::kDrain) {
       const uint64_t stamp = stampToAwait(batch);
       if (life_.broken || pool_.streams.quiet(stamp)) {
+        if (batch.isGivenAway() && !scanner_.mayBeNamedUnseen(*batch.scan.parts_of)) {
+          leaveUnseen(batch, lock);  // listed meanwhile: a free must find its extents in it
+          std::erase_if(out_.batches, [&](const auto& entry) { return entry.get() == &batch; });
+          return true;
+        }
         if ((life_.broken || othersHaveScanned(batch, stamp)) && startPass(batch, lock))
           return true;
       } else {
@@ -437,7 +442,8 @@ bool Engine::finishWrites(Lock& lock) {
   add(figures_->bytes_out, extent.bytes());
   add(figures_->evictions_written);
   if ((extent.region->by_pieces ? extent.wanted : extent.region->wanted) > 0 && !extent.in_host &&
-      !extent.leaving && debts_.surplus == 0) {  // a launch came for it meanwhile, and its VRAM is owed to nobody
+      !extent.leaving &&
+      debts_.surplus == 0) {  // a launch came for it meanwhile, and its VRAM is owed to nobody
     if (mapVram(extent, *extent.vram, lock) == CUDA_SUCCESS) {
       setState(extent, ExtentState::kVram);
       return true;

@@ -102,11 +102,10 @@ bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
     if (result != CUDA_SUCCESS && !copying && !endsContext(result)) image = nullptr;
   }
   if (image == nullptr) {
-    result = extent.blank
-                 ? driver.cuMemsetD8Async(chunk->alias, 0, extent.bytes(), streams_.in)
-                 : driver.cuMemcpyHtoDAsync_v2(chunk->alias,
-                                               reinterpret_cast<const void*>(extent.host->alias),
-                                               extent.bytes(), streams_.in);
+    result = extent.blank ? driver.cuMemsetD8Async(chunk->alias, 0, extent.bytes(), streams_.in)
+                          : driver.cuMemcpyHtoDAsync_v2(
+                                chunk->alias, reinterpret_cast<const void*>(extent.host->alias),
+                                extent.bytes(), streams_.in);
     copying = result == CUDA_SUCCESS;
     if (copying) result = driver.cuEventRecord(event, streams_.in);
   }

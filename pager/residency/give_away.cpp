@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/log.h"
 #include "pager/managed/managed.h"
 #include "pager/pool_state.h"
 
@@ -47,6 +48,10 @@ bool Engine::giveAway(Lock& lock) {
   auto batch = std::make_unique<Batch>();
   for (size_t i = 0; i < out_.given_away.size(); ++i) {
     Extent& extent = *out_.given_away[i];
+    if (life_.broken && extent.mapped()) {
+      abandonBytes(extent);
+      return true;
+    }
     switch (extent.state) {
       case ExtentState::kParked:
         if (!extent.region->managed->isPlace(extent.host)) {
@@ -76,6 +81,50 @@ bool Engine::giveAway(Lock& lock) {
     }
   }
   return begin(std::move(batch));
+}
+
+// The context is lost, and with it what the extent held in VRAM: whoever waits for it gets what its
+// frame held before.
+void Engine::abandonBytes(Extent& extent) {
+  base::warnOnce("managed bytes lost",
+                 "device %d: managed memory was in VRAM when its context was lost: the CPU finds "
+                 "there what it held when it came to VRAM",
+                 device_);
+  if (extent.state == ExtentState::kRetiring) cancelRetiring(extent);
+  if (extent.vram != nullptr) chunks_.giveVram(extent.vram);
+  extent.vram = nullptr;
+  extent.hash_valid = false;
+  setState(extent, ExtentState::kParked);
+}
+
+// Nothing uses the victims any more, and only pages of their own region may lead to them. Whoever
+// reaches the region has to have them back first, and what the CPU may have written is scanned
+// then. So nothing is looked at now, and nothing hashed: a copy takes no longer.
+void Engine::leaveUnseen(Batch& batch, Lock& lock) {
+  for (Extent*& victim : batch.victims) {
+    if (victim == nullptr || victim->state != ExtentState::kRetiring) continue;
+    Extent& extent = *victim;
+    extent.hash_valid = false;
+    if (life_.broken) {  // giveAway() knows what to do then
+      cancelRetiring(extent);
+      continue;
+    }
+    noteUsed(extent, false);
+    setState(extent, ExtentState::kMoving);
+    lock.unlock();
+    const CUresult result = chunks_.unmapAt(extent.address, extent.bytes());
+    lock.lock();
+    if (result != CUDA_SUCCESS) {
+      if (extent.vram != nullptr) flight_.freeing_bytes -= extent.bytes();
+      setState(extent, extent.vram != nullptr ? ExtentState::kVram : ExtentState::kInPlace);
+      lost(result);
+    } else if (extent.vram == nullptr) {
+      setState(extent, ExtentState::kParked);
+    } else {
+      startWrite(extent, {}, lock);
+      extent.hash_valid = false;
+    }
+  }
 }
 
 // The bytes of one that was in place go back to its frame, and the chunk is free.

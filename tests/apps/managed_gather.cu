@@ -15,6 +15,9 @@ __global__ void addOthers(uint32_t* words, uint32_t count, uint32_t value) {
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   const uint32_t seed = uint32_t(options.seed);
+  int concurrent = 0;
+  RUNTIME_OK(cudaDeviceGetAttribute(&concurrent, cudaDevAttrConcurrentManagedAccess, 0));
+  if (concurrent == 0) apps::skip("the CPU may not touch managed memory while a kernel runs");
   const size_t bytes = (options.bytes / 2) & ~size_t{4095}, words = bytes / 4;
   uint32_t* data;
   RUNTIME_OK(cudaMallocManaged(&data, bytes));

@@ -12,6 +12,9 @@ int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   apps::Random random(options.seed);
   const uint32_t seed = uint32_t(options.seed);
+  int concurrent = 0;
+  RUNTIME_OK(cudaDeviceGetAttribute(&concurrent, cudaDevAttrConcurrentManagedAccess, 0));
+  if (concurrent == 0) apps::skip("the CPU may not touch managed memory while a kernel runs");
   const size_t bytes = (options.bytes / 2) & ~size_t{4095}, words = bytes / 4;
   apps::Pressure pressure(options.bytes / 2);  // device memory that pages meanwhile
   uint32_t* data;

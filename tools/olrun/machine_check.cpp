@@ -206,9 +206,9 @@ void checkUserfaultfd(Findings& findings) {
   }
   findings.push_back(
       {Kind::kNote, "userfaultfd",
-       fd ? "allowed"
-          : base::format("refused ({}): not needed here, managed memory stays the driver's (sysctl "
-                         "vm.unprivileged_userfaultfd=1 allows it)",
+       fd ? "allowed: managed memory is paged"
+          : base::format("refused ({}): managed memory stays the driver's (sysctl "
+                         "vm.unprivileged_userfaultfd=1, or access to /dev/userfaultfd, allows it)",
                          std::strerror(errno))});
 }
 

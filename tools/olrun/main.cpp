@@ -96,6 +96,8 @@ struct CommandLine {
        "What goes to them encrypted: all, control or off (default: all)", Mode::kBoth},
       {kRun, "--driver", "driver", "OL_DRIVER", "FILE",
        "The libcuda to use; sim: the simulated GPU (default: the loader's)"},
+      {kRun, "--managed", "managed", "OL_MANAGED", "WHO",
+       "Who moves managed memory between CPU and GPU: pager or driver (default: pager)"},
       {kRun, "--exportable", "exportable", "OL_EXPORTABLE", "OWNER",
        "Whose exportable memory of cuMemCreate is: pager, which pages it, or driver (default: "
        "driver)",
