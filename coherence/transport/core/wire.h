@@ -13,7 +13,7 @@ namespace olpager::transport::wire {
 static_assert(std::endian::native == std::endian::little,
               "wire structures are little-endian in memory");
 
-inline constexpr uint8_t kVersion = 2;
+inline constexpr uint8_t kVersion = 3;
 
 enum class Frame : uint8_t {
   kHello = 1,  // the first in each direction; payload Hello
@@ -76,7 +76,8 @@ static_assert(sizeof(Preamble) == 16 && std::is_trivially_copyable_v<Preamble>);
 struct Hello {
   uint8_t version = kVersion;  // as in the preamble; inside TLS it can't have been changed
   uint8_t tls = 0;             // Tls: wanted; the stricter one holds
-  uint8_t choice = 0;          // Choice: wanted (connector); LinkKind: what it will be (acceptor)
+  uint8_t kinds =
+      0;  // Kinds (core/choose.h): what can be (connector), the one that it will be (acceptor)
   uint8_t lanes = 0;           // wanted (connector), granted (acceptor)
   uint32_t message_bytes = 0;  // longest that I take
   uint32_t slices = 0;         // most that I answer at once

@@ -15,6 +15,7 @@
 
 #include "base/format.h"
 #include "base/log.h"
+#include "coherence/transport/core/choose.h"
 #include "coherence/transport/core/endpoint.h"
 #include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/routes.h"
@@ -114,6 +115,7 @@ class Acceptor final : public Listener,
   std::string begin(Handshake& shake);
   std::string shakeTls(Handshake& shake);
   std::string hello(Handshake& shake);
+  Kinds kindsFor(const PeerInfo& peer, const wire::Hello& hello) const;
   std::string ticket(Handshake& shake);
   std::string laneReady(Handshake& shake);
   std::string finish(Handshake& shake);
@@ -218,7 +220,8 @@ void Acceptor::openBehind(base::UniqueFd socket) {
 }
 
 void Acceptor::watch() {
-  if (unix_path_.empty() && endpoint_.options().choice != Choice::kTcp) listenForShm();
+  if (unix_path_.empty() && allowedBy(endpoint_.options().choice).has(LinkKind::kShm))
+    listenForShm();
   for (auto& listener : listeners_) {
     reactor_.add(listener.get(), EPOLLIN,
                  std::make_shared<Ears>(
@@ -608,13 +611,11 @@ std::string Acceptor::hello(Handshake& shake) {
   setup.peer.address = shake.peer;
   setup.peer.tls = effectiveTls(peer, options);
   setup.peer.same_host = !endpoint_.bootId().empty() && endpoint_.bootId() == peer.boot_id;
-  const auto wanted = static_cast<Choice>(peer.choice);
-  const bool may_shm = wanted != Choice::kTcp && options.choice != Choice::kTcp;
-  const bool can_shm = setup.peer.same_host && !unix_path_.empty() && peer.uid == geteuid();
-  const bool must_shm = wanted == Choice::kShm || options.choice == Choice::kShm;
-  if (must_shm && !(may_shm && can_shm))
-    return "shared memory is asked for, and this pair can't have it";
-  setup.peer.kind = may_shm && can_shm ? LinkKind::kShm : LinkKind::kTcp;
+  const Kinds own = kindsFor(setup.peer, peer), asked = Kinds::fromBits(peer.kinds);
+  const auto kind = choose(asked, own);
+  if (!kind)
+    return base::format("it asks for {}, and with it this node has {}", asked.text(), own.text());
+  setup.peer.kind = *kind;
 
   if (!endpoint_.reserveLink()) return base::format("more than {} links", options.limits.links);
   shake.reserved = true;
@@ -631,7 +632,7 @@ std::string Acceptor::hello(Handshake& shake) {
   out.header.frame = wire::Frame::kHello;
   out.header.length = sizeof out.hello;
   out.hello = endpoint_.hello();
-  out.hello.choice = static_cast<uint8_t>(setup.peer.kind);
+  out.hello.kinds = Kinds{setup.peer.kind}.bits();
   const bool shm = setup.peer.kind == LinkKind::kShm;
   out.hello.lanes = shm ? 1 : static_cast<uint8_t>(std::min<uint32_t>(peer.lanes, wire::kMaxLanes));
   randomBytes(out.hello.link_id);
@@ -660,6 +661,13 @@ std::string Acceptor::hello(Handshake& shake) {
   if (setup.peer.tls == Tls::kOff) shake.stream.endTls();
   shake.state = Handshake::State::kLanes;
   return "";
+}
+
+// What this node has with such a peer.
+Kinds Acceptor::kindsFor(const PeerInfo& peer, const wire::Hello& hello) const {
+  Kinds kinds = allowedBy(endpoint_.options().choice);
+  if (!peer.same_host || unix_path_.empty() || hello.uid != geteuid()) kinds.remove(LinkKind::kShm);
+  return kinds;
 }
 
 std::string Acceptor::ticket(Handshake& shake) {

@@ -8,6 +8,7 @@
 
 #include "base/format.h"
 #include "base/log.h"
+#include "coherence/transport/core/choose.h"
 #include "coherence/transport/core/endpoint.h"
 #include "coherence/transport/shm/shm_connect.h"
 #include "coherence/transport/tcp/tcp_link.h"
@@ -153,10 +154,11 @@ Result<Stream> openLane(const SocketAddress& address, const Options& options, in
   return std::move(dialogue.stream());
 }
 
-// `choice`: what is asked for. It becomes kTcp where the peer offers shared memory by a socket that
-// can't be had from here: of one host are also containers with file systems of their own.
+// `kinds`: what is asked for. What the peer chose and can't be had from here is taken out: of one
+// host are also containers with file systems of their own, which don't have the socket of shared
+// memory.
 Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
-                          const ConnectOptions& connect, int64_t deadline_ms, Choice& choice) {
+                          const ConnectOptions& connect, int64_t deadline_ms, Kinds& kinds) {
   const Options& options = endpoint.options();
   if (!options.keys && !address.loopback()) {
     return Error{
@@ -180,7 +182,7 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
     wire::Hello hello;
   } out;
   out.hello = endpoint.hello();
-  out.hello.choice = static_cast<uint8_t>(choice);
+  out.hello.kinds = kinds.bits();
   const LinkId replaces = parseLinkId(connect.replaces);
   std::copy(replaces.begin(), replaces.end(), out.hello.replaces);
   out.header.frame = wire::Frame::kHello;
@@ -208,17 +210,16 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
   setup.peer.same_host = !endpoint.bootId().empty() && endpoint.bootId() == peer.boot_id;
   if (setup.peer.tls == Tls::kOff) dialogue.stream().endTls();
 
-  const auto kind = static_cast<LinkKind>(peer.choice);
-  if (kind != LinkKind::kTcp &&
-      (kind != LinkKind::kShm || choice == Choice::kTcp || !setup.peer.same_host)) {
-    return Error{base::format("its answer: {}, which was not asked for", linkKindName(kind))};
+  const Kinds answer = Kinds::fromBits(peer.kinds);
+  const auto kind = answer.single();
+  if (!kind || !kinds.has(*kind) || (*kind == LinkKind::kShm && !setup.peer.same_host)) {
+    return Error{base::format("its answer: {}, which was not asked for", answer.text())};
   }
-  if (kind != LinkKind::kShm && choice == Choice::kShm)
-    return Error{"its answer: no shared memory"};
-  if (kind == LinkKind::kShm) {
+  setup.peer.kind = *kind;
+  if (*kind == LinkKind::kShm) {
     auto socket = openShmSocket(peer, deadline_ms);
     if (!socket.ok()) {
-      if (choice == Choice::kAuto) choice = Choice::kTcp;
+      kinds.remove(*kind);
       return socket.error();
     }
     auto link = connectShm(endpoint, std::move(setup), std::move(socket.value()), secrets.value(),
@@ -265,12 +266,13 @@ Result<LinkPtr> connectLink(EndpointCore& endpoint, const std::string& address,
   std::string why;
   for (const auto& each : addresses) {
     if (!endpoint.reserveLink()) return Error{base::format("{}: too many links", address)};
-    Choice choice = endpoint.options().choice;
-    auto link = connectTo(endpoint, each, options, deadline_ms, choice);
-    if (!link.ok() && choice != endpoint.options().choice) {
-      base::logInfo("%s: %s: no shared memory, so by TCP", address.c_str(),
-                    link.error().message.c_str());
-      link = connectTo(endpoint, each, options, deadline_ms, choice);
+    Kinds kinds = allowedBy(endpoint.options().choice), asked = kinds;
+    auto link = connectTo(endpoint, each, options, deadline_ms, kinds);
+    while (!link.ok() && kinds != asked && !kinds.empty()) {
+      base::logInfo("%s: %s: so by %s", address.c_str(), link.error().message.c_str(),
+                    kinds.text().c_str());
+      asked = kinds;
+      link = connectTo(endpoint, each, options, deadline_ms, kinds);
     }
     if (link.ok()) return link;
     endpoint.releaseLink();

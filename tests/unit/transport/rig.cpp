@@ -12,6 +12,7 @@
 #include <iostream>
 
 #include "coherence/transport/core/address.h"
+#include "coherence/transport/core/choose.h"
 #include "coherence/transport/core/endpoint.h"
 #include "coherence/transport/trust/tls.h"
 
@@ -187,7 +188,7 @@ RawPeer::RawPeer(const std::string& address, int receive_buffer) {
   const auto to = resolve(address, false).value().front();
   wire::Hello own;
   own.lanes = 1;
-  own.choice = static_cast<uint8_t>(Choice::kTcp);
+  own.kinds = Kinds{LinkKind::kTcp}.bits();
   own.message_bytes = 4096;
   own.slices = own.requests = own.notices = own.stream = 16;
   control = connectBlocking(to, receive_buffer);

@@ -15,6 +15,7 @@
 
 #include "base/fd.h"
 #include "coherence/transport/core/address.h"
+#include "coherence/transport/core/choose.h"
 #include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/core/reactor.h"
 #include "coherence/transport/core/region_entry.h"
@@ -254,6 +255,22 @@ base::UniqueFd oldSocket(const std::string& path, bool listens) {
 }
 
 }  // namespace
+
+TEST_CASE("the best kind that both ends have is chosen", "[transport]") {
+  const Kinds all{LinkKind::kTcp, LinkKind::kShm, LinkKind::kVerbs};
+  CHECK(choose(all, all) == LinkKind::kShm);
+  CHECK(choose(all, {LinkKind::kTcp, LinkKind::kVerbs}) == LinkKind::kVerbs);
+  CHECK(choose({LinkKind::kTcp}, all) == LinkKind::kTcp);
+  CHECK(choose({LinkKind::kShm}, {LinkKind::kTcp}) == std::nullopt);
+  CHECK(choose(allowedBy(Choice::kAuto), allowedBy(Choice::kTcp)) == LinkKind::kTcp);
+  CHECK(choose(allowedBy(Choice::kShm), allowedBy(Choice::kTcp)) == std::nullopt);
+  // On the wire: what a peer says may have any bits.
+  CHECK(Kinds::fromBits(0xff).single() == std::nullopt);
+  CHECK(Kinds::fromBits(0).single() == std::nullopt);
+  CHECK(Kinds::fromBits(0xf8).text() == "nothing");
+  CHECK(Kinds{LinkKind::kVerbs}.single() == LinkKind::kVerbs);
+  CHECK(all.text() == "shm, verbs, tcp");
+}
 
 TEST_CASE("sockets of processes that were killed are removed, and no others", "[transport]") {
   const olpager::test::TemporaryFolder temporary;

@@ -1,0 +1,45 @@
+#include "coherence/transport/core/choose.h"
+
+namespace olpager::transport {
+namespace {
+
+// Shared memory is one copy and no network.
+constexpr LinkKind kBestFirst[] = {LinkKind::kShm, LinkKind::kVerbs, LinkKind::kTcp};
+
+}  // namespace
+
+std::optional<LinkKind> Kinds::single() const {
+  for (const LinkKind kind : kBestFirst) {
+    if (*this == Kinds{kind}) return kind;
+  }
+  return std::nullopt;
+}
+
+std::string Kinds::text() const {
+  std::string all;
+  for (const LinkKind kind : kBestFirst) {
+    if (has(kind)) all += (all.empty() ? "" : ", ") + std::string(linkKindName(kind));
+  }
+  return all.empty() ? "nothing" : all;
+}
+
+Kinds allowedBy(Choice choice) {
+  switch (choice) {
+    case Choice::kAuto:
+      return {LinkKind::kShm, LinkKind::kTcp};
+    case Choice::kTcp:
+      return {LinkKind::kTcp};
+    case Choice::kShm:
+      return {LinkKind::kShm};
+  }
+  return {};
+}
+
+std::optional<LinkKind> choose(Kinds one, Kinds other) {
+  for (const LinkKind kind : kBestFirst) {
+    if ((one & other).has(kind)) return kind;
+  }
+  return std::nullopt;
+}
+
+}  // namespace olpager::transport
