@@ -60,6 +60,7 @@ enum class Outcome : uint8_t {
   kTooLong,   // message or operation above the link's limits
   kRevoked,   // the key was granted and has since been taken back (transports that can't tell fail
               // the link)
+  kUnreachable,  // memory without a CPU address, here or there, and no card of this link reaches it
 };
 const char* outcomeName(Outcome outcome);
 const char* className(Class klass);

@@ -173,6 +173,22 @@ std::string whyNotConnected(const SocketAddress& address, int error) {
   return base::format("{}: {}{}", address.text(), std::strerror(error), hint);
 }
 
+SocketAddress localAddress(int fd) {
+  SocketAddress local;
+  local.length = sizeof local.storage;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&local.storage), &local.length) != 0) return {};
+  return local;
+}
+
+SocketAddress withPort(const SocketAddress& address, uint16_t port) {
+  SocketAddress changed = address;
+  if (address.family() == AF_INET)
+    reinterpret_cast<sockaddr_in*>(&changed.storage)->sin_port = htons(port);
+  if (address.family() == AF_INET6)
+    reinterpret_cast<sockaddr_in6*>(&changed.storage)->sin6_port = htons(port);
+  return changed;
+}
+
 bool waitFor(int fd, short events, int64_t deadline_ms) {
   for (;;) {
     const int64_t left = deadline_ms - nowMs();

@@ -41,6 +41,10 @@ void tuneTcp(int fd, uint32_t dead_ms, uint32_t unsent);
 /// do.
 std::string whyNotBound(const SocketAddress& address, int error);
 std::string whyNotConnected(const SocketAddress& address, int error);
+/// This end's address of a connection.
+SocketAddress localAddress(int fd);
+/// The same address with another port; a Unix socket's as it is.
+SocketAddress withPort(const SocketAddress& address, uint16_t port);
 /// Waits until `deadline_ms` (of nowMs()) for `events`; false when the time is over.
 bool waitFor(int fd, short events, int64_t deadline_ms);
 Result<base::UniqueFd> connectSocket(const SocketAddress& address, int64_t deadline_ms);
