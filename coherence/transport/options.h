@@ -10,8 +10,9 @@ namespace olpager::transport {
 
 class KeyRing;
 
-/// Which transport a pair of nodes uses. kAuto: shared memory where both run on one host, else TCP.
-enum class Choice : uint8_t { kAuto, kTcp, kShm };
+/// Which transport a pair of nodes uses. kAuto: shared memory where both run on one host; else RDMA
+/// where both have a card for the address and not everything is to be encrypted; else TCP.
+enum class Choice : uint8_t { kAuto, kTcp, kShm, kVerbs };
 
 /// What is encrypted once both ends have proved that they hold the same key. kOff: nothing after
 /// the proof. The stricter of both ends' settings holds.

@@ -1,5 +1,7 @@
 #include "coherence/transport/core/choose.h"
 
+#include "coherence/transport/verbs/card.h"
+
 namespace olpager::transport {
 namespace {
 
@@ -26,13 +28,24 @@ std::string Kinds::text() const {
 Kinds allowedBy(Choice choice) {
   switch (choice) {
     case Choice::kAuto:
-      return {LinkKind::kShm, LinkKind::kTcp};
+      return {LinkKind::kShm, LinkKind::kVerbs, LinkKind::kTcp};
     case Choice::kTcp:
       return {LinkKind::kTcp};
     case Choice::kShm:
       return {LinkKind::kShm};
+    case Choice::kVerbs:
+      return {LinkKind::kVerbs};
   }
   return {};
+}
+
+OwnKinds ownKinds(Choice choice, const SocketAddress& local, Tls tls) {
+  OwnKinds own{allowedBy(choice), ""};
+  if (!own.kinds.has(LinkKind::kVerbs)) return own;
+  own.no_verbs = tls == Tls::kAll ? "with tls = all everything is encrypted, which RDMA can't"
+                                  : verbs::whyNoCardAt(local);
+  if (!own.no_verbs.empty()) own.kinds.remove(LinkKind::kVerbs);
+  return own;
 }
 
 std::optional<LinkKind> choose(Kinds one, Kinds other) {

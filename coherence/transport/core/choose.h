@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "coherence/transport/core/address.h"
 #include "coherence/transport/transport.h"
 
 namespace olpager::transport {
@@ -46,6 +47,16 @@ class Kinds {
 
 /// What a setting allows.
 Kinds allowedBy(Choice choice);
+
+/// What an end has for a pair, before it knows what else the other end is.
+struct OwnKinds {
+  Kinds kinds;
+  std::string no_verbs;  // one line: why RDMA is not among them; "" where it is, or the setting
+                         // does not want it
+};
+/// `local`: this end's address of the pair's first connection; `tls`: what is to be encrypted, as
+/// far as is known.
+OwnKinds ownKinds(Choice choice, const SocketAddress& local, Tls tls);
 /// The best that both sets have; none where they have nothing in common.
 std::optional<LinkKind> choose(Kinds one, Kinds other);
 

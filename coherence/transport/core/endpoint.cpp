@@ -234,8 +234,9 @@ std::string describeLink(const PeerInfo& peer, uint32_t lanes) {
   const std::string trust =
       peer.key_name.empty() ? "no key" : base::format("key {}", peer.key_name);
   if (peer.kind == LinkKind::kShm) return base::format("shm, {}", trust);
-  return base::format("tcp with {} lanes, {}, {}", lanes, trust,
-                      kTls[static_cast<size_t>(peer.tls)]);
+  const char* const encrypted = kTls[static_cast<size_t>(peer.tls)];
+  if (peer.kind == LinkKind::kVerbs) return base::format("verbs, {}, {}", trust, encrypted);
+  return base::format("tcp with {} lanes, {}, {}", lanes, trust, encrypted);
 }
 
 Result<std::unique_ptr<Endpoint>> makeEndpoint(const Options& options) {

@@ -13,6 +13,7 @@
 #include "coherence/transport/shm/shm_connect.h"
 #include "coherence/transport/tcp/tcp_link.h"
 #include "coherence/transport/trust/key_access.h"
+#include "coherence/transport/verbs/verbs_link.h"
 
 namespace olpager::transport {
 namespace {
@@ -154,11 +155,18 @@ Result<Stream> openLane(const SocketAddress& address, const Options& options, in
   return std::move(dialogue.stream());
 }
 
-// `kinds`: what is asked for. What the peer chose and can't be had from here is taken out: of one
-// host are also containers with file systems of their own, which don't have the socket of shared
-// memory.
+// What to ask a peer for.
+struct Wish {
+  Kinds kinds;
+  std::string without;  // why some kinds are no longer among them
+  // What the peer chose and can't be had from here: of one host are also containers with file
+  // systems of their own, which don't have the socket of shared memory; a card may have no way to
+  // the peer's.
+  std::optional<LinkKind> lacking;
+};
+
 Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
-                          const ConnectOptions& connect, int64_t deadline_ms, Kinds& kinds) {
+                          const ConnectOptions& connect, int64_t deadline_ms, Wish& wish) {
   const Options& options = endpoint.options();
   if (!options.keys && !address.loopback()) {
     return Error{
@@ -181,6 +189,10 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
     wire::Header header;
     wire::Hello hello;
   } out;
+  const SocketAddress local = localAddress(dialogue.stream().fd());
+  const OwnKinds own = ownKinds(options.choice, local, keyed ? options.tls : Tls::kOff);
+  const Kinds kinds = wish.kinds & own.kinds;
+  if (kinds.empty()) return Error{own.no_verbs};
   out.hello = endpoint.hello();
   out.hello.kinds = kinds.bits();
   const LinkId replaces = parseLinkId(connect.replaces);
@@ -219,7 +231,7 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
   if (*kind == LinkKind::kShm) {
     auto socket = openShmSocket(peer, deadline_ms);
     if (!socket.ok()) {
-      kinds.remove(*kind);
+      wish.lacking = kind;
       return socket.error();
     }
     auto link = connectShm(endpoint, std::move(setup), std::move(socket.value()), secrets.value(),
@@ -227,6 +239,16 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
     if (!link.ok()) return link.error();
     endpoint.addLink(link.value());
     return LinkPtr(link.value());
+  }
+  std::unique_ptr<verbs::QueuePairs> pairs;
+  if (*kind == LinkKind::kVerbs) {
+    pairs = std::make_unique<verbs::QueuePairs>(*verbs::api(), setup.domain, options.dead_ms);
+    const auto status = pairs->connect(local, withPort(address, peer.queue_pair_port),
+                                       secrets.value(), setup.id, deadline_ms);
+    if (!status.ok()) {
+      wish.lacking = kind;
+      return status.error();
+    }
   }
   std::vector<Stream> lanes;
   for (uint32_t i = 0; i < peer.lanes; ++i) {
@@ -238,6 +260,18 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
   if (auto status = dialogue.expect(wire::Frame::kReady, nullptr, 0); !status.ok())
     return status.error();
   setup.peer.why = describeLink(setup.peer, peer.lanes);
+  if (!wish.without.empty()) setup.peer.why += "; " + wish.without;
+  if (pairs) {
+    auto link = verbs::VerbsLink::make(std::move(setup), std::move(dialogue.stream()),
+                                       std::move(lanes), std::move(pairs), endpoint.reactors());
+    if (!link.ok()) {
+      wish.lacking = kind;
+      return link.error();
+    }
+    endpoint.addLink(link.value());
+    link.value()->start(false);
+    return LinkPtr(link.value());
+  }
   auto link = TcpLink::make(std::move(setup), std::move(dialogue.stream()), std::move(lanes),
                             endpoint.reactors());
   endpoint.addLink(link);
@@ -266,17 +300,23 @@ Result<LinkPtr> connectLink(EndpointCore& endpoint, const std::string& address,
   std::string why;
   for (const auto& each : addresses) {
     if (!endpoint.reserveLink()) return Error{base::format("{}: too many links", address)};
-    Kinds kinds = allowedBy(endpoint.options().choice), asked = kinds;
-    auto link = connectTo(endpoint, each, options, deadline_ms, kinds);
-    while (!link.ok() && kinds != asked && !kinds.empty()) {
-      base::logInfo("%s: %s: so by %s", address.c_str(), link.error().message.c_str(),
-                    kinds.text().c_str());
-      asked = kinds;
-      link = connectTo(endpoint, each, options, deadline_ms, kinds);
+    Wish wish;
+    wish.kinds = allowedBy(endpoint.options().choice);
+    for (;;) {
+      auto link = connectTo(endpoint, each, options, deadline_ms, wish);
+      if (link.ok()) return link;
+      why = link.error().message;
+      if (!wish.lacking) break;
+      const LinkKind lacking = *std::exchange(wish.lacking, std::nullopt);
+      wish.kinds.remove(lacking);
+      wish.without = base::format("no {}: {}", linkKindName(lacking), why);
+      if (wish.kinds.empty()) break;
+      // Shared memory that is out of reach is what containers are for; a card that connects nowhere
+      // is a fault.
+      (lacking == LinkKind::kShm ? base::logInfo : base::logWarn)(
+          "%s: %s; so by %s", address.c_str(), wish.without.c_str(), wish.kinds.text().c_str());
     }
-    if (link.ok()) return link;
     endpoint.releaseLink();
-    why = link.error().message;
   }
   // A numeric address is named already where it could not be connected to.
   return Error{why.starts_with(address + ": ") ? why : base::format("{}: {}", address, why)};
