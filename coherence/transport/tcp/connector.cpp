@@ -243,8 +243,12 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
   std::unique_ptr<verbs::QueuePairs> pairs;
   if (*kind == LinkKind::kVerbs) {
     pairs = std::make_unique<verbs::QueuePairs>(*verbs::api(), setup.domain, options.dead_ms);
+    // Where it comes to nothing there has to be time for another way.
+    const int64_t now_ms = nowMs();
+    const bool only = kinds == Kinds{LinkKind::kVerbs};
+    const int64_t until_ms = only ? deadline_ms : now_ms + (deadline_ms - now_ms) / 2;
     const auto status = pairs->connect(local, withPort(address, peer.queue_pair_port),
-                                       secrets.value(), setup.id, deadline_ms);
+                                       secrets.value(), setup.id, until_ms);
     if (!status.ok()) {
       wish.lacking = kind;
       return status.error();

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <map>
@@ -332,7 +333,8 @@ TEMPLATE_TEST_CASE("the decorator: faults of every kind, contracts kept", "[faul
   NEEDS_CARD(TestType);
   auto random = seededRandom("decorator");
   FaultCounts counts;
-  for (int round = 0; round < scaled(8); ++round) {
+  for (int round = 0; round < std::max(scaled(8), 4);
+       ++round) {  // of four rounds each has other faults
     FaultPlan plan;
     plan.seed = random();
     plan.delay = 300'000;
