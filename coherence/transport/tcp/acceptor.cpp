@@ -684,9 +684,9 @@ std::string Acceptor::hello(Handshake& shake) {
   shake.missing = out.hello.lanes;
   if (setup.peer.kind == LinkKind::kVerbs) {
     out.hello.queue_pair_port = queue_pairs_->port();
-    shake.pairs =
-        std::make_unique<verbs::QueuePairs>(queue_pairs_->api(), setup.domain, options.dead_ms);
-    shake.missing_pairs = kClasses;
+    shake.pairs = std::make_unique<verbs::QueuePairs>(queue_pairs_->api(), setup.domain,
+                                                      options.dead_ms, setup.peer.tls);
+    shake.missing_pairs = shake.pairs->count();
   }
 
   const LinkId replaces = linkIdOf(peer.replaces);
@@ -741,8 +741,8 @@ std::string Acceptor::queuePairAsked(const verbs::QueuePairListener::Event& even
   const LinkId id = linkIdOf(event.ticket.link_id);
   for (Place each = shakes_.begin(); each != shakes_.end(); ++each) {
     if (each->state != Handshake::State::kLanes || each->setup.id != id || !each->pairs) continue;
-    const bool good = verbs::checkTicket(each->secrets, event.ticket) &&
-                      !each->pairs->has(static_cast<Class>(event.ticket.klass));
+    const bool good =
+        verbs::checkTicket(each->secrets, event.ticket) && each->pairs->lacks(event.ticket.which);
     if (!good) break;
     const auto status = each->pairs->accept(event.id, event.ticket, each->secrets, event.offered);
     if (!status.ok()) drop(each, status.error().message);

@@ -242,7 +242,8 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
   }
   std::unique_ptr<verbs::QueuePairs> pairs;
   if (*kind == LinkKind::kVerbs) {
-    pairs = std::make_unique<verbs::QueuePairs>(*verbs::api(), setup.domain, options.dead_ms);
+    pairs = std::make_unique<verbs::QueuePairs>(*verbs::api(), setup.domain, options.dead_ms,
+                                                setup.peer.tls);
     // Where it comes to nothing there has to be time for another way.
     const int64_t now_ms = nowMs();
     const bool only = kinds == Kinds{LinkKind::kVerbs};

@@ -143,6 +143,7 @@ void TcpLink::start(bool announce) {
   }
   control_reactor_->addTicker(weak_from_this());
   setup_.queue->add(control_source_);
+  listen();
 }
 
 uint32_t TcpLink::sliceBytes(bool write, Class klass, uint64_t length, uint64_t under_way) const {
@@ -315,24 +316,11 @@ void TcpLink::readControl(bool wait) {
     if (got <= 0) break;
     heard();
     in_used_ += static_cast<size_t>(got);
-    size_t done = 0;
-    while (broken.empty() && in_used_ - done >= sizeof(wire::Header)) {
-      wire::Header header;
-      std::memcpy(&header, in_.data() + done, sizeof header);
-      if (header.version != wire::kVersion) {
-        broken = base::format("a frame of version {}; this is version {}", header.version,
-                              wire::kVersion);
-      } else if (header.length > std::max(setup_.options.limits.message_bytes, wire::kMaxGoodbye)) {
-        broken = base::format("a frame of {} bytes; the limit is {}", header.length,
-                              setup_.options.limits.message_bytes);
-      } else if (in_used_ - done - sizeof header >= header.length) {
-        broken =
-            controlFrame(header, {in_.data() + done + sizeof header, header.length}, completions);
-        done += sizeof header + header.length;
-      } else {
-        break;
-      }
-    }
+    const size_t done =
+        takeFrames({in_.data(), in_used_}, broken,
+                   [&](const wire::Header& header, std::span<const std::byte> payload) {
+                     return controlFrame(header, payload, completions);
+                   });
     std::memmove(in_.data(), in_.data() + done, in_used_ - done);
     in_used_ -= done;
     // In the clear a short read has emptied the socket; more would ring again.

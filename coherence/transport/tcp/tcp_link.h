@@ -14,12 +14,15 @@
 // | LinkCore::mutex_ | the queue's).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "base/format.h"
 #include "coherence/transport/core/link_core.h"
 #include "coherence/transport/tcp/ack_watch.h"
 #include "coherence/transport/tcp/stream.h"
@@ -41,6 +44,8 @@ class TcpLink : public LinkCore {
   void adopt(std::vector<Stream> lanes, const std::vector<Reactor*>& reactors, uint32_t parts);
   /// Before anybody hears of the link; `starting_` is held.
   virtual void begin() {}
+  /// The link can be heard from now on: what arrives elsewhere than here is to be taken.
+  virtual void listen() {}
   /// Moves a slice by itself, or keeps it for later; false: it is for the lanes.
   virtual bool take(const Slice& /*slice*/) { return false; }
   /// A frame on the first connection that is none of tcp's own.
@@ -53,7 +58,11 @@ class TcpLink : public LinkCore {
   std::string standstill(int64_t now_ms, bool late) override;
   void issue() final;
   void transmit(const wire::Header& header, std::span<const std::byte> head,
-                std::span<const std::byte> body) final;
+                std::span<const std::byte> body) override;
+  /// Hands out the whole frames at the front of `bytes`, until one is `broken`; how many bytes they
+  /// are.
+  template <typename Each>
+  size_t takeFrames(std::span<const std::byte> bytes, std::string& broken, Each&& each) const;
   /// `wait`: also while another thread is at it, so that what has arrived has been looked at.
   void readControl(bool wait = false);
   void oneStopped();
@@ -120,5 +129,28 @@ class TcpLink : public LinkCore {
   std::atomic<uint32_t> next_lane_{0};
   std::atomic<uint32_t> running_{0};  // connections, and what else there is, not yet stopped
 };
+
+template <typename Each>
+size_t TcpLink::takeFrames(std::span<const std::byte> bytes, std::string& broken,
+                           Each&& each) const {
+  size_t done = 0;
+  while (broken.empty() && bytes.size() - done >= sizeof(wire::Header)) {
+    wire::Header header;
+    std::memcpy(&header, bytes.data() + done, sizeof header);
+    if (header.version != wire::kVersion) {
+      broken =
+          base::format("a frame of version {}; this is version {}", header.version, wire::kVersion);
+    } else if (header.length > std::max(setup_.options.limits.message_bytes, wire::kMaxGoodbye)) {
+      broken = base::format("a frame of {} bytes; the limit is {}", header.length,
+                            setup_.options.limits.message_bytes);
+    } else if (bytes.size() - done - sizeof header >= header.length) {
+      broken = each(header, bytes.subspan(done + sizeof header, header.length));
+      done += sizeof header + header.length;
+    } else {
+      break;
+    }
+  }
+  return done;
+}
 
 }  // namespace olpager::transport

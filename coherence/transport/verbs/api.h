@@ -24,6 +24,8 @@ struct Api {
   X(ibv_destroy_comp_channel) \
   X(ibv_create_cq)            \
   X(ibv_destroy_cq)           \
+  X(ibv_create_srq)           \
+  X(ibv_destroy_srq)          \
   X(ibv_get_cq_event)         \
   X(ibv_ack_cq_events)        \
   X(ibv_query_device)         \

@@ -19,6 +19,8 @@ constexpr uint32_t kMostParts = 16;
 constexpr uint32_t kMostReads = 16;
 // With 7 some cards never give up.
 constexpr uint8_t kRetries = 6;
+// For a peer that is there and has no piece for a message: as long as it takes.
+constexpr uint8_t kForEver = 7;
 
 std::span<const uint8_t> proved(const Ticket& ticket) {
   return {reinterpret_cast<const uint8_t*>(&ticket), offsetof(Ticket, mac)};
@@ -46,17 +48,17 @@ Error failed(const char* what) { return Error{base::format("{}: {}", what, std::
 
 }  // namespace
 
-Ticket makeTicket(const LinkSecrets& secrets, const LinkId& id, Class klass) {
+Ticket makeTicket(const LinkSecrets& secrets, const LinkId& id, uint32_t which) {
   Ticket ticket;
   std::copy(id.begin(), id.end(), ticket.link_id);
-  ticket.klass = static_cast<uint32_t>(klass);
+  ticket.which = which;
   const Secret proof = proofOf(secrets, ticket);
   std::copy(proof.begin(), proof.end(), ticket.mac);
   return ticket;
 }
 
 bool checkTicket(const LinkSecrets& secrets, const Ticket& ticket) {
-  return ticket.klass < kClasses && sameSecret(proofOf(secrets, ticket), ticket.mac);
+  return ticket.which <= kMessages && sameSecret(proofOf(secrets, ticket), ticket.mac);
 }
 
 Secret answerTicket(const LinkSecrets& secrets, const Ticket& ticket) {
@@ -66,6 +68,7 @@ Secret answerTicket(const LinkSecrets& secrets, const Ticket& ticket) {
 }
 
 QueuePairs::~QueuePairs() {
+  if (messages_) messages_->end();
   for (rdma_cm_id* const id : ids_) {
     if (id == nullptr) continue;
     if (id->qp != nullptr) {
@@ -74,6 +77,7 @@ QueuePairs::~QueuePairs() {
     }
     api_.rdma_destroy_id(id);
   }
+  messages_.reset();
   if (completions_ != nullptr) api_.ibv_destroy_cq(completions_);
   if (events_ != nullptr) api_.ibv_destroy_comp_channel(events_);
   if (channel_ != nullptr) api_.rdma_destroy_event_channel(channel_);
@@ -88,7 +92,8 @@ Status QueuePairs::openChannel() {
 }
 
 // Makes the queue pair on what is bound to a card; the first one says which card it is.
-Status QueuePairs::open(Class klass, rdma_cm_id* id) {
+Status QueuePairs::open(uint32_t which, rdma_cm_id* id) {
+  if (which == kMessages) return openMessages(id);
   ibv_context* const context = id->verbs;
   if (context == nullptr) return Error{"the connection is on no card"};
   if (!card_) {
@@ -124,17 +129,30 @@ Status QueuePairs::open(Class klass, rdma_cm_id* id) {
   wanted.cap.max_send_sge = sizes_.parts;
   wanted.cap.max_recv_sge = 1;
   if (api_.rdma_create_qp(id, card_->get(), &wanted) != 0) return failed("no queue pair");
-  uint8_t exponent = timeoutExponent(dead_ms_);
-  // Before librdmacm 22 there is no such option: the path's own time holds.
-  api_.rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &exponent, sizeof exponent);
+  limitTries(id);
   return {};
 }
 
-rdma_conn_param QueuePairs::parameters() const {
+Status QueuePairs::openMessages(rdma_cm_id* id) {
+  if (id->verbs == nullptr) return Error{"the connection is on no card"};
+  auto made = MessagePair::make(api_, id);
+  if (!made.ok()) return made.error();
+  messages_ = std::move(made.value());
+  limitTries(id);
+  return {};
+}
+
+void QueuePairs::limitTries(rdma_cm_id* id) const {
+  uint8_t exponent = timeoutExponent(dead_ms_);
+  // Before librdmacm 22 there is no such option: the path's own time holds.
+  api_.rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &exponent, sizeof exponent);
+}
+
+rdma_conn_param QueuePairs::parameters(uint32_t which) const {
   rdma_conn_param parameters{};
   parameters.responder_resources = parameters.initiator_depth = reads_;
   parameters.retry_count = kRetries;
-  parameters.rnr_retry_count = kRetries;
+  parameters.rnr_retry_count = which == kMessages ? kForEver : kRetries;
   return parameters;
 }
 
@@ -162,7 +180,7 @@ Status QueuePairs::connect(const SocketAddress& local, const SocketAddress& peer
                            const LinkSecrets& secrets, const LinkId& link, int64_t deadline_ms) {
   if (auto status = openChannel(); !status.ok()) return status;
   SocketAddress from = withPort(local, 0), to = peer;
-  for (size_t i = 0; i < kClasses; ++i) {
+  for (uint32_t i = 0; i < count_; ++i) {
     rdma_cm_id* id = nullptr;
     if (api_.rdma_create_id(channel_, &id, nullptr, RDMA_PS_TCP) != 0)
       return failed("no connection of the card");
@@ -175,10 +193,9 @@ Status QueuePairs::connect(const SocketAddress& local, const SocketAddress& peer
     if (auto status = await(RDMA_CM_EVENT_ADDR_RESOLVED, deadline_ms); !status.ok()) return status;
     if (api_.rdma_resolve_route(id, limit_ms) != 0) return failed("the card finds no route");
     if (auto status = await(RDMA_CM_EVENT_ROUTE_RESOLVED, deadline_ms); !status.ok()) return status;
-    const auto klass = static_cast<Class>(i);
-    if (auto status = open(klass, id); !status.ok()) return status;
-    const Ticket ticket = makeTicket(secrets, link, klass);
-    rdma_conn_param wanted = parameters();
+    if (auto status = open(i, id); !status.ok()) return status;
+    const Ticket ticket = verbs::makeTicket(secrets, link, i);
+    rdma_conn_param wanted = parameters(i);
     wanted.private_data = &ticket;
     wanted.private_data_len = sizeof ticket;
     if (api_.rdma_connect(id, &wanted) != 0) return failed("the card does not connect");
@@ -195,11 +212,10 @@ Status QueuePairs::connect(const SocketAddress& local, const SocketAddress& peer
 
 Status QueuePairs::accept(rdma_cm_id* id, const Ticket& ticket, const LinkSecrets& secrets,
                           const rdma_conn_param& offered) {
-  const auto klass = static_cast<Class>(ticket.klass);
-  ids_[ticket.klass] = id;
-  if (auto status = open(klass, id); !status.ok()) return status;
+  ids_[ticket.which] = id;
+  if (auto status = open(ticket.which, id); !status.ok()) return status;
   const Secret reply = answerTicket(secrets, ticket);
-  rdma_conn_param wanted = parameters();
+  rdma_conn_param wanted = parameters(ticket.which);
   wanted.responder_resources = std::min(wanted.responder_resources, offered.responder_resources);
   wanted.initiator_depth = std::min(wanted.initiator_depth, offered.initiator_depth);
   wanted.private_data = reply.data();
@@ -215,6 +231,7 @@ bool QueuePairs::owns(const rdma_cm_id* id) const {
 Status QueuePairs::settle() {
   if (auto status = openChannel(); !status.ok()) return status;
   for (rdma_cm_id* const id : ids_) {
+    if (id == nullptr) continue;
     if (api_.rdma_migrate_id(id, channel_) != 0) return failed("the card's events");
   }
   return {};

@@ -36,6 +36,7 @@ Result<std::shared_ptr<VerbsLink>> VerbsLink::make(LinkSetup setup, Stream contr
   std::shared_ptr<VerbsLink> link(
       new VerbsLink(std::move(setup), std::move(control), std::move(pairs)));
   link->adopt(std::move(lanes), reactors, 1);
+  if (link->pairs_->messages() != nullptr) link->pairs_->messages()->settle();
   for (auto& queue : link->queues_) queue.room = link->pairs_->sizes().requests;
   auto into = word(link->setup_.domain, link->flush_words_[0], kLocalOnly);
   if (!into.ok()) return into.error();
@@ -60,6 +61,145 @@ void VerbsLink::begin() {
              std::make_shared<Events>([self] { self->completionEvents(); }));
   home().add(pairs_->connectionEvents(), EPOLLIN,
              std::make_shared<Events>([self] { self->connectionEvents(); }));
+}
+
+// ---- messages
+
+class VerbsLink::MessageSource final : public Reactor::Source, public Pollable {
+ public:
+  explicit MessageSource(std::shared_ptr<VerbsLink> link, int fd)
+      : link_(std::move(link)), fd_(fd) {}
+  void onEvents(uint32_t) override {
+    if (!link_->armMessages()) return;
+    drive();
+  }
+  int pollFd() const override { return fd_; }
+  void drive() override {
+    link_->receiveMessages();
+    link_->sendWaiting();
+  }
+  bool transferring() const override { return link_->transferring(); }
+  Reactor& reactor() const override { return link_->home(); }
+  bool prepareSleep() override {
+    if (!link_->armMessages()) return false;
+    link_->sendWaiting();
+    return link_->receiveMessages();
+  }
+  void rearm() override { prepareSleep(); }
+  void leaveToWaiter(bool leave) override {
+    link_->home().modify(fd_, leave ? 0u : uint32_t{EPOLLIN});
+  }
+
+ private:
+  const std::shared_ptr<VerbsLink> link_;
+  const int fd_;
+};
+
+void VerbsLink::listen() {
+  if (pairs_->messages() == nullptr) return;
+  message_source_ = std::make_shared<MessageSource>(
+      std::static_pointer_cast<VerbsLink>(shared_from_this()), pairs_->messages()->fd());
+  home().add(message_source_->pollFd(), EPOLLIN, message_source_);
+  setup_.queue->add(message_source_);
+}
+
+void VerbsLink::transmit(const wire::Header& header, std::span<const std::byte> head,
+                         std::span<const std::byte> body) {
+  if (header.frame == wire::Frame::kMessage || header.frame == wire::Frame::kCredit) {
+    std::shared_lock posting(posting_);
+    if (!pairs_) return;
+    if (MessagePair* const pair = pairs_->messages(); pair != nullptr) {
+      bool good = false;
+      {
+        std::lock_guard lock(messages_out_);
+        for (const auto& part : {std::as_bytes(std::span(&header, 1)), head, body})
+          messages_.insert(messages_.end(), part.begin(), part.end());
+        good = postMessages(*pair);
+      }
+      posting.unlock();
+      if (!good) broken("the queue pair of messages is lost");
+      return;
+    }
+  }
+  TcpLink::transmit(header, head, body);
+}
+
+// Under posting_ and messages_out_.
+bool VerbsLink::postMessages(MessagePair& pair) {
+  const ssize_t put = pair.post(messages_);
+  if (put > 0) messages_.erase(messages_.begin(), messages_.begin() + put);
+  messages_wait_.store(!messages_.empty());
+  return put >= 0;
+}
+
+void VerbsLink::sendWaiting() {
+  if (!messages_wait_.load()) return;
+  std::shared_lock posting(posting_);
+  if (!pairs_) return;
+  std::unique_lock lock(messages_out_);
+  const bool good = postMessages(*pairs_->messages());
+  lock.unlock();
+  posting.unlock();
+  if (!good) broken("the queue pair of messages is lost");
+}
+
+// Or will never be.
+bool VerbsLink::messagesSent() {
+  std::shared_lock posting(posting_);
+  if (!pairs_ || pairs_->messages() == nullptr) return true;
+  std::lock_guard lock(messages_out_);
+  return !postMessages(*pairs_->messages()) || (pairs_->messages()->reap() && messages_.empty());
+}
+
+bool VerbsLink::armMessages() {
+  {
+    std::shared_lock posting(posting_);
+    if (!pairs_) return false;
+    std::lock_guard lock(messages_in_);
+    if (pairs_->messages()->arm()) return true;
+  }
+  fail("the card gives no more events", true);
+  return false;
+}
+
+// Whether there were any. `why`: what the card says, `broke`: what rule the peer broke.
+bool VerbsLink::takeMessages(std::string& why, std::string& broke) {
+  std::vector<Completion> completions;  // go after the locks
+  std::shared_lock posting(posting_);
+  if (!pairs_ || pairs_->messages() == nullptr) return false;
+  std::lock_guard lock(messages_in_);
+  const auto frames = [&](const wire::Header& header, std::span<const std::byte> payload) {
+    if (header.frame == wire::Frame::kMessage || header.frame == wire::Frame::kCredit)
+      return control(header, payload, completions);
+    return base::format("a frame of kind {} among messages", static_cast<unsigned>(header.frame));
+  };
+  bool any = false;
+  for (int count = 1; count > 0;) {
+    count = pairs_->messages()->take(
+        [&](std::span<const std::byte> piece) {
+          if (message_bytes_.empty()) piece = piece.subspan(takeFrames(piece, broke, frames));
+          message_bytes_.insert(message_bytes_.end(), piece.begin(), piece.end());
+          const size_t taken = takeFrames(message_bytes_, broke, frames);
+          message_bytes_.erase(message_bytes_.begin(),
+                               message_bytes_.begin() + static_cast<ptrdiff_t>(taken));
+        },
+        why);
+    any = any || count > 0;
+  }
+  if (any) heard();
+  setup_.queue->push(completions);
+  return any;
+}
+
+bool VerbsLink::receiveMessages() {
+  std::string why, broke;
+  const bool any = takeMessages(why, broke);
+  if (!broke.empty()) {
+    fail("the peer broke the protocol: " + broke, true);
+  } else if (!why.empty()) {
+    broken(why);
+  }
+  return any;
 }
 
 // A card cuts what it is given by itself. A slice may have to go by the lane.
@@ -270,6 +410,15 @@ void VerbsLink::connectionEvents() {
 
 // The peer's card has ended it, and the first connection does not say why: then that is the reason.
 std::string VerbsLink::standstill(int64_t now_ms, bool late) {
+  {
+    // Nobody else hears that a message did not get through.
+    std::shared_lock posting(posting_);
+    if (pairs_ && pairs_->messages() != nullptr) {
+      std::lock_guard lock(messages_out_);
+      pairs_->messages()->reap();
+      if (!postMessages(*pairs_->messages())) return "messages don't reach the peer's card";
+    }
+  }
   constexpr int64_t kPatienceMs = 1000;
   const int64_t cut = cut_ms_.load();
   if (cut != 0 && !late && now_ms - cut > kPatienceMs)
@@ -289,6 +438,12 @@ std::string VerbsLink::frame(const wire::Header& header, std::span<const std::by
     case wire::Frame::kUnmap:
       keys_.takenBack(header.key);
       return "";
+    case wire::Frame::kGoodbye: {
+      // Messages that the peer sent before it ended the link come first.
+      std::string why, broke;
+      takeMessages(why, broke);
+      return control(header, payload, completions);
+    }
     default:
       return control(header, payload, completions);
   }
@@ -378,12 +533,33 @@ void VerbsLink::cutOff(const std::string& why) {
 
 // ---- the end
 
+// What was sent arrives before the peer hears of the end, if it takes it at all.
 void VerbsLink::stop(bool tell) {
+  constexpr int64_t kLastMs = 100;
+  if (messagesSent()) {
+    finish(tell);
+    return;
+  }
+  home().everyMillisecond([self = std::static_pointer_cast<VerbsLink>(shared_from_this()), tell,
+                           until = nowMs() + kLastMs] {
+    if (!self->messagesSent() && nowMs() < until) return true;
+    self->finish(tell);
+    return false;
+  });
+}
+
+void VerbsLink::finish(bool tell) {
   TcpLink::stop(tell);
   home().post([self = std::static_pointer_cast<VerbsLink>(shared_from_this())] {
     std::lock_guard started(self->starting_);
     self->home().remove(self->pairs_->events()->fd);
     self->home().remove(self->pairs_->connectionEvents());
+    if (self->message_source_) {
+      self->setup_.queue->remove(self->message_source_.get());
+      self->home().remove(self->message_source_->pollFd());
+      std::string why, broke;
+      self->takeMessages(why, broke);
+    }
     {
       std::unique_lock posting(self->posting_);
       self->pairs_.reset();
@@ -391,6 +567,7 @@ void VerbsLink::stop(bool tell) {
     // The domain's memory is no longer this link's; the words are taken from the card.
     self->flushed_into_.reset();
     self->flushed_from_.reset();
+    self->message_source_.reset();  // it holds the link
     self->oneStopped();
   });
 }
