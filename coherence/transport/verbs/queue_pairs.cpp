@@ -17,6 +17,7 @@ namespace {
 constexpr uint32_t kMostRequests = 512;
 constexpr uint32_t kMostParts = 16;
 constexpr uint32_t kMostReads = 16;
+constexpr int kWaiting = 256;  // queue pairs that nobody has looked at yet
 // With 7 some cards never give up.
 constexpr uint8_t kRetries = 6;
 // For a peer that is there and has no piece for a message: as long as it takes.
@@ -156,56 +157,57 @@ rdma_conn_param QueuePairs::parameters(uint32_t which) const {
   return parameters;
 }
 
-Status QueuePairs::await(rdma_cm_event_type wanted, int64_t deadline_ms, void* said,
-                         size_t length) {
-  rdma_cm_event* event = nullptr;
-  while (api_.rdma_get_cm_event(channel_, &event) != 0) {
-    if (errno != EAGAIN) return failed("the card's connections");
-    if (!waitFor(channel_->fd, POLLIN, deadline_ms))
-      return Error{"the card has not connected in time"};
-  }
-  const auto type = event->event;
-  const int status = event->status;
-  const bool complete = said == nullptr || event->param.conn.private_data_len >= length;
-  if (type == wanted && said != nullptr && complete)
-    std::memcpy(said, event->param.conn.private_data, length);
-  api_.rdma_ack_cm_event(event);
-  if (type == wanted)
-    return complete ? Status() : Error{"the peer's card was connected by somebody else"};
-  return Error{
-      base::format("the card does not connect: {} ({})", api_.rdma_event_str(type), status)};
-}
-
+// All of them at once: a connection takes several round trips.
 Status QueuePairs::connect(const SocketAddress& local, const SocketAddress& peer,
                            const LinkSecrets& secrets, const LinkId& link, int64_t deadline_ms) {
   if (auto status = openChannel(); !status.ok()) return status;
   SocketAddress from = withPort(local, 0), to = peer;
+  const auto limit_ms = [&] {
+    return static_cast<int>(std::max<int64_t>(deadline_ms - nowMs(), 1));
+  };
   for (uint32_t i = 0; i < count_; ++i) {
-    rdma_cm_id* id = nullptr;
-    if (api_.rdma_create_id(channel_, &id, nullptr, RDMA_PS_TCP) != 0)
+    if (api_.rdma_create_id(channel_, &ids_[i], nullptr, RDMA_PS_TCP) != 0)
       return failed("no connection of the card");
-    ids_[i] = id;
-    const int limit_ms = static_cast<int>(std::max<int64_t>(deadline_ms - nowMs(), 1));
-    if (api_.rdma_resolve_addr(id, reinterpret_cast<sockaddr*>(&from.storage),
-                               reinterpret_cast<sockaddr*>(&to.storage), limit_ms) != 0) {
+    if (api_.rdma_resolve_addr(ids_[i], reinterpret_cast<sockaddr*>(&from.storage),
+                               reinterpret_cast<sockaddr*>(&to.storage), limit_ms()) != 0) {
       return failed("the card finds no address");
     }
-    if (auto status = await(RDMA_CM_EVENT_ADDR_RESOLVED, deadline_ms); !status.ok()) return status;
-    if (api_.rdma_resolve_route(id, limit_ms) != 0) return failed("the card finds no route");
-    if (auto status = await(RDMA_CM_EVENT_ROUTE_RESOLVED, deadline_ms); !status.ok()) return status;
-    if (auto status = open(i, id); !status.ok()) return status;
-    const Ticket ticket = verbs::makeTicket(secrets, link, i);
-    rdma_conn_param wanted = parameters(i);
-    wanted.private_data = &ticket;
-    wanted.private_data_len = sizeof ticket;
-    if (api_.rdma_connect(id, &wanted) != 0) return failed("the card does not connect");
-    Secret reply{};
-    if (auto status = await(RDMA_CM_EVENT_ESTABLISHED, deadline_ms, reply.data(), reply.size());
-        !status.ok()) {
-      return status;
+  }
+  for (uint32_t connected = 0; connected != count_;) {
+    rdma_cm_event* event = nullptr;
+    if (api_.rdma_get_cm_event(channel_, &event) != 0) {
+      if (errno != EAGAIN) return failed("the card's connections");
+      if (!waitFor(channel_->fd, POLLIN, deadline_ms))
+        return Error{"the card has not connected in time"};
+      continue;
     }
-    if (!sameSecret(reply, answerTicket(secrets, ticket)))
-      return Error{"a queue pair was answered by somebody else"};
+    const auto type = event->event;
+    const int why = event->status;
+    rdma_cm_id* const id = event->id;
+    Secret reply{};
+    if (type == RDMA_CM_EVENT_ESTABLISHED && event->param.conn.private_data_len >= reply.size())
+      std::memcpy(reply.data(), event->param.conn.private_data, reply.size());
+    api_.rdma_ack_cm_event(event);
+    const auto which =
+        static_cast<uint32_t>(std::find(ids_.begin(), ids_.end(), id) - ids_.begin());
+    if (which >= count_) continue;
+    const Ticket ticket = verbs::makeTicket(secrets, link, which);
+    if (type == RDMA_CM_EVENT_ADDR_RESOLVED) {
+      if (api_.rdma_resolve_route(id, limit_ms()) != 0) return failed("the card finds no route");
+    } else if (type == RDMA_CM_EVENT_ROUTE_RESOLVED) {
+      if (auto status = open(which, id); !status.ok()) return status;
+      rdma_conn_param wanted = parameters(which);
+      wanted.private_data = &ticket;
+      wanted.private_data_len = sizeof ticket;
+      if (api_.rdma_connect(id, &wanted) != 0) return failed("the card does not connect");
+    } else if (type == RDMA_CM_EVENT_ESTABLISHED) {
+      if (!sameSecret(reply, answerTicket(secrets, ticket)))
+        return Error{"a queue pair was answered by somebody else"};
+      ++connected;
+    } else {
+      return Error{
+          base::format("the card does not connect: {} ({})", api_.rdma_event_str(type), why)};
+    }
   }
   return {};
 }
@@ -265,7 +267,7 @@ Result<std::unique_ptr<QueuePairListener>> QueuePairListener::make(const SocketA
   unblock(listener->channel_->fd);
   if (all->rdma_create_id(listener->channel_, &listener->id_, nullptr, RDMA_PS_TCP) != 0 ||
       all->rdma_bind_addr(listener->id_, reinterpret_cast<sockaddr*>(&any_port.storage)) != 0 ||
-      all->rdma_listen(listener->id_, static_cast<int>(4 * kClasses)) != 0) {
+      all->rdma_listen(listener->id_, kWaiting) != 0) {
     return failed("no card listens");
   }
   return listener;

@@ -87,8 +87,6 @@ class QueuePairs {
   Status openMessages(rdma_cm_id* id);
   void limitTries(rdma_cm_id* id) const;
   rdma_conn_param parameters(uint32_t which) const;
-  Status await(rdma_cm_event_type wanted, int64_t deadline_ms, void* said = nullptr,
-               size_t length = 0);
 
   const Api& api_;
   const DomainPtr domain_;

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
@@ -23,6 +24,7 @@
 #include "coherence/transport/core/scheduler.h"
 #include "coherence/transport/shm/channel.h"
 #include "coherence/transport/tcp/stream.h"
+#include "coherence/transport/verbs/queue_pairs.h"
 #include "tests/temporary_folder.h"
 #include "tests/unit/transport/rig.h"
 
@@ -382,6 +384,32 @@ TEST_CASE("the best kind that both ends have is chosen", "[transport]") {
   CHECK(Kinds::fromBits(0xf8).text() == "nothing");
   CHECK(Kinds{LinkKind::kVerbs}.single() == LinkKind::kVerbs);
   CHECK(all.text() == "shm, verbs, tcp");
+}
+
+TEST_CASE("a ticket for a queue pair is good as it was made, and not otherwise", "[transport]") {
+  LinkSecrets secrets{};
+  secrets.ticket.fill(7);
+  LinkId link{};
+  link.fill(9);
+  std::vector<Secret> answers;
+  for (uint32_t which = 0; which <= verbs::kMessages; ++which) {
+    const verbs::Ticket made = verbs::makeTicket(secrets, link, which);
+    REQUIRE(verbs::checkTicket(secrets, made));
+    for (size_t at = 0; at < sizeof made; ++at) {
+      verbs::Ticket other = made;
+      reinterpret_cast<uint8_t*>(&other)[at] ^= 1;
+      REQUIRE_FALSE(verbs::checkTicket(secrets, other));
+    }
+    answers.push_back(verbs::answerTicket(secrets, made));
+  }
+  // The answer to one is none to another.
+  std::sort(answers.begin(), answers.end());
+  REQUIRE(std::adjacent_find(answers.begin(), answers.end()) == answers.end());
+  REQUIRE_FALSE(
+      verbs::checkTicket(secrets, verbs::makeTicket(secrets, link, verbs::kMessages + 1)));
+  LinkSecrets others = secrets;
+  others.ticket.fill(8);
+  REQUIRE_FALSE(verbs::checkTicket(others, verbs::makeTicket(secrets, link, 0)));
 }
 
 TEST_CASE("sockets of processes that were killed are removed, and no others", "[transport]") {
