@@ -52,8 +52,9 @@ struct Options {
   uint32_t spin_us = 20;  // at most, before a thread that waits goes to sleep; adapts down to none
 
   // Life and death.
-  uint32_t connect_ms = 5000;  // for connect() as a whole
-  uint32_t ping_ms = 1000;     // silence before a ping
+  uint32_t connect_ms = 5000;      // for connect() as a whole
+  uint32_t connect_answer_ms = 0;  // for each answer of the peer's in it; 0: as long as that
+  uint32_t ping_ms = 1000;         // silence before a ping
   uint32_t silent_ms =
       10000;  // a peer that answers nothing for so long is lost; 0: a stopped peer is kept
   uint32_t dead_ms = 15000;  // a host that acknowledges nothing for so long is lost (tcp)

@@ -200,12 +200,21 @@ bool waitFor(int fd, short events, int64_t deadline_ms) {
   }
 }
 
-Result<base::UniqueFd> connectSocket(const SocketAddress& address, int64_t deadline_ms) {
+int64_t Patience::until() const {
+  return answer_ms == 0 ? deadline_ms : std::min(deadline_ms, nowMs() + answer_ms);
+}
+
+Patience Patience::half() const {
+  const int64_t now_ms = nowMs();
+  return {now_ms + (deadline_ms - now_ms) / 2, answer_ms};
+}
+
+Result<base::UniqueFd> connectSocket(const SocketAddress& address, const Patience& patience) {
   base::UniqueFd fd = makeSocket(address.family());
   if (!fd) return Error{base::format("socket: {}", std::strerror(errno))};
   if (connect(fd.get(), address.get(), address.length) != 0) {
     if (errno != EINPROGRESS) return Error{whyNotConnected(address, errno)};
-    if (!waitFor(fd.get(), POLLOUT, deadline_ms)) {
+    if (!waitFor(fd.get(), POLLOUT, patience.until())) {
       return Error{base::format(
           "{}: no answer in time; is the machine up, and does its firewall let the port through?",
           address.text())};

@@ -26,8 +26,8 @@ constexpr const char* kHttpServer =
 // A stream with a deadline.
 class Dialogue {
  public:
-  Dialogue(Stream stream, int64_t deadline_ms)
-      : stream_(std::move(stream)), deadline_ms_(deadline_ms) {}
+  Dialogue(Stream stream, const Patience& patience)
+      : stream_(std::move(stream)), patience_(patience) {}
 
   Status put(const void* from, size_t length) {
     return move(length, POLLOUT, [&](size_t done) {
@@ -49,7 +49,7 @@ class Dialogue {
       if (step == TlsSession::Step::kDone) break;
       const bool failed = step == TlsSession::Step::kFailed;
       if (!failed && !waitFor(stream_.fd(), step == TlsSession::Step::kRead ? POLLIN : POLLOUT,
-                              deadline_ms_)) {
+                              patience_.until())) {
         return Error{"the handshake was not finished in time"};
       }
       // Who refuses before it has looked at the key says why in the clear, maybe before it was
@@ -111,7 +111,7 @@ class Dialogue {
         // Who answered and went away before all was said to him.
         if (!stream_.encrypted() && events == POLLOUT && speaksHttp()) return Error{kHttpServer};
         return Error{base::format("the connection is lost: {}", stream_.errorText(moved))};
-      } else if (!waitFor(stream_.fd(), events, deadline_ms_)) {
+      } else if (!waitFor(stream_.fd(), events, patience_.until())) {
         return Error{"no answer in time"};
       }
     }
@@ -119,15 +119,16 @@ class Dialogue {
   }
 
   Stream stream_;
-  const int64_t deadline_ms_;
+  const Patience patience_;
 };
 
-Result<Dialogue> open(const SocketAddress& address, const Options& options, int64_t deadline_ms,
-                      uint32_t unsent, wire::Preamble::Kind kind, uint64_t route) {
-  auto fd = connectSocket(address, deadline_ms);
+Result<Dialogue> open(const SocketAddress& address, const Options& options,
+                      const Patience& patience, uint32_t unsent, wire::Preamble::Kind kind,
+                      uint64_t route) {
+  auto fd = connectSocket(address, patience);
   if (!fd.ok()) return fd.error();
   if (address.family() != AF_UNIX) tuneTcp(fd.value().get(), options.dead_ms, unsent);
-  Dialogue dialogue(Stream(std::move(fd.value()), nullptr), deadline_ms);
+  Dialogue dialogue(Stream(std::move(fd.value()), nullptr), patience);
   wire::Preamble preamble;
   preamble.kind = kind;
   preamble.route = route;
@@ -135,11 +136,11 @@ Result<Dialogue> open(const SocketAddress& address, const Options& options, int6
   return dialogue;
 }
 
-Result<Stream> openLane(const SocketAddress& address, const Options& options, int64_t deadline_ms,
-                        uint64_t route, const LinkSecrets& secrets, const LinkId& id,
-                        uint32_t index, bool encrypt) {
+Result<Stream> openLane(const SocketAddress& address, const Options& options,
+                        const Patience& patience, uint64_t route, const LinkSecrets& secrets,
+                        const LinkId& id, uint32_t index, bool encrypt) {
   auto opened =
-      open(address, options, deadline_ms, wire::kMinSlice, wire::Preamble::Kind::kLane, route);
+      open(address, options, patience, wire::kMinSlice, wire::Preamble::Kind::kLane, route);
   if (!opened.ok()) return opened.error();
   Dialogue& dialogue = opened.value();
   const wire::Ticket ticket = makeTicket(secrets, id, index);
@@ -166,7 +167,7 @@ struct Wish {
 };
 
 Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
-                          const ConnectOptions& connect, int64_t deadline_ms, Wish& wish) {
+                          const ConnectOptions& connect, const Patience& patience, Wish& wish) {
   const Options& options = endpoint.options();
   if (!options.keys && !address.loopback()) {
     return Error{
@@ -175,7 +176,7 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
                      kProgramKeyPlaces)};
   }
   const bool keyed = options.keys != nullptr;
-  auto opened = open(address, options, deadline_ms, 0,
+  auto opened = open(address, options, patience, 0,
                      keyed ? wire::Preamble::Kind::kTlsLink : wire::Preamble::Kind::kPlainLink,
                      connect.route);
   if (!opened.ok()) return opened.error();
@@ -229,13 +230,13 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
   }
   setup.peer.kind = *kind;
   if (*kind == LinkKind::kShm) {
-    auto socket = openShmSocket(peer, deadline_ms);
+    auto socket = openShmSocket(peer, patience);
     if (!socket.ok()) {
       wish.lacking = kind;
       return socket.error();
     }
     auto link = connectShm(endpoint, std::move(setup), std::move(socket.value()), secrets.value(),
-                           deadline_ms);
+                           patience);
     if (!link.ok()) return link.error();
     endpoint.addLink(link.value());
     return LinkPtr(link.value());
@@ -245,11 +246,10 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
     pairs = std::make_unique<verbs::QueuePairs>(*verbs::api(), setup.domain, options.dead_ms,
                                                 setup.peer.tls);
     // Where it comes to nothing there has to be time for another way.
-    const int64_t now_ms = nowMs();
     const bool only = kinds == Kinds{LinkKind::kVerbs};
-    const int64_t until_ms = only ? deadline_ms : now_ms + (deadline_ms - now_ms) / 2;
-    const auto status = pairs->connect(local, withPort(address, peer.queue_pair_port),
-                                       secrets.value(), setup.id, until_ms);
+    const auto status =
+        pairs->connect(local, withPort(address, peer.queue_pair_port), secrets.value(), setup.id,
+                       only ? patience : patience.half());
     if (!status.ok()) {
       wish.lacking = kind;
       return status.error();
@@ -257,7 +257,7 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
   }
   std::vector<Stream> lanes;
   for (uint32_t i = 0; i < peer.lanes; ++i) {
-    auto lane = openLane(address, options, deadline_ms, connect.route, secrets.value(), setup.id, i,
+    auto lane = openLane(address, options, patience, connect.route, secrets.value(), setup.id, i,
                          setup.peer.tls == Tls::kAll);
     if (!lane.ok()) return Error{base::format("lane {}: {}", i, lane.error().message)};
     lanes.push_back(std::move(lane.value()));
@@ -291,7 +291,8 @@ Result<LinkPtr> connectLink(EndpointCore& endpoint, const std::string& address,
   if (!options.domain || !EventQueue::of(options.queue)) {
     return Error{base::format("{}: a link needs a domain and a queue of an endpoint", address)};
   }
-  const int64_t deadline_ms = nowMs() + endpoint.options().connect_ms;
+  const Patience patience{nowMs() + endpoint.options().connect_ms,
+                          endpoint.options().connect_answer_ms};
   std::vector<SocketAddress> addresses;
   if (isUnix(address)) {
     auto one = unixAddress(address.substr(5));
@@ -308,7 +309,7 @@ Result<LinkPtr> connectLink(EndpointCore& endpoint, const std::string& address,
     Wish wish;
     wish.kinds = allowedBy(endpoint.options().choice);
     for (;;) {
-      auto link = connectTo(endpoint, each, options, deadline_ms, wish);
+      auto link = connectTo(endpoint, each, options, patience, wish);
       if (link.ok()) return link;
       why = link.error().message;
       if (!wish.lacking) break;

@@ -159,11 +159,12 @@ rdma_conn_param QueuePairs::parameters(uint32_t which) const {
 
 // All of them at once: a connection takes several round trips.
 Status QueuePairs::connect(const SocketAddress& local, const SocketAddress& peer,
-                           const LinkSecrets& secrets, const LinkId& link, int64_t deadline_ms) {
+                           const LinkSecrets& secrets, const LinkId& link,
+                           const Patience& patience) {
   if (auto status = openChannel(); !status.ok()) return status;
   SocketAddress from = withPort(local, 0), to = peer;
   const auto limit_ms = [&] {
-    return static_cast<int>(std::max<int64_t>(deadline_ms - nowMs(), 1));
+    return static_cast<int>(std::max<int64_t>(patience.until() - nowMs(), 1));
   };
   for (uint32_t i = 0; i < count_; ++i) {
     if (api_.rdma_create_id(channel_, &ids_[i], nullptr, RDMA_PS_TCP) != 0)
@@ -177,7 +178,7 @@ Status QueuePairs::connect(const SocketAddress& local, const SocketAddress& peer
     rdma_cm_event* event = nullptr;
     if (api_.rdma_get_cm_event(channel_, &event) != 0) {
       if (errno != EAGAIN) return failed("the card's connections");
-      if (!waitFor(channel_->fd, POLLIN, deadline_ms))
+      if (!waitFor(channel_->fd, POLLIN, patience.until()))
         return Error{"the card has not connected in time"};
       continue;
     }

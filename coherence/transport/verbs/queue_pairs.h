@@ -53,7 +53,7 @@ class QueuePairs {
 
   /// Connects all of them to the peer's listener; `local`: the address of the card to use.
   Status connect(const SocketAddress& local, const SocketAddress& peer, const LinkSecrets& secrets,
-                 const LinkId& id, int64_t deadline_ms);
+                 const LinkId& id, const Patience& patience);
   /// Accepts one: `id` belongs to this from now on. `offered`: what the request said.
   Status accept(rdma_cm_id* id, const Ticket& ticket, const LinkSecrets& secrets,
                 const rdma_conn_param& offered);

@@ -182,6 +182,34 @@ TEST_CASE("encrypted, a changed bit ends the link and is never taken for data", 
   REQUIRE(downs > 2);
 }
 
+TEST_CASE("who is slow is connected to, who is silent is not waited for", "[faults]") {
+  Options options = optionsFor(Choice::kTcp);
+  options.connect_ms = 20'000;
+  options.connect_answer_ms = 1000;
+  Pair pair(options);
+  Side client(options);
+  WirePlan plan;
+  plan.delay = 1'000'000;
+  plan.delay_us = 350'000;
+  auto wire = makeFaultyWire(pair.listener->address(), plan);
+  REQUIRE(wire.ok());
+  const auto connect = [&] {
+    return client.endpoint->connect(wire.value()->address(), {client.domain, client.queue, ""});
+  };
+  const auto begin = std::chrono::steady_clock::now();
+  const auto took = [&] { return std::chrono::steady_clock::now() - begin; };
+  auto slow = connect();
+  REQUIRE(slow.ok());
+  REQUIRE(took() > 1s);  // all answers together
+  slow.value()->close("done");
+  client.await(Kind::kDown);
+  wire.value()->freeze();
+  const auto frozen = took();
+  REQUIRE(!connect().ok());
+  REQUIRE(took() - frozen >= 1s);
+  REQUIRE(took() - frozen < 5s);
+}
+
 TEST_CASE("a peer that falls silent is lost in its time", "[faults]") {
   Options options = optionsFor(Choice::kTcp);
   options.ping_ms = 50;

@@ -490,7 +490,7 @@ TEST_CASE("what a write has failed with is told to who reads", "[transport]") {
   bound.length = sizeof bound.storage;
   REQUIRE(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) ==
           0);
-  auto fd = connectSocket(bound, nowMs() + 5000);
+  auto fd = connectSocket(bound, {nowMs() + 5000});
   REQUIRE(fd.ok());
   REQUIRE(waitFor(listener.get(), POLLIN, nowMs() + 5000));
   base::UniqueFd peer(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
