@@ -152,7 +152,7 @@ class Rig:
         self.host, self.server_trust, self.session_trust, self.asker_trust = "127.0.0.1", [], [], []
         if args.transport == "verbs":
             self.host, key = os.environ["OL_TEST_RDMA_ADDRESS"], self.key("card")
-            self.server_trust, self.session_trust, self.asker_trust = ["--key", key, "--tls", "off"], ["--key", key, "--clear"], ["--key", key]
+            self.server_trust, self.session_trust, self.asker_trust = ["--key", key, "--tls", "off"], ["--key", key, "--clear"], ["--key", key, "--tls", "off"]
 
     def close(self):
         for child in self.children:
