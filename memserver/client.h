@@ -103,7 +103,8 @@ struct ClientOptions {
 };
 
 /// Transport options for Clients: as `base`, but a memserver that is stopped and connected is kept
-/// (Clients have clocks of their own), and an attempt to connect takes 2 s at most.
+/// (Clients have clocks of their own), and an attempt to connect ends when nothing is answered for
+/// 2 s.
 transport::Options sessionTransport(transport::Options base);
 
 /// What is known of the memserver now. Speeds are of this Client's own transfers, averaged over the

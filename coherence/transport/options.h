@@ -10,8 +10,9 @@ namespace olpager::transport {
 
 class KeyRing;
 
-/// Which transport a pair of nodes uses. kAuto: shared memory where both run on one host, else TCP.
-enum class Choice : uint8_t { kAuto, kTcp, kShm };
+/// Which transport a pair of nodes uses. kAuto: shared memory where both run on one host; else RDMA
+/// where both have a card for the address and not everything is to be encrypted; else TCP.
+enum class Choice : uint8_t { kAuto, kTcp, kShm, kVerbs };
 
 /// What is encrypted once both ends have proved that they hold the same key. kOff: nothing after
 /// the proof. The stricter of both ends' settings holds.
@@ -51,8 +52,9 @@ struct Options {
   uint32_t spin_us = 20;  // at most, before a thread that waits goes to sleep; adapts down to none
 
   // Life and death.
-  uint32_t connect_ms = 5000;  // for connect() as a whole
-  uint32_t ping_ms = 1000;     // silence before a ping
+  uint32_t connect_ms = 5000;      // for connect() as a whole
+  uint32_t connect_answer_ms = 0;  // for each answer of the peer's in it; 0: as long as that
+  uint32_t ping_ms = 1000;         // silence before a ping
   uint32_t silent_ms =
       10000;  // a peer that answers nothing for so long is lost; 0: a stopped peer is kept
   uint32_t dead_ms = 15000;  // a host that acknowledges nothing for so long is lost (tcp)

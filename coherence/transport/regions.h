@@ -3,6 +3,14 @@
 // daemon gives each peer, or each lease, a domain of its own: a key means nothing on a link of
 // another domain.
 //
+// A region's key is drawn before any network card is asked, and is all that a program sends. What a
+// card needs beside it (an address, an rkey) a link asks its peer for, once for each key, and keeps
+// (core/peer_keys.h). For each card that its links use a domain holds a protection domain; a region
+// is made known to a card once, when the first link over that card needs it, and until the region
+// ends (core/region_entry.h). Where a peer knows how to reach a region by itself, the region's end
+// is told to it and takes the right from the card: a transfer of the peer's that is under way then
+// ends the link.
+//
 // Thread-safety: any thread. Ownership: the memory is the caller's; the Region only names it.
 #pragma once
 
@@ -29,6 +37,8 @@ struct RemoteKey {
 static_assert(sizeof(RemoteKey) == 24);
 
 struct Memory {
+  /// Null: a device's memory without a CPU address, which `dma_buf` names. Only a link whose card
+  /// reaches it moves it; any other completes with kUnreachable.
   void* base = nullptr;
   uint64_t length = 0;
   /// A memfd that `base` maps from `fd_offset` on, sealed against shrinking. With it a peer on the
@@ -36,6 +46,9 @@ struct Memory {
   /// likes (Region::handedOut). -1: none.
   int fd = -1;
   uint64_t fd_offset = 0;
+  /// A dma-buf that is the memory from `dma_buf_offset` on, for cards. -1: none.
+  int dma_buf = -1;
+  uint64_t dma_buf_offset = 0;
 };
 
 struct RegionEntry;
@@ -45,7 +58,7 @@ using DomainPtr = std::shared_ptr<Domain>;
 using RegionPtr = std::unique_ptr<Region>;
 
 DomainPtr makeDomain();
-/// The Error says what is wrong with the memory or the memfd.
+/// The Error says what is wrong with the memory, the memfd or the dma-buf.
 Result<RegionPtr> registerMemory(const DomainPtr& domain, const Memory& memory, uint32_t access);
 
 /// A registration. Its end takes the key back: the destructor returns when no transfer of any link
@@ -58,7 +71,7 @@ class Region {
   Region& operator=(const Region&) = delete;
 
   RemoteKey key() const;
-  std::byte* base() const;
+  std::byte* base() const;  // null without a CPU address
   uint64_t length() const;
   /// True once a peer has got the memfd. It may touch the memory until it ends, whatever happens to
   /// the link: lend it to nobody else, let it go instead.

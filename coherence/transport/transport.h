@@ -60,6 +60,7 @@ enum class Outcome : uint8_t {
   kTooLong,   // message or operation above the link's limits
   kRevoked,   // the key was granted and has since been taken back (transports that can't tell fail
               // the link)
+  kUnreachable,  // memory without a CPU address, here or there, and no card of this link reaches it
 };
 const char* outcomeName(Outcome outcome);
 const char* className(Class klass);
@@ -268,7 +269,8 @@ class Endpoint {
  public:
   virtual ~Endpoint() = default;
   virtual QueuePtr makeQueue() = 0;
-  /// Connects to "host:port" or "unix:/path". Waits for at most Options::connect_ms.
+  /// Connects to "host:port" or "unix:/path". Waits for at most Options::connect_ms, and
+  /// for each answer no longer than connect_answer_ms.
   virtual Result<LinkPtr> connect(const std::string& address, const ConnectOptions& options) = 0;
   /// Listens on "host:port" (port 0: any) or "unix:/path". `accept` runs on an I/O thread after the
   /// peer has proved its key, and must not block. Refuses an address beyond loopback when there is

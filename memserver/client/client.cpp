@@ -144,7 +144,7 @@ const char* eventName(Event::Kind kind) {
 
 transport::Options sessionTransport(transport::Options base) {
   base.silent_ms = 0;
-  base.connect_ms = std::min(base.connect_ms, kConnectMs);
+  base.connect_answer_ms = kConnectAnswerMs;
   return base;
 }
 

@@ -66,7 +66,7 @@ inline constexpr uint32_t kFewAttempts = 3,
                           kMostAttempts = 20;  // of one transfer that takes its link down each time
 inline constexpr int64_t kMostPatienceMs = 120'000;  // with it, where the lease time is longer
 inline constexpr uint64_t kMostMemory = 1ull << 48;  // that a memserver is believed to have
-inline constexpr uint32_t kConnectMs = 2000;
+inline constexpr uint32_t kConnectAnswerMs = 2000;   // a memserver that says nothing is not there
 inline constexpr int64_t kSpeedWindowUs = 100'000;
 
 inline int64_t bootMs() {

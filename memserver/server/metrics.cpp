@@ -6,6 +6,11 @@ std::vector<status::Metric> metricsOf(const ServiceFigures& service,
                                       const SlabStore::Figures& store) {
   constexpr const char* kTcp = R"({transport="tcp"})";
   constexpr const char* kShm = R"({transport="shm"})";
+  constexpr const char* kVerbs = R"({transport="verbs"})";
+  const auto of = [](const auto& by_kind, transport::LinkKind kind) {
+    return by_kind[static_cast<size_t>(kind)];
+  };
+  using transport::LinkKind;
   return {
       {"donated_bytes", "gauge", "What it holds for sessions, lent or not.", store.donated()},
       {"free_bytes", "gauge", "Zeroed and lent to nobody.", store.free},
@@ -21,17 +26,21 @@ std::vector<status::Metric> metricsOf(const ServiceFigures& service,
       {"sessions_total", "counter",
        "Sessions so far; a lost connection that comes back is another one.",
        service.sessions_accepted},
-      {"links", "gauge", "Connections of sessions that are up, by transport.", service.links_tcp,
-       kTcp},
-      {"links", "gauge", "Connections of sessions that are up, by transport.", service.links_shm,
-       kShm},
+      {"links", "gauge", "Connections of sessions that are up, by transport.",
+       of(service.links, LinkKind::kTcp), kTcp},
+      {"links", "gauge", "Connections of sessions that are up, by transport.",
+       of(service.links, LinkKind::kShm), kShm},
+      {"links", "gauge", "Connections of sessions that are up, by transport.",
+       of(service.links, LinkKind::kVerbs), kVerbs},
       {"links_total", "counter", "Connections of sessions so far, by transport.",
-       service.accepted_tcp, kTcp},
+       of(service.accepted, LinkKind::kTcp), kTcp},
       {"links_total", "counter", "Connections of sessions so far, by transport.",
-       service.accepted_shm, kShm},
+       of(service.accepted, LinkKind::kShm), kShm},
+      {"links_total", "counter", "Connections of sessions so far, by transport.",
+       of(service.accepted, LinkKind::kVerbs), kVerbs},
       {"moved_bytes_total", "counter",
-       "Read and written by sessions through the daemon's threads; by shared memory they copy "
-       "themselves.",
+       "Read and written by sessions through the daemon's threads; by shared memory and RDMA they "
+       "copy themselves.",
        service.moved},
       {"leases_granted_total", "counter", "Slabs lent.", service.leases_granted},
       {"leases_released_total", "counter", "Slabs that sessions gave back.",

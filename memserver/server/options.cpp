@@ -138,8 +138,10 @@ Status setTransport(DaemonOptions& o, std::string_view text) {
     o.choice = transport::Choice::kTcp;
   } else if (text == "shm") {
     o.choice = transport::Choice::kShm;
+  } else if (text == "verbs") {
+    o.choice = transport::Choice::kVerbs;
   } else {
-    return notAllowed(text, "auto, tcp or shm");
+    return notAllowed(text, "auto, tcp, shm or verbs");
   }
   return {};
 }
@@ -202,8 +204,9 @@ const std::vector<DaemonKey>& daemonKeys() {
        }},
       {"tls", "Network", "WHAT", "What is encrypted: all, control (messages only), off", "all",
        setTls},
-      {"transport", "Network", "HOW", "auto (shared memory on this host, else TCP), tcp or shm",
-       "auto", setTransport},
+      {"transport", "Network", "HOW",
+       "auto (shared memory on this host, else RDMA or TCP), tcp, shm or verbs", "auto",
+       setTransport},
       {"lease_time", "Sessions", "SECONDS",
        "How long a lost session's memory is kept for it: 30s, 500ms, 5min", "30s",
        [](DaemonOptions& o, std::string_view text) { return setTime(o.lease_ms, text); }},

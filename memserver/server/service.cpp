@@ -201,8 +201,7 @@ protocol::Body Service::answer(const SessionPtr& session, const protocol::Body& 
     if (!session->greeted.exchange(true)) {
       std::lock_guard lock(mutex_);
       ++figures_.sessions_accepted;
-      ++(session->peer.kind == transport::LinkKind::kShm ? figures_.accepted_shm
-                                                         : figures_.accepted_tcp);
+      ++figures_.accepted[static_cast<size_t>(session->peer.kind)];
     }
     base::logInfo("session %llu: %s (%s), %s, %s", static_cast<unsigned long long>(session->number),
                   session->peer.node.c_str(), hello->label.c_str(), keyText(session->peer.key_name),
@@ -387,7 +386,7 @@ ServiceFigures Service::figures() const {
     ++figures.sessions;
     if (session->down_ms.load() != 0) continue;
     ++figures.connected;
-    ++(session->peer.kind == transport::LinkKind::kShm ? figures.links_shm : figures.links_tcp);
+    ++figures.links[static_cast<size_t>(session->peer.kind)];
     figures.moved += session->link->stats().bytes_served;
   }
   return figures;

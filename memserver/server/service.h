@@ -24,6 +24,7 @@
 #include <oneapi/tbb/concurrent_queue.h>
 #include <oneapi/tbb/task_arena.h>
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <map>
@@ -60,10 +61,11 @@ struct ServiceOptions {
 
 /// Counted since the start, but what is said to be now.
 struct ServiceFigures {
-  uint64_t sessions = 0, connected = 0;   // now
-  uint64_t links_tcp = 0, links_shm = 0;  // of these, by transport
+  static constexpr size_t kKinds = static_cast<size_t>(transport::LinkKind::kVerbs) + 1;
+  uint64_t sessions = 0, connected = 0;  // now
+  std::array<uint64_t, kKinds> links{};  // of these, by transport
   uint64_t sessions_accepted = 0;
-  uint64_t accepted_tcp = 0, accepted_shm = 0;  // of these
+  std::array<uint64_t, kKinds> accepted{};  // of these
   uint64_t moved = 0;  // bytes read and written by sessions through the daemon's threads; by shared
                        // memory they do it themselves
   uint64_t leases_granted = 0, leases_released = 0, leases_expired = 0, leases_revoked = 0,

@@ -251,6 +251,12 @@ int run(int argc, char** argv) {
   transport_command->add_flag("--encrypted", transport.encrypted, "With a key and tls = all")
       ->group(kParts);
   transport_command
+      ->add_option("--verbs", transport.verbs,
+                   "Only RDMA, from the card with this address to itself: to stand beside "
+                   "ib_read_bw and ib_send_lat")
+      ->type_name("ADDRESS")
+      ->group(kParts);
+  transport_command
       ->add_flag("--no-veth", no_veth, "Without the pair of namespaces at 1 Gbit/s (needs root)")
       ->group(kParts);
   auto* memserver_command = app.add_subcommand(

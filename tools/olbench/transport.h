@@ -3,6 +3,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <string>
 
 namespace olpager::tools::bench {
 
@@ -13,6 +14,7 @@ struct TransportOptions {
   double seconds = 0.5;  // of each timed part
   bool shaped = true;    // also over a veth pair shaped to 1 Gbit/s
   bool encrypted = false;
+  std::string verbs;  // only RDMA, by the card with this address, to itself
 };
 
 /// Bytes a second of raw sockets over loopback (congestion control as the transport's there), one

@@ -173,6 +173,22 @@ std::string whyNotConnected(const SocketAddress& address, int error) {
   return base::format("{}: {}{}", address.text(), std::strerror(error), hint);
 }
 
+SocketAddress localAddress(int fd) {
+  SocketAddress local;
+  local.length = sizeof local.storage;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&local.storage), &local.length) != 0) return {};
+  return local;
+}
+
+SocketAddress withPort(const SocketAddress& address, uint16_t port) {
+  SocketAddress changed = address;
+  if (address.family() == AF_INET)
+    reinterpret_cast<sockaddr_in*>(&changed.storage)->sin_port = htons(port);
+  if (address.family() == AF_INET6)
+    reinterpret_cast<sockaddr_in6*>(&changed.storage)->sin6_port = htons(port);
+  return changed;
+}
+
 bool waitFor(int fd, short events, int64_t deadline_ms) {
   for (;;) {
     const int64_t left = deadline_ms - nowMs();
@@ -184,12 +200,21 @@ bool waitFor(int fd, short events, int64_t deadline_ms) {
   }
 }
 
-Result<base::UniqueFd> connectSocket(const SocketAddress& address, int64_t deadline_ms) {
+int64_t Patience::until() const {
+  return answer_ms == 0 ? deadline_ms : std::min(deadline_ms, nowMs() + answer_ms);
+}
+
+Patience Patience::half() const {
+  const int64_t now_ms = nowMs();
+  return {now_ms + (deadline_ms - now_ms) / 2, answer_ms};
+}
+
+Result<base::UniqueFd> connectSocket(const SocketAddress& address, const Patience& patience) {
   base::UniqueFd fd = makeSocket(address.family());
   if (!fd) return Error{base::format("socket: {}", std::strerror(errno))};
   if (connect(fd.get(), address.get(), address.length) != 0) {
     if (errno != EINPROGRESS) return Error{whyNotConnected(address, errno)};
-    if (!waitFor(fd.get(), POLLOUT, deadline_ms)) {
+    if (!waitFor(fd.get(), POLLOUT, patience.until())) {
       return Error{base::format(
           "{}: no answer in time; is the machine up, and does its firewall let the port through?",
           address.text())};

@@ -41,9 +41,23 @@ void tuneTcp(int fd, uint32_t dead_ms, uint32_t unsent);
 /// do.
 std::string whyNotBound(const SocketAddress& address, int error);
 std::string whyNotConnected(const SocketAddress& address, int error);
+/// This end's address of a connection.
+SocketAddress localAddress(int fd);
+/// The same address with another port; a Unix socket's as it is.
+SocketAddress withPort(const SocketAddress& address, uint16_t port);
 /// Waits until `deadline_ms` (of nowMs()) for `events`; false when the time is over.
 bool waitFor(int fd, short events, int64_t deadline_ms);
-Result<base::UniqueFd> connectSocket(const SocketAddress& address, int64_t deadline_ms);
+/// How long somebody who connects waits: for each thing that the peer has to say or do, and in all.
+/// Who is slow gets all of the time, who is silent does not.
+struct Patience {
+  int64_t deadline_ms = 0;  // of nowMs()
+  uint32_t answer_ms = 0;   // for each; 0: until the deadline
+  /// The time is over for what is waited for from now on.
+  int64_t until() const;
+  /// The same for half of what is left.
+  Patience half() const;
+};
+Result<base::UniqueFd> connectSocket(const SocketAddress& address, const Patience& patience);
 
 /// This machine's boot, as /proc tells it; "" when it does not.
 std::string bootId();

@@ -8,6 +8,7 @@
 
 #include "base/format.h"
 #include "base/log.h"
+#include "coherence/transport/core/choose.h"
 #include "coherence/transport/tcp/acceptor.h"
 #include "coherence/transport/tcp/connector.h"
 
@@ -138,7 +139,7 @@ std::shared_ptr<LinkCore> EndpointCore::findLink(const LinkId& id) {
 wire::Hello EndpointCore::hello() const {
   wire::Hello hello;
   hello.tls = static_cast<uint8_t>(options_.tls);
-  hello.choice = static_cast<uint8_t>(options_.choice);
+  hello.kinds = allowedBy(options_.choice).bits();
   hello.lanes = static_cast<uint8_t>(options_.lanes);
   hello.message_bytes = options_.limits.message_bytes;
   hello.slices = options_.limits.slices;
@@ -155,8 +156,6 @@ std::string checkHello(wire::Hello& hello) {
   if (hello.version != wire::kVersion)
     return base::format("version {}; this is {}", hello.version, wire::kVersion);
   if (hello.tls > static_cast<uint8_t>(Tls::kAll)) return base::format("unknown tls {}", hello.tls);
-  if (hello.choice > static_cast<uint8_t>(LinkKind::kVerbs))
-    return base::format("unknown choice {}", hello.choice);
   if (hello.lanes == 0 || hello.lanes > wire::kMaxLanes)
     return base::format("{} lanes", hello.lanes);
   if (hello.message_bytes < 64 || hello.slices == 0) return "limits that leave no room";
@@ -235,8 +234,9 @@ std::string describeLink(const PeerInfo& peer, uint32_t lanes) {
   const std::string trust =
       peer.key_name.empty() ? "no key" : base::format("key {}", peer.key_name);
   if (peer.kind == LinkKind::kShm) return base::format("shm, {}", trust);
-  return base::format("tcp with {} lanes, {}, {}", lanes, trust,
-                      kTls[static_cast<size_t>(peer.tls)]);
+  const char* const encrypted = kTls[static_cast<size_t>(peer.tls)];
+  if (peer.kind == LinkKind::kVerbs) return base::format("verbs, {}, {}", trust, encrypted);
+  return base::format("tcp with {} lanes, {}, {}", lanes, trust, encrypted);
 }
 
 Result<std::unique_ptr<Endpoint>> makeEndpoint(const Options& options) {

@@ -49,7 +49,8 @@ class EndpointCore final : public Endpoint {
   /// The link of this id, if there still is one.
   std::shared_ptr<LinkCore> findLink(const LinkId& id);
 
-  /// The Hello that this end sends, without what only one of the ends fills in.
+  /// The Hello that this end sends, without what only one of the ends fills in; with what the
+  /// setting allows.
   wire::Hello hello() const;
 
  private:

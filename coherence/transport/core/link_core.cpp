@@ -41,6 +41,8 @@ const char* outcomeName(Outcome outcome) {
       return "too long";
     case Outcome::kRevoked:
       return "the key was taken back";
+    case Outcome::kUnreachable:
+      return "memory without a CPU address that this link can't reach";
   }
   return "unknown";
 }
@@ -125,6 +127,7 @@ Outcome LinkCore::post(bool write, std::span<const LocalRange> local, const Remo
   std::vector<Pin> pins;
   pins.reserve(local.size());
   for (const auto& range : local) {
+    if (range.region->base() == nullptr && !reachesDevices()) return Outcome::kUnreachable;
     if (!range.region->entry()->pin()) return Outcome::kBadRange;
     pins.emplace_back(range.region->entry());
   }
@@ -216,10 +219,10 @@ bool LinkCore::nextSlice(Slice& slice) {
   return true;
 }
 
-size_t LinkCore::localParts(const Operation& operation, uint32_t slice, iovec* into) const {
+template <typename Take>
+void LinkCore::forEachPart(const Operation& operation, uint32_t slice, Take&& take) {
   uint64_t skip = uint64_t{slice} * operation.slice_bytes;
   uint64_t left = bytesOf(operation, slice);
-  size_t parts = 0;
   for (const auto& range : operation.local) {
     if (left == 0) break;
     if (skip >= range.length) {
@@ -227,10 +230,26 @@ size_t LinkCore::localParts(const Operation& operation, uint32_t slice, iovec* i
       continue;
     }
     const uint64_t length = std::min(left, range.length - skip);
-    into[parts++] = {range.region->base() + range.offset + skip, length};
+    take(LocalRange{range.region, range.offset + skip, length});
     left -= length;
     skip = 0;
   }
+}
+
+size_t LinkCore::localRanges(const Slice& slice, LocalRange* into) {
+  std::lock_guard lock(mutex_);
+  const Operation* operation = find(slice.operation);
+  if (operation == nullptr) return 0;
+  size_t parts = 0;
+  forEachPart(*operation, slice.index, [&](const LocalRange& part) { into[parts++] = part; });
+  return parts;
+}
+
+size_t LinkCore::localParts(const Operation& operation, uint32_t slice, iovec* into) const {
+  size_t parts = 0;
+  forEachPart(operation, slice, [&](const LocalRange& part) {
+    into[parts++] = {part.region->base() + part.offset, part.length};
+  });
   return parts;
 }
 

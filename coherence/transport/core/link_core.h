@@ -82,6 +82,8 @@ class LinkCore : public Link,
   /// `under_way`: bytes of the class that were asked for and are not answered.
   virtual uint32_t sliceBytes(bool write, Class klass, uint64_t length,
                               uint64_t under_way) const = 0;
+  /// Whether it may reach memory without a CPU address.
+  virtual bool reachesDevices() const { return false; }
   virtual void issue() = 0;  // asks for what nextSlice() gives, until it gives nothing
   virtual void transmit(const wire::Header& header, std::span<const std::byte> head,
                         std::span<const std::byte> body) = 0;
@@ -95,6 +97,8 @@ class LinkCore : public Link,
   bool nextSlice(Slice& slice);
   /// The local bytes of an outstanding slice; at most kMaxLocalRanges parts. How many.
   size_t localBytes(const Slice& slice, iovec* into);
+  /// The same by regions, whose memory may have no CPU address.
+  size_t localRanges(const Slice& slice, LocalRange* into);
   /// As localBytes(), for a write whose bytes go out bit by bit: until endSend() the operation does
   /// not complete, whatever the peer answers meanwhile. 0: nobody waits for it any more.
   size_t beginSend(const Slice& slice, iovec* into);
@@ -109,9 +113,15 @@ class LinkCore : public Link,
                       std::vector<Completion>& into);
   /// Whether so many answers that the peer does not take are more than it may have asked for.
   bool tooManyAnswers(size_t waiting) const;
+  /// What kRefuse may say.
+  static bool isRefusal(uint32_t code) {
+    return code == static_cast<uint32_t>(Outcome::kRevoked) ||
+           code == static_cast<uint32_t>(Outcome::kUnreachable);
+  }
   static bool isAnswer(wire::Frame frame) {
     return frame == wire::Frame::kAck || frame == wire::Frame::kRefuse ||
-           frame == wire::Frame::kPong || frame == wire::Frame::kMapped;
+           frame == wire::Frame::kPong || frame == wire::Frame::kMapped ||
+           frame == wire::Frame::kReached;
   }
   bool transferring() const { return outstanding_.load(std::memory_order_relaxed) != 0; }
   void countServed(uint64_t bytes) { served_.fetch_add(bytes, std::memory_order_relaxed); }
@@ -154,6 +164,8 @@ class LinkCore : public Link,
   Operation* find(OperationId id);
   static uint32_t bytesOf(const Operation& operation, uint32_t index);
   size_t localParts(const Operation& operation, uint32_t index, iovec* into) const;
+  template <typename Take>
+  static void forEachPart(const Operation& operation, uint32_t index, Take&& take);
   bool finishSlice(Operation& operation, uint32_t slot, uint32_t index, Outcome outcome);
   Completion complete(uint32_t slot);
   void messageTaken(MessageClass klass) final;

@@ -1,13 +1,25 @@
-// What is behind a Region and a Domain: keys, rights, and who is touching the memory right now.
+// What is behind a Region and a Domain: keys, rights, who is touching the memory right now, and
+// which cards know it.
+//
+// The end of a region, in this order: its key is gone (Domain::remove), peers that can reach it by
+// themselves are told (KeyWatcher), nothing new begins and what this side has under way ends
+// (pins), and it is taken from the cards (Registration's end). Where a card does not let it go, all
+// links of the domain that gave it away are cut off, and it is taken again.
+//
+// Locks, in this order: RegionEntry::registering (held while a card pins memory: milliseconds) ->
+// RegionEntry::mutex, Domain::mutex_, which are leaves.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 #include "base/fd.h"
 #include "coherence/transport/regions.h"
@@ -15,8 +27,25 @@
 
 namespace olpager::transport {
 
+/// A region as a card knows it.
+class Registration {
+ public:
+  virtual ~Registration() = default;
+  /// Takes it back: afterwards nobody reaches the memory by the card. False: the card does not let
+  /// it go.
+  virtual bool end() = 0;
+};
+
+/// What a card has for a domain.
+class ProtectionDomain {
+ public:
+  virtual ~ProtectionDomain() = default;
+  /// Makes a region known to the card, which pins its pages.
+  virtual Result<std::unique_ptr<Registration>> make(const RegionEntry& entry) = 0;
+};
+
 struct RegionEntry {
-  std::byte* base = nullptr;
+  std::byte* base = nullptr;  // null without a CPU address
   uint64_t length = 0;
   uint32_t access = 0;
   uint64_t key = 0;
@@ -24,6 +53,15 @@ struct RegionEntry {
   uint64_t fd_offset = 0;
   uint64_t fd_size = 0;
   std::atomic<bool> handed_out{false};
+  base::UniqueFd dma_buf;  // own duplicate
+  uint64_t dma_buf_offset = 0;
+  std::atomic<bool> reachable{false};  // a peer has been told how to reach it by itself
+
+  /// The region as the card of this protection domain knows it, made known if need be. Who asks
+  /// holds a pin. Null: the card can't; the first time an Error line goes to the log.
+  Registration* registered(const std::shared_ptr<ProtectionDomain>& with);
+  /// Takes it from the cards; false: one does not let it go.
+  bool unregister();
 
   /// Takes part in the memory until unpin(); false when the region has ended.
   bool pin() {
@@ -51,6 +89,12 @@ struct RegionEntry {
   std::condition_variable idle;
   uint64_t pins = 0;
   bool revoked = false;
+  struct Known {
+    std::shared_ptr<ProtectionDomain> with;
+    std::unique_ptr<Registration> as;  // null: the card can't
+  };
+  std::mutex registering;
+  std::vector<Known> known;  // a few at most
 };
 
 /// Holds one pin.
@@ -76,11 +120,14 @@ class Pin {
   std::shared_ptr<RegionEntry> entry_;
 };
 
-/// Who wants to know when a key that peers may have mapped is taken back.
+/// A link that may have given away a key for good: by a mapping, by what a card needs. It tells its
+/// peer when the key is taken back.
 class KeyWatcher {
  public:
   virtual ~KeyWatcher() = default;
   virtual void keyRevoked(uint64_t key) = 0;
+  /// Ends the link; when this has returned, its peer reaches nothing by itself any more.
+  virtual void cutOff(const std::string& /*why*/) {}
 };
 
 class Domain {
@@ -92,8 +139,13 @@ class Domain {
   void add(const std::shared_ptr<RegionEntry>& entry);
   void remove(const RegionEntry& entry);
   void watch(std::weak_ptr<KeyWatcher> watcher);
+  void cutOff(const std::string& why);
+  /// The protection domain for the card that `card` identifies, made the first time.
+  Result<std::shared_ptr<ProtectionDomain>> on(
+      const void* card, const std::function<Result<std::shared_ptr<ProtectionDomain>>()>& make);
 
  private:
+  std::vector<std::shared_ptr<KeyWatcher>> watchers();  // under mutex_
   static constexpr size_t kRevokedKeys =
       4096;  // remembered, so that a late request is not taken for an attack
   std::mutex mutex_;
@@ -101,6 +153,7 @@ class Domain {
   std::unordered_set<uint64_t> revoked_;
   std::deque<uint64_t> revoked_order_;
   std::vector<std::weak_ptr<KeyWatcher>> watchers_;
+  std::unordered_map<const void*, std::shared_ptr<ProtectionDomain>> cards_;
 };
 
 }  // namespace olpager::transport

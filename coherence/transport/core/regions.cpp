@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/format.h"
+#include "base/log.h"
 #include "coherence/transport/core/region_entry.h"
 
 namespace olpager::transport {
@@ -36,7 +37,7 @@ void Domain::add(const std::shared_ptr<RegionEntry>& entry) {
 }
 
 void Domain::remove(const RegionEntry& entry) {
-  std::vector<std::shared_ptr<KeyWatcher>> watchers;
+  std::vector<std::shared_ptr<KeyWatcher>> watching;
   {
     std::lock_guard lock(mutex_);
     entries_.erase(entry.key);
@@ -47,12 +48,54 @@ void Domain::remove(const RegionEntry& entry) {
       revoked_.erase(revoked_order_.front());
       revoked_order_.pop_front();
     }
-    if (!entry.handed_out.load()) return;
-    for (auto& weak : watchers_) {
-      if (auto watcher = weak.lock()) watchers.push_back(std::move(watcher));
-    }
+    if (!entry.handed_out.load() && !entry.reachable.load()) return;
+    watching = watchers();
   }
-  for (auto& watcher : watchers) watcher->keyRevoked(entry.key);
+  for (auto& watcher : watching) watcher->keyRevoked(entry.key);
+}
+
+std::vector<std::shared_ptr<KeyWatcher>> Domain::watchers() {
+  std::vector<std::shared_ptr<KeyWatcher>> all;
+  for (auto& weak : watchers_) {
+    if (auto watcher = weak.lock()) all.push_back(std::move(watcher));
+  }
+  return all;
+}
+
+void Domain::cutOff(const std::string& why) {
+  std::vector<std::shared_ptr<KeyWatcher>> watching;
+  {
+    std::lock_guard lock(mutex_);
+    watching = watchers();
+  }
+  for (auto& watcher : watching) watcher->cutOff(why);
+}
+
+Result<std::shared_ptr<ProtectionDomain>> Domain::on(
+    const void* card, const std::function<Result<std::shared_ptr<ProtectionDomain>>()>& make) {
+  std::lock_guard lock(mutex_);
+  auto& place = cards_[card];
+  if (place) return place;
+  auto made = make();
+  if (made.ok()) place = made.value();
+  return made;
+}
+
+Registration* RegionEntry::registered(const std::shared_ptr<ProtectionDomain>& with) {
+  std::lock_guard lock(registering);
+  for (const Known& each : known) {
+    if (each.with == with) return each.as.get();
+  }
+  auto made = with->make(*this);
+  if (!made.ok()) base::logWarn("%s", made.error().message.c_str());
+  known.push_back({with, made.ok() ? std::move(made.value()) : nullptr});
+  return known.back().as.get();
+}
+
+bool RegionEntry::unregister() {
+  std::lock_guard lock(registering);
+  std::erase_if(known, [](Known& each) { return !each.as || each.as->end(); });
+  return known.empty();
 }
 
 void Domain::watch(std::weak_ptr<KeyWatcher> watcher) {
@@ -67,6 +110,11 @@ Region::Region(DomainPtr domain, std::shared_ptr<RegionEntry> entry)
 Region::~Region() {
   domain_->remove(*entry_);
   entry_->revokeAndWait();
+  if (entry_->unregister()) return;
+  domain_->cutOff("memory that was taken back could still be reached");
+  if (!entry_->unregister())
+    base::logError("a network card does not let go of %llu bytes of memory",
+                   static_cast<unsigned long long>(entry_->length));
 }
 
 bool Region::end(std::unique_ptr<Region> region) {
@@ -84,9 +132,12 @@ bool Region::handedOut() const { return entry_->handed_out.load(); }
 DomainPtr makeDomain() { return std::make_shared<Domain>(); }
 
 Result<RegionPtr> registerMemory(const DomainPtr& domain, const Memory& memory, uint32_t access) {
-  if (memory.base == nullptr || memory.length == 0 || (access & ~uint32_t{kRemoteReadWrite}) != 0) {
-    return Error{"a region needs an address, a length above 0 and known rights"};
+  if ((memory.base == nullptr && memory.dma_buf < 0) || memory.length == 0 ||
+      (access & ~uint32_t{kRemoteReadWrite}) != 0) {
+    return Error{"a region needs an address or a dma-buf, a length above 0 and known rights"};
   }
+  if (memory.base == nullptr && memory.fd >= 0)
+    return Error{"a region without an address has no memfd"};
   auto entry = std::make_shared<RegionEntry>();
   entry->base = static_cast<std::byte*>(memory.base);
   entry->length = memory.length;
@@ -108,6 +159,11 @@ Result<RegionPtr> registerMemory(const DomainPtr& domain, const Memory& memory, 
     if (!entry->fd) return Error{base::format("a region's memfd: {}", std::strerror(errno))};
     entry->fd_offset = memory.fd_offset;
     entry->fd_size = size;
+  }
+  if (memory.dma_buf >= 0) {
+    entry->dma_buf = base::UniqueFd(fcntl(memory.dma_buf, F_DUPFD_CLOEXEC, 3));
+    if (!entry->dma_buf) return Error{base::format("a region's dma-buf: {}", std::strerror(errno))};
+    entry->dma_buf_offset = memory.dma_buf_offset;
   }
   while (entry->key == 0) {
     if (getrandom(&entry->key, sizeof entry->key, 0) != sizeof entry->key) entry->key = 0;

@@ -13,7 +13,7 @@ namespace olpager::transport::wire {
 static_assert(std::endian::native == std::endian::little,
               "wire structures are little-endian in memory");
 
-inline constexpr uint8_t kVersion = 2;
+inline constexpr uint8_t kVersion = 3;
 
 enum class Frame : uint8_t {
   kHello = 1,  // the first in each direction; payload Hello
@@ -33,7 +33,9 @@ enum class Frame : uint8_t {
   kBouncePull,  // shm: copy `bytes` at (key, offset) to bounce slot `code`, as slice (operation,
                 // index)
   kBouncePush,  // shm: the same towards (key, offset)
-  kUnmap,       // shm: (key) was taken back; may cross kMap
+  kUnmap,       // shm, verbs: (key) was taken back; may cross kMap and kReach
+  kReach,       // verbs: how does a card reach (key)?
+  kReached,  // verbs: answer; payload Reach, or none and code: the Outcome kRevoked or kUnreachable
 };
 
 struct Header {  // the frame's kind is its first byte
@@ -76,7 +78,8 @@ static_assert(sizeof(Preamble) == 16 && std::is_trivially_copyable_v<Preamble>);
 struct Hello {
   uint8_t version = kVersion;  // as in the preamble; inside TLS it can't have been changed
   uint8_t tls = 0;             // Tls: wanted; the stricter one holds
-  uint8_t choice = 0;          // Choice: wanted (connector); LinkKind: what it will be (acceptor)
+  uint8_t kinds =
+      0;  // Kinds (core/choose.h): what can be (connector), the one that it will be (acceptor)
   uint8_t lanes = 0;           // wanted (connector), granted (acceptor)
   uint32_t message_bytes = 0;  // longest that I take
   uint32_t slices = 0;         // most that I answer at once
@@ -84,7 +87,8 @@ struct Hello {
   uint32_t notices = 0;
   uint32_t stream = 0;
   uint32_t uid = 0;
-  uint32_t zero = 0;
+  uint16_t queue_pair_port = 0;  // acceptor: where queue pairs are connected (verbs)
+  uint16_t zero = 0;
   uint8_t link_id[16] = {};   // acceptor: the new link's
   uint8_t replaces[16] = {};  // connector: the link that it takes the place of
   uint8_t secret[32] = {};    // acceptor, without TLS: what tickets are MACed with
@@ -93,6 +97,19 @@ struct Hello {
   char unix_path[104] = {};  // acceptor: where shm links are made; "" nowhere
 };
 static_assert(sizeof(Hello) == 304 && std::is_trivially_copyable_v<Hello>);
+
+/// How a card reaches a region of the peer's.
+struct Reach {
+  uint64_t address = 0;  // of its first byte
+  uint64_t length = 0;
+  uint64_t flush_address =
+      0;  // of 8 bytes that may be read, behind writes to memory that may not be
+  uint32_t rkey = 0;
+  uint32_t access = 0;
+  uint32_t flush_rkey = 0;
+  uint32_t zero = 0;
+};
+static_assert(sizeof(Reach) == 40 && std::is_trivially_copyable_v<Reach>);
 
 /// Opens each further connection of a link: proves that it comes from the link's own connector.
 /// Used once.

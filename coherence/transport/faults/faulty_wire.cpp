@@ -55,7 +55,7 @@ class Relay final : public FaultyWire {
   void accept() {
     for (uint64_t number = 0; readable(listener_.get()); ++number) {
       base::UniqueFd near(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      auto far = connectSocket(target_, nowMs() + 5000);
+      auto far = connectSocket(target_, {nowMs() + 5000});
       if (!near || !far.ok()) continue;
       auto connection = std::make_shared<Connection>();
       connection->near = std::move(near);

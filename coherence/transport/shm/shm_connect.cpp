@@ -18,14 +18,14 @@ struct Offer {
   uint32_t message_bytes = 0;  // that the rings are made for
 };
 
-Status waitAndGet(int fd, void* into, size_t length, int64_t deadline_ms) {
+Status waitAndGet(int fd, void* into, size_t length, const Patience& patience) {
   for (size_t done = 0; done < length;) {
     const ssize_t got = recv(fd, static_cast<char*>(into) + done, length - done, MSG_DONTWAIT);
     if (got > 0) {
       done += static_cast<size_t>(got);
     } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
       return Error{"the Unix socket was closed"};
-    } else if (!waitFor(fd, POLLIN, deadline_ms)) {
+    } else if (!waitFor(fd, POLLIN, patience.until())) {
       return Error{"no answer in time on the Unix socket"};
     }
   }
@@ -39,10 +39,10 @@ uint32_t agreedMessage(const LinkSetup& setup) {
 
 }  // namespace
 
-Result<base::UniqueFd> openShmSocket(const wire::Hello& peer, int64_t deadline_ms) {
+Result<base::UniqueFd> openShmSocket(const wire::Hello& peer, const Patience& patience) {
   auto address = unixAddress(peer.unix_path);
   if (!address.ok()) return address.error();
-  auto socket = connectSocket(address.value(), deadline_ms);
+  auto socket = connectSocket(address.value(), patience);
   if (!socket.ok()) return socket.error();
   const auto user = peerUser(socket.value().get());
   if (!user.ok() || user.value() != geteuid()) return Error{"the Unix socket is another user's"};
@@ -51,7 +51,7 @@ Result<base::UniqueFd> openShmSocket(const wire::Hello& peer, int64_t deadline_m
 
 Result<std::shared_ptr<LinkCore>> connectShm(EndpointCore& endpoint, LinkSetup setup,
                                              base::UniqueFd socket, const LinkSecrets& secrets,
-                                             int64_t deadline_ms) {
+                                             const Patience& patience) {
   struct {
     wire::Preamble preamble;
     wire::Ticket ticket;
@@ -62,7 +62,7 @@ Result<std::shared_ptr<LinkCore>> connectShm(EndpointCore& endpoint, LinkSetup s
   if (!sendWithFds(socket.get(), &opening, sizeof opening, nullptr, 0))
     return Error{"the Unix socket takes nothing"};
   wire::TicketReply reply;
-  if (auto status = waitAndGet(socket.get(), &reply, sizeof reply, deadline_ms); !status.ok())
+  if (auto status = waitAndGet(socket.get(), &reply, sizeof reply, patience); !status.ok())
     return status.error();
   if (!sameSecret(reply.mac, answerTicket(secrets, opening.ticket).mac)) {
     return Error{"the Unix socket was answered by somebody else"};
@@ -71,7 +71,7 @@ Result<std::shared_ptr<LinkCore>> connectShm(EndpointCore& endpoint, LinkSetup s
   base::UniqueFd fds[3];
   ssize_t got = -EAGAIN;
   while (got == -EAGAIN) {
-    if (!waitFor(socket.get(), POLLIN, deadline_ms)) return Error{"no shared memory in time"};
+    if (!waitFor(socket.get(), POLLIN, patience.until())) return Error{"no shared memory in time"};
     got = receiveWithFds(socket.get(), &offer, sizeof offer, fds, 3);
   }
   if (got != sizeof offer || offer.version != wire::kVersion ||

@@ -8,11 +8,11 @@ namespace olpager::transport {
 
 /// The Unix socket that the acceptor's greeting names. An error where it is not to be had from
 /// here: another file system, another user's.
-Result<base::UniqueFd> openShmSocket(const wire::Hello& peer, int64_t deadline_ms);
+Result<base::UniqueFd> openShmSocket(const wire::Hello& peer, const Patience& patience);
 /// `socket`: openShmSocket()'s.
 Result<std::shared_ptr<LinkCore>> connectShm(EndpointCore& endpoint, LinkSetup setup,
                                              base::UniqueFd socket, const LinkSecrets& secrets,
-                                             int64_t deadline_ms);
+                                             const Patience& patience);
 /// `socket`: the Unix connection whose ticket was good.
 Result<std::shared_ptr<LinkCore>> acceptShm(EndpointCore& endpoint, LinkSetup setup, Stream socket);
 

@@ -520,8 +520,7 @@ std::string ShmLink::frame(const wire::Header& header, std::span<const std::byte
     case wire::Frame::kAck:
     case wire::Frame::kRefuse: {
       const bool ack = header.frame == wire::Frame::kAck;
-      if (header.bytes >= Channel::kSlots ||
-          (!ack && header.code != static_cast<uint32_t>(Outcome::kRevoked))) {
+      if (header.bytes >= Channel::kSlots || (!ack && !isRefusal(header.code))) {
         return "a bad answer";
       }
       {
@@ -532,7 +531,8 @@ std::string ShmLink::frame(const wire::Header& header, std::span<const std::byte
           return "an answer to nothing";
         }
       }
-      bounceAnswered(static_cast<uint32_t>(header.bytes), ack ? Outcome::kOk : Outcome::kRevoked);
+      bounceAnswered(static_cast<uint32_t>(header.bytes),
+                     ack ? Outcome::kOk : static_cast<Outcome>(header.code));
       return "";
     }
     default:
@@ -655,7 +655,9 @@ std::string ShmLink::bounceAsked(const wire::Header& header) {
     if (peer_busy_[header.code]) return "a slot that is in use";
     peer_busy_[header.code] = true;
   }
-  Asked asked{header, std::move(pin)};
+  const Outcome refused = pin && pin->base == nullptr ? Outcome::kUnreachable : Outcome::kRevoked;
+  if (refused == Outcome::kUnreachable) pin.reset();
+  Asked asked{header, std::move(pin), refused};
   if (asked.pin && isLong(header.bytes)) {
     leaveToPumps(std::move(asked));
   } else {
@@ -664,13 +666,13 @@ std::string ShmLink::bounceAsked(const wire::Header& header) {
   return "";
 }
 
-// Without a pin the memory has been taken back.
+// Without a pin the memory has been taken back, or can't be copied.
 void ShmLink::perform(Asked& asked) {
   const wire::Header& question = asked.question;
   wire::Header answer = question;
   answer.length = 0;
   answer.frame = asked.pin ? wire::Frame::kAck : wire::Frame::kRefuse;
-  answer.code = static_cast<uint32_t>(asked.pin ? Outcome::kOk : Outcome::kRevoked);
+  answer.code = static_cast<uint32_t>(asked.pin ? Outcome::kOk : asked.refused);
   answer.bytes = question.code;
   if (asked.pin) {
     const bool push = question.frame == wire::Frame::kBouncePush;

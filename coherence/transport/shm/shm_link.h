@@ -74,6 +74,7 @@ class ShmLink final : public LinkCore, public KeyWatcher {
   struct Asked {
     wire::Header question;
     Pin pin;
+    Outcome refused = Outcome::kRevoked;  // why there is no pin
   };
   using Work = std::variant<Slice, Arrived, Asked>;
 

@@ -15,6 +15,7 @@
 
 #include "base/format.h"
 #include "base/log.h"
+#include "coherence/transport/core/choose.h"
 #include "coherence/transport/core/endpoint.h"
 #include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/routes.h"
@@ -23,6 +24,7 @@
 #include "coherence/transport/tcp/sources.h"
 #include "coherence/transport/tcp/tcp_link.h"
 #include "coherence/transport/trust/key_access.h"
+#include "coherence/transport/verbs/verbs_link.h"
 
 namespace olpager::transport {
 namespace {
@@ -58,6 +60,8 @@ struct Handshake {
   std::vector<bool> seen;  // tickets that were used
   uint32_t missing = 0;    // lanes
   std::shared_ptr<LinkCore> replaced;
+  std::unique_ptr<verbs::QueuePairs> pairs;
+  uint32_t missing_pairs = 0;
 
   // A lane on its way.
   wire::Ticket ticket;
@@ -103,6 +107,9 @@ class Acceptor final : public Listener,
 
   Status bindTo(const SocketAddress& address, base::UniqueFd& into);
   void listenForShm();
+  void listenForQueuePairs(const SocketAddress& address);
+  void queuePairEvents();
+  std::string queuePairAsked(const verbs::QueuePairListener::Event& event);
   void watch();
   void acceptFrom(int listener);
   void receiveFrom(int socket);
@@ -114,6 +121,7 @@ class Acceptor final : public Listener,
   std::string begin(Handshake& shake);
   std::string shakeTls(Handshake& shake);
   std::string hello(Handshake& shake);
+  Kinds kindsFor(const Handshake& shake) const;
   std::string ticket(Handshake& shake);
   std::string laneReady(Handshake& shake);
   std::string finish(Handshake& shake);
@@ -131,7 +139,8 @@ class Acceptor final : public Listener,
   std::string address_;
   base::UniqueFd handover_;  // where another listener hands connections over
   std::vector<base::UniqueFd> listeners_;
-  std::string unix_path_;        // of the listener for shm; removed at the end
+  std::string unix_path_;  // of the listener for shm; removed at the end
+  std::unique_ptr<verbs::QueuePairListener> queue_pairs_;
   std::list<Handshake> shakes_;  // the newest first
   Sources sources_;
   bool deaf_ = false;           // no descriptors are left: the listeners are not watched
@@ -199,6 +208,7 @@ Status Acceptor::open(const std::string& address) {
     bound.length = sizeof bound.storage;
     getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length);
     address_ = bound.family() == AF_UNIX ? address : bound.text();
+    listenForQueuePairs(bound);
     if (bound.family() == AF_UNIX) unix_path_ = address.substr(5);
     listeners_.push_back(std::move(fd));
     break;
@@ -208,9 +218,28 @@ Status Acceptor::open(const std::string& address) {
   return {};
 }
 
+// A card's part of what is listened at, where there is one.
+void Acceptor::listenForQueuePairs(const SocketAddress& address) {
+  const Options& options = endpoint_.options();
+  // Without a key there are peers on loopback only.
+  if (address.loopback() || !options.keys || options.tls == Tls::kAll) return;
+  if (!allowedBy(options.choice).has(LinkKind::kVerbs)) return;
+  auto made = verbs::QueuePairListener::make(address);
+  if (made.ok()) {
+    queue_pairs_ = std::move(made.value());
+  } else {
+    base::logInfo("%s: no RDMA: %s", address.text().c_str(), made.error().message.c_str());
+  }
+}
+
 void Acceptor::openBehind(base::UniqueFd socket) {
   noteOwnDescriptor(socket.get());
   handover_ = std::move(socket);
+  // At whatever address the other listener has.
+  SocketAddress any;
+  any.storage.ss_family = AF_INET;
+  any.length = sizeof(sockaddr_in);
+  listenForQueuePairs(any);
   watch();
   reactor_.add(handover_.get(), EPOLLIN,
                std::make_shared<Ears>(
@@ -218,11 +247,16 @@ void Acceptor::openBehind(base::UniqueFd socket) {
 }
 
 void Acceptor::watch() {
-  if (unix_path_.empty() && endpoint_.options().choice != Choice::kTcp) listenForShm();
+  if (unix_path_.empty() && allowedBy(endpoint_.options().choice).has(LinkKind::kShm))
+    listenForShm();
   for (auto& listener : listeners_) {
     reactor_.add(listener.get(), EPOLLIN,
                  std::make_shared<Ears>(
                      [self = shared_from_this(), raw = listener.get()] { self->acceptFrom(raw); }));
+  }
+  if (queue_pairs_) {
+    reactor_.add(queue_pairs_->fd(), EPOLLIN,
+                 std::make_shared<Ears>([self = shared_from_this()] { self->queuePairEvents(); }));
   }
   reactor_.addTicker(weak_from_this());
 }
@@ -255,7 +289,9 @@ void Acceptor::close() {
   reactor_.post([this, &done] {
     for (auto& listener : listeners_) reactor_.remove(listener.get());
     if (handover_) reactor_.remove(handover_.get());
+    if (queue_pairs_) reactor_.remove(queue_pairs_->fd());
     while (!shakes_.empty()) drop(shakes_.begin(), "");
+    queue_pairs_.reset();
     done.set_value();
   });
   done.get_future().wait();
@@ -608,13 +644,11 @@ std::string Acceptor::hello(Handshake& shake) {
   setup.peer.address = shake.peer;
   setup.peer.tls = effectiveTls(peer, options);
   setup.peer.same_host = !endpoint_.bootId().empty() && endpoint_.bootId() == peer.boot_id;
-  const auto wanted = static_cast<Choice>(peer.choice);
-  const bool may_shm = wanted != Choice::kTcp && options.choice != Choice::kTcp;
-  const bool can_shm = setup.peer.same_host && !unix_path_.empty() && peer.uid == geteuid();
-  const bool must_shm = wanted == Choice::kShm || options.choice == Choice::kShm;
-  if (must_shm && !(may_shm && can_shm))
-    return "shared memory is asked for, and this pair can't have it";
-  setup.peer.kind = may_shm && can_shm ? LinkKind::kShm : LinkKind::kTcp;
+  const Kinds own = kindsFor(shake), asked = Kinds::fromBits(peer.kinds);
+  const auto kind = choose(asked, own);
+  if (!kind)
+    return base::format("it asks for {}, and with it this node has {}", asked.text(), own.text());
+  setup.peer.kind = *kind;
 
   if (!endpoint_.reserveLink()) return base::format("more than {} links", options.limits.links);
   shake.reserved = true;
@@ -631,9 +665,11 @@ std::string Acceptor::hello(Handshake& shake) {
   out.header.frame = wire::Frame::kHello;
   out.header.length = sizeof out.hello;
   out.hello = endpoint_.hello();
-  out.hello.choice = static_cast<uint8_t>(setup.peer.kind);
+  out.hello.kinds = Kinds{setup.peer.kind}.bits();
   const bool shm = setup.peer.kind == LinkKind::kShm;
-  out.hello.lanes = shm ? 1 : static_cast<uint8_t>(std::min<uint32_t>(peer.lanes, wire::kMaxLanes));
+  const bool one_lane = setup.peer.kind != LinkKind::kTcp;
+  out.hello.lanes =
+      one_lane ? 1 : static_cast<uint8_t>(std::min<uint32_t>(peer.lanes, wire::kMaxLanes));
   randomBytes(out.hello.link_id);
   if (shm)
     std::memcpy(out.hello.unix_path, unix_path_.data(),
@@ -646,6 +682,12 @@ std::string Acceptor::hello(Handshake& shake) {
   shake.lanes.resize(out.hello.lanes);
   shake.seen.assign(out.hello.lanes, false);
   shake.missing = out.hello.lanes;
+  if (setup.peer.kind == LinkKind::kVerbs) {
+    out.hello.queue_pair_port = queue_pairs_->port();
+    shake.pairs = std::make_unique<verbs::QueuePairs>(queue_pairs_->api(), setup.domain,
+                                                      options.dead_ms, setup.peer.tls);
+    shake.missing_pairs = shake.pairs->count();
+  }
 
   const LinkId replaces = linkIdOf(peer.replaces);
   if (replaces != LinkId{}) {
@@ -660,6 +702,54 @@ std::string Acceptor::hello(Handshake& shake) {
   if (setup.peer.tls == Tls::kOff) shake.stream.endTls();
   shake.state = Handshake::State::kLanes;
   return "";
+}
+
+// What this node has with such a peer.
+Kinds Acceptor::kindsFor(const Handshake& shake) const {
+  const LinkSetup& setup = shake.setup;
+  Kinds kinds =
+      ownKinds(endpoint_.options().choice, localAddress(shake.stream.fd()), setup.peer.tls).kinds;
+  if (!setup.peer.same_host || unix_path_.empty() || setup.peer_hello.uid != geteuid())
+    kinds.remove(LinkKind::kShm);
+  if (!queue_pairs_) kinds.remove(LinkKind::kVerbs);
+  return kinds;
+}
+
+// What happened at the cards' listener: requests, and what becomes of those that were accepted.
+void Acceptor::queuePairEvents() {
+  for (verbs::QueuePairListener::Event event; queue_pairs_ && queue_pairs_->next(event);) {
+    if (event.type == RDMA_CM_EVENT_CONNECT_REQUEST) {
+      const std::string why = queuePairAsked(event);
+      if (!why.empty()) base::logWarn("connection from a card closed: %s", why.c_str());
+      continue;
+    }
+    for (Place each = shakes_.begin(); each != shakes_.end(); ++each) {
+      if (!each->pairs || !each->pairs->owns(event.id)) continue;
+      if (event.type == RDMA_CM_EVENT_ESTABLISHED) {
+        --each->missing_pairs;
+        onEvents(each);
+      } else if (event.type != RDMA_CM_EVENT_TIMEWAIT_EXIT) {
+        drop(each, "its card's connection failed");
+      }
+      break;
+    }
+  }
+}
+
+// A request is accepted and belongs to its link, or is refused here; "" or why.
+std::string Acceptor::queuePairAsked(const verbs::QueuePairListener::Event& event) {
+  const LinkId id = linkIdOf(event.ticket.link_id);
+  for (Place each = shakes_.begin(); each != shakes_.end(); ++each) {
+    if (each->state != Handshake::State::kLanes || each->setup.id != id || !each->pairs) continue;
+    const bool good =
+        verbs::checkTicket(each->secrets, event.ticket) && each->pairs->lacks(event.ticket.which);
+    if (!good) break;
+    const auto status = each->pairs->accept(event.id, event.ticket, each->secrets, event.offered);
+    if (!status.ok()) drop(each, status.error().message);
+    return "";
+  }
+  queue_pairs_->refuse(event.id);
+  return "a queue pair with a ticket that is no link's, or was used already";
 }
 
 std::string Acceptor::ticket(Handshake& shake) {
@@ -708,7 +798,7 @@ std::string Acceptor::laneReady(Handshake& shake) {
 
 // The link is made when its lanes are there and its predecessor touches nothing any more.
 std::string Acceptor::finish(Handshake& shake) {
-  if (shake.missing != 0) return "";
+  if (shake.missing != 0 || shake.missing_pairs != 0) return "";
   if (shake.replaced && shake.replaced->state() != LinkState::kDown) return "";
   LinkSetup& setup = shake.setup;
   setup.peer.why = describeLink(setup.peer, static_cast<uint32_t>(shake.lanes.size()));
@@ -719,12 +809,24 @@ std::string Acceptor::finish(Handshake& shake) {
     endpoint_.addLink(link.value());
     return "done";
   }
+  if (shake.pairs) {
+    if (auto status = shake.pairs->settle(); !status.ok()) return status.error().message;
+  }
   wire::Header ready;
   ready.frame = wire::Frame::kReady;
   if (!put(shake, &ready, sizeof ready)) return "it does not take the answer";
   reactor_.remove(shake.stream.fd());
-  auto link = TcpLink::make(std::move(setup), std::move(shake.stream), std::move(shake.lanes),
-                            endpoint_.reactors());
+  std::shared_ptr<TcpLink> link;
+  if (shake.pairs) {
+    auto made =
+        verbs::VerbsLink::make(std::move(setup), std::move(shake.stream), std::move(shake.lanes),
+                               std::move(shake.pairs), endpoint_.reactors());
+    if (!made.ok()) return made.error().message;
+    link = made.value();
+  } else {
+    link = TcpLink::make(std::move(setup), std::move(shake.stream), std::move(shake.lanes),
+                         endpoint_.reactors());
+  }
   shake.reserved = false;
   endpoint_.addLink(link);
   link->start(true);

@@ -8,10 +8,12 @@
 
 #include "base/format.h"
 #include "base/log.h"
+#include "coherence/transport/core/choose.h"
 #include "coherence/transport/core/endpoint.h"
 #include "coherence/transport/shm/shm_connect.h"
 #include "coherence/transport/tcp/tcp_link.h"
 #include "coherence/transport/trust/key_access.h"
+#include "coherence/transport/verbs/verbs_link.h"
 
 namespace olpager::transport {
 namespace {
@@ -24,8 +26,8 @@ constexpr const char* kHttpServer =
 // A stream with a deadline.
 class Dialogue {
  public:
-  Dialogue(Stream stream, int64_t deadline_ms)
-      : stream_(std::move(stream)), deadline_ms_(deadline_ms) {}
+  Dialogue(Stream stream, const Patience& patience)
+      : stream_(std::move(stream)), patience_(patience) {}
 
   Status put(const void* from, size_t length) {
     return move(length, POLLOUT, [&](size_t done) {
@@ -47,7 +49,7 @@ class Dialogue {
       if (step == TlsSession::Step::kDone) break;
       const bool failed = step == TlsSession::Step::kFailed;
       if (!failed && !waitFor(stream_.fd(), step == TlsSession::Step::kRead ? POLLIN : POLLOUT,
-                              deadline_ms_)) {
+                              patience_.until())) {
         return Error{"the handshake was not finished in time"};
       }
       // Who refuses before it has looked at the key says why in the clear, maybe before it was
@@ -109,7 +111,7 @@ class Dialogue {
         // Who answered and went away before all was said to him.
         if (!stream_.encrypted() && events == POLLOUT && speaksHttp()) return Error{kHttpServer};
         return Error{base::format("the connection is lost: {}", stream_.errorText(moved))};
-      } else if (!waitFor(stream_.fd(), events, deadline_ms_)) {
+      } else if (!waitFor(stream_.fd(), events, patience_.until())) {
         return Error{"no answer in time"};
       }
     }
@@ -117,15 +119,16 @@ class Dialogue {
   }
 
   Stream stream_;
-  const int64_t deadline_ms_;
+  const Patience patience_;
 };
 
-Result<Dialogue> open(const SocketAddress& address, const Options& options, int64_t deadline_ms,
-                      uint32_t unsent, wire::Preamble::Kind kind, uint64_t route) {
-  auto fd = connectSocket(address, deadline_ms);
+Result<Dialogue> open(const SocketAddress& address, const Options& options,
+                      const Patience& patience, uint32_t unsent, wire::Preamble::Kind kind,
+                      uint64_t route) {
+  auto fd = connectSocket(address, patience);
   if (!fd.ok()) return fd.error();
   if (address.family() != AF_UNIX) tuneTcp(fd.value().get(), options.dead_ms, unsent);
-  Dialogue dialogue(Stream(std::move(fd.value()), nullptr), deadline_ms);
+  Dialogue dialogue(Stream(std::move(fd.value()), nullptr), patience);
   wire::Preamble preamble;
   preamble.kind = kind;
   preamble.route = route;
@@ -133,11 +136,11 @@ Result<Dialogue> open(const SocketAddress& address, const Options& options, int6
   return dialogue;
 }
 
-Result<Stream> openLane(const SocketAddress& address, const Options& options, int64_t deadline_ms,
-                        uint64_t route, const LinkSecrets& secrets, const LinkId& id,
-                        uint32_t index, bool encrypt) {
+Result<Stream> openLane(const SocketAddress& address, const Options& options,
+                        const Patience& patience, uint64_t route, const LinkSecrets& secrets,
+                        const LinkId& id, uint32_t index, bool encrypt) {
   auto opened =
-      open(address, options, deadline_ms, wire::kMinSlice, wire::Preamble::Kind::kLane, route);
+      open(address, options, patience, wire::kMinSlice, wire::Preamble::Kind::kLane, route);
   if (!opened.ok()) return opened.error();
   Dialogue& dialogue = opened.value();
   const wire::Ticket ticket = makeTicket(secrets, id, index);
@@ -153,10 +156,18 @@ Result<Stream> openLane(const SocketAddress& address, const Options& options, in
   return std::move(dialogue.stream());
 }
 
-// `choice`: what is asked for. It becomes kTcp where the peer offers shared memory by a socket that
-// can't be had from here: of one host are also containers with file systems of their own.
+// What to ask a peer for.
+struct Wish {
+  Kinds kinds;
+  std::string without;  // why some kinds are no longer among them
+  // What the peer chose and can't be had from here: of one host are also containers with file
+  // systems of their own, which don't have the socket of shared memory; a card may have no way to
+  // the peer's.
+  std::optional<LinkKind> lacking;
+};
+
 Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
-                          const ConnectOptions& connect, int64_t deadline_ms, Choice& choice) {
+                          const ConnectOptions& connect, const Patience& patience, Wish& wish) {
   const Options& options = endpoint.options();
   if (!options.keys && !address.loopback()) {
     return Error{
@@ -165,7 +176,7 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
                      kProgramKeyPlaces)};
   }
   const bool keyed = options.keys != nullptr;
-  auto opened = open(address, options, deadline_ms, 0,
+  auto opened = open(address, options, patience, 0,
                      keyed ? wire::Preamble::Kind::kTlsLink : wire::Preamble::Kind::kPlainLink,
                      connect.route);
   if (!opened.ok()) return opened.error();
@@ -179,8 +190,12 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
     wire::Header header;
     wire::Hello hello;
   } out;
+  const SocketAddress local = localAddress(dialogue.stream().fd());
+  const OwnKinds own = ownKinds(options.choice, local, keyed ? options.tls : Tls::kOff);
+  const Kinds kinds = wish.kinds & own.kinds;
+  if (kinds.empty()) return Error{own.no_verbs};
   out.hello = endpoint.hello();
-  out.hello.choice = static_cast<uint8_t>(choice);
+  out.hello.kinds = kinds.bits();
   const LinkId replaces = parseLinkId(connect.replaces);
   std::copy(replaces.begin(), replaces.end(), out.hello.replaces);
   out.header.frame = wire::Frame::kHello;
@@ -208,28 +223,41 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
   setup.peer.same_host = !endpoint.bootId().empty() && endpoint.bootId() == peer.boot_id;
   if (setup.peer.tls == Tls::kOff) dialogue.stream().endTls();
 
-  const auto kind = static_cast<LinkKind>(peer.choice);
-  if (kind != LinkKind::kTcp &&
-      (kind != LinkKind::kShm || choice == Choice::kTcp || !setup.peer.same_host)) {
-    return Error{base::format("its answer: {}, which was not asked for", linkKindName(kind))};
+  const Kinds answer = Kinds::fromBits(peer.kinds);
+  const auto kind = answer.single();
+  if (!kind || !kinds.has(*kind) || (*kind == LinkKind::kShm && !setup.peer.same_host)) {
+    return Error{base::format("its answer: {}, which was not asked for", answer.text())};
   }
-  if (kind != LinkKind::kShm && choice == Choice::kShm)
-    return Error{"its answer: no shared memory"};
-  if (kind == LinkKind::kShm) {
-    auto socket = openShmSocket(peer, deadline_ms);
+  setup.peer.kind = *kind;
+  if (*kind == LinkKind::kShm) {
+    auto socket = openShmSocket(peer, patience);
     if (!socket.ok()) {
-      if (choice == Choice::kAuto) choice = Choice::kTcp;
+      wish.lacking = kind;
       return socket.error();
     }
     auto link = connectShm(endpoint, std::move(setup), std::move(socket.value()), secrets.value(),
-                           deadline_ms);
+                           patience);
     if (!link.ok()) return link.error();
     endpoint.addLink(link.value());
     return LinkPtr(link.value());
   }
+  std::unique_ptr<verbs::QueuePairs> pairs;
+  if (*kind == LinkKind::kVerbs) {
+    pairs = std::make_unique<verbs::QueuePairs>(*verbs::api(), setup.domain, options.dead_ms,
+                                                setup.peer.tls);
+    // Where it comes to nothing there has to be time for another way.
+    const bool only = kinds == Kinds{LinkKind::kVerbs};
+    const auto status =
+        pairs->connect(local, withPort(address, peer.queue_pair_port), secrets.value(), setup.id,
+                       only ? patience : patience.half());
+    if (!status.ok()) {
+      wish.lacking = kind;
+      return status.error();
+    }
+  }
   std::vector<Stream> lanes;
   for (uint32_t i = 0; i < peer.lanes; ++i) {
-    auto lane = openLane(address, options, deadline_ms, connect.route, secrets.value(), setup.id, i,
+    auto lane = openLane(address, options, patience, connect.route, secrets.value(), setup.id, i,
                          setup.peer.tls == Tls::kAll);
     if (!lane.ok()) return Error{base::format("lane {}: {}", i, lane.error().message)};
     lanes.push_back(std::move(lane.value()));
@@ -237,6 +265,18 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
   if (auto status = dialogue.expect(wire::Frame::kReady, nullptr, 0); !status.ok())
     return status.error();
   setup.peer.why = describeLink(setup.peer, peer.lanes);
+  if (!wish.without.empty()) setup.peer.why += "; " + wish.without;
+  if (pairs) {
+    auto link = verbs::VerbsLink::make(std::move(setup), std::move(dialogue.stream()),
+                                       std::move(lanes), std::move(pairs), endpoint.reactors());
+    if (!link.ok()) {
+      wish.lacking = kind;
+      return link.error();
+    }
+    endpoint.addLink(link.value());
+    link.value()->start(false);
+    return LinkPtr(link.value());
+  }
   auto link = TcpLink::make(std::move(setup), std::move(dialogue.stream()), std::move(lanes),
                             endpoint.reactors());
   endpoint.addLink(link);
@@ -251,7 +291,8 @@ Result<LinkPtr> connectLink(EndpointCore& endpoint, const std::string& address,
   if (!options.domain || !EventQueue::of(options.queue)) {
     return Error{base::format("{}: a link needs a domain and a queue of an endpoint", address)};
   }
-  const int64_t deadline_ms = nowMs() + endpoint.options().connect_ms;
+  const Patience patience{nowMs() + endpoint.options().connect_ms,
+                          endpoint.options().connect_answer_ms};
   std::vector<SocketAddress> addresses;
   if (isUnix(address)) {
     auto one = unixAddress(address.substr(5));
@@ -265,16 +306,23 @@ Result<LinkPtr> connectLink(EndpointCore& endpoint, const std::string& address,
   std::string why;
   for (const auto& each : addresses) {
     if (!endpoint.reserveLink()) return Error{base::format("{}: too many links", address)};
-    Choice choice = endpoint.options().choice;
-    auto link = connectTo(endpoint, each, options, deadline_ms, choice);
-    if (!link.ok() && choice != endpoint.options().choice) {
-      base::logInfo("%s: %s: no shared memory, so by TCP", address.c_str(),
-                    link.error().message.c_str());
-      link = connectTo(endpoint, each, options, deadline_ms, choice);
+    Wish wish;
+    wish.kinds = allowedBy(endpoint.options().choice);
+    for (;;) {
+      auto link = connectTo(endpoint, each, options, patience, wish);
+      if (link.ok()) return link;
+      why = link.error().message;
+      if (!wish.lacking) break;
+      const LinkKind lacking = *std::exchange(wish.lacking, std::nullopt);
+      wish.kinds.remove(lacking);
+      wish.without = base::format("no {}: {}", linkKindName(lacking), why);
+      if (wish.kinds.empty()) break;
+      // Shared memory that is out of reach is what containers are for; a card that connects nowhere
+      // is a fault.
+      (lacking == LinkKind::kShm ? base::logInfo : base::logWarn)(
+          "%s: %s; so by %s", address.c_str(), wish.without.c_str(), wish.kinds.text().c_str());
     }
-    if (link.ok()) return link;
     endpoint.releaseLink();
-    why = link.error().message;
   }
   // A numeric address is named already where it could not be connected to.
   return Error{why.starts_with(address + ": ") ? why : base::format("{}: {}", address, why)};

@@ -93,18 +93,23 @@ TcpLink::~TcpLink() = default;
 std::shared_ptr<TcpLink> TcpLink::make(LinkSetup setup, Stream control, std::vector<Stream> lanes,
                                        const std::vector<Reactor*>& reactors) {
   std::shared_ptr<TcpLink> link(new TcpLink(std::move(setup), std::move(control)));
-  const size_t first = link->setup_.id[0];  // links begin at different reactors
-  link->control_reactor_ = reactors[first % reactors.size()];
-  link->in_.resize(kControlBuffer + link->setup_.options.limits.message_bytes);
+  link->adopt(std::move(lanes), reactors, 0);
+  return link;
+}
+
+void TcpLink::adopt(std::vector<Stream> lanes, const std::vector<Reactor*>& reactors,
+                    uint32_t parts) {
+  const size_t first = setup_.id[0];  // links begin at different reactors
+  control_reactor_ = reactors[first % reactors.size()];
+  in_.resize(kControlBuffer + setup_.options.limits.message_bytes);
   for (size_t i = 0; i < lanes.size(); ++i) {
     auto lane = std::make_unique<Lane>();
     lane->stream = std::move(lanes[i]);
     lane->number = static_cast<uint32_t>(i);
     lane->reactor = reactors[(first + i) % reactors.size()];
-    link->lanes_.push_back(std::move(lane));
+    lanes_.push_back(std::move(lane));
   }
-  link->running_ = static_cast<uint32_t>(link->lanes_.size()) + 1;
-  return link;
+  running_ = static_cast<uint32_t>(lanes_.size()) + 1 + parts;
 }
 
 void TcpLink::start(bool announce) {
@@ -112,6 +117,7 @@ void TcpLink::start(bool announce) {
   // Before anybody hears of the link: the program may end it at once.
   std::lock_guard lock(starting_);
   if (state() == LinkState::kDown) return;  // the endpoint has ended it already
+  begin();
   if (announce) {
     Completion up;
     up.kind = Completion::Kind::kUp;
@@ -137,6 +143,7 @@ void TcpLink::start(bool announce) {
   }
   control_reactor_->addTicker(weak_from_this());
   setup_.queue->add(control_source_);
+  listen();
 }
 
 uint32_t TcpLink::sliceBytes(bool write, Class klass, uint64_t length, uint64_t under_way) const {
@@ -157,9 +164,31 @@ uint32_t TcpLink::sliceBytes(bool write, Class klass, uint64_t length, uint64_t 
 // ---- asking
 
 void TcpLink::issue() {
+  Slice slice;
+  const auto next = [&]() -> const Slice* {
+    while (nextSlice(slice)) {
+      if (!take(slice)) return &slice;
+    }
+    return nullptr;
+  };
+  ask(next);
+}
+
+void TcpLink::byLanes(std::span<const Slice> slices) {
+  ask([&]() -> const Slice* {
+    if (slices.empty()) return nullptr;
+    const Slice* const first = &slices.front();
+    slices = slices.subspan(1);
+    return first;
+  });
+}
+
+template <typename Next>
+void TcpLink::ask(Next&& next) {
   uint32_t pushes = 0;
   bool pulls = false;
-  for (Slice slice; nextSlice(slice);) {
+  while (const Slice* const each = next()) {
+    const Slice& slice = *each;
     Egress egress;
     egress.header.klass = static_cast<uint8_t>(slice.klass);
     egress.header.operation = slice.operation;
@@ -287,24 +316,11 @@ void TcpLink::readControl(bool wait) {
     if (got <= 0) break;
     heard();
     in_used_ += static_cast<size_t>(got);
-    size_t done = 0;
-    while (broken.empty() && in_used_ - done >= sizeof(wire::Header)) {
-      wire::Header header;
-      std::memcpy(&header, in_.data() + done, sizeof header);
-      if (header.version != wire::kVersion) {
-        broken = base::format("a frame of version {}; this is version {}", header.version,
-                              wire::kVersion);
-      } else if (header.length > std::max(setup_.options.limits.message_bytes, wire::kMaxGoodbye)) {
-        broken = base::format("a frame of {} bytes; the limit is {}", header.length,
-                              setup_.options.limits.message_bytes);
-      } else if (in_used_ - done - sizeof header >= header.length) {
-        broken =
-            controlFrame(header, {in_.data() + done + sizeof header, header.length}, completions);
-        done += sizeof header + header.length;
-      } else {
-        break;
-      }
-    }
+    const size_t done =
+        takeFrames({in_.data(), in_used_}, broken,
+                   [&](const wire::Header& header, std::span<const std::byte> payload) {
+                     return controlFrame(header, payload, completions);
+                   });
     std::memmove(in_.data(), in_.data() + done, in_used_ - done);
     in_used_ -= done;
     // In the clear a short read has emptied the socket; more would ring again.
@@ -333,9 +349,10 @@ std::string TcpLink::controlFrame(const wire::Header& header, std::span<const st
       if (egress_size_.load() >= setup_.options.limits.slices + setup_.options.operations)
         return "too many slices asked for";
       Pin pin;
-      const Outcome outcome =
+      Outcome outcome =
           setup_.domain->pin(header.key, header.offset, header.bytes, kRemoteRead, pin);
       if (outcome == Outcome::kBadRange) return "a read of memory that was never granted";
+      if (pin && pin->base == nullptr) outcome = Outcome::kUnreachable;
       Egress egress;
       egress.header = header;
       egress.klass = static_cast<Class>(header.klass);
@@ -354,10 +371,9 @@ std::string TcpLink::controlFrame(const wire::Header& header, std::span<const st
     case wire::Frame::kAck:
     case wire::Frame::kRefuse: {
       const bool ack = header.frame == wire::Frame::kAck;
-      if (header.length != 0 || (!ack && header.code != static_cast<uint32_t>(Outcome::kRevoked)))
-        return "a bad answer";
+      if (header.length != 0 || (!ack && !isRefusal(header.code))) return "a bad answer";
       // A refusal can answer either; kAck only a write.
-      const Outcome outcome = ack ? Outcome::kOk : Outcome::kRevoked;
+      const Outcome outcome = ack ? Outcome::kOk : static_cast<Outcome>(header.code);
       if (!answerSlice(header.operation, header.index, true, outcome) &&
           (ack || !answerSlice(header.operation, header.index, false, outcome))) {
         return "an answer to nothing";
@@ -366,7 +382,7 @@ std::string TcpLink::controlFrame(const wire::Header& header, std::span<const st
       return "";
     }
     default:
-      return control(header, payload, completions);
+      return frame(header, payload, completions);
   }
 }
 
@@ -487,6 +503,10 @@ std::string TcpLink::laneFrame(Lane& lane) {
     lane.refused =
         setup_.domain->pin(header.key, header.offset, header.length, kRemoteWrite, lane.target);
     if (lane.refused == Outcome::kBadRange) return "a write to memory that was never granted";
+    if (lane.target && lane.target->base == nullptr) {
+      lane.refused = Outcome::kUnreachable;
+      lane.target.reset();
+    }
     lane.parts_count = 1;
     if (lane.refused == Outcome::kOk) {
       lane.parts[0] = {lane.target->base + header.offset, header.length};

@@ -14,19 +14,22 @@
 // | LinkCore::mutex_ | the queue's).
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "base/format.h"
 #include "coherence/transport/core/link_core.h"
 #include "coherence/transport/tcp/ack_watch.h"
 #include "coherence/transport/tcp/stream.h"
 
 namespace olpager::transport {
 
-class TcpLink final : public LinkCore {
+class TcpLink : public LinkCore {
  public:
   /// Streams that are connected and agreed on; the lanes in the order of their indices.
   static std::shared_ptr<TcpLink> make(LinkSetup setup, Stream control, std::vector<Stream> lanes,
@@ -34,6 +37,41 @@ class TcpLink final : public LinkCore {
   ~TcpLink() override;
   /// Begins to receive. `first`: a completion that comes before all others.
   void start(bool announce);
+
+ protected:
+  TcpLink(LinkSetup setup, Stream control);
+  /// `parts`: what beside the connections says oneStopped().
+  void adopt(std::vector<Stream> lanes, const std::vector<Reactor*>& reactors, uint32_t parts);
+  /// Before anybody hears of the link; `starting_` is held.
+  virtual void begin() {}
+  /// The link can be heard from now on: what arrives elsewhere than here is to be taken.
+  virtual void listen() {}
+  /// Moves a slice by itself, or keeps it for later; false: it is for the lanes.
+  virtual bool take(const Slice& /*slice*/) { return false; }
+  /// A frame on the first connection that is none of tcp's own.
+  virtual std::string frame(const wire::Header& header, std::span<const std::byte> payload,
+                            std::vector<Completion>& completions) {
+    return control(header, payload, completions);
+  }
+  void byLanes(std::span<const Slice> slices);
+  void stop(bool tell) override;
+  std::string standstill(int64_t now_ms, bool late) override;
+  void issue() final;
+  void transmit(const wire::Header& header, std::span<const std::byte> head,
+                std::span<const std::byte> body) override;
+  /// Hands out the whole frames at the front of `bytes`, until one is `broken`; how many bytes they
+  /// are.
+  template <typename Each>
+  size_t takeFrames(std::span<const std::byte> bytes, std::string& broken, Each&& each) const;
+  /// `wait`: also while another thread is at it, so that what has arrived has been looked at.
+  void readControl(bool wait = false);
+  void oneStopped();
+  Reactor& home() const { return *control_reactor_; }
+  uint32_t sliceBytes(bool write, Class klass, uint64_t length, uint64_t under_way) const override;
+
+  // Held by start() from before anybody hears of the link: one that ends meanwhile is taken apart
+  // when it is whole.
+  std::mutex starting_;
 
  private:
   struct Lane;
@@ -43,23 +81,15 @@ class TcpLink final : public LinkCore {
     Class klass = Class::kControl;
   };
 
-  TcpLink(LinkSetup setup, Stream control);
-
-  uint32_t sliceBytes(bool write, Class klass, uint64_t length, uint64_t under_way) const override;
-  void issue() override;
-  void transmit(const wire::Header& header, std::span<const std::byte> head,
-                std::span<const std::byte> body) override;
-  void stop(bool tell) override;
-  std::string standstill(int64_t now_ms, bool late) override;
   std::string halfSent(int64_t now_ms, bool late);
   std::string deadHost(int64_t now_ms, bool late);
 
+  template <typename Next>
+  void ask(Next&& next);
   void enqueue(Egress egress);
   void sendOnLanes(uint32_t queued);
 
   // The first connection.
-  /// `wait`: also while another thread is at it, so that what has arrived has been looked at.
-  void readControl(bool wait = false);
   std::string controlFrame(const wire::Header& header, std::span<const std::byte> payload,
                            std::vector<Completion>& completions);
   void append(const void* bytes, size_t length);
@@ -74,11 +104,7 @@ class TcpLink final : public LinkCore {
   void sendOnLane(Lane& lane);
   bool beginFrame(Lane& lane);
   void lost(const Stream& stream, ssize_t result, const char* which);
-  void oneStopped();
 
-  // Held by start() from before anybody hears of the link: one that ends meanwhile is taken apart
-  // when it is whole.
-  std::mutex starting_;
   Stream control_;
   Reactor* control_reactor_ = nullptr;
   AckWatch control_acks_;  // its thread's
@@ -101,7 +127,30 @@ class TcpLink final : public LinkCore {
   EgressQueue<Egress> egress_;
   std::atomic<size_t> egress_size_{0};
   std::atomic<uint32_t> next_lane_{0};
-  std::atomic<uint32_t> running_{0};  // connections not yet stopped
+  std::atomic<uint32_t> running_{0};  // connections, and what else there is, not yet stopped
 };
+
+template <typename Each>
+size_t TcpLink::takeFrames(std::span<const std::byte> bytes, std::string& broken,
+                           Each&& each) const {
+  size_t done = 0;
+  while (broken.empty() && bytes.size() - done >= sizeof(wire::Header)) {
+    wire::Header header;
+    std::memcpy(&header, bytes.data() + done, sizeof header);
+    if (header.version != wire::kVersion) {
+      broken =
+          base::format("a frame of version {}; this is version {}", header.version, wire::kVersion);
+    } else if (header.length > std::max(setup_.options.limits.message_bytes, wire::kMaxGoodbye)) {
+      broken = base::format("a frame of {} bytes; the limit is {}", header.length,
+                            setup_.options.limits.message_bytes);
+    } else if (bytes.size() - done - sizeof header >= header.length) {
+      broken = each(header, bytes.subspan(done + sizeof header, header.length));
+      done += sizeof header + header.length;
+    } else {
+      break;
+    }
+  }
+  return done;
+}
 
 }  // namespace olpager::transport

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "base/log.h"
+#include "coherence/transport/core/choose.h"
 #include "coherence/transport/routes.h"
 
 namespace olpager::transport::fuzz {
@@ -168,7 +169,7 @@ Peer::Peer(const Victim& victim, bool shared) : control(connectTo(victim)) {
   }();
   out.hello = self->hello();
   out.hello.lanes = 1;
-  out.hello.choice = static_cast<uint8_t>(shared ? Choice::kShm : Choice::kTcp);
+  out.hello.kinds = Kinds{shared ? LinkKind::kShm : LinkKind::kTcp}.bits();
   out.header.frame = wire::Frame::kHello;
   out.header.length = sizeof out.hello;
   sayExactly(control.get(), &out, sizeof out);

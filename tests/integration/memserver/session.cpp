@@ -319,7 +319,7 @@ int churn(const transport::Options& network, const ClientOptions& wanted, unsign
 
 int main(int argc, char** argv) {
   std::string address, key, kind = "auto";
-  bool obey = false, stay = false;
+  bool obey = false, stay = false, clear = false;
   unsigned churns = 0;
   ClientOptions options;
   options.label = "session";
@@ -327,6 +327,7 @@ int main(int argc, char** argv) {
   app.add_option("--connect", options.address)->required();
   app.add_option("--key", key);
   app.add_option("--transport", kind);
+  app.add_flag("--clear", clear, "Nothing is encrypted but the handshake");
   app.add_option("--label", options.label);
   app.add_option("--stall-ms", options.stall_ms);
   app.add_option("--churn", churns);
@@ -335,9 +336,11 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   transport::Options network;
   network.lanes = 2;
-  network.choice = kind == "tcp"   ? transport::Choice::kTcp
-                   : kind == "shm" ? transport::Choice::kShm
-                                   : transport::Choice::kAuto;
+  network.choice = kind == "tcp"     ? transport::Choice::kTcp
+                   : kind == "shm"   ? transport::Choice::kShm
+                   : kind == "verbs" ? transport::Choice::kVerbs
+                                     : transport::Choice::kAuto;
+  if (clear) network.tls = transport::Tls::kOff;
   if (!key.empty()) {
     auto keys = transport::loadKeys(key);
     if (!keys.ok()) return say("error " + keys.error().message), 1;

@@ -322,17 +322,16 @@ TEST_CASE("a file of options means what the command line does", "[options]") {
 TEST_CASE("figures are in the format that Prometheus reads", "[metrics]") {
   ServiceFigures service;
   service.sessions = 3;
-  service.links_tcp = 2;
-  service.links_shm = 1;
+  service.links = {2, 1, 4};
   SlabStore::Figures store;
   store.free = 10;
   store.lent = 20;
   const std::string text = status::metricsText("olmemserver", metricsOf(service, store));
   CHECK(text.find("# TYPE olmemserver_sessions gauge\nolmemserver_sessions 3\n") !=
         std::string::npos);
-  CHECK(text.find(
-            "\nolmemserver_links{transport=\"tcp\"} 2\nolmemserver_links{transport=\"shm\"} 1\n") !=
-        std::string::npos);
+  CHECK(
+      text.find("\nolmemserver_links{transport=\"tcp\"} 2\nolmemserver_links{transport=\"shm\"} 1\n"
+                "olmemserver_links{transport=\"verbs\"} 4\n") != std::string::npos);
   CHECK(text.find("\nolmemserver_donated_bytes 30\n") != std::string::npos);
   std::istringstream lines(text);
   std::set<std::string> names;

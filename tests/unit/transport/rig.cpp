@@ -12,6 +12,7 @@
 #include <iostream>
 
 #include "coherence/transport/core/address.h"
+#include "coherence/transport/core/choose.h"
 #include "coherence/transport/core/endpoint.h"
 #include "coherence/transport/trust/tls.h"
 
@@ -102,9 +103,32 @@ Completion Side::await(Kind kind, std::chrono::microseconds timeout) {
   }
 }
 
+namespace {
+
+const char* cardAddress() {
+  const char* const address = std::getenv("OL_TEST_RDMA_ADDRESS");
+  return address == nullptr ? "" : address;
+}
+
+}  // namespace
+
+bool haveCard() { return *cardAddress() != '\0'; }
+
+std::string addressFor(const Options& options) {
+  return (options.choice == Choice::kVerbs ? cardAddress() : std::string("127.0.0.1")) + ":0";
+}
+
 Options optionsFor(Choice choice) {
   Options options;
   options.choice = choice;
+  if (choice == Choice::kVerbs) {
+    Secret secret{};
+    secret.fill(0x5a);
+    options.keys = std::make_shared<KeyRing>(std::vector{NamedKey{"test", secret}});
+    options.tls = Tls::kOff;
+    // A virtual machine's processors may be interpreted, on a machine that is busy.
+    options.connect_ms = options.limits.handshake_ms = 20000;
+  }
   return options;
 }
 
@@ -116,10 +140,10 @@ Options anyThreads(Choice choice) {
 
 Pair::Pair(const Options& server_options, const Options& client_options)
     : server(server_options), client(client_options) {
-  auto listening =
-      server.endpoint->listen("127.0.0.1:0", [this](const PeerInfo&) -> Result<Accepted> {
-        return Accepted{server.domain, server.queue};
-      });
+  auto listening = server.endpoint->listen(addressFor(server_options),
+                                           [this](const PeerInfo&) -> Result<Accepted> {
+                                             return Accepted{server.domain, server.queue};
+                                           });
   if (!listening.ok()) FAIL(listening.error().message);
   listener = std::move(listening.value());
   up = connect();
@@ -187,7 +211,7 @@ RawPeer::RawPeer(const std::string& address, int receive_buffer) {
   const auto to = resolve(address, false).value().front();
   wire::Hello own;
   own.lanes = 1;
-  own.choice = static_cast<uint8_t>(Choice::kTcp);
+  own.kinds = Kinds{LinkKind::kTcp}.bits();
   own.message_bytes = 4096;
   own.slices = own.requests = own.notices = own.stream = 16;
   control = connectBlocking(to, receive_buffer);

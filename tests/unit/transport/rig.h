@@ -29,6 +29,21 @@ struct Shm {
   static constexpr Choice kChoice = Choice::kShm;
   static constexpr LinkKind kKind = LinkKind::kShm;
 };
+/// On the card whose address OL_TEST_RDMA_ADDRESS is. Without it (or a card) there is nothing to
+/// run: tests/guest/ has one.
+struct Rdma {
+  static constexpr Choice kChoice = Choice::kVerbs;
+  static constexpr LinkKind kKind = LinkKind::kVerbs;
+};
+bool haveCard();
+/// In a test of several transports, before anything else.
+#define NEEDS_CARD(type)                                              \
+  if (type::kChoice == Choice::kVerbs && !haveCard()) {               \
+    SUCCEED("skipped: OL_TEST_RDMA_ADDRESS names no card's address"); \
+    return;                                                           \
+  }
+/// Where a test listens with these options.
+std::string addressFor(const Options& options);
 
 /// Two mappings of one memory in one process: the sanitizer sees neither that they are the same nor
 /// what orders them.
@@ -67,6 +82,7 @@ struct Side {
   std::deque<Completion> early;
 };
 
+/// With RDMA: with a key, which a card's address needs, and nothing encrypted.
 Options optionsFor(Choice choice);
 /// A test of its own with several threads that copy, also where there are few processors.
 Options anyThreads(Choice choice);

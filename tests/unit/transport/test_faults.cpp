@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <map>
@@ -181,6 +182,34 @@ TEST_CASE("encrypted, a changed bit ends the link and is never taken for data", 
   REQUIRE(downs > 2);
 }
 
+TEST_CASE("who is slow is connected to, who is silent is not waited for", "[faults]") {
+  Options options = optionsFor(Choice::kTcp);
+  options.connect_ms = 20'000;
+  options.connect_answer_ms = 1000;
+  Pair pair(options);
+  Side client(options);
+  WirePlan plan;
+  plan.delay = 1'000'000;
+  plan.delay_us = 350'000;
+  auto wire = makeFaultyWire(pair.listener->address(), plan);
+  REQUIRE(wire.ok());
+  const auto connect = [&] {
+    return client.endpoint->connect(wire.value()->address(), {client.domain, client.queue, ""});
+  };
+  const auto begin = std::chrono::steady_clock::now();
+  const auto took = [&] { return std::chrono::steady_clock::now() - begin; };
+  auto slow = connect();
+  REQUIRE(slow.ok());
+  REQUIRE(took() > 1s);  // all answers together
+  slow.value()->close("done");
+  client.await(Kind::kDown);
+  wire.value()->freeze();
+  const auto frozen = took();
+  REQUIRE(!connect().ok());
+  REQUIRE(took() - frozen >= 1s);
+  REQUIRE(took() - frozen < 5s);
+}
+
 TEST_CASE("a peer that falls silent is lost in its time", "[faults]") {
   Options options = optionsFor(Choice::kTcp);
   options.ping_ms = 50;
@@ -212,7 +241,8 @@ TEST_CASE("a peer that falls silent is lost in its time", "[faults]") {
 }
 
 TEMPLATE_TEST_CASE("a process that is killed is noticed at once, one that is stopped in its time",
-                   "[faults]", Tcp, Shm) {
+                   "[faults]", Tcp, Shm, Rdma) {
+  NEEDS_CARD(TestType);
   const bool kill_it = GENERATE(true, false);
   int ends[2];
   REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
@@ -229,7 +259,7 @@ TEMPLATE_TEST_CASE("a process that is killed is noticed at once, one that is sto
     memory.fill(1);
     auto region = registerMemory(domain, memory.memory(), kRemoteReadWrite);
     auto listener =
-        endpoint.value()->listen("127.0.0.1:0", [&](const PeerInfo&) -> Result<Accepted> {
+        endpoint.value()->listen(addressFor(options), [&](const PeerInfo&) -> Result<Accepted> {
           return Accepted{domain, queue};
         });
     char text[64] = {};
@@ -248,7 +278,8 @@ TEMPLATE_TEST_CASE("a process that is killed is noticed at once, one that is sto
   {
     Options options = optionsFor(TestType::kChoice);
     options.ping_ms = 50;
-    options.silent_ms = 500;
+    // A virtual machine's processors may be interpreted: 8 MiB take a while there.
+    options.silent_ms = TestType::kKind == LinkKind::kVerbs ? 5000 : 500;
     Side client(options);
     auto link = client.endpoint->connect(text, {client.domain, client.queue, ""});
     if (!link.ok()) FAIL(link.error().message);
@@ -260,7 +291,7 @@ TEMPLATE_TEST_CASE("a process that is killed is noticed at once, one that is sto
     REQUIRE(client.await(Kind::kRead).outcome == Outcome::kOk);
     REQUIRE(here.holds(1, 0, here.length));
     REQUIRE(kill(child, kill_it ? SIGKILL : SIGSTOP) == 0);
-    client.await(Kind::kDown, 10s);
+    client.await(Kind::kDown, kLong);
     const bool silent = link.value()->reason().find("not answered") != std::string::npos;
     REQUIRE(silent == !kill_it);
   }
@@ -269,7 +300,9 @@ TEMPLATE_TEST_CASE("a process that is killed is noticed at once, one that is sto
   close(ends[0]);
 }
 
-TEMPLATE_TEST_CASE("a link that replaces another is up after it is down", "[faults]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("a link that replaces another is up after it is down", "[faults]", Tcp, Shm,
+                   Rdma) {
+  NEEDS_CARD(TestType);
   auto random = seededRandom("replace");
   Pair pair(anyThreads(TestType::kChoice));
   Buffer there(8 << 20), here(8 << 20);
@@ -290,8 +323,11 @@ TEMPLATE_TEST_CASE("a link that replaces another is up after it is down", "[faul
   pair.server.early.clear();
 }
 
-TEMPLATE_TEST_CASE("memory that was taken back is not touched any more", "[faults]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("memory that was taken back is not touched any more", "[faults]", Tcp, Shm,
+                   Rdma) {
+  NEEDS_CARD(TestType);
   auto random = seededRandom("revoke");
+  const bool by_card = TestType::kKind == LinkKind::kVerbs;
   Pair pair(anyThreads(TestType::kChoice));
   Buffer here(8 << 20);
   here.fill(2);
@@ -311,17 +347,23 @@ TEMPLATE_TEST_CASE("memory that was taken back is not touched any more", "[fault
     for (uint64_t i = 0; i < kParts; ++i) {
       const auto outcome = pair.client.await(Kind::kWrite).outcome;
       INFO(pair.up->reason() << " / " << pair.peer->reason());
-      REQUIRE((outcome == Outcome::kOk || outcome == Outcome::kRevoked));
+      const bool ended = outcome == Outcome::kLinkDown && by_card;
+      REQUIRE((outcome == Outcome::kOk || outcome == Outcome::kRevoked || ended));
     }
     REQUIRE(there.holds(3, 0, there.length));
+    // A card that was at it when the memory went can't say so: its link ends.
+    if (by_card && pair.up->state() != LinkState::kUp) pair.up = pair.connect(pair.up->id());
   }
   REQUIRE(pair.up->state() == LinkState::kUp);
 }
 
-TEMPLATE_TEST_CASE("the decorator: faults of every kind, contracts kept", "[faults]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("the decorator: faults of every kind, contracts kept", "[faults]", Tcp, Shm,
+                   Rdma) {
+  NEEDS_CARD(TestType);
   auto random = seededRandom("decorator");
   FaultCounts counts;
-  for (int round = 0; round < scaled(8); ++round) {
+  for (int round = 0; round < std::max(scaled(8), 4);
+       ++round) {  // of four rounds each has other faults
     FaultPlan plan;
     plan.seed = random();
     plan.delay = 300'000;
@@ -399,7 +441,8 @@ TEST_CASE("frames full of noise end the link with a reason", "[faults][fuzz]") {
   REQUIRE(textOf(pair.server.await(Kind::kMessage).message) == "still here");
 }
 
-TEMPLATE_TEST_CASE("many threads, many links, at once", "[faults]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("many threads, many links, at once", "[faults]", Tcp, Shm, Rdma) {
+  NEEDS_CARD(TestType);
   auto random = seededRandom("threads");
   Options options = optionsFor(TestType::kChoice);
   const bool shared = GENERATE(true, false);

@@ -1,4 +1,6 @@
 // What every transport promises, on each of them.
+#include <sys/eventfd.h>
+
 #include <atomic>
 #include <cstring>
 #include <thread>
@@ -9,7 +11,8 @@ using namespace olpager;
 using namespace olpager::transport;
 using namespace olpager::transport::test;
 
-TEMPLATE_TEST_CASE("reads and writes move the right bytes", "[links]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("reads and writes move the right bytes", "[links]", Tcp, Shm, Rdma) {
+  NEEDS_CARD(TestType);
   const bool shared = GENERATE(false, true);
   Pair pair(anyThreads(TestType::kChoice));
   REQUIRE(pair.up->peer().kind == TestType::kKind);
@@ -43,7 +46,8 @@ TEMPLATE_TEST_CASE("reads and writes move the right bytes", "[links]", Tcp, Shm)
   REQUIRE(there.holds(2, 0, there.length));
 }
 
-TEMPLATE_TEST_CASE("local ranges scatter and gather", "[links]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("local ranges scatter and gather", "[links]", Tcp, Shm, Rdma) {
+  NEEDS_CARD(TestType);
   auto random = seededRandom("scatter");
   const bool shared = GENERATE(false, true);
   Pair pair(optionsFor(TestType::kChoice));
@@ -115,7 +119,8 @@ TEST_CASE("an operation alone uses all lanes, many at once move in large slices"
   REQUIRE(here.holds(4, 0, here.length));
 }
 
-TEMPLATE_TEST_CASE("messages arrive in order, within their room", "[links]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("messages arrive in order, within their room", "[links]", Tcp, Shm, Rdma) {
+  NEEDS_CARD(TestType);
   Options options = optionsFor(TestType::kChoice);
   options.stream = 8;
   Pair pair(options);
@@ -150,7 +155,8 @@ TEMPLATE_TEST_CASE("messages arrive in order, within their room", "[links]", Tcp
   REQUIRE(pair.server.await(Kind::kMessage).message.bytes().size() == longest.size());
 }
 
-TEMPLATE_TEST_CASE("messages stay in order, whoever receives them", "[links]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("messages stay in order, whoever receives them", "[links]", Tcp, Shm, Rdma) {
+  NEEDS_CARD(TestType);
   // The receiver waits (and receives itself), polls, or is away (and the I/O thread receives), in
   // turns.
   auto random = seededRandom("order");
@@ -187,7 +193,8 @@ TEMPLATE_TEST_CASE("messages stay in order, whoever receives them", "[links]", T
   REQUIRE(right);
 }
 
-TEMPLATE_TEST_CASE("a reply has its room from the request on", "[links]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("a reply has its room from the request on", "[links]", Tcp, Shm, Rdma) {
+  NEEDS_CARD(TestType);
   Options options = optionsFor(TestType::kChoice);
   options.requests = 4;
   options.notices = 1;
@@ -210,7 +217,8 @@ TEMPLATE_TEST_CASE("a reply has its room from the request on", "[links]", Tcp, S
   REQUIRE(textOf(pair.server.await(Kind::kMessage).message) == "?");
 }
 
-TEMPLATE_TEST_CASE("what is wrong is refused where it is asked", "[links]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("what is wrong is refused where it is asked", "[links]", Tcp, Shm, Rdma) {
+  NEEDS_CARD(TestType);
   Pair pair(optionsFor(TestType::kChoice));
   Buffer there(1 << 20), here(1 << 20);
   const auto region = pair.server.add(there, kRemoteRead);
@@ -226,8 +234,34 @@ TEMPLATE_TEST_CASE("what is wrong is refused where it is asked", "[links]", Tcp,
   REQUIRE(pair.up->state() == LinkState::kUp);
 }
 
+TEMPLATE_TEST_CASE("memory without a CPU address is told to be out of reach", "[links]", Tcp, Shm,
+                   Rdma) {
+  NEEDS_CARD(TestType);
+  Pair pair(optionsFor(TestType::kChoice));
+  Buffer here(1 << 20);
+  const auto local = pair.client.add(here, kLocalOnly);
+  Memory device;
+  device.length = here.length;
+  const base::UniqueFd stands_for_it(eventfd(0, EFD_CLOEXEC));
+  device.dma_buf = stands_for_it.get();
+  const auto there = registerMemory(pair.server.domain, device, kRemoteReadWrite).value();
+  const auto own = registerMemory(pair.client.domain, device, kLocalOnly).value();
+  CHECK(there->base() == nullptr);
+  const LocalRange all = wholeLocal(local), unreached = wholeLocal(own);
+  REQUIRE(pair.up->read({&all, 1}, whole(there), Class::kDemand, 0) == Outcome::kOk);
+  CHECK(pair.client.await(Kind::kRead).outcome == Outcome::kUnreachable);
+  REQUIRE(pair.up->write({&all, 1}, whole(there), Class::kDemand, 0) == Outcome::kOk);
+  CHECK(pair.client.await(Kind::kWrite).outcome == Outcome::kUnreachable);
+  // Whether a card reaches it is known when it is asked.
+  const auto posted = pair.up->read({&unreached, 1}, whole(there), Class::kDemand, 0);
+  const bool asked = TestType::kKind == LinkKind::kVerbs && posted == Outcome::kOk;
+  CHECK((asked ? pair.client.await(Kind::kRead).outcome : posted) == Outcome::kUnreachable);
+  CHECK(pair.up->state() == LinkState::kUp);
+}
+
 TEMPLATE_TEST_CASE("closing completes everything once, and tells both sides why", "[links]", Tcp,
-                   Shm) {
+                   Shm, Rdma) {
+  NEEDS_CARD(TestType);
   Pair pair(anyThreads(TestType::kChoice));
   Buffer there(32 << 20), here(32 << 20);
   const auto region = pair.server.add(there, kRemoteReadWrite);
@@ -261,7 +295,8 @@ TEMPLATE_TEST_CASE("closing completes everything once, and tells both sides why"
 }
 
 TEMPLATE_TEST_CASE("a thread that waits for some links hears them when there are many", "[links]",
-                   Tcp, Shm) {
+                   Tcp, Shm, Rdma) {
+  NEEDS_CARD(TestType);
   Pair pair(optionsFor(TestType::kChoice));
   std::vector<LinkPtr> links = {pair.up};
   std::atomic<size_t> heard{0};
@@ -293,7 +328,8 @@ TEMPLATE_TEST_CASE("a thread that waits for some links hears them when there are
   }
 }
 
-TEMPLATE_TEST_CASE("a queue that nobody holds any more holds nothing", "[links]", Tcp, Shm) {
+TEMPLATE_TEST_CASE("a queue that nobody holds any more holds nothing", "[links]", Tcp, Shm, Rdma) {
+  NEEDS_CARD(TestType);
   std::weak_ptr<Link> up, peer;
   std::weak_ptr<Domain> domain;
   {

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
@@ -15,12 +16,15 @@
 
 #include "base/fd.h"
 #include "coherence/transport/core/address.h"
+#include "coherence/transport/core/choose.h"
 #include "coherence/transport/core/own_descriptors.h"
+#include "coherence/transport/core/peer_keys.h"
 #include "coherence/transport/core/reactor.h"
 #include "coherence/transport/core/region_entry.h"
 #include "coherence/transport/core/scheduler.h"
 #include "coherence/transport/shm/channel.h"
 #include "coherence/transport/tcp/stream.h"
+#include "coherence/transport/verbs/queue_pairs.h"
 #include "tests/temporary_folder.h"
 #include "tests/unit/transport/rig.h"
 
@@ -165,6 +169,117 @@ TEST_CASE("regions: keys, rights, ends", "[regions]") {
   REQUIRE(!registerMemory(domain, {shared.base, shared.length, shared.fd, 4096}, kRemoteRead).ok());
 }
 
+namespace {
+
+/// A card that knows every region but those it is told to refuse, and lets them go when it likes.
+struct Card final : ProtectionDomain {
+  struct Known final : Registration {
+    explicit Known(Card& of) : card(of) {}
+    bool end() override {
+      if (card.holds) return false;
+      --card.known;
+      return true;
+    }
+    Card& card;
+  };
+  Result<std::unique_ptr<Registration>> make(const RegionEntry&) override {
+    ++asked;
+    if (refuses) return Error{"a card that refuses"};
+    ++known;
+    return std::unique_ptr<Registration>(std::make_unique<Known>(*this));
+  }
+  int asked = 0, known = 0;
+  bool refuses = false, holds = false;
+};
+
+struct Given final : KeyWatcher {
+  explicit Given(Card& of) : card(of) {}
+  void keyRevoked(uint64_t key) override { told.push_back(key); }
+  void cutOff(const std::string&) override {
+    cut = true;
+    card.holds = false;
+  }
+  Card& card;
+  std::vector<uint64_t> told;
+  bool cut = false;
+};
+
+}  // namespace
+
+TEST_CASE("regions: a card knows each once, until it ends", "[regions]") {
+  const auto domain = makeDomain();
+  const auto card = std::make_shared<Card>(), other = std::make_shared<Card>();
+  int made = 0;
+  const auto on = [&](const std::shared_ptr<Card>& which) {
+    return domain
+        ->on(which.get(),
+             [&]() -> Result<std::shared_ptr<ProtectionDomain>> {
+               ++made;
+               return std::shared_ptr<ProtectionDomain>(which);
+             })
+        .value();
+  };
+  CHECK(on(card) == on(card));
+  CHECK(on(other) != on(card));
+  CHECK(made == 2);
+  const auto watcher = std::make_shared<Given>(*card);
+  domain->watch(watcher);
+  Buffer buffer(4096);
+  auto region = registerMemory(domain, buffer.memory(), kRemoteRead).value();
+  CHECK(card->known == 0);  // nobody has asked yet
+  Registration* const as = region->entry()->registered(on(card));
+  REQUIRE(as != nullptr);
+  CHECK(region->entry()->registered(on(card)) == as);
+  CHECK(region->entry()->registered(on(other)) != as);
+  CHECK(card->asked == 1);
+  region.reset();
+  CHECK(card->known == 0);
+  CHECK(other->known == 0);
+  CHECK(watcher->told.empty());  // no peer could reach it
+  // What a card can't is asked for once.
+  card->refuses = true;
+  region = registerMemory(domain, buffer.memory(), kRemoteRead).value();
+  CHECK(region->entry()->registered(on(card)) == nullptr);
+  CHECK(region->entry()->registered(on(card)) == nullptr);
+  CHECK(card->asked == 2);
+  card->refuses = false;
+  // What a peer could reach is told to it; what the card still holds then ends the domain's links.
+  region = registerMemory(domain, buffer.memory(), kRemoteRead).value();
+  region->entry()->registered(on(card));
+  region->entry()->reachable = true;
+  card->holds = true;
+  const uint64_t key = region->key().key;
+  region.reset();
+  CHECK(watcher->told == std::vector<uint64_t>{key});
+  CHECK(watcher->cut);
+  CHECK(card->known == 0);
+}
+
+TEST_CASE("a peer's key is asked for once and kept until it is taken back", "[regions]") {
+  using Keys = PeerKeys<int, int>;
+  Keys keys;
+  int reach = 0;
+  std::vector<int> waited;
+  CHECK_FALSE(keys.answer(7, 70, false, waited));
+  CHECK(keys.find(7, 1, reach) == Keys::Found::kAsk);
+  CHECK(keys.find(7, 2, reach) == Keys::Found::kWaits);
+  keys.takenBack(7);  // crossed the question: its answer is to come
+  REQUIRE(keys.answer(7, 70, false, waited));
+  CHECK(waited == std::vector{1, 2});
+  CHECK(keys.find(7, 3, reach) == Keys::Found::kReach);
+  CHECK(reach == 70);
+  CHECK_FALSE(keys.answer(7, 71, false, waited));
+  CHECK(keys.find(8, 4, reach) == Keys::Found::kAsk);
+  REQUIRE(keys.answer(8, std::nullopt, false, waited));
+  CHECK(keys.find(8, 5, reach) == Keys::Found::kOtherwise);
+  CHECK(keys.find(9, 6, reach) == Keys::Found::kAsk);
+  REQUIRE(keys.answer(9, std::nullopt, true, waited));
+  CHECK(waited == std::vector{6});
+  keys.takenBack(7);
+  CHECK(keys.size() == 1);
+  CHECK(keys.find(7, 8, reach) == Keys::Found::kAsk);
+}
+
 TEST_CASE("regions: who heard that it was read waits until it is let go of", "[regions]") {
   auto domain = makeDomain();
   Buffer memory(1 << 16);
@@ -255,6 +370,48 @@ base::UniqueFd oldSocket(const std::string& path, bool listens) {
 
 }  // namespace
 
+TEST_CASE("the best kind that both ends have is chosen", "[transport]") {
+  const Kinds all{LinkKind::kTcp, LinkKind::kShm, LinkKind::kVerbs};
+  CHECK(choose(all, all) == LinkKind::kShm);
+  CHECK(choose(all, {LinkKind::kTcp, LinkKind::kVerbs}) == LinkKind::kVerbs);
+  CHECK(choose({LinkKind::kTcp}, all) == LinkKind::kTcp);
+  CHECK(choose({LinkKind::kShm}, {LinkKind::kTcp}) == std::nullopt);
+  CHECK(choose(allowedBy(Choice::kAuto), allowedBy(Choice::kTcp)) == LinkKind::kTcp);
+  CHECK(choose(allowedBy(Choice::kShm), allowedBy(Choice::kTcp)) == std::nullopt);
+  // On the wire: what a peer says may have any bits.
+  CHECK(Kinds::fromBits(0xff).single() == std::nullopt);
+  CHECK(Kinds::fromBits(0).single() == std::nullopt);
+  CHECK(Kinds::fromBits(0xf8).text() == "nothing");
+  CHECK(Kinds{LinkKind::kVerbs}.single() == LinkKind::kVerbs);
+  CHECK(all.text() == "shm, verbs, tcp");
+}
+
+TEST_CASE("a ticket for a queue pair is good as it was made, and not otherwise", "[transport]") {
+  LinkSecrets secrets{};
+  secrets.ticket.fill(7);
+  LinkId link{};
+  link.fill(9);
+  std::vector<Secret> answers;
+  for (uint32_t which = 0; which <= verbs::kMessages; ++which) {
+    const verbs::Ticket made = verbs::makeTicket(secrets, link, which);
+    REQUIRE(verbs::checkTicket(secrets, made));
+    for (size_t at = 0; at < sizeof made; ++at) {
+      verbs::Ticket other = made;
+      reinterpret_cast<uint8_t*>(&other)[at] ^= 1;
+      REQUIRE_FALSE(verbs::checkTicket(secrets, other));
+    }
+    answers.push_back(verbs::answerTicket(secrets, made));
+  }
+  // The answer to one is none to another.
+  std::sort(answers.begin(), answers.end());
+  REQUIRE(std::adjacent_find(answers.begin(), answers.end()) == answers.end());
+  REQUIRE_FALSE(
+      verbs::checkTicket(secrets, verbs::makeTicket(secrets, link, verbs::kMessages + 1)));
+  LinkSecrets others = secrets;
+  others.ticket.fill(8);
+  REQUIRE_FALSE(verbs::checkTicket(others, verbs::makeTicket(secrets, link, 0)));
+}
+
 TEST_CASE("sockets of processes that were killed are removed, and no others", "[transport]") {
   const olpager::test::TemporaryFolder temporary;
   const std::string& folder = temporary.path;
@@ -333,7 +490,7 @@ TEST_CASE("what a write has failed with is told to who reads", "[transport]") {
   bound.length = sizeof bound.storage;
   REQUIRE(getsockname(listener.get(), reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) ==
           0);
-  auto fd = connectSocket(bound, nowMs() + 5000);
+  auto fd = connectSocket(bound, {nowMs() + 5000});
   REQUIRE(fd.ok());
   REQUIRE(waitFor(listener.get(), POLLIN, nowMs() + 5000));
   base::UniqueFd peer(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "coherence/transport/core/address.h"
+#include "coherence/transport/core/choose.h"
 #include "tests/unit/transport/rig.h"
 
 using namespace olpager;
@@ -258,9 +259,9 @@ TEST_CASE("an acceptor that answers what was not asked for is refused", "[peers]
     } answer;
     answer.header = opening.header;
     answer.hello = opening.hello;
-    answer.hello.choice = static_cast<uint8_t>(LinkKind::kTcp);
-    if (what == 0) answer.hello.choice = static_cast<uint8_t>(LinkKind::kShm);
-    if (what == 1) answer.hello.choice = static_cast<uint8_t>(LinkKind::kVerbs);
+    answer.hello.kinds = Kinds{LinkKind::kTcp}.bits();
+    if (what == 0) answer.hello.kinds = Kinds{LinkKind::kShm}.bits();
+    if (what == 1) answer.hello.kinds = Kinds{LinkKind::kTcp, LinkKind::kVerbs}.bits();
     if (what == 2) answer.hello.lanes = 16;
     if (what == 3) answer.hello.requests = 0xffffffff;
     sendAll(fd.get(), answer);

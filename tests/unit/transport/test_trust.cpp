@@ -493,7 +493,8 @@ TEST_CASE("a wrong version is told so", "[trust]") {
 }
 
 TEMPLATE_TEST_CASE("a key or range that was never granted ends the link, and nothing else",
-                   "[trust]", Tcp, Shm) {
+                   "[trust]", Tcp, Shm, Rdma) {
+  NEEDS_CARD(TestType);
   Pair pair(optionsFor(TestType::kChoice));
   const LinkPtr other = pair.connect();
   const LinkPtr other_peer = pair.server.await(Kind::kUp).link;
@@ -527,7 +528,8 @@ TEMPLATE_TEST_CASE("a key or range that was never granted ends the link, and not
 }
 
 TEMPLATE_TEST_CASE("a key that was taken back refuses the operation, not the link", "[trust]", Tcp,
-                   Shm) {
+                   Shm, Rdma) {
+  NEEDS_CARD(TestType);
   const bool shared = GENERATE(false, true);
   Pair pair(optionsFor(TestType::kChoice));
   Buffer there(1 << 20, shared), here(1 << 20);

@@ -1,0 +1,70 @@
+#include "coherence/transport/verbs/card.h"
+
+#include <netinet/in.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/format.h"
+
+namespace olpager::transport::verbs {
+
+bool CardRegion::end() {
+  if (region_ == nullptr) return true;
+  if (api_.ibv_dereg_mr(region_) != 0) return false;
+  region_ = nullptr;
+  return true;
+}
+
+Result<std::unique_ptr<Registration>> CardDomain::make(const RegionEntry& entry) {
+  int rights = IBV_ACCESS_LOCAL_WRITE;
+  if ((entry.access & kRemoteRead) != 0) rights |= IBV_ACCESS_REMOTE_READ;
+  if ((entry.access & kRemoteWrite) != 0) rights |= IBV_ACCESS_REMOTE_WRITE;
+  ibv_mr* region = nullptr;
+  uint64_t address = 0;
+  errno = ENOSYS;
+  if (entry.base != nullptr) {
+    address = reinterpret_cast<uint64_t>(entry.base);
+    region = (api_.ibv_reg_mr)(domain_, entry.base, entry.length,
+                               rights);  // its name is a macro as well
+  } else if (api_.ibv_reg_dmabuf_mr != nullptr) {
+    region = api_.ibv_reg_dmabuf_mr(domain_, entry.dma_buf_offset, entry.length, 0,
+                                    entry.dma_buf.get(), rights);
+  }
+  if (region == nullptr) {
+    const int error = errno;
+    return Error{base::format("card {}: {} bytes can't be registered, so they go by TCP: {}{}",
+                              domain_->context->device->name, entry.length, std::strerror(error),
+                              error == ENOMEM ? " (ulimit -l limits what may be pinned)" : "")};
+  }
+  return std::unique_ptr<Registration>(std::make_unique<CardRegion>(api_, region, address));
+}
+
+Result<std::shared_ptr<CardDomain>> domainOn(const Api& api, Domain& domain, ibv_context* card) {
+  auto on = domain.on(card, [&]() -> Result<std::shared_ptr<ProtectionDomain>> {
+    ibv_pd* const made = api.ibv_alloc_pd(card);
+    if (made == nullptr)
+      return Error{base::format("card {}: no protection domain", card->device->name)};
+    return std::shared_ptr<ProtectionDomain>(std::make_shared<CardDomain>(api, made));
+  });
+  if (!on.ok()) return on.error();
+  return std::static_pointer_cast<CardDomain>(on.value());
+}
+
+std::string whyNoCardAt(const SocketAddress& local) {
+  if (local.family() != AF_INET && local.family() != AF_INET6) return "not an address of a card";
+  if (local.loopback()) return "no card is on loopback";  // and the libraries stay closed
+  const Api* const all = api();
+  if (all == nullptr) return whyNot();
+  SocketAddress any_port = withPort(local, 0);
+  rdma_cm_id* id = nullptr;
+  if (all->rdma_create_id(nullptr, &id, nullptr, RDMA_PS_TCP) != 0) {
+    return base::format("no RDMA here: {}", std::strerror(errno));
+  }
+  const bool bound = all->rdma_bind_addr(id, reinterpret_cast<sockaddr*>(&any_port.storage)) == 0 &&
+                     id->verbs != nullptr;
+  all->rdma_destroy_id(id);
+  return bound ? "" : base::format("no RDMA card has the address {}", any_port.text());
+}
+
+}  // namespace olpager::transport::verbs

@@ -1,0 +1,49 @@
+// A network card, as a domain uses it: a protection domain, and the memory regions that it knows
+// there. Cards are told apart by their contexts, of which librdmacm opens one for each card and
+// keeps it.
+#pragma once
+
+#include "coherence/transport/core/address.h"
+#include "coherence/transport/core/region_entry.h"
+#include "coherence/transport/verbs/api.h"
+
+namespace olpager::transport::verbs {
+
+class CardRegion final : public Registration {
+ public:
+  CardRegion(const Api& api, ibv_mr* region, uint64_t address)
+      : address_(address), api_(api), region_(region) {}
+  ~CardRegion() override { end(); }
+  bool end() override;
+  uint64_t address() const { return address_; }  // of the region's first byte, for the card
+  uint32_t lkey() const { return region_->lkey; }
+  uint32_t rkey() const { return region_->rkey; }
+
+ private:
+  const uint64_t address_;
+  const Api& api_;
+  ibv_mr* region_;
+};
+
+class CardDomain final : public ProtectionDomain {
+ public:
+  CardDomain(const Api& api, ibv_pd* domain) : api_(api), domain_(domain) {}
+  ~CardDomain() override { api_.ibv_dealloc_pd(domain_); }
+  Result<std::unique_ptr<Registration>> make(const RegionEntry& entry) override;
+  ibv_pd* get() const { return domain_; }
+  /// As make() and RegionEntry::registered() have it; null where the card can't have the region.
+  static const CardRegion* known(RegionEntry& entry, const std::shared_ptr<CardDomain>& domain) {
+    return static_cast<const CardRegion*>(entry.registered(domain));
+  }
+
+ private:
+  const Api& api_;
+  ibv_pd* const domain_;
+};
+
+/// The domain's part of the card.
+Result<std::shared_ptr<CardDomain>> domainOn(const Api& api, Domain& domain, ibv_context* card);
+/// Whether a card of this host has this address (the port in it does not count); "" or why not.
+std::string whyNoCardAt(const SocketAddress& local);
+
+}  // namespace olpager::transport::verbs
