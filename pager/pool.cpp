@@ -139,6 +139,8 @@ void Pool::forked() noexcept {
 
 bool Pool::paging() const { return state_->slow.load(std::memory_order_relaxed); }
 
+bool Pool::hasManaged() const { return state_->has_managed.load(std::memory_order_relaxed); }
+
 void Pool::wantOnCpu(uint64_t address, uint64_t bytes) {
   if (state_->forked.load() || !contains(address)) return;
   Lock lock(state_->mutex);

@@ -69,6 +69,8 @@ class Pool : public Allocations, public VirtualMemory, public Streams {
   /// started. `context`: the caller's current one, or null.
   MemoryInfo memoryInfo(CUcontext context, CUdevice device);
 
+  /// Whether there has been managed memory. One load.
+  bool hasManaged() const;
   /// The CPU is about to use [address, + bytes) of managed memory: asks for its pages, and waits for
   /// nothing.
   void wantOnCpu(uint64_t address, uint64_t bytes);

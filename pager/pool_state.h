@@ -52,6 +52,7 @@ struct PoolState {
   /// hazards.
   std::atomic<bool> slow{false};
   std::atomic<bool> forked{false};
+  std::atomic<bool> has_managed{false};  // `managed` is there
   std::atomic<int> draining{0};  // threads that synchronise a context and then look at `streams`
 
   // Under the mutex from here on.

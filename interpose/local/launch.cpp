@@ -99,14 +99,65 @@ void addKernel(pager::Access& access, CUfunction function, CUcontext context,
 
 namespace {
 
-// `call` is the driver's launch with all its arguments.
+// Parameters that lie in managed memory, in memory that is not: the driver reads them when the
+// launch may have taken that memory from the CPU.
+class PlainParameters {
+ public:
+  /// Replaces what is not plain. What it points to then lives as long as this.
+  void replace(const pager::Pool& running, CUfunction function, CUcontext context,
+               void**& parameters, void**& extra) {
+    if (parameters == nullptr) return replaceBuffer(running, extra);
+    const ParamLayout* const layout = layoutOf(function, context);
+    if (layout == nullptr) return;
+    bool plain = !in(running, parameters);
+    for (uint32_t i = 0; i < layout->count && plain; ++i) plain = !in(running, parameters[i]);
+    if (plain) return;
+    pointers_.assign(parameters, parameters + layout->count);
+    for (uint32_t i = 0; i < layout->count; ++i) {
+      if (!in(running, pointers_[i])) continue;
+      // One that is not listed is shorter than 8 bytes, and does not cross a multiple of 8.
+      size_t bytes = 8 - reinterpret_cast<uintptr_t>(pointers_[i]) % 8;
+      for (const ParamLayout::Param& param : layout->params)
+        if (param.index == i) bytes = param.bytes;
+      auto value = std::make_unique<std::max_align_t[]>(bytes / sizeof(std::max_align_t) + 1);
+      memcpy(value.get(), pointers_[i], bytes);
+      pointers_[i] = value.get();
+      values_.push_back(std::move(value));
+    }
+    parameters = pointers_.data();
+  }
+
+ private:
+  static bool in(const pager::Pool& running, const void* pointer) {
+    return running.contains(reinterpret_cast<uint64_t>(pointer));
+  }
+  void replaceBuffer(const pager::Pool& running, void**& extra) {
+    const ExtraBuffer buffer = bufferOf(extra);
+    if (buffer.bytes_at == nullptr || !in(running, buffer.bytes_at)) return;
+    bytes_ = buffer.bytes;
+    auto value = std::make_unique<std::max_align_t[]>(bytes_ / sizeof(std::max_align_t) + 1);
+    memcpy(value.get(), buffer.bytes_at, bytes_);
+    pointers_ = {CU_LAUNCH_PARAM_BUFFER_POINTER, value.get(), CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes_,
+                 CU_LAUNCH_PARAM_END};
+    values_.push_back(std::move(value));
+    extra = pointers_.data();
+  }
+
+  std::vector<void*> pointers_;
+  std::vector<std::unique_ptr<std::max_align_t[]>> values_;
+  size_t bytes_ = 0;
+};
+
+// `call` is the driver's launch with all its arguments, `parameters` and `extra` by reference.
 template <typename Call>
-CUresult launch(CUfunction function, CUstream stream, bool per_thread, void** parameters,
-                void** extra, Call call) {
+CUresult launch(CUfunction function, CUstream stream, bool per_thread, void**& parameters,
+                void**& extra, Call call) {
   pager::Pool* running = pool();
   if (running == nullptr || function == nullptr) return call();
   const pager::StreamKey key = streamKey(stream, per_thread);
   if (key.context == nullptr) return call();
+  PlainParameters plain;
+  if (running->hasManaged()) plain.replace(*running, function, key.context, parameters, extra);
   pager::Access access(*running, key);
   addKernel(access, function, key.context, parameters, extra);
   const CUresult entered = enterLaunch(access, key);
@@ -157,7 +208,8 @@ OLPAGER_HOOK(cuLaunchKernelEx_ptsz)
 OLPAGER_HOOK(cuLaunchCooperativeKernel)
 (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
  unsigned shared, CUstream stream, void** parameters) {
-  return launch(f, stream, false, parameters, nullptr, [&] {
+  void** none = nullptr;
+  return launch(f, stream, false, parameters, none, [&] {
     return driver().cuLaunchCooperativeKernel(f, gx, gy, gz, bx, by, bz, shared, stream,
                                               parameters);
   });
@@ -166,7 +218,8 @@ OLPAGER_HOOK(cuLaunchCooperativeKernel)
 OLPAGER_HOOK(cuLaunchCooperativeKernel_ptsz)
 (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
  unsigned shared, CUstream stream, void** parameters) {
-  return launch(f, stream, true, parameters, nullptr, [&] {
+  void** none = nullptr;
+  return launch(f, stream, true, parameters, none, [&] {
     return driver().cuLaunchCooperativeKernel_ptsz(f, gx, gy, gz, bx, by, bz, shared, stream,
                                                    parameters);
   });
@@ -244,9 +297,10 @@ CUresult launchLegacy(CUfunction function, CUstream stream, Call call) {
     if (found != all.blocks.end()) block = found->second;
   }
   size_t bytes = block.size();
-  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, block.data(), CU_LAUNCH_PARAM_BUFFER_SIZE,
-                   &bytes, CU_LAUNCH_PARAM_END};
-  return olpager::local::launch(function, stream, false, nullptr, extra, call);
+  void* buffer[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, block.data(), CU_LAUNCH_PARAM_BUFFER_SIZE,
+                    &bytes, CU_LAUNCH_PARAM_END};
+  void **none = nullptr, **extra = buffer;
+  return olpager::local::launch(function, stream, false, none, extra, call);
 }
 
 }  // namespace

@@ -52,6 +52,9 @@ void Access::addRange(uint64_t address, uint64_t bytes, Mode mode) {
 }
 
 void Access::addHostSource(const void* host, uint64_t bytes, bool stable) {
+  // Managed memory is no host memory here: its range is named as well, and the CPU's view of it is
+  // gone when the operation goes.
+  if (pool_.contains(reinterpret_cast<uint64_t>(host))) return;
   operation_.host_source = host;
   operation_.host_bytes = bytes;
   operation_.host_stable = stable;

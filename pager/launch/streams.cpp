@@ -23,9 +23,8 @@ void Streams::streamMayJoin(CUcontext context) { state_->streams.holdMarks(conte
 void Streams::streamJoined() { state_->streams.releaseMarks(); }
 
 bool Streams::hostFunctionBegins(const StreamKey& stream) {
-  if (state_->forked.load()) return false;
+  if (state_->forked.load() || !state_->has_managed.load(std::memory_order_relaxed)) return false;
   Lock lock(state_->mutex);
-  if (state_->managed == nullptr) return false;
   state_->managed->functionBegins(stream);
   return true;
 }

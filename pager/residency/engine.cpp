@@ -357,8 +357,8 @@ void Engine::run() {
     progress |= finishWrites(lock);
     if (life_.pausing) cancelBatches();
     progress |= advanceBatches(lock);
-    progress |= giveAway(lock);
     if (!life_.pausing) {
+      progress |= giveAway(lock);
       judgeTimed(lock);
       progress |= serveReliefs(lock);
       progress |= giveSurplus(lock);
