@@ -219,6 +219,7 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
   }
   engine.forget(region);
   if (region->managed != nullptr) state.managed->drop(*region, lock);
+  if (state.stopped) return;  // the CPU's agent may know its frames still
   for (auto& extent : region->extents) engine.dismantle(*extent, lock);
   region->extents.clear();
   region->blocked.store(0);

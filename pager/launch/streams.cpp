@@ -24,6 +24,8 @@ void Streams::streamJoined() { state_->streams.releaseMarks(); }
 
 bool Streams::hostFunctionBegins(const StreamKey& stream) {
   if (state_->forked.load() || !state_->has_managed.load(std::memory_order_relaxed)) return false;
+  // The function may wait for launches before it to be over: a mark behind it would come too late.
+  state_->streams.poll();
   Lock lock(state_->mutex);
   state_->managed->functionBegins(stream);
   return true;

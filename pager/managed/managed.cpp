@@ -1,6 +1,7 @@
 #include "pager/managed/managed.h"
 
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -19,6 +20,7 @@ namespace {
 constexpr directory::AgentId kPoolAgent = 0, kCpuAgent = 1;
 constexpr directory::Epoch kEpoch = 1;  // neither agent is ever lost: they are one process
 constexpr std::chrono::microseconds kShortestPoll{20}, kLongestPoll{500};
+constexpr std::chrono::seconds kLookPause{1};  // between looks at what the CPU's agent counts
 // Claims of launches that are over are given up when somebody waits for them, or beyond this many.
 constexpr size_t kMostSubmitted = 256;
 
@@ -198,7 +200,10 @@ void Managed::run() {
   bool polls = false;
   while (!ended_) {
     if (!polls) {
-      bell_.acquire();
+      if (!bell_.try_acquire_for(kLookPause)) {
+        tellLongWaits();
+        continue;
+      }
       pause = kShortestPoll;
     } else if (bell_.try_acquire_for(pause)) {
       pause = kShortestPoll;
@@ -218,6 +223,21 @@ void Managed::run() {
     if (completeThoseOver(lock)) pause = kShortestPoll;
     polls = someoneWaits();
   }
+}
+
+// The CPU's agent itself says nothing: it serves whoever may hold the locks of the log.
+void Managed::tellLongWaits() const {
+  const CpuCounters& seen = cpu_->counters();
+  if (seen.violations.load() > 0)
+    base::warnOnce("managed violation",
+                   "managed memory: the CPU's agent got %llu messages that the ownership protocol "
+                   "excludes: this is a mistake of olpager's",
+                   static_cast<unsigned long long>(seen.violations.load()));
+  if (seen.long_waits.load() > 0)
+    base::warnOnce("managed long wait",
+                   "the CPU has waited for managed memory at 0x%llx for more than a second: "
+                   "launches under way reach it (docs/limits.md, Managed memory)",
+                   static_cast<unsigned long long>(seen.last_long_wait.load()));
 }
 
 // The CPU wants what a launch that is under way may have claimed: nobody rings at the launch's end.
@@ -367,6 +387,8 @@ void ManagedClaim::ask(std::span<Extent* const> needed, Lock& lock) {
       away |= extent.state == ExtentState::kAbsent || extent.leaving;
     }
     if (!away) return;
+    // Else the launch would wait out the time for which pages stay with who has touched them.
+    managed.cpu_->passed(gettid());
     age_ = managed.exchange_.operation(kPoolAgent);
     told_ = needs_.size();
     managed.elsewhere_.need(age_, needs_, managed.exchange_.oldest(), lock);

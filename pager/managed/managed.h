@@ -100,6 +100,7 @@ class Managed final : private Residence<Lock> {
   explicit Managed(PoolState& state);
   void run();
   bool someoneWaits() const;
+  void tellLongWaits() const;
   void receive(Lock& lock);
   void heed(const std::vector<directory::Action>& news);
   bool completeThoseOver(Lock& lock);
