@@ -71,8 +71,8 @@ class Pool : public Allocations, public VirtualMemory, public Streams {
 
   /// Whether there has been managed memory. One load.
   bool hasManaged() const;
-  /// The CPU is about to use [address, + bytes) of managed memory: asks for its pages, and waits for
-  /// nothing.
+  /// The CPU is about to use [address, + bytes) of managed memory: asks for its pages, and does not
+  /// wait for them.
   void wantOnCpu(uint64_t address, uint64_t bytes);
 
   // --- users of addresses that pass no launch: textures, IPC, exported handles, peer registration

@@ -65,7 +65,7 @@ struct PoolState {
   DeferredFrees frees;
   LostContexts lost;
   std::unique_ptr<Managed> managed;  // from the first managed allocation on
-  uint64_t outside = 0;  // extents of live regions that are not in state kVram
+  uint64_t outside = 0;              // extents of live regions that are not in state kVram
   bool stopped = false;
 
   /// `slow` as the extents say.

@@ -67,7 +67,8 @@ Status Frames::map(bool huge) {
       MAP_FAILED)
     return failed("its view can't be mapped", bytes());
   viewed_ = true;
-  // The program can't punch holes (MADV_REMOVE): the GPU's pins would be of memory that nobody sees.
+  // The program can't punch holes (MADV_REMOVE): the GPU's pins would be of memory that nobody
+  // sees.
   if (fcntl(file_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE) != 0)
     return failed("its file can't be sealed", bytes());
   // A child has neither: what it writes would be seen here. A core dump would wait for the view's

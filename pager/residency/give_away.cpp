@@ -1,6 +1,6 @@
 // The way to another agent: managed memory that the CPU wants (managed/managed.h). An extent that
-// is to leave goes out of VRAM, or out of its place in host memory, by a batch of its own as victims
-// do (eviction.cpp): no launch that reaches it is left then, and the frame holds its bytes.
+// is to leave goes out of VRAM, or out of its place in host memory, by a batch of its own, as
+// victims do (eviction.cpp): no launch that reaches it is left then, and the frame holds its bytes.
 //
 //   kVram, kInPlace -> kRetiring -> ... -> kParked
 //   kParked in a chunk that was mapped in place -> its bytes are copied to the frame

@@ -154,10 +154,10 @@ struct Extent : Pooled<Extent> {
   // Of managed memory:
   bool leaving = false;  // another agent is to have it
   bool blank = false;    // it never had contents: zeros, which `host` need not hold
-  uint16_t wanted = 0;    // launches waiting for it: no victim
-  uint16_t pins = 0;      // mapped elsewhere too (vmm.cpp): no victim
-  uint32_t mark = 0;      // visit mark of working sets
-  uint64_t stamp = 0;     // highest number of a launch whose working set holds it
+  uint16_t wanted = 0;   // launches waiting for it: no victim
+  uint16_t pins = 0;     // mapped elsewhere too (vmm.cpp): no victim
+  uint32_t mark = 0;     // visit mark of working sets
+  uint64_t stamp = 0;    // highest number of a launch whose working set holds it
 
   uint64_t bytes() const { return kPageBytes << order; }
   bool mapped() const {
@@ -263,9 +263,9 @@ struct alignas(64) Region {
   std::vector<Edge> edges;  // what pointers in its pages name, as of the last scan; ascending
   std::vector<uint64_t>
       piece_edges;  // of arenas by pieces: pages that those pointers lie in, ascending
-  std::unique_ptr<RootMemory> root;  // of a root
+  std::unique_ptr<RootMemory> root;        // of a root
   std::unique_ptr<ManagedRegion> managed;  // of managed memory
-  std::unique_ptr<Arena> arena;      // of a large one: what launches name inside it
+  std::unique_ptr<Arena> arena;            // of a large one: what launches name inside it
   uint64_t whole_stamp = 0;  // of one by pieces: highest number of a launch that reached all of it
   uint64_t fetch_after =
       0;  // likewise: launches up to this number don't wait for what is in place,

@@ -55,11 +55,10 @@ int main(int argc, char** argv) {
   over = true;
   storm.join();
   for (size_t i = 0; i < words; ++i) {
-    const uint32_t expected =
-        apps::word(uint32_t(i / 4), seed) + uint32_t(i % 4) +
-        (i % kOwn == 0   ? added[i / kOwn % kThreads][i / kOwn]
-         : i % kOwn == 1 ? launches.load()
-                         : 0);
+    const uint32_t expected = apps::word(uint32_t(i / 4), seed) + uint32_t(i % 4) +
+                              (i % kOwn == 0   ? added[i / kOwn % kThreads][i / kOwn]
+                               : i % kOwn == 1 ? launches.load()
+                                               : 0);
     CHECK(data[i] == expected, "word %zu is %#x, expected %#x after %u launches", i, data[i],
           expected, launches.load());
   }

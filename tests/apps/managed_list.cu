@@ -65,8 +65,8 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaGetLastError());
     pressure.apply();
     RUNTIME_OK(cudaDeviceSynchronize());
-    CHECK(head->length == kNodes && head->sum == expected, "round %u: %u nodes, sum %#llx not %#llx",
-          round, head->length, head->sum, expected);
+    CHECK(head->length == kNodes && head->sum == expected,
+          "round %u: %u nodes, sum %#llx not %#llx", round, head->length, head->sum, expected);
     reverse<<<1, 1>>>(&head->first);
     RUNTIME_OK(cudaDeviceSynchronize());
     // The CPU walks what the GPU has relinked, moves the first node to the end, and changes values.

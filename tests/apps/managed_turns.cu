@@ -56,8 +56,7 @@ int main(int argc, char** argv) {
   }
   RUNTIME_OK(cudaDeviceSynchronize());
   for (uint32_t i = 0; i < 2 * pairs; ++i) {
-    const uint32_t expected =
-        apps::word(i / 4, seed) + i % 4 + added + 20 * (i % 2 == 0 ? 3u : 7u);
+    const uint32_t expected = apps::word(i / 4, seed) + i % 4 + added + 20 * (i % 2 == 0 ? 3u : 7u);
     CHECK(data[i] == expected, "shared word %u is %#x, expected %#x", i, data[i], expected);
   }
 
