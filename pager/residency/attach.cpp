@@ -15,7 +15,8 @@ void Engine::dismantle(Extent& extent, Lock& lock) {
   extent.vram = nullptr;
   if (exported) chunks_.releaseFreeVram(0, lock);  // it goes back to the driver
   giveHost(extent);
-  if (extent.region->managed == nullptr) --host_.without[extent.order];
+  // Managed memory was not counted, whether or not it ever got frames.
+  if (extent.region->allocation_kind != AllocationKind::kManaged) --host_.without[extent.order];
   if (pool_.lower.tier != nullptr) pool_.lower.tier->drop(pool_.programs.tierAddress(extent));
   wake();
 }
