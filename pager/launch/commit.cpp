@@ -256,7 +256,8 @@ TimedLaunch* Acquisition::chooseTimed() {
     all_resident &= region->blocked.load(std::memory_order_relaxed) == 0;
     in_place += region->in_place > 0 ? 1 : 0;
     if (region->pages * kPageBytes < kLeastSparseBytes ||
-        region->density.verdict == Density::kDense || region->arena != nullptr)
+        region->density.verdict == Density::kDense || region->arena != nullptr ||
+        region->managed != nullptr)  // which is copied to come into place
       continue;
     if (chosen == nullptr || region->pages > chosen->pages) chosen = region;
   }
