@@ -12,6 +12,7 @@
 #include "base/fd.h"
 #include "base/format.h"
 #include "base/locate.h"
+#include "tools/olbench/managed.h"
 
 extern char** environ;
 
@@ -120,6 +121,10 @@ int runAsChild(const std::string& measurement, const Options& options) {
       result = measureForwarded(options);
     } else if (measurement == "between") {
       result = measureBetween(options);
+    } else if (measurement == "managed") {
+      result = measureManaged(options);
+    } else if (measurement == "managed walk") {
+      result = measureManagedWalk(options);
     } else if (measurement == "resident") {
       result = measureResident(options);
     } else {

@@ -12,6 +12,7 @@
 #include "tools/olbench/child.h"
 #include "tools/olbench/directory.h"
 #include "tools/olbench/forward.h"
+#include "tools/olbench/managed.h"
 #include "tools/olbench/measure.h"
 #include "tools/olbench/memserver.h"
 #include "tools/olbench/remote.h"
@@ -221,8 +222,10 @@ int run(int argc, char** argv) {
       ->group(kMeasured);
   auto* allocation =
       size("--allocation", options.allocation, "Bytes of one allocation (default: 32MiB)");
-  auto* bytes = size("--bytes", options.bytes,
-                     "Working set (default: swap twice the budget, resident 4GiB, remote 3GiB)");
+  auto* bytes =
+      size("--bytes", options.bytes,
+           "Working set (default: swap twice the budget, resident 4GiB, remote 3GiB, managed "
+           "1GiB)");
   auto* vram = size(
       "--vram", options.vram,
       "The pager's VRAM budget (default: 8GiB, remote 1GiB; launch and resident: what they need)");
@@ -235,6 +238,8 @@ int run(int argc, char** argv) {
       app.add_subcommand("launch", "Time of a resident launch by number of pointers");
   auto* swap_command = app.add_subcommand("swap", "Cyclic walk through more than fits");
   auto* resident_command = app.add_subcommand("resident", "A program that fits wholly");
+  auto* managed_command = app.add_subcommand(
+      "managed", "Managed memory between CPU and GPU, by the driver and by the pager");
   auto* sampled_command =
       app.add_subcommand("sampled", "What a launch costs while somebody looks at the program");
   auto* transport_command =
@@ -325,6 +330,10 @@ int run(int argc, char** argv) {
     if (bytes->count() == 0) options.bytes = uint64_t{4} << 30;
     options.vram = std::max(options.vram, options.bytes + (uint64_t{1} << 30));
     result = resident(options);
+  } else if (managed_command->parsed()) {
+    if (bytes->count() == 0) options.bytes = uint64_t{1} << 30;
+    options.vram = std::max(options.vram, options.bytes + (uint64_t{1} << 30));
+    result = managed(options);
   } else if (remote_command->parsed()) {
     const Options sizes = remoteSizes(simulated);
     if (vram->count() == 0) options.vram = sizes.vram;
@@ -344,6 +353,8 @@ int run(int argc, char** argv) {
     base::print("{}\n", result.dump(2));
   } else if (forward_command->parsed()) {
     printForward(result);
+  } else if (managed_command->parsed()) {
+    printManaged(result);
   } else if (remote_command->parsed()) {
     printRemote(result);
   } else {
