@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/size.h"
+#include "pager/clock.h"
 #include "pager/pool_state.h"
 
 namespace olpager::pager {
@@ -97,8 +98,9 @@ Pool::~Pool() {
   const auto forget = [](std::vector<std::unique_ptr<Extent>>& extents) {
     for (auto& extent : extents) {
       delete std::exchange(extent->vram, nullptr);
-      const auto& managed = extent->region->managed;
-      if (managed != nullptr && managed->isPlace(extent->host)) continue;
+      const Region* const region = extent->region;  // nullptr: of a handle that is mapped nowhere
+      if (region != nullptr && region->managed != nullptr && region->managed->isPlace(extent->host))
+        continue;
       delete std::exchange(extent->host, nullptr);
     }
   };
@@ -112,7 +114,12 @@ void Pool::stop() noexcept try {
   std::vector<std::shared_ptr<Engine>>
       engines;  // one whose context is destroyed meanwhile stays until it is stopped
   {
-    std::lock_guard lock(state_->mutex);
+    Lock lock(state_->mutex);
+    // What the program has at its end may look at managed memory still: objects that are destroyed
+    // after this.
+    constexpr uint64_t kHomePatienceNs = 2'000'000'000;
+    if (state_->managed != nullptr && !state_->stopped)
+      state_->managed->bringHome(nowNs() + kHomePatienceNs, lock);
     state_->stopped = true;
     engines = state_->devices.engines;
   }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "pager/clock.h"
 #include "pager/counters/counters.h"
 #include "pager/managed/frames.h"
 #include "pager/managed/userfaults.h"
@@ -171,6 +172,28 @@ void Managed::drop(Region& region, Lock& lock) {
       free_ids_.erase(run);
     }
   }
+}
+
+void Managed::bringHome(uint64_t until_ns, Lock& lock) {
+  std::vector<std::pair<directory::ExtentId, uint32_t>> runs;
+  for (directory::ExtentId id = 0; id < region_of_.size();) {
+    const Region* const region = region_of_[id];
+    const uint32_t count = region == nullptr ? 1 : static_cast<uint32_t>(region->pages);
+    if (region != nullptr) runs.emplace_back(id, count);
+    id += count;
+  }
+  lock.unlock();
+  for (const auto& [first, count] : runs) cpu_->want(first, count);
+  lock.lock();
+  const auto isHome = [](const Region* region) {
+    return region == nullptr ||
+           std::all_of(region->extents.begin(), region->extents.end(), [](const auto& extent) {
+             return extent->state == ExtentState::kAbsent || extent->state == ExtentState::kFreeing;
+           });
+  };
+  for (const auto& [first, count] : runs)
+    while (!isHome(region_of_[first]) && nowNs() < until_ns && !state_.stopped)
+      state_.changed.wait_for(lock, std::chrono::milliseconds(1));
 }
 
 // --- host functions ------------------------------------------------------------------------------

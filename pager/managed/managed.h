@@ -83,6 +83,9 @@ class Managed final : private Residence<Lock> {
 
   /// In a forked child.
   void forked() noexcept;
+  /// Before the threads end: the CPU gets what the pool has, as far as that is done by `until_ns`.
+  /// Releases the mutex.
+  void bringHome(uint64_t until_ns, Lock& lock);
   /// Ends the threads. Without the mutex.
   void stopThreads() noexcept;
 

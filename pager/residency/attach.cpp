@@ -16,7 +16,9 @@ void Engine::dismantle(Extent& extent, Lock& lock) {
   if (exported) chunks_.releaseFreeVram(0, lock);  // it goes back to the driver
   giveHost(extent);
   // Managed memory was not counted, whether or not it ever got frames.
-  if (extent.region->allocation_kind != AllocationKind::kManaged) --host_.without[extent.order];
+  const Region* const region = extent.region;  // nullptr: of a handle that is mapped nowhere
+  if (region == nullptr || region->allocation_kind != AllocationKind::kManaged)
+    --host_.without[extent.order];
   if (pool_.lower.tier != nullptr) pool_.lower.tier->drop(pool_.programs.tierAddress(extent));
   wake();
 }

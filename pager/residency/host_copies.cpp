@@ -45,7 +45,9 @@ void Engine::makeHostChunks() {
 
 void Engine::giveHost(Extent& extent) {
   if (extent.host == nullptr) return;
-  if (ManagedRegion* const managed = extent.region->managed.get(); managed != nullptr) {
+  ManagedRegion* const managed =
+      extent.region != nullptr ? extent.region->managed.get() : nullptr;  // else a handle's
+  if (managed != nullptr) {
     // Its frame stays where it is; only a chunk that was mapped in place goes back.
     extent.host_valid = extent.hash_valid = false;
     if (managed->isPlace(extent.host)) return;

@@ -8,11 +8,12 @@
 
 namespace olpager::tools::bench {
 
-/// In a child: GB/s of the GPU's touch of options.bytes that the CPU wrote, and of the CPU's read in
-/// order of what the GPU wrote; microseconds of a CPU fault on a page in VRAM; and what copies from
-/// and to pinned memory take. Results are checked.
+/// In a child: GB/s of the GPU's touch of options.bytes that the CPU wrote, and of the CPU's read
+/// in order of what the GPU wrote; microseconds of a CPU fault on a page in VRAM; and what copies
+/// from and to pinned memory take. Results are checked.
 nlohmann::json measureManaged(const Options& options);
-/// In a child: GB/s of kernels that write options.bytes, which exceed the VRAM budget, part by part.
+/// In a child: GB/s of kernels that write options.bytes, which exceed the VRAM budget, part by
+/// part.
 nlohmann::json measureManagedWalk(const Options& options);
 
 /// Driver and pager in turns; the walk by the pager alone. options.bytes fit VRAM.

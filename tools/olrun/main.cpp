@@ -96,7 +96,7 @@ struct CommandLine {
        "What goes to them encrypted: all, control or off (default: all)", Mode::kBoth},
       {kRun, "--driver", "driver", "OL_DRIVER", "FILE",
        "The libcuda to use; sim: the simulated GPU (default: the loader's)"},
-      {kRun, "--managed", "managed", "OL_MANAGED", "WHO",
+      {kRun, "--managed", "managed", "OL_MANAGED", "OWNER",
        "Who moves managed memory between CPU and GPU: pager or driver (default: pager)"},
       {kRun, "--exportable", "exportable", "OL_EXPORTABLE", "OWNER",
        "Whose exportable memory of cuMemCreate is: pager, which pages it, or driver (default: "

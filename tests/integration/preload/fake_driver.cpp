@@ -293,6 +293,14 @@ EXPORT CUresult cuMemHostAlloc(void** out, size_t bytes, unsigned) {
   *out = calloc(1, bytes);
   return CUDA_SUCCESS;
 }
+EXPORT CUresult cuMemHostRegister_v2(void*, size_t, unsigned) {
+  CALLED();
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuMemHostUnregister(void*) {
+  CALLED();
+  return CUDA_SUCCESS;
+}
 EXPORT CUresult cuMemFreeHost(void* at) {
   CALLED();
   free(at);
