@@ -172,7 +172,14 @@ OLPAGER_HOOK(cuMemHostGetDevicePointer_v2)(CUdeviceptr* out, void* address, unsi
 
 OLPAGER_HOOK(cuMemHostGetFlags)(unsigned int* flags, void* address) {
   if (inRange(address)) {
-    if (flags == nullptr || !isVmm(address)) return CUDA_ERROR_INVALID_VALUE;
+    if (flags == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    olpager::pager::AllocationInfo info;
+    if (pool()->describe(reinterpret_cast<uint64_t>(address), &info) &&
+        info.kind == olpager::pager::AllocationKind::kManaged) {
+      *flags = CU_MEMHOSTALLOC_DEVICEMAP;
+      return CUDA_SUCCESS;
+    }
+    if (!isVmm(address)) return CUDA_ERROR_INVALID_VALUE;
     *flags = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP;
     return CUDA_SUCCESS;
   }

@@ -209,6 +209,8 @@ OLPAGER_HOOK(cuPointerSetAttribute)
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (info.kind == AllocationKind::kVmm) return CUDA_ERROR_NOT_SUPPORTED;
+  // No other device's driver gets at managed memory.
+  if (info.kind == AllocationKind::kManaged) return CUDA_SUCCESS;
   int on = 0;
   memcpy(&on, value, sizeof(on));
   return on != 0 ? pinForLife(info.base) : CUDA_SUCCESS;

@@ -397,6 +397,12 @@ void ManagedClaim::cancel(Lock& lock) {
   state_.managed->elsewhere_.cancel(std::exchange(age_, directory::kNobody), lock);
 }
 
+void ManagedClaim::over(Lock& lock) {
+  if (submitted_ && age_ != directory::kNobody)
+    state_.managed->elsewhere_.complete(std::exchange(age_, directory::kNobody), lock);
+  cancel(lock);
+}
+
 void ManagedClaim::ask(std::span<Extent* const> needed, Lock& lock) {
   if (state_.managed == nullptr) return;
   Managed& managed = *state_.managed;

@@ -158,6 +158,8 @@ class ManagedClaim {
   [[nodiscard]] bool submit();
   /// The launch has this number.
   void begun(const StreamState& stream, uint64_t number);
+  /// What was to be done is done: what is submitted is complete, else it is given up.
+  void over(Lock& lock);
   /// It will not: unless it is submitted, it is given up.
   void cancel(Lock& lock);
 

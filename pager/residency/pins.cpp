@@ -2,6 +2,7 @@
 #include <chrono>
 
 #include "pager/clock.h"
+#include "pager/managed/managed.h"
 #include "pager/pool.h"
 #include "pager/pool_state.h"
 
@@ -49,10 +50,15 @@ CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_
       if (extent->state != ExtentState::kVram) return false;
     return true;
   };
+  // What the CPU has of it is claimed until it is there. From then on the pin holds it.
+  ManagedClaim claim(state);
   // In place is no help here: who uses the address does not come by again.
-  while (!there() && !want.failed && !want.lost && !want.in_place && !engine.broken() &&
-         !state.stopped)
+  while (!(there() && claim.submit()) && !want.failed && !want.lost && !want.in_place &&
+         !engine.broken() && !state.stopped) {
+    claim.ask(want.extents, lock);
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
+  }
+  claim.over(lock);
   if (want.lost) return CUDA_ERROR_ECC_UNCORRECTABLE;
   return there() ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
