@@ -97,7 +97,8 @@ struct CommandLine {
       {kRun, "--driver", "driver", "OL_DRIVER", "FILE",
        "The libcuda to use; sim: the simulated GPU (default: the loader's)"},
       {kRun, "--managed", "managed", "OL_MANAGED", "OWNER",
-       "Who moves managed memory between CPU and GPU: pager or driver (default: pager)"},
+       "Who moves managed memory between CPU and GPU: driver, or pager, which is not finished "
+       "(default: driver)"},
       {kRun, "--exportable", "exportable", "OL_EXPORTABLE", "OWNER",
        "Whose exportable memory of cuMemCreate is: pager, which pages it, or driver (default: "
        "driver)",
