@@ -37,6 +37,19 @@ class ManagedAdvice {
   /// Of a batch of `count` ranges: location number l is that of the ranges from indices[l] on.
   static CUresult checkLocations(const CUmemLocation* locations, const size_t* indices,
                                  size_t location_count, size_t count, int devices);
+  /// Calls visit(range, location) for each range of such a batch, by number, until it does not
+  /// return CUDA_SUCCESS. Returns what it returned last.
+  template <typename Visit>
+  static CUresult forEachLocation(const CUmemLocation* locations, const size_t* indices,
+                                  size_t location_count, size_t count, Visit visit) {
+    size_t which = 0;
+    CUresult result = CUDA_SUCCESS;
+    for (size_t i = 0; i < count && result == CUDA_SUCCESS; ++i) {
+      while (which + 1 < location_count && indices[which + 1] <= i) ++which;
+      result = visit(i, locations[which]);
+    }
+    return result;
+  }
   /// What the older functions name by a device, or CU_DEVICE_CPU.
   static CUmemLocation locationOf(CUdevice device);
 

@@ -76,12 +76,11 @@ CUresult prefetchAll(const CUdeviceptr* addresses, const size_t* sizes, size_t c
           ManagedAdvice::checkLocations(locations, indices, location_count, count, deviceCount());
       told != CUDA_SUCCESS)
     return told;
-  size_t which = 0;
-  for (size_t i = 0; i < count; ++i) {
-    while (which + 1 < location_count && indices[which + 1] <= i) ++which;
-    given().prefetched(parts[i], locations[which]);
-  }
-  return CUDA_SUCCESS;
+  return ManagedAdvice::forEachLocation(locations, indices, location_count, count,
+                                        [&](size_t i, const CUmemLocation& location) {
+                                          given().prefetched(parts[i], location);
+                                          return CUDA_SUCCESS;
+                                        });
 }
 
 // What is discarded holds anything until it is written again: so also what it holds now.

@@ -71,7 +71,6 @@ bool isLegacy(CUstream stream, bool per_thread) {
 
 // Where a stream's work may be put now, that is no part of a graph.
 CUresult streamOf(CUstream stream, bool per_thread, StreamKey* key) {
-  if (currentContext() == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   *key = streamKey(stream, per_thread);
   if (key->context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   return captureOf(*key) != 0 ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
@@ -124,16 +123,17 @@ CUresult prefetchAll(const CUdeviceptr* addresses, const size_t* sizes, size_t c
                      unsigned long long flags, CUstream stream, bool per_thread) {
   std::vector<ManagedPart> parts;
   StreamKey key;
-  CUresult result = partsOf(addresses, sizes, count, flags, stream, per_thread, &parts, &key);
-  if (result == CUDA_SUCCESS)
-    result =
-        ManagedAdvice::checkLocations(locations, indices, location_count, count, deviceCount());
-  size_t which = 0;
-  for (size_t i = 0; i < count && result == CUDA_SUCCESS; ++i) {
-    while (which + 1 < location_count && indices[which + 1] <= i) ++which;
-    result = bring(parts[i], locations[which], key);
-  }
-  return result;
+  if (const CUresult result =
+          partsOf(addresses, sizes, count, flags, stream, per_thread, &parts, &key);
+      result != CUDA_SUCCESS)
+    return result;
+  if (const CUresult told =
+          ManagedAdvice::checkLocations(locations, indices, location_count, count, deviceCount());
+      told != CUDA_SUCCESS)
+    return told;
+  return ManagedAdvice::forEachLocation(
+      locations, indices, location_count, count,
+      [&](size_t i, const CUmemLocation& location) { return bring(parts[i], location, key); });
 }
 
 CUresult discardAll(const CUdeviceptr* addresses, const size_t* sizes, size_t count,

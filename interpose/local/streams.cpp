@@ -82,7 +82,8 @@ void CUDA_CB callCallback(CUstream stream, CUresult status, void* data) {
 template <typename Native>
 CUresult putFunction(CUstream stream, bool per_thread, const Function& function, Native native) {
   Pool* const running = pool();
-  if (running == nullptr || (function.function == nullptr && function.callback == nullptr))
+  if (running == nullptr || !running->hasManaged() ||
+      (function.function == nullptr && function.callback == nullptr))
     return native(nullptr);
   const StreamKey key = streamKey(stream, per_thread);
   // In a graph it runs as often as the graph does.

@@ -120,7 +120,6 @@ Status Managed::add(Region& region, std::shared_ptr<Frames> frames, Lock& lock) 
   }
   std::fill_n(region_of_.begin() + managed->first, pages, &region);
   managed->frames = std::move(frames);
-  managed->away = pages;
   region.managed = std::move(managed);
   for (auto& extent : region.extents) {
     extent->host = region.managed->placeOf(*extent);
@@ -326,7 +325,6 @@ void Managed::grant(directory::ExtentId id, directory::Mode, Lock&) {
   Region& region = *extent.region;
   extent.host_valid = true;
   extent.hash_valid = false;
-  --region.managed->away;
   region.engine->setState(extent, ExtentState::kParked);
   if (extent.blank) return;
   // The CPU may have put pointers there.
@@ -340,7 +338,6 @@ void Managed::stop(directory::ExtentId id, Lock& lock) {
   Extent& extent = extentAt(id);
   if (extent.state == ExtentState::kFreeing) return elsewhere_.quiet(id, false, lock);
   extent.leaving = true;
-  ++extent.region->managed->away;
   extent.region->engine->giveAway(extent, lock);
 }
 
@@ -350,7 +347,6 @@ void Managed::go(directory::ExtentId id, Lock&) {
   Extent& extent = extentAt(id);
   if (!extent.leaving) return;
   extent.leaving = false;
-  --extent.region->managed->away;
   extent.region->engine->keep(extent);
 }
 

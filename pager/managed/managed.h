@@ -16,10 +16,10 @@
 // The pool as an agent, an extent by what Elsewhere asks (tiers/elsewhere.h):
 //
 //   fetch, clear   nothing to do: the bytes are in the frame, or there are none
-//   grant          kAbsent -> kParked, or kEmpty where it never had bytes
+//   grant          kAbsent -> kParked
 //   stop           Extent::leaving: no launch may begin to use it; quiet() once it is parked
 //   go             it stays after all
-//   yield          kParked | kEmpty -> kAbsent
+//   yield          kParked -> kAbsent
 //   abort, release nothing to do
 //   lend, lendOver never: what either agent needs it needs for itself alone
 //

@@ -34,8 +34,7 @@ bool Engine::retireForExport(Region& region) {
     if (extent->state != ExtentState::kVram || isExported(*extent)) continue;
     batch->victims.push_back(extent.get());
     batch->bytes += extent->bytes();
-    flight_.freeing_bytes += extent->bytes();
-    setState(*extent, ExtentState::kRetiring);
+    beginRetiring(*extent);
   }
   const bool begun = begin(std::move(batch));
   if (begun) wake();

@@ -14,6 +14,11 @@ namespace {
 constexpr size_t kOwnBitmaps = 64;  // more cost more to clear and to read than they save
 }  // namespace
 
+Scan::Scanned Scan::Scanned::now(Region& region, bool whole, std::vector<uint64_t> only) {
+  return {&region, region.buffer_id, whole, region.stamp.load(), std::move(only), {}, {}, false,
+          {}};
+}
+
 /// The jobs of a pass, as they are listed in its scratch buffer.
 struct Scanner::Jobs {
   PassKernels::Scratch* scratch;
@@ -55,15 +60,7 @@ void Scanner::listParts(Scan& scan, Region& region, const std::vector<Extent*>& 
   for (const Extent* extent : victims) leaving.push_back(extent->address);
   std::sort(leaving.begin(), leaving.end());
   jobs.bitmapOf(region, scan.scanned.size());
-  scan.scanned.push_back({&region,
-                          region.buffer_id,
-                          false,
-                          region.stamp.load(),
-                          std::move(leaving),
-                          {},
-                          {},
-                          false,
-                          {}});
+  scan.scanned.push_back(Scan::Scanned::now(region, false, std::move(leaving)));
 }
 
 // Managed memory, in a pass that no victim waits for: pages that have come from the CPU since they
@@ -78,8 +75,7 @@ void Scanner::listFromCpu(Scan& scan, Region& region, Jobs& jobs) {
     come.push_back(extent->address);
   }
   if (come.empty()) return;
-  scan.scanned.push_back(
-      {&region, region.buffer_id, false, region.stamp.load(), std::move(come), {}, {}, false, {}});
+  scan.scanned.push_back(Scan::Scanned::now(region, false, std::move(come)));
 }
 
 // False: it stays in the list, since launches may write it while it is scanned, or it does not fit.
@@ -124,15 +120,8 @@ bool Scanner::listRegion(Scan& scan, Region& region, const std::vector<Extent*>&
     region.in_dirty_list = false;
   // What it names is known anew; of pages that are elsewhere, or may be written meanwhile, the old
   // knowledge stays.
-  scan.scanned.push_back({&region,
-                          region.buffer_id,
-                          whole && !region.in_dirty_list,
-                          region.stamp.load(),
-                          std::move(only),
-                          {},
-                          {},
-                          false,
-                          {}});
+  scan.scanned.push_back(
+      Scan::Scanned::now(region, whole && !region.in_dirty_list, std::move(only)));
   return !stays;
 }
 

@@ -51,6 +51,9 @@ struct Scan {
     std::vector<ByteRun> by_cpu;
     bool twice = false;
     std::vector<uint64_t> found;  // by the CPU: addresses
+
+    /// Of a region that is no root, as it is now.
+    static Scanned now(Region& region, bool whole, std::vector<uint64_t> only);
   };
 
   // --- why the pass is made ----------------------------------------------------------------------

@@ -357,6 +357,7 @@ class Engine {
   void makeLate(Extent& extent, const Copy& copy);
   // --- eviction.cpp ------------------------------------------------------------------------------
   bool retire(uint64_t bytes, uint64_t nearer_than, bool demand);
+  void beginRetiring(Extent& extent);
   bool promote(const std::vector<Extent*>& extents, bool fills = false);
   bool scanHostWritten(const std::vector<Region*>& regions, bool roots);
   bool begin(std::unique_ptr<Batch> batch);
@@ -381,7 +382,7 @@ class Engine {
   bool giveAway(Lock& lock);
   void abandonBytes(Extent& extent);
   void leaveUnseen(Batch& batch, Lock& lock);
-  bool toFrame(Extent& extent, Lock& lock);
+  void toFrame(Extent& extent, Lock& lock);
   bool toMappableChunk(Extent& extent, Lock& lock);
   // --- serve.cpp ---------------------------------------------------------------------------------
   struct Serving;

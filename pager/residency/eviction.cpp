@@ -29,6 +29,13 @@ constexpr uint64_t kDrainAgainNs =
 constexpr uint64_t kNoPlaceNs = 100'000'000;  // between passes whose victims find no host memory
 }  // namespace
 
+// The extent, which is mapped, is about to leave VRAM, or its place in host memory: from here on no
+// launch begins to use it unseen. The caller puts it into a batch, which waits for those before.
+void Engine::beginRetiring(Extent& extent) {
+  if (extent.vram != nullptr) flight_.freeing_bytes += extent.bytes();
+  setState(extent, ExtentState::kRetiring);
+}
+
 void Engine::cancelRetiring(Extent& extent) {
   // Out of its batch: the extent may be retired again at once, and then has to wait for its own
   // grace period.
@@ -85,7 +92,7 @@ bool Engine::promote(const std::vector<Extent*>& extents, bool fills) {
   batch->fills = fills;
   for (Extent* extent : extents) {
     if (extent->state != ExtentState::kInPlace) continue;
-    setState(*extent, ExtentState::kRetiring);
+    beginRetiring(*extent);
     batch->victims.push_back(extent);
   }
   return begin(std::move(batch));

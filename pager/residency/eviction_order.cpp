@@ -110,8 +110,7 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
       if (batch->bytes >= wanted) break;
       batch->victims.push_back(extent.get());
       batch->bytes += extent->bytes();
-      flight_.freeing_bytes += extent->bytes();
-      setState(*extent, ExtentState::kRetiring);
+      beginRetiring(*extent);
     }
   }
   return begin(std::move(batch));

@@ -20,10 +20,8 @@ void Engine::giveAway(Extent& extent, Lock& lock) {
     return pool_.managed->parked(extent, lock);
   // At once: no launch begins to use it from here on.
   if ((extent.state == ExtentState::kVram || extent.state == ExtentState::kInPlace) &&
-      !extent.region->isPinned(extent)) {
-    if (extent.vram != nullptr) flight_.freeing_bytes += extent.bytes();
-    setState(extent, ExtentState::kRetiring);
-  }
+      !extent.region->isPinned(extent))
+    beginRetiring(extent);
   out_.given_away.push_back(&extent);
   wake();
 }
@@ -66,8 +64,7 @@ bool Engine::giveAway(Lock& lock) {
       case ExtentState::kVram:
       case ExtentState::kInPlace:  // a pass has spared it, or it was pinned
         if (!may_begin || extent.region->isPinned(extent)) break;
-        if (extent.vram != nullptr) flight_.freeing_bytes += extent.bytes();
-        setState(extent, ExtentState::kRetiring);
+        beginRetiring(extent);
         [[fallthrough]];
       case ExtentState::kRetiring:
         if (!may_begin || inBatch(&extent)) break;
@@ -128,7 +125,7 @@ void Engine::leaveUnseen(Batch& batch, Lock& lock) {
 }
 
 // The bytes of one that was in place go back to its frame, and the chunk is free.
-bool Engine::toFrame(Extent& extent, Lock& lock) {
+void Engine::toFrame(Extent& extent, Lock& lock) {
   const HostChunk* const chunk = extent.host;
   const HostChunk* const frame = extent.region->managed->placeOf(extent);
   setState(extent, ExtentState::kMoving);
@@ -144,7 +141,6 @@ bool Engine::toFrame(Extent& extent, Lock& lock) {
   extent.hash = hash;
   extent.hash_valid = hashed;
   setState(extent, ExtentState::kParked);
-  return true;
 }
 
 // The other way, before it is mapped in place: a frame can't be.

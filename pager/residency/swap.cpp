@@ -126,10 +126,7 @@ bool Engine::beginSwap(Region& region) {
     take(part.extent);
   }
   if (bytes == 0) return false;
-  for (Extent* extent : batch->victims) {
-    if (extent->vram != nullptr) flight_.freeing_bytes += extent->bytes();
-    setState(*extent, ExtentState::kRetiring);
-  }
+  for (Extent* extent : batch->victims) beginRetiring(*extent);
   batch->scan.parts_of = swaps_.current = &region;
   region.swapping = true;
   swaps_.until_ns = nowNs() + kQuietNs;

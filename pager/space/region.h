@@ -25,14 +25,14 @@
 //   kReceiving  frames -> host chunk                     -> kParked | kLost
 //   kLost       no memserver has it any more: a launch that needs it is refused
 //   kAbsent     managed memory that another agent has (tiers/elsewhere.h): unmapped, no VRAM
-//               -> kParked | kEmpty (granted: managed/managed.h)
+//               -> kParked (granted: managed/managed.h)
 //   kFreeing    the allocation is being freed            -> gone
 //   kDetached   belongs to a handle of the program's own that is mapped nowhere (vmm.cpp); no
 //               engine looks at it
 //
 // Extent::leaving: another agent is to have the extent. From whatever state it is in it goes to
-// kParked, or stays kEmpty, and from there to kAbsent; nothing brings it to VRAM or into place
-// meanwhile (residency/give_away.cpp).
+// kParked and from there to kAbsent; nothing brings it to VRAM or into place meanwhile
+// (residency/give_away.cpp).
 //
 // An extent's mapping changes only when no launch in flight reaches its region (in_flight.h says
 // how that is known). Under reach = learned an arena moves by pieces (Region::by_pieces): its
@@ -184,7 +184,6 @@ struct ManagedRegion {
   /// place, and no chunk store knows them.
   std::vector<HostChunk> places;
   bool pinned = false;    // the frames, for the GPU
-  uint32_t away = 0;      // extents that are absent, or leaving
   uint32_t released = 0;  // while it is freed: extents that nobody has any more
 
   HostChunk* placeOf(const Extent& extent);

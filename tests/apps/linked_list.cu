@@ -3,35 +3,9 @@
 #include <algorithm>
 
 #include "common.h"
+#include "list_nodes.h"
 
-struct Node {
-  Node* next;
-  uint32_t value;
-  uint32_t visits;
-};
-
-__global__ void walk(Node* const* head, unsigned long long* sum, uint32_t* length) {
-  unsigned long long total = 0;
-  uint32_t count = 0;
-  for (Node* node = *head; node != nullptr; node = node->next) {
-    total = total * 31 + node->value;
-    ++node->visits;
-    ++count;
-  }
-  *sum = total;
-  *length = count;
-}
-
-__global__ void reverse(Node** head) {
-  Node* done = nullptr;
-  for (Node* node = *head; node != nullptr;) {
-    Node* const next = node->next;
-    node->next = done;
-    done = node;
-    node = next;
-  }
-  *head = done;
-}
+using apps::Node;
 
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
@@ -66,7 +40,7 @@ int main(int argc, char** argv) {
   apps::Pressure pressure(options.bytes / 2);
   for (int round = 0; round < 4; ++round) {
     pressure.apply();
-    walk<<<1, 1>>>(head, sum, length);
+    apps::walk<<<1, 1>>>(head, sum, length);
     unsigned long long got, expected = 0;
     uint32_t count;
     RUNTIME_OK(cudaMemcpy(&got, sum, sizeof got, cudaMemcpyDeviceToHost));
@@ -76,7 +50,7 @@ int main(int argc, char** argv) {
           "round %d: %u nodes with sum %llu, expected %zu with %llu", round, count, got, kNodes,
           expected);
     pressure.apply();
-    reverse<<<1, 1>>>(head);
+    apps::reverse<<<1, 1>>>(head);
     std::reverse(values.begin(), values.end());
   }
   RUNTIME_OK(cudaGetLastError());

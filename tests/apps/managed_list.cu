@@ -4,35 +4,9 @@
 #include <algorithm>
 
 #include "common.h"
+#include "list_nodes.h"
 
-struct Node {
-  Node* next;
-  uint32_t value;
-  uint32_t visits;
-};
-
-__global__ void walk(Node* const* head, unsigned long long* sum, uint32_t* length) {
-  unsigned long long total = 0;
-  uint32_t count = 0;
-  for (Node* node = *head; node != nullptr; node = node->next) {
-    total = total * 31 + node->value;
-    ++node->visits;
-    ++count;
-  }
-  *sum = total;
-  *length = count;
-}
-
-__global__ void reverse(Node** head) {
-  Node* done = nullptr;
-  for (Node* node = *head; node != nullptr;) {
-    Node* const next = node->next;
-    node->next = done;
-    done = node;
-    node = next;
-  }
-  *head = done;
-}
+using apps::Node;
 
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
@@ -61,13 +35,13 @@ int main(int argc, char** argv) {
     expected = expected * 31 + places[i]->value;
   }
   for (uint32_t round = 1; round <= 4; ++round) {
-    walk<<<1, 1>>>(&head->first, &head->sum, &head->length);
+    apps::walk<<<1, 1>>>(&head->first, &head->sum, &head->length);
     RUNTIME_OK(cudaGetLastError());
     pressure.apply();
     RUNTIME_OK(cudaDeviceSynchronize());
     CHECK(head->length == kNodes && head->sum == expected,
           "round %u: %u nodes, sum %#llx not %#llx", round, head->length, head->sum, expected);
-    reverse<<<1, 1>>>(&head->first);
+    apps::reverse<<<1, 1>>>(&head->first);
     RUNTIME_OK(cudaDeviceSynchronize());
     // The CPU walks what the GPU has relinked, moves the first node to the end, and changes values.
     expected = 0;
