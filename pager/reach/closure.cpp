@@ -87,11 +87,16 @@ void Closure::reachEverything() {
   for (uint32_t id = 1; id < state_.book.regions.end(); ++id) {
     Region* region = state_.book.regions.at(id);
     if (region->dead || !(region->published || region->isRoot())) continue;
-    for (auto& extent : region->extents)
-      if (!extent->mapped() || extent->state == ExtentState::kRetiring)
-        needed.push_back(extent.get());
+    if (region->managed != nullptr) {
+      managed_.push_back(region);
+    } else {
+      for (auto& extent : region->extents)
+        if (!extent->mapped() || extent->state == ExtentState::kRetiring)
+          needed.push_back(extent.get());
+    }
     visit(region);
   }
+  listTaken();
 }
 
 Engine* Closure::scannerOfVariables() const {
@@ -143,8 +148,18 @@ void Closure::list(Region& region) {
     if (all || !usable(extent->state)) needed.push_back(extent.get());
 }
 
+// Managed memory that the CPU has taken some of, meanwhile: all of it is needed.
+void Closure::listTaken() {
+  const auto whole = std::stable_partition(
+      managed_.begin(), managed_.end(), [](const Region* region) { return region->unusable == 0; });
+  for (auto region = whole; region != managed_.end(); ++region)
+    for (auto& extent : (*region)->extents) needed.push_back(extent.get());
+  managed_.erase(whole, managed_.end());
+}
+
 void Closure::follow() {
-  if (!follows_ || everything) return;
+  if (everything) return listTaken();
+  if (!follows_) return;
   // Variables of a context that no engine lives in can't be scanned: they may name anything.
   if (everything_found_ ||
       (state_.reach.roots.hasVariables(context_) && state_.devices.engineIn(context_) == nullptr))
@@ -166,11 +181,7 @@ void Closure::follow() {
     if (everything_found_) return reachEverything();
   }
   listed_ = regions.size();
-  const auto whole = std::stable_partition(
-      managed_.begin(), managed_.end(), [](const Region* region) { return region->unusable == 0; });
-  for (auto region = whole; region != managed_.end(); ++region)
-    for (auto& extent : (*region)->extents) needed.push_back(extent.get());
-  managed_.erase(whole, managed_.end());
+  listTaken();
   for (; listed_pieces_ < used.extents().size(); ++listed_pieces_) {
     Extent* extent = used.extents()[listed_pieces_];
     if (!usable(extent->state) || !mayBeInPlace(*extent)) needed.push_back(extent);

@@ -69,6 +69,7 @@ class Closure {
   void visitPage(uint64_t address);
   void followVariables();
   void list(Region& region);
+  void listTaken();
   void notLookedThrough(const Region& root);
 
   PoolState& state_;
