@@ -39,6 +39,10 @@ uint64_t olpager_set_host_limit(uint64_t bytes);
 /// is under way between here and them; no call of CUDA's may follow.
 void olpager_stop(void);
 
+/// From now on `call` is called on each thread whose operation waits for memory, once for each
+/// operation, when it has waited for a moment. No lock is held.
+void olpager_on_wait(void (*call)(void));
+
 /// Where the log goes from now on, instead of standard error: warnings and errors to `grave`, with
 /// `before` (which lives as long as the process) before their text.
 void olpager_set_log(int descriptor, int grave, const char* before);

@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -153,6 +154,18 @@ using Serve = CUresult (*)(Invocation&);
 
 /// The generated decoder of a symbol; null where there is none.
 Serve generatedService(size_t function);
+/// What of a symbol's arguments its order among other calls depends on, and where they are in the
+/// record behind its head; -1: there is none.
+struct CalledWith {
+  int16_t stream = -1;
+  bool per_thread = false;      // the default stream is the thread's
+  bool default_stream = false;  // it is in that, and names none
+  bool gone = false;            // it ends what it names
+  std::array<int16_t, 2> events = {-1, -1};
+};
+/// Generated. Nothing where there is no decoder.
+CalledWith calledWith(size_t function);
+
 /// What is written by hand, by forward::Operation; null where there is none.
 Serve writtenService(size_t operation);
 

@@ -3,6 +3,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/log.h"
 #include "gpunode/worker/worker.h"
 
 namespace olpager::gpunode {
@@ -35,6 +36,48 @@ bool endsWaits(const CallHead& head) {
 }
 
 }  // namespace
+
+/// The call that a thread has taken as the leader, while it is made.
+struct Lead::Making {
+  Lead& lead;
+  const CallHead& head;
+  const Record& record;
+  const uint64_t self;
+  std::shared_ptr<StreamQueues::Queue> queue;  // of what comes behind it: it waits for memory
+  static thread_local Making* t_now;
+};
+thread_local Lead::Making* Lead::Making::t_now = nullptr;
+
+void Lead::waitsForMemory() noexcept {
+  Making* const making = Making::t_now;
+  if (making == nullptr || making->queue != nullptr) return;  // it is none of the leader's
+  try {
+    making->lead.leave(*making);
+  } catch (const std::exception& error) {  // the leader waits
+    base::logWarn("a session's other streams wait for one that waits for memory: %s", error.what());
+  }
+}
+
+void Lead::leave(Making& making) {
+  making.queue = worker_.queues().waits(making.head, making.record);
+  {
+    std::lock_guard lock(mutex_);
+    if (leader_ != making.self) return;
+    call_.store(0);
+    leader_ = 0;
+    waits_ = false;
+  }
+  free_.notify_one();
+}
+
+void Lead::make(const CallHead& head, const Record& record, uint64_t self) {
+  Making making{*this, head, record, self, nullptr};
+  Making::t_now = &making;
+  worker_.makeTimed(record);
+  Making::t_now = nullptr;
+  if (making.queue != nullptr) return worker_.queues().makeRest(making.queue);
+  if ((head.flags & forward::kMayWait) == 0) call_.store(0);
+}
 
 std::string Lead::serve(std::function<bool()> rejoined) {
   {
@@ -161,12 +204,15 @@ void Lead::lead() {
         continue;
       }
       const CallHead head = headOf(record);
+      if (worker_.queues().any() && isQueued(head, record)) {
+        lock.lock();
+        continue;
+      }
       if ((head.flags & forward::kMayWait) == 0) {
         // Nobody reads past what ends others' waits: what a function changed, however long it
         // takes, is there before the function is over.
         if (!endsWaits(head)) call_.store(++calls_);
-        worker_.makeTimed(record);
-        call_.store(0);
+        make(head, record, self);
         lock.lock();
         continue;
       }
@@ -182,12 +228,21 @@ void Lead::lead() {
         lock.unlock();
         if (nobody_looks) free_.notify_one();
       }
-      worker_.makeTimed(record);
+      make(head, record, self);
       lock.lock();
       if (leader_ == self) waits_ = false;
     }
   }
   free_.notify_all();
+}
+
+// Of the leader: whether the call is behind one that waits for memory.
+bool Lead::isQueued(const CallHead& head, Record& record) {
+  if (endsWaits(head)) return worker_.queues().take(head, record);
+  call_.store(++calls_);
+  const bool taken = worker_.queues().take(head, record);
+  call_.store(0);
+  return taken;
 }
 
 // Records that were read ahead come first.

@@ -5,6 +5,10 @@
 // still waits after a few milliseconds, the lead is taken from it. Calls that were taken before are
 // made before: a call of the leader's is over, or waits, when the next one is taken.
 //
+// A call that waits for memory leaves the lead, too, and what is to come behind it is queued
+// (stream_queues.h): the leader never waits for pages. Its thread makes what is queued for its
+// stream, and looks for the lead again.
+//
 // While host functions run or gates are closed, any call may wait for them: then another thread
 // reads on, and makes of what comes only what ends them or opens them.
 //
@@ -55,10 +59,16 @@ class Lead {
   /// A stream waits for the client from now on: somebody has to hear of it whatever the leader's
   /// calls wait for.
   void gatePut() { free_.notify_one(); }
+  /// The call that this thread makes waits for memory: where it leads it leaves the lead.
+  static void waitsForMemory() noexcept;
 
  private:
   using Record = std::vector<std::byte>;
+  struct Making;
   void lead();
+  void make(const forward::CallHead& head, const Record& record, uint64_t self);
+  void leave(Making& making);
+  bool isQueued(const forward::CallHead& head, Record& record);
   bool takeLead(std::unique_lock<std::mutex>& lock, uint64_t self);
   calls::Channel::Read take(Record& record);
   calls::Channel::Read next(Record& record, std::chrono::microseconds timeout);

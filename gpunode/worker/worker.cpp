@@ -58,6 +58,10 @@ Worker::Worker(const WorkerOptions& options)
 
 Status Worker::start() {
   if (auto loaded = library_.load(options_.library); !loaded.ok()) return loaded;
+  if (const auto on_wait =
+          reinterpret_cast<decltype(&olpager_on_wait)>(library_.symbol("olpager_on_wait"));
+      on_wait != nullptr)
+    on_wait(&Lead::waitsForMemory);
   text_.start([this](std::string_view bytes) {
     tell(Answer::kText, STDOUT_FILENO, CUDA_SUCCESS,
          std::as_bytes(std::span(bytes.data(), bytes.size())), true);
@@ -245,6 +249,11 @@ void Worker::make(const std::vector<std::byte>& record) {
   const AnswerHead reply{Answer::kReply, head.reply, result,
                          result == CUDA_SUCCESS || !results.empty() ? 1u : 0u};
   (void)channel_.write({std::as_bytes(std::span(&reply, 1)), results}, true);
+}
+
+void Worker::answer(const CallHead& head, CUresult result) {
+  const AnswerHead reply{Answer::kReply, head.reply, result, 0};
+  (void)channel_.write({std::as_bytes(std::span(&reply, 1))}, true);
 }
 
 CUcontext Worker::current() { return t_current; }

@@ -33,6 +33,7 @@
 #include "gpunode/worker/module_cache.h"
 #include "gpunode/worker/peers.h"
 #include "gpunode/worker/staging.h"
+#include "gpunode/worker/stream_queues.h"
 #include "gpunode/worker/text.h"
 #include "gpunode/worker/thread_streams.h"
 
@@ -122,6 +123,9 @@ class Worker {
   /// Makes one that needs no driver, beside the leader.
   void makeAhead(const std::vector<std::byte>& record);
   bool ended() const { return lead_.ended(); }
+  /// What a call that somebody waits for is answered, when it brings nothing.
+  void answer(const forward::CallHead& head, CUresult result);
+  StreamQueues& queues() { return queues_; }
 
  private:
   void count(const std::vector<std::byte>& record);
@@ -154,6 +158,7 @@ class Worker {
   Text text_{STDOUT_FILENO};
   Text errors_{STDERR_FILENO};
   Made made_;
+  StreamQueues queues_{*this};
   Lead lead_{*this};
   std::atomic<bool> client_dead_{false};
 };

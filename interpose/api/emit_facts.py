@@ -40,7 +40,9 @@ bool holds(Fact fact, size_t symbol);
 def function_facts_cpp(spec):
     rows = ""
     for name in spec.all_names():
-        facts = name.function.facts if hasattr(name, "form") else []
+        facts = list(name.function.facts) if hasattr(name, "form") else []
+        if hasattr(name, "form") and name.form.forward == "cached" and "overtakes" not in facts:
+            facts.append("overtakes")
         rows += "    " + (" | ".join(f"bit(Fact::{_enumerator(fact)})" for fact in facts) or "0") + f",  // {name.name}\n"
     return f"""{NOTE}#include "interpose/api/function_facts.h"
 

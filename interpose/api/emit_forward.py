@@ -430,13 +430,36 @@ void* olpager::forward::forwardFunction(Symbol symbol) {{
 """
 
 
+def _called_with(symbol):
+    """What the order of a call depends on, and where it travels: values come first."""
+    form = symbol.form
+    stream, events, offset = None, [], "0"
+    for p in encoded_order(form):
+        if not is_value(p):
+            break
+        if p.base_type == "CUstream" and stream is None:
+            stream = offset
+        if p.base_type == "CUevent":
+            events.append(offset)
+        offset += " + " + ("sizeof(uint64_t)" if is_translated(p) else f"sizeof({p.type})")
+    assert len(events) <= 2
+    facts = form.function
+    in_default = stream is None and facts.has("has-async")
+    gone = any(p.get("gone") for p in form.parameters)
+    if stream is None and not events and not in_default:
+        return "{}"
+    per_thread, in_default, gone = (str(bool(flag)).lower() for flag in (symbol.per_thread, in_default, gone))
+    return f"{{{stream or -1}, {per_thread}, {in_default}, {gone}, {{{', '.join((events + ['-1', '-1'])[:2])}}}}}"
+
+
 def forward_worker_cpp(spec):
     generic = generic_symbols(spec)
     functions = "\n".join(_worker_function(s) for s in generic)
     names = {s.name for s in generic}
-    rows = ""
+    rows, orders = "", ""
     for name in spec.all_names():
         rows += f"    &serve_{name.name},\n" if name.name in names else "    nullptr,\n"
+        orders += f"    {_called_with(name) if name.name in names else '{}'},  // {name.name}\n"
     return f"""{NOTE}// The worker's side of forwarded mode.
 #define __CUDA_API_VERSION_INTERNAL
 #include "gpunode/worker/invocation.h"
@@ -451,10 +474,13 @@ namespace {{
 {functions}
 constexpr Serve kServe[api::kSymbolCount] = {{
 {rows}}};
+constexpr CalledWith kCalledWith[api::kSymbolCount] = {{
+{orders}}};
 
 }}  // namespace
 
 Serve generatedService(size_t function) {{ return function < api::kSymbolCount ? kServe[function] : nullptr; }}
+CalledWith calledWith(size_t function) {{ return function < api::kSymbolCount ? kCalledWith[function] : CalledWith{{}}; }}
 
 }}  // namespace olpager::gpunode
 """

@@ -74,6 +74,10 @@ FACTS = {
     "releases-primary": "takes down the primary context of the device that is its first argument, unless others have retained "
                         "it too",
     "captures": "begins or ends a capture",
+    "overtakes": "makes something new, or asks what no work in a stream changes: it may be made before what it is behind. What is "
+                 "cached does so by nature",
+    "records": "makes its event stand for what is before it",
+    "asks": "answers at once whether work is done",
     "quiet": "waits for nothing, ends nothing, and tells the program nothing of what is before it",
 }
 

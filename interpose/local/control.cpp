@@ -41,6 +41,10 @@ extern "C" __attribute__((visibility("default"))) void olpager_stop(void) {
   if (olpager::pager::Pool* const pool = olpager::local::pool()) pool->stop();
 }
 
+extern "C" __attribute__((visibility("default"))) void olpager_on_wait(void (*call)(void)) {
+  olpager::pager::onWait(call);
+}
+
 extern "C" __attribute__((visibility("default"))) void olpager_set_log(int descriptor, int grave,
                                                                        const char* before) {
   olpager::base::setLogDescriptor(descriptor);

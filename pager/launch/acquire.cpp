@@ -1,21 +1,49 @@
 // The path of an operation while something is not in VRAM, where its caller waits.
+#include <atomic>
 #include <chrono>
+#include <utility>
 
+#include "pager/clock.h"
 #include "pager/launch/acquisition.h"
 #include "pager/pool.h"
 #include "pager/residency/engine.h"
 
 namespace olpager::pager {
 
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kLook = 100ms;
+// What comes sooner is not worth telling.
+constexpr uint64_t kMomentNs = 500'000;
+
+std::atomic<void (*)()> g_on_wait{nullptr};
+
+// Looks again whenever something has changed, until the operation waits no more. `tell`: is told
+// once, when that has taken a moment.
+void await(Acquisition& acquisition, PoolState& state, void (*tell)(), Lock& lock) {
+  const uint64_t began = tell != nullptr ? nowNs() : 0;
+  do {
+    state.changed.wait_for(lock, tell != nullptr ? std::chrono::nanoseconds(kMomentNs) : kLook);
+    if (tell == nullptr || nowNs() - began < kMomentNs) continue;
+    lock.unlock();
+    std::exchange(tell, nullptr)();
+    lock.lock();
+  } while (acquisition.ready(lock) == Acquisition::State::kWaiting);
+}
+
+}  // namespace
+
+void onWait(void (*call)()) { g_on_wait.store(call); }
+
 CUresult Access::acquireSlow() {
   PoolState& state = *pool_.state_;
   Lock lock(state.mutex);
   Acquisition acquisition(state, operation_);
   acquisition.begin(lock);
-  while (acquisition.commit(lock, submission_) == Acquisition::State::kWaiting) {
-    state.changed.wait_for(lock, std::chrono::milliseconds(100));
-    acquisition.ready(lock);
-  }
+  while (acquisition.commit(lock, submission_) == Acquisition::State::kWaiting)
+    await(acquisition, state, g_on_wait.load(std::memory_order_relaxed), lock);
   if (acquisition.state() == Acquisition::State::kRefused) return acquisition.result();
   lock.unlock();
   if (submission_.timed != nullptr) submission_.timed->begin(state.driver, operation_.stream);

@@ -148,6 +148,8 @@ class Engine {
     wake();
   }
   void removeWant(Want* want) { wants_.remove(want); }
+  /// Operations that wait here.
+  size_t waiting() const { return wants_.size(); }
   void addRelief(const std::shared_ptr<Relief>& relief) {
     debts_.reliefs.push_back(relief);
     wake();

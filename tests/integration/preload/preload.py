@@ -46,7 +46,7 @@ def check_library(options):
         if tuple(map(int, version.split(".")))[:2] > NEWEST_GLIBC and not name.startswith("__isoc23_"):
             fail(f"needs {name} of GLIBC_{version}")
     own = {"dlopen", "dlmopen", "olpager_interposer_marker", "olpager_set_placed", "olpager_allocate_at", "olpager_figures", "olpager_stop",
-           "olpager_set_vram_budget", "olpager_set_host_limit", "olpager_set_log"}
+           "olpager_set_vram_budget", "olpager_set_host_limit", "olpager_set_log", "olpager_on_wait"}
     for line in symbols.splitlines():
         fields = line.split()
         if len(fields) < 8 or fields[6] == "UND" or not fields[0].rstrip(":").isdigit():

@@ -1,0 +1,346 @@
+#include "gpunode/worker/stream_queues.h"
+
+#include <algorithm>
+#include <chrono>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/log.h"
+#include "forwarding/wire/copies.h"
+#include "forwarding/wire/launch_wire.h"
+#include "forwarding/wire/straight.h"
+#include "gpunode/worker/worker.h"
+#include "interpose/api/function_facts.h"
+
+namespace olpager::gpunode {
+namespace {
+
+using api::Fact;
+using forward::CallHead;
+using forward::Operation;
+
+constexpr auto kSlice = std::chrono::milliseconds(500);
+
+}  // namespace
+
+struct StreamQueues::Item {
+  Record record;
+  std::vector<Place> behind;
+};
+
+struct StreamQueues::Queue {
+  Order::Kind kind = Order::Kind::kInStream;
+  Stream stream;           // kInStream
+  std::deque<Item> items;  // not made, and not being made
+  uint64_t put = 0;        // calls so far, the one that waits for memory first
+  uint64_t made = 0;
+};
+
+bool StreamQueues::Place::over() const { return queue == nullptr || queue->made >= calls; }
+
+bool StreamQueues::allOver(const std::vector<Place>& places) {
+  return std::all_of(places.begin(), places.end(), [](const Place& one) { return one.over(); });
+}
+
+bool StreamQueues::streamOf(const CallHead& head, uint64_t number, bool per_thread,
+                            Stream* stream) {
+  uint64_t value = 0;
+  if (head.context != 0) (void)worker_.handles().find(head.context, HandleKind::kContext, &value);
+  stream->context = handleFrom<CUcontext>(value);
+  if (number == bitsOf(CU_STREAM_PER_THREAD) || (number == 0 && per_thread)) {
+    worker_.setCurrent(stream->context);
+    return worker_.threadStreams().find(head.thread, head.context, &stream->stream) == CUDA_SUCCESS;
+  }
+  if (number == 0 || number == bitsOf(CU_STREAM_LEGACY)) return true;
+  if (!worker_.handles().find(number, HandleKind::kStream, &value)) return false;
+  stream->stream = handleFrom<CUstream>(value);
+  const api::DriverTable& driver = worker_.driver();
+  unsigned flags = 0;
+  if (driver.cuStreamGetFlags != nullptr) (void)driver.cuStreamGetFlags(stream->stream, &flags);
+  stream->blocks = (flags & CU_STREAM_NON_BLOCKING) == 0;
+  CUcontext own = nullptr;
+  if (driver.cuStreamGetCtx != nullptr &&
+      driver.cuStreamGetCtx(stream->stream, &own) == CUDA_SUCCESS)
+    stream->context = own;
+  return true;
+}
+
+StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& record) {
+  using Kind = Order::Kind;
+  Order order;
+  order.answers = head.reply != 0;
+  forward::Reader in(record);
+  (void)in.value<CallHead>();
+  // What names no stream that there is fails by itself.
+  const auto inStream = [&](uint64_t number, bool per_thread) {
+    order.kind =
+        streamOf(head, number, per_thread, &order.stream) ? Kind::kInStream : Kind::kAtOnce;
+  };
+  const auto inNone = [&] { order.kind = head.reply != 0 ? Kind::kApart : Kind::kBeforeAll; };
+  switch (static_cast<Operation>(head.function)) {
+    case Operation::kLaunch: {
+      const auto launch = in.value<forward::LaunchHead>();
+      inStream(launch.stream, launch.per_thread != 0);
+      return order;
+    }
+    case Operation::kCopyIn:
+    case Operation::kCopyOut:
+    case Operation::kCopyDevice:
+    case Operation::kCopyPeer:
+    case Operation::kSynchronizeDefault: {
+      const auto copy = in.value<forward::CopyHead>();
+      inStream(copy.stream, copy.per_thread != 0);
+      order.told_done = copy.in_order == 0 && head.reply == 0;
+      return order;
+    }
+    case Operation::kStraightOut:
+    case Operation::kStraightIn: {
+      const auto copy = in.value<forward::StraightHead>();
+      if (copy.now == 0) inStream(copy.stream, copy.per_thread != 0);
+      return order;
+    }
+    case Operation::kHostFunction:
+    case Operation::kHostChanges:
+    case Operation::kGraphBytes:
+    case Operation::kGate: {
+      const auto stream = in.value<uint64_t>();
+      inStream(stream, in.value<uint8_t>() != 0);
+      if (static_cast<Operation>(head.function) != Operation::kGate) return order;
+      (void)in.value<uint32_t>();  // its notice
+      order.gate = in.value<uint32_t>();
+      return order;
+    }
+    case Operation::kOpenGate:
+      order.opens = in.value<uint32_t>();
+      return order;
+    case Operation::kGoodbye:
+      order.kind = Kind::kGoodbye;
+      return order;
+    // What ends others' waits, makes something new, or asks what no work changes.
+    case Operation::kHostBytes:
+    case Operation::kHostFunctionDone:
+    case Operation::kStraightStop:
+    case Operation::kDescribe:
+    case Operation::kParameters:
+    case Operation::kClusters:
+    case Operation::kLoadModule:
+    case Operation::kLoadLibrary:
+    case Operation::kNameKernel:
+    case Operation::kHostAlloc:
+    case Operation::kAllocateAt:
+    case Operation::kPointerAttribute:
+    case Operation::kContextCreate:
+    case Operation::kPrimaryRetain:
+    case Operation::kPeerLink:
+    case Operation::kLinkCreate:
+    case Operation::kLinkAdd:
+    case Operation::kLinkComplete:
+    case Operation::kLinkDestroy:
+    case Operation::kLogsDump:
+    case Operation::kLogsListen:
+      return order;
+    default:
+      break;
+  }
+  if (api::holds(Fact::kOvertakes, head.function)) return order;
+  const CalledWith with = calledWith(head.function);
+  for (const int16_t at : with.events) {
+    forward::Reader event(in);
+    if (at < 0) continue;
+    (void)event.raw(static_cast<uint64_t>(at));
+    order.events.push_back(event.value<uint64_t>());
+  }
+  order.records = api::holds(Fact::kRecords, head.function);
+  order.asks = api::holds(Fact::kAsks, head.function);
+  order.ends = with.gone;
+  if (with.stream >= 0) {
+    (void)in.raw(static_cast<uint64_t>(with.stream));
+    inStream(in.value<uint64_t>(), with.per_thread);
+  } else if (with.default_stream) {
+    inStream(0, with.per_thread);
+  } else if (!order.events.empty() && (head.reply != 0 || order.ends)) {
+    order.kind = Kind::kApart;
+  } else {
+    inNone();
+  }
+  return order;
+}
+
+// Of the queue that it would have for itself.
+StreamQueues::Order::Kind StreamQueues::kindOf(const Order& order) {
+  return order.kind == Order::Kind::kInStream && order.answers ? Order::Kind::kApart : order.kind;
+}
+
+StreamQueues::Queue* StreamQueues::queueOf(const Stream& stream) const {
+  for (const auto& queue : queues_)
+    if (queue->kind == Order::Kind::kInStream && queue->stream == stream) return queue.get();
+  return nullptr;
+}
+
+// What is not over of what the call is behind, beside what is in its own queue.
+std::vector<StreamQueues::Place> StreamQueues::behindOf(const Order& order,
+                                                        const Queue* own) const {
+  using Kind = Order::Kind;
+  std::vector<Place> behind;
+  const auto isBehind = [&](const Queue& queue) {
+    if (queue.kind == Kind::kBeforeAll) return true;
+    if (queue.kind != Kind::kInStream) return false;
+    if (order.kind != Kind::kInStream) return order.kind != Kind::kApart || order.events.empty();
+    if (queue.stream == order.stream) return true;
+    const bool legacy = order.stream.stream == nullptr || queue.stream.stream == nullptr;
+    return legacy && order.stream.blocks && queue.stream.blocks &&
+           order.stream.context == queue.stream.context;
+  };
+  if (order.kind != Kind::kAtOnce)
+    for (const auto& queue : queues_)
+      if (queue.get() != own && isBehind(*queue)) behind.push_back({queue, queue->put});
+  const auto add = [&](const Place& place) {
+    if (place.queue.get() != own && !place.over()) behind.push_back(place);
+  };
+  if (order.kind != Kind::kAtOnce)
+    for (const Place& place : told_done_) add(place);
+  for (const uint64_t number : order.events) {
+    const auto found = events_.find(number);
+    if (found == events_.end()) continue;
+    add(found->second.record);
+    if (order.records || order.ends)
+      for (const Place& place : found->second.all) add(place);
+  }
+  return behind;
+}
+
+void StreamQueues::note(const Order& order, const Place& place) {
+  for (const uint64_t number : order.events) {
+    Event& event = events_[number];
+    if (order.records) event.record = place;
+    std::erase_if(event.all, [](const Place& one) { return one.over(); });
+    event.all.push_back(place);
+  }
+  if (order.told_done) {
+    std::erase_if(told_done_, [](const Place& one) { return one.over(); });
+    told_done_.push_back(place);
+  }
+  if (order.gate != 0) gates_.insert_or_assign(order.gate, place.queue);
+}
+
+void StreamQueues::put(const std::shared_ptr<Queue>& queue, Item item, const Order& order) {
+  ++calls_;
+  bytes_ += item.record.size();
+  queue->items.push_back(std::move(item));
+  ++queue->put;
+  note(order, {queue, queue->put});
+}
+
+void StreamQueues::awaitRoom(std::unique_lock<std::mutex>& lock) {
+  while ((calls_ >= kMostCalls || bytes_ >= kMostBytes) && !worker_.ended())
+    made_.wait_for(lock, kSlice);
+}
+
+bool StreamQueues::take(const CallHead& head, Record& record) {
+  using Kind = Order::Kind;
+  const Order order = orderOf(head, record);
+  const bool opens = order.opens != 0 && !worker_.gates().isPut(order.opens);
+  std::unique_lock lock(mutex_);
+  if (order.kind == Kind::kGoodbye) {
+    while (!queues_.empty() && !worker_.ended()) made_.wait_for(lock, kSlice);
+    return false;
+  }
+  if (opens) {
+    const auto found = gates_.find(order.opens);
+    const auto queue = found != gates_.end() ? found->second : nullptr;
+    if (std::find(queues_.begin(), queues_.end(), queue) == queues_.end()) return false;
+    put(queue, {std::move(record), {}}, order);
+    return true;
+  }
+  if (order.kind == Kind::kAtOnce) return false;
+  const Kind kind = kindOf(order);
+  Queue* const own = kind == Kind::kInStream ? queueOf(order.stream) : nullptr;
+  std::vector<Place> behind = behindOf(order, own);
+  if (own == nullptr && behind.empty()) return false;
+  if (order.asks) {
+    lock.unlock();
+    worker_.answer(head, CUDA_ERROR_NOT_READY);
+    return true;
+  }
+  awaitRoom(lock);
+  // The leader may have waited: the queue may be gone by now.
+  for (const auto& queue : queues_) {
+    if (queue.get() != own) continue;
+    put(queue, {std::move(record), std::move(behind)}, order);
+    return true;
+  }
+  const auto queue = std::make_shared<Queue>();
+  queue->kind = kind;
+  queue->stream = order.stream;
+  try {
+    std::thread([this, queue] { work(queue); }).detach();  // once it has its call
+  } catch (const std::system_error& error) {
+    base::logWarn("a session's other streams wait for one that waits for memory: %s", error.what());
+    while (!allOver(behind) && !worker_.ended()) made_.wait_for(lock, kSlice);
+    return false;
+  }
+  queues_.push_back(queue);
+  live_.store(queues_.size());
+  put(queue, {std::move(record), std::move(behind)}, order);
+  return true;
+}
+
+std::shared_ptr<StreamQueues::Queue> StreamQueues::waits(const CallHead& head,
+                                                         const Record& record) {
+  using Kind = Order::Kind;
+  const CUcontext current = Worker::current();
+  Order order = orderOf(head, record);
+  worker_.setCurrent(current);  // the call goes on in it
+  if (order.kind == Kind::kAtOnce || order.kind == Kind::kGoodbye) order.kind = Kind::kApart;
+  auto queue = std::make_shared<Queue>();
+  queue->kind = kindOf(order);
+  queue->stream = order.stream;
+  queue->put = 1;
+  std::lock_guard lock(mutex_);
+  queues_.push_back(queue);
+  live_.store(queues_.size());
+  note(order, {queue, 1});
+  return queue;
+}
+
+void StreamQueues::makeRest(const std::shared_ptr<Queue>& queue) {
+  {
+    std::lock_guard lock(mutex_);
+    ++queue->made;
+    made_.notify_all();
+  }
+  work(queue);
+}
+
+void StreamQueues::gone(const Queue& queue) {
+  std::erase_if(queues_, [&](const auto& one) { return one.get() == &queue; });
+  live_.store(queues_.size());
+  if (!queues_.empty()) return;
+  events_.clear();
+  told_done_.clear();
+  gates_.clear();
+}
+
+void StreamQueues::work(const std::shared_ptr<Queue>& queue) {
+  std::unique_lock lock(mutex_);
+  while (!queue->items.empty() && !worker_.ended()) {
+    if (!allOver(queue->items.front().behind)) {
+      made_.wait_for(lock, kSlice);
+      continue;
+    }
+    const Record record = std::move(queue->items.front().record);
+    queue->items.pop_front();
+    lock.unlock();
+    worker_.makeTimed(record);
+    lock.lock();
+    --calls_;
+    bytes_ -= record.size();
+    ++queue->made;
+    made_.notify_all();
+  }
+  gone(*queue);
+  made_.notify_all();
+}
+
+}  // namespace olpager::gpunode

@@ -1,0 +1,142 @@
+// Queues of streams whose next call waits for memory: the leader goes on with other streams.
+//
+// A call that waits for pages (olpager_on_wait) stays on the thread that makes it, which leaves the
+// lead and owns a queue for the call's stream from then on. What the leader takes meanwhile and
+// what has to be behind it is put in queues, as the records that came; all else is made at once.
+// The owner makes what is in its queue when its own call is over, one after the other, and the
+// queue is gone when it is empty. A call of a queue may wait for memory in its turn.
+//
+//   a queue is       of                             what comes later is behind it when it
+//   a stream's       calls in that stream that      is in that stream (below)
+//                    nobody waits for
+//   apart            one call that somebody waits   -
+//                    for, or that ends an event
+//   before all       one call that nobody waits     is no call that overtakes
+//                    for, and that is in no stream
+//
+// What somebody waits for comes behind what is before it, and nothing comes behind it: the thread
+// that waits does not go on, and others may have to (a call that waits for a kernel which a later
+// launch ends).
+//
+// A place is a queue and a number of calls in it: it is over when so many have been made. Each call
+// in a queue has the places that it is behind, beside those before it in its queue:
+//
+//   a call in a stream       the legacy default stream is behind all of its context's streams that
+//                            block, and they are behind it
+//   records an event         whatever names that event and is not made: an earlier record, waits
+//   waits for an event, or   the event's record; its stream gets a queue where it had none
+//   names it otherwise
+//   asks whether work is     is made at once where it is behind nothing, else answered with
+//   done                     CUDA_ERROR_NOT_READY: no queue has it
+//   opens a gate             the gate, where that is in a queue still
+//   (a copy that the client has been told is done: whatever comes later is behind it)
+//   all that is in no        everything. Those that make something new, or ask what no work
+//   stream                   changes, overtake (Fact::kOvertakes), as does what ends others' waits
+//
+// What is known of a function's order is the specification's (calledWith()); what has no function
+// of its own is named in stream_queues.cpp. What graphs record in events, or wait for, is not
+// known.
+//
+// Bounded: where more than kMostBytes or kMostCalls are in queues the leader waits, as for a stream
+// that is full.
+//
+// Thread-safety: any thread; take() is the leader's. Lock: mutex_; nothing is called under it. A
+// queue's items are taken by its owner alone. Threads of queues that are not a waiting call's end
+// with the queue.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "forwarding/wire/wire.h"
+#include "gpunode/worker/invocation.h"
+
+namespace olpager::gpunode {
+
+class Worker;
+
+class StreamQueues {
+ public:
+  using Record = std::vector<std::byte>;
+  struct Queue;
+
+  explicit StreamQueues(Worker& worker) : worker_(worker) {}
+
+  /// False: nothing is in a queue, and no call needs take().
+  bool any() const { return live_.load(std::memory_order_relaxed) != 0; }
+  /// True: the call is in a queue now, or answered. False: it is behind nothing.
+  bool take(const forward::CallHead& head, Record& record);
+
+  /// The call that this thread makes waits for memory: what comes behind it is queued from now on.
+  std::shared_ptr<Queue> waits(const forward::CallHead& head, const Record& record);
+  /// That call is over: makes what is queued behind it.
+  void makeRest(const std::shared_ptr<Queue>& queue);
+
+ private:
+  /// A stream as a call means it.
+  struct Stream {
+    CUcontext context = nullptr;
+    CUstream stream = nullptr;  // nullptr: the legacy default one
+    bool blocks = true;
+    bool operator==(const Stream&) const = default;
+  };
+  /// What a call's order depends on.
+  struct Order {
+    enum class Kind : uint8_t { kAtOnce, kInStream, kApart, kBeforeAll, kGoodbye };
+    Kind kind = Kind::kAtOnce;
+    Stream stream;
+    bool answers = false;          // somebody waits for it
+    std::vector<uint64_t> events;  // the client's numbers
+    bool records = false;          // what the event stands for
+    bool asks = false;             // whether work is done
+    bool ends = false;             // what it names
+    bool told_done = false;        // the client takes it to be done
+    uint32_t gate = 0;             // is put
+    uint32_t opens = 0;            // a gate
+  };
+  /// As many of the queue's calls are before it.
+  struct Place {
+    std::shared_ptr<Queue> queue;
+    uint64_t calls = 0;
+    bool over() const;
+  };
+  /// Calls in queues that name an event.
+  struct Event {
+    Place record;  // the last one
+    std::vector<Place> all;
+  };
+  struct Item;
+
+  static Order::Kind kindOf(const Order& order);
+  Order orderOf(const forward::CallHead& head, const Record& record);
+  bool streamOf(const forward::CallHead& head, uint64_t number, bool per_thread, Stream* stream);
+  std::vector<Place> behindOf(const Order& order, const Queue* own) const;       // under mutex_
+  Queue* queueOf(const Stream& stream) const;                                    // likewise
+  void put(const std::shared_ptr<Queue>& queue, Item item, const Order& order);  // likewise
+  void note(const Order& order, const Place& place);                             // likewise
+  void awaitRoom(std::unique_lock<std::mutex>& lock);
+  static bool allOver(const std::vector<Place>& places);  // under mutex_
+  void work(const std::shared_ptr<Queue>& queue);
+  void gone(const Queue& queue);  // under mutex_
+
+  static constexpr size_t kMostBytes = 256 << 20;
+  static constexpr size_t kMostCalls = 1 << 14;
+
+  Worker& worker_;
+  std::atomic<size_t> live_{0};  // queues
+  std::mutex mutex_;
+  std::condition_variable made_;
+  std::vector<std::shared_ptr<Queue>> queues_;
+  std::map<uint64_t, Event> events_;
+  std::vector<Place> told_done_;
+  std::map<uint32_t, std::shared_ptr<Queue>> gates_;  // that are in queues, or were
+  size_t calls_ = 0, bytes_ = 0;                      // in queues
+};
+
+}  // namespace olpager::gpunode
