@@ -161,6 +161,7 @@ struct CalledWith {
   bool per_thread = false;      // the default stream is the thread's
   bool default_stream = false;  // it is in that, and names none
   bool gone = false;            // it ends what it names
+  bool only_puts = false;       // it puts something in the stream, and brings no more than an error
   std::array<int16_t, 2> events = {-1, -1};
 };
 /// Generated. Nothing where there is no decoder.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -82,6 +83,7 @@ StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& re
     case Operation::kLaunch: {
       const auto launch = in.value<forward::LaunchHead>();
       inStream(launch.stream, launch.per_thread != 0);
+      order.early = true;
       return order;
     }
     case Operation::kCopyIn:
@@ -154,6 +156,7 @@ StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& re
   order.records = api::holds(Fact::kRecords, head.function);
   order.asks = api::holds(Fact::kAsks, head.function);
   order.ends = with.gone;
+  order.early = with.only_puts;
   if (with.stream >= 0) {
     (void)in.raw(static_cast<uint64_t>(with.stream));
     inStream(in.value<uint64_t>(), with.per_thread);
@@ -169,7 +172,8 @@ StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& re
 
 // Of the queue that it would have for itself.
 StreamQueues::Order::Kind StreamQueues::kindOf(const Order& order) {
-  return order.kind == Order::Kind::kInStream && order.answers ? Order::Kind::kApart : order.kind;
+  const bool awaited = order.answers && !order.early;
+  return order.kind == Order::Kind::kInStream && awaited ? Order::Kind::kApart : order.kind;
 }
 
 StreamQueues::Queue* StreamQueues::queueOf(const Stream& stream) const {
@@ -264,6 +268,14 @@ bool StreamQueues::take(const CallHead& head, Record& record) {
     return true;
   }
   awaitRoom(lock);
+  if (order.answers && order.early) {
+    lock.unlock();
+    worker_.answer(head, CUDA_SUCCESS);
+    CallHead nobody_waits = head;
+    nobody_waits.reply = 0;
+    std::memcpy(record.data(), &nobody_waits, sizeof nobody_waits);
+    lock.lock();
+  }
   // The leader may have waited: the queue may be gone by now.
   for (const auto& queue : queues_) {
     if (queue.get() != own) continue;
@@ -293,6 +305,7 @@ std::shared_ptr<StreamQueues::Queue> StreamQueues::waits(const CallHead& head,
   Order order = orderOf(head, record);
   worker_.setCurrent(current);  // the call goes on in it
   if (order.kind == Kind::kAtOnce || order.kind == Kind::kGoodbye) order.kind = Kind::kApart;
+  if (order.answers && order.early) worker_.answerEarly(head);
   auto queue = std::make_shared<Queue>();
   queue->kind = kindOf(order);
   queue->stream = order.stream;

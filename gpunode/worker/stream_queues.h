@@ -16,7 +16,10 @@
 //
 // What somebody waits for comes behind what is before it, and nothing comes behind it: the thread
 // that waits does not go on, and others may have to (a call that waits for a kernel which a later
-// launch ends).
+// launch ends). Of a launch, or what else is only put in a stream, the client waits for the answer
+// so that an error is the call's own. One that is queued, or waits for memory, is answered at once
+// with success, as natively it would return: what is wrong with it is told as of any other call
+// that nobody waits for.
 //
 // A place is a queue and a number of calls in it: it is over when so many have been made. Each call
 // in a queue has the places that it is behind, beside those before it in its queue:
@@ -92,6 +95,7 @@ class StreamQueues {
     Kind kind = Kind::kAtOnce;
     Stream stream;
     bool answers = false;          // somebody waits for it
+    bool early = false;            // and natively would not
     std::vector<uint64_t> events;  // the client's numbers
     bool records = false;          // what the event stands for
     bool asks = false;             // whether work is done

@@ -36,6 +36,8 @@ CUresult served(Serve service, Invocation& in) {
 // The current context as the last call of this thread left it.
 thread_local CUcontext t_current = nullptr;
 thread_local bool t_current_known = false;
+// The call that this thread makes has been answered.
+thread_local bool t_answered = false;
 // A context that is gone may leave its address to a new one: every thread tells the driver anew.
 std::atomic<uint64_t> g_contexts_gone{0};
 thread_local uint64_t t_contexts_gone = 0;
@@ -211,6 +213,7 @@ void Worker::make(const std::vector<std::byte>& record) {
     faults_.called(head);
   }
   CUresult result = CUDA_SUCCESS;
+  t_answered = false;
   const auto serve = [&] {
     setCurrent(handleFrom<CUcontext>(context));
     result = served(service, in);
@@ -228,7 +231,7 @@ void Worker::make(const std::vector<std::byte>& record) {
   }
   // Before the answer: who has it knows by then which contexts are of no use any more.
   const bool told = base::isKernelFault(result) && faults_.look(head.context);
-  if (head.reply == 0) {
+  if (head.reply == 0 || t_answered) {
     if (result != CUDA_SUCCESS && head.thread != 0 && !told) {
       const AnswerHead failed{Answer::kFailed, head.thread, result, head.function};
       (void)channel_.write(
@@ -252,8 +255,13 @@ void Worker::make(const std::vector<std::byte>& record) {
 }
 
 void Worker::answer(const CallHead& head, CUresult result) {
-  const AnswerHead reply{Answer::kReply, head.reply, result, 0};
+  const AnswerHead reply{Answer::kReply, head.reply, result, result == CUDA_SUCCESS ? 1u : 0u};
   (void)channel_.write({std::as_bytes(std::span(&reply, 1))}, true);
+}
+
+void Worker::answerEarly(const CallHead& head) {
+  answer(head, CUDA_SUCCESS);
+  t_answered = true;
 }
 
 CUcontext Worker::current() { return t_current; }

@@ -125,6 +125,8 @@ class Worker {
   bool ended() const { return lead_.ended(); }
   /// What a call that somebody waits for is answered, when it brings nothing.
   void answer(const forward::CallHead& head, CUresult result);
+  /// The call that this thread makes is answered with success before it is made.
+  void answerEarly(const forward::CallHead& head);
   StreamQueues& queues() { return queues_; }
 
  private:

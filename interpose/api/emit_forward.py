@@ -446,10 +446,11 @@ def _called_with(symbol):
     facts = form.function
     in_default = stream is None and facts.has("has-async")
     gone = any(p.get("gone") for p in form.parameters)
+    only_puts = any(p.get("stream") for p in form.parameters) and not outs(form) and not facts.blocking
     if stream is None and not events and not in_default:
         return "{}"
-    per_thread, in_default, gone = (str(bool(flag)).lower() for flag in (symbol.per_thread, in_default, gone))
-    return f"{{{stream or -1}, {per_thread}, {in_default}, {gone}, {{{', '.join((events + ['-1', '-1'])[:2])}}}}}"
+    flags = ", ".join(str(bool(flag)).lower() for flag in (symbol.per_thread, in_default, gone, only_puts))
+    return f"{{{stream or -1}, {flags}, {{{', '.join((events + ['-1', '-1'])[:2])}}}}}"
 
 
 def forward_worker_cpp(spec):
