@@ -85,7 +85,6 @@ int main(int argc, char** argv) {
     }
     setFlag<<<1, 1, 0, ends>>>(flag, round);
     step<<<1, 32, 0, ends>>>(beside, 1, 1, 1, 1);
-    // Natively a kernel may come before another on the same device: the order here is the streams'.
     if (round % 2 == 0) {
       RUNTIME_OK(cudaStreamSynchronize(also));
     } else {
@@ -106,6 +105,7 @@ int main(int argc, char** argv) {
       CHECK(found[size_t(i) * kStride] == expected[i], "round %u: word %u is %#x, expected %#x",
             round, i, found[size_t(i) * kStride], expected[i]);
   }
+  RUNTIME_OK(cudaStreamSynchronize(ends));
   uint32_t count = 0;
   RUNTIME_OK(cudaMemcpy(&count, beside, 4, cudaMemcpyDeviceToHost));
   CHECK(count == kRounds, "the stream beside it did %u steps", count);
