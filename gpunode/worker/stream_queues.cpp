@@ -73,12 +73,12 @@ StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& re
   order.answers = head.reply != 0;
   forward::Reader in(record);
   (void)in.value<CallHead>();
-  // What names no stream that there is fails by itself.
-  const auto inStream = [&](uint64_t number, bool per_thread) {
-    order.kind =
-        streamOf(head, number, per_thread, &order.stream) ? Kind::kInStream : Kind::kAtOnce;
-  };
   const auto inNone = [&] { order.kind = head.reply != 0 ? Kind::kApart : Kind::kBeforeAll; };
+  // Of a stream that is not known the making may be in a queue.
+  const auto inStream = [&](uint64_t number, bool per_thread) {
+    order.kind = Kind::kInStream;
+    if (!streamOf(head, number, per_thread, &order.stream)) inNone();
+  };
   switch (static_cast<Operation>(head.function)) {
     case Operation::kLaunch: {
       const auto launch = in.value<forward::LaunchHead>();
@@ -119,10 +119,11 @@ StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& re
     case Operation::kGoodbye:
       order.kind = Kind::kGoodbye;
       return order;
-    // What ends others' waits, makes something new, or asks what no work changes.
     case Operation::kHostBytes:
     case Operation::kHostFunctionDone:
     case Operation::kStraightStop:
+      return order;
+    // What makes something new, or asks what no work changes.
     case Operation::kDescribe:
     case Operation::kParameters:
     case Operation::kClusters:
@@ -141,11 +142,15 @@ StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& re
     case Operation::kLinkDestroy:
     case Operation::kLogsDump:
     case Operation::kLogsListen:
+      order.kind = Kind::kOvertakes;
       return order;
     default:
       break;
   }
-  if (api::holds(Fact::kOvertakes, head.function)) return order;
+  if (api::holds(Fact::kOvertakes, head.function)) {
+    order.kind = Kind::kOvertakes;
+    return order;
+  }
   const CalledWith with = calledWith(head.function);
   for (const int16_t at : with.events) {
     forward::Reader event(in);
@@ -172,8 +177,10 @@ StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& re
 
 // Of the queue that it would have for itself.
 StreamQueues::Order::Kind StreamQueues::kindOf(const Order& order) {
+  using Kind = Order::Kind;
+  if (order.kind == Kind::kOvertakes) return order.answers ? Kind::kApart : Kind::kBeforeAll;
   const bool awaited = order.answers && !order.early;
-  return order.kind == Order::Kind::kInStream && awaited ? Order::Kind::kApart : order.kind;
+  return order.kind == Kind::kInStream && awaited ? Kind::kApart : order.kind;
 }
 
 StreamQueues::Queue* StreamQueues::queueOf(const Stream& stream) const {
@@ -189,20 +196,19 @@ std::vector<StreamQueues::Place> StreamQueues::behindOf(const Order& order,
   std::vector<Place> behind;
   const auto isBehind = [&](const Queue& queue) {
     if (queue.kind == Kind::kBeforeAll) return true;
-    if (queue.kind != Kind::kInStream) return false;
+    if (queue.kind != Kind::kInStream || order.kind == Kind::kOvertakes) return false;
     if (order.kind != Kind::kInStream) return order.kind != Kind::kApart || order.events.empty();
     if (queue.stream == order.stream) return true;
     const bool legacy = order.stream.stream == nullptr || queue.stream.stream == nullptr;
     return legacy && order.stream.blocks && queue.stream.blocks &&
            order.stream.context == queue.stream.context;
   };
-  if (order.kind != Kind::kAtOnce)
-    for (const auto& queue : queues_)
-      if (queue.get() != own && isBehind(*queue)) behind.push_back({queue, queue->put});
+  for (const auto& queue : queues_)
+    if (queue.get() != own && isBehind(*queue)) behind.push_back({queue, queue->put});
   const auto add = [&](const Place& place) {
     if (place.queue.get() != own && !place.over()) behind.push_back(place);
   };
-  if (order.kind != Kind::kAtOnce)
+  if (order.kind != Kind::kOvertakes)
     for (const Place& place : told_done_) add(place);
   for (const uint64_t number : order.events) {
     const auto found = events_.find(number);

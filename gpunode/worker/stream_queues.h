@@ -11,8 +11,8 @@
 //                    nobody waits for
 //   apart            one call that somebody waits   -
 //                    for, or that ends an event
-//   before all       one call that nobody waits     is no call that overtakes
-//                    for, and that is in no stream
+//   before all       one call that nobody waits     whatever it is, unless it ends others'
+//                    for, and that is in no stream  waits
 //
 // What somebody waits for comes behind what is before it, and nothing comes behind it: the thread
 // that waits does not go on, and others may have to (a call that waits for a kernel which a later
@@ -33,8 +33,11 @@
 //   done                     CUDA_ERROR_NOT_READY: no queue has it
 //   opens a gate             the gate, where that is in a queue still
 //   (a copy that the client has been told is done: whatever comes later is behind it)
-//   all that is in no        everything. Those that make something new, or ask what no work
-//   stream                   changes, overtake (Fact::kOvertakes), as does what ends others' waits
+//   makes something new, or  only what is before all: a free, after which its address may be
+//   asks what no work        given out again (Fact::kOvertakes)
+//   changes
+//   ends others' waits       nothing
+//   else, in no stream       everything
 //
 // What is known of a function's order is the specification's (calledWith()); what has no function
 // of its own is named in stream_queues.cpp. What graphs record in events, or wait for, is not
@@ -91,7 +94,7 @@ class StreamQueues {
   };
   /// What a call's order depends on.
   struct Order {
-    enum class Kind : uint8_t { kAtOnce, kInStream, kApart, kBeforeAll, kGoodbye };
+    enum class Kind : uint8_t { kAtOnce, kOvertakes, kInStream, kApart, kBeforeAll, kGoodbye };
     Kind kind = Kind::kAtOnce;
     Stream stream;
     bool answers = false;          // somebody waits for it
