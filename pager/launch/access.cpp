@@ -16,9 +16,9 @@ Access::~Access() {
   if (submission_.stream != nullptr) submitted(CUDA_ERROR_UNKNOWN);
 }
 
-void Uses::pushMore(const Use& use) {
-  more_.push_back(use);
+Uses::Use& Uses::pushMore() {
   ++count_;
+  return more_.emplace_back();
 }
 
 void Access::addOutside(uint64_t word) {
@@ -27,7 +27,7 @@ void Access::addOutside(uint64_t word) {
 
 inline void Access::addWord(uint64_t word) {
   if (pool_.contains(word))
-    operation_.uses.push({word, 0, Mode::kReadWrite});
+    operation_.uses.push() = {word, 0, Mode::kReadWrite};
   else
     addOutside(word);
 }
@@ -45,7 +45,7 @@ void Access::addParameter(const void* bytes_at, size_t bytes) {
 void Access::addRange(uint64_t address, uint64_t bytes, Mode mode) {
   if (bytes == 0) return;
   if (pool_.contains(address)) {
-    operation_.uses.push({address, bytes, mode});
+    operation_.uses.push() = {address, bytes, mode};
   } else if (mode != Mode::kRead && pool_.mayHoldRoot(address, bytes)) {
     operation_.root_writes.push_back({address, bytes, mode});
   }

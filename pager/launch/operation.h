@@ -58,16 +58,11 @@ class Uses {
 
   unsigned count() const { return count_; }
   const Use& operator[](unsigned i) const { return i < kInline ? inline_[i] : more_[i - kInline]; }
-  void push(const Use& use) {
-    if (count_ < kInline)
-      inline_[count_++] = use;
-    else
-      pushMore(use);
-  }
+  Use& push() { return count_ < kInline ? inline_[count_++] : pushMore(); }
 
  private:
   static constexpr unsigned kInline = 40;
-  void pushMore(const Use& use);
+  Use& pushMore();
 
   Use inline_[kInline];
   unsigned count_ = 0;

@@ -34,7 +34,7 @@ bool isUsable(const Region& region) {
 Operation kernelOn(const StreamKey& stream, CUdeviceptr address) {
   Operation operation(stream);
   operation.follows_pointers = true;
-  operation.uses.push({address, 0, Mode::kReadWrite});
+  operation.uses.push() = {address, 0, Mode::kReadWrite};
   return operation;
 }
 
@@ -108,8 +108,8 @@ TEST_CASE("a range that is not there is refused, and nothing is held", "[pager][
   PoolState& state = inside(rig);
   Lock lock(state.mutex);
   Operation operation(rig.key(CU_STREAM_LEGACY));
-  operation.uses.push({a, kBytes, Mode::kRead});
-  operation.uses.push({a, kBytes + 1, Mode::kRead});
+  operation.uses.push() = {a, kBytes, Mode::kRead};
+  operation.uses.push() = {a, kBytes + 1, Mode::kRead};
   Acquisition acquisition(state, operation);
   CHECK(acquisition.begin(lock) == State::kRefused);
   CHECK(acquisition.result() == CUDA_ERROR_INVALID_VALUE);
@@ -125,7 +125,7 @@ TEST_CASE("an acquisition goes on when its caller has gone", "[pager][acquisitio
     Lock lock(state.mutex);
     auto brought = std::make_unique<uint64_t>(b);
     auto operation = std::make_unique<Operation>(rig.key(CU_STREAM_LEGACY));
-    operation->uses.push({a, sizeof(uint64_t), Mode::kWrite});
+    operation->uses.push() = {a, sizeof(uint64_t), Mode::kWrite};
     operation->host_source = brought.get();
     operation->host_bytes = sizeof(uint64_t);
     operation->host_stable = true;
@@ -195,9 +195,9 @@ TEST_CASE("one thread has two acquisitions at once", "[pager][acquisition]") {
   {
     Lock lock(state.mutex);
     Operation on_a = kernelOn(rig.key(CU_STREAM_LEGACY), a);
-    on_a.uses.push({both, 0, Mode::kReadWrite});
+    on_a.uses.push() = {both, 0, Mode::kReadWrite};
     Operation on_b = kernelOn(rig.key(CU_STREAM_LEGACY), b);
-    on_b.uses.push({both, 0, Mode::kReadWrite});
+    on_b.uses.push() = {both, 0, Mode::kReadWrite};
     Acquisition of_a(state, on_a), of_b(state, on_b);
     REQUIRE(of_a.begin(lock) == State::kWaiting);
     REQUIRE(of_b.begin(lock) == State::kWaiting);
