@@ -108,23 +108,4 @@ CUresult waitEvent(Event& event, Context& context, Stream& stream, bool external
   return CUDA_SUCCESS;
 }
 
-std::unique_ptr<StreamOp> makeEventRecordOp(CUevent handle) {
-  return makeOp("event record node", [handle](Context&) {
-    auto event = Driver::get().events.find(handle);
-    if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-    Event::State state;
-    state.recorded = true;
-    state.nanoseconds = std::make_shared<std::atomic<int64_t>>(now());
-    event->set(std::move(state));  // no place: complete at once
-    return CUDA_SUCCESS;
-  });
-}
-
-std::unique_ptr<StreamOp> makeEventWaitOp(CUevent handle) {
-  return makeOp("event wait node", [handle](Context&) {
-    if (auto event = Driver::get().events.find(handle)) event->state().point.wait();
-    return CUDA_SUCCESS;
-  });
-}
-
 }  // namespace olpager::simgpu

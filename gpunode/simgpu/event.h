@@ -50,9 +50,5 @@ class Event {
 CUresult recordEvent(Event& event, Context& context, Stream& stream, bool external);
 /// Has `stream` wait for what `event` was last recorded as.
 CUresult waitEvent(Event& event, Context& context, Stream& stream, bool external);
-/// The operation that records `event` again when a graph runs (event record node).
-std::unique_ptr<StreamOp> makeEventRecordOp(CUevent event);
-/// The operation that waits for `event` in a graph (event wait node).
-std::unique_ptr<StreamOp> makeEventWaitOp(CUevent event);
 
 }  // namespace olpager::simgpu

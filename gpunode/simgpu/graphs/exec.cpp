@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 
 #include "gpunode/simgpu/context.h"
 #include "gpunode/simgpu/device.h"
+#include "gpunode/simgpu/event.h"
 #include "gpunode/simgpu/graphs/graph_access.h"
 #include "gpunode/simgpu/modules/launch.h"
 
@@ -15,6 +17,7 @@ namespace {
 struct BoundOp {
   CUcontext context;  // null: the one that the graph is launched in
   std::unique_ptr<StreamOp> op;
+  const CaptureNode* event = nullptr;  // of an event node, which has no operation
 };
 
 // A run of an instance. Keeps the memory of its allocation nodes, and what the program has tied to
@@ -146,9 +149,21 @@ void collect(const std::vector<ExecNode>& nodes, const std::vector<size_t>& orde
       run->steps.push_back({freed->address, true});
     if (!node.enabled) continue;
     if (!node.children.empty()) collect(node.children, node.child_order, run);
+    if (std::holds_alternative<EventNode>(node.spec.params))
+      run->ops.push_back({nullptr, nullptr, &node.spec});
     if (auto op = makeGraphNodeOp(node.spec))
       run->ops.push_back({node.spec.context, std::move(op)});
   }
+}
+
+// An event node, at this place in the stream. What it records or waits for is what the event means
+// when the graph is launched.
+CUresult putEvent(const CaptureNode& node, Context& context, Stream& stream) {
+  const auto event = Driver::get().events.find(std::get<EventNode>(node.params).event);
+  if (event == nullptr) return CUDA_ERROR_INVALID_HANDLE;
+  if (node.type == CU_GRAPH_NODE_TYPE_EVENT_RECORD)
+    return recordEvent(*event, context, stream, false);
+  return event->state().recorded ? waitEvent(*event, context, stream, false) : CUDA_SUCCESS;
 }
 
 // The graph that a captured launch leaves behind. Under graphMutex().
@@ -295,10 +310,23 @@ CUresult GraphExec::launch(Context& context, Stream& stream) {
   std::vector<StreamPoint> dependencies;
   if (last_.stream != nullptr && last_.stream.get() != &stream && !last_.complete())
     dependencies.push_back(last_);
-  last_ = context.submit(stream,
-                         std::make_unique<GraphOp>(std::move(run.ops), std::move(run.memory),
-                                                   std::move(left), user_objects_),
-                         std::move(dependencies));
+  std::vector<BoundOp> part;
+  const auto submit = [&](std::vector<CUdeviceptr> free) {
+    last_ = context.submit(stream,
+                           std::make_unique<GraphOp>(std::exchange(part, {}), run.memory,
+                                                     std::move(free), user_objects_),
+                           std::exchange(dependencies, {}));
+  };
+  for (BoundOp& bound : run.ops) {
+    if (bound.event == nullptr) {
+      part.push_back(std::move(bound));
+      continue;
+    }
+    submit({});
+    if (const CUresult error = putEvent(*bound.event, context, stream); error != CUDA_SUCCESS)
+      return error;
+  }
+  submit(std::move(left));
   return CUDA_SUCCESS;
 }
 

@@ -1,9 +1,10 @@
 // Instances of graphs: a fixed order of nodes that can be launched again and again.
 //
 // A launch is one operation of its stream that runs the nodes one after the other in topological
-// order, which every schedule that the graph allows is equivalent to. What it runs is fixed at the
-// call: later updates change later launches. Launches of one instance follow one another, as the
-// driver has it. Thread-safety: all members from any thread; GraphExec::mutex is taken before
+// order, which every schedule that the graph allows is equivalent to. Where nodes record events, or
+// wait for them, it is several, with the events between. What it runs is fixed at the call: later
+// updates change later launches. Launches of one instance follow one another, as the driver has it.
+// Thread-safety: all members from any thread; GraphExec::mutex is taken before
 // Context::submit_mutex and never with graphMutex() wanted afterwards.
 #pragma once
 

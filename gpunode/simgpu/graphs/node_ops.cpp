@@ -1,4 +1,3 @@
-#include "gpunode/simgpu/event.h"
 #include "gpunode/simgpu/graphs/graph.h"
 #include "gpunode/simgpu/modules/launch.h"
 
@@ -9,11 +8,10 @@ std::unique_ptr<StreamOp> makeGraphNodeOp(const CaptureNode& spec) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
       return makeLaunchOp(std::static_pointer_cast<KernelLaunch>(
           std::get<std::shared_ptr<KernelLaunchBase>>(spec.params)));
+    // A launch says for all of its nodes what of the memory is allocated (GraphMemory::launch), and
+    // where in the stream its events are.
     case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
-      return makeEventRecordOp(std::get<EventNode>(spec.params).event);
     case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
-      return makeEventWaitOp(std::get<EventNode>(spec.params).event);
-    // A launch says for all of its nodes what of the memory is allocated (GraphMemory::launch).
     case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
     case CU_GRAPH_NODE_TYPE_MEM_FREE:
     case CU_GRAPH_NODE_TYPE_EMPTY:

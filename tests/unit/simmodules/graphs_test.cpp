@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <numeric>
+#include <thread>
 
 #include "tests/unit/simmodules/sim_fixture.h"
 
@@ -629,6 +630,40 @@ TEST_CASE("event nodes order streams") {
   CU(cuGraphAddEventWaitNode(&wait, waiting, nullptr, 0, event));
   CU(cuGraphInstantiate(&exec, waiting, 0));
   gpu.run(exec);
+}
+
+TEST_CASE("an event node means the event as it is at the launch") {
+  GraphGpu gpu;
+  CUevent event = nullptr;
+  CU(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+  CUgraph graph = nullptr;
+  CU(cuGraphCreate(&graph, 0));
+  // Each launch waits for the one before, and not for itself.
+  CUgraphNode wait = nullptr, first = nullptr, record = nullptr;
+  CU(cuGraphAddEventWaitNode(&wait, graph, nullptr, 0, event));
+  int by = 4;
+  const auto kernel = gpu.kernel(by);
+  CU(cuGraphAddKernelNode(&first, graph, &wait, 1, &kernel));
+  CU(cuGraphAddEventRecordNode(&record, graph, &first, 1, event));
+  CUgraphExec exec = nullptr;
+  CU(cuGraphInstantiate(&exec, graph, 0));
+  std::atomic<bool> go{false};
+  CU(cuLaunchHostFunc(
+      gpu.stream,
+      [](void* data) {
+        while (!static_cast<std::atomic<bool>*>(data)->load()) std::this_thread::yield();
+      },
+      &go));
+  CU(cuGraphLaunch(exec, gpu.stream));
+  CHECK(cuEventQuery(event) == CUDA_ERROR_NOT_READY);
+  CU(cuGraphLaunch(exec, gpu.stream));
+  CHECK(cuEventQuery(event) == CUDA_ERROR_NOT_READY);
+  go.store(true);
+  CU(cuEventSynchronize(event));
+  CHECK(gpu.total() == 8);
+  CU(cuGraphExecDestroy(exec));
+  CU(cuGraphDestroy(graph));
+  CU(cuEventDestroy(event));
 }
 
 TEST_CASE("memory that a graph allocates lives as long as the graph") {
