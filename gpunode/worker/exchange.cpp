@@ -12,6 +12,7 @@ namespace olpager::gpunode {
 namespace {
 
 void addDistinct(std::vector<uint64_t>& blocks, const std::vector<uint64_t>& more) {
+  if (more.empty() || blocks == more) return;
   blocks.insert(blocks.end(), more.begin(), more.end());
   std::sort(blocks.begin(), blocks.end());
   blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
@@ -22,16 +23,23 @@ void addDistinct(std::vector<uint64_t>& blocks, const std::vector<uint64_t>& mor
 struct Exchange::Payment {
   Exchange* exchange;
   Owing owing;
-  std::vector<uint64_t> blocks;
 };
 
+void Exchange::Owing::add(const Owing& more) {
+  answers += more.answers;
+  addDistinct(blocks, more.blocks);
+}
+
 // In answers of bounded length, of which the last one counts.
-void Exchange::pay(std::vector<uint64_t> blocks, const Owing& owing) {
+void Exchange::pay(Owing owing) {
   constexpr uint64_t kAtOnce = 1 << 20, kAnswerBytes = 4 << 20;
-  if (!owing.own.empty()) addDistinct(blocks, owing.own);
+  {
+    std::lock_guard lock(mutex_);
+    addDistinct(owing.blocks, blocks_);
+  }
   const std::lock_guard paying(paying_);
   std::vector<std::byte> runs;
-  for (const uint64_t block : blocks) {
+  for (const uint64_t block : owing.blocks) {
     for (uint64_t at = 0; worker_.hostMemory().changes(block, at, kAtOnce, runs); at += kAtOnce) {
       if (runs.size() < kAnswerBytes) continue;
       worker_.tell(forward::Answer::kHostBytes, 0, CUDA_SUCCESS, runs, false);
@@ -46,7 +54,7 @@ void Exchange::pay(std::vector<uint64_t> blocks, const Owing& owing) {
 // it counts.
 void CUDA_CB Exchange::payInStream(CUstream /*stream*/, CUresult /*status*/, void* data) {
   const std::unique_ptr<Payment> payment(static_cast<Payment*>(data));
-  payment->exchange->pay(payment->blocks, payment->owing);
+  payment->exchange->pay(std::move(payment->owing));
 }
 
 // Under mutex_.
@@ -56,26 +64,27 @@ void Exchange::owe(CUcontext context, CUstream stream, std::vector<uint64_t> blo
                    std::vector<uint64_t> own) {
   std::lock_guard lock(mutex_);
   if (answers_.empty()) since_ = Clock::now();
-  answers_[{context, stream}].add({1, std::move(own)});
+  Owing& owing = answers_[{context, stream}];
+  owing.add({1, std::move(own)});
+  addDistinct(owing.blocks, blocks);
   blocks_ = std::move(blocks);
   owes_.store(true);
 }
 
-void Exchange::expect(std::vector<uint64_t> blocks) {
+void Exchange::expect(CUcontext context, CUstream stream, std::vector<uint64_t> blocks) {
   std::lock_guard lock(mutex_);
-  expected_ = std::move(blocks);
+  expected_[{context, stream}] = std::move(blocks);
 }
 
 void Exchange::payNow() {
-  std::vector<uint64_t> blocks;
+  Owing owing;
   {
     std::lock_guard lock(mutex_);
-    blocks = blocks_;
-    addDistinct(blocks, expected_);
-    for (const auto& [where, owing] : answers_) addDistinct(blocks, owing.own);
-    for (const auto& [where, behind] : behind_) addDistinct(blocks, behind.owing.own);
+    for (const auto& [where, blocks] : expected_) addDistinct(owing.blocks, blocks);
+    for (const auto& [where, owed] : answers_) addDistinct(owing.blocks, owed.blocks);
+    for (const auto& [where, behind] : behind_) addDistinct(owing.blocks, behind.owing.blocks);
   }
-  if (!blocks.empty()) pay(std::move(blocks), {});
+  pay(std::move(owing));
 }
 
 void Exchange::attend() {
@@ -97,7 +106,6 @@ void Exchange::attend() {
 // Under hands_. A stream whose event has not passed yet gets its next one then.
 void Exchange::mark() {
   std::map<Where, Owing> marked;
-  std::vector<uint64_t> blocks;
   {
     std::lock_guard lock(mutex_);
     for (auto next = answers_.begin(); next != answers_.end();) {
@@ -105,7 +113,6 @@ void Exchange::mark() {
       if (!behind_.contains(here->first)) marked.insert(answers_.extract(here));
     }
     since_ = Clock::now();
-    blocks = blocks_;
   }
   const Relaxed relaxed(worker_.driver());
   for (const auto& [where, owing] : marked) {
@@ -114,7 +121,7 @@ void Exchange::mark() {
     const CUresult result = event != nullptr ? worker_.driver().cuEventRecord(event, where.second)
                                              : CUDA_ERROR_OUT_OF_MEMORY;
     if (base::isKernelFault(result)) {  // nothing runs there any more
-      pay(blocks, owing);
+      pay(owing);
       continue;
     }
     std::lock_guard lock(mutex_);
@@ -132,11 +139,9 @@ void Exchange::mark() {
 // Under hands_.
 void Exchange::collect() {
   std::map<Where, Behind> looked;
-  std::vector<uint64_t> blocks;
   {
     std::lock_guard lock(mutex_);
     looked.swap(behind_);
-    blocks = blocks_;
   }
   Owing over;
   {
@@ -154,7 +159,7 @@ void Exchange::collect() {
       looked.erase(here);
     }
   }
-  if (over.answers != 0) pay(std::move(blocks), over);
+  if (over.answers != 0) pay(std::move(over));
   std::lock_guard lock(mutex_);
   behind_.merge(looked);
   noteOwes();
@@ -181,7 +186,6 @@ void Exchange::settle() {
   // and waits here.
   const std::lock_guard hands(hands_);
   std::map<Where, Owing> answers;
-  std::vector<uint64_t> blocks;
   {
     std::lock_guard lock(mutex_);
     answers.swap(answers_);
@@ -190,10 +194,9 @@ void Exchange::settle() {
       spare_[where.first].push_back(behind.event);
     }
     behind_.clear();
-    blocks = blocks_;
   }
   for (const auto& [where, owing] : answers) {
-    auto payment = std::make_unique<Payment>(Payment{this, owing, blocks});
+    auto payment = std::make_unique<Payment>(Payment{this, owing});
     worker_.setCurrent(where.first);
     if (worker_.driver().cuStreamAddCallback(where.second, payInStream, payment.get(), 0) ==
         CUDA_SUCCESS) {
@@ -209,6 +212,7 @@ void Exchange::settle() {
 void Exchange::contextGone(CUcontext context) {
   std::lock_guard lock(mutex_);
   spare_.erase(context);
+  std::erase_if(expected_, [&](const auto& one) { return one.first.first == context; });
 }
 
 bool Exchange::settlesBefore(const forward::CallHead& head) {

@@ -43,8 +43,8 @@ class Exchange {
   /// of its `own`; the client counts on one answer (Answer::kHostBytes).
   void owe(CUcontext context, CUstream stream, std::vector<uint64_t> blocks,
            std::vector<uint64_t> own = {});
-  /// A graph that is launched next may change these.
-  void expect(std::vector<uint64_t> blocks);
+  /// A graph that is launched next in the stream may change these.
+  void expect(CUcontext context, CUstream stream, std::vector<uint64_t> blocks);
   /// Tells what has been changed so far of what is owed or expected: of who runs in the midst of
   /// it, a host function of a graph.
   void payNow();
@@ -66,11 +66,8 @@ class Exchange {
   using Where = std::pair<CUcontext, CUstream>;
   struct Owing {
     uint32_t answers = 0;
-    std::vector<uint64_t> own;
-    void add(const Owing& more) {
-      answers += more.answers;
-      own.insert(own.end(), more.own.begin(), more.own.end());
-    }
+    std::vector<uint64_t> blocks;  // calls of several streams need not come as the client made them
+    void add(const Owing& more);
   };
   struct Behind {
     CUevent event = nullptr;
@@ -79,7 +76,7 @@ class Exchange {
 
   struct Payment;
   static void CUDA_CB payInStream(CUstream stream, CUresult status, void* data);
-  void pay(std::vector<uint64_t> blocks, const Owing& owing);
+  void pay(Owing owing);
   void mark();
   void collect();
   CUevent eventIn(CUcontext context);
@@ -93,10 +90,10 @@ class Exchange {
   std::map<Where, Owing> answers_;
   std::map<Where, Behind> behind_;
   std::map<CUcontext, std::vector<CUevent>> spare_;
-  std::vector<uint64_t> blocks_;
-  std::vector<uint64_t> expected_;  // by a graph that may not have been owed for yet
-  Clock::time_point since_;         // of what has no event
-  Clock::time_point looked_;        // at the events
+  std::vector<uint64_t> blocks_;  // all that kernels can reach, as it was told last
+  std::map<Where, std::vector<uint64_t>> expected_;  // of each stream's last graph, which may run
+  Clock::time_point since_;                          // of what has no event
+  Clock::time_point looked_;                         // at the events
 };
 
 }  // namespace olpager::gpunode

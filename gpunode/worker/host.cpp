@@ -212,7 +212,7 @@ CUresult graphBytes(Invocation& in) {
     in.arguments().fail();
     return in.refusal();
   }
-  in.worker().exchange().expect(std::move(blocks));
+  in.worker().exchange().expect(in.worker().contextOf(stream), stream, std::move(blocks));
   if (runs.empty()) return CUDA_SUCCESS;
   auto bytes = std::make_unique<Bytes>(Bytes{&in.worker(), {runs.begin(), runs.end()}});
   const CUresult result = in.driver().cuLaunchHostFunc(stream, putBytes, bytes.get());
