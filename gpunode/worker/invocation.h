@@ -162,6 +162,9 @@ struct CalledWith {
   bool default_stream = false;  // it is in that, and names none
   bool gone = false;            // it ends what it names
   bool only_puts = false;       // it puts something in the stream, and brings no more than an error
+  bool launches_graph = false;
+  bool puts_event_in_graph = false;
+  int16_t flags = -1;  // of what names a stream and an event: it may put that in a graph
   std::array<int16_t, 2> events = {-1, -1};
 };
 /// Generated. Nothing where there is no decoder.

@@ -59,15 +59,20 @@ void Lead::waitsForMemory() noexcept {
 }
 
 void Lead::leave(Making& making) {
-  making.queue = worker_.queues().waits(making.head, making.record);
+  bool answer = false;
+  making.queue = worker_.queues().waits(making.head, making.record, &answer);
+  bool led = false;
   {
     std::lock_guard lock(mutex_);
-    if (leader_ != making.self) return;
-    call_.store(0);
-    leader_ = 0;
-    waits_ = false;
+    led = leader_ == making.self;
+    if (led) {
+      call_.store(0);
+      leader_ = 0;
+      waits_ = false;
+    }
   }
-  free_.notify_one();
+  if (led) free_.notify_one();
+  if (answer) worker_.answerEarly(making.head);
 }
 
 void Lead::make(const CallHead& head, const Record& record, uint64_t self) {
@@ -269,6 +274,7 @@ void Lead::readAhead(uint64_t stuck) {
     if (got != Read::kRecord) continue;
     const CallHead head = headOf(record);
     const bool opens = static_cast<Operation>(head.function) == Operation::kOpenGate;
+    if (opens && worker_.queues().take(head, record)) continue;
     if (endsWaits(head) && (!opens || opensNow(record))) {
       worker_.makeAhead(record);
     } else {

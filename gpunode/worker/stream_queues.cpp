@@ -28,6 +28,7 @@ constexpr auto kSlice = std::chrono::milliseconds(500);
 struct StreamQueues::Item {
   Record record;
   std::vector<Place> behind;
+  uint32_t gate = 0;  // is put by it
 };
 
 struct StreamQueues::Queue {
@@ -73,7 +74,9 @@ StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& re
   order.answers = head.reply != 0;
   forward::Reader in(record);
   (void)in.value<CallHead>();
-  const auto inNone = [&] { order.kind = head.reply != 0 ? Kind::kApart : Kind::kBeforeAll; };
+  const auto inNone = [&] {
+    order.kind = order.answers && !order.early ? Kind::kApart : Kind::kBeforeAll;
+  };
   // Of a stream that is not known the making may be in a queue.
   const auto inStream = [&](uint64_t number, bool per_thread) {
     order.kind = Kind::kInStream;
@@ -82,8 +85,8 @@ StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& re
   switch (static_cast<Operation>(head.function)) {
     case Operation::kLaunch: {
       const auto launch = in.value<forward::LaunchHead>();
-      inStream(launch.stream, launch.per_thread != 0);
       order.early = true;
+      inStream(launch.stream, launch.per_thread != 0);
       return order;
     }
     case Operation::kCopyIn:
@@ -152,16 +155,23 @@ StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& re
     return order;
   }
   const CalledWith with = calledWith(head.function);
+  if (with.puts_event_in_graph || api::holds(Fact::kCaptures, head.function)) {
+    inNone();
+    return order;
+  }
   for (const int16_t at : with.events) {
     forward::Reader event(in);
     if (at < 0) continue;
     (void)event.raw(static_cast<uint64_t>(at));
     order.events.push_back(event.value<uint64_t>());
   }
+  order.graph = with.launches_graph && graphs_name_events_.load();
   order.records = api::holds(Fact::kRecords, head.function);
   order.asks = api::holds(Fact::kAsks, head.function);
   order.ends = with.gone;
-  order.early = with.only_puts;
+  // A free, or the launch of a graph, is waited for where an error has to be the call's own: of
+  // unknown memory, of a graph that allocates and may not be launched again.
+  order.early = with.only_puts && !with.gone && !with.launches_graph;
   if (with.stream >= 0) {
     (void)in.raw(static_cast<uint64_t>(with.stream));
     inStream(in.value<uint64_t>(), with.per_thread);
@@ -175,17 +185,29 @@ StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& re
   return order;
 }
 
-// Of the queue that it would have for itself.
+// Of the queue that it is put in.
 StreamQueues::Order::Kind StreamQueues::kindOf(const Order& order) {
   using Kind = Order::Kind;
-  if (order.kind == Kind::kOvertakes) return order.answers ? Kind::kApart : Kind::kBeforeAll;
   const bool awaited = order.answers && !order.early;
-  return order.kind == Kind::kInStream && awaited ? Kind::kApart : order.kind;
+  switch (order.kind) {
+    case Kind::kOvertakes:
+      return awaited ? Kind::kApart : Kind::kBeforeAll;
+    case Kind::kInStream:
+      return awaited ? Kind::kApart : Kind::kInStream;
+    case Kind::kApart:
+      return awaited ? Kind::kApart : Kind::kAside;
+    default:
+      return order.kind;
+  }
 }
 
-StreamQueues::Queue* StreamQueues::queueOf(const Stream& stream) const {
+// The queue that such a call is put in; nullptr: one of its own.
+std::shared_ptr<StreamQueues::Queue> StreamQueues::queueOf(Order::Kind kind,
+                                                           const Stream& stream) const {
+  using Kind = Order::Kind;
+  if (kind == Kind::kApart) return nullptr;
   for (const auto& queue : queues_)
-    if (queue->kind == Order::Kind::kInStream && queue->stream == stream) return queue.get();
+    if (queue->kind == kind && (kind != Kind::kInStream || queue->stream == stream)) return queue;
   return nullptr;
 }
 
@@ -196,8 +218,9 @@ std::vector<StreamQueues::Place> StreamQueues::behindOf(const Order& order,
   std::vector<Place> behind;
   const auto isBehind = [&](const Queue& queue) {
     if (queue.kind == Kind::kBeforeAll) return true;
-    if (queue.kind != Kind::kInStream || order.kind == Kind::kOvertakes) return false;
+    if (queue.kind == Kind::kApart || order.kind == Kind::kOvertakes) return false;
     if (order.kind != Kind::kInStream) return order.kind != Kind::kApart || order.events.empty();
+    if (queue.kind != Kind::kInStream) return false;
     if (queue.stream == order.stream) return true;
     const bool legacy = order.stream.stream == nullptr || queue.stream.stream == nullptr;
     return legacy && order.stream.blocks && queue.stream.blocks &&
@@ -205,38 +228,44 @@ std::vector<StreamQueues::Place> StreamQueues::behindOf(const Order& order,
   };
   for (const auto& queue : queues_)
     if (queue.get() != own && isBehind(*queue)) behind.push_back({queue, queue->put});
-  const auto add = [&](const Place& place) {
-    if (place.queue.get() != own && !place.over()) behind.push_back(place);
+  const auto addAll = [&](const std::vector<Place>& places) {
+    for (const Place& place : places)
+      if (place.queue.get() != own && !place.over()) behind.push_back(place);
   };
-  if (order.kind != Kind::kOvertakes)
-    for (const Place& place : told_done_) add(place);
+  if (order.kind != Kind::kOvertakes) addAll(told_done_);
   for (const uint64_t number : order.events) {
     const auto found = events_.find(number);
     if (found == events_.end()) continue;
-    add(found->second.record);
-    if (order.records || order.ends)
-      for (const Place& place : found->second.all) add(place);
+    addAll({found->second.record});
+    if (order.records || order.ends) addAll(found->second.all);
   }
+  if (!order.events.empty()) addAll(graphs_);
+  if (order.graph)
+    for (const auto& [number, event] : events_) addAll(event.all);
   return behind;
+}
+
+// Of each queue the last place counts.
+void StreamQueues::add(std::vector<Place>& places, const Place& one) {
+  std::erase_if(places, [&](const Place& at) { return at.over() || at.queue == one.queue; });
+  places.push_back(one);
 }
 
 void StreamQueues::note(const Order& order, const Place& place) {
   for (const uint64_t number : order.events) {
     Event& event = events_[number];
     if (order.records) event.record = place;
-    std::erase_if(event.all, [](const Place& one) { return one.over(); });
-    event.all.push_back(place);
+    add(event.all, place);
   }
-  if (order.told_done) {
-    std::erase_if(told_done_, [](const Place& one) { return one.over(); });
-    told_done_.push_back(place);
-  }
-  if (order.gate != 0) gates_.insert_or_assign(order.gate, place.queue);
+  if (order.told_done) add(told_done_, place);
+  if (order.graph) add(graphs_, place);
 }
 
 void StreamQueues::put(const std::shared_ptr<Queue>& queue, Item item, const Order& order) {
   ++calls_;
   bytes_ += item.record.size();
+  item.gate = order.gate;
+  if (order.gate != 0) gates_.try_emplace(order.gate);
   queue->items.push_back(std::move(item));
   ++queue->put;
   note(order, {queue, queue->put});
@@ -250,23 +279,21 @@ void StreamQueues::awaitRoom(std::unique_lock<std::mutex>& lock) {
 bool StreamQueues::take(const CallHead& head, Record& record) {
   using Kind = Order::Kind;
   const Order order = orderOf(head, record);
-  const bool opens = order.opens != 0 && !worker_.gates().isPut(order.opens);
   std::unique_lock lock(mutex_);
   if (order.kind == Kind::kGoodbye) {
     while (!queues_.empty() && !worker_.ended()) made_.wait_for(lock, kSlice);
     return false;
   }
-  if (opens) {
-    const auto found = gates_.find(order.opens);
-    const auto queue = found != gates_.end() ? found->second : nullptr;
-    if (std::find(queues_.begin(), queues_.end(), queue) == queues_.end()) return false;
-    put(queue, {std::move(record), {}}, order);
+  if (order.opens != 0) {
+    const auto gate = gates_.find(order.opens);
+    if (gate == gates_.end()) return false;
+    gate->second = std::move(record);
     return true;
   }
   if (order.kind == Kind::kAtOnce) return false;
   const Kind kind = kindOf(order);
-  Queue* const own = kind == Kind::kInStream ? queueOf(order.stream) : nullptr;
-  std::vector<Place> behind = behindOf(order, own);
+  const std::shared_ptr<Queue> own = queueOf(kind, order.stream);
+  std::vector<Place> behind = behindOf(order, own.get());
   if (own == nullptr && behind.empty()) return false;
   if (order.asks) {
     lock.unlock();
@@ -283,9 +310,8 @@ bool StreamQueues::take(const CallHead& head, Record& record) {
     lock.lock();
   }
   // The leader may have waited: the queue may be gone by now.
-  for (const auto& queue : queues_) {
-    if (queue.get() != own) continue;
-    put(queue, {std::move(record), std::move(behind)}, order);
+  if (std::find(queues_.begin(), queues_.end(), own) != queues_.end()) {
+    put(own, {std::move(record), std::move(behind)}, order);
     return true;
   }
   const auto queue = std::make_shared<Queue>();
@@ -304,22 +330,27 @@ bool StreamQueues::take(const CallHead& head, Record& record) {
   return true;
 }
 
-std::shared_ptr<StreamQueues::Queue> StreamQueues::waits(const CallHead& head,
-                                                         const Record& record) {
+std::shared_ptr<StreamQueues::Queue> StreamQueues::waits(const CallHead& head, const Record& record,
+                                                         bool* answer) {
   using Kind = Order::Kind;
   const CUcontext current = Worker::current();
   Order order = orderOf(head, record);
   worker_.setCurrent(current);  // the call goes on in it
   if (order.kind == Kind::kAtOnce || order.kind == Kind::kGoodbye) order.kind = Kind::kApart;
-  if (order.answers && order.early) worker_.answerEarly(head);
+  *answer = order.answers && order.early;
   auto queue = std::make_shared<Queue>();
   queue->kind = kindOf(order);
   queue->stream = order.stream;
   queue->put = 1;
   std::lock_guard lock(mutex_);
-  queues_.push_back(queue);
+  try {
+    note(order, {queue, 1});
+    queues_.push_back(queue);
+  } catch (...) {
+    queue->made = queue->put;  // nobody comes behind it
+    throw;
+  }
   live_.store(queues_.size());
-  note(order, {queue, 1});
   return queue;
 }
 
@@ -335,10 +366,23 @@ void StreamQueues::makeRest(const std::shared_ptr<Queue>& queue) {
 void StreamQueues::gone(const Queue& queue) {
   std::erase_if(queues_, [&](const auto& one) { return one.get() == &queue; });
   live_.store(queues_.size());
-  if (!queues_.empty()) return;
-  events_.clear();
-  told_done_.clear();
-  gates_.clear();
+  const auto isOver = [](const Place& place) { return place.over(); };
+  std::erase_if(events_, [](const auto& one) { return allOver(one.second.all); });
+  std::erase_if(told_done_, isOver);
+  std::erase_if(graphs_, isOver);
+}
+
+void StreamQueues::look(const CallHead& head, forward::Reader arguments) {
+  if (graphs_name_events_.load(std::memory_order_relaxed)) return;
+  const CalledWith with = calledWith(head.function);
+  bool names = with.puts_event_in_graph;
+  if (with.flags >= 0) {
+    constexpr unsigned kExternal = CU_EVENT_RECORD_EXTERNAL;
+    static_assert(kExternal == unsigned{CU_EVENT_WAIT_EXTERNAL});
+    (void)arguments.raw(static_cast<uint64_t>(with.flags));
+    names = (arguments.value<unsigned>() & kExternal) != 0;
+  }
+  if (names) graphs_name_events_.store(true);
 }
 
 void StreamQueues::work(const std::shared_ptr<Queue>& queue) {
@@ -348,15 +392,20 @@ void StreamQueues::work(const std::shared_ptr<Queue>& queue) {
       made_.wait_for(lock, kSlice);
       continue;
     }
-    const Record record = std::move(queue->items.front().record);
+    const Item item = std::move(queue->items.front());
     queue->items.pop_front();
     lock.unlock();
-    worker_.makeTimed(record);
+    worker_.makeTimed(item.record);
     lock.lock();
     --calls_;
-    bytes_ -= record.size();
+    bytes_ -= item.record.size();
     ++queue->made;
     made_.notify_all();
+    const auto gate = gates_.extract(item.gate);
+    if (gate.empty() || gate.mapped().empty()) continue;
+    lock.unlock();
+    worker_.makeTimed(gate.mapped());
+    lock.lock();
   }
   gone(*queue);
   made_.notify_all();

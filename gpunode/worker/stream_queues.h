@@ -10,16 +10,21 @@
 //   a stream's       calls in that stream that      is in that stream (below)
 //                    nobody waits for
 //   apart            one call that somebody waits   -
-//                    for, or that ends an event
-//   before all       one call that nobody waits     whatever it is, unless it ends others'
-//                    for, and that is in no stream  waits
+//                    for
+//   before all       calls that nobody waits for,   whatever it is, unless it ends others'
+//                    and that are in no stream      waits
+//   aside            calls that end events, and     is in no stream, and names no event
+//                    that nobody waits for
+//
+// There is one aside, and one before all, beside those of waiting calls: so there are no more
+// threads than the client has threads that wait and streams.
 //
 // What somebody waits for comes behind what is before it, and nothing comes behind it: the thread
 // that waits does not go on, and others may have to (a call that waits for a kernel which a later
-// launch ends). Of a launch, or what else is only put in a stream, the client waits for the answer
+// launch ends). For the answer to a launch, or what else is only put in a stream, the client waits
 // so that an error is the call's own. One that is queued, or waits for memory, is answered at once
-// with success, as natively it would return: what is wrong with it is told as of any other call
-// that nobody waits for.
+// with success, as natively it would return, but for frees and launches of graphs, where the client
+// has a reason to wait. What is wrong with it is told as of other calls that nobody waits for.
 //
 // A place is a queue and a number of calls in it: it is over when so many have been made. Each call
 // in a queue has the places that it is behind, beside those before it in its queue:
@@ -27,11 +32,15 @@
 //   a call in a stream       the legacy default stream is behind all of its context's streams that
 //                            block, and they are behind it
 //   records an event         whatever names that event and is not made: an earlier record, waits
-//   waits for an event, or   the event's record; its stream gets a queue where it had none
-//   names it otherwise
+//   waits for an event, or   the event's record, and graphs that may record it; its stream gets a
+//   names it otherwise       queue where it had none
+//   launches a graph         where graphs of the session name events: whatever names one. Which
+//                            events a graph names nobody here knows
+//   begins or ends a         everything: no call that came before is made in the midst of it
+//   capture
 //   asks whether work is     is made at once where it is behind nothing, else answered with
 //   done                     CUDA_ERROR_NOT_READY: no queue has it
-//   opens a gate             the gate, where that is in a queue still
+//   opens a gate             the gate, where that is in a queue still; nothing comes between
 //   (a copy that the client has been told is done: whatever comes later is behind it)
 //   makes something new, or  only what is before all: a free, after which its address may be
 //   asks what no work        given out again (Fact::kOvertakes)
@@ -40,15 +49,15 @@
 //   else, in no stream       everything
 //
 // What is known of a function's order is the specification's (calledWith()); what has no function
-// of its own is named in stream_queues.cpp. What graphs record in events, or wait for, is not
-// known.
+// of its own is named in stream_queues.cpp.
 //
 // Bounded: where more than kMostBytes or kMostCalls are in queues the leader waits, as for a stream
-// that is full.
+// that is full. What is kept of events, gates and copies is of calls in queues: gone() lets go of
+// the rest.
 //
-// Thread-safety: any thread; take() is the leader's. Lock: mutex_; nothing is called under it. A
-// queue's items are taken by its owner alone. Threads of queues that are not a waiting call's end
-// with the queue.
+// Thread-safety: any thread; take() is the leader's, but for what opens a gate. Lock: mutex_;
+// nothing is called under it. A queue's items are taken by its owner alone. Threads of queues that
+// are not a waiting call's end with the queue.
 #pragma once
 
 #include <atomic>
@@ -80,9 +89,13 @@ class StreamQueues {
   bool take(const forward::CallHead& head, Record& record);
 
   /// The call that this thread makes waits for memory: what comes behind it is queued from now on.
-  std::shared_ptr<Queue> waits(const forward::CallHead& head, const Record& record);
+  /// `answer`: who waits for it is to be answered now. What comes behind it may come then.
+  std::shared_ptr<Queue> waits(const forward::CallHead& head, const Record& record, bool* answer);
   /// That call is over: makes what is queued behind it.
   void makeRest(const std::shared_ptr<Queue>& queue);
+
+  /// Of each call before it is made: whether graphs of the session name events from now on.
+  void look(const forward::CallHead& head, forward::Reader arguments);
 
  private:
   /// A stream as a call means it.
@@ -94,7 +107,15 @@ class StreamQueues {
   };
   /// What a call's order depends on.
   struct Order {
-    enum class Kind : uint8_t { kAtOnce, kOvertakes, kInStream, kApart, kBeforeAll, kGoodbye };
+    enum class Kind : uint8_t {
+      kAtOnce,
+      kOvertakes,
+      kInStream,
+      kApart,
+      kBeforeAll,
+      kAside,
+      kGoodbye,
+    };
     Kind kind = Kind::kAtOnce;
     Stream stream;
     bool answers = false;          // somebody waits for it
@@ -103,6 +124,7 @@ class StreamQueues {
     bool records = false;          // what the event stands for
     bool asks = false;             // whether work is done
     bool ends = false;             // what it names
+    bool graph = false;            // launches one that may name any event
     bool told_done = false;        // the client takes it to be done
     uint32_t gate = 0;             // is put
     uint32_t opens = 0;            // a gate
@@ -124,11 +146,12 @@ class StreamQueues {
   Order orderOf(const forward::CallHead& head, const Record& record);
   bool streamOf(const forward::CallHead& head, uint64_t number, bool per_thread, Stream* stream);
   std::vector<Place> behindOf(const Order& order, const Queue* own) const;       // under mutex_
-  Queue* queueOf(const Stream& stream) const;                                    // likewise
+  std::shared_ptr<Queue> queueOf(Order::Kind kind, const Stream& stream) const;  // likewise
   void put(const std::shared_ptr<Queue>& queue, Item item, const Order& order);  // likewise
   void note(const Order& order, const Place& place);                             // likewise
   void awaitRoom(std::unique_lock<std::mutex>& lock);
-  static bool allOver(const std::vector<Place>& places);  // under mutex_
+  static bool allOver(const std::vector<Place>& places);          // under mutex_
+  static void add(std::vector<Place>& places, const Place& one);  // likewise
   void work(const std::shared_ptr<Queue>& queue);
   void gone(const Queue& queue);  // under mutex_
 
@@ -137,13 +160,15 @@ class StreamQueues {
 
   Worker& worker_;
   std::atomic<size_t> live_{0};  // queues
+  std::atomic<bool> graphs_name_events_{false};
   std::mutex mutex_;
   std::condition_variable made_;
   std::vector<std::shared_ptr<Queue>> queues_;
   std::map<uint64_t, Event> events_;
   std::vector<Place> told_done_;
-  std::map<uint32_t, std::shared_ptr<Queue>> gates_;  // that are in queues, or were
-  size_t calls_ = 0, bytes_ = 0;                      // in queues
+  std::vector<Place> graphs_;         // launches of such as may name any event
+  std::map<uint32_t, Record> gates_;  // in queues, not put: what opens them, where that has come
+  size_t calls_ = 0, bytes_ = 0;      // in queues
 };
 
 }  // namespace olpager::gpunode

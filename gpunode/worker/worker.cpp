@@ -197,6 +197,7 @@ void Worker::make(const std::vector<std::byte>& record) {
   }
   const bool operation = head.function >= static_cast<uint16_t>(forward::Operation::kDescribe);
   const Serve service = operation ? writtenService(head.function) : generatedService(head.function);
+  queues_.look(head, reader);
   // The context that was current in the client's thread.
   uint64_t context = 0;
   if (head.context != 0 && !handles_.find(head.context, HandleKind::kContext, &context)) {

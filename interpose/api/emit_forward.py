@@ -432,25 +432,31 @@ void* olpager::forward::forwardFunction(Symbol symbol) {{
 
 def _called_with(symbol):
     """What the order of a call depends on, and where it travels: values come first."""
-    form = symbol.form
-    stream, events, offset = None, [], "0"
+    form, facts = symbol.form, symbol.form.function
+    at, offset = {}, "0"
     for p in encoded_order(form):
         if not is_value(p):
             break
-        if p.base_type == "CUstream" and stream is None:
-            stream = offset
-        if p.base_type == "CUevent":
-            events.append(offset)
+        at.setdefault(p.base_type, []).append(offset)
         offset += " + " + ("sizeof(uint64_t)" if is_translated(p) else f"sizeof({p.type})")
+    stream, events = at.get("CUstream"), at.get("CUevent", [])
     assert len(events) <= 2
-    facts = form.function
     in_default = stream is None and facts.has("has-async")
-    gone = any(p.get("gone") for p in form.parameters)
-    only_puts = any(p.get("stream") for p in form.parameters) and not outs(form) and not facts.blocking
     if stream is None and not events and not in_default:
         return "{}"
-    flags = ", ".join(str(bool(flag)).lower() for flag in (symbol.per_thread, in_default, gone, only_puts))
-    return f"{{{stream or -1}, {flags}, {{{', '.join((events + ['-1', '-1'])[:2])}}}}}"
+    fields = {"stream": stream[0] if stream else None}
+    for name, holds in {
+        "per_thread": symbol.per_thread,
+        "default_stream": in_default,
+        "gone": any(p.get("gone") for p in form.parameters),
+        "only_puts": any(p.get("stream") for p in form.parameters) and not outs(form) and not facts.blocking,
+        "launches_graph": stream and "CUgraphExec" in at,
+        "puts_event_in_graph": events and any(t in at for t in ("CUgraph", "CUgraphExec", "CUgraphNode")),
+    }.items():
+        fields[name] = "true" if holds else None
+    fields["flags"] = at["unsigned int"][0] if stream and events and "unsigned int" in at else None
+    fields["events"] = f"{{{', '.join((events + ['-1'])[:2])}}}" if events else None
+    return "{" + ", ".join(f".{name} = {value}" for name, value in fields.items() if value) + "}"
 
 
 def forward_worker_cpp(spec):

@@ -85,8 +85,8 @@ class Access {
 };
 
 /// From now on this is called on each thread that waits for an operation's memory, once for each
-/// operation, when that has waited for a moment. No lock is held; it must not throw. Of the process;
-/// nullptr: nobody asks.
+/// operation, when that has waited for a moment. No lock is held; it must not throw. Of the
+/// process; nullptr: nobody asks.
 void onWait(void (*call)());
 
 }  // namespace olpager::pager

@@ -21,8 +21,8 @@ constexpr uint64_t kMomentNs = 500'000;
 std::atomic<void (*)()> g_on_wait{nullptr};
 
 // Looks again whenever something has changed, until the operation waits no more. `tell`: is told
-// once, when that has taken a moment.
-void await(Acquisition& acquisition, PoolState& state, void (*tell)(), Lock& lock) {
+// once, when that has taken a moment, and null from then on.
+void await(Acquisition& acquisition, PoolState& state, void (*&tell)(), Lock& lock) {
   const uint64_t began = tell != nullptr ? nowNs() : 0;
   do {
     state.changed.wait_for(lock, tell != nullptr ? std::chrono::nanoseconds(kMomentNs) : kLook);
@@ -42,8 +42,9 @@ CUresult Access::acquireSlow() {
   Lock lock(state.mutex);
   Acquisition acquisition(state, operation_);
   acquisition.begin(lock);
+  auto* tell = g_on_wait.load(std::memory_order_relaxed);
   while (acquisition.commit(lock, submission_) == Acquisition::State::kWaiting)
-    await(acquisition, state, g_on_wait.load(std::memory_order_relaxed), lock);
+    await(acquisition, state, tell, lock);
   if (acquisition.state() == Acquisition::State::kRefused) return acquisition.result();
   lock.unlock();
   if (submission_.timed != nullptr) submission_.timed->begin(state.driver, operation_.stream);
