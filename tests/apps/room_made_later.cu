@@ -1,6 +1,7 @@
 // A launch waits for room that a kernel has which only a later launch ends, on another stream. What
-// stands behind the waiting launch in its stream, behind its event, and in the default stream, is
-// done in that order; streams beside it go on.
+// stands behind the waiting launch in its stream, behind its event, behind an event that a graph
+// there records, and in the default stream, is done in that order; streams beside it go on. Where
+// there is a second device, the stream waits for that one, too.
 #include "common.h"
 
 namespace {
@@ -32,7 +33,7 @@ __global__ void step(uint32_t* out, uint32_t count, uint32_t stride, uint32_t fa
 
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
-  constexpr uint32_t kLimit = 300'000'000, kStride = 4096;
+  constexpr uint32_t kLimit = 300'000'000, kStride = 4096, kFleeting = 64;
   // Each is more than half of the room that there may be.
   const size_t bytes = options.bytes / 8 * 5 & ~((size_t{1} << 20) - 1);
   const auto pieces = uint32_t(bytes >> 20);
@@ -52,6 +53,22 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaStreamCreateWithFlags(&ends, cudaStreamNonBlocking));
   cudaEvent_t event;
   RUNTIME_OK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  // A graph that ends with an event.
+  cudaEvent_t of_graph;
+  RUNTIME_OK(cudaEventCreateWithFlags(&of_graph, cudaEventDisableTiming));
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  cudaGraphNode_t stepped, recorded;
+  RUNTIME_OK(cudaGraphCreate(&graph, 0));
+  uint32_t count = words, stride = kStride, factor = 17, addend = 6;
+  void* parameters[] = {&needed, &count, &stride, &factor, &addend};
+  cudaKernelNodeParams node{};
+  node.func = reinterpret_cast<void*>(step);
+  node.gridDim = dim3(1), node.blockDim = dim3(256);
+  node.kernelParams = parameters;
+  RUNTIME_OK(cudaGraphAddKernelNode(&stepped, graph, nullptr, 0, &node));
+  RUNTIME_OK(cudaGraphAddEventRecordNode(&recorded, graph, &stepped, 1, of_graph));
+  RUNTIME_OK(cudaGraphInstantiate(&executable, graph, 0));
   // Loaded before somebody waits for what they do: a first use may wait for all that runs.
   apps::fill(held, bytes, uint32_t(options.seed));
   apps::fill(reinterpret_cast<uint4*>(needed), bytes, uint32_t(options.seed) + 1);
@@ -60,24 +77,59 @@ int main(int argc, char** argv) {
   setFlag<<<1, 1, 0, ends>>>(flag, 0);
   holdUntil<<<1, 1, 0, holds>>>(flag, 0, 1, held, 0, outcome);
   step<<<1, 32, 0, behind>>>(beside, 1, 1, 1, 0);
+  RUNTIME_OK(cudaGraphLaunch(executable, waits));
+  int devices = 0;
+  RUNTIME_OK(cudaGetDeviceCount(&devices));
+  uint32_t* there = nullptr;
+  cudaStream_t stream_there = nullptr;
+  cudaEvent_t event_there = nullptr;
+  if (devices > 1) {
+    RUNTIME_OK(cudaSetDevice(1));
+    RUNTIME_OK(cudaMalloc(&there, 4));
+    RUNTIME_OK(cudaStreamCreate(&stream_there));
+    RUNTIME_OK(cudaEventCreateWithFlags(&event_there, cudaEventDisableTiming));
+    setFlag<<<1, 1, 0, stream_there>>>(there, 0);
+    RUNTIME_OK(cudaDeviceSynchronize());
+    RUNTIME_OK(cudaSetDevice(0));
+  }
   RUNTIME_OK(cudaDeviceSynchronize());
   constexpr uint32_t kRounds = 3;
   std::vector<uint32_t> expected(words);
   for (uint32_t i = 0; i < words; ++i)
-    expected[i] = apps::word(i * kStride / 4, uint32_t(options.seed) + 1);
+    expected[i] = apps::word(i * kStride / 4, uint32_t(options.seed) + 1) * factor + addend;
   for (uint32_t round = 1; round <= kRounds; ++round) {
     RUNTIME_OK(cudaMemset(outcome, 0, 4));
     RUNTIME_OK(cudaDeviceSynchronize());
     holdUntil<<<1, 1, 0, holds>>>(flag, round, kLimit, held, pieces, outcome);
     step<<<1, 256, 0, waits>>>(needed, words, kStride, 3, round);
     step<<<1, 256, 0, waits>>>(needed, words, kStride, 5, 2);
-    RUNTIME_OK(cudaEventRecord(event, waits));
-    RUNTIME_OK(cudaStreamWaitEvent(behind, event, 0));
+    if (devices > 1) {
+      RUNTIME_OK(cudaSetDevice(1));
+      setFlag<<<1, 1, 0, stream_there>>>(there, round);
+      RUNTIME_OK(cudaEventRecord(event_there, stream_there));
+      RUNTIME_OK(cudaSetDevice(0));
+      RUNTIME_OK(cudaStreamWaitEvent(waits, event_there, 0));
+    }
+    cudaEvent_t passed = event;
+    if (round % 2 == 0) {
+      RUNTIME_OK(cudaEventRecord(event, waits));
+    } else {
+      RUNTIME_OK(cudaGraphLaunch(executable, waits));
+      passed = of_graph;
+    }
+    RUNTIME_OK(cudaStreamWaitEvent(behind, passed, 0));
     step<<<1, 256, 0, behind>>>(needed, words, kStride, 7, 3);
-    const cudaError_t done = cudaEventQuery(event);
+    const cudaError_t done = cudaEventQuery(passed);
     CHECK(done == cudaSuccess || done == cudaErrorNotReady, "the event: %d", int(done));
-    if (round % 2 ==
-        0) {  // the event means something else from here on: the wait before it does not
+    // Events that are gone before what they were recorded behind.
+    for (uint32_t i = 0; i < kFleeting; ++i) {
+      cudaEvent_t fleeting;
+      RUNTIME_OK(cudaEventCreateWithFlags(&fleeting, cudaEventDisableTiming));
+      RUNTIME_OK(cudaEventRecord(fleeting, waits));
+      RUNTIME_OK(cudaEventDestroy(fleeting));
+    }
+    // The event means something else from here on: the wait before it does not.
+    if (round % 2 == 0) {
       RUNTIME_OK(cudaEventRecord(event, behind));
       RUNTIME_OK(cudaStreamWaitEvent(waits, event, 0));
       step<<<1, 256, 0>>>(needed, words, kStride, 11, 4);  // in the default stream
@@ -91,7 +143,9 @@ int main(int argc, char** argv) {
       RUNTIME_OK(cudaStreamSynchronize(behind));
     }
     for (uint32_t& word : expected) {
-      word = ((word * 3 + round) * 5 + 2) * 7 + 3;
+      word = (word * 3 + round) * 5 + 2;
+      if (round % 2 != 0) word = word * factor + addend;
+      word = word * 7 + 3;
       if (round % 2 == 0) word = (word * 11 + 4) * 13 + 5;
     }
     RUNTIME_OK(cudaStreamSynchronize(holds));
@@ -106,7 +160,6 @@ int main(int argc, char** argv) {
             round, i, found[size_t(i) * kStride], expected[i]);
   }
   RUNTIME_OK(cudaStreamSynchronize(ends));
-  uint32_t count = 0;
   RUNTIME_OK(cudaMemcpy(&count, beside, 4, cudaMemcpyDeviceToHost));
   CHECK(count == kRounds, "the stream beside it did %u steps", count);
   std::vector<uint32_t> kept(bytes / 4);
