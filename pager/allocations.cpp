@@ -163,7 +163,7 @@ CUresult addFrames(PoolState& state, Region& region, Lock& lock) {
   auto frames = Managed::makeFrames(region.base, region.pages);
   lock.lock();
   if (state.managed == nullptr) state.managed = std::move(started);
-  state.has_managed.store(true, std::memory_order_relaxed);
+  state.has_managed.store(true);
   if (!frames) {
     base::warnOnce("managed without room", "%s", frames.error().message.c_str());
     return CUDA_ERROR_OUT_OF_MEMORY;

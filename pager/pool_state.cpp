@@ -1,6 +1,9 @@
 #include "pager/pool_state.h"
 
 #include <algorithm>
+#include <thread>
+
+#include "pager/clock.h"
 
 namespace olpager::pager {
 
@@ -26,6 +29,26 @@ void drainUnmarked(PoolState& state, uint64_t number) {
     static_cast<void>(state.streams.synchronize(context, number));
 }
 
+void settleFloor(PoolState& state) {
+  constexpr uint64_t kGraceNs = 100'000'000;  // a driver call may wait for room in a queue
+  Hazards::Snapshot launching;
+  uint64_t epoch = 0;
+  {
+    Lock lock(state.mutex);
+    epoch = state.reach.floor.epoch;
+    hazards().snapshot(launching);
+  }
+  for (const uint64_t until = nowNs() + kGraceNs; !Hazards::passed(launching);) {
+    if (nowNs() > until) return;
+    std::this_thread::yield();
+  }
+  Lock lock(state.mutex);
+  ReachFloor& floor = state.reach.floor;
+  if (!floor.pending || floor.epoch != epoch) return;
+  floor.raise(state.launch_number.load());
+  floor.pending = false;
+}
+
 uint64_t lowerCapacity(const PoolState& state) {
   return state.lower.tier == nullptr || state.options.reach == Reach::kAll
              ? 0
@@ -41,7 +64,9 @@ void tellRoom(const PoolState& state) {
 }
 
 void PoolState::updateSlow() {
-  const bool now = outside != 0 || options.reach == Reach::kAll;
+  // With managed memory launches come to be recorded once and for all. Else each page that the CPU
+  // has and gives back would make everything be looked at anew.
+  const bool now = outside != 0 || options.reach == Reach::kAll || managed != nullptr;
   if (now == slow.load(std::memory_order_relaxed)) return;
   slow.store(now, std::memory_order_seq_cst);
   // Nobody recorded what launches reached up to here, nor looked for pointers.

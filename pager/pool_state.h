@@ -36,7 +36,7 @@ namespace olpager::pager {
 /// Everything of one Pool. Lock order: locks.h.
 struct PoolState {
   PoolState(const PoolOptions& given, const DriverApi& functions)
-      : options(given), driver(functions), streams(driver) {}
+      : options(given), driver(functions), streams(driver, launch_number) {}
 
   const PoolOptions options;
   const DriverApi driver;
@@ -45,14 +45,14 @@ struct PoolState {
   /// An extent reached a stable state; launches that wait look again.
   std::condition_variable changed;
 
-  StreamTable streams;
   /// Number of the newest launch.
   std::atomic<uint64_t> launch_number{0};
-  /// Some extent is not in VRAM, or leaves it: launches take the slow path. seq_cst against
-  /// hazards.
+  StreamTable streams;
+  /// Some extent is not in VRAM, or leaves it, or could at any time since there is managed memory:
+  /// launches take the slow path. seq_cst against hazards.
   std::atomic<bool> slow{false};
   std::atomic<bool> forked{false};
-  std::atomic<bool> has_managed{false};  // `managed` is there
+  std::atomic<bool> has_managed{false};  // `managed` is there, and stays
   std::atomic<int> draining{0};  // threads that synchronise a context and then look at `streams`
 
   // Under the mutex from here on.
@@ -87,6 +87,9 @@ uint64_t lowerCapacity(const PoolState& state);
 /// budgets change. Under the mutex.
 void tellRoom(const PoolState& state);
 
+/// Waits until every launch that is being made now has been submitted, and settles
+/// ReachFloor::number by that; for a bounded time. Without the mutex.
+void settleFloor(PoolState& state);
 /// Synchronises contexts with launches in per-thread default streams that only their threads could
 /// have marked. `number`: all launches up to it have been submitted. Without the mutex; waits for
 /// the GPU. Nothing while something captures.

@@ -114,7 +114,7 @@ def _wrapper(symbol):
         return parameter.name if not parameter.is_pointer else f"reinterpret_cast<uint64_t>({parameter.name})"
 
     out = f'extern "C" {_declaration(symbol)} {{\n'
-    out += f'  return withRanges<&DriverTable::{symbol.name}>("{symbol.name}",\n'
+    out += f'  return withRanges<&DriverTable::{symbol.name}, {"false" if stream else "true"}>("{symbol.name}",\n'
     def sink_call(annotation):
         _, name, arguments = annotation.parenthesis.tree
         return f"extract::{name}({', '.join(['sink'] + [Expression.emit(e) for e in arguments])});"
@@ -226,8 +226,9 @@ static_assert(static_cast<int>(Mode::kRead) == static_cast<int>(extract::Use::kR
               static_cast<int>(Mode::kWrite) == static_cast<int>(extract::Use::kWrite) &&
               static_cast<int>(Mode::kReadWrite) == static_cast<int>(extract::Use::kReadWrite));
 
-/// The driver's function, with what `add` names in the range resident for as long as the operation needs it.
-template <auto kFunction, typename Touches, typename Key, typename Add, typename... Arguments>
+/// The driver's function, with what `add` names in the range resident for as long as the operation needs it. `kWaits`: it has no
+/// stream, so that it returns when what it does with managed memory is done. The driver takes that for device memory.
+template <auto kFunction, bool kWaits, typename Touches, typename Key, typename Add, typename... Arguments>
 CUresult withRanges(const char* name, Touches touches, Key key, Add add, Arguments... arguments) {{
   const Runtime& runtime = localRuntime();
   const auto call = runtime.driver->*kFunction;
@@ -243,9 +244,10 @@ CUresult withRanges(const char* name, Touches touches, Key key, Add add, Argumen
     add(access, *runtime.pool);
     const CUresult entered = enter(access, stream);
     if (entered != CUDA_SUCCESS) return entered;
+    const bool waits = kWaits && access.namesManaged();
     const CUresult result = call(arguments...);
     leave(access, stream, result);
-    return result;
+    return waits && result == CUDA_SUCCESS ? runtime.driver->cuStreamSynchronize(stream.stream) : result;
   }} catch (const std::exception& error) {{
     return failed(name, error);
   }}

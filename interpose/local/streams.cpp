@@ -38,8 +38,10 @@ CUresult begin(CUstream stream, bool per_thread, Native native) {
 // A stream that waits for what another captures is in that capture from then on.
 template <typename Native>
 CUresult wait(CUstream stream, bool per_thread, Native native) {
-  Pool* running = anyCapture() ? pool() : nullptr;
-  if (running == nullptr) return native();
+  Pool* const running = pool();
+  if (running != nullptr && running->hasManaged())
+    running->streamWaits(streamKey(stream, per_thread));
+  if (running == nullptr || !anyCapture()) return native();
   running->streamMayJoin(streamKey(stream, per_thread).context);
   const CUresult result = native();
   running->streamJoined();
@@ -60,7 +62,7 @@ CUresult end(CUstream stream, bool per_thread, CUgraph* graph, Native native) {
 // over.
 struct Function {
   Pool* pool;
-  StreamKey stream;
+  uint64_t number;  // Pool::hostFunctionBegins()
   CUhostFn function = nullptr;
   CUstreamCallback callback = nullptr;
   void* data = nullptr;
@@ -69,13 +71,13 @@ struct Function {
 void CUDA_CB callFunction(void* data) {
   const std::unique_ptr<Function> made(static_cast<Function*>(data));
   made->function(made->data);
-  made->pool->hostFunctionEnded(made->stream);
+  made->pool->hostFunctionEnded(made->number);
 }
 
 void CUDA_CB callCallback(CUstream stream, CUresult status, void* data) {
   const std::unique_ptr<Function> made(static_cast<Function*>(data));
   made->callback(stream, status, made->data);
-  made->pool->hostFunctionEnded(made->stream);
+  made->pool->hostFunctionEnded(made->number);
 }
 
 // `native(wrapped)`: with a Function in place of the program's, or nullptr: with the program's own.
@@ -87,17 +89,18 @@ CUresult putFunction(CUstream stream, bool per_thread, const Function& function,
     return native(nullptr);
   const StreamKey key = streamKey(stream, per_thread);
   // In a graph it runs as often as the graph does.
-  if (key.context == nullptr || captureOf(key) != 0 || !running->hostFunctionBegins(key))
-    return native(nullptr);
+  if (key.context == nullptr || captureOf(key) != 0) return native(nullptr);
+  const uint64_t number = running->hostFunctionBegins(key);
+  if (number == 0) return native(nullptr);
   auto made = std::make_unique<Function>(function);
   made->pool = running;
-  made->stream = key;
+  made->number = number;
   const CUresult result = native(made.get());
   // What the driver has taken it calls once, also where the stream's work failed.
   if (result == CUDA_SUCCESS)
     static_cast<void>(made.release());
   else
-    running->hostFunctionEnded(key);
+    running->hostFunctionEnded(number);
   return result;
 }
 
@@ -106,7 +109,7 @@ CUresult putFunction(CUstream stream, bool per_thread, const Function& function,
 #define OLPAGER_HOST_FUNCTIONS(suffix, per_thread)                                                \
   OLPAGER_HOOK(cuLaunchHostFunc##suffix)(CUstream stream, CUhostFn function, void* data) {        \
     return putFunction(                                                                           \
-        stream, per_thread, {nullptr, {}, function, nullptr, data}, [&](Function* made) {         \
+        stream, per_thread, {nullptr, 0, function, nullptr, data}, [&](Function* made) {          \
           return made == nullptr ? driver().cuLaunchHostFunc##suffix(stream, function, data)      \
                                  : driver().cuLaunchHostFunc##suffix(stream, callFunction, made); \
         });                                                                                       \
@@ -114,7 +117,7 @@ CUresult putFunction(CUstream stream, bool per_thread, const Function& function,
   OLPAGER_HOOK(cuStreamAddCallback##suffix)                                                       \
   (CUstream stream, CUstreamCallback callback, void* data, unsigned int flags) {                  \
     return putFunction(                                                                           \
-        stream, per_thread, {nullptr, {}, nullptr, callback, data}, [&](Function* made) {         \
+        stream, per_thread, {nullptr, 0, nullptr, callback, data}, [&](Function* made) {          \
           return made == nullptr                                                                  \
                      ? driver().cuStreamAddCallback##suffix(stream, callback, data, flags)        \
                      : driver().cuStreamAddCallback##suffix(stream, callCallback, made, flags);   \

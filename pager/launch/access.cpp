@@ -97,6 +97,15 @@ void Access::collect(ReachSet& into) const {
   }
 }
 
+bool Access::namesManaged() const {
+  if (!pool_.hasManaged()) return false;
+  for (unsigned i = 0; i < operation_.uses.count(); ++i) {
+    const Region* const region = pool_.state_->book.find(operation_.uses[i].address);
+    if (region != nullptr && region->managed != nullptr) return true;
+  }
+  return false;
+}
+
 CUresult Access::acquire() {
   PoolState& state = *pool_.state_;
   if (operation_.usesNothing()) return CUDA_SUCCESS;
@@ -195,9 +204,13 @@ void Access::submitted(CUresult result) {
   raise(submission_.stream->last, submission_.number);
   submission_.stream->pending.fetch_sub(1, std::memory_order_acq_rel);
   hazards().mine()->leave();
+  PoolState& state = *pool_.state_;
   // No other thread can name a per-thread default stream.
-  if (operation_.stream.thread != 0 && pool_.state_->slow.load(std::memory_order_relaxed))
-    pool_.state_->streams.markOwn(submission_.stream);
+  if (operation_.stream.thread != 0 && state.slow.load(std::memory_order_relaxed))
+    state.streams.markOwn(submission_.stream);
+  // What the stream is given next may be behind a host function, and a later mark with it.
+  else if (state.has_managed.load() && state.managed->functions.any())
+    state.streams.markNow(submission_.stream);
   submission_.stream = nullptr;
   pool_.answered(operation_.stream.context, result);
 }

@@ -62,6 +62,8 @@ class Access {
   /// For a launch recorded by a capture or put in a graph node: what it names, instead of
   /// acquire().
   void collect(ReachSet& into) const;
+  /// Whether a range that has been added is of managed memory.
+  bool namesManaged() const;
 
   /// Makes all of it mapped: waits for fetches a bounded time, then maps in place.
   /// CUDA_ERROR_OUT_OF_MEMORY when neither can be had; an address in the range that belongs to no

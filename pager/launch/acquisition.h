@@ -84,7 +84,7 @@ class Acquisition {
 
   // commit.cpp: what the operation's number is written to.
   uint64_t takeNumber(Submission& into);
-  void stampReached(uint64_t number, Engine** engine, bool* in_place);
+  void stampReached(const Submission& into, Engine** engine, bool* in_place);
   void assumeStored();
   void noteNames();
   void noteWritten(const Uses::Use& write, Region& region, uint64_t number);

@@ -59,7 +59,7 @@ Acquisition::State Acquisition::commit(Lock& lock, Submission& into) {
   claim_.begun(*into.stream, number);
   Engine* engine = nullptr;
   bool in_place = false;
-  stampReached(number, &engine, &in_place);
+  stampReached(into, &engine, &in_place);
   if (operation_->follows_pointers) assumeStored();
   noteNames();
   if (operation_->function != nullptr && !closure_.everything) into.timed = chooseTimed();
@@ -82,11 +82,14 @@ uint64_t Acquisition::takeNumber(Submission& into) {
 
 // `engine`: of the last of the regions; untouched where there are roots alone. `in_place`: some of
 // it is used where it is, in host memory.
-void Acquisition::stampReached(uint64_t number, Engine** engine, bool* in_place) {
+void Acquisition::stampReached(const Submission& into, Engine** engine, bool* in_place) {
+  const uint64_t number = into.number;
   const bool follows = operation_->follows_pointers;
   if (closure_.everything) state_.reach.floor.raise(number);
   for (Region* region : closure_.regions) {
     raise(region->stamp, number);
+    if (follows) region->followed = number;
+    if (region->managed != nullptr) region->managed->usedBy(*into.stream, number);
     if (region->isRoot()) {
       if (follows) state_.reach.markDirty(region);
       continue;

@@ -145,7 +145,8 @@ bool Hazards::passed(Snapshot& snapshot) {
   return snapshot.active.empty();
 }
 
-StreamTable::StreamTable(const DriverApi& driver) : driver_(driver) {
+StreamTable::StreamTable(const DriverApi& driver, const std::atomic<uint64_t>& newest)
+    : driver_(driver), newest_(newest) {
   static std::atomic<uint64_t> made{0};
   id_ = made.fetch_add(1) + 1;
   std::lock_guard lock(tables().mutex);
@@ -210,7 +211,7 @@ StreamState* StreamTable::find(const StreamKey& key) {
     found = unused;
     found->key = key;
     found->last.store(0);
-    found->completed.store(0);
+    found->completed.store(newest_.load());
     found->pending.store(0);
     found->needs_drain = false;
     found->ended = false;
@@ -302,9 +303,21 @@ void StreamTable::collect(StreamState& stream, TableLock& lock) {
   }
 }
 
+// Where nothing of the stream's is under way, it has completed all that has a number by now.
+void StreamTable::lookIdle(StreamState& stream) {
+  // In this order: a launch is counted in `pending` before it gets its number, and what is not
+  // pending any more is in `last`.
+  const uint64_t newest = newest_.load();
+  if (stream.pending.load(std::memory_order_acquire) != 0) return;
+  const uint64_t completed = stream.completed.load();
+  if (completed >= stream.last.load(std::memory_order_acquire) && completed < newest)
+    stream.completed.store(newest);
+}
+
 // Takes the marks that have come, and records one where the last launch has none.
 void StreamTable::look(StreamState& stream, TableLock& lock) {
   collect(stream, lock);
+  lookIdle(stream);
   if (stream.calls > 0) return;  // another thread is about to know
   if ((stream.generation.load() & 1) == 0 || stream.closing) return;
   const uint64_t last = stream.last.load(std::memory_order_acquire);
@@ -318,6 +331,13 @@ void StreamTable::look(StreamState& stream, TableLock& lock) {
              holds_ == 0) {  // nobody but this thread makes its default stream part of a capture
     record(stream, lock);
   }
+}
+
+// As look(), also where another thread is in a call for the stream: it may be asking for an older
+// mark.
+void StreamTable::lookNow(StreamState& stream, TableLock& lock) {
+  call_ended_.wait(lock, [&stream] { return stream.calls == 0; });
+  look(stream, lock);
 }
 
 void StreamTable::poll(CUdevice device) {
@@ -358,11 +378,8 @@ void StreamTable::captureBegins(CUcontext context) {
   try {
     for (size_t i = 0; i < streams_.size(); ++i) {
       StreamState& stream = *streams_[i];
-      if (context != nullptr && stream.key.context != context) continue;
-      // Who is in a call for it may be asking for an older mark, and records none once it finds
-      // holds_.
-      call_ended_.wait(lock, [&stream] { return stream.calls == 0; });
-      look(stream, lock);
+      // Who is in a call for it records no mark once it finds holds_.
+      if (context == nullptr || stream.key.context == context) lookNow(stream, lock);
     }
   } catch (const std::bad_alloc&) {
     // Less is known while it lasts.
@@ -442,6 +459,27 @@ void StreamTable::markOwn(StreamState* stream) {
     if (!stream->closing) record(*stream, lock);
   } catch (const std::bad_alloc&) {
     stream->needs_drain = true;  // the launch was made: its end is found out by a synchronisation
+  }
+}
+
+void StreamTable::markNow(StreamState* stream) {
+  const RelaxedThread relaxed(driver_);
+  TableLock lock(mutex_);
+  try {
+    lookNow(*stream, lock);
+  } catch (const std::bad_alloc&) {
+    // The next poll goes on.
+  }
+}
+
+void StreamTable::markAll() {
+  const RelaxedThread relaxed(driver_);
+  TableLock lock(mutex_);
+  try {
+    for (size_t i = 0; i < streams_.size(); ++i)  // by index: there may be more meanwhile
+      lookNow(*streams_[i], lock);
+  } catch (const std::bad_alloc&) {
+    // The next poll goes on.
   }
 }
 

@@ -15,7 +15,9 @@
 //   marks              events recorded behind a stream's last launch; when one completes,
 //                      StreamState::completed rises. A mark counts for every number up to `last`
 //                      only if no launch of the stream is pending: several threads may launch on
-//                      one stream, and a lower number may be submitted after a higher one.
+//                      one stream, and a lower number may be submitted after a higher one. A stream
+//                      that is found idle has completed every number that there is: it does not
+//                      stand for what was old when its next launch came.
 //
 // A stream's event is recorded by the engine's thread; for a per-thread default stream by that
 // thread itself, as no other can name it. Nothing is recorded while nothing is evicted, and nothing
@@ -122,6 +124,31 @@ struct StreamState {
   unsigned calls = 0;  // threads in a driver call for it, the mutex released
 };
 
+/// A launch, by its stream and its number. Copyable; it outlives the stream.
+class StreamPoint {
+ public:
+  StreamPoint(const StreamState& stream, uint64_t number)
+      : stream_(&stream), generation_(stream.generation.load()), number_(number) {}
+  /// It has completed, as far as the marks tell. Any thread.
+  bool isOver() const {
+    // A state is another stream's only when all of the first one's work is over.
+    if (stream_->generation.load(std::memory_order_acquire) != generation_ ||
+        stream_->completed.load() >= number_)
+      return true;
+    // In this order: what is not pending any more is in `last`.
+    return stream_->pending.load(std::memory_order_acquire) == 0 &&
+           stream_->completed.load() >= stream_->last.load(std::memory_order_acquire);
+  }
+  bool isOn(const StreamState& stream) const {
+    return stream_ == &stream && generation_ == stream.generation.load();
+  }
+
+ private:
+  const StreamState* stream_;
+  uint64_t generation_;
+  uint64_t number_;
+};
+
 /// While it lives, calls of the driver by this thread are not refused because another's stream
 /// captures, and spoil no capture. A capture may begin at any time: it is there also while nothing
 /// captures.
@@ -147,7 +174,9 @@ class RelaxedThread {
 /// call for it.
 class StreamTable {
  public:
-  explicit StreamTable(const DriverApi& driver);
+  /// `newest`: the number of the newest launch of all. Both are the caller's, for as long as the
+  /// table lives.
+  StreamTable(const DriverApi& driver, const std::atomic<uint64_t>& newest);
   ~StreamTable();
   /// The state of `key`, made at first use. Wait-free for the streams that this thread used last
   /// (kCachedStreams; of many more some are looked up again).
@@ -162,6 +191,11 @@ class StreamTable {
   void polls(CUdevice device, bool on);
   /// The launching thread's own mark, for per-thread default streams.
   void markOwn(StreamState* stream);
+  /// A mark behind what the stream has been given, now: what it is given next may wait for the
+  /// mark. Nothing where a capture or a hold forbids it.
+  void markNow(StreamState* stream);
+  /// The same for every stream.
+  void markAll();
   /// True when every launch that reached something stamped `number` has completed, as far as the
   /// marks tell. One that has its number and is not submitted has not: stamps rise with the number,
   /// and whoever asks may have begun to wait before that.
@@ -229,12 +263,15 @@ class StreamTable {
   CUevent freeEvent(CUcontext context);
   bool record(StreamState& stream, TableLock& lock);
   void look(StreamState& stream, TableLock& lock);
+  void lookIdle(StreamState& stream);
+  void lookNow(StreamState& stream, TableLock& lock);
   void hold(CUcontext context, TableLock& lock);
   void collect(StreamState& stream, TableLock& lock);
   void leaveCall(StreamState& stream);
   CUdevice pollerOf(const StreamState& stream, CUdevice asking) const;
 
   const DriverApi& driver_;
+  const std::atomic<uint64_t>& newest_;
   uint64_t id_ = 0;  // unique in the process
   std::mutex mutex_;
   std::condition_variable call_ended_;

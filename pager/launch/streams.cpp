@@ -22,19 +22,34 @@ bool Streams::capturing() const { return state_->streams.capturing(); }
 void Streams::streamMayJoin(CUcontext context) { state_->streams.holdMarks(context); }
 void Streams::streamJoined() { state_->streams.releaseMarks(); }
 
-bool Streams::hostFunctionBegins(const StreamKey& stream) {
-  if (state_->forked.load() || !state_->has_managed.load(std::memory_order_relaxed)) return false;
+uint64_t Streams::hostFunctionBegins(const StreamKey& stream) {
+  PoolState& state = *state_;
+  if (state.forked.load() || !state.has_managed.load()) return 0;
+  uint64_t number = 0;
+  {
+    Lock lock(state.mutex);
+    number = state.managed->functions.begins(stream);
+  }
   // The function may wait for launches before it to be over: a mark behind it would come too late.
-  state_->streams.poll();
-  Lock lock(state_->mutex);
-  state_->managed->functionBegins(stream);
-  return true;
+  // Launches that are being made see that a function has begun, and mark themselves, or are over
+  // with their driver call before the marks below.
+  settleFloor(state);
+  state.streams.markAll();
+  return number;
 }
 
-void Streams::hostFunctionEnded(const StreamKey& stream) {
+void Streams::hostFunctionEnded(uint64_t number) {
   if (state_->forked.load()) return;
   Lock lock(state_->mutex);
-  state_->managed->functionEnded(stream);
+  state_->managed->functions.ended(number);
+  state_->changed.notify_all();
+}
+
+void Streams::streamWaits(const StreamKey& stream) {
+  if (state_->forked.load() || !state_->has_managed.load() || !state_->managed->functions.any())
+    return;
+  Lock lock(state_->mutex);
+  state_->managed->functions.waits(stream);
 }
 
 namespace {

@@ -22,10 +22,12 @@ class Streams {
   void captureEnded();
   /// Between the first and the last of these calls of any capture.
   bool capturing() const;
-  /// Before a host function is put in a stream that does not capture. True: hostFunctionEnded() has
-  /// to follow, when the function has returned or was refused.
-  bool hostFunctionBegins(const StreamKey& stream);
-  void hostFunctionEnded(const StreamKey& stream);
+  /// Before a host function is put in a stream that does not capture. Not 0: hostFunctionEnded()
+  /// with that number has to follow, when the function has returned or was refused.
+  uint64_t hostFunctionBegins(const StreamKey& stream);
+  void hostFunctionEnded(uint64_t number);
+  /// Before a stream waits for an event.
+  void streamWaits(const StreamKey& stream);
   /// Before and after a call that may make a stream of `context` part of another's capture.
   void streamMayJoin(CUcontext context);
   void streamJoined();

@@ -195,23 +195,6 @@ void Managed::bringHome(uint64_t until_ns, Lock& lock) {
       state_.changed.wait_for(lock, std::chrono::milliseconds(1));
 }
 
-// --- host functions ------------------------------------------------------------------------------
-
-void Managed::functionEnded(const StreamKey& stream) {
-  const auto found = functions_.find(stream);
-  if (found != functions_.end() && --found->second == 0) functions_.erase(found);
-  state_.changed.notify_all();
-}
-
-bool Managed::hasFunctionBefore(const StreamKey& stream) const {
-  // The legacy stream and others wait for each other; which of those are non-blocking is not known.
-  const auto isLegacy = [](const StreamKey& key) { return key.stream == CU_STREAM_LEGACY; };
-  return std::any_of(functions_.begin(), functions_.end(), [&](const auto& entry) {
-    const StreamKey& key = entry.first;
-    return key == stream || (key.context == stream.context && (isLegacy(key) || isLegacy(stream)));
-  });
-}
-
 // --- the pool's thread ---------------------------------------------------------------------------
 
 void Managed::run() {
@@ -291,11 +274,7 @@ bool Managed::completeThoseOver(Lock& lock) {
   bool any = false;
   for (size_t s = 0; s < submitted_.size();) {
     const Submitted entry = submitted_[s];
-    const uint64_t completed = entry.stream->completed.load();
-    const bool over = completed >= entry.number ||
-                      (entry.stream->pending.load(std::memory_order_acquire) == 0 &&
-                       completed >= entry.stream->last.load(std::memory_order_acquire));
-    if (!over) {
+    if (!entry.launch.isOver()) {
       ++s;
       continue;
     }
@@ -434,7 +413,7 @@ bool ManagedClaim::submit() {
 void ManagedClaim::begun(const StreamState& stream, uint64_t number) {
   if (!submitted_) return;
   Managed& managed = *state_.managed;
-  managed.submitted_.push_back({age_, &stream, number});
+  managed.submitted_.push_back({age_, StreamPoint(stream, number)});
   if (managed.someoneWaits()) managed.bell_.release();
 }
 

@@ -44,6 +44,7 @@
 #include "coherence/directory/exchange.h"
 #include "pager/launch/in_flight.h"
 #include "pager/managed/cpu_agent.h"
+#include "pager/managed/host_functions.h"
 #include "pager/space/region.h"
 #include "pager/tiers/elsewhere.h"
 
@@ -74,12 +75,8 @@ class Managed final : private Residence<Lock> {
   /// The extent is parked and stays so, in answer to stop().
   void parked(Extent& extent, Lock& lock);
 
-  /// Host functions of the program's that a stream has been given, and that are over. A launch
-  /// behind one must not claim what the function may touch.
-  void functionBegins(const StreamKey& stream) { ++functions_[stream]; }
-  void functionEnded(const StreamKey& stream);
-  /// Whether one is before what the stream is given next.
-  bool hasFunctionBefore(const StreamKey& stream) const;
+  /// The program's host functions. A launch behind one must not take what the function may touch.
+  HostFunctions functions;
 
   /// In a forked child.
   void forked() noexcept;
@@ -96,8 +93,7 @@ class Managed final : private Residence<Lock> {
   /// What a launch has claimed that is under way.
   struct Submitted {
     directory::Age age;
-    const StreamState* stream;
-    uint64_t number;
+    StreamPoint launch;
   };
 
   explicit Managed(PoolState& state);
@@ -136,7 +132,6 @@ class Managed final : private Residence<Lock> {
   std::vector<Region*> region_of_;                               // by ExtentId
   std::map<directory::ExtentId, directory::ExtentId> free_ids_;  // first and count
   std::vector<Submitted> submitted_;
-  std::map<StreamKey, uint32_t> functions_;
   std::vector<directory::Message> inbox_;
 };
 

@@ -185,7 +185,7 @@ void Scanner::noteVariables(const Scan& scan, const uint32_t* found, std::vector
     news.push_back(address);
     const uint64_t newest = pool_.launch_number.load();
     if (target->by_pieces) stampPage(*target, named, newest);
-    raise(target->stamp, newest);
+    raiseStamps(*target, newest, newest);
   });
   // A kernel that ran meanwhile may have moved a pointer from where the scan had not been yet to
   // where it had: what was not found is forgotten when nothing ran, or when it was missed again and
@@ -312,12 +312,8 @@ void Scanner::spreadStamps() {
     raised.pop_back();
     const uint64_t stamp = region->stamp.load();
     const auto raise = [&](Region* target) {
-      uint64_t before = target->stamp.load();
-      if (target->dead || before >= stamp) return;
-      // Launching threads raise it too.
-      while (before < stamp && !target->stamp.compare_exchange_weak(before, stamp)) {
-      }
-      if (leadsOn(*target)) raised.push_back(target);
+      if (!target->dead && raiseStamps(*target, stamp, region->followed) && leadsOn(*target))
+        raised.push_back(target);
     };
     // What can't be looked through leads anywhere.
     if (region->isRoot() && pool_.reach.leadsAnywhere(*region))

@@ -366,6 +366,7 @@ class Engine {
   bool mayBegin() const;
   bool advanceBatches(Lock& lock);
   uint64_t stampToAwait(const Batch& batch) const;
+  bool isQuiet(const Batch& batch, uint64_t stamp) const;
   void cancelBatches();
   bool othersHaveScanned(Batch& batch, uint64_t stamp);
   bool startPass(Batch& batch, Lock& lock);

@@ -169,12 +169,23 @@ bool Engine::othersHaveScanned(Batch& batch, uint64_t stamp) {
 uint64_t Engine::stampToAwait(const Batch& batch) const {
   uint64_t stamp = pool_.reach.floor.number;
   for (const Extent* extent : batch.victims)
-    stamp = std::max(stamp, extent->region->stampOf(*extent));
+    stamp = std::max(stamp, batch.isGivenAway() ? extent->region->managed->others
+                                                : extent->region->stampOf(*extent));
   for (const auto& entry : batch.scan.host_written)
     stamp = std::max(stamp, Scanner::stampToScan(*entry.region));
   const auto* const written = pool_.reach.unknown_variables.of(context_);
   if (batch.scan.for_variables && written != nullptr) stamp = std::max(stamp, written->number);
   return stamp;
+}
+
+// Whether those before the batch's pass are over; `stamp`: stampToAwait().
+bool Engine::isQuiet(const Batch& batch, uint64_t stamp) const {
+  if (batch.isGivenAway()) {
+    const std::vector<StreamPoint>& users = batch.scan.parts_of->managed->users;
+    if (!std::all_of(users.begin(), users.end(), [](const auto& use) { return use.isOver(); }))
+      return false;
+  }
+  return pool_.streams.quiet(stamp);
 }
 
 bool Engine::advanceBatches(Lock& lock) {
@@ -215,7 +226,7 @@ bool Engine::advanceBatches(Lock& lock) {
     }
     if (batch.stage == Batch::Stage::kDrain) {
       const uint64_t stamp = stampToAwait(batch);
-      if (life_.broken || pool_.streams.quiet(stamp)) {
+      if (life_.broken || isQuiet(batch, stamp)) {
         if (batch.isGivenAway() && !scanner_.mayBeNamedUnseen(*batch.scan.parts_of)) {
           leaveUnseen(batch, lock);  // listed meanwhile: a free must find its extents in it
           std::erase_if(out_.batches, [&](const auto& entry) { return entry.get() == &batch; });

@@ -92,7 +92,7 @@ CUresult Pool::unpin(CUdeviceptr address, uint64_t pinned) {
   if (region == nullptr || region->dead || region->pins == 0) return CUDA_ERROR_INVALID_VALUE;
   if (pinned != 0 && region->buffer_id != pinned) return CUDA_ERROR_INVALID_VALUE;
   // Launches under way may still use it, by an address that none of them has named.
-  raise(region->stamp, state.launch_number.load());
+  raiseStamps(*region, state.launch_number.load(), state.launch_number.load());
   if (--region->pins == 0) {
     subtract(region->engine->figures().pinned_extents, region->extents.size());
     subtract(region->engine->figures().pinned_bytes, region->pages * kPageBytes);

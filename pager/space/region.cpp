@@ -22,6 +22,7 @@ void resetRegion(Region& region) {
   region.by_pieces = region.whole_due = region.divisible = false;
   region.whole_stamp = region.fetch_after = region.fetch_pause = 0;
   region.host_writes = 0;
+  region.followed = 0;
   region.swap_after = region.swap_pause = 0;
   region.swap_asked = region.swapping = false;
   region.arena.reset();

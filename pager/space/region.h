@@ -52,6 +52,7 @@
 
 #include "coherence/directory/types.h"
 #include "pager/kernels/hash_and_scan.h"
+#include "pager/launch/in_flight.h"
 #include "pager/reach/edge.h"
 #include "pager/reach/roots.h"
 #include "pager/residency/sparse.h"
@@ -185,12 +186,23 @@ struct ManagedRegion {
   std::vector<HostChunk> places;
   bool pinned = false;    // the frames, for the GPU
   uint32_t released = 0;  // while it is freed: extents that nobody has any more
+  /// Launches that reach the region by what was known when they were made: of each stream the
+  /// newest. The CPU waits for these alone, not for all that is older than one of them.
+  std::vector<StreamPoint> users;
+  /// Highest number of what has come to reach it otherwise.
+  uint64_t others = 0;
 
+  void usedBy(const StreamState& stream, uint64_t number);
   HostChunk* placeOf(const Extent& extent);
   bool isPlace(const HostChunk* chunk) const {
     return chunk >= places.data() && chunk < places.data() + places.size();
   }
 };
+
+inline void ManagedRegion::usedBy(const StreamState& stream, uint64_t number) {
+  std::erase_if(users, [&](const StreamPoint& use) { return use.isOn(stream) || use.isOver(); });
+  users.emplace_back(stream, number);
+}
 
 enum class RegionKind : uint8_t {
   kAllocation,
@@ -276,6 +288,9 @@ struct alignas(64) Region {
   bool swapping = false;    // launches wait for its parts to change place, and take none back
 
   uint32_t host_writes = 0;  // likewise: copies that set host_written
+  /// Highest number of a launch that reached the region and follows the pointers in it: no copy.
+  /// Of launches on the slow path.
+  uint64_t followed = 0;
 
   /// Whether the extent, one of the region's, has to stay in VRAM. One mapping of a reservation
   /// does not pin the others where they move by pieces.
@@ -291,6 +306,17 @@ struct alignas(64) Region {
   /// Better read in place than fetched.
   bool isSparse() const { return density.verdict == Density::kSparse && arena == nullptr; }
 };
+
+/// It turns out that launches up to a number reach the region that did not know when they were made.
+/// `number`: any that may; `followed`: Region::followed of what leads there. True: that is news.
+inline bool raiseStamps(Region& region, uint64_t number, uint64_t followed) {
+  if (region.managed != nullptr)
+    region.managed->others = std::max(region.managed->others, followed);
+  const bool news = region.stamp.load() < number || region.followed < followed;
+  raise(region.stamp, number);
+  region.followed = std::max(region.followed, followed);
+  return news;
+}
 
 inline HostChunk* ManagedRegion::placeOf(const Extent& extent) {
   return &places[(extent.address - extent.region->base) / kPageBytes];

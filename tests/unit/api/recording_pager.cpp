@@ -8,6 +8,7 @@
 Record g_record;
 CUresult g_enter_result = CUDA_SUCCESS;
 CUresult g_driver_result = CUDA_SUCCESS;
+bool g_managed = false;
 void (*g_enter_throws)() = nullptr;
 CUcontext g_ended = nullptr;
 
@@ -51,6 +52,7 @@ void Access::addParameter(const void* bytes_at, size_t bytes) {
   std::memcpy(&word, bytes_at, bytes);
   g_record.words.push_back(word);
 }
+bool Access::namesManaged() const { return g_managed; }
 void Access::addHostSource(const void* host, uint64_t bytes, bool stable) {
   g_record.sources.push_back({host, bytes, stable});
 }

@@ -43,6 +43,8 @@ extern Record g_record;
 /// What enter() and the driver answer.
 extern CUresult g_enter_result;
 extern CUresult g_driver_result;
+/// What is named is managed memory.
+extern bool g_managed;
 /// Called by enter(), to throw.
 extern void (*g_enter_throws)();
 /// A context that has ended over lost memory; nullptr: there is none.

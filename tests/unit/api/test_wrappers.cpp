@@ -110,6 +110,22 @@ TEST_CASE("no exception leaves a wrapper") {
   g_enter_throws = nullptr;
 }
 
+TEST_CASE("without a stream, what touches managed memory is done when it returns") {
+  g_managed = true;
+  CHECK(call(&ol_local_cuMemcpyDtoD_v2, kA, kB, 100) == CUDA_SUCCESS);
+  CHECK(g_record.steps == "edld");
+  CHECK(g_record.symbol == static_cast<int>(Symbol::kCuStreamSynchronize));
+  CHECK(call(&ol_local_cuMemsetD8_v2, kA, 1, 10) == CUDA_SUCCESS);
+  CHECK(g_record.steps == "edld");
+  CHECK(call(&ol_local_cuMemcpyDtoDAsync_v2, kA, kB, 100, kStream) == CUDA_SUCCESS);
+  CHECK(g_record.steps == "edl");
+  g_driver_result = CUDA_ERROR_INVALID_VALUE;
+  CHECK(call(&ol_local_cuMemsetD8_v2, kA, 1, 10) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(g_record.steps == "edl");
+  g_driver_result = CUDA_SUCCESS;
+  g_managed = false;
+}
+
 TEST_CASE("copies name both sides") {
   CHECK(call(&ol_local_cuMemcpyDtoDAsync_v2, kA, kB, 100, kStream) == CUDA_SUCCESS);
   expect({{kA, 100, kWrite}, {kB, 100, kRead}}, Symbol::kCuMemcpyDtoDAsync_v2, kStream);

@@ -20,6 +20,9 @@ using namespace olpager::pager::test;
 
 namespace {
 
+/// The number of the newest launch, for tables whose streams a test gives numbers by hand.
+const std::atomic<uint64_t> no_launch{0};
+
 void endStream(Rig& rig, CUstream stream) {
   rig.pool().streamDestroyed(rig.key(stream));
   driver().api.cuStreamDestroy_v2(stream);
@@ -472,9 +475,46 @@ TEST_CASE("thousands of threads have launched and live on", "[pager][threads]") 
   CHECK(shared.slots.contains(again));
 }
 
+TEST_CASE("a stream does not stand for what is older than its oldest launch", "[pager][threads]") {
+  Rig rig;
+  std::atomic<uint64_t> newest{5};
+  StreamTable table(driver().api, newest);
+  CUstream stream = nullptr;
+  REQUIRE(driver().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+  StreamState* const state = table.find(rig.key(stream));
+  const auto takesNumber = [&] {
+    state->pending.fetch_add(1);
+    return newest.fetch_add(1) + 1;
+  };
+  const auto isSubmitted = [&](uint64_t number) {
+    state->last.store(number);
+    state->pending.fetch_sub(1);
+  };
+  const StreamPoint first(*state, takesNumber());
+  CHECK(table.quiet(5));  // the stream is younger
+  CHECK_FALSE(table.quiet(6));
+  CHECK_FALSE(first.isOver());
+  isSubmitted(6);
+  CHECK_FALSE(table.quiet(6));
+  REQUIRE(driver().api.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+  table.markNow(state);  // the mark,
+  REQUIRE(driver().api.cuStreamSynchronize(stream) == CUDA_SUCCESS);
+  newest.store(9);  // of other streams
+  table.markAll();  // and that it has come
+  CHECK(first.isOver());
+  const uint64_t second = takesNumber();
+  CHECK(second == 10);
+  CHECK(table.quiet(9));
+  CHECK_FALSE(table.quiet(10));
+  isSubmitted(second);
+  CHECK(table.quiet(9));
+  CHECK_FALSE(table.quiet(10));
+  REQUIRE(driver().api.cuStreamDestroy_v2(stream) == CUDA_SUCCESS);
+}
+
 TEST_CASE("streams that come and go leave no states behind", "[pager][threads]") {
   Rig rig;
-  StreamTable table(driver().api);
+  StreamTable table(driver().api, no_launch);
   const CUcontext context = rig.key(CU_STREAM_LEGACY).context;
   for (uint64_t i = 1; i <= 500; ++i) {
     CUstream stream = nullptr;
@@ -501,7 +541,7 @@ TEST_CASE("events that outlive a green context are destroyed", "[pager][threads]
     --events;
     return driver().api.cuEventDestroy_v2(event);
   };
-  StreamTable table(api);
+  StreamTable table(api, no_launch);
   const CUstream streams[] = {rig.makeStream(), rig.makeStream(), rig.makeStream()};
   for (uint64_t number = 1; number <= 9; ++number) {
     table.find(rig.key(streams[number % 3]))->last = number;
@@ -515,7 +555,7 @@ TEST_CASE("events that outlive a green context are destroyed", "[pager][threads]
 
 TEST_CASE("threads that launch in default streams of their own and end leave no states behind",
           "[pager][threads]") {
-  StreamTable table(driver().api);
+  StreamTable table(driver().api, no_launch);
   const auto context = reinterpret_cast<CUcontext>(0x1000);
   for (uint64_t i = 1; i <= 500; ++i) {
     std::thread([&] { table.find({context, CU_STREAM_PER_THREAD, i})->last.store(i); }).join();
@@ -534,7 +574,7 @@ TEST_CASE("threads that launch in default streams of their own and end leave no 
 
 TEST_CASE("a thread that launches on several streams in turns looks each of them up once",
           "[pager][threads]") {
-  StreamTable table(driver().api);
+  StreamTable table(driver().api, no_launch);
   const auto key = [](uintptr_t context, uintptr_t stream) {
     return StreamKey{reinterpret_cast<CUcontext>(context), reinterpret_cast<CUstream>(stream), 0};
   };
@@ -560,7 +600,7 @@ TEST_CASE("a thread that launches on several streams in turns looks each of them
 }
 
 TEST_CASE("what is being submitted is not over", "[pager][threads]") {
-  StreamTable table(driver().api);
+  StreamTable table(driver().api, no_launch);
   const StreamKey key{reinterpret_cast<CUcontext>(0x1000), reinterpret_cast<CUstream>(0x5000), 0};
   const StreamKey elsewhere{reinterpret_cast<CUcontext>(0x1000), reinterpret_cast<CUstream>(0x6000),
                             0};
@@ -605,7 +645,7 @@ TEST_CASE("a synchronisation that the driver refuses tells nothing", "[pager][th
   const Rig rig;
   DriverApi api = driver().api;
   refuseSynchronisation(api);
-  StreamTable table(api);
+  StreamTable table(api, no_launch);
   std::thread([&] {
     table.find({rig.context(), CU_STREAM_PER_THREAD, 1001})->last.store(5);
   }).join();
@@ -636,7 +676,7 @@ TEST_CASE("a synchronisation that the driver refuses tells nothing", "[pager][th
 
 TEST_CASE("streams of a context are waited for one by one", "[pager][threads]") {
   Rig rig;
-  StreamTable table(driver().api);
+  StreamTable table(driver().api, no_launch);
   const CUstream stream = rig.makeStream(), gone = rig.makeStream(), captures = rig.makeStream();
   table.find(rig.key(stream))->last = 3;
   table.find(rig.key(gone))->last = 4;
@@ -709,7 +749,7 @@ TEST_CASE("a capture begins when no mark is being recorded, and none is until it
     g_recording.changed.wait(lock, [] { return !g_recording.held; });
     return driver().api.cuEventRecord(event, stream);
   };
-  StreamTable table(api);
+  StreamTable table(api, no_launch);
   const CUstream stream = rig.makeStream();
   StreamState* const state = table.find(rig.key(stream));
   state->last = 3;
@@ -758,7 +798,7 @@ TEST_CASE(
     g_recording.changed.wait(lock, [] { return !g_recording.held; });
     return driver().api.cuEventQuery(event);
   };
-  StreamTable table(api);
+  StreamTable table(api, no_launch);
   CUstream stream = nullptr;  // the legacy stream waits for it
   REQUIRE(driver().cuStreamCreate(&stream, CU_STREAM_DEFAULT) == CUDA_SUCCESS);
   StreamState* const state = table.find(rig.key(CU_STREAM_LEGACY));
@@ -804,7 +844,7 @@ TEST_CASE(
 TEST_CASE("what runs beside a capture is marked, and the capture is not spoiled",
           "[pager][threads]") {
   Rig rig;
-  StreamTable table(driver().api);
+  StreamTable table(driver().api, no_launch);
   const CUstream captured = rig.makeStream(), beside = rig.makeStream();
   const StreamKey own{rig.context(), CU_STREAM_PER_THREAD, 1002};
   uint64_t number = 0;
@@ -847,7 +887,7 @@ TEST_CASE("what runs beside a capture is marked, and the capture is not spoiled"
 TEST_CASE("what a stream ran that is destroyed while it captures is not over with it",
           "[pager][threads]") {
   Rig rig;
-  StreamTable table(driver().api);
+  StreamTable table(driver().api, no_launch);
   const CUstream stream = rig.makeStream();
   StreamState* const state = table.find(rig.key(stream));
   table.captureBegins(rig.context());

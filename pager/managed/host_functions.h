@@ -1,0 +1,102 @@
+// Which of the program's host functions are before what a stream is given next.
+//
+// A host function may touch managed memory, which waits for whoever has taken it. So a launch
+// behind a function must not take what the function may touch before the function is over
+// (Acquisition::followsFunction). This table knows of each stream which functions are before it:
+//
+//   its own      those that were put in it
+//   of others    all that were not over when the stream began to wait for an event: which of them
+//                the event is behind is not known
+//   legacy       the legacy default stream and the others of its context wait for each other. Which
+//                of those are non-blocking is not known: none is taken to be.
+//
+// A stream so may be said to be behind a function that it is not behind, never the other way round.
+// Under PoolState::mutex, but for any().
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "pager/types.h"
+
+namespace olpager::pager {
+
+class HostFunctions {
+ public:
+  /// A function is about to be put in the stream. The number is never 0.
+  uint64_t begins(const StreamKey& stream);
+  /// It has returned, or the driver did not take it.
+  void ended(uint64_t number);
+  /// The stream is about to wait for an event.
+  void waits(const StreamKey& stream);
+  /// Whether one that is not over is before what the stream is given next.
+  bool areBefore(const StreamKey& stream);
+  /// Whether one is not over. Any thread.
+  bool any() const { return count_.load() != 0; }
+
+ private:
+  struct Function {
+    uint64_t number;
+    CUcontext context;
+  };
+  void joins(const StreamKey& stream, const std::vector<uint64_t>& numbers);
+  bool isOver(uint64_t number) const;
+
+  std::vector<Function> begun_;  // and not over, ascending
+  std::map<StreamKey, std::vector<uint64_t>> before_;
+  uint64_t last_ = 0;
+  std::atomic<size_t> count_{0};  // of begun_. seq_cst against the marks of launches
+};
+
+inline bool HostFunctions::isOver(uint64_t number) const {
+  return std::none_of(begun_.begin(), begun_.end(),
+                      [number](const Function& one) { return one.number == number; });
+}
+
+inline void HostFunctions::joins(const StreamKey& stream, const std::vector<uint64_t>& numbers) {
+  std::vector<uint64_t>& all = before_[stream];
+  std::erase_if(all, [this](uint64_t number) { return isOver(number); });
+  for (const uint64_t number : numbers)
+    if (std::find(all.begin(), all.end(), number) == all.end()) all.push_back(number);
+}
+
+inline uint64_t HostFunctions::begins(const StreamKey& stream) {
+  areBefore(stream);  // what the stream is behind by now, whoever is behind it is behind as well
+  begun_.push_back({++last_, stream.context});
+  count_.store(begun_.size());
+  joins(stream, {last_});
+  return last_;
+}
+
+inline void HostFunctions::ended(uint64_t number) {
+  std::erase_if(begun_, [number](const Function& one) { return one.number == number; });
+  if (begun_.empty()) before_.clear();
+  count_.store(begun_.size());
+}
+
+inline void HostFunctions::waits(const StreamKey& stream) {
+  std::vector<uint64_t> all;
+  for (const Function& one : begun_) all.push_back(one.number);
+  if (!all.empty()) joins(stream, all);
+}
+
+inline bool HostFunctions::areBefore(const StreamKey& stream) {
+  if (begun_.empty()) return false;
+  StreamKey legacy = stream;
+  legacy.stream = CU_STREAM_LEGACY;
+  legacy.thread = 0;
+  std::vector<uint64_t> more;
+  if (stream == legacy) {
+    for (const Function& one : begun_)
+      if (one.context == stream.context) more.push_back(one.number);
+  } else if (const auto found = before_.find(legacy); found != before_.end()) {
+    more = found->second;
+  }
+  joins(stream, more);
+  return !before_[stream].empty();
+}
+
+}  // namespace olpager::pager

@@ -1,0 +1,73 @@
+// Which host functions are before what a stream is given next.
+#include "pager/managed/host_functions.h"
+
+#include "tests/catch.h"
+
+namespace olpager::pager {
+namespace {
+
+StreamKey key(uintptr_t stream, uintptr_t context = 1) {
+  StreamKey made;
+  // NOLINTBEGIN(performance-no-int-to-ptr): handles that nobody looks into
+  made.context = reinterpret_cast<CUcontext>(context);
+  made.stream = reinterpret_cast<CUstream>(stream);
+  // NOLINTEND(performance-no-int-to-ptr)
+  return made;
+}
+const StreamKey kLegacy = key(1), kOne = key(0x100), kOther = key(0x200);
+
+TEST_CASE("a function is before what its own stream is given next, until it is over") {
+  HostFunctions functions;
+  CHECK(!functions.any());
+  CHECK(!functions.areBefore(kOne));
+  const uint64_t first = functions.begins(kOne), second = functions.begins(kOne);
+  CHECK(functions.any());
+  CHECK(functions.areBefore(kOne));
+  CHECK(!functions.areBefore(kOther));
+  functions.ended(first);
+  CHECK(functions.areBefore(kOne));
+  functions.ended(second);
+  CHECK(!functions.any());
+  CHECK(!functions.areBefore(kOne));
+}
+
+TEST_CASE("a stream that waits for an event may be behind any function that is not over") {
+  HostFunctions functions;
+  const uint64_t before = functions.begins(kOne);
+  functions.waits(kOther);
+  CHECK(functions.areBefore(kOther));
+  const uint64_t later = functions.begins(kOne);
+  functions.ended(before);
+  CHECK(!functions.areBefore(kOther));
+  CHECK(functions.areBefore(kOne));
+  functions.ended(later);
+  functions.waits(kOther);
+  CHECK(!functions.areBefore(kOther));
+}
+
+TEST_CASE("the legacy stream is behind the functions of its context") {
+  HostFunctions functions;
+  functions.begins(kOne);
+  CHECK(functions.areBefore(kLegacy));
+  CHECK(!functions.areBefore(key(1, 2)));
+}
+
+TEST_CASE("what is behind a function in the legacy stream, the context's other streams wait for") {
+  HostFunctions functions;
+  const uint64_t number = functions.begins(kLegacy);
+  CHECK(functions.areBefore(kOne));
+  CHECK(!functions.areBefore(key(0x100, 2)));
+  functions.ended(number);
+  CHECK(!functions.areBefore(kOne));
+}
+
+TEST_CASE("by way of the legacy stream one stream is behind another's function") {
+  HostFunctions functions;
+  functions.begins(kOne);
+  CHECK(!functions.areBefore(kOther));
+  CHECK(functions.areBefore(kLegacy));  // an operation there
+  CHECK(functions.areBefore(kOther));
+}
+
+}  // namespace
+}  // namespace olpager::pager
