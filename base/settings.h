@@ -58,7 +58,7 @@ struct Settings {
   ReachSetting reach = ReachSetting::kTraced;
   ReportSetting report = ReportSetting::kNode;
   ExportableSetting exportable = ExportableSetting::kUnset;
-  ManagedSetting managed = ManagedSetting::kDriver;
+  ManagedSetting managed = ManagedSetting::kPager;
   bool pack = true;      // what streams through VRAM crosses the bus packed, where it packs
   uint64_t va_base = 0;  // 0: the built-in base
   uint64_t va_size = 0;  // 0: 16 TiB

@@ -86,7 +86,6 @@ std::vector<std::string> environmentFor(With with, const Options& options,
     if (options.driver.starts_with('/')) entries.push_back("OL_DRIVER=" + options.driver);
     entries.push_back("OL_VRAM=" + std::to_string(options.vram));
     if (!options.pack) entries.push_back("OL_PACK=off");
-    if (options.managed) entries.push_back("OL_MANAGED=pager");
     if (options.host != 0) entries.push_back("OL_HOST=" + std::to_string(options.host));
     if (!options.memservers.empty()) {
       entries.push_back("OL_MEMSERVER=" + options.memservers);

@@ -149,9 +149,7 @@ json managed(const Options& options) {
   std::vector<json> native, paged;
   for (unsigned round = 0; round < options.rounds; ++round) {
     native.push_back(runChild(With::kNative, "managed", options));
-    Options by_pager = options;
-    by_pager.managed = true;
-    paged.push_back(runChild(With::kPager, "managed", by_pager));
+    paged.push_back(runChild(With::kPager, "managed", options));
   }
   json result{
       {"measurement", "managed"}, {"device", native[0]["device"]}, {"bytes", options.bytes}};
@@ -166,7 +164,6 @@ json managed(const Options& options) {
   }
   // More than VRAM, by the pager alone: the driver is not asked to.
   Options larger = options;
-  larger.managed = true;
   larger.vram = std::max(options.bytes / 4, 4 * kPage);
   larger.allocation = larger.vram / 4;
   result["walk"] = runChild(With::kPager, "managed walk", larger);

@@ -23,7 +23,6 @@ struct Options {
   unsigned passes = 4;                       // timed walks through the working set
   bool write = false;                        // the walk writes what it reads
   bool paging = false;                       // launches while twice the budget is allocated
-  bool managed = false;                      // managed memory is moved by the pager
   bool pack = true;                          // pages cross the bus packed where they pack
   std::string memservers;                    // addresses with commas between; "": none
   unsigned replicas = 1;                     // at them

@@ -206,8 +206,8 @@ void checkUserfaultfd(Findings& findings) {
   }
   findings.push_back(
       {Kind::kNote, "userfaultfd",
-       fd ? "allowed: --managed pager works"
-          : base::format("refused ({}): not needed but for --managed pager (sysctl "
+       fd ? "allowed: managed memory is paged"
+          : base::format("refused ({}): managed memory stays the driver's (sysctl "
                          "vm.unprivileged_userfaultfd=1, or access to /dev/userfaultfd, allows it)",
                          std::strerror(errno))});
 }

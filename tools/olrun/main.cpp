@@ -97,8 +97,7 @@ struct CommandLine {
       {kRun, "--driver", "driver", "OL_DRIVER", "FILE",
        "The libcuda to use; sim: the simulated GPU (default: the loader's)"},
       {kRun, "--managed", "managed", "OL_MANAGED", "OWNER",
-       "Who moves managed memory between CPU and GPU: driver, or pager, which is not finished "
-       "(default: driver)"},
+       "Who moves managed memory between CPU and GPU: pager or driver (default: pager)"},
       {kRun, "--exportable", "exportable", "OL_EXPORTABLE", "OWNER",
        "Whose exportable memory of cuMemCreate is: pager, which pages it, or driver (default: "
        "driver)",
