@@ -1,6 +1,7 @@
 #include "pager/managed/cpu_agent.h"
 
 #include <poll.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
 
@@ -9,6 +10,7 @@
 #include <csignal>
 #include <cstring>
 #include <ctime>
+#include <utility>
 
 namespace olpager::pager {
 namespace {
@@ -20,6 +22,8 @@ using directory::MessageKind;
 using directory::Mode;
 
 constexpr uint64_t kSecond = 1'000'000'000;
+// A touch that has waited for less may be served any moment.
+constexpr uint64_t kSoon = 300'000;
 // Operations ahead of touches that are under way at once.
 constexpr size_t kMostAsking = 64;
 
@@ -50,12 +54,14 @@ struct CpuAgent::Command {
 
 Result<std::unique_ptr<CpuAgent>> CpuAgent::start(directory::Exchange& exchange,
                                                   directory::AgentId id,
-                                                  std::unique_ptr<UserFaults> faults) {
+                                                  std::unique_ptr<UserFaults> faults,
+                                                  std::function<void()> serve_others) {
   auto bell = std::make_shared<base::UniqueFd>(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!*bell)
     return Error{std::string("managed memory's faults can't be served: no eventfd (") +
                  std::strerror(errno) + "); raise the limit of open files"};
   std::unique_ptr<CpuAgent> agent(new CpuAgent(exchange, id, std::move(faults), bell));
+  agent->serve_others_ = std::move(serve_others);
   // The program's signal handlers don't run on this thread: they may touch managed memory.
   sigset_t all, before;
   sigfillset(&all);
@@ -166,7 +172,10 @@ void CpuAgent::serve() {
   prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);
   while (!ended_) {
     std::array<pollfd, 2> waits{{{bell_->get(), POLLIN, 0}, {faults_->descriptor(), POLLIN, 0}}};
-    const timespec most = untilNext();
+    // To go to sleep and be woken takes as long as what a touch waits for.
+    const bool spins = isAwaited();
+    const timespec most = spins ? timespec{} : untilNext();
+    if (spins) sched_yield();
     ppoll(waits.data(), waits.size(), most.tv_sec < 0 ? nullptr : &most, nullptr);
     if ((waits[0].revents & POLLIN) != 0) {
       uint64_t rings;
@@ -178,7 +187,15 @@ void CpuAgent::serve() {
     expire();
     askWanted();
     settle();
+    if (std::exchange(posted_, false) && serve_others_) serve_others_();
   }
+}
+
+/// A touch waits that may be served any moment.
+bool CpuAgent::isAwaited() const {
+  return std::any_of(operations_.begin(), operations_.end(), [time = now()](const auto& operation) {
+    return operation.kind == Kind::kFault && !operation.held && time - operation.began < kSoon;
+  });
 }
 
 void CpuAgent::takeCommands() {
@@ -341,11 +358,13 @@ void CpuAgent::fault(const UserFault& fault) {
   const auto asked = std::find_if(operations_.begin(), operations_.end(), serves);
   if (asked == operations_.end()) {
     begin(Kind::kFault, needed, fault.thread);
+    operations_.back().touched = fault.address;
   } else if (asked->kind == Kind::kAhead) {
     // Somebody waits for it now.
     --asking_;
     asked->kind = Kind::kFault;
     asked->thread = fault.thread;
+    asked->touched = fault.address;
     asked->began = now();
   } else if (asked->thread != fault.thread) {
     asked->thread = 0;
@@ -456,7 +475,8 @@ void CpuAgent::run(Age age) {
   holds_.fetch_add(1, std::memory_order_relaxed);
   for (size_t e = 0; e < operation.count; ++e) {
     const Place place = placeOf(operation.extents[e]);
-    if (place && !(place.page().marked && operation.kind == Kind::kAhead)) publish(place);
+    if (place && !(place.page().marked && operation.kind == Kind::kAhead))
+      publish(place, operation.touched);
   }
   if (operation.kind == Kind::kAhead) {
     complete(i);
@@ -516,13 +536,28 @@ void CpuAgent::drop(size_t i) {
   elsewhere_.cancel(operation.age, here_);
 }
 
-void CpuAgent::publish(const Place& place) {
+/// Where somebody waits comes first: that thread goes on while the rest comes, and each step wakes
+/// who waits for it.
+void CpuAgent::publish(const Place& place, uint64_t touched) {
   Page& page = place.page();
   if (page.published || !page.granted) return;
   page.published = page.used = true;
   page.published_at = now();
   count(counters_.published);
-  if (faults_->publish(place.view(), space::kPageBytes, place.frames().basePage())) return;
+  constexpr uint64_t kFirstStep = 64 << 10;
+  const uint64_t base_page = place.frames().basePage();
+  const uint64_t first = place.view(), last = first + space::kPageBytes;
+  const bool by_steps = base_page < kFirstStep && touched >= first && touched < last;
+  const uint64_t from = by_steps ? touched & ~(kFirstStep - 1) : first;
+  bool there = true;
+  uint64_t at = from;
+  for (uint64_t step = by_steps ? kFirstStep : space::kPageBytes; at < last; step *= 2) {
+    const uint64_t bytes = std::min(step, last - at);
+    there &= faults_->publish(at, bytes, base_page);
+    at += bytes;
+  }
+  if (from > first) there &= faults_->publish(first, from - first, base_page);
+  if (there) return;
   page.lost = true;
   end(place);
 }

@@ -33,6 +33,7 @@
 #include <array>
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -64,10 +65,13 @@ struct CpuCounters {
 
 class CpuAgent final : private Residence<OneThread> {
  public:
-  /// Joins the exchange.
+  /// Joins the exchange. `serve_others`: called by the fault thread when it has posted something,
+  /// without a lock; another agent of the process may take it there and then. It never waits, and
+  /// touches no managed memory.
   static Result<std::unique_ptr<CpuAgent>> start(directory::Exchange& exchange,
                                                  directory::AgentId id,
-                                                 std::unique_ptr<UserFaults> faults);
+                                                 std::unique_ptr<UserFaults> faults,
+                                                 std::function<void()> serve_others = {});
   ~CpuAgent() override;
 
   /// The region's extents, one for each page; allocated at the exchange. The frames stay until
@@ -116,7 +120,8 @@ class CpuAgent final : private Residence<OneThread> {
     bool long_wait = false;  // counted
     uint8_t count = 0;
     std::array<directory::ExtentId, kMostExtents> extents{};
-    pid_t thread = 0;  // that waits; 0: several, or nobody knows
+    pid_t thread = 0;      // that waits; 0: several, or nobody knows
+    uint64_t touched = 0;  // where somebody waits; 0: nobody does
     uint64_t began = 0;
     uint64_t until = 0;  // held
     bool needs(directory::ExtentId extent) const {
@@ -167,7 +172,8 @@ class CpuAgent final : private Residence<OneThread> {
   void giveUp(directory::Age age, directory::ExtentId extent);
   void complete(size_t operation);
   void drop(size_t operation);
-  void publish(const Place& place);
+  void publish(const Place& place, uint64_t touched);
+  bool isAwaited() const;
   void end(const Place& place);
   uint64_t hold(const Operation& operation) const;
   void expire();
@@ -189,7 +195,10 @@ class CpuAgent final : private Residence<OneThread> {
   void failed(directory::Age age, directory::ExtentId extent) override {
     failed_.push_back({age, extent});
   }
-  void post(const directory::Message& message) override { exchange_.post(message); }
+  void post(const directory::Message& message) override {
+    posted_ = true;
+    exchange_.post(message);
+  }
   void violated(const directory::Action&) override { ++counters_.violations; }
 
   directory::Exchange& exchange_;
@@ -217,7 +226,9 @@ class CpuAgent final : private Residence<OneThread> {
   std::vector<Failure> failed_;
   std::vector<directory::Message> messages_;
   std::deque<Range> wanted_;
-  size_t asking_ = 0;  // operations of kAhead
+  size_t asking_ = 0;    // operations of kAhead
+  bool posted_ = false;  // in this turn
+  std::function<void()> serve_others_;
   Touches touches_;
 };
 

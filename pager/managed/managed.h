@@ -98,6 +98,7 @@ class Managed final : private Residence<Lock> {
 
   explicit Managed(PoolState& state);
   void run();
+  void serveNow();
   bool someoneWaits() const;
   void tellLongWaits() const;
   void receive(Lock& lock);

@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "base/log.h"
@@ -21,6 +22,7 @@ constexpr uint64_t kShortestPollNs = 10'000, kLongestPollNs = 200'000, kPollShar
 // Else whoever changes something rings; these are for what nobody rings for.
 constexpr auto kWantPause = std::chrono::microseconds(200);
 constexpr auto kRemotePause = std::chrono::milliseconds(5);
+constexpr uint64_t kOwedNs = 300'000;
 constexpr auto kIdlePause = std::chrono::milliseconds(100);
 }  // namespace
 
@@ -379,7 +381,12 @@ void Engine::run() {
     tellRoom(pool_);
     const bool gpu_busy =
         progress || !flight_.none() || !out_.batches.empty() || !debts_.reliefs.empty();
-    if (gpu_busy && !life_.broken) {
+    if (!out_.given_away.empty() && now - waited_from < kOwedNs && !life_.broken) {
+      // The CPU waits at a page. To go to sleep and be woken takes as long as it does.
+      lock.unlock();
+      std::this_thread::yield();
+      lock.lock();
+    } else if (gpu_busy && !life_.broken) {
       const uint64_t pause_ns =
           std::clamp((now - waited_from) / kPollShare, kShortestPollNs, kLongestPollNs);
       life_.wake.wait_for(lock, std::chrono::nanoseconds(pause_ns));
