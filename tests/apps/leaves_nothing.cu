@@ -50,8 +50,8 @@ void launches(const std::vector<uint32_t*>& buffers) {
   same(5);
   changing(5);
   // Not a byte of each.
-  leavesNothing("100000 launches with the same arguments", 100'000, [&] { same(100); });
-  leavesNothing("100000 launches with changing arguments", 100'000, [&] { changing(100); });
+  leavesNothing("50000 launches with the same arguments", 50'000, [&] { same(50); });
+  leavesNothing("50000 launches with changing arguments", 50'000, [&] { changing(50); });
 }
 
 CUgraph captured(cudaStream_t stream, uint32_t* at, uint32_t value) {
@@ -97,7 +97,7 @@ void graphs(cudaStream_t stream, const std::vector<uint32_t*>& buffers) {
     for (CUgraph graph : all) DRIVER_OK(cuGraphDestroy(graph));
   };
   work(10);
-  leavesNothing("changed nodes of 4000 graphs", 200'000, [&] { work(4000); });
+  leavesNothing("changed nodes of 2000 graphs", 100'000, [&] { work(2000); });
 }
 
 // Where a driver gives handles again, clones get some below the original's: who looks for its node
