@@ -13,6 +13,7 @@ import sys
 import tempfile
 
 TIMEOUT = 60
+BYTES = 16 << 20  # twice the VRAM that it has: memory moves
 
 
 def run(options, scratch, **more):
@@ -21,7 +22,7 @@ def run(options, scratch, **more):
                OL_SIM_VRAM="64MiB", XDG_CONFIG_HOME=scratch, XDG_RUNTIME_DIR=scratch)
     env.update({k: str(v) for k, v in more.items()})
     try:
-        return subprocess.run([options.program, "--bytes", str(32 << 20)], env=env, stdout=subprocess.PIPE,
+        return subprocess.run([options.program, "--bytes", str(BYTES)], env=env, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True, errors="replace", timeout=TIMEOUT, check=False)
     except subprocess.TimeoutExpired as hung:
         sys.exit(f"{more}: no end within {TIMEOUT} s\n{hung.stdout}\n{hung.stderr}")
