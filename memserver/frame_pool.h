@@ -33,7 +33,7 @@ class FramePool {
   /// than kBlockPages.
   std::optional<FrameRange> allocate(uint64_t bytes);
   /// As allocate() gave it. False: it is not allocated (or its slab is gone).
-  bool free(const FrameRange& frame);
+  bool release(const FrameRange& frame);
 
   /// No new frames from this slab (it is being emptied), or again.
   bool close(SlabId slab, bool closed = true);

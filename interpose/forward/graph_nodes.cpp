@@ -119,8 +119,11 @@ CUresult memcpyNode(const Target& target, const CUDA_MEMCPY3D* given, CUcontext 
   call.value(reinterpret_cast<uint64_t>(context));
   const CUresult result = finish(call, made);
   if (!call.answered()) return result;
-  if (target.what == NodeCall::kSet) nodeNeeds(target.node, std::move(needed));
-  if (target.what == NodeCall::kSetExec) execNodeNeeds(target.exec, target.node, std::move(needed));
+  if (target.what == NodeCall::kSet) {
+    nodeNeeds(target.node, std::move(needed));
+  } else if (target.what == NodeCall::kSetExec) {
+    execNodeNeeds(target.exec, target.node, std::move(needed));
+  }
   return result;
 }
 

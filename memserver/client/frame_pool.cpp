@@ -91,7 +91,7 @@ std::optional<FrameRange> FramePool::allocate(uint64_t bytes) {
   return std::nullopt;
 }
 
-bool FramePool::free(const FrameRange& frame) {
+bool FramePool::release(const FrameRange& frame) {
   const auto found = slabs_.find(frame.slab);
   const int order = orderOf(frame.bytes);
   if (found == slabs_.end() || order < 0 || frame.bytes != kPageBytes << order ||

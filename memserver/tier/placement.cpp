@@ -141,7 +141,7 @@ bool MemserverTier::allocate(Server& server, uint64_t bytes, Frames& frames) {
 // Slabs that are being emptied go as soon as they are empty; others when there is plenty.
 void MemserverTier::freeFrames(Server& server, const Frames& frames) {
   for (const FrameRange& frame : frames) {
-    if (!server.pool.free(frame) || server.pool.used(frame.slab) != 0) continue;
+    if (!server.pool.release(frame) || server.pool.used(frame.slab) != 0) continue;
     const bool wanted = server.leaving || server.closed.count(frame.slab) != 0;
     if (wanted ? !isTurningRoom(server, frame.slab) : server.pool.freeBytes() > kKeepFree)
       releaseSlab(server, frame.slab);

@@ -144,8 +144,8 @@ TEST_CASE("frames never overlap and all of the memory can be had", "[frames]") {
       held.push_back(*frame);
     } else {
       const size_t which = random() % held.size();
-      REQUIRE(pool.free(held[which]));
-      CHECK(!pool.free(held[which]));
+      REQUIRE(pool.release(held[which]));
+      CHECK(!pool.release(held[which]));
       pagesOf(held[which], [&](auto page) { busy.erase(page); });
       held[which] = held.back();
       held.pop_back();
@@ -157,8 +157,8 @@ TEST_CASE("frames never overlap and all of the memory can be had", "[frames]") {
   }
   CHECK(pool.freeBytes() == 0);
   CHECK(!pool.allocate(64 * kMiB));
-  CHECK(!pool.free({1, kMiB, 2 * kMiB}));
-  CHECK(!pool.free({99, 0, 2 * kMiB}));
+  CHECK(!pool.release({1, kMiB, 2 * kMiB}));
+  CHECK(!pool.release({99, 0, 2 * kMiB}));
 }
 
 TEST_CASE("a slab is emptied by closing it, and forgotten whole", "[frames]") {
@@ -178,7 +178,7 @@ TEST_CASE("a slab is emptied by closing it, and forgotten whole", "[frames]") {
   CHECK(pool.allocate(8 * kMiB)->slab == 2);
   REQUIRE(pool.remove(1));
   CHECK(!pool.remove(1));
-  CHECK(!pool.free(*first));
+  CHECK(!pool.release(*first));
   CHECK(pool.totalBytes() == 8 * kMiB);
   CHECK(pool.usedBytes() == 8 * kMiB);
 }
