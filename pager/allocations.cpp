@@ -25,7 +25,6 @@ constexpr uint64_t kArenaExtents = 32;
 // What is before such a free may wait for this very thread. Native gives a stream-ordered
 // allocation the memory in the order of the stream.
 constexpr uint64_t kDevicePatienceNs = 1'000'000'000;
-constexpr uint64_t kStreamOrderedPatienceNs = 10'000'000'000;
 
 struct NewRegion {
   RegionKind kind;
@@ -341,8 +340,8 @@ CUresult Allocations::allocateOne(CUcontext context, CUdevice device, uint64_t b
     return result;
   reapDeferred(state, 0, lock);
   const uint64_t until =
-      nowNs() +
-      (kind == AllocationKind::kStreamOrdered ? kStreamOrderedPatienceNs : kDevicePatienceNs);
+      nowNs() + (kind == AllocationKind::kStreamOrdered ? state.options.waits.stream_ordered_ns
+                                                        : kDevicePatienceNs);
   for (;;) {
     CUdeviceptr address = 0;
     // What is below releases the mutex: the context may be gone since, and the engine with it.

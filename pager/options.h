@@ -17,6 +17,22 @@ using Budget = base::Budget;
 using space::kDefaultVaBase;
 using space::kDefaultVaSize;
 
+/// Second copies of what streams, packed (residency/packed.h). The numbers are what holds for
+/// programs; tests give a larger share of less VRAM, and wait less.
+struct Packing {
+  bool on = true;
+  uint64_t slots_share = 32;  // no more than one part in so many of the VRAM budget goes to slots
+  // For so long nothing is packed or unpacked after the GPU did not come to it.
+  uint64_t late_pause_ns = 10'000'000'000;
+};
+
+/// How long something is waited for that may never come. Tests give others.
+struct Waits {
+  uint64_t in_place_ns = 200'000'000;  // a launch for what is to come to VRAM; then used in place
+  uint64_t stream_ordered_ns = 10'000'000'000;  // an allocation for frees that streams hold up
+  uint64_t all_full_ns = 5'000'000'000;         // a launch for memory, where every tier is full
+};
+
 struct PoolOptions {
   uint64_t va_base = 0;  // 0: the built-in base (kDefaultVaBase)
   uint64_t va_size = 0;  // 0: 16 TiB
@@ -25,7 +41,8 @@ struct PoolOptions {
       host;  // host tier; not given: 80 % of the smaller of available memory and the cgroup's limit
   Reach reach = Reach::kTraced;
   Report report = Report::kNode;
-  bool pack = true;                  // what streams also as packed images (packed.h)
+  Packing packing;
+  Waits waits;
   std::shared_ptr<LowerTier> lower;  // below host RAM; none: host RAM is the lowest tier
 };
 

@@ -122,7 +122,7 @@ pager::PoolOptions optionsFrom(const base::Settings& settings) {
   }
   options.report =
       settings.report == base::ReportSetting::kPool ? pager::Report::kPool : pager::Report::kNode;
-  options.pack = settings.pack;
+  options.packing.on = settings.pack;
   return options;
 }
 

@@ -68,7 +68,7 @@ Engine::Engine(PoolState& pool, CUdevice device, CUcontext context)
       device_(device),
       context_(context),
       chunks_(pool.driver, device, pool.devices.host),
-      packed_(pool.driver, chunks_),
+      packed_(pool.driver, chunks_, pool.options.packing),
       figures_(&counters().device(static_cast<unsigned>(device))),
       kernels_(pool.driver),
       scanner_(pool, *this, kernels_) {}
@@ -108,7 +108,7 @@ CUresult Engine::makeObjects() {
       result = driver.cuStreamCreateWithPriority(stream, CU_STREAM_NON_BLOCKING, -5);
   if (result == CUDA_SUCCESS)
     result = kernels_.makeObjects((debts_.most + chunks_.mostHost()) / kPageBytes + 64);
-  if (result == CUDA_SUCCESS && pool_.options.pack) result = packed_.makeObjects();
+  if (result == CUDA_SUCCESS && pool_.options.packing.on) result = packed_.makeObjects();
   return result;
 }
 

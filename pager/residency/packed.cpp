@@ -56,7 +56,7 @@ void PackedImages::destroyObjects() {
 
 int PackedImages::slotOrder() const {
   if (unpack_ == nullptr || !chunks_.hostMappable()) return -1;
-  const uint64_t pages = chunks_.vramBudget() / kShare / kSlots / kPageBytes;
+  const uint64_t pages = chunks_.vramBudget() / options_.slots_share / kSlots / kPageBytes;
   int order = -1;
   while (order + 1 < static_cast<int>(kOrders) && pages >= 1ull << (order + 1)) ++order;
   return order;
@@ -179,6 +179,8 @@ HostChunk* PackedImages::release(const Extent& extent) {
   images_.erase(&extent);
   return chunk;
 }
+
+void PackedImages::pause() { paused_until_ns_ = nowNs() + options_.late_pause_ns; }
 
 void PackedImages::drop(const Extent& extent) {
   const auto found = images_.find(&extent);

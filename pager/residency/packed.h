@@ -25,6 +25,7 @@
 #include <array>
 #include <unordered_map>
 
+#include "pager/options.h"
 #include "pager/residency/chunks.h"
 #include "pager/space/region.h"
 
@@ -32,7 +33,8 @@ namespace olpager::pager {
 
 class PackedImages {
  public:
-  PackedImages(const DriverApi& driver, ChunkStore& chunks) : driver_(driver), chunks_(chunks) {}
+  PackedImages(const DriverApi& driver, ChunkStore& chunks, const Packing& options)
+      : driver_(driver), chunks_(chunks), options_(options) {}
 
   /// Kernels, stream and events in the current context.
   CUresult makeObjects();
@@ -71,7 +73,7 @@ class PackedImages {
   HostChunk* release(const Extent& extent);
   /// The GPU did not come to unpacking for a long time: for a while nothing is fetched that way.
   /// Until then isReady() is false.
-  void pause(uint64_t until_ns) { paused_until_ns_ = until_ns; }
+  void pause();
 
   /// The extent's image is of no use any more. Any thread, under the mutex; the extent is in no
   /// transitional state of the engine's.
@@ -110,14 +112,13 @@ class PackedImages {
     bool used = false;  // since `unpacked` was made
   };
   static constexpr unsigned kSlots = 3;  // the first is for packing
-  static constexpr uint64_t kShare =
-      32;  // of the budget: no more than one part in so many goes to slots
 
   void giveChunk(Image& image);
   void set(Image& image, unsigned order, State state);
 
   const DriverApi& driver_;
   ChunkStore& chunks_;
+  const Packing options_;
   CUmodule module_ = nullptr;
   CUfunction pack_ = nullptr, unpack_ = nullptr;
   CUstream pack_stream_ = nullptr, copy_stream_ = nullptr, unpack_stream_ = nullptr;

@@ -5,11 +5,6 @@
 
 namespace olpager::pager {
 
-namespace {
-// For so long nothing is packed or unpacked after the GPU did not come to it (kLateNs).
-constexpr uint64_t kLatePauseNs = 10'000'000'000;
-}  // namespace
-
 // What has left its mapping and is as its host copy stays in VRAM until the GPU has packed it.
 // False: there is nothing to pack, or no place for it.
 bool Engine::startPacking(Extent& extent, Lock& lock) {
@@ -38,7 +33,7 @@ bool Engine::startPacking(Extent& extent, Lock& lock) {
 // extent would do: it is waited for no more, and its chunks are free once the GPU is done with
 // them.
 void Engine::makeLate(Extent& extent, const Copy& copy) {
-  packed_.pause(nowNs() + kLatePauseNs);
+  packed_.pause();
   flight_.late.push_back({extent.vram, packed_.release(extent), copy.event, copy.hash});
   extent.vram = nullptr;
 }

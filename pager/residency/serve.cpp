@@ -116,7 +116,7 @@ bool Engine::makeRoomFor(Want& want, const Serving& found) {
   bool progress = false;
   // Who could go on at once waits longer for what is on its way already.
   const bool coming_soon = want.fetch && (flight_.freeing_bytes > 0 || !out_.batches.empty());
-  const uint64_t patience = coming_soon ? 5 * kPatienceNs : kPatienceNs;
+  const uint64_t patience = (coming_soon ? 5 : 1) * pool_.options.waits.in_place_ns;
   if (found.lingering && now - want.since_ns > patience) {
     want.in_place = true;
     progress = true;
@@ -137,7 +137,8 @@ bool Engine::makeRoomFor(Want& want, const Serving& found) {
     return true;
   }
   // Neither VRAM nor host memory in place: the launch is refused before it starts.
-  const uint64_t until_failed = hopeless || allIsFull() ? 25 * kPatienceNs : kRefusedAfterNs;
+  const uint64_t until_failed =
+      hopeless || allIsFull() ? pool_.options.waits.all_full_ns : kRefusedAfterNs;
   if (want.in_place && (life_.broken || (!found.moved && now - want.since_ns > until_failed))) {
     want.failed = true;
     pool_.changed.notify_all();

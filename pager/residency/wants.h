@@ -69,7 +69,7 @@ struct Patience {
   uint64_t from_ns = 0;  // from when on
 };
 
-inline constexpr uint64_t kPatienceNs = 200'000'000;  // without progress; then in place
+inline constexpr uint64_t kPatienceNs = 200'000'000;  // with what leaves, and with scans
 
 /// What the engine knows when it looks at a want's extent.
 struct WantTimes {

@@ -95,6 +95,15 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+void holdUntil(const std::atomic<bool>& open, CUstream stream) {
+  const auto wait = [](void* flag) {
+    while (!static_cast<const std::atomic<bool>*>(flag)->load())
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+  };
+  mustSucceed(driver().cuLaunchHostFunc(stream, wait, const_cast<std::atomic<bool>*>(&open)),
+              "cuLaunchHostFunc");
+}
+
 uint64_t seedOr(uint64_t fallback) {
   const char* given = std::getenv("OL_TEST_SEED");
   const uint64_t seed =
@@ -117,6 +126,8 @@ Rig::Rig(const RigOptions& options) : watchdog_(options.seconds), options_(optio
   given.host.bytes = options.host;
   given.reach = options.reach;
   given.report = options.report;
+  given.packing = options.packing;
+  given.waits = options.waits;
   given.lower = options.remote;
   DriverApi api = gpu.api;
   if (options.alter != nullptr) options.alter(api);

@@ -6,6 +6,7 @@
 #include <cuda.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -80,6 +81,9 @@ inline void mustSucceed(CUresult result, const char* what) {
 /// As the kernels' mix().
 uint64_t mix(uint64_t x);
 
+/// What comes behind this in the stream waits until `open`.
+void holdUntil(const std::atomic<bool>& open, CUstream stream);
+
 /// The seed of a randomised test: OL_TEST_SEED, else `fallback`. Printed.
 uint64_t seedOr(uint64_t fallback);
 
@@ -88,6 +92,8 @@ struct RigOptions {
   uint64_t host = 256 * kMiB;
   Reach reach = Reach::kTraced;
   Report report = Report::kNode;
+  Packing packing = {};
+  Waits waits = {};
   unsigned seconds = 120;
   std::shared_ptr<LowerTier> remote = nullptr;
   void (*alter)(DriverApi& api) = nullptr;  // puts functions that fail in the pager's table

@@ -329,12 +329,7 @@ TEST_CASE(
       }
     });
   const CUstream held = rig.makeStream();
-  REQUIRE(driver().cuLaunchHostFunc(
-              held,
-              [](void* flag) {
-                while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
-              },
-              &go) == CUDA_SUCCESS);
+  holdUntil(go, held);
   for (const CUdeviceptr address : {first, other, more})
     rig.launch(held, "addTo", address, uint64_t{8}, kStep, uint64_t{0});
   REQUIRE(rig.pool().setVramBudget(0, 192 * kMiB) == 192 * kMiB);
@@ -379,12 +374,7 @@ TEST_CASE("frees of a stream that is held up hold up no other stream's", "[pager
   for (CUdeviceptr& block : blocks)
     REQUIRE(rig.tryAllocate(2 * kMiB, &block, AllocationKind::kStreamOrdered) == CUDA_SUCCESS);
   std::atomic<bool> go{false};
-  REQUIRE(driver().cuLaunchHostFunc(
-              held,
-              [](void* flag) {
-                while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
-              },
-              &go) == CUDA_SUCCESS);
+  holdUntil(go, held);
   for (const CUdeviceptr block : blocks)
     REQUIRE(rig.pool().freeAsync(block, rig.key(held)) == CUDA_SUCCESS);
   const uint64_t room = rig.pool().memoryInfo(rig.key(other).context, 0).free_bytes;
@@ -409,18 +399,13 @@ TEST_CASE("frees of a stream that is held up hold up no other stream's", "[pager
 
 TEST_CASE("an allocation behind a free that waits for its own thread is refused",
           "[pager][memory]") {
-  Rig rig({.vram = 16 * kMiB, .host = 2 * kMiB});
+  Rig rig({.vram = 16 * kMiB, .host = 2 * kMiB, .waits = {.stream_ordered_ns = 1'000'000'000}});
   const auto kind = GENERATE(AllocationKind::kDevice, AllocationKind::kStreamOrdered);
   const CUstream stream = rig.makeStream();
   CUdeviceptr first = 0, second = 0;
   REQUIRE(rig.tryAllocate(12 * kMiB, &first, AllocationKind::kStreamOrdered) == CUDA_SUCCESS);
   std::atomic<bool> go{false};
-  REQUIRE(driver().cuLaunchHostFunc(
-              stream,
-              [](void* flag) {
-                while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
-              },
-              &go) == CUDA_SUCCESS);
+  holdUntil(go, stream);
   REQUIRE(rig.pool().freeAsync(first, rig.key(stream)) == CUDA_SUCCESS);
   CHECK(rig.tryAllocate(12 * kMiB, &second, kind) == CUDA_ERROR_OUT_OF_MEMORY);
   CHECK(rig.tryAllocate(2 * kMiB, &second, kind) == CUDA_SUCCESS);  // there is room for it
@@ -968,12 +953,7 @@ TEST_CASE("a call that waits for one context's lock does not hold up another dev
   // go on.
   const CUstream stream = rig.makeStream();
   std::atomic<bool> go{false};
-  REQUIRE(driver().cuLaunchHostFunc(
-              stream,
-              [](void* flag) {
-                while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
-              },
-              &go) == CUDA_SUCCESS);
+  holdUntil(go, stream);
   for (const CUdeviceptr address : here)
     rig.launch(stream, "addTo", address, 4 * kMiB / 8 / kStep, kStep, uint64_t{1});
   std::atomic<bool> loaded{false};

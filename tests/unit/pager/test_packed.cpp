@@ -15,9 +15,13 @@ namespace {
 
 namespace kernels = olpager::kernels;
 
-constexpr uint64_t kVram = 192 * kMiB;  // the least that gives slots to single pages
 constexpr uint64_t kPage = 2 * kMiB;
-constexpr uint64_t kBuffers = kVram / kPage + 12;
+constexpr uint64_t kVram = 48 * kMiB;
+// Of so little VRAM this share gives slots to single pages, and half of it none.
+constexpr Packing kPacking{.slots_share = 8, .late_pause_ns = 300'000'000};
+// On a busy machine a launch that waits uses no memory in place here: nothing would stream.
+constexpr Waits kWaits{.in_place_ns = 2'000'000'000};
+constexpr uint64_t kBuffers = kVram / kPage + 6;
 
 /// How many images are spoilt from now on before they are copied, and whether packing and unpacking
 /// wait.
@@ -74,8 +78,8 @@ struct Walk {
       rig.launch(CU_STREAM_LEGACY, "copyTo", out, buffer, kPage / 8 / kStep, kStep);
     mustSucceed(driver().api.cuStreamSynchronize(CU_STREAM_LEGACY), "cuStreamSynchronize");
   }
-  /// Rounds until `done`. On a busy machine the simulated GPU is late, and for ten seconds after
-  /// that nothing is packed or unpacked; or what does not fit has come to be used in place, and
+  /// Rounds until `done`. On a busy machine the simulated GPU is late, and for a while after that
+  /// nothing is packed or unpacked; or what does not fit has come to be used in place, and
   /// nothing streams: then there is nothing to see.
   template <typename Done>
   bool until(Done done) {
@@ -103,7 +107,7 @@ struct Walk {
 }  // namespace
 
 TEST_CASE("what streams crosses the bus packed, and is what it was", "[pager][packed][numa]") {
-  Rig rig({.vram = kVram, .host = 1024 * kMiB, .seconds = 400, .alter = watch});
+  Rig rig({.vram = kVram, .packing = kPacking, .waits = kWaits, .seconds = 400, .alter = watch});
   Walk walk(rig);
   REQUIRE(walk.unpacks());
   const auto fetches = [&] {
@@ -139,7 +143,7 @@ TEST_CASE("what streams crosses the bus packed, and is what it was", "[pager][pa
 
 TEST_CASE("an image that is spoilt is found out before anybody uses it",
           "[pager][packed][numa][slow]") {
-  Rig rig({.vram = kVram, .host = 1024 * kMiB, .seconds = 400, .alter = watch});
+  Rig rig({.vram = kVram, .packing = kPacking, .waits = kWaits, .seconds = 400, .alter = watch});
   Walk walk(rig);
   g_spoils = 3;
   REQUIRE(walk.until([] { return g_spoils.load() == 0; }));
@@ -149,7 +153,7 @@ TEST_CASE("an image that is spoilt is found out before anybody uses it",
 
 TEST_CASE("unpacking that the GPU does not come to holds nobody up for long",
           "[pager][packed][numa]") {
-  Rig rig({.vram = kVram, .host = 1024 * kMiB, .seconds = 400, .alter = watch});
+  Rig rig({.vram = kVram, .packing = kPacking, .seconds = 400, .alter = watch});
   Walk walk(rig);
   REQUIRE(walk.unpacks());
   g_held = true;
@@ -163,7 +167,7 @@ TEST_CASE("unpacking that the GPU does not come to holds nobody up for long",
 
 TEST_CASE("packing that the GPU does not come to holds nobody up for long",
           "[pager][packed][numa]") {
-  Rig rig({.vram = kVram, .host = 1024 * kMiB, .seconds = 400, .alter = watch});
+  Rig rig({.vram = kVram, .packing = kPacking, .seconds = 400, .alter = watch});
   Walk walk(rig);
   g_held = true;
   REQUIRE(walk.until([] { return g_packed.load() != 0; }));
@@ -182,7 +186,7 @@ TEST_CASE("packing that the GPU does not come to holds nobody up for long",
 TEST_CASE("images take no host memory that others need", "[pager][packed][numa][slow]") {
   // Room for everything once, and for few images.
   constexpr uint64_t kHost = (kBuffers + 1) * kPage + 4 * kPage;
-  Rig rig({.vram = kVram, .host = kHost, .seconds = 400, .alter = watch});
+  Rig rig({.vram = kVram, .host = kHost, .packing = kPacking, .seconds = 400, .alter = watch});
   Walk walk(rig);
   for (int i = 0; i < 6; ++i) walk.round();
   // What the budget says can be allocated, images or not.

@@ -333,14 +333,7 @@ struct Gate {
     rig.pool().streamDestroyed(rig.key(stream));
     driver().api.cuStreamDestroy_v2(stream);
   }
-  void close() {
-    REQUIRE(driver().cuLaunchHostFunc(
-                stream,
-                [](void* flag) {
-                  while (!static_cast<std::atomic<bool>*>(flag)->load()) std::this_thread::yield();
-                },
-                &open) == CUDA_SUCCESS);
-  }
+  void close() { holdUntil(open, stream); }
   Gate(const Gate&) = delete;
   Gate& operator=(const Gate&) = delete;
 

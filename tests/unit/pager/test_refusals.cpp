@@ -91,7 +91,7 @@ TEST_CASE("a copy that the driver refuses is tried again", "[pager][refusals]") 
 
 TEST_CASE("a driver that maps nothing any more refuses launches, and nothing is lost",
           "[pager][refusals][slow]") {
-  Rig rig({.vram = 16 * kMiB, .alter = refuseAtWill});
+  Rig rig({.vram = 16 * kMiB, .waits = {.all_full_ns = 500'000'000}, .alter = refuseAtWill});
   const Pieces pieces(rig);
   rig.press();
   g_maps = 1 << 30;

@@ -427,7 +427,10 @@ TEST_CASE("what is known to be lost is refused at once, and nobody tries to rece
 TEST_CASE("receives that get no memory are refused for a while, and nothing is lost",
           "[pager][remote]") {
   const Remote remote;
-  Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
+  Rig rig({.vram = 16 * kMiB,
+           .host = 32 * kMiB,
+           .waits = {.all_full_ns = 500'000'000},
+           .remote = remote.tier});
   constexpr unsigned kCount = 40;
   const auto pieces = fillMany(rig, kCount, 13);
   remote.tier->no_memory = true;
