@@ -391,6 +391,11 @@ CUresult Allocations::allocateOne(CUcontext context, CUdevice device, uint64_t b
       add(engine->figures().allocated_bytes, bytes);
       add(engine->figures().allocations);
       *out = address;
+      if (kind == AllocationKind::kManaged) {
+        // From here on launches are recorded: who waits for the CPU's sake knows for whom.
+        lock.unlock();
+        settleFloor(state);
+      }
       return CUDA_SUCCESS;
     }
     if (at != 0 && !state.stopped &&

@@ -30,7 +30,7 @@ void drainUnmarked(PoolState& state, uint64_t number) {
 }
 
 void settleFloor(PoolState& state) {
-  constexpr uint64_t kGraceNs = 100'000'000;  // a driver call may wait for room in a queue
+  constexpr uint64_t kGraceNs = 20'000'000;  // a driver call may wait for room in a queue
   Hazards::Snapshot launching;
   uint64_t epoch = 0;
   {

@@ -234,6 +234,9 @@ CUresult withRanges(const char* name, Touches touches, Key key, Add add, Argumen
   const auto call = runtime.driver->*kFunction;
   if (call == nullptr) return CUDA_ERROR_NOT_SUPPORTED;  // the driver is older than the function
   if (runtime.pool == nullptr) return call(arguments...);
+  // The driver may wait for what is before the copy in its stream, with a lock held that paging needs. A host function there
+  // may touch managed memory, which has to be paged for it.
+  if (runtime.pool->hasManaged()) runtime.pool->awaitHostFunctions(key());
   if (!touches(*runtime.pool)) {{
     const CUresult ended = contextsEnded() ? endedIn(key()) : CUDA_SUCCESS;
     return ended == CUDA_SUCCESS ? call(arguments...) : ended;

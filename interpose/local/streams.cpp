@@ -90,7 +90,9 @@ CUresult putFunction(CUstream stream, bool per_thread, const Function& function,
   const StreamKey key = streamKey(stream, per_thread);
   // In a graph it runs as often as the graph does.
   if (key.context == nullptr || captureOf(key) != 0) return native(nullptr);
-  const uint64_t number = running->hostFunctionBegins(key);
+  unsigned flags = CU_STREAM_DEFAULT;
+  static_cast<void>(driver().cuStreamGetFlags(key.stream, &flags));
+  const uint64_t number = running->hostFunctionBegins(key, (flags & CU_STREAM_NON_BLOCKING) == 0);
   if (number == 0) return native(nullptr);
   auto made = std::make_unique<Function>(function);
   made->pool = running;

@@ -139,10 +139,9 @@ Acquisition::State Acquisition::look(Lock& lock) {
 // whoever has submitted a claim of it. So what reaches such memory is not submitted before the
 // function is over; but a function may wait for what comes after it, so that has an end.
 bool Acquisition::followsFunction() const {
-  constexpr uint64_t kFunctionPatienceNs = 5'000'000'000;
   if (state_.managed == nullptr || !state_.managed->functions.areBefore(operation_->stream))
     return false;
-  if (began_ns_ != 0 && nowNs() - began_ns_ > kFunctionPatienceNs) return false;
+  if (began_ns_ != 0 && nowNs() - began_ns_ > HostFunctions::kPatienceNs) return false;
   return std::any_of(closure_.regions.begin(), closure_.regions.end(),
                      [](const Region* region) { return region->managed != nullptr; });
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "pager/clock.h"
 #include "pager/pool_state.h"
 
 namespace olpager::pager {
@@ -22,13 +23,13 @@ bool Streams::capturing() const { return state_->streams.capturing(); }
 void Streams::streamMayJoin(CUcontext context) { state_->streams.holdMarks(context); }
 void Streams::streamJoined() { state_->streams.releaseMarks(); }
 
-uint64_t Streams::hostFunctionBegins(const StreamKey& stream) {
+uint64_t Streams::hostFunctionBegins(const StreamKey& stream, bool blocking) {
   PoolState& state = *state_;
   if (state.forked.load() || !state.has_managed.load()) return 0;
   uint64_t number = 0;
   {
     Lock lock(state.mutex);
-    number = state.managed->functions.begins(stream);
+    number = state.managed->functions.begins(stream, blocking);
   }
   // The function may wait for launches before it to be over: a mark behind it would come too late.
   // Launches that are being made see that a function has begun, and mark themselves, or are over
@@ -43,6 +44,15 @@ void Streams::hostFunctionEnded(uint64_t number) {
   Lock lock(state_->mutex);
   state_->managed->functions.ended(number);
   state_->changed.notify_all();
+}
+
+void Streams::awaitHostFunctions(const StreamKey& stream) {
+  PoolState& state = *state_;
+  if (state.forked.load() || !state.has_managed.load() || !state.managed->functions.any()) return;
+  const uint64_t until = nowNs() + HostFunctions::kPatienceNs;
+  Lock lock(state.mutex);
+  while (state.managed->functions.areBefore(stream) && nowNs() < until && !state.stopped)
+    state.changed.wait_for(lock, std::chrono::milliseconds(100));
 }
 
 void Streams::streamWaits(const StreamKey& stream) {

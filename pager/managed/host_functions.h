@@ -7,8 +7,8 @@
 //   its own      those that were put in it
 //   of others    all that were not over when the stream began to wait for an event: which of them
 //                the event is behind is not known
-//   legacy       the legacy default stream and the others of its context wait for each other. Which
-//                of those are non-blocking is not known: none is taken to be.
+//   legacy       the legacy default stream is behind all of its context that are in streams which it
+//                waits for, and the others of the context are behind what it is behind
 //
 // A stream so may be said to be behind a function that it is not behind, never the other way round.
 // Under PoolState::mutex, but for any().
@@ -26,8 +26,11 @@ namespace olpager::pager {
 
 class HostFunctions {
  public:
-  /// A function is about to be put in the stream. The number is never 0.
-  uint64_t begins(const StreamKey& stream);
+  /// What is behind a function waits for its end no longer: the function may wait for it.
+  static constexpr uint64_t kPatienceNs = 5'000'000'000;
+  /// A function is about to be put in the stream. `blocking`: the legacy default stream waits for
+  /// that stream. The number is never 0.
+  uint64_t begins(const StreamKey& stream, bool blocking);
   /// It has returned, or the driver did not take it.
   void ended(uint64_t number);
   /// The stream is about to wait for an event.
@@ -41,6 +44,7 @@ class HostFunctions {
   struct Function {
     uint64_t number;
     CUcontext context;
+    bool blocking;
   };
   void joins(const StreamKey& stream, const std::vector<uint64_t>& numbers);
   bool isOver(uint64_t number) const;
@@ -63,9 +67,9 @@ inline void HostFunctions::joins(const StreamKey& stream, const std::vector<uint
     if (std::find(all.begin(), all.end(), number) == all.end()) all.push_back(number);
 }
 
-inline uint64_t HostFunctions::begins(const StreamKey& stream) {
+inline uint64_t HostFunctions::begins(const StreamKey& stream, bool blocking) {
   areBefore(stream);  // what the stream is behind by now, whoever is behind it is behind as well
-  begun_.push_back({++last_, stream.context});
+  begun_.push_back({++last_, stream.context, blocking});
   count_.store(begun_.size());
   joins(stream, {last_});
   return last_;
@@ -91,7 +95,7 @@ inline bool HostFunctions::areBefore(const StreamKey& stream) {
   std::vector<uint64_t> more;
   if (stream == legacy) {
     for (const Function& one : begun_)
-      if (one.context == stream.context) more.push_back(one.number);
+      if (one.blocking && one.context == stream.context) more.push_back(one.number);
   } else if (const auto found = before_.find(legacy); found != before_.end()) {
     more = found->second;
   }

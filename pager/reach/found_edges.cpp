@@ -316,8 +316,10 @@ void Scanner::spreadStamps() {
         raised.push_back(target);
     };
     // What can't be looked through leads anywhere.
-    if (region->isRoot() && pool_.reach.leadsAnywhere(*region))
-      pool_.reach.floor.number = std::max(pool_.reach.floor.number, stamp);
+    if (region->isRoot() && pool_.reach.leadsAnywhere(*region)) {
+      pool_.reach.floor.raise(stamp);
+      pool_.reach.floor.found = std::max(pool_.reach.floor.found, region->followed);
+    }
     pool_.reach.forFixed(*region, [&](Region* target) {
       if (target != nullptr) raise(target);
     });

@@ -28,6 +28,8 @@ namespace olpager::pager {
 /// Operations up to a number of which nobody recorded what they reached.
 struct ReachFloor {
   uint64_t number = 0;
+  /// Of these, which were not known to reach everything when they were made.
+  uint64_t found = 0;
   /// Operations are under way that nobody records; `number` is settled after the grace period that
   /// follows.
   bool pending = false;

@@ -67,6 +67,14 @@ bool Engine::mayBegin() const {
   return !life_.broken && out_.batches.size() < PassKernels::kPasses;
 }
 
+// The same for what the CPU waits for: other batches may wait for a launch that waits for that.
+bool Engine::mayGive() const {
+  return !life_.broken && static_cast<size_t>(std::count_if(
+                              out_.batches.begin(), out_.batches.end(), [](const auto& batch) {
+                                return batch->isGivenAway();
+                              })) < PassKernels::kPasses;
+}
+
 // Whether all that used the victim is over, and the GPU is looking at it.
 bool Engine::inPass(const Extent& victim) const {
   return std::any_of(out_.batches.begin(), out_.batches.end(), [&](const auto& batch) {
@@ -79,7 +87,13 @@ bool Engine::inPass(const Extent& victim) const {
 bool Engine::begin(std::unique_ptr<Batch> batch) {
   if (batch->isEmpty()) return false;
   batch->settles_floor = pool_.reach.floor.pending ? pool_.reach.floor.epoch : 0;
-  hazards().snapshot(batch->hazards);
+  // Who reaches managed memory has been recorded under the mutex since there is any
+  // (ManagedRegion::users). A launch in its driver call may wait there for a host function that
+  // waits for the batch.
+  if (batch->isGivenAway() && !pool_.reach.floor.pending)
+    batch->stage = Batch::Stage::kDrain;
+  else
+    hazards().snapshot(batch->hazards);
   out_.batches.push_back(std::move(batch));
   return true;
 }
@@ -167,7 +181,7 @@ bool Engine::othersHaveScanned(Batch& batch, uint64_t stamp) {
 
 // Operations up to this number are to be over before the batch's pass begins.
 uint64_t Engine::stampToAwait(const Batch& batch) const {
-  uint64_t stamp = pool_.reach.floor.number;
+  uint64_t stamp = batch.isGivenAway() ? pool_.reach.floor.found : pool_.reach.floor.number;
   for (const Extent* extent : batch.victims)
     stamp = std::max(stamp, batch.isGivenAway() ? extent->region->managed->others
                                                 : extent->region->stampOf(*extent));

@@ -35,13 +35,18 @@ void Engine::keep(Extent& extent) {
 // One step for each extent that is to leave. True: progress.
 bool Engine::giveAway(Lock& lock) {
   if (out_.given_away.empty()) return false;
+  // Where it is leaving already. What waits for all launches as any victim is taken out of there:
+  // one of those may wait for the CPU.
   const auto inBatch = [this](const Extent* extent) {
-    return std::any_of(out_.batches.begin(), out_.batches.end(), [extent](const auto& batch) {
-      return std::find(batch->victims.begin(), batch->victims.end(), extent) !=
-             batch->victims.end();
-    });
+    for (const auto& batch : out_.batches) {
+      const auto found = std::find(batch->victims.begin(), batch->victims.end(), extent);
+      if (found == batch->victims.end()) continue;
+      if (batch->isGivenAway() || batch->stage == Batch::Stage::kPass) return true;
+      *found = nullptr;
+    }
+    return false;
   };
-  const bool may_begin = mayBegin();
+  const bool may_begin = mayGive();
   // Of one region: what leads to its pages from its other pages need not be looked for.
   auto batch = std::make_unique<Batch>();
   for (size_t i = 0; i < out_.given_away.size(); ++i) {

@@ -207,8 +207,9 @@ void checkUserfaultfd(Findings& findings) {
   findings.push_back(
       {Kind::kNote, "userfaultfd",
        fd ? "allowed: managed memory is paged"
-          : base::format("refused ({}): managed memory stays the driver's (sysctl "
-                         "vm.unprivileged_userfaultfd=1, or access to /dev/userfaultfd, allows it)",
+          : base::format("refused ({}): managed memory stays the driver's (access to "
+                         "/dev/userfaultfd allows it, which members of the group olpager have "
+                         "by the installed udev rule, or sysctl vm.unprivileged_userfaultfd=1)",
                          std::strerror(errno))});
 }
 

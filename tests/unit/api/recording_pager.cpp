@@ -34,6 +34,8 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions&, const DriverApi&)
 }
 Pool::~Pool() = default;
 bool Pool::paging() const { return true; }
+bool Pool::hasManaged() const { return g_managed; }
+void Streams::awaitHostFunctions(const StreamKey&) { g_record.steps += 'f'; }
 bool Pool::mayHoldRoot(uint64_t address, uint64_t bytes) const {
   return address < kRoot + kRootBytes && bytes > 0 && (address >= kRoot || kRoot - address < bytes);
 }

@@ -20,7 +20,8 @@ struct RecordedSource {
   bool operator==(const RecordedSource&) const = default;
 };
 
-/// What one call did, in order of `steps`: 'e' entered, 'd' driver, 'l' left.
+/// What one call did, in order of `steps`: 'f' waited for host functions,
+/// 'e' entered, 'd' driver, 'l' left.
 struct Record {
   std::vector<RecordedRange> ranges;
   std::vector<RecordedSource> sources;

@@ -113,15 +113,15 @@ TEST_CASE("no exception leaves a wrapper") {
 TEST_CASE("without a stream, what touches managed memory is done when it returns") {
   g_managed = true;
   CHECK(call(&ol_local_cuMemcpyDtoD_v2, kA, kB, 100) == CUDA_SUCCESS);
-  CHECK(g_record.steps == "edld");
+  CHECK(g_record.steps == "fedld");
   CHECK(g_record.symbol == static_cast<int>(Symbol::kCuStreamSynchronize));
   CHECK(call(&ol_local_cuMemsetD8_v2, kA, 1, 10) == CUDA_SUCCESS);
-  CHECK(g_record.steps == "edld");
+  CHECK(g_record.steps == "fedld");
   CHECK(call(&ol_local_cuMemcpyDtoDAsync_v2, kA, kB, 100, kStream) == CUDA_SUCCESS);
-  CHECK(g_record.steps == "edl");
+  CHECK(g_record.steps == "fedl");
   g_driver_result = CUDA_ERROR_INVALID_VALUE;
   CHECK(call(&ol_local_cuMemsetD8_v2, kA, 1, 10) == CUDA_ERROR_INVALID_VALUE);
-  CHECK(g_record.steps == "edl");
+  CHECK(g_record.steps == "fedl");
   g_driver_result = CUDA_SUCCESS;
   g_managed = false;
 }

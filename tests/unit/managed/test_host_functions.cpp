@@ -20,7 +20,7 @@ TEST_CASE("a function is before what its own stream is given next, until it is o
   HostFunctions functions;
   CHECK(!functions.any());
   CHECK(!functions.areBefore(kOne));
-  const uint64_t first = functions.begins(kOne), second = functions.begins(kOne);
+  const uint64_t first = functions.begins(kOne, true), second = functions.begins(kOne, true);
   CHECK(functions.any());
   CHECK(functions.areBefore(kOne));
   CHECK(!functions.areBefore(kOther));
@@ -33,10 +33,10 @@ TEST_CASE("a function is before what its own stream is given next, until it is o
 
 TEST_CASE("a stream that waits for an event may be behind any function that is not over") {
   HostFunctions functions;
-  const uint64_t before = functions.begins(kOne);
+  const uint64_t before = functions.begins(kOne, true);
   functions.waits(kOther);
   CHECK(functions.areBefore(kOther));
-  const uint64_t later = functions.begins(kOne);
+  const uint64_t later = functions.begins(kOne, true);
   functions.ended(before);
   CHECK(!functions.areBefore(kOther));
   CHECK(functions.areBefore(kOne));
@@ -47,14 +47,21 @@ TEST_CASE("a stream that waits for an event may be behind any function that is n
 
 TEST_CASE("the legacy stream is behind the functions of its context") {
   HostFunctions functions;
-  functions.begins(kOne);
+  functions.begins(kOne, true);
   CHECK(functions.areBefore(kLegacy));
   CHECK(!functions.areBefore(key(1, 2)));
 }
 
+TEST_CASE("the legacy stream is not behind functions of streams that don't wait for it") {
+  HostFunctions functions;
+  functions.begins(kOne, false);
+  CHECK(!functions.areBefore(kLegacy));
+  CHECK(functions.areBefore(kOne));
+}
+
 TEST_CASE("what is behind a function in the legacy stream, the context's other streams wait for") {
   HostFunctions functions;
-  const uint64_t number = functions.begins(kLegacy);
+  const uint64_t number = functions.begins(kLegacy, true);
   CHECK(functions.areBefore(kOne));
   CHECK(!functions.areBefore(key(0x100, 2)));
   functions.ended(number);
@@ -63,7 +70,7 @@ TEST_CASE("what is behind a function in the legacy stream, the context's other s
 
 TEST_CASE("by way of the legacy stream one stream is behind another's function") {
   HostFunctions functions;
-  functions.begins(kOne);
+  functions.begins(kOne, true);
   CHECK(!functions.areBefore(kOther));
   CHECK(functions.areBefore(kLegacy));  // an operation there
   CHECK(functions.areBefore(kOther));
