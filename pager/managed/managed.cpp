@@ -141,6 +141,9 @@ void Managed::drop(Region& region, Lock& lock) {
   ManagedRegion& managed = *region.managed;
   const auto pages = static_cast<directory::ExtentId>(region.pages);
   managed.released = 0;
+  // The CPU has asked for some that have not got to their frames: they never will.
+  for (const auto& extent : region.extents)
+    if (std::exchange(extent->leaving, false)) elsewhere_.quiet(idOf(*extent), false, lock);
   exchange_.free(managed.first, pages);
   while (managed.released < pages && !state_.stopped) {
     receive(lock);

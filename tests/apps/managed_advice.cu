@@ -150,6 +150,15 @@ int main(int argc, char** argv) {
     CHECK(other[1] == 34, "a new block has %u", other[1]);
     RUNTIME_OK(cudaFree(other));
   }
+  // Freed while the CPU asks for what the GPU has.
+  for (int i = 0; i < 30; ++i) {
+    uint32_t* block;
+    RUNTIME_OK(cudaMallocManaged(&block, bytes));
+    RUNTIME_OK(cudaMemset(block, i, bytes));
+    DRIVER_OK(cuMemPrefetchAsync(reinterpret_cast<CUdeviceptr>(block), bytes,
+                                 {CU_MEM_LOCATION_TYPE_HOST, 0}, 0, stream));
+    RUNTIME_OK(cudaFree(block));
+  }
   RUNTIME_OK(cudaFree(second));
   RUNTIME_OK(cudaFree(device));
   return apps::ok("managed memory of %zu KiB, advised", bytes >> 10);
