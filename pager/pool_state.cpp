@@ -45,8 +45,7 @@ void settleFloor(PoolState& state) {
   Lock lock(state.mutex);
   ReachFloor& floor = state.reach.floor;
   if (!floor.pending || floor.epoch != epoch) return;
-  floor.raise(state.launch_number.load());
-  floor.pending = false;
+  floor.settle(state.launch_number.load());
 }
 
 uint64_t lowerCapacity(const PoolState& state) {
@@ -70,7 +69,9 @@ void PoolState::updateSlow() {
   if (now == slow.load(std::memory_order_relaxed)) return;
   slow.store(now, std::memory_order_seq_cst);
   // Nobody recorded what launches reached up to here, nor looked for pointers.
-  if (now) reach.everythingIsDirty();
+  if (!now) return;
+  reach.floor.found = std::max(reach.floor.found, launch_number.load());
+  reach.everythingIsDirty();
 }
 
 }  // namespace olpager::pager

@@ -226,6 +226,14 @@ static_assert(static_cast<int>(Mode::kRead) == static_cast<int>(extract::Use::kR
               static_cast<int>(Mode::kWrite) == static_cast<int>(extract::Use::kWrite) &&
               static_cast<int>(Mode::kReadWrite) == static_cast<int>(extract::Use::kReadWrite));
 
+/// The driver may wait for what is before a copy in its stream, with a lock held that paging needs. A host function there may
+/// touch managed memory, which has to be paged for it.
+template <typename Key>
+void awaitFunctions(Pool& pool, Key key) {{
+  if (!pool.hasManaged()) return;
+  if (const pager::StreamKey stream = key(); runsNow(stream)) pool.awaitHostFunctions(stream);
+}}
+
 /// The driver's function, with what `add` names in the range resident for as long as the operation needs it. `kWaits`: it has no
 /// stream, so that it returns when what it does with managed memory is done. The driver takes that for device memory.
 template <auto kFunction, bool kWaits, typename Touches, typename Key, typename Add, typename... Arguments>
@@ -234,9 +242,11 @@ CUresult withRanges(const char* name, Touches touches, Key key, Add add, Argumen
   const auto call = runtime.driver->*kFunction;
   if (call == nullptr) return CUDA_ERROR_NOT_SUPPORTED;  // the driver is older than the function
   if (runtime.pool == nullptr) return call(arguments...);
-  // The driver may wait for what is before the copy in its stream, with a lock held that paging needs. A host function there
-  // may touch managed memory, which has to be paged for it.
-  if (runtime.pool->hasManaged()) runtime.pool->awaitHostFunctions(key());
+  try {{
+    awaitFunctions(*runtime.pool, key);
+  }} catch (const std::exception& error) {{
+    return failed(name, error);
+  }}
   if (!touches(*runtime.pool)) {{
     const CUresult ended = contextsEnded() ? endedIn(key()) : CUDA_SUCCESS;
     return ended == CUDA_SUCCESS ? call(arguments...) : ended;

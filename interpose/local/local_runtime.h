@@ -53,6 +53,9 @@ bool contextsEnded() noexcept;
 /// CUDA_ERROR_ECC_UNCORRECTABLE in such a context, else CUDA_SUCCESS.
 CUresult endedIn(const pager::StreamKey& stream) noexcept;
 
+/// Whether what is put in the stream runs now: the stream does not capture.
+bool runsNow(const pager::StreamKey& stream);
+
 /// Before the driver's call: makes what `access` names resident; when `stream` is capturing, adds
 /// it to the capture's reach instead (the operation runs when the graph does). CUDA_SUCCESS, or
 /// what the program is to see.

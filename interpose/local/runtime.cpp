@@ -147,6 +147,8 @@ bool readableNow(const void* host, uint64_t bytes, HostRead read) noexcept {
 bool contextsEnded() noexcept { return anyLost(); }
 CUresult endedIn(const pager::StreamKey& stream) noexcept { return lostIn(stream.context); }
 
+bool runsNow(const pager::StreamKey& stream) { return !anyCapture() || captureOf(stream) == 0; }
+
 CUresult enter(pager::Access& access, const pager::StreamKey& stream) {
   if (stream.context == nullptr) return CUDA_SUCCESS;
   if (!anyCapture()) return acquire(access, stream);

@@ -453,9 +453,11 @@ void StreamTable::polls(CUdevice device, bool on) {
 }
 
 void StreamTable::markOwn(StreamState* stream) {
+  constexpr size_t kMostMarks = 64;
   TableLock lock(mutex_);
   stream->needs_drain = false;
   try {
+    if (stream->marks.size() >= kMostMarks) collect(*stream, lock);  // nobody polls while all stays
     if (!stream->closing) record(*stream, lock);
   } catch (const std::bad_alloc&) {
     stream->needs_drain = true;  // the launch was made: its end is found out by a synchronisation
@@ -475,6 +477,8 @@ void StreamTable::markNow(StreamState* stream) {
 void StreamTable::markAll() {
   const RelaxedThread relaxed(driver_);
   TableLock lock(mutex_);
+  // Nothing is recorded while somebody holds marks: that lasts as long as a call of the driver's.
+  call_ended_.wait_for(lock, kIntoDriver, [this] { return holds_ == 0; });
   try {
     for (size_t i = 0; i < streams_.size(); ++i)  // by index: there may be more meanwhile
       lookNow(*streams_[i], lock);

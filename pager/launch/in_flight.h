@@ -131,8 +131,9 @@ class StreamPoint {
       : stream_(&stream), generation_(stream.generation.load()), number_(number) {}
   /// It has completed, as far as the marks tell. Any thread.
   bool isOver() const {
-    // A state is another stream's only when all of the first one's work is over.
-    if (stream_->generation.load(std::memory_order_acquire) != generation_ ||
+    // A stream that the program destroys goes on with its work. Its state is another stream's, two
+    // generations later, only when all of that is over.
+    if (stream_->generation.load(std::memory_order_acquire) > generation_ + 1 ||
         stream_->completed.load() >= number_)
       return true;
     // In this order: what is not pending any more is in `last`.
@@ -227,7 +228,7 @@ class StreamTable {
   void holdMarks(CUcontext context);
   void releaseMarks() {
     std::lock_guard lock(mutex_);
-    --holds_;
+    if (--holds_ == 0) call_ended_.notify_all();
   }
   /// Waits for all work of a context, where nothing captures; else
   /// CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, and the driver is not asked. Every launch up to

@@ -14,7 +14,11 @@
 namespace olpager::pager {
 
 void Streams::streamDestroyed(const StreamKey& stream) {
-  if (!state_->forked.load()) state_->streams.streamDestroyed(stream);
+  if (state_->forked.load()) return;
+  state_->streams.streamDestroyed(stream);
+  if (!state_->has_managed.load() || !state_->managed->functions.any()) return;
+  Lock lock(state_->mutex);
+  state_->managed->functions.streamGone(stream);
 }
 void Streams::captureBegins(CUcontext context) { state_->streams.captureBegins(context); }
 void Streams::captureBegan(bool begun) { state_->streams.captureBegan(begun); }
@@ -75,6 +79,10 @@ void endStreams(PoolState& state, CUcontext context, bool events_stay = false) {
       state.streams.synchronizeEach(context);
   }
   state.streams.contextGone(context, events_stay);
+  if (!state.has_managed.load()) return;
+  Lock lock(state.mutex);
+  state.managed->functions.contextGone(context);
+  state.changed.notify_all();
 }
 
 }  // namespace

@@ -33,6 +33,10 @@ class HostFunctions {
   uint64_t begins(const StreamKey& stream, bool blocking);
   /// It has returned, or the driver did not take it.
   void ended(uint64_t number);
+  /// The context is gone or has ended: what is in its streams is not called any more.
+  void contextGone(CUcontext context);
+  /// The stream is gone.
+  void streamGone(const StreamKey& stream) { before_.erase(stream); }
   /// The stream is about to wait for an event.
   void waits(const StreamKey& stream);
   /// Whether one that is not over is before what the stream is given next.
@@ -100,7 +104,16 @@ inline bool HostFunctions::areBefore(const StreamKey& stream) {
     more = found->second;
   }
   joins(stream, more);
-  return !before_[stream].empty();
+  const auto own = before_.find(stream);
+  if (!own->second.empty()) return true;
+  before_.erase(own);
+  return false;
+}
+
+inline void HostFunctions::contextGone(CUcontext context) {
+  std::erase_if(begun_, [context](const Function& one) { return one.context == context; });
+  if (begun_.empty()) before_.clear();
+  count_.store(begun_.size());
 }
 
 }  // namespace olpager::pager

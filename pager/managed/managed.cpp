@@ -207,12 +207,14 @@ void Managed::run() {
   prctl(PR_SET_TIMERSLACK, 1000ul);  // the pauses below are to last microseconds
   auto pause = kShortestPoll;
   bool polls = false;
+  auto told = std::chrono::steady_clock::now();
   while (!ended_) {
+    if (const auto now = std::chrono::steady_clock::now(); now - told >= kLookPause) {
+      told = now;
+      tell();
+    }
     if (!polls) {
-      if (!bell_.try_acquire_for(kLookPause)) {
-        tellLongWaits();
-        continue;
-      }
+      if (!bell_.try_acquire_for(kLookPause)) continue;
       pause = kShortestPoll;
     } else if (bell_.try_acquire_for(pause)) {
       pause = kShortestPoll;
@@ -243,8 +245,14 @@ void Managed::serveNow() {
   heed(exchange_.news());
 }
 
-// The CPU's agent itself says nothing: it serves whoever may hold the locks of the log.
-void Managed::tellLongWaits() const {
+// Neither the CPU's agent nor who serves on its thread says anything: it serves whoever may hold the
+// locks of the log.
+void Managed::tell() {
+  if (violated_.load())
+    base::warnOnce("managed pool violation",
+                   "managed memory: the ownership protocol was violated at extent %u (message %d): "
+                   "this is a mistake of olpager's; paging has stopped",
+                   violated_extent_.load(), violated_kind_.load());
   const CpuCounters& seen = cpu_->counters();
   if (seen.violations.load() > 0)
     base::warnOnce("managed violation",
@@ -362,10 +370,9 @@ void Managed::failed(directory::Age, directory::ExtentId extent) { violated({.ex
 void Managed::post(const directory::Message& message) { exchange_.post(message); }
 
 void Managed::violated(const directory::Action& action) {
-  base::logError(
-      "managed memory: the ownership protocol was violated at extent %u (message %d): this is a "
-      "mistake of olpager's; paging has stopped",
-      action.extent, static_cast<int>(action.message.kind));
+  violated_extent_ = action.extent;
+  violated_kind_ = static_cast<int>(action.message.kind);
+  violated_ = true;  // tell() says so
   state_.stopped = true;
   state_.changed.notify_all();
 }

@@ -100,7 +100,7 @@ class Managed final : private Residence<Lock> {
   void run();
   void serveNow();
   bool someoneWaits() const;
-  void tellLongWaits() const;
+  void tell();
   void receive(Lock& lock);
   void heed(const std::vector<directory::Action>& news);
   bool completeThoseOver(Lock& lock);
@@ -126,6 +126,9 @@ class Managed final : private Residence<Lock> {
   directory::Exchange exchange_;
   std::counting_semaphore<> bell_{0};
   std::atomic<bool> ended_{false};
+  std::atomic<bool> violated_{false};
+  std::atomic<uint32_t> violated_extent_{0};
+  std::atomic<int> violated_kind_{0};
   std::unique_ptr<CpuAgent> cpu_;
   std::thread thread_;
   // Under the mutex:

@@ -36,6 +36,12 @@ struct ReachFloor {
   uint64_t epoch = 0;  // how often it has come to be pending
 
   void raise(uint64_t to) { number = std::max(number, to); }
+  /// Every launch of the time that nobody recorded has been submitted, up to this number.
+  void settle(uint64_t to) {
+    raise(to);
+    found = std::max(found, to);
+    pending = false;
+  }
 };
 
 /// Contexts of variables whose contents are not known. A kernel in such a context waits until a

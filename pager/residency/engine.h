@@ -364,7 +364,6 @@ class Engine {
   bool scanHostWritten(const std::vector<Region*>& regions, bool roots);
   bool begin(std::unique_ptr<Batch> batch);
   bool mayBegin() const;
-  bool mayGive() const;
   bool advanceBatches(Lock& lock);
   uint64_t stampToAwait(const Batch& batch) const;
   bool isQuiet(const Batch& batch, uint64_t stamp) const;

@@ -62,16 +62,12 @@ bool Engine::allIsFull() const {
   return hasNoPlace() && pool_.lower.tier != nullptr && nowNs() < pool_.lower.retry_ns;
 }
 
-// Another batch may set out.
+// Another batch may set out. What the CPU waits for does not count: it waits for the launches that
+// reach it, however long these last, and others are not to wait for that.
 bool Engine::mayBegin() const {
-  return !life_.broken && out_.batches.size() < PassKernels::kPasses;
-}
-
-// The same for what the CPU waits for: other batches may wait for a launch that waits for that.
-bool Engine::mayGive() const {
   return !life_.broken && static_cast<size_t>(std::count_if(
                               out_.batches.begin(), out_.batches.end(), [](const auto& batch) {
-                                return batch->isGivenAway();
+                                return !batch->isGivenAway();
                               })) < PassKernels::kPasses;
 }
 
@@ -232,8 +228,7 @@ bool Engine::advanceBatches(Lock& lock) {
     if (batch.stage == Batch::Stage::kGrace && Hazards::passed(batch.hazards)) {
       if (pool_.reach.floor.pending && batch.settles_floor == pool_.reach.floor.epoch) {
         // Every launch of the time before has been submitted by now.
-        pool_.reach.floor.raise(pool_.launch_number.load());
-        pool_.reach.floor.pending = false;
+        pool_.reach.floor.settle(pool_.launch_number.load());
       }
       batch.stage = Batch::Stage::kDrain;
       progress = true;

@@ -46,7 +46,15 @@ bool Engine::giveAway(Lock& lock) {
     }
     return false;
   };
-  const bool may_begin = mayGive();
+  // One that waits for the launches that reach the region takes its other pages along.
+  const auto waitsFor = [this](const Region& region) -> Batch* {
+    for (const auto& other : out_.batches)
+      if (other->isGivenAway() && other->scan.parts_of == &region &&
+          other->stage == Batch::Stage::kDrain)
+        return other.get();
+    return nullptr;
+  };
+  const bool may_begin = !life_.broken;
   // Of one region: what leads to its pages from its other pages need not be looked for.
   auto batch = std::make_unique<Batch>();
   for (size_t i = 0; i < out_.given_away.size(); ++i) {
@@ -73,6 +81,11 @@ bool Engine::giveAway(Lock& lock) {
         [[fallthrough]];
       case ExtentState::kRetiring:
         if (!may_begin || inBatch(&extent)) break;
+        if (Batch* const waiting = waitsFor(*extent.region); waiting != nullptr) {
+          waiting->victims.push_back(&extent);
+          waiting->bytes += extent.bytes();
+          break;
+        }
         if (batch->scan.parts_of == nullptr) batch->scan.parts_of = extent.region;
         if (batch->scan.parts_of != extent.region) break;
         batch->victims.push_back(&extent);

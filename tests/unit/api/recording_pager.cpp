@@ -71,6 +71,8 @@ void usePool(bool on) { g_use_pool = on; }
 
 namespace olpager::local {
 
+bool runsNow(const pager::StreamKey&) { return true; }
+
 const Runtime& localRuntime() noexcept {
   static const auto pool = pager::Pool::create({}, {});
   static const Runtime with{&recordingDriver(), pool.value().get()};

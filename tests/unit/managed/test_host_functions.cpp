@@ -76,5 +76,21 @@ TEST_CASE("by way of the legacy stream one stream is behind another's function")
   CHECK(functions.areBefore(kOther));
 }
 
+TEST_CASE("a context that goes takes its functions along, a stream what it was behind") {
+  HostFunctions functions;
+  const uint64_t number = functions.begins(kOne, true);
+  const uint64_t other = functions.begins(key(0x100, 2), true);
+  functions.waits(kOther);
+  functions.streamGone(kOther);
+  CHECK(!functions.areBefore(kOther));
+  functions.contextGone(kOne.context);
+  CHECK(!functions.areBefore(kOne));
+  CHECK(functions.areBefore(key(0x100, 2)));
+  functions.ended(number);  // it is called all the same
+  CHECK(functions.any());
+  functions.ended(other);
+  CHECK(!functions.any());
+}
+
 }  // namespace
 }  // namespace olpager::pager

@@ -512,6 +512,37 @@ TEST_CASE("a stream does not stand for what is older than its oldest launch", "[
   REQUIRE(driver().api.cuStreamDestroy_v2(stream) == CUDA_SUCCESS);
 }
 
+TEST_CASE("a launch is not over because its stream is gone", "[pager][threads]") {
+  Rig rig;
+  std::atomic<uint64_t> newest{0};
+  StreamTable table(driver().api, newest);
+  CUstream stream = nullptr;
+  REQUIRE(driver().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+  const StreamKey key = rig.key(stream);
+  StreamState* const state = table.find(key);
+  // The launch is a host function that waits.
+  std::atomic<bool> open{false};
+  state->pending.fetch_add(1);
+  newest.store(1);
+  const StreamPoint launch(*state, 1);
+  const CUhostFn waits = [](void* gate) {
+    while (!static_cast<std::atomic<bool>*>(gate)->load()) std::this_thread::yield();
+  };
+  REQUIRE(driver().cuLaunchHostFunc(stream, waits, &open) == CUDA_SUCCESS);
+  state->last.store(1);
+  state->pending.fetch_sub(1);
+  table.streamDestroyed(key);
+  REQUIRE(driver().api.cuStreamDestroy_v2(stream) == CUDA_SUCCESS);
+  CHECK_FALSE(launch.isOver());
+  CHECK_FALSE(table.quiet(1));
+  open.store(true);
+  for (int i = 0; i < 5000 && !launch.isOver(); ++i) {
+    table.poll();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  CHECK(launch.isOver());
+}
+
 TEST_CASE("streams that come and go leave no states behind", "[pager][threads]") {
   Rig rig;
   StreamTable table(driver().api, no_launch);
