@@ -9,7 +9,8 @@
 //
 // The CPU's agent (managed/cpu_agent.h) has no lock: one thread owns all of it. Others hand it
 // commands and wait, whatever of the above they hold. That thread takes the mutex of a
-// directory::Exchange, and tries PoolState::mutex when it holds none. Whoever holds that one touches no managed memory.
+// directory::Exchange, and tries PoolState::mutex when it holds none. Whoever holds one of these
+// touches no managed memory.
 //
 // None is held across a driver call, whichever: a call may wait for its context's lock, which some
 // drivers hold while they load a module and wait for all kernels to end; launches of other contexts

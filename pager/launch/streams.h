@@ -22,9 +22,9 @@ class Streams {
   void captureEnded();
   /// Between the first and the last of these calls of any capture.
   bool capturing() const;
-  /// Before a host function is put in a stream that does not capture. `blocking`: the legacy default
-  /// stream waits for that stream. Not 0: hostFunctionEnded() with that number has to follow, when
-  /// the function has returned or was refused.
+  /// Before a host function is put in a stream that does not capture. `blocking`: the legacy
+  /// default stream waits for that stream. Not 0: hostFunctionEnded() with that number has to
+  /// follow, when the function has returned or was refused.
   uint64_t hostFunctionBegins(const StreamKey& stream, bool blocking);
   void hostFunctionEnded(uint64_t number);
   /// Waits until no host function is before what the stream is given next, five seconds at most: a

@@ -7,8 +7,8 @@
 //   its own      those that were put in it
 //   of others    all that were not over when the stream began to wait for an event: which of them
 //                the event is behind is not known
-//   legacy       the legacy default stream is behind all of its context that are in streams which it
-//                waits for, and the others of the context are behind what it is behind
+//   legacy       the legacy default stream is behind all of its context that are in streams which
+//                it waits for, and the others of the context are behind what it is behind
 //
 // A stream so may be said to be behind a function that it is not behind, never the other way round.
 // Under PoolState::mutex, but for any().

@@ -245,8 +245,8 @@ void Managed::serveNow() {
   heed(exchange_.news());
 }
 
-// Neither the CPU's agent nor who serves on its thread says anything: it serves whoever may hold the
-// locks of the log.
+// Neither the CPU's agent nor who serves on its thread says anything: whoever waits for that thread
+// may hold the locks of the log.
 void Managed::tell() {
   if (violated_.load())
     base::warnOnce("managed pool violation",

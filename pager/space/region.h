@@ -307,8 +307,9 @@ struct alignas(64) Region {
   bool isSparse() const { return density.verdict == Density::kSparse && arena == nullptr; }
 };
 
-/// It turns out that launches up to a number reach the region that did not know when they were made.
-/// `number`: any that may; `followed`: Region::followed of what leads there. True: that is news.
+/// It turns out that launches up to a number reach the region, which nobody knew when they were
+/// made. `number`: any that may; `followed`: Region::followed of what leads there. True: that is
+/// news.
 inline bool raiseStamps(Region& region, uint64_t number, uint64_t followed) {
   if (region.managed != nullptr)
     region.managed->others = std::max(region.managed->others, followed);
