@@ -68,6 +68,9 @@ struct PoolState {
   uint64_t outside = 0;              // extents of live regions that are not in state kVram
   bool stopped = false;
 
+  /// Whether a host function of the program's is not over, where there is managed memory that it
+  /// may touch. Without the mutex.
+  bool anyHostFunction() const { return has_managed.load() && managed->functions.any(); }
   /// `slow` as the extents say.
   void updateSlow();
 };

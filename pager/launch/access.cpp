@@ -209,7 +209,7 @@ void Access::submitted(CUresult result) {
   if (operation_.stream.thread != 0 && state.slow.load(std::memory_order_relaxed))
     state.streams.markOwn(submission_.stream);
   // What the stream is given next may be behind a host function, and a later mark with it.
-  else if (state.has_managed.load() && state.managed->functions.any())
+  else if (state.anyHostFunction())
     state.streams.markNow(submission_.stream);
   submission_.stream = nullptr;
   pool_.answered(operation_.stream.context, result);

@@ -340,6 +340,19 @@ void StreamTable::lookNow(StreamState& stream, TableLock& lock) {
   look(stream, lock);
 }
 
+// At those of `context`, or nullptr: of all. Where the system gives no memory less is known for a
+// while.
+void StreamTable::lookNowAtAll(CUcontext context, TableLock& lock) {
+  try {
+    for (size_t i = 0; i < streams_.size(); ++i) {  // by index: there may be more meanwhile
+      StreamState& stream = *streams_[i];
+      if (context == nullptr || stream.key.context == context) lookNow(stream, lock);
+    }
+  } catch (const std::bad_alloc&) {
+    // The next poll goes on.
+  }
+}
+
 void StreamTable::poll(CUdevice device) {
   // Engines' threads are relaxed all their lives; who asks of all devices is a thread of the
   // program.
@@ -375,15 +388,7 @@ void StreamTable::holdMarks(CUcontext context) {
 void StreamTable::captureBegins(CUcontext context) {
   const RelaxedThread relaxed(driver_);
   TableLock lock(mutex_);
-  try {
-    for (size_t i = 0; i < streams_.size(); ++i) {
-      StreamState& stream = *streams_[i];
-      // Who is in a call for it records no mark once it finds holds_.
-      if (context == nullptr || stream.key.context == context) lookNow(stream, lock);
-    }
-  } catch (const std::bad_alloc&) {
-    // Less is known while it lasts.
-  }
+  lookNowAtAll(context, lock);  // who is in a call for one records no mark once it finds holds_
   captures_.fetch_add(1);
   hold(context, lock);
   call_ended_.wait_for(lock, kIntoDriver, [this] { return synchronising_ == 0; });
@@ -479,12 +484,7 @@ void StreamTable::markAll() {
   TableLock lock(mutex_);
   // Nothing is recorded while somebody holds marks: that lasts as long as a call of the driver's.
   call_ended_.wait_for(lock, kIntoDriver, [this] { return holds_ == 0; });
-  try {
-    for (size_t i = 0; i < streams_.size(); ++i)  // by index: there may be more meanwhile
-      lookNow(*streams_[i], lock);
-  } catch (const std::bad_alloc&) {
-    // The next poll goes on.
-  }
+  lookNowAtAll(nullptr, lock);
 }
 
 bool StreamTable::quiet(uint64_t number) {

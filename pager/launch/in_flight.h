@@ -266,6 +266,7 @@ class StreamTable {
   void look(StreamState& stream, TableLock& lock);
   void lookIdle(StreamState& stream);
   void lookNow(StreamState& stream, TableLock& lock);
+  void lookNowAtAll(CUcontext context, TableLock& lock);
   void hold(CUcontext context, TableLock& lock);
   void collect(StreamState& stream, TableLock& lock);
   void leaveCall(StreamState& stream);

@@ -16,7 +16,7 @@ namespace olpager::pager {
 void Streams::streamDestroyed(const StreamKey& stream) {
   if (state_->forked.load()) return;
   state_->streams.streamDestroyed(stream);
-  if (!state_->has_managed.load() || !state_->managed->functions.any()) return;
+  if (!state_->anyHostFunction()) return;
   Lock lock(state_->mutex);
   state_->managed->functions.streamGone(stream);
 }
@@ -52,7 +52,7 @@ void Streams::hostFunctionEnded(uint64_t number) {
 
 void Streams::awaitHostFunctions(const StreamKey& stream) {
   PoolState& state = *state_;
-  if (state.forked.load() || !state.has_managed.load() || !state.managed->functions.any()) return;
+  if (state.forked.load() || !state.anyHostFunction()) return;
   const uint64_t until = nowNs() + HostFunctions::kPatienceNs;
   Lock lock(state.mutex);
   while (state.managed->functions.areBefore(stream) && nowNs() < until && !state.stopped)
@@ -60,8 +60,7 @@ void Streams::awaitHostFunctions(const StreamKey& stream) {
 }
 
 void Streams::streamWaits(const StreamKey& stream) {
-  if (state_->forked.load() || !state_->has_managed.load() || !state_->managed->functions.any())
-    return;
+  if (state_->forked.load() || !state_->anyHostFunction()) return;
   Lock lock(state_->mutex);
   state_->managed->functions.waits(stream);
 }

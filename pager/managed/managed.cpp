@@ -147,7 +147,6 @@ void Managed::drop(Region& region, Lock& lock) {
   exchange_.free(managed.first, pages);
   while (managed.released < pages && !state_.stopped) {
     receive(lock);
-    heed(exchange_.news());
     if (managed.released < pages) state_.changed.wait_for(lock, std::chrono::milliseconds(1));
   }
   if (state_.stopped) return;
@@ -225,7 +224,6 @@ void Managed::run() {
     Lock lock(state_.mutex);
     if (state_.forked.load()) return;
     receive(lock);
-    heed(exchange_.news());
     polls = someoneWaits();
     if (!polls) continue;
     lock.unlock();
@@ -242,17 +240,16 @@ void Managed::serveNow() {
   Lock lock(state_.mutex, std::try_to_lock);
   if (!lock.owns_lock() || state_.forked.load()) return;
   receive(lock);
-  heed(exchange_.news());
 }
 
 // Neither the CPU's agent nor who serves on its thread says anything: whoever waits for that thread
 // may hold the locks of the log.
 void Managed::tell() {
-  if (violated_.load())
-    base::warnOnce("managed pool violation",
-                   "managed memory: the ownership protocol was violated at extent %u (message %d): "
-                   "this is a mistake of olpager's; paging has stopped",
-                   violated_extent_.load(), violated_kind_.load());
+  if (violated_.exchange(false))
+    base::logError(
+        "managed memory: the ownership protocol was violated at extent %u (message %d): this is a "
+        "mistake of olpager's; paging has stopped",
+        violated_extent_.load(), violated_kind_.load());
   const CpuCounters& seen = cpu_->counters();
   if (seen.violations.load() > 0)
     base::warnOnce("managed violation",
@@ -277,6 +274,7 @@ void Managed::receive(Lock& lock) {
     const std::vector<directory::Message> messages = std::exchange(inbox_, {});
     for (const directory::Message& message : messages) elsewhere_.receive(message, lock);
   }
+  heed(exchange_.news());
 }
 
 void Managed::heed(const std::vector<directory::Action>& news) {

@@ -20,6 +20,13 @@
 #include "pager/pool.h"
 #include "tests/catch.h"
 
+namespace olpager::pager {
+/// What a pool is made of (pool_state.h), for tests that look into it.
+struct PoolInside {
+  static PoolState& of(Pool& pool) { return *pool.state_; }
+};
+}  // namespace olpager::pager
+
 namespace olpager::pager::test {
 
 inline constexpr uint64_t kMiB = 1ull << 20;

@@ -10,12 +10,6 @@
 #include "pager/residency/engine.h"
 #include "tests/unit/pager/rig.h"
 
-namespace olpager::pager {
-struct PoolInside {
-  static PoolState& of(Pool& pool) { return *pool.state_; }
-};
-}  // namespace olpager::pager
-
 using namespace olpager::pager;
 using namespace olpager::pager::test;
 

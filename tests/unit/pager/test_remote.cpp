@@ -8,12 +8,6 @@
 #include "tests/unit/pager/fake_remote.h"
 #include "tests/unit/pager/rig.h"
 
-namespace olpager::pager {
-struct PoolInside {
-  static PoolState& of(Pool& pool) { return *pool.state_; }
-};
-}  // namespace olpager::pager
-
 using namespace olpager::pager;
 using namespace olpager::pager::test;
 

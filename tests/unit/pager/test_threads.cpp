@@ -475,69 +475,77 @@ TEST_CASE("thousands of threads have launched and live on", "[pager][threads]") 
   CHECK(shared.slots.contains(again));
 }
 
-TEST_CASE("a stream does not stand for what is older than its oldest launch", "[pager][threads]") {
-  Rig rig;
-  std::atomic<uint64_t> newest{5};
-  StreamTable table(driver().api, newest);
-  CUstream stream = nullptr;
-  REQUIRE(driver().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
-  StreamState* const state = table.find(rig.key(stream));
-  const auto takesNumber = [&] {
+namespace {
+
+/// A stream in a table of its own, whose launches are numbered by hand.
+struct NumberedStream {
+  explicit NumberedStream(uint64_t from) : newest(from) {
+    REQUIRE(driver().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
+    key = rig.key(stream);
+    state = table.find(key);
+  }
+  uint64_t takesNumber() {
     state->pending.fetch_add(1);
     return newest.fetch_add(1) + 1;
-  };
-  const auto isSubmitted = [&](uint64_t number) {
+  }
+  void isSubmitted(uint64_t number) {
     state->last.store(number);
     state->pending.fetch_sub(1);
-  };
-  const StreamPoint first(*state, takesNumber());
+  }
+
+  Rig rig;
+  std::atomic<uint64_t> newest;
+  StreamTable table{driver().api, newest};
+  CUstream stream = nullptr;
+  StreamKey key;
+  StreamState* state = nullptr;
+};
+
+}  // namespace
+
+TEST_CASE("a stream does not stand for what is older than its oldest launch", "[pager][threads]") {
+  NumberedStream on(5);
+  StreamTable& table = on.table;
+  const StreamPoint first(*on.state, on.takesNumber());
   CHECK(table.quiet(5));  // the stream is younger
   CHECK_FALSE(table.quiet(6));
   CHECK_FALSE(first.isOver());
-  isSubmitted(6);
+  on.isSubmitted(6);
   CHECK_FALSE(table.quiet(6));
-  REQUIRE(driver().api.cuStreamSynchronize(stream) == CUDA_SUCCESS);
-  table.markNow(state);  // the mark,
-  REQUIRE(driver().api.cuStreamSynchronize(stream) == CUDA_SUCCESS);
-  newest.store(9);  // of other streams
-  table.markAll();  // and that it has come
+  REQUIRE(driver().api.cuStreamSynchronize(on.stream) == CUDA_SUCCESS);
+  table.markNow(on.state);  // the mark,
+  REQUIRE(driver().api.cuStreamSynchronize(on.stream) == CUDA_SUCCESS);
+  on.newest.store(9);  // of other streams
+  table.markAll();     // and that it has come
   CHECK(first.isOver());
-  const uint64_t second = takesNumber();
+  const uint64_t second = on.takesNumber();
   CHECK(second == 10);
   CHECK(table.quiet(9));
   CHECK_FALSE(table.quiet(10));
-  isSubmitted(second);
+  on.isSubmitted(second);
   CHECK(table.quiet(9));
   CHECK_FALSE(table.quiet(10));
-  REQUIRE(driver().api.cuStreamDestroy_v2(stream) == CUDA_SUCCESS);
+  REQUIRE(driver().api.cuStreamDestroy_v2(on.stream) == CUDA_SUCCESS);
 }
 
 TEST_CASE("a launch is not over because its stream is gone", "[pager][threads]") {
-  Rig rig;
-  std::atomic<uint64_t> newest{0};
-  StreamTable table(driver().api, newest);
-  CUstream stream = nullptr;
-  REQUIRE(driver().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS);
-  const StreamKey key = rig.key(stream);
-  StreamState* const state = table.find(key);
+  NumberedStream on(0);
   // The launch is a host function that waits.
   std::atomic<bool> open{false};
-  state->pending.fetch_add(1);
-  newest.store(1);
-  const StreamPoint launch(*state, 1);
+  const uint64_t number = on.takesNumber();
+  const StreamPoint launch(*on.state, number);
   const CUhostFn waits = [](void* gate) {
     while (!static_cast<std::atomic<bool>*>(gate)->load()) std::this_thread::yield();
   };
-  REQUIRE(driver().cuLaunchHostFunc(stream, waits, &open) == CUDA_SUCCESS);
-  state->last.store(1);
-  state->pending.fetch_sub(1);
-  table.streamDestroyed(key);
-  REQUIRE(driver().api.cuStreamDestroy_v2(stream) == CUDA_SUCCESS);
+  REQUIRE(driver().cuLaunchHostFunc(on.stream, waits, &open) == CUDA_SUCCESS);
+  on.isSubmitted(number);
+  on.table.streamDestroyed(on.key);
+  REQUIRE(driver().api.cuStreamDestroy_v2(on.stream) == CUDA_SUCCESS);
   CHECK_FALSE(launch.isOver());
-  CHECK_FALSE(table.quiet(1));
+  CHECK_FALSE(on.table.quiet(1));
   open.store(true);
   for (int i = 0; i < 5000 && !launch.isOver(); ++i) {
-    table.poll();
+    on.table.poll();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   CHECK(launch.isOver());
