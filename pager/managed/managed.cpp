@@ -132,7 +132,7 @@ Status Managed::add(Region& region, std::shared_ptr<Frames> frames, Lock& lock) 
   ManagedRegion& added = *region.managed;
   lock.unlock();
   added.pinned = pin(state_.driver, *added.frames);
-  const Status known = cpu_->add(added.first, *added.frames);
+  Status known = cpu_->add(added.first, *added.frames);
   lock.lock();
   return known;
 }
