@@ -12,6 +12,7 @@ namespace olpager::pager {
 // One line for each function: the symbol as libcuda exports it. cuda.h maps plain names to their
 // newest version, so the types are spelled with the versioned names where cuda.h has them.
 #define OLPAGER_PAGER_DRIVER_FUNCTIONS(X) \
+  X(cuDeviceGetCount)                     \
   X(cuDeviceGetAttribute)                 \
   X(cuDeviceCanAccessPeer)                \
   X(cuCtxGetDevice)                       \

@@ -159,7 +159,7 @@ CUresult CUDAAPI cuDeviceGetExecAffinitySupport(int* supported, CUexecAffinityTy
 CUresult CUDAAPI cuDeviceCanAccessPeer(int* can, CUdevice ordinal, CUdevice peer) {
   return with(ordinal, can, [&](Device&) {
     if (Driver::get().device(peer) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
-    *can = ordinal != peer;
+    *can = ordinal != peer && Driver::get().settings.peers;
     return CUDA_SUCCESS;
   });
 }
@@ -177,7 +177,7 @@ CUresult CUDAAPI cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute attri
       case CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED:
       case CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED:
       case CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED:
-        *value = 1;
+        *value = Driver::get().settings.peers ? 1 : 0;
         return CUDA_SUCCESS;
       default:
         return CUDA_ERROR_INVALID_VALUE;

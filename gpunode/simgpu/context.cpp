@@ -289,6 +289,7 @@ bool Context::peerEnabled(const Context& peer) const {
 }
 
 CUresult Context::enablePeer(Context& peer) {
+  if (!Driver::get().settings.peers) return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
   {
     std::scoped_lock lock(mutex_);
     if (std::find(peers_.begin(), peers_.end(), peer.handle()) != peers_.end())

@@ -35,6 +35,7 @@ struct Settings {
   bool jitter = false;
   bool scribble = false;
   bool context_lock = false;
+  bool peers = true;
   bool host_numa = true;
   bool param_info = true;
   int capability = 90;  // compute capability, 10 * major + minor

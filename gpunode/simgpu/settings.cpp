@@ -103,6 +103,10 @@ Result<Settings> readSettings() {
     if (!parseInteger(v, 0, 1, &number)) return bad("OL_SIM_CTXLOCK", v, "0 or 1");
     s.context_lock = number != 0;
   }
+  if (const char* v = variable("OL_SIM_PEERS")) {
+    if (!parseInteger(v, 0, 1, &number)) return bad("OL_SIM_PEERS", v, "0 or 1");
+    s.peers = number != 0;
+  }
   if (const char* v = variable("OL_SIM_HOST_NUMA")) {
     if (!parseInteger(v, 0, 1, &number)) return bad("OL_SIM_HOST_NUMA", v, "0 or 1");
     s.host_numa = number != 0;

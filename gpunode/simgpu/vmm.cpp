@@ -254,6 +254,11 @@ CUresult Memory::setAccess(uint64_t address, uint64_t bytes, const CUmemAccessDe
       return CUDA_ERROR_INVALID_VALUE;
     if (wanted.location.type == CU_MEM_LOCATION_TYPE_DEVICE) {
       if (Driver::get().device(wanted.location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
+      for (auto it = first; it != last && !Driver::get().settings.peers; ++it) {
+        const Physical& physical = *it->second.physical;
+        if (!onHost(physical) && physical.properties.location.id != wanted.location.id)
+          return CUDA_ERROR_INVALID_DEVICE;
+      }
     } else if (isHost(wanted.location.type)) {
       for (auto it = first; it != last; ++it)
         if (!onHost(*it->second.physical)) return CUDA_ERROR_NOT_SUPPORTED;

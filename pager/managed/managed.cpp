@@ -27,12 +27,33 @@ constexpr size_t kMostSubmitted = 256;
 
 }  // namespace
 
+namespace {
+// A page that is at one GPU is used by kernels of the others through that GPU's memory.
+Status checkPeers(const DriverApi& driver) {
+  int count = 0;
+  if (driver.cuDeviceGetCount(&count) != CUDA_SUCCESS) count = 0;
+  for (int device = 0; device < count; ++device) {
+    for (int peer = 0; peer < count; ++peer) {
+      int can = 0;
+      if (peer == device ||
+          (driver.cuDeviceCanAccessPeer(&can, device, peer) == CUDA_SUCCESS && can != 0))
+        continue;
+      return Error{"managed memory is left to the driver: device " + std::to_string(device) +
+                   " has no access to the memory of device " + std::to_string(peer) +
+                   ". It is paged where a program sees one of them (CUDA_VISIBLE_DEVICES)"};
+    }
+  }
+  return {};
+}
+}  // namespace
+
 Managed::Managed(PoolState& state)
     : state_(state),
       exchange_(kCpuAgent),  // which never lacks a frame
       elsewhere_(kPoolAgent, kEpoch, directory::kUnlimited, *this) {}
 
 Result<std::unique_ptr<Managed>> Managed::start(PoolState& state) {
+  if (const Status peers = checkPeers(state.driver); !peers) return peers.error();
   auto faults = openUserFaults();
   if (!faults) return faults.error();
   // The system's reads and writes of the program's memory would fail there.
@@ -127,6 +148,7 @@ Status Managed::add(Region& region, std::shared_ptr<Frames> frames, Lock& lock) 
     region.engine->setState(*extent, ExtentState::kAbsent);
   }
   exchange_.allocate(region.managed->first, pages);
+  region.engine->expectPages(pages);
   pager::add(counters().managed_allocations);
   pager::add(counters().managed_bytes, region.requested_bytes);
   ManagedRegion& added = *region.managed;

@@ -259,6 +259,21 @@ VramChunk* ChunkStore::takeVram(unsigned order, Lock& lock) {
   return chunk;
 }
 
+bool ChunkStore::makeVramAhead(unsigned order, Lock& lock) {
+  const uint64_t bytes = kPageBytes << order;
+  if (vram_made_ + bytes > vram_budget_) return false;
+  vram_made_ += bytes;  // claimed before the mutex is released
+  lock.unlock();
+  VramChunk* chunk = makeVram(order);
+  lock.lock();
+  if (chunk == nullptr) {
+    vram_made_ -= bytes;
+    return false;
+  }
+  giveVram(chunk);
+  return true;
+}
+
 VramChunk* ChunkStore::makeExported(unsigned order, bool lent, Lock& lock) {
   lock.unlock();
   VramChunk* chunk = makeVram(order, true);

@@ -67,6 +67,9 @@ class ChunkStore {
   /// nullptr: evict first. When the driver has less than the budget says, the budget is lowered for
   /// a while (some seconds, longer each time).
   VramChunk* takeVram(unsigned order, Lock& lock);
+  /// Makes a VRAM chunk ahead of need and puts it among the free ones, where the budget has room in
+  /// which nothing was made. False: it has none, or the driver gave none.
+  bool makeVramAhead(unsigned order, Lock& lock);
   /// True when a budget that was lowered for a while is whole again.
   bool restoreBudget();
   /// A chunk that other processes can map, outside the budget. nullptr: the driver gave none.

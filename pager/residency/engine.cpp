@@ -372,6 +372,7 @@ void Engine::run() {
       progress |= swapArenas();
       progress |= prefetchRemote(lock);
       progress |= demote();
+      if (!progress) progress = makeChunkAhead(lock);
     }
     // The mutex is not fair: a launch that has all it needs must get it too.
     const uint64_t now = nowNs();

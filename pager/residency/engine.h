@@ -31,6 +31,7 @@
 #include <condition_variable>
 #include <deque>
 #include <memory>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -103,6 +104,9 @@ class Engine {
   void detach(Extent& extent, Lock& lock);
   /// What of the region is not in exported chunks leaves VRAM, pinned or not. False: not now.
   bool retireForExport(Region& region);
+  /// So many pages will come to VRAM one by one, soon: chunks for them are made while the engine
+  /// has nothing else to do.
+  void expectPages(uint64_t pages);
   /// Gives every chunk back to the driver. After stop(), with all regions gone, before the context
   /// goes.
   void releaseAll();
@@ -225,6 +229,8 @@ class Engine {
     bool packed = false;     // by the extent's image,
     bool unchecked = false;  // which was to be compared and could not be
     uint64_t since_ns = 0;
+    /// It is compared or hashed on its way, each by itself.
+    bool isLookedAt() const { return packed || hash >= 0; }
   };
   /// What the GPU was to pack or unpack and has not come to, because of what it runs: nobody waits
   /// for it any more.
@@ -261,7 +267,8 @@ class Engine {
     std::deque<Copy> fetching, writing, packing;
     std::deque<Late> late;
     uint64_t fetching_bytes = 0;
-    uint64_t freeing_bytes = 0;  // VRAM that batches and writes in flight will free
+    uint64_t expected_pages = 0;  // for which no chunk was made yet
+    uint64_t freeing_bytes = 0;   // VRAM that batches and writes in flight will free
     bool none() const {
       return fetching.empty() && late.empty() && packing.empty() && writing.empty();
     }
@@ -321,6 +328,7 @@ class Engine {
   static constexpr uint64_t kInFlightBytes = 128ull << 20;
   /// Packing or unpacking that the GPU does not come to is given up after this time.
   static constexpr uint64_t kLateNs = 1'000'000'000;
+  static constexpr size_t kMostAtOnce = 16;  // fetches that one change of access maps
   static constexpr uint64_t kRefusalPauseNs = 100'000'000;  // after a fetch was refused
 
   // --- engine.cpp --------------------------------------------------------------------------------
@@ -339,6 +347,11 @@ class Engine {
   bool mapInPlace(Extent& extent, Lock& lock);
   bool startFetch(Extent& extent, Fetch why, Lock& lock);
   bool finishFetches(Lock& lock);
+  bool finishRun(std::span<const Copy> copies, Lock& lock);
+  void finishFetch(const Copy& copy, Lock& lock);
+  void arrived(Extent& extent, bool usable);
+  void parkAgain(Extent& extent);
+  bool makeChunkAhead(Lock& lock);
   bool finishLate(Lock& lock);
   void refused(const char* what, CUresult result);
   // --- host_copies.cpp ---------------------------------------------------------------------------

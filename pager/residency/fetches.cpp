@@ -1,5 +1,7 @@
 // The way into VRAM, and into place in host memory (engine.h).
 #include <algorithm>
+#include <array>
+#include <span>
 
 #include "base/log.h"
 #include "pager/clock.h"
@@ -141,29 +143,94 @@ bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
   return true;
 }
 
+namespace {
+bool isNext(const Extent& before, const Extent& next) {
+  return next.region == before.region && next.address == before.address + before.bytes() &&
+         next.read_only == before.read_only;
+}
+}  // namespace
+
 bool Engine::finishFetches(Lock& lock) {
   if (flight_.fetching.empty()) {
     if (flight_.late.empty() && flight_.packing.empty()) packed_.trimSlots(unallocated());
     return false;
   }
-  const Copy copy = flight_.fetching.front();
-  Extent& extent = *copy.extent;
-  const auto parked = [&] {
-    noteUsed(extent, false);
-    extent.vram = nullptr;
-    setState(extent, ExtentState::kParked);
-    return true;
-  };
-  if (!reached(copy.event, lock)) {
-    if (!copy.packed || nowNs() - copy.since_ns < kLateNs) return false;
+  std::array<Copy, kMostAtOnce> copies;
+  size_t count = 0;
+  const auto take = [&] {
+    copies[count] = flight_.fetching.front();
     flight_.fetching.pop_front();
-    flight_.fetching_bytes -= extent.bytes();
-    makeLate(extent, copy);
-    return parked();
+    flight_.fetching_bytes -= copies[count++].extent->bytes();
+  };
+  const Copy& first = flight_.fetching.front();
+  if (!reached(first.event, lock)) {
+    if (!first.packed || nowNs() - first.since_ns < kLateNs) return false;
+    take();
+    makeLate(*copies[0].extent, copies[0]);
+    parkAgain(*copies[0].extent);
+    return true;
   }
-  flight_.fetching.pop_front();
-  events_.push_back(copy.event);
-  flight_.fetching_bytes -= extent.bytes();
+  take();
+  while (count < copies.size() && !flight_.fetching.empty()) {
+    const Copy& next = flight_.fetching.front();
+    if (copies[0].isLookedAt() || next.isLookedAt() ||
+        !isNext(*copies[count - 1].extent, *next.extent) || !reached(next.event, lock))
+      break;
+    take();
+  }
+  for (size_t i = 0; i < count; ++i) events_.push_back(copies[i].event);
+  if (count > 1 && finishRun({copies.data(), count}, lock)) return true;
+  for (size_t i = 0; i < count; ++i) finishFetch(copies[i], lock);
+  return true;
+}
+
+// Neighbours are mapped one by one and given to the device together: that takes as long for all of
+// them as for one. False: nothing is mapped.
+bool Engine::finishRun(std::span<const Copy> copies, Lock& lock) {
+  if (life_.broken) return false;
+  const DriverApi& driver = pool_.driver;
+  const Extent& first = *copies.front().extent;
+  const Extent& last = *copies.back().extent;
+  const uint64_t bytes = last.address + last.bytes() - first.address;
+  size_t mapped = 0;
+  lock.unlock();
+  CUresult result = CUDA_SUCCESS;
+  for (const Copy& copy : copies) {
+    const Extent& extent = *copy.extent;
+    result = driver.cuMemMap(extent.address, extent.bytes(), 0, extent.vram->handle, 0);
+    if (result != CUDA_SUCCESS) break;
+    ++mapped;
+  }
+  if (result == CUDA_SUCCESS) result = chunks_.protectAt(first.address, bytes, first.read_only);
+  if (result != CUDA_SUCCESS)
+    for (const Copy& copy : copies.first(mapped))
+      chunks_.unmapAt(copy.extent->address, copy.extent->bytes());
+  lock.lock();
+  if (result != CUDA_SUCCESS) return false;
+  pauses_.refusals = 0;
+  for (const Copy& copy : copies) arrived(*copy.extent, !life_.broken);
+  return true;
+}
+
+// What was fetched is used from its chunk from now on, or is parked as before.
+void Engine::arrived(Extent& extent, bool usable) {
+  if (usable) {
+    extent.blank = false;
+    return setState(extent, ExtentState::kVram);
+  }
+  chunks_.giveVram(extent.vram);
+  prefetch_.again = true;
+  parkAgain(extent);
+}
+
+void Engine::parkAgain(Extent& extent) {
+  noteUsed(extent, false);
+  extent.vram = nullptr;
+  setState(extent, ExtentState::kParked);
+}
+
+void Engine::finishFetch(const Copy& copy, Lock& lock) {
+  Extent& extent = *copy.extent;
   bool good = !copy.unchecked || life_.broken;
   if (copy.hash >= 0) {
     const ContentHash hash = kernels_.takeHash(extent, copy.hash);
@@ -181,15 +248,8 @@ bool Engine::finishFetches(Lock& lock) {
     }
   }
   const CUresult result = good ? mapVram(extent, *extent.vram, lock) : CUDA_SUCCESS;
-  if (!good || result != CUDA_SUCCESS || life_.broken) {
-    if (good && !life_.broken) refused("map", result);
-    chunks_.giveVram(extent.vram);
-    prefetch_.again = true;
-    return parked();
-  }
-  extent.blank = false;
-  setState(extent, ExtentState::kVram);
-  return true;
+  if (result != CUDA_SUCCESS && !life_.broken) refused("map", result);
+  arrived(extent, good && result == CUDA_SUCCESS && !life_.broken);
 }
 
 bool Engine::finishLate(Lock& lock) {
@@ -234,6 +294,19 @@ void Engine::noteUsed(Extent& extent, bool used) {
   --extent.region->ahead;
   prefetch_.ahead_bytes -= std::min(prefetch_.ahead_bytes, extent.bytes());
   add(used ? figures_->prefetches_useful : figures_->prefetches_wasted);
+}
+
+void Engine::expectPages(uint64_t pages) {
+  flight_.expected_pages += pages;
+  wake();
+}
+
+bool Engine::makeChunkAhead(Lock& lock) {
+  if (flight_.expected_pages == 0 || life_.broken) return false;
+  --flight_.expected_pages;
+  if (chunks_.makeVramAhead(0, lock)) return true;
+  flight_.expected_pages = 0;
+  return false;
 }
 
 }  // namespace olpager::pager

@@ -218,6 +218,75 @@ TEST_CASE("a budget below what fits nowhere else is not taken", "[pager][budget]
   for (const CUdeviceptr buffer : buffers) rig.free(buffer);
 }
 
+namespace {
+
+// Fetches of neighbours that come all at once: none is seen to end before the last has ended.
+constexpr int kNeighbours = 2;
+struct Neighbours {
+  std::atomic<int> awaited{0};        // fetches that have not begun yet
+  std::atomic<CUstream> in{nullptr};  // the stream of fetches
+  std::atomic<CUevent> ends[kNeighbours]{};
+  std::atomic<uint64_t> widest{0};   // bytes, of a change of access in the range
+  std::atomic<int> changes{0};       // of access there
+  std::atomic<bool> refuses{false};  // changes of access for more than one extent
+};
+Neighbours g_neighbours;
+
+void watchNeighbours(DriverApi& api) {
+  api.cuMemcpyHtoDAsync_v2 = [](CUdeviceptr to, const void* from, size_t bytes, CUstream stream) {
+    g_neighbours.in = stream;
+    return driver().api.cuMemcpyHtoDAsync_v2(to, from, bytes, stream);
+  };
+  api.cuEventRecord = [](CUevent event, CUstream stream) {
+    if (g_neighbours.awaited > 0 && stream == g_neighbours.in)
+      g_neighbours.ends[--g_neighbours.awaited] = event;
+    return driver().api.cuEventRecord(event, stream);
+  };
+  api.cuEventQuery = [](CUevent event) {
+    if (g_neighbours.awaited > 0)
+      for (const auto& end : g_neighbours.ends)
+        if (end == event) return CUDA_ERROR_NOT_READY;
+    const CUevent last = g_neighbours.ends[0];
+    if (last != nullptr && driver().api.cuEventQuery(last) != CUDA_SUCCESS)
+      return CUDA_ERROR_NOT_READY;
+    return driver().api.cuEventQuery(event);
+  };
+  api.cuMemSetAccess = [](CUdeviceptr at, size_t bytes, const CUmemAccessDesc* access, size_t n) {
+    if (inTestRange(at)) {
+      ++g_neighbours.changes;
+      if (bytes > g_neighbours.widest) g_neighbours.widest = bytes;
+      if (bytes > 8 * kMiB && g_neighbours.refuses) return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    return driver().api.cuMemSetAccess(at, bytes, access, n);
+  };
+}
+
+}  // namespace
+
+TEST_CASE("neighbours that come at once are mapped by one change of access", "[pager][numa]") {
+  for (const bool refuses : {false, true}) {
+    for (auto& end : g_neighbours.ends) end = nullptr;
+    Rig rig({.vram = 64 * kMiB, .seconds = 20, .alter = watchNeighbours});
+    constexpr uint64_t kBytes = 12 * kMiB;  // extents of 8 and 4 MiB
+    const CUdeviceptr buffer = rig.allocate(kBytes);
+    rig.fill(buffer, kBytes, 3);
+    rig.synchronize();
+    CHECK(rig.pool().setVramBudget(0, 2 * kMiB) == 2 * kMiB);
+    while (valueOf(rig.figures().parked_bytes) != kBytes)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    g_neighbours.refuses = refuses;
+    g_neighbours.awaited = kNeighbours;
+    g_neighbours.widest = g_neighbours.changes = 0;
+    CHECK(rig.pool().setVramBudget(0, 64 * kMiB) == 64 * kMiB);
+    rig.launch(CU_STREAM_LEGACY, "addTo", buffer, kBytes / 8 / kStep, kStep, uint64_t{5});
+    CHECK(rig.holds(buffer, kBytes, 3, 5));
+    CHECK(g_neighbours.awaited == 0);
+    CHECK(g_neighbours.widest == kBytes);
+    CHECK(g_neighbours.changes == (refuses ? 1 + kNeighbours : 1));
+    rig.free(buffer);
+  }
+}
+
 TEST_CASE("a launch larger than VRAM goes in place", "[pager][numa]") {
   Rig rig;
   constexpr uint64_t kBytes = 24 * kMiB;
