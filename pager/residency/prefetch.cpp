@@ -149,6 +149,7 @@ bool Engine::fetchAhead(const std::vector<Upcoming>& upcoming, uint64_t room_for
                                   : ExtentRange{0, next.region->extents.size()};
     for (size_t i = range.first; i < std::min(range.last, next.region->extents.size()); ++i) {
       Extent& extent = *next.region->extents[i];
+      if (extent.leaving) continue;  // somebody waits for it at another agent
       if (extent.state == ExtentState::kRetiring && extent.vram != nullptr) {
         if (next.distance > room_for) continue;  // it goes for what is used before it
         cancelRetiring(extent);

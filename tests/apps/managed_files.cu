@@ -52,16 +52,19 @@ int main(int argc, char** argv) {
   uint32_t *source, *target;
   RUNTIME_OK(cudaMallocManaged(&source, bytes));
   RUNTIME_OK(cudaMallocManaged(&target, bytes));
-  uint32_t* other;  // what launches use without a pause
-  RUNTIME_OK(cudaMallocManaged(&other, bytes));
-  std::memset(other, 0, bytes);
+  // What launches use without a pause: little, so that there are many of them. The CPU's accesses to
+  // the rest don't wait for any.
+  constexpr size_t kOther = size_t{512} << 10;
+  uint32_t* other;
+  RUNTIME_OK(cudaMallocManaged(&other, kOther));
+  std::memset(other, 0, kOther);
   cudaStream_t stream;
   RUNTIME_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   std::atomic<bool> over{false};
   std::atomic<uint32_t> launches{0};
   std::thread storm([&] {
     while (!over) {
-      apps::add(other, bytes, 1, stream);
+      apps::add(other, kOther, 1, stream);
       if (++launches % 8 == 0) RUNTIME_OK(cudaStreamSynchronize(stream));
     }
     RUNTIME_OK(cudaStreamSynchronize(stream));
@@ -87,7 +90,7 @@ int main(int argc, char** argv) {
   }
   over = true;
   storm.join();
-  for (size_t i = 0; i < bytes / 4; ++i)
+  for (size_t i = 0; i < kOther / 4; ++i)
     CHECK(other[i] == launches, "word %zu beside the files is %u after %u launches", i, other[i],
           launches.load());
   pressure.check();
