@@ -14,7 +14,7 @@ namespace {
 
 /// The managed allocation that holds the whole range; null when it is something else.
 std::shared_ptr<Allocation> managed(CUdeviceptr address, size_t bytes) {
-  const auto allocation = Driver::get().memory.find(address);
+  auto allocation = Driver::get().memory.find(address);
   if (allocation == nullptr || allocation->kind != AllocationKind::kManaged || bytes == 0 ||
       address + bytes > allocation->base + allocation->bytes)
     return nullptr;

@@ -143,8 +143,8 @@ uint64_t pagesUp(uint64_t value) { return pagesDown(value + kPageBytes - 1); }
 // Booleans are four bytes.
 template <typename T>
 CUresult answer(void* data, T value) {
-  static_assert(sizeof value >= sizeof(int));
-  std::memcpy(data, &value, sizeof value);
+  static_assert(sizeof(T) >= sizeof(int));
+  std::memcpy(data, &value, sizeof(T));
   return CUDA_SUCCESS;
 }
 

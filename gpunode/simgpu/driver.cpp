@@ -71,7 +71,7 @@ std::vector<int> visibleDevices(const Settings& settings) {
 
 }  // namespace
 
-Driver::Driver(Settings chosen) : settings(chosen) {
+Driver::Driver(Settings chosen) : settings(std::move(chosen)) {
   for (const int number : visibleDevices(settings)) {
     auto device = std::make_unique<Device>(static_cast<int>(devices.size()), number, settings);
     const uint64_t handle = newHandleValue(HandleKind::kContext);

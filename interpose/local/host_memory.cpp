@@ -187,7 +187,7 @@ OLPAGER_HOOK(cuMemHostGetFlags)(unsigned int* flags, void* address) {
 }
 
 // Small ones stay the driver's: they are flags and mailboxes, which CPU and kernel use at one time.
-constexpr size_t kLeastPaged = 64 * 1024;
+constexpr size_t kLeastPaged = size_t{64} << 10;
 
 OLPAGER_HOOK(cuMemAllocManaged)(CUdeviceptr* out, size_t bytes, unsigned int flags) {
   Pool* const running = pool();
@@ -200,6 +200,7 @@ OLPAGER_HOOK(cuMemAllocManaged)(CUdeviceptr* out, size_t bytes, unsigned int fla
     if (result == CUDA_SUCCESS) *out = made;
     if (result != CUDA_ERROR_NOT_SUPPORTED) return result;
   }
+  if (out == nullptr) return driver().cuMemAllocManaged(out, bytes, flags);
   const CUresult result = withRelief(
       {bytes + kReliefSlack}, [&] { return driver().cuMemAllocManaged(out, bytes, flags); },
       [&] { return *out; });

@@ -22,7 +22,7 @@ namespace {
 // The driver writes booleans as four bytes.
 template <typename T>
 CUresult give(void* data, T value) {
-  memcpy(data, &value, sizeof(value));
+  memcpy(data, &value, sizeof(T));
   return CUDA_SUCCESS;
 }
 

@@ -148,7 +148,8 @@ OLPAGER_HOOK(cuMemCreate)
     const CUresult result = createPaged(*running, out, bytes, *properties);
     if (result != kNotServed) return result;
   }
-  if (properties == nullptr || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+  if (out == nullptr || properties == nullptr ||
+      properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
     return driver().cuMemCreate(out, bytes, properties, flags);
   const CUresult result = withRelief(
       properties->location.id, {bytes},

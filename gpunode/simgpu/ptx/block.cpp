@@ -33,7 +33,7 @@ Frame* Block::newFrame(const CodeFunction& function) {
     return frame;
   }
   auto fresh = std::make_unique<Frame>();
-  const std::size_t registers = (function.frame_bytes + 63) / 64 * 64;
+  const std::size_t registers = (std::size_t{function.frame_bytes} + 63) / 64 * 64;
   fresh->function = &function;
   const std::size_t params = std::size_t{kWarpSize} * function.param_bytes;
   const std::size_t allocated = function.uses_alloca ? kWarpSize * sizeof(std::uint32_t) : 0;
@@ -53,7 +53,7 @@ void Block::wait(std::uint32_t id, BarrierWait wait, std::uint32_t needed) {
   barrier.needed = needed;
   barrier.lanes += countLanes(lanes);
   wait.warp->at_barrier |= lanes;
-  barrier.waiting.push_back(std::move(wait));
+  barrier.waiting.push_back(wait);
   checkBarrier(barrier);
 }
 
