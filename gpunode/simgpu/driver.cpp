@@ -6,6 +6,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include "gpunode/simgpu/device.h"
 #include "gpunode/simgpu/logs.h"
