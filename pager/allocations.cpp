@@ -153,7 +153,8 @@ CUresult addFrames(PoolState& state, Region& region, Lock& lock) {
   if (first) {
     auto made = Managed::start(state);
     if (!made) {
-      base::warnOnce("managed not paged", "%s", made.error().message.c_str());
+      base::warnOnce("managed not paged", "managed memory is left to the driver: %s",
+                     made.error().message.c_str());
       lock.lock();
       return CUDA_ERROR_NOT_SUPPORTED;
     }

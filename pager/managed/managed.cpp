@@ -38,8 +38,8 @@ Status checkPeers(const DriverApi& driver) {
       if (peer == device ||
           (driver.cuDeviceCanAccessPeer(&can, device, peer) == CUDA_SUCCESS && can != 0))
         continue;
-      return Error{"managed memory is left to the driver: device " + std::to_string(device) +
-                   " has no access to the memory of device " + std::to_string(peer) +
+      return Error{"device " + std::to_string(device) + " has no access to the memory of device " +
+                   std::to_string(peer) +
                    ". It is paged where a program sees one of them (CUDA_VISIBLE_DEVICES)"};
     }
   }
