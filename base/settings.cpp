@@ -178,12 +178,13 @@ Status setGpunode(Settings& settings, std::string_view text) {
 }
 
 Status setView(Settings& settings, std::string_view text) {
-  if (text == "unified")
-    return Error{
-        "one device of the GPUs of all gpunodes (unified) is not there yet: discrete shows each as "
-        "a device"};
-  if (text != "discrete") return notAllowed(text, "discrete");
-  settings.view = ViewSetting::kDiscrete;
+  if (text == "discrete") {
+    settings.view = ViewSetting::kDiscrete;
+  } else if (text == "unified") {
+    settings.view = ViewSetting::kUnified;
+  } else {
+    return notAllowed(text, "discrete or unified");
+  }
   return {};
 }
 
@@ -376,6 +377,22 @@ Status applySetting(Settings& settings, std::string_view key, std::string_view t
   return known->set(settings, text);
 }
 
+// What the unified view has no place for yet, or never.
+Status checkUnified(const Settings& settings) {
+  if (settings.gpunodes.size() > 1)
+    return Error{
+        base::format("view = unified: one GPU of one gpunode so far, and {} gpunodes are named: "
+                     "name one, or see "
+                     "each GPU as a device (view = discrete)",
+                     settings.gpunodes.size())};
+  if (!settings.gpunodes.empty() && settings.exportable == ExportableSetting::kDriver)
+    return Error{
+        "exportable = driver: memory that stays in one GPU's VRAM has no place in the unified "
+        "view: "
+        "leave it out, or take view = discrete"};
+  return {};
+}
+
 Status checkSettings(const Settings& settings) {
   const uint64_t size = settings.va_size != 0 ? settings.va_size : space::kDefaultVaSize;
   if (settings.va_base != 0 && settings.va_base > kVaEnd - size) {
@@ -383,7 +400,7 @@ Status checkSettings(const Settings& settings) {
         "va_base 0x{:x} and va_size {} end above 0x{:x}, where user space ends; lower one of them",
         settings.va_base, exactSize(size), kVaEnd)};
   }
-  return {};
+  return settings.view == ViewSetting::kUnified ? checkUnified(settings) : Status{};
 }
 
 Result<Settings> loadSettings(const SettingsSources& sources) {

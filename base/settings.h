@@ -41,8 +41,9 @@ enum class ManagedSetting : uint8_t { kPager, kDriver };
 /// What goes to memservers and gpunodes encrypted.
 enum class TlsSetting : uint8_t { kAll, kControl, kOff };
 
-/// What a forwarded program sees of the GPUs of its gpunodes: each as a device of its own.
-enum class ViewSetting : uint8_t { kDiscrete };
+/// What a forwarded program sees of the GPUs of its gpunodes: each as a device of its own, or one
+/// device in the place of all.
+enum class ViewSetting : uint8_t { kDiscrete, kUnified };
 
 /// How a gpunode is spoken to: shared memory where both are on one host, else TCP; or one of them.
 enum class TransportSetting : uint8_t { kAuto, kTcp, kShm };

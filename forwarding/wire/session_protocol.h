@@ -15,7 +15,7 @@ namespace olpager::forward {
 
 inline constexpr uint32_t kMostSlots = 16;
 inline constexpr uint32_t kSessionMagic = 0x73504c4f;  // "OLPs"
-inline constexpr uint32_t kSessionVersion = 10;
+inline constexpr uint32_t kSessionVersion = 11;
 
 enum class SessionAsk : uint32_t {
   kOpen = 1,
@@ -38,7 +38,10 @@ struct SessionRequest {
   base::ExportableSetting exportable =
       base::ExportableSetting::kUnset;  // kOpen: whose memory is that the program creates as
                                         // exportable (OL_EXPORTABLE)
-  uint8_t reserved[7] = {};
+  uint8_t unified = 0;                  // kOpen: 1: what the client makes means the same in all of
+                                        // the program's sessions (kCommonSlot), and so do primary
+                                        // contexts
+  uint8_t reserved[6] = {};
   uint32_t slot = 0;         // kOpen: which of the program's sessions it is, below `slots`
   uint32_t slots = 1;        // kOpen: how many the program has, at most kMostSlots
   uint64_t processes = 0;    // kOpen: the name space that `process` is a number of

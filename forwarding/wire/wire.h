@@ -108,6 +108,14 @@ enum CallFlags : uint16_t {
   kMayWait = 1,     // for the GPU, or for the client
   kOthersCall = 2,  // other threads, or host functions, may have calls while this one waits
   kRelaxed = 4,     // something captures, and does not forbid this thread anything
+  kNames = 8,       // Names are behind the head
+};
+
+/// Numbers of the client's for handles that the answer tells of and that have none yet, in the
+/// order in which they are told of. Has an answer more of them, the worker names the rest.
+struct Names {
+  uint64_t first = 0;
+  uint64_t count = 0;
 };
 
 enum class Answer : uint32_t {
@@ -177,7 +185,7 @@ inline constexpr unsigned slotOf(uint64_t handle) {
   return static_cast<unsigned>(handle >> kSlotShift) & kSlotMask;
 }
 /// In place of a session's: the handle means the same in each of the program's sessions (libraries
-/// and their kernels).
+/// and their kernels; in the unified view all that the client has made).
 inline constexpr unsigned kCommonSlot = kSlotMask;
 /// Of the primary context of a device of the worker's.
 inline constexpr uint64_t primaryHandle(unsigned slot, int device) {
@@ -255,6 +263,13 @@ class Reader {
   std::span<const std::byte> bytes_;
   bool ok_ = true;
 };
+
+/// The head of a client's record, and the names that it brings: what is left are the arguments.
+inline CallHead takeHead(Reader& record, Names* names) {
+  const auto head = record.value<CallHead>();
+  *names = (head.flags & kNames) != 0 ? record.value<Names>() : Names{};
+  return head;
+}
 
 /// Bytes of an element behind a pointer as the specification counts them: of the type, 1 for void.
 template <typename T>

@@ -21,6 +21,7 @@
 #include "coherence/transport/core/address.h"
 #include "coherence/transport/trust/keys.h"
 #include "forwarding/visible_devices.h"
+#include "forwarding/wire/wire.h"
 #include "gpunode/supervisor/cache_folder.h"
 #include "gpunode/supervisor/launch_worker.h"
 #include "interpose/api/forward_functions.h"
@@ -354,6 +355,7 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
   session.process = request.process;
   session.slot = request.slot;
   session.slots = request.slots;
+  session.unified = request.unified != 0;
   session.exportable = request.exportable;
   session.driver = request.driver;
   session.program = printable(request.program, sizeof request.program);
@@ -420,6 +422,7 @@ Status Supervisor::spawn(Session& session) {
   setup.session = session.id;
   setup.slot = session.slot;
   setup.slots = session.slots;
+  setup.handle_slot = session.unified ? forward::kCommonSlot : session.slot;
   std::memcpy(setup.key, session.reply.key, sizeof setup.key);
   const std::string& name = session.key_name;
   const auto group =

@@ -64,6 +64,7 @@ class Supervisor {
     base::ExportableSetting exportable =
         base::ExportableSetting::kUnset;  // as its program wants it (OL_EXPORTABLE)
     uint32_t slot = 0, slots = 1;         // which of its program's sessions it is, of how many
+    bool unified = false;                 // its handles mean the same in all of them
     forward::DriverEnvironment driver;    // what its program says to the driver
     std::string program, peer, node, key_name;
     bool left = false;             // the client has, before the worker was ready

@@ -36,7 +36,7 @@ CUresult greenDestroy(Invocation& in) {
   // What is owed behind its launches is of its streams. And nobody destroys what is current here.
   if (worker.exchange().owes()) worker.exchange().settle();
   const uint64_t stood_for_it = context != nullptr ? in.numberFor(context) : 0;
-  const uint64_t primary = forward::primaryHandle(worker.options().slot, device);
+  const uint64_t primary = forward::primaryHandle(worker.options().handle_slot, device);
   if (context != nullptr) worker.faults().contextEnds(stood_for_it);
   if (device != CU_DEVICE_INVALID)
     worker.faults().contextEnds(primary);  // its next call watches it again

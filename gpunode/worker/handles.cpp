@@ -1,20 +1,38 @@
 #include "gpunode/worker/handles.h"
 
 namespace olpager::gpunode {
+namespace {
 
-uint64_t HandleTable::numberOf(HandleKind kind, uint64_t value) {
+bool mayBeClients(uint64_t number) {
+  return forward::isMarked(number) && (number & forward::kWorkersHandle) == 0;
+}
+
+}  // namespace
+
+uint64_t HandleTable::newNumber(forward::Names* names) {
+  if (names != nullptr && names->count != 0) {
+    --names->count;
+    const uint64_t named = names->first++;
+    if (mayBeClients(named) && !entries_.contains(named)) return named;
+  }
+  return next_++;
+}
+
+uint64_t HandleTable::numberOf(HandleKind kind, uint64_t value, forward::Names* names) {
   if (value == 0) return 0;
   // The default streams have numbers that are the same everywhere.
   if (kind == HandleKind::kStream && value <= 2) return value;
   std::lock_guard lock(mutex_);
-  const auto [found, fresh] = numbers_.try_emplace({kind, value}, next_);
-  if (fresh) entries_[next_++] = {kind, value, nullptr};
+  const auto [found, fresh] = numbers_.try_emplace({kind, value}, 0);
+  if (fresh) {
+    found->second = newNumber(names);
+    entries_[found->second] = {kind, value, nullptr};
+  }
   return found->second;
 }
 
 bool HandleTable::bind(uint64_t number, HandleKind kind, uint64_t value) {
-  if (!forward::isMarked(number) || (number & forward::kWorkersHandle) != 0 || value == 0)
-    return false;
+  if (!mayBeClients(number) || value == 0) return false;
   std::lock_guard lock(mutex_);
   if (!entries_.try_emplace(number, Entry{kind, value, nullptr}).second) return false;
   numbers_[{kind, value}] = number;

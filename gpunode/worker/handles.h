@@ -106,8 +106,10 @@ class HandleTable {
   explicit HandleTable(unsigned slot = 0)
       : next_(forward::kHandleMark | forward::kWorkersHandle | forward::slotBits(slot) | 1) {}
 
-  /// The number that the client knows `value` by; one is made at first need. 0 for 0.
-  uint64_t numberOf(HandleKind kind, uint64_t value);
+  /// The number that the client knows `value` by; 0 for 0. What has none gets the first of `names`
+  /// (may be null), which the client has drawn for it; where there are none left, or that one means
+  /// something already, one is made here.
+  uint64_t numberOf(HandleKind kind, uint64_t value, forward::Names* names = nullptr);
   /// Gives a number of the client's own its meaning. One that has a meaning already keeps it:
   /// false.
   bool bind(uint64_t number, HandleKind kind, uint64_t value);
@@ -142,6 +144,8 @@ class HandleTable {
       return key.value * 0x9e3779b97f4a7c15u ^ static_cast<size_t>(key.kind) << 56;
     }
   };
+  uint64_t newNumber(forward::Names* names);  // under mutex_
+
   mutable std::mutex mutex_;
   std::unordered_map<uint64_t, Entry> entries_;
   std::unordered_map<Key, uint64_t, KeyHash> numbers_;

@@ -86,7 +86,7 @@ bool Invocation::find(uint64_t number, HandleKind kind, uint64_t* value) const {
   return worker_.handles().find(number, kind, value);
 }
 uint64_t Invocation::number(HandleKind kind, uint64_t value) {
-  return worker_.handles().numberOf(kind, value);
+  return worker_.handles().numberOf(kind, value, &names_);
 }
 void Invocation::bindNumber(uint64_t number, HandleKind kind, uint64_t value) {
   (void)worker_.handles().bind(number, kind, value);

@@ -20,8 +20,10 @@ class Worker;
 
 class Invocation {
  public:
-  Invocation(Worker& worker, const forward::CallHead& head, forward::Reader arguments)
-      : worker_(worker), head_(head), in_(arguments) {}
+  /// `names`: what the client has numbered ahead.
+  Invocation(Worker& worker, const forward::CallHead& head, forward::Reader arguments,
+             const forward::Names& names = {})
+      : worker_(worker), head_(head), names_(names), in_(arguments) {}
 
   // --- arguments
   template <typename T>
@@ -140,6 +142,7 @@ class Invocation {
 
   Worker& worker_;
   const forward::CallHead head_;
+  forward::Names names_;  // that are left
   forward::Reader in_;
   forward::Writer out_;
   std::vector<std::unique_ptr<std::byte[]>> memory_;

@@ -161,6 +161,7 @@ int run() {
   options.va_size =
       settings.value().va_size != 0 ? settings.value().va_size : space::kDefaultVaSize;
   options.slot = setup.slot;
+  options.handle_slot = setup.handle_slot;
   if (setup.slots > 1) {
     // The sessions of one program share the range, each has a part: an address says whose it is. So
     // the driver gets none in the others'.

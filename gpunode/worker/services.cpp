@@ -205,7 +205,7 @@ CUresult primaryRetain(Invocation& in) {
   CUcontext context = nullptr;
   const CUresult result = in.driver().cuDevicePrimaryCtxRetain(&context, device);
   if (result == CUDA_SUCCESS)
-    in.bind(forward::primaryHandle(in.worker().options().slot, device), context);
+    in.bind(forward::primaryHandle(in.worker().options().handle_slot, device), context);
   return result;
 }
 

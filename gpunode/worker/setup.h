@@ -38,6 +38,7 @@ struct WorkerSetup {
   uint32_t confined = 1;      // gpunode/worker/confine.h
   uint32_t slot = 0;          // which of the program's sessions it is
   uint32_t slots = 1;         // how many it has
+  uint32_t handle_slot = 0;   // in the numbers of primary contexts
   uint32_t straight = 0;      // links to the workers of the program's other sessions
   char library[512] = {};     // kSession: libolpager.so; kDescribe: the driver
   char cache[512] = {};       // the folder of this key's modules; "": none

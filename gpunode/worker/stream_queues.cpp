@@ -73,7 +73,8 @@ StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& re
   Order order;
   order.answers = head.reply != 0;
   forward::Reader in(record);
-  (void)in.value<CallHead>();
+  forward::Names names;
+  (void)forward::takeHead(in, &names);
   const auto inNone = [&] {
     order.kind = order.answers && !order.early ? Kind::kApart : Kind::kBeforeAll;
   };

@@ -164,8 +164,9 @@ bool Worker::arrived(const calls::Transfer& transfer) {
 
 void Worker::makeAhead(const std::vector<std::byte>& record) {
   forward::Reader reader(record);
-  const auto head = reader.value<CallHead>();
-  Invocation in(*this, head, reader);
+  forward::Names names;
+  const CallHead head = forward::takeHead(reader, &names);
+  Invocation in(*this, head, reader, names);
   count(record);
   (void)served(writtenService(head.function), in);
 }
@@ -188,8 +189,9 @@ void Worker::makeTimed(const std::vector<std::byte>& record) {
 
 void Worker::make(const std::vector<std::byte>& record) {
   forward::Reader reader(record);
-  const auto head = reader.value<CallHead>();
-  Invocation in(*this, head, reader);
+  forward::Names names;
+  const CallHead head = forward::takeHead(reader, &names);
+  Invocation in(*this, head, reader, names);
   count(record);
   if (!reader.ok()) {
     lead_.nonsense(head);
@@ -204,7 +206,7 @@ void Worker::make(const std::vector<std::byte>& record) {
     // A primary context that nobody retained yet: as if there were none.
     context = 0;
   }
-  const uint64_t ends = contextThatEnds(head, reader, options_.slot);
+  const uint64_t ends = contextThatEnds(head, reader, options_.handle_slot);
   uint64_t ending = 0;
   if (ends != 0) (void)handles_.find(ends, HandleKind::kContext, &ending);
   if (exchange_.owes() && Exchange::settlesBefore(head)) exchange_.settle();

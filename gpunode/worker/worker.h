@@ -42,8 +42,9 @@ namespace olpager::gpunode {
 struct WorkerOptions {
   std::string library;  // libolpager.so
   uint64_t va_base = 0, va_size = 0;
-  unsigned slot = 0;        // of the session among those of its program
-  bool memservers = false;  // it has some
+  unsigned slot = 0;         // of the session among those of its program
+  unsigned handle_slot = 0;  // in the numbers of primary contexts
+  bool memservers = false;   // it has some
 };
 
 class Worker {

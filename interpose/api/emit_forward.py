@@ -27,6 +27,9 @@ DEEP_TYPES = frozenset(
 SETTLED_TYPES = frozenset(("CUDA_RESOURCE_DESC", "CUgraphExecUpdateResultInfo", "CUDA_GRAPH_INSTANTIATE_PARAMS", "CUdevResource",
                            "CUarrayMapInfo"))
 
+# Those that come with answers, and how many handles they have then.
+HANDLES_IN = {"CUDA_RESOURCE_DESC": 1, "CUgraphExecUpdateResultInfo": 2, "CUDA_GRAPH_INSTANTIATE_PARAMS": 1}
+
 # What has numbers of devices in it, and where: an empty text, it is a device, or a location itself.
 LOCATIONS = {"CUmemLocation": "", "CUmemAccessDesc": "location", "CUmemPoolProps": "location", "CUmemAllocationProp": "location"}
 DEVICE_TYPES = frozenset(LOCATIONS) | {"CUdevice", "CUarrayMapInfo"}
@@ -128,6 +131,16 @@ def outs(form):
     return [p for p in form.parameters if p.get("out") or p.get("inout")]
 
 
+def named(form):
+    """How many handles the answer may have, as terms of a sum. What the driver alone says the number of is not among them."""
+    terms = []
+    for p in outs(form):
+        each = 1 if is_translated(p) else HANDLES_IN.get(p.base_type, 0)
+        if each and not p.get("static"):
+            terms.append(guarded(count_of(p)) if count_of(p) else f"uint64_t{{{each}}}")
+    return terms
+
+
 def is_numbered(form, parameter):
     """A handle that the client numbers by itself."""
     return form.forward == "async" and parameter.get("new") and parameter.get("out") and is_translated(parameter)
@@ -191,6 +204,8 @@ def _client_function(symbol):
     out += f"  Call call(Symbol::{symbol.enumerator}, {route(form)});\n"
     if form.function.has("contextless"):
         out += "  call.needsNoContext();\n"
+    if mode != "oneWay" and (names := named(form)):
+        out += f"  call.names({' + '.join(names)});\n"
     for p in encoded_order(form):
         count = count_of(p)
         number = guarded(count) if count else "1"
@@ -541,4 +556,65 @@ constexpr Sample kSamples[api::kSymbolCount] = {{
 Sample sampleOf(size_t function) {{ return function < api::kSymbolCount ? kSamples[function] : nullptr; }}
 
 }}  // namespace olpager::fuzz
+"""
+
+
+def unified_functions_h(spec):
+    declared = "".join(f"CUresult ol_unified_{s.name}({s.form.signature()});\n" for s in spec.symbols())
+    return f"""{NOTE}// What the unified view puts in the place of forwarded mode's functions. Those that are not
+// written by hand are null.
+#pragma once
+
+#include <cuda.h>
+#include <cudaProfiler.h>
+
+#include "interpose/api/driver_symbols.h"
+{LEGACY_TYPES}
+#pragma GCC visibility push(hidden)
+extern "C" {{
+{declared}}}
+#pragma GCC visibility pop
+"""
+
+
+def unified_functions_cpp(spec):
+    weak, guards, rows = "", "", ""
+    for name in spec.all_names():
+        if not hasattr(name, "form"):
+            rows += "      nullptr,\n"
+            continue
+        signature, names = name.form.signature(), ", ".join(p.name for p in name.form.parameters)
+        if name.form.function.has("exports"):
+            guards += f"CUresult in_view_{name.name}() {{ return olpager::unified::refused(\"{name.name}\"); }}\n"
+            rows += f"      reinterpret_cast<void*>(&in_view_{name.name}),\n"
+            continue
+        weak += f"#pragma weak ol_unified_{name.name}\n"
+        guards += f"CUresult in_view_{name.name}({signature}) {{\n"
+        guards += f"  return guarded(\"{name.name}\", [&] {{ return ol_unified_{name.name}({names}); }});\n}}\n"
+        rows += f"      ifWritten(&ol_unified_{name.name}, &in_view_{name.name}),\n"
+    return f"""{NOTE}// The functions of the unified view.
+#define __CUDA_API_VERSION_INTERNAL
+#include "interpose/api/unified_functions.h"
+#include "interpose/forward/call.h"
+#include "interpose/unified/view.h"
+
+{weak}
+namespace {{
+
+using olpager::forward::guarded;
+
+// What the program calls: no exception of ours goes into it.
+{guards}
+template <typename Function>
+void* ifWritten(Function written, Function guarded) {{
+  return written != nullptr ? reinterpret_cast<void*>(guarded) : nullptr;
+}}
+
+}}  // namespace
+
+void* olpager::unified::unifiedFunction(api::Symbol symbol) {{
+  static void* const kFunctions[api::kSymbolCount] = {{
+{rows}  }};
+  return kFunctions[static_cast<size_t>(symbol)];
+}}
 """

@@ -36,6 +36,8 @@ OUTPUTS = {
     "forward_client.cpp": emit_forward.forward_client_cpp,
     "forward_worker.cpp": emit_forward.forward_worker_cpp,
     "forward_samples.cpp": emit_forward.forward_samples_cpp,
+    "unified_functions.h": emit_forward.unified_functions_h,
+    "unified_functions.cpp": emit_forward.unified_functions_cpp,
     "function_facts.h": emit_facts.function_facts_h,
     "function_facts.cpp": emit_facts.function_facts_cpp,
     "coverage.md": emit_docs.coverage_md,

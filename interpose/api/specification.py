@@ -78,6 +78,7 @@ FACTS = {
                  "cached does so by nature",
     "records": "makes its event stand for what is before it",
     "asks": "answers at once whether work is done",
+    "exports": "gives memory or events of a device's to other programs, or takes theirs",
     "quiet": "waits for nothing, ends nothing, and tells the program nothing of what is before it",
 }
 

@@ -1,6 +1,7 @@
 #include "interpose/forward/call.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cstring>
 #include <map>
 #include <new>
@@ -81,6 +82,13 @@ Call::~Call() {
 }
 
 uint64_t Call::newNumber() { return session_ != nullptr ? session_->newNumber() : 0; }
+
+void Call::drawNames(uint64_t count) {
+  assert(out_.bytes.size() == sizeof(CallHead));
+  head().flags |= kNames;
+  const uint64_t names = std::min<uint64_t>(count, kMostBytes / sizeof(uint64_t));
+  out_.value(Names{session_->newNumbers(names), names});
+}
 
 bool Call::isOfAnother(uint64_t handle) const {
   const Session* const its = sessionOfHandle(handle);

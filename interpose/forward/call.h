@@ -110,6 +110,11 @@ class Call {
     std::memcpy(&handle, &made, sizeof made);
     return handle;
   }
+  /// In the unified view: handles of the answer, so many of them at most, get numbers of the
+  /// client's own count if they are new to the worker. Before any argument.
+  void names(uint64_t count) {
+    if (session_ != nullptr && session_->namesAnswers()) drawNames(count);
+  }
   /// Bytes behind the arguments, not copied before they are sent.
   void bulk(std::span<const std::byte> bytes) { bulk_ = bytes; }
   /// Where it goes; null: nowhere.
@@ -167,6 +172,7 @@ class Call {
   CUresult ready();
   bool isOfAnother(uint64_t handle) const;
   uint64_t newNumber();
+  void drawNames(uint64_t count);
   void forget();
   const void* keptArray();
 

@@ -40,7 +40,12 @@ Status Connection::open(calls::Channel& channel) {
   std::strncpy(request.program, program_invocation_short_name, sizeof request.program - 1);
   request.slot = slot_;
   request.slots = slots_;
-  request.exportable = settings_.exportable;
+  if (settings_.view == base::ViewSetting::kUnified) {
+    request.unified = 1;
+    request.exportable = base::ExportableSetting::kPager;  // what is the driver's moves nowhere
+  } else {
+    request.exportable = settings_.exportable;
+  }
   request.driver = driverEnvironment();
   // Of several gpunodes' devices the program's side chooses (devices.h).
   if (const char* const visible = slots_ == 1 ? std::getenv("CUDA_VISIBLE_DEVICES") : nullptr;

@@ -35,7 +35,8 @@ uint64_t numberOf(CUcontext context) { return reinterpret_cast<uint64_t>(context
 uint64_t primaryOf(CUdevice device) {
   Session* session = nullptr;
   CUdevice at_worker = 0;
-  return placeOf(device, &session, &at_worker) ? primaryHandle(session->slot(), at_worker) : 0;
+  return placeOf(device, &session, &at_worker) ? primaryHandle(session->handleSlot(), at_worker)
+                                               : 0;
 }
 
 // What every runtime asks of every device when it starts, in one go: a round trip in place of some
@@ -64,6 +65,7 @@ void askAhead(Session* session) {
 CUresult create(CUcontext* out, unsigned flags, CUdevice device) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   Call call(Operation::kContextCreate, Route().device(device));
+  call.names(1);
   call.value(flags);
   call.devices(device);
   const CUresult result = call.sync();
@@ -92,6 +94,7 @@ CUresult contextOfGreen(CUcontext* out, CUgreenCtx green) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
   const uint64_t number = reinterpret_cast<uint64_t>(green);
   Call call(Operation::kGreenContext, Route().handle(green));
+  call.names(1);
   call.handle(green);
   const CUresult result = call.sync();
   if (!call.answered()) return result;
@@ -219,7 +222,7 @@ WithContext::~WithContext() {
 bool deviceOf(uint64_t context, CUdevice* device) {
   const Session* const session = sessionOfHandle(context);
   if (session == nullptr) return false;
-  const uint64_t first = primaryHandle(session->slot(), 0);
+  const uint64_t first = primaryHandle(session->handleSlot(), 0);
   if (context - first < static_cast<uint64_t>(session->description().devices)) {
     *device = deviceOf(*session, static_cast<CUdevice>(context - first));
     return *device != CU_DEVICE_INVALID;

@@ -44,7 +44,7 @@ CUresult DriverTableHost::primaryContextHandle(CUdevice device, CUcontext* conte
   Session* session = nullptr;
   CUdevice at_worker = 0;
   if (!placeOf(device, &session, &at_worker)) return CUDA_ERROR_INVALID_DEVICE;
-  *context = reinterpret_cast<CUcontext>(primaryHandle(session->slot(), at_worker));
+  *context = reinterpret_cast<CUcontext>(primaryHandle(session->handleSlot(), at_worker));
   return CUDA_SUCCESS;
 }
 

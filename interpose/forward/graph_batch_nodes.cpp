@@ -23,6 +23,7 @@ CUresult batchNode(const Target& target, const CUDA_BATCH_MEM_OP_NODE_PARAMS* gi
     if (isExchanged(*session, address)) noteNamed(session, address);
   }
   Call call(Operation::kGraphBatchNode, session);
+  call.names(1);
   put(call, target);
   call.value(BatchNodeHead{reinterpret_cast<uint64_t>(given->ctx), given->flags, given->count});
   call.raw(given->paramArray, given->count * sizeof *given->paramArray);

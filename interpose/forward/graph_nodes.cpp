@@ -48,6 +48,7 @@ CUresult kernelNode(const Target& target, const CUDA_KERNEL_NODE_PARAMS* given, 
   head.by_pointers = given->kernelParams != nullptr ? 1 : 0;
   head.as_kernel = given->func == nullptr ? 1 : 0;
   Call call(Operation::kGraphKernelNode, sessionOf(target));
+  call.names(1);
   put(call, target);
   call.value(head);
   call.raw(block.data(), block.bytes());
@@ -114,6 +115,7 @@ CUresult memcpyNode(const Target& target, const CUDA_MEMCPY3D* given, CUcontext 
       return error;
   }
   Call call(Operation::kGraphMemcpyNode, session);
+  call.names(1);
   put(call, target);
   call.value(box);
   call.value(reinterpret_cast<uint64_t>(context));
@@ -137,6 +139,7 @@ CUresult allocNode(CUgraph graph, const CUgraphNode* dependencies, size_t count,
   Session* const session = sessionOf(target);
   if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   Call call(Operation::kGraphAllocNode, session);
+  call.names(1);
   put(call, target);
   call.devices(given->poolProps);
   call.value(static_cast<uint64_t>(given->bytesize));
@@ -166,6 +169,7 @@ CUresult hostNode(const Target& target, const CUDA_HOST_NODE_PARAMS* given, CUgr
       (target.what == NodeCall::kAdd && made == nullptr))
     return CUDA_ERROR_INVALID_VALUE;
   Call call(Operation::kGraphHostNode, session);
+  call.names(1);
   put(call, target);
   const CUDA_HOST_NODE_PARAMS params = *given;
   const uint32_t number = session->functions().expect(
@@ -183,6 +187,7 @@ CUresult conditionalNode(const Target& target, CUDA_CONDITIONAL_NODE_PARAMS* giv
   Session* const session = sessionOf(target);
   if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   Call call(Operation::kGraphConditionalNode, session);
+  call.names(uint64_t{1} + given->size);
   put(call, target);
   call.value(static_cast<uint64_t>(given->handle));
   call.value(static_cast<int32_t>(given->type));

@@ -14,7 +14,7 @@ namespace {
 
 CommonKernels& kernels() { return *program().parts().common_kernels; }
 
-uint64_t newCommonNumber() { return kernels().next.fetch_add(1); }
+uint64_t newCommonNumber() { return program().parts().common_numbers.fetch_add(1); }
 
 // In all sessions; what one that is there says counts, an error before a success.
 template <typename Make>

@@ -5,15 +5,12 @@
 
 #include <cuda.h>
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <string>
 #include <utility>
-
-#include "forwarding/wire/wire.h"
 
 namespace olpager::forward {
 
@@ -22,7 +19,6 @@ class Session;
 struct CommonKernels {
   std::mutex mutex;
   std::map<std::pair<uint64_t, std::string>, uint64_t> numbers;  // by library and name
-  std::atomic<uint64_t> next{firstNumber(kCommonSlot)};          // also of a library
 };
 
 /// Loads a library under one number in each session; `load` sends it to one. A session that is lost

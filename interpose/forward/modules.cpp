@@ -50,6 +50,7 @@ CUresult sendAs(Operation operation, const To& to, const ImageWay& way, const Lo
   if (to.session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   Call call(operation, to.session);
   call.beforeInit();
+  call.names(1);
   if (operation == Operation::kLoadLibrary) call.value(to.number);
   load.options.put(call);
   transport::RegionPtr region;

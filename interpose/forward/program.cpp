@@ -2,6 +2,7 @@
 
 #include <type_traits>
 
+#include "forwarding/wire/wire.h"
 #include "interpose/api/managed_advice.h"
 #include "interpose/forward/block_table.h"
 #include "interpose/forward/call.h"
@@ -44,7 +45,8 @@ ProgramParts::ProgramParts()
       blocks(std::make_unique<BlockTable>()),
       advice(std::make_unique<api::ManagedAdvice>()),
       descriptors(std::make_unique<ExportedDescriptors>()),
-      peer_links(std::make_unique<PeerLinks>()) {}
+      peer_links(std::make_unique<PeerLinks>()),
+      common_numbers(firstNumber(kCommonSlot)) {}
 
 ProgramParts::~ProgramParts() = default;
 

@@ -80,6 +80,10 @@ struct ProgramParts {
   const std::unique_ptr<api::ManagedAdvice> advice;        // api/managed_advice.h
   const std::unique_ptr<ExportedDescriptors> descriptors;  // export_descriptors.h
   const std::unique_ptr<PeerLinks> peer_links;             // straight_copies.h
+
+  /// Counts what means the same in all sessions: libraries and kernels where there are several, and
+  /// in the unified view all that the program makes.
+  std::atomic<uint64_t> common_numbers;
 };
 
 /// Copies between devices of two gpunodes that went one way.
@@ -97,6 +101,9 @@ class Program {
   // The sessions: the first `session_count`, written before it.
   std::array<Session*, kMostSessions> sessions{};
   std::atomic<uint32_t> session_count{0};
+  // In the unified view: the session whose all handles are, whatever slot is in their numbers. Null
+  // in the discrete view.
+  std::atomic<Session*> unified{nullptr};
   std::atomic<bool> forked{false};                        // from a process that had called cuInit
   std::atomic<size_t> capturing{0};                       // streams that capture, in all sessions
   std::atomic<uint32_t> calling_threads{0};               // that have called and have not ended

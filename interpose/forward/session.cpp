@@ -26,6 +26,7 @@
 #include "interpose/forward/host_functions.h"
 #include "interpose/forward/kernel_attributes.h"
 #include "interpose/forward/logs.h"
+#include "interpose/forward/program.h"
 #include "interpose/forward/session_contexts.h"
 #include "interpose/forward/session_parts.h"
 #include "interpose/forward/threads.h"
@@ -49,12 +50,14 @@ Session::Session(const base::Settings& settings, std::string gpunode, unsigned s
     : gpunode_(std::move(gpunode)),
       slot_(slot),
       slots_(slots),
+      unified_(settings.view == base::ViewSetting::kUnified),
       connection_(std::make_unique<Connection>(settings, gpunode_, slot, slots)),
       parts_(std::make_unique<SessionParts>(*this)),
       answers_(std::make_unique<AnswerCache>()),
       arrivals_(std::make_unique<Arrivals>(*this)),
       functions_(std::make_unique<HostFunctions>(*this)),
-      next_number_(firstNumber(slot)) {}
+      own_numbers_(firstNumber(slot)),
+      numbers_(unified_ ? program().parts().common_numbers : own_numbers_) {}
 
 Session::~Session() = default;
 

@@ -58,6 +58,8 @@ class Session {
   Session& operator=(const Session&) = delete;
 
   unsigned slot() const { return slot_; }
+  /// In the numbers of its primary contexts.
+  unsigned handleSlot() const { return unified_ ? kCommonSlot : slot_; }
   const std::string& gpunode() const { return gpunode_; }
   const Description& description() const { return description_; }
   bool offers(size_t symbol) const {
@@ -85,7 +87,13 @@ class Session {
   /// What the worker of the program's session in `slot` needs to connect to this one's worker.
   void nameToPeer(unsigned slot, struct PeerLinkHead* head, std::string* address) const;
 
-  uint64_t newNumber() { return next_number_.fetch_add(1, std::memory_order_relaxed); }
+  uint64_t newNumber() { return newNumbers(1); }
+  /// The first of so many.
+  uint64_t newNumbers(uint64_t count) {
+    return numbers_.fetch_add(count, std::memory_order_relaxed);
+  }
+  /// Whether what a call's answer tells of is numbered here as well.
+  bool namesAnswers() const { return unified_; }
 
   /// What the client knows of the session's objects.
   SessionParts& parts() const { return *parts_; }
@@ -139,6 +147,7 @@ class Session {
 
   const std::string gpunode_;
   const unsigned slot_, slots_;
+  const bool unified_;
   calls::Channel channel_;
   std::unique_ptr<class Connection> connection_;
   Description description_{};
@@ -147,7 +156,8 @@ class Session {
   const std::unique_ptr<AnswerCache> answers_;
   const std::unique_ptr<Arrivals> arrivals_;
   const std::unique_ptr<HostFunctions> functions_;
-  std::atomic<uint64_t> next_number_;
+  std::atomic<uint64_t> own_numbers_;
+  std::atomic<uint64_t>& numbers_;  // those, or the program's
   std::atomic<bool> initialized_{false};
   std::atomic<bool> ended_{false};
   std::atomic<bool> leaving_{false};  // goodbye is being said

@@ -30,6 +30,7 @@ Connecting& connecting() { return *program().parts().connecting; }
 void childAfterFork() {
   const auto parents = existingSessions();
   program().session_count.store(0);
+  program().unified.store(nullptr);
   // The parent's lock may be held by a thread that the child does not have: the child's is new.
   new (&connecting().mutex) std::mutex;
   connecting().tried = false;
@@ -65,7 +66,7 @@ Status checkRanges(std::span<Session* const> all) {
 }
 
 // All at once: the drivers start meanwhile.
-Status connectAll(const base::Settings& settings, std::vector<Session*>& all) {
+Status connectAll(const base::Settings& settings, const View& view, std::vector<Session*>& all) {
   const auto slots = static_cast<unsigned>(settings.gpunodes.size());
   std::vector<std::future<Status>> opened;
   for (unsigned slot = 0; slot < slots; ++slot) {
@@ -83,16 +84,18 @@ Status connectAll(const base::Settings& settings, std::vector<Session*>& all) {
     if (status.ok()) status = session->start();
   }
   if (status.ok()) status = checkRanges(all);
+  if (status.ok() && view.accepts != nullptr) status = view.accepts(all);
   if (status.ok()) status = findDevices(all);
   return status;
 }
 
 }  // namespace
 
-void configureSessions(const base::Settings& settings) {
+void configureSessions(const base::Settings& settings, const View& view) {
   Connecting& state = connecting();
   std::lock_guard lock(state.mutex);
   state.settings = settings;
+  state.view = view;
   state.configured = true;
 }
 
@@ -122,12 +125,13 @@ std::span<Session* const> sessions() {
     state.forks_are_heard = pthread_atfork(nullptr, nullptr, childAfterFork) == 0;
   readLaunchBlocking();
   std::vector<Session*> all;
-  if (const Status connected = connectAll(state.settings, all); !connected.ok()) {
+  if (const Status connected = connectAll(state.settings, state.view, all); !connected.ok()) {
     if (base::logLevel() != base::LogLevel::kOff)
       base::logError("%s", connected.error().message.c_str());
     return {};
   }
   std::copy(all.begin(), all.end(), program().sessions.begin());
+  if (state.settings.view == base::ViewSetting::kUnified) program().unified.store(all.front());
   program().session_count.store(static_cast<uint32_t>(all.size()), std::memory_order_release);
   return existingSessions();
 }
@@ -136,7 +140,7 @@ Session* sessionOfHandle(uint64_t handle) {
   if (!isMarked(handle)) return nullptr;
   const auto all = existingSessions();
   const unsigned slot = slotOf(handle);
-  return slot < all.size() ? all[slot] : nullptr;
+  return slot < all.size() ? all[slot] : program().unified.load(std::memory_order_relaxed);
 }
 
 Session* sessionOfRange(uint64_t address) {

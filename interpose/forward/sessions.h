@@ -14,8 +14,10 @@
 #include <mutex>
 #include <span>
 
+#include "base/result.h"
 #include "base/settings.h"
 #include "forwarding/wire/wire.h"
+#include "interpose/api/driver_symbols.h"
 #include "interpose/forward/program.h"
 
 namespace olpager::forward {
@@ -24,17 +26,26 @@ class Session;
 
 static_assert(kMostSessions >= base::kMostGpunodes && kMostSessions <= kCommonSlot);
 
+/// How the program sees the GPUs of its sessions, where that is not each as a device.
+struct View {
+  /// Whether sessions that have started can be seen so. The Error says why not.
+  Status (*accepts)(std::span<Session* const> all) = nullptr;
+  /// What a symbol leads to in place of forwarded mode's function; null: that.
+  void* (*function)(api::Symbol symbol) = nullptr;
+};
+
 /// What the program's sessions are made with, and that they are made once.
 struct Connecting {
   std::mutex mutex;  // held while they are connected
   base::Settings settings;
+  View view;
   bool configured = false;
   bool tried = false;
   bool forks_are_heard = false;
   std::once_flag asked_ahead;  // what every runtime asks first (contexts.cpp)
 };
 
-void configureSessions(const base::Settings& settings);
+void configureSessions(const base::Settings& settings, const View& view = {});
 /// All of them, connected at first need; none when one can't be had (told once), or in a forked
 /// child of a program that had some.
 std::span<Session* const> sessions();
@@ -47,7 +58,8 @@ inline bool severalSessions() {
   return program().session_count.load(std::memory_order_relaxed) > 1;
 }
 
-/// Whose a handle is; null: nobody's, or it means the same in all of them.
+/// Whose a handle is; null: nobody's, or it means the same in all of them. In the unified view they
+/// are all of one.
 Session* sessionOfHandle(uint64_t handle);
 /// In whose part of the range of addresses it is; null: in nobody's. No memory of the program's
 /// lies there.

@@ -39,7 +39,9 @@ void* resolve(api::Symbol symbol) {
   for (const Session* const session : sessions()) {
     if (!session->offers(static_cast<size_t>(symbol))) return nullptr;
   }
-  return forwardFunction(symbol);
+  const View& view = program().parts().connecting->view;  // set before anything is resolved
+  void* const its = view.function != nullptr ? view.function(symbol) : nullptr;
+  return its != nullptr ? its : forwardFunction(symbol);
 }
 
 CUresult getProcAddress(const char* name, void** function, int version, cuuint64_t flags,

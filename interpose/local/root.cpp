@@ -35,6 +35,7 @@
 #include "interpose/forward/sessions.h"
 #include "interpose/local/driver_loader.h"
 #include "interpose/local/ipc_exports.h"
+#include "interpose/unified/view.h"
 #include "memserver/tier/connect.h"
 #include "pager/counters/counters.h"
 #include "pager/driver_api.h"
@@ -162,7 +163,11 @@ CUresult loadUnderLock(Root& state) {
   base::setLogLevel(state.settings.log);
   for (const std::string& warning : state.settings.warnings) base::logWarn("%s", warning.c_str());
   if (!state.settings.gpunodes.empty()) {
-    forward::configureSessions(state.settings);
+    if (state.settings.view == base::ViewSetting::kUnified) {
+      unified::configure(state.settings);
+    } else {
+      forward::configureSessions(state.settings);
+    }
     g_forwarded.store(true, std::memory_order_release);
     return CUDA_ERROR_NO_DEVICE;
   }

@@ -85,7 +85,9 @@ struct CommandLine {
        "machines; none: not",
        Mode::kBoth},
       {kElsewhere, "--view", "view", "OL_VIEW", "VIEW",
-       "Of the gpunodes' GPUs: discrete, each is a device of its own (default)", Mode::kForwarded},
+       "Of the gpunodes' GPUs: discrete, each is a device of its own (default), or unified, one "
+       "device",
+       Mode::kForwarded},
       {kElsewhere, "--transport", "transport", "OL_TRANSPORT", "HOW",
        "To the gpunodes: auto, tcp or shm (default: auto)", Mode::kForwarded},
       {kElsewhere, "--key", "key", "OL_KEY", "FILE",

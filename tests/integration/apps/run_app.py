@@ -44,6 +44,7 @@ def arguments():
     parser.add_argument("--olgpunode")
     parser.add_argument("--transport", default="auto", help="in mode forward: auto, tcp or shm")
     parser.add_argument("--gpunodes", type=int, default=1, help="in mode forward: how many, each with one device unless --env says more")
+    parser.add_argument("--view", help="in mode forward: discrete or unified, as olrun's")
     parser.add_argument("--visible", help="in mode forward: CUDA_VISIBLE_DEVICES of the program alone")
     parser.add_argument("--sim-native", required=True, help="folder with the simulated GPU's libcuda.so.1")
     parser.add_argument("program")
@@ -119,7 +120,8 @@ def command(options, gpunodes=()):
         return program
     if options.mode == "forward":
         named = [word for gpunode in gpunodes for word in ("--gpunode", gpunode.address)]
-        return [options.olrun] + named + ["--transport", options.transport] + options.olrun_option + ["--"] + program
+        view = ["--view", options.view] if options.view else []
+        return [options.olrun] + named + view + ["--transport", options.transport] + options.olrun_option + ["--"] + program
     vram = budget(options)
     run = [options.olrun, "--driver", "sim", "--vram", str(vram), "--host", str(options.host), "--reach", options.reach]
     if options.va_base:

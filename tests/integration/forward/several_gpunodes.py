@@ -254,6 +254,26 @@ def not_there(bench):
     child.wait_log("named twice")
 
 
+def unified(bench):
+    """The unified view is of one GPU so far: of two it is refused, by olrun where settings tell, else by the program's start."""
+    view = {"OL_VIEW": "unified"}
+    child = bench.program([bench.options.steps], view)
+    assert child.process.wait(LONG) == 2 and child.line() is None
+    child.wait_log(r"^olrun: view = unified: one GPU of one gpunode so far, and 2 gpunodes are named")
+    bench.env["OL_SIM_DEVICES"] = "2"
+    bench.add_node()
+    two = bench.program([bench.options.steps], view, bench.addresses[1:])
+    assert two.line() == "error cudaErrorNoDevice", two.log
+    two.wait_log(rf"one GPU so far, and the program sees 2 of gpunode {re.escape(bench.addresses[1])}")
+    seen = bench.program([bench.options.steps], None, bench.addresses[1:])
+    assert seen.line() == "ready", seen.log
+    other = seen.ask("devices").split()[3]
+    one = bench.program([bench.options.steps], {**view, "CUDA_VISIBLE_DEVICES": "1"}, bench.addresses[1:])
+    assert one.line() == "ready", one.log
+    assert one.ask("devices").split() == ["ok", "1", other]
+    assert one.ask("step 0") == "ok", one.log
+
+
 def nvml(bench):
     """NVML has the devices of both, in the same order; those of a gpunode that is gone are lost, the others stay."""
     probe = bench.program([bench.options.probe])
@@ -273,7 +293,7 @@ def nvml(bench):
 
 
 SCENARIOS = [lost, lost_in_between, straight, straight_keys, straight_past_client, straight_refused, straight_unreachable, straight_cut, straight_killed,
-             visible, not_there, nvml]
+             visible, not_there, unified, nvml]
 
 if __name__ == "__main__":
     run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--steps", "--probe"), Pair)

@@ -115,6 +115,37 @@ class RealFiles(unittest.TestCase):
                         self.assertIn(parameter.name, harmless)
                     self.assertNotRegex(parameter.name, "(?i)path|file|fname|folder")
 
+    def test_what_is_answered_with_handles_is_named_ahead(self):
+        symbols = {s.name: s for s in emit_forward.generic_symbols(self.spec)}
+        names = lambda name: emit_forward.named(symbols[name].form)
+        self.assertEqual(names("cuMemCreate"), ["uint64_t{1}"])
+        self.assertEqual(names("cuGraphExecUpdate_v2"), ["uint64_t{2}"])  # in a structure
+        self.assertEqual(names("cuTexObjectCreate"), [])  # travels as it is
+        nodes = names("cuGraphGetNodes")  # as many as there is room for
+        self.assertEqual(len(nodes), 1)
+        self.assertIn("*numNodes", nodes[0])
+        self.assertEqual(names("cuStreamGetCaptureInfo_v2"), ["uint64_t{1}"])  # and nodes that the driver alone counts
+        # Behind the head of the record, before any argument.
+        for symbol in symbols.values():
+            if emit_forward.how(symbol) == "oneWay" or not emit_forward.named(symbol.form):
+                continue
+            function = emit_forward._client_function(symbol)
+            argument = re.search(r"call\.(value|handle|array|wants|devices|string)\(", function)
+            self.assertLess(function.index("call.names("), argument.start(), symbol.name)
+
+    def test_unified_view(self):
+        table = emit_forward.unified_functions_cpp(self.spec)
+        for function in self.spec.functions:
+            for symbol in function.symbols():
+                with self.subTest(symbol.name):
+                    refused = f'refused("{symbol.name}")' in table
+                    self.assertEqual(refused, function.has("exports"))
+                    self.assertEqual(f"#pragma weak ol_unified_{symbol.name}\n" in table, not refused)
+        # What gets at a device's memory from another process, and nothing else.
+        exports = {f.name for f in self.spec.functions if f.has("exports")}
+        alike = {f.name for f in self.spec.functions if re.search("Ipc|ShareableHandle$|(Export|Import)Pointer$", f.name)}
+        self.assertEqual(exports, alike)
+
     def test_facts_of_functions(self):
         having = lambda fact: {f.name for f in self.spec.functions if f.has(fact)}
         self.assertEqual(having("ends-context"), {"cuCtxDestroy"})

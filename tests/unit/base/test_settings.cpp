@@ -159,10 +159,25 @@ TEST_CASE("a program may have several gpunodes, each once", "[base][settings]") 
   CHECK(failureOf(files.sources({"OL_GPUNODE=b:1,b:1"})).find("b:1 is named twice") !=
         std::string::npos);
   CHECK(failureOf(files.sources({"OL_GPUNODE=b:1,,c:1"})).find("host:port") != std::string::npos);
-  CHECK(failureOf(files.sources({"OL_VIEW=unified"})).find("not there yet") != std::string::npos);
+  CHECK(failureOf(files.sources({"OL_VIEW=both"})).find("discrete or unified") !=
+        std::string::npos);
   std::string many = "a:1";
   for (unsigned i = 2; i <= kMostGpunodes + 1; ++i) many += ",a:" + std::to_string(i);
   CHECK(failureOf(files.sources({"OL_GPUNODE=" + many})).find("17 gpunodes") != std::string::npos);
+}
+
+TEST_CASE("the unified view has one gpunode so far, and no memory that stays in one GPU's VRAM",
+          "[base][settings]") {
+  Files files;
+  const auto one = loadSettings(files.sources({"OL_VIEW=unified", "OL_GPUNODE=a:1"}));
+  REQUIRE(one.ok());
+  CHECK(one.value().view == ViewSetting::kUnified);
+  CHECK(failureOf(files.sources({"OL_VIEW=unified", "OL_GPUNODE=a:1,b:1"}))
+            .find("2 gpunodes are named") != std::string::npos);
+  const std::vector<std::string> exports = {"OL_VIEW=unified", "OL_EXPORTABLE=driver"};
+  CHECK(loadSettings(files.sources(exports)).ok());  // without a gpunode the view says nothing
+  CHECK(failureOf(files.sources({exports[0], exports[1], "OL_GPUNODE=a:1"}))
+            .find("exportable = driver") != std::string::npos);
 }
 
 TEST_CASE("a wrong variable says which", "[base][settings]") {

@@ -324,6 +324,23 @@ TEST_CASE("handles mean what they were given for", "[gpunode]") {
   // The same place for a new object: a new number.
   const uint64_t again = table.numberOf(HandleKind::kEvent, 0x2000);
   CHECK(again != forward::firstNumber(0));
+  // What the client has numbered ahead: in the order of what is new, and as far as it is.
+  forward::Names names{forward::firstNumber(forward::kCommonSlot), 2};
+  CHECK(table.numberOf(HandleKind::kEvent, 0x2000, &names) == again);
+  CHECK(table.numberOf(HandleKind::kEvent, 0x2100, &names) ==
+        forward::firstNumber(forward::kCommonSlot));
+  CHECK(table.numberOf(HandleKind::kGraph, 0x2100, &names) ==
+        forward::firstNumber(forward::kCommonSlot) + 1);
+  CHECK((table.numberOf(HandleKind::kEvent, 0x2200, &names) & forward::kWorkersHandle) != 0);
+  CHECK(table.find(forward::firstNumber(forward::kCommonSlot), HandleKind::kEvent, &value));
+  CHECK(value == 0x2100);
+  // A number that means something, is the worker's or no handle's at all is nobody's name.
+  for (const uint64_t wrong : {forward::firstNumber(forward::kCommonSlot), stream, uint64_t{7}}) {
+    names = {wrong, 1};
+    CHECK((table.numberOf(HandleKind::kEvent, 0x2300 + wrong, &names) & forward::kWorkersHandle) !=
+          0);
+  }
+
   // Behind a library that is gone its kernels' handles may be others'; what there was keeps its
   // number.
   const uint64_t library = table.numberOf(HandleKind::kLibrary, 0x5000);
