@@ -22,12 +22,13 @@
 // States of a number, at an executor: unknown -> bound (a call that made it, or binds it) -> gone
 // (its object was destroyed, or ended with its context or library); a number is never bound to
 // something else. Who moves them: the worker that makes the call, under HandleTable's mutex. The
-// program's side keeps no table of numbers: all of a program's handles are of its one unified
-// session (sessionOfHandle), so to encode a call costs no lookup and no lock, and discrete sessions
+// program's side keeps no table of numbers. All of a program's handles are of its one unified
+// session (sessionOfHandle). So to encode a call costs no lookup and no lock, and discrete sessions
 // know nothing of it.
 //
 // Owners. The session that the program has (Program::unified) owns what the program knows of its
-// objects: contexts, streams, allocations, captures (session_parts.h). An executor owns the objects.
+// objects: contexts, streams, allocations, captures (session_parts.h). An executor owns the
+// objects.
 //
 // Functions. What the view answers differently from forwarded mode is ol_unified_<symbol>, written
 // by hand; what can't be in it has the fact `exports` in the specification and is a refusal that
