@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Programs with two gpunodes, each with a device: one is lost, or not there; devices are chosen among those of both; NVML shows them all.
 
-several_gpunodes.py --olgpunode OLGPUNODE --olrun OLRUN --steps STEPS_ON_DEVICES --probe NVML_PROBE [--env NAME=VALUE]... SCENARIO [tcp|shm]
+several_gpunodes.py --olgpunode OLGPUNODE --olrun OLRUN --steps STEPS_ON_DEVICES --probe NVML_PROBE --executors EXECUTORS [--env NAME=VALUE]... SCENARIO [tcp|shm]
 """
 import os
 import re
@@ -274,6 +274,13 @@ def unified(bench):
     assert one.ask("step 0") == "ok", one.log
 
 
+def executors(bench):
+    """The unified view's ground: the same records, sent to two executors, make the same numbers, which mean the same at both."""
+    child = bench.start([bench.options.executors, *bench.addresses], OL_TRANSPORT=bench.options.transport)
+    assert child.line() == "OK", child.log
+    assert child.process.wait(LONG) == 0
+
+
 def nvml(bench):
     """NVML has the devices of both, in the same order; those of a gpunode that is gone are lost, the others stay."""
     probe = bench.program([bench.options.probe])
@@ -293,7 +300,7 @@ def nvml(bench):
 
 
 SCENARIOS = [lost, lost_in_between, straight, straight_keys, straight_past_client, straight_refused, straight_unreachable, straight_cut, straight_killed,
-             visible, not_there, unified, nvml]
+             visible, not_there, unified, executors, nvml]
 
 if __name__ == "__main__":
-    run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--steps", "--probe"), Pair)
+    run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--steps", "--probe", "--executors"), Pair)
