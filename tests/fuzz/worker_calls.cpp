@@ -512,8 +512,17 @@ class Session {
     head.reply = how & 2 ? 0 : 1;
     head.context = context;
     head.thread = 1 + how % 3;
+    // Some bring numbers for what they make: unused ones, those of others, nonsense.
+    if ((how & 16) != 0) head.flags |= forward::kNames;
     forward::Writer record;
     record.value(head);
+    if ((how & 16) != 0) {
+      const uint64_t first = (how & 32) == 0   ? names_
+                             : (how & 64) == 0 ? kPrimary - 1
+                                               : how * 0x0101010101010101u;
+      record.value(forward::Names{first, how & 128 ? ~uint64_t{0} : 3});
+      names_ += 3;
+    }
     record.raw(arguments.bytes.data(), arguments.bytes.size());
     worker_.make(record.bytes);
     worker_.handles().forEach([&](uint64_t number, HandleKind kind) {
@@ -588,6 +597,7 @@ class Session {
   gpunode::Worker worker_;
   OtherWorker other_;
   Known known_;
+  uint64_t names_ = forward::firstNumber(forward::kCommonSlot);  // not used yet
 };
 
 // The counters of the code that clang instruments: a child counts where its parent looks. Not by

@@ -1,5 +1,5 @@
-// A client of a gpunode that writes its records by itself: for tests of what a worker makes of them.
-// What goes wrong is thrown. Thread-safety: none.
+// A client of a gpunode that writes its records by itself: for tests of what a worker makes of
+// them. What goes wrong is thrown. Thread-safety: none.
 #pragma once
 
 #include <unistd.h>
