@@ -23,8 +23,15 @@
 
 namespace olpager::transport {
 
-/// What peers may do with a region.
-enum Access : uint32_t { kLocalOnly = 0, kRemoteRead = 1, kRemoteWrite = 2, kRemoteReadWrite = 3 };
+/// What peers may do with a region. kLends: nothing with the region itself, but parts of it can be
+/// lent (lendMemory).
+enum Access : uint32_t {
+  kLocalOnly = 0,
+  kRemoteRead = 1,
+  kRemoteWrite = 2,
+  kRemoteReadWrite = 3,
+  kLends = 4
+};
 
 /// Names a region at its owner; sent to peers in messages. Meaningless elsewhere, hard to guess,
 /// never used twice.
@@ -57,9 +64,18 @@ class Region;
 using DomainPtr = std::shared_ptr<Domain>;
 using RegionPtr = std::unique_ptr<Region>;
 
-DomainPtr makeDomain();
+/// `within`: where the memory is registered that is lent in the new domain. The two have nothing
+/// else in common, but that a card with memory windows knows them as one: memory that is registered
+/// in the new one itself is kept from peers of its siblings by the card's 32-bit key alone.
+DomainPtr makeDomain(DomainPtr within = nullptr);
 /// The Error says what is wrong with the memory, the memfd or the dma-buf.
 Result<RegionPtr> registerMemory(const DomainPtr& domain, const Memory& memory, uint32_t access);
+/// Lends [offset, offset + length) of `whole`, which is registered with kLends, to the peers of
+/// `domain`: a region of its own there, with a key of its own. A card that has memory windows pins
+/// the whole once, whatever is lent of it how often; another card pins each part for itself.
+/// `whole` has to outlive it.
+Result<RegionPtr> lendMemory(const DomainPtr& domain, const Region& whole, uint64_t offset,
+                             uint64_t length, uint32_t access);
 
 /// A registration. Its end takes the key back: the destructor returns when no transfer of any link
 /// touches the memory any more (it waits for slices in progress and for the own operations on it; a
@@ -90,6 +106,8 @@ class Region {
  private:
   friend Result<RegionPtr> registerMemory(const DomainPtr& domain, const Memory& memory,
                                           uint32_t access);
+  friend Result<RegionPtr> lendMemory(const DomainPtr& domain, const Region& whole, uint64_t offset,
+                                      uint64_t length, uint32_t access);
   Region(DomainPtr domain, std::shared_ptr<RegionEntry> entry);
   DomainPtr domain_;
   std::shared_ptr<RegionEntry> entry_;

@@ -66,6 +66,7 @@ const char* outcomeName(Outcome outcome);
 const char* className(Class klass);
 
 enum class LinkKind : uint8_t { kTcp, kShm, kVerbs };
+inline constexpr size_t kLinkKinds = 3;
 const char* linkKindName(LinkKind kind);
 
 struct PeerInfo {

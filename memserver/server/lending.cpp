@@ -90,8 +90,8 @@ protocol::LeaseReply Service::grant(const SessionPtr& session, uint64_t bytes) {
       reply.why = "all memory is lent";
       break;
     }
-    auto region = transport::registerMemory(session->link->domain(), lease->slab->memory(),
-                                            transport::kRemoteReadWrite);
+    auto region = transport::lendMemory(session->link->domain(), lease->slab->region(), 0,
+                                        lease->slab->bytes(), transport::kRemoteReadWrite);
     if (!region.ok()) {
       base::logError("a slab can't be registered: %s", region.error().message.c_str());
       unreserve(*session, slab_bytes);
@@ -153,8 +153,8 @@ std::optional<protocol::LeasedSlab> Service::attach(const SessionPtr& session, c
   const SessionPtr old = lease->session;
   const uint64_t bytes = lease->slab->bytes();
   endRegion(*lease);
-  auto region = transport::registerMemory(session->link->domain(), lease->slab->memory(),
-                                          transport::kRemoteReadWrite);
+  auto region = transport::lendMemory(session->link->domain(), lease->slab->region(), 0,
+                                      lease->slab->bytes(), transport::kRemoteReadWrite);
   if (!region.ok()) {
     base::logError("a slab can't be registered: %s", region.error().message.c_str());
     return std::nullopt;

@@ -48,7 +48,7 @@ Result<transport::Accepted> Service::accept(const transport::PeerInfo&) {
       return Error{base::format("more than {} sessions", options_.most_sessions)};
     }
   }
-  return transport::Accepted{transport::makeDomain(), queue_};
+  return transport::Accepted{transport::makeDomain(store_.domain()), queue_};
 }
 
 void Service::takeCompletions() {

@@ -61,7 +61,7 @@ struct ServiceOptions {
 
 /// Counted since the start, but what is said to be now.
 struct ServiceFigures {
-  static constexpr size_t kKinds = static_cast<size_t>(transport::LinkKind::kVerbs) + 1;
+  static constexpr size_t kKinds = transport::kLinkKinds;
   uint64_t sessions = 0, connected = 0;  // now
   std::array<uint64_t, kKinds> links{};  // of these, by transport
   uint64_t sessions_accepted = 0;

@@ -111,10 +111,14 @@ Result<SlabPtr> SlabMemory::make(const SlabOptions& options, SlabKind kind,
                    "memory can't be locked and may be swapped out: %s (raise the limit: ulimit -l)",
                    std::strerror(errno));
   }
+  auto region = transport::registerMemory(options.domain, slab->memory(), transport::kLends);
+  if (!region.ok()) return region.error();
+  slab->region_ = std::move(region.value());
   return slab;
 }
 
 SlabMemory::~SlabMemory() {
+  region_.reset();  // no card has it any more
   if (fd_)
     fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(bytes_));
   if (base_ != nullptr) munmap(base_, bytes_);

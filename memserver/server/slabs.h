@@ -38,6 +38,8 @@ struct SlabOptions {
   int numa_node = -1;             // preferred; -1: as the system likes
   bool huge = true;               // ask for transparent huge pages
   bool lock = true;               // keep it from being swapped, as far as the limits allow
+  /// Where slabs are registered; sessions' domains are within it.
+  transport::DomainPtr domain = transport::makeDomain();
 };
 
 /// Mapped and touched; unmapped with it. Memory of a memfd goes back to the system even while
@@ -54,6 +56,8 @@ class SlabMemory {
   SlabKind kind() const { return kind_; }
   uint64_t bytes() const { return bytes_; }
   transport::Memory memory() const { return {base_, bytes_, fd_.get(), 0}; }
+  /// All of it, to be lent.
+  const transport::Region& region() const { return *region_; }
   std::byte* base() const { return base_; }
 
  private:
@@ -62,6 +66,7 @@ class SlabMemory {
   uint64_t bytes_ = 0;
   SlabKind kind_ = SlabKind::kPrivate;
   base::UniqueFd fd_;
+  transport::RegionPtr region_;
 };
 using SlabPtr = std::unique_ptr<SlabMemory>;
 
@@ -99,6 +104,7 @@ class SlabStore {
   void setTarget(uint64_t bytes);
   Figures figures() const;
   uint64_t slabBytes() const { return options_.bytes; }
+  const transport::DomainPtr& domain() const { return options_.domain; }
 
  private:
   using Lock = std::unique_lock<std::mutex>;

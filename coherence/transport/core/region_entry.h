@@ -55,6 +55,7 @@ struct RegionEntry {
   std::atomic<bool> handed_out{false};
   base::UniqueFd dma_buf;  // own duplicate
   uint64_t dma_buf_offset = 0;
+  std::shared_ptr<RegionEntry> whole;  // what it is a part of, which is lent
   std::atomic<bool> reachable{false};  // a peer has been told how to reach it by itself
 
   /// The region as the card of this protection domain knows it, made known if need be. Who asks
@@ -132,6 +133,9 @@ class KeyWatcher {
 
 class Domain {
  public:
+  explicit Domain(DomainPtr within) : within_(std::move(within)) {}
+  /// Null: it is within none.
+  const DomainPtr& within() const { return within_; }
   /// kOk and a pin when [offset, offset + length) of `key` may be accessed so; kRevoked for a key
   /// that once was good; kBadRange for anything else.
   Outcome pin(uint64_t key, uint64_t offset, uint64_t length, uint32_t access, Pin& into);
@@ -148,6 +152,7 @@ class Domain {
   std::vector<std::shared_ptr<KeyWatcher>> watchers();  // under mutex_
   static constexpr size_t kRevokedKeys =
       4096;  // remembered, so that a late request is not taken for an attack
+  const DomainPtr within_;
   std::mutex mutex_;
   std::unordered_map<uint64_t, std::shared_ptr<RegionEntry>> entries_;
   std::unordered_set<uint64_t> revoked_;

@@ -41,7 +41,7 @@ void Domain::remove(const RegionEntry& entry) {
   {
     std::lock_guard lock(mutex_);
     entries_.erase(entry.key);
-    if (entry.access == kLocalOnly) return;
+    if ((entry.access & kRemoteReadWrite) == 0) return;
     revoked_.insert(entry.key);
     revoked_order_.push_back(entry.key);
     if (revoked_order_.size() > kRevokedKeys) {
@@ -129,11 +129,13 @@ uint64_t Region::length() const { return entry_->length; }
 bool Region::waitIdle(std::chrono::milliseconds timeout) const { return entry_->waitIdle(timeout); }
 bool Region::handedOut() const { return entry_->handed_out.load(); }
 
-DomainPtr makeDomain() { return std::make_shared<Domain>(); }
+DomainPtr makeDomain(DomainPtr within) { return std::make_shared<Domain>(std::move(within)); }
 
-Result<RegionPtr> registerMemory(const DomainPtr& domain, const Memory& memory, uint32_t access) {
+namespace {
+
+Result<std::shared_ptr<RegionEntry>> makeEntry(const Memory& memory, uint32_t access) {
   if ((memory.base == nullptr && memory.dma_buf < 0) || memory.length == 0 ||
-      (access & ~uint32_t{kRemoteReadWrite}) != 0) {
+      ((access & ~uint32_t{kRemoteReadWrite}) != 0 && access != kLends)) {
     return Error{"a region needs an address or a dma-buf, a length above 0 and known rights"};
   }
   if (memory.base == nullptr && memory.fd >= 0)
@@ -168,8 +170,37 @@ Result<RegionPtr> registerMemory(const DomainPtr& domain, const Memory& memory, 
   while (entry->key == 0) {
     if (getrandom(&entry->key, sizeof entry->key, 0) != sizeof entry->key) entry->key = 0;
   }
-  domain->add(entry);
-  return RegionPtr(new Region(domain, std::move(entry)));
+  return entry;
+}
+
+}  // namespace
+
+Result<RegionPtr> registerMemory(const DomainPtr& domain, const Memory& memory, uint32_t access) {
+  auto entry = makeEntry(memory, access);
+  if (!entry.ok()) return entry.error();
+  domain->add(entry.value());
+  return RegionPtr(new Region(domain, std::move(entry.value())));
+}
+
+Result<RegionPtr> lendMemory(const DomainPtr& domain, const Region& whole, uint64_t offset,
+                             uint64_t length, uint32_t access) {
+  const auto& of = whole.entry();
+  if (of->access != kLends || length > of->length || offset > of->length - length ||
+      access == kLends) {
+    return Error{"what is lent is a part of memory that was registered for that"};
+  }
+  Memory memory;
+  memory.base = of->base == nullptr ? nullptr : of->base + offset;
+  memory.length = length;
+  memory.fd = of->fd ? of->fd.get() : -1;
+  memory.fd_offset = of->fd_offset + offset;
+  memory.dma_buf = of->dma_buf ? of->dma_buf.get() : -1;
+  memory.dma_buf_offset = of->dma_buf_offset + offset;
+  auto entry = makeEntry(memory, access);
+  if (!entry.ok()) return entry.error();
+  entry.value()->whole = of;
+  domain->add(entry.value());
+  return RegionPtr(new Region(domain, std::move(entry.value())));
 }
 
 }  // namespace olpager::transport

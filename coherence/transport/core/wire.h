@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "coherence/transport/transport.h"
+
 namespace olpager::transport::wire {
 
 static_assert(std::endian::native == std::endian::little,
@@ -104,12 +106,11 @@ struct Reach {
   uint64_t length = 0;
   uint64_t flush_address =
       0;  // of 8 bytes that may be read, behind writes to memory that may not be
-  uint32_t rkey = 0;
+  uint32_t rkeys[kClasses] = {};  // for each class's queue pair
   uint32_t access = 0;
   uint32_t flush_rkey = 0;
-  uint32_t zero = 0;
 };
-static_assert(sizeof(Reach) == 40 && std::is_trivially_copyable_v<Reach>);
+static_assert(sizeof(Reach) == 48 && std::is_trivially_copyable_v<Reach>);
 
 /// Opens each further connection of a link: proves that it comes from the link's own connector.
 /// Used once.

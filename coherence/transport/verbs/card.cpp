@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/format.h"
+#include "coherence/transport/core/own_descriptors.h"
 
 namespace olpager::transport::verbs {
 
@@ -20,6 +21,7 @@ Result<std::unique_ptr<Registration>> CardDomain::make(const RegionEntry& entry)
   int rights = IBV_ACCESS_LOCAL_WRITE;
   if ((entry.access & kRemoteRead) != 0) rights |= IBV_ACCESS_REMOTE_READ;
   if ((entry.access & kRemoteWrite) != 0) rights |= IBV_ACCESS_REMOTE_WRITE;
+  if (entry.access == kLends) rights |= IBV_ACCESS_MW_BIND;
   ibv_mr* region = nullptr;
   uint64_t address = 0;
   errno = ENOSYS;
@@ -41,11 +43,19 @@ Result<std::unique_ptr<Registration>> CardDomain::make(const RegionEntry& entry)
 }
 
 Result<std::shared_ptr<CardDomain>> domainOn(const Api& api, Domain& domain, ibv_context* card) {
+  ibv_device_attr about{};
+  if (api.ibv_query_device(card, &about) != 0)
+    return Error{base::format("card {}: it says nothing of itself", card->device->name)};
+  const bool windows = (about.device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
+  if (windows && domain.within()) return domainOn(api, *domain.within(), card);
   auto on = domain.on(card, [&]() -> Result<std::shared_ptr<ProtectionDomain>> {
     ibv_pd* const made = api.ibv_alloc_pd(card);
     if (made == nullptr)
       return Error{base::format("card {}: no protection domain", card->device->name)};
-    return std::shared_ptr<ProtectionDomain>(std::make_shared<CardDomain>(api, made));
+    // Kept by a forked child, they would keep the queue pairs.
+    noteOwnDescriptor(card->cmd_fd);
+    noteOwnDescriptor(card->async_fd);
+    return std::shared_ptr<ProtectionDomain>(std::make_shared<CardDomain>(api, made, windows));
   });
   if (!on.ok()) return on.error();
   return std::static_pointer_cast<CardDomain>(on.value());

@@ -16,6 +16,7 @@ class CardRegion final : public Registration {
   ~CardRegion() override { end(); }
   bool end() override;
   uint64_t address() const { return address_; }  // of the region's first byte, for the card
+  ibv_mr* get() const { return region_; }
   uint32_t lkey() const { return region_->lkey; }
   uint32_t rkey() const { return region_->rkey; }
 
@@ -27,10 +28,13 @@ class CardRegion final : public Registration {
 
 class CardDomain final : public ProtectionDomain {
  public:
-  CardDomain(const Api& api, ibv_pd* domain) : api_(api), domain_(domain) {}
+  /// `windows`: the card has memory windows that one queue pair alone can use.
+  CardDomain(const Api& api, ibv_pd* domain, bool windows)
+      : api_(api), domain_(domain), windows_(windows) {}
   ~CardDomain() override { api_.ibv_dealloc_pd(domain_); }
   Result<std::unique_ptr<Registration>> make(const RegionEntry& entry) override;
   ibv_pd* get() const { return domain_; }
+  bool windows() const { return windows_; }
   /// As make() and RegionEntry::registered() have it; null where the card can't have the region.
   static const CardRegion* known(RegionEntry& entry, const std::shared_ptr<CardDomain>& domain) {
     return static_cast<const CardRegion*>(entry.registered(domain));
@@ -39,9 +43,11 @@ class CardDomain final : public ProtectionDomain {
  private:
   const Api& api_;
   ibv_pd* const domain_;
+  const bool windows_;
 };
 
-/// The domain's part of the card.
+/// The domain's part of the card; of one that is within another, where windows say who reaches
+/// what, the other's.
 Result<std::shared_ptr<CardDomain>> domainOn(const Api& api, Domain& domain, ibv_context* card);
 /// Whether a card of this host has this address (the port in it does not count); "" or why not.
 std::string whyNoCardAt(const SocketAddress& local);

@@ -69,6 +69,7 @@ Secret answerTicket(const LinkSecrets& secrets, const Ticket& ticket) {
 }
 
 QueuePairs::~QueuePairs() {
+  if (windows_) windows_->end();
   if (messages_) messages_->end();
   for (rdma_cm_id* const id : ids_) {
     if (id == nullptr) continue;
@@ -119,6 +120,7 @@ Status QueuePairs::open(uint32_t which, rdma_cm_id* id) {
     if (completions_ == nullptr) return failed("no completion queue");
     if (ibv_req_notify_cq(completions_, 0) != 0) return failed("no events of the completion queue");
     card_ = domain.value();
+    windows_ = std::make_shared<Windows>(card_);
   }
   if (card_->get()->context != context)
     return Error{"the queue pairs of a link are on different cards"};

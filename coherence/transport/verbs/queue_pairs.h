@@ -16,6 +16,7 @@
 #include "coherence/transport/core/endpoint.h"
 #include "coherence/transport/verbs/card.h"
 #include "coherence/transport/verbs/message_pair.h"
+#include "coherence/transport/verbs/windows.h"
 
 namespace olpager::transport::verbs {
 
@@ -75,6 +76,7 @@ class QueuePairs {
   /// or is "".
   bool nextConnectionEvent(std::string& ended);
   const std::shared_ptr<CardDomain>& card() const { return card_; }
+  const std::shared_ptr<Windows>& windows() const { return windows_; }
   const char* cardName() const { return card_->get()->context->device->name; }
   const Sizes& sizes() const { return sizes_; }
   /// No peer's transfer and none of this side's begins any more.
@@ -94,6 +96,7 @@ class QueuePairs {
   const uint32_t count_;
   rdma_event_channel* channel_ = nullptr;
   std::shared_ptr<CardDomain> card_;
+  std::shared_ptr<Windows> windows_;
   ibv_comp_channel* events_ = nullptr;
   ibv_cq* completions_ = nullptr;
   std::array<rdma_cm_id*, kMessages + 1> ids_{};

@@ -283,7 +283,7 @@ bool VerbsLink::submit(const Slice& slice, const wire::Reach& reach) {
     request.num_sge = static_cast<int>(std::min<size_t>(most, count - size_t{i} * most));
     request.opcode = slice.write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
     request.wr.rdma.remote_addr = there;
-    request.wr.rdma.rkey = reach.rkey;
+    request.wr.rdma.rkey = reach.rkeys[index(slice.klass)];
     for (int each = 0; each < request.num_sge; ++each) there += request.sg_list[each].length;
     if (i + 1 < requests) request.next = &list[i + 1];
   }
@@ -300,7 +300,7 @@ bool VerbsLink::submit(const Slice& slice, const wire::Reach& reach) {
     flush.num_sge = 1;
     flush.opcode = IBV_WR_RDMA_READ;
     flush.wr.rdma.remote_addr = readable ? there - 1 : reach.flush_address;
-    flush.wr.rdma.rkey = readable ? reach.rkey : reach.flush_rkey;
+    flush.wr.rdma.rkey = readable ? reach.rkeys[index(slice.klass)] : reach.flush_rkey;
   }
   list[requests - 1].send_flags = IBV_SEND_SIGNALED;
 
@@ -351,6 +351,7 @@ void VerbsLink::drain() {
   for (;;) {
     ibv_wc done[32];
     std::vector<Slice> answered;
+    std::vector<std::shared_ptr<Opening>> open_now;
     {
       std::shared_lock posting(posting_);
       if (!pairs_) return;
@@ -366,10 +367,22 @@ void VerbsLink::drain() {
           break;
         }
         Queue& queue = queues_[done[i].wr_id];
-        std::lock_guard lock(queue.mutex);
-        answered.push_back(queue.flights.front().slice);
-        queue.room += queue.flights.front().requests;
+        std::unique_lock lock(queue.mutex);
+        Queue::Flight& flight = queue.flights.front();
+        queue.room += flight.requests;
+        if (flight.opening) {
+          open_now.push_back(std::move(flight.opening));
+        } else {
+          answered.push_back(flight.slice);
+        }
         queue.flights.pop_front();
+        if (!queue.openings.empty()) {
+          const auto opening = std::move(queue.openings.front());
+          queue.openings.pop_front();
+          lock.unlock();
+          if (!open(opening, static_cast<Class>(done[i].wr_id))) why = "the card opens no windows";
+          continue;
+        }
         // As many as there is room for; the rest finds itself here again.
         for (uint32_t room = queue.room; room > 8 && !queue.waiting.empty(); room -= 8) {
           waited.push_back(queue.waiting.front());
@@ -379,6 +392,7 @@ void VerbsLink::drain() {
     }
     for (const Slice& slice : answered)
       answerSlice(slice.operation, slice.index, slice.write, Outcome::kOk);
+    for (const auto& opening : open_now) opened(opening);
     if (!why.empty()) break;
   }
   if (!why.empty()) {
@@ -462,32 +476,72 @@ std::string VerbsLink::reachAsked(const wire::Header& header) {
     if (outcome == Outcome::kBadRange) return "a key that was never granted";
     std::shared_lock posting(posting_);
     if (!pairs_) return "";
-    const CardRegion* const known =
-        pin ? CardDomain::known(*pin.operator->(), pairs_->card()) : nullptr;
     const auto* const flush = CardDomain::known(*flushed_from_->entry(), pairs_->card());
-    if (known != nullptr) {
-      pin->reachable.store(true);
-      reach = {known->address(),
-               pin->length,
-               flush->address(),
-               known->rkey(),
-               pin->access,
-               flush->rkey(),
-               0};
-      answer.length = sizeof reach;
-    } else {
-      answer.code = static_cast<uint32_t>(pin ? Outcome::kUnreachable : Outcome::kRevoked);
+    if (pin) {
+      reach.length = pin->length;
+      reach.access = pin->access;
+      reach.flush_address = flush->address();
+      reach.flush_rkey = flush->rkey();
     }
-    posting.unlock();
-    transmit(answer, std::as_bytes(std::span(&reach, 1)).first(answer.length), {});
+    if (pin && pin->whole && pairs_->card()->windows()) {
+      if (Window* const window = Windows::known(*pin.operator->(), pairs_->windows())) {
+        if (!window->begin()) return "a key that was asked for twice";
+        pin->reachable.store(true);
+        reach.address = reinterpret_cast<uint64_t>(pin->base);
+        for (size_t i = 0; i < kClasses; ++i) reach.rkeys[i] = window->rkey(static_cast<Class>(i));
+        const auto opening = std::make_shared<Opening>(std::move(pin), *window, header.key, reach);
+        bool good = true;
+        for (size_t i = 0; i < kClasses && good; ++i) good = open(opening, static_cast<Class>(i));
+        posting.unlock();
+        if (!good) fail("the card opens no windows", true);
+        return "";
+      }
+    } else if (pin) {
+      if (const auto* const known = CardDomain::known(*pin.operator->(), pairs_->card())) {
+        pin->reachable.store(true);
+        reach.address = known->address();
+        std::fill(std::begin(reach.rkeys), std::end(reach.rkeys), known->rkey());
+        posting.unlock();
+        tellReach(header.key, reach);
+        return "";
+      }
+    }
+    answer.code = static_cast<uint32_t>(pin ? Outcome::kUnreachable : Outcome::kRevoked);
   }
-  // Taken back meanwhile, by who could not know yet that it has to be told.
-  Pin still;
-  if (answer.length != 0 &&
-      setup_.domain->pin(header.key, 0, 0, kLocalOnly, still) != Outcome::kOk) {
-    tellTakenBack(header.key);
-  }
+  transmit(answer, {}, {});
   return "";
+}
+
+// The memory may have been taken back by who could not know yet that it has to be told.
+void VerbsLink::tellReach(uint64_t key, const wire::Reach& reach) {
+  wire::Header answer;
+  answer.frame = wire::Frame::kReached;
+  answer.key = key;
+  answer.length = sizeof reach;
+  transmit(answer, std::as_bytes(std::span(&reach, 1)), {});
+  Pin still;
+  if (setup_.domain->pin(key, 0, 0, kLocalOnly, still) != Outcome::kOk) tellTakenBack(key);
+}
+
+// Under posting_. A queue pair that is in error takes it and says so by a completion.
+bool VerbsLink::open(const std::shared_ptr<Opening>& opening, Class klass) {
+  Queue& queue = queues_[index(klass)];
+  std::lock_guard lock(queue.mutex);
+  if (queue.room == 0) {
+    queue.openings.push_back(opening);
+    return true;
+  }
+  --queue.room;
+  queue.flights.push_back({{}, 1, opening});
+  ibv_send_wr request = opening->window.opening(klass), *refused = nullptr;
+  request.wr_id = static_cast<uint64_t>(klass);
+  return ibv_post_send(pairs_->of(klass), &request, &refused) == 0;
+}
+
+void VerbsLink::opened(const std::shared_ptr<Opening>& opening) {
+  if (opening->missing.fetch_sub(1) != 1) return;
+  opening->pin.reset();
+  tellReach(opening->key, opening->reach);
 }
 
 std::string VerbsLink::reachArrived(const wire::Header& header,
@@ -563,6 +617,13 @@ void VerbsLink::finish(bool tell) {
     {
       std::unique_lock posting(self->posting_);
       self->pairs_.reset();
+    }
+    for (auto& queue : self->queues_) {
+      std::deque<Queue::Flight> flights;  // with pins, which go after the lock
+      std::deque<std::shared_ptr<Opening>> openings;
+      std::lock_guard lock(queue.mutex);
+      flights.swap(queue.flights);
+      openings.swap(queue.openings);
     }
     // The domain's memory is no longer this link's; the words are taken from the card.
     self->flushed_into_.reset();

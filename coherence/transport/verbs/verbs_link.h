@@ -11,6 +11,9 @@
 // Behind a write stands a small read: when that is answered, the bytes are in place. Completions of
 // a queue pair come in order, so that a queue of slices is all that is kept of them.
 //
+// What is lent of memory that the card knows (lendMemory) is opened by windows (windows.h): the
+// peer is answered when the queue pair of each class has its own.
+//
 // The peer's key is asked for once (core/peer_keys.h). A region whose key was given away is taken
 // from the card when it ends, the peer is told (kUnmap), and asks the owner from then on; a
 // transfer that is under way at that moment ends the link.
@@ -43,16 +46,29 @@ class VerbsLink final : public TcpLink, public KeyWatcher {
 
  private:
   using Keys = PeerKeys<Slice, wire::Reach>;
+  /// Of a window that is being opened.
+  struct Opening {
+    Opening(Pin of, const Window& by, uint64_t named, const wire::Reach& told)
+        : pin(std::move(of)), window(by), key(named), reach(told) {}
+    Pin pin;  // of what is lent: it does not end meanwhile
+    const Window& window;
+    const uint64_t key;
+    const wire::Reach reach;
+    std::atomic<size_t> missing{kClasses};
+  };
   /// What a class has under way.
   struct Queue {
     struct Flight {
       Slice slice;
       uint32_t requests = 0;
+      std::shared_ptr<Opening> opening = {};  // instead of a slice
     };
     std::mutex mutex;
     std::deque<Flight> flights;  // posted, in this order
-    std::deque<Slice> waiting;   // for room
-    uint32_t room = 0;           // requests
+    // For room.
+    std::deque<Slice> waiting;
+    std::deque<std::shared_ptr<Opening>> openings;
+    uint32_t room = 0;  // requests
   };
 
   VerbsLink(LinkSetup setup, Stream control, std::unique_ptr<QueuePairs> pairs)
@@ -85,6 +101,9 @@ class VerbsLink final : public TcpLink, public KeyWatcher {
   bool fitsLane(const Slice& slice);
   void goOn(const std::vector<Slice>& slices);
   std::string reachAsked(const wire::Header& header);
+  void tellReach(uint64_t key, const wire::Reach& reach);
+  bool open(const std::shared_ptr<Opening>& opening, Class klass);
+  void opened(const std::shared_ptr<Opening>& opening);
   std::string reachArrived(const wire::Header& header, std::span<const std::byte> payload);
   void tellTakenBack(uint64_t key);
   void completionEvents();
