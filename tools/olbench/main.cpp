@@ -262,6 +262,11 @@ int run(int argc, char** argv) {
       ->type_name("ADDRESS")
       ->group(kParts);
   transport_command
+      ->add_option("--spin", transport.spin_us,
+                   "A thread that waits polls so long before it sleeps (perftest polls always)")
+      ->type_name("MICROSECONDS")
+      ->group(kParts);
+  transport_command
       ->add_flag("--no-veth", no_veth, "Without the pair of namespaces at 1 Gbit/s (needs root)")
       ->group(kParts);
   auto* memserver_command = app.add_subcommand(

@@ -14,7 +14,8 @@ struct TransportOptions {
   double seconds = 0.5;  // of each timed part
   bool shaped = true;    // also over a veth pair shaped to 1 Gbit/s
   bool encrypted = false;
-  std::string verbs;  // only RDMA, by the card with this address, to itself
+  std::string verbs;     // only RDMA, by the card with this address, to itself
+  uint32_t spin_us = 0;  // before a thread that waits sleeps; 0: as the transport does
 };
 
 /// Bytes a second of raw sockets over loopback (congestion control as the transport's there), one

@@ -1,6 +1,7 @@
 #include "coherence/transport/verbs/api.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include "base/format.h"
 
@@ -10,6 +11,7 @@ namespace {
 struct Opened {
   Api functions;
   std::string why;
+  const pid_t by = getpid();
 };
 
 Opened open() {
@@ -48,7 +50,12 @@ const Opened& opened() {
 
 }  // namespace
 
-const Api* api() { return opened().why.empty() ? &opened().functions : nullptr; }
-const std::string& whyNot() { return opened().why; }
+const Api* api() { return whyNot().empty() ? &opened().functions : nullptr; }
+
+const std::string& whyNot() {
+  static const auto& forked =
+      *new std::string("no RDMA in a process that was forked from one that has used it");
+  return opened().by == getpid() ? opened().why : forked;
+}
 
 }  // namespace olpager::transport::verbs

@@ -60,7 +60,9 @@ struct Api {
       nullptr;  // rdma-core 34 and newer; null before
 };
 
-/// Null where this host has no libraries or no card: whyNot() has one line.
+/// Null where this host has no libraries or no card, and in a process that was forked after its
+/// parent had asked (what a card has mapped for the parent is not the child's): whyNot() has one
+/// line.
 const Api* api();
 const std::string& whyNot();
 
