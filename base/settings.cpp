@@ -195,8 +195,10 @@ Status setTransport(Settings& settings, std::string_view text) {
     settings.transport = TransportSetting::kTcp;
   } else if (text == "shm") {
     settings.transport = TransportSetting::kShm;
+  } else if (text == "verbs") {
+    settings.transport = TransportSetting::kVerbs;
   } else {
-    return notAllowed(text, "auto, tcp or shm");
+    return notAllowed(text, "auto, tcp, shm or verbs");
   }
   return {};
 }

@@ -46,7 +46,7 @@ enum class TlsSetting : uint8_t { kAll, kControl, kOff };
 enum class ViewSetting : uint8_t { kDiscrete, kUnified };
 
 /// How a gpunode is spoken to: shared memory where both are on one host, else TCP; or one of them.
-enum class TransportSetting : uint8_t { kAuto, kTcp, kShm };
+enum class TransportSetting : uint8_t { kAuto, kTcp, kShm, kVerbs };
 
 inline constexpr unsigned kMostGpunodes = 16;  // of a program
 inline constexpr uint64_t kSettingsPageBytes =
@@ -71,7 +71,7 @@ struct Settings {
   std::vector<std::string> gpunodes;  // "host:port", each once: the program is forwarded there
                                       // (docs/internals/forwarding.md); none: local mode
   ViewSetting view = ViewSetting::kDiscrete;
-  TransportSetting transport = TransportSetting::kAuto;  // to the gpunodes
+  TransportSetting transport = TransportSetting::kAuto;  // to memservers and gpunodes
   std::string driver;  // absolute path of a libcuda, "sim" for the simulated GPU, "" for the
                        // loader's own search
   std::vector<std::string> warnings;  // one line each, for the log

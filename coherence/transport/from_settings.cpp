@@ -6,6 +6,20 @@ namespace olpager::transport {
 
 Result<Options> optionsFrom(const base::Settings& settings) {
   Options options;
+  switch (settings.transport) {
+    case base::TransportSetting::kAuto:
+      options.choice = Choice::kAuto;
+      break;
+    case base::TransportSetting::kTcp:
+      options.choice = Choice::kTcp;
+      break;
+    case base::TransportSetting::kShm:
+      options.choice = Choice::kShm;
+      break;
+    case base::TransportSetting::kVerbs:
+      options.choice = Choice::kVerbs;
+      break;
+  }
   switch (settings.tls) {
     case base::TlsSetting::kAll:
       options.tls = Tls::kAll;

@@ -1,4 +1,4 @@
-// What a program's settings say of its connections to daemons (tls, key).
+// What a program's settings say of its connections to daemons (transport, tls, key).
 //
 // Thread-safety: pure but for the key file, which it reads.
 #pragma once

@@ -87,10 +87,12 @@ Status setTls(SupervisorOptions& options, std::string_view text) {
   return {};
 }
 Status setTransport(SupervisorOptions& options, std::string_view text) {
-  if (text != "auto" && text != "tcp" && text != "shm") return notAllowed(text, "auto, tcp or shm");
-  options.choice = text == "tcp"   ? transport::Choice::kTcp
-                   : text == "shm" ? transport::Choice::kShm
-                                   : transport::Choice::kAuto;
+  if (text != "auto" && text != "tcp" && text != "shm" && text != "verbs")
+    return notAllowed(text, "auto, tcp, shm or verbs");
+  options.choice = text == "tcp"     ? transport::Choice::kTcp
+                   : text == "shm"   ? transport::Choice::kShm
+                   : text == "verbs" ? transport::Choice::kVerbs
+                                     : transport::Choice::kAuto;
   return {};
 }
 Status setCache(SupervisorOptions& options, std::string_view text) {
@@ -164,7 +166,7 @@ const std::vector<SupervisorKey>& supervisorKeys() {
       {"key", "Network", "FILE", "The file with the keys of clients; needed beyond loopback",
        "$CREDENTIALS_DIRECTORY/olgpunode.key, where it is; else none", setKey},
       {"tls", "Network", "WHAT", "What is encrypted: all, control or off", "all", setTls},
-      {"transport", "Network", "HOW", "auto, tcp or shm", "auto", setTransport},
+      {"transport", "Network", "HOW", "auto, tcp, shm or verbs", "auto", setTransport},
       {"cache", "Modules", "FOLDER", "The folder for modules that clients have sent, or none",
        "$CACHE_DIRECTORY, else olpager in $XDG_CACHE_HOME, ~/.cache or /var/cache", setCache},
       {"cache-size", "Modules", "SIZE", "The most that the modules of one key may take there",

@@ -63,9 +63,6 @@ Status Connection::open(calls::Channel& channel) {
   auto network = transport::optionsFrom(settings_);
   if (!network.ok()) return network.error();
   transport::Options& options = network.value();
-  options.choice = settings_.transport == base::TransportSetting::kTcp   ? transport::Choice::kTcp
-                   : settings_.transport == base::TransportSetting::kShm ? transport::Choice::kShm
-                                                                         : transport::Choice::kAuto;
   transport::NamedKey key{kSessionKeyName, {}};
   static_assert(sizeof key.secret == sizeof session_.key);
   std::memcpy(key.secret.data(), session_.key, sizeof session_.key);

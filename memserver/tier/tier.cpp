@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -659,13 +660,17 @@ void MemserverTier::finish(uint64_t id, bool sent, Outcome outcome, pager::Conte
 void MemserverTier::publish() {
   now_.memservers = static_cast<unsigned>(servers_.size());
   now_.connected = 0;
-  unsigned by_shm = 0;
+  std::array<unsigned, transport::kLinkKinds> by{};
   for (const auto& server : servers_) {
     now_.connected += server->up;
-    by_shm += server->up && server->seen.transport == transport::LinkKind::kShm;
+    by[static_cast<size_t>(server->seen.transport)] += server->up;
   }
-  pager::set(pager::counters().memservers_tcp, now_.connected - by_shm);
-  pager::set(pager::counters().memservers_shm, by_shm);
+  const auto count = [&](pager::Counter& into, transport::LinkKind kind) {
+    pager::set(into, by[static_cast<size_t>(kind)]);
+  };
+  count(pager::counters().memservers_tcp, transport::LinkKind::kTcp);
+  count(pager::counters().memservers_shm, transport::LinkKind::kShm);
+  count(pager::counters().memservers_verbs, transport::LinkKind::kVerbs);
   const uint64_t room = capacity();
   if (room != now_.capacity_bytes) must_wake_ = true;
   now_.capacity_bytes = room;

@@ -144,10 +144,11 @@ struct alignas(64) Counters {
   Counter managed_bytes;
   Counter pinned_host_allocations;  // passed to the driver as they are
   Counter pinned_host_bytes;
-  Counter memservers_tcp;   // (g) memservers that are connected, by the transport that was chosen
-  Counter memservers_shm;   // (g)
-  Counter memserver_bytes;  // (g) that memservers can hold for the program, with what they hold
-  Counter reserved_process[4];
+  Counter memservers_tcp;    // (g) memservers that are connected, by the transport that was chosen
+  Counter memservers_shm;    // (g)
+  Counter memserver_bytes;   // (g) that memservers can hold for the program, with what they hold
+  Counter memservers_verbs;  // (g) as memservers_tcp
+  Counter reserved_process[3];
 
   DeviceCounters devices[kMaxCountedDevices];
 

@@ -130,6 +130,7 @@ Result<NodeSource> NodeSource::make(const NodeOptions& options, uint32_t answer_
   auto network = transport::optionsFrom(settings.value());
   if (!network.ok()) return network.error();
   network.value().connect_ms = answer_ms;
+  network.value().choice = transport::Choice::kAuto;  // whatever programs have to use
   NodeSource source;
   for (const std::string& address : options.addresses) {
     auto asker = status::Asker::make(network.value(), address, answer_ms);

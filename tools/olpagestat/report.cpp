@@ -155,9 +155,11 @@ std::string processTable(const CountersSnapshot& process) {
   text +=
       base::format("  {:<16}{} of {}\n", "host tier", formatSize(valueOf(counters.host_used_bytes)),
                    formatSize(valueOf(counters.host_limit_bytes)));
-  if (const uint64_t tcp = valueOf(counters.memservers_tcp), shm = valueOf(counters.memservers_shm);
-      tcp + shm != 0)
-    text += base::format("  {:<16}{} by tcp, {} by shm, room for {}\n", "memservers", tcp, shm,
+  if (const uint64_t tcp = valueOf(counters.memservers_tcp), shm = valueOf(counters.memservers_shm),
+      verbs = valueOf(counters.memservers_verbs);
+      tcp + shm + verbs != 0)
+    text += base::format("  {:<16}{} by tcp, {} by shm{}, room for {}\n", "memservers", tcp, shm,
+                         verbs == 0 ? "" : base::format(", {} by verbs", verbs),
                          formatSize(valueOf(counters.memserver_bytes)));
   text += base::format(
       "  {:<16}managed {} in {}, pinned host {} in {}\n", "passed through",
@@ -273,6 +275,7 @@ std::string countersJson(const pager::CountersReading& reading) {
         {"host_used_bytes", valueOf(c.host_used_bytes)},
         {"memservers_tcp", valueOf(c.memservers_tcp)},
         {"memservers_shm", valueOf(c.memservers_shm)},
+        {"memservers_verbs", valueOf(c.memservers_verbs)},
         {"memserver_bytes", valueOf(c.memserver_bytes)},
         {"managed_allocations", valueOf(c.managed_allocations)},
         {"managed_bytes", valueOf(c.managed_bytes)},

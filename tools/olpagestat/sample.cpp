@@ -46,7 +46,7 @@ unsigned devicesOf(const Counters& counters) {
 
 bool usesMemservers(const Counters& counters) {
   uint64_t any = valueOf(counters.memserver_bytes) + valueOf(counters.memservers_tcp) +
-                 valueOf(counters.memservers_shm);
+                 valueOf(counters.memservers_shm) + valueOf(counters.memservers_verbs);
   for (unsigned device = 0; device < devicesOf(counters); device++)
     any += valueOf(counters.devices[device].remote_out);
   return any != 0;

@@ -89,7 +89,7 @@ struct CommandLine {
        "device",
        Mode::kForwarded},
       {kElsewhere, "--transport", "transport", "OL_TRANSPORT", "HOW",
-       "To the gpunodes: auto, tcp or shm (default: auto)", Mode::kForwarded},
+       "To memservers and gpunodes: auto, tcp, shm or verbs (default: auto)", Mode::kBoth},
       {kElsewhere, "--key", "key", "OL_KEY", "FILE",
        "Key for memservers and gpunodes (olctl keygen; default: "
        "$CREDENTIALS_DIRECTORY/olpager.key, where it is)",
@@ -258,6 +258,15 @@ Status checkReplicas(const std::vector<SettingOption>& options, const base::Sett
                    settings.replicas, settings.replicas)};
 }
 
+Status checkTransport(const std::vector<SettingOption>& options, const base::Settings& settings) {
+  const bool asked = std::any_of(options.begin(), options.end(), [](const auto& option) {
+    return option.given && option.key == std::string_view("transport");
+  });
+  if (!asked || !settings.memservers.empty() || !settings.gpunodes.empty()) return {};
+  return Error{
+      "--transport: of no effect without a memserver (--memserver) or a gpunode (--gpunode)"};
+}
+
 // One that does not serve the program would make its cuInit fail.
 Status checkDaemons(const base::Settings& settings) {
   const auto asked = tools::askDaemons(settings);
@@ -305,6 +314,8 @@ int run(int argc, char** argv) {
   if (!loaded.ok()) return refuse(loaded.error().message);
   const base::Settings& settings = loaded.value();
   if (auto status = checkOptions(line.settings, settings.gpunodes); !status.ok())
+    return refuse(status.error().message);
+  if (auto status = checkTransport(line.settings, settings); !status.ok())
     return refuse(status.error().message);
   if (auto status = checkReplicas(line.settings, settings); !status.ok())
     return refuse(status.error().message);
