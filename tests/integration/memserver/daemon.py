@@ -150,6 +150,8 @@ class Rig:
         self.port = 0
         # A card's address is beyond loopback, which needs a key; RDMA encrypts nothing.
         self.host, self.server_trust, self.session_trust, self.asker_trust = "127.0.0.1", [], [], []
+        # In a virtual machine a process that asks takes seconds, in which what it asks for passes by.
+        self.metrics = None
         if args.transport == "verbs":
             self.host, key = os.environ["OL_TEST_RDMA_ADDRESS"], self.key("card")
             self.server_trust, self.session_trust, self.asker_trust = ["--key", key, "--tls", "off"], ["--key", key, "--clear"], ["--key", key, "--tls", "off"]
@@ -181,12 +183,16 @@ class Rig:
         return base + list(options)
 
     def server(self, *options, memory=16 * SLAB, listen=None):
+        if self.args.transport == "verbs" and "--prometheus" not in options:
+            options += ("--prometheus", "127.0.0.1:0")
         child = Child(self.command("--listen", listen or f"{self.host}:{self.port}", *options, memory=memory))
         self.children.append(child)
         line = child.line()
         match = re.match(r"olmemserver: listening on .*:(\d+)$", line)
         assert match, line
         self.port = int(match.group(1))
+        if self.args.transport == "verbs":
+            self.metrics = figures_of(child)
         return child
 
     def sockets(self):
@@ -219,7 +225,11 @@ class Rig:
         return json.loads(done.stdout) if "--json" in options else done.stdout
 
     def await_state(self, condition, what, *options):
-        eventually(lambda: condition(self.state(*options)), what)
+        eventually(lambda: condition(self.bytes() if self.metrics and not options else self.state(*options)), what)
+
+    def bytes(self):
+        figures = prometheus.figures(self.metrics, "olmemserver")
+        return {name: figures[name + "_bytes"] for name in ("donated", "free", "lent", "cleaning")}
 
     def refused(self, *options, **more):
         """The one line of a refusal."""
@@ -247,10 +257,14 @@ def verified(line):
     return tuple(int(n) for n in match.groups())
 
 
+def figures_of(server):
+    server.await_log("figures at ")
+    return next(re.search(r"http://\S+", line).group(0) for line in server.log if "figures at " in line)
+
+
 def with_metrics(rig):
     server = rig.server("--prometheus", "127.0.0.1:0")
-    server.await_log("figures at ")
-    return server, next(re.search(r"http://\S+", line).group(0) for line in server.log if "figures at " in line)
+    return server, figures_of(server)
 
 
 def basic(rig):

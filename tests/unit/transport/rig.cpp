@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
+#include <thread>
 
 #include "coherence/transport/core/address.h"
 #include "coherence/transport/core/choose.h"
@@ -235,6 +236,127 @@ RawShmPeer::RawShmPeer(const std::string& address) {
   auto opened = Channel::open(std::move(fds[0]), std::move(fds[1]), std::move(fds[2]), offer[1]);
   if (!opened.ok()) FAIL(opened.error().message);
   channel = std::move(opened.value());
+}
+
+namespace {
+
+bool moveAll(Stream& stream, void* bytes, size_t length, bool out) {
+  for (size_t done = 0; done < length;) {
+    const iovec part{static_cast<char*>(bytes) + done, length - done};
+    const ssize_t moved = out ? stream.write(&part, 1) : stream.read(&part, 1);
+    if (moved > 0) {
+      done += static_cast<size_t>(moved);
+    } else if (moved != -EAGAIN ||
+               !waitFor(stream.fd(), out ? POLLOUT : POLLIN, nowMs() + kLong.count() * 1000)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+template <typename T>
+T need(Result<T> result) {
+  if (!result.ok()) FAIL(result.error().message);
+  return std::move(result.value());
+}
+
+}  // namespace
+
+RawVerbsPeer::RawVerbsPeer(const std::string& address) {
+  const Options options = optionsFor(Choice::kVerbs);
+  const auto to = resolve(address, false).value().front();
+  const Patience patience{nowMs() + kLong.count() * 1000};
+  const NamedKey& key = options.keys->own();
+  control = Stream(need(connectSocket(to, patience)), nullptr);
+  wire::Preamble preamble;
+  preamble.kind = wire::Preamble::Kind::kTlsLink;
+  REQUIRE(moveAll(control, &preamble, sizeof preamble, true));
+  auto session = need(TlsSession::client(control.fd(), key.name, key.secret));
+  for (auto step = session->handshake(); step != TlsSession::Step::kDone;
+       step = session->handshake()) {
+    REQUIRE(step != TlsSession::Step::kFailed);
+    REQUIRE(waitFor(control.fd(), step == TlsSession::Step::kRead ? POLLIN : POLLOUT,
+                    patience.until()));
+  }
+  control.startTls(std::move(session));
+  wire::Hello own;
+  own.lanes = 1;
+  own.kinds = Kinds{LinkKind::kVerbs}.bits();
+  own.message_bytes = 4096;
+  own.slices = own.requests = own.notices = own.stream = 16;
+  wire::Header header;
+  header.frame = wire::Frame::kHello;
+  header.length = sizeof own;
+  REQUIRE(moveAll(control, &header, sizeof header, true));
+  REQUIRE(moveAll(control, &own, sizeof own, true));
+  wire::Hello theirs;
+  REQUIRE(moveAll(control, &header, sizeof header, false));
+  REQUIRE(header.frame == wire::Frame::kHello);
+  REQUIRE(moveAll(control, &theirs, sizeof theirs, false));
+  const LinkSecrets secrets = need(deriveSecrets(control, theirs));
+  const LinkId id = linkIdOf(theirs.link_id);
+  control.endTls();
+  pairs = std::make_unique<verbs::QueuePairs>(*verbs::api(), domain, options.dead_ms, Tls::kOff);
+  const auto connected = pairs->connect(
+      localAddress(control.fd()), withPort(to, theirs.queue_pair_port), secrets, id, patience);
+  if (!connected.ok()) FAIL(connected.error().message);
+  pairs->messages()->settle();
+  lane = Stream(need(connectSocket(to, patience)), nullptr);
+  preamble.kind = wire::Preamble::Kind::kLane;
+  wire::Ticket ticket = makeTicket(secrets, id, 0);
+  wire::TicketReply reply;
+  REQUIRE(moveAll(lane, &preamble, sizeof preamble, true));
+  REQUIRE(moveAll(lane, &ticket, sizeof ticket, true));
+  REQUIRE(moveAll(lane, &reply, sizeof reply, false));
+  REQUIRE(moveAll(control, &header, sizeof header, false));
+  REQUIRE(header.frame == wire::Frame::kReady);
+  region = need(registerMemory(domain, memory.memory(), kLocalOnly));
+}
+
+bool RawVerbsPeer::say(const wire::Header& header, std::span<const std::byte> payload) {
+  wire::Header copy = header;
+  std::vector<std::byte> bytes(payload.begin(), payload.end());
+  return moveAll(control, &copy, sizeof copy, true) &&
+         moveAll(control, bytes.data(), bytes.size(), true);
+}
+
+wire::Reach RawVerbsPeer::reach(uint64_t key) {
+  wire::Header header;
+  header.frame = wire::Frame::kReach;
+  header.key = key;
+  REQUIRE(say(header, {}));
+  while (header.frame != wire::Frame::kReached) {
+    REQUIRE(moveAll(control, &header, sizeof header, false));
+    if (header.frame == wire::Frame::kReached) break;
+    std::vector<std::byte> other(header.length);  // a ping
+    REQUIRE(moveAll(control, other.data(), other.size(), false));
+  }
+  wire::Reach reach;
+  REQUIRE(header.length == sizeof reach);
+  REQUIRE(moveAll(control, &reach, sizeof reach, false));
+  return reach;
+}
+
+ibv_wc_status RawVerbsPeer::move(Class klass, ibv_wr_opcode how, uint64_t address, uint32_t rkey,
+                                 uint32_t bytes) {
+  const auto* const known = verbs::CardDomain::known(*region->entry(), pairs->card());
+  REQUIRE(known != nullptr);
+  ibv_sge place{known->address(), bytes, known->lkey()};
+  ibv_send_wr request{}, *refused = nullptr;
+  request.sg_list = &place;
+  request.num_sge = 1;
+  request.opcode = how;
+  request.send_flags = IBV_SEND_SIGNALED;
+  request.wr.rdma.remote_addr = address;
+  request.wr.rdma.rkey = rkey;
+  REQUIRE(ibv_post_send(pairs->of(klass), &request, &refused) == 0);
+  ibv_wc done{};
+  for (const int64_t until = nowMs() + kLong.count() * 1000; nowMs() < until;) {
+    if (ibv_poll_cq(pairs->completions(), 1, &done) == 1) return done.status;
+    std::this_thread::sleep_for(100us);
+  }
+  FAIL("a request that does not end");
+  return done.status;
 }
 
 void limitSending(const base::UniqueFd& to, int bytes) {

@@ -10,8 +10,10 @@
 #include "base/fd.h"
 #include "coherence/transport/core/wire.h"
 #include "coherence/transport/shm/channel.h"
+#include "coherence/transport/tcp/stream.h"
 #include "coherence/transport/transport.h"
 #include "coherence/transport/trust/keys.h"
+#include "coherence/transport/verbs/queue_pairs.h"
 #include "tests/catch.h"
 
 namespace olpager::transport::test {
@@ -114,6 +116,25 @@ struct RawShmPeer {
   explicit RawShmPeer(const std::string& address);
   base::UniqueFd socket;  // on which the link is
   std::unique_ptr<Channel> channel;
+};
+
+/// The same by RDMA, with the key of optionsFor(): a link's connections and queue pairs, in the
+/// clear once hands are shaken.
+struct RawVerbsPeer {
+  explicit RawVerbsPeer(const std::string& address);
+  /// Of a peer's region: how this one's card reaches it. The acceptor is asked as a link asks it.
+  wire::Reach reach(uint64_t key);
+  /// What a frame says, on the first connection; false: it takes no more.
+  bool say(const wire::Header& header, std::span<const std::byte> payload);
+  /// Posts one request in the class's queue pair and waits until it has ended, well or not.
+  ibv_wc_status move(Class klass, ibv_wr_opcode how, uint64_t address, uint32_t rkey,
+                     uint32_t bytes);
+  static constexpr uint32_t kBytes = 1 << 20;
+  DomainPtr domain = makeDomain();
+  Buffer memory{kBytes};  // of this side
+  Stream control, lane;
+  RegionPtr region;
+  std::unique_ptr<verbs::QueuePairs> pairs;
 };
 
 /// The system takes no more than about `bytes` at a time of what the other end of `to`, in this

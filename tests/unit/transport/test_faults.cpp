@@ -9,10 +9,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <thread>
 
+#include "base/format.h"
 #include "coherence/transport/core/address.h"
 #include "coherence/transport/core/reactor.h"
 #include "coherence/transport/core/wire.h"
@@ -240,35 +243,46 @@ TEST_CASE("a peer that falls silent is lost in its time", "[faults]") {
   REQUIRE(peer->reason().find("not answered") != std::string::npos);
 }
 
+// The other process of the next one. It ends without Catch's words.
+TEST_CASE("a process that serves", "[.serving]") {
+  int channel = -1, choice = 0;
+  const char* const told = std::getenv("OL_TEST_SERVE");
+  if (told == nullptr || std::sscanf(told, "%d %d", &channel, &choice) != 2) _exit(1);
+  const Options options = optionsFor(static_cast<Choice>(choice));
+  auto endpoint = makeEndpoint(options);
+  const auto domain = makeDomain();
+  const auto queue = endpoint.value()->makeQueue();
+  Buffer memory(8 << 20, true);
+  memory.fill(1);
+  auto region = registerMemory(domain, memory.memory(), kRemoteReadWrite);
+  auto listener =
+      endpoint.value()->listen(addressFor(options), [&](const PeerInfo&) -> Result<Accepted> {
+        return Accepted{domain, queue};
+      });
+  char text[64] = {};
+  strncpy(text, listener.value()->address().c_str(), sizeof text - 1);
+  const RemoteKey key = region.value()->key();
+  if (write(channel, text, sizeof text) < 0 || write(channel, &key, sizeof key) < 0) _exit(1);
+  char byte = 0;
+  if (read(channel, &byte, 1) < 0) _exit(1);
+  _exit(0);
+}
+
 TEMPLATE_TEST_CASE("a process that is killed is noticed at once, one that is stopped in its time",
                    "[faults]", Tcp, Shm, Rdma) {
   NEEDS_CARD(TestType);
   const bool kill_it = GENERATE(true, false);
   int ends[2];
   REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0);
+  setenv("OL_TEST_SERVE",
+         base::format("{} {}", ends[1], static_cast<int>(TestType::kChoice)).c_str(), 1);
   const pid_t child = fork();
   REQUIRE(child >= 0);
   if (child == 0) {
-    // The serving process. No Catch here: it must never come back.
-    close(ends[0]);
-    Options options = optionsFor(TestType::kChoice);
-    auto endpoint = makeEndpoint(options);
-    const auto domain = makeDomain();
-    const auto queue = endpoint.value()->makeQueue();
-    Buffer memory(8 << 20, true);
-    memory.fill(1);
-    auto region = registerMemory(domain, memory.memory(), kRemoteReadWrite);
-    auto listener =
-        endpoint.value()->listen(addressFor(options), [&](const PeerInfo&) -> Result<Accepted> {
-          return Accepted{domain, queue};
-        });
-    char text[64] = {};
-    strncpy(text, listener.value()->address().c_str(), sizeof text - 1);
-    const RemoteKey key = region.value()->key();
-    if (write(ends[1], text, sizeof text) < 0 || write(ends[1], &key, sizeof key) < 0) _exit(1);
-    char byte = 0;
-    if (read(ends[1], &byte, 1) < 0) _exit(1);
-    _exit(0);
+    // Begins anew: what a card has for this process is not a child's.
+    fcntl(ends[1], F_SETFD, 0);
+    execl("/proc/self/exe", "serving", "[.serving]", nullptr);
+    _exit(1);
   }
   close(ends[1]);
   char text[64] = {};
@@ -357,6 +371,70 @@ TEMPLATE_TEST_CASE("memory that was taken back is not touched any more", "[fault
   REQUIRE(pair.up->state() == LinkState::kUp);
 }
 
+TEMPLATE_TEST_CASE("memory is lent in parts, to one peer after another", "[faults]", Tcp, Shm,
+                   Rdma) {
+  NEEDS_CARD(TestType);
+  const bool by_card = TestType::kKind == LinkKind::kVerbs;
+  const Options options = optionsFor(TestType::kChoice);
+  constexpr uint64_t kPart = 4 << 20;
+  const auto store = makeDomain();
+  Buffer there(3 * kPart), here(kPart);
+  there.fill(1);
+  auto all = registerMemory(store, there.memory(), kLends);
+  REQUIRE(all.ok());
+  REQUIRE(!lendMemory(store, *all.value(), 2 * kPart, kPart + 1, kRemoteRead).ok());
+  Side server(options);
+  // Each link has a domain of its own, as a memserver's sessions do.
+  std::vector<DomainPtr> domains;
+  auto listener =
+      server.endpoint->listen(addressFor(options), [&](const PeerInfo&) -> Result<Accepted> {
+        domains.push_back(makeDomain(store));
+        return Accepted{domains.back(), server.queue};
+      });
+  REQUIRE(listener.ok());
+  for (int round = 0; round < 3; ++round) {
+    Side client(options);
+    auto up =
+        client.endpoint->connect(listener.value()->address(), {client.domain, client.queue, ""});
+    if (!up.ok()) FAIL(up.error().message);
+    server.await(Kind::kUp);
+    const auto local = client.add(here, kLocalOnly);
+    const LocalRange from = wholeLocal(local);
+    const auto move = [&](const RegionPtr& lent, bool write, Class klass) {
+      const RemoteRange range{lent->key(), 0, kPart};
+      REQUIRE((write ? up.value()->write({&from, 1}, range, klass, 0)
+                     : up.value()->read({&from, 1}, range, klass, 0)) == Outcome::kOk);
+      return client.await(write ? Kind::kWrite : Kind::kRead).outcome;
+    };
+    auto middle = lendMemory(domains.back(), *all.value(), kPart, kPart, kRemoteReadWrite);
+    REQUIRE(middle.ok());
+    for (const Class klass :
+         {Class::kControl, Class::kDemand, Class::kPrefetch, Class::kWriteBack}) {
+      here.fill(10 + round);
+      REQUIRE(move(middle.value(), true, klass) == Outcome::kOk);
+      here.fill(0);
+      REQUIRE(move(middle.value(), false, klass) == Outcome::kOk);
+      REQUIRE(here.holds(10 + round, 0, kPart));
+    }
+    REQUIRE(up.value()->stats().bounced_bytes == 0);
+    // The same part again, under another key, and the parts beside it as they were.
+    auto again = lendMemory(domains.back(), *all.value(), kPart, kPart, kRemoteRead);
+    REQUIRE(again.ok());
+    REQUIRE(again.value()->key().key != middle.value()->key().key);
+    REQUIRE(move(again.value(), false, Class::kDemand) == Outcome::kOk);
+    REQUIRE(there.holds(1, 0, kPart));
+    REQUIRE(there.holds(1, 2 * kPart, kPart));
+    // What was taken back is reached no more, by whatever key.
+    const RemoteKey gone = middle.value()->key();
+    middle.value().reset();
+    there.fill(1);
+    REQUIRE(up.value()->write({&from, 1}, {gone, 0, kPart}, Class::kWriteBack, 0) == Outcome::kOk);
+    const auto outcome = client.await(Kind::kWrite).outcome;
+    REQUIRE((outcome == Outcome::kRevoked || (by_card && outcome == Outcome::kLinkDown)));
+    REQUIRE(there.holds(1, 0, there.length));
+  }
+}
+
 TEMPLATE_TEST_CASE("the decorator: faults of every kind, contracts kept", "[faults]", Tcp, Shm,
                    Rdma) {
   NEEDS_CARD(TestType);
@@ -435,6 +513,86 @@ TEST_CASE("frames full of noise end the link with a reason", "[faults][fuzz]") {
     REQUIRE(!down.link->reason().empty());
     pair.server.early.clear();
     REQUIRE(there.holds(6, 0, 4096));
+  }
+  REQUIRE(there.holds(6, 0, there.length));
+  REQUIRE(pair.up->send(MessageClass::kNotice, bytesOf("still here")) == Outcome::kOk);
+  REQUIRE(textOf(pair.server.await(Kind::kMessage).message) == "still here");
+}
+
+TEST_CASE("queue pairs of a peer that breaks every rule - Rdma", "[faults][fuzz]") {
+  NEEDS_CARD(Rdma);
+  auto random = seededRandom("queue pair noise");
+  Options options = optionsFor(Choice::kVerbs);
+  options.limits.handshakes_per_second = 100000;
+  Pair pair(options);
+  // What may be read, between what nobody was granted.
+  constexpr uint64_t kPart = 1 << 20;
+  Buffer there(3 * kPart);
+  there.fill(6);
+  Memory middle = there.memory();
+  middle.base = there.base + kPart;
+  middle.length = kPart;
+  auto readable = registerMemory(pair.server.domain, middle, kRemoteRead);
+  REQUIRE(readable.ok());
+  for (int round = 0; round < scaled(40); ++round) {
+    RawVerbsPeer peer(pair.listener->address());
+    const wire::Reach reach = peer.reach(readable.value()->key().key);
+    const auto klass = static_cast<Class>(random() % kClasses);
+    const uint32_t rkey = reach.rkeys[static_cast<size_t>(klass)];
+    const auto move = [&](ibv_wr_opcode how, uint64_t address, uint32_t key, uint32_t bytes) {
+      return peer.move(klass, how, address, key, bytes);
+    };
+    REQUIRE(move(IBV_WR_RDMA_READ, reach.address, rkey, kPart) == IBV_WC_SUCCESS);
+    REQUIRE(std::memcmp(peer.memory.base, there.base + kPart, kPart) == 0);
+    bool moved = false;
+    switch (random() % 6) {
+      case 0:  // writing what may be read
+        moved = move(IBV_WR_RDMA_WRITE, reach.address, rkey, 4096) == IBV_WC_SUCCESS;
+        break;
+      case 1:  // beyond it
+        moved = move(IBV_WR_RDMA_READ, reach.address + kPart - 4096, rkey, 8192) == IBV_WC_SUCCESS;
+        break;
+      case 2:  // before it
+        moved = move(IBV_WR_RDMA_READ, reach.address - 1, rkey, 4096) == IBV_WC_SUCCESS;
+        break;
+      case 3:  // by a key that was not told
+        moved = move(IBV_WR_RDMA_WRITE, reach.address, rkey ^ (1u << random() % 32), 4096) ==
+                IBV_WC_SUCCESS;
+        break;
+      case 4:  // frames, whole and cut, among messages
+        for (int frame = 0; frame < 50; ++frame) {
+          wire::Header bad;
+          bad.frame = static_cast<wire::Frame>(random() % 20);
+          bad.klass = static_cast<uint8_t>(random() % 6);
+          bad.length = static_cast<uint32_t>(random() % 4 == 0 ? random() : random() % 3000);
+          bad.operation = random() % 3;
+          bad.key = random() % 2 == 0 ? readable.value()->key().key : random();
+          std::vector<std::byte> bytes(sizeof bad + std::min<uint32_t>(bad.length, 3000));
+          for (auto& byte : bytes) byte = static_cast<std::byte>(random());
+          std::memcpy(bytes.data(), &bad, sizeof bad);
+          if (peer.pairs->messages()->post(bytes) < 0) break;
+        }
+        break;
+      default:  // about keys, where others are asked and answered
+        for (int frame = 0; frame < 50; ++frame) {
+          wire::Header bad;
+          constexpr wire::Frame kAboutKeys[] = {wire::Frame::kReach, wire::Frame::kReached,
+                                                wire::Frame::kUnmap};
+          bad.frame = kAboutKeys[random() % 3];
+          bad.code = static_cast<uint32_t>(random() % 300);
+          bad.key = random() % 2 == 0 ? readable.value()->key().key : random();
+          std::vector<std::byte> payload(random() % 3 == 0 ? sizeof(wire::Reach) : random() % 80);
+          for (auto& byte : payload) byte = static_cast<std::byte>(random());
+          if (random() % 2 == 0) payload.clear();
+          bad.length = static_cast<uint32_t>(payload.size());
+          if (!peer.say(bad, payload)) break;
+        }
+    }
+    REQUIRE(!moved);
+    shutdown(peer.control.fd(), SHUT_RDWR);
+    const auto down = pair.server.await(Kind::kDown);
+    REQUIRE(!down.link->reason().empty());
+    pair.server.early.clear();
   }
   REQUIRE(there.holds(6, 0, there.length));
   REQUIRE(pair.up->send(MessageClass::kNotice, bytesOf("still here")) == Outcome::kOk);

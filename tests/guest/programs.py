@@ -1,0 +1,82 @@
+"""Programs over RDMA: an oversubscribed one with a memserver, one without a driver on a gpunode, and
+what is refused where RDMA is required and can't be had. For the virtual machine of run-in-guest.
+
+    programs.py --olrun OLRUN --olmemserver OLMEMSERVER --olgpunode OLGPUNODE --olctl OLCTL PROGRAM
+"""
+import argparse, os, re, subprocess, sys, tempfile, threading, time
+
+MIB = 1 << 20
+BYTES = 32 * MIB
+PATIENCE = 120  # seconds: a virtual machine's processors may be interpreted
+
+
+class Daemon:
+    def __init__(self, argv, listening):
+        self.lines = []
+        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.address = None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if found := re.search(listening, line):
+                self.address = found.group(1)
+                break
+        assert self.address, "".join(self.lines)
+        threading.Thread(target=self.drain, daemon=True).start()
+
+    def drain(self):
+        self.lines += self.process.stdout
+
+    def end(self):
+        self.process.terminate()
+        status = self.process.wait(PATIENCE)
+        assert status == 0, (status, "".join(self.lines))
+
+
+def run(status, *argv):
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == status, f"{argv}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def main(args):
+    host = os.environ["RDMA_PEER_ADDR"]
+    os.environ.update(OL_SIM_VRAM=str(256 * MIB))
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"):
+            os.environ[name] = folder
+        key = os.path.join(folder, "key")
+        run(0, args.olctl, "keygen", "--name", "pair", "--out", key)
+        trust = ["--key", key, "--tls", "off"]
+        program = ["--", args.program, "--bytes", str(BYTES), "--seed", "1"]
+        required = [args.olrun, "--transport", "verbs", *trust]
+
+        start = time.monotonic()
+        memserver = Daemon([args.olmemserver, "--listen", f"{host}:0", "--memory", str(64 * MIB), "--slab", str(4 * MIB),
+                            "--reserve", "64MiB", "--transport", "verbs", *trust], r"listening on (\S+:\d+)")
+        said = run(0, *required, "--driver", "sim", "--vram", str(8 * MIB), "--host", str(8 * MIB), "--stats",
+                   "--memserver", memserver.address, *program)
+        assert "OK" in said and re.search(r"memservers +0 by tcp, 0 by shm, 1 by verbs", said), said
+        # Without RDMA on the program's side there is no link: it is said, and nothing starts.
+        said = run(2, args.olrun, "--transport", "verbs", "--key", key, "--driver", "sim", "--memserver", memserver.address, *program)
+        assert "tls = all" in said, said
+        said = run(2, args.olrun, "--transport", "tcp", *trust, "--driver", "sim", "--memserver", memserver.address, *program)
+        assert re.search("asks for tcp, and with it this node has verbs", said), said
+        memserver.end()
+        print(f"memserver: {time.monotonic() - start:.1f} s")
+
+        start = time.monotonic()
+        gpunode = Daemon([args.olgpunode, "--listen", f"{host}:0", "--driver", "sim", "--vram", str(64 * MIB),
+                          "--memory", str(64 * MIB), "--cache", "none", "--transport", "verbs", *trust],
+                         r"listening at (\S+:\d+)")
+        said = run(0, *required, "--log", "info", "--gpunode", gpunode.address, *program)
+        assert "OK" in said and "connecting again" not in said and "verbs" in said, said
+        gpunode.end()
+        print(f"gpunode: {time.monotonic() - start:.1f} s")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    for option in ("--olrun", "--olmemserver", "--olgpunode", "--olctl"):
+        parser.add_argument(option, required=True)
+    parser.add_argument("program")
+    sys.exit(main(parser.parse_args()))
