@@ -25,7 +25,7 @@ struct Limits {
   uint32_t handshakes =
       64;  // at the same time, of links; each with a connection more for each lane
   uint32_t handshakes_per_second = 1024;  // of links that begin; a quarter of them from one address
-  uint32_t handshake_ms = 5000;           // to a link that is up; to the first bytes at most 1000
+  uint32_t handshake_ms = 5000;           // to a greeting (first bytes: 1000), and again to a link
   uint32_t message_bytes = 64 << 10;      // the longest message
   uint32_t slices =
       4096;  // of reads and writes that a peer has asked for and that are not answered

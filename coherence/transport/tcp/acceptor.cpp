@@ -701,6 +701,7 @@ std::string Acceptor::hello(Handshake& shake) {
   if (!put(shake, &out, sizeof out)) return "it does not take the answer";
   if (setup.peer.tls == Tls::kOff) shake.stream.endTls();
   shake.state = Handshake::State::kLanes;
+  shake.begun_ms = nowMs();  // who is known now has as long again for lanes and queue pairs
   return "";
 }
 

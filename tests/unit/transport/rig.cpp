@@ -176,9 +176,12 @@ base::UniqueFd connectBlocking(const SocketAddress& to, int receive_buffer = 0) 
 }
 
 // Opens a link without a key; the acceptor's Hello.
-wire::Hello sayHello(const base::UniqueFd& fd, const wire::Hello& own) {
+wire::Hello sayHello(const base::UniqueFd& fd, const wire::Hello& own,
+                     std::chrono::milliseconds pause = {}) {
+  const wire::Preamble preamble;
+  REQUIRE(send(fd.get(), &preamble, sizeof preamble, MSG_NOSIGNAL) == sizeof preamble);
+  std::this_thread::sleep_for(pause);
   struct {
-    wire::Preamble preamble;
     wire::Header header;
     wire::Hello hello;
   } opening;
@@ -208,7 +211,7 @@ void showTicket(const base::UniqueFd& fd, const wire::Hello& hello) {
 
 }  // namespace
 
-RawPeer::RawPeer(const std::string& address, int receive_buffer) {
+RawPeer::RawPeer(const std::string& address, int receive_buffer, std::chrono::milliseconds pause) {
   const auto to = resolve(address, false).value().front();
   wire::Hello own;
   own.lanes = 1;
@@ -216,7 +219,8 @@ RawPeer::RawPeer(const std::string& address, int receive_buffer) {
   own.message_bytes = 4096;
   own.slices = own.requests = own.notices = own.stream = 16;
   control = connectBlocking(to, receive_buffer);
-  hello = sayHello(control, own);
+  hello = sayHello(control, own, pause);
+  std::this_thread::sleep_for(pause);
   lane = connectBlocking(to, receive_buffer);
   showTicket(lane, hello);
   wire::Header header;

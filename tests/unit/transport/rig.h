@@ -105,8 +105,10 @@ struct Pair {
 /// A peer that shakes hands properly over TCP, without a key and with one lane, and then does what
 /// a test makes it do.
 struct RawPeer {
-  /// `receive_buffer`: of both sockets, 0 as the system likes.
-  explicit RawPeer(const std::string& address, int receive_buffer = 0);
+  /// `receive_buffer`: of both sockets, 0 as the system likes. `pause`: before its greeting, and
+  /// again before the lane.
+  explicit RawPeer(const std::string& address, int receive_buffer = 0,
+                   std::chrono::milliseconds pause = {});
   base::UniqueFd control, lane;  // blocking
   wire::Hello hello;             // the acceptor's
 };

@@ -368,6 +368,14 @@ TEST_CASE("limits on handshakes", "[trust]") {
   REQUIRE(connect().ok());
 }
 
+TEST_CASE("who has said who it is has as long again for its lanes", "[trust]") {
+  Options options = optionsFor(Choice::kTcp);
+  options.limits.handshake_ms = 2000;
+  Target target(options);
+  const RawPeer slow(target.listener->address(), 0, 1200ms);
+  target.side.await(Kind::kUp);
+}
+
 TEST_CASE("handshakes a second", "[trust]") {
   Options options = optionsFor(Choice::kTcp);
   options.limits.handshakes_per_second = 20;
