@@ -4,8 +4,8 @@ virtual machine of run-in-guest.
     figures.py OLBENCH
 
 Fails where 2 MiB one-sided reads are below 90 % of ib_read_bw. The round trip is only told:
-ib_send_lat polls without end, a link's threads only for `spin_us`. Short parts say less than there
-is: up to 16 MiB are under way at their end, a third of a second of software RDMA."""
+ib_send_lat polls without end, a link's threads only for `spin_us`. Short parts can say less
+than there is: up to 16 MiB are under way at their end, a third of a second of software RDMA."""
 import json, os, re, shutil, statistics, subprocess, sys, time
 
 ROUNDS = 3

@@ -549,8 +549,8 @@ TEMPLATE_TEST_CASE("a key that was taken back refuses the operation, not the lin
   REQUIRE(pair.client.await(Kind::kRead).outcome == Outcome::kOk);
   REQUIRE(region->handedOut() == (shared && TestType::kKind == LinkKind::kShm));
   region.reset();
-  // What the owner said last is heard before: a message behind it has arrived. Messages have a queue
-  // pair of their own by RDMA: there a key that was never asked for has come behind it.
+  // What the owner said last is heard before: a message behind it has arrived. Messages have a
+  // queue pair of their own by RDMA: there a key that was never asked for has come behind it.
   REQUIRE(pair.peer->send(MessageClass::kNotice, bytesOf("gone")) == Outcome::kOk);
   pair.client.await(Kind::kMessage);
   const auto another = pair.server.add(there, kRemoteRead);
