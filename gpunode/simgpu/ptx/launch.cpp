@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <deque>
 #include <new>
+#include <utility>
 
 #include "gpunode/simgpu/ptx/warp.h"
 
@@ -52,7 +53,7 @@ class Scheduler {
       launch_.memory->leaveSlice();
       switch (progress) {
         case Progress::kFinished: {
-          spare = std::move(current);
+          spare = std::exchange(current, nullptr);
           const std::lock_guard lock(mutex_);
           --unfinished_;
           break;

@@ -79,9 +79,8 @@ class Lexer {
     while (pos_ < text_.size()) {
       const char c = text_[pos_];
       const bool more = pos_ + 1 < text_.size();
-      if (isWordPart(c)) {
-        ++pos_;
-      } else if (c == '.' && dots && more && isWordPart(text_[pos_ + 1])) {
+      const bool dot = c == '.' && dots && more && isWordPart(text_[pos_ + 1]);
+      if (isWordPart(c) || dot) {
         ++pos_;
       } else if (c == ':' && more && text_[pos_ + 1] == ':') {
         pos_ += 2;
