@@ -172,11 +172,6 @@ CUresult addFrames(PoolState& state, Region& region, Lock& lock) {
     base::warnOnce("managed without faults", "%s", added.error().message.c_str());
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  auto& owners = state.devices.managed_owners;
-  if (std::find(owners.begin(), owners.end(), region.device) == owners.end()) {
-    owners.push_back(region.device);
-    state.devices.managed_owner_count.store(static_cast<uint32_t>(owners.size()));
-  }
   return CUDA_SUCCESS;
 }
 

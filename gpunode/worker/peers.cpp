@@ -22,8 +22,10 @@ Result<PeerPtr> Peers::connect(unsigned slot, const std::string& address, uint64
   if (!options_.allowed) return Error{"the gpunode makes no links to others (--straight off)"};
   transport::Options network;
   // Shared memory by itself where both are on one host, whatever clients have to use.
-  const bool tcp = tcp_only || options_.choice == transport::Choice::kTcp;
-  network.choice = tcp ? transport::Choice::kTcp : transport::Choice::kAuto;
+  const bool shm = options_.choice == transport::Choice::kShm;
+  network.choice = tcp_only ? transport::Choice::kTcp
+                   : shm    ? transport::Choice::kAuto
+                            : options_.choice;
   network.tls = std::max(tls, options_.tls);
   network.connect_ms = kConnectMs;
   forward::setLanes(network);  // bulk, as a session's link

@@ -31,6 +31,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "base/settings.h"
+#include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/from_settings.h"
 #include "interpose/forward/sessions.h"
 #include "interpose/local/driver_loader.h"
@@ -79,6 +80,7 @@ void childAfterFork() {
   pager::Pool* made = g_made.load(std::memory_order_acquire);
   if (made == nullptr) return;
   ipcForked();
+  transport::closeInForkedChild();  // memservers would take the child for its parent
   g_forked.store(true, std::memory_order_release);
   made->forked();
 }

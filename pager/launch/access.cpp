@@ -149,7 +149,6 @@ CUresult Access::acquire() {
     }
     slot->leave();
   }
-  reachManaged(*stream);
   reachAcross(*stream);
   return acquireSlow();
 }
@@ -188,23 +187,6 @@ void Access::reachAcross(StreamState& stream) {
     if (driver.cuDeviceCanAccessPeer(&can, device, owner) != CUDA_SUCCESS || can == 0) continue;
     static_cast<void>(pool_.peerEnabled(device, owner));
   }
-}
-
-// Gives the device of an operation access to the memory of all that have managed memory: the
-// operation may reach some of it, and a program asks nobody before that.
-void Access::reachManaged(StreamState& stream) {
-  PoolState& state = *pool_.state_;
-  const uint32_t owners = state.devices.managed_owner_count.load(std::memory_order_acquire);
-  if (stream.managed_owners.load(std::memory_order_relaxed) == owners) return;
-  const CUdevice device = stream.device.load(std::memory_order_relaxed);
-  std::vector<CUdevice> all;
-  {
-    const Lock lock(state.mutex);
-    all = state.devices.managed_owners;
-  }
-  for (const CUdevice owner : all)
-    if (owner != device) static_cast<void>(pool_.peerEnabled(device, owner));
-  stream.managed_owners.store(owners, std::memory_order_relaxed);
 }
 
 void Access::submitted(CUresult result) {

@@ -79,7 +79,6 @@ class Access {
   CUresult acquireSlow();
   bool crosses(const StreamState& stream, const Region& region) const;
   void reachAcross(StreamState& stream);
-  void reachManaged(StreamState& stream);
   void findDevice(StreamState& stream) const;
 
   Pool& pool_;

@@ -216,7 +216,6 @@ StreamState* StreamTable::find(const StreamKey& key) {
     found->needs_drain = false;
     found->ended = false;
     found->device.store(-1);
-    found->managed_owners.store(0);
     found->generation.fetch_add(1, std::memory_order_release);
   }
   caches.last = &set.ways[set.oldest];

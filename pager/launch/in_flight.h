@@ -107,8 +107,6 @@ struct StreamState {
   std::atomic<uint64_t> completed{0};
   std::atomic<uint64_t> generation{0};  // odd: in use
   std::atomic<CUdevice> device{-1};     // of its context; known before its first launch is made
-  // Devices whose managed memory its own device can use by now, of Devices::managed_owners.
-  std::atomic<uint32_t> managed_owners{0};
   struct Mark {
     CUevent event;
     uint64_t number;

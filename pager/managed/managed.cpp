@@ -28,12 +28,15 @@ constexpr size_t kMostSubmitted = 256;
 }  // namespace
 
 namespace {
-// A page that is at one GPU is used by kernels of the others through that GPU's memory.
-Status checkPeers(const DriverApi& driver) {
+// The devices that the program sees. A page that is at one of them is used there by kernels of the
+// others.
+Result<std::vector<CUdevice>> devicesOf(const DriverApi& driver) {
   int count = 0;
   if (driver.cuDeviceGetCount(&count) != CUDA_SUCCESS) count = 0;
-  for (int device = 0; device < count; ++device) {
-    for (int peer = 0; peer < count; ++peer) {
+  std::vector<CUdevice> devices;
+  for (int device = 0; device < count; ++device) devices.push_back(device);
+  for (const CUdevice device : devices) {
+    for (const CUdevice peer : devices) {
       int can = 0;
       if (peer == device ||
           (driver.cuDeviceCanAccessPeer(&can, device, peer) == CUDA_SUCCESS && can != 0))
@@ -43,7 +46,7 @@ Status checkPeers(const DriverApi& driver) {
                    ". It is paged where a program sees one of them (CUDA_VISIBLE_DEVICES)"};
     }
   }
-  return {};
+  return devices;
 }
 }  // namespace
 
@@ -53,12 +56,14 @@ Managed::Managed(PoolState& state)
       elsewhere_(kPoolAgent, kEpoch, directory::kUnlimited, *this) {}
 
 Result<std::unique_ptr<Managed>> Managed::start(PoolState& state) {
-  if (const Status peers = checkPeers(state.driver); !peers) return peers.error();
+  auto devices = devicesOf(state.driver);
+  if (!devices) return devices.error();
   auto faults = openUserFaults();
   if (!faults) return faults.error();
   // The system's reads and writes of the program's memory would fail there.
   if (faults.value()->reach() != UserFaults::Reach::kAll) return Error{faults.value()->why()};
   std::unique_ptr<Managed> made(new Managed(state));
+  made->devices_ = std::move(devices.value());
   made->exchange_.join(kPoolAgent, kEpoch, [managed = made.get()] { managed->bell_.release(); });
   auto cpu = CpuAgent::start(made->exchange_, kCpuAgent, std::move(faults.value()),
                              [managed = made.get()] { managed->serveNow(); });
@@ -172,6 +177,7 @@ void Managed::drop(Region& region, Lock& lock) {
     if (managed.released < pages) state_.changed.wait_for(lock, std::chrono::milliseconds(1));
   }
   if (state_.stopped) return;
+  region.engine->expectNot(pages);
   subtract(counters().managed_allocations, 1);
   subtract(counters().managed_bytes, region.requested_bytes);
   lock.unlock();

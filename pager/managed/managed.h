@@ -75,6 +75,9 @@ class Managed final : private Residence<Lock> {
   /// The extent is parked and stays so, in answer to stop().
   void parked(Extent& extent, Lock& lock);
 
+  /// Whose kernels use managed memory, wherever it is: all that the program sees. Without the mutex.
+  std::span<const CUdevice> devices() const { return devices_; }
+
   /// The program's host functions. A launch behind one must not take what the function may touch.
   HostFunctions functions;
 
@@ -123,6 +126,7 @@ class Managed final : private Residence<Lock> {
   void violated(const directory::Action& action) override;
 
   PoolState& state_;
+  std::vector<CUdevice> devices_;  // since start()
   directory::Exchange exchange_;
   std::counting_semaphore<> bell_{0};
   std::atomic<bool> ended_{false};

@@ -113,7 +113,7 @@ CUresult Engine::protect(const std::vector<Extent*>& extents, Lock& lock) {
     const uint64_t bytes = extent->bytes();
     const bool read_only = extent->read_only;
     lock.unlock();
-    result = chunks_.protectAt(address, bytes, read_only);
+    result = chunks_.protectAt(address, bytes, read_only, sharersOf(*extent));
     lock.lock();
     if (!extent->mapped()) result = CUDA_SUCCESS;
   }

@@ -88,13 +88,21 @@ void ChunkStore::probeHost(int numa_node) {
   if (chunk != nullptr) destroyHost(chunk);
 }
 
-CUresult ChunkStore::protectAt(uint64_t address, uint64_t bytes, bool read_only) const {
+CUresult ChunkStore::protectAt(uint64_t address, uint64_t bytes, bool read_only,
+                               std::span<const CUdevice> sharers) const {
   std::array<CUmemAccessDesc, kMostPeers + 1> access;
   size_t count = 0;
   access[count++] = readWrite(CU_MEM_LOCATION_TYPE_DEVICE, device_, read_only);
   const size_t peers = peer_count_.load(std::memory_order_acquire);
   for (size_t i = 0; i < peers; ++i)
     access[count++] = readWrite(CU_MEM_LOCATION_TYPE_DEVICE, peers_[i], read_only);
+  const auto isListed = [&](CUdevice device) {
+    return std::any_of(access.begin(), access.begin() + count,
+                       [&](const auto& one) { return one.location.id == device; });
+  };
+  for (const CUdevice device : sharers)
+    if (count < access.size() && !isListed(device))
+      access[count++] = readWrite(CU_MEM_LOCATION_TYPE_DEVICE, device, read_only);
   return driver_.cuMemSetAccess(address, bytes, access.data(), count);
 }
 
@@ -113,10 +121,10 @@ bool ChunkStore::addPeer(CUdevice peer) {
 }
 
 CUresult ChunkStore::mapAt(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle,
-                           bool read_only) const {
+                           bool read_only, std::span<const CUdevice> sharers) const {
   CUresult result = driver_.cuMemMap(address, bytes, 0, handle, 0);
   if (result != CUDA_SUCCESS) return result;
-  result = protectAt(address, bytes, read_only);
+  result = protectAt(address, bytes, read_only, sharers);
   if (result != CUDA_SUCCESS) driver_.cuMemUnmap(address, bytes);
   return result;
 }

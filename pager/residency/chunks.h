@@ -12,6 +12,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -124,11 +125,12 @@ class ChunkStore {
   bool releasing() const { return destroying_ > 0 || !doomed_vram_.empty(); }
   uint64_t vramMade() const { return vram_made_; }
 
-  /// Maps a chunk at a global address for the device and its peers. Without the mutex.
+  /// Maps a chunk at a global address for the device, its peers and `sharers`. Without the mutex.
   CUresult mapAt(uint64_t address, uint64_t bytes, CUmemGenericAllocationHandle handle,
-                 bool read_only = false) const;
-  /// What is mapped there may be read only, or written again. Without the mutex.
-  CUresult protectAt(uint64_t address, uint64_t bytes, bool read_only) const;
+                 bool read_only = false, std::span<const CUdevice> sharers = {}) const;
+  /// What is mapped there may be read only, or written again, by all of these. Without the mutex.
+  CUresult protectAt(uint64_t address, uint64_t bytes, bool read_only,
+                     std::span<const CUdevice> sharers = {}) const;
   CUresult unmapAt(uint64_t address, uint64_t bytes) const {
     return driver_.cuMemUnmap(address, bytes);
   }

@@ -47,10 +47,6 @@ class Devices {
   std::set<CUdevice> vram_set;                       // budgets that were set meanwhile
   std::vector<std::pair<CUdevice, CUdevice>> peers;  // (who has access, to whose memory)
 
-  // --- managed memory, which kernels of every device may use -------------------------------------
-  std::vector<CUdevice> managed_owners;          // whose VRAM it comes to; only grows
-  std::atomic<uint32_t> managed_owner_count{0};  // of these; read without the mutex
-
  private:
   /// The engines, for a forked child. Those beyond the last place it does not need to know: a child
   /// ends no engine.

@@ -107,6 +107,8 @@ class Engine {
   /// So many pages will come to VRAM one by one, soon: chunks for them are made while the engine
   /// has nothing else to do.
   void expectPages(uint64_t pages);
+  /// They are freed, or the driver needs VRAM.
+  void expectNot(uint64_t pages);
   /// Gives every chunk back to the driver. After stop(), with all regions gone, before the context
   /// goes.
   void releaseAll();
@@ -328,7 +330,8 @@ class Engine {
   static constexpr uint64_t kInFlightBytes = 128ull << 20;
   /// Packing or unpacking that the GPU does not come to is given up after this time.
   static constexpr uint64_t kLateNs = 1'000'000'000;
-  static constexpr size_t kMostAtOnce = 16;  // fetches that one change of access maps
+  static constexpr uint64_t kMostAheadBytes = 1ull << 30;  // of chunks made ahead and free
+  static constexpr size_t kMostAtOnce = 16;                // fetches that one change of access maps
   static constexpr uint64_t kRefusalPauseNs = 100'000'000;  // after a fetch was refused
 
   // --- engine.cpp --------------------------------------------------------------------------------
@@ -342,6 +345,7 @@ class Engine {
   bool reached(CUevent event, Lock& lock);
   // --- fetches.cpp -------------------------------------------------------------------------------
   VramChunk* takeVram(const Extent& extent, Lock& lock);
+  std::span<const CUdevice> sharersOf(const Extent& extent) const;
   CUresult mapVram(const Extent& extent, const VramChunk& chunk, Lock& lock);
   bool mapEmpty(Extent& extent, Lock& lock);
   bool mapInPlace(Extent& extent, Lock& lock);

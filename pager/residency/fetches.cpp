@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "pager/clock.h"
+#include "pager/managed/managed.h"
 #include "pager/pool_state.h"
 #include "pager/residency/in_place.h"
 
@@ -27,13 +28,20 @@ void Engine::refused(const char* what, CUresult result) {
       device_, what, static_cast<int>(result));
 }
 
+/// Other devices whose kernels use the extent unasked. Without the mutex.
+std::span<const CUdevice> Engine::sharersOf(const Extent& extent) const {
+  if (extent.region->managed == nullptr) return {};
+  return pool_.managed->devices();
+}
+
 /// Maps a chunk where its extent is. Short of memory, the driver gets free chunks back before the
 /// second try.
 CUresult Engine::mapVram(const Extent& extent, const VramChunk& chunk, Lock& lock) {
   CUresult result = CUDA_SUCCESS;
   for (int tries = 0; tries < 2; ++tries) {
     lock.unlock();
-    result = chunks_.mapAt(extent.address, extent.bytes(), chunk.handle, extent.read_only);
+    result = chunks_.mapAt(extent.address, extent.bytes(), chunk.handle, extent.read_only,
+                           sharersOf(extent));
     lock.lock();
     if (result == CUDA_SUCCESS) pauses_.refusals = 0;
     if (result == CUDA_SUCCESS || endsContext(result) ||
@@ -201,7 +209,8 @@ bool Engine::finishRun(std::span<const Copy> copies, Lock& lock) {
     if (result != CUDA_SUCCESS) break;
     ++mapped;
   }
-  if (result == CUDA_SUCCESS) result = chunks_.protectAt(first.address, bytes, first.read_only);
+  if (result == CUDA_SUCCESS)
+    result = chunks_.protectAt(first.address, bytes, first.read_only, sharersOf(first));
   if (result != CUDA_SUCCESS)
     for (const Copy& copy : copies.first(mapped))
       chunks_.unmapAt(copy.extent->address, copy.extent->bytes());
@@ -274,8 +283,8 @@ bool Engine::mapInPlace(Extent& extent, Lock& lock) {
     return false;
   }
   lock.unlock();
-  const CUresult result =
-      chunks_.mapAt(extent.address, extent.bytes(), extent.host->handle, extent.read_only);
+  const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), extent.host->handle,
+                                        extent.read_only, sharersOf(extent));
   lock.lock();
   if (result != CUDA_SUCCESS) {
     setState(extent, before);
@@ -301,8 +310,18 @@ void Engine::expectPages(uint64_t pages) {
   wake();
 }
 
+void Engine::expectNot(uint64_t pages) {
+  flight_.expected_pages -= std::min(flight_.expected_pages, pages);
+}
+
+// Only where VRAM is to spare for others, too: they need some in which nothing is made.
 bool Engine::makeChunkAhead(Lock& lock) {
-  if (flight_.expected_pages == 0 || life_.broken) return false;
+  if (flight_.expected_pages == 0 || life_.broken || !wants_.empty() || debts_.any() ||
+      flight_.freeing_bytes > 0)
+    return false;
+  const uint64_t most = std::min(kMostAheadBytes, chunks_.vramBudget() / 4);
+  const uint64_t free = chunks_.vramAvailable() - (chunks_.vramBudget() - chunks_.vramMade());
+  if (free + kPageBytes > most) return false;
   --flight_.expected_pages;
   if (chunks_.makeVramAhead(0, lock)) return true;
   flight_.expected_pages = 0;

@@ -27,6 +27,7 @@ uint64_t Pool::relieve(CUdevice device, uint64_t bytes) {
   const uint64_t until = nowNs() + kReliefPatienceNs;
   const auto relief = std::make_shared<Relief>(Relief{bytes, 0});
   engine->addRelief(relief);
+  engine->expectNot(UINT64_MAX);  // no chunk takes what the driver is to have
   bool there = true;
   // What is given counts when the driver has got it: a pass that reads chunks puts that off.
   while (there && (relief->bytes > 0 || engine->chunks().releasing()) && !engine->broken() &&

@@ -15,7 +15,7 @@ namespace olpager::transport::wire {
 static_assert(std::endian::native == std::endian::little,
               "wire structures are little-endian in memory");
 
-inline constexpr uint8_t kVersion = 3;
+inline constexpr uint8_t kVersion = 4;
 
 enum class Frame : uint8_t {
   kHello = 1,  // the first in each direction; payload Hello

@@ -540,8 +540,18 @@ bool VerbsLink::open(const std::shared_ptr<Opening>& opening, Class klass) {
 
 void VerbsLink::opened(const std::shared_ptr<Opening>& opening) {
   if (opening->missing.fetch_sub(1) != 1) return;
+  // Memory that has ended meanwhile waits for this pin, and its windows close with it.
+  Pin still;
+  if (setup_.domain->pin(opening->key, 0, 0, kLocalOnly, still) != Outcome::kOk) {
+    wire::Header answer;
+    answer.frame = wire::Frame::kReached;
+    answer.key = opening->key;
+    answer.code = static_cast<uint32_t>(Outcome::kRevoked);
+    transmit(answer, {}, {});
+  } else {
+    tellReach(opening->key, opening->reach);
+  }
   opening->pin.reset();
-  tellReach(opening->key, opening->reach);
 }
 
 std::string VerbsLink::reachArrived(const wire::Header& header,

@@ -7,6 +7,12 @@
 
 namespace olpager::transport::verbs {
 
+Window::~Window() {
+  end();
+  const std::lock_guard lock(all_->mutex_);
+  all_->open_.erase(this);  // also where the card kept one of them
+}
+
 bool Window::end() {
   std::lock_guard lock(all_->mutex_);
   return all_->endOne(*this);

@@ -27,7 +27,7 @@ class Window final : public Registration {
  public:
   Window(std::shared_ptr<Windows> all, ibv_mr* of, const RegionEntry& entry)
       : all_(std::move(all)), of_(of), entry_(entry) {}
-  ~Window() override { end(); }
+  ~Window() override;
   bool end() override;
   /// True once: who asks first opens it.
   bool begin() { return !begun_.exchange(true); }

@@ -66,6 +66,22 @@ class Executors {
     }
     sent_.clear();
   }
+  // Both answer with this error.
+  template <typename Function, typename Write>
+  void refuse(Function function, CUresult error, Write write) {
+    for (RawSession& one : both_) {
+      Writer record = one.begin(function, true, 0);
+      write(record);
+      std::string answer = "no error";
+      try {
+        (void)one.ask(record);
+      } catch (const std::exception& failure) {
+        answer = failure.what();
+      }
+      check(answer.find(std::to_string(error)) != std::string::npos,
+            "an executor was to answer " + std::to_string(error) + ": " + answer);
+    }
+  }
   // The handle that both name so, which is to have this number.
   template <typename Function, typename Write>
   void make(const char* what, uint64_t number, Function function, Write write) {
@@ -158,15 +174,8 @@ void run(const std::string& first, const std::string& second) {
 
   // What is gone is so at both.
   executors.tell(api::Symbol::kCuStreamDestroy_v2, [&](Writer& record) { record.value(stream); });
-  bool refused = false;
-  try {
-    (void)executors.ask(api::Symbol::kCuStreamQuery, 0,
-                        [&](Writer& record) { record.value(stream); });
-  } catch (const std::exception& error) {
-    refused = std::string(error.what()).find(std::to_string(CUDA_ERROR_INVALID_HANDLE)) !=
-              std::string::npos;
-  }
-  check(refused, "a stream that was destroyed is still there");
+  executors.refuse(api::Symbol::kCuStreamQuery, CUDA_ERROR_INVALID_HANDLE,
+                   [&](Writer& record) { record.value(stream); });
 }
 
 }  // namespace
