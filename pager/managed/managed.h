@@ -75,7 +75,8 @@ class Managed final : private Residence<Lock> {
   /// The extent is parked and stays so, in answer to stop().
   void parked(Extent& extent, Lock& lock);
 
-  /// Whose kernels use managed memory, wherever it is: all that the program sees. Without the mutex.
+  /// Whose kernels use managed memory, wherever it is: all that the program sees. Without the
+  /// mutex.
   std::span<const CUdevice> devices() const { return devices_; }
 
   /// The program's host functions. A launch behind one must not take what the function may touch.
