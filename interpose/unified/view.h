@@ -21,10 +21,10 @@
 //
 // States of a number, at an executor: unknown -> bound (a call that made it, or binds it) -> gone
 // (its object was destroyed, or ended with its context or library). Nodes of a graph that is gone
-// stay bound: the driver may give another node the address of one, which then has that number. Who moves them: the worker that makes the call, under HandleTable's mutex. The
-// program's side keeps no table of numbers. All of a program's handles are of its one unified
-// session (sessionOfHandle). So to encode a call costs no lookup and no lock, and discrete sessions
-// know nothing of it.
+// stay bound: the driver may give another node the address of one, which then has that number. Who
+// moves them: the worker that makes the call, under HandleTable's mutex. The program's side keeps
+// no table of numbers. All of a program's handles are of its one unified session (sessionOfHandle).
+// So to encode a call costs no lookup and no lock, and discrete sessions know nothing of it.
 //
 // Owners. The session that the program has (Program::unified) owns what the program knows of its
 // objects: contexts, streams, allocations, captures (session_parts.h). An executor owns the
