@@ -34,6 +34,10 @@ void noteOwnDescriptor(int fd) {
   }
 }
 
+void forgetOwnDescriptor(int fd) {
+  if (fd >= 0 && static_cast<size_t>(fd) < kMost) g_entries[fd].inode.store(0);
+}
+
 void closeInForkedChild() {
   const size_t end = g_end.load();
   for (size_t fd = 0; fd < end; ++fd) {

@@ -6,9 +6,12 @@
 
 namespace olpager::transport {
 
-/// `fd` has just been opened by the transport. That it is closed need not be told: what has its
-/// number then is another thing.
+/// `fd` has just been opened by the transport. Of a socket, a file or shared memory it need not be
+/// told that it is closed: what has its number then is another thing.
 void noteOwnDescriptor(int fd);
+/// Before an event channel or an opened device is closed: others of the kind look just like it, the
+/// program's own among them.
+void forgetOwnDescriptor(int fd);
 /// Closes what was noted and is still the same. Descriptors beyond 65535 stay open.
 void closeInForkedChild();
 

@@ -140,7 +140,10 @@ Status MessagePair::open(rdma_cm_id* id) {
 MessagePair::~MessagePair() {
   if (sent_ != nullptr) api_.ibv_destroy_cq(sent_);
   if (arrived_ != nullptr) api_.ibv_destroy_cq(arrived_);
-  if (events_ != nullptr) api_.ibv_destroy_comp_channel(events_);
+  if (events_ != nullptr) {
+    forgetOwnDescriptor(events_->fd);
+    api_.ibv_destroy_comp_channel(events_);
+  }
 }
 
 // Before the queue pair goes: some cards forget then what is in its completion queue.

@@ -81,8 +81,14 @@ QueuePairs::~QueuePairs() {
   }
   messages_.reset();
   if (completions_ != nullptr) api_.ibv_destroy_cq(completions_);
-  if (events_ != nullptr) api_.ibv_destroy_comp_channel(events_);
-  if (channel_ != nullptr) api_.rdma_destroy_event_channel(channel_);
+  if (events_ != nullptr) {
+    forgetOwnDescriptor(events_->fd);
+    api_.ibv_destroy_comp_channel(events_);
+  }
+  if (channel_ != nullptr) {
+    forgetOwnDescriptor(channel_->fd);
+    api_.rdma_destroy_event_channel(channel_);
+  }
 }
 
 Status QueuePairs::openChannel() {
@@ -278,7 +284,10 @@ Result<std::unique_ptr<QueuePairListener>> QueuePairListener::make(const SocketA
 
 QueuePairListener::~QueuePairListener() {
   if (id_ != nullptr) api_.rdma_destroy_id(id_);
-  if (channel_ != nullptr) api_.rdma_destroy_event_channel(channel_);
+  if (channel_ != nullptr) {
+    forgetOwnDescriptor(channel_->fd);
+    api_.rdma_destroy_event_channel(channel_);
+  }
 }
 
 uint16_t QueuePairListener::port() const { return ntohs(api_.rdma_get_src_port(id_)); }

@@ -518,12 +518,21 @@ TEST_CASE("a forked child closes what the transport opened and nothing else", "[
   transport::noteOwnDescriptor(-1);
   const base::UniqueFd file(memfd_create("olpager-of-the-program", MFD_CLOEXEC));
   REQUIRE(dup2(file.get(), reused) == reused);
+  // Event channels all look alike.
+  const base::UniqueFd channel(eventfd(0, EFD_CLOEXEC)), gone(eventfd(0, EFD_CLOEXEC));
+  const base::UniqueFd programs_channel(eventfd(0, EFD_CLOEXEC));
+  REQUIRE((channel && gone && programs_channel));
+  transport::noteOwnDescriptor(channel.get());
+  transport::noteOwnDescriptor(gone.get());
+  transport::forgetOwnDescriptor(gone.get());
+  REQUIRE(dup2(programs_channel.get(), gone.get()) == gone.get());
   const pid_t child = fork();
   if (child == 0) {
     transport::closeInForkedChild();
-    const bool own_open = fcntl(own.get(), F_GETFD) >= 0;
+    const bool own_open = fcntl(own.get(), F_GETFD) >= 0 || fcntl(channel.get(), F_GETFD) >= 0;
     const bool others_open = fcntl(programs.get(), F_GETFD) >= 0 && fcntl(reused, F_GETFD) >= 0 &&
-                             fcntl(file.get(), F_GETFD) >= 0;
+                             fcntl(file.get(), F_GETFD) >= 0 && fcntl(gone.get(), F_GETFD) >= 0 &&
+                             fcntl(programs_channel.get(), F_GETFD) >= 0;
     _exit(own_open ? 1 : others_open ? 0 : 2);
   }
   int status = 0;
