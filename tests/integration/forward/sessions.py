@@ -494,8 +494,12 @@ def random_supervisor_kills(bench):
             count = work.split()[1] if work.split()[0] in ("step", "threads") else 0
             assert lines[-1] == f"ok {count}" or lines[-1].startswith("error "), f"{work}: {lines}: {client.log}"
             if lines[0] == "ready":
-                assert client.ask("step 1").startswith("error "), f"a success without a worker: {client.log}"
-                client.wait_log(r"the session on the gpunode is lost: \S")
+                answer = client.ask("step 1")
+                # One that has started late may have come to the next gpunode.
+                late = at_once and number % 2 == 1 and answer == "ok 1"
+                assert late or answer.startswith("error "), f"a success without a worker: {client.log}"
+                if not late:
+                    client.wait_log(r"the session on the gpunode is lost: \S")
             else:  # it had not got its session yet
                 client.wait_log(r"(gpunode|worker at) 127\.0\.0\.1:\d+: .|the session on the gpunode is lost: .")
             client.process.stdin.close()
