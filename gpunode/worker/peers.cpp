@@ -22,10 +22,11 @@ Result<PeerPtr> Peers::connect(unsigned slot, const std::string& address, uint64
   if (!options_.allowed) return Error{"the gpunode makes no links to others (--straight off)"};
   transport::Options network;
   // Shared memory by itself where both are on one host, whatever clients have to use.
-  const bool shm = options_.choice == transport::Choice::kShm;
-  network.choice = tcp_only ? transport::Choice::kTcp
-                   : shm    ? transport::Choice::kAuto
-                            : options_.choice;
+  if (tcp_only) {
+    network.choice = transport::Choice::kTcp;
+  } else if (options_.choice != transport::Choice::kShm) {
+    network.choice = options_.choice;
+  }
   network.tls = std::max(tls, options_.tls);
   network.connect_ms = kConnectMs;
   forward::setLanes(network);  // bulk, as a session's link

@@ -320,8 +320,7 @@ bool Engine::makeChunkAhead(Lock& lock) {
       flight_.freeing_bytes > 0)
     return false;
   const uint64_t most = std::min(kMostAheadBytes, chunks_.vramBudget() / 4);
-  const uint64_t free = chunks_.vramAvailable() - (chunks_.vramBudget() - chunks_.vramMade());
-  if (free + kPageBytes > most) return false;
+  if (chunks_.vramMade() - chunks_.vramInUse() + kPageBytes > most) return false;
   --flight_.expected_pages;
   if (chunks_.makeVramAhead(0, lock)) return true;
   flight_.expected_pages = 0;
