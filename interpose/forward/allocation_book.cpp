@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "interpose/forward/executor.h"
 #include "interpose/forward/session.h"
 
 namespace olpager::forward {
@@ -15,7 +16,7 @@ using space::kPageBytes;
 bool AllocationBook::ready(const Session& session) {
   if (!tried) {
     tried = true;
-    const Description& description = session.description();
+    const Description& description = session.executor().description();
     const uint64_t base = description.placed, bytes = description.placed_bytes;
     if (bytes == 0 || base % kPageBytes != 0 || bytes % kPageBytes != 0 || base + bytes < base)
       return false;

@@ -65,7 +65,8 @@ CUresult failedWith(const char* function, const std::exception& error) noexcept 
                                                                 : CUDA_ERROR_UNKNOWN;
 }
 
-Call::Call(uint16_t function, Session* session) : session_(session) {
+Call::Call(uint16_t function, Session* session)
+    : session_(session), executor_(session != nullptr ? &session->executor() : nullptr) {
   if (Buffers& free = buffers(); !free.empty()) {
     out_.bytes = std::move(free.back());
     free.pop_back();
@@ -75,7 +76,7 @@ Call::Call(uint16_t function, Session* session) : session_(session) {
 }
 
 Call::~Call() {
-  if (waits_) session_->leave(wait_);  // an exception came between
+  if (waits_) executor_->leave(wait_);  // an exception came between
   constexpr size_t kFree = 4, kLargest = 64 << 10;
   if (Buffers& free = buffers(); free.size() < kFree && out_.bytes.capacity() <= kLargest)
     free.push_back(std::move(out_.bytes));
@@ -113,12 +114,12 @@ CUresult Call::ready() {
 CUresult Call::begin(bool flush) {
   if (const CUresult error = ready(); error != CUDA_SUCCESS) return error;
   waits_ = true;  // also where it throws; a wait without a number is nobody's
-  waits_ = session_->begin(out_.bytes, bulk_, wait_, flush);
+  waits_ = executor_->begin(out_.bytes, bulk_, wait_, flush);
   return waits_ ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
 CUresult Call::finish() {
-  const CUresult result = session_->finish(wait_);
+  const CUresult result = executor_->finish(wait_);
   waits_ = false;
   reply_ = Reader(wait_.record);
   if (wait_.done) (void)reply_.value<AnswerHead>();
@@ -156,7 +157,7 @@ CUresult Call::cached() {
 }
 
 void Call::finishAhead() {
-  const CUresult result = session_->finish(wait_);
+  const CUresult result = executor_->finish(wait_);
   waits_ = false;
   if (result == CUDA_SUCCESS && wait_.answered) session_->answers().keep(out_.bytes, wait_.record);
 }
@@ -170,7 +171,7 @@ CUresult Call::oneWay(bool flush) {
       return fault;
   }
   forget();
-  return session_->post(out_.bytes, bulk_, flush);
+  return executor_->post(out_.bytes, bulk_, flush);
 }
 
 void Call::takeString(char* into, uint64_t count) {

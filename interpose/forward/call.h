@@ -16,6 +16,7 @@
 #include "interpose/api/range_extractors.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/devices.h"
+#include "interpose/forward/executor.h"
 #include "interpose/forward/session.h"
 #include "interpose/forward/sessions.h"
 
@@ -117,8 +118,10 @@ class Call {
   }
   /// Bytes behind the arguments, not copied before they are sent.
   void bulk(std::span<const std::byte> bytes) { bulk_ = bytes; }
-  /// Where it goes; null: nowhere.
+  /// Whose it is; null: nobody's, and it goes nowhere.
   Session* session() const { return session_; }
+  /// Where it goes.
+  Executor* executor() const { return executor_; }
   void needsNoContext() { head().context = 0; }
   void inContext(uint64_t context) { head().context = context; }
   void beforeInit() { before_init_ = true; }
@@ -179,6 +182,7 @@ class Call {
   static constexpr uint64_t kMostDeviceStructures = 4096;
 
   Session* session_ = nullptr;
+  Executor* executor_ = nullptr;  // of the session
   Writer out_;
   std::span<const std::byte> bulk_;
   Wait wait_;

@@ -14,6 +14,7 @@
 #include "interpose/forward/call.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/exchange.h"
+#include "interpose/forward/executor.h"
 #include "interpose/forward/host_functions.h"
 #include "interpose/forward/launch.h"
 #include "interpose/forward/session_contexts.h"
@@ -282,7 +283,7 @@ CUgraph capturedGraph(CUstream stream, bool per_thread) {
   CUgraph graph = nullptr;
   const auto offers = [&](api::Symbol symbol) {
     const Session* const session = Route().handle(stream).session();
-    return session != nullptr && session->offers(static_cast<size_t>(symbol));
+    return session != nullptr && session->executor().offers(static_cast<size_t>(symbol));
   };
   if (offers(api::Symbol::kCuStreamGetCaptureInfo_v2)) {
     (void)(per_thread ? ol_forward_generated_cuStreamGetCaptureInfo_v2_ptsz(

@@ -20,8 +20,14 @@ namespace olpager::forward {
 class Connection {
  public:
   /// To the gpunode at `gpunode`, for the program's session number `slot` of `slots`.
-  Connection(const base::Settings& settings, std::string gpunode, unsigned slot, unsigned slots)
-      : settings_(settings), gpunode_(std::move(gpunode)), slot_(slot), slots_(slots) {}
+  /// `domain`: of every link to the worker. What is registered in it keeps its key over lost links.
+  Connection(const base::Settings& settings, std::string gpunode, unsigned slot, unsigned slots,
+             transport::DomainPtr domain)
+      : settings_(settings),
+        gpunode_(std::move(gpunode)),
+        slot_(slot),
+        slots_(slots),
+        domain_(std::move(domain)) {}
 
   /// Asks the gpunode for a session and connects to its worker. The Error is one line.
   Status open(calls::Channel& channel);
@@ -31,8 +37,6 @@ class Connection {
   uint64_t number() const { return session_.session; }
   /// What the worker of the program's session in `slot` needs to connect to this one's worker.
   void nameToPeer(unsigned slot, PeerLinkHead* head, std::string* address) const;
-  /// Of every link to the worker: what is registered in it keeps its key over lost links.
-  const transport::DomainPtr& domain() const { return domain_; }
   /// Whether the worker maps memory that has a descriptor.
   bool sharesMemory() const { return shares_memory_; }
 
@@ -49,7 +53,7 @@ class Connection {
                               // something else elsewhere
   transport::Tls tls_ = transport::Tls::kAll;
   std::string link_;  // the last one's id
-  const transport::DomainPtr domain_ = transport::makeDomain();
+  const transport::DomainPtr domain_;
   std::atomic<bool> shares_memory_{false};
 };
 

@@ -12,6 +12,7 @@
 #include "interpose/forward/call.h"
 #include "interpose/forward/couriers.h"
 #include "interpose/forward/device_memory.h"
+#include "interpose/forward/executor.h"
 #include "interpose/forward/host_blocks.h"
 #include "interpose/forward/per_thread.h"
 #include "interpose/forward/session_contexts.h"
@@ -50,7 +51,7 @@ void askAhead(Session* session) {
     call->wants(call.get());
     if (call->begin(false) == CUDA_SUCCESS) calls.push_back(std::move(call));
   };
-  for (CUdevice device = 0; device < session->description().devices; ++device) {
+  for (CUdevice device = 0; device < session->executor().description().devices; ++device) {
     for (int attribute = 1; attribute < CU_DEVICE_ATTRIBUTE_MAX; ++attribute)
       ask(api::Symbol::kCuDeviceGetAttribute, static_cast<CUdevice_attribute>(attribute), device);
     ask(api::Symbol::kCuDeviceGetUuid, device);
@@ -223,7 +224,7 @@ bool deviceOf(uint64_t context, CUdevice* device) {
   const Session* const session = sessionOfHandle(context);
   if (session == nullptr) return false;
   const uint64_t first = primaryHandle(session->handleSlot(), 0);
-  if (context - first < static_cast<uint64_t>(session->description().devices)) {
+  if (context - first < static_cast<uint64_t>(session->executor().description().devices)) {
     *device = deviceOf(*session, static_cast<CUdevice>(context - first));
     return *device != CU_DEVICE_INVALID;
   }

@@ -16,6 +16,7 @@
 #include "interpose/forward/captures.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/driver_memory.h"
+#include "interpose/forward/executor.h"
 #include "interpose/forward/managed.h"
 #include "interpose/forward/session_contexts.h"
 #include "interpose/forward/session_parts.h"
@@ -183,7 +184,7 @@ CUresult noted(const CUdeviceptr* out, uint64_t bytes, CUstream stream, bool per
   if (const CUgraph graph = capturing() ? capturedGraph(stream, per_thread) : nullptr;
       graph != nullptr)
     noteAllocates(*session, graph);
-  const Description& description = session->description();
+  const Description& description = session->executor().description();
   if (*out - description.va_base >= description.va_size) {
     session->parts().driver_memory->note(*out, bytes);
   } else if (!capturing()) {  // what a graph allocates comes and goes with it

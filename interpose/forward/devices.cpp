@@ -9,6 +9,7 @@
 #include "forwarding/visible_devices.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/executor.h"
 #include "interpose/forward/program.h"
 #include "interpose/forward/session.h"
 
@@ -41,7 +42,7 @@ std::string uuidOf(const Place& place) {
 Status findDevices(std::span<Session* const> all) {
   std::vector<Place> found;
   for (Session* const session : all) {
-    for (CUdevice device = 0; device < session->description().devices; ++device)
+    for (CUdevice device = 0; device < session->executor().description().devices; ++device)
       found.push_back({session, device});
   }
   // One gpunode shows only those that are named.

@@ -20,6 +20,7 @@
 #include "interpose/forward/call.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/exchange.h"
+#include "interpose/forward/executor.h"
 #include "interpose/forward/stand_ins.h"
 #include "interpose/forward/window.h"
 
@@ -67,8 +68,8 @@ CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr
   const uint64_t address = window().take(mapped);
   if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   auto* const wanted = reinterpret_cast<void*>(address);
-  const bool shared =
-      std::any_of(with.begin(), with.end(), [](const Session* one) { return one->sharesMemory(); });
+  const bool shared = std::any_of(
+      with.begin(), with.end(), [](const Session* one) { return one->executor().sharesMemory(); });
   base::UniqueFd fd;
   void* const got = mapAt(wanted, mapped, shared, &fd);
   if (got == MAP_FAILED) {
@@ -210,7 +211,8 @@ void mapPinned(Session* session, uint64_t context) {
     if (!calls[i]->answered())
       base::logWarn(
           "gpunode %s can't map pinned memory at %p (CUDA error %d): kernels there can't use it",
-          session->gpunode().c_str(), reinterpret_cast<void*>(address), static_cast<int>(result));
+          session->executor().gpunode().c_str(), reinterpret_cast<void*>(address),
+          static_cast<int>(result));
   }
 }
 

@@ -18,7 +18,7 @@
 //    8  StandInTable::mutex          stand_in_table.h    stand-ins, and who needs them
 //    9  SessionContexts::mutex       session_contexts.h  which contexts there are; a Context is
 //                                                        used under it, and ends without it
-//   10  Session::waits_mutex_        session.h           who waits, who receives
+//   10  Executor::waits_mutex_       executor.h          who waits, who receives
 //       AnswerCache::mutex           answer_cache.h      answers that stay
 //       SetAttributes::mutex         kernel_attributes.h what was set of kernels
 //       Captures::mutex              captures.h          streams that capture, of a session
@@ -30,7 +30,7 @@
 //       TakenLaunches (launch.h), KernelAliases (kernel_attributes.h), CommonKernels (libraries.h),
 //       Linker and Linkers (links.h), NodeFunctions (graph_nodes.h), ToldNodes (node_calls.h),
 //       UserObjects (user_objects.h), SessionParts (session_parts.h), Arrivals (arrivals.h),
-//       HostFunctions (host_functions.h), Session::Attendant (session.h), Notifications
+//       HostFunctions (host_functions.h), Executor::Attendant (executor.h), Notifications
 //       (notifications.h), LogListeners::mutex (logs.h), Couriers (couriers.h), ThreadNumbers
 //       (threads.h), ExportedDescriptors (export_descriptors.h), KeptTexts (call.h)
 // clang-format on

@@ -1,55 +1,45 @@
-// A session with a worker: calls go out in one order, whoever waits for an answer receives by
-// itself.
+// What the program knows of one unit whose objects it uses: in the discrete view the GPUs of one
+// gpunode, in the unified view its one device. What it knows are the parts (session_parts.h),
+// answers that stay, what is on its way, and the numbers it has given out. The records themselves
+// go by its executor (executor.h), to which the session is where records come that nobody waits
+// for.
+//
+// States: made -> up (open, start) -> initialized (cuInit has succeeded) -> ended (its executor is
+// lost, or the program's end); final. In a forked child a session of its parent is out of reach,
+// and one is made anew only where the parent had not called cuInit yet.
 //
 // Thread-safety: everything from any thread. Made by sessions.h, one for each gpunode, never
 // destroyed. Errors: one line on standard error when the session is lost, then results of CUDA.
 //
-// Locks: Session::waits_mutex_ (who waits, who receives), with the channel's own below it; that of
-// the attendant, a leaf. What else a session has has locks of its own (locks.h). No lock is held
-// while a callback runs.
+// Locks: none of its own; what it has has locks of its own (locks.h). No lock is held while a
+// callback runs.
 #pragma once
 
 #include <cuda.h>
 
 #include <atomic>
-#include <condition_variable>
-#include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
-#include <span>
 #include <string>
-#include <unordered_map>
-#include <vector>
 
 #include "base/settings.h"
-#include "coherence/calls/channel.h"
+#include "coherence/transport/transport.h"
 #include "forwarding/wire/wire.h"
-#include "interpose/api/driver_symbols.h"
 
 namespace olpager::forward {
 
 class AnswerCache;
 class Arrivals;
+class Executor;
 class HostFunctions;
 struct SessionParts;
-
-/// A thread that waits for an answer.
-struct Wait {
-  uint32_t number = 0;
-  uint16_t function = 0;
-  bool done = false;
-  CUresult result = CUDA_SUCCESS;
-  bool answered = false;
-  std::vector<std::byte> record;  // the whole answer, its head in front
-};
 
 class Session {
  public:
   /// With the gpunode at `gpunode`: the program's session number `slot` of `slots`.
   Session(const base::Settings& settings, std::string gpunode, unsigned slot, unsigned slots);
-  /// Gets a session of the gpunode and connects to its worker. Then start() asks who it is; nothing
-  /// else before. Once each.
+  /// Gets its worker and connects to it. Then start() asks who it is; nothing else before. Once
+  /// each.
   Status open();
   Status start();
 
@@ -60,32 +50,11 @@ class Session {
   unsigned slot() const { return slot_; }
   /// In the numbers of its primary contexts.
   unsigned handleSlot() const { return unified_ ? kCommonSlot : slot_; }
-  const std::string& gpunode() const { return gpunode_; }
-  const Description& description() const { return description_; }
-  bool offers(size_t symbol) const {
-    return symbol < offered_.size() && offered_[symbol] != std::byte{0};
-  }
-
-  /// Sends a call and waits for its answer. `record` begins with a CallHead whose reply is filled
-  /// in here.
-  CUresult call(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait);
-  /// The same in two steps: several may be under way.
-  bool begin(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait,
-             bool flush);
-  CUresult finish(Wait& wait);
-  /// Instead of finish(): nobody comes back for the answer.
-  void leave(const Wait& wait);
-  /// Sends a call that nobody waits for; at the latest with the next that is flushed.
-  CUresult post(std::vector<std::byte>& record, std::span<const std::byte> bulk = {},
-                bool flush = false);
-
-  /// Memory that the worker is to read or write by itself is registered here. In place over lost
-  /// links.
-  const transport::DomainPtr& domain() const;
-  /// Whether the worker is on this host and maps memory that has a descriptor.
-  bool sharesMemory() const;
-  /// What the worker of the program's session in `slot` needs to connect to this one's worker.
-  void nameToPeer(unsigned slot, struct PeerLinkHead* head, std::string* address) const;
+  /// Where its calls go.
+  Executor& executor() const { return *executor_; }
+  /// Memory that workers are to read or write by themselves is registered here: with one key for
+  /// whichever executor, in place over lost links.
+  const transport::DomainPtr& domain() const { return domain_; }
 
   uint64_t newNumber() { return newNumbers(1); }
   /// The first of so many.
@@ -114,11 +83,12 @@ class Session {
   /// Something will come that nobody waits for: receives also when no thread does. It has come, or
   /// does not any more: nothingComes().
   void somethingComes();
-  void nothingComes(uint32_t count = 1) { attendant_.comes.fetch_sub(count); }
+  void nothingComes(uint32_t count = 1) { coming_.fetch_sub(count); }
   /// somethingComes(), behind a call that is posted next: that wakes who receives.
-  void somethingComesBehindCall() { attendant_.comes.fetch_add(1); }
+  void somethingComesBehindCall() { coming_.fetch_add(1); }
+  bool coming() const { return coming_.load() != 0; }
   /// Sends what was posted.
-  void flush() { (void)channel_.flush(); }
+  void flush();
 
   /// What is to be told of the calls in the current context that nobody waited for: by every call
   /// what broke the context; by one that `tells` what one of this thread has failed with, else one
@@ -136,22 +106,17 @@ class Session {
   void atExit();
   bool ended() const { return ended_.load(); }
 
- private:
-  void resume();
-  void say(Operation operation, uint32_t number);
-  void lost(const std::string& why);
-  void dispatch(std::vector<std::byte>& record);
-  void noteReceived();
-  void receiveFor(Wait& wait);
-  void attend();
+  // By the executor, which holds no lock meanwhile.
+  /// A record that nobody waits for. Returns what is wrong with it, or null.
+  const char* heard(const AnswerHead& head, Reader body);
+  /// The executor is lost for good; `leaving`: since goodbye was said.
+  void lost(const Executor& executor, const std::string& why, bool leaving);
 
-  const std::string gpunode_;
+ private:
   const unsigned slot_, slots_;
   const bool unified_;
-  calls::Channel channel_;
-  std::unique_ptr<class Connection> connection_;
-  Description description_{};
-  std::vector<std::byte> offered_;
+  const transport::DomainPtr domain_;
+  const std::unique_ptr<Executor> executor_;
   const std::unique_ptr<SessionParts> parts_;
   const std::unique_ptr<AnswerCache> answers_;
   const std::unique_ptr<Arrivals> arrivals_;
@@ -160,26 +125,7 @@ class Session {
   std::atomic<uint64_t>& numbers_;  // those, or the program's
   std::atomic<bool> initialized_{false};
   std::atomic<bool> ended_{false};
-  std::atomic<bool> leaving_{false};  // goodbye is being said
-
-  std::mutex waits_mutex_;
-  std::condition_variable turn_;
-  bool receiving_ = false;
-  uint32_t waiting_threads_ = 0;
-  uint32_t next_wait_ = 1;
-  std::unordered_map<uint32_t, Wait*> waits_;
-  uint64_t received_ = 0;  // records
-  std::string why_lost_;
-
-  // The thread that flushes what nobody waits for, and receives when nobody else does.
-  struct Attendant {
-    std::mutex mutex;
-    std::condition_variable due;
-    std::atomic<bool> sleeps{false};
-    std::atomic<uint64_t> posts{0};
-    std::atomic<uint32_t> comes{0};  // answers that nobody waits for
-  };
-  Attendant attendant_;
+  std::atomic<uint32_t> coming_{0};  // answers that nobody waits for
 };
 
 }  // namespace olpager::forward

@@ -17,6 +17,7 @@
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/devices.h"
 #include "interpose/forward/driver_memory.h"
+#include "interpose/forward/executor.h"
 #include "interpose/forward/read_environment.h"
 #include "interpose/forward/session.h"
 #include "interpose/forward/straight_copies.h"
@@ -55,10 +56,11 @@ __attribute__((destructor)) void end() {
 Status checkRanges(std::span<Session* const> all) {
   for (size_t i = 0; i < all.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
-      const Description &a = all[i]->description(), &b = all[j]->description();
+      const Description &a = all[i]->executor().description(),
+                        &b = all[j]->executor().description();
       if (a.va_base < b.va_base + b.va_size && b.va_base < a.va_base + a.va_size)
         return Error{
-            "gpunodes " + all[j]->gpunode() + " and " + all[i]->gpunode() +
+            "gpunodes " + all[j]->executor().gpunode() + " and " + all[i]->executor().gpunode() +
             " use the same addresses: their settings va_base and va_size have to be the same"};
     }
   }
@@ -145,7 +147,7 @@ Session* sessionOfHandle(uint64_t handle) {
 
 Session* sessionOfRange(uint64_t address) {
   for (Session* const session : existingSessions()) {
-    const Description& description = session->description();
+    const Description& description = session->executor().description();
     if (address - description.va_base < description.va_size) return session;
   }
   return nullptr;

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "forwarding/wire/straight.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/executor.h"
 
 namespace olpager::forward {
 namespace {
@@ -23,7 +24,7 @@ PeerLinked connect(Session& from, Session& to, std::string* text, CUresult* resu
   Call call(Operation::kPeerLink, &from);
   PeerLinkHead head;
   std::string address;
-  to.nameToPeer(from.slot(), &head, &address);
+  to.executor().nameToPeer(from.slot(), &head, &address);
   call.value(head);
   call.value(static_cast<uint32_t>(address.size()));
   call.raw(address.data(), address.size());
@@ -53,15 +54,17 @@ PeerLinked link(Pair& pair, Session& low, Session& high, uint64_t* number) {
       return PeerLinked::kNo;  // one of them is lost: whatever is tried says so
     ++pair.link;
     if (pair.linked != PeerLinked::kNo) {
-      base::logInfo("copies between gpunodes %s and %s go straight: %s", low.gpunode().c_str(),
-                    high.gpunode().c_str(), how.c_str());
+      base::logInfo("copies between gpunodes %s and %s go straight: %s",
+                    low.executor().gpunode().c_str(), high.executor().gpunode().c_str(),
+                    how.c_str());
     } else {
       pair.retry = Clock::now() + kRetry;
       if (!pair.told)
         base::logWarn(
             "copies between gpunodes %s and %s go through this program: %s; the other way round: "
             "%s",
-            low.gpunode().c_str(), high.gpunode().c_str(), how.c_str(), back.c_str());
+            low.executor().gpunode().c_str(), high.executor().gpunode().c_str(), how.c_str(),
+            back.c_str());
       pair.told = true;
     }
   }

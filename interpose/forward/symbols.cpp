@@ -9,6 +9,7 @@
 #include "interpose/forward/call.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/driver_tables.h"
+#include "interpose/forward/executor.h"
 #include "interpose/forward/program.h"
 
 namespace olpager::forward {
@@ -37,7 +38,7 @@ void* resolve(api::Symbol symbol) {
   if (!api::isDeclared(symbol)) return nullptr;
   // cuInit says why there is no session; until then everything has a function.
   for (const Session* const session : sessions()) {
-    if (!session->offers(static_cast<size_t>(symbol))) return nullptr;
+    if (!session->executor().offers(static_cast<size_t>(symbol))) return nullptr;
   }
   const View& view = program().parts().connecting->view;  // set before anything is resolved
   void* const its = view.function != nullptr ? view.function(symbol) : nullptr;
@@ -80,7 +81,7 @@ CUresult ol_forward_cuDriverGetVersion(int* version) {
   // Without a session a runtime is to come as far as cuInit, which says what is wrong.
   *version = all.empty() ? CUDA_VERSION : kKnownVersion;
   for (const Session* const session : all)
-    *version = std::min(*version, session->description().driver_version);
+    *version = std::min(*version, session->executor().description().driver_version);
   return CUDA_SUCCESS;
 }
 

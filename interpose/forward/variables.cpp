@@ -24,6 +24,7 @@
 #include "interpose/forward/captures.h"
 #include "interpose/forward/driver_memory.h"
 #include "interpose/forward/exchange.h"
+#include "interpose/forward/executor.h"
 #include "interpose/forward/host_blocks.h"
 #include "interpose/forward/session_parts.h"
 
@@ -116,7 +117,7 @@ CUresult adopt(Session* session, uint64_t address, uint64_t bytes, const Variabl
                     "gpunode %s has it at 0x%llx, where this program has memory of its own (%s); "
                     "another run has other "
                     "addresses",
-                    session->gpunode().c_str(), static_cast<unsigned long long>(address),
+                    session->executor().gpunode().c_str(), static_cast<unsigned long long>(address),
                     got == MAP_FAILED ? std::strerror(errno) : "taken");
       (void)Gone(session, address).sync();
       return outOfReach(name, why);

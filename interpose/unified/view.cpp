@@ -5,6 +5,7 @@
 
 #include "base/format.h"
 #include "base/log.h"
+#include "interpose/forward/executor.h"
 #include "interpose/forward/session.h"
 #include "interpose/forward/sessions.h"
 
@@ -14,12 +15,12 @@ namespace {
 // Settings name one gpunode; how many of its GPUs the program sees only its worker tells.
 Status accepts(std::span<forward::Session* const> all) {
   for (const forward::Session* const session : all) {
-    const int devices = session->description().devices;
+    const int devices = session->executor().description().devices;
     if (devices > 1)
       return Error{base::format(
           "view = unified: one GPU so far, and the program sees {} of gpunode {}: choose one "
           "(CUDA_VISIBLE_DEVICES=0), or see each as a device (--view discrete)",
-          devices, session->gpunode())};
+          devices, session->executor().gpunode())};
   }
   return {};
 }

@@ -1,0 +1,321 @@
+#include "interpose/forward/executor.h"
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "interpose/api/driver_symbols.h"
+#include "interpose/api/forward_functions.h"
+#include "interpose/forward/connection.h"
+#include "interpose/forward/contexts.h"
+#include "interpose/forward/device_memory.h"
+#include "interpose/forward/session.h"
+#include "interpose/forward/threads.h"
+#include "interpose/forward/trips.h"
+
+namespace olpager::forward {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kSlice = 100ms;  // of a wait: looks at the executor's end in between
+constexpr auto kBatch = 50us;   // what nobody waits for is sent after so long
+constexpr auto kAwake = 2ms;    // without calls before the attendant sleeps
+constexpr auto kLook = 1ms;     // between looks at what comes by itself
+constexpr auto kLongest = 1s;   // of the attendant's sleep
+
+}  // namespace
+
+Executor::Executor(const base::Settings& settings, std::string gpunode, unsigned slot,
+                   unsigned slots, Session& session)
+    : gpunode_(std::move(gpunode)),
+      session_(session),
+      connection_(std::make_unique<Connection>(settings, gpunode_, slot, slots, session.domain())) {
+}
+
+Executor::~Executor() = default;
+
+Status Executor::open() { return connection_->open(channel_); }
+
+Status Executor::start() {
+  Writer writer;
+  writer.value(CallHead{static_cast<uint16_t>(Operation::kDescribe), 0, 0, 0, 0, 0});
+  Wait wait;
+  if (call(writer.bytes, {}, wait) != CUDA_SUCCESS)
+    return Error{"gpunode " + gpunode_ + ": " +
+                 (why_lost_.empty() ? "the worker can't start" : why_lost_)};
+  Reader reader(wait.record);
+  (void)reader.value<AnswerHead>();
+  description_ = reader.value<Description>();
+  const auto offered = reader.raw(api::kSymbolCount);
+  if (!reader.ok() || description_.specification != kSpecification)
+    return Error{"gpunode " + gpunode_ + " is of another version than this one"};
+  offered_.assign(offered.begin(), offered.end());
+  std::thread([this] { attend(); }).detach();
+  base::logInfo("forwarded mode: gpunode %s, session %016llx, %d device(s), CUDA %d.%d",
+                gpunode_.c_str(), static_cast<unsigned long long>(connection_->number()),
+                description_.devices, description_.driver_version / 1000,
+                description_.driver_version % 1000 / 10);
+  return {};
+}
+
+bool Executor::sharesMemory() const { return connection_->sharesMemory(); }
+void Executor::nameToPeer(unsigned slot, PeerLinkHead* head, std::string* address) const {
+  connection_->nameToPeer(slot, head, address);
+}
+
+// --- calls ---------------------------------------------------------------------------------------
+
+bool Executor::begin(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait,
+                     bool flush) {
+  auto& head = *reinterpret_cast<CallHead*>(record.data());
+  head.thread = thisThread();
+  if (session_.othersCall()) head.flags |= kOthersCall;
+  noteCall(session_, head.function);
+  {
+    std::lock_guard lock(waits_mutex_);
+    if (ended_) return false;
+    wait.number = next_wait_++;
+    if (next_wait_ == 0) next_wait_ = 1;
+    waits_.emplace(wait.number, &wait);
+  }
+  head.reply = wait.number;
+  wait.function = head.function;
+  if (channel_.write({record, bulk}, flush)) return true;
+  std::lock_guard lock(waits_mutex_);
+  waits_.erase(wait.number);
+  return false;
+}
+
+CUresult Executor::finish(Wait& wait) {
+  if (!base::logs(base::LogLevel::kDebug)) {  // which tells of the trips
+    receiveFor(wait);
+    return wait.result;
+  }
+  const auto begun = std::chrono::steady_clock::now();
+  receiveFor(wait);
+  noteTrip(session_, wait.function, std::chrono::steady_clock::now() - begun);
+  return wait.result;
+}
+
+void Executor::leave(const Wait& wait) {
+  std::lock_guard lock(waits_mutex_);
+  waits_.erase(wait.number);
+}
+
+CUresult Executor::call(std::vector<std::byte>& record, std::span<const std::byte> bulk,
+                        Wait& wait) {
+  if (!begin(record, bulk, wait, true)) return wait.result = CUDA_ERROR_DEVICE_UNAVAILABLE;
+  return finish(wait);
+}
+
+CUresult Executor::post(std::vector<std::byte>& record, std::span<const std::byte> bulk,
+                        bool flush) {
+  auto& head = *reinterpret_cast<CallHead*>(record.data());
+  head.thread = thisThread();
+  head.reply = 0;
+  noteCall(session_, head.function);
+  if (ended_.load(std::memory_order_relaxed)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  if (!channel_.write({record, bulk}, flush)) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  attendant_.posts.fetch_add(1, std::memory_order_relaxed);
+  if (attendant_.sleeps.load()) {
+    std::lock_guard lock(attendant_.mutex);
+    attendant_.due.notify_one();
+  }
+  return CUDA_SUCCESS;
+}
+
+// One of the threads that wait receives, for all of them; the others sleep until their answer is
+// there or it is their turn.
+void Executor::receiveFor(Wait& wait) {
+  std::vector<std::byte> record;
+  std::unique_lock lock(waits_mutex_);
+  while (!wait.done) {
+    if (ended_) {
+      wait.result = CUDA_ERROR_DEVICE_UNAVAILABLE;
+      break;
+    }
+    if (receiving_) {
+      ++waiting_threads_;
+      turn_.wait_for(lock, kSlice);
+      --waiting_threads_;
+      continue;
+    }
+    receiving_ = true;
+    struct Turn {  // over also where something is thrown: somebody else receives then
+      Executor& executor;
+      std::unique_lock<std::mutex>& lock;
+      ~Turn() {
+        if (!lock.owns_lock()) lock.lock();
+        executor.receiving_ = false;
+        if (executor.waiting_threads_ != 0) executor.turn_.notify_all();
+      }
+    } const turn{*this, lock};
+    while (!wait.done && !ended_) {
+      lock.unlock();
+      const auto got = channel_.read(record, kSlice);
+      if (got == calls::Channel::Read::kRecord) {
+        dispatch(record);
+      } else if (got == calls::Channel::Read::kDown) {
+        resume();
+      }
+      lock.lock();
+    }
+  }
+  waits_.erase(wait.number);
+}
+
+// The link is down: makes it again, or the executor is lost.
+void Executor::resume() {
+  // Who has heard goodbye ends the link, maybe before its reply is read: no reason for a line.
+  const bool tells = !leaving_;
+  if (tells)
+    base::logWarn("gpunode %s: disconnected (%s); connecting again", gpunode_.c_str(),
+                  channel_.reason().c_str());
+  const Status again = connection_->reopen(channel_);
+  if (!again.ok()) {
+    lost(again.error().message);
+  } else if (tells) {
+    base::logWarn("gpunode %s: connected again", gpunode_.c_str());
+  }
+}
+
+void Executor::lost(const std::string& why) {
+  {
+    std::lock_guard lock(waits_mutex_);
+    if (ended_.exchange(true)) return;
+    why_lost_ = why;
+    turn_.notify_all();
+  }
+  channel_.close(why);
+  session_.lost(*this, why, leaving_);
+}
+
+void Executor::dispatch(std::vector<std::byte>& record) {
+  Reader reader(record);
+  const auto head = reader.value<AnswerHead>();
+  if (!reader.ok()) {
+    channel_.close("a record without a head");
+    return;
+  }
+  switch (head.kind) {
+    case Answer::kReply: {
+      std::lock_guard lock(waits_mutex_);
+      ++received_;
+      const auto found = waits_.find(head.number);
+      if (found == waits_.end()) break;
+      Wait& wait = *found->second;
+      wait.result = static_cast<CUresult>(head.result);
+      wait.answered = head.function != 0;
+      wait.record.swap(record);
+      wait.done = true;
+      if (waiting_threads_ != 0) turn_.notify_all();
+      break;
+    }
+    case Answer::kEnds: {
+      const std::string why(reinterpret_cast<const char*>(record.data() + sizeof head),
+                            record.size() - sizeof head);
+      lost(base::printable(why));
+      break;
+    }
+    default:
+      noteReceived();
+      if (const char* const wrong = session_.heard(head, reader); wrong != nullptr)
+        channel_.close(wrong);
+  }
+}
+
+void Executor::noteReceived() {
+  std::lock_guard lock(waits_mutex_);
+  ++received_;
+}
+
+// --- what nobody waits for -----------------------------------------------------------------------
+
+void Executor::wake() {
+  std::lock_guard lock(attendant_.mutex);
+  attendant_.due.notify_one();
+}
+
+// Of none of the program's threads.
+void Executor::say(Operation operation, uint32_t number) {
+  Writer said;
+  said.value(CallHead{static_cast<uint16_t>(operation), 0, 0, 0, 0, 0});
+  said.value(number);
+  (void)channel_.write({said.bytes}, true);
+}
+
+// Awake while calls come that nobody waits for, and while something comes that nobody receives;
+// else asleep. Now and then it looks what the worker tells by itself (a context that a kernel has
+// ended, text): soon after the last call, and then at growing distances.
+void Executor::attend() {
+  std::vector<std::byte> record;
+  uint64_t seen = 0, received_before = 0;
+  auto active = std::chrono::steady_clock::now(), looked = active;
+  auto rest = std::chrono::milliseconds(kAwake);
+  while (!ended_) {
+    if (channel_.unsent()) (void)channel_.flush();
+    const uint64_t posts = attendant_.posts.load(std::memory_order_relaxed);
+    const auto now = std::chrono::steady_clock::now();
+    if (posts != seen) active = now, rest = kAwake;
+    seen = posts;
+    const bool comes = session_.coming();
+    // A link that is lost while nobody waits is made again: the worker may be in the middle of a
+    // bulk copy.
+    const bool receives = comes || channel_.unsent() || !channel_.linkUp();
+    if (receives || channel_.readable() || now - looked >= kLook) {
+      looked = now;
+      std::unique_lock lock(waits_mutex_);
+      // Who waits for an answer receives what comes before it too: only when nobody does.
+      const bool idle = !receiving_ && received_ == received_before;
+      received_before = received_;
+      if (idle) {
+        receiving_ = true;
+        lock.unlock();
+        // While calls come, for no longer than they may wait for their flush.
+        const auto patience = !receives               ? 0us
+                              : now - active < kAwake ? std::chrono::microseconds(kBatch)
+                                                      : 1ms;
+        const auto got = channel_.read(record, patience);
+        if (got == calls::Channel::Read::kRecord) dispatch(record);
+        if (got == calls::Channel::Read::kDown && !ended_) resume();
+        lock.lock();
+        receiving_ = false;
+        if (got == calls::Channel::Read::kRecord) received_before = received_;
+        if (waiting_threads_ != 0) turn_.notify_all();
+        lock.unlock();
+        if (receives || got != calls::Channel::Read::kNothing) continue;
+      }
+    }
+    if (now - active < kAwake) {
+      std::this_thread::sleep_for(kBatch);
+      continue;
+    }
+    std::unique_lock lock(attendant_.mutex);
+    // Somebody else receives, and sends what finds room by that.
+    if (comes || channel_.unsent()) {
+      attendant_.due.wait_for(lock, 1ms);
+      continue;
+    }
+    attendant_.sleeps.store(true);
+    if (attendant_.posts.load() == seen && !channel_.unsent() && !session_.coming())
+      attendant_.due.wait_for(lock, rest);
+    attendant_.sleeps.store(false);
+    rest = std::min<std::chrono::milliseconds>(2 * rest, kLongest);
+  }
+}
+
+void Executor::sayGoodbye() {
+  if (ended_) return;
+  Writer goodbye;
+  goodbye.value(CallHead{static_cast<uint16_t>(Operation::kGoodbye), 0, 0, 0, 0, 0});
+  Wait wait;
+  leaving_.store(true);
+  (void)call(goodbye.bytes, {}, wait);
+  std::lock_guard lock(waits_mutex_);
+  ended_.store(true);
+}
+
+}  // namespace olpager::forward

@@ -1,0 +1,133 @@
+// An executor: one worker of a gpunode, and the way to it. Records go out in one order, whoever
+// waits for an answer receives by itself. What the program knows of its objects is the session's
+// (session.h): an executor knows no handle, no stream and no memory, only records and waits.
+//
+// States: made -> up (open, start) -> ended (lost, or the program's end); final. Over links that
+// are lost and had again it stays up (connection.h). Who moves it: the thread that opens the
+// session; whoever receives and finds the link gone; atExit.
+//
+// Owner: its session, for the life of the process. Threads: the caller's, and one of its own, the
+// attendant, which flushes what nobody waits for and receives when nobody else does. Thread-safety:
+// everything from any thread, but open() and start(). Errors: one line on standard error when the
+// executor is lost, by the session; then results of CUDA.
+//
+// Locks: Executor::waits_mutex_ (who waits, who receives), with the channel's own below it; that of
+// the attendant, a leaf. Neither is held while the session hears of a record, and none of two
+// executors at once.
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/settings.h"
+#include "coherence/calls/channel.h"
+#include "forwarding/wire/wire.h"
+
+namespace olpager::forward {
+
+class Session;
+
+/// A thread that waits for an answer of one executor's.
+struct Wait {
+  uint32_t number = 0;
+  uint16_t function = 0;
+  bool done = false;
+  CUresult result = CUDA_SUCCESS;
+  bool answered = false;
+  std::vector<std::byte> record;  // the whole answer, its head in front
+};
+
+class Executor {
+ public:
+  /// At the gpunode `gpunode`, which is told that it is number `slot` of the `slots` workers that
+  /// the program has. What comes by itself `session` hears of.
+  Executor(const base::Settings& settings, std::string gpunode, unsigned slot, unsigned slots,
+           Session& session);
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  /// Gets a worker of the gpunode and connects to it. Then start() asks who it is; nothing else
+  /// before. Once each.
+  Status open();
+  Status start();
+
+  const std::string& gpunode() const { return gpunode_; }
+  const Description& description() const { return description_; }
+  bool offers(size_t symbol) const {
+    return symbol < offered_.size() && offered_[symbol] != std::byte{0};
+  }
+  /// Whether the worker is on this host and maps memory that has a descriptor.
+  bool sharesMemory() const;
+  /// What the program's worker in `slot` needs to connect to this one.
+  void nameToPeer(unsigned slot, struct PeerLinkHead* head, std::string* address) const;
+
+  /// Sends a call and waits for its answer. `record` begins with a CallHead whose reply is filled
+  /// in here.
+  CUresult call(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait);
+  /// The same in two steps: several may be under way.
+  bool begin(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait,
+             bool flush);
+  CUresult finish(Wait& wait);
+  /// Instead of finish(): nobody comes back for the answer.
+  void leave(const Wait& wait);
+  /// Sends a call that nobody waits for; at the latest with the next that is flushed.
+  CUresult post(std::vector<std::byte>& record, std::span<const std::byte> bulk = {},
+                bool flush = false);
+  /// Sends an operation with one number, of none of the program's threads, now.
+  void say(Operation operation, uint32_t number);
+  /// Sends what was posted.
+  void flush() { (void)channel_.flush(); }
+  /// Something comes that nobody waits for (Session::comes): the attendant looks.
+  void wake();
+
+  /// The program ends, and waits until the worker has heard so.
+  void sayGoodbye();
+
+ private:
+  void resume();
+  void lost(const std::string& why);
+  void dispatch(std::vector<std::byte>& record);
+  void noteReceived();
+  void receiveFor(Wait& wait);
+  void attend();
+
+  const std::string gpunode_;
+  Session& session_;
+  calls::Channel channel_;
+  std::unique_ptr<class Connection> connection_;
+  Description description_{};
+  std::vector<std::byte> offered_;
+  std::atomic<bool> ended_{false};
+  std::atomic<bool> leaving_{false};  // goodbye is being said
+
+  std::mutex waits_mutex_;
+  std::condition_variable turn_;
+  bool receiving_ = false;
+  uint32_t waiting_threads_ = 0;
+  uint32_t next_wait_ = 1;
+  std::unordered_map<uint32_t, Wait*> waits_;
+  uint64_t received_ = 0;  // records
+  std::string why_lost_;
+
+  // The thread that flushes what nobody waits for, and receives when nobody else does.
+  struct Attendant {
+    std::mutex mutex;
+    std::condition_variable due;
+    std::atomic<bool> sleeps{false};
+    std::atomic<uint64_t> posts{0};
+  };
+  Attendant attendant_;
+};
+
+}  // namespace olpager::forward
