@@ -1,0 +1,323 @@
+#include "interpose/unified/home.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "base/space/pages.h"
+#include "coherence/pages/batch.h"
+
+namespace olpager::unified {
+
+using directory::Action;
+using directory::ActionKind;
+using directory::Age;
+using directory::kHome;
+using directory::kNoAgent;
+using directory::Message;
+using directory::Mode;
+using space::kPageBytes;
+
+namespace {
+
+constexpr directory::Epoch kEpoch = 1;  // an executor that is lost ends the session
+constexpr size_t kMostRegions = 4096;   // of one record
+
+Error refused(unsigned executor, const std::string& why) {
+  return Error{"executor " + std::to_string(executor) + ": " + why};
+}
+
+}  // namespace
+
+Home::Home(std::vector<uint64_t> rooms)
+    : rooms_(std::move(rooms)),
+      directory_(kNoAgent),  // nothing is pushed
+      placed_(rooms_.size()),
+      outboxes_(rooms_.size()) {
+  assert(!rooms_.empty() && rooms_.size() <= directory::kMostAgents);
+  for (size_t i = 0; i < rooms_.size(); ++i)
+    directory_.join(static_cast<directory::AgentId>(i), kEpoch);
+}
+
+// --- regions -------------------------------------------------------------------------------------
+
+bool Home::add(uint64_t base, uint64_t bytes) {
+  assert(base % kPageBytes == 0 && bytes % kPageBytes == 0 && bytes != 0);
+  const uint64_t pages = bytes / kPageBytes;
+  std::lock_guard lock(mutex_);
+  if (pages > std::accumulate(rooms_.begin(), rooms_.end(), uint64_t{0}) - pages_) return false;
+  const ExtentId first = takeExtents(pages);
+  regions_[base] = {.pages = pages, .first = first};
+  for (ExtentId extent = first; extent < first + pages; ++extent) page_of_[extent] = {.base = base};
+  directory_.allocate(first, static_cast<ExtentId>(pages));
+  pages_ += pages;
+  ++told_;
+  for (Outbox& outbox : outboxes_)
+    outbox.regions.push_back({.base = base, .pages = static_cast<uint32_t>(pages), .first = first});
+  return true;
+}
+
+void Home::remove(uint64_t base) {
+  std::lock_guard lock(mutex_);
+  const auto found = regions_.find(base);
+  if (found == regions_.end() || found->second.removed) return;
+  Region& region = found->second;
+  region.removed = true;
+  for (ExtentId extent = region.first; extent < region.first + region.pages; ++extent)
+    place(extent, kNowhere);
+  directory_.free(region.first, static_cast<ExtentId>(region.pages), actions_);
+  const Status freed = carryOut();
+  assert(freed.ok());  // what is asked for here is no violation
+}
+
+std::vector<uint64_t> Home::released() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(released_, {});
+}
+
+uint64_t Home::freePages() const {
+  std::lock_guard lock(mutex_);
+  return std::accumulate(rooms_.begin(), rooms_.end(), uint64_t{0}) - pages_;
+}
+
+// The first run of numbers that is large enough, else new ones.
+directory::ExtentId Home::takeExtents(uint64_t pages) {
+  const auto free = std::find_if(free_extents_.begin(), free_extents_.end(),
+                                 [&](const auto& run) { return run.second >= pages; });
+  if (free == free_extents_.end()) {
+    const auto first = static_cast<ExtentId>(page_of_.size());
+    page_of_.resize(page_of_.size() + pages);
+    return first;
+  }
+  const auto [first, count] = *free;
+  free_extents_.erase(free);
+  if (count != pages) free_extents_[first + static_cast<ExtentId>(pages)] = count - pages;
+  return first;
+}
+
+void Home::giveExtents(ExtentId first, uint64_t pages) {
+  auto run = free_extents_.emplace(first, pages).first;
+  if (const auto next = std::next(run);
+      next != free_extents_.end() && next->first == run->first + run->second) {
+    run->second += next->second;
+    free_extents_.erase(next);
+  }
+  if (run == free_extents_.begin()) return;
+  const auto before = std::prev(run);
+  if (before->first + before->second != run->first) return;
+  before->second += run->second;
+  free_extents_.erase(run);
+}
+
+// --- operations ----------------------------------------------------------------------------------
+
+// Each page once, in order.
+std::vector<Home::Run> Home::runsOf(std::span<const Named> named) const {
+  std::vector<Run> runs;
+  for (const Named& one : named) {
+    const auto after = regions_.upper_bound(one.address);
+    if (after == regions_.begin()) continue;
+    const auto& [base, region] = *std::prev(after);
+    const uint64_t page = (one.address - base) / kPageBytes;
+    if (region.removed || page >= region.pages) continue;
+    Run run{region.first, region.first + static_cast<ExtentId>(region.pages)};
+    if (one.bytes != 0) {
+      const uint64_t left = region.pages * kPageBytes - (one.address - base);
+      const uint64_t last = one.address - base + std::min(one.bytes, left) - 1;
+      run = {region.first + static_cast<ExtentId>(page),
+             region.first + static_cast<ExtentId>(last / kPageBytes) + 1};
+    }
+    runs.push_back(run);
+  }
+  std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.first < b.first; });
+  size_t kept = 0;
+  for (size_t i = 1; i < runs.size(); ++i) {
+    if (runs[i].first <= runs[kept].end) {
+      runs[kept].end = std::max(runs[kept].end, runs[i].end);
+    } else {
+      runs[++kept] = runs[i];
+    }
+  }
+  if (!runs.empty()) runs.resize(kept + 1);
+  return runs;
+}
+
+uint64_t Home::costAt(unsigned executor, std::span<const Run> runs) const {
+  uint64_t moved = 0, more = 0;
+  for (const Run& run : runs) {
+    for (ExtentId extent = run.first; extent < run.end; ++extent) {
+      const uint8_t at = page_of_[extent].placed;
+      if (at == executor) continue;
+      ++more;
+      if (at != kNowhere) ++moved;
+    }
+  }
+  const uint64_t then = placed_[executor] + more, room = rooms_[executor];
+  return moved + (then > room ? 2 * (then - room) : 0);
+}
+
+unsigned Home::route(std::span<const Named> named, unsigned at) const {
+  std::lock_guard lock(mutex_);
+  const std::vector<Run> runs = runsOf(named);
+  unsigned best = at;
+  uint64_t least = costAt(at, runs);
+  for (unsigned executor = 0; executor < rooms_.size() && least != 0; ++executor) {
+    const uint64_t cost = executor == at ? least : costAt(executor, runs);
+    if (cost < least) best = executor, least = cost;
+  }
+  return best;
+}
+
+Home::Sent Home::send(unsigned executor, std::span<const Named> named, bool ahead) {
+  assert(executor < rooms_.size());
+  const auto agent = static_cast<directory::AgentId>(executor);
+  std::lock_guard lock(mutex_);
+  const Age age = directory_.operation();
+  directory_.sent(age, agent);
+  for (const Run& run : runsOf(named)) {
+    for (ExtentId extent = run.first; extent < run.end; ++extent) {
+      place(extent, agent);
+      const bool there =
+          directory_.owner(extent) == agent && directory_.phase(extent) == directory::Phase::kRest;
+      if (ahead && !there) directory_.ask(age, agent, extent, 1, Mode::kOwn, actions_);
+    }
+  }
+  const Status asked = carryOut();
+  assert(asked.ok());
+  return {.age = age, .oldest = directory_.oldest(), .regions = told_};
+}
+
+void Home::cancel(Age age) {
+  std::lock_guard lock(mutex_);
+  directory_.cancel(age, actions_);
+  const Status told = carryOut();
+  assert(told.ok());
+}
+
+bool Home::complete(Age age) const {
+  std::lock_guard lock(mutex_);
+  return directory_.complete(age);
+}
+
+void Home::place(ExtentId extent, uint8_t executor) {
+  uint8_t& placed = page_of_[extent].placed;
+  if (placed != kNowhere) --placed_[placed];
+  placed = executor;
+  if (placed != kNowhere) ++placed_[placed];
+}
+
+// While something is under way for an extent its owner says nothing of where it will be.
+void Home::settle(ExtentId extent) {
+  const directory::AgentId owner = directory_.owner(extent);
+  if (owner != kNoAgent && directory_.phase(extent) == directory::Phase::kRest)
+    place(extent, owner);
+}
+
+uint64_t Home::placed(unsigned executor) const {
+  std::lock_guard lock(mutex_);
+  return placed_[executor];
+}
+
+std::optional<unsigned> Home::ownerOf(uint64_t address) const {
+  const Named named[] = {{address, 1}};
+  std::lock_guard lock(mutex_);
+  const std::vector<Run> runs = runsOf(named);
+  if (runs.empty()) return std::nullopt;
+  const directory::AgentId owner = directory_.owner(runs.front().first);
+  return owner == kNoAgent ? std::nullopt : std::optional<unsigned>(owner);
+}
+
+// --- records -------------------------------------------------------------------------------------
+
+Status Home::carryOut() {
+  Status status;
+  for (const Action& action : actions_) {
+    switch (action.kind) {
+      case ActionKind::kSend:
+        outboxes_[action.message.to].messages.push_back(action.message);
+        break;
+      case ActionKind::kReleased: {
+        const auto found = regions_.find(page_of_[action.extent].base);
+        Region& region = found->second;
+        if (++region.released != region.pages) break;
+        pages_ -= region.pages;
+        giveExtents(region.first, region.pages);
+        released_.push_back(found->first);
+        regions_.erase(found);
+        break;
+      }
+      default:  // nobody is lost here, so nothing else can be right
+        status =
+            Error{"the ownership protocol was violated at extent " + std::to_string(action.extent)};
+    }
+  }
+  actions_.clear();
+  return status;
+}
+
+Status Home::hear(unsigned executor, const Message& message) {
+  if (message.from != executor)
+    return Error{"it speaks for executor " + std::to_string(message.from)};
+  if (message.to != kHome) {  // of a giver to a taker, in the order of the giver's messages
+    if (message.to >= rooms_.size() || message.to == executor)
+      return Error{"it speaks to executor " + std::to_string(message.to)};
+    outboxes_[message.to].messages.push_back(message);
+    return {};
+  }
+  directory_.receive(message, actions_);
+  const bool of_extent = message.kind != directory::MessageKind::kFenced &&
+                         message.kind != directory::MessageKind::kCompleted;
+  if (Status carried = carryOut(); !carried.ok()) return carried;
+  if (of_extent && message.extent < page_of_.size()) settle(message.extent);
+  return {};
+}
+
+Status Home::receive(unsigned executor, std::span<const std::byte> record) {
+  forward::PagesHead head;
+  if (record.size() < sizeof head) return refused(executor, "a record of pages without a head");
+  std::memcpy(&head, record.data(), sizeof head);
+  if (head.kind != forward::PagesKind::kMessages || head.count != 0)
+    return refused(executor, "a record of pages that no executor sends");
+  std::lock_guard lock(mutex_);
+  std::vector<Message> messages;
+  if (const auto decoded = pages::decode(record.subspan(sizeof head),
+                                         static_cast<ExtentId>(page_of_.size()), messages);
+      !decoded.ok())
+    return refused(executor, decoded.error().message);
+  for (const Message& message : messages) {
+    if (const Status heard = hear(executor, message); !heard.ok())
+      return refused(executor, heard.error().message);
+  }
+  return {};
+}
+
+std::vector<std::byte> Home::take(unsigned executor) {
+  std::lock_guard lock(mutex_);
+  Outbox& outbox = outboxes_[executor];
+  forward::PagesHead head;
+  std::vector<std::byte> body;
+  if (!outbox.regions.empty()) {
+    const size_t count = std::min(outbox.regions.size(), kMostRegions);
+    head = {.kind = forward::PagesKind::kRegions, .count = static_cast<uint32_t>(count)};
+    const auto bytes = std::as_bytes(std::span(outbox.regions).first(count));
+    body.assign(bytes.begin(), bytes.end());
+    outbox.regions.erase(outbox.regions.begin(),
+                         outbox.regions.begin() + static_cast<ptrdiff_t>(count));
+  } else if (!outbox.messages.empty()) {
+    std::span<const Message> left = outbox.messages;
+    body = pages::encode(left);
+    outbox.messages.erase(outbox.messages.begin(),
+                          outbox.messages.end() - static_cast<ptrdiff_t>(left.size()));
+  } else {
+    return {};
+  }
+  std::vector<std::byte> record(sizeof head);
+  std::memcpy(record.data(), &head, sizeof head);
+  record.insert(record.end(), body.begin(), body.end());
+  return record;
+}
+
+}  // namespace olpager::unified

@@ -1,0 +1,143 @@
+// The home of a unified view: which pages there are, which executor has them, and where an
+// operation goes. It holds the directory (coherence/directory/directory.h), whose agents are the
+// executors: agent i is executor i. Pure: no I/O, no clock. What is to be sent lies in an outbox
+// for each executor, which whoever moves records empties (take), and what has come it is given
+// (receive).
+//
+// Nothing of the product makes one yet: two gpunodes are refused in the unified view. What is
+// missing is in docs/internals/coherence.md, "A launch over two executors".
+//
+//   region     add -> told to all executors -> remove -> forgotten by each -> released: its
+//              addresses and extents may be given out again
+//   operation  route (a question) -> send: it has an age, and what it names is asked for ahead
+//              -> complete (its executor says so, kCompleted); or cancel
+//   page       nobody's -> placed: where the last operation that named it was sent -> the owner's,
+//              as soon as nothing is under way for it. What a kernel reaches without naming it is
+//              so found too
+//
+// Routing. An operation goes where the fewest pages have to move for it: those that it names and
+// that are elsewhere, and, where the executor would have more pages than room, as many again twice,
+// since others leave and come back. Equal costs keep it where its stream is. What is placed counts,
+// not what is owned: the operations before have been sent, and will have moved it.
+//
+// Room. The program gets no more pages than all executors have room for together (add). An
+// executor's pager has tiers below its VRAM, so the agents are not bounded here and nothing is ever
+// pushed: `rooms` decide where operations go.
+//
+// Thread-safety: any thread. Lock: mutex_, a leaf; steps of the directory run under it. Ages are
+// given out in the order of send(): whoever sends an operation keeps its place among those of its
+// stream by a lock of its own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "coherence/directory/directory.h"
+#include "forwarding/wire/pages_wire.h"
+
+namespace olpager::unified {
+
+/// Device memory that an operation names: `bytes` from the address on, or with 0 all of the region
+/// that the address is in. What is in no region is nobody's, and left out.
+struct Named {
+  uint64_t address = 0;
+  uint64_t bytes = 0;
+};
+
+class Home {
+ public:
+  /// `rooms`: pages that each executor has room for. At least one executor, at most kMostAgents.
+  explicit Home(std::vector<uint64_t> rooms);
+
+  /// A new region at [base, + bytes), whole pages that are in no other one. False: there is no room
+  /// for it.
+  [[nodiscard]] bool add(uint64_t base, uint64_t bytes);
+  /// The program has freed the region that begins there: no operation that is under way uses it.
+  void remove(uint64_t base);
+  /// Bases of regions that are released since the last call.
+  std::vector<uint64_t> released();
+  /// Pages that the program may still get.
+  uint64_t freePages() const;
+
+  /// What an operation's record says beside its call.
+  struct Sent {
+    directory::Age age = 0;
+    directory::Age oldest = 0;  // all operations below are complete
+    uint64_t regions = 0;       // told so far: the executor has to know of as many first
+  };
+  /// Where an operation is best sent whose stream is at executor `at`.
+  unsigned route(std::span<const Named> named, unsigned at) const;
+  /// It goes to that executor. `ahead`: what it names is asked for now; not of an operation that
+  /// waits for a younger one.
+  Sent send(unsigned executor, std::span<const Named> named, bool ahead);
+  /// It was not sent after all.
+  void cancel(directory::Age age);
+  bool complete(directory::Age age) const;
+
+  /// The body and head of a record that an executor has sent. An Error: it is not to be trusted any
+  /// more, and the session can't go on.
+  Status receive(unsigned executor, std::span<const std::byte> record);
+  /// The next record for an executor; empty: there is none. Records go in the order in which they
+  /// are taken.
+  std::vector<std::byte> take(unsigned executor);
+
+  /// Pages that are placed at an executor.
+  uint64_t placed(unsigned executor) const;
+  /// Who owns the page of an address; nullopt: nobody, or it is in no region.
+  std::optional<unsigned> ownerOf(uint64_t address) const;
+
+ private:
+  using ExtentId = directory::ExtentId;
+  static constexpr uint8_t kNowhere = directory::kNoAgent;
+
+  struct Region {
+    uint64_t pages = 0;
+    ExtentId first = 0;
+    bool removed = false;
+    uint64_t released = 0;  // pages that all executors have forgotten
+  };
+  struct Page {
+    uint8_t placed = kNowhere;
+    uint64_t base = 0;  // of its region
+  };
+  struct Outbox {
+    std::vector<forward::RegionRecord> regions;  // before the messages
+    std::vector<directory::Message> messages;
+  };
+
+  /// Extents in a row.
+  struct Run {
+    ExtentId first = 0, end = 0;
+  };
+
+  // All under mutex_.
+  std::vector<Run> runsOf(std::span<const Named> named) const;
+  uint64_t costAt(unsigned executor, std::span<const Run> runs) const;
+  void place(ExtentId extent, uint8_t executor);
+  void settle(ExtentId extent);
+  Status carryOut();
+  Status hear(unsigned executor, const directory::Message& message);
+  ExtentId takeExtents(uint64_t pages);
+  void giveExtents(ExtentId first, uint64_t pages);
+
+  mutable std::mutex mutex_;
+  const std::vector<uint64_t> rooms_;
+  directory::Directory directory_;
+  directory::Actions actions_;                 // of the present step
+  std::map<uint64_t, Region> regions_;         // by base
+  uint64_t told_ = 0;                          // regions
+  uint64_t pages_ = 0;                         // in regions that are not released
+  std::vector<Page> page_of_;                  // by extent
+  std::map<ExtentId, uint64_t> free_extents_;  // first and count
+  std::vector<uint64_t> placed_;
+  std::vector<Outbox> outboxes_;
+  std::vector<uint64_t> released_;
+};
+
+}  // namespace olpager::unified

@@ -1,0 +1,442 @@
+// The home of a unified view and executors of the test's, each with the product's own agent: what
+// goes between them are records, and bytes are copied from frame to frame. Programs of several
+// streams, by chance; each page is compared with what the same operations make of it one after the
+// other.
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+
+#include "base/space/pages.h"
+#include "coherence/directory/agent.h"
+#include "coherence/pages/batch.h"
+#include "interpose/unified/home.h"
+#include "tests/catch.h"
+
+using namespace olpager;
+using directory::Action;
+using directory::ActionKind;
+using directory::Age;
+using directory::ExtentId;
+using directory::Message;
+using forward::PagesHead;
+using forward::PagesKind;
+using forward::RegionRecord;
+using space::kPageBytes;
+using unified::Home;
+using unified::Named;
+
+namespace {
+
+constexpr uint64_t kBase = 0x7c01'0000'0000;
+constexpr uint64_t addressOf(uint64_t page) { return kBase + page * kPageBytes; }
+
+using Record = std::vector<std::byte>;
+
+Record recordOf(std::span<const Message> messages) {
+  const PagesHead head;
+  Record record(sizeof head);
+  std::memcpy(record.data(), &head, sizeof head);
+  const Record body = pages::encode(messages);
+  record.insert(record.end(), body.begin(), body.end());
+  return record;
+}
+
+/// What it does to its pages: each becomes a number of all of them and of the operation.
+struct Operation {
+  size_t number = 0;
+  unsigned stream = 0;
+  std::vector<uint64_t> pages;  // named, and then those that are only reached
+  size_t named = 0;
+  Home::Sent sent{};
+  unsigned executor = 0;
+  enum class State { kArrived, kNeeding, kRunnable, kSubmitted, kComplete } state = State::kArrived;
+};
+
+template <typename Get, typename Set>
+void run(const Operation& operation, Get get, Set set) {
+  uint64_t sum = operation.number;
+  for (const uint64_t page : operation.pages) sum = sum * 0x9e3779b97f4a7c15u + get(page);
+  for (const uint64_t page : operation.pages) set(page, ++sum);
+}
+
+class Executor {
+ public:
+  explicit Executor(unsigned number)
+      : agent_(static_cast<directory::AgentId>(number), 1, directory::kUnlimited) {}
+
+  struct Fetch {
+    ExtentId extent;
+    directory::AgentId from;
+    directory::Number number;
+  };
+
+  void hear(const Record& record) {
+    PagesHead head;
+    REQUIRE(record.size() > sizeof head);
+    std::memcpy(&head, record.data(), sizeof head);
+    const auto body = std::span(record).subspan(sizeof head);
+    if (head.kind == PagesKind::kRegions) {
+      REQUIRE(body.size() == head.count * sizeof(RegionRecord));
+      for (uint32_t i = 0; i < head.count; ++i) {
+        RegionRecord region;
+        std::memcpy(&region, body.data() + i * sizeof region, sizeof region);
+        agent_.resize(region.first + region.pages);
+        extents_ = std::max(extents_, region.first + region.pages);
+        for (uint32_t page = 0; page < region.pages; ++page)
+          extent_of_[(region.base - kBase) / kPageBytes + page] = region.first + page;
+        ++regions;
+      }
+      return;
+    }
+    std::vector<Message> messages;
+    REQUIRE(pages::decode(body, extents_, messages).ok());
+    for (const Message& message : messages) step([&](auto& out) { agent_.receive(message, out); });
+  }
+
+  void begin(Operation& operation) {
+    REQUIRE(regions >= operation.sent.regions);
+    operations_[operation.sent.age] = &operation;
+    operation.state = Operation::State::kNeeding;
+    std::vector<directory::Need> needs;
+    for (const uint64_t page : operation.pages)
+      needs.push_back({extent_of_.at(page), directory::Mode::kOwn});
+    step([&](auto& out) { agent_.begin(operation.sent.age, needs, operation.sent.oldest, out); });
+  }
+  void submit(Operation& operation) {
+    if (!agent_.submit(operation.sent.age)) {
+      operation.state = Operation::State::kNeeding;
+      return;
+    }
+    operation.state = Operation::State::kSubmitted;
+    run(
+        operation, [&](uint64_t page) { return at(page); },
+        [&](uint64_t page, uint64_t value) { at(page) = value; });
+  }
+  void complete(Operation& operation) {
+    operation.state = Operation::State::kComplete;
+    step([&](auto& out) { agent_.complete(operation.sent.age, out); });
+  }
+  void land(std::vector<std::unique_ptr<Executor>>& all) {
+    const Fetch fetch = fetches.front();
+    fetches.pop_front();
+    frames_[fetch.extent] = all[fetch.from]->frames_.at(fetch.extent);
+    step([&](auto& out) { agent_.landed(fetch.extent, fetch.number, out); });
+  }
+  uint64_t valueOf(uint64_t page) const { return frames_.at(extent_of_.at(page)); }
+
+  std::deque<Message> said;
+  std::deque<Fetch> fetches;
+  uint64_t regions = 0;
+
+ private:
+  uint64_t& at(uint64_t page) {
+    const ExtentId extent = extent_of_.at(page);
+    REQUIRE(mapped_.contains(extent));
+    return frames_.at(extent);
+  }
+
+  template <typename Step>
+  void step(Step&& step) {
+    directory::Actions actions;
+    step(actions);
+    for (const Action& action : actions) carryOut(action);
+  }
+  void carryOut(const Action& action) {
+    switch (action.kind) {
+      case ActionKind::kSend:
+        return said.push_back(action.message);
+      case ActionKind::kMap:
+        mapped_.insert(action.extent);
+        return;
+      case ActionKind::kUnmap:
+        mapped_.erase(action.extent);
+        return;
+      case ActionKind::kFetch:
+        return fetches.push_back({action.extent, action.peer, action.number});
+      case ActionKind::kAbort:
+        std::erase_if(fetches, [&](const Fetch& one) { return one.extent == action.extent; });
+        return;
+      case ActionKind::kClear:
+        frames_[action.extent] = 0;
+        return;
+      case ActionKind::kFree:
+        frames_.erase(action.extent);
+        return;
+      case ActionKind::kRunnable:
+        operations_.at(action.age)->state = Operation::State::kRunnable;
+        return;
+      case ActionKind::kClaimLost:
+        return;
+      default:
+        FAIL("action " << static_cast<int>(action.kind));
+    }
+  }
+
+  directory::Agent agent_;
+  ExtentId extents_ = 0;
+  std::map<uint64_t, ExtentId> extent_of_;
+  std::map<ExtentId, uint64_t> frames_;
+  std::set<ExtentId> mapped_;
+  std::map<Age, Operation*> operations_;
+};
+
+/// A program by chance, over so many executors.
+class World {
+ public:
+  World(uint64_t seed, std::vector<uint64_t> rooms) : random_(seed), home_(rooms) {
+    for (unsigned i = 0; i < rooms.size(); ++i) {
+      all_.push_back(std::make_unique<Executor>(i));
+      rooms_ += rooms[i];
+    }
+  }
+
+  void go(unsigned streams, size_t operations) {
+    // Each stream has pages of its own, in regions of one to three.
+    std::vector<std::vector<uint64_t>> pages(streams);
+    std::map<uint64_t, uint64_t> regions;
+    uint64_t next = 0;
+    for (uint64_t left = rooms_; left != 0;) {
+      const uint64_t count = std::min(left, 1 + below(3));
+      REQUIRE(home_.add(addressOf(next), count * kPageBytes));
+      regions[addressOf(next)] = count;
+      auto& of = pages[below(streams)];
+      for (uint64_t page = 0; page < count; ++page) of.push_back(next + page);
+      next += count + 1;
+      left -= count;
+    }
+    CHECK(home_.freePages() == 0);
+    CHECK_FALSE(home_.add(addressOf(next), kPageBytes));
+
+    std::vector<std::deque<Operation*>> queues(streams);
+    std::deque<Operation> made;
+    std::map<uint64_t, uint64_t> expected;
+    for (;;) {
+      const bool moved = moves(queues);
+      if (made.size() == operations) {
+        if (!moved) break;
+      } else if (!moved || below(4) == 0) {
+        const auto stream = static_cast<unsigned>(below(streams));
+        if (!pages[stream].empty()) issue(made, stream, pages[stream], queues[stream], expected);
+      }
+    }
+    std::set<unsigned> used;
+    for (const Operation& operation : made) {
+      CHECK(operation.state == Operation::State::kComplete);
+      CHECK(home_.complete(operation.sent.age));
+      used.insert(operation.executor);
+    }
+    CHECK(used.size() == all_.size());
+    for (const auto& [page, value] : expected) {
+      const auto owner = home_.ownerOf(addressOf(page));
+      REQUIRE(owner.has_value());
+      CHECK(all_[*owner]->valueOf(page) == value);
+    }
+    for (const auto& [base, count] : regions) home_.remove(base);
+    while (moves(queues)) {
+    }
+    CHECK(home_.released().size() == regions.size());
+    CHECK(home_.freePages() == rooms_);
+    for (unsigned i = 0; i < all_.size(); ++i) CHECK(home_.placed(i) == 0);
+    // Their addresses and numbers serve again, with nothing of what was there.
+    CHECK(home_.add(addressOf(0), rooms_ * kPageBytes));
+    CHECK_FALSE(home_.ownerOf(addressOf(0)).has_value());
+  }
+
+ private:
+  uint64_t below(uint64_t limit) { return random_() % limit; }
+
+  void issue(std::deque<Operation>& made, unsigned stream, const std::vector<uint64_t>& pages,
+             std::deque<Operation*>& queue, std::map<uint64_t, uint64_t>& expected) {
+    Operation operation{.number = made.size(), .stream = stream, .pages = {}};
+    std::set<uint64_t> chosen;
+    while (chosen.size() < std::min<size_t>(pages.size(), 1 + below(4)))
+      chosen.insert(pages[below(pages.size())]);
+    operation.pages.assign(chosen.begin(), chosen.end());
+    operation.named = 1 + below(operation.pages.size());
+    std::vector<Named> named;
+    for (size_t i = 0; i < operation.named; ++i)
+      named.push_back({addressOf(operation.pages[i]) + below(kPageBytes - 8), 8});
+    const unsigned at = at_[stream];
+    operation.executor = home_.route(named, at);
+    // A stream moves when all of it is done.
+    if (operation.executor != at && !queue.empty()) return;
+    at_[stream] = operation.executor;
+    operation.sent = home_.send(operation.executor, named, below(4) != 0);
+    run(
+        operation, [&](uint64_t page) { return expected[page]; },
+        [&](uint64_t page, uint64_t value) { expected[page] = value; });
+    made.push_back(operation);
+    queue.push_back(&made.back());
+  }
+
+  /// Something happens; false: nothing can.
+  bool moves(std::vector<std::deque<Operation*>>& queues) {
+    std::vector<std::function<void()>> can;
+    for (unsigned i = 0; i < all_.size(); ++i) {
+      Executor& executor = *all_[i];
+      if (Record record = home_.take(i); !record.empty()) way_[i].push_back(std::move(record));
+      if (!way_[i].empty())
+        can.emplace_back([this, i, &executor] {
+          executor.hear(way_[i].front());
+          way_[i].pop_front();
+        });
+      if (!executor.said.empty())
+        can.emplace_back([this, i, &executor] {
+          const size_t count = 1 + below(executor.said.size());
+          const std::vector<Message> some(executor.said.begin(),
+                                          executor.said.begin() + static_cast<ptrdiff_t>(count));
+          executor.said.erase(executor.said.begin(),
+                              executor.said.begin() + static_cast<ptrdiff_t>(count));
+          REQUIRE(home_.receive(i, recordOf(some)).ok());
+        });
+      if (!executor.fetches.empty()) can.emplace_back([this, &executor] { executor.land(all_); });
+    }
+    for (auto& queue : queues) {
+      bool before = true;  // whatever is before it is submitted
+      for (Operation* const one : queue) {
+        Executor& executor = *all_[one->executor];
+        if (one->state == Operation::State::kArrived && before &&
+            executor.regions >= one->sent.regions)
+          can.emplace_back([one, &executor] { executor.begin(*one); });
+        if (one->state == Operation::State::kRunnable)
+          can.emplace_back([one, &executor] { executor.submit(*one); });
+        if (one->state == Operation::State::kSubmitted && one == queue.front())
+          can.emplace_back([one, &queue, &executor] {
+            executor.complete(*one);
+            queue.pop_front();
+          });
+        before = one->state == Operation::State::kSubmitted;
+        if (!before) break;
+      }
+    }
+    if (can.empty()) return false;
+    can[below(can.size())]();
+    return true;
+  }
+
+  std::mt19937_64 random_;
+  Home home_;
+  uint64_t rooms_ = 0;
+  std::vector<std::unique_ptr<Executor>> all_;
+  std::map<unsigned, std::deque<Record>> way_;  // to executors
+  std::map<unsigned, unsigned> at_;             // where streams are
+};
+
+TEST_CASE("programs over several executors") {
+  for (uint64_t seed = 1; seed <= 300; ++seed) {
+    INFO("seed " << seed);
+    const std::vector<uint64_t> rooms(2 + seed % 3, 4 + seed % 5);
+    World(seed, rooms).go(static_cast<unsigned>(1 + seed % 4), 120);
+  }
+}
+
+/// All that waits for an executor.
+std::vector<Message> messagesFor(Home& home, unsigned executor, ExtentId extents) {
+  std::vector<Message> found;
+  for (Record record = home.take(executor); !record.empty(); record = home.take(executor)) {
+    PagesHead head;
+    std::memcpy(&head, record.data(), sizeof head);
+    if (head.kind == PagesKind::kMessages)
+      REQUIRE(pages::decode(std::span(record).subspan(sizeof head), extents, found).ok());
+  }
+  return found;
+}
+
+TEST_CASE("an operation goes where the fewest pages have to move") {
+  Home home({4, 4});
+  for (const uint64_t page : {0, 10, 20, 30}) CHECK(home.add(addressOf(page), 2 * kPageBytes));
+  const auto whole = [](uint64_t page) { return Named{addressOf(page), 0}; };
+  // What nobody has stays where the stream is, until that is full.
+  for (const uint64_t page : {0, 10}) {
+    const Named named[] = {whole(page)};
+    CHECK(home.route(named, 0) == 0);
+    (void)home.send(0, named, true);
+  }
+  CHECK(home.placed(0) == 4);
+  const Named third[] = {whole(20)};
+  REQUIRE(home.route(third, 0) == 1);
+  (void)home.send(1, third, true);
+  // By what was sent, though nobody has answered.
+  const Named all_at_0[] = {whole(0), whole(10)};
+  CHECK(home.route(all_at_0, 1) == 0);
+  // Named twice, a page counts once. Here 0 would have too many.
+  const Named both[] = {whole(0), whole(0), {addressOf(1), 1}, whole(20)};
+  CHECK(home.route(both, 0) == 1);
+  // One page more than half decides where there is room.
+  const Named part[] = {{addressOf(0), kPageBytes}, whole(20)};
+  CHECK(home.route(part, 0) == 1);
+  // What is in no region is nobody's.
+  const Named elsewhere[] = {{addressOf(2), 1}, {addressOf(100), 8}, {16, 8}};
+  CHECK(home.route(elsewhere, 1) == 1);
+}
+
+TEST_CASE("what is asked for ahead") {
+  Home home({4, 4});
+  REQUIRE(home.add(addressOf(0), 3 * kPageBytes));
+  const Named named[] = {{addressOf(0) + 5, kPageBytes}};
+  const Home::Sent sent = home.send(1, named, true);
+  CHECK(sent.regions == 1);
+  CHECK(messagesFor(home, 0, 3).empty());
+  const auto asked = messagesFor(home, 1, 3);
+  REQUIRE(asked.size() == 2);  // it begins in one page and ends in the next
+  for (const Message& one : asked) {
+    CHECK(one.kind == directory::MessageKind::kFirst);
+    CHECK(one.served == sent.age);
+  }
+  // A later operation there asks for what it lacks.
+  std::vector<Message> done;
+  for (const Message& one : asked) {
+    done.push_back({.kind = directory::MessageKind::kDone,
+                    .from = 1,
+                    .epoch = one.epoch,
+                    .extent = one.extent,
+                    .number = one.number});
+  }
+  REQUIRE(home.receive(1, recordOf(done)).ok());
+  CHECK(home.ownerOf(addressOf(1)) == 1u);
+  const Named all[] = {{addressOf(0), 0}};
+  (void)home.send(1, all, true);
+  CHECK(messagesFor(home, 1, 3).size() == 1);
+  // One that is not to be asked for, or will not come.
+  const Home::Sent other = home.send(0, all, false);
+  CHECK(messagesFor(home, 1, 3).empty());
+  home.cancel(other.age);
+  CHECK(home.complete(other.age));
+  CHECK_FALSE(home.complete(sent.age));
+}
+
+TEST_CASE("records that no executor sends") {
+  Home home({4, 4});
+  REQUIRE(home.add(addressOf(0), kPageBytes));
+  const Message get{.kind = directory::MessageKind::kGet, .from = 0, .epoch = 1};
+  const auto refuses = [&](unsigned executor, const Record& record, const char* why) {
+    const Status heard = home.receive(executor, record);
+    REQUIRE_FALSE(heard.ok());
+    INFO(heard.error().message);
+    CHECK(heard.error().message.starts_with("executor " + std::to_string(executor) + ": "));
+    CHECK(heard.error().message.find(why) != std::string::npos);
+  };
+  const Message one[] = {get};
+  refuses(0, Record(3), "without a head");
+  refuses(1, recordOf(one), "speaks for executor 0");
+  Record regions = recordOf(one);
+  regions[0] = std::byte{static_cast<uint8_t>(PagesKind::kRegions)};
+  refuses(0, regions, "no executor sends");
+  Record cut = recordOf(one);
+  cut.pop_back();
+  refuses(0, cut, "refused");
+  Message far = get;
+  far.extent = 1;
+  const Message beyond[] = {far};
+  refuses(0, recordOf(beyond), "refused");
+  Message ready{.kind = directory::MessageKind::kReady, .from = 0, .to = 2, .taker = 2};
+  const Message to_nobody[] = {ready};
+  refuses(0, recordOf(to_nobody), "speaks to executor 2");
+  REQUIRE(home.receive(0, recordOf(one)).ok());
+}
+
+}  // namespace
