@@ -162,7 +162,9 @@ int run() {
       settings.value().va_size != 0 ? settings.value().va_size : space::kDefaultVaSize;
   options.slot = setup.slot;
   options.handle_slot = setup.handle_slot;
-  if (setup.slots > 1) {
+  // In the unified view a page has its address at every executor: each has all of the range.
+  const bool unified = setup.handle_slot == forward::kCommonSlot;
+  if (setup.slots > 1 && !unified) {
     // The sessions of one program share the range, each has a part: an address says whose it is. So
     // the driver gets none in the others'.
     const uint64_t begin = options.va_base, end = begin + options.va_size;
@@ -172,10 +174,10 @@ int run() {
     keepFree(options.va_base + options.va_size, end - options.va_base - options.va_size);
     (void)setenv("OL_VA_BASE", std::to_string(options.va_base).c_str(), 1);
     (void)setenv("OL_VA_SIZE", std::to_string(options.va_size).c_str(), 1);
-    // Streams wait for other sessions on the device (gates.h): with few hardware queues they would
-    // hold up others.
-    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   }
+  // Streams wait for other sessions on the device (gates.h): with few hardware queues they would
+  // hold up others.
+  if (setup.slots > 1) (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   leaveTopToProgram();
   auto* const worker = new gpunode::Worker(options);  // its threads may outlive this function
   if (auto started = worker->start(); !started.ok()) return fail(started.error().message);

@@ -1,8 +1,9 @@
 // What the unified view stands on: a record means the same at every executor. executors GPUNODE
 // GPUNODE opens a session with each, as two executors of one program, and sends both the same
 // records, byte for byte. What the records make has the same numbers at both, and the numbers do at
-// both what they should. "OK", or what differs, and status 1.
+// both what they should; memory has the same addresses. "OK", or what differs, and status 1.
 #include <cstdio>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -112,8 +113,35 @@ void putName(Writer& record, const char* name) {
 void run(const std::string& first, const std::string& second) {
   Executors executors;
   executors.open(first, second);
-  (void)executors.ask(Operation::kDescribe, 0, [](Writer&) {});
+  // A page is to have one address at both: they have the same range, of which the program's side
+  // gives out the first part.
+  forward::Description described[2];
+  const auto told = executors.ask(Operation::kDescribe, 0, [](Writer&) {});
+  for (unsigned i = 0; i < 2; ++i) {
+    check(told[i].size() >= sizeof described[i], "a description is short");
+    std::memcpy(&described[i], told[i].data(), sizeof described[i]);
+  }
+  check(
+      described[0].va_base == described[1].va_base && described[0].va_size == described[1].va_size,
+      "the executors have different ranges");
+  check(described[0].placed == described[1].placed && described[0].placed_bytes != 0,
+        "the executors have different addresses to give out");
   (void)executors.ask(Operation::kPrimaryRetain, 0, [](Writer& record) { record.value(0); });
+
+  const uint64_t address = described[0].placed, bytes = 6u << 20;
+  (void)executors.ask(Operation::kAllocateAt, 0, [&](Writer& record) {
+    record.value(address);
+    record.value(bytes);
+  });
+  const auto ranges = executors.ask(api::Symbol::kCuMemGetAddressRange_v2, 0, [&](Writer& record) {
+    record.value(address + bytes / 2);
+    record.value(uint8_t{1});
+    record.value(uint8_t{1});
+  });
+  for (const auto& range : ranges)
+    check(lastWord(range) == bytes, "an allocation is of another size at one executor");
+  (void)executors.ask(api::Symbol::kCuMemFree_v2, forward::kMayWait,
+                      [&](Writer& record) { record.value(address); });
 
   // By calls that are answered.
   uint64_t next = forward::firstNumber(forward::kCommonSlot);

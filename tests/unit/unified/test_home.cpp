@@ -409,6 +409,54 @@ TEST_CASE("what is asked for ahead") {
   CHECK_FALSE(home.complete(sent.age));
 }
 
+TEST_CASE("regions are told to all, and first") {
+  Home home({4, 4});
+  REQUIRE(home.add(addressOf(0), 2 * kPageBytes));
+  const Named named[] = {{addressOf(0), 0}};
+  (void)home.send(0, named, true);
+  REQUIRE(home.add(addressOf(3), kPageBytes));
+  for (unsigned executor = 0; executor < 2; ++executor) {
+    const Record record = home.take(executor);
+    PagesHead head;
+    REQUIRE(record.size() == sizeof head + 2 * sizeof(RegionRecord));
+    std::memcpy(&head, record.data(), sizeof head);
+    CHECK(head.kind == PagesKind::kRegions);
+    CHECK(head.count == 2);
+    RegionRecord second;
+    std::memcpy(&second, record.data() + sizeof head + sizeof second, sizeof second);
+    CHECK(second.base == addressOf(3));
+    CHECK(second.pages == 1);
+    CHECK(second.first == 2);
+  }
+  CHECK_FALSE(home.take(0).empty());
+  CHECK(home.take(0).empty());
+  CHECK(home.take(1).empty());
+}
+
+TEST_CASE("what an operation reaches without naming it is found where it went") {
+  Home home({4, 4});
+  REQUIRE(home.add(addressOf(0), kPageBytes));
+  const Home::Sent sent = home.send(1, {}, true);
+  const Message get[] = {{.kind = directory::MessageKind::kGet,
+                          .from = 1,
+                          .mode = directory::Mode::kOwn,
+                          .epoch = 1,
+                          .age = sent.age}};
+  REQUIRE(home.receive(1, recordOf(get)).ok());
+  const auto first = messagesFor(home, 1, 1);
+  REQUIRE(first.size() == 1);
+  const Named named[] = {{addressOf(0), 0}};
+  CHECK(home.placed(1) == 0);
+  CHECK(home.route(named, 0) == 0);
+  const Message done[] = {{.kind = directory::MessageKind::kDone,
+                           .from = 1,
+                           .epoch = 1,
+                           .number = first.front().number}};
+  REQUIRE(home.receive(1, recordOf(done)).ok());
+  CHECK(home.placed(1) == 1);
+  CHECK(home.route(named, 0) == 1);
+}
+
 TEST_CASE("records that no executor sends") {
   Home home({4, 4});
   REQUIRE(home.add(addressOf(0), kPageBytes));
