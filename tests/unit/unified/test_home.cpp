@@ -389,6 +389,7 @@ TEST_CASE("what is asked for ahead") {
   }
   // A later operation there asks for what it lacks.
   std::vector<Message> done;
+  done.reserve(asked.size());
   for (const Message& one : asked) {
     done.push_back({.kind = directory::MessageKind::kDone,
                     .from = 1,
