@@ -32,8 +32,9 @@ Error refused(unsigned executor, const std::string& why) {
 
 }  // namespace
 
-Home::Home(std::vector<uint64_t> rooms)
+Home::Home(std::vector<uint64_t> rooms, uint64_t base)
     : rooms_(std::move(rooms)),
+      base_(base),
       directory_(kNoAgent),  // nothing is pushed
       placed_(rooms_.size()),
       outboxes_(rooms_.size()) {
@@ -45,13 +46,20 @@ Home::Home(std::vector<uint64_t> rooms)
 // --- regions -------------------------------------------------------------------------------------
 
 bool Home::add(uint64_t base, uint64_t bytes) {
-  assert(base % kPageBytes == 0 && bytes % kPageBytes == 0 && bytes != 0);
+  assert(base >= base_ && (base - base_) % kPageBytes == 0);
+  assert(bytes % kPageBytes == 0 && bytes != 0);
   const uint64_t pages = bytes / kPageBytes;
   std::lock_guard lock(mutex_);
   if (pages > std::accumulate(rooms_.begin(), rooms_.end(), uint64_t{0}) - pages_) return false;
   const ExtentId first = takeExtents(pages);
-  regions_[base] = {.pages = pages, .first = first};
-  for (ExtentId extent = first; extent < first + pages; ++extent) page_of_[extent] = {.base = base};
+  Region& region = regions_[base] = {.base = base, .pages = pages, .first = first};
+  const uint64_t at = (base - base_) / kPageBytes;
+  if (extent_at_.size() < at + pages) extent_at_.resize(at + pages, directory::kNone);
+  for (uint64_t page = 0; page < pages; ++page) {
+    const ExtentId extent = first + static_cast<ExtentId>(page);
+    extent_at_[at + page] = extent;
+    page_of_[extent] = {.region = &region};
+  }
   directory_.allocate(first, static_cast<ExtentId>(pages));
   pages_ += pages;
   ++told_;
@@ -114,20 +122,27 @@ void Home::giveExtents(ExtentId first, uint64_t pages) {
 
 // --- operations ----------------------------------------------------------------------------------
 
+// Of one that is there for operations; null: none is.
+Home::Region* Home::regionOf(uint64_t address) const {
+  const uint64_t at = (address - base_) / kPageBytes;
+  if (address < base_ || at >= extent_at_.size() || extent_at_[at] == directory::kNone)
+    return nullptr;
+  Region* const region = page_of_[extent_at_[at]].region;
+  return region->removed ? nullptr : region;
+}
+
 // Each page once, in order.
 std::vector<Home::Run> Home::runsOf(std::span<const Named> named) const {
   std::vector<Run> runs;
   for (const Named& one : named) {
-    const auto after = regions_.upper_bound(one.address);
-    if (after == regions_.begin()) continue;
-    const auto& [base, region] = *std::prev(after);
-    const uint64_t page = (one.address - base) / kPageBytes;
-    if (region.removed || page >= region.pages) continue;
+    const Region* const found = regionOf(one.address);
+    if (found == nullptr) continue;
+    const Region& region = *found;
     Run run{region.first, region.first + static_cast<ExtentId>(region.pages)};
     if (one.bytes != 0) {
-      const uint64_t left = region.pages * kPageBytes - (one.address - base);
-      const uint64_t last = one.address - base + std::min(one.bytes, left) - 1;
-      run = {region.first + static_cast<ExtentId>(page),
+      const uint64_t from = one.address - region.base;
+      const uint64_t last = from + std::min(one.bytes, region.pages * kPageBytes - from) - 1;
+      run = {region.first + static_cast<ExtentId>(from / kPageBytes),
              region.first + static_cast<ExtentId>(last / kPageBytes) + 1};
     }
     runs.push_back(run);
@@ -240,13 +255,17 @@ Status Home::carryOut() {
         outboxes_[action.message.to].messages.push_back(action.message);
         break;
       case ActionKind::kReleased: {
-        const auto found = regions_.find(page_of_[action.extent].base);
-        Region& region = found->second;
+        Region& region = *page_of_[action.extent].region;
         if (++region.released != region.pages) break;
+        const uint64_t at = (region.base - base_) / kPageBytes;
+        for (uint64_t page = 0; page < region.pages; ++page) {
+          page_of_[extent_at_[at + page]] = {};
+          extent_at_[at + page] = directory::kNone;
+        }
         pages_ -= region.pages;
         giveExtents(region.first, region.pages);
-        released_.push_back(found->first);
-        regions_.erase(found);
+        released_.push_back(region.base);
+        regions_.erase(region.base);
         break;
       }
       default:  // nobody is lost here, so nothing else can be right

@@ -53,7 +53,9 @@ struct Named {
 class Home {
  public:
   /// `rooms`: pages that each executor has room for. At least one executor, at most kMostAgents.
-  explicit Home(std::vector<uint64_t> rooms);
+  /// `base`: where the range of addresses begins. A look-up costs the same however many regions
+  /// there are; what it is looked up in is as long as the used part of the range.
+  Home(std::vector<uint64_t> rooms, uint64_t base);
 
   /// A new region at [base, + bytes), whole pages that are in no other one. False: there is no room
   /// for it.
@@ -97,6 +99,7 @@ class Home {
   static constexpr uint8_t kNowhere = directory::kNoAgent;
 
   struct Region {
+    uint64_t base = 0;
     uint64_t pages = 0;
     ExtentId first = 0;
     bool removed = false;
@@ -104,7 +107,7 @@ class Home {
   };
   struct Page {
     uint8_t placed = kNowhere;
-    uint64_t base = 0;  // of its region
+    Region* region = nullptr;  // null: in none
   };
   struct Outbox {
     std::vector<forward::RegionRecord> regions;  // before the messages
@@ -117,6 +120,7 @@ class Home {
   };
 
   // All under mutex_.
+  Region* regionOf(uint64_t address) const;
   std::vector<Run> runsOf(std::span<const Named> named) const;
   uint64_t costAt(unsigned executor, std::span<const Run> runs) const;
   void place(ExtentId extent, uint8_t executor);
@@ -128,9 +132,11 @@ class Home {
 
   mutable std::mutex mutex_;
   const std::vector<uint64_t> rooms_;
+  const uint64_t base_;
   directory::Directory directory_;
   directory::Actions actions_;                 // of the present step
   std::map<uint64_t, Region> regions_;         // by base
+  std::vector<ExtentId> extent_at_;            // by page of the range; kNone: in no region
   uint64_t told_ = 0;                          // regions
   uint64_t pages_ = 0;                         // in regions that are not released
   std::vector<Page> page_of_;                  // by extent

@@ -187,7 +187,7 @@ class Executor {
 /// A program by chance, over so many executors.
 class World {
  public:
-  World(uint64_t seed, std::vector<uint64_t> rooms) : random_(seed), home_(rooms) {
+  World(uint64_t seed, std::vector<uint64_t> rooms) : random_(seed), home_(rooms, kBase) {
     for (unsigned i = 0; i < rooms.size(); ++i) {
       all_.push_back(std::make_unique<Executor>(i));
       rooms_ += rooms[i];
@@ -347,7 +347,7 @@ std::vector<Message> messagesFor(Home& home, unsigned executor, ExtentId extents
 }
 
 TEST_CASE("an operation goes where the fewest pages have to move") {
-  Home home({4, 4});
+  Home home({4, 4}, kBase);
   for (const uint64_t page : {0, 10, 20, 30}) CHECK(home.add(addressOf(page), 2 * kPageBytes));
   const auto whole = [](uint64_t page) { return Named{addressOf(page), 0}; };
   // What nobody has stays where the stream is, until that is full.
@@ -375,7 +375,7 @@ TEST_CASE("an operation goes where the fewest pages have to move") {
 }
 
 TEST_CASE("what is asked for ahead") {
-  Home home({4, 4});
+  Home home({4, 4}, kBase);
   REQUIRE(home.add(addressOf(0), 3 * kPageBytes));
   const Named named[] = {{addressOf(0) + 5, kPageBytes}};
   const Home::Sent sent = home.send(1, named, true);
@@ -411,7 +411,7 @@ TEST_CASE("what is asked for ahead") {
 }
 
 TEST_CASE("regions are told to all, and first") {
-  Home home({4, 4});
+  Home home({4, 4}, kBase);
   REQUIRE(home.add(addressOf(0), 2 * kPageBytes));
   const Named named[] = {{addressOf(0), 0}};
   (void)home.send(0, named, true);
@@ -435,7 +435,7 @@ TEST_CASE("regions are told to all, and first") {
 }
 
 TEST_CASE("what an operation reaches without naming it is found where it went") {
-  Home home({4, 4});
+  Home home({4, 4}, kBase);
   REQUIRE(home.add(addressOf(0), kPageBytes));
   const Home::Sent sent = home.send(1, {}, true);
   const Message get[] = {{.kind = directory::MessageKind::kGet,
@@ -458,8 +458,42 @@ TEST_CASE("what an operation reaches without naming it is found where it went") 
   CHECK(home.route(named, 0) == 1);
 }
 
+TEST_CASE("a region that is removed is nobody's") {
+  Home home({4, 4}, kBase);
+  REQUIRE(home.add(addressOf(0), 2 * kPageBytes));
+  const Named named[] = {{addressOf(0), 0}};
+  home.remove(addressOf(0));
+  std::vector<Message> forgotten[2];
+  for (unsigned executor = 0; executor < 2; ++executor) {
+    for (const Message& one : messagesFor(home, executor, 2)) {
+      CHECK(one.kind == directory::MessageKind::kForget);
+      forgotten[executor].push_back({.kind = directory::MessageKind::kForgotten,
+                                     .from = static_cast<directory::AgentId>(executor),
+                                     .epoch = one.epoch,
+                                     .extent = one.extent,
+                                     .number = one.number});
+    }
+    CHECK(forgotten[executor].size() == 2);
+  }
+  // Until all have forgotten it nothing of it serves again.
+  (void)home.send(1, named, true);
+  CHECK(home.placed(1) == 0);
+  REQUIRE(home.receive(0, recordOf(forgotten[0])).ok());
+  CHECK(home.released().empty());
+  CHECK(home.freePages() == 6);
+  REQUIRE(home.receive(1, recordOf(forgotten[1])).ok());
+  CHECK(home.released() == std::vector<uint64_t>{addressOf(0)});
+  CHECK(home.freePages() == 8);
+  (void)home.send(1, named, true);
+  CHECK(home.placed(1) == 0);
+  // Its extents are another region's now.
+  REQUIRE(home.add(addressOf(10), 2 * kPageBytes));
+  (void)home.send(1, named, true);
+  CHECK(home.placed(1) == 0);
+}
+
 TEST_CASE("records that no executor sends") {
-  Home home({4, 4});
+  Home home({4, 4}, kBase);
   REQUIRE(home.add(addressOf(0), kPageBytes));
   const Message get{.kind = directory::MessageKind::kGet, .from = 0, .epoch = 1};
   const auto refuses = [&](unsigned executor, const Record& record, const char* why) {
