@@ -1,23 +1,34 @@
 #include "forwarding/wire/peer_keys.h"
 
 #include <charconv>
+#include <utility>
 
 #include "forwarding/wire/session_protocol.h"
 
 namespace olpager::forward {
 namespace {
-constexpr std::string_view kPrefix = "peer-";
+constexpr std::string_view kPrefix = "peer-", kPages = "pages";
+
+transport::NamedKey derived(const transport::Secret& session, std::string name) {
+  transport::NamedKey key{std::move(name), {}};
+  const std::string_view named = key.name;
+  key.secret =
+      transport::mac(session, {reinterpret_cast<const uint8_t*>(named.data()), named.size()});
+  return key;
+}
 }  // namespace
 
 std::string peerKeyName(unsigned slot) { return std::string(kPrefix) + std::to_string(slot); }
 
 transport::NamedKey peerKey(const transport::Secret& session, unsigned slot) {
-  transport::NamedKey key{peerKeyName(slot), {}};
-  const std::string_view name = key.name;
-  key.secret =
-      transport::mac(session, {reinterpret_cast<const uint8_t*>(name.data()), name.size()});
-  return key;
+  return derived(session, peerKeyName(slot));
 }
+
+transport::NamedKey pagesKey(const transport::Secret& session) {
+  return derived(session, std::string(kPages));
+}
+
+bool isPagesKey(std::string_view key_name) { return key_name == kPages; }
 
 std::optional<unsigned> peerSlot(std::string_view key_name) {
   if (!key_name.starts_with(kPrefix)) return {};

@@ -17,5 +17,9 @@ std::string peerKeyName(unsigned slot);
 transport::NamedKey peerKey(const transport::Secret& session, unsigned slot);
 /// The slot that the name of such a key says; nothing: it is another key's name.
 std::optional<unsigned> peerSlot(std::string_view key_name);
+/// For the session's own client, whose link so becomes the one of pages (pages_wire.h), beside that
+/// of calls.
+transport::NamedKey pagesKey(const transport::Secret& session);
+bool isPagesKey(std::string_view key_name);
 
 }  // namespace olpager::forward

@@ -108,8 +108,21 @@ enum CallFlags : uint16_t {
   kMayWait = 1,     // for the GPU, or for the client
   kOthersCall = 2,  // other threads, or host functions, may have calls while this one waits
   kRelaxed = 4,     // something captures, and does not forbid this thread anything
-  kNames = 8,       // Names are behind the head
+  kNames = 8,       // Names are behind the head, and behind Aged
+  kAged = 16,       // Aged is behind the head
 };
+
+/// In the unified view of several executors: which operation the call is
+/// (docs/internals/coherence.md, "A launch over two executors"). It is behind the head at once, so
+/// that who writes the record can fill it in last, under the executor's order lock.
+struct Aged {
+  static constexpr uint64_t kNoOperation = UINT64_MAX;
+  uint64_t age = kNoOperation;  // kNoOperation: the call only has to know the regions
+  uint64_t oldest = 0;          // all operations below are complete
+  uint64_t regions = 0;         // that the home has told so far: they are known before the call is
+                                // made
+};
+static_assert(sizeof(Aged) == 24);
 
 /// Numbers of the client's for handles that the answer tells of and that have none yet, in the
 /// order in which they are told of. Has an answer more of them, the worker names the rest.
@@ -264,9 +277,19 @@ class Reader {
   bool ok_ = true;
 };
 
+/// Where the arguments of a client's record begin.
+constexpr size_t argumentsAt(const CallHead& head) {
+  return sizeof head + ((head.flags & kAged) != 0 ? sizeof(Aged) : 0) +
+         ((head.flags & kNames) != 0 ? sizeof(Names) : 0);
+}
 /// The head of a client's record, and the names that it brings: what is left are the arguments.
-inline CallHead takeHead(Reader& record, Names* names) {
+/// `aged`: what it says of its operation, where somebody wants to know and the record says so.
+inline CallHead takeHead(Reader& record, Names* names, Aged* aged = nullptr) {
   const auto head = record.value<CallHead>();
+  if ((head.flags & kAged) != 0) {
+    const auto said = record.value<Aged>();
+    if (aged != nullptr) *aged = said;
+  }
   *names = (head.flags & kNames) != 0 ? record.value<Names>() : Names{};
   return head;
 }

@@ -11,13 +11,13 @@ namespace {
 constexpr size_t kMostAnswers = 65536;
 
 // The function, the context and the arguments; not the thread, nor the number of the wait, nor
-// names.
+// names, nor an age.
 std::string keyOf(const std::vector<std::byte>& record) {
   CallHead head;
   std::memcpy(&head, record.data(), sizeof head);
   std::string key(reinterpret_cast<const char*>(&head.function), sizeof head.function);
   key.append(reinterpret_cast<const char*>(&head.context), sizeof head.context);
-  const size_t before = sizeof head + ((head.flags & kNames) != 0 ? sizeof(Names) : 0);
+  const size_t before = argumentsAt(head);
   key.append(reinterpret_cast<const char*>(record.data()) + before, record.size() - before);
   return key;
 }
