@@ -135,6 +135,15 @@ void Agent::claim(uint32_t want, Actions& actions) {
   if (w.claimed) return;
   w.claimed = true;
   touch(w.extent);
+  // It keeps from the home what was to become quiet: that begins anew when the operation is over.
+  if (at(w.extent).busy != kNone) {
+    Busy& b = busy(w.extent);
+    const bool yields = b.waits && b.demand.kind == MessageKind::kYield;
+    if (b.stopping && yields && inTheWay(w.extent, demandAge(b.demand), b.demand.mode)) {
+      b.stopping = b.stopped = false;
+      actions.push_back({.kind = ActionKind::kGo, .extent = w.extent, .number = b.demand.number});
+    }
+  }
   Operation& operation = operations_[w.operation];
   if (--operation.unclaimed == 0 && !operation.failed)
     actions.push_back({.kind = ActionKind::kRunnable, .age = operation.age});
@@ -612,6 +621,15 @@ void Agent::quiet(ExtentId extent, bool written, Actions& actions) {
     send(MessageKind::kWrote, {.extent = extent, .number = e.number}, actions);
   }
   demand(Message(busy_[e.busy].demand), actions);
+  settle(actions);
+}
+
+void Agent::shed(uint64_t keep, Actions& actions) {
+  while (lists_[kListRetained].pages > keep) {
+    const ExtentId extent = lists_[kListRetained].first;
+    step(extent, AgentInput::kDrop, {.extent = extent}, actions);
+    forgetAsks(extent);
+  }
   settle(actions);
 }
 

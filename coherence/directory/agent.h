@@ -60,6 +60,9 @@ class Agent {
   /// Since kStop no operation that the agent is not told of uses the extent any more. `written`:
   /// they may have written it.
   void quiet(ExtentId extent, bool written, Actions& actions);
+  /// The pager has other use for frames: of those that are retained only `keep` pages stay, of what
+  /// was given last.
+  void shed(uint64_t keep, Actions& actions);
   /// Such an operation has used the extent: room comes from it later than from others.
   void used(ExtentId extent) { touch(extent); }
 

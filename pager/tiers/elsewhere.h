@@ -165,6 +165,10 @@ class Elsewhere {
   void quiet(directory::ExtentId extent, bool written, Lock& lock) {
     step(lock, [&](auto& out) { agent_.quiet(extent, written, out); });
   }
+  /// Of frames with bytes that were given away so many pages stay at most (release).
+  void shed(uint64_t keep, Lock& lock) {
+    step(lock, [&](auto& out) { agent_.shed(keep, out); });
+  }
   /// An untold operation has used the extent, or the engine thinks it worth keeping.
   void used(directory::ExtentId extent) { agent_.used(extent); }
 
