@@ -31,7 +31,8 @@ struct NewRegion {
   AllocationKind allocation_kind;
   uint64_t pages;
   uint64_t bytes;
-  uint64_t at = 0;  // an address of the placed part; 0: anywhere else
+  uint64_t at = 0;      // an address of the placed part; 0: anywhere else
+  bool shared = false;  // other agents have its pages in turns
 };
 
 Region* makeRegion(PoolState& state, Engine& engine, CUcontext context, const NewRegion& wanted) {
@@ -53,8 +54,7 @@ Region* makeRegion(PoolState& state, Engine& engine, CUcontext context, const Ne
   region->device = engine.device();
   region->engine = &engine;
   const uint64_t budget = engine.chunks().vramBudget();
-  const bool is_managed = wanted.allocation_kind == AllocationKind::kManaged;
-  const bool arena = wanted.kind != RegionKind::kSlab && !is_managed &&
+  const bool arena = wanted.kind != RegionKind::kSlab && !wanted.shared &&
                      isArenaSize(wanted.pages * kPageBytes, budget, state.options.reach);
   // An arena is larger than a good part of VRAM: its extents are a small part.
   const uint64_t largest =
@@ -62,8 +62,8 @@ Region* makeRegion(PoolState& state, Engine& engine, CUcontext context, const Ne
   region->divisible = arena;
   if (arena) makeArena(state, *region);
   const auto cut = [&](uint64_t pages, const auto& visitor) {
-    // A page of managed memory moves by itself: it is what the CPU faults on.
-    const uint32_t usual = is_managed ? 1 : space::largestExtentPages(pages);
+    // A page that other agents have in turns moves by itself: it is what the CPU faults on.
+    const uint32_t usual = wanted.shared ? 1 : space::largestExtentPages(pages);
     space::splitIntoExtents(
         pages, arena ? static_cast<uint32_t>(std::min<uint64_t>(usual, largest)) : usual, visitor);
   };
@@ -186,6 +186,27 @@ bool isBase(const PoolState& state, CUdeviceptr address) {
 
 }  // namespace
 
+CUresult addAway(PoolState& state, CUcontext context, CUdevice device, uint64_t base,
+                 uint64_t pages, directory::ExtentId first, Lock& lock) {
+  Engine* engine = nullptr;
+  if (const CUresult result = engineFor(state, context, device, lock, &engine);
+      result != CUDA_SUCCESS)
+    return result;
+  if (!state.book.isPlaced(base)) return CUDA_ERROR_INVALID_VALUE;
+  const uint64_t bytes = pages * kPageBytes;
+  Region* const region =
+      makeRegion(state, *engine, context,
+                 {RegionKind::kAllocation, AllocationKind::kDevice, pages, bytes, base, true});
+  if (region == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  region->away = std::make_unique<AwayRegion>();
+  region->away->first = first;
+  state.away->add(*region);
+  publish(state, *region);
+  add(engine->figures().allocated_bytes, bytes);
+  add(engine->figures().allocations);
+  return CUDA_SUCCESS;
+}
+
 // Takes a region away: it is quiet, and no launch names it any more.
 void dropRegion(PoolState& state, Region* region, Lock& lock) {
   Engine& engine = *region->engine;
@@ -219,13 +240,15 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
   }
   engine.forget(region);
   if (region->managed != nullptr) state.managed->drop(*region, lock);
-  if (state.stopped) return;  // the CPU's agent may know its frames still
+  if (region->away != nullptr) state.away->drop(*region, lock);
+  if (state.stopped) return;  // other agents may know its frames still
   for (auto& extent : region->extents) engine.dismantle(*extent, lock);
   region->extents.clear();
   region->blocked.store(0);
   forgetEdges(*region);
   region->arena.reset();
   region->managed.reset();
+  region->away.reset();
   engine.addNamed(-static_cast<int64_t>(region->pages * kPageBytes));
   state.book.release(region->base);
   state.book.regions.give(region);
@@ -371,7 +394,8 @@ CUresult Allocations::allocateOne(CUcontext context, CUdevice device, uint64_t b
       const uint64_t pages = (bytes + kPageBytes - 1) / kPageBytes;
       Region* region = engine->fits(pages * kPageBytes)
                            ? makeRegion(state, *engine, context,
-                                        {RegionKind::kAllocation, kind, pages, bytes, at})
+                                        {RegionKind::kAllocation, kind, pages, bytes, at,
+                                         kind == AllocationKind::kManaged})
                            : nullptr;
       if (region != nullptr && kind == AllocationKind::kManaged) {
         if (const CUresult result = addFrames(state, *region, lock); result != CUDA_SUCCESS) {

@@ -19,6 +19,7 @@ Pool::Pool(std::unique_ptr<PoolState> state)
     : Allocations(*state),
       VirtualMemory(*state),
       Streams(*state),
+      ExecutorMemory(*state),
       base_(state->options.va_base),
       end_(state->options.va_base + state->options.va_size),
       asks_names_(state->options.reach != Reach::kAll),
@@ -126,6 +127,7 @@ void Pool::stop() noexcept try {
   state_->changed.notify_all();
   for (const auto& engine : engines) engine->stop();
   if (state_->managed != nullptr) state_->managed->stopThreads();
+  if (state_->away != nullptr) state_->away->stopThread();
   // Memservers are told that it is over; transfers under way end first.
   std::shared_ptr<LowerTier> going;
   {
@@ -142,6 +144,7 @@ void Pool::forked() noexcept {
   state_->forked.store(true);
   state_->devices.abandonEngines();
   if (state_->managed != nullptr) state_->managed->forked();
+  if (state_->away != nullptr) state_->away->forked();
 }
 
 bool Pool::paging() const { return state_->slow.load(std::memory_order_relaxed); }

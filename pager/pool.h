@@ -22,6 +22,7 @@
 
 #include "base/result.h"
 #include "pager/allocations.h"
+#include "pager/away/executor_memory.h"
 #include "pager/driver_api.h"
 #include "pager/launch/access.h"
 #include "pager/launch/streams.h"
@@ -35,9 +36,10 @@ struct PoolInside;
 struct PoolState;  // private
 
 /// Its parts: allocations (allocations.h), the program's own mappings
-/// (programs/virtual_memory.h), streams and contexts (launch/streams.h). Access (launch/access.h)
-/// is how an operation uses it.
-class Pool : public Allocations, public VirtualMemory, public Streams {
+/// (programs/virtual_memory.h), streams and contexts (launch/streams.h), memory that other
+/// executors have in turns (away/executor_memory.h). Access (launch/access.h) is how an operation
+/// uses it.
+class Pool : public Allocations, public VirtualMemory, public Streams, public ExecutorMemory {
  public:
   /// Reserves the range; fails with one line when it is taken or an option can't be met.
   static Result<std::unique_ptr<Pool>> create(const PoolOptions& options, const DriverApi& driver);

@@ -63,9 +63,10 @@ void tellRoom(const PoolState& state) {
 }
 
 void PoolState::updateSlow() {
-  // With managed memory launches come to be recorded once and for all. Else each page that the CPU
-  // has and gives back would make everything be looked at anew.
-  const bool now = outside != 0 || options.reach == Reach::kAll || managed != nullptr;
+  // With memory that other agents have in turns launches come to be recorded once and for all. Else
+  // each page that those have and give back would make everything be looked at anew.
+  const bool now =
+      outside != 0 || options.reach == Reach::kAll || managed != nullptr || away != nullptr;
   if (now == slow.load(std::memory_order_relaxed)) return;
   slow.store(now, std::memory_order_seq_cst);
   // Nobody recorded what launches reached up to here, nor looked for pointers.

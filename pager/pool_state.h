@@ -7,6 +7,7 @@
 //   lower      extents on their way to or from the tier below host RAM    tiers/lower_moves.h
 //   programs   the program's own physical memory and its mappings         programs/mappings.h
 //   managed    pages that the CPU has in turns with the GPUs                  managed/managed.h
+//   away       pages that other executors have in turns with this pool        away/away.h
 //   frees      memory freed in stream order                               deferred_frees.h
 //   lost       contexts that a kernel has ended                           launch/lost_contexts.h
 //   streams    which launches have completed (a lock of its own)          launch/in_flight.h
@@ -18,6 +19,7 @@
 #include <mutex>
 #include <utility>
 
+#include "pager/away/away.h"
 #include "pager/deferred_frees.h"
 #include "pager/launch/in_flight.h"
 #include "pager/launch/lost_contexts.h"
@@ -65,6 +67,7 @@ struct PoolState {
   DeferredFrees frees;
   LostContexts lost;
   std::unique_ptr<Managed> managed;  // from the first managed allocation on
+  std::unique_ptr<Away> away;        // where the pool is an executor among several
   uint64_t outside = 0;              // extents of live regions that are not in state kVram
   bool stopped = false;
 
@@ -113,6 +116,10 @@ CUresult freeQuiet(PoolState& state, CUdeviceptr address, Lock& lock);
 /// Frees what was freed in stream order and whose event has come, waiting for one of those until
 /// `until_ns`. True when something was freed. Under the mutex (released).
 bool reapDeferred(PoolState& state, uint64_t until_ns, Lock& lock);
+/// Memory whose pages other executors have in turns, at an address of the placed part that is free.
+/// Nobody has its pages yet. Under the mutex (released).
+CUresult addAway(PoolState& state, CUcontext context, CUdevice device, uint64_t base,
+                 uint64_t pages, directory::ExtentId first, Lock& lock);
 /// Takes a region away: it is quiet, and no launch names it any more. Under the mutex (released).
 void dropRegion(PoolState& state, Region* region, Lock& lock);
 /// A root that is in the table no more. Under the mutex (released).

@@ -1,37 +1,39 @@
 // Pages of a pool that other executors have: the pool as an agent of a directory elsewhere, as
 // managed memory is one of the directory's here (managed/managed.h).
 //
-// Designed, not built: nothing includes this yet (docs/internals/coherence.md, "A launch over two
-// executors").
-//
-// In the unified view all plain device memory is such: a region comes with olpager_agent_region,
-// its extents are of one page each, kAbsent, and are the directory's first, first + 1, ... Once an
-// extent is granted it is an ordinary one: VRAM, host memory and lower tiers are the engine's to
-// choose. Unlike a managed page it has no place of its own in host RAM; its frame, to other
-// executors, is the host chunk that it is parked in.
+// In the unified view of several executors all plain device memory is such: a region comes with
+// olpager_agent_region, its extents are of one page each, kAbsent, and are the directory's first,
+// first + 1, ... Once an extent is granted it is an ordinary one: VRAM and host memory are the
+// engine's to choose. Unlike a managed page it has no place of its own in host RAM; its frame, to
+// other executors, is the host chunk that it is parked in.
 //
 // What Elsewhere asks (tiers/elsewhere.h), and what is done:
 //
-//   fetch      a host chunk is taken (waits behind an eviction where there is none: the extent is
-//              in `short_`), the link fetches into it; at olpager_agent_landed Elsewhere::landed()
-//   clear      Extent::blank, no chunk: zeros need none
-//   grant      kAbsent -> kParked with that chunk, its hash unknown, a scan due; blank ones ->
-//              kParked as managed blank ones
-//   stop       Extent::leaving; Engine::giveAway() takes it out of VRAM, or from a lower tier back
-//              to a host chunk. When it is parked: quiet()
+//   fetch      a host chunk is taken (where there is none, it is asked for again: `short_`), the
+//              link fetches into it; at landed() Elsewhere::landed()
+//   clear      nothing: memory that nobody has written has no contents
+//   grant      kAbsent -> kParked with that chunk, its hash unknown, a scan due; without a chunk ->
+//              kEmpty
+//   stop       Extent::leaving; Engine::giveAway() takes it out of VRAM, or out of place. When it
+//              is parked: quiet()
 //   go         it stays after all
-//   yield      kParked -> kAbsent; the chunk is kept in `given_` and named to the link (given)
-//   release    the chunk in `given_` is the store's again; link: taken_back
-//   abort      link: abort, and the chunk is the store's again
+//   yield      kParked -> kAbsent; the chunk is kept in `frames_`, and named to the link with the
+//              message that says so (given)
+//   release    the chunk in `frames_` is the store's again; link: taken_back
+//   abort      what comes is not looked at; the chunk is the store's again when it has landed
 //   lend       never yet: what an executor needs it needs for itself alone
 //
-// A chunk in `given_` or `coming_` belongs to no extent: the engine never sees it, and it counts as
-// in use in the host tier.
+// A chunk in `frames_` or `coming_` belongs to no extent: the engine never sees it, and it counts
+// as in use in the host tier. What the directory calls retained is given back at once (shed).
 //
 // Operations. AwayClaim is to an Acquisition what ManagedClaim is, and asks under the age that the
-// calling thread has said (olpager_operation). One that lacks nothing is untold. That a launch
-// waits for other executors is told at once (onWait), not after a moment: nothing here ends such a
-// wait soon.
+// calling thread has said (olpager_operation). One that lacks nothing is untold. An operation may
+// be made by several acquisitions, as a long copy is: the first one that lacks something tells the
+// directory all that the operation uses (`uses`), and what is claimed then stays until the last one
+// is over.
+//
+// A free. The home says kForget of each page. When it has said so of all of a region's, the region
+// is dropped as a freed one is (dropRegion), and only then the agent hears of it.
 //
 // Scans. A page that comes is scanned before a launch follows pointers in it (Extent::scan_due), as
 // what the CPU has written. What its bytes name that is elsewhere is asked for then: edges do not
@@ -39,52 +41,110 @@
 //
 // Locks: members run under PoolState::mutex, passed as Lock, unless they say otherwise. Calls of
 // the link are made under it and take only the worker's leaf. Owner: PoolState, from
-// olpager_agent_start to the end of the process. Without a thread of its own: the worker's agent's
-// calls in, and completions are looked for by the pool's poll while somebody waits (as Managed::run
-// does).
+// olpager_agent_start to the end of the process. A thread of its own (run) looks for operations
+// that are over while somebody waits for their pages, and for host chunks while some are short; it
+// waits on `bell_`.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <map>
+#include <semaphore>
+#include <set>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/result.h"
+#include "pager/away/link.h"
 #include "pager/launch/in_flight.h"
 #include "pager/space/region.h"
 #include "pager/tiers/elsewhere.h"
-
-struct OlpagerAgentLink;  // forwarding/agent.h
 
 namespace olpager::pager {
 
 struct PoolState;
 
+/// An operation that a thread makes, by as many acquisitions as it takes.
+struct AwayOperation {
+  enum class Stage : uint8_t {
+    kUntold,     // it has lacked nothing so far
+    kTold,       // the directory knows what it needs
+    kSubmitted,  // it has all of that, until `points` are over
+    kOver,       // the directory has heard that it is complete
+  };
+  directory::Age age = directory::kNobody;
+  directory::Age oldest = 0;
+  std::vector<std::pair<uint64_t, uint64_t>> uses;  // address and bytes
+  // Under the mutex:
+  Stage stage = Stage::kUntold;
+  std::vector<StreamPoint> points;
+};
+
 class Away final : private Residence<Lock> {
  public:
-  Away(PoolState& state, directory::AgentId agent, const OlpagerAgentLink& link);
+  /// Starts the thread. Without the mutex.
+  Away(PoolState& state, directory::AgentId agent, AwayLink& link);
+  ~Away() override;
 
-  /// By olpager_agent_region: nobody has its pages yet. Releases the mutex.
-  Status add(Region& region, directory::ExtentId first, Lock& lock);
-  /// The home has told all executors to forget the region's pages, and here nothing is left of any.
-  void forgotten(Region& region, Lock& lock);
+  /// Nobody has the new region's pages yet: its extents are kEmpty and become kAbsent.
+  void add(Region& region);
+  /// The region goes, since the home says so: here nothing is left of its pages. Its extents are
+  /// kFreeing, nothing uses them. Releases the mutex.
+  void drop(Region& region, Lock& lock);
+  /// Releases the mutex.
   void receive(std::span<const directory::Message> messages, Lock& lock);
+  /// Extents of regions so far are below this.
+  directory::ExtentId extents() const {
+    return static_cast<directory::ExtentId>(region_of_.size());
+  }
   void landed(directory::ExtentId extent, directory::Number number, bool good, Lock& lock);
   /// The extent is parked in a host chunk and stays so, in answer to stop().
   void parked(Extent& extent, Lock& lock);
-  /// Host chunks are free again: what was short of one goes on.
-  void roomAgain(Lock& lock);
-  /// Claims of operations that are over. True: there were some.
-  bool completeThoseOver(Lock& lock);
+
+  /// The calling thread makes this operation from now on; without the mutex.
+  static void begin(directory::Age age, directory::Age oldest);
+  static void uses(uint64_t address, uint64_t bytes);
+  /// It has been made. Whether the directory was told of it. Without the mutex.
+  bool over();
+
+  /// In a forked child.
+  void forked() noexcept;
+  /// Ends the thread. Without the mutex.
+  void stopThread() noexcept;
 
  private:
   friend class AwayClaim;
   using Key = std::pair<directory::ExtentId, directory::Number>;
+  struct Frame {
+    HostChunk* chunk = nullptr;
+    directory::Number number = 0;  // by which it is given; 0: it is not
+  };
+  struct Coming {
+    HostChunk* chunk = nullptr;
+    bool wanted = true;
+  };
+  struct Short {
+    Key key;
+    directory::AgentId from;
+  };
   struct Submitted {
     directory::Age age;
-    StreamPoint launch;
+    std::vector<StreamPoint> points;
+    bool isOver() const;
   };
+
+  void run();
+  bool someoneWaits() const;
+  bool completeThoseOver(Lock& lock);
+  void fetchShort(Lock& lock);
+  void startFetch(const Key& key, directory::AgentId from, HostChunk* chunk);
+  HostChunk* takeFrame(directory::ExtentId extent);
+  void forget(const std::vector<directory::Message>& forgets, Lock& lock);
+  void send();
+  Extent& extentAt(directory::ExtentId id);
+  Engine& engineOf(directory::ExtentId id);
 
   void fetch(directory::ExtentId extent, directory::AgentId from, directory::Number number,
              directory::Content have, Lock& lock) override;
@@ -103,38 +163,59 @@ class Away final : private Residence<Lock> {
   void violated(const directory::Action& action) override;
 
   PoolState& state_;
-  const OlpagerAgentLink& link_;
+  AwayLink& link_;
+  std::counting_semaphore<> bell_{0};
+  std::atomic<bool> ended_{false};
+  std::thread thread_;
+  // Under the mutex:
   Elsewhere<Lock> elsewhere_;
   std::vector<Region*> region_of_;  // by ExtentId
-  std::map<Key, HostChunk*> given_, coming_;
-  std::deque<Key> short_;  // fetches that wait for a host chunk
+  std::map<directory::ExtentId, Frame> frames_;
+  std::map<Key, Coming> coming_;
+  std::deque<Short> short_;  // fetches that wait for a host chunk
+  bool fetching_short_ = false;
   std::vector<Submitted> submitted_;
+  std::set<directory::Age> failed_;  // operations that can't have what they need
+  std::vector<directory::Message> outbox_;
 };
 
-/// What one launch that waits claims of such memory. Under the mutex; as ManagedClaim, but its age
-/// is given.
+/// What one acquisition claims of such memory. Under the mutex; as ManagedClaim, but its age is
+/// given.
 class AwayClaim {
  public:
-  /// Of the operation that the calling thread makes.
+  /// Of the operation that the calling thread makes, which outlives the claim.
   explicit AwayClaim(PoolState& state);
+  /// As cancel().
   ~AwayClaim();
   AwayClaim(const AwayClaim&) = delete;
   AwayClaim& operator=(const AwayClaim&) = delete;
 
-  void ask(std::span<Extent* const> needed, Lock& lock);
+  /// Claims what of `needed` other executors may have, if some of it is away. `needed` only grows
+  /// from call to call. False: the operation can't have it, and a line has said why.
+  [[nodiscard]] bool ask(std::span<Extent* const> needed, Lock& lock);
+  /// It has asked, so others may take long.
+  bool waits() const { return asked_ && !isRunnable(); }
   bool isRunnable() const;
+  /// Whether the launch may go: it has claimed nothing, or claims everything. What it claims stays
+  /// until the operation is over.
   [[nodiscard]] bool submit();
+  /// The launch has this number.
   void begun(const StreamState& stream, uint64_t number);
+  /// What was to be done is done: what is submitted is complete, else it is given up.
   void over(Lock& lock);
+  /// It will not: unless it is submitted, the operation is given up.
   void cancel(Lock& lock);
 
  private:
+  bool isAway() const;
+  void needUses();
+
   PoolState& state_;
-  const directory::Age age_, oldest_;
+  AwayOperation* const operation_;  // of the thread that makes it; null: it makes none
   std::vector<directory::Need> needs_;
   size_t looked_at_ = 0;  // of `needed`
   size_t told_ = 0;       // of needs_
-  bool begun_ = false, submitted_ = false;
+  bool asked_ = false;    // and is not submitted
 };
 
 }  // namespace olpager::pager

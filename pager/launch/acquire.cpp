@@ -21,15 +21,23 @@ constexpr uint64_t kMomentNs = 500'000;
 std::atomic<void (*)()> g_on_wait{nullptr};
 
 // Looks again whenever something has changed, until the operation waits no more. `tell`: is told
-// once, when that has taken a moment, and null from then on.
+// once, when that has taken a moment, at once where it waits for other executors, and null from
+// then on.
 void await(Acquisition& acquisition, PoolState& state, void (*&tell)(), Lock& lock) {
   const uint64_t began = tell != nullptr ? nowNs() : 0;
-  do {
-    state.changed.wait_for(lock, tell != nullptr ? std::chrono::nanoseconds(kMomentNs) : kLook);
-    if (tell == nullptr || nowNs() - began < kMomentNs) continue;
+  const auto say = [&] {
     lock.unlock();
     std::exchange(tell, nullptr)();
     lock.lock();
+  };
+  if (tell != nullptr && acquisition.waitsForOthers()) {
+    say();
+    if (acquisition.ready(lock) != Acquisition::State::kWaiting) return;
+  }
+  do {
+    state.changed.wait_for(lock, tell != nullptr ? std::chrono::nanoseconds(kMomentNs) : kLook);
+    if (tell == nullptr || nowNs() - began < kMomentNs) continue;
+    say();
   } while (acquisition.ready(lock) == Acquisition::State::kWaiting);
 }
 

@@ -17,7 +17,8 @@ Acquisition::Acquisition(PoolState& state, const Operation& operation)
       closure_(state, operation.stream.context, operation.follows_pointers,
                static_cast<uint32_t>(reinterpret_cast<uintptr_t>(operation.function) >> 4)),
       asked_(closure_),
-      claim_(state) {}
+      claim_(state),
+      away_claim_(state) {}
 
 Acquisition::~Acquisition() = default;
 
@@ -67,6 +68,7 @@ void Acquisition::cancel(Lock& lock) {
   if (now_ == State::kRefused || now_ == State::kCommitted) return;
   asked_.letGo();
   claim_.cancel(lock);
+  away_claim_.cancel(lock);
   now_ = State::kCancelled;
 }
 
@@ -122,7 +124,8 @@ Acquisition::State Acquisition::look(Lock& lock) {
     if (began_ns_ == 0) began_ns_ = nowNs();
     return now_ = State::kWaiting;
   }
-  if (closure_.settled(in_vain_) && claim_.isRunnable()) return now_ = State::kReady;
+  if (closure_.settled(in_vain_) && claim_.isRunnable() && away_claim_.isRunnable())
+    return now_ = State::kReady;
   // Nobody brings what is missing any more.
   if (state_.stopped) return refuse(lock, CUDA_ERROR_DEINITIALIZED);
   if (neverFits(state_, closure_)) {
@@ -131,6 +134,7 @@ Acquisition::State Acquisition::look(Lock& lock) {
   }
   if (began_ns_ == 0) began_ns_ = nowNs();
   claim_.ask(closure_.needed, lock);
+  if (!away_claim_.ask(closure_.needed, lock)) return refuse(lock, CUDA_ERROR_NOT_SUPPORTED);
   asked_.ask();
   return now_ = State::kWaiting;
 }
@@ -149,6 +153,7 @@ bool Acquisition::followsFunction() const {
 Acquisition::State Acquisition::refuse(Lock& lock, CUresult result) {
   stopWaiting();
   claim_.cancel(lock);
+  away_claim_.cancel(lock);
   result_ = result;
   return now_ = State::kRefused;
 }

@@ -24,8 +24,9 @@
 // that it has to be looked at again before commit(): other launches may have stored pointers that
 // lead further, and older ones may take memory back (Wants::hold).
 //
-// Managed memory that the CPU has is asked for by a claim (managed/managed.h): the object is ready
-// when it claims all that it reaches of such memory, and has submitted the claim when committed.
+// Managed memory that the CPU has is asked for by a claim (managed/managed.h), as is memory that
+// other executors have (away/away.h): the object is ready when it claims all that it reaches of
+// such memory, and has submitted the claim when committed.
 //
 // What moves a waiting one: engines serve its wants (wants.h), and whenever something becomes
 // stable PoolState::changed rings. Then ready() is called.
@@ -39,6 +40,7 @@
 #include <span>
 #include <vector>
 
+#include "pager/away/away.h"
 #include "pager/launch/asked.h"
 #include "pager/launch/operation.h"
 #include "pager/managed/managed.h"
@@ -68,6 +70,8 @@ class Acquisition {
   void keep();
 
   State state() const { return now_; }
+  /// It waits for other executors, whom nothing here hurries.
+  bool waitsForOthers() const { return away_claim_.waits(); }
   /// Once it is refused: what the operation is to return. Else CUDA_SUCCESS.
   CUresult result() const { return result_; }
   const StreamKey& stream() const { return operation_->stream; }
@@ -103,6 +107,7 @@ class Acquisition {
   Closure closure_;
   Asked asked_;  // refers to closure_
   ManagedClaim claim_;
+  AwayClaim away_claim_;
   State now_ = State::kDescribed;
   CUresult result_ = CUDA_SUCCESS;
   bool in_vain_ = false;    // what would be better fetched is not waited for any more

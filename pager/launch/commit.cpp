@@ -53,10 +53,13 @@ void forPointersBrought(const PoolState& state, const void* from, uint64_t bytes
 Acquisition::State Acquisition::commit(Lock& lock, Submission& into) {
   if (now_ != State::kReady) return now_;
   if (!closure_.settled(in_vain_) && ready(lock) != State::kReady) return now_;
-  if (!claim_.submit()) return now_ = State::kWaiting;  // an older operation has taken something
+  // An older operation may have taken something.
+  if (!away_claim_.isRunnable() || !claim_.submit() || !away_claim_.submit())
+    return now_ = State::kWaiting;
   stopWaiting();
   const uint64_t number = takeNumber(into);
   claim_.begun(*into.stream, number);
+  away_claim_.begun(*into.stream, number);
   Engine* engine = nullptr;
   bool in_place = false;
   stampReached(into, &engine, &in_place);
@@ -89,7 +92,8 @@ void Acquisition::stampReached(const Submission& into, Engine** engine, bool* in
   for (Region* region : closure_.regions) {
     raise(region->stamp, number);
     if (follows) region->followed = number;
-    if (region->managed != nullptr) region->managed->usedBy(*into.stream, number);
+    if (SharedRegion* const shared = region->shared(); shared != nullptr)
+      shared->usedBy(*into.stream, number);
     if (region->isRoot()) {
       if (follows) state_.reach.markDirty(region);
       continue;

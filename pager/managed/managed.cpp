@@ -95,9 +95,7 @@ void Managed::forked() noexcept {
 // --- regions -------------------------------------------------------------------------------------
 
 directory::ExtentId Managed::idOf(const Extent& extent) {
-  const Region& region = *extent.region;
-  return region.managed->first +
-         static_cast<directory::ExtentId>((extent.address - region.base) / kPageBytes);
+  return extent.region->managed->idOf(extent);
 }
 
 Extent& Managed::extentAt(directory::ExtentId id) {

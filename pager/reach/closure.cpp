@@ -87,8 +87,8 @@ void Closure::reachEverything() {
   for (uint32_t id = 1; id < state_.book.regions.end(); ++id) {
     Region* region = state_.book.regions.at(id);
     if (region->dead || !(region->published || region->isRoot())) continue;
-    if (region->managed != nullptr) {
-      managed_.push_back(region);
+    if (region->shared() != nullptr) {
+      shared_.push_back(region);
     } else {
       for (auto& extent : region->extents)
         if (!extent->mapped() || extent->state == ExtentState::kRetiring)
@@ -141,20 +141,20 @@ void Closure::list(Region& region) {
   // What is all there stays so while a launch waits, except where older launches may take it
   // (Wants::hold). A reservation can have tens of thousands of extents: nobody looks at them
   // while all can be used.
-  const bool all = !mayBeInPlace(region) || region.managed != nullptr;
-  if (region.managed != nullptr && region.unusable == 0) return managed_.push_back(&region);
+  const bool all = !mayBeInPlace(region) || region.shared() != nullptr;
+  if (region.shared() != nullptr && region.unusable == 0) return shared_.push_back(&region);
   if (!all && region.unusable == 0) return;
   for (auto& extent : region.extents)
     if (all || !usable(extent->state)) needed.push_back(extent.get());
 }
 
-// Managed memory that the CPU has taken some of, meanwhile: all of it is needed.
+// Memory that another agent has taken some of, meanwhile: all of it is needed.
 void Closure::listTaken() {
   const auto whole = std::stable_partition(
-      managed_.begin(), managed_.end(), [](const Region* region) { return region->unusable == 0; });
-  for (auto region = whole; region != managed_.end(); ++region)
+      shared_.begin(), shared_.end(), [](const Region* region) { return region->unusable == 0; });
+  for (auto region = whole; region != shared_.end(); ++region)
     for (auto& extent : (*region)->extents) needed.push_back(extent.get());
-  managed_.erase(whole, managed_.end());
+  shared_.erase(whole, shared_.end());
 }
 
 void Closure::follow() {
@@ -194,7 +194,7 @@ bool Closure::settled(bool in_vain) const {
       return false;
   for (const Extent* extent : needed)
     if (!usable(extent->state) && !extent->region->engine->broken()) return false;
-  for (const Region* region : managed_)
+  for (const Region* region : shared_)
     if (region->unusable > 0) return false;
   for (const Region* region : regions)
     if (const Engine* const engine = mustScan(*region) ? engineOf(*region) : nullptr;

@@ -81,9 +81,9 @@ class Closure {
   size_t named_ = 0;
   size_t listed_ = 0;  // of `regions`: their extents are in `needed`, roots are looked through
   size_t listed_pieces_ = 0;  // of used.extents()
-  // Reached as a whole; the CPU had none of it, and may take some while the launch waits. Then all
-  // of it is needed: what the launch claims it claims at one moment.
-  std::vector<Region*> managed_;
+  // Reached as a whole; no other agent had any of it, and one may take some while the launch
+  // waits. Then all of it is needed: what the launch claims it claims at one moment.
+  std::vector<Region*> shared_;
 };
 
 }  // namespace olpager::pager

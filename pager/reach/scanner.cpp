@@ -63,9 +63,10 @@ void Scanner::listParts(Scan& scan, Region& region, const std::vector<Extent*>& 
   scan.scanned.push_back(Scan::Scanned::now(region, false, std::move(leaving)));
 }
 
-// Managed memory, in a pass that no victim waits for: pages that have come from the CPU since they
-// were scanned last. What kernels wrote is looked at when something is to leave.
-void Scanner::listFromCpu(Scan& scan, Region& region, Jobs& jobs) {
+// Memory that other agents have in turns, in a pass that no victim waits for: pages that have come
+// from those since they were scanned last. What kernels wrote is looked at when something is to
+// leave.
+void Scanner::listFromOthers(Scan& scan, Region& region, Jobs& jobs) {
   std::vector<uint64_t> come;
   const uint32_t* const bitmap = jobs.bitmapOf(region, scan.scanned.size());
   for (auto& extent : region.extents) {
@@ -105,7 +106,7 @@ bool Scanner::listRegion(Scan& scan, Region& region, const std::vector<Extent*>&
     }
     const bool fitted = jobs.add(*extent, bitmap);
     fits &= fitted;
-    if (region.managed != nullptr && fitted) extent->scan_due = false;
+    if (region.shared() != nullptr && fitted) extent->scan_due = false;
     if (!region.by_pieces) continue;
     only.push_back(extent->address);
     extent->scan_due = !fitted || region.stampOf(*extent) > floor || unsettled;
@@ -148,10 +149,10 @@ void Scanner::listDirty(Scan& scan, const std::vector<Extent*>& victims, Jobs& j
       still_dirty.push_back(region);
       continue;
     }
-    if (region->managed != nullptr && victims.empty() && !scan.all) {
+    if (region->shared() != nullptr && victims.empty() && !scan.all) {
       if (std::any_of(scan.host_written.begin(), scan.host_written.end(),
                       [&](const auto& entry) { return entry.region == region; }))
-        listFromCpu(scan, *region, jobs);
+        listFromOthers(scan, *region, jobs);
       still_dirty.push_back(region);
       continue;
     }
@@ -294,7 +295,7 @@ Scanner::Found Scanner::finish(Scan& scan, const std::vector<Extent*>& victims, 
   // same.
   for (const auto& entry : scan.host_written) {
     const bool same =
-        entry.region->by_pieces || entry.region->isRoot() || entry.region->managed != nullptr
+        entry.region->by_pieces || entry.region->isRoot() || entry.region->shared() != nullptr
             ? entry.region->host_writes == entry.host_writes
             : entry.region->stamp.load() == entry.stamp;
     if (same) entry.region->host_written = false;

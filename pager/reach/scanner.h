@@ -127,7 +127,7 @@ class Scanner {
   bool listRegion(Scan& scan, Region& region, const std::vector<Extent*>& victims, Jobs& jobs,
                   uint64_t floor);
   void listParts(Scan& scan, Region& region, const std::vector<Extent*>& victims, Jobs& jobs);
-  void listFromCpu(Scan& scan, Region& region, Jobs& jobs);
+  void listFromOthers(Scan& scan, Region& region, Jobs& jobs);
   bool listRoot(Scan& scan, Region& region, uint32_t* found, uint64_t floor);
   std::vector<kernels::ScanJob> listVariables(uint32_t* found) const;
   void scanOnCpu(Scan& scan, bool again, Lock& lock);

@@ -40,8 +40,9 @@ static Place placeOf(ExtentState state, const Extent& extent) {
       return Place::kOut;
     case ExtentState::kParked:
     case ExtentState::kSending:
-    case ExtentState::kAbsent:
       return Place::kHost;
+    case ExtentState::kAbsent:  // managed memory has its frame in host RAM
+      return extent.region->managed != nullptr ? Place::kHost : Place::kNone;
     case ExtentState::kRemote:
     case ExtentState::kReceiving:
       return Place::kRemote;
@@ -271,6 +272,14 @@ void Engine::setState(Extent& extent, ExtentState state) {
   if (Gauge* counter = gauge(state)) add(*counter, bytes);
   if (before == ExtentState::kLost) counts_.held += bytes;
   if (state == ExtentState::kLost) counts_.held -= bytes;
+  if (region.away != nullptr) {
+    // What other executors have is not held here. Nor does it lack a host chunk.
+    if (before == ExtentState::kAbsent) {
+      counts_.held += bytes;
+      if (extent.host == nullptr) ++host_.without[extent.order];
+    }
+    if (state == ExtentState::kAbsent) counts_.held -= bytes;
+  }
   if (before == ExtentState::kRemote) --region.remote;
   if (state == ExtentState::kRemote) ++region.remote;
   if (before == ExtentState::kInPlace) --region.in_place;

@@ -11,7 +11,7 @@
 //           come in time is mapped in place
 //   ahead   what the learned order expects next                                       prefetch.cpp
 //   lower   host RAM <-> the tier below it                                          lower_moves.cpp
-//   away    managed memory that the CPU wants                                       give_away.cpp
+//   away    what another agent wants                                                give_away.cpp
 // Who decides: the eviction order eviction_order.cpp, what stays planner.cpp, a want's next step
 // wants.cpp, what is scanned reach/scanner.cpp.
 //
@@ -84,6 +84,10 @@ class Engine {
   /// Another agent is to have the extent (give_away.cpp): it is parked, whatever it takes, and then
   /// Managed::parked() is called. Under the mutex.
   void giveAway(Extent& extent, Lock& lock);
+  /// A host chunk of one page for bytes that come from another executor, or go there: it belongs to
+  /// no extent meanwhile. nullptr: there is none now.
+  HostChunk* takeChunkForOthers(Lock& lock) { return takeHostChunk(0, lock); }
+  void giveChunkOfOthers(HostChunk* chunk);
   /// It stays after all.
   void keep(Extent& extent);
 
@@ -221,7 +225,7 @@ class Engine {
     bool isEmpty() const { return victims.empty() && scan.forVictimsOnly(); }
     /// Its victims go to another agent.
     bool isGivenAway() const {
-      return scan.parts_of != nullptr && scan.parts_of->managed != nullptr;
+      return scan.parts_of != nullptr && scan.parts_of->shared() != nullptr;
     }
   };
   struct Copy {
@@ -279,6 +283,7 @@ class Engine {
     std::deque<std::unique_ptr<Batch>> batches;
     size_t clock_hand = 0;
     std::vector<Extent*> given_away;  // other agents are to have them
+    uint64_t give_away_ns = 0;        // one found no host chunk: none is given away before then
     uint64_t unplaced = 0;            // victims so far that found no place in host memory
     // None of a pass did: no further pass before then, or before somebody gives a host chunk back.
     uint64_t no_place_until_ns = 0, no_place_given = 0;
@@ -401,6 +406,9 @@ class Engine {
   // --- give_away.cpp -----------------------------------------------------------------------------
   bool giveAway(Lock& lock);
   void abandonBytes(Extent& extent);
+  void isParked(Extent& extent, Lock& lock);
+  void noChunkToLeave();
+  bool parkEmpty(Extent& extent, Lock& lock);
   void leaveUnseen(Batch& batch, Lock& lock);
   void toFrame(Extent& extent, Lock& lock);
   bool toMappableChunk(Extent& extent, Lock& lock);

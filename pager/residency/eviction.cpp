@@ -83,9 +83,9 @@ bool Engine::inPass(const Extent& victim) const {
 bool Engine::begin(std::unique_ptr<Batch> batch) {
   if (batch->isEmpty()) return false;
   batch->settles_floor = pool_.reach.floor.pending ? pool_.reach.floor.epoch : 0;
-  // Who reaches managed memory has been recorded under the mutex since there is any
-  // (ManagedRegion::users). A launch in its driver call may wait there for a host function that
-  // waits for the batch.
+  // Who reaches memory that other agents have in turns has been recorded under the mutex since
+  // there is any (SharedRegion::users). A launch in its driver call may wait there for a host
+  // function that waits for the batch.
   if (batch->isGivenAway() && !pool_.reach.floor.pending)
     batch->stage = Batch::Stage::kDrain;
   else
@@ -179,7 +179,7 @@ bool Engine::othersHaveScanned(Batch& batch, uint64_t stamp) {
 uint64_t Engine::stampToAwait(const Batch& batch) const {
   uint64_t stamp = batch.isGivenAway() ? pool_.reach.floor.found : pool_.reach.floor.number;
   for (const Extent* extent : batch.victims)
-    stamp = std::max(stamp, batch.isGivenAway() ? extent->region->managed->others
+    stamp = std::max(stamp, batch.isGivenAway() ? extent->region->shared()->others
                                                 : extent->region->stampOf(*extent));
   for (const auto& entry : batch.scan.host_written)
     stamp = std::max(stamp, Scanner::stampToScan(*entry.region));
@@ -191,7 +191,7 @@ uint64_t Engine::stampToAwait(const Batch& batch) const {
 // Whether those before the batch's pass are over; `stamp`: stampToAwait().
 bool Engine::isQuiet(const Batch& batch, uint64_t stamp) const {
   if (batch.isGivenAway()) {
-    const std::vector<StreamPoint>& users = batch.scan.parts_of->managed->users;
+    const std::vector<StreamPoint>& users = batch.scan.parts_of->shared()->users;
     if (!std::all_of(users.begin(), users.end(), [](const auto& use) { return use.isOver(); }))
       return false;
   }
@@ -388,6 +388,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
   setState(extent, ExtentState::kMoving);
   if (!clean && !held && !takeHost(extent, lock)) {
     ++out_.unplaced;
+    if (extent.leaving) noChunkToLeave();
     flight_.freeing_bytes -= extent.bytes();
     setState(extent, ExtentState::kVram);  // no place to go
     return;
@@ -410,7 +411,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     prefetch_.again = true;
     return;
   }
-  if (clean && extent.region->managed == nullptr && startPacking(extent, lock)) return;
+  if (clean && extent.region->shared() == nullptr && startPacking(extent, lock)) return;
   if (clean) {
     flight_.freeing_bytes -= extent.bytes();
     if (debts_.any() || !packed_.keep(*extent.vram, unallocated())) chunks_.giveVram(extent.vram);

@@ -1,23 +1,54 @@
-// The way to another agent: managed memory that the CPU wants (managed/managed.h). An extent that
-// is to leave goes out of VRAM, or out of its place in host memory, by a batch of its own, as
-// victims do (eviction.cpp): no launch that reaches it is left then, and the frame holds its bytes.
+// The way to another agent: managed memory that the CPU wants (managed/managed.h), and what another
+// executor wants (away/away.h). An extent that is to leave goes out of VRAM, or out of its place in
+// host memory, by a batch of its own, as victims do (eviction.cpp): no launch that reaches it is
+// left then, and the frame holds its bytes. The frame of what another executor is to have is the
+// host chunk that the extent is parked in.
 //
 //   kVram, kInPlace -> kRetiring -> ... -> kParked
-//   kParked in a chunk that was mapped in place -> its bytes are copied to the frame
-//   kParked in its frame -> Managed::parked()
-// What is on its way somewhere is waited for first.
+//   kEmpty, which never had bytes -> kParked
+//   kParked, managed, in a chunk that was mapped in place -> its bytes are copied to the frame
+//   kParked in its frame -> Managed::parked(), Away::parked()
+// What is on its way somewhere is waited for first, and where there is no host chunk, so is one.
 #include <algorithm>
 #include <cstring>
 
 #include "base/log.h"
+#include "pager/away/away.h"
+#include "pager/clock.h"
 #include "pager/managed/managed.h"
 #include "pager/pool_state.h"
 
 namespace olpager::pager {
 
+namespace {
+constexpr uint64_t kNoChunkNs = 500'000;
+
+bool isInFrame(const Extent& extent) {
+  const ManagedRegion* const managed = extent.region->managed.get();
+  return extent.state == ExtentState::kParked &&
+         (managed != nullptr ? managed->isPlace(extent.host) : extent.host != nullptr);
+}
+}  // namespace
+
+void Engine::isParked(Extent& extent, Lock& lock) {
+  if (extent.region->managed != nullptr) return pool_.managed->parked(extent, lock);
+  pool_.away->parked(extent, lock);
+}
+
+void Engine::noChunkToLeave() { out_.give_away_ns = nowNs() + kNoChunkNs; }
+
+// What never had bytes is as good as any.
+bool Engine::parkEmpty(Extent& extent, Lock& lock) {
+  setState(extent, ExtentState::kMoving);
+  const bool placed = takeHost(extent, lock);
+  if (!placed) noChunkToLeave();
+  extent.host_valid = placed;
+  setState(extent, placed ? ExtentState::kParked : ExtentState::kEmpty);
+  return placed;
+}
+
 void Engine::giveAway(Extent& extent, Lock& lock) {
-  if (extent.state == ExtentState::kParked && extent.region->managed->isPlace(extent.host))
-    return pool_.managed->parked(extent, lock);
+  if (isInFrame(extent)) return isParked(extent, lock);
   // At once: no launch begins to use it from here on.
   if ((extent.state == ExtentState::kVram || extent.state == ExtentState::kInPlace) &&
       !extent.region->isPinned(extent))
@@ -34,7 +65,7 @@ void Engine::keep(Extent& extent) {
 
 // One step for each extent that is to leave. True: progress.
 bool Engine::giveAway(Lock& lock) {
-  if (out_.given_away.empty()) return false;
+  if (out_.given_away.empty() || nowNs() < out_.give_away_ns) return false;
   // Where it is leaving already. What waits for all launches as any victim is taken out of there:
   // one of those may wait for the CPU.
   const auto inBatch = [this](const Extent* extent) {
@@ -59,20 +90,24 @@ bool Engine::giveAway(Lock& lock) {
   auto batch = std::make_unique<Batch>();
   for (size_t i = 0; i < out_.given_away.size(); ++i) {
     Extent& extent = *out_.given_away[i];
+    if (life_.broken && extent.region->away != nullptr) continue;  // never other bytes in its place
     if (life_.broken && extent.mapped()) {
       abandonBytes(extent);
       return true;
     }
     switch (extent.state) {
+      case ExtentState::kEmpty:
+        begin(std::move(batch));
+        return parkEmpty(extent, lock);  // releases the mutex: what follows begins anew
       case ExtentState::kParked:
-        if (!extent.region->managed->isPlace(extent.host)) {
-          toFrame(extent, lock);  // releases the mutex: what follows begins anew
+        if (!isInFrame(extent)) {
           begin(std::move(batch));
+          toFrame(extent, lock);  // likewise
           return true;
         }
         std::erase(out_.given_away, &extent);
         begin(std::move(batch));
-        pool_.managed->parked(extent, lock);
+        isParked(extent, lock);
         return true;
       case ExtentState::kVram:
       case ExtentState::kInPlace:  // a pass has spared it, or it was pinned
@@ -126,6 +161,12 @@ void Engine::leaveUnseen(Batch& batch, Lock& lock) {
     }
     noteUsed(extent, false);
     setState(extent, ExtentState::kMoving);
+    if (extent.vram != nullptr && !takeHost(extent, lock)) {
+      noChunkToLeave();
+      flight_.freeing_bytes -= extent.bytes();
+      setState(extent, ExtentState::kVram);
+      continue;
+    }
     lock.unlock();
     const CUresult result = chunks_.unmapAt(extent.address, extent.bytes());
     lock.lock();

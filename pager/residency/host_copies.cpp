@@ -81,6 +81,11 @@ HostChunk* Engine::takeHostChunk(unsigned order, Lock& lock) {
   return nullptr;
 }
 
+void Engine::giveChunkOfOthers(HostChunk* chunk) {
+  chunks_.giveHost(chunk);
+  ++pool_.devices.host.given;
+}
+
 bool Engine::takeHost(Extent& extent, Lock& lock) {
   if (extent.host != nullptr) return true;
   extent.host = takeHostChunk(extent.order, lock);

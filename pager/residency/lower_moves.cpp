@@ -213,7 +213,7 @@ bool Engine::demote() {
   for (uint32_t id = 1; id < pool_.book.regions.end() && candidates.size() < kLooks; ++id) {
     Region* const region = pool_.book.regions.at(id);
     if (region->dead || region->engine != this || region->by_pieces || region->wanted > 0 ||
-        region->pins > 0 || region->managed != nullptr ||
+        region->pins > 0 || region->shared() != nullptr ||
         (region->unusable == 0 && region->in_place == 0))
       continue;
     using Kind = predict::Predictor::NextUse::Kind;

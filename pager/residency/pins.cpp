@@ -1,6 +1,7 @@
 // Memory whose users pass no launch: it stays in VRAM for as long as they say.
 #include <chrono>
 
+#include "pager/away/away.h"
 #include "pager/clock.h"
 #include "pager/managed/managed.h"
 #include "pager/pool.h"
@@ -50,15 +51,18 @@ CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_
       if (extent->state != ExtentState::kVram) return false;
     return true;
   };
-  // What the CPU has of it is claimed until it is there. From then on the pin holds it.
+  // What other agents have of it is claimed until it is there. From then on the pin holds it.
   ManagedClaim claim(state);
+  AwayClaim away(state);
   // In place is no help here: who uses the address does not come by again.
-  while (!(there() && claim.submit()) && !want.failed && !want.lost && !want.in_place &&
-         !engine.broken() && !state.stopped) {
+  while (!(there() && away.isRunnable() && claim.submit() && away.submit()) && !want.failed &&
+         !want.lost && !want.in_place && !engine.broken() && !state.stopped) {
     claim.ask(want.extents, lock);
+    if (!away.ask(want.extents, lock)) break;
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
   }
   claim.over(lock);
+  away.over(lock);
   if (want.lost) return CUDA_ERROR_ECC_UNCORRECTABLE;
   return there() ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }

@@ -28,6 +28,7 @@ void resetRegion(Region& region) {
   region.arena.reset();
   region.root.reset();
   region.managed.reset();
+  region.away.reset();
   region.fixed = 0;
   region.scans = 0;
   region.piece_edges.clear();

@@ -24,8 +24,9 @@
 //   kRemote     in frames of memservers only             -> kReceiving
 //   kReceiving  frames -> host chunk                     -> kParked | kLost
 //   kLost       no memserver has it any more: a launch that needs it is refused
-//   kAbsent     managed memory that another agent has (tiers/elsewhere.h): unmapped, no VRAM
-//               -> kParked (granted: managed/managed.h)
+//   kAbsent     memory that another agent has (tiers/elsewhere.h): unmapped, no VRAM; of what other
+//               executors have no host chunk either -> kParked, kEmpty (granted: managed/managed.h,
+//               away/away.h)
 //   kFreeing    the allocation is being freed            -> gone
 //   kDetached   belongs to a handle of the program's own that is mapped nowhere (vmm.cpp); no
 //               engine looks at it
@@ -150,15 +151,16 @@ struct Extent : Pooled<Extent> {
   bool in_host =
       false;  // of an arena that is reached whole: used less than what is in VRAM, so in place
   // Of arenas that move by pieces:
-  bool scan_due = false;  // launches or copies may have written it since its last scan; of managed
-                          // memory: the CPU may have
-  // Of managed memory:
+  bool scan_due = false;  // launches or copies may have written it since its last scan; of what
+                          // other agents have in turns: those may have
+  // Of what other agents have in turns:
   bool leaving = false;  // another agent is to have it
-  bool blank = false;    // it never had contents: zeros, which `host` need not hold
-  uint16_t wanted = 0;   // launches waiting for it: no victim
-  uint16_t pins = 0;     // mapped elsewhere too (vmm.cpp): no victim
-  uint32_t mark = 0;     // visit mark of working sets
-  uint64_t stamp = 0;    // highest number of a launch whose working set holds it
+  // Of managed memory:
+  bool blank = false;   // it never had contents: zeros, which `host` need not hold
+  uint16_t wanted = 0;  // launches waiting for it: no victim
+  uint16_t pins = 0;    // mapped elsewhere too (vmm.cpp): no victim
+  uint32_t mark = 0;    // visit mark of working sets
+  uint64_t stamp = 0;   // highest number of a launch whose working set holds it
 
   uint64_t bytes() const { return kPageBytes << order; }
   bool mapped() const {
@@ -177,29 +179,42 @@ constexpr bool usable(ExtentState state) {
 static_assert(sizeof(Extent) + sizeof(void*) + sizeof(VramChunk) + sizeof(HostChunk) <=
               kExtentCost - 8);
 
-/// What a region of managed memory has beside its extents, which are of one page each.
-struct ManagedRegion {
-  directory::ExtentId first = 0;   // of its first page; the others follow
-  std::shared_ptr<Frames> frames;  // where its pages are in host RAM, for as long as it lives
-  /// The frames, as the host chunks that extents have when they are parked. They can't be mapped in
-  /// place, and no chunk store knows them.
-  std::vector<HostChunk> places;
-  bool pinned = false;    // the frames, for the GPU
-  uint32_t released = 0;  // while it is freed: extents that nobody has any more
+/// What a region has whose pages other agents have in turns, beside its extents, which are of one
+/// page each.
+struct SharedRegion {
+  directory::ExtentId first = 0;  // of its first page; the others follow
+  uint32_t released = 0;          // while it is freed: extents that are nothing here any more
   /// Launches that reach the region by what was known when they were made: of each stream the
-  /// newest. The CPU waits for these alone, not for all that is older than one of them.
+  /// newest. Who is to have a page waits for these alone, not for all that is older than one of
+  /// them.
   std::vector<StreamPoint> users;
   /// Highest number of what has come to reach it otherwise.
   uint64_t others = 0;
 
+  directory::ExtentId idOf(const Extent& extent) const;
   void usedBy(const StreamState& stream, uint64_t number);
+};
+
+/// Memory that other executors have (away/away.h).
+struct AwayRegion : SharedRegion {
+  std::vector<directory::Message> forgets;  // the home has said so of these pages
+};
+
+/// Managed memory.
+struct ManagedRegion : SharedRegion {
+  std::shared_ptr<Frames> frames;  // where its pages are in host RAM, for as long as it lives
+  /// The frames, as the host chunks that extents have when they are parked. They can't be mapped in
+  /// place, and no chunk store knows them.
+  std::vector<HostChunk> places;
+  bool pinned = false;  // the frames, for the GPU
+
   HostChunk* placeOf(const Extent& extent);
   bool isPlace(const HostChunk* chunk) const {
     return chunk >= places.data() && chunk < places.data() + places.size();
   }
 };
 
-inline void ManagedRegion::usedBy(const StreamState& stream, uint64_t number) {
+inline void SharedRegion::usedBy(const StreamState& stream, uint64_t number) {
   std::erase_if(users, [&](const StreamPoint& use) { return use.isOn(stream) || use.isOver(); });
   users.emplace_back(stream, number);
 }
@@ -276,6 +291,7 @@ struct alignas(64) Region {
       piece_edges;  // of arenas by pieces: pages that those pointers lie in, ascending
   std::unique_ptr<RootMemory> root;        // of a root
   std::unique_ptr<ManagedRegion> managed;  // of managed memory
+  std::unique_ptr<AwayRegion> away;        // of memory that other executors have in turns
   std::unique_ptr<Arena> arena;            // of a large one: what launches name inside it
   uint64_t whole_stamp = 0;  // of one by pieces: highest number of a launch that reached all of it
   uint64_t fetch_after =
@@ -301,6 +317,10 @@ struct alignas(64) Region {
   uint64_t stampOf(const Extent& extent) const {
     return by_pieces ? std::max(extent.stamp, whole_stamp) : stamp.load(std::memory_order_acquire);
   }
+  /// Of one whose pages other agents have in turns; else null.
+  SharedRegion* shared() const {
+    return managed != nullptr ? static_cast<SharedRegion*>(managed.get()) : away.get();
+  }
   uint64_t end() const { return base + pages * kPageBytes; }
   bool isRoot() const { return root != nullptr; }
   /// Better read in place than fetched.
@@ -311,12 +331,17 @@ struct alignas(64) Region {
 /// made. `number`: any that may; `followed`: Region::followed of what leads there. True: that is
 /// news.
 inline bool raiseStamps(Region& region, uint64_t number, uint64_t followed) {
-  if (region.managed != nullptr)
-    region.managed->others = std::max(region.managed->others, followed);
+  if (SharedRegion* const shared = region.shared(); shared != nullptr)
+    shared->others = std::max(shared->others, followed);
   const bool news = region.stamp.load() < number || region.followed < followed;
   raise(region.stamp, number);
   region.followed = std::max(region.followed, followed);
   return news;
+}
+
+inline directory::ExtentId SharedRegion::idOf(const Extent& extent) const {
+  return first +
+         static_cast<directory::ExtentId>((extent.address - extent.region->base) / kPageBytes);
 }
 
 inline HostChunk* ManagedRegion::placeOf(const Extent& extent) {

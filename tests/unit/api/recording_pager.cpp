@@ -25,6 +25,7 @@ Pool::Pool(std::unique_ptr<PoolState> state)
     : Allocations(*state),
       VirtualMemory(*state),
       Streams(*state),
+      ExecutorMemory(*state),
       base_(kPoolBase),
       end_(kPoolEnd),
       asks_names_(false),

@@ -1,0 +1,86 @@
+// An executor of the unified view: what olgpunode's worker says to the pager (forwarding/agent.h).
+#include "base/log.h"
+#include "forwarding/agent.h"
+#include "interpose/local/context.h"
+#include "interpose/local/root.h"
+
+using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
+                                 // functions
+using olpager::pager::Pool;
+
+namespace {
+
+constexpr CUdevice kDevice = 0;  // of an executor: its pages are on one device
+
+// In which the pager's engine runs: the primary one, which is the program's as well, and stays.
+struct Primary {
+  CUcontext context = nullptr;
+  CUresult result = driver().cuDevicePrimaryCtxRetain(&context, kDevice);
+};
+const Primary& primary() {
+  static const Primary retained;
+  return retained;
+}
+
+// The worker's functions, as the pager calls them.
+class Link final : public olpager::pager::AwayLink {
+ public:
+  explicit Link(const OlpagerAgentLink& link) : link_(link) {}
+  void post(std::span<const std::byte> batch) override {
+    link_.post(link_.worker, batch.data(), batch.size());
+  }
+  void given(uint32_t extent, uint64_t number, uint8_t taker, const void* bytes) override {
+    link_.given(link_.worker, extent, number, taker, bytes);
+  }
+  void takenBack(uint32_t extent, uint64_t number) override {
+    link_.taken_back(link_.worker, extent, number);
+  }
+  void fetch(uint32_t extent, uint64_t number, uint8_t from, void* into) override {
+    link_.fetch(link_.worker, extent, number, from, into);
+  }
+  void failed(const char* why) override { link_.failed(link_.worker, why); }
+
+ private:
+  const OlpagerAgentLink& link_;
+};
+
+}  // namespace
+
+CUresult olpager_agent_start(const OlpagerAgentLink* link, uint8_t agent) {
+  Pool* const running = pool();
+  if (running == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  static Link worker(*link);  // there is one agent
+  return running->becomeExecutor(worker, agent);
+}
+
+CUresult olpager_agent_region(CUdeviceptr base, uint32_t pages, uint32_t first) {
+  Pool* const running = pool();
+  if (running == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  if (primary().result != CUDA_SUCCESS) return primary().result;
+  noteContext(primary().context);
+  const Within within(primary().context);
+  return running->addRegion(primary().context, kDevice, base, pages, first);
+}
+
+CUresult olpager_agent_receive(const void* batch, size_t bytes) {
+  Pool* const running = pool();
+  if (running == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  return running->receive({static_cast<const std::byte*>(batch), bytes});
+}
+
+void olpager_agent_landed(uint32_t extent, uint64_t number, int good) {
+  if (Pool* const running = pool(); running != nullptr) running->landed(extent, number, good != 0);
+}
+
+void olpager_operation(uint64_t age, uint64_t oldest) {
+  if (Pool* const running = pool(); running != nullptr) running->beginOperation(age, oldest);
+}
+
+void olpager_operation_uses(CUdeviceptr address, uint64_t bytes) {
+  if (Pool* const running = pool(); running != nullptr) running->operationUses(address, bytes);
+}
+
+int olpager_operation_over() {
+  Pool* const running = pool();
+  return running != nullptr && running->operationOver() ? 1 : 0;
+}

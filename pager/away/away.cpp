@@ -1,0 +1,453 @@
+#include "pager/away/away.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/log.h"
+#include "coherence/pages/batch.h"
+#include "pager/counters/counters.h"
+#include "pager/pool_state.h"
+
+namespace olpager::pager {
+
+namespace {
+
+constexpr directory::Epoch kEpoch = 1;  // an executor that is lost ends the session
+constexpr std::chrono::microseconds kShortestPoll{20}, kLongestPoll{500};
+constexpr std::chrono::seconds kAsleep{1};
+// Claims of operations that are over are given up when somebody waits for them, or beyond this
+// many.
+constexpr size_t kMostSubmitted = 256;
+
+// Begun and ended by one call (olpager_operation, olpager_operation_over), which owns it.
+__attribute__((tls_model("initial-exec"))) thread_local AwayOperation* t_operation = nullptr;
+
+}  // namespace
+
+Away::Away(PoolState& state, directory::AgentId agent, AwayLink& link)
+    : state_(state), link_(link), elsewhere_(agent, kEpoch, directory::kUnlimited, *this) {
+  thread_ = std::thread([this] { run(); });
+}
+
+Away::~Away() { stopThread(); }
+
+void Away::stopThread() noexcept {
+  ended_ = true;
+  bell_.release();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Away::forked() noexcept {
+  if (thread_.joinable()) thread_.detach();  // it is the parent's
+}
+
+// --- regions -------------------------------------------------------------------------------------
+
+Extent& Away::extentAt(directory::ExtentId id) {
+  Region& region = *region_of_[id];
+  return *region.extents[id - region.away->first];
+}
+
+Engine& Away::engineOf(directory::ExtentId id) { return *region_of_[id]->engine; }
+
+void Away::add(Region& region) {
+  const directory::ExtentId first = region.away->first;
+  const auto end = first + static_cast<directory::ExtentId>(region.pages);
+  if (region_of_.size() < end) region_of_.resize(end);
+  elsewhere_.resize(end);
+  std::fill(region_of_.begin() + first, region_of_.begin() + end, &region);
+  for (auto& extent : region.extents) region.engine->setState(*extent, ExtentState::kAbsent);
+}
+
+// Of a region whose pages are all to be forgotten.
+void Away::drop(Region& region, Lock& lock) {
+  AwayRegion& away = *region.away;
+  if (away.forgets.size() < region.pages) {  // its context goes, and takes what is here along
+    link_.failed("a context is gone, and pages of the program with it");
+    state_.stopped = true;
+    return state_.changed.notify_all();
+  }
+  // Another executor has asked for some that have not left: they never will.
+  for (const auto& extent : region.extents)
+    if (std::exchange(extent->leaving, false)) elsewhere_.quiet(away.idOf(*extent), false, lock);
+  for (const directory::Message& message : away.forgets) elsewhere_.receive(message, lock);
+  send();
+  bell_.release();  // operations that used them may not be known to be over
+  while (away.released < region.pages && !state_.stopped)
+    state_.changed.wait_for(lock, std::chrono::milliseconds(1));
+  if (state_.stopped) return;
+  subtract(region.engine->figures().allocated_bytes, region.requested_bytes);
+  subtract(region.engine->figures().allocations, 1);
+  std::fill_n(region_of_.begin() + away.first, region.pages, nullptr);
+}
+
+void Away::forget(const std::vector<directory::Message>& forgets, Lock& lock) {
+  for (const directory::Message& message : forgets) {
+    Region* const region = region_of_[message.extent];
+    region->away->forgets.push_back(message);
+    if (region->away->forgets.size() == region->pages) dropRegion(state_, region, lock);
+  }
+}
+
+void Away::receive(std::span<const directory::Message> messages, Lock& lock) {
+  std::vector<directory::Message> forgets;
+  for (const directory::Message& message : messages) {
+    const bool of_extent = message.kind != directory::MessageKind::kOver &&
+                           message.kind != directory::MessageKind::kFence;
+    if (of_extent && region_of_[message.extent] == nullptr)
+      return violated({.extent = message.extent, .message = message});
+    if (message.kind == directory::MessageKind::kForget) {
+      forgets.push_back(message);
+    } else {
+      elsewhere_.receive(message, lock);
+    }
+  }
+  elsewhere_.shed(0, lock);
+  forget(forgets, lock);
+  send();
+  if (someoneWaits()) bell_.release();
+}
+
+// --- operations ----------------------------------------------------------------------------------
+
+void Away::begin(directory::Age age, directory::Age oldest) {
+  delete t_operation;
+  t_operation = new AwayOperation{.age = age, .oldest = oldest};
+}
+
+void Away::uses(uint64_t address, uint64_t bytes) {
+  if (t_operation != nullptr && bytes != 0) t_operation->uses.emplace_back(address, bytes);
+}
+
+bool Away::over() {
+  const std::unique_ptr<AwayOperation> operation(std::exchange(t_operation, nullptr));
+  if (operation == nullptr) return false;
+  using Stage = AwayOperation::Stage;
+  Lock lock(state_.mutex);
+  if (operation->stage == Stage::kSubmitted) {
+    submitted_.push_back({operation->age, std::move(operation->points)});
+    if (someoneWaits()) bell_.release();
+  } else if (operation->stage == Stage::kUntold) {
+    // What came for it ahead is nobody's claim any more.
+    const directory::AgentId self = elsewhere_.agent().id();
+    elsewhere_.receive({.kind = directory::MessageKind::kOver, .to = self, .age = operation->age},
+                       lock);
+    send();
+  }
+  return operation->stage != Stage::kUntold;
+}
+
+bool Away::Submitted::isOver() const {
+  return std::all_of(points.begin(), points.end(),
+                     [](const auto& point) { return point.isOver(); });
+}
+
+// Others want what an operation that is under way may have claimed: nobody rings at its end.
+bool Away::someoneWaits() const {
+  return !short_.empty() || (!submitted_.empty() && (elsewhere_.agent().unsettled() > 0 ||
+                                                     submitted_.size() > kMostSubmitted));
+}
+
+// The claims of operations that are over. True: there were some.
+bool Away::completeThoseOver(Lock& lock) {
+  bool any = false;
+  for (size_t s = 0; s < submitted_.size();) {
+    if (!submitted_[s].isOver()) {
+      ++s;
+      continue;
+    }
+    const directory::Age age = submitted_[s].age;
+    submitted_[s] = std::move(submitted_.back());
+    submitted_.pop_back();
+    elsewhere_.complete(age, lock);
+    any = true;
+  }
+  if (any) send();
+  return any;
+}
+
+void Away::run() {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  state_.driver.cuThreadExchangeStreamCaptureMode(&mode);
+  prctl(PR_SET_TIMERSLACK, 1000ul);  // the pauses below are to last microseconds
+  auto pause = kShortestPoll;
+  bool polls = false;
+  while (!ended_) {
+    if (!polls) {
+      if (!bell_.try_acquire_for(kAsleep)) continue;
+      pause = kShortestPoll;
+    } else if (bell_.try_acquire_for(pause)) {
+      pause = kShortestPoll;
+    } else {
+      pause = std::min(2 * pause, kLongestPoll);
+    }
+    if (ended_) return;
+    state_.streams.poll();
+    Lock lock(state_.mutex);
+    if (state_.forked.load()) return;
+    if (completeThoseOver(lock)) pause = kShortestPoll;
+    fetchShort(lock);
+    polls = someoneWaits();
+  }
+}
+
+// --- what the agent asks for ---------------------------------------------------------------------
+
+// The chunk of an extent that is not granted; null: it has none. Nobody reads it any more.
+HostChunk* Away::takeFrame(directory::ExtentId extent) {
+  const auto found = frames_.extract(extent);
+  if (found.empty()) return nullptr;
+  if (found.mapped().number != 0) link_.takenBack(extent, found.mapped().number);
+  return found.mapped().chunk;
+}
+
+void Away::startFetch(const Key& key, directory::AgentId from, HostChunk* chunk) {
+  coming_[key] = {chunk, true};
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the CPU's address
+  link_.fetch(key.first, key.second, from, reinterpret_cast<void*>(chunk->alias));
+}
+
+void Away::fetch(directory::ExtentId extent, directory::AgentId from, directory::Number number,
+                 directory::Content, Lock& lock) {
+  const Key key{extent, number};
+  if (HostChunk* const chunk = takeFrame(extent); chunk != nullptr)
+    return startFetch(key, from, chunk);
+  short_.push_back({key, from});
+  fetchShort(lock);
+  if (!short_.empty()) bell_.release();
+}
+
+// In their order. Releases the mutex: one thread at a time.
+void Away::fetchShort(Lock& lock) {
+  if (std::exchange(fetching_short_, true)) return;
+  while (!short_.empty()) {
+    Engine& engine = engineOf(short_.front().key.first);
+    HostChunk* const chunk = engine.takeChunkForOthers(lock);
+    if (chunk == nullptr) break;
+    if (short_.empty()) {  // aborted meanwhile
+      engine.giveChunkOfOthers(chunk);
+      break;
+    }
+    const Short next = short_.front();
+    short_.pop_front();
+    startFetch(next.key, next.from, chunk);
+  }
+  fetching_short_ = false;
+}
+
+void Away::landed(directory::ExtentId extent, directory::Number number, bool good, Lock& lock) {
+  const auto found = coming_.extract(Key{extent, number});
+  if (found.empty()) return;
+  HostChunk* const chunk = found.mapped().chunk;
+  if (!found.mapped().wanted) {
+    if (region_of_[extent] != nullptr) return engineOf(extent).giveChunkOfOthers(chunk);
+    return state_.devices.engines.front()->giveChunkOfOthers(chunk);
+  }
+  frames_[extent] = {chunk, 0};
+  if (!good) return;  // the link says that the session ends
+  elsewhere_.landed(extent, number, lock);
+  send();
+}
+
+void Away::abort(directory::ExtentId extent, Lock&) {
+  std::erase_if(short_, [&](const Short& one) { return one.key.first == extent; });
+  for (auto& [key, coming] : coming_)
+    if (key.first == extent) coming.wanted = false;
+}
+
+void Away::clear(directory::ExtentId, Lock&) {}
+
+void Away::grant(directory::ExtentId id, directory::Mode, Lock&) {
+  Extent& extent = extentAt(id);
+  if (extent.state != ExtentState::kAbsent) return;  // it has it already, or it is being freed
+  Region& region = *extent.region;
+  extent.host = takeFrame(id);
+  extent.hash_valid = false;
+  extent.host_valid = extent.host != nullptr;
+  if (extent.host == nullptr) return region.engine->setState(extent, ExtentState::kEmpty);
+  region.engine->setState(extent, ExtentState::kParked);
+  // Another executor may have put pointers there.
+  extent.scan_due = true;
+  region.host_written = true;
+  ++region.host_writes;
+  state_.reach.markDirty(&region);
+}
+
+void Away::stop(directory::ExtentId id, Lock& lock) {
+  Extent& extent = extentAt(id);
+  if (extent.state == ExtentState::kFreeing) return elsewhere_.quiet(id, false, lock);
+  extent.leaving = true;
+  extent.region->engine->giveAway(extent, lock);
+}
+
+void Away::parked(Extent& extent, Lock& lock) {
+  elsewhere_.quiet(extent.region->away->idOf(extent), true, lock);
+  send();
+}
+
+void Away::go(directory::ExtentId id, Lock&) {
+  Extent& extent = extentAt(id);
+  if (!extent.leaving) return;
+  extent.leaving = false;
+  extent.region->engine->keep(extent);
+}
+
+void Away::yield(directory::ExtentId id, Lock&) {
+  Extent& extent = extentAt(id);
+  if (extent.state == ExtentState::kFreeing) return;
+  if (extent.state != ExtentState::kParked || extent.host == nullptr)
+    return violated({.extent = id});
+  extent.leaving = false;
+  frames_[id] = {std::exchange(extent.host, nullptr), 0};
+  extent.host_valid = extent.hash_valid = false;
+  extent.region->engine->setState(extent, ExtentState::kAbsent);
+}
+
+void Away::release(directory::ExtentId extent, Lock&) {
+  if (HostChunk* const chunk = takeFrame(extent); chunk != nullptr)
+    engineOf(extent).giveChunkOfOthers(chunk);
+}
+
+void Away::lend(directory::ExtentId extent, Lock&) { violated({.extent = extent}); }
+void Away::lendOver(directory::ExtentId extent, Lock&) { violated({.extent = extent}); }
+
+void Away::runnable(directory::Age) { state_.changed.notify_all(); }
+
+void Away::failed(directory::Age age, directory::ExtentId) {
+  failed_.insert(age);
+  state_.changed.notify_all();
+}
+
+void Away::post(const directory::Message& message) {
+  if (message.kind == directory::MessageKind::kReady) {
+    Frame& frame = frames_[message.extent];
+    if (frame.chunk == nullptr) return violated({.extent = message.extent, .message = message});
+    frame.number = message.number;
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the CPU's address
+    link_.given(message.extent, message.number, message.to,
+                reinterpret_cast<const void*>(frame.chunk->alias));
+  } else if (message.kind == directory::MessageKind::kForgotten) {
+    if (Region* const region = region_of_[message.extent]; region != nullptr) {
+      ++region->away->released;
+      state_.changed.notify_all();
+    }
+  }
+  outbox_.push_back(message);
+}
+
+// What steps have left to be said.
+void Away::send() {
+  std::span<const directory::Message> left = outbox_;
+  while (!left.empty()) {
+    link_.post(pages::encode(left));
+  }
+  outbox_.clear();
+}
+
+void Away::violated(const directory::Action& action) {
+  base::logError(
+      "the unified view: the ownership protocol was violated at extent %u (message %d): paging has "
+      "stopped",
+      action.extent, static_cast<int>(action.message.kind));
+  link_.failed("the ownership protocol was violated");
+  state_.stopped = true;
+  state_.changed.notify_all();
+}
+
+// --- claims --------------------------------------------------------------------------------------
+
+AwayClaim::AwayClaim(PoolState& state)
+    : state_(state), operation_(state.away != nullptr ? t_operation : nullptr) {}
+
+AwayClaim::~AwayClaim() {
+  if (!asked_) return;
+  // The mutex is held; nothing below releases it.
+  Lock lock(state_.mutex, std::adopt_lock);
+  cancel(lock);
+  lock.release();
+}
+
+void AwayClaim::cancel(Lock& lock) {
+  if (!std::exchange(asked_, false)) return;
+  Away& away = *state_.away;
+  operation_->stage = AwayOperation::Stage::kOver;
+  away.failed_.erase(operation_->age);
+  away.elsewhere_.cancel(operation_->age, lock);
+  away.send();
+}
+
+bool AwayClaim::isAway() const {
+  return std::any_of(needs_.begin(), needs_.end(), [this](const directory::Need& need) {
+    const Extent& extent = state_.away->extentAt(need.extent);
+    return extent.state == ExtentState::kAbsent || extent.leaving;
+  });
+}
+
+// What the operation's other acquisitions need.
+void AwayClaim::needUses() {
+  for (const auto& [address, bytes] : operation_->uses) {
+    const Region* const region =
+        state_.book.map().contains(address) ? state_.book.find(address) : nullptr;
+    if (region == nullptr || region->dead || region->away == nullptr) continue;
+    const ExtentRange range = extentsAt(*region, address, bytes);
+    for (size_t e = range.first; e < range.last; ++e)
+      needs_.push_back({region->away->idOf(*region->extents[e]), directory::Mode::kOwn});
+  }
+}
+
+bool AwayClaim::ask(std::span<Extent* const> needed, Lock& lock) {
+  if (state_.away == nullptr) return true;
+  using Stage = AwayOperation::Stage;
+  Away& away = *state_.away;
+  for (; looked_at_ < needed.size(); ++looked_at_)
+    if (const Extent& extent = *needed[looked_at_]; extent.region->away != nullptr)
+      needs_.push_back({extent.region->away->idOf(extent), directory::Mode::kOwn});
+  if (!asked_) {
+    if (!isAway()) return true;
+    if (operation_ == nullptr || operation_->stage != Stage::kUntold) {
+      base::warnOnce("unified without an age",
+                     "a call uses memory that another executor of the unified view has, and did "
+                     "not say so ahead: it is refused (CUDA_ERROR_NOT_SUPPORTED)");
+      return false;
+    }
+    needUses();
+    operation_->stage = Stage::kTold;
+    asked_ = true;
+    told_ = needs_.size();
+    away.elsewhere_.need(operation_->age, needs_, operation_->oldest, lock);
+  }
+  for (; told_ < needs_.size(); ++told_) away.elsewhere_.more(operation_->age, needs_[told_], lock);
+  away.send();
+  return !away.failed_.contains(operation_->age);
+}
+
+bool AwayClaim::isRunnable() const {
+  return !asked_ || state_.away->elsewhere_.runnable(operation_->age);
+}
+
+bool AwayClaim::submit() {
+  if (!asked_) return true;
+  if (!state_.away->elsewhere_.submit(operation_->age)) return false;
+  asked_ = false;
+  operation_->stage = AwayOperation::Stage::kSubmitted;
+  return true;
+}
+
+void AwayClaim::over(Lock& lock) {
+  if (operation_ != nullptr && operation_->stage == AwayOperation::Stage::kSubmitted) {
+    operation_->stage = AwayOperation::Stage::kOver;
+    state_.away->elsewhere_.complete(operation_->age, lock);
+    state_.away->send();
+  }
+  cancel(lock);
+}
+
+void AwayClaim::begun(const StreamState& stream, uint64_t number) {
+  if (operation_ != nullptr && operation_->stage == AwayOperation::Stage::kSubmitted)
+    operation_->points.emplace_back(stream, number);
+}
+
+}  // namespace olpager::pager

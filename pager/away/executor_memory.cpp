@@ -1,0 +1,57 @@
+#include "pager/away/executor_memory.h"
+
+#include <exception>
+#include <vector>
+
+#include "base/log.h"
+#include "coherence/pages/batch.h"
+#include "pager/pool_state.h"
+
+namespace olpager::pager {
+
+CUresult ExecutorMemory::becomeExecutor(AwayLink& link, uint8_t agent) try {
+  PoolState& state = *state_;
+  if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
+  if (agent >= directory::kMostAgents) return CUDA_ERROR_INVALID_VALUE;
+  auto away = std::make_unique<Away>(state, agent, link);
+  const Lock lock(state.mutex);
+  if (state.away != nullptr) return CUDA_ERROR_NOT_PERMITTED;
+  state.away = std::move(away);
+  state.updateSlow();
+  return CUDA_SUCCESS;
+} catch (const std::exception& error) {  // no thread
+  base::logError("the unified view: %s", error.what());
+  return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult ExecutorMemory::addRegion(CUcontext context, CUdevice device, uint64_t base,
+                                   uint32_t pages, uint32_t first) {
+  PoolState& state = *state_;
+  if (pages == 0 || base % kPageBytes != 0 || first + pages < first)
+    return CUDA_ERROR_INVALID_VALUE;
+  Lock lock(state.mutex);
+  return addAway(state, context, device, base, pages, first, lock);
+}
+
+CUresult ExecutorMemory::receive(std::span<const std::byte> batch) {
+  PoolState& state = *state_;
+  std::vector<directory::Message> messages;
+  Lock lock(state.mutex);
+  if (const auto decoded = pages::decode(batch, state.away->extents(), messages); !decoded.ok()) {
+    base::logError("the unified view: %s", decoded.error().message.c_str());
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  state.away->receive(messages, lock);
+  return CUDA_SUCCESS;
+}
+
+void ExecutorMemory::landed(uint32_t extent, uint64_t number, bool good) {
+  Lock lock(state_->mutex);
+  state_->away->landed(extent, number, good, lock);
+}
+
+void ExecutorMemory::beginOperation(uint64_t age, uint64_t oldest) { Away::begin(age, oldest); }
+void ExecutorMemory::operationUses(uint64_t address, uint64_t bytes) { Away::uses(address, bytes); }
+bool ExecutorMemory::operationOver() { return state_->away->over(); }
+
+}  // namespace olpager::pager

@@ -1,0 +1,42 @@
+// The pool as an executor of a unified view: what its worker says to it.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "pager/away/link.h"
+
+namespace olpager::pager {
+
+struct PoolState;  // private
+
+/// A part of Pool. Thread-safety: any thread. All but start() after it.
+class ExecutorMemory {
+ public:
+  /// From now on the pool is that agent of a directory elsewhere. Before the first allocation,
+  /// once; after setPlaced(). `link` stays.
+  CUresult becomeExecutor(AwayLink& link, uint8_t agent);
+  /// A region of the directory's, in the placed part: nobody has its pages yet. Starts the engine
+  /// of `device` in `context`, which is current, where it has not started.
+  CUresult addRegion(CUcontext context, CUdevice device, uint64_t base, uint32_t pages,
+                     uint32_t first);
+  /// CUDA_ERROR_INVALID_VALUE: no batch of messages to an executor.
+  CUresult receive(std::span<const std::byte> batch);
+  void landed(uint32_t extent, uint64_t number, bool good);
+  /// The calling thread makes an operation; what it uses; it is made. True: the directory was told.
+  void beginOperation(uint64_t age, uint64_t oldest);
+  void operationUses(uint64_t address, uint64_t bytes);
+  bool operationOver();
+
+ protected:
+  explicit ExecutorMemory(PoolState& state) : state_(&state) {}
+  ~ExecutorMemory() = default;
+
+ private:
+  PoolState* state_;
+};
+
+}  // namespace olpager::pager

@@ -1,0 +1,35 @@
+// What a pool that is an executor asks of whoever has the links to the home and to other executors
+// (olgpunode's worker, by forwarding/agent.h; tests).
+//
+// All of it is called under PoolState::mutex: it leaves a note, takes no lock that is held around a
+// call of the pool's, and returns at once.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "coherence/directory/types.h"
+
+namespace olpager::pager {
+
+class AwayLink {
+ public:
+  virtual ~AwayLink() = default;
+
+  /// Messages for the home, a batch (coherence/pages/batch.h). In order.
+  virtual void post(std::span<const std::byte> batch) = 0;
+  /// The page's bytes lie at `bytes`, in host memory, and stay there until taken back: that
+  /// executor may read them. Before the post of its kReady.
+  virtual void given(directory::ExtentId extent, directory::Number number, directory::AgentId taker,
+                     const void* bytes) = 0;
+  /// The taker has read them.
+  virtual void takenBack(directory::ExtentId extent, directory::Number number) = 0;
+  /// Brings the page that executor `from` gives by that number to `into`, in host memory. Answered
+  /// by ExecutorMemory::landed(), once: until then others may write the memory.
+  virtual void fetch(directory::ExtentId extent, directory::Number number, directory::AgentId from,
+                     void* into) = 0;
+  /// The session can't go on. `why`: half a line.
+  virtual void failed(const char* why) = 0;
+};
+
+}  // namespace olpager::pager

@@ -1,0 +1,376 @@
+// The pool as an executor of a unified view: with a real home, and another executor that has a real
+// agent of the directory, and bytes in place of a GPU.
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "coherence/directory/agent.h"
+#include "coherence/pages/batch.h"
+#include "forwarding/wire/wire.h"
+#include "interpose/unified/home.h"
+#include "pager/pool_state.h"
+#include "tests/unit/pager/rig.h"
+
+using namespace olpager;               // NOLINT(google-build-using-namespace)
+using namespace olpager::pager;        // NOLINT(google-build-using-namespace)
+using namespace olpager::pager::test;  // NOLINT(google-build-using-namespace)
+using directory::ActionKind;
+using directory::ExtentId;
+using directory::Message;
+using directory::Number;
+
+namespace {
+
+constexpr uint64_t kWords = kPageBytes / 8 / kStep;  // that the kernel uses of a page
+constexpr unsigned kPool = 0, kOther = 1;
+using Bytes = std::vector<std::byte>;
+using Key = std::pair<ExtentId, Number>;
+
+/// Home, network and the other executor. One thread moves everything, in the order of its notes.
+class View : public AwayLink {
+ public:
+  explicit View(Rig& rig) : rig_(rig), home_({4096, 4096}, rig.pool().base()) {
+    REQUIRE(rig.pool().setPlaced(256 * kMiB) == CUDA_SUCCESS);
+    rig.pool().prepare(rig.context(), 0);
+    REQUIRE(rig.pool().becomeExecutor(*this, kPool) == CUDA_SUCCESS);
+    next_ = rig.pool().base();
+    thread_ = std::thread([this] { run(); });
+  }
+  /// What is there goes: else it would go with the rig's context, which ends a view.
+  ~View() override {
+    rig_.synchronize();
+    while (!first_.empty()) drop(first_.begin()->first);
+    note([](View& self) { self.ends_ = true; });
+    thread_.join();
+  }
+  View(const View&) = delete;
+  View& operator=(const View&) = delete;
+
+  uint64_t make(uint64_t pages) {
+    const uint64_t base = std::exchange(next_, next_ + (pages + 1) * kPageBytes);
+    REQUIRE(home_.add(base, pages * kPageBytes));
+    settle();
+    REQUIRE(first_.contains(base));
+    return base;
+  }
+  void drop(uint64_t base) {
+    home_.remove(base);
+    first_.erase(base);
+    for (int i = 0; std::ranges::count(released_, base) == 0; ++i) {
+      REQUIRE(i < 20'000);
+      settle();
+      for (const uint64_t one : home_.released()) released_.push_back(one);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+  /// `make` makes the calls of an operation at the pool.
+  template <typename Make>
+  void atPool(std::vector<unified::Named> named, bool ahead, Make make) {
+    const auto sent = home_.send(kPool, named, ahead);
+    settle();
+    rig_.pool().beginOperation(sent.age, sent.oldest);
+    make();
+    if (rig_.pool().operationOver()) return;
+    const Message over{
+        .kind = directory::MessageKind::kCompleted, .from = kPool, .epoch = 1, .age = sent.age};
+    note([=](View& self) { self.heard(self.home_.receive(kPool, encoded({over}))); });
+  }
+  /// The other executor adds to all words of some pages.
+  void atOther(uint64_t base, uint64_t first, uint64_t pages, uint64_t add) {
+    const unified::Named named{base + first * kPageBytes, pages * kPageBytes};
+    const auto sent = home_.send(kOther, std::span(&named, 1), true);
+    std::vector<directory::Need> needs;
+    for (uint64_t page = first; page < first + pages; ++page)
+      needs.push_back({first_[base] + static_cast<ExtentId>(page), directory::Mode::kOwn});
+    note([=](View& self) {
+      self.agent_.begin(sent.age, needs, sent.oldest, self.actions_);
+      self.carryOut();
+    });
+    bool submitted = false;
+    for (int i = 0; !submitted; ++i) {
+      REQUIRE(i < 200'000);
+      wait([&](View& self) { submitted = self.agent_.submit(sent.age); });
+      if (!submitted) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    wait([&](View& self) {
+      for (const directory::Need& need : needs)
+        for (uint64_t word = 0; word < kWords; ++word) {
+          std::byte* const at = self.bytes_.at(need.extent).data() + word * kStep * 8;
+          uint64_t value = 0;
+          std::memcpy(&value, at, sizeof value);
+          value += add;
+          std::memcpy(at, &value, sizeof value);
+        }
+      self.agent_.complete(sent.age, self.actions_);
+      self.carryOut();
+    });
+  }
+  std::optional<unsigned> ownerOf(uint64_t address) const { return home_.ownerOf(address); }
+  /// All that has been noted is done.
+  void settle() {
+    wait([](View&) {});
+    CHECK(wrong_ == "");
+  }
+
+ private:
+  // What the pool asks for.
+  void post(std::span<const std::byte> batch) override {
+    note([record = recordOf(batch)](View& self) { self.heard(self.home_.receive(kPool, record)); });
+  }
+  void given(ExtentId extent, Number number, directory::AgentId, const void* bytes) override {
+    note([=](View& self) { self.given_[{extent, number}] = bytes; });
+  }
+  void takenBack(ExtentId extent, Number number) override {
+    note([=](View& self) { self.given_.erase({extent, number}); });
+  }
+  void fetch(ExtentId extent, Number number, directory::AgentId, void* into) override {
+    note([=](View& self) {
+      std::memcpy(into, self.bytes_.at(extent).data(), kPageBytes);
+      self.rig_.pool().landed(extent, number, true);
+    });
+  }
+  void failed(const char* why) override {
+    note([why](View& self) { self.wrong_ = why; });
+  }
+
+  static Bytes recordOf(std::span<const std::byte> batch) {
+    const forward::PagesHead head;
+    const auto bytes = std::as_bytes(std::span(&head, 1));
+    Bytes record(bytes.begin(), bytes.end());
+    record.insert(record.end(), batch.begin(), batch.end());
+    return record;
+  }
+  static Bytes encoded(const std::vector<Message>& messages) {
+    std::span<const Message> left = messages;
+    return recordOf(pages::encode(left));
+  }
+
+  void note(std::function<void(View&)> what) {
+    const std::lock_guard lock(mutex_);
+    notes_.push_back(std::move(what));
+    noted_.notify_one();
+  }
+  template <typename What>
+  void wait(What what) {
+    std::mutex mutex;
+    std::condition_variable done;
+    bool over = false;
+    note([&](View& self) {
+      what(self);
+      const std::lock_guard lock(mutex);
+      over = true;
+      done.notify_one();
+    });
+    std::unique_lock lock(mutex);
+    done.wait(lock, [&] { return over; });
+  }
+
+  void run() {
+    rig_.enterThread();
+    std::unique_lock lock(mutex_);
+    while (!ends_) {
+      noted_.wait(lock, [this] { return !notes_.empty(); });
+      const auto next = std::move(notes_.front());
+      notes_.pop_front();
+      lock.unlock();
+      deliver();
+      next(*this);
+      deliver();
+      lock.lock();
+    }
+  }
+  void heard(const Status& status) {
+    if (!status.ok()) wrong_ = status.error().message;
+  }
+  void deliver() {
+    // What the other executor is told makes it say something.
+    for (const unsigned to : {kOther, kPool}) {
+      for (Bytes record = home_.take(to); !record.empty(); record = home_.take(to)) {
+        forward::Reader reader(record);
+        const auto head = reader.value<forward::PagesHead>();
+        for (uint32_t i = 0; i < head.count; ++i) {
+          const auto region = reader.value<forward::RegionRecord>();
+          known_ = std::max(known_, region.first + region.pages);
+          if (to == kOther) {
+            agent_.resize(known_);
+            first_[region.base] = region.first;
+          }
+          if (to == kPool && rig_.pool().addRegion(rig_.context(), 0, region.base, region.pages,
+                                                   region.first) != CUDA_SUCCESS)
+            wrong_ = "a region is refused";
+        }
+        if (head.kind != forward::PagesKind::kMessages) continue;
+        const auto batch = reader.raw(reader.left());
+        if (to == kPool) {
+          if (rig_.pool().receive(batch) != CUDA_SUCCESS) wrong_ = "a batch is refused";
+          continue;
+        }
+        std::vector<Message> messages;
+        if (!pages::decode(batch, known_, messages).ok()) wrong_ = "a batch for the other";
+        for (const Message& message : messages) {
+          agent_.receive(message, actions_);
+          carryOut();
+        }
+      }
+    }
+  }
+  // The other executor's pager.
+  void carryOut() {
+    while (!actions_.empty()) {
+      const directory::Actions actions = std::exchange(actions_, {});
+      for (const directory::Action& action : actions) {
+        if (action.kind == ActionKind::kClear) {
+          bytes_[action.extent].assign(kPageBytes, std::byte{0});
+        } else if (action.kind == ActionKind::kFetch) {
+          const auto* const from =
+              static_cast<const std::byte*>(given_.at({action.extent, action.number}));
+          bytes_[action.extent].assign(from, from + kPageBytes);
+          agent_.landed(action.extent, action.number, actions_);
+        } else if (action.kind == ActionKind::kSend) {
+          heard(home_.receive(kOther, encoded({action.message})));
+        } else if (action.kind == ActionKind::kViolation || action.kind == ActionKind::kFailed) {
+          wrong_ = "the other executor's agent";
+        }
+      }
+    }
+  }
+
+  Rig& rig_;
+  unified::Home home_;
+  uint64_t next_ = 0;
+  std::map<uint64_t, ExtentId> first_;  // by base
+  std::vector<uint64_t> released_;
+  std::mutex mutex_;
+  std::condition_variable noted_;
+  std::deque<std::function<void(View&)>> notes_;
+  // Of the thread alone:
+  bool ends_ = false;
+  std::string wrong_;
+  directory::Agent agent_{kOther, 1, directory::kUnlimited};
+  directory::Actions actions_;
+  ExtentId known_ = 0;
+  std::map<ExtentId, Bytes> bytes_;
+  std::map<Key, const void*> given_;
+  std::thread thread_;
+};
+
+void addAtPool(Rig& rig, View& view, uint64_t base, uint64_t pages, uint64_t add, bool ahead) {
+  view.atPool({{base, 0}}, ahead,
+              [&] { rig.launch(CU_STREAM_LEGACY, "addTo", base, pages * kWords, kStep, add); });
+}
+void checkAtPool(Rig& rig, View& view, uint64_t base, uint64_t page, uint64_t value) {
+  std::vector<uint64_t> words(kPageBytes / 8);
+  const uint64_t at = base + page * kPageBytes;
+  view.atPool({{at, kPageBytes}}, true, [&] {
+    mustSucceed(rig.copyOut(CU_STREAM_LEGACY, words.data(), at, kPageBytes), "copyOut");
+  });
+  rig.synchronize();
+  for (uint64_t word = 0; word < kWords; ++word) CHECK(words[word * kStep] == value);
+}
+
+}  // namespace
+
+TEST_CASE("a page goes from one executor to another and back", "[pager][away]") {
+  Rig rig;
+  View view(rig);
+  const uint64_t base = view.make(2);
+  CHECK(rig.pool().residency(base).other == 2 * kPageBytes);
+  view.atOther(base, 0, 2, 5);  // zeros at first
+  CHECK(view.ownerOf(base) == kOther);
+  checkAtPool(rig, view, base, 0, 5);
+  CHECK(view.ownerOf(base) == kPool);
+  CHECK(view.ownerOf(base + kPageBytes) == kOther);
+  addAtPool(rig, view, base, 2, 3, false);  // which reaches what it was not asked ahead for
+  view.atOther(base, 1, 1, 1);
+  checkAtPool(rig, view, base, 0, 8);
+  checkAtPool(rig, view, base, 1, 9);
+  view.drop(base);
+  CHECK(rig.pool().residency(base).other == 0);
+}
+
+TEST_CASE("a launch without an age that lacks a page of another executor is refused",
+          "[pager][away]") {
+  Rig rig;
+  View view(rig);
+  const uint64_t base = view.make(1);
+  view.atOther(base, 0, 1, 1);
+  CHECK(rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), base, kWords, kStep,
+                      uint64_t{1}) == CUDA_ERROR_NOT_SUPPORTED);
+}
+
+TEST_CASE("an operation of several calls keeps all that it uses until it is over",
+          "[pager][away]") {
+  Rig rig;
+  View view(rig);
+  constexpr uint64_t kPages = 3;
+  const uint64_t base = view.make(kPages);
+  view.atOther(base, 0, kPages, 7);
+  std::vector<uint64_t> words(kPages * kPageBytes / 8);
+  view.atPool({{base, 0}}, false, [&] {
+    rig.pool().operationUses(base, kPages * kPageBytes);
+    for (uint64_t page = 0; page < kPages; ++page)
+      mustSucceed(rig.copyOut(CU_STREAM_LEGACY, words.data() + page * kPageBytes / 8,
+                              base + page * kPageBytes, kPageBytes),
+                  "copyOut");
+  });
+  rig.synchronize();
+  for (uint64_t word = 0; word < kPages * kWords; ++word) CHECK(words[word * kStep] == 7);
+  view.atOther(base, 0, kPages, 1);
+  checkAtPool(rig, view, base, 2, 8);
+}
+
+TEST_CASE("two executors have more pages in turns than the pool's VRAM holds", "[pager][away]") {
+  Rig rig({.vram = 8 * kMiB, .host = 64 * kMiB, .seconds = 240});
+  View view(rig);
+  std::mt19937_64 random(seedOr(31));
+  struct Region {
+    uint64_t base;
+    std::vector<uint64_t> values;  // of each page's words
+  };
+  std::vector<Region> regions;
+  const auto make = [&] {
+    Region region{0, std::vector<uint64_t>(1 + random() % 3, 0)};
+    region.base = view.make(region.values.size());
+    view.atOther(region.base, 0, region.values.size(), 1);
+    for (uint64_t& value : region.values) value = 1;
+    regions.push_back(region);
+  };
+  for (int i = 0; i < 8; ++i) make();
+  for (int turn = 0; turn < 250; ++turn) {
+    Region& region = regions[random() % regions.size()];
+    const uint64_t page = random() % region.values.size(), add = random() % 1000;
+    switch (random() % 8) {
+      case 0:
+        checkAtPool(rig, view, region.base, page, region.values[page]);
+        break;
+      case 1:
+        if (random() % 4 != 0) break;
+        rig.synchronize();
+        view.drop(region.base);
+        regions.erase(regions.begin() + (&region - regions.data()));
+        make();
+        break;
+      case 2:
+      case 3:
+      case 4:
+        addAtPool(rig, view, region.base, region.values.size(), add, random() % 2 == 0);
+        for (uint64_t& value : region.values) value += add;
+        break;
+      default:
+        view.atOther(region.base, page, region.values.size() - page, add);
+        for (uint64_t i = page; i < region.values.size(); ++i) region.values[i] += add;
+    }
+  }
+  for (const Region& region : regions)
+    for (uint64_t page = 0; page < region.values.size(); ++page)
+      checkAtPool(rig, view, region.base, page, region.values[page]);
+}
