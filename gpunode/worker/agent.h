@@ -1,50 +1,54 @@
-// The worker as an agent of a unified view: its link to the home beside the calls, and the page
-// bytes that go between executors. Who owns what the directory's agent in the pager knows
-// (forwarding/agent.h); here are only links, transfers, and operations on their way.
-//
-// Designed, not built: nothing includes this yet (docs/internals/coherence.md, "A launch over two
-// executors").
+// The worker as an agent of a unified view of several executors: its link to the home beside the
+// calls, and the page bytes that go between executors. Who owns what the directory's agent in the
+// pager knows (forwarding/agent.h); here are only links, transfers, and operations on their way.
+// docs/internals/coherence.md, "A launch over two executors", has the whole.
 //
 // An operation, by age:
 //
 //   arrived     the leader has taken its record. Behind what is before it in its stream it is in a
 //               queue (stream_queues.h), and nobody looks at its pages
 //   needing     all before it in its stream is submitted, and as many regions are known as its
-//               record says: a thread makes the call. Where the pager lacks pages the agent has
-//               been told its age and needs, and the thread has left the lead at once
+//               record says: a thread makes the call. Where the pager lacks pages it has told its
+//               agent the age and needs, and the thread has left the lead at once
 //   runnable    the pager's agent claims all that it needs
 //   submitted   the driver has it
 //   complete    the stream has passed it
 //
 //   arrived -> needing     StreamQueues: the thread that owns the queue, or the leader
-//   needing -> runnable    the agent's thread, in olpager_agent_receive or _landed
+//   needing -> runnable    an agent's thread, in olpager_agent_receive or _landed
 //   runnable -> submitted  the thread that makes the call, which the pager's condition wakes
 //   runnable -> needing    an older operation has taken a page: the pager, in that step
 //   submitted -> complete  the pager's thread, when somebody waits for its pages; else what found
 //                          all in place is told to the home in batches (`over_`)
 //
 // So the leader never waits for pages, and what comes on the link to the home is heard whatever the
-// calls wait for: that link has a connection and a thread of its own.
+// calls wait for: that link has a connection and threads of its own.
 //
 // A transfer, by extent and number:
 //
-//   offered   the giver's frame is named to the taker's link (Peer), with key and offset
+//   offered   the giver's frame is named on the link to the taker's worker (Peer), with a key
 //   wanted    the pager has asked for it; the offer may come before or after
 //   reading   both: one-sided, from the giver's frame into the taker's
-//   landed    told to the pager, which says Done; the giver takes its frame back when the home
-//             releases it. Or lost: the link is down, and the session ends
+//   landed    told to the pager, which says Done; the giver's frame is its pager's again when the
+//             home has heard that. Or lost: the link is down, and the session ends
 //
-// Owners: the worker owns the agent, for the process. Threads: `run`, which receives from the home
-// and hears of transfers; the pager's, by the calls of OlpagerAgentLink. Lock: mutex_, a leaf below
-// the pager's mutex: nothing of the pager's is called under it.
+// Owners: the worker owns the agent, for the process. Threads: one hears the home (hear), one does
+// what others have left notes for (work): the pager under its mutex, by the calls of
+// OlpagerAgentLink; threads of links to other workers, under their locks; threads that have made
+// calls. Lock: mutex_, a leaf below all of those: nothing is called under it.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
-#include <thread>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -52,51 +56,122 @@
 #include "coherence/calls/channel.h"
 #include "forwarding/agent.h"
 #include "forwarding/wire/pages_wire.h"
-#include "gpunode/worker/peers.h"
+#include "forwarding/wire/wire.h"
+#include "gpunode/worker/peer.h"
 
 namespace olpager::gpunode {
 
 class Worker;
 
-class Agent {
+class Agent final : private PageHearer {
  public:
   explicit Agent(Worker& worker) : worker_(worker) {}
 
-  /// From now on the session is executor `slot` of a unified view. Before the first call of the
-  /// client's that uses memory.
-  Status start(unsigned slot);
-  /// The link to the home, and each that replaces it.
-  calls::Channel& home() { return home_; }
+  /// From now on the session is executor `slot` of a unified view of several. Before the first call
+  /// of the client's, and before there are links to other workers. `joins` attaches the next link
+  /// that the home makes, if one comes within the time.
+  Status start(unsigned slot,
+               std::function<bool(calls::Channel&, std::chrono::milliseconds)> joins);
+  bool started() const { return started_; }
 
   /// Waits until so many regions are known, without any lock. False: the session has ended.
   bool awaitRegions(uint64_t count);
-  /// This thread makes the call of that operation from here on, until made().
-  void begin(uint64_t age, uint64_t oldest);
-  void made(uint64_t age);
+  /// What the calling thread does with the driver while this lives is the operation of that age;
+  /// kNoOperation: it is none.
+  class Making {
+   public:
+    Making(Agent& agent, const forward::Aged& aged);
+    ~Making();
+    Making(const Making&) = delete;
+    Making& operator=(const Making&) = delete;
+
+   private:
+    Agent& agent_;
+    const uint64_t age_;
+  };
+  /// The operation that the calling thread makes, if it makes one, uses [address, + bytes) by
+  /// several calls of the driver. Before the first.
+  void uses(CUdeviceptr address, uint64_t bytes);
 
  private:
   using Key = std::pair<uint32_t, uint64_t>;  // extent, number
+  struct Note {
+    enum class Kind : uint8_t {
+      kPost,
+      kGiven,
+      kTakenBack,
+      kFetch,
+      kOffered,
+      kRead,
+      kPeerLost,
+      kFailed
+    } kind = Kind::kPost;
+    Key key{};
+    unsigned slot = 0;
+    void* memory = nullptr;
+    std::vector<std::byte> batch;
+    PeerMessage offer;
+    uint64_t read = 0;
+    bool good = false;
+    std::string why;
+  };
+  /// A page on its way here.
   struct Transfer {
     unsigned from = 0;
     void* into = nullptr;              // null: not wanted yet
-    transport::RemoteRange offered{};  // of 0 bytes: not offered yet
-    bool reading = false;
+    std::optional<PeerMessage> offer;  // none: not offered yet
+    transport::RegionPtr region;       // while it is read
+  };
+  /// What libolpager.so offers.
+  struct Pager {
+    decltype(&olpager_agent_start) start = nullptr;
+    decltype(&olpager_agent_region) region = nullptr;
+    decltype(&olpager_agent_receive) receive = nullptr;
+    decltype(&olpager_agent_landed) landed = nullptr;
+    decltype(&olpager_operation) operation = nullptr;
+    decltype(&olpager_operation_uses) uses = nullptr;
+    decltype(&olpager_operation_over) over = nullptr;
   };
 
-  void run();
-  void hear(const std::vector<std::byte>& record);
-  void read(const Key& key, Transfer& transfer);  // under mutex_
-  static const OlpagerAgentLink& link();
+  void offered(unsigned slot, const PeerMessage& page) override;
+  void read(uint64_t read, bool good) override;
+  void peerLost(unsigned slot) override;
+  static OlpagerAgentLink linkOf(Agent& agent);
+  void leave(Note note);
+
+  // Of the thread that hears the home.
+  void hear();
+  Status heard(const std::vector<std::byte>& record);
+  // Of the thread that works.
+  void work();
+  void take(Note& note);
+  void give(const Note& note);
+  void start(const Key& key, Transfer& transfer);
+  void endRead(const Note& note);
+  void write(std::span<const std::byte> batch);
+  void tellOver(const std::vector<uint64_t>& ages);
 
   Worker& worker_;
+  std::function<bool(calls::Channel&, std::chrono::milliseconds)> joins_;
+  bool started_ = false;
+  unsigned slot_ = 0;
+  Pager pager_;
+  OlpagerAgentLink link_{};
   calls::Channel home_;
-  std::thread thread_;
+
   std::mutex mutex_;
-  std::condition_variable known_;
+  std::condition_variable noted_, known_;
+  std::deque<Note> notes_;
+  std::vector<uint64_t> over_;  // ages that the home has not been told
   uint64_t regions_ = 0;
+
+  // Of the thread that works alone:
+  std::map<Key, transport::RegionPtr> given_;
   std::map<Key, Transfer> transfers_;
-  std::map<const void*, transport::RegionPtr> memory_;  // of the pager's, by its base
-  std::vector<uint64_t> over_;                          // ages that the home has not been told
+  std::map<uint64_t, Key> reads_;
+  uint64_t next_read_ = 1;
+  std::string lost_;  // why the session is about to end
+  std::chrono::steady_clock::time_point ends_at_;
 };
 
 }  // namespace olpager::gpunode

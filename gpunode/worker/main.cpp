@@ -196,6 +196,8 @@ int run() {
   explicit_bzero(setup.key_group, sizeof setup.key_group);
   worker->exports().configure(group);
   std::vector<transport::NamedKey> keys{key};
+  const bool executor = unified && setup.slots > 1;  // one among several
+  if (executor) keys.push_back(forward::pagesKey(key.secret));
   const bool straight = setup.straight != 0 && setup.slots > 1;
   worker->peers().configure({setup.slot, straight, network.choice, network.tls});
   for (unsigned slot = 0; straight && slot < setup.slots; ++slot) {
@@ -204,12 +206,23 @@ int run() {
   network.keys = std::make_shared<const transport::KeyRing>(std::move(keys));
   auto node = transport::makeEndpoint(network);
   if (!node.ok()) return fail(node.error().message);
-  auto* const arrivals = new Arrivals;
+  auto *const arrivals = new Arrivals, *const of_pages = new Arrivals;
+  if (executor) {
+    const auto joins = [of_pages](calls::Channel& channel, std::chrono::milliseconds timeout) {
+      return of_pages->join(channel, timeout);
+    };
+    if (auto started = worker->agent().start(setup.slot, joins); !started.ok())
+      return fail(started.error().message);
+  }
   transport::Endpoint& endpoint = *node.value();
   const auto accept = [&](const transport::PeerInfo& peer) -> Result<transport::Accepted> {
     if (const auto slot = forward::peerSlot(peer.key_name))
       return worker->peers().accept(*slot, endpoint);
     auto queue = endpoint.makeQueue();
+    if (forward::isPagesKey(peer.key_name)) {
+      of_pages->add(queue);
+      return transport::Accepted{transport::makeDomain(), queue};
+    }
     arrivals->add(queue);
     return transport::Accepted{worker->staging().domain(), queue};
   };

@@ -73,6 +73,7 @@ void Peer::take(Completion& completion) {
       base::logInfo("the link to the worker of session %u is down: %s", slot_,
                     completion.link->reason().c_str());
       for (auto& [number, copy] : copies_) copy->events.push_back({});
+      if (pages_ != nullptr) pages_->peerLost(slot_);
       break;
     case Completion::Kind::kRead: {
       const auto found = reads_.extract(completion.context);
@@ -81,7 +82,11 @@ void Peer::take(Completion& completion) {
       event.kind = Event::Kind::kRead;
       event.read = found.mapped().second;
       event.good = completion.outcome == Outcome::kOk;
-      found.mapped().first->events.push_back(event);
+      if (found.mapped().first != nullptr) {
+        found.mapped().first->events.push_back(event);
+      } else {
+        pages_->read(event.read, event.good);
+      }
       ++rooms_;
       break;
     }
@@ -108,6 +113,7 @@ void Peer::hear(const Completion& completion) {
     nonsense("a message of another length");
     return;
   }
+  if (said.says == PeerSays::kPage && pages_ != nullptr) return pages_->offered(slot_, said);
   Event event;
   event.bytes.assign(bytes.begin() + sizeof said, bytes.end());
   event.said = said;

@@ -26,6 +26,19 @@
 
 namespace olpager::gpunode {
 
+/// Who hears of pages that executors of a unified view give each other (agent.h). Called from a
+/// link's thread and under its lock: it leaves itself a note, and returns.
+class PageHearer {
+ public:
+  virtual ~PageHearer() = default;
+  /// By the worker of the session in `slot`.
+  virtual void offered(unsigned slot, const PeerMessage& page) = 0;
+  /// A readPage() is over; `good`: the bytes are there.
+  virtual void read(uint64_t read, bool good) = 0;
+  /// The link is down; the last.
+  virtual void peerLost(unsigned slot) = 0;
+};
+
 class Peer : public std::enable_shared_from_this<Peer> {
  public:
   /// What has happened to one end of a copy.
@@ -50,7 +63,9 @@ class Peer : public std::enable_shared_from_this<Peer> {
   };
   using CopyPtr = std::shared_ptr<Copy>;
 
-  explicit Peer(unsigned slot) : slot_(slot), staging_(transport::kRemoteRead) {}
+  /// `pages` null: nobody hears of pages here.
+  explicit Peer(unsigned slot, PageHearer* pages)
+      : slot_(slot), pages_(pages), staging_(transport::kRemoteRead) {}
   ~Peer();
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;
@@ -84,6 +99,11 @@ class Peer : public std::enable_shared_from_this<Peer> {
   /// down.
   bool read(const CopyPtr& copy, uint64_t read, const transport::LocalRange& into,
             const transport::RemoteRange& from);
+  /// The same for a page: PageHearer::read() follows.
+  bool readPage(uint64_t read, const transport::LocalRange& into,
+                const transport::RemoteRange& from) {
+    return this->read(nullptr, read, into, from);
+  }
 
  private:
   enum class State : uint8_t { kMade, kUp, kDown };
@@ -94,6 +114,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void nonsense(const char* what);
 
   const unsigned slot_;
+  PageHearer* const pages_;
   Staging staging_;
   std::mutex mutex_;  // alone
   std::condition_variable changed_;
@@ -106,7 +127,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   size_t early_events_ = 0, early_bytes_ = 0;
   std::set<uint64_t>
       ended_;  // the last numbers whose ends here are over: what still comes for them is too late
-  std::map<uint64_t, std::pair<CopyPtr, uint64_t>> reads_;
+  std::map<uint64_t, std::pair<CopyPtr, uint64_t>> reads_;  // without a copy: of a page
   uint64_t next_read_ = 1;
   uint64_t rooms_ = 0;  // how often there was room again
 };

@@ -15,6 +15,8 @@ enum class PeerSays : uint32_t {
   kTaken,      // the offer at `at` was read: its region is the other end's again
   kOver,       // the sender of this has given the copy up
   kBytes,      // bytes [at, + bytes) of the copy follow: kInlineBytes at most, the last of it
+  kPage,       // extent `at` is given by number `copy`: its `bytes` are at `offset` of the sender's
+               // region, to be read from there (agent.h)
 };
 
 /// Worth no reading: it would take a way there and back.
@@ -23,7 +25,7 @@ inline constexpr uint64_t kInlineBytes = 16 << 10;
 struct PeerMessage {
   PeerSays says = PeerSays::kOver;
   uint32_t reserved = 0;
-  uint64_t copy = 0;  // the client's number
+  uint64_t copy = 0;  // the client's number; of kPage the directory's
   uint64_t at = 0, bytes = 0;
   uint64_t offset = 0;
   transport::RemoteKey region;

@@ -34,7 +34,7 @@ Result<PeerPtr> Peers::connect(unsigned slot, const std::string& address, uint64
   network.keys = std::make_shared<const transport::KeyRing>(std::vector<transport::NamedKey>{key});
   auto endpoint = transport::makeEndpoint(network);
   if (!endpoint.ok()) return endpoint.error();
-  auto peer = std::make_shared<Peer>(slot);
+  auto peer = std::make_shared<Peer>(slot, pages_);
   auto queue = endpoint.value()->makeQueue();
   auto link = endpoint.value()->connect(address, {peer->staging().domain(), queue, "", route});
   if (!link.ok()) return link.error();
@@ -45,7 +45,7 @@ Result<PeerPtr> Peers::connect(unsigned slot, const std::string& address, uint64
 Result<transport::Accepted> Peers::accept(unsigned slot, transport::Endpoint& endpoint) {
   if (!options_.allowed || slot == options_.slot)
     return Error{"no link of this kind is taken here"};
-  auto peer = std::make_shared<Peer>(slot);
+  auto peer = std::make_shared<Peer>(slot, pages_);
   auto queue = endpoint.makeQueue();
   transport::Accepted accepted{peer->staging().domain(), queue};
   peer->run(std::move(queue), nullptr);

@@ -34,6 +34,8 @@ class Peers {
   /// Before all else.
   void configure(const PeerOptions& options) { options_ = options; }
   bool allowed() const { return options_.allowed; }
+  /// Likewise: who hears of pages on all links.
+  void setPageHearer(PageHearer* pages) { pages_ = pages; }
 
   /// Connects to the worker of the session in `slot`, which `route` leads to at its gpunode's
   /// address; waits for some seconds at most.
@@ -65,6 +67,7 @@ class Peers {
   PeerPtr at(unsigned slot);
 
   PeerOptions options_;
+  PageHearer* pages_ = nullptr;
   std::mutex mutex_;  // alone
   std::array<Slot, forward::kMostSlots> slots_;
   struct Streams {

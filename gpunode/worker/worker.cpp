@@ -190,10 +190,12 @@ void Worker::makeTimed(const std::vector<std::byte>& record) {
 void Worker::make(const std::vector<std::byte>& record) {
   forward::Reader reader(record);
   forward::Names names;
-  const CallHead head = forward::takeHead(reader, &names);
+  forward::Aged aged;
+  const CallHead head = forward::takeHead(reader, &names, &aged);
   Invocation in(*this, head, reader, names);
   count(record);
-  if (!reader.ok()) {
+  const bool is_aged = (head.flags & forward::kAged) != 0;
+  if (!reader.ok() || (is_aged && !agent_.started())) {
     lead_.nonsense(head);
     return;
   }
@@ -219,7 +221,14 @@ void Worker::make(const std::vector<std::byte>& record) {
   t_answered = false;
   const auto serve = [&] {
     setCurrent(handleFrom<CUcontext>(context));
-    result = served(service, in);
+    if (!is_aged) {
+      result = served(service, in);
+    } else if (agent_.awaitRegions(aged.regions)) {
+      const Agent::Making making(agent_, aged);
+      result = served(service, in);
+    } else {
+      result = CUDA_ERROR_DEINITIALIZED;
+    }
   };
   if (api::holds(api::Fact::kCaptures, head.function)) {
     capture_thread_.run(serve);

@@ -17,6 +17,7 @@
 #include "coherence/calls/channel.h"
 #include "forwarding/tally.h"
 #include "forwarding/wire/wire.h"
+#include "gpunode/worker/agent.h"
 #include "gpunode/worker/capture_thread.h"
 #include "gpunode/worker/client_functions.h"
 #include "gpunode/worker/device_resources.h"
@@ -83,6 +84,7 @@ class Worker {
   Staging& staging() { return staging_; }
   Gates& gates() { return gates_; }
   Peers& peers() { return peers_; }
+  Agent& agent() { return agent_; }
   Exports& exports() { return exports_; }
   Exchange& exchange() { return exchange_; }
   FaultWatch& faults() { return faults_; }
@@ -153,6 +155,7 @@ class Worker {
   CaptureThread capture_thread_;
   Gates gates_;
   Peers peers_;
+  Agent agent_{*this};
   LogListener log_listener_;
   Exports exports_;
   ThreadStreams thread_streams_{*this};

@@ -1,0 +1,323 @@
+#include "gpunode/worker/agent.h"
+
+#include <sys/prctl.h>
+
+#include <cstring>
+#include <span>
+#include <thread>
+
+#include "base/log.h"
+#include "base/space/pages.h"
+#include "coherence/pages/batch.h"
+#include "gpunode/worker/worker.h"
+
+namespace olpager::gpunode {
+namespace {
+
+using namespace std::chrono_literals;
+using space::kPageBytes;
+using Read = calls::Channel::Read;
+
+constexpr auto kSlice = 500ms;
+constexpr auto kJoin = 100ms;
+constexpr auto kGather = 1ms;  // ages of operations that are over, for one record
+// The program may be at its end, and the other worker with it: then the client says so soon.
+constexpr auto kPatience = 2s;
+
+}  // namespace
+
+Status Agent::start(unsigned slot,
+                    std::function<bool(calls::Channel&, std::chrono::milliseconds)> joins) {
+  slot_ = slot;
+  joins_ = std::move(joins);
+  const auto find = [this](const char* name, auto& function) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(
+        worker_.library().symbol(name));
+    return function != nullptr;
+  };
+  if (!find("olpager_agent_start", pager_.start) || !find("olpager_agent_region", pager_.region) ||
+      !find("olpager_agent_receive", pager_.receive) ||
+      !find("olpager_agent_landed", pager_.landed) ||
+      !find("olpager_operation", pager_.operation) ||
+      !find("olpager_operation_uses", pager_.uses) || !find("olpager_operation_over", pager_.over))
+    return Error{"libolpager.so is of another version: it is no executor of a unified view"};
+  link_ = linkOf(*this);
+  if (const CUresult result = pager_.start(&link_, static_cast<uint8_t>(slot));
+      result != CUDA_SUCCESS)
+    return Error{"the pager can't be an executor of a unified view (CUDA error " +
+                 std::to_string(static_cast<int>(result)) + ")"};
+  worker_.peers().setPageHearer(this);
+  started_ = true;
+  std::thread([this] { hear(); }).detach();
+  std::thread([this] { work(); }).detach();
+  return {};
+}
+
+// --- notes ---------------------------------------------------------------------------------------
+
+void Agent::leave(Note note) {
+  const std::lock_guard lock(mutex_);
+  notes_.push_back(std::move(note));
+  noted_.notify_one();
+}
+
+OlpagerAgentLink Agent::linkOf(Agent& agent) {
+  OlpagerAgentLink link{};
+  link.worker = &agent;
+  link.post = [](void* worker, const void* batch, size_t bytes) {
+    const auto* const from = static_cast<const std::byte*>(batch);
+    Note note{.kind = Note::Kind::kPost};
+    note.batch.assign(from, from + bytes);
+    static_cast<Agent*>(worker)->leave(std::move(note));
+  };
+  link.given = [](void* worker, uint32_t extent, uint64_t number, uint8_t taker,
+                  const void* bytes) {
+    Note note{.kind = Note::Kind::kGiven, .key = {extent, number}, .slot = taker};
+    note.memory = const_cast<void*>(bytes);  // it is only read
+    static_cast<Agent*>(worker)->leave(std::move(note));
+  };
+  link.taken_back = [](void* worker, uint32_t extent, uint64_t number) {
+    static_cast<Agent*>(worker)->leave({.kind = Note::Kind::kTakenBack, .key = {extent, number}});
+  };
+  link.fetch = [](void* worker, uint32_t extent, uint64_t number, uint8_t from, void* into) {
+    Note note{.kind = Note::Kind::kFetch, .key = {extent, number}, .slot = from};
+    note.memory = into;
+    static_cast<Agent*>(worker)->leave(std::move(note));
+  };
+  link.failed = [](void* worker, const char* why) {
+    Note note{.kind = Note::Kind::kFailed};
+    note.why = why;
+    static_cast<Agent*>(worker)->leave(std::move(note));
+  };
+  return link;
+}
+
+void Agent::offered(unsigned slot, const PeerMessage& page) {
+  Note note{.kind = Note::Kind::kOffered, .slot = slot};
+  note.key = {static_cast<uint32_t>(page.at), page.copy};
+  note.offer = page;
+  leave(std::move(note));
+}
+
+void Agent::read(uint64_t read, bool good) {
+  Note note{.kind = Note::Kind::kRead};
+  note.read = read;
+  note.good = good;
+  leave(std::move(note));
+}
+
+void Agent::peerLost(unsigned slot) { leave({.kind = Note::Kind::kPeerLost, .slot = slot}); }
+
+// --- operations ----------------------------------------------------------------------------------
+
+bool Agent::awaitRegions(uint64_t count) {
+  std::unique_lock lock(mutex_);
+  while (regions_ < count && !worker_.ended()) known_.wait_for(lock, kSlice);
+  return regions_ >= count;
+}
+
+Agent::Making::Making(Agent& agent, const forward::Aged& aged) : agent_(agent), age_(aged.age) {
+  if (age_ != forward::Aged::kNoOperation) agent_.pager_.operation(age_, aged.oldest);
+}
+
+Agent::Making::~Making() {
+  if (age_ == forward::Aged::kNoOperation || agent_.pager_.over() != 0) return;
+  const std::lock_guard lock(agent_.mutex_);
+  agent_.over_.push_back(age_);
+  if (agent_.over_.size() == 1) agent_.noted_.notify_one();
+}
+
+void Agent::uses(CUdeviceptr address, uint64_t bytes) {
+  if (started_) pager_.uses(address, bytes);
+}
+
+// --- the home ------------------------------------------------------------------------------------
+
+void Agent::hear() {
+  std::vector<std::byte> record;
+  while (!worker_.ended()) {
+    if (!home_.attached()) {
+      (void)joins_(home_, kJoin);
+      continue;
+    }
+    if (home_.read(record, kSlice) != Read::kRecord) {
+      (void)home_.flush();  // what was taken
+      continue;
+    }
+    if (const Status status = heard(record); !status.ok()) {
+      Note note{.kind = Note::Kind::kFailed};
+      note.why = status.error().message;
+      leave(std::move(note));
+      return;
+    }
+  }
+}
+
+Status Agent::heard(const std::vector<std::byte>& record) {
+  forward::Reader reader(record);
+  const auto head = reader.value<forward::PagesHead>();
+  if (head.kind == forward::PagesKind::kMessages && reader.ok() && head.count == 0) {
+    const auto batch = reader.raw(reader.left());
+    if (pager_.receive(batch.data(), batch.size()) == CUDA_SUCCESS) return {};
+  } else if (head.kind == forward::PagesKind::kRegions && reader.ok() &&
+             reader.left() == head.count * sizeof(forward::RegionRecord)) {
+    for (uint32_t i = 0; i < head.count; ++i) {
+      const auto region = reader.value<forward::RegionRecord>();
+      if (const CUresult result = pager_.region(region.base, region.pages, region.first);
+          result != CUDA_SUCCESS)
+        return Error{"a region of the program's memory can't be had here (CUDA error " +
+                     std::to_string(static_cast<int>(result)) + ")"};
+    }
+    const std::lock_guard lock(mutex_);
+    regions_ += head.count;
+    known_.notify_all();
+    return {};
+  }
+  return Error{"the program's side says what makes no sense of pages"};
+}
+
+// --- transfers -----------------------------------------------------------------------------------
+
+void Agent::work() {
+  prctl(PR_SET_TIMERSLACK, 1000ul);
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    if (!notes_.empty()) {
+      Note note = std::move(notes_.front());
+      notes_.pop_front();
+      lock.unlock();
+      take(note);
+      lock.lock();
+      continue;
+    }
+    if (!lost_.empty() && std::chrono::steady_clock::now() >= ends_at_) {
+      lock.unlock();
+      worker_.endNow("the unified view: " + lost_);
+    }
+    if (over_.empty()) {
+      lost_.empty() ? noted_.wait(lock) : (void)noted_.wait_for(lock, kGather);
+      continue;
+    }
+    noted_.wait_for(lock, kGather, [this] { return !notes_.empty(); });
+    if (!notes_.empty()) continue;  // what an operation brought goes before word of its end
+    const std::vector<uint64_t> ages = std::exchange(over_, {});
+    lock.unlock();
+    tellOver(ages);
+    lock.lock();
+  }
+}
+
+void Agent::take(Note& note) {
+  using Kind = Note::Kind;
+  switch (note.kind) {
+    case Kind::kPost:
+      return write(note.batch);
+    case Kind::kGiven:
+      return give(note);
+    case Kind::kTakenBack:
+      given_.erase(note.key);
+      return;
+    case Kind::kFetch: {
+      Transfer& transfer = transfers_[note.key];
+      transfer.from = note.slot;
+      transfer.into = note.memory;
+      return start(note.key, transfer);
+    }
+    case Kind::kOffered: {
+      // Of an earlier number nobody asks any more.
+      for (auto old = transfers_.lower_bound({note.key.first, 0});
+           old != transfers_.end() && old->first < note.key;)
+        old = old->second.into == nullptr ? transfers_.erase(old) : std::next(old);
+      Transfer& transfer = transfers_[note.key];
+      if (transfer.into == nullptr) transfer.from = note.slot;
+      if (transfer.from == note.slot) transfer.offer = note.offer;
+      return start(note.key, transfer);
+    }
+    case Kind::kRead:
+      return endRead(note);
+    case Kind::kPeerLost:
+      if (!lost_.empty()) return;
+      lost_ = "the link to the worker of executor " + std::to_string(note.slot) + " is lost";
+      ends_at_ = std::chrono::steady_clock::now() + kPatience;
+      return;
+    case Kind::kFailed:
+      lost_ = note.why;
+      ends_at_ = std::chrono::steady_clock::now();
+      return;
+  }
+}
+
+void Agent::give(const Note& note) {
+  const PeerPtr peer = worker_.peers().find(note.slot);
+  if (peer == nullptr) return peerLost(note.slot);
+  auto region = transport::registerMemory(peer->staging().domain(),
+                                          {.base = note.memory, .length = kPageBytes},
+                                          transport::kRemoteRead);
+  if (!region.ok()) {
+    Note failed{.kind = Note::Kind::kFailed};
+    failed.why = "a page can't be given: " + region.error().message;
+    return leave(std::move(failed));
+  }
+  PeerMessage offer{.says = PeerSays::kPage, .copy = note.key.second, .at = note.key.first};
+  offer.bytes = kPageBytes;
+  offer.region = region.value()->key();
+  given_[note.key] = std::move(region.value());
+  if (!peer->say(offer)) peerLost(note.slot);
+}
+
+// If it is offered and wanted.
+void Agent::start(const Key& key, Transfer& transfer) {
+  if (transfer.into == nullptr || !transfer.offer || transfer.region != nullptr) return;
+  const PeerMessage& offer = *transfer.offer;
+  const PeerPtr peer = worker_.peers().find(transfer.from);
+  if (peer == nullptr) return peerLost(transfer.from);
+  Note failed{.kind = Note::Kind::kFailed};
+  if (offer.bytes != kPageBytes || offer.region.length < kPageBytes ||
+      offer.offset > offer.region.length - kPageBytes) {
+    failed.why = "executor " + std::to_string(transfer.from) + " offers what is no page";
+    return leave(std::move(failed));
+  }
+  auto region = transport::registerMemory(peer->staging().domain(),
+                                          {.base = transfer.into, .length = kPageBytes},
+                                          transport::kLocalOnly);
+  if (!region.ok()) {
+    failed.why = "a page can't be had: " + region.error().message;
+    return leave(std::move(failed));
+  }
+  transfer.region = std::move(region.value());
+  const uint64_t read = next_read_++;
+  reads_[read] = key;
+  if (!peer->readPage(read, {transfer.region.get(), 0, kPageBytes},
+                      {offer.region, offer.offset, kPageBytes}))
+    peerLost(transfer.from);
+}
+
+void Agent::endRead(const Note& note) {
+  const auto read = reads_.extract(note.read);
+  if (read.empty()) return;
+  const Key key = read.mapped();
+  const auto transfer = transfers_.extract(key);
+  const unsigned from = transfer.mapped().from;
+  transfer.mapped().region.reset();  // nothing touches the memory any more
+  if (!note.good) peerLost(from);
+  pager_.landed(key.first, key.second, note.good ? 1 : 0);
+}
+
+void Agent::write(std::span<const std::byte> batch) {
+  const forward::PagesHead head;
+  (void)home_.write({std::as_bytes(std::span(&head, 1)), batch}, true);
+}
+
+void Agent::tellOver(const std::vector<uint64_t>& ages) {
+  std::vector<directory::Message> messages;
+  for (const uint64_t age : ages)
+    messages.push_back({.kind = directory::MessageKind::kCompleted,
+                        .from = static_cast<directory::AgentId>(slot_),
+                        .to = directory::kHome,
+                        .epoch = 1,
+                        .age = age});
+  std::span<const directory::Message> left = messages;
+  while (!left.empty()) write(pages::encode(left));
+}
+
+}  // namespace olpager::gpunode
