@@ -76,6 +76,7 @@ Status Connection::open(calls::Channel& channel) {
   options.ping_ms = std::min(options.ping_ms, options.silent_ms / 4);
   options.spin_us = awakeMicroseconds();
   setLanes(options);
+  options_ = options;
   auto node = transport::makeEndpoint(options);
   if (!node.ok()) return node.error();
   node_ = std::move(node).value();
@@ -136,6 +137,20 @@ Status Connection::reopen(calls::Channel& channel) {
 // back.
 uint32_t Connection::connectMs() const {
   return std::clamp(session_.grace_ms / 6, 500u, kConnectMs);
+}
+
+PageRoute Connection::pageRoute() const {
+  transport::Secret session;
+  std::memcpy(session.data(), session_.key, sizeof session_.key);
+  PageRoute route{.gpunode = gpunode_,
+                  .session = session_.session,
+                  .key = pagesKey(session),
+                  .options = options_,
+                  .grace_ms = session_.grace_ms};
+  route.options.keys = nullptr;
+  route.options.lanes = 1;  // nothing of pages but messages goes over it
+  route.options.io_threads = 1;
+  return route;
 }
 
 void Connection::nameToPeer(unsigned slot, PeerLinkHead* head, std::string* address) const {

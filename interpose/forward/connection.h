@@ -12,6 +12,7 @@
 #include "base/settings.h"
 #include "coherence/calls/channel.h"
 #include "coherence/transport/transport.h"
+#include "forwarding/page_route.h"
 #include "forwarding/wire/session_protocol.h"
 #include "forwarding/wire/straight.h"
 
@@ -37,6 +38,8 @@ class Connection {
   uint64_t number() const { return session_.session; }
   /// What the worker of the program's session in `slot` needs to connect to this one's worker.
   void nameToPeer(unsigned slot, PeerLinkHead* head, std::string* address) const;
+  /// How the worker is reached for the pages of a unified view, once the session is open.
+  PageRoute pageRoute() const;
   /// Whether the worker maps memory that has a descriptor.
   bool sharesMemory() const { return shares_memory_; }
 
@@ -48,6 +51,7 @@ class Connection {
   const std::string gpunode_;
   const unsigned slot_, slots_;
   std::unique_ptr<transport::Endpoint> node_;
+  transport::Options options_;  // of `node_`
   SessionReply session_;
   std::string peer_address_;  // the gpunode's as numbers, where that is known: names may mean
                               // something else elsewhere

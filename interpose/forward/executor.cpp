@@ -62,6 +62,7 @@ Status Executor::start() {
 }
 
 bool Executor::sharesMemory() const { return connection_->sharesMemory(); }
+PageRoute Executor::pageRoute() const { return connection_->pageRoute(); }
 void Executor::nameToPeer(unsigned slot, PeerLinkHead* head, std::string* address) const {
   connection_->nameToPeer(slot, head, address);
 }

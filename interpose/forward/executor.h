@@ -31,6 +31,7 @@
 
 #include "base/settings.h"
 #include "coherence/calls/channel.h"
+#include "forwarding/page_route.h"
 #include "forwarding/wire/wire.h"
 
 namespace olpager::forward {
@@ -71,6 +72,9 @@ class Executor {
   bool sharesMemory() const;
   /// What the program's worker in `slot` needs to connect to this one.
   void nameToPeer(unsigned slot, struct PeerLinkHead* head, std::string* address) const;
+
+  /// How the worker is reached for the pages of a unified view. Once it is open.
+  PageRoute pageRoute() const;
 
   /// Sends a call and waits for its answer. `record` begins with a CallHead whose reply is filled
   /// in here.

@@ -26,20 +26,12 @@
 
 #include "base/result.h"
 #include "coherence/calls/channel.h"
-#include "coherence/transport/options.h"
-#include "coherence/transport/trust/keys.h"
+#include "forwarding/page_route.h"
 #include "interpose/unified/home.h"
 
 namespace olpager::unified {
 
-/// How the worker of an executor's session is reached for its pages.
-struct PageRoute {
-  std::string gpunode;         // its address
-  uint64_t session = 0;        // the route to the worker there
-  transport::NamedKey key;     // forward::pagesKey() of the session's
-  transport::Options options;  // without keys
-  uint32_t grace_ms = 0;       // for which a lost connection is tried again
-};
+using forward::PageRoute;
 
 class PageLinks {
  public:
@@ -61,7 +53,8 @@ class PageLinks {
   /// Connects to that executor's worker, and listens from now on. The Error is half a line.
   Status open(unsigned executor, const PageRoute& route);
   /// What the home has for its executors is on its way. After each change of the home: add, remove,
-  /// send, cancel. False: some executor is lost.
+  /// send, cancel. What it has for an executor whose link is not open yet waits for that. False:
+  /// some executor is lost.
   bool flush();
   /// Before the sessions are left: what is lost from now on is nobody's loss. Ends the threads.
   void close();

@@ -54,9 +54,14 @@ class RawSession {
     options.keys =
         std::make_shared<const transport::KeyRing>(std::vector<transport::NamedKey>{key});
     options.silent_ms = 0;  // it does not mind when it hears nothing
+    key_ = key.secret;
+    session_ = reply.session;
+    gpunode_ = gpunode;
+    grace_ms_ = reply.grace_ms;
     if (const char* const choice = std::getenv("OL_TRANSPORT"); choice != nullptr)
       options.choice =
           std::string(choice) == "tcp" ? transport::Choice::kTcp : transport::Choice::kShm;
+    options_ = options;
     node_ = need(transport::makeEndpoint(options));
     auto queue = node_->makeQueue();
     const auto link =
@@ -90,6 +95,11 @@ class RawSession {
         throw std::runtime_error(channel_.reason());
       forward::Reader reader(record);
       const auto head = reader.value<forward::AnswerHead>();
+      if (reader.ok() && head.kind == forward::Answer::kFailed) ++failures_;
+      if (reader.ok() && head.kind == forward::Answer::kEnds)
+        throw std::runtime_error(
+            std::string(reinterpret_cast<const char*>(record.data()) + sizeof head,
+                        record.size() - sizeof head));
       if (!reader.ok() || head.kind != forward::Answer::kReply || head.number != number_) continue;
       if (head.result != CUDA_SUCCESS)
         throw std::runtime_error("a call failed: " + std::to_string(head.result));
@@ -97,6 +107,15 @@ class RawSession {
     }
     throw std::runtime_error("no answer");
   }
+
+  /// Calls that nobody waited for and that have failed, as far as ask() has heard.
+  unsigned failures() const { return failures_; }
+  /// Of the session, and how its worker is reached.
+  const transport::Secret& key() const { return key_; }
+  uint64_t session() const { return session_; }
+  const std::string& gpunode() const { return gpunode_; }
+  uint32_t graceMs() const { return grace_ms_; }
+  const transport::Options& options() const { return options_; }
 
  private:
   template <typename T>
@@ -109,6 +128,12 @@ class RawSession {
   calls::Channel channel_;
   uint64_t context_ = 0;  // that calls are made in
   uint32_t number_ = 0;
+  unsigned failures_ = 0;
+  transport::Secret key_{};
+  uint64_t session_ = 0;
+  std::string gpunode_;
+  uint32_t grace_ms_ = 0;
+  transport::Options options_;
 };
 
 /// The handle at the end of an answer.

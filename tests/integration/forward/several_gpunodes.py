@@ -281,6 +281,38 @@ def executors(bench):
     assert child.process.wait(LONG) == 0
 
 
+def little_memory(bench, *more):
+    """Gpunodes whose VRAM and memory together hold 24 pages each."""
+    for number in (0, 1):
+        node = bench.start([bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--vram", "16MiB", "--memory", "32MiB",
+                            "--grace", str(sessions.GRACE), *more])
+        bench.nodes[number] = node
+        bench.addresses[number] = node.wait_log(r"listening at (\S+)").group(1)
+
+
+def pages(bench):
+    """Memory that neither executor of the unified view can hold, used at both in turns: what is there is what the CPU works out."""
+    little_memory(bench)
+    random = seeded()
+    for _ in range(3):
+        seed = str(random.randrange(1 << 32))
+        child = bench.start([bench.options.executors, *bench.addresses, "pages", seed, "28", "60"], OL_TRANSPORT=bench.options.transport)
+        assert child.line(60) == "OK", child.log
+        assert child.process.wait(LONG) == 0
+
+
+def executor_lost(bench):
+    """An executor's worker is killed: the home hears of it, and the other one ends the session with one line."""
+    child = bench.start([bench.options.executors, *bench.addresses, "waits"], OL_TRANSPORT=bench.options.transport)
+    assert child.line() == "ready", child.log
+    assert child.ask("read") == "ok", child.log
+    os.kill(bench.worker_of(1), signal.SIGKILL)
+    said = child.ask("read", 30)
+    assert re.match(r"executor 1: the link of pages: |the unified view: the link to the worker of executor 1 is lost$", said), said
+    assert child.process.wait(LONG) == 1
+    bench.nodes[0].wait_log(r"the session ends: the unified view: the link to the worker of executor 1 is lost|session \S+ ended")
+
+
 def nvml(bench):
     """NVML has the devices of both, in the same order; those of a gpunode that is gone are lost, the others stay."""
     probe = bench.program([bench.options.probe])
@@ -300,7 +332,7 @@ def nvml(bench):
 
 
 SCENARIOS = [lost, lost_in_between, straight, straight_keys, straight_past_client, straight_refused, straight_unreachable, straight_cut, straight_killed,
-             visible, not_there, unified, executors, nvml]
+             visible, not_there, unified, executors, pages, executor_lost, nvml]
 
 if __name__ == "__main__":
     run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--steps", "--probe", "--executors"), Pair)
