@@ -4,6 +4,7 @@
 olpagestat.py --olpagestat P --olrun P --olmemserver P --program P trace|report|watch|live|plain|killed|memserver
 """
 import argparse
+import atexit
 import fcntl
 import json
 import os
@@ -46,10 +47,12 @@ class Program:
 
     def __init__(self, options, scratch, size=64 << 20, more=()):
         self.folder = os.path.join(scratch, "olpager")
+        self.others = set(os.listdir(self.folder)) if os.path.isdir(self.folder) else set()
         env = dict(os.environ, XDG_RUNTIME_DIR=scratch, XDG_CONFIG_HOME=scratch)
         self.process = subprocess.Popen(
             [options.olrun, "--driver", "sim", "--vram", "16MiB", *more, "--", options.program, "--bytes", str(size)], env=env,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        atexit.register(self.process.kill)  # a check that fails leaves no stopped program behind
         self.file = until(self.find, "counters of the program")
         self.halt()
 
@@ -58,7 +61,7 @@ class Program:
         if not os.path.isdir(self.folder):
             return None
         for name in os.listdir(self.folder):
-            if not name.endswith(".counters"):  # a memserver's socket
+            if not name.endswith(".counters") or name in self.others:  # a memserver's socket; another program
                 continue
             with open(os.path.join(self.folder, name), "rb") as file:
                 if file.read(8) == b"OLCOUNT\0":
@@ -335,7 +338,7 @@ class Live:
 
 def live(options, scratch):
     """The screen: what it shows, keys, another size, the end."""
-    first = Program(options, scratch)
+    first = Program(options, scratch, 256 << 20)  # it still runs when the screen shows its allocations
     first.go()
     live = Live(options, scratch)
     live.shows(rf"^ *{first.pid} saxpy_oversubsc ", "the program's line")
@@ -350,24 +353,20 @@ def live(options, scratch):
     live.drain(3.2)
     check(live.screen.cleared == cleared, "it clears the screen between pictures")
     check(live.screen.bytes - sent < 5 * 400, f"{live.screen.bytes - sent} bytes for pictures that hardly differ")
-    # A second program; choose it, sort by pid, look at one device.
-    other = os.path.join(scratch, "olpager")
-    before = set(os.listdir(other))
-    second = subprocess.Popen([options.olrun, "--driver", "sim", "--vram", "16MiB", "--", options.program, "--bytes", str(64 << 20)],
-                              env=dict(os.environ, XDG_RUNTIME_DIR=scratch, XDG_CONFIG_HOME=scratch), stdout=subprocess.DEVNULL)
-    name = until(lambda: next(iter(set(os.listdir(other)) - before), None), "counters of the second program")
-    second_pid = int(name.split("-")[0])
-    time.sleep(0.2)
-    os.kill(second_pid, signal.SIGSTOP)
+    # A second program; choose it, sort by pid, look at one device. It is stopped when the screen shows what it has
+    # allocated, and is too large to end before.
+    second = Program(options, scratch, 4 << 30)
+    second.go()
     live.key(b"sss")
     live.shows(r"sort: pid", "the order by pid")
-    live.shows(rf"^ *{second_pid} saxpy", "the second program")
-    pids = sorted([first.pid, second_pid])
+    live.shows(rf"^ *{second.pid} saxpy", "the second program")
+    pids = sorted([first.pid, second.pid])
     live.shows(rf"(?s)^ *{pids[0]} saxpy.*^ *{pids[1]} saxpy", "both in order")
     live.key(b"\x1b[A\x1b[B")  # up, down
-    live.shows(rf"hottest allocations of {pids[1]}|map  nothing", "the second one's allocations")
+    live.shows(rf"hottest allocations of {pids[1]}", "the second one's allocations")
     live.key(b"k")
-    live.shows(rf"hottest allocations of {pids[0]}|map  nothing", "the first one's")
+    live.shows(rf"hottest allocations of {pids[0]}", "the first one's")
+    second.halt()
     live.key(b"n")
     live.shows(r"  gpu0$", "one device")
     live.key(b"n")
@@ -385,11 +384,11 @@ def live(options, scratch):
         live.resize(rows, columns)
         live.shows(r"^olpag", "the first line")
         live.drain(0.3)
-    live.shows(rf"^ *{second_pid} saxpy.*", "all of it again")
-    os.kill(second_pid, signal.SIGKILL)
-    second.wait(timeout=LONG)
-    until(lambda: live.drain(0.1) and str(second_pid) not in live.screen.text(), "the killed program goes")
-    check(not os.path.exists(os.path.join(other, name)), "its file is still there")
+    live.shows(rf"^ *{second.pid} saxpy.*", "all of it again")
+    os.kill(second.pid, signal.SIGKILL)
+    second.process.wait(timeout=LONG)
+    until(lambda: live.drain(0.1) and str(second.pid) not in live.screen.text(), "the killed program goes")
+    check(not os.path.exists(second.file), "its file is still there")
     live.key(b"q")
     check(live.ended() == 0, "q ends it with another status")
     check(not live.screen.alternate and not live.screen.hidden, "the terminal is not given back")
