@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <span>
 #include <string>
 
 #include "gpunode/simgpu/context.h"
@@ -143,8 +144,9 @@ uint64_t pagesUp(uint64_t value) { return pagesDown(value + kPageBytes - 1); }
 // Booleans are four bytes.
 template <typename T>
 CUresult answer(void* data, T value) {
-  static_assert(sizeof(T) >= sizeof(int));
-  std::memcpy(data, &value, sizeof(T));
+  const auto bytes = std::as_bytes(std::span<T, 1>(&value, 1));
+  static_assert(bytes.size() >= sizeof(int));
+  std::memcpy(data, bytes.data(), bytes.size());
   return CUDA_SUCCESS;
 }
 

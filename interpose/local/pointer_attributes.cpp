@@ -2,6 +2,7 @@
 // cuMemAlloc, stream-ordered and VMM memory, from the pager's tables. The driver would describe
 // what happens to be mapped there now.
 #include <cstring>
+#include <span>
 
 #include "base/log.h"
 #include "interpose/local/context.h"
@@ -22,7 +23,8 @@ namespace {
 // The driver writes booleans as four bytes.
 template <typename T>
 CUresult give(void* data, T value) {
-  memcpy(data, &value, sizeof(T));
+  const auto bytes = std::as_bytes(std::span<T, 1>(&value, 1));
+  memcpy(data, bytes.data(), bytes.size());
   return CUDA_SUCCESS;
 }
 
