@@ -73,6 +73,8 @@ struct MessageHead {
 };
 static_assert(sizeof(MessageHead) == 16);
 
+/// It has more members than most: sending, receiving and transfers share the link and go over to
+/// the next one together.
 class Channel {
  public:
   enum class Read : uint8_t {

@@ -41,6 +41,8 @@
 
 namespace olpager::gpunode {
 
+/// It has more members than most: one thread does everything, and what it does with sessions, their
+/// shares and the figures goes over the same table.
 class Supervisor {
  public:
   /// `worker`: the program; `library`: libolpager.so; `sim`: libolsimcuda.so, or "".
@@ -55,6 +57,8 @@ class Supervisor {
   int run();
 
  private:
+  /// More members than most objects have: what its client asked for, its worker, and what it was
+  /// last told are all that the daemon keeps of a session.
   struct Session {
     uint64_t id = 0;      // as its client names it; the route to its worker
     uint64_t number = 0;  // from 1

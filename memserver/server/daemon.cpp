@@ -184,7 +184,7 @@ class Daemon {
   }
 
   int fill() {
-    raiseLimit(RLIMIT_NOFILE);  // a slab may take two descriptors
+    raiseLimit(RLIMIT_NOFILE);  // a lent slab takes three: its own, and a copy for each region
     raiseLimit(RLIMIT_MEMLOCK);
     SlabOptions slabs;
     slabs.bytes = slab_;

@@ -53,6 +53,8 @@ inline constexpr int64_t kLateMs = 100;
 inline constexpr uint32_t kLeaseWaitMs = 500;
 inline constexpr unsigned kMostLateLeases = 2;
 
+/// It has more members than most: placement, hedges and upkeep each use most of what the worker
+/// knows, and what the other threads may see of that lies beside it, under mutex_.
 class MemserverTier final : public pager::LowerTier {
  public:
   explicit MemserverTier(const TierOptions& options);
@@ -100,7 +102,8 @@ class MemserverTier final : public pager::LowerTier {
     bool late = false;  // kLeased: no answer came in the time that there was
   };
 
-  struct Server final : Observer {  // a memserver
+  /// A memserver: all that the worker knows of one, more members than most objects have.
+  struct Server final : Observer {
     Server(MemserverTier& of, unsigned number) : tier(of), index(number) {}
     void transferDone(uint64_t context, TransferResult result) override;
     void happened(const Event& event) override;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <utility>
 
 #include "base/log.h"
@@ -33,8 +34,8 @@ namespace {
 Result<std::vector<CUdevice>> devicesOf(const DriverApi& driver) {
   int count = 0;
   if (driver.cuDeviceGetCount(&count) != CUDA_SUCCESS) count = 0;
-  std::vector<CUdevice> devices;
-  for (int device = 0; device < count; ++device) devices.push_back(device);
+  std::vector<CUdevice> devices(static_cast<size_t>(count));
+  std::iota(devices.begin(), devices.end(), 0);
   for (const CUdevice device : devices) {
     for (const CUdevice peer : devices) {
       int can = 0;

@@ -61,7 +61,7 @@ class Scheduler {
         case Progress::kMore: {
           const std::lock_guard lock(mutex_);
           if (!queue_.empty() || (next_ < clusters_ && unfinished_ < resident_))
-            queue_.push_back(std::move(current));
+            queue_.push_back(std::exchange(current, nullptr));
           break;
         }
         case Progress::kDeadlock: {

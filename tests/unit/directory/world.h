@@ -14,7 +14,8 @@
 // A page is two words. A fetch copies one when it begins and the other when it ends: a giver that
 // lets go too early is seen.
 //
-// Long: what it checks has to see all of the system at once.
+// Long, and a class with more members than most: what it checks has to see all of the system at
+// once.
 #pragma once
 
 #include <array>
