@@ -86,7 +86,8 @@ void Parser::limits(KernelInfo& info) {
       info.max_threads = triple(info.reqntid);
     } else if (accept(".minnctapersm")) {
       info.minnctapersm = static_cast<std::uint32_t>(expectInteger());
-    } else if (accept(".maxnctapersm") || accept(".maxclusterrank")) {
+    } else if (accept(".maxnctapersm") || accept(".maxclusterrank") || accept(".abi_preserve") ||
+               accept(".abi_preserve_control")) {
       expectInteger();
     } else if (accept(".maxnreg")) {
       info.maxnreg = static_cast<std::uint32_t>(expectInteger());
@@ -97,8 +98,6 @@ void Parser::limits(KernelInfo& info) {
     } else if (accept(".explicitcluster") || accept(".blocksareclusters") || accept(".unique")) {
     } else if (accept(".pragma")) {
       skipStatement();
-    } else if (accept(".abi_preserve") || accept(".abi_preserve_control")) {
-      expectInteger();
     } else {
       fail("directive '" + std::string(peek().text) + "' is not supported here");
     }
@@ -340,11 +339,7 @@ void Parser::nameOperand(Instruction& instr, Operand& result, const Token& name)
   result.symbol = findSymbol(name.text);
   if (result.symbol.index >= 0) {
     result.kind = OperandKind::kSymbol;
-    if (accept('+')) {
-      result.value = expectInteger();
-    } else if (peek().is('-')) {
-      result.value = expectInteger();
-    }
+    if (accept('+') || peek().is('-')) result.value = expectInteger();
     return;
   }
   if (instr.parts[0] != "bra") fail("unknown name '" + std::string(name.text) + "'");
@@ -364,11 +359,7 @@ Operand Parser::address(Instruction& instr) {
       result.symbol = findSymbol(name);
       if (result.symbol.index < 0) fail("unknown name '" + std::string(name) + "'");
     }
-    if (accept('+')) {
-      result.value = expectInteger();
-    } else if (peek().is('-')) {
-      result.value = expectInteger();
-    }
+    if (accept('+') || peek().is('-')) result.value = expectInteger();
   } else {
     result.value = expectInteger();
   }

@@ -170,6 +170,21 @@ T argument(const Warp& w, const CallSite& site, std::size_t i, std::uint32_t lan
   return value;
 }
 
+// What a lane's failed assertion says, as native CUDA prints it.
+std::string assertionText(Warp& w, const CallSite& site, std::uint32_t lane) {
+  Reader reader(w, lane);
+  const std::string message = reader.text(argument<std::uint64_t>(w, site, 0, lane));
+  const std::string file = reader.text(argument<std::uint64_t>(w, site, 1, lane));
+  const auto line = argument<std::uint32_t>(w, site, 2, lane);
+  const std::string function = reader.text(argument<std::uint64_t>(w, site, 3, lane));
+  const Dim3& block = w.block->index;
+  char where[128];
+  std::snprintf(where, sizeof where, "block: [%u,%u,%u], thread: [%u,%u,%u]", block.x, block.y,
+                block.z, w.tid[0][lane], w.tid[1][lane], w.tid[2][lane]);
+  return file + ":" + std::to_string(line) + ": " + function + ": " + where + " Assertion `" +
+         message + "` failed.\n";
+}
+
 }  // namespace
 
 Step devicePrintf(Warp& w, const CallSite& site) {
@@ -196,17 +211,7 @@ Step devicePrintf(Warp& w, const CallSite& site) {
 Step deviceAssertFail(Warp& w, const CallSite& site) {
   for (std::uint32_t left = w.mask; left != 0; left &= left - 1) {
     const auto lane = static_cast<std::uint32_t>(std::countr_zero(left));
-    Reader reader(w, lane);
-    const std::string message = reader.text(argument<std::uint64_t>(w, site, 0, lane));
-    const std::string file = reader.text(argument<std::uint64_t>(w, site, 1, lane));
-    const auto line = argument<std::uint32_t>(w, site, 2, lane);
-    const std::string function = reader.text(argument<std::uint64_t>(w, site, 3, lane));
-    const Dim3& block = w.block->index;
-    char where[128];
-    std::snprintf(where, sizeof where, "block: [%u,%u,%u], thread: [%u,%u,%u]", block.x, block.y,
-                  block.z, w.tid[0][lane], w.tid[1][lane], w.tid[2][lane]);
-    w.block->launch->sink->assertion(file + ":" + std::to_string(line) + ": " + function + ": " +
-                                     where + " Assertion `" + message + "` failed.\n");
+    w.block->launch->sink->assertion(assertionText(w, site, lane));
   }
   return w.fail(LaunchStatus::kAssert, "");
 }
