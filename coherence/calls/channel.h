@@ -73,9 +73,7 @@ struct MessageHead {
 };
 static_assert(sizeof(MessageHead) == 16);
 
-/// It has more members than most: sending, receiving and transfers share the link and go over to
-/// the next one together.
-class Channel {
+class Channel {  // Many members: sending, receiving and transfers go to the next link together.
  public:
   enum class Read : uint8_t {
     kRecord,

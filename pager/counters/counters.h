@@ -69,9 +69,8 @@ struct WaitHistogram {
 /// 0 when nothing was recorded.
 double waitPercentile(const WaitHistogram& histogram, double quantile) noexcept;
 
-/// One device's figures, each a member, since the layout of the file is theirs. (g): a gauge, the
-/// present value; all others only grow. Bytes are bytes; a page is 2 MiB. What the launch path
-/// writes lies on cache lines of its own.
+/// One device's figures, each a member, as in the file. (g): a gauge, the present value; others
+/// only grow. Bytes are bytes; a page is 2 MiB. What launches write lies on cache lines of its own.
 struct alignas(64) DeviceCounters {
   // Launch path.
   Counter launches;               // launches and graph launches that name pool memory

@@ -117,8 +117,7 @@ struct Barrier {
   Reduction reduction = Reduction::kNone;
 };
 
-/// It has more members than most: an Op reaches all that it uses by one pointer.
-struct Warp {
+struct Warp {  // Many members: an Op reaches all that it uses by one pointer.
   // Read by every Op.
   std::byte* base[2] = {};      ///< registers of the current frame, constants
   std::uint32_t mask = 0;       ///< active lanes
