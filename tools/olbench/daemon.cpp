@@ -37,6 +37,7 @@ Daemon::Daemon(const std::string& transport, uint64_t memory, uint64_t slab) {
       "error",       "--memory", std::to_string(memory)};
   if (slab != 0) words.insert(words.end(), {"--slab", std::to_string(slab)});
   std::vector<char*> arguments;
+  arguments.reserve(words.size() + 1);
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   int ends[2];

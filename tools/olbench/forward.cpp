@@ -59,6 +59,7 @@ class Gpunode {
     if (options.driver.starts_with('/')) words.insert(words.end(), {"--driver", options.driver});
     words.insert(words.end(), more.begin(), more.end());
     std::vector<char*> arguments;
+    arguments.reserve(words.size() + 1);
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
     int ends[2];
@@ -320,6 +321,7 @@ nlohmann::json measureForward(const Options& given) {
   for (const Row& row : kRows) {
     const auto figure = [&](const std::vector<nlohmann::json>& runs) {
       std::vector<double> values;
+      values.reserve(runs.size());
       for (const auto& run : runs) values.push_back(run[row.key].get<double>());
       return medianOf(values);
     };

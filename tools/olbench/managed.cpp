@@ -117,12 +117,11 @@ json measureManaged(const Options& options) {
   };
   copy();
   result["pinned_copy"] = static_cast<double>(copied) / secondsOf(copy) / 1e9;
-  std::vector<double> pages;
-  for (unsigned i = 0; i < 16; ++i)
-    pages.push_back(secondsOf([&] {
-                      driver.check(driver.cuMemcpyDtoH(pinned, device, kPage), "cuMemcpyDtoH");
-                    }) *
-                    1e6);
+  std::vector<double> pages(16);
+  for (double& page : pages)
+    page = secondsOf(
+               [&] { driver.check(driver.cuMemcpyDtoH(pinned, device, kPage), "cuMemcpyDtoH"); }) *
+           1e6;
   result["page_copy_us"] = medianOf(pages);
   driver.cuMemFree(device);
   driver.cuMemFreeHost(pinned);
@@ -156,6 +155,7 @@ json managed(const Options& options) {
   for (const char* figure : kFigures) {
     const auto of = [&](const std::vector<json>& runs) {
       std::vector<double> values;
+      values.reserve(runs.size());
       for (const json& run : runs) values.push_back(run[figure].get<double>());
       return medianOf(values);
     };

@@ -73,9 +73,9 @@ json measureRemote(const Options& options) {
   for (const bool tcp : {true, false}) {
     const Limits before = limitsOf(tcp);
     const size_t first = rows.size();
-    std::vector<std::unique_ptr<Daemon>> daemons;
-    for (unsigned i = 0; i < kServers; ++i)
-      daemons.push_back(std::make_unique<Daemon>(tcp ? "tcp" : "shm", options.bytes));
+    std::vector<std::unique_ptr<Daemon>> daemons(kServers);
+    for (auto& daemon : daemons)
+      daemon = std::make_unique<Daemon>(tcp ? "tcp" : "shm", options.bytes);
     for (unsigned servers = 1; servers <= kServers; ++servers) {
       for (unsigned replicas = 1; replicas <= std::min(servers, 2u); ++replicas) {
         for (const bool write : {false, true}) {

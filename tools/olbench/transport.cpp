@@ -300,6 +300,7 @@ double rawRate(unsigned count, double time, bool paced) {
     sockets->client.clear();
     const Pages pages;
     std::vector<std::thread> threads;
+    threads.reserve(count);
     for (unsigned i = 0; i < count; ++i) {
       threads.emplace_back([&, i, fd = sockets->server[i].get()] {
         for (uint64_t page = i * kPages / count;;
@@ -319,6 +320,7 @@ double rawRate(unsigned count, double time, bool paced) {
   const Pages pages;
   std::vector<uint64_t> bytes(count);
   std::vector<std::thread> threads;
+  threads.reserve(count);
   const auto begin = Clock::now();
   for (unsigned i = 0; i < count; ++i) {
     threads.emplace_back([&, i, fd = sockets->client[i].get()] {

@@ -197,6 +197,7 @@ int record(const RecordOptions& options) {
   }
   if (page != nullptr) {
     std::vector<History> histories;
+    histories.reserve(watched.size());
     for (auto& [key, one] : watched) histories.push_back(std::move(one.history));
     const std::string text = reportPage(histories, hostName(), timeText());
     const bool written = std::fwrite(text.data(), 1, text.size(), page) == text.size();
