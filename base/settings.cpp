@@ -162,8 +162,10 @@ Status setGpunode(Settings& settings, std::string_view text) {
   for (std::string_view rest = text;;) {
     const size_t comma = rest.find(',');
     const std::string_view one = rest.substr(0, comma);
-    if (auto status = checkAddress(one, AddressUse::kConnect, kGpunodePort); !status.ok())
-      return Error{status.error().message + "; several with commas between; or none"};
+    if (auto status =
+            one == kLocalGpunode ? Status{} : checkAddress(one, AddressUse::kConnect, kGpunodePort);
+        !status.ok())
+      return Error{status.error().message + "; several with commas between; local; or none"};
     if (std::find(found.begin(), found.end(), one) != found.end())
       return Error{base::format("{} is named twice; each gpunode once", printable(one))};
     found.emplace_back(one);
@@ -254,7 +256,7 @@ std::vector<std::string> variableNames() {
 // Variables that other parts of the project read.
 bool knownElsewhere(std::string_view name) {
   return name == "OL_CONFIG" || name == "OL_COUNTERS_KEEP" || name == kProgramVariable ||
-         name.starts_with("OL_SIM_") || name.starts_with("OL_TEST_");
+         name == kLocalVariable || name.starts_with("OL_SIM_") || name.starts_with("OL_TEST_");
 }
 
 // A value as settings take it.
@@ -337,6 +339,15 @@ Status applyEnvironment(Settings& settings, const std::vector<std::string>& envi
   return {};
 }
 
+// The address of the gpunode that olrun has started, in the place of its name.
+void nameLocal(Settings& settings, const std::vector<std::string>& environment) {
+  const auto socket = lookUp(environment, kLocalVariable).value_or("");
+  const auto local = std::find(settings.gpunodes.begin(), settings.gpunodes.end(), kLocalGpunode);
+  if (local == settings.gpunodes.end() || !socket.starts_with('/')) return;
+  *local = settings.local_gpunode = base::format("unix:{}", socket);
+  settings.local_key = localKeyPath(std::string(socket));
+}
+
 }  // namespace
 
 const char* reachName(ReachSetting reach) {
@@ -395,6 +406,17 @@ Status checkUnified(const Settings& settings) {
   return {};
 }
 
+std::string localKeyPath(const std::string& socket) { return socket + ".key"; }
+
+Status checkLocalStarted(const Settings& settings) {
+  if (std::find(settings.gpunodes.begin(), settings.gpunodes.end(), kLocalGpunode) ==
+      settings.gpunodes.end())
+    return {};
+  return Error{
+      "gpunode = local: olrun starts that gpunode, and this program was started without it: olrun "
+      "--gpunode local -- PROGRAM"};
+}
+
 Status checkSettings(const Settings& settings) {
   const uint64_t size = settings.va_size != 0 ? settings.va_size : space::kDefaultVaSize;
   if (settings.va_base != 0 && settings.va_base > kVaEnd - size) {
@@ -420,6 +442,7 @@ Result<Settings> loadSettings(const SettingsSources& sources) {
   if (auto status = applyEnvironment(settings, sources.environment); !status.ok())
     return status.error();
   if (auto status = checkSettings(settings); !status.ok()) return status.error();
+  nameLocal(settings, sources.environment);
   if (settings.key.empty())
     settings.key = credentialFile(lookUp(sources.environment, "CREDENTIALS_DIRECTORY").value_or(""),
                                   kProgramCredential);

@@ -49,6 +49,13 @@ enum class ViewSetting : uint8_t { kDiscrete, kUnified };
 enum class TransportSetting : uint8_t { kAuto, kTcp, kShm, kVerbs };
 
 inline constexpr unsigned kMostGpunodes = 16;  // of a program
+/// In the place of a gpunode's address: one of this machine's GPUs for the program alone, which
+/// olrun starts. It ends with the program.
+inline constexpr std::string_view kLocalGpunode = "local";
+/// Set by olrun: the path of that gpunode's Unix socket. Its key is beside it.
+inline constexpr const char* kLocalVariable = "OL_LOCAL_GPUNODE";
+/// The path of the key that belongs to such a socket.
+std::string localKeyPath(const std::string& socket);
 inline constexpr uint64_t kSettingsPageBytes =
     2ull << 20;  // the pager's page: no budget below it can work
 
@@ -70,6 +77,8 @@ struct Settings {
   TlsSetting tls = TlsSetting::kAll;
   std::vector<std::string> gpunodes;  // "host:port", each once: the program is forwarded there
                                       // (docs/internals/forwarding.md); none: local mode
+  std::string local_gpunode;  // of these, the one that olrun has started ("local"), and the file
+  std::string local_key;      // with its key; "": none. Before that `gpunodes` has "local" itself
   ViewSetting view = ViewSetting::kDiscrete;
   TransportSetting transport = TransportSetting::kAuto;  // to memservers and gpunodes
   std::string driver;  // absolute path of a libcuda, "sim" for the simulated GPU, "" for the
@@ -100,6 +109,9 @@ std::string fromCommandLine(std::string_view key, const std::string& text);
 /// Sets one by its key (as in the file) from text. The Error does not name where the text came
 /// from.
 Status applySetting(Settings& settings, std::string_view key, std::string_view text);
+
+/// Whether a gpunode "local" is named and olrun has started none: the Error says what to do.
+Status checkLocalStarted(const Settings& settings);
 
 /// What no single setting shows: a range that can't be. Called by loadSettings.
 Status checkSettings(const Settings& settings);

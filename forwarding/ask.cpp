@@ -32,7 +32,7 @@ Result<SessionReply> askGpunode(const base::Settings& settings, const std::strin
                                 uint32_t answer_ms) {
   using Clock = std::chrono::steady_clock;
   const std::string name = "gpunode " + gpunode + ": ";
-  auto options = transport::optionsFrom(settings);
+  auto options = transport::optionsFrom(settings, gpunode);
   if (!options.ok()) return options.error();
   options.value().choice =
       transport::Choice::kTcp;  // a message each way: no shared memory for that

@@ -1,10 +1,12 @@
 #include "coherence/transport/from_settings.h"
 
+#include <unistd.h>
+
 #include "coherence/transport/trust/keys.h"
 
 namespace olpager::transport {
 
-Result<Options> optionsFrom(const base::Settings& settings) {
+Result<Options> optionsFrom(const base::Settings& settings, std::string_view address) {
   Options options;
   switch (settings.transport) {
     case base::TransportSetting::kAuto:
@@ -31,8 +33,14 @@ Result<Options> optionsFrom(const base::Settings& settings) {
       options.tls = Tls::kOff;
       break;
   }
-  if (settings.key.empty()) return options;
-  auto keys = loadKeys(settings.key);
+  const bool local = !address.empty() && address == settings.local_gpunode;
+  const std::string& key = local ? settings.local_key : settings.key;
+  if (local && access(key.c_str(), F_OK) != 0)
+    return Error{
+        "gpunode local: it has ended: olrun started it for this program, and it ends with "
+        "it"};
+  if (key.empty()) return options;
+  auto keys = loadKeys(key);
   if (!keys.ok()) return keys.error();
   options.keys = std::move(keys).value();
   return options;

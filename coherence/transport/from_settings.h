@@ -3,13 +3,16 @@
 // Thread-safety: pure but for the key file, which it reads.
 #pragma once
 
+#include <string_view>
+
 #include "base/result.h"
 #include "base/settings.h"
 #include "coherence/transport/options.h"
 
 namespace olpager::transport {
 
-/// All else as the defaults. The Error is one line that names the key file.
-Result<Options> optionsFrom(const base::Settings& settings);
+/// To the daemon at `address`: the gpunode that olrun has started has a key of its own. All else as
+/// the defaults. The Error is one line that names the key file.
+Result<Options> optionsFrom(const base::Settings& settings, std::string_view address = {});
 
 }  // namespace olpager::transport

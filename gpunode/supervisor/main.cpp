@@ -1,5 +1,8 @@
 // olgpunode: runs the GPU work of programs elsewhere. docs/internals/forwarding.md.
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <map>
@@ -13,7 +16,9 @@
 #include "base/process.h"
 #include "base/settings.h"
 #include "base/text.h"
+#include "forwarding/local_gpunode.h"
 #include "gpunode/supervisor/options.h"
+#include "gpunode/supervisor/own_program.h"
 #include "gpunode/supervisor/query.h"
 #include "gpunode/supervisor/supervisor.h"
 
@@ -23,9 +28,46 @@ using namespace olpager;
 
 constexpr int kRefused = 2;
 
+// Where olrun waits for an answer; else none.
+base::UniqueFd g_answer;
+
 int refuse(const std::string& why) {
-  base::print(stderr, "olgpunode: {}\n", why);
+  if (g_answer) {
+    (void)!write(g_answer.get(), why.data(), why.size());
+  } else {
+    base::print(stderr, "olgpunode: {}\n", why);
+  }
   return kRefused;
+}
+
+// A key that was made for this gpunode.
+class RemoveAtEnd {
+ public:
+  explicit RemoveAtEnd(std::string path) : path_(std::move(path)) {}
+  ~RemoveAtEnd() {
+    if (!path_.empty()) unlink(path_.c_str());
+  }
+  RemoveAtEnd(const RemoveAtEnd&) = delete;
+  RemoveAtEnd& operator=(const RemoveAtEnd&) = delete;
+
+ private:
+  const std::string path_;
+};
+
+// What olrun has opened for it. A gpunode that somebody else starts so has none of it.
+Status takeProgram(gpunode::OwnProgram& program, const std::string& listen) {
+  constexpr std::string_view kUnix = "unix:";
+  struct stat about {};
+  base::UniqueFd process(forward::kProgramFd), answer(forward::kAnswerFd);
+  const bool open = fcntl(process.get(), F_SETFD, FD_CLOEXEC) == 0 &&
+                    fcntl(answer.get(), F_SETFD, FD_CLOEXEC) == 0 &&
+                    fstat(answer.get(), &about) == 0 && S_ISFIFO(about.st_mode);
+  if (!open || !listen.starts_with(kUnix))
+    return Error{base::format("{} is for olrun, which starts it so (olrun --gpunode local)",
+                              forward::kForProgramOption)};
+  program = gpunode::OwnProgram(std::move(process), listen.substr(kUnix.size()));
+  g_answer = std::move(answer);
+  return {};
 }
 
 int run(int argc, char** argv) {
@@ -67,15 +109,19 @@ int run(int argc, char** argv) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
       ->type_name("FILE")
       ->group(kFile);
-  bool state = false, json = false;
+  bool state = false, json = false, for_program = false;
+  line.app().add_flag(forward::kForProgramOption, for_program)->group("");
   line.app()
       .add_flag("--state", state, "Print the sessions of the daemon that listens there, and end")
       ->group(kState);
   line.app().add_flag("--json", json, "--state as JSON")->group(kState);
   if (const auto status = line.parse(argc, argv)) return *status;
   gpunode::SupervisorOptions options;
-  const std::string file = config.empty() ? std::string(gpunode::kSystemFile) : config;
-  if (auto status = gpunode::applyFile(options, file, !config.empty()); !status.ok())
+  // The machine's file is of its own gpunode, not of one that somebody starts for a program.
+  const std::string usual = for_program ? "" : gpunode::kSystemFile;
+  const std::string& file = config.empty() ? usual : config;
+  if (auto status = file.empty() ? Status() : gpunode::applyFile(options, file, !config.empty());
+      !status.ok())
     return refuse(status.error().message);
   for (const auto& [key, text] : given) {
     if (options_of[key]->count() == 0) continue;
@@ -84,6 +130,12 @@ int run(int argc, char** argv) {
         !status.ok())
       return refuse(base::format("--{}: {}", key, status.error().message));
   }
+  gpunode::OwnProgram program;
+  if (for_program) {
+    if (auto taken = takeProgram(program, options.listen); !taken.ok())
+      return refuse(taken.error().message);
+  }
+  const RemoveAtEnd key(for_program ? options.key : "");
   if (options.key.empty()) options.key = base::ownCredentialFile(gpunode::kCredential);
   base::setLogLevel(options.log);
 
@@ -108,8 +160,13 @@ int run(int argc, char** argv) {
     return refuse(base::format(
         "libolsimcuda.so, the simulated GPU, is not in the build or installation of {}", self));
   gpunode::Supervisor supervisor(options, worker, library, sim);
+  supervisor.serveOnly(std::move(program));
   if (auto started = supervisor.start(); !started.ok()) return refuse(started.error().message);
   base::logInfo("listening at %s", supervisor.address().c_str());
+  if (g_answer) {
+    (void)!write(g_answer.get(), forward::kLocalReady.data(), forward::kLocalReady.size());
+    g_answer.reset();
+  }
   return supervisor.run();
 }
 

@@ -60,14 +60,6 @@ void sayNo(const transport::LinkPtr& client, const std::string& why) {
   (void)client->send(transport::MessageClass::kReply, std::as_bytes(std::span(&reply, 1)));
 }
 
-// While something else is waited for: the signal stays for run() to take.
-bool toldToEnd() {
-  sigset_t pending;
-  sigemptyset(&pending);
-  return sigpending(&pending) == 0 &&
-         (sigismember(&pending, SIGTERM) == 1 || sigismember(&pending, SIGINT) == 1);
-}
-
 std::string howItEnded(int status) {
   if (WIFSIGNALED(status))
     return base::format("its worker was killed by signal {}", WTERMSIG(status));
@@ -91,6 +83,14 @@ Supervisor::~Supervisor() {
   for (auto& [id, session] : sessions_) {
     if (session.pid > 0) kill(session.pid, SIGKILL);
   }
+}
+
+bool Supervisor::toldToEnd() {
+  if (program_) return program_.ended();
+  sigset_t pending;
+  sigemptyset(&pending);
+  return sigpending(&pending) == 0 &&
+         (sigismember(&pending, SIGTERM) == 1 || sigismember(&pending, SIGINT) == 1);
 }
 
 Status Supervisor::start() {
@@ -145,7 +145,7 @@ Status Supervisor::start() {
   (void)pager::readCounters(pager::countersFolders());
   findRam();
   if (auto found = findDevices(); !found.ok()) {
-    if (!options_.devices.empty() && !toldToEnd()) return found;
+    if (program_ || (!options_.devices.empty() && !toldToEnd())) return found;
     base::logWarn("%s; sessions are refused until it can", found.error().message.c_str());
   }
   return {};
@@ -153,7 +153,9 @@ Status Supervisor::start() {
 
 int Supervisor::run() {
   for (;;) {
-    std::vector<pollfd> fds{{signals_.get(), POLLIN, 0}, {queue_->eventFd(), POLLIN, 0}};
+    std::vector<pollfd> fds{
+        {signals_.get(), POLLIN, 0}, {queue_->eventFd(), POLLIN, 0}, {program_.fd(), POLLIN, 0}};
+    const size_t first = fds.size();
     std::vector<uint64_t> heard, watched;
     for (auto& [id, session] : sessions_) {
       if (!session.socket) continue;
@@ -168,7 +170,7 @@ int Supervisor::run() {
     if (poll(fds.data(), fds.size(), kTickMs) < 0 && errno != EINTR) return 1;
     signalfd_siginfo got{};
     while (read(signals_.get(), &got, sizeof got) == sizeof got) {
-      if (got.ssi_signo != SIGCHLD) {
+      if (got.ssi_signo != SIGCHLD && (!program_ || program_.ended())) {
         base::logInfo("ending: %zu session(s) end with it", running());
         endSessions();
         return 0;
@@ -181,7 +183,7 @@ int Supervisor::run() {
       Session& session = found->second;
       const bool late =
           session.starting && std::chrono::steady_clock::now() - session.since > kStart;
-      if (fds[2 + i].revents != 0) {
+      if (fds[first + i].revents != 0) {
         session.starting ? ready(session) : hear(session);
       } else if (late) {
         kill(session.pid, SIGKILL);
@@ -189,7 +191,7 @@ int Supervisor::run() {
     }
     for (size_t i = 0; i < watched.size(); ++i) {
       const auto found = sessions_.find(watched[i]);
-      if (found != sessions_.end() && fds[2 + heard.size() + i].revents != 0)
+      if (found != sessions_.end() && fds[first + heard.size() + i].revents != 0)
         processEnded(found->second);
     }
     openWaiting();  // before those who have just come
@@ -198,6 +200,10 @@ int Supervisor::run() {
       for (size_t i = 0; i < count; ++i) take(completions[i]);
     }
     openWaiting();
+    if (program_.ended() && running() == 0 && waiting_.empty() && program_.gone()) {
+      base::logInfo("ending: the program that it was for has ended");
+      return 0;
+    }
     divideVram();
     if (ram_changed_ || std::chrono::steady_clock::now() - ram_divided_ > kDivideRam) divideRam();
     tellMetrics();
@@ -394,6 +400,9 @@ std::vector<std::string> Supervisor::workerEnvironment() const {
   std::vector<std::string> environment = inheritedEnvironment();
   environment.emplace_back("OL_GPUNODE=none");  // the worker itself is local, whatever a file says
   environment.push_back(base::format("OL_LOG={}", base::logLevelName(options_.log)));
+  // To memservers, as its program has it.
+  if (const char* const transport = program_ ? std::getenv("OL_TRANSPORT") : nullptr)
+    environment.push_back(std::string("OL_TRANSPORT=") + transport);
   if (std::getenv("CUDA_DEVICE_ORDER") == nullptr)
     environment.emplace_back("CUDA_DEVICE_ORDER=PCI_BUS_ID");  // --device counts as nvidia-smi does
   return environment;
@@ -403,7 +412,8 @@ Status Supervisor::findDevices() {
   const std::string driver = options_.driver == "sim"  ? sim_
                              : options_.driver.empty() ? std::string("libcuda.so.1")
                                                        : options_.driver;
-  if (auto found = devices_.find(worker_, workerEnvironment(), driver, options_.devices, toldToEnd);
+  if (auto found = devices_.find(worker_, workerEnvironment(), driver, options_.devices,
+                                 [this] { return toldToEnd(); });
       !found.ok()) {
     no_devices_ = found.error().message;
     looked_ = std::chrono::steady_clock::now();  // a driver that hangs has taken long: in between

@@ -37,6 +37,7 @@
 #include "forwarding/wire/session_protocol.h"
 #include "gpunode/supervisor/devices.h"
 #include "gpunode/supervisor/options.h"
+#include "gpunode/supervisor/own_program.h"
 #include "gpunode/worker/setup.h"
 
 namespace olpager::gpunode {
@@ -50,10 +51,14 @@ class Supervisor {
              std::string sim);
   ~Supervisor();
 
+  /// Before start(): for this program alone. Without a GPU there is no start; signals that tell to
+  /// end are the program's to obey, as long as its process runs.
+  void serveOnly(OwnProgram program) { program_ = std::move(program); }
   /// Listens. The Error is one line.
   Status start();
   const std::string& address() const { return listener_->address(); }
-  /// Until SIGTERM or SIGINT, which the caller has blocked. The exit status.
+  /// Until SIGTERM or SIGINT, which the caller has blocked, or until the only program is gone. The
+  /// exit status.
   int run();
 
  private:
@@ -111,6 +116,8 @@ class Supervisor {
   void openWaiting();
   void processEnded(Session& session);
   void endSessions();
+  /// While something else is waited for: the signal stays for run() to take.
+  bool toldToEnd();
   std::string inTheWay(const forward::SessionRequest& request, const std::string& key_name) const;
   void hear(Session& session);
   void reap();
@@ -133,6 +140,7 @@ class Supervisor {
 
   const SupervisorOptions options_;
   const std::string worker_, library_, sim_;
+  OwnProgram program_;
   std::unique_ptr<transport::Endpoint> node_;
   transport::QueuePtr queue_;
   const transport::RoutesPtr routes_ = std::make_shared<transport::Routes>();  // to the workers

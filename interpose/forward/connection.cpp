@@ -60,7 +60,7 @@ Status Connection::open(calls::Channel& channel) {
   if (!reply.ok()) return reply.error();
   session_ = reply.value();
   if (session_.refused != 0) return Error{"gpunode " + gpunode_ + " refuses: " + textOf(session_)};
-  auto network = transport::optionsFrom(settings_);
+  auto network = transport::optionsFrom(settings_, gpunode_);
   if (!network.ok()) return network.error();
   transport::Options& options = network.value();
   transport::NamedKey key{kSessionKeyName, {}};
@@ -68,7 +68,7 @@ Status Connection::open(calls::Channel& channel) {
   std::memcpy(key.secret.data(), session_.key, sizeof session_.key);
   // On loopback without keys nothing is encrypted either; the session's key only proves who is
   // there.
-  if (settings_.key.empty()) options.tls = transport::Tls::kOff;
+  if (!options.keys) options.tls = transport::Tls::kOff;
   tls_ = options.tls;
   options.keys = std::make_shared<const transport::KeyRing>(std::vector<transport::NamedKey>{key});
   options.connect_ms = connectMs();

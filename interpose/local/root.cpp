@@ -164,6 +164,10 @@ CUresult loadUnderLock(Root& state) {
   state.settings = std::move(settings).value();
   base::setLogLevel(state.settings.log);
   for (const std::string& warning : state.settings.warnings) base::logWarn("%s", warning.c_str());
+  if (auto started = base::checkLocalStarted(state.settings); !started.ok()) {
+    complain(started.error().message);
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   if (!state.settings.gpunodes.empty()) {
     if (state.settings.view == base::ViewSetting::kUnified) {
       unified::configure(state.settings);

@@ -46,7 +46,7 @@ View& view() {
 void inChild() { new (&view().mutex) std::mutex; }
 
 Result<status::Status> ask(const base::Settings& settings, const std::string& address) {
-  auto network = transport::optionsFrom(settings);
+  auto network = transport::optionsFrom(settings, address);
   if (!network.ok()) return network.error();
   network.value().connect_ms = kPatienceMs;
   network.value().choice = transport::Choice::kTcp;
@@ -91,7 +91,7 @@ std::shared_ptr<const Seen> merged(const std::vector<Known>& nodes) {
 
 void askAll(View& state) {
   const auto settings = base::loadSettings();
-  Status status = settings.ok() ? Status{} : Status{settings.error()};
+  Status status = settings.ok() ? base::checkLocalStarted(settings.value()) : settings.error();
   if (status.ok() && settings.value().gpunodes.empty())
     status = Error{
         "no gpunode is named (OL_GPUNODE): this is olpager's libnvidia-ml.so.1, for programs under "

@@ -39,7 +39,8 @@ DaemonAnswer askMemserver(const transport::Options& network, const std::string& 
 }
 
 DaemonAnswer askNode(const base::Settings& settings, const std::string& address) {
-  DaemonAnswer answer{"gpunode", address, "", ""};
+  const bool local = address == settings.local_gpunode;
+  DaemonAnswer answer{"gpunode", local ? std::string(base::kLocalGpunode) : address, "", ""};
   forward::SessionRequest request;
   request.ask = forward::SessionAsk::kWouldOpen;
   request.specification = forward::kSpecification;
@@ -62,10 +63,13 @@ Result<std::vector<DaemonAnswer>> askDaemons(const base::Settings& settings) {
   if (!network.ok()) return network.error();
   network.value().connect_ms = kConnectMs;
   std::vector<std::future<DaemonAnswer>> asked;
-  for (const std::string& address : settings.gpunodes)
+  for (const std::string& address : settings.gpunodes) {
+    if (address == base::kLocalGpunode) continue;  // it is not there
     asked.push_back(std::async(std::launch::async,
                                [&settings, &address] { return askNode(settings, address); }));
-  if (settings.gpunodes.empty()) {
+  }
+  // Of its gpunodes the program's own has these memservers.
+  if (settings.gpunodes.empty() || !settings.local_gpunode.empty()) {
     for (const std::string& address : settings.memservers)
       asked.push_back(std::async(std::launch::async, [&network, &address] {
         return askMemserver(network.value(), address);

@@ -56,10 +56,14 @@ bool Environment::has(const std::string& name) const {
 }
 
 void Environment::set(const std::string& name, const std::string& value) {
+  remove(name);
+  entries_.push_back(name + "=" + value);
+}
+
+void Environment::remove(const std::string& name) {
   std::erase_if(entries_, [&](const std::string& entry) {
     return entry.size() > name.size() && entry[name.size()] == '=' && entry.starts_with(name);
   });
-  entries_.push_back(name + "=" + value);
 }
 
 std::vector<std::string> addFrameworkDefaults(Environment& environment, bool forwarded) {

@@ -17,6 +17,7 @@ class Environment {
   std::string get(const std::string& name) const;
   bool has(const std::string& name) const;
   void set(const std::string& name, const std::string& value);
+  void remove(const std::string& name);
   const std::vector<std::string>& entries() const { return entries_; }
 
  private:

@@ -167,10 +167,7 @@ void checkMemory(Findings& findings, const base::Settings& settings) {
   const uint64_t available = availableMemory();
   const base::CgroupMemory group = base::cgroupMemory(base::ownCgroup());
   const uint64_t base_bytes = std::min(available, group.room());
-  uint64_t host = base_bytes / 10 * 8;
-  if (settings.host.bytes != 0) host = settings.host.bytes;
-  if (settings.host.percent != 0)
-    host = static_cast<uint64_t>(static_cast<double>(base_bytes) * settings.host.percent / 100);
+  const uint64_t host = hostTier(settings.host);
   findings.push_back(
       {base_bytes < host || host < base::kSettingsPageBytes ? Kind::kGap : Kind::kGood, "RAM",
        base::format("{} available, {}; host tier {}", formatSize(available),
@@ -237,12 +234,21 @@ uint64_t availableMemory() {
   return 0;
 }
 
-std::vector<Finding> checkMachine(const base::Settings& settings, const std::string& library,
-                                  const std::string& link_folder, const std::string& driver) {
+uint64_t hostTier(const base::Budget& given) {
+  if (given.bytes != 0) return given.bytes;
+  const uint64_t all = std::min(availableMemory(), base::cgroupMemory(base::ownCgroup()).room());
+  if (given.percent == 0) return all / 10 * 8;
+  return static_cast<uint64_t>(static_cast<double>(all) * given.percent / 100);
+}
+
+std::vector<Finding> checkMachine(const base::Settings& settings, const Installation& installed,
+                                  const std::string& no_local) {
+  const auto& [library, link_folder, driver] = installed;
   Findings findings;
   checkInstallation(findings, library, link_folder);
+  if (!no_local.empty()) findings.push_back({Kind::kGap, "gpunode", "local: " + no_local});
   checkDaemons(findings, settings);
-  if (!settings.gpunodes.empty()) {
+  if (!settings.gpunodes.empty() && settings.local_gpunode.empty() && no_local.empty()) {
     findings.push_back({Kind::kNote, "here",
                         "a forwarded program needs neither a GPU nor a driver of this machine"});
     return findings;

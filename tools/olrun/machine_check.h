@@ -15,13 +15,21 @@ struct Finding {
   std::string text;
 };
 
-/// `library`, `link_folder`: of this installation, "" when missing. `driver`: absolute path or
-/// "libcuda.so.1". Asks the daemons that the settings name; what forwarded programs don't need is
-/// not looked at where they name a gpunode.
-std::vector<Finding> checkMachine(const base::Settings& settings, const std::string& library,
-                                  const std::string& link_folder, const std::string& driver);
+/// Of this installation: what is missing is "".
+struct Installation {
+  std::string library, link_folder;
+  std::string driver;  // absolute path or "libcuda.so.1"
+};
+
+/// Asks the daemons that the settings name; what forwarded programs don't need is not looked at
+/// where these are other gpunodes than this machine's own. `no_local`: why that does not start.
+std::vector<Finding> checkMachine(const base::Settings& settings, const Installation& installed,
+                                  const std::string& no_local);
 
 /// MemAvailable of /proc/meminfo in bytes; 0 unknown.
 uint64_t availableMemory();
+
+/// Bytes of the host tier, by the setting `host`.
+uint64_t hostTier(const base::Budget& given);
 
 }  // namespace olpager::tools

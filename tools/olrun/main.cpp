@@ -21,6 +21,7 @@
 #include "tools/olrun/daemons.h"
 #include "tools/olrun/driver_probe.h"
 #include "tools/olrun/environment.h"
+#include "tools/olrun/local_gpunode.h"
 #include "tools/olrun/machine_check.h"
 #include "tools/olrun/program.h"
 #include "tools/olrun/run.h"
@@ -82,7 +83,7 @@ struct CommandLine {
       {kElsewhere, "--gpunode", "gpunode", "OL_GPUNODE", "HOST:PORT,...",
        "Run all GPU work on another machine (olgpunode): no GPU and no driver is needed here. As "
        "often as there are "
-       "machines; none: not",
+       "machines; local: for this machine's GPUs one that is started for the program; none: not",
        Mode::kBoth},
       {kElsewhere, "--view", "view", "OL_VIEW", "VIEW",
        "Of the gpunodes' GPUs: discrete, each is a device of its own (default), or unified, one "
@@ -228,10 +229,16 @@ Status checkVram(const base::Budget& budget, const tools::DriverFacts& facts) {
                             facts.least_device, base::exactSize(base::kSettingsPageBytes))};
 }
 
+// A gpunode that is to be started.
+bool namesLocal(const std::vector<std::string>& gpunodes) {
+  return std::find(gpunodes.begin(), gpunodes.end(), base::kLocalGpunode) != gpunodes.end();
+}
+
 // What was asked for by an option and can't be had is no setting to ignore. (Files and variables
 // may name settings of both.)
 Status checkOptions(const std::vector<SettingOption>& options,
                     const std::vector<std::string>& gpunodes) {
+  if (namesLocal(gpunodes)) return {};  // it is started with those of this machine
   const Mode other = gpunodes.empty() ? Mode::kForwarded : Mode::kLocal;
   for (const auto& option : options) {
     if (!option.given || option.text == "none" || option.mode != other) continue;
@@ -293,6 +300,18 @@ int printFindings(const std::vector<tools::Finding>& findings) {
   return gaps ? 1 : 0;
 }
 
+// For this process, and the program that it becomes. The settings name it by its address then.
+Status startLocal(const std::string& self, tools::Environment& environment,
+                  base::Settings& settings) {
+  const auto started = tools::startLocalGpunode(settings, environment, self);
+  if (!started.ok()) return started.error();
+  environment.set(base::kLocalVariable, started.value());
+  auto loaded = base::loadSettings({.environment = environment.entries()});
+  if (!loaded.ok()) return loaded.error();
+  settings = std::move(loaded).value();
+  return {};
+}
+
 int run(int argc, char** argv) {
   CommandLine line;
   bool done = false;
@@ -309,10 +328,12 @@ int run(int argc, char** argv) {
       return refuse(base::format("{}: {}", setting.option, status.error().message));
     }
     environment.set(setting.variable, setting.text);
+    // Asked for here: another one than that of a program that has started olrun.
+    if (setting.key == std::string_view("gpunode")) environment.remove(base::kLocalVariable);
   }
-  const auto loaded = base::loadSettings({.environment = environment.entries()});
+  auto loaded = base::loadSettings({.environment = environment.entries()});
   if (!loaded.ok()) return refuse(loaded.error().message);
-  const base::Settings& settings = loaded.value();
+  base::Settings& settings = loaded.value();
   if (auto status = checkOptions(line.settings, settings.gpunodes); !status.ok())
     return refuse(status.error().message);
   if (auto status = checkTransport(line.settings, settings); !status.ok())
@@ -332,15 +353,20 @@ int run(int argc, char** argv) {
   std::string driver = settings.driver;
   if (driver == "sim") driver = base::locateLibrary(self, "libolsimcuda.so");
   if (settings.driver.empty()) driver = "libcuda.so.1";
-  const bool forwarded = !settings.gpunodes.empty();
-  if (line.check) return printFindings(tools::checkMachine(settings, library, link_folder, driver));
+  const bool forwarded = !settings.gpunodes.empty(), local = namesLocal(settings.gpunodes);
+  const bool here = !forwarded || local;  // this machine's driver and memory are used
+  if (line.check) {
+    const Status started = local ? startLocal(self, environment, settings) : Status();
+    return printFindings(tools::checkMachine(settings, {library, link_folder, driver},
+                                             started.ok() ? "" : started.error().message));
+  }
 
   const tools::Program program = tools::findProgram(line.program.front(), environment.get("PATH"));
   if (program.path.empty()) {
     refuse(program.problem);
     return program.exit_code;
   }
-  if (driver.empty() && !forwarded) {
+  if (driver.empty() && here) {
     return refuse(base::format(
         "libolsimcuda.so, the simulated GPU, is not in the build or installation of {}", self));
   }
@@ -349,8 +375,8 @@ int run(int argc, char** argv) {
   const tools::Probe probe = settings.vram.percent != 0 && settings.vram.percent < kPercentToAsk
                                  ? tools::Probe::kVram
                                  : tools::Probe::kLoad;
-  const auto probed = forwarded ? Result<tools::DriverFacts>(tools::DriverFacts{})
-                                : tools::probeDriver(driver, probe, library);
+  const auto probed = here ? tools::probeDriver(driver, probe, library)
+                           : Result<tools::DriverFacts>(tools::DriverFacts{});
   if (!probed.ok()) {
     return refuse(base::format("driver: {}; {}", probed.error().message,
                                settings.driver.empty()
@@ -360,12 +386,17 @@ int run(int argc, char** argv) {
   }
   if (auto status = checkVram(settings.vram, probed.value()); !status.ok())
     return refuse(status.error().message);
-  if (auto status = forwarded ? Status{} : checkRange(settings); !status.ok())
+  if (auto status = here ? checkRange(settings) : Status{}; !status.ok())
     return refuse(status.error().message);
   if (library.empty() || link_folder.empty()) {
     return refuse(base::format(
         "{} is not in the build or installation of {}; build it: meson compile -C build",
         library.empty() ? "libolpager.so" : "the folder olpager-lib", self));
+  }
+  if (local) {
+    if (auto status = startLocal(self, environment, settings); !status.ok())
+      return refuse(
+          base::format("gpunode local: {} (without it: --gpunode none)", status.error().message));
   }
   if (auto status = checkDaemons(settings); !status.ok()) return refuse(status.error().message);
   if (!program.warning.empty()) base::print(stderr, "olrun: warning: {}\n", program.warning);
@@ -385,6 +416,9 @@ int run(int argc, char** argv) {
   for (const std::string& variable : tools::addFrameworkDefaults(environment, forwarded))
     defaults += " " + variable;
   const bool informs = settings.log >= base::LogLevel::kInfo;
+  if (informs && local)
+    base::print(stderr, "olrun: gpunode local: olpagestat --node {} --key {} shows it\n",
+                settings.local_gpunode, settings.local_key);
   if (informs && !defaults.empty())
     base::print(stderr, "olrun: for frameworks:{} (a variable that you set stays as it is)\n",
                 defaults);
