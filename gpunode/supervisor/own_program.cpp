@@ -45,8 +45,8 @@ bool OwnProgram::ended() {
   return !process_;
 }
 
-// Who is started while the others are looked at may be missed, and its parent be gone by then: it is
-// there the second time.
+// Who is started while the others are looked at may be missed, and its parent be gone by then: the
+// second look finds it.
 bool OwnProgram::gone() { return ended() && !anybodyHas(mark_) && !anybodyHas(mark_); }
 
 }  // namespace olpager::gpunode

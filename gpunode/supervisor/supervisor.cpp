@@ -43,6 +43,7 @@ constexpr auto kWait = 20s;  // of a client for another's session to end: it wai
 constexpr auto kEnd = 1s;    // of workers that have been told to
 constexpr auto kDivideRam = 500ms;
 constexpr int kTickMs = 500;
+constexpr const char* kKeepCounters = "OL_COUNTERS_KEEP";
 
 // What a peer calls itself, as a log takes it.
 std::string printable(const char* text, size_t most) {
@@ -145,7 +146,8 @@ Status Supervisor::start() {
   (void)pager::readCounters(pager::countersFolders());
   findRam();
   if (auto found = findDevices(); !found.ok()) {
-    if (program_ || (!options_.devices.empty() && !toldToEnd())) return found;
+    if (program_) return Error{found.error().message + "; does nvidia-smi work here?"};
+    if (!options_.devices.empty() && !toldToEnd()) return found;
     base::logWarn("%s; sessions are refused until it can", found.error().message.c_str());
   }
   return {};
@@ -400,9 +402,11 @@ std::vector<std::string> Supervisor::workerEnvironment() const {
   std::vector<std::string> environment = inheritedEnvironment();
   environment.emplace_back("OL_GPUNODE=none");  // the worker itself is local, whatever a file says
   environment.push_back(base::format("OL_LOG={}", base::logLevelName(options_.log)));
-  // To memservers, as its program has it.
-  if (const char* const transport = program_ ? std::getenv("OL_TRANSPORT") : nullptr)
-    environment.push_back(std::string("OL_TRANSPORT=") + transport);
+  // As its program has it: to memservers, and of olrun that will print the counters.
+  for (const char* const name : {"OL_TRANSPORT", kKeepCounters}) {
+    const char* const value = program_ ? std::getenv(name) : nullptr;
+    if (value != nullptr) environment.push_back(base::format("{}={}", name, value));
+  }
   if (std::getenv("CUDA_DEVICE_ORDER") == nullptr)
     environment.emplace_back("CUDA_DEVICE_ORDER=PCI_BUS_ID");  // --device counts as nvidia-smi does
   return environment;
@@ -582,8 +586,11 @@ void Supervisor::reap() {
       session.ended = session.left ? "its client left while it started" : howItEnded(status);
       // A worker ends without its exit handlers, or is killed: nobody else may ever look for its
       // counters.
-      for (const std::string& folder : pager::countersFolders())
-        pager::removeCountersFile(folder, static_cast<uint64_t>(pid), session.start_ticks);
+      const bool kept = program_ && std::getenv(kKeepCounters) != nullptr;
+      for (const std::string& folder : pager::countersFolders()) {
+        if (!kept)
+          pager::removeCountersFile(folder, static_cast<uint64_t>(pid), session.start_ticks);
+      }
       if (WIFSIGNALED(status)) {  // nor for its socket
         if (const auto folder = transport::socketFolder(); folder.ok())
           transport::removeDeadSockets(folder.value());

@@ -87,7 +87,7 @@ std::vector<std::string> daemonEnvironment(const Environment& program) {
   for (const std::string& entry : program.entries()) {
     const std::string name = entry.substr(0, entry.find('='));
     if (name != "LD_PRELOAD" && name != "CUDA_VISIBLE_DEVICES" && name != base::kLocalVariable &&
-        name != "OL_GPUNODE" && name != "OL_COUNTERS_KEEP")
+        name != "OL_GPUNODE")
       environment.push_back(entry);
   }
   // Devices are counted as the driver counts them for a program of this machine.
@@ -118,8 +118,8 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
   return all;
 }
 
-// What it is to find open, and nothing else of what this process has: a pipe of somebody's, who waits
-// for its end. False: errno says why.
+// What it is to find open, and nothing else of what this process has, such as a pipe for whose end
+// somebody waits. False: errno says why.
 bool arrangeDescriptors(int process, int answer) {
   constexpr int kFirstFree = forward::kAnswerFd + 1;
   // First out of each other's way.
@@ -138,8 +138,8 @@ bool arrangeDescriptors(int process, int answer) {
   return true;
 }
 
-// In the child, whose parent waits for it: a child of its own goes on, which is nobody's. In another
-// session than the terminal's, whose signals are the program's.
+// In the child, whose parent waits for it: a child of its own goes on, which is nobody's. In
+// another session than the terminal's, whose signals are the program's.
 [[noreturn]] void becomeDaemon(const std::string& path, char* const* argv, char* const* envp,
                                int process, int answer) {
   (void)setsid();

@@ -10,9 +10,10 @@
 
 namespace olpager::tools {
 
-/// Starts it for this process and whatever this process becomes, and waits until it serves. Settings
-/// of this machine's memory and driver hold for it. `self`: this program's own path. The path of its
-/// Unix socket; the Error is one line without its name. Before there is a second thread.
+/// Starts it for this process and whatever this process becomes, and waits until it serves.
+/// Settings of this machine's memory and driver hold for it. `self`: this program's own path. The
+/// path of its Unix socket; the Error is one line without its name. Before there is a second
+/// thread.
 Result<std::string> startLocalGpunode(const base::Settings& settings,
                                       const Environment& environment, const std::string& self);
 

@@ -340,7 +340,7 @@ int run(int argc, char** argv) {
     return refuse(status.error().message);
   if (auto status = checkReplicas(line.settings, settings); !status.ok())
     return refuse(status.error().message);
-  if (line.stats && !settings.gpunodes.empty()) {
+  if (line.stats && !settings.gpunodes.empty() && !namesLocal(settings.gpunodes)) {
     return refuse(
         base::format("--stats: no pager counts here with the gpunode {}; olpagestat --node {} "
                      "shows what its sessions use",
@@ -393,10 +393,10 @@ int run(int argc, char** argv) {
         "{} is not in the build or installation of {}; build it: meson compile -C build",
         library.empty() ? "libolpager.so" : "the folder olpager-lib", self));
   }
+  const uint64_t kept = line.stats ? tools::keepCounters(environment) : 0;
   if (local) {
     if (auto status = startLocal(self, environment, settings); !status.ok())
-      return refuse(
-          base::format("gpunode local: {} (without it: --gpunode none)", status.error().message));
+      return refuse("gpunode local: " + status.error().message);
   }
   if (auto status = checkDaemons(settings); !status.ok()) return refuse(status.error().message);
   if (!program.warning.empty()) base::print(stderr, "olrun: warning: {}\n", program.warning);
@@ -422,8 +422,9 @@ int run(int argc, char** argv) {
   if (informs && !defaults.empty())
     base::print(stderr, "olrun: for frameworks:{} (a variable that you set stays as it is)\n",
                 defaults);
-  return line.stats ? tools::runWithStats(program.path, line.program, environment, informs)
-                    : tools::replaceBy(program.path, line.program, environment, informs);
+  return line.stats
+             ? tools::runWithStats(program.path, line.program, environment, informs, kept, local)
+             : tools::replaceBy(program.path, line.program, environment, informs);
 }
 
 }  // namespace

@@ -5,8 +5,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "base/format.h"
 #include "base/process.h"
@@ -42,10 +45,32 @@ uint64_t randomToken() {
   return token;
 }
 
-void printStats(uint64_t token) {
+pager::CountersReading keptCounters(uint64_t token) {
   auto reading = pager::readCounters(pager::countersFolders());
   std::erase_if(reading.processes,
                 [&](const auto& process) { return process.counters->keep_token != token; });
+  return reading;
+}
+
+// The counters of processes that are to have ended by now, or of what is left behind.
+void awaitEnds(uint64_t token) {
+  constexpr auto kMost = std::chrono::seconds(3);
+  constexpr auto kPause = std::chrono::milliseconds(10);
+  const auto end = std::chrono::steady_clock::now() + kMost;
+  const auto runs = [](const auto& process) {
+    return process.state == pager::CountersSnapshot::State::kRunning;
+  };
+  for (;;) {
+    const auto reading = keptCounters(token);
+    if (std::none_of(reading.processes.begin(), reading.processes.end(), runs) ||
+        std::chrono::steady_clock::now() >= end)
+      return;
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+void printStats(uint64_t token) {
+  const auto reading = keptCounters(token);
   base::print(
       stderr, "{}",
       reading.processes.empty() ? "olrun: the program used no GPU\n" : countersTable(reading));
@@ -78,11 +103,14 @@ int replaceBy(const std::string& path, const std::vector<std::string>& arguments
 
 constexpr int kHandedOn[] = {SIGTERM, SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT};
 
-int runWithStats(const std::string& path, const std::vector<std::string>& arguments,
-                 Environment environment, bool says_unused) {
+uint64_t keepCounters(Environment& environment) {
   const uint64_t token = randomToken();
   environment.set("OL_COUNTERS_KEEP", base::format("{}", token));
+  return token;
+}
 
+int runWithStats(const std::string& path, const std::vector<std::string>& arguments,
+                 Environment environment, bool says_unused, uint64_t kept, bool elsewhere) {
   // Blocked until the child's pid is known, so that no signal is lost between fork and then.
   sigset_t handed_on;
   sigemptyset(&handed_on);
@@ -109,7 +137,8 @@ int runWithStats(const std::string& path, const std::vector<std::string>& argume
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   g_child = 0;
-  printStats(token);
+  if (elsewhere) awaitEnds(kept);
+  printStats(kept);
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 

@@ -109,7 +109,10 @@ class Dialogue {
         done += static_cast<size_t>(moved);
       } else if (moved != -EAGAIN) {
         // Who answered and went away before all was said to him.
-        if (!stream_.encrypted() && events == POLLOUT && speaksHttp()) return Error{kHttpServer};
+        if (!stream_.encrypted() && events == POLLOUT) {
+          if (speaksHttp()) return Error{kHttpServer};
+          if (refused()) return expect(wire::Frame::kReady, nullptr, 0);
+        }
         return Error{base::format("the connection is lost: {}", stream_.errorText(moved))};
       } else if (!waitFor(stream_.fd(), events, patience_.until())) {
         return Error{"no answer in time"};
