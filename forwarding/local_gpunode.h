@@ -2,8 +2,8 @@
 // finds open, and what it answers there.
 //
 // olrun starts olgpunode with kForProgramOption. The gpunode is no child of the program's: who
-// waits for any child of his finds his own. It listens at a Unix socket that only this user reaches, with
-// a key that was made for it alone, and removes the key when it ends.
+// waits for any child of his finds his own. It listens at a Unix socket that only this user
+// reaches, with a key that was made for it alone, and removes the key when it ends.
 //
 // It lives as long as somebody may use it: the program's process, whatever that has become by exec;
 // then, as long as it has sessions or there are processes of this user whose environment names it

@@ -34,6 +34,8 @@ Result<Options> optionsFrom(const base::Settings& settings, std::string_view add
       break;
   }
   const bool local = !address.empty() && address == settings.local_gpunode;
+  // No card has a way within a machine.
+  if (local && options.choice == Choice::kVerbs) options.choice = Choice::kAuto;
   const std::string& key = local ? settings.local_key : settings.key;
   if (local && access(key.c_str(), F_OK) != 0)
     return Error{

@@ -46,7 +46,7 @@ Status Connection::open(calls::Channel& channel) {
   } else {
     request.exportable = settings_.exportable;
   }
-  request.driver = driverEnvironment();
+  request.driver = driverEnvironment(gpunode_ == settings_.local_gpunode);
   // Of several gpunodes' devices the program's side chooses (devices.h).
   if (const char* const visible = slots_ == 1 ? std::getenv("CUDA_VISIBLE_DEVICES") : nullptr;
       visible != nullptr) {

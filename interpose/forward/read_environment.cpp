@@ -35,7 +35,7 @@ bool readNumber(std::string_view text, uint32_t least, uint32_t most, uint32_t* 
 
 }  // namespace
 
-DriverEnvironment driverEnvironment() {
+DriverEnvironment driverEnvironment(bool own_gpunode) {
   DriverEnvironment told;
   if (const auto text = valueOf("CUDA_MODULE_LOADING"); !text.empty()) {
     const auto* const found = std::find(kModuleLoadings.begin(), kModuleLoadings.end(), text);
@@ -52,7 +52,8 @@ DriverEnvironment driverEnvironment() {
       leaveOut("CUDA_DEVICE_MAX_CONNECTIONS", text, "a number from 1 to 32");
     }
   }
-  if (const auto text = valueOf("CUDA_DEVICE_ORDER"); !text.empty() && text != "PCI_BUS_ID")
+  if (const auto text = valueOf("CUDA_DEVICE_ORDER");
+      !own_gpunode && !text.empty() && text != "PCI_BUS_ID")
     leaveOut("CUDA_DEVICE_ORDER", text,
              "PCI_BUS_ID with a gpunode, which says the order of its devices (--device)");
   return told;

@@ -6,8 +6,8 @@
 namespace olpager::forward {
 
 /// The program's variables as they are now. What the driver would not take is left out, with a
-/// line.
-DriverEnvironment driverEnvironment();
+/// line. `own_gpunode`: it is there for this program, and was started with its order of devices.
+DriverEnvironment driverEnvironment(bool own_gpunode);
 
 /// Whether the program's launches wait for their kernels: CUDA_LAUNCH_BLOCKING as it was when the
 /// first session was opened.

@@ -45,7 +45,8 @@ constexpr const char* kElsewhere = "Other machines";
 constexpr const char* kRun = "The run";
 
 // Whether a program is forwarded decides which settings can have an effect.
-enum class Mode : uint8_t { kBoth, kLocal, kForwarded };
+// (kLocal: also with a gpunode that is started here.)
+enum class Mode : uint8_t { kBoth, kLocal, kUnforwarded, kForwarded };
 
 // One setting as an option of the command line.
 struct SettingOption {
@@ -100,7 +101,8 @@ struct CommandLine {
       {kRun, "--driver", "driver", "OL_DRIVER", "FILE",
        "The libcuda to use; sim: the simulated GPU (default: the loader's)"},
       {kRun, "--managed", "managed", "OL_MANAGED", "OWNER",
-       "Who moves managed memory between CPU and GPU: pager or driver (default: pager)"},
+       "Who moves managed memory between CPU and GPU: pager or driver (default: pager)",
+       Mode::kUnforwarded},
       {kRun, "--exportable", "exportable", "OL_EXPORTABLE", "OWNER",
        "Whose exportable memory of cuMemCreate is: pager, which pages it, or driver (default: "
        "driver)",
@@ -238,10 +240,17 @@ bool namesLocal(const std::vector<std::string>& gpunodes) {
 // may name settings of both.)
 Status checkOptions(const std::vector<SettingOption>& options,
                     const std::vector<std::string>& gpunodes) {
-  if (namesLocal(gpunodes)) return {};  // it is started with those of this machine
-  const Mode other = gpunodes.empty() ? Mode::kForwarded : Mode::kLocal;
+  const auto hasNone = [&](Mode mode) {
+    if (gpunodes.empty()) return mode == Mode::kForwarded;
+    return mode == Mode::kUnforwarded || (mode == Mode::kLocal && !namesLocal(gpunodes));
+  };
   for (const auto& option : options) {
-    if (!option.given || option.text == "none" || option.mode != other) continue;
+    if (!option.given || option.text == "none" || !hasNone(option.mode)) continue;
+    if (namesLocal(gpunodes))
+      return Error{
+          base::format("{}: of no effect on a forwarded program; leave it out, or run "
+                       "without a gpunode: --gpunode none",
+                       option.option)};
     return Error{gpunodes.empty()
                      ? base::format("{}: of no effect without a gpunode (--gpunode)", option.option)
                      : base::format("{}: of no effect with the gpunode {}, whose own settings hold "
