@@ -166,6 +166,34 @@ TEST_CASE("a program may have several gpunodes, each once", "[base][settings]") 
   CHECK(failureOf(files.sources({"OL_GPUNODE=" + many})).find("17 gpunodes") != std::string::npos);
 }
 
+TEST_CASE("a gpunode local has the address of the one that olrun has started", "[base][settings]") {
+  Files files;
+  files.write("etc.toml", "gpunode = [\"local\", \"b:1\"]\n");
+  const auto named = loadSettings(files.sources({}));
+  REQUIRE(named.ok());
+  CHECK(named.value().gpunodes == std::vector<std::string>{"local", "b:1"});
+  CHECK(named.value().local_gpunode.empty());
+  const olpager::Status not_started = checkLocalStarted(named.value());
+  REQUIRE_FALSE(not_started.ok());
+  CHECK(not_started.error().message.find("olrun --gpunode local") != std::string::npos);
+
+  const auto started = loadSettings(files.sources({"OL_LOCAL_GPUNODE=/run/x.sock"}));
+  REQUIRE(started.ok());
+  CHECK(started.value().gpunodes == std::vector<std::string>{"unix:/run/x.sock", "b:1"});
+  CHECK(started.value().local_gpunode == "unix:/run/x.sock");
+  CHECK(started.value().local_key == "/run/x.sock.key");
+  CHECK(started.value().warnings.empty());
+  CHECK(checkLocalStarted(started.value()).ok());
+
+  const auto other =
+      loadSettings(files.sources({"OL_LOCAL_GPUNODE=/run/x.sock", "OL_GPUNODE=c:2"}));
+  REQUIRE(other.ok());
+  CHECK(other.value().gpunodes == std::vector<std::string>{"c:2"});
+  CHECK(other.value().local_gpunode.empty());
+  CHECK(failureOf(files.sources({"OL_GPUNODE=local,local"})).find("local is named twice") !=
+        std::string::npos);
+}
+
 TEST_CASE("the unified view has one gpunode so far, and no memory that stays in one GPU's VRAM",
           "[base][settings]") {
   Files files;
