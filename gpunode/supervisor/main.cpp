@@ -137,10 +137,7 @@ int run(int argc, char** argv) {
   }
   const RemoveAtEnd key(for_program ? options.key : "");
   if (options.key.empty()) options.key = base::ownCredentialFile(gpunode::kCredential);
-  // Its warnings are of connections that break off. To whom it has for its only client, on whose
-  // terminal they would come, that is the end of a process; the client warns of what matters.
-  const bool quiet = for_program && options.log == base::LogLevel::kWarn;
-  base::setLogLevel(quiet ? base::LogLevel::kError : options.log);
+  base::setLogLevel(options.log);
 
   if (state) {
     base::setLogLevel(base::LogLevel::kWarn);

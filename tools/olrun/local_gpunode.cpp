@@ -79,15 +79,15 @@ std::vector<std::string> commandLine(const base::Settings& settings, const std::
   return line;
 }
 
-// The program's own: what it chooses among the devices, its session says; what is preloaded into it
-// is not for daemons. The gpunode is none of the program's processes, which are known by
-// kLocalVariable.
+// Without the program's own: what it chooses among the devices, its session says; what is preloaded
+// into it is not for daemons; its unit's cache is not for modules. The gpunode is none of the
+// program's processes, which are known by kLocalVariable.
 std::vector<std::string> daemonEnvironment(const Environment& program) {
   std::vector<std::string> environment;
   for (const std::string& entry : program.entries()) {
     const std::string name = entry.substr(0, entry.find('='));
     if (name != "LD_PRELOAD" && name != "CUDA_VISIBLE_DEVICES" && name != base::kLocalVariable &&
-        name != "OL_GPUNODE")
+        name != "OL_GPUNODE" && name != "CACHE_DIRECTORY")
       environment.push_back(entry);
   }
   // Devices are counted as the driver counts them for a program of this machine.
@@ -120,12 +120,14 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 
 // What it is to find open, and nothing else of what this process has, such as a pipe for whose end
 // somebody waits. False: errno says why.
-bool arrangeDescriptors(int process, int answer) {
+bool arrangeDescriptors(int process, int answer, bool logs) {
   constexpr int kFirstFree = forward::kAnswerFd + 1;
   // First out of each other's way.
   const base::UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
-  const int from[] = {null.get(), null.get(), process, answer};
-  const int to[] = {STDIN_FILENO, STDOUT_FILENO, forward::kProgramFd, forward::kAnswerFd};
+  const bool errors = logs && fcntl(STDERR_FILENO, F_GETFD) >= 0;
+  const int from[] = {null.get(), null.get(), errors ? STDERR_FILENO : null.get(), process, answer};
+  const int to[] = {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO, forward::kProgramFd,
+                    forward::kAnswerFd};
   int between[std::size(from)];
   for (size_t i = 0; i < std::size(from); ++i) {
     between[i] = fcntl(from[i], F_DUPFD_CLOEXEC, kFirstFree);
@@ -141,11 +143,11 @@ bool arrangeDescriptors(int process, int answer) {
 // In the child, whose parent waits for it: a child of its own goes on, which is nobody's. In
 // another session than the terminal's, whose signals are the program's.
 [[noreturn]] void becomeDaemon(const std::string& path, char* const* argv, char* const* envp,
-                               int process, int answer) {
+                               int process, int answer, bool logs) {
   (void)setsid();
   const pid_t daemon = fork();
   if (daemon > 0) _exit(0);
-  if (daemon == 0 && arrangeDescriptors(process, answer)) {
+  if (daemon == 0 && arrangeDescriptors(process, answer, logs)) {
     answer = forward::kAnswerFd;
     execve(path.c_str(), argv, envp);
   }
@@ -167,7 +169,7 @@ std::string readAnswer(int from) {
 
 // The Error: why there is none.
 Status start(const std::string& program, std::vector<std::string> arguments,
-             std::vector<std::string> environment) {
+             std::vector<std::string> environment, bool logs) {
   const base::UniqueFd process = base::watchProcess(getpid());
   if (!process) return failed("pidfd_open (Linux 5.3 has it)");
   int ends[2];
@@ -178,7 +180,8 @@ Status start(const std::string& program, std::vector<std::string> arguments,
   const auto envp = pointers(environment);
   const pid_t child = fork();
   if (child < 0) return failed("fork");
-  if (child == 0) becomeDaemon(program, argv.data(), envp.data(), process.get(), answers.get());
+  if (child == 0)
+    becomeDaemon(program, argv.data(), envp.data(), process.get(), answers.get(), logs);
   answers.reset();
   int status = 0;
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
@@ -203,8 +206,11 @@ Result<std::string> startLocalGpunode(const base::Settings& settings,
   const std::string socket = transport::newSocketPath(folder.value());
   const std::string key = base::localKeyPath(socket);
   if (auto made = transport::createKeyFile(key, kKeyName); !made.ok()) return made.error();
+  // What concerns the program comes to it from there, and is said by its side. All else is for who
+  // asks for it; nor is a pipe kept open that the program writes to.
+  const bool logs = settings.log >= base::LogLevel::kInfo;
   const Status started =
-      start(program, commandLine(settings, socket), daemonEnvironment(environment));
+      start(program, commandLine(settings, socket), daemonEnvironment(environment), logs);
   if (started.ok()) return socket;
   unlink(key.c_str());
   return started.error();

@@ -42,7 +42,7 @@ class Bench(sessions.Bench):
     def refused(self, words, command, **environment):
         """Status 2 and one line of olrun's with these words."""
         done = subprocess.run(command, env={**self.env, **environment}, capture_output=True, text=True, timeout=LONG, stdin=subprocess.DEVNULL)
-        lines = [line for line in done.stderr.splitlines() if not line.startswith("olsimcuda: ")]
+        lines = done.stderr.splitlines()
         assert (done.returncode, done.stdout, len(lines)) == (2, "", 1) and lines[0].startswith("olrun: "), done
         for word in words:
             assert word in lines[0], (word, lines[0])
