@@ -139,6 +139,7 @@ class Endpoint final : public MetricsEndpoint {
 
 std::vector<Figure> figuresOf(const std::vector<Metric>& metrics) {
   std::vector<Figure> figures;
+  figures.reserve(metrics.size());
   for (const Metric& metric : metrics)
     figures.push_back({metric.name + metric.labels, metric.value});
   return figures;

@@ -63,7 +63,7 @@ Return computeProcesses(DeviceHandle device, unsigned* count, Process* into) {
   std::vector<ProcessInfo> found(into != nullptr ? *count : 0);
   const Return result = nvmlDeviceGetComputeRunningProcesses_v3(device, count, found.data());
   if (result != kSuccess) return result;
-  for (size_t i = 0; i < found.size() && i < *count; ++i) {
+  for (size_t i = 0; into != nullptr && i < found.size() && i < *count; ++i) {
     into[i] = {};
     into[i].pid = found[i].pid;
     into[i].used = found[i].used;

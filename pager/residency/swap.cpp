@@ -133,8 +133,7 @@ bool Engine::beginSwap(Region& region) {
   swapAgainAfter(region, true);
   base::logDebug(
       "device %d: %llu MiB of an arena of %llu MiB come to VRAM for parts that are used less",
-      device_, static_cast<unsigned long long>(bytes >> 20),
-      static_cast<unsigned long long>(region.pages * 2));
+      device_, static_cast<unsigned long long>(bytes >> 20), 2ULL * region.pages);
   return begin(std::move(batch));
 }
 

@@ -1,6 +1,7 @@
 #include "tools/olpagestat/text.h"
 
 #include <algorithm>
+#include <cmath>
 #include <ctime>
 #include <iterator>
 
@@ -19,10 +20,9 @@ std::string bytesText(double bytes) {
 }
 
 std::string bar(double part, double whole, size_t width) {
-  const size_t full =
-      whole > 0
-          ? std::min(width, static_cast<size_t>(part / whole * static_cast<double>(width) + 0.5))
-          : 0;
+  const size_t full = whole > 0 ? std::min(width, static_cast<size_t>(std::lround(
+                                                      part / whole * static_cast<double>(width))))
+                                : 0;
   return "[" + std::string(full, '#') + std::string(width - full, '.') + "]";
 }
 

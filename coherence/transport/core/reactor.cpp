@@ -94,7 +94,7 @@ void Reactor::tick() {
   std::erase_if(checks_, [](auto& check) { return !check(); });
   const int64_t now = nowMs();
   if (now - last_tick_ms_ < kTickMs) return;
-  const bool late = now - last_tick_ms_ > 20 * kTickMs;
+  const bool late = now - last_tick_ms_ > int64_t{20} * kTickMs;
   last_tick_ms_ = now;
   std::vector<std::shared_ptr<Ticker>> tickers;
   {

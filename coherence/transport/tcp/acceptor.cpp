@@ -37,7 +37,7 @@ class Acceptor;
 // One connection on its way. Lives in the acceptor's list; reactor thread only. Anybody can make as
 // many as he likes, so that one that has proved nothing has its place only until it is wanted:
 // makeRoom().
-struct Handshake {
+struct Handshake {  // NOLINT(clang-analyzer-optin.performance.Padding): in the order of its life
   enum class State : uint8_t { kPreamble, kTls, kHello, kLanes, kTicket, kLaneTls, kRouted };
   State state = State::kPreamble;
   Stream stream;

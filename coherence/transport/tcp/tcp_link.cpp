@@ -146,7 +146,8 @@ void TcpLink::start(bool announce) {
   listen();
 }
 
-uint32_t TcpLink::sliceBytes(bool write, Class klass, uint64_t length, uint64_t under_way) const {
+uint32_t TcpLink::sliceBytes(bool /*write*/, Class klass, uint64_t length,
+                             uint64_t under_way) const {
   const auto lanes = static_cast<uint32_t>(lanes_.size());
   // All lanes together carry at most one slice of what is not urgent; urgent operations use all
   // lanes at once. Where all lanes are busy with others of their class for a while, that makes none
@@ -218,8 +219,7 @@ void TcpLink::ask(Next&& next) {
 
 void TcpLink::enqueue(Egress egress) {
   std::lock_guard lock(egress_mutex_);
-  const Class klass = egress.klass;
-  egress_.push(klass, std::move(egress));
+  egress_.push(egress.klass, egress);
   egress_size_.store(egress_.size());
 }
 

@@ -42,7 +42,7 @@ std::string lastError() {
 // at who connects.
 std::string handshakeError() {
   const unsigned long code = ERR_peek_last_error();
-  const std::string text = lastError();
+  std::string text = lastError();
   switch (ERR_GET_LIB(code) == ERR_LIB_SSL ? ERR_GET_REASON(code) : 0) {
     case SSL_R_BINDER_DOES_NOT_VERIFY:
     case SSL_R_SSLV3_ALERT_ILLEGAL_PARAMETER:

@@ -39,7 +39,7 @@ void unblock(int fd) {
 
 // A card waits 4.096 us * 2^exponent, up to four times as long, for each of its tries.
 uint8_t timeoutExponent(uint32_t dead_ms) {
-  const uint64_t each_ns = uint64_t{dead_ms} * 1'000'000 / (4 * (kRetries + 1));
+  const uint64_t each_ns = uint64_t{dead_ms} * 1'000'000 / (uint64_t{4} * (kRetries + 1));
   uint8_t exponent = 8;
   while (exponent < 20 && (uint64_t{4096} << (exponent + 1)) <= each_ns) ++exponent;
   return exponent;

@@ -60,7 +60,8 @@ I toInteger(F x) {
   // The limits as floating-point numbers: the lowest is exact, one above the highest is a power of
   // two.
   constexpr F kLow = static_cast<F>(std::numeric_limits<I>::min());
-  constexpr F kHigh = static_cast<F>(std::numeric_limits<I>::max() / 2 + 1) * F{2};
+  constexpr I kHalf = std::numeric_limits<I>::max() / 2 + 1;
+  constexpr F kHigh = static_cast<F>(kHalf) * F{2};
   if (x < kLow) return std::numeric_limits<I>::min();
   if (x >= kHigh) return std::numeric_limits<I>::max();
   return static_cast<I>(x);
@@ -169,11 +170,7 @@ Step convert(Warp& w, const Op& op) {
       F result;
       if constexpr (S::kFloat) {
         if (round_int) x = roundToInteger(x, mode);
-        if constexpr (sizeof(F) < sizeof(V)) {
-          result = static_cast<F>(x);
-        } else {
-          result = static_cast<F>(x);
-        }
+        result = static_cast<F>(x);
         if (result != result && sizeof(F) == 4)
           result = static_cast<F>(std::bit_cast<float>(0x7FFFFFFFU));
       } else {

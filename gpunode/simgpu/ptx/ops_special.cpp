@@ -227,7 +227,7 @@ Step pack(Warp& w, const Op& op) {
       const std::size_t at = (std::size_t{lane} * kPieces + i) * kPiece;
       if constexpr (kUnpack) {
         if (op.r[i] != kNoTarget)
-          std::memcpy(w.reg<std::byte>(op.r[i]) + lane * kPiece, copy + at, kPiece);
+          std::memcpy(w.reg<std::byte>(op.r[i]) + std::size_t{lane} * kPiece, copy + at, kPiece);
       } else {
         std::memcpy(copy + at, w.reg<std::byte>(op.r[i]) + lane * kPiece, kPiece);
       }

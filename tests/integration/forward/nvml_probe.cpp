@@ -27,6 +27,12 @@
 
 namespace {
 
+// A function of a table that is handed out as constant.
+template <typename Function>
+Function functionAt(const void* entry) {
+  return reinterpret_cast<Function>(const_cast<void*>(entry));
+}
+
 using Device = void*;
 void* g_library = nullptr;
 
@@ -171,7 +177,7 @@ std::string byPrivateTable(unsigned index) {
   const Device device = deviceOf(answer, index);
   char bus[34] = {};
   const int told =
-      reinterpret_cast<int (*)(unsigned, char*, unsigned)>(table[81])(index, bus, sizeof bus);
+      functionAt<int (*)(unsigned, char*, unsigned)>(table[81])(index, bus, sizeof bus);
   answer.add("bus", told == 0 ? bus : "!" + std::to_string(told));
   struct Entry {
     unsigned pid, unknown0;
@@ -182,16 +188,15 @@ std::string byPrivateTable(unsigned index) {
   std::vector<Entry> all(4);
   for (const size_t word : {213, 214, 215}) {
     unsigned count = 4;
-    const int result = reinterpret_cast<int (*)(Device, unsigned*, Entry*)>(table[word])(
-        device, &count, all.data());
+    const int result =
+        functionAt<int (*)(Device, unsigned*, Entry*)>(table[word])(device, &count, all.data());
     answer.add("processes", result == 0 ? std::to_string(count) : "!" + std::to_string(result));
     for (unsigned i = 0; i < count && i < all.size(); ++i)
       answer.text += " " + std::to_string(all[i].pid) + ":" + all[i].command + ":" +
                      std::to_string(all[i].used);
   }
-  answer.add("log",
-             std::to_string(reinterpret_cast<int (*)(const char*, ...)>(table[26])("%s", "text")));
-  answer.add("unknown", std::to_string(reinterpret_cast<int (*)(Device)>(table[100])(device)));
+  answer.add("log", std::to_string(functionAt<int (*)(const char*, ...)>(table[26])("%s", "text")));
+  answer.add("unknown", std::to_string(functionAt<int (*)(Device)>(table[100])(device)));
   return answer.text;
 }
 

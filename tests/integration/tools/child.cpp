@@ -14,8 +14,6 @@
 
 namespace olpager::test {
 
-namespace fs = std::filesystem;
-
 Outcome runChild(const std::vector<std::string>& arguments,
                  const std::vector<std::string>& environment, const std::string& folder) {
   int out_ends[2];

@@ -18,7 +18,9 @@ EXPORTED CUresult CUDAAPI cuDeviceGet(CUdevice* device, int ordinal) {
   return CUDA_SUCCESS;
 }
 EXPORTED CUresult CUDAAPI cuDeviceTotalMem_v2(size_t* bytes, CUdevice) {
-  *bytes = std::strtoull(std::getenv("FAKE_VRAM"), nullptr, 10);
+  const char* const vram = std::getenv("FAKE_VRAM");
+  if (vram == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  *bytes = std::strtoull(vram, nullptr, 10);
   return CUDA_SUCCESS;
 }
 EXPORTED CUresult CUDAAPI cuDriverGetVersion(int* version) {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 
 #include "forwarding/wire/device_resources.h"
@@ -21,7 +22,8 @@ CUdevResource told(unsigned count, uint64_t secret) {
 }
 
 bool same(const CUdevResource& a, const CUdevResource& b) {
-  return std::memcmp(&a, &b, sizeof a) == 0;
+  const auto bytes = [](const CUdevResource& of) { return reinterpret_cast<const char*>(&of); };
+  return std::equal(bytes(a), bytes(a) + sizeof a, bytes(b));
 }
 
 bool holds(const CUdevResource& resource, uint64_t secret) {

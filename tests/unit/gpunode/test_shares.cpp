@@ -74,11 +74,9 @@ TEST_CASE("all host tiers together stay within the RAM that there is", "[shares]
   for (int round = 0; round < 2000; ++round) {
     std::vector<HostClaim> claims(1 + random() % 8);
     const uint64_t total = random() % 100000;
-    uint64_t held = 0;
     for (HostClaim& claim : claims) {
       if (random() % 4 == 0) claim.held = random() % (total / claims.size() + 1);
       if (random() % 4 == 0) claim.most = random() % (total + 1);
-      held += claim.held;
     }
     const auto limits = hostShares(total, claims);
     REQUIRE(limits.size() == claims.size());

@@ -458,8 +458,9 @@ TEST_CASE("slabs against a model", "[space]") {
       if (at != live.begin()) REQUIRE(std::prev(at)->first + std::prev(at)->second <= address);
       if (std::next(at) != live.end()) REQUIRE(address + bytes <= std::next(at)->first);
     } else {
-      auto victim =
-          live.lower_bound(kBase + random() % (fixture.addresses.highWaterPages() * kPageBytes));
+      const uint64_t bytes = fixture.addresses.highWaterPages() * kPageBytes;
+      REQUIRE(bytes != 0);
+      auto victim = live.lower_bound(kBase + random() % bytes);
       if (victim == live.end()) victim = live.begin();
       REQUIRE(slabs.release(victim->first));
       live.erase(victim);

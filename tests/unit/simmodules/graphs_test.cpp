@@ -20,9 +20,9 @@ class GraphGpu : public Gpu {
     sum = upload(std::vector<int>{0});
   }
 
-  CUDA_KERNEL_NODE_PARAMS kernel(int& by) {
+  CUDA_KERNEL_NODE_PARAMS kernel(int* by) {
     pointers[0] = &sum;
-    pointers[1] = &by;
+    pointers[1] = by;
     CUDA_KERNEL_NODE_PARAMS params{};
     params.func = increment;
     params.gridDimX = params.gridDimY = params.gridDimZ = 1;
@@ -184,7 +184,7 @@ TEST_CASE("capture into a graph of the caller's") {
   CUgraph graph = nullptr;
   CU(cuGraphCreate(&graph, 0));
   int by = 5;
-  const auto params = gpu.kernel(by);
+  const auto params = gpu.kernel(&by);
   CUgraphNode first = nullptr;
   CU(cuGraphAddKernelNode(&first, graph, nullptr, 0, &params));
   CU(cuStreamBeginCaptureToGraph(gpu.stream, graph, &first, nullptr, 1,
@@ -210,7 +210,7 @@ TEST_CASE("graphs by calls: all kinds of nodes in order") {
   CUgraphNode memset_node = nullptr;
   CU(cuGraphAddMemsetNode(&memset_node, graph, nullptr, 0, &set, gpu.context));
   int by = 5;
-  auto kernel = gpu.kernel(by);
+  auto kernel = gpu.kernel(&by);
   CUgraphNode kernel_node = nullptr;
   CU(cuGraphAddKernelNode(&kernel_node, graph, &memset_node, 1, &kernel));
   by = 1000;  // copied when the node was made
@@ -266,7 +266,7 @@ TEST_CASE("graphs by calls: all kinds of nodes in order") {
   CHECK(cuGraphKernelNodeGetParams(memset_node, &read) == CUDA_ERROR_INVALID_VALUE);
 
   // Changing the graph's nodes changes later instances, changing the instance only that one.
-  kernel = gpu.kernel(by);
+  kernel = gpu.kernel(&by);
   by = 20;
   CU(cuGraphKernelNodeSetParams(kernel_node, &kernel));
   gpu.run(exec);
@@ -544,7 +544,7 @@ TEST_CASE("an instance takes over a graph of the same shape and names what diffe
 
   // A node of the graph that the instance was made from still names its counterpart.
   int by = 100;
-  const auto params = gpu.kernel(by);
+  const auto params = gpu.kernel(&by);
   CU(cuGraphExecKernelNodeSetParams(exec, nodesOf(graph)[0], &params));
   gpu.run(exec);
   CHECK(gpu.total() == 183);
@@ -555,7 +555,7 @@ TEST_CASE("child graphs and clones are copies") {
   CUgraph child = nullptr;
   CU(cuGraphCreate(&child, 0));
   int by = 1;
-  auto kernel = gpu.kernel(by);
+  auto kernel = gpu.kernel(&by);
   CUgraphNode inner = nullptr;
   CU(cuGraphAddKernelNode(&inner, child, nullptr, 0, &kernel));
   CUgraph parent = nullptr;
@@ -610,7 +610,7 @@ TEST_CASE("event nodes order streams") {
   CUgraph graph = nullptr;
   CU(cuGraphCreate(&graph, 0));
   int by = 4;
-  const auto kernel = gpu.kernel(by);
+  const auto kernel = gpu.kernel(&by);
   CUgraphNode first = nullptr;
   CU(cuGraphAddKernelNode(&first, graph, nullptr, 0, &kernel));
   CUgraphNode record = nullptr;
@@ -642,7 +642,7 @@ TEST_CASE("an event node means the event as it is at the launch") {
   CUgraphNode wait = nullptr, first = nullptr, record = nullptr;
   CU(cuGraphAddEventWaitNode(&wait, graph, nullptr, 0, event));
   int by = 4;
-  const auto kernel = gpu.kernel(by);
+  const auto kernel = gpu.kernel(&by);
   CU(cuGraphAddKernelNode(&first, graph, &wait, 1, &kernel));
   CU(cuGraphAddEventRecordNode(&record, graph, &first, 1, event));
   CUgraphExec exec = nullptr;
@@ -740,7 +740,7 @@ TEST_CASE("kernel attributes, generic parameters, user objects, what is not supp
   CUgraph graph = nullptr;
   CU(cuGraphCreate(&graph, 0));
   int by = 3;
-  const auto kernel = gpu.kernel(by);
+  const auto kernel = gpu.kernel(&by);
   CUgraphNodeParams params{};
   params.type = CU_GRAPH_NODE_TYPE_KERNEL;
   params.kernel.func = kernel.func;

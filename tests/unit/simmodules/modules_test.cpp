@@ -51,7 +51,7 @@ TEST_CASE("bad PTX is refused with its line in the error log") {
                     reinterpret_cast<void*>(sizeof(info)), reinterpret_cast<void*>(uintptr_t{3})};
   CUmodule module = nullptr;
   CHECK(cuModuleLoadDataEx(&module, text.c_str(), 5, options, values) == CUDA_ERROR_INVALID_PTX);
-  CHECK(std::string(error).find("6") != std::string::npos);
+  CHECK(std::string(error).find('6') != std::string::npos);
   CHECK(std::string(error).find("frobnicate") != std::string::npos);
   CHECK(reinterpret_cast<uintptr_t>(values[1]) == std::strlen(error));
 
