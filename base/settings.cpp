@@ -392,12 +392,6 @@ Status applySetting(Settings& settings, std::string_view key, std::string_view t
 
 // What the unified view has no place for yet, or never.
 Status checkUnified(const Settings& settings) {
-  if (settings.gpunodes.size() > 1)
-    return Error{
-        base::format("view = unified: one GPU of one gpunode so far, and {} gpunodes are named: "
-                     "name one, or see "
-                     "each GPU as a device (view = discrete)",
-                     settings.gpunodes.size())};
   if (!settings.gpunodes.empty() && settings.exportable == ExportableSetting::kDriver)
     return Error{
         "exportable = driver: memory that stays in one GPU's VRAM has no place in the unified "

@@ -19,10 +19,13 @@ CUresult olpager_set_placed(CUdeviceptr* base, size_t* bytes);
 /// in one piece; may be null.
 CUresult olpager_allocate_at(CUdeviceptr address, size_t bytes, size_t* room_bytes,
                              size_t* room_largest);
+/// What programs may use of the device's VRAM, and may allocate in all, in bytes. Needs no context.
+CUresult olpager_room(CUdevice device, size_t* vram_bytes, size_t* all_bytes);
 }
 #pragma GCC visibility pop
 
 namespace olpager::forward {
 using SetPlaced = decltype(&olpager_set_placed);
 using AllocateAt = decltype(&olpager_allocate_at);
+using RoomOf = decltype(&olpager_room);
 }  // namespace olpager::forward

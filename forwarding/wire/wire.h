@@ -166,8 +166,10 @@ struct Description {
   uint64_t window, window_bytes;  // of pinned host memory
   uint64_t placed,
       placed_bytes;  // of device memory whose addresses the client gives out; 0 bytes: none
+  // Of the first device: bytes of VRAM that programs may use, and what they may allocate in all.
+  uint64_t vram, capacity;
 };
-static_assert(sizeof(Description) == 64);
+static_assert(sizeof(Description) == 80);
 
 /// What is left for device memory, as kAllocateAt answers: in all and in one piece.
 struct Room {

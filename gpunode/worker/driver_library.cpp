@@ -27,6 +27,20 @@ Status DriverLibrary::load(const std::string& path) {
   return {};
 }
 
+void DriverLibrary::room(uint64_t* vram, uint64_t* all) const {
+  size_t vram_bytes = 0, all_bytes = 0;
+  const auto ask = reinterpret_cast<forward::RoomOf>(symbol("olpager_room"));
+  if (ask == nullptr || ask(0, &vram_bytes, &all_bytes) != CUDA_SUCCESS) {
+    // Without a pager the driver's memory is all that there is.
+    if (table_.cuDeviceTotalMem_v2 == nullptr ||
+        table_.cuDeviceTotalMem_v2(&all_bytes, 0) != CUDA_SUCCESS)
+      all_bytes = 0;
+    vram_bytes = all_bytes;
+  }
+  *vram = vram_bytes;
+  *all = all_bytes;
+}
+
 void* DriverLibrary::symbol(const char* name) const { return dlsym(library_, name); }
 
 }  // namespace olpager::gpunode

@@ -197,6 +197,46 @@ def route(form):
     return out
 
 
+# What can be at one executor of several alone: its handles are a GPU's own, or it lies in its driver's memory.
+BOUND_TYPES = frozenset(
+    """CUarray CUmipmappedArray CUtexObject CUsurfObject CUtexref CUsurfref CUexternalMemory CUexternalSemaphore
+    CUmemGenericAllocationHandle CUgraphConditionalHandle CUuserObject CUdevResource CUdevResourceDesc CUgreenCtx""".split())
+
+# What says that a function begins, ends or changes something as a whole, whatever else it does.
+TO_ALL = ("captures", "ends-context", "ends-primary", "releases-primary")
+
+
+def goes(symbol):
+    """Where it goes in a session of several executors: an enumerator of Goes (interpose/forward/group.h)."""
+    form, function = symbol.form, symbol.form.function
+    if {p.base_type for p in form.parameters} & BOUND_TYPES:
+        return "kBound"
+    if any(p.get("new") and not is_translated(p) for p in form.parameters):
+        return "kBound"  # memory of the driver's own
+    if any(function.has(fact) for fact in TO_ALL):
+        return "kAll"
+    if form.accesses() or (form.stream() and "CUgraphExec" in (p.base_type for p in form.parameters)):
+        return "kOperates"
+    if form.stream() or function.has("has-async") or function.blocking or function.has("asks") or function.has("records"):
+        return "kActive"
+    if any(p.get("new") or p.get("gone") for p in form.parameters) or named(form):
+        return "kAll"
+    return "kActive" if outs(form) else "kAll"  # it asks, or changes something
+
+
+def _uses(form):
+    """What the call says of the memory that it names and of its stream, for sessions of several executors."""
+    out = ""
+    if stream := next((p for p in form.parameters if p.get("stream") and p.base_type == "CUstream" and not p.is_pointer), None):
+        out += f"  call.inStream({stream.name}, PER_THREAD);\n"
+        if any(p.base_type == "CUevent" for p in form.parameters):
+            out += "  call.mayJoinCapture();\n"
+    for p, access in form.accesses():
+        if p.base_type == "CUdeviceptr" and not p.is_pointer and access.word != "ranges" and access.bracket:
+            out += f"  call.uses({p.name}, {guarded(access.bracket)});\n"
+    return out
+
+
 def _client_function(symbol):
     form = symbol.form
     mode = how(symbol)
@@ -206,6 +246,7 @@ def _client_function(symbol):
         out += "  call.needsNoContext();\n"
     if mode != "oneWay" and (names := named(form)):
         out += f"  call.names({' + '.join(names)});\n"
+    out += _uses(form).replace("PER_THREAD", "true" if symbol.per_thread else "false")
     for p in encoded_order(form):
         count = count_of(p)
         number = guarded(count) if count else "1"
@@ -395,8 +436,9 @@ def forward_client_cpp(spec):
     generic = {s.name for s in generic_symbols(spec)}
     functions = "\n".join(_client_function(s) for s in generic_symbols(spec))
     weak = "".join(f"#pragma weak ol_forward_{s.name}\n" for s in spec.symbols())
-    guards, rows = "", ""
+    guards, rows, where = "", "", ""
     for name in spec.all_names():
+        where += f"      {f'Goes::{goes(name)}' if hasattr(name, 'form') else 'Goes::kActive'},  // {name.name}\n"
         if not hasattr(name, "form"):
             rows += "      nullptr,\n"
             continue
@@ -441,6 +483,12 @@ void* olpager::forward::forwardFunction(Symbol symbol) {{
   static void* const kFunctions[olpager::api::kSymbolCount] = {{
 {rows}  }};
   return kFunctions[static_cast<size_t>(symbol)];
+}}
+
+Goes olpager::forward::whereFunctionGoes(Symbol symbol) {{
+  static constexpr Goes kGoes[olpager::api::kSymbolCount] = {{
+{where}  }};
+  return kGoes[static_cast<size_t>(symbol)];
 }}
 """
 

@@ -21,6 +21,7 @@ bool AllocationBook::ready(const Session& session) {
     if (bytes == 0 || base % kPageBytes != 0 || bytes % kPageBytes != 0 || base + bytes < base)
       return false;
     addresses = std::make_unique<space::AddressAllocator>(base, bytes);
+    group = session.group();
   }
   return addresses != nullptr;
 }
@@ -31,16 +32,37 @@ uint64_t AllocationBook::usedPages() const {
   return pages - empty;
 }
 
+// Addresses of pages that the group has released serve again.
+void AllocationBook::takeReleased(bool wait) {
+  for (const uint64_t address : group->released(wait)) addresses->release(address);
+}
+
+// What was freed may still be on its way back.
+bool AllocationBook::addToGroup(uint64_t address, uint64_t count) {
+  if (group->add(address, count * kPageBytes)) return true;
+  takeReleased(true);
+  return group->add(address, count * kPageBytes);
+}
+
 uint64_t AllocationBook::takePages(uint64_t count) {
+  if (group != nullptr) takeReleased(false);
   const auto address = addresses->allocate(count);
   if (!address) return 0;
+  if (group != nullptr && !addToGroup(*address, count)) {
+    addresses->release(*address);
+    return 0;
+  }
   pages += count;
   return *address;
 }
 
 void AllocationBook::givePages(uint64_t address) {
   pages -= addresses->runPages(address);
-  addresses->release(address);
+  if (group != nullptr) {
+    group->remove(address);
+  } else {
+    addresses->release(address);
+  }
 }
 
 space::SlabAllocator& AllocationBook::slabsOf(uint64_t context) {
@@ -83,13 +105,19 @@ bool AllocationBook::forget(CUdeviceptr address) {
 }
 
 std::optional<uint64_t> AllocationBook::leftInKnown(CUdeviceptr address) const {
+  const auto found = findKnown(address);
+  return found ? std::optional(found->first + found->second - address) : std::nullopt;
+}
+
+std::optional<std::pair<CUdeviceptr, uint64_t>> AllocationBook::findKnown(
+    CUdeviceptr address) const {
   std::shared_lock lock(known_mutex);
   auto after = known.upper_bound(address);
   if (after == known.begin()) return std::nullopt;
   --after;
-  const uint64_t offset = address - after->first;
   const uint64_t bytes = after->second.bytes;
-  return offset < bytes ? std::optional(bytes - offset) : std::nullopt;
+  return address - after->first < bytes ? std::optional(std::pair(after->first, bytes))
+                                        : std::nullopt;
 }
 
 bool AllocationBook::knowsAny(uint64_t context) const {
@@ -98,23 +126,25 @@ bool AllocationBook::knowsAny(uint64_t context) const {
                      [&](const auto& one) { return one.second.context == context; });
 }
 
-MemoryOfContext::~MemoryOfContext() {
-  std::lock_guard lock(book_.mutex);
-  for (auto one = book_.held.begin(); one != book_.held.end();) {
-    if (one->second.context != context_) {
+void AllocationBook::dropOf(uint64_t context) {
+  std::lock_guard lock(mutex);
+  for (auto one = held.begin(); one != held.end();) {
+    if (one->second.context != context) {
       ++one;
       continue;
     }
-    book_.give(context_, one->first, one->second.bytes);
-    one = book_.held.erase(one);
+    give(context, one->first, one->second.bytes);
+    one = held.erase(one);
   }
-  if (const auto slabs = book_.slabs.find(context_); slabs != book_.slabs.end()) {
-    slabs->second->dropKept();
-    book_.slabs.erase(slabs);
+  if (const auto of_context = slabs.find(context); of_context != slabs.end()) {
+    of_context->second->dropKept();
+    slabs.erase(of_context);
   }
-  book_.credit = {};
-  std::unique_lock known_lock(book_.known_mutex);
-  std::erase_if(book_.known, [&](const auto& one) { return one.second.context == context_; });
+  credit = {};
+  std::unique_lock known_lock(known_mutex);
+  std::erase_if(known, [&](const auto& one) { return one.second.context == context; });
 }
+
+MemoryOfContext::~MemoryOfContext() { book_.dropOf(context_); }
 
 }  // namespace olpager::forward

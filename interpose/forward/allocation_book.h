@@ -17,12 +17,14 @@
 #include <optional>
 #include <shared_mutex>
 #include <unordered_map>
+#include <utility>
 
 #include "base/space/address_allocator.h"
 #include "base/space/slab_allocator.h"
 
 namespace olpager::forward {
 
+class Group;
 class Session;
 
 struct AllocationBook {
@@ -40,6 +42,7 @@ struct AllocationBook {
   std::mutex mutex;
   bool tried = false;
   std::unique_ptr<space::AddressAllocator> addresses;  // null: the worker gives out addresses
+  Group* group = nullptr;  // of a session of several executors: who gives pages their places
   std::map<uint64_t, std::unique_ptr<space::SlabAllocator>> slabs;  // by context
   std::unordered_map<CUdeviceptr, Held> held;
   uint64_t pages = 0;  // taken, without guards
@@ -69,11 +72,17 @@ struct AllocationBook {
   bool forget(CUdeviceptr address);
   /// Bytes from the address to the end of the plain allocation that it is in.
   std::optional<uint64_t> leftInKnown(CUdeviceptr address) const;
+  /// Where the plain allocation begins that the address is in, and its bytes.
+  std::optional<std::pair<CUdeviceptr, uint64_t>> findKnown(CUdeviceptr address) const;
   bool knowsAny(uint64_t context) const;
+  /// What was allocated in the context is free.
+  void dropOf(uint64_t context);
 
  private:
   uint64_t takePages(uint64_t count);
   void givePages(uint64_t address);
+  bool addToGroup(uint64_t address, uint64_t count);
+  void takeReleased(bool wait);
   space::SlabAllocator& slabsOf(uint64_t context);
 };
 

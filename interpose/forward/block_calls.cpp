@@ -9,6 +9,7 @@ void makeRegions(Block& block, void* address, uint64_t bytes, int fd) {
   for (const Session* const session : sessions()) {
     auto region = transport::registerMemory(session->domain(), {address, bytes, fd, 0},
                                             transport::kRemoteReadWrite);
+    // At the session's first side: one key for all of its workers.
     if (region.ok()) block.sides[session->slot()].region = std::move(region).value();
   }
 }
@@ -35,6 +36,23 @@ void takeBack(Session* session, uint64_t address) {
   const auto call = freeCall(session, address);
   call->ofOurOwn();
   (void)call->sync();
+}
+
+void takeBack(const std::vector<SideMade>& made, uint64_t address) {
+  const Session* last = nullptr;
+  for (const SideMade& one : made) {  // a session's are behind one another
+    if (one.session != last) takeBack(one.session, address);
+    last = one.session;
+  }
+}
+
+void addSides(Call& answered, std::vector<SideMade>& made) {
+  Session* const session = answered.session();
+  answered.eachAnswer([&](unsigned executor, Reader reply) {
+    const auto kind =
+        reply.value<uint8_t>() != 0 ? BlockSide::Kind::kShared : BlockSide::Kind::kExchanged;
+    made.push_back({session, session->executors()[executor]->slot(), kind});
+  });
 }
 
 BlockSide::Kind kindIn(Call& answered) {

@@ -63,7 +63,16 @@ std::unique_ptr<Call> allocCall(Session* session, uint64_t address, uint64_t byt
 /// What the worker has made of it.
 BlockSide::Kind kindIn(Call& answered);
 std::unique_ptr<Call> freeCall(Session* session, uint64_t address);
+/// A worker that has the block now.
+struct SideMade {
+  Session* session;
+  unsigned side;
+  BlockSide::Kind kind;
+};
+/// Those that have answered such a call.
+void addSides(Call& answered, std::vector<SideMade>& made);
 /// What was made at some workers, and not at all.
 void takeBack(Session* session, uint64_t address);
+void takeBack(const std::vector<SideMade>& made, uint64_t address);
 
 }  // namespace olpager::forward

@@ -34,7 +34,8 @@ struct BlockSide {
   };
   Kind kind = Kind::kNone;
   std::vector<std::byte> agreed;  // kExchanged: empty until it is named
-  transport::RegionPtr region;    // null where it can't be had: bytes travel in calls then
+  // Of a session, at its first side; null where it can't be had: bytes travel in calls then.
+  transport::RegionPtr region;
 };
 
 struct Block {

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "base/log.h"
+#include "forwarding/wire/copies.h"
 #include "interpose/api/function_facts.h"
 #include "interpose/forward/answer_cache.h"
 #include "interpose/forward/captures.h"
@@ -65,30 +66,92 @@ CUresult failedWith(const char* function, const std::exception& error) noexcept 
                                                                 : CUDA_ERROR_UNKNOWN;
 }
 
-Call::Call(uint16_t function, Session* session)
-    : session_(session), executor_(session != nullptr ? &session->executor() : nullptr) {
+namespace {
+
+// Begins a record, in a buffer of a call that is over.
+std::vector<std::byte> recordOf(uint16_t function, const Session* session) {
+  std::vector<std::byte> record;
   if (Buffers& free = buffers(); !free.empty()) {
-    out_.bytes = std::move(free.back());
+    record = std::move(free.back());
     free.pop_back();
   }
-  out_.bytes.clear();
-  out_.value(CallHead{function, 0, 0, contextIn(session), 0, 0});
+  const CallHead head{function, 0, 0, contextIn(session), 0, 0};
+  record.resize(sizeof head);
+  std::memcpy(record.data(), &head, sizeof head);
+  return record;
 }
 
+}  // namespace
+
+Call::Call(uint16_t function, Session* session)
+    : session_(session),
+      executor_(session != nullptr ? &session->executor() : nullptr),
+      out_{recordOf(function, session)},
+      group_(session != nullptr && session->group() != nullptr
+                 ? std::make_unique<GroupCall>(*session, out_.bytes)
+                 : nullptr) {}
+
 Call::~Call() {
-  if (waits_) executor_->leave(wait_);  // an exception came between
+  if (waits_) leave();  // an exception came between
   constexpr size_t kFree = 4, kLargest = 64 << 10;
   if (Buffers& free = buffers(); free.size() < kFree && out_.bytes.capacity() <= kLargest)
     free.push_back(std::move(out_.bytes));
 }
 
+bool Call::finishWithin(std::chrono::milliseconds time, CUresult* result) {
+  const bool came =
+      group_ == nullptr ? executor_->finishWithin(wait_, time) : group_->finishWithin(wait_, time);
+  if (came) *result = finish();
+  return came;
+}
+
+CUresult Call::receive() {
+  return group_ == nullptr ? executor_->finish(wait_) : group_->finish(wait_);
+}
+
+void Call::leave() {
+  if (group_ == nullptr) {
+    executor_->leave(wait_);
+  } else {
+    group_->leave(wait_);
+  }
+}
+
+void Call::copy(const CopyHead& head) {
+  value(head);
+  if (group_ == nullptr) return;
+  inStream(reinterpret_cast<CUstream>(head.stream), head.per_thread != 0);
+  if (head.shape != CopyShape::kLinear) {
+    if (head.box.srcMemoryType == CU_MEMORYTYPE_DEVICE) uses(head.box.srcDevice, 0);
+    if (head.box.dstMemoryType == CU_MEMORYTYPE_DEVICE) uses(head.box.dstDevice, 0);
+  } else if (head.array == 0) {
+    if (head.device != 0) uses(head.device, head.bytes);
+    // Of one between two places of the worker's the other one is there (headBetween).
+    if (this->head().function == static_cast<uint16_t>(Operation::kCopyDevice))
+      uses(head.offset, head.bytes);
+  }
+}
+
+void Call::eachAnswer(const std::function<void(unsigned executor, Reader reply)>& each) {
+  const auto replyOf = [](const Wait& wait) {
+    Reader reply(wait.record);
+    (void)reply.value<AnswerHead>();
+    return reply;
+  };
+  if (group_ == nullptr) {
+    if (wait_.answered) each(0, replyOf(wait_));
+    return;
+  }
+  group_->eachAnswer(wait_,
+                     [&](unsigned executor, const Wait& wait) { each(executor, replyOf(wait)); });
+}
+
 uint64_t Call::newNumber() { return session_ != nullptr ? session_->newNumber() : 0; }
 
-void Call::drawNames(uint64_t count) {
-  assert(out_.bytes.size() == sizeof(CallHead));
+void Call::names(const Names& drawn) {
+  assert(out_.bytes.size() == argumentsAt(head()));
   head().flags |= kNames;
-  const uint64_t names = std::min<uint64_t>(count, kMostBytes / sizeof(uint64_t));
-  out_.value(Names{session_->newNumbers(names), names});
+  out_.value(drawn);
 }
 
 bool Call::isOfAnother(uint64_t handle) const {
@@ -108,18 +171,19 @@ CUresult Call::ready() {
   if (other_device_) return CUDA_ERROR_INVALID_DEVICE;
   if (other_session_) return CUDA_ERROR_INVALID_HANDLE;
   if (capturing() && !captureForbids()) head().flags |= kRelaxed;
-  return too_long_ ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+  return too_long_ || no_memory_ ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
 CUresult Call::begin(bool flush) {
   if (const CUresult error = ready(); error != CUDA_SUCCESS) return error;
   waits_ = true;  // also where it throws; a wait without a number is nobody's
-  waits_ = executor_->begin(out_.bytes, bulk_, wait_, flush);
+  waits_ = group_ == nullptr ? executor_->begin(out_.bytes, bulk_, wait_, flush)
+                             : group_->begin(out_.bytes, bulk_, wait_, flush);
   return waits_ ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
 }
 
 CUresult Call::finish() {
-  const CUresult result = executor_->finish(wait_);
+  const CUresult result = receive();
   waits_ = false;
   reply_ = Reader(wait_.record);
   if (wait_.done) (void)reply_.value<AnswerHead>();
@@ -157,7 +221,7 @@ CUresult Call::cached() {
 }
 
 void Call::finishAhead() {
-  const CUresult result = executor_->finish(wait_);
+  const CUresult result = receive();
   waits_ = false;
   if (result == CUDA_SUCCESS && wait_.answered) session_->answers().keep(out_.bytes, wait_.record);
 }
@@ -171,7 +235,8 @@ CUresult Call::oneWay(bool flush) {
       return fault;
   }
   forget();
-  return executor_->post(out_.bytes, bulk_, flush);
+  return group_ == nullptr ? executor_->post(out_.bytes, bulk_, flush)
+                           : group_->post(out_.bytes, bulk_, flush);
 }
 
 void Call::takeString(char* into, uint64_t count) {

@@ -4,8 +4,11 @@
 
 #include <cuda.h>
 
+#include <algorithm>
+#include <chrono>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
@@ -17,6 +20,7 @@
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/devices.h"
 #include "interpose/forward/executor.h"
+#include "interpose/forward/group_call.h"
 #include "interpose/forward/session.h"
 #include "interpose/forward/sessions.h"
 
@@ -44,6 +48,8 @@ CUresult guarded(const char* function, Body body) {
     return failedWith(function, error);
   }
 }
+
+struct CopyHead;
 
 class Call {
  public:
@@ -114,18 +120,45 @@ class Call {
   /// In the unified view: handles of the answer, so many of them at most, get numbers of the
   /// client's own count if they are new to the worker. Before any argument.
   void names(uint64_t count) {
-    if (session_ != nullptr && session_->namesAnswers()) drawNames(count);
+    if (session_ == nullptr || !session_->namesAnswers()) return;
+    const uint64_t drawn = std::min<uint64_t>(count, kMostBytes / sizeof(uint64_t));
+    names(Names{session_->newNumbers(drawn), drawn});
   }
+  /// These numbers, which have been drawn.
+  void names(const Names& drawn);
+  /// Where the call goes in a session of several executors (group.h), by what it names: device
+  /// memory; all words of its arguments that are addresses of it; and a stream, which may capture.
+  void uses(uint64_t address, uint64_t bytes) {
+    if (group_ != nullptr && !group_->uses(address, bytes)) no_memory_ = true;
+  }
+  void usesAddresses(const void* words, uint64_t bytes) {
+    if (group_ != nullptr) group_->usesAddresses(words, bytes);
+  }
+  void inStream(CUstream stream, bool per_thread) {
+    if (group_ != nullptr) group_->inStream(stream, per_thread);
+  }
+  /// By an event of its own the stream may become part of another one's capture.
+  void mayJoinCapture() {
+    if (group_ != nullptr) group_->mayJoinCapture();
+  }
+  /// The head of a copy, and what it says of these.
+  void copy(const CopyHead& head);
+  /// To that executor alone, whatever runs where.
+  void only(unsigned executor) {
+    if (group_ != nullptr) group_->only(executor);
+  }
+  /// After finish(): what each executor that has made the call answered.
+  void eachAnswer(const std::function<void(unsigned executor, Reader reply)>& each);
   /// Bytes behind the arguments, not copied before they are sent.
   void bulk(std::span<const std::byte> bytes) { bulk_ = bytes; }
   /// Whose it is; null: nobody's, and it goes nowhere.
   Session* session() const { return session_; }
-  /// Where it goes.
-  Executor* executor() const { return executor_; }
   void needsNoContext() { head().context = 0; }
   void inContext(uint64_t context) { head().context = context; }
   void beforeInit() { before_init_ = true; }
   void mayWait() { head().flags |= kMayWait; }
+  /// Other calls may end what it waits for.
+  void othersCall() { head().flags |= kOthersCall; }
   void forgetsAnswers() { forgets_ = true; }
   void changesKernels() { changes_kernels_ = true; }
   /// Of the library's own beside what the program asks for: what failed before it is for the
@@ -142,6 +175,9 @@ class Call {
   /// sync() in two steps.
   CUresult begin(bool flush);
   CUresult finish();
+  /// finish() within that time. False: the answer is still to come, and begin() stays to be
+  /// finished. Of a call that goes to one executor.
+  bool finishWithin(std::chrono::milliseconds time, CUresult* result);
 
   // Results. Only when answered(): the worker's function succeeded.
   bool answered() const { return wait_.answered; }
@@ -173,23 +209,25 @@ class Call {
   Call(uint16_t function, Session* session);
   CallHead& head() { return *reinterpret_cast<CallHead*>(out_.bytes.data()); }
   CUresult ready();
+  CUresult receive();
+  void leave();
   bool isOfAnother(uint64_t handle) const;
   uint64_t newNumber();
-  void drawNames(uint64_t count);
   void forget();
   const void* keptArray();
 
   static constexpr uint64_t kMostDeviceStructures = 4096;
 
   Session* session_ = nullptr;
-  Executor* executor_ = nullptr;  // of the session
+  Executor* executor_ = nullptr;  // of the session, where it has one
   Writer out_;
+  const std::unique_ptr<GroupCall> group_;  // where it has several
   std::span<const std::byte> bulk_;
   Wait wait_;
   Reader reply_;
   bool waits_ = false;  // its answer is still to come
   bool too_long_ = false, other_device_ = false, other_session_ = false, forgets_ = false,
-       changes_kernels_ = false, before_init_ = false, of_our_own_ = false;
+       changes_kernels_ = false, before_init_ = false, of_our_own_ = false, no_memory_ = false;
 };
 
 }  // namespace olpager::forward

@@ -17,6 +17,7 @@ CUresult enqueue(CUstream stream, bool per_thread, bool with_status,
   Session* const session = Route().handle(stream).session();
   if (session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   Call call(Operation::kHostFunction, session);
+  call.inStream(stream, per_thread);
   call.value(reinterpret_cast<uint64_t>(stream));
   call.value(static_cast<uint8_t>(per_thread));
   call.value(static_cast<uint8_t>(with_status));

@@ -244,6 +244,7 @@ void changesBehind(Session* session, CUstream stream, bool per_thread,
   const auto blocks = namedBlocks(session);
   if (blocks.empty() && own.empty()) return;
   Call call(Operation::kHostChanges, session);
+  call.inStream(stream, per_thread);
   call.ofOurOwn();
   call.value(reinterpret_cast<uint64_t>(stream));
   call.value(static_cast<uint8_t>(per_thread));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "interpose/api/forward_functions.h"
+#include "interpose/forward/allocation_book.h"
 #include "interpose/forward/answer_cache.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/couriers.h"
@@ -107,6 +108,19 @@ CUresult contextOfGreen(CUcontext* out, CUgreenCtx green) {
   return result;
 }
 
+// Executors that have pages of the context's memory would look in vain for them once it has ended:
+// so they hear first that the program has it no more. After all work, as the end itself waits for.
+void dropMemoryOf(Session& session, uint64_t context) {
+  if (session.group() == nullptr) return;
+  Call finish(api::Symbol::kCuCtxSynchronize, &session);
+  finish.inContext(context);
+  finish.mayWait();
+  finish.ofOurOwn();
+  (void)finish.sync();
+  session.parts().book->dropOf(context);
+  session.group()->awaitReleased();
+}
+
 // A primary context that may have ended, with all that was made in it: nobody has retained it here,
 // and no green context keeps it.
 void endPrimaryIfGone(CUdevice device) {
@@ -132,6 +146,7 @@ CUresult destroyGreen(CUgreenCtx green) {
     variablesGone(context);
   }
   if (last) variablesGone(primaryOf(device));
+  if (last) dropMemoryOf(*Route().handle(green).session(), primaryOf(device));
   Call call(Operation::kGreenDestroy, Route().handle(green));
   call.handle(green);
   call.forgetsAnswers();
@@ -159,6 +174,7 @@ CUresult release(CUdevice device, bool reset, api::Symbol symbol) {
   const bool last =
       session == nullptr || session->parts().contexts->released(context, reset) || reset;
   if (last) variablesGone(context);
+  if (last && session != nullptr) dropMemoryOf(*call.session(), context);
   const CUresult result = call.sync();
   if (result != CUDA_SUCCESS) return result;
   // Others may have retained it too: then it stays, with its memory.
@@ -327,6 +343,7 @@ CUresult ol_forward_cuCtxDestroy_v2(CUcontext context) {
   call.forgetsAnswers();
   call.mayWait();   // for what is in its streams
   call.ofOurOwn();  // as in release()
+  dropMemoryOf(*call.session(), numberOf(context));
   const CUresult result = call.sync();
   if (result == CUDA_SUCCESS) destroyed(numberOf(context));
   return result;

@@ -70,7 +70,7 @@ CUresult captureCopy(Operation operation, const Far& far, const void* near, uint
       error != CUDA_SUCCESS)
     return error;
   Call call(operation, where.session);
-  call.value(head);
+  call.copy(head);
   return call.sync();
 }
 
@@ -80,7 +80,7 @@ CUresult captureBetween(uint64_t to, uint64_t from, uint64_t bytes, const Where&
   if (const CUresult error = captureSide(where, from, bytes, &from); error != CUDA_SUCCESS)
     return error;
   Call call(Operation::kCopyDevice, where.session);
-  call.value(headBetween(where, to, from, bytes));
+  call.copy(headBetween(where, to, from, bytes));
   return call.oneWay();
 }
 
@@ -137,7 +137,7 @@ CUresult bulkIn(const Far& to, const void* from, uint64_t bytes, const BulkSide&
   CopyHead head = headOf(where, to, 0, bytes);
   side.name(head);
   Call call(Operation::kCopyIn, where.session);
-  call.value(head);
+  call.copy(head);
   if (where.async && side.pinned()) {
     const CUresult result = call.oneWay(true);
     noteAddresses(where.session, from, bytes);  // for launches that come later
@@ -156,7 +156,7 @@ CUresult bulkOut(void* into, const Far& from, uint64_t bytes, const BulkSide& si
   const bool later = where.async && side.pinned();
   Call call(Operation::kCopyOut, where.session);
   if (later) head.number = where.session->arrivals().expectBytes(into, bytes);
-  call.value(head);
+  call.copy(head);
   if (later) {
     const CUresult posted = call.oneWay(true);
     if (posted != CUDA_SUCCESS) where.session->arrivals().bytesDoNotCome(head.number);
@@ -204,7 +204,7 @@ CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& gi
   for (uint64_t at = 0; at < bytes && first == CUDA_SUCCESS; at += kPiece) {
     const CopyHead head = headOf(where, to, at, std::min(kPiece, bytes - at));
     auto call = std::make_unique<Call>(Operation::kCopyIn, where.session);
-    call->value(head);
+    call->copy(head);
     call->bulk({static_cast<const std::byte*>(from) + at, head.bytes});
     if (one_way) {
       first = call->oneWay();
@@ -251,7 +251,7 @@ CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& given
     auto* const target = static_cast<std::byte*>(into) + at;
     auto call = std::make_unique<Call>(Operation::kCopyOut, where.session);
     if (later) head.number = where.session->arrivals().expectBytes(target, head.bytes);
-    call->value(head);
+    call->copy(head);
     if (later) {
       first = call->oneWay();
       if (first != CUDA_SUCCESS) where.session->arrivals().bytesDoNotCome(head.number);
@@ -274,7 +274,7 @@ CUresult copyDevice(uint64_t to, uint64_t from, uint64_t bytes, const Where& giv
                : copyBetween({to}, {from}, bytes, given.per_thread);
   const Where where = given.in(Route().address(to).address(from).handle(given.stream).session());
   Call call(Operation::kCopyDevice, where.session);
-  call.value(headBetween(where, to, from, bytes));
+  call.copy(headBetween(where, to, from, bytes));
   if (where.async) return call.oneWay();
   call.mayWait();
   return call.sync();

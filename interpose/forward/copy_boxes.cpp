@@ -115,7 +115,7 @@ CUresult captureBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& where) {
             : from_host          ? Operation::kCopyIn
                                  : Operation::kCopyOut,
             where.session);
-  call.value(head);
+  call.copy(head);
   return call.sync();
 }
 
@@ -190,7 +190,7 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given) {
   head.box.dstHost = nullptr;
   if (!from_host && !to_host) {
     Call call(Operation::kCopyDevice, where.session);
-    call.value(head);
+    call.copy(head);
     if (where.async) return call.oneWay();
     call.mayWait();
     return call.sync();
@@ -238,7 +238,7 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given) {
     rows.forEach([&](const std::byte* row) { packed.insert(packed.end(), row, row + rows.width); });
     noteAddresses(where.session, packed.data(), packed.size());
     Call call(Operation::kCopyIn, where.session);
-    call.value(head);
+    call.copy(head);
     call.bulk(packed);
     if (where.async) return call.oneWay();
     call.mayWait();
@@ -247,14 +247,14 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given) {
   if (later) {
     head.number = where.session->arrivals().expectRows(rows);
     Call call(Operation::kCopyOut, where.session);
-    call.value(head);
+    call.copy(head);
     const CUresult posted = call.oneWay();
     if (posted != CUDA_SUCCESS) where.session->arrivals().bytesDoNotCome(head.number);
     return posted;
   }
   head.in_order = 0;  // the rows are put in place by this thread
   Call call(Operation::kCopyOut, where.session);
-  call.value(head);
+  call.copy(head);
   call.mayWait();
   const CUresult result = call.sync();
   if (!call.answered()) return result;

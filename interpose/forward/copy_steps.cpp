@@ -39,7 +39,7 @@ CUresult captureSide(const Where& where, uint64_t near, uint64_t bytes, uint64_t
 
 CUresult copyShared(Operation operation, const CopyHead& head, const Where& where) {
   Call call(operation, where.session);
-  call.value(head);
+  call.copy(head);
   if (where.async) return call.oneWay(head.bytes >= kBulkBytes);
   call.mayWait();
   return call.sync();
@@ -47,7 +47,7 @@ CUresult copyShared(Operation operation, const CopyHead& head, const Where& wher
 
 CUresult awaitStream(const Where& where) {
   Call wait(Operation::kSynchronizeDefault, where.session);
-  wait.value(headOf(where));
+  wait.copy(headOf(where));
   wait.mayWait();
   wait.ofOurOwn();
   return wait.sync();

@@ -60,18 +60,19 @@ CUresult synchronize(Session& session, uint64_t context) {
 // Whether kernels of the session can reach the block there.
 bool isNamed(const Session& session, uint64_t address) {
   BlockTable& all = blocks();
-  if (all.counts[session.slot()].exchanged.load(std::memory_order_relaxed) == 0) return false;
+  if (all.counts[session.side()].exchanged.load(std::memory_order_relaxed) == 0) return false;
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
   const Block* block = all.find(address, &base);
-  return block != nullptr && block->isNamed(session.slot());
+  return block != nullptr && block->isNamed(session.side());
 }
 
 }  // namespace
 
-void sendRuns(Session* session, const std::vector<std::byte>& runs) {
+void sendRuns(Session* session, unsigned side, const std::vector<std::byte>& runs) {
   eachPart(runs, [&](std::span<const std::byte> part) {
     Call call(Operation::kHostBytes, session);
+    call.only(side);
     call.ofOurOwn();
     call.raw(part.data(), part.size());
     (void)call.oneWay();
@@ -81,31 +82,40 @@ void sendRuns(Session* session, const std::vector<std::byte>& runs) {
 void noteAddresses(const Session* session, const void* words, uint64_t bytes) {
   BlockTable& all = blocks();
   if (session == nullptr ||
-      all.counts[session->slot()].unnamed.load(std::memory_order_relaxed) == 0)
+      all.counts[session->side()].unnamed.load(std::memory_order_relaxed) == 0)
     return;
   (void)eachAddress(words, bytes, [&](uint64_t address) {
     std::lock_guard lock(all.mutex);
-    return all.name(session->slot(), address);
+    return all.name(session->side(), address);
   });
 }
 
 void noteAddressesOf(const Session* to, const Session* from) {
   BlockTable& all = blocks();
   if (to == nullptr || from == nullptr ||
-      all.counts[to->slot()].unnamed.load(std::memory_order_relaxed) == 0)
+      all.counts[to->side()].unnamed.load(std::memory_order_relaxed) == 0)
     return;
   std::lock_guard lock(all.mutex);
   for (const auto& [base, block] : all.blocks) {
     // Only of exchanged blocks it is known whether kernels there can reach them.
-    if (block.sides[from->slot()].kind != BlockSide::Kind::kExchanged ||
-        block.isNamed(from->slot()))
-      (void)all.name(to->slot(), block.there);
+    if (block.sides[from->side()].kind != BlockSide::Kind::kExchanged ||
+        block.isNamed(from->side()))
+      (void)all.name(to->side(), block.there);
+  }
+}
+
+void nameAlsoAt(unsigned to, unsigned from) {
+  BlockTable& all = blocks();
+  if (all.counts[to].unnamed.load(std::memory_order_relaxed) == 0) return;
+  std::lock_guard lock(all.mutex);
+  for (const auto& [base, block] : all.blocks) {
+    if (block.isNamed(from)) (void)all.name(to, block.there);
   }
 }
 
 std::vector<uint64_t> sendPinned(Session* session) {
   if (session == nullptr ||
-      blocks().counts[session->slot()].exchanged.load(std::memory_order_relaxed) == 0)
+      blocks().counts[session->side()].exchanged.load(std::memory_order_relaxed) == 0)
     return {};
   (void)awaitNamed(*session);
   sendPinnedNow(session);
@@ -114,7 +124,8 @@ std::vector<uint64_t> sendPinned(Session* session) {
 
 void sendPinnedNow(Session* session) {
   BlockTable& all = blocks();
-  if (all.counts[session->slot()].exchanged.load(std::memory_order_relaxed) == 0) return;
+  const unsigned side = session->side();
+  if (all.counts[side].exchanged.load(std::memory_order_relaxed) == 0) return;
   std::lock_guard order(all.send_mutex);
   std::vector<std::byte> runs;
   {
@@ -123,29 +134,29 @@ void sendPinnedNow(Session* session) {
     for (bool again = true; again;) {
       again = false;
       for (auto& [base, block] : all.blocks) {
-        if (block.goesWithLaunches(session->slot()))
-          again = takeChanges(all, session->slot(), base, block, runs) || again;
+        if (block.goesWithLaunches(side))
+          again = takeChanges(all, side, base, block, runs) || again;
       }
     }
   }
-  if (!runs.empty()) sendRuns(session, runs);
+  if (!runs.empty()) sendRuns(session, side, runs);
 }
 
 void noteNamed(const Session* session, uint64_t address) {
   BlockTable& all = blocks();
   std::lock_guard lock(all.mutex);
-  if (session != nullptr) (void)all.name(session->slot(), address);
+  if (session != nullptr) (void)all.name(session->side(), address);
 }
 
 std::vector<uint64_t> namedBlocks(const Session* session) {
   std::vector<uint64_t> named;
   BlockTable& all = blocks();
   if (session == nullptr ||
-      all.counts[session->slot()].exchanged.load(std::memory_order_relaxed) == 0)
+      all.counts[session->side()].exchanged.load(std::memory_order_relaxed) == 0)
     return named;
   std::lock_guard lock(all.mutex);
   for (const auto& [base, block] : all.blocks) {
-    if (block.goesWithLaunches(session->slot())) named.push_back(block.there);
+    if (block.goesWithLaunches(session->side())) named.push_back(block.there);
   }
   return named;
 }
@@ -156,7 +167,7 @@ CUresult awaitNamed(const Session& session) {
     BlockTable& all = blocks();
     std::lock_guard lock(all.mutex);
     for (const auto& [base, block] : all.blocks) {
-      if (block.goesWithLaunches(session.slot())) named.emplace_back(base, block.bytes);
+      if (block.goesWithLaunches(session.side())) named.emplace_back(base, block.bytes);
     }
   }
   for (const auto& [base, bytes] : named) {
@@ -198,14 +209,13 @@ CUresult awaitMemory(uint64_t address, uint64_t bytes, const Session& reader, bo
   return CUDA_SUCCESS;
 }
 
-void takePinned(const Session& session, const Run& run) {
+void takePinned(const Session& session, unsigned side, const Run& run) {
   if (takeStandIn(session, run)) return;
-  const unsigned slot = session.slot();
   BlockTable& all = blocks();
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
   Block* block = all.findThere(run.address, &base);
-  if (block == nullptr || block->sides[slot].kind != BlockSide::Kind::kExchanged) return;
+  if (block == nullptr || block->sides[side].kind != BlockSide::Kind::kExchanged) return;
   const uint64_t offset = run.address - block->there;
   if (run.length > block->bytes - offset) return;
   if (block->registered) {
@@ -215,7 +225,7 @@ void takePinned(const Session& session, const Run& run) {
   } else {
     run.copyTo(reinterpret_cast<std::byte*>(base + offset));
   }
-  if (auto& agreed = block->sides[slot].agreed; !agreed.empty()) run.copyTo(agreed.data() + offset);
+  if (auto& agreed = block->sides[side].agreed; !agreed.empty()) run.copyTo(agreed.data() + offset);
 }
 
 }  // namespace olpager::forward

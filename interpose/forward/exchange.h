@@ -41,11 +41,13 @@ CUresult awaitNamed(const Session& session);
 std::vector<uint64_t> sendPinned(Session* session);
 /// The same without waiting: by who may not (a host function's thread).
 void sendPinnedNow(Session* session);
-/// Tells the worker what the program changed, of blocks or of memory of mapThere().
-void sendRuns(Session* session, const std::vector<std::byte>& runs);
-/// Bytes of a block that a kernel changed, from the session's worker. What names no block is
-/// dropped.
-void takePinned(const Session& session, const Run& run);
+/// Tells the worker on that side what the program changed, of blocks or of memory of mapThere().
+void sendRuns(Session* session, unsigned side, const std::vector<std::byte>& runs);
+/// Bytes of a block that a kernel changed, from the session's worker on that side. What names no
+/// block is dropped.
+void takePinned(const Session& session, unsigned side, const Run& run);
+/// Kernels of the worker on side `to` can reach what those of the one on side `from` can.
+void nameAlsoAt(unsigned to, unsigned from);
 
 /// Waits until nothing is to come any more for memory that is about to be read: a copy that was
 /// made before may not have brought its bytes yet. The driver would read them in stream order.

@@ -31,6 +31,7 @@ constexpr auto kLongest = 1s;   // of the attendant's sleep
 Executor::Executor(const base::Settings& settings, std::string gpunode, unsigned slot,
                    unsigned slots, Session& session)
     : gpunode_(std::move(gpunode)),
+      slot_(slot),
       session_(session),
       connection_(std::make_unique<Connection>(settings, gpunode_, slot, slots, session.domain())) {
 }
@@ -91,14 +92,19 @@ bool Executor::begin(std::vector<std::byte>& record, std::span<const std::byte> 
 }
 
 CUresult Executor::finish(Wait& wait) {
+  constexpr auto kEver = std::chrono::steady_clock::time_point::max();
   if (!base::logs(base::LogLevel::kDebug)) {  // which tells of the trips
-    receiveFor(wait);
+    (void)receiveFor(wait, kEver);
     return wait.result;
   }
   const auto begun = std::chrono::steady_clock::now();
-  receiveFor(wait);
+  (void)receiveFor(wait, kEver);
   noteTrip(session_, wait.function, std::chrono::steady_clock::now() - begun);
   return wait.result;
+}
+
+bool Executor::finishWithin(Wait& wait, std::chrono::milliseconds time) {
+  return receiveFor(wait, std::chrono::steady_clock::now() + time);
 }
 
 void Executor::leave(const Wait& wait) {
@@ -130,10 +136,12 @@ CUresult Executor::post(std::vector<std::byte>& record, std::span<const std::byt
 
 // One of the threads that wait receives, for all of them; the others sleep until their answer is
 // there or it is their turn.
-void Executor::receiveFor(Wait& wait) {
+bool Executor::receiveFor(Wait& wait, std::chrono::steady_clock::time_point until) {
   std::vector<std::byte> record;
   std::unique_lock lock(waits_mutex_);
+  const auto late = [&] { return std::chrono::steady_clock::now() >= until; };
   while (!wait.done) {
+    if (late()) return false;
     if (ended_) {
       wait.result = CUDA_ERROR_DEVICE_UNAVAILABLE;
       break;
@@ -154,9 +162,11 @@ void Executor::receiveFor(Wait& wait) {
         if (executor.waiting_threads_ != 0) executor.turn_.notify_all();
       }
     } const turn{*this, lock};
-    while (!wait.done && !ended_) {
+    while (!wait.done && !ended_ && !late()) {
       lock.unlock();
-      const auto got = channel_.read(record, kSlice);
+      const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
+          until - std::chrono::steady_clock::now());
+      const auto got = channel_.read(record, std::min<std::chrono::microseconds>(kSlice, left));
       if (got == calls::Channel::Read::kRecord) {
         dispatch(record);
       } else if (got == calls::Channel::Read::kDown) {
@@ -166,6 +176,7 @@ void Executor::receiveFor(Wait& wait) {
     }
   }
   waits_.erase(wait.number);
+  return true;
 }
 
 // The link is down: makes it again, or the executor is lost.
@@ -223,7 +234,7 @@ void Executor::dispatch(std::vector<std::byte>& record) {
     }
     default:
       noteReceived();
-      if (const char* const wrong = session_.heard(head, reader); wrong != nullptr)
+      if (const char* const wrong = session_.heard(*this, head, reader); wrong != nullptr)
         channel_.close(wrong);
   }
 }

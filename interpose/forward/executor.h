@@ -19,6 +19,7 @@
 #include <cuda.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -64,6 +65,8 @@ class Executor {
   Status start();
 
   const std::string& gpunode() const { return gpunode_; }
+  /// Which of the program's workers it is.
+  unsigned slot() const { return slot_; }
   const Description& description() const { return description_; }
   bool offers(size_t symbol) const {
     return symbol < offered_.size() && offered_[symbol] != std::byte{0};
@@ -83,6 +86,8 @@ class Executor {
   bool begin(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait,
              bool flush);
   CUresult finish(Wait& wait);
+  /// The same for so long at most. False: the answer is still to come.
+  bool finishWithin(Wait& wait, std::chrono::milliseconds time);
   /// Instead of finish(): nobody comes back for the answer.
   void leave(const Wait& wait);
   /// Sends a call that nobody waits for; at the latest with the next that is flushed.
@@ -103,10 +108,11 @@ class Executor {
   void lost(const std::string& why);
   void dispatch(std::vector<std::byte>& record);
   void noteReceived();
-  void receiveFor(Wait& wait);
+  bool receiveFor(Wait& wait, std::chrono::steady_clock::time_point until);
   void attend();
 
   const std::string gpunode_;
+  const unsigned slot_;
   Session& session_;
   calls::Channel channel_;
   std::unique_ptr<class Connection> connection_;

@@ -47,7 +47,10 @@ CUresult kernelNode(const Target& target, const CUDA_KERNEL_NODE_PARAMS* given, 
   head.parameter_bytes = static_cast<uint32_t>(block.bytes());
   head.by_pointers = given->kernelParams != nullptr ? 1 : 0;
   head.as_kernel = given->func == nullptr ? 1 : 0;
-  Call call(Operation::kGraphKernelNode, sessionOf(target));
+  Session* const session = sessionOf(target);
+  if (session != nullptr && session->group() != nullptr)
+    session->group()->useState(head.function, true);
+  Call call(Operation::kGraphKernelNode, session);
   call.names(1);
   put(call, target);
   call.value(head);

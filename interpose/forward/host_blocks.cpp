@@ -68,8 +68,8 @@ CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr
   const uint64_t address = window().take(mapped);
   if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   auto* const wanted = reinterpret_cast<void*>(address);
-  const bool shared = std::any_of(
-      with.begin(), with.end(), [](const Session* one) { return one->executor().sharesMemory(); });
+  const bool shared =
+      std::any_of(with.begin(), with.end(), [](const Session* one) { return one->sharesMemory(); });
   base::UniqueFd fd;
   void* const got = mapAt(wanted, mapped, shared, &fd);
   if (got == MAP_FAILED) {
@@ -85,11 +85,10 @@ CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr
     calls.add(allocCall(session, address, mapped, block.sides[session->slot()].region,
                         static_cast<bool>(fd), false));
   }
-  std::vector<std::pair<Session*, BlockSide::Kind>> made;
-  const CUresult result =
-      calls.finish([&](Call& call) { made.emplace_back(call.session(), kindIn(call)); });
+  std::vector<SideMade> made;
+  const CUresult result = calls.finish([&](Call& call) { addSides(call, made); });
   if (result != CUDA_SUCCESS) {
-    for (const auto& [session, kind] : made) takeBack(session, address);
+    takeBack(made, address);
     block = Block{0, 0, false};  // its regions end before the memory does
     munmap(got, mapped);
     window().give(address);
@@ -98,10 +97,10 @@ CUresult allocateBlock(uint64_t bytes, unsigned flags, bool managed, CUdeviceptr
   BlockTable& all = blocks();
   std::lock_guard lock(all.mutex);
   Block& placed = all.blocks.insert_or_assign(address, std::move(block)).first->second;
-  for (const auto& [session, kind] : made) all.setKind(placed, session->slot(), kind);
-  for (const auto& [session, kind] : made) {
-    all.nameBesideShared(session->slot());
-    if (managed) (void)all.name(session->slot(), address);  // it is there for kernels
+  for (const SideMade& one : made) all.setKind(placed, one.side, one.kind);
+  for (const SideMade& one : made) {
+    all.nameBesideShared(one.side);
+    if (managed) (void)all.name(one.side, address);  // it is there for kernels
   }
   *out = address;
   return CUDA_SUCCESS;
@@ -119,7 +118,7 @@ CUresult releaseBlock(uint64_t address, bool managed) {
       return CUDA_ERROR_INVALID_VALUE;
     mapped = wholePages(found->second.bytes);
     for (Session* const session : existingSessions()) {
-      if (found->second.sides[session->slot()].kind != BlockSide::Kind::kNone)
+      if (found->second.sides[session->side()].kind != BlockSide::Kind::kNone)
         with.push_back(session);
     }
   }
@@ -131,8 +130,10 @@ CUresult releaseBlock(uint64_t address, bool managed) {
   });
   const CUresult result = calls.finish([&](const Call& call) {
     std::lock_guard lock(all.mutex);
-    if (const auto found = all.blocks.find(address); found != all.blocks.end())
-      all.setKind(found->second, call.session()->slot(), BlockSide::Kind::kNone);
+    if (const auto found = all.blocks.find(address); found != all.blocks.end()) {
+      for (const unsigned side : call.session()->sides())
+        all.setKind(found->second, side, BlockSide::Kind::kNone);
+    }
   });
   if (result != CUDA_SUCCESS) {
     all.stays(address);
@@ -141,9 +142,11 @@ CUresult releaseBlock(uint64_t address, bool managed) {
   {
     std::unique_lock lock(all.mutex);
     auto block = all.blocks.extract(address);
-    if (block.empty()) return CUDA_ERROR_INVALID_VALUE;      // another thread was here first
-    for (const Session* const session : existingSessions())  // those that are lost
-      all.setKind(block.mapped(), session->slot(), BlockSide::Kind::kNone);
+    if (block.empty()) return CUDA_ERROR_INVALID_VALUE;        // another thread was here first
+    for (const Session* const session : existingSessions()) {  // those that are lost
+      for (const unsigned side : session->sides())
+        all.setKind(block.mapped(), side, BlockSide::Kind::kNone);
+    }
     lock.unlock();  // its regions end before the memory does, without the lock
   }
   munmap(reinterpret_cast<void*>(address), mapped);
@@ -159,12 +162,12 @@ void addVariable(Session* session, uint64_t address, uint64_t bytes) {
   all.variables_from.store(std::min(all.variables_from.load(), address));
   all.variables_to.store(std::max(all.variables_to.load(), address + bytes));
   Block& placed = all.blocks.insert_or_assign(address, std::move(block)).first->second;
-  all.setKind(placed, session->slot(), BlockSide::Kind::kExchanged);
-  (void)all.name(session->slot(), address);  // it is there for kernels
+  all.setKind(placed, session->side(), BlockSide::Kind::kExchanged);
+  (void)all.name(session->side(), address);  // it is there for kernels
 }
 
 void putVariable(const Session* session, Reader& runs) {
-  for (Run run; runs.left() > 0 && readRun(runs, &run);) takePinned(*session, run);
+  for (Run run; runs.left() > 0 && readRun(runs, &run);) takePinned(*session, session->side(), run);
 }
 
 void removeVariable(uint64_t address, Call& gone) {
@@ -176,7 +179,7 @@ void removeVariable(uint64_t address, Call& gone) {
   const auto found = all.blocks.find(address);
   if (found == all.blocks.end() || !found->second.variable) return;
   for (const Session* const session : existingSessions())
-    all.setKind(found->second, session->slot(), BlockSide::Kind::kNone);
+    all.setKind(found->second, session->side(), BlockSide::Kind::kNone);
   const auto block = all.blocks.extract(found);
   lock.unlock();  // its regions end without the lock
 }
@@ -189,7 +192,7 @@ void mapPinned(Session* session, uint64_t context) {
   {
     std::lock_guard lock(all.mutex);
     for (auto& [address, block] : all.blocks) {
-      const BlockSide& side = block.sides[session->slot()];
+      const BlockSide& side = block.sides[session->side()];
       if (block.there == 0 || side.kind != BlockSide::Kind::kNone) continue;
       missing.push_back(address);
       calls.push_back(allocCall(session, block.there, wholePages(block.bytes), side.region,
@@ -204,9 +207,9 @@ void mapPinned(Session* session, uint64_t context) {
     std::lock_guard lock(all.mutex);
     const auto found = all.blocks.find(address);
     if (calls[i]->answered() && found != all.blocks.end()) {
-      all.setKind(found->second, session->slot(), kindIn(*calls[i]));
-      all.nameBesideShared(session->slot());
-      if (found->second.managed) (void)all.name(session->slot(), found->second.there);
+      all.setKind(found->second, session->side(), kindIn(*calls[i]));
+      all.nameBesideShared(session->side());
+      if (found->second.managed) (void)all.name(session->side(), found->second.there);
     }
     if (!calls[i]->answered())
       base::logWarn(
@@ -217,6 +220,9 @@ void mapPinned(Session* session, uint64_t context) {
 }
 
 CUresult mapThere(Session* session, uint64_t bytes, uint64_t* there) {
+  // What is exchanged with it is known of one worker alone.
+  if (session->group() != nullptr)
+    session->group()->bind("a graph that copies memory that is not pinned");
   *there = window().take(bytes);
   if (*there == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   const auto call = allocCall(session, *there, wholePages(bytes), nullptr, false, true);
@@ -252,24 +258,24 @@ bool isPinned(const void* pointer, uint64_t bytes) {
 
 bool isShared(const Session& session, const void* pointer, uint64_t bytes) {
   BlockTable& all = blocks();
-  if (all.counts[session.slot()].shared.load(std::memory_order_relaxed) == 0) return false;
+  if (all.counts[session.side()].shared.load(std::memory_order_relaxed) == 0) return false;
   const auto address = reinterpret_cast<uint64_t>(pointer);
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
   const Block* block = all.find(address, &base);
-  return block != nullptr && block->isShared(session.slot()) &&
+  return block != nullptr && block->isShared(session.side()) &&
          bytes <= block->bytes - (address - base);
 }
 
 bool isExchanged(const Session& session, uint64_t address) {
   BlockTable& all = blocks();
   if (!mayBeBlock(address) ||
-      all.counts[session.slot()].exchanged.load(std::memory_order_relaxed) == 0)
+      all.counts[session.side()].exchanged.load(std::memory_order_relaxed) == 0)
     return false;
   std::lock_guard lock(all.mutex);
   uint64_t base = 0;
   const Block* block = all.findThere(address, &base);
-  return block != nullptr && block->sides[session.slot()].kind == BlockSide::Kind::kExchanged;
+  return block != nullptr && block->sides[session.side()].kind == BlockSide::Kind::kExchanged;
 }
 
 bool isExchanged(uint64_t address) {

@@ -101,8 +101,10 @@ CUresult send(LaunchHead head, const CUlaunchAttribute* attributes, void** param
   noteAddresses(session, block.data(), block.bytes());
   std::vector<uint64_t> pinned;
   // What is captured is exchanged at each launch of its graph.
-  if (!capturing() || !captures(reinterpret_cast<CUstream>(head.stream), head.per_thread != 0))
-    pinned = sendPinned(session);
+  const bool captured =
+      capturing() && captures(reinterpret_cast<CUstream>(head.stream), head.per_thread != 0);
+  if (session->group() != nullptr) session->group()->useState(head.function, captured);
+  if (!captured) pinned = sendPinned(session);
   head.pinned = static_cast<uint32_t>(pinned.size());
   noteLaunch(*session, !pinned.empty());
   for (uint32_t i = 0; i < head.attributes; ++i)
@@ -114,6 +116,8 @@ CUresult send(LaunchHead head, const CUlaunchAttribute* attributes, void** param
     return result;
   };
   Call call(Operation::kLaunch, session);
+  call.inStream(reinterpret_cast<CUstream>(head.stream), head.per_thread != 0);
+  call.usesAddresses(block.data(), block.bytes());
   call.value(head);
   for (uint32_t i = 0; i < head.attributes; ++i) call.value(attributes[i]);
   call.raw(block.data(), block.bytes());

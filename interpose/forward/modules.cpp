@@ -1,11 +1,14 @@
 // Modules and libraries: the image that a pointer names is found and sent as it is (a container, a
 // cubin, PTX); options of the compiler go along as far as they are numbers, its logs come back.
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "base/fatbin/fatbin.h"
 #include "base/log.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/code_state.h"
 #include "interpose/forward/images.h"
 #include "interpose/forward/jit_options.h"
 #include "interpose/forward/libraries.h"
@@ -43,6 +46,9 @@ CUresult locate(const void* code, Load& load) {
 struct To {
   Session* session;
   uint64_t number = 0;
+  // In a session of several executors: to this one, under the number that it has at all.
+  unsigned executor = 0;
+  Names names{};
 };
 
 CUresult sendAs(Operation operation, const To& to, const ImageWay& way, const Load& load,
@@ -50,7 +56,12 @@ CUresult sendAs(Operation operation, const To& to, const ImageWay& way, const Lo
   if (to.session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   Call call(operation, to.session);
   call.beforeInit();
-  call.names(1);
+  if (to.names.count != 0) {
+    call.only(to.executor);
+    call.names(to.names);
+  } else {
+    call.names(1);
+  }
   if (operation == Operation::kLoadLibrary) call.value(to.number);
   load.options.put(call);
   transport::RegionPtr region;
@@ -66,11 +77,52 @@ CUresult sendAs(Operation operation, const To& to, const ImageWay& way, const Lo
   return status;
 }
 
-CUresult send(Operation operation, const To& to, const Load& load, void** out) {
-  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+CUresult sendTo(Operation operation, const To& to, const Load& load, void** out) {
   return sendImage(load.image, [&](const ImageWay& way, bool* unknown) {
     return sendAs(operation, to, way, load, out, unknown);
   });
+}
+
+void unloadAt(Session* session, unsigned executor, Operation operation, void* handle) {
+  Call call(operation == Operation::kLoadModule ? api::Symbol::kCuModuleUnload
+                                                : api::Symbol::kCuLibraryUnload,
+            session);
+  call.only(executor);
+  call.handle(handle);
+  call.ofOurOwn();
+  (void)call.sync();
+}
+
+// One executor may have the image already, and another one not.
+CUresult sendToEach(Operation operation, To to, const Load& load, void** out) {
+  to.names = {to.session->newNumber(), 1};
+  const auto count = static_cast<unsigned>(to.session->executors().size());
+  const bool bound = to.session->group()->bound();
+  for (unsigned i = bound ? to.session->group()->active() : 0; i < count; ++i) {
+    to.executor = i;
+    const CUresult result = sendTo(operation, to, load, out);
+    if (result == CUDA_SUCCESS && !bound) continue;
+    for (unsigned made = 0; made < i && !bound; ++made) unloadAt(to.session, made, operation, *out);
+    return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult send(Operation operation, const To& to, const Load& load, void** out) {
+  if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  return to.session != nullptr && to.session->group() != nullptr
+             ? sendToEach(operation, to, load, out)
+             : sendTo(operation, to, load, out);
+}
+
+void noteState(Group& group, Operation operation, uint64_t handle,
+               std::span<const std::byte> image) {
+  auto state = std::make_shared<CodeState>(stateOf(image));
+  if (state->readable && state->names.empty()) return;
+  state->kind =
+      operation == Operation::kLoadModule ? VariableKind::kModule : VariableKind::kLibrary;
+  state->owner = handle;
+  group.noteState(handle, std::move(state));
 }
 
 CUresult load(Operation operation, const void* code, unsigned count, CUjit_option* options,
@@ -86,7 +138,10 @@ CUresult load(Operation operation, const void* code, unsigned count, CUjit_optio
           return send(operation, {session, number}, one, &ignored);
         },
         out);
-  const CUresult result = send(operation, {currentSession()}, one, out);
+  Session* const session = currentSession();
+  const CUresult result = send(operation, {session}, one, out);
+  if (result == CUDA_SUCCESS && session->group() != nullptr)
+    noteState(*session->group(), operation, reinterpret_cast<uint64_t>(*out), one.image);
   if (operation == Operation::kLoadModule && result == CUDA_SUCCESS)
     noteModule(reinterpret_cast<uint64_t>(*out), currentContext());
   return result;

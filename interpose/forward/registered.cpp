@@ -61,7 +61,7 @@ CUresult dropMirror(uint64_t address) {
     if (found == all.blocks.end() || found->second.there == 0) return CUDA_SUCCESS;
     there = found->second.there;
     for (Session* const session : existingSessions()) {
-      if (found->second.sides[session->slot()].kind != BlockSide::Kind::kNone)
+      if (found->second.sides[session->side()].kind != BlockSide::Kind::kNone)
         with.push_back(session);
     }
   }
@@ -74,15 +74,17 @@ CUresult dropMirror(uint64_t address) {
   const CUresult result = calls.finish([&](const Call& call) {
     ++answered;
     std::lock_guard lock(all.mutex);
-    all.setKind(all.blocks.at(address), call.session()->slot(), BlockSide::Kind::kNone);
+    for (const unsigned side : call.session()->sides())
+      all.setKind(all.blocks.at(address), side, BlockSide::Kind::kNone);
   });
   all.stays(address);
   if (result != CUDA_SUCCESS && answered < with.size()) return result;
   {
     std::lock_guard lock(all.mutex);
     Block& block = all.blocks.at(address);
-    for (const Session* const session : existingSessions())
-      all.setKind(block, session->slot(), BlockSide::Kind::kNone);
+    for (const Session* const session : existingSessions()) {
+      for (const unsigned side : session->sides()) all.setKind(block, side, BlockSide::Kind::kNone);
+    }
     block.there = 0;
     all.mirrors.erase(there);
   }
@@ -118,11 +120,10 @@ CUresult mirrored(uint64_t address, CUdeviceptr* out) {
     if (severalSessions() && contextIn(session) == 0) continue;  // mapPinned() when there is one
     calls.add(allocCall(session, there, wholePages(bytes), nullptr, false, true));
   }
-  std::vector<std::pair<Session*, BlockSide::Kind>> made;
-  if (const CUresult result =
-          calls.finish([&](Call& call) { made.emplace_back(call.session(), kindIn(call)); });
+  std::vector<SideMade> made;
+  if (const CUresult result = calls.finish([&](Call& call) { addSides(call, made); });
       result != CUDA_SUCCESS) {
-    for (const auto& [session, kind] : made) takeBack(session, there);
+    takeBack(made, there);
     window().give(there);
     return result;
   }
@@ -133,9 +134,9 @@ CUresult mirrored(uint64_t address, CUdeviceptr* out) {
   if (found == all.blocks.end() || !found->second.registered) return CUDA_ERROR_INVALID_VALUE;
   found->second.there = there;
   all.mirrors[there] = base;
-  for (const auto& [session, kind] : made) {
-    all.setKind(found->second, session->slot(), kind);
-    all.nameBesideShared(session->slot());
+  for (const SideMade& side : made) {
+    all.setKind(found->second, side.side, side.kind);
+    all.nameBesideShared(side.side);
   }
   *out = there + (address - base);
   return CUDA_SUCCESS;

@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <future>
 #include <string_view>
 #include <thread>
 
@@ -41,25 +43,52 @@ Session::Session(const base::Settings& settings, std::string gpunode, unsigned s
       slots_(slots),
       unified_(settings.view == base::ViewSetting::kUnified),
       domain_(transport::makeDomain()),
-      executor_(std::make_unique<Executor>(settings, std::move(gpunode), slot, slots, *this)),
       parts_(std::make_unique<SessionParts>(*this)),
       answers_(std::make_unique<AnswerCache>()),
       arrivals_(std::make_unique<Arrivals>(*this)),
       functions_(std::make_unique<HostFunctions>(*this)),
       own_numbers_(firstNumber(slot)),
-      numbers_(unified_ ? program().parts().common_numbers : own_numbers_) {}
+      numbers_(unified_ ? program().parts().common_numbers : own_numbers_) {
+  executors_.push_back(
+      std::make_unique<Executor>(settings, std::move(gpunode), slot, slots, *this));
+}
+
+Session::Session(const base::Settings& settings, std::span<const std::string> gpunodes)
+    : Session(settings, gpunodes.front(), 0, static_cast<unsigned>(gpunodes.size())) {
+  for (const std::string& gpunode : gpunodes.subspan(1))
+    executors_.push_back(std::make_unique<Executor>(
+        settings, gpunode, static_cast<unsigned>(executors_.size()), slots_, *this));
+}
 
 Session::~Session() = default;
 
 bool Session::othersCall() const { return callingThreads() > 1 || functions_->everAny(); }
 
-Status Session::open() { return executor_->open(); }
+// All at once: the drivers start meanwhile.
+Status Session::open() {
+  std::vector<std::future<Status>> others;
+  for (size_t i = 1; i < executors_.size(); ++i)
+    others.push_back(std::async(std::launch::async, [this, i] { return executors_[i]->open(); }));
+  Status status = executors_.front()->open();
+  for (auto& one : others) {
+    if (Status its = one.get(); status.ok()) status = std::move(its);
+  }
+  return status;
+}
 
 Status Session::start() {
-  if (Status started = executor_->start(); !started.ok()) return started;
+  for (const auto& executor : executors_)
+    if (Status started = executor->start(); !started.ok()) return started;
   std::thread([this] { functions_->run(); }).detach();
   return {};
 }
+
+bool Session::sharesMemory() const {
+  return std::all_of(executors_.begin(), executors_.end(),
+                     [](const auto& executor) { return executor->sharesMemory(); });
+}
+
+void Session::formGroup(std::unique_ptr<Group> group) { group_ = std::move(group); }
 
 void Session::lost(const Executor& executor, const std::string& why, bool leaving) {
   if (ended_.exchange(true)) return;
@@ -82,7 +111,7 @@ void Session::lost(const Executor& executor, const std::string& why, bool leavin
 
 // --- what comes by itself ------------------------------------------------------------------------
 
-const char* Session::heard(const AnswerHead& head, Reader reader) {
+const char* Session::heard(const Executor& executor, const AnswerHead& head, Reader reader) {
   switch (head.kind) {
     case Answer::kFailed: {
       const auto context = reader.value<uint64_t>();
@@ -120,7 +149,7 @@ const char* Session::heard(const AnswerHead& head, Reader reader) {
     }
     case Answer::kHostBytes: {
       while (reader.ok() && reader.left() > 0) {
-        if (Run run; readRun(reader, &run)) takePinned(*this, run);
+        if (Run run; readRun(reader, &run)) takePinned(*this, executor.slot(), run);
       }
       // One for each launch, at most as many as are expected.
       arrivals_->changesCome(head.number);
@@ -180,17 +209,17 @@ CUresult Session::faultOf(uint64_t context) {
 
 void Session::somethingComes() {
   coming_.fetch_add(1);
-  executor_->wake();
+  executor().wake();
 }
 
-void Session::openGate(uint32_t number) { executor_->say(Operation::kOpenGate, number); }
+void Session::openGate(uint32_t number) { executor().say(Operation::kOpenGate, number); }
 
-void Session::exportGone(uint32_t number) { executor_->say(Operation::kExportGone, number); }
+void Session::exportGone(uint32_t number) { executor().say(Operation::kExportGone, number); }
 void Session::functionDone(uint32_t number) {
-  executor_->say(Operation::kHostFunctionDone, number);
+  executor().say(Operation::kHostFunctionDone, number);
 }
 
-void Session::flush() { executor_->flush(); }
+void Session::flush() { executor().flush(); }
 
 void Session::breakContext(uint64_t context, CUresult why) {
   if (!parts_->contexts->with(context, [&](Context& in) { return in.failures.breaks(why); }))
@@ -199,13 +228,14 @@ void Session::breakContext(uint64_t context, CUresult why) {
       "what a stream waited for at another gpunode failed or is lost (CUDA error %d): every call "
       "that uses its context "
       "on gpunode %s fails from now on",
-      static_cast<int>(why), executor_->gpunode().c_str());
+      static_cast<int>(why), executor().gpunode().c_str());
 }
 
 void Session::atExit() {
   if (ended_) return;
   if (base::logs(base::LogLevel::kDebug)) tellTrips(*this);
-  executor_->sayGoodbye();
+  if (group_ != nullptr) group_->leaves();
+  for (const auto& executor : executors_) executor->sayGoodbye();
   ended_.store(true);
 }
 

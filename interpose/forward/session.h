@@ -20,11 +20,16 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <ranges>
+#include <span>
 #include <string>
+#include <vector>
 
+#include "base/result.h"
 #include "base/settings.h"
 #include "coherence/transport/transport.h"
 #include "forwarding/wire/wire.h"
+#include "interpose/forward/group.h"
 
 namespace olpager::forward {
 
@@ -34,14 +39,18 @@ class Executor;
 class HostFunctions;
 struct SessionParts;
 
-class Session {
+class Session {  // Many members: each of its parts is one object, beside its executors.
  public:
   /// With the gpunode at `gpunode`: the program's session number `slot` of `slots`.
   Session(const base::Settings& settings, std::string gpunode, unsigned slot, unsigned slots);
-  /// Gets its worker and connects to it. Then start() asks who it is; nothing else before. Once
-  /// each.
+  /// With several executors, one at each of these gpunodes, in the unified view.
+  Session(const base::Settings& settings, std::span<const std::string> gpunodes);
+  /// Gets its workers and connects to them. Then start() asks who they are; nothing else before.
+  /// Once each.
   Status open();
   Status start();
+  /// Of several executors, after start(): what decides where a call goes.
+  void formGroup(std::unique_ptr<Group> group);
 
   ~Session();
   Session(const Session&) = delete;
@@ -50,8 +59,19 @@ class Session {
   unsigned slot() const { return slot_; }
   /// In the numbers of its primary contexts.
   unsigned handleSlot() const { return unified_ ? kCommonSlot : slot_; }
-  /// Where its calls go.
-  Executor& executor() const { return *executor_; }
+  /// Where its calls go, but those that the group says otherwise of.
+  Executor& executor() const { return *executors_[group_ == nullptr ? 0 : group_->active()]; }
+  std::span<const std::unique_ptr<Executor>> executors() const { return executors_; }
+  /// Null: the session has one executor.
+  Group* group() const { return group_.get(); }
+  /// Which of the program's workers it is whose pinned memory operations of now use.
+  unsigned side() const { return group_ == nullptr ? slot_ : group_->active(); }
+  /// Whether all its workers are on this host and map memory that has a descriptor.
+  bool sharesMemory() const;
+  /// Those of all its workers.
+  auto sides() const {
+    return std::views::iota(slot_, slot_ + static_cast<unsigned>(executors_.size()));
+  }
   /// Memory that workers are to read or write by themselves is registered here: with one key for
   /// whichever executor, in place over lost links.
   const transport::DomainPtr& domain() const { return domain_; }
@@ -108,7 +128,7 @@ class Session {
 
   // By the executor, which holds no lock meanwhile.
   /// A record that nobody waits for. Returns what is wrong with it, or null.
-  const char* heard(const AnswerHead& head, Reader body);
+  const char* heard(const Executor& executor, const AnswerHead& head, Reader body);
   /// The executor is lost for good; `leaving`: since goodbye was said.
   void lost(const Executor& executor, const std::string& why, bool leaving);
 
@@ -116,7 +136,8 @@ class Session {
   const unsigned slot_, slots_;
   const bool unified_;
   const transport::DomainPtr domain_;
-  const std::unique_ptr<Executor> executor_;
+  std::vector<std::unique_ptr<Executor>> executors_;  // of a group: by their numbers
+  std::unique_ptr<Group> group_;
   const std::unique_ptr<SessionParts> parts_;
   const std::unique_ptr<AnswerCache> answers_;
   const std::unique_ptr<Arrivals> arrivals_;

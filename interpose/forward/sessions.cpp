@@ -69,7 +69,10 @@ Status checkRanges(std::span<Session* const> all) {
 
 // All at once: the drivers start meanwhile.
 Status connectAll(const base::Settings& settings, const View& view, std::vector<Session*>& all) {
-  const auto slots = static_cast<unsigned>(settings.gpunodes.size());
+  // In the unified view they are executors of one session.
+  const bool unified = settings.view == base::ViewSetting::kUnified && settings.gpunodes.size() > 1;
+  if (unified) all.push_back(new Session(settings, settings.gpunodes));
+  const auto slots = unified ? 0 : static_cast<unsigned>(settings.gpunodes.size());
   std::vector<std::future<Status>> opened;
   for (unsigned slot = 0; slot < slots; ++slot) {
     all.push_back(new Session(settings, settings.gpunodes[slot], slot, slots));

@@ -361,7 +361,7 @@ void sendStandInsNow(Session* session) {
   if (under_way.empty()) return;
   const std::lock_guard order(all.send_mutex);
   if (const std::vector<std::byte> runs = changesOf(all, under_way); !runs.empty())
-    sendRuns(session, runs);
+    sendRuns(session, session->side(), runs);
 }
 
 void standInsOfExecGone(CUgraphExec exec) {

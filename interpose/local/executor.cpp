@@ -1,6 +1,7 @@
 // An executor of the unified view: what olgpunode's worker says to the pager (forwarding/agent.h).
 #include "base/log.h"
 #include "forwarding/agent.h"
+#include "interpose/local/captures.h"
 #include "interpose/local/context.h"
 #include "interpose/local/root.h"
 
@@ -58,6 +59,7 @@ CUresult olpager_agent_region(CUdeviceptr base, uint32_t pages, uint32_t first) 
   if (running == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   if (primary().result != CUDA_SUCCESS) return primary().result;
   noteContext(primary().context);
+  const RelaxedCapture relaxed;  // a stream of the program's may capture meanwhile
   const Within within(primary().context);
   return running->addRegion(primary().context, kDevice, base, pages, first);
 }

@@ -227,6 +227,17 @@ OLPAGER_HOOK(cuMemAlloc_v2)(CUdeviceptr* out, size_t bytes) {
   return allocateDevice(*running, out, bytes);
 }
 
+extern "C" CUresult olpager_room(CUdevice device, size_t* vram_bytes, size_t* all_bytes) {
+  Pool* running = pool();
+  if (running == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  size_t native = 0;
+  const CUresult result = driver().cuDeviceTotalMem_v2(&native, device);
+  if (result != CUDA_SUCCESS) return result;
+  *vram_bytes = toldVram(device, running->memoryInfo(nullptr, device), native);
+  *all_bytes = told(*running, nullptr, device, native).total_bytes;
+  return CUDA_SUCCESS;
+}
+
 extern "C" CUresult olpager_set_placed(CUdeviceptr* base, size_t* bytes) {
   // The more of the range, the more a pass over pages has to note; beyond it memory is allocated
   // anywhere.

@@ -1,6 +1,10 @@
 // What the program is told of the one device where that is not what a gpunode's driver says of its.
+#include <algorithm>
+
 #include "interpose/api/forward_functions.h"
 #include "interpose/api/unified_functions.h"
+#include "interpose/forward/call.h"
+#include "interpose/forward/group.h"
 
 namespace olpager::unified {
 namespace {
@@ -16,6 +20,43 @@ bool isMissing(CUdevice_attribute attribute) {
   }
 }
 
+// What the one device has as much of as the executor that has least of it.
+bool isLeast(CUdevice_attribute attribute) {
+  switch (attribute) {
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK:
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN:
+    case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR:
+    case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR:
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR:
+    case CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR:
+    case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE:
+    case CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE:
+    case CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Of the executors; `value` is the active one's.
+void takeLeast(CUdevice_attribute attribute, CUdevice device, int* value) {
+  forward::Session* const session = forward::existingSession();
+  if (session == nullptr || session->group() == nullptr) return;
+  for (unsigned i = 0; i < session->executors().size(); ++i) {
+    forward::Call call(api::Symbol::kCuDeviceGetAttribute, session);
+    call.only(i);
+    call.needsNoContext();
+    call.value(attribute);
+    call.value(device);
+    int its = 0;
+    call.wants(&its);
+    if (call.sync() != CUDA_SUCCESS) continue;
+    call.take(&its, 1);
+    *value = std::min(*value, its);
+  }
+}
+
 }  // namespace
 }  // namespace olpager::unified
 
@@ -24,7 +65,9 @@ extern "C" {
 CUresult ol_unified_cuDeviceGetAttribute(int* value, CUdevice_attribute attribute,
                                          CUdevice device) {
   const CUresult result = ol_forward_cuDeviceGetAttribute(value, attribute, device);
-  if (result == CUDA_SUCCESS && olpager::unified::isMissing(attribute)) *value = 0;
+  if (result != CUDA_SUCCESS) return result;
+  if (olpager::unified::isMissing(attribute)) *value = 0;
+  if (olpager::unified::isLeast(attribute)) olpager::unified::takeLeast(attribute, device, value);
   return result;
 }
 

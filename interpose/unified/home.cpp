@@ -25,6 +25,8 @@ namespace {
 
 constexpr directory::Epoch kEpoch = 1;  // an executor that is lost ends the session
 constexpr size_t kMostRegions = 4096;   // of one record
+constexpr uint64_t kNoLimit = UINT64_MAX;
+constexpr uint64_t kTooMuch = uint64_t{1} << 40;  // pages: above every other cost
 
 Error refused(unsigned executor, const std::string& why) {
   return Error{"executor " + std::to_string(executor) + ": " + why};
@@ -33,8 +35,14 @@ Error refused(unsigned executor, const std::string& why) {
 }  // namespace
 
 Home::Home(std::vector<uint64_t> rooms, uint64_t base)
+    : Home(rooms, std::vector(rooms.size(), kNoLimit), base,
+           std::accumulate(rooms.begin(), rooms.end(), uint64_t{0})) {}
+
+Home::Home(std::vector<uint64_t> rooms, std::vector<uint64_t> holds, uint64_t base, uint64_t most)
     : rooms_(std::move(rooms)),
+      holds_(std::move(holds)),
       base_(base),
+      most_(most),
       directory_(kNoAgent),  // nothing is pushed
       placed_(rooms_.size()),
       outboxes_(rooms_.size()) {
@@ -50,7 +58,7 @@ bool Home::add(uint64_t base, uint64_t bytes) {
   assert(bytes % kPageBytes == 0 && bytes != 0);
   const uint64_t pages = bytes / kPageBytes;
   std::lock_guard lock(mutex_);
-  if (pages > std::accumulate(rooms_.begin(), rooms_.end(), uint64_t{0}) - pages_) return false;
+  if (pages > most_ - pages_) return false;
   const ExtentId first = takeExtents(pages);
   Region& region = regions_[base] = {.base = base, .pages = pages, .first = first};
   const uint64_t at = (base - base_) / kPageBytes;
@@ -86,9 +94,14 @@ std::vector<uint64_t> Home::released() {
   return std::exchange(released_, {});
 }
 
+uint64_t Home::told() const {
+  std::lock_guard lock(mutex_);
+  return told_;
+}
+
 uint64_t Home::freePages() const {
   std::lock_guard lock(mutex_);
-  return std::accumulate(rooms_.begin(), rooms_.end(), uint64_t{0}) - pages_;
+  return most_ - pages_;
 }
 
 // The first run of numbers that is large enough, else new ones.
@@ -171,7 +184,7 @@ uint64_t Home::costAt(unsigned executor, std::span<const Run> runs) const {
     }
   }
   const uint64_t then = placed_[executor] + more, room = rooms_[executor];
-  return moved + (then > room ? 2 * (then - room) : 0);
+  return moved + (then > room ? 2 * (then - room) : 0) + (then > holds_[executor] ? kTooMuch : 0);
 }
 
 unsigned Home::route(std::span<const Named> named, unsigned at) const {

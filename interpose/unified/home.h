@@ -17,12 +17,13 @@
 //
 // Routing. An operation goes where the fewest pages have to move for it: those that it names and
 // that are elsewhere, and, where the executor would have more pages than room, as many again twice,
-// since others leave and come back. Equal costs keep it where its stream is. What is placed counts,
-// not what is owned: the operations before have been sent, and will have moved it.
+// since others leave and come back. Where it would have more than it can hold it goes last. Equal
+// costs keep it where its stream is. What is placed counts, not what is owned: the operations
+// before have been sent, and will have moved it.
 //
-// Room. The program gets no more pages than all executors have room for together (add). An
-// executor's pager has tiers below its VRAM, so the agents are not bounded here and nothing is ever
-// pushed: `rooms` decide where operations go.
+// Room. The program gets no more pages than `most` (add). An executor's pager has tiers below its
+// VRAM, so the agents are not bounded here and nothing is ever pushed: `rooms` decide where
+// operations go.
 //
 // Thread-safety: any thread. Lock: mutex_, a leaf; steps of the directory run under it. Ages are
 // given out in the order of send(): whoever sends an operation keeps its place among those of its
@@ -40,21 +41,20 @@
 #include "base/result.h"
 #include "coherence/directory/directory.h"
 #include "forwarding/wire/pages_wire.h"
+#include "interpose/forward/named.h"
 
 namespace olpager::unified {
 
-/// Device memory that an operation names: `bytes` from the address on, or with 0 all of the region
-/// that the address is in. What is in no region is nobody's, and left out.
-struct Named {
-  uint64_t address = 0;
-  uint64_t bytes = 0;
-};
+using forward::Named;
 
 class Home {
  public:
-  /// `rooms`: pages that each executor has room for. At least one executor, at most kMostAgents.
+  /// `rooms`: pages that each executor has room for in VRAM, and `holds`: in all. At least one
+  /// executor, at most kMostAgents. `most`: pages that the program may get.
   /// `base`: where the range of addresses begins. A look-up costs the same however many regions
   /// there are; what it is looked up in is as long as the used part of the range.
+  Home(std::vector<uint64_t> rooms, std::vector<uint64_t> holds, uint64_t base, uint64_t most);
+  /// `holds`: as much as anybody asks; `most`: as many as there is room for.
   Home(std::vector<uint64_t> rooms, uint64_t base);
 
   /// A new region at [base, + bytes), whole pages that are in no other one. False: there is no room
@@ -64,6 +64,8 @@ class Home {
   void remove(uint64_t base);
   /// Bases of regions that are released since the last call.
   std::vector<uint64_t> released();
+  /// How many regions executors have been told of, or will be as soon as records are taken.
+  uint64_t told() const;
   /// Pages that the program may still get.
   uint64_t freePages() const;
 
@@ -131,8 +133,8 @@ class Home {
   void giveExtents(ExtentId first, uint64_t pages);
 
   mutable std::mutex mutex_;
-  const std::vector<uint64_t> rooms_;
-  const uint64_t base_;
+  const std::vector<uint64_t> rooms_, holds_;
+  const uint64_t base_, most_;
   directory::Directory directory_;
   directory::Actions actions_;                 // of the present step
   std::map<uint64_t, Region> regions_;         // by base

@@ -1,28 +1,35 @@
 #include "interpose/unified/view.h"
 
+#include <memory>
 #include <span>
-#include <string>
+#include <utility>
 
 #include "base/format.h"
 #include "base/log.h"
 #include "interpose/forward/executor.h"
 #include "interpose/forward/session.h"
 #include "interpose/forward/sessions.h"
+#include "interpose/unified/executors.h"
 
 namespace olpager::unified {
 namespace {
 
-// Settings name one gpunode; how many of its GPUs the program sees only its worker tells.
+// How many of a gpunode's GPUs the program sees only its worker tells.
 Status accepts(std::span<forward::Session* const> all) {
-  for (const forward::Session* const session : all) {
-    const int devices = session->executor().description().devices;
+  forward::Session& session = *all.front();  // the view has one
+  for (const auto& executor : session.executors()) {
+    const int devices = executor->description().devices;
     if (devices > 1)
       return Error{base::format(
-          "view = unified: one GPU so far, and the program sees {} of gpunode {}: choose one "
-          "(CUDA_VISIBLE_DEVICES=0), or see each as a device (--view discrete)",
-          devices, session->executor().gpunode())};
+          "view = unified: one GPU of a gpunode so far, and the program sees {} of gpunode {}: "
+          "choose one (CUDA_VISIBLE_DEVICES=0), or see each as a device (--view discrete)",
+          devices, executor->gpunode())};
   }
-  return {};
+  if (session.executors().size() == 1) return {};
+  auto group = std::make_unique<Executors>(session);
+  Executors& executors = *group;
+  session.formGroup(std::move(group));
+  return executors.start();
 }
 
 }  // namespace

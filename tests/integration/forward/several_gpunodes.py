@@ -255,16 +255,17 @@ def not_there(bench):
 
 
 def unified(bench):
-    """The unified view is of one GPU so far: of two it is refused, by olrun where settings tell, else by the program's start."""
+    """The unified view: two gpunodes are one device; two GPUs of one gpunode are refused when the program starts."""
     view = {"OL_VIEW": "unified"}
-    child = bench.program([bench.options.steps], view)
-    assert child.process.wait(LONG) == 2 and child.line() is None
-    child.wait_log(r"^olrun: view = unified: one GPU of one gpunode so far, and 2 gpunodes are named")
+    both = bench.program([bench.options.steps], view)
+    assert both.line() == "ready", both.log
+    assert both.ask("devices").split()[:2] == ["ok", "1"]
+    assert both.ask("step 0") == "ok", both.log
     bench.env["OL_SIM_DEVICES"] = "2"
     bench.add_node()
     two = bench.program([bench.options.steps], view, bench.addresses[1:])
     assert two.line() == "error cudaErrorNoDevice", two.log
-    two.wait_log(rf"one GPU so far, and the program sees 2 of gpunode {re.escape(bench.addresses[1])}")
+    two.wait_log(rf"one GPU of a gpunode so far, and the program sees 2 of gpunode {re.escape(bench.addresses[1])}")
     seen = bench.program([bench.options.steps], None, bench.addresses[1:])
     assert seen.line() == "ready", seen.log
     other = seen.ask("devices").split()[3]

@@ -1,0 +1,26 @@
+// Variables in global memory that code has and its kernels may change. Thread-safety: pure.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "forwarding/wire/wire.h"
+
+namespace olpager::forward {
+
+/// What a module or a library has of them: each executor of a group has a copy of each.
+struct CodeState {
+  VariableKind kind = VariableKind::kModule;
+  uint64_t owner = 0;              // its handle
+  bool readable = true;            // else nobody knows which it has
+  std::vector<std::string> names;  // as the driver knows them
+};
+
+/// Of an image (a container, a cubin or PTX text), __device__ or __managed__. Literals count as
+/// none, nor do the objects without members of thrust, CUB and libcu++.
+CodeState stateOf(std::span<const std::byte> image);
+
+}  // namespace olpager::forward

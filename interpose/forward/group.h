@@ -1,0 +1,160 @@
+// Several executors of one session, as the unified view has them, seen from forwarded mode: where
+// a call goes, and who gives device memory its places. A session of one executor has no group, and
+// its calls know of none.
+//
+// All executors have the same objects under the same numbers: what makes, changes or ends one goes
+// to all of them, in the same bytes (Goes::kAll). Operations run at one executor at a time, the
+// active one. The group changes which that is when an operation's memory is elsewhere, after all
+// that was sent to the former one is complete: so streams, events and the default stream's rules
+// hold as on one GPU, and nothing has to be ordered between executors.
+//
+//   active   everything sent since the last move is there. -> moving: an operation is better off
+//            elsewhere (enter)
+//   moving   the order is held: no operation is sent until the former executor has nothing to do.
+//            -> active there, or, where that does not end soon, active where it was
+//   bound    something is at the active executor that can be at one alone (bind): all calls go
+//            there from now on, and its pager brings the memory. Final
+//
+// Thread-safety: any thread. Locks: Group's order, above those of channels and of what the
+// implementation has (interpose/forward/locks.h). Owner: the session, for the life of the process.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "forwarding/wire/wire.h"
+#include "interpose/api/driver_symbols.h"
+#include "interpose/forward/code_state.h"
+#include "interpose/forward/named.h"
+
+namespace olpager::forward {
+
+/// Where a call goes that is made in a session with several executors.
+enum class Goes : uint8_t {
+  kActive,    // asks, or concerns what is in streams
+  kOperates,  // the same, and may use device memory
+  kAll,       // makes, changes or ends what each of them has
+  kFirst,     // concerns what executor 0 alone has, and no stream
+  kBound,     // makes what can be at one executor alone, or uses it; may use device memory as well
+};
+constexpr bool mayOperate(Goes goes) { return goes == Goes::kOperates || goes == Goes::kBound; }
+/// Such a call may name device memory, so its record says how much of that there is by now.
+constexpr bool mayName(Goes goes) { return mayOperate(goes) || goes == Goes::kAll; }
+
+/// By CallHead::function.
+Goes whereGoes(uint16_t function);
+/// Of a function of the driver's; generated from the specification.
+Goes whereFunctionGoes(api::Symbol symbol);
+
+class Group {
+ public:
+  virtual ~Group() = default;
+
+  /// Number of the executor where operations run.
+  unsigned active() const { return active_.load(std::memory_order_acquire); }
+  bool bound() const { return bound_.load(std::memory_order_acquire); }
+
+  /// A call's turn to be sent: made before its record is written, over when it has been. Records
+  /// for the active executor are written in the order of their turns.
+  class Turn {
+   public:
+    /// `operates`: it gets an age, and goes where `named` says.
+    Turn(Group& group, bool operates, std::span<const Named> named) : group_(group) {
+      executor_ = group_.enter(operates, named, &aged_);
+    }
+    ~Turn() { group_.leave(sent_, aged_); }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+    unsigned executor() const { return executor_; }
+    /// Of a call that goes to all: an operation of its own at each.
+    Aged ageAt(unsigned executor) { return group_.draw(executor); }
+    /// Of age 0: it needs none.
+    const Aged& aged() const { return aged_; }
+    void sent() { sent_ = true; }
+
+   private:
+    Group& group_;
+    unsigned executor_ = 0;
+    Aged aged_;
+    bool sent_ = false;
+  };
+
+  /// The program ends: what is lost from now on is nobody's loss.
+  virtual void leaves() = 0;
+  /// From now on all calls go to the active executor. `what` needs that: told once.
+  virtual void bind(const std::string& what) = 0;
+
+  /// The code has variables of its own: a module, a library, or a function of one.
+  void noteState(uint64_t handle, std::shared_ptr<const CodeState> state) {
+    const std::lock_guard lock(state_mutex_);
+    with_state_[handle] = std::move(state);
+    any_state_.store(true, std::memory_order_release);
+  }
+  /// Null: it has none.
+  std::shared_ptr<const CodeState> stateOf(uint64_t handle) {
+    if (!any_state_.load(std::memory_order_acquire)) return nullptr;
+    const std::lock_guard lock(state_mutex_);
+    const auto found = with_state_.find(handle);
+    return found != with_state_.end() ? found->second : nullptr;
+  }
+  /// The module or library is unloaded.
+  void dropState(uint64_t owner) {
+    if (stateOf(owner) == nullptr) return;
+    {
+      const std::lock_guard lock(state_mutex_);
+      std::erase_if(with_state_, [&](const auto& one) { return one.second->owner == owner; });
+    }
+    forget(owner);
+  }
+  /// A kernel is about to be launched. `again`: also later, by a graph, of which nobody tells.
+  void useState(uint64_t function, bool again) {
+    const auto state = bound() ? nullptr : stateOf(function);
+    if (state != nullptr) use(state, again);
+  }
+
+  // Device memory. Pages of the range at addresses that the caller gives out.
+
+  /// New pages [base, + bytes). False: there is no room for them.
+  [[nodiscard]] virtual bool add(uint64_t base, uint64_t bytes) = 0;
+  /// The program has no use for the pages that begin there any more, and all that used them is
+  /// complete.
+  virtual void remove(uint64_t base) = 0;
+  /// Bases of pages whose addresses may be given out again. Waits for one for some time where
+  /// some are on their way.
+  virtual std::vector<uint64_t> released(bool wait) = 0;
+  /// Waits for some time until all that was removed is released.
+  virtual void awaitReleased() = 0;
+  /// Bytes that the program may allocate, and may have in all.
+  virtual uint64_t freeBytes() const = 0;
+  virtual uint64_t totalBytes() const = 0;
+
+ protected:
+  Group() = default;
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  std::atomic<unsigned> active_{0};
+  std::atomic<bool> bound_{false};
+
+ private:
+  std::atomic<bool> any_state_{false};
+  std::mutex state_mutex_;  // a leaf
+  std::unordered_map<uint64_t, std::shared_ptr<const CodeState>> with_state_;
+
+  virtual unsigned enter(bool operates, std::span<const Named> named, Aged* aged) = 0;
+  virtual void leave(bool sent, const Aged& aged) = 0;
+  virtual Aged draw(unsigned executor) = 0;
+  virtual void use(const std::shared_ptr<const CodeState>& state, bool again) = 0;
+  virtual void forget(uint64_t owner) = 0;
+};
+
+}  // namespace olpager::forward

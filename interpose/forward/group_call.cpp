@@ -1,0 +1,213 @@
+#include "interpose/forward/group_call.h"
+
+#include <cassert>
+#include <cstring>
+#include <string>
+
+#include "base/log.h"
+#include "forwarding/tally.h"
+#include "interpose/forward/allocation_book.h"
+#include "interpose/forward/captures.h"
+#include "interpose/forward/session.h"
+#include "interpose/forward/session_parts.h"
+#include "interpose/forward/threads.h"
+
+namespace olpager::forward {
+namespace {
+
+CallHead& headOf(std::vector<std::byte>& record) {
+  return *reinterpret_cast<CallHead*>(record.data());
+}
+
+// What has no function of its own. What is not named here asks, or is in a stream.
+Goes whereOperationGoes(Operation operation) {
+  switch (operation) {
+    case Operation::kLaunch:
+    case Operation::kCopyIn:
+    case Operation::kCopyOut:
+    case Operation::kCopyDevice:
+    case Operation::kCopyPeer:
+      return Goes::kOperates;
+    case Operation::kContextCreate:
+    case Operation::kPrimaryRetain:
+    case Operation::kHostAlloc:
+    case Operation::kHostFree:
+    case Operation::kNameKernel:
+    case Operation::kGraphKernelNode:
+    case Operation::kGraphHostNode:
+    case Operation::kGraphMemcpyNode:
+    case Operation::kGraphBatchNode:
+    case Operation::kGraphNodeParameters:  // its answer names handles
+    case Operation::kGraphKernelNodeAttribute:
+      return Goes::kAll;
+    case Operation::kLinkCreate:
+    case Operation::kLinkAdd:
+    case Operation::kLinkComplete:
+    case Operation::kLinkDestroy:
+    case Operation::kLogsListen:
+    case Operation::kLogsDump:
+      return Goes::kFirst;
+    case Operation::kGreenContext:
+    case Operation::kGreenDestroy:
+    case Operation::kVariable:
+    case Operation::kManagedBytes:
+    case Operation::kManagedGone:
+    case Operation::kLaunchOnDevices:
+    case Operation::kUserObjectCreate:
+    case Operation::kGraphAllocNode:
+    case Operation::kGraphConditionalNode:
+    case Operation::kAllocateAt:
+    case Operation::kExportMemory:
+    case Operation::kImportMemory:
+      return Goes::kBound;
+    default:
+      return Goes::kActive;
+  }
+}
+
+// What binds the program, as it is told.
+std::string whatBinds(uint16_t function) {
+  switch (static_cast<Operation>(function)) {
+    case Operation::kVariable:
+      return "a variable whose address the program asks for";
+    case Operation::kGreenContext:
+    case Operation::kGreenDestroy:
+      return "a green context";
+    case Operation::kUserObjectCreate:
+      return "a user object";
+    case Operation::kGraphAllocNode:
+      return "memory that a graph allocates";
+    case Operation::kGraphConditionalNode:
+      return "a conditional node of a graph";
+    case Operation::kLaunchOnDevices:
+      return "cuLaunchCooperativeKernelMultiDevice";
+    default:
+      return functionName(function);
+  }
+}
+
+}  // namespace
+
+Goes whereGoes(uint16_t function) {
+  return function < api::kSymbolCount ? whereFunctionGoes(static_cast<api::Symbol>(function))
+                                      : whereOperationGoes(static_cast<Operation>(function));
+}
+
+GroupCall::GroupCall(Session& session, std::vector<std::byte>& record)
+    : session_(session), group_(*session.group()) {
+  assert(record.size() == sizeof(CallHead));
+  if (!mayName(whereGoes(headOf(record).function))) return;
+  headOf(record).flags |= kAged;
+  record.resize(record.size() + sizeof(Aged));
+}
+
+bool GroupCall::uses(uint64_t address, uint64_t bytes) {
+  const Description& range = session_.executor().description();
+  if (address - range.placed >= range.placed_bytes) return true;  // not in the group's memory
+  if (!session_.parts().book->findKnown(address)) return false;
+  named_.push_back({address, bytes});
+  return true;
+}
+
+void GroupCall::usesAddresses(const void* words, uint64_t bytes) {
+  const Description& range = session_.executor().description();
+  const auto* const at = static_cast<const std::byte*>(words);
+  for (uint64_t offset = 0; offset + sizeof(uint64_t) <= bytes; offset += 4) {
+    uint64_t word = 0;
+    std::memcpy(&word, at + offset, sizeof word);
+    if (word - range.placed < range.placed_bytes) named_.push_back({word, 0});
+  }
+}
+
+Executor& GroupCall::executor(unsigned number) const { return *session_.executors()[number]; }
+
+// What a stream that captures is told becomes part of a graph, which all executors have.
+Goes GroupCall::whereNow(uint16_t function) const {
+  const Goes goes = whereGoes(function);
+  const bool in_stream = stream_ && (goes == Goes::kActive || goes == Goes::kOperates);
+  if (!in_stream || !capturing()) return goes;
+  return joins_ || captures(*stream_, per_thread_) ? Goes::kAll : goes;
+}
+
+void GroupCall::putAge(std::vector<std::byte>& record, const Aged& aged) const {
+  if ((headOf(record).flags & kAged) != 0)
+    std::memcpy(record.data() + sizeof(CallHead), &aged, sizeof aged);
+}
+
+// `send` writes the record to one executor; the first that it goes to is first_.
+template <typename Send>
+bool GroupCall::send(std::vector<std::byte>& record, Send send) {
+  const uint16_t function = headOf(record).function;
+  const Goes goes = only_ ? Goes::kFirst : whereNow(function);
+  if (goes == Goes::kBound && !group_.bound()) group_.bind(whatBinds(function));
+  if (goes == Goes::kFirst) {
+    first_ = only_.value_or(0);
+    putAge(record, {});
+    return send(executor(first_), true);
+  }
+  if (goes == Goes::kAll && !group_.bound()) {
+    // In a turn, so that no operation is sent between two executors' hearing of it.
+    Group::Turn turn(group_, false, {});
+    const bool aged = (headOf(record).flags & kAged) != 0;
+    first_ = 0;
+    bool sent = true;
+    for (unsigned i = 0; i < session_.executors().size(); ++i) {
+      if (aged) putAge(record, turn.ageAt(i));
+      if (i > 0) others_.push_back({i, std::make_unique<Wait>(), false});
+      sent = send(executor(i), i == 0) && sent;
+    }
+    return sent;
+  }
+  Group::Turn turn(group_, mayOperate(whereGoes(function)), named_);
+  first_ = turn.executor();
+  putAge(record, turn.aged());
+  if (!send(executor(first_), true)) return false;
+  turn.sent();
+  return true;
+}
+
+bool GroupCall::begin(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait,
+                      bool flush) {
+  others_.clear();
+  return send(record, [&](Executor& to, bool first) {
+    if (first) return to.begin(record, bulk, wait, flush);
+    Other& other = others_.back();
+    return other.waits = to.begin(record, bulk, *other.wait, true);
+  });
+}
+
+CUresult GroupCall::finish(Wait& wait) {
+  CUresult result = executor(first_).finish(wait);
+  for (Other& other : others_) {
+    const CUresult its = executor(other.executor).finish(*other.wait);
+    other.waits = false;
+    if (result != CUDA_SUCCESS || its == CUDA_SUCCESS) continue;
+    base::logWarn(
+        "%s succeeded at gpunode %s and failed at gpunode %s (CUDA error %d): it counts as failed",
+        functionName(wait.function).c_str(), executor(first_).gpunode().c_str(),
+        executor(other.executor).gpunode().c_str(), static_cast<int>(its));
+    result = its;
+  }
+  return result;
+}
+
+void GroupCall::leave(const Wait& wait) {
+  executor(first_).leave(wait);
+  for (const Other& other : others_)
+    if (other.waits) executor(other.executor).leave(*other.wait);
+}
+
+CUresult GroupCall::post(std::vector<std::byte>& record, std::span<const std::byte> bulk,
+                         bool flush) {
+  CUresult result = CUDA_SUCCESS;
+  others_.clear();
+  (void)send(record, [&](Executor& to, bool) {
+    const CUresult its = to.post(record, bulk, flush);
+    if (result == CUDA_SUCCESS) result = its;
+    return its == CUDA_SUCCESS;
+  });
+  others_.clear();  // nobody waits
+  return result;
+}
+
+}  // namespace olpager::forward

@@ -1,0 +1,82 @@
+// How a call is made in a session of several executors (group.h): to one of them, in its turn, or
+// to all. A Call has one where its session has a group, and leaves begin, finish and post to it.
+// Thread-safety: belongs to the call's thread.
+#pragma once
+
+#include <cuda.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "interpose/forward/executor.h"
+#include "interpose/forward/group.h"
+
+namespace olpager::forward {
+
+class Session;
+
+class GroupCall {
+ public:
+  /// Puts room for the age into the record where such a call has one: behind the head, so before
+  /// anything else.
+  GroupCall(Session& session, std::vector<std::byte>& record);
+
+  /// False: nobody has that memory; it was freed, or never allocated.
+  bool uses(uint64_t address, uint64_t bytes);
+  /// Each word of [words, + bytes), at multiples of 4, that is an address of the range.
+  void usesAddresses(const void* words, uint64_t bytes);
+  void inStream(CUstream stream, bool per_thread) {
+    stream_ = stream;
+    per_thread_ = per_thread;
+  }
+  void mayJoinCapture() { joins_ = true; }
+  void only(unsigned executor) { only_ = executor; }
+
+  // As the executor's. The answer in `wait` is that of the first that it went to; where another one
+  // failed, the result is the other one's.
+  bool begin(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait,
+             bool flush);
+  CUresult finish(Wait& wait);
+  bool finishWithin(Wait& wait, std::chrono::milliseconds time) {
+    return executor(first_).finishWithin(wait, time);
+  }
+  void leave(const Wait& wait);
+  CUresult post(std::vector<std::byte>& record, std::span<const std::byte> bulk, bool flush);
+
+  /// Each answer of a call that went to several, or the one; of those that were answered.
+  template <typename Each>
+  void eachAnswer(Wait& wait, Each each) {
+    if (wait.answered) each(first_, wait);
+    for (const auto& other : others_)
+      if (other.wait->answered) each(other.executor, *other.wait);
+  }
+
+ private:
+  struct Other {
+    unsigned executor = 0;
+    std::unique_ptr<Wait> wait;
+    bool waits = false;
+  };
+  // One to which the call goes now.
+  template <typename Send>
+  bool send(std::vector<std::byte>& record, Send send);
+  Goes whereNow(uint16_t function) const;
+  Executor& executor(unsigned number) const;
+  void putAge(std::vector<std::byte>& record, const Aged& aged) const;
+
+  Session& session_;
+  Group& group_;
+  std::vector<Named> named_;
+  std::optional<CUstream> stream_;
+  bool per_thread_ = false, joins_ = false;
+  std::optional<unsigned> only_;
+  unsigned first_ = 0;
+  std::vector<Other> others_;
+};
+
+}  // namespace olpager::forward

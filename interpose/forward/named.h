@@ -1,0 +1,15 @@
+// What an operation names, where that decides to which executor it goes (group.h).
+#pragma once
+
+#include <cstdint>
+
+namespace olpager::forward {
+
+/// Device memory that an operation names: `bytes` from the address on, or with 0 all of the region
+/// that the address is in. What is in no region is nobody's, and left out.
+struct Named {
+  uint64_t address = 0;
+  uint64_t bytes = 0;
+};
+
+}  // namespace olpager::forward

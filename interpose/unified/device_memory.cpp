@@ -1,0 +1,384 @@
+// Device memory of a view over several executors: the program's side gives out its addresses as in
+// forwarded mode (allocation_book.h), but its pages are the home's, and no executor is asked. What
+// is asked about it is answered here as well: executors know its pages alone. Over one executor all
+// of it is forwarded mode's.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "interpose/api/attribute_bytes.h"
+#include "interpose/api/forward_functions.h"
+#include "interpose/api/unified_functions.h"
+#include "interpose/forward/allocation_book.h"
+#include "interpose/forward/call.h"
+#include "interpose/forward/captures.h"
+#include "interpose/forward/contexts.h"
+#include "interpose/forward/group.h"
+#include "interpose/forward/session_contexts.h"
+#include "interpose/forward/session_parts.h"
+#include "interpose/forward/streams.h"
+
+namespace olpager::unified {
+namespace {
+
+using forward::AllocationBook;
+using forward::Call;
+using forward::Session;
+
+constexpr uint64_t kMostBytes = 1ull << 47;  // no address has more behind it
+constexpr uint64_t kPitchAlignment = 512;
+
+// The session where it has several executors; null: forwarded mode does it.
+Session* sessionOfGroup() {
+  Session* const session = forward::existingSession();
+  return session != nullptr && session->group() != nullptr ? session : nullptr;
+}
+
+// All that the program's streams have to do is done. Forbidden while a stream captures, as the call
+// itself is.
+CUresult finishAll(Session& session) {
+  for (const uint64_t context : forward::contextsOf(session)) {
+    Call call(api::Symbol::kCuCtxSynchronize, &session);
+    call.inContext(context);
+    call.mayWait();
+    call.ofOurOwn();
+    if (const CUresult result = call.sync(); result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
+// What was freed while a stream captures: to wait for all work would end the capture. Its pages go
+// with the next call for memory after that. Lock: the book's.
+struct Later {
+  std::vector<std::pair<CUdeviceptr, AllocationBook::Held>> freed;
+};
+Later& later() {
+  static Later* const all = new Later;  // exit handlers still call
+  return *all;
+}
+
+CUresult releaseLater(Session& session) {
+  AllocationBook& book = *session.parts().book;
+  std::unique_lock lock(book.mutex);
+  if (later().freed.empty() || forward::capturing()) return CUDA_SUCCESS;
+  const auto freed = std::exchange(later().freed, {});
+  lock.unlock();
+  const CUresult result = finishAll(session);
+  lock.lock();
+  for (const auto& [address, held] : freed) book.give(held.context, address, held.bytes);
+  return result;
+}
+
+// The memory ends with `context`.
+CUresult allocate(Session& session, CUdeviceptr* out, uint64_t bytes, uint64_t context) {
+  if (out == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!session.initialized()) return CUDA_ERROR_NOT_INITIALIZED;
+  CUdevice device = 0;
+  if (!forward::deviceOf(context, &device)) return CUDA_ERROR_INVALID_CONTEXT;
+  if (forward::captureForbids()) {
+    if (const CUresult result = finishAll(session); result != CUDA_SUCCESS) return result;
+  }
+  if (bytes >= kMostBytes) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (const CUresult result = releaseLater(session); result != CUDA_SUCCESS) return result;
+  if (const CUresult broken = session.faultOf(forward::currentContext()); broken != CUDA_SUCCESS)
+    return broken;
+  session.parts().contexts->know(context);  // with which the memory ends
+  AllocationBook& book = *session.parts().book;
+  std::unique_lock lock(book.mutex);
+  if (!book.ready(session)) return CUDA_ERROR_NOT_INITIALIZED;
+  const uint64_t address = book.take(context, bytes);
+  if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  book.held[address] = {context, bytes};
+  lock.unlock();
+  book.know(address, {context, bytes});
+  *out = address;
+  return CUDA_SUCCESS;
+}
+
+CUresult allocate(Session& session, CUdeviceptr* out, uint64_t bytes) {
+  return allocate(session, out, bytes, forward::memoryOwner(forward::currentContext()));
+}
+
+CUresult allocateRows(Session& session, CUdeviceptr* out, size_t* pitch, uint64_t width,
+                      uint64_t height, unsigned element) {
+  if (out == nullptr || pitch == nullptr || width == 0 || height == 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (element != 4 && element != 8 && element != 16) return CUDA_ERROR_INVALID_VALUE;
+  if (width > std::numeric_limits<uint64_t>::max() - kPitchAlignment)
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  const uint64_t row = (width + kPitchAlignment - 1) / kPitchAlignment * kPitchAlignment;
+  uint64_t bytes = 0;
+  if (__builtin_mul_overflow(row, height, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  const CUresult result = allocate(session, out, bytes);
+  if (result == CUDA_SUCCESS) *pitch = row;
+  return result;
+}
+
+// Whether it is an address of such memory, allocated or not.
+bool isOfGroup(const Session& session, CUdeviceptr address) {
+  const forward::Description& range = session.executor().description();
+  return address - range.placed < range.placed_bytes;
+}
+
+// Whether plain memory begins there.
+bool isHeld(Session& session, CUdeviceptr address) {
+  AllocationBook& book = *session.parts().book;
+  const std::lock_guard lock(book.mutex);
+  return book.held.contains(address);
+}
+
+CUresult release(Session& session, CUdeviceptr address) {
+  const bool captures = forward::capturing();
+  if (captures && forward::captureForbids()) {
+    if (const CUresult result = finishAll(session); result != CUDA_SUCCESS) return result;
+  }
+  if (!captures) {
+    if (const CUresult result = finishAll(session); result != CUDA_SUCCESS) return result;
+  }
+  AllocationBook& book = *session.parts().book;
+  (void)book.forget(address);
+  const std::lock_guard lock(book.mutex);
+  const auto found = book.held.find(address);
+  if (found == book.held.end()) return CUDA_ERROR_INVALID_VALUE;  // another thread was here first
+  if (captures) {
+    later().freed.emplace_back(address, found->second);
+  } else {
+    book.give(found->second.context, address, found->second.bytes);
+  }
+  book.held.erase(found);
+  return CUDA_SUCCESS;
+}
+
+// In stream order the address would be free at a time that nobody here knows: the stream is waited
+// for.
+CUresult releaseInOrder(Session& session, CUdeviceptr address, CUstream stream, bool per_thread) {
+  const CUresult result = forward::finishStream(stream, per_thread);
+  return result == CUDA_SUCCESS ? release(session, address) : result;
+}
+
+// Pools that give so much and no more: that is the driver's to count. Lock: its own, a leaf.
+struct Limited {
+  std::mutex mutex;
+  std::set<CUmemoryPool> pools;
+};
+Limited& limited() {
+  static Limited* const all = new Limited;  // exit handlers still call
+  return *all;
+}
+
+bool isLimited(CUmemoryPool pool) {
+  const std::lock_guard lock(limited().mutex);
+  return limited().pools.contains(pool);
+}
+
+bool isCaptured(CUstream stream, bool per_thread) {
+  return forward::capturing() && forward::captures(stream, per_thread);
+}
+
+// --- questions -----------------------------------------------------------------------------------
+
+unsigned inWord(size_t bytes) {
+  return static_cast<unsigned>(std::min<size_t>(bytes, std::numeric_limits<unsigned>::max()));
+}
+
+template <typename T>
+void put(void* data, T value) {
+  std::memcpy(data, &value, sizeof value);
+}
+
+struct Plain {
+  CUdeviceptr base;
+  uint64_t bytes;
+};
+std::optional<Plain> plainAt(const Session* session, CUdeviceptr address) {
+  if (session == nullptr) return std::nullopt;
+  const auto found = session->parts().book->findKnown(address);
+  return found ? std::optional(Plain{found->first, found->second}) : std::nullopt;
+}
+
+CUresult answer(const Session& session, const Plain& memory, CUdeviceptr address,
+                CUpointer_attribute attribute, void* data) {
+  switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT: {
+      AllocationBook& book = *session.parts().book;
+      const std::lock_guard lock(book.mutex);
+      const auto held = book.held.find(memory.base);
+      put(data, held != book.held.end() ? held->second.context : uint64_t{0});
+      return CUDA_SUCCESS;
+    }
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      put(data, static_cast<unsigned>(CU_MEMORYTYPE_DEVICE));
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+      put(data, address);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+      put(data, memory.base);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+      put(data, memory.base);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+      put(data, memory.bytes);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+      put(data, 1u);
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+      put(data, static_cast<unsigned>(CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
+      return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+    case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
+      std::memset(data, 0, api::pointerAttributeBytes(attribute));
+      return CUDA_ERROR_INVALID_VALUE;
+    default:  // of the one device, and nothing of it is managed, a pool's, or for others
+      std::memset(data, 0, api::pointerAttributeBytes(attribute));
+      return CUDA_SUCCESS;
+  }
+}
+
+}  // namespace
+}  // namespace olpager::unified
+
+using namespace olpager::unified;  // NOLINT(google-build-using-namespace): the functions below are
+                                   // C functions
+namespace api = olpager::api;
+using olpager::forward::Session;
+
+extern "C" {
+
+CUresult ol_unified_cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
+  Session* const session = sessionOfGroup();
+  return session != nullptr ? allocate(*session, address, bytes)
+                            : ol_forward_cuMemAlloc_v2(address, bytes);
+}
+
+CUresult ol_unified_cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t width,
+                                       size_t height, unsigned element) {
+  Session* const session = sessionOfGroup();
+  return session != nullptr ? allocateRows(*session, address, pitch, width, height, element)
+                            : ol_forward_cuMemAllocPitch_v2(address, pitch, width, height, element);
+}
+
+// What a graph allocates when it runs is the driver's.
+#define OL_IN_ORDER(suffix, per_thread)                                                          \
+  CUresult ol_unified_cuMemAllocAsync##suffix(CUdeviceptr* out, size_t bytes, CUstream stream) { \
+    Session* const session = sessionOfGroup();                                                   \
+    return session != nullptr && !isCaptured(stream, per_thread)                                 \
+               ? allocate(*session, out, bytes)                                                  \
+               : ol_forward_cuMemAllocAsync##suffix(out, bytes, stream);                         \
+  }                                                                                              \
+  CUresult ol_unified_cuMemAllocFromPoolAsync##suffix(CUdeviceptr* out, size_t bytes,            \
+                                                      CUmemoryPool pool, CUstream stream) {      \
+    Session* const session = sessionOfGroup();                                                   \
+    return session != nullptr && !isLimited(pool) && !isCaptured(stream, per_thread)             \
+               ? allocate(*session, out, bytes, olpager::forward::memoryOwner(stream))           \
+               : ol_forward_cuMemAllocFromPoolAsync##suffix(out, bytes, pool, stream);           \
+  }                                                                                              \
+  CUresult ol_unified_cuMemFreeAsync##suffix(CUdeviceptr address, CUstream stream) {             \
+    Session* const session = sessionOfGroup();                                                   \
+    return session != nullptr && isHeld(*session, address) && !isCaptured(stream, per_thread)    \
+               ? releaseInOrder(*session, address, stream, per_thread)                           \
+               : ol_forward_cuMemFreeAsync##suffix(address, stream);                             \
+  }
+OL_IN_ORDER(, false)
+OL_IN_ORDER(_ptsz, true)
+#undef OL_IN_ORDER
+
+CUresult ol_unified_cuMemFree_v2(CUdeviceptr address) {
+  Session* const session = sessionOfGroup();
+  if (session == nullptr || !isOfGroup(*session, address)) return ol_forward_cuMemFree_v2(address);
+  return isHeld(*session, address) ? release(*session, address) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult ol_unified_cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
+  const CUresult result = ol_forward_cuMemPoolCreate(pool, properties);
+  const Session* const session = sessionOfGroup();
+  if (result == CUDA_SUCCESS && session != nullptr && properties->maxSize != 0) {
+    const std::lock_guard lock(limited().mutex);
+    limited().pools.insert(*pool);
+  }
+  return result;
+}
+
+CUresult ol_unified_cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
+  Session* const session = sessionOfGroup();
+  if (session == nullptr) return ol_forward_generated_cuMemGetInfo_v2(free_bytes, total_bytes);
+  if (olpager::forward::currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  // What the program has freed is free, also where executors are still to hear of it.
+  if (const CUresult result = releaseLater(*session); result != CUDA_SUCCESS) return result;
+  session->group()->awaitReleased();
+  if (free_bytes != nullptr) *free_bytes = session->group()->freeBytes();
+  if (total_bytes != nullptr) *total_bytes = session->group()->totalBytes();
+  return CUDA_SUCCESS;
+}
+
+CUresult ol_unified_cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
+  const Session* const session = sessionOfGroup();
+  const CUresult result = ol_forward_generated_cuDeviceTotalMem_v2(bytes, device);
+  if (session != nullptr && result == CUDA_SUCCESS) *bytes = session->group()->totalBytes();
+  return result;
+}
+
+// As CUDA 2 to 3.1 had them: 32 bits for lengths.
+CUresult ol_unified_cuMemGetInfo(unsigned* free_bytes, unsigned* total_bytes) {
+  if (sessionOfGroup() == nullptr)
+    return ol_forward_generated_cuMemGetInfo(free_bytes, total_bytes);
+  if (free_bytes == nullptr || total_bytes == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  size_t free_now = 0, total = 0;
+  const CUresult result = ol_unified_cuMemGetInfo_v2(&free_now, &total);
+  if (result != CUDA_SUCCESS) return result;
+  *free_bytes = inWord(free_now);
+  *total_bytes = inWord(total);
+  return result;
+}
+CUresult ol_unified_cuDeviceTotalMem(unsigned* bytes, CUdevice device) {
+  if (sessionOfGroup() == nullptr || bytes == nullptr)
+    return ol_forward_generated_cuDeviceTotalMem(bytes, device);
+  size_t total = 0;
+  const CUresult result = ol_unified_cuDeviceTotalMem_v2(&total, device);
+  if (result == CUDA_SUCCESS) *bytes = inWord(total);
+  return result;
+}
+
+CUresult ol_unified_cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
+  const auto memory = plainAt(sessionOfGroup(), address);
+  if (!memory) return ol_forward_cuMemGetAddressRange_v2(base, bytes, address);
+  if (olpager::forward::currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  if (base != nullptr) *base = memory->base;
+  if (bytes != nullptr) *bytes = memory->bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult ol_unified_cuPointerGetAttribute(void* data, CUpointer_attribute attribute,
+                                          CUdeviceptr address) {
+  const Session* const session = sessionOfGroup();
+  const auto memory = plainAt(session, address);
+  if (!memory) return ol_forward_cuPointerGetAttribute(data, attribute, address);
+  if (data == nullptr || api::pointerAttributeBytes(attribute) == 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  return answer(*session, *memory, address, attribute, data);
+}
+
+CUresult ol_unified_cuPointerGetAttributes(unsigned count, CUpointer_attribute* attributes,
+                                           void** data, CUdeviceptr address) {
+  const Session* const session = sessionOfGroup();
+  const auto memory = plainAt(session, address);
+  if (!memory || attributes == nullptr || data == nullptr)
+    return ol_forward_cuPointerGetAttributes(count, attributes, data, address);
+  for (unsigned i = 0; i < count; ++i) {
+    if (api::pointerAttributeBytes(attributes[i]) == 0 || data[i] == nullptr)
+      return CUDA_ERROR_INVALID_VALUE;
+    (void)answer(*session, *memory, address, attributes[i], data[i]);  // zeros where it fails
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"

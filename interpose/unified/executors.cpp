@@ -1,0 +1,335 @@
+#include "interpose/unified/executors.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstddef>
+#include <numeric>
+#include <utility>
+
+#include "base/format.h"
+#include "base/log.h"
+#include "base/size.h"
+#include "base/space/pages.h"
+#include "forwarding/wire/straight.h"
+#include "interpose/forward/call.h"
+#include "interpose/forward/captures.h"
+#include "interpose/forward/contexts.h"
+#include "interpose/forward/exchange.h"
+#include "interpose/forward/session.h"
+
+namespace olpager::unified {
+
+using forward::Aged;
+using forward::Call;
+using forward::Executor;
+using forward::Named;
+using space::kPageBytes;
+
+namespace {
+
+using namespace std::chrono_literals;
+
+// What an operation waits for that would move: as long as a large kernel may take.
+constexpr auto kPatience = 250ms;
+constexpr auto kForRelease = 2s;   // until pages that were freed are room again
+constexpr uint64_t kReserve = 16;  // one part of so many is kept for pages on their way
+
+std::vector<uint64_t> roomsOf(const forward::Session& session) {
+  std::vector<uint64_t> rooms;
+  for (const auto& executor : session.executors())
+    rooms.push_back(std::max<uint64_t>(1, executor->description().vram / kPageBytes));
+  return rooms;
+}
+
+// Pages that an executor can hold, beside those that are on their way.
+std::vector<uint64_t> holdsOf(const forward::Session& session) {
+  std::vector<uint64_t> holds;
+  for (const auto& executor : session.executors()) {
+    const uint64_t pages = executor->description().capacity / kPageBytes;
+    holds.push_back(pages - pages / kReserve);
+  }
+  return holds;
+}
+
+uint64_t mostOf(const forward::Session& session) {
+  const std::vector<uint64_t> holds = holdsOf(session);
+  return std::accumulate(holds.begin(), holds.end(), uint64_t{0});
+}
+
+int attributeAt(forward::Session& session, unsigned executor, CUdevice_attribute attribute) {
+  Call call(api::Symbol::kCuDeviceGetAttribute, &session);
+  call.only(executor);
+  call.needsNoContext();
+  call.beforeInit();
+  int value = 0;
+  call.value(attribute);
+  call.value(CUdevice{0});
+  call.wants(&value);
+  if (call.sync() == CUDA_SUCCESS) call.take(&value, 1);
+  return value;
+}
+
+}  // namespace
+
+struct Executors::Unfinished {
+  Unfinished(forward::Session& session, unsigned executor, uint64_t context)
+      : call(api::Symbol::kCuCtxSynchronize, &session) {
+    call.only(executor);
+    call.inContext(context);
+    call.mayWait();
+    call.othersCall();
+    call.ofOurOwn();
+    begun = call.begin(true) == CUDA_SUCCESS;
+  }
+  Call call;
+  bool begun = false;
+};
+
+Executors::Executors(forward::Session& session)
+    : session_(session),
+      most_(mostOf(session)),
+      home_(roomsOf(session), holdsOf(session), session.executors().front()->description().placed,
+            most_),
+      links_(home_, static_cast<unsigned>(session.executors().size()),
+             {[this](unsigned executor, const std::string& why) {
+                session_.lost(*session_.executors()[executor], why, false);
+                heard();
+              },
+              [this] { heard(); }}),
+      operations_(session.executors().size()) {}
+
+Executors::~Executors() = default;
+
+// The worker of `from` connects to that of `to`.
+Status Executors::linkPeers(unsigned from, unsigned to) {
+  const auto executors = session_.executors();
+  forward::PeerLinkHead head;
+  std::string address;
+  executors[to]->nameToPeer(from, &head, &address);
+  Call call(forward::Operation::kPeerLink, &session_);
+  call.only(from);
+  call.needsNoContext();
+  call.beforeInit();
+  call.value(head);
+  call.value(static_cast<uint32_t>(address.size()));
+  call.raw(address.data(), address.size());
+  call.mayWait();
+  const CUresult result = call.sync();
+  if (!call.answered()) return Error{"CUDA error " + std::to_string(result)};
+  const auto linked = call.reply().value<forward::PeerLinked>();
+  const std::string how(call.reply().text());
+  if (linked == forward::PeerLinked::kNo) return Error{how};
+  base::logInfo("unified view: gpunodes %s and %s: %s", executors[from]->gpunode().c_str(),
+                executors[to]->gpunode().c_str(), how.c_str());
+  return {};
+}
+
+Status Executors::start() {
+  const auto executors = session_.executors();
+  const forward::Description& first = executors.front()->description();
+  const auto cannot = [&](unsigned i, const std::string& why) {
+    return Error{base::format("view = unified: gpunodes {} and {} can't be one device: {}",
+                              executors.front()->gpunode(), executors[i]->gpunode(), why)};
+  };
+  if (first.placed_bytes == 0)
+    return Error{"view = unified: gpunode " + executors.front()->gpunode() +
+                 " has no pager (OL_PAGER=off there?): its memory can't move"};
+  for (unsigned i = 1; i < executors.size(); ++i) {
+    const forward::Description& one = executors[i]->description();
+    if (one.placed != first.placed || one.placed_bytes != first.placed_bytes)
+      return cannot(i, "their settings va_base and va_size have to be the same");
+    for (const CUdevice_attribute attribute : {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                                               CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR}) {
+      if (attributeAt(session_, 0, attribute) != attributeAt(session_, i, attribute))
+        return cannot(i, "their GPUs are of unlike compute capability");
+    }
+  }
+  for (unsigned i = 0; i < executors.size(); ++i) {
+    const forward::Description& one = executors[i]->description();
+    base::logInfo("unified view: gpunode %s: %s of VRAM, %s in all",
+                  executors[i]->gpunode().c_str(), base::formatSize(one.vram).c_str(),
+                  base::formatSize(one.capacity).c_str());
+    if (const Status opened = links_.open(i, executors[i]->pageRoute()); !opened.ok())
+      return Error{"view = unified: gpunode " + executors[i]->gpunode() + ": " +
+                   opened.error().message};
+    for (unsigned j = 0; j < i; ++j) {
+      const Status there = linkPeers(j, i);
+      if (there.ok()) continue;
+      if (const Status back = linkPeers(i, j); !back.ok())
+        return Error{base::format(
+            "view = unified: gpunodes {} and {} don't reach each other: {}; the other way round: "
+            "{}",
+            executors[j]->gpunode(), executors[i]->gpunode(), there.error().message,
+            back.error().message)};
+    }
+  }
+  return {};
+}
+
+void Executors::leaves() {
+  links_.close();
+  const std::lock_guard lock(order_);
+  std::string sent;
+  for (unsigned i = 0; i < operations_.size(); ++i)
+    sent += base::format("{} {} at {}", i == 0 ? "" : ",", operations_[i],
+                         session_.executors()[i]->gpunode());
+  base::logInfo("unified view: operations:%s; all moved to another GPU %llu times", sent.c_str(),
+                static_cast<unsigned long long>(moves_));
+}
+
+// --- what is sent --------------------------------------------------------------------------------
+
+// Under order_. Whether the active executor has nothing more to do, within that time.
+bool Executors::finishActive(std::chrono::milliseconds patience) {
+  if (unfinished_.empty()) {
+    for (const uint64_t context : forward::contextsOf(session_))
+      unfinished_.push_back(std::make_unique<Unfinished>(session_, active(), context));
+  }
+  const auto until = std::chrono::steady_clock::now() + patience;
+  while (!unfinished_.empty()) {
+    Unfinished& one = *unfinished_.back();
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+    CUresult ignored = CUDA_SUCCESS;  // what has failed is for the program's own calls to tell
+    if (one.begun && !one.call.finishWithin(std::max(0ms, left), &ignored)) return false;
+    unfinished_.pop_back();
+  }
+  return true;
+}
+
+// Under order_.
+bool Executors::move(unsigned to, std::chrono::milliseconds patience) {
+  // What had not ended when it was last asked for says so by its answer.
+  const bool waited_before = !unfinished_.empty();
+  if (!finishActive(waited_before ? 0ms : patience)) {
+    if (!waited_before)
+      base::warnOnce("unified move",
+                     "unified view: work at gpunode %s has not ended within %lld ms (a kernel that "
+                     "waits?): until it has, launches go there and their pages come to them",
+                     session_.executor().gpunode().c_str(),
+                     static_cast<long long>(kPatience.count()));
+    return false;
+  }
+  // What was launched since it was asked is not part of that answer.
+  if (waited_before && !finishActive(patience)) return false;
+  const unsigned from = active();
+  if (!code_.bring(session_, from, to)) return false;
+  forward::nameAlsoAt(session_.executors()[to]->slot(), session_.executors()[from]->slot());
+  active_.store(to, std::memory_order_release);
+  forward::sendPinnedNow(&session_);
+  ++moves_;
+  return true;
+}
+
+unsigned Executors::enter(bool operates, std::span<const Named> named, Aged* aged) {
+  order_.lock();
+  if (!operates) {
+    aged->regions = home_.told();  // it may name some
+    return active();
+  }
+  if (!bound() && !named.empty() && !forward::capturing()) {
+    const unsigned best = home_.route(named, active());
+    if (best != active()) (void)move(best, kPatience);
+  }
+  const Home::Sent sent = home_.send(active(), named, !named.empty());
+  *aged = {sent.age, sent.oldest, sent.regions};
+  ++operations_[active()];
+  return active();
+}
+
+Aged Executors::draw(unsigned executor) {
+  const Home::Sent sent = home_.send(executor, {}, false);
+  return {sent.age, sent.oldest, sent.regions};
+}
+
+void Executors::use(const std::shared_ptr<const forward::CodeState>& state, bool again) {
+  if (!state->readable || again) {
+    bind(again ? "a graph with a kernel whose module has __device__ variables"
+               : "code whose variables can't be told");
+    return;
+  }
+  const std::lock_guard lock(order_);
+  code_.use(state, forward::currentContext());
+}
+
+void Executors::forget(uint64_t owner) {
+  const std::lock_guard lock(order_);
+  code_.forget(owner);
+}
+
+void Executors::leave(bool sent, const Aged& aged) {
+  order_.unlock();
+  if (aged.age == Aged::kNoOperation) return;
+  if (!sent) home_.cancel(aged.age);
+  (void)links_.flush();
+}
+
+void Executors::bind(const std::string& what) {
+  const std::lock_guard lock(order_);
+  if (bound()) return;
+  bound_.store(true, std::memory_order_release);
+  if (most_ - home_.freePages() > holdsOf(session_)[active()]) {
+    // Its pages would wait for room that never comes.
+    session_.lost(
+        session_.executor(),
+        "the unified view: " + what +
+            " needs all of the program's memory at one GPU, which can't hold it; see each "
+            "GPU as a device (--view discrete)",
+        false);
+    return;
+  }
+  base::logWarn(
+      "unified view: %s can be at one GPU alone so far: all runs at gpunode %s from now on, and "
+      "pages come to it from the others",
+      what.c_str(), session_.executor().gpunode().c_str());
+}
+
+// --- memory --------------------------------------------------------------------------------------
+
+bool Executors::add(uint64_t base, uint64_t bytes) {
+  if (bytes > freeBytes() || !home_.add(base, bytes)) return false;
+  (void)links_.flush();
+  return true;
+}
+
+void Executors::remove(uint64_t base) {
+  {
+    const std::lock_guard lock(releasing_);
+    ++leaving_;
+  }
+  home_.remove(base);
+  (void)links_.flush();
+  heard();  // what no executor ever had is released at once
+}
+
+void Executors::heard() {
+  const std::lock_guard lock(releasing_);
+  const auto now = home_.released();
+  bases_.insert(bases_.end(), now.begin(), now.end());
+  leaving_ -= std::min(leaving_, now.size());
+  released_.notify_all();
+}
+
+std::vector<uint64_t> Executors::released(bool wait) {
+  std::unique_lock lock(releasing_);
+  if (wait)
+    released_.wait_for(lock, kForRelease,
+                       [&] { return !bases_.empty() || leaving_ == 0 || session_.ended(); });
+  return std::exchange(bases_, {});
+}
+
+void Executors::awaitReleased() {
+  std::unique_lock lock(releasing_);
+  released_.wait_for(lock, kForRelease, [&] { return leaving_ == 0 || session_.ended(); });
+}
+
+// A program that is bound gets what the one GPU can hold.
+uint64_t Executors::freeBytes() const {
+  const uint64_t free_pages = home_.freePages();
+  if (!bound()) return free_pages * kPageBytes;
+  const uint64_t used = most_ - free_pages, holds = holdsOf(session_)[active()];
+  return (holds - std::min(holds, used)) * kPageBytes;
+}
+uint64_t Executors::totalBytes() const { return most_ * kPageBytes; }
+
+}  // namespace olpager::unified

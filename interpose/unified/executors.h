@@ -1,0 +1,91 @@
+// The executors of the unified view over several gpunodes, as a session's group: it has the home,
+// the links for pages, and the order of what is sent (interpose/forward/group.h says what a group
+// is for, and its states).
+//
+// A move. An operation goes where Home::route says. Where that is another executor than the active
+// one, the order is held while the active one comes to its end: all contexts are synchronised, for
+// kPatience at most. What does not end by then may wait for what only this or a later operation
+// brings (a kernel that spins, a host function), so the operation stays where it is and its pages
+// come there. Until that has ended no other move is tried. While a stream captures nothing moves:
+// to synchronise would end the capture.
+//
+// Owner: its session. Thread-safety: any thread. Locks: order_ (interpose/forward/locks.h), held
+// from an operation's turn until its record is written; below it the page links' and the home's.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "interpose/forward/executor.h"
+#include "interpose/forward/group.h"
+#include "interpose/unified/code_states.h"
+#include "interpose/unified/home.h"
+#include "interpose/unified/page_link.h"
+
+namespace olpager::forward {
+class Session;
+}  // namespace olpager::forward
+
+namespace olpager::unified {
+
+class Executors final : public forward::Group {
+ public:
+  /// Of a session whose executors have started. It is not of use before start().
+  explicit Executors(forward::Session& session);
+  ~Executors() override;
+
+  /// Whether they can be one device, and their links. The Error is one line.
+  Status start();
+
+  void leaves() override;
+  void bind(const std::string& what) override;
+  bool add(uint64_t base, uint64_t bytes) override;
+  void remove(uint64_t base) override;
+  std::vector<uint64_t> released(bool wait) override;
+  void awaitReleased() override;
+  uint64_t freeBytes() const override;
+  uint64_t totalBytes() const override;
+
+ private:
+  unsigned enter(bool operates, std::span<const forward::Named> named,
+                 forward::Aged* aged) override;
+  void leave(bool sent, const forward::Aged& aged) override;
+  forward::Aged draw(unsigned executor) override;
+  void use(const std::shared_ptr<const forward::CodeState>& state, bool again) override;
+  void forget(uint64_t owner) override;
+
+  Status linkPeers(unsigned from, unsigned to);
+  bool move(unsigned to, std::chrono::milliseconds patience);
+  bool finishActive(std::chrono::milliseconds patience);
+  void heard();
+
+  forward::Session& session_;
+  const uint64_t most_;  // pages that the program may get
+  Home home_;
+  PageLinks links_;
+  std::mutex order_;
+
+  // Under order_. What the active executor has not come to the end of within kPatience: a
+  // synchronisation of each context, under way.
+  struct Unfinished;
+  std::vector<std::unique_ptr<Unfinished>> unfinished_;
+  CodeStates code_;                   // variables of code that ran
+  std::vector<uint64_t> operations_;  // sent to each executor
+  uint64_t moves_ = 0;
+
+  // Regions that were removed and are not released: who needs their room waits.
+  std::mutex releasing_;  // above the home's
+  std::condition_variable released_;
+  size_t leaving_ = 0;
+  std::vector<uint64_t> bases_;  // of regions that are released, for released()
+};
+
+}  // namespace olpager::unified
