@@ -310,6 +310,7 @@ void Agent::write(std::span<const std::byte> batch) {
 
 void Agent::tellOver(const std::vector<uint64_t>& ages) {
   std::vector<directory::Message> messages;
+  messages.reserve(ages.size());
   for (const uint64_t age : ages)
     messages.push_back({.kind = directory::MessageKind::kCompleted,
                         .from = static_cast<directory::AgentId>(slot_),

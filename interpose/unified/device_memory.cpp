@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/space/pages.h"
 #include "interpose/api/attribute_bytes.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/api/unified_functions.h"
@@ -182,6 +183,13 @@ bool isCaptured(CUstream stream, bool per_thread) {
 
 // --- questions -----------------------------------------------------------------------------------
 
+// Of slabs that are empty and kept for the next small allocation.
+uint64_t keptBytes(const Session& session) {
+  AllocationBook& book = *session.parts().book;
+  const std::lock_guard lock(book.mutex);
+  return (book.pages - book.usedPages()) * space::kPageBytes;
+}
+
 unsigned inWord(size_t bytes) {
   return static_cast<unsigned>(std::min<size_t>(bytes, std::numeric_limits<unsigned>::max()));
 }
@@ -218,8 +226,6 @@ CUresult answer(const Session& session, const Plain& memory, CUdeviceptr address
       put(data, address);
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-      put(data, memory.base);
-      return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
     case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
       put(data, memory.base);
@@ -315,7 +321,7 @@ CUresult ol_unified_cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
   // What the program has freed is free, also where executors are still to hear of it.
   if (const CUresult result = releaseLater(*session); result != CUDA_SUCCESS) return result;
   session->group()->awaitReleased();
-  if (free_bytes != nullptr) *free_bytes = session->group()->freeBytes();
+  if (free_bytes != nullptr) *free_bytes = session->group()->freeBytes() + keptBytes(*session);
   if (total_bytes != nullptr) *total_bytes = session->group()->totalBytes();
   return CUDA_SUCCESS;
 }

@@ -371,7 +371,7 @@ AwayClaim::~AwayClaim() {
 }
 
 void AwayClaim::cancel(Lock& lock) {
-  if (!std::exchange(asked_, false)) return;
+  if (!std::exchange(asked_, false) || operation_ == nullptr) return;
   Away& away = *state_.away;
   operation_->stage = AwayOperation::Stage::kOver;
   away.failed_.erase(operation_->age);

@@ -13,6 +13,7 @@
 #include "base/format.h"
 #include "base/locate.h"
 #include "tools/olbench/managed.h"
+#include "tools/olbench/unified.h"
 
 extern char** environ;
 
@@ -49,6 +50,8 @@ std::vector<std::string> argumentsFor(With with, const std::string& measurement,
                                         std::to_string(options.rounds)};
   if (options.write) arguments.emplace_back("--write");
   // The driver alone holds everything: there is no budget to go beyond.
+  if (measurement == "unified")
+    arguments.insert(arguments.end(), {"--vram", std::to_string(options.vram)});
   if (options.paging && with == With::kPager)
     arguments.insert(arguments.end(), {"--paging", "--vram", std::to_string(options.vram)});
   return arguments;
@@ -79,6 +82,7 @@ std::vector<std::string> environmentFor(With with, const Options& options,
     if (with == With::kForward) {
       entries.push_back("OL_GPUNODE=" + options.gpunode);
       entries.push_back("OL_TRANSPORT=" + options.transport);
+      entries.push_back("OL_VIEW=" + options.view);
       entries.push_back("LD_LIBRARY_PATH=" + library_path);
       return entries;
     }
@@ -119,6 +123,8 @@ int runAsChild(const std::string& measurement, const Options& options) {
       result = measureSampled(options);
     } else if (measurement == "forward") {
       result = measureForwarded(options);
+    } else if (measurement == "unified") {
+      result = measureUnifiedChild(options);
     } else if (measurement == "between") {
       result = measureBetween(options);
     } else if (measurement == "managed") {

@@ -17,6 +17,7 @@
 #include "tools/olbench/memserver.h"
 #include "tools/olbench/remote.h"
 #include "tools/olbench/transport.h"
+#include "tools/olbench/unified.h"
 
 namespace {
 
@@ -283,6 +284,8 @@ int run(int argc, char** argv) {
                                             "3 memservers, replicas, TCP and shared memory");
   auto* forward_command = app.add_subcommand(
       "forward", "Calls through an olgpunode on this host, beside native ones and a raw ping-pong");
+  auto* unified_command = app.add_subcommand(
+      "unified", "The unified view over two olgpunodes on this host, beside one of them alone");
   app.require_subcommand(0, 1);
   if (const auto status = line.parse(argc, argv)) return *status;
   if (memserver_command->parsed()) {
@@ -349,6 +352,9 @@ int run(int argc, char** argv) {
   } else if (forward_command->parsed()) {
     options.vram = vram->count() == 0 ? uint64_t{512} << 20 : options.vram;
     result = measureForward(options);
+  } else if (unified_command->parsed()) {
+    options.vram = vram->count() == 0 ? uint64_t{512} << 20 : options.vram;
+    result = measureUnified(options);
   } else if (sampled_command->parsed()) {
     result = runChild(With::kPager, "sampled", options);
   } else {
@@ -358,6 +364,8 @@ int run(int argc, char** argv) {
     base::print("{}\n", result.dump(2));
   } else if (forward_command->parsed()) {
     printForward(result);
+  } else if (unified_command->parsed()) {
+    printUnified(result);
   } else if (managed_command->parsed()) {
     printManaged(result);
   } else if (remote_command->parsed()) {

@@ -28,6 +28,7 @@ struct Options {
   unsigned replicas = 1;                     // at them
   std::string gpunode;                       // of a forwarded child
   std::string transport = "auto";            // to it
+  std::string view = "discrete";             // of several
 };
 
 /// One row of `launch`: a kernel with that many pointers, on one stream or on two in turns.

@@ -124,7 +124,7 @@ int runWithStats(const std::string& path, const std::vector<std::string>& argume
   }
   if (child == 0) {
     sigprocmask(SIG_SETMASK, &before, nullptr);
-    _exit(replaceBy(path, arguments, environment, says_unused));
+    _exit(replaceBy(path, arguments, std::move(environment), says_unused));
   }
   g_child = child;
   struct sigaction action {};

@@ -229,7 +229,7 @@ Step pack(Warp& w, const Op& op) {
         if (op.r[i] != kNoTarget)
           std::memcpy(w.reg<std::byte>(op.r[i]) + std::size_t{lane} * kPiece, copy + at, kPiece);
       } else {
-        std::memcpy(copy + at, w.reg<std::byte>(op.r[i]) + lane * kPiece, kPiece);
+        std::memcpy(copy + at, w.reg<std::byte>(op.r[i]) + std::size_t{lane} * kPiece, kPiece);
       }
     }
     if constexpr (!kUnpack) {

@@ -466,8 +466,9 @@ TEST_CASE("slabs against a model", "[space]") {
       live.erase(victim);
     }
     if (live.empty()) continue;
-    auto some =
-        live.lower_bound(kBase + random() % (fixture.addresses.highWaterPages() * kPageBytes));
+    const uint64_t high = fixture.addresses.highWaterPages() * kPageBytes;
+    REQUIRE(high != 0);
+    auto some = live.lower_bound(kBase + random() % high);
     if (some == live.end()) some = live.begin();
     const auto slot = slabs.find(some->first + random() % some->second);
     REQUIRE(slot);
