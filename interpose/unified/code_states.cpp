@@ -79,7 +79,7 @@ bool CodeStates::find(Session& session, One& one, unsigned executor) {
     call.string(name.c_str());
     if (!calls.send()) return false;
   }
-  return calls.finish([&](size_t number, Call& call) {
+  const bool good = calls.finish([&](size_t number, Call& call) {
     Variable& variable = one.variables[number];
     variable.addresses[executor] = call.reply().value<uint64_t>();
     const auto bytes = call.reply().value<uint64_t>();
@@ -88,6 +88,9 @@ bool CodeStates::find(Session& session, One& one, unsigned executor) {
     variable.bytes = bytes;
     return memory == forward::VariableMemory::kDevice && bytes <= forward::kMostBytes;
   });
+  // All of them, or none: the first one's tells of all.
+  if (!good) one.variables.front().addresses.erase(executor);
+  return good;
 }
 
 bool CodeStates::read(Session& session, One& one, unsigned executor) {
