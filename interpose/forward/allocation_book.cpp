@@ -136,6 +136,11 @@ void AllocationBook::dropOf(uint64_t context) {
     give(context, one->first, one->second.bytes);
     one = held.erase(one);
   }
+  std::erase_if(later, [&](const auto& freed) {
+    const bool its = freed.second.context == context;
+    if (its) give(context, freed.first, freed.second.bytes);
+    return its;
+  });
   if (const auto of_context = slabs.find(context); of_context != slabs.end()) {
     of_context->second->dropKept();
     slabs.erase(of_context);

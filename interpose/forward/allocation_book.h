@@ -15,9 +15,11 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <shared_mutex>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "base/space/address_allocator.h"
 #include "base/space/slab_allocator.h"
@@ -45,7 +47,10 @@ struct AllocationBook {
   Group* group = nullptr;  // of a session of several executors: who gives pages their places
   std::map<uint64_t, std::unique_ptr<space::SlabAllocator>> slabs;  // by context
   std::unordered_map<CUdeviceptr, Held> held;
-  uint64_t pages = 0;  // taken, without guards
+  // Of a group: freed while a stream captures, when nobody may wait for what uses it.
+  std::vector<std::pair<CUdeviceptr, Held>> later;
+  std::set<CUmemoryPool> limited;  // of a group: pools that give so much and no more
+  uint64_t pages = 0;              // taken, without guards
   Credit credit;
   std::atomic<uint64_t> spent{0};  // calls that ended what is known of free memory
   uint64_t spent_seen = 0;         // when `credit` was told

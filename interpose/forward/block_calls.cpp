@@ -46,18 +46,21 @@ void takeBack(const std::vector<SideMade>& made, uint64_t address) {
   }
 }
 
+namespace {
+
+BlockSide::Kind kindOf(Reader& reply) {
+  return reply.value<uint8_t>() != 0 ? BlockSide::Kind::kShared : BlockSide::Kind::kExchanged;
+}
+
+}  // namespace
+
 void addSides(Call& answered, std::vector<SideMade>& made) {
   Session* const session = answered.session();
   answered.eachAnswer([&](unsigned executor, Reader reply) {
-    const auto kind =
-        reply.value<uint8_t>() != 0 ? BlockSide::Kind::kShared : BlockSide::Kind::kExchanged;
-    made.push_back({session, session->executors()[executor]->slot(), kind});
+    made.push_back({session, session->executors()[executor]->slot(), kindOf(reply)});
   });
 }
 
-BlockSide::Kind kindIn(Call& answered) {
-  return answered.reply().value<uint8_t>() != 0 ? BlockSide::Kind::kShared
-                                                : BlockSide::Kind::kExchanged;
-}
+BlockSide::Kind kindIn(Call& answered) { return kindOf(answered.reply()); }
 
 }  // namespace olpager::forward

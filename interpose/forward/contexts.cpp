@@ -18,6 +18,7 @@
 #include "interpose/forward/per_thread.h"
 #include "interpose/forward/session_contexts.h"
 #include "interpose/forward/session_parts.h"
+#include "interpose/forward/streams.h"
 #include "interpose/forward/symbols.h"
 #include "interpose/forward/variables.h"
 
@@ -112,11 +113,7 @@ CUresult contextOfGreen(CUcontext* out, CUgreenCtx green) {
 // so they hear first that the program has it no more. After all work, as the end itself waits for.
 void dropMemoryOf(Session& session, uint64_t context) {
   if (session.group() == nullptr) return;
-  Call finish(api::Symbol::kCuCtxSynchronize, &session);
-  finish.inContext(context);
-  finish.mayWait();
-  finish.ofOurOwn();
-  (void)finish.sync();
+  (void)finishContext(session, context);
   session.parts().book->dropOf(context);
   session.group()->awaitReleased();
 }

@@ -17,6 +17,7 @@
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/host_blocks.h"
 #include "interpose/forward/stand_ins.h"
+#include "interpose/forward/streams.h"
 
 namespace olpager::forward {
 namespace {
@@ -47,14 +48,6 @@ bool takeChanges(BlockTable& all, unsigned slot, uint64_t base, Block& block,
           any;
   }
   return any;
-}
-
-CUresult synchronize(Session& session, uint64_t context) {
-  Call call(api::Symbol::kCuCtxSynchronize, &session);
-  call.inContext(context);
-  call.mayWait();
-  call.ofOurOwn();
-  return call.sync();
 }
 
 // Whether kernels of the session can reach the block there.
@@ -192,11 +185,11 @@ CUresult awaitMemory(uint64_t address, uint64_t bytes, const Session& reader, bo
     const bool unseen = !own && isShared(*session, reinterpret_cast<const void*>(address), 1);
     if (!unseen && !comes()) continue;
     // Everything of the context, then of others: which stream it comes in nobody noted.
-    CUresult result = synchronize(*session, contextIn(session));
+    CUresult result = finishContext(*session, contextIn(session));
     if (unseen && result == CUDA_ERROR_DEVICE_UNAVAILABLE) continue;  // lost: it writes no more
     for (const uint64_t context : contextsOf(*session)) {
       if ((result == CUDA_SUCCESS || contextIn(session) == 0) && comes())
-        result = synchronize(*session, context);
+        result = finishContext(*session, context);
     }
     if (result != CUDA_SUCCESS) return result;
     session->arrivals().awaitBytes(address, bytes);

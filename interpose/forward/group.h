@@ -19,6 +19,8 @@
 // implementation has (interpose/forward/locks.h). Owner: the session, for the life of the process.
 #pragma once
 
+#include <cuda.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -77,7 +79,7 @@ class Group {
     unsigned executor() const { return executor_; }
     /// Of a call that goes to all: an operation of its own at each.
     Aged ageAt(unsigned executor) { return group_.draw(executor); }
-    /// Of age 0: it needs none.
+    /// Of age kNoOperation: it is no operation.
     const Aged& aged() const { return aged_; }
     void sent() { sent_ = true; }
 
@@ -121,6 +123,22 @@ class Group {
     if (state != nullptr) use(state, again);
   }
 
+  /// An event is recorded where operations run now.
+  void noteRecord(CUevent event) {
+    const std::lock_guard lock(state_mutex_);
+    recorded_at_[event] = active();
+  }
+  void dropRecord(CUevent event) {
+    const std::lock_guard lock(state_mutex_);
+    recorded_at_.erase(event);
+  }
+  /// Where it was recorded last; of one that never was, where operations run.
+  unsigned recordedAt(CUevent event) {
+    const std::lock_guard lock(state_mutex_);
+    const auto found = recorded_at_.find(event);
+    return found != recorded_at_.end() ? found->second : active();
+  }
+
   // Device memory. Pages of the range at addresses that the caller gives out.
 
   /// New pages [base, + bytes). False: there is no room for them.
@@ -149,6 +167,7 @@ class Group {
   std::atomic<bool> any_state_{false};
   std::mutex state_mutex_;  // a leaf
   std::unordered_map<uint64_t, std::shared_ptr<const CodeState>> with_state_;
+  std::unordered_map<CUevent, unsigned> recorded_at_;
 
   virtual unsigned enter(bool operates, std::span<const Named> named, Aged* aged) = 0;
   virtual void leave(bool sent, const Aged& aged) = 0;

@@ -10,7 +10,6 @@
 #include "interpose/forward/captures.h"
 #include "interpose/forward/session.h"
 #include "interpose/forward/session_parts.h"
-#include "interpose/forward/threads.h"
 
 namespace olpager::forward {
 namespace {
@@ -94,9 +93,9 @@ Goes whereGoes(uint16_t function) {
 }
 
 GroupCall::GroupCall(Session& session, std::vector<std::byte>& record)
-    : session_(session), group_(*session.group()) {
+    : session_(session), group_(*session.group()), goes_(whereGoes(headOf(record).function)) {
   assert(record.size() == sizeof(CallHead));
-  if (!mayName(whereGoes(headOf(record).function))) return;
+  if (!mayName(goes_)) return;
   headOf(record).flags |= kAged;
   record.resize(record.size() + sizeof(Aged));
 }
@@ -122,11 +121,10 @@ void GroupCall::usesAddresses(const void* words, uint64_t bytes) {
 Executor& GroupCall::executor(unsigned number) const { return *session_.executors()[number]; }
 
 // What a stream that captures is told becomes part of a graph, which all executors have.
-Goes GroupCall::whereNow(uint16_t function) const {
-  const Goes goes = whereGoes(function);
-  const bool in_stream = stream_ && (goes == Goes::kActive || goes == Goes::kOperates);
-  if (!in_stream || !capturing()) return goes;
-  return joins_ || captures(*stream_, per_thread_) ? Goes::kAll : goes;
+Goes GroupCall::whereNow() const {
+  const bool in_stream = stream_ && (goes_ == Goes::kActive || goes_ == Goes::kOperates);
+  if (!in_stream || !capturing()) return goes_;
+  return joins_ || captures(*stream_, per_thread_) ? Goes::kAll : goes_;
 }
 
 void GroupCall::putAge(std::vector<std::byte>& record, const Aged& aged) const {
@@ -134,16 +132,15 @@ void GroupCall::putAge(std::vector<std::byte>& record, const Aged& aged) const {
     std::memcpy(record.data() + sizeof(CallHead), &aged, sizeof aged);
 }
 
-// `send` writes the record to one executor; the first that it goes to is first_.
+// `send` writes the record to the executor of that number; the first that it goes to is first_.
 template <typename Send>
 bool GroupCall::send(std::vector<std::byte>& record, Send send) {
-  const uint16_t function = headOf(record).function;
-  const Goes goes = only_ ? Goes::kFirst : whereNow(function);
-  if (goes == Goes::kBound && !group_.bound()) group_.bind(whatBinds(function));
+  const Goes goes = only_ ? Goes::kFirst : whereNow();
+  if (goes == Goes::kBound && !group_.bound()) group_.bind(whatBinds(headOf(record).function));
   if (goes == Goes::kFirst) {
     first_ = only_.value_or(0);
     putAge(record, {});
-    return send(executor(first_), true);
+    return send(first_);
   }
   if (goes == Goes::kAll && !group_.bound()) {
     // In a turn, so that no operation is sent between two executors' hearing of it.
@@ -153,15 +150,14 @@ bool GroupCall::send(std::vector<std::byte>& record, Send send) {
     bool sent = true;
     for (unsigned i = 0; i < session_.executors().size(); ++i) {
       if (aged) putAge(record, turn.ageAt(i));
-      if (i > 0) others_.push_back({i, std::make_unique<Wait>(), false});
-      sent = send(executor(i), i == 0) && sent;
+      sent = send(i) && sent;
     }
     return sent;
   }
-  Group::Turn turn(group_, mayOperate(whereGoes(function)), named_);
+  Group::Turn turn(group_, mayOperate(goes_), named_);
   first_ = turn.executor();
   putAge(record, turn.aged());
-  if (!send(executor(first_), true)) return false;
+  if (!send(first_)) return false;
   turn.sent();
   return true;
 }
@@ -169,10 +165,10 @@ bool GroupCall::send(std::vector<std::byte>& record, Send send) {
 bool GroupCall::begin(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait,
                       bool flush) {
   others_.clear();
-  return send(record, [&](Executor& to, bool first) {
-    if (first) return to.begin(record, bulk, wait, flush);
-    Other& other = others_.back();
-    return other.waits = to.begin(record, bulk, *other.wait, true);
+  return send(record, [&](unsigned to) {
+    if (to == first_) return executor(to).begin(record, bulk, wait, flush);
+    Other& other = others_.emplace_back(to, std::make_unique<Wait>());
+    return other.waits = executor(to).begin(record, bulk, *other.wait, true);
   });
 }
 
@@ -200,13 +196,11 @@ void GroupCall::leave(const Wait& wait) {
 CUresult GroupCall::post(std::vector<std::byte>& record, std::span<const std::byte> bulk,
                          bool flush) {
   CUresult result = CUDA_SUCCESS;
-  others_.clear();
-  (void)send(record, [&](Executor& to, bool) {
-    const CUresult its = to.post(record, bulk, flush);
+  (void)send(record, [&](unsigned to) {
+    const CUresult its = executor(to).post(record, bulk, flush);
     if (result == CUDA_SUCCESS) result = its;
     return its == CUDA_SUCCESS;
   });
-  others_.clear();  // nobody waits
   return result;
 }
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "interpose/forward/executor.h"
@@ -58,19 +59,21 @@ class GroupCall {
 
  private:
   struct Other {
-    unsigned executor = 0;
+    Other(unsigned number, std::unique_ptr<Wait> its) : executor(number), wait(std::move(its)) {}
+    unsigned executor;
     std::unique_ptr<Wait> wait;
     bool waits = false;
   };
   // One to which the call goes now.
   template <typename Send>
   bool send(std::vector<std::byte>& record, Send send);
-  Goes whereNow(uint16_t function) const;
+  Goes whereNow() const;
   Executor& executor(unsigned number) const;
   void putAge(std::vector<std::byte>& record, const Aged& aged) const;
 
   Session& session_;
   Group& group_;
+  const Goes goes_;
   std::vector<Named> named_;
   std::optional<CUstream> stream_;
   bool per_thread_ = false, joins_ = false;

@@ -35,7 +35,8 @@
 //       UserObjects (user_objects.h), SessionParts (session_parts.h), Arrivals (arrivals.h),
 //       HostFunctions (host_functions.h), Executor::Attendant (executor.h), Notifications
 //       (notifications.h), LogListeners::mutex (logs.h), Couriers (couriers.h), ThreadNumbers
-//       (threads.h), ExportedDescriptors (export_descriptors.h), KeptTexts (call.h)
+//       (threads.h), ExportedDescriptors (export_descriptors.h), KeptTexts (call.h), a Group's
+//       notes (group.h)
 // clang-format on
 //
 // What ends with a context takes AllocationBook::mutex, Captures::mutex and leaves

@@ -175,6 +175,11 @@ Session* currentSession() {
   return existingSession();
 }
 
+Session* sessionOfGroup() {
+  Session* const session = existingSession();
+  return session != nullptr && session->group() != nullptr ? session : nullptr;
+}
+
 void Route::toDevice(CUdevice device) {
   CUdevice at_worker = 0;
   (void)placeOf(device, &session_, &at_worker);

@@ -72,6 +72,8 @@ Session* sessionOfAddress(uint64_t address);
 Session* currentSession();
 /// The same without connecting.
 Session* existingSession();
+/// The program's session where it has several executors (group.h); null: it has none that has.
+Session* sessionOfGroup();
 
 /// Which session a call goes to: that of the first of its arguments that belongs to one, else of
 /// the current context.

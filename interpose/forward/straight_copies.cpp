@@ -22,21 +22,7 @@ using Pair = PeerLinks::Pair;
 // it could be asked.
 PeerLinked connect(Session& from, Session& to, std::string* text, CUresult* result) {
   Call call(Operation::kPeerLink, &from);
-  PeerLinkHead head;
-  std::string address;
-  to.executor().nameToPeer(from.slot(), &head, &address);
-  call.value(head);
-  call.value(static_cast<uint32_t>(address.size()));
-  call.raw(address.data(), address.size());
-  call.mayWait();
-  *result = call.sync();
-  if (!call.answered()) {
-    *text = "CUDA error " + std::to_string(*result);
-    return PeerLinked::kNo;
-  }
-  const auto linked = call.reply().value<PeerLinked>();
-  *text = call.reply().text();
-  return linked;
+  return linkWorker(call, from.slot(), to.executor(), text, result);
 }
 
 // Which link there is, made if need be; kNo: none.
@@ -134,6 +120,25 @@ class EndCall {
 };
 
 }  // namespace
+
+PeerLinked linkWorker(Call& call, unsigned slot, const Executor& to, std::string* text,
+                      CUresult* result) {
+  PeerLinkHead head;
+  std::string address;
+  to.nameToPeer(slot, &head, &address);
+  call.value(head);
+  call.value(static_cast<uint32_t>(address.size()));
+  call.raw(address.data(), address.size());
+  call.mayWait();
+  *result = call.sync();
+  if (!call.answered()) {
+    *text = "CUDA error " + std::to_string(*result);
+    return PeerLinked::kNo;
+  }
+  const auto linked = call.reply().value<PeerLinked>();
+  *text = call.reply().text();
+  return linked;
+}
 
 std::optional<CUresult> copyStraight(const StraightEnd& to, const StraightEnd& from,
                                      uint64_t bytes) {

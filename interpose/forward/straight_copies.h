@@ -15,13 +15,21 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <string>
 
 #include "forwarding/wire/straight.h"
 #include "interpose/forward/program.h"
 
 namespace olpager::forward {
 
+class Call;
+class Executor;
 class Session;
+
+/// By `call`, a kPeerLink: the worker that it goes to, which is the program's in `slot`, connects
+/// to that of `to`. `text`: how, or why not. `result`: whether it could be asked.
+PeerLinked linkWorker(Call& call, unsigned slot, const Executor& to, std::string* text,
+                      CUresult* result);
 
 /// Links between workers.
 struct PeerLinks {

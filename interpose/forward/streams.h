@@ -50,4 +50,13 @@ inline CUresult finishStream(CUstream stream, bool per_thread) {
   return call.sync();
 }
 
+/// The same of all that is in the context.
+inline CUresult finishContext(Session& session, uint64_t context) {
+  Call call(api::Symbol::kCuCtxSynchronize, &session);
+  call.inContext(context);
+  call.mayWait();
+  call.ofOurOwn();
+  return call.sync();
+}
+
 }  // namespace olpager::forward

@@ -9,6 +9,7 @@
 #include "base/kernel_faults.h"
 #include "base/log.h"
 #include "forwarding/placing.h"
+#include "interpose/api/pitched_rows.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/context.h"
 #include "interpose/local/contexts.h"
@@ -37,7 +38,6 @@ using olpager::pager::StreamKey;
 namespace {
 
 // What rows of pitched allocations are aligned to on every GPU since compute capability 2.
-constexpr uint64_t kPitchAlignment = 512;
 // Beyond any range: sizes above are refused before anything is added to them.
 constexpr uint64_t kLargest = uint64_t{1} << 47;
 
@@ -273,15 +273,11 @@ OLPAGER_HOOK(cuMemAllocPitch_v2)
 (CUdeviceptr* out, size_t* pitch, size_t width, size_t height, unsigned int element) {
   Pool* running = pool();
   if (running == nullptr) return driver().cuMemAllocPitch_v2(out, pitch, width, height, element);
-  if (out == nullptr || pitch == nullptr || width == 0 || height == 0)
-    return CUDA_ERROR_INVALID_VALUE;
-  if (element != 4 && element != 8 && element != 16) return CUDA_ERROR_INVALID_VALUE;
-  if (width > std::numeric_limits<uint64_t>::max() - kPitchAlignment)
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  const uint64_t row = (width + kPitchAlignment - 1) / kPitchAlignment * kPitchAlignment;
-  uint64_t bytes = 0;
-  if (__builtin_mul_overflow(row, static_cast<uint64_t>(height), &bytes))
-    return CUDA_ERROR_OUT_OF_MEMORY;
+  if (out == nullptr || pitch == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  uint64_t row = 0, bytes = 0;
+  if (const CUresult wrong = olpager::api::pitchedRows(width, height, element, &row, &bytes);
+      wrong != CUDA_SUCCESS)
+    return wrong;
   const CUresult result = allocateDevice(*running, out, bytes);
   if (result == CUDA_SUCCESS) *pitch = row;
   return result;

@@ -14,12 +14,12 @@ namespace {
 // `made` are of `owner`.
 template <typename Made, typename Owner>
 CUresult noted(CUresult result, std::span<const Made> made, Owner owner) {
-  const forward::Session* const session = forward::existingSession();
-  forward::Group* const group = session != nullptr ? session->group() : nullptr;
-  if (result != CUDA_SUCCESS || group == nullptr) return result;
-  const auto state = group->stateOf(reinterpret_cast<uint64_t>(owner));
+  const forward::Session* const session = forward::sessionOfGroup();
+  if (result != CUDA_SUCCESS || session == nullptr) return result;
+  forward::Group& group = *session->group();
+  const auto state = group.stateOf(reinterpret_cast<uint64_t>(owner));
   if (state == nullptr) return result;
-  for (const Made one : made) group->noteState(reinterpret_cast<uint64_t>(one), state);
+  for (const Made one : made) group.noteState(reinterpret_cast<uint64_t>(one), state);
   return result;
 }
 template <typename Made, typename Owner>
@@ -28,8 +28,8 @@ CUresult noted(CUresult result, const Made* made, Owner owner) {
 }
 
 void dropState(uint64_t owner) {
-  const forward::Session* const session = forward::existingSession();
-  if (session != nullptr && session->group() != nullptr) session->group()->dropState(owner);
+  if (const forward::Session* const session = forward::sessionOfGroup(); session != nullptr)
+    session->group()->dropState(owner);
 }
 
 }  // namespace

@@ -3,8 +3,9 @@
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/api/unified_functions.h"
-#include "interpose/forward/call.h"
-#include "interpose/forward/group.h"
+#include "interpose/forward/session.h"
+#include "interpose/forward/sessions.h"
+#include "interpose/unified/executors.h"
 
 namespace olpager::unified {
 namespace {
@@ -41,20 +42,10 @@ bool isLeast(CUdevice_attribute attribute) {
 
 // Of the executors; `value` is the active one's.
 void takeLeast(CUdevice_attribute attribute, CUdevice device, int* value) {
-  forward::Session* const session = forward::existingSession();
-  if (session == nullptr || session->group() == nullptr) return;
-  for (unsigned i = 0; i < session->executors().size(); ++i) {
-    forward::Call call(api::Symbol::kCuDeviceGetAttribute, session);
-    call.only(i);
-    call.needsNoContext();
-    call.value(attribute);
-    call.value(device);
-    int its = 0;
-    call.wants(&its);
-    if (call.sync() != CUDA_SUCCESS) continue;
-    call.take(&its, 1);
-    *value = std::min(*value, its);
-  }
+  forward::Session* const session = forward::sessionOfGroup();
+  if (session == nullptr) return;
+  for (unsigned i = 0; i < session->executors().size(); ++i)
+    *value = std::min(*value, attributeAt(*session, i, attribute, device).value_or(*value));
 }
 
 }  // namespace

@@ -7,13 +7,13 @@
 #include <limits>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <utility>
 #include <vector>
 
 #include "base/space/pages.h"
 #include "interpose/api/attribute_bytes.h"
 #include "interpose/api/forward_functions.h"
+#include "interpose/api/pitched_rows.h"
 #include "interpose/api/unified_functions.h"
 #include "interpose/forward/allocation_book.h"
 #include "interpose/forward/call.h"
@@ -30,44 +30,26 @@ namespace {
 using forward::AllocationBook;
 using forward::Call;
 using forward::Session;
+using forward::sessionOfGroup;
 
 constexpr uint64_t kMostBytes = 1ull << 47;  // no address has more behind it
-constexpr uint64_t kPitchAlignment = 512;
-
-// The session where it has several executors; null: forwarded mode does it.
-Session* sessionOfGroup() {
-  Session* const session = forward::existingSession();
-  return session != nullptr && session->group() != nullptr ? session : nullptr;
-}
 
 // All that the program's streams have to do is done. Forbidden while a stream captures, as the call
 // itself is.
 CUresult finishAll(Session& session) {
   for (const uint64_t context : forward::contextsOf(session)) {
-    Call call(api::Symbol::kCuCtxSynchronize, &session);
-    call.inContext(context);
-    call.mayWait();
-    call.ofOurOwn();
-    if (const CUresult result = call.sync(); result != CUDA_SUCCESS) return result;
+    if (const CUresult result = forward::finishContext(session, context); result != CUDA_SUCCESS)
+      return result;
   }
   return CUDA_SUCCESS;
 }
 
-// What was freed while a stream captures: to wait for all work would end the capture. Its pages go
-// with the next call for memory after that. Lock: the book's.
-struct Later {
-  std::vector<std::pair<CUdeviceptr, AllocationBook::Held>> freed;
-};
-Later& later() {
-  static Later* const all = new Later;  // exit handlers still call
-  return *all;
-}
-
+// What was freed while a stream captured goes with the next call for memory after that.
 CUresult releaseLater(Session& session) {
   AllocationBook& book = *session.parts().book;
   std::unique_lock lock(book.mutex);
-  if (later().freed.empty() || forward::capturing()) return CUDA_SUCCESS;
-  const auto freed = std::exchange(later().freed, {});
+  if (book.later.empty() || forward::capturing()) return CUDA_SUCCESS;
+  const auto freed = std::exchange(book.later, {});
   lock.unlock();
   const CUresult result = finishAll(session);
   lock.lock();
@@ -107,14 +89,11 @@ CUresult allocate(Session& session, CUdeviceptr* out, uint64_t bytes) {
 
 CUresult allocateRows(Session& session, CUdeviceptr* out, size_t* pitch, uint64_t width,
                       uint64_t height, unsigned element) {
-  if (out == nullptr || pitch == nullptr || width == 0 || height == 0)
-    return CUDA_ERROR_INVALID_VALUE;
-  if (element != 4 && element != 8 && element != 16) return CUDA_ERROR_INVALID_VALUE;
-  if (width > std::numeric_limits<uint64_t>::max() - kPitchAlignment)
-    return CUDA_ERROR_OUT_OF_MEMORY;
-  const uint64_t row = (width + kPitchAlignment - 1) / kPitchAlignment * kPitchAlignment;
-  uint64_t bytes = 0;
-  if (__builtin_mul_overflow(row, height, &bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (out == nullptr || pitch == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  uint64_t row = 0, bytes = 0;
+  if (const CUresult wrong = api::pitchedRows(width, height, element, &row, &bytes);
+      wrong != CUDA_SUCCESS)
+    return wrong;
   const CUresult result = allocate(session, out, bytes);
   if (result == CUDA_SUCCESS) *pitch = row;
   return result;
@@ -147,7 +126,7 @@ CUresult release(Session& session, CUdeviceptr address) {
   const auto found = book.held.find(address);
   if (found == book.held.end()) return CUDA_ERROR_INVALID_VALUE;  // another thread was here first
   if (captures) {
-    later().freed.emplace_back(address, found->second);
+    book.later.emplace_back(address, found->second);
   } else {
     book.give(found->second.context, address, found->second.bytes);
   }
@@ -162,19 +141,11 @@ CUresult releaseInOrder(Session& session, CUdeviceptr address, CUstream stream, 
   return result == CUDA_SUCCESS ? release(session, address) : result;
 }
 
-// Pools that give so much and no more: that is the driver's to count. Lock: its own, a leaf.
-struct Limited {
-  std::mutex mutex;
-  std::set<CUmemoryPool> pools;
-};
-Limited& limited() {
-  static Limited* const all = new Limited;  // exit handlers still call
-  return *all;
-}
-
-bool isLimited(CUmemoryPool pool) {
-  const std::lock_guard lock(limited().mutex);
-  return limited().pools.contains(pool);
+// Such a pool's memory is the driver's to count.
+bool isLimited(const Session& session, CUmemoryPool pool) {
+  AllocationBook& book = *session.parts().book;
+  const std::lock_guard lock(book.mutex);
+  return book.limited.contains(pool);
 }
 
 bool isCaptured(CUstream stream, bool per_thread) {
@@ -257,6 +228,7 @@ using namespace olpager::unified;  // NOLINT(google-build-using-namespace): the 
                                    // C functions
 namespace api = olpager::api;
 using olpager::forward::Session;
+using olpager::forward::sessionOfGroup;
 
 extern "C" {
 
@@ -284,7 +256,7 @@ CUresult ol_unified_cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size
   CUresult ol_unified_cuMemAllocFromPoolAsync##suffix(CUdeviceptr* out, size_t bytes,            \
                                                       CUmemoryPool pool, CUstream stream) {      \
     Session* const session = sessionOfGroup();                                                   \
-    return session != nullptr && !isLimited(pool) && !isCaptured(stream, per_thread)             \
+    return session != nullptr && !isLimited(*session, pool) && !isCaptured(stream, per_thread)   \
                ? allocate(*session, out, bytes, olpager::forward::memoryOwner(stream))           \
                : ol_forward_cuMemAllocFromPoolAsync##suffix(out, bytes, pool, stream);           \
   }                                                                                              \
@@ -308,8 +280,9 @@ CUresult ol_unified_cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* pr
   const CUresult result = ol_forward_cuMemPoolCreate(pool, properties);
   const Session* const session = sessionOfGroup();
   if (result == CUDA_SUCCESS && session != nullptr && properties->maxSize != 0) {
-    const std::lock_guard lock(limited().mutex);
-    limited().pools.insert(*pool);
+    AllocationBook& book = *session->parts().book;
+    const std::lock_guard lock(book.mutex);
+    book.limited.insert(*pool);
   }
   return result;
 }

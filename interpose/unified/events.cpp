@@ -2,9 +2,8 @@
 // before it at the executor where it was recorded last, which is noted. Elsewhere it was never
 // recorded, so who waits for it there waits for nothing: what is before it was complete when
 // operations moved (executors.h). Only the time between two events has to know.
+#include <algorithm>
 #include <chrono>
-#include <mutex>
-#include <unordered_map>
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/api/unified_functions.h"
@@ -17,37 +16,21 @@ namespace {
 
 using forward::Call;
 using forward::Session;
+using forward::sessionOfGroup;
 using Milliseconds = std::chrono::duration<double, std::milli>;
-
-// Lock: its own, a leaf.
-struct Recorded {
-  std::mutex mutex;
-  std::unordered_map<CUevent, unsigned> at;  // by event: the executor where it was recorded last
-};
-Recorded& recorded() {
-  static Recorded* const all = new Recorded;  // exit handlers still call
-  return *all;
-}
-
-Session* sessionOfGroup() {
-  Session* const session = forward::existingSession();
-  return session != nullptr && session->group() != nullptr ? session : nullptr;
-}
 
 // A record goes to the active executor, whatever moves meanwhile is ordered before it or behind it:
 // who records and moves at the same time has no order between the two.
 CUresult noted(CUresult result, CUevent event) {
   const Session* const session = sessionOfGroup();
   if (result != CUDA_SUCCESS || session == nullptr) return result;
-  const std::lock_guard lock(recorded().mutex);
-  recorded().at[event] = session->group()->active();
+  session->group()->noteRecord(event);
   return result;
 }
 
 CUresult forgotten(CUresult result, CUevent event) {
-  if (result != CUDA_SUCCESS || sessionOfGroup() == nullptr) return result;
-  const std::lock_guard lock(recorded().mutex);
-  recorded().at.erase(event);
+  const Session* const session = sessionOfGroup();
+  if (result == CUDA_SUCCESS && session != nullptr) session->group()->dropRecord(event);
   return result;
 }
 
@@ -87,14 +70,9 @@ CUresult timeOf(Session* session, unsigned executor, CUevent event, CUevent cloc
 }
 
 CUresult elapsed(Session* session, float* milliseconds, CUevent from, CUevent to) {
-  unsigned first = 0, second = 0;
-  {
-    const std::lock_guard lock(recorded().mutex);
-    const auto begin = recorded().at.find(from), end = recorded().at.find(to);
-    // One that was never recorded the driver refuses, wherever it is asked.
-    first = begin != recorded().at.end() ? begin->second : session->group()->active();
-    second = end != recorded().at.end() ? end->second : first;
-  }
+  // One that was never recorded the driver refuses, wherever it is asked.
+  const unsigned first = session->group()->recordedAt(from);
+  const unsigned second = session->group()->recordedAt(to);
   if (first == second) return elapsedAt(session, first, milliseconds, from, to);
   CUevent clock = nullptr;
   CUresult result = ol_forward_cuEventCreate(&clock, CU_EVENT_DEFAULT);
@@ -115,6 +93,7 @@ CUresult elapsed(Session* session, float* milliseconds, CUevent from, CUevent to
 using namespace olpager::unified;  // NOLINT(google-build-using-namespace): the functions below are
                                    // C functions
 using olpager::forward::Session;
+using olpager::forward::sessionOfGroup;
 
 extern "C" {
 

@@ -10,12 +10,12 @@
 #include "base/log.h"
 #include "base/size.h"
 #include "base/space/pages.h"
-#include "forwarding/wire/straight.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/exchange.h"
 #include "interpose/forward/session.h"
+#include "interpose/forward/straight_copies.h"
 
 namespace olpager::unified {
 
@@ -51,25 +51,22 @@ std::vector<uint64_t> holdsOf(const forward::Session& session) {
   return holds;
 }
 
-uint64_t mostOf(const forward::Session& session) {
-  const std::vector<uint64_t> holds = holdsOf(session);
-  return std::accumulate(holds.begin(), holds.end(), uint64_t{0});
-}
+}  // namespace
 
-int attributeAt(forward::Session& session, unsigned executor, CUdevice_attribute attribute) {
+std::optional<int> attributeAt(forward::Session& session, unsigned executor,
+                               CUdevice_attribute attribute, CUdevice device) {
   Call call(api::Symbol::kCuDeviceGetAttribute, &session);
   call.only(executor);
   call.needsNoContext();
   call.beforeInit();
   int value = 0;
   call.value(attribute);
-  call.value(CUdevice{0});
+  call.value(device);
   call.wants(&value);
-  if (call.sync() == CUDA_SUCCESS) call.take(&value, 1);
+  if (call.sync() != CUDA_SUCCESS) return std::nullopt;
+  call.take(&value, 1);
   return value;
 }
-
-}  // namespace
 
 struct Executors::Unfinished {
   Unfinished(forward::Session& session, unsigned executor, uint64_t context)
@@ -87,9 +84,9 @@ struct Executors::Unfinished {
 
 Executors::Executors(forward::Session& session)
     : session_(session),
-      most_(mostOf(session)),
-      home_(roomsOf(session), holdsOf(session), session.executors().front()->description().placed,
-            most_),
+      holds_(holdsOf(session)),
+      most_(std::accumulate(holds_.begin(), holds_.end(), uint64_t{0})),
+      home_(roomsOf(session), holds_, session.executors().front()->description().placed, most_),
       links_(home_, static_cast<unsigned>(session.executors().size()),
              {[this](unsigned executor, const std::string& why) {
                 session_.lost(*session_.executors()[executor], why, false);
@@ -103,21 +100,13 @@ Executors::~Executors() = default;
 // The worker of `from` connects to that of `to`.
 Status Executors::linkPeers(unsigned from, unsigned to) {
   const auto executors = session_.executors();
-  forward::PeerLinkHead head;
-  std::string address;
-  executors[to]->nameToPeer(from, &head, &address);
   Call call(forward::Operation::kPeerLink, &session_);
   call.only(from);
   call.needsNoContext();
   call.beforeInit();
-  call.value(head);
-  call.value(static_cast<uint32_t>(address.size()));
-  call.raw(address.data(), address.size());
-  call.mayWait();
-  const CUresult result = call.sync();
-  if (!call.answered()) return Error{"CUDA error " + std::to_string(result)};
-  const auto linked = call.reply().value<forward::PeerLinked>();
-  const std::string how(call.reply().text());
+  std::string how;
+  CUresult result = CUDA_SUCCESS;
+  const forward::PeerLinked linked = linkWorker(call, from, *executors[to], &how, &result);
   if (linked == forward::PeerLinked::kNo) return Error{how};
   base::logInfo("unified view: gpunodes %s and %s: %s", executors[from]->gpunode().c_str(),
                 executors[to]->gpunode().c_str(), how.c_str());
@@ -140,7 +129,7 @@ Status Executors::start() {
       return cannot(i, "their settings va_base and va_size have to be the same");
     for (const CUdevice_attribute attribute : {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
                                                CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR}) {
-      if (attributeAt(session_, 0, attribute) != attributeAt(session_, i, attribute))
+      if (attributeAt(session_, 0, attribute, 0) != attributeAt(session_, i, attribute, 0))
         return cannot(i, "their GPUs are of unlike compute capability");
     }
   }
@@ -222,18 +211,19 @@ bool Executors::move(unsigned to, std::chrono::milliseconds patience) {
 }
 
 unsigned Executors::enter(bool operates, std::span<const Named> named, Aged* aged) {
-  order_.lock();
+  std::unique_lock lock(order_);
   if (!operates) {
     aged->regions = home_.told();  // it may name some
-    return active();
+  } else {
+    if (!bound() && !named.empty() && !forward::capturing()) {
+      const unsigned best = home_.route(named, active());
+      if (best != active()) (void)move(best, kPatience);
+    }
+    const Home::Sent sent = home_.send(active(), named, !named.empty());
+    *aged = {sent.age, sent.oldest, sent.regions};
+    ++operations_[active()];
   }
-  if (!bound() && !named.empty() && !forward::capturing()) {
-    const unsigned best = home_.route(named, active());
-    if (best != active()) (void)move(best, kPatience);
-  }
-  const Home::Sent sent = home_.send(active(), named, !named.empty());
-  *aged = {sent.age, sent.oldest, sent.regions};
-  ++operations_[active()];
+  (void)lock.release();  // until leave()
   return active();
 }
 
@@ -268,7 +258,7 @@ void Executors::bind(const std::string& what) {
   const std::lock_guard lock(order_);
   if (bound()) return;
   bound_.store(true, std::memory_order_release);
-  if (most_ - home_.freePages() > holdsOf(session_)[active()]) {
+  if (most_ - home_.freePages() > holds_[active()]) {
     // Its pages would wait for room that never comes.
     session_.lost(
         session_.executor(),
@@ -327,7 +317,7 @@ void Executors::awaitReleased() {
 uint64_t Executors::freeBytes() const {
   const uint64_t free_pages = home_.freePages();
   if (!bound()) return free_pages * kPageBytes;
-  const uint64_t used = most_ - free_pages, holds = holdsOf(session_)[active()];
+  const uint64_t used = most_ - free_pages, holds = holds_[active()];
   return (holds - std::min(holds, used)) * kPageBytes;
 }
 uint64_t Executors::totalBytes() const { return most_ * kPageBytes; }

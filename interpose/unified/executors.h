@@ -13,12 +13,14 @@
 // from an operation's turn until its record is written; below it the page links' and the home's.
 #pragma once
 
-#include <atomic>
+#include <cuda.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,6 +37,10 @@ class Session;
 }  // namespace olpager::forward
 
 namespace olpager::unified {
+
+/// What one executor's driver says of its device; nullopt: it does not.
+std::optional<int> attributeAt(forward::Session& session, unsigned executor,
+                               CUdevice_attribute attribute, CUdevice device);
 
 class Executors final : public forward::Group {
  public:
@@ -68,7 +74,8 @@ class Executors final : public forward::Group {
   void heard();
 
   forward::Session& session_;
-  const uint64_t most_;  // pages that the program may get
+  const std::vector<uint64_t> holds_;  // pages that each can hold
+  const uint64_t most_;                // pages that the program may get
   Home home_;
   PageLinks links_;
   std::mutex order_;
