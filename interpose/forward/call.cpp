@@ -122,14 +122,18 @@ void Call::copy(const CopyHead& head) {
   if (group_ == nullptr) return;
   inStream(reinterpret_cast<CUstream>(head.stream), head.per_thread != 0);
   if (head.shape != CopyShape::kLinear) {
-    if (head.box.srcMemoryType == CU_MEMORYTYPE_DEVICE) uses(head.box.srcDevice, 0);
-    if (head.box.dstMemoryType == CU_MEMORYTYPE_DEVICE) uses(head.box.dstDevice, 0);
+    sides(head.box);
   } else if (head.array == 0) {
     if (head.device != 0) uses(head.device, head.bytes);
     // Of one between two places of the worker's the other one is there (headBetween).
     if (this->head().function == static_cast<uint16_t>(Operation::kCopyDevice))
       uses(head.offset, head.bytes);
   }
+}
+
+void Call::sides(const CUDA_MEMCPY3D& box) {
+  if (box.srcMemoryType == CU_MEMORYTYPE_DEVICE) uses(box.srcDevice, 0);
+  if (box.dstMemoryType == CU_MEMORYTYPE_DEVICE) uses(box.dstDevice, 0);
 }
 
 void Call::eachAnswer(const std::function<void(unsigned executor, Reader reply)>& each) {

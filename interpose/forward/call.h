@@ -134,6 +134,13 @@ class Call {
   void usesAddresses(const void* words, uint64_t bytes) {
     if (group_ != nullptr) group_->usesAddresses(words, bytes);
   }
+  void asksAbout(uint64_t address) {
+    if (group_ != nullptr) group_->asksAbout(address);
+  }
+  /// Code that runs there, or will.
+  void runs(uint64_t function, uint64_t context) {
+    if (group_ != nullptr) group_->runs(function, context);
+  }
   void inStream(CUstream stream, bool per_thread) {
     if (group_ != nullptr) group_->inStream(stream, per_thread);
   }
@@ -141,6 +148,8 @@ class Call {
   void mayJoinCapture() {
     if (group_ != nullptr) group_->mayJoinCapture();
   }
+  /// The sides of a copy that are device memory.
+  void sides(const CUDA_MEMCPY3D& box);
   /// The head of a copy, and what it says of these.
   void copy(const CopyHead& head);
   /// To that executor alone, whatever runs where.

@@ -47,11 +47,10 @@ CUresult kernelNode(const Target& target, const CUDA_KERNEL_NODE_PARAMS* given, 
   head.parameter_bytes = static_cast<uint32_t>(block.bytes());
   head.by_pointers = given->kernelParams != nullptr ? 1 : 0;
   head.as_kernel = given->func == nullptr ? 1 : 0;
-  Session* const session = sessionOf(target);
-  if (session != nullptr && session->group() != nullptr)
-    session->group()->useState(head.function, true);
-  Call call(Operation::kGraphKernelNode, session);
+  Call call(Operation::kGraphKernelNode, sessionOf(target));
   call.names(1);
+  call.runs(head.function, head.context != 0 ? head.context : currentContext());
+  call.usesAddresses(block.data(), block.bytes());
   put(call, target);
   call.value(head);
   call.raw(block.data(), block.bytes());
@@ -120,6 +119,7 @@ CUresult memcpyNode(const Target& target, const CUDA_MEMCPY3D* given, CUcontext 
   Call call(Operation::kGraphMemcpyNode, session);
   call.names(1);
   put(call, target);
+  call.sides(box);
   call.value(box);
   call.value(reinterpret_cast<uint64_t>(context));
   const CUresult result = finish(call, made);

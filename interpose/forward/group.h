@@ -34,7 +34,7 @@
 
 #include "forwarding/wire/wire.h"
 #include "interpose/api/driver_symbols.h"
-#include "interpose/forward/code_state.h"
+#include "interpose/forward/group_code.h"
 #include "interpose/forward/named.h"
 
 namespace olpager::forward {
@@ -58,6 +58,14 @@ Goes whereFunctionGoes(api::Symbol symbol);
 
 class Group {
  public:
+  /// What a call uses that is to be sent.
+  struct Uses {
+    bool operates = false;            // it gets an age, and goes where `named` says
+    std::span<const Named> named;     // device memory
+    std::span<const CodeThere> code;  // code whose variables it may change
+    bool again = false;               // it becomes part of a graph, of whose launches nobody tells
+  };
+
   virtual ~Group() = default;
 
   /// Number of the executor where operations run.
@@ -68,10 +76,7 @@ class Group {
   /// for the active executor are written in the order of their turns.
   class Turn {
    public:
-    /// `operates`: it gets an age, and goes where `named` says.
-    Turn(Group& group, bool operates, std::span<const Named> named) : group_(group) {
-      executor_ = group_.enter(operates, named, &aged_);
-    }
+    Turn(Group& group, const Uses& uses) : group_(group) { executor_ = group_.enter(uses, &aged_); }
     ~Turn() { group_.leave(sent_, aged_); }
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
@@ -95,46 +100,29 @@ class Group {
   /// From now on all calls go to the active executor. `what` needs that: told once.
   virtual void bind(const std::string& what) = 0;
 
-  /// The code has variables of its own: a module, a library, or a function of one.
-  void noteState(uint64_t handle, std::shared_ptr<const CodeState> state) {
-    const std::lock_guard lock(state_mutex_);
-    with_state_[handle] = std::move(state);
-    any_state_.store(true, std::memory_order_release);
-  }
-  /// Null: it has none.
-  std::shared_ptr<const CodeState> stateOf(uint64_t handle) {
-    if (!any_state_.load(std::memory_order_acquire)) return nullptr;
-    const std::lock_guard lock(state_mutex_);
-    const auto found = with_state_.find(handle);
-    return found != with_state_.end() ? found->second : nullptr;
-  }
+  /// Which code has variables, and which of these the program knows the addresses of.
+  GroupCode& code() { return code_; }
+  /// The program asks for the address of a variable that all executors can have. Null: it can be at
+  /// one alone, or the program is bound.
+  virtual std::shared_ptr<const SharedVariable> share(CodeThere code, const std::string& name) = 0;
   /// The module or library is unloaded.
-  void dropState(uint64_t owner) {
-    if (stateOf(owner) == nullptr) return;
-    {
-      const std::lock_guard lock(state_mutex_);
-      std::erase_if(with_state_, [&](const auto& one) { return one.second->owner == owner; });
-    }
-    forget(owner);
+  void ownerGone(uint64_t owner) {
+    if (code_.ownerGone(owner)) forget(owner);
   }
-  /// A kernel is about to be launched. `again`: also later, by a graph, of which nobody tells.
-  void useState(uint64_t function, bool again) {
-    const auto state = bound() ? nullptr : stateOf(function);
-    if (state != nullptr) use(state, again);
-  }
+  virtual void contextGone(uint64_t context) = 0;
 
   /// An event is recorded where operations run now.
   void noteRecord(CUevent event) {
-    const std::lock_guard lock(state_mutex_);
+    const std::lock_guard lock(records_mutex_);
     recorded_at_[event] = active();
   }
   void dropRecord(CUevent event) {
-    const std::lock_guard lock(state_mutex_);
+    const std::lock_guard lock(records_mutex_);
     recorded_at_.erase(event);
   }
   /// Where it was recorded last; of one that never was, where operations run.
   unsigned recordedAt(CUevent event) {
-    const std::lock_guard lock(state_mutex_);
+    const std::lock_guard lock(records_mutex_);
     const auto found = recorded_at_.find(event);
     return found != recorded_at_.end() ? found->second : active();
   }
@@ -164,15 +152,13 @@ class Group {
   std::atomic<bool> bound_{false};
 
  private:
-  std::atomic<bool> any_state_{false};
-  std::mutex state_mutex_;  // a leaf
-  std::unordered_map<uint64_t, std::shared_ptr<const CodeState>> with_state_;
+  GroupCode code_;
+  std::mutex records_mutex_;  // a leaf
   std::unordered_map<CUevent, unsigned> recorded_at_;
 
-  virtual unsigned enter(bool operates, std::span<const Named> named, Aged* aged) = 0;
+  virtual unsigned enter(const Uses& uses, Aged* aged) = 0;
   virtual void leave(bool sent, const Aged& aged) = 0;
   virtual Aged draw(unsigned executor) = 0;
-  virtual void use(const std::shared_ptr<const CodeState>& state, bool again) = 0;
   virtual void forget(uint64_t owner) = 0;
 };
 

@@ -1,8 +1,10 @@
 #include "interpose/forward/group_call.h"
 
+#include <algorithm>
 #include <cassert>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "base/log.h"
 #include "forwarding/tally.h"
@@ -102,7 +104,11 @@ GroupCall::GroupCall(Session& session, std::vector<std::byte>& record)
 
 bool GroupCall::uses(uint64_t address, uint64_t bytes) {
   const Description& range = session_.executor().description();
-  if (address - range.placed >= range.placed_bytes) return true;  // not in the group's memory
+  if (address - range.placed >= range.placed_bytes) {  // not in the group's memory
+    if (auto variable = group_.code().variableAt(address); variable != nullptr)
+      usesVariable(std::move(variable), address);
+    return true;
+  }
   if (!session_.parts().book->findKnown(address)) return false;
   named_.push_back({address, bytes});
   return true;
@@ -114,7 +120,48 @@ void GroupCall::usesAddresses(const void* words, uint64_t bytes) {
   for (uint64_t offset = 0; offset + sizeof(uint64_t) <= bytes; offset += 4) {
     uint64_t word = 0;
     std::memcpy(&word, at + offset, sizeof word);
-    if (word - range.placed < range.placed_bytes) named_.push_back({word, 0});
+    if (word - range.placed < range.placed_bytes) {
+      named_.push_back({word, 0});
+    } else if (auto variable = group_.code().variableAt(word); variable != nullptr) {
+      usesVariable(std::move(variable), word);
+    }
+  }
+}
+
+void GroupCall::usesVariable(std::shared_ptr<const SharedVariable> variable, uint64_t address) {
+  if (!group_.bound()) code_.push_back(variable->code);
+  addresses_.push_back({.theirs = address, .variable = std::move(variable), .places = {}});
+}
+
+void GroupCall::runs(uint64_t function, uint64_t context) {
+  if (group_.bound()) return;
+  if (auto state = group_.code().stateOf(function); state != nullptr)
+    code_.push_back({std::move(state), context});
+}
+
+// The record as that executor gets it: with the addresses at which it has the variables. They are
+// looked for in all arguments, at any byte: there are few of them, and records are short.
+void GroupCall::translate(std::vector<std::byte>& record, unsigned to) {
+  if (!placed_) {
+    for (Address& one : addresses_) {
+      const auto* const word = reinterpret_cast<const std::byte*>(&one.theirs);
+      const auto begin = record.begin() + static_cast<ptrdiff_t>(argumentsAt(headOf(record)));
+      for (auto at = begin;
+           (at = std::search(at, record.end(), word, word + sizeof one.theirs)) != record.end();
+           at += sizeof one.theirs)
+        one.places.push_back(static_cast<size_t>(at - record.begin()));
+    }
+    placed_ = true;
+  }
+  for (const Address& one : addresses_) {
+    const uint64_t there = one.variable->there(one.theirs, to);
+    for (const size_t place : one.places) std::memcpy(record.data() + place, &there, sizeof there);
+  }
+}
+
+void GroupCall::bindUnlessReadable() {
+  for (const CodeThere& one : code_) {
+    if (!one.state->readable) return group_.bind("code whose variables can't be told");
   }
 }
 
@@ -136,28 +183,33 @@ void GroupCall::putAge(std::vector<std::byte>& record, const Aged& aged) const {
 template <typename Send>
 bool GroupCall::send(std::vector<std::byte>& record, Send send) {
   const Goes goes = only_ ? Goes::kFirst : whereNow();
+  const auto sendTo = [&](unsigned to) {
+    if (!addresses_.empty()) translate(record, to);
+    return send(to);
+  };
+  bindUnlessReadable();
   if (goes == Goes::kBound && !group_.bound()) group_.bind(whatBinds(headOf(record).function));
   if (goes == Goes::kFirst) {
     first_ = only_.value_or(0);
     putAge(record, {});
-    return send(first_);
+    return sendTo(first_);
   }
   if (goes == Goes::kAll && !group_.bound()) {
     // In a turn, so that no operation is sent between two executors' hearing of it.
-    Group::Turn turn(group_, false, {});
+    Group::Turn turn(group_, {.code = code_, .again = true});
     const bool aged = (headOf(record).flags & kAged) != 0;
     first_ = 0;
     bool sent = true;
     for (unsigned i = 0; i < session_.executors().size(); ++i) {
       if (aged) putAge(record, turn.ageAt(i));
-      sent = send(i) && sent;
+      sent = sendTo(i) && sent;
     }
     return sent;
   }
-  Group::Turn turn(group_, mayOperate(goes_), named_);
+  Group::Turn turn(group_, {.operates = mayOperate(goes_), .named = named_, .code = code_});
   first_ = turn.executor();
   putAge(record, turn.aged());
-  if (!send(first_)) return false;
+  if (!sendTo(first_)) return false;
   turn.sent();
   return true;
 }

@@ -29,8 +29,15 @@ class GroupCall {
 
   /// False: nobody has that memory; it was freed, or never allocated.
   bool uses(uint64_t address, uint64_t bytes);
-  /// Each word of [words, + bytes), at multiples of 4, that is an address of the range.
+  /// Each word of [words, + bytes), at multiples of 4, that is an address of the range or of a
+  /// variable (group_code.h).
   void usesAddresses(const void* words, uint64_t bytes);
+  /// It asks about an address: where a variable's is one goes to the executor that has it.
+  void asksAbout(uint64_t address) {
+    if (group_.code().variableAt(address) != nullptr) only_ = 0;
+  }
+  /// It runs that function, in that context.
+  void runs(uint64_t function, uint64_t context);
   void inStream(CUstream stream, bool per_thread) {
     stream_ = stream;
     per_thread_ = per_thread;
@@ -69,12 +76,24 @@ class GroupCall {
   bool send(std::vector<std::byte>& record, Send send);
   Goes whereNow() const;
   Executor& executor(unsigned number) const;
+  void usesVariable(std::shared_ptr<const SharedVariable> variable, uint64_t address);
+  void translate(std::vector<std::byte>& record, unsigned to);
+  void bindUnlessReadable();
   void putAge(std::vector<std::byte>& record, const Aged& aged) const;
 
   Session& session_;
   Group& group_;
   const Goes goes_;
   std::vector<Named> named_;
+  // Addresses of variables in the record, as the program has them, and where they are in it.
+  struct Address {
+    uint64_t theirs = 0;
+    std::shared_ptr<const SharedVariable> variable;
+    std::vector<size_t> places;
+  };
+  std::vector<Address> addresses_;
+  bool placed_ = false;  // the places have been found
+  std::vector<CodeThere> code_;
   std::optional<CUstream> stream_;
   bool per_thread_ = false, joins_ = false;
   std::optional<unsigned> only_;

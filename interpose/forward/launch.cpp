@@ -103,7 +103,6 @@ CUresult send(LaunchHead head, const CUlaunchAttribute* attributes, void** param
   // What is captured is exchanged at each launch of its graph.
   const bool captured =
       capturing() && captures(reinterpret_cast<CUstream>(head.stream), head.per_thread != 0);
-  if (session->group() != nullptr) session->group()->useState(head.function, captured);
   if (!captured) pinned = sendPinned(session);
   head.pinned = static_cast<uint32_t>(pinned.size());
   noteLaunch(*session, !pinned.empty());
@@ -115,16 +114,17 @@ CUresult send(LaunchHead head, const CUlaunchAttribute* attributes, void** param
     if (result != CUDA_SUCCESS && head.pinned != 0) session->arrivals().changesDoNotCome();
     return result;
   };
+  const uint64_t context =
+      contextOfStream(*session, reinterpret_cast<CUstream>(head.stream), contextIn(session));
   Call call(Operation::kLaunch, session);
   call.inStream(reinterpret_cast<CUstream>(head.stream), head.per_thread != 0);
+  call.runs(head.function, context);
   call.usesAddresses(block.data(), block.bytes());
   call.value(head);
   for (uint32_t i = 0; i < head.attributes; ++i) call.value(attributes[i]);
   call.raw(block.data(), block.bytes());
   call.raw(pinned.data(), pinned.size() * sizeof pinned[0]);
-  const uint64_t hash = hashOf(
-      head, attributes,
-      contextOfStream(*session, reinterpret_cast<CUstream>(head.stream), contextIn(session)));
+  const uint64_t hash = hashOf(head, attributes, context);
   if (taken().has(hash) && !capturing()) return sent(call.oneWay());
   // The program hears of what can't be launched from the launch itself.
   call.mayWait();

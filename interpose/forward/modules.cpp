@@ -122,7 +122,7 @@ void noteState(Group& group, Operation operation, uint64_t handle,
   state->kind =
       operation == Operation::kLoadModule ? VariableKind::kModule : VariableKind::kLibrary;
   state->owner = handle;
-  group.noteState(handle, std::move(state));
+  group.code().noteState(handle, std::move(state));
 }
 
 CUresult load(Operation operation, const void* code, unsigned count, CUjit_option* options,

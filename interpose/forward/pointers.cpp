@@ -117,6 +117,7 @@ CUresult ask(bool plural, unsigned count, const CUpointer_attribute* attributes,
     return askHere(plural, count, attributes, data, block, address);
   if (known) address = block.there + offset;
   Call call(Operation::kPointerAttribute, Route().address(address));
+  call.asksAbout(address);
   call.value(static_cast<uint8_t>(plural));
   call.value(address);
   call.value(count);

@@ -39,6 +39,7 @@ bool SessionContexts::released(uint64_t primary, bool reset) {
 }
 
 void SessionContexts::gone(uint64_t number) {
+  if (Group* const group = session_.group(); group != nullptr) group->contextGone(number);
   std::unique_ptr<Context> ends;  // without the lock
   std::lock_guard lock(mutex_);
   device_of_.erase(number);

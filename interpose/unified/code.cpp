@@ -1,15 +1,25 @@
 // Code of a view over several executors: what is of a module or a library that has variables is
-// noted as having state (forward::Group::noteState), whichever way the program comes by it.
+// noted as having state (forward::GroupCode), whichever way the program comes by it. Addresses of
+// variables that the program asks for.
+#include <memory>
 #include <span>
+#include <utility>
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/api/unified_functions.h"
+#include "interpose/forward/call.h"
+#include "interpose/forward/contexts.h"
+#include "interpose/forward/driver_memory.h"
 #include "interpose/forward/group.h"
 #include "interpose/forward/session.h"
+#include "interpose/forward/session_parts.h"
 #include "interpose/forward/sessions.h"
+#include "interpose/forward/variables.h"
 
 namespace olpager::unified {
 namespace {
+
+using forward::VariableKind;
 
 // `made` are of `owner`.
 template <typename Made, typename Owner>
@@ -17,9 +27,9 @@ CUresult noted(CUresult result, std::span<const Made> made, Owner owner) {
   const forward::Session* const session = forward::sessionOfGroup();
   if (result != CUDA_SUCCESS || session == nullptr) return result;
   forward::Group& group = *session->group();
-  const auto state = group.stateOf(reinterpret_cast<uint64_t>(owner));
+  const auto state = group.code().stateOf(reinterpret_cast<uint64_t>(owner));
   if (state == nullptr) return result;
-  for (const Made one : made) group.noteState(reinterpret_cast<uint64_t>(one), state);
+  for (const Made one : made) group.code().noteState(reinterpret_cast<uint64_t>(one), state);
   return result;
 }
 template <typename Made, typename Owner>
@@ -27,9 +37,40 @@ CUresult noted(CUresult result, const Made* made, Owner owner) {
   return noted(result, std::span<const Made>(made, made != nullptr ? 1 : 0), owner);
 }
 
-void dropState(uint64_t owner) {
+void ownerGone(uint64_t owner) {
   if (const forward::Session* const session = forward::sessionOfGroup(); session != nullptr)
-    session->group()->dropState(owner);
+    session->group()->ownerGone(owner);
+}
+
+// The program gets executor 0's address; whatever is sent to another one has its address there.
+// What is managed, or otherwise at one alone, binds the program (findVariable).
+CUresult addressOf(VariableKind kind, uint64_t owner, const char* name, CUdeviceptr* address,
+                   size_t* bytes) {
+  forward::Session* const session = forward::sessionOfGroup();
+  if (session == nullptr || session->group()->bound())
+    return forward::findVariable(kind, owner, name, address, bytes);
+  forward::Group& group = *session->group();
+  // Whether there is one at all: programs ask for what they need not have.
+  forward::Call call(forward::Operation::kVariable, session);
+  call.only(group.active());
+  call.value(kind);
+  call.value(owner);
+  call.string(name);
+  const CUresult result = call.sync();
+  if (!call.answered()) return result;
+  forward::CodeThere code{group.code().stateOf(owner), forward::currentContext()};
+  if (code.state == nullptr) {
+    auto state = std::make_shared<forward::CodeState>();
+    state->kind = kind;
+    state->owner = owner;
+    code.state = std::move(state);
+  }
+  const auto shared = group.share(code, name);
+  if (shared == nullptr) return forward::findVariable(kind, owner, name, address, bytes);
+  session->parts().driver_memory->note(shared->address, shared->bytes);
+  if (address != nullptr) *address = shared->address;
+  if (bytes != nullptr) *bytes = shared->bytes;
+  return result;
 }
 
 }  // namespace
@@ -56,12 +97,21 @@ CUresult ol_unified_cuLibraryEnumerateKernels(CUkernel* kernels, unsigned count,
   return noted(ol_forward_cuLibraryEnumerateKernels(kernels, count, library),
                std::span<const CUkernel>(kernels, kernels != nullptr ? count : 0), library);
 }
+CUresult ol_unified_cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* bytes, CUmodule module,
+                                         const char* name) {
+  return addressOf(VariableKind::kModule, reinterpret_cast<uint64_t>(module), name, address, bytes);
+}
+CUresult ol_unified_cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary library,
+                                       const char* name) {
+  return addressOf(VariableKind::kLibrary, reinterpret_cast<uint64_t>(library), name, address,
+                   bytes);
+}
 CUresult ol_unified_cuModuleUnload(CUmodule module) {
-  dropState(reinterpret_cast<uint64_t>(module));
+  ownerGone(reinterpret_cast<uint64_t>(module));
   return ol_forward_cuModuleUnload(module);
 }
 CUresult ol_unified_cuLibraryUnload(CUlibrary library) {
-  dropState(reinterpret_cast<uint64_t>(library));
+  ownerGone(reinterpret_cast<uint64_t>(library));
   return ol_forward_cuLibraryUnload(library);
 }
 CUresult ol_unified_cuLibraryGetModule(CUmodule* module, CUlibrary library) {

@@ -61,40 +61,83 @@ class Together {
 
 }  // namespace
 
-void CodeStates::use(const std::shared_ptr<const forward::CodeState>& state, uint64_t context) {
-  One& one = all_[state->owner];
-  if (one.state != state) one = {.state = state, .context = context};
-  one.used = true;
+CodeStates::One& CodeStates::at(const forward::CodeThere& code) {
+  const bool module = code.state->kind == forward::VariableKind::kModule;
+  const auto [found, made] = all_.try_emplace({code.state->owner, module ? 0 : code.context});
+  One& one = found->second;
+  if (!made) return one;
+  one.code = code;
+  for (const std::string& name : code.state->names) one.variables.push_back({.name = name});
+  return one;
 }
 
-// Where an executor has them; asked once.
+void CodeStates::use(const forward::CodeThere& code, bool again) {
+  One& one = at(code);
+  one.used = true;
+  one.again |= again;
+}
+
+void CodeStates::forget(uint64_t owner) {
+  std::erase_if(all_, [owner](const auto& one) { return one.first.first == owner; });
+}
+
+void CodeStates::contextGone(uint64_t context) {
+  std::erase_if(all_, [context](const auto& one) { return one.second.code.context == context; });
+}
+
+// Where an executor has them; each is asked for once.
 bool CodeStates::find(Session& session, One& one, unsigned executor) {
-  if (one.variables.empty()) one.variables.resize(one.state->names.size());
-  if (one.variables.front().addresses.contains(executor)) return true;
-  Together calls(session, executor, one.context);
-  for (const std::string& name : one.state->names) {
+  std::vector<Variable*> asked;
+  Together calls(session, executor, one.code.context);
+  for (Variable& variable : one.variables) {
+    if (variable.addresses.contains(executor)) continue;
     Call& call = calls.add(Operation::kVariable);
-    call.value(one.state->kind);
-    call.value(one.state->owner);
-    call.string(name.c_str());
+    call.value(one.code.state->kind);
+    call.value(one.code.state->owner);
+    call.string(variable.name.c_str());
     if (!calls.send()) return false;
+    asked.push_back(&variable);
   }
-  const bool good = calls.finish([&](size_t number, Call& call) {
-    Variable& variable = one.variables[number];
-    variable.addresses[executor] = call.reply().value<uint64_t>();
+  return calls.finish([&](size_t number, Call& call) {
+    Variable& variable = *asked[number];
+    const auto address = call.reply().value<uint64_t>();
     const auto bytes = call.reply().value<uint64_t>();
     const auto memory = call.reply().value<forward::VariableMemory>();
-    if (variable.bytes != 0 && variable.bytes != bytes) return false;
+    const bool alike = variable.addresses.empty() || variable.bytes == bytes;
+    if (!alike || memory != forward::VariableMemory::kDevice || bytes > forward::kMostBytes)
+      return false;
+    variable.addresses[executor] = address;
     variable.bytes = bytes;
-    return memory == forward::VariableMemory::kDevice && bytes <= forward::kMostBytes;
+    return true;
   });
-  // All of them, or none: the first one's tells of all.
-  if (!good) one.variables.front().addresses.erase(executor);
-  return good;
+}
+
+std::shared_ptr<const forward::SharedVariable> CodeStates::share(Session& session,
+                                                                 const forward::CodeThere& code,
+                                                                 const std::string& name) {
+  One& one = at(code);
+  const auto isNamed = [&](const Variable& variable) { return variable.name == name; };
+  auto variable = std::find_if(one.variables.begin(), one.variables.end(), isNamed);
+  const bool is_new = variable == one.variables.end();
+  if (is_new) variable = one.variables.insert(variable, {.name = name});
+  auto shared = std::make_shared<forward::SharedVariable>();
+  shared->code = code;
+  for (unsigned executor = 0; executor < session.executors().size(); ++executor) {
+    if (!find(session, one, executor)) {
+      if (is_new) one.variables.erase(variable);
+      return nullptr;
+    }
+    shared->at.push_back(variable->addresses.at(executor));
+  }
+  // What executors have been given of the others says nothing of this one.
+  if (is_new) ++one.version, one.used = true;
+  shared->address = shared->at.front();
+  shared->bytes = variable->bytes;
+  return shared;
 }
 
 bool CodeStates::read(Session& session, One& one, unsigned executor) {
-  Together calls(session, executor, one.context);
+  Together calls(session, executor, one.code.context);
   for (const Variable& variable : one.variables) {
     Call& call = calls.add(Operation::kCopyOut);
     call.value(headOf(variable.addresses.at(executor), variable.bytes));
@@ -114,13 +157,13 @@ bool CodeStates::read(Session& session, One& one, unsigned executor) {
   });
   if (!good) return false;
   if (changed) ++one.version;
-  one.used = false;
+  one.used = one.again;
   one.has[executor] = one.version;
   return true;
 }
 
 bool CodeStates::write(Session& session, const One& one, unsigned executor) {
-  Together calls(session, executor, one.context);
+  Together calls(session, executor, one.code.context);
   for (const Variable& variable : one.variables) {
     Call& call = calls.add(Operation::kCopyIn);
     call.value(headOf(variable.addresses.at(executor), variable.bytes));
@@ -132,7 +175,7 @@ bool CodeStates::write(Session& session, const One& one, unsigned executor) {
 }
 
 bool CodeStates::bring(Session& session, unsigned from, unsigned to) {
-  for (auto& [owner, one] : all_) {
+  for (auto& [where, one] : all_) {
     const bool there = find(session, one, from) && find(session, one, to) &&
                        (!one.used || read(session, one, from));
     if (there && one.has[to] == one.version) continue;

@@ -328,7 +328,14 @@ CUresult ol_unified_cuDeviceTotalMem(unsigned* bytes, CUdevice device) {
 }
 
 CUresult ol_unified_cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
-  const auto memory = plainAt(sessionOfGroup(), address);
+  const Session* const session = sessionOfGroup();
+  const auto memory = plainAt(session, address);
+  const auto variable = session != nullptr ? session->group()->code().variableAt(address) : nullptr;
+  if (variable != nullptr) {
+    if (base != nullptr) *base = variable->address;
+    if (bytes != nullptr) *bytes = variable->bytes;
+    return CUDA_SUCCESS;
+  }
   if (!memory) return ol_forward_cuMemGetAddressRange_v2(base, bytes, address);
   if (olpager::forward::currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
   if (base != nullptr) *base = memory->base;

@@ -29,15 +29,20 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// What an operation waits for that would move: as long as a large kernel may take.
-constexpr auto kPatience = 250ms;
+// What an operation waits for that would move: as long as the other ones get on, and then as long
+// as a large kernel may take.
+constexpr auto kPatience = 1s;
+constexpr auto kLongest = 10s;
 constexpr auto kForRelease = 2s;   // until pages that were freed are room again
 constexpr uint64_t kReserve = 16;  // one part of so many is kept for pages on their way
+constexpr uint64_t kOthers = 10;   // one part of so many of VRAM is for what is no page of the view
 
 std::vector<uint64_t> roomsOf(const forward::Session& session) {
   std::vector<uint64_t> rooms;
-  for (const auto& executor : session.executors())
-    rooms.push_back(std::max<uint64_t>(1, executor->description().vram / kPageBytes));
+  for (const auto& executor : session.executors()) {
+    const uint64_t pages = executor->description().vram / kPageBytes;
+    rooms.push_back(std::max<uint64_t>(1, pages - pages / kOthers));
+  }
   return rooms;
 }
 
@@ -162,25 +167,36 @@ void Executors::leaves() {
   for (unsigned i = 0; i < operations_.size(); ++i)
     sent += base::format("{} {} at {}", i == 0 ? "" : ",", operations_[i],
                          session_.executors()[i]->gpunode());
-  base::logInfo("unified view: operations:%s; all moved to another GPU %llu times", sent.c_str(),
-                static_cast<unsigned long long>(moves_));
+  base::logInfo(
+      "unified view: operations:%s; all moved to another GPU %llu times, pages %llu times",
+      sent.c_str(), static_cast<unsigned long long>(moves_),
+      static_cast<unsigned long long>(home_.moved()));
 }
 
 // --- what is sent --------------------------------------------------------------------------------
 
-// Under order_. Whether the active executor has nothing more to do, within that time.
+// Under order_. Whether the active executor has nothing more to do: within that time, or later
+// where operations complete meanwhile.
 bool Executors::finishActive(std::chrono::milliseconds patience) {
   if (unfinished_.empty()) {
     for (const uint64_t context : forward::contextsOf(session_))
       unfinished_.push_back(std::make_unique<Unfinished>(session_, active(), context));
   }
-  const auto until = std::chrono::steady_clock::now() + patience;
+  const auto begin = std::chrono::steady_clock::now();
+  auto until = begin + patience;
+  uint64_t completed = home_.completed(active());
   while (!unfinished_.empty()) {
     Unfinished& one = *unfinished_.back();
-    const auto left =
-        std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
+    const auto now = std::chrono::steady_clock::now();
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - now);
     CUresult ignored = CUDA_SUCCESS;  // what has failed is for the program's own calls to tell
-    if (one.begun && !one.call.finishWithin(std::max(0ms, left), &ignored)) return false;
+    if (one.begun && !one.call.finishWithin(std::max(0ms, left), &ignored)) {
+      const uint64_t by_now = home_.completed(active());
+      if (by_now == completed || now > begin + kLongest) return false;
+      completed = by_now;
+      until = std::chrono::steady_clock::now() + patience;
+      continue;
+    }
     unfinished_.pop_back();
   }
   return true;
@@ -207,22 +223,26 @@ bool Executors::move(unsigned to, std::chrono::milliseconds patience) {
   active_.store(to, std::memory_order_release);
   forward::sendPinnedNow(&session_);
   ++moves_;
+  base::logDebug("unified view: all moves from gpunode %s to %s",
+                 session_.executors()[from]->gpunode().c_str(),
+                 session_.executors()[to]->gpunode().c_str());
   return true;
 }
 
-unsigned Executors::enter(bool operates, std::span<const Named> named, Aged* aged) {
+unsigned Executors::enter(const Uses& uses, Aged* aged) {
   std::unique_lock lock(order_);
-  if (!operates) {
+  if (!uses.operates) {
     aged->regions = home_.told();  // it may name some
   } else {
-    if (!bound() && !named.empty() && !forward::capturing()) {
-      const unsigned best = home_.route(named, active());
+    if (!bound() && !uses.named.empty() && !forward::capturing()) {
+      const unsigned best = home_.route(uses.named, active());
       if (best != active()) (void)move(best, kPatience);
     }
-    const Home::Sent sent = home_.send(active(), named, !named.empty());
+    const Home::Sent sent = home_.send(active(), uses.named, !uses.named.empty());
     *aged = {sent.age, sent.oldest, sent.regions};
     ++operations_[active()];
   }
+  for (const forward::CodeThere& code : uses.code) code_.use(code, uses.again);
   (void)lock.release();  // until leave()
   return active();
 }
@@ -232,14 +252,19 @@ Aged Executors::draw(unsigned executor) {
   return {sent.age, sent.oldest, sent.regions};
 }
 
-void Executors::use(const std::shared_ptr<const forward::CodeState>& state, bool again) {
-  if (!state->readable || again) {
-    bind(again ? "a graph with a kernel whose module has __device__ variables"
-               : "code whose variables can't be told");
-    return;
-  }
+std::shared_ptr<const forward::SharedVariable> Executors::share(forward::CodeThere code,
+                                                                const std::string& name) {
+  if (!code.state->readable) return nullptr;
   const std::lock_guard lock(order_);
-  code_.use(state, forward::currentContext());
+  auto variable = bound() ? nullptr : code_.share(session_, code, name);
+  if (variable != nullptr) this->code().share(variable);
+  return variable;
+}
+
+void Executors::contextGone(uint64_t context) {
+  code().contextGone(context);
+  const std::lock_guard lock(order_);
+  code_.contextGone(context);
 }
 
 void Executors::forget(uint64_t owner) {

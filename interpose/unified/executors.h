@@ -53,6 +53,9 @@ class Executors final : public forward::Group {
 
   void leaves() override;
   void bind(const std::string& what) override;
+  std::shared_ptr<const forward::SharedVariable> share(forward::CodeThere code,
+                                                       const std::string& name) override;
+  void contextGone(uint64_t context) override;
   bool add(uint64_t base, uint64_t bytes) override;
   void remove(uint64_t base) override;
   std::vector<uint64_t> released(bool wait) override;
@@ -61,11 +64,9 @@ class Executors final : public forward::Group {
   uint64_t totalBytes() const override;
 
  private:
-  unsigned enter(bool operates, std::span<const forward::Named> named,
-                 forward::Aged* aged) override;
+  unsigned enter(const Uses& uses, forward::Aged* aged) override;
   void leave(bool sent, const forward::Aged& aged) override;
   forward::Aged draw(unsigned executor) override;
-  void use(const std::shared_ptr<const forward::CodeState>& state, bool again) override;
   void forget(uint64_t owner) override;
 
   Status linkPeers(unsigned from, unsigned to);

@@ -27,6 +27,11 @@ constexpr directory::Epoch kEpoch = 1;  // an executor that is lost ends the ses
 constexpr size_t kMostRegions = 4096;   // of one record
 constexpr uint64_t kNoLimit = UINT64_MAX;
 constexpr uint64_t kTooMuch = uint64_t{1} << 40;  // pages: above every other cost
+// What it costs that all moves, in pages that might move instead: the wait until the former
+// executor has nothing to do, and most often the way back. Where there is room for few pages each
+// of them counts.
+constexpr uint64_t kMove = 12;
+constexpr uint64_t kFewPages = 256;
 
 Error refused(unsigned executor, const std::string& why) {
   return Error{"executor " + std::to_string(executor) + ": " + why};
@@ -45,6 +50,7 @@ Home::Home(std::vector<uint64_t> rooms, std::vector<uint64_t> holds, uint64_t ba
       most_(most),
       directory_(kNoAgent),  // nothing is pushed
       placed_(rooms_.size()),
+      completed_(rooms_.size()),
       outboxes_(rooms_.size()) {
   assert(!rooms_.empty() && rooms_.size() <= directory::kMostAgents);
   for (size_t i = 0; i < rooms_.size(); ++i)
@@ -193,7 +199,8 @@ unsigned Home::route(std::span<const Named> named, unsigned at) const {
   unsigned best = at;
   uint64_t least = costAt(at, runs);
   for (unsigned executor = 0; executor < rooms_.size() && least != 0; ++executor) {
-    const uint64_t cost = executor == at ? least : costAt(executor, runs);
+    const uint64_t cost =
+        executor == at ? least : costAt(executor, runs) + std::min(kMove, rooms_[at] / kFewPages);
     if (cost < least) best = executor, least = cost;
   }
   return best;
@@ -228,6 +235,16 @@ void Home::cancel(Age age) {
 bool Home::complete(Age age) const {
   std::lock_guard lock(mutex_);
   return directory_.complete(age);
+}
+
+uint64_t Home::completed(unsigned executor) const {
+  std::lock_guard lock(mutex_);
+  return completed_[executor];
+}
+
+uint64_t Home::moved() const {
+  std::lock_guard lock(mutex_);
+  return moved_;
 }
 
 void Home::place(ExtentId extent, uint8_t executor) {
@@ -299,6 +316,8 @@ Status Home::hear(unsigned executor, const Message& message) {
     outboxes_[message.to].messages.push_back(message);
     return {};
   }
+  if (message.kind == directory::MessageKind::kCompleted) ++completed_[executor];
+  if (message.kind == directory::MessageKind::kDone) ++moved_;
   directory_.receive(message, actions_);
   const bool of_extent = message.kind != directory::MessageKind::kFenced &&
                          message.kind != directory::MessageKind::kCompleted;

@@ -4,9 +4,6 @@
 // for each executor, which whoever moves records empties (take), and what has come it is given
 // (receive).
 //
-// Nothing of the product makes one yet: two gpunodes are refused in the unified view. What is
-// missing is in docs/internals/coherence.md, "A launch over two executors".
-//
 //   region     add -> told to all executors -> remove -> forgotten by each -> released: its
 //              addresses and extents may be given out again
 //   operation  route (a question) -> send: it has an age, and what it names is asked for ahead
@@ -17,9 +14,11 @@
 //
 // Routing. An operation goes where the fewest pages have to move for it: those that it names and
 // that are elsewhere, and, where the executor would have more pages than room, as many again twice,
-// since others leave and come back. Where it would have more than it can hold it goes last. Equal
-// costs keep it where its stream is. What is placed counts, not what is owned: the operations
-// before have been sent, and will have moved it.
+// since others leave and come back. Where it would have more than it can hold it goes last. That all
+// moves costs as much as some pages: so the pages that all operations name in turns (activations,
+// work space) come along, and what decides is where the many are that few operations name
+// (weights). What is placed counts, not what is owned: the operations before have been sent, and
+// will have moved it.
 //
 // Room. The program gets no more pages than `most` (add). An executor's pager has tiers below its
 // VRAM, so the agents are not bounded here and nothing is ever pushed: `rooms` decide where
@@ -83,6 +82,10 @@ class Home {
   /// It was not sent after all.
   void cancel(directory::Age age);
   bool complete(directory::Age age) const;
+  /// How many operations the executor has said to be complete.
+  uint64_t completed(unsigned executor) const;
+  /// Pages that executors have taken from others, each as often as it was.
+  uint64_t moved() const;
 
   /// The body and head of a record that an executor has sent. An Error: it is not to be trusted any
   /// more, and the session can't go on.
@@ -136,14 +139,15 @@ class Home {
   const std::vector<uint64_t> rooms_, holds_;
   const uint64_t base_, most_;
   directory::Directory directory_;
-  directory::Actions actions_;                 // of the present step
-  std::map<uint64_t, Region> regions_;         // by base
-  std::vector<ExtentId> extent_at_;            // by page of the range; kNone: in no region
-  uint64_t told_ = 0;                          // regions
-  uint64_t pages_ = 0;                         // in regions that are not released
+  directory::Actions actions_;          // of the present step
+  std::map<uint64_t, Region> regions_;  // by base
+  std::vector<ExtentId> extent_at_;     // by page of the range; kNone: in no region
+  uint64_t told_ = 0;                   // regions
+  uint64_t pages_ = 0;                  // in regions that are not released
+  uint64_t moved_ = 0;
   std::vector<Page> page_of_;                  // by extent
   std::map<ExtentId, uint64_t> free_extents_;  // first and count
-  std::vector<uint64_t> placed_;
+  std::vector<uint64_t> placed_, completed_;   // by executor: pages; operations
   std::vector<Outbox> outboxes_;
   std::vector<uint64_t> released_;
 };
