@@ -212,7 +212,7 @@ bool Executors::move(unsigned to, std::chrono::milliseconds patience) {
                      "unified view: work at gpunode %s has not ended within %lld ms (a kernel that "
                      "waits?): until it has, launches go there and their pages come to them",
                      session_.executor().gpunode().c_str(),
-                     static_cast<long long>(kPatience.count()));
+                     static_cast<long long>(std::chrono::milliseconds(kPatience).count()));
     return false;
   }
   // What was launched since it was asked is not part of that answer.

@@ -19,6 +19,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kPage = 2u << 20;
 constexpr unsigned kBatch = 100;  // launches between two waits
+constexpr uint64_t kShared = 32;  // pages that all launches of the last row name
 
 double medianOf(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -37,6 +38,7 @@ constexpr Row kRows[] = {
     {"launch_issue", "launch issue, memory in place"},
     {"launch_sync", "launch + sync, memory in place"},
     {"turns", "launch at A, launch at B, one page shared"},
+    {"turns_many", "launch at A, launch at B, 32 pages shared"},
 };
 
 }  // namespace
@@ -45,16 +47,16 @@ nlohmann::json measureUnifiedChild(const Options& options) {
   const Driver driver(options.driver);
   const CUfunction function = driver.function(emptyKernelPtx("empty", 2), "empty");
   const uint64_t bytes = options.vram * 3 / 5 / kPage * kPage;
-  CUdeviceptr blocks[2] = {}, shared = 0;
+  CUdeviceptr blocks[2] = {}, one = 0, many = 0;
   // Memory goes where it is used first: each block where there is room for it.
   for (CUdeviceptr& block : blocks) {
     driver.check(driver.cuMemAlloc(&block, bytes), "cuMemAlloc");
     driver.check(driver.cuMemsetD8(block, 1, bytes), "cuMemsetD8");
   }
-  driver.check(driver.cuMemAlloc(&shared, kPage), "cuMemAlloc");
-  driver.check(driver.cuMemsetD8(shared, 1, kPage), "cuMemsetD8");
+  driver.check(driver.cuMemAlloc(&one, kPage), "cuMemAlloc");
+  driver.check(driver.cuMemsetD8(one, 1, kPage), "cuMemsetD8");
   driver.check(driver.cuCtxSynchronize(), "cuCtxSynchronize");
-  const auto launch = [&](CUdeviceptr block) {
+  const auto launch = [&](CUdeviceptr block, CUdeviceptr shared) {
     void* parameters[] = {&block, &shared};
     driver.check(driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, nullptr, parameters, nullptr),
                  "cuLaunchKernel");
@@ -79,20 +81,26 @@ nlohmann::json measureUnifiedChild(const Options& options) {
   std::vector<double> issued;
   for (unsigned i = 0; i < turns + 3; ++i) {
     const auto begin = Clock::now();
-    for (unsigned k = 0; k < kBatch; ++k) launch(blocks[1]);
+    for (unsigned k = 0; k < kBatch; ++k) launch(blocks[1], one);
     issued.push_back(microseconds(begin) / kBatch);
     synchronize();
   }
   result["launch_issue"] = medianOf({issued.begin() + 3, issued.end()});
   result["launch_sync"] = timed(turns, [&] {
-    launch(blocks[1]);
+    launch(blocks[1], one);
     synchronize();
   });
-  result["turns"] = timed(turns, [&] {
-    launch(blocks[0]);
-    launch(blocks[1]);
-    synchronize();
-  });
+  const auto inTurns = [&](CUdeviceptr shared) {
+    return timed(turns, [&] {
+      launch(blocks[0], shared);
+      launch(blocks[1], shared);
+      synchronize();
+    });
+  };
+  result["turns"] = inTurns(one);
+  driver.check(driver.cuMemAlloc(&many, kShared * kPage), "cuMemAlloc");
+  driver.check(driver.cuMemsetD8(many, 1, kShared * kPage), "cuMemsetD8");
+  result["turns_many"] = inTurns(many);
   return result;
 }
 
