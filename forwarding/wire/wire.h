@@ -63,6 +63,7 @@ enum class Operation : uint16_t {
   kVariable,              // of a module or a library: where it is, and whether in managed memory
   kManagedBytes,          // what differs from zeros in a managed one, piece by piece
   kManagedGone,           // it is exchanged no more: what it belongs to is about to go
+  kVariableBytes,         // the bytes of many in device memory, when all that was sent is complete
   kUserObjectCreate,
   kGraphBatchNode,   // operations of streams, added to a graph or set
   kGraphDotPrint,    // a file of the driver's: its text is the reply

@@ -37,6 +37,8 @@ Serve writtenService(size_t operation) {
       return managedBytes;
     case Operation::kManagedGone:
       return managedGone;
+    case Operation::kVariableBytes:
+      return variableBytes;
     case Operation::kHostAlloc:
       return hostAlloc;
     case Operation::kHostFree:

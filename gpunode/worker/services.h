@@ -28,6 +28,7 @@ CUresult nameKernel(Invocation& in);
 CUresult variable(Invocation& in);
 CUresult managedBytes(Invocation& in);
 CUresult managedGone(Invocation& in);
+CUresult variableBytes(Invocation& in);
 
 CUresult linkCreate(Invocation& in);
 CUresult linkAdd(Invocation& in);

@@ -1,7 +1,12 @@
 // Variables of modules and libraries. One in managed memory is exchanged as a block of pinned
 // memory is: it stays where the driver has placed it, and the client gets memory at the same
 // address.
+#include <algorithm>
+#include <utility>
+#include <vector>
+
 #include "gpunode/worker/services.h"
+#include "gpunode/worker/staging.h"
 #include "gpunode/worker/worker.h"
 
 namespace olpager::gpunode {
@@ -97,6 +102,37 @@ CUresult managedGone(Invocation& in) {
   const auto address = in.value<uint64_t>();
   if (!in.ok()) return in.refusal();
   return in.worker().hostMemory().release(address) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+// By one wait for all: they are a few bytes each, and there may be hundreds.
+CUresult variableBytes(Invocation& in) {
+  const auto count = in.value<uint32_t>();
+  std::vector<std::pair<CUdeviceptr, uint64_t>> asked;
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < count && in.ok() && bytes <= Staging::kPieceBytes; ++i) {
+    const auto address = in.value<uint64_t>();
+    const auto length = in.value<uint64_t>();
+    asked.emplace_back(address, length);
+    bytes += std::min(length, Staging::kPieceBytes + 1);
+  }
+  if (bytes > Staging::kPieceBytes) in.arguments().fail();
+  if (!in.ok()) return in.refusal();
+  const api::DriverTable& driver = in.driver();
+  Staging& staging = in.worker().staging();
+  Staging::Piece* const piece = staging.take(driver, in.head().context);
+  if (piece == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
+  CUresult result = CUDA_SUCCESS;
+  uint64_t at = 0;
+  for (const auto& [address, length] : asked) {
+    if (result == CUDA_SUCCESS && length != 0)
+      result = driver.cuMemcpyDtoHAsync_v2(piece->bytes + at, address, length, nullptr);
+    at += length;
+  }
+  const CUresult ended = driver.cuStreamSynchronize(nullptr);
+  if (result == CUDA_SUCCESS) result = ended;
+  if (result == CUDA_SUCCESS) in.results().raw(piece->bytes, bytes);
+  ended == CUDA_SUCCESS ? staging.give(piece) : staging.leave(piece);
+  return result;
 }
 
 }  // namespace olpager::gpunode

@@ -1,7 +1,9 @@
 #include "interpose/unified/code_states.h"
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
+#include <span>
 #include <utility>
 
 #include "base/log.h"
@@ -25,29 +27,27 @@ CopyHead headOf(uint64_t address, uint64_t bytes) {
   return head;
 }
 
-// Calls to one executor, in one context, that are under way together.
+// Calls to one executor that are under way together.
 class Together {
  public:
-  Together(Session& session, unsigned executor, uint64_t context)
-      : session_(session), executor_(executor), context_(context) {}
-  Call& add(Operation operation) {
+  Together(Session& session, unsigned executor) : session_(session), executor_(executor) {}
+  Call& add(Operation operation, uint64_t context) {
     Call& call = calls_.emplace_back(operation, &session_);
     call.only(executor_);
-    call.inContext(context_);
+    call.inContext(context);
     call.ofOurOwn();
     return call;
   }
-  /// The last one that was added goes.
-  bool send() { return calls_.back().begin(true) == CUDA_SUCCESS; }
-  /// Waits for all; `each` gets each by its number, in their order. False: one has failed.
+  /// Makes all; `each` gets each by its number, in their order. False: one has failed.
   template <typename Each>
-  bool finish(Each each) {
-    bool good = true;
-    size_t number = 0;
-    for (Call& call : calls_) {
-      const CUresult result = call.finish();
-      if (result != CUDA_SUCCESS || !call.answered() || !each(number, call)) good = false;
-      ++number;
+  bool make(Each each) {
+    size_t begun = 0;
+    while (begun < calls_.size() && calls_[begun].begin(begun + 1 == calls_.size()) == CUDA_SUCCESS)
+      ++begun;
+    bool good = begun == calls_.size();
+    for (size_t i = 0; i < begun; ++i) {
+      const CUresult result = calls_[i].finish();
+      if (result != CUDA_SUCCESS || !calls_[i].answered() || !each(i, calls_[i])) good = false;
     }
     return good;
   }
@@ -55,9 +55,11 @@ class Together {
  private:
   Session& session_;
   const unsigned executor_;
-  const uint64_t context_;
   std::deque<Call> calls_;
 };
+
+// What one call brings of variables' bytes. A larger one is brought by itself.
+constexpr uint64_t kTogether = 256 << 10;
 
 }  // namespace
 
@@ -85,111 +87,208 @@ void CodeStates::contextGone(uint64_t context) {
   std::erase_if(all_, [context](const auto& one) { return one.second.code.context == context; });
 }
 
-// Where an executor has them; each is asked for once.
-bool CodeStates::find(Session& session, One& one, unsigned executor) {
-  std::vector<Variable*> asked;
-  Together calls(session, executor, one.code.context);
-  for (Variable& variable : one.variables) {
-    if (variable.addresses.contains(executor)) continue;
-    Call& call = calls.add(Operation::kVariable);
-    call.value(one.code.state->kind);
-    call.value(one.code.state->owner);
-    call.string(variable.name.c_str());
-    if (!calls.send()) return false;
-    asked.push_back(&variable);
+// Asks each executor where it has them.
+bool CodeStates::locate(Session& session, const std::vector<One*>& ones) {
+  const auto executors = static_cast<unsigned>(session.executors().size());
+  std::vector<std::pair<One*, Variable*>> asked;
+  for (One* const one : ones) {
+    if (std::exchange(one->located, true)) continue;
+    for (Variable& variable : one->variables)
+      if (variable.at.empty()) asked.emplace_back(one, &variable);
   }
-  return calls.finish([&](size_t number, Call& call) {
-    Variable& variable = *asked[number];
-    const auto address = call.reply().value<uint64_t>();
-    const auto bytes = call.reply().value<uint64_t>();
-    const auto memory = call.reply().value<forward::VariableMemory>();
-    const bool alike = variable.addresses.empty() || variable.bytes == bytes;
-    if (!alike || memory != forward::VariableMemory::kDevice || bytes > forward::kMostBytes)
-      return false;
-    variable.addresses[executor] = address;
-    variable.bytes = bytes;
-    return true;
-  });
+  bool good = true;
+  for (unsigned executor = 0; executor < executors && !asked.empty(); ++executor) {
+    Together calls(session, executor);
+    for (const auto& [one, variable] : asked) {
+      Call& call = calls.add(Operation::kVariable, one->code.context);
+      call.value(one->code.state->kind);
+      call.value(one->code.state->owner);
+      call.string(variable->name.c_str());
+    }
+    good &= calls.make([&](size_t number, Call& call) {
+      Variable& variable = *asked[number].second;
+      const auto address = call.reply().value<uint64_t>();
+      const auto bytes = call.reply().value<uint64_t>();
+      const auto memory = call.reply().value<forward::VariableMemory>();
+      if ((executor != 0 && variable.bytes != bytes) || bytes > forward::kMostBytes ||
+          memory != forward::VariableMemory::kDevice)
+        return false;
+      variable.at.push_back(address);
+      variable.bytes = bytes;
+      return true;
+    });
+  }
+  for (const auto& [one, variable] : asked) {
+    if (good) continue;
+    variable->at.clear();
+    one->located = false;
+  }
+  for (One* const one : ones)
+    if (one->located) arrange(*one);
+  return good;
+}
+
+void CodeStates::arrange(One& one) {
+  size_t place = 0;
+  for (Variable& variable : one.variables) {
+    variable.place = place;
+    place += variable.bytes;
+  }
+  one.bytes = place;
 }
 
 std::shared_ptr<const forward::SharedVariable> CodeStates::share(Session& session,
                                                                  const forward::CodeThere& code,
                                                                  const std::string& name) {
   One& one = at(code);
-  const auto isNamed = [&](const Variable& variable) { return variable.name == name; };
-  auto variable = std::find_if(one.variables.begin(), one.variables.end(), isNamed);
-  const bool is_new = variable == one.variables.end();
-  if (is_new) variable = one.variables.insert(variable, {.name = name});
+  const auto find = [&] {
+    return std::find_if(one.variables.begin(), one.variables.end(),
+                        [&](const Variable& variable) { return variable.name == name; });
+  };
+  const bool is_new = find() == one.variables.end();
+  if (is_new) {
+    one.variables.push_back({.name = name});
+    one.located = false;
+  }
+  if (!locate(session, {&one})) {
+    if (is_new) one.variables.erase(find());
+    return nullptr;
+  }
+  // What is known of the others has other places now. The active executor has the newest.
+  if (is_new) {
+    one.has.clear();
+    one.used = true;
+  }
+  const auto variable = find();
   auto shared = std::make_shared<forward::SharedVariable>();
   shared->code = code;
-  for (unsigned executor = 0; executor < session.executors().size(); ++executor) {
-    if (!find(session, one, executor)) {
-      if (is_new) one.variables.erase(variable);
-      return nullptr;
-    }
-    shared->at.push_back(variable->addresses.at(executor));
-  }
-  // What executors have been given of the others says nothing of this one.
-  if (is_new) ++one.version, one.used = true;
-  shared->address = shared->at.front();
+  shared->address = variable->at.front();
   shared->bytes = variable->bytes;
+  shared->at = variable->at;
   return shared;
 }
 
-bool CodeStates::read(Session& session, One& one, unsigned executor) {
-  Together calls(session, executor, one.code.context);
-  for (const Variable& variable : one.variables) {
-    Call& call = calls.add(Operation::kCopyOut);
-    call.value(headOf(variable.addresses.at(executor), variable.bytes));
-    call.mayWait();
-    if (!calls.send()) return false;
+bool CodeStates::read(Session& session, const std::vector<One*>& ones, unsigned executor) {
+  Together calls(session, executor);
+  // Of one call: variables of one context, as many as go together.
+  std::vector<std::vector<std::pair<One*, const Variable*>>> asked;
+  uint64_t bytes = 0;
+  for (One* const one : ones) {
+    one->has[executor].resize(one->bytes);
+    for (const Variable& variable : one->variables) {
+      bytes += variable.bytes;
+      if (asked.empty() || bytes > kTogether ||
+          asked.back().front().first->code.context != one->code.context) {
+        asked.emplace_back();
+        bytes = variable.bytes;
+      }
+      asked.back().emplace_back(one, &variable);
+    }
   }
-  bool changed = one.version == 0;
-  const bool good = calls.finish([&](size_t number, Call& call) {
-    Variable& variable = one.variables[number];
-    const auto bytes = call.reply().raw(variable.bytes);
-    if (bytes.size() != variable.bytes) return false;
-    if (!std::equal(bytes.begin(), bytes.end(), variable.value.begin(), variable.value.end())) {
-      variable.value.assign(bytes.begin(), bytes.end());
-      changed = true;
+  for (const auto& some : asked) {
+    const uint64_t context = some.front().first->code.context;
+    if (some.size() == 1) {
+      Call& call = calls.add(Operation::kCopyOut, context);
+      call.value(headOf(some.front().second->at[executor], some.front().second->bytes));
+      call.mayWait();
+      continue;
+    }
+    Call& call = calls.add(Operation::kVariableBytes, context);
+    call.value(static_cast<uint32_t>(some.size()));
+    for (const auto& [one, variable] : some) {
+      call.value(variable->at[executor]);
+      call.value(variable->bytes);
+    }
+    call.mayWait();
+  }
+  return calls.make([&](size_t number, Call& call) {
+    for (const auto& [one, variable] : asked[number]) {
+      const auto value = call.reply().raw(variable->bytes);
+      if (value.size() != variable->bytes) return false;
+      std::copy(value.begin(), value.end(),
+                one->has[executor].begin() + static_cast<ptrdiff_t>(variable->place));
     }
     return true;
   });
-  if (!good) return false;
-  if (changed) ++one.version;
-  one.used = one.again;
-  one.has[executor] = one.version;
-  return true;
 }
 
-bool CodeStates::write(Session& session, const One& one, unsigned executor) {
-  Together calls(session, executor, one.code.context);
+// The newest values, as that executor is to have them.
+CodeStates::Values CodeStates::valuesFor(const One& one, unsigned executor) {
+  Values values = one.has.at(one.newest);
+  if (executor == one.newest) return values;
+  const auto ofVariable = [&](uint64_t address) {
+    return std::find_if(one.variables.begin(), one.variables.end(), [&](const Variable& variable) {
+      return address - variable.at[one.newest] < variable.bytes;
+    });
+  };
+  uint64_t lowest = UINT64_MAX;
+  for (const Variable& variable : one.variables) lowest = std::min(lowest, variable.at[one.newest]);
   for (const Variable& variable : one.variables) {
-    Call& call = calls.add(Operation::kCopyIn);
-    call.value(headOf(variable.addresses.at(executor), variable.bytes));
-    call.bulk(variable.value);
-    call.mayWait();
-    if (!calls.send()) return false;
+    for (size_t offset = 0; offset + sizeof(uint64_t) <= variable.bytes;
+         offset += sizeof(uint64_t)) {
+      uint64_t word = 0;
+      std::memcpy(&word, values.data() + variable.place + offset, sizeof word);
+      if (word < lowest) continue;  // most are
+      const auto found = ofVariable(word);
+      if (found == one.variables.end()) continue;
+      word = found->at[executor] + (word - found->at[one.newest]);
+      std::memcpy(values.data() + variable.place + offset, &word, sizeof word);
+    }
   }
-  return calls.finish([](size_t, Call&) { return true; });
+  return values;
+}
+
+bool CodeStates::write(Session& session, const std::vector<One*>& ones, unsigned executor) {
+  Together calls(session, executor);
+  std::deque<Values> kept;  // until the calls have been made
+  for (One* const one : ones) {
+    const Values& values = kept.emplace_back(valuesFor(*one, executor));
+    Values& has = one->has[executor];
+    for (const Variable& variable : one->variables) {
+      const auto value = std::span(values).subspan(variable.place, variable.bytes);
+      const auto its = std::span(has).subspan(has.empty() ? 0 : variable.place,
+                                              has.empty() ? 0 : variable.bytes);
+      if (std::equal(value.begin(), value.end(), its.begin(), its.end())) continue;
+      Call& call = calls.add(Operation::kCopyIn, one->code.context);
+      call.value(headOf(variable.at[executor], variable.bytes));
+      call.bulk(value);
+      call.mayWait();
+    }
+    has = values;
+  }
+  return calls.make([](size_t, Call&) { return true; });
 }
 
 bool CodeStates::bring(Session& session, unsigned from, unsigned to) {
+  std::vector<One*> used, unknown, known;
   for (auto& [where, one] : all_) {
-    const bool there = find(session, one, from) && find(session, one, to) &&
-                       (!one.used || read(session, one, from));
-    if (there && one.has[to] == one.version) continue;
-    if (there && write(session, one, to)) {
-      one.has[to] = one.version;
-      continue;
-    }
-    base::warnOnce("unified code",
-                   "unified view: variables of a module can't be brought from one GPU to another: "
-                   "all stays at gpunode %s",
-                   session.executors()[from]->gpunode().c_str());
-    return false;
+    if (one.used) used.push_back(&one);
+    if (one.used || !one.has.empty()) known.push_back(&one);
   }
-  return true;
+  for (One* const one : known)
+    if (!one->has.contains(to)) unknown.push_back(one);
+  if (known.empty()) return true;
+  const char* what = "located";
+  bool good = locate(session, known);
+  if (good) what = "read", good = read(session, used, from);
+  if (good && !read(session, unknown, to)) {
+    for (One* const one : unknown) one->has.erase(to);  // it gets all
+  }
+  for (One* const one : used) {
+    one->newest = from;
+    one->used = one->again;
+  }
+  if (good) what = "written", good = write(session, known, to);
+  if (good) return true;
+  // What is here is read again before the next try.
+  for (One* const one : known) {
+    one->used = true;
+    one->has.clear();
+  }
+  base::warnOnce("unified code",
+                 "unified view: variables of modules can't be %s, so all stays at gpunode %s", what,
+                 session.executors()[from]->gpunode().c_str());
+  return false;
 }
 
 }  // namespace olpager::unified

@@ -3,8 +3,12 @@
 //
 // A state (forward::CodeState) in a context: unknown -> used (a kernel of it is launched, or a call
 // names one of its variables) -> read (its variables are here, as they were when all was complete)
-// -> used again. One that a graph may use stays used. What an executor has of it is a version of
-// what was read; one that has an older version gets the newest.
+// -> used again. One that a graph may use stays used. Before an executor gets a value it is asked
+// what it has from its image, so only what kernels have changed is written, and a constant never.
+// A value that is the address of a variable of the same code becomes the other executor's.
+//
+// All are read by one call or a few: code has hundreds of them, most of which are constants that
+// nothing tells from others.
 //
 // Thread-safety: none; under the order of the group. The calls that it makes go to one executor
 // whatever the group's order is.
@@ -43,24 +47,28 @@ class CodeStates {
   [[nodiscard]] bool bring(forward::Session& session, unsigned from, unsigned to);
 
  private:
+  using Values = std::vector<std::byte>;
   struct Variable {
     std::string name;
     uint64_t bytes = 0;
-    std::vector<std::byte> value;            // as it was read last
-    std::map<unsigned, uint64_t> addresses;  // by executor
+    std::vector<uint64_t> at;  // by executor; empty: not located
+    size_t place = 0;          // in Values
   };
   struct One {
     forward::CodeThere code;
-    bool used = false;     // since it was read
-    bool again = false;    // a graph may use it at any time
-    uint64_t version = 0;  // of what was read
+    bool used = false;   // since it was read
+    bool again = false;  // a graph may use it at any time
+    bool located = false;
     std::vector<Variable> variables;
-    std::map<unsigned, uint64_t> has;  // which version each executor has
+    uint64_t bytes = 0;              // of Values
+    std::map<unsigned, Values> has;  // what executors have, as far as it is known
+    unsigned newest = 0;             // who has the newest of these
   };
-  static bool find(forward::Session& session, One& one, unsigned executor);
-  static bool read(forward::Session& session, One& one, unsigned executor);
-  static bool write(forward::Session& session, const One& one, unsigned executor);
-
+  static bool locate(forward::Session& session, const std::vector<One*>& ones);
+  static void arrange(One& one);
+  static bool read(forward::Session& session, const std::vector<One*>& ones, unsigned executor);
+  static Values valuesFor(const One& one, unsigned executor);
+  static bool write(forward::Session& session, const std::vector<One*>& ones, unsigned executor);
   One& at(const forward::CodeThere& code);
 
   // By the handle of module or library, and the context. A module is in one context alone, and may

@@ -234,11 +234,13 @@ unsigned Executors::enter(const Uses& uses, Aged* aged) {
   if (!uses.operates) {
     aged->regions = home_.told();  // it may name some
   } else {
+    bool moves = false;
     if (!bound() && !uses.named.empty() && !forward::capturing()) {
       const unsigned best = home_.route(uses.named, active());
-      if (best != active()) (void)move(best, kPatience);
+      moves = best != active() && move(best, kPatience);
     }
     const Home::Sent sent = home_.send(active(), uses.named, !uses.named.empty());
+    if (moves) home_.arrive(active(), sent.age);
     *aged = {sent.age, sent.oldest, sent.regions};
     ++operations_[active()];
   }

@@ -51,6 +51,7 @@ Home::Home(std::vector<uint64_t> rooms, std::vector<uint64_t> holds, uint64_t ba
       directory_(kNoAgent),  // nothing is pushed
       placed_(rooms_.size()),
       completed_(rooms_.size()),
+      travellers_(rooms_.size()),
       outboxes_(rooms_.size()) {
   assert(!rooms_.empty() && rooms_.size() <= directory::kMostAgents);
   for (size_t i = 0; i < rooms_.size(); ++i)
@@ -214,6 +215,7 @@ Home::Sent Home::send(unsigned executor, std::span<const Named> named, bool ahea
   directory_.sent(age, agent);
   for (const Run& run : runsOf(named)) {
     for (ExtentId extent = run.first; extent < run.end; ++extent) {
+      noteTraveller(extent, agent);
       place(extent, agent);
       const bool there =
           directory_.owner(extent) == agent && directory_.phase(extent) == directory::Phase::kRest;
@@ -223,6 +225,35 @@ Home::Sent Home::send(unsigned executor, std::span<const Named> named, bool ahea
   const Status asked = carryOut();
   assert(asked.ok());
   return {.age = age, .oldest = directory_.oldest(), .regions = told_};
+}
+
+// Before it is placed there.
+void Home::noteTraveller(ExtentId extent, uint8_t executor) {
+  Page& page = page_of_[extent];
+  const bool expected = std::exchange(page.expected, false);
+  const bool comes = page.placed != executor && page.placed != kNowhere;
+  if (comes || expected) travellers_[executor].push_back(extent);
+}
+
+void Home::arrive(unsigned executor, Age age) {
+  const auto agent = static_cast<directory::AgentId>(executor);
+  std::lock_guard lock(mutex_);
+  std::vector<ExtentId> last = std::exchange(travellers_[executor], {});
+  std::sort(last.begin(), last.end());
+  last.erase(std::unique(last.begin(), last.end()), last.end());
+  for (const ExtentId extent : last) {
+    Page& page = page_of_[extent];
+    if (page.region == nullptr || page.region->removed || page.placed == kNowhere) continue;
+    if (page.placed == executor) {  // the operation has named it
+      travellers_[executor].push_back(extent);
+      continue;
+    }
+    page.expected = true;
+    place(extent, agent);
+    directory_.ask(age, agent, extent, 1, Mode::kOwn, actions_);
+  }
+  const Status asked = carryOut();
+  assert(asked.ok());
 }
 
 void Home::cancel(Age age) {

@@ -20,6 +20,11 @@
 // (weights). What is placed counts, not what is owned: the operations before have been sent, and
 // will have moved it.
 //
+// Travellers. Pages that operations name wherever they run come along whenever all moves. Asked for
+// by one operation after the other each would cost a round trip. So what came to an executor during
+// its last turn is asked for at once when the next turn begins (arrive). What its operations do not
+// name then is not expected again.
+//
 // Room. The program gets no more pages than `most` (add). An executor's pager has tiers below its
 // VRAM, so the agents are not bounded here and nothing is ever pushed: `rooms` decide where
 // operations go.
@@ -76,6 +81,9 @@ class Home {
   };
   /// Where an operation is best sent whose stream is at executor `at`.
   unsigned route(std::span<const Named> named, unsigned at) const;
+  /// All has moved there, for an operation of that age that has been sent there: so do the
+  /// travellers.
+  void arrive(unsigned executor, directory::Age age);
   /// It goes to that executor. `ahead`: what it names is asked for now; not of an operation that
   /// waits for a younger one.
   Sent send(unsigned executor, std::span<const Named> named, bool ahead);
@@ -112,6 +120,7 @@ class Home {
   };
   struct Page {
     uint8_t placed = kNowhere;
+    bool expected = false;     // it travelled, and no operation has named it since
     Region* region = nullptr;  // null: in none
   };
   struct Outbox {
@@ -129,6 +138,7 @@ class Home {
   std::vector<Run> runsOf(std::span<const Named> named) const;
   uint64_t costAt(unsigned executor, std::span<const Run> runs) const;
   void place(ExtentId extent, uint8_t executor);
+  void noteTraveller(ExtentId extent, uint8_t executor);
   void settle(ExtentId extent);
   Status carryOut();
   Status hear(unsigned executor, const directory::Message& message);
@@ -148,6 +158,7 @@ class Home {
   std::vector<Page> page_of_;                  // by extent
   std::map<ExtentId, uint64_t> free_extents_;  // first and count
   std::vector<uint64_t> placed_, completed_;   // by executor: pages; operations
+  std::vector<std::vector<ExtentId>> travellers_;  // that came during an executor's last turn
   std::vector<Outbox> outboxes_;
   std::vector<uint64_t> released_;
 };

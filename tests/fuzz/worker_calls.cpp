@@ -256,6 +256,15 @@ void operation(Operation what, Sampler& out, OtherWorker& other) {
     case Operation::kManagedGone:
       writer.value(out.drawAddress());
       return;
+    case Operation::kVariableBytes: {
+      const uint32_t count = out.input().byte() % 4;
+      writer.value(count);
+      for (uint32_t i = 0; i < count; ++i) {
+        writer.value(out.drawAddress());
+        writer.value(out.input().byte() % 2 != 0 ? uint64_t{64} : out.drawNumber());
+      }
+      return;
+    }
     case Operation::kLinkDestroy:
       writer.value(out.drawHandle(HandleKind::kLinkState));
       return;

@@ -374,6 +374,49 @@ TEST_CASE("an operation goes where the fewest pages have to move") {
   CHECK(home.route(elsewhere, 1) == 1);
 }
 
+TEST_CASE("all moves only for more pages than a move costs") {
+  Home home({4096, 4096}, kBase);
+  REQUIRE(home.add(addressOf(0), 20 * kPageBytes));
+  REQUIRE(home.add(addressOf(100), kPageBytes));
+  const Named many[] = {{addressOf(0), 0}}, one[] = {{addressOf(100), 0}};
+  (void)home.send(0, many, true);
+  (void)home.send(1, one, true);
+  // A page that is elsewhere comes; so do twelve, the price of a move in all. Thirteen don't.
+  CHECK(home.route(one, 0) == 0);
+  const Named twelve[] = {{addressOf(0), 12 * kPageBytes}};
+  CHECK(home.route(twelve, 1) == 1);
+  const Named thirteen[] = {{addressOf(0), 13 * kPageBytes}};
+  CHECK(home.route(thirteen, 1) == 0);
+}
+
+TEST_CASE("what operations name wherever they run comes along") {
+  Home home({4, 4}, kBase);
+  for (const uint64_t page : {0, 10, 20}) REQUIRE(home.add(addressOf(page), kPageBytes));
+  const Named first[] = {{addressOf(0), 0}}, second[] = {{addressOf(10), 0}};
+  const Named both[] = {first[0], second[0]}, third[] = {{addressOf(20), 0}};
+  (void)home.send(0, both, true);
+  CHECK(home.placed(0) == 2);
+  // To 1, one after the other, and back.
+  (void)home.send(1, first, true);
+  (void)home.send(1, second, true);
+  (void)home.send(0, both, true);
+  // The second time both come at once, with the first operation.
+  const Home::Sent again = home.send(1, first, true);
+  CHECK(home.placed(1) == 1);
+  home.arrive(1, again.age);
+  CHECK(home.placed(1) == 2);
+  // What no operation names then is not expected again; what has been freed never is.
+  (void)home.send(0, both, true);
+  const Home::Sent later = home.send(1, third, true);
+  home.arrive(1, later.age);
+  CHECK(home.placed(1) == 2);
+  (void)home.send(0, both, true);
+  home.remove(addressOf(0));
+  const Home::Sent last = home.send(1, third, true);
+  home.arrive(1, last.age);
+  CHECK(home.placed(1) == 1);
+}
+
 TEST_CASE("what is asked for ahead") {
   Home home({4, 4}, kBase);
   REQUIRE(home.add(addressOf(0), 3 * kPageBytes));
