@@ -12,8 +12,8 @@
 //            elsewhere (enter)
 //   moving   the order is held: no operation is sent until the former executor has nothing to do.
 //            -> active there, or, where that does not end soon, active where it was
-//   bound    something is at the active executor that can be at one alone (bind): all calls go
-//            there from now on, and its pager brings the memory. Final
+//   bound    something can be at one executor alone (bind): all calls go there from now on, and its
+//            pager brings the memory. Final
 //
 // Thread-safety: any thread. Locks: Group's order, above those of channels and of what the
 // implementation has (interpose/forward/locks.h). Owner: the session, for the life of the process.
@@ -97,7 +97,8 @@ class Group {
 
   /// The program ends: what is lost from now on is nobody's loss.
   virtual void leaves() = 0;
-  /// From now on all calls go to the active executor. `what` needs that: told once.
+  /// From now on all calls go to one executor: the active one, or where the program has addresses
+  /// of variables the first, whose these are. `what` needs that: told once.
   virtual void bind(const std::string& what) = 0;
 
   /// Which code has variables, and which of these the program knows the addresses of.

@@ -159,7 +159,11 @@ void GroupCall::translate(std::vector<std::byte>& record, unsigned to) {
   }
 }
 
-void GroupCall::bindUnlessReadable() {
+// An address that goes into memory is nobody's to translate when a kernel finds it there.
+void GroupCall::bindWhereNeeded(std::span<const std::byte> bulk) {
+  if (group_.bound()) return;
+  if (mayOperate(goes_) && group_.code().names(bulk.data(), bulk.size()))
+    return group_.bind("the address of a variable, which the program copies into memory,");
   for (const CodeThere& one : code_) {
     if (!one.state->readable) return group_.bind("code whose variables can't be told");
   }
@@ -181,13 +185,13 @@ void GroupCall::putAge(std::vector<std::byte>& record, const Aged& aged) const {
 
 // `send` writes the record to the executor of that number; the first that it goes to is first_.
 template <typename Send>
-bool GroupCall::send(std::vector<std::byte>& record, Send send) {
+bool GroupCall::send(std::vector<std::byte>& record, std::span<const std::byte> bulk, Send send) {
   const Goes goes = only_ ? Goes::kFirst : whereNow();
   const auto sendTo = [&](unsigned to) {
     if (!addresses_.empty()) translate(record, to);
     return send(to);
   };
-  bindUnlessReadable();
+  bindWhereNeeded(bulk);
   if (goes == Goes::kBound && !group_.bound()) group_.bind(whatBinds(headOf(record).function));
   if (goes == Goes::kFirst) {
     first_ = only_.value_or(0);
@@ -217,7 +221,7 @@ bool GroupCall::send(std::vector<std::byte>& record, Send send) {
 bool GroupCall::begin(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait,
                       bool flush) {
   others_.clear();
-  return send(record, [&](unsigned to) {
+  return send(record, bulk, [&](unsigned to) {
     if (to == first_) return executor(to).begin(record, bulk, wait, flush);
     Other& other = others_.emplace_back(to, std::make_unique<Wait>());
     return other.waits = executor(to).begin(record, bulk, *other.wait, true);
@@ -248,7 +252,7 @@ void GroupCall::leave(const Wait& wait) {
 CUresult GroupCall::post(std::vector<std::byte>& record, std::span<const std::byte> bulk,
                          bool flush) {
   CUresult result = CUDA_SUCCESS;
-  (void)send(record, [&](unsigned to) {
+  (void)send(record, bulk, [&](unsigned to) {
     const CUresult its = executor(to).post(record, bulk, flush);
     if (result == CUDA_SUCCESS) result = its;
     return its == CUDA_SUCCESS;

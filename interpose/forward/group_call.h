@@ -73,12 +73,12 @@ class GroupCall {
   };
   // One to which the call goes now.
   template <typename Send>
-  bool send(std::vector<std::byte>& record, Send send);
+  bool send(std::vector<std::byte>& record, std::span<const std::byte> bulk, Send send);
   Goes whereNow() const;
   Executor& executor(unsigned number) const;
   void usesVariable(std::shared_ptr<const SharedVariable> variable, uint64_t address);
   void translate(std::vector<std::byte>& record, unsigned to);
-  void bindUnlessReadable();
+  void bindWhereNeeded(std::span<const std::byte> bulk);
   void putAge(std::vector<std::byte>& record, const Aged& aged) const;
 
   Session& session_;

@@ -1,6 +1,8 @@
 #include "interpose/forward/group_code.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <iterator>
 #include <utility>
 
@@ -36,6 +38,18 @@ std::shared_ptr<const SharedVariable> GroupCode::variableAt(uint64_t address) co
   if (after == shared_.begin()) return nullptr;
   const auto& [base, variable] = *std::prev(after);
   return address - base < variable->bytes ? variable : nullptr;
+}
+
+bool GroupCode::names(const void* words, uint64_t bytes) const {
+  if (!anyShared()) return false;
+  const uint64_t lowest = lowest_.load(), span = end_.load() - lowest;
+  const auto* const at = static_cast<const std::byte*>(words);
+  for (uint64_t offset = 0; offset + sizeof(uint64_t) <= bytes; offset += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, at + offset, sizeof word);
+    if (word - lowest < span && variableAt(word) != nullptr) return true;
+  }
+  return false;
 }
 
 template <typename Gone>

@@ -44,6 +44,10 @@ class GroupCode {
   /// Null: the address is in none of them.
   std::shared_ptr<const SharedVariable> variableAt(uint64_t address) const;
 
+  bool anyShared() const { return end_.load(std::memory_order_relaxed) != 0; }
+  /// Whether a word of [words, + bytes), at multiples of 8, is an address of one of them.
+  bool names(const void* words, uint64_t bytes) const;
+
   /// The module or library is unloaded. True: it had variables.
   bool ownerGone(uint64_t owner);
   void contextGone(uint64_t context);

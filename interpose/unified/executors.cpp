@@ -284,6 +284,11 @@ void Executors::leave(bool sent, const Aged& aged) {
 void Executors::bind(const std::string& what) {
   const std::lock_guard lock(order_);
   if (bound()) return;
+  if (code().anyShared() && active() != 0 && !move(0, kPatience))
+    base::logWarn(
+        "unified view: work at gpunode %s does not end, so all stays there: where memory holds the "
+        "address of a variable, kernels will find another GPU's",
+        session_.executor().gpunode().c_str());
   bound_.store(true, std::memory_order_release);
   if (most_ - home_.freePages() > holds_[active()]) {
     // Its pages would wait for room that never comes.

@@ -21,6 +21,8 @@ constexpr std::chrono::seconds kAsleep{1};
 // Claims of operations that are over are given up when somebody waits for them, or beyond this
 // many.
 constexpr size_t kMostSubmitted = 256;
+constexpr unsigned kScanEvery = 64;  // operations
+constexpr unsigned kScans = 64;      // after a page was given away
 
 // Begun and ended by one call (olpager_operation, olpager_operation_over), which owns it.
 __attribute__((tls_model("initial-exec"))) thread_local AwayOperation* t_operation = nullptr;
@@ -127,6 +129,7 @@ bool Away::over() {
   if (operation == nullptr) return false;
   using Stage = AwayOperation::Stage;
   Lock lock(state_.mutex);
+  scanAhead();
   if (operation->stage == Stage::kSubmitted) {
     submitted_.push_back({operation->age, std::move(operation->points)});
     if (someoneWaits()) bell_.release();
@@ -138,6 +141,13 @@ bool Away::over() {
     send();
   }
   return operation->stage != Stage::kUntold;
+}
+
+void Away::scanAhead() {
+  if (scans_to_come_ == 0 || ++made_ < kScanEvery) return;
+  made_ = 0;
+  --scans_to_come_;
+  for (const auto& engine : state_.devices.engines) engine->scanAhead();
 }
 
 bool Away::Submitted::isOver() const {
@@ -301,6 +311,7 @@ void Away::yield(directory::ExtentId id, Lock&) {
   if (extent.state != ExtentState::kParked || extent.host == nullptr)
     return violated({.extent = id});
   extent.leaving = false;
+  scans_to_come_ = kScans;
   frames_[id] = {std::exchange(extent.host, nullptr), 0};
   extent.host_valid = extent.hash_valid = false;
   extent.region->engine->setState(extent, ExtentState::kAbsent);

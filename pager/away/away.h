@@ -32,6 +32,11 @@
 // directory all that the operation uses (`uses`), and what is claimed then stays until the last one
 // is over.
 //
+// Scans ahead. Before a page leaves, what launches have written since its last scan is scanned for
+// pointers to it: whoever takes the page waits for that, and all that an executor's kernels reach may
+// be gigabytes. So where pages have left not long ago a pass over what is complete is made every few
+// operations.
+//
 // A free. The home says kForget of each page. When it has said so of all of a region's, the region
 // is dropped as a freed one is (dropRegion), and only then the agent hears of it.
 //
@@ -138,6 +143,7 @@ class Away final : private Residence<Lock> {
   void run();
   bool someoneWaits() const;
   bool completeThoseOver(Lock& lock);
+  void scanAhead();
   void fetchShort(Lock& lock);
   void startFetch(const Key& key, directory::AgentId from, HostChunk* chunk);
   HostChunk* takeFrame(directory::ExtentId extent);
@@ -177,6 +183,8 @@ class Away final : private Residence<Lock> {
   std::vector<Submitted> submitted_;
   std::set<directory::Age> failed_;  // operations that can't have what they need
   std::vector<directory::Message> outbox_;
+  unsigned made_ = 0;           // operations since the last scan ahead
+  unsigned scans_to_come_ = 0;  // more are made until something is given away again
 };
 
 /// What one acquisition claims of such memory. Under the mutex; as ManagedClaim, but its age is

@@ -130,9 +130,11 @@ bool Scanner::listRegion(Scan& scan, Region& region, const std::vector<Extent*>&
 void Scanner::listDirty(Scan& scan, const std::vector<Extent*>& victims, Jobs& jobs,
                         uint64_t floor) {
   std::vector<Region*> still_dirty;
-  const bool variables_alone = victims.empty() && scan.host_written.empty() && !scan.all;
+  const bool variables_alone =
+      victims.empty() && scan.host_written.empty() && !scan.all && !scan.ahead;
   for (Region* region : pool_.reach.dirty) {
-    if (variables_alone) {
+    const bool written = region->stamp.load() > floor || pool_.reach.floor.pending;
+    if (variables_alone || (scan.ahead && written && !region->dead)) {
       still_dirty.push_back(region);
       continue;
     }
@@ -149,7 +151,7 @@ void Scanner::listDirty(Scan& scan, const std::vector<Extent*>& victims, Jobs& j
       still_dirty.push_back(region);
       continue;
     }
-    if (region->shared() != nullptr && victims.empty() && !scan.all) {
+    if (region->shared() != nullptr && victims.empty() && !scan.all && !scan.ahead) {
       if (std::any_of(scan.host_written.begin(), scan.host_written.end(),
                       [&](const auto& entry) { return entry.region == region; }))
         listFromOthers(scan, *region, jobs);

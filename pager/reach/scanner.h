@@ -60,11 +60,12 @@ struct Scan {
   std::vector<HostWritten> host_written;  // a launch waits for these
   bool for_variables = false;             // a launch waits for the module variables
   bool all = false;                       // another engine waits for all that is dirty
+  bool ahead = false;                     // nobody waits: what is dirty, and no launch writes now
   /// The victims are parts of this region, which change place (swap.cpp) or go to another agent
   /// (give_away.cpp). Of the region nothing else is scanned.
   Region* parts_of = nullptr;
   /// Nobody waits for it but who wants victims out of VRAM.
-  bool forVictimsOnly() const { return host_written.empty() && !for_variables && !all; }
+  bool forVictimsOnly() const { return host_written.empty() && !for_variables && !all && !ahead; }
 
   // --- under way ---------------------------------------------------------------------------------
   uint64_t number = 0;  // of the scanner's passes

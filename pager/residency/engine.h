@@ -190,6 +190,12 @@ class Engine {
     asked_.scan = true;
     if (life_.idle) wake();
   }
+  /// Pages leave for other agents now and then, and each time what is dirty is scanned first: some of
+  /// that may be scanned by now.
+  void scanAhead() {
+    asked_.scan_ahead = true;
+    if (life_.idle) wake();
+  }
   /// A launch touched regions in the learned order: prefetch may have something to do.
   void touched() {
     if (life_.idle) wake();
@@ -264,6 +270,7 @@ class Engine {
   struct Asked {
     bool poll = false;
     bool scan = false;
+    bool scan_ahead = false;
     bool recall = false;  // another device needs what this one's memory takes of the host tier
   };
   struct CopyStreams {

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <exception>
 #include <thread>
+#include <utility>
 
 #include "base/log.h"
 #include "pager/clock.h"
@@ -203,6 +204,11 @@ bool Engine::advanceBatches(Lock& lock) {
     asked_.scan = false;
     auto batch = std::make_unique<Batch>();
     batch->scan.all = true;
+    begin(std::move(batch));
+  }
+  if (std::exchange(asked_.scan_ahead, false) && mayBegin()) {
+    auto batch = std::make_unique<Batch>();
+    batch->scan.ahead = true;
     begin(std::move(batch));
   }
   if (out_.batches.empty()) return false;
