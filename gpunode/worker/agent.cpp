@@ -48,8 +48,15 @@ Status Agent::start(unsigned slot,
                  std::to_string(static_cast<int>(result)) + ")"};
   worker_.peers().setPageHearer(this);
   started_ = true;
-  std::thread([this] { hear(); }).detach();
-  std::thread([this] { work(); }).detach();
+  // What the pager does in these threads (regions, chunks) is nothing that a capture is about.
+  const auto beRelaxed = [this] {
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (const auto exchange = worker_.driver().cuThreadExchangeStreamCaptureMode;
+        exchange != nullptr)
+      (void)exchange(&mode);
+  };
+  std::thread([this, beRelaxed] { beRelaxed(), hear(); }).detach();
+  std::thread([this, beRelaxed] { beRelaxed(), work(); }).detach();
   return {};
 }
 

@@ -70,7 +70,7 @@ Goes whereOperationGoes(Operation operation) {
 std::string whatBinds(uint16_t function) {
   switch (static_cast<Operation>(function)) {
     case Operation::kVariable:
-      return "a variable whose address the program asks for";
+      return "a variable that is managed, or whose code can't be read";
     case Operation::kGreenContext:
     case Operation::kGreenDestroy:
       return "a green context";
@@ -161,7 +161,7 @@ void GroupCall::translate(std::vector<std::byte>& record, unsigned to) {
 
 // An address that goes into memory is nobody's to translate when a kernel finds it there.
 void GroupCall::bindWhereNeeded(std::span<const std::byte> bulk) {
-  if (group_.bound()) return;
+  if (group_.bound() || only_) return;
   if (mayOperate(goes_) && group_.code().names(bulk.data(), bulk.size()))
     return group_.bind("the address of a variable, which the program copies into memory,");
   for (const CodeThere& one : code_) {

@@ -32,7 +32,7 @@ class GroupCall {
   /// Each word of [words, + bytes), at multiples of 4, that is an address of the range or of a
   /// variable (group_code.h).
   void usesAddresses(const void* words, uint64_t bytes);
-  /// It asks about an address: where a variable's is one goes to the executor that has it.
+  /// It asks about an address. Where that is a variable's it goes to the executor whose it is.
   void asksAbout(uint64_t address) {
     if (group_.code().variableAt(address) != nullptr) only_ = 0;
   }

@@ -21,8 +21,6 @@ namespace olpager::unified {
 
 using forward::Aged;
 using forward::Call;
-using forward::Executor;
-using forward::Named;
 using space::kPageBytes;
 
 namespace {

@@ -32,6 +32,9 @@ constexpr uint64_t kTooMuch = uint64_t{1} << 40;  // pages: above every other co
 // of them counts.
 constexpr uint64_t kMove = 12;
 constexpr uint64_t kFewPages = 256;
+// What is new leaves one part of so many of an executor's room to what comes and goes: else that
+// would drive out what stays.
+constexpr uint64_t kSlack = 32;
 
 Error refused(unsigned executor, const std::string& why) {
   return Error{"executor " + std::to_string(executor) + ": " + why};
@@ -184,13 +187,18 @@ uint64_t Home::costAt(unsigned executor, std::span<const Run> runs) const {
   uint64_t moved = 0, more = 0;
   for (const Run& run : runs) {
     for (ExtentId extent = run.first; extent < run.end; ++extent) {
-      const uint8_t at = page_of_[extent].placed;
-      if (at == executor) continue;
+      const Page& page = page_of_[extent];
+      if (page.region->settled == executor && extent == page.region->first) {
+        extent += static_cast<ExtentId>(page.region->pages) - 1;
+        continue;
+      }
+      if (page.placed == executor) continue;
       ++more;
-      if (at != kNowhere) ++moved;
+      if (page.placed != kNowhere) ++moved;
     }
   }
-  const uint64_t then = placed_[executor] + more, room = rooms_[executor];
+  const uint64_t then = placed_[executor] + more;
+  const uint64_t room = rooms_[executor] - (more != moved ? rooms_[executor] / kSlack : 0);
   return moved + (then > room ? 2 * (then - room) : 0) + (then > holds_[executor] ? kTooMuch : 0);
 }
 
@@ -214,12 +222,24 @@ Home::Sent Home::send(unsigned executor, std::span<const Named> named, bool ahea
   const Age age = directory_.operation();
   directory_.sent(age, agent);
   for (const Run& run : runsOf(named)) {
-    for (ExtentId extent = run.first; extent < run.end; ++extent) {
-      noteTraveller(extent, agent);
-      place(extent, agent);
-      const bool there =
-          directory_.owner(extent) == agent && directory_.phase(extent) == directory::Phase::kRest;
-      if (ahead && !there) directory_.ask(age, agent, extent, 1, Mode::kOwn, actions_);
+    for (ExtentId extent = run.first; extent < run.end;) {
+      Region& region = *page_of_[extent].region;
+      const ExtentId end = region.first + static_cast<ExtentId>(region.pages);
+      const bool whole = extent == region.first && end <= run.end;
+      if (whole && region.settled == agent) {
+        extent = end;
+        continue;
+      }
+      bool settled = whole;
+      for (; extent < std::min(end, run.end); ++extent) {
+        noteTraveller(extent, agent);
+        place(extent, agent);
+        const bool there = directory_.owner(extent) == agent &&
+                           directory_.phase(extent) == directory::Phase::kRest;
+        settled = settled && there;
+        if (ahead && !there) directory_.ask(age, agent, extent, 1, Mode::kOwn, actions_);
+      }
+      if (settled) region.settled = agent;
     }
   }
   const Status asked = carryOut();
@@ -280,6 +300,8 @@ uint64_t Home::moved() const {
 
 void Home::place(ExtentId extent, uint8_t executor) {
   uint8_t& placed = page_of_[extent].placed;
+  if (placed == executor) return;
+  if (Region* const region = page_of_[extent].region; region != nullptr) region->settled = kNowhere;
   if (placed != kNowhere) --placed_[placed];
   placed = executor;
   if (placed != kNowhere) ++placed_[placed];
@@ -353,7 +375,11 @@ Status Home::hear(unsigned executor, const Message& message) {
   const bool of_extent = message.kind != directory::MessageKind::kFenced &&
                          message.kind != directory::MessageKind::kCompleted;
   if (Status carried = carryOut(); !carried.ok()) return carried;
-  if (of_extent && message.extent < page_of_.size()) settle(message.extent);
+  if (of_extent && message.extent < page_of_.size()) {
+    if (Region* const region = page_of_[message.extent].region; region != nullptr)
+      region->settled = kNowhere;
+    settle(message.extent);
+  }
   return {};
 }
 

@@ -14,8 +14,8 @@
 //
 // Routing. An operation goes where the fewest pages have to move for it: those that it names and
 // that are elsewhere, and, where the executor would have more pages than room, as many again twice,
-// since others leave and come back. Where it would have more than it can hold it goes last. That all
-// moves costs as much as some pages: so the pages that all operations name in turns (activations,
+// since others leave and come back. Where it would have more than it can hold it goes last. A move
+// of all costs as much as some pages: so the pages that all operations name in turns (activations,
 // work space) come along, and what decides is where the many are that few operations name
 // (weights). What is placed counts, not what is owned: the operations before have been sent, and
 // will have moved it.
@@ -23,7 +23,7 @@
 // Travellers. Pages that operations name wherever they run come along whenever all moves. Asked for
 // by one operation after the other each would cost a round trip. So what came to an executor during
 // its last turn is asked for at once when the next turn begins (arrive). What its operations do not
-// name then is not expected again.
+// name then is not expected again. New pages leave some room free for them at each executor.
 //
 // Room. The program gets no more pages than `most` (add). An executor's pager has tiers below its
 // VRAM, so the agents are not bounded here and nothing is ever pushed: `rooms` decide where
@@ -117,6 +117,9 @@ class Home {
     ExtentId first = 0;
     bool removed = false;
     uint64_t released = 0;  // pages that all executors have forgotten
+    // Whose all its pages are, with nothing under way for them and none expected. Most launches
+    // name such regions alone, and look at no page.
+    uint8_t settled = kNowhere;
   };
   struct Page {
     uint8_t placed = kNowhere;
@@ -155,9 +158,9 @@ class Home {
   uint64_t told_ = 0;                   // regions
   uint64_t pages_ = 0;                  // in regions that are not released
   uint64_t moved_ = 0;
-  std::vector<Page> page_of_;                  // by extent
-  std::map<ExtentId, uint64_t> free_extents_;  // first and count
-  std::vector<uint64_t> placed_, completed_;   // by executor: pages; operations
+  std::vector<Page> page_of_;                      // by extent
+  std::map<ExtentId, uint64_t> free_extents_;      // first and count
+  std::vector<uint64_t> placed_, completed_;       // by executor: pages; operations
   std::vector<std::vector<ExtentId>> travellers_;  // that came during an executor's last turn
   std::vector<Outbox> outboxes_;
   std::vector<uint64_t> released_;

@@ -33,9 +33,9 @@
 // is over.
 //
 // Scans ahead. Before a page leaves, what launches have written since its last scan is scanned for
-// pointers to it: whoever takes the page waits for that, and all that an executor's kernels reach may
-// be gigabytes. So where pages have left not long ago a pass over what is complete is made every few
-// operations.
+// pointers to it. Whoever takes the page waits for that, and what an executor's kernels reach may
+// be gigabytes. So a pass over what is complete is made every few operations, where pages have left
+// not long ago.
 //
 // A free. The home says kForget of each page. When it has said so of all of a region's, the region
 // is dropped as a freed one is (dropRegion), and only then the agent hears of it.

@@ -190,8 +190,8 @@ class Engine {
     asked_.scan = true;
     if (life_.idle) wake();
   }
-  /// Pages leave for other agents now and then, and each time what is dirty is scanned first: some of
-  /// that may be scanned by now.
+  /// Pages leave for other agents now and then, and what is dirty is scanned first each time: some
+  /// of that may be scanned by now.
   void scanAhead() {
     asked_.scan_ahead = true;
     if (life_.idle) wake();

@@ -389,6 +389,22 @@ TEST_CASE("all moves only for more pages than a move costs") {
   CHECK(home.route(thirteen, 1) == 0);
 }
 
+TEST_CASE("new pages leave some room to what comes and goes") {
+  Home home({64, 64}, kBase);
+  REQUIRE(home.add(addressOf(0), 61 * kPageBytes));
+  for (const uint64_t page : {100, 101, 102, 103}) REQUIRE(home.add(addressOf(page), kPageBytes));
+  const auto one = [](uint64_t page) { return Named{addressOf(page), 0}; };
+  const Named most[] = {one(0)}, next[] = {one(100)}, beyond[] = {one(101)}, known[] = {one(102)};
+  (void)home.send(0, most, true);
+  CHECK(home.route(next, 0) == 0);
+  (void)home.send(0, next, true);
+  // 62 of 64, two of which are not for what is new. What another executor has may come.
+  CHECK(home.route(beyond, 0) == 1);
+  (void)home.send(1, known, true);
+  const Named two[] = {one(100), one(102)};
+  CHECK(home.route(two, 0) == 0);
+}
+
 TEST_CASE("what operations name wherever they run comes along") {
   Home home({4, 4}, kBase);
   for (const uint64_t page : {0, 10, 20}) REQUIRE(home.add(addressOf(page), kPageBytes));
