@@ -216,7 +216,10 @@ bool Executors::move(unsigned to, std::chrono::milliseconds patience) {
   // What was launched since it was asked is not part of that answer.
   if (waited_before && !finishActive(patience)) return false;
   const unsigned from = active();
-  if (!code_.bring(session_, from, to)) return false;
+  if (!code_.bring(session_, from, to)) {  // nor would it be the next time
+    bound_.store(true, std::memory_order_release);
+    return false;
+  }
   forward::nameAlsoAt(session_.executors()[to]->slot(), session_.executors()[from]->slot());
   active_.store(to, std::memory_order_release);
   forward::sendPinnedNow(&session_);
