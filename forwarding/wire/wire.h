@@ -111,6 +111,7 @@ enum CallFlags : uint16_t {
   kRelaxed = 4,     // something captures, and does not forbid this thread anything
   kNames = 8,       // Names are behind the head, and behind Aged
   kAged = 16,       // Aged is behind the head
+  kBehindAll = 32,  // made when all operations (kAged) that came before it have been made
 };
 
 /// In the unified view of several executors: which operation the call is

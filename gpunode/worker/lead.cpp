@@ -75,11 +75,17 @@ void Lead::leave(Making& making) {
   if (answer) worker_.answerEarly(making.head);
 }
 
-void Lead::make(const CallHead& head, const Record& record, uint64_t self) {
+// `waits`: its number among the calls that may wait; 0: it is none.
+void Lead::make(const CallHead& head, const Record& record, uint64_t self, uint64_t waits) {
   Making making{*this, head, record, self, nullptr};
   Making::t_now = &making;
   worker_.makeTimed(record);
   Making::t_now = nullptr;
+  if (waits != 0 && (head.flags & forward::kAged) != 0) {
+    const std::lock_guard lock(mutex_);
+    operating_.erase(waits);
+    operated_.notify_all();
+  }
   if (making.queue != nullptr) return worker_.queues().makeRest(making.queue);
   if ((head.flags & forward::kMayWait) == 0) call_.store(0);
 }
@@ -129,6 +135,13 @@ void Lead::functionIsOver() {
 
 // Whether streams wait for what the client has to say.
 bool Lead::clientEndsSomething() const { return functions_ != 0 || worker_.gates().closed() != 0; }
+
+void Lead::awaitOperations() {
+  std::unique_lock lock(mutex_);
+  const uint64_t before = waited_;
+  while (!ended_ && !operating_.empty() && *operating_.begin() <= before)
+    operated_.wait_for(lock, kSlice);
+}
 
 // Waits for the lead: until nobody has it, or its holder waits for too long.
 bool Lead::takeLead(std::unique_lock<std::mutex>& lock, uint64_t self) {
@@ -217,12 +230,13 @@ void Lead::lead() {
         // Nobody reads past what ends others' waits: what a function changed, however long it
         // takes, is there before the function is over.
         if (!endsWaits(head)) call_.store(++calls_);
-        make(head, record, self);
+        make(head, record, self, 0);
         lock.lock();
         continue;
       }
       lock.lock();
-      ++waited_;
+      const uint64_t number = ++waited_;
+      if ((head.flags & forward::kAged) != 0) operating_.insert(number);
       waits_ = true;
       if ((head.flags & forward::kOthersCall) != 0) {
         leader_ = 0;
@@ -233,7 +247,7 @@ void Lead::lead() {
         lock.unlock();
         if (nobody_looks) free_.notify_one();
       }
-      make(head, record, self);
+      make(head, record, self, number);
       lock.lock();
       if (leader_ == self) waits_ = false;
     }

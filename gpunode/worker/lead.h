@@ -27,6 +27,7 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -61,12 +62,15 @@ class Lead {
   void gatePut() { free_.notify_one(); }
   /// The call that this thread makes waits for memory: where it leads it leaves the lead.
   static void waitsForMemory() noexcept;
+  /// Of a call behind all others (kBehindAll): until the operations that were taken before and may
+  /// wait have been made. What is in queues it is behind there.
+  void awaitOperations();
 
  private:
   using Record = std::vector<std::byte>;
   struct Making;
   void lead();
-  void make(const forward::CallHead& head, const Record& record, uint64_t self);
+  void make(const forward::CallHead& head, const Record& record, uint64_t self, uint64_t waits);
   void leave(Making& making);
   bool isQueued(const forward::CallHead& head, Record& record);
   bool takeLead(std::unique_lock<std::mutex>& lock, uint64_t self);
@@ -81,9 +85,11 @@ class Lead {
 
   std::mutex mutex_;
   std::condition_variable free_;
-  uint64_t leader_ = 0;  // 0: nobody
-  bool waits_ = false;   // the leader is in a call that may wait
-  uint64_t waited_ = 0;  // how many such calls there were
+  uint64_t leader_ = 0;           // 0: nobody
+  bool waits_ = false;            // the leader is in a call that may wait
+  uint64_t waited_ = 0;           // how many such calls there were
+  std::set<uint64_t> operating_;  // those that are operations and not over, by that count
+  std::condition_variable operated_;
   uint32_t followers_ = 0;
   uint32_t asleep_ = 0;     // followers that do not look at the clock
   uint32_t functions_ = 0;  // host functions that the client has not answered

@@ -72,6 +72,7 @@ StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& re
   using Kind = Order::Kind;
   Order order;
   order.answers = head.reply != 0;
+  order.behind_all = (head.flags & forward::kBehindAll) != 0;
   forward::Reader in(record);
   forward::Names names;
   (void)forward::takeHead(in, &names);
@@ -218,7 +219,7 @@ std::vector<StreamQueues::Place> StreamQueues::behindOf(const Order& order,
   using Kind = Order::Kind;
   std::vector<Place> behind;
   const auto isBehind = [&](const Queue& queue) {
-    if (queue.kind == Kind::kBeforeAll) return true;
+    if (queue.kind == Kind::kBeforeAll || order.behind_all) return true;
     if (queue.kind == Kind::kApart || order.kind == Kind::kOvertakes) return false;
     if (order.kind != Kind::kInStream) return order.kind != Kind::kApart || order.events.empty();
     if (queue.kind != Kind::kInStream) return false;

@@ -46,6 +46,8 @@
 //   asks what no work        given out again (Fact::kOvertakes)
 //   changes
 //   ends others' waits       nothing
+//   is behind all            everything, also what somebody waits for
+//   (kBehindAll)
 //   else, in no stream       everything
 //
 // What is known of a function's order is the specification's (calledWith()); what has no function
@@ -126,6 +128,7 @@ class StreamQueues {
     bool ends = false;             // what it names
     bool graph = false;            // launches one that may name any event
     bool told_done = false;        // the client takes it to be done
+    bool behind_all = false;       // kBehindAll
     uint32_t gate = 0;             // is put
     uint32_t opens = 0;            // a gate
   };

@@ -211,6 +211,7 @@ void Worker::make(const std::vector<std::byte>& record) {
   const uint64_t ends = contextThatEnds(head, reader, options_.handle_slot);
   uint64_t ending = 0;
   if (ends != 0) (void)handles_.find(ends, HandleKind::kContext, &ending);
+  if ((head.flags & forward::kBehindAll) != 0) lead_.awaitOperations();
   if (exchange_.owes() && Exchange::settlesBefore(head)) exchange_.settle();
   if (ends != 0) {
     faults_.contextEnds(ends);

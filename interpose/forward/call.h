@@ -168,6 +168,8 @@ class Call {
   void mayWait() { head().flags |= kMayWait; }
   /// Other calls may end what it waits for.
   void othersCall() { head().flags |= kOthersCall; }
+  /// It is made when all operations that were sent before have been made, whoever's they are.
+  void behindAll() { head().flags |= kBehindAll; }
   void forgetsAnswers() { forgets_ = true; }
   void changesKernels() { changes_kernels_ = true; }
   /// Of the library's own beside what the program asks for: what failed before it is for the

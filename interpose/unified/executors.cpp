@@ -78,6 +78,7 @@ struct Executors::Unfinished {
     call.inContext(context);
     call.mayWait();
     call.othersCall();
+    call.behindAll();
     call.ofOurOwn();
     begun = call.begin(true) == CUDA_SUCCESS;
   }
