@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "base/space/pages.h"
 #include "coherence/pages/batch.h"
+#include "gpunode/worker/relaxed.h"
 #include "gpunode/worker/worker.h"
 
 namespace olpager::gpunode {
@@ -49,14 +50,14 @@ Status Agent::start(unsigned slot,
   worker_.peers().setPageHearer(this);
   started_ = true;
   // What the pager does in these threads (regions, chunks) is nothing that a capture is about.
-  const auto beRelaxed = [this] {
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    if (const auto exchange = worker_.driver().cuThreadExchangeStreamCaptureMode;
-        exchange != nullptr)
-      (void)exchange(&mode);
+  const auto run = [this](void (Agent::*loop)()) {
+    std::thread([this, loop] {
+      const Relaxed relaxed(worker_.driver());
+      (this->*loop)();
+    }).detach();
   };
-  std::thread([this, beRelaxed] { beRelaxed(), hear(); }).detach();
-  std::thread([this, beRelaxed] { beRelaxed(), work(); }).detach();
+  run(&Agent::hear);
+  run(&Agent::work);
   return {};
 }
 

@@ -6,7 +6,8 @@
 #include <span>
 #include <utility>
 
-#include "base/log.h"
+#include "base/format.h"
+#include "base/result.h"
 #include "forwarding/wire/copies.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/session.h"
@@ -259,7 +260,7 @@ bool CodeStates::write(Session& session, const std::vector<One*>& ones, unsigned
   return calls.make([](size_t, Call&) { return true; });
 }
 
-bool CodeStates::bring(Session& session, unsigned from, unsigned to) {
+Status CodeStates::bring(Session& session, unsigned from, unsigned to) {
   std::vector<One*> used, unknown, known;
   for (auto& [where, one] : all_) {
     if (one.used) used.push_back(&one);
@@ -267,7 +268,7 @@ bool CodeStates::bring(Session& session, unsigned from, unsigned to) {
   }
   for (One* const one : known)
     if (!one->has.contains(to)) unknown.push_back(one);
-  if (known.empty()) return true;
+  if (known.empty()) return {};
   const char* what = "located";
   bool good = locate(session, known);
   if (good) what = "read", good = read(session, used, from);
@@ -279,16 +280,8 @@ bool CodeStates::bring(Session& session, unsigned from, unsigned to) {
     one->used = one->again;
   }
   if (good) what = "written", good = write(session, known, to);
-  if (good) return true;
-  // What is here is read again before the next try.
-  for (One* const one : known) {
-    one->used = true;
-    one->has.clear();
-  }
-  base::warnOnce("unified code",
-                 "unified view: variables of modules can't be %s, so all stays at gpunode %s", what,
-                 session.executors()[from]->gpunode().c_str());
-  return false;
+  if (good) return {};
+  return Error{base::format("code whose variables can't be {}", what)};
 }
 
 }  // namespace olpager::unified

@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/result.h"
 #include "interpose/forward/group_code.h"
 
 namespace olpager::forward {
@@ -42,9 +43,9 @@ class CodeStates {
   /// The module or library is unloaded.
   void forget(uint64_t owner);
   void contextGone(uint64_t context);
-  /// All that was launched at `from` is complete: what it changed is at `to` as well. False: it
-  /// can't be brought there.
-  [[nodiscard]] bool bring(forward::Session& session, unsigned from, unsigned to);
+  /// All that was launched at `from` is complete: what it changed is at `to` as well. An Error:
+  /// it can't be brought there, and operations have to stay at `from` for good. Names what can't.
+  [[nodiscard]] Status bring(forward::Session& session, unsigned from, unsigned to);
 
  private:
   using Values = std::vector<std::byte>;

@@ -217,8 +217,8 @@ bool Executors::move(unsigned to, std::chrono::milliseconds patience) {
   // What was launched since it was asked is not part of that answer.
   if (waited_before && !finishActive(patience)) return false;
   const unsigned from = active();
-  if (!code_.bring(session_, from, to)) {  // nor would it be the next time
-    bound_.store(true, std::memory_order_release);
+  if (const Status brought = code_.bring(session_, from, to); !brought.ok()) {
+    bindHere(brought.error().message);
     return false;
   }
   forward::nameAlsoAt(session_.executors()[to]->slot(), session_.executors()[from]->slot());
@@ -288,9 +288,15 @@ void Executors::bind(const std::string& what) {
   if (bound()) return;
   if (code().anyShared() && active() != 0 && !move(0, kPatience))
     base::logWarn(
-        "unified view: work at gpunode %s does not end, so all stays there: where memory holds the "
-        "address of a variable, kernels will find another GPU's",
+        "unified view: all stays at gpunode %s (work there does not end, or its variables can't be "
+        "brought along): where memory holds the address of a variable, kernels will find another "
+        "GPU's",
         session_.executor().gpunode().c_str());
+  if (!bound()) bindHere(what);
+}
+
+// Under order_.
+void Executors::bindHere(const std::string& what) {
   bound_.store(true, std::memory_order_release);
   if (most_ - home_.freePages() > holds_[active()]) {
     // Its pages would wait for room that never comes.

@@ -71,6 +71,7 @@ class Executors final : public forward::Group {
 
   Status linkPeers(unsigned from, unsigned to);
   bool move(unsigned to, std::chrono::milliseconds patience);
+  void bindHere(const std::string& what);
   bool finishActive(std::chrono::milliseconds patience);
   void heard();
 
