@@ -236,14 +236,17 @@ unsigned Executors::enter(const Uses& uses, Aged* aged) {
   if (!uses.operates) {
     aged->regions = home_.told();  // it may name some
   } else {
-    bool moves = false;
-    if (!bound() && !uses.named.empty() && !forward::capturing()) {
-      const unsigned best = home_.route(uses.named, active());
-      moves = best != active() && move(best, kPatience);
+    std::optional<Home::Sent> sent = home_.sendInPlace(active(), uses.named);
+    if (!sent) {
+      bool moves = false;
+      if (!bound() && !forward::capturing()) {
+        const unsigned best = home_.route(uses.named, active());
+        moves = best != active() && move(best, kPatience);
+      }
+      sent = home_.send(active(), uses.named, true);
+      if (moves) home_.arrive(active(), sent->age);
     }
-    const Home::Sent sent = home_.send(active(), uses.named, !uses.named.empty());
-    if (moves) home_.arrive(active(), sent.age);
-    *aged = {sent.age, sent.oldest, sent.regions};
+    *aged = {sent->age, sent->oldest, sent->regions};
     ++operations_[active()];
   }
   for (const forward::CodeThere& code : uses.code) code_.use(code, uses.again);
@@ -280,7 +283,7 @@ void Executors::leave(bool sent, const Aged& aged) {
   order_.unlock();
   if (aged.age == Aged::kNoOperation) return;
   if (!sent) home_.cancel(aged.age);
-  (void)links_.flush();
+  links_.flush();
 }
 
 void Executors::bind(const std::string& what) {
@@ -318,7 +321,7 @@ void Executors::bindHere(const std::string& what) {
 
 bool Executors::add(uint64_t base, uint64_t bytes) {
   if (bytes > freeBytes() || !home_.add(base, bytes)) return false;
-  (void)links_.flush();
+  links_.flush();
   return true;
 }
 
@@ -328,7 +331,7 @@ void Executors::remove(uint64_t base) {
     ++leaving_;
   }
   home_.remove(base);
-  (void)links_.flush();
+  links_.flush();
   heard();  // what no executor ever had is released at once
 }
 

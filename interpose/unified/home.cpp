@@ -81,8 +81,9 @@ bool Home::add(uint64_t base, uint64_t bytes) {
   directory_.allocate(first, static_cast<ExtentId>(pages));
   pages_ += pages;
   ++told_;
-  for (Outbox& outbox : outboxes_)
-    outbox.regions.push_back({.base = base, .pages = static_cast<uint32_t>(pages), .first = first});
+  for (size_t i = 0; i < outboxes_.size(); ++i)
+    outbox(i).regions.push_back(
+        {.base = base, .pages = static_cast<uint32_t>(pages), .first = first});
   return true;
 }
 
@@ -219,8 +220,7 @@ Home::Sent Home::send(unsigned executor, std::span<const Named> named, bool ahea
   assert(executor < rooms_.size());
   const auto agent = static_cast<directory::AgentId>(executor);
   std::lock_guard lock(mutex_);
-  const Age age = directory_.operation();
-  directory_.sent(age, agent);
+  const Sent drawn = draw(agent);
   for (const Run& run : runsOf(named)) {
     for (ExtentId extent = run.first; extent < run.end;) {
       Region& region = *page_of_[extent].region;
@@ -237,13 +237,29 @@ Home::Sent Home::send(unsigned executor, std::span<const Named> named, bool ahea
         const bool there = directory_.owner(extent) == agent &&
                            directory_.phase(extent) == directory::Phase::kRest;
         settled = settled && there;
-        if (ahead && !there) directory_.ask(age, agent, extent, 1, Mode::kOwn, actions_);
+        if (ahead && !there) directory_.ask(drawn.age, agent, extent, 1, Mode::kOwn, actions_);
       }
       if (settled) region.settled = agent;
     }
   }
   const Status asked = carryOut();
   assert(asked.ok());
+  return drawn;
+}
+
+std::optional<Home::Sent> Home::sendInPlace(unsigned executor, std::span<const Named> named) {
+  assert(executor < rooms_.size());
+  std::lock_guard lock(mutex_);
+  for (const Named& one : named) {
+    const Region* const region = regionOf(one.address);
+    if (region != nullptr && region->settled != executor) return std::nullopt;
+  }
+  return draw(static_cast<directory::AgentId>(executor));
+}
+
+Home::Sent Home::draw(directory::AgentId agent) {
+  const Age age = directory_.operation();
+  directory_.sent(age, agent);
   return {.age = age, .oldest = directory_.oldest(), .regions = told_};
 }
 
@@ -330,12 +346,18 @@ std::optional<unsigned> Home::ownerOf(uint64_t address) const {
 
 // --- records -------------------------------------------------------------------------------------
 
+// To be filled.
+Home::Outbox& Home::outbox(size_t executor) {
+  has_records_.store(true, std::memory_order_release);
+  return outboxes_[executor];
+}
+
 Status Home::carryOut() {
   Status status;
   for (const Action& action : actions_) {
     switch (action.kind) {
       case ActionKind::kSend:
-        outboxes_[action.message.to].messages.push_back(action.message);
+        outbox(action.message.to).messages.push_back(action.message);
         break;
       case ActionKind::kReleased: {
         Region& region = *page_of_[action.extent].region;
@@ -366,7 +388,7 @@ Status Home::hear(unsigned executor, const Message& message) {
   if (message.to != kHome) {  // of a giver to a taker, in the order of the giver's messages
     if (message.to >= rooms_.size() || message.to == executor)
       return Error{"it speaks to executor " + std::to_string(message.to)};
-    outboxes_[message.to].messages.push_back(message);
+    outbox(message.to).messages.push_back(message);
     return {};
   }
   if (message.kind == directory::MessageKind::kCompleted) ++completed_[executor];
@@ -405,6 +427,9 @@ Status Home::receive(unsigned executor, std::span<const std::byte> record) {
 std::vector<std::byte> Home::take(unsigned executor) {
   std::lock_guard lock(mutex_);
   Outbox& outbox = outboxes_[executor];
+  const auto isEmpty = [](const Outbox& one) {
+    return one.regions.empty() && one.messages.empty();
+  };
   forward::PagesHead head;
   std::vector<std::byte> body;
   if (!outbox.regions.empty()) {
@@ -422,6 +447,8 @@ std::vector<std::byte> Home::take(unsigned executor) {
   } else {
     return {};
   }
+  if (std::all_of(outboxes_.begin(), outboxes_.end(), isEmpty))
+    has_records_.store(false, std::memory_order_release);
   std::vector<std::byte> record(sizeof head);
   std::memcpy(record.data(), &head, sizeof head);
   record.insert(record.end(), body.begin(), body.end());

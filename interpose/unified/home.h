@@ -34,6 +34,7 @@
 // stream by a lock of its own.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -87,6 +88,9 @@ class Home {
   /// It goes to that executor. `ahead`: what it names is asked for now; not of an operation that
   /// waits for a younger one.
   Sent send(unsigned executor, std::span<const Named> named, bool ahead);
+  /// As send(), where all that it names is there, with nothing under way for it; else nothing is
+  /// sent. Of most launches, so it takes the lock once and looks at each region, not at its pages.
+  std::optional<Sent> sendInPlace(unsigned executor, std::span<const Named> named);
   /// It was not sent after all.
   void cancel(directory::Age age);
   bool complete(directory::Age age) const;
@@ -101,6 +105,9 @@ class Home {
   /// The next record for an executor; empty: there is none. Records go in the order in which they
   /// are taken.
   std::vector<std::byte> take(unsigned executor);
+  /// Whether take() may have one, for any executor: true after a step that has left some, until
+  /// they are taken. Takes no lock.
+  bool hasRecords() const { return has_records_.load(std::memory_order_acquire); }
 
   /// Pages that are placed at an executor.
   uint64_t placed(unsigned executor) const;
@@ -143,6 +150,8 @@ class Home {
   void place(ExtentId extent, uint8_t executor);
   void noteTraveller(ExtentId extent, uint8_t executor);
   void settle(ExtentId extent);
+  Sent draw(directory::AgentId agent);
+  Outbox& outbox(size_t executor);
   Status carryOut();
   Status hear(unsigned executor, const directory::Message& message);
   ExtentId takeExtents(uint64_t pages);
@@ -163,6 +172,7 @@ class Home {
   std::vector<uint64_t> placed_, completed_;       // by executor: pages; operations
   std::vector<std::vector<ExtentId>> travellers_;  // that came during an executor's last turn
   std::vector<Outbox> outboxes_;
+  std::atomic<bool> has_records_{false};  // changed under mutex_
   std::vector<uint64_t> released_;
 };
 

@@ -96,7 +96,7 @@ void PageLinks::listen(Link& link) {
       case Read::kRecord:
         if (const Status heard = home_.receive(link.executor, record); !heard.ok())
           return lose(link, heard.error().message);
-        (void)flush();
+        flush();
         if (hearer_.heard) hearer_.heard();
         break;
       case Read::kNothing:
@@ -114,24 +114,22 @@ void PageLinks::listen(Link& link) {
 }
 
 // Whoever takes a record writes it before another is taken.
-bool PageLinks::push(Link& link) {
+void PageLinks::push(Link& link) {
   const std::lock_guard order(link.order);
   bool any = false;
   for (;;) {
     const std::vector<std::byte> record = home_.take(link.executor);
     if (record.empty()) break;
-    if (!link.channel.write({record})) return false;
+    if (!link.channel.write({record})) return;  // it is lost: its thread says so
     any = true;
   }
   if (any) (void)link.channel.flush();
-  return true;
 }
 
-bool PageLinks::flush() {
-  bool good = true;
+void PageLinks::flush() {
+  if (!home_.hasRecords()) return;
   for (const auto& link : links_)
-    if (link->up) good &= push(*link);
-  return good;
+    if (link->up) push(*link);
 }
 
 void PageLinks::close() {

@@ -53,16 +53,16 @@ class PageLinks {
   /// Connects to that executor's worker, and listens from now on. The Error is half a line.
   Status open(unsigned executor, const PageRoute& route);
   /// What the home has for its executors is on its way. After each change of the home: add, remove,
-  /// send, cancel. What it has for an executor whose link is not open yet waits for that. False:
-  /// some executor is lost.
-  bool flush();
+  /// send, cancel. What it has for an executor whose link is not open yet waits for that. Costs
+  /// nothing where the home has nothing for anybody.
+  void flush();
   /// Before the sessions are left: what is lost from now on is nobody's loss. Ends the threads.
   void close();
 
  private:
   struct Link;
   void listen(Link& link);
-  bool push(Link& link);
+  void push(Link& link);
   void lose(Link& link, const std::string& why);
 
   Home& home_;

@@ -312,7 +312,7 @@ class Turns {
     check(home_->add(next_, pages * kPageBytes), "there is no room");
     const uint64_t base = next_;
     next_ += (pages + 1) * kPageBytes;  // a guard
-    (void)links_->flush();
+    links_->flush();
     std::vector<uint32_t>& words = held_[base];
     words.resize(pages * kWords);
     for (uint32_t& word : words) word = value++;
@@ -321,7 +321,7 @@ class Turns {
   void drop(uint64_t base) {
     synchronize();
     home_->remove(base);
-    (void)links_->flush();
+    links_->flush();
     for (int i = 0; !contains(released_, base); ++i) {
       check(i < 10'000, "a region that is freed is not released");
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -464,7 +464,7 @@ class Turns {
     Writer record = both_[executor].begin(operation, waits, flags);
     const auto sent = home_->send(executor, named, true);
     record.value(forward::Aged{sent.age, sent.oldest, sent.regions});
-    (void)links_->flush();
+    links_->flush();
     write(record);
     return record;
   }

@@ -239,6 +239,7 @@ class World {
     while (moves(queues)) {
     }
     CHECK(home_.released().size() == regions.size());
+    CHECK_FALSE(home_.hasRecords());
     CHECK(home_.freePages() == rooms_);
     for (unsigned i = 0; i < all_.size(); ++i) CHECK(home_.placed(i) == 0);
     // Their addresses and numbers serve again, with nothing of what was there.
@@ -265,7 +266,9 @@ class World {
     // A stream moves when all of it is done.
     if (operation.executor != at && !queue.empty()) return;
     at_[stream] = operation.executor;
-    operation.sent = home_.send(operation.executor, named, below(4) != 0);
+    const auto in_place =
+        operation.executor == at && below(4) != 0 ? home_.sendInPlace(at, named) : std::nullopt;
+    operation.sent = in_place ? *in_place : home_.send(operation.executor, named, below(4) != 0);
     run(
         operation, [&](uint64_t page) { return expected[page]; },
         [&](uint64_t page, uint64_t value) { expected[page] = value; });
@@ -278,7 +281,11 @@ class World {
     std::vector<std::function<void()>> can;
     for (unsigned i = 0; i < all_.size(); ++i) {
       Executor& executor = *all_[i];
-      if (Record record = home_.take(i); !record.empty()) way_[i].push_back(std::move(record));
+      const bool has_records = home_.hasRecords();
+      if (Record record = home_.take(i); !record.empty()) {
+        CHECK(has_records);
+        way_[i].push_back(std::move(record));
+      }
       if (!way_[i].empty())
         can.emplace_back([this, i, &executor] {
           executor.hear(way_[i].front());
@@ -515,6 +522,22 @@ TEST_CASE("what an operation reaches without naming it is found where it went") 
   REQUIRE(home.receive(1, recordOf(done)).ok());
   CHECK(home.placed(1) == 1);
   CHECK(home.route(named, 0) == 1);
+  // In place, as soon as an operation has named it all there and found it so.
+  CHECK_FALSE(home.sendInPlace(1, named).has_value());
+  const Home::Sent found = home.send(1, named, true);
+  const Named part[] = {{addressOf(0) + 8, 8}, {addressOf(5), 0}};
+  const auto again = home.sendInPlace(1, part);
+  REQUIRE(again.has_value());
+  CHECK(again->age == found.age + 1);
+  CHECK(home.sendInPlace(1, {}).has_value());
+  CHECK_FALSE(home.sendInPlace(0, part).has_value());
+  for (const unsigned executor : {0u, 1u})
+    while (home.hasRecords() && !home.take(executor).empty()) {
+    }
+  CHECK_FALSE(home.hasRecords());
+  (void)home.send(0, part, true);
+  CHECK(home.hasRecords());
+  CHECK_FALSE(home.sendInPlace(1, part).has_value());
 }
 
 TEST_CASE("a region that is removed is nobody's") {
