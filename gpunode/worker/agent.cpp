@@ -49,15 +49,8 @@ Status Agent::start(unsigned slot,
                  std::to_string(static_cast<int>(result)) + ")"};
   worker_.peers().setPageHearer(this);
   started_ = true;
-  // What the pager does in these threads (regions, chunks) is nothing that a capture is about.
-  const auto run = [this](void (Agent::*loop)()) {
-    std::thread([this, loop] {
-      const Relaxed relaxed(worker_.driver());
-      (this->*loop)();
-    }).detach();
-  };
-  run(&Agent::hear);
-  run(&Agent::work);
+  std::thread([this] { hear(); }).detach();
+  std::thread([this] { work(); }).detach();
   return {};
 }
 
@@ -162,6 +155,8 @@ void Agent::hear() {
 }
 
 Status Agent::heard(const std::vector<std::byte>& record) {
+  // What the pager does now (regions, chunks) is nothing that a capture is about.
+  const Relaxed relaxed(worker_.driver());
   forward::Reader reader(record);
   const auto head = reader.value<forward::PagesHead>();
   if (head.kind == forward::PagesKind::kMessages && reader.ok() && head.count == 0) {
@@ -308,6 +303,7 @@ void Agent::endRead(const Note& note) {
   const unsigned from = transfer.mapped().from;
   transfer.mapped().region.reset();  // nothing touches the memory any more
   if (!note.good) peerLost(from);
+  const Relaxed relaxed(worker_.driver());  // as in heard()
   pager_.landed(key.first, key.second, note.good ? 1 : 0);
 }
 

@@ -180,8 +180,6 @@ bool Away::completeThoseOver(Lock& lock) {
 }
 
 void Away::run() {
-  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-  state_.driver.cuThreadExchangeStreamCaptureMode(&mode);
   prctl(PR_SET_TIMERSLACK, 1000ul);  // the pauses below are to last microseconds
   auto pause = kShortestPoll;
   bool polls = false;
@@ -195,6 +193,8 @@ void Away::run() {
       pause = std::min(2 * pause, kLongestPoll);
     }
     if (ended_) return;
+    // The thread is older than the driver's initialisation, before which nothing is exchanged.
+    const RelaxedThread relaxed(state_.driver);
     state_.streams.poll();
     Lock lock(state_.mutex);
     if (state_.forked.load()) return;
