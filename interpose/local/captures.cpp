@@ -243,6 +243,8 @@ uint64_t captureOf(const pager::StreamKey& stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   cuuint64_t id = 0;
   if (captureInfo(stream.stream, &status, &id) != CUDA_SUCCESS) return 0;
+  // The driver gives no id of one that is invalidated.
+  if (status == CU_STREAM_CAPTURE_STATUS_INVALIDATED) return kInvalidatedCapture;
   return status == CU_STREAM_CAPTURE_STATUS_NONE ? 0 : id;
 }
 
@@ -262,7 +264,7 @@ void captureEnded(const pager::StreamKey& stream, uint64_t id, CUgraph graph) {
   {
     std::lock_guard lock(all.mutex);
     auto found = all.running.find(id);
-    // A capture that an error ended has no id any more.
+    // One that was invalidated has no id any more.
     if (found == all.running.end()) {
       found = std::find_if(all.running.begin(), all.running.end(),
                            [&](const auto& entry) { return entry.second.stream == stream; });

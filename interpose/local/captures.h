@@ -31,6 +31,9 @@ inline bool anyCapture() { return detail::g_captures.load(std::memory_order_rela
 /// The id of the capture that `stream` takes part in (also by waiting for an event of another
 /// stream), 0 when none.
 uint64_t captureOf(const pager::StreamKey& stream);
+/// In place of an id: the capture was invalidated, and waits for its end. All that is put into it
+/// is refused (CUDA_ERROR_STREAM_CAPTURE_INVALIDATED), as natively, before its memory is looked at.
+inline constexpr uint64_t kInvalidatedCapture = UINT64_MAX;
 
 // --- captures ------------------------------------------------------------------------------------
 /// A capture has begun on `stream`.

@@ -81,6 +81,7 @@ CUresult allocateAsync(Pool& running, CUdeviceptr* out, uint64_t bytes, const Pl
   if (const CUresult broken = contextError(); broken != CUDA_SUCCESS) return broken;
   if (bytes > kLargest) return CUDA_ERROR_OUT_OF_MEMORY;
   const uint64_t capture = captureOf(key);
+  if (capture == kInvalidatedCapture) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (capture == 0) {
     if (const CUresult refused = refusedByCapture(); refused != CUDA_SUCCESS) return refused;
   }
@@ -160,6 +161,7 @@ CUresult freeAsync(CUdeviceptr address, CUstream stream, bool per_thread, Native
   const StreamKey key = streamKey(stream, per_thread);
   if (key.context == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (const uint64_t capture = captureOf(key); capture != 0) {
+    if (capture == kInvalidatedCapture) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     if (isGraphMemory(address)) return captureFrees(capture, address);
     olpager::base::warnOnce("free in capture",
                             "memory that was allocated outside of a capture is freed inside of "

@@ -104,6 +104,7 @@ CUresult enterLaunch(pager::Access& access, const pager::StreamKey& stream) {
   if (stream.context == nullptr) return CUDA_SUCCESS;
   if (!anyCapture()) return acquire(access, stream);
   if (const uint64_t id = captureOf(stream)) {
+    if (id == kInvalidatedCapture) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     captureAdd(id, access);
     return CUDA_SUCCESS;
   }
@@ -153,6 +154,7 @@ CUresult enter(pager::Access& access, const pager::StreamKey& stream) {
   if (stream.context == nullptr) return CUDA_SUCCESS;
   if (!anyCapture()) return acquire(access, stream);
   if (const uint64_t id = captureOf(stream)) {
+    if (id == kInvalidatedCapture) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     captureAdd(id, access);
     holdForCapture(access, stream);
     return CUDA_SUCCESS;
