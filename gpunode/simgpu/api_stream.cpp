@@ -190,11 +190,13 @@ OLSIM_STREAM_FUNCTION(cuStreamGetPriority, _ptsz, (CUstream handle, int* out),
                       });)
 OLSIM_STREAM_FUNCTION(cuStreamGetFlags, _ptsz, (CUstream handle, unsigned* out),
                       return ask(handle, kPerThread, out, [&](Context&, Stream& stream) {
+                        if (const CUresult result = notInCapture(stream)) return result;
                         *out = stream.flags();
                         return CUDA_SUCCESS;
                       });)
 OLSIM_STREAM_FUNCTION(cuStreamGetId, _ptsz, (CUstream handle, unsigned long long* out),
                       return ask(handle, kPerThread, out, [&](Context&, Stream& stream) {
+                        if (const CUresult result = notInCapture(stream)) return result;
                         *out = stream.id();
                         return CUDA_SUCCESS;
                       });)

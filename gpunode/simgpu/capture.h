@@ -123,7 +123,8 @@ CUresult captureNode(Stream& stream, const CaptureNode& node, CUgraphNode* out =
 /// and the captures concerned are invalidated.
 CUresult unsafeInCapture();
 
-/// For functions that no stream in capture can take (cuStreamSynchronize, cuStreamQuery):
+/// For functions that no stream in capture can take (cuStreamSynchronize, cuStreamQuery, but also
+/// cuStreamGetFlags and cuStreamGetId, in any mode):
 /// invalidates its capture. CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, or CUDA_SUCCESS when the stream
 /// is not in capture.
 CUresult notInCapture(Stream& stream);

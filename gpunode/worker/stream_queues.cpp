@@ -56,16 +56,32 @@ bool StreamQueues::streamOf(const CallHead& head, uint64_t number, bool per_thre
   }
   if (number == 0 || number == bitsOf(CU_STREAM_LEGACY)) return true;
   if (!worker_.handles().find(number, HandleKind::kStream, &value)) return false;
-  stream->stream = handleFrom<CUstream>(value);
+  const std::lock_guard lock(facts_mutex_);
+  const auto known = facts_.find(handleFrom<CUstream>(value));
+  if (known == facts_.end()) return false;
+  *stream = known->second;
+  return true;
+}
+
+void StreamQueues::streamIsThere(CUstream stream) {
+  if (stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) return;
+  {
+    const std::lock_guard lock(facts_mutex_);
+    if (facts_.contains(stream)) return;
+  }
   const api::DriverTable& driver = worker_.driver();
   unsigned flags = 0;
-  if (driver.cuStreamGetFlags != nullptr) (void)driver.cuStreamGetFlags(stream->stream, &flags);
-  stream->blocks = (flags & CU_STREAM_NON_BLOCKING) == 0;
-  CUcontext own = nullptr;
-  if (driver.cuStreamGetCtx != nullptr &&
-      driver.cuStreamGetCtx(stream->stream, &own) == CUDA_SUCCESS)
-    stream->context = own;
-  return true;
+  if (driver.cuStreamGetFlags != nullptr) (void)driver.cuStreamGetFlags(stream, &flags);
+  const Stream facts{.context = worker_.contextOf(stream),
+                     .stream = stream,
+                     .blocks = (flags & CU_STREAM_NON_BLOCKING) == 0};
+  const std::lock_guard lock(facts_mutex_);
+  facts_.insert_or_assign(stream, facts);
+}
+
+void StreamQueues::streamIsGone(CUstream stream) {
+  const std::lock_guard lock(facts_mutex_);
+  facts_.erase(stream);
 }
 
 StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& record) {

@@ -57,9 +57,9 @@
 // that is full. What is kept of events, gates and copies is of calls in queues: gone() lets go of
 // the rest.
 //
-// Thread-safety: any thread; take() is the leader's, but for what opens a gate. Lock: mutex_;
-// nothing is called under it. A queue's items are taken by its owner alone. Threads of queues that
-// are not a waiting call's end with the queue.
+// Thread-safety: any thread; take() is the leader's, but for what opens a gate. Locks: mutex_ and
+// facts_mutex_, each alone; nothing is called under them. A queue's items are taken by its owner
+// alone. Threads of queues that are not a waiting call's end with the queue.
 #pragma once
 
 #include <atomic>
@@ -69,6 +69,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "forwarding/wire/wire.h"
@@ -98,6 +99,12 @@ class StreamQueues {
 
   /// Of each call before it is made: whether graphs of the session name events from now on.
   void look(const forward::CallHead& head, forward::Reader arguments);
+
+  /// The client has made a stream, and nothing captures in it yet: later the driver may not be
+  /// asked what sort of stream it is, since that invalidates a capture. Does nothing for a stream
+  /// that is known, or a default one.
+  void streamIsThere(CUstream stream);
+  void streamIsGone(CUstream stream);
 
  private:
   /// A stream as a call means it.
@@ -164,6 +171,9 @@ class StreamQueues {
   Worker& worker_;
   std::atomic<size_t> live_{0};  // queues
   std::atomic<bool> graphs_name_events_{false};
+  std::mutex facts_mutex_;  // a leaf
+  std::unordered_map<CUstream, Stream> facts_;
+
   std::mutex mutex_;
   std::condition_variable made_;
   std::vector<std::shared_ptr<Queue>> queues_;

@@ -65,6 +65,10 @@ void sectionCapture() {
   size_t free_bytes = 0, total = 0;
   CUstream made = nullptr;
   CUevent made_event = nullptr;
+  CUcontext its_context = nullptr;
+  unsigned stream_flags = 0;
+  unsigned long long stream_id = 0;
+  int priority = 0;
   const Forbidden attempts[] = {
       {"alloc", [&] { return api.cuMemAlloc(&fresh, 4096); }},
       {"free", [&] { return api.cuMemFree(fresh); }},
@@ -88,6 +92,11 @@ void sectionCapture() {
       {"memory_info", [&] { return api.cuMemGetInfo(&free_bytes, &total); }},
       {"create_stream", [&] { return api.cuStreamCreate(&made, CU_STREAM_NON_BLOCKING); }},
       {"create_event", [&] { return api.cuEventCreate(&made_event, 0); }},
+      {"stream_flags", [&] { return api.cuStreamGetFlags(a, &stream_flags); }},
+      {"stream_priority", [&] { return api.cuStreamGetPriority(a, &priority); }},
+      {"stream_context", [&] { return api.cuStreamGetCtx(a, &its_context); }},
+      {"stream_id", [&] { return api.cuStreamGetId(a, &stream_id); }},
+      {"stream_flags_other", [&] { return api.cuStreamGetFlags(b, &stream_flags); }},
       {"alloc_async", [&] { return api.cuMemAllocAsync(&q, 4096, a); }},
       {"alloc_async_other", [&] { return api.cuMemAllocAsync(&q, 4096, b); }},
       {"pointer_attribute",
