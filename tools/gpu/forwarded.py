@@ -44,14 +44,14 @@ class Gpunode:
             self.process.wait()
 
 
-def command(context, node, transport="auto", log="warn"):
-    """What a program is put behind to run on that olgpunode, without a driver on its side."""
-    return [os.path.join(HERE, "without-driver"), context.olrun, "--gpunode", node.address, "--transport", transport, "--log", log, "--"]
+def command(context, node, transport="auto", log="warn", options=()):
+    """What a program is put behind to run on that olgpunode, without a driver on its side; `options` of olrun."""
+    return [os.path.join(HERE, "without-driver"), context.olrun, "--gpunode", node.address, "--transport", transport, "--log", log, *options, "--"]
 
 
-def run(context, node, argv, transport="auto", env=None, limit=None, check=True):
+def run(context, node, argv, transport="auto", env=None, limit=None, check=True, options=()):
     """A program without a driver on its side, on that olgpunode; what it printed."""
-    return context.run([*command(context, node, transport, "info"), *argv], env, limit, check)
+    return context.run([*command(context, node, transport, "info", options), *argv], env, limit, check)
 
 
 def executables(folder):

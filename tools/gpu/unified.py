@@ -1,4 +1,5 @@
 """Steps of bench-h200 in the unified view: a program over several olgpunodes of this machine, one for each GPU (needs root)."""
+import argparse
 import os
 import re
 from contextlib import ExitStack
@@ -6,29 +7,57 @@ from contextlib import ExitStack
 from forwarded import HERE, Gpunode, run
 
 DECODE = ["python3", os.path.join(HERE, "workloads", "decode_13b.py")]
+# What an olgpunode keeps between programs would make the second transport's start faster than the first one's.
+ALONE = ["--cache", "none"]
+
+
+def over(context, gpunodes, vram, program, transport):
+    """What the program prints over so many olgpunodes with `vram` each."""
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(Gpunode(context.build, context.log, ["--device", str(i), "--vram", vram, "--memory", "64GiB", *ALONE]))
+                 for i in range(gpunodes)]
+        all_of_them = argparse.Namespace(address=",".join(node.address for node in nodes))
+        return run(context, all_of_them, program, transport, options=["--view", "unified"])
+
+
+def told(output):
+    """Seconds a token, and the tokens."""
+    return float(re.search(r"s/token (\S+)", output).group(1)), re.search(r"tokens (\[.*\])", output).group(1)
 
 
 def decode(failed, gpunodes, vram, layers=40, tokens=24, transports=("shm", "tcp")):
-    """decode_13b.py over `gpunodes` olgpunodes with `vram` each, beside one that holds it all: the tokens have to be the same."""
-    def told(output):
-        return re.search(r"s/token (\S+)", output), re.search(r"tokens (\[.*\])", output)
-
+    """decode_13b.py over `gpunodes` olgpunodes with `vram` each, beside one that holds it all: the tokens have to be the same. And beside what
+    Hugging Face accelerate makes of the same GPUs with the same limits, without olpager."""
     def action(context):
         program = [*DECODE, str(layers), str(tokens)]
-        with Gpunode(context.build, context.log, ["--device", "0", "--cache", "none"]) as node:
+        with Gpunode(context.build, context.log, ["--device", "0", *ALONE]) as node:
             seconds, right = told(run(context, node, program, "shm"))
-        said = [f"one {seconds.group(1)} s"]
+        said = [f"one {seconds} s"]
         for transport in transports:
-            with ExitStack() as stack:
-                nodes = [stack.enter_context(Gpunode(context.build, context.log, [
-                    "--device", str(i), "--vram", vram, "--memory", "64GiB", "--cache", "none"])) for i in range(gpunodes)]
-                others = [word for node in nodes[1:] for word in ("--gpunode", node.address)]
-                output = context.run([os.path.join(HERE, "without-driver"), context.olrun, "--view", "unified", "--gpunode", nodes[0].address, *others,
-                                      "--transport", transport, "--log", "info", "--", *program])
-            its, tokens_there = told(output)
-            if tokens_there.group(1) != right.group(1):
+            its, tokens_there = told(over(context, gpunodes, vram, program, transport))
+            if tokens_there != right:
                 raise failed(f"{transport}: other tokens than on one GPU")
-            context.results[f"{gpunodes} x {vram} {layers} layers {transport}"] = float(its.group(1)) / float(seconds.group(1))
-            said.append(f"{transport} {its.group(1)} s ({float(its.group(1)) / float(seconds.group(1)):.2f} times)")
-        return ", ".join(said)
+            context.results[f"{gpunodes} x {vram} {layers} layers {transport}"] = its / seconds
+            said.append(f"{transport} {its} s ({its / seconds:.2f} times)")
+        its, _ = told(context.run(program, {"ACCELERATE": vram, "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpunodes)))}))
+        return ", ".join([*said, f"accelerate natively {its} s ({its / seconds:.2f} times)"])
+    return action
+
+
+def same(failed, gpunodes, vram, programs, transports=("shm", "tcp")):
+    """Programs that have to print what they print natively."""
+    def action(context):
+        bad, good = [], 0
+        for program in programs:
+            native = context.run(program)
+            for transport in transports:
+                try:
+                    if over(context, gpunodes, vram, program, transport) != native:
+                        raise failed("differs")
+                    good += 1
+                except failed as error:
+                    bad.append(f"{os.path.basename(program[1])} {' '.join(program[2:])} over {transport}: {error}")
+        if bad:
+            raise failed(f"{good} equal; " + "; ".join(bad))
+        return f"{len(programs)} programs, {good} runs equal to native ones"
     return action

@@ -1,6 +1,7 @@
 """Greedy decode, batch 1, of a 13-billion-parameter Llama-style model with random bf16 weights (26.03 GB).
 
-decode_13b.py [LAYERS [TOKENS]]: prints the size of the weights, s/token, and the tokens. With EACH=1 in the environment it prints
+decode_13b.py [LAYERS [TOKENS]]: prints the size of the weights, s/token, and the tokens. With ACCELERATE=16GiB in the environment Hugging
+Face accelerate spreads the layers over all GPUs with as much memory of each (device_map="auto"). With EACH=1 in the environment it prints
 the time of each token, then generates as much twice more with a longer prompt: the first time, PyTorch and cuBLAS
 choose kernels for sequence lengths that are new to them; the second time they know them.
 """
@@ -23,6 +24,12 @@ with torch.device("cuda"):
 torch.cuda.synchronize()
 weights = sum(p.numel() * p.element_size() for p in model.parameters())
 print(f"weights {weights / 1e9:.2f} GB, init {time.time() - start:.1f} s", flush=True)
+if limit := os.environ.get("ACCELERATE"):
+    from accelerate import dispatch_model, infer_auto_device_map
+
+    spread = infer_auto_device_map(model, max_memory={gpu: limit for gpu in range(torch.cuda.device_count())},
+                                   no_split_module_classes=["LlamaDecoderLayer"])
+    model = dispatch_model(model, spread)
 
 
 class Clock:
