@@ -284,6 +284,14 @@ void Away::grant(directory::ExtentId id, directory::Mode, Lock&) {
   region.host_written = true;
   ++region.host_writes;
   state_.reach.markDirty(&region);
+  arrived_.push_back(id);
+  region.engine->wake();
+}
+
+void Away::keepArrivals(const std::function<bool(Extent&)>& keeps) {
+  std::erase_if(arrived_, [&](directory::ExtentId id) {
+    return region_of_[id] == nullptr || region_of_[id]->dead || !keeps(extentAt(id));
+  });
 }
 
 void Away::stop(directory::ExtentId id, Lock& lock) {

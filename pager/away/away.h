@@ -37,6 +37,10 @@
 // be gigabytes. So a pass over what is complete is made every few operations, where pages have left
 // not long ago.
 //
+// Arrivals. A page comes into a host chunk. Where there is room the engine brings it to VRAM and
+// scans it at once (Engine::bringArrivals): pages that travel with a move of all are named by a
+// launch soon, and each launch would wait for its own.
+//
 // A free. The home says kForget of each page. When it has said so of all of a region's, the region
 // is dropped as a freed one is (dropRegion), and only then the agent hears of it.
 //
@@ -53,6 +57,7 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <map>
 #include <semaphore>
 #include <set>
@@ -107,6 +112,10 @@ class Away final : private Residence<Lock> {
   void landed(directory::ExtentId extent, directory::Number number, bool good, Lock& lock);
   /// The extent is parked in a host chunk and stays so, in answer to stop().
   void parked(Extent& extent, Lock& lock);
+
+  /// Pages that have come, in their order, and that the engine has not brought to VRAM and scanned
+  /// yet. Those that `keeps` does not keep are not shown again. It releases no mutex.
+  void keepArrivals(const std::function<bool(Extent&)>& keeps);
 
   /// The calling thread makes this operation from now on; without the mutex.
   static void begin(directory::Age age, directory::Age oldest);
@@ -176,6 +185,7 @@ class Away final : private Residence<Lock> {
   // Under the mutex:
   Elsewhere<Lock> elsewhere_;
   std::vector<Region*> region_of_;  // by ExtentId
+  std::vector<directory::ExtentId> arrived_;
   std::map<directory::ExtentId, Frame> frames_;
   std::map<Key, Coming> coming_;
   std::deque<Short> short_;  // fetches that wait for a host chunk

@@ -375,6 +375,7 @@ void Engine::run() {
       progress |= giveSurplus(lock);
       progress |= giveHostSurplus(lock);
       progress |= serveWants(lock);
+      progress |= bringArrivals(lock);
       progress |= bringHome(lock);
       progress |= fillFreeVram();
       progress |= prefetch(lock);

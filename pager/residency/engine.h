@@ -434,6 +434,7 @@ class Engine {
   // --- prefetch.cpp ------------------------------------------------------------------------------
   struct Upcoming;
   bool prefetch(Lock& lock);
+  bool bringArrivals(Lock& lock);
   std::vector<Upcoming> upcoming(uint64_t window);
   bool promoteAhead(const std::vector<Upcoming>& upcoming, uint64_t* room_for);
   bool fetchAhead(const std::vector<Upcoming>& upcoming, uint64_t room_for, uint64_t window,

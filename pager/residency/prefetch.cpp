@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "pager/away/away.h"
 #include "pager/clock.h"
 #include "pager/pool_state.h"
 
@@ -28,6 +29,41 @@ bool Engine::bringHome(Lock& lock) {
   }
   asked_.recall = false;
   return false;
+}
+
+// What other executors have given comes to VRAM, where there is room, and is scanned there: ahead
+// of the launches that name it, each of which would wait for both.
+bool Engine::bringArrivals(Lock& lock) {
+  if (pool_.away == nullptr || life_.broken) return false;
+  const bool has_room = wants_.short_bytes == 0 && !debts_.any();
+  Extent* parked = nullptr;
+  std::vector<Region*> to_scan;
+  pool_.away->keepArrivals([&](Extent& extent) {
+    Region& region = *extent.region;
+    if (region.engine != this || extent.leaving) return false;
+    switch (extent.state) {
+      case ExtentState::kParked:
+        if (!has_room || extent.bytes() > chunks_.vramAvailable()) return false;
+        if (parked == nullptr) parked = &extent;
+        return true;
+      case ExtentState::kFetching:
+        return true;
+      case ExtentState::kVram:
+        // A pass looks at all of a region, so all of it has to be there.
+        if (!region.host_written || (!region.by_pieces && region.unusable > 0)) return false;
+        if (std::find(to_scan.begin(), to_scan.end(), &region) == to_scan.end())
+          to_scan.push_back(&region);
+        return true;
+      default:
+        return false;
+    }
+  });
+  if (parked != nullptr) {
+    if (startFetch(*parked, Fetch::kAhead, lock)) return true;
+    pool_.away->keepArrivals([](Extent&) { return false; });  // launches ask for them
+    return false;
+  }
+  return !to_scan.empty() && scanHostWritten(to_scan, false);
 }
 
 // What is used in place since there was no room stays so where nobody can tell what comes next,

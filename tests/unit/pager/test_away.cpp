@@ -307,6 +307,28 @@ TEST_CASE("a launch without an age that lacks a page of another executor is refu
                       uint64_t{1}) == CUDA_ERROR_NOT_SUPPORTED);
 }
 
+TEST_CASE("a page that comes along is in VRAM before a launch names it", "[pager][away]") {
+  Rig rig;
+  View view(rig);
+  const uint64_t named = view.make(1), along = view.make(1);
+  view.atOther(named, 0, 1, 1);
+  view.atOther(along, 0, 1, 2);
+  view.atPool({{named, 0}, {along, 0}}, true,
+              [&] { rig.launch(CU_STREAM_LEGACY, "addTo", named, kWords, kStep, uint64_t{1}); });
+  for (int i = 0; rig.pool().residency(along).vram != kPageBytes; ++i) {
+    REQUIRE(i < 20'000);
+    view.settle();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  CHECK(view.ownerOf(along) == kPool);
+  const uint64_t faults = valueOf(rig.figures().demand_faults);
+  addAtPool(rig, view, along, 1, 3, true);
+  rig.synchronize();
+  CHECK(valueOf(rig.figures().demand_faults) == faults);
+  checkAtPool(rig, view, along, 0, 5);
+  checkAtPool(rig, view, named, 0, 2);
+}
+
 TEST_CASE("an operation of several calls keeps all that it uses until it is over",
           "[pager][away]") {
   Rig rig;
