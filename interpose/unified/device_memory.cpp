@@ -28,7 +28,6 @@ namespace olpager::unified {
 namespace {
 
 using forward::AllocationBook;
-using forward::Call;
 using forward::Session;
 using forward::sessionOfGroup;
 

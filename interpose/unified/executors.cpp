@@ -166,10 +166,15 @@ void Executors::leaves() {
   for (unsigned i = 0; i < operations_.size(); ++i)
     sent += base::format("{} {} at {}", i == 0 ? "" : ",", operations_[i],
                          session_.executors()[i]->gpunode());
+  const auto milliseconds = [](std::chrono::nanoseconds time) {
+    return static_cast<long long>(
+        std::chrono::duration_cast<std::chrono::milliseconds>(time).count());
+  };
   base::logInfo(
-      "unified view: operations:%s; all moved to another GPU %llu times, pages %llu times",
-      sent.c_str(), static_cast<unsigned long long>(moves_),
-      static_cast<unsigned long long>(home_.moved()));
+      "unified view: operations:%s; all moved to another GPU %llu times (%lld ms until work at the "
+      "former one was over, %lld ms for variables), pages %llu times",
+      sent.c_str(), static_cast<unsigned long long>(moves_), milliseconds(finishing_),
+      milliseconds(bringing_), static_cast<unsigned long long>(home_.moved()));
 }
 
 // --- what is sent --------------------------------------------------------------------------------
@@ -202,7 +207,8 @@ bool Executors::finishActive(std::chrono::milliseconds patience) {
 }
 
 // Under order_.
-bool Executors::move(unsigned to, std::chrono::milliseconds patience) {
+bool Executors::isFinished(std::chrono::milliseconds patience) {
+  const auto begun = std::chrono::steady_clock::now();
   // What had not ended when it was last asked for says so by its answer.
   const bool waited_before = !unfinished_.empty();
   if (!finishActive(waited_before ? 0ms : patience)) {
@@ -216,11 +222,19 @@ bool Executors::move(unsigned to, std::chrono::milliseconds patience) {
   }
   // What was launched since it was asked is not part of that answer.
   if (waited_before && !finishActive(patience)) return false;
+  finishing_ += std::chrono::steady_clock::now() - begun;
+  return true;
+}
+
+// Under order_. The active executor is finished.
+bool Executors::moveTo(unsigned to) {
+  const auto begun = std::chrono::steady_clock::now();
   const unsigned from = active();
   if (const Status brought = code_.bring(session_, from, to); !brought.ok()) {
     bindHere(brought.error().message);
     return false;
   }
+  bringing_ += std::chrono::steady_clock::now() - begun;
   forward::nameAlsoAt(session_.executors()[to]->slot(), session_.executors()[from]->slot());
   active_.store(to, std::memory_order_release);
   forward::sendPinnedNow(&session_);
@@ -231,21 +245,30 @@ bool Executors::move(unsigned to, std::chrono::milliseconds patience) {
   return true;
 }
 
+// Under order_. An operation goes to another executor, and all with it; nullopt: all stays.
+std::optional<Home::Sent> Executors::sendElsewhere(unsigned to,
+                                                   std::span<const forward::Named> named) {
+  if (!isFinished(kPatience)) return std::nullopt;
+  // Pages leave while variables are brought.
+  const Home::Sent sent = home_.send(to, named, true);
+  home_.arrive(to, sent.age);
+  links_.flush();
+  if (moveTo(to)) return sent;
+  home_.cancel(sent.age);
+  return std::nullopt;
+}
+
 unsigned Executors::enter(const Uses& uses, Aged* aged) {
   std::unique_lock lock(order_);
   if (!uses.operates) {
     aged->regions = home_.told();  // it may name some
   } else {
     std::optional<Home::Sent> sent = home_.sendInPlace(active(), uses.named);
-    if (!sent) {
-      bool moves = false;
-      if (!bound() && !forward::capturing()) {
-        const unsigned best = home_.route(uses.named, active());
-        moves = best != active() && move(best, kPatience);
-      }
-      sent = home_.send(active(), uses.named, true);
-      if (moves) home_.arrive(active(), sent->age);
+    if (!sent && !bound() && !forward::capturing()) {
+      const unsigned best = home_.route(uses.named, active());
+      if (best != active()) sent = sendElsewhere(best, uses.named);
     }
+    if (!sent) sent = home_.send(active(), uses.named, true);
     *aged = {sent->age, sent->oldest, sent->regions};
     ++operations_[active()];
   }
@@ -289,7 +312,7 @@ void Executors::leave(bool sent, const Aged& aged) {
 void Executors::bind(const std::string& what) {
   const std::lock_guard lock(order_);
   if (bound()) return;
-  if (code().anyShared() && active() != 0 && !move(0, kPatience))
+  if (code().anyShared() && active() != 0 && !(isFinished(kPatience) && moveTo(0)))
     base::logWarn(
         "unified view: all stays at gpunode %s (work there does not end, or its variables can't be "
         "brought along): where memory holds the address of a variable, kernels will find another "

@@ -70,7 +70,9 @@ class Executors final : public forward::Group {
   void forget(uint64_t owner) override;
 
   Status linkPeers(unsigned from, unsigned to);
-  bool move(unsigned to, std::chrono::milliseconds patience);
+  bool isFinished(std::chrono::milliseconds patience);
+  bool moveTo(unsigned to);
+  std::optional<Home::Sent> sendElsewhere(unsigned to, std::span<const forward::Named> named);
   void bindHere(const std::string& what);
   bool finishActive(std::chrono::milliseconds patience);
   void heard();
@@ -89,6 +91,8 @@ class Executors final : public forward::Group {
   CodeStates code_;                   // variables of code that ran
   std::vector<uint64_t> operations_;  // sent to each executor
   uint64_t moves_ = 0;
+  // What moves took: until the former executor had nothing to do, and for variables of code.
+  std::chrono::nanoseconds finishing_{}, bringing_{};
 
   // Regions that were removed and are not released: who needs their room waits.
   std::mutex releasing_;  // above the home's
