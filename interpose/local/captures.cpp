@@ -250,9 +250,11 @@ uint64_t captureOf(const pager::StreamKey& stream) {
 
 void captureBegan(const pager::StreamKey& stream) {
   detail::g_captures.fetch_add(1, std::memory_order_relaxed);
-  const uint64_t id = captureOf(stream);
+  uint64_t id = captureOf(stream);
   Captures& all = state();
   std::lock_guard lock(all.mutex);
+  if (id == kInvalidatedCapture)  // already, by another thread: it is found by its stream
+    while (all.running.contains(id)) --id;
   Capture& capture = all.running[id];
   capture.stream = stream;
 }
@@ -263,7 +265,7 @@ void captureEnded(const pager::StreamKey& stream, uint64_t id, CUgraph graph) {
   Content content;  // what of it is dropped goes after the lock
   {
     std::lock_guard lock(all.mutex);
-    auto found = all.running.find(id);
+    auto found = id == kInvalidatedCapture ? all.running.end() : all.running.find(id);
     // One that was invalidated has no id any more.
     if (found == all.running.end()) {
       found = std::find_if(all.running.begin(), all.running.end(),

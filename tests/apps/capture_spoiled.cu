@@ -29,6 +29,7 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaMalloc(&piece, kPiece));
     RUNTIME_OK(cudaMemset(piece, 0, kPiece));
   }
+  RUNTIME_OK(cudaDeviceSynchronize());  // the stream below waits for no other
   cudaStream_t stream;
   RUNTIME_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   for (uint32_t round = 1; round <= 3; ++round) {
