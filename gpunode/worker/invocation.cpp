@@ -86,20 +86,17 @@ bool Invocation::find(uint64_t number, HandleKind kind, uint64_t* value) const {
   return worker_.handles().find(number, kind, value);
 }
 uint64_t Invocation::number(HandleKind kind, uint64_t value) {
-  if (kind == HandleKind::kStream) worker_.queues().streamIsThere(handleFrom<CUstream>(value));
-  return worker_.handles().numberOf(kind, value, &names_);
+  const uint64_t number = worker_.handles().numberOf(kind, value, &names_);
+  if (kind == HandleKind::kStream)
+    worker_.queues().streamIsThere(number, handleFrom<CUstream>(value));
+  return number;
 }
 void Invocation::bindNumber(uint64_t number, HandleKind kind, uint64_t value) {
-  if (kind == HandleKind::kStream) {
-    worker_.queues().streamIsGone(handleFrom<CUstream>(value));  // an earlier one, with its context
-    worker_.queues().streamIsThere(handleFrom<CUstream>(value));
-  }
-  (void)worker_.handles().bind(number, kind, value);
+  if (worker_.handles().bind(number, kind, value) && kind == HandleKind::kStream)
+    worker_.queues().streamIsThere(number, handleFrom<CUstream>(value));
 }
 void Invocation::gone(uint64_t number) {
-  uint64_t stream = 0;
-  if (worker_.handles().find(number, HandleKind::kStream, &stream))
-    worker_.queues().streamIsGone(handleFrom<CUstream>(stream));
+  worker_.queues().streamIsGone(number);
   worker_.handles().gone(number);
 }
 

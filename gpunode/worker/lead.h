@@ -62,8 +62,8 @@ class Lead {
   void gatePut() { free_.notify_one(); }
   /// The call that this thread makes waits for memory: where it leads it leaves the lead.
   static void waitsForMemory() noexcept;
-  /// Of a call behind all others (kBehindAll): until the operations that were taken before and may
-  /// wait have been made. What is in queues it is behind there.
+  /// Of a call behind all others (kBehindAll), when it is made: until the operations that were
+  /// taken by then and may wait have been made. What is in queues it is behind there.
   void awaitOperations();
 
  private:

@@ -57,17 +57,17 @@ bool StreamQueues::streamOf(const CallHead& head, uint64_t number, bool per_thre
   if (number == 0 || number == bitsOf(CU_STREAM_LEGACY)) return true;
   if (!worker_.handles().find(number, HandleKind::kStream, &value)) return false;
   const std::lock_guard lock(facts_mutex_);
-  const auto known = facts_.find(handleFrom<CUstream>(value));
+  const auto known = facts_.find(number);
   if (known == facts_.end()) return false;
   *stream = known->second;
   return true;
 }
 
-void StreamQueues::streamIsThere(CUstream stream) {
+void StreamQueues::streamIsThere(uint64_t number, CUstream stream) {
   if (stream == nullptr || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD) return;
   {
     const std::lock_guard lock(facts_mutex_);
-    if (facts_.contains(stream)) return;
+    if (facts_.contains(number)) return;
   }
   const api::DriverTable& driver = worker_.driver();
   unsigned flags = 0;
@@ -76,12 +76,12 @@ void StreamQueues::streamIsThere(CUstream stream) {
                      .stream = stream,
                      .blocks = (flags & CU_STREAM_NON_BLOCKING) == 0};
   const std::lock_guard lock(facts_mutex_);
-  facts_.insert_or_assign(stream, facts);
+  facts_.insert_or_assign(number, facts);
 }
 
-void StreamQueues::streamIsGone(CUstream stream) {
+void StreamQueues::streamIsGone(uint64_t number) {
   const std::lock_guard lock(facts_mutex_);
-  facts_.erase(stream);
+  facts_.erase(number);
 }
 
 StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& record) {

@@ -101,10 +101,11 @@ class StreamQueues {
   void look(const forward::CallHead& head, forward::Reader arguments);
 
   /// The client has made a stream, and nothing captures in it yet: later the driver may not be
-  /// asked what sort of stream it is, since that invalidates a capture. Does nothing for a stream
-  /// that is known, or a default one.
-  void streamIsThere(CUstream stream);
-  void streamIsGone(CUstream stream);
+  /// asked what sort of stream it is, since that invalidates a capture. `number`: the client's, of
+  /// which each stream has one of its own. Does nothing for one that is known, or of a default one.
+  void streamIsThere(uint64_t number, CUstream stream);
+  /// Does nothing for a number that is no stream's.
+  void streamIsGone(uint64_t number);
 
  private:
   /// A stream as a call means it.
@@ -171,8 +172,8 @@ class StreamQueues {
   Worker& worker_;
   std::atomic<size_t> live_{0};  // queues
   std::atomic<bool> graphs_name_events_{false};
-  std::mutex facts_mutex_;  // a leaf
-  std::unordered_map<CUstream, Stream> facts_;
+  std::mutex facts_mutex_;                      // a leaf
+  std::unordered_map<uint64_t, Stream> facts_;  // by the client's number
 
   std::mutex mutex_;
   std::condition_variable made_;
