@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/format.h"
+#include "base/kernel_faults.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "base/space/pages.h"
@@ -193,14 +194,15 @@ bool Executors::finishActive(std::chrono::milliseconds patience) {
     Unfinished& one = *unfinished_.back();
     const auto now = std::chrono::steady_clock::now();
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - now);
-    CUresult ignored = CUDA_SUCCESS;  // what has failed is for the program's own calls to tell
-    if (one.begun && !one.call.finishWithin(std::max(0ms, left), &ignored)) {
+    CUresult result = CUDA_SUCCESS;  // what has failed is for the program's own calls to tell
+    if (one.begun && !one.call.finishWithin(std::max(0ms, left), &result)) {
       const uint64_t by_now = home_.completed(active());
       if (by_now == completed || now > begin + kLongest) return false;
       completed = by_now;
       until = std::chrono::steady_clock::now() + patience;
       continue;
     }
+    faulted_ |= base::isKernelFault(result);
     unfinished_.pop_back();
   }
   return true;
@@ -223,7 +225,8 @@ bool Executors::isFinished(std::chrono::milliseconds patience) {
   // What was launched since it was asked is not part of that answer.
   if (waited_before && !finishActive(patience)) return false;
   finishing_ += std::chrono::steady_clock::now() - begun;
-  return true;
+  // Where a kernel has ended a context nothing can be brought along, and there it is told.
+  return !std::exchange(faulted_, false);
 }
 
 // Under order_. The active executor is finished.
@@ -253,9 +256,16 @@ std::optional<Home::Sent> Executors::sendElsewhere(unsigned to,
   const Home::Sent sent = home_.send(to, named, true);
   home_.arrive(to, sent.age);
   links_.flush();
-  if (moveTo(to)) return sent;
-  home_.cancel(sent.age);
-  return std::nullopt;
+  struct Cancels {  // also where something is thrown: else its pages stay claimed for it
+    Executors& self;
+    const directory::Age age;
+    bool moved = false;
+    ~Cancels() {
+      if (!moved) self.home_.cancel(age);
+    }
+  } cancels{*this, sent.age};
+  cancels.moved = moveTo(to);
+  return cancels.moved ? std::optional(sent) : std::nullopt;
 }
 
 unsigned Executors::enter(const Uses& uses, Aged* aged) {

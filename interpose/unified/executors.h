@@ -88,6 +88,7 @@ class Executors final : public forward::Group {
   // synchronisation of each context, under way.
   struct Unfinished;
   std::vector<std::unique_ptr<Unfinished>> unfinished_;
+  bool faulted_ = false;              // one of them tells of a kernel's fault
   CodeStates code_;                   // variables of code that ran
   std::vector<uint64_t> operations_;  // sent to each executor
   uint64_t moves_ = 0;
