@@ -49,8 +49,13 @@ bool Engine::bringArrivals(Lock& lock) {
       case ExtentState::kFetching:
         return true;
       case ExtentState::kVram:
-        // A pass looks at all of a region, so all of it has to be there.
-        if (!region.host_written || (!region.by_pieces && region.unusable > 0)) return false;
+        if (parked != nullptr) return true;  // once all are there
+        // A pass looks at all of a region, so all of it has to be there. And it would wait for
+        // launches that use the region: then it is left to a launch that follows pointers in it,
+        // since others' scans wait for this one.
+        if (!region.host_written || (!region.by_pieces && region.unusable > 0) ||
+            !pool_.streams.quiet(Scanner::stampToScan(region)))
+          return false;
         if (std::find(to_scan.begin(), to_scan.end(), &region) == to_scan.end())
           to_scan.push_back(&region);
         return true;
