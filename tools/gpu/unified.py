@@ -39,8 +39,13 @@ def decode(failed, gpunodes, vram, layers=40, tokens=24, transports=("shm", "tcp
                 raise failed(f"{transport}: other tokens than on one GPU")
             context.results[f"{gpunodes} x {vram} {layers} layers {transport}"] = its / seconds
             said.append(f"{transport} {its} s ({its / seconds:.2f} times)")
-        its, _ = told(context.run(program, {"ACCELERATE": vram, "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpunodes)))}))
-        return ", ".join([*said, f"accelerate natively {its} s ({its / seconds:.2f} times)"])
+        try:
+            its, _ = told(context.run(program, {"ACCELERATE": vram, "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpunodes)))}))
+            context.results[f"{gpunodes} x {vram} {layers} layers accelerate"] = its / seconds
+            said.append(f"accelerate natively {its} s ({its / seconds:.2f} times)")
+        except failed as error:
+            said.append(f"accelerate natively: {error}")
+        return ", ".join(said)
     return action
 
 
