@@ -72,7 +72,11 @@ bool Home::add(uint64_t base, uint64_t bytes) {
   const ExtentId first = takeExtents(pages);
   Region& region = regions_[base] = {.base = base, .pages = pages, .first = first};
   const uint64_t at = (base - base_) / kPageBytes;
-  if (extent_at_.size() < at + pages) extent_at_.resize(at + pages, directory::kNone);
+  if (extent_at_.size() < at + pages) {
+    extent_at_.resize(at + pages, directory::kNone);
+    settled_at_.resize(at + pages, kNoRegion);
+  }
+  std::fill_n(settled_at_.begin() + static_cast<ptrdiff_t>(at), pages, kNowhere);
   for (uint64_t page = 0; page < pages; ++page) {
     const ExtentId extent = first + static_cast<ExtentId>(page);
     extent_at_[at + page] = extent;
@@ -95,6 +99,7 @@ void Home::remove(uint64_t base) {
   region.removed = true;
   for (ExtentId extent = region.first; extent < region.first + region.pages; ++extent)
     place(extent, kNowhere);
+  setSettled(region, kNoRegion);
   directory_.free(region.first, static_cast<ExtentId>(region.pages), actions_);
   const Status freed = carryOut();
   assert(freed.ok());  // what is asked for here is no violation
@@ -239,7 +244,7 @@ Home::Sent Home::send(unsigned executor, std::span<const Named> named, bool ahea
         settled = settled && there;
         if (ahead && !there) directory_.ask(drawn.age, agent, extent, 1, Mode::kOwn, actions_);
       }
-      if (settled) region.settled = agent;
+      if (settled) setSettled(region, agent);
     }
   }
   const Status asked = carryOut();
@@ -250,9 +255,11 @@ Home::Sent Home::send(unsigned executor, std::span<const Named> named, bool ahea
 std::optional<Home::Sent> Home::sendInPlace(unsigned executor, std::span<const Named> named) {
   assert(executor < rooms_.size());
   std::lock_guard lock(mutex_);
+  if (placed_[executor] > rooms_[executor]) return std::nullopt;  // routing sheds work then
   for (const Named& one : named) {
-    const Region* const region = regionOf(one.address);
-    if (region != nullptr && region->settled != executor) return std::nullopt;
+    const uint64_t at = (one.address - base_) / kPageBytes;
+    if (one.address < base_ || at >= settled_at_.size()) continue;
+    if (settled_at_[at] != executor && settled_at_[at] != kNoRegion) return std::nullopt;
   }
   return draw(static_cast<directory::AgentId>(executor));
 }
@@ -317,10 +324,18 @@ uint64_t Home::moved() const {
 void Home::place(ExtentId extent, uint8_t executor) {
   uint8_t& placed = page_of_[extent].placed;
   if (placed == executor) return;
-  if (Region* const region = page_of_[extent].region; region != nullptr) region->settled = kNowhere;
+  if (Region* const region = page_of_[extent].region; region != nullptr)
+    setSettled(*region, kNowhere);
   if (placed != kNowhere) --placed_[placed];
   placed = executor;
   if (placed != kNowhere) ++placed_[placed];
+}
+
+void Home::setSettled(Region& region, uint8_t executor) {
+  if (region.settled == executor || region.settled == kNoRegion) return;
+  region.settled = executor;
+  const uint64_t at = (region.base - base_) / kPageBytes;
+  std::fill_n(settled_at_.begin() + static_cast<ptrdiff_t>(at), region.pages, executor);
 }
 
 // While something is under way for an extent its owner says nothing of where it will be.
@@ -399,7 +414,7 @@ Status Home::hear(unsigned executor, const Message& message) {
   if (Status carried = carryOut(); !carried.ok()) return carried;
   if (of_extent && message.extent < page_of_.size()) {
     if (Region* const region = page_of_[message.extent].region; region != nullptr)
-      region->settled = kNowhere;
+      setSettled(*region, kNowhere);
     settle(message.extent);
   }
   return {};

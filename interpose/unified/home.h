@@ -88,8 +88,9 @@ class Home {
   /// It goes to that executor. `ahead`: what it names is asked for now; not of an operation that
   /// waits for a younger one.
   Sent send(unsigned executor, std::span<const Named> named, bool ahead);
-  /// As send(), where all that it names is there, with nothing under way for it; else nothing is
-  /// sent. Of most launches, so it takes the lock once and looks at each region, not at its pages.
+  /// As send(), where all that it names is there, with nothing under way for it, and the executor
+  /// has no more pages than room; else nothing is sent. Of most launches, so it takes the lock once
+  /// and looks at one byte for each region.
   std::optional<Sent> sendInPlace(unsigned executor, std::span<const Named> named);
   /// It was not sent after all.
   void cancel(directory::Age age);
@@ -117,6 +118,8 @@ class Home {
  private:
   using ExtentId = directory::ExtentId;
   static constexpr uint8_t kNowhere = directory::kNoAgent;
+  static constexpr uint8_t kNoRegion = kNowhere - 1;
+  static_assert(kNoRegion >= directory::kMostAgents);
 
   struct Region {
     uint64_t base = 0;
@@ -150,6 +153,7 @@ class Home {
   void place(ExtentId extent, uint8_t executor);
   void noteTraveller(ExtentId extent, uint8_t executor);
   void settle(ExtentId extent);
+  void setSettled(Region& region, uint8_t executor);
   Sent draw(directory::AgentId agent);
   Outbox& outbox(size_t executor);
   Status carryOut();
@@ -164,8 +168,11 @@ class Home {
   directory::Actions actions_;          // of the present step
   std::map<uint64_t, Region> regions_;  // by base
   std::vector<ExtentId> extent_at_;     // by page of the range; kNone: in no region
-  uint64_t told_ = 0;                   // regions
-  uint64_t pages_ = 0;                  // in regions that are not released
+  // By page of the range as well, and small: where its region is settled. Most launches look at
+  // nothing else. kNoRegion: it is in none, or that one is removed.
+  std::vector<uint8_t> settled_at_;
+  uint64_t told_ = 0;   // regions
+  uint64_t pages_ = 0;  // in regions that are not released
   uint64_t moved_ = 0;
   std::vector<Page> page_of_;                      // by extent
   std::map<ExtentId, uint64_t> free_extents_;      // first and count
