@@ -124,9 +124,8 @@ CUresult captureNode(Stream& stream, const CaptureNode& node, CUgraphNode* out =
 CUresult unsafeInCapture();
 
 /// For functions that no stream in capture can take (cuStreamSynchronize, cuStreamQuery, but also
-/// cuStreamGetFlags and cuStreamGetId, in any mode):
-/// invalidates its capture. CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, or CUDA_SUCCESS when the stream
-/// is not in capture.
+/// cuStreamGetFlags and cuStreamGetId, in any mode): invalidates its capture.
+/// CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, or CUDA_SUCCESS when the stream is not in capture.
 CUresult notInCapture(Stream& stream);
 
 // What cuStreamBeginCapture and its relatives do; the stream is in its own context.

@@ -55,7 +55,6 @@ bool StreamQueues::streamOf(const CallHead& head, uint64_t number, bool per_thre
     return worker_.threadStreams().find(head.thread, head.context, &stream->stream) == CUDA_SUCCESS;
   }
   if (number == 0 || number == bitsOf(CU_STREAM_LEGACY)) return true;
-  if (!worker_.handles().find(number, HandleKind::kStream, &value)) return false;
   const std::lock_guard lock(facts_mutex_);
   const auto known = facts_.find(number);
   if (known == facts_.end()) return false;

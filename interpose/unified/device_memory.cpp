@@ -176,13 +176,10 @@ struct Plain {
 std::optional<Plain> plainAt(const Session* session, CUdeviceptr address) {
   if (session == nullptr) return std::nullopt;
   const auto found = session->parts().book->findKnown(address);
+  // Freed, maybe, and the executors, who are asked next, have not heard of that yet: they would
+  // answer for what was there.
+  if (!found && isOfGroup(*session, address)) session->group()->awaitReleased();
   return found ? std::optional(Plain{found->first, found->second}) : std::nullopt;
-}
-
-// The address is in no allocation. Where it was freed the executors may not have heard of that yet,
-// and would answer for what was there.
-void awaitFree(const Session* session, CUdeviceptr address) {
-  if (session != nullptr && isOfGroup(*session, address)) session->group()->awaitReleased();
 }
 
 CUresult answer(const Session& session, const Plain& memory, CUdeviceptr address,
@@ -341,10 +338,7 @@ CUresult ol_unified_cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CU
     if (bytes != nullptr) *bytes = variable->bytes;
     return CUDA_SUCCESS;
   }
-  if (!memory) {
-    awaitFree(session, address);
-    return ol_forward_cuMemGetAddressRange_v2(base, bytes, address);
-  }
+  if (!memory) return ol_forward_cuMemGetAddressRange_v2(base, bytes, address);
   if (olpager::forward::currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
   if (base != nullptr) *base = memory->base;
   if (bytes != nullptr) *bytes = memory->bytes;
@@ -355,10 +349,7 @@ CUresult ol_unified_cuPointerGetAttribute(void* data, CUpointer_attribute attrib
                                           CUdeviceptr address) {
   const Session* const session = sessionOfGroup();
   const auto memory = plainAt(session, address);
-  if (!memory) {
-    awaitFree(session, address);
-    return ol_forward_cuPointerGetAttribute(data, attribute, address);
-  }
+  if (!memory) return ol_forward_cuPointerGetAttribute(data, attribute, address);
   if (data == nullptr || api::pointerAttributeBytes(attribute) == 0)
     return CUDA_ERROR_INVALID_VALUE;
   return answer(*session, *memory, address, attribute, data);
@@ -368,10 +359,8 @@ CUresult ol_unified_cuPointerGetAttributes(unsigned count, CUpointer_attribute* 
                                            void** data, CUdeviceptr address) {
   const Session* const session = sessionOfGroup();
   const auto memory = plainAt(session, address);
-  if (!memory || attributes == nullptr || data == nullptr) {
-    if (!memory) awaitFree(session, address);
+  if (!memory || attributes == nullptr || data == nullptr)
     return ol_forward_cuPointerGetAttributes(count, attributes, data, address);
-  }
   for (unsigned i = 0; i < count; ++i) {
     if (api::pointerAttributeBytes(attributes[i]) == 0 || data[i] == nullptr)
       return CUDA_ERROR_INVALID_VALUE;

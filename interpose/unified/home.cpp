@@ -194,7 +194,7 @@ uint64_t Home::costAt(unsigned executor, std::span<const Run> runs) const {
   for (const Run& run : runs) {
     for (ExtentId extent = run.first; extent < run.end; ++extent) {
       const Page& page = page_of_[extent];
-      if (page.region->settled == executor && extent == page.region->first) {
+      if (settledAt(*page.region) == executor && extent == page.region->first) {
         extent += static_cast<ExtentId>(page.region->pages) - 1;
         continue;
       }
@@ -231,7 +231,7 @@ Home::Sent Home::send(unsigned executor, std::span<const Named> named, bool ahea
       Region& region = *page_of_[extent].region;
       const ExtentId end = region.first + static_cast<ExtentId>(region.pages);
       const bool whole = extent == region.first && end <= run.end;
-      if (whole && region.settled == agent) {
+      if (whole && settledAt(region) == agent) {
         extent = end;
         continue;
       }
@@ -331,9 +331,12 @@ void Home::place(ExtentId extent, uint8_t executor) {
   if (placed != kNowhere) ++placed_[placed];
 }
 
-void Home::setSettled(Region& region, uint8_t executor) {
-  if (region.settled == executor || region.settled == kNoRegion) return;
-  region.settled = executor;
+uint8_t Home::settledAt(const Region& region) const {
+  return settled_at_[(region.base - base_) / kPageBytes];
+}
+
+void Home::setSettled(const Region& region, uint8_t executor) {
+  if (const uint8_t now = settledAt(region); now == executor || now == kNoRegion) return;
   const uint64_t at = (region.base - base_) / kPageBytes;
   std::fill_n(settled_at_.begin() + static_cast<ptrdiff_t>(at), region.pages, executor);
 }

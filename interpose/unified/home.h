@@ -127,9 +127,6 @@ class Home {
     ExtentId first = 0;
     bool removed = false;
     uint64_t released = 0;  // pages that all executors have forgotten
-    // Whose all its pages are, with nothing under way for them and none expected. Most launches
-    // name such regions alone, and look at no page.
-    uint8_t settled = kNowhere;
   };
   struct Page {
     uint8_t placed = kNowhere;
@@ -153,7 +150,8 @@ class Home {
   void place(ExtentId extent, uint8_t executor);
   void noteTraveller(ExtentId extent, uint8_t executor);
   void settle(ExtentId extent);
-  void setSettled(Region& region, uint8_t executor);
+  uint8_t settledAt(const Region& region) const;
+  void setSettled(const Region& region, uint8_t executor);
   Sent draw(directory::AgentId agent);
   Outbox& outbox(size_t executor);
   Status carryOut();
@@ -168,8 +166,10 @@ class Home {
   directory::Actions actions_;          // of the present step
   std::map<uint64_t, Region> regions_;  // by base
   std::vector<ExtentId> extent_at_;     // by page of the range; kNone: in no region
-  // By page of the range as well, and small: where its region is settled. Most launches look at
-  // nothing else. kNoRegion: it is in none, or that one is removed.
+  // By page of the range as well, and small: where its region is settled, which is whose all its
+  // pages are, with nothing under way for them and none expected. Most launches name such regions
+  // alone, and look at nothing else. kNowhere: it is not; kNoRegion: the page is in none, or that
+  // one is removed.
   std::vector<uint8_t> settled_at_;
   uint64_t told_ = 0;   // regions
   uint64_t pages_ = 0;  // in regions that are not released

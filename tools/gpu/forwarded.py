@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -42,6 +42,14 @@ class Gpunode:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+@contextmanager
+def one_each(context, devices, options=()):
+    """Olgpunodes with one of this machine's GPUs each, as if they were one node: its address names all of them."""
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(Gpunode(context.build, context.log, ["--device", str(device), *options])) for device in range(devices)]
+        yield argparse.Namespace(address=",".join(node.address for node in nodes))
 
 
 def command(context, node, transport="auto", log="warn", options=()):
@@ -175,11 +183,7 @@ def several(failed, argv, devices=2, transports=("shm", "tcp")):
     """A program with a GPU of each of several olgpunodes, each of which has one of this machine's: it has to say what it says natively."""
     def action(context):
         native = context.run(argv)
-        nodes = [Gpunode(context.build, context.log, ("--device", str(device))) for device in range(devices)]
-        with ExitStack() as stack:
-            for node in nodes:
-                stack.enter_context(node)
-            all_of_them = argparse.Namespace(address=",".join(node.address for node in nodes))
+        with one_each(context, devices) as all_of_them:
             for transport in transports:
                 out = run(context, all_of_them, argv, transport)
                 if out != native:

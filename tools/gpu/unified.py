@@ -1,10 +1,8 @@
 """Steps of bench-h200 in the unified view: a program over several olgpunodes of this machine, one for each GPU (needs root)."""
-import argparse
 import os
 import re
-from contextlib import ExitStack
 
-from forwarded import HERE, Gpunode, run
+from forwarded import HERE, Gpunode, one_each, run
 
 DECODE = ["python3", os.path.join(HERE, "workloads", "decode_13b.py")]
 # What an olgpunode keeps between programs would make the second transport's start faster than the first one's.
@@ -13,10 +11,7 @@ ALONE = ["--cache", "none"]
 
 def over(context, gpunodes, vram, program, transport):
     """What the program prints over so many olgpunodes with `vram` each."""
-    with ExitStack() as stack:
-        nodes = [stack.enter_context(Gpunode(context.build, context.log, ["--device", str(i), "--vram", vram, "--memory", "64GiB", *ALONE]))
-                 for i in range(gpunodes)]
-        all_of_them = argparse.Namespace(address=",".join(node.address for node in nodes))
+    with one_each(context, gpunodes, ["--vram", vram, "--memory", "64GiB", *ALONE]) as all_of_them:
         return run(context, all_of_them, program, transport, options=["--view", "unified"])
 
 

@@ -17,6 +17,7 @@
 #include "base/space/pages.h"
 #include "coherence/pages/batch.h"
 #include "interpose/unified/home.h"
+#include "tests/unit/unified/records.h"
 
 namespace olpager::unified {
 namespace {
@@ -75,15 +76,9 @@ class System {
 
  private:
   void say(unsigned executor, std::span<const Message> messages) {
-    while (!messages.empty()) {
-      const PagesHead head{.kind = PagesKind::kMessages, .count = 0};
-      std::vector<std::byte> record(sizeof head);
-      std::memcpy(record.data(), &head, sizeof head);
-      const auto body = pages::encode(messages);
-      record.insert(record.end(), body.begin(), body.end());
-      if (const Status heard = home_.receive(executor, record); !heard.ok())
+    while (!messages.empty())
+      if (const Status heard = home_.receive(executor, test::takeRecord(messages)); !heard.ok())
         throw std::runtime_error(heard.error().message);
-    }
   }
   // An operation names all pages that are to be the executor's. Nobody has them: the home says that
   // they are its own, and it that it has them. A second one finds them in place.

@@ -15,6 +15,7 @@
 #include "coherence/pages/batch.h"
 #include "interpose/unified/home.h"
 #include "tests/catch.h"
+#include "tests/unit/unified/records.h"
 
 using namespace olpager;
 using directory::Action;
@@ -28,6 +29,7 @@ using forward::RegionRecord;
 using space::kPageBytes;
 using unified::Home;
 using unified::Named;
+using unified::test::recordOf;
 
 namespace {
 
@@ -35,15 +37,6 @@ constexpr uint64_t kBase = 0x7c01'0000'0000;
 constexpr uint64_t addressOf(uint64_t page) { return kBase + page * kPageBytes; }
 
 using Record = std::vector<std::byte>;
-
-Record recordOf(std::span<const Message> messages) {
-  const PagesHead head;
-  Record record(sizeof head);
-  std::memcpy(record.data(), &head, sizeof head);
-  const Record body = pages::encode(messages);
-  record.insert(record.end(), body.begin(), body.end());
-  return record;
-}
 
 /// What it does to its pages: each becomes a number of all of them and of the operation.
 struct Operation {
