@@ -210,8 +210,10 @@ CUresult addAway(PoolState& state, CUcontext context, CUdevice device, uint64_t 
 // Takes a region away: it is quiet, and no launch names it any more.
 void dropRegion(PoolState& state, Region* region, Lock& lock) {
   Engine& engine = *region->engine;
-  region->dead =
-      true;  // first: nobody else frees it, and no launch that follows pointers comes to it
+  // First: nobody else frees it, and no launch that follows pointers comes to it. Those that wait
+  // and have come to it start over (Acquisition::ready).
+  region->dead = true;
+  state.changed.notify_all();
   // The process ends and no thread of ours moves anything any more: its memory goes with the
   // process.
   if (state.stopped) return;
@@ -248,10 +250,11 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
   forgetEdges(*region);
   region->arena.reset();
   region->managed.reset();
-  region->away.reset();
+  const std::unique_ptr<const AwayRegion> away = std::move(region->away);
   engine.addNamed(-static_cast<int64_t>(region->pages * kPageBytes));
   state.book.release(region->base);
   state.book.regions.give(region);
+  if (away != nullptr) state.away->dropped(*away);
   state.changed.notify_all();
 }
 

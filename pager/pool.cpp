@@ -127,7 +127,7 @@ void Pool::stop() noexcept try {
   state_->changed.notify_all();
   for (const auto& engine : engines) engine->stop();
   if (state_->managed != nullptr) state_->managed->stopThreads();
-  if (state_->away != nullptr) state_->away->stopThread();
+  if (state_->away != nullptr) state_->away->stopThreads();
   // Memservers are told that it is over; transfers under way end first.
   std::shared_ptr<LowerTier> going;
   {

@@ -261,15 +261,37 @@ void Agent::cancel(Age age, Actions& actions) {
   end(operation, actions);
 }
 
+void Agent::unneed(ExtentId extent, Actions& actions) {
+  for (uint32_t want = at(extent).wants, next; want != kNone; want = next) {
+    next = wants_[want].next_of_extent;
+    Operation& operation = operations_[wants_[want].operation];
+    if (operation.progress == Progress::kSubmitted) continue;
+    uint32_t* link = &operation.wants;
+    while (*link != want) link = &wants_[*link].next_of_operation;
+    *link = wants_[want].next_of_operation;
+    takeFromExtent(want);
+    operation.pages -= pages(extent);
+    if (!wants_[want].claimed && --operation.unclaimed == 0 && !operation.failed)
+      actions.push_back({.kind = ActionKind::kRunnable, .age = operation.age});
+    wants_.give(want);
+    changed_ = true;
+  }
+  if (at(extent).busy != kNone && busy(extent).waits) demand(Message(busy(extent).demand), actions);
+  settle(actions);
+}
+
+void Agent::takeFromExtent(uint32_t want) {
+  unlist(want);
+  uint32_t* link = &extents_[wants_[want].extent].wants;
+  while (*link != want) link = &wants_[*link].next_of_extent;
+  *link = wants_[want].next_of_extent;
+}
+
 void Agent::end(uint32_t operation, Actions& actions) {
   const uint32_t first = operations_[operation].wants;
   order_.erase(std::lower_bound(order_.begin(), order_.end(), operations_[operation].age, inOrder));
-  for (uint32_t want = first; want != kNone; want = wants_[want].next_of_operation) {
-    unlist(want);
-    uint32_t* link = &extents_[wants_[want].extent].wants;
-    while (*link != want) link = &wants_[*link].next_of_extent;
-    *link = wants_[want].next_of_extent;
-  }
+  for (uint32_t want = first; want != kNone; want = wants_[want].next_of_operation)
+    takeFromExtent(want);
   operations_.give(operation);
   changed_ = true;
   for (uint32_t want = first; want != kNone;) {

@@ -53,6 +53,8 @@ class Agent {
   void complete(Age age, Actions& actions);
   /// A waiting operation is given up.
   void cancel(Age age, Actions& actions);
+  /// No waiting operation needs the extent any more: the program has freed it.
+  void unneed(ExtentId extent, Actions& actions);
 
   void receive(const Message& message, Actions& actions);
   /// The bytes of a kFetch with that number are in the frame.
@@ -172,6 +174,7 @@ class Agent {
 
   void list(uint32_t want);
   void unlist(uint32_t want);
+  void takeFromExtent(uint32_t want);
   void addWant(uint32_t operation, Need need, Actions& actions);
   bool barred(const Want& want) const;
   void tryClaim(uint32_t want, Actions& actions);

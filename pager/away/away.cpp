@@ -32,18 +32,22 @@ __attribute__((tls_model("initial-exec"))) thread_local AwayOperation* t_operati
 Away::Away(PoolState& state, directory::AgentId agent, AwayLink& link)
     : state_(state), link_(link), elsewhere_(agent, kEpoch, directory::kUnlimited, *this) {
   thread_ = std::thread([this] { run(); });
+  dropper_ = std::thread([this] { dropFreed(); });
 }
 
-Away::~Away() { stopThread(); }
+Away::~Away() { stopThreads(); }
 
-void Away::stopThread() noexcept {
+void Away::stopThreads() noexcept {
   ended_ = true;
   bell_.release();
-  if (thread_.joinable()) thread_.join();
+  freed_bell_.release();
+  for (std::thread* const thread : {&thread_, &dropper_})
+    if (thread->joinable()) thread->join();
 }
 
 void Away::forked() noexcept {
-  if (thread_.joinable()) thread_.detach();  // it is the parent's
+  for (std::thread* const thread : {&thread_, &dropper_})
+    if (thread->joinable()) thread->detach();  // it is the parent's
 }
 
 // --- regions -------------------------------------------------------------------------------------
@@ -67,6 +71,7 @@ void Away::add(Region& region) {
 // Of a region whose pages are all to be forgotten.
 void Away::drop(Region& region, Lock& lock) {
   AwayRegion& away = *region.away;
+  std::erase(freed_, &region);               // a context's end may be ahead of dropFreed()
   if (away.forgets.size() < region.pages) {  // its context goes, and takes what is here along
     link_.failed("a context is gone, and pages of the program with it");
     state_.stopped = true;
@@ -75,10 +80,13 @@ void Away::drop(Region& region, Lock& lock) {
   // Another executor has asked for some that have not left: they never will.
   for (const auto& extent : region.extents)
     if (std::exchange(extent->leaving, false)) elsewhere_.quiet(away.idOf(*extent), false, lock);
-  for (const directory::Message& message : away.forgets) elsewhere_.receive(message, lock);
+  for (const directory::Message& message : away.forgets) {
+    elsewhere_.unneed(message.extent, lock);
+    elsewhere_.receive(message, lock);
+  }
   send();
   bell_.release();  // operations that used them may not be known to be over
-  while (away.released < region.pages && !state_.stopped)
+  while (away.forgotten.size() < region.pages && !state_.stopped)
     state_.changed.wait_for(lock, std::chrono::milliseconds(1));
   if (state_.stopped) return;
   subtract(region.engine->figures().allocated_bytes, region.requested_bytes);
@@ -86,11 +94,32 @@ void Away::drop(Region& region, Lock& lock) {
   std::fill_n(region_of_.begin() + away.first, region.pages, nullptr);
 }
 
-void Away::forget(const std::vector<directory::Message>& forgets, Lock& lock) {
+void Away::dropped(const AwayRegion& region) {
+  outbox_.insert(outbox_.end(), region.forgotten.begin(), region.forgotten.end());
+  send();
+}
+
+void Away::forget(const std::vector<directory::Message>& forgets) {
   for (const directory::Message& message : forgets) {
     Region* const region = region_of_[message.extent];
     region->away->forgets.push_back(message);
-    if (region->away->forgets.size() == region->pages) dropRegion(state_, region, lock);
+    if (region->away->forgets.size() < region->pages) continue;
+    freed_.push_back(region);
+    freed_bell_.release();
+  }
+}
+
+void Away::dropFreed() {
+  while (true) {
+    freed_bell_.acquire();
+    if (ended_) return;
+    const RelaxedThread relaxed(state_.driver);
+    Lock lock(state_.mutex);
+    if (state_.forked.load()) return;
+    if (freed_.empty()) continue;
+    Region* const region = freed_.front();
+    freed_.pop_front();
+    dropRegion(state_, region, lock);
   }
 }
 
@@ -108,7 +137,7 @@ void Away::receive(std::span<const directory::Message> messages, Lock& lock) {
     }
   }
   elsewhere_.shed(0, lock);
-  forget(forgets, lock);
+  forget(forgets);
   send();
   if (someoneWaits()) bell_.release();
 }
@@ -349,10 +378,9 @@ void Away::post(const directory::Message& message) {
     link_.given(message.extent, message.number, message.to,
                 reinterpret_cast<const void*>(frame.chunk->alias));
   } else if (message.kind == directory::MessageKind::kForgotten) {
-    if (Region* const region = region_of_[message.extent]; region != nullptr) {
-      ++region->away->released;
-      state_.changed.notify_all();
-    }
+    AwayRegion& region = *region_of_[message.extent]->away;
+    region.forgotten.push_back(message);  // told by dropped()
+    return state_.changed.notify_all();
   }
   outbox_.push_back(message);
 }
@@ -396,6 +424,11 @@ void AwayClaim::cancel(Lock& lock) {
   away.failed_.erase(operation_->age);
   away.elsewhere_.cancel(operation_->age, lock);
   away.send();
+}
+
+void AwayClaim::again() {
+  needs_.clear();
+  looked_at_ = told_ = 0;
 }
 
 bool AwayClaim::isAway() const {

@@ -42,7 +42,10 @@
 // launch soon, and each launch would wait for its own.
 //
 // A free. The home says kForget of each page. When it has said so of all of a region's, the region
-// is dropped as a freed one is (dropRegion), and only then the agent hears of it.
+// is dropped as a freed one is (dropRegion), and only then the agent hears of it, and the home of
+// kForgotten: its addresses may be another region's at once. A thread of its own does that
+// (dropFreed): it waits until nothing holds the region, and what holds it may wait for pages, of
+// which the thread that hears the home has to hear.
 //
 // Scans. A page that comes is scanned before a launch follows pointers in it (Extent::scan_due), as
 // what the CPU has written. What its bytes name that is elsewhere is asked for then: edges do not
@@ -52,7 +55,7 @@
 // the link are made under it and take only the worker's leaf. Owner: PoolState, from
 // olpager_agent_start to the end of the process. A thread of its own (run) looks for operations
 // that are over while somebody waits for their pages, and for host chunks while some are short; it
-// waits on `bell_`.
+// waits on `bell_`. The one that drops what is freed waits on `freed_bell_`.
 #pragma once
 
 #include <atomic>
@@ -94,7 +97,7 @@ struct AwayOperation {
 
 class Away final : private Residence<Lock> {
  public:
-  /// Starts the thread. Without the mutex.
+  /// Starts the threads. Without the mutex.
   Away(PoolState& state, directory::AgentId agent, AwayLink& link);
   ~Away() override;
 
@@ -103,6 +106,8 @@ class Away final : private Residence<Lock> {
   /// The region goes, since the home says so: here nothing is left of its pages. Its extents are
   /// kFreeing, nothing uses them. Releases the mutex.
   void drop(Region& region, Lock& lock);
+  /// Its addresses are free: the home hears that its pages are forgotten, and may use them again.
+  void dropped(const AwayRegion& region);
   /// Releases the mutex.
   void receive(std::span<const directory::Message> messages, Lock& lock);
   /// Extents of regions so far are below this.
@@ -125,8 +130,8 @@ class Away final : private Residence<Lock> {
 
   /// In a forked child.
   void forked() noexcept;
-  /// Ends the thread. Without the mutex.
-  void stopThread() noexcept;
+  /// Ends the threads. Without the mutex.
+  void stopThreads() noexcept;
 
  private:
   friend class AwayClaim;
@@ -150,13 +155,14 @@ class Away final : private Residence<Lock> {
   };
 
   void run();
+  void dropFreed();
   bool someoneWaits() const;
   bool completeThoseOver(Lock& lock);
   void scanAhead();
   void fetchShort(Lock& lock);
   void startFetch(const Key& key, directory::AgentId from, HostChunk* chunk);
   HostChunk* takeFrame(directory::ExtentId extent);
-  void forget(const std::vector<directory::Message>& forgets, Lock& lock);
+  void forget(const std::vector<directory::Message>& forgets);
   void send();
   Extent& extentAt(directory::ExtentId id);
   Engine& engineOf(directory::ExtentId id);
@@ -181,10 +187,12 @@ class Away final : private Residence<Lock> {
   AwayLink& link_;
   std::counting_semaphore<> bell_{0};
   std::atomic<bool> ended_{false};
-  std::thread thread_;
+  std::counting_semaphore<> freed_bell_{0};
+  std::thread thread_, dropper_;
   // Under the mutex:
   Elsewhere<Lock> elsewhere_;
   std::vector<Region*> region_of_;  // by ExtentId
+  std::deque<Region*> freed_;       // to be dropped
   std::vector<directory::ExtentId> arrived_;
   std::map<directory::ExtentId, Frame> frames_;
   std::map<Key, Coming> coming_;
@@ -223,6 +231,8 @@ class AwayClaim {
   void over(Lock& lock);
   /// It will not: unless it is submitted, the operation is given up.
   void cancel(Lock& lock);
+  /// `needed` begins anew: some of it has been freed, the rest comes again.
+  void again();
 
  private:
   bool isAway() const;

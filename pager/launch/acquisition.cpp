@@ -41,6 +41,10 @@ void Acquisition::keep() {
 
 Acquisition::State Acquisition::begin(Lock& lock) {
   assert(now_ == State::kDescribed);
+  return describe(lock);
+}
+
+Acquisition::State Acquisition::describe(Lock& lock) {
   if (const CUresult result = nameAll(); result != CUDA_SUCCESS) return refuse(lock, result);
   closure_.follow();
   chooseFetched();
@@ -60,8 +64,19 @@ Acquisition::State Acquisition::ready(Lock& lock) {
     tellRefused(state_, closure_);
     return refuse(lock, CUDA_ERROR_OUT_OF_MEMORY);
   }
+  if (closure_.reachesFreed()) return startOver(lock);
   closure_.follow();
   return look(lock);
+}
+
+// Who frees waits until nothing holds the region, and other executors may wait for who frees: so
+// what is reached is found anew, without it. What has been asked for on the way stays asked for.
+Acquisition::State Acquisition::startOver(Lock& lock) {
+  asked_.letGo();
+  closure_.clear();
+  claim_.again();
+  away_claim_.again();
+  return describe(lock);
 }
 
 void Acquisition::cancel(Lock& lock) {

@@ -31,8 +31,10 @@
 // What moves a waiting one: engines serve its wants (wants.h), and whenever something becomes
 // stable PoolState::changed rings. Then ready() is called.
 //
-// An object that waits holds regions: who frees one of them waits until it is over (committed,
-// cancelled). So a thread that keeps one commits or cancels it before it frees what it reaches.
+// An object that waits holds regions: who frees one of them waits until the object lets go of it.
+// It does so when it is over (committed, cancelled), or when ready() finds that something is freed:
+// then it starts over, and no pointer leads to what is freed (Region::dead). So a thread that keeps
+// one goes on calling ready(), or commits or cancels it, before it frees what it reaches.
 #pragma once
 
 #include <cstdint>
@@ -77,6 +79,8 @@ class Acquisition {
   const StreamKey& stream() const { return operation_->stream; }
 
  private:
+  State describe(Lock& lock);
+  State startOver(Lock& lock);
   // One turn, in this order.
   CUresult nameAll();
   void chooseFetched();

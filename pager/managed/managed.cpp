@@ -170,6 +170,7 @@ void Managed::drop(Region& region, Lock& lock) {
   // The CPU has asked for some that have not got to their frames: they never will.
   for (const auto& extent : region.extents)
     if (std::exchange(extent->leaving, false)) elsewhere_.quiet(idOf(*extent), false, lock);
+  for (const auto& extent : region.extents) elsewhere_.unneed(idOf(*extent), lock);
   exchange_.free(managed.first, pages);
   while (managed.released < pages && !state_.stopped) {
     receive(lock);
@@ -421,6 +422,11 @@ void ManagedClaim::over(Lock& lock) {
   if (submitted_ && age_ != directory::kNobody)
     state_.managed->elsewhere_.complete(std::exchange(age_, directory::kNobody), lock);
   cancel(lock);
+}
+
+void ManagedClaim::again() {
+  needs_.clear();
+  looked_at_ = told_ = 0;
 }
 
 void ManagedClaim::ask(std::span<Extent* const> needed, Lock& lock) {

@@ -166,6 +166,8 @@ class ManagedClaim {
   void over(Lock& lock);
   /// It will not: unless it is submitted, it is given up.
   void cancel(Lock& lock);
+  /// `needed` begins anew: some of it has been freed, the rest comes again.
+  void again();
 
  private:
   PoolState& state_;

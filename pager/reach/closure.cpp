@@ -80,6 +80,23 @@ void Closure::nothingElseIsNamed() {
   needed.erase(std::unique(needed.begin(), needed.end()), needed.end());
 }
 
+void Closure::clear() {
+  regions.clear();
+  sources.clear();
+  needed.clear();
+  fetched.clear();
+  shared_.clear();
+  used.clear();
+  source_unseen = everything = everything_found_ = false;
+  named_ = listed_ = listed_pieces_ = 0;
+  mark_ = state_.reach.newRegionMark();
+}
+
+bool Closure::reachesFreed() const {
+  return std::any_of(regions.begin(), regions.end(),
+                     [](const Region* region) { return region->dead; });
+}
+
 void Closure::reachEverything() {
   everything = true;
   mark_ = state_.reach.newRegionMark();

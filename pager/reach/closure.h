@@ -34,6 +34,11 @@ class Closure {
   /// What has been named is all that is. From here on regions are what pointers lead to.
   void nothingElseIsNamed();
 
+  /// As it was made: nothing is named.
+  void clear();
+  /// Something that it reaches has been freed since.
+  bool reachesFreed() const;
+
   /// From now on it reaches everything.
   void reachEverything();
   /// Follows pointers from all that is reached so far.

@@ -62,6 +62,13 @@ void WorkingSet::addWhole(Region& region) {
   add(region, region.base, region.end());
 }
 
+void WorkingSet::clear() {
+  regions_.clear();
+  whole_.clear();
+  extents_.clear();
+  mark_ = 0;
+}
+
 void WorkingSet::remark() {
   if (regions_.empty()) return;
   mark_ = state_.reach.newExtentMark();

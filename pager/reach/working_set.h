@@ -27,6 +27,8 @@ class WorkingSet {
   void addWhole(Region& region);
 
   bool empty() const { return regions_.empty(); }
+  /// Nothing of it is held.
+  void clear();
   const std::vector<Extent*>& extents() const { return extents_; }
   /// Before extents are added again after a wait: those that are there are not added twice.
   void remark();

@@ -197,7 +197,8 @@ struct SharedRegion {
 
 /// Memory that other executors have (away/away.h).
 struct AwayRegion : SharedRegion {
-  std::vector<directory::Message> forgets;  // the home has said so of these pages
+  std::vector<directory::Message> forgets;    // the home has said so of these pages
+  std::vector<directory::Message> forgotten;  // the answers, for when its addresses are free
 };
 
 /// Managed memory.

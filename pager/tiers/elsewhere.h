@@ -155,6 +155,11 @@ class Elsewhere {
     step(lock, [&](auto& out) { agent_.cancel(age, out); });
   }
 
+  /// No operation waits for the extent any more: the program has freed it.
+  void unneed(directory::ExtentId extent, Lock& lock) {
+    step(lock, [&](auto& out) { agent_.unneed(extent, out); });
+  }
+
   void receive(const directory::Message& message, Lock& lock) {
     step(lock, [&](auto& out) { agent_.receive(message, out); });
   }

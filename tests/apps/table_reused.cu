@@ -2,6 +2,8 @@
 // allocated anew: in another order, and with the table looked through while nothing is there. The
 // same addresses lead to the new memory.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "common.h"
 
@@ -13,6 +15,20 @@ __global__ void useTable(uint32_t* const* table, uint32_t count, uint32_t value)
   uint32_t* target = table[blockIdx.x];
   for (uint32_t i = threadIdx.x; i < count; i += blockDim.x)
     target[i] = target[i] * 3 + value + blockIdx.x;
+}
+
+// Memory at the same addresses. A driver may give them again only some time after they were freed.
+bool allocateThere(std::vector<uint32_t*>& targets, std::vector<uint32_t*> wanted, size_t piece) {
+  std::sort(wanted.begin(), wanted.end());
+  for (int attempt = 0; attempt < 200; ++attempt) {
+    for (uint32_t*& target : targets) RUNTIME_OK(cudaMalloc(&target, piece));
+    std::vector<uint32_t*> now = targets;
+    std::sort(now.begin(), now.end());
+    if (now == wanted) return true;
+    for (uint32_t* target : targets) RUNTIME_OK(cudaFree(target));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return false;
 }
 
 int main(int argc, char** argv) {
@@ -44,11 +60,8 @@ int main(int argc, char** argv) {
       pressure.apply();
       pressure.apply();
     }
-    for (uint32_t*& target : targets) RUNTIME_OK(cudaMalloc(&target, piece));
-    std::vector<uint32_t*> now = targets, before = named;
-    std::sort(now.begin(), now.end());
-    std::sort(before.begin(), before.end());
-    if (now != before) apps::skip("this driver does not give the same addresses again");
+    if (!allocateThere(targets, named, piece))
+      apps::skip("this driver does not give the same addresses again");
     for (int k = 0; k < kTargets; ++k)
       apps::fill(named[k], piece, uint32_t(options.seed + round * kTargets + k));
     pressure.apply();

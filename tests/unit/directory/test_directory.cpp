@@ -310,6 +310,35 @@ TEST_CASE("an operation that needs a freed extent fails", "[directory]") {
   CHECK(s.agents[0].framesUsed() == 0);
 }
 
+TEST_CASE("an operation that waits goes without a freed extent that it needs no more",
+          "[directory]") {
+  System s;
+  s.run(1, {{0, W}, {1, W}, {2, W}});
+  const Age holder = s.begin(1, {{1, W}});
+  REQUIRE(s.agents[1].submit(holder));
+  const Age waiter = s.begin(0, {{0, W}, {1, W}, {2, W}});
+  s.quiet();
+  CHECK_FALSE(s.agents[0].runnable(waiter));  // it claims two of the three
+  Actions actions;
+  s.home.free(1, 2, actions);
+  s.take(kHome, actions);
+  for (const ExtentId freed : {1u, 2u}) s.agents[0].unneed(freed, actions);
+  s.take(0, actions);
+  s.quiet();
+  CHECK(s.count(ActionKind::kFailed) == 0);
+  CHECK(s.agents[0].submit(waiter));
+  s.complete(0, waiter);
+  s.quiet();
+  CHECK(s.home.phase(2) == Phase::kGone);
+  s.complete(1, holder);
+  s.quiet();
+  CHECK(s.home.phase(1) == Phase::kGone);
+  CHECK(s.count(ActionKind::kReleased) == 2);
+  CHECK(s.agents[0].busy() == 0);
+  CHECK(s.at(0, 0) == AgentState::kOwned);
+  CHECK(s.agents[0].framesUsed() == 1);
+}
+
 TEST_CASE("a lost owner: what nobody retains is poison, what is retained unwritten comes back",
           "[directory]") {
   System s;

@@ -1,6 +1,8 @@
 // The pool as an executor of a unified view: with a real home, and another executor that has a real
 // agent of the directory, and bytes in place of a GPU.
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -55,7 +57,9 @@ class View : public AwayLink {
   View& operator=(const View&) = delete;
 
   uint64_t make(uint64_t pages) {
-    const uint64_t base = std::exchange(next_, next_ + (pages + 1) * kPageBytes);
+    return makeAt(std::exchange(next_, next_ + (pages + 1) * kPageBytes), pages);
+  }
+  uint64_t makeAt(uint64_t base, uint64_t pages) {
     REQUIRE(home_.add(base, pages * kPageBytes));
     settle();
     REQUIRE(first_.contains(base));
@@ -84,8 +88,10 @@ class View : public AwayLink {
         .kind = directory::MessageKind::kCompleted, .from = kPool, .epoch = 1, .age = sent.age};
     note([=](View& self) { self.heard(self.home_.receive(kPool, encoded({over}))); });
   }
-  /// The other executor adds to all words of some pages.
-  void atOther(uint64_t base, uint64_t first, uint64_t pages, uint64_t add) {
+  /// The other executor adds to all words of some pages, once `until` is true.
+  void atOther(
+      uint64_t base, uint64_t first, uint64_t pages, uint64_t add,
+      const std::function<bool()>& until = [] { return true; }) {
     const unified::Named named{base + first * kPageBytes, pages * kPageBytes};
     const auto sent = home_.send(kOther, std::span(&named, 1), true);
     std::vector<directory::Need> needs;
@@ -101,6 +107,7 @@ class View : public AwayLink {
       wait([&](View& self) { submitted = self.agent_.submit(sent.age); });
       if (!submitted) std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
+    while (!until()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     wait([&](View& self) {
       for (const directory::Need& need : needs)
         for (uint64_t word = 0; word < kWords; ++word) {
@@ -348,6 +355,43 @@ TEST_CASE("an operation of several calls keeps all that it uses until it is over
   for (uint64_t word = 0; word < kPages * kWords; ++word) CHECK(words[word * kStep] == 7);
   view.atOther(base, 0, kPages, 1);
   checkAtPool(rig, view, base, 2, 8);
+}
+
+TEST_CASE("a launch that waits lets go of memory that is freed", "[pager][away]") {
+  Rig rig({.seconds = 60});
+  View view(rig);
+  const uint64_t table = view.make(1), freed = view.make(1), wanted = view.make(1);
+  addAtPool(rig, view, freed, 1, 1, true);
+  const std::array<uint64_t, 2> pointers{freed, wanted};
+  view.atPool({{table, sizeof pointers}}, true, [&] {
+    mustSucceed(rig.copyIn(CU_STREAM_LEGACY, table, pointers.data(), sizeof pointers, true),
+                "copyIn");
+  });
+  rig.synchronize();
+  // The other executor keeps the page that the launch waits for until the freed one is gone.
+  std::atomic<bool> keeps{false}, gone{false};
+  std::thread other([&] {
+    view.atOther(wanted, 0, 1, 1, [&] {
+      keeps = true;
+      return gone.load();
+    });
+  });
+  while (!keeps) std::this_thread::yield();
+  std::atomic<bool> made{false};
+  std::thread launch([&] {
+    rig.enterThread();
+    addAtPool(rig, view, table, 1, 0, true);
+    made = true;
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // longer than it takes to wait
+  CHECK_FALSE(made);
+  view.drop(freed);
+  CHECK_FALSE(made);
+  CHECK(view.makeAt(freed, 1) == freed);  // what is released can be had again at once
+  gone = true;
+  other.join();
+  launch.join();
+  checkAtPool(rig, view, wanted, 0, 1);
 }
 
 TEST_CASE("two executors have more pages in turns than the pool's VRAM holds", "[pager][away]") {
