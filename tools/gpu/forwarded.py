@@ -13,15 +13,16 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class Gpunode:
-    """`with Gpunode(build, log) as node`: an olgpunode on loopback with the machine's GPU; node.address is where."""
+    """`with Gpunode(build, log) as node`: an olgpunode on loopback with the machine's GPU; node.address is where. `inside`: a command that runs
+    another one in a network of its own, where programs have to run that use it."""
 
-    def __init__(self, build, log, options=()):
+    def __init__(self, build, log, options=(), inside=()):
         self.program = os.path.join(build, "gpunode", "supervisor", "olgpunode")
-        self.options, self.log = options, log
+        self.options, self.log, self.inside = options, log, inside
 
     def __enter__(self):
         start = self.log.tell()
-        self.process = subprocess.Popen([self.program, "--listen", "127.0.0.1:0", *self.options],
+        self.process = subprocess.Popen([*self.inside, self.program, "--listen", "127.0.0.1:0", *self.options],
                                         stdout=self.log, stderr=self.log, env=os.environ | {"OL_LOG": "info"})
         end = time.monotonic() + 30
         while time.monotonic() < end and self.process.poll() is None:
@@ -45,16 +46,33 @@ class Gpunode:
 
 
 @contextmanager
-def one_each(context, devices, options=()):
+def one_each(context, devices, options=(), inside=()):
     """Olgpunodes with one of this machine's GPUs each, as if they were one node: its address names all of them."""
     with ExitStack() as stack:
-        nodes = [stack.enter_context(Gpunode(context.build, context.log, ["--device", str(device), *options])) for device in range(devices)]
-        yield argparse.Namespace(address=",".join(node.address for node in nodes))
+        nodes = [stack.enter_context(Gpunode(context.build, context.log, ["--device", str(device), *options], inside)) for device in range(devices)]
+        yield argparse.Namespace(address=",".join(node.address for node in nodes), inside=inside)
+
+
+@contextmanager
+def shaped(rate):
+    """A network of its own, whose loopback carries no more than `rate` (as tc names it) in both directions together: the command
+    that runs another one there. Needs iproute2 and the kernel's tbf."""
+    holder = subprocess.Popen(["unshare", "--net", "sh", "-c", "echo there; exec sleep infinity"], stdout=subprocess.PIPE)
+    inside = ["nsenter", f"--net=/proc/{holder.pid}/ns/net"]
+    try:
+        holder.stdout.readline()
+        subprocess.check_call([*inside, "ip", "link", "set", "lo", "up"])
+        subprocess.check_call([*inside, "tc", "qdisc", "add", "dev", "lo", "root", "tbf", "rate", rate, "burst", "4mb", "latency", "20ms"])
+        yield inside
+    finally:
+        holder.kill()
+        holder.wait()
 
 
 def command(context, node, transport="auto", log="warn", options=()):
     """What a program is put behind to run on that olgpunode, without a driver on its side; `options` of olrun."""
-    return [os.path.join(HERE, "without-driver"), context.olrun, "--gpunode", node.address, "--transport", transport, "--log", log, *options, "--"]
+    return [*node.inside, os.path.join(HERE, "without-driver"), context.olrun, "--gpunode", node.address,
+            "--transport", transport, "--log", log, *options, "--"]
 
 
 def run(context, node, argv, transport="auto", env=None, limit=None, check=True, options=()):

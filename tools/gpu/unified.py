@@ -2,17 +2,17 @@
 import os
 import re
 
-from forwarded import HERE, Gpunode, one_each, run
+from forwarded import HERE, Gpunode, one_each, run, shaped
 
 DECODE = ["python3", os.path.join(HERE, "workloads", "decode_13b.py")]
 # What an olgpunode keeps between programs would make the second transport's start faster than the first one's.
 ALONE = ["--cache", "none"]
 
 
-def over(context, gpunodes, vram, program, transport):
+def over(context, gpunodes, vram, program, transport, env=None, inside=()):
     """What the program prints over so many olgpunodes with `vram` each."""
-    with one_each(context, gpunodes, ["--vram", vram, "--memory", "64GiB", *ALONE]) as all_of_them:
-        return run(context, all_of_them, program, transport, options=["--view", "unified"])
+    with one_each(context, gpunodes, ["--vram", vram, "--memory", "64GiB", *ALONE], inside) as all_of_them:
+        return run(context, all_of_them, program, transport, env, options=["--view", "unified"])
 
 
 def told(output):
@@ -41,6 +41,22 @@ def decode(failed, gpunodes, vram, layers=40, tokens=24, transports=("shm", "tcp
         except failed as error:
             said.append(f"accelerate natively: {error}")
         return ", ".join(said)
+    return action
+
+
+def decode_shaped(failed, gpunodes, vram, rate, env, layers=40, tokens=24):
+    """decode_13b.py over `gpunodes` olgpunodes whose links carry no more than `rate` all together, beside one that holds it all, by shared memory:
+    the tokens have to be the same."""
+    def action(context):
+        program = [*DECODE, str(layers), str(tokens)]
+        with Gpunode(context.build, context.log, ["--device", "0", *ALONE]) as node:
+            seconds, right = told(run(context, node, program, "shm", env))
+        with shaped(rate) as inside:
+            its, tokens_there = told(over(context, gpunodes, vram, program, "tcp", env, inside))
+        if tokens_there != right:
+            raise failed("other tokens than on one GPU")
+        context.results[f"{gpunodes} x {vram} {layers} layers tcp {rate} {env}"] = its / seconds
+        return f"one {seconds} s, tcp with {rate} {its} s ({its / seconds:.2f} times)"
     return action
 
 

@@ -1,7 +1,8 @@
 """Greedy decode, batch 1, of a 13-billion-parameter Llama-style model with random bf16 weights (26.03 GB).
 
 decode_13b.py [LAYERS [TOKENS]]: prints the size of the weights, s/token, and the tokens. With ACCELERATE=16GiB in the environment Hugging
-Face accelerate spreads the layers over all GPUs with as much memory of each (device_map="auto"). With EACH=1 in the environment it prints
+Face accelerate spreads the layers over all GPUs with as much memory of each (device_map="auto"). With STATIC=1 keys and values are in a cache
+of a fixed size, which is written in place. With EACH=1 in the environment it prints
 the time of each token, then generates as much twice more with a longer prompt: the first time, PyTorch and cuBLAS
 choose kernels for sequence lengths that are new to them; the second time they know them.
 """
@@ -49,15 +50,16 @@ class Clock:
         self.times.clear()
 
 
+static = {"cache_implementation": "static", "disable_compile": True} if os.environ.get("STATIC") else {}
 clock = Clock() if os.environ.get("EACH") else None
 x = torch.arange(32, device="cuda").reshape(1, 32)
 with torch.no_grad():
     start = time.time()
-    model.generate(x, max_new_tokens=2, do_sample=False)
+    model.generate(x, max_new_tokens=2, do_sample=False, **static)
     torch.cuda.synchronize()
     print(f"first two tokens {time.time() - start:.1f} s", flush=True)
     start = time.time()
-    y = model.generate(x, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, streamer=clock)
+    y = model.generate(x, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, streamer=clock, **static)
     torch.cuda.synchronize()
     seconds = (time.time() - start) / tokens
 print(f"s/token {seconds:.4f}")
@@ -68,5 +70,5 @@ if clock:
     x = torch.arange(64, device="cuda").reshape(1, 64)
     for name in ("new", "known"):
         with torch.no_grad():
-            model.generate(x, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, streamer=clock)
+            model.generate(x, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, streamer=clock, **static)
         clock.show(name)
