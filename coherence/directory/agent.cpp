@@ -142,6 +142,9 @@ void Agent::claim(uint32_t want, Actions& actions) {
     if (b.stopping && yields && inTheWay(w.extent, demandAge(b.demand), b.demand.mode)) {
       b.stopping = b.stopped = false;
       actions.push_back({.kind = ActionKind::kGo, .extent = w.extent, .number = b.demand.number});
+      // For room only: it is declined. Else older operations would wait for that room, which comes
+      // when this one is over, and this one for theirs.
+      demand(Message(b.demand), actions);
     }
   }
   Operation& operation = operations_[w.operation];

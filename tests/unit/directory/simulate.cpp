@@ -48,7 +48,10 @@ Scenario drawn(uint64_t seed) {
     s.restarts = random.oneIn(2);
     s.zombies = random.oneIn(2);
   }
-  if (random.oneIn(6)) s.frees = 1 + random.below(2);
+  if (random.oneIn(6)) {
+    s.frees = 1 + random.below(2);
+    s.stale = s.crashes == 0 && random.oneIn(2);
+  }
   if (random.oneIn(3)) {
     for (uint8_t& order : s.orders) order = static_cast<uint8_t>(random.below(3));
     s.frames += 3;
@@ -147,9 +150,10 @@ Outcome run(const Scenario& scenario, uint64_t schedule, bool with_history) {
 void print(const Scenario& s) {
   std::printf(
       "agents %u (cpu frames %u), frames %u, extents %u, placed %u, hints %u, duplicates %u, "
-      "crashes %u%s%s, frees %u, untold %u\n",
+      "crashes %u%s%s, frees %u%s, untold %u\n",
       s.agents, s.cpu_frames, s.frames, s.extents, s.placed, s.hints, s.duplicates, s.crashes,
-      s.restarts ? " restarts" : "", s.zombies ? " zombies" : "", s.frees, s.untold);
+      s.restarts ? " restarts" : "", s.zombies ? " zombies" : "", s.frees,
+      s.stale ? " (stale)" : "", s.untold);
   if (s.second_spill) std::printf("  a spill of %u pages, and another\n", s.spill_frames);
   std::printf("  pages of extents:");
   for (ExtentId p = 0; p < s.extents; ++p) std::printf(" %u", 1u << s.orders[p]);
@@ -205,7 +209,8 @@ void shrink(Scenario& scenario, uint64_t& schedule, size_t& length) {
       less.*field -= 1;
       smaller = fails(less, kTries) || smaller;
     }
-    for (bool Scenario::*const field : {&Scenario::restarts, &Scenario::zombies}) {
+    for (bool Scenario::*const field :
+         {&Scenario::restarts, &Scenario::zombies, &Scenario::stale}) {
       Scenario less = scenario;
       if (!(less.*field)) continue;
       less.*field = false;

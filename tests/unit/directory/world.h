@@ -56,6 +56,7 @@ struct Scenario {
   bool restarts = false;    // and come again
   bool zombies = false;     // an agent may be taken for lost while it runs on
   uint32_t frees = 0;       // extents that are freed when all that need them is complete
+  bool stale = false;       // also those that operations are yet to find that they reach
   uint32_t untold = 0;      // operations that agents are not told of
 };
 
@@ -226,6 +227,7 @@ class World {
       case EventKind::kReveal: {
         State& state = states_[event.a];
         const Need need = plan(event.a).hidden[state.revealed++];
+        if (gone_at_[plan(event.a).agent][need.extent]) break;
         state.runnable = false;
         act(agentOf(event.a), [&](Actions& out) { agentOf(event.a).reach(event.a, need, out); });
         // What it needs already does not make it wait.
@@ -393,9 +395,9 @@ class World {
       sink.value(uint64_t{poisoned_[p]} | uint64_t{freed_[p]} << 1 | uint64_t{uncertain_[p]} << 2);
       for (AgentId a = 0; a < ends(); ++a) {
         const Untold& u = untolds_[a][p];
-        sink.value(static_cast<uint64_t>(mapped_[a][p]) | uint64_t{u.uses} << 8 |
-                   uint64_t{u.stopped} << 9 | uint64_t{u.asked} << 10 | uint64_t{u.wrote} << 11 |
-                   uint64_t{u.lent} << 12);
+        sink.value(static_cast<uint64_t>(mapped_[a][p]) | uint64_t{gone_at_[a][p]} << 7 |
+                   uint64_t{u.uses} << 8 | uint64_t{u.stopped} << 9 | uint64_t{u.asked} << 10 |
+                   uint64_t{u.wrote} << 11 | uint64_t{u.lent} << 12);
         sink.stamp(p, pages_[a][p][0]);
         sink.stamp(p, pages_[a][p][1]);
       }
@@ -536,6 +538,8 @@ class World {
       return;
     }
     if (dead_[message.to]) return;
+    if (plan_->stale && message.kind == MessageKind::kForget && freed_[message.extent])
+      forget(message.to, message.extent);
     act(agents_[message.to], [&](Actions& out) { agents_[message.to].receive(message, out); });
   }
 
@@ -669,7 +673,9 @@ class World {
       states_[i].wrote[p] = stamp;
     };
     for (const Need& need : plan(i).needs) one(need);
-    for (const Need& need : plan(i).hidden) one(need);
+    for (const Need& need : plan(i).hidden) {
+      if (!gone_at_[a][need.extent]) one(need);
+    }
   }
 
   void useUntold(AgentId a, ExtentId p) {
@@ -701,11 +707,17 @@ class World {
       for (const Need& need : plan(i).needs) {
         if (need.extent == p) return false;
       }
+      if (plan_->stale && states_[i].progress != kSubmitted) continue;
       for (const Need& need : plan(i).hidden) {
         if (need.extent == p) return false;
       }
     }
     return true;
+  }
+  /// The pager of that agent hears that the extent is freed: what waits there goes without it.
+  void forget(AgentId a, ExtentId p) {
+    gone_at_[a][p] = true;
+    act(agents_[a], [&](Actions& out) { agents_[a].unneed(p, out); });
   }
 
   void crash(AgentId a) {
@@ -868,6 +880,7 @@ class World {
   Mapping mapped_[kMost][kMostExtents] = {};
   Untold untolds_[kMost][kMostExtents] = {};
   uint64_t truth_[kMostExtents] = {}, reported_[kMostExtents] = {}, stamps_[kMostExtents] = {};
+  bool gone_at_[kEnds][kMostExtents] = {};  // freed, and its pager has heard of that
   bool poisoned_[kMostExtents] = {}, freed_[kMostExtents] = {}, uncertain_[kMostExtents] = {};
   bool down_[kMost] = {}, dead_[kMost] = {}, lost_[kMost] = {}, settled_[kMost] = {};
   std::array<bool, 16> kept_{}, gone_{};
