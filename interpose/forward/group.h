@@ -61,6 +61,7 @@ class Group {
   /// What a call uses that is to be sent.
   struct Uses {
     bool operates = false;            // it gets an age, and goes where `named` says
+    bool launches = false;            // it is an operation that launches a kernel or a graph
     std::span<const Named> named;     // device memory
     std::span<const CodeThere> code;  // code whose variables it may change
     bool again = false;               // it becomes part of a graph, of whose launches nobody tells

@@ -66,6 +66,14 @@ Goes whereOperationGoes(Operation operation) {
   }
 }
 
+// Of a kernel, or of a graph of them.
+bool launches(uint16_t function) {
+  return function == static_cast<uint16_t>(Operation::kLaunch) ||
+         function == static_cast<uint16_t>(Operation::kLaunchOnDevices) ||
+         function == static_cast<uint16_t>(api::Symbol::kCuGraphLaunch) ||
+         function == static_cast<uint16_t>(api::Symbol::kCuGraphLaunch_ptsz);
+}
+
 // What binds the program, as it is told.
 std::string whatBinds(uint16_t function) {
   switch (static_cast<Operation>(function)) {
@@ -210,7 +218,10 @@ bool GroupCall::send(std::vector<std::byte>& record, std::span<const std::byte> 
     }
     return sent;
   }
-  Group::Turn turn(group_, {.operates = mayOperate(goes_), .named = named_, .code = code_});
+  Group::Turn turn(group_, {.operates = mayOperate(goes_),
+                            .launches = launches(headOf(record).function),
+                            .named = named_,
+                            .code = code_});
   first_ = turn.executor();
   putAge(record, turn.aged());
   if (!sendTo(first_)) return false;

@@ -170,7 +170,8 @@ CUresult loadUnderLock(Root& state) {
   }
   if (!state.settings.gpunodes.empty()) {
     if (state.settings.view == base::ViewSetting::kUnified) {
-      unified::configure(state.settings);
+      unified::configure(state.settings,
+                         []() -> status::UnifiedCounters& { return pager::counters().unified; });
     } else {
       forward::configureSessions(state.settings);
     }

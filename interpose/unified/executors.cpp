@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstddef>
+#include <functional>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -23,6 +25,7 @@ namespace olpager::unified {
 using forward::Aged;
 using forward::Call;
 using space::kPageBytes;
+using status::RouteReason;
 
 namespace {
 
@@ -54,6 +57,8 @@ std::vector<uint64_t> holdsOf(const forward::Session& session) {
   }
   return holds;
 }
+
+uint64_t nanoseconds(std::chrono::nanoseconds time) { return static_cast<uint64_t>(time.count()); }
 
 }  // namespace
 
@@ -87,18 +92,19 @@ struct Executors::Unfinished {
   bool begun = false;
 };
 
-Executors::Executors(forward::Session& session)
+Executors::Executors(forward::Session& session, status::UnifiedCounters& counters)
     : session_(session),
+      counters_(counters),
       holds_(holdsOf(session)),
       most_(std::accumulate(holds_.begin(), holds_.end(), uint64_t{0})),
-      home_(roomsOf(session), holds_, session.executors().front()->description().placed, most_),
+      home_(roomsOf(session), holds_, session.executors().front()->description().placed, most_,
+            &counters),
       links_(home_, static_cast<unsigned>(session.executors().size()),
              {[this](unsigned executor, const std::string& why) {
                 session_.lost(*session_.executors()[executor], why, false);
                 heard();
               },
-              [this] { heard(); }}),
-      operations_(session.executors().size()) {}
+              [this] { heard(); }}) {}
 
 Executors::~Executors() = default;
 
@@ -157,6 +163,14 @@ Status Executors::start() {
             back.error().message)};
     }
   }
+  const std::vector<uint64_t> rooms = roomsOf(session_);
+  for (size_t i = 0; i < rooms.size(); ++i) {
+    status::ExecutorCounters& one = counters_.executors[i];
+    executors[i]->gpunode().copy(one.gpunode, sizeof one.gpunode - 1);
+    one.room_bytes.store(rooms[i] * kPageBytes, std::memory_order_relaxed);
+    one.capacity_bytes.store(holds_[i] * kPageBytes, std::memory_order_relaxed);
+  }
+  counters_.count.store(rooms.size(), std::memory_order_release);
   return {};
 }
 
@@ -164,18 +178,22 @@ void Executors::leaves() {
   links_.close();
   const std::lock_guard lock(order_);
   std::string sent;
-  for (unsigned i = 0; i < operations_.size(); ++i)
-    sent += base::format("{} {} at {}", i == 0 ? "" : ",", operations_[i],
-                         session_.executors()[i]->gpunode());
-  const auto milliseconds = [](std::chrono::nanoseconds time) {
-    return static_cast<long long>(
-        std::chrono::duration_cast<std::chrono::milliseconds>(time).count());
+  for (unsigned i = 0; i < session_.executors().size(); ++i) {
+    const auto& routed = counters_.executors[i].routed;
+    sent += base::format(
+        "{} {} at {}", i == 0 ? "" : ",",
+        std::accumulate(std::begin(routed), std::end(routed), uint64_t{0}, std::plus{}),
+        session_.executors()[i]->gpunode());
+  }
+  const auto milliseconds = [](const status::Counter& time) {
+    return static_cast<long long>(time / 1'000'000);
   };
   base::logInfo(
       "unified view: operations:%s; all moved to another GPU %llu times (%lld ms until work at the "
       "former one was over, %lld ms for variables), pages %llu times",
-      sent.c_str(), static_cast<unsigned long long>(moves_), milliseconds(finishing_),
-      milliseconds(bringing_), static_cast<unsigned long long>(home_.moved()));
+      sent.c_str(), static_cast<unsigned long long>(counters_.moves),
+      milliseconds(counters_.finishing_ns), milliseconds(counters_.bringing_ns),
+      static_cast<unsigned long long>(home_.moved()));
 }
 
 // --- what is sent --------------------------------------------------------------------------------
@@ -224,24 +242,33 @@ bool Executors::isFinished(std::chrono::milliseconds patience) {
   }
   // What was launched since it was asked is not part of that answer.
   if (waited_before && !finishActive(patience)) return false;
-  finishing_ += std::chrono::steady_clock::now() - begun;
+  finishing_ns_ = nanoseconds(std::chrono::steady_clock::now() - begun);
+  status::grow(counters_.finishing_ns, finishing_ns_);
   // Where a kernel has ended a context nothing can be brought along, and there it is told.
   return !std::exchange(faulted_, false);
 }
 
-// Under order_. The active executor is finished.
-bool Executors::moveTo(unsigned to) {
-  const auto begun = std::chrono::steady_clock::now();
-  const unsigned from = active();
+// Under order_. The active executor is finished. `begun`: when somebody asked for the move.
+bool Executors::moveTo(const Home::Routed& routed, std::chrono::steady_clock::time_point begun) {
+  const auto finished = std::chrono::steady_clock::now();
+  const unsigned from = active(), to = routed.executor;
   if (const Status brought = code_.bring(session_, from, to); !brought.ok()) {
     bindHere(brought.error().message);
     return false;
   }
-  bringing_ += std::chrono::steady_clock::now() - begun;
+  status::grow(counters_.bringing_ns, nanoseconds(std::chrono::steady_clock::now() - finished));
   forward::nameAlsoAt(session_.executors()[to]->slot(), session_.executors()[from]->slot());
   active_.store(to, std::memory_order_release);
   forward::sendPinnedNow(&session_);
-  ++moves_;
+  status::noteMove(counters_,
+                   {.from = from,
+                    .to = to,
+                    .reason = routed.reason,
+                    .begun_ns = nanoseconds(begun.time_since_epoch()),
+                    .ended_ns = nanoseconds(std::chrono::steady_clock::now().time_since_epoch()),
+                    .pages_there = routed.there,
+                    .pages_coming = routed.coming,
+                    .finishing_ns = finishing_ns_});
   base::logDebug("unified view: all moves from gpunode %s to %s",
                  session_.executors()[from]->gpunode().c_str(),
                  session_.executors()[to]->gpunode().c_str());
@@ -249,8 +276,10 @@ bool Executors::moveTo(unsigned to) {
 }
 
 // Under order_. An operation goes to another executor, and all with it; nullopt: all stays.
-std::optional<Home::Sent> Executors::sendElsewhere(unsigned to,
+std::optional<Home::Sent> Executors::sendElsewhere(const Home::Routed& routed,
                                                    std::span<const forward::Named> named) {
+  const auto begun = std::chrono::steady_clock::now();
+  const unsigned to = routed.executor;
   if (!isFinished(kPatience)) return std::nullopt;
   // Pages leave while variables are brought.
   const Home::Sent sent = home_.send(to, named, true);
@@ -264,7 +293,7 @@ std::optional<Home::Sent> Executors::sendElsewhere(unsigned to,
       if (!moved) self.home_.cancel(age);
     }
   } cancels{*this, sent.age};
-  cancels.moved = moveTo(to);
+  cancels.moved = moveTo(routed, begun);
   return cancels.moved ? std::optional(sent) : std::nullopt;
 }
 
@@ -274,13 +303,24 @@ unsigned Executors::enter(const Uses& uses, Aged* aged) {
     aged->regions = home_.told();  // it may name some
   } else {
     std::optional<Home::Sent> sent = home_.sendInPlace(active(), uses.named);
-    if (!sent && !bound() && !forward::capturing()) {
-      const unsigned best = home_.route(uses.named, active());
-      if (best != active()) sent = sendElsewhere(best, uses.named);
+    RouteReason reason = RouteReason::kInPlace;
+    if (!sent && bound()) {
+      reason = RouteReason::kBound;
+    } else if (!sent && forward::capturing()) {
+      reason = RouteReason::kCapturing;
+    } else if (!sent) {
+      const Home::Routed routed = home_.routed(uses.named, active());
+      reason = routed.reason;
+      if (routed.executor != active()) {
+        sent = sendElsewhere(routed, uses.named);
+        if (!sent) reason = bound() ? RouteReason::kBound : RouteReason::kNotEnded;
+      }
     }
     if (!sent) sent = home_.send(active(), uses.named, true);
     *aged = {sent->age, sent->oldest, sent->regions};
-    ++operations_[active()];
+    status::ExecutorCounters& counted = counters_.executors[active()];
+    status::grow(counted.routed[static_cast<size_t>(reason)]);
+    if (uses.launches) status::grow(counted.launches);
   }
   for (const forward::CodeThere& code : uses.code) code_.use(code, uses.again);
   (void)lock.release();  // until leave()
@@ -322,7 +362,9 @@ void Executors::leave(bool sent, const Aged& aged) {
 void Executors::bind(const std::string& what) {
   const std::lock_guard lock(order_);
   if (bound()) return;
-  if (code().anyShared() && active() != 0 && !(isFinished(kPatience) && moveTo(0)))
+  const auto begun = std::chrono::steady_clock::now();
+  const Home::Routed first{.executor = 0, .reason = RouteReason::kVariables};
+  if (code().anyShared() && active() != 0 && !(isFinished(kPatience) && moveTo(first, begun)))
     base::logWarn(
         "unified view: all stays at gpunode %s (work there does not end, or its variables can't be "
         "brought along): where memory holds the address of a variable, kernels will find another "

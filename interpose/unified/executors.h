@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "coherence/status/unified_counters.h"
 #include "interpose/forward/executor.h"
 #include "interpose/forward/group.h"
 #include "interpose/unified/code_states.h"
@@ -44,8 +45,9 @@ std::optional<int> attributeAt(forward::Session& session, unsigned executor,
 
 class Executors final : public forward::Group {
  public:
-  /// Of a session whose executors have started. It is not of use before start().
-  explicit Executors(forward::Session& session);
+  /// Of a session whose executors have started. It is not of use before start(). `counters`: where
+  /// it tells of its executors, for as long as it lives.
+  Executors(forward::Session& session, status::UnifiedCounters& counters);
   ~Executors() override;
 
   /// Whether they can be one device, and their links. The Error is one line.
@@ -71,13 +73,15 @@ class Executors final : public forward::Group {
 
   Status linkPeers(unsigned from, unsigned to);
   bool isFinished(std::chrono::milliseconds patience);
-  bool moveTo(unsigned to);
-  std::optional<Home::Sent> sendElsewhere(unsigned to, std::span<const forward::Named> named);
+  bool moveTo(const Home::Routed& routed, std::chrono::steady_clock::time_point begun);
+  std::optional<Home::Sent> sendElsewhere(const Home::Routed& routed,
+                                          std::span<const forward::Named> named);
   void bindHere(const std::string& what);
   bool finishActive(std::chrono::milliseconds patience);
   void heard();
 
   forward::Session& session_;
+  status::UnifiedCounters& counters_;
   const std::vector<uint64_t> holds_;  // pages that each can hold
   const uint64_t most_;                // pages that the program may get
   Home home_;
@@ -88,12 +92,9 @@ class Executors final : public forward::Group {
   // synchronisation of each context, under way.
   struct Unfinished;
   std::vector<std::unique_ptr<Unfinished>> unfinished_;
-  bool faulted_ = false;              // one of them tells of a kernel's fault
-  CodeStates code_;                   // variables of code that ran
-  std::vector<uint64_t> operations_;  // sent to each executor
-  uint64_t moves_ = 0;
-  // What moves took: until the former executor had nothing to do, and for variables of code.
-  std::chrono::nanoseconds finishing_{}, bringing_{};
+  bool faulted_ = false;       // one of them tells of a kernel's fault
+  uint64_t finishing_ns_ = 0;  // until it was finished, when it was last found so
+  CodeStates code_;            // variables of code that ran
 
   // Regions that were removed and are not released: who needs their room waits.
   std::mutex releasing_;  // above the home's

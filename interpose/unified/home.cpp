@@ -46,11 +46,14 @@ Home::Home(std::vector<uint64_t> rooms, uint64_t base)
     : Home(rooms, std::vector(rooms.size(), kNoLimit), base,
            std::accumulate(rooms.begin(), rooms.end(), uint64_t{0})) {}
 
-Home::Home(std::vector<uint64_t> rooms, std::vector<uint64_t> holds, uint64_t base, uint64_t most)
+Home::Home(std::vector<uint64_t> rooms, std::vector<uint64_t> holds, uint64_t base, uint64_t most,
+           status::UnifiedCounters* counters)
     : rooms_(std::move(rooms)),
       holds_(std::move(holds)),
       base_(base),
       most_(most),
+      own_counters_(counters == nullptr ? std::make_unique<status::UnifiedCounters>() : nullptr),
+      counters_(counters == nullptr ? *own_counters_ : *counters),
       directory_(kNoAgent),  // nothing is pushed
       placed_(rooms_.size()),
       completed_(rooms_.size()),
@@ -189,36 +192,54 @@ std::vector<Home::Run> Home::runsOf(std::span<const Named> named) const {
   return runs;
 }
 
-uint64_t Home::costAt(unsigned executor, std::span<const Run> runs) const {
-  uint64_t moved = 0, more = 0;
+Home::Cost Home::costAt(unsigned executor, std::span<const Run> runs) const {
+  Cost cost;
+  uint64_t more = 0;
   for (const Run& run : runs) {
     for (ExtentId extent = run.first; extent < run.end; ++extent) {
       const Page& page = page_of_[extent];
       if (settledAt(*page.region) == executor && extent == page.region->first) {
         extent += static_cast<ExtentId>(page.region->pages) - 1;
+        cost.there += page.region->pages;
         continue;
       }
-      if (page.placed == executor) continue;
+      if (page.placed == executor) {
+        ++cost.there;
+        continue;
+      }
       ++more;
-      if (page.placed != kNowhere) ++moved;
+      if (page.placed != kNowhere) ++cost.moved;
     }
   }
   const uint64_t then = placed_[executor] + more;
-  const uint64_t room = rooms_[executor] - (more != moved ? rooms_[executor] / kSlack : 0);
-  return moved + (then > room ? 2 * (then - room) : 0) + (then > holds_[executor] ? kTooMuch : 0);
+  const uint64_t room = rooms_[executor] - (more != cost.moved ? rooms_[executor] / kSlack : 0);
+  cost.beyond = then > room ? 2 * (then - room) : 0;
+  cost.never = then > holds_[executor] ? kTooMuch : 0;
+  return cost;
 }
 
-unsigned Home::route(std::span<const Named> named, unsigned at) const {
+Home::Routed Home::routed(std::span<const Named> named, unsigned at) const {
+  using status::RouteReason;
   std::lock_guard lock(mutex_);
   const std::vector<Run> runs = runsOf(named);
+  const Cost here = costAt(at, runs);
+  const uint64_t move = std::min(kMove, rooms_[at] / kFewPages);
   unsigned best = at;
-  uint64_t least = costAt(at, runs);
-  for (unsigned executor = 0; executor < rooms_.size() && least != 0; ++executor) {
-    const uint64_t cost =
-        executor == at ? least : costAt(executor, runs) + std::min(kMove, rooms_[at] / kFewPages);
-    if (cost < least) best = executor, least = cost;
+  Cost cost = here;
+  for (unsigned executor = 0; executor < rooms_.size() && cost.sum() != 0; ++executor) {
+    if (executor == at) continue;
+    const Cost its = costAt(executor, runs);
+    if (its.sum() + move < cost.sum() + (best != at ? move : 0)) best = executor, cost = its;
   }
-  return best;
+  RouteReason reason = RouteReason::kPages;
+  if (best == at) {
+    reason = here.moved == 0 && here.beyond == 0 ? RouteReason::kInPlace : RouteReason::kPagesCome;
+  } else if (here.never > cost.never) {
+    reason = RouteReason::kCapacity;
+  } else if (here.moved <= cost.moved + move) {  // without what is beyond its room it had stayed
+    reason = RouteReason::kRoom;
+  }
+  return {.executor = best, .reason = reason, .there = cost.there, .coming = cost.moved};
 }
 
 Home::Sent Home::send(unsigned executor, std::span<const Named> named, bool ahead) {
@@ -348,6 +369,17 @@ void Home::settle(ExtentId extent) {
     place(extent, owner);
 }
 
+// After a step that may have given it another owner.
+void Home::noteOwner(ExtentId extent, uint8_t owner) {
+  const uint8_t before = std::exchange(page_of_[extent].owner, owner);
+  if (before == owner) return;
+  if (before != kNowhere) status::shrink(counters_.executors[before].owned_bytes, kPageBytes);
+  if (owner != kNowhere) status::grow(counters_.executors[owner].owned_bytes, kPageBytes);
+  if (before == kNowhere || owner == kNowhere) return;
+  status::grow(counters_.executors[before].bytes_out, kPageBytes);
+  status::grow(counters_.executors[owner].bytes_in, kPageBytes);
+}
+
 uint64_t Home::placed(unsigned executor) const {
   std::lock_guard lock(mutex_);
   return placed_[executor];
@@ -382,6 +414,7 @@ Status Home::carryOut() {
         if (++region.released != region.pages) break;
         const uint64_t at = (region.base - base_) / kPageBytes;
         for (uint64_t page = 0; page < region.pages; ++page) {
+          noteOwner(extent_at_[at + page], kNowhere);
           page_of_[extent_at_[at + page]] = {};
           extent_at_[at + page] = directory::kNone;
         }
@@ -418,6 +451,7 @@ Status Home::hear(unsigned executor, const Message& message) {
   if (of_extent && message.extent < page_of_.size()) {
     if (Region* const region = page_of_[message.extent].region; region != nullptr)
       setSettled(*region, kNowhere);
+    noteOwner(message.extent, directory_.owner(message.extent));
     settle(message.extent);
   }
   return {};

@@ -38,6 +38,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -45,6 +46,7 @@
 
 #include "base/result.h"
 #include "coherence/directory/directory.h"
+#include "coherence/status/unified_counters.h"
 #include "forwarding/wire/pages_wire.h"
 #include "interpose/forward/named.h"
 
@@ -58,7 +60,9 @@ class Home {
   /// executor, at most kMostAgents. `most`: pages that the program may get.
   /// `base`: where the range of addresses begins. A look-up costs the same however many regions
   /// there are; what it is looked up in is as long as the used part of the range.
-  Home(std::vector<uint64_t> rooms, std::vector<uint64_t> holds, uint64_t base, uint64_t most);
+  /// `counters`: where it counts what is [home] there, for as long as it lives; null: for nobody.
+  Home(std::vector<uint64_t> rooms, std::vector<uint64_t> holds, uint64_t base, uint64_t most,
+       status::UnifiedCounters* counters = nullptr);
   /// `holds`: as much as anybody asks; `most`: as many as there is room for.
   Home(std::vector<uint64_t> rooms, uint64_t base);
 
@@ -81,7 +85,16 @@ class Home {
     uint64_t regions = 0;       // told so far: the executor has to know of as many first
   };
   /// Where an operation is best sent whose stream is at executor `at`.
-  unsigned route(std::span<const Named> named, unsigned at) const;
+  unsigned route(std::span<const Named> named, unsigned at) const {
+    return routed(named, at).executor;
+  }
+  /// That, and what decided.
+  struct Routed {
+    unsigned executor = 0;
+    status::RouteReason reason = status::RouteReason::kInPlace;
+    uint64_t there = 0, coming = 0;  // pages that it names: placed there, and at others
+  };
+  Routed routed(std::span<const Named> named, unsigned at) const;
   /// All has moved there, for an operation of that age that has been sent there: so do the
   /// travellers.
   void arrive(unsigned executor, directory::Age age);
@@ -130,6 +143,7 @@ class Home {
   };
   struct Page {
     uint8_t placed = kNowhere;
+    uint8_t owner = kNowhere;  // that has been counted
     bool expected = false;     // it travelled, and no operation has named it since
     Region* region = nullptr;  // null: in none
   };
@@ -146,10 +160,18 @@ class Home {
   // All under mutex_.
   Region* regionOf(uint64_t address) const;
   std::vector<Run> runsOf(std::span<const Named> named) const;
-  uint64_t costAt(unsigned executor, std::span<const Run> runs) const;
+  struct Cost {
+    uint64_t there = 0;   // pages: no cost
+    uint64_t moved = 0;   // that come from others
+    uint64_t beyond = 0;  // its room, each twice
+    uint64_t never = 0;   // kTooMuch: it can't hold them
+    uint64_t sum() const { return moved + beyond + never; }
+  };
+  Cost costAt(unsigned executor, std::span<const Run> runs) const;
   void place(ExtentId extent, uint8_t executor);
   void noteTraveller(ExtentId extent, uint8_t executor);
   void settle(ExtentId extent);
+  void noteOwner(ExtentId extent, uint8_t owner);
   uint8_t settledAt(const Region& region) const;
   void setSettled(const Region& region, uint8_t executor);
   Sent draw(directory::AgentId agent);
@@ -162,6 +184,8 @@ class Home {
   mutable std::mutex mutex_;
   const std::vector<uint64_t> rooms_, holds_;
   const uint64_t base_, most_;
+  const std::unique_ptr<status::UnifiedCounters> own_counters_;
+  status::UnifiedCounters& counters_;
   directory::Directory directory_;
   directory::Actions actions_;          // of the present step
   std::map<uint64_t, Region> regions_;  // by base

@@ -14,6 +14,8 @@
 namespace olpager::unified {
 namespace {
 
+CountersSource g_counters = nullptr;  // before there are sessions
+
 // How many of a gpunode's GPUs the program sees only its worker tells.
 Status accepts(std::span<forward::Session* const> all) {
   forward::Session& session = *all.front();  // the view has one
@@ -26,7 +28,7 @@ Status accepts(std::span<forward::Session* const> all) {
           devices, executor->gpunode())};
   }
   if (session.executors().size() == 1) return {};
-  auto group = std::make_unique<Executors>(session);
+  auto group = std::make_unique<Executors>(session, g_counters());
   Executors& executors = *group;
   session.formGroup(std::move(group));
   return executors.start();
@@ -34,7 +36,8 @@ Status accepts(std::span<forward::Session* const> all) {
 
 }  // namespace
 
-void configure(const base::Settings& settings) {
+void configure(const base::Settings& settings, CountersSource counters) {
+  g_counters = counters;
   forward::configureSessions(settings, {accepts, unifiedFunction});
 }
 

@@ -41,12 +41,16 @@
 #include <cuda.h>
 
 #include "base/settings.h"
+#include "coherence/status/unified_counters.h"
 #include "interpose/api/driver_symbols.h"
 
 namespace olpager::unified {
 
-/// From now on the program's sessions are made for one device. Before the first of them.
-void configure(const base::Settings& settings);
+/// Gives what a view over several gpunodes tells of its executors; for the life of the process.
+using CountersSource = status::UnifiedCounters& (*)();
+
+/// From now on the program's sessions are made for one device. Before the first of them, and once.
+void configure(const base::Settings& settings, CountersSource counters);
 
 /// What the view has in the place of forwarded mode's function; null: nothing. Generated.
 void* unifiedFunction(api::Symbol symbol);

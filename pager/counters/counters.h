@@ -13,13 +13,15 @@
 #include <bit>
 #include <cstdint>
 
+#include "coherence/status/unified_counters.h"
+
 namespace olpager::pager {
 
-using Counter = std::atomic<uint64_t>;
+using Counter = status::Counter;
 static_assert(Counter::is_always_lock_free && sizeof(Counter) == 8);
 
 inline constexpr uint64_t kCountersMagic = 0x00544e554f434c4f;  // "OLCOUNT\0" in memory
-inline constexpr uint32_t kCountersVersion = 2;
+inline constexpr uint32_t kCountersVersion = 3;
 inline constexpr unsigned kMaxCountedDevices = 16;  // devices beyond share the last entry
 inline constexpr unsigned kWaitBuckets = 48;
 
@@ -122,7 +124,8 @@ struct alignas(64) DeviceCounters {
 };
 
 /// The beginning of the file; details.h has the rest. Everything up to `devices` describes the
-/// process.
+/// process. A forwarded program of one session has no device here; that of a unified view over
+/// several gpunodes has `unified`.
 struct alignas(64) Counters {
   Counter magic;     // kCountersMagic, stored last when the file is made
   uint32_t version;  // kCountersVersion
@@ -151,6 +154,7 @@ struct alignas(64) Counters {
   Counter reserved_process[3];
 
   DeviceCounters devices[kMaxCountedDevices];
+  status::UnifiedCounters unified;
 
   /// The figures of device `ordinal`; makes it one of those in use.
   DeviceCounters& device(unsigned ordinal) noexcept {
@@ -166,7 +170,8 @@ struct alignas(64) Counters {
 // The offsets that docs/reference/counters.md gives are tested (Gauge is no standard-layout type,
 // so offsetof is not for headers).
 static_assert(sizeof(Gauge) == 16 && sizeof(DeviceCounters) == 704);
-static_assert(sizeof(Counters) == 256 + kMaxCountedDevices * sizeof(DeviceCounters));
+static_assert(sizeof(Counters) ==
+              256 + kMaxCountedDevices * sizeof(DeviceCounters) + sizeof(status::UnifiedCounters));
 
 /// This process's counters. The first call makes the file (a few system calls, may allocate); later
 /// ones are one load. The memory stays valid until the process has ended, in any exit order.

@@ -230,7 +230,7 @@ TEST_CASE("what is no counters file is passed over", "[counters]") {
   const auto reading = readCounters({folder.olpager()});
   CHECK(reading.processes.empty());
   REQUIRE(reading.notes.size() == 2);  // the pipe and the other version
-  CHECK((reading.notes[0] + reading.notes[1]).find("layout version 3") != std::string::npos);
+  CHECK((reading.notes[0] + reading.notes[1]).find("layout version 4") != std::string::npos);
 }
 
 TEST_CASE("a block of an older layout and damaged ones are a line each", "[counters]") {
@@ -260,7 +260,7 @@ TEST_CASE("a block of an older layout and damaged ones are a line each", "[count
     std::string all;
     for (const auto& note : reading.notes) all += note + "\n";
     CHECK(all.find(
-              "1-1.counters is of layout version 1, this program reads version 2; passed over") !=
+              "1-1.counters is of layout version 1, this program reads version 3; passed over") !=
           std::string::npos);
     for (const char* name : {"2-1", "3-1", "4-1"}) {
       CHECK(all.find(std::string(name) + ".counters is damaged (") != std::string::npos);
@@ -328,7 +328,57 @@ TEST_CASE("fields lie where the documentation says", "[counters]") {
   CHECK(at(second.remote_bytes) - at(second) == 168);
   CHECK(at(second.remote_out) - at(second) == 272);
   CHECK(at(second.fault_wait) - at(second) == 320);
-  CHECK(sizeof all == 11520);
+  CHECK(at(all.unified) == 11520);
+  CHECK(at(all.unified.bringing_ns) == 11520 + 32);
+  CHECK(at(all.unified.executors) == 11584);
+  const auto& executor = all.unified.executors[1];
+  CHECK(at(executor) == 11584 + 384);
+  CHECK(at(executor.room_bytes) - at(executor) == 128);
+  CHECK(at(executor.routed) - at(executor) == 192);
+  CHECK(at(executor.launches) - at(executor) == 264);
+  CHECK(at(executor.owned_bytes) - at(executor) == 320);
+  CHECK(at(executor.bytes_out) - at(executor) == 336);
+  CHECK(at(all.unified.last_moves) == 23872);
+  CHECK(at(all.unified.last_moves[1].finishing_ns) == 23872 + 64 + 48);
+  CHECK(sizeof all == 24896);
+}
+
+TEST_CASE("moves of all are kept until others take their places", "[counters]") {
+  const auto counters = std::make_unique<status::UnifiedCounters>();
+  status::Move move;
+  CHECK_FALSE(status::moveOf(*counters, 0, move));
+  counters->count = 3;
+  constexpr uint64_t kMoves = status::kKeptMoves + 3;
+  for (uint64_t n = 0; n < kMoves; ++n) {
+    status::noteMove(*counters, {.from = static_cast<unsigned>(n % 3),
+                                 .to = static_cast<unsigned>((n + 1) % 3),
+                                 .reason = status::RouteReason::kRoom,
+                                 .begun_ns = 10 * n,
+                                 .ended_ns = 10 * n + 5,
+                                 .pages_there = n,
+                                 .pages_coming = 2 * n,
+                                 .finishing_ns = 4});
+    CHECK(valueOf(counters->active) == (n + 1) % 3);
+  }
+  CHECK(valueOf(counters->moves) == kMoves);
+  for (uint64_t n = 0; n < kMoves; ++n) {
+    INFO(n);
+    CHECK(status::moveOf(*counters, n, move) == (n >= 3));
+    if (n < 3) continue;
+    CHECK(move.from == n % 3);
+    CHECK(move.to == (n + 1) % 3);
+    CHECK(move.reason == status::RouteReason::kRoom);
+    CHECK(move.ended_ns - move.begun_ns == 5);
+    CHECK(move.pages_there == n);
+    CHECK(move.pages_coming == 2 * n);
+    CHECK(move.finishing_ns == 4);
+  }
+  // Not whole, or of an executor that there is not.
+  set(counters->last_moves[5].sequence, 0);
+  CHECK_FALSE(status::moveOf(*counters, 5, move));
+  set(counters->last_moves[6].about, 7);
+  CHECK_FALSE(status::moveOf(*counters, 6, move));
+  CHECK(status::textOf(static_cast<status::RouteReason>(200)) == "?");
 }
 
 TEST_CASE("a gauge remembers its peak", "[counters]") {
@@ -368,16 +418,16 @@ TEST_CASE("the parts of the file lie where the documentation says", "[counters]"
   const auto at = [&](const auto& field) {
     return reinterpret_cast<const char*>(&field) - reinterpret_cast<const char*>(file.get());
   };
-  CHECK(at(file->hot) == 11520);
-  CHECK(at(file->hot.entries[1].fetched) == 11520 + 64 + 24);
-  CHECK(at(file->map) == 19712);
-  CHECK(at(file->map.addresses) == 19776);
-  CHECK(at(file->map.pages) == 20800);
-  CHECK(at(file->trace) == 545088);
-  CHECK(at(file->trace.dropped) == 545096);
-  CHECK(at(file->trace.events) == 545152);
-  CHECK(at(file->trace.events[1].value) == 545152 + 64 + 48);
-  CHECK(sizeof(CountersFile) == 1069440);
+  CHECK(at(file->hot) == 24896);
+  CHECK(at(file->hot.entries[1].fetched) == 24896 + 64 + 24);
+  CHECK(at(file->map) == 33088);
+  CHECK(at(file->map.addresses) == 33152);
+  CHECK(at(file->map.pages) == 34176);
+  CHECK(at(file->trace) == 558464);
+  CHECK(at(file->trace.dropped) == 558472);
+  CHECK(at(file->trace.events) == 558528);
+  CHECK(at(file->trace.events[1].value) == 558528 + 64 + 48);
+  CHECK(sizeof(CountersFile) == 1082816);
 }
 
 namespace {

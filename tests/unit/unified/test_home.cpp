@@ -2,6 +2,7 @@
 // goes between them are records, and bytes are copied from frame to frame. Programs of several
 // streams, by chance; each page is compared with what the same operations make of it one after the
 // other.
+#include <array>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -13,6 +14,7 @@
 #include "base/space/pages.h"
 #include "coherence/directory/agent.h"
 #include "coherence/pages/batch.h"
+#include "coherence/status/unified_counters.h"
 #include "interpose/unified/home.h"
 #include "tests/catch.h"
 #include "tests/unit/unified/records.h"
@@ -565,6 +567,92 @@ TEST_CASE("a region that is removed is nobody's") {
   REQUIRE(home.add(addressOf(10), 2 * kPageBytes));
   (void)home.send(1, named, true);
   CHECK(home.placed(1) == 0);
+}
+
+TEST_CASE("what decides where an operation goes has a name") {
+  using status::RouteReason;
+  const auto whole = [](uint64_t page) { return Named{addressOf(page), 0}; };
+  Home home({4, 4}, {6, 8}, kBase, 14);
+  for (const uint64_t page : {0, 10, 20, 30}) REQUIRE(home.add(addressOf(page), 2 * kPageBytes));
+  const Named a[] = {whole(0)}, b[] = {whole(10)}, c[] = {whole(20)};
+  CHECK(home.routed(a, 0).reason == RouteReason::kInPlace);  // nobody's
+  (void)home.send(0, a, true);
+  (void)home.send(0, b, true);
+  const Home::Routed full = home.routed(c, 0);
+  CHECK(full.executor == 1);
+  CHECK(full.reason == RouteReason::kRoom);
+  CHECK(full.there == 0);
+  CHECK(full.coming == 0);
+  (void)home.send(1, c, true);
+  const Home::Routed back = home.routed(b, 1);
+  CHECK(back.executor == 0);
+  CHECK(back.reason == RouteReason::kPages);
+  CHECK(back.there == 2);
+  CHECK(back.coming == 0);
+  // As much is at each: nothing moves but the pages.
+  const Named mixed[] = {whole(0), {addressOf(20), kPageBytes}, {addressOf(21), kPageBytes}};
+  const Home::Routed stays = home.routed(mixed, 1);
+  CHECK(stays.executor == 1);
+  CHECK(stays.reason == RouteReason::kPagesCome);
+  CHECK(stays.there == 2);
+  CHECK(stays.coming == 2);
+  const Named all[] = {whole(0), whole(10), whole(20), whole(30)};
+  const Home::Routed large = home.routed(all, 0);
+  CHECK(large.executor == 1);
+  CHECK(large.reason == RouteReason::kCapacity);
+  CHECK(large.there == 2);
+  CHECK(large.coming == 4);
+}
+
+TEST_CASE("the home counts what each executor owns, and whole pages that move") {
+  const auto counters = std::make_unique<status::UnifiedCounters>();
+  Home home({4, 4}, {8, 8}, kBase, 16, counters.get());
+  REQUIRE(home.add(addressOf(0), 2 * kPageBytes));
+  const auto pages = [&](unsigned executor) {
+    const status::ExecutorCounters& one = counters->executors[executor];
+    return std::array<uint64_t, 3>{one.owned_bytes / kPageBytes, one.bytes_in / kPageBytes,
+                                   one.bytes_out / kPageBytes};
+  };
+  const auto takes = [&](unsigned executor) {
+    const Named named[] = {{addressOf(0), 0}};
+    (void)home.send(executor, named, true);
+    std::vector<Message> done;
+    for (const unsigned each : {0u, 1u}) {
+      for (const Message& one : messagesFor(home, each, 2))
+        done.push_back({.kind = directory::MessageKind::kDone,
+                        .from = static_cast<directory::AgentId>(executor),
+                        .epoch = 1,
+                        .extent = one.extent,
+                        .number = one.number});
+    }
+    CHECK(done.size() == 2);
+    REQUIRE(home.receive(executor, recordOf(done)).ok());
+    (void)messagesFor(home, 1 - executor, 2);  // it may forget them
+  };
+  using Pages = std::array<uint64_t, 3>;
+  CHECK(pages(0) == Pages{0, 0, 0});
+  takes(0);  // they are new: nothing moves
+  CHECK(pages(0) == Pages{2, 0, 0});
+  takes(1);
+  CHECK(pages(0) == Pages{0, 0, 2});
+  CHECK(pages(1) == Pages{2, 2, 0});
+  takes(0);
+  CHECK(pages(0) == Pages{2, 2, 2});
+  CHECK(pages(1) == Pages{0, 2, 2});
+  home.remove(addressOf(0));
+  for (const unsigned executor : {0u, 1u}) {
+    std::vector<Message> forgotten;
+    for (const Message& one : messagesFor(home, executor, 2))
+      forgotten.push_back({.kind = directory::MessageKind::kForgotten,
+                           .from = static_cast<directory::AgentId>(executor),
+                           .epoch = 1,
+                           .extent = one.extent,
+                           .number = one.number});
+    REQUIRE(home.receive(executor, recordOf(forgotten)).ok());
+  }
+  CHECK(home.released().size() == 1);
+  CHECK(pages(0) == Pages{0, 2, 2});
+  CHECK(pages(1) == Pages{0, 2, 2});
 }
 
 TEST_CASE("records that no executor sends") {
