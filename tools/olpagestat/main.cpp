@@ -7,12 +7,14 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/address.h"
 #include "base/command_line.h"
 #include "base/format.h"
 #include "pager/counters/files.h"
+#include "tools/olpagestat/executors.h"
 #include "tools/olpagestat/node.h"
 #include "tools/olpagestat/recording.h"
 #include "tools/olpagestat/report.h"
@@ -83,6 +85,7 @@ int watch(const Options& options) {
   }
   for (const auto& note : before.reading.notes) base::print(stderr, "olpagestat: {}\n", note);
   unsigned lines = 0;
+  bool executors = false;  // the last line was of one
   for (unsigned round = 1;; round++) {
     if (options.json && !show(options)) return 1;
     std::this_thread::sleep_until(begun + round * pause);
@@ -90,14 +93,19 @@ int watch(const Options& options) {
       tools::Sample now = tools::readSample(options.record.programs, false);
       if (options.record.programs.pid && now.reading.processes.empty()) return 0;  // it has ended
       for (const auto& process : now.reading.processes) {
-        const auto* then = tools::find(before, tools::keyOf(process));
-        if (lines++ % kHeadEvery == 0) base::print("{}", tools::watchHead());
-        base::print("{}", tools::watchLine(
-                              process,
-                              tools::figuresOf(*process.counters,
-                                               then != nullptr ? then->counters.get() : nullptr,
-                                               now.seconds - before.seconds),
-                              ""));
+        const auto* found = tools::find(before, tools::keyOf(process));
+        const auto* then = found != nullptr ? found->counters.get() : nullptr;
+        const auto& counters = *process.counters;
+        const double seconds = now.seconds - before.seconds;
+        const bool unified = tools::executorsOf(counters) != 0;
+        if (unified != std::exchange(executors, unified)) lines = 0;
+        if (lines++ % kHeadEvery == 0)
+          base::print("{}", unified ? tools::executorsWatchHead() : tools::watchHead());
+        base::print("{}",
+                    unified
+                        ? tools::executorsWatchLines(
+                              counters, tools::executorFigures(counters, then, seconds), "")
+                        : tools::watchLine(process, tools::figuresOf(counters, then, seconds), ""));
       }
       before = std::move(now);
       std::fflush(stdout);

@@ -8,7 +8,9 @@
 
 #include "base/format.h"
 #include "pager/clock.h"
+#include "tools/olpagestat/executors.h"
 #include "tools/olpagestat/recording.h"
+#include "tools/olpagestat/text.h"
 
 namespace olpager::tools {
 namespace {
@@ -29,6 +31,7 @@ struct Watched {
   std::optional<pager::TraceReader> reader;
   std::unique_ptr<pager::Counters> before;
   uint64_t asked_ns = 0;
+  bool unified = false;  // it has executors
   bool ended = false;
 };
 
@@ -89,6 +92,8 @@ int record(const RecordOptions& options) {
     events.clear();
     const bool readable = one.reader->read(events);
     for (const auto& event : events) trace->event(one.history.pid, event);
+    if (const auto counters = one.unified ? one.reader->counters() : nullptr; counters != nullptr)
+      trace->moves(one.history.pid, *counters);
     if (!readable) one.reader.reset();
   };
   while (g_ended == 0) {
@@ -152,7 +157,11 @@ int record(const RecordOptions& options) {
       moment.figures = figuresOf(
           counters, last,
           one.history.moments.empty() ? 0 : sample.seconds - one.history.moments.back().seconds);
-      if (trace) trace->tiers(counters.pid, sample.seconds, moment.figures);
+      if (trace) {
+        trace->tiers(counters.pid, sample.seconds, moment.figures);
+        trace->executors(counters.pid, sample.seconds, counters);
+      }
+      one.unified = executorsOf(counters) != 0;
       if (process.details != nullptr) {
         moment.cells = residencyCells(process.details->map, kHeatCells, moment.cell_pages);
         one.history.hot = hottest(process.details->hot, 10);

@@ -25,6 +25,10 @@ class TraceFile {
   void event(uint32_t pid, const pager::TraceReader::Event& event);
   /// Bytes in each tier at a moment, drawn as a graph.
   void tiers(uint32_t pid, double seconds, const Figures& figures);
+  /// Moves of all that it has not heard of, each on the lanes of its executors.
+  void moves(uint32_t pid, const pager::Counters& counters);
+  /// What each executor owns at a moment, drawn as graphs, and the moves.
+  void executors(uint32_t pid, double seconds, const pager::Counters& counters);
   /// Ends it, with what the program counted meanwhile (deltas) and how many events were lost.
   /// False: it could not be written.
   bool finish(uint32_t pid, const pager::Counters& before, const pager::Counters& after,
@@ -51,6 +55,14 @@ class TraceFile {
              written = 0, open = 0;
   };
   std::map<uint32_t, Count> counts_;
+  // Of a process with executors: which moves have been written, and since when one is active.
+  struct Lanes {
+    uint64_t next = 0;
+    uint64_t active_since_ns = 0;
+    std::optional<unsigned> active;  // none: moves were lost
+  };
+  std::map<uint32_t, Lanes> lanes_;
+  void activeUntil(uint32_t pid, const Lanes& lanes, uint64_t end_ns);
   std::string summary_;
 };
 

@@ -11,6 +11,9 @@
 
 #include "base/format.h"
 #include "base/size.h"
+#include "pager/clock.h"
+#include "tools/olpagestat/executors.h"
+#include "tools/olpagestat/text.h"
 
 namespace olpager::tools {
 namespace {
@@ -20,13 +23,6 @@ using pager::Counters;
 using pager::CountersSnapshot;
 using pager::DeviceCounters;
 using pager::valueOf;
-
-// A program chooses its own name: nothing in it may reach a terminal as a control sequence.
-std::string printable(const char* name) {
-  std::string text;
-  for (; *name != '\0'; name++) text += *name >= 0x20 && *name < 0x7f ? *name : '?';
-  return text;
-}
 
 const char* stateName(CountersSnapshot::State state) {
   switch (state) {
@@ -54,13 +50,6 @@ std::optional<double> secondsOf(const CountersSnapshot& process) {
                                         : 0;
 }
 
-std::string duration(double nanoseconds) {
-  if (nanoseconds < 1e3) return base::format("{:.0f}ns", nanoseconds);
-  if (nanoseconds < 1e6) return base::format("{:.1f}us", nanoseconds / 1e3);
-  if (nanoseconds < 1e9) return base::format("{:.1f}ms", nanoseconds / 1e6);
-  return base::format("{:.1f}s", nanoseconds / 1e9);
-}
-
 std::string share(uint64_t part, uint64_t whole) {
   return whole == 0 ? "-"
                     : base::format("{:.1f}%",
@@ -79,7 +68,8 @@ uint64_t waits(const DeviceCounters& device) {
 }
 
 std::string wait(const DeviceCounters& device, double quantile) {
-  return waits(device) == 0 ? "-" : duration(pager::waitPercentile(device.fault_wait, quantile));
+  return waits(device) == 0 ? "-"
+                            : durationText(pager::waitPercentile(device.fault_wait, quantile));
 }
 
 // "62MiB (31 pages), peak 64MiB"
@@ -148,9 +138,15 @@ unsigned devicesOf(const Counters& counters) {
 std::string processTable(const CountersSnapshot& process) {
   const Counters& counters = *process.counters;
   const std::optional<double> seconds = secondsOf(process);
-  std::string text = base::format("{}  pid {}  {}  {}\n", printable(counters.program), counters.pid,
-                                  stateName(process.state),
+  std::string text = base::format("{}  pid {}  {}  {}\n", printableName(counters.program),
+                                  counters.pid, stateName(process.state),
                                   seconds ? base::format("{:.1f}s", *seconds) : "killed");
+  const unsigned devices = devicesOf(counters);
+  if (executorsOf(counters) != 0) {
+    const bool running = process.state == CountersSnapshot::State::kRunning;
+    text += executorsTable(counters, seconds, running ? pager::nowNs() : 0);
+    if (devices == 0) return text;
+  }
   text += base::format("  {:<16}{}\n", "pool", formatSize(valueOf(counters.pool_bytes)));
   text +=
       base::format("  {:<16}{} of {}\n", "host tier", formatSize(valueOf(counters.host_used_bytes)),
@@ -165,7 +161,6 @@ std::string processTable(const CountersSnapshot& process) {
       "  {:<16}managed {} in {}, pinned host {} in {}\n", "passed through",
       formatSize(valueOf(counters.managed_bytes)), valueOf(counters.managed_allocations),
       formatSize(valueOf(counters.pinned_host_bytes)), valueOf(counters.pinned_host_allocations));
-  const unsigned devices = devicesOf(counters);
   if (devices == 0) return text + "  no device memory used yet\n";
   if (devices > 1) {
     text += base::format("  {:<16}", "");
@@ -282,6 +277,7 @@ std::string countersJson(const pager::CountersReading& reading) {
         {"pinned_host_allocations", valueOf(c.pinned_host_allocations)},
         {"pinned_host_bytes", valueOf(c.pinned_host_bytes)},
         {"devices", std::move(devices)},
+        {"unified", executorsJson(c)},
     });
   }
   const nlohmann::ordered_json all = {

@@ -8,6 +8,7 @@
 #include "base/format.h"
 #include "base/size.h"
 #include "tools/olpagestat/recording.h"
+#include "tools/olpagestat/text.h"
 
 namespace olpager::tools {
 namespace {

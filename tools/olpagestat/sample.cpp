@@ -4,7 +4,7 @@
 #include <array>
 #include <ctime>
 
-#include "base/format.h"
+#include "tools/olpagestat/executors.h"
 
 namespace olpager::tools {
 
@@ -97,9 +97,13 @@ Figures figuresOf(const Counters& now, const Counters* before, double seconds,
       waited += here;
     }
   }
+  if (before != nullptr && !devices.only) {  // those of a unified view are of no device here
+    const uint64_t a = launchesOf(now.unified), b = launchesOf(before->unified);
+    launches += a > b ? a - b : 0;
+  }
   figures.fetched = figures.faults;
   figures.launches = seconds > 0 ? static_cast<double>(launches) / seconds : 0;
-  if (launches != 0)
+  if (launches != 0 && devicesOf(now) != 0)
     figures.hit_rate = static_cast<double>(resident) / static_cast<double>(launches);
   if (used_or_not != 0)
     figures.accuracy = static_cast<double>(useful) / static_cast<double>(used_or_not);
@@ -162,19 +166,6 @@ std::vector<HotAllocation> hottest(const pager::HotTable& table, size_t most,
   });
   if (all.size() > most) all.resize(most);
   return all;
-}
-
-std::string durationText(double nanoseconds) {
-  if (nanoseconds < 1e3) return base::format("{:.0f}ns", nanoseconds);
-  if (nanoseconds < 1e6) return base::format("{:.1f}us", nanoseconds / 1e3);
-  if (nanoseconds < 1e9) return base::format("{:.1f}ms", nanoseconds / 1e6);
-  return base::format("{:.1f}s", nanoseconds / 1e9);
-}
-
-std::string printableName(const char* name) {
-  std::string text;
-  for (; *name != '\0'; name++) text += *name >= 0x20 && *name < 0x7f ? *name : '?';
-  return text;
 }
 
 }  // namespace olpager::tools

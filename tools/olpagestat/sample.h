@@ -90,9 +90,4 @@ std::vector<HotAllocation> hottest(const pager::HotTable& table, size_t most,
 unsigned devicesOf(const pager::Counters& counters);
 /// It has memservers, or had.
 bool usesMemservers(const pager::Counters& counters);
-/// "3.2 us"
-std::string durationText(double nanoseconds);
-/// A program chooses its own name: nothing in it may reach a terminal or a page as more than text.
-std::string printableName(const char* name);
-
 }  // namespace olpager::tools

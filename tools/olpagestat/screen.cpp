@@ -10,6 +10,7 @@
 
 #include "base/format.h"
 #include "base/size.h"
+#include "tools/olpagestat/executors.h"
 #include "tools/olpagestat/text.h"
 
 namespace olpager::tools {
@@ -311,6 +312,18 @@ std::vector<Line> screen(const Sample& now, const Sample* before, const View& vi
     lines.push_back(Line().add(rowText(*rows[i].process->counters, rows[i].figures, columns),
                                &rows[i] == chosen ? Style::kChosen : Style::kPlain));
   }
+  if (chosen != nullptr && executorsOf(*chosen->process->counters) != 0 &&
+      lines.size() + 3 < height) {
+    const auto& counters = *chosen->process->counters;
+    const auto* then = before != nullptr ? find(*before, keyOf(*chosen->process)) : nullptr;
+    lines.push_back(Line().add(base::format("executors of {}; * runs operations", counters.pid),
+                               Style::kTitle));
+    const auto figures = executorFigures(counters, then != nullptr ? then->counters.get() : nullptr,
+                                         before != nullptr ? now.seconds - before->seconds : 0);
+    const auto now_ns = static_cast<uint64_t>(now.seconds * 1e9);
+    for (std::string& line : executorsScreen(counters, figures, now_ns, height - lines.size() - 1))
+      lines.push_back(Line().add(std::move(line)));
+  }
   if (chosen != nullptr && chosen->process->details != nullptr) {
     const auto& details = *chosen->process->details;
     const auto hot = hottest(details.hot, 5, view.devices);
@@ -327,7 +340,7 @@ std::vector<Line> screen(const Sample& now, const Sample* before, const View& vi
             bytesText(static_cast<double>(one.bytes_out)))));
       }
     }
-    if (view.map && height > lines.size())
+    if (view.map && executorsOf(*chosen->process->counters) == 0 && height > lines.size())
       mapLines(details, view, width, height - lines.size(), lines);
   }
   if (lines.size() > height) lines.resize(height);

@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
+#include "pager/clock.h"
+#include "tools/olpagestat/executors.h"
 #include "tools/olpagestat/recording.h"
 
 namespace olpager::tools {
@@ -127,6 +129,66 @@ void TraceFile::event(uint32_t pid, const pager::TraceReader::Event& event) {
   if (after == Place::kOut) writing_[key] = {event.start_ns, ++next_id_};
 }
 
+// An executor's lane is a thread of its program's, with a number that no thread has.
+static constexpr uint32_t kFirstLane = 1u << 30;
+
+void TraceFile::activeUntil(uint32_t pid, const Lanes& lanes, uint64_t end_ns) {
+  if (!lanes.active || end_ns <= lanes.active_since_ns) return;
+  put(base::format(
+      R"({{"ph":"X","cat":"executor","name":"active","pid":{},"tid":{},"ts":{},"dur":{},"args":{{}}}})",
+      pid, kFirstLane + *lanes.active, microseconds(lanes.active_since_ns),
+      microseconds(end_ns - lanes.active_since_ns)));
+}
+
+void TraceFile::moves(uint32_t pid, const pager::Counters& counters) {
+  const auto found = lanes_.find(pid);
+  if (found == lanes_.end()) return;
+  Lanes& lanes = found->second;
+  const uint64_t moves = pager::valueOf(counters.unified.moves);
+  if (moves >= lanes.next + status::kKeptMoves) {  // the first of them have been written over
+    lanes.next = moves - (status::kKeptMoves - 1);
+    lanes.active.reset();
+  }
+  for (; lanes.next < moves; ++lanes.next) {
+    status::Move move;
+    if (!status::moveOf(counters.unified, lanes.next, move)) {
+      lanes.active.reset();
+      continue;
+    }
+    activeUntil(pid, lanes, move.begun_ns);
+    put(base::format(
+        R"({{"ph":"X","cat":"executor","name":"move of all","pid":{},"tid":{},"ts":{},"dur":{},"args":{{"from":{},"reason":{},"pages there":{},"pages to come":{},"finishing_ns":{}}}}})",
+        pid, kFirstLane + move.to, microseconds(move.begun_ns),
+        microseconds(move.ended_ns > move.begun_ns ? move.ended_ns - move.begun_ns : 0),
+        quoted(gpunodeOf(counters, move.from)), quoted(std::string(textOf(move.reason))),
+        move.pages_there, move.pages_coming, move.finishing_ns));
+    lanes.active = move.to;
+    lanes.active_since_ns = move.ended_ns;
+  }
+}
+
+void TraceFile::executors(uint32_t pid, double seconds, const pager::Counters& counters) {
+  const unsigned count = executorsOf(counters);
+  if (count == 0) return;
+  if (lanes_.count(pid) == 0) {
+    lanes_[pid] = {.next = pager::valueOf(counters.unified.moves),
+                   .active_since_ns = static_cast<uint64_t>(seconds * 1e9),
+                   .active = static_cast<unsigned>(pager::valueOf(counters.unified.active))};
+    for (unsigned i = 0; i < count; ++i)
+      put(base::format(
+          R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":{}}}}})", pid,
+          kFirstLane + i, quoted("executor " + gpunodeOf(counters, i))));
+  }
+  std::string owned;
+  for (unsigned i = 0; i < count; ++i)
+    owned += base::format("{}{}:{}", i == 0 ? "" : ",", quoted(gpunodeOf(counters, i)),
+                          pager::valueOf(counters.unified.executors[i].owned_bytes));
+  put(base::format(
+      R"({{"ph":"C","name":"bytes owned","pid":{},"tid":0,"ts":{:.3f},"args":{{{}}}}})", pid,
+      seconds * 1e6, owned));
+  moves(pid, counters);
+}
+
 bool TraceFile::finish(uint32_t pid, const pager::Counters& before, const pager::Counters& after,
                        uint64_t lost) {
   const auto grown = [&](auto&& of) {
@@ -140,6 +202,10 @@ bool TraceFile::finish(uint32_t pid, const pager::Counters& before, const pager:
     for (const auto& bucket : device.fault_wait.buckets) sum += pager::valueOf(bucket);
     return sum;
   };
+  if (const auto found = lanes_.find(pid); found != lanes_.end()) {
+    moves(pid, after);
+    activeUntil(pid, found->second, pager::nowNs());
+  }
   Count& count = counts_[pid];
   for (const auto* open : {&coming_, &leaving_, &writing_}) {
     for (const auto& [key, begun] : *open) count.open += key.first == pid ? 1 : 0;

@@ -91,6 +91,7 @@ TEST_CASE("olpagestat --json has every figure", "[olpagestat]") {
   CHECK(process.at("pool_bytes") == 1ull << 30);
   CHECK(process.at("memserver_bytes") == 448ull << 20);
   CHECK(process.at("managed_allocations") == 2);
+  CHECK(process.at("unified").is_null());
   REQUIRE(process.at("devices").size() == 2);
   const auto& device = process["devices"][0];
   CHECK(device.at("hit_rate") == 0.875);
@@ -144,6 +145,68 @@ TEST_CASE("olpagestat --watch has a column for each tier", "[olpagestat]") {
     const size_t end = head.find(std::string(" ") + name + " ") + 1 + std::strlen(name);
     CHECK(line.substr(0, end).ends_with(std::string(" ") + value));
   }
+}
+
+TEST_CASE("olpagestat shows the executors of a unified view", "[olpagestat]") {
+  Runtime runtime;
+  auto& unified = runtime.make().unified;
+  std::strcpy(unified.executors[0].gpunode, "10.0.0.2:7071");
+  std::memset(unified.executors[1].gpunode, 'x', sizeof unified.executors[1].gpunode);
+  std::memcpy(unified.executors[1].gpunode, "\x1b[2J", 4);  // a damaged one, without an end
+  for (auto& one : {&unified.executors[0], &unified.executors[1]}) {
+    set(one->room_bytes, 16ull << 30);
+    set(one->capacity_bytes, 48ull << 30);
+  }
+  using status::RouteReason;
+  auto& first = unified.executors[0];
+  set(first.owned_bytes, 6ull << 20);
+  set(first.launches, 70);
+  set(first.routed[static_cast<size_t>(RouteReason::kInPlace)], 80);
+  set(first.routed[static_cast<size_t>(RouteReason::kPages)], 3);
+  set(first.bytes_in, 4ull << 20);
+  set(unified.executors[1].bytes_out, 4ull << 20);
+  set(unified.count, 2);
+  status::noteMove(unified, {.from = 1,
+                             .to = 0,
+                             .reason = RouteReason::kPages,
+                             .begun_ns = 1'000'000,
+                             .ended_ns = 5'100'000,
+                             .pages_there = 3,
+                             .pages_coming = 1,
+                             .finishing_ns = 3'000'000});
+  set(unified.finishing_ns, 3'000'000);
+  const auto table = runtime.olpagestat({"--once"});
+  CHECK(table.status == 0);
+  INFO(table.out);
+  for (const char* text :
+       {"one device of 2 executors", "\n  10.0.0.2:7071 * ", " 6MiB ", " 16GiB ", " 83 ",
+        "  80  none of its pages is elsewhere\n", "   3  more of its pages are there\n",
+        "-> 10.0.0.2:7071: more of its pages are there (3 there, 1 to come); 4.1ms\n"})
+    CHECK(table.out.find(text) != std::string::npos);
+  CHECK(table.out.find('\x1b') == std::string::npos);
+  CHECK(table.out.find("host tier") == std::string::npos);  // it has no pager here
+  const auto all = nlohmann::json::parse(runtime.olpagestat({"--json"}).out);
+  const auto& shown = all.at("processes")[0].at("unified");
+  CHECK(shown.at("active") == 0);
+  CHECK(shown.at("moves") == 1);
+  REQUIRE(shown.at("executors").size() == 2);
+  const auto& one = shown["executors"][0];
+  CHECK(one.at("gpunode") == "10.0.0.2:7071");
+  CHECK(one.at("owned_bytes") == 6ull << 20);
+  CHECK(one.at("room_bytes") == 16ull << 30);
+  CHECK(one.at("launches") == 70);
+  CHECK(one.at("operations") == 83);
+  CHECK(one.at("operations_by_reason").at("in_place") == 80);
+  CHECK(one.at("operations_by_reason").size() == status::kRouteReasons - 1);
+  CHECK(shown["executors"][1].at("bytes_out") == 4ull << 20);
+  REQUIRE(shown.at("last_moves").size() == 1);
+  CHECK(shown["last_moves"][0].at("reason") == "pages");
+  CHECK(shown["last_moves"][0].at("from") == 1);
+  CHECK(shown["last_moves"][0].at("finishing_ns") == 3'000'000);
+  const auto lines = runtime.olpagestat({"--watch", "0.1", "--duration", "0.1"});
+  CHECK(lines.out.find("executor") != std::string::npos);
+  CHECK(lines.out.find(" 10.0.0.2:7071 * ") != std::string::npos);
+  CHECK(lines.out.find('\x1b') == std::string::npos);
 }
 
 TEST_CASE("a program's name can't reach the terminal as a control sequence", "[olpagestat]") {
