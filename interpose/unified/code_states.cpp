@@ -1,12 +1,14 @@
 #include "interpose/unified/code_states.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <span>
 #include <utility>
 
 #include "base/format.h"
+#include "base/log.h"
 #include "base/result.h"
 #include "forwarding/wire/copies.h"
 #include "interpose/forward/call.h"
@@ -158,6 +160,7 @@ std::shared_ptr<const forward::SharedVariable> CodeStates::share(Session& sessio
   // What is known of the others has other places now. The active executor has the newest.
   if (is_new) {
     one.has.clear();
+    one.brought.clear();
     one.used = true;
   }
   const auto variable = find();
@@ -175,7 +178,9 @@ bool CodeStates::read(Session& session, const std::vector<One*>& ones, unsigned 
   std::vector<std::vector<std::pair<One*, const Variable*>>> asked;
   uint64_t bytes = 0;
   for (One* const one : ones) {
-    one->has[executor].resize(one->bytes);
+    Values& has = one->has[executor];
+    if (has.size() != one->bytes) one->brought.erase(executor);  // it was not known
+    has.resize(one->bytes);
     for (const Variable& variable : one->variables) {
       bytes += variable.bytes;
       if (asked.empty() || bytes > kTogether ||
@@ -206,8 +211,10 @@ bool CodeStates::read(Session& session, const std::vector<One*>& ones, unsigned 
     for (const auto& [one, variable] : asked[number]) {
       const auto value = call.reply().raw(variable->bytes);
       if (value.size() != variable->bytes) return false;
-      std::copy(value.begin(), value.end(),
-                one->has[executor].begin() + static_cast<ptrdiff_t>(variable->place));
+      const auto its = one->has[executor].begin() + static_cast<ptrdiff_t>(variable->place);
+      if (std::equal(value.begin(), value.end(), its)) continue;
+      std::copy(value.begin(), value.end(), its);
+      one->brought.clear();
     }
     return true;
   });
@@ -222,14 +229,17 @@ CodeStates::Values CodeStates::valuesFor(const One& one, unsigned executor) {
       return address - variable.at[one.newest] < variable.bytes;
     });
   };
-  uint64_t lowest = UINT64_MAX;
-  for (const Variable& variable : one.variables) lowest = std::min(lowest, variable.at[one.newest]);
+  uint64_t lowest = UINT64_MAX, highest = 0;
+  for (const Variable& variable : one.variables) {
+    lowest = std::min(lowest, variable.at[one.newest]);
+    highest = std::max(highest, variable.at[one.newest] + variable.bytes);
+  }
   for (const Variable& variable : one.variables) {
     for (size_t offset = 0; offset + sizeof(uint64_t) <= variable.bytes;
          offset += sizeof(uint64_t)) {
       uint64_t word = 0;
       std::memcpy(&word, values.data() + variable.place + offset, sizeof word);
-      if (word < lowest) continue;  // most are
+      if (word < lowest || word >= highest) continue;  // most are
       const auto found = ofVariable(word);
       if (found == one.variables.end()) continue;
       word = found->at[executor] + (word - found->at[one.newest]);
@@ -243,6 +253,7 @@ bool CodeStates::write(Session& session, const std::vector<One*>& ones, unsigned
   Together calls(session, executor);
   std::deque<Values> kept;  // until the calls have been made
   for (One* const one : ones) {
+    if (!one->brought.insert(executor).second) continue;
     const Values& values = kept.emplace_back(valuesFor(*one, executor));
     Values& has = one->has[executor];
     for (const Variable& variable : one->variables) {
@@ -257,7 +268,9 @@ bool CodeStates::write(Session& session, const std::vector<One*>& ones, unsigned
     }
     has = values;
   }
-  return calls.make([](size_t, Call&) { return true; });
+  if (calls.make([](size_t, Call&) { return true; })) return true;
+  for (One* const one : ones) one->brought.erase(executor);
+  return false;
 }
 
 Status CodeStates::bring(Session& session, unsigned from, unsigned to) {
@@ -270,16 +283,26 @@ Status CodeStates::bring(Session& session, unsigned from, unsigned to) {
     if (!one->has.contains(to)) unknown.push_back(one);
   if (known.empty()) return {};
   const char* what = "located";
+  const auto begun = std::chrono::steady_clock::now();
   bool good = locate(session, known);
   if (good) what = "read", good = read(session, used, from);
+  const auto was_read = std::chrono::steady_clock::now();
   if (good && !read(session, unknown, to)) {
     for (One* const one : unknown) one->has.erase(to);  // it gets all
   }
   for (One* const one : used) {
     one->newest = from;
+    one->brought.insert(from);
     one->used = one->again;
   }
   if (good) what = "written", good = write(session, known, to);
+  const auto microseconds = [](auto time) {
+    return static_cast<long long>(
+        std::chrono::duration_cast<std::chrono::microseconds>(time).count());
+  };
+  base::logDebug("unified view: variables of %zu modules and libraries: %lld us to read, %lld more",
+                 used.size(), microseconds(was_read - begun),
+                 microseconds(std::chrono::steady_clock::now() - was_read));
   if (good) return {};
   return Error{base::format("code whose variables can't be {}", what)};
 }

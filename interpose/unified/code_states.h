@@ -8,7 +8,8 @@
 // A value that is the address of a variable of the same code becomes the other executor's.
 //
 // All are read by one call or a few: code has hundreds of them, most of which are constants that
-// nothing tells from others.
+// nothing tells from others. What is read as it was known is not looked at again: an executor that
+// has the newest values (One::brought) is asked for nothing and told nothing.
 //
 // Thread-safety: none; under the order of the group. The calls that it makes go to one executor
 // whatever the group's order is.
@@ -18,6 +19,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,6 +66,7 @@ class CodeStates {
     uint64_t bytes = 0;              // of Values
     std::map<unsigned, Values> has;  // what executors have, as far as it is known
     unsigned newest = 0;             // who has the newest of these
+    std::set<unsigned> brought;      // who have that, each with its own addresses
   };
   static bool locate(forward::Session& session, const std::vector<One*>& ones);
   static void arrange(One& one);
