@@ -232,11 +232,13 @@ bool GroupCall::send(std::vector<std::byte>& record, std::span<const std::byte> 
 bool GroupCall::begin(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait,
                       bool flush) {
   others_.clear();
-  return send(record, bulk, [&](unsigned to) {
+  const bool sent = send(record, bulk, [&](unsigned to) {
     if (to == first_) return executor(to).begin(record, bulk, wait, flush);
     Other& other = others_.emplace_back(to, std::make_unique<Wait>());
     return other.waits = executor(to).begin(record, bulk, *other.wait, true);
   });
+  if (!sent) leave(wait);  // one is lost: the answers of the others are nobody's
+  return sent;
 }
 
 CUresult GroupCall::finish(Wait& wait) {
