@@ -283,7 +283,9 @@ void Away::landed(directory::ExtentId extent, directory::Number number, bool goo
   HostChunk* const chunk = found.mapped().chunk;
   if (!found.mapped().wanted) {
     if (region_of_[extent] != nullptr) return engineOf(extent).giveChunkOfOthers(chunk);
-    return state_.devices.engines.front()->giveChunkOfOthers(chunk);
+    if (Engine* const engine = state_.devices.first(); engine != nullptr)
+      engine->giveChunkOfOthers(chunk);
+    return;
   }
   frames_[extent] = {chunk, 0};
   if (!good) return;  // the link says that the session ends

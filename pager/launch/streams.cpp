@@ -84,6 +84,19 @@ void endStreams(PoolState& state, CUcontext context, bool events_stay = false) {
   state.changed.notify_all();
 }
 
+// Memory of the engine's that is on its way back by other threads is back before it goes. (An
+// executor of the unified view hears of frees by a thread of its own.)
+void awaitDrops(PoolState& state, const Engine& engine, Lock& lock) {
+  const auto dropped = [&] {
+    for (uint32_t id = 1; id < state.book.regions.end(); ++id) {
+      const Region* region = state.book.regions.at(id);
+      if (region->dead && region->engine == &engine && !region->extents.empty()) return true;
+    }
+    return false;
+  };
+  while (dropped() && !state.stopped) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+}
+
 }  // namespace
 
 void Streams::greenContextGone(CUcontext context) {
@@ -176,6 +189,7 @@ void Streams::contextGone(CUcontext context) {
     if (!region->dead && region->engine == engine && region->kind != RegionKind::kReservation)
       dropRegion(state, region, lock);
   }
+  awaitDrops(state, *engine, lock);
   const std::shared_ptr<Engine> going = state.devices.take(engine);
   state.reach.forgetKeeper(engine);
   lock.unlock();

@@ -76,6 +76,17 @@ class View : public AwayLink {
     }
   }
 
+  /// Returns while the pool is about it.
+  void beginDrop(uint64_t base) {
+    home_.remove(base);
+    first_.erase(base);
+    note([](View&) {});
+    for (int i = 0; rig_.pool().residency(base).vram != 0; ++i) {
+      REQUIRE(i < 200'000);
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+
   /// `make` makes the calls of an operation at the pool.
   template <typename Make>
   void atPool(std::vector<unified::Named> named, bool ahead, Make make) {
@@ -392,6 +403,21 @@ TEST_CASE("a launch that waits lets go of memory that is freed", "[pager][away]"
   other.join();
   launch.join();
   checkAtPool(rig, view, wanted, 0, 1);
+}
+
+TEST_CASE("a context that goes waits for memory of it that is being freed", "[pager][away]") {
+  for (int i = 0; i < 10; ++i) {
+    Rig rig;
+    View view(rig);
+    constexpr uint64_t kPages = 24;
+    const uint64_t base = view.make(kPages);
+    addAtPool(rig, view, base, kPages, 1, true);
+    rig.synchronize();
+    view.beginDrop(base);
+    rig.pool().contextGone(rig.context());
+    view.settle();
+    CHECK(valueOf(rig.figures().allocations) == 0);
+  }
 }
 
 TEST_CASE("two executors have more pages in turns than the pool's VRAM holds", "[pager][away]") {
