@@ -153,7 +153,8 @@ struct AnswerHead {
   Answer kind;
   // kReply: of the wait; kFailed: of the thread; kBytes: of the copy; kHostFunction: of the
   // function; kHostBytes: how many launches it answers for; kText: 1 standard output, 2 standard
-  // error.
+  // error; kEnds: one more than the executor to which the worker has lost its link, 0: that is not
+  // why.
   uint32_t number;
   int32_t result;
   uint32_t function;  // kFailed: which call it was

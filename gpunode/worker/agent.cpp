@@ -195,7 +195,7 @@ void Agent::work() {
     }
     if (!lost_.empty() && std::chrono::steady_clock::now() >= ends_at_) {
       lock.unlock();
-      worker_.endNow("the unified view: " + lost_);
+      worker_.endNow("the unified view: " + lost_, lost_executor_);
     }
     if (over_.empty()) {
       lost_.empty() ? noted_.wait(lock) : (void)noted_.wait_for(lock, kGather);
@@ -241,10 +241,12 @@ void Agent::take(Note& note) {
     case Kind::kPeerLost:
       if (!lost_.empty()) return;
       lost_ = "the link to the worker of executor " + std::to_string(note.slot) + " is lost";
+      lost_executor_ = note.slot + 1;
       ends_at_ = std::chrono::steady_clock::now() + kPatience;
       return;
     case Kind::kFailed:
       lost_ = note.why;
+      lost_executor_ = 0;
       ends_at_ = std::chrono::steady_clock::now();
       return;
   }

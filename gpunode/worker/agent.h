@@ -170,7 +170,8 @@ class Agent final : private PageHearer {
   std::map<Key, Transfer> transfers_;
   std::map<uint64_t, Key> reads_;
   uint64_t next_read_ = 1;
-  std::string lost_;  // why the session is about to end
+  std::string lost_;            // why the session is about to end
+  uint32_t lost_executor_ = 0;  // one more than the executor whose link is lost, if that is why
   std::chrono::steady_clock::time_point ends_at_;
 };
 

@@ -253,7 +253,7 @@ int run() {
   while (!joined && !worker->clientDead() && std::chrono::steady_clock::now() < end)
     joined = arrivals->join(worker->channel(), kTurn);
   if (!joined) {
-    base::logWarn("session %llu: the client did not come",
+    base::logWarn("session %016llx: the client did not come",
                   static_cast<unsigned long long>(setup.session));
     worker->leave(1);
   }

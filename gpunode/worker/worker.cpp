@@ -106,10 +106,10 @@ void Worker::endWithoutClient(std::chrono::milliseconds grace) {
   }).detach();
 }
 
-void Worker::endNow(const std::string& why) {
+void Worker::endNow(const std::string& why, uint32_t lost_executor) {
   constexpr auto kTick = 10ms;
   constexpr auto kMost = 500ms;
-  tell(Answer::kEnds, 0, CUDA_SUCCESS, std::as_bytes(std::span(why)), true);
+  tell(Answer::kEnds, lost_executor, CUDA_SUCCESS, std::as_bytes(std::span(why)), true);
   // A client that has heard lets go of its link.
   const auto end = std::chrono::steady_clock::now() + kMost;
   while (channel_.linkUp() && std::chrono::steady_clock::now() < end)

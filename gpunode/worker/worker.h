@@ -66,8 +66,9 @@ class Worker {
   void clientIsDead() { client_dead_.store(true); }
   bool clientDead() const { return client_dead_.load(); }
   /// Tells the client that the session ends, and why, and ends the process when it has heard or has
-  /// had its time.
-  [[noreturn]] void endNow(const std::string& why);
+  /// had its time. `lost_executor`: one more than the executor whose link is lost, if that is
+  /// why.
+  [[noreturn]] void endNow(const std::string& why, uint32_t lost_executor = 0);
   /// What leave() begins with, on whichever thread: it must not wait. Before serve().
   void atLeave(std::function<void()> call) { at_leave_ = std::move(call); }
   /// Ends the process, whatever its threads are in: memory goes with it. Memservers are told first,

@@ -195,6 +195,8 @@ void Executor::resume() {
 }
 
 void Executor::lost(const std::string& why) {
+  if (ended_) return;
+  session_.sayLost(*this, why, leaving_);
   {
     std::lock_guard lock(waits_mutex_);
     if (ended_.exchange(true)) return;
@@ -229,7 +231,14 @@ void Executor::dispatch(std::vector<std::byte>& record) {
     case Answer::kEnds: {
       const std::string why(reinterpret_cast<const char*>(record.data() + sizeof head),
                             record.size() - sizeof head);
-      lost(base::printable(why));
+      const auto executors = session_.executors();
+      // It knows the other one by its number alone.
+      if (head.number != 0 && head.number <= executors.size()) {
+        lost("the unified view: its link to the worker of gpunode " +
+             executors[head.number - 1]->gpunode() + " is lost");
+      } else {
+        lost(base::printable(why));
+      }
       break;
     }
     default:

@@ -90,9 +90,9 @@ bool Session::sharesMemory() const {
 
 void Session::formGroup(std::unique_ptr<Group> group) { group_ = std::move(group); }
 
-void Session::lost(const Executor& executor, const std::string& why, bool leaving) {
-  if (ended_.exchange(true)) return;
-  arrivals_->wake();
+void Session::sayLost(const Executor& executor, const std::string& why, bool leaving) {
+  const std::lock_guard lock(saying_lost_);
+  if (std::exchange(lost_is_said_, true)) return;
   const std::string& gpunode = executor.gpunode();
   if (leaving) {
     base::logDebug("gpunode %s: %s", gpunode.c_str(), why.c_str());
@@ -105,6 +105,12 @@ void Session::lost(const Executor& executor, const std::string& why, bool leavin
         "the session on the gpunode is lost: %s; every CUDA call of this program fails from now on",
         why.c_str());
   }
+}
+
+void Session::lost(const Executor& executor, const std::string& why, bool leaving) {
+  sayLost(executor, why, leaving);
+  if (ended_.exchange(true)) return;
+  arrivals_->wake();
   functions_->lost(leaving);
   parts_->lost();
 }

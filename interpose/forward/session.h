@@ -11,8 +11,8 @@
 // Thread-safety: everything from any thread. Made by sessions.h, one for each gpunode, never
 // destroyed. Errors: one line on standard error when the session is lost, then results of CUDA.
 //
-// Locks: none of its own; what it has has locks of its own (locks.h). No lock is held while a
-// callback runs.
+// Locks: one of its own, alone, while its end is said; what it has has its own (locks.h). No lock
+// is held while a callback runs.
 #pragma once
 
 #include <cuda.h>
@@ -20,6 +20,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <numeric>
 #include <span>
 #include <string>
@@ -131,7 +132,10 @@ class Session {  // Many members: each of its parts is one object, beside its ex
   // By the executor, which holds no lock meanwhile.
   /// A record that nobody waits for. Returns what is wrong with it, or null.
   const char* heard(const Executor& executor, const AnswerHead& head, Reader body);
-  /// The executor is lost for good; `leaving`: since goodbye was said.
+  /// The line that an executor is lost for good, if it is the first; `leaving`: since goodbye was
+  /// said. Before any call says so by its result: the program may end at once then.
+  void sayLost(const Executor& executor, const std::string& why, bool leaving);
+  /// It is, and its line is said.
   void lost(const Executor& executor, const std::string& why, bool leaving);
 
  private:
@@ -148,6 +152,8 @@ class Session {  // Many members: each of its parts is one object, beside its ex
   std::atomic<uint64_t>& numbers_;  // those, or the program's
   std::atomic<bool> initialized_{false};
   std::atomic<bool> ended_{false};
+  std::mutex saying_lost_;
+  bool lost_is_said_ = false;
   std::atomic<uint32_t> coming_{0};  // answers that nobody waits for
 };
 
