@@ -407,9 +407,9 @@ TEST_CASE("a launch that waits lets go of memory that is freed", "[pager][away]"
 
 TEST_CASE("a context that goes waits for memory of it that is being freed", "[pager][away]") {
   for (int i = 0; i < 10; ++i) {
-    Rig rig;
+    Rig rig({.vram = 224 * kMiB});
     View view(rig);
-    constexpr uint64_t kPages = 24;
+    constexpr uint64_t kPages = 100;
     const uint64_t base = view.make(kPages);
     addAtPool(rig, view, base, kPages, 1, true);
     rig.synchronize();
