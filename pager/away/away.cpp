@@ -71,7 +71,6 @@ void Away::add(Region& region) {
 // Of a region whose pages are all to be forgotten.
 void Away::drop(Region& region, Lock& lock) {
   AwayRegion& away = *region.away;
-  std::erase(freed_, &region);               // a context's end may be ahead of dropFreed()
   if (away.forgets.size() < region.pages) {  // its context goes, and takes what is here along
     link_.failed("a context is gone, and pages of the program with it");
     state_.stopped = true;
@@ -104,6 +103,7 @@ void Away::forget(const std::vector<directory::Message>& forgets) {
     Region* const region = region_of_[message.extent];
     region->away->forgets.push_back(message);
     if (region->away->forgets.size() < region->pages) continue;
+    region->dead = true;  // a context that goes leaves it to dropFreed(), and waits
     freed_.push_back(region);
     freed_bell_.release();
   }
@@ -116,7 +116,6 @@ void Away::dropFreed() {
     const RelaxedThread relaxed(state_.driver);
     Lock lock(state_.mutex);
     if (state_.forked.load()) return;
-    if (freed_.empty()) continue;
     Region* const region = freed_.front();
     freed_.pop_front();
     dropRegion(state_, region, lock);

@@ -1,6 +1,7 @@
 """Steps of bench-h200 in the unified view: a program over several olgpunodes of this machine, one for each GPU (needs root)."""
 import os
 import re
+from contextlib import nullcontext
 
 from forwarded import HERE, Gpunode, one_each, run, shaped
 
@@ -20,43 +21,36 @@ def told(output):
     return float(re.search(r"s/token (\S+)", output).group(1)), re.search(r"tokens (\[.*\])", output).group(1)
 
 
-def decode(failed, gpunodes, vram, layers=40, tokens=24, transports=("shm", "tcp")):
-    """decode_13b.py over `gpunodes` olgpunodes with `vram` each, beside one that holds it all: the tokens have to be the same. And beside what
-    Hugging Face accelerate makes of the same GPUs with the same limits, without olpager."""
+def decode(failed, gpunodes, vram, layers=40, tokens=24, transports=("shm", "tcp"), env=None, rate=None):
+    """decode_13b.py over `gpunodes` olgpunodes with `vram` each, beside one that holds it all, which runs first and last (the faster one counts):
+    the tokens have to be the same. And beside what Hugging Face accelerate makes of the same GPUs with the same limits, without olpager. `rate`: what
+    loopback carries at most where gpunodes are several, as tc names it."""
     def action(context):
         program = [*DECODE, str(layers), str(tokens)]
-        with Gpunode(context.build, context.log, ["--device", "0", *ALONE]) as node:
-            seconds, right = told(run(context, node, program, "shm"))
-        said = [f"one {seconds} s"]
+        what = f"{gpunodes} x {vram} {layers} layers {rate or ''} {' '.join(env or ())}"
+
+        def alone():
+            with Gpunode(context.build, context.log, ["--device", "0", *ALONE]) as node:
+                return told(run(context, node, program, "shm", env))
+
+        first, right = alone()
+        took = {}
         for transport in transports:
-            its, tokens_there = told(over(context, gpunodes, vram, program, transport))
+            with shaped(rate) if rate else nullcontext(()) as inside:
+                took[transport], tokens_there = told(over(context, gpunodes, vram, program, transport, env, inside))
             if tokens_there != right:
                 raise failed(f"{transport}: other tokens than on one GPU")
-            context.results[f"{gpunodes} x {vram} {layers} layers {transport}"] = its / seconds
-            said.append(f"{transport} {its} s ({its / seconds:.2f} times)")
+        failure = ""
         try:
-            its, _ = told(context.run(program, {"ACCELERATE": vram, "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpunodes)))}))
-            context.results[f"{gpunodes} x {vram} {layers} layers accelerate"] = its / seconds
-            said.append(f"accelerate natively {its} s ({its / seconds:.2f} times)")
+            gpus = {"ACCELERATE": vram, "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpunodes)))}
+            took["accelerate natively"], _ = told(context.run(program, {**gpus, **(env or {})}))
         except failed as error:
-            said.append(f"accelerate natively: {error}")
-        return ", ".join(said)
-    return action
-
-
-def decode_shaped(failed, gpunodes, vram, rate, env, layers=40, tokens=24):
-    """decode_13b.py over `gpunodes` olgpunodes whose links carry no more than `rate` all together, beside one that holds it all, by shared memory:
-    the tokens have to be the same."""
-    def action(context):
-        program = [*DECODE, str(layers), str(tokens)]
-        with Gpunode(context.build, context.log, ["--device", "0", *ALONE]) as node:
-            seconds, right = told(run(context, node, program, "shm", env))
-        with shaped(rate) as inside:
-            its, tokens_there = told(over(context, gpunodes, vram, program, "tcp", env, inside))
-        if tokens_there != right:
-            raise failed("other tokens than on one GPU")
-        context.results[f"{gpunodes} x {vram} {layers} layers tcp {rate} {env}"] = its / seconds
-        return f"one {seconds} s, tcp with {rate} {its} s ({its / seconds:.2f} times)"
+            failure = f", accelerate natively: {error}"
+        last, _ = alone()
+        seconds = min(first, last)
+        for how, its in took.items():
+            context.results[f"{what} {how}"] = its / seconds
+        return (f"one {first} and {last} s, " + ", ".join(f"{how} {its} s ({its / seconds:.2f} times)" for how, its in took.items()) + failure)
     return action
 
 

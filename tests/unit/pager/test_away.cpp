@@ -74,6 +74,7 @@ class View : public AwayLink {
       for (const uint64_t one : home_.released()) released_.push_back(one);
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
+    std::erase(released_, base);
   }
 
   /// Returns while the pool is about it.
