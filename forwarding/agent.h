@@ -9,6 +9,9 @@
 // for the agent's threads, take no lock that is held around a function of this header, and return
 // at once.
 //
+// A hash is what the pager's pass makes of a page (pager/kernels/hash_and_scan.h), two words; null:
+// it is not known. Equal hash is taken for equal bytes.
+//
 // Thread-safety: any thread. Errors: CUDA's.
 #pragma once
 
@@ -23,13 +26,16 @@ struct OlpagerAgentLink {
   /// Messages for the home, a batch (coherence/pages/batch.h), which is the caller's. In order.
   void (*post)(void* worker, const void* batch, size_t bytes);
   /// The page's bytes lie at `bytes`, in host memory, and stay there until taken back: executor
-  /// `taker` may read them. Before the post of its kReady.
-  void (*given)(void* worker, uint32_t extent, uint64_t number, uint8_t taker, const void* bytes);
+  /// `taker` may read them. Before the post of its kReady. `hash`: of the bytes.
+  void (*given)(void* worker, uint32_t extent, uint64_t number, uint8_t taker, const void* bytes,
+                const uint64_t* hash);
   /// The taker has read them.
   void (*taken_back)(void* worker, uint32_t extent, uint64_t number);
   /// Brings the page that executor `from` gives by that number to `into`, in host memory. Answered
-  /// by olpager_agent_landed, once: until then the memory is the worker's to write.
-  void (*fetch)(void* worker, uint32_t extent, uint64_t number, uint8_t from, void* into);
+  /// by olpager_agent_landed, once: until then the memory is the worker's to write. `has`: the hash
+  /// of what is there; what is given with the same is not read.
+  void (*fetch)(void* worker, uint32_t extent, uint64_t number, uint8_t from, void* into,
+                const uint64_t* has);
   /// The session can't go on. `why`: half a line.
   void (*failed)(void* worker, const char* why);
 };
@@ -45,8 +51,8 @@ CUresult olpager_agent_start(const OlpagerAgentLink* link, uint8_t agent);
 CUresult olpager_agent_region(CUdeviceptr base, uint32_t pages, uint32_t first);
 /// What the home says: a batch. CUDA_ERROR_INVALID_VALUE: it is not to be trusted any more.
 CUresult olpager_agent_receive(const void* batch, size_t bytes);
-/// A fetch is over; `good`: the bytes are there.
-void olpager_agent_landed(uint32_t extent, uint64_t number, int good);
+/// A fetch is over; `good`: the bytes are there. `hash`: of them, as the giver said.
+void olpager_agent_landed(uint32_t extent, uint64_t number, int good, const uint64_t* hash);
 
 /// The calling thread's next calls of the API are the operation of that age, until
 /// olpager_operation_over; the other operations below `oldest` are complete. Where they lack

@@ -217,7 +217,9 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
   // The process ends and no thread of ours moves anything any more: its memory goes with the
   // process.
   if (state.stopped) return;
-  while (region->wanted > 0) state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  while (region->wanted > 0 && !state.stopped)
+    state.changed.wait_for(lock, std::chrono::milliseconds(1));
+  if (state.stopped) return;
   state.book.withdraw(region->base);
   // It counts no more: else each free would turn `slow` on and off again.
   region->published = false;

@@ -48,7 +48,7 @@ constexpr std::string_view textOf(RouteReason reason) {
   constexpr std::string_view kTexts[kRouteReasons] = {
       "none of its pages is elsewhere",
       "nowhere else fewer pages would move",
-      "work at the active executor has not ended",
+      "work at the active executor has not ended, or has failed",
       "a stream captures",
       "all is bound to one executor",
       "more of its pages are there",
@@ -143,8 +143,8 @@ inline void noteMove(UnifiedCounters& counters, const Move& move) noexcept {
 }
 
 /// Move `number` out of a copy of the counters. False: it is not there (any more), or was not whole
-/// when it was copied, or is damaged. A record that is overwritten while it is copied is taken for
-/// whole only where kKeptMoves moves go by meanwhile.
+/// when it was copied, or is damaged. The oldest one may be taken for whole and not be it, where two
+/// moves are written while the copy is made.
 inline bool moveOf(const UnifiedCounters& copy, uint64_t number, Move& into) noexcept {
   const MoveRecord& record = copy.last_moves[number % kKeptMoves];
   const auto get = [](const Counter& from) { return from.load(std::memory_order_relaxed); };

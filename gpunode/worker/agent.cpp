@@ -71,18 +71,21 @@ OlpagerAgentLink Agent::linkOf(Agent& agent) {
     note.batch.assign(from, from + bytes);
     static_cast<Agent*>(worker)->leave(std::move(note));
   };
-  link.given = [](void* worker, uint32_t extent, uint64_t number, uint8_t taker,
-                  const void* bytes) {
+  link.given = [](void* worker, uint32_t extent, uint64_t number, uint8_t taker, const void* bytes,
+                  const uint64_t* hash) {
     Note note{.kind = Note::Kind::kGiven, .key = {extent, number}, .slot = taker};
     note.memory = const_cast<void*>(bytes);  // it is only read
+    if (hash != nullptr) note.hash = {hash[0], hash[1]};
     static_cast<Agent*>(worker)->leave(std::move(note));
   };
   link.taken_back = [](void* worker, uint32_t extent, uint64_t number) {
     static_cast<Agent*>(worker)->leave({.kind = Note::Kind::kTakenBack, .key = {extent, number}});
   };
-  link.fetch = [](void* worker, uint32_t extent, uint64_t number, uint8_t from, void* into) {
+  link.fetch = [](void* worker, uint32_t extent, uint64_t number, uint8_t from, void* into,
+                  const uint64_t* has) {
     Note note{.kind = Note::Kind::kFetch, .key = {extent, number}, .slot = from};
     note.memory = into;
+    if (has != nullptr) note.hash = {has[0], has[1]};
     static_cast<Agent*>(worker)->leave(std::move(note));
   };
   link.failed = [](void* worker, const char* why) {
@@ -224,6 +227,7 @@ void Agent::take(Note& note) {
       Transfer& transfer = transfers_[note.key];
       transfer.from = note.slot;
       transfer.into = note.memory;
+      transfer.has = note.hash;
       return start(note.key, transfer);
     }
     case Kind::kOffered: {
@@ -266,6 +270,8 @@ void Agent::give(const Note& note) {
   PeerMessage offer{.says = PeerSays::kPage, .copy = note.key.second, .at = note.key.first};
   offer.bytes = kPageBytes;
   offer.region = region.value()->key();
+  offer.hashed = note.hash ? 1 : 0;
+  offer.hash = note.hash.value_or(Hash{});
   given_[note.key] = std::move(region.value());
   if (!peer->say(offer)) peerLost(note.slot);
 }
@@ -274,6 +280,10 @@ void Agent::give(const Note& note) {
 void Agent::start(const Key& key, Transfer& transfer) {
   if (transfer.into == nullptr || !transfer.offer || transfer.region != nullptr) return;
   const PeerMessage& offer = *transfer.offer;
+  if (offer.hashed != 0 && transfer.has == offer.hash) {
+    there_already_.fetch_add(1, std::memory_order_relaxed);
+    return landed(key, true);
+  }
   const PeerPtr peer = worker_.peers().find(transfer.from);
   if (peer == nullptr) return peerLost(transfer.from);
   Note failed{.kind = Note::Kind::kFailed};
@@ -300,13 +310,19 @@ void Agent::start(const Key& key, Transfer& transfer) {
 void Agent::endRead(const Note& note) {
   const auto read = reads_.extract(note.read);
   if (read.empty()) return;
-  const Key key = read.mapped();
+  Transfer& transfer = transfers_[read.mapped()];
+  transfer.region.reset();  // nothing touches the memory any more
+  if (!note.good) peerLost(transfer.from);
+  landed(read.mapped(), note.good);
+}
+
+void Agent::landed(const Key& key, bool good) {
+  landed_.fetch_add(1, std::memory_order_relaxed);
   const auto transfer = transfers_.extract(key);
-  const unsigned from = transfer.mapped().from;
-  transfer.mapped().region.reset();  // nothing touches the memory any more
-  if (!note.good) peerLost(from);
+  const PeerMessage& offer = *transfer.mapped().offer;
   const Relaxed relaxed(worker_.driver());  // as in heard()
-  pager_.landed(key.first, key.second, note.good ? 1 : 0);
+  pager_.landed(transfer.key().first, transfer.key().second, good ? 1 : 0,
+                offer.hashed != 0 ? offer.hash.data() : nullptr);
 }
 
 void Agent::write(std::span<const std::byte> batch) {

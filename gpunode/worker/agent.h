@@ -30,7 +30,8 @@
 //   wanted    the pager has asked for it; the offer may come before or after
 //   reading   both: one-sided, from the giver's frame into the taker's
 //   landed    told to the pager, which says Done; the giver's frame is its pager's again when the
-//             home has heard that. Or lost: the link is down, and the session ends
+//             home has heard that. Or lost: the link is down, and the session ends. What the taker
+//             has already, by its hash, lands without a read
 //
 // Owners: the worker owns the agent, for the process. Threads: one hears the home (hear), one does
 // what others have left notes for (work): the pager under its mutex, by the calls of
@@ -38,6 +39,7 @@
 // calls. Lock: mutex_, a leaf below all of those: nothing is called under it.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -73,6 +75,8 @@ class Agent final : private PageHearer {
   Status start(unsigned slot,
                std::function<bool(calls::Channel&, std::chrono::milliseconds)> joins);
   bool started() const { return started_; }
+  /// Pages that came from other executors' frames, and those of them that were here already.
+  std::pair<uint64_t, uint64_t> pagesLanded() const { return {landed_, there_already_}; }
 
   /// Waits until so many regions are known, without any lock. False: the session has ended.
   bool awaitRegions(uint64_t count);
@@ -95,6 +99,7 @@ class Agent final : private PageHearer {
 
  private:
   using Key = std::pair<uint32_t, uint64_t>;  // extent, number
+  using Hash = std::array<uint64_t, 2>;
   struct Note {
     enum class Kind : uint8_t {
       kPost,
@@ -111,6 +116,7 @@ class Agent final : private PageHearer {
     void* memory = nullptr;
     std::vector<std::byte> batch;
     PeerMessage offer;
+    std::optional<Hash> hash;  // of what is in the memory
     uint64_t read = 0;
     bool good = false;
     std::string why;
@@ -119,6 +125,7 @@ class Agent final : private PageHearer {
   struct Transfer {
     unsigned from = 0;
     void* into = nullptr;              // null: not wanted yet
+    std::optional<Hash> has;           // of what is there
     std::optional<PeerMessage> offer;  // none: not offered yet
     transport::RegionPtr region;       // while it is read
   };
@@ -148,6 +155,7 @@ class Agent final : private PageHearer {
   void give(const Note& note);
   void start(const Key& key, Transfer& transfer);
   void endRead(const Note& note);
+  void landed(const Key& key, bool good);
   void write(std::span<const std::byte> batch);
   void tellOver(const std::vector<uint64_t>& ages);
 
@@ -165,6 +173,7 @@ class Agent final : private PageHearer {
   std::vector<uint64_t> over_;  // ages that the home has not been told
   uint64_t regions_ = 0;
 
+  std::atomic<uint64_t> landed_{0}, there_already_{0};  // of the thread that works
   // Of the thread that works alone:
   std::map<Key, transport::RegionPtr> given_;
   std::map<Key, Transfer> transfers_;

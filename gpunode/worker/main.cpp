@@ -269,6 +269,10 @@ int run() {
         "them",
         static_cast<unsigned long long>(setup.session), static_cast<unsigned long long>(sent),
         static_cast<unsigned long long>(taken));
+  if (const auto [pages, there] = worker->agent().pagesLanded(); pages != 0)
+    base::logInfo("session %016llx: %llu pages came from other executors, %llu of them unchanged",
+                  static_cast<unsigned long long>(setup.session),
+                  static_cast<unsigned long long>(pages), static_cast<unsigned long long>(there));
   worker->channel().close("the session has ended");
   worker->leave(0);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include "coherence/transport/regions.h"
@@ -24,13 +25,14 @@ inline constexpr uint64_t kInlineBytes = 16 << 10;
 
 struct PeerMessage {
   PeerSays says = PeerSays::kOver;
-  uint32_t reserved = 0;
-  uint64_t copy = 0;  // the client's number; of kPage the directory's
+  uint32_t hashed = 0;  // kPage: `hash` is that of the bytes
+  uint64_t copy = 0;    // the client's number; of kPage the directory's
   uint64_t at = 0, bytes = 0;
   uint64_t offset = 0;
   transport::RemoteKey region;
+  std::array<uint64_t, 2> hash{};
 };
-static_assert(sizeof(PeerMessage) == 64);
+static_assert(sizeof(PeerMessage) == 80);
 
 /// Whether this is, or offers, what comes next of a copy of `bytes` of which `before` have come:
 /// pieces of `piece` bytes, the last of what is left, each within the region that it names.

@@ -1,4 +1,7 @@
 // An executor of the unified view: what olgpunode's worker says to the pager (forwarding/agent.h).
+#include <array>
+#include <optional>
+
 #include "base/log.h"
 #include "forwarding/agent.h"
 #include "interpose/local/captures.h"
@@ -7,6 +10,7 @@
 
 using namespace olpager::local;  // NOLINT(google-build-using-namespace): the functions below are C
                                  // functions
+using olpager::pager::ContentHash;
 using olpager::pager::Pool;
 
 namespace {
@@ -23,6 +27,18 @@ const Primary& primary() {
   return retained;
 }
 
+// A hash, as it goes to the worker.
+class Words {
+ public:
+  explicit Words(const std::optional<ContentHash>& hash)
+      : words_{hash ? hash->low : 0, hash ? hash->high : 0}, known_(hash.has_value()) {}
+  const uint64_t* get() const { return known_ ? words_.data() : nullptr; }
+
+ private:
+  std::array<uint64_t, 2> words_;
+  bool known_;
+};
+
 // The worker's functions, as the pager calls them.
 class Link final : public olpager::pager::AwayLink {
  public:
@@ -30,14 +46,16 @@ class Link final : public olpager::pager::AwayLink {
   void post(std::span<const std::byte> batch) override {
     link_.post(link_.worker, batch.data(), batch.size());
   }
-  void given(uint32_t extent, uint64_t number, uint8_t taker, const void* bytes) override {
-    link_.given(link_.worker, extent, number, taker, bytes);
+  void given(uint32_t extent, uint64_t number, uint8_t taker, const void* bytes,
+             std::optional<ContentHash> hash) override {
+    link_.given(link_.worker, extent, number, taker, bytes, Words(hash).get());
   }
   void takenBack(uint32_t extent, uint64_t number) override {
     link_.taken_back(link_.worker, extent, number);
   }
-  void fetch(uint32_t extent, uint64_t number, uint8_t from, void* into) override {
-    link_.fetch(link_.worker, extent, number, from, into);
+  void fetch(uint32_t extent, uint64_t number, uint8_t from, void* into,
+             std::optional<ContentHash> has) override {
+    link_.fetch(link_.worker, extent, number, from, into, Words(has).get());
   }
   void failed(const char* why) override { link_.failed(link_.worker, why); }
 
@@ -70,8 +88,11 @@ CUresult olpager_agent_receive(const void* batch, size_t bytes) {
   return running->receive({static_cast<const std::byte*>(batch), bytes});
 }
 
-void olpager_agent_landed(uint32_t extent, uint64_t number, int good) {
-  if (Pool* const running = pool(); running != nullptr) running->landed(extent, number, good != 0);
+void olpager_agent_landed(uint32_t extent, uint64_t number, int good, const uint64_t* hash) {
+  Pool* const running = pool();
+  if (running == nullptr) return;
+  running->landed(extent, number, good != 0,
+                  hash != nullptr ? std::optional(ContentHash{hash[0], hash[1]}) : std::nullopt);
 }
 
 void olpager_operation(uint64_t age, uint64_t oldest) {

@@ -23,6 +23,9 @@ constexpr std::chrono::seconds kAsleep{1};
 constexpr size_t kMostSubmitted = 256;
 constexpr unsigned kScanEvery = 64;  // operations
 constexpr unsigned kScans = 64;      // after a page was given away
+// What was given stays in host memory, of so many pages at most, and of one part of it in so many.
+constexpr uint64_t kMostRetained = 64;
+constexpr uint64_t kRetainedShare = 64;
 
 // Begun and ended by one call (olpager_operation, olpager_operation_over), which owns it.
 __attribute__((tls_model("initial-exec"))) thread_local AwayOperation* t_operation = nullptr;
@@ -103,9 +106,12 @@ void Away::forget(const std::vector<directory::Message>& forgets) {
     Region* const region = region_of_[message.extent];
     region->away->forgets.push_back(message);
     if (region->away->forgets.size() < region->pages) continue;
-    region->dead = true;  // a context that goes leaves it to dropFreed(), and waits
+    // One that goes with its context is being dropped. From here on the end of a context waits for
+    // dropFreed().
+    if (std::exchange(region->dead, true)) continue;
     freed_.push_back(region);
     freed_bell_.release();
+    state_.changed.notify_all();  // launches that wait go without it
   }
 }
 
@@ -135,7 +141,7 @@ void Away::receive(std::span<const directory::Message> messages, Lock& lock) {
       elsewhere_.receive(message, lock);
     }
   }
-  elsewhere_.shed(0, lock);
+  elsewhere_.shed(retainedPages(), lock);
   forget(forgets);
   send();
   if (someoneWaits()) bell_.release();
@@ -235,24 +241,32 @@ void Away::run() {
 // --- what the agent asks for ---------------------------------------------------------------------
 
 // The chunk of an extent that is not granted; null: it has none. Nobody reads it any more.
-HostChunk* Away::takeFrame(directory::ExtentId extent) {
+Away::Frame Away::takeFrame(directory::ExtentId extent) {
   const auto found = frames_.extract(extent);
-  if (found.empty()) return nullptr;
+  if (found.empty()) return {};
   if (found.mapped().number != 0) link_.takenBack(extent, found.mapped().number);
-  return found.mapped().chunk;
+  return found.mapped();
 }
 
-void Away::startFetch(const Key& key, directory::AgentId from, HostChunk* chunk) {
-  coming_[key] = {chunk, true};
+void Away::startFetch(const Key& key, directory::AgentId from, const Frame& frame) {
+  coming_[key] = {frame.chunk, true};
   // NOLINTNEXTLINE(performance-no-int-to-ptr): the CPU's address
-  link_.fetch(key.first, key.second, from, reinterpret_cast<void*>(chunk->alias));
+  auto* const into = reinterpret_cast<void*>(frame.chunk->alias);
+  link_.fetch(key.first, key.second, from, into, frame.hash);
+}
+
+// A page that goes to and fro often comes back as it left: scratch memory of a library, say.
+uint64_t Away::retainedPages() const {
+  uint64_t host = 0;
+  for (const auto& engine : state_.devices.engines) host += engine->chunks().hostLimit();
+  return std::min(kMostRetained, host / kRetainedShare / kPageBytes);
 }
 
 void Away::fetch(directory::ExtentId extent, directory::AgentId from, directory::Number number,
                  directory::Content, Lock& lock) {
   const Key key{extent, number};
-  if (HostChunk* const chunk = takeFrame(extent); chunk != nullptr)
-    return startFetch(key, from, chunk);
+  if (const Frame frame = takeFrame(extent); frame.chunk != nullptr)
+    return startFetch(key, from, frame);
   short_.push_back({key, from});
   fetchShort(lock);
   if (!short_.empty()) bell_.release();
@@ -264,19 +278,23 @@ void Away::fetchShort(Lock& lock) {
   while (!short_.empty()) {
     Engine& engine = engineOf(short_.front().key.first);
     HostChunk* const chunk = engine.takeChunkForOthers(lock);
-    if (chunk == nullptr) break;
+    if (chunk == nullptr) {
+      elsewhere_.shed(0, lock);
+      break;
+    }
     if (short_.empty()) {  // aborted meanwhile
       engine.giveChunkOfOthers(chunk);
       break;
     }
     const Short next = short_.front();
     short_.pop_front();
-    startFetch(next.key, next.from, chunk);
+    startFetch(next.key, next.from, {chunk, 0, std::nullopt});
   }
   fetching_short_ = false;
 }
 
-void Away::landed(directory::ExtentId extent, directory::Number number, bool good, Lock& lock) {
+void Away::landed(directory::ExtentId extent, directory::Number number, bool good,
+                  std::optional<ContentHash> hash, Lock& lock) {
   const auto found = coming_.extract(Key{extent, number});
   if (found.empty()) return;
   HostChunk* const chunk = found.mapped().chunk;
@@ -286,7 +304,7 @@ void Away::landed(directory::ExtentId extent, directory::Number number, bool goo
       engine->giveChunkOfOthers(chunk);
     return;
   }
-  frames_[extent] = {chunk, 0};
+  frames_[extent] = {chunk, 0, good ? hash : std::nullopt};
   if (!good) return;  // the link says that the session ends
   elsewhere_.landed(extent, number, lock);
   send();
@@ -304,9 +322,11 @@ void Away::grant(directory::ExtentId id, directory::Mode, Lock&) {
   Extent& extent = extentAt(id);
   if (extent.state != ExtentState::kAbsent) return;  // it has it already, or it is being freed
   Region& region = *extent.region;
-  extent.host = takeFrame(id);
-  extent.hash_valid = false;
+  const Frame frame = takeFrame(id);
+  extent.host = frame.chunk;
   extent.host_valid = extent.host != nullptr;
+  extent.hash_valid = frame.hash.has_value();
+  if (frame.hash) extent.hash = *frame.hash;
   if (extent.host == nullptr) return region.engine->setState(extent, ExtentState::kEmpty);
   region.engine->setState(extent, ExtentState::kParked);
   // Another executor may have put pointers there.
@@ -350,14 +370,15 @@ void Away::yield(directory::ExtentId id, Lock&) {
     return violated({.extent = id});
   extent.leaving = false;
   scans_to_come_ = kScans;
-  frames_[id] = {std::exchange(extent.host, nullptr), 0};
+  frames_[id] = {std::exchange(extent.host, nullptr), 0,
+                 extent.hash_valid ? std::optional(extent.hash) : std::nullopt};
   extent.host_valid = extent.hash_valid = false;
   extent.region->engine->setState(extent, ExtentState::kAbsent);
 }
 
 void Away::release(directory::ExtentId extent, Lock&) {
-  if (HostChunk* const chunk = takeFrame(extent); chunk != nullptr)
-    engineOf(extent).giveChunkOfOthers(chunk);
+  if (const Frame frame = takeFrame(extent); frame.chunk != nullptr)
+    engineOf(extent).giveChunkOfOthers(frame.chunk);
 }
 
 void Away::lend(directory::ExtentId extent, Lock&) { violated({.extent = extent}); }
@@ -377,7 +398,7 @@ void Away::post(const directory::Message& message) {
     frame.number = message.number;
     // NOLINTNEXTLINE(performance-no-int-to-ptr): the CPU's address
     link_.given(message.extent, message.number, message.to,
-                reinterpret_cast<const void*>(frame.chunk->alias));
+                reinterpret_cast<const void*>(frame.chunk->alias), frame.hash);
   } else if (message.kind == directory::MessageKind::kForgotten) {
     AwayRegion& region = *region_of_[message.extent]->away;
     region.forgotten.push_back(message);  // told by dropped()

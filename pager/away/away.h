@@ -12,8 +12,8 @@
 //   fetch      a host chunk is taken (where there is none, it is asked for again: `short_`), the
 //              link fetches into it; at landed() Elsewhere::landed()
 //   clear      nothing: memory that nobody has written has no contents
-//   grant      kAbsent -> kParked with that chunk, its hash unknown, a scan due; without a chunk ->
-//              kEmpty
+//   grant      kAbsent -> kParked with that chunk and the giver's hash, a scan due; without a chunk
+//              -> kEmpty
 //   stop       Extent::leaving; Engine::giveAway() takes it out of VRAM, or out of place. When it
 //              is parked: quiet()
 //   go         it stays after all
@@ -24,7 +24,9 @@
 //   lend       never yet: what an executor needs it needs for itself alone
 //
 // A chunk in `frames_` or `coming_` belongs to no extent: the engine never sees it, and it counts
-// as in use in the host tier. What the directory calls retained is given back at once (shed).
+// as in use in the host tier. Of what the directory calls retained a few stay, with their hash: one
+// that comes back with the same hash is not read (AwayLink::fetch). They go when host memory is
+// short (shed).
 //
 // Operations. AwayClaim is to an Acquisition what ManagedClaim is, and asks under the age that the
 // calling thread has said (olpager_operation). One that lacks nothing is untold. An operation may
@@ -62,6 +64,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <semaphore>
 #include <set>
 #include <span>
@@ -114,7 +117,8 @@ class Away final : private Residence<Lock> {
   directory::ExtentId extents() const {
     return static_cast<directory::ExtentId>(region_of_.size());
   }
-  void landed(directory::ExtentId extent, directory::Number number, bool good, Lock& lock);
+  void landed(directory::ExtentId extent, directory::Number number, bool good,
+              std::optional<ContentHash> hash, Lock& lock);
   /// The extent is parked in a host chunk and stays so, in answer to stop().
   void parked(Extent& extent, Lock& lock);
 
@@ -138,7 +142,8 @@ class Away final : private Residence<Lock> {
   using Key = std::pair<directory::ExtentId, directory::Number>;
   struct Frame {
     HostChunk* chunk = nullptr;
-    directory::Number number = 0;  // by which it is given; 0: it is not
+    directory::Number number = 0;     // by which it is given; 0: it is not
+    std::optional<ContentHash> hash;  // of what is in it
   };
   struct Coming {
     HostChunk* chunk = nullptr;
@@ -160,8 +165,9 @@ class Away final : private Residence<Lock> {
   bool completeThoseOver(Lock& lock);
   void scanAhead();
   void fetchShort(Lock& lock);
-  void startFetch(const Key& key, directory::AgentId from, HostChunk* chunk);
-  HostChunk* takeFrame(directory::ExtentId extent);
+  void startFetch(const Key& key, directory::AgentId from, const Frame& frame);
+  uint64_t retainedPages() const;
+  Frame takeFrame(directory::ExtentId extent);
   void forget(const std::vector<directory::Message>& forgets);
   void send();
   Extent& extentAt(directory::ExtentId id);

@@ -45,9 +45,10 @@ CUresult ExecutorMemory::receive(std::span<const std::byte> batch) {
   return CUDA_SUCCESS;
 }
 
-void ExecutorMemory::landed(uint32_t extent, uint64_t number, bool good) {
+void ExecutorMemory::landed(uint32_t extent, uint64_t number, bool good,
+                            std::optional<ContentHash> hash) {
   Lock lock(state_->mutex);
-  state_->away->landed(extent, number, good, lock);
+  state_->away->landed(extent, number, good, hash, lock);
 }
 
 void ExecutorMemory::beginOperation(uint64_t age, uint64_t oldest) { Away::begin(age, oldest); }

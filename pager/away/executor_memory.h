@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "pager/away/link.h"
@@ -25,7 +26,7 @@ class ExecutorMemory {
                      uint32_t first);
   /// CUDA_ERROR_INVALID_VALUE: no batch of messages to an executor.
   CUresult receive(std::span<const std::byte> batch);
-  void landed(uint32_t extent, uint64_t number, bool good);
+  void landed(uint32_t extent, uint64_t number, bool good, std::optional<ContentHash> hash);
   /// The calling thread makes an operation; what it uses; it is made. True: the directory was told.
   void beginOperation(uint64_t age, uint64_t oldest);
   void operationUses(uint64_t address, uint64_t bytes);

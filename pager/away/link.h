@@ -6,9 +6,11 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 
 #include "coherence/directory/types.h"
+#include "pager/kernels/hash_and_scan.h"
 
 namespace olpager::pager {
 
@@ -19,15 +21,16 @@ class AwayLink {
   /// Messages for the home, a batch (coherence/pages/batch.h). In order.
   virtual void post(std::span<const std::byte> batch) = 0;
   /// The page's bytes lie at `bytes`, in host memory, and stay there until taken back: that
-  /// executor may read them. Before the post of its kReady.
+  /// executor may read them. Before the post of its kReady. `hash`: of them, if it is known.
   virtual void given(directory::ExtentId extent, directory::Number number, directory::AgentId taker,
-                     const void* bytes) = 0;
+                     const void* bytes, std::optional<ContentHash> hash) = 0;
   /// The taker has read them.
   virtual void takenBack(directory::ExtentId extent, directory::Number number) = 0;
   /// Brings the page that executor `from` gives by that number to `into`, in host memory. Answered
-  /// by ExecutorMemory::landed(), once: until then others may write the memory.
+  /// by ExecutorMemory::landed(), once: until then others may write the memory. `has`: the hash of
+  /// what is there; what is given with the same need not be brought.
   virtual void fetch(directory::ExtentId extent, directory::Number number, directory::AgentId from,
-                     void* into) = 0;
+                     void* into, std::optional<ContentHash> has) = 0;
   /// The session can't go on. `why`: half a line.
   virtual void failed(const char* why) = 0;
 };

@@ -53,6 +53,7 @@ Acquisition::State Acquisition::describe(Lock& lock) {
 
 Acquisition::State Acquisition::ready(Lock& lock) {
   if (now_ != State::kWaiting && now_ != State::kReady) return now_;
+  if (closure_.reachesFreed()) return startOver(lock);
   hear();
   if (lost_) {  // its memory is gone: never other bytes in its place
     base::warnOnce("lost reach",
@@ -64,15 +65,16 @@ Acquisition::State Acquisition::ready(Lock& lock) {
     tellRefused(state_, closure_);
     return refuse(lock, CUDA_ERROR_OUT_OF_MEMORY);
   }
-  if (closure_.reachesFreed()) return startOver(lock);
   closure_.follow();
   return look(lock);
 }
 
 // Who frees waits until nothing holds the region, and other executors may wait for who frees: so
-// what is reached is found anew, without it. What has been asked for on the way stays asked for.
+// what is reached is found anew, without it. Other agents stay asked for the rest; engines are asked
+// anew, as patiently as they have been asked before.
 Acquisition::State Acquisition::startOver(Lock& lock) {
   asked_.letGo();
+  failed_ = lost_ = in_vain_ = false;
   closure_.clear();
   claim_.again();
   away_claim_.again();

@@ -39,7 +39,10 @@ void Asked::ask() {
 }
 
 void Asked::letGo() {
-  for (auto& [engine, want] : wants_) engine->removeWant(&want);
+  for (auto& [engine, want] : wants_) {
+    engine->removeWant(&want);
+    since_ns_ = since_ns_ == 0 ? want.since_ns : std::min(since_ns_, want.since_ns);
+  }
   wants_.clear();
   extents_ = regions_ = 0;
   for (; held_ > 0; --held_) --closure_.regions[held_ - 1]->wanted;
@@ -52,7 +55,7 @@ Want& Asked::wantOf(Engine& engine) {
       std::find_if(wants_.begin(), wants_.end(), [&](auto& want) { return want.first == &engine; });
   if (it != wants_.end()) return it->second;
   wants_.emplace_back(&engine, Want{});
-  wants_.back().second.since_ns = nowNs();
+  wants_.back().second.since_ns = since_ns_ != 0 ? since_ns_ : nowNs();
   engine.addWant(&wants_.back().second);
   return wants_.back().second;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <utility>
 
@@ -37,6 +38,7 @@ class Asked {
   size_t regions_ = 0;                          // of what is reached, that are in wants
   size_t held_ = 0;                             // regions that are no victims meanwhile
   size_t held_pieces_ = 0;
+  uint64_t since_ns_ = 0;  // of the oldest want that was let go; 0: none was
 };
 
 }  // namespace olpager::pager

@@ -119,14 +119,14 @@ class Cluster(sessions.Bench):
 class Round:
     """One program, and one fault."""
 
-    def __init__(self, bench, chance, kind):
+    def __init__(self, bench, chance, kind, within):
         self.bench, self.kind = bench, kind
         self.nodes = bench.nodes[: chance.choice((2, 2, 3))]
         chance.shuffle(self.nodes)
         self.victim = chance.choice(self.nodes)
         self.app = chance.choice(bench.options.app)
         self.seed, self.megabytes = chance.randrange(1000), chance.choice((8, 16))
-        self.moment = 1.3 * chance.random()
+        self.moment = within * chance.random()
         self.pause = chance.choice((0.1, 0.5, 2, 3))  # well within what a link may be silent, and the workers' patience
         self.chance = chance
         self.client = None
@@ -139,7 +139,8 @@ class Round:
         """Whether the fault came before the program's end, and how that went."""
         self.client = self.bench.unified(self.nodes, self.app, self.seed, self.megabytes)
         time.sleep(self.moment)
-        hit = self.client.process.poll() is None and self.kind(self) is not False
+        self.late = self.client.process.poll() is not None
+        hit = not self.late and self.kind(self) is not False
         begun = time.monotonic()
         try:
             status = self.client.process.wait(patience(ENDS))
@@ -294,12 +295,13 @@ def make_faults(bench, count, more=()):
     count = int(os.environ.get("OL_TEST_FAULTS", count))
     kinds = []
     tried = hits = right = 0
+    within = 1.3  # seconds: about as long as the programs run here
     while hits < count:
-        assert tried < 3 * count + 3, f"of {tried} faults {hits} came during a program"
+        assert tried < 6 * count + 6, f"of {tried} faults {hits} came during a program"
         if not kinds:
             kinds = [*KINDS[bench.options.transport], *more]
             chance.shuffle(kinds)
-        one = Round(bench, chance, kinds[-1])
+        one = Round(bench, chance, kinds[-1], within)
         tried += 1
         try:
             hit, how = one.run()
@@ -308,7 +310,9 @@ def make_faults(bench, count, more=()):
         except AssertionError:
             print(f"{tried}: {one}: FAILED", flush=True)
             raise
-        if hit:
+        if not hit:
+            within *= 0.8 if one.late else 1.2
+        else:
             kinds.pop()
             hits += 1
             right += how.startswith("right")

@@ -644,8 +644,8 @@ class World {
     if (asks < 255) ++asks;
     const bool calm = plan_->hints == 0 && plan_->crashes == 0 && plan_->duplicates == 0;
     if (m.age == 0 && calm && asks > 1) fail("the oldest operation asks twice for an extent");
-    // A claim is lost to older operations only, and to each of them a few times: where it lacks room,
-    // once for each extent that it needs.
+    // A claim is lost to older operations only, and to each of them a few times: where that lacks
+    // room, once for each extent that it needs.
     uint64_t older = 0;
     for (Age other = 0; other < m.age; ++other)
       older += plan(static_cast<uint32_t>(other)).needs.size() +

@@ -133,6 +133,18 @@ class View : public AwayLink {
       self.carryOut();
     });
   }
+  /// Pages that came to the pool and that it still had.
+  uint64_t thereAlready() {
+    uint64_t pages = 0;
+    wait([&](View& self) { pages = self.there_already_; });
+    return pages;
+  }
+  /// The other executor is asked for pages that it has not given yet.
+  bool isAskedForPages() {
+    bool asked = false;
+    wait([&](View& self) { asked = self.agent_.unsettled() > 0; });
+    return asked;
+  }
   std::optional<unsigned> ownerOf(uint64_t address) const { return home_.ownerOf(address); }
   /// All that has been noted is done.
   void settle() {
@@ -145,16 +157,30 @@ class View : public AwayLink {
   void post(std::span<const std::byte> batch) override {
     note([record = recordOf(batch)](View& self) { self.heard(self.home_.receive(kPool, record)); });
   }
-  void given(ExtentId extent, Number number, directory::AgentId, const void* bytes) override {
-    note([=](View& self) { self.given_[{extent, number}] = bytes; });
+  void given(ExtentId extent, Number number, directory::AgentId, const void* bytes,
+             std::optional<ContentHash> hash) override {
+    note([=](View& self) {
+      self.given_[{extent, number}] = bytes;
+      if (hash && *hash != kernels::hashMemory(bytes, kPageBytes))
+        self.wrong_ = "a page is given with the hash of other bytes";
+    });
   }
   void takenBack(ExtentId extent, Number number) override {
     note([=](View& self) { self.given_.erase({extent, number}); });
   }
-  void fetch(ExtentId extent, Number number, directory::AgentId, void* into) override {
+  void fetch(ExtentId extent, Number number, directory::AgentId, void* into,
+             std::optional<ContentHash> has) override {
     note([=](View& self) {
-      std::memcpy(into, self.bytes_.at(extent).data(), kPageBytes);
-      self.rig_.pool().landed(extent, number, true);
+      const std::byte* const bytes = self.bytes_.at(extent).data();
+      const ContentHash hash = kernels::hashMemory(bytes, kPageBytes);
+      if (has && *has != kernels::hashMemory(into, kPageBytes))
+        self.wrong_ = "what a page was has the hash of other bytes";
+      if (has == hash) {
+        ++self.there_already_;
+      } else {
+        std::memcpy(into, bytes, kPageBytes);
+      }
+      self.rig_.pool().landed(extent, number, true, hash);
     });
   }
   void failed(const char* why) override {
@@ -279,6 +305,7 @@ class View : public AwayLink {
   ExtentId known_ = 0;
   std::map<ExtentId, Bytes> bytes_;
   std::map<Key, const void*> given_;
+  uint64_t there_already_ = 0;
   std::thread thread_;
 };
 
@@ -314,6 +341,30 @@ TEST_CASE("a page goes from one executor to another and back", "[pager][away]") 
   checkAtPool(rig, view, base, 1, 9);
   view.drop(base);
   CHECK(rig.pool().residency(base).other == 0);
+}
+
+TEST_CASE("a page that comes back as it left is not brought", "[pager][away]") {
+  Rig rig({.host = 256 * kMiB});
+  View view(rig);
+  const uint64_t base = view.make(1), other = view.make(1);
+  // What leaves is hashed where other memory was written, which may name it.
+  const auto giveTo = [&](uint64_t add) {
+    addAtPool(rig, view, other, 1, 1, true);
+    view.atOther(base, 0, 1, add);
+  };
+  view.atOther(base, 0, 1, 0);  // zeros at first
+  addAtPool(rig, view, base, 1, 5, true);
+  giveTo(0);  // and it comes back with the same bytes
+  checkAtPool(rig, view, base, 0, 5);
+  CHECK(view.thereAlready() == 1);
+  const uint64_t written = valueOf(rig.figures().evictions_written);
+  giveTo(0);
+  CHECK(valueOf(rig.figures().evictions_written) == written);  // its copy in host memory is as good
+  addAtPool(rig, view, base, 1, 1, true);
+  CHECK(view.thereAlready() == 2);
+  giveTo(2);  // with others
+  checkAtPool(rig, view, base, 0, 8);
+  CHECK(view.thereAlready() == 2);
 }
 
 TEST_CASE("a launch without an age that lacks a page of another executor is refused",
@@ -395,7 +446,7 @@ TEST_CASE("a launch that waits lets go of memory that is freed", "[pager][away]"
     addAtPool(rig, view, table, 1, 0, true);
     made = true;
   });
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // longer than it takes to wait
+  while (!view.isAskedForPages()) std::this_thread::yield();
   CHECK_FALSE(made);
   view.drop(freed);
   CHECK_FALSE(made);
