@@ -1,5 +1,6 @@
-"""Programs over RDMA: an oversubscribed one with a memserver, one without a driver on a gpunode, and
-what is refused where RDMA is required and can't be had. For the virtual machine of run-in-guest.
+"""Programs over RDMA: an oversubscribed one with a memserver, one without a driver on a gpunode and
+over two of them as one device, and what is refused where RDMA is required and can't be had. For the
+virtual machine of run-in-guest.
 
     programs.py --olrun OLRUN --olmemserver OLMEMSERVER --olgpunode OLGPUNODE --olctl OLCTL PROGRAM
 """
@@ -72,6 +73,21 @@ def main(args):
         assert "OK" in said and "connecting again" not in said and "verbs" in said, said
         gpunode.end()
         print(f"gpunode: {time.monotonic() - start:.1f} s")
+
+        # One device over two, neither of which can hold the program: pages go between their workers.
+        start = time.monotonic()
+        gpunodes = [Daemon([args.olgpunode, "--listen", f"{host}:0", "--driver", "sim", "--vram", str(16 * MIB),
+                            "--memory", str(256 * MIB), "--cache", "none", "--transport", "verbs", "--log", "info", *trust],
+                           r"listening at (\S+:\d+)") for _ in range(2)]
+        named = [word for gpunode in gpunodes for word in ("--gpunode", gpunode.address)]
+        said = run(0, *required, "--log", "info", "--view", "unified", *named, *program)
+        assert "OK" in said and re.search(r"operations: [1-9]\d* at \S+, [1-9]\d* at .* moved to another GPU [1-9]", said), said
+        assert re.search(r"unified view: gpunodes \S+ and \S+: .*verbs", said), said
+        for gpunode in gpunodes:
+            gpunode.end()
+        for gpunode in gpunodes:
+            assert re.search(r"[1-9]\d* pages came from other executors", "".join(gpunode.lines)), "".join(gpunode.lines)
+        print(f"unified view: {time.monotonic() - start:.1f} s")
 
 
 if __name__ == "__main__":
