@@ -43,6 +43,44 @@ void stayHere(Invocation& in, CUdeviceptr address, size_t bytes) {
   }
 }
 
+using Pieces = std::vector<std::pair<CUdeviceptr, uint64_t>>;  // address and bytes
+
+// By one call, where the driver has one: a call for each of hundreds takes milliseconds.
+bool copyAtOnce(const api::DriverTable& driver, const Pieces& pieces, std::byte* into) {
+  if (driver.cuMemcpyBatchAsync_v2 == nullptr) return false;
+  std::vector<CUdeviceptr> to, from;
+  std::vector<size_t> sizes;
+  for (const auto& [address, bytes] : pieces) {
+    if (bytes != 0) {
+      to.push_back(reinterpret_cast<CUdeviceptr>(into));
+      from.push_back(address);
+      sizes.push_back(bytes);
+    }
+    into += bytes;
+  }
+  if (sizes.empty()) return false;
+  CUmemcpyAttributes how{};
+  how.srcAccessOrder = CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+  size_t first = 0;
+  const CUresult result = driver.cuMemcpyBatchAsync_v2(
+      to.data(), from.data(), sizes.data(), sizes.size(), &how, &first, 1, CU_STREAM_PER_THREAD);
+  // Also where it failed: nothing writes there afterwards.
+  const CUresult ended = driver.cuStreamSynchronize(CU_STREAM_PER_THREAD);
+  return result == CUDA_SUCCESS && ended == CUDA_SUCCESS;
+}
+
+// Into pinned memory, when all that was sent is complete.
+CUresult copyAll(const api::DriverTable& driver, const Pieces& pieces, std::byte* into) {
+  for (const auto& [address, bytes] : pieces) {
+    if (bytes != 0) {
+      const CUresult result = driver.cuMemcpyDtoHAsync_v2(into, address, bytes, nullptr);
+      if (result != CUDA_SUCCESS) return result;
+    }
+    into += bytes;
+  }
+  return CUDA_SUCCESS;
+}
+
 }  // namespace
 
 CUresult variable(Invocation& in) {
@@ -107,7 +145,7 @@ CUresult managedGone(Invocation& in) {
 // By one wait for all: they are a few bytes each, and there may be hundreds.
 CUresult variableBytes(Invocation& in) {
   const auto count = in.value<uint32_t>();
-  std::vector<std::pair<CUdeviceptr, uint64_t>> asked;
+  Pieces asked;
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < count && in.ok() && bytes <= Staging::kPieceBytes; ++i) {
     const auto address = in.value<uint64_t>();
@@ -121,13 +159,8 @@ CUresult variableBytes(Invocation& in) {
   Staging& staging = in.worker().staging();
   Staging::Piece* const piece = staging.take(driver, in.head().context);
   if (piece == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
-  CUresult result = CUDA_SUCCESS;
-  uint64_t at = 0;
-  for (const auto& [address, length] : asked) {
-    if (result == CUDA_SUCCESS && length != 0)
-      result = driver.cuMemcpyDtoHAsync_v2(piece->bytes + at, address, length, nullptr);
-    at += length;
-  }
+  const bool at_once = copyAtOnce(driver, asked, piece->bytes);
+  CUresult result = at_once ? CUDA_SUCCESS : copyAll(driver, asked, piece->bytes);
   const CUresult ended = driver.cuStreamSynchronize(nullptr);
   if (result == CUDA_SUCCESS) result = ended;
   if (result == CUDA_SUCCESS) in.results().raw(piece->bytes, bytes);
