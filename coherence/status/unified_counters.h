@@ -143,8 +143,8 @@ inline void noteMove(UnifiedCounters& counters, const Move& move) noexcept {
 }
 
 /// Move `number` out of a copy of the counters. False: it is not there (any more), or was not whole
-/// when it was copied, or is damaged. The oldest one may be taken for whole and not be it, where two
-/// moves are written while the copy is made.
+/// when it was copied, or is damaged. The oldest one may be taken for whole and not be it, where
+/// two moves are written while the copy is made.
 inline bool moveOf(const UnifiedCounters& copy, uint64_t number, Move& into) noexcept {
   const MoveRecord& record = copy.last_moves[number % kKeptMoves];
   const auto get = [](const Counter& from) { return from.load(std::memory_order_relaxed); };

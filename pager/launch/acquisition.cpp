@@ -70,8 +70,8 @@ Acquisition::State Acquisition::ready(Lock& lock) {
 }
 
 // Who frees waits until nothing holds the region, and other executors may wait for who frees: so
-// what is reached is found anew, without it. Other agents stay asked for the rest; engines are asked
-// anew, as patiently as they have been asked before.
+// what is reached is found anew, without it. Other agents stay asked for the rest. Engines are
+// asked anew, and no more patiently than before.
 Acquisition::State Acquisition::startOver(Lock& lock) {
   asked_.letGo();
   failed_ = lost_ = in_vain_ = false;
