@@ -225,6 +225,7 @@ void Agent::take(Note& note) {
       return;
     case Kind::kFetch: {
       Transfer& transfer = transfers_[note.key];
+      if (transfer.from != note.slot) transfer.offer.reset();  // of somebody else
       transfer.from = note.slot;
       transfer.into = note.memory;
       transfer.has = note.hash;
@@ -237,7 +238,7 @@ void Agent::take(Note& note) {
         old = old->second.into == nullptr ? transfers_.erase(old) : std::next(old);
       Transfer& transfer = transfers_[note.key];
       if (transfer.into == nullptr) transfer.from = note.slot;
-      if (transfer.from == note.slot) transfer.offer = note.offer;
+      if (transfer.from == note.slot && transfer.region == nullptr) transfer.offer = note.offer;
       return start(note.key, transfer);
     }
     case Kind::kRead:
@@ -280,10 +281,6 @@ void Agent::give(const Note& note) {
 void Agent::start(const Key& key, Transfer& transfer) {
   if (transfer.into == nullptr || !transfer.offer || transfer.region != nullptr) return;
   const PeerMessage& offer = *transfer.offer;
-  if (offer.hashed != 0 && transfer.has == offer.hash) {
-    there_already_.fetch_add(1, std::memory_order_relaxed);
-    return landed(key, true);
-  }
   const PeerPtr peer = worker_.peers().find(transfer.from);
   if (peer == nullptr) return peerLost(transfer.from);
   Note failed{.kind = Note::Kind::kFailed};
@@ -291,6 +288,10 @@ void Agent::start(const Key& key, Transfer& transfer) {
       offer.offset > offer.region.length - kPageBytes) {
     failed.why = "executor " + std::to_string(transfer.from) + " offers what is no page";
     return leave(std::move(failed));
+  }
+  if (offer.hashed != 0 && transfer.has == offer.hash) {
+    there_already_.fetch_add(1, std::memory_order_relaxed);
+    return landed(key, true);
   }
   auto region = transport::registerMemory(peer->staging().domain(),
                                           {.base = transfer.into, .length = kPageBytes},
@@ -317,7 +318,7 @@ void Agent::endRead(const Note& note) {
 }
 
 void Agent::landed(const Key& key, bool good) {
-  landed_.fetch_add(1, std::memory_order_relaxed);
+  if (good) landed_.fetch_add(1, std::memory_order_relaxed);
   const auto transfer = transfers_.extract(key);
   const PeerMessage& offer = *transfer.mapped().offer;
   const Relaxed relaxed(worker_.driver());  // as in heard()

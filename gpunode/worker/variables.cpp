@@ -45,7 +45,8 @@ void stayHere(Invocation& in, CUdeviceptr address, size_t bytes) {
 
 using Pieces = std::vector<std::pair<CUdeviceptr, uint64_t>>;  // address and bytes
 
-// By one call, where the driver has one: a call for each of hundreds takes milliseconds.
+// By one call, where the driver has one: a call for each of hundreds takes milliseconds. It waits
+// for no other stream: all that was sent is complete (Executors::isFinished).
 bool copyAtOnce(const api::DriverTable& driver, const Pieces& pieces, std::byte* into) {
   if (driver.cuMemcpyBatchAsync_v2 == nullptr) return false;
   std::vector<CUdeviceptr> to, from;

@@ -25,7 +25,7 @@ constexpr unsigned kScanEvery = 64;  // operations
 constexpr unsigned kScans = 64;      // after a page was given away
 // What was given stays in host memory, of so many pages at most, and of one part of it in so many.
 constexpr uint64_t kMostRetained = 64;
-constexpr uint64_t kRetainedShare = 64;
+constexpr uint64_t kRetainedShare = 16;
 
 // Begun and ended by one call (olpager_operation, olpager_operation_over), which owns it.
 __attribute__((tls_model("initial-exec"))) thread_local AwayOperation* t_operation = nullptr;
@@ -257,9 +257,12 @@ void Away::startFetch(const Key& key, directory::AgentId from, const Frame& fram
 
 // A page that goes to and fro often comes back as it left: scratch memory of a library, say.
 uint64_t Away::retainedPages() const {
-  uint64_t host = 0;
-  for (const auto& engine : state_.devices.engines) host += engine->chunks().hostLimit();
-  return std::min(kMostRetained, host / kRetainedShare / kPageBytes);
+  return std::min(kMostRetained, state_.devices.host.limit / kRetainedShare / kPageBytes);
+}
+
+void Away::giveRetained(Lock& lock) {
+  elsewhere_.shed(0, lock);
+  send();
 }
 
 void Away::fetch(directory::ExtentId extent, directory::AgentId from, directory::Number number,
@@ -278,10 +281,7 @@ void Away::fetchShort(Lock& lock) {
   while (!short_.empty()) {
     Engine& engine = engineOf(short_.front().key.first);
     HostChunk* const chunk = engine.takeChunkForOthers(lock);
-    if (chunk == nullptr) {
-      elsewhere_.shed(0, lock);
-      break;
-    }
+    if (chunk == nullptr) break;
     if (short_.empty()) {  // aborted meanwhile
       engine.giveChunkOfOthers(chunk);
       break;
@@ -370,8 +370,9 @@ void Away::yield(directory::ExtentId id, Lock&) {
     return violated({.extent = id});
   extent.leaving = false;
   scans_to_come_ = kScans;
-  frames_[id] = {std::exchange(extent.host, nullptr), 0,
-                 extent.hash_valid ? std::optional(extent.hash) : std::nullopt};
+  frames_[id] = {
+      std::exchange(extent.host, nullptr), 0,
+      extent.hash_valid && extent.host_valid ? std::optional(extent.hash) : std::nullopt};
   extent.host_valid = extent.hash_valid = false;
   extent.region->engine->setState(extent, ExtentState::kAbsent);
 }

@@ -119,6 +119,9 @@ class Away final : private Residence<Lock> {
   }
   void landed(directory::ExtentId extent, directory::Number number, bool good,
               std::optional<ContentHash> hash, Lock& lock);
+  /// Host memory is short: what other executors have as well is not kept. It may come back a moment
+  /// later.
+  void giveRetained(Lock& lock);
   /// The extent is parked in a host chunk and stays so, in answer to stop().
   void parked(Extent& extent, Lock& lock);
 

@@ -73,6 +73,10 @@ HostChunk* Engine::takeHostChunk(unsigned order, Lock& lock) {
     if (pool_.devices.engines[e]->packed_.drop(bytes) > 0) chunk = chunks_.takeHost(order, lock);
   for (const bool own : {true, false})  // other devices' last
     if (chunk == nullptr && dropLowerCopies(bytes, own) > 0) chunk = chunks_.takeHost(order, lock);
+  if (chunk == nullptr && pool_.away != nullptr) {  // what was given away and is kept, just in case
+    pool_.away->giveRetained(lock);
+    chunk = chunks_.takeHost(order, lock);
+  }
   if (chunk != nullptr) return chunk;
   // What is parked goes to memservers for it, where there are any.
   host_.short_bytes = std::max(host_.short_bytes, bytes);

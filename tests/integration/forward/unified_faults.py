@@ -311,8 +311,9 @@ def make_faults(bench, count, more=()):
             print(f"{tried}: {one}: FAILED", flush=True)
             raise
         if not hit:
-            within *= 0.8 if one.late else 1.2
+            within = within * 0.8 if one.late else min(3, within * 1.2)
         else:
+            within = min(3, within * 1.1)
             kinds.pop()
             hits += 1
             right += how.startswith("right")
