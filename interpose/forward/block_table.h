@@ -86,13 +86,11 @@ struct BlockTable {
 
   // Without a lock.
 
-  /// `begin` begins the calls that tell the workers that a block goes. What others have said of it
-  /// is before them, and nothing is behind them.
-  template <typename Begin>
-  void leaves(uint64_t address, Begin begin) {
+  /// Before the calls that tell the workers that a block goes. What others have said of it is
+  /// before them, and nothing is behind them.
+  void leaves(uint64_t address) {
     std::lock_guard order(send_mutex);
     setLeaving(address, true);
-    begin();
   }
   /// It does not after all, or is back.
   void stays(uint64_t address) { setLeaving(address, false); }

@@ -125,9 +125,8 @@ CUresult releaseBlock(uint64_t address, bool managed) {
   for (Session* const session : existingSessions()) session->arrivals().awaitBytes(address, mapped);
   BlockTable& all = blocks();
   InSessions calls;
-  all.leaves(address, [&] {
-    for (Session* const session : with) calls.add(freeCall(session, address));
-  });
+  all.leaves(address);
+  for (Session* const session : with) calls.add(freeCall(session, address));
   const CUresult result = calls.finish([&](const Call& call) {
     std::lock_guard lock(all.mutex);
     if (const auto found = all.blocks.find(address); found != all.blocks.end()) {
@@ -172,9 +171,8 @@ void putVariable(const Session* session, Reader& runs) {
 
 void removeVariable(uint64_t address, Call& gone) {
   BlockTable& all = blocks();
-  CUresult begun = CUDA_SUCCESS;
-  all.leaves(address, [&] { begun = gone.begin(true); });
-  if (begun == CUDA_SUCCESS) (void)gone.finish();
+  all.leaves(address);
+  if (gone.begin(true) == CUDA_SUCCESS) (void)gone.finish();
   std::unique_lock lock(all.mutex);
   const auto found = all.blocks.find(address);
   if (found == all.blocks.end() || !found->second.variable) return;

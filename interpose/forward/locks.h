@@ -11,12 +11,14 @@
 //    3  Variables::mutex             variables.h         a variable is adopted, or goes
 //    4  BlockTable::mirroring        block_table.h       a mirror is made, or goes
 //    5  StandInTable::send_mutex     stand_in_table.h    the order in which changes of stand-ins go
-//       BlockTable::send_mutex       block_table.h       the same of blocks
 //    6  AllocationBook::mutex        allocation_book.h   addresses of device memory; held while the
 //                                                        worker is told
 //       the order of a Group         group.h             from a call's turn until its record is
 //                                                        written; while all moves. Below the
-//                                                        others of 6
+//                                                        one before
+//       BlockTable::send_mutex       block_table.h       the order in which changes of blocks go.
+//                                                        Below the two before: calls under it go
+//                                                        to one executor alone (Call::only)
 //    7  BlockTable::mutex            block_table.h       blocks, and what workers have of them
 //    8  StandInTable::mutex          stand_in_table.h    stand-ins, and who needs them
 //    9  SessionContexts::mutex       session_contexts.h  which contexts there are; a Context is

@@ -66,9 +66,8 @@ CUresult dropMirror(uint64_t address) {
     }
   }
   InSessions calls;
-  all.leaves(address, [&] {
-    for (Session* const session : with) calls.add(freeCall(session, there));
-  });
+  all.leaves(address);
+  for (Session* const session : with) calls.add(freeCall(session, there));
   // One that was answered is done there, whatever else the call tells: what failed before it.
   size_t answered = 0;
   const CUresult result = calls.finish([&](const Call& call) {
