@@ -178,9 +178,7 @@ bool CodeStates::read(Session& session, const std::vector<One*>& ones, unsigned 
   std::vector<std::vector<std::pair<One*, const Variable*>>> asked;
   uint64_t bytes = 0;
   for (One* const one : ones) {
-    Values& has = one->has[executor];
-    if (has.size() != one->bytes) one->brought.erase(executor);  // it was not known
-    has.resize(one->bytes);
+    one->has[executor].resize(one->bytes);
     for (const Variable& variable : one->variables) {
       bytes += variable.bytes;
       if (asked.empty() || bytes > kTogether ||

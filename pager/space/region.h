@@ -183,7 +183,6 @@ static_assert(sizeof(Extent) + sizeof(void*) + sizeof(VramChunk) + sizeof(HostCh
 /// page each.
 struct SharedRegion {
   directory::ExtentId first = 0;  // of its first page; the others follow
-  uint32_t released = 0;          // while it is freed: extents that are nothing here any more
   /// Launches that reach the region by what was known when they were made: of each stream the
   /// newest. Who is to have a page waits for these alone, not for all that is older than one of
   /// them.
@@ -207,7 +206,8 @@ struct ManagedRegion : SharedRegion {
   /// The frames, as the host chunks that extents have when they are parked. They can't be mapped in
   /// place, and no chunk store knows them.
   std::vector<HostChunk> places;
-  bool pinned = false;  // the frames, for the GPU
+  bool pinned = false;    // the frames, for the GPU
+  uint32_t released = 0;  // while it is freed: extents that are nothing here any more
 
   HostChunk* placeOf(const Extent& extent);
   bool isPlace(const HostChunk* chunk) const {
