@@ -13,6 +13,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr std::chrono::microseconds kCheck{1000};  // takeBack()
+
 void ring(int fd) {
   const uint64_t one = 1;
   while (::write(fd, &one, sizeof one) < 0 && errno == EINTR) {
@@ -132,50 +134,55 @@ void EventQueue::enterWait(Clock::time_point now) {
   constexpr auto kAtOnce = std::chrono::microseconds(100);
   std::lock_guard lock(sources_mutex_);
   ++waits_;
-  streak_ = now - left_ < kAtOnce ? streak_ + 1 : 0;
+  streak_ = now - left_ < (onlyMessages() ? kCheck : kAtOnce) ? streak_ + 1 : 0;
   if (++waiters_ != 1 || kept_ || sources_.size() > kMaxPolled) return;
   for (auto& source : sources_) source->leaveToWaiter(true);
+}
+
+// Under sources_mutex_.
+bool EventQueue::onlyMessages() const {
+  return std::all_of(sources_.begin(), sources_.end(),
+                     [](auto& source) { return source->onlyMessages(); });
 }
 
 void EventQueue::leaveWait(const Sources& driven) {
   std::lock_guard lock(sources_mutex_);
   left_ = Clock::now();
   --waiters_;
-  leaveSources();
-  // Whoever else waits may be asleep on the bell. What is kept is driven by the next wait or by
-  // takeBack(): nobody hears a bell meanwhile, and the peer need not ring.
+  keepSources();
+  // What is kept is driven by the next wait or by takeBack(): nobody hears a bell meanwhile, and
+  // the peer need not ring. Else whoever waits too may be asleep on the bell, and an I/O thread
+  // that is given a bell which has rung for nothing wakes for nothing.
   if (waiters_ == 0 && kept_) return;
   for (auto& source : driven) {
     if (source) source->rearm();
   }
+  if (waiters_ != 0 || sources_.size() > kMaxPolled) return;
+  for (auto& source : sources_) source->leaveToWaiter(false);
 }
 
-// Under sources_mutex_. The connections go back to the I/O threads, or are kept.
-void EventQueue::leaveSources() {
-  constexpr uint32_t kStreak = 16;
+// Under sources_mutex_. Who comes back at once keeps the connections.
+void EventQueue::keepSources() {
+  const uint32_t enough = onlyMessages() ? 4 : 16;
   if (waiters_ != 0 || sources_.empty() || sources_.size() > kMaxPolled) return;
   const bool busy = std::any_of(sources_.begin(), sources_.end(),
                                 [](auto& source) { return source->transferring(); });
-  if (streak_ >= kStreak && !busy) {
-    if (kept_) return;
-    kept_ = true;
-    if (std::exchange(checking_, true)) return;
-    sources_.front()->reactor().everyMillisecond([weak = weak_from_this()] {
-      const auto self = weak.lock();
-      return self && self->takeBack();
-    });
-    return;
-  }
-  if (kept_) return;  // the next check takes them back
-  for (auto& source : sources_) source->leaveToWaiter(false);
+  if (kept_ || streak_ < enough || busy) return;  // the next check takes them back
+  kept_ = true;
+  if (std::exchange(checking_, true)) return;
+  sources_.front()->reactor().everyMillisecond([weak = weak_from_this()] {
+    const auto self = weak.lock();
+    return self && self->takeBack();
+  });
 }
 
 bool EventQueue::takeBack() {
   std::lock_guard lock(sources_mutex_);
-  const bool quiet = waiters_ == 0 && checked_waits_ == waits_;
+  const bool quiet = checked_waits_ == waits_;
   checked_waits_ = waits_;
   if (kept_ && !quiet) return true;
-  if (kept_) giveBack();
+  if (kept_ && waiters_ == 0) giveBack();
+  kept_ = false;  // who waits for long gives them back when the wait is over
   checking_ = false;
   return false;
 }
@@ -196,7 +203,7 @@ EventQueue::Sources EventQueue::sources() {
   return all;
 }
 
-size_t EventQueue::spin(std::span<Completion> into, const Sources& sources,
+size_t EventQueue::spin(std::span<Completion> into, const Sources& sources, Clock::time_point now,
                         Clock::time_point latest) {
   uint32_t limit = spin_us_.load(std::memory_order_relaxed);
   static thread_local uint32_t waits = 0;
@@ -206,7 +213,7 @@ size_t EventQueue::spin(std::span<Completion> into, const Sources& sources,
   }
   if (!sources[0]) return 0;
   constexpr int kLooks = 4;  // for each at the clock, which takes as long
-  const auto whole = Clock::now() + std::chrono::microseconds(limit);
+  const auto whole = now + std::chrono::microseconds(limit);
   const auto end = std::min(latest, whole);
   do {
     for (int i = 0; i < kLooks; ++i) {
@@ -235,7 +242,7 @@ size_t EventQueue::wait(std::span<Completion> into, std::chrono::microseconds ti
   Sources all;
   for (bool first = true;; first = false) {
     all = sources();
-    if (first && (got = spin(into, all, end)) != 0) break;
+    if (first && (got = spin(into, all, now, end)) != 0) break;
     sleepers_.fetch_add(1);
     bool ready = size_.load() != 0;
     for (auto& source : all) ready = (source && source->prepareSleep()) || ready;

@@ -8,7 +8,7 @@
 // Giving a connection to the waiter and back costs two system calls. A thread that comes back to
 // wait at once, time and again (requests and replies), therefore keeps the connections in between,
 // as long as no reads or writes are outstanding; a check every millisecond on an I/O thread takes
-// them back when nobody has come (kept_).
+// them back when nobody has come (kept_), and ends when one wait takes long.
 #pragma once
 
 #include <array>
@@ -32,6 +32,8 @@ class Pollable {
       bool leave) = 0;                    // the I/O thread stops or begins again to look at pollFd
   virtual bool transferring() const = 0;  // reads or writes are outstanding
   virtual Reactor& reactor() const = 0;
+  /// Nothing that another thread waits for comes this way: who keeps it may be away for longer.
+  virtual bool onlyMessages() const { return false; }
   virtual bool pending() { return true; }  // drive() may find something
   /// Before sleeping: asks for pollFd to be rung; true when there is something to drive already.
   virtual bool prepareSleep() { return false; }
@@ -68,6 +70,7 @@ class EventQueue final : public CompletionQueue, public std::enable_shared_from_
   void signal();
   Sources sources();
   size_t spin(std::span<Completion> into, const Sources& sources,
+              std::chrono::steady_clock::time_point now,
               std::chrono::steady_clock::time_point latest);
 
   std::mutex mutex_;
@@ -92,7 +95,8 @@ class EventQueue final : public CompletionQueue, public std::enable_shared_from_
   std::chrono::steady_clock::time_point left_{};
   void enterWait(std::chrono::steady_clock::time_point now);
   void leaveWait(const Sources& driven);
-  void leaveSources();
+  void keepSources();
+  bool onlyMessages() const;
   bool takeBack();  // false: nothing left to check
   void giveBack();
 };

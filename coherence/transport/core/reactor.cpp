@@ -60,6 +60,17 @@ void Reactor::modify(int fd, uint32_t events) {
   epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
 }
 
+void Reactor::leave(int fd, bool leave, uint32_t events) {
+  std::lock_guard lock(mutex_);
+  const auto found = entries_.find(fd);
+  if (found == entries_.end() || found->second->left == leave) return;
+  found->second->left = leave;
+  epoll_event event{};
+  event.events = events;
+  event.data.ptr = found->second.get();
+  epoll_ctl(epoll_.get(), leave ? EPOLL_CTL_DEL : EPOLL_CTL_ADD, fd, &event);
+}
+
 void Reactor::remove(int fd) {
   std::lock_guard lock(mutex_);
   const auto found = entries_.find(fd);

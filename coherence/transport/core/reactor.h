@@ -41,6 +41,10 @@ class Reactor {
   /// Watches `fd` (level-triggered). The source is held until remove() or the reactor's end.
   void add(int fd, uint32_t events, std::shared_ptr<Source> source);
   void modify(int fd, uint32_t events);
+  /// Leaves `fd` to somebody else, or watches it again for `events`. With no events asked for by
+  /// modify() a wake-up that does not say what it is for, as a card's event channel gives, would
+  /// still wake the thread.
+  void leave(int fd, bool leave, uint32_t events);
   /// No callback for it begins after this returned, when called on the reactor's thread; elsewhere
   /// one may be running.
   void remove(int fd);
@@ -54,6 +58,7 @@ class Reactor {
   struct Entry {
     std::shared_ptr<Source> source;
     std::atomic<bool> dead{false};
+    bool left = false;  // leave()
   };
   void run();
   void tick();

@@ -142,7 +142,7 @@ void TcpLink::start(bool announce) {
                           control_source_);
   }
   control_reactor_->addTicker(weak_from_this());
-  setup_.queue->add(control_source_);
+  if (messagesByControl()) setup_.queue->add(control_source_);
   listen();
 }
 

@@ -46,6 +46,8 @@ class TcpLink : public LinkCore {
   virtual void begin() {}
   /// The link can be heard from now on: what arrives elsewhere than here is to be taken.
   virtual void listen() {}
+  /// Whether messages take the first connection: who waits for one receives on it.
+  virtual bool messagesByControl() const { return true; }
   /// Moves a slice by itself, or keeps it for later; false: it is for the lanes.
   virtual bool take(const Slice& /*slice*/) { return false; }
   /// A frame on the first connection that is none of tcp's own.

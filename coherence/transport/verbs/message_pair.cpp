@@ -120,6 +120,7 @@ Status MessagePair::open(rdma_cm_id* id) {
   arrived_ = api_.ibv_create_cq(id->verbs, kPoolPieces + 1, nullptr, events_, 0);
   if (sent_ == nullptr || arrived_ == nullptr) return failed("no completion queue");
   if (ibv_req_notify_cq(arrived_, 0) != 0) return failed("no events of the completion queue");
+  arrived_armed_.store(true);
   ibv_qp_init_attr wanted{};
   wanted.send_cq = sent_;
   wanted.recv_cq = arrived_;
@@ -193,6 +194,7 @@ ssize_t MessagePair::post(std::span<const std::byte> bytes) {
     if (free_.empty()) {
       if (armed) break;
       // One that completes between the look above and here does not ring: one more look.
+      sent_armed_.store(true);
       if (ibv_req_notify_cq(sent_, 0) != 0) return -EIO;
       armed = true;
       continue;
@@ -233,10 +235,15 @@ int MessagePair::take(const std::function<void(std::span<const std::byte>)>& eac
 }
 
 bool MessagePair::arm() {
+  // A ring comes once for each time that it was asked for. What can bring nothing is not called.
   ibv_cq* of = nullptr;
   void* context = nullptr;
-  while (api_.ibv_get_cq_event(events_, &of, &context) == 0) api_.ibv_ack_cq_events(of, 1);
-  return ibv_req_notify_cq(arrived_, 0) == 0;
+  while ((sent_armed_.load() || arrived_armed_.load()) &&
+         api_.ibv_get_cq_event(events_, &of, &context) == 0) {
+    api_.ibv_ack_cq_events(of, 1);
+    (of == sent_ ? sent_armed_ : arrived_armed_).store(false);
+  }
+  return arrived_armed_.exchange(true) || ibv_req_notify_cq(arrived_, 0) == 0;
 }
 
 }  // namespace olpager::transport::verbs

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <span>
@@ -112,6 +113,8 @@ class MessagePair {
   ibv_cq* sent_ = nullptr;
   ibv_cq* arrived_ = nullptr;
   ibv_qp* pair_ = nullptr;  // the id's
+  // Asked to ring, and the ring has not been taken.
+  std::atomic<bool> sent_armed_{false}, arrived_armed_{false};
   std::unique_ptr<Pieces> pieces_;
   uint32_t inline_bytes_ = 0;
   std::vector<uint64_t> free_;  // pieces

@@ -79,16 +79,18 @@ class VerbsLink::MessageSource final : public Reactor::Source, public Pollable {
     link_->sendWaiting();
   }
   bool transferring() const override { return link_->transferring(); }
+  bool onlyMessages() const override { return true; }
   Reactor& reactor() const override { return link_->home(); }
   bool prepareSleep() override {
+    if (link_->receiveMessages()) return true;  // to arm takes two system calls
     if (!link_->armMessages()) return false;
     link_->sendWaiting();
     return link_->receiveMessages();
   }
-  void rearm() override { prepareSleep(); }
-  void leaveToWaiter(bool leave) override {
-    link_->home().modify(fd_, leave ? 0u : uint32_t{EPOLLIN});
+  void rearm() override {
+    if (link_->armMessages()) drive();
   }
+  void leaveToWaiter(bool leave) override { link_->home().leave(fd_, leave, EPOLLIN); }
 
  private:
   const std::shared_ptr<VerbsLink> link_;

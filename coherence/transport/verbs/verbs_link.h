@@ -76,6 +76,7 @@ class VerbsLink final : public TcpLink, public KeyWatcher {
 
   uint32_t sliceBytes(bool write, Class klass, uint64_t length, uint64_t under_way) const override;
   bool reachesDevices() const override { return true; }
+  bool messagesByControl() const override { return pairs_->messages() == nullptr; }
   void begin() override;
   void listen() override;
   void transmit(const wire::Header& header, std::span<const std::byte> head,
