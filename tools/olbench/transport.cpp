@@ -242,7 +242,8 @@ struct Client {
   LinkPtr link;
 };
 
-/// Bytes a second of 2 MiB reads or writes, several at a time.
+/// Bytes a second of 2 MiB reads or writes, several at a time, until the last has arrived: what is
+/// under way may all arrive at once, and a slow card has a third of a second of it.
 double rate(const Client& client, bool write, Class klass, double time) {
   constexpr uint64_t kDepth = 8;
   uint64_t posted = 0, done = 0;
@@ -253,9 +254,8 @@ double rate(const Client& client, bool write, Class klass, double time) {
     ++done;
     client.post(write, klass, posted++ % kPages, 0);
   }
-  const double each_second = static_cast<double>(done * kPage) / seconds(Clock::now() - begin);
   for (; done < posted; ++done) client.next();
-  return each_second;
+  return static_cast<double>(done * kPage) / seconds(Clock::now() - begin);
 }
 
 double readRate(const Client& client, Class klass, double time) {
