@@ -13,7 +13,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::microseconds kCheck{1000};  // takeBack()
+// After so long without a wait they are taken back, where only messages come.
+constexpr int kCheckMessagesMs = 5;
 
 void ring(int fd) {
   const uint64_t one = 1;
@@ -118,6 +119,7 @@ void EventQueue::add(const std::shared_ptr<Pollable>& source) {
   // Who is waiting already has been counted for the others only: from the next wait on it takes
   // part.
   if (sources_.size() == kMaxPolled + 1) giveBack();  // nobody drives any of so many
+  if (kept_ && !onlyMessages()) giveBack();
 }
 
 void EventQueue::remove(Pollable* source) {
@@ -132,9 +134,10 @@ void EventQueue::remove(Pollable* source) {
 
 void EventQueue::enterWait(Clock::time_point now) {
   constexpr auto kAtOnce = std::chrono::microseconds(100);
+  constexpr auto kAtOnceMessages = std::chrono::microseconds(1000);
   std::lock_guard lock(sources_mutex_);
   ++waits_;
-  streak_ = now - left_ < (onlyMessages() ? kCheck : kAtOnce) ? streak_ + 1 : 0;
+  streak_ = now - left_ < (onlyMessages() ? kAtOnceMessages : kAtOnce) ? streak_ + 1 : 0;
   if (++waiters_ != 1 || kept_ || sources_.size() > kMaxPolled) return;
   for (auto& source : sources_) source->leaveToWaiter(true);
 }
@@ -170,10 +173,11 @@ void EventQueue::keepSources() {
   if (kept_ || streak_ < enough || busy) return;  // the next check takes them back
   kept_ = true;
   if (std::exchange(checking_, true)) return;
-  sources_.front()->reactor().everyMillisecond([weak = weak_from_this()] {
-    const auto self = weak.lock();
-    return self && self->takeBack();
-  });
+  sources_.front()->reactor().every(onlyMessages() ? kCheckMessagesMs : 1,
+                                    [weak = weak_from_this()] {
+                                      const auto self = weak.lock();
+                                      return self && self->takeBack();
+                                    });
 }
 
 bool EventQueue::takeBack() {

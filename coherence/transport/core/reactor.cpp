@@ -97,13 +97,25 @@ void Reactor::post(std::function<void()> task) {
   }
 }
 
-void Reactor::everyMillisecond(std::function<bool()> check) {
-  post([this, check = std::move(check)] { checks_.push_back(check); });
+void Reactor::every(int ms, std::function<bool()> check) {
+  post([this, ms, check = std::move(check)] { checks_.push_back({ms, nowMs() + ms, check}); });
+}
+
+// Until something has to be looked at without an event.
+int Reactor::patience() const {
+  if (checks_.empty()) return kTickMs;
+  int64_t first = INT64_MAX;
+  for (const Check& each : checks_) first = std::min(first, each.due_ms);
+  return static_cast<int>(std::clamp<int64_t>(first - nowMs(), 0, kTickMs));
 }
 
 void Reactor::tick() {
-  std::erase_if(checks_, [](auto& check) { return !check(); });
   const int64_t now = nowMs();
+  std::erase_if(checks_, [&](Check& each) {
+    if (now < each.due_ms) return false;
+    each.due_ms = now + each.ms;
+    return !each.check();
+  });
   if (now - last_tick_ms_ < kTickMs) return;
   const bool late = now - last_tick_ms_ > int64_t{20} * kTickMs;
   last_tick_ms_ = now;
@@ -123,7 +135,7 @@ void Reactor::tick() {
 void Reactor::run() {
   epoll_event events[64];
   for (;;) {
-    const int count = epoll_wait(epoll_.get(), events, 64, checks_.empty() ? kTickMs : 1);
+    const int count = epoll_wait(epoll_.get(), events, 64, patience());
     for (int i = 0; i < count; ++i) {
       auto* entry = static_cast<Entry*>(events[i].data.ptr);
       if (entry == nullptr) {

@@ -50,8 +50,9 @@ class Reactor {
   void remove(int fd);
   void addTicker(std::weak_ptr<Ticker> ticker);
   void post(std::function<void()> task);
-  /// About every millisecond, until it returns false.
-  void everyMillisecond(std::function<bool()> check);
+  /// About every `ms` milliseconds, until it returns false.
+  void every(int ms, std::function<bool()> check);
+  void everyMillisecond(std::function<bool()> check) { every(1, std::move(check)); }
   bool onThread() const { return std::this_thread::get_id() == thread_.get_id(); }
 
  private:
@@ -60,8 +61,14 @@ class Reactor {
     std::atomic<bool> dead{false};
     bool left = false;  // leave()
   };
+  struct Check {
+    int ms = 1;
+    int64_t due_ms = 0;
+    std::function<bool()> check;
+  };
   void run();
   void tick();
+  int patience() const;
 
   base::UniqueFd epoll_;
   base::UniqueFd wake_;
@@ -70,7 +77,7 @@ class Reactor {
   std::vector<std::unique_ptr<Entry>> removed_;  // events of the present batch may still name them
   std::vector<std::function<void()>> tasks_;
   std::vector<std::weak_ptr<Ticker>> tickers_;
-  std::vector<std::function<bool()>> checks_;  // the reactor's thread only
+  std::vector<Check> checks_;  // the reactor's thread only
   int64_t last_tick_ms_ = 0;
   bool stop_ = false;
   std::thread thread_;

@@ -131,6 +131,16 @@ bool VerbsLink::postMessages(MessagePair& pair) {
   const ssize_t put = pair.post(messages_);
   if (put > 0) messages_.erase(messages_.begin(), messages_.begin() + put);
   messages_wait_.store(!messages_.empty());
+  // Whoever keeps the queue pair may be away when it rings that there is room.
+  if (put >= 0 && !messages_.empty() && !std::exchange(pumping_, true)) {
+    home().everyMillisecond([weak = weak_from_this()] {
+      const auto self = std::static_pointer_cast<VerbsLink>(weak.lock());
+      if (!self || self->state() == LinkState::kDown) return false;
+      self->sendWaiting();
+      std::lock_guard lock(self->messages_out_);
+      return self->pumping_ = !self->messages_.empty();
+    });
+  }
   return put >= 0;
 }
 

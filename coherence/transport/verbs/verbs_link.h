@@ -123,6 +123,7 @@ class VerbsLink final : public TcpLink, public KeyWatcher {
   std::mutex messages_out_;
   std::vector<std::byte> messages_;  // for which the queue pair had no room
   std::atomic<bool> messages_wait_{false};
+  bool pumping_ = false;  // the home reactor looks for room
   // Read by this side's flushes, and by the peer's: 8 bytes each.
   std::array<uint64_t, 2> flush_words_{};
   RegionPtr flushed_into_, flushed_from_;
