@@ -190,6 +190,7 @@ void Acquisition::assumeStored() {
 
 // A copy or memset writes to the region: what pointers come in with it.
 void Acquisition::noteWritten(const Uses::Use& write, Region& region, uint64_t number) {
+  if (region.managed != nullptr) region.managed->written = number;
   bool known =
       (operation_->host_source != nullptr || !closure_.sources.empty()) && !closure_.source_unseen;
   const auto unknown = [&] {

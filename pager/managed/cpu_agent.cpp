@@ -339,18 +339,32 @@ void CpuAgent::fault(const UserFault& fault) {
     end(place);
     return;
   }
-  count(counters_.faults);
-  if (place.page().published) {
+  Page& page = place.page();
+  if (page.published) {
+    if (fault.write && !page.writable) {
+      count(counters_.write_faults);
+      allowWrites(place);
+    } else {
+      count(counters_.faults);
+    }
     // It has come since; or the program has thrown away the mapping of a part.
     const uint64_t base_page = place.frames().basePage();
-    faults_->publish(fault.address & ~(base_page - 1), base_page, base_page);
+    faults_->publish(fault.address & ~(base_page - 1), base_page, base_page, page.writable);
     faults_->wake(place.view(), space::kPageBytes);
     return;
   }
-  place.page().marked = false;
+  count(counters_.faults);
+  page.marked = false;
   Touches::Pages extents;
   const size_t count_of = together(place, fault.thread, extents);
   const std::span<const ExtentId> needed(extents.data(), count_of);
+  // Of those beside it nothing is known. As long as some other touch waits for one of them, that
+  // may be a write.
+  for (const ExtentId extent : needed) {
+    Page& other = placeOf(extent).page();
+    other.writes =
+        (fault.write && extent == place.extent()) || (other.writes && isWaitedFor(extent));
+  }
   const auto serves = [&](const Operation& other) {
     return !other.held && std::all_of(needed.begin(), needed.end(),
                                       [&](ExtentId extent) { return other.needs(extent); });
@@ -370,6 +384,13 @@ void CpuAgent::fault(const UserFault& fault) {
     asked->thread = 0;
   }
   askAhead(place, fault.thread);
+}
+
+/// Somebody has asked for it, and it has not come.
+bool CpuAgent::isWaitedFor(ExtentId extent) const {
+  return std::any_of(operations_.begin(), operations_.end(), [&](const Operation& operation) {
+    return !operation.held && operation.needs(extent);
+  });
 }
 
 /// What the thread needs at one moment. Others have taken the page soon after it came: so the
@@ -407,6 +428,7 @@ void CpuAgent::askAhead(const Place& place, pid_t thread) {
     const Place next = placeOf(extent);
     if (!worthAsking(next)) continue;
     next.page().marked = extent == run.first;
+    next.page().writes = place.page().writes;
     count(counters_.ahead);
     begin(Kind::kAhead, {&extent, 1});
   }
@@ -438,7 +460,9 @@ void CpuAgent::askWanted() {
     const Place place = placeOf(extent);
     if (!place) continue;
     place.page().marked = false;
-    if (worthAsking(place)) begin(Kind::kAhead, {&extent, 1});
+    if (!worthAsking(place)) continue;
+    place.page().writes = false;
+    begin(Kind::kAhead, {&extent, 1});
   }
 }
 
@@ -542,6 +566,8 @@ void CpuAgent::publish(const Place& place, uint64_t touched) {
   Page& page = place.page();
   if (page.published || !page.granted) return;
   page.published = page.used = true;
+  page.writable = page.writes || !faults_->protects();
+  if (page.writable) place.frames().noteWrites(place.index);
   page.published_at = now();
   count(counters_.published);
   constexpr uint64_t kFirstStep = 64 << 10;
@@ -553,13 +579,20 @@ void CpuAgent::publish(const Place& place, uint64_t touched) {
   uint64_t at = from;
   for (uint64_t step = by_steps ? kFirstStep : space::kPageBytes; at < last; step *= 2) {
     const uint64_t bytes = std::min(step, last - at);
-    there &= faults_->publish(at, bytes, base_page);
+    there &= faults_->publish(at, bytes, base_page, page.writable);
     at += bytes;
   }
-  if (from > first) there &= faults_->publish(first, from - first, base_page);
+  if (from > first) there &= faults_->publish(first, from - first, base_page, page.writable);
   if (there) return;
   page.lost = true;
   end(place);
+}
+
+/// It is the CPU's alone: nobody is asked.
+void CpuAgent::allowWrites(const Place& place) {
+  place.page().writes = place.page().writable = true;
+  place.frames().noteWrites(place.index);
+  faults_->allowWrites(place.view(), space::kPageBytes);
 }
 
 /// How long its pages stay from now on.

@@ -10,7 +10,10 @@
 //
 //   absent      a touch is a fault
 //   granted     the CPU owns it, its view is not mapped: a touch is a fault that waits for nobody
-//   published   the CPU owns it, its view is mapped: a touch costs nothing
+//   published   the CPU owns it, its view is mapped: a touch costs nothing. What was touched by
+//               reads is published for reading, where the kernel can: the first write is a fault
+//               that asks nobody. So whoever takes the page knows whether the CPU may have written
+//               it (Frames::written)
 //   gone        it is freed: a touch is a SIGSEGV
 //   lost        its bytes are lost: a touch is a SIGBUS
 //
@@ -55,6 +58,7 @@ struct OneThread {};
 /// Read by anybody, at any time.
 struct CpuCounters {
   std::atomic<uint64_t> faults{0};          // of threads that had to wait
+  std::atomic<uint64_t> write_faults{0};    // writes of pages that were published for reading
   std::atomic<uint64_t> published{0};       // pages
   std::atomic<uint64_t> given{0};           // pages that other agents took
   std::atomic<uint64_t> ahead{0};           // pages asked for ahead of sequential touches
@@ -101,7 +105,9 @@ class CpuAgent final : private Residence<OneThread> {
   struct Page {
     bool granted = false;
     bool published = false;
-    bool used = false;  // the frame may hold something else than zeros
+    bool writable = false;  // published for writing
+    bool writes = false;    // what the page was last asked for by may be writes
+    bool used = false;      // the frame may hold something else than zeros
     bool gone = false;
     bool lost = false;
     bool marked = false;  // asked for ahead, and to be told of its first touch (touches.h)
@@ -164,6 +170,7 @@ class CpuAgent final : private Residence<OneThread> {
   Place placeOf(directory::ExtentId extent) const;
   void fault(const UserFault& fault);
   size_t together(const Place& place, pid_t thread, Touches::Pages& extents) const;
+  bool isWaitedFor(directory::ExtentId extent) const;
   void askAhead(const Place& place, pid_t thread);
   bool worthAsking(const Place& place) const;
   void begin(Kind kind, std::span<const directory::ExtentId> extents, pid_t thread = 0);
@@ -174,6 +181,7 @@ class CpuAgent final : private Residence<OneThread> {
   void complete(size_t operation);
   void drop(size_t operation);
   void publish(const Place& place, uint64_t touched);
+  void allowWrites(const Place& place);
   bool isAwaited() const;
   void end(const Place& place);
   uint64_t hold(const Operation& operation) const;

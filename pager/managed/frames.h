@@ -13,6 +13,7 @@
 // both mappings; at the end the view is a reserve without access, as it was.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -41,6 +42,13 @@ class Frames {
   /// Of what the file is made.
   uint64_t basePage() const { return base_page_; }
 
+  /// Whether the CPU may have written the page since forgetWrites(). The CPU's agent says so before
+  /// the page can be written; others ask, and forget, while the CPU has not got it. What the two
+  /// hand it over by orders that.
+  bool written(uint32_t page) const { return written_[page].load(std::memory_order_relaxed); }
+  void noteWrites(uint32_t page) { written_[page].store(true, std::memory_order_relaxed); }
+  void forgetWrites(uint32_t page) { written_[page].store(false, std::memory_order_relaxed); }
+
   /// The page's view is mapped no more; on return nobody writes the frame through it. False: the
   /// kernel does not do it.
   bool drop(uint32_t page);
@@ -51,7 +59,8 @@ class Frames {
   bool lose(uint32_t page);
 
  private:
-  Frames(uint64_t address, uint32_t pages) : address_(address), pages_(pages) {}
+  Frames(uint64_t address, uint32_t pages)
+      : address_(address), pages_(pages), written_(new std::atomic<bool>[pages] {}) {}
   Status map(bool huge);
   void unmap();
 
@@ -62,6 +71,7 @@ class Frames {
   base::UniqueFd nothing_;  // an empty file: a touch of what it is mapped at is a SIGBUS
   std::byte* alias_ = nullptr;
   bool viewed_ = false;
+  std::unique_ptr<std::atomic<bool>[]> written_;
 };
 
 }  // namespace olpager::pager

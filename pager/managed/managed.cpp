@@ -129,6 +129,7 @@ Status Managed::add(Region& region, std::shared_ptr<Frames> frames, Lock& lock) 
   const auto pages = static_cast<directory::ExtentId>(region.pages);
   auto managed = std::make_unique<ManagedRegion>();
   managed->places.resize(region.pages);
+  managed->states.resize(region.pages);
   for (size_t page = 0; page < region.pages; ++page)
     managed->places[page].alias = reinterpret_cast<uint64_t>(frames->alias()) + page * kPageBytes;
   // The first run of numbers that is large enough, else new ones.
@@ -349,6 +350,9 @@ void Managed::grant(directory::ExtentId id, directory::Mode, Lock&) {
   Extent& extent = extentAt(id);
   if (extent.state != ExtentState::kAbsent) return;  // it has it already
   Region& region = *extent.region;
+  ManagedRegion& managed = *region.managed;
+  if (managed.frames->written(managed.indexOf(extent)))
+    region.engine->chunks().forgetKept(managed.pageOf(extent).copy);
   extent.host_valid = true;
   extent.hash_valid = false;
   region.engine->setState(extent, ExtentState::kParked);
@@ -381,6 +385,8 @@ void Managed::yield(directory::ExtentId id, Lock&) {
   if (extent.state == ExtentState::kFreeing) return;
   extent.leaving = extent.blank = false;
   extent.host_valid = extent.hash_valid = false;
+  ManagedRegion& managed = *extent.region->managed;
+  managed.frames->forgetWrites(managed.indexOf(extent));
   extent.region->engine->setState(extent, ExtentState::kAbsent);
 }
 

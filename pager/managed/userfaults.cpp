@@ -4,7 +4,9 @@
 #include <linux/userfaultfd.h>
 #include <sched.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -13,12 +15,18 @@
 
 #include "base/fd.h"
 
-// Headers before Linux 6.1 have not all of it.
+// Headers before Linux 6.4 have not all of it.
 #ifndef USERFAULTFD_IOC_NEW
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
 #endif
 #ifndef UFFD_USER_MODE_ONLY
 #define UFFD_USER_MODE_ONLY 1
+#endif
+#ifndef UFFD_FEATURE_WP_HUGETLBFS_SHMEM
+#define UFFD_FEATURE_WP_HUGETLBFS_SHMEM (1 << 12)
+#endif
+#ifndef UFFDIO_CONTINUE_MODE_WP
+#define UFFDIO_CONTINUE_MODE_WP ((__u64)1 << 1)
 #endif
 
 namespace olpager::pager {
@@ -26,12 +34,17 @@ namespace {
 
 constexpr uint64_t kFeatures = UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MISSING_HUGETLBFS |
                                UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_MINOR_HUGETLBFS;
+constexpr uint64_t kProtecting = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM;
 constexpr int kFlags = O_CLOEXEC | O_NONBLOCK;
 
 class KernelFaults final : public UserFaults {
  public:
-  KernelFaults(base::UniqueFd fd, Reach reach, std::string why, bool threads)
-      : fd_(std::move(fd)), reach_(reach), why_(std::move(why)), threads_(threads) {}
+  KernelFaults(base::UniqueFd fd, Reach reach, std::string why, bool threads, bool protects)
+      : fd_(std::move(fd)),
+        reach_(reach),
+        why_(std::move(why)),
+        threads_(threads),
+        protects_(protects) {}
 
   Reach reach() const override { return reach_; }
   const std::string& why() const override { return why_; }
@@ -57,7 +70,8 @@ class KernelFaults final : public UserFaults {
   Status enlist(uint64_t address, uint64_t bytes) override {
     uffdio_register range{};
     range.range = {.start = address, .len = bytes};
-    range.mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR;
+    range.mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR |
+                 (protects_ ? UFFDIO_REGISTER_MODE_WP : 0);
     if (ioctl(fd_.get(), UFFDIO_REGISTER, &range) == 0) return {};
     return Error{std::string("managed memory's faults can't be served: userfaultfd refuses the "
                              "range (") +
@@ -70,11 +84,14 @@ class KernelFaults final : public UserFaults {
     wake(address, bytes);
   }
 
-  bool publish(uint64_t address, uint64_t bytes, uint64_t base_page) override {
+  bool protects() const override { return protects_; }
+
+  bool publish(uint64_t address, uint64_t bytes, uint64_t base_page, bool writable) override {
     const uint64_t end = address + bytes;
     for (uint64_t at = address; at < end;) {
       uffdio_continue range{};
       range.range = {.start = at, .len = end - at};
+      range.mode = writable ? 0 : UFFDIO_CONTINUE_MODE_WP;
       if (ioctl(fd_.get(), UFFDIO_CONTINUE, &range) == 0) break;
       const int error = errno;
       if (range.mapped > 0) {
@@ -97,6 +114,13 @@ class KernelFaults final : public UserFaults {
     return true;
   }
 
+  void allowWrites(uint64_t address, uint64_t bytes) override {
+    uffdio_writeprotect range{};
+    range.range = {.start = address, .len = bytes};
+    while (ioctl(fd_.get(), UFFDIO_WRITEPROTECT, &range) != 0 && errno == EAGAIN) sched_yield();
+    wake(address, bytes);  // also where the program has unmapped a part of it
+  }
+
   void wake(uint64_t address, uint64_t bytes) override {
     uffdio_range range{.start = address, .len = bytes};
     ioctl(fd_.get(), UFFDIO_WAKE, &range);
@@ -107,7 +131,32 @@ class KernelFaults final : public UserFaults {
   Reach reach_;
   std::string why_;
   bool threads_;
+  bool protects_;
 };
+
+/// Whether the kernel publishes for reading (Linux 6.4): no feature tells.
+bool publishesForReading(const base::UniqueFd& faults) {
+  const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const base::UniqueFd file(memfd_create("olpager-probe", MFD_CLOEXEC));
+  if (!file || !base::resizeFile(file.get(), bytes)) return false;
+  void* const alias = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  void* const view = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  bool does = alias != MAP_FAILED && view != MAP_FAILED;
+  if (does) {
+    *static_cast<volatile char*>(alias) = 1;  // the file has the page
+    uffdio_register range{};
+    range.range = {.start = reinterpret_cast<uint64_t>(view), .len = bytes};
+    range.mode = UFFDIO_REGISTER_MODE_MINOR | UFFDIO_REGISTER_MODE_WP;
+    uffdio_continue page{};
+    page.range = range.range;
+    page.mode = UFFDIO_CONTINUE_MODE_WP;
+    does = ioctl(faults.get(), UFFDIO_REGISTER, &range) == 0 &&
+           ioctl(faults.get(), UFFDIO_CONTINUE, &page) == 0;
+  }
+  for (void* const mapping : {alias, view})
+    if (mapping != MAP_FAILED) munmap(mapping, bytes);
+  return does;
+}
 
 /// A new descriptor, by the device or by the system call; errno tells why not.
 base::UniqueFd make(UserFaults::Reach reach) {
@@ -143,14 +192,15 @@ Result<std::unique_ptr<UserFaults>> openUserFaults(UserFaults::Reach at_most) {
   if (ioctl(probe.get(), UFFDIO_API, &api) != 0 || (api.features & kFeatures) != kFeatures)
     return Error{
         "userfaultfd of this kernel has no minor faults of shared memory; use Linux 5.14 or newer"};
-  const uint64_t wanted = kFeatures | (api.features & UFFD_FEATURE_THREAD_ID);
+  const uint64_t wanted = kFeatures | (api.features & (UFFD_FEATURE_THREAD_ID | kProtecting));
   base::UniqueFd fd = make(reach);
   uffdio_api chosen{.api = UFFD_API, .features = wanted};
   if (!fd || ioctl(fd.get(), UFFDIO_API, &chosen) != 0)
     return Error{std::string("userfaultfd can't be set up (") + std::strerror(errno) +
                  "); use --managed driver"};
+  const bool protects = (wanted & kProtecting) == kProtecting && publishesForReading(fd);
   return std::unique_ptr<UserFaults>(std::make_unique<KernelFaults>(
-      std::move(fd), reach, std::move(why), (wanted & UFFD_FEATURE_THREAD_ID) != 0));
+      std::move(fd), reach, std::move(why), (wanted & UFFD_FEATURE_THREAD_ID) != 0, protects));
 }
 
 }  // namespace olpager::pager

@@ -1,6 +1,6 @@
 // Faults of this process's own threads that this process serves itself: what userfaultfd is to the
 // pager, and the kernel's own of it. A range is enlisted; whoever then touches a page of it that is
-// not published waits until it is.
+// not published waits until it is, and whoever writes one that is published for reading.
 //
 // Thread-safety: any thread, without a lock of ours. Ownership: the descriptor, with it every range
 // that is still enlisted.
@@ -45,10 +45,14 @@ class UserFaults {
   virtual Status enlist(uint64_t address, uint64_t bytes) = 0;
   /// Whoever waits there touches the memory again, as it is mapped then.
   virtual void dismiss(uint64_t address, uint64_t bytes) = 0;
+  /// Whether the kernel can publish for reading.
+  virtual bool protects() const = 0;
   /// Maps the file's pages that lie behind the range, of `base_page` bytes each, and lets go on who
-  /// waits there. What is mapped already stays; of a range that is gone nothing is. False: the file
-  /// has a hole there.
-  virtual bool publish(uint64_t address, uint64_t bytes, uint64_t base_page) = 0;
+  /// waits there. `writable`: false only where protects(); a write is a fault then. What is mapped
+  /// already stays as it is; of a range that is gone nothing is. False: the file has a hole there.
+  virtual bool publish(uint64_t address, uint64_t bytes, uint64_t base_page, bool writable) = 0;
+  /// What was published for reading may be written from now on.
+  virtual void allowWrites(uint64_t address, uint64_t bytes) = 0;
   /// Whoever waits there touches the memory again.
   virtual void wake(uint64_t address, uint64_t bytes) = 0;
 };

@@ -14,6 +14,8 @@ void Engine::dismantle(Extent& extent, Lock& lock) {
   if (extent.vram != nullptr) chunks_.giveVram(extent.vram);
   extent.vram = nullptr;
   if (exported) chunks_.releaseFreeVram(0, lock);  // it goes back to the driver
+  if (extent.region != nullptr && extent.region->managed != nullptr)
+    chunks_.forgetKept(extent.region->managed->pageOf(extent).copy);
   giveHost(extent);
   // Managed memory was not counted, whether or not it ever got frames.
   const Region* const region = extent.region;  // nullptr: of a handle that is mapped nowhere

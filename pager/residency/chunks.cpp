@@ -46,6 +46,7 @@ ChunkStore::~ChunkStore() {
     for (VramChunk* chunk : free_vram_[order]) delete chunk;
     for (HostChunk* chunk : free_host_[order]) delete chunk;
   }
+  for (const KeptChunk& kept : kept_) delete kept.chunk;
   for (VramChunk* chunk : doomed_vram_) delete chunk;
   for (HostChunk* chunk : doomed_host_) delete chunk;
 }
@@ -219,24 +220,20 @@ bool ChunkStore::restoreBudget() {
 
 VramChunk* ChunkStore::takeVram(unsigned order, Lock& lock) {
   const uint64_t bytes = kPageBytes << order;
-  auto& free = free_vram_[order];
-  if (!free.empty()) {
-    VramChunk* chunk = free.back();
-    free.pop_back();
-    vram_free_ -= bytes;
-    return chunk;
-  }
+  // What is kept is taken once nothing can be made.
+  if (!free_vram_[order].empty() || vram_made_ + bytes > vram_budget_)
+    if (VramChunk* const chunk = takeFreeVram(order); chunk != nullptr) return chunk;
   if (vramAvailable() < bytes) return nullptr;
   // Room in the budget: perhaps only as free chunks of other orders, which go back to the driver
   // first.
   uint64_t excess = vram_made_ + bytes > vram_budget_ ? vram_made_ + bytes - vram_budget_ : 0;
   for (unsigned other = 0; other < kOrders && excess > 0; ++other) {
-    while (!free_vram_[other].empty() && excess > 0) {
-      doomed_vram_.push_back(free_vram_[other].back());
-      free_vram_[other].pop_back();
-      const uint64_t other_bytes = kPageBytes << other;
+    const uint64_t other_bytes = kPageBytes << other;
+    while (excess > 0) {
+      VramChunk* const chunk = takeFreeVram(other);
+      if (chunk == nullptr) break;
+      doomed_vram_.push_back(chunk);
       vram_made_ -= other_bytes;
-      vram_free_ -= other_bytes;
       excess -= std::min(excess, other_bytes);
     }
   }
@@ -264,7 +261,7 @@ VramChunk* ChunkStore::takeVram(unsigned order, Lock& lock) {
     base::logInfo("device %d: the driver has VRAM again, budget %llu MiB", device_,
                   static_cast<unsigned long long>(vram_budget_ >> 20));
   }
-  return chunk;
+  return chunk != nullptr ? chunk : takeFreeVram(order);
 }
 
 bool ChunkStore::makeVramAhead(unsigned order, Lock& lock) {
@@ -298,6 +295,43 @@ void ChunkStore::giveVram(VramChunk* chunk) {
   }
   free_vram_[chunk->order].push_back(chunk);
   vram_free_ += kPageBytes << chunk->order;
+}
+
+// A free chunk of the order, of those whose bytes somebody may want back the one that was kept
+// first. nullptr: there is none.
+VramChunk* ChunkStore::takeFreeVram(unsigned order) {
+  VramChunk* chunk = nullptr;
+  if (auto& free = free_vram_[order]; !free.empty()) {
+    chunk = free.back();
+    free.pop_back();
+  } else if (order == 0 && !kept_.empty()) {
+    chunk = kept_.front().chunk;
+    kept_.front().copy->there = false;
+    kept_.pop_front();
+  }
+  if (chunk != nullptr) vram_free_ -= kPageBytes << order;
+  return chunk;
+}
+
+void ChunkStore::keepVram(VramChunk* chunk, VramCopy& copy) {
+  forgetKept(copy);
+  if (chunk->exported || chunk->order != 0) return giveVram(chunk);
+  copy.at = kept_.insert(kept_.end(), {chunk, &copy});
+  copy.there = true;
+  vram_free_ += kPageBytes;
+}
+
+VramChunk* ChunkStore::takeKept(VramCopy& copy) {
+  if (!copy.there) return nullptr;
+  VramChunk* const chunk = copy.at->chunk;
+  kept_.erase(copy.at);
+  copy.there = false;
+  vram_free_ -= kPageBytes;
+  return chunk;
+}
+
+void ChunkStore::forgetKept(VramCopy& copy) {
+  if (VramChunk* const chunk = takeKept(copy); chunk != nullptr) giveVram(chunk);
 }
 
 HostChunk* ChunkStore::takeHost(unsigned order, Lock& lock) {
@@ -390,14 +424,14 @@ void ChunkStore::destroyDoomed(Lock& lock) {
 uint64_t ChunkStore::releaseFreeVram(uint64_t bytes, Lock& lock) {
   uint64_t released = 0;
   for (unsigned order = kOrders; order-- > 0 && released < bytes;) {
-    while (!free_vram_[order].empty() && released < bytes) {
-      doomed_vram_.push_back(free_vram_[order].back());
-      free_vram_[order].pop_back();
+    while (released < bytes) {
+      VramChunk* const chunk = takeFreeVram(order);
+      if (chunk == nullptr) break;
+      doomed_vram_.push_back(chunk);
       released += kPageBytes << order;
     }
   }
   vram_made_ -= released;
-  vram_free_ -= released;
   destroyDoomed(lock);
   return released;
 }
@@ -413,13 +447,13 @@ uint64_t ChunkStore::releaseFreeHost(uint64_t bytes, Lock& lock) {
 uint64_t ChunkStore::lend(uint64_t bytes, Lock& lock) {
   uint64_t lent = 0;
   for (unsigned order = 0; order < kOrders && lent < bytes; ++order)
-    while (!free_vram_[order].empty() && lent < bytes) {
-      doomed_vram_.push_back(free_vram_[order].back());
-      free_vram_[order].pop_back();
+    while (lent < bytes) {
+      VramChunk* const chunk = takeFreeVram(order);
+      if (chunk == nullptr) break;
+      doomed_vram_.push_back(chunk);
       lent += kPageBytes << order;
     }
   vram_made_ -= lent;
-  vram_free_ -= lent;
   setVramBudget(vram_budget_ - lent);
   destroyDoomed(lock);
   return lent;

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <list>
 #include <mutex>
 #include <span>
 #include <thread>
@@ -78,6 +79,15 @@ class ChunkStore {
   /// Takes a chunk back. One that is exported goes to the driver, with the next call that releases
   /// chunks.
   void giveVram(VramChunk* chunk);
+  /// As giveVram(), of a chunk of one page whose bytes are `copy` until the chunk is taken for
+  /// something else: once nothing is left to be made, the one that was kept first. `copy` stays
+  /// where it is until then, or until takeKept() or forgetKept().
+  void keepVram(VramChunk* chunk, VramCopy& copy);
+  /// The chunk with its bytes. nullptr: they are gone.
+  VramChunk* takeKept(VramCopy& copy);
+  /// The bytes are of no use any more.
+  void forgetKept(VramCopy& copy);
+  uint64_t keptBytes() const { return kept_.size() * kPageBytes; }
   /// A free host chunk or a new one. nullptr: the host tier is full, or the system gave none.
   HostChunk* takeHost(unsigned order, Lock& lock);
   /// A free one or nullptr: none is made.
@@ -141,6 +151,7 @@ class ChunkStore {
   bool hasPeer(CUdevice peer) const;
 
  private:
+  VramChunk* takeFreeVram(unsigned order);
   VramChunk* makeVram(unsigned order, bool exported = false);
   void destroyVram(VramChunk* chunk);
   HostChunk* makeHost(unsigned order);
@@ -166,6 +177,7 @@ class ChunkStore {
   bool host_mappable_ = false;
   int numa_node_ = 0;
   std::array<std::vector<VramChunk*>, kOrders> free_vram_;
+  std::list<KeptChunk> kept_;  // free as well; the first was kept first
   std::array<std::vector<HostChunk*>, kOrders> free_host_;
   std::array<CUdevice, kMostPeers> peers_{};
   std::atomic<size_t> peer_count_{0};  // entries before it are never written again

@@ -420,7 +420,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
   if (clean && extent.region->shared() == nullptr && startPacking(extent, lock)) return;
   if (clean) {
     flight_.freeing_bytes -= extent.bytes();
-    if (debts_.any() || !packed_.keep(*extent.vram, unallocated())) chunks_.giveVram(extent.vram);
+    if (debts_.any() || !packed_.keep(*extent.vram, unallocated())) leaveVram(extent);
     extent.vram = nullptr;
     add(figures_->evictions_clean);
     prefetch_.again = true;
@@ -483,8 +483,7 @@ bool Engine::finishWrites(Lock& lock) {
       return true;
     }
   }
-  chunks_.giveVram(extent.vram);
-  extent.vram = nullptr;
+  leaveVram(extent);
   setState(extent, ExtentState::kParked);
   if (extent.region->by_pieces) mapInPlace(extent, lock);
   return true;

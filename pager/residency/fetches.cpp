@@ -90,7 +90,11 @@ bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
       nowNs() < pauses_.refused_until_ns)
     return false;
   setState(extent, ExtentState::kFetching);
-  VramChunk* chunk = takeVram(extent, lock);
+  // What it left behind when the CPU got it, and the CPU has only read it.
+  ManagedRegion* const managed = extent.region->managed.get();
+  VramChunk* chunk = managed != nullptr ? chunks_.takeKept(managed->pageOf(extent).copy) : nullptr;
+  const bool kept = chunk != nullptr;
+  if (!kept) chunk = takeVram(extent, lock);
   if (chunk == nullptr) {
     setState(extent, ExtentState::kParked);
     return false;
@@ -112,10 +116,14 @@ bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
     if (result != CUDA_SUCCESS && !copying && !endsContext(result)) image = nullptr;
   }
   if (image == nullptr) {
-    result = extent.blank ? driver.cuMemsetD8Async(chunk->alias, 0, extent.bytes(), streams_.in)
-                          : driver.cuMemcpyHtoDAsync_v2(
-                                chunk->alias, reinterpret_cast<const void*>(extent.host->alias),
-                                extent.bytes(), streams_.in);
+    if (kept)
+      result = CUDA_SUCCESS;
+    else if (extent.blank)
+      result = driver.cuMemsetD8Async(chunk->alias, 0, extent.bytes(), streams_.in);
+    else
+      result = driver.cuMemcpyHtoDAsync_v2(chunk->alias,
+                                           reinterpret_cast<const void*>(extent.host->alias),
+                                           extent.bytes(), streams_.in);
     copying = result == CUDA_SUCCESS;
     if (copying) result = driver.cuEventRecord(event, streams_.in);
   }
@@ -137,9 +145,13 @@ bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
   }
   flight_.fetching.push_back({&extent, event, hash, image != nullptr, unchecked, nowNs()});
   flight_.fetching_bytes += extent.bytes();
-  if (!extent.blank)
-    add(figures_->bytes_in, image != nullptr ? PackedImages::bytesOf(extent) : extent.bytes());
-  add(figures_->fetched_bytes, extent.bytes());
+  if (kept) {
+    add(figures_->kept_bytes, extent.bytes());
+  } else {
+    if (!extent.blank)
+      add(figures_->bytes_in, image != nullptr ? PackedImages::bytesOf(extent) : extent.bytes());
+    add(figures_->fetched_bytes, extent.bytes());
+  }
   if (why == Fetch::kAhead) {
     extent.prefetched = true;
     ++extent.region->ahead;
@@ -224,6 +236,13 @@ bool Engine::finishRun(std::span<const Copy> copies, Lock& lock) {
 // What was fetched is used from its chunk from now on, or is parked as before.
 void Engine::arrived(Extent& extent, bool usable) {
   if (usable) {
+    if (ManagedRegion* const managed = extent.region->managed.get(); managed != nullptr) {
+      auto& came = managed->pageOf(extent).came;
+      came.reset();
+      // A number of its own: whatever may use the page has a higher one.
+      if (!extent.blank && managed->isPlace(extent.host))
+        came = pool_.launch_number.fetch_add(1) + 1;
+    }
     extent.blank = false;
     return setState(extent, ExtentState::kVram);
   }
@@ -320,7 +339,8 @@ bool Engine::makeChunkAhead(Lock& lock) {
       flight_.freeing_bytes > 0)
     return false;
   const uint64_t most = std::min(kMostAheadBytes, chunks_.vramBudget() / 4);
-  if (chunks_.vramMade() - chunks_.vramInUse() + kPageBytes > most) return false;
+  if (chunks_.vramMade() - chunks_.vramInUse() - chunks_.keptBytes() + kPageBytes > most)
+    return false;
   --flight_.expected_pages;
   if (chunks_.makeVramAhead(0, lock)) return true;
   flight_.expected_pages = 0;

@@ -176,11 +176,36 @@ void Engine::leaveUnseen(Batch& batch, Lock& lock) {
       lost(result);
     } else if (extent.vram == nullptr) {
       setState(extent, ExtentState::kParked);
+    } else if (isAsInFrame(extent)) {
+      flight_.freeing_bytes -= extent.bytes();
+      add(figures_->evictions_clean);
+      leaveVram(extent);
+      setState(extent, ExtentState::kParked);
     } else {
       startWrite(extent, {}, lock);
       extent.hash_valid = false;
     }
   }
+}
+
+// Nothing can have written the managed page since it came to VRAM from its frame. Nothing uses it now.
+bool Engine::isAsInFrame(const Extent& extent) const {
+  ManagedRegion* const managed = extent.region->managed.get();
+  if (managed == nullptr || extent.region->by_pieces || pool_.reach.floor.pending) return false;
+  const std::optional<uint64_t>& came = managed->pageOf(extent).came;
+  return came && std::max({extent.region->followed, managed->written, managed->others,
+                           pool_.reach.floor.number, pool_.reach.floor.found}) < *came;
+}
+
+// Its host chunk has the extent's bytes from now on, and its VRAM is free. The CPU may only read
+// what it gets: then the page comes back as it left.
+void Engine::leaveVram(Extent& extent) {
+  ManagedRegion* const managed = extent.region->managed.get();
+  if (managed != nullptr && extent.leaving && !life_.broken)
+    chunks_.keepVram(extent.vram, managed->pageOf(extent).copy);
+  else
+    chunks_.giveVram(extent.vram);
+  extent.vram = nullptr;
 }
 
 // The bytes of one that was in place go back to its frame, and the chunk is free.
@@ -205,6 +230,7 @@ void Engine::toFrame(Extent& extent, Lock& lock) {
 // The other way, before it is mapped in place: a frame can't be.
 bool Engine::toMappableChunk(Extent& extent, Lock& lock) {
   if (!extent.region->managed->isPlace(extent.host)) return true;
+  chunks_.forgetKept(extent.region->managed->pageOf(extent).copy);
   HostChunk* const chunk = takeHostChunk(extent.order, lock);
   if (chunk == nullptr) return false;
   const HostChunk* const frame = extent.host;

@@ -46,8 +46,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -132,6 +134,21 @@ struct HostChunk : Pooled<HostChunk> {
   uint64_t order : 5 = 0;
 };
 
+struct VramCopy;
+
+/// A free VRAM chunk, and who may want it back as it is.
+struct KeptChunk {
+  VramChunk* chunk;
+  VramCopy* copy;
+};
+
+/// Bytes that a page had in VRAM when it left, in a chunk that is free for everybody. They are
+/// `there` until the chunk is taken for something else (ChunkStore).
+struct VramCopy {
+  bool there = false;
+  std::list<KeptChunk>::iterator at;  // in the store's list, while `there`
+};
+
 struct Extent : Pooled<Extent> {
   Region* region = nullptr;
   uint64_t address = 0;  // global address; of a program's own handle: where its primary mapping is,
@@ -206,10 +223,22 @@ struct ManagedRegion : SharedRegion {
   /// The frames, as the host chunks that extents have when they are parked. They can't be mapped in
   /// place, and no chunk store knows them.
   std::vector<HostChunk> places;
+  struct Page {
+    /// Of what its frame holds. It stays while the CPU has the page, and is of use if the CPU has
+    /// only read it.
+    VramCopy copy;
+    /// Since it came to VRAM the page has been what its frame holds, unless an operation of this
+    /// number or a higher one may have written it.
+    std::optional<uint64_t> came;
+  };
+  std::vector<Page> states;
+  uint64_t written = 0;   // highest number of a copy or memset that wrote into it
   bool pinned = false;    // the frames, for the GPU
   uint32_t released = 0;  // while it is freed: extents that are nothing here any more
 
-  HostChunk* placeOf(const Extent& extent);
+  static uint32_t indexOf(const Extent& extent);
+  HostChunk* placeOf(const Extent& extent) { return &places[indexOf(extent)]; }
+  Page& pageOf(const Extent& extent) { return states[indexOf(extent)]; }
   bool isPlace(const HostChunk* chunk) const {
     return chunk >= places.data() && chunk < places.data() + places.size();
   }
@@ -345,8 +374,8 @@ inline directory::ExtentId SharedRegion::idOf(const Extent& extent) const {
          static_cast<directory::ExtentId>((extent.address - extent.region->base) / kPageBytes);
 }
 
-inline HostChunk* ManagedRegion::placeOf(const Extent& extent) {
-  return &places[(extent.address - extent.region->base) / kPageBytes];
+inline uint32_t ManagedRegion::indexOf(const Extent& extent) {
+  return static_cast<uint32_t>((extent.address - extent.region->base) / kPageBytes);
 }
 
 /// Extents of a region that [address, address + bytes) overlaps: indices [first, last).

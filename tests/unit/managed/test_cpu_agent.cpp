@@ -236,8 +236,160 @@ TEST_CASE("GPU and CPU use a page in turns", "[managed]") {
   CHECK(rig.cpu->counters().given == kTurns);
   // What the CPU has costs nothing more.
   const uint64_t before = rig.cpu->counters().faults;
+  page[0] = 0;  // it has read the page alone
+  const uint64_t writes = rig.cpu->counters().write_faults;
   for (size_t word = 0; word < FakeGpu::kWords; ++word) page[word] = word;
   CHECK(rig.cpu->counters().faults == before);
+  CHECK(rig.cpu->counters().write_faults == writes);
+  rig.check();
+}
+
+TEST_CASE("whoever takes a page knows whether the CPU may have written it", "[managed]") {
+  Rig rig(4);
+  if (!faults()->protects()) {
+    WARN("this kernel is older than Linux 6.4");
+    return;
+  }
+  // The GPU has it and the CPU has not written it.
+  const auto give = [&](uint32_t page) {
+    rig.gpu->run(page, [](uint64_t* memory) { memory[5] = 55; });
+    rig.frames->forgetWrites(page);
+  };
+  const CpuCounters& seen = rig.cpu->counters();
+  give(0);
+  CHECK(rig.page(0)[5] == 55);
+  CHECK(rig.page(0)[FakeGpu::kWords - 1] == 0);
+  CHECK_FALSE(rig.frames->written(0));
+  CHECK(seen.write_faults == 0);
+  rig.page(0)[6] = 66;
+  CHECK(rig.frames->written(0));
+  CHECK(seen.write_faults == 1);
+  rig.page(0)[FakeGpu::kWords - 1] = 7;
+  CHECK(seen.write_faults == 1);
+  rig.gpu->run(0, [](uint64_t* memory) {
+    CHECK(memory[5] == 55);
+    CHECK(memory[6] == 66);
+    CHECK(memory[FakeGpu::kWords - 1] == 7);
+  });
+
+  // The first touch is a write.
+  give(1);
+  rig.page(1)[0] = 1;
+  CHECK(rig.frames->written(1));
+  CHECK(seen.write_faults == 1);
+
+  // What had been written before is asked for by a read.
+  give(1);
+  CHECK(rig.page(1)[5] == 55);
+  CHECK_FALSE(rig.frames->written(1));
+
+  // A mapping that the program throws away comes again as it was, and may be written then.
+  const uint64_t piece = 4096 * 3;
+  REQUIRE(madvise(reinterpret_cast<void*>(rig.frames->view(1)), piece, MADV_DONTNEED) == 0);
+  CHECK(rig.page(1)[5] == 55);
+  CHECK_FALSE(rig.frames->written(1));
+  REQUIRE(madvise(reinterpret_cast<void*>(rig.frames->view(1)), piece, MADV_DONTNEED) == 0);
+  rig.page(1)[5] = 56;
+  CHECK(rig.frames->written(1));
+  rig.gpu->run(1, [](uint64_t* memory) { CHECK(memory[5] == 56); });
+
+  // The program's own protection and back.
+  give(2);
+  CHECK(rig.page(2)[5] == 55);
+  auto* const start = reinterpret_cast<void*>(rig.frames->view(2));
+  REQUIRE(mprotect(start, space::kPageBytes, PROT_READ) == 0);
+  REQUIRE(mprotect(start, space::kPageBytes, PROT_READ | PROT_WRITE) == 0);
+  CHECK_FALSE(rig.frames->written(2));
+  rig.page(2)[5] = 57;
+  CHECK(rig.frames->written(2));
+  if (!rig.serves_calls) return;
+
+  // A call of the system reads it, and one writes it.
+  std::array<int, 2> pipe_ends{};
+  REQUIRE(pipe(pipe_ends.data()) == 0);
+  const base::UniqueFd out(pipe_ends[0]), in(pipe_ends[1]);
+  give(3);
+  REQUIRE(write(in.get(), reinterpret_cast<const void*>(rig.frames->view(3)), 64) == 64);
+  CHECK_FALSE(rig.frames->written(3));
+  REQUIRE(::read(out.get(), reinterpret_cast<void*>(rig.frames->view(3) + 8), 64) == 64);
+  CHECK(rig.frames->written(3));
+  rig.gpu->run(3, [](uint64_t* memory) { CHECK(memory[6] == 55); });
+  rig.check();
+}
+
+TEST_CASE("what is read ahead is read, and what is written ahead is written", "[managed]") {
+  constexpr uint32_t kPages = 24;
+  Rig rig(kPages);
+  if (!faults()->protects()) return;
+  const auto take = [&] {
+    // What is taken at once comes together with all that the thread has touched since.
+    std::this_thread::sleep_for(std::chrono::nanoseconds(2 * Hold::kMost));
+    for (uint32_t page = 0; page < kPages; ++page) {
+      rig.gpu->take(page);
+      rig.frames->forgetWrites(page);
+    }
+  };
+  take();
+  for (uint32_t page = 0; page < kPages; ++page) CHECK(rig.page(page)[1] == 0);
+  CHECK(rig.cpu->counters().ahead > 0);
+  for (uint32_t page = 0; page < kPages; ++page) CHECK_FALSE(rig.frames->written(page));
+  take();
+  for (uint32_t page = 0; page < kPages; ++page) rig.page(page)[1] = page;
+  for (uint32_t page = 0; page < kPages; ++page) CHECK(rig.frames->written(page));
+  CHECK(rig.cpu->counters().write_faults == 0);
+  take();
+  rig.cpu->want(0, kPages);
+  for (uint32_t page = 0; page < kPages; ++page) CHECK(rig.page(page)[1] == page);
+  for (uint32_t page = 0; page < kPages; ++page) CHECK_FALSE(rig.frames->written(page));
+  rig.check();
+}
+
+TEST_CASE("threads write pages that others read, and lose nothing", "[managed]") {
+  constexpr uint32_t kPages = 4, kThreads = 4;
+  Rig rig(kPages);
+  std::atomic<bool> ended{false};
+  std::atomic<uint64_t> wrong{0};
+  std::array<std::array<uint64_t, kPages>, kThreads> written{};
+  std::vector<std::thread> threads;
+  for (uint32_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      std::mt19937 random(t);
+      while (!ended) {
+        const uint32_t page = random() % kPages;
+        // Read first: so the write is a fault of its own.
+        const uint64_t value = rig.page(page)[8 + t];
+        if (value != written[t][page]) ++wrong;
+        if (random() % 65536 == 0) rig.page(page)[8 + t] = ++written[t][page];
+      }
+    });
+  }
+  // A launch that the CPU has not written for leaves the frame alone: its bytes are those that the
+  // GPU had, which are compared.
+  uint64_t unwritten = 0;
+  std::array<std::array<uint64_t, kThreads>, kPages> had{};
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+  while (std::chrono::steady_clock::now() < until) {
+    for (uint32_t page = 0; page < kPages; ++page) {
+      rig.gpu->run(page, [&](uint64_t* memory) {
+        std::array<uint64_t, kThreads> now{};
+        for (uint32_t t = 0; t < kThreads; ++t) now[t] = memory[8 + t];
+        if (!rig.frames->written(page)) {
+          ++unwritten;
+          if (now != had[page]) ++wrong;
+        }
+        had[page] = now;
+        rig.frames->forgetWrites(page);
+      });
+      std::this_thread::sleep_for(std::chrono::microseconds(300));
+    }
+  }
+  ended = true;
+  for (std::thread& thread : threads) thread.join();
+  CHECK(wrong == 0);
+  CHECK(unwritten > 0);
+  std::printf("reads alone: %llu times, %llu write faults\n",
+              static_cast<unsigned long long>(unwritten),
+              static_cast<unsigned long long>(rig.cpu->counters().write_faults));
   rig.check();
 }
 
