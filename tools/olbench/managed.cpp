@@ -91,6 +91,7 @@ json measureManaged(const Options& options) {
   fill();
   result["gpu_touch"] = rate(secondsOf([&] { memory.touch(0, memory.bytes(), true); }));
   result["cpu_read"] = rate(secondsOf([&] { memory.expect(1); }));
+  result["gpu_again"] = rate(secondsOf([&] { memory.touch(0, memory.bytes(), true); }));
   fill();
   memory.touch(0, memory.bytes(), true);
   // A page that the GPU wrote last, and has alone.
@@ -143,8 +144,8 @@ json measureManagedWalk(const Options& options) {
 }
 
 json managed(const Options& options) {
-  constexpr const char* kFigures[] = {"gpu_touch", "cpu_read", "fault_us", "pinned_copy",
-                                      "page_copy_us"};
+  constexpr const char* kFigures[] = {"gpu_touch", "cpu_read",    "gpu_again",
+                                      "fault_us",  "pinned_copy", "page_copy_us"};
   std::vector<json> native, paged;
   for (unsigned round = 0; round < options.rounds; ++round) {
     native.push_back(runChild(With::kNative, "managed", options));
@@ -184,6 +185,7 @@ void printManaged(const json& result) {
   };
   row("GPU touches what the CPU wrote, GB/s", "gpu_touch", "pinned_copy");
   row("CPU reads in order what the GPU wrote, GB/s", "cpu_read", nullptr);
+  row("GPU touches what the CPU has only read, GB/s", "gpu_again", nullptr);
   row("CPU fault on a page of 2 MiB in VRAM, us", "fault_us", "page_copy_us");
   base::print("kernels walk it with {} MiB of VRAM: {:.2f} GB/s\n",
               result["walk"]["vram"].get<uint64_t>() >> 20, result["walk"]["walked"].get<double>());
