@@ -117,7 +117,8 @@ struct alignas(64) DeviceCounters {
   Counter fetched_bytes;        // of the pages that came from host RAM into VRAM
   Counter evictions_cancelled;  // extents that were chosen to leave VRAM or their place in host RAM
                                 // and stayed: needed before they had left
-  Counter kept_bytes;           // of managed pages that the CPU has only read: VRAM had them still
+  Counter kept_bytes;           // of managed pages that came back from the CPU, which had only read
+                                // them: VRAM had them still
 
   alignas(64) WaitHistogram fault_wait;  // of launches and copies that waited: for extents fetched,
                                          // on their way already, or to be mapped in place

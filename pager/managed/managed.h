@@ -13,10 +13,18 @@
 //                    dropped, else written down (residency/give_away.cpp). Then the CPU maps the
 //                    frame
 //
+// What the CPU only reads is not copied back. There are no replicas for that: every launch counts
+// as a write of all that it reaches, so both sides would hardly ever read at one time. The CPU
+// takes the page alone, and tells reads from writes by the view's protection (Frames::written). The
+// page's VRAM chunk is free meanwhile, and keeps its bytes until it is needed for something else
+// (ChunkStore::keepVram). If the CPU has written the page, or the chunk is gone, the page comes
+// from its frame, as any other. Nor is a page written down that has not changed since it came from
+// there.
+//
 // The pool as an agent, an extent by what Elsewhere asks (tiers/elsewhere.h):
 //
 //   fetch, clear   nothing to do: the bytes are in the frame, or there are none
-//   grant          kAbsent -> kParked
+//   grant          kAbsent -> kParked; what the CPU has written VRAM has no more
 //   stop           Extent::leaving: no launch may begin to use it; quiet() once it is parked
 //   go             it stays after all
 //   yield          kParked -> kAbsent

@@ -1,8 +1,9 @@
 // The way to another agent: managed memory that the CPU wants (managed/managed.h), and what another
 // executor wants (away/away.h). An extent that is to leave goes out of VRAM, or out of its place in
 // host memory, by a batch of its own, as victims do (eviction.cpp): no launch that reaches it is
-// left then, and the frame holds its bytes. The frame of what another executor is to have is the
-// host chunk that the extent is parked in.
+// left then, and the frame holds its bytes. What has not changed since it came from its frame is
+// not written there again. Its VRAM is free, with its bytes until it is needed. The frame of what
+// another executor is to have is the host chunk that the extent is parked in.
 //
 //   kVram, kInPlace -> kRetiring -> ... -> kParked
 //   kEmpty, which never had bytes -> kParked
@@ -188,7 +189,8 @@ void Engine::leaveUnseen(Batch& batch, Lock& lock) {
   }
 }
 
-// Nothing can have written the managed page since it came to VRAM from its frame. Nothing uses it now.
+// Nothing can have written the managed page since it came to VRAM from its frame. Nothing uses it
+// now.
 bool Engine::isAsInFrame(const Extent& extent) const {
   ManagedRegion* const managed = extent.region->managed.get();
   if (managed == nullptr || extent.region->by_pieces || pool_.reach.floor.pending) return false;

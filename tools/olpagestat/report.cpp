@@ -234,6 +234,7 @@ nlohmann::ordered_json deviceJson(unsigned ordinal, const DeviceCounters& d) {
       {"evictions_cancelled", valueOf(d.evictions_cancelled)},
       {"bytes_in", valueOf(d.bytes_in)},
       {"fetched_bytes", valueOf(d.fetched_bytes)},
+      {"kept_bytes", valueOf(d.kept_bytes)},
       {"bytes_out", valueOf(d.bytes_out)},
       {"pages_scanned", valueOf(d.scans)},
       {"hashed_bytes", valueOf(d.hashed_bytes)},

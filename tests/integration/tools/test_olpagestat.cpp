@@ -70,6 +70,7 @@ void fill(Counters& counters) {
   add(device.evictions_cancelled, 5);
   add(device.bytes_in, 3ull << 29);
   add(device.fetched_bytes, 1ull << 31);
+  add(device.kept_bytes, 1ull << 21);
   add(device.bytes_out, 1ull << 29);
   counters.device(1);
 }
@@ -103,6 +104,7 @@ TEST_CASE("olpagestat --json has every figure", "[olpagestat]") {
   CHECK(device.at("evictions_cancelled") == 5);
   CHECK(device.at("bytes_in") == 3ull << 29);
   CHECK(device.at("fetched_bytes") == 1ull << 31);
+  CHECK(device.at("kept_bytes") == 1ull << 21);
   CHECK(device.at("waits") == 100);
   CHECK(device.at("fault_wait_p50_ns") > 1'000'000.0);
   CHECK(device.at("fault_wait_p50_ns") < 2'200'000.0);

@@ -45,7 +45,8 @@ struct Memory {
   void add(uint64_t value) const {
     rig.launch(CU_STREAM_LEGACY, "addTo", address, bytes() / 8 / kStep, kStep, value);
   }
-  /// The CPU reads all words that kernels use; how many are not what fill(seed) wrote, plus `added`.
+  /// The CPU reads all words that kernels use. How many are not what fill(seed) wrote, plus
+  /// `added`.
   uint64_t wrong(uint64_t seed, uint64_t added) const {
     uint64_t count = 0;
     for (uint64_t i = 0; i < bytes() / 8 / kStep; ++i)
