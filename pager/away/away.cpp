@@ -6,6 +6,7 @@
 #include <chrono>
 #include <utility>
 
+#include "base/format.h"
 #include "base/log.h"
 #include "coherence/pages/batch.h"
 #include "pager/counters/counters.h"
@@ -354,6 +355,17 @@ void Away::stop(directory::ExtentId id, Lock& lock) {
 void Away::parked(Extent& extent, Lock& lock) {
   elsewhere_.quiet(extent.region->away->idOf(extent), true, lock);
   send();
+}
+
+void Away::lost(const Extent& extent) {
+  const std::string why = base::format(
+      "the page at {:#x}, which another gpunode needs, was lost with a memserver (OL_REPLICAS=2 "
+      "keeps "
+      "two of each)",
+      extent.address);
+  link_.failed(why.c_str());
+  state_.stopped = true;
+  state_.changed.notify_all();
 }
 
 void Away::go(directory::ExtentId id, Lock&) {

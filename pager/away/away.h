@@ -3,8 +3,8 @@
 //
 // In the unified view of several executors all plain device memory is such: a region comes with
 // olpager_agent_region, its extents are of one page each, kAbsent, and are the directory's first,
-// first + 1, ... Once an extent is granted it is an ordinary one: VRAM and host memory are the
-// engine's to choose. Unlike a managed page it has no place of its own in host RAM; its frame, to
+// first + 1, ... Once an extent is granted it is an ordinary one: VRAM, host memory and memservers
+// are the engine's to choose. Unlike a managed page it has no place of its own in host RAM; its frame, to
 // other executors, is the host chunk that it is parked in.
 //
 // What Elsewhere asks (tiers/elsewhere.h), and what is done:
@@ -14,8 +14,8 @@
 //   clear      nothing: memory that nobody has written has no contents
 //   grant      kAbsent -> kParked with that chunk and the giver's hash, a scan due; without a chunk
 //              -> kEmpty
-//   stop       Extent::leaving; Engine::giveAway() takes it out of VRAM, or out of place. When it
-//              is parked: quiet()
+//   stop       Extent::leaving; Engine::giveAway() takes it out of VRAM, out of place, or back from
+//              a memserver. When it is parked: quiet()
 //   go         it stays after all
 //   yield      kParked -> kAbsent; the chunk is kept in `frames_`, and named to the link with the
 //              message that says so (given)
@@ -124,6 +124,9 @@ class Away final : private Residence<Lock> {
   void giveRetained(Lock& lock);
   /// The extent is parked in a host chunk and stays so, in answer to stop().
   void parked(Extent& extent, Lock& lock);
+
+  /// The extent's bytes are lost, and another executor waits for them: the session ends.
+  void lost(const Extent& extent);
 
   /// Pages that have come, in their order, and that the engine has not brought to VRAM and scanned
   /// yet. Those that `keeps` does not keep are not shown again. It releases no mutex.

@@ -390,7 +390,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     return pool_.lower.tier != nullptr &&
            pool_.lower.tier->holds(pool_.programs.tierAddress(extent), hash);
   };
-  const bool held = !clean && heldThere();
+  const bool held = !clean && !extent.leaving && heldThere();
   setState(extent, ExtentState::kMoving);
   if (!clean && !held && !takeHost(extent, lock)) {
     ++out_.unplaced;

@@ -8,7 +8,9 @@
 //   kVram, kInPlace -> kRetiring -> ... -> kParked
 //   kEmpty, which never had bytes -> kParked
 //   kParked, managed, in a chunk that was mapped in place -> its bytes are copied to the frame
+//   kRemote -> kReceiving -> kParked
 //   kParked in its frame -> Managed::parked(), Away::parked()
+//   kLost -> Away::lost(): the session ends
 // What is on its way somewhere is waited for first, and where there is no host chunk, so is one.
 #include <algorithm>
 #include <cstring>
@@ -54,6 +56,7 @@ void Engine::giveAway(Extent& extent, Lock& lock) {
   if ((extent.state == ExtentState::kVram || extent.state == ExtentState::kInPlace) &&
       !extent.region->isPinned(extent))
     beginRetiring(extent);
+  hurry(extent);
   out_.given_away.push_back(&extent);
   wake();
 }
@@ -109,6 +112,21 @@ bool Engine::giveAway(Lock& lock) {
         std::erase(out_.given_away, &extent);
         begin(std::move(batch));
         isParked(extent, lock);
+        return true;
+      case ExtentState::kRemote: {
+        begin(std::move(batch));
+        if (startReceive(extent, true, lock)) return true;  // it may have released the mutex
+        noChunkToLeave();
+        // Those behind it may find what it does not.
+        auto& all = out_.given_away;
+        if (const auto at = std::find(all.begin(), all.end(), &extent); at != all.end())
+          std::rotate(at, std::next(at), all.end());
+        return false;
+      }
+      case ExtentState::kLost:
+        std::erase(out_.given_away, &extent);
+        begin(std::move(batch));
+        pool_.away->lost(extent);
         return true;
       case ExtentState::kVram:
       case ExtentState::kInPlace:  // a pass has spared it, or it was pinned

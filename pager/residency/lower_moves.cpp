@@ -8,8 +8,10 @@
 //
 // What memservers hold stays there as a lower copy until it changes or they are full
 // (dropRemoteCopies); also that of a handle which the program maps nowhere meanwhile
-// (Extent::rests). Extents of arenas that move by pieces stay in host RAM: they are mapped in
-// place, for the accesses that nobody foretold.
+// (Extent::rests), and that of a page which another executor has: should it come back as it was, it
+// need not be sent again. Extents of arenas that move by pieces stay in host RAM: they are mapped
+// in place, for the accesses that nobody foretold. What another executor wants comes up first
+// (give_away.cpp).
 #include <algorithm>
 #include <utility>
 
@@ -65,21 +67,21 @@ void Engine::finishSend(Extent& extent, const LowerTier::Finished& finished) {
   if (finished.outcome != LowerTier::Outcome::kDone) {
     setState(extent, ExtentState::kParked);
     // Where a launch came for it, it may have been given up.
-    if (extent.region->wanted == 0 && dropRemoteCopies(extent.bytes()) == 0)
+    if (extent.region->wanted == 0 && !extent.leaving && dropRemoteCopies(extent.bytes()) == 0)
       pool_.lower.retry_ns = nowNs() + kRetryNs;
     return;
   }
   add(figures_->remote_out, extent.bytes());
   extent.hash = finished.hash;
   extent.hash_valid = true;
-  if (extent.region->wanted > 0)
-    return setState(extent, ExtentState::kParked);  // a launch came for it meanwhile
+  // A launch came for it meanwhile, or another executor.
+  if (extent.region->wanted > 0 || extent.leaving) return setState(extent, ExtentState::kParked);
   leaveHost(extent, finished.hash);
 }
 
-// Memservers are full: their copies of what is here, of any engine, are a convenience only.
-// Outdated ones go first. What is parked as it is there keeps its copy: it can leave host RAM at
-// once. Returns the bytes.
+// Memservers are full: their copies of what is here or at other executors, of any engine, are a
+// convenience only. Outdated ones go first. What is parked as it is there keeps its copy: it can
+// leave host RAM at once. Returns the bytes.
 uint64_t Engine::dropRemoteCopies(uint64_t bytes) {
   uint64_t dropped = 0;
   std::vector<std::pair<uint64_t, Extent*>> held;  // by the address that the tier knows
@@ -87,7 +89,7 @@ uint64_t Engine::dropRemoteCopies(uint64_t bytes) {
     if (Extent* const extent = pool_.book.extentAt(pool_.programs.addressOf(at)); extent != nullptr)
       held.emplace_back(at, extent);
   for (const ExtentState where :
-       {ExtentState::kParked, ExtentState::kInPlace, ExtentState::kVram}) {
+       {ExtentState::kAbsent, ExtentState::kParked, ExtentState::kInPlace, ExtentState::kVram}) {
     for (const auto& [at, extent] : held) {
       if (dropped >= bytes) return dropped;
       if (extent->state != where) continue;
@@ -213,7 +215,7 @@ bool Engine::demote() {
   for (uint32_t id = 1; id < pool_.book.regions.end() && candidates.size() < kLooks; ++id) {
     Region* const region = pool_.book.regions.at(id);
     if (region->dead || region->engine != this || region->by_pieces || region->wanted > 0 ||
-        region->pins > 0 || region->shared() != nullptr ||
+        region->pins > 0 || region->managed != nullptr ||
         (region->unusable == 0 && region->in_place == 0))
       continue;
     using Kind = predict::Predictor::NextUse::Kind;
@@ -222,6 +224,7 @@ bool Engine::demote() {
                               : next.kind == Kind::kUnpredicted ? UINT64_MAX / 2
                                                                 : next.distance;
     for (auto& extent : region->extents) {
+      if (extent->leaving) continue;
       const bool parked =
           extent->state == ExtentState::kParked && extent->host != nullptr && extent->host_valid;
       const bool in_place = extent->state == ExtentState::kInPlace && host_.short_bytes > 0 &&

@@ -19,6 +19,7 @@
 #include "forwarding/wire/wire.h"
 #include "interpose/unified/home.h"
 #include "pager/pool_state.h"
+#include "tests/unit/pager/fake_remote.h"
 #include "tests/unit/pager/rig.h"
 
 using namespace olpager;               // NOLINT(google-build-using-namespace)
@@ -49,7 +50,7 @@ class View : public AwayLink {
   /// What is there goes: else it would go with the rig's context, which ends a view.
   ~View() override {
     rig_.synchronize();
-    while (!first_.empty()) drop(first_.begin()->first);
+    while (!first_.empty() && !has_failed_) drop(first_.begin()->first);
     note([](View& self) { self.ends_ = true; });
     thread_.join();
   }
@@ -104,19 +105,11 @@ class View : public AwayLink {
   void atOther(
       uint64_t base, uint64_t first, uint64_t pages, uint64_t add,
       const std::function<bool()>& until = [] { return true; }) {
-    const unified::Named named{base + first * kPageBytes, pages * kPageBytes};
-    const auto sent = home_.send(kOther, std::span(&named, 1), true);
-    std::vector<directory::Need> needs;
-    for (uint64_t page = first; page < first + pages; ++page)
-      needs.push_back({first_[base] + static_cast<ExtentId>(page), directory::Mode::kOwn});
-    note([=](View& self) {
-      self.agent_.begin(sent.age, needs, sent.oldest, self.actions_);
-      self.carryOut();
-    });
+    const auto [age, needs] = beginAtOther(base, first, pages);
     bool submitted = false;
     for (int i = 0; !submitted; ++i) {
       REQUIRE(i < 200'000);
-      wait([&](View& self) { submitted = self.agent_.submit(sent.age); });
+      wait([&](View& self) { submitted = self.agent_.submit(age); });
       if (!submitted) std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
     while (!until()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -129,9 +122,35 @@ class View : public AwayLink {
           value += add;
           std::memcpy(at, &value, sizeof value);
         }
-      self.agent_.complete(sent.age, self.actions_);
+      self.agent_.complete(age, self.actions_);
       self.carryOut();
     });
+  }
+  /// It asks for the pages, and nobody waits.
+  std::pair<directory::Age, std::vector<directory::Need>> beginAtOther(uint64_t base,
+                                                                       uint64_t first,
+                                                                       uint64_t pages) {
+    const unified::Named named{base + first * kPageBytes, pages * kPageBytes};
+    const auto sent = home_.send(kOther, std::span(&named, 1), true);
+    std::vector<directory::Need> needs;
+    for (uint64_t page = first; page < first + pages; ++page)
+      needs.push_back({first_[base] + static_cast<ExtentId>(page), directory::Mode::kOwn});
+    note([=](View& self) {
+      self.agent_.begin(sent.age, needs, sent.oldest, self.actions_);
+      self.carryOut();
+    });
+    return {sent.age, needs};
+  }
+  /// Why the pool has ended the view, once it has.
+  std::string failure() {
+    std::string why;
+    for (int i = 0; why.empty(); ++i) {
+      REQUIRE(i < 20'000);
+      wait([&](View& self) { why = std::exchange(self.wrong_, ""); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    has_failed_ = true;
+    return why;
   }
   /// Pages that came to the pool and that it still had.
   uint64_t thereAlready() {
@@ -294,6 +313,7 @@ class View : public AwayLink {
   uint64_t next_ = 0;
   std::map<uint64_t, ExtentId> first_;  // by base
   std::vector<uint64_t> released_;
+  bool has_failed_ = false;
   std::mutex mutex_;
   std::condition_variable noted_;
   std::deque<std::function<void(View&)>> notes_;
@@ -493,10 +513,11 @@ TEST_CASE("a context that goes waits for memory of it that is being freed", "[pa
   }
 }
 
-TEST_CASE("two executors have more pages in turns than the pool's VRAM holds", "[pager][away]") {
-  Rig rig({.vram = 8 * kMiB, .host = 64 * kMiB, .seconds = 240});
-  View view(rig);
-  std::mt19937_64 random(seedOr(31));
+namespace {
+
+// Pages that both have in turns, with frees; what each holds is checked.
+void takeTurns(Rig& rig, View& view, uint64_t seed, unsigned count) {
+  std::mt19937_64 random(seedOr(seed));
   struct Region {
     uint64_t base;
     std::vector<uint64_t> values;  // of each page's words
@@ -509,7 +530,7 @@ TEST_CASE("two executors have more pages in turns than the pool's VRAM holds", "
     for (uint64_t& value : region.values) value = 1;
     regions.push_back(region);
   };
-  for (int i = 0; i < 8; ++i) make();
+  for (unsigned i = 0; i < count; ++i) make();
   for (int turn = 0; turn < 250; ++turn) {
     Region& region = regions[random() % regions.size()];
     const uint64_t page = random() % region.values.size();
@@ -539,5 +560,73 @@ TEST_CASE("two executors have more pages in turns than the pool's VRAM holds", "
   for (const Region& region : regions)
     for (uint64_t page = 0; page < region.values.size(); ++page)
       checkAtPool(rig, view, region.base, page, region.values[page]);
+}
+
+}  // namespace
+
+TEST_CASE("two executors have more pages in turns than the pool's VRAM holds", "[pager][away]") {
+  Rig rig({.vram = 8 * kMiB, .host = 64 * kMiB, .seconds = 240});
+  View view(rig);
+  takeTurns(rig, view, 31, 8);
   CHECK(view.thereAlready() > 0);
+}
+
+TEST_CASE("two executors have more pages in turns than the pool's VRAM and host memory hold",
+          "[pager][away]") {
+  const auto tier = std::make_shared<FakeRemote>(512 * kMiB, seedOr(32));
+  Rig rig({.vram = 8 * kMiB, .host = 16 * kMiB, .seconds = 240, .remote = tier});
+  {
+    View view(rig);
+    takeTurns(rig, view, 33, 20);
+    CHECK(valueOf(rig.figures().remote_out) > 0);
+    CHECK(valueOf(rig.figures().remote_in) > 0);
+  }
+  CHECK(tier->broken() == nullptr);
+  CHECK(tier->held() == 0);
+}
+
+TEST_CASE("a page that a memserver has comes back before it leaves", "[pager][away]") {
+  constexpr uint64_t kPages = 16;
+  const auto tier = std::make_shared<FakeRemote>(512 * kMiB, seedOr(34));
+  Rig rig({.vram = 8 * kMiB, .host = 16 * kMiB, .seconds = 60, .remote = tier});
+  View view(rig);
+  std::vector<uint64_t> pages;
+  for (uint64_t i = 0; i < kPages; ++i) {
+    pages.push_back(view.make(1));
+    view.atOther(pages.back(), 0, 1, 0);  // zeros at first
+    addAtPool(rig, view, pages.back(), 1, i, true);
+  }
+  rig.synchronize();
+  const auto isRemote = [&](uint64_t page) {
+    PoolState& state = PoolInside::of(rig.pool());
+    const Lock lock(state.mutex);
+    return state.book.extentAt(page)->state == ExtentState::kRemote;
+  };
+  const auto aRemoteOne = [&] { return std::ranges::find_if(pages, isRemote) - pages.begin(); };
+  const auto first = static_cast<size_t>(aRemoteOne());
+  REQUIRE(first < kPages);
+
+  SECTION("with its bytes") {
+    view.atOther(pages[first], 0, 1, 100);
+    CHECK(tier->held() > 0);
+    checkAtPool(rig, view, pages[first], 0, 100 + first);
+    // What no memserver has room for makes room by copies of what is elsewhere.
+    for (uint64_t i = 0; i < kPages; ++i) view.atOther(pages[i], 0, 1, 1);
+    CHECK(tier->held() > 0);
+    tier->setCapacity(tier->held());
+    std::vector<uint64_t> more;
+    for (uint64_t i = 0; i < kPages; ++i) {
+      more.push_back(view.make(1));
+      view.atOther(more.back(), 0, 1, 0);
+      addAtPool(rig, view, more.back(), 1, i, true);
+    }
+    for (uint64_t i = 0; i < kPages; ++i) checkAtPool(rig, view, more[i], 0, i);
+    for (uint64_t i = 0; i < kPages; ++i) view.atOther(pages[i], 0, 1, 1);
+    checkAtPool(rig, view, pages[first], 0, 102 + first);
+  }
+  SECTION("lost") {
+    tier->lost = true;
+    (void)view.beginAtOther(pages[first], 0, 1);
+    CHECK(view.failure().find("was lost with a memserver") != std::string::npos);
+  }
 }
