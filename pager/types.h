@@ -54,6 +54,7 @@ struct MemoryInfo {
   uint64_t free_bytes = 0;
   uint64_t total_bytes = 0;
   uint64_t vram_bytes = 0;  // of total_bytes, what the VRAM budget is at present
+  uint64_t lent_bytes = 0;  // beside total_bytes: what memservers have room for, and nobody is told
   bool vram_set = false;    // by setVramBudget()
 };
 

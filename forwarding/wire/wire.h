@@ -169,10 +169,11 @@ struct Description {
   uint64_t window, window_bytes;  // of pinned host memory
   uint64_t placed,
       placed_bytes;  // of device memory whose addresses the client gives out; 0 bytes: none
-  // Of the first device: bytes of VRAM that programs may use, and what they may allocate in all.
-  uint64_t vram, capacity;
+  // Of the first device, in bytes: the VRAM that programs may use, what they are told that there is
+  // in all, and what they may allocate.
+  uint64_t vram, told, capacity;
 };
-static_assert(sizeof(Description) == 80);
+static_assert(sizeof(Description) == 88);
 
 /// What is left for device memory, as kAllocateAt answers: in all and in one piece.
 struct Room {

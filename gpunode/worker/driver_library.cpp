@@ -27,17 +27,18 @@ Status DriverLibrary::load(const std::string& path) {
   return {};
 }
 
-void DriverLibrary::room(uint64_t* vram, uint64_t* all) const {
-  size_t vram_bytes = 0, all_bytes = 0;
+void DriverLibrary::room(uint64_t* vram, uint64_t* told, uint64_t* all) const {
+  size_t vram_bytes = 0, told_bytes = 0, all_bytes = 0;
   const auto ask = reinterpret_cast<forward::RoomOf>(symbol("olpager_room"));
-  if (ask == nullptr || ask(0, &vram_bytes, &all_bytes) != CUDA_SUCCESS) {
+  if (ask == nullptr || ask(0, &vram_bytes, &told_bytes, &all_bytes) != CUDA_SUCCESS) {
     // Without a pager the driver's memory is all that there is.
     if (table_.cuDeviceTotalMem_v2 == nullptr ||
         table_.cuDeviceTotalMem_v2(&all_bytes, 0) != CUDA_SUCCESS)
       all_bytes = 0;
-    vram_bytes = all_bytes;
+    vram_bytes = told_bytes = all_bytes;
   }
   *vram = vram_bytes;
+  *told = told_bytes;
   *all = all_bytes;
 }
 

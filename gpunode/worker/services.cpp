@@ -143,7 +143,7 @@ CUresult describe(Invocation& in) {
   description.window_bytes = forward::kWindowBytes;
   description.placed = worker.library().placed().base;
   description.placed_bytes = worker.library().placed().bytes;
-  worker.library().room(&description.vram, &description.capacity);
+  worker.library().room(&description.vram, &description.told, &description.capacity);
   in.results().value(description);
   for (size_t i = 0; i < api::kSymbolCount; ++i) {
     const auto symbol = static_cast<api::Symbol>(i);

@@ -141,7 +141,8 @@ class Group {
   virtual std::vector<uint64_t> released(bool wait) = 0;
   /// Waits for some time until all that was removed is released.
   virtual void awaitReleased() = 0;
-  /// Bytes that the program may allocate, and may have in all.
+  /// What the program is told: bytes that it may still allocate, and may have in all. It may get
+  /// more, as in local mode: what memservers lend counts only where the gpunodes report it.
   virtual uint64_t freeBytes() const = 0;
   virtual uint64_t totalBytes() const = 0;
 

@@ -229,14 +229,17 @@ OLPAGER_HOOK(cuMemAlloc_v2)(CUdeviceptr* out, size_t bytes) {
   return allocateDevice(*running, out, bytes);
 }
 
-extern "C" CUresult olpager_room(CUdevice device, size_t* vram_bytes, size_t* all_bytes) {
+extern "C" CUresult olpager_room(CUdevice device, size_t* vram_bytes, size_t* told_bytes,
+                                 size_t* all_bytes) {
   Pool* running = pool();
   if (running == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   size_t native = 0;
   const CUresult result = driver().cuDeviceTotalMem_v2(&native, device);
   if (result != CUDA_SUCCESS) return result;
   *vram_bytes = toldVram(device, running->memoryInfo(nullptr, device), native);
-  *all_bytes = told(*running, nullptr, device, native).total_bytes;
+  const MemoryInfo info = told(*running, nullptr, device, native);
+  *told_bytes = info.total_bytes;
+  *all_bytes = info.total_bytes + info.lent_bytes;
   return CUDA_SUCCESS;
 }
 

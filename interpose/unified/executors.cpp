@@ -48,14 +48,19 @@ std::vector<uint64_t> roomsOf(const forward::Session& session) {
   return rooms;
 }
 
-// Pages that an executor can hold, beside those that are on their way.
-std::vector<uint64_t> holdsOf(const forward::Session& session) {
-  std::vector<uint64_t> holds;
+// Pages of so many bytes of each executor, beside those that are on their way.
+std::vector<uint64_t> pagesOf(const forward::Session& session,
+                              uint64_t forward::Description::*bytes) {
+  std::vector<uint64_t> of_each;
   for (const auto& executor : session.executors()) {
-    const uint64_t pages = executor->description().capacity / kPageBytes;
-    holds.push_back(pages - pages / kReserve);
+    const uint64_t pages = executor->description().*bytes / kPageBytes;
+    of_each.push_back(pages - pages / kReserve);
   }
-  return holds;
+  return of_each;
+}
+
+uint64_t sum(const std::vector<uint64_t>& pages) {
+  return std::accumulate(pages.begin(), pages.end(), uint64_t{0});
 }
 
 uint64_t nanoseconds(std::chrono::nanoseconds time) { return static_cast<uint64_t>(time.count()); }
@@ -95,8 +100,9 @@ struct Executors::Unfinished {
 Executors::Executors(forward::Session& session, status::UnifiedCounters& counters)
     : session_(session),
       counters_(counters),
-      holds_(holdsOf(session)),
-      most_(std::accumulate(holds_.begin(), holds_.end(), uint64_t{0})),
+      holds_(pagesOf(session, &forward::Description::capacity)),
+      told_(pagesOf(session, &forward::Description::told)),
+      most_(sum(holds_)),
       home_(roomsOf(session), holds_, session.executors().front()->description().placed, most_,
             &counters),
       links_(home_, static_cast<unsigned>(session.executors().size()),
@@ -395,7 +401,7 @@ void Executors::bindHere(const std::string& what) {
 // --- memory --------------------------------------------------------------------------------------
 
 bool Executors::add(uint64_t base, uint64_t bytes) {
-  if (bytes > freeBytes() || !home_.add(base, bytes)) return false;
+  if (bytes > freeOf(holds_) || !home_.add(base, bytes)) return false;
   links_.flush();
   return true;
 }
@@ -432,12 +438,11 @@ void Executors::awaitReleased() {
 }
 
 // A program that is bound gets what the one GPU can hold.
-uint64_t Executors::freeBytes() const {
-  const uint64_t free_pages = home_.freePages();
-  if (!bound()) return free_pages * kPageBytes;
-  const uint64_t used = most_ - free_pages, holds = holds_[active()];
-  return (holds - std::min(holds, used)) * kPageBytes;
+uint64_t Executors::freeOf(const std::vector<uint64_t>& pages) const {
+  const uint64_t all = bound() ? pages[active()] : sum(pages);
+  return (all - std::min(all, most_ - home_.freePages())) * kPageBytes;
 }
-uint64_t Executors::totalBytes() const { return most_ * kPageBytes; }
+uint64_t Executors::freeBytes() const { return freeOf(told_); }
+uint64_t Executors::totalBytes() const { return sum(told_) * kPageBytes; }
 
 }  // namespace olpager::unified

@@ -79,10 +79,12 @@ class Executors final : public forward::Group {
   void bindHere(const std::string& what);
   bool finishActive(std::chrono::milliseconds patience);
   void heard();
+  uint64_t freeOf(const std::vector<uint64_t>& pages) const;
 
   forward::Session& session_;
   status::UnifiedCounters& counters_;
   const std::vector<uint64_t> holds_;  // pages that each can hold
+  const std::vector<uint64_t> told_;   // of these, what the program is told of (OL_REPORT)
   const uint64_t most_;                // pages that the program may get
   Home home_;
   PageLinks links_;

@@ -41,9 +41,10 @@ namespace {
 // what memservers have. `used` bytes of it are not free.
 MemoryInfo reported(const PoolState& state, CUdevice device, uint64_t vram, uint64_t host,
                     uint64_t used) {
-  const uint64_t all =
-      vram + host + (state.options.report == Report::kPool ? lowerCapacity(state) : 0);
-  return {all - std::min(all, used), all, vram, state.devices.vram_set.contains(device)};
+  const bool tells = state.options.report == Report::kPool;
+  const uint64_t lent = lowerCapacity(state), all = vram + host + (tells ? lent : 0);
+  return {all - std::min(all, used), all, vram, tells ? 0 : lent,
+          state.devices.vram_set.contains(device)};
 }
 
 }  // namespace

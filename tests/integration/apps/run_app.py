@@ -45,6 +45,7 @@ def arguments():
     parser.add_argument("--transport", default="auto", help="in mode forward: auto, tcp or shm")
     parser.add_argument("--gpunodes", type=int, default=1, help="in mode forward: how many, each with one device unless --env says more")
     parser.add_argument("--view", help="in mode forward: discrete or unified, as olrun's")
+    parser.add_argument("--olmemserver", help="in mode forward: the gpunodes borrow RAM of one of these, 256 MiB")
     parser.add_argument("--visible", help="in mode forward: CUDA_VISIBLE_DEVICES of the program alone")
     parser.add_argument("--sim-native", required=True, help="folder with the simulated GPU's libcuda.so.1")
     parser.add_argument("program")
@@ -66,16 +67,13 @@ def environment(options, scratch):
     return env
 
 
-class Gpunode:
-    """An olgpunode of this test's own, on loopback."""
+class Daemon:
+    """One of this test's own, on loopback."""
 
-    def __init__(self, options, env, vram):
+    def __init__(self, env, listening, *command):
         self.log = tempfile.TemporaryFile(mode="w+")
-        self.process = subprocess.Popen(
-            [options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--vram", str(vram), "--memory", str(options.host),
-             "--cache", "none"],
-            env=env, stdout=self.log, stderr=self.log)
-        self.address = self.wait_for(r"listening at (\S+)", 20)
+        self.process = subprocess.Popen(command, env=env, stdout=self.log, stderr=self.log)
+        self.address = self.wait_for(listening, 20)
 
     def text(self):
         self.log.flush()
@@ -94,20 +92,39 @@ class Gpunode:
         return None
 
     def end(self):
-        """Ends it; what was wrong with it, or None."""
-        gone = self.wait_for(r"(session .*(?:ended|killed).*)", 10)
+        """Ends it; what was wrong with that, or None."""
         self.process.send_signal(signal.SIGTERM)
         try:
             status = self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-            return "the gpunode did not end"
+            return f"{self.process.args[0]} did not end"
+        return f"{self.process.args[0]} ended with {status}" if status else None
+
+
+class Memserver(Daemon):
+    def __init__(self, options, env):
+        super().__init__(env, r"listening on (\S+)", options.olmemserver, "--listen", "127.0.0.1:0", "--memory", "256MiB", "--reserve", "64MiB")
+
+    def end(self):
+        borrowed = self.wait_for(r"(session \d+ leases)", 0.1)
+        return super().end() or (None if borrowed else "nobody borrowed of the memserver")
+
+
+class Gpunode(Daemon):
+    def __init__(self, options, env, vram):
+        super().__init__(env, r"listening at (\S+)", options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--vram", str(vram),
+                         "--memory", str(options.host), "--cache", "none")
+
+    def end(self):
+        gone = self.wait_for(r"(session .*(?:ended|killed).*)", 10)
+        ended = super().end()
+        if ended:
+            return ended
         if gone is None:
             return "the session was not gone from the gpunode 10 s after the program's end"
-        if "killed" in gone:
-            return "the worker was killed"
-        return f"the gpunode ended with {status}" if status else None
+        return "the worker was killed" if "killed" in gone else None
 
 
 def budget(options):
@@ -141,11 +158,14 @@ def main():
     options = arguments()
     with tempfile.TemporaryDirectory(prefix="olpager-app-") as scratch:
         env = environment(options, scratch)
-        gpunodes = [Gpunode(options, env, budget(options)) for _ in range(options.gpunodes)] if options.mode == "forward" else []
-        for gpunode in gpunodes:
-            if gpunode.address is None:
-                print("the gpunode did not start:\n" + gpunode.text())
-                for one in gpunodes:
+        memservers = [Memserver(options, env)] if options.olmemserver else []
+        borrows = {"OL_MEMSERVER": memservers[0].address or "none"} if memservers else {}
+        gpunodes = [Gpunode(options, env | borrows, budget(options)) for _ in range(options.gpunodes)] if options.mode == "forward" else []
+        daemons = gpunodes + memservers
+        for daemon in daemons:
+            if daemon.address is None:
+                print(f"{daemon.process.args[0]} did not start:\n" + daemon.text())
+                for one in daemons:
                     one.process.kill()
                 return 1
         argv = command(options, gpunodes)
@@ -161,10 +181,10 @@ def main():
             os.killpg(child.pid, signal.SIGKILL)  # the session that this call started, and nothing else
             output, errors = child.communicate()
         took = time.monotonic() - started
-        ends = [gpunode.end() for gpunode in gpunodes]
+        ends = [daemon.end() for daemon in daemons]
         wrong = next((end for end in ends if end), None)
-        for gpunode in gpunodes:
-            errors += gpunode.text()
+        for daemon in daemons:
+            errors += daemon.text()
     print("$ " + " ".join(argv))
     sys.stdout.write(output)
     sys.stdout.write(errors)
