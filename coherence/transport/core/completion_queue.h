@@ -7,8 +7,8 @@
 //
 // Giving a connection to the waiter and back costs two system calls. A thread that comes back to
 // wait at once, time and again (requests and replies), therefore keeps the connections in between,
-// as long as no reads or writes are outstanding; a check on an I/O thread, each millisecond or few, takes
-// them back when nobody has come (kept_), and ends when one wait takes long.
+// as long as no reads or writes are outstanding; a check on an I/O thread, each millisecond or few,
+// takes them back when nobody has come (kept_), and ends when one wait takes long.
 #pragma once
 
 #include <array>
