@@ -105,7 +105,7 @@ class Daemon:
 
 class Memserver(Daemon):
     def __init__(self, options, env):
-        super().__init__(env, r"listening on (\S+)", options.olmemserver, "--listen", "127.0.0.1:0", "--memory", "256MiB", "--reserve", "64MiB")
+        super().__init__(env, r"olmemserver: listening on (\S+)", options.olmemserver, "--listen", "127.0.0.1:0", "--memory", "256MiB", "--reserve", "64MiB")
 
     def end(self):
         borrowed = self.wait_for(r"(session \d+ leases)", 0.1)

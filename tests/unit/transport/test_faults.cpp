@@ -640,7 +640,7 @@ TEST_CASE("queue pairs of a peer that breaks every rule - Rdma", "[faults][fuzz]
         reason = "the peer broke the protocol";
     }
     REQUIRE(!moved);
-    // Noise ends the link by itself. A card refuses the rest, and the link hears of it from neither.
+    // Noise ends the link by itself. A card refuses the rest, and neither link hears of that.
     const bool by_noise = round % kRules >= 4;
     if (!by_noise) shutdown(peer.control.fd(), SHUT_RDWR);
     const auto down = pair.server.await(Kind::kDown);
