@@ -1,5 +1,6 @@
 // CPU and GPU take turns on managed memory: whole pages, single words of one page (false sharing),
-// words that straddle two pages, and pages that only one of the two wrote since.
+// words that straddle two pages, pages that only one of the two wrote since, and pages that the CPU
+// reads before it writes a word, or reads alone.
 #include "common.h"
 
 // One word in each `stride`: what the other side wrote beside it stays.
@@ -45,6 +46,20 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaDeviceSynchronize());
     for (size_t i = from; i < to; ++i) data[i] -= round;
     apps::verifyHost(data, bytes, seed, added, "after a round");
+  }
+
+  // The CPU reads all of it, then writes a word of one page.
+  for (uint32_t round = 1; round <= 8; ++round) {
+    apps::add(data, bytes, 2);
+    added += 2;
+    if (round % 4 == 0) pressure.apply();
+    apps::verifyHost(data, bytes, seed, added, "after the GPU alone has written");
+    const size_t at = random.below(words);
+    data[at] += round;
+    apps::add(data, bytes, 1);
+    ++added;
+    data[at] -= round;
+    apps::verifyHost(data, bytes, seed, added, "after a word");
   }
 
   // False sharing: even words are the GPU's, odd ones the CPU's, in turns without a pause.

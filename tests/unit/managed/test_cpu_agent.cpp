@@ -37,6 +37,32 @@ std::unique_ptr<UserFaults> faults(UserFaults::Reach at_most = UserFaults::Reach
   return std::move(opened).value();
 }
 
+/// Of a kernel that can't publish for reading.
+class WithoutProtection final : public UserFaults {
+ public:
+  explicit WithoutProtection(std::unique_ptr<UserFaults> inner) : inner_(std::move(inner)) {}
+  Reach reach() const override { return inner_->reach(); }
+  const std::string& why() const override { return inner_->why(); }
+  int descriptor() const override { return inner_->descriptor(); }
+  size_t read(std::span<UserFault> to) override { return inner_->read(to); }
+  Status enlist(uint64_t address, uint64_t bytes) override {
+    return inner_->enlist(address, bytes);
+  }
+  void dismiss(uint64_t address, uint64_t bytes) override { inner_->dismiss(address, bytes); }
+  bool protects() const override { return false; }
+  bool publish(uint64_t address, uint64_t bytes, uint64_t base_page, bool writable) override {
+    if (!writable) ++mistakes;
+    return inner_->publish(address, bytes, base_page, true);
+  }
+  void allowWrites(uint64_t, uint64_t) override { ++mistakes; }
+  void wake(uint64_t address, uint64_t bytes) override { inner_->wake(address, bytes); }
+
+  static inline std::atomic<uint32_t> mistakes{0};
+
+ private:
+  std::unique_ptr<UserFaults> inner_;
+};
+
 /// Addresses, as the pool reserves them.
 class Reserve {
  public:
@@ -66,12 +92,13 @@ struct Rig {
   std::unique_ptr<CpuAgent> cpu;
   bool serves_calls = false;
 
-  explicit Rig(uint32_t pages, UserFaults::Reach reach = UserFaults::Reach::kAll) : reserve(pages) {
+  explicit Rig(uint32_t pages, UserFaults::Reach reach = UserFaults::Reach::kAll)
+      : Rig(pages, faults(reach)) {}
+  Rig(uint32_t pages, std::unique_ptr<UserFaults> opened) : reserve(pages) {
     exchange.allocate(0, pages);
     frames = make(pages);
     gpu = std::make_unique<FakeGpu>(exchange, kGpu);
     gpu->add(0, *frames);
-    std::unique_ptr<UserFaults> opened = faults(reach);
     serves_calls = opened->reach() == UserFaults::Reach::kAll;
     Result<std::unique_ptr<CpuAgent>> started = CpuAgent::start(exchange, kCpu, std::move(opened));
     REQUIRE(started.ok());
@@ -314,6 +341,19 @@ TEST_CASE("whoever takes a page knows whether the CPU may have written it", "[ma
   REQUIRE(::read(out.get(), reinterpret_cast<void*>(rig.frames->view(3) + 8), 64) == 64);
   CHECK(rig.frames->written(3));
   rig.gpu->run(3, [](uint64_t* memory) { CHECK(memory[6] == 55); });
+  rig.check();
+}
+
+TEST_CASE("where reads can't be told from writes each page counts as written", "[managed]") {
+  Rig rig(2, std::make_unique<WithoutProtection>(faults()));
+  rig.gpu->run(0, [](uint64_t* memory) { memory[5] = 55; });
+  CHECK_FALSE(rig.frames->written(0));
+  CHECK(rig.page(0)[5] == 55);
+  CHECK(rig.frames->written(0));
+  rig.page(0)[5] = 56;
+  rig.gpu->run(0, [](uint64_t* memory) { CHECK(memory[5] == 56); });
+  CHECK(rig.cpu->counters().write_faults == 0);
+  CHECK(WithoutProtection::mistakes == 0);
   rig.check();
 }
 
@@ -754,13 +794,16 @@ TEST_CASE("with faults of threads alone, a system call gets EFAULT", "[managed]"
 }
 
 TEST_CASE("after the end a touch of what others have is a SIGSEGV", "[managed]") {
-  Rig rig(2);
+  Rig rig(3);
   rig.page(0)[0] = 21;
   rig.gpu->take(1);
+  CHECK(rig.page(2)[0] == 0);
   rig.cpu->stop();
   CHECK(rig.page(0)[0] == 21);
+  rig.page(2)[0] = 22;  // only read until now
+  CHECK(rig.page(2)[0] == 22);
   CHECK(signalOf(rig.frames->view(1)) == SIGSEGV);
-  CHECK_FALSE(rig.cpu->add(2, *rig.frames).ok());
+  CHECK_FALSE(rig.cpu->add(3, *rig.frames).ok());
 }
 
 TEST_CASE("frames that can't be had are an error", "[managed]") {

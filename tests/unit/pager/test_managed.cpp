@@ -80,6 +80,58 @@ void bring(Rig& rig, const Memory& memory) {
   access.submitted(CUDA_SUCCESS);
 }
 
+void useByChance(uint64_t vram, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  constexpr uint64_t kPages = 12, kThreads = 3;
+  Rig rig({.vram = vram});
+  const Memory memory(rig, kPages);
+  const CUdeviceptr other = rig.allocate(12 * kMiB);
+  rig.fill(memory.address, memory.bytes(), seed);
+  // The words of kernels, one of each page that a thread of the CPU's counts in.
+  uint64_t added = 0;
+  std::array<std::array<uint64_t, kPages>, kThreads> counted{};
+  for (int round = 0; round < 60; ++round) {
+    std::array<uint64_t, kThreads> seeds{};
+    for (uint64_t& one : seeds) one = random();
+    const bool launches = random() % 4 != 0;
+    if (launches) {
+      memory.add(1);
+      ++added;
+    }
+    if (random() % 5 == 0) rig.fill(other, 12 * kMiB, seed + 1);
+    if (random() % 5 == 0) bring(rig, memory);
+    if (random() % 6 == 0) {
+      rig.pool().wantOnCpu(memory.address, memory.bytes());
+    }
+    std::array<uint64_t, kThreads> mistakes{};
+    std::vector<std::thread> threads;
+    for (uint64_t t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&, t] {
+        std::mt19937_64 own(seeds[t]);
+        for (int step = 0; step < 8; ++step) {
+          const uint64_t page = own() % kPages;
+          volatile uint64_t* const words = memory.words(page);
+          const uint64_t i = page * (kWordsOfPage / kStep) + own() % (kWordsOfPage / kStep);
+          if (own() % 3 != 0) mistakes[t] += memory.words()[i * kStep] != mix(seed + i) + added;
+          if (own() % 3 == 0) {
+            words[1 + t] = ++counted[t][page];
+          } else if (counted[t][page] != 0) {
+            mistakes[t] += words[1 + t] != counted[t][page];
+          }
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const uint64_t mistake : mistakes) REQUIRE(mistake == 0);
+  }
+  rig.synchronize();
+  CHECK(rig.holds(memory.address, memory.bytes(), seed, added));
+  CHECK(memory.wrong(seed, added) == 0);
+  for (uint64_t t = 0; t < kThreads; ++t)
+    for (uint64_t page = 0; page < kPages; ++page)
+      if (counted[t][page] != 0) CHECK(memory.words(page)[1 + t] == counted[t][page]);
+}
+
 }  // namespace
 
 TEST_CASE("what the CPU only reads goes to it and does not come back", "[pager][managed]") {
@@ -211,54 +263,11 @@ TEST_CASE("VRAM that holds what the CPU reads goes to the driver", "[pager][mana
 
 TEST_CASE("both sides read and write pages by chance", "[pager][managed]") {
   if (!servesReads()) return;
-  const uint64_t seed = seedOr(20);
-  std::mt19937_64 random(seed);
-  constexpr uint64_t kPages = 12, kThreads = 3;
-  Rig rig({.vram = 16 * kMiB});  // two thirds of it
-  const Memory memory(rig, kPages);
-  const CUdeviceptr other = rig.allocate(6 * kMiB);
-  rig.fill(memory.address, memory.bytes(), seed);
-  // The words of kernels, one of each page that a thread of the CPU's counts in.
-  uint64_t added = 0;
-  std::array<std::array<uint64_t, kPages>, kThreads> counted{};
-  for (int round = 0; round < 60; ++round) {
-    std::array<uint64_t, kThreads> seeds{};
-    for (uint64_t& one : seeds) one = random();
-    const bool launches = random() % 4 != 0;
-    if (launches) {
-      memory.add(1);
-      ++added;
-    }
-    if (random() % 5 == 0) rig.fill(other, 6 * kMiB, seed + 1);
-    if (random() % 5 == 0) bring(rig, memory);
-    if (random() % 6 == 0) {
-      rig.pool().wantOnCpu(memory.address, memory.bytes());
-    }
-    std::array<uint64_t, kThreads> mistakes{};
-    std::vector<std::thread> threads;
-    for (uint64_t t = 0; t < kThreads; ++t) {
-      threads.emplace_back([&, t] {
-        std::mt19937_64 own(seeds[t]);
-        for (int step = 0; step < 8; ++step) {
-          const uint64_t page = own() % kPages;
-          volatile uint64_t* const words = memory.words(page);
-          const uint64_t i = page * (kWordsOfPage / kStep) + own() % (kWordsOfPage / kStep);
-          if (own() % 3 != 0) mistakes[t] += memory.words()[i * kStep] != mix(seed + i) + added;
-          if (own() % 3 == 0) {
-            words[1 + t] = ++counted[t][page];
-          } else if (counted[t][page] != 0) {
-            mistakes[t] += words[1 + t] != counted[t][page];
-          }
-        }
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
-    for (const uint64_t mistake : mistakes) REQUIRE(mistake == 0);
-  }
-  rig.synchronize();
-  CHECK(rig.holds(memory.address, memory.bytes(), seed, added));
-  CHECK(memory.wrong(seed, added) == 0);
-  for (uint64_t t = 0; t < kThreads; ++t)
-    for (uint64_t page = 0; page < kPages; ++page)
-      if (counted[t][page] != 0) CHECK(memory.words(page)[1 + t] == counted[t][page]);
+  useByChance(24 * kMiB, seedOr(20));
+}
+
+TEST_CASE("both sides read and write more pages than VRAM has, by chance",
+          "[pager][managed][numa]") {
+  if (!servesReads()) return;
+  useByChance(16 * kMiB, seedOr(21));
 }
