@@ -19,8 +19,8 @@ CUresult olpager_set_placed(CUdeviceptr* base, size_t* bytes);
 /// in one piece; may be null.
 CUresult olpager_allocate_at(CUdeviceptr address, size_t bytes, size_t* room_bytes,
                              size_t* room_largest);
-/// What programs may use of the device's VRAM, what they are told that there is in all, and what they
-/// may allocate, with memservers in any case; in bytes. Needs no context.
+/// In bytes: what programs may use of the device's VRAM, what they are told that there is in all,
+/// and what they may allocate, with memservers in any case. Needs no context.
 CUresult olpager_room(CUdevice device, size_t* vram_bytes, size_t* told_bytes, size_t* all_bytes);
 }
 #pragma GCC visibility pop

@@ -4,8 +4,8 @@
 // In the unified view of several executors all plain device memory is such: a region comes with
 // olpager_agent_region, its extents are of one page each, kAbsent, and are the directory's first,
 // first + 1, ... Once an extent is granted it is an ordinary one: VRAM, host memory and memservers
-// are the engine's to choose. Unlike a managed page it has no place of its own in host RAM; its frame, to
-// other executors, is the host chunk that it is parked in.
+// are the engine's to choose. Unlike a managed page it has no place of its own in host RAM; its
+// frame, to other executors, is the host chunk that it is parked in.
 //
 // What Elsewhere asks (tiers/elsewhere.h), and what is done:
 //
