@@ -428,9 +428,9 @@ TEST_CASE("a page that comes along is in VRAM before a launch names it", "[pager
               [&] { rig.launch(CU_STREAM_LEGACY, "addTo", named, kWords, kStep, uint64_t{1}); });
   for (int i = 0; rig.pool().residency(along).vram != kPageBytes; ++i) {
     REQUIRE(i < 20'000);
-    view.settle();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+  view.settle();  // the home has heard of it
   CHECK(view.ownerOf(along) == kPool);
   const uint64_t faults = valueOf(rig.figures().demand_faults);
   addAtPool(rig, view, along, 1, 3, true);
@@ -585,13 +585,13 @@ TEST_CASE("two executors have more pages in turns than the pool's VRAM and host 
   CHECK(tier->held() == 0);
 }
 
-TEST_CASE("a page that a memserver has comes back before it leaves", "[pager][away]") {
-  constexpr uint64_t kPages = 16;
-  const auto tier = std::make_shared<FakeRemote>(512 * kMiB, seedOr(34));
-  Rig rig({.vram = 8 * kMiB, .host = 16 * kMiB, .seconds = 60, .remote = tier});
-  View view(rig);
-  std::vector<uint64_t> pages;
-  for (uint64_t i = 0; i < kPages; ++i) {
+namespace {
+
+constexpr uint64_t kManyPages = 16;  // more than the pool's VRAM and host memory below
+
+// Page i has words of the value i. The first one that a memserver has.
+size_t makeMany(Rig& rig, View& view, std::vector<uint64_t>& pages) {
+  for (uint64_t i = 0; i < kManyPages; ++i) {
     pages.push_back(view.make(1));
     view.atOther(pages.back(), 0, 1, 0);  // zeros at first
     addAtPool(rig, view, pages.back(), 1, i, true);
@@ -602,31 +602,41 @@ TEST_CASE("a page that a memserver has comes back before it leaves", "[pager][aw
     const Lock lock(state.mutex);
     return state.book.extentAt(page)->state == ExtentState::kRemote;
   };
-  const auto aRemoteOne = [&] { return std::ranges::find_if(pages, isRemote) - pages.begin(); };
-  const auto first = static_cast<size_t>(aRemoteOne());
-  REQUIRE(first < kPages);
+  const auto first = std::ranges::find_if(pages, isRemote);
+  REQUIRE(first != pages.end());
+  return static_cast<size_t>(first - pages.begin());
+}
 
-  SECTION("with its bytes") {
-    view.atOther(pages[first], 0, 1, 100);
-    CHECK(tier->held() > 0);
-    checkAtPool(rig, view, pages[first], 0, 100 + first);
-    // What no memserver has room for makes room by copies of what is elsewhere.
-    for (uint64_t i = 0; i < kPages; ++i) view.atOther(pages[i], 0, 1, 1);
-    CHECK(tier->held() > 0);
-    tier->setCapacity(tier->held());
-    std::vector<uint64_t> more;
-    for (uint64_t i = 0; i < kPages; ++i) {
-      more.push_back(view.make(1));
-      view.atOther(more.back(), 0, 1, 0);
-      addAtPool(rig, view, more.back(), 1, i, true);
-    }
-    for (uint64_t i = 0; i < kPages; ++i) checkAtPool(rig, view, more[i], 0, i);
-    for (uint64_t i = 0; i < kPages; ++i) view.atOther(pages[i], 0, 1, 1);
-    checkAtPool(rig, view, pages[first], 0, 102 + first);
-  }
-  SECTION("lost") {
-    tier->lost = true;
-    (void)view.beginAtOther(pages[first], 0, 1);
-    CHECK(view.failure().find("was lost with a memserver") != std::string::npos);
-  }
+}  // namespace
+
+TEST_CASE("a page that a memserver has comes back before it leaves", "[pager][away]") {
+  const auto tier = std::make_shared<FakeRemote>(512 * kMiB, seedOr(34));
+  Rig rig({.vram = 8 * kMiB, .host = 16 * kMiB, .seconds = 60, .remote = tier});
+  View view(rig);
+  std::vector<uint64_t> pages, more;
+  const size_t first = makeMany(rig, view, pages);
+  view.atOther(pages[first], 0, 1, 100);
+  CHECK(tier->held() > 0);
+  checkAtPool(rig, view, pages[first], 0, 100 + first);
+  // Copies of what is elsewhere make room at memservers.
+  for (const uint64_t page : pages) view.atOther(page, 0, 1, 1);
+  CHECK(tier->held() > 0);
+  tier->setCapacity(tier->held());
+  (void)makeMany(rig, view, more);
+  for (uint64_t i = 0; i < kManyPages; ++i) checkAtPool(rig, view, more[i], 0, i);
+  for (const uint64_t page : pages) view.atOther(page, 0, 1, 1);
+  checkAtPool(rig, view, pages[first], 0, 102 + first);
+}
+
+// The pool is of no use any more, and its counters stay as they are: in a process of its own.
+TEST_CASE("a page that was lost with a memserver ends the view when another executor wants it",
+          "[pager][away][lost][lost page]") {
+  const auto tier = std::make_shared<FakeRemote>(512 * kMiB, seedOr(35));
+  Rig rig({.vram = 8 * kMiB, .host = 16 * kMiB, .seconds = 60, .remote = tier});
+  View view(rig);
+  std::vector<uint64_t> pages;
+  const size_t first = makeMany(rig, view, pages);
+  tier->lost = true;
+  (void)view.beginAtOther(pages[first], 0, 1);
+  CHECK(view.failure().find("was lost with a memserver") != std::string::npos);
 }
