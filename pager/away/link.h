@@ -31,7 +31,7 @@ class AwayLink {
   /// what is there; what is given with the same need not be brought.
   virtual void fetch(directory::ExtentId extent, directory::Number number, directory::AgentId from,
                      void* into, std::optional<ContentHash> has) = 0;
-  /// The session can't go on. `why`: half a line.
+  /// The session can't go on. `why`: half a line, the caller's.
   virtual void failed(const char* why) = 0;
 };
 

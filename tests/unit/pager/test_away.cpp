@@ -203,7 +203,7 @@ class View : public AwayLink {
     });
   }
   void failed(const char* why) override {
-    note([why](View& self) { self.wrong_ = why; });
+    note([text = std::string(why)](View& self) { self.wrong_ = text; });
   }
 
   static Bytes recordOf(std::span<const std::byte> batch) {
@@ -638,5 +638,7 @@ TEST_CASE("a page that was lost with a memserver ends the view when another exec
   const size_t first = makeMany(rig, view, pages);
   tier->lost = true;
   (void)view.beginAtOther(pages[first], 0, 1);
-  CHECK(view.failure().find("was lost with a memserver") != std::string::npos);
+  const std::string why = view.failure();
+  INFO(why);
+  CHECK(why.find("was lost with a memserver") != std::string::npos);
 }
