@@ -236,8 +236,8 @@ extern "C" CUresult olpager_room(CUdevice device, size_t* vram_bytes, size_t* to
   size_t native = 0;
   const CUresult result = driver().cuDeviceTotalMem_v2(&native, device);
   if (result != CUDA_SUCCESS) return result;
-  *vram_bytes = toldVram(device, running->memoryInfo(nullptr, device), native);
   const MemoryInfo info = told(*running, nullptr, device, native);
+  *vram_bytes = toldVram(device, info, native);
   *told_bytes = info.total_bytes;
   *all_bytes = info.total_bytes + info.lent_bytes;
   return CUDA_SUCCESS;

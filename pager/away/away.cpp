@@ -360,8 +360,7 @@ void Away::parked(Extent& extent, Lock& lock) {
 void Away::lost(const Extent& extent) {
   const std::string why = base::format(
       "the page at {:#x}, which another gpunode needs, was lost with a memserver (OL_REPLICAS=2 "
-      "keeps "
-      "two of each)",
+      "keeps two of each)",
       extent.address);
   link_.failed(why.c_str());
   state_.stopped = true;

@@ -170,7 +170,7 @@ void EventQueue::keepSources() {
   if (waiters_ != 0 || sources_.empty() || sources_.size() > kMaxPolled) return;
   const bool busy = std::any_of(sources_.begin(), sources_.end(),
                                 [](auto& source) { return source->transferring(); });
-  if (kept_ || streak_ < enough || busy) return;  // the next check takes them back
+  if (kept_ || streak_ < enough || busy) return;
   kept_ = true;
   if (std::exchange(checking_, true)) return;
   sources_.front()->reactor().every(onlyMessages() ? kCheckMessagesMs : 1,

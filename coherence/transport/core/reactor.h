@@ -52,7 +52,6 @@ class Reactor {
   void post(std::function<void()> task);
   /// About every `ms` milliseconds, until it returns false.
   void every(int ms, std::function<bool()> check);
-  void everyMillisecond(std::function<bool()> check) { every(1, std::move(check)); }
   bool onThread() const { return std::this_thread::get_id() == thread_.get_id(); }
 
  private:

@@ -133,7 +133,7 @@ bool VerbsLink::postMessages(MessagePair& pair) {
   messages_wait_.store(!messages_.empty());
   // Whoever keeps the queue pair may be away when it rings that there is room.
   if (put >= 0 && !messages_.empty() && !std::exchange(pumping_, true)) {
-    home().everyMillisecond([weak = weak_from_this()] {
+    home().every(1, [weak = weak_from_this()] {
       const auto self = std::static_pointer_cast<VerbsLink>(weak.lock());
       if (!self || self->state() == LinkState::kDown) return false;
       self->sendWaiting();
@@ -616,7 +616,7 @@ void VerbsLink::stop(bool tell) {
     finish(tell);
     return;
   }
-  home().everyMillisecond([self = std::static_pointer_cast<VerbsLink>(shared_from_this()), tell,
+  home().every(1, [self = std::static_pointer_cast<VerbsLink>(shared_from_this()), tell,
                            until = nowMs() + kLastMs] {
     if (!self->messagesSent() && nowMs() < until) return true;
     self->finish(tell);

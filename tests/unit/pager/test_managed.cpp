@@ -53,6 +53,11 @@ struct Memory {
       count += words()[i * kStep] != mix(seed + i) + added;
     return count;
   }
+  /// The GPU writes all of it, and the CPU reads that.
+  void fillAndRead(uint64_t seed) const {
+    rig.fill(address, bytes(), seed);
+    REQUIRE(wrong(seed, 0) == 0);
+  }
 };
 
 /// What has crossed the bus since, in pages.
@@ -138,8 +143,7 @@ TEST_CASE("what the CPU only reads goes to it and does not come back", "[pager][
   if (!servesReads()) return;
   Rig rig({.vram = 32 * kMiB});
   const Memory memory(rig, 8);
-  rig.fill(memory.address, memory.bytes(), 5);
-  REQUIRE(memory.wrong(5, 0) == 0);
+  memory.fillAndRead(5);
   constexpr uint64_t kRounds = 10;
   const Traffic traffic(rig);
   for (uint64_t round = 1; round <= kRounds; ++round) {
@@ -155,8 +159,7 @@ TEST_CASE("what the CPU writes goes to the GPU, and no page beside it", "[pager]
   if (!servesReads()) return;
   Rig rig({.vram = 32 * kMiB});
   const Memory memory(rig, 8);
-  rig.fill(memory.address, memory.bytes(), 6);
-  REQUIRE(memory.wrong(6, 0) == 0);
+  memory.fillAndRead(6);
   memory.add(1);
   REQUIRE(memory.wrong(6, 1) == 0);
   const Traffic traffic(rig);
@@ -182,8 +185,7 @@ TEST_CASE("what the GPU has not written does not go to the CPU again", "[pager][
   if (!servesReads()) return;
   Rig rig({.vram = 32 * kMiB});
   const Memory memory(rig, 8);
-  rig.fill(memory.address, memory.bytes(), 7);
-  REQUIRE(memory.wrong(7, 0) == 0);
+  memory.fillAndRead(7);
   const Traffic traffic(rig);
   bring(rig, memory);
   REQUIRE(memory.wrong(7, 0) == 0);
@@ -205,8 +207,7 @@ TEST_CASE("what a pin's user writes goes to the CPU", "[pager][managed]") {
   if (!servesReads()) return;
   Rig rig({.vram = 32 * kMiB});
   const Memory memory(rig, 4);
-  rig.fill(memory.address, memory.bytes(), 8);
-  REQUIRE(memory.wrong(8, 0) == 0);
+  memory.fillAndRead(8);
   mustSucceed(rig.pool().pin(memory.address), "pin");
   // As a kernel that has the memory as a surface: no launch names it.
   CUdeviceptr at = memory.address;
@@ -224,8 +225,7 @@ TEST_CASE("VRAM that holds what the CPU reads is anybody's", "[pager][managed]")
   if (!servesReads()) return;
   Rig rig({.vram = 16 * kMiB});
   const Memory memory(rig, 8);
-  rig.fill(memory.address, memory.bytes(), 9);
-  REQUIRE(memory.wrong(9, 0) == 0);
+  memory.fillAndRead(9);
   const uint64_t evictions =
       valueOf(rig.figures().evictions_clean) + valueOf(rig.figures().evictions_written);
   {
@@ -252,8 +252,7 @@ TEST_CASE("VRAM that holds what the CPU reads goes to the driver", "[pager][mana
   if (!servesReads()) return;
   Rig rig({.vram = 16 * kMiB});
   const Memory memory(rig, 8);
-  rig.fill(memory.address, memory.bytes(), 12);
-  REQUIRE(memory.wrong(12, 0) == 0);
+  memory.fillAndRead(12);
   CHECK(rig.pool().relieve(0, 12 * kMiB) >= 12 * kMiB);
   CHECK(memory.wrong(12, 0) == 0);
   rig.pool().regain(0, 12 * kMiB);

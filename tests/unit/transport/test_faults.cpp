@@ -85,6 +85,35 @@ Exercise exercise(Side& client, const LinkPtr& link, const RemoteRange& remote,
   return result;
 }
 
+/// Lends parts of one piece of memory, the middle one of three by lend(). Each link has a domain of
+/// its own, as a memserver's sessions do.
+struct Lender {
+  const uint64_t part;
+  DomainPtr store = makeDomain();
+  Buffer there;
+  RegionPtr all;
+  Side server;
+  std::vector<DomainPtr> domains;
+  std::unique_ptr<Listener> listener;
+
+  Lender(const Options& options, uint64_t bytes, unsigned seed)
+      : part(bytes), there(3 * bytes), server(options) {
+    there.fill(seed);
+    auto registered = registerMemory(store, there.memory(), kLends);
+    REQUIRE(registered.ok());
+    all = std::move(registered.value());
+    auto listening =
+        server.endpoint->listen(addressFor(options), [this](const PeerInfo&) -> Result<Accepted> {
+          domains.push_back(makeDomain(store));
+          return Accepted{domains.back(), server.queue};
+        });
+    REQUIRE(listening.ok());
+    listener = std::move(listening.value());
+  }
+  /// To the newest link.
+  auto lend(uint32_t access) { return lendMemory(domains.back(), *all, part, part, access); }
+};
+
 }  // namespace
 
 TEST_CASE("a wire that delays changes nothing", "[faults]") {
@@ -377,27 +406,15 @@ TEMPLATE_TEST_CASE("memory is lent in parts, to one peer after another", "[fault
   const bool by_card = TestType::kKind == LinkKind::kVerbs;
   const Options options = optionsFor(TestType::kChoice);
   constexpr uint64_t kPart = 4 << 20;
-  const auto store = makeDomain();
-  Buffer there(3 * kPart), here(kPart);
-  there.fill(1);
-  auto all = registerMemory(store, there.memory(), kLends);
-  REQUIRE(all.ok());
-  REQUIRE(!lendMemory(store, *all.value(), 2 * kPart, kPart + 1, kRemoteRead).ok());
-  Side server(options);
-  // Each link has a domain of its own, as a memserver's sessions do.
-  std::vector<DomainPtr> domains;
-  auto listener =
-      server.endpoint->listen(addressFor(options), [&](const PeerInfo&) -> Result<Accepted> {
-        domains.push_back(makeDomain(store));
-        return Accepted{domains.back(), server.queue};
-      });
-  REQUIRE(listener.ok());
+  Lender lender(options, kPart, 1);
+  Buffer here(kPart);
+  REQUIRE(!lendMemory(lender.store, *lender.all, 2 * kPart, kPart + 1, kRemoteRead).ok());
   for (int round = 0; round < 3; ++round) {
     Side client(options);
     auto up =
-        client.endpoint->connect(listener.value()->address(), {client.domain, client.queue, ""});
+        client.endpoint->connect(lender.listener->address(), {client.domain, client.queue, ""});
     if (!up.ok()) FAIL(up.error().message);
-    server.await(Kind::kUp);
+    lender.server.await(Kind::kUp);
     const auto local = client.add(here, kLocalOnly);
     const LocalRange from = wholeLocal(local);
     const auto move = [&](const RegionPtr& lent, bool write, Class klass) {
@@ -406,7 +423,7 @@ TEMPLATE_TEST_CASE("memory is lent in parts, to one peer after another", "[fault
                      : up.value()->read({&from, 1}, range, klass, 0)) == Outcome::kOk);
       return client.await(write ? Kind::kWrite : Kind::kRead).outcome;
     };
-    auto middle = lendMemory(domains.back(), *all.value(), kPart, kPart, kRemoteReadWrite);
+    auto middle = lender.lend(kRemoteReadWrite);
     REQUIRE(middle.ok());
     for (const Class klass :
          {Class::kControl, Class::kDemand, Class::kPrefetch, Class::kWriteBack}) {
@@ -418,20 +435,20 @@ TEMPLATE_TEST_CASE("memory is lent in parts, to one peer after another", "[fault
     }
     if (by_card) REQUIRE(up.value()->stats().bounced_bytes == 0);
     // The same part again, under another key, and the parts beside it as they were.
-    auto again = lendMemory(domains.back(), *all.value(), kPart, kPart, kRemoteRead);
+    auto again = lender.lend(kRemoteRead);
     REQUIRE(again.ok());
     REQUIRE(again.value()->key().key != middle.value()->key().key);
     REQUIRE(move(again.value(), false, Class::kDemand) == Outcome::kOk);
-    REQUIRE(there.holds(1, 0, kPart));
-    REQUIRE(there.holds(1, 2 * kPart, kPart));
+    REQUIRE(lender.there.holds(1, 0, kPart));
+    REQUIRE(lender.there.holds(1, 2 * kPart, kPart));
     // What was taken back is reached no more, by whatever key.
     const RemoteKey gone = middle.value()->key();
     middle.value().reset();
-    there.fill(1);
+    lender.there.fill(1);
     REQUIRE(up.value()->write({&from, 1}, {gone, 0, kPart}, Class::kWriteBack, 0) == Outcome::kOk);
     const auto outcome = client.await(Kind::kWrite).outcome;
     REQUIRE((outcome == Outcome::kRevoked || (by_card && outcome == Outcome::kLinkDown)));
-    REQUIRE(there.holds(1, 0, there.length));
+    REQUIRE(lender.there.holds(1, 0, lender.there.length));
   }
 }
 
@@ -439,22 +456,10 @@ TEST_CASE("what is lent to a link is reached by its queue pairs alone - Rdma", "
   NEEDS_CARD(Rdma);
   const Options options = optionsFor(Choice::kVerbs);
   constexpr uint64_t kPart = 1 << 20;
-  const auto store = makeDomain();
-  Buffer there(3 * kPart);
-  there.fill(4);
-  auto all = registerMemory(store, there.memory(), kLends);
-  REQUIRE(all.ok());
-  Side server(options);
-  std::vector<DomainPtr> domains;
-  auto listener =
-      server.endpoint->listen(addressFor(options), [&](const PeerInfo&) -> Result<Accepted> {
-        domains.push_back(makeDomain(store));
-        return Accepted{domains.back(), server.queue};
-      });
-  REQUIRE(listener.ok());
-  RawVerbsPeer owner(listener.value()->address());
-  server.await(Kind::kUp);
-  auto lent = lendMemory(domains.back(), *all.value(), kPart, kPart, kRemoteReadWrite);
+  Lender lender(options, kPart, 4);
+  RawVerbsPeer owner(lender.listener->address());
+  lender.server.await(Kind::kUp);
+  auto lent = lender.lend(kRemoteReadWrite);
   REQUIRE(lent.ok());
   const wire::Reach reach = owner.reach(lent.value()->key().key);
   const auto moves = [&](RawVerbsPeer& peer, Class by, ibv_wr_opcode how, Class of) {
@@ -466,14 +471,14 @@ TEST_CASE("what is lent to a link is reached by its queue pairs alone - Rdma", "
     REQUIRE(moves(owner, klass, IBV_WR_RDMA_READ, klass));
     // A queue pair is lost by the first try: each has a link of its own.
     for (const auto how : {IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE}) {
-      RawVerbsPeer other(listener.value()->address());
+      RawVerbsPeer other(lender.listener->address());
       REQUIRE(!moves(other, klass, how, klass));
     }
   }
-  REQUIRE(there.holds(4, 0, there.length));
+  REQUIRE(lender.there.holds(4, 0, lender.there.length));
   owner.memory.fill(5);
   REQUIRE(moves(owner, Class::kWriteBack, IBV_WR_RDMA_WRITE, Class::kWriteBack));
-  REQUIRE(std::memcmp(there.base + kPart, owner.memory.base, 4096) == 0);
+  REQUIRE(std::memcmp(lender.there.base + kPart, owner.memory.base, 4096) == 0);
   // A window is one queue pair's, among those of a link too. A card without windows has one key.
   if (reach.rkeys[0] != reach.rkeys[1]) {
     for (size_t each = 0; each < kClasses; ++each)
