@@ -237,11 +237,9 @@ bool Engine::finishRun(std::span<const Copy> copies, Lock& lock) {
 void Engine::arrived(Extent& extent, bool usable) {
   if (usable) {
     if (ManagedRegion* const managed = extent.region->managed.get(); managed != nullptr) {
-      auto& came = managed->pageOf(extent).came;
-      came.reset();
       // A number of its own: whatever may use the page has a higher one.
-      if (!extent.blank && managed->isPlace(extent.host))
-        came = pool_.launch_number.fetch_add(1) + 1;
+      managed->pageOf(extent).came =
+          extent.blank ? std::nullopt : std::optional(pool_.launch_number.fetch_add(1) + 1);
     }
     extent.blank = false;
     return setState(extent, ExtentState::kVram);

@@ -1,5 +1,7 @@
 // Managed memory that one side only reads: no bytes go where they are already. By the counters of
 // the device, and by what both sides see.
+#include <atomic>
+#include <chrono>
 #include <random>
 #include <thread>
 
@@ -85,10 +87,22 @@ void bring(Rig& rig, const Memory& memory) {
   access.submitted(CUDA_SUCCESS);
 }
 
-void useByChance(uint64_t vram, uint64_t seed) {
+/// Mappings in a pool's range that are refused from now on.
+std::atomic<int> g_refusals{0};
+
+CUresult mapOrRefuse(CUdeviceptr at, size_t bytes, size_t offset,
+                     CUmemGenericAllocationHandle handle, unsigned long long flags) {
+  if (inTestRange(at) && g_refusals > 0) {
+    --g_refusals;
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  return driver().api.cuMemMap(at, bytes, offset, handle, flags);
+}
+
+void useByChance(const RigOptions& options, uint64_t seed) {
   std::mt19937_64 random(seed);
   constexpr uint64_t kPages = 12, kThreads = 3;
-  Rig rig({.vram = vram});
+  Rig rig(options);
   const Memory memory(rig, kPages);
   const CUdeviceptr other = rig.allocate(12 * kMiB);
   rig.fill(memory.address, memory.bytes(), seed);
@@ -262,11 +276,63 @@ TEST_CASE("VRAM that holds what the CPU reads goes to the driver", "[pager][mana
 
 TEST_CASE("both sides read and write pages by chance", "[pager][managed]") {
   if (!servesReads()) return;
-  useByChance(24 * kMiB, seedOr(20));
+  useByChance({.vram = 24 * kMiB}, seedOr(20));
 }
 
 TEST_CASE("both sides read and write more pages than VRAM has, by chance",
           "[pager][managed][numa]") {
   if (!servesReads()) return;
-  useByChance(16 * kMiB, seedOr(21));
+  useByChance({.vram = 16 * kMiB}, seedOr(21));
+}
+
+TEST_CASE("both sides read and write memory that moves by pieces, by chance",
+          "[pager][managed][numa]") {
+  if (!servesReads()) return;
+  useByChance({.vram = 16 * kMiB, .reach = Reach::kLearned}, seedOr(22));
+}
+
+TEST_CASE("what the GPU wrote in host memory goes to the CPU", "[pager][managed][numa]") {
+  if (!servesReads()) return;
+  Rig rig({.vram = 16 * kMiB});
+  const Memory memory(rig, 6);
+  rig.fill(memory.address, memory.bytes(), 13);
+  REQUIRE(memory.wrong(13, 0) == 0);
+  const CUdeviceptr other = rig.allocate(12 * kMiB);
+  mustSucceed(rig.pool().pin(other), "pin");
+  memory.add(1);
+  rig.synchronize();
+  REQUIRE(rig.pool().residency(memory.address).in_place > 0);
+  mustSucceed(rig.pool().unpin(other), "unpin");
+  rig.free(other);
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10 * kPatience);
+  while (rig.pool().residency(memory.address).vram < memory.bytes() &&
+         std::chrono::steady_clock::now() < until)
+    bring(rig, memory);
+  CHECK(rig.pool().residency(memory.address).vram == memory.bytes());
+  CHECK(memory.wrong(13, 1) == 0);
+}
+
+TEST_CASE("what VRAM has still is used in host memory while the driver maps nothing",
+          "[pager][managed][numa]") {
+  if (!servesReads()) return;
+  Rig rig({.vram = 64 * kMiB, .waits = {.in_place_ns = 10'000'000}, .alter = [](DriverApi& api) {
+             api.cuMemMap = mapOrRefuse;
+           }});
+  const Memory first(rig, 1), memory(rig, 24);
+  for (const Memory* each : {&first, &memory}) {
+    rig.fill(each->address, each->bytes(), 14);
+    REQUIRE(each->wrong(14, 0) == 0);
+  }
+  for (uint64_t round = 1; round <= 4; ++round) {
+    // After that the pager tries nothing for a while.
+    if (round % 2 == 1) g_refusals = 3;
+    first.add(1);
+    memory.add(1);
+    rig.synchronize();
+    REQUIRE(first.wrong(14, round) == 0);
+    REQUIRE(memory.wrong(14, round) == 0);
+    g_refusals = 0;
+    std::this_thread::sleep_for(std::chrono::milliseconds(150));
+  }
+  CHECK(valueOf(rig.figures().in_place_bytes.peak) > 0);
 }
