@@ -417,7 +417,7 @@ class Engine {
   void noChunkToLeave();
   bool parkEmpty(Extent& extent, Lock& lock);
   void leaveUnseen(Batch& batch, Lock& lock);
-  bool isAsInFrame(const Extent& extent) const;
+  bool isUnwritten(const Extent& extent) const;
   void leaveVram(Extent& extent);
   void toFrame(Extent& extent, Lock& lock);
   bool toMappableChunk(Extent& extent, Lock& lock);

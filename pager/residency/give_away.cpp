@@ -195,7 +195,7 @@ void Engine::leaveUnseen(Batch& batch, Lock& lock) {
       lost(result);
     } else if (extent.vram == nullptr) {
       setState(extent, ExtentState::kParked);
-    } else if (isAsInFrame(extent)) {
+    } else if (isUnwritten(extent)) {
       flight_.freeing_bytes -= extent.bytes();
       add(figures_->evictions_clean);
       leaveVram(extent);
@@ -207,9 +207,9 @@ void Engine::leaveUnseen(Batch& batch, Lock& lock) {
   }
 }
 
-// Nothing can have written the managed page since it came to VRAM from its frame. Nothing uses it
+// Nothing can have written the managed page since it came to VRAM from host memory. Nothing uses it
 // now.
-bool Engine::isAsInFrame(const Extent& extent) const {
+bool Engine::isUnwritten(const Extent& extent) const {
   ManagedRegion* const managed = extent.region->managed.get();
   if (managed == nullptr || extent.region->by_pieces || pool_.reach.floor.pending) return false;
   const std::optional<uint64_t>& came = managed->pageOf(extent).came;

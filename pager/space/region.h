@@ -227,8 +227,8 @@ struct ManagedRegion : SharedRegion {
     /// Of what its frame holds. It stays while the CPU has the page, and is of use if the CPU has
     /// only read it.
     VramCopy copy;
-    /// Since it came to VRAM the page has been what its host memory holds, unless an operation of this
-    /// number or a higher one may have written it.
+    /// Since it came to VRAM the page has been what its host memory holds, unless an operation of
+    /// this number or a higher one may have written it.
     std::optional<uint64_t> came;
   };
   std::vector<Page> states;
