@@ -53,11 +53,13 @@ int main(int argc, char** argv) {
     apps::add(data, bytes, 2);
     added += 2;
     if (round % 4 == 0) pressure.apply();
+    RUNTIME_OK(cudaDeviceSynchronize());
     apps::verifyHost(data, bytes, seed, added, "after the GPU alone has written");
     const size_t at = random.below(words);
     data[at] += round;
     apps::add(data, bytes, 1);
     ++added;
+    RUNTIME_OK(cudaDeviceSynchronize());
     data[at] -= round;
     apps::verifyHost(data, bytes, seed, added, "after a word");
   }
