@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <mutex>
 #include <thread>
 
 #include "base/kernel_faults.h"
@@ -119,12 +120,15 @@ void Worker::endNow(const std::string& why, uint32_t lost_executor) {
 }
 
 void Worker::leave(int status) {
+  // One thread ends the process, and takes its time for it. Others wait for that end here.
+  static std::mutex leaving;
+  leaving.lock();
   if (at_leave_) at_leave_();
   constexpr auto kMost = 2s;
   constexpr auto kTick = 5ms;
   if (auto* const stop = reinterpret_cast<decltype(&olpager_stop)>(library_.symbol("olpager_stop"));
       options_.memservers && stop != nullptr) {
-    static std::atomic<bool> told{false};
+    static std::atomic<bool> told{false};  // the thread outlives this call
     std::thread([stop] {
       stop();
       told.store(true);

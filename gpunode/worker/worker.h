@@ -72,7 +72,7 @@ class Worker {
   /// What leave() begins with, on whichever thread: it must not wait. Before serve().
   void atLeave(std::function<void()> call) { at_leave_ = std::move(call); }
   /// Ends the process, whatever its threads are in: memory goes with it. Memservers are told first,
-  /// as far as that takes no longer than a moment.
+  /// as far as that takes no longer than a moment. Any thread; the second one waits for the end.
   [[noreturn]] void leave(int status);
 
   calls::Channel& channel() { return channel_; }

@@ -130,8 +130,9 @@ void Acquisition::hear() {
     in_vain_ |= want.in_place;
     scan_late |= want.scan_late;
   });
-  // What the host wrote can't be looked at in time: it may name anything.
-  if (scan_late && !closure_.everything) closure_.reachEverything();
+  // What the host wrote can't be looked at in time: it may name anything. Where that can't be had
+  // the launch waits on for the scan.
+  if (scan_late && !closure_.everything && allFits(state_)) closure_.reachEverything();
 }
 
 // The closure is followed to its end. Is all of it usable?

@@ -63,6 +63,26 @@ bool neverFits(const PoolState& state, const Closure& closure) {
   return beyond > state.devices.host.most;
 }
 
+bool allFits(const PoolState& state) {
+  uint64_t beyond = 0;  // VRAM
+  for (const auto& engine : state.devices.engines) {
+    uint64_t mapped = 0, in_vram = 0;
+    for (uint32_t id = 1; id < state.book.regions.end(); ++id) {
+      const Region* const region = state.book.regions.at(id);
+      if (region->dead || !region->published || region->engine != engine.get()) continue;
+      for (const auto& extent : region->extents) {
+        if (extent->state == ExtentState::kDetached) continue;
+        mapped += extent->bytes();
+        if (!mayBeInPlace(*extent)) in_vram += extent->bytes();
+      }
+    }
+    if (engine->broken()) continue;
+    if (in_vram > engine->mostVram()) return false;
+    beyond += mapped - std::min(mapped, engine->mostVram());
+  }
+  return beyond <= state.devices.host.most;
+}
+
 void tellRefused(const PoolState& state, const Closure& closure) {
   uint64_t bytes = 0, vram = 0, vram_used = 0, host_used = 0;
   for (const Region* region : closure.regions) bytes += region->pages * kPageBytes;

@@ -211,7 +211,9 @@ void Engine::leaveUnseen(Batch& batch, Lock& lock) {
 // now.
 bool Engine::isUnwritten(const Extent& extent) const {
   ManagedRegion* const managed = extent.region->managed.get();
-  if (managed == nullptr || extent.region->by_pieces || pool_.reach.floor.pending) return false;
+  if (managed == nullptr || !extent.host_valid || extent.region->by_pieces ||
+      pool_.reach.floor.pending)
+    return false;
   const std::optional<uint64_t>& came = managed->pageOf(extent).came;
   return came && std::max({extent.region->followed, managed->written, managed->others,
                            pool_.reach.floor.number, pool_.reach.floor.found}) < *came;

@@ -12,6 +12,7 @@ namespace {
 // Where in place is no way out: what it waits for may be a kernel of minutes, or one that waits for
 // this launch.
 constexpr uint64_t kRefusedAfterNs = 60'000'000'000;
+constexpr uint64_t kScanPatienceNs = 5 * kPatienceNs;
 constexpr uint64_t kLongestPromotedPauseNs = 10'000'000'000;
 constexpr uint64_t kLongestOwedPatienceNs = 5'000'000'000;
 }  // namespace
@@ -95,16 +96,25 @@ void Engine::take(WantStep step, Extent& extent, Want& want, Serving& found, Loc
   }
 }
 
-// What the host wrote is scanned before the launch follows pointers in it.
+// What the host wrote is scanned before the launch follows pointers in it. What is still on its way
+// can't be, and does not make the scan a late one.
 void Engine::serveScans(Want& want, Serving& found) {
   const bool roots = want.scan_roots && pool_.reach.unknown_variables.in(context_);
-  const bool regions = std::any_of(want.to_scan.begin(), want.to_scan.end(),
-                                   [](const Region* region) { return region->host_written; });
-  if (want.scan_late || (!roots && !regions)) return;
-  if (found.times.now_ns - want.since_ns > 5 * kPatienceNs) {
+  bool regions = false, here = roots;
+  for (const Region* region : want.to_scan) {
+    if (!region->host_written) continue;
+    regions = true;
+    here |= region->by_pieces || region->unusable == 0;
+  }
+  if (!here) want.scan_since_ns = 0;
+  if (!roots && !regions) return;
+  const uint64_t now = found.times.now_ns;
+  if (here && want.scan_since_ns == 0) want.scan_since_ns = now;
+  const uint64_t waited = here ? now - want.scan_since_ns : 0;
+  if ((!want.scan_late && waited > kScanPatienceNs) || (!want.failed && waited > kRefusedAfterNs)) {
+    want.failed |= want.scan_late;
     want.scan_late = true;
     pool_.changed.notify_all();
-    return;
   }
   found.in_flight = true;
   found.moved |= scanHostWritten(want.to_scan, roots);

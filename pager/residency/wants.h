@@ -5,7 +5,8 @@
 //
 //   waiting   it is to get its extents into VRAM
 //     -> in place   that took too long, or can't be: what is missing is mapped where it is
-//     -> late scan  what the host wrote can't be scanned in time: the launch is taken to reach all
+//     -> late scan  what the host wrote can't be scanned in time: the launch is taken to reach all,
+//                   or waits on where all can never be usable at once
 //     -> failed     neither VRAM nor host memory could be had: the launch is refused
 //     -> lost       the lower tier has lost an extent: the launch is refused
 // A launch leaves the list when it gets its number, is refused or cancelled (acquisition.h).
@@ -27,6 +28,7 @@ struct Want {
   bool scan_roots =
       false;               // it may follow module variables that a copy wrote since their last scan
   uint64_t since_ns = 0;   // when something was done for it last
+  uint64_t scan_since_ns = 0;  // since when only the scan itself is waited for; 0: it is not
   bool in_place = false;   // the time is over, or it can't fit: map the rest in place
   bool failed = false;     // neither could be had
   bool lost = false;       // no memserver has it any more

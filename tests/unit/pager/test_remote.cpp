@@ -742,3 +742,37 @@ TEST_CASE("what programs are told of memory", "[pager][remote]") {
     for (const CUdeviceptr piece : pieces) rig.free(piece);
   }
 }
+
+TEST_CASE("a scan that is late is waited for where launches can't reach all of memory",
+          "[pager][remote][pointers]") {
+  const bool fits = GENERATE(true, false);
+  const Remote remote;
+  Rig rig({.vram = 16 * kMiB, .host = (fits ? 256 : 32) * kMiB, .remote = remote.tier});
+  const CUdeviceptr table = rig.allocate(kPiece), out = rig.allocate(kPiece);
+  const auto pieces = fillMany(rig, 40, 50);
+  rig.fill(out, kPiece, 3);
+  const std::vector<uint64_t> words(pieces.begin(), pieces.begin() + 2);
+  mustSucceed(rig.copyIn(CU_STREAM_LEGACY, table, words.data(), words.size() * 8, true), "copy");
+  rig.synchronize();
+  // The copy that the scan waits for ends after the launch has lost patience with it.
+  const CUstream copies = rig.makeStream(), launches = rig.makeStream();
+  std::atomic<bool> open{false};
+  holdUntil(open, copies);
+  mustSucceed(rig.copyIn(copies, table, words.data(), words.size() * 8, false), "copy");
+  std::thread opener([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    open = true;
+  });
+  const uint64_t before = valueOf(rig.figures().launches_reaching_all);
+  const CUresult result = rig.tryLaunch(rig.key(launches), rig.kernel("gather"), out, table,
+                                        uint64_t{2});
+  opener.join();
+  REQUIRE(result == CUDA_SUCCESS);
+  rig.synchronize();
+  CHECK(valueOf(rig.figures().launches_reaching_all) == before + (fits ? 1 : 0));
+  CHECK(rig.get(out) == mix(50));
+  for (const CUstream stream : {copies, launches}) {
+    rig.pool().streamDestroyed(rig.key(stream));
+    driver().api.cuStreamDestroy_v2(stream);
+  }
+}
