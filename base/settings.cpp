@@ -190,6 +190,15 @@ Status setView(Settings& settings, std::string_view text) {
   return {};
 }
 
+Status setRoute(Settings& settings, std::string_view text) {
+  if (text != kRouteOwner && text != kRouteRoundRobin && text != kLocalGpunode) {
+    if (const auto status = checkAddress(text, AddressUse::kConnect, kGpunodePort); !status.ok())
+      return Error{status.error().message + "; owner; rr; or local"};
+  }
+  settings.route = text;
+  return {};
+}
+
 Status setTransport(Settings& settings, std::string_view text) {
   if (text == "auto") {
     settings.transport = TransportSetting::kAuto;
@@ -231,6 +240,7 @@ constexpr Key kKeys[] = {
     {"tls", "OL_TLS", setTls, false},
     {"gpunode", "OL_GPUNODE", setGpunode, false, true},
     {"view", "OL_VIEW", setView, false},
+    {"route", "OL_ROUTE", setRoute, false},
     {"transport", "OL_TRANSPORT", setTransport, false},
 };
 
@@ -345,6 +355,7 @@ void nameLocal(Settings& settings, const std::vector<std::string>& environment) 
   const auto local = std::find(settings.gpunodes.begin(), settings.gpunodes.end(), kLocalGpunode);
   if (local == settings.gpunodes.end() || !socket.starts_with('/')) return;
   *local = settings.local_gpunode = base::format("unix:{}", socket);
+  if (settings.route == kLocalGpunode) settings.route = settings.local_gpunode;
   settings.local_key = localKeyPath(std::string(socket));
 }
 
@@ -397,7 +408,16 @@ Status checkUnified(const Settings& settings) {
         "exportable = driver: memory that stays in one GPU's VRAM has no place in the unified "
         "view: "
         "leave it out, or take view = discrete"};
-  return {};
+  if (settings.route == kRouteOwner || settings.route == kRouteRoundRobin ||
+      settings.gpunodes.empty() ||
+      std::find(settings.gpunodes.begin(), settings.gpunodes.end(), settings.route) !=
+          settings.gpunodes.end())
+    return {};
+  std::string named;
+  for (const std::string& gpunode : settings.gpunodes)
+    named += (named.empty() ? "" : ", ") + gpunode;
+  return Error{base::format("route = {}: it is none of the program's gpunodes, which are {}",
+                            printable(settings.route), named)};
 }
 
 std::string localKeyPath(const std::string& socket) { return socket + ".key"; }

@@ -8,8 +8,8 @@
 //                                                     va_size (OL_VA_SIZE)
 //   log (OL_LOG)  driver (OL_DRIVER)  memserver (OL_MEMSERVER)  replicas (OL_REPLICAS)  key
 //                                     (OL_KEY)  tls (OL_TLS)
-//   gpunode (OL_GPUNODE)  view (OL_VIEW)  transport (OL_TRANSPORT)  exportable (OL_EXPORTABLE)
-//                                         pack (OL_PACK)  managed (OL_MANAGED)
+//   gpunode (OL_GPUNODE)  view (OL_VIEW)  route (OL_ROUTE)  transport (OL_TRANSPORT)
+//   exportable (OL_EXPORTABLE)  pack (OL_PACK)  managed (OL_MANAGED)
 // Thread-safety: pure functions of their input. Errors: one line that names the file and line or
 // the variable, the value, and what is allowed. An OL_ variable that nobody knows is a warning
 // only.
@@ -48,6 +48,11 @@ enum class ViewSetting : uint8_t { kDiscrete, kUnified };
 /// How a gpunode is spoken to: shared memory where both are on one host, else TCP; or one of them.
 enum class TransportSetting : uint8_t { kAuto, kTcp, kShm, kVerbs };
 
+/// Where operations of the unified view go: where their pages are, or to one gpunode after the
+/// other. Else the text is one of `gpunodes`: to that one.
+inline constexpr std::string_view kRouteOwner = "owner";
+inline constexpr std::string_view kRouteRoundRobin = "rr";
+
 inline constexpr unsigned kMostGpunodes = 16;  // of a program
 /// In the place of a gpunode's address: one of this machine's GPUs for the program alone, which
 /// olrun starts. It ends with the program.
@@ -80,6 +85,7 @@ struct Settings {
   std::string local_gpunode;  // of these, the one that olrun has started ("local"), and the file
   std::string local_key;      // with its key; "": none. Before that `gpunodes` has "local" itself
   ViewSetting view = ViewSetting::kDiscrete;
+  std::string route{kRouteOwner};                        // of the unified view
   TransportSetting transport = TransportSetting::kAuto;  // to memservers and gpunodes
   std::string driver;  // absolute path of a libcuda, "sim" for the simulated GPU, "" for the
                        // loader's own search

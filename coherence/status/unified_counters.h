@@ -40,8 +40,9 @@ enum class RouteReason : uint8_t {
   kRoom,       // the former one would have had more pages than its VRAM has room for
   kCapacity,   // the former one would have had more pages than it can hold
   kVariables,  // the program's addresses of variables are that one's
+  kAsked,      // the program's settings say so (route)
 };
-inline constexpr unsigned kRouteReasons = 9;
+inline constexpr unsigned kRouteReasons = 10;
 
 /// As the end of "went there because". Of a number that is none: "?".
 constexpr std::string_view textOf(RouteReason reason) {
@@ -55,6 +56,7 @@ constexpr std::string_view textOf(RouteReason reason) {
       "the former executor's VRAM has no room for its pages",
       "the former executor can't hold its pages",
       "addresses of variables are of that executor",
+      "the setting route says so",
   };
   const auto number = static_cast<unsigned>(reason);
   return number < kRouteReasons ? kTexts[number] : "?";
@@ -70,7 +72,7 @@ struct alignas(64) ExecutorCounters {
   // [order]
   alignas(64) Counter routed[kRouteReasons];  // operations that went there, by RouteReason
   Counter launches;                           // of these, launches of kernels and graphs
-  Counter reserved_routed[6];
+  Counter reserved_routed[5];
 
   // [home]
   alignas(64) Counter owned_bytes;  // (g) of pages whose owner it is

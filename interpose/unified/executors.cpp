@@ -97,12 +97,15 @@ struct Executors::Unfinished {
   bool begun = false;
 };
 
-Executors::Executors(forward::Session& session, status::UnifiedCounters& counters)
+Executors::Executors(forward::Session& session, status::UnifiedCounters& counters, Routing routing,
+                     unsigned one)
     : session_(session),
       counters_(counters),
       holds_(pagesOf(session, &forward::Description::capacity)),
       told_(pagesOf(session, &forward::Description::told)),
       most_(sum(holds_)),
+      routing_(routing),
+      next_(one),
       home_(roomsOf(session), holds_, session.executors().front()->description().placed, most_,
             &counters),
       links_(home_, static_cast<unsigned>(session.executors().size()),
@@ -303,19 +306,29 @@ std::optional<Home::Sent> Executors::sendElsewhere(const Home::Routed& routed,
   return cancels.moved ? std::optional(sent) : std::nullopt;
 }
 
+// Under order_. Where the next operation is to go whatever that costs.
+std::optional<unsigned> Executors::asked() {
+  if (routing_ == Routing::kOwner) return std::nullopt;
+  const unsigned executor = next_;
+  if (routing_ == Routing::kRoundRobin) next_ = (next_ + 1) % session_.executors().size();
+  return executor;
+}
+
 unsigned Executors::enter(const Uses& uses, Aged* aged) {
   std::unique_lock lock(order_);
   if (!uses.operates) {
     aged->regions = home_.told();  // it may name some
   } else {
-    std::optional<Home::Sent> sent = home_.sendInPlace(active(), uses.named);
+    const std::optional<unsigned> to = asked();
+    std::optional<Home::Sent> sent;
+    if (!to || *to == active()) sent = home_.sendInPlace(active(), uses.named);
     RouteReason reason = RouteReason::kInPlace;
     if (!sent && bound()) {
       reason = RouteReason::kBound;
     } else if (!sent && forward::capturing()) {
       reason = RouteReason::kCapturing;
     } else if (!sent) {
-      const Home::Routed routed = home_.routed(uses.named, active());
+      const Home::Routed routed = home_.routed(uses.named, active(), to);
       reason = routed.reason;
       if (routed.executor != active()) {
         sent = sendElsewhere(routed, uses.named);

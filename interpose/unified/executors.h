@@ -39,6 +39,13 @@ class Session;
 
 namespace olpager::unified {
 
+/// Where operations go.
+enum class Routing : uint8_t {
+  kOwner,       // where Home::routed() says
+  kRoundRobin,  // to one executor after the other
+  kOne,         // to one
+};
+
 /// What one executor's driver says of its device; nullopt: it does not.
 std::optional<int> attributeAt(forward::Session& session, unsigned executor,
                                CUdevice_attribute attribute, CUdevice device);
@@ -46,8 +53,9 @@ std::optional<int> attributeAt(forward::Session& session, unsigned executor,
 class Executors final : public forward::Group {
  public:
   /// Of a session whose executors have started. It is not of use before start(). `counters`: where
-  /// it tells of its executors, for as long as it lives.
-  Executors(forward::Session& session, status::UnifiedCounters& counters);
+  /// it tells of its executors, for as long as it lives. `one`: of Routing::kOne.
+  Executors(forward::Session& session, status::UnifiedCounters& counters, Routing routing,
+            unsigned one);
   ~Executors() override;
 
   /// Whether they can be one device, and their links. The Error is one line.
@@ -71,6 +79,7 @@ class Executors final : public forward::Group {
   forward::Aged draw(unsigned executor) override;
   void forget(uint64_t owner) override;
 
+  std::optional<unsigned> asked();
   Status linkPeers(unsigned from, unsigned to);
   bool isFinished(std::chrono::milliseconds patience);
   bool moveTo(const Home::Routed& routed, std::chrono::steady_clock::time_point begun);
@@ -86,6 +95,8 @@ class Executors final : public forward::Group {
   const std::vector<uint64_t> holds_;  // pages that each can hold
   const std::vector<uint64_t> told_;   // of these, what the program is told of (OL_REPORT)
   const uint64_t most_;                // pages that the program may get
+  const Routing routing_;
+  unsigned next_;  // of Routing::kOne and kRoundRobin: where an operation is to go. Under order_
   Home home_;
   PageLinks links_;
   std::mutex order_;

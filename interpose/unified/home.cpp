@@ -218,10 +218,21 @@ Home::Cost Home::costAt(unsigned executor, std::span<const Run> runs) const {
   return cost;
 }
 
-Home::Routed Home::routed(std::span<const Named> named, unsigned at) const {
+Home::Routed Home::routed(std::span<const Named> named, unsigned at,
+                          std::optional<unsigned> asked) const {
   using status::RouteReason;
   std::lock_guard lock(mutex_);
   const std::vector<Run> runs = runsOf(named);
+  if (asked) {
+    const Cost there = costAt(*asked, runs);
+    if (there.never == 0)
+      return {.executor = *asked,
+              .reason = *asked != at                            ? RouteReason::kAsked
+                        : there.moved == 0 && there.beyond == 0 ? RouteReason::kInPlace
+                                                                : RouteReason::kPagesCome,
+              .there = there.there,
+              .coming = there.moved};
+  }
   const Cost here = costAt(at, runs);
   const uint64_t move = std::min(kMove, rooms_[at] / kFewPages);
   unsigned best = at;

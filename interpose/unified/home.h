@@ -94,7 +94,9 @@ class Home {
     status::RouteReason reason = status::RouteReason::kInPlace;
     uint64_t there = 0, coming = 0;  // pages that it names: placed there, and at others
   };
-  Routed routed(std::span<const Named> named, unsigned at) const;
+  /// `asked`: the executor that it is to go to, if that can hold what it would have then.
+  Routed routed(std::span<const Named> named, unsigned at,
+                std::optional<unsigned> asked = std::nullopt) const;
   /// All has moved there, for an operation of that age that has been sent there: so do the
   /// travellers.
   void arrive(unsigned executor, directory::Age age);

@@ -1,7 +1,9 @@
 #include "interpose/unified/view.h"
 
+#include <algorithm>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "base/format.h"
@@ -15,6 +17,18 @@ namespace olpager::unified {
 namespace {
 
 CountersSource g_counters = nullptr;  // before there are sessions
+std::string g_route;                  // likewise
+
+// The executor is of Routing::kOne.
+std::pair<Routing, unsigned> routingIn(const forward::Session& session) {
+  if (g_route == base::kRouteOwner) return {Routing::kOwner, 0};
+  if (g_route == base::kRouteRoundRobin) return {Routing::kRoundRobin, 0};
+  const auto all = session.executors();
+  const auto named = std::find_if(
+      all.begin(), all.end(), [](const auto& executor) { return executor->gpunode() == g_route; });
+  if (named == all.end()) return {Routing::kOwner, 0};  // settings are checked before
+  return {Routing::kOne, static_cast<unsigned>(named - all.begin())};
+}
 
 // How many of a gpunode's GPUs the program sees only its worker tells.
 Status accepts(std::span<forward::Session* const> all) {
@@ -28,7 +42,8 @@ Status accepts(std::span<forward::Session* const> all) {
           devices, executor->gpunode())};
   }
   if (session.executors().size() == 1) return {};
-  auto group = std::make_unique<Executors>(session, g_counters());
+  const auto [routing, one] = routingIn(session);
+  auto group = std::make_unique<Executors>(session, g_counters(), routing, one);
   Executors& executors = *group;
   session.formGroup(std::move(group));
   return executors.start();
@@ -38,6 +53,7 @@ Status accepts(std::span<forward::Session* const> all) {
 
 void configure(const base::Settings& settings, CountersSource counters) {
   g_counters = counters;
+  g_route = settings.route;
   forward::configureSessions(settings, {accepts, unifiedFunction});
 }
 

@@ -25,9 +25,9 @@ constexpr unsigned kShownMoves = 8;
 constexpr size_t kNameWidth = 24;
 
 // Keys of JSON, by RouteReason.
-constexpr const char* kKeys[status::kRouteReasons] = {"in_place",  "fewest_pages", "not_ended",
-                                                      "capturing", "bound",        "pages",
-                                                      "room",      "capacity",     "variables"};
+constexpr const char* kKeys[status::kRouteReasons] = {
+    "in_place", "fewest_pages", "not_ended", "capturing", "bound",
+    "pages",    "room",         "capacity",  "variables", "asked"};
 
 const char* keyOf(RouteReason reason) {
   const auto number = static_cast<size_t>(reason);
@@ -42,7 +42,8 @@ uint64_t operationsOf(const ExecutorCounters& one) {
 
 uint64_t movesTo(const ExecutorCounters& one) {
   uint64_t sum = 0;
-  for (const RouteReason reason : {RouteReason::kPages, RouteReason::kRoom, RouteReason::kCapacity})
+  for (const RouteReason reason :
+       {RouteReason::kPages, RouteReason::kRoom, RouteReason::kCapacity, RouteReason::kAsked})
     sum += valueOf(one.routed[static_cast<size_t>(reason)]);
   return sum;
 }
@@ -184,9 +185,10 @@ nlohmann::ordered_json executorsJson(const Counters& counters) {
   for (const ExecutorFigures& one : executorFigures(counters, nullptr, 0)) {
     const size_t number = executors.size();
     ordered_json routed = ordered_json::object();
-    // No operation has the last.
-    for (size_t reason = 0; reason < static_cast<size_t>(RouteReason::kVariables); ++reason)
+    for (size_t reason = 0; reason < status::kRouteReasons; ++reason) {
+      if (reason == static_cast<size_t>(RouteReason::kVariables)) continue;  // no operation has it
       routed[kKeys[reason]] = valueOf(unified.executors[number].routed[reason]);
+    }
     executors.push_back({{"executor", number},
                          {"gpunode", one.gpunode},
                          {"owned_bytes", one.owned},

@@ -90,6 +90,10 @@ struct CommandLine {
        "Of the gpunodes' GPUs: discrete, each is a device of its own (default), or unified, one "
        "device",
        Mode::kForwarded},
+      {kElsewhere, "--route", "route", "OL_ROUTE", "WHERE",
+       "Of the unified view: launches and copies go where their pages are (owner, the default), to "
+       "one gpunode after the other (rr), or to a gpunode, named as for --gpunode",
+       Mode::kForwarded},
       {kElsewhere, "--transport", "transport", "OL_TRANSPORT", "HOW",
        "To memservers and gpunodes: auto, tcp, shm or verbs (default: auto)", Mode::kBoth},
       {kElsewhere, "--key", "key", "OL_KEY", "FILE",
@@ -261,12 +265,15 @@ Status checkOptions(const std::vector<SettingOption>& options,
   return {};
 }
 
+bool isGiven(const std::vector<SettingOption>& options, std::string_view key) {
+  return std::any_of(options.begin(), options.end(),
+                     [key](const auto& option) { return option.given && option.key == key; });
+}
+
 // Replicas are of pages at memservers.
 Status checkReplicas(const std::vector<SettingOption>& options, const base::Settings& settings) {
-  const bool asked = std::any_of(options.begin(), options.end(), [](const auto& option) {
-    return option.given && option.key == std::string_view("replicas");
-  });
-  if (!asked || settings.replicas == 1 || !settings.memservers.empty()) return {};
+  if (!isGiven(options, "replicas") || settings.replicas == 1 || !settings.memservers.empty())
+    return {};
   return Error{
       base::format("--replicas {}: there is no memserver to hold them: name {} or more with "
                    "--memserver HOST:PORT, or "
@@ -274,11 +281,14 @@ Status checkReplicas(const std::vector<SettingOption>& options, const base::Sett
                    settings.replicas, settings.replicas)};
 }
 
+Status checkRoute(const std::vector<SettingOption>& options, const base::Settings& settings) {
+  if (!isGiven(options, "route") || settings.view == base::ViewSetting::kUnified) return {};
+  return Error{"--route: of no effect where each GPU is a device of its own (--view unified)"};
+}
+
 Status checkTransport(const std::vector<SettingOption>& options, const base::Settings& settings) {
-  const bool asked = std::any_of(options.begin(), options.end(), [](const auto& option) {
-    return option.given && option.key == std::string_view("transport");
-  });
-  if (!asked || !settings.memservers.empty() || !settings.gpunodes.empty()) return {};
+  if (!isGiven(options, "transport") || !settings.memservers.empty() || !settings.gpunodes.empty())
+    return {};
   return Error{
       "--transport: of no effect without a memserver (--memserver) or a gpunode (--gpunode)"};
 }
@@ -348,6 +358,8 @@ int run(int argc, char** argv) {
   if (auto status = checkTransport(line.settings, settings); !status.ok())
     return refuse(status.error().message);
   if (auto status = checkReplicas(line.settings, settings); !status.ok())
+    return refuse(status.error().message);
+  if (auto status = checkRoute(line.settings, settings); !status.ok())
     return refuse(status.error().message);
   if (line.stats && !settings.gpunodes.empty() && !namesLocal(settings.gpunodes)) {
     return refuse(

@@ -16,7 +16,7 @@ LONG = 60
 PROGRAMS = ("olrun", "olpagestat", "olbench", "olctl", "olmemserver", "olgpunode")
 # What people know; a choice is spelt out (on|off).
 TYPES = {"SIZE", "SECONDS", "NUMBER", "NUMBER,...", "FILE", "FOLDER", "HOST:PORT", "HOST:PORT,...", "NAME", "NAME=SIZE", "PERCENT", "ADDRESS",
-         "on|off", "LEVEL", "HOW", "WHAT", "NODE", "REACH", "REPORT", "VIEW", "OWNER"}
+         "on|off", "LEVEL", "HOW", "WHAT", "NODE", "REACH", "REPORT", "VIEW", "OWNER", "WHERE"}
 
 
 class Bench:

@@ -14,7 +14,7 @@ import time
 
 MIB = 1 << 20
 LONG = 60  # seconds: what has to happen happens within
-MOVES = ("pages", "room", "capacity")  # reasons of moves of all that an operation has
+MOVES = ("pages", "room", "capacity", "asked")  # reasons of moves of all that an operation has
 
 
 def check(condition, text):

@@ -172,6 +172,8 @@ def gpunodes(bench):
     bench.starts("--gpunode", good, "--exportable", "driver")  # it reaches the worker
     bench.starts("--gpunode", good, "--memserver", "none")
     bench.starts("--gpunode", good, env={"OL_VRAM": "64MiB", "OL_MEMSERVER": absent})  # those of every run
+    bench.refused(["--route: of no effect", "--view unified"], "--gpunode", good, "--route", "rr")
+    bench.refused(["route = 10.0.0.9:1: it is none of the program's gpunodes", good], "--gpunode", good, "--view", "unified", "--route", "10.0.0.9:1")
     bench.refused(["--transport: of no effect", "--gpunode"], "--driver", "sim", "--transport", "tcp")
     bench.file("olpager/olpager.toml", f'gpunode = "{absent}"\n')
     bench.refused([absent])

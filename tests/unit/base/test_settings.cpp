@@ -209,6 +209,27 @@ TEST_CASE("the unified view has one gpunode or several, and no memory that stays
             .find("exportable = driver") != std::string::npos);
 }
 
+TEST_CASE("operations of the unified view go to owners, in turns, or to a gpunode that is named",
+          "[base][settings]") {
+  Files files;
+  const std::string unified = "OL_VIEW=unified", both = "OL_GPUNODE=a:1,local";
+  const auto routeOf = [&](const std::vector<std::string>& variables) {
+    const auto loaded = loadSettings(files.sources(variables));
+    REQUIRE(loaded.ok());
+    return loaded.value().route;
+  };
+  CHECK(routeOf({unified, both}) == kRouteOwner);
+  CHECK(routeOf({unified, both, "OL_ROUTE=rr"}) == kRouteRoundRobin);
+  CHECK(routeOf({unified, both, "OL_ROUTE=a:1"}) == "a:1");
+  CHECK(routeOf({unified, both, "OL_ROUTE=local", "OL_LOCAL_GPUNODE=/run/x.sock"}) ==
+        "unix:/run/x.sock");
+  CHECK(failureOf(files.sources({unified, both, "OL_ROUTE=b:1"}))
+            .find("route = b:1: it is none of the program's gpunodes, which are a:1, local") !=
+        std::string::npos);
+  CHECK(failureOf(files.sources({"OL_ROUTE=fastest"})).find("owner; rr; or local") !=
+        std::string::npos);
+}
+
 TEST_CASE("a wrong variable says which", "[base][settings]") {
   Files files;
   CHECK(failureOf(files.sources({"OL_VRAM=lots"})).rfind("OL_VRAM: 'lots' is not a size", 0) == 0);

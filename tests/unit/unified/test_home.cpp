@@ -604,6 +604,29 @@ TEST_CASE("what decides where an operation goes has a name") {
   CHECK(large.coming == 4);
 }
 
+TEST_CASE("an operation goes where it is asked to go, if that can hold what it names") {
+  using status::RouteReason;
+  const auto whole = [](uint64_t page) { return Named{addressOf(page), 0}; };
+  Home home({4, 4}, {4, 8}, kBase, 12);
+  for (const uint64_t page : {0, 10, 20}) REQUIRE(home.add(addressOf(page), 2 * kPageBytes));
+  const Named a[] = {whole(0)}, b[] = {whole(10)}, all[] = {whole(0), whole(10), whole(20)};
+  (void)home.send(0, a, true);
+  const Home::Routed away = home.routed(a, 0, 1);
+  CHECK(away.executor == 1);
+  CHECK(away.reason == RouteReason::kAsked);
+  CHECK(away.there == 0);
+  CHECK(away.coming == 2);
+  CHECK(home.routed(a, 0, 0).reason == RouteReason::kInPlace);
+  (void)home.send(1, b, true);
+  const Home::Routed stays = home.routed(b, 0, 0);
+  CHECK(stays.executor == 0);
+  CHECK(stays.reason == RouteReason::kPagesCome);
+  CHECK(stays.coming == 2);
+  const Home::Routed too_much = home.routed(all, 0, 0);  // three regions, and room for two
+  CHECK(too_much.executor == 1);
+  CHECK(too_much.reason == RouteReason::kCapacity);
+}
+
 TEST_CASE("the home counts what each executor owns, and whole pages that move") {
   const auto counters = std::make_unique<status::UnifiedCounters>();
   Home home({4, 4}, {8, 8}, kBase, 16, counters.get());
