@@ -21,9 +21,17 @@ using Read = calls::Channel::Read;
 
 constexpr auto kSlice = 500ms;
 constexpr auto kJoin = 100ms;
-constexpr auto kGather = 1ms;  // ages of operations that are over, for one record
+constexpr size_t kMostKnown = 4096;  // pages: some 600 bytes each
+constexpr auto kGather = 1ms;        // ages of operations that are over, for one record
 // The program may be at its end, and the other worker with it: then the client says so soon.
 constexpr auto kPatience = 2s;
+constexpr double kWorthHashing = 3;  // times what it takes has a page to take
+constexpr uint64_t kPaceBytes = 8 << 20;
+
+// A mean of the last few.
+void note(double& mean, std::chrono::duration<double, std::nano> time) {
+  mean = mean == 0 ? time.count() : mean + (time.count() - mean) / 8;
+}
 
 }  // namespace
 
@@ -96,8 +104,10 @@ OlpagerAgentLink Agent::linkOf(Agent& agent) {
   return link;
 }
 
-void Agent::offered(unsigned slot, const PeerMessage& page) {
+void Agent::offered(unsigned slot, const PeerMessage& page, std::span<const std::byte> behind) {
   Note note{.kind = Note::Kind::kOffered, .slot = slot};
+  if (says(page, PeerHashed::kBlocks))
+    std::memcpy(&note.blocks.emplace(), behind.data(), sizeof(pages::BlockHashes));
   note.key = {static_cast<uint32_t>(page.at), page.copy};
   note.offer = page;
   leave(std::move(note));
@@ -238,7 +248,10 @@ void Agent::take(Note& note) {
         old = old->second.into == nullptr ? transfers_.erase(old) : std::next(old);
       Transfer& transfer = transfers_[note.key];
       if (transfer.into == nullptr) transfer.from = note.slot;
-      if (transfer.from == note.slot && transfer.region == nullptr) transfer.offer = note.offer;
+      if (transfer.from == note.slot && transfer.region == nullptr) {
+        transfer.offer = note.offer;
+        transfer.blocks = note.blocks;
+      }
       return start(note.key, transfer);
     }
     case Kind::kRead:
@@ -271,10 +284,52 @@ void Agent::give(const Note& note) {
   PeerMessage offer{.says = PeerSays::kPage, .copy = note.key.second, .at = note.key.first};
   offer.bytes = kPageBytes;
   offer.region = region.value()->key();
-  offer.hashed = note.hash ? 1 : 0;
   offer.hash = note.hash.value_or(Hash{});
+  const pages::BlockHashes* const blocks = blocksToGive(note, *peer);
+  if (note.hash) offer.hashed = PeerHashed::kPage;
+  if (blocks != nullptr) offer.hashed = offer.hashed | PeerHashed::kBlocks;
   given_[note.key] = std::move(region.value());
-  if (!peer->say(offer)) peerLost(note.slot);
+  std::span<const std::byte> behind;
+  if (blocks != nullptr) behind = std::as_bytes(std::span(*blocks));
+  if (!peer->say(offer, behind)) peerLost(note.slot);
+}
+
+// Of what the taker may have an older page of: what it has given here. Null: it is to read all.
+const pages::BlockHashes* Agent::blocksToGive(const Note& note, Peer& peer) {
+  Known& page = known(note.key.first);
+  page.frame = note.memory;
+  if (!note.hash || page.hash != note.hash) {
+    page.hash = note.hash;
+    page.blocks.reset();
+  }
+  if (page.from != note.slot || !peer.isTcp()) return nullptr;
+  if (!page.blocks) {
+    // Both may have to hash, and some blocks have to come.
+    if (paces_[note.slot].page_ns < kWorthHashing * hash_ns_) return nullptr;
+    page.blocks = hashBlocks(note.memory);
+  }
+  return &*page.blocks;
+}
+
+// What of a page that is offered and wanted has to come.
+std::vector<pages::Piece> Agent::toRead(const Key& key, const Transfer& transfer) {
+  if (!transfer.blocks) return {{0, kPageBytes}};
+  const Known& page = known(key.first);
+  const bool made = page.blocks && transfer.has && page.hash == transfer.has;
+  if (!made && page.frame != transfer.into) return {{0, kPageBytes}};
+  return pages::differing(made ? *page.blocks : hashBlocks(transfer.into), *transfer.blocks);
+}
+
+pages::BlockHashes Agent::hashBlocks(const void* page) {
+  const auto begun = std::chrono::steady_clock::now();
+  const pages::BlockHashes hashes = pages::hashBlocks(page);
+  note(hash_ns_, std::chrono::steady_clock::now() - begun);
+  return hashes;
+}
+
+Agent::Known& Agent::known(uint32_t extent) {
+  if (known_pages_.size() >= kMostKnown && !known_pages_.contains(extent)) known_pages_.clear();
+  return known_pages_[extent];
 }
 
 // If it is offered and wanted.
@@ -289,8 +344,11 @@ void Agent::start(const Key& key, Transfer& transfer) {
     failed.why = "executor " + std::to_string(transfer.from) + " offers what is no page";
     return leave(std::move(failed));
   }
-  if (offer.hashed != 0 && transfer.has == offer.hash) {
-    there_already_.fetch_add(1, std::memory_order_relaxed);
+  const bool unchanged = says(offer, PeerHashed::kPage) && transfer.has == offer.hash;
+  const std::vector<pages::Piece> pieces =
+      unchanged ? std::vector<pages::Piece>{} : toRead(key, transfer);
+  if (pieces.empty()) {
+    unchanged_.fetch_add(1, std::memory_order_relaxed);
     return landed(key, true);
   }
   auto region = transport::registerMemory(peer->staging().domain(),
@@ -301,29 +359,62 @@ void Agent::start(const Key& key, Transfer& transfer) {
     return leave(std::move(failed));
   }
   transfer.region = std::move(region.value());
-  const uint64_t read = next_read_++;
-  reads_[read] = key;
-  if (!peer->readPage(read, {transfer.region.get(), 0, kPageBytes},
-                      {offer.region, offer.offset, kPageBytes}))
-    peerLost(transfer.from);
+  uint64_t bytes = 0;
+  for (const pages::Piece& piece : pieces) bytes += piece.bytes;
+  if (bytes != kPageBytes) {
+    in_part_.fetch_add(1, std::memory_order_relaxed);
+    part_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  }
+  Pace& pace = paces_[transfer.from];
+  if (pace.reads == 0) pace.since = std::chrono::steady_clock::now(), pace.bytes = 0;
+  pace.reads += pieces.size();
+  transfer.reads = pieces.size();
+  for (const pages::Piece& piece : pieces) {
+    const uint64_t read = next_read_++;
+    reads_[read] = {key, piece.bytes};
+    if (!peer->readPage(read, {transfer.region.get(), piece.offset, piece.bytes},
+                        {offer.region, offer.offset + piece.offset, piece.bytes}))
+      return peerLost(transfer.from);
+  }
 }
 
 void Agent::endRead(const Note& note) {
   const auto read = reads_.extract(note.read);
   if (read.empty()) return;
-  Transfer& transfer = transfers_[read.mapped()];
+  const auto [key, bytes] = read.mapped();
+  Transfer& transfer = transfers_[key];
+  came(paces_[transfer.from], bytes);
+  transfer.good = transfer.good && note.good;
+  if (--transfer.reads != 0) return;
   transfer.region.reset();  // nothing touches the memory any more
-  if (!note.good) peerLost(transfer.from);
-  landed(read.mapped(), note.good);
+  if (!transfer.good) peerLost(transfer.from);
+  landed(key, transfer.good);
+}
+
+// A read is over. What reads took together while some were under way counts, and not each one's
+// own time, in which it waits for others.
+void Agent::came(Pace& pace, uint64_t bytes) {
+  pace.bytes += bytes;
+  --pace.reads;
+  if (pace.bytes < kPaceBytes && (pace.reads != 0 || pace.bytes < kPageBytes)) return;
+  const auto now = std::chrono::steady_clock::now();
+  note(pace.page_ns, (now - pace.since) * static_cast<double>(kPageBytes) /
+                         static_cast<double>(std::exchange(pace.bytes, 0)));
+  pace.since = now;
 }
 
 void Agent::landed(const Key& key, bool good) {
   if (good) landed_.fetch_add(1, std::memory_order_relaxed);
   const auto transfer = transfers_.extract(key);
   const PeerMessage& offer = *transfer.mapped().offer;
+  const bool hashed = says(offer, PeerHashed::kPage);
+  Known& page = known(key.first);
+  page.from = transfer.mapped().from;
+  page.hash = hashed ? std::optional(offer.hash) : std::nullopt;
+  page.blocks = transfer.mapped().blocks;
   const Relaxed relaxed(worker_.driver());  // as in heard()
   pager_.landed(transfer.key().first, transfer.key().second, good ? 1 : 0,
-                offer.hashed != 0 ? offer.hash.data() : nullptr);
+                hashed ? offer.hash.data() : nullptr);
 }
 
 void Agent::write(std::span<const std::byte> batch) {

@@ -28,7 +28,9 @@
 //
 //   offered   the giver's frame is named on the link to the taker's worker (Peer), with a key
 //   wanted    the pager has asked for it; the offer may come before or after
-//   reading   both: one-sided, from the giver's frame into the taker's
+//   reading   both: one-sided, from the giver's frame into the taker's; of a page of which an older
+//             one is there still the blocks that differ (coherence/pages/blocks.h), where a whole
+//             page takes longer than to find these
 //   landed    told to the pager, which says Done; the giver's frame is its pager's again when the
 //             home has heard that. Or lost: the link is down, and the session ends. What the taker
 //             has already, by its hash, lands without a read
@@ -50,12 +52,15 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "base/result.h"
 #include "coherence/calls/channel.h"
+#include "coherence/pages/blocks.h"
 #include "forwarding/agent.h"
 #include "forwarding/wire/pages_wire.h"
 #include "forwarding/wire/wire.h"
@@ -75,8 +80,14 @@ class Agent final : private PageHearer {
   Status start(unsigned slot,
                std::function<bool(calls::Channel&, std::chrono::milliseconds)> joins);
   bool started() const { return started_; }
-  /// Pages that came from other executors' frames, and those of them that were here already.
-  std::pair<uint64_t, uint64_t> pagesLanded() const { return {landed_, there_already_}; }
+  /// Pages that came from other executors' frames.
+  struct Landed {
+    uint64_t pages = 0;
+    uint64_t unchanged = 0;   // of these, here already
+    uint64_t in_part = 0;     // of these, an older one was here
+    uint64_t part_bytes = 0;  // of those that came in part, what was read
+  };
+  Landed landed() const { return {landed_, unchanged_, in_part_, part_bytes_}; }
 
   /// Waits until so many regions are known, without any lock. False: the session has ended.
   bool awaitRegions(uint64_t count);
@@ -116,7 +127,8 @@ class Agent final : private PageHearer {
     void* memory = nullptr;
     std::vector<std::byte> batch;
     PeerMessage offer;
-    std::optional<Hash> hash;  // of what is in the memory
+    std::optional<pages::BlockHashes> blocks;  // of what is offered
+    std::optional<Hash> hash;                  // of what is in the memory
     uint64_t read = 0;
     bool good = false;
     std::string why;
@@ -124,10 +136,28 @@ class Agent final : private PageHearer {
   /// A page on its way here.
   struct Transfer {
     unsigned from = 0;
-    void* into = nullptr;              // null: not wanted yet
-    std::optional<Hash> has;           // of what is there
-    std::optional<PeerMessage> offer;  // none: not offered yet
-    transport::RegionPtr region;       // while it is read
+    void* into = nullptr;                      // null: not wanted yet
+    std::optional<Hash> has;                   // of what is there
+    std::optional<PeerMessage> offer;          // none: not offered yet
+    std::optional<pages::BlockHashes> blocks;  // of what is offered
+    transport::RegionPtr region;               // while it is read
+    size_t reads = 0;                          // that are under way
+    bool good = true;                          // so far
+  };
+  /// A page that came or went.
+  struct Known {
+    std::optional<unsigned> from;  // who gave it here last
+    const void* frame = nullptr;   // from which it was given last: what it was then may be there
+    // Of what it was when it last came or went. Whoever has a page with this hash has these blocks.
+    std::optional<Hash> hash;
+    std::optional<pages::BlockHashes> blocks;  // none: not made
+  };
+  /// How fast pages come from an executor.
+  struct Pace {
+    size_t reads = 0;  // that are under way
+    std::chrono::steady_clock::time_point since;
+    uint64_t bytes = 0;  // that have come since
+    double page_ns = 0;  // that a page takes; 0: not known yet
   };
   /// What libolpager.so offers.
   struct Pager {
@@ -140,7 +170,7 @@ class Agent final : private PageHearer {
     decltype(&olpager_operation_over) over = nullptr;
   };
 
-  void offered(unsigned slot, const PeerMessage& page) override;
+  void offered(unsigned slot, const PeerMessage& page, std::span<const std::byte> behind) override;
   void read(uint64_t read, bool good) override;
   void peerLost(unsigned slot) override;
   static OlpagerAgentLink linkOf(Agent& agent);
@@ -153,8 +183,13 @@ class Agent final : private PageHearer {
   void work();
   void take(Note& note);
   void give(const Note& note);
+  const pages::BlockHashes* blocksToGive(const Note& note, Peer& peer);
+  std::vector<pages::Piece> toRead(const Key& key, const Transfer& transfer);
+  pages::BlockHashes hashBlocks(const void* page);
+  Known& known(uint32_t extent);
   void start(const Key& key, Transfer& transfer);
   void endRead(const Note& note);
+  void came(Pace& pace, uint64_t bytes);
   void landed(const Key& key, bool good);
   void write(std::span<const std::byte> batch);
   void tellOver(const std::vector<uint64_t>& ages);
@@ -173,11 +208,19 @@ class Agent final : private PageHearer {
   std::vector<uint64_t> over_;  // ages that the home has not been told
   uint64_t regions_ = 0;
 
-  std::atomic<uint64_t> landed_{0}, there_already_{0};  // of the thread that works
+  // Of the thread that works.
+  std::atomic<uint64_t> landed_{0}, unchanged_{0}, in_part_{0}, part_bytes_{0};
   // Of the thread that works alone:
   std::map<Key, transport::RegionPtr> given_;
   std::map<Key, Transfer> transfers_;
-  std::map<uint64_t, Key> reads_;
+  struct ReadOf {
+    Key key;
+    uint64_t bytes = 0;
+  };
+  std::map<uint64_t, ReadOf> reads_;
+  std::unordered_map<uint32_t, Known> known_pages_;  // by extent
+  std::map<unsigned, Pace> paces_;                   // by slot
+  double hash_ns_ = 0;                               // that the blocks of a page take; 0: likewise
   uint64_t next_read_ = 1;
   std::string lost_;            // why the session is about to end
   uint32_t lost_executor_ = 0;  // one more than the executor whose link is lost, if that is why

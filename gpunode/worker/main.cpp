@@ -18,6 +18,7 @@
 #include "base/process.h"
 #include "base/sanitizer.h"
 #include "base/settings.h"
+#include "base/size.h"
 #include "base/space/pages.h"
 #include "coherence/calls/greeting.h"
 #include "coherence/transport/trust/keys.h"
@@ -269,10 +270,16 @@ int run() {
         "them",
         static_cast<unsigned long long>(setup.session), static_cast<unsigned long long>(sent),
         static_cast<unsigned long long>(taken));
-  if (const auto [pages, there] = worker->agent().pagesLanded(); pages != 0)
-    base::logInfo("session %016llx: %llu pages came from other executors, %llu of them unchanged",
-                  static_cast<unsigned long long>(setup.session),
-                  static_cast<unsigned long long>(pages), static_cast<unsigned long long>(there));
+  if (const gpunode::Agent::Landed landed = worker->agent().landed(); landed.pages != 0)
+    base::logInfo(
+        "session %016llx: %llu pages came from other executors, %llu of them unchanged, %llu in "
+        "part (%s of %s)",
+        static_cast<unsigned long long>(setup.session),
+        static_cast<unsigned long long>(landed.pages),
+        static_cast<unsigned long long>(landed.unchanged),
+        static_cast<unsigned long long>(landed.in_part),
+        base::formatSize(landed.part_bytes).c_str(),
+        base::formatSize(landed.in_part * space::kPageBytes).c_str());
   worker->channel().close("the session has ended");
   worker->leave(0);
 }

@@ -108,12 +108,13 @@ void Peer::hear(const Completion& completion) {
   PeerMessage said;
   const auto bytes = completion.message.bytes();
   if (bytes.size() >= sizeof said) std::memcpy(&said, bytes.data(), sizeof said);
-  const bool carries = said.says == PeerSays::kBytes && said.bytes <= kInlineBytes;
-  if (bytes.size() != sizeof said + (carries ? said.bytes : 0)) {
+  const uint64_t behind = bytesBehind(said);
+  if (bytes.size() != sizeof said + (behind <= kInlineBytes ? behind : 0)) {
     nonsense("a message of another length");
     return;
   }
-  if (said.says == PeerSays::kPage && pages_ != nullptr) return pages_->offered(slot_, said);
+  if (said.says == PeerSays::kPage && pages_ != nullptr)
+    return pages_->offered(slot_, said, bytes.subspan(sizeof said));
   Event event;
   event.bytes.assign(bytes.begin() + sizeof said, bytes.end());
   event.said = said;
@@ -175,6 +176,11 @@ bool Peer::waitUp(std::chrono::milliseconds timeout) {
   return state_ == State::kUp;
 }
 
+bool Peer::isTcp() {
+  std::lock_guard lock(mutex_);
+  return link_ != nullptr && link_->peer().kind == transport::LinkKind::kTcp;
+}
+
 bool Peer::sharesMemory() {
   std::lock_guard lock(mutex_);
   return link_ != nullptr && link_->peer().kind == transport::LinkKind::kShm;
@@ -227,7 +233,7 @@ void Peer::stop(uint64_t number) {
 }
 
 void Peer::settle(const CopyPtr& copy, std::chrono::milliseconds patience) {
-  bool waiting = say({PeerSays::kOver, 0, copy->number, 0, 0, 0, {}});
+  bool waiting = say({PeerSays::kOver, {}, copy->number, 0, 0, 0, {}});
   const auto until = std::chrono::steady_clock::now() + patience;
   Event event;
   do {

@@ -31,8 +31,9 @@ namespace olpager::gpunode {
 class PageHearer {
  public:
   virtual ~PageHearer() = default;
-  /// By the worker of the session in `slot`.
-  virtual void offered(unsigned slot, const PeerMessage& page) = 0;
+  /// By the worker of the session in `slot`. `behind`: the bytesBehind() it.
+  virtual void offered(unsigned slot, const PeerMessage& page,
+                       std::span<const std::byte> behind) = 0;
   /// A readPage() is over; `good`: the bytes are there.
   virtual void read(uint64_t read, bool good) = 0;
   /// The link is down; the last.
@@ -80,6 +81,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Staging& staging() { return staging_; }
   bool waitUp(std::chrono::milliseconds timeout);
   bool sharesMemory();
+  bool isTcp();
   std::string describe();
 
   /// The user of a copy's end here; null: it has one. What came for it before is there.
@@ -99,7 +101,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   /// down.
   bool read(const CopyPtr& copy, uint64_t read, const transport::LocalRange& into,
             const transport::RemoteRange& from);
-  /// The same for a page: PageHearer::read() follows.
+  /// The same for a page or a part of one: PageHearer::read() follows.
   bool readPage(uint64_t read, const transport::LocalRange& into,
                 const transport::RemoteRange& from) {
     return this->read(nullptr, read, into, from);

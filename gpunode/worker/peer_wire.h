@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 
+#include "coherence/pages/blocks.h"
 #include "coherence/transport/regions.h"
 
 namespace olpager::gpunode {
@@ -17,22 +18,44 @@ enum class PeerSays : uint32_t {
   kOver,       // the sender of this has given the copy up
   kBytes,      // bytes [at, + bytes) of the copy follow: kInlineBytes at most, the last of it
   kPage,       // extent `at` is given by number `copy`: its `bytes` are at `offset` of the sender's
-               // region, to be read from there (agent.h)
+               // region, to be read from there (agent.h). Where it says so the hashes of its blocks
+               // follow
 };
+
+/// What a kPage says of the bytes beside where they are: a sum of these.
+enum class PeerHashed : uint32_t {
+  kNo = 0,
+  kPage = 1,    // `hash` is theirs
+  kBlocks = 2,  // those of their blocks follow
+};
+inline PeerHashed operator|(PeerHashed a, PeerHashed b) {
+  return static_cast<PeerHashed>(static_cast<uint32_t>(a) | static_cast<uint32_t>(b));
+}
 
 /// Worth no reading: it would take a way there and back.
 inline constexpr uint64_t kInlineBytes = 16 << 10;
 
 struct PeerMessage {
   PeerSays says = PeerSays::kOver;
-  uint32_t hashed = 0;  // kPage: `hash` is that of the bytes
-  uint64_t copy = 0;    // the client's number; of kPage the directory's
+  PeerHashed hashed = PeerHashed::kNo;  // of kPage
+  uint64_t copy = 0;                    // the client's number; of kPage the directory's
   uint64_t at = 0, bytes = 0;
   uint64_t offset = 0;
   transport::RemoteKey region;
   std::array<uint64_t, 2> hash{};
 };
 static_assert(sizeof(PeerMessage) == 80);
+
+inline bool says(const PeerMessage& page, PeerHashed what) {
+  return (static_cast<uint32_t>(page.hashed) & static_cast<uint32_t>(what)) != 0;
+}
+
+/// How many bytes follow the message; what is more than kInlineBytes no message has.
+inline uint64_t bytesBehind(const PeerMessage& said) {
+  if (said.says == PeerSays::kBytes) return said.bytes;
+  const bool blocks = said.says == PeerSays::kPage && says(said, PeerHashed::kBlocks);
+  return blocks ? sizeof(pages::BlockHashes) : 0;
+}
 
 /// Whether this is, or offers, what comes next of a copy of `bytes` of which `before` have come:
 /// pieces of `piece` bytes, the last of what is left, each within the region that it names.

@@ -134,24 +134,26 @@ TEST_CASE("a record that is not right is refused as a whole", "[pages]") {
 
 TEST_CASE("only blocks that differ are fetched", "[pages]") {
   using namespace pages;
-  std::vector<PageHashes> kept(3), wanted(3);
-  for (size_t p = 0; p < 3; ++p) {
-    kept[p].page = wanted[p].page = {p + 1, 0};
-    kept[p].of_blocks = wanted[p].of_blocks = true;
-    for (size_t b = 0; b < kBlocks; ++b) kept[p].blocks[b] = wanted[p].blocks[b] = {b, p};
-  }
-  CHECK(differing(kept, wanted).empty());
-  wanted[1].page.high = 9;
-  wanted[1].blocks[3].low = wanted[1].blocks[4].low = wanted[1].blocks[9].low = 99;
-  const uint64_t at = kPageBytes;
-  CHECK(differing(kept, wanted) == std::vector<Piece>{{at + 3 * kBlockBytes, 2 * kBlockBytes},
-                                                      {at + 9 * kBlockBytes, kBlockBytes}});
-  CHECK(differing(kept, wanted, 4 * kBlockBytes) ==
-        std::vector<Piece>{{at + 3 * kBlockBytes, 7 * kBlockBytes}});
-  // Where no blocks were hashed, the page; what is not kept at all, whole.
-  kept[1].of_blocks = false;
-  CHECK(differing(kept, wanted) == std::vector<Piece>{{at, kPageBytes}});
-  kept.resize(1);
-  CHECK(differing(kept, wanted) == std::vector<Piece>{{at, 2 * kPageBytes}});
-  CHECK(differing({}, wanted) == std::vector<Piece>{{0, 3 * kPageBytes}});
+  std::vector<std::byte> page(kPageBytes);
+  for (size_t i = 0; i < page.size(); ++i) page[i] = static_cast<std::byte>(i * 2654435761u >> 24);
+  const BlockHashes kept = hashBlocks(page.data());
+  CHECK(differing(kept, hashBlocks(page.data())).empty());
+  // The last byte of one block, one in the middle of the next, the first and the last of all.
+  const auto change = [&](size_t at) { page[at] ^= std::byte{1}; };
+  change(4 * kBlockBytes - 1);
+  change(4 * kBlockBytes + kBlockBytes / 2);
+  CHECK(differing(kept, hashBlocks(page.data())) ==
+        std::vector<Piece>{{3 * kBlockBytes, 2 * kBlockBytes}});
+  change(0);
+  change(kPageBytes - 1);
+  CHECK(differing(kept, hashBlocks(page.data())) ==
+        std::vector<Piece>{{0, kBlockBytes},
+                           {3 * kBlockBytes, 2 * kBlockBytes},
+                           {kPageBytes - kBlockBytes, kBlockBytes}});
+  for (size_t b = 0; b < kBlocks; ++b) change(b * kBlockBytes + 77);
+  CHECK(differing(kept, hashBlocks(page.data())) == std::vector<Piece>{{0, kPageBytes}});
+  // Blocks that change places differ.
+  BlockHashes swapped = kept;
+  std::swap(swapped[5], swapped[6]);
+  CHECK(differing(kept, swapped) == std::vector<Piece>{{5 * kBlockBytes, 2 * kBlockBytes}});
 }
