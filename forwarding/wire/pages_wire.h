@@ -4,6 +4,7 @@
 //   regions    home to executor: runs of pages that the program has from now on, and their extents.
 //              Each executor is told of all of them, in one order
 //   messages   of the directory, either way: a batch (coherence/pages/batch.h) is the body
+//   figures    executor to home: what its pages have cost the link so far, for whoever looks
 //
 // A region is told before anything about its extents, and before any call that uses it goes: a call
 // says how many regions its sender had told by then (Aged::regions).
@@ -15,7 +16,7 @@
 
 namespace olpager::forward {
 
-enum class PagesKind : uint32_t { kRegions = 1, kMessages = 2 };
+enum class PagesKind : uint32_t { kRegions = 1, kMessages = 2, kFigures = 3 };
 
 /// Before the body.
 struct PagesHead {
@@ -32,5 +33,13 @@ struct RegionRecord {
   directory::ExtentId first = 0;
 };
 static_assert(sizeof(RegionRecord) == 16);
+
+/// The body of kFigures: of pages that have come from other executors since the session began.
+struct FiguresRecord {
+  uint64_t read_bytes = 0;       // that crossed a link
+  uint64_t unchanged_bytes = 0;  // of pages of which none did
+  uint64_t in_part_bytes = 0;    // of pages of which some did
+};
+static_assert(sizeof(FiguresRecord) == 24);
 
 }  // namespace olpager::forward

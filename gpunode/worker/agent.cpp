@@ -210,6 +210,12 @@ void Agent::work() {
       lock.unlock();
       worker_.endNow("the unified view: " + lost_, lost_executor_);
     }
+    if (told_ != landed()) {
+      lock.unlock();
+      tellLanded();
+      lock.lock();
+      continue;
+    }
     if (over_.empty()) {
       lost_.empty() ? noted_.wait(lock) : (void)noted_.wait_for(lock, kGather);
       continue;
@@ -433,6 +439,17 @@ void Agent::tellOver(const std::vector<uint64_t>& ages) {
                         .age = age});
   std::span<const directory::Message> left = messages;
   while (!left.empty()) write(pages::encode(left));
+}
+
+void Agent::tellLanded() {
+  told_ = landed();
+  const uint64_t whole = told_.pages - told_.unchanged - told_.in_part;
+  const forward::FiguresRecord figures{.read_bytes = whole * kPageBytes + told_.part_bytes,
+                                       .unchanged_bytes = told_.unchanged * kPageBytes,
+                                       .in_part_bytes = told_.in_part * kPageBytes};
+  const forward::PagesHead head{.kind = forward::PagesKind::kFigures};
+  (void)home_.write({std::as_bytes(std::span(&head, 1)), std::as_bytes(std::span(&figures, 1))},
+                    true);
 }
 
 }  // namespace olpager::gpunode

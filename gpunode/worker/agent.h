@@ -86,6 +86,7 @@ class Agent final : private PageHearer {
     uint64_t unchanged = 0;   // of these, here already
     uint64_t in_part = 0;     // of these, an older one was here
     uint64_t part_bytes = 0;  // of those that came in part, what was read
+    bool operator==(const Landed&) const = default;
   };
   Landed landed() const { return {landed_, unchanged_, in_part_, part_bytes_}; }
 
@@ -193,6 +194,7 @@ class Agent final : private PageHearer {
   void landed(const Key& key, bool good);
   void write(std::span<const std::byte> batch);
   void tellOver(const std::vector<uint64_t>& ages);
+  void tellLanded();
 
   Worker& worker_;
   std::function<bool(calls::Channel&, std::chrono::milliseconds)> joins_;
@@ -220,6 +222,7 @@ class Agent final : private PageHearer {
   std::map<uint64_t, ReadOf> reads_;
   std::unordered_map<uint32_t, Known> known_pages_;  // by extent
   std::map<unsigned, Pace> paces_;                   // by slot
+  Landed told_;                                      // to the home
   double hash_ns_ = 0;                               // that the blocks of a page take; 0: likewise
   uint64_t next_read_ = 1;
   std::string lost_;            // why the session is about to end

@@ -472,6 +472,11 @@ Status Home::receive(unsigned executor, std::span<const std::byte> record) {
   forward::PagesHead head;
   if (record.size() < sizeof head) return refused(executor, "a record of pages without a head");
   std::memcpy(&head, record.data(), sizeof head);
+  if (head.kind == forward::PagesKind::kFigures && head.count == 0 &&
+      record.size() == sizeof head + sizeof(forward::FiguresRecord)) {
+    noteFigures(executor, record.subspan(sizeof head));
+    return {};
+  }
   if (head.kind != forward::PagesKind::kMessages || head.count != 0)
     return refused(executor, "a record of pages that no executor sends");
   std::lock_guard lock(mutex_);
@@ -485,6 +490,17 @@ Status Home::receive(unsigned executor, std::span<const std::byte> record) {
       return refused(executor, heard.error().message);
   }
   return {};
+}
+
+// What an executor says of the link is for people to see, and nothing follows from it.
+void Home::noteFigures(unsigned executor, std::span<const std::byte> body) {
+  forward::FiguresRecord figures;
+  std::memcpy(&figures, body.data(), sizeof figures);
+  std::lock_guard lock(mutex_);
+  status::ExecutorCounters& counted = counters_.executors[executor];
+  counted.read_bytes.store(figures.read_bytes, std::memory_order_relaxed);
+  counted.unchanged_bytes.store(figures.unchanged_bytes, std::memory_order_relaxed);
+  counted.in_part_bytes.store(figures.in_part_bytes, std::memory_order_relaxed);
 }
 
 std::vector<std::byte> Home::take(unsigned executor) {

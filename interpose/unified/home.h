@@ -180,6 +180,7 @@ class Home {
   Outbox& outbox(size_t executor);
   Status carryOut();
   Status hear(unsigned executor, const directory::Message& message);
+  void noteFigures(unsigned executor, std::span<const std::byte> body);
   ExtentId takeExtents(uint64_t pages);
   void giveExtents(ExtentId first, uint64_t pages);
 

@@ -104,6 +104,9 @@ std::vector<ExecutorFigures> executorFigures(const Counters& now, const Counters
                             .moves = movesTo(one),
                             .bytes_in = valueOf(one.bytes_in),
                             .bytes_out = valueOf(one.bytes_out),
+                            .read = valueOf(one.read_bytes),
+                            .unchanged = valueOf(one.unchanged_bytes),
+                            .in_part = valueOf(one.in_part_bytes),
                             .a_second = {}};
     if (before != nullptr && seconds > 0) {
       const ExecutorCounters& then = before->unified.executors[i];
@@ -157,12 +160,13 @@ std::string executorsTable(const Counters& counters, std::optional<double> secon
                          durationText(nanoseconds(valueOf(unified.finishing_ns))),
                          durationText(nanoseconds(valueOf(unified.bringing_ns))));
   text += "\n  " + columns("executor", {"owned", "VRAM room", "capacity", "launches", "operations",
-                                        "bytes in", "bytes out"});
+                                        "bytes in", "bytes read", "bytes out"});
   for (const ExecutorFigures& one : executorFigures(counters, nullptr, 0))
-    text += "\n  " + columns(nameOf(one),
-                             {formatSize(one.owned), formatSize(one.room), formatSize(one.capacity),
-                              base::format("{}", one.launches), base::format("{}", one.operations),
-                              formatSize(one.bytes_in), formatSize(one.bytes_out)});
+    text +=
+        "\n  " + columns(nameOf(one), {formatSize(one.owned), formatSize(one.room),
+                                       formatSize(one.capacity), base::format("{}", one.launches),
+                                       base::format("{}", one.operations), formatSize(one.bytes_in),
+                                       formatSize(one.read), formatSize(one.bytes_out)});
   text += "\n  operations went to their executor because\n";
   for (size_t reason = 0; reason < status::kRouteReasons; ++reason) {
     uint64_t sum = 0;
@@ -198,6 +202,9 @@ nlohmann::ordered_json executorsJson(const Counters& counters) {
                          {"operations", one.operations},
                          {"operations_by_reason", std::move(routed)},
                          {"bytes_in", one.bytes_in},
+                         {"read_bytes", one.read},
+                         {"unchanged_bytes", one.unchanged},
+                         {"in_part_bytes", one.in_part},
                          {"bytes_out", one.bytes_out}});
   }
   for (const auto& [number, move] : lastMoves(unified, status::kKeptMoves))

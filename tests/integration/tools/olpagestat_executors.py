@@ -65,6 +65,7 @@ def of_json(process, addresses):
     # With two executors, what one gave the other has.
     for one, other in (executors, reversed(executors)):
         check(one["bytes_in"] == other["bytes_out"] and one["bytes_in"] % (2 * MIB) == 0, f"bytes: {executors}")
+        check(one["unchanged_bytes"] + one["in_part_bytes"] <= one["bytes_in"] >= one["read_bytes"] > 0, f"read: {one}")
     moved = sum(one["operations_by_reason"][reason] for one in executors for reason in MOVES)
     check(0 < moved == unified["moves"], f"{moved} operations moved all, {unified['moves']} moves")
     last = unified["last_moves"]

@@ -166,6 +166,8 @@ TEST_CASE("olpagestat shows the executors of a unified view", "[olpagestat]") {
   set(first.routed[static_cast<size_t>(RouteReason::kInPlace)], 80);
   set(first.routed[static_cast<size_t>(RouteReason::kPages)], 3);
   set(first.bytes_in, 4ull << 20);
+  set(first.read_bytes, 2112ull << 10);
+  set(first.in_part_bytes, 2ull << 20);
   set(unified.executors[1].bytes_out, 4ull << 20);
   set(unified.count, 2);
   status::noteMove(unified, {.from = 1,
@@ -198,6 +200,9 @@ TEST_CASE("olpagestat shows the executors of a unified view", "[olpagestat]") {
   CHECK(one.at("room_bytes") == 16ull << 30);
   CHECK(one.at("launches") == 70);
   CHECK(one.at("operations") == 83);
+  CHECK(one.at("read_bytes") == 2112ull << 10);
+  CHECK(one.at("in_part_bytes") == 2ull << 20);
+  CHECK(one.at("unchanged_bytes") == 0);
   CHECK(one.at("operations_by_reason").at("in_place") == 80);
   CHECK(one.at("operations_by_reason").size() == status::kRouteReasons - 1);
   CHECK(shown["executors"][1].at("bytes_out") == 4ull << 20);
