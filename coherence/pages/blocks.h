@@ -1,6 +1,6 @@
 // What of a page has to cross a wire: the 64 KiB blocks whose hashes differ from those of the bytes
-// that the receiver still has. Who gives a page makes the hashes of its blocks, and so does who
-// still has an older one, if it has not made them when it gave that.
+// that the receiver still has. The giver of a page makes the hashes of its blocks. The taker uses
+// the hashes that it made when it gave the page away, or makes them now.
 //
 // Equal hash is taken for equal bytes, as everywhere in the pager: 128 bits of XXH3, accidental
 // equality only. Pure functions over plain values, for any thread.

@@ -78,7 +78,7 @@ struct alignas(64) ExecutorCounters {
   alignas(64) Counter owned_bytes;  // (g) of pages whose owner it is
   Counter bytes_in;                 // of pages that it has taken from other executors, whole
   Counter bytes_out;                // of pages that others have taken from it, whole
-  // Of bytes_in, as the executor says it from time to time:
+  // Of bytes_in, as the executor says it while pages come:
   Counter read_bytes;       // what crossed a link
   Counter unchanged_bytes;  // of pages that were there already: none of these did
   Counter in_part_bytes;    // of pages of which an older one was there: not all of these did

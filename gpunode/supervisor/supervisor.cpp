@@ -41,6 +41,7 @@ constexpr auto kStart = 25s;       // of a worker
 constexpr auto kLookAgain = 10s;   // for a driver that could not start
 constexpr auto kWait = 20s;  // of a client for another's session to end: it waits 30 for the answer
 constexpr auto kEnd = 1s;    // of workers that have been told to
+constexpr auto kSocketAge = 3s;  // removeDeadSockets() leaves younger ones
 constexpr auto kDivideRam = 500ms;
 constexpr int kTickMs = 500;
 constexpr const char* kKeepCounters = "OL_COUNTERS_KEEP";
@@ -210,6 +211,7 @@ int Supervisor::run() {
     if (ram_changed_ || std::chrono::steady_clock::now() - ram_divided_ > kDivideRam) divideRam();
     tellMetrics();
     forgetOld();
+    removeSockets();
     if (!devices_.known() && std::chrono::steady_clock::now() - looked_ > kLookAgain)
       (void)findDevices();
   }
@@ -591,10 +593,8 @@ void Supervisor::reap() {
         if (!kept)
           pager::removeCountersFile(folder, static_cast<uint64_t>(pid), session.start_ticks);
       }
-      if (WIFSIGNALED(status)) {  // nor for its socket
-        if (const auto folder = transport::socketFolder(); folder.ok())
-          transport::removeDeadSockets(folder.value());
-      }
+      if (WIFSIGNALED(status))  // nor for its socket
+        sockets_due_ = std::chrono::steady_clock::now() + kSocketAge;
       session.pid = 0;
       session.since = std::chrono::steady_clock::now();
       if (session.starting) ready(session);
@@ -614,6 +614,14 @@ void Supervisor::reap() {
       }
     }
   }
+}
+
+// Of workers that were killed, when they are old enough to be known for dead.
+void Supervisor::removeSockets() {
+  if (!sockets_due_ || std::chrono::steady_clock::now() < *sockets_due_) return;
+  sockets_due_.reset();
+  if (const auto folder = transport::socketFolder(); folder.ok())
+    transport::removeDeadSockets(folder.value());
 }
 
 void Supervisor::forgetOld() {

@@ -137,6 +137,7 @@ class Supervisor {
   /// room.
   void divideRam(Session* coming = nullptr);
   void forgetOld();
+  void removeSockets();
 
   const SupervisorOptions options_;
   const std::string worker_, library_, sim_;
@@ -150,6 +151,7 @@ class Supervisor {
   std::vector<Waiting> waiting_;
   uint64_t next_number_ = 1, refused_ = 0, ended_ = 0, failed_ = 0, ended_calls_ = 0,
            ended_moved_ = 0;
+  std::optional<std::chrono::steady_clock::time_point> sockets_due_;  // of workers that were killed
   transport::Secret secret_{};  // what the sessions of each key have in common follows from it
   std::string cache_;           // the folder with a folder for each key; "": none
   Devices devices_;

@@ -25,6 +25,7 @@ constexpr size_t kMostKnown = 4096;  // pages: some 600 bytes each
 constexpr auto kGather = 1ms;        // ages of operations that are over, for one record
 // The program may be at its end, and the other worker with it: then the client says so soon.
 constexpr auto kPatience = 2s;
+constexpr uint64_t kMostKept = 64;   // pages that a giver keeps (pager/away/away.cpp)
 constexpr double kWorthHashing = 3;  // times what it takes has a page to take
 constexpr uint64_t kPaceBytes = 8 << 20;
 
@@ -117,6 +118,7 @@ void Agent::read(uint64_t read, bool good) {
   Note note{.kind = Note::Kind::kRead};
   note.read = read;
   note.good = good;
+  note.at = std::chrono::steady_clock::now();
   leave(std::move(note));
 }
 
@@ -308,7 +310,8 @@ const pages::BlockHashes* Agent::blocksToGive(const Note& note, Peer& peer) {
     page.hash = note.hash;
     page.blocks.reset();
   }
-  if (page.from != note.slot || !peer.isTcp()) return nullptr;
+  if (page.from != note.slot || !peer.isTcp() || comes_[note.slot] - page.number >= kMostKept)
+    return nullptr;
   if (!page.blocks) {
     // Both may have to hash, and some blocks have to come.
     if (paces_[note.slot].page_ns < kWorthHashing * hash_ns_) return nullptr;
@@ -365,12 +368,7 @@ void Agent::start(const Key& key, Transfer& transfer) {
     return leave(std::move(failed));
   }
   transfer.region = std::move(region.value());
-  uint64_t bytes = 0;
-  for (const pages::Piece& piece : pieces) bytes += piece.bytes;
-  if (bytes != kPageBytes) {
-    in_part_.fetch_add(1, std::memory_order_relaxed);
-    part_bytes_.fetch_add(bytes, std::memory_order_relaxed);
-  }
+  for (const pages::Piece& piece : pieces) transfer.bytes += piece.bytes;
   Pace& pace = paces_[transfer.from];
   if (pace.reads == 0) pace.since = std::chrono::steady_clock::now(), pace.bytes = 0;
   pace.reads += pieces.size();
@@ -389,7 +387,7 @@ void Agent::endRead(const Note& note) {
   if (read.empty()) return;
   const auto [key, bytes] = read.mapped();
   Transfer& transfer = transfers_[key];
-  came(paces_[transfer.from], bytes);
+  came(paces_[transfer.from], bytes, note.at);
   transfer.good = transfer.good && note.good;
   if (--transfer.reads != 0) return;
   transfer.region.reset();  // nothing touches the memory any more
@@ -399,11 +397,10 @@ void Agent::endRead(const Note& note) {
 
 // A read is over. What reads took together while some were under way counts, and not each one's
 // own time, in which it waits for others.
-void Agent::came(Pace& pace, uint64_t bytes) {
+void Agent::came(Pace& pace, uint64_t bytes, std::chrono::steady_clock::time_point now) {
   pace.bytes += bytes;
   --pace.reads;
   if (pace.bytes < kPaceBytes && (pace.reads != 0 || pace.bytes < kPageBytes)) return;
-  const auto now = std::chrono::steady_clock::now();
   note(pace.page_ns, (now - pace.since) * static_cast<double>(kPageBytes) /
                          static_cast<double>(std::exchange(pace.bytes, 0)));
   pace.since = now;
@@ -414,8 +411,13 @@ void Agent::landed(const Key& key, bool good) {
   const auto transfer = transfers_.extract(key);
   const PeerMessage& offer = *transfer.mapped().offer;
   const bool hashed = says(offer, PeerHashed::kPage);
+  if (const uint64_t bytes = transfer.mapped().bytes; good && bytes != 0 && bytes != kPageBytes) {
+    in_part_.fetch_add(1, std::memory_order_relaxed);
+    part_bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  }
   Known& page = known(key.first);
   page.from = transfer.mapped().from;
+  page.number = ++comes_[transfer.mapped().from];
   page.hash = hashed ? std::optional(offer.hash) : std::nullopt;
   page.blocks = transfer.mapped().blocks;
   const Relaxed relaxed(worker_.driver());  // as in heard()

@@ -132,6 +132,7 @@ class Agent final : private PageHearer {
     std::optional<Hash> hash;                  // of what is in the memory
     uint64_t read = 0;
     bool good = false;
+    std::chrono::steady_clock::time_point at;  // of kRead: when it was over
     std::string why;
   };
   /// A page on its way here.
@@ -142,12 +143,14 @@ class Agent final : private PageHearer {
     std::optional<PeerMessage> offer;          // none: not offered yet
     std::optional<pages::BlockHashes> blocks;  // of what is offered
     transport::RegionPtr region;               // while it is read
+    uint64_t bytes = 0;                        // of it that are read
     size_t reads = 0;                          // that are under way
     bool good = true;                          // so far
   };
   /// A page that came or went.
   struct Known {
     std::optional<unsigned> from;  // who gave it here last
+    uint64_t number = 0;           // of those from there, the how manieth it was
     const void* frame = nullptr;   // from which it was given last: what it was then may be there
     // Of what it was when it last came or went. Whoever has a page with this hash has these blocks.
     std::optional<Hash> hash;
@@ -190,7 +193,7 @@ class Agent final : private PageHearer {
   Known& known(uint32_t extent);
   void start(const Key& key, Transfer& transfer);
   void endRead(const Note& note);
-  void came(Pace& pace, uint64_t bytes);
+  void came(Pace& pace, uint64_t bytes, std::chrono::steady_clock::time_point now);
   void landed(const Key& key, bool good);
   void write(std::span<const std::byte> batch);
   void tellOver(const std::vector<uint64_t>& ages);
@@ -221,6 +224,7 @@ class Agent final : private PageHearer {
   };
   std::map<uint64_t, ReadOf> reads_;
   std::unordered_map<uint32_t, Known> known_pages_;  // by extent
+  std::map<unsigned, uint64_t> comes_;               // pages that have come, by slot
   std::map<unsigned, Pace> paces_;                   // by slot
   Landed told_;                                      // to the home
   double hash_ns_ = 0;                               // that the blocks of a page take; 0: likewise

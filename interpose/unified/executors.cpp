@@ -306,7 +306,7 @@ std::optional<Home::Sent> Executors::sendElsewhere(const Home::Routed& routed,
   return cancels.moved ? std::optional(sent) : std::nullopt;
 }
 
-// Under order_. Where the next operation is to go whatever that costs.
+// Under order_. Where the next operation is to go, if that can hold its pages.
 std::optional<unsigned> Executors::asked() {
   if (routing_ == Routing::kOwner) return std::nullopt;
   const unsigned executor = next_;
@@ -382,6 +382,10 @@ void Executors::bind(const std::string& what) {
   const std::lock_guard lock(order_);
   if (bound()) return;
   const auto begun = std::chrono::steady_clock::now();
+  // Where all operations are to go, it is bound.
+  if (routing_ == Routing::kOne && !code().anyShared() && active() != next_ &&
+      isFinished(kPatience))
+    (void)moveTo({.executor = next_, .reason = RouteReason::kAsked}, begun);
   const Home::Routed first{.executor = 0, .reason = RouteReason::kVariables};
   if (code().anyShared() && active() != 0 && !(isFinished(kPatience) && moveTo(first, begun)))
     base::logWarn(

@@ -62,7 +62,7 @@ Acquisition::State Acquisition::ready(Lock& lock) {
     return refuse(lock, CUDA_ERROR_ECC_UNCORRECTABLE);
   }
   if (failed_) {
-    tellRefused(state_, closure_);
+    no_scan_ ? tellNoScan() : tellRefused(state_, closure_);
     return refuse(lock, CUDA_ERROR_OUT_OF_MEMORY);
   }
   closure_.follow();
@@ -74,7 +74,7 @@ Acquisition::State Acquisition::ready(Lock& lock) {
 // asked anew, and no more patiently than before.
 Acquisition::State Acquisition::startOver(Lock& lock) {
   asked_.letGo();
-  failed_ = lost_ = in_vain_ = false;
+  failed_ = lost_ = in_vain_ = scan_late_ = no_scan_ = false;
   closure_.clear();
   claim_.again();
   away_claim_.again();
@@ -129,10 +129,14 @@ void Acquisition::hear() {
     lost_ |= want.lost;
     in_vain_ |= want.in_place;
     scan_late |= want.scan_late;
+    no_scan_ |= want.no_scan;
   });
+  if (!scan_late || std::exchange(scan_late_, true) || closure_.everything) return;
   // What the host wrote can't be looked at in time: it may name anything. Where that can't be had
   // the launch waits on for the scan.
-  if (scan_late && !closure_.everything && allFits(state_)) closure_.reachEverything();
+  if (!allFits(state_)) return;
+  closure_.reachEverything();
+  asked_.scansNoMore();
 }
 
 // The closure is followed to its end. Is all of it usable?

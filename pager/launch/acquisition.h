@@ -117,6 +117,8 @@ class Acquisition {
   bool in_vain_ = false;    // what would be better fetched is not waited for any more
   bool failed_ = false;     // an engine has given up
   bool lost_ = false;       // so has the lower tier
+  bool scan_late_ = false;  // a scan that it waits for was not begun or done in time
+  bool no_scan_ = false;    // nor was it until an engine has given up
   uint64_t began_ns_ = 0;   // when something was missing first; 0: nothing was
   uint64_t waited_ns_ = 0;  // 0 likewise
 };

@@ -38,6 +38,13 @@ void Asked::ask() {
   }
 }
 
+void Asked::scansNoMore() {
+  for (auto& [engine, want] : wants_) {
+    want.to_scan.clear();
+    want.scan_roots = false;
+  }
+}
+
 void Asked::letGo() {
   for (auto& [engine, want] : wants_) {
     engine->removeWant(&want);

@@ -27,6 +27,8 @@ class Asked {
   void forEach(Visit visit) {
     for (auto& [engine, want] : wants_) visit(want);
   }
+  /// No scan is waited for any more.
+  void scansNoMore();
   void letGo();
 
  private:

@@ -131,4 +131,12 @@ void tellRefused(const PoolState& state, const Closure& closure) {
                  ofAll(host_used, state.devices.host.limit).c_str(), remote.c_str());
 }
 
+void tellNoScan() {
+  base::warnOnce("no scan of reach",
+                 "a launch or copy is refused (out of memory): it reaches memory that the host or "
+                 "another executor wrote, which could not be looked through for pointers within a "
+                 "minute (a kernel or copy that does not end uses it?), and all of memory does not "
+                 "fit VRAM and host RAM of this machine (OL_VRAM, OL_HOST)");
+}
+
 }  // namespace olpager::pager

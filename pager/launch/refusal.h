@@ -12,5 +12,7 @@ bool neverFits(const PoolState& state, const Closure& closure);
 bool allFits(const PoolState& state);
 /// Under the mutex.
 void tellRefused(const PoolState& state, const Closure& closure);
+/// The same where a scan that it waits for does not end.
+void tellNoScan();
 
 }  // namespace olpager::pager

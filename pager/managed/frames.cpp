@@ -76,6 +76,9 @@ Status Frames::map(bool huge) {
   for (void* const mapping : {at(address_), alias}) {
     madvise(mapping, bytes(), MADV_DONTFORK);
     madvise(mapping, bytes(), MADV_DONTDUMP);
+    // Else the kernel takes each small page that is dropped for one that is used often, and moves
+    // it in its lists: that is most of the time that a drop takes.
+    madvise(mapping, bytes(), MADV_RANDOM);
   }
   // Before Linux 5.18 a view of huge pages can't be dropped.
   for (uint32_t page = 0; page < pages_; ++page) {

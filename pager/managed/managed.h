@@ -19,7 +19,7 @@
 // page's VRAM chunk is free meanwhile, and keeps its bytes until it is needed for something else
 // (ChunkStore::keepVram). If the CPU has written the page, or the chunk is gone, the page comes
 // from its frame, as any other. Nor is a page written down that has not changed since it came from
-// there.
+// host memory.
 //
 // The pool as an agent, an extent by what Elsewhere asks (tiers/elsewhere.h):
 //

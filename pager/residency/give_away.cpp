@@ -251,8 +251,9 @@ void Engine::toFrame(Extent& extent, Lock& lock) {
 
 // The other way, before it is mapped in place: a frame can't be.
 bool Engine::toMappableChunk(Extent& extent, Lock& lock) {
-  if (!extent.region->managed->isPlace(extent.host)) return true;
+  // Launches may write it where it is mapped: what VRAM had of it is old then.
   chunks_.forgetKept(extent.region->managed->pageOf(extent).copy);
+  if (!extent.region->managed->isPlace(extent.host)) return true;
   HostChunk* const chunk = takeHostChunk(extent.order, lock);
   if (chunk == nullptr) return false;
   const HostChunk* const frame = extent.host;

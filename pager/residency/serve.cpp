@@ -111,13 +111,17 @@ void Engine::serveScans(Want& want, Serving& found) {
   const uint64_t now = found.times.now_ns;
   if (here && want.scan_since_ns == 0) want.scan_since_ns = now;
   const uint64_t waited = here ? now - want.scan_since_ns : 0;
-  if ((!want.scan_late && waited > kScanPatienceNs) || (!want.failed && waited > kRefusedAfterNs)) {
-    want.failed |= want.scan_late;
+  if (!want.scan_late && waited > kScanPatienceNs) {
     want.scan_late = true;
+    pool_.changed.notify_all();
+  } else if (!want.failed && waited > kRefusedAfterNs) {
+    want.failed = want.no_scan = true;
     pool_.changed.notify_all();
   }
   found.in_flight = true;
-  found.moved |= scanHostWritten(want.to_scan, roots);
+  if (!scanHostWritten(want.to_scan, roots)) return;
+  found.moved = true;
+  want.scan_since_ns = now;
 }
 
 // Evicts for what the want lacks; else ends its waiting when that is of no use. True: progress.

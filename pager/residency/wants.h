@@ -6,8 +6,9 @@
 //   waiting   it is to get its extents into VRAM
 //     -> in place   that took too long, or can't be: what is missing is mapped where it is
 //     -> late scan  what the host wrote can't be scanned in time: the launch is taken to reach all,
-//                   or waits on where all can never be usable at once
-//     -> failed     neither VRAM nor host memory could be had: the launch is refused
+//                   or waits on for a minute where all can never be usable at once
+//     -> failed     neither VRAM nor host memory could be had, or the scan did not end: the launch
+//                   is refused
 //     -> lost       the lower tier has lost an extent: the launch is refused
 // A launch leaves the list when it gets its number, is refused or cancelled (acquisition.h).
 #pragma once
@@ -26,14 +27,15 @@ struct Want {
   std::vector<Region*> regions;  // all that the launch reaches here
   std::vector<Region*> to_scan;  // reached, and written by the host since their last scan
   bool scan_roots =
-      false;               // it may follow module variables that a copy wrote since their last scan
-  uint64_t since_ns = 0;   // when something was done for it last
-  uint64_t scan_since_ns = 0;  // since when only the scan itself is waited for; 0: it is not
-  bool in_place = false;   // the time is over, or it can't fit: map the rest in place
-  bool failed = false;     // neither could be had
-  bool lost = false;       // no memserver has it any more
-  bool scan_late = false;  // the scan waits for something that may never end
-  bool in_vram = false;    // in place is no help: who uses the addresses does not come by again
+      false;              // it may follow module variables that a copy wrote since their last scan
+  uint64_t since_ns = 0;  // when something was done for it last
+  uint64_t scan_since_ns = 0;  // since when a scan is waited for that could begin; 0: it is not
+  bool in_place = false;       // the time is over, or it can't fit: map the rest in place
+  bool failed = false;         // neither could be had, or `no_scan`
+  bool no_scan = false;        // the scan that it waits for does not end
+  bool lost = false;           // no memserver has it any more
+  bool scan_late = false;      // the scan waits for something that may never end
+  bool in_vram = false;        // in place is no help: who uses the addresses does not come by again
   bool fetch = false;  // what of it is in place is to come to VRAM if it does so in time (arenas
                        // by pieces, onlyShow())
 };

@@ -164,7 +164,11 @@ class View : public AwayLink {
     wait([&](View& self) { asked = self.agent_.unsettled() > 0; });
     return asked;
   }
-  std::optional<unsigned> ownerOf(uint64_t address) const { return home_.ownerOf(address); }
+  /// When the home has heard all that the pool has said.
+  std::optional<unsigned> ownerOf(uint64_t address) {
+    settle();
+    return home_.ownerOf(address);
+  }
   /// All that has been noted is done.
   void settle() {
     wait([](View&) {});

@@ -744,7 +744,7 @@ TEST_CASE("what programs are told of memory", "[pager][remote]") {
 }
 
 TEST_CASE("a scan that is late is waited for where launches can't reach all of memory",
-          "[pager][remote][pointers]") {
+          "[pager][remote][pointers][numa]") {
   const bool fits = GENERATE(true, false);
   const Remote remote;
   Rig rig({.vram = 16 * kMiB, .host = (fits ? 256 : 32) * kMiB, .remote = remote.tier});
