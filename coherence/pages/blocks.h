@@ -17,6 +17,9 @@ inline constexpr size_t kPageBytes = size_t{2} << 20;
 inline constexpr size_t kBlockBytes = size_t{64} << 10;
 inline constexpr size_t kBlocks = kPageBytes / kBlockBytes;
 
+/// Pages that who has given them away keeps at most, in case they come back.
+inline constexpr uint64_t kMostKept = 64;
+
 /// Of one block. As it crosses the wire between workers of one kind of processor.
 struct BlockHash {
   uint64_t low = 0, high = 0;

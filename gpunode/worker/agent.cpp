@@ -21,11 +21,10 @@ using Read = calls::Channel::Read;
 
 constexpr auto kSlice = 500ms;
 constexpr auto kJoin = 100ms;
-constexpr size_t kMostKnown = 4096;  // pages: some 600 bytes each
-constexpr auto kGather = 1ms;        // ages of operations that are over, for one record
+constexpr auto kGather = 1ms;  // ages of operations that are over, for one record
 // The program may be at its end, and the other worker with it: then the client says so soon.
 constexpr auto kPatience = 2s;
-constexpr uint64_t kMostKept = 64;   // pages that a giver keeps (pager/away/away.cpp)
+constexpr size_t kMostKnown = 4096;  // pages: some 600 bytes each
 constexpr double kWorthHashing = 3;  // times what it takes has a page to take
 constexpr uint64_t kPaceBytes = 8 << 20;
 
@@ -107,7 +106,7 @@ OlpagerAgentLink Agent::linkOf(Agent& agent) {
 
 void Agent::offered(unsigned slot, const PeerMessage& page, std::span<const std::byte> behind) {
   Note note{.kind = Note::Kind::kOffered, .slot = slot};
-  if (says(page, PeerHashed::kBlocks))
+  if ((page.hashed & kBlocksHashed) != 0)
     std::memcpy(&note.blocks.emplace(), behind.data(), sizeof(pages::BlockHashes));
   note.key = {static_cast<uint32_t>(page.at), page.copy};
   note.offer = page;
@@ -235,7 +234,7 @@ void Agent::take(Note& note) {
   using Kind = Note::Kind;
   switch (note.kind) {
     case Kind::kPost:
-      return write(note.batch);
+      return write(forward::PagesKind::kMessages, note.batch);
     case Kind::kGiven:
       return give(note);
     case Kind::kTakenBack:
@@ -294,8 +293,7 @@ void Agent::give(const Note& note) {
   offer.region = region.value()->key();
   offer.hash = note.hash.value_or(Hash{});
   const pages::BlockHashes* const blocks = blocksToGive(note, *peer);
-  if (note.hash) offer.hashed = PeerHashed::kPage;
-  if (blocks != nullptr) offer.hashed = offer.hashed | PeerHashed::kBlocks;
+  offer.hashed = (note.hash ? kPageHashed : 0) | (blocks != nullptr ? kBlocksHashed : 0);
   given_[note.key] = std::move(region.value());
   std::span<const std::byte> behind;
   if (blocks != nullptr) behind = std::as_bytes(std::span(*blocks));
@@ -310,11 +308,13 @@ const pages::BlockHashes* Agent::blocksToGive(const Note& note, Peer& peer) {
     page.hash = note.hash;
     page.blocks.reset();
   }
-  if (page.from != note.slot || !peer.isTcp() || comes_[note.slot] - page.number >= kMostKept)
+  const Giver& taker = givers_[note.slot];
+  if (page.from != note.slot || !peer.is(transport::LinkKind::kTcp) ||
+      taker.pages - page.number >= pages::kMostKept)
     return nullptr;
   if (!page.blocks) {
     // Both may have to hash, and some blocks have to come.
-    if (paces_[note.slot].page_ns < kWorthHashing * hash_ns_) return nullptr;
+    if (taker.page_ns < kWorthHashing * hash_ns_) return nullptr;
     page.blocks = hashBlocks(note.memory);
   }
   return &*page.blocks;
@@ -353,7 +353,7 @@ void Agent::start(const Key& key, Transfer& transfer) {
     failed.why = "executor " + std::to_string(transfer.from) + " offers what is no page";
     return leave(std::move(failed));
   }
-  const bool unchanged = says(offer, PeerHashed::kPage) && transfer.has == offer.hash;
+  const bool unchanged = (offer.hashed & kPageHashed) != 0 && transfer.has == offer.hash;
   const std::vector<pages::Piece> pieces =
       unchanged ? std::vector<pages::Piece>{} : toRead(key, transfer);
   if (pieces.empty()) {
@@ -369,9 +369,9 @@ void Agent::start(const Key& key, Transfer& transfer) {
   }
   transfer.region = std::move(region.value());
   for (const pages::Piece& piece : pieces) transfer.bytes += piece.bytes;
-  Pace& pace = paces_[transfer.from];
-  if (pace.reads == 0) pace.since = std::chrono::steady_clock::now(), pace.bytes = 0;
-  pace.reads += pieces.size();
+  Giver& giver = givers_[transfer.from];
+  if (giver.reads == 0) giver.since = std::chrono::steady_clock::now(), giver.bytes = 0;
+  giver.reads += pieces.size();
   transfer.reads = pieces.size();
   for (const pages::Piece& piece : pieces) {
     const uint64_t read = next_read_++;
@@ -387,7 +387,7 @@ void Agent::endRead(const Note& note) {
   if (read.empty()) return;
   const auto [key, bytes] = read.mapped();
   Transfer& transfer = transfers_[key];
-  came(paces_[transfer.from], bytes, note.at);
+  came(givers_[transfer.from], bytes, note.at);
   transfer.good = transfer.good && note.good;
   if (--transfer.reads != 0) return;
   transfer.region.reset();  // nothing touches the memory any more
@@ -397,27 +397,27 @@ void Agent::endRead(const Note& note) {
 
 // A read is over. What reads took together while some were under way counts, and not each one's
 // own time, in which it waits for others.
-void Agent::came(Pace& pace, uint64_t bytes, std::chrono::steady_clock::time_point now) {
-  pace.bytes += bytes;
-  --pace.reads;
-  if (pace.bytes < kPaceBytes && (pace.reads != 0 || pace.bytes < kPageBytes)) return;
-  note(pace.page_ns, (now - pace.since) * static_cast<double>(kPageBytes) /
-                         static_cast<double>(std::exchange(pace.bytes, 0)));
-  pace.since = now;
+void Agent::came(Giver& giver, uint64_t bytes, std::chrono::steady_clock::time_point now) {
+  giver.bytes += bytes;
+  --giver.reads;
+  if (giver.bytes < kPaceBytes && (giver.reads != 0 || giver.bytes < kPageBytes)) return;
+  note(giver.page_ns, (now - giver.since) * static_cast<double>(kPageBytes) /
+                          static_cast<double>(std::exchange(giver.bytes, 0)));
+  giver.since = now;
 }
 
 void Agent::landed(const Key& key, bool good) {
   if (good) landed_.fetch_add(1, std::memory_order_relaxed);
   const auto transfer = transfers_.extract(key);
   const PeerMessage& offer = *transfer.mapped().offer;
-  const bool hashed = says(offer, PeerHashed::kPage);
+  const bool hashed = (offer.hashed & kPageHashed) != 0;
   if (const uint64_t bytes = transfer.mapped().bytes; good && bytes != 0 && bytes != kPageBytes) {
     in_part_.fetch_add(1, std::memory_order_relaxed);
     part_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   }
   Known& page = known(key.first);
   page.from = transfer.mapped().from;
-  page.number = ++comes_[transfer.mapped().from];
+  page.number = ++givers_[transfer.mapped().from].pages;
   page.hash = hashed ? std::optional(offer.hash) : std::nullopt;
   page.blocks = transfer.mapped().blocks;
   const Relaxed relaxed(worker_.driver());  // as in heard()
@@ -425,9 +425,9 @@ void Agent::landed(const Key& key, bool good) {
                 hashed ? offer.hash.data() : nullptr);
 }
 
-void Agent::write(std::span<const std::byte> batch) {
-  const forward::PagesHead head;
-  (void)home_.write({std::as_bytes(std::span(&head, 1)), batch}, true);
+void Agent::write(forward::PagesKind kind, std::span<const std::byte> body) {
+  const forward::PagesHead head{.kind = kind};
+  (void)home_.write({std::as_bytes(std::span(&head, 1)), body}, true);
 }
 
 void Agent::tellOver(const std::vector<uint64_t>& ages) {
@@ -440,7 +440,7 @@ void Agent::tellOver(const std::vector<uint64_t>& ages) {
                         .epoch = 1,
                         .age = age});
   std::span<const directory::Message> left = messages;
-  while (!left.empty()) write(pages::encode(left));
+  while (!left.empty()) write(forward::PagesKind::kMessages, pages::encode(left));
 }
 
 void Agent::tellLanded() {
@@ -449,9 +449,7 @@ void Agent::tellLanded() {
   const forward::FiguresRecord figures{.read_bytes = whole * kPageBytes + told_.part_bytes,
                                        .unchanged_bytes = told_.unchanged * kPageBytes,
                                        .in_part_bytes = told_.in_part * kPageBytes};
-  const forward::PagesHead head{.kind = forward::PagesKind::kFigures};
-  (void)home_.write({std::as_bytes(std::span(&head, 1)), std::as_bytes(std::span(&figures, 1))},
-                    true);
+  write(forward::PagesKind::kFigures, std::as_bytes(std::span(&figures, 1)));
 }
 
 }  // namespace olpager::gpunode

@@ -150,17 +150,18 @@ class Agent final : private PageHearer {
   /// A page that came or went.
   struct Known {
     std::optional<unsigned> from;  // who gave it here last
-    uint64_t number = 0;           // of those from there, the how manieth it was
+    uint64_t number = 0;           // Giver::pages of that one when it came
     const void* frame = nullptr;   // from which it was given last: what it was then may be there
     // Of what it was when it last came or went. Whoever has a page with this hash has these blocks.
     std::optional<Hash> hash;
     std::optional<pages::BlockHashes> blocks;  // none: not made
   };
-  /// How fast pages come from an executor.
-  struct Pace {
-    size_t reads = 0;  // that are under way
+  /// An executor that gives pages here, and how fast they come.
+  struct Giver {
+    uint64_t pages = 0;  // that have come
+    size_t reads = 0;    // that are under way
     std::chrono::steady_clock::time_point since;
-    uint64_t bytes = 0;  // that have come since
+    uint64_t bytes = 0;  // that have come since then
     double page_ns = 0;  // that a page takes; 0: not known yet
   };
   /// What libolpager.so offers.
@@ -193,9 +194,9 @@ class Agent final : private PageHearer {
   Known& known(uint32_t extent);
   void start(const Key& key, Transfer& transfer);
   void endRead(const Note& note);
-  void came(Pace& pace, uint64_t bytes, std::chrono::steady_clock::time_point now);
+  void came(Giver& giver, uint64_t bytes, std::chrono::steady_clock::time_point now);
   void landed(const Key& key, bool good);
-  void write(std::span<const std::byte> batch);
+  void write(forward::PagesKind kind, std::span<const std::byte> body);
   void tellOver(const std::vector<uint64_t>& ages);
   void tellLanded();
 
@@ -224,8 +225,7 @@ class Agent final : private PageHearer {
   };
   std::map<uint64_t, ReadOf> reads_;
   std::unordered_map<uint32_t, Known> known_pages_;  // by extent
-  std::map<unsigned, uint64_t> comes_;               // pages that have come, by slot
-  std::map<unsigned, Pace> paces_;                   // by slot
+  std::map<unsigned, Giver> givers_;                 // by slot
   Landed told_;                                      // to the home
   double hash_ns_ = 0;                               // that the blocks of a page take; 0: likewise
   uint64_t next_read_ = 1;

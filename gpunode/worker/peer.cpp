@@ -176,14 +176,9 @@ bool Peer::waitUp(std::chrono::milliseconds timeout) {
   return state_ == State::kUp;
 }
 
-bool Peer::isTcp() {
+bool Peer::is(transport::LinkKind kind) {
   std::lock_guard lock(mutex_);
-  return link_ != nullptr && link_->peer().kind == transport::LinkKind::kTcp;
-}
-
-bool Peer::sharesMemory() {
-  std::lock_guard lock(mutex_);
-  return link_ != nullptr && link_->peer().kind == transport::LinkKind::kShm;
+  return link_ != nullptr && link_->peer().kind == kind;
 }
 
 std::string Peer::describe() {
@@ -233,7 +228,7 @@ void Peer::stop(uint64_t number) {
 }
 
 void Peer::settle(const CopyPtr& copy, std::chrono::milliseconds patience) {
-  bool waiting = say({PeerSays::kOver, {}, copy->number, 0, 0, 0, {}});
+  bool waiting = say({PeerSays::kOver, 0, copy->number, 0, 0, 0, {}});
   const auto until = std::chrono::steady_clock::now() + patience;
   Event event;
   do {

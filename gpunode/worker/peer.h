@@ -80,8 +80,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   unsigned slot() const { return slot_; }
   Staging& staging() { return staging_; }
   bool waitUp(std::chrono::milliseconds timeout);
-  bool sharesMemory();
-  bool isTcp();
+  /// Whether the link has come, and is of that kind.
+  bool is(transport::LinkKind kind);
   std::string describe();
 
   /// The user of a copy's end here; null: it has one. What came for it before is there.

@@ -22,23 +22,17 @@ enum class PeerSays : uint32_t {
                // follow
 };
 
-/// What a kPage says of the bytes beside where they are: a sum of these.
-enum class PeerHashed : uint32_t {
-  kNo = 0,
-  kPage = 1,    // `hash` is theirs
-  kBlocks = 2,  // those of their blocks follow
-};
-inline PeerHashed operator|(PeerHashed a, PeerHashed b) {
-  return static_cast<PeerHashed>(static_cast<uint32_t>(a) | static_cast<uint32_t>(b));
-}
+/// What a kPage has of the bytes beside where they are: PeerMessage::hashed is a sum of these.
+inline constexpr uint32_t kPageHashed = 1;    // their hash
+inline constexpr uint32_t kBlocksHashed = 2;  // behind it, those of their blocks
 
 /// Worth no reading: it would take a way there and back.
 inline constexpr uint64_t kInlineBytes = 16 << 10;
 
 struct PeerMessage {
   PeerSays says = PeerSays::kOver;
-  PeerHashed hashed = PeerHashed::kNo;  // of kPage
-  uint64_t copy = 0;                    // the client's number; of kPage the directory's
+  uint32_t hashed = 0;  // of kPage
+  uint64_t copy = 0;    // the client's number; of kPage the directory's
   uint64_t at = 0, bytes = 0;
   uint64_t offset = 0;
   transport::RemoteKey region;
@@ -46,14 +40,10 @@ struct PeerMessage {
 };
 static_assert(sizeof(PeerMessage) == 80);
 
-inline bool says(const PeerMessage& page, PeerHashed what) {
-  return (static_cast<uint32_t>(page.hashed) & static_cast<uint32_t>(what)) != 0;
-}
-
 /// How many bytes follow the message; what is more than kInlineBytes no message has.
 inline uint64_t bytesBehind(const PeerMessage& said) {
   if (said.says == PeerSays::kBytes) return said.bytes;
-  const bool blocks = said.says == PeerSays::kPage && says(said, PeerHashed::kBlocks);
+  const bool blocks = said.says == PeerSays::kPage && (said.hashed & kBlocksHashed) != 0;
   return blocks ? sizeof(pages::BlockHashes) : 0;
 }
 

@@ -44,7 +44,7 @@ class End {
   /// The other end waits for nothing that does not come.
   ~End() {
     if (copy_ == nullptr) return;
-    if (!done_) (void)peer_->say({PeerSays::kOver, {}, head_.copy, 0, 0, 0, {}});
+    if (!done_) (void)peer_->say({PeerSays::kOver, 0, head_.copy, 0, 0, 0, {}});
     peer_->end(copy_);
   }
   bool begun() const { return copy_ != nullptr; }
@@ -163,7 +163,7 @@ class Sender : public End {
     const uint64_t bytes = pieceAt(part.at);
     if (bytes <= kInlineBytes) {
       // It is the last. That it has come is the other end's to say.
-      if (!peer_->say({PeerSays::kBytes, {}, head_.copy, part.at, bytes, 0, {}},
+      if (!peer_->say({PeerSays::kBytes, 0, head_.copy, part.at, bytes, 0, {}},
                       {part.piece->bytes, bytes}))
         lost();
       worker_.peers().sent.fetch_add(bytes, std::memory_order_relaxed);
@@ -171,12 +171,7 @@ class Sender : public End {
       return result;
     }
     offered_.emplace(part.at, part.piece);
-    if (!peer_->say({PeerSays::kOffer,
-                     {},
-                     head_.copy,
-                     part.at,
-                     pieceAt(part.at),
-                     0,
+    if (!peer_->say({PeerSays::kOffer, 0, head_.copy, part.at, pieceAt(part.at), 0,
                      part.piece->region->key()}))
       lost();
     return result;
@@ -301,7 +296,7 @@ class Taker : public End {
     reading_.erase(number);
     const CUresult result = enqueue(pieces_[number], at);
     if (result == CUDA_SUCCESS &&
-        !peer_->say({PeerSays::kTaken, {}, head_.copy, at, pieceAt(at), 0, {}}))
+        !peer_->say({PeerSays::kTaken, 0, head_.copy, at, pieceAt(at), 0, {}}))
       lost();
     return result;
   }
@@ -361,7 +356,7 @@ class Unbegun {
  public:
   Unbegun(Peer& peer, uint64_t copy) : peer_(peer), copy_(copy) {}
   ~Unbegun() {
-    if (!begun_) (void)peer_.say({PeerSays::kOver, {}, copy_, 0, 0, 0, {}});
+    if (!begun_) (void)peer_.say({PeerSays::kOver, 0, copy_, 0, 0, 0, {}});
   }
   Unbegun(const Unbegun&) = delete;
   Unbegun& operator=(const Unbegun&) = delete;
@@ -425,8 +420,8 @@ CUresult peerLink(Invocation& in) {
     in.results().text(linked.error().message);
     return CUDA_SUCCESS;
   }
-  in.results().value(linked.value()->sharesMemory() ? forward::PeerLinked::kShm
-                                                    : forward::PeerLinked::kTcp);
+  in.results().value(linked.value()->is(transport::LinkKind::kShm) ? forward::PeerLinked::kShm
+                                                                   : forward::PeerLinked::kTcp);
   in.results().text(linked.value()->describe());
   return CUDA_SUCCESS;
 }

@@ -223,21 +223,19 @@ Home::Routed Home::routed(std::span<const Named> named, unsigned at,
   using status::RouteReason;
   std::lock_guard lock(mutex_);
   const std::vector<Run> runs = runsOf(named);
-  if (asked) {
-    const Cost there = costAt(*asked, runs);
-    if (there.never == 0)
-      return {.executor = *asked,
-              .reason = *asked != at                            ? RouteReason::kAsked
-                        : there.moved == 0 && there.beyond == 0 ? RouteReason::kInPlace
-                                                                : RouteReason::kPagesCome,
-              .there = there.there,
-              .coming = there.moved};
-  }
   const Cost here = costAt(at, runs);
   const uint64_t move = std::min(kMove, rooms_[at] / kFewPages);
   unsigned best = at;
   Cost cost = here;
-  for (unsigned executor = 0; executor < rooms_.size() && cost.sum() != 0; ++executor) {
+  if (asked) {
+    const Cost its = costAt(*asked, runs);
+    if (its.never == 0) {
+      best = *asked, cost = its;
+    } else {
+      asked.reset();
+    }
+  }
+  for (unsigned executor = 0; !asked && executor < rooms_.size() && cost.sum() != 0; ++executor) {
     if (executor == at) continue;
     const Cost its = costAt(executor, runs);
     if (its.sum() + move < cost.sum() + (best != at ? move : 0)) best = executor, cost = its;
@@ -245,6 +243,8 @@ Home::Routed Home::routed(std::span<const Named> named, unsigned at,
   RouteReason reason = RouteReason::kPages;
   if (best == at) {
     reason = here.moved == 0 && here.beyond == 0 ? RouteReason::kInPlace : RouteReason::kPagesCome;
+  } else if (asked) {
+    reason = RouteReason::kAsked;
   } else if (here.never > cost.never) {
     reason = RouteReason::kCapacity;
   } else if (here.moved <= cost.moved + move) {  // without what is beyond its room it had stayed

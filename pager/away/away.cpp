@@ -9,6 +9,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "coherence/pages/batch.h"
+#include "coherence/pages/blocks.h"
 #include "pager/counters/counters.h"
 #include "pager/pool_state.h"
 
@@ -25,7 +26,6 @@ constexpr size_t kMostSubmitted = 256;
 constexpr unsigned kScanEvery = 64;  // operations
 constexpr unsigned kScans = 64;      // after a page was given away
 // What was given stays in host memory, of so many pages at most, and of one part of it in so many.
-constexpr uint64_t kMostRetained = 64;
 constexpr uint64_t kRetainedShare = 16;
 
 // Begun and ended by one call (olpager_operation, olpager_operation_over), which owns it.
@@ -258,7 +258,7 @@ void Away::startFetch(const Key& key, directory::AgentId from, const Frame& fram
 
 // A page that goes to and fro often comes back as it left: scratch memory of a library, say.
 uint64_t Away::retainedPages() const {
-  return std::min(kMostRetained, state_.devices.host.limit / kRetainedShare / kPageBytes);
+  return std::min(pages::kMostKept, state_.devices.host.limit / kRetainedShare / kPageBytes);
 }
 
 void Away::giveRetained(Lock& lock) {

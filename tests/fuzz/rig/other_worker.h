@@ -34,8 +34,8 @@ class OtherWorker {
     uint64_t offered = 0;
     for (unsigned i = 0; whole ? offered < head.bytes : i < first % 6u; ++i) {
       const uint64_t left = head.bytes - std::min(head.bytes, offered);
-      gpunode::PeerMessage message{gpunode::PeerSays::kOffer, {}, head.copy,    offered,
-                                   std::min(left, kPiece),    0,  region(*peer)};
+      gpunode::PeerMessage message{gpunode::PeerSays::kOffer, 0, head.copy,    offered,
+                                   std::min(left, kPiece),    0, region(*peer)};
       if (message.bytes <= gpunode::kInlineBytes) message.says = gpunode::PeerSays::kBytes;
       if (!whole) distort(out, message);
       const bool carries =
@@ -43,7 +43,7 @@ class OtherWorker {
       if (!peer->say(message, std::vector<std::byte>(carries ? message.bytes : 0))) return;
       offered += message.bytes;
     }
-    if (!whole || !takes) (void)peer->say({gpunode::PeerSays::kOver, {}, head.copy, 0, 0, 0, {}});
+    if (!whole || !takes) (void)peer->say({gpunode::PeerSays::kOver, 0, head.copy, 0, 0, 0, {}});
   }
 
  private:

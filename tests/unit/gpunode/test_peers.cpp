@@ -132,7 +132,7 @@ TEST_CASE("an offer is the next piece of what was agreed to, or nothing", "[gpun
   const auto offer = [](uint64_t at, uint64_t bytes, uint64_t offset = 0,
                         uint64_t length = kPiece) {
     return PeerMessage{
-        PeerSays::kOffer, {}, 1, at, bytes, offset, {5, length, transport::kRemoteRead, 0}};
+        PeerSays::kOffer, 0, 1, at, bytes, offset, {5, length, transport::kRemoteRead, 0}};
   };
   CHECK(isNextOffer(offer(0, 1024), kBytes, 0, kPiece));
   CHECK(isNextOffer(offer(1024, 1024), kBytes, 1024, kPiece));
@@ -148,7 +148,7 @@ TEST_CASE("an offer is the next piece of what was agreed to, or nothing", "[gpun
   CHECK_FALSE(isNextOffer(offer(0, 1024, 0, 1000), kBytes, 0, kPiece));
   // Bytes that come along are in no region.
   const auto bytes = [](uint64_t at, uint64_t count) {
-    return PeerMessage{PeerSays::kBytes, {}, 1, at, count, 0, {}};
+    return PeerMessage{PeerSays::kBytes, 0, 1, at, count, 0, {}};
   };
   CHECK(isNextOffer(bytes(2048, 452), kBytes, 2048, kPiece));
   CHECK_FALSE(isNextOffer(bytes(2048, 453), kBytes, 2048, kPiece));
@@ -167,7 +167,7 @@ TEST_CASE("workers offer, read and say what they have", "[gpunode]") {
                                forward::peerKey(kSession, kThere), transport::Tls::kOff, tcp);
     REQUIRE(linked.ok());
     const gpunode::PeerPtr sender = linked.value();
-    CHECK(sender->sharesMemory() == !tcp);
+    CHECK(sender->is(transport::LinkKind::kShm) == !tcp);
     const gpunode::PeerPtr taker = there.peers.find(kThere);
     REQUIRE(taker != nullptr);
     const api::DriverTable none{};
@@ -191,7 +191,7 @@ TEST_CASE("workers offer, read and say what they have", "[gpunode]") {
       from->bytes[i] = static_cast<std::byte>(i * 7 + 1);
     std::memset(into->bytes, 0, gpunode::Staging::kPieceBytes);
     // The offer is there before the copy is begun at the other end, and waits.
-    CHECK(sender->say({PeerSays::kOffer, {}, 9, 0, 4096, 64, from->region->key()}));
+    CHECK(sender->say({PeerSays::kOffer, 0, 9, 0, 4096, 64, from->region->key()}));
     std::this_thread::sleep_for(20ms);
     const auto in = taker->begin(9);
     Event event;
@@ -202,10 +202,10 @@ TEST_CASE("workers offer, read and say what they have", "[gpunode]") {
     REQUIRE(comes(taker, in, Event::Kind::kRead, &event));
     CHECK((event.good && event.read == 3));
     CHECK(std::memcmp(into->bytes, from->bytes + 64, 4096) == 0);
-    CHECK(taker->say({PeerSays::kTaken, {}, 9, 0, 4096, 0, {}}));
+    CHECK(taker->say({PeerSays::kTaken, 0, 9, 0, 4096, 0, {}}));
     CHECK(comes(sender, out, Event::Kind::kTaken));
     const std::vector<std::byte> few(from->bytes, from->bytes + 100);
-    CHECK(sender->say({PeerSays::kBytes, {}, 9, 4096, 100, 0, {}}, few));
+    CHECK(sender->say({PeerSays::kBytes, 0, 9, 4096, 100, 0, {}}, few));
     REQUIRE(comes(taker, in, Event::Kind::kOffer, &event));
     CHECK((event.said.says == PeerSays::kBytes && event.bytes == few));
     // Nobody writes into another's memory, nor reads what is not a region of the pair's.
@@ -213,7 +213,7 @@ TEST_CASE("workers offer, read and say what they have", "[gpunode]") {
     CHECK(key.access == transport::kRemoteRead);
     // What is stopped here hears of it, also before it begins; what comes late for it is nobody's.
     taker->end(in);
-    CHECK(sender->say({PeerSays::kOver, {}, 9, 0, 0, 0, {}}));
+    CHECK(sender->say({PeerSays::kOver, 0, 9, 0, 0, 0, {}}));
     CHECK(taker->begin(9) == nullptr);
     taker->stop(10);
     const auto stopped = taker->begin(10);
@@ -221,7 +221,7 @@ TEST_CASE("workers offer, read and say what they have", "[gpunode]") {
     sender->close("done");
     CHECK(comes(taker, stopped, Event::Kind::kLost));
     CHECK(comes(sender, out, Event::Kind::kLost));
-    CHECK_FALSE(taker->say({PeerSays::kOver, {}, 10, 0, 0, 0, {}}));
+    CHECK_FALSE(taker->say({PeerSays::kOver, 0, 10, 0, 0, 0, {}}));
     CHECK(there.peers.find(kThere) == nullptr);
   }
 }
@@ -236,18 +236,18 @@ TEST_CASE("a peer that makes no sense loses its link, and what waits for it hear
     REQUIRE(peer != nullptr);
     const auto copy = peer->begin(1);
     PeerMessage message{
-        PeerSays::kOffer, {}, 1, 0, 4096, 0, {0x1234, 4096, transport::kRemoteRead, 0}};
+        PeerSays::kOffer, 0, 1, 0, 4096, 0, {0x1234, 4096, transport::kRemoteRead, 0}};
     if (kind == 0) stranger.say(std::as_bytes(std::span(&message, 1)).first(17));
-    if (kind == 1) stranger.say({static_cast<PeerSays>(77), {}, 1, 0, 0, 0, {}});
+    if (kind == 1) stranger.say({static_cast<PeerSays>(77), 0, 1, 0, 0, 0, {}});
     if (kind == 2) {  // for copies that nobody has asked for
       for (uint64_t i = 0; i < 6000 && stranger.link->state() == transport::LinkState::kUp; ++i)
-        stranger.say({PeerSays::kOffer, {}, 1000 + i, 0, 4096, 0, {}});
+        stranger.say({PeerSays::kOffer, 0, 1000 + i, 0, 4096, 0, {}});
     }
-    if (kind == 4) stranger.say({PeerSays::kBytes, {}, 1, 0, 16, 0, {}});  // that do not follow
-    if (kind == 6)                                                         // the same of a page
-      stranger.say({PeerSays::kPage, gpunode::PeerHashed::kBlocks, 1, 0, 2 << 20, 0, {}});
+    if (kind == 4) stranger.say({PeerSays::kBytes, 0, 1, 0, 16, 0, {}});  // that do not follow
+    if (kind == 6)                                                        // the same of a page
+      stranger.say({PeerSays::kPage, gpunode::kBlocksHashed, 1, 0, 2 << 20, 0, {}});
     if (kind == 5) {  // more than may
-      message = {PeerSays::kBytes, {}, 1, 0, gpunode::kInlineBytes + 8, 0, {}};
+      message = {PeerSays::kBytes, 0, 1, 0, gpunode::kInlineBytes + 8, 0, {}};
       std::vector<std::byte> all(sizeof message + message.bytes);
       std::memcpy(all.data(), &message, sizeof message);
       stranger.say(all);
@@ -285,9 +285,9 @@ TEST_CASE("what was offered is the other end's until it says that it is over, or
   peer->stop(1);
   std::thread other([&] {
     std::this_thread::sleep_for(150ms);
-    stranger.say({PeerSays::kTaken, {}, 1, 0, kPiece, 0, {}});
+    stranger.say({PeerSays::kTaken, 0, 1, 0, kPiece, 0, {}});
     std::this_thread::sleep_for(150ms);
-    stranger.say({PeerSays::kOver, {}, 1, 0, 0, 0, {}});
+    stranger.say({PeerSays::kOver, 0, 1, 0, 0, 0, {}});
   });
   CHECK(settled(peer, first, 60s) >= 300ms);
   other.join();
