@@ -197,6 +197,10 @@ void Acquisition::noteWritten(const Uses::Use& write, Region& region, uint64_t n
     region.host_written = true;
     ++region.host_writes;
     if (region.isRoot()) region.root->written = number;
+    if (region.shared() == nullptr) return;
+    const ExtentRange range = write.bytes != 0 ? extentsAt(region, write.address, write.bytes)
+                                               : ExtentRange{0, region.extents.size()};
+    for (size_t e = range.first; e < range.last; ++e) region.extents[e]->scan_due = true;
   };
   if (closure_.source_unseen) unknown();
   for (const Region* source : closure_.sources) {

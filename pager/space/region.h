@@ -169,7 +169,7 @@ struct Extent : Pooled<Extent> {
       false;  // of an arena that is reached whole: used less than what is in VRAM, so in place
   // Of arenas that move by pieces:
   bool scan_due = false;  // launches or copies may have written it since its last scan; of what
-                          // other agents have in turns: those may have
+                          // other agents have in turns: those may have, or a copy of unknown bytes
   // Of what other agents have in turns:
   bool leaving = false;  // another agent is to have it
   // Of managed memory:

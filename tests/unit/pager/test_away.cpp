@@ -444,6 +444,29 @@ TEST_CASE("a page that comes along is in VRAM before a launch names it", "[pager
   checkAtPool(rig, view, named, 0, 2);
 }
 
+TEST_CASE("pointers that a copy of unknown bytes has brought are followed", "[pager][away]") {
+  Rig rig;
+  View view(rig);
+  const uint64_t table = view.make(1), target = view.make(1), out = view.make(1);
+  view.atOther(target, 0, 1, 4);
+  const std::vector<uint64_t> words{target, target + kStep * 8};
+  view.atPool({{table, kPageBytes}}, true, [&] {
+    mustSucceed(
+        rig.copyIn(CU_STREAM_LEGACY, table, words.data(), words.size() * sizeof(uint64_t), false),
+        "copyIn");
+  });
+  rig.synchronize();
+  view.atPool({{table, 0}, {out, 0}}, true,
+              [&] { rig.launch(CU_STREAM_LEGACY, "gather", out, table, uint64_t{words.size()}); });
+  std::vector<uint64_t> found(words.size());
+  view.atPool({{out, kPageBytes}}, true, [&] {
+    mustSucceed(rig.copyOut(CU_STREAM_LEGACY, found.data(), out, found.size() * sizeof(uint64_t)),
+                "copyOut");
+  });
+  rig.synchronize();
+  CHECK(found == std::vector<uint64_t>{4, 4});
+}
+
 TEST_CASE("an operation of several calls keeps all that it uses until it is over",
           "[pager][away]") {
   Rig rig;
