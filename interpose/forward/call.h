@@ -170,6 +170,8 @@ class Call {
   void othersCall() { head().flags |= kOthersCall; }
   /// It is made when all operations that were sent before have been made, whoever's they are.
   void behindAll() { head().flags |= kBehindAll; }
+  /// Of a stream that can't be part of a capture: what captures forbids it nothing.
+  void relaxed() { head().flags |= kRelaxed; }
   void forgetsAnswers() { forgets_ = true; }
   void changesKernels() { changes_kernels_ = true; }
   /// Of the library's own beside what the program asks for: what failed before it is for the

@@ -26,6 +26,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -50,6 +51,11 @@ enum class Goes : uint8_t {
 constexpr bool mayOperate(Goes goes) { return goes == Goes::kOperates || goes == Goes::kBound; }
 /// Such a call may name device memory, so its record says how much of that there is by now.
 constexpr bool mayName(Goes goes) { return mayOperate(goes) || goes == Goes::kAll; }
+
+/// An allocation of managed memory.
+struct ManagedRange {
+  uint64_t base = 0, bytes = 0;
+};
 
 /// By CallHead::function.
 Goes whereGoes(uint16_t function);
@@ -145,6 +151,15 @@ class Group {
   /// more, as in local mode: what memservers lend counts only where the gpunodes report it.
   virtual uint64_t freeBytes() const = 0;
   virtual uint64_t totalBytes() const = 0;
+
+  // Managed memory of the group's, which the program's CPU and the executors have in turns.
+
+  /// The allocation that the address is in; nullopt: none of these.
+  virtual std::optional<ManagedRange> managedAt(uint64_t address) = 0;
+  /// Who may use the allocation that begins there from now on: the CPU alone, or GPUs as well.
+  virtual void attachManaged(uint64_t base, bool to_host) = 0;
+  /// Before an operation's turn: the executors get what the CPU has and the operation may use.
+  virtual void giveManaged(std::span<const Named> named) = 0;
 
  protected:
   Group() = default;

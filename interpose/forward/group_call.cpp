@@ -16,6 +16,8 @@
 namespace olpager::forward {
 namespace {
 
+constexpr size_t kTouched = 4096;  // bytes that one touch brings at least
+
 CallHead& headOf(std::vector<std::byte>& record) {
   return *reinterpret_cast<CallHead*>(record.data());
 }
@@ -167,6 +169,17 @@ void GroupCall::translate(std::vector<std::byte>& record, unsigned to) {
   }
 }
 
+// They are read while the order is held, which whoever brings managed memory to the CPU needs.
+void GroupCall::awaitManaged(std::span<const std::byte> bulk) const {
+  const Description& range = session_.executor().description();
+  const auto begin = reinterpret_cast<uint64_t>(bulk.data());
+  if (bulk.empty() || begin - range.placed >= range.placed_bytes || !group_.managedAt(begin))
+    return;
+  for (size_t at = 0; at < bulk.size(); at += kTouched)
+    (void)*reinterpret_cast<const volatile std::byte*>(&bulk[at]);
+  (void)*reinterpret_cast<const volatile std::byte*>(&bulk.back());
+}
+
 // An address that goes into memory is nobody's to translate when a kernel finds it there.
 void GroupCall::bindWhereNeeded(std::span<const std::byte> bulk) {
   if (group_.bound() || only_) return;
@@ -199,6 +212,7 @@ bool GroupCall::send(std::vector<std::byte>& record, std::span<const std::byte> 
     if (!addresses_.empty()) translate(record, to);
     return send(to);
   };
+  awaitManaged(bulk);
   bindWhereNeeded(bulk);
   if (goes == Goes::kBound && !group_.bound()) group_.bind(whatBinds(headOf(record).function));
   if (goes == Goes::kFirst) {
@@ -218,6 +232,7 @@ bool GroupCall::send(std::vector<std::byte>& record, std::span<const std::byte> 
     }
     return sent;
   }
+  if (mayOperate(goes_)) group_.giveManaged(named_);
   Group::Turn turn(group_, {.operates = mayOperate(goes_),
                             .launches = launches(headOf(record).function),
                             .named = named_,

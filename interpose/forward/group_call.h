@@ -78,6 +78,7 @@ class GroupCall {
   Executor& executor(unsigned number) const;
   void usesVariable(std::shared_ptr<const SharedVariable> variable, uint64_t address);
   void translate(std::vector<std::byte>& record, unsigned to);
+  void awaitManaged(std::span<const std::byte> bulk) const;
   void bindWhereNeeded(std::span<const std::byte> bulk);
   void putAge(std::vector<std::byte>& record, const Aged& aged) const;
 

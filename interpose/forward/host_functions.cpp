@@ -3,6 +3,7 @@
 #include <set>
 
 #include "interpose/forward/exchange.h"
+#include "interpose/forward/group.h"
 #include "interpose/forward/session.h"
 #include "interpose/forward/sessions.h"
 #include "interpose/forward/stand_ins.h"
@@ -155,6 +156,7 @@ void HostFunctions::run() {
     // What it changed is there for what is behind it in the stream, and in streams of other
     // sessions that wait for this one.
     for (Session* const session : existingSessions()) {
+      if (session->group() != nullptr) session->group()->giveManaged({});
       sendPinnedNow(session);
       sendStandInsNow(session);
     }

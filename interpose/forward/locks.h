@@ -13,11 +13,14 @@
 //    5  StandInTable::send_mutex     stand_in_table.h    the order in which changes of stand-ins go
 //    6  AllocationBook::mutex        allocation_book.h   addresses of device memory; held while the
 //                                                        worker is told
+//       ManagedMemory::mutex_        managed_memory.h    pages of managed memory that the CPU has, in
+//                                    (../unified)        a view; held while they are copied. Below
+//                                                        the one before
 //       the order of a Group         group.h             from a call's turn until its record is
 //                                                        written; while all moves. Below the
-//                                                        one before
+//                                                        two before
 //       BlockTable::send_mutex       block_table.h       the order in which changes of blocks go.
-//                                                        Below the two before: calls under it go
+//                                                        Below the three before: calls under it go
 //                                                        to one executor alone (Call::only)
 //    7  BlockTable::mutex            block_table.h       blocks, and what workers have of them
 //    8  StandInTable::mutex          stand_in_table.h    stand-ins, and who needs them

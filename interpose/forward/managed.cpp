@@ -4,12 +4,14 @@
 // Thread-safety: any thread.
 #include "interpose/forward/managed.h"
 
+#include <optional>
 #include <vector>
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/api/managed_advice.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
+#include "interpose/forward/group.h"
 #include "interpose/forward/host_blocks.h"
 #include "interpose/forward/program.h"
 #include "interpose/forward/streams.h"
@@ -22,12 +24,19 @@ using Part = api::ManagedPart;
 
 ManagedAdvice& given() { return *program().parts().advice; }
 
-bool partOf(CUdeviceptr address, uint64_t bytes, Part* part) {
+// A block, or of the unified view's.
+std::optional<ManagedRange> managedAt(CUdeviceptr address) {
   BlockInfo block;
-  if (bytes == 0 || !blockAt(address, &block) || !block.managed ||
-      bytes > block.bytes - (address - block.base))
-    return false;
-  *part = {block.base, address, address + bytes};
+  if (blockAt(address, &block))
+    return block.managed ? std::optional(ManagedRange{block.base, block.bytes}) : std::nullopt;
+  const Session* const session = sessionOfGroup();
+  return session != nullptr ? session->group()->managedAt(address) : std::nullopt;
+}
+
+bool partOf(CUdeviceptr address, uint64_t bytes, Part* part) {
+  const auto range = managedAt(address);
+  if (bytes == 0 || !range || bytes > range->bytes - (address - range->base)) return false;
+  *part = {range->base, address, address + bytes};
   return true;
 }
 
@@ -98,16 +107,18 @@ CUresult rangeAttribute(void* data, size_t size, CUmem_range_attribute attribute
   return given().attribute(data, size, attribute, part);
 }
 
-// Whoever may use the memory, it stays where it is.
+// Whoever may use a block, it stays where it is.
 CUresult attach(CUdeviceptr address, uint64_t bytes, unsigned flags, bool legacy) {
-  BlockInfo block;
-  if (!blockAt(address, &block) || !block.managed || block.base != address ||
-      (bytes != 0 && bytes != block.bytes))
+  const auto range = managedAt(address);
+  if (!range || range->base != address || (bytes != 0 && bytes != range->bytes))
     return CUDA_ERROR_INVALID_VALUE;
   if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST && flags != CU_MEM_ATTACH_SINGLE)
     return CUDA_ERROR_INVALID_VALUE;
   // To one stream: the legacy one is none of its own.
-  return flags == CU_MEM_ATTACH_SINGLE && legacy ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+  if (flags == CU_MEM_ATTACH_SINGLE && legacy) return CUDA_ERROR_INVALID_VALUE;
+  if (Session* const session = sessionOfGroup(); session != nullptr)
+    session->group()->attachManaged(address, flags == CU_MEM_ATTACH_HOST);
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -116,6 +127,8 @@ bool isManaged(CUdeviceptr address) {
   BlockInfo block;
   return mayBeBlock(address) && blockAt(address, &block) && block.managed;
 }
+
+void forgetAdvice(CUdeviceptr address) { given().forget(address); }
 
 CUresult freeManaged(CUdeviceptr address) {
   const CUresult result = releaseBlock(address, true);

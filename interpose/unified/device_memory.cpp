@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/log.h"
 #include "base/space/pages.h"
 #include "interpose/api/attribute_bytes.h"
 #include "interpose/api/forward_functions.h"
@@ -20,9 +21,11 @@
 #include "interpose/forward/captures.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/group.h"
+#include "interpose/forward/managed.h"
 #include "interpose/forward/session_contexts.h"
 #include "interpose/forward/session_parts.h"
 #include "interpose/forward/streams.h"
+#include "interpose/unified/executors.h"
 
 namespace olpager::unified {
 namespace {
@@ -32,6 +35,11 @@ using forward::Session;
 using forward::sessionOfGroup;
 
 constexpr uint64_t kMostBytes = 1ull << 47;  // no address has more behind it
+
+// A session's group is of no other kind here (view.cpp).
+ManagedMemory& managedOf(Session& session) {
+  return static_cast<Executors*>(session.group())->managed();
+}
 
 // All that the program's streams have to do is done. Forbidden while a stream captures, as the call
 // itself is.
@@ -56,8 +64,9 @@ CUresult releaseLater(Session& session) {
   return result;
 }
 
-// The memory ends with `context`.
-CUresult allocate(Session& session, CUdeviceptr* out, uint64_t bytes, uint64_t context) {
+// The memory ends with `context`. `pages`: it has pages of its own.
+CUresult allocate(Session& session, CUdeviceptr* out, uint64_t bytes, uint64_t context,
+                  bool pages = false) {
   if (out == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   if (!session.initialized()) return CUDA_ERROR_NOT_INITIALIZED;
   CUdevice device = 0;
@@ -73,9 +82,10 @@ CUresult allocate(Session& session, CUdeviceptr* out, uint64_t bytes, uint64_t c
   AllocationBook& book = *session.parts().book;
   std::unique_lock lock(book.mutex);
   if (!book.ready(session)) return CUDA_ERROR_NOT_INITIALIZED;
-  const uint64_t address = book.take(context, bytes);
+  const uint64_t taken = pages ? std::max(bytes, space::kPageBytes) : bytes;
+  const uint64_t address = book.take(context, taken);
   if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  book.held[address] = {context, bytes};
+  book.held[address] = {context, taken};
   lock.unlock();
   book.know(address, {context, bytes});
   *out = address;
@@ -84,6 +94,27 @@ CUresult allocate(Session& session, CUdeviceptr* out, uint64_t bytes, uint64_t c
 
 CUresult allocate(Session& session, CUdeviceptr* out, uint64_t bytes) {
   return allocate(session, out, bytes, forward::memoryOwner(forward::currentContext()));
+}
+
+// What is small stays where both have it at any time: flags, mailboxes.
+constexpr uint64_t kSmallManaged = 64 << 10;
+
+CUresult release(Session& session, CUdeviceptr address);
+
+CUresult allocateManaged(Session& session, CUdeviceptr* out, uint64_t bytes, bool host) {
+  const uint64_t context = forward::memoryOwner(forward::currentContext());
+  CUdeviceptr address = 0;
+  if (const CUresult result = allocate(session, &address, bytes, context, true);
+      result != CUDA_SUCCESS)
+    return result;
+  const Status added = managedOf(session).add(address, bytes, context, host);
+  if (!added.ok()) {
+    base::logWarn("unified view: %s", added.error().message.c_str());
+    (void)release(session, address);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  *out = address;
+  return CUDA_SUCCESS;
 }
 
 CUresult allocateRows(Session& session, CUdeviceptr* out, size_t* pitch, uint64_t width,
@@ -120,7 +151,7 @@ CUresult release(Session& session, CUdeviceptr address) {
     if (const CUresult result = finishAll(session); result != CUDA_SUCCESS) return result;
   }
   AllocationBook& book = *session.parts().book;
-  (void)book.forget(address);
+  if (book.forget(address)) forward::forgetAdvice(address);
   const std::lock_guard lock(book.mutex);
   const auto found = book.held.find(address);
   if (found == book.held.end()) return CUDA_ERROR_INVALID_VALUE;  // another thread was here first
@@ -172,6 +203,7 @@ void put(void* data, T value) {
 struct Plain {
   CUdeviceptr base;
   uint64_t bytes;
+  bool managed;
 };
 std::optional<Plain> plainAt(const Session* session, CUdeviceptr address) {
   if (session == nullptr) return std::nullopt;
@@ -179,7 +211,8 @@ std::optional<Plain> plainAt(const Session* session, CUdeviceptr address) {
   // Freed, maybe, and the executors, who are asked next, have not heard of that yet: they would
   // answer for what was there.
   if (!found && isOfGroup(*session, address)) session->group()->awaitReleased();
-  return found ? std::optional(Plain{found->first, found->second}) : std::nullopt;
+  if (!found) return std::nullopt;
+  return Plain{found->first, found->second, session->group()->managedAt(address).has_value()};
 }
 
 CUresult answer(const Session& session, const Plain& memory, CUdeviceptr address,
@@ -213,11 +246,17 @@ CUresult answer(const Session& session, const Plain& memory, CUdeviceptr address
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
       put(data, static_cast<unsigned>(CU_MEM_ACCESS_FLAGS_PROT_READWRITE));
       return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+      put(data, memory.managed ? 1u : 0u);
+      return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+      put(data, memory.managed ? address : CUdeviceptr{0});
+      return memory.managed ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
     case CU_POINTER_ATTRIBUTE_P2P_TOKENS:
       std::memset(data, 0, api::pointerAttributeBytes(attribute));
       return CUDA_ERROR_INVALID_VALUE;
-    default:  // of the one device, and nothing of it is managed, a pool's, or for others
+    default:  // of the one device, and nothing of it is a pool's, or for others
       std::memset(data, 0, api::pointerAttributeBytes(attribute));
       return CUDA_SUCCESS;
   }
@@ -238,6 +277,15 @@ CUresult ol_unified_cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
   Session* const session = sessionOfGroup();
   return session != nullptr ? allocate(*session, address, bytes)
                             : ol_forward_cuMemAlloc_v2(address, bytes);
+}
+
+CUresult ol_unified_cuMemAllocManaged(CUdeviceptr* address, size_t bytes, unsigned flags) {
+  Session* const session = sessionOfGroup();
+  const bool known = flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST;
+  if (session == nullptr || address == nullptr || !known || bytes <= kSmallManaged ||
+      !session->initialized() || !managedOf(*session).available())
+    return ol_forward_cuMemAllocManaged(address, bytes, flags);
+  return allocateManaged(*session, address, bytes, flags == CU_MEM_ATTACH_HOST);
 }
 
 CUresult ol_unified_cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t width,

@@ -82,23 +82,8 @@ std::optional<int> attributeAt(forward::Session& session, unsigned executor,
   return value;
 }
 
-struct Executors::Unfinished {
-  Unfinished(forward::Session& session, unsigned executor, uint64_t context)
-      : call(api::Symbol::kCuCtxSynchronize, &session) {
-    call.only(executor);
-    call.inContext(context);
-    call.mayWait();
-    call.othersCall();
-    call.behindAll();
-    call.ofOurOwn();
-    begun = call.begin(true) == CUDA_SUCCESS;
-  }
-  Call call;
-  bool begun = false;
-};
-
 Executors::Executors(forward::Session& session, status::UnifiedCounters& counters, Routing routing,
-                     unsigned one)
+                     unsigned one, bool managed)
     : session_(session),
       counters_(counters),
       holds_(pagesOf(session, &forward::Description::capacity)),
@@ -113,7 +98,8 @@ Executors::Executors(forward::Session& session, status::UnifiedCounters& counter
                 session_.lost(*session_.executors()[executor], why, false);
                 heard();
               },
-              [this] { heard(); }}) {}
+              [this] { heard(); }}),
+      managed_(session, managed) {}
 
 Executors::~Executors() = default;
 
@@ -184,6 +170,7 @@ Status Executors::start() {
 }
 
 void Executors::leaves() {
+  managed_.stop();
   links_.close();
   const std::lock_guard lock(order_);
   std::string sent;
@@ -361,6 +348,7 @@ std::shared_ptr<const forward::SharedVariable> Executors::share(forward::CodeThe
 }
 
 void Executors::contextGone(uint64_t context) {
+  managed_.contextGone(context);
   code().contextGone(context);
   const std::lock_guard lock(order_);
   code_.contextGone(context);
@@ -424,6 +412,7 @@ bool Executors::add(uint64_t base, uint64_t bytes) {
 }
 
 void Executors::remove(uint64_t base) {
+  managed_.remove(base);
   {
     const std::lock_guard lock(releasing_);
     ++leaving_;

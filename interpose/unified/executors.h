@@ -31,7 +31,9 @@
 #include "interpose/forward/group.h"
 #include "interpose/unified/code_states.h"
 #include "interpose/unified/home.h"
+#include "interpose/unified/managed_memory.h"
 #include "interpose/unified/page_link.h"
+#include "interpose/unified/unfinished.h"
 
 namespace olpager::forward {
 class Session;
@@ -53,9 +55,10 @@ std::optional<int> attributeAt(forward::Session& session, unsigned executor,
 class Executors final : public forward::Group {
  public:
   /// Of a session whose executors have started. It is not of use before start(). `counters`: where
-  /// it tells of its executors, for as long as it lives. `one`: of Routing::kOne.
+  /// it tells of its executors, for as long as it lives. `one`: of Routing::kOne. `managed`: whether
+  /// managed memory is spread over them.
   Executors(forward::Session& session, status::UnifiedCounters& counters, Routing routing,
-            unsigned one);
+            unsigned one, bool managed);
   ~Executors() override;
 
   /// Whether they can be one device, and their links. The Error is one line.
@@ -72,6 +75,13 @@ class Executors final : public forward::Group {
   void awaitReleased() override;
   uint64_t freeBytes() const override;
   uint64_t totalBytes() const override;
+  std::optional<forward::ManagedRange> managedAt(uint64_t address) override {
+    return managed_.at(address);
+  }
+  void attachManaged(uint64_t base, bool to_host) override { managed_.attach(base, to_host); }
+  void giveManaged(std::span<const forward::Named> named) override { managed_.give(named); }
+
+  ManagedMemory& managed() { return managed_; }
 
  private:
   unsigned enter(const Uses& uses, forward::Aged* aged) override;
@@ -101,9 +111,9 @@ class Executors final : public forward::Group {
   PageLinks links_;
   std::mutex order_;
 
-  // Under order_. What the active executor has not come to the end of within kPatience: a
-  // synchronisation of each context, under way.
-  struct Unfinished;
+  ManagedMemory managed_;
+
+  // Under order_. What the active executor has not come to the end of within kPatience.
   std::vector<std::unique_ptr<Unfinished>> unfinished_;
   bool faulted_ = false;       // one of them tells of a kernel's fault
   uint64_t finishing_ns_ = 0;  // until it was finished, when it was last found so

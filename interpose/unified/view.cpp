@@ -18,6 +18,7 @@ namespace {
 
 CountersSource g_counters = nullptr;  // before there are sessions
 std::string g_route;                  // likewise
+bool g_managed = true;                // likewise
 
 // The executor is of Routing::kOne.
 std::pair<Routing, unsigned> routingIn(const forward::Session& session) {
@@ -43,7 +44,7 @@ Status accepts(std::span<forward::Session* const> all) {
   }
   if (session.executors().size() == 1) return {};
   const auto [routing, one] = routingIn(session);
-  auto group = std::make_unique<Executors>(session, g_counters(), routing, one);
+  auto group = std::make_unique<Executors>(session, g_counters(), routing, one, g_managed);
   Executors& executors = *group;
   session.formGroup(std::move(group));
   return executors.start();
@@ -54,6 +55,7 @@ Status accepts(std::span<forward::Session* const> all) {
 void configure(const base::Settings& settings, CountersSource counters) {
   g_counters = counters;
   g_route = settings.route;
+  g_managed = settings.managed == base::ManagedSetting::kPager;
   forward::configureSessions(settings, {accepts, unifiedFunction});
 }
 

@@ -44,13 +44,18 @@
 #include "base/fd.h"
 #include "base/result.h"
 #include "coherence/directory/exchange.h"
-#include "pager/managed/frames.h"
+#include "coherence/cpu/frames.h"
 #include "pager/managed/hold.h"
-#include "pager/managed/touches.h"
-#include "pager/managed/userfaults.h"
+#include "coherence/cpu/touches.h"
+#include "coherence/cpu/userfaults.h"
 #include "pager/tiers/elsewhere.h"
 
 namespace olpager::pager {
+
+using cpu::Frames;
+using cpu::Touches;
+using cpu::UserFault;
+using cpu::UserFaults;
 
 /// All that is locked where one thread does it all.
 struct OneThread {};

@@ -11,8 +11,8 @@
 #include "base/log.h"
 #include "pager/clock.h"
 #include "pager/counters/counters.h"
-#include "pager/managed/frames.h"
-#include "pager/managed/userfaults.h"
+#include "coherence/cpu/frames.h"
+#include "coherence/cpu/userfaults.h"
 #include "pager/pool_state.h"
 
 namespace olpager::pager {
@@ -59,7 +59,7 @@ Managed::Managed(PoolState& state)
 Result<std::unique_ptr<Managed>> Managed::start(PoolState& state) {
   auto devices = devicesOf(state.driver);
   if (!devices) return devices.error();
-  auto faults = openUserFaults();
+  auto faults = cpu::openUserFaults();
   if (!faults) return faults.error();
   // The system's reads and writes of the program's memory would fail there.
   if (faults.value()->reach() != UserFaults::Reach::kAll) return Error{faults.value()->why()};

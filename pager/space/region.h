@@ -63,10 +63,15 @@
 #include "pager/space/object_pool.h"
 #include "pager/types.h"
 
+namespace olpager::cpu {
+class Frames;
+}  // namespace olpager::cpu
+
 namespace olpager::pager {
 
+using cpu::Frames;
+
 class Engine;
-class Frames;  // managed/frames.h
 struct Region;
 
 enum class ExtentState : uint8_t {

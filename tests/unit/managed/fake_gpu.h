@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "coherence/directory/exchange.h"
-#include "pager/managed/frames.h"
+#include "coherence/cpu/frames.h"
 #include "pager/tiers/elsewhere.h"
 
 namespace olpager::pager {

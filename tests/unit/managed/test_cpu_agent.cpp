@@ -29,7 +29,7 @@ namespace {
 constexpr AgentId kGpu = 0, kCpu = 1;
 
 std::unique_ptr<UserFaults> faults(UserFaults::Reach at_most = UserFaults::Reach::kAll) {
-  Result<std::unique_ptr<UserFaults>> opened = openUserFaults(at_most);
+  Result<std::unique_ptr<UserFaults>> opened = cpu::openUserFaults(at_most);
   if (!opened.ok()) {
     std::printf("skipped: %s\n", opened.error().message.c_str());
     std::exit(77);

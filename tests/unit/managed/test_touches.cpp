@@ -1,6 +1,6 @@
 // What threads have touched: sequential scans, and pages that an access needs together. How long
 // pages stay.
-#include "pager/managed/touches.h"
+#include "coherence/cpu/touches.h"
 
 #include <vector>
 
@@ -9,6 +9,7 @@
 
 using namespace olpager::directory;
 using namespace olpager::pager;
+using olpager::cpu::Touches;
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <random>
 #include <thread>
 
-#include "pager/managed/userfaults.h"
+#include "coherence/cpu/userfaults.h"
 #include "tests/unit/pager/rig.h"
 
 using namespace olpager;
@@ -18,8 +18,8 @@ constexpr uint64_t kWordsOfPage = kPageBytes / 8;
 
 /// Whether the system serves faults of everybody, and tells reads and writes apart.
 bool servesReads() {
-  const auto faults = openUserFaults();
-  if (faults.ok() && faults.value()->reach() == UserFaults::Reach::kAll &&
+  const auto faults = cpu::openUserFaults();
+  if (faults.ok() && faults.value()->reach() == cpu::UserFaults::Reach::kAll &&
       faults.value()->protects())
     return true;
   WARN("userfaultfd is not allowed here, or older than Linux 6.4");

@@ -1,8 +1,8 @@
-#include "pager/managed/touches.h"
+#include "coherence/cpu/touches.h"
 
 #include <algorithm>
 
-namespace olpager::pager {
+namespace olpager::cpu {
 
 using directory::ExtentId;
 using directory::kNone;
@@ -85,4 +85,4 @@ void Touches::forget(ExtentId first, uint32_t count) {
   }
 }
 
-}  // namespace olpager::pager
+}  // namespace olpager::cpu

@@ -1,4 +1,4 @@
-#include "pager/managed/userfaults.h"
+#include "coherence/cpu/userfaults.h"
 
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -29,7 +29,7 @@
 #define UFFDIO_CONTINUE_MODE_WP ((__u64)1 << 1)
 #endif
 
-namespace olpager::pager {
+namespace olpager::cpu {
 namespace {
 
 constexpr uint64_t kFeatures = UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MISSING_HUGETLBFS |
@@ -203,4 +203,4 @@ Result<std::unique_ptr<UserFaults>> openUserFaults(UserFaults::Reach at_most) {
       std::move(fd), reach, std::move(why), (wanted & UFFD_FEATURE_THREAD_ID) != 0, protects));
 }
 
-}  // namespace olpager::pager
+}  // namespace olpager::cpu

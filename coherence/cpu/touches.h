@@ -18,7 +18,7 @@
 
 #include "coherence/directory/types.h"
 
-namespace olpager::pager {
+namespace olpager::cpu {
 
 class Touches {
  public:
@@ -61,4 +61,4 @@ class Touches {
   uint64_t clock_ = 0;
 };
 
-}  // namespace olpager::pager
+}  // namespace olpager::cpu

@@ -1,6 +1,7 @@
-// Faults of this process's own threads that this process serves itself: what userfaultfd is to the
-// pager, and the kernel's own of it. A range is enlisted; whoever then touches a page of it that is
-// not published waits until it is, and whoever writes one that is published for reading.
+// Faults of this process's own threads that this process serves itself: what userfaultfd is to
+// whoever gives the CPU memory in turns, and the kernel's own of it. A range is enlisted; whoever
+// then touches a page of it that is not published waits until it is, and whoever writes one that is
+// published for reading.
 //
 // Thread-safety: any thread, without a lock of ours. Ownership: the descriptor, with it every range
 // that is still enlisted.
@@ -15,7 +16,7 @@
 
 #include "base/result.h"
 
-namespace olpager::pager {
+namespace olpager::cpu {
 
 /// One that waits.
 struct UserFault {
@@ -62,4 +63,4 @@ class UserFaults {
 Result<std::unique_ptr<UserFaults>> openUserFaults(
     UserFaults::Reach at_most = UserFaults::Reach::kAll);
 
-}  // namespace olpager::pager
+}  // namespace olpager::cpu

@@ -8,6 +8,8 @@
 //
 // All of the file has memory from the start: a shortage is an error here, not a SIGBUS later. Huge
 // pages where enough are free, else small ones: a huge page is published in 2 us instead of 70.
+// Or a frame has memory from fill() to empty() (Memory::kByPage): where pages are elsewhere most of
+// the time.
 //
 // Thread-safety: none for one page; pages don't disturb each other. Ownership: of the file and of
 // both mappings; at the end the view is a reserve without access, as it was.
@@ -22,13 +24,16 @@
 #include "base/result.h"
 #include "base/space/pages.h"
 
-namespace olpager::pager {
+namespace olpager::cpu {
 
 class Frames {
  public:
+  enum class Memory : uint8_t { kAll, kByPage };
+
   /// Over a reserve at that address, which is a multiple of kPageBytes. `huge`: whether to try huge
-  /// pages.
-  static Result<std::unique_ptr<Frames>> make(uint64_t address, uint32_t pages, bool huge = true);
+  /// pages; kByPage has small ones.
+  static Result<std::unique_ptr<Frames>> make(uint64_t address, uint32_t pages, bool huge = true,
+                                              Memory memory = Memory::kAll);
   ~Frames();
   Frames(const Frames&) = delete;
   Frames& operator=(const Frames&) = delete;
@@ -49,19 +54,24 @@ class Frames {
   void noteWrites(uint32_t page) { written_[page].store(true, std::memory_order_relaxed); }
   void forgetWrites(uint32_t page) { written_[page].store(false, std::memory_order_relaxed); }
 
-  /// The page's view is mapped no more; on return nobody writes the frame through it. False: the
+  /// These pages' view is mapped no more; on return nobody writes the frames through it. False: the
   /// kernel does not do it.
-  bool drop(uint32_t page);
+  bool drop(uint32_t page, uint32_t count = 1);
+  /// Of kByPage. These frames have memory from now on: zeros where they had none. False: there is
+  /// no memory for them.
+  bool fill(uint32_t page, uint32_t count);
+  /// Of kByPage. They have none, and their bytes are gone; their view has been dropped.
+  void empty(uint32_t page, uint32_t count);
   /// A touch of these pages' view is a SIGSEGV from now on, as where nothing is.
   void close(uint32_t page, uint32_t count);
-  /// A touch of the page's view is a SIGBUS from now on: its bytes are lost. False: SIGSEGV, since
-  /// a file for it can't be had.
-  bool lose(uint32_t page);
+  /// A touch of these pages' view is a SIGBUS from now on: their bytes are lost. False: SIGSEGV,
+  /// since a file for it can't be had.
+  bool lose(uint32_t page, uint32_t count = 1);
 
  private:
   Frames(uint64_t address, uint32_t pages)
       : address_(address), pages_(pages), written_(new std::atomic<bool>[pages] {}) {}
-  Status map(bool huge);
+  Status map(bool huge, Memory memory);
   void unmap();
 
   uint64_t address_;
@@ -74,4 +84,4 @@ class Frames {
   std::unique_ptr<std::atomic<bool>[]> written_;
 };
 
-}  // namespace olpager::pager
+}  // namespace olpager::cpu

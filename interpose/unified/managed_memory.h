@@ -1,0 +1,135 @@
+// Managed memory of a view over several executors (cuMemAllocManaged). Its pages are the home's, as
+// those of cuMemAlloc: they spread over all executors, and operations go where they are. The
+// program's CPU uses them at the same addresses, in turns with the GPUs, as CUDA has it where a
+// device has no concurrent managed access: the CPU touches nothing while kernels run that may use
+// it. So the CPU is no agent of the directory. What it has it has taken by a copy, as a program
+// that calls cuMemcpyDtoH, and gives back by one before the next operation.
+//
+//   page       kView: executors have it, a touch of the CPU's is a fault -> kRead: a copy of it is
+//              in the CPU's frame, which a write still faults at -> kWritten: the frame has the
+//              only valid bytes -> kView (give). kLost: its bytes can't be had, a touch is a
+//              SIGBUS. Final
+//   region     untouched: no operation has been sent since it was made, so that pages are zeros
+//              and nothing is copied -> used (give)
+//
+// A fault waits until all that was sent has ended, then copies the page, and more of them where a
+// thread touches one after the other (coherence/cpu/touches.h). Behind host functions it does not
+// wait: the function may be who touches. Memory that the program has attached to the host
+// (CU_MEM_ATTACH_HOST) does not wait either, and stays with the CPU until an operation names it.
+//
+// Copies go in a stream of their own for each context, so no fault waits for the program's streams.
+//
+// Owner: the session's executors. Threads: one serves faults, from the first allocation until
+// stop(). It takes no lock that a thread may hold while it touches managed memory: what a call
+// sends while the group's order is held is touched before (GroupCall). Thread-safety: any thread.
+// Lock: mutex_, held while pages are copied; above the group's order (interpose/forward/locks.h).
+#pragma once
+
+#include <cuda.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "base/fd.h"
+#include "base/result.h"
+#include "interpose/forward/group.h"
+#include "interpose/forward/named.h"
+#include "coherence/cpu/frames.h"
+#include "coherence/cpu/touches.h"
+#include "coherence/cpu/userfaults.h"
+
+namespace olpager::forward {
+class Session;
+}  // namespace olpager::forward
+
+namespace olpager::unified {
+
+class ManagedMemory {
+ public:
+  /// `paged`: false where the program is not to have any (the setting `managed`).
+  ManagedMemory(forward::Session& session, bool paged) : session_(session), paged_(paged) {}
+  ~ManagedMemory();
+  ManagedMemory(const ManagedMemory&) = delete;
+  ManagedMemory& operator=(const ManagedMemory&) = delete;
+
+  /// Whether faults of the CPU are served here; why not is told once. Starts what serves them.
+  bool available();
+  /// The allocation of so many bytes at `base`, which begins a page, is managed from now on; it
+  /// ends with `context`. The Error is one line.
+  Status add(uint64_t base, uint64_t bytes, uint64_t context, bool attached_to_host);
+  /// It is freed, if it is managed. A touch is a SIGSEGV from now on.
+  void remove(uint64_t base);
+  void contextGone(uint64_t context);
+  std::optional<forward::ManagedRange> at(uint64_t address);
+  /// Who uses the allocation from now on: the CPU alone, or GPUs as well.
+  void attach(uint64_t base, bool to_host);
+
+  /// An operation is about to be sent that names these: the executors have all pages that it may
+  /// use. Costs one load where the CPU has none.
+  void give(std::span<const forward::Named> named);
+  /// The program ends: no fault is served any more. A touch of what the CPU has not got is a
+  /// SIGBUS.
+  void stop() noexcept;
+
+ private:
+  enum class At : uint8_t { kView, kRead, kWritten, kLost };
+  struct Region {
+    uint64_t bytes = 0;
+    uint64_t context = 0;
+    CUstream stream = nullptr;
+    bool attached_to_host = false;
+    bool untouched = true;
+    std::unique_ptr<cpu::Frames> frames;
+    std::vector<At> at;        // by page
+    std::vector<bool> filled;  // likewise: whether the frame has memory
+    uint32_t here = 0;         // pages that are kRead or kWritten
+    bool busy() const { return untouched || here != 0; }
+  };
+  /// Pages of a region in a row.
+  struct Run {
+    uint32_t first = 0, count = 0;
+  };
+
+  // Without the mutex.
+  void serve();
+  void serve(const cpu::UserFault& fault);
+  void awaitWork();
+  // Under the mutex.
+  Status start();
+  Region* find(uint64_t address);
+  CUresult streamOf(uint64_t context, CUstream* stream);
+  bool fill(Region& region, Run run);
+  void noteFilled(Region& region, Run run, bool filled);
+  void bring(Region& region, uint32_t page, const cpu::UserFault& fault);
+  void give(Region& region);
+  CUresult copy(const Region& region, Run run, bool to_view);
+  void lose(Region& region, Run run, const char* why);
+  void noteBusy(const Region& region, bool was);
+
+  forward::Session& session_;
+  const bool paged_;
+  std::atomic<uint32_t> busy_{0};  // regions of which give() would have to look at; under mutex_
+  std::mutex mutex_;
+  bool tried_ = false;
+  std::unique_ptr<cpu::UserFaults> faults_;  // null: not available
+  base::UniqueFd bell_;                        // rung to end the thread
+  std::thread thread_;
+  std::atomic<bool> stopping_{false};
+  bool ended_ = false;  // the thread
+  std::condition_variable end_;
+  std::map<uint64_t, Region> regions_;    // by base
+  std::map<uint64_t, CUstream> streams_;  // by context
+  cpu::Touches touches_;
+  uint64_t filled_ = 0;                               // pages whose frames have memory
+  uint64_t faults_served_ = 0, came_ = 0, went_ = 0;  // the latter two pages
+};
+
+}  // namespace olpager::unified
