@@ -176,6 +176,22 @@ std::string CommandLine::unexpected(const std::vector<std::string>& left) const 
                       didYouMean(word, optionsOf(app)));
 }
 
+// `told` by CLI11: NAME and how many values it has.
+std::string CommandLine::mismatched(const std::string& told) const {
+  const std::string name = told.substr(0, told.find(':'));
+  for (const CLI::App* app = &deepest(); app != nullptr; app = app->get_parent()) {
+    const CLI::Option* const option = app->get_option_no_throw(name);
+    if (option == nullptr) continue;
+    const auto given = option->count();
+    if (given > static_cast<size_t>(std::max(option->get_items_expected_max(), 1)))
+      return base::format("{}: given {} times ({}); give it once", name, given,
+                          listed(option->results()));
+    return base::format("{}: its {} is missing; name it behind the option", name,
+                        option->get_type_name());
+  }
+  return told;
+}
+
 std::optional<int> CommandLine::parse(int argc, char** argv) {
   return parse(std::vector<std::string>(argv + 1, argv + argc));
 }
@@ -188,6 +204,8 @@ std::optional<int> CommandLine::parse(std::vector<std::string> arguments,
     app_.parse(arguments);
   } catch (const CLI::Success& asked) {  // --help, --version
     return app_.exit(asked);
+  } catch (const CLI::ArgumentMismatch& failure) {
+    wrong = mismatched(failure.what());
   } catch (const CLI::ParseError& failure) {
     wrong = failure.what();
   }

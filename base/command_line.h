@@ -41,6 +41,7 @@ class CommandLine {
  private:
   const CLI::App& deepest() const;
   std::string unexpected(const std::vector<std::string>& left) const;
+  std::string mismatched(const std::string& told) const;
 
   CLI::App app_;
 };

@@ -104,6 +104,13 @@ def values(bench):
     bench.refused(["--pid: 'me' is not allowed; allowed: a whole number"], "olpagestat", "--pid", "me")
     bench.refused(["--rounds: '-1' is not allowed"], "olbench", "launch", "--rounds=-1")
     bench.refused(["--bytes: '8 gigs' is not a size"], "olbench", "swap", "--bytes", "8 gigs")
+    bench.refused(["--vram: given 2 times (1GiB, 2GiB); give it once"], "olrun", "--vram", "1GiB", "--vram", "2GiB", "--", "true")
+    bench.refused(["olctl keygen: --name: given 2 times (a, b); give it once"], "olctl", "keygen", "--name", "a", "--name", "b", "--out", "x")
+    bench.refused(["--trace: given 3 times"], "olpagestat", "--trace", "a", "--trace", "b", "--trace=c")
+    bench.refused(["--lanes: given 2 times (1, 2)"], "olbench", "transport", "--lanes", "1", "--lanes", "2")
+    bench.refused(["--vram: its SIZE is missing; name it behind the option"], "olrun", "--vram")
+    bench.refused(["--folder: its FOLDER is missing"], "olpagestat", "--folder", "a", "--folder")
+    bench.refused(["--listen: its HOST:PORT,... is missing"], "olmemserver", "--listen")
     bench.refused(["--replicas 2", "no memserver", "--memserver HOST:PORT"], "olrun", "--driver", "sim", "--replicas", "2", "--", "true")
     bench.refused(["--replicas 2"], "olrun", "--driver", "sim", "--replicas", "2", "--memserver", "none", "--", "true")
 
