@@ -184,12 +184,12 @@ void Executors::leaves() {
   const auto milliseconds = [](const status::Counter& time) {
     return static_cast<long long>(time / 1'000'000);
   };
+  const auto times = [](uint64_t n) { return base::format("{} time{}", n, n == 1 ? "" : "s"); };
   base::logInfo(
-      "unified view: operations:%s; all moved to another GPU %llu times (%lld ms until work at the "
-      "former one was over, %lld ms for variables), pages %llu times",
-      sent.c_str(), static_cast<unsigned long long>(counters_.moves),
-      milliseconds(counters_.finishing_ns), milliseconds(counters_.bringing_ns),
-      static_cast<unsigned long long>(home_.moved()));
+      "unified view: operations:%s; all moved to another GPU %s (%lld ms until work at the former "
+      "one was over, %lld ms for variables), pages %s",
+      sent.c_str(), times(counters_.moves).c_str(), milliseconds(counters_.finishing_ns),
+      milliseconds(counters_.bringing_ns), times(home_.moved()).c_str());
 }
 
 // --- what is sent --------------------------------------------------------------------------------
@@ -317,6 +317,12 @@ unsigned Executors::enter(const Uses& uses, Aged* aged) {
     } else if (!sent) {
       const Home::Routed routed = home_.routed(uses.named, active(), to);
       reason = routed.reason;
+      if (routing_ == Routing::kOne && routed.executor != next_)
+        base::warnOnce("unified route",
+                       "unified view: gpunode %s, which the setting route names, can't hold all "
+                       "pages that would be there: launches and copies go to other ones too (give "
+                       "it more memory: olgpunode --vram, --memory; or leave route out)",
+                       session_.executors()[next_]->gpunode().c_str());
       if (routed.executor != active()) {
         sent = sendElsewhere(routed, uses.named);
         if (!sent) reason = bound() ? RouteReason::kBound : RouteReason::kNotEnded;
