@@ -67,7 +67,7 @@ std::string howItEnded(int status) {
     return base::format("its worker was killed by signal {}", WTERMSIG(status));
   if (WEXITSTATUS(status) != 0)
     return base::format("its worker ended with status {}", WEXITSTATUS(status));
-  return "its worker has ended it";
+  return "its program has ended, or was gone for longer than the grace time";
 }
 
 }  // namespace

@@ -119,7 +119,7 @@ class Gpunode(Daemon):
                          "--memory", str(options.host), "--cache", "none")
 
     def end(self):
-        gone = self.wait_for(r"(session \S+ \(.*\): its worker .*)", 10)
+        gone = self.wait_for(r"(session \S+ \(.*\): its (?:program has ended|worker .*))", 10)
         ended = super().end()
         if ended:
             return ended
