@@ -191,10 +191,9 @@ Status setView(Settings& settings, std::string_view text) {
 }
 
 Status setRoute(Settings& settings, std::string_view text) {
-  if (text != kRouteOwner && text != kRouteRoundRobin && text != kLocalGpunode) {
-    if (const auto status = checkAddress(text, AddressUse::kConnect, kGpunodePort); !status.ok())
-      return Error{status.error().message + "; owner; rr; or local"};
-  }
+  if (text != kRouteOwner && text != kRouteRoundRobin && text != kLocalGpunode &&
+      !checkAddress(text, AddressUse::kConnect, kGpunodePort).ok())
+    return notAllowed(text, "owner, rr, local, or a gpunode as --gpunode names it");
   settings.route = text;
   return {};
 }
@@ -300,6 +299,7 @@ Status applyFile(Settings& settings, const std::string& path, bool required) {
     if (auto status = key->set(settings, *value); !status.ok()) {
       return Error{base::format("{}: {}: {}", entry.place, key->key, status.error().message)};
     }
+    settings.origins[key->key] = base::format("{}: {}", entry.place, key->key);
   }
   return {};
 }
@@ -324,8 +324,8 @@ std::string userFile(const std::vector<std::string>& environment) {
                                : std::string();
 }
 
-Status applyEnvironment(Settings& settings, const std::vector<std::string>& environment) {
-  for (const auto& entry : environment) {
+Status applyEnvironment(Settings& settings, const SettingsSources& sources) {
+  for (const auto& entry : sources.environment) {
     if (!entry.starts_with("OL_")) continue;
     const auto equals = entry.find('=');
     if (equals == std::string::npos) continue;
@@ -345,8 +345,17 @@ Status applyEnvironment(Settings& settings, const std::vector<std::string>& envi
     if (auto status = key->set(settings, value); !status.ok()) {
       return Error{base::format("{}: {}", name, status.error().message)};
     }
+    const auto option = sources.options.find(name);
+    settings.origins[key->key] = option == sources.options.end() ? name : option->second;
   }
   return {};
+}
+
+// What is wrong with a value beside others, with where it came from.
+Error wrongWithOthers(const Settings& settings, const char* key, const std::string& what) {
+  const auto origin = settings.origins.find(key);
+  return Error{
+      base::format("{}: {}", origin == settings.origins.end() ? key : origin->second, what)};
 }
 
 // The address of the gpunode that olrun has started, in the place of its name.
@@ -403,21 +412,22 @@ Status applySetting(Settings& settings, std::string_view key, std::string_view t
 
 // What the unified view has no place for yet, or never.
 Status checkUnified(const Settings& settings) {
-  if (!settings.gpunodes.empty() && settings.exportable == ExportableSetting::kDriver)
-    return Error{
-        "exportable = driver: memory that stays in one GPU's VRAM has no place in the unified "
-        "view: "
-        "leave it out, or take view = discrete"};
+  const auto& gpunodes = settings.gpunodes;
+  if (gpunodes.empty()) return {};
+  if (settings.exportable == ExportableSetting::kDriver)
+    return wrongWithOthers(settings, "exportable",
+                           "'driver' is not allowed in the unified view, where memory that stays "
+                           "in one GPU's VRAM has no place: leave it out, or take view = discrete");
   if (settings.route == kRouteOwner || settings.route == kRouteRoundRobin ||
-      settings.gpunodes.empty() ||
-      std::find(settings.gpunodes.begin(), settings.gpunodes.end(), settings.route) !=
-          settings.gpunodes.end())
+      std::find(gpunodes.begin(), gpunodes.end(), settings.route) != gpunodes.end())
     return {};
   std::string named;
-  for (const std::string& gpunode : settings.gpunodes)
-    named += (named.empty() ? "" : ", ") + gpunode;
-  return Error{base::format("route = {}: it is none of the program's gpunodes, which are {}",
-                            printable(settings.route), named)};
+  for (const std::string& gpunode : gpunodes) named += (named.empty() ? "" : ", ") + gpunode;
+  return wrongWithOthers(
+      settings, "route",
+      notAllowed(settings.route,
+                 "owner, rr, or a gpunode as --gpunode names it: " + printable(named))
+          .message);
 }
 
 std::string localKeyPath(const std::string& socket) { return socket + ".key"; }
@@ -434,9 +444,11 @@ Status checkLocalStarted(const Settings& settings) {
 Status checkSettings(const Settings& settings) {
   const uint64_t size = settings.va_size != 0 ? settings.va_size : space::kDefaultVaSize;
   if (settings.va_base != 0 && settings.va_base > kVaEnd - size) {
-    return Error{base::format(
-        "va_base 0x{:x} and va_size {} end above 0x{:x}, where user space ends; lower one of them",
-        settings.va_base, exactSize(size), kVaEnd)};
+    return wrongWithOthers(
+        settings, "va_base",
+        base::format("0x{:x} and va_size {} end above 0x{:x}, where user space ends; lower one of "
+                     "them",
+                     settings.va_base, exactSize(size), kVaEnd));
   }
   return settings.view == ViewSetting::kUnified ? checkUnified(settings) : Status{};
 }
@@ -453,8 +465,7 @@ Result<Settings> loadSettings(const SettingsSources& sources) {
   for (const auto& [path, required] : files) {
     if (auto status = applyFile(settings, path, required); !status.ok()) return status.error();
   }
-  if (auto status = applyEnvironment(settings, sources.environment); !status.ok())
-    return status.error();
+  if (auto status = applyEnvironment(settings, sources); !status.ok()) return status.error();
   if (auto status = checkSettings(settings); !status.ok()) return status.error();
   nameLocal(settings, sources.environment);
   if (settings.key.empty())

@@ -16,6 +16,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -90,6 +92,8 @@ struct Settings {
   std::string driver;  // absolute path of a libcuda, "sim" for the simulated GPU, "" for the
                        // loader's own search
   std::vector<std::string> warnings;  // one line each, for the log
+  // By key, of each that a file or a variable gave: how an error names the place.
+  std::map<std::string, std::string, std::less<>> origins;
 };
 
 const char* reachName(ReachSetting reach);
@@ -99,6 +103,7 @@ const char* reportName(ReportSetting report);
 struct SettingsSources {
   std::string system_file = "/etc/olpager/olpager.toml";
   std::vector<std::string> environment = currentEnvironment();  // NAME=value
+  std::map<std::string, std::string> options = {};  // by variable: the option that has set it
 
   static std::vector<std::string> currentEnvironment();
 };
@@ -119,7 +124,8 @@ Status applySetting(Settings& settings, std::string_view key, std::string_view t
 /// Whether a gpunode "local" is named and olrun has started none: the Error says what to do.
 Status checkLocalStarted(const Settings& settings);
 
-/// What no single setting shows: a range that can't be. Called by loadSettings.
+/// What no single setting shows: a range that can't be, a route that leads nowhere. Called by
+/// loadSettings.
 Status checkSettings(const Settings& settings);
 
 }  // namespace olpager::base

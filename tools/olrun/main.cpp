@@ -10,6 +10,7 @@
 #include <cstring>
 #include <exception>
 #include <fstream>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -339,8 +340,10 @@ int run(int argc, char** argv) {
   // Settings: files and variables as the library will read them, then the options over them.
   tools::Environment environment(base::SettingsSources::currentEnvironment());
   if (!line.config.empty()) environment.set("OL_CONFIG", base::absolutePath(line.config));
+  std::map<std::string, std::string> options;
   for (auto& setting : line.settings) {
     if (!setting.given) continue;
+    options[setting.variable] = setting.option;
     setting.text = base::fromCommandLine(setting.key, setting.text);
     base::Settings alone;
     if (auto status = base::applySetting(alone, setting.key, setting.text); !status.ok()) {
@@ -350,7 +353,8 @@ int run(int argc, char** argv) {
     // Asked for here: another one than that of a program that has started olrun.
     if (setting.key == std::string_view("gpunode")) environment.remove(base::kLocalVariable);
   }
-  auto loaded = base::loadSettings({.environment = environment.entries()});
+  auto loaded =
+      base::loadSettings({.environment = environment.entries(), .options = std::move(options)});
   if (!loaded.ok()) return refuse(loaded.error().message);
   base::Settings& settings = loaded.value();
   if (auto status = checkOptions(line.settings, settings.gpunodes); !status.ok())

@@ -173,7 +173,12 @@ def gpunodes(bench):
     bench.starts("--gpunode", good, "--memserver", "none")
     bench.starts("--gpunode", good, env={"OL_VRAM": "64MiB", "OL_MEMSERVER": absent})  # those of every run
     bench.refused(["--route: of no effect", "--view unified"], "--gpunode", good, "--route", "rr")
-    bench.refused(["route = 10.0.0.9:1: it is none of the program's gpunodes", good], "--gpunode", good, "--view", "unified", "--route", "10.0.0.9:1")
+    unified = ("--gpunode", good, "--view", "unified")
+    bench.refused([f"--route: '10.0.0.9:1' is not allowed; allowed: owner, rr, or a gpunode as --gpunode names it: {good}"],
+                  *unified, "--route", "10.0.0.9:1")
+    bench.refused(["--route: 'owener' is not allowed; allowed: owner, rr, local, or a gpunode"], *unified, "--route", "owener")
+    bench.refused(["OL_ROUTE: '10.0.0.9:1' is not allowed"], *unified, env={"OL_ROUTE": "10.0.0.9:1"})
+    bench.refused(["--exportable: 'driver' is not allowed in the unified view"], *unified, "--exportable", "driver")
     bench.refused(["--transport: of no effect", "--gpunode"], "--driver", "sim", "--transport", "tcp")
     bench.file("olpager/olpager.toml", f'gpunode = "{absent}"\n')
     bench.refused([absent])

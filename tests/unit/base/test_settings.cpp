@@ -206,7 +206,7 @@ TEST_CASE("the unified view has one gpunode or several, and no memory that stays
   const std::vector<std::string> exports = {"OL_VIEW=unified", "OL_EXPORTABLE=driver"};
   CHECK(loadSettings(files.sources(exports)).ok());  // without a gpunode the view says nothing
   CHECK(failureOf(files.sources({exports[0], exports[1], "OL_GPUNODE=a:1"}))
-            .find("exportable = driver") != std::string::npos);
+            .rfind("OL_EXPORTABLE: 'driver' is not allowed in the unified view", 0) == 0);
 }
 
 TEST_CASE("operations of the unified view go to owners, in turns, or to a gpunode that is named",
@@ -223,11 +223,21 @@ TEST_CASE("operations of the unified view go to owners, in turns, or to a gpunod
   CHECK(routeOf({unified, both, "OL_ROUTE=a:1"}) == "a:1");
   CHECK(routeOf({unified, both, "OL_ROUTE=local", "OL_LOCAL_GPUNODE=/run/x.sock"}) ==
         "unix:/run/x.sock");
-  CHECK(failureOf(files.sources({unified, both, "OL_ROUTE=b:1"}))
-            .find("route = b:1: it is none of the program's gpunodes, which are a:1, local") !=
+  CHECK(failureOf(files.sources({unified, both, "OL_ROUTE=b:1"})) ==
+        "OL_ROUTE: 'b:1' is not allowed; allowed: owner, rr, or a gpunode as --gpunode names it: "
+        "a:1, local");
+  CHECK(failureOf(files.sources({"OL_ROUTE=owener"})) ==
+        "OL_ROUTE: 'owener' is not allowed; allowed: owner, rr, local, or a gpunode as --gpunode "
+        "names it");
+  // Where it came from: the last one that gave it.
+  files.write("etc.toml", "view = 'unified'\nroute = 'b:1'\n");
+  CHECK(failureOf(files.sources({both})).find("etc.toml:2: route: 'b:1' is not allowed") !=
         std::string::npos);
-  CHECK(failureOf(files.sources({"OL_ROUTE=fastest"})).find("owner; rr; or local") !=
-        std::string::npos);
+  CHECK(routeOf({both, "OL_ROUTE=rr"}) == kRouteRoundRobin);
+  SettingsSources sources = files.sources({both, "OL_ROUTE=c:1"});
+  CHECK(failureOf(sources).rfind("OL_ROUTE: 'c:1' is not allowed", 0) == 0);
+  sources.options = {{"OL_ROUTE", "--route"}};
+  CHECK(failureOf(sources).rfind("--route: 'c:1' is not allowed", 0) == 0);
 }
 
 TEST_CASE("a wrong variable says which", "[base][settings]") {
@@ -238,8 +248,8 @@ TEST_CASE("a wrong variable says which", "[base][settings]") {
       0);
   CHECK(failureOf(files.sources({"OL_CONFIG=/nowhere/olpager.toml"}))
             .rfind("/nowhere/olpager.toml: can't be read", 0) == 0);
-  CHECK(failureOf(files.sources({"OL_VA_BASE=0x7ff000000000"})).find("end above") !=
-        std::string::npos);
+  CHECK(failureOf(files.sources({"OL_VA_BASE=0x7ff000000000"}))
+            .rfind("OL_VA_BASE: 0x7ff000000000 and va_size 16TiB end above", 0) == 0);
 }
 
 TEST_CASE("a refusal is one line, whatever was given", "[base][settings]") {
