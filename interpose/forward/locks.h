@@ -13,9 +13,8 @@
 //    5  StandInTable::send_mutex     stand_in_table.h    the order in which changes of stand-ins go
 //    6  AllocationBook::mutex        allocation_book.h   addresses of device memory; held while the
 //                                                        worker is told
-//       ManagedMemory::mutex_        managed_memory.h    pages of managed memory that the CPU has, in
-//                                    (../unified)        a view; held while they are copied. Below
-//                                                        the one before
+//       ManagedMemory::mutex_        managed_memory.h    a view's pages that the CPU has; while
+//                                    (../unified)        they are copied. Below the one before
 //       the order of a Group         group.h             from a call's turn until its record is
 //                                                        written; while all moves. Below the
 //                                                        two before

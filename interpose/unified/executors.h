@@ -55,8 +55,8 @@ std::optional<int> attributeAt(forward::Session& session, unsigned executor,
 class Executors final : public forward::Group {
  public:
   /// Of a session whose executors have started. It is not of use before start(). `counters`: where
-  /// it tells of its executors, for as long as it lives. `one`: of Routing::kOne. `managed`: whether
-  /// managed memory is spread over them.
+  /// it tells of its executors, for as long as it lives. `one`: of Routing::kOne. `managed`:
+  /// whether managed memory is spread over them.
   Executors(forward::Session& session, status::UnifiedCounters& counters, Routing routing,
             unsigned one, bool managed);
   ~Executors() override;

@@ -47,7 +47,7 @@ constexpr const char* kRun = "The run";
 
 // Whether a program is forwarded decides which settings can have an effect.
 // (kLocal: also with a gpunode that is started here.)
-enum class Mode : uint8_t { kBoth, kLocal, kUnforwarded, kForwarded };
+enum class Mode : uint8_t { kBoth, kLocal, kForwarded };
 
 // One setting as an option of the command line.
 struct SettingOption {
@@ -107,7 +107,7 @@ struct CommandLine {
        "The libcuda to use; sim: the simulated GPU (default: the loader's)"},
       {kRun, "--managed", "managed", "OL_MANAGED", "OWNER",
        "Who moves managed memory between CPU and GPU: pager or driver (default: pager)",
-       Mode::kUnforwarded},
+       Mode::kBoth},
       {kRun, "--exportable", "exportable", "OL_EXPORTABLE", "OWNER",
        "Whose exportable memory of cuMemCreate is: pager, which pages it, or driver (default: "
        "driver)",
@@ -247,7 +247,7 @@ Status checkOptions(const std::vector<SettingOption>& options,
                     const std::vector<std::string>& gpunodes) {
   const auto hasNone = [&](Mode mode) {
     if (gpunodes.empty()) return mode == Mode::kForwarded;
-    return mode == Mode::kUnforwarded || (mode == Mode::kLocal && !namesLocal(gpunodes));
+    return mode == Mode::kLocal && !namesLocal(gpunodes);
   };
   for (const auto& option : options) {
     if (!option.given || option.text == "none" || !hasNone(option.mode)) continue;
@@ -282,9 +282,16 @@ Status checkReplicas(const std::vector<SettingOption>& options, const base::Sett
                    settings.replicas, settings.replicas)};
 }
 
-Status checkRoute(const std::vector<SettingOption>& options, const base::Settings& settings) {
-  if (!isGiven(options, "route") || settings.view == base::ViewSetting::kUnified) return {};
-  return Error{"--route: of no effect where each GPU is a device of its own (--view unified)"};
+// Of forwarded programs the unified view's alone.
+Status checkView(const std::vector<SettingOption>& options, const base::Settings& settings) {
+  if (settings.view == base::ViewSetting::kUnified) return {};
+  for (const char* const key : {"route", "managed"}) {
+    if (!isGiven(options, key) || (settings.gpunodes.empty() && key == std::string_view("managed")))
+      continue;
+    return Error{base::format(
+        "--{}: of no effect where each GPU is a device of its own (--view unified)", key)};
+  }
+  return {};
 }
 
 Status checkTransport(const std::vector<SettingOption>& options, const base::Settings& settings) {
@@ -363,7 +370,7 @@ int run(int argc, char** argv) {
     return refuse(status.error().message);
   if (auto status = checkReplicas(line.settings, settings); !status.ok())
     return refuse(status.error().message);
-  if (auto status = checkRoute(line.settings, settings); !status.ok())
+  if (auto status = checkView(line.settings, settings); !status.ok())
     return refuse(status.error().message);
   if (line.stats && !settings.gpunodes.empty() && !namesLocal(settings.gpunodes)) {
     return refuse(
