@@ -44,6 +44,8 @@ class Frames {
   bool holds(uint64_t address) const { return address - address_ < bytes(); }
   uint64_t view(uint32_t page) const { return address_ + page * space::kPageBytes; }
   std::byte* alias(uint32_t page = 0) const { return alias_ + page * space::kPageBytes; }
+  /// What the alias maps, from its first page on.
+  int file() const { return file_.get(); }
   /// Of what the file is made.
   uint64_t basePage() const { return base_page_; }
 

@@ -152,6 +152,10 @@ class Call {
   void sides(const CUDA_MEMCPY3D& box);
   /// The head of a copy, and what it says of these.
   void copy(const CopyHead& head);
+  /// To that executor, where what it names is; of an operation in a stream that nothing else is in.
+  void operatesAt(unsigned executor) {
+    if (group_ != nullptr) group_->operatesAt(executor);
+  }
   /// To that executor alone, whatever runs where.
   void only(unsigned executor) {
     if (group_ != nullptr) group_->only(executor);

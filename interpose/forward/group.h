@@ -71,6 +71,9 @@ class Group {
     std::span<const Named> named;     // device memory
     std::span<const CodeThere> code;  // code whose variables it may change
     bool again = false;               // it becomes part of a graph, of whose launches nobody tells
+    // It operates there, whatever is active: a copy of the library's own, which nothing is ordered
+    // with but by who waits for it.
+    std::optional<unsigned> at = {};
   };
 
   virtual ~Group() = default;

@@ -236,7 +236,8 @@ bool GroupCall::send(std::vector<std::byte>& record, std::span<const std::byte> 
   Group::Turn turn(group_, {.operates = mayOperate(goes_),
                             .launches = launches(headOf(record).function),
                             .named = named_,
-                            .code = code_});
+                            .code = code_,
+                            .at = at_});
   first_ = turn.executor();
   putAge(record, turn.aged());
   if (!sendTo(first_)) return false;

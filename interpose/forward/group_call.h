@@ -44,6 +44,7 @@ class GroupCall {
   }
   void mayJoinCapture() { joins_ = true; }
   void only(unsigned executor) { only_ = executor; }
+  void operatesAt(unsigned executor) { at_ = executor; }
 
   // As the executor's. The answer in `wait` is that of the first that it went to; where another one
   // failed, the result is the other one's.
@@ -97,7 +98,7 @@ class GroupCall {
   std::vector<CodeThere> code_;
   std::optional<CUstream> stream_;
   bool per_thread_ = false, joins_ = false;
-  std::optional<unsigned> only_;
+  std::optional<unsigned> only_, at_;
   unsigned first_ = 0;
   std::vector<Other> others_;
 };

@@ -99,7 +99,7 @@ Executors::Executors(forward::Session& session, status::UnifiedCounters& counter
                 heard();
               },
               [this] { heard(); }}),
-      managed_(session, managed) {}
+      managed_(session, home_, managed) {}
 
 Executors::~Executors() = default;
 
@@ -305,6 +305,10 @@ unsigned Executors::enter(const Uses& uses, Aged* aged) {
   std::unique_lock lock(order_);
   if (!uses.operates) {
     aged->regions = home_.told();  // it may name some
+  } else if (uses.at) {
+    const Home::Sent sent = home_.send(*uses.at, uses.named, true);
+    *aged = {sent.age, sent.oldest, sent.regions};
+    status::grow(counters_.executors[*uses.at].routed[static_cast<size_t>(RouteReason::kInPlace)]);
   } else {
     const std::optional<unsigned> to = asked();
     std::optional<Home::Sent> sent;
@@ -336,7 +340,7 @@ unsigned Executors::enter(const Uses& uses, Aged* aged) {
   }
   for (const forward::CodeThere& code : uses.code) code_.use(code, uses.again);
   (void)lock.release();  // until leave()
-  return active();
+  return uses.at.value_or(active());
 }
 
 Aged Executors::draw(unsigned executor) {

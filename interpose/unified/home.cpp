@@ -396,6 +396,14 @@ uint64_t Home::placed(unsigned executor) const {
   return placed_[executor];
 }
 
+std::optional<unsigned> Home::placedAt(uint64_t address) const {
+  const Named named[] = {{address, 1}};
+  std::lock_guard lock(mutex_);
+  const std::vector<Run> runs = runsOf(named);
+  if (runs.empty() || page_of_[runs.front().first].placed == kNowhere) return std::nullopt;
+  return page_of_[runs.front().first].placed;
+}
+
 std::optional<unsigned> Home::ownerOf(uint64_t address) const {
   const Named named[] = {{address, 1}};
   std::lock_guard lock(mutex_);

@@ -127,6 +127,8 @@ class Home {
 
   /// Pages that are placed at an executor.
   uint64_t placed(unsigned executor) const;
+  /// Where the page of an address is placed; nullopt: nowhere, or it is in no region.
+  std::optional<unsigned> placedAt(uint64_t address) const;
   /// Who owns the page of an address; nullopt: nobody, or it is in no region.
   std::optional<unsigned> ownerOf(uint64_t address) const;
 

@@ -31,10 +31,10 @@
 
 namespace olpager::unified {
 
-using forward::Call;
-using forward::Named;
 using cpu::Frames;
 using cpu::UserFault;
+using forward::Call;
+using forward::Named;
 using space::kPageBytes;
 
 namespace {
@@ -73,8 +73,7 @@ Status ManagedMemory::start() {
   auto faults = cpu::openUserFaults();
   if (!faults) return faults.error();
   // The system's reads and writes of the program's memory would fail there.
-  if (faults.value()->reach() != cpu::UserFaults::Reach::kAll)
-    return Error{faults.value()->why()};
+  if (faults.value()->reach() != cpu::UserFaults::Reach::kAll) return Error{faults.value()->why()};
   bell_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!bell_) return Error{std::string("no descriptor for it: ") + std::strerror(errno)};
   // The program's signal handlers don't run on the thread: they may touch managed memory.
@@ -426,10 +425,15 @@ CUresult ManagedMemory::copy(const Region& region, Run run, bool to_view) {
     if (first == CUDA_SUCCESS) first = result;
   };
   for (uint32_t done = 0; done < run.count && first == CUDA_SUCCESS;) {
-    const uint32_t pages = std::min(kPiece, run.count - done);
     const uint32_t page = run.first + done;
+    const std::optional<unsigned> executor = home_.placedAt(region.frames->view(page));
+    uint32_t pages = 1;
+    while (pages < std::min(kPiece, run.count - done) &&
+           home_.placedAt(region.frames->view(page + pages)) == executor)
+      ++pages;
     auto memory = transport::registerMemory(
-        session_.domain(), {region.frames->alias(page), pages * kPageBytes, -1, 0},
+        session_.domain(),
+        {region.frames->alias(page), pages * kPageBytes, region.frames->file(), page * kPageBytes},
         to_view ? transport::kRemoteRead : transport::kRemoteWrite);
     if (!memory.ok()) {
       first = CUDA_ERROR_OUT_OF_MEMORY;
@@ -445,6 +449,7 @@ CUresult ManagedMemory::copy(const Region& region, Run run, bool to_view) {
     call->inContext(region.context);
     call->ofOurOwn();
     call->relaxed();
+    if (executor) call->operatesAt(*executor);
     call->copy(head);
     call->mayWait();
     if (under_way.size() == kUnderWay) finish();

@@ -17,7 +17,8 @@
 // wait: the function may be who touches. Memory that the program has attached to the host
 // (CU_MEM_ATTACH_HOST) does not wait either, and stays with the CPU until an operation names it.
 //
-// Copies go in a stream of their own for each context, so no fault waits for the program's streams.
+// Copies go in a stream of their own for each context, so no fault waits for the program's streams,
+// and to the executor where the page is, whichever is active: nothing moves for them.
 //
 // Owner: the session's executors. Threads: one serves faults, from the first allocation until
 // stop(). It takes no lock that a thread may hold while it touches managed memory: what a call
@@ -40,11 +41,12 @@
 
 #include "base/fd.h"
 #include "base/result.h"
-#include "interpose/forward/group.h"
-#include "interpose/forward/named.h"
 #include "coherence/cpu/frames.h"
 #include "coherence/cpu/touches.h"
 #include "coherence/cpu/userfaults.h"
+#include "interpose/forward/group.h"
+#include "interpose/forward/named.h"
+#include "interpose/unified/home.h"
 
 namespace olpager::forward {
 class Session;
@@ -55,7 +57,8 @@ namespace olpager::unified {
 class ManagedMemory {
  public:
   /// `paged`: false where the program is not to have any (the setting `managed`).
-  ManagedMemory(forward::Session& session, bool paged) : session_(session), paged_(paged) {}
+  ManagedMemory(forward::Session& session, const Home& home, bool paged)
+      : session_(session), home_(home), paged_(paged) {}
   ~ManagedMemory();
   ManagedMemory(const ManagedMemory&) = delete;
   ManagedMemory& operator=(const ManagedMemory&) = delete;
@@ -115,12 +118,13 @@ class ManagedMemory {
   void noteBusy(const Region& region, bool was);
 
   forward::Session& session_;
+  const Home& home_;
   const bool paged_;
   std::atomic<uint32_t> busy_{0};  // regions of which give() would have to look at; under mutex_
   std::mutex mutex_;
   bool tried_ = false;
   std::unique_ptr<cpu::UserFaults> faults_;  // null: not available
-  base::UniqueFd bell_;                        // rung to end the thread
+  base::UniqueFd bell_;                      // rung to end the thread
   std::thread thread_;
   std::atomic<bool> stopping_{false};
   bool ended_ = false;  // the thread

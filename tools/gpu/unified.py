@@ -3,7 +3,7 @@ import os
 import re
 from contextlib import nullcontext
 
-from forwarded import HERE, Gpunode, one_each, run, shaped
+from forwarded import HERE, Gpunode, one_each, run, shaped, verdict
 
 DECODE = ["python3", os.path.join(HERE, "workloads", "decode_13b.py")]
 # What an olgpunode keeps between programs would make the second transport's start faster than the first one's.
@@ -51,6 +51,37 @@ def decode(failed, gpunodes, vram, layers=40, tokens=24, transports=("shm", "tcp
         for how, its in took.items():
             context.results[f"{what} {how}"] = its / seconds
         return (f"one {first} and {last} s, " + ", ".join(f"{how} {its} s ({its / seconds:.2f} times)" for how, its in took.items()) + failure)
+    return action
+
+
+def programs(failed, gpunodes, vram, names, size, transports=("shm", "tcp")):
+    """Programs of tests/apps, which check themselves, with `size` bytes over gpunodes none of which holds that."""
+    def action(context):
+        bad, good = [], 0
+        for name in names:
+            argv = [os.path.join(context.build, "tests", "apps", name), "--bytes", str(size), "--seed", "3"]
+            for transport in transports:
+                said = verdict(failed, lambda: over(context, gpunodes, vram, argv, transport))
+                if said.startswith("OK"):
+                    good += 1
+                else:
+                    bad.append(f"{name} over {transport}: {said[:200]}")
+        if bad:
+            raise failed(f"{good} good; " + "; ".join(bad))
+        return f"{good} good"
+    return action
+
+
+def managed(failed, gpunodes, vram, mib):
+    """Managed memory in turns: natively, on one gpunode, and over several."""
+    def action(context):
+        argv = ["python3", os.path.join(HERE, "workloads", "managed_turns.py"), str(mib)]
+        said = {"natively": context.run(argv)}
+        for transport in ("shm", "tcp"):
+            said[f"{gpunodes} gpunodes, {transport}"] = over(context, gpunodes, vram, argv, transport)
+        for how, figures in said.items():
+            context.results[f"managed {how}"] = figures.strip()
+        return "; ".join(f"{how}: {figures.strip()}" for how, figures in said.items())
     return action
 
 
