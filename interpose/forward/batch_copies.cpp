@@ -220,6 +220,7 @@ CUresult copyPeer(const CUDA_MEMCPY3D_PEER* given, CUstream stream, bool per_thr
   head.box.dstHost = nullptr;
   Call call(Operation::kCopyPeer, session);
   call.value(head);
+  call.sides(head.box);
   call.value(reinterpret_cast<uint64_t>(given->srcContext));
   call.value(reinterpret_cast<uint64_t>(given->dstContext));
   if (async) return call.oneWay();

@@ -183,7 +183,8 @@ CUresult Call::begin(bool flush) {
   waits_ = true;  // also where it throws; a wait without a number is nobody's
   waits_ = group_ == nullptr ? executor_->begin(out_.bytes, bulk_, wait_, flush)
                              : group_->begin(out_.bytes, bulk_, wait_, flush);
-  return waits_ ? CUDA_SUCCESS : CUDA_ERROR_DEVICE_UNAVAILABLE;
+  if (waits_) return CUDA_SUCCESS;
+  return group_ == nullptr ? CUDA_ERROR_DEVICE_UNAVAILABLE : group_->refusal();
 }
 
 CUresult Call::finish() {

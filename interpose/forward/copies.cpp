@@ -61,6 +61,8 @@ CopyHead headBetween(const Where& where, uint64_t to, uint64_t from, uint64_t by
 }
 
 CUresult copyAny(CUdeviceptr to, CUdeviceptr from, uint64_t bytes, const Where& where);
+CUresult copyArray(const Far& array, const void* near, bool to_array, uint64_t bytes,
+                   const Where& where);
 
 CUresult captureCopy(Operation operation, const Far& far, const void* near, uint64_t bytes,
                      const Where& where) {
@@ -181,6 +183,7 @@ CUresult copyIn(const Far& to, const void* from, uint64_t bytes, const Where& gi
   if (from == nullptr || isRefused(to, bytes)) return CUDA_ERROR_INVALID_VALUE;
   if (isNear(to) || (!to.array && isAtWorker(from)))
     return copyAny(to.device, reinterpret_cast<CUdeviceptr>(from), bytes, given);
+  if (to.array && isAtWorker(from)) return copyArray(to, from, true, bytes, given);
   const Where where = given.in(sessionOf(to, given));
   if (where.session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   if (isShared(*where.session, from, bytes))
@@ -224,6 +227,7 @@ CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& given
   if (into == nullptr || isRefused(from, bytes)) return CUDA_ERROR_INVALID_VALUE;
   if (isNear(from) || (!from.array && isAtWorker(into)))
     return copyAny(reinterpret_cast<CUdeviceptr>(into), from.device, bytes, given);
+  if (from.array && isAtWorker(into)) return copyArray(from, into, false, bytes, given);
   const Where where = given.in(sessionOf(from, given));
   if (where.session == nullptr) return CUDA_ERROR_NOT_INITIALIZED;
   if (isShared(*where.session, into, bytes))
@@ -349,6 +353,18 @@ void setTarget(CUDA_MEMCPY3D& row, CUdeviceptr to) {
 }
 void setTarget(CUDA_MEMCPY3D& row, CUarray to, size_t offset) {
   row.dstMemoryType = CU_MEMORYTYPE_ARRAY, row.dstArray = to, row.dstXInBytes = offset;
+}
+
+// What the program gives as its own memory is the device's.
+CUresult copyArray(const Far& array, const void* near, bool to_array, uint64_t bytes,
+                   const Where& where) {
+  CUDA_MEMCPY3D row{};
+  CUarray its = nullptr;
+  std::memcpy(&its, &array.device, sizeof its);
+  const auto device = reinterpret_cast<CUdeviceptr>(near);
+  to_array ? setSource(row, device) : setTarget(row, device);
+  to_array ? setTarget(row, its, array.offset) : setSource(row, its, array.offset);
+  return copyRow(row, bytes, where);
 }
 
 Far arrayAt(CUarray array, size_t offset) {

@@ -11,6 +11,7 @@
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
+#include "interpose/forward/copy_steps.h"
 #include "interpose/forward/driver_memory.h"
 #include "interpose/forward/exchange.h"
 #include "interpose/forward/graph_nodes.h"
@@ -84,16 +85,19 @@ CUresult memcpyNode(const Target& target, const CUDA_MEMCPY3D* given, CUcontext 
   if (given == nullptr || (target.what == NodeCall::kAdd && made == nullptr))
     return CUDA_ERROR_INVALID_VALUE;
   CUDA_MEMCPY3D box = *given;
-  const auto unify = [](CUmemorytype& type, uint64_t device) {
+  const auto unify = [](CUmemorytype& type, const void* host, CUdeviceptr& device) {
     if (type == CU_MEMORYTYPE_UNIFIED)
       type = isDeviceMemory(device) ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+    if (type != CU_MEMORYTYPE_HOST || !isAtWorker(host)) return;
+    type = CU_MEMORYTYPE_DEVICE;
+    device = reinterpret_cast<CUdeviceptr>(host);
   };
   if (box.srcMemoryType == CU_MEMORYTYPE_UNIFIED)
     box.srcHost = reinterpret_cast<const void*>(box.srcDevice);
   if (box.dstMemoryType == CU_MEMORYTYPE_UNIFIED)
     box.dstHost = reinterpret_cast<void*>(box.dstDevice);
-  unify(box.srcMemoryType, box.srcDevice);
-  unify(box.dstMemoryType, box.dstDevice);
+  unify(box.srcMemoryType, box.srcHost, box.srcDevice);
+  unify(box.dstMemoryType, box.dstHost, box.dstDevice);
   if (!pitchHoldsRow(box.srcMemoryType, box.srcPitch, box) ||
       !pitchHoldsRow(box.dstMemoryType, box.dstPitch, box))
     return CUDA_ERROR_INVALID_VALUE;

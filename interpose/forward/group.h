@@ -57,6 +57,13 @@ struct ManagedRange {
   uint64_t base = 0, bytes = 0;
 };
 
+/// What an operation may use of managed memory.
+struct ManagedUse {
+  std::span<const Named> named;
+  std::optional<CUstream> stream;  // in which it is
+  bool all = false;                // also what is attached to the host, or to another stream
+};
+
 /// By CallHead::function.
 Goes whereGoes(uint16_t function);
 /// Of a function of the driver's; generated from the specification.
@@ -159,10 +166,12 @@ class Group {
 
   /// The allocation that the address is in; nullopt: none of these.
   virtual std::optional<ManagedRange> managedAt(uint64_t address) = 0;
-  /// Who may use the allocation that begins there from now on: the CPU alone, or GPUs as well.
-  virtual void attachManaged(uint64_t base, bool to_host) = 0;
-  /// Before an operation's turn: the executors get what the CPU has and the operation may use.
-  virtual void giveManaged(std::span<const Named> named) = 0;
+  /// Who may use the allocation that begins there from now on (CU_MEM_ATTACH_*); `stream`: of
+  /// CU_MEM_ATTACH_SINGLE.
+  virtual void attachManaged(uint64_t base, unsigned flags, CUstream stream) = 0;
+  /// Before an operation's turn: the executors get what the CPU has and the operation may use. What
+  /// it returns is the operation's result where that fails: the CPU has the bytes still.
+  virtual CUresult giveManaged(const ManagedUse& use) = 0;
 
  protected:
   Group() = default;

@@ -16,8 +16,6 @@
 namespace olpager::forward {
 namespace {
 
-constexpr size_t kTouched = 4096;  // bytes that one touch brings at least
-
 CallHead& headOf(std::vector<std::byte>& record) {
   return *reinterpret_cast<CallHead*>(record.data());
 }
@@ -68,12 +66,15 @@ Goes whereOperationGoes(Operation operation) {
   }
 }
 
+bool launchesGraph(uint16_t function) {
+  return function == static_cast<uint16_t>(api::Symbol::kCuGraphLaunch) ||
+         function == static_cast<uint16_t>(api::Symbol::kCuGraphLaunch_ptsz);
+}
+
 // Of a kernel, or of a graph of them.
 bool launches(uint16_t function) {
   return function == static_cast<uint16_t>(Operation::kLaunch) ||
-         function == static_cast<uint16_t>(Operation::kLaunchOnDevices) ||
-         function == static_cast<uint16_t>(api::Symbol::kCuGraphLaunch) ||
-         function == static_cast<uint16_t>(api::Symbol::kCuGraphLaunch_ptsz);
+         function == static_cast<uint16_t>(Operation::kLaunchOnDevices) || launchesGraph(function);
 }
 
 // What binds the program, as it is told.
@@ -169,15 +170,11 @@ void GroupCall::translate(std::vector<std::byte>& record, unsigned to) {
   }
 }
 
-// They are read while the order is held, which whoever brings managed memory to the CPU needs.
-void GroupCall::awaitManaged(std::span<const std::byte> bulk) const {
+bool GroupCall::isManaged(std::span<const std::byte> bulk) const {
   const Description& range = session_.executor().description();
   const auto begin = reinterpret_cast<uint64_t>(bulk.data());
-  if (bulk.empty() || begin - range.placed >= range.placed_bytes || !group_.managedAt(begin))
-    return;
-  for (size_t at = 0; at < bulk.size(); at += kTouched)
-    (void)*reinterpret_cast<const volatile std::byte*>(&bulk[at]);
-  (void)*reinterpret_cast<const volatile std::byte*>(&bulk.back());
+  return !bulk.empty() && begin - range.placed < range.placed_bytes &&
+         group_.managedAt(begin).has_value();
 }
 
 // An address that goes into memory is nobody's to translate when a kernel finds it there.
@@ -210,9 +207,11 @@ bool GroupCall::send(std::vector<std::byte>& record, std::span<const std::byte> 
   const Goes goes = only_ ? Goes::kFirst : whereNow();
   const auto sendTo = [&](unsigned to) {
     if (!addresses_.empty()) translate(record, to);
-    return send(to);
+    return send(to, bulk);
   };
-  awaitManaged(bulk);
+  // It is read while the order is held, which whoever brings managed memory to the CPU needs.
+  std::vector<std::byte> own;
+  if (isManaged(bulk)) bulk = own = {bulk.begin(), bulk.end()};
   bindWhereNeeded(bulk);
   if (goes == Goes::kBound && !group_.bound()) group_.bind(whatBinds(headOf(record).function));
   if (goes == Goes::kFirst) {
@@ -232,7 +231,17 @@ bool GroupCall::send(std::vector<std::byte>& record, std::span<const std::byte> 
     }
     return sent;
   }
-  if (mayOperate(goes_)) group_.giveManaged(named_);
+  if (mayOperate(goes_)) {
+    const CUstream stream = stream_.value_or(nullptr);
+    const CUresult given = group_.giveManaged(
+        {.named = named_,
+         .stream = per_thread_ && stream == nullptr ? CU_STREAM_PER_THREAD : stream_,
+         .all = launchesGraph(headOf(record).function)});
+    if (given != CUDA_SUCCESS) {
+      refusal_ = given;
+      return false;
+    }
+  }
   Group::Turn turn(group_, {.operates = mayOperate(goes_),
                             .launches = launches(headOf(record).function),
                             .named = named_,
@@ -248,10 +257,10 @@ bool GroupCall::send(std::vector<std::byte>& record, std::span<const std::byte> 
 bool GroupCall::begin(std::vector<std::byte>& record, std::span<const std::byte> bulk, Wait& wait,
                       bool flush) {
   others_.clear();
-  const bool sent = send(record, bulk, [&](unsigned to) {
-    if (to == first_) return executor(to).begin(record, bulk, wait, flush);
+  const bool sent = send(record, bulk, [&](unsigned to, std::span<const std::byte> bytes) {
+    if (to == first_) return executor(to).begin(record, bytes, wait, flush);
     Other& other = others_.emplace_back(to, std::make_unique<Wait>());
-    return other.waits = executor(to).begin(record, bulk, *other.wait, true);
+    return other.waits = executor(to).begin(record, bytes, *other.wait, true);
   });
   if (!sent) leave(wait);  // one is lost: the answers of the others are nobody's
   return sent;
@@ -281,12 +290,12 @@ void GroupCall::leave(const Wait& wait) {
 CUresult GroupCall::post(std::vector<std::byte>& record, std::span<const std::byte> bulk,
                          bool flush) {
   CUresult result = CUDA_SUCCESS;
-  (void)send(record, bulk, [&](unsigned to) {
-    const CUresult its = executor(to).post(record, bulk, flush);
+  const bool sent = send(record, bulk, [&](unsigned to, std::span<const std::byte> bytes) {
+    const CUresult its = executor(to).post(record, bytes, flush);
     if (result == CUDA_SUCCESS) result = its;
     return its == CUDA_SUCCESS;
   });
-  return result;
+  return !sent && result == CUDA_SUCCESS ? refusal_ : result;
 }
 
 }  // namespace olpager::forward

@@ -55,6 +55,8 @@ class GroupCall {
     return executor(first_).finishWithin(wait, time);
   }
   void leave(const Wait& wait);
+  /// Of a call that was not sent: why.
+  CUresult refusal() const { return refusal_; }
   CUresult post(std::vector<std::byte>& record, std::span<const std::byte> bulk, bool flush);
 
   /// Each answer of a call that went to several, or the one; of those that were answered.
@@ -79,7 +81,7 @@ class GroupCall {
   Executor& executor(unsigned number) const;
   void usesVariable(std::shared_ptr<const SharedVariable> variable, uint64_t address);
   void translate(std::vector<std::byte>& record, unsigned to);
-  void awaitManaged(std::span<const std::byte> bulk) const;
+  bool isManaged(std::span<const std::byte> bulk) const;
   void bindWhereNeeded(std::span<const std::byte> bulk);
   void putAge(std::vector<std::byte>& record, const Aged& aged) const;
 
@@ -99,6 +101,7 @@ class GroupCall {
   std::optional<CUstream> stream_;
   bool per_thread_ = false, joins_ = false;
   std::optional<unsigned> only_, at_;
+  CUresult refusal_ = CUDA_ERROR_DEVICE_UNAVAILABLE;
   unsigned first_ = 0;
   std::vector<Other> others_;
 };

@@ -156,7 +156,7 @@ void HostFunctions::run() {
     // What it changed is there for what is behind it in the stream, and in streams of other
     // sessions that wait for this one.
     for (Session* const session : existingSessions()) {
-      if (session->group() != nullptr) session->group()->giveManaged({});
+      if (session->group() != nullptr) (void)session->group()->giveManaged({.all = true});
       sendPinnedNow(session);
       sendStandInsNow(session);
     }

@@ -108,16 +108,19 @@ CUresult rangeAttribute(void* data, size_t size, CUmem_range_attribute attribute
 }
 
 // Whoever may use a block, it stays where it is.
-CUresult attach(CUdeviceptr address, uint64_t bytes, unsigned flags, bool legacy) {
+CUresult attach(CUdeviceptr address, uint64_t bytes, unsigned flags, CUstream stream,
+                bool per_thread) {
   const auto range = managedAt(address);
   if (!range || range->base != address || (bytes != 0 && bytes != range->bytes))
     return CUDA_ERROR_INVALID_VALUE;
   if (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST && flags != CU_MEM_ATTACH_SINGLE)
     return CUDA_ERROR_INVALID_VALUE;
   // To one stream: the legacy one is none of its own.
-  if (flags == CU_MEM_ATTACH_SINGLE && legacy) return CUDA_ERROR_INVALID_VALUE;
+  if (flags == CU_MEM_ATTACH_SINGLE && isLegacy(stream, per_thread))
+    return CUDA_ERROR_INVALID_VALUE;
   if (Session* const session = sessionOfGroup(); session != nullptr)
-    session->group()->attachManaged(address, flags == CU_MEM_ATTACH_HOST);
+    session->group()->attachManaged(address, flags,
+                                    stream != nullptr ? stream : CU_STREAM_PER_THREAD);
   return CUDA_SUCCESS;
 }
 
@@ -188,7 +191,7 @@ CUresult ol_forward_cuMemAdvise_v2(CUdeviceptr address, size_t bytes, CUmem_advi
   }                                                                                                \
   CUresult ol_forward_cuStreamAttachMemAsync##suffix(CUstream stream, CUdeviceptr address,         \
                                                      size_t bytes, unsigned flags) {               \
-    return attach(address, bytes, flags, isLegacy(stream, per_thread));                            \
+    return attach(address, bytes, flags, stream, per_thread);                                      \
   }
 OL_MANAGED(, false)
 OL_MANAGED(_ptsz, true)

@@ -15,6 +15,7 @@
 #include "interpose/forward/block_table.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/contexts.h"
+#include "interpose/forward/copy_steps.h"
 #include "interpose/forward/exchange.h"
 #include "interpose/forward/host_blocks.h"
 #include "interpose/forward/shared_mappings.h"
@@ -34,6 +35,9 @@ bool isMapped(uint64_t address, uint64_t bytes) {
 CUresult registerMemory(void* pointer, uint64_t bytes, unsigned flags) {
   if (pointer == nullptr || bytes == 0 || bytes > kWindowBytes) return CUDA_ERROR_INVALID_VALUE;
   if (!isMapped(reinterpret_cast<uint64_t>(pointer), bytes)) return CUDA_ERROR_INVALID_VALUE;
+  // Managed memory of the unified view's: as with the driver's.
+  if (isAtWorker(pointer) || isAtWorker(static_cast<std::byte*>(pointer) + bytes - 1))
+    return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   const auto address = reinterpret_cast<uint64_t>(pointer);
   BlockTable& all = blocks();
   std::lock_guard lock(all.mutex);
@@ -100,7 +104,8 @@ uint64_t blockBytes(uint64_t address) {
 
 }  // namespace
 
-CUresult mirrored(uint64_t address, CUdeviceptr* out) {
+namespace {
+CUresult mirror(uint64_t address, CUdeviceptr* out) {
   BlockTable& all = blocks();
   std::lock_guard one(all.mirroring);
   uint64_t base = 0, there = 0, bytes = 0;
@@ -139,6 +144,15 @@ CUresult mirrored(uint64_t address, CUdeviceptr* out) {
   }
   *out = there + (address - base);
   return CUDA_SUCCESS;
+}
+}  // namespace
+
+// `out` may lie in managed memory: it is written without a lock.
+CUresult mirrored(uint64_t address, CUdeviceptr* out) {
+  CUdeviceptr there = 0;
+  const CUresult result = mirror(address, &there);
+  if (result == CUDA_SUCCESS) *out = there;
+  return result;
 }
 
 CUresult pinnedThere(uint64_t address, uint64_t bytes, uint64_t* there) {

@@ -66,10 +66,12 @@ uint64_t SessionContexts::newest() const {
 }
 
 bool SessionContexts::deviceOf(uint64_t number, CUdevice* device) const {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const auto found = device_of_.find(number);
   if (found == device_of_.end()) return false;
-  *device = found->second;
+  const CUdevice its = found->second;
+  lock.unlock();  // the caller's memory may be managed
+  *device = its;
   return true;
 }
 

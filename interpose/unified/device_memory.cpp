@@ -101,13 +101,13 @@ constexpr uint64_t kSmallManaged = 64 << 10;
 
 CUresult release(Session& session, CUdeviceptr address);
 
-CUresult allocateManaged(Session& session, CUdeviceptr* out, uint64_t bytes, bool host) {
+CUresult allocateManaged(Session& session, CUdeviceptr* out, uint64_t bytes, unsigned flags) {
   const uint64_t context = forward::memoryOwner(forward::currentContext());
   CUdeviceptr address = 0;
   if (const CUresult result = allocate(session, &address, bytes, context, true);
       result != CUDA_SUCCESS)
     return result;
-  const Status added = managedOf(session).add(address, bytes, context, host);
+  const Status added = managedOf(session).add(address, bytes, context, flags);
   if (!added.ok()) {
     base::logWarn("unified view: %s", added.error().message.c_str());
     (void)release(session, address);
@@ -151,7 +151,8 @@ CUresult release(Session& session, CUdeviceptr address) {
     if (const CUresult result = finishAll(session); result != CUDA_SUCCESS) return result;
   }
   AllocationBook& book = *session.parts().book;
-  if (book.forget(address)) forward::forgetAdvice(address);
+  managedOf(session).remove(address);  // while its pages are known
+  (void)book.forget(address);
   const std::lock_guard lock(book.mutex);
   const auto found = book.held.find(address);
   if (found == book.held.end()) return CUDA_ERROR_INVALID_VALUE;  // another thread was here first
@@ -285,7 +286,7 @@ CUresult ol_unified_cuMemAllocManaged(CUdeviceptr* address, size_t bytes, unsign
   if (session == nullptr || address == nullptr || !known || bytes <= kSmallManaged ||
       !session->initialized() || !managedOf(*session).available())
     return ol_forward_cuMemAllocManaged(address, bytes, flags);
-  return allocateManaged(*session, address, bytes, flags == CU_MEM_ATTACH_HOST);
+  return allocateManaged(*session, address, bytes, flags);
 }
 
 CUresult ol_unified_cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size_t width,

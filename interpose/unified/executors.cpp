@@ -17,6 +17,7 @@
 #include "interpose/forward/captures.h"
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/exchange.h"
+#include "interpose/forward/host_functions.h"
 #include "interpose/forward/session.h"
 #include "interpose/forward/straight_copies.h"
 
@@ -228,7 +229,7 @@ bool Executors::isFinished(std::chrono::milliseconds patience) {
   // What had not ended when it was last asked for says so by its answer.
   const bool waited_before = !unfinished_.empty();
   if (!finishActive(waited_before ? 0ms : patience)) {
-    if (!waited_before)
+    if (!waited_before && patience != 0ms)
       base::warnOnce("unified move",
                      "unified view: work at gpunode %s has not ended within %lld ms (a kernel that "
                      "waits?): until it has, launches go there and their pages come to them",
@@ -276,7 +277,9 @@ std::optional<Home::Sent> Executors::sendElsewhere(const Home::Routed& routed,
                                                    std::span<const forward::Named> named) {
   const auto begun = std::chrono::steady_clock::now();
   const unsigned to = routed.executor;
-  if (!isFinished(kPatience)) return std::nullopt;
+  // A host function that touches managed memory needs the order, and is waited for.
+  const bool at_once = managed_.any() && session_.functions().outstanding();
+  if (!isFinished(at_once ? 0ms : kPatience)) return std::nullopt;
   // Pages leave while variables are brought.
   const Home::Sent sent = home_.send(to, named, true);
   home_.arrive(to, sent.age);

@@ -78,8 +78,10 @@ class Executors final : public forward::Group {
   std::optional<forward::ManagedRange> managedAt(uint64_t address) override {
     return managed_.at(address);
   }
-  void attachManaged(uint64_t base, bool to_host) override { managed_.attach(base, to_host); }
-  void giveManaged(std::span<const forward::Named> named) override { managed_.give(named); }
+  void attachManaged(uint64_t base, unsigned flags, CUstream stream) override {
+    managed_.attach(base, flags, stream);
+  }
+  CUresult giveManaged(const forward::ManagedUse& use) override { return managed_.give(use); }
 
   ManagedMemory& managed() { return managed_; }
 

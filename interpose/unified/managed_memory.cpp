@@ -26,6 +26,7 @@
 #include "interpose/forward/contexts.h"
 #include "interpose/forward/exchange.h"
 #include "interpose/forward/host_functions.h"
+#include "interpose/forward/managed.h"
 #include "interpose/forward/session.h"
 #include "interpose/unified/unfinished.h"
 
@@ -50,6 +51,8 @@ constexpr auto kLast = 1s;        // for the thread, at the program's end
 
 // Copies of this thread's own: they are no use of managed memory that anybody gives pages for.
 thread_local bool t_copies = false;
+
+bool isHere(auto at) { return at == decltype(at)::kRead || at == decltype(at)::kWritten; }
 
 void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 
@@ -90,38 +93,49 @@ Status ManagedMemory::start() {
                    " (see ulimit -u and the cgroup's pids.max)"};
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  runs_ = result.ok();
   return result;
 }
 
 void ManagedMemory::stop() noexcept {
-  std::unique_lock lock(mutex_, std::defer_lock);
   stopping_ = true;
-  if (!bell_) return;
+  if (!runs_) return;
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(bell_.get(), &one, sizeof one);
-  // A copy may be under way, in a session that is at its end.
-  const auto until = std::chrono::steady_clock::now() + kLast;
-  while (!lock.try_lock()) {
-    if (std::chrono::steady_clock::now() > until) return;
-    std::this_thread::sleep_for(1ms);
-  }
   if (!thread_.joinable()) return;
-  const bool ended = end_.wait_until(lock, until, [&] { return ended_; });
-  for (auto& [base, region] : regions_) {
-    for (uint32_t page = 0; page < region.at.size(); ++page)
-      if (region.at[page] == At::kView && !region.untouched) region.frames->lose(page);
-    faults_->dismiss(base, region.frames->bytes());
-  }
+  // A copy may be under way, in a session that is at its end: then the thread ends when that has.
+  std::unique_lock lock(end_mutex_);
+  const bool ended = end_.wait_for(lock, kLast, [&] { return ended_; });
   lock.unlock();
   if (ended) {
     thread_.join();
   } else {
     thread_.detach();
   }
+}
+
+// By the thread, which serves no more.
+void ManagedMemory::end() {
+  std::unique_lock lock(mutex_);
+  for (auto& [base, region] : regions_) {
+    const auto pages = static_cast<uint32_t>(region.at.size());
+    for (uint32_t page = 0; page < pages; ++page) {
+      Run run{page, 0};
+      while (page + run.count < pages && region.at[page + run.count] == At::kView) ++run.count;
+      if (run.count == 0 || region.untouched) continue;
+      (void)region.frames->lose(run.first, run.count);
+      page += run.count - 1;
+    }
+    faults_->dismiss(base, region.frames->bytes());
+  }
   base::logInfo(
       "unified view: managed memory: %llu faults of the CPU, %llu pages came to it, %llu went back",
       static_cast<unsigned long long>(faults_served_), static_cast<unsigned long long>(came_),
       static_cast<unsigned long long>(went_));
+  lock.unlock();
+  const std::lock_guard end_lock(end_mutex_);
+  ended_ = true;
+  end_.notify_all();
 }
 
 // --- allocations ---------------------------------------------------------------------------------
@@ -153,7 +167,7 @@ CUresult ManagedMemory::streamOf(uint64_t context, CUstream* stream) {
   return CUDA_SUCCESS;
 }
 
-Status ManagedMemory::add(uint64_t base, uint64_t bytes, uint64_t context, bool attached_to_host) {
+Status ManagedMemory::add(uint64_t base, uint64_t bytes, uint64_t context, unsigned flags) {
   const auto pages = static_cast<uint32_t>((bytes + kPageBytes - 1) / kPageBytes);
   // What the CPU sees lies where nothing of the program's may be.
   if (mmap(pointer(base), pages * kPageBytes, PROT_NONE,
@@ -168,7 +182,7 @@ Status ManagedMemory::add(uint64_t base, uint64_t bytes, uint64_t context, bool 
   const std::lock_guard lock(mutex_);
   Region region{.bytes = bytes,
                 .context = context,
-                .attached_to_host = attached_to_host,
+                .attached = flags,
                 .frames = std::move(frames.value()),
                 .at = std::vector<At>(pages, At::kView),
                 .filled = std::vector<bool>(pages)};
@@ -187,10 +201,19 @@ Status ManagedMemory::add(uint64_t base, uint64_t bytes, uint64_t context, bool 
   }
   const Region& added = regions_.emplace(base, std::move(region)).first->second;
   noteBusy(added, false);
+  const std::lock_guard ranges_lock(ranges_mutex_);
+  ranges_[base] = bytes;
+  count_ = ranges_.size();
   return {};
 }
 
 void ManagedMemory::remove(uint64_t base) {
+  {
+    const std::lock_guard lock(ranges_mutex_);
+    if (ranges_.erase(base) == 0) return;
+    count_ = ranges_.size();
+  }
+  forward::forgetAdvice(base);
   const std::lock_guard lock(mutex_);
   const auto found = regions_.find(base);
   if (found == regions_.end()) return;
@@ -210,17 +233,20 @@ void ManagedMemory::contextGone(uint64_t context) {
 }
 
 std::optional<forward::ManagedRange> ManagedMemory::at(uint64_t address) {
-  const std::lock_guard lock(mutex_);
-  const Region* const region = find(address);
-  if (region == nullptr || address - region->frames->address() >= region->bytes)
-    return std::nullopt;
-  return forward::ManagedRange{region->frames->address(), region->bytes};
+  if (!any()) return std::nullopt;
+  const std::shared_lock lock(ranges_mutex_);
+  const auto after = ranges_.upper_bound(address);
+  if (after == ranges_.begin()) return std::nullopt;
+  const auto& [base, bytes] = *std::prev(after);
+  return address - base < bytes ? std::optional(forward::ManagedRange{base, bytes}) : std::nullopt;
 }
 
-void ManagedMemory::attach(uint64_t base, bool to_host) {
+void ManagedMemory::attach(uint64_t base, unsigned flags, CUstream stream) {
   const std::lock_guard lock(mutex_);
-  if (const auto found = regions_.find(base); found != regions_.end())
-    found->second.attached_to_host = to_host;
+  const auto found = regions_.find(base);
+  if (found == regions_.end()) return;
+  found->second.attached = flags;
+  found->second.attached_to = stream;
 }
 
 // --- from the view to the CPU --------------------------------------------------------------------
@@ -244,21 +270,27 @@ void ManagedMemory::serve() {
       lose(*region, {static_cast<uint32_t>(offset / kPageBytes), 1}, error.what());
     }
   }
-  const std::lock_guard lock(mutex_);
-  ended_ = true;
-  end_.notify_all();
+  end();
 }
 
-// What was launched may still write what the CPU touches.
-void ManagedMemory::awaitWork() {
-  // To synchronise would end a capture.
-  if (forward::capturing()) return;
+// What was launched may still write what the CPU touches. `stream`: what alone may use it, in that
+// context; null: anything.
+void ManagedMemory::awaitWork(uint64_t context, CUstream stream) {
+  // To synchronise would end a capture. A function that is not over may be who touches.
+  const auto isNoUse = [this] {
+    return stopping_ || session_.ended() || session_.functions().outstanding();
+  };
+  if (forward::capturing() || isNoUse()) return;
   const auto begun = std::chrono::steady_clock::now();
-  for (const uint64_t context : forward::contextsOf(session_)) {
-    Unfinished one(session_, session_.group()->active(), context);
+  // Of the default stream of each thread nobody knows whose it is.
+  if (stream == CU_STREAM_PER_THREAD) stream = nullptr;
+  std::vector<uint64_t> contexts{context};
+  if (stream == nullptr) contexts = forward::contextsOf(session_);
+  for (const uint64_t one_of_them : contexts) {
+    Unfinished one(session_, session_.group()->active(), one_of_them, stream);
     CUresult result = CUDA_SUCCESS;  // what has failed is for the program's own calls to tell
     while (one.begun && !one.call.finishWithin(kLook, &result)) {
-      if (stopping_ || session_.ended() || session_.functions().outstanding()) return;
+      if (isNoUse()) return;
       if (std::chrono::steady_clock::now() - begun > kLong)
         base::warnOnce("managed touch",
                        "unified view: the CPU touches managed memory while a kernel runs at "
@@ -277,9 +309,12 @@ void ManagedMemory::serve(const UserFault& fault) {
     return static_cast<uint32_t>((place - region->frames->address()) / kPageBytes);
   };
   if (region != nullptr && region->at[pageOf()] == At::kView && !region->untouched &&
-      !region->attached_to_host) {
+      region->attached != CU_MEM_ATTACH_HOST) {
+    const uint64_t context = region->context;
+    const bool single = region->attached == CU_MEM_ATTACH_SINGLE;
+    const CUstream stream = single ? region->attached_to : nullptr;
     lock.unlock();
-    awaitWork();
+    awaitWork(context, stream);
     lock.lock();
     region = find(place);
   }
@@ -324,15 +359,19 @@ void ManagedMemory::bring(Region& region, uint32_t page, const UserFault& fault)
   Run run{page, 1};
   const uint32_t most = ahead.first == first + page + 1 ? 1 + ahead.count : 1;
   while (run.count < most && region.at[page + run.count] == At::kView) ++run.count;
-  if (!fill(region, run)) return lose(region, run, "no host memory");
-  if (!region.untouched) {
-    if (const CUresult result = copy(region, run, false); result != CUDA_SUCCESS)
+  for (;;) {
+    CUresult result = CUDA_SUCCESS;
+    const bool filled = fill(region, run);
+    if (filled && !region.untouched) result = copy(region, run, false);
+    if (filled && result == CUDA_SUCCESS) break;
+    if (run.count == 1)
       return lose(region, run,
-                  base::format("CUDA error {} at gpunode {}", static_cast<int>(result),
-                               session_.executor().gpunode())
-                      .c_str());
-    came_ += run.count;
+                  filled ? base::format("CUDA error {} at gpunode {}", static_cast<int>(result),
+                                        session_.executor().gpunode())
+                         : std::string("no host memory"));
+    run.count = 1;  // what was asked for ahead is not needed
   }
+  if (!region.untouched) came_ += run.count;
   const bool writable = fault.write || !faults_->protects();
   std::fill_n(region.at.begin() + run.first, run.count, writable ? At::kWritten : At::kRead);
   const bool was_busy = region.busy();
@@ -342,69 +381,84 @@ void ManagedMemory::bring(Region& region, uint32_t page, const UserFault& fault)
                          region.frames->basePage(), writable);
 }
 
-void ManagedMemory::lose(Region& region, Run run, const char* why) {
+void ManagedMemory::lose(Region& region, Run run, const std::string& why) {
   base::logError(
       "unified view: managed memory at %p can't come to the CPU (%s): to touch it is a "
       "SIGBUS from now on",
-      pointer(region.frames->view(run.first)), why);
+      pointer(region.frames->view(run.first)), why.c_str());
+  const bool was_busy = region.busy();
+  for (uint32_t page = run.first; page < run.first + run.count; ++page)
+    region.here -= isHere(region.at[page]) ? 1 : 0;
   std::fill_n(region.at.begin() + run.first, run.count, At::kLost);
+  noteBusy(region, was_busy);
   (void)region.frames->lose(run.first, run.count);
   faults_->wake(region.frames->view(run.first), run.count * kPageBytes);
 }
 
 // --- from the CPU to the view --------------------------------------------------------------------
 
-void ManagedMemory::give(std::span<const Named> named) {
-  if (busy_.load(std::memory_order_acquire) == 0 || t_copies) return;
-  const std::lock_guard lock(mutex_);
-  for (auto& [base, region] : regions_) {
-    if (!region.busy()) continue;
-    const bool is_named = std::any_of(named.begin(), named.end(), [&](const Named& one) {
-      return region.frames->holds(one.address);
-    });
-    if (!region.attached_to_host || is_named) give(region);
-  }
+bool ManagedMemory::mayUse(const forward::ManagedUse& use, const Region& region) {
+  if (use.all || region.attached == CU_MEM_ATTACH_GLOBAL) return true;
+  if (region.attached == CU_MEM_ATTACH_SINGLE &&
+      use.stream.value_or(region.attached_to) == region.attached_to)
+    return true;
+  return std::any_of(use.named.begin(), use.named.end(),
+                     [&](const Named& one) { return region.frames->holds(one.address); });
 }
 
-void ManagedMemory::give(Region& region) {
+CUresult ManagedMemory::give(const forward::ManagedUse& use) {
+  if (busy_.load(std::memory_order_acquire) == 0 || t_copies) return CUDA_SUCCESS;
+  const std::lock_guard lock(mutex_);
+  CUresult result = CUDA_SUCCESS;
+  for (auto& [base, region] : regions_) {
+    if (!region.busy() || !mayUse(use, region)) continue;
+    if (const CUresult given = give(region); result == CUDA_SUCCESS) result = given;
+  }
+  return result;
+}
+
+CUresult ManagedMemory::give(Region& region) {
   const bool was_busy = region.busy();
   region.untouched = false;
-  const auto isHere = [](At at) { return at == At::kRead || at == At::kWritten; };
-  std::vector<Run> runs;
+  const bool keeps = filled_ <= kFilled;
   const auto pages = static_cast<uint32_t>(region.at.size());
+  CUresult failed = CUDA_SUCCESS;
   for (uint32_t page = 0; page < pages && region.here != 0; ++page) {
-    if (!isHere(region.at[page])) continue;
-    Run run{page, 0};
     const At kind = region.at[page];
+    if (!isHere(kind)) continue;
+    Run run{page, 0};
     while (page + run.count < pages && region.at[page + run.count] == kind) ++run.count;
     page += run.count - 1;
-    runs.push_back(run);
-  }
-  const bool keeps = filled_ <= kFilled;
-  for (const Run& run : runs) {
     // On return nobody writes the frames any more.
-    const bool dropped = region.frames->drop(run.first, run.count);
-    const bool written = region.at[run.first] == At::kWritten;
-    CUresult result = CUDA_SUCCESS;
-    if (written) {
+    if (!region.frames->drop(run.first, run.count)) {
+      failed = CUDA_ERROR_OPERATING_SYSTEM;
+      continue;
+    }
+    if (kind == At::kWritten) {
       forward::noteAddresses(&session_, region.frames->alias(run.first), run.count * kPageBytes);
-      result = copy(region, run, true);
+      const CUresult result = copy(region, run, true);
+      if (result != CUDA_SUCCESS) {  // a touch maps the frame again
+        failed = result;
+        continue;
+      }
       went_ += run.count;
     }
     std::fill_n(region.at.begin() + run.first, run.count, At::kView);
-    if (result != CUDA_SUCCESS || !dropped)
-      lose(region, run, dropped ? "what the CPU wrote can't go back" : "its view can't be dropped");
+    region.here -= run.count;
     if (keeps) continue;
     region.frames->empty(run.first, run.count);
     noteFilled(region, run, false);
   }
-  region.here = 0;
-  if (!runs.empty()) {
-    const auto first = static_cast<directory::ExtentId>(
-        (region.frames->address() - session_.executor().description().placed) / kPageBytes);
-    touches_.forget(first, pages);
-  }
+  const auto first = static_cast<directory::ExtentId>(
+      (region.frames->address() - session_.executor().description().placed) / kPageBytes);
+  touches_.forget(first, pages);
   noteBusy(region, was_busy);
+  if (failed != CUDA_SUCCESS)
+    base::warnOnce("managed give",
+                   "unified view: what the CPU wrote to managed memory can't go back (CUDA error "
+                   "%d): operations fail, and the CPU keeps it",
+                   static_cast<int>(failed));
+  return failed;
 }
 
 // Returns when it is over.

@@ -14,16 +14,21 @@
 //
 // A fault waits until all that was sent has ended, then copies the page, and more of them where a
 // thread touches one after the other (coherence/cpu/touches.h). Behind host functions it does not
-// wait: the function may be who touches. Memory that the program has attached to the host
-// (CU_MEM_ATTACH_HOST) does not wait either, and stays with the CPU until an operation names it.
+// wait: the function may be who touches. What the program has attached to the host
+// (CU_MEM_ATTACH_HOST) does not wait either; what it has attached to a stream waits for that one.
+// Both stay with the CPU until an operation names them, or may use them without a name: in that
+// stream, in a graph, behind a host function.
 //
 // Copies go in a stream of their own for each context, so no fault waits for the program's streams,
 // and to the executor where the page is, whichever is active: nothing moves for them.
 //
+// What can't go back stays with the CPU, and the operation fails.
+//
 // Owner: the session's executors. Threads: one serves faults, from the first allocation until
-// stop(). It takes no lock that a thread may hold while it touches managed memory: what a call
-// sends while the group's order is held is touched before (GroupCall). Thread-safety: any thread.
-// Lock: mutex_, held while pages are copied; above the group's order (interpose/forward/locks.h).
+// stop(). It makes calls. So no thread touches managed memory with a lock that a call needs: what a
+// call sends while the group's order is held is copied before (GroupCall), and what it tells is
+// written without one. Thread-safety: any thread. Locks: mutex_, held while pages are copied, above
+// the group's order; ranges_mutex_, a leaf (interpose/forward/locks.h).
 #pragma once
 
 #include <cuda.h>
@@ -35,7 +40,9 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -67,19 +74,21 @@ class ManagedMemory {
   bool available();
   /// The allocation of so many bytes at `base`, which begins a page, is managed from now on; it
   /// ends with `context`. The Error is one line.
-  Status add(uint64_t base, uint64_t bytes, uint64_t context, bool attached_to_host);
+  Status add(uint64_t base, uint64_t bytes, uint64_t context, unsigned flags);
   /// It is freed, if it is managed. A touch is a SIGSEGV from now on.
   void remove(uint64_t base);
   void contextGone(uint64_t context);
   std::optional<forward::ManagedRange> at(uint64_t address);
-  /// Who uses the allocation from now on: the CPU alone, or GPUs as well.
-  void attach(uint64_t base, bool to_host);
+  /// Whether there is any.
+  bool any() const { return count_.load(std::memory_order_relaxed) != 0; }
+  /// Who uses the allocation from now on, as Group::attachManaged().
+  void attach(uint64_t base, unsigned flags, CUstream stream);
 
-  /// An operation is about to be sent that names these: the executors have all pages that it may
-  /// use. Costs one load where the CPU has none.
-  void give(std::span<const forward::Named> named);
+  /// An operation is about to be sent: on success the executors have all pages that it may use.
+  /// Costs one load where the CPU has none.
+  CUresult give(const forward::ManagedUse& use);
   /// The program ends: no fault is served any more. A touch of what the CPU has not got is a
-  /// SIGBUS.
+  /// SIGBUS. Waits for that for a second at most.
   void stop() noexcept;
 
  private:
@@ -87,8 +96,9 @@ class ManagedMemory {
   struct Region {
     uint64_t bytes = 0;
     uint64_t context = 0;
-    CUstream stream = nullptr;
-    bool attached_to_host = false;
+    CUstream stream = nullptr;  // of its copies
+    unsigned attached = CU_MEM_ATTACH_GLOBAL;
+    CUstream attached_to = nullptr;  // of CU_MEM_ATTACH_SINGLE
     bool untouched = true;
     std::unique_ptr<cpu::Frames> frames;
     std::vector<At> at;        // by page
@@ -104,7 +114,8 @@ class ManagedMemory {
   // Without the mutex.
   void serve();
   void serve(const cpu::UserFault& fault);
-  void awaitWork();
+  void awaitWork(uint64_t context, CUstream stream);
+  void end();
   // Under the mutex.
   Status start();
   Region* find(uint64_t address);
@@ -112,9 +123,10 @@ class ManagedMemory {
   bool fill(Region& region, Run run);
   void noteFilled(Region& region, Run run, bool filled);
   void bring(Region& region, uint32_t page, const cpu::UserFault& fault);
-  void give(Region& region);
+  static bool mayUse(const forward::ManagedUse& use, const Region& region);
+  CUresult give(Region& region);
   CUresult copy(const Region& region, Run run, bool to_view);
-  void lose(Region& region, Run run, const char* why);
+  void lose(Region& region, Run run, const std::string& why);
   void noteBusy(const Region& region, bool was);
 
   forward::Session& session_;
@@ -126,9 +138,13 @@ class ManagedMemory {
   std::unique_ptr<cpu::UserFaults> faults_;  // null: not available
   base::UniqueFd bell_;                      // rung to end the thread
   std::thread thread_;
-  std::atomic<bool> stopping_{false};
-  bool ended_ = false;  // the thread
+  std::atomic<bool> runs_{false}, stopping_{false};
+  std::mutex end_mutex_;  // a leaf
+  bool ended_ = false;    // the thread
   std::condition_variable end_;
+  mutable std::shared_mutex ranges_mutex_;
+  std::map<uint64_t, uint64_t> ranges_;   // base and bytes
+  std::atomic<size_t> count_{0};          // of them
   std::map<uint64_t, Region> regions_;    // by base
   std::map<uint64_t, CUstream> streams_;  // by context
   cpu::Touches touches_;

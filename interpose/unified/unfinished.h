@@ -1,4 +1,4 @@
-// A synchronisation of one context at one executor, under way: how the home asks whether all that
+// A synchronisation of one context, or of one stream, at one executor, under way: how the home asks whether all that
 // was sent there has ended without waiting for it. Thread-safety: belongs to its thread.
 #pragma once
 
@@ -11,8 +11,12 @@
 namespace olpager::unified {
 
 struct Unfinished {
-  Unfinished(forward::Session& session, unsigned executor, uint64_t context)
-      : call(api::Symbol::kCuCtxSynchronize, &session) {
+  /// `stream`: null: of all in the context.
+  Unfinished(forward::Session& session, unsigned executor, uint64_t context,
+             CUstream stream = nullptr)
+      : call(stream == nullptr ? api::Symbol::kCuCtxSynchronize : api::Symbol::kCuStreamSynchronize,
+             &session) {
+    if (stream != nullptr) call.handle(stream);
     call.only(executor);
     call.inContext(context);
     call.mayWait();
