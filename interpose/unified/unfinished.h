@@ -1,5 +1,6 @@
-// A synchronisation of one context, or of one stream, at one executor, under way: how the home asks whether all that
-// was sent there has ended without waiting for it. Thread-safety: belongs to its thread.
+// A synchronisation of one context, or of one stream, at one executor, under way: how the home asks
+// whether all that was sent there has ended without waiting for it. Thread-safety: belongs to its
+// thread.
 #pragma once
 
 #include <cuda.h>
