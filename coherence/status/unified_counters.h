@@ -7,7 +7,8 @@
 // Readers of other processes copy it whenever they like, and change nothing.
 //
 // Thread-safety: each counter has one writer at a time, which holds the lock that the counter's
-// comment names ([order]: Executors::order_, [home]: Home::mutex_). So it is changed by a relaxed
+// comment names ([order]: Executors::order_, [home]: Home::mutex_,
+// [managed]: ManagedMemory::mutex_). So it is changed by a relaxed
 // load and a relaxed store (grow), without an atomic read-modify-write. Each figure is true by
 // itself; sums over several may be a moment apart. Names and `count` are written once, before the
 // first operation: `count` last, with release. Errors: none.
@@ -106,7 +107,10 @@ struct alignas(64) UnifiedCounters {
   Counter moves;         // [order] moves of all; raised, with release, behind the move's record
   Counter finishing_ns;  // [order] in all, until the former executor had nothing to do
   Counter bringing_ns;   // [order] in all, for variables of code
-  Counter reserved[3];
+  // [managed] Of managed memory that the program's CPU has in turns with the executors:
+  Counter cpu_faults;     // touches of the CPU's that waited for pages
+  Counter cpu_bytes_in;   // of pages that came to the CPU
+  Counter cpu_bytes_out;  // of pages that went back
   ExecutorCounters executors[kMaxCountedExecutors];
   MoveRecord last_moves[kKeptMoves];  // move n is in n % kKeptMoves
 };

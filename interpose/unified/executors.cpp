@@ -100,7 +100,7 @@ Executors::Executors(forward::Session& session, status::UnifiedCounters& counter
                 heard();
               },
               [this] { heard(); }}),
-      managed_(session, home_, managed) {}
+      managed_(session, home_, counters, managed) {}
 
 Executors::~Executors() = default;
 

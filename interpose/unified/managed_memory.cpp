@@ -128,10 +128,10 @@ void ManagedMemory::end() {
     }
     faults_->dismiss(base, region.frames->bytes());
   }
-  base::logInfo(
-      "unified view: managed memory: %llu faults of the CPU, %llu pages came to it, %llu went back",
-      static_cast<unsigned long long>(faults_served_), static_cast<unsigned long long>(came_),
-      static_cast<unsigned long long>(went_));
+  base::logInfo("unified view: managed memory: %llu faults of the CPU, %s came to it, %s went back",
+                static_cast<unsigned long long>(counters_.cpu_faults),
+                base::formatSize(counters_.cpu_bytes_in).c_str(),
+                base::formatSize(counters_.cpu_bytes_out).c_str());
   lock.unlock();
   const std::lock_guard end_lock(end_mutex_);
   ended_ = true;
@@ -319,7 +319,7 @@ void ManagedMemory::serve(const UserFault& fault) {
     region = find(place);
   }
   if (region == nullptr) return faults_->wake(place, kPageBytes);
-  ++faults_served_;
+  status::grow(counters_.cpu_faults);
   const uint32_t page = pageOf();
   At& at = region->at[page];
   if (at == At::kLost) return faults_->wake(place, kPageBytes);
@@ -371,7 +371,7 @@ void ManagedMemory::bring(Region& region, uint32_t page, const UserFault& fault)
                          : std::string("no host memory"));
     run.count = 1;  // what was asked for ahead is not needed
   }
-  if (!region.untouched) came_ += run.count;
+  if (!region.untouched) status::grow(counters_.cpu_bytes_in, run.count * kPageBytes);
   const bool writable = fault.write || !faults_->protects();
   std::fill_n(region.at.begin() + run.first, run.count, writable ? At::kWritten : At::kRead);
   const bool was_busy = region.busy();
@@ -441,7 +441,7 @@ CUresult ManagedMemory::give(Region& region) {
         failed = result;
         continue;
       }
-      went_ += run.count;
+      status::grow(counters_.cpu_bytes_out, run.count * kPageBytes);
     }
     std::fill_n(region.at.begin() + run.first, run.count, At::kView);
     region.here -= run.count;

@@ -51,6 +51,7 @@
 #include "coherence/cpu/frames.h"
 #include "coherence/cpu/touches.h"
 #include "coherence/cpu/userfaults.h"
+#include "coherence/status/unified_counters.h"
 #include "interpose/forward/group.h"
 #include "interpose/forward/named.h"
 #include "interpose/unified/home.h"
@@ -64,8 +65,10 @@ namespace olpager::unified {
 class ManagedMemory {
  public:
   /// `paged`: false where the program is not to have any (the setting `managed`).
-  ManagedMemory(forward::Session& session, const Home& home, bool paged)
-      : session_(session), home_(home), paged_(paged) {}
+  /// `counters`: where it counts what is [managed] there, for as long as it lives.
+  ManagedMemory(forward::Session& session, const Home& home, status::UnifiedCounters& counters,
+                bool paged)
+      : session_(session), home_(home), counters_(counters), paged_(paged) {}
   ~ManagedMemory();
   ManagedMemory(const ManagedMemory&) = delete;
   ManagedMemory& operator=(const ManagedMemory&) = delete;
@@ -131,6 +134,7 @@ class ManagedMemory {
 
   forward::Session& session_;
   const Home& home_;
+  status::UnifiedCounters& counters_;
   const bool paged_;
   std::atomic<uint32_t> busy_{0};  // regions of which give() would have to look at; under mutex_
   std::mutex mutex_;
@@ -148,8 +152,7 @@ class ManagedMemory {
   std::map<uint64_t, Region> regions_;    // by base
   std::map<uint64_t, CUstream> streams_;  // by context
   cpu::Touches touches_;
-  uint64_t filled_ = 0;                               // pages whose frames have memory
-  uint64_t faults_served_ = 0, came_ = 0, went_ = 0;  // the latter two pages
+  uint64_t filled_ = 0;  // pages whose frames have memory
 };
 
 }  // namespace olpager::unified

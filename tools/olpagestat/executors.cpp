@@ -159,6 +159,11 @@ std::string executorsTable(const Counters& counters, std::optional<double> secon
     text += base::format("; {} until work at the former executor was over, {} for variables",
                          durationText(nanoseconds(valueOf(unified.finishing_ns))),
                          durationText(nanoseconds(valueOf(unified.bringing_ns))));
+  if (valueOf(unified.cpu_faults) != 0)
+    text += base::format("\n  {:<16}{} faults of the CPU; {} came to it, {} went back",
+                         "managed memory", valueOf(unified.cpu_faults),
+                         formatSize(valueOf(unified.cpu_bytes_in)),
+                         formatSize(valueOf(unified.cpu_bytes_out)));
   text += "\n  " + columns("executor", {"owned", "VRAM room", "capacity", "launches", "operations",
                                         "bytes in", "bytes read", "bytes out"});
   for (const ExecutorFigures& one : executorFigures(counters, nullptr, 0))
@@ -221,6 +226,9 @@ nlohmann::ordered_json executorsJson(const Counters& counters) {
           {"moves", valueOf(unified.moves)},
           {"finishing_ns", valueOf(unified.finishing_ns)},
           {"bringing_ns", valueOf(unified.bringing_ns)},
+          {"cpu_faults", valueOf(unified.cpu_faults)},
+          {"cpu_bytes_in", valueOf(unified.cpu_bytes_in)},
+          {"cpu_bytes_out", valueOf(unified.cpu_bytes_out)},
           {"executors", std::move(executors)},
           {"last_moves", std::move(moves)}};
 }

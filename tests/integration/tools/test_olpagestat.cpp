@@ -179,13 +179,21 @@ TEST_CASE("olpagestat shows the executors of a unified view", "[olpagestat]") {
                              .pages_coming = 1,
                              .finishing_ns = 3'000'000});
   set(unified.finishing_ns, 3'000'000);
+  set(unified.cpu_faults, 12);
+  set(unified.cpu_bytes_in, 34ull << 20);
+  set(unified.cpu_bytes_out, 8ull << 20);
   const auto table = runtime.olpagestat({"--once"});
   CHECK(table.status == 0);
   INFO(table.out);
-  for (const char* text :
-       {"one device of 2 executors", "\n  10.0.0.2:7071 * ", " 6MiB ", " 16GiB ", " 83 ",
-        "  80  none of its pages is elsewhere\n", "   3  more of its pages are there\n",
-        "-> 10.0.0.2:7071: more of its pages are there (3 there, 1 to come); 4.1ms\n"})
+  for (const char* text : {
+         "one device of 2 executors",
+         "12 faults of the CPU; 34MiB came to it, 8MiB went back\n",
+         ""\n 10.0.0.2 :
+                 7071 * ", " 6MiB ", " 16GiB ", " 83 ",
+                                                     "  80  none of its pages is elsewhere\n",
+         "   3  more of its pages are there\n",
+         "-> 10.0.0.2:7071: more of its pages are there (3 there, 1 to come); 4.1ms\n"
+       })
     CHECK(table.out.find(text) != std::string::npos);
   CHECK(table.out.find('\x1b') == std::string::npos);
   CHECK(table.out.find("host tier") == std::string::npos);  // it has no pager here
@@ -193,6 +201,9 @@ TEST_CASE("olpagestat shows the executors of a unified view", "[olpagestat]") {
   const auto& shown = all.at("processes")[0].at("unified");
   CHECK(shown.at("active") == 0);
   CHECK(shown.at("moves") == 1);
+  CHECK(shown.at("cpu_faults") == 12);
+  CHECK(shown.at("cpu_bytes_in") == 34ull << 20);
+  CHECK(shown.at("cpu_bytes_out") == 8ull << 20);
   REQUIRE(shown.at("executors").size() == 2);
   const auto& one = shown["executors"][0];
   CHECK(one.at("gpunode") == "10.0.0.2:7071");

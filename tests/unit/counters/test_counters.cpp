@@ -330,6 +330,7 @@ TEST_CASE("fields lie where the documentation says", "[counters]") {
   CHECK(at(second.fault_wait) - at(second) == 320);
   CHECK(at(all.unified) == 11520);
   CHECK(at(all.unified.bringing_ns) == 11520 + 32);
+  CHECK(at(all.unified.cpu_bytes_out) == 11520 + 56);
   CHECK(at(all.unified.executors) == 11584);
   const auto& executor = all.unified.executors[1];
   CHECK(at(executor) == 11584 + 384);
