@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "base/size.h"
 #include "base/space/pages.h"
 #include "interpose/api/attribute_bytes.h"
 #include "interpose/api/forward_functions.h"
@@ -84,7 +85,16 @@ CUresult allocate(Session& session, CUdeviceptr* out, uint64_t bytes, uint64_t c
   if (!book.ready(session)) return CUDA_ERROR_NOT_INITIALIZED;
   const uint64_t taken = pages ? std::max(bytes, space::kPageBytes) : bytes;
   const uint64_t address = book.take(context, taken);
-  if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (address == 0) {
+    lock.unlock();
+    base::warnOnce("unified allocation",
+                   "unified view: an allocation of %s is refused (out of memory): %s of the %s of "
+                   "all gpunodes are free (olgpunode --vram, --memory)",
+                   base::formatSize(bytes).c_str(),
+                   base::formatSize(session.group()->freeBytes()).c_str(),
+                   base::formatSize(session.group()->totalBytes()).c_str());
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   book.held[address] = {context, taken};
   lock.unlock();
   book.know(address, {context, bytes});

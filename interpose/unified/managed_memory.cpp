@@ -381,7 +381,8 @@ void ManagedMemory::bring(Region& region, uint32_t page, const UserFault& fault)
                          region.frames->basePage(), writable);
 }
 
-void ManagedMemory::lose(Region& region, Run run, const std::string& why) {
+void ManagedMemory::lose(Region& region, Run run, const std::string& because) {
+  const std::string why = session_.ended() ? "the session with its gpunodes has ended" : because;
   base::logError(
       "unified view: managed memory at %p can't come to the CPU (%s): to touch it is a "
       "SIGBUS from now on",

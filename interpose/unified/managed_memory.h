@@ -129,7 +129,7 @@ class ManagedMemory {
   static bool mayUse(const forward::ManagedUse& use, const Region& region);
   CUresult give(Region& region);
   CUresult copy(const Region& region, Run run, bool to_view);
-  void lose(Region& region, Run run, const std::string& why);
+  void lose(Region& region, Run run, const std::string& because);
   void noteBusy(const Region& region, bool was);
 
   forward::Session& session_;

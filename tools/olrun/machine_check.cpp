@@ -193,7 +193,8 @@ void checkMemory(Findings& findings, const base::Settings& settings) {
   }
 }
 
-void checkUserfaultfd(Findings& findings) {
+// `otherwise`: whose managed memory is then.
+void checkUserfaultfd(Findings& findings, const char* otherwise) {
   base::UniqueFd fd(static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK)));
   if (!fd) {
     const base::UniqueFd device(open("/dev/userfaultfd", O_RDWR | O_CLOEXEC));
@@ -204,10 +205,10 @@ void checkUserfaultfd(Findings& findings) {
   findings.push_back(
       {Kind::kNote, "userfaultfd",
        fd ? "allowed: managed memory is paged"
-          : base::format("refused ({}): managed memory stays the driver's (access to "
+          : base::format("refused ({}): managed memory {} (access to "
                          "/dev/userfaultfd allows it, which members of the group olpager have "
                          "by the installed udev rule, or sysctl vm.unprivileged_userfaultfd=1)",
-                         std::strerror(errno))});
+                         std::strerror(errno), otherwise)});
 }
 
 void checkCounters(Findings& findings) {
@@ -251,6 +252,8 @@ std::vector<Finding> checkMachine(const base::Settings& settings, const Installa
   if (!settings.gpunodes.empty() && settings.local_gpunode.empty() && no_local.empty()) {
     findings.push_back({Kind::kNote, "here",
                         "a forwarded program needs neither a GPU nor a driver of this machine"});
+    if (settings.view == base::ViewSetting::kUnified && settings.gpunodes.size() > 1)
+      checkUserfaultfd(findings, "is in the host memory of one gpunode");
     return findings;
   }
   if (settings.driver != "sim") checkDevices(findings);
@@ -262,7 +265,7 @@ std::vector<Finding> checkMachine(const base::Settings& settings, const Installa
   }
   checkLimits(findings);
   checkMemory(findings, settings);
-  checkUserfaultfd(findings);
+  checkUserfaultfd(findings, "stays the driver's");
   checkCounters(findings);
   return findings;
 }

@@ -288,8 +288,10 @@ Status checkView(const std::vector<SettingOption>& options, const base::Settings
   for (const char* const key : {"route", "managed"}) {
     if (!isGiven(options, key) || (settings.gpunodes.empty() && key == std::string_view("managed")))
       continue;
-    return Error{base::format(
-        "--{}: of no effect where each GPU is a device of its own (--view unified)", key)};
+    return Error{
+        base::format("--{}: of no effect where each GPU is a device of its own; --view unified "
+                     "makes one of them",
+                     key)};
   }
   return {};
 }
