@@ -281,7 +281,8 @@ CUresult copyDevice(uint64_t to, uint64_t from, uint64_t bytes, const Where& giv
   call.copy(headBetween(where, to, from, bytes));
   if (where.async) return call.oneWay();
   call.mayWait();
-  return call.sync();
+  const CUresult result = call.sync();
+  return result == CUDA_SUCCESS ? awaitManaged(where, to, from) : result;
 }
 
 // Both sides may be either.

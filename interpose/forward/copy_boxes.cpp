@@ -193,7 +193,8 @@ CUresult copyBox(CUDA_MEMCPY3D box, CopyShape shape, const Where& given) {
     call.copy(head);
     if (where.async) return call.oneWay();
     call.mayWait();
-    return call.sync();
+    const CUresult result = call.sync();
+    return result == CUDA_SUCCESS ? awaitManaged(where, box.dstDevice, box.srcDevice) : result;
   }
   const void* const near = from_host ? box.srcHost : box.dstHost;
   if (near == nullptr) return CUDA_ERROR_INVALID_VALUE;

@@ -57,6 +57,12 @@ CUresult awaitFunctions(const Where& where) {
   return olpager::forward::awaitFunctions(where.session, where.stream, where.per_thread);
 }
 
+CUresult awaitManaged(const Where& where, CUdeviceptr to, CUdeviceptr from) {
+  Group* const group = where.async ? nullptr : where.session->group();
+  return group != nullptr && (group->managedAt(to) || group->managedAt(from)) ? awaitStream(where)
+                                                                              : CUDA_SUCCESS;
+}
+
 bool isAtWorker(const void* near) {
   return sessionOfRange(reinterpret_cast<uint64_t>(near)) != nullptr;
 }

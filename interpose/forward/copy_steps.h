@@ -35,6 +35,9 @@ CUresult captureSide(const Where& where, uint64_t near, uint64_t bytes, uint64_t
 CUresult copyShared(Operation operation, const CopyHead& head, const Where& where);
 CUresult awaitStream(const Where& where);
 CUresult awaitFunctions(const Where& where);
+/// Behind a copy between what is device memory here, of which a side is managed memory of the
+/// view: to the program it is memory of the host, which it may touch when the call has returned.
+CUresult awaitManaged(const Where& where, CUdeviceptr to, CUdeviceptr from);
 
 /// What the program gives as memory of the host may be the device's: a driver takes any address for
 /// either. So is a mapping of the program's own there, and what was freed.

@@ -75,6 +75,28 @@ static void graphs(uint32_t* managed, uint32_t* device, size_t words, uint32_t s
   RUNTIME_OK(cudaStreamDestroy(stream));
 }
 
+// A copy that is not asynchronous has ended when it returns, whatever it calls the memory.
+static void copies(uint32_t* device, size_t words, uint32_t seed) {
+  uint32_t* attached;
+  RUNTIME_OK(cudaMallocManaged(&attached, words * 4, cudaMemAttachHost));
+  for (uint32_t round = 0; round < 20; ++round) {
+    apps::fill(device, words * 4, seed + round);
+    const size_t row = 4096, rows = words * 4 / row;
+    switch (round % 3) {
+      case 0:
+        RUNTIME_OK(cudaMemcpy(attached, device, words * 4, cudaMemcpyDeviceToHost));
+        break;
+      case 1:
+        RUNTIME_OK(cudaMemcpy(attached, device, words * 4, cudaMemcpyDefault));
+        break;
+      default:
+        RUNTIME_OK(cudaMemcpy2D(attached, row, device, row, row, rows, cudaMemcpyDeviceToHost));
+    }
+    apps::verifyHost(attached, words * 4 / row * row, seed + round, 0, "a copy that has returned");
+  }
+  RUNTIME_OK(cudaFree(attached));
+}
+
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   const uint32_t seed = uint32_t(options.seed);
@@ -83,6 +105,7 @@ int main(int argc, char** argv) {
   RUNTIME_OK(cudaMallocManaged(&managed, words * 8));
   RUNTIME_OK(cudaMalloc(&device, words * 4));
   graphs(managed, device, words, seed);
+  copies(device, words, seed);
   // Answers of calls, into memory that the GPU has.
   struct Answers {
     CUdevice device;

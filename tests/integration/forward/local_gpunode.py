@@ -279,7 +279,12 @@ def settings(bench):
     shown = subprocess.run([bench.options.olpagestat, *told_of[1:]], env=bench.env, capture_output=True, text=True, timeout=LONG, check=True).stdout
     assert "holder" in shown and "olpager simulated GPU" in shown, shown
     path, _ = bench.only_gpunode()
-    [row] = bench.state(path)["sessions"]
+    end = time.monotonic() + LONG
+    while True:  # its worker reports now and then
+        [row] = bench.state(path)["sessions"]
+        if row["vram"] or time.monotonic() > end:
+            break
+        time.sleep(0.05)
     assert [one["budget"] for one in row["vram"]] == [32 * MIB], row
     client.process.kill()
     client.process.wait(LONG)
