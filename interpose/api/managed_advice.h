@@ -20,6 +20,10 @@ struct ManagedPart {
   uint64_t base = 0, begin = 0, end = 0;
 };
 
+/// Allocations up to this are not paged: they are flags and mailboxes, which CPU and kernel use at
+/// one time.
+inline constexpr size_t kMostUnpaged = size_t{64} << 10;
+
 class ManagedAdvice {
  public:
   /// CUDA_ERROR_INVALID_VALUE: no such advice; CUDA_ERROR_INVALID_DEVICE: no such device of

@@ -136,7 +136,7 @@ void forgetAdvice(CUdeviceptr address) { given().forget(address); }
 CUresult freeManaged(CUdeviceptr address) {
   const CUresult result = releaseBlock(address, true);
   if (result != CUDA_SUCCESS) return result;
-  given().forget(address);
+  forgetAdvice(address);
   return result;
 }
 

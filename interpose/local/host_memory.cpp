@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 
+#include "interpose/api/managed_advice.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/context.h"
 #include "interpose/local/foreign_maps.h"
@@ -186,13 +187,11 @@ OLPAGER_HOOK(cuMemHostGetFlags)(unsigned int* flags, void* address) {
   return driver().cuMemHostGetFlags(flags, address);
 }
 
-// Small ones stay the driver's: they are flags and mailboxes, which CPU and kernel use at one time.
-constexpr size_t kLeastPaged = size_t{64} << 10;
-
 OLPAGER_HOOK(cuMemAllocManaged)(CUdeviceptr* out, size_t bytes, unsigned int flags) {
   Pool* const running = pool();
   Place place;
-  if (running != nullptr && managedIsPagers() && out != nullptr && bytes > kLeastPaged &&
+  if (running != nullptr && managedIsPagers() && out != nullptr &&
+      bytes > olpager::api::kMostUnpaged &&
       (flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST) &&
       currentPlace(&place) == CUDA_SUCCESS) {
     CUdeviceptr made = 0;  // into a local: what is pointed to may be managed itself

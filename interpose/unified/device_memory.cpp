@@ -15,6 +15,7 @@
 #include "base/space/pages.h"
 #include "interpose/api/attribute_bytes.h"
 #include "interpose/api/forward_functions.h"
+#include "interpose/api/managed_advice.h"
 #include "interpose/api/pitched_rows.h"
 #include "interpose/api/unified_functions.h"
 #include "interpose/forward/allocation_book.h"
@@ -105,9 +106,6 @@ CUresult allocate(Session& session, CUdeviceptr* out, uint64_t bytes, uint64_t c
 CUresult allocate(Session& session, CUdeviceptr* out, uint64_t bytes) {
   return allocate(session, out, bytes, forward::memoryOwner(forward::currentContext()));
 }
-
-// What is small stays where both have it at any time: flags, mailboxes.
-constexpr uint64_t kSmallManaged = 64 << 10;
 
 CUresult release(Session& session, CUdeviceptr address);
 
@@ -293,7 +291,7 @@ CUresult ol_unified_cuMemAlloc_v2(CUdeviceptr* address, size_t bytes) {
 CUresult ol_unified_cuMemAllocManaged(CUdeviceptr* address, size_t bytes, unsigned flags) {
   Session* const session = sessionOfGroup();
   const bool known = flags == CU_MEM_ATTACH_GLOBAL || flags == CU_MEM_ATTACH_HOST;
-  if (session == nullptr || address == nullptr || !known || bytes <= kSmallManaged ||
+  if (session == nullptr || address == nullptr || !known || bytes <= api::kMostUnpaged ||
       !session->initialized() || !managedOf(*session).available())
     return ol_forward_cuMemAllocManaged(address, bytes, flags);
   return allocateManaged(*session, address, bytes, flags);

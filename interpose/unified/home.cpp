@@ -155,12 +155,16 @@ void Home::giveExtents(ExtentId first, uint64_t pages) {
 // --- operations ----------------------------------------------------------------------------------
 
 // Of one that is there for operations; null: none is.
-Home::Region* Home::regionOf(uint64_t address) const {
+Home::ExtentId Home::extentOf(uint64_t address) const {
   const uint64_t at = (address - base_) / kPageBytes;
-  if (address < base_ || at >= extent_at_.size() || extent_at_[at] == directory::kNone)
-    return nullptr;
-  Region* const region = page_of_[extent_at_[at]].region;
-  return region->removed ? nullptr : region;
+  if (address < base_ || at >= extent_at_.size()) return directory::kNone;
+  const ExtentId extent = extent_at_[at];
+  return extent == directory::kNone || page_of_[extent].region->removed ? directory::kNone : extent;
+}
+
+Home::Region* Home::regionOf(uint64_t address) const {
+  const ExtentId extent = extentOf(address);
+  return extent == directory::kNone ? nullptr : page_of_[extent].region;
 }
 
 // Each page once, in order.
@@ -397,19 +401,16 @@ uint64_t Home::placed(unsigned executor) const {
 }
 
 std::optional<unsigned> Home::placedAt(uint64_t address) const {
-  const Named named[] = {{address, 1}};
   std::lock_guard lock(mutex_);
-  const std::vector<Run> runs = runsOf(named);
-  if (runs.empty() || page_of_[runs.front().first].placed == kNowhere) return std::nullopt;
-  return page_of_[runs.front().first].placed;
+  const ExtentId extent = extentOf(address);
+  const uint8_t placed = extent == directory::kNone ? kNowhere : page_of_[extent].placed;
+  return placed == kNowhere ? std::nullopt : std::optional<unsigned>(placed);
 }
 
 std::optional<unsigned> Home::ownerOf(uint64_t address) const {
-  const Named named[] = {{address, 1}};
   std::lock_guard lock(mutex_);
-  const std::vector<Run> runs = runsOf(named);
-  if (runs.empty()) return std::nullopt;
-  const directory::AgentId owner = directory_.owner(runs.front().first);
+  const ExtentId extent = extentOf(address);
+  const directory::AgentId owner = extent == directory::kNone ? kNoAgent : directory_.owner(extent);
   return owner == kNoAgent ? std::nullopt : std::optional<unsigned>(owner);
 }
 

@@ -162,6 +162,7 @@ class Home {
   };
 
   // All under mutex_.
+  ExtentId extentOf(uint64_t address) const;  // kNone: in no region, or that one is removed
   Region* regionOf(uint64_t address) const;
   std::vector<Run> runsOf(std::span<const Named> named) const;
   struct Cost {

@@ -336,6 +336,11 @@ void ManagedMemory::serve(const UserFault& fault) {
   }
 }
 
+directory::ExtentId ManagedMemory::firstOf(const Region& region) const {
+  return static_cast<directory::ExtentId>(
+      (region.frames->address() - session_.executor().description().placed) / kPageBytes);
+}
+
 bool ManagedMemory::fill(Region& region, Run run) {
   if (!region.frames->fill(run.first, run.count)) return false;
   noteFilled(region, run, true);
@@ -351,9 +356,7 @@ void ManagedMemory::noteFilled(Region& region, Run run, bool filled) {
 }
 
 void ManagedMemory::bring(Region& region, uint32_t page, const UserFault& fault) {
-  const uint64_t base = region.frames->address();
-  const auto first = static_cast<directory::ExtentId>(
-      (base - session_.executor().description().placed) / kPageBytes);
+  const directory::ExtentId first = firstOf(region);
   const auto pages = static_cast<uint32_t>(region.at.size());
   const auto ahead = touches_.fault(fault.thread, first + page, first + pages);
   Run run{page, 1};
@@ -366,8 +369,7 @@ void ManagedMemory::bring(Region& region, uint32_t page, const UserFault& fault)
     if (filled && result == CUDA_SUCCESS) break;
     if (run.count == 1)
       return lose(region, run,
-                  filled ? base::format("CUDA error {} at gpunode {}", static_cast<int>(result),
-                                        session_.executor().gpunode())
+                  filled ? base::format("CUDA error {}", static_cast<int>(result))
                          : std::string("no host memory"));
     run.count = 1;  // what was asked for ahead is not needed
   }
@@ -450,9 +452,7 @@ CUresult ManagedMemory::give(Region& region) {
     region.frames->empty(run.first, run.count);
     noteFilled(region, run, false);
   }
-  const auto first = static_cast<directory::ExtentId>(
-      (region.frames->address() - session_.executor().description().placed) / kPageBytes);
-  touches_.forget(first, pages);
+  touches_.forget(firstOf(region), pages);
   noteBusy(region, was_busy);
   if (failed != CUDA_SUCCESS)
     base::warnOnce("managed give",

@@ -123,6 +123,7 @@ class ManagedMemory {
   Status start();
   Region* find(uint64_t address);
   CUresult streamOf(uint64_t context, CUstream* stream);
+  directory::ExtentId firstOf(const Region& region) const;  // its number among touches_
   bool fill(Region& region, Run run);
   void noteFilled(Region& region, Run run, bool filled);
   void bring(Region& region, uint32_t page, const cpu::UserFault& fault);

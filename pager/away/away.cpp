@@ -331,10 +331,7 @@ void Away::grant(directory::ExtentId id, directory::Mode, Lock&) {
   if (extent.host == nullptr) return region.engine->setState(extent, ExtentState::kEmpty);
   region.engine->setState(extent, ExtentState::kParked);
   // Another executor may have put pointers there.
-  extent.scan_due = true;
-  region.host_written = true;
-  ++region.host_writes;
-  state_.reach.markDirty(&region);
+  state_.reach.noteUnknown(region, extentsAt(region, extent.address, kPageBytes));
   arrived_.push_back(id);
   region.engine->wake();
 }

@@ -194,13 +194,10 @@ void Acquisition::noteWritten(const Uses::Use& write, Region& region, uint64_t n
   bool known =
       (operation_->host_source != nullptr || !closure_.sources.empty()) && !closure_.source_unseen;
   const auto unknown = [&] {
-    region.host_written = true;
-    ++region.host_writes;
     if (region.isRoot()) region.root->written = number;
-    if (region.shared() == nullptr) return;
-    const ExtentRange range = write.bytes != 0 ? extentsAt(region, write.address, write.bytes)
-                                               : ExtentRange{0, region.extents.size()};
-    for (size_t e = range.first; e < range.last; ++e) region.extents[e]->scan_due = true;
+    state_.reach.noteUnknown(region, write.bytes != 0
+                                         ? extentsAt(region, write.address, write.bytes)
+                                         : ExtentRange{0, region.extents.size()});
   };
   if (closure_.source_unseen) unknown();
   for (const Region* source : closure_.sources) {

@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "base/log.h"
-#include "pager/clock.h"
-#include "pager/counters/counters.h"
 #include "coherence/cpu/frames.h"
 #include "coherence/cpu/userfaults.h"
+#include "pager/clock.h"
+#include "pager/counters/counters.h"
 #include "pager/pool_state.h"
 
 namespace olpager::pager {
@@ -358,10 +358,7 @@ void Managed::grant(directory::ExtentId id, directory::Mode, Lock&) {
   region.engine->setState(extent, ExtentState::kParked);
   if (extent.blank) return;
   // The CPU may have put pointers there.
-  extent.scan_due = true;
-  region.host_written = true;
-  ++region.host_writes;
-  state_.reach.markDirty(&region);
+  state_.reach.noteUnknown(region, extentsAt(region, extent.address, kPageBytes));
 }
 
 void Managed::stop(directory::ExtentId id, Lock& lock) {

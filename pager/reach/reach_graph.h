@@ -116,6 +116,16 @@ class ReachGraph {
     region->in_dirty_list = true;
     dirty.push_back(region);
   }
+  /// Bytes of unknown contents have come to the region from the host or another agent: a pass looks
+  /// for pointers before a kernel follows any in it. Of what agents have in turns such passes look
+  /// at pages that are due alone.
+  void noteUnknown(Region& region, ExtentRange where) {
+    region.host_written = true;
+    ++region.host_writes;
+    markDirty(&region);
+    if (region.shared() == nullptr) return;
+    for (size_t e = where.first; e < where.last; ++e) region.extents[e]->scan_due = true;
+  }
   /// Nobody recorded what operations reached up to now: everything is to be scanned.
   void everythingIsDirty();
   /// Looks through what the CPU may have put into a root. False: nobody knows what it holds, so

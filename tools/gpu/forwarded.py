@@ -102,6 +102,13 @@ def verdict(failed, run_it):
         return str(error)
 
 
+def outcome(failed, good, bad):
+    """Of a step that has tried many programs."""
+    if bad:
+        raise failed(f"{good} good; " + "; ".join(bad))
+    return f"{good} good"
+
+
 def programs(failed):
     """Every program of tests/apps, natively and forwarded."""
     def action(context):
@@ -119,9 +126,7 @@ def programs(failed):
                     good += 1
                 else:
                     bad.append(f"{name}: {said[:100]}")
-        if bad:
-            raise failed(f"{good} good; " + "; ".join(bad))
-        return f"{good} good"
+        return outcome(failed, good, bad)
     return action
 
 
