@@ -190,10 +190,24 @@ Status setView(Settings& settings, std::string_view text) {
   return {};
 }
 
+// Of a route to one of a gpunode's GPUs ("HOST:PORT/1"): the gpunode. "": it is none.
+std::string_view gpunodeOfGpu(std::string_view route) {
+  const size_t slash = route.rfind('/');
+  if (slash == std::string_view::npos || slash + 1 == route.size() ||
+      route.find_first_not_of("0123456789", slash + 1) != std::string_view::npos)
+    return "";
+  return route.substr(0, slash);
+}
+
 Status setRoute(Settings& settings, std::string_view text) {
-  if (text != kRouteOwner && text != kRouteRoundRobin && text != kLocalGpunode &&
-      !checkAddress(text, AddressUse::kConnect, kGpunodePort).ok())
-    return notAllowed(text, "owner, rr, local, or a gpunode as --gpunode names it");
+  const auto isGpunode = [](std::string_view name) {
+    return name == kLocalGpunode || checkAddress(name, AddressUse::kConnect, kGpunodePort).ok();
+  };
+  if (text != kRouteOwner && text != kRouteRoundRobin && !isGpunode(text) &&
+      !isGpunode(gpunodeOfGpu(text)))
+    return notAllowed(text,
+                      "owner, rr, local, or a gpunode as --gpunode names it, with /N for its GPU N "
+                      "where it has several");
   settings.route = text;
   return {};
 }
@@ -364,7 +378,6 @@ void nameLocal(Settings& settings, const std::vector<std::string>& environment) 
   const auto local = std::find(settings.gpunodes.begin(), settings.gpunodes.end(), kLocalGpunode);
   if (local == settings.gpunodes.end() || !socket.starts_with('/')) return;
   *local = settings.local_gpunode = base::format("unix:{}", socket);
-  if (settings.route == kLocalGpunode) settings.route = settings.local_gpunode;
   settings.local_key = localKeyPath(std::string(socket));
 }
 
@@ -418,15 +431,20 @@ Status checkUnified(const Settings& settings) {
     return wrongWithOthers(settings, "exportable",
                            "'driver' is not allowed in the unified view, where memory that stays "
                            "in one GPU's VRAM has no place: leave it out, or take view = discrete");
+  const auto isThere = [&gpunodes](std::string_view name) {
+    return std::find(gpunodes.begin(), gpunodes.end(), name) != gpunodes.end();
+  };
   if (settings.route == kRouteOwner || settings.route == kRouteRoundRobin ||
-      std::find(gpunodes.begin(), gpunodes.end(), settings.route) != gpunodes.end())
+      isThere(settings.route) || isThere(gpunodeOfGpu(settings.route)))
     return {};
   std::string named;
   for (const std::string& gpunode : gpunodes) named += (named.empty() ? "" : ", ") + gpunode;
   return wrongWithOthers(
       settings, "route",
       notAllowed(settings.route,
-                 "owner, rr, or a gpunode as --gpunode names it: " + printable(named))
+                 "owner, rr, or a gpunode as --gpunode names it, with /N for its GPU N where it "
+                 "has several: " +
+                     printable(named))
           .message);
 }
 

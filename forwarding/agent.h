@@ -53,6 +53,8 @@ CUresult olpager_agent_region(CUdeviceptr base, uint32_t pages, uint32_t first);
 CUresult olpager_agent_receive(const void* batch, size_t bytes);
 /// A fetch is over; `good`: the bytes are there. `hash`: of them, as the giver said.
 void olpager_agent_landed(uint32_t extent, uint64_t number, int good, const uint64_t* hash);
+/// Bytes of pages that are kept though other executors have taken them. Any thread; no lock.
+uint64_t olpager_agent_retained(void);
 
 /// The calling thread's next calls of the API are the operation of that age, until
 /// olpager_operation_over; the other operations below `oldest` are complete. Where they lack

@@ -12,6 +12,15 @@
 namespace olpager::forward {
 namespace {
 
+constexpr uint32_t kPatienceMs = 5000;  // to connect, and for the answer
+
+// What a daemon of another kind that answers at a gpunode's address is.
+Error otherDaemon(const std::string& gpunode, const std::string& its_kind) {
+  const std::string kind = base::printable(its_kind);
+  return Error{"gpunode " + gpunode + ": it is no gpunode but a " + kind +
+               (kind == "memserver" ? ": that is named by --memserver" : "")};
+}
+
 // Of who has taken a connection and does not know what a gpunode does: a daemon of another kind
 // says which.
 Error noGpunode(const transport::Options& options, const std::string& gpunode, uint32_t answer_ms,
@@ -20,9 +29,7 @@ Error noGpunode(const transport::Options& options, const std::string& gpunode, u
   auto asker = status::Asker::make(options, gpunode, answer_ms);
   const auto told = asker.ok() ? asker.value()->ask() : Result<status::Told>(asker.error());
   if (!told.ok() || told.value().status.kind == "gpunode") return Error{name + otherwise};
-  const std::string kind = base::printable(told.value().status.kind);
-  return Error{name + "it is no gpunode but a " + kind +
-               (kind == "memserver" ? ": that is named by --memserver" : "")};
+  return otherDaemon(gpunode, told.value().status.kind);
 }
 
 }  // namespace
@@ -65,6 +72,26 @@ Result<SessionReply> askGpunode(const base::Settings& settings, const std::strin
     link.value()->close("done");
     return reply;
   }
+}
+
+Result<std::vector<std::string>> askForGpus(const base::Settings& settings,
+                                            const std::string& gpunode) {
+  auto options = transport::optionsFrom(settings, gpunode);
+  if (!options.ok()) return options.error();
+  options.value().choice = transport::Choice::kTcp;
+  options.value().connect_ms = kPatienceMs;
+  auto asker = status::Asker::make(options.value(), gpunode, kPatienceMs);
+  if (!asker.ok()) return asker.error();
+  const auto told = asker.value()->ask();
+  if (!told.ok()) return Error{"gpunode " + told.error().message};  // which names the address
+  const status::Status& status = told.value().status;
+  if (status.kind != "gpunode") return otherDaemon(gpunode, status.kind);
+  if (status.devices.empty())
+    return Error{"gpunode " + gpunode + ": it has no GPU; its log says why"};
+  std::vector<std::string> uuids;
+  uuids.reserve(status.devices.size());
+  for (const status::Device& device : status.devices) uuids.push_back(device.uuid);
+  return uuids;
 }
 
 std::string textOf(const SessionReply& reply) {

@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "base/settings.h"
@@ -15,6 +17,11 @@ namespace olpager::forward {
 Result<SessionReply> askGpunode(const base::Settings& settings, const std::string& gpunode,
                                 const SessionRequest& request, uint32_t connect_ms,
                                 uint32_t answer_ms);
+
+/// UUIDs of the gpunode's GPUs, in the order in which its sessions see them; one at least. The Error
+/// is one line that begins with "gpunode" and its address. Blocks for some seconds at most.
+Result<std::vector<std::string>> askForGpus(const base::Settings& settings,
+                                            const std::string& gpunode);
 
 /// What the gpunode says beside its answer, as text of one line.
 std::string textOf(const SessionReply& reply);

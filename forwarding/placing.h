@@ -19,9 +19,17 @@ CUresult olpager_set_placed(CUdeviceptr* base, size_t* bytes);
 /// in one piece; may be null.
 CUresult olpager_allocate_at(CUdeviceptr address, size_t bytes, size_t* room_bytes,
                              size_t* room_largest);
-/// In bytes: what programs may use of the device's VRAM, what they are told that there is in all,
-/// and what they may allocate, with memservers in any case. Needs no context.
-CUresult olpager_room(CUdevice device, size_t* vram_bytes, size_t* told_bytes, size_t* all_bytes);
+/// What a device has room for, in bytes.
+struct OlpagerRoom {
+  uint64_t vram;       // that programs may use of its VRAM
+  uint64_t told;       // that they are told of in all
+  uint64_t all;        // that they may allocate, with memservers in any case
+  uint64_t lent;       // of `all`, what memservers have room for
+  uint64_t told_lent;  // of `told`
+  uint64_t lenders;    // equal where the memservers are the same, by their names; 0: there are none
+};
+/// Needs no context.
+CUresult olpager_room(CUdevice device, struct OlpagerRoom* room);
 }
 #pragma GCC visibility pop
 

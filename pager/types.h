@@ -54,7 +54,8 @@ struct MemoryInfo {
   uint64_t free_bytes = 0;
   uint64_t total_bytes = 0;
   uint64_t vram_bytes = 0;  // of total_bytes, what the VRAM budget is at present
-  uint64_t lent_bytes = 0;  // beside total_bytes: what memservers have room for, and nobody is told
+  uint64_t lent_bytes = 0;  // what memservers have room for
+  bool lent_told = false;   // that is a part of total_bytes
   bool vram_set = false;    // by setVramBudget()
 };
 

@@ -65,6 +65,8 @@ class Agent {
   /// The pager has other use for frames: of those that are retained only `keep` pages stay, of what
   /// was given last.
   void shed(uint64_t keep, Actions& actions);
+  /// Pages that are retained.
+  uint64_t retained() const { return lists_[kListRetained].pages; }
   /// Such an operation has used the extent: room comes from it later than from others.
   void used(ExtentId extent) { touch(extent); }
 

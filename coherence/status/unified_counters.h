@@ -83,7 +83,9 @@ struct alignas(64) ExecutorCounters {
   Counter read_bytes;       // what crossed a link
   Counter unchanged_bytes;  // of pages that were there already: none of these did
   Counter in_part_bytes;    // of pages of which an older one was there: not all of these did
-  Counter reserved_pages[2];
+  Counter retained_bytes;   // (g) of pages that it keeps though others have taken them: they come
+                            // back without crossing a link where they come back as they left
+  Counter reserved_pages[1];
 };
 static_assert(sizeof(ExecutorCounters) == 384);
 

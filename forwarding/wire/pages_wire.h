@@ -34,12 +34,14 @@ struct RegionRecord {
 };
 static_assert(sizeof(RegionRecord) == 16);
 
-/// The body of kFigures: of pages that have come from other executors since the session began.
+/// The body of kFigures: of pages that have come from other executors since the session began, and
+/// of those that have gone there.
 struct FiguresRecord {
   uint64_t read_bytes = 0;       // that crossed a link
   uint64_t unchanged_bytes = 0;  // of pages of which none did
   uint64_t in_part_bytes = 0;    // of pages of which some did
+  uint64_t retained_bytes = 0;   // of pages that are kept after they went; of now
 };
-static_assert(sizeof(FiguresRecord) == 24);
+static_assert(sizeof(FiguresRecord) == 32);
 
 }  // namespace olpager::forward

@@ -15,7 +15,7 @@ namespace olpager::forward {
 
 inline constexpr uint32_t kMostSlots = 16;
 inline constexpr uint32_t kSessionMagic = 0x73504c4f;  // "OLPs"
-inline constexpr uint32_t kSessionVersion = 17;
+inline constexpr uint32_t kSessionVersion = 18;
 
 enum class SessionAsk : uint32_t {
   kOpen = 1,
@@ -41,7 +41,9 @@ struct SessionRequest {
   uint8_t unified = 0;                  // kOpen: 1: what the client makes means the same in all of
                                         // the program's sessions (kCommonSlot), and so do primary
                                         // contexts
-  uint8_t reserved[6] = {};
+  uint8_t beside = 0;  // kOpen: how many other sessions the program opens at this gpunode, which
+                       // get as much of its RAM
+  uint8_t reserved[5] = {};
   uint32_t slot = 0;         // kOpen: which of the program's sessions it is, below `slots`
   uint32_t slots = 1;        // kOpen: how many the program has, at most kMostSlots
   uint64_t processes = 0;    // kOpen: the name space that `process` is a number of

@@ -172,8 +172,11 @@ struct Description {
   // Of the first device, in bytes: the VRAM that programs may use, what they are told that there is
   // in all, and what they may allocate.
   uint64_t vram, told, capacity;
+  // Of `capacity` and of `told`, what memservers lend; `lenders`: equal where these are the same
+  // ones, by their names, 0 without any.
+  uint64_t lent, told_lent, lenders;
 };
-static_assert(sizeof(Description) == 88);
+static_assert(sizeof(Description) == 112);
 
 /// What is left for device memory, as kAllocateAt answers: in all and in one piece.
 struct Room {

@@ -42,6 +42,22 @@ void Supervisor::divideRam(Session* coming) {
     if (session.socket) users.push_back(&session);
   }
   if (coming != nullptr) users.push_back(coming);
+  // A program's workers start at once, and each says then how much it has: what those that are not
+  // here yet will have nobody gets before. They are of one program of one peer's.
+  const auto isWith = [](const Session& one, const Session& other) {
+    return one.process == other.process && one.node == other.node && one.key_name == other.key_name;
+  };
+  size_t to_come = 0;
+  for (size_t i = 0; i < users.size(); ++i) {
+    const auto here = std::count_if(users.begin(), users.end(), [&](const Session* other) {
+      return isWith(*users[i], *other);
+    });
+    const bool first =
+        std::none_of(users.begin(), users.begin() + static_cast<ptrdiff_t>(i),
+                     [&](const Session* other) { return isWith(*users[i], *other); });
+    const size_t all = users[i]->beside + size_t{1};
+    if (first) to_come += all - std::min(all, static_cast<size_t>(here));
+  }
   const uint64_t total = ramToShare();
   uint64_t left = total;
   std::vector<uint64_t> has;
@@ -54,6 +70,7 @@ void Supervisor::divideRam(Session* coming) {
     has.push_back(std::max(said, session->host_limit));
     left -= std::min(left, has.back());
   }
+  claims.resize(claims.size() + to_come, {0, most_ram_});
   const std::vector<uint64_t> limits = hostShares(total, claims);
   for (size_t i = 0; i < users.size(); ++i) {
     Session& session = *users[i];

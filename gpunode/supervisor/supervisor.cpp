@@ -365,6 +365,8 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
   session.process = request.process;
   session.slot = request.slot;
   session.slots = request.slots;
+  // As many as it has GPUs: more would only take RAM of others'.
+  session.beside = std::min<uint32_t>(request.beside, std::max<size_t>(devices_.size(), 1) - 1);
   session.unified = request.unified != 0;
   session.exportable = request.exportable;
   session.driver = request.driver;

@@ -73,6 +73,7 @@ class Supervisor {
     base::ExportableSetting exportable =
         base::ExportableSetting::kUnset;  // as its program wants it (OL_EXPORTABLE)
     uint32_t slot = 0, slots = 1;         // which of its program's sessions it is, of how many
+    uint32_t beside = 0;                  // sessions that its program opens here beside it
     bool unified = false;                 // its handles mean the same in all of them
     forward::DriverEnvironment driver;    // what its program says to the driver
     std::string program, peer, node, key_name;

@@ -47,6 +47,7 @@ Status Agent::start(unsigned slot,
   if (!find("olpager_agent_start", pager_.start) || !find("olpager_agent_region", pager_.region) ||
       !find("olpager_agent_receive", pager_.receive) ||
       !find("olpager_agent_landed", pager_.landed) ||
+      !find("olpager_agent_retained", pager_.retained) ||
       !find("olpager_operation", pager_.operation) ||
       !find("olpager_operation_uses", pager_.uses) || !find("olpager_operation_over", pager_.over))
     return Error{"libolpager.so is of another version: it is no executor of a unified view"};
@@ -211,9 +212,9 @@ void Agent::work() {
       lock.unlock();
       worker_.endNow("the unified view: " + lost_, lost_executor_);
     }
-    if (told_ != landed()) {
+    if (told_ != landed() || told_retained_ != pager_.retained()) {
       lock.unlock();
-      tellLanded();
+      tellFigures();
       lock.lock();
       continue;
     }
@@ -443,12 +444,14 @@ void Agent::tellOver(const std::vector<uint64_t>& ages) {
   while (!left.empty()) write(forward::PagesKind::kMessages, pages::encode(left));
 }
 
-void Agent::tellLanded() {
+void Agent::tellFigures() {
   told_ = landed();
+  told_retained_ = pager_.retained();
   const uint64_t whole = told_.pages - told_.unchanged - told_.in_part;
   const forward::FiguresRecord figures{.read_bytes = whole * kPageBytes + told_.part_bytes,
                                        .unchanged_bytes = told_.unchanged * kPageBytes,
-                                       .in_part_bytes = told_.in_part * kPageBytes};
+                                       .in_part_bytes = told_.in_part * kPageBytes,
+                                       .retained_bytes = told_retained_};
   write(forward::PagesKind::kFigures, std::as_bytes(std::span(&figures, 1)));
 }
 

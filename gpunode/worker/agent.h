@@ -170,6 +170,7 @@ class Agent final : private PageHearer {
     decltype(&olpager_agent_region) region = nullptr;
     decltype(&olpager_agent_receive) receive = nullptr;
     decltype(&olpager_agent_landed) landed = nullptr;
+    decltype(&olpager_agent_retained) retained = nullptr;
     decltype(&olpager_operation) operation = nullptr;
     decltype(&olpager_operation_uses) uses = nullptr;
     decltype(&olpager_operation_over) over = nullptr;
@@ -198,7 +199,7 @@ class Agent final : private PageHearer {
   void landed(const Key& key, bool good);
   void write(forward::PagesKind kind, std::span<const std::byte> body);
   void tellOver(const std::vector<uint64_t>& ages);
-  void tellLanded();
+  void tellFigures();
 
   Worker& worker_;
   std::function<bool(calls::Channel&, std::chrono::milliseconds)> joins_;
@@ -227,6 +228,7 @@ class Agent final : private PageHearer {
   std::unordered_map<uint32_t, Known> known_pages_;  // by extent
   std::map<unsigned, Giver> givers_;                 // by slot
   Landed told_;                                      // to the home
+  uint64_t told_retained_ = 0;                       // likewise, bytes
   double hash_ns_ = 0;                               // that the blocks of a page take; 0: likewise
   uint64_t next_read_ = 1;
   std::string lost_;            // why the session is about to end

@@ -27,19 +27,15 @@ Status DriverLibrary::load(const std::string& path) {
   return {};
 }
 
-void DriverLibrary::room(uint64_t* vram, uint64_t* told, uint64_t* all) const {
-  size_t vram_bytes = 0, told_bytes = 0, all_bytes = 0;
+OlpagerRoom DriverLibrary::room() const {
+  OlpagerRoom room{};
   const auto ask = reinterpret_cast<forward::RoomOf>(symbol("olpager_room"));
-  if (ask == nullptr || ask(0, &vram_bytes, &told_bytes, &all_bytes) != CUDA_SUCCESS) {
-    // Without a pager the driver's memory is all that there is.
-    if (table_.cuDeviceTotalMem_v2 == nullptr ||
-        table_.cuDeviceTotalMem_v2(&all_bytes, 0) != CUDA_SUCCESS)
-      all_bytes = 0;
-    vram_bytes = told_bytes = all_bytes;
-  }
-  *vram = vram_bytes;
-  *told = told_bytes;
-  *all = all_bytes;
+  if (ask != nullptr && ask(0, &room) == CUDA_SUCCESS) return room;
+  // Without a pager the driver's memory is all that there is.
+  size_t all = 0;
+  if (table_.cuDeviceTotalMem_v2 == nullptr || table_.cuDeviceTotalMem_v2(&all, 0) != CUDA_SUCCESS)
+    all = 0;
+  return {.vram = all, .told = all, .all = all, .lent = 0, .told_lent = 0, .lenders = 0};
 }
 
 void* DriverLibrary::symbol(const char* name) const { return dlsym(library_, name); }

@@ -27,8 +27,8 @@ class DriverLibrary {
   const api::DriverTable& table() const { return table_; }
   int devices() const { return devices_; }
   const Placed& placed() const { return placed_; }
-  /// Of the first device, in bytes: as Description's (forwarding/wire/wire.h).
-  void room(uint64_t* vram, uint64_t* told, uint64_t* all) const;
+  /// Of the first device.
+  OlpagerRoom room() const;
   /// Something of the library's by its name; nullptr: it has none of that name.
   void* symbol(const char* name) const;
 

@@ -143,7 +143,13 @@ CUresult describe(Invocation& in) {
   description.window_bytes = forward::kWindowBytes;
   description.placed = worker.library().placed().base;
   description.placed_bytes = worker.library().placed().bytes;
-  worker.library().room(&description.vram, &description.told, &description.capacity);
+  const OlpagerRoom room = worker.library().room();
+  description.vram = room.vram;
+  description.told = room.told;
+  description.capacity = room.all;
+  description.lent = room.lent;
+  description.told_lent = room.told_lent;
+  description.lenders = room.lenders;
   in.results().value(description);
   for (size_t i = 0; i < api::kSymbolCount; ++i) {
     const auto symbol = static_cast<api::Symbol>(i);

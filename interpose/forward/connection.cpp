@@ -40,15 +40,17 @@ Status Connection::open(calls::Channel& channel) {
   std::strncpy(request.program, program_invocation_short_name, sizeof request.program - 1);
   request.slot = slot_;
   request.slots = slots_;
+  request.beside = static_cast<uint8_t>(site_.beside);
   if (settings_.view == base::ViewSetting::kUnified) {
     request.unified = 1;
     request.exportable = base::ExportableSetting::kPager;  // what is the driver's moves nowhere
   } else {
     request.exportable = settings_.exportable;
   }
-  request.driver = driverEnvironment(gpunode_ == settings_.local_gpunode);
+  request.driver = driverEnvironment(site_.gpunode == settings_.local_gpunode);
   // Of several gpunodes' devices the program's side chooses (devices.h).
-  if (const char* const visible = slots_ == 1 ? std::getenv("CUDA_VISIBLE_DEVICES") : nullptr;
+  const char* const chosen = slots_ == 1 ? std::getenv("CUDA_VISIBLE_DEVICES") : nullptr;
+  if (const char* const visible = site_.gpu.empty() ? chosen : site_.gpu.c_str();
       visible != nullptr) {
     if (std::strlen(visible) >= sizeof request.visible)
       return Error{"CUDA_VISIBLE_DEVICES is longer than the " +
@@ -56,11 +58,12 @@ Status Connection::open(calls::Channel& channel) {
     request.sees_some = 1;
     std::strncpy(request.visible, visible, sizeof request.visible - 1);
   }
-  auto reply = askGpunode(settings_, gpunode_, request, kConnectMs, kAnswerMs);
+  auto reply = askGpunode(settings_, site_.gpunode, request, kConnectMs, kAnswerMs);
   if (!reply.ok()) return reply.error();
   session_ = reply.value();
-  if (session_.refused != 0) return Error{"gpunode " + gpunode_ + " refuses: " + textOf(session_)};
-  auto network = transport::optionsFrom(settings_, gpunode_);
+  if (session_.refused != 0)
+    return Error{"gpunode " + site_.gpunode + " refuses: " + textOf(session_)};
+  auto network = transport::optionsFrom(settings_, site_.gpunode);
   if (!network.ok()) return network.error();
   transport::Options& options = network.value();
   transport::NamedKey key{kSessionKeyName, {}};
@@ -91,14 +94,14 @@ Status Connection::open(calls::Channel& channel) {
 
 Status Connection::join(calls::Channel& channel, std::chrono::milliseconds greeting) {
   auto queue = node_->makeQueue();
-  auto link = node_->connect(gpunode_, {domain_, queue, link_, session_.session});
+  auto link = node_->connect(site_.gpunode, {domain_, queue, link_, session_.session});
   if (!link.ok()) return Error{"worker at " + link.error().message};  // which names the address
   auto heard = calls::greet(*link.value(), *queue, channel.taken(), greeting);
-  if (!heard.ok()) return Error{"worker at " + gpunode_ + ": " + heard.error().message};
+  if (!heard.ok()) return Error{"worker at " + site_.gpunode + ": " + heard.error().message};
   link_ = link.value()->id();
   shares_memory_ = link.value()->peer().kind == transport::LinkKind::kShm;
   if (peer_address_.empty())
-    peer_address_ = shares_memory_ ? gpunode_ : link.value()->peer().address;
+    peer_address_ = shares_memory_ ? site_.gpunode : link.value()->peer().address;
   return channel.attach(link.value(), queue, heard.value());
 }
 
@@ -124,7 +127,7 @@ Status Connection::reopen(calls::Channel& channel) {
     request.ask = SessionAsk::kWhatBecameOf;
     request.session = session_.session;
     const auto most = static_cast<uint32_t>(left().count());
-    if (auto reply = askGpunode(settings_, gpunode_, request, std::min(connectMs(), most),
+    if (auto reply = askGpunode(settings_, site_.gpunode, request, std::min(connectMs(), most),
                                 std::min(kAnswerMs, most));
         reply.ok() && reply.value().refused != 0)
       return Error{textOf(reply.value())};
@@ -142,7 +145,7 @@ uint32_t Connection::connectMs() const {
 PageRoute Connection::pageRoute() const {
   transport::Secret session;
   std::memcpy(session.data(), session_.key, sizeof session_.key);
-  PageRoute route{.gpunode = gpunode_,
+  PageRoute route{.gpunode = site_.gpunode,
                   .session = session_.session,
                   .key = pagesKey(session),
                   .options = options_,

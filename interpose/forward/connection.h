@@ -15,17 +15,18 @@
 #include "forwarding/page_route.h"
 #include "forwarding/wire/session_protocol.h"
 #include "forwarding/wire/straight.h"
+#include "interpose/forward/sites.h"
 
 namespace olpager::forward {
 
 class Connection {
  public:
-  /// To the gpunode at `gpunode`, for the program's session number `slot` of `slots`.
+  /// To the gpunode of `site`, for the program's session number `slot` of `slots`.
   /// `domain`: of every link to the worker. What is registered in it keeps its key over lost links.
-  Connection(const base::Settings& settings, std::string gpunode, unsigned slot, unsigned slots,
+  Connection(const base::Settings& settings, Site site, unsigned slot, unsigned slots,
              transport::DomainPtr domain)
       : settings_(settings),
-        gpunode_(std::move(gpunode)),
+        site_(std::move(site)),
         slot_(slot),
         slots_(slots),
         domain_(std::move(domain)) {}
@@ -48,7 +49,7 @@ class Connection {
   uint32_t connectMs() const;
 
   const base::Settings settings_;
-  const std::string gpunode_;
+  const Site site_;
   const unsigned slot_, slots_;
   std::unique_ptr<transport::Endpoint> node_;
   transport::Options options_;  // of `node_`

@@ -28,13 +28,12 @@ constexpr auto kLongest = 1s;   // of the attendant's sleep
 
 }  // namespace
 
-Executor::Executor(const base::Settings& settings, std::string gpunode, unsigned slot,
-                   unsigned slots, Session& session)
-    : gpunode_(std::move(gpunode)),
+Executor::Executor(const base::Settings& settings, const Site& site, unsigned slot, unsigned slots,
+                   Session& session)
+    : name_(site.name),
       slot_(slot),
       session_(session),
-      connection_(std::make_unique<Connection>(settings, gpunode_, slot, slots, session.domain())) {
-}
+      connection_(std::make_unique<Connection>(settings, site, slot, slots, session.domain())) {}
 
 Executor::~Executor() = default;
 
@@ -45,18 +44,18 @@ Status Executor::start() {
   writer.value(CallHead{static_cast<uint16_t>(Operation::kDescribe), 0, 0, 0, 0, 0});
   Wait wait;
   if (call(writer.bytes, {}, wait) != CUDA_SUCCESS)
-    return Error{"gpunode " + gpunode_ + ": " +
+    return Error{"gpunode " + name_ + ": " +
                  (why_lost_.empty() ? "the worker can't start" : why_lost_)};
   Reader reader(wait.record);
   (void)reader.value<AnswerHead>();
   description_ = reader.value<Description>();
   const auto offered = reader.raw(api::kSymbolCount);
   if (!reader.ok() || description_.specification != kSpecification)
-    return Error{"gpunode " + gpunode_ + " is of another version than this one"};
+    return Error{"gpunode " + name_ + " is of another version than this one"};
   offered_.assign(offered.begin(), offered.end());
   std::thread([this] { attend(); }).detach();
   base::logInfo("forwarded mode: gpunode %s, session %016llx, %d device(s), CUDA %d.%d",
-                gpunode_.c_str(), static_cast<unsigned long long>(connection_->number()),
+                name_.c_str(), static_cast<unsigned long long>(connection_->number()),
                 description_.devices, description_.driver_version / 1000,
                 description_.driver_version % 1000 / 10);
   return {};
@@ -184,13 +183,13 @@ void Executor::resume() {
   // Who has heard goodbye ends the link, maybe before its reply is read: no reason for a line.
   const bool tells = !leaving_;
   if (tells)
-    base::logWarn("gpunode %s: disconnected (%s); connecting again", gpunode_.c_str(),
+    base::logWarn("gpunode %s: disconnected (%s); connecting again", name_.c_str(),
                   channel_.reason().c_str());
   const Status again = connection_->reopen(channel_);
   if (!again.ok()) {
     lost(again.error().message);
   } else if (tells) {
-    base::logWarn("gpunode %s: connected again", gpunode_.c_str());
+    base::logWarn("gpunode %s: connected again", name_.c_str());
   }
 }
 
@@ -235,7 +234,7 @@ void Executor::dispatch(std::vector<std::byte>& record) {
       // It knows the other one by its number alone.
       if (head.number != 0 && head.number <= executors.size()) {
         lost("the unified view: its link to the worker of gpunode " +
-             executors[head.number - 1]->gpunode() + " is lost");
+             executors[head.number - 1]->name() + " is lost");
       } else {
         lost(base::printable(why));
       }

@@ -34,6 +34,7 @@
 #include "coherence/calls/channel.h"
 #include "forwarding/page_route.h"
 #include "forwarding/wire/wire.h"
+#include "interpose/forward/sites.h"
 
 namespace olpager::forward {
 
@@ -51,9 +52,9 @@ struct Wait {
 
 class Executor {
  public:
-  /// At the gpunode `gpunode`, which is told that it is number `slot` of the `slots` workers that
-  /// the program has. What comes by itself `session` hears of.
-  Executor(const base::Settings& settings, std::string gpunode, unsigned slot, unsigned slots,
+  /// At `site`, whose gpunode is told that it is number `slot` of the `slots` workers that the
+  /// program has. What comes by itself `session` hears of.
+  Executor(const base::Settings& settings, const Site& site, unsigned slot, unsigned slots,
            Session& session);
   ~Executor();
   Executor(const Executor&) = delete;
@@ -64,7 +65,8 @@ class Executor {
   Status open();
   Status start();
 
-  const std::string& gpunode() const { return gpunode_; }
+  /// Of its site.
+  const std::string& name() const { return name_; }
   /// Which of the program's workers it is.
   unsigned slot() const { return slot_; }
   const Description& description() const { return description_; }
@@ -111,7 +113,7 @@ class Executor {
   bool receiveFor(Wait& wait, std::chrono::steady_clock::time_point until);
   void attend();
 
-  const std::string gpunode_;
+  const std::string name_;
   const unsigned slot_;
   Session& session_;
   calls::Channel channel_;

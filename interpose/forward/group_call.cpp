@@ -274,8 +274,8 @@ CUresult GroupCall::finish(Wait& wait) {
     if (result != CUDA_SUCCESS || its == CUDA_SUCCESS) continue;
     base::logWarn(
         "%s succeeded at gpunode %s and failed at gpunode %s (CUDA error %d): it counts as failed",
-        functionName(wait.function).c_str(), executor(first_).gpunode().c_str(),
-        executor(other.executor).gpunode().c_str(), static_cast<int>(its));
+        functionName(wait.function).c_str(), executor(first_).name().c_str(),
+        executor(other.executor).name().c_str(), static_cast<int>(its));
     result = its;
   }
   return result;

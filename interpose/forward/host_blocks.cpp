@@ -212,7 +212,7 @@ void mapPinned(Session* session, uint64_t context) {
     if (!calls[i]->answered())
       base::logWarn(
           "gpunode %s can't map pinned memory at %p (CUDA error %d): kernels there can't use it",
-          session->executor().gpunode().c_str(), reinterpret_cast<void*>(address),
+          session->executor().name().c_str(), reinterpret_cast<void*>(address),
           static_cast<int>(result));
   }
 }

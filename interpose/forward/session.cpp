@@ -38,7 +38,8 @@ std::string_view textOf(Reader& reader) {
 
 }  // namespace
 
-Session::Session(const base::Settings& settings, std::string gpunode, unsigned slot, unsigned slots)
+Session::Session(const base::Settings& settings, std::span<const Site> sites, unsigned slot,
+                 unsigned slots)
     : slot_(slot),
       slots_(slots),
       unified_(settings.view == base::ViewSetting::kUnified),
@@ -49,15 +50,9 @@ Session::Session(const base::Settings& settings, std::string gpunode, unsigned s
       functions_(std::make_unique<HostFunctions>(*this)),
       own_numbers_(firstNumber(slot)),
       numbers_(unified_ ? program().parts().common_numbers : own_numbers_) {
-  executors_.push_back(
-      std::make_unique<Executor>(settings, std::move(gpunode), slot, slots, *this));
-}
-
-Session::Session(const base::Settings& settings, std::span<const std::string> gpunodes)
-    : Session(settings, gpunodes.front(), 0, static_cast<unsigned>(gpunodes.size())) {
-  for (const std::string& gpunode : gpunodes.subspan(1))
+  for (const Site& site : sites)
     executors_.push_back(std::make_unique<Executor>(
-        settings, gpunode, static_cast<unsigned>(executors_.size()), slots_, *this));
+        settings, site, slot + static_cast<unsigned>(executors_.size()), slots, *this));
 }
 
 Session::~Session() = default;
@@ -93,7 +88,7 @@ void Session::formGroup(std::unique_ptr<Group> group) { group_ = std::move(group
 void Session::sayLost(const Executor& executor, const std::string& why, bool leaving) {
   const std::lock_guard lock(saying_lost_);
   if (std::exchange(lost_is_said_, true)) return;
-  const std::string& gpunode = executor.gpunode();
+  const std::string& gpunode = executor.name();
   if (leaving) {
     base::logDebug("gpunode %s: %s", gpunode.c_str(), why.c_str());
   } else if (slots_ > 1) {
@@ -234,7 +229,7 @@ void Session::breakContext(uint64_t context, CUresult why) {
       "what a stream waited for at another gpunode failed or is lost (CUDA error %d): every call "
       "that uses its context "
       "on gpunode %s fails from now on",
-      static_cast<int>(why), executor().gpunode().c_str());
+      static_cast<int>(why), executor().name().c_str());
 }
 
 void Session::atExit() {

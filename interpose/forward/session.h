@@ -31,6 +31,7 @@
 #include "coherence/transport/transport.h"
 #include "forwarding/wire/wire.h"
 #include "interpose/forward/group.h"
+#include "interpose/forward/sites.h"
 
 namespace olpager::forward {
 
@@ -42,10 +43,10 @@ struct SessionParts;
 
 class Session {  // Many members: each of its parts is one object, beside its executors.
  public:
-  /// With the gpunode at `gpunode`: the program's session number `slot` of `slots`.
-  Session(const base::Settings& settings, std::string gpunode, unsigned slot, unsigned slots);
-  /// With several executors, one at each of these gpunodes, in the unified view.
-  Session(const base::Settings& settings, std::span<const std::string> gpunodes);
+  /// With an executor at each of `sites`, several in the unified view alone: they are number `slot`
+  /// and those behind it of the program's `slots` workers.
+  Session(const base::Settings& settings, std::span<const Site> sites, unsigned slot,
+          unsigned slots);
   /// Gets its workers and connects to them. Then start() asks who they are; nothing else before.
   /// Once each.
   Status open();

@@ -20,6 +20,7 @@
 #include "interpose/forward/executor.h"
 #include "interpose/forward/read_environment.h"
 #include "interpose/forward/session.h"
+#include "interpose/forward/sites.h"
 #include "interpose/forward/straight_copies.h"
 
 namespace olpager::forward {
@@ -60,7 +61,7 @@ Status checkRanges(std::span<Session* const> all) {
                         &b = all[j]->executor().description();
       if (a.va_base < b.va_base + b.va_size && b.va_base < a.va_base + a.va_size)
         return Error{
-            "gpunodes " + all[j]->executor().gpunode() + " and " + all[i]->executor().gpunode() +
+            "gpunodes " + all[j]->executor().name() + " and " + all[i]->executor().name() +
             " use the same addresses: their settings va_base and va_size have to be the same"};
     }
   }
@@ -70,12 +71,15 @@ Status checkRanges(std::span<Session* const> all) {
 // All at once: the drivers start meanwhile.
 Status connectAll(const base::Settings& settings, const View& view, std::vector<Session*>& all) {
   // In the unified view they are executors of one session.
-  const bool unified = settings.view == base::ViewSetting::kUnified && settings.gpunodes.size() > 1;
-  if (unified) all.push_back(new Session(settings, settings.gpunodes));
-  const auto slots = unified ? 0 : static_cast<unsigned>(settings.gpunodes.size());
+  const bool unified = settings.view == base::ViewSetting::kUnified;
+  const auto found = unified ? gpusOf(settings) : gpunodesOf(settings);
+  if (!found.ok()) return found.error();
+  const std::span<const Site> sites = found.value();
+  const auto slots = static_cast<unsigned>(sites.size());
+  const unsigned each = unified ? slots : 1;
   std::vector<std::future<Status>> opened;
-  for (unsigned slot = 0; slot < slots; ++slot) {
-    all.push_back(new Session(settings, settings.gpunodes[slot], slot, slots));
+  for (unsigned slot = 0; slot < slots; slot += each) {
+    all.push_back(new Session(settings, sites.subspan(slot, each), slot, slots));
     // What was begun stays when another fails: threads may still use it.
     if (slot > 0)
       opened.push_back(

@@ -41,7 +41,7 @@ PeerLinked link(Pair& pair, Session& low, Session& high, uint64_t* number) {
     ++pair.link;
     if (pair.linked != PeerLinked::kNo) {
       base::logInfo("copies between gpunodes %s and %s go straight: %s",
-                    low.executor().gpunode().c_str(), high.executor().gpunode().c_str(),
+                    low.executor().name().c_str(), high.executor().name().c_str(),
                     how.c_str());
     } else {
       pair.retry = Clock::now() + kRetry;
@@ -49,7 +49,7 @@ PeerLinked link(Pair& pair, Session& low, Session& high, uint64_t* number) {
         base::logWarn(
             "copies between gpunodes %s and %s go through this program: %s; the other way round: "
             "%s",
-            low.executor().gpunode().c_str(), high.executor().gpunode().c_str(), how.c_str(),
+            low.executor().name().c_str(), high.executor().name().c_str(), how.c_str(),
             back.c_str());
       pair.told = true;
     }

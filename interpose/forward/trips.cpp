@@ -21,7 +21,7 @@ void noteLaunch(const Session& session, bool exchanges) {
 
 void tellTrips(const Session& session) {
   const Trips& trips = *session.parts().trips;
-  if (severalSessions()) base::logDebug("gpunode %s:", session.executor().gpunode().c_str());
+  if (severalSessions()) base::logDebug("gpunode %s:", session.executor().name().c_str());
   trips.trips.tell("round trips", "waited");
   base::logDebug("%llu launches, %llu with an exchange of pinned memory",
                  static_cast<unsigned long long>(trips.launches.load()),

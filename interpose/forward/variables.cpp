@@ -117,7 +117,7 @@ CUresult adopt(Session* session, uint64_t address, uint64_t bytes, const Variabl
                     "gpunode %s has it at 0x%llx, where this program has memory of its own (%s); "
                     "another run has other "
                     "addresses",
-                    session->executor().gpunode().c_str(), static_cast<unsigned long long>(address),
+                    session->executor().name().c_str(), static_cast<unsigned long long>(address),
                     got == MAP_FAILED ? std::strerror(errno) : "taken");
       (void)Gone(session, address).sync();
       return outOfReach(name, why);

@@ -95,6 +95,11 @@ void olpager_agent_landed(uint32_t extent, uint64_t number, int good, const uint
                   hash != nullptr ? std::optional(ContentHash{hash[0], hash[1]}) : std::nullopt);
 }
 
+uint64_t olpager_agent_retained() {
+  Pool* const running = pool();
+  return running != nullptr ? running->retainedBytes() : 0;
+}
+
 void olpager_operation(uint64_t age, uint64_t oldest) {
   if (Pool* const running = pool(); running != nullptr) running->beginOperation(age, oldest);
 }

@@ -229,17 +229,20 @@ OLPAGER_HOOK(cuMemAlloc_v2)(CUdeviceptr* out, size_t bytes) {
   return allocateDevice(*running, out, bytes);
 }
 
-extern "C" CUresult olpager_room(CUdevice device, size_t* vram_bytes, size_t* told_bytes,
-                                 size_t* all_bytes) {
+extern "C" CUresult olpager_room(CUdevice device, OlpagerRoom* room) {
   Pool* running = pool();
   if (running == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   size_t native = 0;
   const CUresult result = driver().cuDeviceTotalMem_v2(&native, device);
   if (result != CUDA_SUCCESS) return result;
   const MemoryInfo info = told(*running, nullptr, device, native);
-  *vram_bytes = toldVram(device, info, native);
-  *told_bytes = info.total_bytes;
-  *all_bytes = info.total_bytes + info.lent_bytes;
+  const uint64_t told_lent = info.lent_told ? info.lent_bytes : 0;
+  *room = {.vram = toldVram(device, info, native),
+           .told = info.total_bytes,
+           .all = info.total_bytes - told_lent + info.lent_bytes,
+           .lent = info.lent_bytes,
+           .told_lent = told_lent,
+           .lenders = lenders()};
   return CUDA_SUCCESS;
 }
 

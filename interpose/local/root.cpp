@@ -21,16 +21,20 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "base/log.h"
 #include "base/process.h"
 #include "base/settings.h"
+#include "coherence/calls/digest.h"
 #include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/from_settings.h"
 #include "interpose/forward/sessions.h"
@@ -329,6 +333,19 @@ CUresult initialize(unsigned int flags) {
 }
 
 base::Budget vramSetting() { return root().settings.vram; }
+
+uint64_t lenders() {
+  std::vector<std::string> names = root().settings.memservers;
+  if (names.empty()) return 0;
+  std::sort(names.begin(), names.end());
+  std::string all;
+  for (const std::string& name : names) all += name + '\n';
+  calls::Digest digest;
+  if (!calls::digestOf(std::as_bytes(std::span(all)), digest)) return 0;
+  uint64_t number = 0;
+  std::memcpy(&number, digest.data(), sizeof number);
+  return number;
+}
 
 bool managedIsPagers() { return root().settings.managed == base::ManagedSetting::kPager; }
 

@@ -51,6 +51,10 @@ void* driverSymbol(const char* symbol);
 /// What the settings say of each device's VRAM. Valid once the pool exists.
 base::Budget vramSetting();
 
+/// Stands for the memservers of the settings: equal where they are the same ones, in any order; 0:
+/// there are none. Valid once the pool exists.
+uint64_t lenders();
+
 /// Managed memory is moved by the pager, not by the driver (not OL_MANAGED=driver). Valid once the
 /// pool exists.
 bool managedIsPagers();

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -60,6 +61,21 @@ std::vector<uint64_t> pagesOf(const forward::Session& session,
   return of_each;
 }
 
+// Pages that several executors count, and that are there once: what the same memservers lend them.
+// `lent`: of the bytes that pagesOf() was asked for.
+uint64_t countedAgain(const forward::Session& session, uint64_t forward::Description::*lent) {
+  std::map<uint64_t, uint64_t> once;  // by lenders: the most that one executor counts
+  uint64_t bytes = 0;
+  for (const auto& executor : session.executors()) {
+    const forward::Description& one = executor->description();
+    uint64_t& most = once[one.lenders];
+    bytes += std::min(most, one.*lent);
+    most = std::max(most, one.*lent);
+  }
+  const uint64_t pages = bytes / kPageBytes;
+  return pages - pages / kReserve;
+}
+
 uint64_t sum(const std::vector<uint64_t>& pages) {
   return std::accumulate(pages.begin(), pages.end(), uint64_t{0});
 }
@@ -89,7 +105,8 @@ Executors::Executors(forward::Session& session, status::UnifiedCounters& counter
       counters_(counters),
       holds_(pagesOf(session, &forward::Description::capacity)),
       told_(pagesOf(session, &forward::Description::told)),
-      most_(sum(holds_)),
+      most_(sum(holds_) - countedAgain(session, &forward::Description::lent)),
+      most_told_(sum(told_) - countedAgain(session, &forward::Description::told_lent)),
       routing_(routing),
       next_(one),
       home_(roomsOf(session), holds_, session.executors().front()->description().placed, most_,
@@ -115,8 +132,8 @@ Status Executors::linkPeers(unsigned from, unsigned to) {
   CUresult result = CUDA_SUCCESS;
   const forward::PeerLinked linked = linkWorker(call, from, *executors[to], &how, &result);
   if (linked == forward::PeerLinked::kNo) return Error{how};
-  base::logInfo("unified view: gpunodes %s and %s: %s", executors[from]->gpunode().c_str(),
-                executors[to]->gpunode().c_str(), how.c_str());
+  base::logInfo("unified view: gpunodes %s and %s: %s", executors[from]->name().c_str(),
+                executors[to]->name().c_str(), how.c_str());
   return {};
 }
 
@@ -125,10 +142,10 @@ Status Executors::start() {
   const forward::Description& first = executors.front()->description();
   const auto cannot = [&](unsigned i, const std::string& why) {
     return Error{base::format("view = unified: gpunodes {} and {} can't be one device: {}",
-                              executors.front()->gpunode(), executors[i]->gpunode(), why)};
+                              executors.front()->name(), executors[i]->name(), why)};
   };
   if (first.placed_bytes == 0)
-    return Error{"view = unified: gpunode " + executors.front()->gpunode() +
+    return Error{"view = unified: gpunode " + executors.front()->name() +
                  " has no pager (OL_PAGER=off there?): its memory can't move"};
   for (unsigned i = 1; i < executors.size(); ++i) {
     const forward::Description& one = executors[i]->description();
@@ -142,11 +159,10 @@ Status Executors::start() {
   }
   for (unsigned i = 0; i < executors.size(); ++i) {
     const forward::Description& one = executors[i]->description();
-    base::logInfo("unified view: gpunode %s: %s of VRAM, %s in all",
-                  executors[i]->gpunode().c_str(), base::formatSize(one.vram).c_str(),
-                  base::formatSize(one.capacity).c_str());
+    base::logInfo("unified view: gpunode %s: %s of VRAM, %s in all", executors[i]->name().c_str(),
+                  base::formatSize(one.vram).c_str(), base::formatSize(one.capacity).c_str());
     if (const Status opened = links_.open(i, executors[i]->pageRoute()); !opened.ok())
-      return Error{"view = unified: gpunode " + executors[i]->gpunode() + ": " +
+      return Error{"view = unified: gpunode " + executors[i]->name() + ": " +
                    opened.error().message};
     for (unsigned j = 0; j < i; ++j) {
       const Status there = linkPeers(j, i);
@@ -155,14 +171,16 @@ Status Executors::start() {
         return Error{base::format(
             "view = unified: gpunodes {} and {} don't reach each other: {}; the other way round: "
             "{}",
-            executors[j]->gpunode(), executors[i]->gpunode(), there.error().message,
+            executors[j]->name(), executors[i]->name(), there.error().message,
             back.error().message)};
     }
   }
+  base::logInfo("unified view: at most %s for the program",
+                base::formatSize(most_ * kPageBytes).c_str());
   const std::vector<uint64_t> rooms = roomsOf(session_);
   for (size_t i = 0; i < rooms.size(); ++i) {
     status::ExecutorCounters& one = counters_.executors[i];
-    executors[i]->gpunode().copy(one.gpunode, sizeof one.gpunode - 1);
+    executors[i]->name().copy(one.gpunode, sizeof one.gpunode - 1);
     one.room_bytes.store(rooms[i] * kPageBytes, std::memory_order_relaxed);
     one.capacity_bytes.store(holds_[i] * kPageBytes, std::memory_order_relaxed);
   }
@@ -180,7 +198,7 @@ void Executors::leaves() {
     sent += base::format(
         "{} {} at {}", i == 0 ? "" : ",",
         std::accumulate(std::begin(routed), std::end(routed), uint64_t{0}, std::plus{}),
-        session_.executors()[i]->gpunode());
+        session_.executors()[i]->name());
   }
   const auto milliseconds = [](const status::Counter& time) {
     return static_cast<long long>(time / 1'000'000);
@@ -233,7 +251,7 @@ bool Executors::isFinished(std::chrono::milliseconds patience) {
       base::warnOnce("unified move",
                      "unified view: work at gpunode %s has not ended within %lld ms (a kernel that "
                      "waits?): until it has, launches go there and their pages come to them",
-                     session_.executor().gpunode().c_str(),
+                     session_.executor().name().c_str(),
                      static_cast<long long>(std::chrono::milliseconds(kPatience).count()));
     return false;
   }
@@ -267,8 +285,8 @@ bool Executors::moveTo(const Home::Routed& routed, std::chrono::steady_clock::ti
                     .pages_coming = routed.coming,
                     .finishing_ns = finishing_ns_});
   base::logDebug("unified view: all moves from gpunode %s to %s",
-                 session_.executors()[from]->gpunode().c_str(),
-                 session_.executors()[to]->gpunode().c_str());
+                 session_.executors()[from]->name().c_str(),
+                 session_.executors()[to]->name().c_str());
   return true;
 }
 
@@ -329,7 +347,7 @@ unsigned Executors::enter(const Uses& uses, Aged* aged) {
                        "unified view: gpunode %s, which the setting route names, can't hold all "
                        "pages that would be there: launches and copies go to other ones too (give "
                        "it more memory: olgpunode --vram, --memory; or leave route out)",
-                       session_.executors()[next_]->gpunode().c_str());
+                       session_.executors()[next_]->name().c_str());
       if (routed.executor != active()) {
         sent = sendElsewhere(routed, uses.named);
         if (!sent) reason = bound() ? RouteReason::kBound : RouteReason::kNotEnded;
@@ -393,7 +411,7 @@ void Executors::bind(const std::string& what) {
         "unified view: all stays at gpunode %s (work there does not end, or its variables can't be "
         "brought along): where memory holds the address of a variable, kernels will find another "
         "GPU's",
-        session_.executor().gpunode().c_str());
+        session_.executor().name().c_str());
   if (!bound()) bindHere(what);
 }
 
@@ -413,13 +431,13 @@ void Executors::bindHere(const std::string& what) {
   base::logWarn(
       "unified view: %s can be at one GPU alone so far: all runs at gpunode %s from now on, and "
       "pages come to it from the others",
-      what.c_str(), session_.executor().gpunode().c_str());
+      what.c_str(), session_.executor().name().c_str());
 }
 
 // --- memory --------------------------------------------------------------------------------------
 
 bool Executors::add(uint64_t base, uint64_t bytes) {
-  if (bytes > freeOf(holds_) || !home_.add(base, bytes)) return false;
+  if (bytes > freeOf(holds_, most_) || !home_.add(base, bytes)) return false;
   links_.flush();
   return true;
 }
@@ -457,11 +475,11 @@ void Executors::awaitReleased() {
 }
 
 // A program that is bound gets what the one GPU can hold.
-uint64_t Executors::freeOf(const std::vector<uint64_t>& pages) const {
-  const uint64_t all = bound() ? pages[active()] : sum(pages);
+uint64_t Executors::freeOf(const std::vector<uint64_t>& pages, uint64_t of_all) const {
+  const uint64_t all = bound() ? pages[active()] : of_all;
   return (all - std::min(all, most_ - home_.freePages())) * kPageBytes;
 }
-uint64_t Executors::freeBytes() const { return freeOf(told_); }
-uint64_t Executors::totalBytes() const { return sum(told_) * kPageBytes; }
+uint64_t Executors::freeBytes() const { return freeOf(told_, most_told_); }
+uint64_t Executors::totalBytes() const { return most_told_ * kPageBytes; }
 
 }  // namespace olpager::unified

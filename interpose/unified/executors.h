@@ -100,13 +100,15 @@ class Executors final : public forward::Group {
   void bindHere(const std::string& what);
   bool finishActive(std::chrono::milliseconds patience);
   void heard();
-  uint64_t freeOf(const std::vector<uint64_t>& pages) const;
+  uint64_t freeOf(const std::vector<uint64_t>& pages, uint64_t of_all) const;
 
   forward::Session& session_;
   status::UnifiedCounters& counters_;
   const std::vector<uint64_t> holds_;  // pages that each can hold
   const std::vector<uint64_t> told_;   // of these, what the program is told of (OL_REPORT)
-  const uint64_t most_;                // pages that the program may get
+  // Of all executors, with what memservers lend counted once: pages that the program may get, and
+  // that it is told of.
+  const uint64_t most_, most_told_;
   const Routing routing_;
   unsigned next_;  // of Routing::kOne and kRoundRobin: where an operation is to go. Under order_
   Home home_;

@@ -510,6 +510,7 @@ void Home::noteFigures(unsigned executor, std::span<const std::byte> body) {
   counted.read_bytes.store(figures.read_bytes, std::memory_order_relaxed);
   counted.unchanged_bytes.store(figures.unchanged_bytes, std::memory_order_relaxed);
   counted.in_part_bytes.store(figures.in_part_bytes, std::memory_order_relaxed);
+  counted.retained_bytes.store(figures.retained_bytes, std::memory_order_relaxed);
 }
 
 std::vector<std::byte> Home::take(unsigned executor) {

@@ -296,7 +296,7 @@ void ManagedMemory::awaitWork(uint64_t context, CUstream stream) {
                        "unified view: the CPU touches managed memory while a kernel runs at "
                        "gpunode %s, and waits for its end; synchronise before, or attach the "
                        "memory to the host (cuStreamAttachMemAsync)",
-                       session_.executor().gpunode().c_str());
+                       session_.executor().name().c_str());
     }
   }
 }

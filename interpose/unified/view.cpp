@@ -20,31 +20,27 @@ CountersSource g_counters = nullptr;  // before there are sessions
 std::string g_route;                  // likewise
 bool g_managed = true;                // likewise
 
-// The executor is of Routing::kOne.
-std::pair<Routing, unsigned> routingIn(const forward::Session& session) {
-  if (g_route == base::kRouteOwner) return {Routing::kOwner, 0};
-  if (g_route == base::kRouteRoundRobin) return {Routing::kRoundRobin, 0};
+// The executor is of Routing::kOne. How many GPUs a gpunode has the settings could not know.
+Result<std::pair<Routing, unsigned>> routingIn(const forward::Session& session) {
+  if (g_route == base::kRouteOwner) return std::pair{Routing::kOwner, 0U};
+  if (g_route == base::kRouteRoundRobin) return std::pair{Routing::kRoundRobin, 0U};
   const auto all = session.executors();
-  const auto named = std::find_if(
-      all.begin(), all.end(), [](const auto& executor) { return executor->gpunode() == g_route; });
-  if (named == all.end()) return {Routing::kOwner, 0};  // settings are checked before
-  return {Routing::kOne, static_cast<unsigned>(named - all.begin())};
+  const auto named = std::find_if(all.begin(), all.end(),
+                                  [](const auto& executor) { return executor->name() == g_route; });
+  if (named != all.end())
+    return std::pair{Routing::kOne, static_cast<unsigned>(named - all.begin())};
+  std::string names;
+  for (const auto& executor : all) names += (names.empty() ? "" : ", ") + executor->name();
+  return Error{base::format("route: there is no GPU '{}'; they are {}", g_route, names)};
 }
 
-// How many of a gpunode's GPUs the program sees only its worker tells.
 Status accepts(std::span<forward::Session* const> all) {
   forward::Session& session = *all.front();  // the view has one
-  for (const auto& executor : session.executors()) {
-    const int devices = executor->description().devices;
-    if (devices > 1)
-      return Error{base::format(
-          "view = unified: one GPU of a gpunode so far, and the program sees {} of gpunode {}: "
-          "choose one (CUDA_VISIBLE_DEVICES=0), or see each as a device (--view discrete)",
-          devices, executor->gpunode())};
-  }
   if (session.executors().size() == 1) return {};
-  const auto [routing, one] = routingIn(session);
-  auto group = std::make_unique<Executors>(session, g_counters(), routing, one, g_managed);
+  const auto routing = routingIn(session);
+  if (!routing.ok()) return routing.error();
+  const auto [way, one] = routing.value();
+  auto group = std::make_unique<Executors>(session, g_counters(), way, one, g_managed);
   Executors& executors = *group;
   session.formGroup(std::move(group));
   return executors.start();

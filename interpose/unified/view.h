@@ -1,5 +1,5 @@
-// The unified view: ONE device of all GPUs that the program's gpunodes have, so far one of each.
-// Over several gpunodes executors.h decides where calls go.
+// The unified view: ONE device of all GPUs that the program's gpunodes have.
+// Of several GPUs executors.h decides where calls go.
 //
 // Handles. A handle that the program holds is a number that means the same at every executor (a
 // gpunode's worker with a GPU). Nothing is translated on the program's side: a call's record goes

@@ -418,6 +418,7 @@ void Away::post(const directory::Message& message) {
 
 // What steps have left to be said.
 void Away::send() {
+  retained_.store(elsewhere_.retained(), std::memory_order_relaxed);
   std::span<const directory::Message> left = outbox_;
   while (!left.empty()) {
     link_.post(pages::encode(left));

@@ -122,6 +122,9 @@ class Away final : private Residence<Lock> {
   /// Host memory is short: what other executors have as well is not kept. It may come back a moment
   /// later.
   void giveRetained(Lock& lock);
+  /// Pages that are kept though another executor has taken them: they may come back as they left.
+  /// Any thread, without the mutex.
+  uint64_t retained() const { return retained_.load(std::memory_order_relaxed); }
   /// The extent is parked in a host chunk and stays so, in answer to stop().
   void parked(Extent& extent, Lock& lock);
 
@@ -198,6 +201,7 @@ class Away final : private Residence<Lock> {
   PoolState& state_;
   AwayLink& link_;
   std::counting_semaphore<> bell_{0};
+  std::atomic<uint64_t> retained_{0};  // written under the mutex
   std::atomic<bool> ended_{false};
   std::counting_semaphore<> freed_bell_{0};
   std::thread thread_, dropper_;

@@ -51,6 +51,8 @@ void ExecutorMemory::landed(uint32_t extent, uint64_t number, bool good,
   state_->away->landed(extent, number, good, hash, lock);
 }
 
+uint64_t ExecutorMemory::retainedBytes() const { return state_->away->retained() * kPageBytes; }
+
 void ExecutorMemory::beginOperation(uint64_t age, uint64_t oldest) { Away::begin(age, oldest); }
 void ExecutorMemory::operationUses(uint64_t address, uint64_t bytes) { Away::uses(address, bytes); }
 bool ExecutorMemory::operationOver() { return state_->away->over(); }

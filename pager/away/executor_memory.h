@@ -27,6 +27,8 @@ class ExecutorMemory {
   /// CUDA_ERROR_INVALID_VALUE: no batch of messages to an executor.
   CUresult receive(std::span<const std::byte> batch);
   void landed(uint32_t extent, uint64_t number, bool good, std::optional<ContentHash> hash);
+  /// Bytes of pages that are kept for when they come back.
+  uint64_t retainedBytes() const;
   /// The calling thread makes an operation; what it uses; it is made. True: the directory was told.
   void beginOperation(uint64_t age, uint64_t oldest);
   void operationUses(uint64_t address, uint64_t bytes);

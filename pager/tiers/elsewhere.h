@@ -171,6 +171,7 @@ class Elsewhere {
     step(lock, [&](auto& out) { agent_.quiet(extent, written, out); });
   }
   /// Of frames with bytes that were given away so many pages stay at most (release).
+  uint64_t retained() const { return agent_.retained(); }
   void shed(uint64_t keep, Lock& lock) {
     step(lock, [&](auto& out) { agent_.shed(keep, out); });
   }

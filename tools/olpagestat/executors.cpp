@@ -97,6 +97,7 @@ std::vector<ExecutorFigures> executorFigures(const Counters& now, const Counters
     ExecutorFigures figures{.gpunode = gpunodeOf(now, i),
                             .active = valueOf(now.unified.active) == i,
                             .owned = valueOf(one.owned_bytes),
+                            .retained = valueOf(one.retained_bytes),
                             .room = valueOf(one.room_bytes),
                             .capacity = valueOf(one.capacity_bytes),
                             .launches = valueOf(one.launches),
@@ -164,14 +165,14 @@ std::string executorsTable(const Counters& counters, std::optional<double> secon
                          "managed memory", valueOf(unified.cpu_faults),
                          formatSize(valueOf(unified.cpu_bytes_in)),
                          formatSize(valueOf(unified.cpu_bytes_out)));
-  text += "\n  " + columns("executor", {"owned", "VRAM room", "capacity", "launches", "operations",
-                                        "bytes in", "bytes read", "bytes out"});
+  text += "\n  " + columns("executor", {"owned", "retained", "VRAM room", "capacity", "launches",
+                                        "operations", "bytes in", "bytes read", "bytes out"});
   for (const ExecutorFigures& one : executorFigures(counters, nullptr, 0))
-    text +=
-        "\n  " + columns(nameOf(one), {formatSize(one.owned), formatSize(one.room),
-                                       formatSize(one.capacity), base::format("{}", one.launches),
-                                       base::format("{}", one.operations), formatSize(one.bytes_in),
-                                       formatSize(one.read), formatSize(one.bytes_out)});
+    text += "\n  " + columns(nameOf(one),
+                             {formatSize(one.owned), formatSize(one.retained), formatSize(one.room),
+                              formatSize(one.capacity), base::format("{}", one.launches),
+                              base::format("{}", one.operations), formatSize(one.bytes_in),
+                              formatSize(one.read), formatSize(one.bytes_out)});
   text += "\n  operations went to their executor because\n";
   for (size_t reason = 0; reason < status::kRouteReasons; ++reason) {
     uint64_t sum = 0;
@@ -201,6 +202,7 @@ nlohmann::ordered_json executorsJson(const Counters& counters) {
     executors.push_back({{"executor", number},
                          {"gpunode", one.gpunode},
                          {"owned_bytes", one.owned},
+                         {"retained_bytes", one.retained},
                          {"room_bytes", one.room},
                          {"capacity_bytes", one.capacity},
                          {"launches", one.launches},

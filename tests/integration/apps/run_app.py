@@ -45,7 +45,7 @@ def arguments():
     parser.add_argument("--transport", default="auto", help="in mode forward: auto, tcp or shm")
     parser.add_argument("--gpunodes", type=int, default=1, help="in mode forward: how many, each with one device unless --env says more")
     parser.add_argument("--view", help="in mode forward: discrete or unified, as olrun's")
-    parser.add_argument("--route", help="in mode forward: as olrun's, a gpunode by its number")
+    parser.add_argument("--route", help="in mode forward: as olrun's, a gpunode by its number, with /N of its GPU N")
     parser.add_argument("--olmemserver", help="in mode forward: the gpunodes borrow RAM of one of these, 256 MiB")
     parser.add_argument("--visible", help="in mode forward: CUDA_VISIBLE_DEVICES of the program alone")
     parser.add_argument("--sim-native", required=True, help="folder with the simulated GPU's libcuda.so.1")
@@ -140,7 +140,8 @@ def command(options, gpunodes=()):
         named = [word for gpunode in gpunodes for word in ("--gpunode", gpunode.address)]
         view = ["--view", options.view] if options.view else []
         if options.route:
-            view += ["--route", gpunodes[int(options.route)].address if options.route.isdecimal() else options.route]
+            number, slash, gpu = options.route.partition("/")
+            view += ["--route", gpunodes[int(number)].address + slash + gpu if number.isdecimal() else options.route]
         return [options.olrun] + named + view + ["--transport", options.transport] + options.olrun_option + ["--"] + program
     vram = budget(options)
     run = [options.olrun, "--driver", "sim", "--vram", str(vram), "--host", str(options.host), "--reach", options.reach]

@@ -255,17 +255,22 @@ def not_there(bench):
 
 
 def unified(bench):
-    """The unified view: two gpunodes are one device; two GPUs of one gpunode are refused when the program starts."""
+    """The unified view: two gpunodes are one device, and so are two GPUs of one gpunode; CUDA_VISIBLE_DEVICES chooses among them."""
     view = {"OL_VIEW": "unified"}
     both = bench.program([bench.options.steps], view)
     assert both.line() == "ready", both.log
     assert both.ask("devices").split()[:2] == ["ok", "1"]
     assert both.ask("step 0") == "ok", both.log
     bench.env["OL_SIM_DEVICES"] = "2"
-    bench.add_node()
-    two = bench.program([bench.options.steps], view, bench.addresses[1:])
-    assert two.line() == "error cudaErrorNoDevice", two.log
-    two.wait_log(rf"one GPU of a gpunode so far, and the program sees 2 of gpunode {re.escape(bench.addresses[1])}")
+    bench.add_node("--total-memory", "256MiB")
+    two = bench.program([bench.options.steps], {**view, "OL_LOG": "info"}, bench.addresses[1:])
+    assert two.line() == "ready", two.log
+    assert two.ask("devices").split()[:2] == ["ok", "1"]
+    assert two.ask("step 0") == "ok", two.log
+    address = re.escape(bench.addresses[1])
+    two.wait_log(rf"unified view: gpunodes {address}/0 and {address}/1: ")
+    # Each has half of the gpunode's RAM from the start: 64 MiB of VRAM and 128 MiB, less a sixteenth.
+    two.wait_log("unified view: at most 360MiB for the program")
     seen = bench.program([bench.options.steps], None, bench.addresses[1:])
     assert seen.line() == "ready", seen.log
     other = seen.ask("devices").split()[3]
@@ -273,6 +278,13 @@ def unified(bench):
     assert one.line() == "ready", one.log
     assert one.ask("devices").split() == ["ok", "1", other]
     assert one.ask("step 0") == "ok", one.log
+    one.wait_log("CUDA_VISIBLE_DEVICES=1 leaves out 1 of 2 GPUs")
+    none = bench.program([bench.options.steps], {**view, "CUDA_VISIBLE_DEVICES": "7"}, bench.addresses[1:])
+    assert none.line() == "error cudaErrorNoDevice", none.log
+    none.wait_log(r"CUDA_VISIBLE_DEVICES=7 names none of the 2 GPU\(s\) of the gpunodes")
+    route = bench.program([bench.options.steps], {**view, "OL_ROUTE": f"{bench.addresses[1]}/2"}, bench.addresses[1:])
+    assert route.line() == "error cudaErrorNoDevice", route.log
+    route.wait_log(rf"route: there is no GPU '{address}/2'; they are {address}/0, {address}/1")
 
 
 def executors(bench):

@@ -60,6 +60,7 @@ def of_json(process, addresses):
     for one in executors:
         check(one["launches"] > 0, f"no launch there: {one}")
         check(one["launches"] <= one["operations"] == sum(one["operations_by_reason"].values()), f"operations: {one}")
+        check(one["retained_bytes"] % (2 * MIB) == 0 and one["retained_bytes"] <= one["bytes_out"], f"retained: {one}")
         check(0 < one["room_bytes"] <= 32 * MIB < one["capacity_bytes"], f"room: {one}")
     check(sum(one["launches"] for one in executors) == 3 * 8, f"launches: {executors}")
     # With two executors, what one gave the other has.

@@ -174,7 +174,7 @@ def gpunodes(bench):
     bench.starts("--gpunode", good, env={"OL_VRAM": "64MiB", "OL_MEMSERVER": absent})  # those of every run
     bench.refused(["--route: of no effect", "--view unified"], "--gpunode", good, "--route", "rr")
     unified = ("--gpunode", good, "--view", "unified")
-    bench.refused([f"--route: '10.0.0.9:1' is not allowed; allowed: owner, rr, or a gpunode as --gpunode names it: {good}"],
+    bench.refused([f"--route: '10.0.0.9:1' is not allowed; allowed: owner, rr, or a gpunode as --gpunode names it, with /N for its GPU N where it has several: {good}"],
                   *unified, "--route", "10.0.0.9:1")
     bench.refused(["--route: 'owener' is not allowed; allowed: owner, rr, local, or a gpunode"], *unified, "--route", "owener")
     bench.refused(["OL_ROUTE: '10.0.0.9:1' is not allowed"], *unified, env={"OL_ROUTE": "10.0.0.9:1"})

@@ -168,6 +168,7 @@ TEST_CASE("olpagestat shows the executors of a unified view", "[olpagestat]") {
   set(first.bytes_in, 4ull << 20);
   set(first.read_bytes, 2112ull << 10);
   set(first.in_part_bytes, 2ull << 20);
+  set(first.retained_bytes, 10ull << 20);
   set(unified.executors[1].bytes_out, 4ull << 20);
   set(unified.count, 2);
   status::noteMove(unified, {.from = 1,
@@ -187,7 +188,7 @@ TEST_CASE("olpagestat shows the executors of a unified view", "[olpagestat]") {
   INFO(table.out);
   for (const char* text :
        {"one device of 2 executors", "12 faults of the CPU; 34MiB came to it, 8MiB went back\n",
-        "\n  10.0.0.2:7071 * ", " 6MiB ", " 16GiB ", " 83 ",
+        "\n  10.0.0.2:7071 * ", " 6MiB ", " 10MiB ", " 16GiB ", " 83 ",
         "  80  none of its pages is elsewhere\n", "   3  more of its pages are there\n",
         "-> 10.0.0.2:7071: more of its pages are there (3 there, 1 to come); 4.1ms\n"})
     CHECK(table.out.find(text) != std::string::npos);
@@ -210,6 +211,7 @@ TEST_CASE("olpagestat shows the executors of a unified view", "[olpagestat]") {
   CHECK(one.at("read_bytes") == 2112ull << 10);
   CHECK(one.at("in_part_bytes") == 2ull << 20);
   CHECK(one.at("unchanged_bytes") == 0);
+  CHECK(one.at("retained_bytes") == 10ull << 20);
   CHECK(one.at("operations_by_reason").at("in_place") == 80);
   CHECK(one.at("operations_by_reason").size() == status::kRouteReasons - 1);
   CHECK(shown["executors"][1].at("bytes_out") == 4ull << 20);

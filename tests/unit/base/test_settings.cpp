@@ -221,14 +221,18 @@ TEST_CASE("operations of the unified view go to owners, in turns, or to a gpunod
   CHECK(routeOf({unified, both}) == kRouteOwner);
   CHECK(routeOf({unified, both, "OL_ROUTE=rr"}) == kRouteRoundRobin);
   CHECK(routeOf({unified, both, "OL_ROUTE=a:1"}) == "a:1");
-  CHECK(routeOf({unified, both, "OL_ROUTE=local", "OL_LOCAL_GPUNODE=/run/x.sock"}) ==
-        "unix:/run/x.sock");
+  CHECK(routeOf({unified, both, "OL_ROUTE=local", "OL_LOCAL_GPUNODE=/run/x.sock"}) == "local");
+  CHECK(routeOf({unified, both, "OL_ROUTE=local/1"}) == "local/1");
+  CHECK(routeOf({unified, both, "OL_ROUTE=a:1/12"}) == "a:1/12");
+  CHECK(routeOf({unified, "OL_GPUNODE=unix:/run/1", "OL_ROUTE=unix:/run/1"}) == "unix:/run/1");
   CHECK(failureOf(files.sources({unified, both, "OL_ROUTE=b:1"})) ==
-        "OL_ROUTE: 'b:1' is not allowed; allowed: owner, rr, or a gpunode as --gpunode names it: "
-        "a:1, local");
+        "OL_ROUTE: 'b:1' is not allowed; allowed: owner, rr, or a gpunode as --gpunode names it, "
+        "with /N for its GPU N where it has several: a:1, local");
+  for (const char* const none : {"b:1/0", "local/", "a:1/x", "/1"})
+    CHECK_FALSE(loadSettings(files.sources({unified, both, "OL_ROUTE=" + std::string(none)})).ok());
   CHECK(failureOf(files.sources({"OL_ROUTE=owener"})) ==
         "OL_ROUTE: 'owener' is not allowed; allowed: owner, rr, local, or a gpunode as --gpunode "
-        "names it");
+        "names it, with /N for its GPU N where it has several");
   // Where it came from: the last one that gave it.
   files.write("etc.toml", "view = 'unified'\nroute = 'b:1'\n");
   CHECK(failureOf(files.sources({both})).find("etc.toml:2: route: 'b:1' is not allowed") !=
