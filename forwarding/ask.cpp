@@ -12,8 +12,6 @@
 namespace olpager::forward {
 namespace {
 
-constexpr uint32_t kPatienceMs = 5000;  // to connect, and for the answer
-
 // What a daemon of another kind that answers at a gpunode's address is.
 Error otherDaemon(const std::string& gpunode, const std::string& its_kind) {
   const std::string kind = base::printable(its_kind);
@@ -75,22 +73,19 @@ Result<SessionReply> askGpunode(const base::Settings& settings, const std::strin
 }
 
 Result<std::vector<std::string>> askForGpus(const base::Settings& settings,
-                                            const std::string& gpunode) {
+                                            const std::string& gpunode, uint32_t connect_ms,
+                                            uint32_t answer_ms) {
   auto options = transport::optionsFrom(settings, gpunode);
   if (!options.ok()) return options.error();
-  options.value().choice = transport::Choice::kTcp;
-  options.value().connect_ms = kPatienceMs;
-  auto asker = status::Asker::make(options.value(), gpunode, kPatienceMs);
+  options.value().choice = transport::Choice::kTcp;  // as above
+  options.value().connect_ms = connect_ms;
+  auto asker = status::Asker::make(options.value(), gpunode, answer_ms);
   if (!asker.ok()) return asker.error();
   const auto told = asker.value()->ask();
   if (!told.ok()) return Error{"gpunode " + told.error().message};  // which names the address
-  const status::Status& status = told.value().status;
-  if (status.kind != "gpunode") return otherDaemon(gpunode, status.kind);
-  if (status.devices.empty())
-    return Error{"gpunode " + gpunode + ": it has no GPU; its log says why"};
+  if (told.value().status.kind != "gpunode") return otherDaemon(gpunode, told.value().status.kind);
   std::vector<std::string> uuids;
-  uuids.reserve(status.devices.size());
-  for (const status::Device& device : status.devices) uuids.push_back(device.uuid);
+  for (const status::Device& device : told.value().status.devices) uuids.push_back(device.uuid);
   return uuids;
 }
 

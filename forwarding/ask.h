@@ -18,10 +18,11 @@ Result<SessionReply> askGpunode(const base::Settings& settings, const std::strin
                                 const SessionRequest& request, uint32_t connect_ms,
                                 uint32_t answer_ms);
 
-/// UUIDs of the gpunode's GPUs, in the order in which its sessions see them; one at least. The Error
-/// is one line that begins with "gpunode" and its address. Blocks for some seconds at most.
+/// UUIDs of the gpunode's GPUs, in the order in which its sessions see them; none where it knows of
+/// none so far. The Error as above.
 Result<std::vector<std::string>> askForGpus(const base::Settings& settings,
-                                            const std::string& gpunode);
+                                            const std::string& gpunode, uint32_t connect_ms,
+                                            uint32_t answer_ms);
 
 /// What the gpunode says beside its answer, as text of one line.
 std::string textOf(const SessionReply& reply);

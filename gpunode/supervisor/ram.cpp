@@ -43,21 +43,9 @@ void Supervisor::divideRam(Session* coming) {
   }
   if (coming != nullptr) users.push_back(coming);
   // A program's workers start at once, and each says then how much it has: what those that are not
-  // here yet will have nobody gets before. They are of one program of one peer's.
-  const auto isWith = [](const Session& one, const Session& other) {
-    return one.process == other.process && one.node == other.node && one.key_name == other.key_name;
-  };
+  // here yet will have nobody gets before.
   size_t to_come = 0;
-  for (size_t i = 0; i < users.size(); ++i) {
-    const auto here = std::count_if(users.begin(), users.end(), [&](const Session* other) {
-      return isWith(*users[i], *other);
-    });
-    const bool first =
-        std::none_of(users.begin(), users.begin() + static_cast<ptrdiff_t>(i),
-                     [&](const Session* other) { return isWith(*users[i], *other); });
-    const size_t all = users[i]->beside + size_t{1};
-    if (first) to_come += all - std::min(all, static_cast<size_t>(here));
-  }
+  for (const Expected& one : expected(coming)) to_come += one.sessions;
   const uint64_t total = ramToShare();
   uint64_t left = total;
   std::vector<uint64_t> has;

@@ -43,6 +43,7 @@ constexpr auto kWait = 20s;  // of a client for another's session to end: it wai
 constexpr auto kEnd = 1s;    // of workers that have been told to
 constexpr auto kSocketAge = 3s;  // removeDeadSockets() leaves younger ones
 constexpr auto kDivideRam = 500ms;
+constexpr auto kTogether = 30s;  // in which a program opens its sessions
 constexpr int kTickMs = 500;
 constexpr const char* kKeepCounters = "OL_COUNTERS_KEEP";
 
@@ -266,19 +267,61 @@ size_t Supervisor::running() const {
   }));
 }
 
-// "", or why there can be no session.
-std::string Supervisor::inTheWay(const SessionRequest& request, const std::string& key_name) const {
+// A program opens its sessions at once. What has not come by then, or of which one is gone already,
+// does not come any more. `coming`: is not among the sessions yet.
+std::vector<Supervisor::Expected> Supervisor::expected(const Session* coming) const {
+  std::vector<const Session*> all;
+  for (const auto& [id, session] : sessions_) all.push_back(&session);
+  if (coming != nullptr) all.push_back(coming);
+  std::vector<Expected> found;
+  for (const Session* const one : all) {
+    const auto isWith = [one](const Session* other) {
+      return one->process == other->process && one->node == other->node &&
+             one->key_name == other->key_name;
+    };
+    const Session* const first = *std::find_if(all.begin(), all.end(), isWith);
+    const auto here = static_cast<size_t>(std::count_if(all.begin(), all.end(), isWith));
+    const bool comes = std::none_of(all.begin(), all.end(), [&](const Session* other) {
+      return isWith(other) &&
+             (!other->ended.empty() || std::chrono::steady_clock::now() - other->since > kTogether);
+    });
+    if (one == first && comes && one->beside + 1 > here)
+      found.push_back({one, one->beside + 1 - here});
+  }
+  return found;
+}
+
+// "", or why there can be no session. A program that would have several has all or none.
+std::string Supervisor::inTheWay(const SessionRequest& request,
+                                 const transport::PeerInfo& peer) const {
   if (request.specification != forward::kSpecification)
     return "the client and the gpunode are of different versions of olpager";
-  if (running() >= options_.sessions)
-    return base::format("it has {} sessions already, the most (--sessions)", running());
-  const auto of_key = std::count_if(sessions_.begin(), sessions_.end(), [&](const auto& one) {
-    return one.second.ended.empty() && one.second.key_name == key_name;
-  });
-  if (options_.key_sessions != 0 && of_key >= static_cast<ptrdiff_t>(options_.key_sessions))
-    return base::format("{} has {} sessions already, the most of one key (--key-sessions)",
-                        key_name.empty() ? "who comes without a key" : "key " + key_name, of_key);
+  const std::string& key_name = peer.key_name;
+  size_t all = running(), of_key = 0;
+  for (const auto& [id, session] : sessions_)
+    of_key += session.ended.empty() && session.key_name == key_name ? 1 : 0;
+  size_t more = 1 + besideOf(request);
+  for (const Expected& one : expected()) {
+    all += one.sessions;
+    if (one.of->key_name != key_name) continue;
+    of_key += one.sessions;
+    if (one.of->process == request.process && one.of->node == peer.node) more = 0;
+  }
+  const std::string would =
+      more > 1 ? base::format(", and the program would have {} more, one for each GPU", more) : "";
+  if (all + more > options_.sessions)
+    return base::format("it has {} of at most {} sessions (--sessions){}", all, options_.sessions,
+                        would);
+  if (options_.key_sessions != 0 && of_key + more > options_.key_sessions)
+    return base::format("{} has {} of at most {} sessions of one key (--key-sessions){}",
+                        key_name.empty() ? "who comes without a key" : "key " + key_name, of_key,
+                        options_.key_sessions, would);
   return "";
+}
+
+// As many as there are GPUs: more would only take RAM of others'.
+uint32_t Supervisor::besideOf(const SessionRequest& request) const {
+  return std::min<uint32_t>(request.beside, std::max<uint32_t>(devices_.size(), 1) - 1);
 }
 
 // A client that has been there has called. Who comes right after a client of this machine has ended
@@ -306,7 +349,7 @@ void Supervisor::openWaiting() {
   waiting.swap(waiting_);  // open() may put them there again
   for (Waiting& one : waiting) {
     const std::string& key_name = one.client->peer().key_name;
-    const bool taken = !inTheWay(one.request, key_name).empty();
+    const bool taken = !inTheWay(one.request, one.client->peer()).empty();
     if (taken && mayComeFree(key_name) && now < one.until) {
       waiting_.push_back(std::move(one));
     } else {
@@ -317,7 +360,7 @@ void Supervisor::openWaiting() {
 
 void Supervisor::wouldOpen(const transport::LinkPtr& client, const SessionRequest& request) {
   const std::string& key_name = client->peer().key_name;
-  const std::string why = inTheWay(request, key_name);
+  const std::string why = inTheWay(request, client->peer());
   if (!why.empty() && !(request.specification == forward::kSpecification && mayComeFree(key_name)))
     return sayNo(client, why);
   if (!devices_.known()) return sayNo(client, no_devices_);
@@ -330,7 +373,7 @@ void Supervisor::wouldOpen(const transport::LinkPtr& client, const SessionReques
 
 void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& request,
                       bool has_waited) {
-  if (const std::string why = inTheWay(request, client->peer().key_name); !why.empty()) {
+  if (const std::string why = inTheWay(request, client->peer()); !why.empty()) {
     if (has_waited || request.specification != forward::kSpecification ||
         !mayComeFree(client->peer().key_name))
       return refuse(client, why);
@@ -341,7 +384,9 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
     return;
   }
   if (request.slots == 0 || request.slots > forward::kMostSlots || request.slot >= request.slots)
-    return refuse(client, base::format("a program has at most {} gpunodes", forward::kMostSlots));
+    return refuse(client,
+                  base::format("a program has at most {} gpunodes, or GPUs of a unified view",
+                               forward::kMostSlots));
   if (!forward::isValid(request.driver))
     return refuse(client, "its request has no meaning: settings of the driver");
   Session session;
@@ -365,8 +410,7 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
   session.process = request.process;
   session.slot = request.slot;
   session.slots = request.slots;
-  // As many as it has GPUs: more would only take RAM of others'.
-  session.beside = std::min<uint32_t>(request.beside, std::max<size_t>(devices_.size(), 1) - 1);
+  session.beside = besideOf(request);
   session.unified = request.unified != 0;
   session.exportable = request.exportable;
   session.driver = request.driver;

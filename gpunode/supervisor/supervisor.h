@@ -100,6 +100,12 @@ class Supervisor {
     std::chrono::steady_clock::time_point until;
   };
 
+  /// Sessions that the program of `of` has told of, and has not opened yet.
+  struct Expected {
+    const Session* of = nullptr;
+    size_t sessions = 0;
+  };
+
   void take(transport::Completion& completion);
   void open(const transport::LinkPtr& client, const forward::SessionRequest& request,
             bool has_waited = false);
@@ -119,7 +125,10 @@ class Supervisor {
   void endSessions();
   /// While something else is waited for: the signal stays for run() to take.
   bool toldToEnd();
-  std::string inTheWay(const forward::SessionRequest& request, const std::string& key_name) const;
+  std::string inTheWay(const forward::SessionRequest& request,
+                       const transport::PeerInfo& peer) const;
+  uint32_t besideOf(const forward::SessionRequest& request) const;
+  std::vector<Expected> expected(const Session* coming = nullptr) const;
   void hear(Session& session);
   void reap();
   Status spawn(Session& session);

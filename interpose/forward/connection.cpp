@@ -24,8 +24,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr uint32_t kConnectMs = 5000;
-constexpr uint32_t kAnswerMs = 30000;  // a worker starts its driver meanwhile
 constexpr auto kGreeting = 5s;
 constexpr auto kFirst = 5s;  // to reach the worker
 constexpr std::chrono::milliseconds kRetry = 50ms;
@@ -62,7 +60,7 @@ Status Connection::open(calls::Channel& channel) {
   if (!reply.ok()) return reply.error();
   session_ = reply.value();
   if (session_.refused != 0)
-    return Error{"gpunode " + site_.gpunode + " refuses: " + textOf(session_)};
+    return Error{"gpunode " + site_.name + " refuses: " + textOf(session_)};
   auto network = transport::optionsFrom(settings_, site_.gpunode);
   if (!network.ok()) return network.error();
   transport::Options& options = network.value();

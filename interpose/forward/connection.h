@@ -19,6 +19,9 @@
 
 namespace olpager::forward {
 
+/// To connect to a gpunode, and for its answer: its driver may start meanwhile.
+inline constexpr uint32_t kConnectMs = 5000, kAnswerMs = 30000;
+
 class Connection {
  public:
   /// To the gpunode of `site`, for the program's session number `slot` of `slots`.

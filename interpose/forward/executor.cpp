@@ -52,6 +52,8 @@ Status Executor::start() {
   const auto offered = reader.raw(api::kSymbolCount);
   if (!reader.ok() || description_.specification != kSpecification)
     return Error{"gpunode " + name_ + " is of another version than this one"};
+  if (description_.lent > description_.capacity || description_.told_lent > description_.told)
+    return Error{"gpunode " + name_ + " says what makes no sense of its memory"};
   offered_.assign(offered.begin(), offered.end());
   std::thread([this] { attend(); }).detach();
   base::logInfo("forwarded mode: gpunode %s, session %016llx, %d device(s), CUDA %d.%d",
@@ -196,14 +198,18 @@ void Executor::resume() {
 void Executor::lost(const std::string& why) {
   if (ended_) return;
   session_.sayLost(*this, why, leaving_);
+  if (end(why)) session_.lost(*this, why, leaving_);
+}
+
+bool Executor::end(const std::string& why) {
   {
     std::lock_guard lock(waits_mutex_);
-    if (ended_.exchange(true)) return;
+    if (ended_.exchange(true)) return false;
     why_lost_ = why;
     turn_.notify_all();
   }
   channel_.close(why);
-  session_.lost(*this, why, leaving_);
+  return true;
 }
 
 void Executor::dispatch(std::vector<std::byte>& record) {

@@ -102,6 +102,9 @@ class Executor {
   /// Something comes that nobody waits for (Session::comes): the attendant looks.
   void wake();
 
+  /// Its session has ended by what became of another executor: no link is made again, and who waits
+  /// does not any more. False: it has ended already.
+  bool end(const std::string& why);
   /// The program ends, and waits until the worker has heard so.
   void sayGoodbye();
 

@@ -91,6 +91,9 @@ void Session::sayLost(const Executor& executor, const std::string& why, bool lea
   const std::string& gpunode = executor.name();
   if (leaving) {
     base::logDebug("gpunode %s: %s", gpunode.c_str(), why.c_str());
+  } else if (executors_.size() > 1) {
+    base::logError("the unified view is lost: gpunode %s: %s; every CUDA call fails from now on",
+                   gpunode.c_str(), why.c_str());
   } else if (slots_ > 1) {
     base::logError(
         "the session on gpunode %s is lost: %s; every CUDA call for its devices fails from now on",
@@ -105,6 +108,8 @@ void Session::sayLost(const Executor& executor, const std::string& why, bool lea
 void Session::lost(const Executor& executor, const std::string& why, bool leaving) {
   sayLost(executor, why, leaving);
   if (ended_.exchange(true)) return;
+  for (const auto& other : executors_)
+    if (other.get() != &executor && !leaving) (void)other->end(why);
   arrivals_->wake();
   functions_->lost(leaving);
   parts_->lost();

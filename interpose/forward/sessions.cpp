@@ -135,6 +135,8 @@ std::span<Session* const> sessions() {
   readLaunchBlocking();
   std::vector<Session*> all;
   if (const Status connected = connectAll(state.settings, state.view, all); !connected.ok()) {
+    // Else their gpunodes would keep them for as long as the program runs.
+    for (Session* const session : all) session->atExit();
     if (base::logLevel() != base::LogLevel::kOff)
       base::logError("%s", connected.error().message.c_str());
     return {};

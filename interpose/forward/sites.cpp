@@ -12,6 +12,7 @@
 #include "forwarding/ask.h"
 #include "forwarding/visible_devices.h"
 #include "forwarding/wire/session_protocol.h"
+#include "interpose/forward/connection.h"
 
 namespace olpager::forward {
 namespace {
@@ -51,8 +52,9 @@ std::vector<Site> gpunodesOf(const base::Settings& settings) {
 Result<std::vector<Site>> gpusOf(const base::Settings& settings) {
   std::vector<std::future<Result<std::vector<std::string>>>> asked;
   for (const std::string& gpunode : settings.gpunodes)
-    asked.push_back(std::async(std::launch::async,
-                               [&settings, &gpunode] { return askForGpus(settings, gpunode); }));
+    asked.push_back(std::async(std::launch::async, [&settings, &gpunode] {
+      return askForGpus(settings, gpunode, kConnectMs, kAnswerMs);
+    }));
   std::vector<Site> sites;
   std::optional<Error> failed;
   for (size_t i = 0; i < asked.size(); ++i) {
@@ -64,6 +66,8 @@ Result<std::vector<Site>> gpusOf(const base::Settings& settings) {
     const std::string& gpunode = settings.gpunodes[i];
     const std::string name = nameOf(settings, gpunode);
     const bool several = gpus.value().size() > 1;
+    // To open a session there says why it has none, or finds them by now.
+    if (gpus.value().empty()) sites.push_back({gpunode, "", name});
     for (size_t number = 0; number < gpus.value().size(); ++number)
       sites.push_back(
           {gpunode, gpus.value()[number], several ? base::format("{}/{}", name, number) : name});

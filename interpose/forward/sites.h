@@ -26,8 +26,8 @@ struct Site {
 std::vector<Site> gpunodesOf(const base::Settings& settings);
 
 /// Each GPU of each gpunode, in the order of the settings, or those that CUDA_VISIBLE_DEVICES
-/// names, in its order: the GPUs of the unified view. Asks the gpunodes, all at once. The Error is
-/// one line.
+/// names, in its order: the GPUs of the unified view. A gpunode that knows of no GPU so far is a
+/// site without one. Asks the gpunodes, all at once. The Error is one line.
 Result<std::vector<Site>> gpusOf(const base::Settings& settings);
 
 }  // namespace olpager::forward

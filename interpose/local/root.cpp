@@ -35,6 +35,7 @@
 #include "base/process.h"
 #include "base/settings.h"
 #include "coherence/calls/digest.h"
+#include "coherence/transport/core/address.h"
 #include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/from_settings.h"
 #include "interpose/forward/sessions.h"
@@ -339,7 +340,12 @@ uint64_t lenders() {
   if (names.empty()) return 0;
   std::sort(names.begin(), names.end());
   std::string all;
-  for (const std::string& name : names) all += name + '\n';
+  for (const std::string& name : names) {
+    // What is named from within a machine is that machine's.
+    const bool is_here = name.starts_with("127.") || name.starts_with("localhost:") ||
+                         name.starts_with("[::1]") || name.starts_with("unix:");
+    all += (is_here ? transport::bootId() : "") + name + '\n';
+  }
   calls::Digest digest;
   if (!calls::digestOf(std::as_bytes(std::span(all)), digest)) return 0;
   uint64_t number = 0;

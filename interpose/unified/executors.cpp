@@ -154,7 +154,10 @@ Status Executors::start() {
     for (const CUdevice_attribute attribute : {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
                                                CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR}) {
       if (attributeAt(session_, 0, attribute, 0) != attributeAt(session_, i, attribute, 0))
-        return cannot(i, "their GPUs are of unlike compute capability");
+        return cannot(
+            i,
+            "their GPUs are of unlike compute capability; CUDA_VISIBLE_DEVICES chooses some of "
+            "one");
     }
   }
   for (unsigned i = 0; i < executors.size(); ++i) {
@@ -247,7 +250,7 @@ bool Executors::isFinished(std::chrono::milliseconds patience) {
   // What had not ended when it was last asked for says so by its answer.
   const bool waited_before = !unfinished_.empty();
   if (!finishActive(waited_before ? 0ms : patience)) {
-    if (!waited_before && patience != 0ms)
+    if (!waited_before && patience != 0ms && !session_.ended())
       base::warnOnce("unified move",
                      "unified view: work at gpunode %s has not ended within %lld ms (a kernel that "
                      "waits?): until it has, launches go there and their pages come to them",

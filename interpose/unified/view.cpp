@@ -1,6 +1,7 @@
 #include "interpose/unified/view.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <span>
 #include <string>
@@ -25,20 +26,38 @@ Result<std::pair<Routing, unsigned>> routingIn(const forward::Session& session) 
   if (g_route == base::kRouteOwner) return std::pair{Routing::kOwner, 0U};
   if (g_route == base::kRouteRoundRobin) return std::pair{Routing::kRoundRobin, 0U};
   const auto all = session.executors();
-  const auto named = std::find_if(all.begin(), all.end(),
-                                  [](const auto& executor) { return executor->name() == g_route; });
+  const auto named = std::find_if(all.begin(), all.end(), [](const auto& executor) {
+    return executor->name() == g_route || executor->name() + "/0" == g_route;
+  });
   if (named != all.end())
     return std::pair{Routing::kOne, static_cast<unsigned>(named - all.begin())};
+  // A gpunode of which the view has one GPU, of several.
+  const auto isThere = [](const auto& executor) {
+    return executor->name().starts_with(g_route + "/");
+  };
+  if (std::count_if(all.begin(), all.end(), isThere) == 1)
+    return std::pair{
+        Routing::kOne,
+        static_cast<unsigned>(std::find_if(all.begin(), all.end(), isThere) - all.begin())};
   std::string names;
   for (const auto& executor : all) names += (names.empty() ? "" : ", ") + executor->name();
-  return Error{base::format("route: there is no GPU '{}'; they are {}", g_route, names)};
+  return Error{base::format(
+      "route: the view has no GPU '{}'; it has {}{}", g_route, names,
+      std::getenv("CUDA_VISIBLE_DEVICES") != nullptr ? " (CUDA_VISIBLE_DEVICES chooses)" : "")};
 }
 
 Status accepts(std::span<forward::Session* const> all) {
   forward::Session& session = *all.front();  // the view has one
-  if (session.executors().size() == 1) return {};
+  for (const auto& executor : session.executors()) {
+    if (executor->description().devices > 1)
+      return Error{base::format(
+          "view = unified: gpunode {} had just started and has found its {} GPUs only now: start "
+          "the program again",
+          executor->name(), executor->description().devices)};
+  }
   const auto routing = routingIn(session);
   if (!routing.ok()) return routing.error();
+  if (session.executors().size() == 1) return {};
   const auto [way, one] = routing.value();
   auto group = std::make_unique<Executors>(session, g_counters(), way, one, g_managed);
   Executors& executors = *group;

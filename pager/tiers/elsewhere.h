@@ -170,8 +170,9 @@ class Elsewhere {
   void quiet(directory::ExtentId extent, bool written, Lock& lock) {
     step(lock, [&](auto& out) { agent_.quiet(extent, written, out); });
   }
-  /// Of frames with bytes that were given away so many pages stay at most (release).
+  /// Pages of frames with bytes that were given away (release).
   uint64_t retained() const { return agent_.retained(); }
+  /// Of these so many stay at most.
   void shed(uint64_t keep, Lock& lock) {
     step(lock, [&](auto& out) { agent_.shed(keep, out); });
   }

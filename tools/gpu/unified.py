@@ -1,4 +1,4 @@
-"""Steps of bench-h200 in the unified view: a program over several olgpunodes of this machine, one for each GPU (needs root)."""
+"""Steps of bench-h200 in the unified view: a program over several GPUs of this machine, of an olgpunode each or of one (needs root)."""
 import os
 import re
 from contextlib import nullcontext
@@ -10,9 +10,11 @@ DECODE = ["python3", os.path.join(HERE, "workloads", "decode_13b.py")]
 ALONE = ["--cache", "none"]
 
 
-def over(context, gpunodes, vram, program, transport, env=None, inside=()):
-    """What the program prints over so many olgpunodes with `vram` each."""
-    with one_each(context, gpunodes, ["--vram", vram, "--memory", "64GiB", *ALONE], inside) as all_of_them:
+def over(context, gpus, vram, program, transport, env=None, inside=(), of_one=False):
+    """What the program prints over so many GPUs with `vram` each: of an olgpunode each, or all `of_one`."""
+    options = ["--vram", vram, "--memory", "64GiB", *ALONE]
+    devices = ",".join(map(str, range(gpus)))
+    with Gpunode(context.build, context.log, ["--device", devices, *options], inside) if of_one else one_each(context, gpus, options, inside) as all_of_them:
         return run(context, all_of_them, program, transport, env, options=["--view", "unified"])
 
 
@@ -21,13 +23,13 @@ def told(output):
     return float(re.search(r"s/token (\S+)", output).group(1)), re.search(r"tokens (\[.*\])", output).group(1)
 
 
-def decode(failed, gpunodes, vram, layers=40, tokens=24, transports=("shm", "tcp"), env=None, rate=None):
+def decode(failed, gpunodes, vram, layers=40, tokens=24, transports=("shm", "tcp"), env=None, rate=None, of_one=False):
     """decode_13b.py over `gpunodes` olgpunodes with `vram` each, beside one that holds it all, which runs first and last (the faster one counts):
     the tokens have to be the same. And beside what Hugging Face accelerate makes of the same GPUs with the same limits, without olpager. `rate`: what
     loopback carries at most where gpunodes are several, as tc names it."""
     def action(context):
         program = [*DECODE, str(layers), str(tokens)]
-        what = f"{gpunodes} x {vram} {layers} layers {rate or ''} {' '.join(env or ())}"
+        what = f"{gpunodes} x {vram}{' of one gpunode' if of_one else ''} {layers} layers {rate or ''} {' '.join(env or ())}"
 
         def alone():
             with Gpunode(context.build, context.log, ["--device", "0", *ALONE]) as node:
@@ -37,7 +39,7 @@ def decode(failed, gpunodes, vram, layers=40, tokens=24, transports=("shm", "tcp
         took = {}
         for transport in transports:
             with shaped(rate) if rate else nullcontext(()) as inside:
-                took[transport], tokens_there = told(over(context, gpunodes, vram, program, transport, env, inside))
+                took[transport], tokens_there = told(over(context, gpunodes, vram, program, transport, env, inside, of_one))
             if tokens_there != right:
                 raise failed(f"{transport}: other tokens than on one GPU")
         failure = ""
@@ -54,14 +56,14 @@ def decode(failed, gpunodes, vram, layers=40, tokens=24, transports=("shm", "tcp
     return action
 
 
-def programs(failed, gpunodes, vram, names, size, transports=("shm", "tcp")):
+def programs(failed, gpunodes, vram, names, size, transports=("shm", "tcp"), of_one=False):
     """Programs of tests/apps, which check themselves, with `size` bytes over gpunodes none of which holds that."""
     def action(context):
         bad, good = [], 0
         for name in names:
             argv = [os.path.join(context.build, "tests", "apps", name), "--bytes", str(size), "--seed", "3"]
             for transport in transports:
-                said = verdict(failed, lambda: over(context, gpunodes, vram, argv, transport))
+                said = verdict(failed, lambda: over(context, gpunodes, vram, argv, transport, of_one=of_one))
                 if said.startswith("OK"):
                     good += 1
                 else:

@@ -252,7 +252,7 @@ std::vector<Finding> checkMachine(const base::Settings& settings, const Installa
   if (!settings.gpunodes.empty() && settings.local_gpunode.empty() && no_local.empty()) {
     findings.push_back({Kind::kNote, "here",
                         "a forwarded program needs neither a GPU nor a driver of this machine"});
-    if (settings.view == base::ViewSetting::kUnified && settings.gpunodes.size() > 1)
+    if (settings.view == base::ViewSetting::kUnified)
       checkUserfaultfd(findings, "is in the host memory of one gpunode");
     return findings;
   }

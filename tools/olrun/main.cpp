@@ -93,7 +93,8 @@ struct CommandLine {
        Mode::kForwarded},
       {kElsewhere, "--route", "route", "OL_ROUTE", "WHERE",
        "Of the unified view: launches and copies go where their pages are (owner, the default), to "
-       "one gpunode after the other (rr), or to a gpunode, named as for --gpunode",
+       "one GPU after the other (rr), or to a gpunode, named as for --gpunode, with /N for its GPU "
+       "N",
        Mode::kForwarded},
       {kElsewhere, "--transport", "transport", "OL_TRANSPORT", "HOW",
        "To memservers and gpunodes: auto, tcp, shm or verbs (default: auto)", Mode::kBoth},

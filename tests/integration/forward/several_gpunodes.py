@@ -6,6 +6,7 @@ several_gpunodes.py --olgpunode OLGPUNODE --olrun OLRUN --steps STEPS_ON_DEVICES
 import os
 import re
 import signal
+import sys
 import time
 
 import sessions
@@ -284,7 +285,7 @@ def unified(bench):
     none.wait_log(r"CUDA_VISIBLE_DEVICES=7 names none of the 2 GPU\(s\) of the gpunodes")
     route = bench.program([bench.options.steps], {**view, "OL_ROUTE": f"{bench.addresses[1]}/2"}, bench.addresses[1:])
     assert route.line() == "error cudaErrorNoDevice", route.log
-    route.wait_log(rf"route: there is no GPU '{address}/2'; they are {address}/0, {address}/1")
+    route.wait_log(rf"route: the view has no GPU '{address}/2'; it has {address}/0, {address}/1")
 
 
 def executors(bench):
@@ -344,8 +345,22 @@ def nvml(bench):
     assert fields(probe.ask("device 1"))["index"] == "1", "what a device is was known"
 
 
+def refused_in_part(bench):
+    """A gpunode has no place for all GPUs of a program's: none is taken there, and the other gpunode gets its session back while the program goes on."""
+    bench.env["OL_SIM_DEVICES"] = "2"
+    bench.add_node("--sessions", "1")
+    init = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0), flush=True); input(); print('over', flush=True)"
+    program = bench.program([sys.executable, "-c", init], {"OL_VIEW": "unified"})
+    assert program.line() == "100", program.log
+    program.wait_log(r"refuses: it has 0 of at most 1 sessions \(--sessions\), and the program would have 2 more, one for each GPU")
+    bench.nodes[0].wait_log(r"session \S+ ended: the program ended")
+    discrete = bench.program([bench.options.steps], None, bench.addresses[1:])
+    assert discrete.line() == "ready", discrete.log
+    assert program.ask("") == "over", program.log
+
+
 SCENARIOS = [lost, lost_in_between, straight, straight_keys, straight_past_client, straight_refused, straight_unreachable, straight_cut, straight_killed,
-             visible, not_there, unified, executors, pages, executor_lost, nvml]
+             visible, not_there, unified, refused_in_part, executors, pages, executor_lost, nvml]
 
 if __name__ == "__main__":
     run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--steps", "--probe", "--executors"), Pair)
