@@ -5,10 +5,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace olpager::transport {
 
 class KeyRing;
+
+inline constexpr uint32_t kMostRails = 4;
 
 /// Which transport a pair of nodes uses. kAuto: shared memory where both run on one host; else RDMA
 /// where both have a card for the address and not everything is to be encrypted; else TCP.
@@ -36,7 +39,11 @@ struct Options {
   std::string node;  // what peers call this one in their log; "" is "pid@host"
 
   // Speed.
-  uint32_t lanes = 4;       // connections for bulk, beside the one for messages; 1 to 16
+  uint32_t lanes = 4;  // connections for bulk, beside the one for messages; 1 to 16
+  /// Numeric addresses of this host's RDMA cards, kMostRails at most, the first of them connected
+  /// to the first of the peer's, and so on. Where only one end has some, or neither, a link has
+  /// one rail: the card at its connection's address.
+  std::vector<std::string> rails;
   uint32_t io_threads = 0;  // of the endpoint, shared by its links; 0: by the number of processors
   uint32_t slice_bytes =
       256 << 10;  // at most this much of prefetch and write-back is in a demand's way

@@ -87,7 +87,12 @@ struct LinkStats {
   uint64_t reads = 0, writes = 0, slices = 0;
   uint64_t messages_sent = 0, messages_received = 0;
   uint64_t no_credit = 0;      // sends refused for want of room at the peer
-  uint64_t bounced_bytes = 0;  // shm: copied twice because the peer's memory can't be mapped
+  uint64_t bounced_bytes = 0;  // shm: copied twice because the peer's memory can't be mapped;
+                               // verbs: by the lane because a card can't have the memory
+  uint32_t rails = 0;          // verbs: of which bytes are moved
+  uint32_t rails_lost = 0;     // set aside since
+  uint64_t rail_bytes[kMostRails] = {};  // read and written by each, in the order of Options::rails
+  uint64_t repeated_bytes = 0;           // of those set aside, moved by others
 };
 
 /// Bytes of a region here.

@@ -189,6 +189,54 @@ SocketAddress withPort(const SocketAddress& address, uint16_t port) {
   return changed;
 }
 
+Result<SocketAddress> numericAddress(const std::string& text) {
+  SocketAddress address;
+  auto& v4 = reinterpret_cast<sockaddr_in&>(address.storage);
+  auto& v6 = reinterpret_cast<sockaddr_in6&>(address.storage);
+  if (inet_pton(AF_INET, text.c_str(), &v4.sin_addr) == 1) {
+    v4.sin_family = AF_INET;
+    address.length = sizeof v4;
+  } else if (inet_pton(AF_INET6, text.c_str(), &v6.sin6_addr) == 1) {
+    v6.sin6_family = AF_INET6;
+    address.length = sizeof v6;
+    if (IN6_IS_ADDR_LINKLOCAL(&v6.sin6_addr) != 0)
+      return Error{base::format("{}: a link-local address says nothing to a peer", text)};
+  } else {
+    return Error{base::format("'{}' is no IPv4 or IPv6 address, such as 10.0.0.2", text)};
+  }
+  return address;
+}
+
+std::array<uint8_t, 16> addressBytes(const SocketAddress& address) {
+  std::array<uint8_t, 16> bytes{};
+  if (address.family() == AF_INET) {
+    bytes[10] = bytes[11] = 0xff;
+    std::memcpy(&bytes[12], &reinterpret_cast<const sockaddr_in&>(address.storage).sin_addr, 4);
+  } else {
+    std::memcpy(bytes.data(), &reinterpret_cast<const sockaddr_in6&>(address.storage).sin6_addr,
+                bytes.size());
+  }
+  return bytes;
+}
+
+SocketAddress addressFrom(const uint8_t (&bytes)[16], uint16_t port) {
+  SocketAddress address;
+  in6_addr all;
+  std::memcpy(&all, bytes, sizeof all);
+  if (IN6_IS_ADDR_V4MAPPED(&all) != 0) {
+    auto& v4 = reinterpret_cast<sockaddr_in&>(address.storage);
+    v4.sin_family = AF_INET;
+    std::memcpy(&v4.sin_addr, bytes + 12, 4);
+    address.length = sizeof v4;
+  } else {
+    auto& v6 = reinterpret_cast<sockaddr_in6&>(address.storage);
+    v6.sin6_family = AF_INET6;
+    v6.sin6_addr = all;
+    address.length = sizeof v6;
+  }
+  return withPort(address, port);
+}
+
 bool waitFor(int fd, short events, int64_t deadline_ms) {
   for (;;) {
     const int64_t left = deadline_ms - nowMs();

@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,12 @@ inline bool isUnix(const std::string& address) { return address.starts_with("uni
 Result<SocketAddress> unixAddress(const std::string& path);
 /// Everything that the name stands for. `passive`: to listen on.
 Result<std::vector<SocketAddress>> resolve(const std::string& address, bool passive);
+
+/// A numeric IPv4 or IPv6 address without a port, which peers can use as it stands.
+Result<SocketAddress> numericAddress(const std::string& text);
+/// As 16 bytes of IPv6, IPv4 within it; back, with a port.
+std::array<uint8_t, 16> addressBytes(const SocketAddress& address);
+SocketAddress addressFrom(const uint8_t (&bytes)[16], uint16_t port);
 
 /// Non-blocking, close-on-exec.
 base::UniqueFd makeSocket(int family);

@@ -1,5 +1,7 @@
 #include "coherence/transport/core/choose.h"
 
+#include <algorithm>
+
 #include "coherence/transport/verbs/card.h"
 
 namespace olpager::transport {
@@ -39,11 +41,17 @@ Kinds allowedBy(Choice choice) {
   return {};
 }
 
-OwnKinds ownKinds(Choice choice, const SocketAddress& local, Tls tls) {
+OwnKinds ownKinds(Choice choice, const SocketAddress& local, Tls tls,
+                  std::span<const SocketAddress> rails) {
   OwnKinds own{allowedBy(choice), ""};
   if (!own.kinds.has(LinkKind::kVerbs)) return own;
-  own.no_verbs = tls == Tls::kAll ? "with tls = all everything is encrypted, which RDMA can't"
-                                  : verbs::whyNoCardAt(local);
+  if (tls == Tls::kAll) {
+    own.no_verbs = "with tls = all everything is encrypted, which RDMA can't";
+  } else if (std::none_of(rails.begin(), rails.end(), [](const SocketAddress& rail) {
+               return verbs::whyNoCardAt(rail).empty();
+             })) {
+    own.no_verbs = verbs::whyNoCardAt(local);
+  }
   if (!own.no_verbs.empty()) own.kinds.remove(LinkKind::kVerbs);
   return own;
 }

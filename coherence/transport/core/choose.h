@@ -8,6 +8,7 @@
 
 #include <initializer_list>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "coherence/transport/core/address.h"
@@ -55,8 +56,9 @@ struct OwnKinds {
                          // does not want it
 };
 /// `local`: this end's address of the pair's first connection; `tls`: what is to be encrypted, as
-/// far as is known.
-OwnKinds ownKinds(Choice choice, const SocketAddress& local, Tls tls);
+/// far as is known; `rails`: this end's cards, if they count (both ends have some).
+OwnKinds ownKinds(Choice choice, const SocketAddress& local, Tls tls,
+                  std::span<const SocketAddress> rails);
 /// The best that both sets have; none where they have nothing in common.
 std::optional<LinkKind> choose(Kinds one, Kinds other);
 

@@ -50,8 +50,11 @@ std::span<const uint8_t> bytesOf(const T& value, size_t length = sizeof(T)) {
 
 }  // namespace
 
-EndpointCore::EndpointCore(Options options)
-    : options_(std::move(options)), boot_id_(transport::bootId()), node_(nodeName(options_.node)) {
+EndpointCore::EndpointCore(Options options, std::vector<SocketAddress> rails)
+    : options_(std::move(options)),
+      rails_(std::move(rails)),
+      boot_id_(transport::bootId()),
+      node_(nodeName(options_.node)) {
   for (uint32_t i = 0; i < ioThreads(options_); ++i) {
     reactors_.push_back(std::make_unique<Reactor>());
     reactor_list_.push_back(reactors_.back().get());
@@ -146,6 +149,7 @@ wire::Hello EndpointCore::hello() const {
   hello.requests = options_.requests;
   hello.notices = options_.notices;
   hello.stream = options_.stream;
+  hello.rails = static_cast<uint8_t>(rails_.size());
   hello.uid = geteuid();
   setText(hello.boot_id, boot_id_);
   setText(hello.node, node_);
@@ -158,6 +162,7 @@ std::string checkHello(wire::Hello& hello) {
   if (hello.tls > static_cast<uint8_t>(Tls::kAll)) return base::format("unknown tls {}", hello.tls);
   if (hello.lanes == 0 || hello.lanes > wire::kMaxLanes)
     return base::format("{} lanes", hello.lanes);
+  if (hello.rails > kMostRails) return base::format("{} rails", hello.rails);
   if (hello.message_bytes < 64 || hello.slices == 0) return "limits that leave no room";
   if (std::max({hello.requests, hello.notices, hello.stream}) > wire::kMaxRoom)
     return "room for more messages than any has";
@@ -188,10 +193,12 @@ Result<LinkSecrets> deriveSecrets(const Stream& control, const wire::Hello& acce
   return secrets;
 }
 
-wire::Ticket makeTicket(const LinkSecrets& secrets, const LinkId& id, uint32_t index) {
+wire::Ticket makeTicket(const LinkSecrets& secrets, const LinkId& id, uint32_t index,
+                        uint32_t rails) {
   wire::Ticket ticket;
   std::copy(id.begin(), id.end(), ticket.link_id);
   ticket.index = index;
+  ticket.rails = rails;
   randomBytes(ticket.nonce);
   const Secret proof = mac(secrets.ticket, bytesOf(ticket, offsetof(wire::Ticket, mac)));
   std::copy(proof.begin(), proof.end(), ticket.mac);
@@ -229,13 +236,16 @@ LinkId parseLinkId(const std::string& text) {
   return id;
 }
 
-std::string describeLink(const PeerInfo& peer, uint32_t lanes) {
+std::string describeLink(const PeerInfo& peer, uint32_t lanes, size_t rails) {
   const char* const kTls[] = {"nothing encrypted", "messages encrypted", "everything encrypted"};
   const std::string trust =
       peer.key_name.empty() ? "no key" : base::format("key {}", peer.key_name);
   if (peer.kind == LinkKind::kShm) return base::format("shm, {}", trust);
   const char* const encrypted = kTls[static_cast<size_t>(peer.tls)];
-  if (peer.kind == LinkKind::kVerbs) return base::format("verbs, {}, {}", trust, encrypted);
+  if (peer.kind == LinkKind::kVerbs) {
+    const std::string over = rails > 1 ? base::format(" over {} rails", rails) : "";
+    return base::format("verbs{}, {}, {}", over, trust, encrypted);
+  }
   return base::format("tcp with {} lanes, {}, {}", lanes, trust, encrypted);
 }
 
@@ -250,7 +260,17 @@ Result<std::unique_ptr<Endpoint>> makeEndpoint(const Options& options) {
       std::max({options.requests, options.notices, options.stream}) > wire::kMaxRoom) {
     return Error{"transport: a limit that leaves no room, or gives more than there can be"};
   }
-  return std::unique_ptr<Endpoint>(std::make_unique<EndpointCore>(options));
+  if (options.rails.size() > kMostRails) {
+    return Error{
+        base::format("rails: {} addresses; allowed: {} at most", options.rails.size(), kMostRails)};
+  }
+  std::vector<SocketAddress> rails;
+  for (const std::string& each : options.rails) {
+    auto address = numericAddress(each);
+    if (!address.ok()) return Error{"rails: " + address.error().message};
+    rails.push_back(address.value());
+  }
+  return std::unique_ptr<Endpoint>(std::make_unique<EndpointCore>(options, std::move(rails)));
 }
 
 }  // namespace olpager::transport

@@ -27,7 +27,8 @@ struct LinkSecrets {
 
 class EndpointCore final : public Endpoint {
  public:
-  explicit EndpointCore(Options options);
+  /// `rails`: the options', as addresses.
+  explicit EndpointCore(Options options, std::vector<SocketAddress> rails = {});
   ~EndpointCore() override;
 
   QueuePtr makeQueue() override;
@@ -37,6 +38,7 @@ class EndpointCore final : public Endpoint {
   Result<std::unique_ptr<Listener>> listenBehind(base::UniqueFd socket, AcceptFn accept) override;
 
   const Options& options() const { return options_; }
+  const std::vector<SocketAddress>& rails() const { return rails_; }
   const std::vector<Reactor*>& reactors() const { return reactor_list_; }
   const std::string& bootId() const { return boot_id_; }
   const std::string& node() const { return node_; }
@@ -57,6 +59,7 @@ class EndpointCore final : public Endpoint {
   void sweep();  // forgets links that are down; under mutex_
 
   const Options options_;
+  const std::vector<SocketAddress> rails_;
   const std::string boot_id_;
   const std::string node_;
   std::vector<std::unique_ptr<Reactor>> reactors_;
@@ -73,7 +76,8 @@ std::string checkHello(wire::Hello& hello);
 Tls effectiveTls(const wire::Hello& hello, const Options& options);
 /// From the control connection's TLS, or from `hello` (the acceptor's) where there is none.
 Result<LinkSecrets> deriveSecrets(const Stream& control, const wire::Hello& acceptor);
-wire::Ticket makeTicket(const LinkSecrets& secrets, const LinkId& id, uint32_t index);
+wire::Ticket makeTicket(const LinkSecrets& secrets, const LinkId& id, uint32_t index,
+                        uint32_t rails = 0);
 bool checkTicket(const LinkSecrets& secrets, const wire::Ticket& ticket);
 wire::TicketReply answerTicket(const LinkSecrets& secrets, const wire::Ticket& ticket);
 /// The identity under which a lane's TLS asks for its key.
@@ -82,6 +86,6 @@ LinkId linkIdOf(const uint8_t (&bytes)[16]);
 /// From 32 hexadecimal digits; zeros for anything else.
 LinkId parseLinkId(const std::string& text);
 /// One line for the log and PeerInfo::why.
-std::string describeLink(const PeerInfo& peer, uint32_t lanes);
+std::string describeLink(const PeerInfo& peer, uint32_t lanes, size_t rails = 1);
 
 }  // namespace olpager::transport

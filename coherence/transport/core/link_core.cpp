@@ -94,6 +94,7 @@ LinkStats LinkCore::stats() const {
   LinkStats all = stats_;
   all.bytes_served = served_.load();
   all.bounced_bytes = bounced_.load();
+  addStats(all);
   return all;
 }
 
@@ -271,6 +272,16 @@ bool LinkCore::takeSlice(OperationId id, uint32_t slice, uint32_t bytes, iovec* 
   setBit(operation->taken, slice);
   parts = localParts(*operation, slice, into);
   return true;
+}
+
+void LinkCore::untakeSlice(OperationId id, uint32_t slice) {
+  std::lock_guard lock(mutex_);
+  Operation* operation = find(id);
+  if (operation == nullptr || operation->write || slice >= operation->slices ||
+      !bit(operation->taken, slice))
+    return;
+  clearBit(operation->taken, slice);
+  setBit(operation->open, slice);
 }
 
 bool LinkCore::answerSlice(OperationId id, uint32_t slice, bool write, Outcome outcome) {

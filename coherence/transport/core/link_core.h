@@ -88,6 +88,8 @@ class LinkCore : public Link,
   virtual void transmit(const wire::Header& header, std::span<const std::byte> head,
                         std::span<const std::byte> body) = 0;
   virtual void stop(bool tell) = 0;  // after kFailing; leads to one stopped()
+  /// What it has to add to stats().
+  virtual void addStats(LinkStats& /*into*/) const {}
   /// On each tick: why the transport knows that the link can't go on; "" when it can.
   virtual std::string standstill(int64_t /*now_ms*/, bool /*late*/) { return ""; }
 
@@ -105,6 +107,8 @@ class LinkCore : public Link,
   void endSend(OperationId operation, uint32_t index);
   /// A slice's bytes (kData) are about to arrive: false when nobody asked for exactly that.
   bool takeSlice(OperationId operation, uint32_t index, uint32_t bytes, iovec* into, size_t& parts);
+  /// Bytes that were about to arrive do not: it is as if takeSlice() had not been called.
+  void untakeSlice(OperationId operation, uint32_t index);
   /// A slice is answered. False when it was not outstanding (or, for data, not taken).
   bool answerSlice(OperationId operation, uint32_t index, bool write, Outcome outcome);
   /// kMessage, kCredit, kPing and kPong frames, payload and all; "" or what rule was broken.

@@ -15,7 +15,7 @@ namespace olpager::transport::wire {
 static_assert(std::endian::native == std::endian::little,
               "wire structures are little-endian in memory");
 
-inline constexpr uint8_t kVersion = 4;
+inline constexpr uint8_t kVersion = 5;
 
 enum class Frame : uint8_t {
   kHello = 1,  // the first in each direction; payload Hello
@@ -29,15 +29,19 @@ enum class Frame : uint8_t {
   kCredit,     // klass: a MessageClass; code: how many messages were taken
   kPing,       // answered by kPong
   kPong,
-  kGoodbye,     // the last; payload one line for the log
-  kMap,         // shm: may I map (key)?
-  kMapped,      // shm: answer; code 1: the memfd is on the socket, 0: it can't be mapped
-  kBouncePull,  // shm: copy `bytes` at (key, offset) to bounce slot `code`, as slice (operation,
-                // index)
-  kBouncePush,  // shm: the same towards (key, offset)
-  kUnmap,       // shm, verbs: (key) was taken back; may cross kMap and kReach
-  kReach,       // verbs: how does a card reach (key)?
-  kReached,  // verbs: answer; payload Reach, or none and code: the Outcome kRevoked or kUnreachable
+  kGoodbye,      // the last; payload one line for the log
+  kMap,          // shm: may I map (key)?
+  kMapped,       // shm: answer; code 1: the memfd is on the socket, 0: it can't be mapped
+  kBouncePull,   // shm: copy `bytes` at (key, offset) to bounce slot `code`, as slice (operation,
+                 // index)
+  kBouncePush,   // shm: the same towards (key, offset)
+  kUnmap,        // shm, verbs: (key) was taken back; may cross kMap and kReach
+  kReach,        // verbs: how does the card of rail `index` reach (key)?
+  kReached,      // verbs: answer, for rail `index`; payload Reach, or none and code: the Outcome
+                 // kRevoked or kUnreachable
+  kRailEnded,    // verbs: the queue pairs of rail `index` are gone here, so that nothing arrives by
+                 // them any more; `offset`: how many bytes of messages have
+  kMessageRest,  // verbs: payload: bytes of messages that a rail which ended did not carry any more
 };
 
 struct Header {  // the frame's kind is its first byte
@@ -61,6 +65,14 @@ inline constexpr uint32_t kMinSlice = 64 << 10;
 inline constexpr uint32_t kMaxLanes = 16;
 inline constexpr uint32_t kMaxMessage = 1 << 20;
 inline constexpr uint32_t kMaxRoom = 1 << 16;  // messages of a class
+
+/// Where the queue pairs of a rail are connected.
+struct RailAddress {
+  uint8_t address[16] = {};  // IPv6, or IPv4 within it; zeros: that of the link's first connection
+  uint16_t port = 0;         // 0: nobody listens there
+  uint16_t zero = 0;
+};
+static_assert(sizeof(RailAddress) == 20);
 
 /// The first bytes of every connection, in the clear: what it wants to be, and whom it is for. A
 /// wrong version ends here.
@@ -89,16 +101,18 @@ struct Hello {
   uint32_t notices = 0;
   uint32_t stream = 0;
   uint32_t uid = 0;
-  uint16_t queue_pair_port = 0;  // acceptor: where queue pairs are connected (verbs)
-  uint16_t zero = 0;
-  uint8_t link_id[16] = {};   // acceptor: the new link's
-  uint8_t replaces[16] = {};  // connector: the link that it takes the place of
-  uint8_t secret[32] = {};    // acceptor, without TLS: what tickets are MACed with
+  uint8_t rails = 0;  // verbs: how many it has of its own (connector), how many the link may have
+                      // (acceptor)
+  uint8_t zero[3] = {};
+  RailAddress rail[kMostRails] = {};  // acceptor, verbs
+  uint8_t link_id[16] = {};           // acceptor: the new link's
+  uint8_t replaces[16] = {};          // connector: the link that it takes the place of
+  uint8_t secret[32] = {};            // acceptor, without TLS: what tickets are MACed with
   char boot_id[40] = {};
   char node[64] = {};
   char unix_path[104] = {};  // acceptor: where shm links are made; "" nowhere
 };
-static_assert(sizeof(Hello) == 304 && std::is_trivially_copyable_v<Hello>);
+static_assert(sizeof(Hello) == 384 && std::is_trivially_copyable_v<Hello>);
 
 /// How a card reaches a region of the peer's.
 struct Reach {
@@ -117,7 +131,7 @@ static_assert(sizeof(Reach) == 48 && std::is_trivially_copyable_v<Reach>);
 struct Ticket {
   uint8_t link_id[16] = {};
   uint32_t index = 0;  // of the lane
-  uint32_t zero = 0;
+  uint32_t rails = 0;  // verbs: bits of those that are connected, 0 otherwise
   uint8_t nonce[16] = {};
   uint8_t mac[32] = {};  // HMAC-SHA256 over what is before it
 };

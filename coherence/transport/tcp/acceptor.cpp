@@ -31,6 +31,7 @@ namespace {
 
 // What a connection says first it says at once.
 constexpr uint32_t kFirstBytesMs = 1000;
+constexpr const char* kCardFailed = "its card's connection failed";
 
 class Acceptor;
 
@@ -60,8 +61,8 @@ struct Handshake {  // NOLINT(clang-analyzer-optin.performance.Padding): in the 
   std::vector<bool> seen;  // tickets that were used
   uint32_t missing = 0;    // lanes
   std::shared_ptr<LinkCore> replaced;
-  std::unique_ptr<verbs::QueuePairs> pairs;
-  uint32_t missing_pairs = 0;
+  std::vector<std::unique_ptr<verbs::QueuePairs>> rails;  // null: it does not connect
+  uint32_t rails_connected = 0;  // as the connector says in its lane's ticket
 
   // A lane on its way.
   wire::Ticket ticket;
@@ -108,8 +109,12 @@ class Acceptor final : public Listener,
   Status bindTo(const SocketAddress& address, base::UniqueFd& into);
   void listenForShm();
   void listenForQueuePairs(const SocketAddress& address);
-  void queuePairEvents();
-  std::string queuePairAsked(const verbs::QueuePairListener::Event& event);
+  std::unique_ptr<verbs::QueuePairListener> listenOnCard(const SocketAddress& address);
+  bool forRails(const wire::Hello& peer) const;
+  void offerRails(const wire::Hello& peer, wire::Hello& answer) const;
+  void queuePairEvents(verbs::QueuePairListener& listener);
+  std::string queuePairAsked(verbs::QueuePairListener& listener,
+                             const verbs::QueuePairListener::Event& event);
   void watch();
   void acceptFrom(int listener);
   void receiveFrom(int socket);
@@ -140,8 +145,9 @@ class Acceptor final : public Listener,
   base::UniqueFd handover_;  // where another listener hands connections over
   std::vector<base::UniqueFd> listeners_;
   std::string unix_path_;  // of the listener for shm; removed at the end
-  std::unique_ptr<verbs::QueuePairListener> queue_pairs_;
-  std::list<Handshake> shakes_;  // the newest first
+  std::unique_ptr<verbs::QueuePairListener> queue_pairs_;         // at the own address
+  std::vector<std::unique_ptr<verbs::QueuePairListener>> rails_;  // at those of the rails
+  std::list<Handshake> shakes_;                                   // the newest first
   Sources sources_;
   bool deaf_ = false;           // no descriptors are left: the listeners are not watched
   Handshake* owner_ = nullptr;  // of the lane that has just arrived: to be looked at again
@@ -222,13 +228,40 @@ Status Acceptor::open(const std::string& address) {
 void Acceptor::listenForQueuePairs(const SocketAddress& address) {
   const Options& options = endpoint_.options();
   // Without a key there are peers on loopback only.
-  if (address.loopback() || !options.keys || options.tls == Tls::kAll) return;
+  if (!options.keys || options.tls == Tls::kAll) return;
   if (!allowedBy(options.choice).has(LinkKind::kVerbs)) return;
+  if (!address.loopback()) queue_pairs_ = listenOnCard(address);
+  for (const SocketAddress& rail : endpoint_.rails()) {
+    const std::string why = verbs::whyNoCardAt(rail);
+    if (!why.empty()) base::logWarn("rails: %s", why.c_str());
+    rails_.push_back(why.empty() ? listenOnCard(rail) : nullptr);
+  }
+}
+
+std::unique_ptr<verbs::QueuePairListener> Acceptor::listenOnCard(const SocketAddress& address) {
   auto made = verbs::QueuePairListener::make(address);
-  if (made.ok()) {
-    queue_pairs_ = std::move(made.value());
-  } else {
-    base::logInfo("%s: no RDMA: %s", address.text().c_str(), made.error().message.c_str());
+  if (made.ok()) return std::move(made.value());
+  base::logInfo("%s: no RDMA: %s", address.text().c_str(), made.error().message.c_str());
+  return nullptr;
+}
+
+// Whether links with such a peer have this end's rails, and not the card at the own address.
+bool Acceptor::forRails(const wire::Hello& peer) const {
+  return peer.rails != 0 &&
+         std::ranges::any_of(rails_, [](const auto& each) { return each != nullptr; });
+}
+
+void Acceptor::offerRails(const wire::Hello& peer, wire::Hello& answer) const {
+  if (!forRails(peer)) {
+    answer.rails = 1;
+    answer.rail[0].port = queue_pairs_->port();
+    return;
+  }
+  answer.rails = static_cast<uint8_t>(std::min<size_t>(peer.rails, rails_.size()));
+  for (size_t i = 0; i < answer.rails; ++i) {
+    const auto bytes = addressBytes(endpoint_.rails()[i]);
+    std::ranges::copy(bytes, answer.rail[i].address);
+    if (rails_[i]) answer.rail[i].port = rails_[i]->port();
   }
 }
 
@@ -254,10 +287,14 @@ void Acceptor::watch() {
                  std::make_shared<Ears>(
                      [self = shared_from_this(), raw = listener.get()] { self->acceptFrom(raw); }));
   }
-  if (queue_pairs_) {
-    reactor_.add(queue_pairs_->fd(), EPOLLIN,
-                 std::make_shared<Ears>([self = shared_from_this()] { self->queuePairEvents(); }));
-  }
+  const auto hear = [&](verbs::QueuePairListener* cards) {
+    if (cards == nullptr) return;
+    reactor_.add(cards->fd(), EPOLLIN, std::make_shared<Ears>([self = shared_from_this(), cards] {
+                   self->queuePairEvents(*cards);
+                 }));
+  };
+  hear(queue_pairs_.get());
+  for (auto& rail : rails_) hear(rail.get());
   reactor_.addTicker(weak_from_this());
 }
 
@@ -290,8 +327,12 @@ void Acceptor::close() {
     for (auto& listener : listeners_) reactor_.remove(listener.get());
     if (handover_) reactor_.remove(handover_.get());
     if (queue_pairs_) reactor_.remove(queue_pairs_->fd());
+    for (auto& rail : rails_) {
+      if (rail) reactor_.remove(rail->fd());
+    }
     while (!shakes_.empty()) drop(shakes_.begin(), "");
     queue_pairs_.reset();
+    rails_.clear();
     done.set_value();
   });
   done.get_future().wait();
@@ -683,10 +724,11 @@ std::string Acceptor::hello(Handshake& shake) {
   shake.seen.assign(out.hello.lanes, false);
   shake.missing = out.hello.lanes;
   if (setup.peer.kind == LinkKind::kVerbs) {
-    out.hello.queue_pair_port = queue_pairs_->port();
-    shake.pairs = std::make_unique<verbs::QueuePairs>(queue_pairs_->api(), setup.domain,
-                                                      options.dead_ms, setup.peer.tls);
-    shake.missing_pairs = shake.pairs->count();
+    offerRails(peer, out.hello);
+    for (uint32_t i = 0; i < out.hello.rails; ++i) {
+      shake.rails.push_back(std::make_unique<verbs::QueuePairs>(
+          *verbs::api(), setup.domain, options.dead_ms, setup.peer.tls, i));
+    }
   }
 
   const LinkId replaces = linkIdOf(peer.replaces);
@@ -708,29 +750,38 @@ std::string Acceptor::hello(Handshake& shake) {
 // What this node has with such a peer.
 Kinds Acceptor::kindsFor(const Handshake& shake) const {
   const LinkSetup& setup = shake.setup;
-  Kinds kinds =
-      ownKinds(endpoint_.options().choice, localAddress(shake.stream.fd()), setup.peer.tls).kinds;
+  const bool rails = forRails(setup.peer_hello);
+  Kinds kinds = ownKinds(endpoint_.options().choice, localAddress(shake.stream.fd()),
+                         setup.peer.tls, rails ? endpoint_.rails() : std::vector<SocketAddress>())
+                    .kinds;
   if (!setup.peer.same_host || unix_path_.empty() || setup.peer_hello.uid != geteuid())
     kinds.remove(LinkKind::kShm);
-  if (!queue_pairs_) kinds.remove(LinkKind::kVerbs);
+  if (!rails && !queue_pairs_) kinds.remove(LinkKind::kVerbs);
   return kinds;
 }
 
 // What happened at the cards' listener: requests, and what becomes of those that were accepted.
-void Acceptor::queuePairEvents() {
-  for (verbs::QueuePairListener::Event event; queue_pairs_ && queue_pairs_->next(event);) {
+void Acceptor::queuePairEvents(verbs::QueuePairListener& listener) {
+  for (verbs::QueuePairListener::Event event; listener.next(event);) {
     if (event.type == RDMA_CM_EVENT_CONNECT_REQUEST) {
-      const std::string why = queuePairAsked(event);
+      const std::string why = queuePairAsked(listener, event);
       if (!why.empty()) base::logWarn("connection from a card closed: %s", why.c_str());
       continue;
     }
     for (Place each = shakes_.begin(); each != shakes_.end(); ++each) {
-      if (!each->pairs || !each->pairs->owns(event.id)) continue;
+      const auto rail = std::ranges::find_if(
+          each->rails, [&](const auto& pairs) { return pairs && pairs->owns(event.id); });
+      if (rail == each->rails.end()) continue;
       if (event.type == RDMA_CM_EVENT_ESTABLISHED) {
-        --each->missing_pairs;
+        (*rail)->established();
         onEvents(each);
       } else if (event.type != RDMA_CM_EVENT_TIMEWAIT_EXIT) {
-        drop(each, "its card's connection failed");
+        rail->reset();
+        if (each->rails.size() == 1) {
+          drop(each, kCardFailed);
+        } else {
+          onEvents(each);
+        }
       }
       break;
     }
@@ -738,18 +789,27 @@ void Acceptor::queuePairEvents() {
 }
 
 // A request is accepted and belongs to its link, or is refused here; "" or why.
-std::string Acceptor::queuePairAsked(const verbs::QueuePairListener::Event& event) {
+std::string Acceptor::queuePairAsked(verbs::QueuePairListener& listener,
+                                     const verbs::QueuePairListener::Event& event) {
   const LinkId id = linkIdOf(event.ticket.link_id);
   for (Place each = shakes_.begin(); each != shakes_.end(); ++each) {
-    if (each->state != Handshake::State::kLanes || each->setup.id != id || !each->pairs) continue;
-    const bool good =
-        verbs::checkTicket(each->secrets, event.ticket) && each->pairs->lacks(event.ticket.which);
+    if (each->state != Handshake::State::kLanes || each->setup.id != id) continue;
+    const uint32_t rail = event.ticket.rail;
+    const bool good = verbs::checkTicket(each->secrets, event.ticket) &&
+                      rail < each->rails.size() && each->rails[rail] &&
+                      each->rails[rail]->lacks(event.ticket.which);
     if (!good) break;
-    const auto status = each->pairs->accept(event.id, event.ticket, each->secrets, event.offered);
-    if (!status.ok()) drop(each, status.error().message);
-    return "";
+    const auto status =
+        each->rails[rail]->accept(event.id, event.ticket, each->secrets, event.offered);
+    if (status.ok()) return "";
+    if (each->rails.size() == 1) {
+      drop(each, status.error().message);
+      return "";
+    }
+    each->rails[rail].reset();
+    return base::format("rail {}: {}", rail + 1, status.error().message);
   }
-  queue_pairs_->refuse(event.id);
+  listener.refuse(event.id);
   return "a queue pair with a ticket that is no link's, or was used already";
 }
 
@@ -764,6 +824,10 @@ std::string Acceptor::ticket(Handshake& shake) {
       return "a ticket that was used already";
     if (shake.unix_socket != (owner.setup.peer.kind == LinkKind::kShm || owner.unix_socket))
       return "a lane of the wrong kind";
+    if (shake.ticket.rails >> owner.rails.size() != 0 ||
+        (shake.ticket.rails == 0) != owner.rails.empty())
+      return "a lane of a link with other rails";
+    owner.rails_connected = shake.ticket.rails;
     owner.seen[shake.ticket.index] = true;
     const wire::TicketReply reply = answerTicket(owner.secrets, shake.ticket);
     if (!put(shake, &reply, sizeof reply)) return "it does not take the answer";
@@ -799,10 +863,21 @@ std::string Acceptor::laneReady(Handshake& shake) {
 
 // The link is made when its lanes are there and its predecessor touches nothing any more.
 std::string Acceptor::finish(Handshake& shake) {
-  if (shake.missing != 0 || shake.missing_pairs != 0) return "";
+  if (shake.missing != 0) return "";
+  for (size_t i = 0; i < shake.rails.size(); ++i) {
+    if ((shake.rails_connected >> i & 1) == 0) {
+      shake.rails[i].reset();
+    } else if (!shake.rails[i]) {
+      return kCardFailed;
+    } else if (!shake.rails[i]->complete()) {
+      return "";
+    }
+  }
   if (shake.replaced && shake.replaced->state() != LinkState::kDown) return "";
   LinkSetup& setup = shake.setup;
-  setup.peer.why = describeLink(setup.peer, static_cast<uint32_t>(shake.lanes.size()));
+  std::erase(shake.rails, nullptr);
+  setup.peer.why =
+      describeLink(setup.peer, static_cast<uint32_t>(shake.lanes.size()), shake.rails.size());
   if (setup.peer.kind == LinkKind::kShm) {
     auto link = acceptShm(endpoint_, std::move(setup), std::move(shake.lanes.front()));
     if (!link.ok()) return link.error().message;
@@ -810,18 +885,18 @@ std::string Acceptor::finish(Handshake& shake) {
     endpoint_.addLink(link.value());
     return "done";
   }
-  if (shake.pairs) {
-    if (auto status = shake.pairs->settle(); !status.ok()) return status.error().message;
+  for (auto& rail : shake.rails) {
+    if (auto status = rail->settle(); !status.ok()) return status.error().message;
   }
   wire::Header ready;
   ready.frame = wire::Frame::kReady;
   if (!put(shake, &ready, sizeof ready)) return "it does not take the answer";
   reactor_.remove(shake.stream.fd());
   std::shared_ptr<TcpLink> link;
-  if (shake.pairs) {
+  if (!shake.rails.empty()) {
     auto made =
         verbs::VerbsLink::make(std::move(setup), std::move(shake.stream), std::move(shake.lanes),
-                               std::move(shake.pairs), endpoint_.reactors());
+                               std::move(shake.rails), endpoint_.reactors());
     if (!made.ok()) return made.error().message;
     link = made.value();
   } else {

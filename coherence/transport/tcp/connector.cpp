@@ -141,12 +141,12 @@ Result<Dialogue> open(const SocketAddress& address, const Options& options,
 
 Result<Stream> openLane(const SocketAddress& address, const Options& options,
                         const Patience& patience, uint64_t route, const LinkSecrets& secrets,
-                        const LinkId& id, uint32_t index, bool encrypt) {
+                        const LinkId& id, uint32_t index, uint32_t rails, bool encrypt) {
   auto opened =
       open(address, options, patience, wire::kMinSlice, wire::Preamble::Kind::kLane, route);
   if (!opened.ok()) return opened.error();
   Dialogue& dialogue = opened.value();
-  const wire::Ticket ticket = makeTicket(secrets, id, index);
+  const wire::Ticket ticket = makeTicket(secrets, id, index, rails);
   wire::TicketReply reply;
   if (auto status = dialogue.put(&ticket, sizeof ticket); !status.ok()) return status.error();
   if (auto status = dialogue.get(&reply, sizeof reply); !status.ok()) return status.error();
@@ -168,6 +168,47 @@ struct Wish {
   // the peer's.
   std::optional<LinkKind> lacking;
 };
+
+using Rails = std::vector<std::unique_ptr<verbs::QueuePairs>>;
+
+// Connects the queue pairs of those rails that both ends have. One that does not connect is left
+// out, with a line, as long as another one does.
+Result<Rails> connectRails(const EndpointCore& endpoint, const LinkSetup& setup,
+                           const SocketAddress& address, const SocketAddress& local,
+                           const LinkSecrets& secrets, const Patience& patience) {
+  const wire::Hello& peer = setup.peer_hello;
+  if (peer.rails == 0 || peer.rails > std::max<size_t>(endpoint.rails().size(), 1))
+    return Error{base::format("its answer: {} rails", peer.rails)};
+  Rails rails;
+  std::string why;
+  for (uint32_t i = 0; i < peer.rails; ++i) {
+    const wire::RailAddress& there = peer.rail[i];
+    const bool at_connection = std::ranges::all_of(there.address, [](uint8_t b) { return b == 0; });
+    if (!at_connection && i >= endpoint.rails().size())
+      return Error{"its answer: a rail that was not asked for"};
+    const SocketAddress from = at_connection ? local : endpoint.rails()[i];
+    const SocketAddress to =
+        at_connection ? withPort(address, there.port) : addressFrom(there.address, there.port);
+    auto pairs = std::make_unique<verbs::QueuePairs>(*verbs::api(), setup.domain,
+                                                     setup.options.dead_ms, setup.peer.tls, i);
+    // Where one comes to nothing there has to be time for the others.
+    const Status status = there.port == 0
+                              ? Status(Error{"the peer has no card there"})
+                              : pairs->connect(from, to, secrets, setup.id,
+                                               peer.rails == 1 ? patience : patience.half());
+    if (status.ok()) {
+      rails.push_back(std::move(pairs));
+      continue;
+    }
+    why = status.error().message;
+    if (peer.rails == 1) break;
+    why = base::format("rail {} of {}, from {} to {}: {}", i + 1, peer.rails,
+                       withPort(from, 0).text(), to.text(), why);
+    base::logWarn("%s: %s", address.text().c_str(), why.c_str());
+  }
+  if (rails.empty()) return Error{why};
+  return rails;
+}
 
 Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
                           const ConnectOptions& connect, const Patience& patience, Wish& wish) {
@@ -194,7 +235,8 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
     wire::Hello hello;
   } out;
   const SocketAddress local = localAddress(dialogue.stream().fd());
-  const OwnKinds own = ownKinds(options.choice, local, keyed ? options.tls : Tls::kOff);
+  const OwnKinds own =
+      ownKinds(options.choice, local, keyed ? options.tls : Tls::kOff, endpoint.rails());
   const Kinds kinds = wish.kinds & own.kinds;
   if (kinds.empty()) return Error{own.no_verbs};
   out.hello = endpoint.hello();
@@ -244,34 +286,34 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
     endpoint.addLink(link.value());
     return LinkPtr(link.value());
   }
-  std::unique_ptr<verbs::QueuePairs> pairs;
+  Rails rails;
+  uint32_t connected = 0;
   if (*kind == LinkKind::kVerbs) {
-    pairs = std::make_unique<verbs::QueuePairs>(*verbs::api(), setup.domain, options.dead_ms,
-                                                setup.peer.tls);
     // Where it comes to nothing there has to be time for another way.
     const bool only = kinds == Kinds{LinkKind::kVerbs};
-    const auto status =
-        pairs->connect(local, withPort(address, peer.queue_pair_port), secrets.value(), setup.id,
-                       only ? patience : patience.half());
-    if (!status.ok()) {
+    auto made = connectRails(endpoint, setup, address, local, secrets.value(),
+                             only ? patience : patience.half());
+    if (!made.ok()) {
       wish.lacking = kind;
-      return status.error();
+      return made.error();
     }
+    rails = std::move(made.value());
+    for (const auto& rail : rails) connected |= 1u << rail->rail();
   }
   std::vector<Stream> lanes;
   for (uint32_t i = 0; i < peer.lanes; ++i) {
     auto lane = openLane(address, options, patience, connect.route, secrets.value(), setup.id, i,
-                         setup.peer.tls == Tls::kAll);
+                         connected, setup.peer.tls == Tls::kAll);
     if (!lane.ok()) return Error{base::format("lane {}: {}", i, lane.error().message)};
     lanes.push_back(std::move(lane.value()));
   }
   if (auto status = dialogue.expect(wire::Frame::kReady, nullptr, 0); !status.ok())
     return status.error();
-  setup.peer.why = describeLink(setup.peer, peer.lanes);
+  setup.peer.why = describeLink(setup.peer, peer.lanes, rails.size());
   if (!wish.without.empty()) setup.peer.why += "; " + wish.without;
-  if (pairs) {
+  if (!rails.empty()) {
     auto link = verbs::VerbsLink::make(std::move(setup), std::move(dialogue.stream()),
-                                       std::move(lanes), std::move(pairs), endpoint.reactors());
+                                       std::move(lanes), std::move(rails), endpoint.reactors());
     if (!link.ok()) {
       wish.lacking = kind;
       return link.error();

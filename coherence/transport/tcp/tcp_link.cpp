@@ -162,6 +162,8 @@ uint32_t TcpLink::sliceBytes(bool /*write*/, Class klass, uint64_t length,
   return static_cast<uint32_t>(std::clamp<uint64_t>(bytes, wire::kMinSlice, wire::kMaxSlice));
 }
 
+void TcpLink::messagesByControlNow() { setup_.queue->add(control_source_); }
+
 // ---- asking
 
 void TcpLink::issue() {

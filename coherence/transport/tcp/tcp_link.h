@@ -68,6 +68,8 @@ class TcpLink : public LinkCore {
   /// `wait`: also while another thread is at it, so that what has arrived has been looked at.
   void readControl(bool wait = false);
   void oneStopped();
+  /// Messages take the first connection from now on; the link has started.
+  void messagesByControlNow();
   Reactor& home() const { return *control_reactor_; }
   uint32_t sliceBytes(bool write, Class klass, uint64_t length, uint64_t under_way) const override;
 

@@ -174,9 +174,22 @@ void MessagePair::takeSent() {
   const int count = ibv_poll_cq(sent_, kPieces, done);
   if (count < 0) broken_ = true;
   for (int i = 0; i < count; ++i) {
-    free_.push_back(done[i].wr_id);
     if (done[i].status != IBV_WC_SUCCESS) broken_ = true;
+    if (broken_) continue;
+    free_.push_back(done[i].wr_id);
+    arrived_there_ += posted_.front().length;
+    posted_.pop_front();
   }
+}
+
+MessagePair::Unsure MessagePair::unsure() {
+  takeSent();
+  Unsure all{arrived_there_, {}};
+  for (const Posted& each : posted_) {
+    const std::byte* const bytes = pieces_->at(each.piece);
+    all.bytes.insert(all.bytes.end(), bytes, bytes + each.length);
+  }
+  return all;
 }
 
 bool MessagePair::reap() {
@@ -212,6 +225,7 @@ ssize_t MessagePair::post(std::span<const std::byte> bytes) {
     request.send_flags = IBV_SEND_SIGNALED | (length <= inline_bytes_ ? IBV_SEND_INLINE : 0);
     if (const int error = ibv_post_send(pair_, &request, &refused); error != 0) return -error;
     free_.pop_back();
+    posted_.push_back({piece, length});
     done += length;
   }
   return static_cast<ssize_t>(done);

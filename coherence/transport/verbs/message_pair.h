@@ -15,6 +15,7 @@
 
 #include <array>
 #include <atomic>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
@@ -94,6 +95,12 @@ class MessagePair {
   ssize_t post(std::span<const std::byte> bytes);
   /// Whether the peer's card has all that was posted; also when it never will.
   bool reap();
+  /// What was posted and is not known to have arrived, of a pair that is to end.
+  struct Unsure {
+    uint64_t from = 0;  // bytes before it, in all
+    std::vector<std::byte> bytes;
+  };
+  Unsure unsure();
 
   /// Hands out what has arrived, in order. How many pieces, or -1 and why the queue pair is lost.
   int take(const std::function<void(std::span<const std::byte>)>& each, std::string& why);
@@ -118,6 +125,12 @@ class MessagePair {
   std::unique_ptr<Pieces> pieces_;
   uint32_t inline_bytes_ = 0;
   std::vector<uint64_t> free_;  // pieces
+  struct Posted {
+    uint64_t piece = 0;
+    uint32_t length = 0;
+  };
+  std::deque<Posted> posted_;   // in order, until the peer's card has it
+  uint64_t arrived_there_ = 0;  // bytes before those
   bool broken_ = false;         // nothing is sent any more
 };
 

@@ -49,17 +49,19 @@ Error failed(const char* what) { return Error{base::format("{}: {}", what, std::
 
 }  // namespace
 
-Ticket makeTicket(const LinkSecrets& secrets, const LinkId& id, uint32_t which) {
+Ticket makeTicket(const LinkSecrets& secrets, const LinkId& id, uint32_t rail, uint32_t which) {
   Ticket ticket;
   std::copy(id.begin(), id.end(), ticket.link_id);
   ticket.which = which;
+  ticket.rail = rail;
   const Secret proof = proofOf(secrets, ticket);
   std::copy(proof.begin(), proof.end(), ticket.mac);
   return ticket;
 }
 
 bool checkTicket(const LinkSecrets& secrets, const Ticket& ticket) {
-  return ticket.which <= kMessages && sameSecret(proofOf(secrets, ticket), ticket.mac);
+  return ticket.which <= kMessages && ticket.rail < kMostRails &&
+         sameSecret(proofOf(secrets, ticket), ticket.mac);
 }
 
 Secret answerTicket(const LinkSecrets& secrets, const Ticket& ticket) {
@@ -200,7 +202,7 @@ Status QueuePairs::connect(const SocketAddress& local, const SocketAddress& peer
     const auto which =
         static_cast<uint32_t>(std::find(ids_.begin(), ids_.end(), id) - ids_.begin());
     if (which >= count_) continue;
-    const Ticket ticket = verbs::makeTicket(secrets, link, which);
+    const Ticket ticket = verbs::makeTicket(secrets, link, rail_, which);
     if (type == RDMA_CM_EVENT_ADDR_RESOLVED) {
       if (api_.rdma_resolve_route(id, limit_ms()) != 0) return failed("the card finds no route");
     } else if (type == RDMA_CM_EVENT_ROUTE_RESOLVED) {

@@ -1,6 +1,6 @@
-// The queue pairs of one link, one for each class, so that no class waits behind another in a
-// queue: on one card, with one completion queue and one event channel for them all. Messages have
-// another one (message_pair.h), where they need not be encrypted.
+// The queue pairs of one rail of a link, one for each class, so that no class waits behind another
+// in a queue: on one card, with one completion queue and one event channel for them all. Messages
+// have another one (message_pair.h), on the first rail, where they need not be encrypted.
 //
 // How a pair comes to them: the acceptor listens at a port of librdmacm's beside its own, and says
 // so in its Hello. The connector connects each queue pair there with a ticket made from the link's
@@ -24,12 +24,12 @@ namespace olpager::transport::verbs {
 struct Ticket {
   uint8_t link_id[16] = {};
   uint32_t which = 0;  // a Class, or kMessages
-  uint32_t zero = 0;
+  uint32_t rail = 0;
   uint8_t mac[32] = {};  // HMAC-SHA256 over "queue pair" and what is before it
 };
 static_assert(sizeof(Ticket) == 56);
 inline constexpr uint32_t kMessages = kClasses;
-Ticket makeTicket(const LinkSecrets& secrets, const LinkId& id, uint32_t which);
+Ticket makeTicket(const LinkSecrets& secrets, const LinkId& id, uint32_t rail, uint32_t which);
 bool checkTicket(const LinkSecrets& secrets, const Ticket& ticket);
 /// The acceptor's proof.
 Secret answerTicket(const LinkSecrets& secrets, const Ticket& ticket);
@@ -42,11 +42,12 @@ class QueuePairs {
   };
 
   /// `tls`: what the link encrypts.
-  QueuePairs(const Api& api, DomainPtr domain, uint32_t dead_ms, Tls tls)
+  QueuePairs(const Api& api, DomainPtr domain, uint32_t dead_ms, Tls tls, uint32_t rail = 0)
       : api_(api),
         domain_(std::move(domain)),
         dead_ms_(dead_ms),
-        count_(tls == Tls::kOff ? kMessages + 1 : kMessages) {}
+        rail_(rail),
+        count_(tls == Tls::kOff && rail == 0 ? kMessages + 1 : kMessages) {}
   /// Ends them all: afterwards the card touches no memory for this link, on either side's behalf.
   ~QueuePairs();
   QueuePairs(const QueuePairs&) = delete;
@@ -58,8 +59,11 @@ class QueuePairs {
   /// Accepts one: `id` belongs to this from now on. `offered`: what the request said.
   Status accept(rdma_cm_id* id, const Ticket& ticket, const LinkSecrets& secrets,
                 const rdma_conn_param& offered);
-  /// How many they are, and whether this one is still to be connected.
-  uint32_t count() const { return count_; }
+  uint32_t rail() const { return rail_; }
+  /// The acceptor's: one more is connected; whether all of them are.
+  void established() { ++established_; }
+  bool complete() const { return established_ == count_; }
+  /// Whether this one is still to be connected.
   bool lacks(uint32_t which) const { return which < count_ && ids_[which] == nullptr; }
   bool owns(const rdma_cm_id* id) const;
   /// Takes what the listener has accepted away from the listener's event channel. All of them are
@@ -93,7 +97,9 @@ class QueuePairs {
   const Api& api_;
   const DomainPtr domain_;
   const uint32_t dead_ms_;
+  const uint32_t rail_;
   const uint32_t count_;
+  uint32_t established_ = 0;
   rdma_event_channel* channel_ = nullptr;
   std::shared_ptr<CardDomain> card_;
   std::shared_ptr<Windows> windows_;

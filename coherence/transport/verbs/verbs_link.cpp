@@ -6,9 +6,24 @@
 #include <cstring>
 
 #include "base/format.h"
+#include "base/log.h"
 
 namespace olpager::transport::verbs {
 namespace {
+
+// In a request's number, beside its class: the last of a list.
+constexpr uint64_t kLast = 1 << 8;
+
+// Whether a failed request says something of memory, which would be so on any card.
+bool isOfMemory(ibv_wc_status status) {
+  return status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_INV_REQ_ERR ||
+         status == IBV_WC_LOC_PROT_ERR || status == IBV_WC_LOC_LEN_ERR ||
+         status == IBV_WC_MW_BIND_ERR;
+}
+
+constexpr const char* kMessagesLost = "the queue pair of messages is lost";
+constexpr const char* kNoEvents = "the card gives no more events";
+constexpr const char* kNoWindows = "the card opens no windows";
 
 class Events final : public Reactor::Source {
  public:
@@ -31,22 +46,30 @@ Result<RegionPtr> word(const DomainPtr& domain, uint64_t& bytes, uint32_t access
 
 Result<std::shared_ptr<VerbsLink>> VerbsLink::make(LinkSetup setup, Stream control,
                                                    std::vector<Stream> lanes,
-                                                   std::unique_ptr<QueuePairs> pairs,
+                                                   std::vector<std::unique_ptr<QueuePairs>> rails,
                                                    const std::vector<Reactor*>& reactors) {
   std::shared_ptr<VerbsLink> link(
-      new VerbsLink(std::move(setup), std::move(control), std::move(pairs)));
+      new VerbsLink(std::move(setup), std::move(control), std::move(rails)));
   link->adopt(std::move(lanes), reactors, 1);
-  if (link->pairs_->messages() != nullptr) link->pairs_->messages()->settle();
-  for (auto& queue : link->queues_) queue.room = link->pairs_->sizes().requests;
+  if (MessagePair* const pair = link->messagePair(); pair != nullptr) {
+    pair->settle();
+    link->messages_on_rail_ = true;
+    link->message_way_ = MessageWay::kRail;
+  }
+  for (auto& rail : link->rails_) {
+    for (auto& queue : rail->queues) queue.room = rail->pairs->sizes().requests;
+  }
   auto into = word(link->setup_.domain, link->flush_words_[0], kLocalOnly);
   if (!into.ok()) return into.error();
   auto from = word(link->setup_.domain, link->flush_words_[1], kRemoteRead);
   if (!from.ok()) return from.error();
   link->flushed_into_ = std::move(into.value());
   link->flushed_from_ = std::move(from.value());
-  for (const auto* each : {&link->flushed_into_, &link->flushed_from_}) {
-    if (CardDomain::known(*(*each)->entry(), link->pairs_->card()) == nullptr) {
-      return Error{base::format("card {}: no memory can be registered", link->pairs_->cardName())};
+  for (auto& rail : link->rails_) {
+    for (const auto* each : {&link->flushed_into_, &link->flushed_from_}) {
+      if (CardDomain::known(*(*each)->entry(), rail->pairs->card()) == nullptr) {
+        return Error{base::format("card {}: no memory can be registered", rail->pairs->cardName())};
+      }
     }
   }
   return link;
@@ -57,10 +80,20 @@ VerbsLink::~VerbsLink() = default;
 void VerbsLink::begin() {
   auto self = std::static_pointer_cast<VerbsLink>(shared_from_this());
   setup_.domain->watch(std::static_pointer_cast<KeyWatcher>(self));
-  home().add(pairs_->events()->fd, EPOLLIN,
-             std::make_shared<Events>([self] { self->completionEvents(); }));
-  home().add(pairs_->connectionEvents(), EPOLLIN,
-             std::make_shared<Events>([self] { self->connectionEvents(); }));
+  for (auto& each : rails_) {
+    Rail& rail = *each;
+    home().add(rail.pairs->events()->fd, EPOLLIN,
+               std::make_shared<Events>([self, &rail] { self->completionEvents(rail); }));
+    home().add(rail.pairs->connectionEvents(), EPOLLIN,
+               std::make_shared<Events>([self, &rail] { self->connectionEvents(rail); }));
+  }
+}
+
+void VerbsLink::addStats(LinkStats& into) const {
+  into.rails = static_cast<uint32_t>(rails_.size());
+  into.rails_lost = into.rails - rails_up_.load();
+  into.repeated_bytes = repeated_.load();
+  for (auto& rail : rails_) into.rail_bytes[rail->number] = rail->moved.load();
 }
 
 // ---- messages
@@ -98,28 +131,29 @@ class VerbsLink::MessageSource final : public Reactor::Source, public Pollable {
 };
 
 void VerbsLink::listen() {
-  if (pairs_->messages() == nullptr) return;
+  if (!messages_on_rail_) return;
   message_source_ = std::make_shared<MessageSource>(
-      std::static_pointer_cast<VerbsLink>(shared_from_this()), pairs_->messages()->fd());
+      std::static_pointer_cast<VerbsLink>(shared_from_this()), messagePair()->fd());
   home().add(message_source_->pollFd(), EPOLLIN, message_source_);
   setup_.queue->add(message_source_);
 }
 
 void VerbsLink::transmit(const wire::Header& header, std::span<const std::byte> head,
                          std::span<const std::byte> body) {
-  if (header.frame == wire::Frame::kMessage || header.frame == wire::Frame::kCredit) {
+  const bool message =
+      header.frame == wire::Frame::kMessage || header.frame == wire::Frame::kCredit;
+  if (message && messages_on_rail_) {
     std::shared_lock posting(posting_);
-    if (!pairs_) return;
-    if (MessagePair* const pair = pairs_->messages(); pair != nullptr) {
-      bool good = false;
-      {
-        std::lock_guard lock(messages_out_);
-        for (const auto& part : {std::as_bytes(std::span(&header, 1)), head, body})
-          messages_.insert(messages_.end(), part.begin(), part.end());
-        good = postMessages(*pair);
-      }
+    std::unique_lock lock(messages_out_);
+    if (message_way_ != MessageWay::kControl) {
+      MessagePair* const pair = messagePair();
+      if (message_way_ == MessageWay::kRail && pair == nullptr) return;  // the link is down
+      for (const auto& part : {std::as_bytes(std::span(&header, 1)), head, body})
+        messages_.insert(messages_.end(), part.begin(), part.end());
+      const bool good = message_way_ == MessageWay::kNone || postMessages(*pair);
+      lock.unlock();
       posting.unlock();
-      if (!good) broken("the queue pair of messages is lost");
+      if (!good) setAside(*rails_.front(), kMessagesLost);
       return;
     }
   }
@@ -147,30 +181,32 @@ bool VerbsLink::postMessages(MessagePair& pair) {
 void VerbsLink::sendWaiting() {
   if (!messages_wait_.load()) return;
   std::shared_lock posting(posting_);
-  if (!pairs_) return;
   std::unique_lock lock(messages_out_);
-  const bool good = postMessages(*pairs_->messages());
+  if (message_way_ != MessageWay::kRail || messagePair() == nullptr) return;
+  const bool good = postMessages(*messagePair());
   lock.unlock();
   posting.unlock();
-  if (!good) broken("the queue pair of messages is lost");
+  if (!good) setAside(*rails_.front(), kMessagesLost);
 }
 
 // Or will never be.
 bool VerbsLink::messagesSent() {
   std::shared_lock posting(posting_);
-  if (!pairs_ || pairs_->messages() == nullptr) return true;
   std::lock_guard lock(messages_out_);
-  return !postMessages(*pairs_->messages()) || (pairs_->messages()->reap() && messages_.empty());
+  MessagePair* const pair = messagePair();
+  if (message_way_ != MessageWay::kRail || pair == nullptr) return true;
+  return !postMessages(*pair) || (pair->reap() && messages_.empty());
 }
 
 bool VerbsLink::armMessages() {
   {
     std::shared_lock posting(posting_);
-    if (!pairs_) return false;
+    MessagePair* const pair = messagePair();
+    if (pair == nullptr) return false;
     std::lock_guard lock(messages_in_);
-    if (pairs_->messages()->arm()) return true;
+    if (pair->arm()) return true;
   }
-  fail("the card gives no more events", true);
+  setAside(*rails_.front(), kNoEvents);
   return false;
 }
 
@@ -178,22 +214,15 @@ bool VerbsLink::armMessages() {
 bool VerbsLink::takeMessages(std::string& why, std::string& broke) {
   std::vector<Completion> completions;  // go after the locks
   std::shared_lock posting(posting_);
-  if (!pairs_ || pairs_->messages() == nullptr) return false;
+  MessagePair* const pair = messagePair();
+  if (pair == nullptr) return false;
   std::lock_guard lock(messages_in_);
-  const auto frames = [&](const wire::Header& header, std::span<const std::byte> payload) {
-    if (header.frame == wire::Frame::kMessage || header.frame == wire::Frame::kCredit)
-      return control(header, payload, completions);
-    return base::format("a frame of kind {} among messages", static_cast<unsigned>(header.frame));
-  };
   bool any = false;
   for (int count = 1; count > 0;) {
-    count = pairs_->messages()->take(
+    count = pair->take(
         [&](std::span<const std::byte> piece) {
-          if (message_bytes_.empty()) piece = piece.subspan(takeFrames(piece, broke, frames));
-          message_bytes_.insert(message_bytes_.end(), piece.begin(), piece.end());
-          const size_t taken = takeFrames(message_bytes_, broke, frames);
-          message_bytes_.erase(message_bytes_.begin(),
-                               message_bytes_.begin() + static_cast<ptrdiff_t>(taken));
+          message_bytes_taken_ += piece.size();
+          takeMessageBytes(piece, broke, completions);
         },
         why);
     any = any || count > 0;
@@ -203,31 +232,223 @@ bool VerbsLink::takeMessages(std::string& why, std::string& broke) {
   return any;
 }
 
+// Under messages_in_.
+void VerbsLink::takeMessageBytes(std::span<const std::byte> bytes, std::string& broke,
+                                 std::vector<Completion>& completions) {
+  const auto frames = [&](const wire::Header& header, std::span<const std::byte> payload) {
+    if (header.frame == wire::Frame::kMessage || header.frame == wire::Frame::kCredit)
+      return control(header, payload, completions);
+    return base::format("a frame of kind {} among messages", static_cast<unsigned>(header.frame));
+  };
+  if (message_bytes_.empty()) bytes = bytes.subspan(takeFrames(bytes, broke, frames));
+  message_bytes_.insert(message_bytes_.end(), bytes.begin(), bytes.end());
+  const size_t taken = takeFrames(message_bytes_, broke, frames);
+  message_bytes_.erase(message_bytes_.begin(),
+                       message_bytes_.begin() + static_cast<ptrdiff_t>(taken));
+}
+
 bool VerbsLink::receiveMessages() {
   std::string why, broke;
   const bool any = takeMessages(why, broke);
   if (!broke.empty()) {
     fail("the peer broke the protocol: " + broke, true);
   } else if (!why.empty()) {
-    broken(why);
+    setAside(*rails_.front(), why);
   }
   return any;
 }
 
-// A card cuts what it is given by itself. A slice may have to go by the lane.
-uint32_t VerbsLink::sliceBytes(bool, Class klass, uint64_t, uint64_t) const {
-  if (klass <= Class::kDemand) return wire::kMaxSlice;
+// ---- rails
+
+// Under posting_. Null: messages take another way.
+MessagePair* VerbsLink::messagePair() {
+  const auto& pairs = rails_.front()->pairs;
+  return pairs ? pairs->messages() : nullptr;
+}
+
+VerbsLink::Rail* VerbsLink::railOf(uint32_t number) {
+  const auto found =
+      std::ranges::find_if(rails_, [&](const auto& rail) { return rail->number == number; });
+  return found == rails_.end() ? nullptr : found->get();
+}
+
+// The one with the fewest bytes under way; null: none is up.
+VerbsLink::Rail* VerbsLink::emptiest() {
+  Rail* best = nullptr;
+  for (auto& rail : rails_) {
+    if (!rail->up.load()) continue;
+    if (best == nullptr || rail->under_way.load() < best->under_way.load()) best = rail.get();
+  }
+  return best;
+}
+
+void VerbsLink::setAside(Rail& rail, const std::string& why) {
+  if (!rail.up.exchange(false)) return;
+  rails_up_.fetch_sub(1);
+  home().post([self = std::static_pointer_cast<VerbsLink>(shared_from_this()), &rail, why] {
+    self->endRail(rail, why);
+  });
+}
+
+// On the home reactor.
+void VerbsLink::endRail(Rail& rail, const std::string& why) {
+  if (rail.ended || state() != LinkState::kUp) return;
+  if (rails_up_.load() == 0) {
+    broken(why);
+    return;
+  }
+  readControl(true);  // the peer may have ended the link, and its rails with it
+  if (state() != LinkState::kUp) return;
+  rail.ended = true;
+  base::logWarn("link to %s (%s): rail %u (card %s) is set aside: %s; %u of %zu left",
+                peer().node.c_str(), peer().address.c_str(), rail.number + 1,
+                rail.pairs->cardName(), why.c_str(), rails_up_.load(), rails_.size());
+  const bool with_messages = rail.pairs->messages() != nullptr;
+  {
+    std::lock_guard started(starting_);
+    home().remove(rail.pairs->events()->fd);
+    home().remove(rail.pairs->connectionEvents());
+    if (with_messages) {
+      setup_.queue->remove(message_source_.get());
+      home().remove(message_source_->pollFd());
+      message_source_.reset();
+    }
+  }
+  rail.pairs->halt();
+  wire::Header ended;
+  ended.frame = wire::Frame::kRailEnded;
+  ended.index = rail.number;
+  if (with_messages) {
+    std::string unused, broke;
+    takeMessages(unused, broke);
+    if (!broke.empty()) {
+      fail("the peer broke the protocol: " + broke, true);
+      return;
+    }
+    std::scoped_lock locks(messages_in_, messages_out_);
+    rail_had_messages_ = true;
+    ended.offset = message_bytes_taken_;
+    unsure_ = rail.pairs->messages()->unsure();
+    message_way_ = MessageWay::kNone;
+  }
+  drain(rail);
+  std::unique_ptr<QueuePairs> gone;
+  {
+    std::unique_lock posting(posting_);
+    gone = std::move(rail.pairs);
+  }
+  gone.reset();
+  dropOpenings(rail);
+  if (with_messages) messagesByControlNow();
+  transmit(ended, {}, {});
+  overRail(rail);
+}
+
+// On the thread that reads the first connection.
+std::string VerbsLink::railEnded(const wire::Header& header) {
+  Rail* const rail = railOf(header.index);
+  if (rail == nullptr || header.length != 0) return "the end of a rail that is not there";
+  home().post(
+      [self = std::static_pointer_cast<VerbsLink>(shared_from_this()), rail, took = header.offset] {
+        if (self->state() != LinkState::kUp) return;
+        if (rail->peer_took) {
+          self->fail("the peer broke the protocol: a rail that ended twice", true);
+          return;
+        }
+        rail->peer_took = took;
+        if (rail->up.exchange(false)) self->rails_up_.fetch_sub(1);
+        self->endRail(*rail, "the peer has set it aside");
+        self->overRail(*rail);
+      });
+  return "";
+}
+
+// On the home reactor: both ends have destroyed the queue pairs.
+void VerbsLink::overRail(Rail& rail) {
+  if (!rail.ended || !rail.peer_took || std::exchange(rail.over, true)) return;
+  if (messages_on_rail_ && &rail == rails_.front().get() && !resumeMessages(*rail.peer_took)) {
+    fail("the peer broke the protocol: messages that were never sent, or were forgotten", true);
+    return;
+  }
+  std::vector<Slice> again;
+  for (auto& queue : rail.queues) {
+    std::lock_guard lock(queue.mutex);
+    for (const auto& flight : queue.flights) {
+      again.push_back(flight.slice);
+      repeated_.fetch_add(flight.slice.bytes);
+    }
+    again.insert(again.end(), queue.waiting.begin(), queue.waiting.end());
+    queue.flights.clear();
+    queue.waiting.clear();
+  }
+  rail.under_way.store(0);
+  for (const Slice& slice : again) untakeSlice(slice.operation, slice.index);
+  goOn(again);
+}
+
+// Windows that are not open yet will not be: the peer reaches the memory by other rails.
+void VerbsLink::dropOpenings(Rail& rail) {
+  std::vector<std::shared_ptr<Opening>> all;  // their pins go after the locks
+  for (auto& queue : rail.queues) {
+    std::lock_guard lock(queue.mutex);
+    for (auto& flight : queue.flights) {
+      if (flight.opening) all.push_back(std::move(flight.opening));
+    }
+    std::erase_if(queue.flights, [](const auto& flight) { return flight.slice.bytes == 0; });
+    all.insert(all.end(), queue.openings.begin(), queue.openings.end());
+    queue.openings.clear();
+  }
+  for (auto& opening : all) {
+    if (opening->missing.exchange(0) == 0) continue;
+    refuseReach(rail, opening->key, Outcome::kUnreachable);
+    opening->pin.reset();
+  }
+}
+
+// What the peer has not taken goes by the first connection, and so do all messages from now on.
+bool VerbsLink::resumeMessages(uint64_t peer_took) {
+  std::lock_guard lock(messages_out_);
+  auto& bytes = unsure_.bytes;
+  if (peer_took < unsure_.from || peer_took - unsure_.from > bytes.size()) return false;
+  bytes.erase(bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(peer_took - unsure_.from));
+  bytes.insert(bytes.end(), messages_.begin(), messages_.end());
+  messages_.clear();
+  for (std::span<const std::byte> rest = bytes; !rest.empty();) {
+    const auto part = rest.first(std::min<size_t>(rest.size(), maxMessageBytes()));
+    wire::Header header;
+    header.frame = wire::Frame::kMessageRest;
+    header.length = static_cast<uint32_t>(part.size());
+    TcpLink::transmit(header, part, {});
+    rest = rest.subspan(part.size());
+  }
+  bytes = {};
+  message_way_ = MessageWay::kControl;
+  return true;
+}
+
+// A card cuts what it is given by itself. A slice may have to go by the lane. All rails carry a
+// part of what is urgent.
+uint32_t VerbsLink::sliceBytes(bool, Class klass, uint64_t length, uint64_t) const {
+  if (klass <= Class::kDemand) {
+    const uint64_t rails = std::max(rails_up_.load(), 1u);
+    const uint64_t part = (length + rails - 1) / rails;
+    const uint64_t whole = (part + wire::kMinSlice - 1) / wire::kMinSlice * wire::kMinSlice;
+    return static_cast<uint32_t>(std::min<uint64_t>(whole, wire::kMaxSlice));
+  }
   return std::clamp(setup_.options.slice_bytes, wire::kMinSlice, wire::kMaxSlice);
 }
 
 // ---- this side's operations
 
 bool VerbsLink::take(const Slice& slice) {
+  Rail* const rail = emptiest();
+  if (rail == nullptr) return true;  // the link fails: stopped() answers for all
   wire::Reach reach;
-  switch (keys_.find(slice.key, slice, reach)) {
+  switch (rail->keys.find(slice.key, slice, reach)) {
     case Keys::Found::kAsk: {
       wire::Header header;
       header.frame = wire::Frame::kReach;
+      header.index = rail->number;
       header.key = slice.key;
       transmit(header, {}, {});
       return true;
@@ -235,7 +456,7 @@ bool VerbsLink::take(const Slice& slice) {
     case Keys::Found::kWaits:
       return true;
     case Keys::Found::kReach:
-      if (submit(slice, reach)) return true;
+      if (submit(*rail, slice, reach)) return true;
       break;
     case Keys::Found::kOtherwise:
       break;
@@ -266,24 +487,28 @@ void VerbsLink::goOn(const std::vector<Slice>& slices) {
 }
 
 // False: the card can't, or may not: the owner says by the lane what is wrong.
-bool VerbsLink::submit(const Slice& slice, const wire::Reach& reach) {
+bool VerbsLink::submit(Rail& rail, const Slice& slice, const wire::Reach& reach) {
   const uint32_t right = slice.write ? kRemoteWrite : kRemoteRead;
   if ((reach.access & right) == 0 || slice.bytes > reach.length ||
       slice.offset > reach.length - slice.bytes)
     return false;
   std::shared_lock posting(posting_);
-  if (!pairs_) return true;  // stopped() answers for all
+  if (!rail.pairs) {
+    posting.unlock();
+    return take(slice);  // by another one
+  }
   LocalRange parts[kMaxLocalRanges];
   const size_t count = localRanges(slice, parts);
   if (count == 0) return true;
   ibv_sge places[kMaxLocalRanges + 1];
   for (size_t i = 0; i < count; ++i) {
-    const CardRegion* const known = CardDomain::known(*parts[i].region->entry(), pairs_->card());
+    const CardRegion* const known =
+        CardDomain::known(*parts[i].region->entry(), rail.pairs->card());
     if (known == nullptr) return false;
     places[i] = {known->address() + parts[i].offset, static_cast<uint32_t>(parts[i].length),
                  known->lkey()};
   }
-  const uint32_t most = pairs_->sizes().parts;
+  const uint32_t most = rail.pairs->sizes().parts;
   const auto moves = static_cast<uint32_t>((count + most - 1) / most);
   const uint32_t requests = moves + (slice.write ? 1 : 0);
   ibv_send_wr list[kMaxLocalRanges + 1] = {};
@@ -303,7 +528,7 @@ bool VerbsLink::submit(const Slice& slice, const wire::Reach& reach) {
     // Memory that may be read is read itself: what is behind another bridge than the host's memory
     // is flushed by nothing else.
     const bool readable = (reach.access & kRemoteRead) != 0;
-    const auto* const into = CardDomain::known(*flushed_into_->entry(), pairs_->card());
+    const auto* const into = CardDomain::known(*flushed_into_->entry(), rail.pairs->card());
     places[count] = {into->address(), readable ? 1u : static_cast<uint32_t>(sizeof(uint64_t)),
                      into->lkey()};
     ibv_send_wr& flush = list[moves];
@@ -315,11 +540,13 @@ bool VerbsLink::submit(const Slice& slice, const wire::Reach& reach) {
     flush.wr.rdma.rkey = readable ? reach.rkeys[index(slice.klass)] : reach.flush_rkey;
   }
   list[requests - 1].send_flags = IBV_SEND_SIGNALED;
+  list[requests - 1].wr_id |= kLast;
 
-  Queue& queue = queues_[index(slice.klass)];
+  Queue& queue = rail.queues[index(slice.klass)];
   std::unique_lock lock(queue.mutex);
   if (queue.room < requests) {
     queue.waiting.push_back(slice);
+    rail.under_way.fetch_add(slice.bytes);
     return true;
   }
   iovec unused[kMaxLocalRanges];
@@ -328,57 +555,63 @@ bool VerbsLink::submit(const Slice& slice, const wire::Reach& reach) {
     return true;
   queue.room -= requests;
   queue.flights.push_back({slice, requests});
+  rail.under_way.fetch_add(slice.bytes);
   ibv_send_wr* refused = nullptr;
-  const int error = ibv_post_send(pairs_->of(slice.klass), list, &refused);
+  const int error = ibv_post_send(rail.pairs->of(slice.klass), list, &refused);
   lock.unlock();
   posting.unlock();
   if (error != 0)
-    fail(base::format("the card {} takes no requests: {}", peer().address, std::strerror(error)),
-         true);
+    setAside(rail, base::format("the card takes no requests: {}", std::strerror(error)));
   return true;
 }
 
-void VerbsLink::completionEvents() {
+void VerbsLink::completionEvents(Rail& rail) {
   {
     std::shared_lock posting(posting_);
-    if (!pairs_) return;
+    if (!rail.pairs) return;
     const Api& api = *verbs::api();
     ibv_cq* of = nullptr;
     void* context = nullptr;
     unsigned events = 0;
-    while (api.ibv_get_cq_event(pairs_->events(), &of, &context) == 0) ++events;
-    if (events != 0) api.ibv_ack_cq_events(pairs_->completions(), events);
-    if (ibv_req_notify_cq(pairs_->completions(), 0) != 0) {
+    while (api.ibv_get_cq_event(rail.pairs->events(), &of, &context) == 0) ++events;
+    if (events != 0) api.ibv_ack_cq_events(rail.pairs->completions(), events);
+    if (ibv_req_notify_cq(rail.pairs->completions(), 0) != 0) {
       posting.unlock();
-      fail("the card gives no more events", true);
+      setAside(rail, kNoEvents);
       return;
     }
   }
-  drain();
+  drain(rail);
 }
 
-void VerbsLink::drain() {
+// On the home reactor. Of a rail that is not up any more only what went well counts.
+void VerbsLink::drain(Rail& rail) {
   std::vector<Slice> waited;
   std::string why;
+  bool of_memory = false;
   for (;;) {
     ibv_wc done[32];
     std::vector<Slice> answered;
     std::vector<std::shared_ptr<Opening>> open_now;
     {
       std::shared_lock posting(posting_);
-      if (!pairs_) return;
-      const int count = ibv_poll_cq(pairs_->completions(), 32, done);
+      if (!rail.pairs) break;
+      const int count = ibv_poll_cq(rail.pairs->completions(), 32, done);
       if (count < 0) why = "the card's completions can't be read";
       if (count <= 0) break;
-      for (int i = 0; i < count && why.empty(); ++i) {
+      for (int i = 0; i < count; ++i) {
+        // Each request of a list that failed has a completion, the list itself has one flight.
         if (done[i].status != IBV_WC_SUCCESS) {
+          if (!why.empty()) continue;
+          of_memory = isOfMemory(done[i].status);
           why = done[i].status == IBV_WC_REM_ACCESS_ERR
                     ? "the peer took memory back, or its card does not let this one reach it"
                     : base::format("a card's transfer failed: {}",
                                    verbs::api()->ibv_wc_status_str(done[i].status));
-          break;
+          continue;
         }
-        Queue& queue = queues_[done[i].wr_id];
+        const auto klass = static_cast<Class>(done[i].wr_id & ~kLast);
+        Queue& queue = rail.queues[index(klass)];
         std::unique_lock lock(queue.mutex);
         Queue::Flight& flight = queue.flights.front();
         queue.room += flight.requests;
@@ -386,31 +619,35 @@ void VerbsLink::drain() {
           open_now.push_back(std::move(flight.opening));
         } else {
           answered.push_back(flight.slice);
+          rail.under_way.fetch_sub(flight.slice.bytes);
+          rail.moved.fetch_add(flight.slice.bytes);
         }
         queue.flights.pop_front();
         if (!queue.openings.empty()) {
           const auto opening = std::move(queue.openings.front());
           queue.openings.pop_front();
           lock.unlock();
-          if (!open(opening, static_cast<Class>(done[i].wr_id))) why = "the card opens no windows";
+          if (!open(rail, opening, klass)) why = kNoWindows;
           continue;
         }
         // As many as there is room for; the rest finds itself here again.
         for (uint32_t room = queue.room; room > 8 && !queue.waiting.empty(); room -= 8) {
           waited.push_back(queue.waiting.front());
+          rail.under_way.fetch_sub(queue.waiting.front().bytes);
           queue.waiting.pop_front();
         }
       }
     }
     for (const Slice& slice : answered)
       answerSlice(slice.operation, slice.index, slice.write, Outcome::kOk);
-    for (const auto& opening : open_now) opened(opening);
-    if (!why.empty()) break;
+    for (const auto& opening : open_now) opened(rail, opening);
+    if (!why.empty() && of_memory && rail.up.load()) break;
   }
-  if (!why.empty()) {
+  if (of_memory && rail.up.load()) {
     broken(why);
     return;
   }
+  if (!why.empty()) setAside(rail, why);
   goOn(waited);
   issue();
 }
@@ -421,34 +658,34 @@ void VerbsLink::broken(const std::string& why) {
   fail(why, true);
 }
 
-void VerbsLink::connectionEvents() {
+void VerbsLink::connectionEvents(Rail& rail) {
   std::string ended;
-  {
-    std::shared_lock posting(posting_);
-    if (!pairs_) return;
-    while (pairs_->nextConnectionEvent(ended)) {
-      if (ended.empty() || cut_ms_.load() != 0) continue;
-      cut_why_ = ended;
-      cut_ms_.store(nowMs());
-    }
+  std::shared_lock posting(posting_);
+  while (rail.pairs && rail.pairs->nextConnectionEvent(ended)) {
+    if (ended.empty() || rail.cut_ms != 0) continue;
+    rail.cut_why = ended;
+    rail.cut_ms = nowMs();
   }
 }
 
 // The peer's card has ended it, and the first connection does not say why: then that is the reason.
 std::string VerbsLink::standstill(int64_t now_ms, bool late) {
+  bool arrive = true;
   {
     // Nobody else hears that a message did not get through.
     std::shared_lock posting(posting_);
-    if (pairs_ && pairs_->messages() != nullptr) {
-      std::lock_guard lock(messages_out_);
-      pairs_->messages()->reap();
-      if (!postMessages(*pairs_->messages())) return "messages don't reach the peer's card";
+    std::lock_guard lock(messages_out_);
+    if (MessagePair* const pair = messagePair(); message_way_ == MessageWay::kRail && pair) {
+      pair->reap();
+      arrive = postMessages(*pair);
     }
   }
+  if (!arrive) setAside(*rails_.front(), "messages don't reach the peer's card");
   constexpr int64_t kPatienceMs = 1000;
-  const int64_t cut = cut_ms_.load();
-  if (cut != 0 && !late && now_ms - cut > kPatienceMs)
-    return "the queue pairs are lost: " + cut_why_;
+  for (auto& rail : rails_) {
+    if (rail->cut_ms != 0 && !late && now_ms - rail->cut_ms > kPatienceMs)
+      setAside(*rail, "the queue pairs are lost: " + rail->cut_why);
+  }
   return TcpLink::standstill(now_ms, late);
 }
 
@@ -462,8 +699,17 @@ std::string VerbsLink::frame(const wire::Header& header, std::span<const std::by
     case wire::Frame::kReached:
       return reachArrived(header, payload);
     case wire::Frame::kUnmap:
-      keys_.takenBack(header.key);
+      for (auto& rail : rails_) rail->keys.takenBack(header.key);
       return "";
+    case wire::Frame::kRailEnded:
+      return railEnded(header);
+    case wire::Frame::kMessageRest: {
+      std::string broke;
+      std::lock_guard lock(messages_in_);
+      if (!rail_had_messages_) return "a rest of messages that are on their way";
+      takeMessageBytes(payload, broke, completions);
+      return broke;
+    }
     case wire::Frame::kGoodbye: {
       // Messages that the peer sent before it ended the link come first.
       std::string why, broke;
@@ -476,10 +722,10 @@ std::string VerbsLink::frame(const wire::Header& header, std::span<const std::by
 }
 
 std::string VerbsLink::reachAsked(const wire::Header& header) {
+  Rail* const rail = railOf(header.index);
+  if (rail == nullptr) return "a question about a rail that is not there";
   wire::Reach reach;
-  wire::Header answer;
-  answer.frame = wire::Frame::kReached;
-  answer.key = header.key;
+  Outcome refused = Outcome::kUnreachable;
   {
     Pin pin;
     Outcome outcome = setup_.domain->pin(header.key, 0, 0, kRemoteRead, pin);
@@ -487,47 +733,60 @@ std::string VerbsLink::reachAsked(const wire::Header& header) {
       outcome = setup_.domain->pin(header.key, 0, 0, kRemoteWrite, pin);
     if (outcome == Outcome::kBadRange) return "a key that was never granted";
     std::shared_lock posting(posting_);
-    if (!pairs_) return "";
-    const auto* const flush = CardDomain::known(*flushed_from_->entry(), pairs_->card());
-    if (pin) {
+    if (!pin) {
+      refused = Outcome::kRevoked;
+    } else if (rail->pairs) {
+      const auto* const flush = CardDomain::known(*flushed_from_->entry(), rail->pairs->card());
       reach.length = pin->length;
       reach.access = pin->access;
       reach.flush_address = flush->address();
       reach.flush_rkey = flush->rkey();
     }
-    if (pin && pin->whole && pairs_->card()->windows()) {
-      if (Window* const window = Windows::known(*pin.operator->(), pairs_->windows())) {
+    if (!pin || !rail->pairs) {
+      // refused
+    } else if (pin->whole && rail->pairs->card()->windows()) {
+      if (Window* const window = Windows::known(*pin.operator->(), rail->pairs->windows())) {
         if (!window->begin()) return "a key that was asked for twice";
         pin->reachable.store(true);
         reach.address = reinterpret_cast<uint64_t>(pin->base);
         for (size_t i = 0; i < kClasses; ++i) reach.rkeys[i] = window->rkey(static_cast<Class>(i));
         const auto opening = std::make_shared<Opening>(std::move(pin), *window, header.key, reach);
         bool good = true;
-        for (size_t i = 0; i < kClasses && good; ++i) good = open(opening, static_cast<Class>(i));
+        for (size_t i = 0; i < kClasses && good; ++i)
+          good = open(*rail, opening, static_cast<Class>(i));
         posting.unlock();
-        if (!good) fail("the card opens no windows", true);
+        if (!good) setAside(*rail, kNoWindows);
         return "";
       }
-    } else if (pin) {
-      if (const auto* const known = CardDomain::known(*pin.operator->(), pairs_->card())) {
+    } else {
+      if (const auto* const known = CardDomain::known(*pin.operator->(), rail->pairs->card())) {
         pin->reachable.store(true);
         reach.address = known->address();
         std::fill(std::begin(reach.rkeys), std::end(reach.rkeys), known->rkey());
         posting.unlock();
-        tellReach(header.key, reach);
+        tellReach(*rail, header.key, reach);
         return "";
       }
     }
-    answer.code = static_cast<uint32_t>(pin ? Outcome::kUnreachable : Outcome::kRevoked);
   }
-  transmit(answer, {}, {});
+  refuseReach(*rail, header.key, refused);
   return "";
 }
 
-// The memory may have been taken back by who could not know yet that it has to be told.
-void VerbsLink::tellReach(uint64_t key, const wire::Reach& reach) {
+void VerbsLink::refuseReach(const Rail& rail, uint64_t key, Outcome outcome) {
   wire::Header answer;
   answer.frame = wire::Frame::kReached;
+  answer.index = rail.number;
+  answer.key = key;
+  answer.code = static_cast<uint32_t>(outcome);
+  transmit(answer, {}, {});
+}
+
+// The memory may have been taken back by who could not know yet that it has to be told.
+void VerbsLink::tellReach(const Rail& rail, uint64_t key, const wire::Reach& reach) {
+  wire::Header answer;
+  answer.frame = wire::Frame::kReached;
+  answer.index = rail.number;
   answer.key = key;
   answer.length = sizeof reach;
   transmit(answer, std::as_bytes(std::span(&reach, 1)), {});
@@ -536,8 +795,8 @@ void VerbsLink::tellReach(uint64_t key, const wire::Reach& reach) {
 }
 
 // Under posting_. A queue pair that is in error takes it and says so by a completion.
-bool VerbsLink::open(const std::shared_ptr<Opening>& opening, Class klass) {
-  Queue& queue = queues_[index(klass)];
+bool VerbsLink::open(Rail& rail, const std::shared_ptr<Opening>& opening, Class klass) {
+  Queue& queue = rail.queues[index(klass)];
   std::lock_guard lock(queue.mutex);
   if (queue.room == 0) {
     queue.openings.push_back(opening);
@@ -546,28 +805,26 @@ bool VerbsLink::open(const std::shared_ptr<Opening>& opening, Class klass) {
   --queue.room;
   queue.flights.push_back({{}, 1, opening});
   ibv_send_wr request = opening->window.opening(klass), *refused = nullptr;
-  request.wr_id = static_cast<uint64_t>(klass);
-  return ibv_post_send(pairs_->of(klass), &request, &refused) == 0;
+  request.wr_id = static_cast<uint64_t>(klass) | kLast;
+  return ibv_post_send(rail.pairs->of(klass), &request, &refused) == 0;
 }
 
-void VerbsLink::opened(const std::shared_ptr<Opening>& opening) {
+void VerbsLink::opened(const Rail& rail, const std::shared_ptr<Opening>& opening) {
   if (opening->missing.fetch_sub(1) != 1) return;
   // Memory that has ended meanwhile waits for this pin, and its windows close with it.
   Pin still;
   if (setup_.domain->pin(opening->key, 0, 0, kLocalOnly, still) != Outcome::kOk) {
-    wire::Header answer;
-    answer.frame = wire::Frame::kReached;
-    answer.key = opening->key;
-    answer.code = static_cast<uint32_t>(Outcome::kRevoked);
-    transmit(answer, {}, {});
+    refuseReach(rail, opening->key, Outcome::kRevoked);
   } else {
-    tellReach(opening->key, opening->reach);
+    tellReach(rail, opening->key, opening->reach);
   }
   opening->pin.reset();
 }
 
 std::string VerbsLink::reachArrived(const wire::Header& header,
                                     std::span<const std::byte> payload) {
+  Rail* const rail = railOf(header.index);
+  if (rail == nullptr) return "an answer about a rail that is not there";
   std::optional<wire::Reach> reach;
   if (payload.size() == sizeof(wire::Reach)) {
     reach.emplace();
@@ -577,7 +834,7 @@ std::string VerbsLink::reachArrived(const wire::Header& header,
   }
   const bool taken_back = !reach && header.code == static_cast<uint32_t>(Outcome::kRevoked);
   std::vector<Slice> waited;
-  if (!keys_.answer(header.key, reach, taken_back, waited))
+  if (!rail->keys.answer(header.key, reach, taken_back, waited))
     return "an answer about a key not asked for";
   if (taken_back) {
     std::erase_if(waited, [&](const Slice& slice) { return !fitsLane(slice); });
@@ -602,7 +859,9 @@ void VerbsLink::keyRevoked(uint64_t key) { tellTakenBack(key); }
 void VerbsLink::cutOff(const std::string& why) {
   {
     std::shared_lock posting(posting_);
-    if (pairs_) pairs_->halt();
+    for (auto& rail : rails_) {
+      if (rail->pairs) rail->pairs->halt();
+    }
   }
   fail(why, true);
 }
@@ -617,7 +876,7 @@ void VerbsLink::stop(bool tell) {
     return;
   }
   home().every(1, [self = std::static_pointer_cast<VerbsLink>(shared_from_this()), tell,
-                           until = nowMs() + kLastMs] {
+                   until = nowMs() + kLastMs] {
     if (!self->messagesSent() && nowMs() < until) return true;
     self->finish(tell);
     return false;
@@ -628,8 +887,11 @@ void VerbsLink::finish(bool tell) {
   TcpLink::stop(tell);
   home().post([self = std::static_pointer_cast<VerbsLink>(shared_from_this())] {
     std::lock_guard started(self->starting_);
-    self->home().remove(self->pairs_->events()->fd);
-    self->home().remove(self->pairs_->connectionEvents());
+    for (auto& rail : self->rails_) {
+      if (!rail->pairs) continue;
+      self->home().remove(rail->pairs->events()->fd);
+      self->home().remove(rail->pairs->connectionEvents());
+    }
     if (self->message_source_) {
       self->setup_.queue->remove(self->message_source_.get());
       self->home().remove(self->message_source_->pollFd());
@@ -638,14 +900,16 @@ void VerbsLink::finish(bool tell) {
     }
     {
       std::unique_lock posting(self->posting_);
-      self->pairs_.reset();
+      for (auto& rail : self->rails_) rail->pairs.reset();
     }
-    for (auto& queue : self->queues_) {
-      std::deque<Queue::Flight> flights;  // with pins, which go after the lock
-      std::deque<std::shared_ptr<Opening>> openings;
-      std::lock_guard lock(queue.mutex);
-      flights.swap(queue.flights);
-      openings.swap(queue.openings);
+    for (auto& rail : self->rails_) {
+      for (auto& queue : rail->queues) {
+        std::deque<Queue::Flight> flights;  // with pins, which go after the lock
+        std::deque<std::shared_ptr<Opening>> openings;
+        std::lock_guard lock(queue.mutex);
+        flights.swap(queue.flights);
+        openings.swap(queue.openings);
+      }
     }
     // The domain's memory is no longer this link's; the words are taken from the card.
     self->flushed_into_.reset();

@@ -11,6 +11,20 @@
 // Behind a write stands a small read: when that is answered, the bytes are in place. Completions of
 // a queue pair come in order, so that a queue of slices is all that is kept of them.
 //
+// A link has a rail for each pair of cards (Options::rails): queue pairs, what is under way on
+// them, and what is known of the peer's keys there. A slice takes the rail with the fewest bytes
+// under way. States of a rail, moved by the home reactor but for the first step:
+//   up
+//   failing  setAside(), any thread: a queue pair has failed, or the peer has ended the rail.
+//            Nothing new is posted.
+//   ended    endRail(): the queue pairs are destroyed, and the peer is told (kRailEnded). What was
+//            under way is kept as it is: its memory is the transport's until the rail is over.
+//   over     overRail(): the peer has ended its queue pairs, too. What was on its way can land no
+//            more, on either side: what was under way is repeated on other rails.
+// The last rail that is up is not set aside: its failure is the link's. The rail that messages take
+// (the first) ends for them in the same steps: what the peer has not taken of them, and all others,
+// go by the first connection from when the rail is over.
+//
 // What is lent of memory that the card knows (lendMemory) is opened by windows (windows.h): the
 // peer is answered when the queue pair of each class has its own.
 //
@@ -22,7 +36,8 @@
 // says that it is stopped. From then on no card touches memory on the link's behalf. Before that
 // the messages that were sent have a moment to arrive.
 //
-// Locks, in this order: starting_ -> control_in_ -> posting_ -> messages_in_ -> messages_out_ ->
+// Locks: posting_ is held shared by who uses a rail's queue pairs, and alone to take them away. In
+// this order: starting_ -> control_in_ -> posting_ -> messages_in_ -> messages_out_ ->
 // Queue::mutex -> (LinkCore::mutex_ | PeerKeys' | RegionEntry::registering | the queue's).
 #pragma once
 
@@ -37,10 +52,10 @@ namespace olpager::transport::verbs {
 
 class VerbsLink final : public TcpLink, public KeyWatcher {
  public:
-  /// Queue pairs that are connected.
+  /// `rails`: queue pairs that are connected; at least one.
   static Result<std::shared_ptr<VerbsLink>> make(LinkSetup setup, Stream control,
                                                  std::vector<Stream> lanes,
-                                                 std::unique_ptr<QueuePairs> pairs,
+                                                 std::vector<std::unique_ptr<QueuePairs>> rails,
                                                  const std::vector<Reactor*>& reactors);
   ~VerbsLink() override;
 
@@ -71,12 +86,33 @@ class VerbsLink final : public TcpLink, public KeyWatcher {
     uint32_t room = 0;  // requests
   };
 
-  VerbsLink(LinkSetup setup, Stream control, std::unique_ptr<QueuePairs> pairs)
-      : TcpLink(std::move(setup), std::move(control)), pairs_(std::move(pairs)) {}
+  struct Rail {
+    explicit Rail(std::unique_ptr<QueuePairs> queue_pairs)
+        : number(queue_pairs->rail()), pairs(std::move(queue_pairs)) {}
+    const uint32_t number;
+    std::unique_ptr<QueuePairs> pairs;  // under posting_; null: ended
+    std::array<Queue, kClasses> queues;
+    Keys keys;
+    std::atomic<bool> up{true};
+    std::atomic<uint64_t> under_way{0};  // bytes that are posted or wait for room
+    std::atomic<uint64_t> moved{0};      // bytes
+    // The home reactor's.
+    int64_t cut_ms = 0;  // when the peer's card was heard to have ended it; 0: not
+    std::string cut_why;
+    bool ended = false;
+    bool over = false;
+    std::optional<uint64_t> peer_took;  // the peer has ended it: bytes of messages that came there
+  };
+
+  VerbsLink(LinkSetup setup, Stream control, std::vector<std::unique_ptr<QueuePairs>> rails)
+      : TcpLink(std::move(setup), std::move(control)) {
+    for (auto& pairs : rails) rails_.push_back(std::make_unique<Rail>(std::move(pairs)));
+    rails_up_ = static_cast<uint32_t>(rails_.size());
+  }
 
   uint32_t sliceBytes(bool write, Class klass, uint64_t length, uint64_t under_way) const override;
   bool reachesDevices() const override { return true; }
-  bool messagesByControl() const override { return pairs_->messages() == nullptr; }
+  bool messagesByControl() const override { return !messages_on_rail_; }
   void begin() override;
   void listen() override;
   void transmit(const wire::Header& header, std::span<const std::byte> head,
@@ -97,38 +133,55 @@ class VerbsLink final : public TcpLink, public KeyWatcher {
   bool receiveMessages();
   bool armMessages();
   void finish(bool tell);
+  void addStats(LinkStats& into) const override;
 
-  bool submit(const Slice& slice, const wire::Reach& reach);
+  MessagePair* messagePair();
+  Rail* railOf(uint32_t number);
+  Rail* emptiest();
+  void setAside(Rail& rail, const std::string& why);
+  void endRail(Rail& rail, const std::string& why);
+  std::string railEnded(const wire::Header& header);
+  void overRail(Rail& rail);
+  bool resumeMessages(uint64_t peer_took);
+  void dropOpenings(Rail& rail);
+
+  bool submit(Rail& rail, const Slice& slice, const wire::Reach& reach);
   bool fitsLane(const Slice& slice);
   void goOn(const std::vector<Slice>& slices);
   std::string reachAsked(const wire::Header& header);
-  void tellReach(uint64_t key, const wire::Reach& reach);
-  bool open(const std::shared_ptr<Opening>& opening, Class klass);
-  void opened(const std::shared_ptr<Opening>& opening);
+  void tellReach(const Rail& rail, uint64_t key, const wire::Reach& reach);
+  void refuseReach(const Rail& rail, uint64_t key, Outcome outcome);
+  bool open(Rail& rail, const std::shared_ptr<Opening>& opening, Class klass);
+  void opened(const Rail& rail, const std::shared_ptr<Opening>& opening);
   std::string reachArrived(const wire::Header& header, std::span<const std::byte> payload);
   void tellTakenBack(uint64_t key);
-  void completionEvents();
-  void drain();
-  void connectionEvents();
+  void completionEvents(Rail& rail);
+  void drain(Rail& rail);
+  void connectionEvents(Rail& rail);
+  void takeMessageBytes(std::span<const std::byte> bytes, std::string& broke,
+                        std::vector<Completion>& completions);
   void broken(const std::string& why);
 
-  Keys keys_;
-  // Shared by who posts; `pairs_` goes under it.
   std::shared_mutex posting_;
-  std::unique_ptr<QueuePairs> pairs_;
-  std::array<Queue, kClasses> queues_;
+  std::vector<std::unique_ptr<Rail>> rails_;  // as many as there were at first
+  std::atomic<uint32_t> rails_up_{0};
+  std::atomic<uint64_t> repeated_{0};              // bytes
+  bool messages_on_rail_ = false;                  // the first: at first
   std::shared_ptr<MessageSource> message_source_;  // under starting_
   std::mutex messages_in_;
   std::vector<std::byte> message_bytes_;  // of a frame that has not arrived whole
+  uint64_t message_bytes_taken_ = 0;      // from the rail, in all
+  bool rail_had_messages_ = false;        // and has ended here: what it left may come
   std::mutex messages_out_;
+  enum class MessageWay : uint8_t { kRail, kNone, kControl };
+  MessageWay message_way_ = MessageWay::kControl;
+  MessagePair::Unsure unsure_;       // in kNone: what the peer may not have
   std::vector<std::byte> messages_;  // for which the queue pair had no room
   std::atomic<bool> messages_wait_{false};
   bool pumping_ = false;  // the home reactor looks for room
   // Read by this side's flushes, and by the peer's: 8 bytes each.
   std::array<uint64_t, 2> flush_words_{};
   RegionPtr flushed_into_, flushed_from_;
-  std::atomic<int64_t> cut_ms_{0};  // when the peer's card was heard to have ended it; 0: not
-  std::string cut_why_;             // the home reactor's
 };
 
 }  // namespace olpager::transport::verbs

@@ -301,13 +301,13 @@ RawVerbsPeer::RawVerbsPeer(const std::string& address) {
   const LinkId id = linkIdOf(theirs.link_id);
   control.endTls();
   pairs = std::make_unique<verbs::QueuePairs>(*verbs::api(), domain, options.dead_ms, Tls::kOff);
-  const auto connected = pairs->connect(
-      localAddress(control.fd()), withPort(to, theirs.queue_pair_port), secrets, id, patience);
+  const auto connected = pairs->connect(localAddress(control.fd()),
+                                        withPort(to, theirs.rail[0].port), secrets, id, patience);
   if (!connected.ok()) FAIL(connected.error().message);
   pairs->messages()->settle();
   lane = Stream(need(connectSocket(to, patience)), nullptr);
   preamble.kind = wire::Preamble::Kind::kLane;
-  wire::Ticket ticket = makeTicket(secrets, id, 0);
+  wire::Ticket ticket = makeTicket(secrets, id, 0, 1);
   wire::TicketReply reply;
   REQUIRE(moveAll(lane, &preamble, sizeof preamble, true));
   REQUIRE(moveAll(lane, &ticket, sizeof ticket, true));

@@ -393,7 +393,7 @@ TEST_CASE("a ticket for a queue pair is good as it was made, and not otherwise",
   link.fill(9);
   std::vector<Secret> answers;
   for (uint32_t which = 0; which <= verbs::kMessages; ++which) {
-    const verbs::Ticket made = verbs::makeTicket(secrets, link, which);
+    const verbs::Ticket made = verbs::makeTicket(secrets, link, 0, which);
     REQUIRE(verbs::checkTicket(secrets, made));
     for (size_t at = 0; at < sizeof made; ++at) {
       verbs::Ticket other = made;
@@ -406,10 +406,10 @@ TEST_CASE("a ticket for a queue pair is good as it was made, and not otherwise",
   std::sort(answers.begin(), answers.end());
   REQUIRE(std::adjacent_find(answers.begin(), answers.end()) == answers.end());
   REQUIRE_FALSE(
-      verbs::checkTicket(secrets, verbs::makeTicket(secrets, link, verbs::kMessages + 1)));
+      verbs::checkTicket(secrets, verbs::makeTicket(secrets, link, 0, verbs::kMessages + 1)));
   LinkSecrets others = secrets;
   others.ticket.fill(8);
-  REQUIRE_FALSE(verbs::checkTicket(others, verbs::makeTicket(secrets, link, 0)));
+  REQUIRE_FALSE(verbs::checkTicket(others, verbs::makeTicket(secrets, link, 0, 0)));
 }
 
 TEST_CASE("sockets of processes that were killed are removed, and no others", "[transport]") {

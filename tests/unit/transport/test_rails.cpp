@@ -1,0 +1,280 @@
+// Links over several cards. Which these are, OL_TEST_RDMA_RAILS says: "10.0.0.1,10.1.0.1" at the
+// connector's end and OL_TEST_RDMA_PEER_RAILS at the acceptor's. OL_TEST_RDMA_WIRES names the
+// network interfaces of each rail, the connector's first: "wire0,wire1,wire2,wire3". Without them
+// there is nothing to run: tests/guest/ has them.
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/format.h"
+#include "tests/unit/transport/rig.h"
+
+namespace olpager::transport::test {
+namespace {
+
+std::vector<std::string> namedBy(const char* variable) {
+  const char* const given = std::getenv(variable);
+  std::vector<std::string> names;
+  for (std::string rest = given == nullptr ? "" : given; !rest.empty();) {
+    const size_t comma = std::min(rest.find(','), rest.size());
+    names.push_back(rest.substr(0, comma));
+    rest.erase(0, comma + 1);
+  }
+  return names;
+}
+
+bool haveRails() {
+  return namedBy("OL_TEST_RDMA_RAILS").size() > 1 && namedBy("OL_TEST_RDMA_PEER_RAILS").size() > 1;
+}
+#define NEEDS_RAILS()                                                 \
+  if (!haveRails()) {                                                 \
+    SUCCEED("skipped: OL_TEST_RDMA_RAILS names no cards' addresses"); \
+    return;                                                           \
+  }
+
+// Until this goes nothing leaves by one end of a rail's wire: the connector's (0) or the
+// acceptor's (1).
+class Cut {
+ public:
+  Cut(size_t rail, size_t end) : wire_(namedBy("OL_TEST_RDMA_WIRES").at(2 * rail + end)) {
+    set("add");
+  }
+  ~Cut() { set("del"); }
+  Cut(const Cut&) = delete;
+  Cut& operator=(const Cut&) = delete;
+
+ private:
+  void set(const char* how) {
+    const std::string command = base::format("tc qdisc {} dev {} root netem loss 100%", how, wire_);
+    if (std::system(command.c_str()) != 0) std::abort();
+  }
+  const std::string wire_;
+};
+
+// A pair whose first connection takes none of the rails: it is on loopback.
+struct RailPair {
+  explicit RailPair(uint32_t dead_ms = 6000)
+      : RailPair(options(true, dead_ms), options(false, dead_ms)) {}
+  RailPair(const Options& server_options, const Options& client_options)
+      : server(server_options), client(client_options) {
+    server.domain = makeDomain(store);
+    auto listening =
+        server.endpoint->listen("127.0.0.1:0", [this](const PeerInfo&) -> Result<Accepted> {
+          return Accepted{server.domain, server.queue};
+        });
+    if (!listening.ok()) FAIL(listening.error().message);
+    listener = std::move(listening.value());
+    connect();
+  }
+  void connect() {
+    auto link = client.endpoint->connect(listener->address(), {client.domain, client.queue, ""});
+    if (!link.ok()) FAIL(link.error().message);
+    up = link.value();
+    peer = server.await(Kind::kUp).link;
+  }
+  static Options options(bool server, uint32_t dead_ms = 6000) {
+    Options options = optionsFor(Choice::kVerbs);
+    options.rails = namedBy(server ? "OL_TEST_RDMA_PEER_RAILS" : "OL_TEST_RDMA_RAILS");
+    options.dead_ms = dead_ms;
+    return options;
+  }
+
+  // What is lent of memory in the store is in the server's domain.
+  DomainPtr store = makeDomain();
+  Side server, client;
+  std::unique_ptr<Listener> listener;
+  LinkPtr up, peer;
+};
+
+constexpr uint64_t kMiB = 1 << 20;
+
+}  // namespace
+
+TEST_CASE("all rails of a link carry its bytes", "[rails]") {
+  NEEDS_RAILS();
+  RailPair pair;
+  REQUIRE(pair.up->peer().why.starts_with("verbs over 2 rails"));
+  constexpr uint64_t kBytes = 4 * kMiB;
+  Buffer there(kBytes), here(kBytes);
+  there.fill(1);
+  const auto region = pair.server.add(there, kRemoteReadWrite);
+  const auto local = pair.client.add(here, kLocalOnly);
+  const LocalRange all = wholeLocal(local);
+  for (const Class klass : {Class::kDemand, Class::kPrefetch, Class::kWriteBack}) {
+    here.fill(0);
+    REQUIRE(pair.up->read({&all, 1}, whole(region), klass, 0) == Outcome::kOk);
+    REQUIRE(pair.client.await(Kind::kRead).outcome == Outcome::kOk);
+    REQUIRE(here.holds(1, 0, here.length));
+    here.fill(2);
+    REQUIRE(pair.up->write({&all, 1}, whole(region), klass, 0) == Outcome::kOk);
+    REQUIRE(pair.client.await(Kind::kWrite).outcome == Outcome::kOk);
+    REQUIRE(there.holds(2, 0, there.length));
+    there.fill(1);
+  }
+  const LinkStats stats = pair.up->stats();
+  REQUIRE(stats.rails == 2);
+  REQUIRE(stats.rails_lost == 0);
+  REQUIRE(stats.bounced_bytes == 0);
+  REQUIRE(stats.rail_bytes[0] + stats.rail_bytes[1] == 6 * kBytes);
+  REQUIRE(std::min(stats.rail_bytes[0], stats.rail_bytes[1]) > kBytes);
+}
+
+TEST_CASE("a link lives while one of its rails does", "[rails]") {
+  NEEDS_RAILS();
+  const size_t lost = GENERATE(0u, 1u);  // messages take the first
+  const size_t end = GENERATE(0u, 1u);
+  CAPTURE(lost, end);
+  RailPair pair;
+  constexpr uint64_t kPart = kMiB;
+  constexpr uint64_t kParts = 8;
+  Buffer there(kParts * kPart), here(kParts * kPart);
+  auto whole_store = registerMemory(pair.store, there.memory(), kLends);
+  REQUIRE(whole_store.ok());
+  auto lent = end == 0 ? lendMemory(pair.server.domain, *whole_store.value(), 0, there.length,
+                                    kRemoteReadWrite)
+                       : registerMemory(pair.server.domain, there.memory(), kRemoteReadWrite);
+  REQUIRE(lent.ok());
+  const RegionPtr& region = lent.value();
+  const auto local = pair.client.add(here, kLocalOnly);
+  const auto part = [&](uint64_t i) { return LocalRange{local.get(), i * kPart, kPart}; };
+  const auto move = [&](uint64_t i, bool write) {
+    const LocalRange from = part(i);
+    const RemoteRange range{region->key(), i * kPart, kPart};
+    const Class klass = i % 2 == 0 ? Class::kDemand : Class::kWriteBack;
+    REQUIRE((write ? pair.up->write({&from, 1}, range, klass, i)
+                   : pair.up->read({&from, 1}, range, klass, i)) == Outcome::kOk);
+  };
+  int sent = 0, received = 0, back = 0;
+  const auto say = [&] {
+    // Both ways; as far as there is room for them.
+    const std::string number = std::to_string(sent);
+    if (pair.up->send(MessageClass::kNotice, bytesOf(number)) != Outcome::kOk) return;
+    if (pair.peer->send(MessageClass::kNotice, bytesOf(number)) != Outcome::kOk)
+      FAIL("room for messages differs");
+    ++sent;
+  };
+  const auto hear = [&](std::chrono::microseconds patience) {
+    for (auto one = pair.server.next(patience); one; one = pair.server.next(0us)) {
+      if (one->kind == Kind::kMessage) REQUIRE(textOf(one->message) == std::to_string(received++));
+    }
+  };
+  // All parts come and go, again and again; the wire is cut in the middle of it.
+  std::optional<Cut> cut;
+  uint64_t writes = 0;
+  for (uint64_t i = 0; i < kParts; ++i) {
+    here.fill(7);
+    move(i, true);
+  }
+  uint64_t under_way = kParts;
+  bool over = false;
+  for (int round = 0; under_way != 0; ++round) {
+    const auto done = pair.client.next(kLong);
+    REQUIRE(done);
+    if (done->kind == Kind::kMessage) REQUIRE(textOf(done->message) == std::to_string(back++));
+    if (done->kind != Kind::kRead && done->kind != Kind::kWrite) continue;
+    INFO(pair.up->reason());
+    REQUIRE(done->outcome == Outcome::kOk);
+    --under_way;
+    say();
+    hear(0us);
+    writes += done->kind == Kind::kWrite ? 1 : 0;
+    if (writes == 4 && !cut) cut.emplace(lost, end);
+    // Until some have been moved again by the rail that is left, and then a few more.
+    over = over ||
+           (pair.up->stats().rails_lost == 1 && pair.peer->stats().rails_lost == 1 && writes > 12);
+    if (over) continue;
+    const uint64_t i = done->context;
+    if (done->kind == Kind::kWrite) {
+      REQUIRE(there.holds(7, i * kPart, kPart));
+      std::memset(here.base + i * kPart, 0, kPart);
+      move(i, false);
+    } else {
+      REQUIRE(here.holds(7, i * kPart, kPart));
+      std::memset(there.base + i * kPart, 0, kPart);
+      move(i, true);
+    }
+    ++under_way;
+  }
+  REQUIRE(pair.up->state() == LinkState::kUp);
+  const LinkStats stats = pair.up->stats();
+  REQUIRE(stats.rails_lost == 1);
+  REQUIRE(stats.repeated_bytes != 0);
+  REQUIRE(stats.bounced_bytes == 0);
+  // Messages: none is lost, none comes twice.
+  for (int more = 0; more < 100; ++more) {
+    say();
+    hear(10us);
+  }
+  while (received < sent) hear(kLong);
+  while (back < sent) {
+    const auto one = pair.client.await(Kind::kMessage);
+    REQUIRE(textOf(one.message) == std::to_string(back++));
+  }
+  // All of a link's memory is still reached, also what was never asked for before.
+  Buffer late(kPart);
+  late.fill(9);
+  const auto late_region = pair.server.add(late, kRemoteRead);
+  const LocalRange into = part(0);
+  REQUIRE(pair.up->read({&into, 1}, whole(late_region), Class::kDemand, 0) == Outcome::kOk);
+  REQUIRE(pair.client.await(Kind::kRead).outcome == Outcome::kOk);
+  REQUIRE(here.holds(9, 0, kPart));
+  REQUIRE(pair.up->stats().bounced_bytes == 0);
+  // The wire is there again: a new link has both.
+  cut.reset();
+  pair.up->close("done");
+  pair.client.await(Kind::kDown);
+  pair.server.await(Kind::kDown);
+  pair.connect();
+  REQUIRE(pair.up->stats().rails == 2);
+}
+
+TEST_CASE("a link whose last rail is lost is lost", "[rails]") {
+  NEEDS_RAILS();
+  RailPair pair(1500);
+  Buffer there(kMiB), here(kMiB);
+  const auto region = pair.server.add(there, kRemoteRead);
+  const auto local = pair.client.add(here, kLocalOnly);
+  const LocalRange all = wholeLocal(local);
+  const Cut first(0, 0), second(1, 1);
+  REQUIRE(pair.up->read({&all, 1}, whole(region), Class::kDemand, 0) == Outcome::kOk);
+  REQUIRE(pair.client.await(Kind::kRead).outcome == Outcome::kLinkDown);
+  pair.client.await(Kind::kDown);
+  pair.server.await(Kind::kDown);
+}
+
+TEST_CASE("a rail that does not connect is left out", "[rails]") {
+  NEEDS_RAILS();
+  Options server = RailPair::options(true);
+  const size_t without = GENERATE(0u, 1u);
+  server.rails[without] = "127.0.0.1";  // no card's
+  RailPair pair(server, RailPair::options(false));
+  REQUIRE(pair.up->stats().rails == 1);
+  REQUIRE(pair.peer->stats().rails == 1);
+  Buffer there(kMiB), here(kMiB);
+  there.fill(4);
+  const auto region = pair.server.add(there, kRemoteRead);
+  const auto local = pair.client.add(here, kLocalOnly);
+  const LocalRange all = wholeLocal(local);
+  REQUIRE(pair.up->read({&all, 1}, whole(region), Class::kDemand, 0) == Outcome::kOk);
+  REQUIRE(pair.client.await(Kind::kRead).outcome == Outcome::kOk);
+  REQUIRE(here.holds(4, 0, kMiB));
+  REQUIRE(pair.up->send(MessageClass::kNotice, bytesOf("here")) == Outcome::kOk);
+  REQUIRE(textOf(pair.server.await(Kind::kMessage).message) == "here");
+  REQUIRE(pair.up->stats().rail_bytes[1 - without] == kMiB);
+}
+
+TEST_CASE("addresses of rails that can't be are refused", "[rails]") {
+  const auto refused = [](std::vector<std::string> rails) {
+    Options options;
+    options.rails = std::move(rails);
+    auto made = makeEndpoint(options);
+    return made.ok() ? "" : made.error().message;
+  };
+  REQUIRE(refused({"10.0.0.1", "fd00::1"}).empty());
+  REQUIRE(refused({"10.0.0.1:7000"}) ==
+          "rails: '10.0.0.1:7000' is no IPv4 or IPv6 address, such as 10.0.0.2");
+  REQUIRE(refused({"fe80::1"}) == "rails: fe80::1: a link-local address says nothing to a peer");
+  REQUIRE(refused({"10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.5"}) ==
+          "rails: 5 addresses; allowed: 4 at most");
+}
+
+}  // namespace olpager::transport::test
