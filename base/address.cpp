@@ -1,5 +1,8 @@
 #include "base/address.h"
 
+#include <arpa/inet.h>
+
+#include <algorithm>
 #include <charconv>
 
 #include "base/format.h"
@@ -45,6 +48,33 @@ Status checkAddress(std::string_view text, AddressUse use, uint16_t usual) {
     return refused(base::format("names the port '{}', which is no number from {} to 65535",
                                 printable(port), least));
   return {};
+}
+
+Result<std::vector<std::string>> parseRails(std::string_view text) {
+  std::vector<std::string> rails;
+  if (text == "none") return rails;
+  for (std::string_view rest = text;;) {
+    const size_t comma = rest.find(',');
+    const std::string one(rest.substr(0, comma));
+    in6_addr parsed{};
+    const bool v6 = inet_pton(AF_INET6, one.c_str(), &parsed) == 1;
+    if (v6 && IN6_IS_ADDR_LINKLOCAL(&parsed))
+      return Error{base::format("'{}' is of the own link alone, and says nothing to a peer", one)};
+    if (!v6 && inet_pton(AF_INET, one.c_str(), &parsed) != 1) {
+      return Error{
+          base::format("'{}' is no address of a card; allowed: IPv4 or IPv6 addresses of "
+                       "this host without a port, such as 10.0.0.2,10.1.0.2; or none",
+                       printable(one))};
+    }
+    if (std::find(rails.begin(), rails.end(), one) != rails.end())
+      return Error{base::format("{} is named twice; each card once", one)};
+    rails.push_back(one);
+    if (comma == std::string_view::npos) break;
+    rest = rest.substr(comma + 1);
+  }
+  if (rails.size() > kMostRails)
+    return Error{base::format("{} cards; a link has at most {}", rails.size(), kMostRails)};
+  return rails;
 }
 
 }  // namespace olpager::base

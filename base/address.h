@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/result.h"
 
@@ -18,5 +19,10 @@ enum class AddressUse : uint8_t { kConnect, kListen, kListenHere };
 /// what it lacks and how it may be written; `usual`: the port of the examples. To connect there has
 /// to be a port above 0.
 Status checkAddress(std::string_view text, AddressUse use, uint16_t usual);
+
+inline constexpr size_t kMostRails = 4;
+/// Addresses of this host's RDMA cards (transport::Options::rails): numeric, without a port, each
+/// once, with commas between; "none": none.
+Result<std::vector<std::string>> parseRails(std::string_view text);
 
 }  // namespace olpager::base

@@ -227,6 +227,13 @@ Status setTransport(Settings& settings, std::string_view text) {
   return {};
 }
 
+Status setRails(Settings& settings, std::string_view text) {
+  auto rails = parseRails(text);
+  if (!rails.ok()) return rails.error();
+  settings.rails = std::move(rails.value());
+  return {};
+}
+
 // The one list of settings.
 struct Key {
   const char* key;
@@ -255,6 +262,7 @@ constexpr Key kKeys[] = {
     {"view", "OL_VIEW", setView, false},
     {"route", "OL_ROUTE", setRoute, false},
     {"transport", "OL_TRANSPORT", setTransport, false},
+    {"rails", "OL_RAILS", setRails, false, true},
 };
 
 const Key* findKey(std::string_view name) {

@@ -22,6 +22,7 @@ Result<Options> optionsFrom(const base::Settings& settings, std::string_view add
       options.choice = Choice::kVerbs;
       break;
   }
+  options.rails = settings.rails;
   switch (settings.tls) {
     case base::TlsSetting::kAll:
       options.tls = Tls::kAll;

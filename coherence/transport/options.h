@@ -7,11 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "base/address.h"
+
 namespace olpager::transport {
 
 class KeyRing;
 
-inline constexpr uint32_t kMostRails = 4;
+inline constexpr uint32_t kMostRails = base::kMostRails;
 
 /// Which transport a pair of nodes uses. kAuto: shared memory where both run on one host; else RDMA
 /// where both have a card for the address and not everything is to be encrypted; else TCP.

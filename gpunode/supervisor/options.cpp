@@ -95,6 +95,12 @@ Status setTransport(SupervisorOptions& options, std::string_view text) {
                                      : transport::Choice::kAuto;
   return {};
 }
+Status setRails(SupervisorOptions& options, std::string_view text) {
+  auto rails = base::parseRails(text);
+  if (!rails.ok()) return rails.error();
+  options.rails = std::move(rails.value());
+  return {};
+}
 Status setCache(SupervisorOptions& options, std::string_view text) {
   if (text != "none" && !text.starts_with('/'))
     return notAllowed(text, "the absolute path of a folder, or none");
@@ -167,6 +173,9 @@ const std::vector<SupervisorKey>& supervisorKeys() {
        "$CREDENTIALS_DIRECTORY/olgpunode.key, where it is; else none", setKey},
       {"tls", "Network", "WHAT", "What is encrypted: all, control or off", "all", setTls},
       {"transport", "Network", "HOW", "auto, tcp, shm or verbs", "auto", setTransport},
+      {"rails", "Network", "ADDRESS,...",
+       "This machine's RDMA cards, if links are to have several: addresses with commas between",
+       "the card at the address that a client connects to", setRails},
       {"cache", "Modules", "FOLDER", "The folder for modules that clients have sent, or none",
        "$CACHE_DIRECTORY, else olpager in $XDG_CACHE_HOME, ~/.cache or /var/cache", setCache},
       {"cache-size", "Modules", "SIZE", "The most that the modules of one key may take there",

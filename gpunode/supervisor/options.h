@@ -25,8 +25,9 @@ struct SupervisorOptions {
   uint64_t cache_bytes = 4ull << 30;  // of each key's
   transport::Tls tls = transport::Tls::kAll;
   transport::Choice choice = transport::Choice::kAuto;
-  bool straight = true;  // links of workers to those of a program's other gpunodes
-  bool confine = true;   // workers (gpunode/worker/confine.h)
+  std::vector<std::string> rails;  // transport::Options::rails
+  bool straight = true;            // links of workers to those of a program's other gpunodes
+  bool confine = true;             // workers (gpunode/worker/confine.h)
   uint32_t sessions = 64;
   uint32_t key_sessions = 0;   // of one key; 0: as many as of all
   uint32_t grace_ms = 10'000;  // for which a client tries to connect again

@@ -1,6 +1,7 @@
 #include "gpunode/supervisor/supervisor.h"
 
 #include <errno.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/random.h>
@@ -451,7 +452,7 @@ std::vector<std::string> Supervisor::workerEnvironment() const {
   environment.emplace_back("OL_GPUNODE=none");  // the worker itself is local, whatever a file says
   environment.push_back(base::format("OL_LOG={}", base::logLevelName(options_.log)));
   // As its program has it: to memservers, and of olrun that will print the counters.
-  for (const char* const name : {"OL_TRANSPORT", kKeepCounters}) {
+  for (const char* const name : {"OL_TRANSPORT", "OL_RAILS", kKeepCounters}) {
     const char* const value = program_ ? std::getenv(name) : nullptr;
     if (value != nullptr) environment.push_back(base::format("{}={}", name, value));
   }
@@ -492,6 +493,11 @@ Status Supervisor::spawn(Session& session) {
   static_assert(sizeof group == sizeof setup.key_group);
   std::memcpy(setup.key_group, group.data(), sizeof setup.key_group);
   setup.transport = static_cast<uint32_t>(options_.choice);
+  std::string rails;
+  for (const std::string& each : options_.rails) rails += (rails.empty() ? "" : ",") + each;
+  if (rails.empty()) rails = "none";
+  static_assert(sizeof setup.rails > base::kMostRails * INET6_ADDRSTRLEN);
+  std::strncpy(setup.rails, rails.c_str(), sizeof setup.rails - 1);
   setup.tls = static_cast<uint32_t>(options_.key.empty() ? transport::Tls::kOff : options_.tls);
   setup.grace_ms = forward::workerGraceMs(options_.grace_ms);
   setup.straight = options_.straight ? 1 : 0;

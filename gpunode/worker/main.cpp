@@ -186,6 +186,8 @@ int run() {
   transport::Options network;
   network.choice = static_cast<transport::Choice>(setup.transport);
   network.tls = static_cast<transport::Tls>(setup.tls);
+  if (auto rails = base::parseRails(setup.rails); rails.ok())
+    network.rails = std::move(rails.value());
   network.limits.links = 16 + setup.slots;
   network.spin_us = forward::awakeMicroseconds();
   forward::setLanes(network);
@@ -200,7 +202,7 @@ int run() {
   const bool executor = unified && setup.slots > 1;  // one among several
   if (executor) keys.push_back(forward::pagesKey(key.secret));
   const bool straight = setup.straight != 0 && setup.slots > 1;
-  worker->peers().configure({setup.slot, straight, network.choice, network.tls});
+  worker->peers().configure({setup.slot, straight, network.choice, network.tls, network.rails});
   for (unsigned slot = 0; straight && slot < setup.slots; ++slot) {
     if (slot != setup.slot) keys.push_back(forward::peerKey(key.secret, slot));
   }

@@ -28,6 +28,7 @@ Result<PeerPtr> Peers::connect(unsigned slot, const std::string& address, uint64
     network.choice = options_.choice;
   }
   network.tls = std::max(tls, options_.tls);
+  network.rails = options_.rails;
   network.connect_ms = kConnectMs;
   forward::setLanes(network);  // bulk, as a session's link
   network.limits.links = 2;

@@ -27,6 +27,7 @@ struct PeerOptions {
   bool allowed = false;  // else the worker is in no links
   transport::Choice choice = transport::Choice::kAuto;
   transport::Tls tls = transport::Tls::kAll;
+  std::vector<std::string> rails;  // transport::Options::rails
 };
 
 class Peers {

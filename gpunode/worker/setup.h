@@ -32,6 +32,7 @@ struct WorkerSetup {
       {};                  // what the sessions of one key have in common (gpunode/worker/exports.h)
   uint32_t transport = 0;  // transport::Choice
   uint32_t tls = 0;        // transport::Tls
+  char rails[192] = {};    // transport::Options::rails, with commas between; "none"
   uint64_t pinned_bytes = 0;  // the most that the client may have of pinned memory
   uint64_t host_bytes = 0;    // the host tier's limit that it begins with
   uint64_t cache_bytes = 0;   // the most of the modules' folder

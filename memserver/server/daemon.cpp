@@ -143,6 +143,7 @@ class Daemon {
   int network() {
     transport::Options network;
     network.choice = options_.choice;
+    network.rails = options_.rails;
     network.tls = options_.tls;
     network.silent_ms = 0;  // a session that is stopped keeps what it has
     network.limits.links = options_.sessions;

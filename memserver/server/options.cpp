@@ -146,6 +146,13 @@ Status setTransport(DaemonOptions& o, std::string_view text) {
   return {};
 }
 
+Status setRails(DaemonOptions& o, std::string_view text) {
+  auto rails = base::parseRails(text);
+  if (!rails.ok()) return rails.error();
+  o.rails = std::move(rails.value());
+  return {};
+}
+
 Status setRecall(DaemonOptions& o, std::string_view text) {
   if (text != "soft" && text != "hard") return notAllowed(text, "soft or hard");
   o.hard_recall = text == "hard";
@@ -207,6 +214,9 @@ const std::vector<DaemonKey>& daemonKeys() {
       {"transport", "Network", "HOW",
        "auto (shared memory on this host, else RDMA or TCP), tcp, shm or verbs", "auto",
        setTransport},
+      {"rails", "Network", "ADDRESS,...",
+       "This machine's RDMA cards, if links are to have several: addresses with commas between",
+       "the card at the address that a session connects to", setRails},
       {"lease_time", "Sessions", "SECONDS",
        "How long a lost session's memory is kept for it: 30s, 500ms, 5min", "30s",
        [](DaemonOptions& o, std::string_view text) { return setTime(o.lease_ms, text); }},

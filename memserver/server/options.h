@@ -31,6 +31,7 @@ struct DaemonOptions {
   std::string key;    // a file; "": kCredential, where there is one
   transport::Tls tls = transport::Tls::kAll;
   transport::Choice choice = transport::Choice::kAuto;
+  std::vector<std::string> rails;  // transport::Options::rails
   uint32_t lease_ms = 30'000;
   uint64_t quota = 0;                      // of each session; 0: none
   std::map<std::string, uint64_t> quotas;  // of all sessions of a key

@@ -1,6 +1,6 @@
-"""Programs over RDMA: an oversubscribed one with a memserver, one without a driver on a gpunode and
-over two of them as one device, and what is refused where RDMA is required and can't be had. For the
-virtual machine of run-in-guest.
+"""Programs over RDMA, by two cards of each end: an oversubscribed one with a memserver, one without a
+driver on a gpunode. By one: a program over two gpunodes as one device. What is refused where RDMA is
+required and can't be had. For the virtual machine of run-in-guest, with -r 2.
 
     programs.py --olrun OLRUN --olmemserver OLMEMSERVER --olgpunode OLGPUNODE --olctl OLCTL PROGRAM
 """
@@ -51,12 +51,15 @@ def main(args):
         program = ["--", args.program, "--bytes", str(BYTES), "--seed", "1"]
         required = [args.olrun, "--transport", "verbs", *trust]
 
+        # Over both cards of each end.
+        here, there = (["--rails", os.environ[name]] for name in ("RDMA_RAILS", "RDMA_PEER_RAILS"))
         start = time.monotonic()
         memserver = Daemon([args.olmemserver, "--listen", f"{host}:0", "--memory", str(64 * MIB), "--slab", str(4 * MIB),
-                            "--reserve", "64MiB", "--transport", "verbs", *trust], r"listening on (\S+:\d+)")
-        said = run(0, *required, "--driver", "sim", "--vram", str(8 * MIB), "--host", str(8 * MIB), "--stats",
+                            "--reserve", "64MiB", "--transport", "verbs", *there, *trust], r"listening on (\S+:\d+)")
+        said = run(0, *required, *here, "--log", "info", "--driver", "sim", "--vram", str(8 * MIB), "--host", str(8 * MIB), "--stats",
                    "--memserver", memserver.address, *program)
-        assert "OK" in said and re.search(r"memservers +0 by tcp, 0 by shm, 1 by verbs", said), said
+        assert "OK" in said and "verbs over 2 rails" in said and "set aside" not in said, said
+        assert re.search(r"memservers +0 by tcp, 0 by shm, 1 by verbs", said), said
         # Without RDMA on the program's side there is no link: it is said, and nothing starts.
         said = run(2, args.olrun, "--transport", "verbs", "--key", key, "--driver", "sim", "--memserver", memserver.address, *program)
         assert "tls = all" in said, said
@@ -67,10 +70,10 @@ def main(args):
 
         start = time.monotonic()
         gpunode = Daemon([args.olgpunode, "--listen", f"{host}:0", "--driver", "sim", "--vram", str(64 * MIB),
-                          "--memory", str(64 * MIB), "--cache", "none", "--transport", "verbs", *trust],
+                          "--memory", str(64 * MIB), "--cache", "none", "--transport", "verbs", *there, *trust],
                          r"listening at (\S+:\d+)")
-        said = run(0, *required, "--log", "info", "--gpunode", gpunode.address, *program)
-        assert "OK" in said and "connecting again" not in said and "verbs" in said, said
+        said = run(0, *required, *here, "--log", "info", "--gpunode", gpunode.address, *program)
+        assert "OK" in said and "connecting again" not in said and "verbs over 2 rails" in said, said
         gpunode.end()
         print(f"gpunode: {time.monotonic() - start:.1f} s")
 

@@ -98,6 +98,9 @@ struct CommandLine {
        Mode::kForwarded},
       {kElsewhere, "--transport", "transport", "OL_TRANSPORT", "HOW",
        "To memservers and gpunodes: auto, tcp, shm or verbs (default: auto)", Mode::kBoth},
+      {kElsewhere, "--rails", "rails", "OL_RAILS", "ADDRESS,...",
+       "This machine's RDMA cards, if links to memservers and gpunodes are to have several",
+       Mode::kBoth},
       {kElsewhere, "--key", "key", "OL_KEY", "FILE",
        "Key for memservers and gpunodes (olctl keygen; default: "
        "$CREDENTIALS_DIRECTORY/olpager.key, where it is)",
@@ -298,10 +301,15 @@ Status checkView(const std::vector<SettingOption>& options, const base::Settings
 }
 
 Status checkTransport(const std::vector<SettingOption>& options, const base::Settings& settings) {
-  if (!isGiven(options, "transport") || !settings.memservers.empty() || !settings.gpunodes.empty())
-    return {};
-  return Error{
-      "--transport: of no effect without a memserver (--memserver) or a gpunode (--gpunode)"};
+  if (!settings.memservers.empty() || !settings.gpunodes.empty()) return {};
+  for (const char* const name : {"transport", "rails"}) {
+    if (isGiven(options, name))
+      return Error{
+          base::format("--{}: of no effect without a memserver (--memserver) or a gpunode "
+                       "(--gpunode)",
+                       name)};
+  }
+  return {};
 }
 
 // One that does not serve the program would make its cuInit fail.

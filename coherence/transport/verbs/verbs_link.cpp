@@ -348,6 +348,7 @@ void VerbsLink::endRail(Rail& rail, const std::string& why) {
 std::string VerbsLink::railEnded(const wire::Header& header) {
   Rail* const rail = railOf(header.index);
   if (rail == nullptr || header.length != 0) return "the end of a rail that is not there";
+  if (rails_.size() == 1) return "the end of a link's only rail";
   home().post(
       [self = std::static_pointer_cast<VerbsLink>(shared_from_this()), rail, took = header.offset] {
         if (self->state() != LinkState::kUp) return;

@@ -180,6 +180,8 @@ def gpunodes(bench):
     bench.refused(["OL_ROUTE: '10.0.0.9:1' is not allowed"], *unified, env={"OL_ROUTE": "10.0.0.9:1"})
     bench.refused(["--exportable: 'driver' is not allowed in the unified view"], *unified, "--exportable", "driver")
     bench.refused(["--transport: of no effect", "--gpunode"], "--driver", "sim", "--transport", "tcp")
+    bench.refused(["--rails: of no effect", "--gpunode"], "--driver", "sim", "--rails", "10.0.0.1")
+    bench.refused(["--rails: 'mlx5_0' is no address of a card"], "--gpunode", good, "--rails", "10.0.0.1,mlx5_0")
     bench.file("olpager/olpager.toml", f'gpunode = "{absent}"\n')
     bench.refused([absent])
     bench.refused(["--vram: of no effect", absent], "--vram", "64MiB")

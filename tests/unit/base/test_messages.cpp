@@ -66,6 +66,26 @@ TEST_CASE("an address has a host and a port", "[base][address]") {
   CHECK(why("b\nx").find('\n') == std::string::npos);
 }
 
+TEST_CASE("rails are numeric addresses without a port, each once", "[base][address]") {
+  REQUIRE(parseRails("10.0.0.2,fd00::2").ok());
+  CHECK(parseRails("10.0.0.2,fd00::2").value() == std::vector<std::string>{"10.0.0.2", "fd00::2"});
+  REQUIRE(parseRails("none").ok());
+  CHECK(parseRails("none").value().empty());
+  const auto why = [](const char* text) {
+    const auto rails = parseRails(text);
+    return rails.ok() ? std::string() : rails.error().message;
+  };
+  CHECK(why("10.0.0.2,box") ==
+        "'box' is no address of a card; allowed: IPv4 or IPv6 addresses of this host without a "
+        "port, such as 10.0.0.2,10.1.0.2; or none");
+  for (const char* wrong : {"", ",", "10.0.0.2,", "10.0.0.2:7070", "[fd00::2]", "mlx5_0"})
+    CHECK(why(wrong).find("is no address of a card") != std::string::npos);
+  CHECK(why("fe80::1") == "'fe80::1' is of the own link alone, and says nothing to a peer");
+  CHECK(why("10.0.0.2,10.0.0.3,10.0.0.2") == "10.0.0.2 is named twice; each card once");
+  CHECK(why("10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4,10.0.0.5") == "5 cards; a link has at most 4");
+  CHECK(why("b\nx").find('\n') == std::string::npos);
+}
+
 TEST_CASE("systemd's folder of credentials", "[base][credentials]") {
   const olpager::test::TemporaryFolder folder;
   CHECK(credentialFile(folder.path, "olpager.key").empty());

@@ -628,12 +628,14 @@ TEST_CASE("queue pairs of a peer that breaks every rule - Rdma", "[faults][fuzz]
         }
         reason = "the peer broke the protocol";
         break;
-      default:  // about keys, where others are asked and answered
+      default:  // about keys and rails, where others are asked and answered
         for (int frame = 0; frame < 50; ++frame) {
           wire::Header bad;
           constexpr wire::Frame kAboutKeys[] = {wire::Frame::kReach, wire::Frame::kReached,
-                                                wire::Frame::kUnmap};
-          bad.frame = kAboutKeys[random() % 3];
+                                                wire::Frame::kUnmap, wire::Frame::kRailEnded,
+                                                wire::Frame::kMessageRest};
+          bad.frame = kAboutKeys[random() % 5];
+          bad.index = static_cast<uint32_t>(random() % 3);
           bad.code = static_cast<uint32_t>(random() % 300);
           bad.key = random() % 2 == 0 ? readable.value()->key().key : random();
           std::vector<std::byte> payload(random() % 3 == 0 ? sizeof(wire::Reach) : random() % 80);

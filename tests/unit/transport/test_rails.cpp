@@ -3,7 +3,9 @@
 // network interfaces of each rail, the connector's first: "wire0,wire1,wire2,wire3". Without them
 // there is nothing to run: tests/guest/ has them.
 #include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <cstring>
 
 #include "base/format.h"
 #include "tests/unit/transport/rig.h"
@@ -225,6 +227,110 @@ TEST_CASE("a link lives while one of its rails does", "[rails]") {
   pair.server.await(Kind::kDown);
   pair.connect();
   REQUIRE(pair.up->stats().rails == 2);
+}
+
+// One end of a pair that writes to the other one and reads back, slot by slot, and asks it things.
+struct Busy {
+  static constexpr uint64_t kSlots = 6, kSlot = 128 << 10;
+  Busy(Side& own, Side& other, LinkPtr link)
+      : side(own),
+        up(std::move(link)),
+        region(other.add(there, kRemoteReadWrite)),
+        local(own.add(here, kLocalOnly)) {}
+  Side& side;
+  const LinkPtr up;
+  Buffer there{kSlots * kSlot}, here{kSlots * kSlot};
+  const RegionPtr region, local;
+  struct Slot {
+    uint64_t seed = 0;  // of what was written last
+    bool writing = false;
+  };
+  std::array<Slot, kSlots> slots;
+  int under_way = 0, asked = 0, answered = 0, rounds = 0;
+
+  uint64_t at(uint64_t slot) const { return slot * kSlot; }
+  bool holds(const Buffer& buffer, uint64_t slot) const {
+    for (uint64_t i = 0; i < kSlot; i += 61) {
+      if (buffer.base[at(slot) + i] != Buffer::patternAt(slots[slot].seed, i)) return false;
+    }
+    return true;
+  }
+  void post(uint64_t slot, std::mt19937_64& random) {
+    const LocalRange range{local.get(), at(slot), kSlot};
+    const RemoteRange remote{region->key(), at(slot), kSlot};
+    const auto klass = static_cast<Class>(random() % kClasses);
+    const Outcome outcome = slots[slot].writing ? up->write({&range, 1}, remote, klass, slot)
+                                                : up->read({&range, 1}, remote, klass, slot);
+    REQUIRE(outcome == Outcome::kOk);
+    ++under_way;
+  }
+  void write(uint64_t slot, std::mt19937_64& random) {
+    slots[slot] = {random(), true};
+    for (uint64_t i = 0; i < kSlot; ++i)
+      here.base[at(slot) + i] = Buffer::patternAt(slots[slot].seed, i);
+    post(slot, random);
+  }
+  /// What has happened; goes on with new operations while it is to.
+  void step(bool go_on, std::mt19937_64& random) {
+    for (auto one = side.next(200us); one; one = side.next(0us)) {
+      INFO(up->reason());
+      REQUIRE(one->kind != Kind::kDown);
+      if (one->kind == Kind::kMessage && one->message_class == MessageClass::kRequest) {
+        REQUIRE(up->send(MessageClass::kReply, one->message.bytes()) == Outcome::kOk);
+      } else if (one->kind == Kind::kMessage) {
+        REQUIRE(textOf(one->message) == std::to_string(answered++));
+      }
+      if (one->kind != Kind::kRead && one->kind != Kind::kWrite) continue;
+      REQUIRE(one->outcome == Outcome::kOk);
+      --under_way;
+      const uint64_t slot = one->context;
+      if (one->kind == Kind::kWrite) {
+        REQUIRE(holds(there, slot));
+        std::memset(here.base + at(slot), 0, kSlot);
+        slots[slot].writing = false;
+        post(slot, random);
+        if (up->send(MessageClass::kRequest, bytesOf(std::to_string(asked))) == Outcome::kOk)
+          ++asked;
+      } else {
+        REQUIRE(holds(here, slot));
+        // Nothing older has landed behind it.
+        for (uint64_t other = 0; other < kSlots; ++other) {
+          if (!slots[other].writing) REQUIRE(holds(there, other));
+        }
+        ++rounds;
+        if (go_on) write(slot, random);
+      }
+    }
+  }
+};
+
+TEST_CASE("both ends are busy when a rail is lost", "[rails]") {
+  NEEDS_RAILS();
+  auto random = seededRandom("busy rails");
+  for (int round = 0; round < scaled(10); ++round) {
+    RailPair pair;
+    Busy client(pair.client, pair.server, pair.up), server(pair.server, pair.client, pair.peer);
+    for (uint64_t slot = 0; slot < Busy::kSlots; ++slot) {
+      client.write(slot, random);
+      server.write(slot, random);
+    }
+    const int before = 1 + static_cast<int>(random() % 20);
+    std::optional<Cut> cut;
+    int after = 0;
+    const auto over = [&] { return after > 40 && client.up->stats().rails_lost == 1; };
+    const auto until = std::chrono::steady_clock::now() + 3 * kLong;
+    while (client.under_way + server.under_way != 0 || client.asked != client.answered ||
+           server.asked != server.answered) {
+      REQUIRE(std::chrono::steady_clock::now() < until);
+      if (!cut && client.rounds + server.rounds > before) cut.emplace(random() % 2, random() % 2);
+      after = client.rounds + server.rounds - before;
+      client.step(!over(), random);
+      server.step(!over(), random);
+    }
+    REQUIRE(client.up->stats().rails_lost == 1);
+    REQUIRE(server.up->stats().rails_lost == 1);
+    REQUIRE(client.up->state() == LinkState::kUp);
+  }
 }
 
 TEST_CASE("a link whose last rail is lost is lost", "[rails]") {
