@@ -85,6 +85,14 @@ const char* placeName(Place place) noexcept {
   return static_cast<unsigned>(place) < kPlaces ? kNames[static_cast<unsigned>(place)] : "unknown";
 }
 
+const char* stepName(TraceStep step) noexcept {
+  constexpr const char* kNames[kTraceSteps] = {
+      "sleep", "lock",   "poll", "serve", "ahead", "take",     "give", "copy in",
+      "map",   "choose", "pass", "found", "unmap", "copy out", "pack", "make host memory"};
+  return static_cast<unsigned>(step) < kTraceSteps ? kNames[static_cast<unsigned>(step)]
+                                                   : "unknown";
+}
+
 Place notePlace(CountersFile& file, const PlaceChange& change) noexcept {
   if (change.address == 0) return change.place;
   const auto device = static_cast<uint8_t>(std::min(change.device, kMaxCountedDevices - 1));

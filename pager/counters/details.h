@@ -69,7 +69,32 @@ enum class TraceKind : uint8_t {
                 // region that it reaches
   kState,  // start == end: an extent changed its place. `value`: Place before | Place after << 8 |
            // ahead << 16
+  kStep,   // start to end: what a thread of the pager did. `value`: TraceStep; `address`, `bytes`:
+           // the extent that it was for, else 0
 };
+
+/// What the engine's thread does, for its lane in a trace. Steps of a thread nest. Those that are
+/// made for an extent while a program's thread allocates are that thread's.
+enum class TraceStep : uint8_t {
+  kSleep,     // nothing to do, or a pause until the GPU is asked again
+  kLock,      // waits for PoolState::mutex, after a call of the driver
+  kPoll,      // asks the driver what has ended: events of its own, marks of streams
+  kServe,     // launches that wait: what is to be done for each extent
+  kAhead,     // what comes in before it is needed: the learned order
+  kTake,      // makes a chunk of VRAM
+  kGive,      // gives chunks back to the driver
+  kCopyIn,    // queues a copy to VRAM
+  kMap,       // maps an extent
+  kChoose,    // chooses victims
+  kPass,      // lists what is to be hashed and scanned, and queues that
+  kFound,     // takes what a pass found, and lets its victims go
+  kUnmap,     // unmaps an extent
+  kCopyOut,   // queues a copy from VRAM
+  kPack,      // queues the packing of an extent
+  kMakeHost,  // makes a chunk of host memory, in a thread for that
+};
+inline constexpr unsigned kTraceSteps = 16;
+const char* stepName(TraceStep step) noexcept;
 
 /// The last kEvents events. A writer claims a number by `head`, marks its slot, fills it, and marks
 /// it again.

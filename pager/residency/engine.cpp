@@ -327,12 +327,19 @@ CUevent Engine::takeEvent(Lock& lock) {
 
 /// Whether an event of ours has come; a lost context ends everything.
 bool Engine::reached(CUevent event, Lock& lock) {
-  lock.unlock();
-  const CUresult result = pool_.driver.cuEventQuery(event);
-  lock.lock();
+  const CUresult result =
+      outside(TraceStep::kPoll, nullptr, lock, [&] { return pool_.driver.cuEventQuery(event); });
   if (result == CUDA_ERROR_NOT_READY) return false;
   if (result != CUDA_SUCCESS) lost(result);
   return true;
+}
+
+/// Asks which launches have ended.
+void Engine::pollStreams(Lock& lock) {
+  outside(TraceStep::kPoll, nullptr, lock, [&] {
+    pool_.streams.poll(device_);
+    return true;
+  });
 }
 
 void Engine::lost(CUresult result) {
@@ -355,9 +362,7 @@ void Engine::run() {
   while (!life_.stop) {
     if (asked_.poll) {
       asked_.poll = false;
-      lock.unlock();
-      pool_.streams.poll(device_);
-      lock.lock();
+      pollStreams(lock);
     }
     prefetch_.again |= chunks_.restoreBudget();
     stockEvents(lock);
@@ -390,6 +395,7 @@ void Engine::run() {
     if (progress) waited_from = now;
     if (life_.stop || (progress && !pause)) continue;
     tellRoom(pool_);
+    const TracedStep sleeps = step(TraceStep::kSleep);
     const bool gpu_busy =
         progress || !flight_.none() || !out_.batches.empty() || !debts_.reliefs.empty();
     if (!out_.given_away.empty() && now - waited_from < kOwedNs && !life_.broken) {

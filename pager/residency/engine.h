@@ -37,6 +37,7 @@
 #include <vector>
 
 #include "pager/counters/counters.h"
+#include "pager/counters/trace.h"
 #include "pager/launch/in_flight.h"
 #include "pager/reach/scanner.h"
 #include "pager/residency/chunks.h"
@@ -346,6 +347,24 @@ class Engine {
   static constexpr size_t kMostAtOnce = 16;                // fetches that one change of access maps
   static constexpr uint64_t kRefusalPauseNs = 100'000'000;  // after a fetch was refused
 
+  /// A step in the trace, from here to the end of the scope. Any thread.
+  TracedStep step(TraceStep what, const Extent* of = nullptr) const {
+    return {*figures_, static_cast<unsigned>(device_), what, of != nullptr ? of->address : 0,
+            of != nullptr ? of->bytes() : 0};
+  }
+  /// Makes calls of the driver without the mutex: a step in the trace, as is the wait for the mutex.
+  template <typename Calls>
+  auto outside(TraceStep what, const Extent* of, Lock& lock, Calls&& calls) {
+    lock.unlock();
+    const auto result = [&] {
+      const TracedStep traced = step(what, of);
+      return calls();
+    }();
+    const TracedStep waits = step(TraceStep::kLock);
+    lock.lock();
+    return result;
+  }
+
   // --- engine.cpp --------------------------------------------------------------------------------
   CUresult makeObjects();
   void destroyObjects();
@@ -355,6 +374,7 @@ class Engine {
   void stockEvents(Lock& lock);
   CUevent takeEvent(Lock& lock);
   bool reached(CUevent event, Lock& lock);
+  void pollStreams(Lock& lock);
   // --- fetches.cpp -------------------------------------------------------------------------------
   VramChunk* takeVram(const Extent& extent, Lock& lock);
   std::span<const CUdevice> sharersOf(const Extent& extent) const;
@@ -402,6 +422,7 @@ class Engine {
   void finishPass(Batch& batch, Lock& lock);
   void spare(const std::vector<uint64_t>& news);
   void evict(Extent& extent, const ContentHash& hash, Lock& lock);
+  CUresult unmap(const Extent& extent, Lock& lock);
   void leavePlace(Extent& extent, const ContentHash& hash, Lock& lock);
   void startWrite(Extent& extent, const ContentHash& hash, Lock& lock);
   bool finishWrites(Lock& lock);

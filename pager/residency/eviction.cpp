@@ -214,11 +214,8 @@ bool Engine::advanceBatches(Lock& lock) {
   if (out_.batches.empty()) return false;
   bool progress = false;
   if (std::any_of(out_.batches.begin(), out_.batches.end(),
-                  [](const auto& b) { return b->stage != Batch::Stage::kPass; })) {
-    lock.unlock();
-    pool_.streams.poll(device_);
-    lock.lock();
-  }
+                  [](const auto& b) { return b->stage != Batch::Stage::kPass; }))
+    pollStreams(lock);
   for (size_t b = 0; b < out_.batches.size(); ++b) {
     Batch& batch = *out_.batches[b];
     if (batch.stage != Batch::Stage::kPass) {
@@ -305,6 +302,7 @@ void Engine::drainContexts() {
 
 bool Engine::startPass(Batch& batch, Lock& lock) {
   if (kernels_.freeScratch() == nullptr) return false;
+  const TracedStep traced = step(TraceStep::kPass);
   batch.event = takeEvent(lock);  // from the stock: the mutex is not released
   batch.stage = Batch::Stage::kPass;
   chunks_.passBegins();
@@ -329,6 +327,7 @@ void Engine::spare(const std::vector<uint64_t>& news) {
 }
 
 void Engine::finishPass(Batch& batch, Lock& lock) {
+  const TracedStep traced = step(TraceStep::kFound);
   events_.push_back(batch.event);
   const Scanner::Found found = scanner_.finish(batch.scan, batch.victims, lock);
   spare(found.news);
@@ -357,16 +356,21 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
     out_.no_place_until_ns = nowNs() + kNoPlaceNs;
   }
   scanner_.ends(batch.scan);
+  const TracedStep gives = step(TraceStep::kGive);
   chunks_.passEnds(lock);
   pool_.changed.notify_all();
+}
+
+// The extent is claimed, and nothing uses it any more.
+CUresult Engine::unmap(const Extent& extent, Lock& lock) {
+  return outside(TraceStep::kUnmap, &extent, lock,
+                 [&] { return chunks_.unmapAt(extent.address, extent.bytes()); });
 }
 
 // The victim leaves its place in host memory, to be fetched.
 void Engine::leavePlace(Extent& extent, const ContentHash& hash, Lock& lock) {
   setState(extent, ExtentState::kMoving);
-  lock.unlock();
-  const CUresult result = chunks_.unmapAt(extent.address, extent.bytes());
-  lock.lock();
+  const CUresult result = unmap(extent, lock);
   if (result != CUDA_SUCCESS) {
     setState(extent, ExtentState::kInPlace);
     return lost(result);
@@ -400,9 +404,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     return;
   }
   noteUsed(extent, false);
-  lock.unlock();
-  CUresult result = chunks_.unmapAt(extent.address, extent.bytes());
-  lock.lock();
+  CUresult result = unmap(extent, lock);
   if (result != CUDA_SUCCESS) {
     flight_.freeing_bytes -= extent.bytes();
     setState(extent, ExtentState::kVram);
@@ -444,12 +446,12 @@ void Engine::startWrite(Extent& extent, const ContentHash& hash, Lock& lock) {
   extent.hash_valid = true;
   setState(extent, ExtentState::kWriting);
   const CUevent event = takeEvent(lock);
-  lock.unlock();
-  CUresult result =
-      pool_.driver.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(extent.host->alias),
-                                        extent.vram->alias, extent.bytes(), streams_.out);
-  if (result == CUDA_SUCCESS) result = pool_.driver.cuEventRecord(event, streams_.out);
-  lock.lock();
+  const CUresult result = outside(TraceStep::kCopyOut, &extent, lock, [&] {
+    const CUresult copied =
+        pool_.driver.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(extent.host->alias),
+                                          extent.vram->alias, extent.bytes(), streams_.out);
+    return copied == CUDA_SUCCESS ? pool_.driver.cuEventRecord(event, streams_.out) : copied;
+  });
   if (result != CUDA_SUCCESS) {
     events_.push_back(event);
     flight_.freeing_bytes -= extent.bytes();

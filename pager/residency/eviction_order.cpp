@@ -60,6 +60,7 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
   // Every launch reaches everything: what found room in VRAM stays there, the rest is used in
   // place.
   if (pool_.options.reach == Reach::kAll) return false;
+  const TracedStep traced = step(TraceStep::kChoose);
   std::vector<Candidate> candidates;
   const uint32_t end = pool_.book.regions.end();
   if (end <= 1) return false;

@@ -39,10 +39,10 @@ std::span<const CUdevice> Engine::sharersOf(const Extent& extent) const {
 CUresult Engine::mapVram(const Extent& extent, const VramChunk& chunk, Lock& lock) {
   CUresult result = CUDA_SUCCESS;
   for (int tries = 0; tries < 2; ++tries) {
-    lock.unlock();
-    result = chunks_.mapAt(extent.address, extent.bytes(), chunk.handle, extent.read_only,
+    result = outside(TraceStep::kMap, &extent, lock, [&] {
+      return chunks_.mapAt(extent.address, extent.bytes(), chunk.handle, extent.read_only,
                            sharersOf(extent));
-    lock.lock();
+    });
     if (result == CUDA_SUCCESS) pauses_.refusals = 0;
     if (result == CUDA_SUCCESS || endsContext(result) ||
         chunks_.releaseFreeVram(kRefusalBytes, lock) == 0)
@@ -61,6 +61,7 @@ CUresult Engine::mapNew(Region& region, Lock& lock) {
 
 /// What is being exported comes back into chunks of its own.
 VramChunk* Engine::takeVram(const Extent& extent, Lock& lock) {
+  const TracedStep traced = step(TraceStep::kTake, &extent);
   const Region& region = *extent.region;
   return region.exporting ? chunks_.makeExported(extent.order, region.exports_lent, lock)
                           : chunks_.takeVram(extent.order, lock);
@@ -107,32 +108,33 @@ bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
                                        : extent.region->by_pieces && !extent.hash_valid;
   const int slot = hashed ? kernels_.takeHashSlot() : -1;
   if (hashed && slot < 0) image = nullptr;
-  lock.unlock();
-  const DriverApi& driver = pool_.driver;
-  CUresult result = CUDA_SUCCESS;
   bool copying = false;
-  if (image != nullptr) {
-    result = packed_.fetch(extent, *image, chunk->alias, event, copying);
-    if (result != CUDA_SUCCESS && !copying && !endsContext(result)) image = nullptr;
-  }
-  if (image == nullptr) {
-    if (kept)
-      result = CUDA_SUCCESS;
-    else if (extent.blank)
-      result = driver.cuMemsetD8Async(chunk->alias, 0, extent.bytes(), streams_.in);
-    else
-      result = driver.cuMemcpyHtoDAsync_v2(chunk->alias,
-                                           reinterpret_cast<const void*>(extent.host->alias),
-                                           extent.bytes(), streams_.in);
-    copying = result == CUDA_SUCCESS;
-    if (copying) result = driver.cuEventRecord(event, streams_.in);
-  }
-  // Not hashed, it will be written down, or compared the next time. The kernel may have been
-  // launched: the slot is not used again.
   int hash = slot;
-  if (slot >= 0 && result == CUDA_SUCCESS && !kernels_.launchHash(extent, event, slot)) hash = -1;
+  const CUresult result = outside(TraceStep::kCopyIn, &extent, lock, [&] {
+    const DriverApi& driver = pool_.driver;
+    CUresult queued = CUDA_SUCCESS;
+    if (image != nullptr) {
+      queued = packed_.fetch(extent, *image, chunk->alias, event, copying);
+      if (queued != CUDA_SUCCESS && !copying && !endsContext(queued)) image = nullptr;
+    }
+    if (image == nullptr) {
+      if (kept)
+        queued = CUDA_SUCCESS;
+      else if (extent.blank)
+        queued = driver.cuMemsetD8Async(chunk->alias, 0, extent.bytes(), streams_.in);
+      else
+        queued = driver.cuMemcpyHtoDAsync_v2(chunk->alias,
+                                             reinterpret_cast<const void*>(extent.host->alias),
+                                             extent.bytes(), streams_.in);
+      copying = queued == CUDA_SUCCESS;
+      if (copying) queued = driver.cuEventRecord(event, streams_.in);
+    }
+    // Not hashed, it will be written down, or compared the next time. The kernel may have been
+    // launched: the slot is not used again.
+    if (slot >= 0 && queued == CUDA_SUCCESS && !kernels_.launchHash(extent, event, slot)) hash = -1;
+    return queued;
+  });
   const bool unchecked = image != nullptr && hashed && hash < 0;
-  lock.lock();
   if (result != CUDA_SUCCESS) {
     copying ? lost(result)
             : refused("copy", result);  // nobody would know when the chunk is free again
@@ -212,21 +214,22 @@ bool Engine::finishRun(std::span<const Copy> copies, Lock& lock) {
   const Extent& first = *copies.front().extent;
   const Extent& last = *copies.back().extent;
   const uint64_t bytes = last.address + last.bytes() - first.address;
-  size_t mapped = 0;
-  lock.unlock();
-  CUresult result = CUDA_SUCCESS;
-  for (const Copy& copy : copies) {
-    const Extent& extent = *copy.extent;
-    result = driver.cuMemMap(extent.address, extent.bytes(), 0, extent.vram->handle, 0);
-    if (result != CUDA_SUCCESS) break;
-    ++mapped;
-  }
-  if (result == CUDA_SUCCESS)
-    result = chunks_.protectAt(first.address, bytes, first.read_only, sharersOf(first));
-  if (result != CUDA_SUCCESS)
-    for (const Copy& copy : copies.first(mapped))
-      chunks_.unmapAt(copy.extent->address, copy.extent->bytes());
-  lock.lock();
+  const CUresult result = outside(TraceStep::kMap, &first, lock, [&] {
+    size_t mapped = 0;
+    CUresult done = CUDA_SUCCESS;
+    for (const Copy& copy : copies) {
+      const Extent& extent = *copy.extent;
+      done = driver.cuMemMap(extent.address, extent.bytes(), 0, extent.vram->handle, 0);
+      if (done != CUDA_SUCCESS) break;
+      ++mapped;
+    }
+    if (done == CUDA_SUCCESS)
+      done = chunks_.protectAt(first.address, bytes, first.read_only, sharersOf(first));
+    if (done != CUDA_SUCCESS)
+      for (const Copy& copy : copies.first(mapped))
+        chunks_.unmapAt(copy.extent->address, copy.extent->bytes());
+    return done;
+  });
   if (result != CUDA_SUCCESS) return false;
   pauses_.refusals = 0;
   for (const Copy& copy : copies) arrived(*copy.extent, !life_.broken);
@@ -299,10 +302,10 @@ bool Engine::mapInPlace(Extent& extent, Lock& lock) {
     setState(extent, before);
     return false;
   }
-  lock.unlock();
-  const CUresult result = chunks_.mapAt(extent.address, extent.bytes(), extent.host->handle,
-                                        extent.read_only, sharersOf(extent));
-  lock.lock();
+  const CUresult result = outside(TraceStep::kMap, &extent, lock, [&] {
+    return chunks_.mapAt(extent.address, extent.bytes(), extent.host->handle, extent.read_only,
+                         sharersOf(extent));
+  });
   if (result != CUDA_SUCCESS) {
     setState(extent, before);
     return false;

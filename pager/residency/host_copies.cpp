@@ -30,6 +30,7 @@ void Engine::makeHostChunks() {
       for (unsigned order = kOrders; order-- > 0 && !made;) {
         if (chunks_.hostFreeOf(order) + host_.making[order] >= ahead[order]) continue;
         ++host_.making[order];
+        const TracedStep traced = step(TraceStep::kMakeHost);
         made = chunks_.makeHostAhead(order, ahead, lock);
         --host_.making[order];
         if (!made && host_.full == false) {

@@ -14,9 +14,8 @@ bool Engine::startPacking(Extent& extent, Lock& lock) {
   const CUevent event = takeEvent(lock);
   const HostChunk& image = packed_.imageOf(extent);
   bool queued = false;
-  lock.unlock();
-  const CUresult result = packed_.start(extent, image, event, queued);
-  lock.lock();
+  const CUresult result = outside(TraceStep::kPack, &extent, lock,
+                                  [&] { return packed_.start(extent, image, event, queued); });
   if (result != CUDA_SUCCESS && (!queued || endsContext(result))) {
     events_.push_back(event);
     chunks_.giveHost(packed_.release(extent));

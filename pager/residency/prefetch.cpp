@@ -140,6 +140,7 @@ bool Engine::prefetch(Lock& lock) {
   if (pool_.predictor.touches() == prefetch_.planned_touches && !prefetch_.again) return false;
   prefetch_.planned_touches = pool_.predictor.touches();
   prefetch_.again = false;
+  const TracedStep traced = step(TraceStep::kAhead);
   plan();
   const uint64_t window = windowBytes();
   if (prefetch_.ahead_bytes >= window) return false;

@@ -190,6 +190,11 @@ bool Engine::serve(size_t index, Want& want, uint64_t now, Lock& lock) {
 bool Engine::serveWants(Lock& lock) {
   bool progress = false;
   wants_.short_bytes = 0;
+  if (wants_.empty()) {
+    wants_.serving = SIZE_MAX;
+    return false;
+  }
+  const TracedStep traced = step(TraceStep::kServe);
   const uint64_t now = nowNs();
   // By index: the list may change while the mutex is released. A waiting thread leaves it only
   // under the mutex.

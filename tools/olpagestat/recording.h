@@ -38,6 +38,7 @@ class TraceFile {
  private:
   TraceFile() = default;
   void put(const std::string& text);
+  void nameThread(uint32_t pid, uint32_t thread, const std::string& name);
 
   struct Open {
     uint64_t start_ns = 0;
@@ -49,7 +50,7 @@ class TraceFile {
   // Of each process and extent what has begun: a way into VRAM, an eviction, the write-back within
   // one.
   std::map<std::pair<uint32_t, uint64_t>, Open> coming_, leaving_, writing_;
-  std::map<std::pair<uint32_t, uint32_t>, bool> threads_;  // named
+  std::map<std::pair<uint32_t, uint32_t>, std::string> threads_;  // their names
   struct Count {
     uint64_t launches = 0, copies = 0, faults = 0, fetches = 0, prefetches = 0, clean = 0,
              written = 0, open = 0;

@@ -52,17 +52,23 @@ void TraceFile::tiers(uint32_t pid, double seconds, const Figures& figures) {
       pid, seconds * 1e6, figures.vram, figures.in_place, figures.host, figures.remote));
 }
 
+void TraceFile::nameThread(uint32_t pid, uint32_t thread, const std::string& name) {
+  std::string& known = threads_[{pid, thread}];
+  if (known == name) return;
+  known = name;
+  put(base::format(R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"{}"}}}})",
+                   pid, thread, name));
+}
+
 void TraceFile::event(uint32_t pid, const pager::TraceReader::Event& event) {
   Count& count = counts_[pid];
   const auto span = [&](const char* name, const std::string& arguments) {
-    if (!std::exchange(threads_[{pid, event.thread}], true)) {
-      put(base::format(
-          R"({{"ph":"M","name":"thread_name","pid":{},"tid":{},"args":{{"name":"thread {}"}}}})",
-          pid, event.thread, event.thread));
-    }
+    if (threads_[{pid, event.thread}].empty())
+      nameThread(pid, event.thread, base::format("thread {}", event.thread));
     put(base::format(
         R"({{"ph":"X","cat":"{}","name":"{}","pid":{},"tid":{},"ts":{},"dur":{},"args":{{"device":{},{}}}}})",
-        name, name, pid, event.thread, microseconds(event.start_ns),
+        event.kind == TraceKind::kStep ? "step" : name, name, pid, event.thread,
+        microseconds(event.start_ns),
         microseconds(event.end_ns > event.start_ns ? event.end_ns - event.start_ns : 0),
         event.device, arguments));
   };
@@ -80,6 +86,17 @@ void TraceFile::event(uint32_t pid, const pager::TraceReader::Event& event) {
       span("fault", base::format(R"("number":{},"region":"{:#x}","bytes":{})", event.value,
                                  event.address, event.bytes));
       return;
+    case TraceKind::kStep: {
+      const auto step = static_cast<pager::TraceStep>(event.value);
+      // A program's threads make steps too, where they allocate. These two they don't.
+      if (step == pager::TraceStep::kSleep)
+        nameThread(pid, event.thread, base::format("pager of device {}", event.device));
+      if (step == pager::TraceStep::kMakeHost)
+        nameThread(pid, event.thread, base::format("host memory of device {}", event.device));
+      span(pager::stepName(step),
+           base::format(R"("address":"{:#x}","bytes":{})", event.address, event.bytes));
+      return;
+    }
     case TraceKind::kState:
       break;
     default:
