@@ -117,6 +117,10 @@ int runAsChild(const std::string& measurement, const Options& options) {
       result = measureLaunch(options);
     } else if (measurement == "swap") {
       result = measureSwap(options);
+    } else if (measurement == "decode") {
+      result = measureDecode(options);
+    } else if (measurement == "train") {
+      result = measureTrain(options);
     } else if (measurement == "copy") {
       result = measureCopy(options);
     } else if (measurement == "sampled") {

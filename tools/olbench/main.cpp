@@ -85,6 +85,28 @@ json swapped(const Options& options) {
           {"bytes", options.bytes}, {"vram", options.vram},     {"result", run}};
 }
 
+/// A program with a model's shape, beside the time that the link would take: for what does not fit
+/// VRAM (a decode), or for what crossed it in the busier direction (a training).
+json shaped(const char* kind, const Options& options) {
+  const json copy = runChild(With::kNative, "copy", options);
+  json run = runChild(With::kPager, kind, options);
+  const double limit = copy["gigabytes_per_second"].get<double>();
+  const auto of = [&run](const char* name) { return run[name].get<double>(); };
+  const double passes = of("passes"),
+               streamed = std::max(0.0, of("bytes") - static_cast<double>(options.vram)) * passes;
+  const double crossed = std::max(of("bytes_in"), of("bytes_out"));
+  const double bound = (std::string_view(kind) == "decode" ? streamed : crossed) / 1e9 / limit;
+  run["pinned_copy_gigabytes_per_second"] = limit;
+  run["seconds_per_pass"] = of("seconds") / passes;
+  run["bound_seconds_per_pass"] = bound / passes;
+  run["times_bound"] = bound > 0 ? of("seconds") / bound : 0;
+  return {{"measurement", kind},
+          {"device", copy["device"]},
+          {"allocation", options.allocation},
+          {"vram", options.vram},
+          {"result", run}};
+}
+
 json resident(const Options& options) {
   std::vector<double> native[2], paged[2];
   json device;
@@ -143,6 +165,26 @@ void print(const json& result) {
         "demand faults {}, useful prefetches {}, launches in place {}, first filling {:.2f} s\n",
         run["demand_faults"].get<uint64_t>(), run["prefetches_useful"].get<uint64_t>(),
         run["launches_in_place"].get<uint64_t>(), run["fill_seconds"].get<double>());
+  } else if (kind == "decode" || kind == "train") {
+    const json& run = result["result"];
+    const auto of = [&run](const char* name) { return run[name].get<double>(); };
+    base::print("{} in all, VRAM budget {}\n", base::formatSize(run["bytes"].get<uint64_t>()),
+                base::formatSize(result["vram"].get<uint64_t>()));
+    base::print(
+        "{:.4f} s a pass, the link takes {:.4f} s: {:.3f} times; in {:.1f} GB/s, out {:.1f} GB/s, "
+        "pinned copy {:.1f} GB/s\n",
+        of("seconds_per_pass"), of("bound_seconds_per_pass"), of("times_bound"),
+        of("bytes_in") / of("seconds") / 1e9, of("bytes_out") / of("seconds") / 1e9,
+        of("pinned_copy_gigabytes_per_second"));
+    base::print(
+        "extents a second: in {:.0f}, of these asked for by launches {:.0f}; out {:.0f}, of these "
+        "written {:.0f}; launches in place {:.0f}; busiest thread of the pager {:.0f} % of a "
+        "core\n",
+        (of("demand_faults") + of("prefetches_issued")) / of("seconds"),
+        of("demand_faults") / of("seconds"),
+        (of("evictions_clean") + of("evictions_written")) / of("seconds"),
+        of("evictions_written") / of("seconds"), of("launches_in_place"),
+        100 * of("busiest_thread"));
   } else if (kind == "sampled") {
     base::print("{:<8} {:>10} {:>10} {:>8}\n", "reader", "median ns", "p99 ns", "ratio");
     for (const json& row : result["rows"]) {
@@ -221,15 +263,16 @@ int run(int argc, char** argv) {
   app.add_flag("--paging", options.paging,
                "launch: twice the budget is allocated, so that memory is moving or parked")
       ->group(kMeasured);
-  auto* allocation =
-      size("--allocation", options.allocation, "Bytes of one allocation (default: 32MiB)");
+  auto* allocation = size("--allocation", options.allocation,
+                          "Bytes of one allocation (default: 32MiB, decode 50MiB, train 64MiB)");
   auto* bytes =
       size("--bytes", options.bytes,
-           "Working set (default: swap twice the budget, resident 4GiB, remote 3GiB, managed "
-           "1GiB)");
+           "Working set (default: swap twice the budget, decode and train three times the budget, "
+           "resident 4GiB, remote 3GiB, managed 1GiB)");
   auto* vram = size(
       "--vram", options.vram,
-      "The pager's VRAM budget (default: 8GiB, remote 1GiB; launch and resident: what they need)");
+      "The pager's VRAM budget (default: 8GiB, train 2GiB, remote 1GiB; launch and resident: what "
+      "they need)");
   auto* host =
       size("--host", options.host, "The pager's host tier (default: its own; remote: as --vram)");
   app.add_flag("!--no-pack", options.pack, "No page crosses the bus packed")->group(kMemory);
@@ -238,6 +281,10 @@ int run(int argc, char** argv) {
   auto* launch_command =
       app.add_subcommand("launch", "Time of a resident launch by number of pointers");
   auto* swap_command = app.add_subcommand("swap", "Cyclic walk through more than fits");
+  auto* decode_command =
+      app.add_subcommand("decode", "A program with the shape of a decode that does not fit");
+  auto* train_command =
+      app.add_subcommand("train", "A program with the shape of a training that does not fit");
   auto* resident_command = app.add_subcommand("resident", "A program that fits wholly");
   auto* managed_command = app.add_subcommand(
       "managed", "Managed memory between CPU and GPU, by the driver and by the pager");
@@ -334,6 +381,15 @@ int run(int argc, char** argv) {
   } else if (swap_command->parsed()) {
     if (bytes->count() == 0) options.bytes = 2 * options.vram;
     result = swapped(options);
+  } else if (decode_command->parsed()) {
+    if (allocation->count() == 0) options.allocation = uint64_t{50} << 20;
+    if (bytes->count() == 0) options.bytes = 3 * options.vram;
+    result = shaped("decode", options);
+  } else if (train_command->parsed()) {
+    if (vram->count() == 0) options.vram = uint64_t{2} << 30;
+    if (allocation->count() == 0) options.allocation = uint64_t{64} << 20;
+    if (bytes->count() == 0) options.bytes = 3 * options.vram;
+    result = shaped("train", options);
   } else if (resident_command->parsed()) {
     if (bytes->count() == 0) options.bytes = uint64_t{4} << 30;
     options.vram = std::max(options.vram, options.bytes + (uint64_t{1} << 30));

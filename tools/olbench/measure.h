@@ -45,10 +45,19 @@ std::vector<LaunchRow> launchRows(const Options& options);
 /// Nanoseconds of cuLaunchKernel by LaunchRow::key(): {"8": {"median": .., "p99": ..}, ...}.
 nlohmann::json measureLaunch(const Options& options);
 
-/// A cyclic walk through options.bytes: seconds, bytes walked, and by the pager's counters bytes in
-/// (of pages, and as they crossed the bus) and out, also from and to memservers, and what launches
-/// waited.
+/// A cyclic walk through options.bytes: what Counted tells, the bytes walked, and how long it took
+/// to fill them at first.
 nlohmann::json measureSwap(const Options& options);
+
+/// A program with the shape of a decode: options.bytes of weights, read in the same order in each
+/// pass by a kernel for each, in layers of four of options.allocation and three of 2.7 times that.
+/// What Counted tells, with the bytes of all weights.
+nlohmann::json measureDecode(const Options& options);
+
+/// A program with the shape of a training: options.bytes of weights, gradients and two moments, of
+/// options.allocation each, read in turn forwards and backwards, then all written. As
+/// measureDecode().
+nlohmann::json measureTrain(const Options& options);
 
 /// GB/s of a large copy from pinned host memory, nothing else going on: the link's limit.
 nlohmann::json measureCopy(const Options& options);

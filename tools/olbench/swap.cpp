@@ -1,32 +1,11 @@
-#include <unistd.h>
-
 #include <chrono>
 #include <stdexcept>
 
-#include "pager/counters/files.h"
 #include "tools/olbench/driver.h"
 #include "tools/olbench/measure.h"
+#include "tools/olbench/paging.h"
 
 namespace olpager::tools::bench {
-namespace {
-
-using pager::valueOf;
-
-/// What the pager in this process has counted so far.
-pager::DeviceCounters const& counted(pager::CountersReading& reading) {
-  reading = pager::readCounters(pager::countersFolders());
-  for (const auto& process : reading.processes)
-    if (process.counters->pid == static_cast<uint32_t>(getpid()))
-      return process.counters->devices[0];
-  throw std::runtime_error(
-      "the pager's counters of this process are not there: it does not run under the pager");
-}
-
-double secondsSince(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-}  // namespace
 
 nlohmann::json measureSwap(const Options& options) {
   const Driver driver(options.driver);
@@ -36,7 +15,7 @@ nlohmann::json measureSwap(const Options& options) {
   const uint64_t count = options.bytes / options.allocation;
   if (count < 2) throw std::runtime_error("--bytes has to hold two allocations at least");
   std::vector<CUdeviceptr> buffers(count);
-  auto begin = std::chrono::steady_clock::now();
+  const auto begin = std::chrono::steady_clock::now();
   for (uint64_t i = 0; i < count; ++i) {
     driver.check(driver.cuMemAlloc(&buffers[i], options.allocation), "cuMemAlloc");
     driver.check(driver.cuMemsetD32(buffers[i], static_cast<unsigned>(i * 2654435761u),
@@ -61,16 +40,10 @@ nlohmann::json measureSwap(const Options& options) {
   walk();
   walk();
   driver.check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize");
-  pager::CountersReading first, last;
-  const pager::DeviceCounters& before = counted(first);
-  begin = std::chrono::steady_clock::now();
+  const Counted counted;
   for (unsigned pass = 0; pass < options.passes; ++pass) walk();
   driver.check(driver.cuStreamSynchronize(stream), "cuStreamSynchronize");
-  const double seconds = secondsSince(begin);
-  const pager::DeviceCounters& after = counted(last);
-  pager::WaitHistogram waits{};
-  for (unsigned i = 0; i < pager::kWaitBuckets; ++i)
-    waits.buckets[i] = valueOf(after.fault_wait.buckets[i]) - valueOf(before.fault_wait.buckets[i]);
+  nlohmann::json result = counted.sinceThen();
   uint32_t word = 0;
   const uint32_t walks = options.write ? options.passes + 2 : 0;
   for (uint64_t i = 0; i < count; ++i) {
@@ -79,22 +52,9 @@ nlohmann::json measureSwap(const Options& options) {
     if (word != static_cast<uint32_t>(i * 2654435761u) + walks)
       throw std::runtime_error("the data is wrong after the walks");
   }
-  return {
-      {"seconds", seconds},
-      {"fill_seconds", fill_seconds},
-      {"walked_bytes", count * options.allocation * options.passes},
-      {"bytes_in", valueOf(after.bytes_in) - valueOf(before.bytes_in)},
-      {"fetched_bytes", valueOf(after.fetched_bytes) - valueOf(before.fetched_bytes)},
-      {"bytes_out", valueOf(after.bytes_out) - valueOf(before.bytes_out)},
-      {"remote_in", valueOf(after.remote_in) - valueOf(before.remote_in)},
-      {"remote_out", valueOf(after.remote_out) - valueOf(before.remote_out)},
-      {"demand_faults", valueOf(after.demand_faults) - valueOf(before.demand_faults)},
-      {"prefetches_useful", valueOf(after.prefetches_useful) - valueOf(before.prefetches_useful)},
-      {"launches", valueOf(after.launches) - valueOf(before.launches)},
-      {"launches_resident", valueOf(after.launches_resident) - valueOf(before.launches_resident)},
-      {"launches_in_place", valueOf(after.launches_in_place) - valueOf(before.launches_in_place)},
-      {"wait_p50_ns", pager::waitPercentile(waits, 0.50)},
-      {"wait_p99_ns", pager::waitPercentile(waits, 0.99)}};
+  result["fill_seconds"] = fill_seconds;
+  result["walked_bytes"] = count * options.allocation * options.passes;
+  return result;
 }
 
 nlohmann::json measureCopy(const Options& options) {
