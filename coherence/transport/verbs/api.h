@@ -29,6 +29,7 @@ struct Api {
   X(ibv_get_cq_event)         \
   X(ibv_ack_cq_events)        \
   X(ibv_query_device)         \
+  X(ibv_query_port)           \
   X(ibv_modify_qp)            \
   X(ibv_wc_status_str)
 #define OL_RDMACM(X)            \

@@ -260,6 +260,15 @@ bool QueuePairs::nextConnectionEvent(std::string& ended) {
   return true;
 }
 
+bool QueuePairs::portIsDown() const {
+  ibv_port_attr port{};
+  const rdma_cm_id& id = *ids_.front();
+  // By name: its header has it as a macro that needs the library.
+  const int error =
+      (api_.ibv_query_port)(id.verbs, id.port_num, reinterpret_cast<_compat_ibv_port_attr*>(&port));
+  return error != 0 || port.state < IBV_PORT_ACTIVE;
+}
+
 void QueuePairs::halt() {
   ibv_qp_attr error{};
   error.qp_state = IBV_QPS_ERR;

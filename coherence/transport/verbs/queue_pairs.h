@@ -81,6 +81,8 @@ class QueuePairs {
   bool nextConnectionEvent(std::string& ended);
   const std::shared_ptr<CardDomain>& card() const { return card_; }
   const std::shared_ptr<Windows>& windows() const { return windows_; }
+  /// The card's port has no connection now, or the card does not say. One call into the driver.
+  bool portIsDown() const;
   const char* cardName() const { return card_->get()->context->device->name; }
   const Sizes& sizes() const { return sizes_; }
   /// No peer's transfer and none of this side's begins any more.

@@ -290,6 +290,24 @@ void VerbsLink::setAside(Rail& rail, const std::string& why) {
   });
 }
 
+// On the home reactor. Where other rails are up, one without a connection is not waited for until
+// its transfers fail. One that comes back at once stays: nothing would bring it back later.
+void VerbsLink::lookAtPorts(int64_t now_ms) {
+  constexpr int64_t kLookMs = 250, kDownMs = 1000;
+  if (rails_up_.load() < 2 || now_ms - ports_looked_at_ms_ < kLookMs) return;
+  ports_looked_at_ms_ = now_ms;
+  for (auto& rail : rails_) {
+    if (!rail->up.load()) continue;
+    if (!rail->pairs->portIsDown()) {
+      rail->port_down_ms = 0;
+    } else if (rail->port_down_ms == 0) {
+      rail->port_down_ms = now_ms;
+    } else if (now_ms - rail->port_down_ms >= kDownMs) {
+      setAside(*rail, "the port of its card is down");
+    }
+  }
+}
+
 // On the home reactor.
 void VerbsLink::endRail(Rail& rail, const std::string& why) {
   if (rail.ended || state() != LinkState::kUp) return;
@@ -687,6 +705,7 @@ std::string VerbsLink::standstill(int64_t now_ms, bool late) {
     if (rail->cut_ms != 0 && !late && now_ms - rail->cut_ms > kPatienceMs)
       setAside(*rail, "the queue pairs are lost: " + rail->cut_why);
   }
+  lookAtPorts(now_ms);
   return TcpLink::standstill(now_ms, late);
 }
 

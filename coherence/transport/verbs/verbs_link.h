@@ -99,6 +99,7 @@ class VerbsLink final : public TcpLink, public KeyWatcher {
     // The home reactor's.
     int64_t cut_ms = 0;  // when the peer's card was heard to have ended it; 0: not
     std::string cut_why;
+    int64_t port_down_ms = 0;  // since when its port is seen to be down; 0: it is not
     bool ended = false;
     bool over = false;
     std::optional<uint64_t> peer_took;  // the peer has ended it: bytes of messages that came there
@@ -138,6 +139,7 @@ class VerbsLink final : public TcpLink, public KeyWatcher {
   MessagePair* messagePair();
   Rail* railOf(uint32_t number);
   Rail* emptiest();
+  void lookAtPorts(int64_t now_ms);
   void setAside(Rail& rail, const std::string& why);
   void endRail(Rail& rail, const std::string& why);
   std::string railEnded(const wire::Header& header);
@@ -165,6 +167,7 @@ class VerbsLink final : public TcpLink, public KeyWatcher {
   std::shared_mutex posting_;
   std::vector<std::unique_ptr<Rail>> rails_;  // as many as there were at first
   std::atomic<uint32_t> rails_up_{0};
+  int64_t ports_looked_at_ms_ = 0;                 // the home reactor's
   std::atomic<uint64_t> repeated_{0};              // bytes
   bool messages_on_rail_ = false;                  // the first: at first
   std::shared_ptr<MessageSource> message_source_;  // under starting_
