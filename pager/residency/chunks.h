@@ -69,6 +69,11 @@ class ChunkStore {
   /// nullptr: evict first. When the driver has less than the budget says, the budget is lowered for
   /// a while (some seconds, longer each time).
   VramChunk* takeVram(unsigned order, Lock& lock);
+  /// Whether takeVram() finds or makes one without giving others back.
+  bool hasVram(unsigned order) const {
+    return !free_vram_[order].empty() || (order == 0 && !kept_.empty()) ||
+           vram_made_ + (kPageBytes << order) <= vram_budget_;
+  }
   /// Makes a VRAM chunk ahead of need and puts it among the free ones, where the budget has room in
   /// which nothing was made. False: it has none, or the driver gave none.
   bool makeVramAhead(unsigned order, Lock& lock);

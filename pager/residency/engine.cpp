@@ -127,7 +127,7 @@ void Engine::destroyObjects() {
 }
 
 // False: the system gives no thread. Without makers of host chunks the engine makes them itself,
-// when they are needed.
+// when they are needed, and maps what has come where there is no mapper.
 bool Engine::startThreads() {
   try {
     life_.thread = std::thread([this] { guarded(&Engine::run, true); });
@@ -137,6 +137,11 @@ bool Engine::startThreads() {
         "pids.max)",
         device_, error.what());
     return false;
+  }
+  try {
+    mapper_.thread = std::thread([this] { guarded(&Engine::runMapper, true); });
+  } catch (const std::exception& error) {
+    base::logWarn("device %d: no thread that maps pages: %s", device_, error.what());
   }
   const unsigned makers = std::clamp(std::thread::hardware_concurrency() / 4, 1u, 4u);
   try {
@@ -185,7 +190,7 @@ bool Engine::moveTo(CUcontext context, Lock& lock) {
   wake();
   // What comes from memservers or goes there is between them and host memory, which stays: it ends
   // meanwhile or later.
-  while (!flight_.none() || !out_.batches.empty()) {
+  while (!flight_.none() || !mapper_.none() || !out_.batches.empty()) {
     if (pool_.stopped) return false;  // nobody ends them any more
     pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
   }
@@ -215,14 +220,16 @@ void Engine::stop() noexcept {
   life_.stop = true;
   life_.wake.notify_all();
   host_.wake.notify_all();
+  mapper_.wake.notify_all();
   // The process's end may come beside a context's: threads are joined once, and who comes second
   // waits for that.
   while (life_.stopping) pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
   life_.stopping = true;
-  std::thread thread = std::move(life_.thread);
+  std::thread thread = std::move(life_.thread), mapper = std::move(mapper_.thread);
   std::vector<std::thread> makers = std::exchange(host_.makers, {});
   lock.unlock();
   if (thread.joinable()) thread.join();
+  if (mapper.joinable()) mapper.join();
   for (std::thread& maker : makers)
     if (maker.joinable()) maker.join();
   pool_.streams.polls(device_, false);
@@ -236,6 +243,7 @@ void Engine::stop() noexcept {
 void Engine::abandon() noexcept {
   // The threads exist in the parent only.
   if (life_.thread.joinable()) life_.thread.detach();
+  if (mapper_.thread.joinable()) mapper_.thread.detach();
   for (std::thread& maker : host_.makers)
     if (maker.joinable()) maker.detach();
   host_.makers.clear();
@@ -301,7 +309,11 @@ void Engine::setState(Extent& extent, ExtentState state) {
       pool_.updateSlow();
     }
   }
-  if (extent.mapped() || !moving(state)) pool_.changed.notify_all();
+  // Who waits for an extent has said so of its region, but for what has waiters of other kinds. To
+  // wake the others each time would cost them the mutex, and whoever moves extents the time.
+  const bool awaited = region.wanted > 0 || region.dead || region.by_pieces ||
+                       region.shared() != nullptr || region.kind != RegionKind::kAllocation;
+  if (awaited && (extent.mapped() || !moving(state))) pool_.changed.notify_all();
 }
 
 /// A pass takes its event where the mutex can't be released.
@@ -366,7 +378,8 @@ void Engine::run() {
     }
     prefetch_.again |= chunks_.restoreBudget();
     stockEvents(lock);
-    bool progress = finishRemote(pool_);
+    bool progress = std::exchange(mapper_.news, false);
+    progress |= finishRemote(pool_);
     progress |= finishFetches(lock);
     progress |= finishLate(lock);
     progress |= finishPacking(lock);
@@ -396,8 +409,8 @@ void Engine::run() {
     if (life_.stop || (progress && !pause)) continue;
     tellRoom(pool_);
     const TracedStep sleeps = step(TraceStep::kSleep);
-    const bool gpu_busy =
-        progress || !flight_.none() || !out_.batches.empty() || !debts_.reliefs.empty();
+    const bool gpu_busy = progress || !flight_.none() || !mapper_.none() || mapper_.news ||
+                          !out_.batches.empty() || !debts_.reliefs.empty();
     if (!out_.given_away.empty() && now - waited_from < kOwedNs && !life_.broken) {
       // The CPU waits at a page. To go to sleep and be woken takes as long as it does.
       lock.unlock();

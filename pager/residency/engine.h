@@ -3,7 +3,8 @@
 // once: the copy engines never wait for a driver call or a hash of another extent.
 //
 // Pipelines, each a queue that the engine's thread advances (Engine::run in engine.cpp):
-//   in      kParked -> take chunk -> HtoD on `streams_.in` -> event -> map -> kVram   fetches.cpp
+//   in      kParked -> take chunk -> HtoD on `streams_.in` -> event -> mapped by a    fetches.cpp
+//           thread of its own -> kVram
 //   out     kVram -> kRetiring: grace period, launches in flight, hash and scan       eviction.cpp
 //           -> unmap -> equal to the lower copy: kParked, chunk free; else DtoH on
 //           `streams_.out` -> event -> kParked
@@ -16,8 +17,9 @@
 // wants.cpp, what is scanned reach/scanner.cpp.
 //
 // Locks: everything runs under PoolState::mutex, which is released around driver calls; claimed
-// extents are in a transitional state meanwhile. Only the engine's thread retires and fetches;
-// other threads map new extents.
+// extents are in a transitional state meanwhile. Only the engine's thread retires and fetches. The
+// mapper's has claimed what the engine's hands it (Mapper::arrivals), from then on until the extent
+// is kVram or kParked; other threads map new extents.
 //
 // The class has few members beside its parts; each part is a plain group of what one of the
 // pipelines knows.
@@ -242,8 +244,6 @@ class Engine {
     bool packed = false;     // by the extent's image,
     bool unchecked = false;  // which was to be compared and could not be
     uint64_t since_ns = 0;
-    /// It is compared or hashed on its way, each by itself.
-    bool isLookedAt() const { return packed || hash >= 0; }
   };
   /// What the GPU was to pack or unpack and has not come to, because of what it runs: nobody waits
   /// for it any more.
@@ -281,11 +281,30 @@ class Engine {
     std::deque<Copy> fetching, writing, packing;
     std::deque<Late> late;
     uint64_t fetching_bytes = 0;
-    uint64_t expected_pages = 0;  // for which no chunk was made yet
-    uint64_t freeing_bytes = 0;   // VRAM that batches and writes in flight will free
+    uint64_t expected_pages = 0;              // for which no chunk was made yet
+    uint64_t freeing_bytes = 0;               // VRAM that batches and writes in flight will free,
+    std::array<uint32_t, kOrders> freeing{};  // in chunks of each order
+    void leaves(const Extent& extent) {
+      freeing_bytes += extent.bytes();
+      ++freeing[extent.order];
+    }
+    /// It has, or it stays.
+    void left(const Extent& extent) {
+      freeing_bytes -= extent.bytes();
+      --freeing[extent.order];
+    }
     bool none() const {
       return fetching.empty() && late.empty() && packing.empty() && writing.empty();
     }
+  };
+  /// What has come to VRAM and is to be mapped. The thread has claimed these extents.
+  struct Mapper {
+    std::thread thread;
+    std::condition_variable wake;
+    std::deque<Extent*> arrivals;
+    bool busy = false;  // with some that it has taken off the queue
+    bool news = false;  // it has mapped some since the engine's thread looked last
+    bool none() const { return arrivals.empty() && !busy; }
   };
   struct WayOut {
     std::deque<std::unique_ptr<Batch>> batches;
@@ -343,8 +362,8 @@ class Engine {
   static constexpr uint64_t kInFlightBytes = 128ull << 20;
   /// Packing or unpacking that the GPU does not come to is given up after this time.
   static constexpr uint64_t kLateNs = 1'000'000'000;
-  static constexpr uint64_t kMostAheadBytes = 1ull << 30;  // of chunks made ahead and free
-  static constexpr size_t kMostAtOnce = 16;                // fetches that one change of access maps
+  static constexpr uint64_t kMostAheadBytes = 1ull << 30;   // of chunks made ahead and free
+  static constexpr size_t kMostAtOnce = 16;                 // neighbours that are mapped together
   static constexpr uint64_t kRefusalPauseNs = 100'000'000;  // after a fetch was refused
 
   /// A step in the trace, from here to the end of the scope. Any thread.
@@ -352,7 +371,7 @@ class Engine {
     return {*figures_, static_cast<unsigned>(device_), what, of != nullptr ? of->address : 0,
             of != nullptr ? of->bytes() : 0};
   }
-  /// Makes calls of the driver without the mutex: a step in the trace, as is the wait for the mutex.
+  /// Makes calls of the driver without the mutex: a step in the trace, as is the wait for it.
   template <typename Calls>
   auto outside(TraceStep what, const Extent* of, Lock& lock, Calls&& calls) {
     lock.unlock();
@@ -383,8 +402,10 @@ class Engine {
   bool mapInPlace(Extent& extent, Lock& lock);
   bool startFetch(Extent& extent, Fetch why, Lock& lock);
   bool finishFetches(Lock& lock);
-  bool finishRun(std::span<const Copy> copies, Lock& lock);
-  void finishFetch(const Copy& copy, Lock& lock);
+  bool isAsExpected(const Copy& copy);
+  void runMapper();
+  void mapArrivals(Lock& lock);
+  bool mapTogether(std::span<Extent* const> extents, Lock& lock);
   void arrived(Extent& extent, bool usable);
   void parkAgain(Extent& extent);
   bool makeChunkAhead(Lock& lock);
@@ -494,6 +515,7 @@ class Engine {
   Life life_;
   Asked asked_;
   InFlight flight_;
+  Mapper mapper_;
   WayOut out_;
   Wants wants_;
   VramDebts debts_;

@@ -33,7 +33,7 @@ constexpr uint64_t kNoPlaceNs = 100'000'000;  // between passes whose victims fi
 // The extent, which is mapped, is about to leave VRAM, or its place in host memory: from here on no
 // launch begins to use it unseen. The caller puts it into a batch, which waits for those before.
 void Engine::beginRetiring(Extent& extent) {
-  if (extent.vram != nullptr) flight_.freeing_bytes += extent.bytes();
+  if (extent.vram != nullptr) flight_.leaves(extent);
   setState(extent, ExtentState::kRetiring);
 }
 
@@ -45,7 +45,7 @@ void Engine::cancelRetiring(Extent& extent) {
       if (victim == &extent) victim = nullptr;
   add(figures_->evictions_cancelled);
   if (extent.vram != nullptr) {
-    flight_.freeing_bytes -= extent.bytes();
+    flight_.left(extent);
     setState(extent, ExtentState::kVram);
   } else {
     setState(extent, ExtentState::kInPlace);
@@ -350,6 +350,9 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
         !startFetch(*extent, Fetch::kRoom, lock))
       mapInPlace(*extent, lock);
     left |= extent->state != ExtentState::kVram;
+    // A launch waits: what has come for it is not to wait until all victims have left.
+    while (!wants_.empty() && finishFetches(lock)) {
+    }
   }
   if (out_.unplaced != unplaced && !left) {
     out_.no_place_given = given;
@@ -399,19 +402,19 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
   if (!clean && !held && !takeHost(extent, lock)) {
     ++out_.unplaced;
     if (extent.leaving) noChunkToLeave();
-    flight_.freeing_bytes -= extent.bytes();
+    flight_.left(extent);
     setState(extent, ExtentState::kVram);  // no place to go
     return;
   }
   noteUsed(extent, false);
   CUresult result = unmap(extent, lock);
   if (result != CUDA_SUCCESS) {
-    flight_.freeing_bytes -= extent.bytes();
+    flight_.left(extent);
     setState(extent, ExtentState::kVram);
     return lost(result);
   }
   if (held && heldThere()) {  // by memservers: host RAM has no part in it
-    flight_.freeing_bytes -= extent.bytes();
+    flight_.left(extent);
     chunks_.giveVram(extent.vram);
     extent.vram = nullptr;
     leaveHost(extent, hash);
@@ -421,7 +424,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
   }
   if (clean && extent.region->shared() == nullptr && startPacking(extent, lock)) return;
   if (clean) {
-    flight_.freeing_bytes -= extent.bytes();
+    flight_.left(extent);
     if (debts_.any() || !packed_.keep(*extent.vram, unallocated())) leaveVram(extent);
     extent.vram = nullptr;
     add(figures_->evictions_clean);
@@ -432,7 +435,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
   }
   if (held && !takeHost(extent, lock)) {  // lost there meanwhile, and no place to go here
     ++out_.unplaced;
-    flight_.freeing_bytes -= extent.bytes();
+    flight_.left(extent);
     if (result = mapVram(extent, *extent.vram, lock); result != CUDA_SUCCESS) lost(result);
     return setState(extent, ExtentState::kVram);
   }
@@ -454,7 +457,7 @@ void Engine::startWrite(Extent& extent, const ContentHash& hash, Lock& lock) {
   });
   if (result != CUDA_SUCCESS) {
     events_.push_back(event);
-    flight_.freeing_bytes -= extent.bytes();
+    flight_.left(extent);
     chunks_.giveVram(extent.vram);  // its contents are gone with the context
     extent.vram = nullptr;
     setState(extent, ExtentState::kParked);
@@ -469,7 +472,7 @@ bool Engine::finishWrites(Lock& lock) {
   flight_.writing.pop_front();
   events_.push_back(copy.event);
   Extent& extent = *copy.extent;
-  flight_.freeing_bytes -= extent.bytes();
+  flight_.left(extent);
   if (life_.broken) {
     setState(extent, ExtentState::kParked);
     return true;

@@ -165,13 +165,6 @@ bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
   return true;
 }
 
-namespace {
-bool isNext(const Extent& before, const Extent& next) {
-  return next.region == before.region && next.address == before.address + before.bytes() &&
-         next.read_only == before.read_only;
-}
-}  // namespace
-
 bool Engine::finishFetches(Lock& lock) {
   if (flight_.fetching.empty()) {
     if (flight_.late.empty() && flight_.packing.empty()) packed_.trimSlots(unallocated());
@@ -193,46 +186,88 @@ bool Engine::finishFetches(Lock& lock) {
     return true;
   }
   take();
-  while (count < copies.size() && !flight_.fetching.empty()) {
-    const Copy& next = flight_.fetching.front();
-    if (copies[0].isLookedAt() || next.isLookedAt() ||
-        !isNext(*copies[count - 1].extent, *next.extent) || !reached(next.event, lock))
-      break;
+  while (count < copies.size() && !flight_.fetching.empty() &&
+         isNext(*copies[count - 1].extent, *flight_.fetching.front().extent) &&
+         reached(flight_.fetching.front().event, lock))
     take();
+  for (const Copy& copy : std::span(copies).first(count)) {
+    events_.push_back(copy.event);
+    if (isAsExpected(copy))
+      mapper_.arrivals.push_back(copy.extent);
+    else
+      arrived(*copy.extent, false);
   }
-  for (size_t i = 0; i < count; ++i) events_.push_back(copies[i].event);
-  if (count > 1 && finishRun({copies.data(), count}, lock)) return true;
-  for (size_t i = 0; i < count; ++i) finishFetch(copies[i], lock);
+  if (mapper_.thread.joinable())
+    mapper_.wake.notify_one();
+  else
+    while (!mapper_.arrivals.empty()) mapArrivals(lock);
   return true;
 }
 
-// Neighbours are mapped one by one and given to the device together: that takes as long for all of
-// them as for one. False: nothing is mapped.
-bool Engine::finishRun(std::span<const Copy> copies, Lock& lock) {
+// A thread of its own maps what has come. While copies are under way the driver takes for that
+// about as long as they do, and whoever asks waits: the engine's thread has other things to do.
+void Engine::runMapper() {
+  CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
+  pool_.driver.cuThreadExchangeStreamCaptureMode(&relaxed);
+  pool_.driver.cuCtxPushCurrent_v2(context_);
+  Lock lock(pool_.mutex);
+  while (!life_.stop) {
+    if (mapper_.arrivals.empty())
+      mapper_.wake.wait(lock);
+    else
+      mapArrivals(lock);
+  }
+}
+
+// Maps the first that have come, as far as they are neighbours.
+void Engine::mapArrivals(Lock& lock) {
+  std::array<Extent*, kMostAtOnce> extents;
+  size_t count = 0;
+  auto& arrivals = mapper_.arrivals;
+  while (count < extents.size() && !arrivals.empty() &&
+         (count == 0 || isNext(*extents[count - 1], *arrivals.front()))) {
+    extents[count++] = arrivals.front();
+    arrivals.pop_front();
+  }
+  mapper_.busy = true;
+  if (count == 1 || !mapTogether({extents.data(), count}, lock)) {
+    for (Extent* const extent : std::span(extents).first(count)) {
+      const CUresult result = mapVram(*extent, *extent->vram, lock);
+      if (result != CUDA_SUCCESS && !life_.broken) refused("map", result);
+      arrived(*extent, result == CUDA_SUCCESS && !life_.broken);
+    }
+  }
+  mapper_.busy = false;
+  mapper_.news = true;
+  if (life_.idle || life_.pausing) wake();
+}
+
+// Neighbours are mapped one by one and given to the device together. That takes as long for small
+// ones as for one of them. False: nothing is mapped.
+bool Engine::mapTogether(std::span<Extent* const> extents, Lock& lock) {
   if (life_.broken) return false;
   const DriverApi& driver = pool_.driver;
-  const Extent& first = *copies.front().extent;
-  const Extent& last = *copies.back().extent;
+  const Extent& first = *extents.front();
+  const Extent& last = *extents.back();
   const uint64_t bytes = last.address + last.bytes() - first.address;
   const CUresult result = outside(TraceStep::kMap, &first, lock, [&] {
     size_t mapped = 0;
     CUresult done = CUDA_SUCCESS;
-    for (const Copy& copy : copies) {
-      const Extent& extent = *copy.extent;
-      done = driver.cuMemMap(extent.address, extent.bytes(), 0, extent.vram->handle, 0);
+    for (const Extent* const extent : extents) {
+      done = driver.cuMemMap(extent->address, extent->bytes(), 0, extent->vram->handle, 0);
       if (done != CUDA_SUCCESS) break;
       ++mapped;
     }
     if (done == CUDA_SUCCESS)
       done = chunks_.protectAt(first.address, bytes, first.read_only, sharersOf(first));
     if (done != CUDA_SUCCESS)
-      for (const Copy& copy : copies.first(mapped))
-        chunks_.unmapAt(copy.extent->address, copy.extent->bytes());
+      for (const Extent* const extent : extents.first(mapped))
+        chunks_.unmapAt(extent->address, extent->bytes());
     return done;
   });
   if (result != CUDA_SUCCESS) return false;
   pauses_.refusals = 0;
-  for (const Copy& copy : copies) arrived(*copy.extent, !life_.broken);
+  for (Extent* const extent : extents) arrived(*extent, !life_.broken);
   return true;
 }
 
@@ -258,27 +293,25 @@ void Engine::parkAgain(Extent& extent) {
   setState(extent, ExtentState::kParked);
 }
 
-void Engine::finishFetch(const Copy& copy, Lock& lock) {
+// What came is hashed where that was asked for. False: it is not what it should be.
+bool Engine::isAsExpected(const Copy& copy) {
   Extent& extent = *copy.extent;
   bool good = !copy.unchecked || life_.broken;
-  if (copy.hash >= 0) {
-    const ContentHash hash = kernels_.takeHash(extent, copy.hash);
-    if (copy.packed) {
-      good = life_.broken || hash == extent.hash;
-      packed_.checked(extent, good);
-      if (!good)
-        base::logError(
-            "device %d: what was unpacked is not what was packed; 0x%llx is fetched as it is from "
-            "now on",
-            device_, static_cast<unsigned long long>(extent.address));
-    } else {
-      extent.hash = hash;
-      extent.hash_valid = extent.host_valid;
-    }
+  if (copy.hash < 0) return good;
+  const ContentHash hash = kernels_.takeHash(extent, copy.hash);
+  if (copy.packed) {
+    good = life_.broken || hash == extent.hash;
+    packed_.checked(extent, good);
+    if (!good)
+      base::logError(
+          "device %d: what was unpacked is not what was packed; 0x%llx is fetched as it is from "
+          "now on",
+          device_, static_cast<unsigned long long>(extent.address));
+  } else {
+    extent.hash = hash;
+    extent.hash_valid = extent.host_valid;
   }
-  const CUresult result = good ? mapVram(extent, *extent.vram, lock) : CUDA_SUCCESS;
-  if (result != CUDA_SUCCESS && !life_.broken) refused("map", result);
-  arrived(extent, good && result == CUDA_SUCCESS && !life_.broken);
+  return good;
 }
 
 bool Engine::finishLate(Lock& lock) {

@@ -182,21 +182,19 @@ void Engine::leaveUnseen(Batch& batch, Lock& lock) {
     setState(extent, ExtentState::kMoving);
     if (extent.vram != nullptr && !takeHost(extent, lock)) {
       noChunkToLeave();
-      flight_.freeing_bytes -= extent.bytes();
+      flight_.left(extent);
       setState(extent, ExtentState::kVram);
       continue;
     }
-    lock.unlock();
-    const CUresult result = chunks_.unmapAt(extent.address, extent.bytes());
-    lock.lock();
+    const CUresult result = unmap(extent, lock);
     if (result != CUDA_SUCCESS) {
-      if (extent.vram != nullptr) flight_.freeing_bytes -= extent.bytes();
+      if (extent.vram != nullptr) flight_.left(extent);
       setState(extent, extent.vram != nullptr ? ExtentState::kVram : ExtentState::kInPlace);
       lost(result);
     } else if (extent.vram == nullptr) {
       setState(extent, ExtentState::kParked);
     } else if (isUnwritten(extent)) {
-      flight_.freeing_bytes -= extent.bytes();
+      flight_.left(extent);
       add(figures_->evictions_clean);
       leaveVram(extent);
       setState(extent, ExtentState::kParked);

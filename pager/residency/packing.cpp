@@ -44,7 +44,7 @@ bool Engine::finishPacking(Lock& lock) {
   const bool done = reached(copy.event, lock);
   if (!done && nowNs() - copy.since_ns < kLateNs) return false;
   flight_.packing.pop_front();
-  flight_.freeing_bytes -= extent.bytes();
+  flight_.left(extent);
   prefetch_.again = true;
   if (done) {
     events_.push_back(copy.event);

@@ -221,14 +221,30 @@ bool Engine::fetchAhead(const std::vector<Upcoming>& upcoming, uint64_t room_for
         prefetch_.again = true;
         continue;
       }
-      if (!in_place && startFetch(extent, Fetch::kAhead, lock)) {
+      const bool has_chunk = chunks_.hasVram(extent.order);
+      const auto start = [&] {
+        if (in_place || !startFetch(extent, Fetch::kAhead, lock)) return false;
         progress = prefetch_.again = true;
+        return true;
+      };
+      if (has_chunk && start()) {
         if (next.region->dead) return true;
         continue;
       }
+      // A quarter of a window leaves at once: a pass costs the same for much as for little. What
+      // leaves is cut as what comes, so chunks of this size come free with it. One is made of
+      // others only where that is not so: they would have to be made again for what comes next.
       const uint64_t short_of = window - std::min(window, prefetch_.ahead_bytes);
       const uint64_t coming = chunks_.vramAvailable() + flight_.freeing_bytes;
-      if (coming < short_of) progress |= retire(short_of - coming, next.distance, false);
+      const bool of_its_size = in_place || has_chunk || flight_.freeing[extent.order] > 0;
+      const bool leaves =
+          (coming < short_of || (!of_its_size && coming < window / 4)) &&
+          retire(std::max(short_of - std::min(short_of, coming), window / 4), next.distance, false);
+      progress |= leaves;
+      if (!of_its_size && !leaves && start()) {
+        if (next.region->dead) return true;
+        continue;
+      }
       prefetch_.again = flight_.freeing_bytes > 0;
       return promote(leaving) || progress;
     }

@@ -13,6 +13,7 @@ namespace {
 // this launch.
 constexpr uint64_t kRefusedAfterNs = 60'000'000'000;
 constexpr uint64_t kScanPatienceNs = 5 * kPatienceNs;
+constexpr uint64_t kChunkPatienceNs = 2'000'000;
 constexpr uint64_t kLongestPromotedPauseNs = 10'000'000'000;
 constexpr uint64_t kLongestOwedPatienceNs = 5'000'000'000;
 }  // namespace
@@ -86,6 +87,13 @@ void Engine::take(WantStep step, Extent& extent, Want& want, Serving& found, Loc
     case WantStep::kBring:
       if (step == WantStep::kMapInPlace && mapInPlace(extent, lock)) {
         found.moved = true;
+      } else if (step == WantStep::kBring && !chunks_.hasVram(extent.order) &&
+                 flight_.freeing[extent.order] > 0 &&
+                 found.times.now_ns - want.since_ns < kChunkPatienceNs) {
+        // A chunk of its size is about to come free. To make one of others takes as long, and they
+        // would have to be made again.
+        found.in_flight = true;
+        found.missing += extent.bytes();
       } else if (extent.state == ExtentState::kParked ? startFetch(extent, Fetch::kDemand, lock)
                                                       : mapEmpty(extent, lock)) {
         found.moved = found.in_flight = true;

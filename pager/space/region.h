@@ -197,6 +197,11 @@ constexpr bool usable(ExtentState state) {
   return state == ExtentState::kVram || state == ExtentState::kInPlace ||
          state == ExtentState::kDetached || state == ExtentState::kFreeing;
 }
+/// `next` is the neighbour behind `before`, and mapped for the same.
+inline bool isNext(const Extent& before, const Extent& next) {
+  return next.region == before.region && next.address == before.address + before.bytes() &&
+         next.read_only == before.read_only;
+}
 // The rest up to kExtentCost is what is lost at the ends of blocks and in lists; a test counts it.
 static_assert(sizeof(Extent) + sizeof(void*) + sizeof(VramChunk) + sizeof(HostChunk) <=
               kExtentCost - 8);

@@ -138,7 +138,9 @@ def trace(options, scratch):
     # What the engine does for an extent that comes and one that goes. Of a thread of its own, which sleeps between.
     names = {event["args"]["name"]: event["tid"] for event in data["traceEvents"] if event["name"] == "thread_name"}
     steps = {name for _, _, name in spans.get(names.get("pager of device 0"), [])}
-    check({"sleep", "serve", "copy in", "map", "choose", "pass", "found", "unmap", "poll"} <= steps, f"steps: {steps}")
+    check({"sleep", "serve", "copy in", "choose", "pass", "found", "unmap", "poll"} <= steps, f"steps: {steps}")
+    mappers = [lane for lane, events in spans.items() if {name for _, _, name in events} <= {"map", "lock", "take"}]
+    check(mappers, f"what comes is mapped by a thread of its own: {found}")
     summary = data["otherData"][str(program.pid)]
     check(summary["lost"] == 0, f"lost events: {summary}")
     names = {"launches": "launch", "copies": "copy", "faults": "fault", "fetches": "fetch", "prefetches": "prefetch",
