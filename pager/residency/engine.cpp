@@ -409,8 +409,8 @@ void Engine::run() {
     if (life_.stop || (progress && !pause)) continue;
     tellRoom(pool_);
     const TracedStep sleeps = step(TraceStep::kSleep);
-    const bool gpu_busy = progress || !flight_.none() || !mapper_.none() || mapper_.news ||
-                          !out_.batches.empty() || !debts_.reliefs.empty();
+    const bool gpu_busy = progress || !flight_.none() || (!mapper_.none() && !pool_.stopped) ||
+                          mapper_.news || !out_.batches.empty() || !debts_.reliefs.empty();
     if (!out_.given_away.empty() && now - waited_from < kOwedNs && !life_.broken) {
       // The CPU waits at a page. To go to sleep and be woken takes as long as it does.
       lock.unlock();

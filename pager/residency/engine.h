@@ -281,17 +281,24 @@ class Engine {
     std::deque<Copy> fetching, writing, packing;
     std::deque<Late> late;
     uint64_t fetching_bytes = 0;
-    uint64_t expected_pages = 0;              // for which no chunk was made yet
-    uint64_t freeing_bytes = 0;               // VRAM that batches and writes in flight will free,
-    std::array<uint32_t, kOrders> freeing{};  // in chunks of each order
+    uint64_t expected_pages = 0;               // for which no chunk was made yet
+    uint64_t freeing_bytes = 0;                // VRAM that batches and writes in flight will free,
+    std::array<uint32_t, kOrders> freeing{};   // in chunks of each order
+    std::array<uint64_t, kOrders> freed_ns{};  // when one of them did last, or the first began to
     void leaves(const Extent& extent) {
       freeing_bytes += extent.bytes();
-      ++freeing[extent.order];
+      if (freeing[extent.order]++ == 0) freed_ns[extent.order] = nowNs();
     }
     /// It has, or it stays.
     void left(const Extent& extent) {
       freeing_bytes -= extent.bytes();
       --freeing[extent.order];
+      freed_ns[extent.order] = nowNs();
+    }
+    /// Whether a chunk of that order is about to come free: some are, and do. A victim may wait for
+    /// as long as a kernel runs.
+    bool freesSoon(unsigned order) const {
+      return freeing[order] > 0 && nowNs() - freed_ns[order] < kFreesWithinNs;
     }
     bool none() const {
       return fetching.empty() && late.empty() && packing.empty() && writing.empty();
@@ -360,6 +367,7 @@ class Engine {
   };
   static constexpr uint64_t kFirstPromotedPauseNs = 100'000'000;
   static constexpr uint64_t kInFlightBytes = 128ull << 20;
+  static constexpr uint64_t kFreesWithinNs = 20'000'000;
   /// Packing or unpacking that the GPU does not come to is given up after this time.
   static constexpr uint64_t kLateNs = 1'000'000'000;
   static constexpr uint64_t kMostAheadBytes = 1ull << 30;   // of chunks made ahead and free
@@ -407,6 +415,7 @@ class Engine {
   void mapArrivals(Lock& lock);
   bool mapTogether(std::span<Extent* const> extents, Lock& lock);
   void arrived(Extent& extent, bool usable);
+  void arrivedMapped(Extent& extent, Lock& lock);
   void parkAgain(Extent& extent);
   bool makeChunkAhead(Lock& lock);
   bool finishLate(Lock& lock);

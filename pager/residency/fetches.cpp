@@ -38,9 +38,10 @@ std::span<const CUdevice> Engine::sharersOf(const Extent& extent) const {
 /// second try.
 CUresult Engine::mapVram(const Extent& extent, const VramChunk& chunk, Lock& lock) {
   CUresult result = CUDA_SUCCESS;
+  const bool read_only = extent.read_only;
   for (int tries = 0; tries < 2; ++tries) {
     result = outside(TraceStep::kMap, &extent, lock, [&] {
-      return chunks_.mapAt(extent.address, extent.bytes(), chunk.handle, extent.read_only,
+      return chunks_.mapAt(extent.address, extent.bytes(), chunk.handle, read_only,
                            sharersOf(extent));
     });
     if (result == CUDA_SUCCESS) pauses_.refusals = 0;
@@ -232,9 +233,18 @@ void Engine::mapArrivals(Lock& lock) {
   mapper_.busy = true;
   if (count == 1 || !mapTogether({extents.data(), count}, lock)) {
     for (Extent* const extent : std::span(extents).first(count)) {
+      // Nobody uses it any more.
+      if (life_.broken || extent->region->dead) {
+        arrived(*extent, false);
+        continue;
+      }
       const CUresult result = mapVram(*extent, *extent->vram, lock);
-      if (result != CUDA_SUCCESS && !life_.broken) refused("map", result);
-      arrived(*extent, result == CUDA_SUCCESS && !life_.broken);
+      if (result == CUDA_SUCCESS) {
+        arrivedMapped(*extent, lock);
+        continue;
+      }
+      if (!life_.broken) refused("map", result);
+      arrived(*extent, false);
     }
   }
   mapper_.busy = false;
@@ -250,6 +260,9 @@ bool Engine::mapTogether(std::span<Extent* const> extents, Lock& lock) {
   const Extent& first = *extents.front();
   const Extent& last = *extents.back();
   const uint64_t bytes = last.address + last.bytes() - first.address;
+  // As of now it holds for all of them. Who changes it for one meanwhile waits until that is mapped,
+  // and changes that one.
+  const bool read_only = first.read_only;
   const CUresult result = outside(TraceStep::kMap, &first, lock, [&] {
     size_t mapped = 0;
     CUresult done = CUDA_SUCCESS;
@@ -259,7 +272,7 @@ bool Engine::mapTogether(std::span<Extent* const> extents, Lock& lock) {
       ++mapped;
     }
     if (done == CUDA_SUCCESS)
-      done = chunks_.protectAt(first.address, bytes, first.read_only, sharersOf(first));
+      done = chunks_.protectAt(first.address, bytes, read_only, sharersOf(first));
     if (done != CUDA_SUCCESS)
       for (const Extent* const extent : extents.first(mapped))
         chunks_.unmapAt(extent->address, extent->bytes());
@@ -267,8 +280,17 @@ bool Engine::mapTogether(std::span<Extent* const> extents, Lock& lock) {
   });
   if (result != CUDA_SUCCESS) return false;
   pauses_.refusals = 0;
-  for (Extent* const extent : extents) arrived(*extent, !life_.broken);
+  for (Extent* const extent : extents) arrivedMapped(*extent, lock);
   return true;
+}
+
+// A context that was lost meanwhile has no use for it: a chunk that is free is not mapped.
+void Engine::arrivedMapped(Extent& extent, Lock& lock) {
+  const bool usable = !life_.broken;
+  if (!usable)
+    (void)outside(TraceStep::kUnmap, &extent, lock,
+                  [&] { return chunks_.unmapAt(extent.address, extent.bytes()); });
+  arrived(extent, usable);
 }
 
 // What was fetched is used from its chunk from now on, or is parked as before.

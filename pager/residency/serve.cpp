@@ -88,7 +88,7 @@ void Engine::take(WantStep step, Extent& extent, Want& want, Serving& found, Loc
       if (step == WantStep::kMapInPlace && mapInPlace(extent, lock)) {
         found.moved = true;
       } else if (step == WantStep::kBring && !chunks_.hasVram(extent.order) &&
-                 flight_.freeing[extent.order] > 0 &&
+                 flight_.freesSoon(extent.order) && !extent.region->exporting &&
                  found.times.now_ns - want.since_ns < kChunkPatienceNs) {
         // A chunk of its size is about to come free. To make one of others takes as long, and they
         // would have to be made again.
@@ -172,6 +172,7 @@ bool Engine::makeRoomFor(Want& want, const Serving& found) {
 // the round has to begin anew.
 bool Engine::serve(size_t index, Want& want, uint64_t now, Lock& lock) {
   Serving found;
+  now = std::max(now, want.since_ns);  // it may have come since the round began
   found.times.now_ns = now;
   for (size_t i = 0; i < want.extents.size(); ++i) {
     Extent& extent = *want.extents[i];
