@@ -29,6 +29,9 @@ struct Packing {
 /// How long something is waited for that may never come. Tests give others.
 struct Waits {
   uint64_t in_place_ns = 200'000'000;  // a launch for what is to come to VRAM; then used in place
+  // A launch for a chunk of VRAM of the size that it lacks, which is about to come free. Then one
+  // is made of others. What is fetched ahead waits ten times as long.
+  uint64_t chunk_ns = 2'000'000;
   uint64_t stream_ordered_ns = 10'000'000'000;  // an allocation for frees that streams hold up
   uint64_t all_full_ns = 5'000'000'000;         // a launch for memory, where every tier is full
 };

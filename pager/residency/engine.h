@@ -295,10 +295,10 @@ class Engine {
       --freeing[extent.order];
       freed_ns[extent.order] = nowNs();
     }
-    /// Whether a chunk of that order is about to come free: some are, and do. A victim may wait for
-    /// as long as a kernel runs.
-    bool freesSoon(unsigned order) const {
-      return freeing[order] > 0 && nowNs() - freed_ns[order] < kFreesWithinNs;
+    /// Whether a chunk of that order is about to come free: some are, and the last that did so is
+    /// no longer ago than that. A victim may wait for as long as a kernel runs.
+    bool freesWithin(unsigned order, uint64_t ns) const {
+      return freeing[order] > 0 && nowNs() - freed_ns[order] < ns;
     }
     bool none() const {
       return fetching.empty() && late.empty() && packing.empty() && writing.empty();
@@ -367,7 +367,6 @@ class Engine {
   };
   static constexpr uint64_t kFirstPromotedPauseNs = 100'000'000;
   static constexpr uint64_t kInFlightBytes = 128ull << 20;
-  static constexpr uint64_t kFreesWithinNs = 20'000'000;
   /// Packing or unpacking that the GPU does not come to is given up after this time.
   static constexpr uint64_t kLateNs = 1'000'000'000;
   static constexpr uint64_t kMostAheadBytes = 1ull << 30;   // of chunks made ahead and free

@@ -260,8 +260,8 @@ bool Engine::mapTogether(std::span<Extent* const> extents, Lock& lock) {
   const Extent& first = *extents.front();
   const Extent& last = *extents.back();
   const uint64_t bytes = last.address + last.bytes() - first.address;
-  // As of now it holds for all of them. Who changes it for one meanwhile waits until that is mapped,
-  // and changes that one.
+  // As of now it holds for all of them. Who changes it for one meanwhile waits until that one is
+  // mapped, and changes it then.
   const bool read_only = first.read_only;
   const CUresult result = outside(TraceStep::kMap, &first, lock, [&] {
     size_t mapped = 0;

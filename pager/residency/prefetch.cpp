@@ -236,7 +236,8 @@ bool Engine::fetchAhead(const std::vector<Upcoming>& upcoming, uint64_t room_for
       // others only where that is not so: they would have to be made again for what comes next.
       const uint64_t short_of = window - std::min(window, prefetch_.ahead_bytes);
       const uint64_t coming = chunks_.vramAvailable() + flight_.freeing_bytes;
-      const bool of_its_size = in_place || has_chunk || flight_.freesSoon(extent.order);
+      const bool of_its_size = in_place || has_chunk ||
+                               flight_.freesWithin(extent.order, 10 * pool_.options.waits.chunk_ns);
       const bool leaves =
           (coming < short_of || (!of_its_size && coming < window / 4)) &&
           retire(std::max(short_of - std::min(short_of, coming), window / 4), next.distance, false);

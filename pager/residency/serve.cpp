@@ -13,7 +13,6 @@ namespace {
 // this launch.
 constexpr uint64_t kRefusedAfterNs = 60'000'000'000;
 constexpr uint64_t kScanPatienceNs = 5 * kPatienceNs;
-constexpr uint64_t kChunkPatienceNs = 2'000'000;
 constexpr uint64_t kLongestPromotedPauseNs = 10'000'000'000;
 constexpr uint64_t kLongestOwedPatienceNs = 5'000'000'000;
 }  // namespace
@@ -88,8 +87,9 @@ void Engine::take(WantStep step, Extent& extent, Want& want, Serving& found, Loc
       if (step == WantStep::kMapInPlace && mapInPlace(extent, lock)) {
         found.moved = true;
       } else if (step == WantStep::kBring && !chunks_.hasVram(extent.order) &&
-                 flight_.freesSoon(extent.order) && !extent.region->exporting &&
-                 found.times.now_ns - want.since_ns < kChunkPatienceNs) {
+                 flight_.freesWithin(extent.order, pool_.options.waits.chunk_ns) &&
+                 !extent.region->exporting &&
+                 found.times.now_ns - want.since_ns < pool_.options.waits.chunk_ns) {
         // A chunk of its size is about to come free. To make one of others takes as long, and they
         // would have to be made again.
         found.in_flight = true;

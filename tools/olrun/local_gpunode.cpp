@@ -72,8 +72,8 @@ std::vector<std::string> commandLine(const base::Settings& settings, const std::
   if (settings.vram.given()) line.push_back("--vram=" + base::exactBudget(settings.vram));
   if (settings.host.given()) {
     line.push_back("--memory=" + base::exactBudget(settings.host));
-    // All sessions together have as much as is usual, unless one is to have more. In the unified view
-    // the program has a session for each GPU, and that much in all.
+    // All sessions together have as much as is usual, unless one is to have more. In the unified
+    // view the program has a session for each GPU, and that much in all.
     if (settings.view == base::ViewSetting::kUnified || hostTier(settings.host) > hostTier({}))
       line.push_back("--total-memory=" + base::exactBudget(settings.host));
   }

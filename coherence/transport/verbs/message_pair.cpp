@@ -197,18 +197,19 @@ bool MessagePair::reap() {
   return broken_ || free_.size() == kPieces;
 }
 
-ssize_t MessagePair::post(std::span<const std::byte> bytes) {
-  size_t done = 0;
+bool MessagePair::post(std::span<const std::byte> bytes, size_t& done) {
+  done = 0;
   bool armed = false;
-  if (broken_) return -EPIPE;
+  if (broken_) return false;
   while (done < bytes.size()) {
     if (free_.empty()) takeSent();
-    if (broken_) return -EPIPE;
+    if (broken_) return false;
     if (free_.empty()) {
       if (armed) break;
       // One that completes between the look above and here does not ring: one more look.
       sent_armed_.store(true);
-      if (ibv_req_notify_cq(sent_, 0) != 0) return -EIO;
+      broken_ = ibv_req_notify_cq(sent_, 0) != 0;
+      if (broken_) return false;
       armed = true;
       continue;
     }
@@ -223,12 +224,13 @@ ssize_t MessagePair::post(std::span<const std::byte> bytes) {
     request.num_sge = 1;
     request.opcode = IBV_WR_SEND;
     request.send_flags = IBV_SEND_SIGNALED | (length <= inline_bytes_ ? IBV_SEND_INLINE : 0);
-    if (const int error = ibv_post_send(pair_, &request, &refused); error != 0) return -error;
+    broken_ = ibv_post_send(pair_, &request, &refused) != 0;
+    if (broken_) return false;
     free_.pop_back();
     posted_.push_back({piece, length});
     done += length;
   }
-  return static_cast<ssize_t>(done);
+  return true;
 }
 
 int MessagePair::take(const std::function<void(std::span<const std::byte>)>& each,

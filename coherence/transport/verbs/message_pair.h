@@ -90,9 +90,10 @@ class MessagePair {
   /// queue pair, and this can go.
   void end();
 
-  /// Sends as many of these bytes as there is room for now; how many, or minus what the card says.
-  /// Fewer than all: fd() is rung when there is room again. Once one was lost it says so always.
-  ssize_t post(std::span<const std::byte> bytes);
+  /// Sends as many of these bytes as there is room for now: `done`. Fewer than all: fd() is rung
+  /// when there is room again. False: one was lost, or the card takes no more, now and always;
+  /// `done` bytes are with those that unsure() tells of.
+  bool post(std::span<const std::byte> bytes, size_t& done);
   /// Whether the peer's card has all that was posted; also when it never will.
   bool reap();
   /// What was posted and is not known to have arrived, of a pair that is to end.

@@ -162,11 +162,12 @@ void VerbsLink::transmit(const wire::Header& header, std::span<const std::byte> 
 
 // Under posting_ and messages_out_.
 bool VerbsLink::postMessages(MessagePair& pair) {
-  const ssize_t put = pair.post(messages_);
-  if (put > 0) messages_.erase(messages_.begin(), messages_.begin() + put);
+  size_t put = 0;
+  const bool good = pair.post(messages_, put);
+  messages_.erase(messages_.begin(), messages_.begin() + static_cast<ptrdiff_t>(put));
   messages_wait_.store(!messages_.empty());
   // Whoever keeps the queue pair may be away when it rings that there is room.
-  if (put >= 0 && !messages_.empty() && !std::exchange(pumping_, true)) {
+  if (good && !messages_.empty() && !std::exchange(pumping_, true)) {
     home().every(1, [weak = weak_from_this()] {
       const auto self = std::static_pointer_cast<VerbsLink>(weak.lock());
       if (!self || self->state() == LinkState::kDown) return false;
@@ -175,7 +176,7 @@ bool VerbsLink::postMessages(MessagePair& pair) {
       return self->pumping_ = !self->messages_.empty();
     });
   }
-  return put >= 0;
+  return good;
 }
 
 void VerbsLink::sendWaiting() {
@@ -296,13 +297,19 @@ void VerbsLink::lookAtPorts(int64_t now_ms) {
   constexpr int64_t kLookMs = 250, kDownMs = 1000;
   if (rails_up_.load() < 2 || now_ms - ports_looked_at_ms_ < kLookMs) return;
   ports_looked_at_ms_ = now_ms;
+  bool any_works = false;
   for (auto& rail : rails_) {
     if (!rail->up.load()) continue;
     if (!rail->pairs->portIsDown()) {
       rail->port_down_ms = 0;
+      any_works = true;
     } else if (rail->port_down_ms == 0) {
       rail->port_down_ms = now_ms;
-    } else if (now_ms - rail->port_down_ms >= kDownMs) {
+    }
+  }
+  if (!any_works) return;  // all wait for their transfers, as a single one does
+  for (auto& rail : rails_) {
+    if (rail->up.load() && rail->port_down_ms != 0 && now_ms - rail->port_down_ms >= kDownMs) {
       setAside(*rail, "the port of its card is down");
     }
   }
@@ -514,7 +521,7 @@ bool VerbsLink::submit(Rail& rail, const Slice& slice, const wire::Reach& reach)
   std::shared_lock posting(posting_);
   if (!rail.pairs) {
     posting.unlock();
-    return take(slice);  // by another one
+    return rail.up.load() || take(slice);  // by another one
   }
   LocalRange parts[kMaxLocalRanges];
   const size_t count = localRanges(slice, parts);
@@ -563,7 +570,7 @@ bool VerbsLink::submit(Rail& rail, const Slice& slice, const wire::Reach& reach)
 
   Queue& queue = rail.queues[index(slice.klass)];
   std::unique_lock lock(queue.mutex);
-  if (queue.room < requests) {
+  if (queue.room < requests || !rail.up.load()) {  // of a rail that ends, another one takes it
     queue.waiting.push_back(slice);
     rail.under_way.fetch_add(slice.bytes);
     return true;
@@ -577,8 +584,7 @@ bool VerbsLink::submit(Rail& rail, const Slice& slice, const wire::Reach& reach)
   rail.under_way.fetch_add(slice.bytes);
   ibv_send_wr* refused = nullptr;
   const int error = ibv_post_send(rail.pairs->of(slice.klass), list, &refused);
-  lock.unlock();
-  posting.unlock();
+  // Before another flight is behind this one, which no completion belongs to.
   if (error != 0)
     setAside(rail, base::format("the card takes no requests: {}", std::strerror(error)));
   return true;
@@ -818,7 +824,7 @@ void VerbsLink::tellReach(const Rail& rail, uint64_t key, const wire::Reach& rea
 bool VerbsLink::open(Rail& rail, const std::shared_ptr<Opening>& opening, Class klass) {
   Queue& queue = rail.queues[index(klass)];
   std::lock_guard lock(queue.mutex);
-  if (queue.room == 0) {
+  if (queue.room == 0 || !rail.up.load()) {
     queue.openings.push_back(opening);
     return true;
   }
@@ -826,7 +832,9 @@ bool VerbsLink::open(Rail& rail, const std::shared_ptr<Opening>& opening, Class 
   queue.flights.push_back({{}, 1, opening});
   ibv_send_wr request = opening->window.opening(klass), *refused = nullptr;
   request.wr_id = static_cast<uint64_t>(klass) | kLast;
-  return ibv_post_send(rail.pairs->of(klass), &request, &refused) == 0;
+  if (ibv_post_send(rail.pairs->of(klass), &request, &refused) == 0) return true;
+  setAside(rail, "the card takes no requests");  // as in submit()
+  return false;
 }
 
 void VerbsLink::opened(const Rail& rail, const std::shared_ptr<Opening>& opening) {
@@ -920,7 +928,10 @@ void VerbsLink::finish(bool tell) {
     }
     {
       std::unique_lock posting(self->posting_);
-      for (auto& rail : self->rails_) rail->pairs.reset();
+      for (auto& rail : self->rails_) {
+        rail->up.store(false);  // nobody takes it for one that a slice may go by
+        rail->pairs.reset();
+      }
     }
     for (auto& rail : self->rails_) {
       for (auto& queue : rail->queues) {

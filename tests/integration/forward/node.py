@@ -405,7 +405,7 @@ def limits(bench):
     annas = [bench.program(bench.options.steps, address, options=("--key", keys[0])) for _ in range(2)]
     third = bench.program(bench.options.steps, address, options=("--key", keys[0]), ready=False)
     assert third.line() != "ready"
-    third.wait_log(r"key anna has 2 sessions already, the most of one key \(--key-sessions\)")
+    third.wait_log(r"key anna has 2 of at most 2 sessions of one key \(--key-sessions\)")
     bert = bench.program(bench.options.steps, address, options=("--key", keys[1]))
     assert bert.ask("step 3") == "ok 3"
     assert [s["key"] for s in bench.state(address, "--key", keys[1])["sessions"]] == ["bert"]
@@ -596,7 +596,7 @@ def settings(bench):
     clients = [bench.program(bench.options.holder, address) for _ in range(2)]
     assert clients[0].ask("take 8") == "ok"
     third = bench.program(bench.options.holder, address, ready=False)
-    third.wait_log("2 sessions already, the most of one key")
+    third.wait_log("2 of at most 2 sessions of one key")
     state = bench.until(address, lambda state: any(s["vram"] for s in state["sessions"]))
     assert next(s for s in state["sessions"] if s["vram"])["vram"][0]["budget"] <= 32 * MIB, state
     for text, why in (('vram = "much"\n', ":1: vram: "), ("\nnothing = 3\n", ":2: unknown key 'nothing'"),

@@ -663,7 +663,7 @@ def waits_for_place(bench):
     assert first.ask("step 3") == "ok 3"
     refused = bench.client(ready=False)
     assert refused.process.wait(LONG) == 2 and refused.line() is None
-    refused.wait_log("1 sessions already, the most")
+    refused.wait_log(r"it has 1 of at most 1 sessions \(--sessions\)")
     cable.close()
     assert cable.cut() > 0
     time.sleep(1.5)  # the worker has told that it has no link

@@ -97,11 +97,11 @@ Cost costOf(Rig& rig, const std::vector<std::pair<CUdeviceptr, uint64_t>>& regio
 
 TEST_CASE("an extent that comes and one that leaves cost few calls of the driver",
           "[pager][cost][slow]") {
-  // However slow the simulated GPU is, launches wait for VRAM.
+  // However slow the simulated GPU is, launches wait for VRAM, and for chunks of their size.
   Rig rig({.vram = 768 * kMiB,
            .host = 2048 * kMiB,
            .packing = {.on = false},
-           .waits = {.in_place_ns = 60'000'000'000},
+           .waits = {.in_place_ns = 60'000'000'000, .chunk_ns = 10'000'000'000},
            .seconds = 240,
            .alter = countCalls});
   // As the weights of a model's layers: of two sizes, in extents of 4 and 2 MiB, and 8 and 2 MiB.
