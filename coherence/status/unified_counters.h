@@ -65,8 +65,8 @@ constexpr std::string_view textOf(RouteReason reason) {
 
 /// One executor. (g): a gauge, the present value; others only grow.
 struct alignas(64) ExecutorCounters {
-  char gpunode
-      [128];  // Site::name (interpose/forward/sites.h), NUL-terminated, cut where it is longer
+  // Site::name (interpose/forward/sites.h), NUL-terminated, cut where it is longer.
+  char gpunode[128];
   Counter room_bytes;      // (g) of pages, that its VRAM has room for
   Counter capacity_bytes;  // (g) of pages, that it can hold in all
   Counter reserved[6];

@@ -50,14 +50,18 @@ std::vector<uint64_t> roomsOf(const forward::Session& session) {
   return rooms;
 }
 
+// In pages, less the part that is kept for pages on their way.
+uint64_t withoutReserve(uint64_t bytes) {
+  const uint64_t pages = bytes / kPageBytes;
+  return pages - pages / kReserve;
+}
+
 // Pages of so many bytes of each executor, beside those that are on their way.
 std::vector<uint64_t> pagesOf(const forward::Session& session,
                               uint64_t forward::Description::*bytes) {
   std::vector<uint64_t> of_each;
-  for (const auto& executor : session.executors()) {
-    const uint64_t pages = executor->description().*bytes / kPageBytes;
-    of_each.push_back(pages - pages / kReserve);
-  }
+  for (const auto& executor : session.executors())
+    of_each.push_back(withoutReserve(executor->description().*bytes));
   return of_each;
 }
 
@@ -72,8 +76,7 @@ uint64_t countedAgain(const forward::Session& session, uint64_t forward::Descrip
     bytes += std::min(most, one.*lent);
     most = std::max(most, one.*lent);
   }
-  const uint64_t pages = bytes / kPageBytes;
-  return pages - pages / kReserve;
+  return withoutReserve(bytes);
 }
 
 uint64_t sum(const std::vector<uint64_t>& pages) {

@@ -1,11 +1,11 @@
 #include "interpose/unified/view.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/format.h"
 #include "base/log.h"
@@ -26,21 +26,15 @@ Result<std::pair<Routing, unsigned>> routingIn(const forward::Session& session) 
   if (g_route == base::kRouteOwner) return std::pair{Routing::kOwner, 0U};
   if (g_route == base::kRouteRoundRobin) return std::pair{Routing::kRoundRobin, 0U};
   const auto all = session.executors();
-  const auto named = std::find_if(all.begin(), all.end(), [](const auto& executor) {
-    return executor->name() == g_route || executor->name() + "/0" == g_route;
-  });
-  if (named != all.end())
-    return std::pair{Routing::kOne, static_cast<unsigned>(named - all.begin())};
-  // A gpunode of which the view has one GPU, of several.
-  const auto isThere = [](const auto& executor) {
-    return executor->name().starts_with(g_route + "/");
-  };
-  if (std::count_if(all.begin(), all.end(), isThere) == 1)
-    return std::pair{
-        Routing::kOne,
-        static_cast<unsigned>(std::find_if(all.begin(), all.end(), isThere) - all.begin())};
+  std::vector<unsigned> there;  // at a gpunode of which the route names no GPU
   std::string names;
-  for (const auto& executor : all) names += (names.empty() ? "" : ", ") + executor->name();
+  for (unsigned i = 0; i < all.size(); ++i) {
+    const std::string& name = all[i]->name();
+    if (name == g_route || name + "/0" == g_route) return std::pair{Routing::kOne, i};
+    if (name.starts_with(g_route + "/")) there.push_back(i);
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  if (there.size() == 1) return std::pair{Routing::kOne, there.front()};
   return Error{base::format(
       "route: the view has no GPU '{}'; it has {}{}", g_route, names,
       std::getenv("CUDA_VISIBLE_DEVICES") != nullptr ? " (CUDA_VISIBLE_DEVICES chooses)" : "")};

@@ -90,9 +90,9 @@ class MessagePair {
   /// queue pair, and this can go.
   void end();
 
-  /// Sends as many of these bytes as there is room for now: `done`. Fewer than all: fd() is rung
-  /// when there is room again. False: one was lost, or the card takes no more, now and always;
-  /// `done` bytes are with those that unsure() tells of.
+  /// Sends as many of these bytes as free pieces hold: `done`. Fewer than all: fd() is rung when a
+  /// piece is free again. False: one was lost, or the card takes no more; so it stays, and `done`
+  /// bytes are with those that unsure() tells of.
   bool post(std::span<const std::byte> bytes, size_t& done);
   /// Whether the peer's card has all that was posted; also when it never will.
   bool reap();
