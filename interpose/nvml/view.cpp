@@ -6,6 +6,7 @@
 #include <chrono>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,7 @@ struct Known {
 struct View {
   std::mutex mutex;
   std::vector<Known> nodes;  // in the order of the settings
+  bool one_device = false;   // the unified view
   std::shared_ptr<const Seen> seen;
   Clock::time_point asked{};
 };
@@ -60,9 +62,64 @@ Result<status::Status> ask(const base::Settings& settings, const std::string& ad
   return std::move(told.value().status);
 }
 
-// All gpunodes' devices one after another; each session has figures for all, 0 for those of other
-// gpunodes.
-std::shared_ptr<const Seen> merged(const std::vector<Known>& nodes) {
+uint32_t sumOf(uint32_t one, uint32_t other) {
+  return one == status::kUnknown || other == status::kUnknown ? status::kUnknown : one + other;
+}
+uint32_t greatestOf(uint32_t one, uint32_t other) {
+  return one == status::kUnknown || other == status::kUnknown ? status::kUnknown
+                                                              : std::max(one, other);
+}
+
+// The first `devices` figures, one of each device, become one.
+void foldDevices(std::vector<uint64_t>& figures, size_t devices) {
+  if (devices == 0) return;
+  const auto end = figures.begin() + static_cast<ptrdiff_t>(devices);
+  figures.front() = std::accumulate(figures.begin(), end, uint64_t{0});
+  figures.erase(figures.begin() + 1, end);
+}
+
+// As the unified view has it: one device of all, under the name of the first. It is as busy as the
+// busiest, and has the memory of all. A program has a session at each; it is one process.
+void makeOne(Seen& all) {
+  status::Status& told = all.status;
+  const size_t devices = told.devices.size();
+  status::Device& one = told.devices.front();
+  one.peers = 0;
+  for (size_t i = 1; i < devices; ++i) {
+    const status::Device& other = told.devices[i];
+    one.total += other.total, one.used += other.used, one.free += other.free;
+    one.gpu_percent = greatestOf(one.gpu_percent, other.gpu_percent);
+    one.memory_percent = greatestOf(one.memory_percent, other.memory_percent);
+    one.temperature = greatestOf(one.temperature, other.temperature);
+    one.power_mw = sumOf(one.power_mw, other.power_mw);
+    one.power_limit_mw = sumOf(one.power_limit_mw, other.power_limit_mw);
+    one.multiprocessors = std::min(one.multiprocessors, other.multiprocessors);
+  }
+  told.devices.resize(1);
+  all.lost = {std::find(all.lost.begin(), all.lost.end(), true) != all.lost.end()};
+  std::vector<status::Session> sessions;
+  for (status::Session& session : told.sessions) {
+    foldDevices(session.bytes, session.bytes.empty() ? 0 : session.bytes.size() - 1);  // then RAM
+    foldDevices(session.budgets, session.budgets.size());
+    const auto same = std::find_if(sessions.begin(), sessions.end(), [&](const auto& before) {
+      return session.process != 0 && before.process == session.process &&
+             before.node == session.node;
+    });
+    if (same == sessions.end()) {
+      sessions.push_back(std::move(session));
+      continue;
+    }
+    for (size_t i = 0; i < std::min(same->bytes.size(), session.bytes.size()); ++i)
+      same->bytes[i] += session.bytes[i];
+    for (size_t i = 0; i < std::min(same->budgets.size(), session.budgets.size()); ++i)
+      same->budgets[i] += session.budgets[i];
+  }
+  told.sessions = std::move(sessions);
+}
+
+// All gpunodes' devices one after another, or all in one. Each session has figures for all, 0 for
+// those of other gpunodes.
+std::shared_ptr<const Seen> merged(const std::vector<Known>& nodes, bool one_device) {
   auto all = std::make_shared<Seen>();
   for (unsigned slot = 0; slot < nodes.size(); ++slot) {
     if (!nodes[slot].last) return nullptr;
@@ -86,6 +143,7 @@ std::shared_ptr<const Seen> merged(const std::vector<Known>& nodes) {
     }
     all->status.cuda_version = std::min(all->status.cuda_version, one.cuda_version);
   }
+  if (one_device && all->status.devices.size() > 1) makeOne(*all);
   return all;
 }
 
@@ -98,6 +156,7 @@ void askAll(View& state) {
         "olrun --gpunode"};
   if (status.ok()) {
     state.nodes.resize(settings.value().gpunodes.size());
+    state.one_device = settings.value().view == base::ViewSetting::kUnified;
   } else if (state.nodes.empty()) {
     state.nodes.resize(1);
   }
@@ -139,7 +198,7 @@ std::shared_ptr<const Seen> look(Freshness freshness) {
   if (!settled) {
     try {
       askAll(state);
-      state.seen = merged(state.nodes);
+      state.seen = merged(state.nodes, state.one_device);
     } catch (const std::exception& failure) {
       base::logError("NVML: %s", failure.what());
     }

@@ -17,7 +17,8 @@ enum class Freshness : uint8_t {
   kNow,  // not older than a fifth of a second
 };
 
-/// What all gpunodes told, as if they were one: their devices one after another.
+/// What all gpunodes told, as if they were one: their devices one after another, or in the unified
+/// view one device of all.
 struct Seen {
   status::Status status;
   std::vector<bool> lost;  // by device: its gpunode does not answer any more

@@ -345,6 +345,23 @@ def nvml(bench):
     assert fields(probe.ask("device 1"))["index"] == "1", "what a device is was known"
 
 
+def nvml_unified(bench):
+    """In the unified view NVML has one device, as the driver does: it has the memory of all, and is lost where one is."""
+    apart = bench.program([bench.options.probe])
+    assert apart.ask("load") == "ok" and apart.ask("init") == "ok", apart.log
+    each = [int(fields(apart.ask(f"state {index}"))["total"]) for index in (0, 1)]
+    probe = bench.program([bench.options.probe], {"OL_VIEW": "unified"})
+    assert probe.ask("load") == "ok" and probe.ask("init") == "ok", probe.log
+    assert fields(probe.ask("system"))["count"] == "1"
+    assert fields(probe.ask("device 0"))["legacy"] == fields(apart.ask("device 0"))["legacy"]
+    state = fields(probe.ask("state 0"))
+    assert state["sums"] == "yes" and int(state["total"]) == sum(each), (state, each)
+    assert probe.ask("device 1").startswith("failed "), probe.log
+    bench.nodes[1].end()
+    time.sleep(0.3)
+    assert probe.ask("state 0") == "failed nvmlDeviceGetMemoryInfo 15 GPU is lost"
+
+
 def refused_in_part(bench):
     """A gpunode has no place for all GPUs of a program's: none is taken there, and the other gpunode gets its session back while the program goes on."""
     bench.env["OL_SIM_DEVICES"] = "2"
@@ -360,7 +377,7 @@ def refused_in_part(bench):
 
 
 SCENARIOS = [lost, lost_in_between, straight, straight_keys, straight_past_client, straight_refused, straight_unreachable, straight_cut, straight_killed,
-             visible, not_there, unified, refused_in_part, executors, pages, executor_lost, nvml]
+             visible, not_there, unified, refused_in_part, executors, pages, executor_lost, nvml, nvml_unified]
 
 if __name__ == "__main__":
     run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--steps", "--probe", "--executors"), Pair)
