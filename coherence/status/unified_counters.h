@@ -7,7 +7,7 @@
 // Readers of other processes copy it whenever they like, and change nothing.
 //
 // Thread-safety: each counter has one writer at a time, which holds the lock that the counter's
-// comment names ([order]: Executors::order_, [home]: Home::mutex_,
+// comment names ([order]: Executors::order_, or who moves, [home]: Home::mutex_,
 // [managed]: ManagedMemory::mutex_). So it is changed by a relaxed
 // load and a relaxed store (grow), without an atomic read-modify-write. Each figure is true by
 // itself; sums over several may be a moment apart. Names and `count` are written once, before the
@@ -32,7 +32,8 @@ inline constexpr unsigned kKeptMoves = 16;
 enum class RouteReason : uint8_t {
   // It went to the active executor.
   kInPlace,    // no page that it names is placed elsewhere
-  kPagesCome,  // nowhere else fewer pages would move: some come, or make room
+  kPagesCome,  // nowhere else fewer pages would move: some come, or make room; or those of a short
+               // turn come (interpose/unified/turns.h)
   kNotEnded,   // it would go elsewhere, but what runs at the active one does not end
   kCapturing,  // it might go elsewhere, but a stream captures
   kBound,      // all runs there from now on
@@ -74,7 +75,8 @@ struct alignas(64) ExecutorCounters {
   // [order]
   alignas(64) Counter routed[kRouteReasons];  // operations that went there, by RouteReason
   Counter launches;                           // of these, launches of kernels and graphs
-  Counter reserved_routed[5];
+  Counter kept;  // of these, operations that were kept while all moved: their threads went on
+  Counter reserved_routed[4];
 
   // [home]
   alignas(64) Counter owned_bytes;  // (g) of pages whose owner it is

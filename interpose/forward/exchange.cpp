@@ -22,10 +22,18 @@
 namespace olpager::forward {
 namespace {
 
+// What is named for one of several executors is named for all: another one may be active when the
+// launch is sent.
+template <typename Each>
+void eachSide(const Session& session, Each each) {
+  for (size_t i = 0; i < session.executors().size(); ++i)
+    each(session.slot() + static_cast<unsigned>(i));
+}
+
 // Under mutex. What the program changed in a block, as runs; agreed on from now on. Whether it
 // names blocks that were not named before.
-bool takeChanges(BlockTable& all, unsigned slot, uint64_t base, Block& block,
-                 std::vector<std::byte>& runs) {
+bool takeChanges(BlockTable& all, const Session& session, unsigned slot, uint64_t base,
+                 Block& block, std::vector<std::byte>& runs) {
   const size_t before = runs.size();
   const std::span<std::byte> agreed = block.sides[slot].agreed;
   if (block.registered) {
@@ -44,7 +52,13 @@ bool takeChanges(BlockTable& all, unsigned slot, uint64_t base, Block& block,
     const uint64_t begin = std::max(base, (address - (sizeof(uint64_t) - 1)) / 4 * 4);
     const uint64_t end = std::min(base + block.bytes, address + length + sizeof(uint64_t));
     any = eachAddress(agreed.data() + (begin - base), end - begin,
-                      [&](uint64_t word) { return all.name(slot, word); }) ||
+                      [&](uint64_t word) {
+                        bool found = false;
+                        eachSide(session, [&](unsigned side) {
+                          if (all.name(side, word)) found = true;
+                        });
+                        return found;
+                      }) ||
           any;
   }
   return any;
@@ -73,13 +87,14 @@ void sendRuns(Session* session, unsigned side, const std::vector<std::byte>& run
 }
 
 void noteAddresses(const Session* session, const void* words, uint64_t bytes) {
+  if (session == nullptr) return;
   BlockTable& all = blocks();
-  if (session == nullptr ||
-      all.counts[session->side()].unnamed.load(std::memory_order_relaxed) == 0)
-    return;
-  (void)eachAddress(words, bytes, [&](uint64_t address) {
-    std::lock_guard lock(all.mutex);
-    return all.name(session->side(), address);
+  eachSide(*session, [&](unsigned side) {
+    if (all.counts[side].unnamed.load(std::memory_order_relaxed) == 0) return;
+    (void)eachAddress(words, bytes, [&](uint64_t address) {
+      std::lock_guard lock(all.mutex);
+      return all.name(side, address);
+    });
   });
 }
 
@@ -128,7 +143,7 @@ void sendPinnedNow(Session* session) {
       again = false;
       for (auto& [base, block] : all.blocks) {
         if (block.goesWithLaunches(side))
-          again = takeChanges(all, side, base, block, runs) || again;
+          again = takeChanges(all, *session, side, base, block, runs) || again;
       }
     }
   }
@@ -136,9 +151,10 @@ void sendPinnedNow(Session* session) {
 }
 
 void noteNamed(const Session* session, uint64_t address) {
+  if (session == nullptr) return;
   BlockTable& all = blocks();
   std::lock_guard lock(all.mutex);
-  if (session != nullptr) (void)all.name(session->side(), address);
+  eachSide(*session, [&](unsigned side) { (void)all.name(side, address); });
 }
 
 std::vector<uint64_t> namedBlocks(const Session* session) {

@@ -122,7 +122,7 @@ CUresult Executor::call(std::vector<std::byte>& record, std::span<const std::byt
 CUresult Executor::post(std::vector<std::byte>& record, std::span<const std::byte> bulk,
                         bool flush) {
   auto& head = *reinterpret_cast<CallHead*>(record.data());
-  head.thread = thisThread();
+  if (head.thread == 0) head.thread = thisThread();  // else it was kept for that one
   head.reply = 0;
   noteCall(session_, head.function);
   if (ended_.load(std::memory_order_relaxed)) return CUDA_ERROR_DEVICE_UNAVAILABLE;

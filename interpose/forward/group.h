@@ -10,8 +10,10 @@
 //
 //   active   everything sent since the last move is there. -> moving: an operation is better off
 //            elsewhere (enter)
-//   moving   the order is held: no operation is sent until the former executor has nothing to do.
-//            -> active there, or, where that does not end soon, active where it was
+//   moving   no operation is sent until the former executor has nothing to do. A call that nobody
+//            waits for is kept meanwhile, and sent afterwards in its turn: its thread goes on.
+//            Whoever waits for an answer waits for that. -> active there, or, where what runs does
+//            not end soon, active where it was
 //   bound    something can be at one executor alone (bind): all calls go there from now on, and its
 //            pager brings the memory. Final
 //
@@ -24,6 +26,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -36,6 +39,7 @@
 #include "forwarding/wire/wire.h"
 #include "interpose/api/driver_symbols.h"
 #include "interpose/forward/group_code.h"
+#include "interpose/forward/kept_call.h"
 #include "interpose/forward/named.h"
 
 namespace olpager::forward {
@@ -81,6 +85,9 @@ class Group {
     // It operates there, whatever is active: a copy of the library's own, which nothing is ordered
     // with but by who waits for it.
     std::optional<unsigned> at = {};
+    // Nobody waits for it, and its record is right for any executor: it may be kept while all
+    // moves.
+    bool may_be_kept = false;
   };
 
   virtual ~Group() = default;
@@ -93,8 +100,10 @@ class Group {
   /// for the active executor are written in the order of their turns.
   class Turn {
    public:
-    Turn(Group& group, const Uses& uses) : group_(group) { executor_ = group_.enter(uses, &aged_); }
-    ~Turn() { group_.leave(sent_, aged_); }
+    Turn(Group& group, const Uses& uses) : group_(group) {
+      executor_ = group_.enter(uses, &aged_, &kept_);
+    }
+    ~Turn() { group_.leave(sent_, kept_, aged_); }
     Turn(const Turn&) = delete;
     Turn& operator=(const Turn&) = delete;
 
@@ -104,12 +113,15 @@ class Group {
     /// Of age kNoOperation: it is no operation.
     const Aged& aged() const { return aged_; }
     void sent() { sent_ = true; }
+    /// It is not the call's turn yet, and nothing is to be sent: the call is left with keep().
+    bool isKept() const { return kept_; }
+    void keep(std::unique_ptr<KeptCall> call) { group_.keep(std::move(call)); }
 
    private:
     Group& group_;
     unsigned executor_ = 0;
     Aged aged_;
-    bool sent_ = false;
+    bool sent_ = false, kept_ = false;
   };
 
   /// The program ends: what is lost from now on is nobody's loss.
@@ -129,10 +141,15 @@ class Group {
   }
   virtual void contextGone(uint64_t context) = 0;
 
-  /// An event is recorded where operations run now.
+  /// Returns when no call is kept. Not in a turn.
+  virtual void awaitKept() = 0;
+
+  /// An event is recorded where operations run, behind what is kept.
   void noteRecord(CUevent event) {
-    const std::lock_guard lock(records_mutex_);
-    recorded_at_[event] = active();
+    behindKept([this, event] {
+      const std::lock_guard lock(records_mutex_);
+      recorded_at_[event] = active();
+    });
   }
   void dropRecord(CUevent event) {
     const std::lock_guard lock(records_mutex_);
@@ -186,8 +203,11 @@ class Group {
   std::mutex records_mutex_;  // a leaf
   std::unordered_map<CUevent, unsigned> recorded_at_;
 
-  virtual unsigned enter(const Uses& uses, Aged* aged) = 0;
-  virtual void leave(bool sent, const Aged& aged) = 0;
+  virtual unsigned enter(const Uses& uses, Aged* aged, bool* kept) = 0;
+  virtual void keep(std::unique_ptr<KeptCall> call) = 0;
+  /// Does that now, or when what is kept has been sent.
+  virtual void behindKept(std::function<void()> what) = 0;
+  virtual void leave(bool sent, bool kept, const Aged& aged) = 0;
   virtual Aged draw(unsigned executor) = 0;
   virtual void forget(uint64_t owner) = 0;
 };

@@ -12,6 +12,7 @@
 #include "interpose/forward/captures.h"
 #include "interpose/forward/session.h"
 #include "interpose/forward/session_parts.h"
+#include "interpose/forward/threads.h"
 
 namespace olpager::forward {
 namespace {
@@ -19,6 +20,9 @@ namespace {
 CallHead& headOf(std::vector<std::byte>& record) {
   return *reinterpret_cast<CallHead*>(record.data());
 }
+
+// What a call that is kept brings at most: a copy of it is made.
+constexpr size_t kMostKeptBulk = 64 << 10;
 
 // What has no function of its own. What is not named here asks, or is in a stream.
 Goes whereOperationGoes(Operation operation) {
@@ -141,33 +145,13 @@ void GroupCall::usesAddresses(const void* words, uint64_t bytes) {
 
 void GroupCall::usesVariable(std::shared_ptr<const SharedVariable> variable, uint64_t address) {
   if (!group_.bound()) code_.push_back(variable->code);
-  addresses_.push_back({.theirs = address, .variable = std::move(variable), .places = {}});
+  addresses_.add(std::move(variable), address);
 }
 
 void GroupCall::runs(uint64_t function, uint64_t context) {
   if (group_.bound()) return;
   if (auto state = group_.code().stateOf(function); state != nullptr)
     code_.push_back({std::move(state), context});
-}
-
-// The record as that executor gets it: with the addresses at which it has the variables. They are
-// looked for in all arguments, at any byte: there are few of them, and records are short.
-void GroupCall::translate(std::vector<std::byte>& record, unsigned to) {
-  if (!placed_) {
-    for (Address& one : addresses_) {
-      const auto* const word = reinterpret_cast<const std::byte*>(&one.theirs);
-      const auto begin = record.begin() + static_cast<ptrdiff_t>(argumentsAt(headOf(record)));
-      for (auto at = begin;
-           (at = std::search(at, record.end(), word, word + sizeof one.theirs)) != record.end();
-           at += sizeof one.theirs)
-        one.places.push_back(static_cast<size_t>(at - record.begin()));
-    }
-    placed_ = true;
-  }
-  for (const Address& one : addresses_) {
-    const uint64_t there = one.variable->there(one.theirs, to);
-    for (const size_t place : one.places) std::memcpy(record.data() + place, &there, sizeof there);
-  }
 }
 
 bool GroupCall::isManaged(std::span<const std::byte> bulk) const {
@@ -196,9 +180,37 @@ Goes GroupCall::whereNow() const {
   return joins_ || captures(*stream_, per_thread_) ? Goes::kAll : goes_;
 }
 
-void GroupCall::putAge(std::vector<std::byte>& record, const Aged& aged) const {
-  if ((headOf(record).flags & kAged) != 0)
-    std::memcpy(record.data() + sizeof(CallHead), &aged, sizeof aged);
+// A record that is right for any executor: what it says of pinned memory holds at each of them, and
+// what they get of that is there when all has moved (Executors). What graphs use, and what comes by
+// itself to memory of this process, is said to the active one while the call is made.
+bool GroupCall::mayBeKept(uint16_t function, std::span<const std::byte> bulk) const {
+  if (!posted_ || only_ || at_ || capturing() || bulk.size() > kMostKeptBulk) return false;
+  if (function < api::kSymbolCount)
+    return goes_ != Goes::kFirst && goes_ != Goes::kBound && !launchesGraph(function);
+  switch (static_cast<Operation>(function)) {
+    case Operation::kLaunch:
+    case Operation::kCopyDevice:
+      return true;
+    case Operation::kCopyIn:
+      return !bulk.empty();
+    default:
+      return false;
+  }
+}
+
+void GroupCall::keep(Group::Turn& turn, std::vector<std::byte>& record,
+                     std::span<const std::byte> bulk) {
+  auto kept = std::make_unique<KeptCall>();
+  headOf(record).thread = thisThread();
+  kept->operates = mayOperate(goes_);
+  kept->launches = launches(headOf(record).function);
+  kept->again = kept->everywhere = goes_ == Goes::kAll;
+  kept->record = std::move(record);
+  kept->bulk.assign(bulk.begin(), bulk.end());
+  kept->named = std::move(named_);
+  kept->code = std::move(code_);
+  kept->addresses = std::move(addresses_);
+  turn.keep(std::move(kept));
 }
 
 // `send` writes the record to the executor of that number; the first that it goes to is first_.
@@ -206,7 +218,7 @@ template <typename Send>
 bool GroupCall::send(std::vector<std::byte>& record, std::span<const std::byte> bulk, Send send) {
   const Goes goes = only_ ? Goes::kFirst : whereNow();
   const auto sendTo = [&](unsigned to) {
-    if (!addresses_.empty()) translate(record, to);
+    addresses_.translate(record, to);
     return send(to, bulk);
   };
   // It is read while the order is held, which whoever brings managed memory to the CPU needs.
@@ -221,8 +233,14 @@ bool GroupCall::send(std::vector<std::byte>& record, std::span<const std::byte> 
   }
   if (goes == Goes::kAll && !group_.bound()) {
     // In a turn, so that no operation is sent between two executors' hearing of it.
-    Group::Turn turn(group_, {.code = code_, .again = true});
-    const bool aged = (headOf(record).flags & kAged) != 0;
+    Group::Turn turn(
+        group_,
+        {.code = code_, .again = true, .may_be_kept = mayBeKept(headOf(record).function, bulk)});
+    if (turn.isKept()) {
+      keep(turn, record, bulk);
+      return true;
+    }
+    const bool aged = hasAge(record);
     first_ = 0;
     bool sent = true;
     for (unsigned i = 0; i < session_.executors().size(); ++i) {
@@ -246,7 +264,12 @@ bool GroupCall::send(std::vector<std::byte>& record, std::span<const std::byte> 
                             .launches = launches(headOf(record).function),
                             .named = named_,
                             .code = code_,
-                            .at = at_});
+                            .at = at_,
+                            .may_be_kept = mayBeKept(headOf(record).function, bulk)});
+  if (turn.isKept()) {
+    keep(turn, record, bulk);
+    return true;
+  }
   first_ = turn.executor();
   putAge(record, turn.aged());
   if (!sendTo(first_)) return false;
@@ -290,6 +313,7 @@ void GroupCall::leave(const Wait& wait) {
 CUresult GroupCall::post(std::vector<std::byte>& record, std::span<const std::byte> bulk,
                          bool flush) {
   CUresult result = CUDA_SUCCESS;
+  posted_ = true;
   const bool sent = send(record, bulk, [&](unsigned to, std::span<const std::byte> bytes) {
     const CUresult its = executor(to).post(record, bytes, flush);
     if (result == CUDA_SUCCESS) result = its;

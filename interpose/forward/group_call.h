@@ -16,6 +16,7 @@
 
 #include "interpose/forward/executor.h"
 #include "interpose/forward/group.h"
+#include "interpose/forward/kept_call.h"
 
 namespace olpager::forward {
 
@@ -80,26 +81,20 @@ class GroupCall {
   Goes whereNow() const;
   Executor& executor(unsigned number) const;
   void usesVariable(std::shared_ptr<const SharedVariable> variable, uint64_t address);
-  void translate(std::vector<std::byte>& record, unsigned to);
   bool isManaged(std::span<const std::byte> bulk) const;
   void bindWhereNeeded(std::span<const std::byte> bulk);
-  void putAge(std::vector<std::byte>& record, const Aged& aged) const;
+  bool mayBeKept(uint16_t function, std::span<const std::byte> bulk) const;
+  void keep(Group::Turn& turn, std::vector<std::byte>& record, std::span<const std::byte> bulk);
 
   Session& session_;
   Group& group_;
   const Goes goes_;
   std::vector<Named> named_;
-  // Addresses of variables in the record, as the program has them, and where they are in it.
-  struct Address {
-    uint64_t theirs = 0;
-    std::shared_ptr<const SharedVariable> variable;
-    std::vector<size_t> places;
-  };
-  std::vector<Address> addresses_;
-  bool placed_ = false;  // the places have been found
+  AddressesInRecord addresses_;
   std::vector<CodeThere> code_;
   std::optional<CUstream> stream_;
   bool per_thread_ = false, joins_ = false;
+  bool posted_ = false;  // nobody waits for it
   std::optional<unsigned> only_, at_;
   CUresult refusal_ = CUDA_ERROR_DEVICE_UNAVAILABLE;
   unsigned first_ = 0;

@@ -40,7 +40,8 @@
 //       HostFunctions (host_functions.h), Executor::Attendant (executor.h), Notifications
 //       (notifications.h), LogListeners::mutex (logs.h), Couriers (couriers.h), ThreadNumbers
 //       (threads.h), ExportedDescriptors (export_descriptors.h), KeptTexts (call.h), a Group's
-//       notes (group.h) and code (group_code.h), ManagedMemory::ranges_mutex_
+//       notes (group.h) and code (group_code.h), ManagedMemory::ranges_mutex_, Executors::keeping_
+//       (../unified/executors.h)
 // clang-format on
 //
 // What ends with a context takes AllocationBook::mutex, Captures::mutex and leaves

@@ -8,6 +8,7 @@ namespace olpager::forward {
 namespace {
 
 thread_local uint32_t t_number = 0;
+thread_local bool t_ours = false;
 
 // Behind the thread's destructors of C++, which may call; where another key's destructor calls
 // after this one it runs again.
@@ -19,7 +20,7 @@ void leave(void* /*value*/) {
     all.free.push_back(t_number + (1u << kThreadPlaceBits));
   }
   t_number = 0;
-  program().calling_threads.fetch_sub(1, std::memory_order_relaxed);
+  if (!t_ours) program().calling_threads.fetch_sub(1, std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -39,9 +40,11 @@ uint32_t thisThread() {
     // Without a key it counts as one that never ends.
     if (all.keyed) (void)pthread_setspecific(all.key, &all);
   }
-  program().calling_threads.fetch_add(1, std::memory_order_relaxed);
+  if (!t_ours) program().calling_threads.fetch_add(1, std::memory_order_relaxed);
   return t_number;
 }
+
+void thisThreadIsOurs() { t_ours = true; }
 
 uint32_t callingThreads() { return program().calling_threads.load(std::memory_order_relaxed); }
 

@@ -22,7 +22,10 @@ struct ThreadNumbers {
 /// The calling thread's number, in every session the same; never 0. Given back when the thread
 /// ends.
 uint32_t thisThread();
-/// Threads that have called and have not ended.
+/// The calling thread is the library's own: it does not count as one of the program's. Before its
+/// first call.
+void thisThreadIsOurs();
+/// Threads of the program's that have called and have not ended.
 uint32_t callingThreads();
 
 }  // namespace olpager::forward

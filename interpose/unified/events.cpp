@@ -70,6 +70,7 @@ CUresult timeOf(Session* session, unsigned executor, CUevent event, CUevent cloc
 }
 
 CUresult elapsed(Session* session, float* milliseconds, CUevent from, CUevent to) {
+  session->group()->awaitKept();  // records among them
   // One that was never recorded the driver refuses, wherever it is asked.
   const unsigned first = session->group()->recordedAt(from);
   const unsigned second = session->group()->recordedAt(to);

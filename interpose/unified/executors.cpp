@@ -21,6 +21,7 @@
 #include "interpose/forward/host_functions.h"
 #include "interpose/forward/session.h"
 #include "interpose/forward/straight_copies.h"
+#include "interpose/forward/threads.h"
 
 namespace olpager::unified {
 
@@ -37,9 +38,11 @@ using namespace std::chrono_literals;
 // as a large kernel may take.
 constexpr auto kPatience = 1s;
 constexpr auto kLongest = 10s;
-constexpr auto kForRelease = 2s;   // until pages that were freed are room again
-constexpr uint64_t kReserve = 16;  // one part of so many is kept for pages on their way
-constexpr uint64_t kOthers = 10;   // one part of so many of VRAM is for what is no page of the view
+constexpr size_t kMostKept = 8192;           // calls
+constexpr size_t kMostKeptBytes = 64 << 20;  // of their records
+constexpr auto kForRelease = 2s;             // until pages that were freed are room again
+constexpr uint64_t kReserve = 16;            // one part of so many is kept for pages on their way
+constexpr uint64_t kOthers = 10;  // one part of so many of VRAM is for what is no page of the view
 
 std::vector<uint64_t> roomsOf(const forward::Session& session) {
   std::vector<uint64_t> rooms;
@@ -191,16 +194,34 @@ Status Executors::start() {
     one.capacity_bytes.store(holds_[i] * kPageBytes, std::memory_order_relaxed);
   }
   counters_.count.store(rooms.size(), std::memory_order_release);
+  startMover();
   return {};
 }
 
+// Without the thread each operation that moves all waits for that.
+void Executors::startMover() {
+  const auto executors = session_.executors();
+  same_kind_ = std::all_of(executors.begin(), executors.end(), [&](const auto& one) {
+    return one->sharesMemory() == executors.front()->sharesMemory();
+  });
+  try {
+    mover_ = std::thread([this] { runMover(); });
+    mover_runs_ = true;
+  } catch (const std::exception& error) {
+    base::logDebug("unified view: no thread that moves (%s)", error.what());
+  }
+}
+
 void Executors::leaves() {
+  stopMover();
   managed_.stop();
   links_.close();
   const std::lock_guard lock(order_);
   std::string sent;
+  unsigned long long kept = 0;
   for (unsigned i = 0; i < session_.executors().size(); ++i) {
     const auto& routed = counters_.executors[i].routed;
+    kept += counters_.executors[i].kept;
     sent += base::format(
         "{} {} at {}", i == 0 ? "" : ",",
         std::accumulate(std::begin(routed), std::end(routed), uint64_t{0}, std::plus{}),
@@ -212,14 +233,14 @@ void Executors::leaves() {
   const auto times = [](uint64_t n) { return base::format("{} time{}", n, n == 1 ? "" : "s"); };
   base::logInfo(
       "unified view: operations:%s; all moved to another GPU %s (%lld ms until work at the former "
-      "one was over, %lld ms for variables), pages %s",
+      "one was over, %lld ms for variables; %llu operations were kept meanwhile), pages %s",
       sent.c_str(), times(counters_.moves).c_str(), milliseconds(counters_.finishing_ns),
-      milliseconds(counters_.bringing_ns), times(home_.moved()).c_str());
+      milliseconds(counters_.bringing_ns), kept, times(home_.moved()).c_str());
 }
 
 // --- what is sent --------------------------------------------------------------------------------
 
-// Under order_. Whether the active executor has nothing more to do: within that time, or later
+// Who moves. Whether the active executor has nothing more to do: within that time, or later
 // where operations complete meanwhile.
 bool Executors::finishActive(std::chrono::milliseconds patience) {
   if (unfinished_.empty()) {
@@ -236,7 +257,7 @@ bool Executors::finishActive(std::chrono::milliseconds patience) {
     CUresult result = CUDA_SUCCESS;  // what has failed is for the program's own calls to tell
     if (one.begun && !one.call.finishWithin(std::max(0ms, left), &result)) {
       const uint64_t by_now = home_.completed(active());
-      if (by_now == completed || now > begin + kLongest) return false;
+      if (by_now == completed || now > begin + kLongest || stopping_) return false;
       completed = by_now;
       until = std::chrono::steady_clock::now() + patience;
       continue;
@@ -247,7 +268,7 @@ bool Executors::finishActive(std::chrono::milliseconds patience) {
   return true;
 }
 
-// Under order_.
+// Who moves.
 bool Executors::isFinished(std::chrono::milliseconds patience) {
   const auto begun = std::chrono::steady_clock::now();
   // What had not ended when it was last asked for says so by its answer.
@@ -269,17 +290,17 @@ bool Executors::isFinished(std::chrono::milliseconds patience) {
   return !std::exchange(faulted_, false);
 }
 
-// Under order_. The active executor is finished. `begun`: when somebody asked for the move.
+// Who moves. The active executor is finished. `begun`: when somebody asked for the move.
 bool Executors::moveTo(const Home::Routed& routed, std::chrono::steady_clock::time_point begun) {
   const auto finished = std::chrono::steady_clock::now();
   const unsigned from = active(), to = routed.executor;
   if (const Status brought = code_.bring(session_, from, to); !brought.ok()) {
-    bindHere(brought.error().message);
+    if (!session_.ended()) bindHere(brought.error().message);
     return false;
   }
   status::grow(counters_.bringing_ns, nanoseconds(std::chrono::steady_clock::now() - finished));
-  forward::nameAlsoAt(session_.executors()[to]->slot(), session_.executors()[from]->slot());
   active_.store(to, std::memory_order_release);
+  forward::nameAlsoAt(session_.executors()[to]->slot(), session_.executors()[from]->slot());
   forward::sendPinnedNow(&session_);
   status::noteMove(counters_,
                    {.from = from,
@@ -290,13 +311,21 @@ bool Executors::moveTo(const Home::Routed& routed, std::chrono::steady_clock::ti
                     .pages_there = routed.there,
                     .pages_coming = routed.coming,
                     .finishing_ns = finishing_ns_});
-  base::logDebug("unified view: all moves from gpunode %s to %s",
-                 session_.executors()[from]->name().c_str(),
-                 session_.executors()[to]->name().c_str());
+  const auto microseconds = [](auto time) {
+    return static_cast<long long>(
+        std::chrono::duration_cast<std::chrono::microseconds>(time).count());
+  };
+  base::logDebug(
+      "unified view: all moves from gpunode %s to %s: %lld us until work there was over, %lld us "
+      "more, for %llu page(s) beside %llu that are there",
+      session_.executors()[from]->name().c_str(), session_.executors()[to]->name().c_str(),
+      microseconds(finished - begun), microseconds(std::chrono::steady_clock::now() - finished),
+      static_cast<unsigned long long>(routed.coming),
+      static_cast<unsigned long long>(routed.there));
   return true;
 }
 
-// Under order_. An operation goes to another executor, and all with it; nullopt: all stays.
+// Who moves. An operation goes to another executor, and all with it; nullopt: all stays.
 std::optional<Home::Sent> Executors::sendElsewhere(const Home::Routed& routed,
                                                    std::span<const forward::Named> named) {
   const auto begun = std::chrono::steady_clock::now();
@@ -304,9 +333,9 @@ std::optional<Home::Sent> Executors::sendElsewhere(const Home::Routed& routed,
   // A host function that touches managed memory needs the order, and is waited for.
   const bool at_once = managed_.any() && session_.functions().outstanding();
   if (!isFinished(at_once ? 0ms : kPatience)) return std::nullopt;
-  // Pages leave while variables are brought.
+  // Pages leave while variables are brought: what the operation names first, then what others will
+  // name. Those are many, and the former executor gives all at once that it is asked for at once.
   const Home::Sent sent = home_.send(to, named, true);
-  home_.arrive(to, sent.age);
   links_.flush();
   struct Cancels {  // also where something is thrown: else its pages stay claimed for it
     Executors& self;
@@ -317,57 +346,228 @@ std::optional<Home::Sent> Executors::sendElsewhere(const Home::Routed& routed,
     }
   } cancels{*this, sent.age};
   cancels.moved = moveTo(routed, begun);
-  return cancels.moved ? std::optional(sent) : std::nullopt;
+  if (!cancels.moved) return std::nullopt;
+  home_.arrive(to, sent.age, named);
+  links_.flush();
+  return sent;
 }
 
 // Under order_. Where the next operation is to go, if that can hold its pages.
-std::optional<unsigned> Executors::asked() {
-  if (routing_ == Routing::kOwner) return std::nullopt;
-  const unsigned executor = next_;
-  if (routing_ == Routing::kRoundRobin) next_ = (next_ + 1) % session_.executors().size();
-  return executor;
+std::optional<unsigned> Executors::asked() const {
+  return routing_ == Routing::kOwner ? std::nullopt : std::optional(next_);
 }
 
-unsigned Executors::enter(const Uses& uses, Aged* aged) {
-  std::unique_lock lock(order_);
+// Under order_. The operation's age, where it goes to the active executor; else where it goes.
+std::optional<Aged> Executors::sendHere(const Uses& uses, Home::Routed* elsewhere) {
+  const std::optional<unsigned> to = asked();
+  std::optional<Home::Sent> sent;
+  if (!to || *to == active()) sent = home_.sendInPlace(active(), uses.named);
+  if (sent) return noteSent(uses, *sent, RouteReason::kInPlace);
+  RouteReason reason = RouteReason::kInPlace;
+  if (bound()) {
+    reason = RouteReason::kBound;
+  } else if (forward::capturing()) {
+    reason = RouteReason::kCapturing;
+  } else {
+    *elsewhere = home_.routed(uses.named, active(), to);
+    reason = elsewhere->reason;
+    if (routing_ == Routing::kOne && elsewhere->executor != next_)
+      base::warnOnce("unified route",
+                     "unified view: gpunode %s, which the setting route names, can't hold all "
+                     "pages that would be there: launches and copies go to other ones too (give "
+                     "it more memory: olgpunode --vram, --memory; or leave route out)",
+                     session_.executors()[next_]->name().c_str());
+    if (elsewhere->executor != active()) return std::nullopt;
+  }
+  return noteSent(uses, home_.send(active(), uses.named, true, elsewhere->united), reason);
+}
+
+// Under order_. Of an operation that is sent to the active executor.
+Aged Executors::noteSent(const Uses& uses, const Home::Sent& sent, RouteReason reason) {
+  if (routing_ == Routing::kRoundRobin) next_ = (next_ + 1) % session_.executors().size();
+  status::ExecutorCounters& counted = counters_.executors[active()];
+  status::grow(counted.routed[static_cast<size_t>(reason)]);
+  if (uses.launches) status::grow(counted.launches);
+  return {sent.age, sent.oldest, sent.regions};
+}
+
+// Under order_, which is `released` while all moves. Of an operation that goes elsewhere.
+Aged Executors::sendRouted(const Uses& uses, const Home::Routed& elsewhere, Lock* released) {
+  if (released != nullptr) released->unlock();
+  std::optional<Home::Sent> sent = sendElsewhere(elsewhere, uses.named);
+  if (released != nullptr) released->lock();
+  RouteReason reason = elsewhere.reason;
+  if (!sent) {
+    reason = bound() ? RouteReason::kBound : RouteReason::kNotEnded;
+    sent = home_.send(active(), uses.named, true);
+  }
+  return noteSent(uses, *sent, reason);
+}
+
+// Returns with order_ held until leave(), or with keeping_ where the call is kept.
+unsigned Executors::enter(const Uses& uses, Aged* aged, bool* kept) {
+  Lock lock(order_, std::defer_lock);
+  if (uses.at) {
+    lock.lock();
+  } else {
+    *kept = uses.may_be_kept && joinsKept();
+    if (*kept) return active();
+    lock = whenNoneIsKept();
+  }
+  Home::Routed elsewhere;
   if (!uses.operates) {
     aged->regions = home_.told();  // it may name some
   } else if (uses.at) {
     const Home::Sent sent = home_.send(*uses.at, uses.named, true);
     *aged = {sent.age, sent.oldest, sent.regions};
     status::grow(counters_.executors[*uses.at].routed[static_cast<size_t>(RouteReason::kInPlace)]);
+  } else if (const std::optional<Aged> here = sendHere(uses, &elsewhere)) {
+    *aged = *here;
+  } else if (uses.may_be_kept && startsKeeping()) {
+    *kept = true;
+    return active();
   } else {
-    const std::optional<unsigned> to = asked();
-    std::optional<Home::Sent> sent;
-    if (!to || *to == active()) sent = home_.sendInPlace(active(), uses.named);
-    RouteReason reason = RouteReason::kInPlace;
-    if (!sent && bound()) {
-      reason = RouteReason::kBound;
-    } else if (!sent && forward::capturing()) {
-      reason = RouteReason::kCapturing;
-    } else if (!sent) {
-      const Home::Routed routed = home_.routed(uses.named, active(), to);
-      reason = routed.reason;
-      if (routing_ == Routing::kOne && routed.executor != next_)
-        base::warnOnce("unified route",
-                       "unified view: gpunode %s, which the setting route names, can't hold all "
-                       "pages that would be there: launches and copies go to other ones too (give "
-                       "it more memory: olgpunode --vram, --memory; or leave route out)",
-                       session_.executors()[next_]->name().c_str());
-      if (routed.executor != active()) {
-        sent = sendElsewhere(routed, uses.named);
-        if (!sent) reason = bound() ? RouteReason::kBound : RouteReason::kNotEnded;
-      }
-    }
-    if (!sent) sent = home_.send(active(), uses.named, true);
-    *aged = {sent->age, sent->oldest, sent->regions};
-    status::ExecutorCounters& counted = counters_.executors[active()];
-    status::grow(counted.routed[static_cast<size_t>(reason)]);
-    if (uses.launches) status::grow(counted.launches);
+    *aged = sendRouted(uses, elsewhere, nullptr);
   }
   for (const forward::CodeThere& code : uses.code) code_.use(code, uses.again);
-  (void)lock.release();  // until leave()
+  (void)lock.release();
   return uses.at.value_or(active());
+}
+
+// --- what is kept --------------------------------------------------------------------------------
+
+// Under order_, where nothing is kept. Whether a call may be kept now. Then keeping_ is held, and
+// others find something kept as soon as they have the order.
+bool Executors::startsKeeping() {
+  if (!mover_runs_ || stopping_ || !same_kind_ || !unfinished_.empty() || managed_.any())
+    return false;
+  Lock lock(keeping_);
+  if (awaiting_ != 0) return false;
+  keeps_.store(true, std::memory_order_release);
+  (void)lock.release();
+  return true;
+}
+
+// Whether calls are kept, which one more goes behind. Then keeping_ is held.
+bool Executors::joinsKept() {
+  if (!keeps_.load(std::memory_order_acquire)) return false;
+  Lock lock(keeping_);
+  // Those that wait for the end of what is kept come first.
+  sent_.wait(lock, [&] {
+    return kept_.empty() ||
+           (awaiting_ == 0 && kept_.size() < kMostKept && kept_bytes_ < kMostKeptBytes);
+  });
+  if (kept_.empty()) return false;
+  (void)lock.release();
+  return true;
+}
+
+// Under keeping_.
+void Executors::keep(std::unique_ptr<forward::KeptCall> call) {
+  kept_bytes_ += call->bytes();
+  kept_.push_back(std::move(call));
+  due_.notify_one();
+}
+
+void Executors::behindKept(std::function<void()> what) {
+  Lock lock(keeping_);
+  if (kept_.empty()) {
+    lock.unlock();
+    return what();
+  }
+  auto note = std::make_unique<forward::KeptCall>();
+  note->note = std::move(what);
+  keep(std::move(note));
+}
+
+void Executors::awaitKept() {
+  if (!keeps_.load(std::memory_order_acquire)) return;
+  Lock lock(keeping_);
+  ++awaiting_;
+  sent_.wait(lock, [&] { return kept_.empty(); });
+  --awaiting_;
+  lock.unlock();
+  sent_.notify_all();
+}
+
+// order_, under which nothing becomes kept but by who has it.
+Executors::Lock Executors::whenNoneIsKept() {
+  for (;;) {
+    awaitKept();
+    Lock lock(order_);
+    if (!keeps_.load(std::memory_order_acquire)) return lock;
+  }
+}
+
+// The mover's thread. Where something is thrown nothing more can be sent in its order.
+void Executors::runMover() {
+  pthread_setname_np(pthread_self(), "olpager-mover");
+  forward::thisThreadIsOurs();
+  Lock keeping(keeping_);
+  for (;;) {
+    due_.wait(keeping, [&] { return stopping_ || !kept_.empty(); });
+    if (kept_.empty()) return;
+    keeping.unlock();
+    Lock order(order_);
+    keeping.lock();
+    while (!kept_.empty()) {
+      forward::KeptCall& first = *kept_.front();
+      keeping.unlock();
+      try {
+        if (!session_.ended()) sendKept(order, first);
+      } catch (const std::exception& error) {
+        if (!order.owns_lock()) order.lock();
+        session_.lost(session_.executor(), error.what(), false);
+      }
+      keeping.lock();
+      kept_bytes_ -= first.bytes();
+      kept_.pop_front();
+      if (kept_.empty()) keeps_.store(false, std::memory_order_release);
+      if (kept_.empty() || kept_.size() + 1 >= kMostKept) sent_.notify_all();
+    }
+    keeping.unlock();
+    session_.flush();
+    order.unlock();
+    keeping.lock();
+  }
+}
+
+// Under order_, which is given up while all moves.
+void Executors::sendKept(Lock& lock, forward::KeptCall& call) {
+  if (call.note) return call.note();
+  const Uses uses{.operates = call.operates,
+                  .launches = call.launches,
+                  .named = call.named,
+                  .code = call.code,
+                  .again = call.again};
+  Aged aged;
+  if (!uses.operates) {
+    aged.regions = home_.told();
+  } else {
+    Home::Routed elsewhere;
+    const std::optional<Aged> here = sendHere(uses, &elsewhere);
+    aged = here ? *here : sendRouted(uses, elsewhere, &lock);
+    status::grow(counters_.executors[active()].kept);
+  }
+  for (const forward::CodeThere& code : uses.code) code_.use(code, uses.again);
+  if (call.everywhere && !bound()) {
+    for (unsigned i = 0; i < session_.executors().size(); ++i)
+      call.send(session_, i, forward::hasAge(call.record) ? draw(i) : aged);
+  } else {
+    call.send(session_, active(), aged);
+  }
+  links_.flush();
+}
+
+// What is kept is sent first: the program may have meant its work to be done.
+void Executors::stopMover() {
+  if (!mover_runs_) return;
+  Lock lock(keeping_);
+  (void)sent_.wait_for(lock, kLongest, [&] { return kept_.empty(); });
+  stopping_ = true;
+  lock.unlock();
+  due_.notify_one();
+  mover_.join();
 }
 
 Aged Executors::draw(unsigned executor) {
@@ -378,7 +578,7 @@ Aged Executors::draw(unsigned executor) {
 std::shared_ptr<const forward::SharedVariable> Executors::share(forward::CodeThere code,
                                                                 const std::string& name) {
   if (!code.state->readable) return nullptr;
-  const std::lock_guard lock(order_);
+  const Lock lock = whenNoneIsKept();
   auto variable = bound() ? nullptr : code_.share(session_, code, name);
   if (variable != nullptr) this->code().share(variable);
   return variable;
@@ -387,16 +587,20 @@ std::shared_ptr<const forward::SharedVariable> Executors::share(forward::CodeThe
 void Executors::contextGone(uint64_t context) {
   managed_.contextGone(context);
   code().contextGone(context);
-  const std::lock_guard lock(order_);
+  const Lock lock = whenNoneIsKept();
   code_.contextGone(context);
 }
 
 void Executors::forget(uint64_t owner) {
-  const std::lock_guard lock(order_);
+  const Lock lock = whenNoneIsKept();
   code_.forget(owner);
 }
 
-void Executors::leave(bool sent, const Aged& aged) {
+void Executors::leave(bool sent, bool kept, const Aged& aged) {
+  if (kept) {
+    if (kept_.empty()) keeps_.store(false, std::memory_order_release);  // it was not left here
+    return keeping_.unlock();
+  }
   order_.unlock();
   if (aged.age == Aged::kNoOperation) return;
   if (!sent) home_.cancel(aged.age);
@@ -404,7 +608,7 @@ void Executors::leave(bool sent, const Aged& aged) {
 }
 
 void Executors::bind(const std::string& what) {
-  const std::lock_guard lock(order_);
+  const Lock lock = whenNoneIsKept();
   if (bound()) return;
   const auto begun = std::chrono::steady_clock::now();
   // Where all operations are to go, it is bound.
@@ -421,7 +625,7 @@ void Executors::bind(const std::string& what) {
   if (!bound()) bindHere(what);
 }
 
-// Under order_.
+// Who moves, or under order_ where nothing is kept.
 void Executors::bindHere(const std::string& what) {
   bound_.store(true, std::memory_order_release);
   if (most_ - home_.freePages() > holds_[active()]) {

@@ -3,32 +3,53 @@
 // is for, and its states).
 //
 // A move. An operation goes where Home::route says. Where that is another executor than the active
-// one, the order is held while the active one comes to its end: all contexts are synchronised, for
+// one, nothing is sent while the active one comes to its end: all contexts are synchronised, for
 // kPatience at most. What does not end by then may wait for what only this or a later operation
 // brings (a kernel that spins, a host function), so the operation stays where it is and its pages
 // come there. Until that has ended no other move is tried. While a stream captures nothing moves:
 // to synchronise would end the capture.
 //
+// Kept calls. The thread whose operation goes elsewhere does not wait for the move where nobody
+// waits for the operation: the call is kept, and so is each later one of the kind, of any thread,
+// in one queue. The mover's thread makes the move and then sends what is kept, each call in its
+// turn, which may be for another move. All other calls wait until nothing is kept. The queue is
+// bounded (kMostKept, kMostKeptBytes): who finds it full waits for room. Nothing is kept while
+// there is managed memory of the view's (its pages are given before an operation's turn), while
+// what runs has not ended for kPatience, or where executors are of two kinds, some that share
+// pinned memory with this process and some that don't (a record is of one kind).
+//
+//   nothing is kept -> an operation goes elsewhere and may be kept (enter) -> kept: the mover's
+//   thread alone moves and sends -> nothing is kept, when the last one has been sent
+//
 // Owner: its session. Thread-safety: any thread. Locks: order_ (interpose/forward/locks.h), held
-// from an operation's turn until its record is written; below it the page links' and the home's.
+// from an operation's turn until its record is written; below it keeping_, the page links' and the
+// home's. A call is kept under keeping_ alone where others are. All moves where nothing is kept by
+// who has order_, else by the mover's thread, which gives order_ up meanwhile: so what is of a move
+// (unfinished_, code_ and others) belongs to the mover's thread while keeps_ is true, and is under
+// order_ while it is not.
 #pragma once
 
 #include <cuda.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/result.h"
 #include "coherence/status/unified_counters.h"
 #include "interpose/forward/executor.h"
 #include "interpose/forward/group.h"
+#include "interpose/forward/kept_call.h"
 #include "interpose/unified/code_states.h"
 #include "interpose/unified/home.h"
 #include "interpose/unified/managed_memory.h"
@@ -82,16 +103,30 @@ class Executors final : public forward::Group {
     managed_.attach(base, flags, stream);
   }
   CUresult giveManaged(const forward::ManagedUse& use) override { return managed_.give(use); }
+  void awaitKept() override;
 
   ManagedMemory& managed() { return managed_; }
 
  private:
-  unsigned enter(const Uses& uses, forward::Aged* aged) override;
-  void leave(bool sent, const forward::Aged& aged) override;
+  unsigned enter(const Uses& uses, forward::Aged* aged, bool* kept) override;
+  void keep(std::unique_ptr<forward::KeptCall> call) override;
+  void behindKept(std::function<void()> what) override;
+  void leave(bool sent, bool kept, const forward::Aged& aged) override;
   forward::Aged draw(unsigned executor) override;
   void forget(uint64_t owner) override;
 
-  std::optional<unsigned> asked();
+  using Lock = std::unique_lock<std::mutex>;
+  Lock whenNoneIsKept();
+  bool startsKeeping();
+  bool joinsKept();
+  std::optional<forward::Aged> sendHere(const Uses& uses, Home::Routed* elsewhere);
+  forward::Aged noteSent(const Uses& uses, const Home::Sent& sent, status::RouteReason reason);
+  forward::Aged sendRouted(const Uses& uses, const Home::Routed& elsewhere, Lock* released);
+  void startMover();
+  void runMover();
+  void sendKept(Lock& lock, forward::KeptCall& call);
+  void stopMover();
+  std::optional<unsigned> asked() const;
   Status linkPeers(unsigned from, unsigned to);
   bool isFinished(std::chrono::milliseconds patience);
   bool moveTo(const Home::Routed& routed, std::chrono::steady_clock::time_point begun);
@@ -117,7 +152,23 @@ class Executors final : public forward::Group {
 
   ManagedMemory managed_;
 
-  // Under order_. What the active executor has not come to the end of within kPatience.
+  bool same_kind_ = false;   // of pinned memory, at all executors
+  bool mover_runs_ = false;  // set by start()
+  std::thread mover_;
+
+  std::mutex keeping_;            // below order_
+  std::condition_variable due_;   // something is kept, or the mover is to stop
+  std::condition_variable sent_;  // less is kept
+  // Under keeping_. Calls that are kept, oldest first; the first one is being sent, or waits for a
+  // move.
+  std::deque<std::unique_ptr<forward::KeptCall>> kept_;
+  size_t kept_bytes_ = 0;
+  size_t awaiting_ = 0;  // threads that wait for the end of kept_
+  // Whether there are any. It becomes true, and false, under both.
+  std::atomic<bool> keeps_{false};
+  std::atomic<bool> stopping_{false};
+
+  // Of who moves. What the active executor has not come to the end of within kPatience.
   std::vector<std::unique_ptr<Unfinished>> unfinished_;
   bool faulted_ = false;       // one of them tells of a kernel's fault
   uint64_t finishing_ns_ = 0;  // until it was finished, when it was last found so

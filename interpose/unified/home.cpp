@@ -32,9 +32,13 @@ constexpr uint64_t kTooMuch = uint64_t{1} << 40;  // pages: above every other co
 // of them counts.
 constexpr uint64_t kMove = 12;
 constexpr uint64_t kFewPages = 256;
-// What is new leaves one part of so many of an executor's room to what comes and goes: else that
-// would drive out what stays.
+uint64_t moveOfAll(uint64_t room) { return std::min(kMove, room / kFewPages); }
+// What is new leaves one part of so many of an executor's room to what comes and goes, and what
+// comes and goes may take as much beyond it: else a few pages would drive out what stays.
 constexpr uint64_t kSlack = 32;
+// How often a program that has made a turn twice is taken to make it for each time that it did.
+constexpr uint64_t kAgain = 4;
+constexpr uint64_t kNoCause = UINT64_MAX;  // a turn that begins with no region of its executor's
 
 Error refused(unsigned executor, const std::string& why) {
   return Error{"executor " + std::to_string(executor) + ": " + why};
@@ -57,6 +61,7 @@ Home::Home(std::vector<uint64_t> rooms, std::vector<uint64_t> holds, uint64_t ba
       directory_(kNoAgent),  // nothing is pushed
       placed_(rooms_.size()),
       completed_(rooms_.size()),
+      turns_(kAgain * 2 * moveOfAll(*std::min_element(rooms_.begin(), rooms_.end()))),
       travellers_(rooms_.size()),
       outboxes_(rooms_.size()) {
   assert(!rooms_.empty() && rooms_.size() <= directory::kMostAgents);
@@ -78,6 +83,7 @@ bool Home::add(uint64_t base, uint64_t bytes) {
   if (extent_at_.size() < at + pages) {
     extent_at_.resize(at + pages, directory::kNone);
     settled_at_.resize(at + pages, kNoRegion);
+    turns_.resize(at + pages);
   }
   std::fill_n(settled_at_.begin() + static_cast<ptrdiff_t>(at), pages, kNowhere);
   for (uint64_t page = 0; page < pages; ++page) {
@@ -100,6 +106,7 @@ void Home::remove(uint64_t base) {
   if (found == regions_.end() || found->second.removed) return;
   Region& region = found->second;
   region.removed = true;
+  turns_.forget(pageOf(region));
   for (ExtentId extent = region.first; extent < region.first + region.pages; ++extent)
     place(extent, kNowhere);
   setSettled(region, kNoRegion);
@@ -216,7 +223,8 @@ Home::Cost Home::costAt(unsigned executor, std::span<const Run> runs) const {
     }
   }
   const uint64_t then = placed_[executor] + more;
-  const uint64_t room = rooms_[executor] - (more != cost.moved ? rooms_[executor] / kSlack : 0);
+  const uint64_t slack = rooms_[executor] / kSlack;
+  const uint64_t room = more != cost.moved ? rooms_[executor] - slack : rooms_[executor] + slack;
   cost.beyond = then > room ? 2 * (then - room) : 0;
   cost.never = then > holds_[executor] ? kTooMuch : 0;
   return cost;
@@ -228,7 +236,7 @@ Home::Routed Home::routed(std::span<const Named> named, unsigned at,
   std::lock_guard lock(mutex_);
   const std::vector<Run> runs = runsOf(named);
   const Cost here = costAt(at, runs);
-  const uint64_t move = std::min(kMove, rooms_[at] / kFewPages);
+  const uint64_t move = moveOfAll(rooms_[at]);
   unsigned best = at;
   Cost cost = here;
   if (asked) {
@@ -244,6 +252,9 @@ Home::Routed Home::routed(std::span<const Named> named, unsigned at,
     const Cost its = costAt(executor, runs);
     if (its.sum() + move < cost.sum() + (best != at ? move : 0)) best = executor, cost = its;
   }
+  std::optional<uint64_t> united;
+  if (best != at && !asked) united = shortTurn(at, best, runs);
+  if (united) best = at, cost = here;
   RouteReason reason = RouteReason::kPages;
   if (best == at) {
     reason = here.moved == 0 && here.beyond == 0 ? RouteReason::kInPlace : RouteReason::kPagesCome;
@@ -254,18 +265,77 @@ Home::Routed Home::routed(std::span<const Named> named, unsigned at,
   } else if (here.moved <= cost.moved + move) {  // without what is beyond its room it had stayed
     reason = RouteReason::kRoom;
   }
-  return {.executor = best, .reason = reason, .there = cost.there, .coming = cost.moved};
+  return {.executor = best,
+          .reason = reason,
+          .there = cost.there,
+          .coming = cost.moved,
+          .united = united};
 }
 
-Home::Sent Home::send(unsigned executor, std::span<const Named> named, bool ahead) {
+// Runs may be of several regions.
+template <typename Each>
+void Home::eachRegion(std::span<const Run> runs, Each each) const {
+  for (const Run& run : runs) {
+    for (ExtentId extent = run.first; extent < run.end;) {
+      const Region& region = *page_of_[extent].region;
+      each(region);
+      extent = region.first + static_cast<ExtentId>(region.pages);
+    }
+  }
+}
+
+// Where `at` has room for what a short turn uses that all would go to `there` for.
+std::optional<uint64_t> Home::shortTurn(unsigned at, unsigned there,
+                                        std::span<const Run> runs) const {
+  std::optional<uint64_t> found;
+  eachRegion(runs, [&](const Region& region) {
+    if (found || settledAt(region) != there) return;
+    const Turns::Turn* const turn = turns_.paidFor(pageOf(region), there);
+
+    if (turn != nullptr && placed_[at] + turn->pages <= rooms_[at]) found = pageOf(region);
+  });
+  return found;
+}
+
+// What the turn uses comes, and its operations find it here. Regions that are not what they were
+// come for nothing.
+void Home::unite(unsigned executor, uint64_t cause, Age age) {
+  const auto agent = static_cast<directory::AgentId>(executor);
+  if (extent_at_[cause] == directory::kNone) return;
+  const uint8_t other = page_of_[extent_at_[cause]].placed;
+  const Turns::Turn* const turn = turns_.paidFor(cause, other);
+  if (turn == nullptr) return;
+  for (const uint64_t page : turn->regions) {
+    if (extent_at_[page] == directory::kNone) continue;
+    const Region& region = *page_of_[extent_at_[page]].region;
+    if (region.removed || settledAt(region) != other) continue;
+    for (ExtentId extent = region.first; extent < region.first + region.pages; ++extent) {
+      place(extent, agent);
+      directory_.ask(age, agent, extent, 1, Mode::kOwn, actions_);
+    }
+  }
+  turns_.forget(cause);
+}
+
+uint64_t Home::pageOf(const Region& region) const { return (region.base - base_) / kPageBytes; }
+
+void Home::noteInTurn(const Region& region, bool belongs) {
+  const uint64_t first = pageOf(region);
+  if (!turns_.isNoted(first)) turns_.note(first, first, region.pages, belongs);
+}
+
+Home::Sent Home::send(unsigned executor, std::span<const Named> named, bool ahead,
+                      std::optional<uint64_t> united) {
   assert(executor < rooms_.size());
   const auto agent = static_cast<directory::AgentId>(executor);
   std::lock_guard lock(mutex_);
   const Sent drawn = draw(agent);
+  if (united) unite(executor, *united, drawn.age);
   for (const Run& run : runsOf(named)) {
     for (ExtentId extent = run.first; extent < run.end;) {
       Region& region = *page_of_[extent].region;
       const ExtentId end = region.first + static_cast<ExtentId>(region.pages);
+      if (turns_.executor() == agent) noteInTurn(region, settledAt(region) == agent);
       const bool whole = extent == region.first && end <= run.end;
       if (whole && settledAt(region) == agent) {
         extent = end;
@@ -291,11 +361,15 @@ Home::Sent Home::send(unsigned executor, std::span<const Named> named, bool ahea
 std::optional<Home::Sent> Home::sendInPlace(unsigned executor, std::span<const Named> named) {
   assert(executor < rooms_.size());
   std::lock_guard lock(mutex_);
-  if (placed_[executor] > rooms_[executor]) return std::nullopt;  // routing sheds work then
+  if (placed_[executor] > rooms_[executor] + rooms_[executor] / kSlack)
+    return std::nullopt;  // routing sheds work then
   for (const Named& one : named) {
     const uint64_t at = (one.address - base_) / kPageBytes;
     if (one.address < base_ || at >= settled_at_.size()) continue;
     if (settled_at_[at] != executor && settled_at_[at] != kNoRegion) return std::nullopt;
+    if (settled_at_[at] == kNoRegion || turns_.isNoted(at)) continue;
+    const Region& region = *page_of_[extent_at_[at]].region;
+    turns_.note(at, pageOf(region), region.pages, true);
   }
   return draw(static_cast<directory::AgentId>(executor));
 }
@@ -314,20 +388,37 @@ void Home::noteTraveller(ExtentId extent, uint8_t executor) {
   if (comes || expected) travellers_[executor].push_back(extent);
 }
 
-void Home::arrive(unsigned executor, Age age) {
+// Runs in order.
+bool Home::isIn(std::span<const Run> runs, ExtentId extent) {
+  const auto behind =
+      std::upper_bound(runs.begin(), runs.end(), extent,
+                       [](ExtentId one, const Run& run) { return one < run.first; });
+  return behind != runs.begin() && extent < std::prev(behind)->end;
+}
+
+void Home::arrive(unsigned executor, Age age, std::span<const Named> named) {
   const auto agent = static_cast<directory::AgentId>(executor);
   std::lock_guard lock(mutex_);
+  std::vector<const Region*> settled;
+  const std::vector<Run> runs = runsOf(named);
+  eachRegion(runs, [&](const Region& region) {
+    if (settledAt(region) == agent) settled.push_back(&region);
+  });
+  turns_.begin(executor, settled.empty() ? kNoCause : pageOf(*settled.front()));
+  for (const Region* const region : settled) noteInTurn(*region, true);
+  eachRegion(runs, [&](const Region& region) { noteInTurn(region, false); });
   std::vector<ExtentId> last = std::exchange(travellers_[executor], {});
   std::sort(last.begin(), last.end());
   last.erase(std::unique(last.begin(), last.end()), last.end());
   for (const ExtentId extent : last) {
     Page& page = page_of_[extent];
     if (page.region == nullptr || page.region->removed || page.placed == kNowhere) continue;
-    if (page.placed == executor) {  // the operation has named it
-      travellers_[executor].push_back(extent);
+    if (page.placed == executor) {  // the operation has named it, or it has stayed here
+      if (isIn(runs, extent)) travellers_[executor].push_back(extent);
       continue;
     }
     page.expected = true;
+    noteInTurn(*page.region, false);
     place(extent, agent);
     directory_.ask(age, agent, extent, 1, Mode::kOwn, actions_);
   }
@@ -469,9 +560,13 @@ Status Home::hear(unsigned executor, const Message& message) {
                          message.kind != directory::MessageKind::kCompleted;
   if (Status carried = carryOut(); !carried.ok()) return carried;
   if (of_extent && message.extent < page_of_.size()) {
-    if (Region* const region = page_of_[message.extent].region; region != nullptr)
+    const directory::AgentId owner = directory_.owner(message.extent);
+    const bool rests = directory_.phase(message.extent) == directory::Phase::kRest;
+    // Where it was whole and still is, as after a write, it stays settled.
+    if (Region* const region = page_of_[message.extent].region;
+        region != nullptr && !(rests && owner == settledAt(*region)))
       setSettled(*region, kNowhere);
-    noteOwner(message.extent, directory_.owner(message.extent));
+    noteOwner(message.extent, owner);
     settle(message.extent);
   }
   return {};

@@ -20,6 +20,11 @@
 // (weights). What is placed counts, not what is owned: the operations before have been sent, and
 // will have moved it.
 //
+// Short turns. Memory that came to lie as a program was loaded makes all move for a matrix or two
+// that lie at another executor than those before and behind. When the moves have cost as much as
+// the pages of such a turn would (turns.h), and the executor where all is has room for them, they
+// come instead of all going there, and stay.
+//
 // Travellers. Pages that operations name wherever they run come along whenever all moves. Asked for
 // by one operation after the other each would cost a round trip. So what came to an executor during
 // its last turn is asked for at once when the next turn begins (arrive). What its operations do not
@@ -49,6 +54,7 @@
 #include "coherence/status/unified_counters.h"
 #include "forwarding/wire/pages_wire.h"
 #include "interpose/forward/named.h"
+#include "interpose/unified/turns.h"
 
 namespace olpager::unified {
 
@@ -93,16 +99,19 @@ class Home {
     unsigned executor = 0;
     status::RouteReason reason = status::RouteReason::kInPlace;
     uint64_t there = 0, coming = 0;  // pages that it names: placed there, and at others
+    // All would go for a short turn, whose pages come instead: what it begins with (turns.h).
+    std::optional<uint64_t> united = std::nullopt;
   };
   /// `asked`: the executor that it is to go to, if that can hold what it would have then.
   Routed routed(std::span<const Named> named, unsigned at,
                 std::optional<unsigned> asked = std::nullopt) const;
-  /// All has moved there, for an operation of that age that has been sent there: so do the
-  /// travellers.
-  void arrive(unsigned executor, directory::Age age);
+  /// All has moved there, for an operation of that age that has been sent there and names that: so
+  /// do the travellers.
+  void arrive(unsigned executor, directory::Age age, std::span<const Named> named);
   /// It goes to that executor. `ahead`: what it names is asked for now; not of an operation that
-  /// waits for a younger one.
-  Sent send(unsigned executor, std::span<const Named> named, bool ahead);
+  /// waits for a younger one. `united`: as Routed has it.
+  Sent send(unsigned executor, std::span<const Named> named, bool ahead,
+            std::optional<uint64_t> united = std::nullopt);
   /// As send(), where all that it names is there, with nothing under way for it, and the executor
   /// has no more pages than room; else nothing is sent. Of most launches, so it takes the lock once
   /// and looks at one byte for each region.
@@ -134,6 +143,7 @@ class Home {
 
  private:
   using ExtentId = directory::ExtentId;
+  using Age = directory::Age;
   static constexpr uint8_t kNowhere = directory::kNoAgent;
   static constexpr uint8_t kNoRegion = kNowhere - 1;
   static_assert(kNoRegion >= directory::kMostAgents);
@@ -175,6 +185,13 @@ class Home {
   Cost costAt(unsigned executor, std::span<const Run> runs) const;
   void place(ExtentId extent, uint8_t executor);
   void noteTraveller(ExtentId extent, uint8_t executor);
+  static bool isIn(std::span<const Run> runs, ExtentId extent);
+  template <typename Each>
+  void eachRegion(std::span<const Run> runs, Each each) const;
+  uint64_t pageOf(const Region& region) const;
+  void noteInTurn(const Region& region, bool belongs);
+  std::optional<uint64_t> shortTurn(unsigned at, unsigned there, std::span<const Run> runs) const;
+  void unite(unsigned executor, uint64_t cause, Age age);
   void settle(ExtentId extent);
   void noteOwner(ExtentId extent, uint8_t owner);
   uint8_t settledAt(const Region& region) const;
@@ -204,9 +221,10 @@ class Home {
   uint64_t told_ = 0;   // regions
   uint64_t pages_ = 0;  // in regions that are not released
   uint64_t moved_ = 0;
-  std::vector<Page> page_of_;                      // by extent
-  std::map<ExtentId, uint64_t> free_extents_;      // first and count
-  std::vector<uint64_t> placed_, completed_;       // by executor: pages; operations
+  std::vector<Page> page_of_;                  // by extent
+  std::map<ExtentId, uint64_t> free_extents_;  // first and count
+  std::vector<uint64_t> placed_, completed_;   // by executor: pages; operations
+  Turns turns_;
   std::vector<std::vector<ExtentId>> travellers_;  // that came during an executor's last turn
   std::vector<Outbox> outboxes_;
   std::atomic<bool> has_records_{false};  // changed under mutex_
