@@ -459,6 +459,7 @@ class Memserver:
         env = dict(os.environ, XDG_RUNTIME_DIR=scratch, XDG_CONFIG_HOME=scratch)
         self.process = subprocess.Popen([options.olmemserver, "--listen", "127.0.0.1:0", "--memory", "512MiB", "--reserve", "64MiB", "--cgroup", "none"],
                                         env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        atexit.register(self.process.kill)  # nor a memserver
         lines = []
         for line in self.process.stdout:
             lines.append(line)
@@ -480,7 +481,7 @@ class Memserver:
 def memserver(options, scratch):
     """A program that has memory at a memserver: every view shows how much, and what goes there and comes back."""
     server = Memserver(options, scratch)
-    program = Program(options, scratch, 192 << 20, server.more())
+    program = Program(options, scratch, 384 << 20, server.more())  # it still runs when the screen shows what it does
     path = os.path.join(scratch, "out.html")
     reporter = stat(options, scratch, "--report", path, "--trace", os.path.join(scratch, "out.json"), "--pid", str(program.pid))
     until(lambda: program.value(256 + 40), "olpagestat is at it")
