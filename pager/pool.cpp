@@ -39,7 +39,7 @@ Result<std::unique_ptr<Pool>> Pool::create(const PoolOptions& options, const Dri
   const std::shared_ptr<LowerTier> lower = std::exchange(given.lower, nullptr);
   std::unique_ptr<Pool> pool(new Pool(std::make_unique<PoolState>(given, driver)));
   PoolState& state = *pool->state_;
-  state.lower.tier = lower;
+  state.lower.tier = state.devices.host.lower = lower;
   if (Status status = state.book.create(given.va_base, given.va_size); !status)
     return status.error();
   CUdeviceptr reserved = 0;
@@ -133,6 +133,7 @@ void Pool::stop() noexcept try {
   {
     std::lock_guard lock(state_->mutex);
     going.swap(state_->lower.tier);
+    state_->devices.host.lower.reset();
   }
   if (going) going->setWake({});
 } catch (const std::exception&) {

@@ -68,6 +68,14 @@ using RegionPtr = std::unique_ptr<Region>;
 /// else in common, but that a card with memory windows knows them as one: memory that is registered
 /// in the new one itself is kept from peers of its siblings by the card's 32-bit key alone.
 DomainPtr makeDomain(DomainPtr within = nullptr);
+
+/// What network cards know of a domain's memory, each card counted by itself; zeros where no link
+/// of it has a card.
+struct CardMemory {
+  uint64_t registrations = 0;  // made so far
+  uint64_t bytes = 0;          // pinned now
+};
+CardMemory cardMemory(const DomainPtr& domain);
 /// The Error says what is wrong with the memory, the memfd or the dma-buf.
 Result<RegionPtr> registerMemory(const DomainPtr& domain, const Memory& memory, uint32_t access);
 /// Lends [offset, offset + length) of `whole`, which is registered with kLends, to the peers of
@@ -92,6 +100,9 @@ class Region {
   /// True once a peer has got the memfd. It may touch the memory until it ends, whatever happens to
   /// the link: lend it to nobody else, let it go instead.
   bool handedOut() const;
+  /// True once a card could not have it: what a link over that card moves of it goes by TCP, for as
+  /// long as the Region lasts.
+  bool refusedByCard() const;
 
   /// Ends it as the destructor does; whether a peer has got the memfd: what handedOut() says while
   /// it still could is not the last word.

@@ -76,6 +76,7 @@ MemserverTier::~MemserverTier() {
   copies_.clear();  // their registrations
   moves_.clear();
   hedges_.clear();
+  kept_.clear();
   endpoint_.reset();
 }
 
@@ -405,8 +406,7 @@ void MemserverTier::startSend(Note& note) {
   }
   if (copy.urgent) return continueSend(note.id);
   copy.hash = note.hash ? *note.hash : hasher_.hash(note.memory, note.bytes);
-  auto region =
-      transport::registerMemory(domain_, {note.memory, note.bytes}, transport::kLocalOnly);
+  auto region = kept_.use(note.memory, note.bytes);
   if (!region.ok()) {
     base::logError("remote memory: %s", region.error().message.c_str());
     finish(note.id, true, Outcome::kNoRoom, copy.hash);
@@ -499,8 +499,7 @@ void MemserverTier::startReceive(Note& note) {
   copy.urgent = note.urgent;
   copy.unwanted = note.unwanted;
   if (copy.unwanted) return finish(note.id, false, Outcome::kNotNow, copy.hash);
-  auto region =
-      transport::registerMemory(domain_, {note.memory, note.bytes}, transport::kLocalOnly);
+  auto region = kept_.use(note.memory, note.bytes);
   if (!region.ok()) {
     base::warnOnce("receive refused", "remote memory: nothing can be received now: %s",
                    region.error().message.c_str());
@@ -624,7 +623,7 @@ void MemserverTier::finish(uint64_t id, bool sent, Outcome outcome, pager::Conte
   const auto found = copies_.find(id);
   if (found != copies_.end()) {
     Copy& copy = found->second;
-    copy.region.reset();
+    kept_.done(std::exchange(copy.region, nullptr));
     copy.spare.reset();
     copy.memory = nullptr;
     copy.unwanted = false;
@@ -671,6 +670,11 @@ void MemserverTier::publish() {
   count(pager::counters().memservers_tcp, transport::LinkKind::kTcp);
   count(pager::counters().memservers_shm, transport::LinkKind::kShm);
   count(pager::counters().memservers_verbs, transport::LinkKind::kVerbs);
+  const transport::CardMemory cards = transport::cardMemory(domain_);
+  now_.card_registrations = cards.registrations;
+  now_.card_bytes = cards.bytes;
+  pager::set(pager::counters().card_registrations, cards.registrations);
+  pager::set(pager::counters().card_bytes, cards.bytes);
   const uint64_t room = capacity();
   if (room != now_.capacity_bytes) must_wake_ = true;
   now_.capacity_bytes = room;

@@ -35,6 +35,7 @@
 #include "memserver/frame_pool.h"
 #include "memserver/tier/connect.h"
 #include "memserver/tier/hasher.h"
+#include "memserver/tier/kept_regions.h"
 #include "pager/tiers/lower_tier.h"
 
 namespace olpager::memserver {
@@ -71,6 +72,7 @@ class MemserverTier final : public pager::LowerTier {
   bool holds(uint64_t id, const pager::ContentHash& hash) const override;
   std::vector<uint64_t> heldAddresses() const override;
   bool drop(uint64_t id) override;
+  void letGo(const void* memory) override { kept_.letGo(memory); }
   std::vector<Finished> take() override;
   pager::TierFigures figures() const override;
 
@@ -166,7 +168,7 @@ class MemserverTier final : public pager::LowerTier {
     std::vector<Replica> replicas;  // at most two, on different servers
     // Of the transfer:
     void* memory = nullptr;
-    transport::RegionPtr region;
+    SharedRegion region;
     bool urgent = false;    // a launch waits: for the bytes, or for a send's end
     bool unwanted = false;  // a receive that was given up
     unsigned passes = 0;
@@ -285,7 +287,8 @@ class MemserverTier final : public pager::LowerTier {
 
   // The worker's own.
   std::unique_ptr<transport::Endpoint> endpoint_;
-  transport::DomainPtr domain_;
+  const transport::DomainPtr domain_;
+  KeptRegions kept_{domain_};
   Hasher hasher_;  // the worker's
   std::vector<std::unique_ptr<Server>> servers_;
   std::unordered_map<uint64_t, Copy> copies_;

@@ -152,7 +152,9 @@ struct alignas(64) Counters {
   Counter memservers_shm;    // (g)
   Counter memserver_bytes;   // (g) that memservers can hold for the program, with what they hold
   Counter memservers_verbs;  // (g) as memservers_tcp
-  Counter reserved_process[3];
+  Counter card_registrations;  // of memory with RDMA cards, for memservers: each pins it
+  Counter card_bytes;          // (g) that RDMA cards know now, each card counted by itself
+  Counter reserved_process[1];
 
   DeviceCounters devices[kMaxCountedDevices];
   status::UnifiedCounters unified;

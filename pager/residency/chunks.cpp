@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "pager/clock.h"
 #include "pager/counters/counters.h"
+#include "pager/tiers/lower_tier.h"
 
 namespace olpager::pager {
 
@@ -36,6 +37,9 @@ CUmemAccessDesc readWrite(CUmemLocationType type, int id, bool read_only = false
   access.flags = read_only ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   return access;
 }
+
+// NOLINTNEXTLINE(performance-no-int-to-ptr): the CPU's address of the chunk
+const void* memoryOf(const HostChunk& chunk) { return reinterpret_cast<const void*>(chunk.alias); }
 
 }  // namespace
 
@@ -391,8 +395,14 @@ bool ChunkStore::addHost(unsigned order, const HostCounts* keep, Lock& lock) {
   }
   countHost(host_made_ + bytes);
   destroyDoomed(lock);
-  lock.unlock();
-  HostChunk* chunk = makeHost(order);
+  HostChunk* chunk = nullptr;
+  {
+    const std::shared_ptr<LowerTier> lower = host_.lower;
+    lock.unlock();
+    chunk = makeHost(order);
+    // Memory that went with a context may have been here.
+    if (lower && chunk != nullptr) lower->letGo(memoryOf(*chunk));
+  }
   lock.lock();
   if (chunk == nullptr) {
     countHost(host_made_ - bytes);
@@ -414,9 +424,15 @@ void ChunkStore::destroyDoomed(Lock& lock) {
   vram.swap(doomed_vram_);
   host.swap(doomed_host_);
   ++destroying_;
-  lock.unlock();
-  for (VramChunk* chunk : vram) destroyVram(chunk);
-  for (HostChunk* chunk : host) destroyHost(chunk);
+  {
+    const std::shared_ptr<LowerTier> lower = host_.lower;  // goes without the mutex, too
+    lock.unlock();
+    for (VramChunk* chunk : vram) destroyVram(chunk);
+    for (HostChunk* chunk : host) {
+      if (lower) lower->letGo(memoryOf(*chunk));
+      destroyHost(chunk);
+    }
+  }
   lock.lock();
   --destroying_;
 }

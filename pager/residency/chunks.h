@@ -12,6 +12,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <list>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <thread>
@@ -32,6 +33,7 @@ inline constexpr uint64_t kFirstRetryNs = 1'000'000'000;
 using HostCounts = std::array<uint64_t, kOrders>;  // host chunks, by order
 
 class ChunkStore;
+class LowerTier;
 
 /// The host tier of a pool. Under PoolState::mutex.
 struct HostBudget {
@@ -41,6 +43,7 @@ struct HostBudget {
   uint64_t made = 0;   // that they have
   uint64_t given = 0;  // chunks that extents gave back so far
   std::vector<ChunkStore*> stores;
+  std::shared_ptr<LowerTier> lower;  // moves chunks' bytes; to let go of those that are released
 };
 
 class ChunkStore {

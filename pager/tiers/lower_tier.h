@@ -12,9 +12,11 @@
 //
 // Thread-safety: any thread; one caller at a time for each address. A tier never calls back but
 // what setWake() was given, which may take the caller's locks: a tier holds none of the locks that
-// its other calls take. Nothing blocks but the destructor (a second or two). Time: a receive that
-// no other replica can serve may last as long as a lease; giveUp() ends such a wait. Memory: the
-// memory of a transfer is the tier's from send() or receive() until take() returned its end.
+// its other calls take. Nothing blocks but the destructor (a second or two) and letGo() (while
+// network cards let go of memory: milliseconds). Time: a receive that no other replica can serve
+// may last as long as a lease; giveUp() ends such a wait. Memory: the memory of a transfer is the
+// tier's from send() or receive() until take() returned its end. Network cards may go on knowing
+// the memory after that, so that the next transfer costs less; letGo() ends that.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +35,8 @@ struct TierFigures {
   uint64_t rebuilt_bytes = 0;                   // replicas made anew
   uint64_t hedged_bytes =
       0;  // received from another replica since the first one's memserver was late
+  uint64_t card_registrations = 0;  // made so far at network cards: each pins memory
+  uint64_t card_bytes = 0;          // that network cards know now, each card counted by itself
   unsigned memservers = 0, connected = 0;
   bool degraded = false;  // fewer replicas than asked for
 };
@@ -80,6 +84,10 @@ class LowerTier {
   /// Forgets the copy; false: there is none. Not while it is sent or received. A send after this
   /// has its room.
   virtual bool drop(uint64_t address) = 0;
+  /// The memory that begins here may be unmapped when this returns: no network card knows it any
+  /// more. For memory that a transfer has used, and no transfer of which is under way; without
+  /// effect for other memory. Not under a lock that the function of setWake() takes.
+  virtual void letGo(const void* memory) = 0;
   /// Transfers that have ended since the last call.
   virtual std::vector<Finished> take() = 0;
 

@@ -8,6 +8,7 @@ import argparse, os, re, subprocess, sys, tempfile, threading, time
 
 MIB = 1 << 20
 BYTES = 32 * MIB
+HOST = 8 * MIB
 PATIENCE = 240  # seconds: a virtual machine's processors may be interpreted, and other tests run beside it
 
 
@@ -33,6 +34,13 @@ class Daemon:
         assert status == 0, (status, "".join(self.lines))
 
 
+# What olrun --stats says of memory that cards know: bytes now, and how often some was registered.
+def card_memory(said):
+    found = re.search(r"RDMA cards +(\S+) registered now, (\d+) registrations so far", said)
+    assert found, said
+    return found.group(1), int(found.group(2))
+
+
 def run(status, *argv):
     done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == status, f"{argv}: {done.returncode}\n{done.stdout}{done.stderr}"
@@ -56,10 +64,21 @@ def main(args):
         start = time.monotonic()
         memserver = Daemon([args.olmemserver, "--listen", f"{host}:0", "--memory", str(64 * MIB), "--slab", str(4 * MIB),
                             "--reserve", "64MiB", "--transport", "verbs", *there, *trust], r"listening on (\S+:\d+)")
-        said = run(0, *required, *here, "--log", "info", "--driver", "sim", "--vram", str(8 * MIB), "--host", str(8 * MIB), "--stats",
+        said = run(0, *required, *here, "--log", "info", "--driver", "sim", "--vram", str(8 * MIB), "--host", str(HOST), "--stats",
                    "--memserver", memserver.address, *program)
         assert "OK" in said and "verbs over 2 rails" in said and "set aside" not in said, said
         assert re.search(r"memservers +0 by tcp, 0 by shm, 1 by verbs", said), said
+        # Each of the four chunks of 2 MiB is registered once with each of the two cards, and the link's two words are, whatever
+        # moves. A chunk that is released and made again is registered again.
+        once = 2 * (HOST // (2 * MIB) + 2)
+        _, registrations = card_memory(said)
+        assert 2 * 2 < registrations <= 2 * once, said
+        # Where no more may be pinned than two chunks by either card, it is told, and the rest is registered for each transfer.
+        said = run(0, "setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock", "prlimit", f"--memlock={16 * MIB}", *required,
+                   *here, "--driver", "sim", "--vram", str(8 * MIB), "--host", str(HOST), "--stats", "--memserver", memserver.address,
+                   *program)
+        assert "OK" in said and "the rest is registered for each transfer" in said and card_memory(said)[1] > registrations, said
+        print(f"memory registered {registrations} times; with 16 MiB to pin {card_memory(said)[1]} times")
         # Without RDMA on the program's side there is no link: it is said, and nothing starts.
         said = run(2, args.olrun, "--transport", "verbs", "--key", key, "--driver", "sim", "--memserver", memserver.address, *program)
         assert "tls = all" in said, said

@@ -157,6 +157,9 @@ std::string processTable(const CountersSnapshot& process) {
     text += base::format("  {:<16}{} by tcp, {} by shm{}, room for {}\n", "memservers", tcp, shm,
                          verbs == 0 ? "" : base::format(", {} by verbs", verbs),
                          formatSize(valueOf(counters.memserver_bytes)));
+  if (const uint64_t made = valueOf(counters.card_registrations); made != 0)
+    text += base::format("  {:<16}{} registered now, {} registrations so far\n", "RDMA cards",
+                         formatSize(valueOf(counters.card_bytes)), made);
   text += base::format(
       "  {:<16}managed {} in {}, pinned host {} in {}\n", "passed through",
       formatSize(valueOf(counters.managed_bytes)), valueOf(counters.managed_allocations),
@@ -273,6 +276,8 @@ std::string countersJson(const pager::CountersReading& reading) {
         {"memservers_shm", valueOf(c.memservers_shm)},
         {"memservers_verbs", valueOf(c.memservers_verbs)},
         {"memserver_bytes", valueOf(c.memserver_bytes)},
+        {"card_registrations", valueOf(c.card_registrations)},
+        {"card_bytes", valueOf(c.card_bytes)},
         {"managed_allocations", valueOf(c.managed_allocations)},
         {"managed_bytes", valueOf(c.managed_bytes)},
         {"pinned_host_allocations", valueOf(c.pinned_host_allocations)},

@@ -40,6 +40,9 @@ class Registration {
 class ProtectionDomain {
  public:
   virtual ~ProtectionDomain() = default;
+  // Of memory that it pins: windows pin none.
+  std::atomic<uint64_t> registrations{0};  // made so far
+  std::atomic<uint64_t> pinned_bytes{0};   // now
   /// Makes a region known to the card, which pins its pages.
   virtual Result<std::unique_ptr<Registration>> make(const RegionEntry& entry) = 0;
 };
@@ -57,6 +60,7 @@ struct RegionEntry {
   uint64_t dma_buf_offset = 0;
   std::shared_ptr<RegionEntry> whole;  // what it is a part of, which is lent
   std::atomic<bool> reachable{false};  // a peer has been told how to reach it by itself
+  std::atomic<bool> refused{false};    // a card could not have it
 
   /// The region as the card of this protection domain knows it, made known if need be. Who asks
   /// holds a pin. Null: the card can't; the first time an Error line goes to the log.
@@ -147,6 +151,7 @@ class Domain {
   /// The protection domain for the card that `card` identifies, made the first time.
   Result<std::shared_ptr<ProtectionDomain>> on(
       const void* card, const std::function<Result<std::shared_ptr<ProtectionDomain>>()>& make);
+  CardMemory cardMemory();
 
  private:
   std::vector<std::shared_ptr<KeyWatcher>> watchers();  // under mutex_

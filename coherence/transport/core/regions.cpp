@@ -81,13 +81,27 @@ Result<std::shared_ptr<ProtectionDomain>> Domain::on(
   return made;
 }
 
+CardMemory Domain::cardMemory() {
+  CardMemory all;
+  std::lock_guard lock(mutex_);
+  for (const auto& [card, domain] : cards_) {
+    if (!domain) continue;  // the card had none
+    all.registrations += domain->registrations.load();
+    all.bytes += domain->pinned_bytes.load();
+  }
+  return all;
+}
+
 Registration* RegionEntry::registered(const std::shared_ptr<ProtectionDomain>& with) {
   std::lock_guard lock(registering);
   for (const Known& each : known) {
     if (each.with == with) return each.as.get();
   }
   auto made = with->make(*this);
-  if (!made.ok()) base::logWarn("%s", made.error().message.c_str());
+  if (!made.ok()) {
+    refused.store(true);
+    base::logWarn("%s", made.error().message.c_str());
+  }
   known.push_back({with, made.ok() ? std::move(made.value()) : nullptr});
   return known.back().as.get();
 }
@@ -128,8 +142,10 @@ std::byte* Region::base() const { return entry_->base; }
 uint64_t Region::length() const { return entry_->length; }
 bool Region::waitIdle(std::chrono::milliseconds timeout) const { return entry_->waitIdle(timeout); }
 bool Region::handedOut() const { return entry_->handed_out.load(); }
+bool Region::refusedByCard() const { return entry_->refused.load(); }
 
 DomainPtr makeDomain(DomainPtr within) { return std::make_shared<Domain>(std::move(within)); }
+CardMemory cardMemory(const DomainPtr& domain) { return domain->cardMemory(); }
 
 namespace {
 

@@ -10,10 +10,18 @@
 
 namespace olpager::transport::verbs {
 
+CardRegion::CardRegion(const Api& api, ProtectionDomain& domain, ibv_mr* region, uint64_t address,
+                       uint64_t bytes)
+    : address_(address), bytes_(bytes), api_(api), domain_(domain), region_(region) {
+  domain_.registrations.fetch_add(1);
+  domain_.pinned_bytes.fetch_add(bytes_);
+}
+
 bool CardRegion::end() {
   if (region_ == nullptr) return true;
   if (api_.ibv_dereg_mr(region_) != 0) return false;
   region_ = nullptr;
+  domain_.pinned_bytes.fetch_sub(bytes_);
   return true;
 }
 
@@ -39,7 +47,8 @@ Result<std::unique_ptr<Registration>> CardDomain::make(const RegionEntry& entry)
                               domain_->context->device->name, entry.length, std::strerror(error),
                               error == ENOMEM ? " (ulimit -l limits what may be pinned)" : "")};
   }
-  return std::unique_ptr<Registration>(std::make_unique<CardRegion>(api_, region, address));
+  return std::unique_ptr<Registration>(
+      std::make_unique<CardRegion>(api_, *this, region, address, entry.length));
 }
 
 Result<std::shared_ptr<CardDomain>> domainOn(const Api& api, Domain& domain, ibv_context* card) {

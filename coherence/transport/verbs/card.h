@@ -11,8 +11,9 @@ namespace olpager::transport::verbs {
 
 class CardRegion final : public Registration {
  public:
-  CardRegion(const Api& api, ibv_mr* region, uint64_t address)
-      : address_(address), api_(api), region_(region) {}
+  /// Counts in `domain`, which outlives it.
+  CardRegion(const Api& api, ProtectionDomain& domain, ibv_mr* region, uint64_t address,
+             uint64_t bytes);
   ~CardRegion() override { end(); }
   bool end() override;
   uint64_t address() const { return address_; }  // of the region's first byte, for the card
@@ -21,8 +22,9 @@ class CardRegion final : public Registration {
   uint32_t rkey() const { return region_->rkey; }
 
  private:
-  const uint64_t address_;
+  const uint64_t address_, bytes_;
   const Api& api_;
+  ProtectionDomain& domain_;
   ibv_mr* region_;
 };
 

@@ -44,6 +44,8 @@ struct Runtime : TemporaryFolder {
 void fill(Counters& counters) {
   set(counters.pool_bytes, 1ull << 30);
   set(counters.memserver_bytes, 448ull << 20);
+  set(counters.card_registrations, 12);
+  set(counters.card_bytes, 32ull << 20);
   set(counters.memservers_tcp, 2);
   set(counters.host_limit_bytes, 512ull << 20);
   set(counters.host_used_bytes, 192ull << 20);
@@ -91,6 +93,8 @@ TEST_CASE("olpagestat --json has every figure", "[olpagestat]") {
   CHECK(process.at("state") == "running");
   CHECK(process.at("pool_bytes") == 1ull << 30);
   CHECK(process.at("memserver_bytes") == 448ull << 20);
+  CHECK(process.at("card_registrations") == 12);
+  CHECK(process.at("card_bytes") == 32ull << 20);
   CHECK(process.at("managed_allocations") == 2);
   CHECK(process.at("unified").is_null());
   REQUIRE(process.at("devices").size() == 2);

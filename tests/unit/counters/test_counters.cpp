@@ -317,6 +317,8 @@ TEST_CASE("fields lie where the documentation says", "[counters]") {
   CHECK(at(all.memservers_shm) == 208);
   CHECK(at(all.memserver_bytes) == 216);
   CHECK(at(all.memservers_verbs) == 224);
+  CHECK(at(all.card_registrations) == 232);
+  CHECK(at(all.card_bytes) == 240);
   CHECK(at(all.devices) == 256);
   const auto& second = all.devices[1];
   CHECK(at(second) == 256 + 704);

@@ -12,6 +12,7 @@
 #include <map>
 #include <mutex>
 #include <random>
+#include <set>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -37,6 +38,7 @@ class FakeRemote final : public LowerTier {
     std::lock_guard lock(mutex_);
     if (busy(id)) broken_ = "a second transfer of one id";
     jobs_.push_back({id, true, const_cast<void*>(memory), bytes, due()});  // NOLINT: only read
+    known_.insert(memory);
     if (hash != nullptr && *hash != hashed(memory, bytes))
       broken_ = "the hash given is not that of the bytes";
     changed_.notify_all();
@@ -53,6 +55,7 @@ class FakeRemote final : public LowerTier {
     if (!lost && (copies_.count(id) == 0 || copies_[id].size() != bytes))
       broken_ = "what is received was never sent";
     jobs_.push_back({id, false, memory, bytes, due()});
+    known_.insert(memory);
     changed_.notify_all();
   }
   void setWake(std::function<void()> wake) override {
@@ -102,6 +105,12 @@ class FakeRemote final : public LowerTier {
     if (busy(id)) broken_ = "dropped while it is under way";
     return copies_.erase(id) != 0;
   }
+  void letGo(const void* memory) override {
+    std::lock_guard lock(mutex_);
+    for (const Job& job : jobs_)
+      if (job.memory == memory) broken_ = "memory let go of while it is used";
+    known_.erase(memory);
+  }
   std::vector<Finished> take() override {
     std::lock_guard lock(mutex_);
     return std::exchange(finished_, {});
@@ -132,6 +141,11 @@ class FakeRemote final : public LowerTier {
   size_t underWay() const {
     std::lock_guard lock(mutex_);
     return jobs_.size();
+  }
+  /// Of the memory of transfers, what the pager has not let go of.
+  size_t known() const {
+    std::lock_guard lock(mutex_);
+    return known_.size();
   }
   const char* broken() const {
     std::lock_guard lock(mutex_);
@@ -232,6 +246,7 @@ class FakeRemote final : public LowerTier {
   std::mt19937_64 random_;
   mutable std::map<uint64_t, std::vector<char>> copies_;
   mutable unsigned forgotten_ = 0;
+  std::set<const void*> known_;
   std::vector<Job> jobs_;
   std::vector<Finished> finished_;
   const char* broken_ = nullptr;

@@ -63,10 +63,18 @@ Caller::Caller(memserver::TierOptions options, const memserver::EndpointMaker& m
 }
 
 void Caller::send(uint64_t id, const Bytes& bytes, const ContentHash* hash) {
+  {
+    std::lock_guard lock(mutex_);
+    memory_[id] = bytes.base;
+  }
   tier->send(id, bytes.base, bytes.length, hash);
 }
 
 void Caller::receive(uint64_t id, Bytes& bytes, bool urgent) {
+  {
+    std::lock_guard lock(mutex_);
+    memory_[id] = bytes.base;
+  }
   tier->receive(id, bytes.base, bytes.length, urgent);
 }
 
@@ -81,6 +89,9 @@ LowerTier::Finished Caller::await(uint64_t id) {
     if (const auto found = finished_.find(id); found != finished_.end()) {
       const LowerTier::Finished result = found->second;
       finished_.erase(found);
+      const void* const memory = memory_.at(id);
+      lock.unlock();
+      tier->letGo(memory);
       return result;
     }
     if (changed_.wait_until(lock, end) == std::cv_status::timeout)

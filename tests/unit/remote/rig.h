@@ -41,7 +41,8 @@ class Bytes {
   std::byte* base = nullptr;
 };
 
-/// The tier and its caller. Calls for different ids may come from different threads.
+/// The tier and its caller. Calls for different ids may come from different threads. Memory is let
+/// go of when its transfer's end was awaited: who has it may unmap it.
 class Caller {
  public:
   Caller(const std::vector<const Server*>& servers, unsigned replicas,
@@ -63,6 +64,7 @@ class Caller {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<uint64_t, LowerTier::Finished> finished_;
+  std::map<uint64_t, const void*> memory_;  // of transfers whose end was not awaited
 };
 
 }  // namespace olpager::pager::test
