@@ -80,10 +80,11 @@ def main(args):
         assert "OK" in said and "the rest is registered for each transfer" in said and card_memory(said)[1] > registrations, said
         print(f"memory registered {registrations} times; with 16 MiB to pin {card_memory(said)[1]} times")
         # Without RDMA on the program's side there is no link: it is said, and nothing starts.
-        said = run(2, args.olrun, "--transport", "verbs", "--key", key, "--driver", "sim", "--memserver", memserver.address, *program)
-        assert "tls = all" in said, said
-        said = run(2, args.olrun, "--transport", "tcp", *trust, "--driver", "sim", "--memserver", memserver.address, *program)
+        said = run(2, args.olrun, "--transport", "verbs", *here, "--key", key, "--driver", "sim", "--memserver", memserver.address, *program)
+        assert "rails: of no effect with tls = all" in said and "everything is encrypted" in said, said
+        said = run(2, args.olrun, "--transport", "tcp", *here, *trust, "--driver", "sim", "--memserver", memserver.address, *program)
         assert re.search("asks for tcp, and with it this node has verbs", said), said
+        assert said.count("rails: of no effect with transport = tcp") == 1, said
         memserver.end()
         print(f"memserver: {time.monotonic() - start:.1f} s")
 

@@ -270,6 +270,15 @@ Result<std::unique_ptr<Endpoint>> makeEndpoint(const Options& options) {
     if (!address.ok()) return Error{"rails: " + address.error().message};
     rails.push_back(address.value());
   }
+  if (!rails.empty()) {
+    if (options.choice == Choice::kTcp || options.choice == Choice::kShm) {
+      base::warnOnce("rails", "rails: of no effect with transport = %s; verbs or auto use them",
+                     options.choice == Choice::kTcp ? "tcp" : "shm");
+    } else if (options.tls == Tls::kAll) {
+      base::warnOnce("rails",
+                     "rails: of no effect with tls = all, which RDMA can't; control or off let it");
+    }
+  }
   return std::unique_ptr<Endpoint>(std::make_unique<EndpointCore>(options, std::move(rails)));
 }
 
