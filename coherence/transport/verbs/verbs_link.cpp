@@ -273,11 +273,11 @@ VerbsLink::Rail* VerbsLink::railOf(uint32_t number) {
   return found == rails_.end() ? nullptr : found->get();
 }
 
-// The one with the fewest bytes under way; null: none is up.
-VerbsLink::Rail* VerbsLink::emptiest() {
+// The one with the fewest bytes under way, of those whose bit is not in `tried`; null: none is up.
+VerbsLink::Rail* VerbsLink::emptiest(uint32_t tried) {
   Rail* best = nullptr;
   for (auto& rail : rails_) {
-    if (!rail->up.load()) continue;
+    if (!rail->up.load() || (tried >> rail->number & 1) != 0) continue;
     if (best == nullptr || rail->under_way.load() < best->under_way.load()) best = rail.get();
   }
   return best;
@@ -467,26 +467,29 @@ uint32_t VerbsLink::sliceBytes(bool, Class klass, uint64_t length, uint64_t) con
 // ---- this side's operations
 
 bool VerbsLink::take(const Slice& slice) {
-  Rail* const rail = emptiest();
-  if (rail == nullptr) return true;  // the link fails: stopped() answers for all
-  wire::Reach reach;
-  switch (rail->keys.find(slice.key, slice, reach)) {
-    case Keys::Found::kAsk: {
-      wire::Header header;
-      header.frame = wire::Frame::kReach;
-      header.index = rail->number;
-      header.key = slice.key;
-      transmit(header, {}, {});
-      return true;
+  uint32_t tried = 0;  // rails whose card can't have the memory, or whose peer's can't
+  while (Rail* const rail = emptiest(tried)) {
+    wire::Reach reach;
+    switch (rail->keys.find(slice.key, slice, reach)) {
+      case Keys::Found::kAsk: {
+        wire::Header header;
+        header.frame = wire::Frame::kReach;
+        header.index = rail->number;
+        header.key = slice.key;
+        transmit(header, {}, {});
+        return true;
+      }
+      case Keys::Found::kWaits:
+        return true;
+      case Keys::Found::kReach:
+        if (submit(*rail, slice, reach)) return true;
+        break;
+      case Keys::Found::kOtherwise:
+        break;
     }
-    case Keys::Found::kWaits:
-      return true;
-    case Keys::Found::kReach:
-      if (submit(*rail, slice, reach)) return true;
-      break;
-    case Keys::Found::kOtherwise:
-      break;
+    tried |= 1u << rail->number;
   }
+  if (tried == 0) return true;  // the link fails: stopped() answers for all
   return !fitsLane(slice);
 }
 

@@ -13,7 +13,8 @@
 //
 // A link has a rail for each pair of cards (Options::rails): queue pairs, what is under way on
 // them, and what is known of the peer's keys there. A slice takes the rail with the fewest bytes
-// under way. States of a rail, moved by the home reactor but for the first step:
+// under way; where that one's card, or the peer's, can't have the memory, the next. States of a
+// rail, moved by the home reactor but for the first step:
 //   up
 //   failing  setAside(), any thread: a queue pair has failed, or the peer has ended the rail.
 //            Nothing new is posted.
@@ -138,7 +139,7 @@ class VerbsLink final : public TcpLink, public KeyWatcher {
 
   MessagePair* messagePair();
   Rail* railOf(uint32_t number);
-  Rail* emptiest();
+  Rail* emptiest(uint32_t tried = 0);
   void lookAtPorts(int64_t now_ms);
   void setAside(Rail& rail, const std::string& why);
   void endRail(Rail& rail, const std::string& why);

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/format.h"
+#include "coherence/transport/verbs/api.h"
 #include "tests/temporary_folder.h"
 #include "tests/unit/transport/rig.h"
 
@@ -54,6 +55,51 @@ class Cut {
 };
 
 constexpr uint64_t kMiB = 1 << 20;
+
+// Until this goes no memory of `bytes` is registered with the card of that name.
+class Refusal {
+ public:
+  Refusal(std::string card, size_t bytes)
+      : table_(const_cast<verbs::Api&>(*verbs::api())), real_(table_.ibv_reg_mr) {
+    card_ = std::move(card);
+    bytes_ = bytes;
+    real() = real_;
+    table_.ibv_reg_mr = [](ibv_pd* domain, void* memory, size_t length, int rights) -> ibv_mr* {
+      if (length == bytes_ && card_ == domain->context->device->name) {
+        ++refused_;
+        errno = ENOMEM;
+        return nullptr;
+      }
+      return real()(domain, memory, length, rights);
+    };
+  }
+  ~Refusal() { table_.ibv_reg_mr = real_; }
+  Refusal(const Refusal&) = delete;
+  Refusal& operator=(const Refusal&) = delete;
+  static int refused() { return refused_; }
+
+ private:
+  using Function = decltype(verbs::Api::ibv_reg_mr);
+  static Function& real() {
+    static Function function = nullptr;
+    return function;
+  }
+  verbs::Api& table_;
+  const Function real_;
+  inline static std::string card_;
+  inline static size_t bytes_ = 0;
+  inline static std::atomic<int> refused_{0};
+};
+
+// Of all cards of this machine.
+std::vector<std::string> cardNames() {
+  int count = 0;
+  ibv_device** const devices = verbs::api()->ibv_get_device_list(&count);
+  std::vector<std::string> names;
+  for (int i = 0; i < count; ++i) names.emplace_back(devices[i]->name);
+  verbs::api()->ibv_free_device_list(devices);
+  return names;
+}
 
 // A pair whose first connection takes none of the rails: it is on loopback.
 struct RailPair {
@@ -130,6 +176,34 @@ TEST_CASE("all rails of a link carry its bytes", "[rails]") {
   REQUIRE(stats.bounced_bytes == 0);
   REQUIRE(stats.rail_bytes[0] + stats.rail_bytes[1] == 6 * kBytes);
   REQUIRE(std::min(stats.rail_bytes[0], stats.rail_bytes[1]) > kBytes);
+}
+
+// At either end: whose card the refusing one is, its name does not say.
+TEST_CASE("what one card can't have goes by another", "[rails]") {
+  NEEDS_RAILS();
+  constexpr uint64_t kBytes = 2 * kMiB;
+  for (const std::string& card : cardNames()) {
+    CAPTURE(card);
+    RailPair pair;
+    Buffer there(kBytes), here(kBytes);
+    there.fill(1);
+    const auto region = pair.server.add(there, kRemoteReadWrite);
+    const auto local = pair.client.add(here, kLocalOnly);
+    const LocalRange all = wholeLocal(local);
+    const int before = Refusal::refused();
+    const Refusal refusal(card, kBytes);
+    for (int round = 0; round < 2; ++round) {
+      here.fill(0);
+      REQUIRE(pair.up->read({&all, 1}, whole(region), Class::kPrefetch, 0) == Outcome::kOk);
+      REQUIRE(pair.client.await(Kind::kRead).outcome == Outcome::kOk);
+      REQUIRE(here.holds(1, 0, kBytes));
+    }
+    REQUIRE(Refusal::refused() > before);
+    const LinkStats stats = pair.up->stats();
+    REQUIRE(stats.bounced_bytes == 0);
+    REQUIRE(stats.rail_bytes[0] + stats.rail_bytes[1] == 2 * kBytes);
+    REQUIRE(std::min(stats.rail_bytes[0], stats.rail_bytes[1]) == 0);
+  }
 }
 
 TEST_CASE("a link lives while one of its rails does", "[rails]") {
