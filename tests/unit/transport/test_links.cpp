@@ -1,10 +1,13 @@
 // What every transport promises, on each of them.
+#include <dlfcn.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 
 #include <atomic>
 #include <cstring>
 #include <thread>
 
+#include "coherence/transport/verbs/api.h"
 #include "tests/unit/transport/rig.h"
 
 using namespace olpager;
@@ -256,6 +259,81 @@ TEMPLATE_TEST_CASE("memory without a CPU address is told to be out of reach", "[
   const auto posted = pair.up->read({&unreached, 1}, whole(there), Class::kDemand, 0);
   const bool asked = TestType::kKind == LinkKind::kVerbs && posted == Outcome::kOk;
   CHECK((asked ? pair.client.await(Kind::kRead).outcome : posted) == Outcome::kUnreachable);
+  CHECK(pair.up->state() == LinkState::kUp);
+}
+
+namespace {
+
+// Software RDMA has no dma-bufs: until this goes the memfd of a buffer stands for one, which the
+// card knows by the addresses that it has for a dma-buf, from 0 on.
+class StandInForDmaBufs {
+ public:
+  explicit StandInForDmaBufs(const std::vector<const Buffer*>& buffers)
+      : table_(const_cast<verbs::Api&>(*verbs::api())), real_(table_.ibv_reg_dmabuf_mr) {
+    buffers_ = buffers;
+    void* const library = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_NOLOAD);
+    register_ = reinterpret_cast<decltype(register_)>(dlsym(library, "ibv_reg_mr_iova2"));
+    REQUIRE(register_ != nullptr);
+    dlclose(library);
+    table_.ibv_reg_dmabuf_mr = [](ibv_pd* domain, uint64_t offset, size_t length, uint64_t address,
+                                  int fd, int rights) -> ibv_mr* {
+      struct stat given {};
+      fstat(fd, &given);
+      for (const Buffer* const buffer : buffers_) {
+        struct stat own {};
+        fstat(buffer->fd, &own);
+        if (own.st_ino == given.st_ino)
+          return register_(domain, buffer->base + offset, length, address,
+                           static_cast<unsigned>(rights));
+      }
+      errno = EBADF;
+      return nullptr;
+    };
+  }
+  ~StandInForDmaBufs() { table_.ibv_reg_dmabuf_mr = real_; }
+  StandInForDmaBufs(const StandInForDmaBufs&) = delete;
+  StandInForDmaBufs& operator=(const StandInForDmaBufs&) = delete;
+
+ private:
+  verbs::Api& table_;
+  const decltype(verbs::Api::ibv_reg_dmabuf_mr) real_;
+  inline static std::vector<const Buffer*> buffers_;
+  inline static ibv_mr* (*register_)(ibv_pd*, void*, size_t, uint64_t, unsigned) = nullptr;
+};
+
+}  // namespace
+
+TEST_CASE("memory without a CPU address is moved by a card that can have it - Rdma", "[links]") {
+  NEEDS_CARD(Rdma);
+  constexpr uint64_t kBytes = 1 << 20, kOffset = 64 << 10;
+  Buffer here(kBytes + kOffset, true), there(kBytes + kOffset, true), plain(kBytes);
+  Pair pair(optionsFor(Choice::kVerbs));
+  const StandInForDmaBufs stands_in({&here, &there});
+  const auto device = [](const Buffer& buffer) {
+    Memory memory;
+    memory.length = kBytes;
+    memory.dma_buf = buffer.fd;
+    memory.dma_buf_offset = kOffset;
+    return memory;
+  };
+  const auto remote = registerMemory(pair.server.domain, device(there), kRemoteReadWrite).value();
+  const auto local = registerMemory(pair.client.domain, device(here), kLocalOnly).value();
+  const auto host = pair.client.add(plain, kLocalOnly);
+  CHECK(remote->base() == nullptr);
+  CHECK(local->base() == nullptr);
+  for (const Class klass : {Class::kDemand, Class::kWriteBack}) {
+    there.fill(1);
+    const LocalRange all = wholeLocal(local), in_host = wholeLocal(host);
+    REQUIRE(pair.up->read({&all, 1}, whole(remote), klass, 0) == Outcome::kOk);
+    CHECK(pair.client.await(Kind::kRead).outcome == Outcome::kOk);
+    CHECK(here.holds(1, kOffset, kBytes));
+    plain.fill(2);
+    REQUIRE(pair.up->write({&in_host, 1}, whole(remote), klass, 0) == Outcome::kOk);
+    CHECK(pair.client.await(Kind::kWrite).outcome == Outcome::kOk);
+    CHECK(std::memcmp(there.base + kOffset, plain.base, kBytes) == 0);
+    CHECK(there.holds(1, 0, kOffset));
+  }
+  CHECK(pair.up->stats().bounced_bytes == 0);
   CHECK(pair.up->state() == LinkState::kUp);
 }
 
