@@ -2,20 +2,20 @@
 //
 // All moves to an executor, operations run there for a while, and all moves on: a turn. Programs
 // repeat themselves (a layer after another, a token after another), so turns do. Where memory came
-// to lie as a program was loaded, some turns are short: a matrix or two that lie at another executor
-// than those before and behind. Each round pays two moves of all for it. Had its pages come instead,
-// once, the turns before and behind would be one.
+// to lie as a program was loaded, some turns are short: a matrix or two that lie at another
+// executor than those before and behind. Each round pays two moves of all for it. Had its pages
+// come instead, once, the turns before and behind would be one.
 //
 // Moves are the rent, and pages that come the price, of the same thing, and the rule is that of ski
 // rental: what has been paid in moves for a turn is counted, and when it comes to what its pages
 // cost, they come (Karlin, Manasse, Rudolph, Sleator: Competitive snoopy caching, 1988). By that
 // rule at most twice the least is paid, whatever the program does later. Who counts each move
-// several times, as the home does, bets that a program that repeats itself goes on. Whether there is
-// room for the pages is the home's to say.
+// several times, as the home does, bets that a program that repeats itself goes on. Whether there
+// is room for the pages is the home's to say.
 //
 // What a turn uses are the regions that were whole at its executor when an operation of the turn
-// named them first, and that did not come during it: what all operations use wherever they run moves
-// along, and belongs to no turn.
+// named them first, and that did not come during it: what all operations use wherever they run
+// moves along, and belongs to no turn.
 //
 // Pure: no I/O, no clock. Thread-safety: none; under Home::mutex_.
 #pragma once
@@ -54,8 +54,8 @@ class Turns {
     uint64_t paid = 0;              // for its moves so far, in pages
     uint64_t times = 0;             // that it came; anew where it has grown
   };
-  /// The turn of that executor that begins with that region, if it came more than once and its pages
-  /// are paid for; null: there is none.
+  /// The turn of that executor that begins with that region, if it came more than once and its
+  /// pages are paid for; null: there is none.
   const Turn* paidFor(uint64_t cause, unsigned executor) const;
   /// What is known of turns that begin with it is not true any more.
   void forget(uint64_t cause) { known_.erase(cause); }

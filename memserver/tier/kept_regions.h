@@ -1,7 +1,7 @@
 // Memory of transfers that stays registered. A network card takes long to pin memory, and the
-// pager's host chunks are used again and again: each is made known to cards by its first transfer
-// and stays so until KeptRegions::letGo(). Where no link has a card, a region that stays is an entry
-// in a table.
+// pager's host chunks are used again and again: each is made known to cards by its first transfer,
+// and stays so until KeptRegions::letGo(). Where no link has a card, a region that stays is an
+// entry in a table.
 //
 // What may stay pinned is bounded: by half of what the process may pin (ulimit -l; the other half
 // is for transfers beyond the bound, which register their memory for themselves, as hedges and
