@@ -152,8 +152,10 @@ class Group {
     });
   }
   void dropRecord(CUevent event) {
-    const std::lock_guard lock(records_mutex_);
-    recorded_at_.erase(event);
+    behindKept([this, event] {
+      const std::lock_guard lock(records_mutex_);
+      recorded_at_.erase(event);
+    });
   }
   /// Where it was recorded last; of one that never was, where operations run.
   unsigned recordedAt(CUevent event) {

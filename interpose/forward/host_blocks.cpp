@@ -123,6 +123,9 @@ CUresult releaseBlock(uint64_t address, bool managed) {
     }
   }
   for (Session* const session : existingSessions()) session->arrivals().awaitBytes(address, mapped);
+  // What is kept may use it, and takes it along to another executor.
+  for (const Session* const session : with)
+    if (session->group() != nullptr) session->group()->awaitKept();
   BlockTable& all = blocks();
   InSessions calls;
   all.leaves(address);

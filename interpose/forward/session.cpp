@@ -108,8 +108,8 @@ void Session::sayLost(const Executor& executor, const std::string& why, bool lea
 void Session::lost(const Executor& executor, const std::string& why, bool leaving) {
   sayLost(executor, why, leaving);
   if (ended_.exchange(true)) return;
-  for (const auto& other : executors_)
-    if (other.get() != &executor && !leaving) (void)other->end(why);
+  for (const auto& each : executors_)
+    if (!leaving) (void)each->end(why);
   arrivals_->wake();
   functions_->lost(leaving);
   parts_->lost();

@@ -109,6 +109,7 @@ void makeOne(Seen& all) {
       sessions.push_back(std::move(session));
       continue;
     }
+    same->connected = std::max(same->connected, session.connected);
     for (size_t i = 0; i < std::min(same->bytes.size(), session.bytes.size()); ++i)
       same->bytes[i] += session.bytes[i];
     for (size_t i = 0; i < std::min(same->budgets.size(), session.budgets.size()); ++i)

@@ -52,6 +52,7 @@ CUresult timeOf(Session* session, unsigned executor, CUevent event, CUevent cloc
                 Milliseconds* time) {
   const forward::OwnStream stream(session);
   if (stream.stream() == nullptr) return CUDA_ERROR_DEVICE_UNAVAILABLE;
+  session->group()->awaitKept();  // the stream and the event may be made there only now
   Call record(api::Symbol::kCuEventRecord, session);
   record.only(executor);
   record.handle(clock);

@@ -125,7 +125,7 @@ Executors::Executors(forward::Session& session, status::UnifiedCounters& counter
               [this] { heard(); }}),
       managed_(session, home_, counters, managed) {}
 
-Executors::~Executors() = default;
+Executors::~Executors() { stopMover(); }
 
 // The worker of `from` connects to that of `to`.
 Status Executors::linkPeers(unsigned from, unsigned to) {
@@ -410,7 +410,7 @@ unsigned Executors::enter(const Uses& uses, Aged* aged, bool* kept) {
   if (uses.at) {
     lock.lock();
   } else {
-    *kept = uses.may_be_kept && joinsKept();
+    *kept = uses.may_be_kept && !managed_.any() && joinsKept();
     if (*kept) return active();
     lock = whenNoneIsKept();
   }
@@ -439,8 +439,7 @@ unsigned Executors::enter(const Uses& uses, Aged* aged, bool* kept) {
 // Under order_, where nothing is kept. Whether a call may be kept now. Then keeping_ is held, and
 // others find something kept as soon as they have the order.
 bool Executors::startsKeeping() {
-  if (!mover_runs_ || stopping_ || !same_kind_ || !unfinished_.empty() || managed_.any())
-    return false;
+  if (!mover_runs_ || !same_kind_ || !unfinished_.empty() || managed_.any()) return false;
   Lock lock(keeping_);
   if (awaiting_ != 0) return false;
   keeps_.store(true, std::memory_order_release);
@@ -448,15 +447,16 @@ bool Executors::startsKeeping() {
   return true;
 }
 
+bool Executors::isFull() const {
+  return kept_.size() >= kMostKept || kept_bytes_ >= kMostKeptBytes;
+}
+
 // Whether calls are kept, which one more goes behind. Then keeping_ is held.
 bool Executors::joinsKept() {
   if (!keeps_.load(std::memory_order_acquire)) return false;
   Lock lock(keeping_);
   // Those that wait for the end of what is kept come first.
-  sent_.wait(lock, [&] {
-    return kept_.empty() ||
-           (awaiting_ == 0 && kept_.size() < kMostKept && kept_bytes_ < kMostKeptBytes);
-  });
+  sent_.wait(lock, [&] { return kept_.empty() || (awaiting_ == 0 && !isFull()); });
   if (kept_.empty()) return false;
   (void)lock.release();
   return true;
@@ -464,8 +464,8 @@ bool Executors::joinsKept() {
 
 // Under keeping_.
 void Executors::keep(std::unique_ptr<forward::KeptCall> call) {
-  kept_bytes_ += call->bytes();
   kept_.push_back(std::move(call));
+  kept_bytes_ += kept_.back()->bytes();
   due_.notify_one();
 }
 
@@ -512,6 +512,7 @@ void Executors::runMover() {
     keeping.lock();
     while (!kept_.empty()) {
       forward::KeptCall& first = *kept_.front();
+      const size_t bytes = first.bytes();
       keeping.unlock();
       try {
         if (!session_.ended()) sendKept(order, first);
@@ -520,10 +521,11 @@ void Executors::runMover() {
         session_.lost(session_.executor(), error.what(), false);
       }
       keeping.lock();
-      kept_bytes_ -= first.bytes();
+      const bool was_full = isFull();
+      kept_bytes_ -= bytes;
       kept_.pop_front();
       if (kept_.empty()) keeps_.store(false, std::memory_order_release);
-      if (kept_.empty() || kept_.size() + 1 >= kMostKept) sent_.notify_all();
+      if (kept_.empty() || was_full) sent_.notify_all();
     }
     keeping.unlock();
     session_.flush();
@@ -559,10 +561,12 @@ void Executors::sendKept(Lock& lock, forward::KeptCall& call) {
   links_.flush();
 }
 
-// What is kept is sent first: the program may have meant its work to be done.
+// What is kept is sent first: the program may have meant its work to be done. Nothing more is kept
+// from now on.
 void Executors::stopMover() {
-  if (!mover_runs_) return;
+  if (!mover_runs_.exchange(false)) return;
   Lock lock(keeping_);
+  ++awaiting_;
   (void)sent_.wait_for(lock, kLongest, [&] { return kept_.empty(); });
   stopping_ = true;
   lock.unlock();

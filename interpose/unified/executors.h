@@ -119,6 +119,7 @@ class Executors final : public forward::Group {
   Lock whenNoneIsKept();
   bool startsKeeping();
   bool joinsKept();
+  bool isFull() const;
   std::optional<forward::Aged> sendHere(const Uses& uses, Home::Routed* elsewhere);
   forward::Aged noteSent(const Uses& uses, const Home::Sent& sent, status::RouteReason reason);
   forward::Aged sendRouted(const Uses& uses, const Home::Routed& elsewhere, Lock* released);
@@ -152,8 +153,8 @@ class Executors final : public forward::Group {
 
   ManagedMemory managed_;
 
-  bool same_kind_ = false;   // of pinned memory, at all executors
-  bool mover_runs_ = false;  // set by start()
+  bool same_kind_ = false;               // of pinned memory, at all executors
+  std::atomic<bool> mover_runs_{false};  // from start() to leaves()
   std::thread mover_;
 
   std::mutex keeping_;            // below order_
@@ -163,7 +164,7 @@ class Executors final : public forward::Group {
   // move.
   std::deque<std::unique_ptr<forward::KeptCall>> kept_;
   size_t kept_bytes_ = 0;
-  size_t awaiting_ = 0;  // threads that wait for the end of kept_
+  size_t awaiting_ = 0;  // threads that wait for the end of kept_; one more from leaves() on
   // Whether there are any. It becomes true, and false, under both.
   std::atomic<bool> keeps_{false};
   std::atomic<bool> stopping_{false};

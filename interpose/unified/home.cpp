@@ -284,6 +284,17 @@ void Home::eachRegion(std::span<const Run> runs, Each each) const {
   }
 }
 
+// Regions of a turn that are there still, whole. At the addresses of others there may be something
+// else by now.
+template <typename Each>
+void Home::eachStillAt(unsigned executor, const Turns::Turn& turn, Each each) const {
+  for (const uint64_t page : turn.regions) {
+    if (extent_at_[page] == directory::kNone) continue;
+    const Region& region = *page_of_[extent_at_[page]].region;
+    if (pageOf(region) == page && settledAt(region) == executor) each(region);
+  }
+}
+
 // Where `at` has room for what a short turn uses that all would go to `there` for.
 std::optional<uint64_t> Home::shortTurn(unsigned at, unsigned there,
                                         std::span<const Run> runs) const {
@@ -291,25 +302,27 @@ std::optional<uint64_t> Home::shortTurn(unsigned at, unsigned there,
   eachRegion(runs, [&](const Region& region) {
     if (found || settledAt(region) != there) return;
     const Turns::Turn* const turn = turns_.paidFor(pageOf(region), there);
-
-    if (turn != nullptr && placed_[at] + turn->pages <= rooms_[at]) found = pageOf(region);
+    if (turn == nullptr) return;
+    uint64_t then = placed_[at];
+    eachStillAt(there, *turn, [&](const Region& one) { then += one.pages; });
+    if (then <= std::min(rooms_[at], holds_[at])) found = pageOf(region);
   });
   return found;
 }
 
-// What the turn uses comes, and its operations find it here. Regions that are not what they were
-// come for nothing.
+// What the turn uses comes, and its operations find it here.
 void Home::unite(unsigned executor, uint64_t cause, Age age) {
   const auto agent = static_cast<directory::AgentId>(executor);
   if (extent_at_[cause] == directory::kNone) return;
   const uint8_t other = page_of_[extent_at_[cause]].placed;
   const Turns::Turn* const turn = turns_.paidFor(cause, other);
   if (turn == nullptr) return;
-  for (const uint64_t page : turn->regions) {
-    if (extent_at_[page] == directory::kNone) continue;
-    const Region& region = *page_of_[extent_at_[page]].region;
-    if (region.removed || settledAt(region) != other) continue;
-    for (ExtentId extent = region.first; extent < region.first + region.pages; ++extent) {
+  std::vector<Run> coming;  // to place a page says that its region is not settled
+  eachStillAt(other, *turn, [&](const Region& region) {
+    coming.push_back({region.first, region.first + static_cast<ExtentId>(region.pages)});
+  });
+  for (const Run& run : coming) {
+    for (ExtentId extent = run.first; extent < run.end; ++extent) {
       place(extent, agent);
       directory_.ask(age, agent, extent, 1, Mode::kOwn, actions_);
     }
@@ -363,11 +376,18 @@ std::optional<Home::Sent> Home::sendInPlace(unsigned executor, std::span<const N
   std::lock_guard lock(mutex_);
   if (placed_[executor] > rooms_[executor] + rooms_[executor] / kSlack)
     return std::nullopt;  // routing sheds work then
+  bool all_noted = true;
   for (const Named& one : named) {
     const uint64_t at = (one.address - base_) / kPageBytes;
     if (one.address < base_ || at >= settled_at_.size()) continue;
     if (settled_at_[at] != executor && settled_at_[at] != kNoRegion) return std::nullopt;
-    if (settled_at_[at] == kNoRegion || turns_.isNoted(at)) continue;
+    all_noted = all_noted && turns_.isNoted(at);
+  }
+  for (const Named& one : all_noted ? std::span<const Named>() : named) {
+    const uint64_t at = (one.address - base_) / kPageBytes;
+    if (one.address < base_ || at >= settled_at_.size() || settled_at_[at] != executor ||
+        turns_.isNoted(at))
+      continue;
     const Region& region = *page_of_[extent_at_[at]].region;
     turns_.note(at, pageOf(region), region.pages, true);
   }

@@ -185,6 +185,8 @@ class Home {
   Cost costAt(unsigned executor, std::span<const Run> runs) const;
   void place(ExtentId extent, uint8_t executor);
   void noteTraveller(ExtentId extent, uint8_t executor);
+  template <typename Each>
+  void eachStillAt(unsigned executor, const Turns::Turn& turn, Each each) const;
   static bool isIn(std::span<const Run> runs, ExtentId extent);
   template <typename Each>
   void eachRegion(std::span<const Run> runs, Each each) const;

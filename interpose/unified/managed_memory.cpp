@@ -281,6 +281,7 @@ void ManagedMemory::awaitWork(uint64_t context, CUstream stream) {
     return stopping_ || session_.ended() || session_.functions().outstanding();
   };
   if (forward::capturing() || isNoUse()) return;
+  session_.group()->awaitKept();
   const auto begun = std::chrono::steady_clock::now();
   // Of the default stream of each thread nobody knows whose it is.
   if (stream == CU_STREAM_PER_THREAD) stream = nullptr;

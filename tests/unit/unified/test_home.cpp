@@ -453,6 +453,11 @@ class Line {
     send({page}, named, std::nullopt);
     send({page}, named, std::nullopt);  // which finds it there
   }
+  void remove(uint64_t page) {
+    home.remove(addressOf(page));
+    pump();
+    REQUIRE(home.released().size() == 1);
+  }
   /// An operation that names these regions. Whether all has moved for it.
   bool run(const std::vector<uint64_t>& regions) {
     std::vector<Named> named;
@@ -565,6 +570,25 @@ TEST_CASE("pages of short turns stay where they are where there is no room for t
   CHECK(line.home.moved() == moved + 2);
   CHECK(line.home.placed(0) <= 3072 + 3072 / 32);
   CHECK(line.home.placed(1) <= 3440);
+}
+
+TEST_CASE("what lies where memory of a short turn was does not come for it") {
+  Line line({3072, 3072});
+  load(line, "0010");
+  line.add(10'000, 2980, 0);
+  line.add(350, 2, 1);
+  const auto round = [&] {
+    for (const auto& regions : {std::vector<uint64_t>{100, 1}, {200, 1}, {300, 350, 1}, {400, 1}})
+      for (int times = 0; times < 3; ++times) (void)line.run(regions);
+  };
+  for (int i = 0; i < 2; ++i) round();
+  REQUIRE(line.home.placedAt(addressOf(300)) == 1u);
+  // There was room for 22 pages, and there is none for 60.
+  line.remove(350);
+  line.add(350, 40, 1);
+  for (int i = 0; i < 3; ++i) round();
+  CHECK(line.home.placedAt(addressOf(300)) == 1u);
+  CHECK(line.home.placed(0) <= 3072);
 }
 
 TEST_CASE("what has stayed with an executor does not travel any more") {
