@@ -13,12 +13,12 @@
 //              so found too
 //
 // Routing. An operation goes where the fewest pages have to move for it: those that it names and
-// that are elsewhere, and, where the executor would have more pages than room, as many again twice,
-// since others leave and come back. Where it would have more than it can hold it goes last. A move
-// of all costs as much as some pages: so the pages that all operations name in turns (activations,
-// work space) come along, and what decides is where the many are that few operations name
-// (weights). What is placed counts, not what is owned: the operations before have been sent, and
-// will have moved it.
+// that are elsewhere, and, where the executor would have more pages than room (for what is new a
+// little less, for what comes and goes a little more), as many again twice, since others leave and
+// come back. Where it would have more than it can hold it goes last. A move of all costs as much as
+// some pages: so the pages that all operations name in turns (activations, work space) come along,
+// and what decides is where the many are that few operations name (weights). What is placed counts,
+// not what is owned: the operations before have been sent, and will have moved it.
 //
 // Short turns. Memory that came to lie as a program was loaded makes all move for a matrix or two
 // that lie at another executor than those before and behind. When the moves have cost as much as
@@ -113,8 +113,8 @@ class Home {
   Sent send(unsigned executor, std::span<const Named> named, bool ahead,
             std::optional<uint64_t> united = std::nullopt);
   /// As send(), where all that it names is there, with nothing under way for it, and the executor
-  /// has no more pages than room; else nothing is sent. Of most launches, so it takes the lock once
-  /// and looks at one byte for each region.
+  /// has no more pages than room and a little more; else nothing is sent. Of most launches, so it
+  /// takes the lock once and looks at one byte for each region.
   std::optional<Sent> sendInPlace(unsigned executor, std::span<const Named> named);
   /// It was not sent after all.
   void cancel(directory::Age age);
