@@ -22,12 +22,12 @@
 namespace olpager::forward {
 namespace {
 
-// What is named for one of several executors is named for all: another one may be active when the
-// launch is sent.
-template <typename Each>
-void eachSide(const Session& session, Each each) {
-  for (size_t i = 0; i < session.executors().size(); ++i)
-    each(session.slot() + static_cast<unsigned>(i));
+// Under mutex. Where several executors are, another one may be active when a launch is sent: what
+// is named for one is named for all. Whether it was not named before.
+bool nameAtAll(BlockTable& all, const Session& session, uint64_t address) {
+  bool any = false;
+  for (const unsigned side : session.sides()) any = all.name(side, address) || any;
+  return any;
 }
 
 // Under mutex. What the program changed in a block, as runs; agreed on from now on. Whether it
@@ -52,13 +52,7 @@ bool takeChanges(BlockTable& all, const Session& session, unsigned slot, uint64_
     const uint64_t begin = std::max(base, (address - (sizeof(uint64_t) - 1)) / 4 * 4);
     const uint64_t end = std::min(base + block.bytes, address + length + sizeof(uint64_t));
     any = eachAddress(agreed.data() + (begin - base), end - begin,
-                      [&](uint64_t word) {
-                        bool found = false;
-                        eachSide(session, [&](unsigned side) {
-                          if (all.name(side, word)) found = true;
-                        });
-                        return found;
-                      }) ||
+                      [&](uint64_t word) { return nameAtAll(all, session, word); }) ||
           any;
   }
   return any;
@@ -89,12 +83,14 @@ void sendRuns(Session* session, unsigned side, const std::vector<std::byte>& run
 void noteAddresses(const Session* session, const void* words, uint64_t bytes) {
   if (session == nullptr) return;
   BlockTable& all = blocks();
-  eachSide(*session, [&](unsigned side) {
-    if (all.counts[side].unnamed.load(std::memory_order_relaxed) == 0) return;
-    (void)eachAddress(words, bytes, [&](uint64_t address) {
-      std::lock_guard lock(all.mutex);
-      return all.name(side, address);
-    });
+  const auto sides = session->sides();
+  if (std::none_of(sides.begin(), sides.end(), [&](unsigned side) {
+        return all.counts[side].unnamed.load(std::memory_order_relaxed) != 0;
+      }))
+    return;
+  (void)eachAddress(words, bytes, [&](uint64_t address) {
+    std::lock_guard lock(all.mutex);
+    return nameAtAll(all, *session, address);
   });
 }
 
@@ -154,7 +150,7 @@ void noteNamed(const Session* session, uint64_t address) {
   if (session == nullptr) return;
   BlockTable& all = blocks();
   std::lock_guard lock(all.mutex);
-  eachSide(*session, [&](unsigned side) { (void)all.name(side, address); });
+  (void)nameAtAll(all, *session, address);
 }
 
 std::vector<uint64_t> namedBlocks(const Session* session) {

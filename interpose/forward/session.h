@@ -21,7 +21,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <numeric>
+#include <ranges>
 #include <span>
 #include <string>
 #include <vector>
@@ -71,10 +71,8 @@ class Session {  // Many members: each of its parts is one object, beside its ex
   /// Whether all its workers are on this host and map memory that has a descriptor.
   bool sharesMemory() const;
   /// Those of all its workers.
-  std::vector<unsigned> sides() const {
-    std::vector<unsigned> all(executors_.size());
-    std::iota(all.begin(), all.end(), slot_);
-    return all;
+  auto sides() const {
+    return std::views::iota(slot_, slot_ + static_cast<unsigned>(executors_.size()));
   }
   /// Memory that workers are to read or write by themselves is registered here: with one key for
   /// whichever executor, in place over lost links.

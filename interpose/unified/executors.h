@@ -165,7 +165,8 @@ class Executors final : public forward::Group {
   std::deque<std::unique_ptr<forward::KeptCall>> kept_;
   size_t kept_bytes_ = 0;
   size_t awaiting_ = 0;  // threads that wait for the end of kept_; one more from leaves() on
-  // Whether there are any. It becomes true, and false, under both.
+  // Whether there are any, or will be when the turn is over that has keeping_. It becomes true
+  // under both.
   std::atomic<bool> keeps_{false};
   std::atomic<bool> stopping_{false};
 

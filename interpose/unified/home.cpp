@@ -419,14 +419,13 @@ bool Home::isIn(std::span<const Run> runs, ExtentId extent) {
 void Home::arrive(unsigned executor, Age age, std::span<const Named> named) {
   const auto agent = static_cast<directory::AgentId>(executor);
   std::lock_guard lock(mutex_);
-  std::vector<const Region*> settled;
   const std::vector<Run> runs = runsOf(named);
+  uint64_t cause = kNoCause;
   eachRegion(runs, [&](const Region& region) {
-    if (settledAt(region) == agent) settled.push_back(&region);
+    if (cause == kNoCause && settledAt(region) == agent) cause = pageOf(region);
   });
-  turns_.begin(executor, settled.empty() ? kNoCause : pageOf(*settled.front()));
-  for (const Region* const region : settled) noteInTurn(*region, true);
-  eachRegion(runs, [&](const Region& region) { noteInTurn(region, false); });
+  turns_.begin(executor, cause);
+  eachRegion(runs, [&](const Region& region) { noteInTurn(region, settledAt(region) == agent); });
   std::vector<ExtentId> last = std::exchange(travellers_[executor], {});
   std::sort(last.begin(), last.end());
   last.erase(std::unique(last.begin(), last.end()), last.end());
@@ -478,14 +477,11 @@ void Home::place(ExtentId extent, uint8_t executor) {
   if (placed != kNowhere) ++placed_[placed];
 }
 
-uint8_t Home::settledAt(const Region& region) const {
-  return settled_at_[(region.base - base_) / kPageBytes];
-}
+uint8_t Home::settledAt(const Region& region) const { return settled_at_[pageOf(region)]; }
 
 void Home::setSettled(const Region& region, uint8_t executor) {
   if (const uint8_t now = settledAt(region); now == executor || now == kNoRegion) return;
-  const uint64_t at = (region.base - base_) / kPageBytes;
-  std::fill_n(settled_at_.begin() + static_cast<ptrdiff_t>(at), region.pages, executor);
+  std::fill_n(settled_at_.begin() + static_cast<ptrdiff_t>(pageOf(region)), region.pages, executor);
 }
 
 // While something is under way for an extent its owner says nothing of where it will be.
@@ -543,7 +539,7 @@ Status Home::carryOut() {
       case ActionKind::kReleased: {
         Region& region = *page_of_[action.extent].region;
         if (++region.released != region.pages) break;
-        const uint64_t at = (region.base - base_) / kPageBytes;
+        const uint64_t at = pageOf(region);
         for (uint64_t page = 0; page < region.pages; ++page) {
           noteOwner(extent_at_[at + page], kNowhere);
           page_of_[extent_at_[at + page]] = {};
