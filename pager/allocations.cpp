@@ -85,7 +85,7 @@ Region* makeRegion(PoolState& state, Engine& engine, CUcontext context, const Ne
 // path.
 void publish(PoolState& state, Region& region) {
   region.published = true;
-  state.outside += region.blocked.load();
+  state.outside += countOutside(region);
   state.updateSlow();
   state.book.publish(region);
 }
@@ -223,7 +223,7 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
   state.book.withdraw(region->base);
   // It counts no more: else each free would turn `slow` on and off again.
   region->published = false;
-  state.outside -= region->blocked.load();
+  state.outside -= countOutside(*region);
   state.updateSlow();
   if (region->pins > 0) {
     subtract(engine.figures().pinned_extents, region->extents.size());

@@ -68,12 +68,19 @@ struct PoolState {
   LostContexts lost;
   std::unique_ptr<Managed> managed;  // from the first managed allocation on
   std::unique_ptr<Away> away;        // where the pool is an executor among several
-  uint64_t outside = 0;              // extents of live regions that are not in state kVram
+  uint64_t outside = 0;              // extents of live regions for which isOutside()
   bool stopped = false;
 
   /// Whether a host function of the program's is not over, where there is managed memory that it
   /// may touch. Without the mutex.
   bool anyHostFunction() const { return has_managed.load() && managed->functions.any(); }
+  /// Whether it matters in which order launches use memory. Not where all of it is in VRAM, which
+  /// only an executor among several has to look at.
+  bool learnsOrder() const { return outside != 0 || away == nullptr; }
+  /// A launch uses the unit.
+  void touch(predict::Unit unit, uint32_t signature) {
+    if (learnsOrder()) predictor.touch(unit, signature);
+  }
   /// `slow` as the extents say.
   void updateSlow();
 };

@@ -54,10 +54,13 @@ Age Directory::operation() {
   return next_++;
 }
 
+std::deque<Directory::Route>::iterator Directory::placeOf(Age age) {
+  return std::lower_bound(routes_.begin(), routes_.end(), age,
+                          [](const Route& one, Age wanted) { return one.age < wanted; });
+}
+
 Directory::Route* Directory::route(Age age) {
-  const auto found =
-      std::lower_bound(routes_.begin(), routes_.end(), age,
-                       [](const Route& one, Age wanted) { return one.age < wanted; });
+  const auto found = placeOf(age);
   return found != routes_.end() && found->age == age ? &*found : nullptr;
 }
 
@@ -67,7 +70,8 @@ void Directory::sent(Age age, AgentId agent) {
 
 void Directory::finished(Age age) {
   complete_.add(age);
-  if (Route* const found = route(age)) routes_.erase(routes_.begin() + (found - routes_.data()));
+  if (const auto found = placeOf(age); found != routes_.end() && found->age == age)
+    routes_.erase(found);
 }
 
 void Directory::cancel(Age age, Actions& actions) {

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <algorithm>
+#include <deque>
 #include <vector>
 
 #include "coherence/directory/ages.h"
@@ -130,6 +131,7 @@ class Directory {
   bool live(AgentId agent) const { return agent < kMostAgents && (live_ & bit(agent)) != 0; }
   Open& open(ExtentId extent);
   void rest(ExtentId extent);
+  std::deque<Route>::iterator placeOf(Age age);
   Route* route(Age age);
   void finished(Age age);
 
@@ -164,7 +166,9 @@ class Directory {
   Member members_[kMostAgents];
   Ages complete_;
   Age next_ = 0;
-  std::vector<Route> routes_;  // operations that are not complete, by age
+  // Operations that are not complete, by age. They end about in their order, and a program may be
+  // many thousands of them ahead: those behind one that ends stay where they are.
+  std::deque<Route> routes_;
 };
 
 template <typename Sink>

@@ -167,7 +167,7 @@ void Acquisition::count(Engine& engine, bool in_place, Submission& into) {
     traced(TraceKind::kFault, static_cast<unsigned>(engine.device()), begins - waited_ns_, begins,
            (*first)->base, (*first)->pages * kPageBytes, into.number);
   }
-  engine.touched();
+  if (state_.learnsOrder()) engine.touched();
 }
 
 // A kernel may have stored the addresses of roots wherever it came to. The CPU may put pointers

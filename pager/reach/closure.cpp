@@ -41,7 +41,7 @@ void Closure::name(uint64_t address) {
   if (region->arena != nullptr && region->engine != nullptr)
     used.name(*region, address, signature_);
   if (!region->tiny && !region->by_pieces && region->mark != mark_)
-    state_.predictor.touch(unitOf(*region), signature_);
+    state_.touch(unitOf(*region), signature_);
   visit(region);
 }
 
@@ -65,7 +65,7 @@ CUresult Closure::nameRange(uint64_t address, uint64_t bytes, Mode mode) {
   state_.reach.forFixed(*region, address, address + bytes, found);
   if (region->arena != nullptr) used.nameRange(*region, address, bytes, signature_);
   if (!region->tiny && !region->by_pieces && region->mark != mark_)
-    state_.predictor.touch(unitOf(*region), signature_);
+    state_.touch(unitOf(*region), signature_);
   visit(region);
   return CUDA_SUCCESS;
 }

@@ -34,7 +34,7 @@ void WorkingSet::name(Region& region, uint64_t address, uint32_t signature) {
   const Piece& piece = region.arena->name(std::min(address, region.end() - 1));
   if (!region.by_pieces) return;
   know(region);
-  state_.predictor.touch(unitOf(piece), signature);
+  state_.touch(unitOf(piece), signature);
   add(region, piece.begin, piece.end);
 }
 
@@ -44,7 +44,7 @@ void WorkingSet::nameRange(Region& region, uint64_t address, uint64_t bytes, uin
   know(region);
   unsigned touched = 0;
   region.arena->overlapping(address, bytes, [&](const Piece& piece) {
-    if (touched++ < kMostTouched) state_.predictor.touch(unitOf(piece), signature);
+    if (touched++ < kMostTouched) state_.touch(unitOf(piece), signature);
   });
   add(region, address, address + bytes);
 }

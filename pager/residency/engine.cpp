@@ -296,18 +296,13 @@ void Engine::setState(Extent& extent, ExtentState state) {
   if (!usable(before) && usable(state)) --region.unusable;
   extent.state = state;
   const bool was = before == ExtentState::kVram, is = state == ExtentState::kVram;
-  if (was && !is) {
+  if (was && !is)
     region.blocked.fetch_add(1, std::memory_order_seq_cst);
-    if (region.published) {
-      ++pool_.outside;
-      pool_.updateSlow();
-    }
-  } else if (!was && is) {
+  else if (!was && is)
     region.blocked.fetch_sub(1, std::memory_order_seq_cst);
-    if (region.published) {
-      --pool_.outside;
-      pool_.updateSlow();
-    }
+  if (region.published && isOutside(region, before) != isOutside(region, state)) {
+    isOutside(region, state) ? ++pool_.outside : --pool_.outside;
+    pool_.updateSlow();
   }
   // Who waits for an extent has said so of its region, but for what has waiters of other kinds. To
   // wake the others each time would cost them the mutex, and whoever moves extents the time.

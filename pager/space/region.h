@@ -380,6 +380,18 @@ inline bool raiseStamps(Region& region, uint64_t number, uint64_t followed) {
   return news;
 }
 
+/// Whether an extent of the region that is in `state` is here, and not in VRAM. What other executors
+/// have is not here.
+inline bool isOutside(const Region& region, ExtentState state) {
+  return state != ExtentState::kVram && !(state == ExtentState::kAbsent && region.away != nullptr);
+}
+
+inline uint64_t countOutside(const Region& region) {
+  return static_cast<uint64_t>(
+      std::count_if(region.extents.begin(), region.extents.end(),
+                    [&](const auto& extent) { return isOutside(region, extent->state); }));
+}
+
 inline directory::ExtentId SharedRegion::idOf(const Extent& extent) const {
   return first +
          static_cast<directory::ExtentId>((extent.address - extent.region->base) / kPageBytes);
