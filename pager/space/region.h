@@ -380,8 +380,8 @@ inline bool raiseStamps(Region& region, uint64_t number, uint64_t followed) {
   return news;
 }
 
-/// Whether an extent of the region that is in `state` is here, and not in VRAM. What other executors
-/// have is not here.
+/// Whether an extent of the region that is in `state` is here, and not in VRAM. What other
+/// executors have is not here.
 inline bool isOutside(const Region& region, ExtentState state) {
   return state != ExtentState::kVram && !(state == ExtentState::kAbsent && region.away != nullptr);
 }

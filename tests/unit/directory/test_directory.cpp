@@ -1,5 +1,9 @@
 // The directory and agents step by step, without a network: messages are carried one by one.
+#include <algorithm>
 #include <deque>
+#include <iterator>
+#include <map>
+#include <random>
 
 #include "coherence/directory/agent.h"
 #include "coherence/directory/directory.h"
@@ -401,6 +405,41 @@ TEST_CASE("what is out of place is a violation, what is late is nothing", "[dire
   s.deliver({.kind = MessageKind::kGet, .from = 40, .epoch = 1, .extent = 0});
   s.deliver({.kind = MessageKind::kGet, .from = 1, .epoch = 1, .extent = 4000});
   CHECK(s.count(ActionKind::kViolation) == 3);
+}
+
+TEST_CASE("many operations are under way, and end in any order", "[directory]") {
+  const uint64_t seed = std::random_device{}();
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  Directory home{2};
+  home.join(0, 1);
+  home.join(1, 1);
+  Actions actions;
+  std::map<Age, AgentId> under_way;
+  for (int i = 0; i < 20'000; ++i) {
+    if (under_way.empty() || (under_way.size() < 3000 && random() % 8 < 5)) {
+      const Age age = home.operation();
+      const auto agent = static_cast<AgentId>(random() % 2);
+      home.sent(age, agent);
+      under_way[age] = agent;
+    } else {
+      // Most often about the first.
+      auto one = under_way.begin();
+      std::advance(one,
+                   random() % std::min<size_t>(under_way.size(), random() % 16 == 0 ? 3000 : 4));
+      const auto [age, agent] = *one;
+      under_way.erase(one);
+      if (random() % 16 == 0)
+        home.cancel(age, actions);
+      else
+        home.receive(
+            {.kind = MessageKind::kCompleted, .from = agent, .to = kHome, .epoch = 1, .age = age},
+            actions);
+      REQUIRE(home.complete(age));
+    }
+    REQUIRE((under_way.empty() || home.oldest() == under_way.begin()->first));
+    if (!under_way.empty()) REQUIRE_FALSE(home.complete(under_way.rbegin()->first));
+  }
 }
 
 TEST_CASE("ages that are in a set", "[directory]") {

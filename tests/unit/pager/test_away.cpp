@@ -444,6 +444,37 @@ TEST_CASE("a page that comes along is in VRAM before a launch names it", "[pager
   checkAtPool(rig, view, named, 0, 2);
 }
 
+TEST_CASE("where all is in VRAM no order is learned", "[pager][away]") {
+  constexpr uint64_t kVram = 16 * kMiB;
+  Rig rig({.vram = kVram, .host = 64 * kMiB});
+  View view(rig);
+  PoolState& state = PoolInside::of(rig.pool());
+  const auto touches = [&] {
+    const Lock lock(state.mutex);
+    return state.predictor.touches();
+  };
+  std::vector<uint64_t> pages{view.make(1), view.make(1)};
+  const auto useAll = [&] {
+    for (const uint64_t page : pages) addAtPool(rig, view, page, 1, 1, true);
+    rig.synchronize();
+  };
+  const uint64_t absent = view.make(4);  // which other executors have
+  view.atOther(absent, 0, 4, 1);
+  useAll();
+  const auto allInVram = [&] {
+    return std::ranges::all_of(pages,
+                               [&](uint64_t page) { return rig.pool().residency(page).vram != 0; });
+  };
+  REQUIRE(allInVram());
+  const uint64_t before = touches();
+  useAll();
+  CHECK(touches() == before);
+  for (uint64_t bytes = 0; bytes < 2 * kVram; bytes += kPageBytes) pages.push_back(view.make(1));
+  useAll();
+  useAll();
+  CHECK(touches() >= before + pages.size());
+}
+
 TEST_CASE("pointers that a copy of unknown bytes has brought are followed", "[pager][away]") {
   Rig rig;
   View view(rig);
@@ -465,6 +496,47 @@ TEST_CASE("pointers that a copy of unknown bytes has brought are followed", "[pa
   });
   rig.synchronize();
   CHECK(found == std::vector<uint64_t>{4, 4});
+}
+
+TEST_CASE("a pointer that was stored before its page left is followed", "[pager][away]") {
+  Rig rig;
+  View view(rig);
+  const uint64_t table = view.make(2), target = view.make(1), out = view.make(1);
+  view.atOther(target, 0, 1, 4);
+  view.atPool({{table, 0}, {target, 0}}, true,
+              [&] { rig.launch(CU_STREAM_LEGACY, "setEntry", table, uint64_t{0}, target); });
+  rig.synchronize();
+  view.atOther(target, 0, 1, 3);
+  view.atPool({{table, 0}, {out, 0}}, true,
+              [&] { rig.launch(CU_STREAM_LEGACY, "gather", out, table, uint64_t{1}); });
+  uint64_t found = 0;
+  view.atPool({{out, kPageBytes}}, true, [&] {
+    mustSucceed(rig.copyOut(CU_STREAM_LEGACY, &found, out, sizeof found), "copyOut");
+  });
+  rig.synchronize();
+  CHECK(found == 7);
+  CHECK(view.ownerOf(target) == kPool);
+}
+
+TEST_CASE("a page stays while a launch is under way that may follow a pointer to it",
+          "[pager][away]") {
+  Rig rig;
+  View view(rig);
+  const uint64_t table = view.make(1), target = view.make(1), out = view.make(1);
+  view.atOther(target, 0, 1, 4);
+  view.atPool({{table, 0}, {target, 0}}, true,
+              [&] { rig.launch(CU_STREAM_LEGACY, "setEntry", table, uint64_t{0}, target); });
+  view.atPool({{table, 0}, {out, 0}}, true, [&] {
+    rig.launch(CU_STREAM_LEGACY, "gatherLate", out, table, uint64_t{1}, uint64_t{300'000});
+  });
+  view.atOther(target, 0, 1, 3);
+  uint64_t found = 0;
+  view.atPool({{out, kPageBytes}}, true, [&] {
+    mustSucceed(rig.copyOut(CU_STREAM_LEGACY, &found, out, sizeof found), "copyOut");
+  });
+  rig.synchronize();
+  CHECK(found == 4);
+  checkAtPool(rig, view, target, 0, 7);
 }
 
 TEST_CASE("an operation of several calls keeps all that it uses until it is over",
