@@ -46,6 +46,7 @@ struct Settings {
       1;  // of memory that is mapped shared: 0 none can be registered, 1 all, 2 every second
   unsigned connections = 0;        // queues that the streams of a device share; 0: one each
   double bandwidth = 0;            // bytes per second of one copy; 0: as fast as the host
+  double host_making = 0;          // bytes per second of host memory made by cuMemCreate; likewise
   unsigned threads = 0;            // of the worker pool; 0: one per core
   bool dead_contexts_end = false;  // a destroyed context that is named again ends the process
   bool extras = false;  // what an H200 can't do: decompression, one kernel on several devices

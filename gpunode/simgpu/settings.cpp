@@ -148,6 +148,13 @@ Result<Settings> readSettings() {
       return bad("OL_SIM_BANDWIDTH", v, "GB/s of a copy, such as 25");
     s.bandwidth = gigabytes * 1e9;
   }
+  if (const char* v = variable("OL_SIM_HOST_MAKING")) {
+    char* end = nullptr;
+    const double gigabytes = std::strtod(v, &end);
+    if (end == v || *end != 0 || !(gigabytes > 0) || gigabytes > 1e6)
+      return bad("OL_SIM_HOST_MAKING", v, "GB/s of host memory that is made, such as 1");
+    s.host_making = gigabytes * 1e9;
+  }
   if (const char* v = variable("OL_SIM_CONNECTIONS")) {
     if (!parseInteger(v, 0, 1024, &number))
       return bad("OL_SIM_CONNECTIONS", v, "a number from 0 to 1024");

@@ -4,6 +4,10 @@
 // chunks; until then the range stays PROT_NONE and absent from the page tables.
 #include <sys/mman.h>
 
+#include <chrono>
+#include <mutex>
+#include <thread>
+
 #include "gpunode/simgpu/device.h"
 #include "gpunode/simgpu/memory.h"
 #include "gpunode/simgpu/memory_state.h"
@@ -118,6 +122,11 @@ CUresult Memory::create(uint64_t bytes, const CUmemAllocationProp& properties,
       break;
     default:
       return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (const double rate = Driver::get().settings.host_making; device == nullptr && rate > 0) {
+    static std::mutex making;  // the driver's, for all devices
+    const std::lock_guard lock(making);
+    std::this_thread::sleep_for(std::chrono::duration<double>(static_cast<double>(bytes) / rate));
   }
   std::shared_ptr<Physical> physical;
   if (handle_types != CU_MEM_HANDLE_TYPE_NONE) {

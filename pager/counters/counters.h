@@ -94,10 +94,11 @@ struct alignas(64) DeviceCounters {
   Gauge parked_bytes;                 // (g) in the host tier, not mapped for the GPU
   Gauge pinned_bytes;   // (g) of extents held in VRAM for users of addresses that pass no launch
   Counter allocations;  // (g)
-  Counter vram_budget_bytes;  // (g)
-  Counter pinned_extents;     // (g)
-  Gauge remote_bytes;         // (g) that only memservers have
-  Counter reserved_memory[1];
+  Counter vram_budget_bytes;   // (g)
+  Counter pinned_extents;      // (g)
+  Gauge remote_bytes;          // (g) that only memservers have
+  Counter host_touched_bytes;  // of memory that was touched ahead of the driver, which made host
+                               // chunks slowly
 
   // Movement.
   alignas(64) Counter demand_faults;  // extents fetched since a launch or copy waited for them
@@ -154,7 +155,7 @@ struct alignas(64) Counters {
   Counter memservers_verbs;  // (g) as memservers_tcp
   Counter card_registrations;  // of memory with RDMA cards, for memservers: each pins it
   Counter card_bytes;          // (g) that RDMA cards know now, each card counted by itself
-  Counter reserved_process[1];
+  Counter host_wait_ns;        // for which something waited until the driver had made host memory
 
   DeviceCounters devices[kMaxCountedDevices];
   status::UnifiedCounters unified;

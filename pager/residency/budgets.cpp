@@ -1,11 +1,10 @@
 #include "pager/residency/budgets.h"
 
 #include <algorithm>
-#include <fstream>
-#include <string>
 
 #include "base/cgroup.h"
 #include "base/log.h"
+#include "base/machine_memory.h"
 #include "base/size.h"
 
 namespace olpager::pager {
@@ -14,17 +13,6 @@ namespace {
 
 uint64_t wholePages(uint64_t bytes) {
   return std::max(kPageBytes, bytes / kPageBytes * kPageBytes);
-}
-
-// "MemTotal:" or "MemAvailable:", in bytes.
-uint64_t memoryOf(const std::string& wanted) {
-  std::ifstream file("/proc/meminfo");
-  std::string key;
-  uint64_t kib = 0;
-  std::string rest;
-  while (file >> key >> kib && std::getline(file, rest))
-    if (key == wanted) return kib << 10;
-  return 0;
 }
 
 // What was asked for beyond what there is would be told to programs as memory that they have.
@@ -59,9 +47,9 @@ uint64_t vramBudget(const Budget& given, const DriverApi& driver) {
 
 uint64_t hostLimit(const Budget& given) {
   if (given.bytes != 0)
-    return atMost(memoryOf("MemTotal:"), given.bytes, "host RAM") / kPageBytes * kPageBytes;
+    return atMost(base::totalMemory(), given.bytes, "host RAM") / kPageBytes * kPageBytes;
   const uint64_t available =
-      std::min(memoryOf("MemAvailable:"), base::cgroupMemory(base::ownCgroup()).room());
+      std::min(base::availableMemory(), base::cgroupMemory(base::ownCgroup()).room());
   const double share = given.percent != 0 ? given.percent / 100 : 0.8;
   return static_cast<uint64_t>(static_cast<double>(available) * share) / kPageBytes * kPageBytes;
 }

@@ -30,6 +30,7 @@ CUmemAllocationProp hostProperties(int numa_node) {
 }
 
 constexpr uint64_t kLongestRetryNs = 60'000'000'000;
+constexpr double kTellWaitSeconds = 2;  // of waiting for host memory, until a line tells of it
 
 CUmemAccessDesc readWrite(CUmemLocationType type, int id, bool read_only = false) {
   CUmemAccessDesc access{};
@@ -396,20 +397,46 @@ bool ChunkStore::addHost(unsigned order, const HostCounts* keep, Lock& lock) {
   countHost(host_made_ + bytes);
   destroyDoomed(lock);
   HostChunk* chunk = nullptr;
+  FirstTouch::Making making = first_touch_.beginMaking(bytes);
+  uint64_t began_ns = 0, ended_ns = 0;
   {
     const std::shared_ptr<LowerTier> lower = host_.lower;
     lock.unlock();
+    making.back.clear();
+    began_ns = nowNs();
     chunk = makeHost(order);
+    ended_ns = nowNs();
     // Memory that went with a context may have been here.
     if (lower && chunk != nullptr) lower->letGo(memoryOf(*chunk));
   }
   lock.lock();
+  const bool was_slow = first_touch_.slow();
+  first_touch_.endMaking(making, chunk != nullptr ? bytes : 0, began_ns, ended_ns);
+  if (first_touch_.slow() != was_slow)
+    base::logInfo("device %d: the driver makes host memory at %.1f GB/s: %s", device_,
+                  static_cast<double>(first_touch_.rate()) / 1e9,
+                  first_touch_.slow()      ? "threads touch memory ahead of it"
+                  : first_touch_.useless() ? "touching memory ahead of it does not help"
+                                           : "no memory is touched ahead of it any more");
+  if (keep == nullptr) waitedForHost(ended_ns - began_ns);
   if (chunk == nullptr) {
     countHost(host_made_ - bytes);
     return false;
   }
   giveHost(chunk);
   return true;
+}
+
+// A chunk was made that something waits for.
+void ChunkStore::waitedForHost(uint64_t ns) const {
+  add(counters().host_wait_ns, ns);
+  const double waited = static_cast<double>(valueOf(counters().host_wait_ns)) / 1e9;
+  if (waited < kTellWaitSeconds) return;
+  base::warnOnce("host memory",
+                 "device %d: the program has waited %.1f s for host memory, which this machine "
+                 "makes at %.1f GB/s: memory of a virtual machine is slow when it is used first; "
+                 "what has been made is used again",
+                 device_, waited, static_cast<double>(first_touch_.rate()) / 1e9);
 }
 
 void ChunkStore::giveHost(HostChunk* chunk) {

@@ -20,6 +20,7 @@
 
 #include "base/result.h"
 #include "pager/driver_api.h"
+#include "pager/residency/first_touch.h"
 #include "pager/space/region.h"
 
 namespace olpager::pager {
@@ -106,6 +107,11 @@ class ChunkStore {
   /// limit reached or refused.
   bool makeHostAhead(unsigned order, const HostCounts& keep, Lock& lock);
 
+  /// Memory that is touched ahead of host chunks, by the threads that make these ahead of need.
+  FirstTouch& firstTouch() { return first_touch_; }
+  /// Bytes of host chunks that may be made before the limit is reached.
+  uint64_t hostRoom() const { return host_.limit - std::min(host_.limit, host_.made); }
+
   /// Bytes that takeVram can still give, counting free chunks.
   uint64_t vramAvailable() const { return vram_budget_ - (vram_made_ - vram_free_); }
   uint64_t vramInUse() const { return vram_made_ - vram_free_; }
@@ -169,6 +175,7 @@ class ChunkStore {
   void destroyHost(HostChunk* chunk);
   void destroyDoomed(Lock& lock);
   void countHost(uint64_t made);
+  void waitedForHost(uint64_t ns) const;
   void setVramBudget(uint64_t bytes);
   /// Free host chunks go to the doomed ones of `for_whom` until `excess` bytes have gone, all but
   /// `keep` of each order.
@@ -187,6 +194,7 @@ class ChunkStore {
   std::array<std::vector<VramChunk*>, kOrders> free_vram_;
   std::list<KeptChunk> kept_;  // free as well; the first was kept first
   std::array<std::vector<HostChunk*>, kOrders> free_host_;
+  FirstTouch first_touch_;
   std::array<CUdevice, kMostPeers> peers_{};
   std::atomic<size_t> peer_count_{0};  // entries before it are never written again
   unsigned passes_ = 0;

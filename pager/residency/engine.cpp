@@ -143,7 +143,7 @@ bool Engine::startThreads() {
   } catch (const std::exception& error) {
     base::logWarn("device %d: no thread that maps pages: %s", device_, error.what());
   }
-  const unsigned makers = std::clamp(std::thread::hardware_concurrency() / 4, 1u, 4u);
+  const unsigned makers = std::clamp(std::thread::hardware_concurrency() / 4, 2u, 8u);
   try {
     for (unsigned i = 0; i < makers; ++i)
       host_.makers.emplace_back([this] { guarded(&Engine::makeHostChunks, false); });

@@ -338,6 +338,7 @@ class Engine {
   struct HostUse {
     std::vector<std::thread> makers;  // of host chunks, ahead of need
     std::condition_variable wake;
+    bool one_polls = false;  // one of them waits a bounded time; the others wait to be woken
     std::array<uint32_t, kOrders> without{};  // extents that have no host chunk
     std::array<uint32_t, kOrders> making{};
     bool full = false;         // said once
@@ -421,6 +422,8 @@ class Engine {
   void refused(const char* what, CUresult result);
   // --- host_copies.cpp ---------------------------------------------------------------------------
   void makeHostChunks();
+  bool makeHostAhead(Lock& lock);
+  void touchAhead(Lock& lock);
   HostChunk* takeHostChunk(unsigned order, Lock& lock);
   bool takeHost(Extent& extent, Lock& lock);
   void giveHost(Extent& extent);

@@ -1,7 +1,11 @@
 // Host memory of extents: chunks made ahead, copies that are given up for others (engine.h).
 #include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "base/log.h"
+#include "pager/clock.h"
 #include "pager/pool_state.h"
 
 namespace olpager::pager {
@@ -19,29 +23,79 @@ void Engine::makeHostChunks() {
   driver.cuThreadExchangeStreamCaptureMode(&mode);
   Lock lock(pool_.mutex);
   while (!life_.stop) {
-    bool made = false;
-    // From three quarters of the budget on something will have to leave.
-    if (counts_.held > chunks_.vramBudget() / 4 * 3 && !life_.broken) {
-      HostCounts ahead;
-      for (unsigned order = 0; order < kOrders; ++order)
-        ahead[order] =
-            std::min<uint64_t>(host_.without[order], kHostAheadBytes / (kPageBytes << order)) +
-            imagesExpected(order);
-      for (unsigned order = kOrders; order-- > 0 && !made;) {
-        if (chunks_.hostFreeOf(order) + host_.making[order] >= ahead[order]) continue;
-        ++host_.making[order];
-        const TracedStep traced = step(TraceStep::kMakeHost);
-        made = chunks_.makeHostAhead(order, ahead, lock);
-        --host_.making[order];
-        if (!made && host_.full == false) {
-          host_.full = true;
-          base::logInfo("device %d: the host tier is full at %llu MiB", device_,
-                        static_cast<unsigned long long>(chunks_.hostInUse() >> 20));
-        }
-      }
+    if (makeHostAhead(lock)) continue;
+    // One of them looks now and then, and wakes the others.
+    if (std::exchange(host_.one_polls, true)) {
+      host_.wake.wait(lock);
+    } else {
+      host_.wake.wait_for(lock, std::chrono::milliseconds(host_.full ? 500 : 50));
+      host_.one_polls = false;
     }
-    if (!made) host_.wake.wait_for(lock, std::chrono::milliseconds(host_.full ? 500 : 50));
   }
+}
+
+// What one of the threads does next. False: there is nothing to do.
+bool Engine::makeHostAhead(Lock& lock) {
+  HostCounts ahead{};
+  uint64_t missing = 0;  // bytes
+  // From three quarters of the budget on something will have to leave.
+  if (counts_.held > chunks_.vramBudget() / 4 * 3 && !life_.broken)
+    for (unsigned order = 0; order < kOrders; ++order) {
+      ahead[order] =
+          std::min<uint64_t>(host_.without[order], kHostAheadBytes / (kPageBytes << order)) +
+          imagesExpected(order);
+      const uint64_t there = chunks_.hostFreeOf(order) + host_.making[order];
+      missing += (ahead[order] - std::min(ahead[order], there)) * (kPageBytes << order);
+    }
+  FirstTouch& first_touch = chunks_.firstTouch();
+  if (missing == 0) {
+    std::vector<TouchedMemory> rest = first_touch.takeAll();
+    if (rest.empty()) return false;
+    lock.unlock();
+    rest.clear();
+    lock.lock();
+    return true;
+  }
+  switch (first_touch.next(std::min(missing, chunks_.hostRoom()))) {
+    case FirstTouch::Task::kTouch:
+      return touchAhead(lock), true;
+    case FirstTouch::Task::kWait:
+      return false;
+    case FirstTouch::Task::kMake:
+      break;
+  }
+  if (missing > FirstTouch::kPortion) host_.wake.notify_all();  // there is work for others, too
+  bool made = false;
+  for (unsigned order = kOrders; order-- > 0 && !made;) {
+    if (chunks_.hostFreeOf(order) + host_.making[order] >= ahead[order]) continue;
+    ++host_.making[order];
+    const TracedStep traced = step(TraceStep::kMakeHost);
+    made = chunks_.makeHostAhead(order, ahead, lock);
+    --host_.making[order];
+    if (first_touch.slow()) host_.wake.notify_all();  // the driver is free
+    if (!made && host_.full == false) {
+      host_.full = true;
+      base::logInfo("device %d: the host tier is full at %llu MiB", device_,
+                    static_cast<unsigned long long>(chunks_.hostInUse() >> 20));
+    }
+  }
+  return made;
+}
+
+// Beside others that do; the driver makes chunks of as much afterwards.
+void Engine::touchAhead(Lock& lock) {
+  FirstTouch& first_touch = chunks_.firstTouch();
+  const uint64_t began_ns = nowNs();
+  first_touch.beginTouch(began_ns);
+  lock.unlock();
+  std::optional<TouchedMemory> portion;
+  if (TouchedMemory::room() >= FirstTouch::kAhead)
+    portion = TouchedMemory::of(FirstTouch::kPortion);
+  const uint64_t took_ns = nowNs() - began_ns;
+  lock.lock();
+  if (portion) add(figures_->host_touched_bytes, portion->bytes());
+  first_touch.endTouch(std::move(portion), took_ns);
+  host_.wake.notify_all();
 }
 
 void Engine::giveHost(Extent& extent) {

@@ -12,6 +12,7 @@
 #include "base/fd.h"
 #include "base/format.h"
 #include "base/locate.h"
+#include "tools/olbench/filling.h"
 #include "tools/olbench/managed.h"
 #include "tools/olbench/unified.h"
 
@@ -135,6 +136,8 @@ int runAsChild(const std::string& measurement, const Options& options) {
       result = measureManaged(options);
     } else if (measurement == "managed walk") {
       result = measureManagedWalk(options);
+    } else if (measurement == "filling") {
+      result = measureFilling(options);
     } else if (measurement == "resident") {
       result = measureResident(options);
     } else {

@@ -16,7 +16,7 @@ namespace olpager::tools::bench {
 #define OLBENCH_FUNCTIONS(X) \
   X(cuInit) X(cuDeviceGet) X(cuDeviceGetName) X(cuDevicePrimaryCtxRetain) X(cuCtxSetCurrent) \
   X(cuCtxSynchronize) X(cuGetErrorName) X(cuDriverGetVersion) X(cuMemAlloc) X(cuMemFree) \
-  X(cuMemAllocManaged) \
+  X(cuMemAllocManaged) X(cuMemCreate) X(cuMemAddressReserve) X(cuMemMap) X(cuMemSetAccess) \
   X(cuMemHostAlloc) X(cuMemFreeHost) X(cuMemGetInfo) X(cuMemcpyHtoD) X(cuMemcpyHtoDAsync) \
   X(cuMemcpyDtoH) X(cuMemcpyPeer) X(cuMemsetD8) X(cuMemsetD32) X(cuModuleLoadData) \
   X(cuModuleGetFunction) X(cuLaunchKernel) X(cuDeviceGetCount) X(cuStreamCreate) \

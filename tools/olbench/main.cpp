@@ -11,6 +11,7 @@
 #include "base/size.h"
 #include "tools/olbench/child.h"
 #include "tools/olbench/directory.h"
+#include "tools/olbench/filling.h"
 #include "tools/olbench/forward.h"
 #include "tools/olbench/managed.h"
 #include "tools/olbench/measure.h"
@@ -268,7 +269,7 @@ int run(int argc, char** argv) {
   auto* bytes =
       size("--bytes", options.bytes,
            "Working set (default: swap twice the budget, decode and train three times the budget, "
-           "resident 4GiB, remote 3GiB, managed 1GiB)");
+           "resident 4GiB, remote 3GiB, managed 1GiB, filling 1GiB for each row)");
   auto* vram = size(
       "--vram", options.vram,
       "The pager's VRAM budget (default: 8GiB, train 2GiB, remote 1GiB; launch and resident: what "
@@ -288,6 +289,8 @@ int run(int argc, char** argv) {
   auto* resident_command = app.add_subcommand("resident", "A program that fits wholly");
   auto* managed_command = app.add_subcommand(
       "managed", "Managed memory between CPU and GPU, by the driver and by the pager");
+  auto* filling_command = app.add_subcommand(
+      "filling", "Host memory that is used first, made by the driver alone and behind threads");
   auto* sampled_command =
       app.add_subcommand("sampled", "What a launch costs while somebody looks at the program");
   auto* transport_command =
@@ -398,6 +401,9 @@ int run(int argc, char** argv) {
     if (bytes->count() == 0) options.bytes = uint64_t{1} << 30;
     options.vram = std::max(options.vram, options.bytes + (uint64_t{1} << 30));
     result = managed(options);
+  } else if (filling_command->parsed()) {
+    if (bytes->count() == 0) options.bytes = uint64_t{1} << 30;
+    result = runChild(With::kNative, "filling", options);
   } else if (remote_command->parsed()) {
     const Options sizes = remoteSizes(simulated);
     if (vram->count() == 0) options.vram = sizes.vram;
@@ -424,6 +430,8 @@ int run(int argc, char** argv) {
     printUnified(result);
   } else if (managed_command->parsed()) {
     printManaged(result);
+  } else if (filling_command->parsed()) {
+    printFilling(result);
   } else if (remote_command->parsed()) {
     printRemote(result);
   } else {

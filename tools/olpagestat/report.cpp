@@ -130,6 +130,8 @@ const std::vector<Row>& rows() {
   return all;
 }
 
+constexpr uint64_t kWaitShownNs = 50'000'000;  // of waiting for host memory
+
 unsigned devicesOf(const Counters& counters) {
   return static_cast<unsigned>(
       std::min<uint64_t>(valueOf(counters.device_count), pager::kMaxCountedDevices));
@@ -151,6 +153,9 @@ std::string processTable(const CountersSnapshot& process) {
   text +=
       base::format("  {:<16}{} of {}\n", "host tier", formatSize(valueOf(counters.host_used_bytes)),
                    formatSize(valueOf(counters.host_limit_bytes)));
+  if (const uint64_t waited = valueOf(counters.host_wait_ns); waited >= kWaitShownNs)
+    text += base::format("  {:<16}{:.1f} s until it was made\n", "  waited",
+                         static_cast<double>(waited) / 1e9);
   if (const uint64_t tcp = valueOf(counters.memservers_tcp), shm = valueOf(counters.memservers_shm),
       verbs = valueOf(counters.memservers_verbs);
       tcp + shm + verbs != 0)
@@ -218,6 +223,7 @@ nlohmann::ordered_json deviceJson(unsigned ordinal, const DeviceCounters& d) {
       {"launches_resident", valueOf(d.launches_resident)},
       {"launches_in_place", valueOf(d.launches_in_place)},
       {"launches_reaching_all", valueOf(d.launches_reaching_all)},
+      {"host_touched_bytes", valueOf(d.host_touched_bytes)},
       {"remote_bytes", valueOf(d.remote_bytes)},
       {"remote_out", valueOf(d.remote_out)},
       {"remote_in", valueOf(d.remote_in)},
@@ -272,6 +278,7 @@ std::string countersJson(const pager::CountersReading& reading) {
         {"pool_bytes", valueOf(c.pool_bytes)},
         {"host_limit_bytes", valueOf(c.host_limit_bytes)},
         {"host_used_bytes", valueOf(c.host_used_bytes)},
+        {"host_wait_ns", valueOf(c.host_wait_ns)},
         {"memservers_tcp", valueOf(c.memservers_tcp)},
         {"memservers_shm", valueOf(c.memservers_shm)},
         {"memservers_verbs", valueOf(c.memservers_verbs)},

@@ -46,6 +46,7 @@ void fill(Counters& counters) {
   set(counters.memserver_bytes, 448ull << 20);
   set(counters.card_registrations, 12);
   set(counters.card_bytes, 32ull << 20);
+  add(counters.host_wait_ns, 2'400'000'000);
   set(counters.memservers_tcp, 2);
   set(counters.host_limit_bytes, 512ull << 20);
   set(counters.host_used_bytes, 192ull << 20);
@@ -61,6 +62,7 @@ void fill(Counters& counters) {
   set(device.resident_bytes, 62ull << 20);
   set(device.parked_bytes, 192ull << 20);
   set(device.remote_bytes, 128ull << 20);
+  add(device.host_touched_bytes, 96ull << 20);
   add(device.demand_faults, 100);
   for (int i = 0; i < 99; i++) device.fault_wait.record(1'500'000);
   device.fault_wait.record(3'000'000'000);
@@ -95,6 +97,7 @@ TEST_CASE("olpagestat --json has every figure", "[olpagestat]") {
   CHECK(process.at("memserver_bytes") == 448ull << 20);
   CHECK(process.at("card_registrations") == 12);
   CHECK(process.at("card_bytes") == 32ull << 20);
+  CHECK(process.at("host_wait_ns") == 2'400'000'000);
   CHECK(process.at("managed_allocations") == 2);
   CHECK(process.at("unified").is_null());
   REQUIRE(process.at("devices").size() == 2);
@@ -102,6 +105,7 @@ TEST_CASE("olpagestat --json has every figure", "[olpagestat]") {
   CHECK(device.at("hit_rate") == 0.875);
   CHECK(device.at("resident_bytes") == 62ull << 20);
   CHECK(device.at("host_bytes") == 192ull << 20);
+  CHECK(device.at("host_touched_bytes") == 96ull << 20);
   CHECK(device.at("faults") == 100);
   CHECK(device.at("prefetches_useful") == 30);
   CHECK(device.at("evictions_clean") == 7);
@@ -122,7 +126,7 @@ TEST_CASE("olpagestat --once prints sizes for people", "[olpagestat]") {
   const auto outcome = runtime.olpagestat({"--once"});
   CHECK(outcome.status == 0);
   for (const char* text :
-       {"test_tools  pid ", "192MiB of 512MiB", "64MiB (32 pages)",
+       {"test_tools  pid ", "192MiB of 512MiB", "2.4 s until it was made", "64MiB (32 pages)",
         "2 by tcp, 0 by shm, room for 448MiB", "87.5%", "1.5GiB", "GPU 1", "ms"}) {
     INFO(text);
     CHECK(outcome.out.find(text) != std::string::npos);

@@ -319,6 +319,7 @@ TEST_CASE("fields lie where the documentation says", "[counters]") {
   CHECK(at(all.memservers_verbs) == 224);
   CHECK(at(all.card_registrations) == 232);
   CHECK(at(all.card_bytes) == 240);
+  CHECK(at(all.host_wait_ns) == 248);
   CHECK(at(all.devices) == 256);
   const auto& second = all.devices[1];
   CHECK(at(second) == 256 + 704);
@@ -328,6 +329,7 @@ TEST_CASE("fields lie where the documentation says", "[counters]") {
   CHECK(at(second.demand_faults) - at(second) == 192);
   CHECK(at(second.hashed_bytes) - at(second) == 264);
   CHECK(at(second.remote_bytes) - at(second) == 168);
+  CHECK(at(second.host_touched_bytes) - at(second) == 184);
   CHECK(at(second.remote_out) - at(second) == 272);
   CHECK(at(second.fault_wait) - at(second) == 320);
   CHECK(at(all.unified) == 11520);

@@ -1,9 +1,10 @@
-// What the engine does for an extent that comes to VRAM and one that leaves, as counts: a
-// regression shows whatever the machine is.
+// What the engine does for an extent that comes to VRAM and one that leaves, and for host memory,
+// as counts: a regression shows whatever the machine is.
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -36,6 +37,21 @@ void countCalls(DriverApi& api) {
   count<kSetAccess, &DriverApi::cuMemSetAccess>(api);
   count<kUnmap, &DriverApi::cuMemUnmap>(api);
   count<kLaunch, &DriverApi::cuLaunchKernel>(api);
+}
+
+/// Host memory is made one chunk at a time, at a quarter of a GB a second.
+void makeHostSlowly(DriverApi& api) {
+  static auto original = api.cuMemCreate;
+  original = api.cuMemCreate;
+  api.cuMemCreate = [](CUmemGenericAllocationHandle* handle, size_t bytes,
+                       const CUmemAllocationProp* properties, unsigned long long flags) {
+    if (properties->location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA) {
+      static std::mutex driver_lock;
+      const std::lock_guard lock(driver_lock);
+      std::this_thread::sleep_for(std::chrono::nanoseconds(4 * bytes));
+    }
+    return original(handle, bytes, properties, flags);
+  };
 }
 
 /// What was done for each extent that came to VRAM in some rounds.
@@ -119,4 +135,33 @@ TEST_CASE("an extent that comes and one that leaves cost few calls of the driver
   CHECK(cost.each[kSetAccess] < 1.7);
   // A pass looks at several victims.
   CHECK(cost.each[kLaunch] < 0.7);
+}
+
+TEST_CASE("memory is touched ahead of a driver that makes host chunks slowly",
+          "[pager][first touch][numa]") {
+  Rig rig({.vram = 32 * kMiB, .host = 512 * kMiB, .alter = makeHostSlowly});
+  const uint64_t touched = valueOf(rig.figures().host_touched_bytes);
+  std::vector<CUdeviceptr> buffers(8);
+  for (CUdeviceptr& buffer : buffers) buffer = rig.allocate(32 * kMiB);
+  for (const CUdeviceptr buffer : buffers) rig.fill(buffer, 32 * kMiB, buffer);
+  for (const CUdeviceptr buffer : buffers) CHECK(rig.holds(buffer, 32 * kMiB, buffer));
+  // The first 32 MiB were made to judge the driver. What was touched then was of no use to a driver
+  // that is slow whatever memory it gets: it was tried once.
+  CHECK(valueOf(rig.figures().host_touched_bytes) > touched);
+  CHECK(valueOf(rig.figures().host_touched_bytes) <= touched + 224 * kMiB);
+  CHECK(valueOf(counters().host_used_bytes) >= 224 * kMiB);
+  CHECK(valueOf(counters().host_used_bytes) <= 512 * kMiB);
+}
+
+TEST_CASE("what fits makes no host memory, and touches none", "[pager][first touch]") {
+  Rig rig({.vram = 64 * kMiB, .host = 512 * kMiB, .alter = makeHostSlowly});
+  const uint64_t touched = valueOf(rig.figures().host_touched_bytes);
+  const CUdeviceptr buffer = rig.allocate(40 * kMiB);
+  for (int round = 0; round < 20; ++round) {
+    rig.fill(buffer, 40 * kMiB, buffer);
+    rig.synchronize();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  CHECK(valueOf(rig.figures().host_touched_bytes) == touched);
+  CHECK(valueOf(counters().host_used_bytes) == 0);
 }
