@@ -59,6 +59,20 @@ std::deque<Directory::Route>::iterator Directory::placeOf(Age age) {
                           [](const Route& one, Age wanted) { return one.age < wanted; });
 }
 
+void Directory::setReplicas(Record& record, AgentSet agents) {
+  constexpr unsigned kInRecord = 32;
+  if (agents >> kInRecord == 0) {
+    if (record.wide != 0) wide_.give(record.replicas);
+    record.wide = 0;
+    record.replicas = static_cast<uint32_t>(agents);
+  } else if (record.wide != 0) {
+    wide_[record.replicas] = agents;
+  } else {
+    record.wide = 1;
+    record.replicas = wide_.take(agents);
+  }
+}
+
 Directory::Route* Directory::route(Age age) {
   const auto found = placeOf(age);
   return found != routes_.end() && found->age == age ? &*found : nullptr;
@@ -77,7 +91,7 @@ void Directory::finished(Age age) {
 void Directory::cancel(Age age, Actions& actions) {
   const Route* const found = route(age);
   if (found == nullptr) return;
-  const uint32_t told = found->asked_for;
+  const AgentSet told = found->asked_for;
   finished(age);
   for (AgentId agent = 0; agent < kMostAgents; ++agent) {
     if ((told & bit(agent)) != 0) tell(MessageKind::kOver, agent, {.age = age}, actions);
@@ -239,7 +253,7 @@ bool Directory::openOne(ExtentId extent, Actions& actions) {
   requests_.give(r);
   if (record.owner == chosen.agent) {
     if (chosen.mode == Mode::kShared) return true;
-    if (!holds(Rule::kGrantOwner) && record.replicas == 0) return true;
+    if (!holds(Rule::kGrantOwner) && replicasOf(record) == 0) return true;
   }
   begin(extent, chosen.agent, chosen.mode, chosen.age, false, actions);
   return o.phase == Phase::kRest;
@@ -254,7 +268,7 @@ void Directory::begin(ExtentId extent, AgentId taker, Mode mode, Age age, bool f
   o.mode = record.owner == kNoAgent ? Mode::kOwn : mode;
   o.age = o.served = age;
   o.push = for_room;
-  o.pending = o.mode == Mode::kOwn ? record.replicas & live_ & ~bit(taker) : 0;
+  o.pending = o.mode == Mode::kOwn ? replicasOf(record) & live_ & ~bit(taker) : 0;
   if (!holds(Rule::kAcksBeforeYield)) o.pending = 0;
   const bool recall = o.pending != 0;
   if (record.owner == kNoAgent) {
@@ -282,8 +296,8 @@ void Directory::step(ExtentId extent, HomeInput input, Actions& actions) {
   const uint32_t effects = cell.effects;
   const Message about{
       .mode = o.mode, .extent = extent, .number = record.number, .age = o.age, .served = o.served};
-  const auto tellAll = [&](MessageKind kind, uint32_t agents, const Message& message) {
-    for (uint32_t left = agents; left != 0; left &= left - 1) {
+  const auto tellAll = [&](MessageKind kind, AgentSet agents, const Message& message) {
+    for (AgentSet left = agents; left != 0; left &= left - 1) {
       tell(kind, static_cast<AgentId>(std::countr_zero(left)), message, actions);
     }
   };
@@ -315,13 +329,13 @@ void Directory::step(ExtentId extent, HomeInput input, Actions& actions) {
     actions.push_back({.kind = ActionKind::kPoisoned, .extent = extent});
   }
   if ((effects & kTellForget) != 0) tellAll(MessageKind::kForget, live_, about);
-  if ((effects & kAddReplica) != 0) record.replicas |= bit(o.taker);
-  if ((effects & kNoReplicas) != 0) record.replicas = 0;
+  if ((effects & kAddReplica) != 0) setReplicas(record, replicasOf(record) | bit(o.taker));
+  if ((effects & kNoReplicas) != 0) setReplicas(record, 0);
   if ((effects & (kAddReplica | kTakerOwns)) != 0 && record.owner != kNoAgent)
     members_[record.owner].gave_away = next_;
   if ((effects & kTakerOwns) != 0) {
     record.owner = o.taker;
-    record.replicas &= ~bit(o.taker);
+    setReplicas(record, replicasOf(record) & ~bit(o.taker));
     record.written = 0;
     o.version = static_cast<uint32_t>(record.number);
     o.push_age = kNobody;
@@ -351,11 +365,12 @@ void Directory::answered(ExtentId extent, AgentId agent, Actions& actions) {
   o.pending &= ~bit(agent);
   const bool last = o.pending == 0;
   if (o.phase == Phase::kRecalling) {
-    records_[extent].replicas &= ~bit(agent);
+    Record& record = records_[extent];
+    setReplicas(record, replicasOf(record) & ~bit(agent));
     step(extent,
-         !last                               ? HomeInput::kAckMore
-         : o.taker == records_[extent].owner ? HomeInput::kAckLastUpgrade
-                                             : HomeInput::kAckLast,
+         !last                     ? HomeInput::kAckMore
+         : o.taker == record.owner ? HomeInput::kAckLastUpgrade
+                                   : HomeInput::kAckLast,
          actions);
   } else if (o.phase == Phase::kFreeing) {
     step(extent, last ? HomeInput::kForgottenLast : HomeInput::kForgottenMore, actions);
@@ -511,7 +526,7 @@ void Directory::settle(AgentId lost, Actions& actions) {
   }
   for (ExtentId extent = 0; extent < records_.size(); ++extent) {
     const Record& record = records_[extent];
-    if (record.owner == lost || record.busy != 0 || (record.replicas & bit(lost)) != 0)
+    if (record.owner == lost || record.busy != 0 || (replicasOf(record) & bit(lost)) != 0)
       settleExtent(extent, lost, actions);
   }
   settled(lost, actions);
@@ -535,7 +550,7 @@ void Directory::settled(AgentId lost, Actions& actions) {
 
 void Directory::settleExtent(ExtentId extent, AgentId lost, Actions& actions) {
   Record& record = records_[extent];
-  record.replicas &= ~bit(lost);
+  setReplicas(record, replicasOf(record) & ~bit(lost));
   if (record.owner == lost) {
     Open& o = open(extent);
     dropRequests(o, lost, Mode::kOwn);
@@ -578,12 +593,12 @@ void Directory::adopt(ExtentId extent, HomeInput more, HomeInput last, Actions& 
     o.pending = 0;
     o.push = false;
   } else if (o.mode == Mode::kShared) {
-    record.replicas &= ~bit(o.taker);
+    setReplicas(record, replicasOf(record) & ~bit(o.taker));
   } else {
     o.candidates &= ~bit(o.taker);
   }
-  const uint32_t replicas = holds(Rule::kPromote) ? record.replicas & live_ : 0;
-  const uint32_t kept = o.candidates & live_;
+  const AgentSet replicas = holds(Rule::kPromote) ? replicasOf(record) & live_ : 0;
+  const AgentSet kept = o.candidates & live_;
   const auto lost = static_cast<AgentId>(record.owner);
   ++record.number;
   if (replicas == 0 && kept == 0) {

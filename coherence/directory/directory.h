@@ -60,7 +60,7 @@ class Directory {
 
   Phase phase(ExtentId extent) const;
   AgentId owner(ExtentId extent) const { return records_[extent].owner; }
-  uint32_t replicas(ExtentId extent) const { return records_[extent].replicas; }
+  AgentSet replicas(ExtentId extent) const { return replicasOf(records_[extent]); }
   Number number(ExtentId extent) const { return records_[extent].number; }
   size_t extents() const { return records_.size(); }
   /// Transactions that are open, or wait.
@@ -78,8 +78,11 @@ class Directory {
     uint64_t rest : 2 = kAtRestGone;
     uint64_t written : 1 = 0;  // an operation that is complete wrote it since the owner got it
     uint64_t busy : 1 = 0;
-    uint64_t : 4;
-    uint32_t replicas = 0;  // a bit for each agent; one may have dropped its own since
+    uint64_t wide : 1 = 0;
+    uint64_t : 3;
+    // Of agents below 32 a bit each; `wide`: others are among them, and it is a slot of wide_. One
+    // may have dropped its own since.
+    uint32_t replicas = 0;
     uint32_t link =
         0;  // at rest: `version`, of the transaction by which the owner got it; busy: Open
   };
@@ -98,10 +101,10 @@ class Directory {
     AgentId taker = kNoAgent;
     Age age = kNobody;        // that it acts with: of the oldest that waits for it
     Age served = kNobody;     // of the request that it serves
-    uint32_t pending = 0;     // agents that have not answered
-    uint32_t candidates = 0;  // agents that may adopt
+    AgentSet pending = 0;     // that have not answered
+    AgentSet candidates = 0;  // that may adopt
     Age push_age = kNobody;   // the owner waits for room
-    uint32_t full = 0;        // spills that have refused it
+    AgentSet full = 0;        // spills that have refused it
     uint32_t waiting = kNone;
   };
   struct Request {
@@ -113,7 +116,7 @@ class Directory {
   struct Member {
     bool live = false;
     Epoch epoch = 0;
-    uint32_t fenced_by = 0;  // lost: agents that have not fenced it yet
+    AgentSet fenced_by = 0;  // lost: those that have not fenced it yet
     Age gave_away = 0;       // what it has given last, operations below may have written
     bool settling = false;   // lost: all have fenced it
     uint32_t adopting = 0;   // lost: extents of it that have not found their place
@@ -123,11 +126,15 @@ class Directory {
 
   struct Route {
     Age age;
-    AgentId agent;           // kNoAgent: not sent, though something may have been asked for it
-    uint32_t asked_for = 0;  // agents
+    AgentId agent;  // kNoAgent: not sent, though something may have been asked for it
+    AgentSet asked_for = 0;
   };
 
-  static constexpr uint32_t bit(AgentId agent) { return uint32_t{1} << agent; }
+  static constexpr AgentSet bit(AgentId agent) { return AgentSet{1} << agent; }
+  AgentSet replicasOf(const Record& record) const {
+    return record.wide != 0 ? wide_[record.replicas] : record.replicas;
+  }
+  void setReplicas(Record& record, AgentSet agents);
   bool live(AgentId agent) const { return agent < kMostAgents && (live_ & bit(agent)) != 0; }
   Open& open(ExtentId extent);
   void rest(ExtentId extent);
@@ -158,9 +165,10 @@ class Directory {
   void tell(MessageKind kind, AgentId agent, Message message, Actions& actions) const;
 
   std::vector<AgentId> spills_;
-  uint32_t live_ = 0;
-  uint32_t fencing_ = 0;  // lost agents that are not settled
+  AgentSet live_ = 0;
+  AgentSet fencing_ = 0;  // lost agents that are not settled
   std::vector<Record> records_;
+  Pool<AgentSet> wide_;  // replicas of extents that agents of 32 and above have
   Pool<Open> open_;
   Pool<Request> requests_;
   Member members_[kMostAgents];
@@ -177,7 +185,8 @@ void Directory::describe(Sink& sink) const {
     const Record& record = records_[id];
     sink.number(id, record.number);
     sink.value(record.owner | uint64_t{record.rest} << 8 | uint64_t{record.written} << 10 |
-               uint64_t{record.busy} << 11 | uint64_t{record.replicas} << 32);
+               uint64_t{record.busy} << 11);
+    sink.value(replicasOf(record));
     sink.number(id, record.busy != 0 ? open_[record.link].version : record.link);
     if (record.busy == 0) continue;
     const Open& o = open_[record.link];
@@ -185,7 +194,8 @@ void Directory::describe(Sink& sink) const {
                static_cast<uint64_t>(o.mode) << 10 | uint64_t{o.taker} << 16);
     sink.value(o.age);
     sink.value(o.served);
-    sink.value(o.pending | uint64_t{o.candidates} << 32);
+    sink.value(o.pending);
+    sink.value(o.candidates);
     sink.value(o.push_age);
     sink.value(o.full);
     uint64_t sum = 0;
@@ -199,8 +209,8 @@ void Directory::describe(Sink& sink) const {
   for (const Member& member : members_) {
     if (member.live || member.epoch != 0) {
       sink.value(uint64_t{member.live} | uint64_t{member.epoch} << 1 |
-                 uint64_t{member.fenced_by} << 17 | uint64_t{member.settling} << 50 |
-                 uint64_t{member.exposed} << 51);
+                 uint64_t{member.settling} << 17 | uint64_t{member.exposed} << 18);
+      sink.value(member.fenced_by);
       sink.value(member.gave_away);
     }
   }

@@ -28,11 +28,13 @@ using Number = uint64_t;  // 48 bits are kept
 using Content =
     uint64_t;  // names bytes: equal names are equal bytes, of one extent. 48 bits; 0: none
 using Epoch = uint16_t;
+using AgentSet = uint64_t;  // a bit for each agent
 
-inline constexpr AgentId kMostAgents = 32;
+inline constexpr AgentId kMostAgents = 64;
 inline constexpr AgentId kHome = 254;
 inline constexpr AgentId kNoAgent = 255;
 inline constexpr Age kNobody = std::numeric_limits<Age>::max();  // infinitely young
+static_assert(kMostAgents <= 64, "an AgentSet has a bit for each");
 inline constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
 inline constexpr uint32_t kUnlimited = std::numeric_limits<uint32_t>::max();
 

@@ -25,7 +25,7 @@ namespace olpager::status {
 
 using Counter = std::atomic<uint64_t>;
 
-inline constexpr unsigned kMaxCountedExecutors = directory::kMostAgents;
+inline constexpr unsigned kMaxCountedExecutors = 32;
 inline constexpr unsigned kKeptMoves = 16;
 
 /// Why an operation went where it did.
@@ -118,6 +118,11 @@ struct alignas(64) UnifiedCounters {
   Counter cpu_bytes_out;  // of pages that went back
   ExecutorCounters executors[kMaxCountedExecutors];
   MoveRecord last_moves[kKeptMoves];  // move n is in n % kKeptMoves
+
+  /// The figures of an executor; those beyond share the last.
+  ExecutorCounters& of(unsigned executor) noexcept {
+    return executors[executor < kMaxCountedExecutors ? executor : kMaxCountedExecutors - 1];
+  }
 };
 static_assert(sizeof(UnifiedCounters) == 64 + kMaxCountedExecutors * sizeof(ExecutorCounters) +
                                              kKeptMoves * sizeof(MoveRecord));

@@ -1,5 +1,6 @@
 # The plot of what the unified view's home takes for a launch, by allocations and executors:
-#   build/tests/unit/unified/home_growth > home-growth.txt && gnuplot docs/log/home-growth.gp
+#   build/tests/unit/unified/home_growth 100000 15 > home-growth.txt
+#   gnuplot docs/log/home-growth.gp
 # reads home-growth.txt and writes home-growth.svg, both in the current folder.
 set terminal svg size 900,360 font "sans-serif,12" background "white"
 set output "home-growth.svg"
@@ -14,8 +15,8 @@ set multiplot layout 1,3
 of(executors, column) = sprintf("<awk '$2 == %d { print $1, $%d }' home-growth.txt", executors, column)
 set ylabel "nanoseconds"
 set title "a launch, all in place"
-plot for [n in "1 4 32"] of(int(n), 3) with linespoints title n." executors"
+plot for [n in "1 4 64"] of(int(n), 3) with linespoints title n." executors"
 set title "where one goes, one page away"
-plot for [n in "1 4 32"] of(int(n), 4) with linespoints title n." executors"
+plot for [n in "1 4 64"] of(int(n), 4) with linespoints title n." executors"
 set title "the report of its end"
-plot for [n in "1 4 32"] of(int(n), 5) with linespoints title n." executors"
+plot for [n in "1 4 64"] of(int(n), 5) with linespoints title n." executors"

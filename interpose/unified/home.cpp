@@ -495,11 +495,11 @@ void Home::settle(ExtentId extent) {
 void Home::noteOwner(ExtentId extent, uint8_t owner) {
   const uint8_t before = std::exchange(page_of_[extent].owner, owner);
   if (before == owner) return;
-  if (before != kNowhere) status::shrink(counters_.executors[before].owned_bytes, kPageBytes);
-  if (owner != kNowhere) status::grow(counters_.executors[owner].owned_bytes, kPageBytes);
+  if (before != kNowhere) status::shrink(counters_.of(before).owned_bytes, kPageBytes);
+  if (owner != kNowhere) status::grow(counters_.of(owner).owned_bytes, kPageBytes);
   if (before == kNowhere || owner == kNowhere) return;
-  status::grow(counters_.executors[before].bytes_out, kPageBytes);
-  status::grow(counters_.executors[owner].bytes_in, kPageBytes);
+  status::grow(counters_.of(before).bytes_out, kPageBytes);
+  status::grow(counters_.of(owner).bytes_in, kPageBytes);
 }
 
 uint64_t Home::placed(unsigned executor) const {
@@ -617,7 +617,7 @@ void Home::noteFigures(unsigned executor, std::span<const std::byte> body) {
   forward::FiguresRecord figures;
   std::memcpy(&figures, body.data(), sizeof figures);
   std::lock_guard lock(mutex_);
-  status::ExecutorCounters& counted = counters_.executors[executor];
+  status::ExecutorCounters& counted = counters_.of(executor);
   counted.read_bytes.store(figures.read_bytes, std::memory_order_relaxed);
   counted.unchanged_bytes.store(figures.unchanged_bytes, std::memory_order_relaxed);
   counted.in_part_bytes.store(figures.in_part_bytes, std::memory_order_relaxed);

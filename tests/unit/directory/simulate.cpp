@@ -1,11 +1,14 @@
-// Random systems under random faults, with the real step functions: up to five agents, bounded
-// frames, a spill. What fails is made smaller, and printed with its seed and history.
+// Random systems under random faults, with the real step functions: up to five agents or so many
+// as are asked for, bounded frames, a spill. What fails is made smaller, and printed with its seed
+// and history.
 //   simulate [SEEDS [FIRST]]       that many seeds (10000), from FIRST (OL_TEST_SEED, else 1)
+//   simulate --agents N SEEDS      that many seeds of systems of N agents, 8 to 64, spills included
 //   simulate --seed N              one, with its history
 //   simulate --broken [NAME]       breaks each rule of the protocol in turn, or the one: each has
 //                                  to be noticed
 #include <chrono>
 #include <cinttypes>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
@@ -33,7 +36,8 @@ class Random {
   uint64_t state_;
 };
 
-Scenario drawn(uint64_t seed) {
+/// `agents`: so many in all, spills included; 0: as the seed says.
+Scenario drawn(uint64_t seed, uint32_t agents = 0) {
   Random random(seed);
   Scenario s;
   s.agents = 1 + random.below(4) + (random.oneIn(4) ? 1 : 0);
@@ -62,10 +66,11 @@ Scenario drawn(uint64_t seed) {
     s.spill_frames = random.below(6);
   }
   if (random.oneIn(4)) s.untold = 1 + random.below(6);
+  if (agents != 0) s.agents = agents - (s.second_spill ? 2 : 1);
   // The spill may run operations as well, as the CPU does where it is the spill.
   const uint32_t runners = s.agents + (random.oneIn(4) && !s.second_spill ? 1 : 0);
   const bool shared = !random.oneIn(3);
-  const uint32_t count = 2 + random.below(9);
+  const uint32_t count = (agents != 0 ? agents : 2) + random.below(9);
   for (uint32_t i = 0; i < count; ++i) {
     Plan plan;
     plan.agent = static_cast<AgentId>(random.below(runners));
@@ -102,7 +107,8 @@ struct Outcome {
   std::vector<std::string> history;
 };
 
-Outcome run(const Scenario& scenario, uint64_t schedule, bool with_history) {
+template <typename World>
+Outcome runIn(const Scenario& scenario, uint64_t schedule, bool with_history) {
   Random random(schedule ^ 0xC0FFEE);
   World world(scenario);
   Outcome outcome;
@@ -145,6 +151,11 @@ Outcome run(const Scenario& scenario, uint64_t schedule, bool with_history) {
   outcome.failure = world.failure();
   outcome.steps = world.steps();
   return outcome;
+}
+
+Outcome run(const Scenario& scenario, uint64_t schedule, bool with_history) {
+  return scenario.agents + 2 > World::kMost ? runIn<LargeWorld>(scenario, schedule, with_history)
+                                            : runIn<World>(scenario, schedule, with_history);
 }
 
 void print(const Scenario& s) {
@@ -234,8 +245,8 @@ void shrink(Scenario& scenario, uint64_t& schedule, size_t& length) {
   fails(Scenario(scenario), 2000);
 }
 
-void report(uint64_t seed, const std::string& failure) {
-  Scenario scenario = drawn(seed);
+void report(uint64_t seed, uint32_t agents, const std::string& failure) {
+  Scenario scenario = drawn(seed, agents);
   uint64_t schedule = seed;
   size_t length = run(scenario, schedule, false).steps;
   std::printf("seed %" PRIu64 ": %s\n", seed, failure.c_str());
@@ -246,14 +257,14 @@ void report(uint64_t seed, const std::string& failure) {
   std::printf("  %s\n", outcome.failure.c_str());
 }
 
-bool simulate(uint64_t seeds, uint64_t first) {
+bool simulate(uint64_t seeds, uint64_t first, uint32_t agents = 0) {
   const auto begin = std::chrono::steady_clock::now();
   uint64_t steps = 0;
   for (uint64_t seed = first; seed < first + seeds; ++seed) {
-    const Outcome outcome = run(drawn(seed), seed, false);
+    const Outcome outcome = run(drawn(seed, agents), seed, false);
     steps += outcome.steps;
     if (outcome.failure.empty()) continue;
-    report(seed, outcome.failure);
+    report(seed, agents, outcome.failure);
     return false;
   }
   const double seconds =
@@ -313,7 +324,7 @@ bool broken(const char* only) {
     std::string failure = run(drawn(seed), seed, false).failure;
     for (uint64_t next = 1; next <= 200000 && failure.empty(); ++next)
       failure = run(drawn(seed = next), next, false).failure;
-    if (only != nullptr && !failure.empty()) report(seed, failure);
+    if (only != nullptr && !failure.empty()) report(seed, 0, failure);
     if (failure.empty()) {
       std::printf("%-22s NOT NOTICED\n", name);
     } else {
@@ -342,10 +353,20 @@ int main(int argc, char** argv) {
     std::printf("%s\n", outcome.failure.empty() ? "nothing found" : outcome.failure.c_str());
     return outcome.failure.empty() ? 0 : 1;
   }
+  uint32_t agents = 0;
+  if (argc > 2 && std::strcmp(argv[1], "--agents") == 0) {
+    agents = static_cast<uint32_t>(std::strtoul(argv[2], nullptr, 0));
+    if (agents <= World::kMost || agents > LargeWorld::kMost) {
+      std::printf("--agents: from %u to %u\n", World::kMost + 1u, unsigned{LargeWorld::kMost});
+      return 2;
+    }
+    argv += 2;
+    argc -= 2;
+  }
   const char* const given = std::getenv("OL_TEST_SEED");
   const uint64_t seeds = argc > 1 ? std::strtoull(argv[1], nullptr, 0) : 10000;
   const uint64_t first = argc > 2                          ? std::strtoull(argv[2], nullptr, 0)
                          : given != nullptr && *given != 0 ? std::strtoull(given, nullptr, 0)
                                                            : 1;
-  return simulate(seeds, first) ? 0 : 1;
+  return simulate(seeds, first, agents) ? 0 : 1;
 }

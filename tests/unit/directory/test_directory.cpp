@@ -14,17 +14,18 @@ using namespace olpager::directory;
 
 namespace {
 
-/// A home, agents 0 and 1, and the spill, which is 2. Messages wait in `posts` until they are
-/// delivered.
+/// A home, agents 0 and 1, and the spill, which is 2; or so many agents, the last the spill.
+/// Messages wait in `posts` until they are delivered.
 struct System {
-  Directory home{2};
+  Directory home;
   std::vector<Agent> agents;
   std::deque<Message> posts;
   std::vector<Action> told;  // all other actions, `peer` the agent
 
-  explicit System(uint32_t frames = 4, ExtentId extents = 8) {
-    for (AgentId id = 0; id < 3; ++id) {
-      agents.emplace_back(id, 1, id == 2 ? kUnlimited : frames);
+  explicit System(uint32_t frames = 4, ExtentId extents = 8, AgentId count = 3)
+      : home(static_cast<AgentId>(count - 1)) {
+    for (AgentId id = 0; id < count; ++id) {
+      agents.emplace_back(id, 1, id + 1 == count ? kUnlimited : frames);
       agents.back().resize(extents);
       home.join(id, 1);
     }
@@ -382,6 +383,53 @@ TEST_CASE("a replica of a lost owner becomes the owner", "[directory]") {
   CHECK(s.at(1, 0) == AgentState::kOwned);
 }
 
+TEST_CASE("replicas of agents below 32 and above are recalled, and adopt, alike", "[directory]") {
+  System s(4, 8, kMostAgents);
+  const auto bits = [](std::initializer_list<unsigned> agents) {
+    AgentSet set = 0;
+    for (const unsigned agent : agents) set |= AgentSet{1} << agent;
+    return set;
+  };
+  for (int round = 0; round < 3; ++round) {
+    s.run(5, {{0, W}, {1, W}});
+    for (const AgentId agent : {AgentId{0}, AgentId{31}}) s.run(agent, {{0, R}, {1, R}});
+    CHECK(s.home.replicas(0) == bits({0, 31}));
+    for (const AgentId agent : {AgentId{32}, AgentId{62}}) s.run(agent, {{0, R}});
+    CHECK(s.home.replicas(0) == bits({0, 31, 32, 62}));
+    CHECK(s.home.replicas(1) == bits({0, 31}));
+    // One of them wants it for itself alone: all others lose it.
+    s.run(62, {{0, W}});
+    CHECK(s.home.owner(0) == 62);
+    CHECK(s.home.replicas(0) == 0);
+    for (const AgentId agent : {AgentId{0}, AgentId{5}, AgentId{31}, AgentId{32}})
+      CHECK(s.at(agent, 0) == AgentState::kRetained);
+    CHECK(s.home.replicas(1) == bits({0, 31}));
+  }
+  // A lost owner: only a replica beyond 32 is left.
+  s.run(40, {{0, R}, {2, W}});
+  s.run(33, {{2, R}});
+  CHECK(s.home.replicas(0) == bits({40}));
+  Actions actions;
+  s.home.lost(62, actions);
+  s.take(kHome, actions);
+  s.quiet();
+  CHECK(s.home.owner(0) == 40);
+  // A lost one of many replicas, and then the owner.
+  s.home.lost(33, actions);
+  s.take(kHome, actions);
+  s.quiet();
+  CHECK(s.home.replicas(2) == 0);
+  s.run(61, {{2, R}});
+  s.home.lost(40, actions);
+  s.take(kHome, actions);
+  s.quiet();
+  CHECK(s.home.owner(2) == 61);
+  s.run(0, {{2, W}});
+  CHECK(s.home.owner(2) == 0);
+  CHECK(s.home.busy() == 0);
+  CHECK_FALSE(s.home.fencing());
+}
+
 TEST_CASE("what is out of place is a violation, what is late is nothing", "[directory]") {
   System s;
   s.run(0, {{0, W}});
@@ -402,7 +450,7 @@ TEST_CASE("what is out of place is a violation, what is late is nothing", "[dire
   s.deliver(
       {.kind = MessageKind::kInvalidate, .to = 0, .epoch = 1, .extent = 0, .number = number + 1});
   CHECK(s.count(ActionKind::kViolation) == 1);
-  s.deliver({.kind = MessageKind::kGet, .from = 40, .epoch = 1, .extent = 0});
+  s.deliver({.kind = MessageKind::kGet, .from = kMostAgents, .epoch = 1, .extent = 0});
   s.deliver({.kind = MessageKind::kGet, .from = 1, .epoch = 1, .extent = 4000});
   CHECK(s.count(ActionKind::kViolation) == 3);
 }

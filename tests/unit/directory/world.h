@@ -94,12 +94,15 @@ inline const char* nameOf(MessageKind kind) {
   return names[static_cast<size_t>(kind)];
 }
 
-class World {
+/// Of so many agents at most, spills included.
+template <AgentId kAgents>
+class WorldOf {
  public:
-  static constexpr AgentId kMost = 7;
+  static constexpr AgentId kMost = kAgents;
   static constexpr ExtentId kMostExtents = 8;
+  static constexpr size_t kMostPlans = 2 * kAgents + 2;
 
-  explicit World(const Scenario& scenario)
+  explicit WorldOf(const Scenario& scenario)
       : plan_(&scenario), directory_(static_cast<AgentId>(scenario.agents)) {
     const Scenario& s = scenario;
     for (AgentId a = 0; a < ends(); ++a) {
@@ -888,11 +891,15 @@ class World {
   bool gone_at_[kEnds][kMostExtents] = {};  // freed, and its pager has heard of that
   bool poisoned_[kMostExtents] = {}, freed_[kMostExtents] = {}, uncertain_[kMostExtents] = {};
   bool down_[kMost] = {}, dead_[kMost] = {}, lost_[kMost] = {}, settled_[kMost] = {};
-  std::array<bool, 16> kept_{}, gone_{};
+  std::array<bool, kMostPlans> kept_{}, gone_{};
   bool broken_ = false;
   uint32_t crashes_ = 0, duplicates_ = 0, hints_ = 0, frees_ = 0, untold_ = 0;
   uint64_t steps_ = 0;
   std::string failure_;
 };
+
+using World = WorldOf<7>;
+/// As large as it can be.
+using LargeWorld = WorldOf<kMostAgents>;
 
 }  // namespace olpager::directory::test

@@ -131,7 +131,7 @@ void measure(uint32_t most_allocations, unsigned rounds) {
       "a launch that names {} allocations, nanoseconds\n{:>12} {:>10} {:>14} {:>18} {:>9}\n",
       kNamed, "allocations", "executors", "all in place", "routed, one away", "its end");
   for (uint32_t allocations = 100; allocations <= most_allocations; allocations *= 10) {
-    for (const unsigned executors : {1u, 2u, 4u, 16u, unsigned{directory::kMostAgents}}) {
+    for (const unsigned executors : {1u, 2u, 4u, 16u, 32u, unsigned{directory::kMostAgents}}) {
       System system(allocations, executors);
       Home& home = system.home();
       const unsigned last = executors - 1;

@@ -336,6 +336,15 @@ TEST_CASE("programs over several executors") {
   }
 }
 
+TEST_CASE("programs over as many executors as there can be, and over others beyond 32") {
+  for (const unsigned executors : {33u, 48u, unsigned{directory::kMostAgents}}) {
+    for (uint64_t seed = 1; seed <= 3; ++seed) {
+      INFO(executors << " executors, seed " << seed);
+      World(seed, std::vector<uint64_t>(executors, 4)).go(executors, size_t{30} * executors);
+    }
+  }
+}
+
 /// All that waits for an executor.
 std::vector<Message> messagesFor(Home& home, unsigned executor, ExtentId extents) {
   std::vector<Message> found;
