@@ -72,7 +72,7 @@ void TouchedMemory::giveBack() noexcept {
 FirstTouch::Task FirstTouch::next(uint64_t missing) const {
   if (!slow_) return Task::kMake;
   // Who touches beside a thread that makes would be handed what was touched for that.
-  if (credit_ == 0) {
+  if (credit_ == 0 && wave_making_ == 0) {
     if (touchedAhead() + kPortion <= std::min(kAhead, missing)) return Task::kTouch;
     if (touching_ > 0) return Task::kWait;
   }
@@ -104,6 +104,7 @@ FirstTouch::Making FirstTouch::beginMaking(uint64_t bytes) {
     making.back = std::exchange(ready_, {});
   }
   making.touched = credit_ > 0;
+  if (making.touched) ++wave_making_;
   credit_ -= std::min(credit_, bytes);
   return making;
 }
@@ -116,7 +117,7 @@ void FirstTouch::endMaking(const Making& making, uint64_t bytes, uint64_t began_
   ended_ns_ = std::max(ended_ns_, ended_ns);
   if (making.touched) {
     wave_made_ += bytes;
-    if (credit_ == 0 && making_ == 0) endWave(ended_ns);
+    if (--wave_making_ == 0 && credit_ == 0) endWave(ended_ns);
     return;
   }
   if (bytes == 0) return;
@@ -128,8 +129,9 @@ void FirstTouch::endMaking(const Making& making, uint64_t bytes, uint64_t began_
 }
 
 void FirstTouch::endWave(uint64_t ended_ns) {
-  const uint64_t rate = rateOf(std::exchange(wave_made_, 0),
-                               ended_ns - std::min(ended_ns, std::exchange(wave_began_ns_, 0)));
+  const uint64_t bytes = std::exchange(wave_made_, 0), began_ns = std::exchange(wave_began_ns_, 0);
+  if (began_ns == 0) return;  // given up meanwhile
+  const uint64_t rate = rateOf(bytes, ended_ns - std::min(ended_ns, began_ns));
   if (!std::exchange(wave_was_slow_, false)) {
     slow_ = false;
   } else if (slow_ && rate < rate_ + rate_ / 4) {
@@ -140,6 +142,7 @@ void FirstTouch::endWave(uint64_t ended_ns) {
 
 std::vector<TouchedMemory> FirstTouch::takeAll() {
   credit_ = wave_began_ns_ = wave_made_ = 0;
+  wave_was_slow_ = false;
   return std::exchange(ready_, {});
 }
 

@@ -102,6 +102,7 @@ class FirstTouch {
 
   bool slow_ = false, useless_ = false;
   unsigned making_ = 0;            // threads in the driver
+  unsigned wave_making_ = 0;       // of these, with what was touched for them
   uint64_t touching_ = 0;          // bytes
   uint64_t credit_ = 0;            // given back, and not made yet
   uint64_t made_ = 0, taken_ = 0;  // since it was judged: bytes, and what the driver took for them

@@ -205,6 +205,38 @@ TEST_CASE("touching goes on as long as it pays", "[first touch]") {
   }
 }
 
+TEST_CASE("a chunk that is made beside a wave does not make it longer", "[first touch]") {
+  Makers makers;
+  makers.make(kSlowNs);
+  makers.touchSome(kPortions, kUnbackedNs);
+  for (unsigned i = 1; i < kPortions; ++i) makers.make(kFastNs);
+  // The last of the wave, and beside it one that somebody needs at once, for which nothing was
+  // touched.
+  const FirstTouch::Making last = makers.touch.beginMaking(kPortion);
+  const FirstTouch::Making other = makers.touch.beginMaking(kPortion);
+  CHECK(last.touched);
+  CHECK_FALSE(other.touched);
+  CHECK(makers.touch.next(kMuch) == Task::kWait);  // the next wave is not yet
+  makers.touch.endMaking(last, kPortion, makers.now, makers.now + kFastNs);
+  makers.touch.endMaking(other, kPortion, makers.now, makers.now + kFastNs + kSlowNs);
+  makers.now += 100 * kSlowNs;  // nothing is wanted for a while
+  makers.wave(kUnbackedNs, kFastNs);
+  CHECK(makers.touch.slow());
+  CHECK_FALSE(makers.touch.useless());
+}
+
+TEST_CASE("a wave that is given up tells nothing", "[first touch]") {
+  Makers makers;
+  makers.make(kSlowNs);
+  makers.touchSome(2, kUnbackedNs);
+  const FirstTouch::Making making = makers.touch.beginMaking(kPortion);
+  CHECK(makers.touch.takeAll().empty());  // nothing more is wanted, and all is given back
+  makers.touch.endMaking(making, kPortion, makers.now, makers.now + kSlowNs);
+  CHECK(makers.touch.slow());
+  CHECK_FALSE(makers.touch.useless());
+  CHECK(makers.touch.next(kMuch) == Task::kTouch);
+}
+
 TEST_CASE("a refused portion ends touching until the driver is slow again", "[first touch]") {
   Makers makers;
   makers.make(kSlowNs);
