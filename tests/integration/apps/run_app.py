@@ -21,6 +21,7 @@ import tempfile
 import time
 
 MIB = 1 << 20
+USUAL_TIMEOUT = 45  # seconds
 
 
 def arguments():
@@ -39,10 +40,12 @@ def arguments():
     parser.add_argument("--no-paging-expected", action="store_true")
     parser.add_argument("--expect", action="append", default=[], metavar="REGEX", help="what through the pager is on a line that is not the program's")
     parser.add_argument("--olrun-option", action="append", default=[], metavar="OPTION", help="in mode forward: of the program's side alone")
-    parser.add_argument("--timeout", type=float, default=45)
+    parser.add_argument("--timeout", type=float, default=USUAL_TIMEOUT, help="of the program; other patience is longer as this is")
     parser.add_argument("--olrun")
     parser.add_argument("--olgpunode")
-    parser.add_argument("--transport", default="auto", help="in mode forward: auto, tcp or shm")
+    parser.add_argument("--transport", default="auto", help="in mode forward: auto, tcp, shm or verbs")
+    parser.add_argument("--listen", default="127.0.0.1", help="in mode forward: the address of gpunodes")
+    parser.add_argument("--olctl", help="in mode forward: makes a key for both sides, whose links are then as RDMA needs them (tls = off)")
     parser.add_argument("--gpunodes", type=int, default=1, help="in mode forward: how many, each with one device unless --env says more")
     parser.add_argument("--view", help="in mode forward: discrete or unified, as olrun's")
     parser.add_argument("--route", help="in mode forward: as olrun's, a gpunode by its number, with /N of its GPU N")
@@ -50,6 +53,7 @@ def arguments():
     parser.add_argument("--visible", help="in mode forward: CUDA_VISIBLE_DEVICES of the program alone")
     parser.add_argument("--sim-native", required=True, help="folder with the simulated GPU's libcuda.so.1")
     parser.add_argument("program")
+    parser.set_defaults(trust=[])
     return parser.parse_args()
 
 
@@ -63,6 +67,10 @@ def environment(options, scratch):
     env["XDG_CACHE_HOME"] = scratch  # nor compiled code
     env["XDG_RUNTIME_DIR"] = scratch  # and counters that no other test sees
     env.update(pair.split("=", 1) for pair in options.env)
+    if options.olctl:
+        key = os.path.join(scratch, "key")
+        subprocess.run([options.olctl, "keygen", "--name", "pair", "--out", key], check=True, stdout=subprocess.DEVNULL)
+        options.trust = ["--key", key, "--tls", "off"]
     if options.mode == "native":
         env["LD_LIBRARY_PATH"] = options.sim_native
     return env
@@ -71,10 +79,11 @@ def environment(options, scratch):
 class Daemon:
     """One of this test's own, on loopback."""
 
-    def __init__(self, env, listening, *command):
+    def __init__(self, options, env, listening, *command):
+        self.patience = options.timeout / USUAL_TIMEOUT
         self.log = tempfile.TemporaryFile(mode="w+")
         self.process = subprocess.Popen(command, env=env, stdout=self.log, stderr=self.log)
-        self.address = self.wait_for(listening, 20)
+        self.address = self.wait_for(listening, 20 * self.patience)
 
     def text(self):
         self.log.flush()
@@ -96,7 +105,7 @@ class Daemon:
         """Ends it; what was wrong with that, or None."""
         self.process.send_signal(signal.SIGTERM)
         try:
-            status = self.process.wait(timeout=10)
+            status = self.process.wait(timeout=10 * self.patience)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -106,7 +115,7 @@ class Daemon:
 
 class Memserver(Daemon):
     def __init__(self, options, env):
-        super().__init__(env, r"olmemserver: listening on (\S+)", options.olmemserver, "--listen", "127.0.0.1:0", "--memory", "256MiB", "--reserve", "64MiB")
+        super().__init__(options, env, r"olmemserver: listening on (\S+)", options.olmemserver, "--listen", "127.0.0.1:0", "--memory", "256MiB", "--reserve", "64MiB")
 
     def end(self):
         borrowed = self.wait_for(r"(session \d+ leases)", 0.1)
@@ -115,16 +124,17 @@ class Memserver(Daemon):
 
 class Gpunode(Daemon):
     def __init__(self, options, env, vram):
-        super().__init__(env, r"listening at (\S+)", options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--vram", str(vram),
-                         "--memory", str(options.host), "--cache", "none")
+        super().__init__(options, env, r"listening at (\S+)", options.olgpunode, "--listen", f"{options.listen}:0", "--driver", "sim",
+                         "--vram", str(vram), "--memory", str(options.host), "--cache", "none", *options.trust,
+                         *(["--transport", "verbs"] if options.transport == "verbs" else []))  # also to each other
 
     def end(self):
-        gone = self.wait_for(r"(session \S+ \(.*\): its (?:program has ended|worker .*))", 10)
+        gone = self.wait_for(r"(session \S+ \(.*\): its (?:program has ended|worker .*))", 10 * self.patience)
         ended = super().end()
         if ended:
             return ended
         if gone is None:
-            return "the session was not gone from the gpunode 10 s after the program's end"
+            return "the session was not gone from the gpunode soon after the program's end"
         return "the worker was killed" if "killed" in gone else None
 
 
@@ -142,7 +152,7 @@ def command(options, gpunodes=()):
         if options.route:
             number, slash, gpu = options.route.partition("/")
             view += ["--route", gpunodes[int(number)].address + slash + gpu if number.isdecimal() else options.route]
-        return [options.olrun] + named + view + ["--transport", options.transport] + options.olrun_option + ["--"] + program
+        return [options.olrun] + named + view + ["--transport", options.transport] + options.trust + options.olrun_option + ["--"] + program
     vram = budget(options)
     run = [options.olrun, "--driver", "sim", "--vram", str(vram), "--host", str(options.host), "--reach", options.reach]
     if options.va_base:
