@@ -47,18 +47,6 @@ void Directory::tell(MessageKind kind, AgentId agent, Message message, Actions& 
   actions.push_back({.kind = ActionKind::kSend, .message = message});
 }
 
-// ---- operations
-
-Age Directory::operation() {
-  routes_.push_back({.age = next_, .agent = kNoAgent});
-  return next_++;
-}
-
-std::deque<Directory::Route>::iterator Directory::placeOf(Age age) {
-  return std::lower_bound(routes_.begin(), routes_.end(), age,
-                          [](const Route& one, Age wanted) { return one.age < wanted; });
-}
-
 void Directory::setReplicas(Record& record, AgentSet agents) {
   constexpr unsigned kInRecord = 32;
   if (agents >> kInRecord == 0) {
@@ -71,6 +59,18 @@ void Directory::setReplicas(Record& record, AgentSet agents) {
     record.wide = 1;
     record.replicas = wide_.take(agents);
   }
+}
+
+// ---- operations
+
+Age Directory::operation() {
+  routes_.push_back({.age = next_, .agent = kNoAgent});
+  return next_++;
+}
+
+std::deque<Directory::Route>::iterator Directory::placeOf(Age age) {
+  return std::lower_bound(routes_.begin(), routes_.end(), age,
+                          [](const Route& one, Age wanted) { return one.age < wanted; });
 }
 
 Directory::Route* Directory::route(Age age) {
