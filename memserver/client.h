@@ -125,7 +125,8 @@ struct Figures {
   uint64_t connects = 0;  // the first included
   uint64_t slabs_lost = 0;
   transport::LinkKind transport = transport::LinkKind::kTcp;
-  std::string node;  // as the memserver calls itself
+  std::vector<transport::RailStats> rails;  // of the link, where it is up and by verbs
+  std::string node;                         // as the memserver calls itself
 };
 
 class Client {

@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "base/result.h"
 
@@ -73,9 +74,16 @@ DomainPtr makeDomain(DomainPtr within = nullptr);
 /// of it has a card.
 struct CardMemory {
   uint64_t registrations = 0;  // made so far
-  uint64_t bytes = 0;          // pinned now
+  uint64_t bytes = 0;          // of host memory, pinned now
 };
 CardMemory cardMemory(const DomainPtr& domain);
+/// Why the cards of the domain's links can't have a device's memory by its dma-buf, in one line
+/// that names the card; "": they can, as far as they say. Where no link has a card, that is the
+/// reason.
+std::string whyNoDmaBufs(const DomainPtr& domain);
+/// Makes a region known to all cards that the domain's links use now, instead of when the first
+/// transfer needs it. The Error is the first card's that can't have it. Milliseconds.
+Status makeKnown(const Region& region);
 /// The Error says what is wrong with the memory, the memfd or the dma-buf.
 Result<RegionPtr> registerMemory(const DomainPtr& domain, const Memory& memory, uint32_t access);
 /// Lends [offset, offset + length) of `whole`, which is registered with kLends, to the peers of
@@ -113,6 +121,7 @@ class Region {
   bool waitIdle(std::chrono::milliseconds timeout) const;
 
   const std::shared_ptr<RegionEntry>& entry() const { return entry_; }
+  const DomainPtr& domain() const { return domain_; }
 
  private:
   friend Result<RegionPtr> registerMemory(const DomainPtr& domain, const Memory& memory,

@@ -25,6 +25,7 @@
 // stopped the old link before the new one is up.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -79,6 +80,15 @@ struct PeerInfo {
   std::string why;  // one line: why this transport
 };
 
+/// A rail of a link over verbs: a pair of cards.
+struct RailStats {
+  uint32_t number = 0;  // its place in Options::rails
+  std::string device;   // this side's card, as libibverbs names it
+  uint8_t port = 0;     // of that card, from 1 on
+  bool in_use = true;   // else set aside
+  uint64_t bytes = 0;   // read and written by it, by this side
+};
+
 /// What a link has done so far. Each value is read by itself.
 struct LinkStats {
   uint64_t bytes_read[kClasses] = {};     // into local memory by read()
@@ -86,13 +96,15 @@ struct LinkStats {
   uint64_t bytes_served = 0;  // read and written here by the peer through the link's threads
   uint64_t reads = 0, writes = 0, slices = 0;
   uint64_t messages_sent = 0, messages_received = 0;
-  uint64_t no_credit = 0;      // sends refused for want of room at the peer
-  uint64_t bounced_bytes = 0;  // shm: copied twice because the peer's memory can't be mapped;
-                               // verbs: by the lane because a card can't have the memory
-  uint32_t rails = 0;          // verbs: of which bytes are moved
-  uint32_t rails_lost = 0;     // set aside since
-  uint64_t rail_bytes[kMostRails] = {};  // read and written by each, in the order of Options::rails
-  uint64_t repeated_bytes = 0;           // of those set aside, moved by others
+  uint64_t no_credit = 0;        // sends refused for want of room at the peer
+  uint64_t bounced_bytes = 0;    // shm: copied twice because the peer's memory can't be mapped;
+                                 // verbs: by the lane because a card can't have the memory
+  std::vector<RailStats> rails;  // verbs: those that the link was made of
+  uint64_t repeated_bytes = 0;   // of rails that were set aside, moved by others
+  size_t railsSetAside() const {
+    return static_cast<size_t>(std::count_if(rails.begin(), rails.end(),
+                                             [](const RailStats& rail) { return !rail.in_use; }));
+  }
 };
 
 /// Bytes of a region here.

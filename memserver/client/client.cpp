@@ -105,7 +105,7 @@ std::vector<Slab> ClientCore::slabs() const {
 }
 
 Figures ClientCore::figures() const {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   Figures all = figures_;
   all.up = state_ == State::kUp;
   all.stalled = stalled_;
@@ -117,6 +117,9 @@ Figures ClientCore::figures() const {
   all.read_bytes_per_s = reads_.rate();
   all.write_bytes_per_s = writes_.rate();
   for (const auto& [id, slab] : slabs_) all.leased_bytes += slab.bytes;
+  const LinkPtr link = all.up ? link_ : nullptr;
+  lock.unlock();
+  if (link) all.rails = link->stats().rails;
   return all;
 }
 

@@ -387,7 +387,10 @@ ServiceFigures Service::figures() const {
     if (session->down_ms.load() != 0) continue;
     ++figures.connected;
     ++figures.links[static_cast<size_t>(session->peer.kind)];
-    figures.moved += session->link->stats().bytes_served;
+    const transport::LinkStats link = session->link->stats();
+    figures.moved += link.bytes_served;
+    figures.rails_set_aside += link.railsSetAside();
+    figures.rails += link.rails.size() - link.railsSetAside();
   }
   return figures;
 }

@@ -62,8 +62,9 @@ struct ServiceOptions {
 /// Counted since the start, but what is said to be now.
 struct ServiceFigures {
   static constexpr size_t kKinds = transport::kLinkKinds;
-  uint64_t sessions = 0, connected = 0;  // now
-  std::array<uint64_t, kKinds> links{};  // of these, by transport
+  uint64_t sessions = 0, connected = 0;     // now
+  std::array<uint64_t, kKinds> links{};     // of these, by transport
+  uint64_t rails = 0, rails_set_aside = 0;  // now, of links over verbs
   uint64_t sessions_accepted = 0;
   std::array<uint64_t, kKinds> accepted{};  // of these
   uint64_t moved = 0;  // bytes read and written by sessions through the daemon's threads; by shared

@@ -24,7 +24,7 @@ def figures(url, daemon, timeout=30):
             kind = found.group(2)
             assert (kind == "counter") == name.endswith("_total"), line
         else:
-            found = re.fullmatch(rf'{daemon}_({NAME})(\{{{NAME}="[a-z0-9]+"\}})? (\d+)', line)
+            found = re.fullmatch(rf'{daemon}_({NAME})(\{{{NAME}="[a-z0-9_]+"\}})? (\d+)', line)
             assert found and found.group(1) == name and kind, f"not behind its TYPE: {line}"
             key = found.group(1) + (found.group(2) or "")
             assert key not in told, f"twice: {line}"

@@ -42,9 +42,11 @@ class ProtectionDomain {
   virtual ~ProtectionDomain() = default;
   // Of memory that it pins: windows pin none.
   std::atomic<uint64_t> registrations{0};  // made so far
-  std::atomic<uint64_t> pinned_bytes{0};   // now
+  std::atomic<uint64_t> pinned_bytes{0};   // of host memory, now
   /// Makes a region known to the card, which pins its pages.
   virtual Result<std::unique_ptr<Registration>> make(const RegionEntry& entry) = 0;
+  /// Why the card can't have memory by a dma-buf, whatever it is; "": it can, as far as it says.
+  virtual std::string whyNoDmaBufs() const { return ""; }
 };
 
 struct RegionEntry {
@@ -152,6 +154,8 @@ class Domain {
   Result<std::shared_ptr<ProtectionDomain>> on(
       const void* card, const std::function<Result<std::shared_ptr<ProtectionDomain>>()>& make);
   CardMemory cardMemory();
+  /// Those of all cards that links have asked for so far.
+  std::vector<std::shared_ptr<ProtectionDomain>> cards();
 
  private:
   std::vector<std::shared_ptr<KeyWatcher>> watchers();  // under mutex_

@@ -81,6 +81,15 @@ Result<std::shared_ptr<ProtectionDomain>> Domain::on(
   return made;
 }
 
+std::vector<std::shared_ptr<ProtectionDomain>> Domain::cards() {
+  std::vector<std::shared_ptr<ProtectionDomain>> all;
+  std::lock_guard lock(mutex_);
+  for (const auto& [card, domain] : cards_) {
+    if (domain) all.push_back(domain);
+  }
+  return all;
+}
+
 CardMemory Domain::cardMemory() {
   CardMemory all;
   std::lock_guard lock(mutex_);
@@ -146,6 +155,22 @@ bool Region::refusedByCard() const { return entry_->refused.load(); }
 
 DomainPtr makeDomain(DomainPtr within) { return std::make_shared<Domain>(std::move(within)); }
 CardMemory cardMemory(const DomainPtr& domain) { return domain->cardMemory(); }
+
+std::string whyNoDmaBufs(const DomainPtr& domain) {
+  const auto cards = domain->cards();
+  for (const auto& card : cards) {
+    if (std::string why = card->whyNoDmaBufs(); !why.empty()) return why;
+  }
+  return cards.empty() ? "no link goes over an RDMA card" : "";
+}
+
+Status makeKnown(const Region& region) {
+  for (const auto& card : region.domain()->cards()) {
+    if (region.entry()->registered(card) == nullptr)
+      return Error{base::format("an RDMA card can't have {} bytes of it", region.length())};
+  }
+  return {};
+}
 
 namespace {
 

@@ -43,12 +43,35 @@ Result<std::unique_ptr<Registration>> CardDomain::make(const RegionEntry& entry)
   }
   if (region == nullptr) {
     const int error = errno;
+    const char* const card = domain_->context->device->name;
+    if (entry.base == nullptr)
+      return Error{base::format("card {}: {} bytes of a device's memory can't be registered: {}",
+                                card, entry.length, std::strerror(error))};
     return Error{base::format("card {}: {} bytes can't be registered, so they go by TCP: {}{}",
-                              domain_->context->device->name, entry.length, std::strerror(error),
+                              card, entry.length, std::strerror(error),
                               error == ENOMEM ? " (ulimit -l limits what may be pinned)" : "")};
   }
-  return std::unique_ptr<Registration>(
-      std::make_unique<CardRegion>(api_, *this, region, address, entry.length));
+  return std::unique_ptr<Registration>(std::make_unique<CardRegion>(
+      api_, *this, region, address, entry.base != nullptr ? entry.length : 0));
+}
+
+// A card's driver, and the kernel's, look at whether they have dma-bufs at all before they look at
+// the descriptor.
+std::string CardDomain::whyNoDmaBufs() const {
+  const char* const card = domain_->context->device->name;
+  if (api_.ibv_reg_dmabuf_mr == nullptr)
+    return base::format("card {}: libibverbs has no ibv_reg_dmabuf_mr; rdma-core 34 or newer has",
+                        card);
+  errno = 0;
+  ibv_mr* const made = api_.ibv_reg_dmabuf_mr(domain_, 0, 4096, 0, -1, IBV_ACCESS_LOCAL_WRITE);
+  if (made != nullptr) {
+    api_.ibv_dereg_mr(made);
+    return "";
+  }
+  if (errno != EOPNOTSUPP && errno != EPROTONOSUPPORT && errno != ENOSYS && errno != ENOTTY)
+    return "";
+  return base::format("card {}: its driver, or the kernel's, registers no dma-bufs ({})", card,
+                      std::strerror(errno));
 }
 
 Result<std::shared_ptr<CardDomain>> domainOn(const Api& api, Domain& domain, ibv_context* card) {

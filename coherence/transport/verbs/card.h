@@ -11,7 +11,7 @@ namespace olpager::transport::verbs {
 
 class CardRegion final : public Registration {
  public:
-  /// Counts in `domain`, which outlives it.
+  /// Counts in `domain`, which outlives it; `bytes`: of host memory.
   CardRegion(const Api& api, ProtectionDomain& domain, ibv_mr* region, uint64_t address,
              uint64_t bytes);
   ~CardRegion() override { end(); }
@@ -35,6 +35,7 @@ class CardDomain final : public ProtectionDomain {
       : api_(api), domain_(domain), windows_(windows) {}
   ~CardDomain() override { api_.ibv_dealloc_pd(domain_); }
   Result<std::unique_ptr<Registration>> make(const RegionEntry& entry) override;
+  std::string whyNoDmaBufs() const override;
   ibv_pd* get() const { return domain_; }
   bool windows() const { return windows_; }
   /// As make() and RegionEntry::registered() have it; null where the card can't have the region.

@@ -84,6 +84,8 @@ class QueuePairs {
   /// The card's port has no connection now, or the card does not say. One call into the driver.
   bool portIsDown() const;
   const char* cardName() const { return card_->get()->context->device->name; }
+  /// Of the card, which the queue pairs use.
+  uint8_t port() const { return ids_[0]->port_num; }
   const Sizes& sizes() const { return sizes_; }
   /// No peer's transfer and none of this side's begins any more.
   void halt();

@@ -90,10 +90,10 @@ void VerbsLink::begin() {
 }
 
 void VerbsLink::addStats(LinkStats& into) const {
-  into.rails = static_cast<uint32_t>(rails_.size());
-  into.rails_lost = into.rails - rails_up_.load();
   into.repeated_bytes = repeated_.load();
-  for (auto& rail : rails_) into.rail_bytes[rail->number] = rail->moved.load();
+  for (auto& rail : rails_)
+    into.rails.push_back(
+        {rail->number, rail->device, rail->port, rail->up.load(), rail->moved.load()});
 }
 
 // ---- messages
@@ -773,7 +773,7 @@ std::string VerbsLink::reachAsked(const wire::Header& header) {
     }
     if (!pin || !rail->pairs) {
       // refused
-    } else if (pin->whole && rail->pairs->card()->windows()) {
+    } else if (Windows::lend(*pin.operator->()) && rail->pairs->card()->windows()) {
       if (Window* const window = Windows::known(*pin.operator->(), rail->pairs->windows())) {
         if (!window->begin()) return "a key that was asked for twice";
         pin->reachable.store(true);

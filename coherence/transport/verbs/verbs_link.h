@@ -89,8 +89,13 @@ class VerbsLink final : public TcpLink, public KeyWatcher {
 
   struct Rail {
     explicit Rail(std::unique_ptr<QueuePairs> queue_pairs)
-        : number(queue_pairs->rail()), pairs(std::move(queue_pairs)) {}
+        : number(queue_pairs->rail()),
+          device(queue_pairs->cardName()),
+          port(queue_pairs->port()),
+          pairs(std::move(queue_pairs)) {}
     const uint32_t number;
+    const std::string device;  // this side's card, and its port
+    const uint8_t port;
     std::unique_ptr<QueuePairs> pairs;  // under posting_; null: ended
     std::array<Queue, kClasses> queues;
     Keys keys;

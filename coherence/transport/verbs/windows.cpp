@@ -35,7 +35,6 @@ ibv_send_wr Window::opening(Class klass) const {
 }
 
 Result<std::unique_ptr<Registration>> Windows::make(const RegionEntry& entry) {
-  if (entry.base == nullptr) return Error{"memory without a CPU address is not lent by windows"};
   const CardRegion* const whole = CardDomain::known(*entry.whole, card_);
   if (whole == nullptr) return Error{"a part of memory that the card can't have goes by TCP"};
   auto window = std::make_unique<Window>(shared_from_this(), whole->get(), entry);

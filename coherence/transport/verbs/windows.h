@@ -50,6 +50,12 @@ class Windows final : public ProtectionDomain, public std::enable_shared_from_th
  public:
   explicit Windows(std::shared_ptr<CardDomain> card) : card_(std::move(card)) {}
   Result<std::unique_ptr<Registration>> make(const RegionEntry& entry) override;
+  std::string whyNoDmaBufs() const override { return card_->whyNoDmaBufs(); }
+  /// Whether the region is lent by windows. The kernel opens none in memory that has a dma-buf
+  /// instead of an address: a part of that is registered for itself.
+  static bool lend(const RegionEntry& entry) {
+    return entry.whole != nullptr && entry.base != nullptr;
+  }
   /// As CardDomain::known(); a new one has to be opened. Null: the card has none left, or can't
   /// have the memory.
   static Window* known(RegionEntry& entry, const std::shared_ptr<Windows>& all) {

@@ -337,6 +337,32 @@ TEST_CASE("memory without a CPU address is moved by a card that can have it - Rd
   CHECK(pair.up->state() == LinkState::kUp);
 }
 
+// The kernel opens no windows there: each part is registered for itself.
+TEST_CASE("a part of memory without a CPU address is lent - Rdma", "[links]") {
+  NEEDS_CARD(Rdma);
+  constexpr uint64_t kBytes = 1 << 20, kOffset = 64 << 10;
+  Buffer there(kBytes, true), plain(kBytes);
+  Pair pair(optionsFor(Choice::kVerbs));
+  const auto lender = makeDomain();
+  const StandInForDmaBufs stands_in({&there});
+  Memory memory;
+  memory.length = kBytes;
+  memory.dma_buf = there.fd;
+  const auto all = registerMemory(lender, memory, kLends).value();
+  const auto part =
+      lendMemory(pair.server.domain, *all, kOffset, kBytes - kOffset, kRemoteReadWrite).value();
+  CHECK(part->base() == nullptr);
+  const auto host = pair.client.add(plain, kLocalOnly);
+  there.fill(1);
+  plain.fill(2);
+  const LocalRange from{host.get(), kOffset, kBytes - kOffset};
+  REQUIRE(pair.up->write({&from, 1}, whole(part), Class::kWriteBack, 0) == Outcome::kOk);
+  CHECK(pair.client.await(Kind::kWrite).outcome == Outcome::kOk);
+  CHECK(there.holds(1, 0, kOffset));
+  CHECK(std::memcmp(there.base + kOffset, plain.base + kOffset, kBytes - kOffset) == 0);
+  CHECK(pair.up->stats().bounced_bytes == 0);
+}
+
 TEMPLATE_TEST_CASE("closing completes everything once, and tells both sides why", "[links]", Tcp,
                    Shm, Rdma) {
   NEEDS_CARD(TestType);

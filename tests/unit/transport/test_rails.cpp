@@ -171,11 +171,11 @@ TEST_CASE("all rails of a link carry its bytes", "[rails]") {
     there.fill(1);
   }
   const LinkStats stats = pair.up->stats();
-  REQUIRE(stats.rails == 2);
-  REQUIRE(stats.rails_lost == 0);
+  REQUIRE(stats.rails.size() == 2);
+  REQUIRE(stats.railsSetAside() == 0);
   REQUIRE(stats.bounced_bytes == 0);
-  REQUIRE(stats.rail_bytes[0] + stats.rail_bytes[1] == 6 * kBytes);
-  REQUIRE(std::min(stats.rail_bytes[0], stats.rail_bytes[1]) > kBytes);
+  REQUIRE(stats.rails[0].bytes + stats.rails[1].bytes == 6 * kBytes);
+  REQUIRE(std::min(stats.rails[0].bytes, stats.rails[1].bytes) > kBytes);
 }
 
 // At either end: whose card the refusing one is, its name does not say.
@@ -201,8 +201,8 @@ TEST_CASE("what one card can't have goes by another", "[rails]") {
     REQUIRE(Refusal::refused() > before);
     const LinkStats stats = pair.up->stats();
     REQUIRE(stats.bounced_bytes == 0);
-    REQUIRE(stats.rail_bytes[0] + stats.rail_bytes[1] == 2 * kBytes);
-    REQUIRE(std::min(stats.rail_bytes[0], stats.rail_bytes[1]) == 0);
+    REQUIRE(stats.rails[0].bytes + stats.rails[1].bytes == 2 * kBytes);
+    REQUIRE(std::min(stats.rails[0].bytes, stats.rails[1].bytes) == 0);
   }
 }
 
@@ -267,8 +267,8 @@ TEST_CASE("a link lives while one of its rails does", "[rails]") {
     writes += done->kind == Kind::kWrite ? 1 : 0;
     if (writes == 4 && !cut) cut.emplace(lost, end);
     // Until some have been moved again by the rail that is left, and then a few more.
-    over = over ||
-           (pair.up->stats().rails_lost == 1 && pair.peer->stats().rails_lost == 1 && writes > 12);
+    over = over || (pair.up->stats().railsSetAside() == 1 &&
+                    pair.peer->stats().railsSetAside() == 1 && writes > 12);
     if (over) continue;
     const uint64_t i = done->context;
     if (done->kind == Kind::kWrite) {
@@ -284,7 +284,7 @@ TEST_CASE("a link lives while one of its rails does", "[rails]") {
   }
   REQUIRE(pair.up->state() == LinkState::kUp);
   const LinkStats stats = pair.up->stats();
-  REQUIRE(stats.rails_lost == 1);
+  REQUIRE(stats.railsSetAside() == 1);
   REQUIRE(stats.repeated_bytes != 0);
   REQUIRE(stats.bounced_bytes == 0);
   // Messages: none is lost, none comes twice.
@@ -306,7 +306,7 @@ TEST_CASE("a link lives while one of its rails does", "[rails]") {
   pair.client.await(Kind::kDown);
   pair.server.await(Kind::kDown);
   pair.connect();
-  REQUIRE(pair.up->stats().rails == 2);
+  REQUIRE(pair.up->stats().rails.size() == 2);
 }
 
 // One end of a pair that writes to the other one and reads back, slot by slot, and asks it things.
@@ -397,7 +397,7 @@ TEST_CASE("both ends are busy when a rail is lost", "[rails]") {
     const int before = 1 + static_cast<int>(random() % 20);
     std::optional<Cut> cut;
     int after = 0;
-    const auto over = [&] { return after > 40 && client.up->stats().rails_lost == 1; };
+    const auto over = [&] { return after > 40 && client.up->stats().railsSetAside() == 1; };
     const auto until = std::chrono::steady_clock::now() + 3 * kLong;
     while (client.under_way + server.under_way != 0 || client.asked != client.answered ||
            server.asked != server.answered) {
@@ -407,8 +407,8 @@ TEST_CASE("both ends are busy when a rail is lost", "[rails]") {
       client.step(!over(), random);
       server.step(!over(), random);
     }
-    REQUIRE(client.up->stats().rails_lost == 1);
-    REQUIRE(server.up->stats().rails_lost == 1);
+    REQUIRE(client.up->stats().railsSetAside() == 1);
+    REQUIRE(server.up->stats().railsSetAside() == 1);
     REQUIRE(client.up->state() == LinkState::kUp);
   }
 }
@@ -433,12 +433,12 @@ TEST_CASE("a rail that does not connect is left out", "[rails]") {
   const size_t without = GENERATE(0u, 1u);
   server.rails[without] = "127.0.0.1";  // no card's
   RailPair pair(server, RailPair::options(false));
-  REQUIRE(pair.up->stats().rails == 1);
-  REQUIRE(pair.peer->stats().rails == 1);
+  REQUIRE(pair.up->stats().rails.size() == 1);
+  REQUIRE(pair.peer->stats().rails.size() == 1);
   pair.readAnew(4);
   REQUIRE(pair.up->send(MessageClass::kNotice, bytesOf("here")) == Outcome::kOk);
   REQUIRE(textOf(pair.server.await(Kind::kMessage).message) == "here");
-  REQUIRE(pair.up->stats().rail_bytes[1 - without] == kMiB);
+  REQUIRE(pair.up->stats().rails[0].bytes == kMiB);
 }
 
 TEST_CASE("addresses of rails that can't be are refused", "[rails]") {
@@ -468,7 +468,7 @@ TEST_CASE("a rail whose port is down is set aside, also when nothing is under wa
   REQUIRE(shell(base::format("ip route show table 101 dev {0} > {1}; ip link set {0} down", wire,
                              routes)) == 0);
   const auto until = std::chrono::steady_clock::now() + kLong;
-  while (pair.up->stats().rails_lost == 0 || pair.peer->stats().rails_lost == 0) {
+  while (pair.up->stats().railsSetAside() == 0 || pair.peer->stats().railsSetAside() == 0) {
     REQUIRE(std::chrono::steady_clock::now() < until);
     (void)pair.client.next(10ms);
   }
