@@ -58,6 +58,10 @@ void MemserverTier::lookForLate() {
           return replica.server != pass.server && servers_[replica.server]->usable();
         });
     if (other == copy.replicas.end()) continue;
+    if (copy.toDevice()) {  // nothing but a card brings bytes there: it is read anew
+      if (!servers_[pass.server]->usable()) cut(*servers_[pass.server]);
+      continue;
+    }
     auto staging = std::make_unique<Staging>(domain_);
     if (staging->memory == nullptr) return;
     copy.hedged = true;

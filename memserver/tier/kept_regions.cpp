@@ -42,6 +42,20 @@ void KeptRegions::tell(const char* why) const {
       why, base::formatSize(most_).c_str());
 }
 
+Status KeptRegions::keep(const void* memory, uint64_t bytes, int dma_buf) {
+  transport::Memory device;
+  device.length = bytes;
+  device.dma_buf = dma_buf;
+  auto made = transport::registerMemory(domain_, device, transport::kLocalOnly);
+  if (!made.ok()) return made.error();
+  SharedRegion region = std::move(made.value());
+  if (auto known = transport::makeKnown(*region); !known.ok()) return known.error();
+  SharedRegion former;  // of memory that was let go of without a word; ends after the lock
+  std::lock_guard lock(mutex_);
+  former = std::exchange(kept_[memory], std::move(region));
+  return {};
+}
+
 Result<SharedRegion> KeptRegions::use(void* memory, uint64_t bytes) {
   SharedRegion other;  // of memory that was let go of without a word; ends after the lock
   {
@@ -68,7 +82,7 @@ Result<SharedRegion> KeptRegions::use(void* memory, uint64_t bytes) {
 }
 
 void KeptRegions::done(SharedRegion region) {
-  if (!region || !region->refusedByCard()) return;
+  if (!region || region->base() == nullptr || !region->refusedByCard()) return;
   const uint64_t pinned = transport::cardMemory(domain_).bytes;
   most_ = std::min(most_, pinned / 2);
   tell("an RDMA card can't have more");
@@ -78,7 +92,7 @@ void KeptRegions::done(SharedRegion region) {
   std::lock_guard lock(mutex_);
   kept_.erase(ending.front()->base());
   for (auto each = kept_.begin(); each != kept_.end() && excess > 0;) {
-    if (each->second.use_count() > 1) {
+    if (each->second.use_count() > 1 || each->second->base() == nullptr) {
       ++each;
       continue;
     }

@@ -32,6 +32,9 @@ class KeptRegions {
   /// `most`: bytes that may stay pinned.
   explicit KeptRegions(transport::DomainPtr domain, uint64_t most = mostPinned());
 
+  /// Memory of a device stays registered from now on, as what use() finds; it counts nowhere. Any
+  /// thread. The Error: a card can't have it, and nothing stays.
+  Status keep(const void* memory, uint64_t bytes, int dma_buf);
   /// The memory as a region of the domain, for one transfer. The Error is registerMemory()'s.
   Result<SharedRegion> use(void* memory, uint64_t bytes);
   /// The transfer is over: nothing moves the region's bytes for it any more. An empty one is none.

@@ -236,6 +236,7 @@ void MemserverTier::removeReplica(uint64_t id, Copy& copy, unsigned index) {
 
 void MemserverTier::look() {
   for (auto& server : servers_) server->seen = server->client->figures();
+  publishRails();
 }
 
 // Two replicas need two memservers: of one that is larger than all others together only as much can

@@ -65,7 +65,10 @@ MemserverTier::~MemserverTier() {
   changed_.notify_all();
   demanded_.notify_all();
   if (lender_.joinable()) lender_.join();
-  if (worker_.joinable()) worker_.join();
+  if (worker_.joinable()) {
+    worker_.join();
+    look();  // for who reads the counters at the end
+  }
   tellLosses(true);
   // Each may take a second to say goodbye.
   std::vector<std::thread> goodbyes;
@@ -207,6 +210,26 @@ bool MemserverTier::drop(uint64_t id) {
   return held;
 }
 
+// As they are connected now. One that is not by RDMA would have no way to what another one has.
+std::string MemserverTier::whyNotDirect() const {
+  if (device_refused_.load()) return "an RDMA card has refused to move memory of the GPU";
+  for (const auto& server : servers_) {
+    const transport::LinkKind kind = server->client->figures().transport;
+    if (kind != transport::LinkKind::kVerbs)
+      return "memserver " + server->address + " is connected by " + transport::linkKindName(kind) +
+             ", not by RDMA";
+  }
+  return transport::whyNoDmaBufs(domain_);
+}
+
+void MemserverTier::checked(uint64_t id, Verdict verdict) {
+  Note note;
+  note.kind = Note::Kind::kChecked;
+  note.id = id;
+  note.verdict = verdict;
+  put(std::move(note), true);
+}
+
 std::vector<pager::LowerTier::Finished> MemserverTier::take() {
   std::vector<Finished> all;
   std::lock_guard lock(mutex_);
@@ -308,6 +331,8 @@ void MemserverTier::handle(Note& note) {
       return giveUpNow(note.id);
     case Note::Kind::kDrop:
       return dropNow(note.id);
+    case Note::Kind::kChecked:
+      return checkedNow(note.id, note.verdict);
     case Note::Kind::kTransfer:
       return transferred(note.id, note.result);
     case Note::Kind::kEvent:
@@ -329,6 +354,7 @@ uint64_t MemserverTier::post(Pass::Kind kind, uint64_t id, unsigned index,
   pass.id = id;
   pass.server = index;
   pass.left = frames.size();
+  pass.of_device = region.base() == nullptr;
   uint64_t offset = 0;
   for (const FrameRange& frame : frames) {
     const transport::LocalRange range{&region, offset, frame.bytes};
@@ -345,6 +371,12 @@ void MemserverTier::transferred(uint64_t number, TransferResult result) {
   const auto found = passes_.find(number);
   if (found == passes_.end()) return;
   if (result != TransferResult::kOk) found->second.result = result;
+  if (result == TransferResult::kBadRange && found->second.of_device &&
+      !device_refused_.exchange(true))
+    base::logWarn(
+        "remote memory: memserver %s: an RDMA card does not move memory of the GPU that it knows; "
+        "from now on pages go by host memory",
+        servers_[found->second.server]->address.c_str());
   if (--found->second.left != 0) return;
   const Pass pass = std::move(found->second);
   passes_.erase(found);
@@ -352,6 +384,12 @@ void MemserverTier::transferred(uint64_t number, TransferResult result) {
   (write ? servers_[pass.server]->writing : servers_[pass.server]->reading) -= pass.bytes;
   if (pass.result == TransferResult::kOk) {
     (write ? now_.sent_bytes : now_.received_bytes) += pass.bytes;
+    if (servers_[pass.server]->seen.transport == transport::LinkKind::kVerbs) {
+      pager::RdmaCounters& rdma = pager::counters().rdma;
+      pager::add(pass.of_device ? (write ? rdma.direct_out : rdma.direct_in)
+                                : (write ? rdma.frames_out : rdma.frames_in),
+                 pass.bytes);
+    }
     servers_[pass.server]->alive_at_ms = monotonicMs();
     if (std::any_of(servers_.begin(), servers_.end(),
                     [](const auto& server) { return server->stalled; }))
@@ -543,16 +581,22 @@ void MemserverTier::receivePassed(const Pass& pass) {
   if (found == copies_.end()) return;
   Copy& copy = found->second;
   copy.reading = 0;
+  if (copy.toDevice() && pass.result == TransferResult::kOk) {
+    copy.read_from = pass.server;
+    ended_.push_back({pass.id, false, Outcome::kUnchecked, copy.hash});
+    must_wake_ = true;
+    return;
+  }
+  // The replica is as good as it was.
+  if (copy.toDevice() && pass.result == TransferResult::kBadRange)
+    return finish(pass.id, false, Outcome::kNotNow, copy.hash);
   if (pass.result == TransferResult::kOk) {
     if (hasher_.hash(copy.memory, copy.bytes) == copy.hash) {
       finish(pass.id, false, Outcome::kDone, copy.hash);
       return;
     }
-    base::logError(
-        "remote memory: memserver %s gave wrong bytes for %llu MiB; this copy is not used any more",
-        servers_[pass.server]->address.c_str(), static_cast<unsigned long long>(copy.bytes >> 20));
-  }
-  if (pass.result != TransferResult::kInterrupted) {
+    wrongBytes(pass.id, pass.server);
+  } else if (pass.result != TransferResult::kInterrupted) {
     removeReplica(pass.id, copy, pass.server);
     if (copy.replicas.empty() && !copy.spare) noteLoss(*servers_[pass.server], copy.bytes);
   }
@@ -565,6 +609,27 @@ void MemserverTier::receivePassed(const Pass& pass) {
   if (copy.unwanted && !copy.replicas.empty())
     return finish(pass.id, false, Outcome::kNotNow, copy.hash);
   continueReceive(pass.id);
+}
+
+void MemserverTier::wrongBytes(uint64_t id, unsigned server) {
+  Copy& copy = copies_.at(id);
+  base::logError(
+      "remote memory: memserver %s gave wrong bytes for %llu MiB; this copy is not used any more",
+      servers_[server]->address.c_str(), static_cast<unsigned long long>(copy.bytes >> 20));
+  if (replicaAt(copy, server) == nullptr) return;  // lost meanwhile
+  removeReplica(id, copy, server);
+  if (copy.replicas.empty() && !copy.spare) noteLoss(*servers_[server], copy.bytes);
+}
+
+void MemserverTier::checkedNow(uint64_t id, Verdict verdict) {
+  const auto found = copies_.find(id);
+  if (found == copies_.end() || found->second.state != CopyState::kReceiving) return;
+  Copy& copy = found->second;
+  if (verdict == Verdict::kRight) return finish(id, false, Outcome::kDone, copy.hash);
+  if (verdict == Verdict::kWrong) wrongBytes(id, copy.read_from);
+  if (verdict == Verdict::kUnknown || (copy.unwanted && !copy.replicas.empty()))
+    return finish(id, false, Outcome::kNotNow, copy.hash);
+  continueReceive(id);
 }
 
 void MemserverTier::raiseNow(uint64_t id) {
@@ -654,6 +719,28 @@ void MemserverTier::finish(uint64_t id, bool sent, Outcome outcome, pager::Conte
   }
   ended_.push_back({id, sent, outcome, hash});
   must_wake_ = true;
+}
+
+// What links beyond the room of the counters do is not shown.
+void MemserverTier::publishRails() const {
+  using pager::RailState;
+  const size_t shown = std::min<size_t>(servers_.size(), pager::kMaxCountedLinks);
+  for (size_t i = 0; i < shown; ++i) {
+    const Server& server = *servers_[i];
+    pager::LinkCounters& link = pager::counters().rdma.links[i];
+    pager::setName(link.peer, server.address);
+    for (size_t r = 0; r < pager::kMaxCountedRails; ++r) {
+      pager::RailCounters& rail = link.rails[r];
+      const bool there = r < server.seen.rails.size();
+      const transport::RailStats now = there ? server.seen.rails[r] : transport::RailStats{};
+      pager::setName(rail.device, now.device);
+      pager::set(rail.port, now.port);
+      pager::set(rail.bytes, now.bytes);
+      pager::set(rail.state, static_cast<uint64_t>(!there       ? RailState::kNone
+                                                   : now.in_use ? RailState::kInUse
+                                                                : RailState::kSetAside));
+    }
+  }
 }
 
 void MemserverTier::publish() {

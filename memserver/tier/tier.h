@@ -21,6 +21,7 @@
 // some reads or writes of a Client, with the pass' number as context.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -72,6 +73,11 @@ class MemserverTier final : public pager::LowerTier {
   bool holds(uint64_t id, const pager::ContentHash& hash) const override;
   std::vector<uint64_t> heldAddresses() const override;
   bool drop(uint64_t id) override;
+  std::string whyNotDirect() const override;
+  Status makeKnown(const void* memory, uint64_t bytes, int dma_buf) override {
+    return kept_.keep(memory, bytes, dma_buf);
+  }
+  void checked(uint64_t id, Verdict verdict) override;
   void letGo(const void* memory) override { kept_.letGo(memory); }
   std::vector<Finished> take() override;
   pager::TierFigures figures() const override;
@@ -86,6 +92,7 @@ class MemserverTier final : public pager::LowerTier {
       kRaise,
       kGiveUp,
       kDrop,
+      kChecked,
       kTransfer,
       kEvent,
       kLeased
@@ -101,7 +108,8 @@ class MemserverTier final : public pager::LowerTier {
     TransferResult result = TransferResult::kOk;
     Event event;
     std::vector<Slab> slabs;
-    bool late = false;  // kLeased: no answer came in the time that there was
+    Verdict verdict = Verdict::kRight;  // kChecked
+    bool late = false;                  // kLeased: no answer came in the time that there was
   };
 
   /// A memserver: all that the worker knows of one, more members than most objects have.
@@ -174,10 +182,12 @@ class MemserverTier final : public pager::LowerTier {
     unsigned passes = 0;
     unsigned attempts = 0;
     uint64_t reading = 0;    // number of the pass
+    unsigned read_from = 0;  // a server, while the caller checks what came from there
     int64_t late_at_ms = 0;  // it is late then
     bool hedged = false;     // and read elsewhere as well
     std::unique_ptr<Staging>
         spare;  // right bytes that came from elsewhere while the pass has not ended
+    bool toDevice() const { return region && region->base() == nullptr; }
   };
 
   struct Pass {
@@ -186,6 +196,7 @@ class MemserverTier final : public pager::LowerTier {
     uint64_t id = 0;  // of the copy; of the hedge; of the move
     unsigned server = 0;
     uint64_t bytes = 0;
+    bool of_device = false;  // the memory
     size_t left = 0;
     TransferResult result = TransferResult::kOk;
     std::vector<uint64_t> transfers;
@@ -229,12 +240,15 @@ class MemserverTier final : public pager::LowerTier {
   void transferred(uint64_t number, TransferResult result);
   void sendPassed(const Pass& pass);
   void receivePassed(const Pass& pass);
+  void wrongBytes(uint64_t id, unsigned server);
+  void checkedNow(uint64_t id, Verdict verdict);
   uint64_t post(Pass::Kind kind, uint64_t id, unsigned server, const transport::Region& region,
                 const Frames& frames, transport::Class klass);
   void finish(uint64_t id, bool sent, Outcome outcome,
               pager::ContentHash hash);  // by value: the copy's own goes with it
   void forget(uint64_t id);              // the copy is no more
   void publish();
+  void publishRails() const;
 
   // placement.cpp: which server, which frames, how much there is
   unsigned wantedReplicas() const;
@@ -301,6 +315,7 @@ class MemserverTier final : public pager::LowerTier {
   int64_t look_at_ms_ = 0, upkeep_at_ms_ = 0, late_look_at_ms_ = INT64_MAX;
   bool must_wake_ = false;
   bool told_degraded_ = false;
+  std::atomic<bool> device_refused_{false};  // a transfer of a device's memory was
   pager::TierFigures now_;
   std::vector<Finished> ended_;  // told together with the figures
 

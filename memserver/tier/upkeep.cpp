@@ -51,7 +51,8 @@ void MemserverTier::happened(Server& server, const Event& event) {
       server.up = true;
       server.stalled = false;
       server.dry_until_ms = 0;
-      recall(server, 0);  // what is still wanted back is said again
+      device_refused_.store(false);  // it may be by RDMA again
+      recall(server, 0);             // what is still wanted back is said again
       reconsider();
       break;
     case Event::Kind::kDown:

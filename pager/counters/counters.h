@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "coherence/status/unified_counters.h"
+#include "pager/counters/rdma_counters.h"
 
 namespace olpager::pager {
 
@@ -21,7 +22,7 @@ using Counter = status::Counter;
 static_assert(Counter::is_always_lock_free && sizeof(Counter) == 8);
 
 inline constexpr uint64_t kCountersMagic = 0x00544e554f434c4f;  // "OLCOUNT\0" in memory
-inline constexpr uint32_t kCountersVersion = 4;
+inline constexpr uint32_t kCountersVersion = 5;
 inline constexpr unsigned kMaxCountedDevices = 16;  // devices beyond share the last entry
 inline constexpr unsigned kWaitBuckets = 48;
 
@@ -159,6 +160,7 @@ struct alignas(64) Counters {
 
   DeviceCounters devices[kMaxCountedDevices];
   status::UnifiedCounters unified;
+  RdmaCounters rdma;
 
   /// The figures of device `ordinal`; makes it one of those in use.
   DeviceCounters& device(unsigned ordinal) noexcept {
@@ -174,8 +176,8 @@ struct alignas(64) Counters {
 // The offsets that docs/reference/counters.md gives are tested (Gauge is no standard-layout type,
 // so offsetof is not for headers).
 static_assert(sizeof(Gauge) == 16 && sizeof(DeviceCounters) == 704);
-static_assert(sizeof(Counters) ==
-              256 + kMaxCountedDevices * sizeof(DeviceCounters) + sizeof(status::UnifiedCounters));
+static_assert(sizeof(Counters) == 256 + kMaxCountedDevices * sizeof(DeviceCounters) +
+                                      sizeof(status::UnifiedCounters) + sizeof(RdmaCounters));
 
 /// This process's counters. The first call makes the file (a few system calls, may allocate); later
 /// ones are one load. The memory stays valid until the process has ended, in any exit order.

@@ -17,12 +17,19 @@
 // may last as long as a lease; giveUp() ends such a wait. Memory: the memory of a transfer is the
 // tier's from send() or receive() until take() returned its end. Network cards may go on knowing
 // the memory after that, so that the next transfer costs less; letGo() ends that.
+//
+// Memory of a device. Where network cards reach it (whyNotDirect()) and know it (makeKnown()), a
+// transfer may name it as any other; no processor touches it. So the caller gives the hash of what
+// it sends, and checks what it has received: a receive into it ends twice, with kUnchecked first,
+// and for good after checked().
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
+#include "base/result.h"
 #include "pager/kernels/hash_and_scan.h"
 
 namespace olpager::pager {
@@ -45,10 +52,14 @@ class LowerTier {
  public:
   enum class Outcome : uint8_t {
     kDone,
-    kNoRoom,  // a send: no memserver has frames. The former copy, if there was one, is gone
-    kLost,    // a receive: no replica is left, or none has the right bytes. The copy is gone
-    kNotNow,  // a receive: given up, or refused memory for itself. The copy is still held
+    kNoRoom,     // a send: no memserver has frames. The former copy, if there was one, is gone
+    kLost,       // a receive: no replica is left, or none has the right bytes. The copy is gone
+    kNotNow,     // a receive: given up, or refused memory for itself. The copy is still held
+    kUnchecked,  // a receive into memory of a device: the bytes are there, and checked() is awaited
   };
+  /// What the caller has found in memory of a device: the bytes of Finished::hash, others, or
+  /// nothing, since it could not look. Of others another replica is read.
+  enum class Verdict : uint8_t { kRight, kWrong, kUnknown };
   struct Finished {
     uint64_t address = 0;
     bool sent = false;  // else received
@@ -88,6 +99,18 @@ class LowerTier {
   /// more. For memory that a transfer has used, and no transfer of which is under way; without
   /// effect for other memory. Not under a lock that the function of setWake() takes.
   virtual void letGo(const void* memory) = 0;
+  /// Why memory of a device can't be given to transfers, in one line; "": it can, as far as is
+  /// known before it is made known. May change when a memserver is connected anew.
+  virtual std::string whyNotDirect() const { return "the tier moves host memory alone"; }
+  /// Makes memory of a device known to network cards by its dma-buf, which is the caller's, until
+  /// letGo(). `memory` names it in transfers of just these bytes. The Error says who can't have it.
+  /// Takes milliseconds; not under a lock that the function of setWake() takes.
+  virtual Status makeKnown(const void* /*memory*/, uint64_t /*bytes*/, int /*dma_buf*/) {
+    return Error{whyNotDirect()};
+  }
+  /// The answer to kUnchecked. The receive then ends with kDone, kLost or kNotNow (kUnknown), or
+  /// once more with kUnchecked.
+  virtual void checked(uint64_t /*address*/, Verdict /*verdict*/) {}
   /// Transfers that have ended since the last call.
   virtual std::vector<Finished> take() = 0;
 

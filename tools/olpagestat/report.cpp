@@ -13,6 +13,7 @@
 #include "base/size.h"
 #include "pager/clock.h"
 #include "tools/olpagestat/executors.h"
+#include "tools/olpagestat/rails.h"
 #include "tools/olpagestat/text.h"
 
 namespace olpager::tools {
@@ -165,6 +166,7 @@ std::string processTable(const CountersSnapshot& process) {
   if (const uint64_t made = valueOf(counters.card_registrations); made != 0)
     text += base::format("  {:<16}{} registered now, {} registrations so far\n", "RDMA cards",
                          formatSize(valueOf(counters.card_bytes)), made);
+  text += railsTable(counters.rdma);
   text += base::format(
       "  {:<16}managed {} in {}, pinned host {} in {}\n", "passed through",
       formatSize(valueOf(counters.managed_bytes)), valueOf(counters.managed_allocations),
@@ -285,6 +287,11 @@ std::string countersJson(const pager::CountersReading& reading) {
         {"memserver_bytes", valueOf(c.memserver_bytes)},
         {"card_registrations", valueOf(c.card_registrations)},
         {"card_bytes", valueOf(c.card_bytes)},
+        {"links", linksJson(c.rdma)},
+        {"rdma_frames_in", valueOf(c.rdma.frames_in)},
+        {"rdma_frames_out", valueOf(c.rdma.frames_out)},
+        {"rdma_direct_in", valueOf(c.rdma.direct_in)},
+        {"rdma_direct_out", valueOf(c.rdma.direct_out)},
         {"managed_allocations", valueOf(c.managed_allocations)},
         {"managed_bytes", valueOf(c.managed_bytes)},
         {"pinned_host_allocations", valueOf(c.pinned_host_allocations)},

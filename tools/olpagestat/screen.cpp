@@ -11,6 +11,7 @@
 #include "base/format.h"
 #include "base/size.h"
 #include "tools/olpagestat/executors.h"
+#include "tools/olpagestat/rails.h"
 #include "tools/olpagestat/text.h"
 
 namespace olpager::tools {
@@ -190,6 +191,9 @@ void nodeLines(const Sample& now, const Sample* before, const View& view, bool m
   if (memservers)
     lines.push_back(Line().add(tierText("remote RAM", remote, remote + room, width) +
                                ratesText(remote_in, remote_out)));
+  for (const auto& process : now.reading.processes)
+    for (const std::string& link : railLines(process.counters->rdma))
+      lines.push_back(Line().add(base::format("rails  {} to {}", process.counters->pid, link)));
 }
 
 Style styleOf(Place place) {

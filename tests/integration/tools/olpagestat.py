@@ -443,11 +443,11 @@ def killed(options, scratch):
     tracer.communicate()
     time.sleep(3.2)
     asked = program.value(256 + 40)
-    head = program.value(558464)
+    head = program.value(564672)
     program.go()
     until(lambda: not os.path.exists(program.file) or program.value(256 + 40) == 0, "the program forgets who asked")
     if os.path.exists(program.file):
-        check(program.value(558464) == head, "events for nobody")
+        check(program.value(564672) == head, "events for nobody")
     check(asked != 0, "nobody had asked")
     program.end()
 

@@ -48,6 +48,17 @@ void fill(Counters& counters) {
   set(counters.card_bytes, 32ull << 20);
   add(counters.host_wait_ns, 2'400'000'000);
   set(counters.memservers_tcp, 2);
+  set(counters.rdma.frames_in, 5ull << 20);
+  set(counters.rdma.direct_out, 6ull << 20);
+  LinkCounters& link = counters.rdma.links[1];
+  setName(link.peer, "10.0.0.2:7001");
+  setName(link.rails[0].device, "mlx5_0");
+  set(link.rails[0].port, 1);
+  set(link.rails[0].state, uint64_t(RailState::kInUse));
+  set(link.rails[0].bytes, 3ull << 20);
+  setName(link.rails[2].device, std::string(100, 'm'));
+  set(link.rails[2].port, 2);
+  set(link.rails[2].state, uint64_t(RailState::kSetAside));
   set(counters.host_limit_bytes, 512ull << 20);
   set(counters.host_used_bytes, 192ull << 20);
   add(counters.managed_allocations, 2);
@@ -99,6 +110,19 @@ TEST_CASE("olpagestat --json has every figure", "[olpagestat]") {
   CHECK(process.at("card_bytes") == 32ull << 20);
   CHECK(process.at("host_wait_ns") == 2'400'000'000);
   CHECK(process.at("managed_allocations") == 2);
+  CHECK(process.at("rdma_frames_in") == 5ull << 20);
+  CHECK(process.at("rdma_frames_out") == 0);
+  CHECK(process.at("rdma_direct_out") == 6ull << 20);
+  REQUIRE(process.at("links").size() == 1);
+  const auto& link = process["links"][0];
+  CHECK(link.at("peer") == "10.0.0.2:7001");
+  REQUIRE(link.at("rails").size() == 2);
+  CHECK(link["rails"][0].at("device") == "mlx5_0");
+  CHECK(link["rails"][0].at("state") == "in_use");
+  CHECK(link["rails"][0].at("bytes") == 3ull << 20);
+  CHECK(link["rails"][1].at("device") == std::string(39, 'm'));
+  CHECK(link["rails"][1].at("port") == 2);
+  CHECK(link["rails"][1].at("state") == "set_aside");
   CHECK(process.at("unified").is_null());
   REQUIRE(process.at("devices").size() == 2);
   const auto& device = process["devices"][0];
@@ -127,7 +151,9 @@ TEST_CASE("olpagestat --once prints sizes for people", "[olpagestat]") {
   CHECK(outcome.status == 0);
   for (const char* text :
        {"test_tools  pid ", "192MiB of 512MiB", "2.4 s until it was made", "64MiB (32 pages)",
-        "2 by tcp, 0 by shm, room for 448MiB", "87.5%", "1.5GiB", "GPU 1", "ms"}) {
+        "2 by tcp, 0 by shm, room for 448MiB", "10.0.0.2:7001: mlx5_0 port 1 in use 3MiB, mmm",
+        " port 2 set aside 0B", "5MiB in, 0B out by host memory; 0B in, 6MiB out by VRAM alone",
+        "87.5%", "1.5GiB", "GPU 1", "ms"}) {
     INFO(text);
     CHECK(outcome.out.find(text) != std::string::npos);
   }

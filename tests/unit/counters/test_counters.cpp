@@ -347,7 +347,13 @@ TEST_CASE("fields lie where the documentation says", "[counters]") {
   CHECK(at(executor.retained_bytes) - at(executor) == 368);
   CHECK(at(all.unified.last_moves) == 23872);
   CHECK(at(all.unified.last_moves[1].finishing_ns) == 23872 + 64 + 48);
-  CHECK(sizeof all == 24896);
+  CHECK(at(all.rdma) == 24896);
+  CHECK(at(all.rdma.frames_in) == 24896 + 16);
+  const auto& link = all.rdma.links[1];
+  CHECK(at(link) == 24896 + 64 + 384);
+  CHECK(at(link.rails[1]) - at(link) == 128 + 64);
+  CHECK(at(link.rails[0].bytes) - at(link) == 128 + 56);
+  CHECK(sizeof all == 31104);
 }
 
 TEST_CASE("moves of all are kept until others take their places", "[counters]") {
@@ -425,16 +431,16 @@ TEST_CASE("the parts of the file lie where the documentation says", "[counters]"
   const auto at = [&](const auto& field) {
     return reinterpret_cast<const char*>(&field) - reinterpret_cast<const char*>(file.get());
   };
-  CHECK(at(file->hot) == 24896);
-  CHECK(at(file->hot.entries[1].fetched) == 24896 + 64 + 24);
-  CHECK(at(file->map) == 33088);
-  CHECK(at(file->map.addresses) == 33152);
-  CHECK(at(file->map.pages) == 34176);
-  CHECK(at(file->trace) == 558464);
-  CHECK(at(file->trace.dropped) == 558472);
-  CHECK(at(file->trace.events) == 558528);
-  CHECK(at(file->trace.events[1].value) == 558528 + 64 + 48);
-  CHECK(sizeof(CountersFile) == 1082816);
+  CHECK(at(file->hot) == 31104);
+  CHECK(at(file->hot.entries[1].fetched) == 31104 + 64 + 24);
+  CHECK(at(file->map) == 39296);
+  CHECK(at(file->map.addresses) == 39360);
+  CHECK(at(file->map.pages) == 40384);
+  CHECK(at(file->trace) == 564672);
+  CHECK(at(file->trace.dropped) == 564680);
+  CHECK(at(file->trace.events) == 564736);
+  CHECK(at(file->trace.events[1].value) == 564736 + 64 + 48);
+  CHECK(sizeof(CountersFile) == 1089024);
 }
 
 namespace {

@@ -1,4 +1,6 @@
 // Memory that stays registered between transfers, over a card that counts and can refuse.
+#include <sys/mman.h>
+
 #include <thread>
 #include <utility>
 
@@ -36,7 +38,7 @@ class FakeCard final : public transport::ProtectionDomain {
       const transport::RegionEntry& entry) override {
     if (pinned_bytes.load() + entry.length > most) return Error{"the card has had enough"};
     return std::unique_ptr<transport::Registration>(
-        std::make_unique<FakeRegistration>(*this, entry.length));
+        std::make_unique<FakeRegistration>(*this, entry.base != nullptr ? entry.length : 0));
   }
   uint64_t most = UINT64_MAX;
 };
@@ -134,6 +136,29 @@ TEST_CASE("once a card can't have more, less stays registered", "[kept]") {
   kept.regions.clear();
   CHECK_FALSE(kept.transfer(0));
   CHECK(kept.memory().bytes == 0);
+}
+
+// As of a device: nothing of it counts, and what is refused stays nowhere.
+TEST_CASE("memory of a device is registered at once, and stays whatever is bounded", "[kept]") {
+  Kept kept(4 * kChunk);
+  const base::UniqueFd memory(memfd_create("device", MFD_CLOEXEC));
+  int names[6] = {};
+  for (int& name : names) CHECK(kept.regions.keep(&name, kChunk, memory.get()).ok());
+  CHECK(kept.memory().registrations == 6);
+  auto region = kept.regions.use(&names[2], kChunk);
+  REQUIRE(region.ok());
+  CHECK(region.value()->base() == nullptr);
+  kept.regions.done(std::move(region).value());
+  CHECK(kept.memory().registrations == 6);
+  kept.card->most = 0;
+  CHECK_FALSE(kept.regions.keep(&kept, kChunk, memory.get()).ok());
+  CHECK_FALSE(kept.transfer(0));  // of host memory: less of that stays, and all of the device's
+  for (int& name : names) CHECK(kept.regions.use(&name, kChunk).value()->base() == nullptr);
+  CHECK(kept.memory().registrations == 6);
+  kept.regions.letGo(&names[0]);
+  kept.card->most = UINT64_MAX;
+  CHECK(kept.regions.keep(&names[0], kChunk, memory.get()).ok());
+  CHECK(kept.memory().registrations == 7);
 }
 
 TEST_CASE("what stays is bounded, and the rest is registered for each transfer", "[kept]") {
