@@ -31,6 +31,8 @@ namespace olpager::pager {
   X(cuMemFree_v2)                         \
   X(cuMemHostAlloc)                       \
   X(cuMemFreeHost)                        \
+  X(cuMemGetHandleForAddressRange)        \
+  X(cuFlushGPUDirectRDMAWrites)           \
   X(cuMemHostRegister_v2)                 \
   X(cuMemHostUnregister)                  \
   X(cuMemcpyHtoDAsync_v2)                 \

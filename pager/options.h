@@ -46,6 +46,7 @@ struct PoolOptions {
   Report report = Report::kNode;
   Packing packing;
   Waits waits;
+  bool require_direct = false;       // a device whose VRAM network cards can't know is refused
   std::shared_ptr<LowerTier> lower;  // below host RAM; none: host RAM is the lowest tier
 };
 

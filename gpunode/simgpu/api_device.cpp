@@ -209,5 +209,5 @@ CUresult CUDAAPI cuDeviceGetP2PAtomicCapabilities(unsigned int* capabilities,
 
 CUresult CUDAAPI cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget,
                                             CUflushGPUDirectRDMAWritesScope) {
-  return requireInit();  // no such writes, so all of them are visible
+  return requireInit();  // what a card writes into a memfd is visible at once
 }

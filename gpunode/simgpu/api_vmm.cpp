@@ -121,7 +121,12 @@ CUresult CUDAAPI cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* out, 
   return memory().retain(reinterpret_cast<uint64_t>(address), out);
 }
 
-CUresult CUDAAPI cuMemGetHandleForAddressRange(void*, CUdeviceptr, size_t, CUmemRangeHandleType,
-                                               unsigned long long) {
+CUresult CUDAAPI cuMemGetHandleForAddressRange(void* out, CUdeviceptr address, size_t bytes,
+                                               CUmemRangeHandleType type, unsigned long long) {
+  if (const CUresult result = requireInit()) return result;
+  if (Driver::get().settings.dma_buf && type == CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD) {
+    if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;
+    return memory().dmaBuf(address, bytes, static_cast<int*>(out));
+  }
   return notSupported("cuMemGetHandleForAddressRange");
 }

@@ -118,7 +118,6 @@ const std::unordered_map<int, int>& attributes() {
       {CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, 1},
       {CU_DEVICE_ATTRIBUTE_TIMELINE_SEMAPHORE_INTEROP_SUPPORTED, 0},
       {CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1},
-      {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS, 0},
       {CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING, 0},
       {CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH, 1},
       {CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED, 0},
@@ -205,10 +204,16 @@ CUresult Device::attribute(CUdevice_attribute attribute, int* value) const {
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
       *value = Driver::get().settings.host_numa ? 1 : 0;
       return CUDA_SUCCESS;
-    // Said and nothing more: nobody here is to get at the memory by these.
     case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
+      *value = Driver::get().settings.extras || Driver::get().settings.dma_buf ? 1 : 0;
+      return CUDA_SUCCESS;
+    // As hardware that has to be told: a driver's call that does nothing here.
+    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS:
+      *value = Driver::get().settings.dma_buf ? CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST : 0;
+      return CUDA_SUCCESS;
+    // Said and nothing more: nobody here is to get at the memory by these.
     case CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES:

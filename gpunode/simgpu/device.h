@@ -49,7 +49,8 @@ struct Settings {
   double host_making = 0;          // bytes per second of host memory made by cuMemCreate; likewise
   unsigned threads = 0;            // of the worker pool; 0: one per core
   bool dead_contexts_end = false;  // a destroyed context that is named again ends the process
-  bool extras = false;  // what an H200 can't do: decompression, one kernel on several devices
+  bool dma_buf = false;  // memory that is made for GPUDirect RDMA has a memfd in a dma-buf's place
+  bool extras = false;   // what an H200 can't do: decompression, one kernel on several devices
 };
 
 /// A device's page table as kernels see it.

@@ -197,6 +197,8 @@ class Memory {
   CUresult release(CUmemGenericAllocationHandle handle);
   std::shared_ptr<Physical> physical(CUmemGenericAllocationHandle handle) const;
   CUresult retain(uint64_t address, CUmemGenericAllocationHandle* out);
+  /// The memfd of what is mapped exactly there, as a dma-buf would be had; the caller's.
+  CUresult dmaBuf(uint64_t address, uint64_t bytes, int* fd);
   CUresult map(uint64_t address, uint64_t bytes, uint64_t offset,
                CUmemGenericAllocationHandle handle);
   CUresult unmap(uint64_t address, uint64_t bytes);

@@ -115,6 +115,10 @@ Result<Settings> readSettings() {
     if (!parseInteger(v, 0, 1, &number)) return bad("OL_SIM_PARAM_INFO", v, "0 or 1");
     s.param_info = number != 0;
   }
+  if (const char* v = variable("OL_SIM_DMA_BUF")) {
+    if (!parseInteger(v, 0, 1, &number)) return bad("OL_SIM_DMA_BUF", v, "0 or 1");
+    s.dma_buf = number != 0;
+  }
   if (const char* v = variable("OL_SIM_CAPABILITY")) {
     uint64_t major = 0, minor = 0;
     const std::string text = v;

@@ -2,6 +2,7 @@
 //
 // A mapping is there for a device only once access was set for it, and for the CPU only on host
 // chunks; until then the range stays PROT_NONE and absent from the page tables.
+#include <fcntl.h>
 #include <sys/mman.h>
 
 #include <chrono>
@@ -129,7 +130,9 @@ CUresult Memory::create(uint64_t bytes, const CUmemAllocationProp& properties,
     std::this_thread::sleep_for(std::chrono::duration<double>(static_cast<double>(bytes) / rate));
   }
   std::shared_ptr<Physical> physical;
-  if (handle_types != CU_MEM_HANDLE_TYPE_NONE) {
+  const bool dma_buf = Driver::get().settings.dma_buf && device != nullptr &&
+                       properties.allocFlags.gpuDirectRDMACapable != 0;
+  if (handle_types != CU_MEM_HANDLE_TYPE_NONE || dma_buf) {
     physical = Physical::shared(device, bytes, properties);
   } else {
     physical = device != nullptr ? Physical::inVram(*device, bytes) : Physical::inHost(bytes);
@@ -180,6 +183,17 @@ CUresult Memory::retain(uint64_t address, CUmemGenericAllocationHandle* out) {
     ++entry->second.references;
   }
   return CUDA_SUCCESS;
+}
+
+CUresult Memory::dmaBuf(uint64_t address, uint64_t bytes, int* fd) {
+  std::unique_lock lock(state_->mutex);
+  const VmmMapping* mapping = state_->mappingAt(address);
+  if (mapping == nullptr || mapping->base != address || mapping->bytes != bytes)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (mapping->physical->properties.allocFlags.gpuDirectRDMACapable == 0)
+    return CUDA_ERROR_NOT_SUPPORTED;
+  *fd = fcntl(mapping->physical->sharedFd(), F_DUPFD_CLOEXEC, 3);
+  return *fd >= 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 }
 
 CUresult Memory::map(uint64_t address, uint64_t bytes, uint64_t offset,

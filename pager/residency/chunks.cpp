@@ -94,6 +94,18 @@ void ChunkStore::probeHost(int numa_node) {
   if (chunk != nullptr) destroyHost(chunk);
 }
 
+std::string ChunkStore::probeDirect(const std::shared_ptr<LowerTier>& tier) {
+  std::string why = direct_.begin(tier);
+  if (!why.empty()) return why;
+  VramChunk* const chunk = makeVram(0, false, &why);
+  if (chunk != nullptr)
+    destroyVram(chunk);
+  else if (why.empty())
+    why = "there is no VRAM to try it with";
+  if (!why.empty()) direct_.giveUp();
+  return why;
+}
+
 CUresult ChunkStore::protectAt(uint64_t address, uint64_t bytes, bool read_only,
                                std::span<const CUdevice> sharers) const {
   std::array<CUmemAccessDesc, kMostPeers + 1> access;
@@ -135,10 +147,13 @@ CUresult ChunkStore::mapAt(uint64_t address, uint64_t bytes, CUmemGenericAllocat
   return result;
 }
 
-VramChunk* ChunkStore::makeVram(unsigned order, bool exported) {
+// `why_not`: of a chunk that is a try whether cards can know it.
+VramChunk* ChunkStore::makeVram(unsigned order, bool exported, std::string* why_not) {
   const uint64_t bytes = kPageBytes << order;
   CUmemAllocationProp properties = deviceProperties(device_);
   if (exported) properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  const bool direct = direct_.on() && !exported;
+  if (direct) properties.allocFlags.gpuDirectRDMACapable = 1;
   auto* chunk = new (std::nothrow) VramChunk;
   if (chunk == nullptr) return nullptr;
   chunk->order = order;
@@ -147,7 +162,15 @@ VramChunk* ChunkStore::makeVram(unsigned order, bool exported) {
   if (driver_.cuMemCreate(&chunk->handle, bytes, &properties, 0) == CUDA_SUCCESS) {
     if (driver_.cuMemAddressReserve(&alias, bytes, 0, 0, 0) == CUDA_SUCCESS) {
       chunk->alias = alias;
-      if (mapAt(alias, bytes, chunk->handle) == CUDA_SUCCESS) return chunk;
+      if (mapAt(alias, bytes, chunk->handle) == CUDA_SUCCESS) {
+        if (direct && why_not != nullptr) {
+          *why_not = direct_.tryMakeKnown(*chunk);
+          chunk->direct = why_not->empty();
+        } else if (direct) {
+          chunk->direct = direct_.makeKnown(*chunk);
+        }
+        return chunk;
+      }
       driver_.cuMemAddressFree(alias, bytes);
     }
     driver_.cuMemRelease(chunk->handle);
@@ -158,6 +181,7 @@ VramChunk* ChunkStore::makeVram(unsigned order, bool exported) {
 
 void ChunkStore::destroyVram(VramChunk* chunk) {
   const uint64_t bytes = kPageBytes << chunk->order;
+  if (chunk->direct) direct_.letGo(*chunk);
   driver_.cuMemUnmap(chunk->alias, bytes);
   driver_.cuMemAddressFree(chunk->alias, bytes);
   driver_.cuMemRelease(chunk->handle);

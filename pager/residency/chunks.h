@@ -20,6 +20,7 @@
 
 #include "base/result.h"
 #include "pager/driver_api.h"
+#include "pager/residency/direct_memory.h"
 #include "pager/residency/first_touch.h"
 #include "pager/space/region.h"
 
@@ -50,7 +51,7 @@ struct HostBudget {
 class ChunkStore {
  public:
   ChunkStore(const DriverApi& driver, CUdevice device, HostBudget& host)
-      : driver_(driver), device_(device), host_(host) {}
+      : driver_(driver), device_(device), host_(host), direct_(driver, device) {}
 
   /// Of chunks that are still there the records go; their memory goes with the context.
   ~ChunkStore();
@@ -68,6 +69,10 @@ class ChunkStore {
   /// Finds out what kind of host memory this machine gives. The device's context is current.
   void probeHost(int numa_node);
   bool hostMappable() const { return host_mappable_; }
+  /// Finds out whether network cards can know VRAM chunks, by one: "", or why not. Chunks that are
+  /// made after this are known to them. The device's context is current; without the mutex.
+  std::string probeDirect(const std::shared_ptr<LowerTier>& tier);
+  const DirectMemory& direct() const { return direct_; }
 
   /// A free VRAM chunk, made if the budget has room, from free chunks of other orders if need be.
   /// nullptr: evict first. When the driver has less than the budget says, the budget is lowered for
@@ -166,7 +171,7 @@ class ChunkStore {
 
  private:
   VramChunk* takeFreeVram(unsigned order);
-  VramChunk* makeVram(unsigned order, bool exported = false);
+  VramChunk* makeVram(unsigned order, bool exported = false, std::string* why_not = nullptr);
   void destroyVram(VramChunk* chunk);
   HostChunk* makeHost(unsigned order);
   /// Makes one and puts it among the free ones. Free chunks of other orders go for it, all but
@@ -184,6 +189,7 @@ class ChunkStore {
   const DriverApi& driver_;
   CUdevice device_;
   HostBudget& host_;
+  DirectMemory direct_;
   uint64_t vram_budget_ = 0, vram_made_ = 0, vram_free_ = 0;
   uint64_t vram_withheld_ = 0;  // of the budget: the driver did not have it. Tried again at:
   uint64_t retry_ns_ = 0, retry_after_ns_ = kFirstRetryNs;

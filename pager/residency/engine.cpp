@@ -86,7 +86,8 @@ CUresult Engine::start(uint64_t vram_budget, int numa_node, Lock& lock) {
     result = current.result();
     if (result == CUDA_SUCCESS) {
       chunks_.probeHost(numa_node);
-      result = makeObjects();
+      result = startDirect();
+      if (result == CUDA_SUCCESS) result = makeObjects();
     }
   }
   lock.lock();
@@ -375,6 +376,9 @@ void Engine::run() {
     stockEvents(lock);
     bool progress = std::exchange(mapper_.news, false);
     progress |= finishRemote(pool_);
+    progress |= finishChecks(lock);
+    progress |= startChecks(lock);
+    progress |= takeBack(lock);
     progress |= finishFetches(lock);
     progress |= finishLate(lock);
     progress |= finishPacking(lock);

@@ -12,6 +12,7 @@
 //           come in time is mapped in place
 //   ahead   what the learned order expects next                                       prefetch.cpp
 //   lower   host RAM <-> the tier below it                                          lower_moves.cpp
+//   direct  VRAM <-> the tier below host RAM                                        direct.cpp
 //   away    what another agent wants                                                give_away.cpp
 // Who decides: the eviction order eviction_order.cpp, what stays planner.cpp, a want's next step
 // wants.cpp, what is scanned reach/scanner.cpp.
@@ -249,7 +250,7 @@ class Engine {
   /// for it any more.
   struct Late {
     VramChunk* chunk;
-    HostChunk* image;
+    HostChunk* image;  // nullptr: there is none
     CUevent event;
     int hash;
   };
@@ -280,6 +281,9 @@ class Engine {
   struct InFlight {
     std::deque<Copy> fetching, writing, packing;
     std::deque<Late> late;
+    // Of moves without host memory between (direct.cpp):
+    std::deque<Extent*> unchecked, taken_back;
+    std::deque<Copy> checking;
     uint64_t fetching_bytes = 0;
     uint64_t expected_pages = 0;               // for which no chunk was made yet
     uint64_t freeing_bytes = 0;                // VRAM that batches and writes in flight will free,
@@ -301,7 +305,8 @@ class Engine {
       return freeing[order] > 0 && nowNs() - freed_ns[order] < ns;
     }
     bool none() const {
-      return fetching.empty() && late.empty() && packing.empty() && writing.empty();
+      return fetching.empty() && late.empty() && packing.empty() && writing.empty() &&
+             checking.empty();
     }
   };
   /// What has come to VRAM and is to be mapped. The thread has claimed these extents.
@@ -328,6 +333,7 @@ class Engine {
   struct Pauses {
     unsigned refusals = 0;          // of the driver's (or of a receive), in a row
     uint64_t refused_until_ns = 0;  // a fetch or a receive was refused: none is begun before
+    uint64_t direct_until_ns = 0;   // what came to VRAM alone could not be checked
     Patience promoted{kFirstPromotedPauseNs, 0};  // of launches, for what leaves its place
   };
   struct Timing {
@@ -508,6 +514,24 @@ class Engine {
   bool remoteHolds(const Extent& extent) const;
   void leaveHost(Extent& extent, const ContentHash& hash);
   bool demote();
+  static uint64_t reserveOf(uint64_t limit);
+  uint64_t hostRoom() const;
+  // --- direct.cpp --------------------------------------------------------------------------------
+  CUresult startDirect();
+  void pauseDirect();
+  bool mayGoDirect(const Extent& extent) const;
+  bool maySendDirect(const Extent& extent) const;
+  void sendDirect(Extent& extent, const ContentHash& hash);
+  void finishSendDirect(Extent& extent, const LowerTier::Finished& finished);
+  void leaveDirect(Extent& extent);
+  bool takeBack(Lock& lock);
+  bool receiveDirect(Extent& extent, Lock& lock);
+  void cameDirect(Extent& extent);
+  void tellChecked(const Extent& extent, LowerTier::Verdict verdict);
+  void dropDirect();
+  bool startChecks(Lock& lock);
+  bool finishChecks(Lock& lock);
+  void finishReceiveDirect(Extent& extent, const LowerTier::Finished& finished);
   // --- swap.cpp ----------------------------------------------------------------------------------
   bool swapArenas();
   bool beginSwap(Region& region);

@@ -399,7 +399,8 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
   };
   const bool held = !clean && !extent.leaving && heldThere();
   setState(extent, ExtentState::kMoving);
-  if (!clean && !held && !takeHost(extent, lock)) {
+  const bool direct = !clean && !held && maySendDirect(extent);
+  if (!clean && !held && !direct && !takeHost(extent, lock)) {
     ++out_.unplaced;
     if (extent.leaving) noChunkToLeave();
     flight_.left(extent);
@@ -413,6 +414,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     setState(extent, ExtentState::kVram);
     return lost(result);
   }
+  if (direct) return sendDirect(extent, hash);
   if (held && heldThere()) {  // by memservers: host RAM has no part in it
     flight_.left(extent);
     chunks_.giveVram(extent.vram);

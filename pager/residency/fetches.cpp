@@ -167,6 +167,8 @@ bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
 }
 
 bool Engine::finishFetches(Lock& lock) {
+  if (!mapper_.thread.joinable())
+    while (!mapper_.arrivals.empty()) mapArrivals(lock);
   if (flight_.fetching.empty()) {
     if (flight_.late.empty() && flight_.packing.empty()) packed_.trimSlots(unallocated());
     return false;
@@ -302,6 +304,7 @@ void Engine::arrived(Extent& extent, bool usable) {
           extent.blank ? std::nullopt : std::optional(pool_.launch_number.fetch_add(1) + 1);
     }
     extent.blank = false;
+    if (extent.host == nullptr) extent.hash_valid = false;  // it came from memservers
     return setState(extent, ExtentState::kVram);
   }
   chunks_.giveVram(extent.vram);
@@ -312,7 +315,7 @@ void Engine::arrived(Extent& extent, bool usable) {
 void Engine::parkAgain(Extent& extent) {
   noteUsed(extent, false);
   extent.vram = nullptr;
-  setState(extent, ExtentState::kParked);
+  setState(extent, extent.host != nullptr ? ExtentState::kParked : ExtentState::kRemote);
 }
 
 // What came is hashed where that was asked for. False: it is not what it should be.
@@ -343,7 +346,7 @@ bool Engine::finishLate(Lock& lock) {
   events_.push_back(late.event);
   if (late.hash >= 0) kernels_.giveHashSlot(late.hash);
   chunks_.giveVram(late.chunk);
-  chunks_.giveHost(late.image);
+  if (late.image != nullptr) chunks_.giveHost(late.image);
   return true;
 }
 

@@ -1,4 +1,5 @@
-// Extents between host RAM and memservers (tiers/lower_tier.h), under PoolState::mutex:
+// Extents between host RAM and memservers (tiers/lower_tier.h), under PoolState::mutex; between
+// VRAM and memservers: direct.cpp.
 //
 //   down  kParked -> kSending -> kRemote, the host chunk is free. One that memservers hold already,
 //         with the same hash, leaves at once, from host RAM or straight from VRAM (Engine::evict).
@@ -22,16 +23,21 @@
 namespace olpager::pager {
 
 namespace {
-constexpr uint64_t kMostReserve = 1ull << 30;    // host RAM kept free for what comes in, at most
-constexpr uint64_t kMostSending = 256ull << 20;  // on its way at a time
-constexpr uint64_t kRetryNs = 1'000'000'000;     // after memservers had no room
+constexpr uint64_t kMostReserve = 1ull << 30;  // host RAM kept free for what comes in, at most
 constexpr uint64_t kNoHostNs =
     2'000'000;                   // after a receive found no host chunk, unless one was given back
 constexpr size_t kLooks = 4096;  // extents
 constexpr unsigned kUpcoming = 1024;  // touches
-
-uint64_t reserveOf(uint64_t limit) { return std::min(kMostReserve, limit / 8); }
 }  // namespace
+
+uint64_t Engine::reserveOf(uint64_t limit) { return std::min(kMostReserve, limit / 8); }
+
+// Of the host tier, what no device uses.
+uint64_t Engine::hostRoom() const {
+  uint64_t in_use = 0;
+  for (const ChunkStore* store : pool_.devices.host.stores) in_use += store->hostInUse();
+  return chunks_.hostLimit() - std::min(chunks_.hostLimit(), in_use);
+}
 
 // As the extent is in host RAM.
 bool Engine::remoteHolds(const Extent& extent) const {
@@ -49,26 +55,33 @@ void Engine::leaveHost(Extent& extent, const ContentHash& hash) {
 
 bool Engine::finishRemote(PoolState& pool) {
   LowerMoves& lower = pool.lower;
-  if (lower.tier == nullptr || lower.under_way.empty()) return false;
+  if (lower.tier == nullptr) return false;
+  for (const auto& engine : pool.devices.engines) engine->dropDirect();
+  if (lower.under_way.empty()) return false;
   const std::vector<LowerTier::Finished> finished = lower.tier->take();
   for (const LowerTier::Finished& one : finished) {
     const auto found = lower.under_way.find(one.address);
     if (found == lower.under_way.end()) continue;  // nobody began it
     Extent& extent = *found->second;               // in a transitional state: nobody frees it
-    lower.under_way.erase(found);
     Engine& engine = *extent.region->engine;
+    if (one.outcome == LowerTier::Outcome::kUnchecked) {
+      engine.cameDirect(extent);
+      continue;
+    }
+    lower.under_way.erase(found);
     one.sent ? engine.finishSend(extent, one) : engine.finishReceive(extent, one);
   }
   return !finished.empty();
 }
 
 void Engine::finishSend(Extent& extent, const LowerTier::Finished& finished) {
+  if (extent.vram != nullptr) return finishSendDirect(extent, finished);
   pool_.lower.sending_bytes -= extent.bytes();
   if (finished.outcome != LowerTier::Outcome::kDone) {
     setState(extent, ExtentState::kParked);
     // Where a launch came for it, it may have been given up.
     if (extent.region->wanted == 0 && !extent.leaving && dropRemoteCopies(extent.bytes()) == 0)
-      pool_.lower.retry_ns = nowNs() + kRetryNs;
+      pool_.lower.retry_ns = nowNs() + LowerMoves::kRetryNs;
     return;
   }
   add(figures_->remote_out, extent.bytes());
@@ -101,6 +114,7 @@ uint64_t Engine::dropRemoteCopies(uint64_t bytes) {
 }
 
 void Engine::finishReceive(Extent& extent, const LowerTier::Finished& finished) {
+  if (extent.host == nullptr) return finishReceiveDirect(extent, finished);
   pool_.lower.receiving_bytes -= extent.bytes();
   if (finished.outcome == LowerTier::Outcome::kNotNow) {
     if (!extent.region->dead) {  // else nobody wants it any more
@@ -130,6 +144,8 @@ void Engine::hurry(const Extent& extent) {
 bool Engine::startReceive(Extent& extent, bool urgent, Lock& lock) {
   if (extent.state != ExtentState::kRemote || life_.pausing || nowNs() < pauses_.refused_until_ns)
     return false;
+  if (urgent && receiveDirect(extent, lock)) return true;
+  if (extent.state != ExtentState::kRemote || extent.region->dead) return false;
   const bool short_of_host =
       pool_.devices.host.given == host_.none_given && nowNs() < host_.none_until_ns;
   if (short_of_host && extent.bytes() >= host_.none_bytes) return false;
@@ -198,9 +214,7 @@ bool Engine::prefetchRemote(Lock& lock) {
 bool Engine::demote() {
   if (pool_.lower.tier == nullptr || life_.broken || life_.pausing || chunks_.hostLimit() == 0)
     return false;
-  uint64_t in_use = 0;
-  for (const ChunkStore* store : pool_.devices.host.stores) in_use += store->hostInUse();
-  uint64_t room = chunks_.hostLimit() - std::min(chunks_.hostLimit(), in_use);
+  uint64_t room = hostRoom();
   const uint64_t wanted = std::max(reserveOf(chunks_.hostLimit()), host_.short_bytes);
   if (room >= wanted) host_.short_bytes = 0;
   if (room < wanted) room += dropSpareCopies(wanted - room);
@@ -258,7 +272,7 @@ bool Engine::demote() {
       add(figures_->remote_dropped, extent.bytes());
       leaveHost(extent, hash);
     } else {
-      if (!may_send || pool_.lower.sending_bytes >= kMostSending) continue;
+      if (!may_send || pool_.lower.sending_bytes >= LowerMoves::kMostSending) continue;
       setState(extent, ExtentState::kSending);
       pool_.lower.under_way[pool_.programs.tierAddress(extent)] = &extent;
       pool_.lower.sending_bytes += extent.bytes();

@@ -12,6 +12,7 @@ namespace {
 // Where in place is no way out: what it waits for may be a kernel of minutes, or one that waits for
 // this launch.
 constexpr uint64_t kRefusedAfterNs = 60'000'000'000;
+constexpr uint64_t kDirectPatience = 10;  // Waits::chunk_ns
 constexpr uint64_t kScanPatienceNs = 5 * kPatienceNs;
 constexpr uint64_t kLongestPromotedPauseNs = 10'000'000'000;
 constexpr uint64_t kLongestOwedPatienceNs = 5'000'000'000;
@@ -73,6 +74,13 @@ void Engine::take(WantStep step, Extent& extent, Want& want, Serving& found, Loc
       found.in_flight = true;
       break;
     case WantStep::kReceive:
+      // What comes straight to VRAM needs a chunk there, which a victim is about to leave.
+      if (mayGoDirect(extent) && !chunks_.hasVram(extent.order) &&
+          found.times.now_ns - want.since_ns < kDirectPatience * pool_.options.waits.chunk_ns) {
+        found.in_flight = true;
+        found.missing += extent.bytes();
+        break;
+      }
       if (startReceive(extent, true, lock)) found.moved = true;
       found.in_flight |= found.moved || !pool_.lower.under_way.empty() ||
                          !flight_.writing.empty() || !flight_.packing.empty();

@@ -44,6 +44,8 @@ CUresult engineFor(PoolState& state, CUcontext context, CUdevice device, Lock& l
     engine = std::make_shared<Engine>(state, device, context);
     result = engine->start(vram, numa, lock);
     if (result == CUDA_SUCCESS && state.stopped) result = CUDA_ERROR_DEINITIALIZED;
+    if (result == CUDA_ERROR_NOT_SUPPORTED && state.options.require_direct)
+      state.devices.refused.insert(device);  // said once: it will not change
     const bool in_place = engine->chunks().hostMappable();
     if (result == CUDA_SUCCESS && state.options.reach == Reach::kAll && !in_place) {
       state.devices.refused.insert(device);  // said once: the machine will not change

@@ -17,13 +17,14 @@
 //                                                        host copy stays valid)
 //   kParked     in a host chunk, unmapped                -> kFetching | kMoving
 //   kFetching   unmapped, host -> VRAM copy in flight,   -> kVram | kParked
-//               or over, and the mapper is to map it
+//               or over, and the mapper is to map it; without a host chunk -> kRemote
 //   kInPlace    in a host chunk, mapped there for the GPU -> kMoving | kParked
 //   kMoving     a claimer changes the mapping            -> any stable state
 //   kSending    in a host chunk, unmapped; on its way to memservers (lower_moves.cpp) -> kRemote |
-//               kParked
+//               kParked. Or in a VRAM chunk, likewise (direct.cpp) -> kRemote | kMoving
 //   kRemote     in frames of memservers only             -> kReceiving
 //   kReceiving  frames -> host chunk                     -> kParked | kLost
+//               or -> VRAM chunk                         -> kFetching | kRemote | kLost
 //   kLost       no memserver has it any more: a launch that needs it is refused
 //   kAbsent     memory that another agent has (tiers/elsewhere.h): unmapped, no VRAM; of what other
 //               executors have no host chunk either -> kParked, kEmpty (granted: managed/managed.h,
@@ -124,12 +125,14 @@ struct Pooled {
 struct VramChunk : Pooled<VramChunk> {
   CUmemGenericAllocationHandle handle = 0;
   uint64_t alias : 57 = 0;
-  uint64_t order : 5 = 0;
+  uint64_t order : 3 = 0;
   /// Other processes may have it mapped: it is not used for anything else, and goes back to the
   /// driver.
   uint64_t exported : 1 = false;
   /// The budget was lowered for it.
   uint64_t lent : 1 = false;
+  /// Network cards know it (residency/direct_memory.h).
+  uint64_t direct : 1 = false;
 };
 
 /// Pinned host memory of 2^order pages. `alias` is readable by the CPU and by copy engines.

@@ -306,6 +306,16 @@ EXPORT CUresult cuMemFreeHost(void* at) {
   free(at);
   return CUDA_SUCCESS;
 }
+EXPORT CUresult cuMemGetHandleForAddressRange(void*, CUdeviceptr, size_t, CUmemRangeHandleType,
+                                              unsigned long long) {
+  CALLED();
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+EXPORT CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget,
+                                           CUflushGPUDirectRDMAWritesScope) {
+  CALLED();
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
 EXPORT CUresult cuPointerGetAttribute(void*, CUpointer_attribute, CUdeviceptr) {
   CALLED();
   return CUDA_ERROR_INVALID_VALUE;

@@ -3,6 +3,8 @@
 // of lower_tier.h ends the test.
 #pragma once
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -32,6 +34,38 @@ class FakeRemote final : public LowerTier {
     }
     changed_.notify_all();
     thread_.join();
+    for (const auto& [memory, mapping] : devices_) munmap(mapping.at, mapping.bytes);
+  }
+
+  // Memory of a device, by the memfd that the simulated GPU gives for a dma-buf.
+  std::string whyNotDirect() const override { return direct ? "" : "no cards here"; }
+  Status makeKnown(const void* memory, uint64_t bytes, int dma_buf) override {
+    std::lock_guard lock(mutex_);
+    if (devices_.size() >= most_known) return Error{"the card has had enough"};
+    void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, dma_buf, 0);
+    if (at == MAP_FAILED || !devices_.insert({memory, {at, bytes}}).second)
+      broken_ = "a dma-buf that is none, or is known";
+    return {};
+  }
+  void checked(uint64_t id, Verdict verdict) override {
+    std::lock_guard lock(mutex_);
+    const auto found = unchecked_.find(id);
+    if (found == unchecked_.end()) {
+      broken_ = "checked without having come";
+      return;
+    }
+    const Job job = found->second;
+    unchecked_.erase(found);
+    ++(verdict == Verdict::kRight ? right_ : verdict == Verdict::kWrong ? wrong_ : unknown_);
+    if (verdict == Verdict::kWrong) {  // from another replica
+      jobs_.push_back({job.id, false, job.memory, job.bytes, due()});
+      changed_.notify_all();
+      return;
+    }
+    finished_.push_back({id, false, verdict == Verdict::kRight ? Outcome::kDone : Outcome::kNotNow,
+                         hashed(copies_[id].data(), copies_[id].size())});
+    answered_ = true;  // the thread tells of it
+    changed_.notify_all();
   }
 
   void send(uint64_t id, const void* memory, uint64_t bytes, const ContentHash* hash) override {
@@ -39,7 +73,8 @@ class FakeRemote final : public LowerTier {
     if (busy(id)) broken_ = "a second transfer of one id";
     jobs_.push_back({id, true, const_cast<void*>(memory), bytes, due()});  // NOLINT: only read
     known_.insert(memory);
-    if (hash != nullptr && *hash != hashed(memory, bytes))
+    if (isDevice(memory) && hash == nullptr) broken_ = "a device's memory is sent with no hash";
+    if (hash != nullptr && *hash != hashed(at(memory), bytes))
       broken_ = "the hash given is not that of the bytes";
     changed_.notify_all();
   }
@@ -109,7 +144,13 @@ class FakeRemote final : public LowerTier {
     std::lock_guard lock(mutex_);
     for (const Job& job : jobs_)
       if (job.memory == memory) broken_ = "memory let go of while it is used";
+    for (const auto& [id, job] : unchecked_)
+      if (job.memory == memory) broken_ = "memory let go of before it was checked";
     known_.erase(memory);
+    if (const auto found = devices_.find(memory); found != devices_.end()) {
+      munmap(found->second.at, found->second.bytes);
+      devices_.erase(found);
+    }
   }
   std::vector<Finished> take() override {
     std::lock_guard lock(mutex_);
@@ -156,6 +197,18 @@ class FakeRemote final : public LowerTier {
     return heldNow();
   }
 
+  struct Directly {
+    unsigned sent = 0, right = 0, wrong = 0, unknown = 0;
+    size_t known = 0;
+  };
+  /// What went by a device's memory, and chunks that are known.
+  Directly directly() const {
+    std::lock_guard lock(mutex_);
+    return {direct_sent_, right_, wrong_, unknown_, devices_.size()};
+  }
+  std::atomic<bool> direct{false};   // a device's memory can be known
+  std::atomic<unsigned> corrupt{0};  // so many receives into it bring other bytes
+  std::atomic<size_t> most_known{SIZE_MAX};
   std::atomic<bool> no_room{false}, lost{false};
   std::atomic<bool> frozen{false};     // no transfer ends
   std::atomic<bool> no_memory{false};  // for receives
@@ -176,6 +229,17 @@ class FakeRemote final : public LowerTier {
     Clock::time_point due;
   };
 
+  struct Mapping {
+    void* at;
+    uint64_t bytes;
+  };
+  bool isDevice(const void* memory) const { return devices_.contains(memory); }
+  // Where a processor has it.
+  void* at(const void* memory) const {
+    const auto found = devices_.find(memory);
+    return found != devices_.end() ? found->second.at : const_cast<void*>(memory);  // NOLINT
+  }
+
   static ContentHash hashed(const void* memory, uint64_t bytes) {
     std::vector<ContentHash> pages;
     for (uint64_t at = 0; at < bytes; at += kernels::kHashPageBytes)
@@ -192,7 +256,7 @@ class FakeRemote final : public LowerTier {
       if (job.id == id) return true;
     for (const Finished& one : finished_)
       if (one.address == id) return true;
-    return false;
+    return unchecked_.contains(id);
   }
   Clock::time_point due() { return Clock::now() + std::chrono::microseconds(random_() % 3000); }
 
@@ -200,7 +264,7 @@ class FakeRemote final : public LowerTier {
     std::unique_lock lock(mutex_);
     while (!stop_) {
       changed_.wait_for(lock, std::chrono::milliseconds(1));
-      bool ended = false;
+      bool ended = std::exchange(answered_, false);
       for (size_t i = 0; i < jobs_.size();) {
         if (frozen || jobs_[i].due > Clock::now()) {
           ++i;
@@ -226,16 +290,25 @@ class FakeRemote final : public LowerTier {
     if (job.sent && (no_room || heldNow() + job.bytes > capacity_)) {
       done.outcome = Outcome::kNoRoom;
     } else if (job.sent) {
-      const char* from = static_cast<const char*>(job.memory);
+      const char* from = static_cast<const char*>(at(job.memory));
       copies_[job.id].assign(from, from + job.bytes);
-      done.hash = hashed(job.memory, job.bytes);
+      done.hash = hashed(from, job.bytes);
+      direct_sent_ += isDevice(job.memory);
     } else if (lost) {
-      std::memset(job.memory, 0x5a, job.bytes);
+      std::memset(at(job.memory), 0x5a, job.bytes);
       copies_.erase(job.id);
       done.outcome = Outcome::kLost;
     } else {
-      std::memcpy(job.memory, copies_[job.id].data(), job.bytes);
-      done.hash = hashed(job.memory, job.bytes);
+      std::memcpy(at(job.memory), copies_[job.id].data(), job.bytes);
+      done.hash = hashed(at(job.memory), job.bytes);
+      if (isDevice(job.memory)) {
+        done.outcome = Outcome::kUnchecked;
+        unchecked_.insert({job.id, job});
+        if (corrupt > 0) {
+          --corrupt;
+          static_cast<char*>(at(job.memory))[job.bytes / 2] ^= 1;
+        }
+      }
     }
     return done;
   }
@@ -247,9 +320,13 @@ class FakeRemote final : public LowerTier {
   mutable std::map<uint64_t, std::vector<char>> copies_;
   mutable unsigned forgotten_ = 0;
   std::set<const void*> known_;
+  std::map<const void*, Mapping> devices_;
+  std::map<uint64_t, Job> unchecked_;
+  unsigned direct_sent_ = 0, right_ = 0, wrong_ = 0, unknown_ = 0;
   std::vector<Job> jobs_;
   std::vector<Finished> finished_;
   const char* broken_ = nullptr;
+  bool answered_ = false;
   bool stop_ = false;
   std::mutex wake_mutex_;
   std::function<void()> wake_;

@@ -129,6 +129,7 @@ Rig::Rig(const RigOptions& options) : watchdog_(options.seconds), options_(optio
   given.packing = options.packing;
   given.waits = options.waits;
   given.lower = options.remote;
+  given.require_direct = options.require_direct;
   DriverApi api = gpu.api;
   if (options.alter != nullptr) options.alter(api);
   auto pool = Pool::create(given, api);

@@ -103,6 +103,7 @@ struct RigOptions {
   Waits waits = {};
   unsigned seconds = 120;
   std::shared_ptr<LowerTier> remote = nullptr;
+  bool require_direct = false;
   void (*alter)(DriverApi& api) = nullptr;  // puts functions that fail in the pager's table
 };
 

@@ -1,0 +1,258 @@
+// Extents between VRAM and memservers with no host memory between, where cards know VRAM chunks
+// (direct_memory.h). Under PoolState::mutex; the states are those of moves by host memory, with a
+// VRAM chunk in the place of the host chunk:
+//
+//   down  kRetiring, unmapped -> kSending -> kRemote, the VRAM chunk is free. For victims that
+//         changed while host RAM is as full as it is to be: else demote() would send another one.
+//         Not sent, or wanted meanwhile: takenBack -> written to host RAM, or mapped again.
+//   up    kRemote -> kReceiving, into a VRAM chunk that is mapped nowhere -> unchecked -> checking
+//         (the GPU hashes it) -> kFetching (the mapper's) -> kVram. For a launch that waits.
+//
+// What comes ahead of need comes to host RAM: VRAM has no room to spare for it.
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+#include "pager/clock.h"
+#include "pager/pool_state.h"
+#include "pager/residency/engine.h"
+
+namespace olpager::pager {
+namespace {
+
+// NOLINTNEXTLINE(performance-no-int-to-ptr): names the memory, and nobody follows it
+void* nameOf(const VramChunk& chunk) { return reinterpret_cast<void*>(chunk.alias); }
+
+}  // namespace
+
+bool Engine::mayGoDirect(const Extent& extent) const {
+  const Region& region = *extent.region;
+  return chunks_.direct().on() && pool_.lower.tier != nullptr && !extent.leaving &&
+         region.shared() == nullptr && !region.by_pieces && !region.exporting &&
+         nowNs() >= pauses_.direct_until_ns;
+}
+
+// Before threads, in the current context.
+CUresult Engine::startDirect() {
+  if (pool_.devices.host.lower == nullptr) return CUDA_SUCCESS;
+  const std::string why = chunks_.probeDirect(pool_.devices.host.lower);
+  if (why.empty()) {
+    base::logInfo("device %d: pages go straight between VRAM and memservers", device_);
+    return CUDA_SUCCESS;
+  }
+  if (pool_.options.require_direct) {
+    base::logError("%s", requireDirectError(why).c_str());
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  base::logInfo("device %d: pages go between VRAM and memservers by host memory: %s", device_,
+                why.c_str());
+  return CUDA_SUCCESS;
+}
+
+void Engine::pauseDirect() {
+  pauses_.direct_until_ns = nowNs() + pool_.options.packing.late_pause_ns;
+}
+
+// ---- down
+
+bool Engine::maySendDirect(const Extent& extent) const {
+  return extent.vram->direct && mayGoDirect(extent) && extent.region->wanted == 0 &&
+         nowNs() >= pool_.lower.retry_ns &&
+         pool_.lower.direct_sending_bytes < LowerMoves::kMostSending &&
+         hostRoom() < std::max(reserveOf(chunks_.hostLimit()), extent.bytes());
+}
+
+// The victim is unmapped.
+void Engine::sendDirect(Extent& extent, const ContentHash& hash) {
+  giveHost(extent);
+  extent.hash = hash;
+  extent.hash_valid = true;
+  setState(extent, ExtentState::kSending);
+  pool_.lower.under_way[pool_.programs.tierAddress(extent)] = &extent;
+  pool_.lower.direct_sending_bytes += extent.bytes();
+  pool_.lower.tier->send(pool_.programs.tierAddress(extent), nameOf(*extent.vram), extent.bytes(),
+                         &extent.hash);
+}
+
+void Engine::finishSendDirect(Extent& extent, const LowerTier::Finished& finished) {
+  pool_.lower.direct_sending_bytes -= extent.bytes();
+  const bool sent = finished.outcome == LowerTier::Outcome::kDone;
+  if (sent) {
+    add(figures_->remote_out, extent.bytes());
+    add(figures_->evictions_written);
+  } else if (extent.region->wanted == 0 && !extent.leaving &&
+             dropRemoteCopies(extent.bytes()) == 0) {
+    pool_.lower.retry_ns = nowNs() + LowerMoves::kRetryNs;
+  }
+  if (!sent || extent.region->wanted > 0 || extent.leaving) {
+    flight_.taken_back.push_back(&extent);
+    // By host memory, until cards move what they know again.
+    if (!sent && !pool_.lower.tier->whyNotDirect().empty()) pauseDirect();
+    return wake();
+  }
+  leaveDirect(extent);
+  setState(extent, ExtentState::kRemote);
+}
+
+// The chunk is free; the hash stays.
+void Engine::leaveDirect(Extent& extent) {
+  flight_.left(extent);
+  chunks_.giveVram(extent.vram);
+  extent.vram = nullptr;
+  prefetch_.again = true;
+}
+
+// What was not sent, or is wanted.
+bool Engine::takeBack(Lock& lock) {
+  if (flight_.taken_back.empty() || life_.pausing) return false;
+  Extent& extent = *flight_.taken_back.front();
+  flight_.taken_back.pop_front();
+  if (life_.broken) {  // its contents are gone with the context
+    leaveDirect(extent);
+    setState(extent, ExtentState::kRemote);
+    return true;
+  }
+  const ContentHash hash = extent.hash;
+  setState(extent, ExtentState::kMoving);
+  const bool wanted = extent.region->wanted > 0 && !extent.leaving;
+  if (!wanted && takeHost(extent, lock)) {
+    startWrite(extent, hash, lock);
+    return true;
+  }
+  extent.hash_valid = false;
+  flight_.left(extent);
+  if (const CUresult result = mapVram(extent, *extent.vram, lock); result != CUDA_SUCCESS)
+    lost(result);
+  setState(extent, ExtentState::kVram);
+  return true;
+}
+
+// ---- up
+
+// False: by host memory, where the extent is still kRemote.
+bool Engine::receiveDirect(Extent& extent, Lock& lock) {
+  if (!mayGoDirect(extent) || !chunks_.hasVram(extent.order)) return false;
+  setState(extent, ExtentState::kMoving);  // the mutex may be released for a chunk
+  VramChunk* const chunk = takeVram(extent, lock);
+  if (chunk == nullptr || !chunk->direct || extent.region->dead || life_.broken) {
+    if (chunk != nullptr) chunks_.giveVram(chunk);
+    setState(extent, ExtentState::kRemote);
+    return false;
+  }
+  extent.vram = chunk;
+  setState(extent, ExtentState::kReceiving);
+  pool_.lower.under_way[pool_.programs.tierAddress(extent)] = &extent;
+  add(figures_->demand_faults);
+  pool_.lower.tier->receive(pool_.programs.tierAddress(extent), nameOf(*chunk), extent.bytes(),
+                            true);
+  return true;
+}
+
+// The bytes are in the chunk, whatever they are. The extent stays on its way: the tier says again
+// that it is over, when it has been told what these are.
+void Engine::cameDirect(Extent& extent) {
+  if (extent.region->dead || life_.broken)
+    tellChecked(extent, LowerTier::Verdict::kUnknown);
+  else
+    flight_.unchecked.push_back(&extent);
+  wake();  // another engine's thread may be here
+}
+
+void Engine::tellChecked(const Extent& extent, LowerTier::Verdict verdict) {
+  pool_.lower.tier->checked(pool_.programs.tierAddress(extent), verdict);
+}
+
+// Of regions that are freed, in whatever thread: none of the engine's may be left.
+void Engine::dropDirect() {
+  std::erase_if(flight_.unchecked, [this](const Extent* extent) {
+    if (!extent->region->dead) return false;
+    tellChecked(*extent, LowerTier::Verdict::kUnknown);
+    return true;
+  });
+  std::erase_if(flight_.taken_back, [this](Extent* extent) {
+    if (!extent->region->dead) return false;
+    leaveDirect(*extent);
+    setState(*extent, ExtentState::kRemote);
+    return true;
+  });
+}
+
+bool Engine::startChecks(Lock& lock) {
+  bool progress = false;
+  while (!flight_.unchecked.empty() && !life_.pausing) {
+    Extent& extent = *flight_.unchecked.front();
+    const int slot = life_.broken ? -1 : kernels_.takeHashSlot();
+    if (slot < 0 && !life_.broken) return progress;  // one comes free with what is fetched
+    flight_.unchecked.pop_front();
+    progress = true;
+    CUevent event = nullptr;
+    CUresult result = CUDA_ERROR_UNKNOWN;
+    bool launched = false;
+    if (slot >= 0) {
+      event = takeEvent(lock);
+      result = outside(TraceStep::kPass, &extent, lock, [&] {
+        CUresult recorded = chunks_.direct().flush();
+        if (recorded == CUDA_SUCCESS) recorded = pool_.driver.cuEventRecord(event, streams_.in);
+        if (recorded == CUDA_SUCCESS) launched = kernels_.launchHash(extent, event, slot);
+        return recorded;
+      });
+    }
+    if (launched) {
+      flight_.checking.push_back({&extent, event, slot, false, false, nowNs()});
+      continue;
+    }
+    // The kernel may have been launched: the slot is not used again.
+    if (event != nullptr) events_.push_back(event);
+    if (slot >= 0 && endsContext(result)) lost(result);
+    pauseDirect();
+    tellChecked(extent, LowerTier::Verdict::kUnknown);
+  }
+  return progress;
+}
+
+bool Engine::finishChecks(Lock& lock) {
+  if (flight_.checking.empty()) return false;
+  const Copy copy = flight_.checking.front();
+  Extent& extent = *copy.extent;
+  const bool done = reached(copy.event, lock);
+  if (!done && nowNs() - copy.since_ns < kLateNs) return false;
+  flight_.checking.pop_front();
+  if (!done) {
+    // A kernel of the program's holds the GPU, and may wait for this. By host memory a processor
+    // checks.
+    pauseDirect();
+    flight_.late.push_back({extent.vram, nullptr, copy.event, copy.hash});
+    extent.vram = nullptr;
+    tellChecked(extent, LowerTier::Verdict::kUnknown);
+    return true;
+  }
+  events_.push_back(copy.event);
+  const ContentHash hash = kernels_.takeHash(extent, copy.hash);
+  tellChecked(extent, life_.broken          ? LowerTier::Verdict::kUnknown
+                      : hash == extent.hash ? LowerTier::Verdict::kRight
+                                            : LowerTier::Verdict::kWrong);
+  return true;
+}
+
+void Engine::finishReceiveDirect(Extent& extent, const LowerTier::Finished& finished) {
+  if (finished.outcome == LowerTier::Outcome::kDone) {
+    add(figures_->remote_in, extent.bytes());
+    setState(extent, ExtentState::kFetching);
+    mapper_.arrivals.push_back(&extent);
+    mapper_.wake.notify_one();
+    return;
+  }
+  if (extent.vram != nullptr) chunks_.giveVram(extent.vram);
+  extent.vram = nullptr;
+  if (finished.outcome == LowerTier::Outcome::kNotNow) {
+    extent.hash = finished.hash;
+    extent.hash_valid = true;
+    // By host memory, until cards move what they know again.
+    if (!extent.region->dead && !pool_.lower.tier->whyNotDirect().empty()) pauseDirect();
+    setState(extent, ExtentState::kRemote);
+  } else {
+    setState(extent, ExtentState::kLost);
+  }
+}
+
+}  // namespace olpager::pager
