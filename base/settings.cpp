@@ -234,6 +234,12 @@ Status setRails(Settings& settings, std::string_view text) {
   return {};
 }
 
+Status setRequire(Settings& settings, std::string_view text) {
+  if (text != "gpudirect" && text != "none") return notAllowed(text, "gpudirect or none");
+  settings.require_gpudirect = text == "gpudirect";
+  return {};
+}
+
 // The one list of settings.
 struct Key {
   const char* key;
@@ -263,6 +269,7 @@ constexpr Key kKeys[] = {
     {"route", "OL_ROUTE", setRoute, false},
     {"transport", "OL_TRANSPORT", setTransport, false},
     {"rails", "OL_RAILS", setRails, false, true},
+    {"require", "OL_REQUIRE", setRequire, false},
 };
 
 const Key* findKey(std::string_view name) {
@@ -476,6 +483,14 @@ Status checkSettings(const Settings& settings) {
                      "them",
                      settings.va_base, exactSize(size), kVaEnd));
   }
+  if (settings.require_gpudirect && !settings.gpunodes.empty())
+    return wrongWithOthers(settings, "require",
+                           "'gpudirect' is of programs with a driver of their own; a gpunode does "
+                           "not promise it: leave it out");
+  if (settings.require_gpudirect && settings.memservers.empty())
+    return wrongWithOthers(settings, "require",
+                           "'gpudirect' is about the way to memservers, and none is named: name "
+                           "one (memserver), or leave it out");
   return settings.view == ViewSetting::kUnified ? checkUnified(settings) : Status{};
 }
 

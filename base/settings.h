@@ -9,7 +9,7 @@
 //   log (OL_LOG)  driver (OL_DRIVER)  memserver (OL_MEMSERVER)  replicas (OL_REPLICAS)  key
 //                                     (OL_KEY)  tls (OL_TLS)
 //   gpunode (OL_GPUNODE)  view (OL_VIEW)  route (OL_ROUTE)  transport (OL_TRANSPORT)
-//   rails (OL_RAILS)
+//   rails (OL_RAILS)  require (OL_REQUIRE)
 //   exportable (OL_EXPORTABLE)  pack (OL_PACK)  managed (OL_MANAGED)
 // Thread-safety: pure functions of their input. Errors: one line that names the file and line or
 // the variable, the value, and what is allowed. An OL_ variable that nobody knows is a warning
@@ -91,6 +91,8 @@ struct Settings {
   std::string route{kRouteOwner};                        // of the unified view
   TransportSetting transport = TransportSetting::kAuto;  // to memservers and gpunodes
   std::vector<std::string> rails;                        // addresses of RDMA cards; none: one card
+  bool require_gpudirect =
+      false;           // pages go straight between VRAM and memservers, or the start is refused
   std::string driver;  // absolute path of a libcuda, "sim" for the simulated GPU, "" for the
                        // loader's own search
   std::vector<std::string> warnings;  // one line each, for the log

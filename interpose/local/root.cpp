@@ -45,6 +45,8 @@
 #include "memserver/tier/connect.h"
 #include "pager/counters/counters.h"
 #include "pager/driver_api.h"
+#include "pager/residency/direct_memory.h"
+#include "pager/tiers/lower_tier.h"
 
 namespace olpager::local {
 
@@ -131,6 +133,7 @@ pager::PoolOptions optionsFrom(const base::Settings& settings) {
   options.report =
       settings.report == base::ReportSetting::kPool ? pager::Report::kPool : pager::Report::kNode;
   options.packing.on = settings.pack;
+  options.require_direct = settings.require_gpudirect;
   return options;
 }
 
@@ -148,6 +151,16 @@ Result<std::shared_ptr<pager::LowerTier>> lowerTierFrom(const base::Settings& se
   auto made = memserver::connectTier(options);
   if (!made.ok()) return made.error();
   return std::shared_ptr<pager::LowerTier>(std::move(made).value());
+}
+
+// Of require = gpudirect, as far as it can be told before there is a context. An engine tries it
+// with a chunk (Engine::startDirect).
+std::string whyNotDirect(const pager::DriverApi& driver, const pager::LowerTier& tier) {
+  int devices = 0;
+  if (driver.cuDeviceGetCount(&devices) != CUDA_SUCCESS) devices = 0;
+  for (int device = 0; device < devices; ++device)
+    if (std::string why = pager::whyNoDmaBufs(driver, device); !why.empty()) return why;
+  return tier.whyNotDirect();
 }
 
 void* resolveInDriver(void* handle, const char* name) { return dlsym(handle, name); }
@@ -272,6 +285,12 @@ CUresult makePool(Root& state) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   options.lower = std::move(remote).value();
+  if (options.require_direct) {
+    if (const std::string why = whyNotDirect(functions, *options.lower); !why.empty()) {
+      complain(pager::requireDirectError(why));
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+  }
   Result<std::unique_ptr<pager::Pool>> made = pager::Pool::create(options, functions);
   if (!made.ok()) {
     complain(made.error().message);

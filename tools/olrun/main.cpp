@@ -101,6 +101,9 @@ struct CommandLine {
       {kElsewhere, "--rails", "rails", "OL_RAILS", "ADDRESS,...",
        "This machine's RDMA cards, if links to memservers and gpunodes are to have several",
        Mode::kBoth},
+      {kElsewhere, "--require", "require", "OL_REQUIRE", "WHAT",
+       "gpudirect: pages go straight between VRAM and memservers, or the program is refused "
+       "(default: none)"},
       {kElsewhere, "--key", "key", "OL_KEY", "FILE",
        "Key for memservers and gpunodes (olctl keygen; default: "
        "$CREDENTIALS_DIRECTORY/olpager.key, where it is)",

@@ -104,6 +104,7 @@ TEST_CASE("a wrong file says where, what and what is allowed", "[base][settings]
       {"host = true\n", 1, "host is of type boolean"},
       {"host = -4194304\n", 1, "host is of type integer"},
       {"reach = 3\n", 1, "reach is of type integer; allowed: a string"},
+      {"require = 'rdma'\n", 1, "require: 'rdma' is not allowed; allowed: gpudirect or none"},
       {"reach = 'some'\n", 1, "reach: 'some' is not allowed; allowed: traced, all or learned"},
       {"report = 'disk'\n", 1, "report: 'disk' is not allowed; allowed: node or pool"},
       {"log = 'loud'\n", 1, "allowed: off, error"},
@@ -254,6 +255,19 @@ TEST_CASE("a wrong variable says which", "[base][settings]") {
             .rfind("/nowhere/olpager.toml: can't be read", 0) == 0);
   CHECK(failureOf(files.sources({"OL_VA_BASE=0x7ff000000000"}))
             .rfind("OL_VA_BASE: 0x7ff000000000 and va_size 16TiB end above", 0) == 0);
+}
+
+TEST_CASE("what is required and can't be is refused", "[base][settings]") {
+  Files files;
+  CHECK(failureOf(files.sources({"OL_REQUIRE=gpudirect"}))
+            .rfind("OL_REQUIRE: 'gpudirect' is about the way to memservers, and none is named",
+                   0) == 0);
+  CHECK(failureOf(files.sources({"OL_REQUIRE=gpudirect", "OL_MEMSERVER=host:1", "OL_GPUNODE=h:2"}))
+            .rfind("OL_REQUIRE: 'gpudirect' is of programs with a driver of their own", 0) == 0);
+  CHECK(failureOf(files.sources({"OL_REQUIRE=none", "OL_GPUNODE=h:2"})).empty());
+  const auto good = loadSettings(files.sources({"OL_REQUIRE=gpudirect", "OL_MEMSERVER=host:1"}));
+  REQUIRE(good.ok());
+  CHECK(good.value().require_gpudirect);
 }
 
 TEST_CASE("a refusal is one line, whatever was given", "[base][settings]") {
