@@ -90,7 +90,7 @@ void Engine::releaseAll() {
   for (const Late& late : flight_.late) {
     events_.push_back(late.event);
     chunks_.giveVram(late.chunk);
-    chunks_.giveHost(late.image);
+    if (late.image != nullptr) chunks_.giveHost(late.image);
   }
   flight_.late.clear();
   chunks_.passesOver();

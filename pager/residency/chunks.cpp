@@ -455,7 +455,7 @@ bool ChunkStore::addHost(unsigned order, const HostCounts* keep, Lock& lock) {
 void ChunkStore::waitedForHost(uint64_t ns) const {
   add(counters().host_wait_ns, ns);
   const double waited = static_cast<double>(valueOf(counters().host_wait_ns)) / 1e9;
-  if (waited < kTellWaitSeconds) return;
+  if (waited < kTellWaitSeconds || first_touch_.rate() == 0) return;
   base::warnOnce("host memory",
                  "device %d: the program has waited %.1f s for host memory, which this machine "
                  "makes at %.1f GB/s: memory of a virtual machine is slow when it is used first; "

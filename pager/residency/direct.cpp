@@ -29,13 +29,21 @@ bool Engine::mayGoDirect(const Extent& extent) const {
   const Region& region = *extent.region;
   return chunks_.direct().on() && pool_.lower.tier != nullptr && !extent.leaving &&
          region.shared() == nullptr && !region.by_pieces && !region.exporting &&
-         nowNs() >= pauses_.direct_until_ns;
+         flight_.late.empty() && nowNs() >= pauses_.direct_until_ns;
 }
 
 // Before threads, in the current context.
 CUresult Engine::startDirect() {
-  if (pool_.devices.host.lower == nullptr) return CUDA_SUCCESS;
-  const std::string why = chunks_.probeDirect(pool_.devices.host.lower);
+  const std::shared_ptr<LowerTier>& lower = pool_.devices.host.lower;
+  if (lower == nullptr) return CUDA_SUCCESS;
+  std::string why;
+  if (pool_.options.require_direct) {
+    why = chunks_.probeDirect(lower);
+  } else {
+    why = lower->whyNotDirect();
+    if (why.empty()) why = whyNoDmaBufs(pool_.driver, device_);
+    if (why.empty()) why = "they could go straight where that is required (--require gpudirect)";
+  }
   if (why.empty()) {
     base::logInfo("device %d: pages go straight between VRAM and memservers", device_);
     return CUDA_SUCCESS;
@@ -80,14 +88,14 @@ void Engine::finishSendDirect(Extent& extent, const LowerTier::Finished& finishe
   if (sent) {
     add(figures_->remote_out, extent.bytes());
     add(figures_->evictions_written);
+  } else if (!pool_.lower.tier->whyNotDirect().empty()) {
+    pauseDirect();  // by host memory, until cards move what they know again
   } else if (extent.region->wanted == 0 && !extent.leaving &&
              dropRemoteCopies(extent.bytes()) == 0) {
     pool_.lower.retry_ns = nowNs() + LowerMoves::kRetryNs;
   }
   if (!sent || extent.region->wanted > 0 || extent.leaving) {
     flight_.taken_back.push_back(&extent);
-    // By host memory, until cards move what they know again.
-    if (!sent && !pool_.lower.tier->whyNotDirect().empty()) pauseDirect();
     return wake();
   }
   leaveDirect(extent);
@@ -182,7 +190,9 @@ bool Engine::startChecks(Lock& lock) {
   while (!flight_.unchecked.empty() && !life_.pausing) {
     Extent& extent = *flight_.unchecked.front();
     const int slot = life_.broken ? -1 : kernels_.takeHashSlot();
-    if (slot < 0 && !life_.broken) return progress;  // one comes free with what is fetched
+    // One comes free with what is fetched, but for those whose kernels have not begun: the GPU is
+    // held, perhaps by a kernel that waits for this.
+    if (slot < 0 && !life_.broken && flight_.late.empty()) return progress;
     flight_.unchecked.pop_front();
     progress = true;
     CUevent event = nullptr;
@@ -201,8 +211,9 @@ bool Engine::startChecks(Lock& lock) {
       flight_.checking.push_back({&extent, event, slot, false, false, nowNs()});
       continue;
     }
-    // The kernel may have been launched: the slot is not used again.
     if (event != nullptr) events_.push_back(event);
+    // Where the kernel may have been launched the slot is not used again.
+    if (slot >= 0 && result != CUDA_SUCCESS) kernels_.giveHashSlot(slot);
     if (slot >= 0 && endsContext(result)) lost(result);
     pauseDirect();
     tellChecked(extent, LowerTier::Verdict::kUnknown);
@@ -228,9 +239,20 @@ bool Engine::finishChecks(Lock& lock) {
   }
   events_.push_back(copy.event);
   const ContentHash hash = kernels_.takeHash(extent, copy.hash);
-  tellChecked(extent, life_.broken          ? LowerTier::Verdict::kUnknown
-                      : hash == extent.hash ? LowerTier::Verdict::kRight
-                                            : LowerTier::Verdict::kWrong);
+  if (!life_.broken && hash == extent.hash) {
+    tellChecked(extent, LowerTier::Verdict::kRight);
+    return true;
+  }
+  // Whether the memserver's bytes or the way to VRAM are at fault, the CPU finds out, which gets
+  // them by host memory: else a machine whose cards can't write VRAM would lose all that it sent.
+  if (!life_.broken) {
+    base::warnOnce("wrong bytes in VRAM",
+                   "device %d: %llu MiB that a network card has written to VRAM are not what they "
+                   "were; pages go by host memory for a while",
+                   device_, static_cast<unsigned long long>(extent.bytes() >> 20));
+    pauseDirect();
+  }
+  tellChecked(extent, LowerTier::Verdict::kUnknown);
   return true;
 }
 

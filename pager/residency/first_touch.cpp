@@ -40,7 +40,13 @@ std::optional<TouchedMemory> TouchedMemory::of(size_t bytes) {
   madvise(touched.memory_, bytes, MADV_DONTFORK);
   madvise(touched.memory_, bytes, MADV_DONTDUMP);
   madvise(touched.memory_, bytes, MADV_HUGEPAGE);
-  if (madvise(touched.memory_, bytes, MADV_POPULATE_WRITE) == 0) return touched;
+  // Piece by piece: who maps memory meanwhile, or starts a thread, waits for one.
+  size_t populated = 0;
+  while (populated < bytes &&
+         madvise(static_cast<std::byte*>(touched.memory_) + populated,
+                 std::min(kHugePage, bytes - populated), MADV_POPULATE_WRITE) == 0)
+    populated += kHugePage;
+  if (populated >= bytes) return touched;
   if (errno != EINVAL) return std::nullopt;  // an older kernel
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   for (size_t at = 0; at < bytes; at += page)

@@ -48,13 +48,16 @@ bool Engine::makeHostAhead(Lock& lock) {
       missing += (ahead[order] - std::min(ahead[order], there)) * (kPageBytes << order);
     }
   FirstTouch& first_touch = chunks_.firstTouch();
-  if (missing == 0) {
+  // Nor is touched memory kept where the limit, which may have come lower, allows no chunk of it.
+  if (missing == 0 || chunks_.hostRoom() == 0) {
     std::vector<TouchedMemory> rest = first_touch.takeAll();
-    if (rest.empty()) return false;
-    lock.unlock();
-    rest.clear();
-    lock.lock();
-    return true;
+    if (!rest.empty()) {
+      lock.unlock();
+      rest.clear();
+      lock.lock();
+      return true;
+    }
+    if (missing == 0) return false;
   }
   switch (first_touch.next(std::min(missing, chunks_.hostRoom()))) {
     case FirstTouch::Task::kTouch:

@@ -95,7 +95,7 @@ def straight(args, address, required, trust, program):
     assert all(amount != "0B" for amount in moved.search(told).groups()[2:]), told
     print(moved.search(told).group())
     # A card that can't have more after some chunks: it is told once, and the program goes on.
-    told = run(0, *required, *said, *program, OL_TEST_DMA_BUFS_REFUSED="2", **by_memfds)
+    told = run(0, *wanted, OL_TEST_DMA_BUFS_REFUSED="2", **by_memfds)
     assert "OK" in told and told.count("further memory of the GPU moves by host memory") == 1, told
 
 

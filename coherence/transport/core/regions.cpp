@@ -169,6 +169,9 @@ Status makeKnown(const Region& region) {
     if (region.entry()->registered(card) == nullptr)
       return Error{base::format("an RDMA card can't have {} bytes of it", region.length())};
   }
+  // Registrations hold the memory. A process has few descriptors, and a forked child would keep
+  // them; parts are lent by it.
+  if (region.entry()->access != kLends) region.entry()->dma_buf.reset();
   return {};
 }
 

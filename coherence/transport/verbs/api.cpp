@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <cstring>
+
 #include "base/format.h"
 
 namespace olpager::transport::verbs {
@@ -31,9 +33,11 @@ Opened open() {
   if (!openLibrary("libibverbs.so.1")) return opened;
   OL_VERBS(OL_FIND)
   // What stands before the library (LD_PRELOAD) has it first: tests give software RDMA, which has
-  // none, one for memfds.
+  // none, one for memfds. Another copy of the library, which the program may have, is not meant.
   void* by = dlsym(RTLD_DEFAULT, "ibv_reg_dmabuf_mr");
-  if (by == nullptr) by = dlsym(library, "ibv_reg_dmabuf_mr");
+  Dl_info of{};
+  if (by == nullptr || dladdr(by, &of) == 0 || std::strstr(of.dli_fname, "libibverbs") != nullptr)
+    by = dlsym(library, "ibv_reg_dmabuf_mr");
   all.ibv_reg_dmabuf_mr = reinterpret_cast<decltype(all.ibv_reg_dmabuf_mr)>(by);
   if (!opened.why.empty() || !openLibrary("librdmacm.so.1")) return opened;
   OL_RDMACM(OL_FIND)
