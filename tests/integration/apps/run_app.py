@@ -123,9 +123,9 @@ class Memserver(Daemon):
 
 
 class Gpunode(Daemon):
-    def __init__(self, options, env, vram):
-        super().__init__(options, env, r"listening at (\S+)", options.olgpunode, "--listen", f"{options.listen}:0", "--driver", "sim",
-                         "--vram", str(vram), "--memory", str(options.host), "--cache", "none", *options.trust,
+    def __init__(self, options, env, vram, listen="127.0.0.1", trust=()):
+        super().__init__(options, env, r"listening at (\S+)", options.olgpunode, "--listen", f"{listen}:0", "--driver", "sim",
+                         "--vram", str(vram), "--memory", str(options.host), "--cache", "none", *trust,
                          *(["--transport", "verbs"] if options.transport == "verbs" else []))  # also to each other
 
     def end(self):
@@ -174,7 +174,8 @@ def main():
         env = environment(options, scratch)
         memservers = [Memserver(options, env)] if options.olmemserver else []
         borrows = {"OL_MEMSERVER": memservers[0].address or "none"} if memservers else {}
-        gpunodes = [Gpunode(options, env | borrows, budget(options)) for _ in range(options.gpunodes)] if options.mode == "forward" else []
+        many = range(options.gpunodes if options.mode == "forward" else 0)
+        gpunodes = [Gpunode(options, env | borrows, budget(options), options.listen, options.trust) for _ in many]
         daemons = gpunodes + memservers
         for daemon in daemons:
             if daemon.address is None:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../apps"))
-from run_app import Gpunode, MIB  # noqa: E402
+from run_app import Gpunode, MIB, USUAL_TIMEOUT  # noqa: E402
 
 
 def main():
@@ -20,7 +20,7 @@ def main():
     parser.add_argument("--transport", default="auto")
     parser.add_argument("--host", type=int, default=512 * MIB, help="host tier of the gpunode in bytes")
     parser.add_argument("command", nargs="+")
-    options = parser.parse_args()
+    options = parser.parse_args(namespace=argparse.Namespace(timeout=USUAL_TIMEOUT))
     with tempfile.TemporaryDirectory(prefix="olpager-forward-") as scratch:
         env = dict(os.environ, XDG_CONFIG_HOME=scratch, XDG_CACHE_HOME=scratch, XDG_RUNTIME_DIR=scratch)
         gpunode = Gpunode(options, env, 384 * MIB)
