@@ -34,7 +34,7 @@ def arguments():
     # What run_app needs beside.
     options.mode, options.transport = ("forward", options.run) if forwarded else (options.run, "auto")
     options.seed, options.sim_vram, options.sim_mode, options.env = 1, 1024 * MIB, "", [f"OL_SIM_CAPABILITY={CAPABILITY}"]
-    options.host = 512 * MIB
+    options.host, options.olctl, options.trust = 512 * MIB, None, []
     return options
 
 
