@@ -185,9 +185,9 @@ def report(options, scratch):
             check(len(one[group][name]) == count, f"{group}, {name}: not one for each moment")
     check(max(one["residency_bytes"]["VRAM"]) > 0 and max(one["residency_bytes"]["host memory"]) > 0, "no tiers")
     check(max(one["bytes_per_second"]["in"]) > 0 and sum(one["fault_wait_log2_ns"]) > 0, "no traffic, no faults")
-    # 32 pages of 2 MiB, 8 of them in VRAM at most; the map says so too.
+    # 32 pages of 2 MiB, 8 of them in VRAM at most; the map says so too. On a busy machine some are used in place.
     full = [row for row in one["places"] if len(row) == 32]
-    check(full and set("".join(full)) <= set("12456789") and "2" in "".join(full) and "4" in "".join(full),
+    check(full and set("".join(full)) <= set("123456789") and "2" in "".join(full) and "4" in "".join(full),
           f"places: {one['places']}")
     import html.parser
 
