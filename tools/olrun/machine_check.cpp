@@ -19,6 +19,7 @@
 #include "base/cgroup.h"
 #include "base/fd.h"
 #include "base/format.h"
+#include "base/machine_memory.h"
 #include "base/size.h"
 #include "pager/counters/files.h"
 #include "tools/olrun/daemons.h"
@@ -164,7 +165,7 @@ void checkLimits(Findings& findings) {
 }
 
 void checkMemory(Findings& findings, const base::Settings& settings) {
-  const uint64_t available = availableMemory();
+  const uint64_t available = base::availableMemory();
   const base::CgroupMemory group = base::cgroupMemory(base::ownCgroup());
   const uint64_t base_bytes = std::min(available, group.room());
   const uint64_t host = hostTier(settings.host);
@@ -226,18 +227,10 @@ void checkCounters(Findings& findings) {
 
 }  // namespace
 
-uint64_t availableMemory() {
-  std::ifstream file("/proc/meminfo");
-  for (std::string line; std::getline(file, line);) {
-    unsigned long long kib = 0;
-    if (std::sscanf(line.c_str(), "MemAvailable: %llu kB", &kib) == 1) return kib << 10;
-  }
-  return 0;
-}
-
 uint64_t hostTier(const base::Budget& given) {
   if (given.bytes != 0) return given.bytes;
-  const uint64_t all = std::min(availableMemory(), base::cgroupMemory(base::ownCgroup()).room());
+  const uint64_t all =
+      std::min(base::availableMemory(), base::cgroupMemory(base::ownCgroup()).room());
   if (given.percent == 0) return all / 10 * 8;
   return static_cast<uint64_t>(static_cast<double>(all) * given.percent / 100);
 }

@@ -26,9 +26,6 @@ struct Installation {
 std::vector<Finding> checkMachine(const base::Settings& settings, const Installation& installed,
                                   const std::string& no_local);
 
-/// MemAvailable of /proc/meminfo in bytes; 0 unknown.
-uint64_t availableMemory();
-
 /// Bytes of the host tier, by the setting `host`.
 uint64_t hostTier(const base::Budget& given);
 
