@@ -22,7 +22,7 @@ using Counter = status::Counter;
 static_assert(Counter::is_always_lock_free && sizeof(Counter) == 8);
 
 inline constexpr uint64_t kCountersMagic = 0x00544e554f434c4f;  // "OLCOUNT\0" in memory
-inline constexpr uint32_t kCountersVersion = 5;
+inline constexpr uint32_t kCountersVersion = 6;
 inline constexpr unsigned kMaxCountedDevices = 16;  // devices beyond share the last entry
 inline constexpr unsigned kWaitBuckets = 48;
 
@@ -95,11 +95,10 @@ struct alignas(64) DeviceCounters {
   Gauge parked_bytes;                 // (g) in the host tier, not mapped for the GPU
   Gauge pinned_bytes;   // (g) of extents held in VRAM for users of addresses that pass no launch
   Counter allocations;  // (g)
-  Counter vram_budget_bytes;   // (g)
-  Counter pinned_extents;      // (g)
-  Gauge remote_bytes;          // (g) that only memservers have
-  Counter host_touched_bytes;  // of memory that was touched ahead of the driver, which made host
-                               // chunks slowly
+  Counter vram_budget_bytes;  // (g)
+  Counter pinned_extents;     // (g)
+  Gauge remote_bytes;         // (g) that only memservers have
+  Counter reserved_memory[1];
 
   // Movement.
   alignas(64) Counter demand_faults;  // extents fetched since a launch or copy waited for them

@@ -421,12 +421,10 @@ bool ChunkStore::addHost(unsigned order, const HostCounts* keep, Lock& lock) {
   countHost(host_made_ + bytes);
   destroyDoomed(lock);
   HostChunk* chunk = nullptr;
-  FirstTouch::Making making = first_touch_.beginMaking(bytes);
   uint64_t began_ns = 0, ended_ns = 0;
   {
     const std::shared_ptr<LowerTier> lower = host_.lower;
     lock.unlock();
-    making.back.clear();
     began_ns = nowNs();
     chunk = makeHost(order);
     ended_ns = nowNs();
@@ -434,19 +432,14 @@ bool ChunkStore::addHost(unsigned order, const HostCounts* keep, Lock& lock) {
     if (lower && chunk != nullptr) lower->letGo(memoryOf(*chunk));
   }
   lock.lock();
-  const bool was_slow = first_touch_.slow();
-  first_touch_.endMaking(making, chunk != nullptr ? bytes : 0, began_ns, ended_ns);
-  if (first_touch_.slow() != was_slow)
-    base::logInfo("device %d: the driver makes host memory at %.1f GB/s: %s", device_,
-                  static_cast<double>(first_touch_.rate()) / 1e9,
-                  first_touch_.slow()      ? "threads touch memory ahead of it"
-                  : first_touch_.useless() ? "touching memory ahead of it does not help"
-                                           : "no memory is touched ahead of it any more");
   if (keep == nullptr) waitedForHost(ended_ns - began_ns);
   if (chunk == nullptr) {
     countHost(host_made_ - bytes);
     return false;
   }
+  making_bytes_ += bytes;
+  making_ns_ += ended_ns - std::max(began_ns, std::min(making_until_ns_, ended_ns));
+  making_until_ns_ = std::max(making_until_ns_, ended_ns);
   giveHost(chunk);
   return true;
 }
@@ -455,12 +448,13 @@ bool ChunkStore::addHost(unsigned order, const HostCounts* keep, Lock& lock) {
 void ChunkStore::waitedForHost(uint64_t ns) const {
   add(counters().host_wait_ns, ns);
   const double waited = static_cast<double>(valueOf(counters().host_wait_ns)) / 1e9;
-  if (waited < kTellWaitSeconds || first_touch_.rate() == 0) return;
+  if (waited < kTellWaitSeconds || making_ns_ == 0) return;
   base::warnOnce("host memory",
                  "device %d: the program has waited %.1f s for host memory, which this machine "
                  "makes at %.1f GB/s: memory of a virtual machine is slow when it is used first; "
                  "what has been made is used again",
-                 device_, waited, static_cast<double>(first_touch_.rate()) / 1e9);
+                 device_, waited,
+                 static_cast<double>(making_bytes_) / static_cast<double>(making_ns_));
 }
 
 void ChunkStore::giveHost(HostChunk* chunk) {

@@ -21,7 +21,6 @@
 #include "base/result.h"
 #include "pager/driver_api.h"
 #include "pager/residency/direct_memory.h"
-#include "pager/residency/first_touch.h"
 #include "pager/space/region.h"
 
 namespace olpager::pager {
@@ -112,11 +111,6 @@ class ChunkStore {
   /// limit reached or refused.
   bool makeHostAhead(unsigned order, const HostCounts& keep, Lock& lock);
 
-  /// Memory that is touched ahead of host chunks, by the threads that make these ahead of need.
-  FirstTouch& firstTouch() { return first_touch_; }
-  /// Bytes of host chunks that may be made before the limit is reached.
-  uint64_t hostRoom() const { return host_.limit - std::min(host_.limit, host_.made); }
-
   /// Bytes that takeVram can still give, counting free chunks.
   uint64_t vramAvailable() const { return vram_budget_ - (vram_made_ - vram_free_); }
   uint64_t vramInUse() const { return vram_made_ - vram_free_; }
@@ -200,7 +194,9 @@ class ChunkStore {
   std::array<std::vector<VramChunk*>, kOrders> free_vram_;
   std::list<KeptChunk> kept_;  // free as well; the first was kept first
   std::array<std::vector<HostChunk*>, kOrders> free_host_;
-  FirstTouch first_touch_;
+  // Of host chunks that the driver has made so far: their bytes, how long at least one thread was
+  // in it for them, and when the last one was done.
+  uint64_t making_bytes_ = 0, making_ns_ = 0, making_until_ns_ = 0;
   std::array<CUdevice, kMostPeers> peers_{};
   std::atomic<size_t> peer_count_{0};  // entries before it are never written again
   unsigned passes_ = 0;

@@ -127,7 +127,7 @@ void Engine::destroyObjects() {
   kernels_.destroyObjects();
 }
 
-// False: the system gives no thread. Without makers of host chunks the engine makes them itself,
+// False: the system gives no thread. Without a maker of host chunks the engine makes them itself,
 // when they are needed, and maps what has come where there is no mapper.
 bool Engine::startThreads() {
   try {
@@ -144,13 +144,10 @@ bool Engine::startThreads() {
   } catch (const std::exception& error) {
     base::logWarn("device %d: no thread that maps pages: %s", device_, error.what());
   }
-  const unsigned makers = std::clamp(std::thread::hardware_concurrency() / 4, 2u, 8u);
   try {
-    for (unsigned i = 0; i < makers; ++i)
-      host_.makers.emplace_back([this] { guarded(&Engine::makeHostChunks, false); });
+    host_.maker = std::thread([this] { guarded(&Engine::makeHostChunks, false); });
   } catch (const std::exception& error) {
-    base::logWarn("device %d: %zu of %u threads that make host memory: %s", device_,
-                  host_.makers.size(), makers, error.what());
+    base::logWarn("device %d: no thread that makes host memory: %s", device_, error.what());
   }
   return true;
 }
@@ -227,12 +224,11 @@ void Engine::stop() noexcept {
   while (life_.stopping) pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
   life_.stopping = true;
   std::thread thread = std::move(life_.thread), mapper = std::move(mapper_.thread);
-  std::vector<std::thread> makers = std::exchange(host_.makers, {});
+  std::thread maker = std::move(host_.maker);
   lock.unlock();
   if (thread.joinable()) thread.join();
   if (mapper.joinable()) mapper.join();
-  for (std::thread& maker : makers)
-    if (maker.joinable()) maker.join();
+  if (maker.joinable()) maker.join();
   pool_.streams.polls(device_, false);
   lock.lock();
   life_.stopping = false;
@@ -245,9 +241,7 @@ void Engine::abandon() noexcept {
   // The threads exist in the parent only.
   if (life_.thread.joinable()) life_.thread.detach();
   if (mapper_.thread.joinable()) mapper_.thread.detach();
-  for (std::thread& maker : host_.makers)
-    if (maker.joinable()) maker.detach();
-  host_.makers.clear();
+  if (host_.maker.joinable()) host_.maker.detach();
 }
 
 void Engine::setState(Extent& extent, ExtentState state) {

@@ -342,11 +342,9 @@ class Engine {
   };
   /// The device's use of the host tier.
   struct HostUse {
-    std::vector<std::thread> makers;  // of host chunks, ahead of need
+    std::thread maker;  // of host chunks, ahead of need
     std::condition_variable wake;
-    bool one_polls = false;  // one of them waits a bounded time; the others wait to be woken
     std::array<uint32_t, kOrders> without{};  // extents that have no host chunk
-    std::array<uint32_t, kOrders> making{};
     bool full = false;         // said once
     uint64_t short_bytes = 0;  // of a host chunk that was wanted and not there
     // A receive found no chunk: none of so many bytes is begun before then, or before somebody
@@ -429,7 +427,6 @@ class Engine {
   // --- host_copies.cpp ---------------------------------------------------------------------------
   void makeHostChunks();
   bool makeHostAhead(Lock& lock);
-  void touchAhead(Lock& lock);
   HostChunk* takeHostChunk(unsigned order, Lock& lock);
   bool takeHost(Extent& extent, Lock& lock);
   void giveHost(Extent& extent);
@@ -438,7 +435,7 @@ class Engine {
   uint64_t dropLowerCopies(uint64_t bytes, bool own);
   uint64_t dropSpareCopies(uint64_t bytes);
   uint64_t spareForImages() const;
-  uint64_t imagesExpected(unsigned order) const;
+  uint64_t imagesWanted(unsigned order) const;
   bool giveHostSurplus(Lock& lock);
   // --- packing.cpp -------------------------------------------------------------------------------
   bool startPacking(Extent& extent, Lock& lock);

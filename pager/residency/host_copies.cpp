@@ -1,11 +1,7 @@
 // Host memory of extents: chunks made ahead, copies that are given up for others (engine.h).
 #include <algorithm>
-#include <optional>
-#include <utility>
-#include <vector>
 
 #include "base/log.h"
-#include "pager/clock.h"
 #include "pager/pool_state.h"
 
 namespace olpager::pager {
@@ -15,90 +11,39 @@ constexpr uint64_t kHostAheadBytes = 1ull << 30;  // host chunks made ahead of n
 }  // namespace
 
 // Host chunks take milliseconds to make (pinning), so they are made before the first eviction needs
-// them.
+// them. One thread makes them: the driver makes one after the other anyway, under a lock that its
+// calls for mapping wait for.
 void Engine::makeHostChunks() {
   const DriverApi& driver = pool_.driver;
   driver.cuCtxPushCurrent_v2(context_);
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   driver.cuThreadExchangeStreamCaptureMode(&mode);
   Lock lock(pool_.mutex);
-  while (!life_.stop) {
-    if (makeHostAhead(lock)) continue;
-    // One of them looks now and then, and wakes the others.
-    if (std::exchange(host_.one_polls, true)) {
-      host_.wake.wait(lock);
-    } else {
+  while (!life_.stop)
+    if (!makeHostAhead(lock))
       host_.wake.wait_for(lock, std::chrono::milliseconds(host_.full ? 500 : 50));
-      host_.one_polls = false;
-    }
-  }
 }
 
-// What one of the threads does next. False: there is nothing to do.
+// False: there is nothing to make, or no more of it.
 bool Engine::makeHostAhead(Lock& lock) {
-  HostCounts ahead{};
-  uint64_t missing = 0;  // bytes
   // From three quarters of the budget on something will have to leave.
-  if (counts_.held > chunks_.vramBudget() / 4 * 3 && !life_.broken)
-    for (unsigned order = 0; order < kOrders; ++order) {
-      ahead[order] =
-          std::min<uint64_t>(host_.without[order], kHostAheadBytes / (kPageBytes << order)) +
-          imagesExpected(order);
-      const uint64_t there = chunks_.hostFreeOf(order) + host_.making[order];
-      missing += (ahead[order] - std::min(ahead[order], there)) * (kPageBytes << order);
-    }
-  FirstTouch& first_touch = chunks_.firstTouch();
-  // Nor is touched memory kept where the limit, which may have come lower, allows no chunk of it.
-  if (missing == 0 || chunks_.hostRoom() == 0) {
-    std::vector<TouchedMemory> rest = first_touch.takeAll();
-    if (!rest.empty()) {
-      lock.unlock();
-      rest.clear();
-      lock.lock();
-      return true;
-    }
-    if (missing == 0) return false;
-  }
-  switch (first_touch.next(std::min(missing, chunks_.hostRoom()))) {
-    case FirstTouch::Task::kTouch:
-      return touchAhead(lock), true;
-    case FirstTouch::Task::kWait:
-      return false;
-    case FirstTouch::Task::kMake:
-      break;
-  }
-  if (missing > FirstTouch::kPortion) host_.wake.notify_all();  // there is work for others, too
-  bool made = false;
-  for (unsigned order = kOrders; order-- > 0 && !made;) {
-    if (chunks_.hostFreeOf(order) + host_.making[order] >= ahead[order]) continue;
-    ++host_.making[order];
+  if (counts_.held <= chunks_.vramBudget() / 4 * 3 || life_.broken) return false;
+  HostCounts ahead{};
+  for (unsigned order = 0; order < kOrders; ++order)
+    ahead[order] =
+        std::min<uint64_t>(host_.without[order], kHostAheadBytes / (kPageBytes << order)) +
+        imagesWanted(order);
+  for (unsigned order = kOrders; order-- > 0;) {
+    if (chunks_.hostFreeOf(order) >= ahead[order]) continue;
     const TracedStep traced = step(TraceStep::kMakeHost);
-    made = chunks_.makeHostAhead(order, ahead, lock);
-    --host_.making[order];
-    if (first_touch.slow()) host_.wake.notify_all();  // the driver is free
-    if (!made && host_.full == false) {
+    if (chunks_.makeHostAhead(order, ahead, lock)) return true;
+    if (!host_.full) {
       host_.full = true;
       base::logInfo("device %d: the host tier is full at %llu MiB", device_,
                     static_cast<unsigned long long>(chunks_.hostInUse() >> 20));
     }
   }
-  return made;
-}
-
-// Beside others that do; the driver makes chunks of as much afterwards.
-void Engine::touchAhead(Lock& lock) {
-  FirstTouch& first_touch = chunks_.firstTouch();
-  const uint64_t began_ns = nowNs();
-  first_touch.beginTouch(began_ns);
-  lock.unlock();
-  std::optional<TouchedMemory> portion;
-  if (TouchedMemory::room() >= FirstTouch::kAhead)
-    portion = TouchedMemory::of(FirstTouch::kPortion);
-  const uint64_t took_ns = nowNs() - began_ns;
-  lock.lock();
-  if (portion) add(figures_->host_touched_bytes, portion->bytes());
-  first_touch.endTouch(std::move(portion), took_ns);
-  host_.wake.notify_all();
+  return false;
 }
 
 void Engine::giveHost(Extent& extent) {
@@ -201,16 +146,10 @@ uint64_t Engine::spareForImages() const {
   return chunks_.hostLimit() - std::min(chunks_.hostLimit(), needed);
 }
 
-// Host chunks of the order that images wait for, or will: what does not fit VRAM streams through
-// it.
-uint64_t Engine::imagesExpected(unsigned order) const {
-  const uint64_t bytes = kPageBytes << order;
-  uint64_t expected = 0;
-  if (static_cast<int>(order) == packed_.slotOrder() && beyondVram() > 0)
-    expected =
-        beyondVram() + windowBytes() - std::min(beyondVram() + windowBytes(), packed_.hostBytes());
-  return std::min(std::max<uint64_t>(packed_.wanted(order), expected / bytes),
-                  spareForImages() / bytes);
+// Host chunks of the order that images wait for: what has left VRAM unchanged without one. None are
+// made before that: while a program fills its memory the driver's time is short.
+uint64_t Engine::imagesWanted(unsigned order) const {
+  return std::min<uint64_t>(packed_.wanted(order), spareForImages() / (kPageBytes << order));
 }
 
 // The host tier's limit was lowered: what is free goes back to the system, and copies of what is in

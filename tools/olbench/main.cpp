@@ -290,7 +290,7 @@ int run(int argc, char** argv) {
   auto* managed_command = app.add_subcommand(
       "managed", "Managed memory between CPU and GPU, by the driver and by the pager");
   auto* filling_command = app.add_subcommand(
-      "filling", "Host memory that is used first, made by the driver alone and behind threads");
+      "filling", "Host memory that is used first, made by one thread and by several");
   auto* sampled_command =
       app.add_subcommand("sampled", "What a launch costs while somebody looks at the program");
   auto* transport_command =

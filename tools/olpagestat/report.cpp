@@ -225,7 +225,6 @@ nlohmann::ordered_json deviceJson(unsigned ordinal, const DeviceCounters& d) {
       {"launches_resident", valueOf(d.launches_resident)},
       {"launches_in_place", valueOf(d.launches_in_place)},
       {"launches_reaching_all", valueOf(d.launches_reaching_all)},
-      {"host_touched_bytes", valueOf(d.host_touched_bytes)},
       {"remote_bytes", valueOf(d.remote_bytes)},
       {"remote_out", valueOf(d.remote_out)},
       {"remote_in", valueOf(d.remote_in)},

@@ -73,7 +73,6 @@ void fill(Counters& counters) {
   set(device.resident_bytes, 62ull << 20);
   set(device.parked_bytes, 192ull << 20);
   set(device.remote_bytes, 128ull << 20);
-  add(device.host_touched_bytes, 96ull << 20);
   add(device.demand_faults, 100);
   for (int i = 0; i < 99; i++) device.fault_wait.record(1'500'000);
   device.fault_wait.record(3'000'000'000);
@@ -129,7 +128,6 @@ TEST_CASE("olpagestat --json has every figure", "[olpagestat]") {
   CHECK(device.at("hit_rate") == 0.875);
   CHECK(device.at("resident_bytes") == 62ull << 20);
   CHECK(device.at("host_bytes") == 192ull << 20);
-  CHECK(device.at("host_touched_bytes") == 96ull << 20);
   CHECK(device.at("faults") == 100);
   CHECK(device.at("prefetches_useful") == 30);
   CHECK(device.at("evictions_clean") == 7);

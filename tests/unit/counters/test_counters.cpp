@@ -329,7 +329,6 @@ TEST_CASE("fields lie where the documentation says", "[counters]") {
   CHECK(at(second.demand_faults) - at(second) == 192);
   CHECK(at(second.hashed_bytes) - at(second) == 264);
   CHECK(at(second.remote_bytes) - at(second) == 168);
-  CHECK(at(second.host_touched_bytes) - at(second) == 184);
   CHECK(at(second.remote_out) - at(second) == 272);
   CHECK(at(second.fault_wait) - at(second) == 320);
   CHECK(at(all.unified) == 11520);
