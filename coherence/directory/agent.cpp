@@ -135,21 +135,24 @@ void Agent::claim(uint32_t want, Actions& actions) {
   if (w.claimed) return;
   w.claimed = true;
   touch(w.extent);
-  // It keeps from the home what was to become quiet: that begins anew when the operation is over.
-  if (at(w.extent).busy != kNone) {
-    Busy& b = busy(w.extent);
-    const bool yields = b.waits && b.demand.kind == MessageKind::kYield;
-    if (b.stopping && yields && inTheWay(w.extent, demandAge(b.demand), b.demand.mode)) {
-      b.stopping = b.stopped = false;
-      actions.push_back({.kind = ActionKind::kGo, .extent = w.extent, .number = b.demand.number});
-      // For room only: it is declined. Else older operations would wait for that room, which comes
-      // when this one is over, and this one for theirs.
-      demand(Message(b.demand), actions);
-    }
-  }
+  resume(w.extent, actions);
   Operation& operation = operations_[w.operation];
   if (--operation.unclaimed == 0 && !operation.failed)
     actions.push_back({.kind = ActionKind::kRunnable, .age = operation.age});
+}
+
+/// Somebody keeps from the home what was to become quiet: that begins anew when its operation is
+/// over.
+void Agent::resume(ExtentId extent, Actions& actions) {
+  if (at(extent).busy == kNone) return;
+  Busy& b = busy(extent);
+  const bool yields = b.waits && b.demand.kind == MessageKind::kYield;
+  if (!b.stopping || !yields || !inTheWay(extent, demandAge(b.demand), b.demand.mode)) return;
+  b.stopping = b.stopped = false;
+  actions.push_back({.kind = ActionKind::kGo, .extent = extent, .number = b.demand.number});
+  // For room only: it is declined. Else older operations would wait for that room, which comes
+  // when this one is over, and this one for theirs.
+  demand(Message(b.demand), actions);
 }
 
 void Agent::tryClaim(uint32_t want, Actions& actions) {
@@ -235,6 +238,15 @@ bool Agent::submit(Age age) {
   if (!runnable(age)) return false;
   operations_[find(age)].progress = Progress::kSubmitted;
   waiting_.erase(std::lower_bound(waiting_.begin(), waiting_.end(), age, inOrder));
+  return true;
+}
+
+bool Agent::useAgain(Age age, ExtentId extent, Actions& actions) {
+  const uint32_t operation = find(age);
+  if (operation == kNone || operations_[operation].progress != Progress::kSubmitted ||
+      !needs(operations_[operation], extent))
+    return false;
+  resume(extent, actions);
   return true;
 }
 

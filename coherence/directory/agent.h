@@ -49,6 +49,9 @@ class Agent {
   /// Takes what it claims into use. False: it has lost something since kRunnable; another kRunnable
   /// follows.
   [[nodiscard]] bool submit(Age age);
+  /// A submitted operation uses an extent once more. What was to become quiet when the operation
+  /// was submitted goes again (kGo). False: it does not claim the extent.
+  [[nodiscard]] bool useAgain(Age age, ExtentId extent, Actions& actions);
   /// A submitted operation is over; it has written all that it needed to write.
   void complete(Age age, Actions& actions);
   /// A waiting operation is given up.
@@ -181,6 +184,7 @@ class Agent {
   bool barred(const Want& want) const;
   void tryClaim(uint32_t want, Actions& actions);
   void claim(uint32_t want, Actions& actions);
+  void resume(ExtentId extent, Actions& actions);
   void end(uint32_t operation, Actions& actions);
   void heedAhead(Actions& actions);
   void fail(ExtentId extent, Actions& actions);

@@ -482,6 +482,15 @@ void AwayClaim::needUses() {
   }
 }
 
+// Of an operation of several calls, an earlier one of which was submitted: what it lacks is only to
+// leave, and stays until the last call is over.
+bool AwayClaim::mayUseAgain(Lock& lock) const {
+  if (operation_ == nullptr || operation_->stage != AwayOperation::Stage::kSubmitted) return false;
+  return std::all_of(needs_.begin(), needs_.end(), [&](const directory::Need& need) {
+    return state_.away->elsewhere_.useAgain(operation_->age, need.extent, lock);
+  });
+}
+
 bool AwayClaim::ask(std::span<Extent* const> needed, Lock& lock) {
   if (state_.away == nullptr) return true;
   using Stage = AwayOperation::Stage;
@@ -491,6 +500,7 @@ bool AwayClaim::ask(std::span<Extent* const> needed, Lock& lock) {
       needs_.push_back({extent.region->away->idOf(extent), directory::Mode::kOwn});
   if (!asked_) {
     if (!isAway()) return true;
+    if (mayUseAgain(lock)) return true;
     if (operation_ == nullptr || operation_->stage != Stage::kUntold) {
       base::warnOnce("unified without an age",
                      "a call uses memory that another executor of the unified view has, and did "

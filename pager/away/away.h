@@ -252,6 +252,7 @@ class AwayClaim {
 
  private:
   bool isAway() const;
+  bool mayUseAgain(Lock& lock) const;
   void needUses();
 
   PoolState& state_;

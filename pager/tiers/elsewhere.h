@@ -148,6 +148,13 @@ class Elsewhere {
   [[nodiscard]] bool runnable(directory::Age age) const {
     return !told_.contains(age) && agent_.runnable(age);
   }
+  /// A submitted operation uses the extent once more, which may have been stopped since: then go()
+  /// follows. False: it does not claim the extent.
+  [[nodiscard]] bool useAgain(directory::Age age, directory::ExtentId extent, Lock& lock) {
+    bool claims = false;
+    step(lock, [&](auto& out) { claims = agent_.useAgain(age, extent, out); });
+    return claims;
+  }
   void complete(directory::Age age, Lock& lock) {
     step(lock, [&](auto& out) { agent_.complete(age, out); });
   }

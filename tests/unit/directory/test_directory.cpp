@@ -299,6 +299,35 @@ TEST_CASE("a freed extent is forgotten everywhere, and can be allocated again", 
   CHECK(s.home.number(0) > number);
 }
 
+TEST_CASE("what is to become quiet goes again for the operation that has been submitted meanwhile",
+          "[directory]") {
+  System s;
+  s.agents[0] = Agent(0, 1, 4, true);
+  s.agents[0].resize(8);
+  s.run(0, {{0, W}});
+  const Age older = s.home.operation();
+  const Age several = s.begin(0, {{0, W}});  // makes several calls
+  s.home.sent(older, 1);
+  s.begin(older, 1, {{0, W}});
+  s.quiet();
+  REQUIRE(s.count(ActionKind::kStop) == 1);
+  REQUIRE(s.agents[0].submit(several));
+  Actions actions;
+  CHECK_FALSE(s.agents[0].useAgain(several, 1, actions));
+  CHECK(s.agents[0].useAgain(several, 0, actions));
+  s.take(0, actions);
+  CHECK(s.count(ActionKind::kGo) == 1);
+  s.quiet();
+  CHECK_FALSE(s.agents[1].runnable(older));
+  s.complete(0, several);
+  s.quiet();
+  CHECK(s.count(ActionKind::kStop) == 2);
+  s.agents[0].quiet(0, true, actions);
+  s.take(0, actions);
+  s.quiet();
+  CHECK(s.agents[1].runnable(older));
+}
+
 TEST_CASE("an operation that needs a freed extent fails", "[directory]") {
   System s;
   Actions actions;

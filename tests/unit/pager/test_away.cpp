@@ -105,16 +105,40 @@ class View : public AwayLink {
   void atOther(
       uint64_t base, uint64_t first, uint64_t pages, uint64_t add,
       const std::function<bool()>& until = [] { return true; }) {
-    const auto [age, needs] = beginAtOther(base, first, pages);
+    const Other operation = sendToOther(base, first, pages, true);
+    beginAtOther(operation);
+    endAtOther(operation, add, until);
+  }
+  /// An operation of the other executor, with its place in the order.
+  struct Other {
+    unified::Home::Sent sent;
+    std::vector<directory::Need> needs;
+  };
+  Other sendToOther(uint64_t base, uint64_t first, uint64_t pages, bool ahead) {
+    const unified::Named named{base + first * kPageBytes, pages * kPageBytes};
+    Other operation{home_.send(kOther, std::span(&named, 1), ahead), {}};
+    for (uint64_t page = first; page < first + pages; ++page)
+      operation.needs.push_back(
+          {first_[base] + static_cast<ExtentId>(page), directory::Mode::kOwn});
+    return operation;
+  }
+  /// It asks for its pages, and nobody waits.
+  void beginAtOther(const Other& operation) {
+    note([=](View& self) {
+      self.agent_.begin(operation.sent.age, operation.needs, operation.sent.oldest, self.actions_);
+      self.carryOut();
+    });
+  }
+  void endAtOther(const Other& operation, uint64_t add, const std::function<bool()>& until) {
     bool submitted = false;
     for (int i = 0; !submitted; ++i) {
       REQUIRE(i < 200'000);
-      wait([&](View& self) { submitted = self.agent_.submit(age); });
+      wait([&](View& self) { submitted = self.agent_.submit(operation.sent.age); });
       if (!submitted) std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
     while (!until()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     wait([&](View& self) {
-      for (const directory::Need& need : needs)
+      for (const directory::Need& need : operation.needs)
         for (uint64_t word = 0; word < kWords; ++word) {
           std::byte* const at = self.bytes_.at(need.extent).data() + word * kStep * 8;
           uint64_t value = 0;
@@ -122,24 +146,9 @@ class View : public AwayLink {
           value += add;
           std::memcpy(at, &value, sizeof value);
         }
-      self.agent_.complete(age, self.actions_);
+      self.agent_.complete(operation.sent.age, self.actions_);
       self.carryOut();
     });
-  }
-  /// It asks for the pages, and nobody waits.
-  std::pair<directory::Age, std::vector<directory::Need>> beginAtOther(uint64_t base,
-                                                                       uint64_t first,
-                                                                       uint64_t pages) {
-    const unified::Named named{base + first * kPageBytes, pages * kPageBytes};
-    const auto sent = home_.send(kOther, std::span(&named, 1), true);
-    std::vector<directory::Need> needs;
-    for (uint64_t page = first; page < first + pages; ++page)
-      needs.push_back({first_[base] + static_cast<ExtentId>(page), directory::Mode::kOwn});
-    note([=](View& self) {
-      self.agent_.begin(sent.age, needs, sent.oldest, self.actions_);
-      self.carryOut();
-    });
-    return {sent.age, needs};
   }
   /// Why the pool has ended the view, once it has.
   std::string failure() {
@@ -560,6 +569,55 @@ TEST_CASE("an operation of several calls keeps all that it uses until it is over
   checkAtPool(rig, view, base, 2, 8);
 }
 
+TEST_CASE("a page that has begun to leave stays for the next call of the operation that has it",
+          "[pager][away]") {
+  Rig rig({.seconds = 60});
+  View view(rig);
+  const uint64_t used = view.make(1), later = view.make(1);
+  view.atOther(used, 0, 1, 2);
+  addAtPool(rig, view, used, 1, 3, true);
+  // A launch of another stream uses the page: it can't leave VRAM before that is over.
+  const CUstream stream = rig.makeStream();
+  std::atomic<bool> launched{false};
+  holdUntil(launched, stream);
+  view.atPool({{used, 0}}, true,
+              [&] { rig.launch(stream, "addTo", used, kWords, kStep, uint64_t{0}); });
+  // The other executor has what the operation's first call needs, until the page begins to leave.
+  std::atomic<bool> keeps{false}, gives{false};
+  std::thread other([&] {
+    view.atOther(later, 0, 1, 7, [&] {
+      keeps = true;
+      return gives.load();
+    });
+  });
+  while (!keeps) std::this_thread::yield();
+  const View::Other older = view.sendToOther(used, 0, 1, false);
+  std::vector<uint64_t> words(kPageBytes / 8), more(kPageBytes / 8);
+  std::thread operation([&] {
+    rig.enterThread();
+    view.atPool({{later, 0}, {used, 0}}, false, [&] {
+      for (const uint64_t base : {later, used}) rig.pool().operationUses(base, kPageBytes);
+      mustSucceed(rig.copyOut(CU_STREAM_LEGACY, words.data(), later, kPageBytes), "copyOut");
+      mustSucceed(rig.copyOut(CU_STREAM_LEGACY, more.data(), used, kPageBytes), "copyOut");
+    });
+  });
+  while (!view.isAskedForPages()) std::this_thread::yield();
+  view.beginAtOther(older);
+  view.settle();
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // its engine has begun with that
+  gives = true;
+  other.join();
+  operation.join();
+  launched = true;
+  rig.synchronize();
+  for (uint64_t word = 0; word < kWords; ++word) {
+    CHECK(words[word * kStep] == 7);
+    CHECK(more[word * kStep] == 5);
+  }
+  view.endAtOther(older, 1, [] { return true; });
+  checkAtPool(rig, view, used, 0, 6);
+}
+
 TEST_CASE("a launch that waits lets go of memory that is freed", "[pager][away]") {
   Rig rig({.seconds = 60});
   View view(rig);
@@ -736,7 +794,7 @@ TEST_CASE("a page that was lost with a memserver ends the view when another exec
   std::vector<uint64_t> pages;
   const size_t first = makeMany(rig, view, pages);
   tier->lost = true;
-  (void)view.beginAtOther(pages[first], 0, 1);
+  view.beginAtOther(view.sendToOther(pages[first], 0, 1, true));
   const std::string why = view.failure();
   INFO(why);
   CHECK(why.find("was lost with a memserver") != std::string::npos);
