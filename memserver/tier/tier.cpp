@@ -222,11 +222,11 @@ std::string MemserverTier::whyNotDirect() const {
   return transport::whyNoDmaBufs(domain_);
 }
 
-void MemserverTier::checked(uint64_t id, Verdict verdict) {
+void MemserverTier::checked(uint64_t id, bool right) {
   Note note;
   note.kind = Note::Kind::kChecked;
   note.id = id;
-  note.verdict = verdict;
+  note.right = right;
   put(std::move(note), true);
 }
 
@@ -332,7 +332,7 @@ void MemserverTier::handle(Note& note) {
     case Note::Kind::kDrop:
       return dropNow(note.id);
     case Note::Kind::kChecked:
-      return checkedNow(note.id, note.verdict);
+      return checkedNow(note.id, note.right);
     case Note::Kind::kTransfer:
       return transferred(note.id, note.result);
     case Note::Kind::kEvent:
@@ -582,7 +582,6 @@ void MemserverTier::receivePassed(const Pass& pass) {
   Copy& copy = found->second;
   copy.reading = 0;
   if (copy.toDevice() && pass.result == TransferResult::kOk) {
-    copy.read_from = pass.server;
     ended_.push_back({pass.id, false, Outcome::kUnchecked, copy.hash});
     must_wake_ = true;
     return;
@@ -621,15 +620,10 @@ void MemserverTier::wrongBytes(uint64_t id, unsigned server) {
   if (copy.replicas.empty() && !copy.spare) noteLoss(*servers_[server], copy.bytes);
 }
 
-void MemserverTier::checkedNow(uint64_t id, Verdict verdict) {
+void MemserverTier::checkedNow(uint64_t id, bool right) {
   const auto found = copies_.find(id);
   if (found == copies_.end() || found->second.state != CopyState::kReceiving) return;
-  Copy& copy = found->second;
-  if (verdict == Verdict::kRight) return finish(id, false, Outcome::kDone, copy.hash);
-  if (verdict == Verdict::kWrong) wrongBytes(id, copy.read_from);
-  if (verdict == Verdict::kUnknown || (copy.unwanted && !copy.replicas.empty()))
-    return finish(id, false, Outcome::kNotNow, copy.hash);
-  continueReceive(id);
+  finish(id, false, right ? Outcome::kDone : Outcome::kNotNow, found->second.hash);
 }
 
 void MemserverTier::raiseNow(uint64_t id) {

@@ -77,7 +77,7 @@ class MemserverTier final : public pager::LowerTier {
   Status makeKnown(const void* memory, uint64_t bytes, int dma_buf) override {
     return kept_.keep(memory, bytes, dma_buf);
   }
-  void checked(uint64_t id, Verdict verdict) override;
+  void checked(uint64_t id, bool right) override;
   void letGo(const void* memory) override { kept_.letGo(memory); }
   std::vector<Finished> take() override;
   pager::TierFigures figures() const override;
@@ -108,8 +108,8 @@ class MemserverTier final : public pager::LowerTier {
     TransferResult result = TransferResult::kOk;
     Event event;
     std::vector<Slab> slabs;
-    Verdict verdict = Verdict::kRight;  // kChecked
-    bool late = false;                  // kLeased: no answer came in the time that there was
+    bool right = false;  // kChecked
+    bool late = false;   // kLeased: no answer came in the time that there was
   };
 
   /// A memserver: all that the worker knows of one, more members than most objects have.
@@ -182,7 +182,6 @@ class MemserverTier final : public pager::LowerTier {
     unsigned passes = 0;
     unsigned attempts = 0;
     uint64_t reading = 0;    // number of the pass
-    unsigned read_from = 0;  // a server, while the caller checks what came from there
     int64_t late_at_ms = 0;  // it is late then
     bool hedged = false;     // and read elsewhere as well
     std::unique_ptr<Staging>
@@ -241,7 +240,7 @@ class MemserverTier final : public pager::LowerTier {
   void sendPassed(const Pass& pass);
   void receivePassed(const Pass& pass);
   void wrongBytes(uint64_t id, unsigned server);
-  void checkedNow(uint64_t id, Verdict verdict);
+  void checkedNow(uint64_t id, bool right);
   uint64_t post(Pass::Kind kind, uint64_t id, unsigned server, const transport::Region& region,
                 const Frames& frames, transport::Class klass);
   void finish(uint64_t id, bool sent, Outcome outcome,

@@ -160,21 +160,21 @@ bool Engine::receiveDirect(Extent& extent, Lock& lock) {
 // that it is over, when it has been told what these are.
 void Engine::cameDirect(Extent& extent) {
   if (extent.region->dead || life_.broken)
-    tellChecked(extent, LowerTier::Verdict::kUnknown);
+    tellChecked(extent, false);
   else
     flight_.unchecked.push_back(&extent);
   wake();  // another engine's thread may be here
 }
 
-void Engine::tellChecked(const Extent& extent, LowerTier::Verdict verdict) {
-  pool_.lower.tier->checked(pool_.programs.tierAddress(extent), verdict);
+void Engine::tellChecked(const Extent& extent, bool right) {
+  pool_.lower.tier->checked(pool_.programs.tierAddress(extent), right);
 }
 
 // Of regions that are freed, in whatever thread: none of the engine's may be left.
 void Engine::dropDirect() {
   std::erase_if(flight_.unchecked, [this](const Extent* extent) {
     if (!extent->region->dead) return false;
-    tellChecked(*extent, LowerTier::Verdict::kUnknown);
+    tellChecked(*extent, false);
     return true;
   });
   std::erase_if(flight_.taken_back, [this](Extent* extent) {
@@ -216,7 +216,7 @@ bool Engine::startChecks(Lock& lock) {
     if (slot >= 0 && result != CUDA_SUCCESS) kernels_.giveHashSlot(slot);
     if (slot >= 0 && endsContext(result)) lost(result);
     pauseDirect();
-    tellChecked(extent, LowerTier::Verdict::kUnknown);
+    tellChecked(extent, false);
   }
   return progress;
 }
@@ -234,25 +234,22 @@ bool Engine::finishChecks(Lock& lock) {
     pauseDirect();
     flight_.late.push_back({extent.vram, nullptr, copy.event, copy.hash});
     extent.vram = nullptr;
-    tellChecked(extent, LowerTier::Verdict::kUnknown);
+    tellChecked(extent, false);
     return true;
   }
   events_.push_back(copy.event);
   const ContentHash hash = kernels_.takeHash(extent, copy.hash);
-  if (!life_.broken && hash == extent.hash) {
-    tellChecked(extent, LowerTier::Verdict::kRight);
-    return true;
-  }
+  const bool right = !life_.broken && hash == extent.hash;
   // Whether the memserver's bytes or the way to VRAM are at fault, the CPU finds out, which gets
   // them by host memory: else a machine whose cards can't write VRAM would lose all that it sent.
-  if (!life_.broken) {
+  if (!right && !life_.broken) {
     base::warnOnce("wrong bytes in VRAM",
                    "device %d: %llu MiB that a network card has written to VRAM are not what they "
                    "were; pages go by host memory for a while",
                    device_, static_cast<unsigned long long>(extent.bytes() >> 20));
     pauseDirect();
   }
-  tellChecked(extent, LowerTier::Verdict::kUnknown);
+  tellChecked(extent, right);
   return true;
 }
 

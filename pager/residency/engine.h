@@ -524,7 +524,7 @@ class Engine {
   bool takeBack(Lock& lock);
   bool receiveDirect(Extent& extent, Lock& lock);
   void cameDirect(Extent& extent);
-  void tellChecked(const Extent& extent, LowerTier::Verdict verdict);
+  void tellChecked(const Extent& extent, bool right);
   void dropDirect();
   bool startChecks(Lock& lock);
   bool finishChecks(Lock& lock);

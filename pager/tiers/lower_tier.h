@@ -57,9 +57,6 @@ class LowerTier {
     kNotNow,     // a receive: given up, or refused memory for itself. The copy is still held
     kUnchecked,  // a receive into memory of a device: the bytes are there, and checked() is awaited
   };
-  /// What the caller has found in memory of a device: the bytes of Finished::hash, others, or
-  /// nothing, since it could not look. Of others another replica is read.
-  enum class Verdict : uint8_t { kRight, kWrong, kUnknown };
   struct Finished {
     uint64_t address = 0;
     bool sent = false;  // else received
@@ -108,9 +105,10 @@ class LowerTier {
   virtual Status makeKnown(const void* /*memory*/, uint64_t /*bytes*/, int /*dma_buf*/) {
     return Error{whyNotDirect()};
   }
-  /// The answer to kUnchecked. The receive then ends with kDone, kLost or kNotNow (kUnknown), or
-  /// once more with kUnchecked.
-  virtual void checked(uint64_t /*address*/, Verdict /*verdict*/) {}
+  /// The answer to kUnchecked: whether the caller has found the bytes of Finished::hash. If so the
+  /// receive ends with kDone, else with kNotNow, or with kLost where the last replica has gone
+  /// meanwhile. A receive into host memory then finds out whether the tier's bytes are wrong.
+  virtual void checked(uint64_t /*address*/, bool /*right*/) {}
   /// Transfers that have ended since the last call.
   virtual std::vector<Finished> take() = 0;
 

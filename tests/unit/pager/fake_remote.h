@@ -47,22 +47,16 @@ class FakeRemote final : public LowerTier {
       broken_ = "a dma-buf that is none, or is known";
     return {};
   }
-  void checked(uint64_t id, Verdict verdict) override {
+  void checked(uint64_t id, bool right) override {
     std::lock_guard lock(mutex_);
     const auto found = unchecked_.find(id);
     if (found == unchecked_.end()) {
       broken_ = "checked without having come";
       return;
     }
-    const Job job = found->second;
     unchecked_.erase(found);
-    ++(verdict == Verdict::kRight ? right_ : verdict == Verdict::kWrong ? wrong_ : unknown_);
-    if (verdict == Verdict::kWrong) {  // from another replica
-      jobs_.push_back({job.id, false, job.memory, job.bytes, due()});
-      changed_.notify_all();
-      return;
-    }
-    finished_.push_back({id, false, verdict == Verdict::kRight ? Outcome::kDone : Outcome::kNotNow,
+    ++(right ? right_ : not_right_);
+    finished_.push_back({id, false, right ? Outcome::kDone : Outcome::kNotNow,
                          hashed(copies_[id].data(), copies_[id].size())});
     answered_ = true;  // the thread tells of it
     changed_.notify_all();
@@ -198,13 +192,13 @@ class FakeRemote final : public LowerTier {
   }
 
   struct Directly {
-    unsigned sent = 0, right = 0, wrong = 0, unknown = 0;
+    unsigned sent = 0, right = 0, not_right = 0;
     size_t known = 0;
   };
   /// What went by a device's memory, and chunks that are known.
   Directly directly() const {
     std::lock_guard lock(mutex_);
-    return {direct_sent_, right_, wrong_, unknown_, devices_.size()};
+    return {direct_sent_, right_, not_right_, devices_.size()};
   }
   std::atomic<bool> direct{false};   // a device's memory can be known
   std::atomic<unsigned> corrupt{0};  // so many receives into it bring other bytes
@@ -322,7 +316,7 @@ class FakeRemote final : public LowerTier {
   std::set<const void*> known_;
   std::map<const void*, Mapping> devices_;
   std::map<uint64_t, Job> unchecked_;
-  unsigned direct_sent_ = 0, right_ = 0, wrong_ = 0, unknown_ = 0;
+  unsigned direct_sent_ = 0, right_ = 0, not_right_ = 0;
   std::vector<Job> jobs_;
   std::vector<Finished> finished_;
   const char* broken_ = nullptr;
