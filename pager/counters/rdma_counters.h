@@ -2,9 +2,10 @@
 // (counters.h). docs/reference/counters.md describes the layout for other readers; a change of it
 // raises kCountersVersion.
 //
-// Thread-safety: one writer at a time, the worker of the tier of memservers; readers of other
-// processes copy it whenever they like. Names are written by that writer too, and only where they
-// change. Errors: none.
+// Thread-safety: one writer at a time, the worker of the tier of memservers, but for
+// `refused_bytes`, which whoever makes VRAM chunks adds to; readers of other processes copy it
+// whenever they like. Names are written by that writer too, and only where they change. Errors:
+// none.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +45,9 @@ struct alignas(64) RdmaCounters {
   status::Counter direct_out;  // VRAM to memservers, likewise
   status::Counter frames_in;   // memservers to host memory
   status::Counter frames_out;  // host memory to memservers
-  status::Counter reserved[4];
+  // Of VRAM that a card could not have: pages go by host memory there.
+  status::Counter refused_bytes;
+  status::Counter reserved[3];
   LinkCounters links[kMaxCountedLinks];
 };
 static_assert(sizeof(RdmaCounters) == 64 + kMaxCountedLinks * sizeof(LinkCounters));

@@ -164,7 +164,7 @@ VramChunk* ChunkStore::makeVram(unsigned order, bool exported, std::string* why_
       chunk->alias = alias;
       if (mapAt(alias, bytes, chunk->handle) == CUDA_SUCCESS) {
         if (direct && why_not != nullptr) {
-          *why_not = direct_.tryMakeKnown(*chunk);
+          *why_not = direct_.tryMakeKnown(*chunk).why;
           chunk->direct = why_not->empty();
         } else if (direct) {
           chunk->direct = direct_.makeKnown(*chunk);

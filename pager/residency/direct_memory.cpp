@@ -3,6 +3,7 @@
 #include "base/fd.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "pager/counters/counters.h"
 #include "pager/tiers/lower_tier.h"
 
 namespace olpager::pager {
@@ -64,26 +65,34 @@ std::string DirectMemory::begin(const std::shared_ptr<LowerTier>& tier) {
 }
 
 bool DirectMemory::makeKnown(const VramChunk& chunk) {
-  const std::string why = tryMakeKnown(chunk);
-  if (!why.empty() && on_.exchange(false))
-    base::logWarn("device %d: further memory of the GPU moves by host memory: %s", device_,
-                  why.c_str());
-  return why.empty();
+  const NotKnown not_known = tryMakeKnown(chunk);
+  if (not_known.why.empty()) return true;
+  add(counters().rdma.refused_bytes, kPageBytes << chunk.order);
+  if (!not_known.for_good)
+    base::warnOnce("chunk refused",
+                   "require = gpudirect: device %d: a part of the GPU's memory is not for RDMA "
+                   "cards, and pages go by host memory there (counter rdma_refused_bytes): %s",
+                   device_, not_known.why.c_str());
+  else if (on_.exchange(false))
+    base::logWarn("require = gpudirect: device %d: pages go by host memory from now on: %s",
+                  device_, not_known.why.c_str());
+  return false;
 }
 
-std::string DirectMemory::tryMakeKnown(const VramChunk& chunk) {
+NotKnown DirectMemory::tryMakeKnown(const VramChunk& chunk) {
   const std::shared_ptr<LowerTier> tier = tier_.lock();
-  if (tier == nullptr) return "the memservers are gone";
+  if (tier == nullptr) return {"the memservers are gone", true};
   const uint64_t bytes = kPageBytes << chunk.order;
   int fd = -1;
   const CUresult result = driver_.cuMemGetHandleForAddressRange(
       &fd, chunk.alias, bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
   if (result != CUDA_SUCCESS)
-    return base::format("the driver gives no dma-buf of {} MiB (CUDA error {})", bytes >> 20,
-                        static_cast<int>(result));
+    return {base::format("the driver gives no dma-buf of {} MiB (CUDA error {})", bytes >> 20,
+                         static_cast<int>(result)),
+            result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_NOT_PERMITTED};
   const base::UniqueFd dma_buf(fd);
   const Status known = tier->makeKnown(nameOf(chunk), bytes, dma_buf.get());
-  return known.ok() ? "" : known.error().message;
+  return {known.ok() ? "" : known.error().message};
 }
 
 void DirectMemory::letGo(const VramChunk& chunk) {

@@ -24,6 +24,12 @@ std::string whyNoDmaBufs(const DriverApi& driver, CUdevice device);
 /// The line that refuses `require = gpudirect`.
 std::string requireDirectError(const std::string& why);
 
+/// Why a chunk is not known; "": it is.
+struct NotKnown {
+  std::string why;
+  bool for_good = false;  // no further one would be either
+};
+
 class DirectMemory {
  public:
   DirectMemory(const DriverApi& driver, CUdevice device) : driver_(driver), device_(device) {}
@@ -34,10 +40,11 @@ class DirectMemory {
   bool on() const { return on_.load(std::memory_order_relaxed); }
   /// No further one.
   void giveUp() { on_.store(false); }
-  /// A chunk that is mapped at its alias. False: a card can't have it; no further one is tried.
+  /// A chunk that is mapped at its alias. False: a card can't have this one, which is told once and
+  /// counted; or the driver gives no dma-bufs after all, and no further one is tried.
   bool makeKnown(const VramChunk& chunk);
-  /// As makeKnown(); "": it is known, else why not.
-  std::string tryMakeKnown(const VramChunk& chunk);
+  /// As makeKnown(); nothing is told.
+  NotKnown tryMakeKnown(const VramChunk& chunk);
   /// What cards have written into VRAM is there for what is launched from now on. In the device's
   /// context.
   CUresult flush() const {

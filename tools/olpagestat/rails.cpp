@@ -57,6 +57,8 @@ std::string railsTable(const RdmaCounters& rdma) {
     add("over RDMA", base::format("{} in, {} out by host memory; {} in, {} out by VRAM alone",
                                   formatSize(frames_in), formatSize(frames_out),
                                   formatSize(direct_in), formatSize(direct_out)));
+  if (const uint64_t refused = valueOf(rdma.refused_bytes); refused != 0)
+    add("not for cards", formatSize(refused) + " of VRAM, from where pages go by host memory");
   return text;
 }
 

@@ -291,6 +291,7 @@ std::string countersJson(const pager::CountersReading& reading) {
         {"rdma_frames_out", valueOf(c.rdma.frames_out)},
         {"rdma_direct_in", valueOf(c.rdma.direct_in)},
         {"rdma_direct_out", valueOf(c.rdma.direct_out)},
+        {"rdma_refused_bytes", valueOf(c.rdma.refused_bytes)},
         {"managed_allocations", valueOf(c.managed_allocations)},
         {"managed_bytes", valueOf(c.managed_bytes)},
         {"pinned_host_allocations", valueOf(c.pinned_host_allocations)},

@@ -50,6 +50,7 @@ void fill(Counters& counters) {
   set(counters.memservers_tcp, 2);
   set(counters.rdma.frames_in, 5ull << 20);
   set(counters.rdma.direct_out, 6ull << 20);
+  set(counters.rdma.refused_bytes, 4ull << 20);
   LinkCounters& link = counters.rdma.links[1];
   setName(link.peer, "10.0.0.2:7001");
   setName(link.rails[0].device, "mlx5_0");
@@ -112,6 +113,7 @@ TEST_CASE("olpagestat --json has every figure", "[olpagestat]") {
   CHECK(process.at("rdma_frames_in") == 5ull << 20);
   CHECK(process.at("rdma_frames_out") == 0);
   CHECK(process.at("rdma_direct_out") == 6ull << 20);
+  CHECK(process.at("rdma_refused_bytes") == 4ull << 20);
   REQUIRE(process.at("links").size() == 1);
   const auto& link = process["links"][0];
   CHECK(link.at("peer") == "10.0.0.2:7001");
@@ -151,7 +153,7 @@ TEST_CASE("olpagestat --once prints sizes for people", "[olpagestat]") {
        {"test_tools  pid ", "192MiB of 512MiB", "2.4 s until it was made", "64MiB (32 pages)",
         "2 by tcp, 0 by shm, room for 448MiB", "10.0.0.2:7001: mlx5_0 port 1 in use 3MiB, mmm",
         " port 2 set aside 0B", "5MiB in, 0B out by host memory; 0B in, 6MiB out by VRAM alone",
-        "87.5%", "1.5GiB", "GPU 1", "ms"}) {
+        "not for cards   4MiB of VRAM", "87.5%", "1.5GiB", "GPU 1", "ms"}) {
     INFO(text);
     CHECK(outcome.out.find(text) != std::string::npos);
   }
