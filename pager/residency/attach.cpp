@@ -82,10 +82,13 @@ void Engine::releaseAll() {
   chunks_.leaveHost();
   lock.unlock();
   const InContext current(driver, context_);
-  if (current.result() != CUDA_SUCCESS) return;
-  for (CUstream stream : {kernels_.stream(), streams_.out})  // what nobody will finish reads chunks
-    if (stream != nullptr) driver.cuStreamSynchronize(stream);
-  packed_.synchronize();
+  const bool there = current.result() == CUDA_SUCCESS;
+  if (there) {
+    // What nobody will finish reads chunks.
+    for (CUstream stream : {kernels_.stream(), streams_.out})
+      if (stream != nullptr) driver.cuStreamSynchronize(stream);
+    packed_.synchronize();
+  }
   lock.lock();
   for (const Late& late : flight_.late) {
     events_.push_back(late.event);
@@ -95,6 +98,7 @@ void Engine::releaseAll() {
   flight_.late.clear();
   chunks_.passesOver();
   packed_.releaseAll();
+  if (!there) return chunks_.forgetAllFree(lock);
   chunks_.releaseAllFree(lock);
   lock.unlock();
   destroyObjects();

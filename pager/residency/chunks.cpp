@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <new>
+#include <utility>
 
 #include "base/log.h"
 #include "pager/clock.h"
@@ -483,6 +484,12 @@ void ChunkStore::destroyDoomed(Lock& lock) {
 }
 
 uint64_t ChunkStore::releaseFreeVram(uint64_t bytes, Lock& lock) {
+  const uint64_t released = doomVram(bytes);
+  destroyDoomed(lock);
+  return released;
+}
+
+uint64_t ChunkStore::doomVram(uint64_t bytes) {
   uint64_t released = 0;
   for (unsigned order = kOrders; order-- > 0 && released < bytes;) {
     while (released < bytes) {
@@ -493,7 +500,6 @@ uint64_t ChunkStore::releaseFreeVram(uint64_t bytes, Lock& lock) {
     }
   }
   vram_made_ -= released;
-  destroyDoomed(lock);
   return released;
 }
 
@@ -536,14 +542,35 @@ void ChunkStore::grow(uint64_t bytes) {
 }
 
 void ChunkStore::releaseAllFree(Lock& lock) {
-  releaseFreeVram(UINT64_MAX, lock);
+  doomAllFree();
+  destroyDoomed(lock);
+}
+
+void ChunkStore::forgetAllFree(Lock& lock) {
+  doomAllFree();
+  const std::vector<VramChunk*> vram = std::exchange(doomed_vram_, {});
+  const std::vector<HostChunk*> host = std::exchange(doomed_host_, {});
+  const std::shared_ptr<LowerTier> lower = host_.lower;  // goes without the mutex, too
+  lock.unlock();
+  for (VramChunk* chunk : vram) {
+    if (chunk->direct) direct_.letGo(*chunk);
+    delete chunk;
+  }
+  for (HostChunk* chunk : host) {
+    if (lower) lower->letGo(memoryOf(*chunk));
+    delete chunk;
+  }
+  lock.lock();
+}
+
+void ChunkStore::doomAllFree() {
+  doomVram(UINT64_MAX);
   for (auto& free : free_host_) {
     doomed_host_.insert(doomed_host_.end(), free.begin(), free.end());
     free.clear();
   }
   countHost(host_made_ - host_free_);
   host_free_ = 0;
-  destroyDoomed(lock);
 }
 
 }  // namespace olpager::pager

@@ -132,6 +132,9 @@ class ChunkStore {
   uint64_t releaseFreeHost(uint64_t bytes, Lock& lock);
   /// Drops every free chunk (the device's context is current). After leaveHost().
   void releaseAllFree(Lock& lock);
+  /// Likewise where the context is gone, and with it the chunks' memory: all that is left is that
+  /// network cards let go of it.
+  void forgetAllFree(Lock& lock);
 
   /// VRAM that the driver is short of: gives up to `bytes` of free chunks back to it and lowers the
   /// budget by as much, so that they are not made again. Returns the bytes.
@@ -167,6 +170,9 @@ class ChunkStore {
   VramChunk* takeFreeVram(unsigned order);
   VramChunk* makeVram(unsigned order, bool exported = false, std::string* why_not = nullptr);
   void destroyVram(VramChunk* chunk);
+  /// Free VRAM chunks go to the doomed ones until `bytes` have gone. Returns the bytes.
+  uint64_t doomVram(uint64_t bytes);
+  void doomAllFree();
   HostChunk* makeHost(unsigned order);
   /// Makes one and puts it among the free ones. Free chunks of other orders go for it, all but
   /// `keep` of each; nullptr: as many as it takes, those of other devices as well.

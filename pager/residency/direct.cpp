@@ -65,7 +65,7 @@ void Engine::pauseDirect() {
 
 bool Engine::maySendDirect(const Extent& extent) const {
   return extent.vram->direct && mayGoDirect(extent) && extent.region->wanted == 0 &&
-         nowNs() >= pool_.lower.retry_ns &&
+         !flight_.sendsHang() && nowNs() >= pool_.lower.retry_ns &&
          pool_.lower.direct_sending_bytes < LowerMoves::kMostSending &&
          hostRoom() < std::max(reserveOf(chunks_.hostLimit()), extent.bytes());
 }
@@ -78,12 +78,14 @@ void Engine::sendDirect(Extent& extent, const ContentHash& hash) {
   setState(extent, ExtentState::kSending);
   pool_.lower.under_way[pool_.programs.tierAddress(extent)] = &extent;
   pool_.lower.direct_sending_bytes += extent.bytes();
+  flight_.sends(extent);
   pool_.lower.tier->send(pool_.programs.tierAddress(extent), nameOf(*extent.vram), extent.bytes(),
                          &extent.hash);
 }
 
 void Engine::finishSendDirect(Extent& extent, const LowerTier::Finished& finished) {
   pool_.lower.direct_sending_bytes -= extent.bytes();
+  flight_.sent(extent);
   const bool sent = finished.outcome == LowerTier::Outcome::kDone;
   if (sent) {
     add(figures_->remote_out, extent.bytes());
@@ -110,28 +112,45 @@ void Engine::leaveDirect(Extent& extent) {
   prefetch_.again = true;
 }
 
-// What was not sent, or is wanted.
+// What was not sent, or is wanted: to host RAM or where it was, whichever is better and can be had.
 bool Engine::takeBack(Lock& lock) {
   if (flight_.taken_back.empty() || life_.pausing) return false;
   Extent& extent = *flight_.taken_back.front();
   flight_.taken_back.pop_front();
-  if (life_.broken) {  // its contents are gone with the context
+  setState(extent, ExtentState::kMoving);
+  const bool wanted = extent.region->wanted > 0 && !extent.leaving;
+  if (!life_.broken && (wanted ? mapBack(extent, lock) || writeDown(extent, lock)
+                               : writeDown(extent, lock) || mapBack(extent, lock)))
+    return true;
+  // With the context the contents are gone. Else they are at memservers, or stay where they are
+  // until the driver maps them or host RAM has room.
+  if (life_.broken || pool_.lower.tier->holds(pool_.programs.tierAddress(extent), extent.hash)) {
     leaveDirect(extent);
     setState(extent, ExtentState::kRemote);
     return true;
   }
-  const ContentHash hash = extent.hash;
-  setState(extent, ExtentState::kMoving);
-  const bool wanted = extent.region->wanted > 0 && !extent.leaving;
-  if (!wanted && takeHost(extent, lock)) {
-    startWrite(extent, hash, lock);
-    return true;
+  setState(extent, ExtentState::kSending);
+  flight_.taken_back.push_back(&extent);
+  return false;
+}
+
+bool Engine::mapBack(Extent& extent, Lock& lock) {
+  if (nowNs() < pauses_.taken_back_ns) return false;
+  if (const CUresult result = mapVram(extent, *extent.vram, lock); result != CUDA_SUCCESS) {
+    refused("map", result);
+    pauses_.taken_back_ns = nowNs() + kRefusalPauseNs;
+    return false;
   }
   extent.hash_valid = false;
   flight_.left(extent);
-  if (const CUresult result = mapVram(extent, *extent.vram, lock); result != CUDA_SUCCESS)
-    lost(result);
   setState(extent, ExtentState::kVram);
+  return true;
+}
+
+bool Engine::writeDown(Extent& extent, Lock& lock) {
+  const ContentHash hash = extent.hash;
+  if (!takeHost(extent, lock)) return false;
+  startWrite(extent, hash, lock);
   return true;
 }
 

@@ -285,8 +285,8 @@ class Engine {
     std::deque<Extent*> unchecked, taken_back;
     std::deque<Copy> checking;
     uint64_t fetching_bytes = 0;
-    uint64_t expected_pages = 0;               // for which no chunk was made yet
-    uint64_t freeing_bytes = 0;                // VRAM that batches and writes in flight will free,
+    uint64_t expected_pages = 0;  // for which no chunk was made yet
+    uint64_t freeing_bytes = 0;   // VRAM that batches, writes and sends in flight will free,
     std::array<uint32_t, kOrders> freeing{};   // in chunks of each order
     std::array<uint64_t, kOrders> freed_ns{};  // when one of them did last, or the first began to
     void leaves(const Extent& extent) {
@@ -304,6 +304,20 @@ class Engine {
     bool freesWithin(unsigned order, uint64_t ns) const {
       return freeing[order] > 0 && nowNs() - freed_ns[order] < ns;
     }
+    // Of freeing_bytes, on its way to memservers; when a send ended last, or the first one began.
+    uint64_t sending_bytes = 0, sent_ns = 0;
+    void sends(const Extent& extent) {
+      if (sending_bytes == 0) sent_ns = nowNs();
+      sending_bytes += extent.bytes();
+    }
+    void sent(const Extent& extent) {
+      sending_bytes -= extent.bytes();
+      sent_ns = nowNs();
+    }
+    /// Memservers take nothing for a while.
+    bool sendsHang() const { return sending_bytes > 0 && nowNs() - sent_ns > kSendHangNs; }
+    /// VRAM that is about to come free. Of what hangs nobody knows when.
+    uint64_t freesSoon() const { return freeing_bytes - (sendsHang() ? sending_bytes : 0); }
     bool none() const {
       return fetching.empty() && late.empty() && packing.empty() && writing.empty() &&
              checking.empty();
@@ -334,6 +348,7 @@ class Engine {
     unsigned refusals = 0;          // of the driver's (or of a receive), in a row
     uint64_t refused_until_ns = 0;  // a fetch or a receive was refused: none is begun before
     uint64_t direct_until_ns = 0;   // what came to VRAM alone could not be checked
+    uint64_t taken_back_ns = 0;     // what was not sent was not mapped either: it is, from then on
     Patience promoted{kFirstPromotedPauseNs, 0};  // of launches, for what leaves its place
   };
   struct Timing {
@@ -371,6 +386,7 @@ class Engine {
     uint64_t until_ns = 0;      // it is given up unless the arena is quiet by then
   };
   static constexpr uint64_t kFirstPromotedPauseNs = 100'000'000;
+  static constexpr uint64_t kSendHangNs = 100'000'000;
   static constexpr uint64_t kInFlightBytes = 128ull << 20;
   /// Packing or unpacking that the GPU does not come to is given up after this time.
   static constexpr uint64_t kLateNs = 1'000'000'000;
@@ -522,6 +538,8 @@ class Engine {
   void finishSendDirect(Extent& extent, const LowerTier::Finished& finished);
   void leaveDirect(Extent& extent);
   bool takeBack(Lock& lock);
+  bool mapBack(Extent& extent, Lock& lock);
+  bool writeDown(Extent& extent, Lock& lock);
   bool receiveDirect(Extent& extent, Lock& lock);
   void cameDirect(Extent& extent);
   void tellChecked(const Extent& extent, bool right);

@@ -23,8 +23,8 @@ void Engine::refused(const char* what, CUresult result) {
   ++pauses_.refusals;
   base::warnOnce(
       "fetch refused",
-      "device %d: the driver refused to %s memory in VRAM (CUDA error %d); it stays in host "
-      "memory until the driver can",
+      "device %d: the driver refused to %s memory in VRAM (CUDA error %d); until it can, launches "
+      "use host memory in place",
       device_, what, static_cast<int>(result));
 }
 
@@ -395,7 +395,7 @@ void Engine::expectNot(uint64_t pages) {
 // Only where VRAM is to spare for others, too: they need some in which nothing is made.
 bool Engine::makeChunkAhead(Lock& lock) {
   if (flight_.expected_pages == 0 || life_.broken || !wants_.empty() || debts_.any() ||
-      flight_.freeing_bytes > 0)
+      flight_.freesSoon() > 0)
     return false;
   const uint64_t most = std::min(kMostAheadBytes, chunks_.vramBudget() / 4);
   if (chunks_.vramMade() - chunks_.vramInUse() - chunks_.keptBytes() + kPageBytes > most)

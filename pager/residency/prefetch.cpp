@@ -78,7 +78,7 @@ bool Engine::fillFreeVram() {
   constexpr uint64_t kEachNs = 20'000'000;
   if (life_.broken || valueOf(figures_->in_place_bytes) == 0 || !wants_.empty() ||
       wants_.short_bytes > 0 || debts_.surplus > 0 || !debts_.reliefs.empty() ||
-      flight_.freeing_bytes > 0 || !out_.batches.empty() || nowNs() < prefetch_.filled_ns + kEachNs)
+      flight_.freesSoon() > 0 || !out_.batches.empty() || nowNs() < prefetch_.filled_ns + kEachNs)
     return false;
   prefetch_.filled_ns = nowNs();
   const uint64_t window = windowBytes();
@@ -163,7 +163,7 @@ bool Engine::promoteAhead(const std::vector<Upcoming>& upcoming, uint64_t* room_
       continue;  // by its pieces (below), or by what is used most (swap.cpp)
     for (auto& extent : next.region->extents) {
       if (extent->state != ExtentState::kInPlace) continue;
-      const uint64_t coming = room + flight_.freeing_bytes;
+      const uint64_t coming = room + flight_.freesSoon();
       if (extent->bytes() <= room) {
         room -= extent->bytes();
         leaving.push_back(extent.get());
@@ -235,7 +235,7 @@ bool Engine::fetchAhead(const std::vector<Upcoming>& upcoming, uint64_t room_for
       // leaves is cut as what comes, so chunks of this size come free with it. One is made of
       // others only where that is not so: they would have to be made again for what comes next.
       const uint64_t short_of = window - std::min(window, prefetch_.ahead_bytes);
-      const uint64_t coming = chunks_.vramAvailable() + flight_.freeing_bytes;
+      const uint64_t coming = chunks_.vramAvailable() + flight_.freesSoon();
       const bool of_its_size = in_place || has_chunk ||
                                flight_.freesWithin(extent.order, 10 * pool_.options.waits.chunk_ns);
       const bool leaves =
@@ -246,7 +246,7 @@ bool Engine::fetchAhead(const std::vector<Upcoming>& upcoming, uint64_t room_for
         if (next.region->dead) return true;
         continue;
       }
-      prefetch_.again = flight_.freeing_bytes > 0;
+      prefetch_.again = flight_.freesSoon() > 0;
       return promote(leaving) || progress;
     }
   }

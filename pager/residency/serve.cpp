@@ -145,7 +145,7 @@ bool Engine::makeRoomFor(Want& want, const Serving& found) {
   const uint64_t now = found.times.now_ns;
   bool progress = false;
   // Who could go on at once waits longer for what is on its way already.
-  const bool coming_soon = want.fetch && (flight_.freeing_bytes > 0 || !out_.batches.empty());
+  const bool coming_soon = want.fetch && (flight_.freesSoon() > 0 || !out_.batches.empty());
   const uint64_t patience = (coming_soon ? 5 : 1) * pool_.options.waits.in_place_ns;
   if (found.lingering && now - want.since_ns > patience) {
     want.in_place = true;
@@ -153,10 +153,10 @@ bool Engine::makeRoomFor(Want& want, const Serving& found) {
     pool_.changed.notify_all();
   }
   if (found.missing == 0) return progress;
-  const uint64_t coming = chunks_.vramAvailable() + flight_.freeing_bytes;
+  const uint64_t coming = chunks_.vramAvailable() + flight_.freesSoon();
   if (found.missing > coming && retire(found.missing - coming, 0, true)) return true;
   // Host memory comes free when memservers have what is being sent.
-  const bool hopeless = !found.in_flight && flight_.freeing_bytes == 0 && out_.batches.empty() &&
+  const bool hopeless = !found.in_flight && flight_.freesSoon() == 0 && out_.batches.empty() &&
                         !hasNoPlace() && pool_.lower.under_way.empty();
   // Who needs VRAM waits for kernels that have it, as long as there are some.
   const uint64_t longest = want.in_vram && !hopeless ? kRefusedAfterNs : patience;

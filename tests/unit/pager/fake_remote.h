@@ -38,7 +38,9 @@ class FakeRemote final : public LowerTier {
   }
 
   // Memory of a device, by the memfd that the simulated GPU gives for a dma-buf.
-  std::string whyNotDirect() const override { return direct ? "" : "no cards here"; }
+  std::string whyNotDirect() const override {
+    return cut ? "connected by other means" : direct ? "" : "no cards here";
+  }
   Status makeKnown(const void* memory, uint64_t bytes, int dma_buf) override {
     std::lock_guard lock(mutex_);
     if (devices_.size() >= most_known) return Error{"the card has had enough"};
@@ -56,8 +58,14 @@ class FakeRemote final : public LowerTier {
     }
     unchecked_.erase(found);
     ++(right ? right_ : not_right_);
-    finished_.push_back({id, false, right ? Outcome::kDone : Outcome::kNotNow,
-                         hashed(copies_[id].data(), copies_[id].size())});
+    const auto copy = copies_.find(id);
+    const ContentHash hash =
+        copy != copies_.end() ? hashed(copy->second.data(), copy->second.size()) : ContentHash{};
+    finished_.push_back({id, false,
+                         right                   ? Outcome::kDone
+                         : copy != copies_.end() ? Outcome::kNotNow
+                                                 : Outcome::kLost,
+                         hash});
     answered_ = true;  // the thread tells of it
     changed_.notify_all();
   }
@@ -177,6 +185,17 @@ class FakeRemote final : public LowerTier {
     std::lock_guard lock(mutex_);
     return jobs_.size();
   }
+  /// Sends of a device's memory that have not ended, and receives that wait for checked().
+  size_t sendingDirectly() const {
+    std::lock_guard lock(mutex_);
+    return static_cast<size_t>(std::count_if(jobs_.begin(), jobs_.end(), [this](const Job& job) {
+      return job.sent && isDevice(job.memory);
+    }));
+  }
+  size_t unchecked() const {
+    std::lock_guard lock(mutex_);
+    return unchecked_.size();
+  }
   /// Of the memory of transfers, what the pager has not let go of.
   size_t known() const {
     std::lock_guard lock(mutex_);
@@ -201,6 +220,7 @@ class FakeRemote final : public LowerTier {
     return {direct_sent_, right_, not_right_, devices_.size()};
   }
   std::atomic<bool> direct{false};   // a device's memory can be known
+  std::atomic<bool> cut{false};      // cards move nothing of it
   std::atomic<unsigned> corrupt{0};  // so many receives into it bring other bytes
   std::atomic<size_t> most_known{SIZE_MAX};
   std::atomic<bool> no_room{false}, lost{false};
@@ -281,7 +301,12 @@ class FakeRemote final : public LowerTier {
   Finished finish(const Job& job) {
     Finished done{job.id, job.sent, Outcome::kDone, {}};
     if (job.sent) copies_.erase(job.id);  // it is written over
-    if (job.sent && (no_room || heldNow() + job.bytes > capacity_)) {
+    if (cut && isDevice(job.memory)) {
+      const auto copy = copies_.find(job.id);
+      done.outcome = job.sent ? Outcome::kNoRoom : Outcome::kNotNow;
+      if (!job.sent && copy == copies_.end()) done.outcome = Outcome::kLost;
+      if (copy != copies_.end()) done.hash = hashed(copy->second.data(), copy->second.size());
+    } else if (job.sent && (no_room || heldNow() + job.bytes > capacity_)) {
       done.outcome = Outcome::kNoRoom;
     } else if (job.sent) {
       const char* from = static_cast<const char*>(at(job.memory));
