@@ -42,7 +42,7 @@ def transport(olbench, seconds, *options):
 
 def main(olbench):
     if not shutil.which("ib_read_bw"):
-        print("skipped: no perftest here")
+        print("skipped: not installed: perftest (tools/setup --test)")
         return 77
     reads, raw_reads = [], []
     trips = {"polling": [], "asleep": []}
