@@ -88,7 +88,7 @@ struct alignas(64) ExecutorCounters {
   Counter in_part_bytes;    // of pages of which an older one was there: not all of these did
   Counter retained_bytes;   // (g) of pages that it keeps though others have taken them: they come
                             // back without crossing a link where they come back as they left
-  Counter reserved_pages[1];
+  Counter pushed_bytes;     // of bytes_out, pages that were sent away to make room
 };
 static_assert(sizeof(ExecutorCounters) == 384);
 

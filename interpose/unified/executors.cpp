@@ -40,9 +40,10 @@ constexpr auto kPatience = 1s;
 constexpr auto kLongest = 10s;
 constexpr size_t kMostKept = 8192;           // calls
 constexpr size_t kMostKeptBytes = 64 << 20;  // of their records
-constexpr auto kForRelease = 2s;             // until pages that were freed are room again
-constexpr uint64_t kReserve = 16;            // one part of so many is kept for pages on their way
-constexpr uint64_t kOthers = 10;  // one part of so many of VRAM is for what is no page of the view
+constexpr auto kStepPoll = 50us;
+constexpr auto kForRelease = 2s;   // until pages that were freed are room again
+constexpr uint64_t kReserve = 16;  // one part of so many is kept for pages on their way
+constexpr uint64_t kOthers = 10;   // one part of so many of VRAM is for what is no page of the view
 
 std::vector<uint64_t> roomsOf(const forward::Session& session) {
   std::vector<uint64_t> rooms;
@@ -218,10 +219,11 @@ void Executors::leaves() {
   links_.close();
   const std::lock_guard lock(order_);
   std::string sent;
-  unsigned long long kept = 0;
+  unsigned long long kept = 0, pushed = 0;
   for (unsigned i = 0; i < session_.executors().size(); ++i) {
     const auto& routed = counters_.executors[i].routed;
     kept += counters_.executors[i].kept;
+    pushed += counters_.executors[i].pushed_bytes / kPageBytes;
     sent += base::format(
         "{} {} at {}", i == 0 ? "" : ",",
         std::accumulate(std::begin(routed), std::end(routed), uint64_t{0}, std::plus{}),
@@ -233,9 +235,10 @@ void Executors::leaves() {
   const auto times = [](uint64_t n) { return base::format("{} time{}", n, n == 1 ? "" : "s"); };
   base::logInfo(
       "unified view: operations:%s; all moved to another GPU %s (%lld ms until work at the former "
-      "one was over, %lld ms for variables; %llu operations were kept meanwhile), pages %s",
+      "one was over, %lld ms for variables; %llu operations were kept meanwhile), pages %s, %llu "
+      "of these to make room",
       sent.c_str(), times(counters_.moves).c_str(), milliseconds(counters_.finishing_ns),
-      milliseconds(counters_.bringing_ns), kept, times(home_.moved()).c_str());
+      milliseconds(counters_.bringing_ns), kept, times(home_.moved()).c_str(), pushed);
 }
 
 // --- what is sent --------------------------------------------------------------------------------
@@ -325,6 +328,20 @@ bool Executors::moveTo(const Home::Routed& routed, std::chrono::steady_clock::ti
   return true;
 }
 
+// Under order_, or who moves. Others' pages are moved out of the way of an operation's. What does
+// not come to rest may wait for a later call of the program's, as pages of a kernel that spins do:
+// then the operation is sent all the same.
+void Executors::makeRoom(unsigned executor, std::span<const forward::Named> named) {
+  const auto until = std::chrono::steady_clock::now() + kLongest;
+  for (uint64_t steps = home_.steps(); home_.makeRoom(executor, named); steps = home_.steps()) {
+    links_.flush();
+    while (home_.steps() == steps) {
+      if (std::chrono::steady_clock::now() > until || session_.ended() || stopping_) return;
+      std::this_thread::sleep_for(kStepPoll);
+    }
+  }
+}
+
 // Who moves. An operation goes to another executor, and all with it; nullopt: all stays.
 std::optional<Home::Sent> Executors::sendElsewhere(const Home::Routed& routed,
                                                    std::span<const forward::Named> named) {
@@ -335,6 +352,7 @@ std::optional<Home::Sent> Executors::sendElsewhere(const Home::Routed& routed,
   if (!isFinished(at_once ? 0ms : kPatience)) return std::nullopt;
   // Pages leave while variables are brought: what the operation names first, then what others will
   // name. Those are many, and the former executor gives all at once that it is asked for at once.
+  makeRoom(to, named);
   const Home::Sent sent = home_.send(to, named, true);
   links_.flush();
   struct Cancels {  // also where something is thrown: else its pages stay claimed for it
@@ -379,6 +397,7 @@ std::optional<Aged> Executors::sendHere(const Uses& uses, Home::Routed* elsewher
                      session_.executors()[next_]->name().c_str());
     if (elsewhere->executor != active()) return std::nullopt;
   }
+  makeRoom(active(), uses.named);
   return noteSent(uses, home_.send(active(), uses.named, true, elsewhere->united), reason);
 }
 
@@ -399,6 +418,7 @@ Aged Executors::sendRouted(const Uses& uses, const Home::Routed& elsewhere, Lock
   RouteReason reason = elsewhere.reason;
   if (!sent) {
     reason = bound() ? RouteReason::kBound : RouteReason::kNotEnded;
+    makeRoom(active(), uses.named);
     sent = home_.send(active(), uses.named, true);
   }
   return noteSent(uses, *sent, reason);
@@ -418,6 +438,7 @@ unsigned Executors::enter(const Uses& uses, Aged* aged, bool* kept) {
   if (!uses.operates) {
     aged->regions = home_.told();  // it may name some
   } else if (uses.at) {
+    makeRoom(*uses.at, uses.named);
     const Home::Sent sent = home_.send(*uses.at, uses.named, true);
     *aged = {sent.age, sent.oldest, sent.regions};
     status::grow(counters_.executors[*uses.at].routed[static_cast<size_t>(RouteReason::kInPlace)]);

@@ -38,6 +38,9 @@ uint64_t moveOfAll(uint64_t room) { return std::min(kMove, room / kFewPages); }
 constexpr uint64_t kSlack = 32;
 // How often a program that has made a turn twice is taken to make it for each time that it did.
 constexpr uint64_t kAgain = 4;
+// A step that makes room moves one part of so many of what an executor holds, and so many at most.
+constexpr uint64_t kStepShare = 32;
+constexpr uint64_t kMostInStep = 64;
 constexpr uint64_t kNoCause = UINT64_MAX;  // a turn that begins with no region of its executor's
 
 Error refused(unsigned executor, const std::string& why) {
@@ -58,7 +61,7 @@ Home::Home(std::vector<uint64_t> rooms, std::vector<uint64_t> holds, uint64_t ba
       most_(most),
       own_counters_(counters == nullptr ? std::make_unique<status::UnifiedCounters>() : nullptr),
       counters_(counters == nullptr ? *own_counters_ : *counters),
-      directory_(kNoAgent),  // nothing is pushed
+      directory_(kNoAgent),  // no agent pushes by itself
       placed_(rooms_.size()),
       completed_(rooms_.size()),
       turns_(kAgain * 2 * moveOfAll(*std::min_element(rooms_.begin(), rooms_.end()))),
@@ -109,6 +112,8 @@ void Home::remove(uint64_t base) {
   turns_.forget(pageOf(region));
   for (ExtentId extent = region.first; extent < region.first + region.pages; ++extent)
     place(extent, kNowhere);
+  for (ExtentId extent = region.first; extent < region.first + region.pages; ++extent)
+    endMove(extent);
   setSettled(region, kNoRegion);
   directory_.free(region.first, static_cast<ExtentId>(region.pages), actions_);
   const Status freed = carryOut();
@@ -347,6 +352,7 @@ Home::Sent Home::send(unsigned executor, std::span<const Named> named, bool ahea
   for (const Run& run : runsOf(named)) {
     for (ExtentId extent = run.first; extent < run.end;) {
       Region& region = *page_of_[extent].region;
+      region.used = drawn.age;
       const ExtentId end = region.first + static_cast<ExtentId>(region.pages);
       if (turns_.executor() == agent) noteInTurn(region, settledAt(region) == agent);
       const bool whole = extent == region.first && end <= run.end;
@@ -430,6 +436,7 @@ void Home::arrive(unsigned executor, Age age, std::span<const Named> named) {
   std::sort(last.begin(), last.end());
   last.erase(std::unique(last.begin(), last.end()), last.end());
   for (const ExtentId extent : last) {
+    if (placed_[executor] >= holds_[executor]) break;  // what is named comes first, by makeRoom()
     Page& page = page_of_[extent];
     if (page.region == nullptr || page.region->removed || page.placed == kNowhere) continue;
     if (page.placed == executor) {  // the operation has named it, or it has stayed here
@@ -443,6 +450,102 @@ void Home::arrive(unsigned executor, Age age, std::span<const Named> named) {
   }
   const Status asked = carryOut();
   assert(asked.ok());
+}
+
+// Pages of them that are not placed there.
+uint64_t Home::countElsewhere(unsigned executor, std::span<const Run> runs) const {
+  uint64_t count = 0;
+  for (const Run& run : runs)
+    for (ExtentId extent = run.first; extent < run.end; ++extent)
+      count += page_of_[extent].placed != executor ? 1 : 0;
+  return count;
+}
+
+// So many pages are on their way at once, into what executors keep free for such.
+uint64_t Home::stepOf(unsigned executor) const {
+  return std::clamp<uint64_t>(holds_[executor] / kStepShare, 1, kMostInStep);
+}
+
+// Who can hold the most beside what it has, and a step more; nullopt: nobody anything.
+std::optional<uint8_t> Home::roomiest(unsigned but) const {
+  std::optional<uint8_t> best;
+  uint64_t most = 0;
+  for (unsigned i = 0; i < holds_.size(); ++i) {
+    const uint64_t holds = holds_[i] + stepOf(i);
+    if (i == but || holds <= placed_[i] || holds - placed_[i] <= most) continue;
+    most = holds - placed_[i];
+    best = static_cast<uint8_t>(i);
+  }
+  return best;
+}
+
+bool Home::makeRoom(unsigned executor, std::span<const Named> named) {
+  std::lock_guard lock(mutex_);
+  if (holds_[executor] == kNoLimit || !in_step_.empty()) return false;
+  const std::vector<Run> runs = runsOf(named);
+  const uint64_t then = placed_[executor] + countElsewhere(executor, runs);
+  if (then <= holds_[executor]) return false;
+  const uint64_t pushed =
+      pushOut(executor, std::min(then - holds_[executor], stepOf(executor)), runs);
+  // What has been pushed by this step leaves as much room, once it has left.
+  if (pushed == 0 && pullIn(executor, stepOf(executor), runs) == 0) return false;
+  const Status asked = carryOut();
+  assert(asked.ok());
+  return true;
+}
+
+// Pages that no operation has named for longest, at rest, go to others. Returns how many.
+uint64_t Home::pushOut(unsigned executor, uint64_t pages, std::span<const Run> named) {
+  std::vector<const Region*> coldest;
+  for (const auto& [base, region] : regions_)
+    if (!region.removed) coldest.push_back(&region);
+  std::stable_sort(coldest.begin(), coldest.end(),
+                   [](const Region* a, const Region* b) { return a->used < b->used; });
+  uint64_t pushed = 0;
+  for (const Region* const region : coldest) {
+    const auto end = region->first + static_cast<ExtentId>(region->pages);
+    for (ExtentId extent = region->first; extent < end; ++extent) {
+      if (page_of_[extent].placed != executor || directory_.owner(extent) != executor ||
+          directory_.phase(extent) != directory::Phase::kRest || isIn(named, extent))
+        continue;
+      const std::optional<uint8_t> taker = roomiest(executor);
+      if (pushed == pages || !taker) return pushed;
+      moveInStep(extent, *taker);
+      status::grow(counters_.of(executor).pushed_bytes, kPageBytes);
+      ++pushed;
+    }
+  }
+  return pushed;
+}
+
+// Pages of them that others have. Returns how many.
+uint64_t Home::pullIn(unsigned executor, uint64_t pages, std::span<const Run> named) {
+  uint64_t pulled = 0;
+  for (const Run& run : named)
+    for (ExtentId extent = run.first; extent < run.end && pulled < pages; ++extent) {
+      const directory::AgentId owner = directory_.owner(extent);
+      if (owner == kNoAgent || owner == executor || page_of_[extent].placed == executor) continue;
+      moveInStep(extent, static_cast<directory::AgentId>(executor));
+      ++pulled;
+    }
+  return pulled;
+}
+
+void Home::moveInStep(ExtentId extent, directory::AgentId taker) {
+  const auto [step, is_new] = step_ages_.try_emplace(taker);
+  if (is_new) step->second = draw(taker).age;
+  page_of_[extent].expected = false;
+  place(extent, taker);
+  in_step_[extent] = taker;
+  directory_.ask(step->second, taker, extent, 1, Mode::kOwn, actions_);
+}
+
+// The page is at rest again, or freed.
+void Home::endMove(ExtentId extent) {
+  if (in_step_.erase(extent) == 0 || !in_step_.empty()) return;
+  for (const auto& [taker, age] : step_ages_) directory_.cancel(age, actions_);
+  step_ages_.clear();
+  steps_.fetch_add(1, std::memory_order_release);
 }
 
 void Home::cancel(Age age) {
@@ -584,6 +687,10 @@ Status Home::hear(unsigned executor, const Message& message) {
       setSettled(*region, kNowhere);
     noteOwner(message.extent, owner);
     settle(message.extent);
+    if (rests && in_step_.contains(message.extent)) {
+      endMove(message.extent);
+      return carryOut();
+    }
   }
   return {};
 }

@@ -31,8 +31,13 @@
 // name then is not expected again. New pages leave some room free for them at each executor.
 //
 // Room. The program gets no more pages than `most` (add). An executor's pager has tiers below its
-// VRAM, so the agents are not bounded here and nothing is ever pushed: `rooms` decide where
-// operations go.
+// VRAM, so the agents are not bounded here: `rooms` decide where operations go. Where an
+// operation's pages would be more than its executor holds in all, room is made before it is sent,
+// step by step (makeRoom): a few pages that no operation has named for longest are *pushed* to
+// executors that have room; where none has, as many of the operation's come first. Were all asked
+// for at once, each executor could wait for the other one to take what it gives. A step's pages go
+// under the age of an operation of the taker's that never comes, and is cancelled when they have
+// arrived.
 //
 // Thread-safety: any thread. Lock: mutex_, a leaf; steps of the directory run under it. Ages are
 // given out in the order of send(): whoever sends an operation keeps its place among those of its
@@ -116,6 +121,12 @@ class Home {
   /// has no more pages than room and a little more; else nothing is sent. Of most launches, so it
   /// takes the lock once and looks at one byte for each region.
   std::optional<Sent> sendInPlace(unsigned executor, std::span<const Named> named);
+  /// Before an operation is sent to `executor`: begins a step that makes room for its pages there.
+  /// False: none is needed or possible, or one is under way still. The next step is for when
+  /// steps() has grown, and nothing is to be sent before.
+  bool makeRoom(unsigned executor, std::span<const Named> named);
+  /// Steps of makeRoom() whose pages have all arrived.
+  uint64_t steps() const { return steps_.load(std::memory_order_acquire); }
   /// It was not sent after all.
   void cancel(directory::Age age);
   bool complete(directory::Age age) const;
@@ -154,6 +165,7 @@ class Home {
     ExtentId first = 0;
     bool removed = false;
     uint64_t released = 0;  // pages that all executors have forgotten
+    Age used = 0;           // by the last operation that was not sent in place
   };
   struct Page {
     uint8_t placed = kNowhere;
@@ -184,6 +196,13 @@ class Home {
   };
   Cost costAt(unsigned executor, std::span<const Run> runs) const;
   void place(ExtentId extent, uint8_t executor);
+  uint64_t countElsewhere(unsigned executor, std::span<const Run> runs) const;
+  uint64_t stepOf(unsigned executor) const;
+  std::optional<uint8_t> roomiest(unsigned but) const;
+  uint64_t pushOut(unsigned executor, uint64_t pages, std::span<const Run> named);
+  uint64_t pullIn(unsigned executor, uint64_t pages, std::span<const Run> named);
+  void moveInStep(ExtentId extent, directory::AgentId taker);
+  void endMove(ExtentId extent);
   void noteTraveller(ExtentId extent, uint8_t executor);
   template <typename Each>
   void eachStillAt(unsigned executor, const Turns::Turn& turn, Each each) const;
@@ -227,7 +246,10 @@ class Home {
   std::map<ExtentId, uint64_t> free_extents_;  // first and count
   std::vector<uint64_t> placed_, completed_;   // by executor: pages; operations
   Turns turns_;
-  std::vector<std::vector<ExtentId>> travellers_;  // that came during an executor's last turn
+  std::vector<std::vector<ExtentId>> travellers_;   // that came during an executor's last turn
+  std::map<ExtentId, directory::AgentId> in_step_;  // pages of the present step: the taker
+  std::map<directory::AgentId, Age> step_ages_;     // the takers' operations that never come
+  std::atomic<uint64_t> steps_{0};                  // changed under mutex_
   std::vector<Outbox> outboxes_;
   std::atomic<bool> has_records_{false};  // changed under mutex_
   std::vector<uint64_t> released_;

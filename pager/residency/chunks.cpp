@@ -364,8 +364,11 @@ void ChunkStore::forgetKept(VramCopy& copy) {
   if (VramChunk* const chunk = takeKept(copy); chunk != nullptr) giveVram(chunk);
 }
 
-HostChunk* ChunkStore::takeHost(unsigned order, Lock& lock) {
-  if (free_host_[order].empty() && !addHost(order, nullptr, lock)) return nullptr;
+HostChunk* ChunkStore::takeHost(unsigned order, Lock& lock, uint64_t beyond) {
+  // What is free beyond the limit is for those who may exceed it.
+  if (host_.made > host_.limit && hostInUseOfAll() + (kPageBytes << order) > host_.limit + beyond)
+    return nullptr;
+  if (free_host_[order].empty() && !addHost(order, nullptr, beyond, lock)) return nullptr;
   return takeFreeHost(order);  // another thread may have taken it meanwhile
 }
 
@@ -392,16 +395,20 @@ void ChunkStore::doomHost(uint64_t& excess, const HostCounts& keep, ChunkStore& 
 }
 
 bool ChunkStore::makeHostAhead(unsigned order, const HostCounts& keep, Lock& lock) {
-  return addHost(order, &keep, lock);
+  return addHost(order, &keep, 0, lock);
 }
 
-bool ChunkStore::addHost(unsigned order, const HostCounts* keep, Lock& lock) {
-  const uint64_t bytes = kPageBytes << order;
-  if (host_.made + bytes > host_.limit) {
-    uint64_t in_use = 0;
-    for (const ChunkStore* store : host_.stores) in_use += store->hostInUse();
-    if (in_use + bytes > host_.limit) return false;
-    uint64_t excess = host_.made + bytes - host_.limit;
+uint64_t ChunkStore::hostInUseOfAll() const {
+  uint64_t in_use = 0;
+  for (const ChunkStore* store : host_.stores) in_use += store->hostInUse();
+  return in_use;
+}
+
+bool ChunkStore::addHost(unsigned order, const HostCounts* keep, uint64_t beyond, Lock& lock) {
+  const uint64_t bytes = kPageBytes << order, limit = host_.limit + beyond;
+  if (host_.made + bytes > limit) {
+    if (hostInUseOfAll() + bytes > limit) return false;
+    uint64_t excess = host_.made + bytes - limit;
     if (keep != nullptr) {
       // Two orders that are both wanted must not be made of each other in turns.
       uint64_t surplus = 0;

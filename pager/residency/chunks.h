@@ -102,7 +102,8 @@ class ChunkStore {
   void forgetKept(VramCopy& copy);
   uint64_t keptBytes() const { return kept_.size() * kPageBytes; }
   /// A free host chunk or a new one. nullptr: the host tier is full, or the system gave none.
-  HostChunk* takeHost(unsigned order, Lock& lock);
+  /// `beyond`: bytes by which the tier's limit may be exceeded for it.
+  HostChunk* takeHost(unsigned order, Lock& lock, uint64_t beyond = 0);
   /// A free one or nullptr: none is made.
   HostChunk* takeFreeHost(unsigned order);
   void giveHost(HostChunk* chunk);
@@ -115,6 +116,8 @@ class ChunkStore {
   uint64_t vramAvailable() const { return vram_budget_ - (vram_made_ - vram_free_); }
   uint64_t vramInUse() const { return vram_made_ - vram_free_; }
   uint64_t hostInUse() const { return host_made_ - host_free_; }
+  /// Of all devices of the pool.
+  uint64_t hostInUseOfAll() const;
   uint64_t hostFree() const { return host_free_; }
   uint64_t hostFreeOf(unsigned order) const { return free_host_[order].size(); }
   /// A pass of the GPU reads chunks through their aliases: until it ends none is released.
@@ -176,7 +179,8 @@ class ChunkStore {
   HostChunk* makeHost(unsigned order);
   /// Makes one and puts it among the free ones. Free chunks of other orders go for it, all but
   /// `keep` of each; nullptr: as many as it takes, those of other devices as well.
-  bool addHost(unsigned order, const HostCounts* keep, Lock& lock);
+  bool addHost(unsigned order, const HostCounts* keep, uint64_t beyond, Lock& lock);
+
   void destroyHost(HostChunk* chunk);
   void destroyDoomed(Lock& lock);
   void countHost(uint64_t made);

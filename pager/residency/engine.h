@@ -90,7 +90,7 @@ class Engine {
   void giveAway(Extent& extent, Lock& lock);
   /// A host chunk of one page for bytes that come from another executor, or go there: it belongs to
   /// no extent meanwhile. nullptr: there is none now.
-  HostChunk* takeChunkForOthers(Lock& lock) { return takeHostChunk(0, lock); }
+  HostChunk* takeChunkForOthers(Lock& lock) { return takeHostChunk(0, transitBytes(), lock); }
   void giveChunkOfOthers(HostChunk* chunk);
   /// It stays after all.
   void keep(Extent& extent);
@@ -360,8 +360,8 @@ class Engine {
     std::thread maker;  // of host chunks, ahead of need
     std::condition_variable wake;
     std::array<uint32_t, kOrders> without{};  // extents that have no host chunk
-    bool full = false;         // said once
-    uint64_t short_bytes = 0;  // of a host chunk that was wanted and not there
+    bool full = false;                        // said once
+    uint64_t short_bytes = 0;                 // of a host chunk that was wanted and not there
     // A receive found no chunk: none of so many bytes is begun before then, or before somebody
     // gives a host chunk back.
     uint64_t none_until_ns = 0, none_given = 0, none_bytes = 0;
@@ -443,7 +443,8 @@ class Engine {
   // --- host_copies.cpp ---------------------------------------------------------------------------
   void makeHostChunks();
   bool makeHostAhead(Lock& lock);
-  HostChunk* takeHostChunk(unsigned order, Lock& lock);
+  HostChunk* takeHostChunk(unsigned order, uint64_t beyond, Lock& lock);
+  uint64_t transitBytes() const;
   bool takeHost(Extent& extent, Lock& lock);
   void giveHost(Extent& extent);
   template <typename May>
@@ -486,7 +487,7 @@ class Engine {
   bool giveAway(Lock& lock);
   void abandonBytes(Extent& extent);
   void isParked(Extent& extent, Lock& lock);
-  void noChunkToLeave();
+  void noChunkToLeave(Extent& extent);
   bool parkEmpty(Extent& extent, Lock& lock);
   void leaveUnseen(Batch& batch, Lock& lock);
   bool isUnwritten(const Extent& extent) const;

@@ -402,7 +402,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
   const bool direct = !clean && !held && maySendDirect(extent);
   if (!clean && !held && !direct && !takeHost(extent, lock)) {
     ++out_.unplaced;
-    if (extent.leaving) noChunkToLeave();
+    if (extent.leaving) noChunkToLeave(extent);
     flight_.left(extent);
     setState(extent, ExtentState::kVram);  // no place to go
     return;

@@ -38,13 +38,19 @@ void Engine::isParked(Extent& extent, Lock& lock) {
   pool_.away->parked(extent, lock);
 }
 
-void Engine::noChunkToLeave() { out_.give_away_ns = nowNs() + kNoChunkNs; }
+// Those behind it may find what it does not, or need none.
+void Engine::noChunkToLeave(Extent& extent) {
+  out_.give_away_ns = nowNs() + kNoChunkNs;
+  auto& all = out_.given_away;
+  if (const auto at = std::find(all.begin(), all.end(), &extent); at != all.end())
+    std::rotate(at, std::next(at), all.end());
+}
 
 // What never had bytes is as good as any.
 bool Engine::parkEmpty(Extent& extent, Lock& lock) {
   setState(extent, ExtentState::kMoving);
   const bool placed = takeHost(extent, lock);
-  if (!placed) noChunkToLeave();
+  if (!placed) noChunkToLeave(extent);
   extent.host_valid = placed;
   setState(extent, placed ? ExtentState::kParked : ExtentState::kEmpty);
   return placed;
@@ -116,11 +122,7 @@ bool Engine::giveAway(Lock& lock) {
       case ExtentState::kRemote: {
         begin(std::move(batch));
         if (startReceive(extent, true, lock)) return true;  // it may have released the mutex
-        noChunkToLeave();
-        // Those behind it may find what it does not.
-        auto& all = out_.given_away;
-        if (const auto at = std::find(all.begin(), all.end(), &extent); at != all.end())
-          std::rotate(at, std::next(at), all.end());
+        noChunkToLeave(extent);
         return false;
       }
       case ExtentState::kLost:
@@ -181,7 +183,7 @@ void Engine::leaveUnseen(Batch& batch, Lock& lock) {
     noteUsed(extent, false);
     setState(extent, ExtentState::kMoving);
     if (extent.vram != nullptr && !takeHost(extent, lock)) {
-      noChunkToLeave();
+      noChunkToLeave(extent);
       flight_.left(extent);
       setState(extent, ExtentState::kVram);
       continue;
@@ -252,7 +254,7 @@ bool Engine::toMappableChunk(Extent& extent, Lock& lock) {
   // Launches may write it where it is mapped: what VRAM had of it is old then.
   chunks_.forgetKept(extent.region->managed->pageOf(extent).copy);
   if (!extent.region->managed->isPlace(extent.host)) return true;
-  HostChunk* const chunk = takeHostChunk(extent.order, lock);
+  HostChunk* const chunk = takeHostChunk(extent.order, 0, lock);
   if (chunk == nullptr) return false;
   const HostChunk* const frame = extent.host;
   const bool blank = extent.blank;

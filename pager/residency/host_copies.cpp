@@ -8,6 +8,8 @@ namespace olpager::pager {
 
 namespace {
 constexpr uint64_t kHostAheadBytes = 1ull << 30;  // host chunks made ahead of need, for each size
+constexpr uint64_t kTransitShare = 16;            // one part of so many of the host tier
+constexpr uint64_t kLeastTransit = 32ull << 20;   // bytes
 }  // namespace
 
 // Host chunks take milliseconds to make (pinning), so they are made before the first eviction needs
@@ -67,8 +69,9 @@ void Engine::giveHost(Extent& extent) {
   packed_.drop(extent);
 }
 
-// A host chunk, for which images and lower copies give way. nullptr: there is none.
-HostChunk* Engine::takeHostChunk(unsigned order, Lock& lock) {
+// A host chunk, for which images and lower copies give way. `beyond`: bytes by which the limit may
+// be exceeded for it. nullptr: there is none.
+HostChunk* Engine::takeHostChunk(unsigned order, uint64_t beyond, Lock& lock) {
   const uint64_t bytes = kPageBytes << order;
   HostChunk* chunk = chunks_.takeHost(order, lock);
   for (size_t e = 0; e < pool_.devices.engines.size() && chunk == nullptr;
@@ -78,7 +81,7 @@ HostChunk* Engine::takeHostChunk(unsigned order, Lock& lock) {
     if (chunk == nullptr && dropLowerCopies(bytes, own) > 0) chunk = chunks_.takeHost(order, lock);
   if (chunk == nullptr && pool_.away != nullptr) {  // what was given away and is kept, just in case
     pool_.away->giveRetained(lock);
-    chunk = chunks_.takeHost(order, lock);
+    chunk = chunks_.takeHost(order, lock, beyond);
   }
   if (chunk != nullptr) return chunk;
   // What is parked goes to memservers for it, where there are any.
@@ -93,9 +96,18 @@ void Engine::giveChunkOfOthers(HostChunk* chunk) {
   ++pool_.devices.host.given;
 }
 
+// What executors of a unified view give each other is in host memory on its way. Where each had
+// none left for what the other one gives, both would wait for ever. So what is on its way may
+// exceed the limit: by so much what comes, by twice as much what goes, which makes room here when
+// it has gone.
+// Free chunks beyond the limit go back to the system (giveHostSurplus).
+uint64_t Engine::transitBytes() const {
+  return pool_.away == nullptr ? 0 : std::max(chunks_.hostLimit() / kTransitShare, kLeastTransit);
+}
+
 bool Engine::takeHost(Extent& extent, Lock& lock) {
   if (extent.host != nullptr) return true;
-  extent.host = takeHostChunk(extent.order, lock);
+  extent.host = takeHostChunk(extent.order, extent.leaving ? 2 * transitBytes() : 0, lock);
   if (extent.host == nullptr) return false;
   --host_.without[extent.order];
   host_.wake.notify_all();

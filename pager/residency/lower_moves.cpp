@@ -34,9 +34,7 @@ uint64_t Engine::reserveOf(uint64_t limit) { return std::min(kMostReserve, limit
 
 // Of the host tier, what no device uses.
 uint64_t Engine::hostRoom() const {
-  uint64_t in_use = 0;
-  for (const ChunkStore* store : pool_.devices.host.stores) in_use += store->hostInUse();
-  return chunks_.hostLimit() - std::min(chunks_.hostLimit(), in_use);
+  return chunks_.hostLimit() - std::min(chunks_.hostLimit(), chunks_.hostInUseOfAll());
 }
 
 // As the extent is in host RAM.

@@ -27,10 +27,10 @@ uint64_t launchesOf(const status::UnifiedCounters& counters);
 struct ExecutorFigures {
   std::string gpunode;
   bool active = false;
-  uint64_t owned = 0, retained = 0, room = 0, capacity = 0;  // bytes
-  uint64_t launches = 0, operations = 0;                     // so far
-  uint64_t kept = 0;                                         // of operations: while all moved
-  uint64_t moves = 0;                                        // of all to it
+  uint64_t owned = 0, retained = 0, room = 0, capacity = 0, pushed = 0;  // bytes
+  uint64_t launches = 0, operations = 0;                                 // so far
+  uint64_t kept = 0;   // of operations: while all moved
+  uint64_t moves = 0;  // of all to it
   uint64_t bytes_in = 0, bytes_out = 0;
   uint64_t read = 0, unchanged = 0, in_part = 0;  // of bytes_in
   struct Rates {

@@ -203,6 +203,7 @@ TEST_CASE("olpagestat shows the executors of a unified view", "[olpagestat]") {
   set(first.read_bytes, 2112ull << 10);
   set(first.in_part_bytes, 2ull << 20);
   set(first.retained_bytes, 10ull << 20);
+  set(first.pushed_bytes, 6ull << 20);
   set(unified.executors[1].bytes_out, 4ull << 20);
   set(unified.count, 2);
   status::noteMove(unified, {.from = 1,
@@ -246,6 +247,7 @@ TEST_CASE("olpagestat shows the executors of a unified view", "[olpagestat]") {
   CHECK(one.at("in_part_bytes") == 2ull << 20);
   CHECK(one.at("unchanged_bytes") == 0);
   CHECK(one.at("retained_bytes") == 10ull << 20);
+  CHECK(one.at("pushed_bytes") == 6ull << 20);
   CHECK(one.at("operations_by_reason").at("in_place") == 80);
   CHECK(one.at("operations_by_reason").size() == status::kRouteReasons - 1);
   CHECK(shown["executors"][1].at("bytes_out") == 4ull << 20);

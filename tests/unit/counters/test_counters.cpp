@@ -344,6 +344,7 @@ TEST_CASE("fields lie where the documentation says", "[counters]") {
   CHECK(at(executor.bytes_out) - at(executor) == 336);
   CHECK(at(executor.in_part_bytes) - at(executor) == 360);
   CHECK(at(executor.retained_bytes) - at(executor) == 368);
+  CHECK(at(executor.pushed_bytes) - at(executor) == 376);
   CHECK(at(all.unified.last_moves) == 23872);
   CHECK(at(all.unified.last_moves[1].finishing_ns) == 23872 + 64 + 48);
   CHECK(at(all.rdma) == 24896);

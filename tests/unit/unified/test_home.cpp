@@ -2,12 +2,14 @@
 // goes between them are records, and bytes are copied from frame to frame. Programs of several
 // streams, by chance; each page is compared with what the same operations make of it one after the
 // other.
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <set>
 
@@ -448,6 +450,9 @@ TEST_CASE("what operations name wherever they run comes along") {
 class Line {
  public:
   explicit Line(std::vector<uint64_t> rooms) : home(std::move(rooms), kBase) {}
+  Line(std::vector<uint64_t> rooms, const std::vector<uint64_t>& holds)
+      : home(std::move(rooms), holds, kBase,
+             std::accumulate(holds.begin(), holds.end(), uint64_t{0})) {}
 
   /// By number of the first page: a region of so many, which is at that executor.
   void add(uint64_t page, uint64_t pages, unsigned executor) {
@@ -489,6 +494,10 @@ class Line {
     for (const uint64_t first : regions)
       for (uint64_t page = first; page < first + pages_.at(first); ++page)
         operation.pages.push_back(page);
+    for (uint64_t steps = home.steps(); home.makeRoom(at_, named); steps = home.steps()) {
+      pump();
+      REQUIRE(home.steps() == steps + 1);
+    }
     operation.sent = home.send(at_, named, true, united);
     if (moves) home.arrive(at_, operation.sent.age, named);
     pump();
@@ -619,6 +628,60 @@ TEST_CASE("what has stayed with an executor does not travel any more") {
   turn(0, at_0);
   turn(1, at_1);
   CHECK(home.placedAt(addressOf(0)) == 0u);
+}
+
+TEST_CASE("what no operation has named for longest makes room where all executors are full") {
+  Line line({4, 4}, {10, 10});
+  for (const uint64_t region : {0, 4, 8}) line.add(region, region == 8 ? 2 : 4, 0);
+  for (const uint64_t region : {10, 14, 18}) line.add(region, region == 18 ? 2 : 4, 1);
+  REQUIRE(line.home.placed(0) == 10);
+  REQUIRE(line.home.placed(1) == 10);
+  line.run({4, 14});
+  const unsigned there = *line.home.placedAt(addressOf(4));
+  const uint64_t coldest = there == 0 ? 0 : 10;
+  for (uint64_t page = 0; page < 4; ++page) {
+    CHECK(line.home.placedAt(addressOf(4 + page)) == there);
+    CHECK(line.home.placedAt(addressOf(14 + page)) == there);
+    CHECK(line.home.placedAt(addressOf(coldest + page)) == 1 - there);
+  }
+  CHECK(line.home.placed(0) == 10);
+  CHECK(line.home.placed(1) == 10);
+}
+
+TEST_CASE("operations by chance go on where all executors are full") {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    CAPTURE(seed);
+    std::mt19937_64 random(seed);
+    Line line({4, 4}, {20, 20});
+    for (uint64_t region = 0; region < 40; region += 4) line.add(region, 4, region < 20 ? 0 : 1);
+    for (int i = 0; i < 500; ++i) {
+      std::vector<uint64_t> regions;
+      for (uint64_t n = 1 + random() % 4; regions.size() < n;) {
+        const uint64_t region = random() % 10 * 4;
+        if (std::find(regions.begin(), regions.end(), region) == regions.end())
+          regions.push_back(region);
+      }
+      line.run(regions);
+      REQUIRE(line.home.placed(0) <= 20);
+      REQUIRE(line.home.placed(1) <= 20);
+    }
+    CHECK(line.home.steps() > 0);
+  }
+}
+
+TEST_CASE("a region that is freed ends the step that moves it") {
+  Line line({4, 4}, {10, 10});
+  line.add(0, 6, 0);
+  line.add(6, 4, 0);
+  line.add(10, 4, 1);
+  const Named named[] = {{addressOf(6), 0}, {addressOf(10), 0}};
+  const uint64_t steps = line.home.steps();
+  REQUIRE(line.home.makeRoom(0, named));
+  CHECK_FALSE(line.home.makeRoom(0, named));  // one at a time
+  CHECK(line.home.steps() == steps);
+  line.remove(0);
+  CHECK(line.home.steps() == steps + 1);
+  CHECK_FALSE(line.home.makeRoom(0, named));  // there is room now
 }
 
 TEST_CASE("what is asked for ahead") {
