@@ -7,6 +7,7 @@
 //         Not sent, or wanted meanwhile: takenBack -> written to host RAM, or mapped again.
 //   up    kRemote -> kReceiving, into a VRAM chunk that is mapped nowhere -> unchecked -> checking
 //         (the GPU hashes it) -> kFetching (the mapper's) -> kVram. For a launch that waits.
+//         Not mapped: kRemote, or takenBack where no memserver has it any more.
 //
 // What comes ahead of need comes to host RAM: VRAM has no room to spare for it.
 #include <algorithm>
@@ -269,6 +270,20 @@ bool Engine::finishChecks(Lock& lock) {
     pauseDirect();
   }
   tellChecked(extent, right);
+  return true;
+}
+
+// What has come straight and could not be mapped. It is at memservers still: false. But those that
+// had it may be lost since: then nobody else has it, and it is taken back.
+bool Engine::keepDirect(Extent& extent) {
+  if (life_.broken || extent.region->dead ||
+      pool_.lower.tier->holds(pool_.programs.tierAddress(extent), extent.hash))
+    return false;
+  noteUsed(extent, false);
+  flight_.leaves(extent);
+  setState(extent, ExtentState::kSending);
+  flight_.taken_back.push_back(&extent);
+  wake();
   return true;
 }
 

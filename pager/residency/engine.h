@@ -543,6 +543,7 @@ class Engine {
   bool writeDown(Extent& extent, Lock& lock);
   bool receiveDirect(Extent& extent, Lock& lock);
   void cameDirect(Extent& extent);
+  bool keepDirect(Extent& extent);
   void tellChecked(const Extent& extent, bool right);
   void dropDirect();
   bool startChecks(Lock& lock);

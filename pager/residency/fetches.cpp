@@ -307,6 +307,7 @@ void Engine::arrived(Extent& extent, bool usable) {
     if (extent.host == nullptr) extent.hash_valid = false;  // it came from memservers
     return setState(extent, ExtentState::kVram);
   }
+  if (extent.host == nullptr && keepDirect(extent)) return;
   chunks_.giveVram(extent.vram);
   prefetch_.again = true;
   parkAgain(extent);

@@ -17,7 +17,7 @@
 //                                                        host copy stays valid)
 //   kParked     in a host chunk, unmapped                -> kFetching | kMoving
 //   kFetching   unmapped, host -> VRAM copy in flight,   -> kVram | kParked
-//               or over, and the mapper is to map it; without a host chunk -> kRemote
+//               or over, and the mapper is to map it; without a host chunk -> kRemote | kSending
 //   kInPlace    in a host chunk, mapped there for the GPU -> kMoving | kParked
 //   kMoving     a claimer changes the mapping            -> any stable state
 //   kSending    in a host chunk, unmapped; on its way to memservers (lower_moves.cpp) -> kRemote |

@@ -331,6 +331,35 @@ TEST_CASE("what came to VRAM before its memserver was lost is used", "[pager][di
   CHECK(direct.tier->broken() == nullptr);
 }
 
+TEST_CASE("what came to VRAM is not lost where it can't be mapped and its memserver is gone",
+          "[pager][direct]") {
+  if (!hasDmaBufs()) return;
+  Direct direct;
+  direct.change(2);
+  Direct::Waiting waiting;
+  direct.holdOne(waiting);
+  REQUIRE(waiting.which < kCount);
+  const auto before = direct.tier->directly();
+  direct.tier->lost = true;
+  direct.tier->forget();
+  g_maps_nothing = true;
+  g_held = false;
+  const auto isIn = [&](ExtentState state) {
+    return std::ranges::count(direct.in(state), waiting.which) > 0;
+  };
+  CHECK(comesTrue([&] { return !isIn(ExtentState::kReceiving) && !isIn(ExtentState::kFetching); }));
+  g_maps_nothing = false;
+  waiting.launch.join();
+  // A busy machine may be late with the check: then it is lost.
+  if (direct.tier->directly().not_right == before.not_right) {
+    CHECK(g_refused > 0);
+    CHECK(waiting.result == CUDA_SUCCESS);
+    CHECK(
+        direct.rig.holds(direct.pieces[waiting.which], kPiece, 100 + waiting.which, direct.added));
+  }
+  CHECK(direct.tier->broken() == nullptr);
+}
+
 TEST_CASE("a link that dies while pages go straight", "[pager][direct]") {
   if (!hasDmaBufs()) return;
   Direct direct;
