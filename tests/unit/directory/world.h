@@ -18,6 +18,7 @@
 // once.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -65,6 +66,7 @@ enum class EventKind : uint8_t {
   kArrive,         // a: plan; the channel from home may deliver it at any time
   kReveal,         // a: plan, its next hidden need
   kSubmit,         // a: plan
+  kUseAgain,       // a: plan, b: extent, which was stopped meanwhile
   kComplete,       // a: plan
   kDeliver,        // a: from, b: to
   kDeliverTwice,   // the network keeps a copy
@@ -138,7 +140,7 @@ class WorldOf {
     }
   }
 
-  /// What can happen now. Those of `spare` need not: they are faults, hints and frees.
+  /// What can happen now. Those of `spare` need not: faults, hints, frees, and further uses.
   void events(std::vector<Event>& normal, std::vector<Event>& spare) const {
     normal.clear();
     spare.clear();
@@ -166,6 +168,10 @@ class WorldOf {
           break;
         case kSubmitted:
           normal.push_back({EventKind::kComplete, i});
+          for (ExtentId p = 0; p < s.extents; ++p) {
+            if (untolds_[plan.agent][p].stopped && !gone_at_[plan.agent][p] && writes(plan, p))
+              spare.push_back({EventKind::kUseAgain, i, p});
+          }
           break;
         case kFinished:
           break;
@@ -241,6 +247,14 @@ class WorldOf {
         if (!agentOf(event.a).submit(event.a)) fail("a runnable operation is not submitted");
         states_[event.a].progress = kSubmitted;
         use(event.a, false);
+        break;
+      case EventKind::kUseAgain:
+        act(agentOf(event.a), [&](Actions& out) {
+          if (!agentOf(event.a).useAgain(event.a, event.b, out))
+            fail("a submitted operation does not have its extent");
+        });
+        if (untolds_[plan(event.a).agent][event.b].stopped)
+          fail("what an operation uses again stays stopped");
         break;
       case EventKind::kComplete:
         use(event.a, true);
@@ -334,6 +348,8 @@ class WorldOf {
                std::to_string(plan(event.a).hidden[states_[event.a].revealed].extent);
       case EventKind::kSubmit:
         return "operation " + a + " is submitted";
+      case EventKind::kUseAgain:
+        return "operation " + a + " uses extent " + b + " again";
       case EventKind::kComplete:
         return "operation " + a + " is complete";
       case EventKind::kDeliver:
@@ -706,6 +722,10 @@ class WorldOf {
     untolds_[a][p].wrote = true;
   }
 
+  static bool writes(const Plan& plan, ExtentId p) {
+    const auto does = [&](const Need& need) { return need.extent == p && need.mode == Mode::kOwn; };
+    return std::ranges::any_of(plan.needs, does) || std::ranges::any_of(plan.hidden, does);
+  }
   bool unused(ExtentId p) const {
     for (AgentId a = 0; a < plan_->agents; ++a) {
       if (untolds_[a][p].uses) return false;
