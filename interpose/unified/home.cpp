@@ -483,6 +483,9 @@ bool Home::makeRoom(unsigned executor, std::span<const Named> named) {
   std::lock_guard lock(mutex_);
   if (holds_[executor] == kNoLimit || !in_step_.empty()) return false;
   const std::vector<Run> runs = runsOf(named);
+  uint64_t most = placed_[executor];
+  for (const Run& run : runs) most += run.end - run.first;
+  if (most <= holds_[executor]) return false;  // without a look at each page
   const uint64_t then = placed_[executor] + countElsewhere(executor, runs);
   if (then <= holds_[executor]) return false;
   const uint64_t pushed =
