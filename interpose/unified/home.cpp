@@ -490,7 +490,7 @@ bool Home::makeRoom(unsigned executor, std::span<const Named> named) {
   if (then <= holds_[executor]) return false;
   const uint64_t pushed =
       pushOut(executor, std::min(then - holds_[executor], stepOf(executor)), runs);
-  // What has been pushed by this step leaves as much room, once it has left.
+  // Where nobody has room, the operation's pages come first: who had them has room then.
   if (pushed == 0 && pullIn(executor, stepOf(executor), runs) == 0) return false;
   const Status asked = carryOut();
   assert(asked.ok());
