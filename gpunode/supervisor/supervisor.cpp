@@ -650,6 +650,7 @@ void Supervisor::reap() {
       session.pid = 0;
       session.since = std::chrono::steady_clock::now();
       if (session.starting) ready(session);
+      if (session.socket) hear(session);  // its last report
       session.socket.reset();
       session.process_ended.reset();
       routes_->remove(id);

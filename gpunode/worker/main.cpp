@@ -232,7 +232,10 @@ int run() {
   // The gpunode's port is the only one: connections are handed over by its listener.
   auto listener = endpoint.listenBehind(base::UniqueFd(gpunode::kConnectionsFd), accept);
   if (!listener.ok()) return fail(listener.error().message);
-  worker->atLeave([&network = *listener.value()] { network.removeSocketFile(); });
+  worker->atLeave([&worker = *worker, &network = *listener.value()] {
+    network.removeSocketFile();
+    gpunode::report(worker, gpunode::kSetupFd);
+  });
   if (setup.confined != 0) {
     // The driver has started, the sockets are open: what comes now is the client's.
     const gpunode::Confinement allowed{!settings.value().memservers.empty() || straight};

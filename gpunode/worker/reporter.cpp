@@ -17,6 +17,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+decltype(&olpager_figures) figuresOf(Worker& worker) {
+  return reinterpret_cast<decltype(&olpager_figures)>(worker.library().symbol("olpager_figures"));
+}
+
 WorkerReport reportOf(Worker& worker, decltype(&olpager_figures) figures_of) {
   WorkerReport report;
   report.calls = worker.calls();
@@ -34,11 +38,16 @@ WorkerReport reportOf(Worker& worker, decltype(&olpager_figures) figures_of) {
   return report;
 }
 
+// Whether the supervisor is there. One that does not read misses reports, and nothing else.
+bool sent(int fd, const WorkerReport& report) {
+  return send(fd, &report, sizeof report, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0 || errno == EAGAIN ||
+         errno == EINTR;
+}
+
 }  // namespace
 
 void startReporter(Worker& worker, int fd) {
-  auto* const figures_of =
-      reinterpret_cast<decltype(&olpager_figures)>(worker.library().symbol("olpager_figures"));
+  auto* const figures_of = figuresOf(worker);
   auto* const set_budget = reinterpret_cast<decltype(&olpager_set_vram_budget)>(
       worker.library().symbol("olpager_set_vram_budget"));
   auto* const set_host = reinterpret_cast<decltype(&olpager_set_host_limit)>(
@@ -73,13 +82,11 @@ void startReporter(Worker& worker, int fd) {
       }
       if (Clock::now() < due) continue;
       due = Clock::now() + std::chrono::milliseconds(kReportMs);
-      const WorkerReport report = reportOf(worker, figures_of);
-      // A supervisor that does not read misses reports, and nothing else.
-      if (send(fd, &report, sizeof report, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 && errno != EAGAIN &&
-          errno != EINTR)
-        return;
+      if (!sent(fd, reportOf(worker, figures_of))) return;
     }
   }).detach();
 }
+
+void report(Worker& worker, int fd) { (void)sent(fd, reportOf(worker, figuresOf(worker))); }
 
 }  // namespace olpager::gpunode

@@ -485,6 +485,13 @@ def metrics(bench):
     told = served(lambda told: told["sessions"] == 0)
     assert (told["sessions_total"], told["sessions_ended_total"], told["sessions_refused_total"]) == (1, 1, 0), told
     assert told["calls_total"] > 10, "what ended sessions have done is forgotten"
+    # What a session does between the last of its reports and its end counts.
+    rounds, before = 20, told["calls_total"]
+    client = bench.program(bench.options.holder, address)
+    assert client.ask("take 1") == "ok" and client.ask(f"work {rounds}") == "ok"
+    client.process.kill()
+    told = served(lambda told: told["sessions_ended_total"] == 2)
+    assert told["calls_total"] > before + rounds, f"calls of a session's last moments are lost: {before}, {told}"
     for wrong in ("0.0.0.0:0", "nonsense"):
         refused = subprocess.run([bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--prometheus", wrong],
                                  env=bench.env, capture_output=True, text=True, timeout=LONG)
