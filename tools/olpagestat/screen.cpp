@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/format.h"
+#include "base/machine_memory.h"
 #include "base/size.h"
 #include "tools/olpagestat/executors.h"
 #include "tools/olpagestat/rails.h"
@@ -165,7 +166,7 @@ void nodeLines(const Sample& now, const Sample* before, const View& view, bool m
     const Figures one = since(process, now, before);
     devices = std::max(devices, devicesOf(counters));
     host += static_cast<double>(valueOf(counters.host_used_bytes));
-    host_limit = std::max(host_limit, static_cast<double>(valueOf(counters.host_limit_bytes)));
+    host_limit += static_cast<double>(valueOf(counters.host_limit_bytes));
     remote += static_cast<double>(one.remote);
     // What one program can still get the others can get as well, but not twice.
     room = std::max(room, static_cast<double>(valueOf(counters.memserver_bytes)) -
@@ -173,6 +174,9 @@ void nodeLines(const Sample& now, const Sample* before, const View& view, bool m
     remote_in += one.remote_in;
     remote_out += one.remote_out;
   }
+  // Programs may be allowed more together than the machine has.
+  if (const auto total = static_cast<double>(base::totalMemory()); total != 0)
+    host_limit = std::min(host_limit, total);
   lines.push_back(Line().add(base::format("node {}", hostName()), Style::kTitle));
   for (unsigned device = 0; device < devices; device++) {
     if (!view.devices.holds(device)) continue;
