@@ -228,12 +228,18 @@ Status Acceptor::open(const std::string& address) {
 void Acceptor::listenForQueuePairs(const SocketAddress& address) {
   const Options& options = endpoint_.options();
   // Without a key there are peers on loopback only.
-  if (!options.keys || options.tls == Tls::kAll) return;
+  if (!options.keys) {
+    if (!endpoint_.rails().empty())
+      base::warnOnce("rails", "rails: of no effect without a key (--key), which RDMA needs");
+    return;
+  }
+  if (options.tls == Tls::kAll) return;
   if (!allowedBy(options.choice).has(LinkKind::kVerbs)) return;
   if (!address.loopback()) queue_pairs_ = listenOnCard(address);
-  for (const SocketAddress& rail : endpoint_.rails()) {
+  for (size_t i = 0; i < endpoint_.rails().size(); ++i) {
+    const SocketAddress& rail = endpoint_.rails()[i];
     const std::string why = verbs::whyNoCardAt(rail);
-    if (!why.empty()) base::logWarn("rails: %s", why.c_str());
+    if (!why.empty()) base::logWarn("rails: %s: %s", options.rails[i].c_str(), why.c_str());
     rails_.push_back(why.empty() ? listenOnCard(rail) : nullptr);
   }
 }
@@ -241,7 +247,7 @@ void Acceptor::listenForQueuePairs(const SocketAddress& address) {
 std::unique_ptr<verbs::QueuePairListener> Acceptor::listenOnCard(const SocketAddress& address) {
   auto made = verbs::QueuePairListener::make(address);
   if (made.ok()) return std::move(made.value());
-  base::logInfo("%s: no RDMA: %s", address.text().c_str(), made.error().message.c_str());
+  base::logInfo("%s: %s", address.text().c_str(), made.error().message.c_str());
   return nullptr;
 }
 
