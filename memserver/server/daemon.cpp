@@ -127,7 +127,7 @@ class Daemon {
     wanted = wanted / slab_ * slab_;
     if (wanted > most) {
       return refuse(base::format(
-          "--memory {}: {} are available, of which {} are reserved (--reserve)",
+          "--memory {}: {} are available, of which {} are reserved (--reserve); ask for less",
           base::formatSize(wanted), base::formatSize(room), base::formatSize(reserve_)));
     }
     if (wanted == 0) {

@@ -102,7 +102,9 @@ Result<std::vector<SocketAddress>> resolve(const std::string& address, bool pass
   addrinfo* found = nullptr;
   if (const int why = getaddrinfo(host.c_str(), address.c_str() + colon + 1, &hints, &found);
       why != 0) {
-    return Error{base::format("{}: {}", base::printable(address), gai_strerror(why))};
+    const char* const what_to_do =
+        why == EAI_NONAME ? "; give a name that this machine can look up, or an IP address" : "";
+    return Error{base::format("{}: {}{}", base::printable(address), gai_strerror(why), what_to_do)};
   }
   std::vector<SocketAddress> all;
   for (const addrinfo* each = found; each != nullptr; each = each->ai_next) {

@@ -134,6 +134,9 @@ Status createKeyFile(const std::string& path, const std::string& name) {
   forget(secret);
   const base::UniqueFd file(
       open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!file && errno == EEXIST)
+    return Error{
+        base::format("{}: {}; give another name, or remove it", path, std::strerror(EEXIST))};
   if (!file) return Error{base::format("{}: {}", path, std::strerror(errno))};
   const ssize_t put = write(file.get(), line.data(), line.size());
   const bool written = put == static_cast<ssize_t>(line.size()) && fsync(file.get()) == 0;

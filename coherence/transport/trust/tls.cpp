@@ -46,9 +46,9 @@ std::string handshakeError() {
   switch (ERR_GET_LIB(code) == ERR_LIB_SSL ? ERR_GET_REASON(code) : 0) {
     case SSL_R_BINDER_DOES_NOT_VERIFY:
     case SSL_R_SSLV3_ALERT_ILLEGAL_PARAMETER:
-      return "the peer's key of that name is another one";
+      return "the peer's key of that name is another one; both ends need the same one";
     case SSL_R_SSLV3_ALERT_HANDSHAKE_FAILURE:
-      return "the peer has no key of that name";
+      return "the peer has no key of that name; both ends need the same one (olctl keygen)";
     case SSL_R_WRONG_VERSION_NUMBER:
     case SSL_R_PACKET_LENGTH_TOO_LONG:
       return text + ": the other end speaks another protocol";
