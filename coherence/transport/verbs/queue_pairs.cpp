@@ -283,12 +283,12 @@ Result<std::unique_ptr<QueuePairListener>> QueuePairListener::make(const SocketA
   std::unique_ptr<QueuePairListener> listener(new QueuePairListener(*all));
   SocketAddress any_port = withPort(address, 0);
   listener->channel_ = all->rdma_create_event_channel();
-  if (listener->channel_ == nullptr) return failed("no event channel");
+  if (listener->channel_ == nullptr) return failed("no RDMA: no event channel");
   unblock(listener->channel_->fd);
   if (all->rdma_create_id(listener->channel_, &listener->id_, nullptr, RDMA_PS_TCP) != 0 ||
       all->rdma_bind_addr(listener->id_, reinterpret_cast<sockaddr*>(&any_port.storage)) != 0 ||
       all->rdma_listen(listener->id_, kWaiting) != 0) {
-    return failed("no card listens");
+    return failed("no RDMA: no card listens");
   }
   return listener;
 }
