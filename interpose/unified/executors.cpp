@@ -328,18 +328,20 @@ bool Executors::moveTo(const Home::Routed& routed, std::chrono::steady_clock::ti
   return true;
 }
 
-// Under order_, or who moves. Others' pages are moved out of the way of an operation's. What does
-// not come to rest may wait for a later call of the program's, as pages of a kernel that spins do:
-// then the operation is sent all the same.
-void Executors::makeRoom(unsigned executor, std::span<const forward::Named> named) {
+// Under order_, or who moves. Others' pages are moved out of the way of the operation's first. What
+// does not come to rest may wait for a later call of the program's, as pages of a kernel that spins
+// do: then the operation is sent all the same.
+Home::Sent Executors::send(unsigned executor, std::span<const forward::Named> named,
+                           std::optional<uint64_t> united) {
   const auto until = std::chrono::steady_clock::now() + kLongest;
   for (uint64_t steps = home_.steps(); home_.makeRoom(executor, named); steps = home_.steps()) {
     links_.flush();
     while (home_.steps() == steps) {
-      if (std::chrono::steady_clock::now() > until || session_.ended() || stopping_) return;
+      if (std::chrono::steady_clock::now() > until || session_.ended() || stopping_) break;
       std::this_thread::sleep_for(kStepPoll);
     }
   }
+  return home_.send(executor, named, true, united);
 }
 
 // Who moves. An operation goes to another executor, and all with it; nullopt: all stays.
@@ -352,8 +354,7 @@ std::optional<Home::Sent> Executors::sendElsewhere(const Home::Routed& routed,
   if (!isFinished(at_once ? 0ms : kPatience)) return std::nullopt;
   // Pages leave while variables are brought: what the operation names first, then what others will
   // name. Those are many, and the former executor gives all at once that it is asked for at once.
-  makeRoom(to, named);
-  const Home::Sent sent = home_.send(to, named, true);
+  const Home::Sent sent = send(to, named);
   links_.flush();
   struct Cancels {  // also where something is thrown: else its pages stay claimed for it
     Executors& self;
@@ -397,8 +398,7 @@ std::optional<Aged> Executors::sendHere(const Uses& uses, Home::Routed* elsewher
                      session_.executors()[next_]->name().c_str());
     if (elsewhere->executor != active()) return std::nullopt;
   }
-  makeRoom(active(), uses.named);
-  return noteSent(uses, home_.send(active(), uses.named, true, elsewhere->united), reason);
+  return noteSent(uses, send(active(), uses.named, elsewhere->united), reason);
 }
 
 // Under order_. Of an operation that is sent to the active executor.
@@ -418,8 +418,7 @@ Aged Executors::sendRouted(const Uses& uses, const Home::Routed& elsewhere, Lock
   RouteReason reason = elsewhere.reason;
   if (!sent) {
     reason = bound() ? RouteReason::kBound : RouteReason::kNotEnded;
-    makeRoom(active(), uses.named);
-    sent = home_.send(active(), uses.named, true);
+    sent = send(active(), uses.named);
   }
   return noteSent(uses, *sent, reason);
 }
@@ -438,8 +437,7 @@ unsigned Executors::enter(const Uses& uses, Aged* aged, bool* kept) {
   if (!uses.operates) {
     aged->regions = home_.told();  // it may name some
   } else if (uses.at) {
-    makeRoom(*uses.at, uses.named);
-    const Home::Sent sent = home_.send(*uses.at, uses.named, true);
+    const Home::Sent sent = send(*uses.at, uses.named);
     *aged = {sent.age, sent.oldest, sent.regions};
     status::grow(counters_.executors[*uses.at].routed[static_cast<size_t>(RouteReason::kInPlace)]);
   } else if (const std::optional<Aged> here = sendHere(uses, &elsewhere)) {

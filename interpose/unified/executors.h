@@ -131,7 +131,8 @@ class Executors final : public forward::Group {
   Status linkPeers(unsigned from, unsigned to);
   bool isFinished(std::chrono::milliseconds patience);
   bool moveTo(const Home::Routed& routed, std::chrono::steady_clock::time_point begun);
-  void makeRoom(unsigned executor, std::span<const forward::Named> named);
+  Home::Sent send(unsigned executor, std::span<const forward::Named> named,
+                  std::optional<uint64_t> united = std::nullopt);
   std::optional<Home::Sent> sendElsewhere(const Home::Routed& routed,
                                           std::span<const forward::Named> named);
   void bindHere(const std::string& what);

@@ -110,10 +110,10 @@ void Home::remove(uint64_t base) {
   Region& region = found->second;
   region.removed = true;
   turns_.forget(pageOf(region));
-  for (ExtentId extent = region.first; extent < region.first + region.pages; ++extent)
+  for (ExtentId extent = region.first; extent < region.first + region.pages; ++extent) {
     place(extent, kNowhere);
-  for (ExtentId extent = region.first; extent < region.first + region.pages; ++extent)
     endMove(extent);
+  }
   setSettled(region, kNoRegion);
   directory_.free(region.first, static_cast<ExtentId>(region.pages), actions_);
   const Status freed = carryOut();
@@ -227,7 +227,7 @@ Home::Cost Home::costAt(unsigned executor, std::span<const Run> runs) const {
       if (page.placed != kNowhere) ++cost.moved;
     }
   }
-  const uint64_t then = placed_[executor] + more;
+  const uint64_t then = cost.then = placed_[executor] + more;
   const uint64_t slack = rooms_[executor] / kSlack;
   const uint64_t room = more != cost.moved ? rooms_[executor] - slack : rooms_[executor] + slack;
   cost.beyond = then > room ? 2 * (then - room) : 0;
@@ -452,15 +452,6 @@ void Home::arrive(unsigned executor, Age age, std::span<const Named> named) {
   assert(asked.ok());
 }
 
-// Pages of them that are not placed there.
-uint64_t Home::countElsewhere(unsigned executor, std::span<const Run> runs) const {
-  uint64_t count = 0;
-  for (const Run& run : runs)
-    for (ExtentId extent = run.first; extent < run.end; ++extent)
-      count += page_of_[extent].placed != executor ? 1 : 0;
-  return count;
-}
-
 // So many pages are on their way at once, into what executors keep free for such.
 uint64_t Home::stepOf(unsigned executor) const {
   return std::clamp<uint64_t>(holds_[executor] / kStepShare, 1, kMostInStep);
@@ -483,10 +474,7 @@ bool Home::makeRoom(unsigned executor, std::span<const Named> named) {
   std::lock_guard lock(mutex_);
   if (holds_[executor] == kNoLimit || !in_step_.empty()) return false;
   const std::vector<Run> runs = runsOf(named);
-  uint64_t most = placed_[executor];
-  for (const Run& run : runs) most += run.end - run.first;
-  if (most <= holds_[executor]) return false;  // without a look at each page
-  const uint64_t then = placed_[executor] + countElsewhere(executor, runs);
+  const uint64_t then = costAt(executor, runs).then;
   if (then <= holds_[executor]) return false;
   const uint64_t pushed =
       pushOut(executor, std::min(then - holds_[executor], stepOf(executor)), runs);
@@ -539,7 +527,7 @@ void Home::moveInStep(ExtentId extent, directory::AgentId taker) {
   if (is_new) step->second = draw(taker).age;
   page_of_[extent].expected = false;
   place(extent, taker);
-  in_step_[extent] = taker;
+  in_step_.insert(extent);
   directory_.ask(step->second, taker, extent, 1, Mode::kOwn, actions_);
 }
 

@@ -51,6 +51,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -192,11 +193,11 @@ class Home {
     uint64_t moved = 0;   // that come from others
     uint64_t beyond = 0;  // its room, each twice
     uint64_t never = 0;   // kTooMuch: it can't hold them
+    uint64_t then = 0;    // pages that it would have: no cost
     uint64_t sum() const { return moved + beyond + never; }
   };
   Cost costAt(unsigned executor, std::span<const Run> runs) const;
   void place(ExtentId extent, uint8_t executor);
-  uint64_t countElsewhere(unsigned executor, std::span<const Run> runs) const;
   uint64_t stepOf(unsigned executor) const;
   std::optional<uint8_t> roomiest(unsigned but) const;
   uint64_t pushOut(unsigned executor, uint64_t pages, std::span<const Run> named);
@@ -246,10 +247,10 @@ class Home {
   std::map<ExtentId, uint64_t> free_extents_;  // first and count
   std::vector<uint64_t> placed_, completed_;   // by executor: pages; operations
   Turns turns_;
-  std::vector<std::vector<ExtentId>> travellers_;   // that came during an executor's last turn
-  std::map<ExtentId, directory::AgentId> in_step_;  // pages of the present step: the taker
-  std::map<directory::AgentId, Age> step_ages_;     // the takers' operations that never come
-  std::atomic<uint64_t> steps_{0};                  // changed under mutex_
+  std::vector<std::vector<ExtentId>> travellers_;  // that came during an executor's last turn
+  std::set<ExtentId> in_step_;                     // pages of the present step
+  std::map<directory::AgentId, Age> step_ages_;    // the takers' operations that never come
+  std::atomic<uint64_t> steps_{0};                 // changed under mutex_
   std::vector<Outbox> outboxes_;
   std::atomic<bool> has_records_{false};  // changed under mutex_
   std::vector<uint64_t> released_;

@@ -178,9 +178,9 @@ class ChunkStore {
   void doomAllFree();
   HostChunk* makeHost(unsigned order);
   /// Makes one and puts it among the free ones. Free chunks of other orders go for it, all but
-  /// `keep` of each; nullptr: as many as it takes, those of other devices as well.
+  /// `keep` of each; nullptr: as many as it takes, those of other devices as well. `beyond`: as
+  /// takeHost() has it.
   bool addHost(unsigned order, const HostCounts* keep, uint64_t beyond, Lock& lock);
-
   void destroyHost(HostChunk* chunk);
   void destroyDoomed(Lock& lock);
   void countHost(uint64_t made);

@@ -342,6 +342,28 @@ class View : public AwayLink {
   std::thread thread_;
 };
 
+/// The other executor adds to a page, and keeps it until give().
+class KeptAtOther {
+ public:
+  KeptAtOther(View& view, uint64_t base, uint64_t add)
+      : thread_([this, &view, base, add] {
+          view.atOther(base, 0, 1, add, [this] {
+            keeps_ = true;
+            return gives_.load();
+          });
+        }) {
+    while (!keeps_) std::this_thread::yield();
+  }
+  void give() {
+    gives_ = true;
+    thread_.join();
+  }
+
+ private:
+  std::atomic<bool> keeps_{false}, gives_{false};
+  std::thread thread_;
+};
+
 void addAtPool(Rig& rig, View& view, uint64_t base, uint64_t pages, uint64_t add, bool ahead) {
   view.atPool({{base, 0}}, ahead,
               [&] { rig.launch(CU_STREAM_LEGACY, "addTo", base, pages * kWords, kStep, add); });
@@ -583,14 +605,7 @@ TEST_CASE("a page that has begun to leave stays for the next call of the operati
   view.atPool({{used, 0}}, true,
               [&] { rig.launch(stream, "addTo", used, kWords, kStep, uint64_t{0}); });
   // The other executor has what the operation's first call needs, until the page begins to leave.
-  std::atomic<bool> keeps{false}, gives{false};
-  std::thread other([&] {
-    view.atOther(later, 0, 1, 7, [&] {
-      keeps = true;
-      return gives.load();
-    });
-  });
-  while (!keeps) std::this_thread::yield();
+  KeptAtOther kept(view, later, 7);
   const View::Other older = view.sendToOther(used, 0, 1, false);
   std::vector<uint64_t> words(kPageBytes / 8), more(kPageBytes / 8);
   std::thread operation([&] {
@@ -605,8 +620,7 @@ TEST_CASE("a page that has begun to leave stays for the next call of the operati
   view.beginAtOther(older);
   view.settle();
   std::this_thread::sleep_for(std::chrono::milliseconds(50));  // its engine has begun with that
-  gives = true;
-  other.join();
+  kept.give();
   operation.join();
   launched = true;
   rig.synchronize();
@@ -630,14 +644,7 @@ TEST_CASE("a launch that waits lets go of memory that is freed", "[pager][away]"
   });
   rig.synchronize();
   // The other executor keeps the page that the launch waits for until the freed one is gone.
-  std::atomic<bool> keeps{false}, gone{false};
-  std::thread other([&] {
-    view.atOther(wanted, 0, 1, 1, [&] {
-      keeps = true;
-      return gone.load();
-    });
-  });
-  while (!keeps) std::this_thread::yield();
+  KeptAtOther kept(view, wanted, 1);
   std::atomic<bool> made{false};
   std::thread launch([&] {
     rig.enterThread();
@@ -649,8 +656,7 @@ TEST_CASE("a launch that waits lets go of memory that is freed", "[pager][away]"
   view.drop(freed);
   CHECK_FALSE(made);
   CHECK(view.makeAt(freed, 1) == freed);  // what is released can be had again at once
-  gone = true;
-  other.join();
+  kept.give();
   launch.join();
   checkAtPool(rig, view, wanted, 0, 1);
 }

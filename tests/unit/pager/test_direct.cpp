@@ -106,6 +106,20 @@ struct Direct {
     added += 3 * rounds;
     rig.synchronize();
   }
+  /// That, while another thread takes `turn` every 20 ms.
+  template <typename Turn>
+  void changeMeanwhile(unsigned rounds, Turn turn) {
+    std::atomic<bool> stop{false};
+    std::thread turns([&] {
+      while (!stop) {
+        turn();
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      }
+    });
+    change(rounds);
+    stop = true;
+    turns.join();
+  }
   bool allRight() {
     bool right = true;
     for (unsigned i = 0; i < kCount; ++i) right &= rig.holds(pieces[i], kPiece, 100 + i, added);
@@ -142,12 +156,13 @@ struct Direct {
       g_held = false;
       if (launch.joinable()) launch.join();
     }
-    unsigned which = kCount;  // there is none
+    unsigned which = kCount;
     std::thread launch;
     std::atomic<CUresult> result{CUDA_ERROR_NOT_READY};
     bool isOver() const { return result != CUDA_ERROR_NOT_READY; }
   };
   void holdOne(Waiting& waiting) {
+    change(2);
     g_held = true;
     for (const unsigned which : in(ExtentState::kRemote)) {
       waiting.result = CUDA_ERROR_NOT_READY;
@@ -159,6 +174,7 @@ struct Direct {
       }
       waiting.launch.join();  // it went by host memory
     }
+    FAIL("none comes straight to VRAM");
   }
   std::shared_ptr<FakeRemote> tier;
   Rig rig;
@@ -199,16 +215,7 @@ TEST_CASE("what memservers have no room for goes back to VRAM or to host RAM", "
   if (!hasDmaBufs()) return;
   Direct direct(64 * kMiB);
   direct.change(1);
-  std::atomic<bool> stop{false};
-  std::thread turns([&] {
-    while (!stop) {
-      direct.tier->no_room = !direct.tier->no_room;
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-  });
-  direct.change(2);
-  stop = true;
-  turns.join();
+  direct.changeMeanwhile(2, [&] { direct.tier->no_room = !direct.tier->no_room; });
   direct.tier->no_room = false;
   CHECK(direct.allRight());
   CHECK(direct.tier->broken() == nullptr);
@@ -265,18 +272,11 @@ TEST_CASE("what is not sent and can't be mapped again is not lost", "[pager][dir
   if (!hasDmaBufs()) return;
   Direct direct(64 * kMiB);
   direct.change(1);
-  std::atomic<bool> stop{false};
-  std::thread turns([&] {
-    while (!stop) {
-      direct.tier->no_room = !direct.tier->no_room;
-      g_maps_nothing = direct.tier->no_room.load();
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-    direct.tier->no_room = g_maps_nothing = false;
+  direct.changeMeanwhile(3, [&] {
+    direct.tier->no_room = !direct.tier->no_room;
+    g_maps_nothing = direct.tier->no_room.load();
   });
-  direct.change(3);
-  stop = true;
-  turns.join();
+  direct.tier->no_room = g_maps_nothing = false;
   CHECK(g_refused > 0);
   CHECK(direct.allRight());
   CHECK(direct.tier->broken() == nullptr);
@@ -286,10 +286,8 @@ TEST_CASE("what came to VRAM and the GPU does not come to check holds no launch 
           "[pager][direct]") {
   if (!hasDmaBufs()) return;
   Direct direct;
-  direct.change(2);
   Direct::Waiting waiting;
   direct.holdOne(waiting);
-  REQUIRE(waiting.which < kCount);
   const unsigned given_up = direct.tier->directly().not_right;
   CHECK(comesTrue([&] { return waiting.isOver(); }));
   CHECK(waiting.result == CUDA_SUCCESS);
@@ -306,10 +304,8 @@ TEST_CASE("what came to VRAM and the GPU does not come to check holds no launch 
 TEST_CASE("what came to VRAM before its memserver was lost is used", "[pager][direct]") {
   if (!hasDmaBufs()) return;
   Direct direct;
-  direct.change(2);
   Direct::Waiting waiting;
   direct.holdOne(waiting);
-  REQUIRE(waiting.which < kCount);
   const unsigned given_up = direct.tier->directly().not_right;
   direct.tier->lost = true;
   direct.tier->forget();
@@ -335,10 +331,8 @@ TEST_CASE("what came to VRAM is not lost where it can't be mapped and its memser
           "[pager][direct]") {
   if (!hasDmaBufs()) return;
   Direct direct;
-  direct.change(2);
   Direct::Waiting waiting;
   direct.holdOne(waiting);
-  REQUIRE(waiting.which < kCount);
   const auto before = direct.tier->directly();
   direct.tier->lost = true;
   direct.tier->forget();
@@ -364,16 +358,7 @@ TEST_CASE("a link that dies while pages go straight", "[pager][direct]") {
   if (!hasDmaBufs()) return;
   Direct direct;
   direct.change(1);
-  std::atomic<bool> stop{false};
-  std::thread turns([&] {
-    while (!stop) {
-      direct.tier->cut = !direct.tier->cut;
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-  });
-  direct.change(3);
-  stop = true;
-  turns.join();
+  direct.changeMeanwhile(3, [&] { direct.tier->cut = !direct.tier->cut; });
   direct.tier->cut = false;
   CHECK(direct.allRight());
   // Made anew, pages go straight again.
