@@ -336,14 +336,4 @@ void removeDeadSockets(const std::string& folder) {
   }
 }
 
-Result<uint32_t> peerUser(int fd) {
-  ucred peer{};
-  socklen_t length = sizeof peer;
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
-    return Error{
-        base::format("who is at the other end can't be found out: {}", std::strerror(errno))};
-  }
-  return peer.uid;
-}
-
 }  // namespace olpager::transport

@@ -78,7 +78,5 @@ std::string newSocketPath(const std::string& folder);
 bool isDeadSocket(const std::string& path);
 /// Removes the dead ones of newSocketPath() from `folder`; nothing else.
 void removeDeadSockets(const std::string& folder);
-/// The user at the other end of a Unix socket.
-Result<uint32_t> peerUser(int fd);
 
 }  // namespace olpager::transport

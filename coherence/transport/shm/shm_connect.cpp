@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/format.h"
+#include "coherence/transport/core/peer_user.h"
 #include "coherence/transport/shm/shm_link.h"
 
 namespace olpager::transport {

@@ -18,6 +18,7 @@
 #include "coherence/transport/core/choose.h"
 #include "coherence/transport/core/endpoint.h"
 #include "coherence/transport/core/own_descriptors.h"
+#include "coherence/transport/core/peer_user.h"
 #include "coherence/transport/routes.h"
 #include "coherence/transport/shm/channel.h"
 #include "coherence/transport/shm/shm_connect.h"
@@ -421,17 +422,13 @@ void Acceptor::take(base::UniqueFd fd, const SocketAddress& from, const wire::Pr
   SocketAddress own;
   own.length = sizeof own.storage;
   getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own.storage), &own.length);
+  const bool keyed = endpoint_.options().keys != nullptr;
   std::string why;
-  if (unix_socket) {
-    const auto user = peerUser(fd.get());
-    if (!user.ok()) {
-      why = user.error().message;
-    } else if (user.value() != geteuid()) {
-      why = base::format("it is of user {}", user.value());
-    }
-  }
-  if (said != nullptr && !endpoint_.options().keys && !from.loopback())
+  if (!keyed && !from.loopback()) {
     why = "without a key nobody beyond this host";
+  } else if (unix_socket || !keyed) {
+    why = whyNotOneUser(fd.get(), false);
+  }
   if (why.empty() && !makeRoom()) why = "too many handshakes at the same time";
   shakes_.emplace_front();
   const Place place = shakes_.begin();

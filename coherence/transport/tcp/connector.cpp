@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "coherence/transport/core/choose.h"
 #include "coherence/transport/core/endpoint.h"
+#include "coherence/transport/core/peer_user.h"
 #include "coherence/transport/shm/shm_connect.h"
 #include "coherence/transport/tcp/tcp_link.h"
 #include "coherence/transport/trust/key_access.h"
@@ -251,6 +252,11 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
   wire::Hello& peer = setup.peer_hello;
   if (auto status = dialogue.expect(wire::Frame::kHello, &peer, sizeof peer); !status.ok())
     return status.error();
+  // Now that it has answered it has taken the connection.
+  if (!keyed) {
+    if (std::string why = whyNotOneUser(dialogue.stream().fd(), true); !why.empty())
+      return Error{std::move(why)};
+  }
   if (const std::string wrong = checkHello(peer); !wrong.empty())
     return Error{base::format("its answer: {}", wrong)};
   if (peer.lanes > options.lanes) return Error{base::format("its answer: {} lanes", peer.lanes)};

@@ -228,6 +228,29 @@ RawPeer::RawPeer(const std::string& address, int receive_buffer, std::chrono::mi
   REQUIRE(header.frame == wire::Frame::kReady);
 }
 
+RawAcceptor::RawAcceptor(std::function<void(wire::Hello&)> change)
+    : listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  SocketAddress at = resolve("127.0.0.1:0", true).value().front();
+  REQUIRE(bind(listener.get(), at.get(), at.length) == 0);
+  REQUIRE(listen(listener.get(), 1) == 0);
+  address = localAddress(listener.get()).text();
+  thread = std::thread([this, change = std::move(change)] {
+    const base::UniqueFd fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    struct {
+      wire::Preamble preamble;
+      wire::Header header;
+      wire::Hello hello;
+    } opening;
+    if (recv(fd.get(), &opening, sizeof opening, MSG_WAITALL) != sizeof opening) return;
+    change(opening.hello);
+    constexpr size_t kAnswer = sizeof opening.header + sizeof opening.hello;
+    (void)!send(fd.get(), &opening.header, kAnswer, MSG_NOSIGNAL);
+    char byte = 0;
+    while (recv(fd.get(), &byte, 1, 0) > 0) {
+    }
+  });
+}
+
 RawShmPeer::RawShmPeer(const std::string& address) {
   const base::UniqueFd first = connectBlocking(resolve(address, false).value().front());
   const wire::Hello hello = sayHello(first, EndpointCore(optionsFor(Choice::kShm)).hello());

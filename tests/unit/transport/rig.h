@@ -3,8 +3,10 @@
 
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/fd.h"
@@ -137,6 +139,16 @@ struct RawVerbsPeer {
   Stream control, lane;
   RegionPtr region;
   std::unique_ptr<verbs::QueuePairs> pairs;
+};
+
+/// Who listens at an address of 127.0.0.1, without a key, and answers one greeting with the same
+/// greeting, as changed by `change`; then it waits until the other end goes.
+struct RawAcceptor {
+  explicit RawAcceptor(std::function<void(wire::Hello&)> change);
+  ~RawAcceptor() { thread.join(); }
+  std::string address;
+  base::UniqueFd listener;
+  std::thread thread;
 };
 
 /// The system takes no more than about `bytes` at a time of what the other end of `to`, in this

@@ -237,43 +237,15 @@ TEST_CASE("an acceptor without descriptors waits, and does not spin", "[peers]")
 
 TEST_CASE("an acceptor that answers what was not asked for is refused", "[peers]") {
   const auto what = GENERATE(0, 1, 2, 3);
-  base::UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  REQUIRE(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) == 0);
-  REQUIRE(listen(listener.get(), 1) == 0);
-  getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length);
-  std::thread acceptor([&] {
-    const base::UniqueFd fd(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    struct {
-      wire::Preamble preamble;
-      wire::Header header;
-      wire::Hello hello;
-    } opening;
-    if (recv(fd.get(), &opening, sizeof opening, MSG_WAITALL) != sizeof opening) return;
-    struct {
-      wire::Header header;
-      wire::Hello hello;
-    } answer;
-    answer.header = opening.header;
-    answer.hello = opening.hello;
-    answer.hello.kinds = Kinds{LinkKind::kTcp}.bits();
-    if (what == 0) answer.hello.kinds = Kinds{LinkKind::kShm}.bits();
-    if (what == 1) answer.hello.kinds = Kinds{LinkKind::kTcp, LinkKind::kVerbs}.bits();
-    if (what == 2) answer.hello.lanes = 16;
-    if (what == 3) answer.hello.requests = 0xffffffff;
-    sendAll(fd.get(), answer);
-    char byte = 0;
-    while (recv(fd.get(), &byte, 1, 0) > 0) {
-    }
+  const RawAcceptor acceptor([what](wire::Hello& answer) {
+    answer.kinds = Kinds{LinkKind::kTcp}.bits();
+    if (what == 0) answer.kinds = Kinds{LinkKind::kShm}.bits();
+    if (what == 1) answer.kinds = Kinds{LinkKind::kTcp, LinkKind::kVerbs}.bits();
+    if (what == 2) answer.lanes = 16;
+    if (what == 3) answer.requests = 0xffffffff;
   });
-  Options options = optionsFor(Choice::kTcp);
-  Side side(options);
-  const auto link = side.endpoint->connect("127.0.0.1:" + std::to_string(ntohs(address.sin_port)),
-                                           {side.domain, side.queue, ""});
+  Side side(optionsFor(Choice::kTcp));
+  const auto link = side.endpoint->connect(acceptor.address, {side.domain, side.queue, ""});
   REQUIRE(!link.ok());
   REQUIRE(link.error().message.find("its answer") != std::string::npos);
-  acceptor.join();
 }
