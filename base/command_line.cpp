@@ -10,6 +10,7 @@
 #include "base/nearest.h"
 #include "base/size.h"
 #include "base/text.h"
+#include "base/version.h"
 
 namespace olpager::base {
 namespace {
@@ -134,7 +135,7 @@ CommandLine::CommandLine(const std::string& program, const std::string& what,
   app_.formatter(std::make_shared<Help>(usage));
   app_.option_defaults()->group(kLastGroup);  // of --help, and of every command's
   app_.set_help_flag("-h,--help", "Print this, and end")->group(kLastGroup);
-  app_.set_version_flag("--version", program + " " + OLPAGER_VERSION, "Print the version, and end")
+  app_.set_version_flag("--version", program + " " + kVersion, "Print the version, and end")
       ->group(kLastGroup);
   app_.allow_extras();  // told here, with what was meant
   std::string text = "Examples:\n";
