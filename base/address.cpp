@@ -22,6 +22,13 @@ Status checkAddress(std::string_view text, AddressUse use, uint16_t usual) {
     return {};
   }
   if (text.empty()) return refused("is no address");
+  if (const size_t scheme = text.find("://"); scheme != std::string_view::npos) {
+    const std::string_view rest = text.substr(scheme + 3);
+    const std::string host = printable(rest.substr(0, rest.find('/')));
+    const bool has_port = host.find(':', host.rfind(']') + 1) != std::string::npos;
+    return refused(
+        base::format("is a URL; say {}{} alone", host, has_port ? "" : base::format(":{}", usual)));
+  }
   const size_t colon = text.rfind(':');
   const bool bare_v6 = text.front() == '[' ? text.back() == ']' : text.find(':') != colon;
   if (bare_v6 && text.front() != '[')

@@ -9,8 +9,8 @@
 #include "base/format.h"
 #include "base/nearest.h"
 #include "base/size.h"
+#include "base/size_words.h"
 #include "base/text.h"
-#include "base/version.h"
 
 namespace olpager::base {
 namespace {
@@ -135,7 +135,7 @@ CommandLine::CommandLine(const std::string& program, const std::string& what,
   app_.formatter(std::make_shared<Help>(usage));
   app_.option_defaults()->group(kLastGroup);  // of --help, and of every command's
   app_.set_help_flag("-h,--help", "Print this, and end")->group(kLastGroup);
-  app_.set_version_flag("--version", program + " " + kVersion, "Print the version, and end")
+  app_.set_version_flag("--version", program + " " + OLPAGER_VERSION, "Print the version, and end")
       ->group(kLastGroup);
   app_.allow_extras();  // told here, with what was meant
   std::string text = "Examples:\n";
@@ -163,6 +163,11 @@ int CommandLine::refuse(const std::string& why) const {
 
 std::string CommandLine::unexpected(const std::vector<std::string>& left) const {
   const CLI::App& app = deepest();
+  // First: the options behind a command are the command's.
+  const std::vector<std::string> commands = commandsOf(app);
+  if (!commands.empty() && !left.front().starts_with('-'))
+    return base::format("there is no command {}; there are: {}", printable(left.front()),
+                        listed(byNearness(left.front(), commands)));
   const auto option =
       std::find_if(left.begin(), left.end(), [](const auto& one) { return one.starts_with('-'); });
   if (option != left.end()) {
@@ -170,9 +175,9 @@ std::string CommandLine::unexpected(const std::vector<std::string>& left) const 
     return base::format("unknown option {}{}", printable(name), didYouMean(name, optionsOf(app)));
   }
   const std::string& word = left.front();
-  if (const auto commands = commandsOf(app); !commands.empty())
-    return base::format("there is no command {}; there are: {}", printable(word),
-                        listed(byNearness(word, commands)));
+  if (isUnit(word))
+    return base::format("'{}' belongs to no option; a size is one word, such as 8GiB",
+                        printable(word));
   return base::format("'{}' belongs to no option{}", printable(word),
                       didYouMean(word, optionsOf(app)));
 }

@@ -68,12 +68,22 @@ std::string didYouMean(std::string_view word, const std::vector<std::string>& kn
   return meant.empty() ? "" : base::format("; did you mean {}?", meant);
 }
 
-std::string unknownKey(std::string_view kind, std::string_view word,
-                       const std::vector<std::string>& known) {
+std::string unknownKey(std::string_view word, const std::vector<std::string>& known) {
   std::string list;
   for (const auto& name : byNearness(word, known)) list += (list.empty() ? "" : ", ") + name;
-  return base::format("unknown {} '{}'; allowed, the nearest first: {}", kind, printable(word),
-                      list);
+  return base::format("unknown key '{}'; allowed, the nearest first: {}", printable(word), list);
+}
+
+std::string unknownTable(std::string_view word, std::string_view only) {
+  const std::string table = printable(word);
+  if (only.empty())
+    return base::format(
+        "unknown table '{}'; settings are in no table: take the line [{}] out, and leave KEY = "
+        "VALUE",
+        table, table);
+  return base::format(
+      "unknown table '{}'; the only one is [{}]: all else is KEY = VALUE above it, in no table",
+      table, only);
 }
 
 }  // namespace olpager::base

@@ -18,9 +18,9 @@ std::string nearest(std::string_view word, const std::vector<std::string>& known
 /// "; did you mean NAME?", or "" where none is near.
 std::string didYouMean(std::string_view word, const std::vector<std::string>& known);
 
-/// Of a key in a settings file that no setting has: what it is, and which there are. `kind`: "key",
-/// "table".
-std::string unknownKey(std::string_view kind, std::string_view word,
-                       const std::vector<std::string>& known);
+/// Of a key in a settings file that no setting has: what it is, and which there are.
+std::string unknownKey(std::string_view word, const std::vector<std::string>& known);
+/// The same of a table. `only`: the one that the file may have; "": none.
+std::string unknownTable(std::string_view word, std::string_view only = "");
 
 }  // namespace olpager::base

@@ -11,6 +11,7 @@
 #include "base/format.h"
 #include "base/nearest.h"
 #include "base/process.h"
+#include "base/size_words.h"
 #include "base/space/pages.h"
 #include "base/text.h"
 #include "base/toml_file.h"
@@ -27,10 +28,8 @@ Error notAllowed(std::string_view text, std::string_view allowed) {
 Status setBudget(Budget& into, std::string_view text) {
   auto budget = parseBudget(text);
   if (!budget.ok()) return budget.error();
-  if (budget.value().percent == 0 && budget.value().bytes < kSettingsPageBytes) {
-    return Error{base::format("'{}' is below one page; allowed: {} or more", text,
-                              exactSize(kSettingsPageBytes))};
-  }
+  if (budget.value().percent == 0 && budget.value().bytes < kSettingsPageBytes)
+    return belowPage(text, kSettingsPageBytes);
   into = budget.value();
   return {};
 }
@@ -162,6 +161,11 @@ Status setGpunode(Settings& settings, std::string_view text) {
   for (std::string_view rest = text;;) {
     const size_t comma = rest.find(',');
     const std::string_view one = rest.substr(0, comma);
+    if (one.starts_with(base::format("{}:", kLocalGpunode)))
+      return Error{base::format(
+          "'{}': {} has no port, it is a gpunode that olrun starts; one that listens on this "
+          "machine is 127.0.0.1{}",
+          printable(one), kLocalGpunode, printable(one.substr(kLocalGpunode.size())))};
     if (auto status =
             one == kLocalGpunode ? Status{} : checkAddress(one, AddressUse::kConnect, kGpunodePort);
         !status.ok())
@@ -312,11 +316,14 @@ Status applyFile(Settings& settings, const std::string& path, bool required) {
   if (!entries.ok()) return entries.error();
   for (const TomlEntry& entry : entries.value()) {
     const Key* key = findKey(entry.key);
-    if (key == nullptr) {
+    if (key == nullptr)
       return Error{base::format("{}: {}", entry.place,
-                                unknownKey(entry.kind == TomlEntry::Kind::kTable ? "table" : "key",
-                                           entry.key, keyNames()))};
-    }
+                                entry.kind == TomlEntry::Kind::kTable
+                                    ? unknownTable(entry.key)
+                                    : unknownKey(entry.key, keyNames()))};
+    if (entry.kind == TomlEntry::Kind::kTable)
+      return Error{base::format("{}: [{}] makes a table, and {} is a setting; say {} = \"...\"",
+                                entry.place, key->key, key->key, key->key)};
     const auto value = valueText(entry, *key);
     if (!value) {
       return Error{base::format("{}: {} is of type {}; allowed: {}", entry.place, key->key,
@@ -434,7 +441,7 @@ std::string fromCommandLine(std::string_view key, const std::string& text) {
 
 Status applySetting(Settings& settings, std::string_view key, std::string_view text) {
   const Key* known = findKey(key);
-  if (known == nullptr) return Error{unknownKey("key", key, keyNames())};
+  if (known == nullptr) return Error{unknownKey(key, keyNames())};
   return known->set(settings, text);
 }
 

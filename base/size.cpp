@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/format.h"
+#include "base/size_words.h"
 
 namespace olpager::base {
 namespace {
@@ -100,6 +101,17 @@ Result<Budget> parseBudget(std::string_view given) {
   if (bytes.value() == 0)
     return Error{base::format("'{}' is no memory at all; allowed: {}", given, kBudgetForms)};
   return Budget{.bytes = bytes.value(), .percent = 0};
+}
+
+bool isUnit(std::string_view word) { return !word.empty() && powerOf(word).has_value(); }
+
+Error belowPage(std::string_view text, uint64_t page_bytes) {
+  if (text.find_first_not_of("0123456789.") != std::string_view::npos)
+    return Error{
+        base::format("'{}' is below one page; allowed: {} or more", text, exactSize(page_bytes))};
+  return Error{base::format(
+      "'{}' means bytes, less than one page ({}); say the unit in the same word, such as {}GiB",
+      text, exactSize(page_bytes), text)};
 }
 
 std::string formatSize(uint64_t bytes) {

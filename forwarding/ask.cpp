@@ -30,6 +30,14 @@ Error noGpunode(const transport::Options& options, const std::string& gpunode, u
   return otherDaemon(gpunode, told.value().status.kind);
 }
 
+// A message each way: no shared memory for that, and no card.
+transport::Options toAsk(transport::Options options, uint32_t connect_ms) {
+  options.choice = transport::Choice::kTcp;
+  options.rails.clear();
+  options.connect_ms = connect_ms;
+  return options;
+}
+
 }  // namespace
 
 Result<SessionReply> askGpunode(const base::Settings& settings, const std::string& gpunode,
@@ -37,12 +45,13 @@ Result<SessionReply> askGpunode(const base::Settings& settings, const std::strin
                                 uint32_t answer_ms) {
   using Clock = std::chrono::steady_clock;
   const std::string name = "gpunode " + gpunode + ": ";
-  auto options = transport::optionsFrom(settings, gpunode);
-  if (!options.ok()) return options.error();
-  options.value().choice =
-      transport::Choice::kTcp;  // a message each way: no shared memory for that
-  options.value().connect_ms = connect_ms;
-  auto node = transport::makeEndpoint(options.value());
+  const auto wanted = transport::optionsFrom(settings, gpunode);
+  if (!wanted.ok()) return wanted.error();
+  // Of the session's own connection: before there is a session.
+  if (auto status = transport::checkChoice(wanted.value(), gpunode); !status.ok())
+    return Error{"gpunode " + status.error().message};  // which names the address
+  const transport::Options options = toAsk(wanted.value(), connect_ms);
+  auto node = transport::makeEndpoint(options);
   if (!node.ok()) return node.error();
   auto queue = node.value()->makeQueue();
   auto link = node.value()->connect(gpunode, {transport::makeDomain(), queue, ""});
@@ -57,13 +66,12 @@ Result<SessionReply> askGpunode(const base::Settings& settings, const std::strin
     if (left.count() <= 0) return Error{name + "it did not answer in time"};
     if (queue->wait(one, left) == 0) continue;
     if (one[0].kind == transport::Completion::Kind::kDown)
-      return noGpunode(options.value(), gpunode, answer_ms,
-                       link.value()->reason() + "; is it a gpunode?");
+      return noGpunode(options, gpunode, answer_ms, link.value()->reason() + "; is it a gpunode?");
     if (one[0].kind != transport::Completion::Kind::kMessage) continue;
     SessionReply reply;
     const auto bytes = one[0].message.bytes();
     if (bytes.size() != sizeof reply)
-      return noGpunode(options.value(), gpunode, answer_ms, "it is no gpunode");
+      return noGpunode(options, gpunode, answer_ms, "it is no gpunode");
     std::memcpy(&reply, bytes.data(), sizeof reply);
     if (reply.magic != kSessionMagic) return Error{name + "it is no gpunode"};
     one[0] = {};
@@ -75,11 +83,9 @@ Result<SessionReply> askGpunode(const base::Settings& settings, const std::strin
 Result<std::vector<std::string>> askForGpus(const base::Settings& settings,
                                             const std::string& gpunode, uint32_t connect_ms,
                                             uint32_t answer_ms) {
-  auto options = transport::optionsFrom(settings, gpunode);
-  if (!options.ok()) return options.error();
-  options.value().choice = transport::Choice::kTcp;  // as above
-  options.value().connect_ms = connect_ms;
-  auto asker = status::Asker::make(options.value(), gpunode, answer_ms);
+  const auto wanted = transport::optionsFrom(settings, gpunode);
+  if (!wanted.ok()) return wanted.error();
+  auto asker = status::Asker::make(toAsk(wanted.value(), connect_ms), gpunode, answer_ms);
   if (!asker.ok()) return asker.error();
   const auto told = asker.value()->ask();
   if (!told.ok()) return Error{"gpunode " + told.error().message};  // which names the address

@@ -15,4 +15,9 @@ namespace olpager::transport {
 /// the defaults. The Error is one line that names the key file.
 Result<Options> optionsFrom(const base::Settings& settings, std::string_view address = {});
 
+/// Whether this machine has what a link to `address` as `options.choice` wants it takes: a card,
+/// where only RDMA will do. Nobody is asked but the system, and names are looked up. The Error says
+/// what to do.
+Status checkChoice(const Options& options, const std::string& address);
+
 }  // namespace olpager::transport

@@ -83,7 +83,8 @@ Status Devices::find(const std::string& worker, const std::vector<std::string>& 
     return Error{ready > 0 ? "the driver ends the process that starts it"
                            : "the driver does not start within 30 s"};
   node.text[sizeof node.text - 1] = '\0';
-  if (node.failed != 0) return Error{base::printable(node.text)};
+  no_driver_ = node.failed == NodeDescription::Failure::kNoDriver;
+  if (node.failed != NodeDescription::Failure::kNone) return Error{base::printable(node.text)};
   const uint32_t count = std::min(node.device_count, kMostDevices);
   std::vector<uint32_t> order = chosen;
   if (order.empty()) {

@@ -29,6 +29,8 @@ class Devices {
               const std::string& driver, const std::vector<uint32_t>& chosen,
               const std::function<bool()>& ends);
   bool known() const { return !devices_.empty(); }
+  /// The last find() found no driver, but something else or nothing at all at `driver`.
+  bool noDriver() const { return no_driver_; }
   size_t size() const { return devices_.size(); }
   const status::Device& at(size_t i) const { return devices_[i]; }
   const std::vector<status::Device>& all() const { return devices_; }
@@ -45,6 +47,7 @@ class Devices {
 
  private:
   std::vector<status::Device> devices_;
+  bool no_driver_ = false;
   uint32_t cuda_version_ = 0;
   std::string driver_version_;
   std::unique_ptr<NvmlSource> nvml_;

@@ -7,6 +7,7 @@
 #include "base/format.h"
 #include "base/nearest.h"
 #include "base/settings.h"
+#include "base/size_words.h"
 #include "base/text.h"
 #include "base/toml_file.h"
 #include "gpunode/worker/setup.h"
@@ -110,6 +111,8 @@ Status setCache(SupervisorOptions& options, std::string_view text) {
 Status setCacheSize(SupervisorOptions& options, std::string_view text) {
   const auto bytes = base::parseSize(text);
   if (!bytes.ok()) return bytes.error();
+  if (bytes.value() < base::kSettingsPageBytes)
+    return base::belowPage(text, base::kSettingsPageBytes);
   options.cache_bytes = bytes.value();
   return {};
 }
@@ -202,13 +205,13 @@ const std::vector<SupervisorKey>& supervisorKeys() {
 namespace {
 
 // As a file has them: the command line's are looked at before.
-Error unknown(std::string_view kind, std::string_view key) {
+Error unknown(std::string_view key) {
   std::vector<std::string> names;
   for (const auto& known : supervisorKeys()) {
     names.emplace_back(known.key);
     std::replace(names.back().begin(), names.back().end(), '-', '_');
   }
-  return Error{base::unknownKey(kind, key, names)};
+  return Error{base::unknownKey(key, names)};
 }
 
 bool isKey(std::string_view name) {
@@ -226,11 +229,11 @@ Status applyFile(SupervisorOptions& options, const std::string& path, bool must)
     std::string name = entry.key;
     std::replace(name.begin(), name.end(), '_', '-');
     const auto value = entry.option();
-    if (!isKey(name)) {
-      const bool table = entry.kind == base::TomlEntry::Kind::kTable;
-      return Error{
-          base::format("{}: {}", entry.place, unknown(table ? "table" : "key", entry.key).message)};
-    }
+    if (!isKey(name))
+      return Error{base::format("{}: {}", entry.place,
+                                entry.kind == base::TomlEntry::Kind::kTable
+                                    ? base::unknownTable(entry.key)
+                                    : unknown(entry.key).message)};
     const Status status =
         value.ok() ? applyOption(options, name, value.value()) : Status(value.error());
     if (!status.ok())
@@ -244,7 +247,7 @@ Status applyOption(SupervisorOptions& options, std::string_view key, std::string
   for (const auto& known : supervisorKeys()) {
     if (key == known.key) return known.set(options, text);
   }
-  return unknown("key", key);
+  return unknown(key);
 }
 
 }  // namespace olpager::gpunode

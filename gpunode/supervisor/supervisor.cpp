@@ -151,6 +151,10 @@ Status Supervisor::start() {
   if (auto found = findDevices(); !found.ok()) {
     if (program_) return Error{found.error().message + "; does nvidia-smi work here?"};
     if (!options_.devices.empty() && !toldToEnd()) return found;
+    // The loader's may be installed later; a path that was named by hand is wrong.
+    if (!options_.driver.empty() && devices_.noDriver())
+      return Error{base::format("driver: {}; --driver takes the path of a libcuda.so.1, or sim",
+                                found.error().message)};
     base::logWarn("%s; sessions are refused until it can", found.error().message.c_str());
   }
   return {};

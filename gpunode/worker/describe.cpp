@@ -15,9 +15,11 @@ Function* symbol(void* library, const char* name) {
   return reinterpret_cast<Function*>(dlsym(library, name));
 }
 
-NodeDescription failed(const char* what, int error) {
+using Failure = NodeDescription::Failure;
+
+NodeDescription failed(Failure failure, const char* what, int error = 0) {
   NodeDescription node;
-  node.failed = 1;
+  node.failed = failure;
   if (error != 0)
     std::snprintf(node.text, sizeof node.text, "%s (CUDA error %d)", what, error);
   else
@@ -31,7 +33,7 @@ NodeDescription describeNode(const char* driver) {
   void* const library = dlopen(driver, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const char* const why = dlerror();
-    return failed(why != nullptr ? why : "the driver can't be loaded", 0);
+    return failed(Failure::kNoDriver, why != nullptr ? why : "the driver can't be loaded");
   }
   auto* const init = symbol<CUresult(unsigned)>(library, "cuInit");
   auto* const version = symbol<CUresult(int*)>(library, "cuDriverGetVersion");
@@ -45,12 +47,12 @@ NodeDescription describeNode(const char* driver) {
   auto* const access = symbol<CUresult(int*, CUdevice, CUdevice)>(library, "cuDeviceCanAccessPeer");
   if (init == nullptr || count == nullptr || attribute == nullptr || name == nullptr ||
       uuid == nullptr || total == nullptr)
-    return failed("what was loaded is no CUDA driver", 0);
+    return failed(Failure::kNoDriver, "what was loaded is no CUDA driver");
   if (const CUresult result = init(0); result != CUDA_SUCCESS)
-    return failed("the driver can't start", static_cast<int>(result));
+    return failed(Failure::kNow, "the driver can't start", static_cast<int>(result));
   int devices = 0;
   if (const CUresult result = count(&devices); result != CUDA_SUCCESS || devices <= 0)
-    return failed("the driver has no device", static_cast<int>(result));
+    return failed(Failure::kNow, "the driver has no device", static_cast<int>(result));
   NodeDescription node;
   if (version != nullptr) (void)version(&node.cuda_version);
   node.device_count = std::min<uint32_t>(static_cast<uint32_t>(devices), kMostDevices);

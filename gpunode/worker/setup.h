@@ -86,7 +86,9 @@ struct DeviceDescription {
   uint64_t peers;  // a bit for each device whose memory it can reach
 };
 struct NodeDescription {
-  uint32_t failed = 0;  // 1: `text` says why
+  // Why there are no devices, in `text`: for now, or for as long as the file is what it is.
+  enum class Failure : uint32_t { kNone, kNow, kNoDriver };
+  Failure failed = Failure::kNone;
   int32_t cuda_version = 0;
   uint32_t device_count = 0;
   uint32_t reserved = 0;

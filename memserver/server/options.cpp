@@ -6,6 +6,7 @@
 #include "base/address.h"
 #include "base/format.h"
 #include "base/nearest.h"
+#include "base/size_words.h"
 #include "base/text.h"
 #include "base/toml_file.h"
 #include "coherence/transport/trust/keys.h"
@@ -22,6 +23,7 @@ Status setSize(uint64_t& into, std::string_view text) {
   auto bytes = base::parseSize(text);
   if (!bytes.ok()) return bytes.error();
   if (bytes.value() == 0) return notAllowed(text, base::kSizeForms);
+  if (bytes.value() < kFramePageBytes) return base::belowPage(text, kFramePageBytes);
   into = bytes.value();
   return {};
 }
@@ -96,9 +98,8 @@ Status setMemory(DaemonOptions& o, std::string_view text) {
   }
   auto budget = base::parseBudget(text);
   if (!budget.ok()) return Error{budget.error().message + ", or auto"};
-  if (budget.value().percent == 0 && budget.value().bytes < kFramePageBytes) {
-    return Error{base::format("'{}' is below one page; allowed: 2MiB or more, or auto", text)};
-  }
+  if (budget.value().percent == 0 && budget.value().bytes < kFramePageBytes)
+    return Error{base::belowPage(text, kFramePageBytes).message + "; or auto"};
   o.memory = budget.value();
   return {};
 }
@@ -106,6 +107,8 @@ Status setMemory(DaemonOptions& o, std::string_view text) {
 Status setReserve(DaemonOptions& o, std::string_view text) {
   auto budget = base::parseBudget(text);
   if (!budget.ok()) return budget.error();
+  if (budget.value().percent == 0 && budget.value().bytes < kFramePageBytes)
+    return base::belowPage(text, kFramePageBytes);
   o.reserve = budget.value();
   return {};
 }
@@ -273,11 +276,11 @@ const std::vector<DaemonKey>& daemonKeys() {
 
 namespace {
 
-Error unknown(std::string_view kind, std::string_view key) {
+Error unknown(std::string_view key) {
   std::vector<std::string> names;
   for (const DaemonKey& each : daemonKeys()) names.emplace_back(each.key);
   names.emplace_back("quotas");
-  return Error{base::unknownKey(kind, key, names)};
+  return Error{base::unknownKey(key, names)};
 }
 
 }  // namespace
@@ -286,7 +289,7 @@ Status applyKey(DaemonOptions& options, std::string_view key, std::string_view t
   for (const DaemonKey& each : daemonKeys()) {
     if (each.key == key) return each.set(options, text);
   }
-  return unknown("key", key);
+  return unknown(key);
 }
 
 Status applyKeyQuota(DaemonOptions& options, std::string_view text) {
@@ -315,10 +318,10 @@ Status applyFile(DaemonOptions& options, const std::string& path, bool must) {
     const auto& keys = daemonKeys();
     if (std::none_of(keys.begin(), keys.end(),
                      [&](const DaemonKey& each) { return each.key == entry.key; }))
-      return Error{base::format(
-          "{}: {}", entry.place,
-          unknown(entry.kind == base::TomlEntry::Kind::kTable ? "table" : "key", entry.key)
-              .message)};
+      return Error{base::format("{}: {}", entry.place,
+                                entry.kind == base::TomlEntry::Kind::kTable
+                                    ? base::unknownTable(entry.key, "quotas")
+                                    : unknown(entry.key).message)};
     const auto value = entry.option();
     if (!value.ok()) return where(entry.place, value.error());
     if (const Status status = applyKey(options, entry.key, value.value()); !status.ok())

@@ -4,8 +4,10 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -13,6 +15,7 @@
 #include "base/address.h"
 #include "base/command_line.h"
 #include "base/format.h"
+#include "base/text.h"
 #include "pager/counters/files.h"
 #include "tools/olpagestat/executors.h"
 #include "tools/olpagestat/node.h"
@@ -222,6 +225,16 @@ int run(int argc, char** argv) {
     return line.refuse("--node goes with --once, --json, --watch and --duration only");
   if (!nodes && !(options.nodes.key.empty() && options.nodes.tls.empty()))
     return line.refuse("--key and --tls are for --node");
+  // Who watches may have begun before the program that makes the folder.
+  const bool live = !once && !options.json && !options.watch_seconds && tools::Terminal::usable();
+  const bool watches = records || options.watch_seconds || (live && !options.forget);
+  for (const std::string& folder : options.record.programs.folders) {
+    std::error_code why;
+    if (watches && !std::filesystem::exists(folder, why)) continue;
+    if (std::filesystem::is_directory(folder, why)) continue;
+    return line.refuse(base::format("--folder: {}: {}", base::printable(folder),
+                                    why ? why.message() : std::string("it is no folder")));
+  }
   for (const std::string& address : options.nodes.addresses) {
     if (auto status = base::checkAddress(address, base::AddressUse::kConnect, base::kMemserverPort);
         !status.ok())
@@ -229,7 +242,6 @@ int run(int argc, char** argv) {
   }
   if (records) return tools::record(options.record);
   if (!options.nodes.addresses.empty()) {
-    const bool live = !once && !options.json && !options.watch_seconds && tools::Terminal::usable();
     auto source = tools::NodeSource::make(options.nodes, live ? 1000 : 5000);
     if (!source.ok()) {
       base::print(stderr, "olpagestat: {}\n", source.error().message);
@@ -244,7 +256,7 @@ int run(int argc, char** argv) {
     return tools::runLive(both, 1, options.record.duration);
   }
   if (options.watch_seconds) return watch(options);
-  if (!once && !options.json && !options.forget && tools::Terminal::usable()) {
+  if (live && !options.forget) {
     return tools::runLive([&options] { return tools::readSample(options.record.programs, true); },
                           1, options.record.duration);
   }

@@ -150,6 +150,12 @@ void tuneTcp(int fd, uint32_t dead_ms, uint32_t unsent) {
 
 std::string whyNotBound(const SocketAddress& address, int error) {
   const std::string at = address.text(), why = std::strerror(error);
+  struct stat about {};
+  const std::string path = isUnix(at) ? at.substr(5) : "";
+  if (error == EADDRINUSE && lstat(path.c_str(), &about) == 0 && !S_ISSOCK(about.st_mode))
+    return base::format("{}: something that is no socket is there; take another path", at);
+  if (error == ENOENT && address.family() == AF_UNIX)
+    return base::format("{}: its folder is not there; make it, or take another path", at);
   if (error == EADDRINUSE && address.family() == AF_UNIX)
     return base::format("{}: {}; ss -lxp tells by whom; take another path", at, why);
   if (error == EADDRINUSE) {

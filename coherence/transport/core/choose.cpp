@@ -46,7 +46,8 @@ OwnKinds ownKinds(Choice choice, const SocketAddress& local, Tls tls,
   OwnKinds own{allowedBy(choice), ""};
   if (!own.kinds.has(LinkKind::kVerbs)) return own;
   if (tls == Tls::kAll) {
-    own.no_verbs = "with tls = all everything is encrypted, which RDMA can't";
+    own.no_verbs =
+        "with tls = all everything is encrypted, which RDMA can't; tls = control allows it";
   } else if (std::none_of(rails.begin(), rails.end(), [](const SocketAddress& rail) {
                return verbs::whyNoCardAt(rail).empty();
              })) {

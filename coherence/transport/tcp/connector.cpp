@@ -116,7 +116,9 @@ class Dialogue {
         }
         return Error{base::format("the connection is lost: {}", stream_.errorText(moved))};
       } else if (!waitFor(stream_.fd(), events, patience_.until())) {
-        return Error{"no answer in time"};
+        return Error{
+            "no answer in time, though something listens there: a daemon that is stopped or "
+            "busy, or a port of another program's; name the address that the daemon printed"};
       }
     }
     return {};

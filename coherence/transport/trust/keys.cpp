@@ -35,6 +35,21 @@ bool parseSecret(std::string_view text, Secret& into) {
   return true;
 }
 
+// Why a line that is no key is none, as far as people get it wrong by the way they carried the file
+// here; else what a line is. Says nothing of what the line holds.
+std::string whyNoKey(std::string_view line) {
+  constexpr std::string_view kForm = "NAME:64 hexadecimal digits, as olctl keygen writes it";
+  if (line.ends_with('\r'))
+    return base::format("the line ends as Windows ends lines (CR LF), not {}; tr -d '\\r' mends it",
+                        kForm);
+  if (line.starts_with("\xef\xbb\xbf") || line.starts_with("\xff\xfe") ||
+      line.starts_with("\xfe\xff"))
+    return base::format("a byte-order mark begins the file, not {}; save it as plain ASCII", kForm);
+  if (line.starts_with("-----BEGIN ") || line.starts_with("ssh-"))
+    return base::format("a key or certificate of TLS or SSH (PEM), not {}", kForm);
+  return base::format("not {}", kForm);
+}
+
 }  // namespace
 
 KeyRing::~KeyRing() {
@@ -110,7 +125,7 @@ Result<std::shared_ptr<const KeyRing>> loadKeys(const std::string& path) {
     NamedKey key;
     if (colon != std::string_view::npos) key.name = line.substr(0, colon);
     if (!checkKeyName(key.name).ok() || !parseSecret(line.substr(colon + 1), key.secret)) {
-      return Error{base::format("key file {}:{}: not NAME:64 hexadecimal digits", path, number)};
+      return Error{base::format("key file {}:{}: {}", path, number, whyNoKey(line))};
     }
     if (!names.insert(key.name).second) {
       return Error{base::format("key file {}:{}: a second key named {}", path, number, key.name)};

@@ -95,7 +95,9 @@ Result<std::shared_ptr<CardDomain>> domainOn(const Api& api, Domain& domain, ibv
 
 std::string whyNoCardAt(const SocketAddress& local) {
   if (local.family() != AF_INET && local.family() != AF_INET6) return "not an address of a card";
-  if (local.loopback()) return "no card is on loopback";  // and the libraries stay closed
+  if (local.loopback())
+    return "no RDMA card is on loopback; name the daemon by a card's address, or take transport = "
+           "auto";  // and the libraries stay closed
   const Api* const all = api();
   if (all == nullptr) return whyNot();
   SocketAddress any_port = withPort(local, 0);

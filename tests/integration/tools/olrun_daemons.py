@@ -30,10 +30,10 @@ class Bench:
         subprocess.run([self.options.olctl, "keygen", "--name", name, "--out", path], check=True, stdout=subprocess.DEVNULL)
         return path
 
-    def daemon(self, command, said):
+    def daemon(self, command, said, **env):
         """Its address, once it is there."""
         log = open(os.path.join(self.folder, f"log{len(self.daemons)}"), "w+")
-        process = subprocess.Popen(command, env=self.env, stdout=log, stderr=log)
+        process = subprocess.Popen(command, env={**self.env, **env}, stdout=log, stderr=log)
         self.daemons.append(process)
         end = time.monotonic() + LONG
         while time.monotonic() < end and process.poll() is None:
@@ -190,11 +190,13 @@ def gpunodes(bench):
     assert status == 1 and re.search(rf"^GAP +gpunode +gpunode {absent}: Connection refused", text, re.M), text
     status, text = bench.check("--gpunode", good)
     assert status == 0 and re.search(rf"^ok +gpunode +{good}: 0 of at most 3 sessions; olpager simulated GPU$", text, re.M) and "driver" in text, text
-    # One whose driver can't start, for want of a GPU or of a driver.
-    idle = bench.gpunode("--driver", "/no/libcuda.so.1")
-    bench.refused([f"gpunode {idle} refuses", "/no/libcuda.so.1"], "--gpunode", idle)
+    # One whose driver can't start, for want of a GPU or of a driver: the loader's, which may be installed later.
+    library = bench.file("broken/libcuda.so.1", "")
+    idle = bench.daemon([bench.options.olgpunode, "--config", bench.file("empty.toml", ""), "--listen", "127.0.0.1:0"], r"listening at (\S+)\n",
+                        LD_LIBRARY_PATH=os.path.dirname(library))
+    bench.refused([f"gpunode {idle} refuses", library], "--gpunode", idle)
     status, text = bench.check("--gpunode", idle)
-    assert status == 1 and re.search(rf"^GAP +gpunode +gpunode {idle} refuses: .*/no/libcuda.so.1", text, re.M), text
+    assert status == 1 and re.search(rf"^GAP +gpunode +gpunode {idle} refuses: .*{library}", text, re.M), text
 
 
 def main():

@@ -295,12 +295,15 @@ TEST_CASE("olpagestat looks where programs put their counters, or where it is to
   const auto both =
       pids(runChild({OLPAGESTAT, "--json", "--folder", here.folder, "--folder", elsewhere.folder}));
   CHECK(both == std::set<long>{getpid(), *there.begin()});
-  CHECK(pids(runChild({OLPAGESTAT, "--json", "--folder", here.path + "/none"}, {here.variable}))
-            .empty());
+  const auto missing =
+      runChild({OLPAGESTAT, "--json", "--folder", here.path + "/none"}, {here.variable});
+  CHECK(missing.status == 2);
+  CHECK(missing.err.find("/none: No such file or directory") != std::string::npos);
 }
 
 TEST_CASE("nothing to show is said, another process is an error", "[olpagestat]") {
   Runtime runtime;
+  REQUIRE(mkdir(runtime.folder.c_str(), 0700) == 0);
   const auto none = runtime.olpagestat({"--once"});
   CHECK(none.status == 0);
   CHECK(none.out.find("no program of yours uses a GPU under olpager now") != std::string::npos);

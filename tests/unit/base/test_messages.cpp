@@ -34,8 +34,12 @@ TEST_CASE("the nearest name is the one that is meant", "[base][nearest]") {
   CHECK(didYouMean("quite-another", {"host", "vram"}).empty());
   CHECK(byNearness("host", {"vram", "ghost", "host"}) ==
         std::vector<std::string>{"host", "ghost", "vram"});
-  CHECK(unknownKey("key", "vr\nm", {"host", "vram"}) ==
+  CHECK(unknownKey("vr\nm", {"host", "vram"}) ==
         "unknown key 'vr?m'; allowed, the nearest first: vram, host");
+  CHECK(unknownTable("a\nb") ==
+        "unknown table 'a?b'; settings are in no table: take the line [a?b] out, and leave KEY = "
+        "VALUE");
+  CHECK(unknownTable("quota", "quotas").find("the only one is [quotas]") != std::string::npos);
   CHECK(nearest(std::string(1 << 20, 'v'), options).empty());  // in no time
 }
 
@@ -52,6 +56,10 @@ TEST_CASE("an address has a host and a port", "[base][address]") {
         "'box' names no port, such as box:7071; allowed: host:port or [v6]:port, or unix:/path");
   CHECK(why("box:").starts_with("'box:' names no port, such as box:7071"));
   CHECK(why("[::1]").starts_with("'[::1]' names no port, such as [::1]:7071"));
+  CHECK(why("http://box:7071/").starts_with("'http://box:7071/' is a URL; say box:7071 alone;"));
+  CHECK(why("tcp://box").starts_with("'tcp://box' is a URL; say box:7071 alone;"));
+  CHECK(why("http://[::1]").starts_with("'http://[::1]' is a URL; say [::1]:7071 alone;"));
+  CHECK(why("://").starts_with("'://' is a URL"));
   CHECK(why("::1").starts_with(
       "'::1' is ambiguous: an IPv6 address stands in brackets, such as [::1]:7071"));
   CHECK(why("7071").starts_with("'7071' names no host, such as 127.0.0.1:7071"));
