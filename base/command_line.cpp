@@ -11,6 +11,7 @@
 #include "base/size.h"
 #include "base/size_words.h"
 #include "base/text.h"
+#include "base/version.h"
 
 namespace olpager::base {
 namespace {
@@ -135,7 +136,7 @@ CommandLine::CommandLine(const std::string& program, const std::string& what,
   app_.formatter(std::make_shared<Help>(usage));
   app_.option_defaults()->group(kLastGroup);  // of --help, and of every command's
   app_.set_help_flag("-h,--help", "Print this, and end")->group(kLastGroup);
-  app_.set_version_flag("--version", program + " " + OLPAGER_VERSION, "Print the version, and end")
+  app_.set_version_flag("--version", program + " " + kVersion, "Print the version, and end")
       ->group(kLastGroup);
   app_.allow_extras();  // told here, with what was meant
   std::string text = "Examples:\n";

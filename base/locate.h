@@ -10,7 +10,7 @@ namespace olpager::base {
 
 /// Absolute path of `name` ("libolpager.so", "libolsimcuda.so") as seen from `binary`, the absolute
 /// path of an executable or library of the project. Looks in the build tree's folders for that
-/// name, then <prefix>/lib and the like.
+/// name, then <prefix>/lib/olpager and the like.
 std::string locateLibrary(std::string_view binary, std::string_view name);
 
 /// A program that another of ours starts, beside `binary` in the build tree or installation; ""

@@ -157,8 +157,11 @@ int run(int argc, char** argv) {
     return refuse(base::format("{} is not in the build or installation of {}",
                                worker.empty() ? "olgpunode-worker" : "libolpager.so", self));
   if (options.driver == "sim" && sim.empty())
-    return refuse(base::format(
-        "libolsimcuda.so, the simulated GPU, is not in the build or installation of {}", self));
+    return refuse(
+        base::format("libolsimcuda.so, the simulated GPU, is not in the build or installation of "
+                     "{}; install it: "
+                     "package olpager-simgpu",
+                     self));
   gpunode::Supervisor supervisor(options, worker, library, sim);
   supervisor.serveOnly(std::move(program));
   if (auto started = supervisor.start(); !started.ok()) return refuse(started.error().message);

@@ -199,7 +199,10 @@ Result<std::string> startLocalGpunode(const base::Settings& settings,
                                       const Environment& environment, const std::string& self) {
   const std::string program = base::locateProgram(self, "olgpunode");
   if (program.empty())
-    return Error{base::format("olgpunode is not in the build or installation of {}", self)};
+    return Error{
+        base::format("olgpunode is not in the build or installation of {}; install it: "
+                     "package olpager-gpunode",
+                     self)};
   const auto folder = transport::socketFolder();
   if (!folder.ok()) return folder.error();
   transport::removeDeadSockets(folder.value());

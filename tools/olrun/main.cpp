@@ -413,8 +413,11 @@ int run(int argc, char** argv) {
     return program.exit_code;
   }
   if (driver.empty() && here) {
-    return refuse(base::format(
-        "libolsimcuda.so, the simulated GPU, is not in the build or installation of {}", self));
+    return refuse(
+        base::format("libolsimcuda.so, the simulated GPU, is not in the build or installation of "
+                     "{}; install it: "
+                     "package olpager-simgpu",
+                     self));
   }
   // A forwarded program needs no driver here. To start one takes long: that is done where a budget
   // may be too small on some device.

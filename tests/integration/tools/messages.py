@@ -57,7 +57,7 @@ def helps(bench):
     """In groups, with types that people know and three examples; the version too."""
     for program in PROGRAMS:
         told = bench.run(program, "--version")
-        assert told.returncode == 0 and re.fullmatch(rf"{program} \d+\.\d+\.\d+\n", told.stdout), told
+        assert told.returncode == 0 and re.fullmatch(rf"{program} \d+\.\d+\.\d+(\+\d+\.g[0-9a-f]+(\.changed)?)?\n", told.stdout), told
         told = bench.run(program, "--help")
         assert told.returncode == 0 and told.stderr == "", told
         text = told.stdout

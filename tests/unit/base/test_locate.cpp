@@ -28,9 +28,11 @@ TEST_CASE("libraries are found in the build tree", "[base][locate]") {
 TEST_CASE("libraries are found below an installation's prefix", "[base][locate]") {
   Tree tree;
   const auto olrun = tree.file("bin/olrun");
-  const auto library = tree.file("lib/libolpager.so");
-  tree.file("lib/olpager/libcuda.so.1");
+  const auto link = tree.file("lib/olpager/libcuda.so.1");
+  CHECK(locateLibrary(olrun, "libolpager.so") == link);
+  const auto library = tree.file("lib/olpager/libolpager.so");
   CHECK(locateLibrary(olrun, "libolpager.so") == library);
+  CHECK(locateLibrary(olrun, "libolsimcuda.so").empty());
   CHECK(locateLinkFolder(olrun) == tree.path + "/lib/olpager");
 }
 

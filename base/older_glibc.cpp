@@ -1,10 +1,10 @@
-// What the C++ runtime that is linked into this library takes from glibc, and glibc 2.34 does not
-// have yet: a library that is preloaded into other people's programs should load there too.
+// The C++ runtime that is linked into our libraries and programs takes these from glibc, and glibc
+// 2.34 does not have them yet: what is built here should run there too.
 //   _dl_find_object (2.35): the unwinder asks it since GCC 12. This one answers from
-//   dl_iterate_phdr, as the unwinder
-//     itself did before; it is slower, and exceptions here are thrown only at start-up.
+//     dl_iterate_phdr, as the unwinder itself did before; it is slower, and exceptions here are
+//     thrown only at start-up.
 //   arc4random (2.36): std::random_device is linked in with other parts of the library; nothing
-//   here uses it.
+//     here uses it.
 #include <link.h>
 #include <unistd.h>
 
