@@ -95,7 +95,7 @@ def count_of(parameter):
 
 def guarded(expression):
     """Its C++, 0 where a pointer in it is null."""
-    pointers = sorted({n for n in _dereferenced(expression.tree)})
+    pointers = sorted(set(_dereferenced(expression.tree)))
     text = f"uint64_t({expression.cpp()})"
     return f"({' && '.join(p + ' != nullptr' for p in pointers)} ? {text} : 0)" if pointers else text
 
@@ -302,11 +302,18 @@ def _client_function(symbol):
         if p.get("static") and p.get("string"):
             out += f"  call.takeText({p.name});\n"
         elif p.get("static"):
-            out += f"  call.takeKept({p.name});\n"
+            out += f"  const uint64_t count_{p.name} = call.takeKept({p.name});\n"
         else:
-            take = "takeDevices" if p.base_type in DEVICE_TYPES else "takeString" if p.get("string") else "take"
+            take = "takeDevices" if p.base_type in DEVICE_TYPES else "takeString" if p.get("string") else \
+                "takeHandles" if is_translated(p) else "take"
             out += f"  call.{take}({p.name}, {f'count_{p.name}' if count_of(p) else '1'});\n"
-    return out + "  return result;\n}\n"
+    # How many the caller may read now: no more than it has room for, or than have come.
+    for p in results:
+        for array in results:
+            if array is not p and count_of(array) and set(_dereferenced(count_of(array).tree)) == {p.name}:
+                there = f"{array.name} != nullptr" + (f" && *{array.name} != nullptr" if array.get("static") else "")
+                out += f"  if (result == CUDA_SUCCESS && {there}) call.holds({p.name}, count_{array.name});\n"
+    return out + f"  return {'call.taken(result)' if results else 'result'};\n}}\n"
 
 
 def _element(parameter):

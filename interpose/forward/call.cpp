@@ -7,6 +7,7 @@
 #include <new>
 
 #include "base/log.h"
+#include "forwarding/tally.h"
 #include "forwarding/wire/copies.h"
 #include "interpose/api/function_facts.h"
 #include "interpose/forward/answer_cache.h"
@@ -248,7 +249,10 @@ void Call::takeString(char* into, uint64_t count) {
   if (into == nullptr || count == 0) return;
   const auto found = reply_.raw(count);
   const auto* const text = reinterpret_cast<const char*>(found.data());
-  if (!found.empty()) std::memcpy(into, text, std::min<size_t>(strnlen(text, count) + 1, count));
+  if (found.empty()) return;
+  const size_t length = strnlen(text, count - 1);
+  std::memcpy(into, text, length);
+  into[length] = '\0';
 }
 
 void Call::takeText(const char** into) {
@@ -257,14 +261,21 @@ void Call::takeText(const char** into) {
   *into = there ? keep(reply_.text()) : nullptr;
 }
 
-const void* Call::keptArray() {
+CUresult Call::taken(CUresult result) const {
+  if (reply_.ok()) return result;
+  base::warnOnce("taken", "gpunode %s: an answer that makes no sense (%s): CUDA_ERROR_UNKNOWN",
+                 executor_->name().c_str(), functionName(head().function).c_str());
+  return CUDA_ERROR_UNKNOWN;
+}
+
+std::span<const std::byte> Call::keptArray() {
   struct Tag;
   auto& kept = PerThread<std::map<std::pair<uint16_t, size_t>, std::vector<std::byte>>, Tag>::get();
   const auto bytes = reply_.raw(reply_.value<uint64_t>());
-  if (bytes.empty()) return nullptr;
+  if (bytes.empty()) return {};
   auto& place = kept[{head().function, reply_.left()}];
   place.assign(bytes.begin(), bytes.end());
-  return place.data();
+  return place;
 }
 
 }  // namespace olpager::forward

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <string>
 
 #include "forwarding/wire/device_resources.h"
@@ -206,6 +207,19 @@ class Call {
     if (const auto found = reply_.raw(bytes); !found.empty())
       std::memcpy(into, found.data(), bytes);
   }
+  /// Handles: of no other session's, or the program's next calls would go there.
+  template <typename T>
+  void takeHandles(T* into, uint64_t count) {
+    take(into, count);
+    for (uint64_t i = 0; into != nullptr && i < count; ++i) mustBeOwn(into[i]);
+  }
+  /// One of an answer that is read by hand; 0 and a call that fails where it can't be.
+  template <typename T>
+  T takeHandle() {
+    T handle{};
+    takeHandles(&handle, 1);
+    return handle;
+  }
   /// A text into room of the caller's for `count` characters; what lies behind its end stays as it
   /// was.
   void takeString(char* into, uint64_t count);
@@ -216,22 +230,43 @@ class Call {
   }
   /// Text of the driver's own, which stays for the process's life.
   void takeText(const char** into);
-  /// An array of the driver's own; it stays until this thread asks the same again.
+  /// An array of the driver's own; it stays until this thread asks the same again. Returns how many
+  /// elements it has.
   template <typename T>
-  void takeKept(T** into) {
-    if (into != nullptr) *into = static_cast<T*>(const_cast<void*>(keptArray()));
+  uint64_t takeKept(T** into) {
+    if (into == nullptr) return 0;
+    const std::span<const std::byte> kept = keptArray();
+    *into = reinterpret_cast<T*>(const_cast<std::byte*>(kept.data()));
+    return kept.size() / kElement<T>;
   }
+  /// The answer said how many elements of an array the program may read: there are `room`.
+  template <typename T>
+  void holds(const T* count, uint64_t room) {
+    if (count != nullptr && static_cast<uint64_t>(*count) > room) reply_.fail();
+  }
+  /// `result`, behind all that was taken; an error where the answer had less, or what can't be.
+  CUresult taken(CUresult result) const;
 
  private:
   Call(uint16_t function, Session* session);
   CallHead& head() { return *reinterpret_cast<CallHead*>(out_.bytes.data()); }
+  const CallHead& head() const { return *reinterpret_cast<const CallHead*>(out_.bytes.data()); }
   CUresult ready();
   CUresult receive();
   void leave();
   bool isOfAnother(uint64_t handle) const;
+  template <typename T>
+  void mustBeOwn(T& handle) {
+    uint64_t bits = 0;
+    static_assert(sizeof handle == sizeof bits);
+    std::memcpy(&bits, &handle, sizeof bits);
+    if (!severalSessions() || !isOfAnother(bits)) return;
+    handle = {};
+    reply_.fail();
+  }
   uint64_t newNumber();
   void forget();
-  const void* keptArray();
+  std::span<const std::byte> keptArray();
 
   static constexpr uint64_t kMostDeviceStructures = 4096;
 

@@ -73,7 +73,9 @@ CUresult create(CUcontext* out, unsigned flags, CUdevice device) {
   call.devices(device);
   const CUresult result = call.sync();
   if (!call.answered()) return result;
-  const auto made = call.reply().value<uint64_t>();
+  const auto made = call.takeHandle<uint64_t>();
+  if (!isMarked(made)) call.reply().fail();
+  if (!call.reply().ok()) return call.taken(result);
   call.session()->parts().contexts->made(made, device);
   stack().push_back(made);
   mapPinned(call.session(), made);
@@ -101,7 +103,9 @@ CUresult contextOfGreen(CUcontext* out, CUgreenCtx green) {
   call.handle(green);
   const CUresult result = call.sync();
   if (!call.answered()) return result;
-  const auto made = call.reply().value<uint64_t>();
+  const auto made = call.takeHandle<uint64_t>();
+  if (!isMarked(made)) call.reply().fail();
+  if (!call.reply().ok()) return call.taken(result);
   if (!call.session()->parts().contexts->greenStandsFor(number, made))
     return CUDA_ERROR_INVALID_HANDLE;  // destroyed meanwhile
   mapPinned(call.session(), made);

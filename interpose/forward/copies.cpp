@@ -246,8 +246,11 @@ CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& given
   const auto finish = [&] {
     Piece piece = std::move(under_way.front());
     under_way.pop_front();
-    const CUresult result = piece.call->finish();
-    if (piece.call->answered()) piece.call->take(piece.into, piece.bytes);
+    CUresult result = piece.call->finish();
+    if (piece.call->answered()) {
+      piece.call->take(piece.into, piece.bytes);
+      result = piece.call->taken(result);
+    }
     if (first == CUDA_SUCCESS) first = result;
   };
   for (uint64_t at = 0; at < bytes && first == CUDA_SUCCESS; at += kPiece) {

@@ -66,6 +66,7 @@ CUresult DriverTableHost::moduleFunctions(CUmodule module, std::vector<CUfunctio
   unsigned count = 0;
   CUresult result = ol_forward_generated_cuModuleGetFunctionCount(&count, module);
   if (result != CUDA_SUCCESS) return result;
+  if (count > kMostBytes / sizeof(CUfunction)) return CUDA_ERROR_UNKNOWN;  // no answer holds them
   functions->resize(count);
   result = ol_forward_generated_cuModuleEnumerateFunctions(functions->data(), count, module);
   return result;

@@ -26,6 +26,18 @@ constexpr auto kAwake = 2ms;    // without calls before the attendant sleeps
 constexpr auto kLook = 1ms;     // between looks at what comes by itself
 constexpr auto kLongest = 1s;   // of the attendant's sleep
 
+// Ranges that wrap round would be everybody's.
+bool makesSense(const Description& told) {
+  constexpr uint64_t kAddresses = 1ull << 57;
+  constexpr int32_t kMostDevices = 1024;
+  const auto isRange = [](uint64_t base, uint64_t bytes) {
+    return base < kAddresses && bytes < kAddresses;
+  };
+  return told.devices >= 0 && told.devices <= kMostDevices && isRange(told.va_base, told.va_size) &&
+         isRange(told.placed, told.placed_bytes) && told.lent <= told.capacity &&
+         told.told_lent <= told.told;
+}
+
 }  // namespace
 
 Executor::Executor(const base::Settings& settings, const Site& site, unsigned slot, unsigned slots,
@@ -52,7 +64,7 @@ Status Executor::start() {
   const auto offered = reader.raw(api::kSymbolCount);
   if (!reader.ok() || description_.specification != kSpecification)
     return Error{"gpunode " + name_ + " is of another version than this one"};
-  if (description_.lent > description_.capacity || description_.told_lent > description_.told)
+  if (!makesSense(description_))
     return Error{"gpunode " + name_ + " says what makes no sense of its memory"};
   offered_.assign(offered.begin(), offered.end());
   std::thread([this] { attend(); }).detach();

@@ -52,8 +52,9 @@ CUresult importFrom(Session* session, const ExportToken& token, CUmemGenericAllo
   call.value(token);
   call.mayWait();  // for the other worker
   const CUresult result = call.sync();
-  if (call.answered()) *out = call.reply().value<CUmemGenericAllocationHandle>();
-  return result;
+  if (!call.answered()) return result;
+  *out = call.takeHandle<CUmemGenericAllocationHandle>();
+  return call.taken(result);
 }
 
 // Which of the program's gpunodes it is on nobody knows but they.

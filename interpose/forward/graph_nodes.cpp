@@ -80,6 +80,18 @@ CUresult settleSide(Session* session, const CUDA_MEMCPY3D& box, bool source, Sta
   return CUDA_SUCCESS;
 }
 
+// Where the program has a side of a copy that the worker tells of. False: it has not named all of
+// that memory.
+bool namedSide(const CUDA_MEMCPY3D& box, bool source, uint64_t* host) {
+  const Rows rows = rowsOf(reinterpret_cast<const void*>(*host), box, source);
+  if (rows.bytes() == 0 || rows.isBeyondAddresses()) return false;
+  const auto first = reinterpret_cast<uint64_t>(rows.first);
+  uint64_t here = 0;
+  if (!isNamedThere(first, rows.extent(), &here)) return false;
+  *host += here - first;
+  return true;
+}
+
 CUresult memcpyNode(const Target& target, const CUDA_MEMCPY3D* given, CUcontext context,
                     CUgraphNode* made) {
   if (given == nullptr || (target.what == NodeCall::kAdd && made == nullptr))
@@ -154,11 +166,11 @@ CUresult allocNode(CUgraph graph, const CUgraphNode* dependencies, size_t count,
   call.devices(given->accessDescs, given->accessDescCount);
   const CUresult result = call.sync();
   if (!call.answered()) return result;
-  *made = reinterpret_cast<CUgraphNode>(call.reply().value<uint64_t>());
+  *made = call.takeHandle<CUgraphNode>();
   given->dptr = call.reply().value<CUdeviceptr>();
   session->parts().driver_memory->note(given->dptr, given->bytesize);
   noteAllocates(*session, graph);
-  return result;
+  return call.taken(result);
 }
 
 bool nodeFunction(const Session& session, uint32_t number, CUDA_HOST_NODE_PARAMS* out) {
@@ -290,8 +302,9 @@ CUresult kernelAttribute(CUgraphNode node, CUkernelNodeAttrID attribute,
   call.value(static_cast<uint8_t>(value != nullptr));
   if (value != nullptr) call.value(*value);
   const CUresult result = call.sync();
-  if (out != nullptr && call.answered()) *out = call.reply().value<CUkernelNodeAttrValue>();
-  return result;
+  if (out == nullptr || !call.answered()) return result;
+  *out = call.reply().value<CUkernelNodeAttrValue>();
+  return call.taken(result);
 }
 
 // The form of CUDA 10 and 11: its bytes are those that the newer one begins with, and nothing
@@ -428,13 +441,20 @@ CUresult ol_forward_cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* 
   Call call(Operation::kGraphNodeParameters, Route().handle(node));
   const CUresult result = ask(call, node, NodeKind::kMemcpy);
   if (!call.answered()) return result;
-  *out = call.reply().value<CUDA_MEMCPY3D>();
-  // Of registered and pageable memory the worker has another address.
-  if (out->srcMemoryType == CU_MEMORYTYPE_HOST)
-    out->srcHost = reinterpret_cast<const void*>(hereOf(reinterpret_cast<uint64_t>(out->srcHost)));
-  if (out->dstMemoryType == CU_MEMORYTYPE_HOST)
-    out->dstHost = reinterpret_cast<void*>(hereOf(reinterpret_cast<uint64_t>(out->dstHost)));
-  return result;
+  const auto box = call.reply().value<CUDA_MEMCPY3D>();
+  if (!call.reply().ok()) return call.taken(result);
+  *out = box;
+  // Of registered and pageable memory the worker has another address. A program may set the node to
+  // what it is told: that is memory that the program gave to a copy before.
+  uint64_t source = reinterpret_cast<uint64_t>(box.srcHost),
+           target = reinterpret_cast<uint64_t>(box.dstHost);
+  const bool is_known =
+      (box.srcMemoryType != CU_MEMORYTYPE_HOST || namedSide(box, true, &source)) &&
+      (box.dstMemoryType != CU_MEMORYTYPE_HOST || namedSide(box, false, &target));
+  if (!is_known) call.reply().fail();
+  out->srcHost = reinterpret_cast<const void*>(source);
+  out->dstHost = reinterpret_cast<void*>(target);
+  return call.taken(result);
 }
 CUresult ol_forward_cuGraphHostNodeGetParams(CUgraphNode node, CUDA_HOST_NODE_PARAMS* out) {
   if (out == nullptr) return CUDA_ERROR_INVALID_VALUE;

@@ -295,6 +295,19 @@ uint64_t hereOf(uint64_t address) {
   return hereOfStandIn(address);
 }
 
+bool isNamedThere(uint64_t address, uint64_t bytes, uint64_t* here) {
+  BlockTable& all = blocks();
+  {
+    const std::lock_guard lock(all.mutex);
+    uint64_t base = 0;
+    if (const Block* const block = all.findThere(address, &base); block != nullptr) {
+      *here = address - block->there + base;
+      return bytes <= block->bytes - (address - block->there);
+    }
+  }
+  return isOfStandIn(address, bytes, here);
+}
+
 bool blockAt(uint64_t address, BlockInfo* found) {
   BlockTable& all = blocks();
   std::lock_guard lock(all.mutex);

@@ -40,6 +40,9 @@ bool isExchanged(const Session& session, uint64_t address);
 /// Where the program sees what kernels see there: of registered memory it is another address than
 /// theirs.
 uint64_t hereOf(uint64_t address);
+/// Whether the program has named all of what a worker calls [address, + bytes), as pinned memory or
+/// to a copy in a graph; and where it has that.
+bool isNamedThere(uint64_t address, uint64_t bytes, uint64_t* here);
 /// Names pinned memory to a session's worker: valid until it is freed or unregistered. False:
 /// [address, + bytes) is not all pinned, or could not be registered.
 bool pinnedRegion(const Session& session, const void* address, uint64_t bytes,

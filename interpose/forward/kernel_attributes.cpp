@@ -7,6 +7,7 @@
 #include "interpose/forward/answer_cache.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/contexts.h"
+#include "interpose/forward/known_kernels.h"
 #include "interpose/forward/launch.h"
 #include "interpose/forward/program.h"
 #include "interpose/forward/session_parts.h"
@@ -150,6 +151,8 @@ CUresult ol_forward_cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
     std::unique_lock lock(aliases().mutex);
     aliases().of_functions[reinterpret_cast<uint64_t>(*function)] =
         reinterpret_cast<uint64_t>(kernel);
+    program().parts().known_kernels->isFunctionOf(reinterpret_cast<uint64_t>(*function),
+                                                  reinterpret_cast<uint64_t>(kernel));
   }
   return result;
 }
@@ -157,8 +160,11 @@ CUresult ol_forward_cuKernelGetFunction(CUfunction* function, CUkernel kernel) {
 CUresult ol_forward_cuLibraryGetModule(CUmodule* module, CUlibrary library) {
   anyFunctionMayBeOfAnyKernel();
   const CUresult result = ol_forward_generated_cuLibraryGetModule(module, library);
-  if (result == CUDA_SUCCESS && module != nullptr)
+  if (result == CUDA_SUCCESS && module != nullptr) {
     noteModuleOf(reinterpret_cast<uint64_t>(*module), reinterpret_cast<uint64_t>(library));
+    program().parts().known_kernels->isOf(reinterpret_cast<uint64_t>(*module),
+                                          reinterpret_cast<uint64_t>(library));
+  }
   return result;
 }
 

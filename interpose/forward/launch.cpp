@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -21,6 +22,8 @@
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/exchange.h"
+#include "interpose/forward/executor.h"
+#include "interpose/forward/known_kernels.h"
 #include "interpose/forward/launch.h"
 #include "interpose/forward/program.h"
 #include "interpose/forward/read_environment.h"
@@ -34,6 +37,16 @@ namespace {
 ParameterLayouts& layouts() { return *program().parts().layouts; }
 TakenLaunches& taken() { return *program().parts().taken_launches; }
 
+// Whether the code that the program loaded says so as well.
+bool agrees(CUfunction function, std::span<const ParameterPlace> places) {
+  const KnownKernels& known = *program().parts().known_kernels;
+  const auto handle = reinterpret_cast<uint64_t>(function);
+  const char* name = nullptr;
+  if (!known.hasName(handle) && ol_forward_generated_cuFuncGetName(&name, function) != CUDA_SUCCESS)
+    (void)ol_forward_generated_cuKernelGetName(&name, reinterpret_cast<CUkernel>(function));
+  return known.agrees(handle, places, name != nullptr ? name : "");
+}
+
 CUresult askLayout(CUfunction function, std::shared_ptr<const ParameterLayout>* out) {
   Call call(Operation::kParameters, Route().handle(function));
   call.value(reinterpret_cast<uint64_t>(function));
@@ -41,12 +54,21 @@ CUresult askLayout(CUfunction function, std::shared_ptr<const ParameterLayout>* 
   if (!call.answered()) return result != CUDA_SUCCESS ? result : CUDA_ERROR_INVALID_HANDLE;
   auto made = std::make_shared<ParameterLayout>();
   const auto count = call.reply().value<uint32_t>();
-  for (uint32_t i = 0; i < count && call.reply().ok(); ++i) {
+  bool believed = count <= kMostParameters;
+  for (uint32_t i = 0; believed && i < count; ++i) {
     const auto place = call.reply().value<ParameterPlace>();
-    if (place.offset > kMostParameterBytes || place.bytes > kMostParameterBytes)
-      return CUDA_ERROR_UNKNOWN;
+    believed = call.reply().ok() && place.offset >= made->bytes &&
+               place.offset <= kMostParameterBytes &&
+               place.bytes <= kMostParameterBytes - place.offset;
     made->places.push_back(place);
-    made->bytes = std::max(made->bytes, place.offset + place.bytes);
+    made->bytes = place.offset + place.bytes;
+  }
+  if (!believed || !agrees(function, made->places)) {
+    base::logError(
+        "gpunode %s says of a kernel's parameters what the kernel's code does not: the kernel is "
+        "not launched",
+        call.session()->executor().name().c_str());
+    return CUDA_ERROR_UNKNOWN;
   }
   *out = made;
   ParameterLayouts& all = layouts();

@@ -6,6 +6,7 @@
 
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
+#include "interpose/forward/known_kernels.h"
 #include "interpose/forward/program.h"
 #include "interpose/forward/variables.h"
 
@@ -83,9 +84,14 @@ using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the 
 extern "C" {
 
 CUresult ol_forward_cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* name) {
-  if (!severalSessions()) return ol_forward_generated_cuLibraryGetKernel(kernel, library, name);
   if (kernel == nullptr || name == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return kernelOf(library, name, kernel);
+  const CUresult result = severalSessions()
+                              ? kernelOf(library, name, kernel)
+                              : ol_forward_generated_cuLibraryGetKernel(kernel, library, name);
+  if (result == CUDA_SUCCESS)
+    program().parts().known_kernels->named(reinterpret_cast<uint64_t>(*kernel),
+                                           reinterpret_cast<uint64_t>(library), name);
+  return result;
 }
 
 // One session names them, all have them.

@@ -87,6 +87,7 @@ CUresult complete(CUlinkState state, void** image, size_t* size) {
   const auto linker = find(state);
   if (linker == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   std::vector<std::byte> whole;
+  uint64_t said = 0;  // by the first piece
   do {
     Call call(Operation::kLinkComplete, Route().handle(state));
     call.handle(state);
@@ -99,7 +100,8 @@ CUresult complete(CUlinkState state, void** image, size_t* size) {
     if (status != CUDA_SUCCESS) return status;
     const auto total = reply.value<uint64_t>();
     const auto piece = reply.raw(reply.left());
-    if (!reply.ok() || total > kMostImageBytes || piece.empty() ||
+    if (whole.empty()) said = total;
+    if (!reply.ok() || total != said || total > kMostImageBytes || piece.empty() ||
         piece.size() > total - whole.size())
       return CUDA_ERROR_UNKNOWN;
     if (whole.empty()) whole.reserve(total);

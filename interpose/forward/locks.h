@@ -34,8 +34,8 @@
 //       Window (window.h), DriverMemory (driver_memory.h), SpareStandIns (stand_in_table.h),
 //       api::ManagedAdvice, AllocationBook::known_mutex (allocation_book.h), StreamIndex and
 //       IdleStreams (streams.h, crossings.h), AllocatingGraphs (captures.h), ParameterLayouts and
-//       TakenLaunches (launch.h), KernelAliases (kernel_attributes.h), CommonKernels (libraries.h),
-//       Linker and Linkers (links.h), NodeFunctions (graph_nodes.h), ToldNodes (node_calls.h),
+//       TakenLaunches (launch.h), KernelAliases (kernel_attributes.h), KnownKernels
+//       (known_kernels.h), CommonKernels (libraries.h), Linker and Linkers (links.h), NodeFunctions (graph_nodes.h), ToldNodes (node_calls.h),
 //       UserObjects (user_objects.h), SessionParts (session_parts.h), Arrivals (arrivals.h),
 //       HostFunctions (host_functions.h), Executor::Attendant (executor.h), Notifications
 //       (notifications.h), LogListeners::mutex (logs.h), Couriers (couriers.h), ThreadNumbers

@@ -11,7 +11,9 @@
 #include "interpose/forward/code_state.h"
 #include "interpose/forward/images.h"
 #include "interpose/forward/jit_options.h"
+#include "interpose/forward/known_kernels.h"
 #include "interpose/forward/libraries.h"
+#include "interpose/forward/program.h"
 #include "interpose/forward/variables.h"
 
 namespace olpager::forward {
@@ -71,10 +73,12 @@ CUresult sendAs(Operation operation, const To& to, const ImageWay& way, const Lo
   Reader& reply = call.reply();
   const CUresult status = takeStatus(reply, unknown);
   if (*unknown) return status;
-  const auto handle = reply.value<uint64_t>();
+  const auto handle = call.takeHandle<uint64_t>();
   load.options.take(reply);
-  if (status == CUDA_SUCCESS) *out = reinterpret_cast<void*>(handle);
-  return status;
+  if (status != CUDA_SUCCESS) return status;
+  if (handle == 0) reply.fail();
+  *out = reinterpret_cast<void*>(handle);
+  return call.taken(status);
 }
 
 CUresult sendTo(Operation operation, const To& to, const Load& load, void** out) {
@@ -125,21 +129,31 @@ void noteState(Group& group, Operation operation, uint64_t handle,
   group.code().noteState(handle, std::move(state));
 }
 
+// While the image is the program's to read.
+void noteKernels(const Load& load, const void* owner) {
+  program().parts().known_kernels->loaded(reinterpret_cast<uint64_t>(owner),
+                                          kernelTableOf(load.image));
+}
+
 CUresult load(Operation operation, const void* code, unsigned count, CUjit_option* options,
               void** values, void** out) {
   Load one;
   if (const CUresult error = one.options.read(count, options, values); error != CUDA_SUCCESS)
     return error;
   if (const CUresult error = locate(code, one); error != CUDA_SUCCESS) return error;
-  if (operation == Operation::kLoadLibrary && severalSessions())
-    return loadEverywhere(
+  if (operation == Operation::kLoadLibrary && severalSessions()) {
+    const CUresult result = loadEverywhere(
         [&](Session* session, uint64_t number) {
           void* ignored = nullptr;
           return send(operation, {session, number}, one, &ignored);
         },
         out);
+    if (result == CUDA_SUCCESS) noteKernels(one, *out);
+    return result;
+  }
   Session* const session = currentSession();
   const CUresult result = send(operation, {session}, one, out);
+  if (result == CUDA_SUCCESS) noteKernels(one, *out);
   if (result == CUDA_SUCCESS && session->group() != nullptr)
     noteState(*session->group(), operation, reinterpret_cast<uint64_t>(*out), one.image);
   if (operation == Operation::kLoadModule && result == CUDA_SUCCESS)
@@ -161,6 +175,15 @@ using namespace olpager::forward;  // NOLINT(google-build-using-namespace): the 
                                    // C functions
 
 extern "C" {
+
+CUresult ol_forward_cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+  if (function == nullptr || name == nullptr) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult result = ol_forward_generated_cuModuleGetFunction(function, module, name);
+  if (result == CUDA_SUCCESS)
+    program().parts().known_kernels->named(reinterpret_cast<uint64_t>(*function),
+                                           reinterpret_cast<uint64_t>(module), name);
+  return result;
+}
 
 CUresult ol_forward_cuModuleLoadData(CUmodule* module, const void* image) {
   return load(Operation::kLoadModule, image, 0, nullptr, nullptr, reinterpret_cast<void**>(module));

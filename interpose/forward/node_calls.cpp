@@ -21,9 +21,9 @@ void put(Call& call, const Target& target) {
 
 CUresult finish(Call& call, CUgraphNode* made) {
   const CUresult result = call.sync();
-  if (call.answered() && made != nullptr)
-    *made = reinterpret_cast<CUgraphNode>(call.reply().value<uint64_t>());
-  return result;
+  if (!call.answered() || made == nullptr) return result;
+  *made = call.takeHandle<CUgraphNode>();
+  return call.taken(result);
 }
 
 void keepTold(const Session& session, CUgraphNode node, std::unique_ptr<ToldParameters> made) {

@@ -26,8 +26,9 @@ CUresult clusters(ClusterQuestion question, int* answer, CUfunction function,
     call.value(config->attrs[i]);
   }
   const CUresult result = call.cached();
-  if (call.answered()) *answer = call.reply().value<int32_t>();
-  return result;
+  if (!call.answered()) return result;
+  *answer = call.reply().value<int32_t>();
+  return call.taken(result);
 }
 
 // The largest block of those with the most threads on a multiprocessor, in steps of a warp from the
@@ -51,7 +52,9 @@ CUresult potentialBlock(int* grid, int* block, CUfunction function, CUoccupancyB
     result = ol_forward_generated_cuFuncGetAttribute(
         &largest, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, function);
   if (result != CUDA_SUCCESS) return result;
-  if (warp <= 0) return CUDA_ERROR_UNKNOWN;
+  constexpr int kMost = 1 << 15;  // more than any device has
+  for (const int figure : {warp, threads, processors, largest, of_device})
+    if (figure <= 0 || figure > kMost) return CUDA_ERROR_UNKNOWN;
   largest = std::min(largest, of_device);
   if (limit != 0) largest = std::min(largest, limit);
   int most = 0;
@@ -61,6 +64,7 @@ CUresult potentialBlock(int* grid, int* block, CUfunction function, CUoccupancyB
     result = ol_forward_generated_cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
         &blocks, function, tried, shared_for != nullptr ? shared_for(tried) : shared, flags);
     if (result != CUDA_SUCCESS) return result;
+    if (blocks < 0 || blocks > kMost) return CUDA_ERROR_UNKNOWN;
     if (blocks * tried <= most) continue;
     most = blocks * tried;
     *block = tried;

@@ -97,6 +97,13 @@ void settle(const BlockInfo& block, CUpointer_attribute attribute, void* data) {
   }
 }
 
+// A host pointer to what is no block: it is the address itself, or none.
+void keepOwn(CUdeviceptr address, void* data) {
+  uint64_t told = 0;
+  std::memcpy(&told, data, sizeof told);
+  if (told != address) put(data, uint64_t{0});
+}
+
 // A device's number.
 void countAsProgram(const Session& session, void* data) {
   CUdevice device = 0;
@@ -130,12 +137,16 @@ CUresult ask(bool plural, unsigned count, const CUpointer_attribute* attributes,
     std::memcpy(data[i], value.data(), value.size());
     if (attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
       countAsProgram(*call.session(), data[i]);
-    if (!known) continue;
+    if (!known) {
+      // The program's memory is known here: the worker has none to name.
+      if (attributes[i] == CU_POINTER_ATTRIBUTE_HOST_POINTER) keepOwn(address, data[i]);
+      continue;
+    }
     settle(block, attributes[i], data[i]);
     if (attributes[i] == CU_POINTER_ATTRIBUTE_HOST_POINTER) put(data[i], block.base + offset);
     if (mirror && attributes[i] == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) put(data[i], block.there);
   }
-  return result;
+  return call.taken(result);
 }
 
 }  // namespace

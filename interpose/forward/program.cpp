@@ -11,6 +11,7 @@
 #include "interpose/forward/driver_tables.h"
 #include "interpose/forward/export_descriptors.h"
 #include "interpose/forward/kernel_attributes.h"
+#include "interpose/forward/known_kernels.h"
 #include "interpose/forward/launch.h"
 #include "interpose/forward/libraries.h"
 #include "interpose/forward/logs.h"
@@ -38,6 +39,7 @@ ProgramParts::ProgramParts()
       texts(std::make_unique<KeptTexts>()),
       layouts(std::make_unique<ParameterLayouts>()),
       taken_launches(std::make_unique<TakenLaunches>()),
+      known_kernels(std::make_unique<KnownKernels>()),
       common_kernels(std::make_unique<CommonKernels>()),
       kernel_aliases(std::make_unique<KernelAliases>()),
       set_attributes(std::make_unique<SetAttributes>()),

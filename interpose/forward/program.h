@@ -45,6 +45,7 @@ struct DriverTables;
 struct ExportedDescriptors;
 struct KeptTexts;
 struct KernelAliases;
+class KnownKernels;
 struct LogListeners;
 struct Notifications;
 struct ParameterLayouts;
@@ -72,6 +73,7 @@ struct ProgramParts {
   const std::unique_ptr<KeptTexts> texts;                  // call.h
   const std::unique_ptr<ParameterLayouts> layouts;         // launch.h
   const std::unique_ptr<TakenLaunches> taken_launches;     // launch.h
+  const std::unique_ptr<KnownKernels> known_kernels;       // known_kernels.h
   const std::unique_ptr<CommonKernels> common_kernels;     // libraries.h
   const std::unique_ptr<KernelAliases> kernel_aliases;     // kernel_attributes.h
   const std::unique_ptr<SetAttributes> set_attributes;     // kernel_attributes.h

@@ -379,11 +379,25 @@ void standInsOfGraphGone(CUgraph graph) {
   const StandInTable* const all = tableFor(graph);
   if (all == nullptr || all->set.load() == 0) return;
   size_t count = 0;
-  if (ol_forward_generated_cuGraphGetNodes(graph, nullptr, &count) != CUDA_SUCCESS || count == 0)
+  if (ol_forward_generated_cuGraphGetNodes(graph, nullptr, &count) != CUDA_SUCCESS || count == 0 ||
+      count > kMostBytes / sizeof(CUgraphNode))
     return;
   std::vector<CUgraphNode> nodes(count);
   if (ol_forward_generated_cuGraphGetNodes(graph, nodes.data(), &count) != CUDA_SUCCESS) return;
   for (const CUgraphNode node : nodes) standInsOfNodeGone(node);
+}
+
+bool isOfStandIn(uint64_t there, uint64_t bytes, uint64_t* here) {
+  for (const Session* const session : existingSessions()) {
+    StandInTable& all = tableOf(*session);
+    if (all.live.load(std::memory_order_relaxed) == 0) continue;
+    const std::lock_guard lock(all.mutex);
+    const StandInPtr one = findThere(all, there);
+    if (one == nullptr) continue;
+    *here = one->here + (there - one->place.there);
+    return bytes <= one->bytes - (there - one->place.there);
+  }
+  return false;
 }
 
 uint64_t hereOfStandIn(uint64_t there) {

@@ -59,6 +59,8 @@ void standInsOfExecGone(CUgraphExec exec);
 void standInsOfGraphGone(CUgraph graph);
 void standInsOfNodeGone(CUgraphNode node);
 
+/// Whether [there, + bytes) lies in a stand-in, and what the program has there.
+bool isOfStandIn(uint64_t there, uint64_t bytes, uint64_t* here);
 /// An address of a stand-in's: what the program knows it by. Others stay as they are.
 uint64_t hereOfStandIn(uint64_t there);
 /// False: the run is of no stand-in.

@@ -15,6 +15,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <exception>
+#include <iterator>
 #include <mutex>
 #include <vector>
 
@@ -26,7 +28,10 @@
 #include "interpose/forward/exchange.h"
 #include "interpose/forward/executor.h"
 #include "interpose/forward/host_blocks.h"
+#include "interpose/forward/known_kernels.h"
+#include "interpose/forward/program.h"
 #include "interpose/forward/session_parts.h"
+#include "interpose/forward/window.h"
 
 namespace olpager::forward {
 namespace {
@@ -89,6 +94,26 @@ CUresult fetch(Session* session, uint64_t address, uint64_t bytes) {
   return CUDA_SUCCESS;
 }
 
+// Why a variable can't be where the gpunode says; null: it can. Blocks of the window are the
+// client's to place, and two variables share no byte.
+const char* wrongPlace(const Variables& known, uint64_t address, uint64_t bytes) {
+  constexpr uint64_t kUser = 1ull << 47;  // addresses of programs
+  if (bytes == 0 || address < kPage || address >= kUser || bytes > kUser - address)
+    return "where no variable can be";
+  if (address < kWindow + kWindowBytes && kWindow < address + bytes)
+    return "where pinned memory is";
+  const auto after = known.all.lower_bound(address);
+  if (after != known.all.end() && after->first < address + bytes) return "in another variable";
+  if (after != known.all.begin()) {
+    const auto& [before, variable] = *std::prev(after);
+    if (variable.bytes > address - before) return "in another variable";
+  }
+  BlockInfo block;
+  if (blockAt(address, &block) || blockAt(address + bytes - 1, &block))
+    return "where pinned memory is";
+  return nullptr;
+}
+
 // Under the mutex.
 void forget(Variables& known, uint64_t address) {
   const auto found = known.all.find(address);
@@ -102,29 +127,61 @@ void forget(Variables& known, uint64_t address) {
   if (pages.begin < pages.end) munmap(pages.at(), pages.bytes());
 }
 
+// Pages that are mapped for a variable, until they are its own.
+class Mapped {
+ public:
+  explicit Mapped(const Pages& pages) : pages_(pages) {}
+  Mapped(const Mapped&) = delete;
+  Mapped& operator=(const Mapped&) = delete;
+  ~Mapped() {
+    if (pages_.begin < pages_.end) munmap(pages_.at(), pages_.bytes());
+  }
+  void keep() { pages_ = {}; }
+
+ private:
+  Pages pages_;
+};
+
 CUresult adopt(Session* session, uint64_t address, uint64_t bytes, const Variable& variable,
                const char* name) {
   Variables& known = *session->parts().variables;
+  const auto isRefused = [&](const char* why) {
+    char line[256];
+    std::snprintf(line, sizeof line, "gpunode %s has %llu bytes of it at 0x%llx, %s",
+                  session->executor().name().c_str(), static_cast<unsigned long long>(bytes),
+                  static_cast<unsigned long long>(address), why);
+    (void)Gone(session, address).sync();
+    return outOfReach(name, line);
+  };
+  if (const char* const wrong = wrongPlace(known, address, bytes); wrong != nullptr)
+    return isRefused(wrong);
   const Pages pages = ownPages(known, address, bytes);
   if (pages.begin < pages.end) {
     void* const got =
         mmap(pages.at(), pages.bytes(), PROT_READ | PROT_WRITE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
     if (got != pages.at()) {
+      const int error = errno;
       if (got != MAP_FAILED) munmap(got, pages.bytes());  // a kernel that does not know the flag
-      char why[256];
+      char why[160];
       std::snprintf(why, sizeof why,
-                    "gpunode %s has it at 0x%llx, where this program has memory of its own (%s); "
-                    "another run has other "
+                    "where this program has memory of its own (%s); another run has other "
                     "addresses",
-                    session->executor().name().c_str(), static_cast<unsigned long long>(address),
-                    got == MAP_FAILED ? std::strerror(errno) : "taken");
-      (void)Gone(session, address).sync();
-      return outOfReach(name, why);
+                    got == MAP_FAILED ? std::strerror(error) : "taken");
+      return isRefused(why);
     }
   }
-  known.all[address] = variable;
-  addVariable(session, address, bytes);
+  // The block needs as much memory again. Where there is none, nothing stays of the variable.
+  Mapped mapped(pages);
+  try {
+    addVariable(session, address, bytes);
+    known.all[address] = variable;
+  } catch (const std::exception&) {
+    Gone gone(session, address);
+    removeVariable(address, gone);
+    throw;
+  }
+  mapped.keep();
   const CUresult result = fetch(session, address, bytes);
   if (result != CUDA_SUCCESS) forget(known, address);
   return result;
@@ -194,6 +251,8 @@ void noteModuleOf(uint64_t module, uint64_t library) { noteModule(module, {0, li
 
 void variablesGone(uint64_t owner) {
   if (owner == 0 || inForkedChild()) return;  // a child has the memory, and no session
+  KnownKernels& kernels = *program().parts().known_kernels;
+  kernels.gone(owner);
   for (const Session* const session : existingSessions()) {
     Variables& known = *session->parts().variables;
     const std::lock_guard lock(known.mutex);
@@ -202,9 +261,11 @@ void variablesGone(uint64_t owner) {
       if (variable.owner == owner || variable.context == owner) going.push_back(address);
     }
     for (const uint64_t address : going) forget(known, address);
-    std::erase_if(known.modules, [owner](const auto& module) {
-      return module.first == owner || module.second.context == owner ||
-             module.second.library == owner;
+    std::erase_if(known.modules, [&](const auto& module) {
+      const bool its =
+          module.first == owner || module.second.context == owner || module.second.library == owner;
+      if (its) kernels.gone(module.first);
+      return its;
     });
   }
 }

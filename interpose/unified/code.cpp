@@ -82,7 +82,7 @@ using namespace olpager::unified;  // NOLINT(google-build-using-namespace): the 
 extern "C" {
 
 CUresult ol_unified_cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
-  return noted(ol_forward_generated_cuModuleGetFunction(function, module, name), function, module);
+  return noted(ol_forward_cuModuleGetFunction(function, module, name), function, module);
 }
 CUresult ol_unified_cuModuleEnumerateFunctions(CUfunction* functions, unsigned count,
                                                CUmodule module) {

@@ -1,5 +1,6 @@
 // The fatbin and cubin reader on nvcc's output in every compression mode, and on broken input.
 #include "base/fatbin/fatbin.h"
+#include "base/fatbin/kernels.h"
 
 #include <algorithm>
 #include <cstring>
@@ -89,6 +90,51 @@ TEST_CASE("fatbins of every compression mode give the same PTX and cubin") {
     CHECK(kernel(cubin.value(), "vectorAdd") != nullptr);
     CHECK(!contents(*ptx, 10).ok());  // the limit holds
   }
+}
+
+TEST_CASE("code says the same of its kernels' parameters in every form") {
+  const KernelTable expected = kernelsOf(load("sample.cubin"));
+  CHECK(expected.whole);
+  CHECK(expected.kernels.at("vectorAdd") == std::vector<uint32_t>{8, 8, 8, 4});
+  CHECK(expected.kernels.at("mixed").at(1) == 40);
+  CHECK(expected.kernels.at("large").at(0) == 5000);
+  CHECK(expected.kernels.at("trap").empty());
+  const auto file = load("sample_default.fatbin");
+  const KernelTable all = kernelsOf(file);
+  CHECK(all.whole);
+  CHECK(all.kernels == expected.kernels);
+  const auto entry = entries(file);
+  REQUIRE(entry.ok());
+  const auto text = ptxText(*find(entry.value(), Kind::ptx));
+  REQUIRE(text.ok());
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(text.value().c_str());
+  const KernelTable of_text = kernelsOf(Bytes(bytes, text.value().size() + 1));
+  CHECK(of_text.whole);
+  CHECK(of_text.kernels == expected.kernels);
+}
+
+TEST_CASE("PTX tells parameters however it is written, or says that it does not") {
+  const auto of = [](const std::string& kernels) {
+    const std::string text = ".version 7.0\n.target sm_70\n" + kernels;
+    return kernelsOf(Bytes(reinterpret_cast<const uint8_t*>(text.c_str()), text.size() + 1));
+  };
+  using Sizes = std::vector<uint32_t>;
+  const KernelTable odd = of(
+      ".visible .entry none\n{ ret; }\n.weak .entry empty ( ) { ret; }\n"
+      ".entry all( .param .u64 .ptr .global .align 8 a, // .param .u8 b,\n"
+      ".param .align 16 .b8 c[ 2 ] [3], /* ) */ .param .f16 d,.param .s8 e\n, .param .texref f)\n"
+      ".maxntid 1024 { mov.u32 %r1, .entry; ret; }\n");
+  CHECK(odd.whole);
+  CHECK(odd.kernels.size() == 3);
+  CHECK(odd.kernels.at("none") == Sizes{});
+  CHECK(odd.kernels.at("empty") == Sizes{});
+  CHECK(odd.kernels.at("all") == Sizes{8, 6, 2, 1, 8});
+  for (const char* cut :
+       {".entry cut(.param .u32 a", ".entry (.param .u32 a)", ".entry odd(.param a)",
+        ".entry huge(.param .b8 a[99999999])", ".entry x(.param .b8 a[n])"})
+    CHECK_FALSE(of(cut).whole);
+  CHECK(of(".entry one(.param .u32 a);\n.entry one(.param .u64 a, .param .u8 b) {}")
+            .kernels.at("one") == Sizes{8, 1});
 }
 
 TEST_CASE("a cubin lists kernels with their parameters and variables with their bytes") {
