@@ -43,6 +43,11 @@ void olpager_stop(void);
 /// operation, when it has waited for a moment. No lock is held.
 void olpager_on_wait(void (*call)(void));
 
+/// From now on `connect` connects to the sockets of other processes by which memory is imported
+/// (abstract ones, SOCK_SEQPACKET), as this one may not: it gets the name and returns a descriptor,
+/// or -1.
+void olpager_set_connect(int (*connect)(const char* name));
+
 /// Where the log goes from now on, instead of standard error: warnings and errors to `grave`, with
 /// `before` (which lives as long as the process) before their text.
 void olpager_set_log(int descriptor, int grave, const char* before);

@@ -56,6 +56,7 @@ Result<StartedWorker> launchWorker(const std::string& program, std::vector<std::
     // Only what is safe between fork and exec.
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(1);
+    (void)setsid();  // a terminal is the gpunode's
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);

@@ -25,6 +25,7 @@
 #include "forwarding/wire/wire.h"
 #include "gpunode/supervisor/cache_folder.h"
 #include "gpunode/supervisor/launch_worker.h"
+#include "gpunode/worker/named_sockets.h"
 #include "interpose/api/forward_functions.h"
 #include "pager/counters/files.h"
 #include "pager/residency/budgets.h"
@@ -586,11 +587,24 @@ void Supervisor::ready(Session& session) {
   explicit_bzero(session.reply.key, sizeof session.reply.key);
 }
 
+// Workers may not connect to anything by themselves; these sockets are none but workers'.
+void Supervisor::introduce(const Session& session, const ConnectionWanted& wanted) {
+  const base::UniqueFd connection =
+      connectToNamed({wanted.name, strnlen(wanted.name, sizeof wanted.name)});
+  const WorkerOrder order{Order::kConnection, 0, wanted.number};
+  (void)sendWith(session.socket.get(), &order, sizeof order, connection.get(), MSG_DONTWAIT);
+}
+
 void Supervisor::hear(Session& session) {
   WorkerReport report;
   for (int i = 0; i < 8; ++i) {  // the newest counts; the others wait no longer than that
     const ssize_t got = recv(session.socket.get(), &report, sizeof report, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (ConnectionWanted wanted; got == sizeof wanted) {
+      std::memcpy(static_cast<void*>(&wanted), &report, sizeof wanted);
+      introduce(session, wanted);
+      continue;
+    }
     if (got != sizeof report) {
       session.socket.reset();
       return;

@@ -130,6 +130,7 @@ class Supervisor {
   uint32_t besideOf(const forward::SessionRequest& request) const;
   std::vector<Expected> expected(const Session* coming = nullptr) const;
   void hear(Session& session);
+  void introduce(const Session& session, const ConnectionWanted& wanted);
   void reap();
   Status spawn(Session& session);
   Status findDevices();

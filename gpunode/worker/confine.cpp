@@ -4,9 +4,11 @@
 #include <linux/audit.h>
 #include <linux/capability.h>
 #include <linux/filter.h>
+#include <linux/landlock.h>
 #include <linux/seccomp.h>
 #include <sched.h>
 #include <stddef.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -14,7 +16,9 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,9 +39,19 @@ constexpr uint32_t kRefused[] = {
     SYS_execve,
     SYS_execveat,
     SYS_ptrace,
-    SYS_process_vm_writev,
     SYS_kcmp,
+    SYS_pidfd_open,
     SYS_pidfd_getfd,
+    SYS_pidfd_send_signal,
+    SYS_tkill,
+    SYS_migrate_pages,
+    SYS_process_madvise,
+    SYS_process_mrelease,
+    SYS_mount_setattr,
+    // Requests to the kernel that no filter sees.
+    SYS_io_uring_setup,
+    SYS_io_uring_enter,
+    SYS_io_uring_register,
     SYS_mount,
     SYS_umount2,
     SYS_pivot_root,
@@ -47,6 +61,8 @@ constexpr uint32_t kRefused[] = {
     SYS_move_mount,
     SYS_open_tree,
     SYS_fsopen,
+    SYS_fsconfig,
+    SYS_fspick,
     SYS_fsmount,
     SYS_setuid,
     SYS_setgid,
@@ -91,6 +107,16 @@ constexpr uint32_t kRefused[] = {
 #endif
 };
 
+// Calls whose first argument is a process: they are about this one alone.
+constexpr uint32_t kOfItself[] = {SYS_kill,
+                                  SYS_tgkill,
+                                  SYS_rt_sigqueueinfo,
+                                  SYS_rt_tgsigqueueinfo,
+                                  SYS_process_vm_readv,
+                                  SYS_process_vm_writev};
+// What puts input into a terminal, or takes one over.
+constexpr uint32_t kOfTerminals[] = {TIOCSTI, TIOCLINUX, TIOCSCTTY};
+
 sock_filter load(size_t offset) {
   return BPF_STMT(BPF_LD | BPF_W | BPF_ABS, static_cast<uint32_t>(offset));
 }
@@ -104,9 +130,47 @@ constexpr size_t argument(size_t number) {
   return offsetof(seccomp_data, args) + number * sizeof(uint64_t);  // its lower half: little-endian
 }
 
-std::vector<sock_filter> filterFor(const Confinement& allowed) {
-  constexpr uint32_t kRefuse = SECCOMP_RET_ERRNO | EPERM, kAbsent = SECCOMP_RET_ERRNO | ENOSYS;
-  std::vector<sock_filter> filter = {
+constexpr uint32_t kRefuse = SECCOMP_RET_ERRNO | EPERM, kAbsent = SECCOMP_RET_ERRNO | ENOSYS;
+
+using Filter = std::vector<sock_filter>;
+
+// The call, where that argument is one of the values, ends with `found`, else with `other`.
+void byArgument(Filter& filter, uint32_t call, size_t number, std::span<const uint32_t> values,
+                uint32_t found, uint32_t other) {
+  const auto count = static_cast<uint8_t>(values.size());
+  filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, static_cast<uint8_t>(count + 3)));
+  filter.push_back(load(argument(number)));
+  for (uint8_t i = 0; i < count; ++i)
+    filter.push_back(
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, values[i], static_cast<uint8_t>(count - i), 0));
+  filter.push_back(answer(other));
+  filter.push_back(answer(found));
+}
+
+// Sockets of this machine that have one peer: one without could send to any address.
+void onlyPaired(Filter& filter, uint32_t call) {
+  constexpr uint32_t kTypes = 0xf;  // above it are flags
+  filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 8));
+  filter.push_back(load(argument(0)));
+  filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX, 0, 5));
+  filter.push_back(load(argument(1)));
+  filter.push_back(BPF_STMT(BPF_ALU | BPF_AND | BPF_K, kTypes));
+  filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SOCK_STREAM, 1, 0));
+  filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SOCK_SEQPACKET, 0, 1));
+  filter.push_back(answer(SECCOMP_RET_ALLOW));
+  filter.push_back(answer(kRefuse));
+}
+
+// A driver with NVIDIA's multi-process service connects to that with each context.
+bool hasProcessService() {
+  const char* const folder = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
+  const std::string control =
+      std::string(folder != nullptr ? folder : "/tmp/nvidia-mps") + "/control";
+  return access(control.c_str(), F_OK) == 0;
+}
+
+Filter filterFor(const Confinement& allowed) {
+  Filter filter = {
       load(offsetof(seccomp_data, arch)),
       BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, kArchitecture, 1, 0),
       answer(kRefuse),
@@ -121,6 +185,13 @@ std::vector<sock_filter> filterFor(const Confinement& allowed) {
     filter.push_back(unlessEqual(call));
     filter.push_back(answer(kRefuse));
   }
+  const auto itself = static_cast<uint32_t>(getpid());
+  for (const uint32_t call : kOfItself)
+    byArgument(filter, call, 0, std::span(&itself, 1), SECCOMP_RET_ALLOW, kRefuse);
+  const uint32_t own[] = {0, itself}, none[] = {0};
+  byArgument(filter, SYS_prlimit64, 0, own, SECCOMP_RET_ALLOW, kRefuse);
+  byArgument(filter, SYS_setpriority, 1, none, SECCOMP_RET_ALLOW, kRefuse);
+  byArgument(filter, SYS_ioctl, 1, kOfTerminals, kRefuse, SECCOMP_RET_ALLOW);
   // Threads, no processes. Of clone3 the flags can't be seen: without it the C library uses clone.
   filter.push_back(unlessEqual(SYS_clone3));
   filter.push_back(answer(kAbsent));
@@ -130,14 +201,35 @@ std::vector<sock_filter> filterFor(const Confinement& allowed) {
   filter.push_back(answer(kRefuse));
   filter.push_back(answer(SECCOMP_RET_ALLOW));
   if (!allowed.connects) {
-    filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, 4));
-    filter.push_back(load(argument(0)));
-    filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_UNIX, 1, 0));
-    filter.push_back(answer(kRefuse));
-    filter.push_back(answer(SECCOMP_RET_ALLOW));
+    onlyPaired(filter, SYS_socket);
+    onlyPaired(filter, SYS_socketpair);
+    if (!hasProcessService()) {
+      filter.push_back(unlessEqual(SYS_connect));
+      filter.push_back(answer(kRefuse));
+    }
   }
   filter.push_back(answer(SECCOMP_RET_ALLOW));
   return filter;
+}
+
+// A domain of Landlock's: from it the kernel lets nobody look into a process outside of it, by
+// /proc as well, nor, from version 6 on, signal one. A kernel without Landlock: what the filter
+// refuses.
+void enterDomain() {
+  struct {  // as of version 6: the headers may be older, and older kernels take zeros
+    uint64_t files, network, scopes;
+  } rules{LANDLOCK_ACCESS_FS_MAKE_BLOCK, 0,
+          0};  // a domain has to keep something from its processes
+  constexpr uint64_t kSignals = 2;
+  const long version =
+      syscall(SYS_landlock_create_ruleset, nullptr, 0, LANDLOCK_CREATE_RULESET_VERSION);
+  if (version >= 6) rules.scopes = kSignals;
+  const int domain =
+      static_cast<int>(syscall(SYS_landlock_create_ruleset, &rules, sizeof rules, 0));
+  if (domain < 0) return;
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0)
+    (void)syscall(SYS_landlock_restrict_self, domain, 0);
+  close(domain);
 }
 
 }  // namespace
@@ -154,6 +246,7 @@ void giveUpTracing() {
   set.permitted &= ~CAP_TO_MASK(CAP_SYS_PTRACE);
   set.inheritable &= ~CAP_TO_MASK(CAP_SYS_PTRACE);
   (void)syscall(SYS_capset, &header, sets);  // less is always allowed
+  enterDomain();
 }
 
 Status confine(const Confinement& allowed) {

@@ -7,13 +7,14 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#include <array>
 #include <cstring>
 #include <system_error>
 #include <thread>
 
 #include "base/log.h"
 #include "gpunode/worker/export_wire.h"
+#include "gpunode/worker/introductions.h"
+#include "gpunode/worker/named_sockets.h"
 
 namespace olpager::gpunode {
 namespace {
@@ -40,43 +41,9 @@ bool hear(int peer, T* said) {
   return recv(peer, said, sizeof *said, 0) == sizeof *said && said->magic == kExportWireMagic;
 }
 
-// With a descriptor, unless it is none.
-bool say(int peer, const void* bytes, size_t size, int descriptor = -1) {
-  iovec part{const_cast<void*>(bytes),
-             size};  // NOLINT(cppcoreguidelines-pro-type-const-cast): sendmsg only reads it
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  if (descriptor >= 0) {
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    cmsghdr* const header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(header), &descriptor, sizeof(int));
-  }
-  return sendmsg(peer, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(size);
-}
-
 bool hearReply(int peer, ExportReply* reply, base::UniqueFd* descriptor) {
-  iovec part{reply, sizeof *reply};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  const ssize_t got = recvmsg(peer, &message, MSG_CMSG_CLOEXEC);
-  const cmsghdr* const header = got > 0 ? CMSG_FIRSTHDR(&message) : nullptr;
-  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
-      header->cmsg_len == CMSG_LEN(sizeof(int))) {
-    int received = -1;
-    std::memcpy(&received, CMSG_DATA(header), sizeof received);
-    descriptor->reset(received);
-  }
-  return got == sizeof *reply && reply->magic == kExportWireMagic;
+  return receiveWith(peer, reply, sizeof *reply, descriptor) == sizeof *reply &&
+         reply->magic == kExportWireMagic;
 }
 
 CUresult refuse(CUresult result, const char* why) {
@@ -187,7 +154,7 @@ void Exports::serve(int peer) {
   ExportHello hello;
   transport::randomBytes(hello.challenge);
   ExportRequest request;
-  if (!say(peer, &hello, sizeof hello) || !hear(peer, &request)) return;
+  if (!sendWith(peer, &hello, sizeof hello, -1) || !hear(peer, &request)) return;
   ExportToken token;
   {
     std::lock_guard lock(mutex_);
@@ -210,18 +177,18 @@ void Exports::serve(int peer) {
     if (!descriptor) reply.status = ExportStatus::kGone;  // meanwhile
   }
   if (descriptor) reply.proof = exportProof(group_, token, request.challenge, true);
-  (void)say(peer, &reply, sizeof reply, descriptor.get());
+  (void)sendWith(peer, &reply, sizeof reply, descriptor.get());
 }
 
 CUresult Exports::ask(const ExportToken& token, base::UniqueFd* descriptor) const {
-  const base::UniqueFd peer(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!peer) return CUDA_ERROR_OPERATING_SYSTEM;
-  waitAtMost(peer.get(), kExporterPatience);
   sockaddr_un address;
   const socklen_t length = exportAddress(token.process, token.socket, address);
-  if (connect(peer.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0)
+  const base::UniqueFd peer = introductions().connectTo(
+      {address.sun_path + 1, length - offsetof(sockaddr_un, sun_path) - 1});
+  if (!peer)
     return refuse(CUDA_ERROR_INVALID_VALUE,
                   "the session that exported it has ended, or is another gpunode's");
+  waitAtMost(peer.get(), kExporterPatience);
   ExportHello hello;
   if (!isOfThisUser(peer.get()) || !hear(peer.get(), &hello))
     return refuse(CUDA_ERROR_INVALID_VALUE, "the session that exported it does not answer");
@@ -231,7 +198,8 @@ CUresult Exports::ask(const ExportToken& token, base::UniqueFd* descriptor) cons
   request.proof = exportProof(group_, token, hello.challenge, false);
   ExportReply reply;
   base::UniqueFd received;
-  if (!say(peer.get(), &request, sizeof request) || !hearReply(peer.get(), &reply, &received))
+  if (!sendWith(peer.get(), &request, sizeof request, -1) ||
+      !hearReply(peer.get(), &reply, &received))
     return refuse(CUDA_ERROR_INVALID_VALUE, "the session that exported it does not answer");
   if (reply.status == ExportStatus::kNotAllowed)
     return refuse(CUDA_ERROR_INVALID_VALUE, "the session that exported it is another key's");

@@ -27,6 +27,7 @@
 #include "forwarding/wire/session_protocol.h"
 #include "gpunode/worker/confine.h"
 #include "gpunode/worker/describe.h"
+#include "gpunode/worker/introductions.h"
 #include "gpunode/worker/reporter.h"
 #include "gpunode/worker/setup.h"
 #include "gpunode/worker/text.h"
@@ -252,6 +253,7 @@ int run() {
       base::logWarn("%s: modules are sent by each program", opened.error().message.c_str());
   }
   say(0, "");
+  gpunode::introductions().askSupervisor(gpunode::kSetupFd);
   gpunode::startReporter(*worker, gpunode::kSetupFd);
 
   bool joined = false;

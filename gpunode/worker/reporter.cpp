@@ -7,9 +7,12 @@
 #include <algorithm>
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "base/log.h"
 #include "forwarding/control.h"
+#include "gpunode/worker/introductions.h"
+#include "gpunode/worker/named_sockets.h"
 #include "gpunode/worker/setup.h"
 
 namespace olpager::gpunode {
@@ -60,11 +63,14 @@ void startReporter(Worker& worker, int fd) {
       pollfd socket{fd, POLLIN, 0};
       if (left > 0 && poll(&socket, 1, static_cast<int>(left)) > 0) {
         WorkerOrder order;
-        const ssize_t got = recv(fd, &order, sizeof order, MSG_DONTWAIT);
+        base::UniqueFd connection;
+        const ssize_t got = receiveWith(fd, &order, sizeof order, &connection, MSG_DONTWAIT);
         if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR))
           return;  // the supervisor is gone
         if (got != sizeof order) continue;
         if (order.order == Order::kEnd) worker.endNow("the gpunode has been told to end");
+        if (order.order == Order::kConnection)
+          introductions().came(order.bytes, std::move(connection));
         if (order.order == Order::kClientIsDead) worker.clientIsDead();
         if (order.order == Order::kHostLimit && set_host != nullptr) {
           const uint64_t limit = set_host(order.bytes);

@@ -1,9 +1,9 @@
 // What a supervisor and a worker that it has started say to each other, over the socket that the
 // worker inherits as descriptor kSetupFd: one message of the supervisor's first, one answer, then
-// reports from the worker and orders from the supervisor as long as both live. Settings of the
-// driver and of the pager come by the environment. Both are of one build: no version is needed. By
-// a second one, kConnectionsFd, the supervisor's listener hands over the connections that clients
-// make to the worker (transport::Routes).
+// reports and questions from the worker and orders from the supervisor as long as both live.
+// Settings of the driver and of the pager come by the environment. Both are of one build: no version
+// is needed. By a second one, kConnectionsFd, the supervisor's listener hands over the connections
+// that clients make to the worker (transport::Routes).
 #pragma once
 
 #include <cstdint>
@@ -64,17 +64,26 @@ struct WorkerReport {
   } devices[kMostDevices] = {};
 };
 
+/// Asks for a connection to another worker's socket (named_sockets.h). Answered by
+/// Order::kConnection.
+struct ConnectionWanted {
+  uint64_t number = 0;  // of the question
+  char name[64] = {};
+};
+static_assert(sizeof(ConnectionWanted) != sizeof(WorkerReport));  // that tells which one it is
+
 enum class Order : uint32_t {
   kVramBudget = 1,
   kHostLimit,     // answered by a report at once
   kClientIsDead,  // its process has ended: without a link nobody will come back
   kEnd,           // the gpunode ends: the client is told
+  kConnection,    // that was asked for comes with it; none: it can't be made
 };
 
 struct WorkerOrder {
   Order order = Order::kVramBudget;
   int32_t device = 0;  // kVramBudget: the worker's
-  uint64_t bytes = 0;  // kVramBudget, kHostLimit
+  uint64_t bytes = 0;  // kVramBudget, kHostLimit; kConnection: the question's number
 };
 
 struct DeviceDescription {

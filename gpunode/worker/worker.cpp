@@ -9,6 +9,7 @@
 #include "base/kernel_faults.h"
 #include "base/log.h"
 #include "forwarding/control.h"
+#include "gpunode/worker/introductions.h"
 #include "gpunode/worker/invocation.h"
 #include "gpunode/worker/relaxed.h"
 #include "interpose/api/driver_symbols.h"
@@ -65,6 +66,10 @@ Status Worker::start() {
           reinterpret_cast<decltype(&olpager_on_wait)>(library_.symbol("olpager_on_wait"));
       on_wait != nullptr)
     on_wait(&Lead::waitsForMemory);
+  if (const auto set_connect =
+          reinterpret_cast<decltype(&olpager_set_connect)>(library_.symbol("olpager_set_connect"));
+      set_connect != nullptr)
+    set_connect([](const char* name) { return introductions().connectTo(name).release(); });
   text_.start([this](std::string_view bytes) {
     tell(Answer::kText, STDOUT_FILENO, CUDA_SUCCESS,
          std::as_bytes(std::span(bytes.data(), bytes.size())), true);

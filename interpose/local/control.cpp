@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "base/log.h"
+#include "interpose/local/ipc_imports.h"
 #include "interpose/local/root.h"
 #include "pager/counters/counters.h"
 
@@ -43,6 +44,11 @@ extern "C" __attribute__((visibility("default"))) void olpager_stop(void) {
 
 extern "C" __attribute__((visibility("default"))) void olpager_on_wait(void (*call)(void)) {
   olpager::pager::onWait(call);
+}
+
+extern "C" __attribute__((visibility("default"))) void olpager_set_connect(
+    int (*connect)(const char* name)) {
+  olpager::local::setConnect(connect);
 }
 
 extern "C" __attribute__((visibility("default"))) void olpager_set_log(int descriptor, int grave,

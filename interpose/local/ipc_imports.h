@@ -17,4 +17,7 @@ bool ipcClose(CUdeviceptr address, CUresult* result);
 /// True when `address` lies in such memory: the allocation around it. A load while there is none.
 bool ipcRange(CUdeviceptr address, CUdeviceptr* base, size_t* bytes);
 
+/// olpager_set_connect() of forwarding/control.h.
+void setConnect(int (*connect)(const char* name));
+
 }  // namespace olpager::local

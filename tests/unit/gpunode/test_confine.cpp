@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
@@ -9,10 +10,13 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <thread>
 
@@ -78,6 +82,45 @@ bool memory() {
       mmap(nullptr, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   return mapped != MAP_FAILED && mprotect(mapped, 1 << 20, PROT_READ | PROT_EXEC) == 0;
 }
+bool noOtherSockets() {
+  int ends[2];
+  sockaddr_un nowhere{};
+  nowhere.sun_family = AF_UNIX;
+  const int made = socket(AF_UNIX, SOCK_STREAM, 0);
+  return refused(connect(made, reinterpret_cast<const sockaddr*>(&nowhere), sizeof nowhere)) &&
+         refused(socket(AF_UNIX, SOCK_DGRAM, 0)) && refused(socket(AF_UNIX, SOCK_RAW, 0)) &&
+         refused(socketpair(AF_UNIX, SOCK_DGRAM, 0, ends)) &&
+         socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0;
+}
+bool noRings() {
+  char parameters[120] = {};
+  return refused(syscall(SYS_io_uring_setup, 4, parameters));
+}
+bool noOthers() {
+  char byte = 0;
+  const iovec own{&byte, 1}, its{&byte, 1};
+  const rlimit few{16, 16};
+  return refused(kill(getppid(), 0)) && refused(kill(0, 0)) && refused(kill(-1, 0)) &&
+         refused(syscall(SYS_tgkill, getppid(), getppid(), 0)) &&
+         refused(process_vm_readv(getppid(), &own, 1, &its, 1, 0)) &&
+         refused(process_vm_writev(getppid(), &own, 1, &its, 1, 0)) &&
+         refused(prlimit(getppid(), RLIMIT_NOFILE, &few, nullptr)) &&
+         refused(syscall(SYS_pidfd_open, getppid(), 0));
+}
+bool itself() {
+  rlimit limit{};
+  return kill(getpid(), 0) == 0 && raise(SIGCHLD) == 0 &&
+         pthread_kill(pthread_self(), SIGCHLD) == 0 && getrlimit(RLIMIT_NOFILE, &limit) == 0 &&
+         prlimit(getpid(), RLIMIT_NOFILE, &limit, nullptr) == 0;
+}
+bool noTyping() {
+  const olpager::base::UniqueFd terminal(posix_openpt(O_RDWR | O_NOCTTY));
+  char typed = 'x';
+  int bytes = 0;
+  return terminal && refused(ioctl(terminal.get(), TIOCSTI, &typed)) &&
+         refused(ioctl(terminal.get(), TIOCSCTTY, 0)) &&
+         ioctl(terminal.get(), FIONREAD, &bytes) == 0;
+}
 bool noCore() {
   rlimit limit{1, 1};
   return getrlimit(RLIMIT_CORE, &limit) == 0 && limit.rlim_cur == 0 && limit.rlim_max == 0;
@@ -122,12 +165,16 @@ class Kept {
   pid_t child_ = -1;
 };
 
+bool hasLandlock() {
+  return syscall(SYS_landlock_create_ruleset, nullptr, 0, 1) > 0;  // its version
+}
+
 // What a process of the same user finds out: bit 0 a file of /proc that shows memory, bit 1 memory
 // itself, bit 2 descriptors, bit 3 a descriptor for itself.
-int foundOut(const Kept& other, uid_t user) {
+int foundOut(const Kept& other, uid_t user, bool gives_up) {
   const pid_t child = fork();
   if (child == 0) {
-    olpager::gpunode::giveUpTracing();
+    if (gives_up) olpager::gpunode::giveUpTracing();
     if (user != 0 && setresuid(user, user, user) != 0) _exit(100);
     int found = 0;
     if (olpager::base::UniqueFd(open(other.file("environ").c_str(), O_RDONLY | O_CLOEXEC)))
@@ -157,18 +204,20 @@ TEST_CASE("a worker can't look into a process that is kept from others", "[confi
     if (user != 0 && geteuid() != 0) continue;
     INFO("as user " << (user != 0 ? user : geteuid()));
     // Where nothing keeps it, there is something to find out: else this tests nothing.
-    if (user != 0 || geteuid() != 0) CHECK((foundOut(Kept(user, false), user) & 1) == 1);
+    if (user != 0 || geteuid() != 0) CHECK((foundOut(Kept(user, false), user, false) & 1) == 1);
     // Newer kernels show root the environment by other capabilities as well.
     const int hidden = user != 0 || geteuid() != 0 ? ~0 : ~1;
-    CHECK((foundOut(Kept(user, true), user) & hidden) == 0);
+    CHECK((foundOut(Kept(user, true), user, true) & hidden) == 0);
+    if (hasLandlock()) CHECK((foundOut(Kept(user, false), user, true) & hidden) == 0);
   }
 }
 
 TEST_CASE("a confined worker starts nothing, looks into nobody and goes nowhere", "[confine]") {
   CHECK(inChild(false, noProgram, noProcess, noTracing, noRights, noConnections, noCore) == 0);
+  CHECK(inChild(false, noOtherSockets, noRings, noOthers, noTyping) == 0);
 }
 
 TEST_CASE("a confined worker still has threads, memory and its own sockets", "[confine]") {
-  CHECK(inChild(false, threads, threadsAreConfined, memory, ownSockets) == 0);
-  CHECK(inChild(true, connections, noProgram, noProcess) == 0);
+  CHECK(inChild(false, threads, threadsAreConfined, memory, ownSockets, itself) == 0);
+  CHECK(inChild(true, connections, noProgram, noProcess, noRings, noOthers, noTyping) == 0);
 }
