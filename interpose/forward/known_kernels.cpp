@@ -1,6 +1,7 @@
 #include "interpose/forward/known_kernels.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 namespace olpager::forward {
@@ -22,8 +23,13 @@ bool allows(const fatbin::KernelTable& table, const std::string& name,
 }  // namespace
 
 KnownKernels::Table kernelTableOf(std::span<const std::byte> image) {
-  return std::make_shared<const fatbin::KernelTable>(
-      fatbin::kernelsOf({reinterpret_cast<const uint8_t*>(image.data()), image.size()}));
+  auto table = std::make_shared<fatbin::KernelTable>();
+  try {
+    *table = fatbin::kernelsOf({reinterpret_cast<const uint8_t*>(image.data()), image.size()});
+  } catch (const std::exception&) {  // no memory for what is packed in it
+    table->whole = false;
+  }
+  return table;
 }
 
 void KnownKernels::loaded(uint64_t owner, Table table) {
