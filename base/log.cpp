@@ -1,8 +1,11 @@
 #define FMT_HEADER_ONLY  // here and in format.cpp only
 #include "base/log.h"
 
+#include <fcntl.h>
+#include <poll.h>
 #include <spdlog/logger.h>
 #include <spdlog/sinks/sink.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -17,6 +20,8 @@
 #include <iterator>
 #include <memory>
 #include <string>
+
+#include "base/log_reader.h"
 
 namespace olpager::base {
 namespace {
@@ -62,6 +67,20 @@ const char* levelText(spdlog::level::level_enum level) {
 std::atomic<int> g_descriptor{STDERR_FILENO};
 std::atomic<int> g_grave_descriptor{-1};  // -1: as all others
 std::atomic<const char*> g_before_grave{""};
+std::atomic<bool> g_waits{true};       // where what is written to takes nothing now
+std::atomic<uint32_t> g_unwritten{0};  // lines, since the last that was written
+
+// write(2), or EAGAIN where it would wait and nobody may.
+ssize_t put(int descriptor, const char* from, size_t length) {
+  if (!g_waits.load(std::memory_order_relaxed)) {
+    pollfd takes{descriptor, POLLOUT, 0};
+    if (poll(&takes, 1, 0) == 0) {
+      errno = EAGAIN;
+      return -1;
+    }
+  }
+  return ::write(descriptor, from, length);
+}
 
 // spdlog's own sinks lock a mutex, which a fork in another thread would leave locked in the child,
 // and go through stdio, whose buffer a fork would write twice. One write(2) needs neither.
@@ -76,17 +95,23 @@ class StderrSink : public spdlog::sinks::sink {
     const char* const before = grave >= 0 ? g_before_grave.load(std::memory_order_relaxed) : "";
     fmt::format_to(std::back_inserter(line), "olpager: {}: {}", levelText(message.level), before);
     for (char c : message.payload) line.push_back(c == '\n' ? ' ' : c);
+    const uint32_t unwritten = g_unwritten.exchange(0, std::memory_order_relaxed);
+    if (unwritten != 0)
+      fmt::format_to(std::back_inserter(line), " ({} lines before it are lost: nobody read them)",
+                     unwritten);
     line.push_back('\n');
     const char* at = line.data();
     size_t left = line.size();
     while (left != 0) {
-      const ssize_t written = ::write(descriptor, at, left);
+      const ssize_t written = put(descriptor, at, left);
       if (written < 0 && errno == EINTR) continue;
       if (written < 0 && errno == EAGAIN &&
           descriptor == grave) {  // full: whoever logs waits for nobody
         descriptor = g_descriptor.load(std::memory_order_relaxed);
         continue;
       }
+      if (written < 0 && errno == EAGAIN)
+        g_unwritten.fetch_add(unwritten + 1, std::memory_order_relaxed);
       if (written <= 0) return;
       at += written;
       left -= static_cast<size_t>(written);
@@ -240,6 +265,16 @@ LogLevel logLevel() noexcept {
 
 void setLogDescriptor(int descriptor) noexcept {
   g_descriptor.store(descriptor, std::memory_order_relaxed);
+}
+
+void neverWaitForLogReader() noexcept {
+  g_waits.store(false, std::memory_order_relaxed);
+  struct stat about {};
+  if (fstat(STDERR_FILENO, &about) != 0 || !S_ISFIFO(about.st_mode)) return;
+  // What another thread has written since it was asked could fill a pipe. Opened anew: O_NONBLOCK
+  // holds for all who have the same open file.
+  const int own = open("/proc/self/fd/2", O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+  if (own >= 0) setLogDescriptor(own);
 }
 
 void setGraveLog(int descriptor, const char* before) noexcept {

@@ -20,6 +20,9 @@ uint64_t processNamespace();
 /// process or the kernel has none.
 UniqueFd watchProcess(pid_t pid);
 
+/// The soft limit on a resource (RLIMIT_...) is the hard one from now on, as far as it can be.
+void raiseLimit(int resource);
+
 /// From now on no process of the same user can look into this one (memory, descriptors,
 /// environment), take its descriptors or trace it, and it leaves no core. Who has CAP_SYS_PTRACE
 /// still can. /proc/PID belongs to root then: of its files there, this process opens those that

@@ -46,6 +46,7 @@ inline constexpr size_t kMaxText = codec::kMaxText;
 inline constexpr size_t kMaxLeases = 256;  // in one message
 inline constexpr size_t kMaxMessageBytes =
     32 << 10;  // the longest that encode() makes: below the transport's default
+inline constexpr size_t kMaxRequestBytes = 8 << 10;  // and of what a session says
 
 /// A slab of a lease, on the connection over which it is told.
 struct LeasedSlab {

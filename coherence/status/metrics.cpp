@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <thread>
 
 #include "base/fd.h"
@@ -24,6 +25,7 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kRequest = 1s;          // the whole of it, and its reply
 constexpr auto kNoDescriptor = 100ms;  // until a connection is tried to be taken again
 constexpr size_t kRequestBytes = 8 << 10;
+constexpr size_t kAskers = 64;  // at a time: one more takes the place of the oldest
 
 class Endpoint final : public MetricsEndpoint {
  public:
@@ -60,48 +62,79 @@ class Endpoint final : public MetricsEndpoint {
   }
 
  private:
-  // False: the time is over, or all of this is.
-  bool ready(int fd, short events, Clock::time_point until) const {
-    while (!stop_.load()) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
-      if (left <= 0) return false;
-      pollfd waiting[] = {{fd, events, 0}, {end_.get(), POLLIN, 0}};
-      const int got = poll(waiting, 2, static_cast<int>(std::min<int64_t>(left, 1 << 30)));
-      if (got > 0 && waiting[1].revents == 0) return true;
-    }
-    return false;
-  }
+  struct Asker {
+    base::UniqueFd socket;
+    Clock::time_point until;
+    std::string request, reply;
+    size_t sent = 0;
+    bool http = true;
+    bool answered() const { return !reply.empty() && sent == reply.size(); }
+  };
 
   void serve() {
+    auto accepts_from = Clock::now();  // else no descriptor was left
     while (!stop_.load()) {
-      if (!ready(listener_.get(), POLLIN, Clock::now() + 1h)) continue;
-      const base::UniqueFd peer(
-          accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (peer) {
-        answer(peer.get());
-      } else if (errno != EAGAIN) {
-        ready(-1, 0, Clock::now() + kNoDescriptor);  // the connection is still there, and readable
+      const auto now = Clock::now();
+      std::erase_if(askers_, [&](const Asker& asker) { return now >= asker.until; });
+      auto until = now + 1h;
+      const bool accepts = now >= accepts_from;
+      if (!accepts) until = accepts_from;
+      std::vector<pollfd> fds{{end_.get(), POLLIN, 0}, {accepts ? listener_.get() : -1, POLLIN, 0}};
+      const size_t first = fds.size();
+      for (const Asker& asker : askers_) {
+        until = std::min(until, asker.until);
+        const bool speaks = !asker.reply.empty() && !asker.answered();
+        fds.push_back({asker.socket.get(), static_cast<short>(speaks ? POLLOUT : POLLIN), 0});
       }
+      const auto wait = std::chrono::ceil<std::chrono::milliseconds>(until - now).count();
+      if (poll(fds.data(), fds.size(), static_cast<int>(wait)) < 0) continue;
+      size_t number = first;
+      std::erase_if(askers_,
+                    [&](Asker& asker) { return fds[number++].revents != 0 && !goesOn(asker); });
+      if (fds[1].revents != 0 && !take()) accepts_from = Clock::now() + kNoDescriptor;
     }
   }
 
-  // One after the other: who drips a request, or does not take the reply, is cut off when its time
-  // is over.
-  void answer(int fd) const {
-    const auto until = Clock::now() + kRequest;
-    std::string request;
+  // False: no descriptor is left. The connection is still there.
+  bool take() {
+    base::UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) return errno == EAGAIN || errno == ECONNABORTED;
+    if (askers_.size() == kAskers) askers_.pop_front();
+    askers_.push_back({std::move(socket), Clock::now() + kRequest});
+    return true;
+  }
+
+  // What can be done now. False: it is over.
+  bool goesOn(Asker& asker) const {
+    const int fd = asker.socket.get();
     char bytes[1024];
-    while (request.find("\r\n\r\n") == std::string::npos) {
-      if (request.size() > kRequestBytes || !isHttp(request)) break;
-      if (!ready(fd, POLLIN, until)) return;
+    if (asker.answered()) return recv(fd, bytes, sizeof bytes, 0) > 0;
+    if (asker.reply.empty()) {
       const ssize_t got = recv(fd, bytes, sizeof bytes, 0);
-      if (got <= 0) return;
-      request.append(bytes, static_cast<size_t>(got));
+      if (got <= 0) return got < 0 && errno == EAGAIN;
+      asker.request.append(bytes, static_cast<size_t>(got));
+      asker.http = isHttp(asker.request);
+      if (asker.http && asker.request.size() <= kRequestBytes &&
+          asker.request.find("\r\n\r\n") == std::string::npos)
+        return true;
+      asker.reply = replyTo(asker.request);
     }
+    const ssize_t put = send(fd, asker.reply.data() + asker.sent, asker.reply.size() - asker.sent,
+                             MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (put < 0) return errno == EAGAIN;
+    asker.sent += static_cast<size_t>(put);
+    if (!asker.answered()) return true;
+    shutdown(fd, SHUT_WR);
+    // Who has not been heard to the end would be told that the connection is broken, before the
+    // reply.
+    return !asker.http;
+  }
+
+  std::string replyTo(const std::string& request) const {
     const bool http = isHttp(request);
     const bool get = request.starts_with("GET /metrics ") || request.starts_with("GET / ");
     const std::string body = get ? text_() : "figures for Prometheus, by HTTP: GET /metrics\n";
-    const std::string reply = base::format(
+    return base::format(
         "HTTP/1.1 {}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: "
         "{}\r\n"
         "Connection: close\r\n\r\n{}",
@@ -109,17 +142,6 @@ class Endpoint final : public MetricsEndpoint {
         : http ? "404 Not Found"
                : "400 Bad Request",
         body.size(), body);
-    for (size_t sent = 0; sent < reply.size();) {
-      if (!ready(fd, POLLOUT, until)) return;
-      const ssize_t put = send(fd, reply.data() + sent, reply.size() - sent, MSG_NOSIGNAL);
-      if (put < 0 && errno != EAGAIN) return;
-      sent += static_cast<size_t>(std::max<ssize_t>(put, 0));
-    }
-    shutdown(fd, SHUT_WR);
-    // Who has not been heard to the end would be told that the connection is broken, before the
-    // reply.
-    while (!http && ready(fd, POLLIN, until) && recv(fd, bytes, sizeof bytes, 0) > 0) {
-    }
   }
 
   // As far as it has come. A node that takes this for a daemon's port speaks first as well, and is
@@ -131,6 +153,7 @@ class Endpoint final : public MetricsEndpoint {
   const std::function<std::string()> text_;
   base::UniqueFd listener_, end_;
   std::string address_;
+  std::deque<Asker> askers_;  // the thread's, the oldest first
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

@@ -37,8 +37,8 @@ class MetricsEndpoint {
 };
 /// Serves /metrics at host:port or [v6]:port (port 0: any). `text` is called on the endpoint's
 /// thread. Refuses an address beyond loopback: the figures go out in the clear, to anybody who
-/// asks. Requests are answered one after the other; each has a second, from connection to last
-/// byte.
+/// asks. Each request has a second, from connection to last byte; where many come at a time the
+/// oldest that is not over makes room.
 Result<std::unique_ptr<MetricsEndpoint>> serveMetrics(const std::string& address,
                                                       std::function<std::string()> text);
 

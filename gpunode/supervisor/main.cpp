@@ -13,6 +13,7 @@
 #include "base/format.h"
 #include "base/locate.h"
 #include "base/log.h"
+#include "base/log_reader.h"
 #include "base/process.h"
 #include "base/settings.h"
 #include "base/text.h"
@@ -71,6 +72,7 @@ Status takeProgram(gpunode::OwnProgram& program, const std::string& listen) {
 }
 
 int run(int argc, char** argv) {
+  base::neverWaitForLogReader();
   base::keepFromOthers();  // before it has a key: its workers run what clients say
   // Before there is a second thread: signals are waited for, in one place.
   sigset_t mine;

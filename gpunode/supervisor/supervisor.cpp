@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -20,6 +21,7 @@
 #include "base/process.h"
 #include "base/size.h"
 #include "coherence/transport/core/address.h"
+#include "coherence/transport/making_room.h"
 #include "coherence/transport/trust/keys.h"
 #include "forwarding/visible_devices.h"
 #include "forwarding/wire/wire.h"
@@ -47,6 +49,10 @@ constexpr auto kSocketAge = 3s;  // removeDeadSockets() leaves younger ones
 constexpr auto kDivideRam = 500ms;
 constexpr auto kTogether = 30s;  // in which a program opens its sessions
 constexpr int kTickMs = 500;
+constexpr auto kAsk = 10s;  // a client asks as soon as it is connected; one that asks now and then
+                            // (olpagestat) is back in time, or connects anew
+constexpr uint32_t kMostLinks = 1024, kSpareLinks = 128;  // of them: kept free for those who come
+constexpr uint32_t kMessageBytes = 4096;                  // of a client's
 constexpr const char* kKeepCounters = "OL_COUNTERS_KEEP";
 
 // What a peer calls itself, as a log takes it.
@@ -103,6 +109,12 @@ Status Supervisor::start() {
   network.tls = options_.tls;
   network.choice = transport::Choice::kTcp;  // a message each way
   network.io_threads = 1;
+  network.lanes = 1;
+  network.limits.links = kMostLinks;
+  network.limits.message_bytes = kMessageBytes;
+  network.requests = 4;
+  network.notices = network.stream = 1;
+  base::raiseLimit(RLIMIT_NOFILE);
   if (!options_.key.empty()) {
     auto keys = transport::loadKeys(options_.key);
     if (!keys.ok()) return keys.error();
@@ -217,6 +229,7 @@ int Supervisor::run() {
     divideVram();
     if (ram_changed_ || std::chrono::steady_clock::now() - ram_divided_ > kDivideRam) divideRam();
     tellMetrics();
+    closeIdle(false);
     forgetOld();
     removeSockets();
     if (!devices_.known() && std::chrono::steady_clock::now() - looked_ > kLookAgain)
@@ -224,8 +237,37 @@ int Supervisor::run() {
   }
 }
 
+// Who does not ask, or has been answered and stays, holds a place of others'.
+void Supervisor::closeIdle(bool make_room) {
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<transport::LinkPtr> idle;
+  std::vector<transport::Holder> holders;
+  for (auto& [link, client] : clients_) {
+    const auto waits = [&](const auto& one) { return one.client == link; };
+    if (client.closed || std::ranges::any_of(waiting_, waits) ||
+        std::ranges::any_of(sessions_, [&](const auto& one) { return waits(one.second); }))
+      continue;
+    if (now - client.heard > kAsk) {
+      client.closed = true;
+      link->close("it has not asked for anything for a while");
+      continue;
+    }
+    idle.push_back(link);
+    holders.push_back({&link->peer(), client.heard.time_since_epoch() / 1ms});
+  }
+  if (!make_room || holders.empty()) return;
+  const transport::LinkPtr& which = idle[transport::whoMakesRoom(holders).which];
+  clients_[which].closed = true;
+  which->close("others want its place, and it asks for nothing");
+}
+
 void Supervisor::take(transport::Completion& completion) {
+  if (completion.kind == transport::Completion::Kind::kUp)
+    closeIdle(clients_.size() >= kMostLinks - kSpareLinks);
+  if (completion.kind != transport::Completion::Kind::kDown)
+    clients_[completion.link].heard = std::chrono::steady_clock::now();
   if (completion.kind == transport::Completion::Kind::kDown) {
+    clients_.erase(completion.link);
     std::erase_if(waiting_, [&](const Waiting& one) { return one.client == completion.link; });
     for (auto& [id, session] : sessions_) {
       if (session.client != completion.link) continue;

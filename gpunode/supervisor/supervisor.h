@@ -100,6 +100,11 @@ class Supervisor {
     std::chrono::steady_clock::time_point until;
   };
 
+  struct Client {
+    std::chrono::steady_clock::time_point heard;
+    bool closed = false;  // its kDown comes
+  };
+
   /// Sessions that the program of `of` has told of, and has not opened yet.
   struct Expected {
     const Session* of = nullptr;
@@ -107,6 +112,7 @@ class Supervisor {
   };
 
   void take(transport::Completion& completion);
+  void closeIdle(bool make_room);
   void open(const transport::LinkPtr& client, const forward::SessionRequest& request,
             bool has_waited = false);
   void wouldOpen(const transport::LinkPtr& client, const forward::SessionRequest& request);
@@ -159,6 +165,7 @@ class Supervisor {
   std::unique_ptr<transport::Listener> listener_;
   base::UniqueFd signals_;
   std::map<uint64_t, Session> sessions_;
+  std::map<transport::LinkPtr, Client> clients_;  // all links
   std::vector<Waiting> waiting_;
   uint64_t next_number_ = 1, refused_ = 0, ended_ = 0, failed_ = 0, ended_calls_ = 0,
            ended_moved_ = 0;

@@ -15,6 +15,7 @@
 #include <mutex>
 
 #include "base/log.h"
+#include "base/log_reader.h"
 #include "base/process.h"
 #include "base/sanitizer.h"
 #include "base/settings.h"
@@ -295,6 +296,7 @@ int run() {
 
 int main() {
   // Before it has a key, and before the driver has threads.
+  base::neverWaitForLogReader();
   base::keepFromOthers();
   gpunode::giveUpTracing();
   // Before run() looks whether the supervisor is still there.

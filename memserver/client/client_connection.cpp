@@ -99,7 +99,6 @@ void ClientCore::linkIsDown(const LinkPtr& link) {
   stalled_ = false;
   link_.reset();
   state_ = State::kDown;
-  attaches_ = 0;
   for (auto& [id, slab] : slabs_) slab.key = 0;
   requests_.clear();
   to_release_.insert(to_release_.end(), unsure_.begin(), unsure_.end());
@@ -169,19 +168,18 @@ void ClientCore::connected(Result<LinkPtr> link) {
 
 // After the greeting, and after each answer to an attach.
 void ClientCore::greeted(Lock& lock) {
-  std::vector<std::pair<std::vector<LeaseId>, std::vector<SlabId>>> batches;
+  std::vector<LeaseId> leases;
+  std::vector<SlabId> ids;
   for (const auto& [id, slab] : slabs_) {
     if (slab.key != 0) continue;
-    if (batches.empty() || batches.back().first.size() == protocol::kMaxLeases)
-      batches.emplace_back();
-    batches.back().first.push_back(slab.lease);
-    batches.back().second.push_back(id);
+    leases.push_back(slab.lease);
+    ids.push_back(id);
+    if (leases.size() == protocol::kMaxLeases) break;
   }
-  if (!batches.empty()) {
-    attaches_ = static_cast<uint32_t>(batches.size());
+  if (!leases.empty()) {
+    greeting_until_ms_ = bootMs() + kAnswerMs;
     lock.unlock();
-    for (auto& [leases, ids] : batches)
-      request(protocol::Attach{std::move(leases)}, std::move(ids));
+    request(protocol::Attach{std::move(leases)}, std::move(ids));
     lock.lock();
     return;
   }

@@ -234,7 +234,6 @@ class ClientCore final : public Client {
   std::vector<LeaseId> unsure_;  // kRelease sent, not answered
   std::unordered_map<uint64_t, Request> requests_;
   std::map<uint64_t, std::shared_ptr<Wish>> wishes_;  // by the request's number
-  uint32_t attaches_ = 0;                             // not answered
   protocol::Capacity capacity_;
   uint32_t lease_ms_ = 30'000;
   int64_t renewed_ms_ = 0;       // sending of the last renewal that was answered

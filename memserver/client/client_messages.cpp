@@ -132,8 +132,7 @@ std::string ClientCore::handle(Lock& lock, uint64_t number, const Request* reque
         slab->second.key = told.key;
       }
     }
-    --attaches_;
-    if (attaches_ == 0) greeted(lock);
+    greeted(lock);
     return "";
   }
   if (auto* leased = std::get_if<LeaseReply>(&body);

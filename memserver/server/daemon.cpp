@@ -18,6 +18,7 @@
 
 #include "base/format.h"
 #include "base/log.h"
+#include "base/process.h"
 #include "base/size.h"
 #include "coherence/transport/trust/keys.h"
 #include "memserver/server/metrics.h"
@@ -41,13 +42,6 @@ int64_t bootMs() {
 int refuse(const std::string& why) {
   base::print(stderr, "olmemserver: {}\n", why);
   return 2;
-}
-
-void raiseLimit(__rlimit_resource which) {
-  rlimit limit{};
-  if (getrlimit(which, &limit) != 0) return;
-  limit.rlim_cur = limit.rlim_max;
-  setrlimit(which, &limit);
 }
 
 uint64_t bytesOf(const base::Budget& budget, uint64_t of) {
@@ -141,12 +135,20 @@ class Daemon {
 
   // All that can be refused is refused before memory is touched.
   int network() {
+    // A lent slab takes three: its own, and a copy for each region. A link takes one for each of its
+    // connections.
+    base::raiseLimit(RLIMIT_NOFILE);
     transport::Options network;
     network.choice = options_.choice;
     network.rails = options_.rails;
     network.tls = options_.tls;
     network.silent_ms = 0;  // a session that is stopped keeps what it has
-    network.limits.links = options_.sessions;
+    network.limits.links = options_.sessions + kSpareLinks;
+    // What a session says is short, and little of it is not answered yet.
+    network.limits.message_bytes = protocol::kMaxRequestBytes;
+    network.requests = 16;
+    network.notices = 4;
+    network.stream = 1;
     if (!options_.key.empty()) {
       auto keys = transport::loadKeys(options_.key);
       if (!keys.ok()) return refuse(keys.error().message);
@@ -185,8 +187,7 @@ class Daemon {
   }
 
   int fill() {
-    raiseLimit(RLIMIT_NOFILE);  // a lent slab takes three: its own, and a copy for each region
-    raiseLimit(RLIMIT_MEMLOCK);
+    base::raiseLimit(RLIMIT_MEMLOCK);
     SlabOptions slabs;
     slabs.bytes = slab_;
     slabs.huge = options_.huge;

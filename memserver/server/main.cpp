@@ -11,6 +11,7 @@
 #include "base/credentials.h"
 #include "base/format.h"
 #include "base/log.h"
+#include "base/log_reader.h"
 #include "base/text.h"
 #include "memserver/server/daemon.h"
 #include "memserver/server/query.h"
@@ -128,6 +129,7 @@ int run(int argc, char** argv) {
     return showState(options, json);
   }
   base::setLogLevel(options.log);
+  base::neverWaitForLogReader();
   return memserver::runDaemon(options);
 }
 

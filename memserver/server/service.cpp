@@ -7,6 +7,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "base/size.h"
+#include "coherence/transport/making_room.h"
 #include "memserver/server/metrics.h"
 #include "memserver/server/service_parts.h"
 
@@ -42,13 +43,67 @@ Service::~Service() {
 // ---- sessions
 
 Result<transport::Accepted> Service::accept(const transport::PeerInfo&) {
+  return transport::Accepted{transport::makeDomain(store_.domain()), queue_};
+}
+
+// It greets: whether there is a place for it.
+bool Service::admit(const SessionPtr& session) {
+  SessionPtr goes;
   {
     std::lock_guard lock(mutex_);
-    if (sessions_.size() >= options_.most_sessions) {
-      return Error{base::format("more than {} sessions", options_.most_sessions)};
+    const int64_t now = bootMs();
+    size_t places = 0;
+    std::vector<SessionPtr> empty;
+    std::vector<transport::Holder> holders;
+    for (const auto& [number, each] : sessions_) {
+      if (!each->greeted.load() || each->down_ms.load() != 0 || each->closed.load()) continue;
+      ++places;
+      if (each->bytes.load() != 0) continue;
+      empty.push_back(each);
+      holders.push_back({&each->peer, each->empty_since_ms.load()});
     }
+    if (places >= options_.most_sessions) {
+      if (empty.empty()) return false;
+      const auto makes = transport::whoMakesRoom(holders);
+      goes = empty[makes.which];
+      const uint64_t source = transport::sourceOf(session->peer);
+      size_t of_key = 1, of_address = 1;  // this one and those with it
+      for (const auto& each : empty) {
+        if (each->peer.key_name != session->peer.key_name) continue;
+        ++of_key;
+        of_address += transport::sourceOf(each->peer) == source ? 1 : 0;
+      }
+      const bool has_more =
+          makes.of_key > of_key ||
+          (goes->peer.key_name == session->peer.key_name && makes.of_address > of_address);
+      if (!has_more && now - goes->empty_since_ms.load() < options_.lease_ms) return false;
+      goes->closed.store(true);
+    }
+    session->empty_since_ms.store(now);
+    session->greeted.store(true);
+    ++figures_.sessions_accepted;
+    ++figures_.accepted[static_cast<size_t>(session->peer.kind)];
   }
-  return transport::Accepted{transport::makeDomain(store_.domain()), queue_};
+  if (!goes) return true;
+  base::logInfo("session %llu of %s (%s) makes room: it holds no memory",
+                static_cast<unsigned long long>(goes->number), goes->peer.node.c_str(),
+                keyText(goes->peer.key_name));
+  goes->link->close("others want its place, and it holds no memory");
+  return true;
+}
+
+void Service::makeRoomForLinks() {
+  std::vector<SessionPtr> waiting;
+  std::vector<transport::Holder> holders;
+  for (const auto& session : allSessions()) {
+    if (session->greeted.load() || session->closed.load() || session->queued.load() != 0) continue;
+    waiting.push_back(session);
+    holders.push_back({&session->peer, session->renewed_ms.load()});
+  }
+  if (waiting.empty()) return;
+  const SessionPtr& goes = waiting[transport::whoMakesRoom(holders).which];
+  if (!goes->closed.exchange(true))
+    goes->link->close("others want its place, and it has not greeted");
 }
 
 void Service::takeCompletions() {
@@ -70,6 +125,7 @@ void Service::takeCompletions() {
           sessions_.emplace(session->number, session);
         }
         links_.insert({link.get(), session});
+        if (links_.size() > options_.most_sessions + kSpareLinks / 2) makeRoomForLinks();
         continue;
       }
       {
@@ -179,6 +235,12 @@ std::string Service::message(const SessionPtr& session, const transport::Message
   if (message.messageClass() != MessageClass::kRequest) {
     return base::format("a {} message that is no request", protocol::bodyName(request.body));
   }
+  if (std::holds_alternative<protocol::Hello>(request.body) && !session->greeted.load() &&
+      !admit(session)) {
+    session->closed.store(true);
+    session->link->close(base::format("more than {} sessions", options_.most_sessions));
+    return "";
+  }
   {
     std::lock_guard lock(mutex_);
     ++figures_.requests;
@@ -197,11 +259,6 @@ protocol::Body Service::answer(const SessionPtr& session, const protocol::Body& 
     {
       std::lock_guard lock(session->mutex);
       session->label = hello->label;
-    }
-    if (!session->greeted.exchange(true)) {
-      std::lock_guard lock(mutex_);
-      ++figures_.sessions_accepted;
-      ++figures_.accepted[static_cast<size_t>(session->peer.kind)];
     }
     base::logInfo("session %llu: %s (%s), %s, %s", static_cast<unsigned long long>(session->number),
                   session->peer.node.c_str(), hello->label.c_str(), keyText(session->peer.key_name),
@@ -250,6 +307,7 @@ bool Service::end(const LeaseId& id, const Session* owner, const std::string& ke
   {
     std::lock_guard lock(session->mutex);
     session->leases.erase(id);
+    if (session->leases.empty()) session->empty_since_ms.store(bootMs());
     session->recalled -= std::min(session->recalled, bytes);
   }
   unreserve(*session, bytes);

@@ -11,6 +11,11 @@
 // from happening for kEndMs is closed); the slab is zeroed, or replaced if the session had its
 // memfd; only then it is lent again.
 //
+// Places. As many sessions as `most_sessions` are connected at a time. Where all places are taken
+// one that holds no memory makes room (coherence/transport/making_room.h): at once for another key
+// or address that has fewer of those, else when it has held none for the lease time. Where few
+// places for links are left one that has not greeted makes room likewise.
+//
 // Threads: one takes completions and hands each to its session's queue, which is worked off in
 // order on the arena's threads, one at a time for each session, kTurn of them before the next
 // session's turn; one (the janitor) looks at the clocks. Both are the service's own.
@@ -45,17 +50,19 @@ namespace olpager::memserver {
 
 inline constexpr uint32_t kEndMs = 2000;
 inline constexpr unsigned kTurn = 32;
-/// A link that is no session holds the place of one, and no figure shows it: it has this long to
-/// greet, or to ask for the state, and to ask again. Sessions greet as soon as they are connected;
-/// who asks less often connects anew.
+/// A link that is no session has a place that no figure shows: it has this long to greet, or to ask
+/// for the state, and to ask again. Sessions greet as soon as they are connected; who asks less
+/// often connects anew.
 inline constexpr uint32_t kGreetMs = 10'000;
+/// Links beside those of most_sessions, so that who asks for the state finds a place.
+inline constexpr uint32_t kSpareLinks = 64;
 
 struct ServiceOptions {
   uint32_t lease_ms = 30'000;
   uint64_t session_quota = 0;                  // bytes for each session; 0: no bound
   std::map<std::string, uint64_t> key_quotas;  // bytes for all sessions of a key
   bool hard_recall = false;                    // take what was recalled and not released
-  uint32_t most_sessions = 1024;
+  uint32_t most_sessions = 1024;               // connected
   uint32_t greet_ms = kGreetMs;
 };
 
@@ -127,6 +134,8 @@ class Service {
   void work(const SessionPtr& session);
   void process(const SessionPtr& session, transport::Completion& completion);
   void closeFor(const SessionPtr& session, const std::string& wrong);
+  bool admit(const SessionPtr& session);
+  void makeRoomForLinks();
   transport::Outcome tell(const SessionPtr& session, transport::MessageClass klass,
                           const std::vector<std::byte>& bytes);
   std::string message(const SessionPtr& session, const transport::Message& message);

@@ -47,6 +47,7 @@ struct Service::Session {
 
   // Until then it is not counted or shown: it may be somebody who only asks for the state.
   std::atomic<bool> greeted{false};
+  std::atomic<int64_t> empty_since_ms{0};  // greeted: since when it holds no memory, if it does not
 
   std::mutex mutex;
   std::string label;

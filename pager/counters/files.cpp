@@ -16,6 +16,7 @@
 #include <optional>
 
 #include "base/format.h"
+#include "base/runtime_folder.h"
 
 namespace olpager::pager {
 namespace {
@@ -112,15 +113,7 @@ std::unique_ptr<Counters> readFile(int folder, const char* name, struct stat& ab
 }  // namespace
 
 std::vector<std::string> countersFolders(const std::string& fallback) {
-  std::vector<std::string> folders;
-  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  struct stat about {};
-  if (runtime != nullptr && runtime[0] == '/' && stat(runtime, &about) == 0 &&
-      S_ISDIR(about.st_mode) && about.st_uid == geteuid()) {
-    folders.push_back(base::format("{}/olpager", runtime));
-  }
-  folders.push_back(base::format("{}/olpager-{}", fallback, geteuid()));
-  return folders;
+  return base::runtimeFolders(fallback);
 }
 
 Result<UniqueFd> openCountersFolder(const std::string& folder, bool create) {

@@ -14,8 +14,7 @@
 
 namespace olpager::pager {
 
-/// Where files may lie, the first is where they are made: $XDG_RUNTIME_DIR/olpager when that
-/// variable names a folder of this user, then /tmp/olpager-<uid>. `fallback` stands for /tmp.
+/// Where files may lie, the first is where they are made (base/runtime_folder.h).
 std::vector<std::string> countersFolders(const std::string& fallback = "/tmp");
 
 /// Opens `folder` after checking that it is a real directory, ours, and closed to all others; makes

@@ -18,6 +18,7 @@
 #include <fstream>
 
 #include "base/format.h"
+#include "base/runtime_folder.h"
 #include "base/text.h"
 #include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/core/reactor.h"
@@ -291,10 +292,7 @@ std::string bootId() {
 }
 
 Result<std::string> socketFolder() {
-  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  const std::string folder = runtime != nullptr && *runtime == '/'
-                                 ? base::format("{}/olpager", runtime)
-                                 : base::format("/tmp/olpager-{}", geteuid());
+  const std::string folder = base::runtimeFolders().front();
   struct stat about {};
   if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
     return Error{base::format("{}: {}", folder, std::strerror(errno))};

@@ -198,6 +198,12 @@ bool LinkCore::tooManyAnswers(size_t waiting) const {
   return waiting > setup_.options.limits.slices + kPongs;
 }
 
+bool LinkCore::tooManyReplies(size_t waiting) const {
+  // Who asks more at once than there is room for has to have read what came back before.
+  constexpr size_t kRounds = 4, kFew = 64;
+  return waiting > std::max(kFew, kRounds * setup_.options.requests);
+}
+
 bool LinkCore::nextSlice(Slice& slice) {
   std::lock_guard lock(mutex_);
   if (state_.load() != LinkState::kUp) return false;

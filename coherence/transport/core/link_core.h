@@ -117,6 +117,8 @@ class LinkCore : public Link,
                       std::vector<Completion>& into);
   /// Whether so many answers that the peer does not take are more than it may have asked for.
   bool tooManyAnswers(size_t waiting) const;
+  /// The same of messages that are replies.
+  bool tooManyReplies(size_t waiting) const;
   /// What kRefuse may say.
   static bool isRefusal(uint32_t code) {
     return code == static_cast<uint32_t>(Outcome::kRevoked) ||

@@ -12,6 +12,7 @@
 #include <future>
 #include <list>
 #include <set>
+#include <tuple>
 
 #include "base/format.h"
 #include "base/log.h"
@@ -37,8 +38,7 @@ constexpr const char* kCardFailed = "its card's connection failed";
 class Acceptor;
 
 // One connection on its way. Lives in the acceptor's list; reactor thread only. Anybody can make as
-// many as he likes, so that one that has proved nothing has its place only until it is wanted:
-// makeRoom().
+// many as he likes, so that each has its place only until it is wanted: makeRoom().
 struct Handshake {  // NOLINT(clang-analyzer-optin.performance.Padding): in the order of its life
   enum class State : uint8_t { kPreamble, kTls, kHello, kLanes, kTicket, kLaneTls, kRouted };
   State state = State::kPreamble;
@@ -358,20 +358,21 @@ bool Acceptor::isCrowd(const Handshake& shake) const {
   return shake.source->under_way > places() / Sources::kShare;
 }
 
-// Where all places are taken, of those who have proved nothing: first from a source that has more
-// than its share of them, then who is silent, then the oldest. Who knows what to say has said it
-// before it is the oldest.
+// Where all places are taken: first from a source that has more than its share of them, then who
+// has proved nothing, then who is silent, then the oldest. Who knows what to say has said it before
+// it is the oldest. Who has proved who it is goes only where its source has more than its share:
+// others' lanes may be on their way.
 bool Acceptor::makeRoom() {
   if (shakes_.size() < places()) return true;
   const auto rank = [&](const Handshake& shake) {
-    return std::pair(isCrowd(shake), shake.silent());
+    return std::tuple(isCrowd(shake), !shake.proved(), shake.silent());
   };
-  Place found = shakes_.end();
+  Place found = shakes_.begin();
   for (Place each = shakes_.begin(); each != shakes_.end(); ++each) {
-    if (!each->proved() && (found == shakes_.end() || rank(*each) >= rank(*found))) found = each;
+    if (rank(*each) >= rank(*found)) found = each;
   }
-  if (found == shakes_.end()) return false;
-  drop(found, "others want its place, and it has not said who it is");
+  if (found->proved() && !isCrowd(*found)) return false;
+  drop(found, "others want its place, and it has not finished its handshake");
   return true;
 }
 
@@ -713,7 +714,7 @@ std::string Acceptor::hello(Handshake& shake) {
   const bool shm = setup.peer.kind == LinkKind::kShm;
   const bool one_lane = setup.peer.kind != LinkKind::kTcp;
   out.hello.lanes =
-      one_lane ? 1 : static_cast<uint8_t>(std::min<uint32_t>(peer.lanes, wire::kMaxLanes));
+      one_lane ? 1 : static_cast<uint8_t>(std::min<uint32_t>(peer.lanes, options.lanes));
   randomBytes(out.hello.link_id);
   if (shm)
     std::memcpy(out.hello.unix_path, unix_path_.data(),

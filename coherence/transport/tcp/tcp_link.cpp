@@ -13,6 +13,8 @@ namespace {
 
 constexpr size_t kControlBuffer = 64 << 10;
 constexpr size_t kLaneBudget = 256 << 10;  // moved in one go before others get their turn
+// Where bytes go that are for nobody: the longest slice fits a frame's parts.
+constexpr size_t kScratch = wire::kMaxSlice / kMaxLocalRanges;
 
 }  // namespace
 
@@ -255,9 +257,15 @@ void TcpLink::transmit(const wire::Header& header, std::span<const std::byte> he
     append(head.data(), head.size());
     append(body.data(), body.size());
     flushControl();
+    const bool reply = header.frame == wire::Frame::kMessage &&
+                       header.klass == static_cast<uint8_t>(MessageClass::kReply);
     if (isAnswer(header.frame) && !out_.empty()) {
       out_answers_.push_back(out_begin_ + out_.size());
       deaf = tooManyAnswers(out_answers_.size());
+    }
+    if (reply && !out_.empty()) {
+      out_replies_.push_back(out_begin_ + out_.size());
+      deaf = tooManyReplies(out_replies_.size());
     }
   }
   if (deaf) fail("the peer asks and does not read the answers");
@@ -283,8 +291,9 @@ void TcpLink::flushControl() {
     if (!blocked) out_sent_ = out_.size();
     break;
   }
-  while (!out_answers_.empty() && out_answers_.front() <= out_begin_ + out_sent_)
-    out_answers_.pop_front();
+  for (auto* const waiting : {&out_answers_, &out_replies_}) {
+    while (!waiting->empty() && waiting->front() <= out_begin_ + out_sent_) waiting->pop_front();
+  }
   if (out_sent_ == out_.size() || out_sent_ > kControlBuffer) {
     out_.erase(out_.begin(), out_.begin() + static_cast<std::ptrdiff_t>(out_sent_));
     out_begin_ += out_sent_;
@@ -509,12 +518,13 @@ std::string TcpLink::laneFrame(Lane& lane) {
       lane.refused = Outcome::kUnreachable;
       lane.target.reset();
     }
-    lane.parts_count = 1;
+    lane.parts_count = 0;
     if (lane.refused == Outcome::kOk) {
-      lane.parts[0] = {lane.target->base + header.offset, header.length};
+      lane.parts[lane.parts_count++] = {lane.target->base + header.offset, header.length};
     } else {
-      lane.scratch.resize(wire::kMaxSlice);
-      lane.parts[0] = {lane.scratch.data(), header.length};
+      lane.scratch.resize(kScratch);
+      for (size_t left = header.length; left != 0; left -= lane.parts[lane.parts_count++].iov_len)
+        lane.parts[lane.parts_count] = {lane.scratch.data(), std::min(left, kScratch)};
     }
   } else {
     return base::format("a frame of kind {} on a lane", static_cast<unsigned>(header.frame));
@@ -531,6 +541,7 @@ void TcpLink::laneDone(Lane& lane) {
     return;
   }
   lane.target.reset();
+  lane.scratch = {};
   wire::Header answer;
   answer.frame = lane.refused == Outcome::kOk ? wire::Frame::kAck : wire::Frame::kRefuse;
   answer.code = static_cast<uint32_t>(lane.refused);

@@ -122,6 +122,7 @@ class TcpLink : public LinkCore {
   size_t out_sent_ = 0;
   uint64_t out_begin_ = 0;            // where out_ begins in all that was ever appended
   std::deque<uint64_t> out_answers_;  // ends of the answers in out_
+  std::deque<uint64_t> out_replies_;  // and of the messages that are replies
   bool out_blocked_ = false;          // EPOLLOUT is asked for, under control_out_
   std::atomic<bool> left_to_waiter_{
       false};  // changed under control_out_ as well: both are the epoll flags

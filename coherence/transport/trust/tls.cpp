@@ -45,10 +45,11 @@ std::string handshakeError() {
   std::string text = lastError();
   switch (ERR_GET_LIB(code) == ERR_LIB_SSL ? ERR_GET_REASON(code) : 0) {
     case SSL_R_BINDER_DOES_NOT_VERIFY:
-    case SSL_R_SSLV3_ALERT_ILLEGAL_PARAMETER:
       return "the peer's key of that name is another one; both ends need the same one";
+    case SSL_R_SSLV3_ALERT_ILLEGAL_PARAMETER:
     case SSL_R_SSLV3_ALERT_HANDSHAKE_FAILURE:
-      return "the peer has no key of that name; both ends need the same one (olctl keygen)";
+      return "the peer's key of that name is another one, or it has none; both ends need the same "
+             "one (olctl keygen)";
     case SSL_R_WRONG_VERSION_NUMBER:
     case SSL_R_PACKET_LENGTH_TOO_LONG:
       return text + ": the other end speaks another protocol";
@@ -114,8 +115,10 @@ struct TlsSession::Callbacks {
     const std::string name(reinterpret_cast<const char*>(identity), length);
     auto key = self->find_(name);
     if (!key) {
+      // It goes on with a key that nobody has, and fails as with a wrong one: a stranger does not
+      // learn which names there are.
       self->error_ = "no key of the name that the peer gives";
-      return 1;
+      randomBytes(key.emplace());
     }
     *session = sessionOf(ssl, *key);
     forget(*key);

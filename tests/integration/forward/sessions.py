@@ -1075,6 +1075,15 @@ def stranger(bench):
     assert client.ask("step 5") == "ok 10"
 
 
+def silent(bench):
+    """A link that asks for nothing does not keep its place; one that has a session does."""
+    client = bench.client()
+    assert client.ask("step 5") == "ok 5"
+    said = subprocess.run([bench.options.stranger, bench.address], env=bench.env, capture_output=True, text=True, timeout=LONG).stdout
+    assert "it has not asked for anything for a while" in said, said
+    assert client.ask("step 5") == "ok 10"
+
+
 def nobody(bench):
     """Where no gpunode is, olrun starts nothing; under the bare library one line says so and the program gets CUDA's error."""
     said = subprocess.run([bench.options.olrun, "--gpunode", bench.address, "--", "env"], env=bench.env, check=True,
@@ -1131,7 +1140,7 @@ def waits(bench):
     assert trips.get("cuKernelSetAttribute", 0) < rounds, said
 
 
-SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, random_supervisor_kills, cut, cut_bulk, cut_idle, cut_half, rough, cut_free, cut_for_good, waits_for_place, one_port, unix_socket, stopped, told_to_end, threads_that_end, functions_that_end, late_failures, leftovers, idle, quiet, callbacks_lost, driver_environment, deaf, deaf_socket, deaf_bulk, nonsense, flood, stranger, nobody, keys, waits]
+SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, kill_supervisor, random_supervisor_kills, cut, cut_bulk, cut_idle, cut_half, rough, cut_free, cut_for_good, waits_for_place, one_port, unix_socket, stopped, told_to_end, threads_that_end, functions_that_end, late_failures, leftovers, idle, quiet, callbacks_lost, driver_environment, deaf, deaf_socket, deaf_bulk, nonsense, flood, stranger, silent, nobody, keys, waits]
 
 
 def run(scenarios, description, programs, make):

@@ -1,6 +1,7 @@
 // Gets a session of its own and knocks at another's worker with its key: stranger GPUNODE SESSION.
 // A line for each answer: "another's: REASON", "nobody's: REASON" and "own: connected"; else what
-// went wrong. And at where nobody is.
+// went wrong. And at where nobody is. stranger GPUNODE: connects and says nothing; a line when it
+// hears why its link has ended.
 #include <unistd.h>
 
 #include <cstdio>
@@ -51,11 +52,29 @@ int run(const std::string& gpunode, uint64_t others) {
   return 0;
 }
 
+int saysNothing(const std::string& gpunode) {
+  auto node = transport::makeEndpoint({});
+  if (!node.ok()) return 1;
+  const auto queue = node.value()->makeQueue();
+  const auto link = node.value()->connect(gpunode, {transport::makeDomain(), queue, ""});
+  if (!link.ok()) {
+    std::printf("no link: %s\n", link.error().message.c_str());
+    return 1;
+  }
+  transport::Completion completion;
+  do {
+    if (queue->wait({&completion, 1}, std::chrono::seconds(60)) == 0) return 1;
+  } while (completion.kind != transport::Completion::Kind::kDown);
+  std::printf("%s\n", link.value()->reason().c_str());
+  return 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 3) return 2;
+  if (argc != 2 && argc != 3) return 2;
   try {
+    if (argc == 2) return saysNothing(argv[1]);
     return run(argv[1], std::strtoull(argv[2], nullptr, 16));
   } catch (const std::exception& failure) {
     std::printf("%s\n", failure.what());

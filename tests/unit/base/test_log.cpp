@@ -1,5 +1,7 @@
 #include "base/log.h"
 
+#include <poll.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,6 +14,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/log_reader.h"
 #include "tests/catch.h"
 
 using namespace olpager::base;
@@ -168,6 +171,46 @@ TEST_CASE("lines of many threads stay whole", "[base][log]") {
   std::string expected;
   for (int i = 0; i < 200; i++) expected += "olpager: debug: abcdefghij\n";
   CHECK(text == expected);
+}
+
+TEST_CASE("a daemon does not wait for who reads its log", "[base][log]") {
+  const Level level(LogLevel::kDebug);
+  constexpr int kMany = 4000;  // far more than a pipe holds
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  UniqueFd from(ends[0]), to(ends[1]);
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(to.get(), STDERR_FILENO);
+    from.reset();
+    to.reset();
+    neverWaitForLogReader();
+    for (int i = 0; i < kMany; ++i) logDebug("%0100d", i);
+    raise(SIGSTOP);  // until somebody has read
+    logDebug("and one more");
+    _exit(0);
+  }
+  to.reset();
+  int status = 0;
+  REQUIRE(waitpid(child, &status, WUNTRACED) == child);
+  REQUIRE(WIFSTOPPED(status));
+  char buffer[4096];
+  std::string text;
+  for (bool woken = false;;) {
+    pollfd more{from.get(), POLLIN, 0};
+    if (!woken && poll(&more, 1, 0) == 0) {
+      kill(child, SIGCONT);
+      woken = true;
+    }
+    const ssize_t got = read(from.get(), buffer, sizeof buffer);
+    if (got <= 0) break;
+    text.append(buffer, static_cast<size_t>(got));
+  }
+  REQUIRE(waitpid(child, &status, 0) == child);
+  const auto written = std::count(text.begin(), text.end(), '\n') - 1;
+  CHECK(written < kMany);
+  CHECK(text.ends_with("olpager: debug: and one more (" + std::to_string(kMany - written) +
+                       " lines before it are lost: nobody read them)\n"));
 }
 
 TEST_CASE("a forked child can log", "[base][log]") {

@@ -198,6 +198,23 @@ TEST_CASE("hostile or broken folders are refused with a line, counting goes on",
   CHECK(reading.notes[0].find(expected) != std::string::npos);
 }
 
+TEST_CASE("who takes the name of our folder does not keep us from one", "[counters]") {
+  if (geteuid() != 0) return;  // only root can make another user's
+  const Folder folder;
+  unsetenv("XDG_RUNTIME_DIR");
+  const std::string usual = (folder.root / "olpager-0").string();
+  REQUIRE(countersFolders(folder.root) == std::vector<std::string>{usual});
+  fs::create_directory(usual);
+  REQUIRE(chown(usual.c_str(), 12345, 12345) == 0);
+  fs::create_directory(usual + "-000000");  // he can't know our name, and makes others
+  REQUIRE(chown((usual + "-000000").c_str(), 12345, 12345) == 0);
+  const auto folders = countersFolders(folder.root);
+  REQUIRE(folders.size() == 1);
+  CHECK(folders[0].starts_with(usual + "-"));
+  CHECK(openCountersFolder(folders[0], true).ok());
+  CHECK(countersFolders(folder.root) == folders);
+}
+
 TEST_CASE("a squatted name of our file can't be written through", "[counters]") {
   Folder folder;
   fs::create_directory(folder.olpager());

@@ -36,6 +36,7 @@ void Server::start() {
               .ok());
   transport::Options transport_options = optionsFor(choice);
   transport_options.silent_ms = 0;
+  transport_options.limits.links = this->options.most_sessions + kSpareLinks;
   auto made = transport::makeEndpoint(transport_options);
   REQUIRE(made.ok());
   endpoint = std::move(made.value());

@@ -487,7 +487,6 @@ TEST_CASE("a link that neither greets nor asks for the state does not keep a ses
   auto silent = connect(), asking = connect();
   REQUIRE(silent.ok());
   REQUIRE(asking.ok());
-  eventually([&] { return !connect().ok(); });  // both are counted
   const auto ask = [&] {
     const auto bytes = status::encode(status::Question{1, 0});
     return asking.value()->send(transport::MessageClass::kRequest, bytes) ==
@@ -511,8 +510,7 @@ TEST_CASE("a link that neither greets nor asks for the state does not keep a ses
   CHECK(silent.value()->reason().find("neither greeted nor asked") != std::string::npos);
   CHECK(asking.value()->state() == transport::LinkState::kUp);
   CHECK(server.service->figures().broken == 0);
-  // A session that has greeted stays, with the place that has become free, and who asks now and
-  // then connects anew.
+  // A session that has greeted stays, and who asks now and then connects anew.
   Session session(server);
   eventually([&] {
     auto connected = Client::connect(session.options, session);
@@ -532,6 +530,32 @@ TEST_CASE("a link that neither greets nor asks for the state does not keep a ses
     CHECK(told->value().status.session_count == 1);
   }
   CHECK(session.client->figures().connects == 1);
+}
+
+TEST_CASE("sessions that hold nothing do not keep a place for ever", "[failures][trust]") {
+  ServiceOptions options = shortLease(1500);
+  options.most_sessions = 2;
+  Server server(Choice::kTcp, 4 * kSlab, options);
+  Session holds(server), empty(server), comes(server);
+  holds.open();
+  holds.lease(kSlab);
+  empty.open();
+  const auto refused = Client::connect(comes.options, comes);
+  REQUIRE(!refused.ok());
+  CHECK(refused.error().message.find("more than 2 sessions") != std::string::npos);
+  // Who asks for the state is none.
+  auto asker = status::Asker::make(optionsFor(Choice::kTcp), server.address());
+  REQUIRE(asker.ok());
+  const auto told = asker.value()->ask();
+  REQUIRE(told.ok());
+  CHECK(told.value().status.session_count == 2);
+  eventually([&] {
+    auto connected = Client::connect(comes.options, comes);
+    if (connected.ok()) comes.client = std::move(connected.value());
+    return comes.client != nullptr;
+  });
+  CHECK(empty.await(Event::Kind::kDown).text.find("it holds no memory") != std::string::npos);
+  CHECK(!holds.saw(Event::Kind::kDown));
 }
 
 TEST_CASE("who sends without end leaves others their turn", "[failures][trust]") {

@@ -11,6 +11,7 @@
 #include <chrono>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/fd.h"
 #include "tests/catch.h"
@@ -50,7 +51,7 @@ class Client {
   }
 
  private:
-  const base::UniqueFd socket_;
+  base::UniqueFd socket_;
 };
 
 std::unique_ptr<MetricsEndpoint> serve(std::function<std::string()> text) {
@@ -130,6 +131,17 @@ TEST_CASE("who drips a request, or does not take the reply, does not hold up the
   const Client next(endpoint->address());
   CHECK(next.say("GET /secret HTTP/1.1\r\n\r\n"));
   CHECK(next.hear().starts_with("HTTP/1.1 404 "));
+  CHECK(Clock::now() - begun < kSoon);
+}
+
+TEST_CASE("who connects without end and says little keeps nobody out") {
+  const auto endpoint = serve([] { return std::string("figures\n"); });
+  std::vector<Client> little;
+  for (int i = 0; i < 200; ++i) CHECK(little.emplace_back(endpoint->address()).say("G"));
+  const auto begun = Clock::now();
+  const Client good(endpoint->address());
+  CHECK(good.say("GET /metrics HTTP/1.1\r\n\r\n"));
+  CHECK(good.hear().ends_with("\r\n\r\nfigures\n"));
   CHECK(Clock::now() - begun < kSoon);
 }
 

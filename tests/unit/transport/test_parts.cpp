@@ -22,6 +22,7 @@
 #include "coherence/transport/core/reactor.h"
 #include "coherence/transport/core/region_entry.h"
 #include "coherence/transport/core/scheduler.h"
+#include "coherence/transport/making_room.h"
 #include "coherence/transport/shm/channel.h"
 #include "coherence/transport/tcp/stream.h"
 #include "coherence/transport/verbs/queue_pairs.h"
@@ -384,6 +385,26 @@ TEST_CASE("the best kind that both ends have is chosen", "[transport]") {
   CHECK(Kinds::fromBits(0xf8).text() == "nothing");
   CHECK(Kinds{LinkKind::kVerbs}.single() == LinkKind::kVerbs);
   CHECK(all.text() == "shm, verbs, tcp");
+}
+
+TEST_CASE("who holds most places makes room, of these the oldest", "[transport]") {
+  const auto peer = [](const char* key, const char* address) {
+    PeerInfo made;
+    made.key_name = key;
+    made.address = address;
+    return made;
+  };
+  const PeerInfo few = peer("few", "10.0.0.1:1000"), one = peer("many", "10.0.0.2:1000"),
+                 other = peer("many", "10.0.0.3:1000"), again = peer("many", "10.0.0.3:2000");
+  const auto made = whoMakesRoom({{&few, 1}, {&one, 2}, {&few, 3}, {&other, 5}, {&again, 4}});
+  CHECK(made.which == 4);
+  CHECK(made.of_key == 3);
+  CHECK(made.of_address == 2);
+  CHECK(whoMakesRoom({{&one, 2}, {&few, 1}}).which == 1);
+  // One who has a network of IPv6 has all of its addresses.
+  CHECK(sourceOf(peer("", "[2001:db8::1]:70")) == sourceOf(peer("", "[2001:db8::2]:71")));
+  CHECK(sourceOf(peer("", "[2001:db8:0:1::1]:70")) != sourceOf(peer("", "[2001:db8::1]:70")));
+  CHECK(sourceOf(peer("", "unix:/run/a")) == sourceOf(peer("", "unix:/run/b")));
 }
 
 TEST_CASE("a ticket for a queue pair is good as it was made, and not otherwise", "[transport]") {

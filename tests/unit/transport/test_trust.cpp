@@ -224,8 +224,9 @@ TEST_CASE("without the right key nobody gets in", "[trust]") {
     INFO(closed.error().message);
     CHECK(closed.error().message.find(what) != std::string::npos);
   };
-  says(keyed({{"right", 2}}, Tls::kAll), "key of that name is another one");
-  says(keyed({{"wrong", 1}}, Tls::kAll), "has no key of that name");
+  // Nor does he learn which names there are.
+  says(keyed({{"right", 2}}, Tls::kAll), "key of that name is another one, or it has none");
+  says(keyed({{"wrong", 1}}, Tls::kAll), "key of that name is another one, or it has none");
   const auto plain = refused(optionsFor(Choice::kTcp));
   REQUIRE(!plain.ok());
   REQUIRE(plain.error().message.find("key") != std::string::npos);
@@ -454,6 +455,43 @@ TEST_CASE("a stranger who connects without end keeps nobody out", "[trust]") {
   INFO(opened << " connections; " << (refused.empty() ? "" : refused.front()));
   CHECK(refused.empty());
   CHECK(opened > before);
+}
+
+TEST_CASE("who greets and opens no lanes keeps nobody out", "[trust]") {
+  Options options = optionsFor(Choice::kTcp);
+  options.limits.handshakes = 8;
+  options.lanes = 1;  // 16 places
+  Target target(options);
+  const auto to = resolve(target.listener->address(), false).value().front();
+  struct {
+    wire::Preamble preamble;
+    wire::Header header;
+    wire::Hello hello;
+  } opening;
+  opening.header.frame = wire::Frame::kHello;
+  opening.header.length = sizeof opening.hello;
+  opening.hello = EndpointCore(options).hello();
+  opening.hello.lanes = wire::kMaxLanes;
+  std::vector<base::UniqueFd> held;
+  // Of two addresses, none of them that of who comes.
+  for (uint32_t i = 0; i < 40; ++i) {
+    base::UniqueFd& fd = held.emplace_back(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in from{};
+    from.sin_family = AF_INET;
+    from.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1 + i % 2);
+    REQUIRE(bind(fd.get(), reinterpret_cast<sockaddr*>(&from), sizeof from) == 0);
+    REQUIRE(connect(fd.get(), to.get(), to.length) == 0);
+    REQUIRE(send(fd.get(), &opening, sizeof opening, MSG_NOSIGNAL) == sizeof opening);
+  }
+  // The last has a place, and no more lanes than this end wants.
+  struct {
+    wire::Header header;
+    wire::Hello hello;
+  } answer;
+  REQUIRE(recv(held.back().get(), &answer, sizeof answer, MSG_WAITALL) == sizeof answer);
+  CHECK(answer.header.frame == wire::Frame::kHello);
+  CHECK(answer.hello.lanes == 1);
+  target.works(options);
 }
 
 TEST_CASE("who is refused at once is told why, with a key as well", "[trust]") {
