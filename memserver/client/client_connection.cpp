@@ -4,6 +4,9 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <iterator>
+#include <numeric>
+
 #include "base/format.h"
 #include "base/log.h"
 
@@ -117,7 +120,8 @@ void ClientCore::linkIsDown(const LinkPtr& link) {
 void ClientCore::retryLater() {
   const int64_t soon = troubled_ ? kFirstRetryMs : 0;
   retry_ms_ = useful_ ? soon : std::clamp(retry_ms_ * 2, kFirstRetryMs, kLastRetryMs);
-  useful_ = troubled_ = false;
+  if (given_up_) retry_ms_ = patience();
+  useful_ = troubled_ = given_up_ = false;
   retry_at_ms_ = bootMs() + retry_ms_;
 }
 
@@ -184,6 +188,8 @@ void ClientCore::greeted(Lock& lock) {
     return;
   }
   state_ = State::kUp;
+  renewed_ms_ = std::max(renewed_ms_, greeted_ms_);
+  moved_ = 0;
   told_up_ = true;
   attempt_failed_ = false;
   ++figures_.connects;
@@ -196,14 +202,39 @@ void ClientCore::greeted(Lock& lock) {
   changed_.notify_all();
 }
 
+// Looked at while it is up: of the transfers that wait nothing has been moved for too long. Time in
+// which this process did not run is not counted. `moved`: bytes, over this link. Under mutex_.
+bool ClientCore::standsStill(int64_t since_last_ms, uint64_t moved) {
+  const bool still = !transfers_.empty() && moved == moved_;
+  still_ms_ = still ? still_ms_ + std::min(since_last_ms, 2 * kTickMs) : 0;
+  moved_ = moved;
+  return still_ms_ >= patience();
+}
+
+// In whole slices.
+uint64_t ClientCore::movedOver(const transport::Link& link) {
+  const transport::LinkStats stats = link.stats();
+  uint64_t moved = 0;
+  for (const auto* const bytes : {&stats.bytes_read, &stats.bytes_written})
+    moved = std::accumulate(std::begin(*bytes), std::end(*bytes), moved);
+  return moved;
+}
+
 // The clocks.
 void ClientCore::tick() {
   LinkPtr drop;
   std::string why;
   bool renew = false, goodbye = false;
+  const int64_t now = bootMs(), since_looked_ms = now - looked_at_moved_ms_;
+  LinkPtr link;
+  if (since_looked_ms >= kTickMs) {
+    looked_at_moved_ms_ = now;
+    std::lock_guard lock(mutex_);
+    if (state_ == State::kUp) link = link_;
+  }
+  const uint64_t moved = link ? movedOver(*link) : 0;
   {
     Lock lock(mutex_);
-    const int64_t now = bootMs();
     // A process that was stopped, or a machine that slept, has no right to complain about silence.
     const int64_t missed = now - looked_ms_ - 2 * kTickMs;
     looked_ms_ = now;
@@ -231,6 +262,15 @@ void ClientCore::tick() {
       if (silent >= patience()) {
         drop = link_;
         why = base::format("no answer for {} ms, most of its lease time", silent);
+        loseAll(lock, why);
+      }
+      if (link && link == link_ && standsStill(since_looked_ms, moved) && !drop) {
+        drop = link_;
+        given_up_ = true;
+        why = base::format(
+            "it answers, but nothing has been read or written for {} ms, most of its lease time",
+            still_ms_);
+        still_ms_ = 0;
         loseAll(lock, why);
       }
       const int64_t period = std::min<int64_t>(kRenewMs, lease_ms_ / 8);

@@ -17,8 +17,11 @@
 //
 // Leases' clock. The memserver counts the lease time from the last renewal that it has received,
 // and only while the connection is down; this side counts 9/10 of it from the last answered
-// renewal's sending. Then this side gives the leases up, and never shows their ids again. Before
-// that one attempt to connect has to have failed.
+// renewal's sending. A greeting counts as one when all that is held is attached. Then this side
+// gives the leases up, and never shows their ids again. Before that one attempt to connect has to
+// have failed. The same goes for a memserver that answers renewals but of the transfers that wait
+// nothing, not one slice, for as long, over however many connections: it is of no use, and is not
+// connected to again for as long.
 //
 // Lock: mutex_; nothing of the transport or the Observer is called under it, but Link::state().
 //
@@ -188,6 +191,8 @@ class ClientCore final : public Client {
   void connected(Result<LinkPtr> link);
   void greeted(Lock& lock);
   void tick();
+  static uint64_t movedOver(const transport::Link& link);
+  bool standsStill(int64_t since_last_ms, uint64_t moved);
   void deliver();
   void issueWaiting();
 
@@ -237,12 +242,17 @@ class ClientCore final : public Client {
   protocol::Capacity capacity_;
   uint32_t lease_ms_ = 30'000;
   int64_t renewed_ms_ = 0;       // sending of the last renewal that was answered
+  int64_t greeted_ms_ = 0;       // sending of the greeting of this link
   int64_t last_renewal_ms_ = 0;  // sending of the last renewal
   int64_t heard_ms_ = 0;
   int64_t greeting_until_ms_ = 0;
   int64_t retry_at_ms_ = 0, retry_ms_ = 0;
   bool useful_ = false;    // something was moved or renewed over the link
   bool troubled_ = false;  // it ended with a transfer that has seen several end
+  bool given_up_ = false;  // it ended because nothing was moved over it
+  uint64_t moved_ = 0;     // bytes, over this link
+  int64_t still_ms_ = 0;   // how long transfers wait and nothing is moved, over any link
+  int64_t looked_at_moved_ms_ = 0;
   int64_t looked_ms_ = 0;
   bool attempt_failed_ = false;  // since the link went down
   bool stalled_ = false;

@@ -114,7 +114,7 @@ std::string ClientCore::handle(Lock& lock, uint64_t number, const Request* reque
     if (hello->lease_ms < 100) return "a lease time of nothing";
     lease_ms_ = hello->lease_ms;
     noteCapacity(hello->capacity);
-    renewed_ms_ = request->sent_ms;
+    greeted_ms_ = request->sent_ms;
     greeted(lock);
     return "";
   }

@@ -20,6 +20,8 @@
 namespace olpager::transport {
 namespace {
 
+constexpr ssize_t kShort = 4096;
+
 class Relay final : public FaultyWire {
  public:
   Relay(const SocketAddress& target, const WirePlan& plan, base::UniqueFd listener,
@@ -34,7 +36,8 @@ class Relay final : public FaultyWire {
   }
   const std::string& address() const override { return address_; }
   void freeze() override { frozen_ = true; }
-  void thaw() override { frozen_ = false; }
+  void thaw() override { frozen_ = dripping_ = false; }
+  void drip() override { dripping_ = true; }
   void cut() override { ++cuts_; }
   uint64_t faults() const override { return faults_.load(); }
 
@@ -80,7 +83,9 @@ class Relay final : public FaultyWire {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
         continue;
       }
-      const ssize_t got = recv(from, bytes.data(), bytes.size(), 0);
+      const bool drips = dripping_ && recv(from, bytes.data(), bytes.size(), MSG_PEEK) > kShort;
+      const ssize_t got = recv(from, bytes.data(), drips ? 1 : bytes.size(), 0);
+      if (drips) std::this_thread::sleep_for(std::chrono::milliseconds(100));
       if (got < 0 && (errno == EAGAIN || errno == EINTR)) continue;
       if (got <= 0) break;
       auto length = static_cast<size_t>(got);
@@ -123,7 +128,7 @@ class Relay final : public FaultyWire {
   const WirePlan plan_;
   const base::UniqueFd listener_;
   const std::string address_;
-  std::atomic<bool> stop_{false}, frozen_{false};
+  std::atomic<bool> stop_{false}, frozen_{false}, dripping_{false};
   std::atomic<uint64_t> faults_{0}, cuts_{0};
   std::list<std::thread> pumps_;  // the acceptor's thread adds; joined after it
   std::thread acceptor_;

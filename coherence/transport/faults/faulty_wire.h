@@ -34,6 +34,8 @@ class FaultyWire {
   virtual void freeze() = 0;
   /// What was held back goes on.
   virtual void thaw() = 0;
+  /// From now on what is longer than a few short messages passes a byte at a time, ten a second.
+  virtual void drip() = 0;
   /// Every connection that there is ends now; new ones are taken.
   virtual void cut() = 0;
   virtual uint64_t faults() const = 0;
