@@ -135,6 +135,13 @@ Result<Message> decode(std::span<const std::byte> bytes) {
   return message;
 }
 
+bool isRenewal(std::span<const std::byte> bytes) {
+  constexpr size_t kHeadBytes = 2 * sizeof(uint16_t) + sizeof(uint64_t);  // it has no fields
+  if (bytes.size() != kHeadBytes) return false;
+  const auto message = decode(bytes);
+  return message.ok() && std::holds_alternative<Renew>(message.value().body);
+}
+
 const char* bodyName(const Body& body) { return kNames[body.index()]; }
 
 }  // namespace protocol

@@ -155,6 +155,8 @@ struct Message {
 std::vector<std::byte> encode(const Message& message);
 Result<Message> decode(std::span<const std::byte> bytes);
 const char* bodyName(const Body& body);
+/// Whether it is a session's kRenew: without the rest of decode().
+bool isRenewal(std::span<const std::byte> bytes);
 
 }  // namespace protocol
 }  // namespace olpager::memserver

@@ -4,6 +4,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "base/size.h"
+#include "coherence/transport/region_end.h"
 #include "memserver/server/service_parts.h"
 
 namespace olpager::memserver {
@@ -128,31 +129,61 @@ Service::LeasePtr Service::find(const LeaseId& id) const {
   return leases_.find(place, id) ? place->second : nullptr;
 }
 
-// Ends the registration: from here on nothing touches the memory. Under Lease::mutex.
-void Service::endRegion(Lease& lease) {
-  if (!lease.region) return;
+// Ends the registration; under Lease::mutex. True: nothing touches the memory any more. Else
+// regionEnded() comes, on a thread of the arena.
+bool Service::endRegion(const LeasePtr& lease) {
+  if (!lease->region) return true;
+  if (lease->ending) return false;
   uint64_t ending = 0;
   {
     std::lock_guard lock(mutex_);
     ending = next_ending_++;
-    endings_[ending] = {bootMs(), lease.session->link};
+    endings_[ending] = {bootMs(), lease->session->link};
   }
-  const bool handed_out = transport::Region::end(std::move(lease.region));
-  lease.handed_out = lease.handed_out || handed_out;
-  std::lock_guard lock(mutex_);
-  endings_.erase(ending);
+  working_.fetch_add(1);
+  lease->ending = !transport::revoke(*lease->region, [this, lease, ending] {
+    arena_.enqueue([this, lease, ending] {
+      regionEnded(lease, ending);
+      working_.fetch_sub(1);
+    });
+  });
+  if (lease->ending) return false;
+  const bool handed_out = transport::Region::end(std::move(lease->region));
+  lease->handed_out = lease->handed_out || handed_out;
+  {
+    std::lock_guard lock(mutex_);
+    endings_.erase(ending);
+  }
+  working_.fetch_sub(1);
+  return true;
 }
 
-// Nothing: not now, for the daemon's own want. The lease goes on.
+void Service::regionEnded(const LeasePtr& lease, uint64_t ending) {
+  bool over = false;
+  {
+    std::lock_guard lock(lease->mutex);
+    const bool handed_out = transport::Region::end(std::move(lease->region));
+    lease->handed_out = lease->handed_out || handed_out;
+    lease->ending = false;
+    over = lease->over.has_value();
+  }
+  {
+    std::lock_guard lock(mutex_);
+    endings_.erase(ending);
+  }
+  if (over) freed(lease);
+}
+
+// Nothing: not now. The lease goes on.
 std::optional<protocol::LeasedSlab> Service::attach(const SessionPtr& session, const LeaseId& id) {
   const protocol::LeasedSlab gone{id, 0, 0};
   const LeasePtr lease = find(id);
   if (!lease || lease->key_name != session->peer.key_name) return gone;
   std::lock_guard lock(lease->mutex);
-  if (!lease->slab) return gone;
+  if (!lease->slab || lease->over) return gone;
   const SessionPtr old = lease->session;
   const uint64_t bytes = lease->slab->bytes();
-  endRegion(*lease);
+  if (!endRegion(lease)) return std::nullopt;
   auto region = transport::lendMemory(session->link->domain(), lease->slab->region(), 0,
                                       lease->slab->bytes(), transport::kRemoteReadWrite);
   if (!region.ok()) {

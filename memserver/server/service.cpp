@@ -36,8 +36,12 @@ Service::~Service() {
   stop_.store(true);
   taker_.join();
   janitor_.join();
-  while (working_.load() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const auto idle = [this] {
+    while (working_.load() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  idle();
   for (const auto& session : allSessions()) endSession(session, Cause::kEnded);
+  idle();
 }
 
 // ---- sessions
@@ -134,9 +138,20 @@ void Service::takeCompletions() {
         session = place->second;
       }
       if (completion.kind == Completion::Kind::kDown) links_.erase(link.get());
+      if (renew(session, completion)) continue;
       hand(session, std::move(completion));
     }
   }
+}
+
+// A renewal is answered at once: who gets no answer gives all up that it has here. False: it is
+// none, or its turn is with the rest.
+bool Service::renew(const SessionPtr& session, const Completion& completion) {
+  if (completion.kind != Completion::Kind::kMessage || !session->greeted.load()) return false;
+  const transport::Message& request = completion.message;
+  if (!protocol::isRenewal(request.bytes())) return false;
+  if (const std::string wrong = message(session, request); !wrong.empty()) closeFor(session, wrong);
+  return true;
 }
 
 void Service::hand(const SessionPtr& session, Completion completion) {
@@ -293,24 +308,37 @@ bool Service::end(const LeaseId& id, const Session* owner, const std::string& ke
                   Cause cause) {
   const LeasePtr lease = find(id);
   if (!lease || lease->key_name != key_name) return false;
-  SlabPtr slab;
   SessionPtr session;
+  bool ended = false;
   {
     std::lock_guard lock(lease->mutex);
-    if (!lease->slab || (owner != nullptr && lease->session.get() != owner)) return false;
+    if (!lease->slab || lease->over || (owner != nullptr && lease->session.get() != owner))
+      return false;
     leases_.erase(id);
-    endRegion(*lease);
-    slab = std::move(lease->slab);
+    lease->over = cause;
     session = lease->session;
+    ended = endRegion(lease);
   }
-  const uint64_t bytes = slab->bytes();
   {
     std::lock_guard lock(session->mutex);
     session->leases.erase(id);
-    if (session->leases.empty()) session->empty_since_ms.store(bootMs());
-    session->recalled -= std::min(session->recalled, bytes);
+    session->recalled -= std::min(session->recalled, store_.slabBytes());
   }
-  unreserve(*session, bytes);
+  if (ended) freed(lease);
+  return true;
+}
+
+// Nothing touches its memory any more.
+void Service::freed(const LeasePtr& lease) {
+  SlabPtr slab;
+  Cause cause = Cause::kEnded;
+  {
+    std::lock_guard lock(lease->mutex);
+    slab = std::move(lease->slab);
+    cause = *lease->over;
+  }
+  if (lease->session->bytes.load() == slab->bytes()) lease->session->empty_since_ms = bootMs();
+  unreserve(*lease->session, slab->bytes());
   store_.giveBack(std::move(slab), lease->handed_out);
   std::lock_guard lock(mutex_);
   switch (cause) {
@@ -326,7 +354,6 @@ bool Service::end(const LeaseId& id, const Session* owner, const std::string& ke
     case Cause::kEnded:
       break;
   }
-  return true;
 }
 
 void Service::endSession(const SessionPtr& session, Cause cause) {
@@ -339,7 +366,7 @@ void Service::endSession(const SessionPtr& session, Cause cause) {
     if (leases.empty()) break;
     for (const LeaseId& id : leases) {
       if (end(id, session.get(), session->peer.key_name, cause)) continue;
-      // Another thread has moved or is ending it, and takes it from the set.
+      // Another thread has moved or ends it, and takes it from the set.
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }

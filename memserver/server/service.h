@@ -7,9 +7,11 @@
 // claimed when the lease time is over is ended.
 //
 // The end of a lease, always in this order: it is taken from the table (its id is unknown from here
-// on); its registration ends (nothing touches the memory any more; a connection that keeps that
-// from happening for kEndMs is closed); the slab is zeroed, or replaced if the session had its
-// memfd; only then it is lent again.
+// on); its registration ends (nothing touches the memory any more); the slab is zeroed, or replaced
+// if the session had its memfd; only then it is lent again, and no longer counts as lent. Nobody
+// waits for a peer that is still at the memory: the end goes on when it is not, and a connection
+// that keeps that from happening for kEndMs is closed. Nor does who attaches a lease whose old
+// registration has not ended: it is told to come again.
 //
 // Places. As many sessions as `most_sessions` are connected at a time. Where all places are taken
 // one that holds no memory makes room (coherence/transport/making_room.h): at once for another key
@@ -18,11 +20,11 @@
 //
 // Threads: one takes completions and hands each to its session's queue, which is worked off in
 // order on the arena's threads, one at a time for each session, kTurn of them before the next
-// session's turn; one (the janitor) looks at the clocks. Both are the service's own.
+// session's turn; renewals it answers itself, whatever the arena is busy with. One (the janitor)
+// looks at the clocks. Both are the service's own.
 //
-// Locks, in this order: Lease::mutex -> Session::mutex -> Service::mutex_ -> the store's. A lease's
-// registration ends under Lease::mutex: nobody else but who wants that very lease waits for it.
-// Messages are sent without a lock.
+// Locks, in this order: Lease::mutex -> Session::mutex -> Service::mutex_ -> the store's. Messages
+// are sent without a lock.
 #pragma once
 
 #include <oneapi/tbb/concurrent_hash_map.h>
@@ -139,6 +141,7 @@ class Service {
   transport::Outcome tell(const SessionPtr& session, transport::MessageClass klass,
                           const std::vector<std::byte>& bytes);
   std::string message(const SessionPtr& session, const transport::Message& message);
+  bool renew(const SessionPtr& session, const transport::Completion& completion);
   protocol::Body answer(const SessionPtr& session, const protocol::Body& request,
                         std::string& wrong);
   protocol::LeaseReply grant(const SessionPtr& session, uint64_t bytes);
@@ -151,7 +154,9 @@ class Service {
   LeasePtr find(const LeaseId& id) const;
   /// Ends it if it is (still) `owner`'s.
   bool end(const LeaseId& id, const Session* owner, const std::string& key_name, Cause cause);
-  void endRegion(Lease& lease);
+  bool endRegion(const LeasePtr& lease);
+  void regionEnded(const LeasePtr& lease, uint64_t ending);
+  void freed(const LeasePtr& lease);
   void endSession(const SessionPtr& session, Cause cause);
 
   void janitor();

@@ -64,8 +64,10 @@ struct Service::Lease {
   std::string key_name;
 
   std::mutex mutex;
-  SlabPtr slab;  // none: it has ended
+  SlabPtr slab;               // none: it has ended
+  std::optional<Cause> over;  // why it ends
   transport::RegionPtr region;
+  bool ending = false;      // the registration: regionEnded() comes
   bool handed_out = false;  // in this or an earlier registration
   SessionPtr session;
 };

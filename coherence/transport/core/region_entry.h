@@ -19,6 +19,7 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "base/fd.h"
@@ -78,8 +79,14 @@ struct RegionEntry {
     return true;
   }
   void unpin() {
-    std::lock_guard lock(mutex);
-    if (--pins == 0) idle.notify_all();
+    std::function<void()> last;
+    {
+      std::lock_guard lock(mutex);
+      if (--pins != 0) return;
+      last = std::exchange(on_idle, nullptr);
+      idle.notify_all();
+    }
+    if (last) last();
   }
   bool waitIdle(std::chrono::milliseconds timeout) {
     std::unique_lock lock(mutex);
@@ -90,11 +97,19 @@ struct RegionEntry {
     revoked = true;
     idle.wait(lock, [&] { return pins == 0; });
   }
+  /// As transport::revoke().
+  bool revoke(std::function<void()> then) {
+    std::lock_guard lock(mutex);
+    revoked = true;
+    if (pins != 0) on_idle = std::move(then);
+    return pins == 0;
+  }
 
  private:
   std::mutex mutex;
   std::condition_variable idle;
   uint64_t pins = 0;
+  std::function<void()> on_idle;
   bool revoked = false;
   struct Known {
     std::shared_ptr<ProtectionDomain> with;

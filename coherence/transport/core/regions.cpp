@@ -10,6 +10,7 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "coherence/transport/core/region_entry.h"
+#include "coherence/transport/region_end.h"
 
 namespace olpager::transport {
 
@@ -40,7 +41,7 @@ void Domain::remove(const RegionEntry& entry) {
   std::vector<std::shared_ptr<KeyWatcher>> watching;
   {
     std::lock_guard lock(mutex_);
-    entries_.erase(entry.key);
+    if (entries_.erase(entry.key) == 0) return;  // it was revoked before
     if ((entry.access & kRemoteReadWrite) == 0) return;
     revoked_.insert(entry.key);
     revoked_order_.push_back(entry.key);
@@ -138,6 +139,11 @@ Region::~Region() {
   if (!entry_->unregister())
     base::logError("a network card does not let go of %llu bytes of memory",
                    static_cast<unsigned long long>(entry_->length));
+}
+
+bool revoke(const Region& region, std::function<void()> idle) {
+  region.domain()->remove(*region.entry());
+  return region.entry()->revoke(std::move(idle));
 }
 
 bool Region::end(std::unique_ptr<Region> region) {

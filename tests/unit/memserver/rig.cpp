@@ -41,12 +41,26 @@ void Server::start() {
   REQUIRE(made.ok());
   endpoint = std::move(made.value());
   service = std::make_unique<Service>(options, *store, arena, endpoint->makeQueue());
-  auto heard = endpoint->listen(
-      address_, [this](const transport::PeerInfo& peer) { return service->accept(peer); });
+  auto heard = endpoint->listen(address_, [this](const transport::PeerInfo& peer) {
+    auto accepted = service->accept(peer);
+    std::lock_guard lock(domains_mutex_);
+    if (accepted.ok()) domains_.push_back(accepted.value().domain);
+    return accepted;
+  });
   INFO((heard.ok() ? "" : heard.error().message));
   REQUIRE(heard.ok());
   listener = std::move(heard.value());
   address_ = listener->address();
+}
+
+transport::DomainPtr Server::domain(size_t number) const {
+  std::lock_guard lock(domains_mutex_);
+  return domains_.at(number);
+}
+
+size_t Server::accepted() const {
+  std::lock_guard lock(domains_mutex_);
+  return domains_.size();
 }
 
 void Server::stop() {

@@ -53,12 +53,17 @@ class Server {
   tbb::global_control threads{tbb::global_control::max_allowed_parallelism, 8};
   tbb::task_arena arena{4, 0};
   std::unique_ptr<SlabStore> store;
+  /// Of the links that were accepted, in their order; how many there are.
+  transport::DomainPtr domain(size_t number) const;
+  size_t accepted() const;
   std::unique_ptr<transport::Endpoint> endpoint;
   std::unique_ptr<Service> service;
   std::unique_ptr<transport::Listener> listener;
 
  private:
   std::string address_;
+  mutable std::mutex domains_mutex_;  // the listener's thread adds
+  std::vector<transport::DomainPtr> domains_;
 };
 
 /// Plain memory with a pattern that depends on a seed, registered at a session.

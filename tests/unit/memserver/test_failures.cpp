@@ -7,6 +7,7 @@
 
 #include "base/sanitizer.h"
 #include "coherence/status/ask.h"
+#include "coherence/transport/core/region_entry.h"
 #include "tests/unit/memserver/rig.h"
 
 namespace olpager::memserver::test {
@@ -26,6 +27,95 @@ std::unique_ptr<transport::FaultyWire> wireTo(const Server& server) {
   REQUIRE(wire.ok());
   return std::move(wire.value());
 }
+
+/// Speaks the protocol by itself.
+struct RawSession {
+  explicit RawSession(const Server& server)
+      : rig(server), queue(rig.endpoint->makeQueue()), domain(server.accepted()) {
+    auto made = rig.endpoint->connect(server.address(), {rig.domain, queue, ""});
+    REQUIRE(made.ok());
+    link = made.value();
+    ask(protocol::Hello{"raw"});
+  }
+  void say(protocol::Body body) const {
+    const auto bytes = protocol::encode({1, std::move(body)});
+    REQUIRE(link->send(transport::MessageClass::kRequest, bytes) == transport::Outcome::kOk);
+  }
+  protocol::Body ask(protocol::Body body) const {
+    say(std::move(body));
+    transport::Completion completion;
+    do REQUIRE(queue->wait({&completion, 1}, kLong) == 1);
+    while (completion.kind != transport::Completion::Kind::kMessage);
+    auto reply = protocol::decode(completion.message.bytes());
+    REQUIRE(reply.ok());
+    return reply.value().body;
+  }
+  Session rig;
+  transport::QueuePtr queue;
+  const size_t domain;  // its number at the server
+  transport::LinkPtr link;
+};
+
+/// A memserver that greets, lends one slab, ends the first connection when it is told to, and
+/// registers nothing anew.
+class Refuser {
+ public:
+  Refuser() : endpoint_(need(transport::makeEndpoint(optionsFor(Choice::kTcp)))) {
+    queue_ = endpoint_->makeQueue();
+    region_ = need(transport::registerMemory(domain_, {memory_.data(), memory_.size(), -1, 0},
+                                             transport::kRemoteReadWrite));
+    listener_ = need(endpoint_->listen(
+        "127.0.0.1:0", [this](const transport::PeerInfo&) -> Result<transport::Accepted> {
+          return transport::Accepted{domain_, queue_};
+        }));
+    thread_ = std::thread([this] { serve(); });
+  }
+  ~Refuser() {
+    stop_ = true;
+    thread_.join();
+  }
+  const std::string& address() const { return listener_->address(); }
+  void cut() { cut_ = true; }
+  size_t refused() const { return refused_; }
+
+ private:
+  template <typename T>
+  static T need(Result<T> result) {
+    REQUIRE(result.ok());
+    return std::move(result.value());
+  }
+  void serve() {
+    while (!stop_) {
+      transport::Completion completion;
+      if (queue_->wait({&completion, 1}, 20ms) == 0) continue;
+      if (completion.kind != transport::Completion::Kind::kMessage) continue;
+      const auto asked = protocol::decode(completion.message.bytes());
+      if (!asked.ok()) continue;
+      protocol::Body reply = protocol::RenewReply{};
+      if (std::holds_alternative<protocol::Hello>(asked.value().body))
+        reply = protocol::HelloReply{{}, 1500, kSlab, {}};
+      if (std::holds_alternative<protocol::Lease>(asked.value().body))
+        reply = protocol::LeaseReply{{{LeaseId{}, kSlab, region_->key().key}}, "", {}};
+      if (std::holds_alternative<protocol::Attach>(asked.value().body)) {
+        reply = protocol::Refusal{"not now"};
+        ++refused_;
+      }
+      (void)completion.link->send(transport::MessageClass::kReply,
+                                  protocol::encode({asked.value().number, std::move(reply)}));
+      if (cut_.exchange(false)) completion.link->close("it is cut");
+    }
+  }
+
+  std::vector<std::byte> memory_ = std::vector<std::byte>(kSlab);
+  std::unique_ptr<transport::Endpoint> endpoint_;
+  transport::DomainPtr domain_ = transport::makeDomain();
+  transport::QueuePtr queue_;
+  transport::RegionPtr region_;
+  std::unique_ptr<transport::Listener> listener_;
+  std::atomic<bool> stop_{false}, cut_{false};
+  std::atomic<size_t> refused_{0};
+  std::thread thread_;
+};
 
 uint64_t residentBytes() {
   std::ifstream statm("/proc/self/statm");
@@ -204,6 +294,91 @@ TEST_CASE("a stall beyond the lease time loses the pages, once and for good", "[
   eventually([&] { return server.store->figures().lent == 0; });
   eventually(
       [&] { return session.client->lease(kSlab).ok(); });  // a busy machine may stall it once more
+}
+
+TEST_CASE("a memserver that answers and moves nothing is given up in the lease time",
+          "[failures]") {
+  Server server(Choice::kTcp, 16 * kSlab, shortLease(1000));
+  const auto wire = wireTo(server);
+  Session session(wire->address(), Choice::kTcp);
+  session.open();
+  const auto slabs = session.lease(kSlab);
+  Buffer buffer(session.domain, kSlab);
+  buffer.fill(3);
+  REQUIRE(session.write(buffer, {slabs[0].id, 0, kSlab}) == TransferResult::kOk);
+  std::this_thread::sleep_for(1500ms);  // to have nothing to move is no fault
+  REQUIRE(session.read(buffer, {slabs[0].id, 0, kSlab}) == TransferResult::kOk);
+  wire->drip();
+  const transport::LocalRange range = buffer.range();
+  session.client->read({&range, 1}, {slabs[0].id, 0, kSlab}, Class::kDemand, 700);
+  CHECK(session.await(700) == TransferResult::kLost);
+  CHECK(session.await(Event::Kind::kSlabLost).text.find("nothing has been read or written") !=
+        std::string::npos);
+}
+
+TEST_CASE("a memserver that greets and refuses is given up in the lease time", "[failures]") {
+  Refuser server;
+  Session session(server.address(), Choice::kTcp);
+  session.open();
+  const auto slabs = session.lease(kSlab);
+  REQUIRE(slabs.size() == 1);
+  server.cut();
+  session.await(Event::Kind::kDown);
+  Buffer buffer(session.domain, kSlab);
+  const transport::LocalRange range = buffer.range();
+  session.client->read({&range, 1}, {slabs[0].id, 0, kSlab}, Class::kDemand, 700);
+  CHECK(session.await(700) == TransferResult::kLost);
+  CHECK(session.await(Event::Kind::kSlabLost).slab == slabs[0].id);
+  CHECK(server.refused() >= 1);
+}
+
+TEST_CASE("who does not let go of memory keeps nobody else waiting", "[failures][trust]") {
+  constexpr size_t kMany = 12;  // more than the arena has threads
+  Server server(Choice::kTcp, 2 * kMany * kSlab);
+  const RawSession hangs(server);
+  Session other(server);
+  other.open();
+  const auto lent = std::get<protocol::LeaseReply>(hangs.ask(protocol::Lease{kMany * kSlab}));
+  REQUIRE(lent.slabs.size() == kMany);
+  // As a peer that has asked for bytes of each and does not take them.
+  std::vector<transport::Pin> pins(kMany);
+  protocol::Release release;
+  for (size_t i = 0; i < kMany; ++i) {
+    release.leases.push_back(lent.slabs[i].lease);
+    REQUIRE(server.domain(hangs.domain)
+                ->pin(lent.slabs[i].key, 0, 1, transport::kRemoteRead, pins[i]) ==
+            transport::Outcome::kOk);
+  }
+  hangs.ask(release);
+  // By the arena, and of what nobody is at.
+  CHECK(other.lease(kMany * kSlab).size() == kMany);
+  CHECK(server.service->lentBytes() == 2 * kMany * kSlab);
+  CHECK(!other.client->lease(kSlab, 20'000).ok());
+  pins.clear();
+  eventually([&] { return server.service->lentBytes() == kMany * kSlab; });
+  eventually([&] { return other.client->lease(kSlab, 20'000).ok(); });
+}
+
+TEST_CASE("renewals are answered whatever the daemon's threads are at", "[failures]") {
+  constexpr size_t kThreads = 4;  // of the arena
+  std::atomic<size_t> held{0};
+  std::atomic<bool> end{false};
+  Server server(Choice::kTcp, 4 * kSlab, shortLease(500));
+  const std::shared_ptr<void> opens(nullptr, [&](void*) { end = true; });
+  Session session(server);
+  session.open();
+  session.lease(kSlab);
+  for (size_t i = 0; i < kThreads; ++i) {
+    server.arena.enqueue([&] {
+      ++held;
+      while (!end) std::this_thread::sleep_for(1ms);
+    });
+  }
+  eventually([&] { return held == kThreads; });
+  const uint64_t before = server.service->figures().requests;
+  eventually([&] { return server.service->figures().requests >= before + 10; });
+  CHECK(session.client->slabs().size() == 1);
+  CHECK(!session.saw(Event::Kind::kDown));
 }
 
 TEST_CASE("a transfer to a memserver that stalls can be interrupted", "[failures]") {
@@ -603,7 +778,7 @@ TEST_CASE("who sends without end leaves others their turn", "[failures][trust]")
   }
   eventually([&] { return held == kThreads; });
   for (const auto& link : many) {
-    for (size_t i = 0; i < kEach; ++i) ask(link, protocol::Renew{});
+    for (size_t i = 0; i < kEach; ++i) ask(link, protocol::Release{});
   }
   waiting(kMany * kEach);
   for (const auto& link : few) ask(link, protocol::Lease{kSlab});
@@ -613,8 +788,8 @@ TEST_CASE("who sends without end leaves others their turn", "[failures][trust]")
   size_t before = 0;
   for (size_t i = 0; i < kMany * kEach + kFew; ++i) {
     const auto body = hear();
-    const auto* renewed = std::get_if<protocol::RenewReply>(&body);
-    if (renewed != nullptr && renewed->capacity.free > server.bytes - kFew * kSlab) ++before;
+    const auto* released = std::get_if<protocol::ReleaseReply>(&body);
+    if (released != nullptr && released->capacity.free > server.bytes - kFew * kSlab) ++before;
   }
   CHECK(before == kMany * kTurn);
 }
