@@ -18,13 +18,13 @@ class Bench(sessions.Bench):
     """Its gpunode is a copy of the build's, with the worker that lies."""
 
     def begin(self, listen="127.0.0.1:0"):
-        build = os.path.dirname(os.path.dirname(os.path.dirname(self.options.olgpunode)))
+        build = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(self.options.olgpunode))))
         self.folder = os.path.join(self.scratch.name, "build")
         os.makedirs(os.path.join(self.folder, "gpunode/supervisor"))
         os.makedirs(os.path.join(self.folder, "gpunode/worker"))
         open(os.path.join(self.folder, "build.ninja"), "w", encoding="utf-8").close()
         self.supervisor = shutil.copy(self.options.olgpunode, os.path.join(self.folder, "gpunode/supervisor/olgpunode"))
-        os.symlink(self.options.lying_worker, os.path.join(self.folder, "gpunode/worker/olgpunode-worker"))
+        os.symlink(os.path.abspath(self.options.lying_worker), os.path.join(self.folder, "gpunode/worker/olgpunode-worker"))
         os.symlink(os.path.join(build, "interpose"), os.path.join(self.folder, "interpose"))
         os.symlink(os.path.join(build, "gpunode/simgpu"), os.path.join(self.folder, "gpunode/simgpu"))
 
