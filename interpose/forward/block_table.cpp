@@ -35,6 +35,7 @@ bool BlockTable::name(unsigned slot, uint64_t address) {
   if (block == nullptr || block->leaving) return false;
   if (block->sides[slot].kind != BlockSide::Kind::kExchanged || block->isNamed(slot)) return false;
   block->sides[slot].agreed.resize(block->bytes);
+  named[slot].emplace(block, base);
   counts[slot].unnamed.fetch_sub(1);
   base::logDebug(
       "kernels can reach pinned memory at %p (%llu bytes): it is exchanged with every launch from "
@@ -60,6 +61,7 @@ void BlockTable::setKind(Block& block, unsigned slot, BlockSide::Kind kind) {
   count(UINT32_MAX);  // one less
   block.sides[slot].kind = kind;
   block.sides[slot].agreed.clear();
+  named[slot].erase(&block);
   count(1);
 }
 

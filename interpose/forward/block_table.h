@@ -65,6 +65,9 @@ struct BlockTable {
     std::atomic<uint32_t> shared{0}, exchanged{0}, unnamed{0};
   };
   std::array<Counts, kMostSessions> counts;
+  // Of a session, by slot: the blocks that are named, and their addresses here. Programs have
+  // thousands of blocks; launches and moves look at these alone.
+  std::array<std::map<Block*, uint64_t>, kMostSessions> named;
   // All variables that ever were lie between.
   std::atomic<uint64_t> variables_from{UINT64_MAX}, variables_to{0};
   std::mutex mirroring;  // above the others: one mirror is made, or goes, at a time

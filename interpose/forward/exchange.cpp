@@ -112,9 +112,7 @@ void nameAlsoAt(unsigned to, unsigned from) {
   BlockTable& all = blocks();
   if (all.counts[to].unnamed.load(std::memory_order_relaxed) == 0) return;
   std::lock_guard lock(all.mutex);
-  for (const auto& [base, block] : all.blocks) {
-    if (block.isNamed(from)) (void)all.name(to, block.there);
-  }
+  for (const auto& [block, base] : all.named[from]) (void)all.name(to, block->there);
 }
 
 std::vector<uint64_t> sendPinned(Session* session) {
@@ -137,9 +135,9 @@ void sendPinnedNow(Session* session) {
     // What changed may name further blocks.
     for (bool again = true; again;) {
       again = false;
-      for (auto& [base, block] : all.blocks) {
-        if (block.goesWithLaunches(side))
-          again = takeChanges(all, *session, side, base, block, runs) || again;
+      for (const auto& [block, base] : all.named[side]) {
+        if (block->goesWithLaunches(side))
+          again = takeChanges(all, *session, side, base, *block, runs) || again;
       }
     }
   }
@@ -160,8 +158,8 @@ std::vector<uint64_t> namedBlocks(const Session* session) {
       all.counts[session->side()].exchanged.load(std::memory_order_relaxed) == 0)
     return named;
   std::lock_guard lock(all.mutex);
-  for (const auto& [base, block] : all.blocks) {
-    if (block.goesWithLaunches(session->side())) named.push_back(block.there);
+  for (const auto& [block, base] : all.named[session->side()]) {
+    if (block->goesWithLaunches(session->side())) named.push_back(block->there);
   }
   return named;
 }
@@ -171,8 +169,8 @@ CUresult awaitNamed(const Session& session) {
   {
     BlockTable& all = blocks();
     std::lock_guard lock(all.mutex);
-    for (const auto& [base, block] : all.blocks) {
-      if (block.goesWithLaunches(session.side())) named.emplace_back(base, block.bytes);
+    for (const auto& [block, base] : all.named[session.side()]) {
+      if (block->goesWithLaunches(session.side())) named.emplace_back(base, block->bytes);
     }
   }
   for (const auto& [base, bytes] : named) {
