@@ -6,6 +6,7 @@
 //                              (launch/in_flight.cpp)
 //   3  StreamTable::mutex      the list of streams and their marks
 //   4  that of object_pool.cpp memory for extents and chunks
+//      AliasSpace::mutex_      addresses of chunks' aliases (residency/alias_space.h)
 //
 // The CPU's agent (managed/cpu_agent.h) has no lock: one thread owns all of it. Others hand it
 // commands and wait, whatever of the above they hold. That thread takes the mutex of a

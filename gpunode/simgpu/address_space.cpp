@@ -155,10 +155,11 @@ CUresult Memory::allocate(Context& context, uint64_t bytes, AllocationKind kind,
       base = state_->place(context.device(), bytes);
     } else {
       const uint64_t need = roundUp(bytes, kSmallAlign);
+      const bool of_modules = kind == AllocationKind::kGlobal;
       SmallBlock* block = nullptr;
       std::map<uint64_t, uint64_t>::iterator hole;
       for (auto& [address, candidate] : state_->blocks) {
-        if (candidate.context != context.handle()) continue;
+        if (candidate.context != context.handle() || candidate.of_modules != of_modules) continue;
         for (hole = candidate.free.begin(); hole != candidate.free.end() && hole->second < need;)
           ++hole;
         if (hole == candidate.free.end()) continue;
@@ -170,6 +171,7 @@ CUresult Memory::allocate(Context& context, uint64_t bytes, AllocationKind kind,
         if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
         block = &state_->blocks[address];
         block->context = context.handle();
+        block->of_modules = of_modules;
         block->device = &context.device();
         hole = block->free.emplace(address, kPageBytes).first;
       }

@@ -11,10 +11,12 @@
 
 namespace olpager::simgpu {
 
-/// 2 MiB of device memory that small allocations of one context share. Freed with its last
-///   allocation.
+/// 2 MiB of device memory that small allocations of one context share, or small variables of its
+/// modules: as on hardware these have blocks of their own, so that neither moves the other. Freed
+/// with its last allocation.
 struct SmallBlock {
   CUcontext context = nullptr;
+  bool of_modules = false;
   Device* device = nullptr;
   uint64_t used = 0;
   std::map<uint64_t, uint64_t> free;  // address -> bytes

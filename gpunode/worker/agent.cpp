@@ -44,7 +44,9 @@ Status Agent::start(unsigned slot,
         worker_.library().symbol(name));
     return function != nullptr;
   };
-  if (!find("olpager_agent_start", pager_.start) || !find("olpager_agent_region", pager_.region) ||
+  if (!find("olpager_agent_start", pager_.start) ||
+      !find("olpager_agent_prepare", pager_.prepare) ||
+      !find("olpager_agent_region", pager_.region) ||
       !find("olpager_agent_receive", pager_.receive) ||
       !find("olpager_agent_landed", pager_.landed) ||
       !find("olpager_agent_retained", pager_.retained) ||

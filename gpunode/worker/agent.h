@@ -105,6 +105,8 @@ class Agent final : private PageHearer {
     Agent& agent_;
     const uint64_t age_;
   };
+  /// A context has been made, in the call that is being decoded.
+  CUresult contextMade() const { return started_ ? pager_.prepare() : CUDA_SUCCESS; }
   /// The operation that the calling thread makes, if it makes one, uses [address, + bytes) by
   /// several calls of the driver. Before the first.
   void uses(CUdeviceptr address, uint64_t bytes);
@@ -167,6 +169,7 @@ class Agent final : private PageHearer {
   /// What libolpager.so offers.
   struct Pager {
     decltype(&olpager_agent_start) start = nullptr;
+    decltype(&olpager_agent_prepare) prepare = nullptr;
     decltype(&olpager_agent_region) region = nullptr;
     decltype(&olpager_agent_receive) receive = nullptr;
     decltype(&olpager_agent_landed) landed = nullptr;

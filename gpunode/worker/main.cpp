@@ -1,12 +1,10 @@
 // olgpunode-worker: one session's GPU work. Started by olgpunode, never by hand.
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -17,7 +15,6 @@
 #include "base/log.h"
 #include "base/log_reader.h"
 #include "base/process.h"
-#include "base/sanitizer.h"
 #include "base/settings.h"
 #include "base/size.h"
 #include "base/space/pages.h"
@@ -26,6 +23,7 @@
 #include "forwarding/control.h"
 #include "forwarding/wire/peer_keys.h"
 #include "forwarding/wire/session_protocol.h"
+#include "gpunode/worker/address_space.h"
 #include "gpunode/worker/confine.h"
 #include "gpunode/worker/describe.h"
 #include "gpunode/worker/introductions.h"
@@ -106,36 +104,6 @@ int fail(const std::string& why) {
   return 1;
 }
 
-// Keeps the address space from what the driver and this process map by themselves. What is taken
-// already stays.
-void keepFree(uint64_t base, uint64_t bytes) {
-  if (bytes == 0) return;
-  const unsigned long long begin = base, end = base + bytes;
-  void* const kept = mmap(reinterpret_cast<void*>(base), bytes, PROT_NONE,
-                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
-  if (kept == MAP_FAILED)
-    base::logWarn(
-        "0x%llx to 0x%llx belong to the program's other sessions, and something is mapped there "
-        "(%s)",
-        begin, end, std::strerror(errno));
-}
-
-// Managed variables lie where the driver places them in this process, and the program has to have
-// the same addresses free (interpose/forward/variables.cpp). Programs map what they need from the
-// top of their address space down: from now on this process maps nothing there.
-void leaveTopToProgram() {
-  if constexpr (base::kThreadSanitizer || base::kAddressSanitizer)
-    return;  // their runtimes have places of their own
-  constexpr uint64_t kTop = 0x6000'0000'0000, kLargest = 1ull << 43, kSmallest = 4096;
-  for (uint64_t bytes = kLargest; bytes >= kSmallest;) {
-    void* const kept =
-        mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (kept != MAP_FAILED && reinterpret_cast<uint64_t>(kept) >= kTop) continue;
-    if (kept != MAP_FAILED) munmap(kept, bytes);
-    bytes /= 2;
-  }
-}
-
 int run() {
   WorkerSetup setup;
   if (recv(gpunode::kSetupFd, &setup, sizeof setup, 0) != sizeof setup) {
@@ -173,15 +141,15 @@ int run() {
     const uint64_t begin = options.va_base, end = begin + options.va_size;
     options.va_size = options.va_size / setup.slots / space::kPageBytes * space::kPageBytes;
     options.va_base += setup.slot * options.va_size;
-    keepFree(begin, options.va_base - begin);
-    keepFree(options.va_base + options.va_size, end - options.va_base - options.va_size);
+    gpunode::keepFree(begin, options.va_base - begin);
+    gpunode::keepFree(options.va_base + options.va_size, end - options.va_base - options.va_size);
     (void)setenv("OL_VA_BASE", std::to_string(options.va_base).c_str(), 1);
     (void)setenv("OL_VA_SIZE", std::to_string(options.va_size).c_str(), 1);
   }
   // Streams wait for other sessions on the device (gates.h): with few hardware queues they would
   // hold up others.
   if (setup.slots > 1) (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-  leaveTopToProgram();
+  gpunode::divideAddresses();
   auto* const worker = new gpunode::Worker(options);  // its threads may outlive this function
   if (auto started = worker->start(); !started.ok()) return fail(started.error().message);
 

@@ -205,7 +205,7 @@ CUresult contextCreate(Invocation& in) {
   CUcontext popped = nullptr;
   (void)in.driver().cuCtxPopCurrent_v2(&popped);
   in.results().value(in.numberFor(made));
-  return result;
+  return in.worker().agent().contextMade();
 }
 
 CUresult primaryRetain(Invocation& in) {
@@ -213,9 +213,9 @@ CUresult primaryRetain(Invocation& in) {
   if (!in.ok()) return in.refusal();
   CUcontext context = nullptr;
   const CUresult result = in.driver().cuDevicePrimaryCtxRetain(&context, device);
-  if (result == CUDA_SUCCESS)
-    in.bind(forward::primaryHandle(in.worker().options().handle_slot, device), context);
-  return result;
+  if (result != CUDA_SUCCESS) return result;
+  in.bind(forward::primaryHandle(in.worker().options().handle_slot, device), context);
+  return in.worker().agent().contextMade();
 }
 
 }  // namespace olpager::gpunode

@@ -29,6 +29,7 @@ void fromCubin(fatbin::Bytes elf, CodeState& state) {
   const auto cubin = fatbin::readCubin(elf);
   state.readable = cubin.ok();
   if (!cubin.ok()) return;
+  state.places = !cubin.value().variables.empty();
   for (const fatbin::Variable& one : cubin.value().variables) {
     if (one.space == fatbin::Space::global && !isConstant(one.name))
       state.names.push_back(one.name);
@@ -39,9 +40,11 @@ void fromCubin(fatbin::Bytes elf, CodeState& state) {
 // name; instructions have ".global" behind another word.
 void fromPtx(std::string_view text, CodeState& state) {
   constexpr std::string_view kSpace = ".global ", kBlank = " \t\r\n";
+  state.places = text.find(".const ") != std::string_view::npos;
   for (size_t at = text.find(kSpace); at != std::string_view::npos;
        at = text.find(kSpace, at + kSpace.size())) {
     if (at != 0 && kBlank.find(text[at - 1]) == std::string_view::npos) continue;
+    state.places = true;
     std::string_view declared = text.substr(at + kSpace.size());
     declared = declared.substr(0, declared.find_first_of("[=;{"));
     const size_t last = declared.find_last_not_of(kBlank);

@@ -11,12 +11,14 @@
 
 namespace olpager::forward {
 
-/// What a module or a library has of them: each executor of a group has a copy of each.
+/// What a module or a library has of them: each executor of a group has a copy of each. The driver
+/// places all that it has, constants as well, when it is asked for one or when a kernel is loaded.
 struct CodeState {
   VariableKind kind = VariableKind::kModule;
   uint64_t owner = 0;              // its handle
   bool readable = true;            // else nobody knows which it has
   std::vector<std::string> names;  // as the driver knows them
+  bool places = false;             // it has some, these or others
 };
 
 /// Of an image (a container, a cubin or PTX text), __device__ or __managed__. Literals count as

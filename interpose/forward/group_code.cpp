@@ -47,7 +47,9 @@ bool GroupCode::names(const void* words, uint64_t bytes) const {
   for (uint64_t offset = 0; offset + sizeof(uint64_t) <= bytes; offset += sizeof(uint64_t)) {
     uint64_t word = 0;
     std::memcpy(&word, at + offset, sizeof word);
-    if (word - lowest < span && variableAt(word) != nullptr) return true;
+    if (word - lowest >= span) continue;
+    if (const auto variable = variableAt(word); variable != nullptr && !variable->isAlike())
+      return true;
   }
   return false;
 }

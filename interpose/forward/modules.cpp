@@ -122,7 +122,7 @@ CUresult send(Operation operation, const To& to, const Load& load, void** out) {
 void noteState(Group& group, Operation operation, uint64_t handle,
                std::span<const std::byte> image) {
   auto state = std::make_shared<CodeState>(stateOf(image));
-  if (state->readable && state->names.empty()) return;
+  if (state->readable && !state->places) return;
   state->kind =
       operation == Operation::kLoadModule ? VariableKind::kModule : VariableKind::kLibrary;
   state->owner = handle;

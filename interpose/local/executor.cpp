@@ -72,12 +72,22 @@ CUresult olpager_agent_start(const OlpagerAgentLink* link, uint8_t agent) {
   return running->becomeExecutor(worker, agent);
 }
 
-CUresult olpager_agent_region(CUdeviceptr base, uint32_t pages, uint32_t first) {
+CUresult olpager_agent_prepare() {
   Pool* const running = pool();
   if (running == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   if (primary().result != CUDA_SUCCESS) return primary().result;
   noteContext(primary().context);
   const RelaxedCapture relaxed;  // a stream of the program's may capture meanwhile
+  running->prepare(primary().context, kDevice);
+  return CUDA_SUCCESS;
+}
+
+CUresult olpager_agent_region(CUdeviceptr base, uint32_t pages, uint32_t first) {
+  Pool* const running = pool();
+  if (running == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  if (primary().result != CUDA_SUCCESS) return primary().result;
+  noteContext(primary().context);
+  const RelaxedCapture relaxed;  // as above
   const Within within(primary().context);
   return running->addRegion(primary().context, kDevice, base, pages, first);
 }

@@ -17,6 +17,7 @@
 namespace olpager::unified {
 
 using forward::Call;
+using forward::CodeState;
 using forward::CopyHead;
 using forward::Operation;
 using forward::Session;
@@ -76,10 +77,27 @@ CodeStates::One& CodeStates::at(const forward::CodeThere& code) {
   return one;
 }
 
-void CodeStates::use(const forward::CodeThere& code, bool again) {
+void CodeStates::use(Session& session, const forward::CodeThere& code, bool again) {
   One& one = at(code);
+  if (!std::exchange(one.placed, true)) place(session, one);
   one.used = true;
   one.again |= again;
+}
+
+// Nobody waits for the answers: a driver may have to wait for a kernel before it loads code.
+void CodeStates::place(Session& session, One& one) {
+  const CodeState& state = *one.code.state;
+  for (unsigned executor = 0; executor < session.executors().size(); ++executor) {
+    Call call(Operation::kVariable, &session);
+    call.only(executor);
+    call.inContext(one.code.context);
+    call.ofOurOwn();
+    call.mayWait();
+    call.value(state.kind);
+    call.value(state.owner);
+    call.string(state.names.empty() ? "" : state.names.front().c_str());
+    (void)call.begin(true);
+  }
 }
 
 void CodeStates::forget(uint64_t owner) {
@@ -96,6 +114,7 @@ bool CodeStates::locate(Session& session, const std::vector<One*>& ones) {
   std::vector<std::pair<One*, Variable*>> asked;
   for (One* const one : ones) {
     if (std::exchange(one->located, true)) continue;
+    one->placed = true;
     for (Variable& variable : one->variables)
       if (variable.at.empty()) asked.emplace_back(one, &variable);
   }
@@ -122,13 +141,31 @@ bool CodeStates::locate(Session& session, const std::vector<One*>& ones) {
     });
   }
   for (const auto& [one, variable] : asked) {
-    if (good) continue;
+    if (good) {
+      compare(session, *variable);
+      continue;
+    }
     variable->at.clear();
     one->located = false;
   }
   for (One* const one : ones)
     if (one->located) arrange(*one);
   return good;
+}
+
+void CodeStates::compare(const Session& session, const Variable& variable) {
+  for (size_t i = 1; i < variable.at.size(); ++i) {
+    if (variable.at[i] == variable.at.front()) continue;
+    base::warnOnce("unified variables",
+                   "unified view: variable %s is at 0x%llx of gpunode %s and at 0x%llx of gpunode "
+                   "%s (drivers of two versions?): where a kernel writes such an address or a "
+                   "function's into memory, kernels at another GPU go wrong (name one gpunode)",
+                   variable.name.c_str(), static_cast<unsigned long long>(variable.at.front()),
+                   session.executors().front()->name().c_str(),
+                   static_cast<unsigned long long>(variable.at[i]),
+                   session.executors()[i]->name().c_str());
+    return;
+  }
 }
 
 void CodeStates::arrange(One& one) {

@@ -1,6 +1,14 @@
 // Variables of code that runs at several executors in turns. Each executor has a copy; the active
 // one's is the newest. Before operations run elsewhere, what kernels changed here is brought there.
 //
+// Memory may hold the address of a variable or of a function, and goes from one executor to another
+// as it is. So both are to be at the same address everywhere. A driver places what it is asked for
+// in the order of these questions. So all executors are asked for a module's variables at one point
+// of the program's order, before its first use (place), and their answers are compared (locate).
+// Functions whose address is taken have places in a table, which drivers fill in the same order.
+// Where the executors' addresses differ a line says so once, and what the program passes on in
+// calls and what variables hold is translated.
+//
 // A state (forward::CodeState) in a context: unknown -> used (a kernel of it is launched, or a call
 // names one of its variables) -> read (its variables are here, as they were when all was complete)
 // -> used again. One that a graph may use stays used. Before an executor gets a value it is asked
@@ -36,7 +44,7 @@ namespace olpager::unified {
 class CodeStates {
  public:
   /// It is used where operations run now. `again`: also later, by a graph.
-  void use(const forward::CodeThere& code, bool again);
+  void use(forward::Session& session, const forward::CodeThere& code, bool again);
   /// Finds a variable at each executor; also one that no kernel changes (__constant__). Null: they
   /// can't all have it.
   std::shared_ptr<const forward::SharedVariable> share(forward::Session& session,
@@ -61,6 +69,7 @@ class CodeStates {
     forward::CodeThere code;
     bool used = false;   // since it was read
     bool again = false;  // a graph may use it at any time
+    bool placed = false;
     bool located = false;
     std::vector<Variable> variables;
     uint64_t bytes = 0;              // of Values
@@ -68,7 +77,9 @@ class CodeStates {
     unsigned newest = 0;             // who has the newest of these
     std::set<unsigned> brought;      // who have that, each with its own addresses
   };
+  static void place(forward::Session& session, One& one);
   static bool locate(forward::Session& session, const std::vector<One*>& ones);
+  static void compare(const forward::Session& session, const Variable& variable);
   static void arrange(One& one);
   static bool read(forward::Session& session, const std::vector<One*>& ones, unsigned executor);
   static Values valuesFor(const One& one, unsigned executor);

@@ -448,7 +448,7 @@ unsigned Executors::enter(const Uses& uses, Aged* aged, bool* kept) {
   } else {
     *aged = sendRouted(uses, elsewhere, nullptr);
   }
-  for (const forward::CodeThere& code : uses.code) code_.use(code, uses.again);
+  for (const forward::CodeThere& code : uses.code) code_.use(session_, code, uses.again);
   (void)lock.release();
   return uses.at.value_or(active());
 }
@@ -570,7 +570,7 @@ void Executors::sendKept(Lock& lock, forward::KeptCall& call) {
     aged = here ? *here : sendRouted(uses, elsewhere, &lock);
     status::grow(counters_.executors[active()].kept);
   }
-  for (const forward::CodeThere& code : uses.code) code_.use(code, uses.again);
+  for (const forward::CodeThere& code : uses.code) code_.use(session_, code, uses.again);
   if (call.everywhere && !bound()) {
     for (unsigned i = 0; i < session_.executors().size(); ++i)
       call.send(session_, i, forward::hasAge(call.record) ? draw(i) : aged);

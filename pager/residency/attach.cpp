@@ -101,6 +101,7 @@ void Engine::releaseAll() {
   if (!there) return chunks_.forgetAllFree(lock);
   chunks_.releaseAllFree(lock);
   lock.unlock();
+  chunks_.releaseAliases();
   destroyObjects();
 }
 

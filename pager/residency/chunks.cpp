@@ -89,6 +89,7 @@ void ChunkStore::leaveHost() {
 
 void ChunkStore::probeHost(int numa_node) {
   numa_node_ = numa_node < 0 ? 0 : numa_node;
+  aliases_.begin();
   host_mappable_ = true;
   HostChunk* chunk = makeHost(0);
   host_mappable_ = chunk != nullptr;
@@ -159,9 +160,8 @@ VramChunk* ChunkStore::makeVram(unsigned order, bool exported, std::string* why_
   if (chunk == nullptr) return nullptr;
   chunk->order = order;
   chunk->exported = exported;
-  CUdeviceptr alias = 0;
   if (driver_.cuMemCreate(&chunk->handle, bytes, &properties, 0) == CUDA_SUCCESS) {
-    if (driver_.cuMemAddressReserve(&alias, bytes, 0, 0, 0) == CUDA_SUCCESS) {
+    if (const CUdeviceptr alias = aliases_.take(bytes); alias != 0) {
       chunk->alias = alias;
       if (mapAt(alias, bytes, chunk->handle) == CUDA_SUCCESS) {
         if (direct && why_not != nullptr) {
@@ -172,7 +172,7 @@ VramChunk* ChunkStore::makeVram(unsigned order, bool exported, std::string* why_
         }
         return chunk;
       }
-      driver_.cuMemAddressFree(alias, bytes);
+      aliases_.give(alias, bytes);
     }
     driver_.cuMemRelease(chunk->handle);
   }
@@ -184,7 +184,7 @@ void ChunkStore::destroyVram(VramChunk* chunk) {
   const uint64_t bytes = kPageBytes << chunk->order;
   if (chunk->direct) direct_.letGo(*chunk);
   driver_.cuMemUnmap(chunk->alias, bytes);
-  driver_.cuMemAddressFree(chunk->alias, bytes);
+  aliases_.give(chunk->alias, bytes);
   driver_.cuMemRelease(chunk->handle);
   delete chunk;
 }
@@ -206,9 +206,8 @@ HostChunk* ChunkStore::makeHost(unsigned order) {
     return nullptr;
   }
   const CUmemAllocationProp properties = hostProperties(numa_node_);
-  CUdeviceptr alias = 0;
   if (driver_.cuMemCreate(&chunk->handle, bytes, &properties, 0) == CUDA_SUCCESS) {
-    if (driver_.cuMemAddressReserve(&alias, bytes, 0, 0, 0) == CUDA_SUCCESS) {
+    if (const CUdeviceptr alias = aliases_.take(bytes); alias != 0) {
       chunk->alias = alias;
       if (driver_.cuMemMap(alias, bytes, 0, chunk->handle, 0) == CUDA_SUCCESS) {
         std::array<CUmemAccessDesc, 2> access = {
@@ -221,7 +220,7 @@ HostChunk* ChunkStore::makeHost(unsigned order) {
         }
         driver_.cuMemUnmap(alias, bytes);
       }
-      driver_.cuMemAddressFree(alias, bytes);
+      aliases_.give(alias, bytes);
     }
     driver_.cuMemRelease(chunk->handle);
   }
@@ -235,7 +234,7 @@ void ChunkStore::destroyHost(HostChunk* chunk) {
     driver_.cuMemFreeHost(reinterpret_cast<void*>(chunk->alias));
   } else {
     driver_.cuMemUnmap(chunk->alias, bytes);
-    driver_.cuMemAddressFree(chunk->alias, bytes);
+    aliases_.give(chunk->alias, bytes);
     driver_.cuMemRelease(chunk->handle);
   }
   delete chunk;

@@ -20,6 +20,7 @@
 
 #include "base/result.h"
 #include "pager/driver_api.h"
+#include "pager/residency/alias_space.h"
 #include "pager/residency/direct_memory.h"
 #include "pager/space/region.h"
 
@@ -50,7 +51,11 @@ struct HostBudget {
 class ChunkStore {
  public:
   ChunkStore(const DriverApi& driver, CUdevice device, HostBudget& host)
-      : driver_(driver), device_(device), host_(host), direct_(driver, device) {}
+      : driver_(driver),
+        device_(device),
+        host_(host),
+        direct_(driver, device),
+        aliases_(driver, device) {}
 
   /// Of chunks that are still there the records go; their memory goes with the context.
   ~ChunkStore();
@@ -135,6 +140,8 @@ class ChunkStore {
   uint64_t releaseFreeHost(uint64_t bytes, Lock& lock);
   /// Drops every free chunk (the device's context is current). After leaveHost().
   void releaseAllFree(Lock& lock);
+  /// After that, without the mutex.
+  void releaseAliases() { aliases_.end(); }
   /// Likewise where the context is gone, and with it the chunks' memory: all that is left is that
   /// network cards let go of it.
   void forgetAllFree(Lock& lock);
@@ -194,6 +201,7 @@ class ChunkStore {
   CUdevice device_;
   HostBudget& host_;
   DirectMemory direct_;
+  AliasSpace aliases_;
   uint64_t vram_budget_ = 0, vram_made_ = 0, vram_free_ = 0;
   uint64_t vram_withheld_ = 0;  // of the budget: the driver did not have it. Tried again at:
   uint64_t retry_ns_ = 0, retry_after_ns_ = kFirstRetryNs;

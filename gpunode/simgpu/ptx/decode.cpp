@@ -103,11 +103,21 @@ std::uint32_t ConstantPool::predicate(bool holds) { return value(holds ? 0xFFFFF
 
 std::uint32_t ConstantPool::address(std::uint32_t global, std::uint64_t addend,
                                     std::uint32_t bytes) {
-  const auto [entry, fresh] = known_.try_emplace({global, addend, 0x100 + bytes}, 0);
+  return addressOf({.size = bytes, .index = global, .addend = addend});
+}
+
+std::uint32_t ConstantPool::codeAddress(std::uint32_t function, std::uint32_t bytes) {
+  program_.takes_code_addresses = true;
+  return addressOf({.size = bytes, .index = function, .of_function = true});
+}
+
+std::uint32_t ConstantPool::addressOf(const AddressConstant& what) {
+  const std::uint64_t kind = what.of_function ? 0x200 : 0x100;
+  const auto [entry, fresh] = known_.try_emplace({what.index, what.addend, kind + what.size}, 0);
   if (fresh) {
-    entry->second = add(0, 0, bytes);
-    program_.address_constants.push_back(
-        AddressConstant{entry->second & ~kConstantBit, bytes, global, addend});
+    entry->second = add(0, 0, what.size);
+    program_.address_constants.push_back(what);
+    program_.address_constants.back().offset = entry->second & ~kConstantBit;
   }
   return entry->second;
 }
@@ -235,8 +245,7 @@ void FunctionDecoder::specialRegister(const Operand& op, std::uint32_t to, std::
 
 std::uint32_t FunctionDecoder::symbolAddress(const Operand& op, std::uint32_t bytes) {
   const Symbol& symbol = symbolOf(op.symbol);
-  if (symbol.is_function)
-    return context_.pool.value(context_.program.codeAddress(symbol.index), bytes);
+  if (symbol.is_function) return context_.pool.codeAddress(symbol.index, bytes);
   const auto dynamic = [&](Special which, std::uint64_t offset) {
     const std::uint32_t to = temporary(bytes);
     Op& out = emit(specialOp(which, bytes));

@@ -1,7 +1,6 @@
 // The module as a whole: which function may call which, where shared variables lie, what each
 // kernel needs.
 #include <algorithm>
-#include <atomic>
 
 #include "gpunode/simgpu/ptx/decoder.h"
 
@@ -154,11 +153,9 @@ void finishKernel(const Ast& ast, Program& program, std::uint32_t f,
 }  // namespace
 
 Result<std::unique_ptr<Program>> decode(const Ast& ast) {
-  static std::atomic<std::uint32_t> next_id{1};
   auto program = std::make_unique<Program>();
   program->version = ast.version;
   program->target = ast.target;
-  program->id = next_id.fetch_add(1) & 0xFFFFF;
   program->globals = ast.globals;
   program->addresses.assign(ast.globals.size(), 0);
   for (std::uint32_t i = 0; i < ast.globals.size(); ++i)
@@ -170,7 +167,7 @@ Result<std::unique_ptr<Program>> decode(const Ast& ast) {
     for (const Relocation& relocation : global.relocations) {
       for (const Symbol& symbol : ast.symbols) {
         if (symbol.is_function && symbol.name == relocation.symbol)
-          address_taken[symbol.index] = true;
+          address_taken[symbol.index] = program->takes_code_addresses = true;
       }
     }
   }

@@ -29,8 +29,11 @@ class ConstantPool {
   std::uint32_t predicate(bool holds);
   /// A global's address plus addend, known after link().
   std::uint32_t address(std::uint32_t global, std::uint64_t addend, std::uint32_t bytes);
+  /// A function's address, likewise.
+  std::uint32_t codeAddress(std::uint32_t function, std::uint32_t bytes);
 
  private:
+  std::uint32_t addressOf(const AddressConstant& what);
   std::uint32_t add(std::uint64_t bits, std::uint64_t high, std::uint32_t bytes);
   Program& program_;
   std::map<std::array<std::uint64_t, 3>, std::uint32_t> known_;

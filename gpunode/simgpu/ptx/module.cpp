@@ -1,5 +1,6 @@
 // Module: what callers see of a Program; and the link step, which fills in addresses.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "gpunode/simgpu/ptx/program.h"
@@ -51,7 +52,9 @@ Status Module::link(const std::function<std::uint64_t(const GlobalInfo&)>& resol
 }
 
 Status Module::link() {
+  static std::atomic<std::uint32_t> next_id{1};
   Program& program = *program_;
+  if (program.takes_code_addresses && program.id == 0) program.id = next_id.fetch_add(1) & 0xFFFFF;
   for (std::size_t i = 0; i < program.globals.size(); ++i) {
     // An empty variable needs no memory.
     if (program.addresses[i] == 0 && program.globals[i].size != 0) {
@@ -61,7 +64,9 @@ Status Module::link() {
     }
   }
   for (const AddressConstant& constant : program.address_constants) {
-    const std::uint64_t value = program.addresses[constant.global] + constant.addend;
+    const std::uint64_t value = constant.of_function
+                                    ? program.codeAddress(constant.index)
+                                    : program.addresses[constant.index] + constant.addend;
     auto* const to = reinterpret_cast<std::byte*>(program.constants.data()) + constant.offset;
     for (std::size_t lane = 0; lane < kWarpSize; ++lane)
       std::memcpy(to + lane * constant.size, &value, constant.size);

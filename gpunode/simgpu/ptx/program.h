@@ -88,19 +88,23 @@ struct CodeFunction {
   bool bounded_stack = true;      ///< no recursion, no indirect calls, no alloca
 };
 
-/// A constant that holds a global's address, filled in by link().
+/// A constant that holds the address of a global or a function, filled in by link().
 struct AddressConstant {
   std::uint32_t offset = 0;  ///< in Program::constants
   std::uint32_t size = 8;
-  std::uint32_t global = 0;
+  std::uint32_t index = 0;  ///< of the global or function
   std::uint64_t addend = 0;
+  bool of_function = false;
 };
 
 struct Program {
   std::string name;
   int version = 0;
   int target = 0;
-  std::uint32_t id = 0;  ///< distinguishes the modules' code addresses
+  /// Whether addresses of its functions are taken. As on hardware these are places in a table that
+  /// grows with the modules that are loaded and need it: neither chance nor other modules move them.
+  bool takes_code_addresses = false;
+  std::uint32_t id = 0;  ///< distinguishes the modules' code addresses; given by link()
   std::vector<GlobalInfo> globals;
   std::vector<std::uint64_t> addresses;  ///< of globals; 0: not given
   std::vector<CodeFunction> functions;

@@ -52,6 +52,16 @@ TEST_CASE("constants and the compiler's literals are none") {
   CHECK(inText(".global .align 1 .b8 $str[4] = {37, 100, 10, 0};\n.global .u32 counter;\n"));
 }
 
+TEST_CASE("code with constants alone has something that a driver places") {
+  const auto placesIn = [](const std::string& text) {
+    return stateOf(std::as_bytes(std::span(text.c_str(), text.size() + 1))).places;
+  };
+  const std::string head = ".version 7.0\n.target sm_70\n";
+  CHECK(placesIn(head + ".const .align 4 .u32 factor;\n"));
+  CHECK(placesIn(head + ".global .align 1 .b8 $str[4] = {37, 100, 10, 0};\n"));
+  CHECK_FALSE(placesIn(head + kKernel));
+}
+
 TEST_CASE("objects of CUDA's C++ libraries are none") {
   CHECK_FALSE(inText(".global .align 1 .b8 _ZN6thrust3seqE[1];\n" + kKernel));
   CHECK_FALSE(inText(".global .align 1 .b8 _ZN4cuda3std3__48in_placeE[1];\n"));
