@@ -115,7 +115,13 @@ CUresult ol_forward_cuGetProcAddress(const char* name, void** function, int vers
 
 CUresult ol_forward_cuGetExportTable(const void** table, const CUuuid* id) {
   if (table == nullptr || id == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  return privateTables().find(id, table);
+  const CUresult result = privateTables().find(id, table);
+  if (result != CUDA_SUCCESS && olpager::interpose::isProfilers(*id))
+    olpager::base::warnOnce(
+        "CUPTI",
+        "the program uses CUPTI (a profiler): its kernels run at the gpunode, where CUPTI does not "
+        "see them; profile the program on a machine with a GPU");
+  return result;
 }
 
 }  // extern "C"

@@ -79,6 +79,9 @@ class PrivateTables {
   ContextStorage storage_;
 };
 
+/// Whether it is the table by which CUPTI, and so profilers, begin to look at a driver.
+bool isProfilers(const CUuuid& uuid);
+
 /// The fixed header of the message that the integrity check signs, in the order that the runtime
 /// expects.
 struct IntegrityHeader {
