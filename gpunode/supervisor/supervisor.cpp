@@ -51,9 +51,16 @@ constexpr auto kTogether = 30s;  // in which a program opens its sessions
 constexpr int kTickMs = 500;
 constexpr auto kAsk = 10s;  // a client asks as soon as it is connected; one that asks now and then
                             // (olpagestat) is back in time, or connects anew
-constexpr uint32_t kMostLinks = 1024, kSpareLinks = 128;  // of them: kept free for those who come
-constexpr uint32_t kMessageBytes = 4096;                  // of a client's
+constexpr uint32_t kMostLinks = 1024;
+constexpr uint32_t kMessageBytes = 4096;  // of a client's
 constexpr const char* kKeepCounters = "OL_COUNTERS_KEEP";
+
+// Two descriptors each: half of all are left for workers and what else there is.
+uint32_t mostLinks() {
+  rlimit descriptors{};
+  if (getrlimit(RLIMIT_NOFILE, &descriptors) != 0) return kMostLinks;
+  return static_cast<uint32_t>(std::clamp<rlim_t>(descriptors.rlim_cur / 4, 16, kMostLinks));
+}
 
 // What a peer calls itself, as a log takes it.
 std::string printable(const char* text, size_t most) {
@@ -110,11 +117,11 @@ Status Supervisor::start() {
   network.choice = transport::Choice::kTcp;  // a message each way
   network.io_threads = 1;
   network.lanes = 1;
-  network.limits.links = kMostLinks;
   network.limits.message_bytes = kMessageBytes;
   network.requests = 4;
   network.notices = network.stream = 1;
   base::raiseLimit(RLIMIT_NOFILE);
+  most_links_ = network.limits.links = mostLinks();
   if (!options_.key.empty()) {
     auto keys = transport::loadKeys(options_.key);
     if (!keys.ok()) return keys.error();
@@ -263,7 +270,7 @@ void Supervisor::closeIdle(bool make_room) {
 
 void Supervisor::take(transport::Completion& completion) {
   if (completion.kind == transport::Completion::Kind::kUp)
-    closeIdle(clients_.size() >= kMostLinks - kSpareLinks);
+    closeIdle(clients_.size() > most_links_ - most_links_ / 8);  // some are kept free
   if (completion.kind != transport::Completion::Kind::kDown)
     clients_[completion.link].heard = std::chrono::steady_clock::now();
   if (completion.kind == transport::Completion::Kind::kDown) {

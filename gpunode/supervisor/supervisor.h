@@ -166,6 +166,7 @@ class Supervisor {
   base::UniqueFd signals_;
   std::map<uint64_t, Session> sessions_;
   std::map<transport::LinkPtr, Client> clients_;  // all links
+  uint32_t most_links_ = 0;
   std::vector<Waiting> waiting_;
   uint64_t next_number_ = 1, refused_ = 0, ended_ = 0, failed_ = 0, ended_calls_ = 0,
            ended_moved_ = 0;
