@@ -304,6 +304,7 @@ void Agent::takeFromExtent(uint32_t want) {
 
 void Agent::end(uint32_t operation, Actions& actions) {
   const uint32_t first = operations_[operation].wants;
+  const bool given_up = operations_[operation].progress == Progress::kWaiting;
   order_.erase(std::lower_bound(order_.begin(), order_.end(), operations_[operation].age, inOrder));
   for (uint32_t want = first; want != kNone; want = wants_[want].next_of_operation)
     takeFromExtent(want);
@@ -312,6 +313,8 @@ void Agent::end(uint32_t operation, Actions& actions) {
   for (uint32_t want = first; want != kNone;) {
     const ExtentId extent = wants_[want].extent;
     const uint32_t next = wants_[want].next_of_operation;
+    // The home drops what this operation has asked for, and keeps no others' ages beside it.
+    if (given_up) forgetAsks(extent);
     wants_.give(want);
     want = next;
     if (at(extent).busy != kNone && busy(extent).waits)
@@ -344,7 +347,9 @@ Age Agent::demandAge(const Message& demand) const {
   return demand.age == demand.served && find(demand.age) == kNone ? kNobody : demand.age;
 }
 
-/// Does an operation here keep the extent from one of that age? For a replica only writers do.
+/// Does an operation here keep the extent from one of that age? For a replica only writers do. What
+/// was fetched ahead is kept for its operation from what else is asked for ahead; whoever needs it
+/// now may have it, since that operation may wait for it.
 bool Agent::inTheWay(ExtentId extent, Age age, Mode taken, bool submitted_only) const {
   for (uint32_t want = at(extent).wants; want != kNone; want = wants_[want].next_of_extent) {
     const Want& w = wants_[want];
@@ -360,7 +365,8 @@ bool Agent::inTheWay(ExtentId extent, Age age, Mode taken, bool submitted_only) 
   }
   if (submitted_only || at(extent).busy == kNone) return false;
   const Busy& busy = busy_[at(extent).busy];
-  return busy.ahead <= age && busy.ahead != kNobody &&
+  const bool holds_it = holds(Rule::kHintsYield) ? age == kNobody : busy.ahead <= age;
+  return holds_it && busy.ahead != kNobody &&
          (taken == Mode::kOwn || busy.ahead_mode == Mode::kOwn);
 }
 
@@ -579,8 +585,9 @@ void Agent::demand(const Message& message, Actions& actions) {
     return;
   }
   if (blocked) {
-    // For room only, and claimed: not worth waiting for. What is submitted will be over.
-    if (yield && message.push && holds(Rule::kPushDeclined) && !underSubmitted(extent, taken)) {
+    // For room or ahead only, and claimed: not worth waiting for. What is submitted will be over.
+    const bool presses = !message.push && !isAhead(message);
+    if (yield && !presses && holds(Rule::kPushDeclined) && !underSubmitted(extent, taken)) {
       step(extent, AgentInput::kDecline, message, actions);
       return;
     }
@@ -604,10 +611,11 @@ void Agent::demand(const Message& message, Actions& actions) {
 }
 
 /// Is there a frame for what comes? An extent that nobody here has asked for takes none from an
-/// older operation that lacks room, though it might fit where that one's does not.
+/// older operation that lacks room, though it might fit where that one's does not; one that comes
+/// ahead takes none from any.
 bool Agent::hasRoom(ExtentId extent, const Message& message) const {
   if (at(extent).state() != AgentState::kAbsent) return true;
-  return fits(extent) && starved_ >= message.served;
+  return fits(extent) && starved_ >= (isAhead(message) ? kNobody : message.served);
 }
 
 void Agent::ready(const Message& message, Actions& actions) {
@@ -696,6 +704,7 @@ void Agent::receive(const Message& message, Actions& actions) {
     return;
   }
   if (message.kind == MessageKind::kOver) {
+    if (message.served != kNobody) seen_.addBelow(message.served);
     seen_.add(message.age);
     heedAhead(actions);
     settle(actions);
@@ -722,8 +731,15 @@ void Agent::receive(const Message& message, Actions& actions) {
       if (!waits || busy(extent).demand.number != message.number ||
           message.age >= busy(extent).demand.age)
         return;
-      busy(extent).demand.age = message.age;
-      demand(Message(busy(extent).demand), actions);
+      Message& demanded = busy(extent).demand;
+      const bool ahead = isAhead(demanded) && demanded.kind == MessageKind::kYield;
+      demanded.age = message.age;
+      // Somebody needs what was asked for ahead for another: that one is not waited for.
+      if (ahead && inTheWay(extent, message.age, demanded.mode) && holds(Rule::kHintsYield)) {
+        step(extent, AgentInput::kDecline, Message(demanded), actions);
+      } else {
+        demand(Message(demanded), actions);
+      }
       break;
     }
     case MessageKind::kRelease: {

@@ -86,6 +86,8 @@ class Agent {
   size_t unsettled() const { return busy_.used(); }
   /// Operations and demands that are under way.
   size_t busy() const { return operations_.used() + busy_.used(); }
+  /// What is kept of operations that have been here, in runs of ages.
+  size_t remembered() const { return seen_.runs(); }
 
   /// All of the state as numbers, in an order that does not depend on how it came about;
   /// `number(extent, n)` and `content(extent, c)` are told apart from plain values, so that the
@@ -198,6 +200,8 @@ class Agent {
   bool askedByOlder(ExtentId extent, Age age, bool or_same) const;
   void forgetAsks(ExtentId extent);
   Age demandAge(const Message& demand) const;
+  /// It is for an operation that has not asked for it.
+  static bool isAhead(const Message& about) { return about.age == kNobody && !about.push; }
   void arrive(ExtentId extent, Age age, Mode mode, Actions& actions);
 
   void step(ExtentId extent, AgentInput input, const Message& cause, Actions& actions);

@@ -1,5 +1,6 @@
-// A set of ages. Those below a moving base are all in it, so that it is as large as what is under
-// way. An age may be any number: it comes from a peer.
+// A set of ages, as runs without gaps. So it is as large as what is under way, and where ages of
+// others lie between, as the times that these took turns since the last addBelow(). An age may be
+// any number: it comes from a peer.
 #pragma once
 
 #include <algorithm>
@@ -12,42 +13,43 @@ namespace olpager::directory {
 class Ages {
  public:
   bool has(Age age) const {
-    if (age < base_) return true;
-    const auto word = find(age / 64);
-    return word != words_.end() && word->index == age / 64 && (word->bits >> (age % 64) & 1) != 0;
+    const auto behind = behindOf(age);
+    return behind != runs_.begin() && age <= std::prev(behind)->last;
   }
-  void add(Age age) {
-    if (age < base_) return;
-    auto word = words_.begin() + (find(age / 64) - words_.cbegin());
-    if (word == words_.end() || word->index != age / 64)
-      word = words_.insert(word, {.index = age / 64});
-    word->bits |= uint64_t{1} << (age % 64);
-    size_t full = 0;
-    for (; full < words_.size() && words_[full].index == base_ / 64 && ~words_[full].bits == 0;
-         ++full)
-      base_ += 64;
-    words_.erase(words_.begin(), words_.begin() + static_cast<ptrdiff_t>(full));
-  }
+  void add(Age age) { add(age, age); }
   /// All below `age` are in it from now on.
   void addBelow(Age age) {
-    if (age < base_) return;
-    base_ = age / 64 * 64;
-    words_.erase(words_.begin(), words_.begin() + (find(age / 64) - words_.cbegin()));
-    for (Age one = age / 64 * 64; one < age; ++one) add(one);
+    if (age != 0) add(0, age - 1);
   }
+  size_t runs() const { return runs_.size(); }
 
  private:
-  struct Word {
-    uint64_t index;
-    uint64_t bits = 0;
+  struct Run {
+    Age first, last;
   };
-  std::vector<Word>::const_iterator find(uint64_t index) const {
-    return std::lower_bound(words_.begin(), words_.end(), index,
-                            [](const Word& word, uint64_t wanted) { return word.index < wanted; });
+  /// The first run that begins above `age`.
+  std::vector<Run>::const_iterator behindOf(Age age) const {
+    return std::upper_bound(runs_.begin(), runs_.end(), age,
+                            [](Age wanted, const Run& run) { return wanted < run.first; });
+  }
+  // One that touches others becomes one with them.
+  void add(Age first, Age last) {
+    auto from = runs_.begin() + (behindOf(first) - runs_.cbegin());
+    if (from != runs_.begin() && (first == 0 || std::prev(from)->last >= first - 1)) --from;
+    auto to = from;
+    for (; to != runs_.end() && (to->first == 0 || to->first - 1 <= last); ++to) {
+      first = std::min(first, to->first);
+      last = std::max(last, to->last);
+    }
+    if (from == to) {
+      runs_.insert(from, {first, last});
+    } else {
+      *from = {first, last};
+      runs_.erase(from + 1, to);
+    }
   }
 
-  Age base_ = 0;             // a multiple of 64
-  std::vector<Word> words_;  // that have some, ascending
+  std::vector<Run> runs_;  // ascending; between two of them an age is missing
 };
 
 }  // namespace olpager::directory

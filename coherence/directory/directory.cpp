@@ -1,5 +1,6 @@
 #include "coherence/directory/directory.h"
 
+#include <algorithm>
 #include <bit>
 #include <cassert>
 
@@ -94,7 +95,8 @@ void Directory::cancel(Age age, Actions& actions) {
   const AgentSet told = found->asked_for;
   finished(age);
   for (AgentId agent = 0; agent < kMostAgents; ++agent) {
-    if ((told & bit(agent)) != 0) tell(MessageKind::kOver, agent, {.age = age}, actions);
+    if ((told & bit(agent)) != 0)
+      tell(MessageKind::kOver, agent, {.age = age, .served = oldest()}, actions);
   }
 }
 
@@ -104,17 +106,23 @@ void Directory::ask(Age age, AgentId agent, ExtentId first, ExtentId count, Mode
   if (found == nullptr) return;
   found->asked_for |= bit(agent);
   for (ExtentId extent = first; extent < first + count; ++extent)
-    request(extent, agent, mode, age, actions);
+    request(extent, {.agent = agent, .mode = mode, .hint = true, .age = age}, actions);
 }
 
 // ---- requests
 
-void Directory::addRequest(Open& o, AgentId agent, Mode mode, Age age) {
+/// Where the operation of the least age goes without the extent, its agent asks again for the others
+/// (Agent::end); what the home asked for ahead they ask for themselves.
+void Directory::addRequest(Open& o, const Request& asked) {
   for (uint32_t r = o.waiting; r != kNone; r = requests_[r].next) {
-    const Request& one = requests_[r];
-    if (one.agent == agent && one.mode == mode && one.age == age) return;
+    Request& one = requests_[r];
+    if (one.agent != asked.agent || one.mode != asked.mode || one.hint != asked.hint) continue;
+    one.age = complete(one.age) ? asked.age : std::min(one.age, asked.age);
+    return;
   }
-  o.waiting = requests_.take({.agent = agent, .mode = mode, .age = age, .next = o.waiting});
+  Request added = asked;
+  added.next = o.waiting;
+  o.waiting = requests_.take(added);
 }
 
 /// What an agent asked for before it got the extent in that mode is what it has now.
@@ -139,20 +147,20 @@ void Directory::dropAllRequests(Open& o) {
   o.push_age = kNobody;
 }
 
-void Directory::request(ExtentId extent, AgentId agent, Mode mode, Age age, Actions& actions) {
+void Directory::request(ExtentId extent, const Request& asked, Actions& actions) {
   const Phase at = phase(extent);
   if (at == Phase::kPoisoned || at == Phase::kGone || at == Phase::kFreeing) {
     // A free tells everybody by itself.
     if (at == Phase::kFreeing) return;
     Record& record = records_[extent];
     ++record.number;
-    tell(at == Phase::kGone ? MessageKind::kForget : MessageKind::kPoison, agent,
+    tell(at == Phase::kGone ? MessageKind::kForget : MessageKind::kPoison, asked.agent,
          {.extent = extent, .number = record.number}, actions);
     return;
   }
-  if (complete(age) && holds(Rule::kDropCompleted)) return;
-  addRequest(open(extent), agent, mode, age);
-  older(extent, age, actions);
+  if (complete(asked.age) && holds(Rule::kDropCompleted)) return;
+  addRequest(open(extent), asked);
+  if (!asked.hint || !holds(Rule::kHintsYield)) older(extent, asked.age, actions);
   openNext(extent, actions);
 }
 
@@ -197,7 +205,8 @@ void Directory::openNext(ExtentId extent, Actions& actions) {
   if (still && !after.free && after.waiting == kNone && after.push_age == kNobody) rest(extent);
 }
 
-/// Opens the transaction of the oldest request. False: there is none, or it takes time.
+/// Opens the transaction of the oldest request, of hints behind all else. False: there is none, or
+/// it takes time.
 bool Directory::openOne(ExtentId extent, Actions& actions) {
   Open& o = open(extent);
   Record& record = records_[extent];
@@ -225,20 +234,23 @@ bool Directory::openOne(ExtentId extent, Actions& actions) {
       requests_.give(r);
       continue;
     }
-    const bool before =
-        oldest != nullptr && (holds(Rule::kOldestFirst) ? one.age < requests_[*oldest].age
-                                                        : one.age > requests_[*oldest].age);
-    if (oldest == nullptr || before) oldest = link;
+    const auto before = [&](const Request& other) {
+      if (one.hint != other.hint && holds(Rule::kHintsYield)) return other.hint;
+      return holds(Rule::kOldestFirst) ? one.age < other.age : one.age > other.age;
+    };
+    if (oldest == nullptr || before(requests_[*oldest])) oldest = link;
     link = &requests_[r].next;
   }
   if (record.owner != kNoAgent && !live(record.owner)) return false;
-  if (o.push_age != kNobody && (oldest == nullptr || o.push_age < requests_[*oldest].age)) {
+  const bool only_hints = oldest != nullptr && requests_[*oldest].hint && holds(Rule::kHintsYield);
+  if (o.push_age != kNobody &&
+      (oldest == nullptr || only_hints || o.push_age < requests_[*oldest].age)) {
     const Age age = o.push_age;
     o.push_age = kNobody;
     if (record.owner == kNoAgent) return true;
     const AgentId spill = spillFor(extent);
     if (spill != kNoAgent) {
-      begin(extent, spill, Mode::kOwn, age, true, actions);
+      begin(extent, {.agent = spill, .mode = Mode::kOwn, .age = age}, true, actions);
       return o.phase == Phase::kRest;
     }
     // There is no room: the owner may ask again, for this extent or another.
@@ -251,22 +263,27 @@ bool Directory::openOne(ExtentId extent, Actions& actions) {
   const Request chosen = requests_[r];
   *oldest = chosen.next;
   requests_.give(r);
+  // Who reads it may read on for as long as the operation waits that it is asked for.
+  if (chosen.hint && chosen.mode == Mode::kOwn && holds(Rule::kHintsYield) &&
+      (replicasOf(record) & live_ & ~bit(chosen.agent)) != 0)
+    return true;
   if (record.owner == chosen.agent) {
     if (chosen.mode == Mode::kShared) return true;
     if (!holds(Rule::kGrantOwner) && replicasOf(record) == 0) return true;
   }
-  begin(extent, chosen.agent, chosen.mode, chosen.age, false, actions);
+  begin(extent, chosen, false, actions);
   return o.phase == Phase::kRest;
 }
 
-void Directory::begin(ExtentId extent, AgentId taker, Mode mode, Age age, bool for_room,
-                      Actions& actions) {
+void Directory::begin(ExtentId extent, const Request& chosen, bool for_room, Actions& actions) {
   Record& record = records_[extent];
   Open& o = open(extent);
   ++record.number;
-  o.taker = taker;
-  o.mode = record.owner == kNoAgent ? Mode::kOwn : mode;
-  o.age = o.served = age;
+  const AgentId taker = o.taker = chosen.agent;
+  o.mode = record.owner == kNoAgent ? Mode::kOwn : chosen.mode;
+  o.hint = chosen.hint;
+  o.served = chosen.age;
+  o.age = o.hint && holds(Rule::kHintsYield) ? kNobody : chosen.age;
   o.push = for_room;
   o.pending = o.mode == Mode::kOwn ? replicasOf(record) & live_ & ~bit(taker) : 0;
   if (!holds(Rule::kAcksBeforeYield)) o.pending = 0;
@@ -351,7 +368,7 @@ void Directory::step(ExtentId extent, HomeInput input, Actions& actions) {
   if ((effects & kClose) != 0) {
     o.taker = kNoAgent;
     o.age = o.served = kNobody;
-    o.push = false;
+    o.push = o.hint = false;
     o.mode = Mode::kShared;
     o.pending = o.candidates = 0;
     openNext(extent, actions);
@@ -435,7 +452,7 @@ void Directory::receive(const Message& message, Actions& actions) {
   if (!live(from) || message.epoch != members_[from].epoch) return;
   switch (message.kind) {
     case MessageKind::kGet:
-      request(message.extent, from, message.mode, message.age, actions);
+      request(message.extent, {.agent = from, .mode = message.mode, .age = message.age}, actions);
       break;
     case MessageKind::kPush:
       push(message.extent, from, message.age, actions);
@@ -587,7 +604,7 @@ void Directory::adopt(ExtentId extent, HomeInput more, HomeInput last, Actions& 
   const bool first = more == HomeInput::kOwnerLost;
   if (first) {
     if (o.phase != Phase::kRest && !o.push && live(o.taker))
-      addRequest(o, o.taker, o.mode, o.served);
+      addRequest(o, {.agent = o.taker, .mode = o.mode, .hint = o.hint, .age = o.served});
     const bool written = record.written != 0 && holds(Rule::kAdoptUnwritten);
     o.candidates = written ? 0 : live_;
     o.pending = 0;

@@ -48,7 +48,8 @@ class Directory {
   /// It goes to that agent.
   void sent(Age age, AgentId agent);
   /// The home asks on behalf of an operation that it has sent or will send: a hint, since no frame
-  /// is reserved.
+  /// is reserved, and the operation may wait for whatever it will. So a hint acts with no age: no
+  /// claim is lost to it, and what it brings is anybody's who needs it.
   void ask(Age age, AgentId agent, ExtentId first, ExtentId count, Mode mode, Actions& actions);
   /// It will not be sent.
   void cancel(Age age, Actions& actions);
@@ -65,6 +66,8 @@ class Directory {
   size_t extents() const { return records_.size(); }
   /// Transactions that are open, or wait.
   size_t busy() const { return open_.used(); }
+  /// Requests that wait for a transaction.
+  size_t waiting() const { return requests_.used(); }
   bool fencing() const { return fencing_ != 0; }
   static constexpr size_t kBytesAtRest = 16;
 
@@ -95,6 +98,7 @@ class Directory {
     uint32_t version = 0;
     Phase phase = Phase::kRest;
     bool push = false;     // it is for room
+    bool hint = false;     // it serves one
     bool free = false;     // a free follows
     bool opening = false;  // the next is being looked for
     Mode mode = Mode::kShared;
@@ -107,9 +111,11 @@ class Directory {
     AgentSet full = 0;        // spills that have refused it
     uint32_t waiting = kNone;
   };
+  /// One for each agent, mode and kind, however many of its operations ask: of the oldest one.
   struct Request {
     AgentId agent = kNoAgent;
     Mode mode = Mode::kShared;
+    bool hint = false;
     Age age = kNobody;
     uint32_t next = kNone;
   };
@@ -142,16 +148,16 @@ class Directory {
   Route* route(Age age);
   void finished(Age age);
 
-  void request(ExtentId extent, AgentId agent, Mode mode, Age age, Actions& actions);
+  void request(ExtentId extent, const Request& asked, Actions& actions);
   void push(ExtentId extent, AgentId agent, Age age, Actions& actions);
   void older(ExtentId extent, Age age, Actions& actions);
-  void addRequest(Open& o, AgentId agent, Mode mode, Age age);
+  void addRequest(Open& o, const Request& asked);
   void dropRequests(Open& o, AgentId agent, Mode mode);
   void dropAllRequests(Open& o);
   AgentId spillFor(ExtentId extent) const;
   void openNext(ExtentId extent, Actions& actions);
   bool openOne(ExtentId extent, Actions& actions);
-  void begin(ExtentId extent, AgentId taker, Mode mode, Age age, bool for_room, Actions& actions);
+  void begin(ExtentId extent, const Request& chosen, bool for_room, Actions& actions);
   void answer(const Message& message, Actions& actions);
   void answered(ExtentId extent, AgentId agent, Actions& actions);
   void adopt(ExtentId extent, HomeInput more, HomeInput last, Actions& actions);
@@ -191,7 +197,8 @@ void Directory::describe(Sink& sink) const {
     if (record.busy == 0) continue;
     const Open& o = open_[record.link];
     sink.value(static_cast<uint64_t>(o.phase) | uint64_t{o.push} << 8 | uint64_t{o.free} << 9 |
-               static_cast<uint64_t>(o.mode) << 10 | uint64_t{o.taker} << 16);
+               static_cast<uint64_t>(o.mode) << 10 | uint64_t{o.hint} << 11 |
+               uint64_t{o.taker} << 16);
     sink.value(o.age);
     sink.value(o.served);
     sink.value(o.pending);
@@ -200,8 +207,8 @@ void Directory::describe(Sink& sink) const {
     sink.value(o.full);
     uint64_t sum = 0;
     for (uint32_t r = o.waiting; r != kNone; r = requests_[r].next) {
-      sum += (uint64_t{1} << 32 | requests_[r].age << 8 | uint64_t{requests_[r].agent} << 1 |
-              static_cast<unsigned>(requests_[r].mode)) *
+      sum += (uint64_t{1} << 32 | requests_[r].age << 9 | uint64_t{requests_[r].hint} << 8 |
+              uint64_t{requests_[r].agent} << 1 | static_cast<unsigned>(requests_[r].mode)) *
              0x9E3779B97F4A7C15u;
     }
     sink.value(sum);

@@ -20,7 +20,8 @@ enum class Rule : uint8_t {
   kInvalidateHeedsAge,  // 1  an Invalidate waits for older readers
   kClaimOnArrival,      // 2  operations claim in the step of arrival
   kAllClaimOnArrival,   // 2  all that wait do, not only the one it was fetched for
-  kClaimAhead,          // 2  also the one that has not arrived yet
+  kClaimAhead,          // 2  also the one that has not arrived yet, against hints
+  kHintsYield,          // 2  and against nobody that needs it: a hint acts with no age
   kUrge,                // 3  an older request lowers the age of the open transaction
   kOldestFirst,         // 3  the home serves the oldest request
   kRefuse,              // 5  a taker without a frame refuses

@@ -69,7 +69,7 @@ enum class MessageKind : uint8_t {
             // that giving)
   kPoison,  // the extent's bytes are lost
   kForget,  // the extent is freed
-  kOver,    // the operation of that age will not come
+  kOver,    // the operation of that age will not come; `served`: all below are complete
   kFence,   // the agent (taker) is lost; its epochs before taker_epoch are over
   // From the giver to the taker.
   kReady,  // the bytes can be fetched
@@ -89,7 +89,7 @@ struct Message {
   ExtentId extent = 0;
   Number number = 0;
   Age age = kNobody;  // that the message acts with: of the oldest operation that waits for what it
-                      // brings about
+                      // brings about; kNobody: none does yet, it was asked for ahead
   Age served = kNobody;  // of the operation that the transaction is for
   // kReady: of the giver's bytes. kAdopt: the number of the transaction by which the lost agent
   // became owner.

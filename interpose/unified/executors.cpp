@@ -330,16 +330,27 @@ bool Executors::moveTo(const Home::Routed& routed, std::chrono::steady_clock::ti
 
 // Under order_, or who moves. Others' pages are moved out of the way of the operation's first. What
 // does not come to rest may wait for a later call of the program's, as pages of a kernel that spins
-// do: then the operation is sent all the same.
+// do: where none has moved for kLongest the step is given up, and the operation is sent all the
+// same.
 Home::Sent Executors::send(unsigned executor, std::span<const forward::Named> named,
                            std::optional<uint64_t> united) {
-  const auto until = std::chrono::steady_clock::now() + kLongest;
+  uint64_t moved = home_.moved();
+  auto until = std::chrono::steady_clock::now() + kLongest;
+  const auto isInVain = [&] {
+    const auto now = std::chrono::steady_clock::now();
+    const uint64_t by_now = home_.moved();
+    if (by_now != moved) until = now + kLongest;
+    moved = by_now;
+    return now > until || session_.ended() || stopping_;
+  };
   for (uint64_t steps = home_.steps(); home_.makeRoom(executor, named); steps = home_.steps()) {
     links_.flush();
-    while (home_.steps() == steps) {
-      if (std::chrono::steady_clock::now() > until || session_.ended() || stopping_) break;
+    bool in_vain = isInVain();
+    for (; home_.steps() == steps && !in_vain; in_vain = isInVain())
       std::this_thread::sleep_for(kStepPoll);
-    }
+    if (!in_vain) continue;
+    home_.giveUpStep();
+    break;
   }
   return home_.send(executor, named, true, united);
 }

@@ -533,10 +533,22 @@ void Home::moveInStep(ExtentId extent, directory::AgentId taker) {
 
 // The page is at rest again, or freed.
 void Home::endMove(ExtentId extent) {
-  if (in_step_.erase(extent) == 0 || !in_step_.empty()) return;
+  if (in_step_.erase(extent) != 0 && in_step_.empty()) endStep();
+}
+
+void Home::endStep() {
+  in_step_.clear();
   for (const auto& [taker, age] : step_ages_) directory_.cancel(age, actions_);
   step_ages_.clear();
   steps_.fetch_add(1, std::memory_order_release);
+}
+
+void Home::giveUpStep() {
+  std::lock_guard lock(mutex_);
+  if (in_step_.empty()) return;
+  endStep();
+  const Status told = carryOut();
+  assert(told.ok());
 }
 
 void Home::cancel(Age age) {

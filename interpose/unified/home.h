@@ -36,8 +36,10 @@
 // step by step (makeRoom): a few pages that no operation has named for longest are *pushed* to
 // executors that have room; where none has, as many of the operation's come first. Were all asked
 // for at once, each executor could wait for the other one to take what it gives. A step's pages go
-// under the age of an operation of the taker's that never comes, and is cancelled when they have
-// arrived.
+// under the age of an operation of the taker's that never comes, and is cancelled when each has
+// arrived or stays: as all that is asked for ahead, a page goes where an operation needs it, and
+// stays where one has claimed it. A page that a submitted operation holds may keep a step from its
+// end for as long as a kernel likes: then the step is given up (giveUpStep).
 //
 // Thread-safety: any thread. Lock: mutex_, a leaf; steps of the directory run under it. Ages are
 // given out in the order of send(): whoever sends an operation keeps its place among those of its
@@ -126,7 +128,10 @@ class Home {
   /// False: none is needed or possible, or one is under way still. The next step is for when
   /// steps() has grown, and nothing is to be sent before.
   bool makeRoom(unsigned executor, std::span<const Named> named);
-  /// Steps of makeRoom() whose pages have all arrived.
+  /// The present step is not waited for any more: what of its pages is on its way goes on, and is
+  /// nobody's there.
+  void giveUpStep();
+  /// Steps of makeRoom() that are over.
   uint64_t steps() const { return steps_.load(std::memory_order_acquire); }
   /// It was not sent after all.
   void cancel(directory::Age age);
@@ -150,7 +155,8 @@ class Home {
   uint64_t placed(unsigned executor) const;
   /// Where the page of an address is placed; nullopt: nowhere, or it is in no region.
   std::optional<unsigned> placedAt(uint64_t address) const;
-  /// Who owns the page of an address; nullopt: nobody, or it is in no region.
+  /// Who owns the page of an address; nullopt: nobody, or it is in no region. Who has it in use has
+  /// it for as long as that lasts, wherever it is placed.
   std::optional<unsigned> ownerOf(uint64_t address) const;
 
  private:
@@ -204,6 +210,7 @@ class Home {
   uint64_t pullIn(unsigned executor, uint64_t pages, std::span<const Run> named);
   void moveInStep(ExtentId extent, directory::AgentId taker);
   void endMove(ExtentId extent);
+  void endStep();
   void noteTraveller(ExtentId extent, uint8_t executor);
   template <typename Each>
   void eachStillAt(unsigned executor, const Turns::Turn& turn, Each each) const;

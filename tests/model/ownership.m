@@ -8,6 +8,7 @@
 --   The phases of one transaction (Yield, Ready, Done, Refused) are one variable, since they follow each other. Release,
 --   Invalidate and Get overlap with what comes after, and are their own. Any delay is possible. Loss with repetition is delay.
 --   A Get that is under way and one that waits at the home are the same; after an urge the home takes no younger one first.
+--   What was fetched ahead of an operation is not kept for it from other hints: that is a matter of time.
 --   Duplicates of Yield, Ready, Release and Invalidate are dropped by their number by construction; 18 shows what it is for.
 --   Fencing takes no time; a hash is equal where the version is; a first touch is a take from the spill; nothing is freed.
 --   Those are in tests/unit/directory (explore, simulate), with the code itself.
@@ -26,6 +27,7 @@
 --   20 only what is known complete is taken back   21 all that wait claim on arrival
 --   22 nor does a younger one ask in place         23 an owner's own Get is answered
 --   24 after an urge nobody younger is first       25 a push counts as room only as long as its extent may go
+--   26 what is asked for ahead acts with no age
 -- 19 is an option that passes: after a loss a Retained copy of the last write known complete becomes the owner.
 const
   A: 2;        -- agents that run operations; agent A is the spill: it runs none and does not fail
@@ -37,11 +39,13 @@ const
   ROOM: 9;     -- extents that the spill can hold
   INIT: 0;     -- 0: the spill has all at first; 1: agents do, in order, F each
   SHARE: 0;    -- 1: operations may need an extent only to read it
-  GETS: 0;     -- Gets without a reservation: of the home, or sent twice
+  GETS: 0;     -- Gets without a reservation: of the home (hints), or sent twice
   DUPS: 0;     -- other messages that arrive twice
   CRASH: 0;    -- 1: one agent may fail
   FIXED: 0;    -- 1: operation n runs at agent n mod A
   ROT: 0;      -- 1: operation 0 waits for the younger operation 1 before it is sent
+  SPINS: 0;    -- 1: operation 1 does not end before operation 2 has ended. Both are at agent 0. Operation 0 is at another one and does
+               -- not arrive before that
   BARS: 0;     -- 1: a Yield that waits lets no new younger claim in
   BROKEN: 0;   -- the rule that is left out; the list is above
 type
@@ -66,6 +70,8 @@ var
   asked: array[operation] of array[extent] of boolean;  -- Get sent, a frame is reserved
   asks: array[operation] of array[extent] of 0..8;      -- ghost
   request: array[operation] of array[extent] of mode;    -- at the home or on its way to it
+  hint: array[operation] of array[extent] of mode;       -- asked for ahead
+  ahead: array[extent] of boolean;                       -- the transaction serves such a hint
   push: array[extent] of age;                 -- at the home: owner asks to move it, for op push
   owner: array[extent] of agent;
   replica: array[agent] of array[extent] of boolean;
@@ -117,6 +123,8 @@ begin
   end;
   return acting[p];
 end;
+function room_age(p: extent): age;   -- what comes ahead takes no frame from anybody
+begin if ahead[p] & acting[p] = N then return N; end; return served[p]; end;
 function any_recalled(p: extent): boolean;
 begin for a: agent do if recalled[a][p] then return true; end; end; return false; end;
 function any_replica(p: extent): boolean;
@@ -158,7 +166,7 @@ begin
   -- every operation here that waits for the extent claims it in the same step, not only n
   if BROKEN != 6 then
     for k: operation do
-      if (progress[k] = Acquiring | (progress[k] = Sent & k = n)) & place[k] = b & need[k][p] != No & (m = Own | need[k][p] = Shared_)
+      if (progress[k] = Acquiring | (progress[k] = Sent & k = n & BROKEN = 26)) & place[k] = b & need[k][p] != No & (m = Own | need[k][p] = Shared_)
          & (BROKEN != 21 | k = n) then claim[k][p] := true; end;
     end;
   end;
@@ -167,6 +175,7 @@ procedure close_transaction(p: extent);
 begin
   if urged[p] < N then if request[urged[p]][p] = No then urged[p] := N; end; end;
   phase[p] := Rest; served[p] := N; acting[p] := N; taker[p] := A; taken[p] := No; for_room[p] := false; held[p] := false;
+  ahead[p] := false;
 end;
 procedure leave_frame(a: agent; p: extent);   -- the frame is of no more use but as a Retained
 begin
@@ -183,11 +192,11 @@ end;
 -- operations ---------------------------------------------------------------------------------
 ruleset n: operation; a: worker; p: extent; m: mode do
   rule "home sends an operation" progress[n] = Unsent & m != No & (SHARE = 1 | m = Own) & !dead[a]
-      & (FIXED = 0 | a = n % A) & (ROT = 0 | n != 0 | BROKEN = 12 | (reported[1])) ==>
+      & (SPINS = 0 | n = 0 & a != 0 | n > 0 & a = 0) & (FIXED = 0 | a = n % A) & (ROT = 0 | n != 0 | BROKEN = 12 | (reported[1])) ==>
   begin progress[n] := Sent; place[n] := a; need[n][p] := m; end;
 end;
 ruleset n: operation do
-  rule "arrives" progress[n] = Sent ==>
+  rule "arrives" progress[n] = Sent & (SPINS = 0 | n != 0 | progress[2] = Complete) ==>
   begin
     progress[n] := Acquiring;
     for p: extent do if need[n][p] != No & !poison[p] & suits(n, p) & !barred(n, p) & BROKEN != 6 then claim[n][p] := true; end; end;
@@ -200,7 +209,7 @@ ruleset n: operation do
       assert bytes[place[n]][p] = version[p] "submitted on stale bytes";
     end; end;
   end;
-  rule "complete" progress[n] = Submitted ==>
+  rule "complete" progress[n] = Submitted & (SPINS = 0 | n != 1 | progress[2] = Complete) ==>
   begin
     progress[n] := Complete;
     for p: extent do if need[n][p] != No then
@@ -226,7 +235,7 @@ ruleset n: operation do
   rule "fails on poison" (progress[n] = Acquiring | progress[n] = Sent) & exists p: extent do need[n][p] != No & poison[p] end ==>
   begin
     progress[n] := Complete; reported[n] := true;
-    for p: extent do claim[n][p] := false; asks[n][p] := 0; request[n][p] := No; if urged[p] = n then urged[p] := N; end; asked[n][p] := false; need[n][p] := No; end;
+    for p: extent do claim[n][p] := false; asks[n][p] := 0; request[n][p] := No; hint[n][p] := No; if urged[p] = n then urged[p] := N; end; asked[n][p] := false; need[n][p] := No; end;
     place[n] := 0;
   end;
 end;
@@ -253,7 +262,11 @@ ruleset n: operation; p: extent do
   end;
   rule "a Get without reservation" gets > 0 & progress[n] != Unsent & request[n][p] = No
       & (progress[n] = Complete | need[n][p] != No) & !poison[p] ==>
-  begin gets := gets - 1; request[n][p] := (progress[n] = Complete) ? Own : need[n][p]; end;
+  begin
+    gets := gets - 1;
+    if progress[n] = Sent & BROKEN != 26 then hint[n][p] := need[n][p];
+    else request[n][p] := (progress[n] = Complete) ? Own : need[n][p]; end;
+  end;
 end;
 -- room: for the oldest operation at the agent that lacks_frame a frame
 ruleset n: operation; p: extent do
@@ -299,6 +312,14 @@ ruleset n: operation; p: extent do
         if any_recalled(p) & BROKEN != 4 then phase[p] := Recalling; end;
       end;
     end;
+  end;
+  rule "home opens a hint" phase[p] = Rest & hint[n][p] != No & !poison[p] & push[p] = N
+      & !exists m: operation do request[m][p] != No end ==>
+  begin
+    if progress[n] != Complete & owner[p] != place[n] & (hint[n][p] = Shared_ | !any_replica(p)) then
+      served[p] := n; ahead[p] := true; taker[p] := place[n]; taken[p] := hint[n][p]; phase[p] := Yielding;
+    end;
+    hint[n][p] := No;
   end;
   rule "home urges" BROKEN != 3 & (phase[p] = Recalling | phase[p] = Yielding)
        & request[n][p] != No & n < acting[p] & progress[n] != Complete ==>
@@ -354,8 +375,14 @@ ruleset p: extent do
     if state[owner[p]][p] = OwnedShared & !any_replica(p) then state[owner[p]][p] := Owned; end;
     close_transaction(p);
   end;
+  rule "a hint finds the extent claimed" phase[p] = Yielding & ahead[p] & !may_go(owner[p], p, acting_age(p), taken[p] = Shared_)
+      & (acting[p] < N | !exists m: operation do place[m] = owner[p] & progress[m] = Submitted & need[m][p] != No end) & !any_recalled(p) ==>
+  begin
+    if state[owner[p]][p] = OwnedShared & !any_replica(p) then state[owner[p]][p] := Owned; end;
+    close_transaction(p);
+  end;
   rule "Ready, taken" phase[p] = OnItsWay & (state[taker[p]][p] != Absent
-       | (taker_has_room(taker[p]) & (taker[p] = A | !older_lacks_frame(taker[p], served[p])))) ==>
+       | (taker_has_room(taker[p]) & (taker[p] = A | !older_lacks_frame(taker[p], room_age(p))))) ==>
   begin
     copy_message(GReady, p, taker[p]);
     if !(BROKEN = 15 & (state[taker[p]][p] = Taking | state[taker[p]][p] = Retained) & bytes[taker[p]][p] != 0) then
@@ -371,7 +398,7 @@ ruleset p: extent do
     else state[taker[p]][p] := Owned; arrive(taker[p], p, served[p], Own); phase[p] := Arrived; end;
   end;
   rule "Ready, refused" BROKEN != 16 & phase[p] = OnItsWay & state[taker[p]][p] = Absent
-       & !(taker_has_room(taker[p]) & (taker[p] = A | !older_lacks_frame(taker[p], served[p]))) ==>
+       & !(taker_has_room(taker[p]) & (taker[p] = A | !older_lacks_frame(taker[p], room_age(p)))) ==>
   begin if taken[p] = Own then phase[p] := Refused; else close_transaction(p); end; end;
   rule "Grant" phase[p] = Waiting & !any_recalled(p) ==>
   begin state[taker[p]][p] := Owned; arrive(taker[p], p, served[p], Own); phase[p] := Arrived; end;
@@ -421,7 +448,7 @@ ruleset c: worker do
     crashes := 1; dead[c] := true;
     for n: operation do if (progress[n] != Unsent & progress[n] != Complete & place[n] = c) | (progress[n] = Complete & !reported[n] & place[n] = c) then
       progress[n] := Complete; reported[n] := true;
-      for p: extent do claim[n][p] := false; asked[n][p] := false; asks[n][p] := 0; request[n][p] := No; if urged[p] = n then urged[p] := N; end; need[n][p] := No; written[n][p] := 0; end;
+      for p: extent do claim[n][p] := false; asked[n][p] := false; asks[n][p] := 0; request[n][p] := No; hint[n][p] := No; if urged[p] = n then urged[p] := N; end; need[n][p] := No; written[n][p] := 0; end;
       place[n] := 0;
     end; end;
     for p: extent do
@@ -449,7 +476,7 @@ ruleset c: worker do
           elsif phase[p] != Rest & phase[p] != Arrived & taken[p] = Shared_ & taker[p] = owner[p] then close_transaction(p); end;
         else
           poison[p] := true;
-          for n: operation do asked[n][p] := false; claim[n][p] := false; request[n][p] := No; end;
+          for n: operation do asked[n][p] := false; claim[n][p] := false; request[n][p] := No; hint[n][p] := No; end;
           urged[p] := N;
           for b: agent do
             state[b][p] := Absent; bytes[b][p] := 0; recalled[b][p] := false; replica[b][p] := false;
@@ -482,7 +509,7 @@ begin
   for n: operation do
     progress[n] := Unsent; place[n] := 0; reported[n] := false;
     for p: extent do
-      need[n][p] := No; claim[n][p] := false; asked[n][p] := false; asks[n][p] := 0; request[n][p] := No; written[n][p] := 0;
+      need[n][p] := No; claim[n][p] := false; asked[n][p] := false; asks[n][p] := 0; request[n][p] := No; hint[n][p] := No; written[n][p] := 0;
     end;
   end;
   for c: worker do dead[c] := false; end;

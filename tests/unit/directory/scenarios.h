@@ -74,6 +74,19 @@ inline std::vector<NamedScenario> scenarios() {
                   .placed = 2,
                   .plans = {{0, {{1, W}}, {}}, {1, {{0, W}, {1, W}}, {}}},
                   .hints = 2}});
+  all.push_back(
+      {"spins",
+       {.agents = 2,
+        .extents = 2,
+        .placed = 2,
+        .plans = {{0, {{0, W}}, {}, -1, 2}, {1, {{0, W}, {1, W}}, {}, 2}, {0, {{1, W}}, {}}},
+        .hints = 1}});
+  all.push_back({"spins, and its extent is wanted ahead",
+                 {.agents = 2,
+                  .extents = 1,
+                  .placed = 2,
+                  .plans = {{0, {{0, W}}, {}, -1, 2}, {1, {{0, W}}, {}, 2}, {0, {{0, W}}, {}}},
+                  .hints = 1}});
   all.push_back({"crash",
                  {.agents = 2,
                   .extents = 1,

@@ -36,6 +36,22 @@ class Random {
   uint64_t state_;
 };
 
+/// One operation ends when a younger one has ended (a kernel that waits for what another launch
+/// does). As in a unified view, nothing else runs at other agents until then, and there is room;
+/// but what others will need is asked for ahead.
+void addSpinning(Scenario& s, Random& random) {
+  const auto count = static_cast<uint32_t>(s.plans.size());
+  const uint32_t spins = random.below(count - 1);
+  const uint32_t ends = spins + 1 + random.below(count - 1 - spins);
+  s.plans[spins].until = static_cast<int>(ends);
+  s.plans[ends].agent = s.plans[spins].agent;
+  for (uint32_t i = 0; i < count; ++i)
+    s.plans[i].after = s.plans[i].agent == s.plans[spins].agent ? -1 : static_cast<int>(ends);
+  s.frames = s.cpu_frames = 0;
+  for (ExtentId p = 0; p < s.extents; ++p) s.frames += 1u << s.orders[p];
+  s.hints = 1 + random.below(6);
+}
+
 /// `agents`: so many in all, spills included; 0: as the seed says.
 Scenario drawn(uint64_t seed, uint32_t agents = 0) {
   Random random(seed);
@@ -98,6 +114,7 @@ Scenario drawn(uint64_t seed, uint32_t agents = 0) {
     // No circle through the first.
     if (s.plans[0].after >= 0) s.plans[i].after = -1;
   }
+  if (random.oneIn(6)) addSpinning(s, random);
   return s;
 }
 
@@ -177,6 +194,7 @@ void print(const Scenario& s) {
     for (const Need& need : plan.hidden)
       std::printf(" (%s%u)", need.mode == Mode::kOwn ? "w" : "r", need.extent);
     if (plan.after >= 0) std::printf(" after %d", plan.after);
+    if (plan.until >= 0) std::printf(" until %d", plan.until);
     std::printf("\n");
   }
 }
@@ -204,8 +222,10 @@ void shrink(Scenario& scenario, uint64_t& schedule, size_t& length) {
       less.plans.erase(less.plans.begin() + static_cast<ptrdiff_t>(i));
       for (Plan& plan : less.plans) {
         const int gone = static_cast<int>(i);
-        if (plan.after == gone) plan.after = -1;
-        if (plan.after > gone) --plan.after;
+        for (int* const other : {&plan.after, &plan.until}) {
+          if (*other == gone) *other = -1;
+          if (*other > gone) --*other;
+        }
       }
       if (!less.plans.empty() && fails(less, kTries)) {
         smaller = true;
@@ -288,6 +308,7 @@ constexpr RuleName kRuleNames[] = {
     {RULE(kInvalidateHeedsAge)},
     {RULE(kClaimOnArrival)},
     {RULE(kAllClaimOnArrival)},
+    {RULE(kHintsYield)},
     {RULE(kUrge)},
     {RULE(kOldestFirst)},
     {RULE(kRefuse)},

@@ -192,7 +192,8 @@ TEST_CASE("a stream of younger operations can't hold an extent against one that 
   broken_rule = Rule::kAll;
 }
 
-TEST_CASE("what was fetched for an operation that has not arrived is its own", "[directory]") {
+TEST_CASE("what was fetched ahead is its operation's, whatever else is asked for ahead",
+          "[directory]") {
   for (const Rule rule : {Rule::kAll, Rule::kClaimAhead}) {
     broken_rule = rule;
     System s;
@@ -202,18 +203,40 @@ TEST_CASE("what was fetched for an operation that has not arrived is its own", "
     s.ask(ahead, 1, 0, W);
     s.quiet();
     CHECK(s.at(1, 0) == AgentState::kOwned);
-    const Age younger = s.begin(0, {{0, W}});
+    const Age younger = s.home.operation();
+    s.home.sent(younger, 0);
+    s.ask(younger, 0, 0, W);
     s.quiet();
-    CHECK(s.agents[0].runnable(younger) == (rule == Rule::kClaimAhead));
-    if (rule == Rule::kAll) {
-      s.begin(ahead, 1, {{0, W}});
-      REQUIRE(s.agents[1].submit(ahead));
-      s.complete(1, ahead);
-      s.quiet();
-      CHECK(s.agents[0].runnable(younger));
-    }
+    CHECK(s.home.owner(0) == (rule == Rule::kAll ? 1 : 0));
+    s.begin(ahead, 1, {{0, W}});
+    s.quiet();
+    REQUIRE(s.agents[1].submit(ahead));
+    s.complete(1, ahead);
+    s.quiet();
+    s.begin(younger, 0, {{0, W}});
+    s.quiet();
+    CHECK(s.agents[0].runnable(younger));
   }
   broken_rule = Rule::kAll;
+}
+
+TEST_CASE("what was fetched ahead goes to whoever needs it first", "[directory]") {
+  System s;
+  s.run(0, {{0, W}});
+  const Age ahead = s.home.operation();
+  s.home.sent(ahead, 1);
+  s.ask(ahead, 1, 0, W);
+  s.quiet();
+  const Age younger = s.begin(0, {{0, W}});
+  s.quiet();
+  REQUIRE(s.agents[0].submit(younger));
+  // Now it is needed at both: the older one has it as soon as the younger one is over.
+  s.begin(ahead, 1, {{0, W}});
+  s.quiet();
+  CHECK_FALSE(s.agents[1].runnable(ahead));
+  s.complete(0, younger);
+  s.quiet();
+  CHECK(s.agents[1].runnable(ahead));
 }
 
 TEST_CASE("an operation that will not come holds nothing", "[directory]") {
@@ -223,14 +246,205 @@ TEST_CASE("an operation that will not come holds nothing", "[directory]") {
   s.home.sent(ahead, 1);
   s.ask(ahead, 1, 0, W);
   s.quiet();
-  const Age younger = s.begin(0, {{0, W}});
-  s.quiet();
-  REQUIRE_FALSE(s.agents[0].runnable(younger));
+  const Age younger = s.home.operation();
+  s.home.sent(younger, 0);
   Actions actions;
   s.home.cancel(ahead, actions);
   s.take(kHome, actions);
   s.quiet();
-  CHECK(s.agents[0].runnable(younger));
+  s.ask(younger, 0, 0, W);
+  s.quiet();
+  CHECK(s.home.owner(0) == 0);
+}
+
+TEST_CASE("what is asked for ahead keeps nobody from what is here, and is not waited for",
+          "[directory]") {
+  System s;
+  s.run(0, {{0, W}});
+  const Age ahead = s.home.operation();
+  s.home.sent(ahead, 1);
+  const Age spins = s.begin(0, {{0, W}});
+  REQUIRE(s.agents[0].submit(spins));
+  s.ask(ahead, 1, 0, W);
+  s.quiet();
+  const Age ends = s.begin(0, {{0, W}});
+  REQUIRE(s.agents[0].submit(ends));
+  // At a third agent it is needed.
+  const Age other = s.home.operation();
+  s.home.sent(other, 2);
+  s.begin(other, 2, {{0, W}});
+  s.quiet();
+  s.complete(0, ends);
+  s.complete(0, spins);
+  s.quiet();
+  CHECK(s.home.owner(0) == 2);
+  CHECK(s.agents[2].runnable(other));
+}
+
+TEST_CASE("of an agent's operations that ask for an extent one request waits, of the oldest",
+          "[directory]") {
+  System s;
+  s.run(0, {{0, W}});
+  const Age holder = s.begin(0, {{0, W}});
+  REQUIRE(s.agents[0].submit(holder));
+  const Age first = s.home.operation();
+  std::vector<Age> later;
+  for (int i = 0; i < 100; ++i) later.push_back(s.home.operation());
+  s.begin(first, 1, {{0, W}});  // its transaction is open
+  s.quiet();
+  for (const Age age : later) {
+    s.home.sent(age, 1);
+    s.ask(age, 1, 0, W);
+  }
+  CHECK(s.home.waiting() <= 2);
+  s.begin(later[1], 1, {{0, W}});
+  s.begin(later[0], 1, {{0, W}});
+  s.quiet();
+  CHECK(s.home.waiting() <= 2);
+  // The oldest ones go without it: the other one has asked, too.
+  Actions actions;
+  for (const Age age : {first, later[0]}) s.agents[1].cancel(age, actions);
+  s.take(1, actions);
+  s.quiet();
+  s.complete(0, holder);
+  s.quiet();
+  CHECK(s.agents[1].runnable(later[1]));
+  CHECK(s.home.waiting() == 0);
+}
+
+TEST_CASE("operations that an agent is not told of leave nothing behind", "[directory]") {
+  System s;
+  for (Age age = 1; age <= 10'000; ++age)  // all that are not the first, which does not end
+    s.deliver({.kind = MessageKind::kOver, .to = 0, .epoch = 1, .age = age});
+  CHECK(s.agents[0].remembered() == 1);
+  for (Age age = 10'001; age <= 20'000; age += 2)  // every other one is elsewhere, and ends
+    s.deliver({.kind = MessageKind::kOver, .to = 0, .epoch = 1, .age = age, .served = age - 10});
+  CHECK(s.agents[0].remembered() < 10);
+}
+
+TEST_CASE("what operations that were not told of have written is told before it leaves",
+          "[directory]") {
+  System s;
+  s.agents[0] = Agent(0, 1, 4, true);
+  s.agents[0].resize(8);
+  s.run(1, {{0, W}});
+  const Age ahead = s.home.operation();  // brings the extent, and is not told of
+  s.home.sent(ahead, 0);
+  s.ask(ahead, 0, 0, W);
+  s.quiet();
+  REQUIRE(s.home.owner(0) == 0);
+  s.begin(1, {{0, W}});
+  s.quiet();
+  REQUIRE(s.count(ActionKind::kStop) == 1);
+  Actions actions;
+  const Number number = s.agents[0].number(0);
+  s.agents[0].quiet(0, true, actions);
+  s.take(0, actions);
+  REQUIRE(s.posts.size() == 2);
+  CHECK(s.posts[0].kind == MessageKind::kWrote);
+  CHECK(s.posts[0].number == number);
+  CHECK(s.posts[1].kind == MessageKind::kReady);
+  CHECK(s.posts[1].content == number);
+  // The home knows it: with its owner the extent is lost, though another has older bytes of it.
+  s.deliver(s.posts[0]);
+  s.posts.clear();
+  s.home.lost(0, actions);
+  s.take(kHome, actions);
+  s.quiet();
+  CHECK(s.home.phase(0) == Phase::kPoisoned);
+}
+
+TEST_CASE("bytes that land by another number are none of the extent's", "[directory]") {
+  System s;
+  s.run(0, {{0, W}});
+  const Age age = s.begin(1, {{0, W}});
+  while (s.fetched.empty()) {
+    const Message message = s.posts.front();
+    s.posts.pop_front();
+    s.deliver(message);
+  }
+  Actions actions;
+  const Number number = s.agents[1].number(0);
+  for (const Number other : {number - 1, number + 1}) {
+    s.agents[1].landed(0, other, actions);
+    CHECK(actions.empty());
+    CHECK(s.at(1, 0) == AgentState::kLandingOwn);
+  }
+  s.quiet();
+  CHECK(s.agents[1].runnable(age));
+}
+
+TEST_CASE("an Urge of another number presses nobody", "[directory]") {
+  System s;
+  s.run(0, {{0, W}});
+  s.run(1, {{1, W}});
+  const Age oldest = s.home.operation();
+  const Age holder = s.begin(1, {{1, W}});
+  REQUIRE(s.agents[1].submit(holder));
+  const Age claims = s.begin(0, {{0, W}, {1, W}});  // waits for extent 1
+  s.quiet();
+  s.begin(1, {{0, W}});
+  s.quiet();
+  const Number number = s.home.number(0);
+  const auto urge = [&](Number by) {
+    s.deliver({.kind = MessageKind::kUrge,
+               .to = 0,
+               .epoch = 1,
+               .extent = 0,
+               .number = by,
+               .age = oldest});
+  };
+  urge(number - 1);
+  urge(number + 1);
+  CHECK(s.at(0, 0) == AgentState::kOwned);
+  CHECK(s.count(ActionKind::kClaimLost) == 0);
+  urge(number);
+  CHECK(s.at(0, 0) == AgentState::kGiven);
+  CHECK(s.count(ActionKind::kClaimLost) == 1);
+  CHECK_FALSE(s.agents[0].runnable(claims));
+}
+
+TEST_CASE("an operation that reads an extent and is found to write it claims it anew",
+          "[directory]") {
+  System s;
+  s.run(0, {{0, W}});
+  s.run(1, {{0, R}});
+  const Age age = s.begin(1, {{0, R}});
+  REQUIRE(s.agents[1].runnable(age));
+  Actions actions;
+  s.agents[1].reach(age, {0, W}, actions);
+  s.take(1, actions);
+  CHECK_FALSE(s.agents[1].submit(age));  // agent 0 may read it still
+  s.quiet();
+  CHECK(s.at(0, 0) == AgentState::kRetained);
+  CHECK(s.at(1, 0) == AgentState::kOwned);
+  REQUIRE(s.agents[1].submit(age));
+  s.complete(1, age);
+  s.quiet();
+  // Where it is the agent's alone nothing is to be waited for.
+  const Age again = s.begin(1, {{0, R}});
+  s.agents[1].reach(again, {0, W}, actions);
+  s.take(1, actions);
+  CHECK(s.agents[1].submit(again));
+}
+
+TEST_CASE("an extent that is needed no more goes to whom it was kept from", "[directory]") {
+  System s;
+  s.run(0, {{0, W}});
+  s.run(1, {{1, W}});
+  const Age holder = s.begin(1, {{1, W}});
+  REQUIRE(s.agents[1].submit(holder));
+  const Age older = s.begin(0, {{0, W}, {1, W}});
+  s.quiet();
+  const Age younger = s.begin(1, {{0, W}});
+  s.quiet();
+  REQUIRE_FALSE(s.agents[1].runnable(younger));
+  Actions actions;
+  s.agents[0].unneed(0, actions);
+  s.take(0, actions);
+  s.quiet();
+  CHECK(s.agents[1].runnable(younger));
+  CHECK_FALSE(s.agents[0].runnable(older));
 }
 
 TEST_CASE("a Get of an operation that is complete moves nothing", "[directory]") {

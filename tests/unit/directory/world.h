@@ -38,6 +38,8 @@ struct Plan {
   std::vector<Need> needs;
   std::vector<Need> hidden;
   int after = -1;  // it is sent when that operation (older or younger) is complete
+  int until =
+      -1;  // it does not end by itself: once submitted, only when that operation is complete
 };
 
 struct Scenario {
@@ -167,7 +169,8 @@ class WorldOf {
             normal.push_back({EventKind::kSubmit, i});
           break;
         case kSubmitted:
-          normal.push_back({EventKind::kComplete, i});
+          if (plan.until < 0 || states_[static_cast<size_t>(plan.until)].progress == kFinished)
+            normal.push_back({EventKind::kComplete, i});
           for (ExtentId p = 0; p < s.extents; ++p) {
             if (untolds_[plan.agent][p].stopped && !gone_at_[plan.agent][p] && writes(plan, p))
               spare.push_back({EventKind::kUseAgain, i, p});
@@ -176,11 +179,8 @@ class WorldOf {
         case kFinished:
           break;
       }
-      // What waits for a younger operation is not asked for ahead: the younger one may need the
-      // same.
-      const bool may_come = plan.after < static_cast<int>(i) ||
-                            states_[static_cast<size_t>(plan.after)].progress == kFinished;
-      if (hints_ > 0 && able && may_come && state.progress != kFinished) {
+      // Also for what waits for a younger operation that may need the same.
+      if (hints_ > 0 && able && state.progress != kFinished) {
         for (uint32_t n = 0; n < plan.needs.size() + plan.hidden.size(); ++n)
           spare.push_back({EventKind::kHint, i, n});
       }

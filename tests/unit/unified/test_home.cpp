@@ -483,6 +483,28 @@ class Line {
     send(regions, named, routed.united, moves);
     return moves;
   }
+  /// An operation is sent to executor 0 that names the first of these pages and reaches them all:
+  /// it is submitted if it can be, and does not end.
+  Operation& begin(const std::vector<uint64_t>& pages) {
+    Operation& operation = made_.emplace_back();
+    operation.pages = pages;
+    const Named named[] = {{addressOf(pages.front()), kPageBytes}};
+    operation.sent = home.send(0, named, true);
+    pump();
+    all_[0]->begin(operation);
+    pump();
+    if (operation.state == Operation::State::kRunnable) all_[0]->submit(operation);
+    return operation;
+  }
+  void end(Operation& operation) {
+    all_[0]->complete(operation);
+    pump();
+  }
+  bool makeRoom(std::span<const Named> named) {
+    const bool begun = home.makeRoom(0, named);
+    pump();
+    return begun;
+  }
 
   Home home;
 
@@ -682,6 +704,35 @@ TEST_CASE("a region that is freed ends the step that moves it") {
   line.remove(0);
   CHECK(line.home.steps() == steps + 1);
   CHECK_FALSE(line.home.makeRoom(0, named));  // there is room now
+}
+
+TEST_CASE("what makes room keeps no page from an operation that needs it") {
+  using State = Operation::State;
+  constexpr uint64_t kHolds = 64;  // a step is two pages
+  for (const bool gives_up : {false, true}) {
+    CAPTURE(gives_up);
+    Line line({kHolds, kHolds}, {kHolds, kHolds});
+    for (uint64_t page = 0; page < kHolds; ++page) line.add(page, 1, 0);
+    for (uint64_t page = kHolds; page < kHolds + 8; ++page) line.add(page, 1, 1);
+    for (uint64_t page = 2; page < kHolds; ++page) line.touch(page, 0);
+    // A kernel that waits for what the second operation does: it holds page 0.
+    Operation& spins = line.begin({5, 0});
+    REQUIRE(spins.state == State::kSubmitted);
+    const Named two[] = {{addressOf(kHolds), kPageBytes}, {addressOf(kHolds + 1), kPageBytes}};
+    const uint64_t steps = line.home.steps();
+    REQUIRE(line.makeRoom(two));  // pages 0 and 1 are to go, and page 1 has gone
+    REQUIRE(line.home.ownerOf(addressOf(1)) == 1u);
+    if (gives_up) line.home.giveUpStep();
+    CHECK(line.home.steps() == steps + (gives_up ? 1 : 0));
+    Operation& ends = line.begin({1, 0});
+    REQUIRE(ends.state == State::kSubmitted);
+    line.end(ends);
+    line.end(spins);
+    CHECK(line.home.steps() == steps + 1);
+    // Room is made as ever.
+    REQUIRE(line.makeRoom(two));
+    CHECK(line.home.steps() == steps + 2);
+  }
 }
 
 TEST_CASE("what is asked for ahead") {
