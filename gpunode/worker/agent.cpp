@@ -107,13 +107,25 @@ OlpagerAgentLink Agent::linkOf(Agent& agent) {
   return link;
 }
 
+// What the executor was not asked for leaves no note: notes are as many as this worker asks for.
 void Agent::offered(unsigned slot, const PeerMessage& page, std::span<const std::byte> behind) {
   Note note{.kind = Note::Kind::kOffered, .slot = slot};
+  note.offer.page = page;
   if ((page.hashed & kBlocksHashed) != 0)
-    std::memcpy(&note.blocks.emplace(), behind.data(), sizeof(pages::BlockHashes));
+    std::memcpy(&note.offer.blocks.emplace(), behind.data(), sizeof(pages::BlockHashes));
   note.key = {static_cast<uint32_t>(page.at), page.copy};
-  note.offer = page;
-  leave(std::move(note));
+  const std::lock_guard lock(mutex_);
+  using Is = PageOffers::Is;
+  const bool is_page = page.at == note.key.first;
+  const Is is = is_page ? offers_.offer(slot, note.key, note.offer) : Is::kTooMany;
+  if (is == Is::kKept || is == Is::kLate || refused_) return;
+  if (is == Is::kTooMany) {
+    refused_ = true;
+    note.kind = Note::Kind::kFailed;
+    note.why = "executor " + std::to_string(slot) + " offers pages that nobody can have asked for";
+  }
+  notes_.push_back(std::move(note));
+  noted_.notify_one();
 }
 
 void Agent::read(uint64_t read, bool good) {
@@ -245,24 +257,19 @@ void Agent::take(Note& note) {
       return;
     case Kind::kFetch: {
       Transfer& transfer = transfers_[note.key];
-      if (transfer.from != note.slot) transfer.offer.reset();  // of somebody else
-      transfer.from = note.slot;
-      transfer.into = note.memory;
-      transfer.has = note.hash;
-      return start(note.key, transfer);
+      transfer = {.from = note.slot, .into = note.memory, .has = note.hash};
+      {
+        const std::lock_guard lock(mutex_);
+        transfer.offer = offers_.want(note.slot, note.key);
+      }
+      if (transfer.offer) start(note.key, transfer);
+      return;
     }
     case Kind::kOffered: {
-      // Of an earlier number nobody asks any more.
-      for (auto old = transfers_.lower_bound({note.key.first, 0});
-           old != transfers_.end() && old->first < note.key;)
-        old = old->second.into == nullptr ? transfers_.erase(old) : std::next(old);
-      Transfer& transfer = transfers_[note.key];
-      if (transfer.into == nullptr) transfer.from = note.slot;
-      if (transfer.from == note.slot && transfer.region == nullptr) {
-        transfer.offer = note.offer;
-        transfer.blocks = note.blocks;
-      }
-      return start(note.key, transfer);
+      const auto found = transfers_.find(note.key);
+      if (found == transfers_.end() || found->second.from != note.slot) return;
+      found->second.offer = note.offer;
+      return start(note.key, found->second);
     }
     case Kind::kRead:
       return endRead(note);
@@ -325,11 +332,11 @@ const pages::BlockHashes* Agent::blocksToGive(const Note& note, Peer& peer) {
 
 // What of a page that is offered and wanted has to come.
 std::vector<pages::Piece> Agent::toRead(const Key& key, const Transfer& transfer) {
-  if (!transfer.blocks) return {{0, kPageBytes}};
+  if (!transfer.offer->blocks) return {{0, kPageBytes}};
   const Known& page = known(key.first);
   const bool made = page.blocks && transfer.has && page.hash == transfer.has;
   if (!made && page.frame != transfer.into) return {{0, kPageBytes}};
-  return pages::differing(made ? *page.blocks : hashBlocks(transfer.into), *transfer.blocks);
+  return pages::differing(made ? *page.blocks : hashBlocks(transfer.into), *transfer.offer->blocks);
 }
 
 pages::BlockHashes Agent::hashBlocks(const void* page) {
@@ -344,10 +351,9 @@ Agent::Known& Agent::known(uint32_t extent) {
   return known_pages_[extent];
 }
 
-// If it is offered and wanted.
+// What is offered and wanted.
 void Agent::start(const Key& key, Transfer& transfer) {
-  if (transfer.into == nullptr || !transfer.offer || transfer.region != nullptr) return;
-  const PeerMessage& offer = *transfer.offer;
+  const PeerMessage& offer = transfer.offer->page;
   const PeerPtr peer = worker_.peers().find(transfer.from);
   if (peer == nullptr) return peerLost(transfer.from);
   Note failed{.kind = Note::Kind::kFailed};
@@ -412,7 +418,7 @@ void Agent::came(Giver& giver, uint64_t bytes, std::chrono::steady_clock::time_p
 void Agent::landed(const Key& key, bool good) {
   if (good) landed_.fetch_add(1, std::memory_order_relaxed);
   const auto transfer = transfers_.extract(key);
-  const PeerMessage& offer = *transfer.mapped().offer;
+  const PeerMessage& offer = transfer.mapped().offer->page;
   const bool hashed = (offer.hashed & kPageHashed) != 0;
   if (const uint64_t bytes = transfer.mapped().bytes; good && bytes != 0 && bytes != kPageBytes) {
     in_part_.fetch_add(1, std::memory_order_relaxed);
@@ -422,7 +428,7 @@ void Agent::landed(const Key& key, bool good) {
   page.from = transfer.mapped().from;
   page.number = ++givers_[transfer.mapped().from].pages;
   page.hash = hashed ? std::optional(offer.hash) : std::nullopt;
-  page.blocks = transfer.mapped().blocks;
+  page.blocks = transfer.mapped().offer->blocks;
   const Relaxed relaxed(worker_.driver());  // as in heard()
   pager_.landed(transfer.key().first, transfer.key().second, good ? 1 : 0,
                 hashed ? offer.hash.data() : nullptr);

@@ -27,7 +27,7 @@
 // A transfer, by extent and number:
 //
 //   offered   the giver's frame is named on the link to the taker's worker (Peer), with a key
-//   wanted    the pager has asked for it; the offer may come before or after
+//   wanted    the pager has asked for it; the offer may come before or after (page_offers.h)
 //   reading   both: one-sided, from the giver's frame into the taker's; of a page of which an older
 //             one is there still the blocks that differ (coherence/pages/blocks.h), where a whole
 //             page takes longer than to find these
@@ -64,6 +64,7 @@
 #include "forwarding/agent.h"
 #include "forwarding/wire/pages_wire.h"
 #include "forwarding/wire/wire.h"
+#include "gpunode/worker/page_offers.h"
 #include "gpunode/worker/peer.h"
 
 namespace olpager::gpunode {
@@ -112,7 +113,7 @@ class Agent final : private PageHearer {
   void uses(CUdeviceptr address, uint64_t bytes);
 
  private:
-  using Key = std::pair<uint32_t, uint64_t>;  // extent, number
+  using Key = PageOffers::Key;
   using Hash = std::array<uint64_t, 2>;
   struct Note {
     enum class Kind : uint8_t {
@@ -129,9 +130,8 @@ class Agent final : private PageHearer {
     unsigned slot = 0;
     void* memory = nullptr;
     std::vector<std::byte> batch;
-    PeerMessage offer;
-    std::optional<pages::BlockHashes> blocks;  // of what is offered
-    std::optional<Hash> hash;                  // of what is in the memory
+    PageOffers::Offer offer;
+    std::optional<Hash> hash;  // of what is in the memory
     uint64_t read = 0;
     bool good = false;
     std::chrono::steady_clock::time_point at;  // of kRead: when it was over
@@ -140,14 +140,13 @@ class Agent final : private PageHearer {
   /// A page on its way here.
   struct Transfer {
     unsigned from = 0;
-    void* into = nullptr;                      // null: not wanted yet
-    std::optional<Hash> has;                   // of what is there
-    std::optional<PeerMessage> offer;          // none: not offered yet
-    std::optional<pages::BlockHashes> blocks;  // of what is offered
-    transport::RegionPtr region;               // while it is read
-    uint64_t bytes = 0;                        // of it that are read
-    size_t reads = 0;                          // that are under way
-    bool good = true;                          // so far
+    void* into = nullptr;
+    std::optional<Hash> has;                 // of what is there
+    std::optional<PageOffers::Offer> offer;  // none: not offered yet
+    transport::RegionPtr region;             // while it is read
+    uint64_t bytes = 0;                      // of it that are read
+    size_t reads = 0;                        // that are under way
+    bool good = true;                        // so far
   };
   /// A page that came or went.
   struct Known {
@@ -215,8 +214,10 @@ class Agent final : private PageHearer {
   std::mutex mutex_;
   std::condition_variable noted_, known_;
   std::deque<Note> notes_;
+  PageOffers offers_;
   std::vector<uint64_t> over_;  // ages that the home has not been told
   uint64_t regions_ = 0;
+  bool refused_ = false;  // an executor's offers
 
   // Of the thread that works.
   std::atomic<uint64_t> landed_{0}, unchanged_{0}, in_part_{0}, part_bytes_{0};
