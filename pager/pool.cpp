@@ -151,6 +151,7 @@ void Pool::forked() noexcept {
 bool Pool::paging() const { return state_->slow.load(std::memory_order_relaxed); }
 
 bool Pool::hasManaged() const { return state_->has_managed.load(std::memory_order_relaxed); }
+bool Pool::heedsHostFunctions() const { return state_->heedsHostFunctions(); }
 
 void Pool::wantOnCpu(uint64_t address, uint64_t bytes) {
   if (state_->forked.load() || !contains(address)) return;

@@ -73,6 +73,8 @@ class Pool : public Allocations, public VirtualMemory, public Streams, public Ex
 
   /// Whether there has been managed memory. One load.
   bool hasManaged() const;
+  /// Whether host functions are to be told of (Streams::hostFunctionBegins). Two loads at most.
+  bool heedsHostFunctions() const;
   /// The CPU is about to use [address, + bytes) of managed memory: asks for its pages, and does not
   /// wait for them.
   void wantOnCpu(uint64_t address, uint64_t bytes);

@@ -23,6 +23,7 @@
 #include "pager/deferred_frees.h"
 #include "pager/launch/in_flight.h"
 #include "pager/launch/lost_contexts.h"
+#include "pager/managed/host_functions.h"
 #include "pager/managed/managed.h"
 #include "pager/options.h"
 #include "pager/predict/predict.h"
@@ -55,6 +56,7 @@ struct PoolState {
   std::atomic<bool> slow{false};
   std::atomic<bool> forked{false};
   std::atomic<bool> has_managed{false};  // `managed` is there, and stays
+  std::atomic<bool> is_executor{false};  // so is `away`
   std::atomic<int> draining{0};  // threads that synchronise a context and then look at `streams`
 
   // Under the mutex from here on.
@@ -68,12 +70,16 @@ struct PoolState {
   LostContexts lost;
   std::unique_ptr<Managed> managed;  // from the first managed allocation on
   std::unique_ptr<Away> away;        // where the pool is an executor among several
-  uint64_t outside = 0;              // extents of live regions for which isOutside()
+  /// The program's host functions. What is behind one must not take what the function may touch.
+  HostFunctions host_functions;
+  uint64_t outside = 0;  // extents of live regions for which isOutside()
   bool stopped = false;
 
-  /// Whether a host function of the program's is not over, where there is managed memory that it
-  /// may touch. Without the mutex.
-  bool anyHostFunction() const { return has_managed.load() && managed->functions.any(); }
+  /// Whether host functions may touch what others have: managed memory, and as an executor any
+  /// page, since the program's managed memory is among them. Without the mutex.
+  bool heedsHostFunctions() const { return has_managed.load() || is_executor.load(); }
+  /// Whether one is not over that may. Without the mutex.
+  bool anyHostFunction() const { return host_functions.any(); }
   /// Whether it matters in which order launches use memory. Not where all of it is in VRAM, which
   /// only an executor among several has to look at.
   bool learnsOrder() const { return outside != 0 || away == nullptr; }

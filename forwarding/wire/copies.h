@@ -29,6 +29,7 @@ struct CopyHead {
   // worker moves them. Key 0: none.
   transport::RemoteKey region;
   uint64_t region_offset = 0;
+  uint64_t alone = 0;  // nothing is ordered with it but by who waits for it: it is behind nothing
 };
 
 /// From so many bytes on a linear copy is a bulk one.

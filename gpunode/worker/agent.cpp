@@ -51,7 +51,9 @@ Status Agent::start(unsigned slot,
       !find("olpager_agent_landed", pager_.landed) ||
       !find("olpager_agent_retained", pager_.retained) ||
       !find("olpager_operation", pager_.operation) ||
-      !find("olpager_operation_uses", pager_.uses) || !find("olpager_operation_over", pager_.over))
+      !find("olpager_operation_uses", pager_.uses) ||
+      !find("olpager_operation_alone", pager_.alone) ||
+      !find("olpager_operation_over", pager_.over))
     return Error{"libolpager.so is of another version: it is no executor of a unified view"};
   link_ = linkOf(*this);
   if (const CUresult result = pager_.start(&link_, static_cast<uint8_t>(slot));
@@ -159,6 +161,10 @@ Agent::Making::~Making() {
 
 void Agent::uses(CUdeviceptr address, uint64_t bytes) {
   if (started_) pager_.uses(address, bytes);
+}
+
+void Agent::alone() {
+  if (started_) pager_.alone();
 }
 
 // --- the home ------------------------------------------------------------------------------------

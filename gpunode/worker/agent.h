@@ -111,6 +111,8 @@ class Agent final : private PageHearer {
   /// The operation that the calling thread makes, if it makes one, uses [address, + bytes) by
   /// several calls of the driver. Before the first.
   void uses(CUdeviceptr address, uint64_t bytes);
+  /// Nothing is before it. Likewise.
+  void alone();
 
  private:
   using Key = PageOffers::Key;
@@ -175,6 +177,7 @@ class Agent final : private PageHearer {
     decltype(&olpager_agent_retained) retained = nullptr;
     decltype(&olpager_operation) operation = nullptr;
     decltype(&olpager_operation_uses) uses = nullptr;
+    decltype(&olpager_operation_alone) alone = nullptr;
     decltype(&olpager_operation_over) over = nullptr;
   };
 

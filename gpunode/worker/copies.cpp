@@ -153,6 +153,7 @@ bool readHead(Invocation& in, CopyHead* head) {
     in.arguments().fail();
     return false;
   }
+  if (head->alone != 0) in.worker().agent().alone();
   return true;
 }
 

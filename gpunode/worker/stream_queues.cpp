@@ -112,6 +112,7 @@ StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& re
     case Operation::kCopyPeer:
     case Operation::kSynchronizeDefault: {
       const auto copy = in.value<forward::CopyHead>();
+      if (copy.alone != 0) return order;
       inStream(copy.stream, copy.per_thread != 0);
       order.told_done = copy.in_order == 0 && head.reply == 0;
       return order;

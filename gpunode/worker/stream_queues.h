@@ -45,7 +45,8 @@
 //   makes something new, or  only what is before all: a free, after which its address may be
 //   asks what no work        given out again (Fact::kOvertakes)
 //   changes
-//   ends others' waits       nothing
+//   ends others' waits, or   nothing
+//   is alone (CopyHead)
 //   is behind all            everything, also what somebody waits for
 //   (kBehindAll)
 //   else, in no stream       everything

@@ -114,6 +114,10 @@ void olpager_operation(uint64_t age, uint64_t oldest) {
   if (Pool* const running = pool(); running != nullptr) running->beginOperation(age, oldest);
 }
 
+void olpager_operation_alone() {
+  if (Pool* const running = pool(); running != nullptr) running->operationAlone();
+}
+
 void olpager_operation_uses(CUdeviceptr address, uint64_t bytes) {
   if (Pool* const running = pool(); running != nullptr) running->operationUses(address, bytes);
 }

@@ -39,7 +39,7 @@ CUresult begin(CUstream stream, bool per_thread, Native native) {
 template <typename Native>
 CUresult wait(CUstream stream, bool per_thread, Native native) {
   Pool* const running = pool();
-  if (running != nullptr && running->hasManaged())
+  if (running != nullptr && running->heedsHostFunctions())
     running->streamWaits(streamKey(stream, per_thread));
   if (running == nullptr || !anyCapture()) return native();
   running->streamMayJoin(streamKey(stream, per_thread).context);
@@ -84,7 +84,7 @@ void CUDA_CB callCallback(CUstream stream, CUresult status, void* data) {
 template <typename Native>
 CUresult putFunction(CUstream stream, bool per_thread, const Function& function, Native native) {
   Pool* const running = pool();
-  if (running == nullptr || !running->hasManaged() ||
+  if (running == nullptr || !running->heedsHostFunctions() ||
       (function.function == nullptr && function.callback == nullptr))
     return native(nullptr);
   const StreamKey key = streamKey(stream, per_thread);

@@ -482,11 +482,14 @@ CUresult ManagedMemory::copy(const Region& region, Run run, bool to_view) {
   };
   for (uint32_t done = 0; done < run.count && first == CUDA_SUCCESS;) {
     const uint32_t page = run.first + done;
-    const std::optional<unsigned> executor = home_.placedAt(region.frames->view(page));
+    const auto whereIs = [&](uint32_t one) {
+      const uint64_t address = region.frames->view(one);
+      const std::optional<unsigned> owner = home_.ownerOf(address);
+      return owner ? owner : home_.placedAt(address);
+    };
+    const std::optional<unsigned> executor = whereIs(page);
     uint32_t pages = 1;
-    while (pages < std::min(kPiece, run.count - done) &&
-           home_.placedAt(region.frames->view(page + pages)) == executor)
-      ++pages;
+    while (pages < std::min(kPiece, run.count - done) && whereIs(page + pages) == executor) ++pages;
     auto memory = transport::registerMemory(
         session_.domain(),
         {region.frames->alias(page), pages * kPageBytes, region.frames->file(), page * kPageBytes},
@@ -500,6 +503,7 @@ CUresult ManagedMemory::copy(const Region& region, Run run, bool to_view) {
     head.device = region.frames->view(page);
     head.bytes = pages * kPageBytes;
     head.region = memory.value()->key();
+    head.alone = 1;
     auto call = std::make_unique<Call>(
         to_view ? forward::Operation::kCopyIn : forward::Operation::kCopyOut, &session_);
     call->inContext(region.context);

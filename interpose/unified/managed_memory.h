@@ -20,7 +20,8 @@
 // stream, in a graph, behind a host function.
 //
 // Copies go in a stream of their own for each context, so no fault waits for the program's streams,
-// and to the executor where the page is, whichever is active: nothing moves for them.
+// and to the executor that owns the page, whichever is active and wherever the page is to go: so
+// nothing moves for them, and no operation that is submitted there is in their way.
 //
 // What can't go back stays with the CPU, and the operation fails.
 //

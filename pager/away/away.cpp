@@ -150,6 +150,10 @@ void Away::receive(std::span<const directory::Message> messages, Lock& lock) {
 
 // --- operations ----------------------------------------------------------------------------------
 
+void Away::alone() {
+  if (t_operation != nullptr) t_operation->alone = true;
+}
+
 void Away::begin(directory::Age age, directory::Age oldest) {
   delete t_operation;
   t_operation = new AwayOperation{.age = age, .oldest = oldest};
@@ -171,7 +175,10 @@ bool Away::over() {
   } else if (operation->stage == Stage::kUntold) {
     // What came for it ahead is nobody's claim any more.
     const directory::AgentId self = elsewhere_.agent().id();
-    elsewhere_.receive({.kind = directory::MessageKind::kOver, .to = self, .age = operation->age},
+    elsewhere_.receive({.kind = directory::MessageKind::kOver,
+                        .to = self,
+                        .age = operation->age,
+                        .served = operation->oldest},
                        lock);
     send();
   }
@@ -465,8 +472,20 @@ void AwayClaim::again() {
 
 bool AwayClaim::isAway() const {
   return std::any_of(needs_.begin(), needs_.end(), [this](const directory::Need& need) {
-    const Extent& extent = state_.away->extentAt(need.extent);
-    return extent.state == ExtentState::kAbsent || extent.leaving;
+    return isAway(state_.away->extentAt(need.extent));
+  });
+}
+
+bool AwayClaim::isAway(const Extent& extent) {
+  return extent.state == ExtentState::kAbsent || extent.leaving;
+}
+
+bool AwayClaim::mayNotAskYet(std::span<Extent* const> needed) const {
+  if (operation_ == nullptr || operation_->alone ||
+      operation_->stage != AwayOperation::Stage::kUntold)
+    return false;
+  return std::any_of(needed.begin(), needed.end(), [](const Extent* extent) {
+    return extent->region->away != nullptr && isAway(*extent);
   });
 }
 

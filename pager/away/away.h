@@ -92,6 +92,7 @@ struct AwayOperation {
   };
   directory::Age age = directory::kNobody;
   directory::Age oldest = 0;
+  bool alone = false;                               // nothing is before it
   std::vector<std::pair<uint64_t, uint64_t>> uses;  // address and bytes
   // Under the mutex:
   Stage stage = Stage::kUntold;
@@ -137,6 +138,7 @@ class Away final : private Residence<Lock> {
 
   /// The calling thread makes this operation from now on; without the mutex.
   static void begin(directory::Age age, directory::Age oldest);
+  static void alone();
   static void uses(uint64_t address, uint64_t bytes);
   /// It has been made. Whether the directory was told of it. Without the mutex.
   bool over();
@@ -235,6 +237,10 @@ class AwayClaim {
   /// Claims what of `needed` other executors may have, if some of it is away. `needed` only grows
   /// from call to call. False: the operation can't have it, and a line has said why.
   [[nodiscard]] bool ask(std::span<Extent* const> needed, Lock& lock);
+  /// Of what has not asked for anything: whether it would have to, and must not before what is
+  /// before it in its stream is over. What it has claimed others wait for, and those may be before
+  /// it.
+  bool mayNotAskYet(std::span<Extent* const> needed) const;
   /// It has asked, so others may take long.
   bool waits() const { return asked_ && !isRunnable(); }
   bool isRunnable() const;
@@ -252,6 +258,7 @@ class AwayClaim {
 
  private:
   bool isAway() const;
+  static bool isAway(const Extent& extent);
   bool mayUseAgain(Lock& lock) const;
   void needUses();
 

@@ -17,6 +17,7 @@ CUresult ExecutorMemory::becomeExecutor(AwayLink& link, uint8_t agent) try {
   const Lock lock(state.mutex);
   if (state.away != nullptr) return CUDA_ERROR_NOT_PERMITTED;
   state.away = std::move(away);
+  state.is_executor.store(true);
   state.updateSlow();
   return CUDA_SUCCESS;
 } catch (const std::exception& error) {  // no thread
@@ -54,6 +55,7 @@ void ExecutorMemory::landed(uint32_t extent, uint64_t number, bool good,
 uint64_t ExecutorMemory::retainedBytes() const { return state_->away->retained() * kPageBytes; }
 
 void ExecutorMemory::beginOperation(uint64_t age, uint64_t oldest) { Away::begin(age, oldest); }
+void ExecutorMemory::operationAlone() { Away::alone(); }
 void ExecutorMemory::operationUses(uint64_t address, uint64_t bytes) { Away::uses(address, bytes); }
 bool ExecutorMemory::operationOver() { return state_->away->over(); }
 

@@ -29,8 +29,10 @@ class ExecutorMemory {
   void landed(uint32_t extent, uint64_t number, bool good, std::optional<ContentHash> hash);
   /// Bytes of pages that are kept for when they come back.
   uint64_t retainedBytes() const;
-  /// The calling thread makes an operation; what it uses; it is made. True: the directory was told.
+  /// The calling thread makes an operation; nothing is before it; what it uses; it is made. True:
+  /// the directory was told.
   void beginOperation(uint64_t age, uint64_t oldest);
+  void operationAlone();
   void operationUses(uint64_t address, uint64_t bytes);
   bool operationOver();
 

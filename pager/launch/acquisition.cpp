@@ -142,7 +142,8 @@ void Acquisition::hear() {
 // The closure is followed to its end. Is all of it usable?
 Acquisition::State Acquisition::look(Lock& lock) {
   asked_.hold();
-  if (followsFunction()) {
+  follows_function_ = followsFunction();
+  if (follows_function_) {
     if (began_ns_ == 0) began_ns_ = nowNs();
     return now_ = State::kWaiting;
   }
@@ -163,12 +164,14 @@ Acquisition::State Acquisition::look(Lock& lock) {
 
 // A host function before the operation, in its stream, may touch managed memory, which waits for
 // whoever has submitted a claim of it. So what reaches such memory is not submitted before the
-// function is over; but a function may wait for what comes after it, so that has an end.
+// function is over, and what other executors have, among whom such memory is, is not claimed; but a
+// function may wait for what comes after it, so that has an end.
 bool Acquisition::followsFunction() const {
-  if (state_.managed == nullptr || !state_.managed->functions.areBefore(operation_->stream))
+  if (!state_.anyHostFunction() || !state_.host_functions.areBefore(operation_->stream))
     return false;
   if (began_ns_ != 0 && nowNs() - began_ns_ > HostFunctions::kPatienceNs) return false;
-  return std::any_of(closure_.regions.begin(), closure_.regions.end(),
+  return away_claim_.mayNotAskYet(closure_.needed) ||
+         std::any_of(closure_.regions.begin(), closure_.regions.end(),
                      [](const Region* region) { return region->managed != nullptr; });
 }
 

@@ -72,8 +72,8 @@ class Acquisition {
   void keep();
 
   State state() const { return now_; }
-  /// It waits for other executors, whom nothing here hurries.
-  bool waitsForOthers() const { return away_claim_.waits(); }
+  /// It waits for other executors, or for a host function: nothing here hurries these.
+  bool waitsForOthers() const { return follows_function_ || away_claim_.waits(); }
   /// Once it is refused: what the operation is to return. Else CUDA_SUCCESS.
   CUresult result() const { return result_; }
   const StreamKey& stream() const { return operation_->stream; }
@@ -114,13 +114,14 @@ class Acquisition {
   AwayClaim away_claim_;
   State now_ = State::kDescribed;
   CUresult result_ = CUDA_SUCCESS;
-  bool in_vain_ = false;    // what would be better fetched is not waited for any more
-  bool failed_ = false;     // an engine has given up
-  bool lost_ = false;       // so has the lower tier
-  bool scan_late_ = false;  // a scan that it waits for was not begun or done in time
-  bool no_scan_ = false;    // nor was it until an engine has given up
-  uint64_t began_ns_ = 0;   // when something was missing first; 0: nothing was
-  uint64_t waited_ns_ = 0;  // 0 likewise
+  bool follows_function_ = false;  // it waits for a host function before it
+  bool in_vain_ = false;           // what would be better fetched is not waited for any more
+  bool failed_ = false;            // an engine has given up
+  bool lost_ = false;              // so has the lower tier
+  bool scan_late_ = false;         // a scan that it waits for was not begun or done in time
+  bool no_scan_ = false;           // nor was it until an engine has given up
+  uint64_t began_ns_ = 0;          // when something was missing first; 0: nothing was
+  uint64_t waited_ns_ = 0;         // 0 likewise
 };
 
 }  // namespace olpager::pager

@@ -18,7 +18,7 @@ void Streams::streamDestroyed(const StreamKey& stream) {
   state_->streams.streamDestroyed(stream);
   if (!state_->anyHostFunction()) return;
   Lock lock(state_->mutex);
-  state_->managed->functions.streamGone(stream);
+  state_->host_functions.streamGone(stream);
 }
 void Streams::captureBegins(CUcontext context) { state_->streams.captureBegins(context); }
 void Streams::captureBegan(bool begun) { state_->streams.captureBegan(begun); }
@@ -29,11 +29,11 @@ void Streams::streamJoined() { state_->streams.releaseMarks(); }
 
 uint64_t Streams::hostFunctionBegins(const StreamKey& stream, bool blocking) {
   PoolState& state = *state_;
-  if (state.forked.load() || !state.has_managed.load()) return 0;
+  if (state.forked.load() || !state.heedsHostFunctions()) return 0;
   uint64_t number = 0;
   {
     Lock lock(state.mutex);
-    number = state.managed->functions.begins(stream, blocking);
+    number = state.host_functions.begins(stream, blocking);
   }
   // The function may wait for launches before it to be over: a mark behind it would come too late.
   // Launches that are being made see that a function has begun, and mark themselves, or are over
@@ -46,7 +46,7 @@ uint64_t Streams::hostFunctionBegins(const StreamKey& stream, bool blocking) {
 void Streams::hostFunctionEnded(uint64_t number) {
   if (state_->forked.load()) return;
   Lock lock(state_->mutex);
-  state_->managed->functions.ended(number);
+  state_->host_functions.ended(number);
   state_->changed.notify_all();
 }
 
@@ -55,14 +55,14 @@ void Streams::awaitHostFunctions(const StreamKey& stream) {
   if (state.forked.load() || !state.anyHostFunction()) return;
   const uint64_t until = nowNs() + HostFunctions::kPatienceNs;
   Lock lock(state.mutex);
-  while (state.managed->functions.areBefore(stream) && nowNs() < until && !state.stopped)
+  while (state.host_functions.areBefore(stream) && nowNs() < until && !state.stopped)
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
 }
 
 void Streams::streamWaits(const StreamKey& stream) {
   if (state_->forked.load() || !state_->anyHostFunction()) return;
   Lock lock(state_->mutex);
-  state_->managed->functions.waits(stream);
+  state_->host_functions.waits(stream);
 }
 
 namespace {
@@ -78,9 +78,9 @@ void endStreams(PoolState& state, CUcontext context, bool events_stay = false) {
       state.streams.synchronizeEach(context);
   }
   state.streams.contextGone(context, events_stay);
-  if (!state.has_managed.load()) return;
+  if (!state.heedsHostFunctions()) return;
   Lock lock(state.mutex);
-  state.managed->functions.contextGone(context);
+  state.host_functions.contextGone(context);
   state.changed.notify_all();
 }
 

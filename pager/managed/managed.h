@@ -52,7 +52,6 @@
 #include "coherence/directory/exchange.h"
 #include "pager/launch/in_flight.h"
 #include "pager/managed/cpu_agent.h"
-#include "pager/managed/host_functions.h"
 #include "pager/space/region.h"
 #include "pager/tiers/elsewhere.h"
 
@@ -86,9 +85,6 @@ class Managed final : private Residence<Lock> {
   /// Whose kernels use managed memory, wherever it is: all that the program sees. Without the
   /// mutex.
   std::span<const CUdevice> devices() const { return devices_; }
-
-  /// The program's host functions. A launch behind one must not take what the function may touch.
-  HostFunctions functions;
 
   /// In a forked child.
   void forked() noexcept;

@@ -453,6 +453,40 @@ TEST_CASE("a launch without an age that lacks a page of another executor is refu
                       uint64_t{1}) == CUDA_ERROR_NOT_SUPPORTED);
 }
 
+TEST_CASE("what is behind a host function asks for pages when that is over", "[pager][away]") {
+  Rig rig;
+  View view(rig);
+  const uint64_t base = view.make(1), other = view.make(1);
+  view.atOther(base, 0, 1, 5);
+  view.atOther(other, 0, 1, 7);
+  const uint64_t number = rig.pool().hostFunctionBegins(rig.key(CU_STREAM_LEGACY), true);
+  REQUIRE(number != 0);
+  std::atomic<bool> begun{false}, made{false};
+  std::thread launches([&] {
+    rig.enterThread();
+    begun = true;
+    addAtPool(rig, view, base, 1, 3, false);
+    made = true;
+  });
+  while (!begun) std::this_thread::yield();
+  // The function touches a page: a copy that nothing is before.
+  std::vector<uint64_t> words(kPageBytes / 8);
+  view.atPool({{other, kPageBytes}}, false, [&] {
+    rig.pool().operationAlone();
+    mustSucceed(rig.copyOut(CU_STREAM_LEGACY, words.data(), other, kPageBytes), "copyOut");
+  });
+  rig.synchronize();
+  CHECK(words[0] == 7);
+  for (int i = 0; i < 20; ++i) {  // whatever the launch would ask for, it would have
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    CHECK(view.ownerOf(base) == kOther);
+  }
+  CHECK_FALSE(made);
+  rig.pool().hostFunctionEnded(number);
+  launches.join();
+  checkAtPool(rig, view, base, 0, 8);
+}
+
 TEST_CASE("a page that comes along is in VRAM before a launch names it", "[pager][away]") {
   Rig rig;
   View view(rig);
