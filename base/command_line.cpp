@@ -18,6 +18,8 @@ namespace {
 
 constexpr size_t kWidth = 100, kColumn = 30;
 constexpr const char* kLastGroup = "This program";
+// Asked when packages are made; --help has no line for it.
+constexpr const char* kCompletion = "--completion";
 
 // `text` in lines of kWidth from the column on.
 std::string wrapped(std::string_view text, size_t column) {
@@ -199,12 +201,68 @@ std::string CommandLine::mismatched(const std::string& told) const {
   return told;
 }
 
+// One function for both shells: zsh has bash's way of completing words, and of programs' names.
+std::string CommandLine::completion(const std::string& shell) const {
+  const std::string& name = app_.get_name();
+  const auto words = [](const CLI::App& app) {
+    std::string list;
+    for (const std::string& option : optionsOf(app)) list += " " + option;
+    return list;
+  };
+  // Behind an option that takes a value: files where it names one, else nothing.
+  std::string files, values;
+  const auto sort = [&](const CLI::App& app) {
+    for (const CLI::Option* option : app.get_options()) {
+      if (option->get_type_name().empty()) continue;
+      std::string& kind =
+          option->get_type_name().find("FILE") != std::string::npos ? files : values;
+      for (const std::string& one : option->get_lnames())
+        kind += (kind.empty() ? "--" : "|--") + one;
+    }
+  };
+  std::string commands, of_commands;
+  sort(app_);
+  for (const CLI::App* command : app_.get_subcommands([](const CLI::App*) { return true; })) {
+    sort(*command);
+    commands += " " + command->get_name();
+    of_commands += base::format("      {}) words='{}' ;;\n", command->get_name(), words(*command));
+  }
+  std::string out = base::format("# Made by {} --completion {}.\n", name, shell);
+  if (shell == "zsh")
+    out = base::format("#compdef {}\n{}autoload -U +X bashcompinit && bashcompinit\n", name, out);
+  out += base::format(
+      "_{}() {{\n  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} "
+      "each words='{}{}'\n",
+      name, words(app_), commands);
+  out +=
+      "  COMPREPLY=()\n  for each in \"${COMP_WORDS[@]:1:COMP_CWORD-1}\"; do\n    case $each in\n";
+  // What follows is the program's that is to be run.
+  out += "      --) COMPREPLY=($(compgen -c -f -- \"$word\")); return ;;\n" + of_commands +
+         "    esac\n  done\n";
+  if (!files.empty() || !values.empty()) {
+    out += "  case $before in\n";
+    if (!files.empty())
+      out += base::format("    {}) COMPREPLY=($(compgen -f -- \"$word\")); return ;;\n", files);
+    if (!values.empty()) out += base::format("    {}) return ;;\n", values);
+    out += "  esac\n";
+  }
+  out += base::format(
+      "  COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n}}\ncomplete -o filenames -F _{} {}\n",
+      name, name);
+  return out;
+}
+
 std::optional<int> CommandLine::parse(int argc, char** argv) {
   return parse(std::vector<std::string>(argv + 1, argv + argc));
 }
 
 std::optional<int> CommandLine::parse(std::vector<std::string> arguments,
                                       std::vector<std::string>* rest) {
+  if (arguments.size() == 2 && arguments[0] == kCompletion &&
+      (arguments[1] == "bash" || arguments[1] == "zsh")) {
+    base::print(stdout, "{}", completion(arguments[1]));
+    return 0;
+  }
   std::reverse(arguments.begin(), arguments.end());
   std::string wrong;
   try {

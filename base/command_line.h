@@ -27,6 +27,9 @@ class CommandLine {
 
   CLI::App& app() { return app_; }
 
+  /// What completes its words in a shell, "bash" or "zsh", from the same definitions as --help.
+  std::string completion(const std::string& shell) const;
+
   /// Parses, and says what there is to say. The exit status, or nothing where the program goes on.
   std::optional<int> parse(int argc, char** argv);
   /// The same; `rest`: who takes what is neither an option nor belongs to one. Without it that is

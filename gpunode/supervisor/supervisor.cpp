@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "base/size.h"
+#include "base/version.h"
 #include "coherence/transport/core/address.h"
 #include "coherence/transport/making_room.h"
 #include "coherence/transport/trust/keys.h"
@@ -84,6 +85,14 @@ std::string howItEnded(int status) {
   if (WEXITSTATUS(status) != 0)
     return base::format("its worker ended with status {}", WEXITSTATUS(status));
   return "its program has ended, or was gone for longer than the grace time";
+}
+
+// The client's own version is told by its --version: what it sent can't be read for sure.
+std::string otherVersion() {
+  return base::format(
+      "the gpunode is olpager {} and the client another version: install one version on both "
+      "(olrun --version)",
+      base::kVersion);
 }
 
 }  // namespace
@@ -299,7 +308,7 @@ void Supervisor::take(transport::Completion& completion) {
   std::memcpy(&request, bytes.data(), sizeof request);
   completion.message = {};
   if (request.magic != forward::kSessionMagic || request.version != forward::kSessionVersion) {
-    completion.link->close("the client speaks another version");
+    completion.link->close(otherVersion());
     return;
   }
   if (request.ask == SessionAsk::kOpen) {
@@ -349,8 +358,7 @@ std::vector<Supervisor::Expected> Supervisor::expected(const Session* coming) co
 // "", or why there can be no session. A program that would have several has all or none.
 std::string Supervisor::inTheWay(const SessionRequest& request,
                                  const transport::PeerInfo& peer) const {
-  if (request.specification != forward::kSpecification)
-    return "the client and the gpunode are of different versions of olpager";
+  if (request.specification != forward::kSpecification) return otherVersion();
   const std::string& key_name = peer.key_name;
   size_t all = running(), of_key = 0;
   for (const auto& [id, session] : sessions_)
