@@ -231,8 +231,9 @@ bool GroupCall::send(std::vector<std::byte>& record, std::span<const std::byte> 
     putAge(record, {});
     return sendTo(first_);
   }
-  if (goes == Goes::kAll && !group_.bound()) {
-    // In a turn, so that no operation is sent between two executors' hearing of it.
+  if (goes == Goes::kAll && (goes_ == Goes::kAll || !group_.bound())) {
+    // In a turn, so that no operation is sent between two executors' hearing of it. Where all is
+    // bound it goes to the one: as an operation too, since it may make the worker touch memory.
     Group::Turn turn(
         group_,
         {.code = code_, .again = true, .may_be_kept = mayBeKept(headOf(record).function, bulk)});
@@ -240,10 +241,11 @@ bool GroupCall::send(std::vector<std::byte>& record, std::span<const std::byte> 
       keep(turn, record, bulk);
       return true;
     }
-    const bool aged = hasAge(record);
-    first_ = 0;
+    const bool aged = hasAge(record), bound = group_.bound();
+    first_ = bound ? turn.executor() : 0;
+    const auto end = bound ? first_ + 1 : static_cast<unsigned>(session_.executors().size());
     bool sent = true;
-    for (unsigned i = 0; i < session_.executors().size(); ++i) {
+    for (unsigned i = first_; i < end; ++i) {
       if (aged) putAge(record, turn.ageAt(i));
       sent = sendTo(i) && sent;
     }

@@ -582,8 +582,10 @@ void Executors::sendKept(Lock& lock, forward::KeptCall& call) {
     status::grow(counters_.executors[active()].kept);
   }
   for (const forward::CodeThere& code : uses.code) code_.use(session_, code, uses.again);
-  if (call.everywhere && !bound()) {
-    for (unsigned i = 0; i < session_.executors().size(); ++i)
+  if (call.everywhere) {
+    const unsigned begin = bound() ? active() : 0;
+    const auto end = bound() ? begin + 1 : static_cast<unsigned>(session_.executors().size());
+    for (unsigned i = begin; i < end; ++i)
       call.send(session_, i, forward::hasAge(call.record) ? draw(i) : aged);
   } else {
     call.send(session_, active(), aged);
