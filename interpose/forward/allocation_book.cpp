@@ -96,7 +96,8 @@ void AllocationBook::give(uint64_t context, uint64_t address, uint64_t bytes) {
 
 void AllocationBook::know(CUdeviceptr address, const Held& memory) {
   std::unique_lock lock(known_mutex);
-  known[address] = memory;
+  Held& one = known[address] = memory;
+  one.number = ++newest;
 }
 
 bool AllocationBook::forget(CUdeviceptr address) {
@@ -118,6 +119,12 @@ std::optional<std::pair<CUdeviceptr, uint64_t>> AllocationBook::findKnown(
   const uint64_t bytes = after->second.bytes;
   return address - after->first < bytes ? std::optional(std::pair(after->first, bytes))
                                         : std::nullopt;
+}
+
+uint64_t AllocationBook::numberOf(CUdeviceptr address) const {
+  std::shared_lock lock(known_mutex);
+  const auto found = known.find(address);
+  return found != known.end() ? found->second.number : 0;
 }
 
 bool AllocationBook::knowsAny(uint64_t context) const {

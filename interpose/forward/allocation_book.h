@@ -39,6 +39,7 @@ struct AllocationBook {
   struct Held {
     uint64_t context;  // with which it ends
     uint64_t bytes;
+    uint64_t number = 0;  // of what is known: no other allocation has had it
   };
 
   std::mutex mutex;
@@ -58,6 +59,7 @@ struct AllocationBook {
   // Plain allocations, also those at the worker's addresses.
   mutable std::shared_mutex known_mutex;
   std::map<CUdeviceptr, Held> known;
+  uint64_t newest = uint64_t{1} << 52;  // workers count what is their own from less
 
   // Under the mutex.
 
@@ -79,6 +81,8 @@ struct AllocationBook {
   std::optional<uint64_t> leftInKnown(CUdeviceptr address) const;
   /// Where the plain allocation begins that the address is in, and its bytes.
   std::optional<std::pair<CUdeviceptr, uint64_t>> findKnown(CUdeviceptr address) const;
+  /// The number of the plain allocation that begins there; 0: there is none.
+  uint64_t numberOf(CUdeviceptr address) const;
   bool knowsAny(uint64_t context) const;
   /// What was allocated in the context is free.
   void dropOf(uint64_t context);

@@ -241,6 +241,8 @@ CUresult answer(const Session& session, const Plain& memory, CUdeviceptr address
       put(data, address);
       return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+      put(data, session.parts().book->numberOf(memory.base));
+      return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
     case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
       put(data, memory.base);
