@@ -182,17 +182,31 @@ bool Engine::serve(size_t index, Want& want, uint64_t now, Lock& lock) {
   Serving found;
   now = std::max(now, want.since_ns);  // it may have come since the round began
   found.times.now_ns = now;
+  if (want.extents.size() != want.counted) {
+    want.counted = want.extents.size();
+    want.nearest = UINT64_MAX;
+  }
+  uint64_t left = 0;
   for (size_t i = 0; i < want.extents.size(); ++i) {
     Extent& extent = *want.extents[i];
     found.times = {now, debts_.surplus > 0, debts_.patience.ns, pauses_.promoted.from_ns,
                    chunks_.vramAvailable()};
     const bool in_pass = extent.state == ExtentState::kRetiring && inPass(extent);
-    take(stepFor(want, extent, found.times, in_pass), extent, want, found, lock);
+    WantStep step = stepFor(want, extent, found.times, in_pass);
+    // An older launch is about to have all that it needs, and would take it back.
+    if (step == WantStep::kLeavePlace && !want.in_vram && wants_.isForOlder(index, extent))
+      step = WantStep::kLinger;
+    take(step, extent, want, found, lock);
     if (!wants_.has(index, &want)) return true;
+    left += stepsLeft(step, extent.state);
   }
   serveScans(want, found);
   if (promote(found.leaving)) found.moved = true;
-  if (found.moved && pauses_.refusals == 0) want.since_ns = now;
+  if (left < want.nearest) {
+    // Extents that have been added make it no nearer.
+    if (want.nearest != UINT64_MAX && pauses_.refusals == 0) want.since_ns = now;
+    want.nearest = left;
+  }
   for (const Extent* extent : found.leaving)
     if (extent->state == ExtentState::kRetiring && want.fetch)
       found.missing += extent->bytes();  // soon

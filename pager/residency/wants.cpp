@@ -56,6 +56,35 @@ bool Wants::hold(const Extent& extent) const {
   return false;
 }
 
+bool Wants::isForOlder(size_t index, const Extent& extent) const {
+  return std::any_of(
+      list_.begin(), list_.begin() + static_cast<ptrdiff_t>(index), [&](const Want* older) {
+        return std::find(older->regions.begin(), older->regions.end(), extent.region) !=
+               older->regions.end();
+      });
+}
+
+uint64_t stepsLeft(WantStep step, ExtentState state) {
+  if (step == WantStep::kReady) return 0;
+  switch (state) {
+    case ExtentState::kMapping:
+    case ExtentState::kFetching:
+      return 1;
+    case ExtentState::kEmpty:
+    case ExtentState::kParked:
+      return 2;
+    case ExtentState::kReceiving:
+    case ExtentState::kMoving:
+    case ExtentState::kWriting:
+    case ExtentState::kSending:
+      return 3;
+    case ExtentState::kRetiring:
+      return 4;
+    default:
+      return 5;
+  }
+}
+
 WantStep stepFor(const Want& want, const Extent& extent, const WantTimes& times, bool in_pass) {
   // Another agent is to have it. The launch claims it meanwhile, and gets it back.
   if (extent.leaving && !usable(extent.state)) return WantStep::kWait;

@@ -28,7 +28,11 @@ struct Want {
   std::vector<Region*> to_scan;  // reached, and written by the host since their last scan
   bool scan_roots =
       false;              // it may follow module variables that a copy wrote since their last scan
-  uint64_t since_ns = 0;  // when something was done for it last
+  uint64_t since_ns = 0;  // when it came nearer to its end last
+  // How far from its end it was at its nearest (stepsLeft()), and of how many extents. Others may
+  // take back what it got: to get that again brings it no nearer.
+  uint64_t nearest = 0;
+  size_t counted = 0;
   uint64_t scan_since_ns = 0;  // since when a scan is waited for that could begin; 0: it is not
   bool in_place = false;       // the time is over, or it can't fit: map the rest in place
   bool failed = false;         // neither could be had, or `no_scan`
@@ -57,6 +61,9 @@ class Wants {
   /// never from itself or from an older one, which may have all it needs and not have noticed yet.
   bool hold(const Region& region) const;
   bool hold(const Extent& extent) const;
+  /// Whether a launch that has waited longer than the one at `index` needs the extent: it stays in
+  /// place for that launch.
+  bool isForOlder(size_t index, const Extent& extent) const;
 
   /// What this one and older ones need is no victim, where it can't be used in place.
   size_t serving = SIZE_MAX;
@@ -98,6 +105,9 @@ enum class WantStep : uint8_t {
   kMapInPlace,    // in place, where host memory can be had; else as kBring
   kBring,         // to VRAM
 };
+/// How many of an extent's moves are left until it is as the want is to have it. A move that is
+/// undone adds what it took away.
+uint64_t stepsLeft(WantStep step, ExtentState state);
 /// `in_pass`: nothing uses it any more, and the GPU is looking at it. Pure.
 WantStep stepFor(const Want& want, const Extent& extent, const WantTimes& times, bool in_pass);
 

@@ -41,6 +41,34 @@ struct One {
 
 }  // namespace
 
+TEST_CASE("a move brings a want nearer to its end, and to undo it does not", "[decisions]") {
+  One one;
+  const auto left = [&](ExtentState state) { return stepsLeft(one.step(state), state); };
+  CHECK(left(ExtentState::kVram) == 0);
+  CHECK(left(ExtentState::kInPlace) == 0);
+  CHECK(left(ExtentState::kFetching) < left(ExtentState::kParked));
+  CHECK(left(ExtentState::kParked) < left(ExtentState::kWriting));
+  CHECK(left(ExtentState::kReceiving) < left(ExtentState::kRemote));
+  one.want.fetch = true;  // to VRAM, from its place in host memory
+  one.leaves(false);
+  CHECK(left(ExtentState::kRetiring) < left(ExtentState::kInPlace));
+  CHECK(left(ExtentState::kParked) < left(ExtentState::kRetiring));
+}
+
+TEST_CASE("what an older launch reaches stays in place for it", "[decisions]") {
+  One one;
+  Want older, younger;
+  older.regions.push_back(&one.region);
+  younger.regions.push_back(&one.region);
+  Wants wants;
+  wants.add(&older);
+  wants.add(&younger);
+  CHECK(!wants.isForOlder(0, one.extent));
+  CHECK(wants.isForOlder(1, one.extent));
+  older.regions.clear();
+  CHECK(!wants.isForOlder(1, one.extent));
+}
+
 TEST_CASE("a launch that waits gets what is nowhere mapped to VRAM, or in place when it is time",
           "[decisions]") {
   One one;
