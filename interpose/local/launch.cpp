@@ -56,7 +56,7 @@ void warnUnknown(CUfunction function) {
                  shown);
 }
 
-// The layout of a kernel's parameters. The pager starts when a context's first kernel is seen,
+// The layout of a kernel's parameters. The driver may load the kernel's code for it. The pager starts when a context's first kernel is seen,
 // before it runs: what it loads, the driver loads only when no kernel runs.
 const ParamLayout* layoutOf(CUfunction function, CUcontext context) {
   const ParamLayout* layout = findParamLayout(function, context);
@@ -66,6 +66,7 @@ const ParamLayout* layoutOf(CUfunction function, CUcontext context) {
       running != nullptr && deviceOf(context, &device) == CUDA_SUCCESS) {
     const RelaxedCapture relaxed;
     running->prepare(context, device);
+    running->awaitHostFunctionsIn(context);
   }
   return loadParamLayout(function, context);
 }

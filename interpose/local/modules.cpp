@@ -357,8 +357,15 @@ using namespace olpager::local;  // NOLINT(google-build-using-namespace): the fu
 
 namespace {
 
+// Code is about to be loaded in the current context.
+void awaitHostFunctions() {
+  if (olpager::pager::Pool* const running = pool(); running != nullptr)
+    running->awaitHostFunctionsIn(currentContext());
+}
+
 template <typename Native>
 CUresult loadModule(CUmodule* out, const void* code, Native native) {
+  awaitHostFunctions();
   const CUresult result =
       withRelief(kModuleSteps, native, [&] { return reinterpret_cast<uint64_t>(*out); });
   if (result == CUDA_SUCCESS && pool() != nullptr) addModule(*out, readNames(code));
@@ -368,6 +375,7 @@ CUresult loadModule(CUmodule* out, const void* code, Native native) {
 }  // namespace
 
 OLPAGER_HOOK(cuModuleLoad)(CUmodule* out, const char* path) {
+  awaitHostFunctions();
   const CUresult result = withRelief(
       kModuleSteps, [&] { return driver().cuModuleLoad(out, path); },
       [&] { return reinterpret_cast<uint64_t>(*out); });

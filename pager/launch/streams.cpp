@@ -59,6 +59,16 @@ void Streams::awaitHostFunctions(const StreamKey& stream) {
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
 }
 
+void Streams::awaitHostFunctionsIn(CUcontext context) {
+  PoolState& state = *state_;
+  if (state.forked.load() || !state.anyHostFunction()) return;
+  Lock lock(state.mutex);
+  const HostFunctions& functions = state.host_functions;
+  const uint64_t upto = functions.last();
+  while (functions.mayTouch(context, upto, nowNs()) && !state.stopped)
+    state.changed.wait_for(lock, std::chrono::milliseconds(100));
+}
+
 void Streams::streamWaits(const StreamKey& stream) {
   if (state_->forked.load() || !state_->anyHostFunction()) return;
   Lock lock(state_->mutex);

@@ -30,6 +30,10 @@ class Streams {
   /// Waits until no host function is before what the stream is given next, five seconds at most: a
   /// function may wait for what comes after it. Without managed memory it returns at once.
   void awaitHostFunctions(const StreamKey& stream);
+  /// Before the driver loads code in the context: some wait for all that the context's streams have
+  /// been given, and nothing that comes later runs before that, no copy of the pager's either. Waits
+  /// as long for the context's host functions.
+  void awaitHostFunctionsIn(CUcontext context);
   /// Before a stream waits for an event.
   void streamWaits(const StreamKey& stream);
   /// Before and after a call that may make a stream of `context` part of another's capture.

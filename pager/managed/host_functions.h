@@ -20,6 +20,7 @@
 #include <map>
 #include <vector>
 
+#include "pager/clock.h"
 #include "pager/types.h"
 
 namespace olpager::pager {
@@ -41,6 +42,14 @@ class HostFunctions {
   void waits(const StreamKey& stream);
   /// Whether one that is not over is before what the stream is given next.
   bool areBefore(const StreamKey& stream);
+  /// Whether one of the context that has this number at most is not over, and was put in its stream
+  /// less than kPatienceNs before `now`.
+  bool mayTouch(CUcontext context, uint64_t upto, uint64_t now) const {
+    return std::any_of(begun_.begin(), begun_.end(), [&](const Function& one) {
+      return one.context == context && one.number <= upto && now < one.since_ns + kPatienceNs;
+    });
+  }
+  uint64_t last() const { return last_; }
   /// Whether one is not over. Any thread.
   bool any() const { return count_.load() != 0; }
 
@@ -49,6 +58,7 @@ class HostFunctions {
     uint64_t number;
     CUcontext context;
     bool blocking;
+    uint64_t since_ns;
   };
   void joins(const StreamKey& stream, const std::vector<uint64_t>& numbers);
   bool isOver(uint64_t number) const;
@@ -73,7 +83,7 @@ inline void HostFunctions::joins(const StreamKey& stream, const std::vector<uint
 
 inline uint64_t HostFunctions::begins(const StreamKey& stream, bool blocking) {
   areBefore(stream);  // what the stream is behind by now, whoever is behind it is behind as well
-  begun_.push_back({++last_, stream.context, blocking});
+  begun_.push_back({++last_, stream.context, blocking, nowNs()});
   count_.store(begun_.size());
   joins(stream, {last_});
   return last_;

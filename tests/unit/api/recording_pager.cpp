@@ -37,6 +37,7 @@ Pool::~Pool() = default;
 bool Pool::paging() const { return true; }
 bool Pool::hasManaged() const { return g_managed; }
 void Streams::awaitHostFunctions(const StreamKey&) { g_record.steps += 'f'; }
+void Streams::awaitHostFunctionsIn(CUcontext) {}
 bool Pool::mayHoldRoot(uint64_t address, uint64_t bytes) const {
   return address < kRoot + kRootBytes && bytes > 0 && (address >= kRoot || kRoot - address < bytes);
 }

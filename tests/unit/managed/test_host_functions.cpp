@@ -92,5 +92,20 @@ TEST_CASE("a context that goes takes its functions along, a stream what it was b
   CHECK(!functions.any());
 }
 
+TEST_CASE(
+    "code is loaded once the functions of its context are over that were there, or have had their "
+    "time") {
+  HostFunctions functions;
+  const uint64_t first = functions.begins(kOne, true), upto = functions.last();
+  const uint64_t later = functions.begins(kOther, false);
+  const uint64_t now = nowNs();
+  CHECK(functions.mayTouch(kOne.context, upto, now));
+  CHECK(!functions.mayTouch(key(1, 2).context, upto, now));
+  CHECK(!functions.mayTouch(kOne.context, upto, now + HostFunctions::kPatienceNs));
+  functions.ended(first);
+  CHECK(!functions.mayTouch(kOne.context, upto, now));
+  CHECK(functions.mayTouch(kOne.context, later, now));
+}
+
 }  // namespace
 }  // namespace olpager::pager
