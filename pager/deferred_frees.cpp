@@ -46,7 +46,7 @@ std::vector<CUdeviceptr> DeferredFrees::collect(const DriverApi& driver, Lock& l
   return come;
 }
 
-void DeferredFrees::awaitAsking(std::condition_variable& changed, Lock& lock) const {
+void DeferredFrees::awaitAsking(base::Condition& changed, Lock& lock) const {
   while (asking_ > 0) changed.wait_for(lock, std::chrono::milliseconds(1));
 }
 

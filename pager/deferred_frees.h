@@ -5,7 +5,6 @@
 
 #include <cuda.h>
 
-#include <condition_variable>
 #include <deque>
 #include <map>
 #include <unordered_set>
@@ -35,7 +34,7 @@ class DeferredFrees {
   /// Releases the mutex.
   std::vector<CUdeviceptr> collect(const DriverApi& driver, Lock& lock);
   /// Until nobody asks the driver.
-  void awaitAsking(std::condition_variable& changed, Lock& lock) const;
+  void awaitAsking(base::Condition& changed, Lock& lock) const;
   /// Takes what was freed in streams of the context, each to be forgotten when its memory goes.
   std::vector<Entry> takeStreamsOf(CUcontext context);
   /// Takes what takes(address) names out of the lists. Returns the events that belong to streams of

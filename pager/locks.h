@@ -13,6 +13,11 @@
 // directory::Exchange, and tries PoolState::mutex when it holds none. Whoever holds one of these
 // touches no managed memory.
 //
+// A handler of the program's signals may touch managed memory, and may stop its thread. So all of
+// these, and the exchange's, are HoldingMutexes (base/held_signals.h): no handler runs on who holds
+// one. Nor does one from an operation's number to its submission, in calls of the driver that do
+// not wait for the GPU (interpose/api, `interruptible`), and on threads of ours.
+//
 // None is held across a driver call, whichever: a call may wait for its context's lock, which some
 // drivers hold while they load a module and wait for all kernels to end; launches of other contexts
 // go on meanwhile.

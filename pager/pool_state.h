@@ -14,9 +14,7 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "pager/away/away.h"
@@ -44,9 +42,9 @@ struct PoolState {
   const PoolOptions options;
   const DriverApi driver;
 
-  std::mutex mutex;
+  base::HoldingMutex mutex;
   /// An extent reached a stable state; launches that wait look again.
-  std::condition_variable changed;
+  base::Condition changed;
 
   /// Number of the newest launch.
   std::atomic<uint64_t> launch_number{0};

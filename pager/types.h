@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <mutex>
 
+#include "base/held_signals.h"
 #include "base/space/pages.h"
 #include "pager/kernels/hash_and_scan.h"
 
@@ -84,6 +85,6 @@ struct StreamKey {
 };
 
 /// Of PoolState::mutex, which most of the pager runs under.
-using Lock = std::unique_lock<std::mutex>;
+using Lock = std::unique_lock<base::HoldingMutex>;
 
 }  // namespace olpager::pager

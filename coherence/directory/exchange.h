@@ -8,9 +8,9 @@
 #pragma once
 
 #include <functional>
-#include <mutex>
 #include <vector>
 
+#include "base/held_signals.h"
 #include "coherence/directory/directory.h"
 
 namespace olpager::directory {
@@ -56,7 +56,7 @@ class Exchange {
     std::function<void()> wake;
     bool open = false;
   };
-  mutable std::mutex mutex_;
+  mutable base::HoldingMutex mutex_;
   // All under the mutex:
   Directory home_;
   Inbox inboxes_[kMostAgents];

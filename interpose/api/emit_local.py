@@ -21,6 +21,7 @@ def local_functions_h(spec):
 #include <cuda.h>
 
 #include "interpose/api/driver_symbols.h"
+#include "interpose/api/driver_table.h"
 {LEGACY_TYPES}
 #pragma GCC visibility push(hidden)
 extern "C" {{
@@ -34,6 +35,11 @@ namespace olpager::local {{
 
 /// Address of the function that local mode provides for `symbol`; null when the driver's own is to be used.
 void* localFunction(api::Symbol symbol);
+/// The driver's own function of that symbol: on its way through here the program's signals are held back (held_signals.h).
+/// Null: it is to be called as it is.
+void* heldFunction(api::Symbol symbol);
+/// Puts those in the place of the driver's functions, once.
+void holdSignalsIn(api::DriverTable& driver);
 /// How the specification has `symbol` handled.
 enum class Behaviour : uint8_t {{ kPass, kWrap, kOwn }};
 Behaviour localBehaviour(api::Symbol symbol);
@@ -54,19 +60,36 @@ def _guard(symbol):
 """
 
 
+def _is_held(symbol):
+    function = symbol.form.function
+    return not function.blocking and not function.has("interruptible")
+
+
+def _held(symbol):
+    names = ", ".join(p.name for p in symbol.form.parameters)
+    return f"""CUresult held_{symbol.name}({symbol.form.signature()}) {{
+  const olpager::base::HeldSignals held;
+  return g_driver.{symbol.name}({names});
+}}
+"""
+
+
 def local_table_cpp(spec):
     own = [s for s in spec.symbols() if s.local == "own"]
+    held = [s for s in spec.symbols() if _is_held(s)]
     rows = ""
     for name in spec.all_names():
+        holds = f"reinterpret_cast<void*>(&held_{name.name})" if hasattr(name, "form") and _is_held(name) else "nullptr"
         local = name.local if hasattr(name, "form") else "pass"
         written = f"reinterpret_cast<void*>(&ol_local_{name.name})" if local != "pass" else "nullptr"
         called = f"reinterpret_cast<void*>(&guarded_{name.name})" if local == "own" else written
-        rows += f"    {{{written}, {called}, Behaviour::k{local.capitalize()}}},\n"
+        rows += f"    {{{written}, {called}, {holds}, Behaviour::k{local.capitalize()}}},\n"
     weak = "".join(f"#pragma weak ol_local_{s.name}\n" for s in own)
     guards = "".join(_guard(s) for s in own)
     return f"""{NOTE}#define __CUDA_API_VERSION_INTERNAL
 #include <exception>
 
+#include "base/held_signals.h"
 #include "interpose/api/local_functions.h"
 #include "interpose/local/local_runtime.h"
 
@@ -76,6 +99,9 @@ namespace {{
 
 // What the program calls: no exception of ours goes into it. (The generated wrappers hold theirs back themselves.)
 {guards}
+olpager::api::DriverTable g_driver;  // as the driver has it
+
+{"".join(_held(s) for s in held)}
 }}  // namespace
 
 namespace olpager::local {{
@@ -84,6 +110,7 @@ namespace {{
 struct Entry {{
   void* written;  // null: it is not
   void* function;
+  void* held;
   Behaviour behaviour;
 }};
 const Entry kEntries[api::kSymbolCount] = {{
@@ -95,6 +122,10 @@ void* localFunction(api::Symbol symbol) {{
   const Entry& entry = kEntries[static_cast<size_t>(symbol)];
   return entry.written != nullptr ? entry.function : nullptr;
 }}
+void* heldFunction(api::Symbol symbol) {{ return kEntries[static_cast<size_t>(symbol)].held; }}
+void holdSignalsIn(api::DriverTable& driver) {{
+  g_driver = driver;
+{"".join(f"  if (driver.{s.name} != nullptr) driver.{s.name} = held_{s.name};{chr(10)}" for s in held)}}}
 Behaviour localBehaviour(api::Symbol symbol) {{ return kEntries[static_cast<size_t>(symbol)].behaviour; }}
 
 }}  // namespace olpager::local

@@ -79,6 +79,8 @@ FACTS = {
     "records": "makes its event stand for what is before it",
     "asks": "answers at once whether work is done",
     "exports": "gives memory or events of a device's to other programs, or takes theirs",
+    "interruptible": "waits for others, or takes no lock: signals of the program's come through meanwhile. So they do where it is "
+                     "blocking",
     "quiet": "waits for nothing, ends nothing, and tells the program nothing of what is before it",
 }
 

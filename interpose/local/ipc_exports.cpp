@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -21,6 +20,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/held_signals.h"
 #include "base/log.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/ipc_wire.h"
@@ -149,18 +149,11 @@ CUresult startServing(IpcExports& all) {
                    strerror(errno));
     return CUDA_ERROR_OPERATING_SYSTEM;
   }
-  // Signals are the program's.
-  sigset_t blocked, before;
-  sigfillset(&blocked);
-  pthread_sigmask(SIG_SETMASK, &blocked, &before);
-  CUresult result = CUDA_SUCCESS;
   try {
-    std::thread(serveAll, listening.get()).detach();
+    base::ownThread([socket = listening.get()] { serveAll(socket); }).detach();
   } catch (const std::system_error&) {
-    result = CUDA_ERROR_OPERATING_SYSTEM;
+    return CUDA_ERROR_OPERATING_SYSTEM;
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (result != CUDA_SUCCESS) return result;
   g_listening.store(listening.release());
   all.socket = number;
   g_socket.store(number);

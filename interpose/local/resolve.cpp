@@ -65,8 +65,9 @@ void* resolve(api::Symbol symbol) {
   void* native = driverSymbol(api::symbolName(symbol));
   // What the driver lacks is lacking here too, or ours would be promising what it can't do.
   if (native == nullptr) return nullptr;
-  void* own = localFunction(symbol);
-  return own != nullptr ? own : native;
+  if (void* own = localFunction(symbol); own != nullptr) return own;
+  void* held = heldFunction(symbol);
+  return held != nullptr ? held : native;
 }
 
 CUresult getProcAddress(const char* name, void** function, int version, cuuint64_t flags,

@@ -38,6 +38,7 @@
 #include "coherence/transport/core/address.h"
 #include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/from_settings.h"
+#include "interpose/api/local_functions.h"
 #include "interpose/forward/sessions.h"
 #include "interpose/local/driver_loader.h"
 #include "interpose/local/ipc_exports.h"
@@ -211,6 +212,7 @@ CUresult loadUnderLock(Root& state) {
         " lacks functions that every CUDA driver has; set OL_DRIVER to the driver's libcuda.so.1");
     return CUDA_ERROR_NO_DEVICE;
   }
+  holdSignalsIn(detail::g_driver);
   pthread_atfork(nullptr, nullptr, childAfterFork);
   // Refused for memory that is backed by a file; the handler above then does it for every fork()
   // that libc makes.

@@ -1,6 +1,14 @@
 // Waits for work, and questions whether it is done: the driver's, but that they tell of memory
 // which was lost (lost_memory.h). What is still under way is said to be so: programs take back what
 // its copies use when they hear that it is over.
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "base/held_signals.h"
+#include "interpose/local/captures.h"
 #include "interpose/local/context.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/lost_memory.h"
@@ -25,6 +33,28 @@ CUresult toldOfStream(CUresult result, CUstream stream, bool per_thread) {
   return told(result, [&] { return streamKey(stream, per_thread).context; });
 }
 
+// Asks query() until the work is done, and has native() answer, which does not wait then. Signals
+// are held back in the driver's calls, not between them: a thread that is stopped in one, or touches
+// managed memory in a handler, may have what a page fault needs.
+template <typename Query, typename Native>
+CUresult wait(Query query, Native native) {
+  if (pool() == nullptr || !pool()->hasManaged() || anyCapture()) return native();
+  constexpr std::chrono::microseconds kAwake{200}, kLongest{100}, kMost{20'000};
+  const auto began = std::chrono::steady_clock::now();
+  for (;;) {
+    {
+      const olpager::base::HeldSignals held;
+      if (query() != CUDA_ERROR_NOT_READY) return native();
+    }
+    const auto waited = std::chrono::steady_clock::now() - began;
+    if (waited > kMost) return native();  // others may give the stream more all the time
+    if (waited < kAwake)
+      sched_yield();
+    else
+      std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(waited / 16, kLongest));
+  }
+}
+
 // The driver does not say whose an event is, and it may be waited for in any context.
 CUresult toldOfEvent(CUresult result) {
   if (result == CUDA_ERROR_ILLEGAL_ADDRESS && pool() != nullptr)
@@ -42,10 +72,14 @@ OLPAGER_HOOK(cuCtxSynchronize_v2)(CUcontext context) {
 }
 
 OLPAGER_HOOK(cuStreamSynchronize)(CUstream stream) {
-  return toldOfStream(driver().cuStreamSynchronize(stream), stream, false);
+  return toldOfStream(wait([&] { return driver().cuStreamQuery(stream); },
+                           [&] { return driver().cuStreamSynchronize(stream); }),
+                      stream, false);
 }
 OLPAGER_HOOK(cuStreamSynchronize_ptsz)(CUstream stream) {
-  return toldOfStream(driver().cuStreamSynchronize_ptsz(stream), stream, true);
+  return toldOfStream(wait([&] { return driver().cuStreamQuery_ptsz(stream); },
+                           [&] { return driver().cuStreamSynchronize_ptsz(stream); }),
+                      stream, true);
 }
 OLPAGER_HOOK(cuStreamQuery)(CUstream stream) {
   return toldOfStream(driver().cuStreamQuery(stream), stream, false);
@@ -55,7 +89,8 @@ OLPAGER_HOOK(cuStreamQuery_ptsz)(CUstream stream) {
 }
 
 OLPAGER_HOOK(cuEventSynchronize)(CUevent event) {
-  return toldOfEvent(driver().cuEventSynchronize(event));
+  return toldOfEvent(wait([&] { return driver().cuEventQuery(event); },
+                          [&] { return driver().cuEventSynchronize(event); }));
 }
 OLPAGER_HOOK(cuEventQuery)(CUevent event) { return toldOfEvent(driver().cuEventQuery(event)); }
 OLPAGER_HOOK(cuEventElapsedTime)(float* milliseconds, CUevent start, CUevent end) {

@@ -3,6 +3,7 @@
 #include <sys/eventfd.h>
 
 #include "base/format.h"
+#include "base/held_signals.h"
 #include "base/log.h"
 
 namespace olpager::memserver {
@@ -29,7 +30,7 @@ ClientCore::~ClientCore() {
 }
 
 Status ClientCore::open() {
-  agent_ = std::thread([this] { agent(); });
+  agent_ = base::ownThread([this] { agent(); });
   Lock lock(mutex_);
   // connect() waits for its own time, the greeting for kAnswerMs; an attempt that failed says so.
   changed_.wait(lock, [&] { return figures_.connects != 0 || !first_error_.empty(); });

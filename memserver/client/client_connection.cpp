@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "base/format.h"
+#include "base/held_signals.h"
 #include "base/log.h"
 
 namespace olpager::memserver {
@@ -130,7 +131,7 @@ void ClientCore::startConnecting() {
   connect.domain = options_.domain;
   connect.queue = queue_;
   connect.replaces = last_link_;
-  connector_ = std::thread([this, connect] {
+  connector_ = base::ownThread([this, connect] {
     auto link = options_.endpoint->connect(options_.address, connect);
     {
       std::lock_guard lock(mutex_);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <system_error>
 
+#include "base/held_signals.h"
+
 namespace olpager::memserver {
 namespace {
 constexpr size_t kAlone = 2;  // pages that are hashed sooner than a helper wakes up
@@ -14,7 +16,7 @@ unsigned Hasher::helpersHere() {
 
 Hasher::Hasher(unsigned helpers) {
   try {
-    for (unsigned i = 0; i < helpers; ++i) helpers_.emplace_back([this] { help(); });
+    for (unsigned i = 0; i < helpers; ++i) helpers_.push_back(base::ownThread([this] { help(); }));
   } catch (const std::system_error&) {
     // With those that there are.
   }

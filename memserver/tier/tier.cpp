@@ -9,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/held_signals.h"
 #include "base/log.h"
 #include "pager/counters/counters.h"
 
@@ -52,8 +53,8 @@ Status MemserverTier::open(const EndpointMaker& make) {
   }
   look();
   publish();
-  worker_ = std::thread([this] { work(); });
-  lender_ = std::thread([this] { lend(); });
+  worker_ = base::ownThread([this] { work(); });
+  lender_ = base::ownThread([this] { lend(); });
   return {};
 }
 

@@ -35,8 +35,8 @@ __attribute__((tls_model("initial-exec"))) thread_local AwayOperation* t_operati
 
 Away::Away(PoolState& state, directory::AgentId agent, AwayLink& link)
     : state_(state), link_(link), elsewhere_(agent, kEpoch, directory::kUnlimited, *this) {
-  thread_ = std::thread([this] { run(); });
-  dropper_ = std::thread([this] { dropFreed(); });
+  thread_ = base::ownThread([this] { run(); });
+  dropper_ = base::ownThread([this] { dropFreed(); });
 }
 
 Away::~Away() { stopThreads(); }

@@ -2,6 +2,7 @@
 // acquire.cpp.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "pager/counters/trace.h"
 #include "pager/pool.h"
@@ -212,6 +213,7 @@ void Access::submitted(CUresult result) {
   else if (state.anyHostFunction())
     state.streams.markNow(submission_.stream);
   submission_.stream = nullptr;
+  if (std::exchange(submission_.holds_signals, false)) base::releaseSignals();
   pool_.answered(operation_.stream.context, result);
 }
 

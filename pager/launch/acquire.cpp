@@ -1,6 +1,7 @@
 // The path of an operation while something is not in VRAM, where its caller waits.
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "pager/clock.h"
@@ -35,6 +36,10 @@ void await(Acquisition& acquisition, PoolState& state, void (*&tell)(), Lock& lo
     if (acquisition.ready(lock) != Acquisition::State::kWaiting) return;
   }
   do {
+    // Who touches what the operation claims waits until it is submitted: its own thread in a signal
+    // handler, or another one while this one is stopped.
+    std::optional<base::HeldSignals> held;
+    if (acquisition.claimsManaged()) held.emplace();
     state.changed.wait_for(lock, tell != nullptr ? std::chrono::nanoseconds(kMomentNs) : kLook);
     if (tell == nullptr || nowNs() - began < kMomentNs) continue;
     say();

@@ -74,6 +74,8 @@ class Acquisition {
   State state() const { return now_; }
   /// It waits for other executors, or for a host function: nothing here hurries these.
   bool waitsForOthers() const { return follows_function_ || away_claim_.waits(); }
+  /// It claims managed memory, which a touch of the CPU's waits for until it is submitted.
+  bool claimsManaged() const { return claim_.isAsked(); }
   /// Once it is refused: what the operation is to return. Else CUDA_SUCCESS.
   CUresult result() const { return result_; }
   const StreamKey& stream() const { return operation_->stream; }

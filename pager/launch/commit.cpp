@@ -78,6 +78,7 @@ uint64_t Acquisition::takeNumber(Submission& into) {
   const uint64_t number = state_.launch_number.fetch_add(1, std::memory_order_acq_rel) + 1;
   into.stream = stream;
   into.number = number;
+  into.holds_signals = base::holdSignals();
   // Before the mutex is released: whoever marks an extent later waits for this.
   hazards().mine()->enter();
   return number;

@@ -32,11 +32,9 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "pager/driver_api.h"
@@ -256,7 +254,7 @@ class StreamTable {
   std::vector<CUcontext> contextsToDrain();
 
  private:
-  using TableLock = std::unique_lock<std::mutex>;
+  using TableLock = std::unique_lock<base::HoldingMutex>;
   /// How long whoever begins to capture gives a thread that was about to synchronise a context to
   /// get into the driver, which looks at captures there and then. That it comes out again must not
   /// be waited for: a kernel may wait for what is captured.
@@ -275,8 +273,8 @@ class StreamTable {
   const DriverApi& driver_;
   const std::atomic<uint64_t>& newest_;
   uint64_t id_ = 0;  // unique in the process
-  std::mutex mutex_;
-  std::condition_variable call_ended_;
+  base::HoldingMutex mutex_;
+  base::Condition call_ended_;
   std::vector<CUdevice> polled_devices_;
   std::vector<std::unique_ptr<StreamState>> streams_;
   struct FreeEvent {

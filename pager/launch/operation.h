@@ -97,12 +97,15 @@ struct Operation {
 };
 
 /// An operation that has its number: whoever makes its driver call says so when that is over
-/// (Access::submitted()), on the thread that got it, whose hazard slot is entered.
+/// (Access::submitted()), on the thread that got it, whose hazard slot is entered. Where there is
+/// managed memory no signal handler runs on that thread meanwhile: a touch of what the operation
+/// reaches waits until it is submitted.
 struct Submission {
   StreamState* stream = nullptr;  // nullptr: it has none
   uint64_t number = 0;
   TimedLaunch* timed = nullptr;  // this launch is timed
   uint64_t traced = 0;           // when it was ready to go; 0: nobody traces
+  bool holds_signals = false;    // base::releaseSignals() is owed
 };
 
 }  // namespace olpager::pager

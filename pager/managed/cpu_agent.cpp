@@ -7,10 +7,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <ctime>
 #include <utility>
+
+#include "base/held_signals.h"
 
 namespace olpager::pager {
 namespace {
@@ -62,18 +63,18 @@ Result<std::unique_ptr<CpuAgent>> CpuAgent::start(directory::Exchange& exchange,
                  std::strerror(errno) + "); raise the limit of open files"};
   std::unique_ptr<CpuAgent> agent(new CpuAgent(exchange, id, std::move(faults), bell));
   agent->serve_others_ = std::move(serve_others);
-  // The program's signal handlers don't run on this thread: they may touch managed memory.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  const int error = pthread_create(
-      &agent->thread_, nullptr,
-      [](void* self) -> void* {
-        static_cast<CpuAgent*>(self)->serve();
-        return nullptr;
-      },
-      agent.get());
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  int error = 0;
+  {
+    const base::BlockedSignals blocked;
+    error = pthread_create(
+        &agent->thread_, nullptr,
+        [](void* self) -> void* {
+          base::runsNoHandler();
+          static_cast<CpuAgent*>(self)->serve();
+          return nullptr;
+        },
+        agent.get());
+  }
   if (error != 0)
     return Error{std::string("managed memory's faults can't be served: no thread (") +
                  std::strerror(error) + "); raise the limit of threads"};

@@ -25,11 +25,11 @@
 //               and again stays for longer
 //
 // Threads: all of this is one thread's own, without any lock: the fault thread. Others hand it a
-// command and wait until it has taken that (add, remove, want). So a signal handler that touches
-// managed memory may interrupt anybody. The fault thread takes the exchange's mutex (a leaf): who
-// holds that touches no managed memory. With no lock held it may serve another agent of the process
-// (start(): `serve_others`), which only tries its own mutex. The thread says nothing, logs nothing:
-// what there is to say is in the counters.
+// command and wait until it has taken that (add, remove, want). The fault thread takes the
+// exchange's mutex (a leaf): who holds that touches no managed memory, in no signal handler either
+// (base/held_signals.h). With no lock held it may serve another agent of the process (start():
+// `serve_others`), which only tries its own mutex. The thread says nothing, logs nothing: what there
+// is to say is in the counters.
 #pragma once
 
 #include <pthread.h>

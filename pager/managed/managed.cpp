@@ -66,12 +66,13 @@ Result<std::unique_ptr<Managed>> Managed::start(PoolState& state) {
   std::unique_ptr<Managed> made(new Managed(state));
   made->devices_ = std::move(devices.value());
   made->exchange_.join(kPoolAgent, kEpoch, [managed = made.get()] { managed->bell_.release(); });
+  base::signalsMatter();
   auto cpu = CpuAgent::start(made->exchange_, kCpuAgent, std::move(faults.value()),
                              [managed = made.get()] { managed->serveNow(); });
   if (!cpu) return cpu.error();
   made->cpu_ = std::move(cpu.value());
   try {
-    made->thread_ = std::thread([managed = made.get()] { managed->run(); });
+    made->thread_ = base::ownThread([managed = made.get()] { managed->run(); });
   } catch (const std::exception& error) {
     return Error{std::string("managed memory: no thread for it: ") + error.what() +
                  " (see ulimit -u and the cgroup's pids.max)"};

@@ -160,6 +160,7 @@ class ManagedClaim {
   /// Claims what of `needed` is managed, if some of it is away. `needed` only grows from call to
   /// call.
   void ask(std::span<Extent* const> needed, Lock& lock);
+  bool isAsked() const { return age_ != directory::kNobody; }
   bool isRunnable() const;
   /// Whether the launch may go: it has claimed nothing, or claims everything. What it claims stays
   /// until completed().

@@ -131,7 +131,7 @@ void Engine::destroyObjects() {
 // when they are needed, and maps what has come where there is no mapper.
 bool Engine::startThreads() {
   try {
-    life_.thread = std::thread([this] { guarded(&Engine::run, true); });
+    life_.thread = base::ownThread([this] { guarded(&Engine::run, true); });
   } catch (const std::exception& error) {
     base::logError(
         "device %d: the pager's thread can't be started: %s (see ulimit -u and the cgroup's "
@@ -140,12 +140,12 @@ bool Engine::startThreads() {
     return false;
   }
   try {
-    mapper_.thread = std::thread([this] { guarded(&Engine::runMapper, true); });
+    mapper_.thread = base::ownThread([this] { guarded(&Engine::runMapper, true); });
   } catch (const std::exception& error) {
     base::logWarn("device %d: no thread that maps pages: %s", device_, error.what());
   }
   try {
-    host_.maker = std::thread([this] { guarded(&Engine::makeHostChunks, false); });
+    host_.maker = base::ownThread([this] { guarded(&Engine::makeHostChunks, false); });
   } catch (const std::exception& error) {
     base::logWarn("device %d: no thread that makes host memory: %s", device_, error.what());
   }

@@ -31,7 +31,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <memory>
 #include <span>
@@ -261,7 +260,7 @@ class Engine {
   // --- its parts ---------------------------------------------------------------------------------
   struct Life {
     std::thread thread;
-    std::condition_variable wake;
+    base::Condition wake;
     bool stop = false;
     bool stopping = false;  // somebody joins the threads
     bool pausing = false;   // nothing new is begun: the engine moves to another context
@@ -326,7 +325,7 @@ class Engine {
   /// What has come to VRAM and is to be mapped. The thread has claimed these extents.
   struct Mapper {
     std::thread thread;
-    std::condition_variable wake;
+    base::Condition wake;
     std::deque<Extent*> arrivals;
     bool busy = false;  // with some that it has taken off the queue
     bool news = false;  // it has mapped some since the engine's thread looked last
@@ -358,7 +357,7 @@ class Engine {
   /// The device's use of the host tier.
   struct HostUse {
     std::thread maker;  // of host chunks, ahead of need
-    std::condition_variable wake;
+    base::Condition wake;
     std::array<uint32_t, kOrders> without{};  // extents that have no host chunk
     bool full = false;                        // said once
     uint64_t short_bytes = 0;                 // of a host chunk that was wanted and not there
@@ -402,6 +401,7 @@ class Engine {
   /// Makes calls of the driver without the mutex: a step in the trace, as is the wait for it.
   template <typename Calls>
   auto outside(TraceStep what, const Extent* of, Lock& lock, Calls&& calls) {
+    const base::HeldSignals held;  // the driver has locks of its own
     lock.unlock();
     const auto result = [&] {
       const TracedStep traced = step(what, of);

@@ -291,7 +291,7 @@ void Engine::drainContexts() {
   out_.draining->store(true);
   pool_.draining.fetch_add(1);
   try {
-    std::thread(std::move(drain)).detach();
+    base::ownThread(std::move(drain)).detach();
   } catch (const std::exception& error) {
     base::warnOnce("drain", "device %d: eviction waits for a thread: %s", device_, error.what());
     out_.draining->store(false);

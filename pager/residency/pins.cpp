@@ -54,6 +54,7 @@ CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_
   // What other agents have of it is claimed until it is there. From then on the pin holds it.
   ManagedClaim claim(state);
   AwayClaim away(state);
+  const base::HeldSignals held;  // as Access waits for what it claims
   // In place is no help here: who uses the address does not come by again.
   while (!(there() && away.isRunnable() && claim.submit() && away.submit()) && !want.failed &&
          !want.lost && !want.in_place && !engine.broken() && !state.stopped) {

@@ -4,6 +4,8 @@
 #include <mutex>
 #include <new>
 
+#include "base/held_signals.h"
+
 namespace olpager::pager {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -25,7 +27,7 @@ void givePooled(void* object, size_t) noexcept { ::operator delete(object); }
 namespace {
 
 struct Pool {
-  std::mutex mutex;
+  base::HoldingMutex mutex;
   // Up to 512 objects in a block; with the default a block could be as large as all before it
   // together.
   std::pmr::unsynchronized_pool_resource memory{{512, 256}, std::pmr::new_delete_resource()};

@@ -2,11 +2,12 @@
 
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <csignal>
 #include <ctime>
 
 #include <algorithm>
 #include <cerrno>
+
+#include "base/held_signals.h"
 
 namespace olpager::transport {
 
@@ -24,11 +25,7 @@ Reactor::Reactor()
   event.events = EPOLLIN;
   event.data.ptr = nullptr;
   epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event);
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = base::ownThread([this] { run(); });
 }
 
 Reactor::~Reactor() {
