@@ -1,6 +1,7 @@
 #include "gpunode/simgpu/modules/library.h"
 
 #include <cstring>
+#include <optional>
 
 #include "gpunode/simgpu/context.h"
 #include "gpunode/simgpu/device.h"
@@ -21,6 +22,9 @@ CUresult LibraryKernel::function(Context& context, std::shared_ptr<Function>* ou
   if (owner == nullptr) return CUDA_ERROR_INVALID_HANDLE;
   std::shared_ptr<LoadedModule> module;
   if (const CUresult error = owner->instance(context, &module); error != CUDA_SUCCESS) return error;
+  // A driver that loads lazily loads each kernel by itself.
+  std::optional<ContextDrain> drain;
+  if (Driver::get().settings.context_lock) drain.emplace(context);
   *out = module->function(info.name);
   if (*out == nullptr) return CUDA_ERROR_NOT_FOUND;
   const std::lock_guard lock(mutex_);

@@ -239,6 +239,12 @@ CUresult CUDAAPI cuKernelGetParamInfo(CUkernel handle, size_t index, size_t* off
   if (offset == nullptr) return CUDA_ERROR_INVALID_VALUE;
   std::shared_ptr<LibraryKernel> kernel;
   if (const CUresult error = requireKernel(handle, &kernel); error != CUDA_SUCCESS) return error;
+  std::shared_ptr<Context> context;
+  if (Driver::get().settings.context_lock && requireContext(&context) == CUDA_SUCCESS) {
+    std::shared_ptr<Function> loaded;
+    if (const CUresult error = kernel->function(*context, &loaded); error != CUDA_SUCCESS)
+      return error;
+  }
   if (index >= kernel->info.params.size()) return CUDA_ERROR_INVALID_VALUE;
   *offset = kernel->info.params[index].offset;
   if (size != nullptr) *size = kernel->info.params[index].size;
