@@ -11,6 +11,7 @@
 #include "interpose/local/contexts.h"
 #include "interpose/local/green_contexts.h"
 #include "interpose/local/hook.h"
+#include "interpose/local/host_memory.h"
 #include "interpose/local/lost_memory.h"
 #include "interpose/local/memory_pools.h"
 #include "interpose/local/modules.h"
@@ -45,6 +46,7 @@ void goes(CUcontext context) {
   modulesOfContextGone(context);
   static_cast<void>(holdStreamGone(context));  // goes with it
   running->contextGone(context);
+  hostMemoryOfContextGone(context);
   forgetFromPools();
   lostContextGone(context);
   capturesOfContextGone(context);

@@ -2,6 +2,7 @@
 // and find addresses of the range there, the pager is told.
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "interpose/api/managed_advice.h"
 #include "interpose/local/captures.h"
@@ -23,6 +24,7 @@ namespace {
 struct HostRange {
   uint64_t bytes = 0;
   bool managed = false;
+  CUcontext context = nullptr;  // with which the driver frees it
 };
 
 struct HostRanges {
@@ -43,7 +45,7 @@ void noteHost(const void* address, uint64_t bytes, bool registered) {
   const auto at = reinterpret_cast<uint64_t>(address);
   {
     std::lock_guard lock(state().mutex);
-    state().ranges[at] = {bytes, false};
+    state().ranges[at] = {bytes, false, memoryContext()};
   }
   olpager::pager::add(olpager::pager::counters().pinned_host_allocations);
   olpager::pager::add(olpager::pager::counters().pinned_host_bytes, bytes);
@@ -55,7 +57,7 @@ void noteManaged(CUdeviceptr address, uint64_t bytes) {
   if (running == nullptr) return;
   {
     std::lock_guard lock(state().mutex);
-    state().ranges[address] = {bytes, true};
+    state().ranges[address] = {bytes, true, memoryContext()};
   }
   olpager::pager::add(olpager::pager::counters().managed_allocations);
   olpager::pager::add(olpager::pager::counters().managed_bytes, bytes);
@@ -113,6 +115,16 @@ CUresult allocateManaged(Pool& running, const Place& place, uint64_t bytes, CUde
 namespace olpager::local {
 
 void forgetManaged(CUdeviceptr address) { forgetHost(address); }
+
+void hostMemoryOfContextGone(CUcontext context) {
+  std::vector<uint64_t> gone;
+  {
+    std::lock_guard lock(state().mutex);
+    for (const auto& [address, range] : state().ranges)
+      if (range.context == context) gone.push_back(address);
+  }
+  for (const uint64_t address : gone) forgetHost(address);
+}
 
 }  // namespace olpager::local
 

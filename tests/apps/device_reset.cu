@@ -8,11 +8,12 @@ __managed__ uint32_t g_shared = 3;
 
 __global__ void count(uint32_t* out) { *out = g_counter++; }
 __global__ void countShared() { ++g_shared; }
+__global__ void countPinned(uint32_t* pinned) { ++*pinned; }
 
 int main(int argc, char** argv) {
   const apps::Options options = apps::parse(argc, argv);
   const uint32_t seed = uint32_t(options.seed);
-  constexpr size_t kPiece = size_t{2} << 20;
+  constexpr size_t kPiece = size_t{2} << 20, kPinned = size_t{4} << 20;
   const size_t n = options.bytes / kPiece;
   for (uint32_t life = 0; life < 3; ++life) {
     std::vector<char*> buffers(n);
@@ -32,6 +33,15 @@ int main(int argc, char** argv) {
     count<<<1, 1>>>(out);
     RUNTIME_OK(cudaMemcpy(&counted, out, 4, cudaMemcpyDeviceToHost));
     CHECK(counted == 7, "life %u: the module's variable is %u, expected 7", life, counted);
+    // Pinned memory that kernels may find pointers in. It goes with the device, and nobody may look
+    // there in the next life.
+    uint32_t* pinned;
+    RUNTIME_OK(cudaMallocHost(&pinned, kPinned));
+    std::memset(pinned, 0, kPinned);
+    for (size_t b = 0; b < n; ++b) apps::add(buffers[b], kPiece, 1, stream);
+    countPinned<<<1, 1, 0, stream>>>(pinned);
+    RUNTIME_OK(cudaStreamSynchronize(stream));
+    CHECK(pinned[0] == 1, "the word in pinned memory is %u", pinned[0]);
     if (life == 0) {
       ++g_shared;
       countShared<<<1, 1>>>();
