@@ -6,7 +6,7 @@
 #include "common.h"
 
 constexpr int kBuffers = 4, kLaunching = 8, kPrefetching = 2;
-constexpr uint32_t kLaunches = 12, kUsed = 64;
+constexpr uint32_t kLaunches = 48, kUsed = 64;
 constexpr size_t kPageWords = (2u << 20) / 4, kPages = 3, kBytes = kPages * kPageWords * 4;
 
 struct Buffers {
