@@ -77,6 +77,13 @@ void Arrivals::changesCome(uint32_t count) {
   session_.nothingComes(static_cast<uint32_t>(answered));
 }
 
+// In this order: no more are answered than are expected, so where both are equal they were so when
+// the first was read.
+bool Arrivals::changesOutstanding() const {
+  const uint64_t answered = changes_answered_.load();
+  return answered != changes_expected_.load();
+}
+
 // Under the mutex.
 bool Arrivals::expects(uint64_t address, uint64_t bytes) const {
   return std::any_of(expected_.begin(), expected_.end(),

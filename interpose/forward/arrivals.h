@@ -36,9 +36,9 @@ class Arrivals {
   void changesDoNotCome();
   /// So many answers are in place, of those that are expected at most.
   void changesCome(uint32_t count);
-  /// How many of these there were so far, and whether so many have come.
-  uint64_t changesExpected() const { return changes_expected_.load(); }
-  bool changesAnswered(uint64_t count) const { return changes_answered_.load() >= count; }
+  /// Whether some of these are still to come. Answers are counted, not told apart, so one may stand
+  /// for another: it is false only where all have come that were expected by then.
+  bool changesOutstanding() const;
 
   /// Whether bytes of copies to [address, + bytes) are still to come.
   bool bytesOutstanding(uint64_t address, uint64_t bytes);
@@ -46,7 +46,7 @@ class Arrivals {
   /// any more.
   void awaitBytes(uint64_t address, uint64_t bytes);
   /// Whether bytes are to come for any of the program's memory.
-  bool any() const { return bytes_come_.load() != 0 || !changesAnswered(changesExpected()); }
+  bool any() const { return bytes_come_.load() != 0 || changesOutstanding(); }
   /// The session is lost: nobody waits any more.
   void wake();
 

@@ -180,34 +180,29 @@ CUresult awaitNamed(const Session& session) {
   return CUDA_SUCCESS;
 }
 
+// Which stream brings what nobody noted, so each context is waited for once: after that all has come
+// that was sent before. What is outstanding then another thread has launched meanwhile, which
+// nothing orders with this call.
 CUresult awaitMemory(uint64_t address, uint64_t bytes, const Session& reader, bool by_kernel) {
   for (Session* const session : existingSessions()) {
     const bool own = session == &reader;
-    // What other threads launch from now on does not count.
-    const uint64_t changes = !(own && by_kernel) && isNamed(*session, address)
-                                 ? session->arrivals().changesExpected()
-                                 : 0;
+    const bool kernels = !(own && by_kernel) && isNamed(*session, address);
     const auto comes = [&] {
-      return !session->arrivals().changesAnswered(changes) ||
+      return (kernels && session->arrivals().changesOutstanding()) ||
              session->arrivals().bytesOutstanding(address, bytes);
     };
     // What another session's GPU writes into memory that it shares nobody is told of.
     const bool unseen = !own && isShared(*session, reinterpret_cast<const void*>(address), 1);
     if (!unseen && !comes()) continue;
-    // Everything of the context, then of others: which stream it comes in nobody noted.
-    CUresult result = finishContext(*session, contextIn(session));
+    const uint64_t current = contextIn(session);
+    CUresult result = finishContext(*session, current);
     if (unseen && result == CUDA_ERROR_DEVICE_UNAVAILABLE) continue;  // lost: it writes no more
     for (const uint64_t context : contextsOf(*session)) {
-      if ((result == CUDA_SUCCESS || contextIn(session) == 0) && comes())
+      if (context != current && (result == CUDA_SUCCESS || current == 0) && comes())
         result = finishContext(*session, context);
     }
     if (result != CUDA_SUCCESS) return result;
     session->arrivals().awaitBytes(address, bytes);
-    if (!comes()) continue;
-    base::warnOnce("await",
-                   "a copy reads pinned memory into which a kernel of another context is still to "
-                   "write: refused");
-    return CUDA_ERROR_NOT_READY;
   }
   return CUDA_SUCCESS;
 }

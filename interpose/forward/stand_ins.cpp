@@ -43,22 +43,18 @@ StandInTable* tableFor(Handle handle) {
   return session != nullptr ? &tableOf(*session) : nullptr;
 }
 
-bool isQuiet(const Session& session) {
-  return session.arrivals().changesAnswered(session.arrivals().changesExpected());
-}
-
 // What launches used that are over by now.
 StandIns takeOver(StandInTable& all, Session* session) {
   const auto there = session->parts().whileThere();
   const std::lock_guard lock(all.mutex);
-  if (!isQuiet(*session)) return {};
+  if (session->arrivals().changesOutstanding()) return {};
   all.sent = 0;
   return std::exchange(there->launched, {});
 }
 
 // Room for so many bytes; one that was used before where it can be had.
 CUresult takePlace(Session* session, uint64_t bytes, Place* out) {
-  if (isQuiet(*session)) {
+  if (!session->arrivals().changesOutstanding()) {
     SpareStandIns& free = tableOf(*session).spare;
     const std::lock_guard lock(free.mutex);
     const auto found = std::find_if(free.all.begin(), free.all.end(), [&](const Place& place) {
@@ -78,7 +74,7 @@ CUresult takePlace(Session* session, uint64_t bytes, Place* out) {
 
 // More than is worth keeping goes back, where nothing captures: the worker waits for the context.
 void trimSpares(StandInTable& all, Session* session) {
-  if (capturing() || !isQuiet(*session)) return;
+  if (capturing() || session->arrivals().changesOutstanding()) return;
   std::vector<Place> out;
   {
     SpareStandIns& free = all.spare;
