@@ -75,6 +75,11 @@ void HandleTable::gone(uint64_t number) {
   });
 }
 
+void HandleTable::mayComeAgain(HandleKind kind, uint64_t value) {
+  std::lock_guard lock(mutex_);
+  numbers_.erase({kind, value});
+}
+
 void HandleTable::forEach(const std::function<void(uint64_t, HandleKind)>& each) const {
   std::lock_guard lock(mutex_);
   for (const auto& [number, entry] : entries_) each(number, entry.kind);

@@ -124,6 +124,9 @@ class HandleTable {
   /// never comes to mean something else: behind a module or a library that is gone, what the driver
   /// names anew has a new number.
   void gone(uint64_t number);
+  /// The driver may give this handle to something else. That gets a number of its own; what number
+  /// there is keeps its meaning, as the program's handle does.
+  void mayComeAgain(HandleKind kind, uint64_t value);
   size_t size() const;
   /// Every number that means something, with its kind. `each` asks nothing of the table.
   void forEach(const std::function<void(uint64_t number, HandleKind kind)>& each) const;

@@ -30,6 +30,9 @@ SETTLED_TYPES = frozenset(("CUDA_RESOURCE_DESC", "CUgraphExecUpdateResultInfo", 
 # Those that come with answers, and how many handles they have then.
 HANDLES_IN = {"CUDA_RESOURCE_DESC": 1, "CUgraphExecUpdateResultInfo": 2, "CUDA_GRAPH_INSTANTIATE_PARAMS": 1}
 
+# How many handles an array of the driver's own has at most: nodes at the tail of a capture. Numbers for so many are drawn, of 2^40.
+MOST_UNCOUNTED = 4096
+
 # What has numbers of devices in it, and where: an empty text, it is a device, or a location itself.
 LOCATIONS = {"CUmemLocation": "", "CUmemAccessDesc": "location", "CUmemPoolProps": "location", "CUmemAllocationProp": "location"}
 DEVICE_TYPES = frozenset(LOCATIONS) | {"CUdevice", "CUarrayMapInfo"}
@@ -132,11 +135,13 @@ def outs(form):
 
 
 def named(form):
-    """How many handles the answer may have, as terms of a sum. What the driver alone says the number of is not among them."""
+    """How many handles the answer may have, as terms of a sum. How long an array of the driver's own is the driver alone knows."""
     terms = []
     for p in outs(form):
         each = 1 if is_translated(p) else HANDLES_IN.get(p.base_type, 0)
-        if each and not p.get("static"):
+        if each and p.get("static"):
+            terms.append(f"({p.name} != nullptr ? {MOST_UNCOUNTED} : 0)")
+        elif each:
             terms.append(guarded(count_of(p)) if count_of(p) else f"uint64_t{{{each}}}")
     return terms
 
@@ -377,9 +382,14 @@ def _worker_function(symbol):
         called = re.sub(r"(_v2)?_ptds$", "Async", symbol.name)
         arguments.append("in.defaultStream(true)")
     out += f"  const auto call = in.driver().{called};\n  if (call == nullptr) return CUDA_ERROR_NOT_SUPPORTED;\n"
+    graphs = [p for p in gone if p.base_type in ("CUgraph", "CUgraphNode")]
+    for p in graphs:
+        out += f"  GraphHandles with_{p.name}(in, {p.name});\n"
     out += f"  const CUresult result = call({', '.join(arguments)});\n"
     for p in gone:
         out += f"  if (result == CUDA_SUCCESS) in.gone(number_{p.name});\n"
+    for p in graphs:
+        out += f"  if (result == CUDA_SUCCESS) with_{p.name}.gone();\n"
     if mode == "oneWay":
         for p in results:
             out += f"  if (result == CUDA_SUCCESS) in.bind(number_{p.name}, made_{p.name});\n"
@@ -539,6 +549,7 @@ def forward_worker_cpp(spec):
         orders += f"    {_called_with(name) if name.name in names else '{}'},  // {name.name}\n"
     return f"""{NOTE}// The worker's side of forwarded mode.
 #define __CUDA_API_VERSION_INTERNAL
+#include "gpunode/worker/graph_handles.h"
 #include "gpunode/worker/invocation.h"
 #include "gpunode/worker/structures.h"
 #include "interpose/api/attribute_bytes.h"

@@ -33,6 +33,8 @@ void keepTold(const Session& session, CUgraphNode node, std::unique_ptr<ToldPara
 }
 
 CUresult ask(Call& call, CUgraphNode node, NodeKind kind) {
+  constexpr uint64_t kMostHandles = 3;
+  call.names(kMostHandles);
   call.value(reinterpret_cast<uint64_t>(node));
   call.value(kind);
   return call.sync();

@@ -44,7 +44,7 @@ struct ToldNodes {
 };
 /// It stays until the program asks for the same node again.
 void keepTold(const Session& session, CUgraphNode node, std::unique_ptr<ToldParameters> made);
-/// Asks for them.
+/// Asks for them. They may have handles: a kernel's function and context, or arrays.
 CUresult ask(Call& call, CUgraphNode node, NodeKind kind);
 
 }  // namespace olpager::forward

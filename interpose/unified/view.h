@@ -13,18 +13,20 @@
 //                           (Names in wire.h); the executor binds what is new among them to these
 //                           in their order. So a call that makes something can go to several
 //                           executors, also at once, and what it makes has one number.
-//   by an executor          for what only an answer tells of, and of which nobody knows how much
-//                           there is (nodes of a capture). The executor's slot is in the number,
-//                           so no two are the same.
+//                           Of what the driver alone knows the number of (nodes at a capture's
+//                           tail) as many are drawn as there never are.
+//   by an executor          for what only an answer of its own tells of. The executor's slot is in
+//                           the number, so no two are the same.
 //
 // The primary context has the number of the first device of kCommonSlot everywhere.
 //
 // States of a number, at an executor: unknown -> bound (a call that made it, or binds it) -> gone
 // (its object was destroyed, or ended with its context or library). Nodes of a graph that is gone
-// stay bound: the driver may give another node the address of one, which then has that number. Who
-// moves them: the worker that makes the call, under HandleTable's mutex. The program's side keeps
-// no table of numbers. All of a program's handles are of its one unified session (sessionOfHandle).
-// So to encode a call costs no lookup and no lock, and discrete sessions know nothing of it.
+// stay bound. A node to which a driver gives the handle of one has a number of its own all the
+// same: which handles come again differs from driver to driver. Who moves them: the worker that
+// makes the call, under HandleTable's mutex. The program's side keeps no table of numbers. All of a
+// program's handles are of its one unified session (sessionOfHandle). So to encode a call costs no
+// lookup and no lock, and discrete sessions know nothing of it.
 //
 // Owners. The session that the program has (Program::unified) owns what the program knows of its
 // objects: contexts, streams, allocations, captures (session_parts.h). An executor owns the

@@ -319,6 +319,13 @@ TEST_CASE("handles mean what they were given for", "[gpunode]") {
   CHECK_FALSE(table.bind(7, HandleKind::kEvent, 0x3000));       // not marked
   CHECK(table.numberOf(HandleKind::kEvent, 0x2000) == forward::firstNumber(0));
 
+  // A handle that the driver may give again: another number for what gets it, and the first one
+  // means what it did.
+  const uint64_t node = table.numberOf(HandleKind::kGraphNode, 0x4000);
+  table.mayComeAgain(HandleKind::kGraphNode, 0x4000);
+  CHECK(table.numberOf(HandleKind::kGraphNode, 0x4000) != node);
+  CHECK(table.find(node, HandleKind::kGraphNode, &value));
+
   table.gone(forward::firstNumber(0));
   CHECK_FALSE(table.find(forward::firstNumber(0), HandleKind::kEvent, &value));
   // The same place for a new object: a new number.
