@@ -148,20 +148,24 @@ class Group {
   void noteRecord(CUevent event) {
     behindKept([this, event] {
       const std::lock_guard lock(records_mutex_);
-      recorded_at_[event] = active();
+      recorded_[event] = {.executor = active(), .order = ++records_};
     });
   }
   void dropRecord(CUevent event) {
     behindKept([this, event] {
       const std::lock_guard lock(records_mutex_);
-      recorded_at_.erase(event);
+      recorded_.erase(event);
     });
   }
-  /// Where it was recorded last; of one that never was, where operations run.
-  unsigned recordedAt(CUevent event) {
+  struct Recorded {
+    unsigned executor = 0;
+    uint64_t order = 0;  // among all records; 0: there was none
+  };
+  /// Where and when it was recorded last; of one that never was, where operations run.
+  Recorded recorded(CUevent event) {
     const std::lock_guard lock(records_mutex_);
-    const auto found = recorded_at_.find(event);
-    return found != recorded_at_.end() ? found->second : active();
+    const auto found = recorded_.find(event);
+    return found != recorded_.end() ? found->second : Recorded{.executor = active()};
   }
 
   // Device memory. Pages of the range at addresses that the caller gives out.
@@ -203,7 +207,8 @@ class Group {
  private:
   GroupCode code_;
   std::mutex records_mutex_;  // a leaf
-  std::unordered_map<CUevent, unsigned> recorded_at_;
+  std::unordered_map<CUevent, Recorded> recorded_;
+  uint64_t records_ = 0;
 
   virtual unsigned enter(const Uses& uses, Aged* aged, bool* kept) = 0;
   virtual void keep(std::unique_ptr<KeptCall> call) = 0;

@@ -124,7 +124,8 @@ Executors::Executors(forward::Session& session, status::UnifiedCounters& counter
                 heard();
               },
               [this] { heard(); }}),
-      managed_(session, home_, counters, managed) {}
+      managed_(session, home_, counters, managed),
+      event_clock_(session) {}
 
 Executors::~Executors() { stopMover(); }
 
@@ -622,6 +623,7 @@ std::shared_ptr<const forward::SharedVariable> Executors::share(forward::CodeThe
 
 void Executors::contextGone(uint64_t context) {
   managed_.contextGone(context);
+  event_clock_.contextGone(context);
   code().contextGone(context);
   const Lock lock = whenNoneIsKept();
   code_.contextGone(context);

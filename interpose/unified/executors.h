@@ -51,6 +51,7 @@
 #include "interpose/forward/group.h"
 #include "interpose/forward/kept_call.h"
 #include "interpose/unified/code_states.h"
+#include "interpose/unified/event_clock.h"
 #include "interpose/unified/home.h"
 #include "interpose/unified/managed_memory.h"
 #include "interpose/unified/page_link.h"
@@ -106,6 +107,7 @@ class Executors final : public forward::Group {
   void awaitKept() override;
 
   ManagedMemory& managed() { return managed_; }
+  EventClock& eventClock() { return event_clock_; }
 
  private:
   unsigned enter(const Uses& uses, forward::Aged* aged, bool* kept) override;
@@ -154,6 +156,7 @@ class Executors final : public forward::Group {
   std::mutex order_;
 
   ManagedMemory managed_;
+  EventClock event_clock_;
 
   bool same_kind_ = false;               // of pinned memory, at all executors
   std::atomic<bool> mover_runs_{false};  // from start() to leaves()
