@@ -94,6 +94,13 @@ void AllocationBook::give(uint64_t context, uint64_t address, uint64_t bytes) {
   credit.bytes += (before - usedPages()) * kPageBytes;
 }
 
+void AllocationBook::giveFreedInOrder() {
+  for (const auto& [address, context, bytes] : in_order.takeCome()) {
+    (void)forget(address);
+    give(context, address, bytes);
+  }
+}
+
 void AllocationBook::know(CUdeviceptr address, const Held& memory) {
   std::unique_lock lock(known_mutex);
   Held& one = known[address] = memory;
@@ -148,6 +155,7 @@ void AllocationBook::dropOf(uint64_t context) {
     if (its) give(context, freed.first, freed.second.bytes);
     return its;
   });
+  for (const auto& freed : in_order.takeOf(context)) give(context, freed.address, freed.bytes);
   if (const auto of_context = slabs.find(context); of_context != slabs.end()) {
     of_context->second->dropKept();
     slabs.erase(of_context);

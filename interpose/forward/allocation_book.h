@@ -23,6 +23,7 @@
 
 #include "base/space/address_allocator.h"
 #include "base/space/slab_allocator.h"
+#include "interpose/forward/freed_in_order.h"
 
 namespace olpager::forward {
 
@@ -50,6 +51,7 @@ struct AllocationBook {
   std::unordered_map<CUdeviceptr, Held> held;
   // Of a group: freed while a stream captures, when nobody may wait for what uses it.
   std::vector<std::pair<CUdeviceptr, Held>> later;
+  FreedInOrder in_order;           // likewise: freed in the order of a stream
   std::set<CUmemoryPool> limited;  // of a group: pools that give so much and no more
   uint64_t pages = 0;              // taken, without guards
   Credit credit;
@@ -71,6 +73,8 @@ struct AllocationBook {
   /// An address for so many bytes; 0: the part is full.
   uint64_t take(uint64_t context, uint64_t bytes);
   void give(uint64_t context, uint64_t address, uint64_t bytes);
+  /// What streams have come to the free of is free.
+  void giveFreedInOrder();
 
   // Without a lock.
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 #include <utility>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "interpose/forward/executor.h"
 #include "interpose/forward/host_functions.h"
 #include "interpose/forward/launch.h"
+#include "interpose/forward/none_begins.h"
 #include "interpose/forward/session_contexts.h"
 #include "interpose/forward/session_parts.h"
 #include "interpose/forward/stand_ins.h"
@@ -54,12 +56,32 @@ uint64_t contextOf(CUstream stream, bool per_thread) {
   return reinterpret_cast<uint64_t>(context);
 }
 
+std::shared_mutex& beginning() {
+  static std::shared_mutex mutex;
+  return mutex;
+}
+
+// A stream is about to capture, and counts as one that does: what another thread sends meanwhile
+// may be made behind the call that begins it.
+class Beginning {
+ public:
+  Beginning() {
+    const std::lock_guard lock(beginning());
+    program().capturing.fetch_add(1);
+  }
+  Beginning(const Beginning&) = delete;
+  Beginning& operator=(const Beginning&) = delete;
+  ~Beginning() { program().capturing.fetch_sub(1); }
+};
+
 template <typename Begin>
 CUresult begin(CUstream stream, bool per_thread, CUstreamCaptureMode mode, Begin begins) {
-  const uint64_t context = contextOf(stream, per_thread);
-  const CUresult result = begins();
   const Session* const session = Route().handle(stream).session();
-  if (result != CUDA_SUCCESS || session == nullptr) return result;
+  if (session == nullptr) return begins();
+  const uint64_t context = contextOf(stream, per_thread);
+  const Beginning about_to;
+  const CUresult result = begins();
+  if (result != CUDA_SUCCESS) return result;
   session->parts().contexts->know(context);  // with which the capture ends
   session->parts().whileThere()->captures.add(
       {stream, isOwn(stream, per_thread), thisThread(), context, mode});
@@ -192,6 +214,9 @@ CUresult ended(CUresult result, CUstream stream, bool per_thread) {
 }
 
 }  // namespace
+
+NoneBegins::NoneBegins() { beginning().lock_shared(); }
+NoneBegins::~NoneBegins() { beginning().unlock_shared(); }
 
 Captures::~Captures() { program().capturing.fetch_sub(all_.size()); }
 

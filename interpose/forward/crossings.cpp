@@ -26,6 +26,8 @@ CUresult putGate(const StreamAt& at, uint32_t notice, uint32_t gate) {
 
 }  // namespace
 
+CUresult putNotice(const StreamAt& at, uint32_t notice) { return putGate(at, notice, 0); }
+
 StreamAt streamAt(CUstream stream, bool per_thread) {
   return {Route().handle(stream).session(), stream, per_thread};
 }
@@ -78,7 +80,7 @@ CUresult waitAcross(const StreamAt& at, Session* other, CUevent event, unsigned 
   CUresult result = wait.oneWay();
   // The gate is there before it can be opened.
   if (result == CUDA_SUCCESS) result = putGate(at, 0, gate);
-  if (result == CUDA_SUCCESS) result = putGate({other, own->stream(), false}, notice, 0);
+  if (result == CUDA_SUCCESS) result = putNotice({other, own->stream(), false}, notice);
   if (result == CUDA_SUCCESS) return result;
   other->functions().forgetNotice(notice);
   at.session->openGate(gate);

@@ -60,6 +60,9 @@ class OwnStream {
   CUstream stream_ = nullptr;
 };
 
+/// The stream's worker gives that notice (Session::expectNotice) when the stream comes to here.
+CUresult putNotice(const StreamAt& at, uint32_t notice);
+
 /// The stream waits for what the event, of another session, stands for now.
 CUresult waitAcross(const StreamAt& at, Session* other, CUevent event, unsigned flags);
 

@@ -190,6 +190,7 @@ bool GroupCall::mayBeKept(uint16_t function, std::span<const std::byte> bulk) co
   switch (static_cast<Operation>(function)) {
     case Operation::kLaunch:
     case Operation::kCopyDevice:
+    case Operation::kGate:
       return true;
     case Operation::kCopyIn:
       return !bulk.empty();

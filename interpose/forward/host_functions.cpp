@@ -49,7 +49,6 @@ uint32_t HostFunctions::expectNotice(std::function<void(CUresult)> told) {
     if (session_.ended()) return 0;
     number = next_++;
     notices_.emplace(number, std::move(told));
-    ever_any_.store(true);
   }
   session_.somethingComes();
   return number;

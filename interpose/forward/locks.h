@@ -9,6 +9,10 @@
 //    2  LogListeners::registering    logs.h              while workers are told to send their logs
 //       PeerLinks::Pair::mutex       straight_copies.h   while two workers are linked
 //    3  Variables::mutex             variables.h         a variable is adopted, or goes
+//       NoneBegins                   none_begins.h       what would spoil a capture is sent, or one
+//                                                        is about to begin
+//       EventClock::mutex_           event_clock.h       while executors are asked when they came
+//                                    (../unified)        to events
 //    4  BlockTable::mirroring        block_table.h       a mirror is made, or goes
 //    5  StandInTable::send_mutex     stand_in_table.h    the order in which changes of stand-ins go
 //    6  AllocationBook::mutex        allocation_book.h   addresses of device memory; held while the
@@ -32,7 +36,8 @@
 //   11  the channel's and the transport's (CONTRIBUTING.md)
 //   12  leaves, under which nothing is taken:
 //       Window (window.h), DriverMemory (driver_memory.h), SpareStandIns (stand_in_table.h),
-//       api::ManagedAdvice, AllocationBook::known_mutex (allocation_book.h), StreamIndex and
+//       api::ManagedAdvice, AllocationBook::known_mutex (allocation_book.h), FreedInOrder
+//       (freed_in_order.h), StreamIndex and
 //       IdleStreams (streams.h, crossings.h), AllocatingGraphs (captures.h), ParameterLayouts and
 //       TakenLaunches (launch.h), KernelAliases (kernel_attributes.h), KnownKernels
 //       (known_kernels.h), CommonKernels (libraries.h), Linker and Linkers (links.h), NodeFunctions (graph_nodes.h), ToldNodes (node_calls.h),

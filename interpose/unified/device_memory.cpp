@@ -3,6 +3,7 @@
 // is asked about it is answered here as well: executors know its pages alone. Over one executor all
 // of it is forwarded mode's.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <mutex>
@@ -22,11 +23,16 @@
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/contexts.h"
+#include "interpose/forward/couriers.h"
+#include "interpose/forward/crossings.h"
 #include "interpose/forward/group.h"
+#include "interpose/forward/host_functions.h"
 #include "interpose/forward/managed.h"
+#include "interpose/forward/none_begins.h"
 #include "interpose/forward/session_contexts.h"
 #include "interpose/forward/session_parts.h"
 #include "interpose/forward/streams.h"
+#include "interpose/forward/threads.h"
 #include "interpose/unified/executors.h"
 
 namespace olpager::unified {
@@ -37,6 +43,8 @@ using forward::Session;
 using forward::sessionOfGroup;
 
 constexpr uint64_t kMostBytes = 1ull << 47;  // no address has more behind it
+// What an allocation waits for memory that was freed in the order of streams, while none comes.
+constexpr auto kForFreed = std::chrono::seconds(10);
 
 // A session's group is of no other kind here (view.cpp).
 ManagedMemory& managedOf(Session& session) {
@@ -53,22 +61,72 @@ CUresult finishAll(Session& session) {
   return CUDA_SUCCESS;
 }
 
+// The same, but where a stream captures nothing is waited for, and nothing is returned.
+std::optional<CUresult> finishUncaptured(Session& session) {
+  for (const uint64_t context : forward::contextsOf(session)) {
+    forward::Call call(api::Symbol::kCuCtxSynchronize, &session);
+    call.inContext(context);
+    call.mayWait();
+    call.ofOurOwn();
+    CUresult result = CUDA_SUCCESS;
+    {
+      const forward::NoneBegins none;
+      if (forward::capturing()) return std::nullopt;
+      result = call.begin(true);
+    }
+    if (result == CUDA_SUCCESS) result = call.finish();
+    if (result != CUDA_SUCCESS) return result;
+  }
+  return CUDA_SUCCESS;
+}
+
 // What was freed while a stream captured goes with the next call for memory after that.
 CUresult releaseLater(Session& session) {
   AllocationBook& book = *session.parts().book;
   std::unique_lock lock(book.mutex);
   if (book.later.empty() || forward::capturing()) return CUDA_SUCCESS;
-  const auto freed = std::exchange(book.later, {});
+  auto freed = std::exchange(book.later, {});
   lock.unlock();
-  const CUresult result = finishAll(session);
+  const std::optional<CUresult> finished = finishUncaptured(session);
   lock.lock();
+  if (!finished) {
+    book.later.insert(book.later.end(), freed.begin(), freed.end());
+    return CUDA_SUCCESS;
+  }
   for (const auto& [address, held] : freed) book.give(held.context, address, held.bytes);
-  return result;
+  return *finished;
 }
 
-// The memory ends with `context`. `pages`: it has pages of its own.
+// Under the book's mutex, which is released where it has to wait: there may be room when streams
+// have come to what was freed in their order. 0: there is none.
+uint64_t takeAddress(AllocationBook& book, uint64_t context, uint64_t bytes,
+                     std::unique_lock<std::mutex>& lock) {
+  for (;;) {
+    const uint64_t come = book.in_order.count();
+    book.giveFreedInOrder();
+    if (const uint64_t address = book.take(context, bytes); address != 0) return address;
+    lock.unlock();
+    const bool more = book.in_order.awaitMore(come, kForFreed);
+    lock.lock();
+    if (!more) return 0;
+  }
+}
+
+// Of what is in this stream's order: a number that means the same stream at any time.
+uint64_t orderOf(CUstream stream, bool per_thread) {
+  constexpr uint64_t kOfThread = uint64_t{1} << 32;  // no stream's number: these are marked
+  if (stream == CU_STREAM_PER_THREAD || (stream == nullptr && per_thread))
+    return kOfThread | forward::thisThread();
+  return reinterpret_cast<uint64_t>(stream != nullptr ? stream : CU_STREAM_LEGACY);
+}
+
+struct How {
+  bool pages = false;                  // it has pages of its own
+  std::optional<uint64_t> in_order{};  // of this stream (orderOf)
+};
+// The memory ends with `context`.
 CUresult allocate(Session& session, CUdeviceptr* out, uint64_t bytes, uint64_t context,
-                  bool pages = false) {
+                  const How& how = {}) {
   if (out == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   if (!session.initialized()) return CUDA_ERROR_NOT_INITIALIZED;
   CUdevice device = 0;
@@ -84,8 +142,10 @@ CUresult allocate(Session& session, CUdeviceptr* out, uint64_t bytes, uint64_t c
   AllocationBook& book = *session.parts().book;
   std::unique_lock lock(book.mutex);
   if (!book.ready(session)) return CUDA_ERROR_NOT_INITIALIZED;
-  const uint64_t taken = pages ? std::max(bytes, space::kPageBytes) : bytes;
-  const uint64_t address = book.take(context, taken);
+  const uint64_t taken = how.pages ? std::max(bytes, space::kPageBytes) : bytes;
+  uint64_t address =
+      how.in_order ? book.in_order.takeBack(context, *how.in_order, taken) : uint64_t{0};
+  if (address == 0) address = takeAddress(book, context, taken, lock);
   if (address == 0) {
     lock.unlock();
     base::warnOnce("unified allocation",
@@ -112,7 +172,7 @@ CUresult release(Session& session, CUdeviceptr address);
 CUresult allocateManaged(Session& session, CUdeviceptr* out, uint64_t bytes, unsigned flags) {
   const uint64_t context = forward::memoryOwner(forward::currentContext());
   CUdeviceptr address = 0;
-  if (const CUresult result = allocate(session, &address, bytes, context, true);
+  if (const CUresult result = allocate(session, &address, bytes, context, {.pages = true});
       result != CUDA_SUCCESS)
     return result;
   const Status added = managedOf(session).add(address, bytes, context, flags);
@@ -151,20 +211,18 @@ bool isHeld(Session& session, CUdeviceptr address) {
 }
 
 CUresult release(Session& session, CUdeviceptr address) {
-  const bool captures = forward::capturing();
-  if (captures && forward::captureForbids()) {
+  if (forward::captureForbids()) {
     if (const CUresult result = finishAll(session); result != CUDA_SUCCESS) return result;
   }
-  if (!captures) {
-    if (const CUresult result = finishAll(session); result != CUDA_SUCCESS) return result;
-  }
+  const std::optional<CUresult> finished = finishUncaptured(session);
+  if (finished && *finished != CUDA_SUCCESS) return *finished;
   AllocationBook& book = *session.parts().book;
   managedOf(session).remove(address);  // while its pages are known
   (void)book.forget(address);
   const std::lock_guard lock(book.mutex);
   const auto found = book.held.find(address);
   if (found == book.held.end()) return CUDA_ERROR_INVALID_VALUE;  // another thread was here first
-  if (captures) {
+  if (!finished) {
     book.later.emplace_back(address, found->second);
   } else {
     book.give(found->second.context, address, found->second.bytes);
@@ -173,9 +231,43 @@ CUresult release(Session& session, CUdeviceptr address) {
   return CUDA_SUCCESS;
 }
 
-// In stream order the address would be free at a time that nobody here knows: the stream is waited
-// for.
+// In the stream's order, where nobody waits; it may be known as memory until then.
 CUresult releaseInOrder(Session& session, CUdeviceptr address, CUstream stream, bool per_thread) {
+  AllocationBook& book = *session.parts().book;
+  AllocationBook::Held freed{};
+  {
+    const std::lock_guard lock(book.mutex);
+    const auto found = book.held.find(address);
+    if (found == book.held.end()) return CUDA_ERROR_INVALID_VALUE;
+    freed = found->second;
+    book.held.erase(found);
+  }
+  const uint64_t number =
+      book.in_order.add({address, freed.context, freed.bytes}, orderOf(stream, per_thread));
+  const uint32_t notice =
+      session.functions().expectNotice([&session, &book, number](CUresult status) {
+        book.in_order.comes(number, status == CUDA_SUCCESS);
+        if (session.ended()) return;
+        forward::runByCourier([&book] {
+          const std::lock_guard lock(book.mutex);
+          book.giveFreedInOrder();
+        });
+      });
+  CUresult result = CUDA_ERROR_DEVICE_UNAVAILABLE;
+  if (notice != 0) result = forward::putNotice({&session, stream, per_thread}, notice);
+  if (result == CUDA_SUCCESS || (notice != 0 && !session.functions().forgetNotice(notice)))
+    return result;
+  book.in_order.drop(number);
+  const std::lock_guard lock(book.mutex);
+  book.held[address] = freed;
+  return result;
+}
+
+// Managed memory is nobody's to free in an order; where a program does, all is waited for.
+CUresult freeInOrder(Session& session, CUdeviceptr address, CUstream stream, bool per_thread) {
+  if (!isHeld(session, address)) return CUDA_ERROR_INVALID_VALUE;
+  if (!session.group()->managedAt(address))
+    return releaseInOrder(session, address, stream, per_thread);
   const CUresult result = forward::finishStream(stream, per_thread);
   return result == CUDA_SUCCESS ? release(session, address) : result;
 }
@@ -279,6 +371,8 @@ CUresult answer(const Session& session, const Plain& memory, CUdeviceptr address
 using namespace olpager::unified;  // NOLINT(google-build-using-namespace): the functions below are
                                    // C functions
 namespace api = olpager::api;
+using olpager::forward::currentContext;
+using olpager::forward::memoryOwner;
 using olpager::forward::Session;
 using olpager::forward::sessionOfGroup;
 
@@ -311,20 +405,22 @@ CUresult ol_unified_cuMemAllocPitch_v2(CUdeviceptr* address, size_t* pitch, size
   CUresult ol_unified_cuMemAllocAsync##suffix(CUdeviceptr* out, size_t bytes, CUstream stream) { \
     Session* const session = sessionOfGroup();                                                   \
     return session != nullptr && !isCaptured(stream, per_thread)                                 \
-               ? allocate(*session, out, bytes)                                                  \
+               ? allocate(*session, out, bytes, memoryOwner(currentContext()),                   \
+                          {.in_order = orderOf(stream, per_thread)})                             \
                : ol_forward_cuMemAllocAsync##suffix(out, bytes, stream);                         \
   }                                                                                              \
   CUresult ol_unified_cuMemAllocFromPoolAsync##suffix(CUdeviceptr* out, size_t bytes,            \
                                                       CUmemoryPool pool, CUstream stream) {      \
     Session* const session = sessionOfGroup();                                                   \
     return session != nullptr && !isLimited(*session, pool) && !isCaptured(stream, per_thread)   \
-               ? allocate(*session, out, bytes, olpager::forward::memoryOwner(stream))           \
+               ? allocate(*session, out, bytes, memoryOwner(stream),                             \
+                          {.in_order = orderOf(stream, per_thread)})                             \
                : ol_forward_cuMemAllocFromPoolAsync##suffix(out, bytes, pool, stream);           \
   }                                                                                              \
   CUresult ol_unified_cuMemFreeAsync##suffix(CUdeviceptr address, CUstream stream) {             \
     Session* const session = sessionOfGroup();                                                   \
-    return session != nullptr && isHeld(*session, address) && !isCaptured(stream, per_thread)    \
-               ? releaseInOrder(*session, address, stream, per_thread)                           \
+    return session != nullptr && isOfGroup(*session, address) && !isCaptured(stream, per_thread) \
+               ? freeInOrder(*session, address, stream, per_thread)                              \
                : ol_forward_cuMemFreeAsync##suffix(address, stream);                             \
   }
 OL_IN_ORDER(, false)
@@ -351,9 +447,14 @@ CUresult ol_unified_cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* pr
 CUresult ol_unified_cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
   Session* const session = sessionOfGroup();
   if (session == nullptr) return ol_forward_generated_cuMemGetInfo_v2(free_bytes, total_bytes);
-  if (olpager::forward::currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  if (currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
   // What the program has freed is free, also where executors are still to hear of it.
   if (const CUresult result = releaseLater(*session); result != CUDA_SUCCESS) return result;
+  {
+    AllocationBook& book = *session->parts().book;
+    const std::lock_guard lock(book.mutex);
+    book.giveFreedInOrder();
+  }
   session->group()->awaitReleased();
   if (free_bytes != nullptr) *free_bytes = session->group()->freeBytes() + keptBytes(*session);
   if (total_bytes != nullptr) *total_bytes = session->group()->totalBytes();
@@ -398,7 +499,7 @@ CUresult ol_unified_cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* bytes, CU
     return CUDA_SUCCESS;
   }
   if (!memory) return ol_forward_cuMemGetAddressRange_v2(base, bytes, address);
-  if (olpager::forward::currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  if (currentContext() == 0) return CUDA_ERROR_INVALID_CONTEXT;
   if (base != nullptr) *base = memory->base;
   if (bytes != nullptr) *bytes = memory->bytes;
   return CUDA_SUCCESS;
