@@ -108,7 +108,7 @@ constexpr uint32_t threadPlace(uint32_t thread) { return thread & ((1u << kThrea
 enum CallFlags : uint16_t {
   kMayWait = 1,     // for the GPU, or for the client
   kOthersCall = 2,  // other threads, or host functions, may have calls while this one waits
-  kRelaxed = 4,     // something captures, and does not forbid this thread anything
+  kRelaxed = 4,     // no capture forbids this thread anything
   kNames = 8,       // Names are behind the head, and behind Aged
   kAged = 16,       // Aged is behind the head
   kBehindAll = 32,  // made when all operations (kAged) that came before it have been made

@@ -39,7 +39,10 @@ struct StreamQueues::Queue {
   uint64_t made = 0;
 };
 
-bool StreamQueues::Place::over() const { return queue == nullptr || queue->made >= calls; }
+bool StreamQueues::Place::over() const {
+  if (queue == nullptr) return true;
+  return (begun ? queue->put - queue->items.size() : queue->made) >= calls;
+}
 
 bool StreamQueues::allOver(const std::vector<Place>& places) {
   return std::all_of(places.begin(), places.end(), [](const Place& one) { return one.over(); });
@@ -173,7 +176,8 @@ StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& re
     return order;
   }
   const CalledWith with = calledWith(head.function);
-  if (with.puts_event_in_graph || api::holds(Fact::kCaptures, head.function)) {
+  order.captures = api::holds(Fact::kCaptures, head.function);
+  if (with.puts_event_in_graph || order.captures) {
     inNone();
     return order;
   }
@@ -244,8 +248,15 @@ std::vector<StreamQueues::Place> StreamQueues::behindOf(const Order& order,
     return legacy && order.stream.blocks && queue.stream.blocks &&
            order.stream.context == queue.stream.context;
   };
-  for (const auto& queue : queues_)
-    if (queue.get() != own && isBehind(*queue)) behind.push_back({queue, queue->put});
+  for (const auto& queue : queues_) {
+    if (queue.get() == own) continue;
+    if (isBehind(*queue)) {
+      behind.push_back({queue, queue->put});
+    } else if (const Place place{queue, queue->put, true};
+               order.captures && queue->kind == Kind::kApart && !place.over()) {
+      behind.push_back(place);
+    }
+  }
   const auto addAll = [&](const std::vector<Place>& places) {
     for (const Place& place : places)
       if (place.queue.get() != own && !place.over()) behind.push_back(place);
@@ -412,6 +423,7 @@ void StreamQueues::work(const std::shared_ptr<Queue>& queue) {
     }
     const Item item = std::move(queue->items.front());
     queue->items.pop_front();
+    made_.notify_all();  // it has begun
     lock.unlock();
     worker_.makeTimed(item.record);
     lock.lock();

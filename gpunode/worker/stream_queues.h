@@ -26,8 +26,9 @@
 // with success, as natively it would return, but for frees and launches of graphs, where the client
 // has a reason to wait. What is wrong with it is told as of other calls that nobody waits for.
 //
-// A place is a queue and a number of calls in it: it is over when so many have been made. Each call
-// in a queue has the places that it is behind, beside those before it in its queue:
+// A place is a queue and a number of calls in it. It is over when so many have been made; with
+// `begun`, when the last of them is being made. Each call in a queue has the places that it is
+// behind, beside those before it in its queue:
 //
 //   a call in a stream       the legacy default stream is behind all of its context's streams that
 //                            block, and they are behind it
@@ -36,8 +37,8 @@
 //   names it otherwise       queue where it had none
 //   launches a graph         where graphs of the session name events: whatever names one. Which
 //                            events a graph names nobody here knows
-//   begins or ends a         everything: no call that came before is made in the midst of it
-//   capture
+//   begins or ends a         everything: no call that came before is made in the midst of it. What
+//   capture                  somebody waits for has begun then, and need not be over
 //   asks whether work is     is made at once where it is behind nothing, else answered with
 //   done                     CUDA_ERROR_NOT_READY: no queue has it
 //   opens a gate             the gate, where that is in a queue still; nothing comes between
@@ -138,6 +139,7 @@ class StreamQueues {
     bool graph = false;            // launches one that may name any event
     bool told_done = false;        // the client takes it to be done
     bool behind_all = false;       // kBehindAll
+    bool captures = false;         // a capture begins or ends
     uint32_t gate = 0;             // is put
     uint32_t opens = 0;            // a gate
   };
@@ -145,6 +147,7 @@ class StreamQueues {
   struct Place {
     std::shared_ptr<Queue> queue;
     uint64_t calls = 0;
+    bool begun = false;
     bool over() const;
   };
   /// Calls in queues that name an event.

@@ -175,7 +175,8 @@ CUresult Call::ready() {
     return CUDA_ERROR_NOT_INITIALIZED;
   if (other_device_) return CUDA_ERROR_INVALID_DEVICE;
   if (other_session_) return CUDA_ERROR_INVALID_HANDLE;
-  if (capturing() && !captureForbids()) head().flags |= kRelaxed;
+  // Also while nothing captures: something may by the time that the call is made.
+  if (!captureForbids()) head().flags |= kRelaxed;
   return too_long_ || no_memory_ ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
