@@ -21,7 +21,8 @@ namespace {
 // Of an arena, so many extents fit VRAM at least.
 constexpr uint64_t kArenaExtents = 32;
 
-// How long an allocation that finds the pool full waits for memory that was freed in stream order.
+// How long an allocation that finds the pool full waits for memory that was freed in stream order,
+// while none comes free.
 // What is before such a free may wait for this very thread. Native gives a stream-ordered
 // allocation the memory in the order of the stream.
 constexpr uint64_t kDevicePatienceNs = 1'000'000'000;
@@ -368,10 +369,10 @@ CUresult Allocations::allocateOne(CUcontext context, CUdevice device, uint64_t b
       result != CUDA_SUCCESS)
     return result;
   reapDeferred(state, 0, lock);
-  const uint64_t until =
-      nowNs() + (kind == AllocationKind::kStreamOrdered ? state.options.waits.stream_ordered_ns
-                                                        : kDevicePatienceNs);
-  for (;;) {
+  const uint64_t patience = kind == AllocationKind::kStreamOrdered
+                                ? state.options.waits.stream_ordered_ns
+                                : kDevicePatienceNs;
+  for (uint64_t until = nowNs() + patience;;) {
     CUdeviceptr address = 0;
     // What is below releases the mutex: the context may be gone since, and the engine with it.
     if (state.devices.engineOf(device) != engine) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -440,6 +441,7 @@ CUresult Allocations::allocateOne(CUcontext context, CUdevice device, uint64_t b
       tellNoRoom(state, *engine, bytes);
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
+    until = nowNs() + patience;  // some has come free
   }
 }
 

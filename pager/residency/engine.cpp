@@ -64,6 +64,14 @@ bool mayBeInPlace(const Region& region) {
   return region.engine != nullptr && region.engine->chunks().hostMappable();
 }
 
+// It leaves this machine, and others have its room. (That memservers hold it already says nothing:
+// such pages may come and go while all stays full.)
+static bool leavesHere(ExtentState before, ExtentState state) {
+  const bool sent = before == ExtentState::kSending || before == ExtentState::kWriting;
+  return (sent && state == ExtentState::kRemote) || state == ExtentState::kAbsent ||
+         state == ExtentState::kFreeing;
+}
+
 Engine::Engine(PoolState& pool, CUdevice device, CUcontext context)
     : pool_(pool),
       device_(device),
@@ -273,6 +281,10 @@ void Engine::setState(Extent& extent, ExtentState state) {
   };
   if (Gauge* counter = gauge(before)) subtract(*counter, bytes);
   if (Gauge* counter = gauge(state)) add(*counter, bytes);
+  if (leavesHere(before, state)) {
+    for (const auto& engine : pool_.devices.engines)
+      if (!engine->wants_.empty()) engine->wants_.roomCame(nowNs());
+  }
   if (before == ExtentState::kLost) counts_.held += bytes;
   if (state == ExtentState::kLost) counts_.held -= bytes;
   if (region.away != nullptr) {

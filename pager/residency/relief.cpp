@@ -24,16 +24,23 @@ uint64_t Pool::relieve(CUdevice device, uint64_t bytes) {
   Engine* const engine = state.devices.engineOf(device);
   if (engine == nullptr || engine->broken() || state.stopped || bytes > engine->chunks().vramMade())
     return 0;
-  const uint64_t until = nowNs() + kReliefPatienceNs;
+  uint64_t until = nowNs() + kReliefPatienceNs;
   const auto relief = std::make_shared<Relief>(Relief{bytes, 0});
   engine->addRelief(relief);
   engine->expectNot(UINT64_MAX);  // no chunk takes what the driver is to have
   bool there = true;
+  uint64_t left = relief->bytes + engine->chunks().vramMade();
   // What is given counts when the driver has got it: a pass that reads chunks puts that off.
   while (there && (relief->bytes > 0 || engine->chunks().releasing()) && !engine->broken() &&
          !state.stopped && nowNs() < until) {
     state.changed.wait_for(lock, std::chrono::milliseconds(1));
     there = state.devices.engineOf(device) == engine;
+    if (!there) break;
+    // Only what makes no progress ends by the clock.
+    if (const uint64_t now_left = relief->bytes + engine->chunks().vramMade(); now_left < left) {
+      left = now_left;
+      until = nowNs() + kReliefPatienceNs;
+    }
   }
   if (!there) return 0;
   engine->removeRelief(relief);

@@ -166,10 +166,12 @@ bool Engine::makeRoomFor(Want& want, const Serving& found) {
     want.since_ns = now;
     return true;
   }
-  // Neither VRAM nor host memory in place: the launch is refused before it starts.
-  const uint64_t until_failed =
-      hopeless || allIsFull() ? pool_.options.waits.all_full_ns : kRefusedAfterNs;
-  if (want.in_place && (life_.broken || (!found.moved && now - want.since_ns > until_failed))) {
+  // Neither VRAM nor host memory in place: the launch is refused before it starts, but not while
+  // pages leave. That all is full does not last where other executors take pages.
+  const bool stays_full = (hopeless || allIsFull()) && pool_.away == nullptr;
+  const uint64_t until_failed = stays_full ? pool_.options.waits.all_full_ns : kRefusedAfterNs;
+  const uint64_t since = std::min(now, std::max(want.since_ns, want.room_ns));
+  if (want.in_place && (life_.broken || (!found.moved && now - since > until_failed))) {
     want.failed = true;
     pool_.changed.notify_all();
   }

@@ -33,6 +33,7 @@ struct Want {
   // take back what it got: to get that again brings it no nearer.
   uint64_t nearest = 0;
   size_t counted = 0;
+  uint64_t room_ns = 0;        // when room has come free here last, for it or for one before it
   uint64_t scan_since_ns = 0;  // since when a scan is waited for that could begin; 0: it is not
   bool in_place = false;       // the time is over, or it can't fit: map the rest in place
   bool failed = false;         // neither could be had, or `no_scan`
@@ -49,6 +50,10 @@ class Wants {
  public:
   void add(Want* want) { list_.push_back(want); }
   void remove(Want* want) { std::erase(list_, want); }
+  /// Pages have left this machine: who waits for room, here or behind others, waits anew.
+  void roomCame(uint64_t now_ns) {
+    for (Want* const want : list_) want->room_ns = now_ns;
+  }
   bool empty() const { return list_.empty(); }
   size_t size() const { return list_.size(); }
   Want* at(size_t index) const { return list_[index]; }

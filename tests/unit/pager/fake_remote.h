@@ -224,6 +224,8 @@ class FakeRemote final : public LowerTier {
   std::atomic<unsigned> corrupt{0};  // so many receives into it bring other bytes
   std::atomic<size_t> most_known{SIZE_MAX};
   std::atomic<bool> no_room{false}, lost{false};
+  std::atomic<unsigned> admitted{0};   // so many find room all the same
+  std::atomic<unsigned> refused{0};    // found none
   std::atomic<bool> frozen{false};     // no transfer ends
   std::atomic<bool> no_memory{false};  // for receives
   std::function<bool(uint64_t id)>
@@ -274,6 +276,12 @@ class FakeRemote final : public LowerTier {
   }
   Clock::time_point due() { return Clock::now() + std::chrono::microseconds(random_() % 3000); }
 
+  bool admits() {
+    for (unsigned left = admitted; left != 0;)
+      if (admitted.compare_exchange_weak(left, left - 1)) return true;
+    return false;
+  }
+
   void run() {
     std::unique_lock lock(mutex_);
     while (!stop_) {
@@ -306,8 +314,9 @@ class FakeRemote final : public LowerTier {
       done.outcome = job.sent ? Outcome::kNoRoom : Outcome::kNotNow;
       if (!job.sent && copy == copies_.end()) done.outcome = Outcome::kLost;
       if (copy != copies_.end()) done.hash = hashed(copy->second.data(), copy->second.size());
-    } else if (job.sent && (no_room || heldNow() + job.bytes > capacity_)) {
+    } else if (job.sent && ((no_room && !admits()) || heldNow() + job.bytes > capacity_)) {
       done.outcome = Outcome::kNoRoom;
+      ++refused;
     } else if (job.sent) {
       const char* from = static_cast<const char*>(at(job.memory));
       copies_[job.id].assign(from, from + job.bytes);

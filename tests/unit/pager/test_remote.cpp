@@ -249,6 +249,37 @@ TEST_CASE("a launch that finds all tiers full is refused soon", "[pager][remote]
   CHECK(remote.tier->broken() == nullptr);
 }
 
+TEST_CASE("a launch that waits for room is not refused while pages leave one by one",
+          "[pager][remote][slow]") {
+  const Remote remote;
+  // A second passes between two pages: memservers without room are not asked sooner.
+  Rig rig({.vram = 16 * kMiB,
+           .host = 16 * kMiB,
+           .waits = {.all_full_ns = 2'500'000'000},
+           .remote = remote.tier});
+  constexpr uint64_t kLarge = 4 * kPiece;
+  const CUdeviceptr large = rig.allocate(kLarge);
+  rig.fill(large, kLarge, 7);
+  rig.synchronize();
+  const auto pieces = fillMany(rig, 24, 40);  // which sends the large one away
+  remote.tier->no_room = true;
+  std::atomic<bool> over = false;
+  std::thread admits([&] {
+    while (!over) {
+      if (remote.tier->refused.exchange(0) != 0) remote.tier->admitted = 1;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  });
+  const CUresult result = rig.tryLaunch(rig.key(CU_STREAM_LEGACY), rig.kernel("addTo"), large,
+                                        kLarge / 8 / kStep, kStep, uint64_t{3});
+  over = true;
+  admits.join();
+  CHECK(result == CUDA_SUCCESS);
+  remote.tier->no_room = false;
+  CHECK(rig.holds(large, kLarge, 7, 3));
+  CHECK(remote.tier->broken() == nullptr);
+}
+
 TEST_CASE("memservers without room: host RAM is all there is, for a while", "[pager][remote]") {
   const Remote remote;
   Rig rig({.vram = 16 * kMiB, .host = 32 * kMiB, .remote = remote.tier});
