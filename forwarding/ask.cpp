@@ -1,5 +1,6 @@
 #include "forwarding/ask.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <span>
@@ -63,8 +64,9 @@ Result<SessionReply> askGpunode(const base::Settings& settings, const std::strin
   for (;;) {
     transport::Completion one[1];
     const auto left = std::chrono::duration_cast<std::chrono::microseconds>(end - Clock::now());
-    if (left.count() <= 0) return Error{name + "it did not answer in time"};
-    if (queue->wait(one, left) == 0) continue;
+    // What came while this thread did not run is there.
+    if (queue->wait(one, std::max(left, left.zero())) == 0)
+      return Error{name + "it did not answer in time"};
     if (one[0].kind == transport::Completion::Kind::kDown)
       return noGpunode(options, gpunode, answer_ms, link.value()->reason() + "; is it a gpunode?");
     if (one[0].kind != transport::Completion::Kind::kMessage) continue;

@@ -1,5 +1,6 @@
 #include "coherence/calls/greeting.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace olpager::calls {
@@ -33,8 +34,9 @@ Result<uint64_t> hear(transport::Link& link, transport::CompletionQueue& queue,
     Completion one[1];
     const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
         end - std::chrono::steady_clock::now());
-    if (left.count() <= 0) return Error{"no greeting within the time"};
-    if (queue.wait(one, left) == 0) continue;
+    // What came while this thread did not run is there.
+    if (queue.wait(one, std::max(left, left.zero())) == 0)
+      return Error{"no greeting within the time"};
     if (one[0].link.get() != &link) continue;  // of a link before this one
     if (one[0].kind == Completion::Kind::kDown) return Error{link.reason()};
     if (one[0].kind != Completion::Kind::kMessage) continue;

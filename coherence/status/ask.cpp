@@ -1,5 +1,6 @@
 #include "coherence/status/ask.h"
 
+#include <algorithm>
 #include <chrono>
 #include <iterator>
 
@@ -62,7 +63,8 @@ Result<Told> Asker::askOnce() {
     Completion completion;
     for (;;) {
       const auto left = std::chrono::duration_cast<std::chrono::microseconds>(until - Clock::now());
-      if (left.count() <= 0 || queue_->wait({&completion, 1}, left) != 1)
+      // What came while this thread did not run is there.
+      if (queue_->wait({&completion, 1}, std::max(left, left.zero())) != 1)
         return Error{address_ + ": no answer within " + std::to_string(answer_ms_) + " ms"};
       if (completion.kind == Completion::Kind::kDown)
         return Error{address_ + ": no answer: " + link_->reason()};

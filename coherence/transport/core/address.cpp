@@ -248,12 +248,12 @@ SocketAddress addressFrom(const uint8_t (&bytes)[16], uint16_t port) {
 
 bool waitFor(int fd, short events, int64_t deadline_ms) {
   for (;;) {
-    const int64_t left = deadline_ms - nowMs();
-    if (left <= 0) return false;
+    // The last look decides, not the clock: what came while this thread did not run is there.
+    const int64_t left = std::max<int64_t>(deadline_ms - nowMs(), 0);
     pollfd waiting{fd, events, 0};
     const int count = poll(&waiting, 1, static_cast<int>(std::min<int64_t>(left, 1 << 30)));
     if (count > 0) return true;
-    if (count < 0 && errno != EINTR) return false;
+    if (left == 0 || (count < 0 && errno != EINTR)) return false;
   }
 }
 

@@ -52,7 +52,8 @@ std::string whyNotConnected(const SocketAddress& address, int error);
 SocketAddress localAddress(int fd);
 /// The same address with another port; a Unix socket's as it is.
 SocketAddress withPort(const SocketAddress& address, uint16_t port);
-/// Waits until `deadline_ms` (of nowMs()) for `events`; false when the time is over.
+/// Waits until `deadline_ms` (of nowMs()) for `events`; false when the time is over and there are
+/// none.
 bool waitFor(int fd, short events, int64_t deadline_ms);
 /// How long somebody who connects waits: for each thing that the peer has to say or do, and in all.
 /// Who is slow gets all of the time, who is silent does not.

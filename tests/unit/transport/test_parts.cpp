@@ -502,6 +502,15 @@ TEST_CASE("a path where a killed process listened can be listened at again, a li
   CHECK(isThere(path));
 }
 
+TEST_CASE("what has come counts, however late it is looked at", "[transport]") {
+  int ends[2];
+  REQUIRE(pipe(ends) == 0);
+  const base::UniqueFd out(ends[0]), in(ends[1]);
+  CHECK_FALSE(waitFor(out.get(), POLLIN, nowMs() - 1000));
+  REQUIRE(write(in.get(), "x", 1) == 1);
+  CHECK(waitFor(out.get(), POLLIN, nowMs() - 1000));
+}
+
 TEST_CASE("what a write has failed with is told to who reads", "[transport]") {
   const auto to = resolve("127.0.0.1:0", true).value().front();
   base::UniqueFd listener = makeSocket(to.family());
