@@ -100,6 +100,9 @@ struct ClientOptions {
   std::string label;         // what the memserver shows of this session: the program's name
   uint32_t stall_ms = 1000;  // unanswered for so long is kStalled
   uint32_t in_flight = 256;  // transfers given to the transport at a time; others wait here
+  /// connect() gives a Client also where the memserver can't be reached, as one that is down
+  /// (kDown): kUp follows when it can.
+  bool may_be_away = false;
 };
 
 /// Transport options for Clients: as `base`, but a memserver that is stopped and connected is kept
@@ -123,6 +126,7 @@ struct Figures {
   uint32_t round_trip_us = 0;  // of a renewal
   uint64_t bytes_read = 0, bytes_written = 0;
   uint64_t connects = 0;  // the first included
+  std::string away;       // why there is no first one yet (may_be_away)
   uint64_t slabs_lost = 0;
   transport::LinkKind transport = transport::LinkKind::kTcp;
   std::vector<transport::RailStats> rails;  // of the link, where it is up and by verbs
@@ -131,7 +135,8 @@ struct Figures {
 
 class Client {
  public:
-  /// Connects, or says why not. Waits for at most the endpoint's connect_ms and 5 s for the answer.
+  /// Connects, or says why not. An attempt waits for at most the endpoint's connect_ms and 5 s for
+  /// the answer. What fails at once is tried again for two seconds: an outage.
   static Result<std::unique_ptr<Client>> connect(const ClientOptions& options, Observer& observer);
   /// Ends all transfers, gives everything back and tells the memserver so, which then frees it at
   /// once. Waits for at most 1 s (while it connects anew: for the endpoint's connect_ms).

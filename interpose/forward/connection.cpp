@@ -56,7 +56,8 @@ Status Connection::open(calls::Channel& channel) {
     request.sees_some = 1;
     std::strncpy(request.visible, visible, sizeof request.visible - 1);
   }
-  auto reply = askGpunode(settings_, site_.gpunode, request, kConnectMs, kAnswerMs);
+  auto reply = askPastOutage(
+      [&] { return askGpunode(settings_, site_.gpunode, request, kConnectMs, kAnswerMs); });
   if (!reply.ok()) return reply.error();
   session_ = reply.value();
   if (session_.refused != 0)

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "base/result.h"
@@ -21,6 +22,20 @@ namespace olpager::forward {
 
 /// To connect to a gpunode, and for its answer: its driver may start meanwhile.
 inline constexpr uint32_t kConnectMs = 5000, kAnswerMs = 30000;
+
+/// While a program starts: a gpunode that can't be asked is asked again, for two seconds. A cable
+/// or a daemon may be away that long.
+template <typename Ask>
+auto askPastOutage(Ask&& ask) {
+  constexpr std::chrono::milliseconds kOutage{2000}, kPause{100};
+  const auto end = std::chrono::steady_clock::now() + kOutage;
+  auto reply = ask();
+  while (!reply.ok() && std::chrono::steady_clock::now() < end) {
+    std::this_thread::sleep_for(kPause);
+    reply = ask();
+  }
+  return reply;
+}
 
 class Connection {
  public:

@@ -53,7 +53,7 @@ Result<std::vector<Site>> gpusOf(const base::Settings& settings) {
   std::vector<std::future<Result<std::vector<std::string>>>> asked;
   for (const std::string& gpunode : settings.gpunodes)
     asked.push_back(std::async(std::launch::async, [&settings, &gpunode] {
-      return askForGpus(settings, gpunode, kConnectMs, kAnswerMs);
+      return askPastOutage([&] { return askForGpus(settings, gpunode, kConnectMs, kAnswerMs); });
     }));
   std::vector<Site> sites;
   std::optional<Error> failed;

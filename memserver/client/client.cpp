@@ -30,11 +30,12 @@ ClientCore::~ClientCore() {
 }
 
 Status ClientCore::open() {
+  opened_ms_ = bootMs();
   agent_ = base::ownThread([this] { agent(); });
   Lock lock(mutex_);
-  // connect() waits for its own time, the greeting for kAnswerMs; an attempt that failed says so.
+  // connect() waits for its own time, the greeting for kAnswerMs; attempts that failed say so.
   changed_.wait(lock, [&] { return figures_.connects != 0 || !first_error_.empty(); });
-  if (figures_.connects != 0) return {};
+  if (figures_.connects != 0 || options_.may_be_away) return {};
   return Error{first_error_};
 }
 

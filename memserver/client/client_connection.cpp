@@ -37,7 +37,7 @@ void ClientCore::agent() {
         const bool connecting = connector_.joinable();
         if (closing_ && state_ == State::kDown && !connecting && done_.empty() && events_.empty())
           break;
-        if (!first_error_.empty()) break;  // the first attempt failed: nobody has this client
+        if (!first_error_.empty() && !options_.may_be_away) break;  // nobody has this client
         connect = state_ == State::kDown && !connecting && !closing_ && bootMs() >= retry_at_ms_;
       }
     }
@@ -96,9 +96,7 @@ void ClientCore::linkIsDown(const LinkPtr& link) {
                                                       left / 1000)));
   }
   if (state_ == State::kGreeting) attempt_failed_ = true;
-  if (figures_.connects == 0 && first_error_.empty()) {
-    first_error_ = base::format("memserver {}: {}", options_.address, reason);
-  }
+  attemptFailed(base::format("{}: {}", options_.address, reason), true);
   told_up_ = false;
   stalled_ = false;
   link_.reset();
@@ -114,6 +112,13 @@ void ClientCore::linkIsDown(const LinkPtr& link) {
   wishes_.clear();
   retryLater();
   changed_.notify_all();
+}
+
+// Under the mutex. Of the first connection: a second's outage is no end, a memserver's own word is.
+void ClientCore::attemptFailed(const std::string& why, bool answered) {
+  if (figures_.connects != 0 || !first_error_.empty()) return;
+  if (!answered && bootMs() < opened_ms_ + kFirstMs) return;
+  figures_.away = first_error_ = base::format("memserver {}", why);
 }
 
 // At once after a connection that was of use, or soon, if it may end by the same transfer again;
@@ -154,7 +159,7 @@ void ClientCore::connected(Result<LinkPtr> link) {
     std::lock_guard lock(mutex_);
     if (!why.empty()) {
       attempt_failed_ = true;
-      if (figures_.connects == 0) first_error_ = base::format("memserver {}", why);
+      attemptFailed(why, why.find(": refused: ") != std::string::npos);
       retryLater();
       changed_.notify_all();
     } else {
@@ -194,6 +199,7 @@ void ClientCore::greeted(Lock& lock) {
   told_up_ = true;
   attempt_failed_ = false;
   ++figures_.connects;
+  figures_.away.clear();
   const transport::PeerInfo& peer = link_->peer();
   figures_.transport = peer.kind;
   figures_.node = peer.node;

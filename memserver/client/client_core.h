@@ -65,6 +65,7 @@ inline constexpr int64_t kRenewMs = 500;    // at most, between renewals
 inline constexpr int64_t kTickMs = 100;     // at most, between looks at the clock
 inline constexpr int64_t kFirstRetryMs = 100, kLastRetryMs = 2000;
 inline constexpr int64_t kGoodbyeMs = 1000;
+inline constexpr int64_t kFirstMs = 2000;  // of the first connection: attempts begin so long
 inline constexpr uint32_t kFewAttempts = 3,
                           kMostAttempts = 20;  // of one transfer that takes its link down each time
 inline constexpr int64_t kMostPatienceMs = 120'000;  // with it, where the lease time is longer
@@ -186,6 +187,7 @@ class ClientCore final : public Client {
   void messageArrived(const Completion& completion);
   std::string handle(Lock& lock, uint64_t number, const Request* request, protocol::Body& body);
   void linkIsDown(const LinkPtr& link);
+  void attemptFailed(const std::string& why, bool answered);
   void retryLater();  // under mutex_
   void startConnecting();
   void connected(Result<LinkPtr> link);
@@ -225,9 +227,10 @@ class ClientCore final : public Client {
   bool told_up_ = false;
   std::thread connector_;
   std::optional<Result<LinkPtr>> connect_result_;
-  LinkPtr link_;           // kGreeting, kUp, kEnding
-  std::string last_link_;  // the agent's: what the next one replaces
-  std::string first_error_;
+  LinkPtr link_;             // kGreeting, kUp, kEnding
+  std::string last_link_;    // the agent's: what the next one replaces
+  std::string first_error_;  // why there was no first connection
+  int64_t opened_ms_ = 0;
   uint64_t next_number_ = 1, next_transfer_ = 1, next_slab_ = 1;
   std::map<SlabId, HeldSlab> slabs_;
   std::unordered_map<uint64_t, Transfer> transfers_;

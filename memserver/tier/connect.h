@@ -26,8 +26,11 @@ struct TierOptions {
 using EndpointMaker =
     std::function<Result<std::unique_ptr<transport::Endpoint>>(const transport::Options&)>;
 
-/// Connects to all memservers. Blocks until each one has answered; one that can't be reached is an
-/// Error that names it. The tier has two threads of its own, beside those of its Clients. A
+/// Connects to all memservers. Blocks until each one has answered; one that can't be reached for
+/// two seconds is an Error that names it. Where each page has two replicas it is as one that was
+/// lost, as long as another one is there.
+///
+/// The tier has two threads of its own, beside those of its Clients. A
 /// memserver whose connection is lost delays a transfer by as long as that takes to notice
 /// (milliseconds where its process was killed); one that is stopped delays a receive by about
 /// kLateMs (tier.h) where another replica can be read, and a send by the second after which it

@@ -36,6 +36,8 @@ Status MemserverTier::open(const EndpointMaker& make) {
   auto endpoint = make(memserver::sessionTransport(options_.transport));
   if (!endpoint.ok()) return endpoint.error();
   endpoint_ = std::move(endpoint.value());
+  bool any = false;
+  std::string why;
   for (const std::string& address : options_.memservers) {
     auto server = std::make_unique<Server>(*this, static_cast<unsigned>(servers_.size()));
     server->address = address;
@@ -45,12 +47,21 @@ Status MemserverTier::open(const EndpointMaker& make) {
     client.address = address;
     client.label = options_.label;
     if (options_.stall_ms != 0) client.stall_ms = options_.stall_ms;
+    client.may_be_away = options_.replicas > 1;
     Server& kept = *server;
     servers_.push_back(std::move(server));
     auto connected = Client::connect(client, kept);
     if (!connected.ok()) return connected.error();
     kept.client = std::move(connected.value());
+    const std::lock_guard lock(mutex_);
+    const std::string away = kept.client->figures().away;
+    kept.up = away.empty();
+    any |= kept.up;
+    if (kept.up) continue;
+    why = away;
+    base::logWarn("%s; until it is there, the others have its part", away.c_str());
   }
+  if (!any) return Error{why};
   look();
   publish();
   worker_ = base::ownThread([this] { work(); });

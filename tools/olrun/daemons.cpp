@@ -23,6 +23,7 @@ DaemonAnswer askMemserver(const transport::Options& network, const std::string& 
   auto told = asker.ok() ? asker.value()->ask() : Result<status::Told>(asker.error());
   if (!told.ok()) {
     answer.problem = "memserver " + told.error().message;
+    answer.away = true;
     return answer;
   }
   const status::Status& status = told.value().status;

@@ -16,6 +16,7 @@ struct DaemonAnswer {
   std::string address;
   std::string problem;  // "": it would serve the program. Else one line that names the daemon
   std::string text;     // what it says of itself, one line
+  bool away = false;    // it did not answer at all
 };
 
 /// Asks all at once, over connections of their own, which are closed again. Waits for some seconds

@@ -315,13 +315,19 @@ Status checkTransport(const std::vector<SettingOption>& options, const base::Set
   return {};
 }
 
-// One that does not serve the program would make its cuInit fail.
+// One that does not serve the program would make its cuInit fail. Of memservers that have two
+// replicas of each page one may be away.
 Status checkDaemons(const base::Settings& settings) {
   const auto asked = tools::askDaemons(settings);
   if (!asked.ok()) return asked.error();
+  const bool one_will_do =
+      settings.replicas > 1 &&
+      std::any_of(asked.value().begin(), asked.value().end(), [](const auto& answer) {
+        return answer.problem.empty() && answer.kind == std::string_view("memserver");
+      });
   for (const auto& answer : asked.value()) {
-    if (!answer.problem.empty())
-      return Error{base::format("{} (without it: --{} none)", answer.problem, answer.kind)};
+    if (answer.problem.empty() || (answer.away && one_will_do)) continue;
+    return Error{base::format("{} (without it: --{} none)", answer.problem, answer.kind)};
   }
   return {};
 }
