@@ -7,6 +7,7 @@ node.py --olgpunode OLGPUNODE --olrun OLRUN --olctl OLCTL --olpagestat OLPAGESTA
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -584,8 +585,13 @@ def unprivileged(bench):
         print("SKIPPED: no setpriv, or another user can't run what was built")
         sys.exit(77)
     folders = {name: home for name in ("HOME", "TMPDIR", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")}
-    node = bench.start([*as_nobody, bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim"], **folders)
-    client = bench.program(bench.options.steps, node.wait_log(r"listening at (\S+)").group(1))
+    # Two users: without a key neither would take the other one for itself. Each has a file of its own.
+    key, theirs = os.path.join(bench.scratch.name, "anna.key"), os.path.join(home, "anna.key")
+    subprocess.run([bench.options.olctl, "keygen", "--name", "anna", "--out", key], check=True, capture_output=True)
+    shutil.copy(key, theirs)
+    os.chown(theirs, nobody, nobody)
+    node = bench.start([*as_nobody, bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--key", theirs], **folders)
+    client = bench.program(bench.options.steps, node.wait_log(r"listening at (\S+)").group(1), options=("--key", key))
     assert client.ask("step 20") == "ok 20" and client.ask("copy 2") == "ok 20"
     look = "import os, sys; sys.exit(sum(os.access(f'/proc/{sys.argv[1]}/{name}', os.R_OK) for name in ('environ', 'mem', 'fd')))"
     for process in (int(node.wait_log(r"worker (\d+)$").group(1)), node.process.pid):
