@@ -207,7 +207,8 @@ const std::vector<DaemonKey>& daemonKeys() {
       {"slab", "Memory", "SIZE", "The unit that is lent, a multiple of 2MiB", "by the memory",
        setSlab},
       {"key", "Network", "FILE", "File with the keys of sessions that may connect (olctl keygen)",
-       "$CREDENTIALS_DIRECTORY/olmemserver.key, where it is; else none: loopback and its own user only",
+       "$CREDENTIALS_DIRECTORY/olmemserver.key, where it is; else none: loopback and its own user "
+       "only",
        [](DaemonOptions& o, std::string_view text) {
          o.key = text;
          return Status();

@@ -43,11 +43,11 @@
 
 #include "base/fd.h"
 #include "base/result.h"
-#include "coherence/directory/exchange.h"
 #include "coherence/cpu/frames.h"
-#include "pager/managed/hold.h"
 #include "coherence/cpu/touches.h"
 #include "coherence/cpu/userfaults.h"
+#include "coherence/directory/exchange.h"
+#include "pager/managed/hold.h"
 #include "pager/tiers/elsewhere.h"
 
 namespace olpager::pager {

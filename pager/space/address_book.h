@@ -122,7 +122,7 @@ class AddressBook {
   std::unique_ptr<space::PageMap> map_;
   std::unique_ptr<space::RegionAddresses> addresses_;
   std::unique_ptr<space::RegionAddresses> placed_;  // none: nothing is set aside
-  uint64_t next_buffer_id_ = uint64_t{1} << 48;  // the driver counts what is its own from 1
+  uint64_t next_buffer_id_ = uint64_t{1} << 48;     // the driver counts what is its own from 1
 };
 
 }  // namespace olpager::pager

@@ -2,8 +2,8 @@
 // of its own in front of some. OL_TEST_LIE says how:
 //
 //   parameters   every kernel's first parameter has 2048 bytes
-//   variable     the first variable that is asked for is managed memory that wraps round, and of the
-//                next one's bytes come some for OL_TEST_AT
+//   variable     the first variable that is asked for is managed memory that wraps round, and
+//                bytes of the next one come for OL_TEST_AT
 //   place        the first variable is managed memory where OL_TEST_AT is
 //   bits N EVERY a bit of one in EVERY bytes of answers is another; of which ones N says
 //
