@@ -46,8 +46,8 @@ extern "C" {
 /// The pager's device memory is the unified view's from now on: it is agent `agent`, and regions
 /// come by olpager_agent_region. Before the first allocation, once. `link` stays.
 CUresult olpager_agent_start(const OlpagerAgentLink* link, uint8_t agent);
-/// A context has been made: the pager starts what it has on the device, before the program's code is
-/// loaded. So each executor's driver is asked for the same in the same order.
+/// A context has been made: the pager starts what it has on the device, before the program's code
+/// is loaded. So each executor's driver is asked for the same in the same order.
 CUresult olpager_agent_prepare(void);
 /// Pages of the placed part (placing.h) from `base` on, that nobody has yet: page i is extent
 /// first + i.

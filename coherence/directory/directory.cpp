@@ -111,8 +111,8 @@ void Directory::ask(Age age, AgentId agent, ExtentId first, ExtentId count, Mode
 
 // ---- requests
 
-/// Where the operation of the least age goes without the extent, its agent asks again for the others
-/// (Agent::end); what the home asked for ahead they ask for themselves.
+/// Where the operation of the least age goes without the extent, its agent asks again for the
+/// others (Agent::end); what the home asked for ahead they ask for themselves.
 void Directory::addRequest(Open& o, const Request& asked) {
   for (uint32_t r = o.waiting; r != kNone; r = requests_[r].next) {
     Request& one = requests_[r];

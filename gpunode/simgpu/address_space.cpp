@@ -173,7 +173,9 @@ CUresult Memory::allocate(Context& context, uint64_t bytes, AllocationKind kind,
         block->context = context.handle();
         block->of_modules = of_modules;
         block->device = &context.device();
-        hole = block->free.emplace(address, kPageBytes).first;
+        // As on hardware something of the driver's own lies before a module's first variable.
+        const uint64_t first = of_modules ? kSmallAlign : 0;
+        hole = block->free.emplace(address + first, kPageBytes - first).first;
       }
       base = hole->first;
       const uint64_t rest = hole->second - need;

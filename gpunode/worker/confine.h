@@ -1,7 +1,7 @@
 // What a worker can't do once its driver has started, whatever its client makes it run: start
 // programs or processes, look into others, signal or limit them, type into a terminal, change its
-// rights or name spaces, load code into the kernel, and, where it needs neither memservers nor other
-// gpunodes, open connections, to sockets of this machine as well.
+// rights or name spaces, load code into the kernel, and, where it needs neither memservers nor
+// other gpunodes, open connections, to sockets of this machine as well.
 //
 // Thread-safety: confine() once, from any thread; it holds for all threads, those that exist as
 // well. There is no way back. Errors: one line.

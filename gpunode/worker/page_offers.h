@@ -1,7 +1,7 @@
 // Pages that other executors' workers have offered, and those that the pager has asked for: either
-// comes first. An offer is its giver's alone: it answers what was asked of that one, by that number,
-// and touches nothing of another's. A giver has one offer for each extent, its last, and so many in
-// all: more is nothing that an executor does.
+// comes first. An offer is its giver's alone: it answers what was asked of that one, by that
+// number, and touches nothing of another's. A giver has one offer for each extent, its last, and so
+// many in all: more is nothing that an executor does.
 //
 //   nothing -> offered (offer) -> nothing: want() takes it
 //   nothing -> wanted (want) -> nothing: offer() answers it

@@ -180,8 +180,8 @@ CUresult awaitNamed(const Session& session) {
   return CUDA_SUCCESS;
 }
 
-// Which stream brings what nobody noted, so each context is waited for once: after that all has come
-// that was sent before. What is outstanding then another thread has launched meanwhile, which
+// Which stream brings what nobody noted, so each context is waited for once: after that all has
+// come that was sent before. What is outstanding then another thread has launched meanwhile, which
 // nothing orders with this call.
 CUresult awaitMemory(uint64_t address, uint64_t bytes, const Session& reader, bool by_kernel) {
   for (Session* const session : existingSessions()) {

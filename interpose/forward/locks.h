@@ -40,13 +40,13 @@
 //       (freed_in_order.h), StreamIndex and
 //       IdleStreams (streams.h, crossings.h), AllocatingGraphs (captures.h), ParameterLayouts and
 //       TakenLaunches (launch.h), KernelAliases (kernel_attributes.h), KnownKernels
-//       (known_kernels.h), CommonKernels (libraries.h), Linker and Linkers (links.h), NodeFunctions (graph_nodes.h), ToldNodes (node_calls.h),
-//       UserObjects (user_objects.h), SessionParts (session_parts.h), Arrivals (arrivals.h),
-//       HostFunctions (host_functions.h), Executor::Attendant (executor.h), Notifications
-//       (notifications.h), LogListeners::mutex (logs.h), Couriers (couriers.h), ThreadNumbers
-//       (threads.h), ExportedDescriptors (export_descriptors.h), KeptTexts (call.h), a Group's
-//       notes (group.h) and code (group_code.h), ManagedMemory::ranges_mutex_, Executors::keeping_
-//       (../unified/executors.h)
+//       (known_kernels.h), CommonKernels (libraries.h), Linker and Linkers (links.h), NodeFunctions
+//       (graph_nodes.h), ToldNodes (node_calls.h), UserObjects (user_objects.h), SessionParts
+//       (session_parts.h), Arrivals (arrivals.h), HostFunctions (host_functions.h),
+//       Executor::Attendant (executor.h), Notifications (notifications.h), LogListeners::mutex
+//       (logs.h), Couriers (couriers.h), ThreadNumbers (threads.h), ExportedDescriptors
+//       (export_descriptors.h), KeptTexts (call.h), a Group's notes (group.h) and code
+//       (group_code.h), ManagedMemory::ranges_mutex_, Executors::keeping_ (../unified/executors.h)
 // clang-format on
 //
 // What ends with a context takes AllocationBook::mutex, Captures::mutex and leaves

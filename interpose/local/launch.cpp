@@ -56,8 +56,9 @@ void warnUnknown(CUfunction function) {
                  shown);
 }
 
-// The layout of a kernel's parameters. The driver may load the kernel's code for it. The pager starts when a context's first kernel is seen,
-// before it runs: what it loads, the driver loads only when no kernel runs.
+// The layout of a kernel's parameters. The driver may load the kernel's code for it. The pager
+// starts when a context's first kernel is seen, before it runs: what it loads, the driver loads
+// only when no kernel runs.
 const ParamLayout* layoutOf(CUfunction function, CUcontext context) {
   const ParamLayout* layout = findParamLayout(function, context);
   if (layout != nullptr) return layout;

@@ -34,8 +34,8 @@ CUresult toldOfStream(CUresult result, CUstream stream, bool per_thread) {
 }
 
 // Asks query() until the work is done, and has native() answer, which does not wait then. Signals
-// are held back in the driver's calls, not between them: a thread that is stopped in one, or touches
-// managed memory in a handler, may have what a page fault needs.
+// are held back in the driver's calls, not between them: a thread that is stopped in one, or
+// touches managed memory in a handler, may have what a page fault needs.
 template <typename Query, typename Native>
 CUresult wait(Query query, Native native) {
   if (pool() == nullptr || !pool()->hasManaged() || anyCapture()) return native();

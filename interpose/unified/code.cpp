@@ -42,8 +42,8 @@ void ownerGone(uint64_t owner) {
     session->group()->ownerGone(owner);
 }
 
-// All have it at one address, or else the program gets executor 0's, and whatever is sent to another
-// one has its address there. What is managed, or otherwise at one alone, binds the program
+// All have it at one address, or else the program gets executor 0's, and whatever is sent to
+// another one has its address there. What is managed, or otherwise at one alone, binds the program
 // (findVariable).
 CUresult addressOf(VariableKind kind, uint64_t owner, const char* name, CUdeviceptr* address,
                    size_t* bytes) {

@@ -135,8 +135,8 @@ class Daemon {
 
   // All that can be refused is refused before memory is touched.
   int network() {
-    // A lent slab takes three: its own, and a copy for each region. A link takes one for each of its
-    // connections.
+    // A lent slab takes three: its own, and a copy for each region. A link takes one for each of
+    // its connections.
     base::raiseLimit(RLIMIT_NOFILE);
     transport::Options network;
     network.choice = options_.choice;

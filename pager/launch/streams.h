@@ -31,8 +31,8 @@ class Streams {
   /// function may wait for what comes after it. Without managed memory it returns at once.
   void awaitHostFunctions(const StreamKey& stream);
   /// Before the driver loads code in the context: some wait for all that the context's streams have
-  /// been given, and nothing that comes later runs before that, no copy of the pager's either. Waits
-  /// as long for the context's host functions.
+  /// been given, and nothing that comes later runs before that, no copy of the pager's either.
+  /// Waits as long for the context's host functions.
   void awaitHostFunctionsIn(CUcontext context);
   /// Before a stream waits for an event.
   void streamWaits(const StreamKey& stream);

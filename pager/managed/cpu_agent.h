@@ -28,8 +28,8 @@
 // command and wait until it has taken that (add, remove, want). The fault thread takes the
 // exchange's mutex (a leaf): who holds that touches no managed memory, in no signal handler either
 // (base/held_signals.h). With no lock held it may serve another agent of the process (start():
-// `serve_others`), which only tries its own mutex. The thread says nothing, logs nothing: what there
-// is to say is in the counters.
+// `serve_others`), which only tries its own mutex. The thread says nothing, logs nothing: what
+// there is to say is in the counters.
 #pragma once
 
 #include <pthread.h>

@@ -1,7 +1,8 @@
-// Nodes that a capture has made are nodes as any: a library that is called in the midst of a capture
-// looks up its tail, adds nodes of its own behind it and makes these the tail (as NCCL, Warp and
-// llama.cpp do); later the parameters of captured nodes are read, and set again in the graph and in
-// what was made of it. Several graphs, so that handles come again, and child graphs and clones.
+// Nodes that a capture has made are nodes as any: a library that is called in the midst of a
+// capture looks up its tail, adds nodes of its own behind it and makes these the tail (as NCCL,
+// Warp and llama.cpp do); later the parameters of captured nodes are read, and set again in the
+// graph and in what was made of it. Several graphs, so that handles come again, and child graphs
+// and clones.
 #include <atomic>
 
 #include "common.h"

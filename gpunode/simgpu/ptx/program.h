@@ -102,7 +102,8 @@ struct Program {
   int version = 0;
   int target = 0;
   /// Whether addresses of its functions are taken. As on hardware these are places in a table that
-  /// grows with the modules that are loaded and need it: neither chance nor other modules move them.
+  /// grows with the modules that are loaded and need it: neither chance nor other modules move
+  /// them.
   bool takes_code_addresses = false;
   std::uint32_t id = 0;  ///< distinguishes the modules' code addresses; given by link()
   std::vector<GlobalInfo> globals;

@@ -19,7 +19,7 @@ namespace {
 // An installation with a library that does nothing and a driver that can only be loaded.
 struct Installation : TemporaryFolder {
   std::string olrun = path + "/bin/olrun";
-  std::string library = path + "/lib/libolpager.so";
+  std::string library = path + "/lib/olpager/libolpager.so";
   std::string links = path + "/lib/olpager";
   std::string driver = path + "/driver/libcuda.so.1";
   std::string runtime = "XDG_RUNTIME_DIR=" + path + "/run";
@@ -30,7 +30,7 @@ struct Installation : TemporaryFolder {
     fs::copy_file(OLRUN, olrun);
     fs::copy_file(FAKE_DRIVER, library);
     fs::copy_file(FAKE_DRIVER, driver);
-    fs::create_symlink("../libolpager.so", links + "/libcuda.so.1");
+    fs::create_symlink("libolpager.so", links + "/libcuda.so.1");
   }
 
   Outcome run(std::vector<std::string> arguments, std::vector<std::string> environment = {}) const {
