@@ -160,7 +160,7 @@ def ends(bench):
         file.write("#!/there/is/no/such/interpreter\n")
     os.chmod(script, 0o755)
     done = bench.done(script)
-    assert done.returncode == 126 and "can't be run" in done.stderr, done
+    assert done.returncode == 126 and "its interpreter /there/is/no/such/interpreter: No such file" in done.stderr, done
     bench.none_left()
     bench.refused(["gpunode 127.0.0.1:1"], bench.command("true", options=("--gpunode", "127.0.0.1:1")))
     bench.none_left()
