@@ -1,6 +1,6 @@
-// Managed buffers of some pages, which kernels and host functions of one stream change in turns, and
-// the value that each of the used words has then. A kernel finds a buffer by its address, or by the
-// table alone.
+// Managed buffers of some pages, which kernels and host functions of one stream change in turns,
+// and the value that each of the used words has then. A kernel finds a buffer by its address, or by
+// the table alone.
 #pragma once
 
 #include <unistd.h>
