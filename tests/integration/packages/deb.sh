@@ -14,6 +14,12 @@ files >/tmp/files.before
 dpkg -i /test/before/*.deb >/tmp/dpkg.log 2>&1 || fail "not installed"
 [ ! -e /usr/lib/x86_64-linux-gnu/libcuda.so.1 ] || fail "the library stands for the machine's driver"
 [ ! -e /etc/systemd/system/multi-user.target.wants/olmemserver.service ] || fail "a daemon lends unasked"
+for page in README.md CHANGELOG.md LICENSE SECURITY.md docs/howto/install.md; do
+  [ -e "/usr/share/doc/olpager/$page" ] || fail "documents that others link to are missing: $page"
+done
+for package in olpager olpager-memserver olpager-simgpu; do
+  [ -d "/usr/share/doc/$package/third-party" ] || fail "$package has no licences of the code that is inside"
+done
 systemctl enable olmemserver olgpunode >/tmp/systemctl.log 2>&1 || fail "units can't be enabled"
 
 # As docs/howto/two-boxes.md has it, but for addresses.
