@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <csignal>
 
+#include "base/held_in_calls.h"
+
 namespace olpager::base {
 
 namespace {
@@ -23,12 +25,15 @@ std::atomic<bool> g_matter{false};
 struct Thread {
   uint64_t before;
   uint32_t holds;
+  uint32_t calls;   // of holds, those of HeldInCall
+  uint64_t system;  // calls of the system's
 };
 __attribute__((tls_model("initial-exec"))) thread_local Thread here{};
 
 uint64_t mask(int how, uint64_t set) {
   uint64_t before = 0;
   const int kept = errno;
+  ++here.system;
   syscall(SYS_rt_sigprocmask, how, &set, &before, sizeof set);
   errno = kept;
   return before;
@@ -49,6 +54,32 @@ void releaseSignals() noexcept {
   if (--here.holds == 0) mask(SIG_SETMASK, here.before);
 }
 
+bool signalsMayCome() noexcept {
+  return g_matter.load(std::memory_order_relaxed) && here.holds == here.calls;
+}
+
+uint64_t signalCalls() noexcept { return here.system; }
+
+HeldInCall::HeldInCall() noexcept : holds_(holdSignals()) {
+  if (holds_) ++here.calls;
+}
+HeldInCall::~HeldInCall() {
+  if (!holds_) return;
+  --here.calls;
+  releaseSignals();
+}
+
+LetSignals::LetSignals() noexcept : calls_(here.holds == here.calls ? here.calls : 0) {
+  if (calls_ == 0) return;
+  here.holds = here.calls = 0;
+  mask(SIG_SETMASK, here.before);
+}
+LetSignals::~LetSignals() {
+  if (calls_ == 0) return;
+  here.before = mask(SIG_BLOCK, ~kNever);
+  here.holds = here.calls = calls_;
+}
+
 BlockedSignals::BlockedSignals() noexcept : before_(mask(SIG_BLOCK, ~kNever)) {}
 BlockedSignals::~BlockedSignals() { mask(SIG_SETMASK, before_); }
 void runsNoHandler() noexcept { here.holds = 1; }
@@ -57,10 +88,14 @@ bool Condition::sleep(Lock& lock, const timespec* most) {
   const uint32_t seen = rings_.load();
   waiting_.fetch_add(1);
   lock.unlock();
-  const int kept = errno;
-  const long slept = syscall(SYS_futex, &rings_, FUTEX_WAIT_PRIVATE, seen, most, nullptr, 0);
-  const bool in_time = slept == 0 || errno != ETIMEDOUT;
-  errno = kept;
+  bool in_time = true;
+  {
+    const LetSignals let;
+    const int kept = errno;
+    const long slept = syscall(SYS_futex, &rings_, FUTEX_WAIT_PRIVATE, seen, most, nullptr, 0);
+    in_time = slept == 0 || errno != ETIMEDOUT;
+    errno = kept;
+  }
   waiting_.fetch_sub(1);
   lock.lock();
   return in_time;

@@ -21,6 +21,7 @@
 #include <memory>
 #include <string>
 
+#include "base/daemon_log.h"
 #include "base/log_reader.h"
 
 namespace olpager::base {
@@ -82,6 +83,118 @@ ssize_t put(int descriptor, const char* from, size_t length) {
   return ::write(descriptor, from, length);
 }
 
+// ---- a daemon's lines (daemon_log.h). What is said here is said before there is a second thread.
+
+constexpr uint8_t kPlain = 0, kDaemonText = 1, kDaemonJson = 2;
+std::atomic<uint8_t> g_form{kPlain};
+std::atomic<const char*> g_program{"olpager"};
+char g_program_text[64] = "", g_session[64] = "", g_key[72] = "";
+thread_local constinit const LogAbout* t_about = nullptr;
+
+template <size_t N>
+void keep(char (&into)[N], std::string_view text) noexcept {
+  const size_t length = std::min(text.size(), N - 1);
+  std::copy_n(text.data(), length, into);
+  into[length] = '\0';
+}
+
+// The length of the UTF-8 sequence at the front; 0: there is none.
+size_t sequence(std::string_view text) noexcept {
+  const auto at = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
+  const uint8_t first = at(0);
+  const size_t length = first < 0x80                    ? 1
+                        : first >= 0xc2 && first < 0xe0 ? 2
+                        : first >= 0xe0 && first < 0xf0 ? 3
+                        : first >= 0xf0 && first < 0xf5 ? 4
+                                                        : 0;
+  if (length == 0 || length > text.size()) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if ((at(i) & 0xc0) != 0x80) return 0;
+  }
+  if (length == 3 && ((first == 0xe0 && at(1) < 0xa0) || (first == 0xed && at(1) >= 0xa0)))
+    return 0;  // longer than need be; halves of pairs
+  if (length == 4 && ((first == 0xf0 && at(1) < 0x90) || (first == 0xf4 && at(1) >= 0x90)))
+    return 0;
+  return length;
+}
+
+// As it stands between quotes in JSON.
+void quote(spdlog::memory_buf_t& line, std::string_view text) {
+  while (!text.empty()) {
+    const size_t length = sequence(text);
+    const char c = text.front();
+    if (length == 0) {
+      line.push_back('?');
+    } else if (c == '"' || c == '\\') {
+      line.push_back('\\');
+      line.push_back(c);
+    } else if (length == 1 && (c < ' ' || c == 0x7f)) {
+      fmt::format_to(std::back_inserter(line), "\\u{:04x}", static_cast<unsigned>(c));
+    } else {
+      line.append(text.data(), text.data() + length);
+    }
+    text.remove_prefix(std::max<size_t>(length, 1));
+  }
+}
+
+// Control characters would tear a line of text, or do things to a terminal.
+void plain(spdlog::memory_buf_t& line, std::string_view text) {
+  for (const char c : text) line.push_back(c == '\n' ? ' ' : c);
+}
+
+struct Moment {
+  char text[40];
+};
+Moment thisMoment() noexcept {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  tm parts{};
+  gmtime_r(&now.tv_sec, &parts);
+  Moment moment{};
+  const size_t length = strftime(moment.text, sizeof moment.text, "%Y-%m-%dT%H:%M:%S", &parts);
+  snprintf(moment.text + length, sizeof moment.text - length, ".%03ldZ", now.tv_nsec / 1'000'000);
+  return moment;
+}
+
+// A line without what ends it.
+void write(spdlog::memory_buf_t& line, const char* level, const char* before, std::string_view text,
+           uint8_t form) {
+  if (form == kPlain) {
+    fmt::format_to(std::back_inserter(line), "olpager: {}: {}", level, before);
+    plain(line, text);
+    return;
+  }
+  const std::string_view session = t_about != nullptr ? t_about->session() : g_session;
+  const std::string_view key = t_about != nullptr ? t_about->key() : g_key;
+  const char* const program = g_program.load(std::memory_order_acquire);
+  if (form == kDaemonText) {
+    fmt::format_to(std::back_inserter(line), "{} {}: {}: ", thisMoment().text, program, level);
+    if (!session.empty()) {
+      line.append(std::string_view("session "));
+      plain(line, session);
+      line.append(std::string_view(key.empty() ? ": " : ", "));
+    }
+    if (!key.empty()) {
+      line.append(std::string_view("key "));
+      plain(line, key);
+      line.append(std::string_view(": "));
+    }
+    plain(line, text);
+    return;
+  }
+  const auto field = [&line](std::string_view name, std::string_view value) {
+    fmt::format_to(std::back_inserter(line), "{}\"{}\":\"", line.size() == 0 ? "{" : ",", name);
+    quote(line, value);
+    line.push_back('"');
+  };
+  field("time", thisMoment().text);
+  field("level", level);
+  field("program", program);
+  if (!session.empty()) field("session", session);
+  if (!key.empty()) field("key", key);
+  field("message", text);
+}
+
 // spdlog's own sinks lock a mutex, which a fork in another thread would leave locked in the child,
 // and go through stdio, whose buffer a fork would write twice. One write(2) needs neither.
 class StderrSink : public spdlog::sinks::sink {
@@ -93,12 +206,17 @@ class StderrSink : public spdlog::sinks::sink {
                           : -1;
     int descriptor = grave >= 0 ? grave : g_descriptor.load(std::memory_order_relaxed);
     const char* const before = grave >= 0 ? g_before_grave.load(std::memory_order_relaxed) : "";
-    fmt::format_to(std::back_inserter(line), "olpager: {}: {}", levelText(message.level), before);
-    for (char c : message.payload) line.push_back(c == '\n' ? ' ' : c);
+    const uint8_t as = grave >= 0 ? kPlain : g_form.load(std::memory_order_acquire);
+    write(line, levelText(message.level), before, {message.payload.data(), message.payload.size()},
+          as);
     const uint32_t unwritten = g_unwritten.exchange(0, std::memory_order_relaxed);
     if (unwritten != 0)
-      fmt::format_to(std::back_inserter(line), " ({} lines before it are lost: nobody read them)",
-                     unwritten);
+      fmt::format_to(
+          std::back_inserter(line),
+          fmt::runtime(as == kDaemonJson ? ",\"lost_before\":{}"
+                                         : " ({} lines before it are lost: nobody read them)"),
+          unwritten);
+    if (as == kDaemonJson) line.push_back('}');
     line.push_back('\n');
     const char* at = line.data();
     size_t left = line.size();
@@ -281,6 +399,51 @@ void setGraveLog(int descriptor, const char* before) noexcept {
   g_before_grave.store(before, std::memory_order_relaxed);
   g_grave_descriptor.store(descriptor, std::memory_order_release);
 }
+
+std::optional<LogFormat> parseLogFormat(std::string_view name) {
+  if (name == "text") return LogFormat::kText;
+  if (name == "json") return LogFormat::kJson;
+  return std::nullopt;
+}
+
+const char* logFormatName(LogFormat format) { return format == LogFormat::kJson ? "json" : "text"; }
+
+void useDaemonLog(LogFormat format, const char* program) noexcept {
+  g_program.store(program, std::memory_order_release);
+  g_form.store(format == LogFormat::kJson ? kDaemonJson : kDaemonText, std::memory_order_release);
+}
+
+void logAboutSession(std::string_view session, std::string_view key) noexcept {
+  keep(g_session, session);
+  keep(g_key, key);
+}
+
+std::string daemonLogEntry(LogFormat format, std::string_view program, std::string_view session,
+                           std::string_view key) {
+  return fmt::format("{}={},{},{},{}", kDaemonLogVariable, logFormatName(format), program, session,
+                     key);
+}
+
+void useDaemonLogOf(const char* value) noexcept {
+  std::string_view rest = value == nullptr ? "" : value;
+  std::string_view parts[4];
+  for (std::string_view& part : parts) {
+    part = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), part.size() + 1));
+  }
+  const auto format = parseLogFormat(parts[0]);
+  if (!format || parts[1].empty()) return;
+  keep(g_program_text, parts[1]);
+  logAboutSession(parts[2], parts[3]);
+  useDaemonLog(*format, g_program_text);
+}
+
+LogAbout::LogAbout(std::string_view session, std::string_view key) noexcept
+    : session_(session), key_(key), outer_(t_about) {
+  t_about = this;
+}
+
+LogAbout::~LogAbout() { t_about = outer_; }
 
 #define OLPAGER_FORWARD(level)                                 \
   va_list arguments;                                           \

@@ -91,6 +91,12 @@ Status setPack(Settings& settings, std::string_view text) {
   return {};
 }
 
+Status setArenas(Settings& settings, std::string_view text) {
+  if (text != "in-place" && text != "streamed") return notAllowed(text, "in-place or streamed");
+  settings.stream_arenas = text == "streamed";
+  return {};
+}
+
 Status setLog(Settings& settings, std::string_view text) {
   const auto level = parseLogLevel(text);
   if (!level) return notAllowed(text, kLogLevels);
@@ -263,6 +269,7 @@ constexpr Key kKeys[] = {
     {"driver", "OL_DRIVER", setDriver, false},
     {"exportable", "OL_EXPORTABLE", setExportable, false},
     {"pack", "OL_PACK", setPack, false},
+    {"arenas", "OL_ARENAS", setArenas, false},
     {"managed", "OL_MANAGED", setManaged, false},
     {"memserver", "OL_MEMSERVER", setMemservers, false, true},
     {"replicas", "OL_REPLICAS", setReplicas, true},

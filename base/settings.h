@@ -10,7 +10,8 @@
 //                                     (OL_KEY)  tls (OL_TLS)
 //   gpunode (OL_GPUNODE)  view (OL_VIEW)  route (OL_ROUTE)  transport (OL_TRANSPORT)
 //   rails (OL_RAILS)  require (OL_REQUIRE)
-//   exportable (OL_EXPORTABLE)  pack (OL_PACK)  managed (OL_MANAGED)
+//   exportable (OL_EXPORTABLE)  pack (OL_PACK)  arenas (OL_ARENAS)
+//   managed (OL_MANAGED)
 // Thread-safety: pure functions of their input. Errors: one line that names the file and line or
 // the variable, the value, and what is allowed. An OL_ variable that nobody knows is a warning
 // only.
@@ -75,9 +76,10 @@ struct Settings {
   ReportSetting report = ReportSetting::kNode;
   ExportableSetting exportable = ExportableSetting::kUnset;
   ManagedSetting managed = ManagedSetting::kPager;
-  bool pack = true;      // what streams through VRAM crosses the bus packed, where it packs
-  uint64_t va_base = 0;  // 0: the built-in base
-  uint64_t va_size = 0;  // 0: 16 TiB
+  bool pack = true;            // what streams through VRAM crosses the bus packed, where it packs
+  bool stream_arenas = false;  // what launches name of arenas that copies fill comes to VRAM
+  uint64_t va_base = 0;        // 0: the built-in base
+  uint64_t va_size = 0;        // 0: 16 TiB
   LogLevel log = LogLevel::kWarn;
   std::vector<std::string> memservers;  // "host:port", "[v6]:port" or "unix:/path"; each once
   unsigned replicas = 1;                // of what they hold: 1 or 2

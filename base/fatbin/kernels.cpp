@@ -142,41 +142,51 @@ void fromPtx(std::string_view text, KernelTable& table) {
   }
 }
 
-void fromEntry(const Entry& entry, KernelTable& table) {
-  if (entry.kind == Kind::elf) {
-    if (const auto elf = contents(entry); elf.ok()) return fromCubin(elf.value(), table);
-  } else if (entry.kind == Kind::ptx) {
-    if (const auto text = ptxText(entry); text.ok()) return fromPtx(text.value(), table);
-  }
-  table.whole = false;
-}
-
 }  // namespace
 
+// A cubin and PTX text by themselves are entries that are not packed.
+KernelReader::KernelReader(Bytes code) {
+  const auto found = identify(code);
+  table_.whole = found.ok();
+  if (!found.ok()) return;
+  const Image& image = found.value();
+  if (image.form != Image::Form::container) {
+    entries_.push_back({.kind = image.form == Image::Form::elf ? Kind::elf : Kind::ptx,
+                        .uncompressed_size = image.bytes.size(),
+                        .payload = image.bytes});
+    return;
+  }
+  auto all = entries(image.bytes);
+  table_.whole = all.ok();
+  if (!all.ok()) return;
+  entries_ = std::move(all).value();
+  std::stable_sort(entries_.begin(), entries_.end(), [](const Entry& one, const Entry& other) {
+    return one.payload.size() < other.payload.size();
+  });
+}
+
+bool KernelReader::readNext() {
+  if (allRead()) return false;
+  read(entries_[next_++]);
+  return true;
+}
+
+void KernelReader::read(const Entry& entry) {
+  if (entry.compression == Compression::none && entry.kind == Kind::elf)
+    return fromCubin(entry.payload, table_);
+  if (entry.kind == Kind::elf) {
+    if (const auto elf = contents(entry); elf.ok()) return fromCubin(elf.value(), table_);
+  } else if (entry.kind == Kind::ptx) {
+    if (const auto text = ptxText(entry); text.ok()) return fromPtx(text.value(), table_);
+  }
+  table_.whole = false;
+}
+
 KernelTable kernelsOf(Bytes image) {
-  KernelTable table;
-  const auto found = identify(image);
-  if (!found.ok()) {
-    table.whole = false;
-    return table;
+  KernelReader reader(image);
+  while (reader.readNext()) {
   }
-  const Bytes bytes = found.value().bytes;
-  switch (found.value().form) {
-    case Image::Form::elf:
-      fromCubin(bytes, table);
-      break;
-    case Image::Form::ptx:
-      fromPtx({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, table);
-      break;
-    case Image::Form::container: {
-      const auto all = entries(bytes);
-      table.whole = all.ok();
-      for (const Entry& entry : all.ok() ? all.value() : std::vector<Entry>{})
-        fromEntry(entry, table);
-      break;
-    }
-  }
-  return table;
+  return reader.table();
 }
 
 }  // namespace olpager::fatbin

@@ -1,13 +1,16 @@
 // What code says of its kernels' parameters: of a container, a cubin or PTX text, whatever the
-// driver takes of it. Thread-safety: pure functions. Ownership: the result views nothing.
+// driver takes of it. Thread-safety: none; a reader belongs to its owner. Ownership: a reader views
+// the code, a table views nothing.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "base/fatbin/bytes.h"
+#include "base/fatbin/fatbin.h"
 
 namespace olpager::fatbin {
 
@@ -16,6 +19,28 @@ struct KernelTable {
   std::unordered_map<std::string, std::vector<uint32_t>> kernels;
   /// All of it could be read: there are no other kernels.
   bool whole = true;
+};
+
+/// Reads code image by image. The images of a container are mostly of one source, for several
+/// architectures: who looks for a kernel rarely has to unpack more than one. The smallest is read
+/// first. A cubin and PTX text are one image.
+class KernelReader {
+ public:
+  explicit KernelReader(Bytes code);
+  /// False: all had been read.
+  bool readNext();
+  bool allRead() const { return next_ == entries_.size(); }
+  /// Of what has been read so far.
+  const KernelTable& table() const { return table_; }
+  /// Images that have been read.
+  size_t images() const { return next_; }
+
+ private:
+  void read(const Entry& entry);
+
+  KernelTable table_;
+  std::vector<Entry> entries_;  // in the order in which they are read
+  size_t next_ = 0;
 };
 
 /// All images of a container are read: each may have kernels that others have not.

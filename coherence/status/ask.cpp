@@ -44,9 +44,12 @@ Result<Told> Asker::ask() {
 }
 
 Result<Told> Asker::askOnce() {
+  lasts_ = false;
   if (!link_) {
     queue_ = endpoint_->makeQueue();
-    auto link = endpoint_->connect(address_, {transport::makeDomain(), queue_, ""});
+    auto link = endpoint_->connect(
+        address_,
+        {.domain = transport::makeDomain(), .queue = queue_, .replaces = "", .lasts = &lasts_});
     if (!link.ok()) return link.error();
     link_ = link.value();
   }

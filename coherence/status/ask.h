@@ -31,6 +31,9 @@ class Asker {
   Asker(const Asker&) = delete;
   Asker& operator=(const Asker&) = delete;
   Result<Told> ask();
+  /// Of the last ask(), which failed: to ask again gives the same (as
+  /// transport::ConnectOptions::lasts).
+  bool lasts() const { return lasts_; }
   const std::string& address() const { return address_; }
 
  private:
@@ -45,6 +48,7 @@ class Asker {
   transport::QueuePtr queue_;
   transport::LinkPtr link_;
   uint64_t number_ = 0;
+  bool lasts_ = false;
 };
 
 }  // namespace olpager::status

@@ -1,8 +1,11 @@
 #include "coherence/status/metrics.h"
 
 #include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,6 +17,8 @@
 
 #include "base/fd.h"
 #include "base/format.h"
+#include "base/log.h"
+#include "coherence/status/https.h"
 #include "coherence/transport/core/address.h"
 
 namespace olpager::status {
@@ -27,6 +32,21 @@ constexpr auto kNoDescriptor = 100ms;  // until a connection is tried to be take
 constexpr size_t kRequestBytes = 8 << 10;
 constexpr size_t kAskers = 64;  // at a time: one more takes the place of the oldest
 
+/// What tells that a file is another one, or has been written.
+struct FileState {
+  dev_t device = 0;
+  ino_t inode = 0;
+  off_t bytes = 0;
+  int64_t changed_s = 0, changed_ns = 0;
+  bool operator==(const FileState&) const = default;
+
+  static FileState of(const std::string& path) {
+    struct stat about {};
+    if (stat(path.c_str(), &about) != 0) return {};
+    return {about.st_dev, about.st_ino, about.st_size, about.st_ctim.tv_sec, about.st_ctim.tv_nsec};
+  }
+};
+
 class Endpoint final : public MetricsEndpoint {
  public:
   explicit Endpoint(std::function<std::string()> text) : text_(std::move(text)) {}
@@ -38,13 +58,44 @@ class Endpoint final : public MetricsEndpoint {
   }
   const std::string& address() const override { return address_; }
 
-  olpager::Status open(const std::string& address) {
+  std::string url() const override {
+    return base::format("{}://{}/metrics", certificate_ ? "https" : "http", address_);
+  }
+  std::string warning() const override {
+    if (!beyond_ || certificate_) return "";
+    return base::format(
+        "figures at {} and their token go in the clear: who can read this network can use the "
+        "token (--prometheus-cert encrypts)",
+        url());
+  }
+
+  olpager::Status open(const MetricsOptions& options) {
+    const std::string& address = options.address;
+    if (options.certificate.empty() != options.private_key.empty())
+      return Error{
+          "a certificate and its key go together: --prometheus-cert FILE and "
+          "--prometheus-cert-key FILE"};
+    if (!options.token.empty()) {
+      token_file_ = options.token;
+      token_seen_ = FileState::of(token_file_);
+      auto token = loadToken(token_file_);
+      if (!token.ok()) return Error{"token: " + token.error().message};
+      token_ = std::move(token).value();
+    }
+    if (!options.certificate.empty()) {
+      auto certificate = Certificate::load(options.certificate, options.private_key);
+      if (!certificate.ok()) return Error{"certificate: " + certificate.error().message};
+      certificate_ = std::move(certificate).value();
+    }
     const auto found = transport::resolve(address, true);
     if (!found.ok()) return found.error();
     transport::SocketAddress at = found.value().front();
-    if (!at.loopback()) {
+    beyond_ = !at.loopback();
+    if (beyond_ && token_.empty()) {
       return Error{base::format(
-          "{}: figures are served on loopback only, in the clear; put a proxy in front", address)};
+          "{}: not without a token: others than this host can reach it. Give --prometheus-token "
+          "FILE (openssl rand -hex 32 makes one; chmod 600), or listen on 127.0.0.1",
+          address)};
     }
     listener_ = transport::makeSocket(at.family());
     const int on = 1;
@@ -65,6 +116,7 @@ class Endpoint final : public MetricsEndpoint {
   struct Asker {
     base::UniqueFd socket;
     Clock::time_point until;
+    std::unique_ptr<HttpsSession> https;
     std::string request, reply;
     size_t sent = 0;
     bool http = true;
@@ -72,6 +124,10 @@ class Endpoint final : public MetricsEndpoint {
   };
 
   void serve() {
+    sigset_t pipe;  // who has gone is seen by what write(2) returns
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
     auto accepts_from = Clock::now();  // else no descriptor was left
     while (!stop_.load()) {
       const auto now = Clock::now();
@@ -84,7 +140,9 @@ class Endpoint final : public MetricsEndpoint {
       for (const Asker& asker : askers_) {
         until = std::min(until, asker.until);
         const bool speaks = !asker.reply.empty() && !asker.answered();
-        fds.push_back({asker.socket.get(), static_cast<short>(speaks ? POLLOUT : POLLIN), 0});
+        const short waits =
+            asker.https ? asker.https->wants() : static_cast<short>(speaks ? POLLOUT : POLLIN);
+        fds.push_back({asker.socket.get(), waits, 0});
       }
       const auto wait = std::chrono::ceil<std::chrono::milliseconds>(until - now).count();
       if (poll(fds.data(), fds.size(), static_cast<int>(wait)) < 0) continue;
@@ -100,48 +158,85 @@ class Endpoint final : public MetricsEndpoint {
     base::UniqueFd socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) return errno == EAGAIN || errno == ECONNABORTED;
     if (askers_.size() == kAskers) askers_.pop_front();
-    askers_.push_back({std::move(socket), Clock::now() + kRequest});
+    Asker asker{std::move(socket), Clock::now() + kRequest};
+    if (certificate_) {
+      asker.https = HttpsSession::make(*certificate_, asker.socket.get());
+      if (!asker.https) return true;  // no memory: it is cut off
+    }
+    askers_.push_back(std::move(asker));
     return true;
   }
 
   // What can be done now. False: it is over.
-  bool goesOn(Asker& asker) const {
+  bool goesOn(Asker& asker) {
     const int fd = asker.socket.get();
+    HttpsSession* const https = asker.https.get();
     char bytes[1024];
     if (asker.answered()) return recv(fd, bytes, sizeof bytes, 0) > 0;
-    if (asker.reply.empty()) {
-      const ssize_t got = recv(fd, bytes, sizeof bytes, 0);
+    while (asker.reply.empty()) {
+      const ssize_t got =
+          https ? https->read(bytes, sizeof bytes) : recv(fd, bytes, sizeof bytes, 0);
       if (got <= 0) return got < 0 && errno == EAGAIN;
       asker.request.append(bytes, static_cast<size_t>(got));
       asker.http = isHttp(asker.request);
       if (asker.http && asker.request.size() <= kRequestBytes &&
-          asker.request.find("\r\n\r\n") == std::string::npos)
+          asker.request.find("\r\n\r\n") == std::string::npos) {
+        if (https) continue;  // it may have more, of which poll(2) does not know
         return true;
+      }
       asker.reply = replyTo(asker.request);
     }
-    const ssize_t put = send(fd, asker.reply.data() + asker.sent, asker.reply.size() - asker.sent,
-                             MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (put < 0) return errno == EAGAIN;
+    const char* const from = asker.reply.data() + asker.sent;
+    const size_t left = asker.reply.size() - asker.sent;
+    const ssize_t put =
+        https ? https->write(from, left) : send(fd, from, left, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (put <= 0) return put < 0 && errno == EAGAIN;
     asker.sent += static_cast<size_t>(put);
-    if (!asker.answered()) return true;
+    if (!asker.answered()) {
+      if (https) https->writesOn();
+      return true;
+    }
+    if (https) https->finish();
     shutdown(fd, SHUT_WR);
     // Who has not been heard to the end would be told that the connection is broken, before the
     // reply.
     return !asker.http;
   }
 
-  std::string replyTo(const std::string& request) const {
+  // A file that was written again, or replaced, has another token. While what is there is none, the
+  // one before is good.
+  void lookAtToken() {
+    if (token_file_.empty()) return;
+    const FileState now = FileState::of(token_file_);
+    if (now == token_seen_) return;
+    token_seen_ = now;
+    auto token = loadToken(token_file_);
+    if (!token.ok()) {
+      base::logWarn("the token for figures stays as it was: %s", token.error().message.c_str());
+    } else if (token.value() != token_) {
+      token_ = std::move(token).value();
+      base::logInfo("figures are for who brings the new token of %s", token_file_.c_str());
+    }
+  }
+
+  std::string replyTo(const std::string& request) {
     const bool http = isHttp(request);
-    const bool get = request.starts_with("GET /metrics ") || request.starts_with("GET / ");
-    const std::string body = get ? text_() : "figures for Prometheus, by HTTP: GET /metrics\n";
+    if (http) lookAtToken();
+    const bool may = !http || token_.empty() || bringsToken(request, token_);
+    const bool get = may && (request.starts_with("GET /metrics ") || request.starts_with("GET / "));
+    const std::string body = get    ? text_()
+                             : !may ? "figures are for who brings the token: Authorization: "
+                                      "Bearer TOKEN\n"
+                                    : "figures for Prometheus, by HTTP: GET /metrics\n";
     return base::format(
         "HTTP/1.1 {}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: "
-        "{}\r\n"
+        "{}\r\n{}"
         "Connection: close\r\n\r\n{}",
         get    ? "200 OK"
+        : !may ? "401 Unauthorized"
         : http ? "404 Not Found"
                : "400 Bad Request",
-        body.size(), body);
+        body.size(), may ? "" : "WWW-Authenticate: Bearer\r\n", body);
   }
 
   // As far as it has come. A node that takes this for a daemon's port speaks first as well, and is
@@ -153,6 +248,11 @@ class Endpoint final : public MetricsEndpoint {
   const std::function<std::string()> text_;
   base::UniqueFd listener_, end_;
   std::string address_;
+  std::string token_;  // "": none is asked for
+  std::string token_file_;
+  FileState token_seen_;  // when it was read
+  std::unique_ptr<Certificate> certificate_;
+  bool beyond_ = false;       // loopback
   std::deque<Asker> askers_;  // the thread's, the oldest first
   std::atomic<bool> stop_{false};
   std::thread thread_;
@@ -182,11 +282,21 @@ std::string metricsText(std::string_view daemon, const std::vector<Metric>& metr
   return text;
 }
 
-Result<std::unique_ptr<MetricsEndpoint>> serveMetrics(const std::string& address,
+Result<std::unique_ptr<MetricsEndpoint>> serveMetrics(const MetricsOptions& options,
                                                       std::function<std::string()> text) {
   auto endpoint = std::make_unique<Endpoint>(std::move(text));
-  if (const auto status = endpoint->open(address); !status.ok()) return status.error();
+  if (const auto status = endpoint->open(options); !status.ok()) return status.error();
   return std::unique_ptr<MetricsEndpoint>(std::move(endpoint));
+}
+
+Result<std::unique_ptr<MetricsEndpoint>> serveMetricsAloud(const MetricsOptions& options,
+                                                           std::function<std::string()> text) {
+  auto served = serveMetrics(options, std::move(text));
+  if (!served.ok()) return Error{"--prometheus: " + served.error().message};
+  base::logInfo("figures at %s", served.value()->url().c_str());
+  if (const std::string warning = served.value()->warning(); !warning.empty())
+    base::logWarn("%s", warning.c_str());
+  return served;
 }
 
 }  // namespace olpager::status

@@ -137,9 +137,13 @@ void ClientCore::startConnecting() {
   connect.queue = queue_;
   connect.replaces = last_link_;
   connector_ = base::ownThread([this, connect] {
-    auto link = options_.endpoint->connect(options_.address, connect);
+    bool lasts = false;
+    auto asked = connect;
+    asked.lasts = &lasts;
+    auto link = options_.endpoint->connect(options_.address, asked);
     {
       std::lock_guard lock(mutex_);
+      connect_lasts_ = lasts;
       connect_result_ = std::move(link);
     }
     wake();
@@ -159,7 +163,7 @@ void ClientCore::connected(Result<LinkPtr> link) {
     std::lock_guard lock(mutex_);
     if (!why.empty()) {
       attempt_failed_ = true;
-      attemptFailed(why, why.find(": refused: ") != std::string::npos);
+      attemptFailed(why, !link.ok() && connect_lasts_);
       retryLater();
       changed_.notify_all();
     } else {

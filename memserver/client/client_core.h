@@ -227,9 +227,10 @@ class ClientCore final : public Client {
   bool told_up_ = false;
   std::thread connector_;
   std::optional<Result<LinkPtr>> connect_result_;
-  LinkPtr link_;             // kGreeting, kUp, kEnding
-  std::string last_link_;    // the agent's: what the next one replaces
-  std::string first_error_;  // why there was no first connection
+  bool connect_lasts_ = false;  // the result is a no that lasts
+  LinkPtr link_;                // kGreeting, kUp, kEnding
+  std::string last_link_;       // the agent's: what the next one replaces
+  std::string first_error_;     // why there was no first connection
   int64_t opened_ms_ = 0;
   uint64_t next_number_ = 1, next_transfer_ = 1, next_slab_ = 1;
   std::map<SlabId, HeldSlab> slabs_;

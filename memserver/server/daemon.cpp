@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "base/process.h"
 #include "base/size.h"
+#include "base/version.h"
 #include "coherence/transport/trust/keys.h"
 #include "memserver/server/metrics.h"
 #include "memserver/server/pressure.h"
@@ -55,17 +56,26 @@ uint64_t slabFor(uint64_t memory) {
                               2 * kFramePageBytes, 1ull << 30);
 }
 
-// On a terminal a line that grows; else nothing.
+// On a terminal a line that grows; else a line of the log now and then.
 class Progress {
  public:
-  explicit Progress(uint64_t all) : all_(all), shown_(isatty(STDERR_FILENO) == 1) {}
+  explicit Progress(uint64_t all)
+      : all_(all), shown_(isatty(STDERR_FILENO) == 1), last_ms_(shown_ ? 0 : bootMs()) {}
   ~Progress() {
     if (shown_) base::print(stderr, "\r\x1b[K");
   }
   void there(uint64_t bytes) {
-    if (!shown_) return;
     std::lock_guard lock(mutex_);
     const int64_t now = bootMs();
+    if (!shown_) {
+      constexpr int64_t kLineMs = 2000;
+      if (now - last_ms_ < kLineMs || bytes <= most_) return;
+      last_ms_ = now;
+      most_ = bytes;
+      base::logInfo("making memory: %s of %s", base::formatSize(bytes).c_str(),
+                    base::formatSize(all_).c_str());
+      return;
+    }
     if (now - last_ms_ < 100 || bytes < most_) return;
     last_ms_ = now;
     most_ = bytes;
@@ -80,7 +90,7 @@ class Progress {
   const uint64_t all_;
   const bool shown_;
   std::mutex mutex_;
-  int64_t last_ms_ = 0;
+  int64_t last_ms_;
   uint64_t most_ = 0;
 };
 
@@ -139,6 +149,7 @@ class Daemon {
     // its connections.
     base::raiseLimit(RLIMIT_NOFILE);
     transport::Options network;
+    network.release = base::kVersion;
     network.choice = options_.choice;
     network.rails = options_.rails;
     network.tls = options_.tls;
@@ -169,11 +180,10 @@ class Daemon {
       if (!heard.ok()) return refuse(heard.error().message);
       listeners_.push_back(std::move(heard.value()));
     }
-    if (!options_.prometheus.empty()) {
-      auto served = status::serveMetrics(options_.prometheus, [this] { return metrics(); });
-      if (!served.ok()) return refuse("--prometheus: " + served.error().message);
+    if (options_.prometheus.wanted()) {
+      auto served = status::serveMetricsAloud(options_.prometheus, [this] { return metrics(); });
+      if (!served.ok()) return refuse(served.error().message);
       metrics_ = std::move(served.value());
-      base::logInfo("figures at http://%s/metrics", metrics_->address().c_str());
     }
     // Memfds for sessions of this host, private memory (and its huge pages) for others.
     const bool near =
@@ -196,6 +206,8 @@ class Daemon {
     store_ = std::make_unique<SlabStore>(slabs, arena_, [] {});
     store_->setTarget(configured_);
     const int64_t begun = bootMs();
+    base::logInfo("making memory: %s in slabs of %s; sessions are accepted when it is there",
+                  base::formatSize(configured_).c_str(), base::formatSize(slab_).c_str());
     Status status;
     {
       Progress progress(configured_);

@@ -30,6 +30,7 @@ bool Service::reserve(Session& session, uint64_t bytes) {
   if (quotaLeft(session) < bytes) return false;
   std::lock_guard lock(mutex_);
   session.bytes.fetch_add(bytes);
+  session.noteMost();
   uint64_t& used = used_[session.peer.key_name];
   used += bytes;
   const auto quota = options_.key_quotas.find(session.peer.key_name);
@@ -113,9 +114,9 @@ protocol::LeaseReply Service::grant(const SessionPtr& session, uint64_t bytes) {
     have += slab_bytes;
   }
   if (!reply.slabs.empty()) {
-    base::logInfo("session %llu leases %zu slabs; it has %s",
-                  static_cast<unsigned long long>(session->number), reply.slabs.size(),
-                  base::formatSize(session->bytes.load()).c_str());
+    const About about(*session);
+    base::logDebug("%zu slabs are lent to it; it has %s", reply.slabs.size(),
+                   base::formatSize(session->bytes.load()).c_str());
   }
   reply.capacity = capacity(*session);
   std::lock_guard lock(mutex_);
@@ -216,6 +217,7 @@ std::optional<protocol::LeasedSlab> Service::attach(const SessionPtr& session, c
     }
     old->bytes.fetch_sub(bytes);  // the key's use stays the same
     session->bytes.fetch_add(bytes);
+    session->noteMost();
   }
   std::lock_guard figures_lock(mutex_);
   ++figures_.leases_moved;

@@ -9,10 +9,12 @@
 
 #include "base/command_line.h"
 #include "base/credentials.h"
+#include "base/daemon_log.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/log_reader.h"
 #include "base/text.h"
+#include "coherence/transport/log_links.h"
 #include "memserver/server/daemon.h"
 #include "memserver/server/query.h"
 
@@ -129,6 +131,8 @@ int run(int argc, char** argv) {
     return showState(options, json);
   }
   base::setLogLevel(options.log);
+  base::useDaemonLog(options.log_format, "olmemserver");
+  transport::setLinkLogLevel(base::LogLevel::kDebug);
   base::neverWaitForLogReader();
   return memserver::runDaemon(options);
 }

@@ -179,7 +179,7 @@ Status setPrometheus(DaemonOptions& o, std::string_view text) {
         !status.ok())
       return Error{status.error().message + "; or none"};
   }
-  o.prometheus = text == "none" ? "" : text;
+  o.prometheus.address = text == "none" ? "" : text;
   return {};
 }
 
@@ -257,7 +257,27 @@ const std::vector<DaemonKey>& daemonKeys() {
        "Keep memory from being swapped out, as far as the limit allows: on or off", "on",
        [](DaemonOptions& o, std::string_view text) { return setFlag(o.lock, text); }},
       {"prometheus", "Watching", "HOST:PORT",
-       "Where figures are served for Prometheus, on loopback: host:port", "none", setPrometheus},
+       "Where figures are served for Prometheus: host:port; beyond loopback with a token", "none",
+       setPrometheus},
+      {"prometheus_token", "Watching", "FILE",
+       "File with the token that whoever asks for figures has to bring (Authorization: Bearer)",
+       "none",
+       [](DaemonOptions& o, std::string_view text) {
+         o.prometheus.token = text;
+         return Status();
+       }},
+      {"prometheus_cert", "Watching", "FILE",
+       "File with a certificate (PEM): figures are served by HTTPS", "none",
+       [](DaemonOptions& o, std::string_view text) {
+         o.prometheus.certificate = text;
+         return Status();
+       }},
+      {"prometheus_cert_key", "Watching", "FILE", "File with that certificate's private key (PEM)",
+       "none",
+       [](DaemonOptions& o, std::string_view text) {
+         o.prometheus.private_key = text;
+         return Status();
+       }},
       {"proc", "Giving memory back", "FOLDER", "Folder to read meminfo and pressure/memory from",
        "/proc",
        [](DaemonOptions& o, std::string_view text) {
@@ -271,6 +291,13 @@ const std::vector<DaemonKey>& daemonKeys() {
          return Status();
        }},
       {"log", "Watching", "LEVEL", "off, error, warn, info, debug or trace", "info", setLog},
+      {"log_format", "Watching", "HOW", "How lines look: text, or json (one object a line)", "text",
+       [](DaemonOptions& o, std::string_view text) {
+         const auto format = base::parseLogFormat(text);
+         if (!format) return Status(notAllowed(text, base::kLogFormats));
+         o.log_format = *format;
+         return Status();
+       }},
   };
   return keys;
 }

@@ -11,9 +11,11 @@
 #include <string_view>
 #include <vector>
 
+#include "base/daemon_log.h"
 #include "base/log.h"
 #include "base/result.h"
 #include "base/size.h"
+#include "coherence/status/metrics.h"
 #include "coherence/transport/options.h"
 
 namespace olpager::memserver {
@@ -44,10 +46,11 @@ struct DaemonOptions {
   int numa = -2;  // -1: none, -2: that of the network card
   bool huge = true;
   bool lock = true;
-  std::string prometheus;  // host:port; "": none
+  status::MetricsOptions prometheus;
   std::string proc = "/proc";
   std::string cgroup;  // "": the own one; "none"
   base::LogLevel log = base::LogLevel::kInfo;
+  base::LogFormat log_format = base::LogFormat::kText;
 };
 
 struct DaemonKey {

@@ -77,9 +77,11 @@ void Service::take(const SessionPtr& session, uint64_t bytes) {
     }
     session->recall_by_ms = bootMs() + kEndMs;  // not again while these end
   }
-  base::logWarn("session %llu of %s has not released what was recalled: %zu slabs are taken",
-                static_cast<unsigned long long>(session->number), session->peer.node.c_str(),
-                victims.size());
+  {
+    const About about(*session);
+    base::logWarn("%s has not released what was recalled: %zu slabs are taken",
+                  session->peer.node.c_str(), victims.size());
+  }
   working_.fetch_add(1);
   arena_.enqueue([this, session, victims] {
     for (const LeaseId& id : victims)

@@ -89,9 +89,10 @@ bool Service::admit(const SessionPtr& session) {
     ++figures_.accepted[static_cast<size_t>(session->peer.kind)];
   }
   if (!goes) return true;
-  base::logInfo("session %llu of %s (%s) makes room: it holds no memory",
-                static_cast<unsigned long long>(goes->number), goes->peer.node.c_str(),
-                keyText(goes->peer.key_name));
+  {
+    const About about(*goes);
+    base::logInfo("%s makes room for another: it holds no memory", goes->peer.node.c_str());
+  }
   goes->link->close("others want its place, and it holds no memory");
   return true;
 }
@@ -205,9 +206,10 @@ void Service::process(const SessionPtr& session, Completion& completion) {
 // Once: until its kDown is handled there is more of it to look at.
 void Service::closeFor(const SessionPtr& session, const std::string& wrong) {
   if (session->closed.exchange(true)) return;
-  base::logWarn("session %llu of %s (%s): %s; it is closed",
-                static_cast<unsigned long long>(session->number), session->peer.node.c_str(),
-                keyText(session->peer.key_name), wrong.c_str());
+  {
+    const About about(*session);
+    base::logWarn("%s: %s; its connection is closed", session->peer.node.c_str(), wrong.c_str());
+  }
   {
     std::lock_guard lock(mutex_);
     ++figures_.broken;
@@ -241,8 +243,6 @@ std::string Service::message(const SessionPtr& session, const transport::Message
   if (!decoded.ok()) return decoded.error().message;
   const protocol::Message& request = decoded.value();
   if (std::holds_alternative<protocol::Goodbye>(request.body)) {
-    base::logInfo("session %llu of %s says goodbye",
-                  static_cast<unsigned long long>(session->number), session->peer.node.c_str());
     endSession(session, Cause::kReleased);
     session->link->close("goodbye");
     return "";
@@ -275,9 +275,10 @@ protocol::Body Service::answer(const SessionPtr& session, const protocol::Body& 
       std::lock_guard lock(session->mutex);
       session->label = hello->label;
     }
-    base::logInfo("session %llu: %s (%s), %s, %s", static_cast<unsigned long long>(session->number),
-                  session->peer.node.c_str(), hello->label.c_str(), keyText(session->peer.key_name),
-                  session->peer.why.c_str());
+    const About about(*session);
+    base::log(session->told_begin.exchange(true) ? base::LogLevel::kDebug : base::LogLevel::kInfo,
+              "begins: %s (%s) at %s, %s", session->peer.node.c_str(), hello->label.c_str(),
+              session->peer.address.c_str(), session->peer.why.c_str());
     return HelloReply{instance_, options_.lease_ms, store_.slabBytes(), capacity(*session)};
   }
   if (!session->greeted.load()) {
@@ -370,9 +371,25 @@ void Service::endSession(const SessionPtr& session, Cause cause) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
+  tellEnd(*session, cause);
   if (session->link->state() == transport::LinkState::kUp) return;  // its kDown comes
   std::lock_guard lock(mutex_);
   sessions_.erase(session->number);
+}
+
+// One line, of a session that the log has said to begin. After a goodbye its kDown still comes.
+void Service::tellEnd(Session& session, Cause cause) {
+  if (!session.told_begin.load() || session.told_end.exchange(true)) return;
+  const About about(session);
+  const std::string why = cause == Cause::kReleased ? std::string("it said goodbye")
+                          : cause == Cause::kExpired
+                              ? std::string("it has not come back within its lease time")
+                          : session.down_ms.load() != 0 ? session.link->reason()
+                                                        : std::string("the memserver ends");
+  base::logInfo("ends: %s: %s; it had at most %s, %s went through the daemon",
+                session.peer.node.c_str(), why.c_str(),
+                base::formatSize(session.most_bytes.load()).c_str(),
+                base::formatSize(session.link->stats().bytes_served).c_str());
 }
 
 std::vector<Service::SessionPtr> Service::allSessions() const {
@@ -416,14 +433,15 @@ void Service::runClocks(const SessionPtr& session, int64_t now) {
     }
     if ((!empty && now - since < options_.lease_ms) || session->ending.exchange(true)) return;
     if (!empty) {
-      base::logWarn("session %llu of %s has not come back within its lease time: %s are free again",
-                    static_cast<unsigned long long>(session->number), session->peer.node.c_str(),
-                    base::formatSize(session->bytes.load()).c_str());
+      const About about(*session);
+      base::logWarn("%s has not come back within its lease time: %s are free again",
+                    session->peer.node.c_str(), base::formatSize(session->bytes.load()).c_str());
     }
     // Off this thread: the end of a registration may have to wait.
     working_.fetch_add(1);
-    arena_.enqueue([this, session] {
-      endSession(session, Cause::kExpired);
+    // What has none any more had it claimed over a new connection.
+    arena_.enqueue([this, session, empty] {
+      endSession(session, empty ? Cause::kEnded : Cause::kExpired);
       working_.fetch_sub(1);
     });
     return;
@@ -431,8 +449,9 @@ void Service::runClocks(const SessionPtr& session, int64_t now) {
   // What waits here for its turn is not its fault.
   if (!session->greeted.load() && session->queued.load() == 0 &&
       now - session->renewed_ms.load() >= options_.greet_ms && !session->closed.exchange(true)) {
-    base::logInfo("a link of %s (%s) is closed: it has neither greeted nor asked for %u ms",
-                  session->peer.node.c_str(), keyText(session->peer.key_name), options_.greet_ms);
+    const About about(*session);
+    base::logInfo("a connection of %s is closed: it has neither greeted nor asked for %u ms",
+                  session->peer.node.c_str(), options_.greet_ms);
     session->link->close("it has neither greeted nor asked");
     return;
   }

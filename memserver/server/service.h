@@ -114,6 +114,7 @@ class Service {
  private:
   struct Session;
   struct Lease;
+  class About;
   using SessionPtr = std::shared_ptr<Session>;
   using LeasePtr = std::shared_ptr<Lease>;
   struct IdHash {
@@ -158,6 +159,7 @@ class Service {
   void regionEnded(const LeasePtr& lease, uint64_t ending);
   void freed(const LeasePtr& lease);
   void endSession(const SessionPtr& session, Cause cause);
+  void tellEnd(Session& session, Cause cause);
 
   void janitor();
   void closeWhatHangs(int64_t now);

@@ -4,6 +4,7 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include "base/daemon_log.h"
 #include "memserver/server/service.h"
 
 namespace olpager::memserver {
@@ -26,10 +27,6 @@ inline LeaseId randomId() {
   return id;
 }
 
-inline const char* keyText(const std::string& name) {
-  return name.empty() ? "no key" : name.c_str();
-}
-
 struct Service::Session {
   uint64_t number = 0;
   LinkPtr link;
@@ -45,6 +42,17 @@ struct Service::Session {
   std::atomic<bool> ending{false};  // its time is over
   std::atomic<bool> closed{false};  // by the service; its kDown comes
 
+  // What the log says of it (base::LogAbout).
+  std::string numberText() const { return std::to_string(number); }
+  std::atomic<uint64_t> most_bytes{0};  // that it has had
+  void noteMost() {
+    const uint64_t now = bytes.load();
+    uint64_t most = most_bytes.load();
+    while (now > most && !most_bytes.compare_exchange_weak(most, now)) {
+    }
+  }
+  std::atomic<bool> told_begin{false}, told_end{false};
+
   // Until then it is not counted or shown: it may be somebody who only asks for the state.
   std::atomic<bool> greeted{false};
   std::atomic<int64_t> empty_since_ms{0};  // greeted: since when it holds no memory, if it does not
@@ -57,6 +65,17 @@ struct Service::Session {
   std::string recall_why;
   uint64_t recall_number = 0;  // counts what is to be told
   uint64_t recall_told = 0;    // the last that was
+};
+
+/// For as long as it lives, this thread's lines are about that session.
+class Service::About {
+ public:
+  explicit About(const Session& session)
+      : number_(session.numberText()), about_(number_, session.peer.key_name) {}
+
+ private:
+  const std::string number_;
+  const base::LogAbout about_;
 };
 
 struct Service::Lease {

@@ -375,7 +375,9 @@ uint64_t MemserverTier::post(Pass::Kind kind, uint64_t id, unsigned index,
                                    : server.client->read({&range, 1}, frame, klass, number));
   }
   pass.bytes = offset;
-  (write ? server.writing : server.reading) += offset;
+  uint64_t& under_way = write ? server.writing : server.reading;
+  (write ? server.writes : server.reads).begins(under_way == 0);
+  under_way += offset;
   return number;
 }
 
@@ -393,7 +395,16 @@ void MemserverTier::transferred(uint64_t number, TransferResult result) {
   const Pass pass = std::move(found->second);
   passes_.erase(found);
   const bool write = pass.kind == Pass::Kind::kSend || pass.kind == Pass::Kind::kMoveWrite;
-  (write ? servers_[pass.server]->writing : servers_[pass.server]->reading) -= pass.bytes;
+  Server& server = *servers_[pass.server];
+  (write ? server.writing : server.reading) -= pass.bytes;
+  if (pass.server < pager::kWhyMemservers) {
+    pager::MemserverWhy& why = pager::counters().why.memservers[pass.server];
+    const uint64_t moved = pass.result == TransferResult::kOk ? pass.bytes : 0;
+    if (write)
+      server.writes.ends(moved, why.out_bytes, why.out_ns);
+    else
+      server.reads.ends(moved, why.in_bytes, why.in_ns);
+  }
   if (pass.result == TransferResult::kOk) {
     (write ? now_.sent_bytes : now_.received_bytes) += pass.bytes;
     if (servers_[pass.server]->seen.transport == transport::LinkKind::kVerbs) {
@@ -404,7 +415,7 @@ void MemserverTier::transferred(uint64_t number, TransferResult result) {
     }
     servers_[pass.server]->alive_at_ms = monotonicMs();
     if (std::any_of(servers_.begin(), servers_.end(),
-                    [](const auto& server) { return server->stalled; }))
+                    [](const auto& one) { return one->stalled; }))
       reconsider();
   }
   switch (pass.kind) {
@@ -729,27 +740,27 @@ void MemserverTier::finish(uint64_t id, bool sent, Outcome outcome, pager::Conte
 
 // What links beyond the room of the counters do is not shown.
 void MemserverTier::publishRails() const {
-  using pager::RailState;
   const size_t shown = std::min<size_t>(servers_.size(), pager::kMaxCountedLinks);
   for (size_t i = 0; i < shown; ++i) {
     const Server& server = *servers_[i];
     pager::LinkCounters& link = pager::counters().rdma.links[i];
     pager::setName(link.peer, server.address);
-    for (size_t r = 0; r < pager::kMaxCountedRails; ++r) {
-      pager::RailCounters& rail = link.rails[r];
-      const bool there = r < server.seen.rails.size();
-      const transport::RailStats now = there ? server.seen.rails[r] : transport::RailStats{};
-      pager::setName(rail.device, now.device);
-      pager::set(rail.port, now.port);
-      pager::set(rail.bytes, now.bytes);
-      pager::set(rail.state, static_cast<uint64_t>(!there       ? RailState::kNone
-                                                   : now.in_use ? RailState::kInUse
-                                                                : RailState::kSetAside));
-    }
+    status::noteRails(link.rails, server.seen.rails);
+  }
+}
+
+// Behind all that has ended so far.
+void MemserverTier::publishRates() {
+  const size_t shown = std::min<size_t>(servers_.size(), pager::kWhyMemservers);
+  for (size_t i = 0; i < shown; ++i) {
+    pager::MemserverWhy& why = pager::counters().why.memservers[i];
+    servers_[i]->writes.noticedAll(why.out_best);
+    servers_[i]->reads.noticedAll(why.in_best);
   }
 }
 
 void MemserverTier::publish() {
+  publishRates();
   now_.memservers = static_cast<unsigned>(servers_.size());
   now_.connected = 0;
   std::array<unsigned, transport::kLinkKinds> by{};

@@ -37,6 +37,7 @@
 #include "memserver/tier/connect.h"
 #include "memserver/tier/hasher.h"
 #include "memserver/tier/kept_regions.h"
+#include "pager/counters/busy_time.h"
 #include "pager/tiers/lower_tier.h"
 
 namespace olpager::memserver {
@@ -139,6 +140,7 @@ class MemserverTier final : public pager::LowerTier {
     int64_t dry_until_ms = 0;           // had nothing to lease
     unsigned late_leases = 0;           // in a row: it has room and takes its time
     uint64_t reading = 0, writing = 0;  // bytes of passes
+    pager::BusyTime reads, writes;
     uint64_t recalled = 0;
     bool leaving = false;     // everything is wanted back: see turn()
     std::string recall_text;  // for the log; empty: said already that it can't be
@@ -248,6 +250,7 @@ class MemserverTier final : public pager::LowerTier {
   void forget(uint64_t id);              // the copy is no more
   void publish();
   void publishRails() const;
+  void publishRates();
 
   // placement.cpp: which server, which frames, how much there is
   unsigned wantedReplicas() const;

@@ -13,8 +13,10 @@
 #include <bit>
 #include <cstdint>
 
+#include "coherence/status/link_counters.h"
 #include "coherence/status/unified_counters.h"
 #include "pager/counters/rdma_counters.h"
+#include "pager/counters/why_counters.h"
 
 namespace olpager::pager {
 
@@ -22,7 +24,7 @@ using Counter = status::Counter;
 static_assert(Counter::is_always_lock_free && sizeof(Counter) == 8);
 
 inline constexpr uint64_t kCountersMagic = 0x00544e554f434c4f;  // "OLCOUNT\0" in memory
-inline constexpr uint32_t kCountersVersion = 6;
+inline constexpr uint32_t kCountersVersion = 8;
 inline constexpr unsigned kMaxCountedDevices = 16;  // devices beyond share the last entry
 inline constexpr unsigned kWaitBuckets = 48;
 
@@ -126,7 +128,7 @@ struct alignas(64) DeviceCounters {
 };
 
 /// The beginning of the file; details.h has the rest. Everything up to `devices` describes the
-/// process. A forwarded program of one session has no device here; that of a unified view over
+/// process. A forwarded program has no device here, but `links`; that of a unified view over
 /// several gpunodes has `unified`.
 struct alignas(64) Counters {
   Counter magic;     // kCountersMagic, stored last when the file is made
@@ -160,10 +162,17 @@ struct alignas(64) Counters {
   DeviceCounters devices[kMaxCountedDevices];
   status::UnifiedCounters unified;
   RdmaCounters rdma;
+  WhyCounters why;
+  status::LinksCounters links;
 
+  static unsigned indexOf(unsigned ordinal) noexcept {
+    return ordinal < kMaxCountedDevices ? ordinal : kMaxCountedDevices - 1;
+  }
+  /// What device `ordinal` waits for.
+  DeviceWhy& whyOf(unsigned ordinal) noexcept { return why.devices[indexOf(ordinal)]; }
   /// The figures of device `ordinal`; makes it one of those in use.
   DeviceCounters& device(unsigned ordinal) noexcept {
-    const unsigned index = ordinal < kMaxCountedDevices ? ordinal : kMaxCountedDevices - 1;
+    const unsigned index = indexOf(ordinal);
     uint64_t used = device_count.load(std::memory_order_relaxed);
     while (used <= index &&
            !device_count.compare_exchange_weak(used, index + 1, std::memory_order_relaxed)) {
@@ -176,7 +185,8 @@ struct alignas(64) Counters {
 // so offsetof is not for headers).
 static_assert(sizeof(Gauge) == 16 && sizeof(DeviceCounters) == 704);
 static_assert(sizeof(Counters) == 256 + kMaxCountedDevices * sizeof(DeviceCounters) +
-                                      sizeof(status::UnifiedCounters) + sizeof(RdmaCounters));
+                                      sizeof(status::UnifiedCounters) + sizeof(RdmaCounters) +
+                                      sizeof(WhyCounters) + sizeof(status::LinksCounters));
 
 /// This process's counters. The first call makes the file (a few system calls, may allocate); later
 /// ones are one load. The memory stays valid until the process has ended, in any exit order.

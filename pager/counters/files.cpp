@@ -70,17 +70,15 @@ UniqueFd createFile(int folder, const std::string& name) {
 }
 
 // Reads one file; sets `note` when there is something in it that is not for us.
-std::unique_ptr<Counters> readFile(int folder, const char* name, struct stat& about,
-                                   std::string& note, std::unique_ptr<CountersFile>* details) {
-  const UniqueFd file(openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-  if (!file || fstat(file.get(), &about) != 0)
-    return nullptr;  // its process has just ended, or a link
+std::unique_ptr<Counters> readOpened(int file, struct stat& about, std::string& note,
+                                     std::unique_ptr<CountersFile>* details) {
+  if (fstat(file, &about) != 0) return nullptr;
   if (!S_ISREG(about.st_mode) || about.st_uid != geteuid()) {
     note = "is not a regular file of this user, passed over";
     return nullptr;
   }
   auto counters = std::make_unique<Counters>();
-  const ssize_t got = pread(file.get(), static_cast<void*>(counters.get()), sizeof(Counters), 0);
+  const ssize_t got = pread(file, static_cast<void*>(counters.get()), sizeof(Counters), 0);
   if (got < static_cast<ssize_t>(sizeof counters->magic) ||
       valueOf(counters->magic) != kCountersMagic) {
     set(counters->magic, 0);
@@ -100,14 +98,23 @@ std::unique_ptr<Counters> readFile(int folder, const char* name, struct stat& ab
   }
   if (details != nullptr) {
     *details = std::make_unique<CountersFile>();
-    if (pread(file.get(), static_cast<void*>(details->get()), sizeof(CountersFile), 0) !=
+    if (pread(file, static_cast<void*>(details->get()), sizeof(CountersFile), 0) !=
         static_cast<ssize_t>(sizeof(CountersFile))) {
       note = "could not be read whole; passed over";
       return nullptr;
     }
   }
   counters->program[sizeof counters->program - 1] = '\0';
+  for (DeviceWhy& why : counters->why.devices)
+    why.reaching_all_kernel[kWhyText - 1] = why.in_place_kernel[kWhyText - 1] = '\0';
   return counters;
+}
+
+std::unique_ptr<Counters> readFile(int folder, const char* name, struct stat& about,
+                                   std::string& note, std::unique_ptr<CountersFile>* details) {
+  const UniqueFd file(openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!file) return nullptr;  // its process has just ended, or a link
+  return readOpened(file.get(), about, note, details);
 }
 
 }  // namespace
@@ -219,6 +226,28 @@ void removeCountersFile(const std::string& folder, uint64_t pid, uint64_t start_
   }
 }
 
+static CountersSnapshot::State stateOf(const Counters& counters, uint64_t our_namespace) {
+  const bool ours = counters.pid_namespace == our_namespace;
+  if (valueOf(counters.ended_unix_ns) != 0 ||
+      (ours && processStartTicks(counters.pid) != counters.start_ticks))
+    return CountersSnapshot::State::kEnded;
+  return ours ? CountersSnapshot::State::kRunning : CountersSnapshot::State::kElsewhere;
+}
+
+Result<CountersSnapshot> readCountersFile(const std::string& path) {
+  const UniqueFd file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  if (!file) return Error{base::format("{}: {}", path, std::strerror(errno))};
+  struct stat about {};
+  std::string note;
+  auto counters = readOpened(file.get(), about, note, nullptr);
+  if (!note.empty()) return Error{base::format("{} {}", path, note)};
+  if (!counters || valueOf(counters->magic) == 0)
+    return Error{base::format("{} is no file of counters of olpager", path)};
+  const CountersSnapshot::State state = stateOf(*counters, pidNamespace());
+  return CountersSnapshot{
+      .counters = std::move(counters), .details = nullptr, .state = state, .folder = std::string()};
+}
+
 CountersReading readCounters(const std::vector<std::string>& folders, bool details) {
   CountersReading reading;
   const uint64_t our_namespace = pidNamespace();
@@ -249,18 +278,12 @@ CountersReading readCounters(const std::vector<std::string>& folders, bool detai
         }
         continue;
       }
+      const CountersSnapshot::State state = stateOf(*counters, our_namespace);
       CountersSnapshot snapshot{.counters = std::move(counters),
                                 .details = std::move(whole),
-                                .state = CountersSnapshot::State::kRunning,
+                                .state = state,
                                 .folder = folder};
       const Counters& read_in = *snapshot.counters;
-      const bool ours = read_in.pid_namespace == our_namespace;
-      if (valueOf(read_in.ended_unix_ns) != 0 ||
-          (ours && processStartTicks(read_in.pid) != read_in.start_ticks)) {
-        snapshot.state = CountersSnapshot::State::kEnded;
-      } else if (!ours) {
-        snapshot.state = CountersSnapshot::State::kElsewhere;
-      }
       if (snapshot.state == CountersSnapshot::State::kEnded && read_in.keep_token == 0) {
         unlinkat(fd, entry->d_name, 0);
         continue;

@@ -59,6 +59,9 @@ struct CountersReading {
 /// kept (keep_token).
 CountersReading readCounters(const std::vector<std::string>& folders, bool details = false);
 
+/// The file `path`, wherever it lies. The Error is one line.
+Result<CountersSnapshot> readCountersFile(const std::string& path);
+
 /// A process's file, open to read the ring of events and to ask for them. The process may end
 /// meanwhile: what it wrote last can still be read.
 class TraceReader {

@@ -9,33 +9,24 @@
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
-#include <string_view>
 
-#include "coherence/status/unified_counters.h"
+#include "coherence/status/link_counters.h"
 
 namespace olpager::pager {
 
 inline constexpr unsigned kMaxCountedLinks = 16;  // links beyond are not shown
-inline constexpr unsigned kMaxCountedRails = 4;   // of a link
 
-enum class RailState : uint8_t { kNone, kInUse, kSetAside };
-
-/// One rail: a card of this machine, as far as a link uses it.
-struct alignas(64) RailCounters {
-  char device[40];        // as libibverbs names it, NUL-terminated, cut where it is longer
-  status::Counter port;   // of the device, from 1 on
-  status::Counter state;  // RailState
-  status::Counter bytes;  // read and written by it, since the link came about
-};
-static_assert(sizeof(RailCounters) == 64);
+using status::RailCounters;
+using status::RailState;
+using status::setName;
+using status::textOf;
 
 /// A link over verbs. One without rails in use or set aside is none.
 struct alignas(64) LinkCounters {
   char
       peer[128];  // the memserver's address as it was named, NUL-terminated, cut where it is longer
-  RailCounters rails[kMaxCountedRails];
+  RailCounters rails[status::kMaxCountedRails];
 };
 static_assert(sizeof(LinkCounters) == 384);
 
@@ -51,20 +42,6 @@ struct alignas(64) RdmaCounters {
   LinkCounters links[kMaxCountedLinks];
 };
 static_assert(sizeof(RdmaCounters) == 64 + kMaxCountedLinks * sizeof(LinkCounters));
-
-/// Writes a name where it is another one than before.
-template <size_t size>
-void setName(char (&into)[size], std::string_view name) noexcept {
-  const size_t length = std::min(name.size(), size - 1);
-  if (name.compare(0, length, into, strnlen(into, size)) == 0) return;
-  std::memcpy(into, name.data(), length);
-  std::memset(into + length, 0, size - length);
-}
-
-/// As text: "in use", "set aside"; of anything else "".
-constexpr std::string_view textOf(RailState state) {
-  return state == RailState::kInUse ? "in use" : state == RailState::kSetAside ? "set aside" : "";
-}
 
 /// Of a copy: whether the link has rails.
 inline bool hasRails(const LinkCounters& link) noexcept {

@@ -50,6 +50,7 @@ std::vector<std::string> argumentsFor(With with, const std::string& measurement,
                                         "--rounds",
                                         std::to_string(options.rounds)};
   if (options.write) arguments.emplace_back("--write");
+  if (options.one_buffer) arguments.emplace_back("--one-buffer");
   // The driver alone holds everything: there is no budget to go beyond.
   if (measurement == "unified")
     arguments.insert(arguments.end(), {"--vram", std::to_string(options.vram)});

@@ -30,13 +30,12 @@ uint64_t residentBytes() {
 /// at once, in order.
 class System {
  public:
-  explicit System(ExtentId extents)
-      : agents_{Agent(0, 1, kUnlimited), Agent(1, 1, kUnlimited)}, extents_(extents) {
+  explicit System(ExtentId extents) : agents_{Agent(0), Agent(1)}, extents_(extents) {
     const uint64_t before = residentBytes();
     home_.allocate(0, extents);
     home_bytes_ = residentBytes() - before;
     for (Agent& agent : agents_) {
-      home_.join(agent.id(), 1);
+      home_.join(agent.id());
       agent.resize(extents);
     }
   }
@@ -104,7 +103,7 @@ class System {
     Message message;
     bool landed;
   };
-  Directory home_{2};
+  Directory home_;
   Agent agents_[2];
   ExtentId extents_;
   std::vector<Need> needs_;

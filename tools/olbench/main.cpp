@@ -264,6 +264,9 @@ int run(int argc, char** argv) {
   app.add_flag("--paging", options.paging,
                "launch: twice the budget is allocated, so that memory is moving or parked")
       ->group(kMeasured);
+  app.add_flag("--one-buffer", options.one_buffer,
+               "decode: all weights are in one allocation, as llama.cpp has them")
+      ->group(kMeasured);
   auto* allocation = size("--allocation", options.allocation,
                           "Bytes of one allocation (default: 32MiB, decode 50MiB, train 64MiB)");
   auto* bytes =

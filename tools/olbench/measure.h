@@ -23,6 +23,7 @@ struct Options {
   unsigned passes = 4;                       // timed walks through the working set
   bool write = false;                        // the walk writes what it reads
   bool paging = false;                       // launches while twice the budget is allocated
+  bool one_buffer = false;                   // a decode's weights are in one allocation
   bool pack = true;                          // pages cross the bus packed where they pack
   std::string memservers;                    // addresses with commas between; "": none
   unsigned replicas = 1;                     // at them
@@ -51,7 +52,8 @@ nlohmann::json measureSwap(const Options& options);
 
 /// A program with the shape of a decode: options.bytes of weights, read in the same order in each
 /// pass by a kernel for each, in layers of four of options.allocation and three of 2.7 times that.
-/// What Counted tells, with the bytes of all weights.
+/// Each is an allocation, or all are in one (options.one_buffer), filled by a copy each. What
+/// Counted tells, with the bytes of all weights.
 nlohmann::json measureDecode(const Options& options);
 
 /// A program with the shape of a training: options.bytes of weights, gradients and two moments, of

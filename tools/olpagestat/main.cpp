@@ -1,6 +1,7 @@
 // olpagestat: where the pages of programs under olpager live, and how they move.
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <exception>
@@ -18,12 +19,15 @@
 #include "base/text.h"
 #include "pager/counters/files.h"
 #include "tools/olpagestat/executors.h"
+#include "tools/olpagestat/exporter.h"
 #include "tools/olpagestat/node.h"
+#include "tools/olpagestat/own_processes.h"
 #include "tools/olpagestat/recording.h"
 #include "tools/olpagestat/report.h"
 #include "tools/olpagestat/sample.h"
 #include "tools/olpagestat/screen.h"
 #include "tools/olpagestat/terminal.h"
+#include "tools/olpagestat/why.h"
 
 namespace {
 
@@ -32,8 +36,11 @@ using namespace olpager;
 struct Options {
   bool json = false;
   bool forget = false;
+  bool why = false;
+  std::string file;  // of counters, for --why
   std::optional<double> watch_seconds;
   tools::NodeOptions nodes;
+  status::MetricsOptions prometheus;
   tools::RecordOptions record;  // its programs and duration are the others' as well
 };
 
@@ -48,20 +55,40 @@ std::string nothingToShow(const Options& options) {
   return base::format("no program of yours uses a GPU under olpager now (looked in {})", folders);
 }
 
+// A line for each program whose GPU work goes elsewhere, but for those that have counters here.
+std::string forwardedLines(const tools::Sample& sample) {
+  std::string lines;
+  if (!sample.forwarded) return lines;
+  for (const tools::Forwarded& one : *sample.forwarded) {
+    lines += base::format("{}  pid {}  forwarded to {}; olpagestat --node shows it there\n",
+                          one.program, one.pid, one.gpunodes);
+  }
+  return lines;
+}
+
 // One reading, shown. False when the process asked for is not there.
 bool show(const Options& options) {
-  const auto reading = tools::readSample(options.record.programs, false).reading;
-  const bool none = reading.processes.empty();
+  tools::Sample sample = tools::readSample(options.record.programs, false);
+  sample.cards = tools::readCards();
+  const auto& reading = sample.reading;
+  bool none = reading.processes.empty();
+  const std::string forwarded = forwardedLines(sample);
   if (options.json) {
-    base::print("{}", tools::countersJson(reading));
+    base::print("{}", tools::countersJson(reading, sample.forwarded ? &*sample.forwarded : nullptr,
+                                          sample.cards));
+    none = none && forwarded.empty();
   } else {
     for (const auto& note : reading.notes) base::print(stderr, "olpagestat: {}\n", note);
-    if (none) {
+    if (none && !forwarded.empty()) {
+      base::print("{}", forwarded);
+      none = false;
+    } else if (none) {
       base::print(options.record.programs.pid ? stderr : stdout, "olpagestat: {}\n",
                   nothingToShow(options));
     } else {
-      base::print("{}", tools::countersTable(reading));
+      base::print("{}{}", tools::countersTable(reading), forwarded);
     }
+    for (const std::string& line : tools::cardLines(sample)) base::print("{}\n", line);
   }
   std::fflush(stdout);
   if (options.forget) {
@@ -72,6 +99,30 @@ bool show(const Options& options) {
     }
   }
   return !(none && options.record.programs.pid);
+}
+
+// What costs programs time.
+int showWhy(const Options& options) {
+  pager::CountersReading reading;
+  if (options.file.empty()) {
+    reading = tools::readSample(options.record.programs, false).reading;
+  } else if (auto file = pager::readCountersFile(options.file); file.ok()) {
+    reading.processes.push_back(std::move(file.value()));
+  } else {
+    base::print(stderr, "olpagestat: {}\n", base::printable(file.error().message));
+    return 1;
+  }
+  const bool none = reading.processes.empty();
+  if (options.json) {
+    base::print("{}", tools::whyJson(reading));
+  } else {
+    for (const auto& note : reading.notes) base::print(stderr, "olpagestat: {}\n", note);
+    if (none)
+      base::print(options.record.programs.pid ? stderr : stdout, "olpagestat: {}\n",
+                  nothingToShow(options));
+    base::print("{}", tools::whyText(reading));
+  }
+  return none && options.record.programs.pid ? 1 : 0;
 }
 
 // A line for each program, again and again; with --json an object each time.
@@ -164,11 +215,13 @@ int run(int argc, char** argv) {
       "[OPTION...]",
       {{"olpagestat", "all programs of yours, live"},
        {"olpagestat --watch 1 --pid 4711", "a line each second for one of them"},
+       {"olpagestat --why", "what costs them time, the worst first, and what to do about it"},
        {"olpagestat --node 10.0.0.2:7070 --key KEYFILE", "who has what of a daemon's memory"}});
   Options options;
   bool once = false;
   constexpr const char *kWhat = "What is shown", *kHow = "How",
-                       *kDaemons = "Daemons of other machines", *kRecord = "To be looked at later";
+                       *kDaemons = "Daemons of other machines", *kRecord = "To be looked at later",
+                       *kPrometheus = "For Prometheus";
   constexpr double kLeastSeconds = 0.1, kMostSeconds = 86400;
   const auto seconds = [&](const char* name, auto& into, const char* text) {
     return line.app()
@@ -192,6 +245,11 @@ int run(int argc, char** argv) {
       .add_flag("--forget", options.forget,
                 "Then remove kept counters of processes that have ended")
       ->group(kWhat);
+  line.app()
+      .add_flag("--why", options.why,
+                "Why they are slow: what costs them time, the worst first. With a FILE: of the "
+                "program that wrote these counters")
+      ->group(kWhat);
   line.app().add_flag("--once", once, "One table, then end")->group(kHow);
   line.app()
       .add_flag("--json", options.json, "The same as JSON (docs/reference/json.md)")
@@ -209,24 +267,66 @@ int run(int argc, char** argv) {
   text("--tls", options.nodes.tls, "WHAT",
        "For --node: all, control or off (default: that of the settings)")
       ->group(kDaemons);
+  const auto file = [&](const char* name, auto& into, const char* does) {
+    text(name, into, "FILE", does)->group(kPrometheus);
+  };
+  text(
+      "--prometheus", options.prometheus.address, "HOST:PORT",
+      "Serve the figures of all programs (as root of all users), and of the daemons of --node, for "
+      "Prometheus")
+      ->group(kPrometheus);
+  file("--prometheus-token", options.prometheus.token,
+       "File with the token that who asks has to bring; needed beyond loopback");
+  file("--prometheus-cert", options.prometheus.certificate,
+       "File with a certificate (PEM): served by HTTPS");
+  file("--prometheus-cert-key", options.prometheus.private_key,
+       "File with that certificate's private key (PEM)");
   text("--trace", options.record.trace, "FILE",
        "Record faults, migrations, evictions and launches into this file (Chrome, Perfetto)")
       ->group(kRecord);
   text("--report", options.record.report, "FILE",
        "Watch, then write a page with plots into this file (HTML)")
       ->group(kRecord);
-  if (const auto status = line.parse(argc, argv)) return *status;
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  std::vector<std::string> rest;
+  if (const auto status = line.parse(words, &rest)) return *status;
+  if (!rest.empty() && (!options.why || rest.size() > 1 || rest.front().starts_with("-"))) {
+    const auto status = line.parse(words);  // says what is not expected
+    return status ? *status : 2;
+  }
+  if (!rest.empty()) options.file = rest.front();
   if (once && options.watch_seconds) return line.refuse("--once and --watch exclude each other");
   const bool records = !options.record.trace.empty() || !options.record.report.empty();
   if (records && (once || options.json || options.watch_seconds || options.forget))
     return line.refuse("--trace and --report go with --duration and --pid only");
   const bool nodes = !options.nodes.addresses.empty();
+  if (options.why &&
+      (records || nodes || options.watch_seconds || options.forget || options.prometheus.wanted()))
+    return line.refuse("--why goes with --pid, --folder, --json and a FILE only");
+  if (!options.file.empty() && options.record.programs.pid)
+    return line.refuse("--pid and a FILE exclude each other");
   if (nodes && (records || options.forget || options.record.programs.pid))
     return line.refuse("--node goes with --once, --json, --watch and --duration only");
+  const bool serves = options.prometheus.wanted();
+  if (serves && (once || options.json || options.watch_seconds || options.forget || records ||
+                 options.record.programs.pid))
+    return line.refuse("--prometheus goes with --node, --folder and --duration only");
+  if (!serves && !(options.prometheus.token.empty() && options.prometheus.certificate.empty() &&
+                   options.prometheus.private_key.empty()))
+    return line.refuse(
+        "--prometheus-token, --prometheus-cert and --prometheus-cert-key are for "
+        "--prometheus");
+  if (serves) {
+    if (auto status = base::checkAddress(options.prometheus.address, base::AddressUse::kListenHere,
+                                         base::kMetricsPort + 2);
+        !status.ok())
+      return line.refuse("--prometheus: " + status.error().message);
+  }
   if (!nodes && !(options.nodes.key.empty() && options.nodes.tls.empty()))
     return line.refuse("--key and --tls are for --node");
   // Who watches may have begun before the program that makes the folder.
-  const bool live = !once && !options.json && !options.watch_seconds && tools::Terminal::usable();
+  const bool live =
+      !serves && !once && !options.json && !options.watch_seconds && tools::Terminal::usable();
   const bool watches = records || options.watch_seconds || (live && !options.forget);
   for (const std::string& folder : options.record.programs.folders) {
     std::error_code why;
@@ -240,6 +340,12 @@ int run(int argc, char** argv) {
         !status.ok())
       return line.refuse("--node: " + status.error().message);
   }
+  if (options.why) return showWhy(options);
+  if (serves) {
+    const tools::ExporterOptions exporter{options.prometheus, options.nodes,
+                                          options.record.programs, options.record.duration};
+    return tools::runExporter(exporter);
+  }
   if (records) return tools::record(options.record);
   if (!options.nodes.addresses.empty()) {
     auto source = tools::NodeSource::make(options.nodes, live ? 1000 : 5000);
@@ -250,6 +356,7 @@ int run(int argc, char** argv) {
     if (!live) return showNodes(source.value(), options);
     const auto both = [&source, &options] {
       tools::Sample sample = tools::readSample(options.record.programs, true);
+      sample.cards = tools::readCards();
       sample.nodes = source.value().ask();
       return sample;
     };
@@ -257,8 +364,12 @@ int run(int argc, char** argv) {
   }
   if (options.watch_seconds) return watch(options);
   if (live && !options.forget) {
-    return tools::runLive([&options] { return tools::readSample(options.record.programs, true); },
-                          1, options.record.duration);
+    const auto here = [&options] {
+      tools::Sample sample = tools::readSample(options.record.programs, true);
+      sample.cards = tools::readCards();
+      return sample;
+    };
+    return tools::runLive(here, 1, options.record.duration);
   }
   return show(options) ? 0 : 1;
 }

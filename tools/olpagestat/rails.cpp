@@ -1,6 +1,8 @@
 #include "tools/olpagestat/rails.h"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
@@ -62,18 +64,113 @@ std::string railsTable(const RdmaCounters& rdma) {
   return text;
 }
 
-nlohmann::ordered_json linksJson(const RdmaCounters& rdma) {
-  nlohmann::ordered_json links = nlohmann::ordered_json::array();
-  for (const LinkCounters& link : rdma.links) {
-    nlohmann::ordered_json rails = nlohmann::ordered_json::array();
-    for (const RailCounters& rail : link.rails) {
-      if (!isShown(rail)) continue;
-      rails.push_back({{"device", nameOf(rail.device)},
-                       {"port", valueOf(rail.port)},
-                       {"state", stateOf(rail) == RailState::kInUse ? "in_use" : "set_aside"},
-                       {"bytes", valueOf(rail.bytes)}});
+namespace {
+
+template <typename Rails>
+std::vector<LinkFigures::Rail> railsOf(const Rails& rails) {
+  std::vector<LinkFigures::Rail> found;
+  for (const RailCounters& rail : rails) {
+    if (isShown(rail))
+      found.push_back({nameOf(rail.device), valueOf(rail.port), stateOf(rail) == RailState::kInUse,
+                       valueOf(rail.bytes)});
+  }
+  return found;
+}
+
+std::string transportOf(uint64_t number) {
+  constexpr std::string_view kTexts[] = {"", "tcp", "shm", "verbs"};
+  return std::string(number < std::size(kTexts) ? kTexts[number] : kTexts[0]);
+}
+
+std::string textOf(const LinkFigures& link) {
+  std::string text =
+      base::format("{} ({}{}{}): {} sent, {} received", printableName(link.peer.c_str()), link.to,
+                   link.transport.empty() ? "" : ", ", link.transport, formatSize(link.sent),
+                   formatSize(link.received));
+  if (link.pinned_sent + link.pinned_received != 0)
+    text += base::format("; of that {} and {} of pinned memory", formatSize(link.pinned_sent),
+                         formatSize(link.pinned_received));
+  for (const LinkFigures::Rail& rail : link.rails)
+    text += base::format(", {} port {} {} {}", printableName(rail.device.c_str()), rail.port,
+                         rail.in_use ? "in use" : "set aside", formatSize(rail.bytes));
+  return text;
+}
+
+}  // namespace
+
+std::vector<LinkFigures> linksOf(const pager::Counters& counters) {
+  std::vector<LinkFigures> found;
+  for (size_t i = 0; i < std::size(counters.rdma.links); ++i) {
+    const LinkCounters& link = counters.rdma.links[i];
+    LinkFigures one{.number = i,
+                    .peer = nameOf(link.peer),
+                    .to = "memserver",
+                    .transport = "",
+                    .rails = railsOf(link.rails)};
+    if (i < std::size(counters.why.memservers)) {
+      one.sent = valueOf(counters.why.memservers[i].out_bytes);
+      one.received = valueOf(counters.why.memservers[i].in_bytes);
     }
-    if (!rails.empty()) links.push_back({{"peer", nameOf(link.peer)}, {"rails", std::move(rails)}});
+    if (!one.rails.empty()) one.transport = "verbs";
+    if (one.sent + one.received != 0 || !one.rails.empty()) found.push_back(std::move(one));
+  }
+  for (size_t i = 0; i < std::size(counters.links.links); ++i) {
+    const status::LinkBytes& link = counters.links.links[i];
+    const std::string_view to = status::textOf(static_cast<status::LinkEnd>(valueOf(link.end)));
+    if (to.empty()) continue;
+    found.push_back({.number = i,
+                     .peer = nameOf(link.peer),
+                     .to = std::string(to),
+                     .transport = transportOf(valueOf(link.transport)),
+                     .sent = valueOf(link.sent),
+                     .received = valueOf(link.received),
+                     .pinned_sent = valueOf(link.pinned_sent),
+                     .pinned_received = valueOf(link.pinned_received),
+                     .rails = railsOf(link.rails)});
+  }
+  return found;
+}
+
+std::vector<std::string> linkLines(const pager::Counters& counters) {
+  std::vector<std::string> lines;
+  for (const LinkFigures& link : linksOf(counters))
+    if (link.to != "memserver") lines.push_back(textOf(link));
+  return lines;
+}
+
+std::string linksTable(const pager::Counters& counters) {
+  std::string text;
+  for (const LinkFigures& link : linksOf(counters))
+    if (link.sent + link.received != 0) text += base::format("  {:<16}{}\n", "link", textOf(link));
+  return text;
+}
+
+bool isForwarded(const pager::Counters& counters) {
+  return std::any_of(std::begin(counters.links.links), std::end(counters.links.links),
+                     [](const status::LinkBytes& link) {
+                       return valueOf(link.end) == static_cast<uint64_t>(status::LinkEnd::kGpunode);
+                     });
+}
+
+nlohmann::ordered_json linksJson(const pager::Counters& counters) {
+  nlohmann::ordered_json links = nlohmann::ordered_json::array();
+  for (const LinkFigures& link : linksOf(counters)) {
+    nlohmann::ordered_json rails = nlohmann::ordered_json::array();
+    for (const LinkFigures::Rail& rail : link.rails)
+      rails.push_back({{"device", rail.device},
+                       {"port", rail.port},
+                       {"state", rail.in_use ? "in_use" : "set_aside"},
+                       {"bytes", rail.bytes}});
+    nlohmann::ordered_json one{{"peer", link.peer},
+                               {"to", link.to},
+                               {"transport", link.transport},
+                               {"sent_bytes", link.sent},
+                               {"received_bytes", link.received},
+                               {"pinned_sent_bytes", link.pinned_sent},
+                               {"pinned_received_bytes", link.pinned_received},
+                               {"rails", std::move(rails)}};
+    if (link.transport.empty()) one["transport"] = nullptr;
+    links.push_back(std::move(one));
   }
   return links;
 }

@@ -9,7 +9,9 @@
 #include "base/format.h"
 #include "pager/clock.h"
 #include "tools/olpagestat/executors.h"
+#include "tools/olpagestat/own_processes.h"
 #include "tools/olpagestat/recording.h"
+#include "tools/olpagestat/report.h"
 #include "tools/olpagestat/text.h"
 
 namespace olpager::tools {
@@ -130,6 +132,8 @@ int record(const RecordOptions& options) {
         one.history.program = printableName(counters.program);
         one.before = copyOf(counters);
         one.history.first = copyOf(counters);
+        if (process.state == pager::CountersSnapshot::State::kRunning)
+          one.history.settings = settingsOf(counters.pid);
         if (trace) {
           auto reader =
               pager::TraceReader::open(process.folder, counters.pid, counters.start_ticks);
@@ -162,6 +166,9 @@ int record(const RecordOptions& options) {
         trace->executors(counters.pid, sample.seconds, counters);
       }
       one.unified = executorsOf(counters) != 0;
+      for (unsigned i = 0; i < executorsOf(counters); i++)
+        moment.owned.push_back(pager::valueOf(counters.unified.executors[i].owned_bytes));
+      one.history.run_seconds = secondsOf(process);
       if (process.details != nullptr) {
         moment.cells = residencyCells(process.details->map, kHeatCells, moment.cell_pages);
         one.history.hot = hottest(process.details->hot, 10);

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tools/olpagestat/sample.h"
@@ -73,6 +74,7 @@ struct Moment {
   Figures figures;
   std::vector<Cell> cells;
   uint64_t cell_pages = 0;
+  std::vector<uint64_t> owned;  // bytes, by each executor of a unified view
 };
 struct History {
   uint32_t pid = 0;
@@ -80,8 +82,10 @@ struct History {
   std::vector<Moment> moments;
   std::unique_ptr<pager::Counters> first, last;
   std::vector<HotAllocation> hot;
+  std::vector<std::pair<std::string, std::string>> settings;  // of its environment
+  std::optional<double> run_seconds;                          // since it began, at the last moment
 };
-/// One page with everything in it; opens without a network and without scripts.
+/// One page with everything in it: it opens without a network.
 std::string reportPage(const std::vector<History>& histories, const std::string& host,
                        const std::string& when);
 

@@ -37,7 +37,8 @@ const char* stateName(CountersSnapshot::State state) {
   return "";
 }
 
-/// How long the process has run; of one that was killed nobody knows when it ended.
+}  // namespace
+
 std::optional<double> secondsOf(const CountersSnapshot& process) {
   const Counters& counters = *process.counters;
   uint64_t end = valueOf(counters.ended_unix_ns);
@@ -50,6 +51,8 @@ std::optional<double> secondsOf(const CountersSnapshot& process) {
   return end > counters.started_unix_ns ? static_cast<double>(end - counters.started_unix_ns) / 1e9
                                         : 0;
 }
+
+namespace {
 
 std::string share(uint64_t part, uint64_t whole) {
   return whole == 0 ? "-"
@@ -138,6 +141,20 @@ unsigned devicesOf(const Counters& counters) {
       std::min<uint64_t>(valueOf(counters.device_count), pager::kMaxCountedDevices));
 }
 
+// Of programs that launch graphs while not all is in VRAM.
+std::string graphsLine(const Counters& counters, unsigned devices) {
+  std::string text = base::format("  {:<16}", "graphs as nodes");
+  uint64_t all = 0;
+  for (unsigned d = 0; d < devices; d++) {
+    const auto& why = counters.why.devices[d];
+    all += valueOf(why.graph_launches);
+    text += base::format("{:<36}", base::format("{} of {}", valueOf(why.graph_launches_in_parts),
+                                                valueOf(why.graph_launches)));
+  }
+  text.erase(text.find_last_not_of(' ') + 1);
+  return all != 0 ? text + '\n' : "";
+}
+
 std::string processTable(const CountersSnapshot& process) {
   const Counters& counters = *process.counters;
   const std::optional<double> seconds = secondsOf(process);
@@ -148,8 +165,9 @@ std::string processTable(const CountersSnapshot& process) {
   if (executorsOf(counters) != 0) {
     const bool running = process.state == CountersSnapshot::State::kRunning;
     text += executorsTable(counters, seconds, running ? pager::nowNs() : 0);
-    if (devices == 0) return text;
   }
+  if (devices == 0 && (executorsOf(counters) != 0 || isForwarded(counters)))
+    return text + linksTable(counters) + "  olpagestat --node shows it there\n";
   text += base::format("  {:<16}{}\n", "pool", formatSize(valueOf(counters.pool_bytes)));
   text +=
       base::format("  {:<16}{} of {}\n", "host tier", formatSize(valueOf(counters.host_used_bytes)),
@@ -166,7 +184,7 @@ std::string processTable(const CountersSnapshot& process) {
   if (const uint64_t made = valueOf(counters.card_registrations); made != 0)
     text += base::format("  {:<16}{} registered now, {} registrations so far\n", "RDMA cards",
                          formatSize(valueOf(counters.card_bytes)), made);
-  text += railsTable(counters.rdma);
+  text += railsTable(counters.rdma) + linksTable(counters);
   text += base::format(
       "  {:<16}managed {} in {}, pinned host {} in {}\n", "passed through",
       formatSize(valueOf(counters.managed_bytes)), valueOf(counters.managed_allocations),
@@ -186,7 +204,7 @@ std::string processTable(const CountersSnapshot& process) {
     text.erase(text.find_last_not_of(' ') + 1);
     text += '\n';
   }
-  return text;
+  return text + graphsLine(counters, devices);
 }
 
 nlohmann::ordered_json ratio(uint64_t part, uint64_t whole) {
@@ -262,7 +280,8 @@ std::string countersTable(const pager::CountersReading& reading) {
   return text;
 }
 
-std::string countersJson(const pager::CountersReading& reading) {
+std::string countersJson(const pager::CountersReading& reading,
+                         const std::vector<Forwarded>* forwarded, const Cards& cards) {
   nlohmann::ordered_json processes = nlohmann::ordered_json::array();
   for (const auto& process : reading.processes) {
     const Counters& c = *process.counters;
@@ -286,7 +305,7 @@ std::string countersJson(const pager::CountersReading& reading) {
         {"memserver_bytes", valueOf(c.memserver_bytes)},
         {"card_registrations", valueOf(c.card_registrations)},
         {"card_bytes", valueOf(c.card_bytes)},
-        {"links", linksJson(c.rdma)},
+        {"links", linksJson(c)},
         {"rdma_frames_in", valueOf(c.rdma.frames_in)},
         {"rdma_frames_out", valueOf(c.rdma.frames_out)},
         {"rdma_direct_in", valueOf(c.rdma.direct_in)},
@@ -300,8 +319,38 @@ std::string countersJson(const pager::CountersReading& reading) {
         {"unified", executorsJson(c)},
     });
   }
-  const nlohmann::ordered_json all = {
-      {"version", 1}, {"processes", std::move(processes)}, {"notes", reading.notes}};
+  nlohmann::ordered_json elsewhere;
+  if (forwarded != nullptr) elsewhere = nlohmann::ordered_json::array();
+  for (size_t i = 0; forwarded != nullptr && i < forwarded->size(); i++) {
+    const Forwarded& one = (*forwarded)[i];
+    elsewhere.push_back({{"pid", one.pid}, {"program", one.program}, {"gpunodes", one.gpunodes}});
+  }
+  nlohmann::ordered_json seen = nlohmann::ordered_json::array();
+  for (const Card& card : cards.all) {
+    nlohmann::ordered_json one = {{"number", card.number}};
+    // What is not known has no key.
+    if (!card.name.empty()) one["name"] = card.name;
+    if (!card.uuid.empty()) one["uuid"] = card.uuid;
+    if (card.total) one["bytes"] = *card.total;
+    if (card.used) one["used_bytes"] = *card.used;
+    if (card.gpu_percent) one["gpu_percent"] = *card.gpu_percent;
+    if (card.processes) one["processes"] = nlohmann::ordered_json::array();
+    for (size_t i = 0; card.processes && i < card.processes->size(); i++) {
+      const Card::Process& process = (*card.processes)[i];
+      nlohmann::ordered_json each = {{"pid", process.pid}};
+      if (process.bytes) each["bytes"] = *process.bytes;
+      one["processes"].push_back(std::move(each));
+    }
+    seen.push_back(std::move(one));
+  }
+  nlohmann::ordered_json note;  // null: nothing to say
+  if (!cards.why_none.empty()) note = cards.why_none;
+  const nlohmann::ordered_json all = {{"version", 1},
+                                      {"processes", std::move(processes)},
+                                      {"forwarded", std::move(elsewhere)},
+                                      {"cards", std::move(seen)},
+                                      {"cards_note", std::move(note)},
+                                      {"notes", reading.notes}};
   return all.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 

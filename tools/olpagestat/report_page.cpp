@@ -1,23 +1,25 @@
-// The page of --report: HTML with SVG in it, no script, nothing from elsewhere. The figures behind
-// the plots are in it once more as JSON (element `data`), for whoever wants to draw them otherwise.
+// The page of --report: what is known as HTML, and the figures behind the plots as JSON (element
+// `data`), which a script of the page draws with uPlot. All of it is in the page: its policy
+// forbids the browser to ask for anything.
 
 #include <algorithm>
-#include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "base/format.h"
 #include "base/size.h"
+#include "tools/olpagestat/executors.h"
+#include "tools/olpagestat/page_parts.h"
+#include "tools/olpagestat/rails.h"
 #include "tools/olpagestat/recording.h"
 #include "tools/olpagestat/text.h"
+#include "tools/olpagestat/why.h"
 
 namespace olpager::tools {
 namespace {
 
 using nlohmann::ordered_json;
-using pager::Place;
 using pager::valueOf;
-
-constexpr double kWidth = 900, kHeight = 220, kLeft = 90, kBottom = 28;
 
 std::string escaped(const std::string& text) {
   std::string safe;
@@ -35,154 +37,55 @@ std::string escaped(const std::string& text) {
   return safe;
 }
 
+ordered_json orNull(const std::optional<double>& value) {
+  return value ? ordered_json(*value) : ordered_json();
+}
+
+// A series of the plots: what it is called there, and its value at a moment; null where there is
+// none.
 struct Series {
   const char* name;
-  const char* colour;
-  std::vector<double> values;
+  ordered_json (*value)(const Moment&);
+};
+struct Group {
+  const char* key;
+  bool rates;  // of the time since the moment before: the first one has none
+  std::vector<Series> series;
 };
 
-std::string frame(double height, const std::string& inside) {
-  return base::format(
-      "<svg viewBox=\"0 0 {} {}\" role=\"img\">\n<rect x=\"{}\" y=\"0\" width=\"{}\" height=\"{}\" "
-      "class=\"frame\"/>\n{}</svg>\n",
-      kWidth, height + kBottom, kLeft, kWidth - kLeft, height, inside);
-}
-
-std::string legend(const std::vector<Series>& series) {
-  std::string text = "<p class=\"legend\">";
-  for (const auto& one : series) {
-    text += base::format("<span style=\"background:{}\"></span>{} ", one.colour, escaped(one.name));
-  }
-  return text + "</p>\n";
-}
-
-std::string timeAxis(double seconds, double height) {
-  std::string text;
-  for (int i = 0; i <= 4; i++) {
-    text += base::format("<text x=\"{:.1f}\" y=\"{}\" class=\"{}\">{:.3g} s</text>\n",
-                         kLeft + (kWidth - kLeft) * i / 4, height + 18,
-                         i == 0   ? "start"
-                         : i == 4 ? "end"
-                                  : "middle",
-                         seconds * i / 4);
-  }
-  return text;
-}
-
-template <typename Text>
-std::string valueAxis(double most, Text&& text) {
-  std::string all;
-  for (int i = 0; i <= 2; i++) {
-    all += base::format("<text x=\"{}\" y=\"{:.1f}\" class=\"end\">{}</text>\n", kLeft - 6,
-                        i == 2 ? 12.0 : kHeight - kHeight * i / 2, text(most * i / 2));
-  }
+const std::vector<Group>& groups() {
+  static const std::vector<Group> all = {
+      {"residency_bytes",
+       false,
+       {{"VRAM", [](const Moment& m) -> ordered_json { return m.figures.vram; }},
+        {"host memory in place",
+         [](const Moment& m) -> ordered_json { return m.figures.in_place; }},
+        {"host memory", [](const Moment& m) -> ordered_json { return m.figures.host; }},
+        {"remote", [](const Moment& m) -> ordered_json { return m.figures.remote; }}}},
+      {"extents_per_second",
+       true,
+       {{"fetched on demand", [](const Moment& m) -> ordered_json { return m.figures.fetched; }},
+        {"prefetched", [](const Moment& m) -> ordered_json { return m.figures.prefetched; }},
+        {"evicted clean", [](const Moment& m) -> ordered_json { return m.figures.clean; }},
+        {"evicted, written", [](const Moment& m) -> ordered_json { return m.figures.written; }}}},
+      {"bytes_per_second",
+       true,
+       {{"in", [](const Moment& m) -> ordered_json { return m.figures.bytes_in; }},
+        {"out", [](const Moment& m) -> ordered_json { return m.figures.bytes_out; }},
+        {"from memservers", [](const Moment& m) -> ordered_json { return m.figures.remote_in; }},
+        {"to memservers", [](const Moment& m) -> ordered_json { return m.figures.remote_out; }}}},
+  };
   return all;
 }
 
-double xAt(double seconds, double span) {
-  return kLeft + (span > 0 ? seconds / span : 0) * (kWidth - kLeft);
+template <typename Value>
+ordered_json overTime(const History& history, Value&& value) {
+  ordered_json all = ordered_json::array();
+  for (const Moment& moment : history.moments) all.push_back(value(moment));
+  return all;
 }
 
-// Values over time; stacked: each on top of those before.
-template <typename Text>
-std::string plot(const std::vector<double>& times, const std::vector<Series>& series, bool stacked,
-                 Text&& text) {
-  if (times.size() < 2) return "<p>too short for a plot</p>\n";
-  const double span = times.back();
-  double most = 0;
-  std::vector<double> below(times.size(), 0);
-  for (size_t i = 0; i < times.size(); i++) {
-    double sum = 0;
-    for (const auto& one : series)
-      sum = stacked ? sum + one.values[i] : std::max(sum, one.values[i]);
-    most = std::max(most, sum);
-  }
-  if (most <= 0) most = 1;
-  std::string inside;
-  const auto y = [&](double value) { return kHeight - value / most * kHeight; };
-  for (const auto& one : series) {
-    std::string points;
-    for (size_t i = 0; i < times.size(); i++) {
-      points += base::format("{:.1f},{:.1f} ", xAt(times[i], span),
-                             y(one.values[i] + (stacked ? below[i] : 0)));
-    }
-    if (stacked) {
-      for (size_t i = times.size(); i-- != 0;)
-        points += base::format("{:.1f},{:.1f} ", xAt(times[i], span), y(below[i]));
-      for (size_t i = 0; i < times.size(); i++) below[i] += one.values[i];
-      inside += base::format("<polygon fill=\"{}\" points=\"{}\"/>\n", one.colour, points);
-    } else {
-      inside += base::format(
-          "<polyline fill=\"none\" stroke-width=\"1.5\" stroke=\"{}\" points=\"{}\"/>\n",
-          one.colour, points);
-    }
-  }
-  return frame(kHeight, inside + timeAxis(span, kHeight) + valueAxis(most, text)) + legend(series);
-}
-
-const char* colourOf(Place place) {
-  switch (place) {
-    case Place::kVram:
-    case Place::kLeaving:
-      return "#2a9d5c";
-    case Place::kInPlace:
-      return "#35b0c0";
-    case Place::kHost:
-      return "#3b6fd4";
-    case Place::kRemote:
-      return "#9b51c9";
-    case Place::kIn:
-      return "#e0b020";
-    case Place::kOut:
-    case Place::kMoving:
-      return "#d0502f";
-    default:
-      return "#c8c8c8";
-  }
-}
-
-// Time to the right, addresses downwards; a run of the same colour is one rectangle.
-std::string heatMap(const History& history, const std::vector<double>& times) {
-  const double span = times.empty() ? 0 : times.back();
-  size_t rows = 0;
-  for (const auto& moment : history.moments) rows = std::max(rows, moment.cells.size());
-  if (rows == 0 || times.size() < 2) return "<p>nothing was mapped meanwhile</p>\n";
-  const double height = 384;
-  std::string inside;
-  for (size_t i = 0; i + 1 < times.size(); i++) {
-    const auto& cells = history.moments[i].cells;
-    const double x = xAt(times[i], span), width = xAt(times[i + 1], span) - x;
-    for (size_t begin = 0; begin < cells.size();) {
-      size_t end = begin;
-      while (end < cells.size() &&
-             std::string_view(colourOf(cells[end].place)) == colourOf(cells[begin].place))
-        end++;
-      const double scale = height / static_cast<double>(cells.size());
-      inside += base::format(
-          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\" fill=\"{}\"/>\n", x,
-          static_cast<double>(begin) * scale, width + 0.3, static_cast<double>(end - begin) * scale,
-          colourOf(cells[begin].place));
-      begin = end;
-    }
-  }
-  const auto& last = history.moments.back();
-  if (!last.cells.empty()) {
-    inside += base::format(
-        "<text x=\"{}\" y=\"12\" class=\"end\">{:#x}</text>\n<text x=\"{}\" y=\"{}\" "
-        "class=\"end\">{:#x}</text>\n",
-        kLeft - 6, last.cells.front().address, kLeft - 6, height, last.cells.back().address);
-  }
-  return frame(height, inside + timeAxis(span, height)) +
-         legend({{"VRAM", colourOf(Place::kVram), {}},
-                 {"host memory in place", colourOf(Place::kInPlace), {}},
-                 {"host memory", colourOf(Place::kHost), {}},
-                 {"remote", colourOf(Place::kRemote), {}},
-                 {"coming in", colourOf(Place::kIn), {}},
-                 {"going out", colourOf(Place::kOut), {}},
-                 {"empty", colourOf(Place::kEmpty), {}}});
-}
-
-std::vector<uint64_t> waitsOf(const History& history) {
+ordered_json waitsOf(const History& history) {
   std::vector<uint64_t> buckets(pager::kWaitBuckets);
   for (unsigned device = 0; device < devicesOf(*history.last); device++) {
     for (unsigned i = 0; i < pager::kWaitBuckets; i++) {
@@ -193,123 +96,178 @@ std::vector<uint64_t> waitsOf(const History& history) {
   return buckets;
 }
 
-std::string waitPlot(const std::vector<uint64_t>& buckets) {
-  size_t first = buckets.size(), last = 0;
-  uint64_t most = 0;
-  for (size_t i = 0; i < buckets.size(); i++) {
-    if (buckets[i] == 0) continue;
-    first = std::min(first, i);
-    last = i;
-    most = std::max(most, buckets[i]);
+// What the plots of a program show.
+ordered_json dataOf(const History& history) {
+  ordered_json one{{"pid", history.pid}, {"program", history.program}};
+  one["settings"] = ordered_json::object();
+  for (const auto& [name, value] : history.settings) one["settings"][name] = value;
+  const double begun = history.moments.front().seconds;
+  one["seconds"] = overTime(history, [&](const Moment& m) { return m.seconds - begun; });
+  for (const Group& group : groups()) {
+    ordered_json values;
+    for (const Series& series : group.series) {
+      values[series.name] = overTime(history, [&](const Moment& m) {
+        return group.rates && &m == &history.moments.front() ? ordered_json() : series.value(m);
+      });
+    }
+    one[group.key] = std::move(values);
   }
-  if (most == 0) return "<p>no launch waited</p>\n";
-  const double width = (kWidth - kLeft) / static_cast<double>(last - first + 1);
-  std::string inside;
-  for (size_t i = first; i <= last; i++) {
-    const double height = static_cast<double>(buckets[i]) / static_cast<double>(most) * kHeight;
-    const double x = kLeft + static_cast<double>(i - first) * width;
-    inside += base::format(
-        "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" "
-        "fill=\"#3b6fd4\"><title>{} waits of {} to "
-        "{}</title></rect>\n"
-        "<text x=\"{:.1f}\" y=\"{}\" class=\"middle\">{}</text>\n",
-        x + 1, kHeight - height, std::max(1.0, width - 2), height, buckets[i],
-        durationText(std::ldexp(1, static_cast<int>(i))),
-        durationText(std::ldexp(1, static_cast<int>(i) + 1)), x + width / 2, kHeight + 18,
-        durationText(std::ldexp(1, static_cast<int>(i))));
+  one["vram_budget_bytes"] = overTime(history, [](const Moment& m) {
+    return m.figures.vram_budget != 0 ? ordered_json(m.figures.vram_budget) : ordered_json();
+  });
+  one["hit_rate"] = overTime(history, [](const Moment& m) { return orNull(m.figures.hit_rate); });
+  one["fault_wait_log2_ns"] = waitsOf(history);
+  one["places"] = overTime(history, [](const Moment& m) {
+    std::string row;
+    for (const auto& cell : m.cells) row += static_cast<char>('0' + static_cast<int>(cell.place));
+    return row;
+  });
+  const auto& cells = history.moments.back().cells;
+  const auto address = [&](const Cell* cell) {
+    return cell == nullptr ? ordered_json() : ordered_json(base::format("{:#x}", cell->address));
+  };
+  one["first_address"] = address(cells.empty() ? nullptr : &cells.front());
+  one["last_address"] = address(cells.empty() ? nullptr : &cells.back());
+  one["links"] = linksJson(*history.last);
+  one["executors"] = ordered_json::array();
+  for (unsigned i = 0; i < executorsOf(*history.last); i++) {
+    one["executors"].push_back({{"gpunode", gpunodeOf(*history.last, i)},
+                                {"owned_bytes", overTime(history, [&](const Moment& m) {
+                                   return i < m.owned.size() ? ordered_json(m.owned[i])
+                                                             : ordered_json();
+                                 })}});
   }
-  return frame(kHeight, inside + valueAxis(static_cast<double>(most), [](double value) {
-                          return base::format("{:.0f}", value);
-                        }));
+  return one;
 }
 
 std::string sizeText(double bytes) { return base::formatSize(static_cast<uint64_t>(bytes)); }
 
-std::string section(const History& history, ordered_json& data) {
-  std::vector<double> times;
-  std::vector<Series> tiers{{"VRAM", colourOf(Place::kVram), {}},
-                            {"host memory in place", colourOf(Place::kInPlace), {}},
-                            {"host memory", colourOf(Place::kHost), {}},
-                            {"remote", colourOf(Place::kRemote), {}}};
-  std::vector<Series> paths{{"fetched on demand", "#d0502f", {}},
-                            {"prefetched", "#e0b020", {}},
-                            {"evicted clean", "#35b0c0", {}},
-                            {"evicted, written", "#9b51c9", {}}};
-  std::vector<Series> bytes{{"in", "#2a9d5c", {}},
-                            {"out", "#9b51c9", {}},
-                            {"from memservers", "#e0b020", {}},
-                            {"to memservers", "#d0502f", {}}};
-  for (const auto& moment : history.moments) {
-    times.push_back(moment.seconds - history.moments.front().seconds);
-    const Figures& f = moment.figures;
-    const auto add = [](std::vector<Series>& series, std::initializer_list<double> values) {
-      for (size_t i = 0; i < values.size(); i++) series[i].values.push_back(values.begin()[i]);
-    };
-    add(tiers, {static_cast<double>(f.vram), static_cast<double>(f.in_place),
-                static_cast<double>(f.host), static_cast<double>(f.remote)});
-    add(paths, {f.fetched, f.prefetched, f.clean, f.written});
-    add(bytes, {f.bytes_in, f.bytes_out, f.remote_in, f.remote_out});
+// What costs it time, the worst first.
+std::string findingsOf(const History& history) {
+  const Findings all = findings(*history.last, history.run_seconds);
+  std::string text = "<h3>Why it is slow</h3>\n";
+  if (!all.found.empty()) {
+    text += "<ol class=\"findings\">\n";
+    for (const Finding& one : all.found) {
+      text += base::format("<li data-finding=\"{}\"><b>{}</b>{}{}<p>{}</p><p>To do: {}.</p></li>\n",
+                           escaped(one.id), escaped(one.title),
+                           one.device ? base::format(", GPU {}", *one.device) : std::string(),
+                           escaped(costText(one, all)), escaped(one.evidence), escaped(one.action));
+    }
+    text += "</ol>\n";
+  } else if (all.measured && all.not_measured.empty()) {
+    text +=
+        "<p class=\"findings order\">In order: nothing that is measured costs the program "
+        "time.</p>\n";
   }
-  const auto waits = waitsOf(history);
-  ordered_json one{{"pid", history.pid}, {"program", history.program}, {"seconds", times}};
-  for (const auto* group : {&tiers, &paths, &bytes}) {
-    ordered_json values;
-    for (const auto& series : *group) values[series.name] = series.values;
-    one[group == &tiers   ? "residency_bytes"
-        : group == &paths ? "extents_per_second"
-                          : "bytes_per_second"] = values;
-  }
-  one["fault_wait_log2_ns"] = waits;
-  ordered_json heat = ordered_json::array();
-  for (const auto& moment : history.moments) {
-    std::string row;
-    for (const auto& cell : moment.cells)
-      row += static_cast<char>('0' + static_cast<int>(cell.place));
-    heat.push_back(row);
-  }
-  one["places"] = heat;
-  data.push_back(one);
+  if (all.gpu) text += base::format("<p>{}</p>\n", escaped(gpuText(*all.gpu)));
+  for (const std::string& what : all.not_measured)
+    text += base::format("<p>Not measured: {}.</p>\n", escaped(what));
+  return text;
+}
 
-  std::string text =
-      base::format("<h2>{} <small>pid {}</small></h2>\n", escaped(history.program), history.pid);
-  const auto whole = figuresOf(*history.last, history.first.get(),
-                               times.empty() ? 0 : std::max(times.back(), 1e-9));
-  const double seconds = times.empty() ? 0 : times.back();
-  text += base::format(
+std::string settingsTable(const History& history) {
+  std::string rows;
+  const auto row = [&](const std::string& name, const std::string& value) {
+    rows += base::format("<tr><td class=\"name\">{}</td><td class=\"name\">{}</td></tr>\n",
+                         escaped(name), escaped(value));
+  };
+  for (unsigned device = 0; device < devicesOf(*history.last); device++) {
+    row(base::format("VRAM budget of GPU {}", device),
+        base::formatSize(valueOf(history.last->devices[device].vram_budget_bytes)));
+  }
+  if (const uint64_t limit = valueOf(history.last->host_limit_bytes); limit != 0)
+    row("host RAM", "at most " + base::formatSize(limit));
+  if (const uint64_t room = valueOf(history.last->memserver_bytes); room != 0)
+    row("memservers", "room for " + base::formatSize(room));
+  for (const auto& [name, value] : history.settings) row(name, value);
+  if (rows.empty()) return "";
+  return "<h3>Settings</h3>\n<div class=\"scroll\"><table class=\"settings\">\n" + rows +
+         "</table></div>\n";
+}
+
+std::string summaryOf(const History& history, double seconds) {
+  const auto whole = figuresOf(*history.last, history.first.get(), std::max(seconds, 1e-9));
+  const auto percent = [](const std::optional<double>& share) {
+    return share ? base::format("{:.1f} %", *share * 100) : std::string("-");
+  };
+  const auto wait = [](const std::optional<double>& ns) {
+    return ns ? durationText(*ns) : std::string("-");
+  };
+  if (devicesOf(*history.last) == 0)
+    return base::format("<p>{:.1f} s: {:.0f} launches.</p>\n", seconds, whole.launches * seconds);
+  return base::format(
       "<p>{:.1f} s: {:.0f} launches, hit rate {}, {:.0f} extents fetched on demand, {:.0f} "
-      "prefetched (accuracy {}), "
-      "{:.0f} "
-      "evicted clean, {:.0f} written; {} in, {} out, {} from memservers, {} to them; waits {} "
-      "(median), {} (99 "
-      "%).</p>\n",
-      seconds, whole.launches * seconds,
-      whole.hit_rate ? base::format("{:.1f} %", *whole.hit_rate * 100) : "-",
-      whole.fetched * seconds, whole.prefetched * seconds,
-      whole.accuracy ? base::format("{:.1f} %", *whole.accuracy * 100) : "-", whole.clean * seconds,
+      "prefetched (accuracy {}), {:.0f} evicted clean, {:.0f} written; {} in, {} out, {} from "
+      "memservers, {} to them; waits {} (median), {} (99 %).</p>\n",
+      seconds, whole.launches * seconds, percent(whole.hit_rate), whole.fetched * seconds,
+      whole.prefetched * seconds, percent(whole.accuracy), whole.clean * seconds,
       whole.written * seconds, sizeText(whole.bytes_in * seconds),
       sizeText(whole.bytes_out * seconds), sizeText(whole.remote_in * seconds),
-      sizeText(whole.remote_out * seconds),
-      whole.wait_p50_ns ? durationText(*whole.wait_p50_ns) : "-",
-      whole.wait_p99_ns ? durationText(*whole.wait_p99_ns) : "-");
-  text += "<h3>Residency over time</h3>\n" + plot(times, tiers, true, sizeText);
-  text += "<h3>Extents moved a second, by path</h3>\n" +
-          plot(times, paths, false, [](double value) { return base::format("{:.4g}", value); });
-  text += "<h3>Bytes moved a second, by path</h3>\n" + plot(times, bytes, false, sizeText);
-  text += "<h3>Fault latency</h3>\n" + waitPlot(waits);
-  text += "<h3>The address space over time</h3>\n" + heatMap(history, times);
-  if (!history.hot.empty()) {
-    text +=
-        "<h3>Allocations that moved "
-        "most</h3>\n<table><tr><th>address<th>size<th>GPU<th>fetched<th>evicted<th>in<th>out</"
-        "tr>\n";
-    for (const auto& hot : history.hot) {
-      text += base::format("<tr><td>{:#x}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}</tr>\n", hot.base,
-                           base::formatSize(hot.bytes), hot.device, hot.fetched, hot.evicted,
-                           base::formatSize(hot.bytes_in), base::formatSize(hot.bytes_out));
-    }
-    text += "</table>\n";
+      sizeText(whole.remote_out * seconds), wait(whole.wait_p50_ns), wait(whole.wait_p99_ns));
+}
+
+std::string hotTable(const History& history) {
+  if (history.hot.empty()) return "";
+  std::string text =
+      "<h3>Allocations that moved most</h3>\n<div class=\"scroll\"><table>\n"
+      "<tr><th>address</th><th>size</th><th>GPU</th><th>fetched</th><th>evicted</th><th>in</th>"
+      "<th>out</th></tr>\n";
+  for (const auto& hot : history.hot) {
+    text += base::format(
+        "<tr><td>{:#x}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>"
+        "</tr>\n",
+        hot.base, base::formatSize(hot.bytes), hot.device, hot.fetched, hot.evicted,
+        base::formatSize(hot.bytes_in), base::formatSize(hot.bytes_out));
   }
-  return text;
+  return text + "</table></div>\n";
+}
+
+std::string linksOverview(const History& history) {
+  const std::vector<LinkFigures> links = linksOf(*history.last);
+  if (links.empty()) return "";
+  std::string text =
+      "<h3>Links</h3>\n<div class=\"scroll\"><table class=\"links\">\n"
+      "<tr><th>to</th><th>what</th><th>transport</th><th>sent</th><th>received</th>"
+      "<th>of that pinned memory</th><th>rails</th></tr>\n";
+  for (const LinkFigures& link : links) {
+    std::string rails;
+    for (const LinkFigures::Rail& rail : link.rails)
+      rails += base::format("{}{} port {} {} {}", rails.empty() ? "" : ", ",
+                            printableName(rail.device.c_str()), rail.port,
+                            rail.in_use ? "in use" : "set aside", base::formatSize(rail.bytes));
+    text += base::format(
+        "<tr><td class=\"name\">{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{} sent, {} "
+        "received</td><td>{}</td></tr>\n",
+        escaped(printableName(link.peer.c_str())), link.to,
+        link.transport.empty() ? "-" : link.transport, base::formatSize(link.sent),
+        base::formatSize(link.received), base::formatSize(link.pinned_sent),
+        base::formatSize(link.pinned_received), rails.empty() ? "-" : escaped(rails));
+  }
+  return text + "</table></div>\n";
+}
+
+std::string section(const History& history, size_t index) {
+  const double seconds = history.moments.back().seconds - history.moments.front().seconds;
+  std::string text = base::format(
+      "<section class=\"program\" data-index=\"{}\">\n<h2>{} <small>pid {}</small></h2>\n", index,
+      escaped(history.program), history.pid);
+  text += findingsOf(history) + summaryOf(history, seconds);
+  const auto plot = [&](const char* heading, const char* name) {
+    text +=
+        base::format("<h3>{}</h3>\n<div class=\"plot\" data-plot=\"{}\"></div>\n", heading, name);
+  };
+  if (devicesOf(*history.last) != 0) {
+    plot("Residency over time", "residency");
+    plot("Bytes moved a second, by path", "bytes");
+    plot("Extents moved a second, by path", "extents");
+    plot("Launches that found all in place", "hits");
+    plot("Fault latency", "waits");
+    plot("The address space over time", "map");
+  }
+  if (executorsOf(*history.last) != 0) plot("Pages that each executor owns", "executors");
+  return text + hotTable(history) + linksOverview(history) + settingsTable(history) +
+         "</section>\n";
 }
 
 }  // namespace
@@ -319,28 +277,40 @@ std::string reportPage(const std::vector<History>& histories, const std::string&
   ordered_json data = ordered_json::array();
   std::string body;
   for (const auto& history : histories) {
-    if (!history.moments.empty()) body += section(history, data);
+    if (history.moments.empty()) continue;
+    body += section(history, data.size());
+    data.push_back(dataOf(history));
   }
   if (body.empty()) body = "<p>No program used a GPU under olpager meanwhile.</p>\n";
   std::string json = data.dump(-1, ' ', true, ordered_json::error_handler_t::replace);
   for (size_t at = 0; (at = json.find('<', at)) != std::string::npos;)
     json.replace(at, 1, "\\u003c");
-  return base::format(R"(<!DOCTYPE html>
+  std::string text = base::format(
+      R"(<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>olpagestat: {0}, {1}</title>
-<style>
-body {{ font: 14px sans-serif; max-width: 920px; margin: 2em auto; padding: 0 1em; }}
-svg {{ width: 100%; height: auto; font-size: 11px; }}
-.frame {{ fill: #f6f6f6; stroke: #bbb; }}
-.start {{ text-anchor: start; }} .middle {{ text-anchor: middle; }} .end {{ text-anchor: end; }}
-.legend span {{ display: inline-block; width: 1em; height: 1em; margin: 0 .4em 0 1em; vertical-align: text-bottom; }}
-table {{ border-collapse: collapse; }} td, th {{ padding: .2em .8em; text-align: right; border-bottom: 1px solid #ddd; }}
-</style></head><body>
-<h1>olpagestat</h1>
-<p>{0}, {1}</p>
-{2}<script type="application/json" id="data">{3}</script>
-</body></html>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'">
+<style>)",
+      escaped(host), escaped(when));
+  const auto add = [&](std::string_view part) { text += part; };
+  add(page::uplotStyle());
+  add(page::style());
+  text += base::format(
+      R"(</style></head><body>
+<header><h1>olpagestat</h1><p>{}, {}</p><button id="theme" type="button">dark or light</button></header>
+<p class="dim">Point at a plot for its figures; drag to zoom, click twice to see all again.</p>
+<noscript><p>The plots need scripts, which this browser does not run. All they need is in this page.</p></noscript>
 )",
-                      escaped(host), escaped(when), body, json);
+      escaped(host), escaped(when));
+  text += body;
+  text += R"(<script type="application/json" id="data">)" + json + "</script>\n<script>/*!\n";
+  add(page::uplotLicence());
+  text += "*/\n";
+  add(page::uplotScript());
+  text += "</script>\n<script>\n";
+  add(page::script());
+  text += "</script>\n</body></html>\n";
+  return text;
 }
 
 }  // namespace olpager::tools

@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <ctime>
 
+#include "base/format.h"
 #include "tools/olpagestat/executors.h"
+#include "tools/olpagestat/own_processes.h"
+#include "tools/olpagestat/text.h"
 
 namespace olpager::tools {
 
@@ -15,9 +19,23 @@ std::vector<std::string> Programs::places() const {
   return folders.empty() ? pager::countersFolders() : folders;
 }
 
+void nameScripts(pager::CountersReading& reading) {
+  for (auto& process : reading.processes) {
+    if (process.state != pager::CountersSnapshot::State::kRunning) continue;
+    const std::string script = scriptOf(process.counters->pid);
+    if (script.empty()) continue;
+    char(&name)[sizeof process.counters->program] = process.counters->program;
+    const size_t length = strnlen(name, sizeof name);
+    if (length + 2 > sizeof name) continue;
+    const std::string more = (" " + script).substr(0, sizeof name - 1 - length);
+    std::memcpy(name + length, more.c_str(), more.size() + 1);
+  }
+}
+
 Sample readSample(const Programs& programs, bool details) {
   Sample sample;
   sample.reading = pager::readCounters(programs.places(), details);
+  nameScripts(sample.reading);
   if (programs.pid) {
     std::erase_if(sample.reading.processes,
                   [&](const auto& process) { return process.counters->pid != *programs.pid; });
@@ -25,11 +43,49 @@ Sample readSample(const Programs& programs, bool details) {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
   sample.seconds = static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) / 1e9;
+  if (programs.folders.empty()) {
+    sample.forwarded = programs.looks->at(sample.seconds);
+    std::erase_if(*sample.forwarded, [&](const Forwarded& one) {
+      const auto& shown = sample.reading.processes;
+      return (programs.pid && one.pid != *programs.pid) ||
+             std::any_of(shown.begin(), shown.end(),
+                         [&](const auto& process) { return process.counters->pid == one.pid; });
+    });
+  }
   return sample;
+}
+
+std::vector<std::string> cardLines(const Sample& sample) {
+  std::vector<std::string> lines;
+  for (const Card& card : sample.cards.all) lines.push_back(cardText(card, pidsOf(sample)));
+  if (!lines.empty() || sample.cards.why_none.empty()) return lines;
+  uint64_t used = 0, budget = 0;
+  bool any = false;
+  for (const auto& process : sample.reading.processes) {
+    if (process.state != pager::CountersSnapshot::State::kRunning) continue;
+    for (unsigned device = 0; device < devicesOf(*process.counters); device++) {
+      any = true;
+      used += valueOf(process.counters->devices[device].resident_bytes);
+      budget += valueOf(process.counters->devices[device].vram_budget_bytes);
+    }
+  }
+  if (any)
+    lines.push_back(base::format(
+        "cards: these programs have {} of VRAM, of budgets of {}; what else is on the cards is not "
+        "known: {}",
+        bytesText(static_cast<double>(used)), bytesText(static_cast<double>(budget)),
+        sample.cards.why_none));
+  return lines;
 }
 
 ProcessKey keyOf(const pager::CountersSnapshot& process) {
   return {process.counters->pid, process.counters->start_ticks};
+}
+
+std::vector<uint32_t> pidsOf(const Sample& sample) {
+  std::vector<uint32_t> pids;
+  for (const auto& process : sample.reading.processes) pids.push_back(process.counters->pid);
+  return pids;
 }
 
 const pager::CountersSnapshot* find(const Sample& sample, const ProcessKey& key) {

@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "pager/counters/files.h"
+#include "tools/olpagestat/cards.h"
 #include "tools/olpagestat/node.h"
+#include "tools/olpagestat/own_processes.h"
 
 namespace olpager::tools {
 
@@ -18,6 +20,9 @@ namespace olpager::tools {
 struct Sample {
   double seconds = 0;  // CLOCK_MONOTONIC
   pager::CountersReading reading;
+  // Programs without counters here, whose GPU work goes to gpunodes; none: nobody looked.
+  std::optional<std::vector<Forwarded>> forwarded;
+  Cards cards;                    // of this machine, where somebody asked NVML
   std::vector<NodeSample> nodes;  // daemons that were asked (--node)
 };
 
@@ -29,12 +34,22 @@ struct Programs {
   std::optional<unsigned> pid;  // none: all
   std::vector<std::string>
       folders;  // their counters lie there; empty: where this user's programs put them
+  /// Shared by all copies: they ask of the same machine.
+  std::shared_ptr<ForwardedLooks> looks = std::make_shared<ForwardedLooks>();
   /// `folders`, or those that stand for empty.
   std::vector<std::string> places() const;
 };
 
-/// Their counters. `details`: the map and the table of allocations too.
+/// Adds to the name of an interpreter that runs the name of its script. As the processes' user.
+void nameScripts(pager::CountersReading& reading);
+
+/// Their counters. `details`: the map and the table of allocations too. Forwarded programs are
+/// looked for once a second at most.
 Sample readSample(const Programs& programs, bool details);
+
+/// A line for each card. Where NVML tells of none and a program uses a GPU here: one of what the
+/// programs themselves have there, and why there is no more.
+std::vector<std::string> cardLines(const Sample& sample);
 
 /// Names a process for as long as the machine is up.
 struct ProcessKey {
@@ -43,6 +58,8 @@ struct ProcessKey {
   auto operator<=>(const ProcessKey&) const = default;
 };
 ProcessKey keyOf(const pager::CountersSnapshot& process);
+/// Their process ids.
+std::vector<uint32_t> pidsOf(const Sample& sample);
 const pager::CountersSnapshot* find(const Sample& sample, const ProcessKey& key);
 
 /// A set of devices; all by default.

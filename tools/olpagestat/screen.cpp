@@ -25,7 +25,8 @@ using pager::valueOf;
 constexpr size_t kNodeLines = 5;  // of each node that is asked over the network
 
 const char* sortName(SortBy sort) {
-  constexpr const char* kNames[] = {"traffic", "faults", "VRAM", "pid"};
+  constexpr const char* kNames[kSorts] = {"traffic", "faults", "VRAM",     "pid",      "program",
+                                          "host",    "remote", "launches", "hit rate", "waits"};
   return kNames[static_cast<size_t>(sort)];
 }
 
@@ -92,16 +93,27 @@ std::vector<const Column*> columnsFor(size_t width, bool memservers) {
   return all;
 }
 
-std::string headText(const std::vector<const Column*>& columns) {
-  std::string text = base::format("{:>8} {:<16}", "PID", "PROGRAM");
+constexpr size_t kProgramWidth = 16;
+constexpr size_t kMostProgramWidth = 48;
+
+// Of the column of programs, where all others have their room.
+size_t programWidth(size_t width, const std::vector<const Column*>& columns) {
+  size_t sum = kNameWidth;
+  for (const Column* column : columns) sum += column->width;
+  if (columns.size() < std::size(kColumns) || sum >= width) return kProgramWidth;
+  return std::min(kMostProgramWidth, kProgramWidth + width - sum);
+}
+
+std::string headText(const std::vector<const Column*>& columns, size_t program) {
+  std::string text = base::format("{:>8} {:<{}}", "PID", "PROGRAM", program);
   for (const Column* column : columns) text += base::format("{:>{}}", column->name, column->width);
   return text;
 }
 
 std::string rowText(const pager::Counters& counters, const Figures& figures,
-                    const std::vector<const Column*>& columns) {
-  std::string text =
-      base::format("{:>8} {:<16}", counters.pid, printableName(counters.program).substr(0, 15));
+                    const std::vector<const Column*>& columns, size_t program) {
+  std::string text = base::format("{:>8} {:<{}}", counters.pid,
+                                  printableName(counters.program).substr(0, program - 1), program);
   for (const Column* column : columns)
     text += base::format("{:>{}}", column->text(figures), column->width);
   return text;
@@ -119,22 +131,64 @@ Figures since(const pager::CountersSnapshot& process, const Sample& now, const S
                    before != nullptr ? now.seconds - before->seconds : 0, devices);
 }
 
+bool isMeant(const std::string& program, uint32_t pid, const std::string& filter) {
+  const auto lower = [](std::string text) {
+    for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    return text;
+  };
+  return lower(program).find(lower(filter)) != std::string::npos ||
+         std::to_string(pid).find(filter) != std::string::npos;
+}
+
+// Programs that have nothing to be counted here.
+std::vector<const Forwarded*> forwardedOf(const Sample& now, const View& view) {
+  std::vector<const Forwarded*> found;
+  if (!now.forwarded) return found;
+  for (const Forwarded& one : *now.forwarded)
+    if (isMeant(one.program, one.pid, view.filter)) found.push_back(&one);
+  return found;
+}
+
+// What the rows are sorted by: the greatest first. What was not measured comes last.
+double weightOf(const Figures& f, SortBy sort) {
+  switch (sort) {
+    case SortBy::kTraffic:
+      return f.traffic();
+    case SortBy::kFaults:
+      return f.faults;
+    case SortBy::kVram:
+      return static_cast<double>(f.vram);
+    case SortBy::kHost:
+      return static_cast<double>(f.host);
+    case SortBy::kRemote:
+      return static_cast<double>(f.remote);
+    case SortBy::kLaunches:
+      return f.launches;
+    case SortBy::kHitRate:
+      return f.hit_rate.value_or(-1);
+    case SortBy::kWaits:
+      return f.wait_p99_ns.value_or(-1);
+    case SortBy::kPid:
+    case SortBy::kProgram:
+      break;
+  }
+  return 0;
+}
+
 std::vector<Row> rowsOf(const Sample& now, const Sample* before, const View& view) {
   std::vector<Row> rows;
   for (const auto& process : now.reading.processes)
-    rows.push_back({&process, since(process, now, before, view.devices)});
+    if (isMeant(printableName(process.counters->program), process.counters->pid, view.filter))
+      rows.push_back({&process, since(process, now, before, view.devices)});
   std::stable_sort(rows.begin(), rows.end(), [&](const Row& a, const Row& b) {
-    switch (view.sort) {
-      case SortBy::kTraffic:
-        return a.figures.traffic() > b.figures.traffic();
-      case SortBy::kFaults:
-        return a.figures.faults > b.figures.faults;
-      case SortBy::kVram:
-        return a.figures.vram > b.figures.vram;
-      case SortBy::kPid:
-        break;
-    }
-    return a.process->counters->pid < b.process->counters->pid;
+    const auto& first = view.reversed ? b : a;
+    const auto& second = view.reversed ? a : b;
+    if (view.sort == SortBy::kPid)
+      return first.process->counters->pid < second.process->counters->pid;
+    if (view.sort == SortBy::kProgram)
+      return printableName(first.process->counters->program) <
+             printableName(second.process->counters->program);
+    return weightOf(first.figures, view.sort) > weightOf(second.figures, view.sort);
   });
   return rows;
 }
@@ -191,6 +245,7 @@ void nodeLines(const Sample& now, const Sample* before, const View& view, bool m
     lines.push_back(Line().add(
         tierText(base::format("gpu{:<3} VRAM", device), vram, budget, width) + ratesText(in, out)));
   }
+  for (const std::string& card : cardLines(now)) lines.push_back(Line().add("  " + card));
   lines.push_back(Line().add(tierText("host   RAM", host, host_limit, width)));
   if (memservers)
     lines.push_back(Line().add(tierText("remote RAM", remote, remote + room, width) +
@@ -227,13 +282,13 @@ char letterOf(Place place) {
                                                        : '?';
 }
 
-void mapLines(const pager::CountersFile& details, const View& view, unsigned width, size_t rows,
+void mapLines(const pager::ResidencyMap& map, const View& view, unsigned width, size_t rows,
               std::vector<Line>& lines) {
   if (rows < 3 || width < 24) return;
   constexpr size_t kAddress = 15;  // "0x230000000000 "
   const size_t columns = width - kAddress;
   uint64_t pages = 0;
-  const auto cells = residencyCells(details.map, columns * (rows - 1), pages, view.devices);
+  const auto cells = residencyCells(map, columns * (rows - 1), pages, view.devices);
   Line legend;
   legend.add(pages == 0 ? "map  nothing yet"
                         : base::format("map  a cell: {}  ", formatSize(pages * (2u << 20))),
@@ -273,24 +328,190 @@ std::vector<ProcessKey> orderOf(const Sample& now, const Sample* before, const V
   return order;
 }
 
-std::vector<Line> screen(const Sample& now, const Sample* before, const View& view, unsigned width,
-                         unsigned height) {
+namespace {
+
+constexpr size_t kWide = 180;          // the map stands beside the allocations
+constexpr size_t kLeftOfMap = 94;      // columns of what is left of it
+constexpr size_t kLeastForPlots = 60;  // columns
+
+// Keys and columns, in at most `height` lines.
+std::vector<Line> helpLines(size_t height) {
+  struct Entry {
+    const char *key, *text;
+  };
+  static constexpr Entry kKeys[] = {
+      {"q", "end; so do ^C and the end of the terminal"},
+      {"s  S", "sort by the next, by the previous: traffic, faults, VRAM, pid, program,"},
+      {"", "host, remote, launches, hit rate, waits"},
+      {"r", "the other way round"},
+      {"f  /", "only programs whose name or pid has a text: Enter keeps it, Esc drops it"},
+      {"up down  k j", "choose the program whose plots, allocations and map are shown"},
+      {"n", "all devices of the node, or one after the other"},
+      {"h  m", "history, map: shown or not"},
+      {"+  -", "half as often, twice as often"},
+      {"space", "pause"},
+  };
+  static constexpr Entry kFigures[] = {
+      {"VRAM HOST PLACE REMOTE", "bytes in VRAM, host RAM, there in place, memservers"},
+      {"LAUNCH HIT%", "launches a second, those that found all in place"},
+      {"FAULT PREFET", "extents fetched a second: waited for, ahead of use"},
+      {"CLEAN WRITTEN", "extents that left VRAM: dropped, written"},
+      {"IN/s OUT/s", "bytes into VRAM and out of it"},
+      {"R-IN/s R-OUT/s", "bytes from memservers and to them"},
+      {"ACC%", "extents fetched ahead that were used"},
+      {"WAIT50 WAIT99", "how long launches waited: median, 99 %"},
+      {"stalls", "time in which a launch waited for pages"},
+  };
+  std::vector<Line> lines;
+  lines.push_back(
+      Line().add("olpagestat: keys", Style::kTitle).add("   any key: back", Style::kDim));
+  for (const Entry& one : kKeys)
+    lines.push_back(Line().add(base::format("  {:<13} ", one.key), Style::kTitle).add(one.text));
+  lines.push_back(Line().add("figures", Style::kTitle));
+  for (const Entry& one : kFigures)
+    lines.push_back(Line().add(base::format("  {:<23} ", one.key), Style::kTitle).add(one.text));
+  if (lines.size() > height) lines.resize(height);
+  return lines;
+}
+
+// Three plots beside each other: traffic, stalls, hit rate.
+void plotsOf(const std::deque<TrailPoint>& trail, const View& view, size_t width, size_t rows,
+             std::vector<Line>& lines) {
+  constexpr size_t kGap = 2, kPlots = 3;
+  const size_t columns = (width - kGap * (kPlots - 1)) / kPlots;
+  const size_t shown = std::min(trail.size(), columns * (view.unicode ? 2 : 1));
+  std::vector<std::optional<double>> traffic, stalls, hits;
+  double most = 0;
+  for (size_t i = trail.size() - shown; i < trail.size(); i++) {
+    traffic.push_back(trail[i].traffic);
+    stalls.push_back(trail[i].stalled);
+    hits.push_back(trail[i].hit_rate);
+    most = std::max(most, trail[i].traffic.value_or(0));
+  }
+  const double span = shown > 1 ? trail.back().seconds - trail[trail.size() - shown].seconds : 0;
+  const auto last = [](const std::vector<std::optional<double>>& values) {
+    return values.empty() ? std::optional<double>() : values.back();
+  };
+  const auto percent = [&](const std::vector<std::optional<double>>& values) {
+    return last(values) ? base::format("{:.0f}%", *last(values) * 100) : std::string("-");
+  };
+  const std::string rate = last(traffic) ? bytesText(*last(traffic)) + "/s" : std::string("-");
+  constexpr size_t kForSpan = 36;
+  const std::string traffic_title =
+      columns < kForSpan
+          ? base::format("traffic {}, most {}", rate, bytesText(most))
+          : base::format("traffic {}, most {}/s in {:.0f}s", rate, bytesText(most), span);
+  struct Plot {
+    std::string title;
+    const std::vector<std::optional<double>>& values;
+    double most;
+    Style style;
+  };
+  const Plot plots[kPlots] = {
+      {traffic_title, traffic, most, Style::kTraffic},
+      {"stalls " + percent(stalls), stalls, 1, Style::kStalls},
+      {"hit rate " + percent(hits), hits, 1, Style::kHits},
+  };
+  std::vector<Line> block(rows + 1);
+  for (size_t i = 0; i < kPlots; i++) {
+    const size_t at = i * (columns + kGap);
+    const Plot& plot = plots[i];
+    block[0] = beside(block[0], Line().add(plot.title.substr(0, columns), Style::kTitle), at);
+    const auto drawn = plotLines(plot.values, plot.most, columns, rows, view.unicode);
+    for (size_t row = 0; row < rows; row++)
+      block[row + 1] = beside(block[row + 1], Line().add(drawn[row], plot.style), at);
+  }
+  for (Line& line : block) lines.push_back(std::move(line));
+}
+
+void hottestLines(const pager::CountersSnapshot& process, const View& view, size_t most,
+                  std::vector<Line>& lines) {
+  constexpr size_t kShown = 5, kShownWide = 20;
+  const auto hot =
+      hottest(process.details->hot, most > kShownWide ? kShownWide : kShown, view.devices);
+  if (hot.empty() || most < 3) return;
+  lines.push_back(
+      Line().add(base::format("hottest allocations of {}", process.counters->pid), Style::kTitle));
+  for (const auto& one : hot) {
+    if (--most == 0) break;
+    lines.push_back(Line().add(base::format(
+        "  {:#014x}  {:>8}  gpu{:<2} fetched {:>7}  evicted {:>7}  in {:>7}  out {:>7}", one.base,
+        bytesText(static_cast<double>(one.bytes)), one.device, one.fetched, one.evicted,
+        bytesText(static_cast<double>(one.bytes_in)),
+        bytesText(static_cast<double>(one.bytes_out)))));
+  }
+}
+
+// What the chosen program has: executors, allocations, map; in at most `height` lines.
+std::vector<Line> detailsOf(const pager::CountersSnapshot& process, const Sample& now,
+                            const Sample* before, const View& view, size_t width, size_t height) {
+  std::vector<Line> lines;
+  const auto& counters = *process.counters;
+  if (executorsOf(counters) != 0 && height > 3) {
+    const auto* then = before != nullptr ? find(*before, keyOf(process)) : nullptr;
+    lines.push_back(Line().add(base::format("executors of {}; * runs operations", counters.pid),
+                               Style::kTitle));
+    const auto figures = executorFigures(counters, then != nullptr ? then->counters.get() : nullptr,
+                                         before != nullptr ? now.seconds - before->seconds : 0);
+    const auto now_ns = static_cast<uint64_t>(now.seconds * 1e9);
+    for (std::string& line : executorsScreen(counters, figures, now_ns, height - lines.size() - 1))
+      lines.push_back(Line().add(std::move(line)));
+  }
+  if (process.details == nullptr || lines.size() >= height) return lines;
+  const size_t left = height - lines.size();
+  const bool map = view.map && executorsOf(counters) == 0;
+  if (map && width >= kWide) {
+    std::vector<Line> allocations, cells;
+    hottestLines(process, view, left, allocations);
+    mapLines(process.details->map, view, static_cast<unsigned>(width - kLeftOfMap), left, cells);
+    allocations.resize(std::max(allocations.size(), cells.size()));
+    for (size_t i = 0; i < allocations.size(); i++)
+      lines.push_back(i < cells.size() ? beside(allocations[i], cells[i], kLeftOfMap)
+                                       : std::move(allocations[i]));
+  } else {
+    constexpr size_t kWithMap = 8;  // lines, of which the map wants some
+    hottestLines(process, view, map ? std::min(left, kWithMap) : left, lines);
+    if (map && height > lines.size())
+      mapLines(process.details->map, view, static_cast<unsigned>(width), height - lines.size(),
+               lines);
+  }
+  return lines;
+}
+
+// The filter while it is typed, or the keys.
+Line secondLine(const View& view) {
+  if (view.typing)
+    return Line()
+        .add("filter: ", Style::kTitle)
+        .add(view.filter + "_")
+        .add("   Enter keeps it, Esc drops it", Style::kDim);
+  return Line().add("? help  q quit  s sort  f filter  k/j choose  n device  h history  m map",
+                    Style::kDim);
+}
+
+}  // namespace
+
+std::vector<Line> screen(const Sample& now, const Sample* before, const Trails& trails,
+                         const View& view, unsigned width, unsigned height) {
+  if (view.help) return helpLines(height);
   std::vector<Line> lines;
   const auto rows = rowsOf(now, before, view);
-  const bool memservers = std::any_of(rows.begin(), rows.end(), [](const Row& row) {
-    return usesMemservers(*row.process->counters);
-  });
+  const size_t all = now.reading.processes.size();
+  const bool memservers =
+      std::any_of(now.reading.processes.begin(), now.reading.processes.end(),
+                  [](const auto& process) { return usesMemservers(*process.counters); });
   const std::string shown =
       view.devices.only ? base::format("gpu{}", *view.devices.only) : "all devices";
-  lines.push_back(
-      Line()
-          .add("olpagestat ", Style::kTitle)
-          .add(base::format("{}  {} program{}  every {:g}s{}  sort: {}  {}", clockText(),
-                            rows.size(), rows.size() == 1 ? "" : "s", view.interval,
-                            view.paused ? " (paused)" : "", sortName(view.sort), shown)));
-  lines.push_back(
-      Line().add("q quit  s sort  n node/device  up/down choose  m map  +/- interval  space pause",
-                 Style::kDim));
+  const std::string filter = view.filter.empty() ? "" : base::format("filter: {}  ", view.filter);
+  const std::string count =
+      view.filter.empty() ? base::format("{}", all) : base::format("{} of {}", rows.size(), all);
+  lines.push_back(Line()
+                      .add("olpagestat ", Style::kTitle)
+                      .add(base::format("{}  {} program{}  every {:g}s{}  sort: {}{}  {}{}",
+                                        clockText(), count, all == 1 ? "" : "s", view.interval,
+                                        view.paused ? " (paused)" : "", sortName(view.sort),
+                                        view.reversed ? ", reversed" : "", filter, shown)));
+  lines.push_back(secondLine(view));
   nodeLines(now, before, view, memservers, width, lines);
   for (const NodeSample& node : now.nodes) {
     const NodeSample* then = nullptr;
@@ -301,8 +522,14 @@ std::vector<Line> screen(const Sample& now, const Sample* before, const View& vi
   for (const auto& note : now.reading.notes)
     lines.push_back(Line().add(printableName(note.c_str()), Style::kDim));
   const auto columns = columnsFor(width, memservers);
-  lines.push_back(Line().add(headText(columns) + std::string(width, ' '), Style::kHead));
-  if (rows.empty()) lines.push_back(Line().add("no program of yours uses a GPU under olpager now"));
+  const size_t program = programWidth(width, columns);
+  lines.push_back(Line().add(headText(columns, program) + std::string(width, ' '), Style::kHead));
+  const auto forwarded = forwardedOf(now, view);
+  if (rows.empty() && forwarded.empty())
+    lines.push_back(Line().add(
+        all == 0 ? std::string("no program of yours uses a GPU under olpager now")
+                 : base::format("no name or process id of {} has \"{}\" in it",
+                                all == 1 ? "the program" : "the programs", view.filter)));
   const Row* chosen = nullptr;
   for (const Row& row : rows) {
     if (view.chosen && keyOf(*row.process) == *view.chosen) chosen = &row;
@@ -317,60 +544,78 @@ std::vector<Line> screen(const Sample& now, const Sample* before, const View& vi
     first = index >= most ? index - most + 1 : 0;
   }
   for (size_t i = first; i < std::min(rows.size(), first + most); i++) {
-    lines.push_back(Line().add(rowText(*rows[i].process->counters, rows[i].figures, columns),
-                               &rows[i] == chosen ? Style::kChosen : Style::kPlain));
+    const bool ended = rows[i].process->state == pager::CountersSnapshot::State::kEnded;
+    lines.push_back(
+        Line().add(rowText(*rows[i].process->counters, rows[i].figures, columns, program),
+                   &rows[i] == chosen ? Style::kChosen
+                   : ended            ? Style::kDim
+                                      : Style::kPlain));
   }
-  if (chosen != nullptr && executorsOf(*chosen->process->counters) != 0 &&
-      lines.size() + 3 < height) {
-    const auto& counters = *chosen->process->counters;
-    const auto* then = before != nullptr ? find(*before, keyOf(*chosen->process)) : nullptr;
-    lines.push_back(Line().add(base::format("executors of {}; * runs operations", counters.pid),
-                               Style::kTitle));
-    const auto figures = executorFigures(counters, then != nullptr ? then->counters.get() : nullptr,
-                                         before != nullptr ? now.seconds - before->seconds : 0);
-    const auto now_ns = static_cast<uint64_t>(now.seconds * 1e9);
-    for (std::string& line : executorsScreen(counters, figures, now_ns, height - lines.size() - 1))
-      lines.push_back(Line().add(std::move(line)));
+  // They have half of what is left.
+  const size_t places = height > lines.size() ? (height - lines.size()) / 2 : 0;
+  for (size_t i = 0; i < std::min(forwarded.size(), places); i++) {
+    const Forwarded& one = *forwarded[i];
+    lines.push_back(
+        Line().add(base::format("{:>8} {}  forwarded to {}", one.pid, one.program, one.gpunodes)));
   }
-  if (chosen != nullptr && chosen->process->details != nullptr) {
-    const auto& details = *chosen->process->details;
-    const auto hot = hottest(details.hot, 5, view.devices);
-    if (!hot.empty() && lines.size() + 3 < height) {
-      lines.push_back(
-          Line().add(base::format("hottest allocations of {}", chosen->process->counters->pid),
-                     Style::kTitle));
-      for (const auto& one : hot) {
-        if (lines.size() + 1 >= height) break;
-        lines.push_back(Line().add(base::format(
-            "  {:#014x}  {:>8}  gpu{:<2} fetched {:>7}  evicted {:>7}  in {:>7}  out {:>7}",
-            one.base, bytesText(static_cast<double>(one.bytes)), one.device, one.fetched,
-            one.evicted, bytesText(static_cast<double>(one.bytes_in)),
-            bytesText(static_cast<double>(one.bytes_out)))));
-      }
+  if (chosen != nullptr) {
+    const pager::Counters& counters = *chosen->process->counters;
+    for (const std::string& link : linkLines(counters))
+      lines.push_back(Line().add(base::format("link of {} to {}", counters.pid, link)));
+    // The plots leave as much again to what comes below.
+    const size_t plot_rows = height >= 44 ? 5 : height >= 30 ? 4 : 3;
+    if (view.plots && width >= kLeastForPlots && lines.size() + 2 * (plot_rows + 1) <= height)
+      plotsOf(trails.of(keyOf(*chosen->process), view.devices), view, width, plot_rows, lines);
+    if (height > lines.size()) {
+      auto details = detailsOf(*chosen->process, now, before, view, width, height - lines.size());
+      for (Line& line : details) lines.push_back(std::move(line));
     }
-    if (view.map && executorsOf(*chosen->process->counters) == 0 && height > lines.size())
-      mapLines(details, view, width, height - lines.size(), lines);
   }
   if (lines.size() > height) lines.resize(height);
   return lines;
 }
 
 std::string watchHead() {
-  std::string text = base::format("{:<8} {}\n", "time", headText(columnsFor(SIZE_MAX, true)));
+  std::string text =
+      base::format("{:<8} {}\n", "time", headText(columnsFor(SIZE_MAX, true), kProgramWidth));
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return text;
 }
 
 std::string watchLine(const pager::CountersSnapshot& process, const Figures& figures,
                       const std::string& time) {
-  return base::format("{:<8} {}\n", time.empty() ? clockText() : time,
-                      rowText(*process.counters, figures, columnsFor(SIZE_MAX, true)));
+  return base::format(
+      "{:<8} {}\n", time.empty() ? clockText() : time,
+      rowText(*process.counters, figures, columnsFor(SIZE_MAX, true), kProgramWidth));
 }
+
+namespace {
+
+// A key while the filter is typed.
+void typeFilter(View& view, Key key, char character) {
+  constexpr char kBackspace = '\b', kDelete = '\x7f';
+  constexpr size_t kMost = 40;
+  if (key == Key::kEnter) view.typing = false;
+  if (key == Key::kEscape) {
+    view.typing = false;
+    view.filter.clear();
+  }
+  if (key != Key::kCharacter) return;
+  if (character == kBackspace || character == kDelete) {
+    if (!view.filter.empty()) view.filter.pop_back();
+  } else if (character >= ' ' && character <= '~' && view.filter.size() < kMost) {
+    view.filter += character;
+  }
+}
+
+}  // namespace
 
 int runLive(const SampleSource& source, double interval, double duration) {
   Terminal terminal;
   View view;
   view.interval = interval;
+  view.unicode = Terminal::unicode();
+  Trails trails;
   Sample now = source(), before;
   bool compared = false;
   double taken = now.seconds;
@@ -383,8 +628,8 @@ int runLive(const SampleSource& source, double interval, double duration) {
   // A first comparison soon; after that as often as asked.
   double due = taken + std::min(0.3, interval);
   for (;;) {
-    terminal.draw(
-        screen(now, compared ? &before : nullptr, view, terminal.width(), terminal.height()));
+    terminal.draw(screen(now, compared ? &before : nullptr, trails, view, terminal.width(),
+                         terminal.height()));
     const double left = due - clock();
     char character = 0;
     const Key key = terminal.wait(left > 0 ? static_cast<int>(left * 1000) + 1 : 0, character);
@@ -400,14 +645,37 @@ int runLive(const SampleSource& source, double interval, double duration) {
       if (by > 0 && at + 1 < order.size()) at++;
       view.chosen = order[at];
     };
-    if (key == Key::kUp) move(-1);
-    if (key == Key::kDown) move(1);
-    if (key == Key::kCharacter) {
+    const auto sortBy = [&](unsigned next) { view.sort = static_cast<SortBy>(next % kSorts); };
+    const bool pressed = key != Key::kNone && key != Key::kResize;
+    if (view.help) {
+      if (pressed) view.help = false;
+    } else if (view.typing) {
+      typeFilter(view, key, character);
+    } else if (key == Key::kUp) {
+      move(-1);
+    } else if (key == Key::kDown) {
+      move(1);
+    } else if (key == Key::kEscape) {
+      view.filter.clear();
+    } else if (key == Key::kCharacter) {
       switch (character) {
         case 'q':
           return 0;
+        case '?':
+          view.help = true;
+          break;
         case 's':
-          view.sort = static_cast<SortBy>((static_cast<unsigned>(view.sort) + 1) % 4);
+          sortBy(static_cast<unsigned>(view.sort) + 1);
+          break;
+        case 'S':
+          sortBy(static_cast<unsigned>(view.sort) + kSorts - 1);
+          break;
+        case 'r':
+          view.reversed = !view.reversed;
+          break;
+        case 'f':
+        case '/':
+          view.typing = true;
           break;
         case 'n': {
           unsigned devices = 0;
@@ -425,6 +693,9 @@ int runLive(const SampleSource& source, double interval, double duration) {
           break;
         case 'm':
           view.map = !view.map;
+          break;
+        case 'h':
+          view.plots = !view.plots;
           break;
         case '+':
           view.interval = std::min(60.0, view.interval * 2);
@@ -448,6 +719,7 @@ int runLive(const SampleSource& source, double interval, double duration) {
     now = std::move(next);
     compared = true;
     taken = now.seconds;
+    trails.add(now, before);
   }
 }
 

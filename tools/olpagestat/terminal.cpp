@@ -62,19 +62,60 @@ const char* codeOf(Style style, bool colour) {
       return "37;41";
     case Style::kEmpty:
       return "2";
+    case Style::kTraffic:
+      return "36";
+    case Style::kStalls:
+      return "31";
+    case Style::kHits:
+      return "32";
   }
   return "0";
 }
 
 }  // namespace
 
+namespace {
+
+// A byte that continues a character of UTF-8.
+bool continues(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }
+
+// The first `columns` characters.
+std::string_view cut(std::string_view text, size_t columns) {
+  size_t end = 0;
+  while (end < text.size()) {
+    if (!continues(text[end]) && columns-- == 0) break;
+    end++;
+  }
+  return text.substr(0, end);
+}
+
+}  // namespace
+
+size_t columnsOf(std::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char byte) { return !continues(byte); }));
+}
+
+Line beside(const Line& left, const Line& right, size_t columns) {
+  Line both;
+  size_t room = columns;
+  for (const auto& piece : left.pieces) {
+    const std::string part(cut(piece.text, room));
+    room -= columnsOf(part);
+    both.add(part, piece.style);
+  }
+  if (!right.pieces.empty()) both.add(std::string(room, ' '));
+  for (const auto& piece : right.pieces) both.pieces.push_back(piece);
+  return both;
+}
+
 std::string render(const Line& line, unsigned width, bool colour) {
   std::string text;
   size_t left = width;
   for (const auto& piece : line.pieces) {
     if (left == 0) break;
-    const std::string part = piece.text.substr(0, left);
-    left -= part.size();
+    const std::string part(cut(piece.text, left));
+    left -= columnsOf(part);
     const char* code = codeOf(piece.style, colour);
     if (std::strcmp(code, "0") == 0) {
       text += part;
@@ -93,6 +134,16 @@ bool Terminal::usable() {
   const char* kind = std::getenv("TERM");
   return isatty(STDOUT_FILENO) != 0 && isatty(STDIN_FILENO) != 0 && kind != nullptr &&
          *kind != '\0' && std::strcmp(kind, "dumb") != 0;
+}
+
+bool Terminal::unicode() {
+  for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    const char* value = std::getenv(name);
+    if (value == nullptr || *value == '\0') continue;
+    // The first one that is set decides, as for the C library.
+    return strcasestr(value, "UTF-8") != nullptr || strcasestr(value, "utf8") != nullptr;
+  }
+  return false;
 }
 
 Terminal::Terminal() {

@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace olpager::tools {
@@ -27,10 +28,14 @@ enum class Style : uint8_t {
   kRemote,
   kIn,
   kOut,
-  kEmpty
+  kEmpty,
+  kTraffic,
+  kStalls,
+  kHits
 };
 
-/// A line of text in pieces of one style each. Only printable ASCII.
+/// A line of text in pieces of one style each. Printable ASCII, and where the terminal takes UTF-8
+/// braille: each character has one column.
 struct Line {
   struct Piece {
     std::string text;
@@ -43,6 +48,11 @@ struct Line {
   }
 };
 
+/// How many columns the text has: its characters.
+size_t columnsOf(std::string_view text);
+/// The right line `columns` to the right of where the left one begins; what is longer there is cut.
+Line beside(const Line& left, const Line& right, size_t columns);
+
 /// What a line sends to a terminal `width` columns wide: what is too long is cut. `colour`: false
 /// leaves it to bold and reverse.
 std::string render(const Line& line, unsigned width, bool colour);
@@ -52,6 +62,8 @@ enum class Key : uint8_t { kNone, kUp, kDown, kEnter, kEscape, kCharacter, kResi
 class Terminal {
  public:
   static bool usable();
+  /// The locale's characters are those of UTF-8.
+  static bool unicode();
   Terminal();
   ~Terminal();
   Terminal(const Terminal&) = delete;

@@ -19,6 +19,7 @@
 #include "base/locate.h"
 #include "base/settings.h"
 #include "base/text.h"
+#include "tools/olrun/cdi.h"
 #include "tools/olrun/daemons.h"
 #include "tools/olrun/driver_probe.h"
 #include "tools/olrun/environment.h"
@@ -44,6 +45,7 @@ int refuse(const std::string& line) {
 constexpr const char* kHere = "Memory of this machine";
 constexpr const char* kElsewhere = "Other machines";
 constexpr const char* kRun = "The run";
+constexpr const char* kContainers = "Containers";
 
 // Whether a program is forwarded decides which settings can have an effect.
 // (kLocal: also with a gpunode that is started here.)
@@ -74,6 +76,8 @@ struct CommandLine {
        "Memory that the program is told of: node or pool (default: node)"},
       {kHere, "--pack", "pack", "OL_PACK", "on|off",
        "What streams crosses the bus packed where it packs (default: on)"},
+      {kHere, "--arenas", "arenas", "OL_ARENAS", "HOW",
+       "What of a large allocation does not fit VRAM: used in-place (default), or streamed"},
       {kHere, "--va-base", "va_base", "OL_VA_BASE", "ADDRESS",
        "Where the global address range begins"},
       {kHere, "--va-size", "va_size", "OL_VA_SIZE", "SIZE", "Its size (default: 16TiB)"},
@@ -123,10 +127,30 @@ struct CommandLine {
        "off, error, warn, info, debug or trace (default: warn)", Mode::kBoth},
   };
   std::string config;
+  std::string cdi, out;
+  bool cdi_given = false, out_given = false;
   bool check = false;
   bool stats = false;
+  bool why = false;
   std::vector<std::string> program;
 };
+
+// What makes no sense beside --cdi, which runs nothing and looks at no machine.
+Status checkCdi(const CommandLine& line) {
+  if (line.out_given && !line.cdi_given) return Error{"--out: of no effect without --cdi"};
+  if (!line.cdi_given) return {};
+  if (auto status = tools::checkCdiName(line.cdi); !status.ok())
+    return Error{base::format("--cdi: {}", status.error().message)};
+  if (line.out_given && line.out.empty()) return Error{base::givenNothing("--out")};
+  if (!line.program.empty())
+    return Error{base::format(
+        "--cdi: no program is started, and {} is given; leave it out: the container has its "
+        "program",
+        base::printable(line.program.front()))};
+  if (line.check) return Error{"--check: of no effect with --cdi"};
+  if (line.stats) return Error{"--stats: of no effect with --cdi"};
+  return {};
+}
 
 // CLI11 takes what follows a bare "--" for positionals; a program's own arguments must never be
 // looked at.
@@ -142,7 +166,9 @@ int parse(int argc, char** argv, CommandLine& line, bool& done) {
        {"olrun --vram 8GiB --memserver 10.0.0.2:7070 --key KEYFILE -- ./simulation",
         "8 GiB of each GPU, and memory of another machine below this one's RAM"},
        {"olrun --gpunode 10.0.0.3:7071 --key KEYFILE -- ./simulation",
-        "on the GPUs of another machine"}});
+        "on the GPUs of another machine"},
+       {"olrun --cdi small --vram 8GiB --out /etc/cdi/olpager-small.json",
+        "containers with --device olpager.dev/client=small run so"}});
   CLI::App& app = command.app();
   app.prefix_command();
   std::vector<CLI::Option*> settings;
@@ -162,6 +188,20 @@ int parse(int argc, char** argv, CommandLine& line, bool& done) {
       ->group(kRun);
   app.add_flag("--stats", line.stats, "Print the pager's counters when the program ends")
       ->group(kRun);
+  app.add_flag("--why", line.why,
+               "Print what cost the program time when it ends, the worst first, and what to do")
+      ->group(kRun);
+  CLI::Option* const cdi =
+      app.add_option("--cdi", line.cdi,
+                     "Run nothing; print a CDI file by which container engines give a container "
+                     "the library, these settings and the key: --device olpager.dev/client=NAME")
+          ->type_name("NAME")
+          ->group(kContainers);
+  CLI::Option* const out =
+      app.add_option("--out", line.out,
+                     "Of --cdi: write it to a file; engines look into /etc/cdi (*.json, *.yaml)")
+          ->type_name("FILE")
+          ->group(kContainers);
 
   const std::vector<std::string> all(argv + 1, argv + argc);
   const auto separator = std::find(all.begin(), all.end(), "--");
@@ -179,7 +219,10 @@ int parse(int argc, char** argv, CommandLine& line, bool& done) {
     if (!line.program.empty()) line.program.emplace_back("--");
     line.program.insert(line.program.end(), after.begin(), after.end());
   }
-  if (line.program.empty() && !line.check)
+  line.cdi_given = cdi->count() != 0;
+  line.out_given = out->count() != 0;
+  if (const Status status = checkCdi(line); !status.ok()) return refuse(status.error().message);
+  if (line.program.empty() && !line.check && !line.cdi_given)
     return refuse("no program given: olrun [options] -- program [arguments]");
   done = false;
   return 0;
@@ -347,6 +390,20 @@ int printFindings(const std::vector<tools::Finding>& findings) {
   return gaps ? 1 : 0;
 }
 
+int printCdi(const CommandLine& line, const base::Settings& settings,
+             const tools::Environment& environment, const tools::CdiParts& parts) {
+  const auto text = tools::cdiText(line.cdi, settings, environment, parts);
+  if (!text.ok()) return refuse(text.error().message);
+  if (!line.out_given) {
+    base::print("{}", text.value());
+    return 0;
+  }
+  if (auto status = tools::writeCdi(line.out, text.value()); !status.ok())
+    return refuse(status.error().message);
+  base::print("{}: for containers with --device {}={}\n", line.out, tools::kCdiKind, line.cdi);
+  return 0;
+}
+
 // For this process, and the program that it becomes. The settings name it by its address then.
 Status startLocal(const std::string& self, tools::Environment& environment,
                   base::Settings& settings) {
@@ -380,6 +437,10 @@ int run(int argc, char** argv) {
     // Asked for here: another one than that of a program that has started olrun.
     if (setting.key == std::string_view("gpunode")) environment.remove(base::kLocalVariable);
   }
+  // A container is not its maker's: settings of a user's own are not the container's.
+  if (line.cdi_given) {
+    for (const char* const user : {"HOME", "XDG_CONFIG_HOME"}) environment.remove(user);
+  }
   auto loaded =
       base::loadSettings({.environment = environment.entries(), .options = std::move(options)});
   if (!loaded.ok()) return refuse(loaded.error().message);
@@ -392,6 +453,13 @@ int run(int argc, char** argv) {
     return refuse(status.error().message);
   if (auto status = checkView(line.settings, settings); !status.ok())
     return refuse(status.error().message);
+  if (line.why && !settings.gpunodes.empty() && !namesLocal(settings.gpunodes) &&
+      settings.view != base::ViewSetting::kUnified) {
+    return refuse(
+        base::format("--why: no pager counts here with the gpunode {}; with --view unified the "
+                     "program's moves are counted",
+                     settings.gpunodes.front()));
+  }
   if (line.stats && !settings.gpunodes.empty() && !namesLocal(settings.gpunodes)) {
     return refuse(
         base::format("--stats: no pager counts here with the gpunode {}; olpagestat --node {} "
@@ -405,6 +473,11 @@ int run(int argc, char** argv) {
   std::string driver = settings.driver;
   if (driver == "sim") driver = base::locateLibrary(self, "libolsimcuda.so");
   if (settings.driver.empty()) driver = "libcuda.so.1";
+  if (line.cdi_given) {
+    return printCdi(
+        line, settings, environment,
+        {library, base::locateLibrary(self, "libolsimcuda.so"), base::locateNvmlFolder(self)});
+  }
   const bool forwarded = !settings.gpunodes.empty(), local = namesLocal(settings.gpunodes);
   const bool here = !forwarded || local;  // this machine's driver and memory are used
   if (line.check) {
@@ -448,7 +521,8 @@ int run(int argc, char** argv) {
         "{} is not in the build or installation of {}; build it: meson compile -C build",
         library.empty() ? "libolpager.so" : "the folder olpager-lib", self));
   }
-  const uint64_t kept = line.stats ? tools::keepCounters(environment) : 0;
+  const bool keeps = line.stats || line.why;
+  const uint64_t kept = keeps ? tools::keepCounters(environment) : 0;
   if (local) {
     if (auto status = startLocal(self, environment, settings); !status.ok())
       return refuse("gpunode local: " + status.error().message);
@@ -477,9 +551,10 @@ int run(int argc, char** argv) {
   if (informs && !defaults.empty())
     base::print(stderr, "olrun: for frameworks:{} (a variable that you set stays as it is)\n",
                 defaults);
-  return line.stats
-             ? tools::runWithStats(program.path, line.program, environment, informs, kept, local)
-             : tools::replaceBy(program.path, line.program, environment, informs);
+  return keeps ? tools::runWithStats(
+                     program.path, line.program, environment, informs,
+                     {.token = kept, .elsewhere = local, .stats = line.stats, .why = line.why})
+               : tools::replaceBy(program.path, line.program, environment, informs);
 }
 
 }  // namespace

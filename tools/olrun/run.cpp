@@ -15,6 +15,7 @@
 #include "base/process.h"
 #include "pager/counters/files.h"
 #include "tools/olpagestat/report.h"
+#include "tools/olpagestat/why.h"
 
 namespace olpager::tools {
 namespace {
@@ -69,11 +70,13 @@ void awaitEnds(uint64_t token) {
   }
 }
 
-void printStats(uint64_t token) {
-  const auto reading = keptCounters(token);
-  base::print(
-      stderr, "{}",
-      reading.processes.empty() ? "olrun: the program used no GPU\n" : countersTable(reading));
+void printStats(const AtEnd& at_end) {
+  const auto reading = keptCounters(at_end.token);
+  if (reading.processes.empty())
+    base::print(stderr, "{}", "olrun: the program used no GPU\n");
+  else if (at_end.stats)
+    base::print(stderr, "{}", countersTable(reading));
+  if (at_end.why) base::print(stderr, "{}", whyText(reading));
   for (const auto& process : reading.processes) {
     if (process.state != pager::CountersSnapshot::State::kEnded)
       continue;  // a daemon it left behind
@@ -110,7 +113,7 @@ uint64_t keepCounters(Environment& environment) {
 }
 
 int runWithStats(const std::string& path, const std::vector<std::string>& arguments,
-                 Environment environment, bool says_unused, uint64_t kept, bool elsewhere) {
+                 Environment environment, bool says_unused, const AtEnd& at_end) {
   // Blocked until the child's pid is known, so that no signal is lost between fork and then.
   sigset_t handed_on;
   sigemptyset(&handed_on);
@@ -137,8 +140,8 @@ int runWithStats(const std::string& path, const std::vector<std::string>& argume
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   g_child = 0;
-  if (elsewhere) awaitEnds(kept);
-  printStats(kept);
+  if (at_end.elsewhere) awaitEnds(at_end.token);
+  printStats(at_end);
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 

@@ -19,10 +19,17 @@ int replaceBy(const std::string& path, const std::vector<std::string>& arguments
 /// they are known by.
 uint64_t keepCounters(Environment& environment);
 
-/// Runs it as a child, hands signals on to it, then prints the counters of all processes that it
-/// was on standard error. `elsewhere`: its memory is another process's, which ends right after it.
-/// Returns its exit status, 128 + n when signal n ended it.
+/// What is printed at the program's end.
+struct AtEnd {
+  uint64_t token = 0;      // of keepCounters()
+  bool elsewhere = false;  // its memory is another process's, which ends right after it
+  bool stats = false;      // its counters
+  bool why = false;        // what cost it time
+};
+
+/// Runs it as a child, hands signals on to it, then prints what is asked for of all processes that
+/// it was on standard error. Returns its exit status, 128 + n when signal n ended it.
 int runWithStats(const std::string& path, const std::vector<std::string>& arguments,
-                 Environment environment, bool says_unused, uint64_t kept, bool elsewhere);
+                 Environment environment, bool says_unused, const AtEnd& at_end);
 
 }  // namespace olpager::tools
