@@ -54,8 +54,12 @@ CUresult olpager_agent_prepare(void);
 CUresult olpager_agent_region(CUdeviceptr base, uint32_t pages, uint32_t first);
 /// What the home says: a batch. CUDA_ERROR_INVALID_VALUE: it is not to be trusted any more.
 CUresult olpager_agent_receive(const void* batch, size_t bytes);
-/// A fetch is over; `good`: the bytes are there. `hash`: of them, as the giver said.
-void olpager_agent_landed(uint32_t extent, uint64_t number, int good, const uint64_t* hash);
+/// A fetch is over: the bytes are there. `hash`: of them, as the giver said.
+void olpager_agent_landed(uint32_t extent, uint64_t number, const uint64_t* hash);
+/// Waits until all that the program has launched is over, in whichever context and stream, also in
+/// streams that it has destroyed since, and spoils no capture.
+/// CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: a stream captures, and not all may be over.
+CUresult olpager_agent_finish(void);
 /// Bytes of pages that are kept though other executors have taken them. Any thread; no lock.
 uint64_t olpager_agent_retained(void);
 

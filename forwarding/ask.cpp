@@ -21,12 +21,13 @@ Error otherDaemon(const std::string& gpunode, const std::string& its_kind) {
 }
 
 // Of who has taken a connection and does not know what a gpunode does: a daemon of another kind
-// says which.
+// says which. `lasts`: as askGpunode()'s.
 Error noGpunode(const transport::Options& options, const std::string& gpunode, uint32_t answer_ms,
-                const std::string& otherwise) {
+                const std::string& otherwise, bool& lasts) {
   const std::string name = "gpunode " + gpunode + ": ";
   auto asker = status::Asker::make(options, gpunode, answer_ms);
   const auto told = asker.ok() ? asker.value()->ask() : Result<status::Told>(asker.error());
+  lasts |= told.ok();
   if (!told.ok() || told.value().status.kind == "gpunode") return Error{name + otherwise};
   return otherDaemon(gpunode, told.value().status.kind);
 }
@@ -43,9 +44,12 @@ transport::Options toAsk(transport::Options options, uint32_t connect_ms) {
 
 Result<SessionReply> askGpunode(const base::Settings& settings, const std::string& gpunode,
                                 const SessionRequest& request, uint32_t connect_ms,
-                                uint32_t answer_ms) {
+                                uint32_t answer_ms, bool* tells) {
   using Clock = std::chrono::steady_clock;
   const std::string name = "gpunode " + gpunode + ": ";
+  bool nobody_asks = false;
+  bool& lasts = tells != nullptr ? *tells : nobody_asks;
+  lasts = true;  // what is said here
   const auto wanted = transport::optionsFrom(settings, gpunode);
   if (!wanted.ok()) return wanted.error();
   // Of the session's own connection: before there is a session.
@@ -54,8 +58,11 @@ Result<SessionReply> askGpunode(const base::Settings& settings, const std::strin
   const transport::Options options = toAsk(wanted.value(), connect_ms);
   auto node = transport::makeEndpoint(options);
   if (!node.ok()) return node.error();
+  lasts = false;
   auto queue = node.value()->makeQueue();
-  auto link = node.value()->connect(gpunode, {transport::makeDomain(), queue, ""});
+  auto link = node.value()->connect(
+      gpunode,
+      {.domain = transport::makeDomain(), .queue = queue, .replaces = "", .lasts = &lasts});
   if (!link.ok()) return Error{"gpunode " + link.error().message};  // which names the address
   if (link.value()->send(transport::MessageClass::kRequest,
                          std::as_bytes(std::span(&request, 1))) != transport::Outcome::kOk)
@@ -68,14 +75,16 @@ Result<SessionReply> askGpunode(const base::Settings& settings, const std::strin
     if (queue->wait(one, std::max(left, left.zero())) == 0)
       return Error{name + "it did not answer in time"};
     if (one[0].kind == transport::Completion::Kind::kDown)
-      return noGpunode(options, gpunode, answer_ms, link.value()->reason() + "; is it a gpunode?");
+      return noGpunode(options, gpunode, answer_ms, link.value()->reason() + "; is it a gpunode?",
+                       lasts);
     if (one[0].kind != transport::Completion::Kind::kMessage) continue;
     SessionReply reply;
     const auto bytes = one[0].message.bytes();
     if (bytes.size() != sizeof reply)
-      return noGpunode(options, gpunode, answer_ms, "it is no gpunode");
+      return noGpunode(options, gpunode, answer_ms, "it is no gpunode", lasts);
     std::memcpy(&reply, bytes.data(), sizeof reply);
-    if (reply.magic != kSessionMagic) return Error{name + "it is no gpunode"};
+    lasts = reply.magic != kSessionMagic;
+    if (lasts) return Error{name + "it is no gpunode"};
     one[0] = {};
     link.value()->close("done");
     return reply;
@@ -84,13 +93,19 @@ Result<SessionReply> askGpunode(const base::Settings& settings, const std::strin
 
 Result<std::vector<std::string>> askForGpus(const base::Settings& settings,
                                             const std::string& gpunode, uint32_t connect_ms,
-                                            uint32_t answer_ms) {
+                                            uint32_t answer_ms, bool* tells) {
+  bool nobody_asks = false;
+  bool& lasts = tells != nullptr ? *tells : nobody_asks;
+  lasts = true;  // what is said here
   const auto wanted = transport::optionsFrom(settings, gpunode);
   if (!wanted.ok()) return wanted.error();
   auto asker = status::Asker::make(toAsk(wanted.value(), connect_ms), gpunode, answer_ms);
   if (!asker.ok()) return asker.error();
   const auto told = asker.value()->ask();
-  if (!told.ok()) return Error{"gpunode " + told.error().message};  // which names the address
+  if (!told.ok()) {
+    lasts = asker.value()->lasts();
+    return Error{"gpunode " + told.error().message};  // which names the address
+  }
   if (told.value().status.kind != "gpunode") return otherDaemon(gpunode, told.value().status.kind);
   std::vector<std::string> uuids;
   for (const status::Device& device : told.value().status.devices) uuids.push_back(device.uuid);

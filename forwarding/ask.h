@@ -13,16 +13,17 @@
 
 namespace olpager::forward {
 
-/// The Error is one line that begins with "gpunode" and its address.
+/// The Error is one line that begins with "gpunode" and its address. `lasts` is set with it: true
+/// where to ask again gives the same (as transport::ConnectOptions::lasts), false of an outage.
 Result<SessionReply> askGpunode(const base::Settings& settings, const std::string& gpunode,
                                 const SessionRequest& request, uint32_t connect_ms,
-                                uint32_t answer_ms);
+                                uint32_t answer_ms, bool* lasts = nullptr);
 
 /// UUIDs of the gpunode's GPUs, in the order in which its sessions see them; none where it knows of
 /// none so far. The Error as above.
 Result<std::vector<std::string>> askForGpus(const base::Settings& settings,
                                             const std::string& gpunode, uint32_t connect_ms,
-                                            uint32_t answer_ms);
+                                            uint32_t answer_ms, bool* lasts = nullptr);
 
 /// What the gpunode says beside its answer, as text of one line.
 std::string textOf(const SessionReply& reply);

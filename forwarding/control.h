@@ -6,6 +6,10 @@
 
 #include <cstdint>
 
+namespace olpager::status {
+struct LinksCounters;
+}  // namespace olpager::status
+
 extern "C" {
 
 struct OlpagerDeviceFigures {
@@ -24,6 +28,10 @@ struct OlpagerFigures {
 
 /// 0: `figures` is filled in. 1: there is nothing to tell.
 int olpager_figures(OlpagerFigures* figures);
+
+/// Where a process counts what its links carry (coherence/status/link_counters.h); never null. The
+/// first call makes the file of counters.
+olpager::status::LinksCounters* olpager_links(void);
 
 /// The device's VRAM budget from now on; what exceeds it leaves VRAM in the background. Before the
 /// device's first allocation: what it begins with. Returns what it will be, which is more when less

@@ -22,10 +22,12 @@ namespace {
 constexpr uint64_t kArenaExtents = 32;
 
 // How long an allocation that finds the pool full waits for memory that was freed in stream order,
-// while none comes free.
-// What is before such a free may wait for this very thread. Native gives a stream-ordered
-// allocation the memory in the order of the stream.
+// while none comes free: what is before such a free may wait for this very thread. A stream-ordered
+// allocation waits as long as that takes. Natively it gets such memory in the order of the stream.
 constexpr uint64_t kDevicePatienceNs = 1'000'000'000;
+// How often who waits for what is deferred asks whether it still runs.
+constexpr uint64_t kLookNs = 100'000'000;
+constexpr std::chrono::nanoseconds kLook{kLookNs};
 
 struct NewRegion {
   RegionKind kind;
@@ -64,7 +66,10 @@ Region* makeRegion(PoolState& state, Engine& engine, CUcontext context, const Ne
   if (arena) makeArena(state, *region);
   const auto cut = [&](uint64_t pages, const auto& visitor) {
     // A page that other agents have in turns moves by itself: it is what the CPU faults on.
-    const uint32_t usual = wanted.shared ? 1 : space::largestExtentPages(pages);
+    const uint32_t usual = wanted.shared ? 1
+                           : arena && state.options.stream_arenas
+                               ? space::kLargestArenaExtentPages
+                               : space::largestExtentPages(pages);
     space::splitIntoExtents(
         pages, arena ? static_cast<uint32_t>(std::min<uint64_t>(usual, largest)) : usual, visitor);
   };
@@ -211,6 +216,18 @@ CUresult addAway(PoolState& state, CUcontext context, CUdevice device, uint64_t 
 // Takes a region away: it is quiet, and no launch names it any more.
 void dropRegion(PoolState& state, Region* region, Lock& lock) {
   Engine& engine = *region->engine;
+  const auto isReachedLater = [&] {
+    return std::any_of(state.deferred.begin(), state.deferred.end(), [&](const auto& launch) {
+      return std::find(launch->reached.begin(), launch->reached.end(), region) !=
+             launch->reached.end();
+    });
+  };
+  for (uint64_t looked = nowNs(); !state.stopped && isReachedLater();) {
+    state.changed.wait_for(lock, kLook);
+    if (nowNs() - looked < kLookNs) continue;
+    lookForEnded(state, lock);
+    looked = nowNs();
+  }
   // First: nobody else frees it, and no launch that follows pointers comes to it. Those that wait
   // and have come to it start over (Acquisition::ready).
   region->dead = true;
@@ -243,6 +260,7 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
     extent->left_mapped = extent->mapped();
     engine.setState(*extent, ExtentState::kFreeing);
   }
+  engine.awaitStaged(*region, lock);
   engine.forget(region);
   if (region->managed != nullptr) state.managed->drop(*region, lock);
   if (region->away != nullptr) state.away->drop(*region, lock);
@@ -369,10 +387,15 @@ CUresult Allocations::allocateOne(CUcontext context, CUdevice device, uint64_t b
       result != CUDA_SUCCESS)
     return result;
   reapDeferred(state, 0, lock);
-  const uint64_t patience = kind == AllocationKind::kStreamOrdered
-                                ? state.options.waits.stream_ordered_ns
-                                : kDevicePatienceNs;
-  for (uint64_t until = nowNs() + patience;;) {
+  // What is freed where the allocation could be had comes when its stream comes to it.
+  const auto mayCome = [&] {
+    return kind == AllocationKind::kStreamOrdered && !state.stopped &&
+           state.frees.any([&](CUdeviceptr freed) {
+             const Region* const region = state.book.find(freed);
+             return region != nullptr && region->engine == engine;
+           });
+  };
+  for (uint64_t until = nowNs() + kDevicePatienceNs;;) {
     CUdeviceptr address = 0;
     // What is below releases the mutex: the context may be gone since, and the engine with it.
     if (state.devices.engineOf(device) != engine) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
@@ -437,11 +460,11 @@ CUresult Allocations::allocateOne(CUcontext context, CUdevice device, uint64_t b
     // There is room, so it is the address that is taken.
     if (at != 0 && engine->fits((bytes + kPageBytes - 1) / kPageBytes * kPageBytes))
       return CUDA_ERROR_INVALID_VALUE;
-    if (bytes > engine->largestRegion() || !reapDeferred(state, until, lock)) {
+    if (bytes > engine->largestRegion() || (!reapDeferred(state, until, lock) && !mayCome())) {
       tellNoRoom(state, *engine, bytes);
       return CUDA_ERROR_OUT_OF_MEMORY;
     }
-    until = nowNs() + patience;  // some has come free
+    until = nowNs() + kDevicePatienceNs;  // some has come free, or will
   }
 }
 

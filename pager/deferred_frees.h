@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <unordered_set>
@@ -24,6 +25,11 @@ class DeferredFrees {
 
   /// Whether the address was freed and is still in use.
   bool contains(CUdeviceptr address) const { return addresses_.contains(address); }
+  /// Whether something waits of which is(address) is true.
+  template <typename Is>
+  bool any(Is is) const {
+    return std::any_of(addresses_.begin(), addresses_.end(), is);
+  }
   /// Nothing waits, and nobody asks the driver about what does.
   bool idle() const { return of_stream_.empty() && asking_ == 0; }
   void add(const StreamKey& stream, const Entry& entry);

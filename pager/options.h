@@ -32,8 +32,7 @@ struct Waits {
   // A launch for a chunk of VRAM of the size that it lacks, which is about to come free. Then one
   // is made of others. What is fetched ahead waits ten times as long.
   uint64_t chunk_ns = 2'000'000;
-  uint64_t stream_ordered_ns = 10'000'000'000;  // an allocation for frees that streams hold up
-  uint64_t all_full_ns = 5'000'000'000;         // a launch for memory, where every tier is full
+  uint64_t all_full_ns = 5'000'000'000;  // a launch for memory, where every tier is full
 };
 
 struct PoolOptions {
@@ -45,6 +44,7 @@ struct PoolOptions {
   Reach reach = Reach::kTraced;
   Report report = Report::kNode;
   Packing packing;
+  bool stream_arenas = false;  // what launches name of arenas that copies fill comes to VRAM
   Waits waits;
   bool require_direct = false;       // a device whose VRAM network cards can't know is refused
   std::shared_ptr<LowerTier> lower;  // below host RAM; none: host RAM is the lowest tier

@@ -11,7 +11,8 @@ bool tellUnmapped(PoolState& state, CUcontext context) {
   const bool ever_paged = state.reach.floor.epoch > 0;
   if (state.options.reach == Reach::kAll || !ever_paged) return false;
   const Engine* const engine = state.devices.engineIn(context);
-  state.lost.tellUnmapped(context, engine != nullptr ? engine->device() : -1, state.options.reach);
+  state.lost.tellUnmapped(context, engine != nullptr ? engine->device() : -1, state.options.reach,
+                          state.options.stream_arenas);
   return true;
 }
 

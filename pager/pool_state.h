@@ -19,9 +19,11 @@
 
 #include "pager/away/away.h"
 #include "pager/deferred_frees.h"
+#include "pager/launch/code_loads.h"
+#include "pager/launch/deferred.h"
+#include "pager/launch/host_functions.h"
 #include "pager/launch/in_flight.h"
 #include "pager/launch/lost_contexts.h"
-#include "pager/managed/host_functions.h"
 #include "pager/managed/managed.h"
 #include "pager/options.h"
 #include "pager/predict/predict.h"
@@ -72,6 +74,9 @@ struct PoolState {
   HostFunctions host_functions;
   uint64_t outside = 0;  // extents of live regions for which isOutside()
   bool stopped = false;
+  CodeLoads loads;  // code that the driver loads beside managed memory
+  std::vector<std::shared_ptr<DeferredLaunch>> deferred;
+  uint64_t last_deferred = 0;
 
   /// Whether host functions may touch what others have: managed memory, and as an executor any
   /// page, since the program's managed memory is among them. Without the mutex.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace olpager::calls {
 namespace {
@@ -48,7 +49,9 @@ Status Channel::attach(transport::LinkPtr link, transport::QueuePtr queue, uint6
     const size_t count = queue_->wait(completions, kTurn);
     for (size_t i = 0; i < count; ++i) transferred(completions[i]);
   }
+  gather();
   link_ = std::move(link);
+  seen_ = {};
   queue_ = std::move(queue);
   // What arrived whole over the old link and was not read is read still; the peer sends on from
   // there.
@@ -79,6 +82,27 @@ std::optional<transport::LinkKind> Channel::linkKind() const {
   return link_->peer().kind;
 }
 
+// Under write_mutex_.
+void Channel::gather() {
+  if (!link_) return;
+  const status::CountedBytes more = seen_.since(link_->stats());
+  carried_.sent += more.sent;
+  carried_.received += more.received;
+}
+
+void Channel::count(status::LinkBytes& into, bool leads) {
+  std::lock_guard lock(write_mutex_);
+  gather();
+  const status::CountedBytes more = std::exchange(carried_, {});
+  status::count(into.sent, more.sent);
+  status::count(into.received, more.received);
+  if (!leads) return;
+  const bool up = attached_.load() && link_ && link_->state() == transport::LinkState::kUp;
+  into.transport.store(up ? 1 + static_cast<uint64_t>(link_->peer().kind) : 0,
+                       std::memory_order_relaxed);
+  if (up) status::noteRails(into.rails, link_->stats().rails);
+}
+
 bool Channel::closed() const {
   std::lock_guard lock(write_mutex_);
   return closed_;
@@ -97,6 +121,7 @@ void Channel::close(const std::string& reason) {
     closed_ = true;
     if (reason_.empty()) reason_ = reason;
     attached_.store(false);
+    gather();
     link = std::move(link_);
     for (const auto& [context, transfer] : transfers_) transfer->state = Transfer::State::kFailed;
     transfers_.clear();

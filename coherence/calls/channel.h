@@ -36,6 +36,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "coherence/status/link_counters.h"
 #include "coherence/transport/transport.h"
 
 namespace olpager::calls {
@@ -139,6 +140,9 @@ class Channel {  // Many members: sending, receiving and transfers go to the nex
   bool linkUp() const;
   /// By which transport the link goes; nothing while there is none that is up.
   std::optional<transport::LinkKind> linkKind() const;
+  /// Adds what its links have carried since it was counted last. `leads`: which transport and which
+  /// rails it goes by now is told as well.
+  void count(status::LinkBytes& into, bool leads);
   /// Closed for good: no link will be taken any more.
   bool closed() const;
   /// Why there is no link, or why it is closed; "" while there is one.
@@ -152,6 +156,7 @@ class Channel {  // Many members: sending, receiving and transfers go to the nex
     std::vector<std::byte> bytes;
   };
 
+  void gather();
   void seal();
   void sendKept(std::unique_lock<std::mutex>& lock);
   void sendTaken();
@@ -185,6 +190,8 @@ class Channel {  // Many members: sending, receiving and transfers go to the nex
   bool sending_ = false;     // somebody is in the link's send(), without the mutex
   bool send_again_ = false;  // and looks again
   std::condition_variable sent_all_;
+  status::CountedBytes seen_;        // of `link_`
+  status::CountedBytes carried_;     // by all so far, and not counted
   size_t message_bytes_ = 32 << 10;  // the longest that the link takes, less the head
   bool ack_due_ = false;
   bool closed_ = false;

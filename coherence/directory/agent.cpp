@@ -8,53 +8,23 @@
 
 namespace olpager::directory {
 
-// ---- lists of extents, by state
-
-Agent::ListOf Agent::listOf(AgentState state) {
-  switch (state) {
-    case AgentState::kTaking:
-      return kListTaking;
-    case AgentState::kOwned:
-    case AgentState::kOwnedShared:
-      return kListOwned;
-    case AgentState::kShared:
-      return kListShared;
-    case AgentState::kGiven:
-      return kListGiven;
-    case AgentState::kRetained:
-      return kListRetained;
-    default:
-      return kLists;
-  }
-}
+// ---- extents that are retained
 
 void Agent::link(ExtentId extent) {
   Extent& e = extents_[extent];
-  const ListOf which = listOf(e.state());
-  if (which == kLists) return;
-  List& list = lists_[which];
-  e.previous = list.last;
+  e.previous = last_retained_;
   e.next = kNone;
-  (list.last == kNone ? list.first : extents_[list.last].next) = extent;
-  list.last = extent;
-  list.pages += pages(extent);
+  (last_retained_ == kNone ? first_retained_ : extents_[last_retained_].next) = extent;
+  last_retained_ = extent;
+  ++retained_;
 }
 
 void Agent::unlink(ExtentId extent) {
   Extent& e = extents_[extent];
-  const ListOf which = listOf(e.state());
-  if (which == kLists) return;
-  List& list = lists_[which];
-  (e.previous == kNone ? list.first : extents_[e.previous].next) = e.next;
-  (e.next == kNone ? list.last : extents_[e.next].previous) = e.previous;
+  (e.previous == kNone ? first_retained_ : extents_[e.previous].next) = e.next;
+  (e.next == kNone ? last_retained_ : extents_[e.next].previous) = e.previous;
   e.previous = e.next = kNone;
-  list.pages -= pages(extent);
-}
-
-/// What was used last goes last.
-void Agent::touch(ExtentId extent) {
-  unlink(extent);
-  link(extent);
+  --retained_;
 }
 
 Agent::Busy& Agent::busy(ExtentId extent) {
@@ -123,7 +93,7 @@ bool Agent::barred(const Want& want) const {
   const Extent& extent = at(want.extent);
   if (extent.busy == kNone || !holds(Rule::kPendingBars)) return false;
   const Busy& busy = busy_[extent.busy];
-  if (!busy.waits || operations_[want.operation].age <= demandAge(busy.demand)) return false;
+  if (!busy.waits || operations_[want.operation].age <= busy.demand.age) return false;
   return busy.demand.kind != MessageKind::kYield || busy.demand.mode != Mode::kShared ||
          want.mode != Mode::kShared;
 }
@@ -134,7 +104,6 @@ void Agent::claim(uint32_t want, Actions& actions) {
   w.asked = false;
   if (w.claimed) return;
   w.claimed = true;
-  touch(w.extent);
   resume(w.extent, actions);
   Operation& operation = operations_[w.operation];
   if (--operation.unclaimed == 0 && !operation.failed)
@@ -147,11 +116,10 @@ void Agent::resume(ExtentId extent, Actions& actions) {
   if (at(extent).busy == kNone) return;
   Busy& b = busy(extent);
   const bool yields = b.waits && b.demand.kind == MessageKind::kYield;
-  if (!b.stopping || !yields || !inTheWay(extent, demandAge(b.demand), b.demand.mode)) return;
+  if (!b.stopping || !yields || !inTheWay(extent, b.demand.age, b.demand.mode)) return;
   b.stopping = b.stopped = false;
   actions.push_back({.kind = ActionKind::kGo, .extent = extent, .number = b.demand.number});
-  // For room only: it is declined. Else older operations would wait for that room, which comes
-  // when this one is over, and this one for theirs.
+  // Asked for ahead only: it is declined.
   demand(Message(b.demand), actions);
 }
 
@@ -175,25 +143,15 @@ void Agent::addWant(uint32_t operation, Need need, Actions& actions) {
     return;
   }
   Operation& op = operations_[operation];
-  if (op.pages + pages(need.extent) > frames_) {
-    op.failed = true;
-    actions.push_back({.kind = ActionKind::kFailed, .extent = kNone, .age = op.age});
-    return;
-  }
   const uint32_t want = wants_.take({.extent = need.extent,
                                      .operation = operation,
                                      .mode = need.mode,
                                      .next_of_operation = op.wants,
                                      .next_of_extent = at(need.extent).wants});
   op.wants = extents_[need.extent].wants = want;
-  op.pages += pages(need.extent);
   ++op.unclaimed;
   list(want);
-  if (at(need.extent).state() == AgentState::kPoisoned) {
-    fail(need.extent, actions);
-  } else if (holds(Rule::kClaimOnArrival)) {
-    tryClaim(want, actions);
-  }
+  if (holds(Rule::kClaimOnArrival)) tryClaim(want, actions);
 }
 
 void Agent::begin(Age age, std::span<const Need> needs, Age oldest, Actions& actions) {
@@ -256,13 +214,9 @@ void Agent::complete(Age age, Actions& actions) {
   for (uint32_t want = operations_[operation].wants; want != kNone;
        want = wants_[want].next_of_operation) {
     const Want& w = wants_[want];
-    touch(w.extent);
-    if (w.mode == Mode::kShared) continue;
     // Only the owner writes, and no two are owners by the same number: the number names what it
     // wrote. Another's bytes can't have that name.
-    extents_[w.extent].content = at(w.extent).number;
-    send(MessageKind::kWrote, {.extent = w.extent, .number = at(w.extent).number, .age = age},
-         actions);
+    if (w.mode == Mode::kOwn) extents_[w.extent].content = at(w.extent).number;
   }
   send(MessageKind::kCompleted, {.age = age}, actions);
   end(operation, actions);
@@ -285,7 +239,6 @@ void Agent::unneed(ExtentId extent, Actions& actions) {
     while (*link != want) link = &wants_[*link].next_of_operation;
     *link = wants_[want].next_of_operation;
     takeFromExtent(want);
-    operation.pages -= pages(extent);
     if (!wants_[want].claimed && --operation.unclaimed == 0 && !operation.failed)
       actions.push_back({.kind = ActionKind::kRunnable, .age = operation.age});
     wants_.give(want);
@@ -323,7 +276,7 @@ void Agent::end(uint32_t operation, Actions& actions) {
   settle(actions);
 }
 
-/// Operations that need what is lost or freed can't run; their pager gives them up.
+/// Operations that need what is freed can't run; their pager gives them up.
 void Agent::fail(ExtentId extent, Actions& actions) {
   for (uint32_t want = at(extent).wants; want != kNone; want = wants_[want].next_of_extent) {
     Want& w = wants_[want];
@@ -338,14 +291,6 @@ void Agent::fail(ExtentId extent, Actions& actions) {
 }
 
 // ---- who is in the way
-
-/// The age that a demand acts with. A push whose operation is over presses no more.
-Age Agent::demandAge(const Message& demand) const {
-  if (!demand.push || demand.kind != MessageKind::kYield) return demand.age;
-  if (!holds(Rule::kPushHasAge)) return kNobody;
-  // The push is this agent's own, so it knows the operation; unless an older request has urged.
-  return demand.age == demand.served && find(demand.age) == kNone ? kNobody : demand.age;
-}
 
 /// Does an operation here keep the extent from one of that age? For a replica only writers do. What
 /// was fetched ahead is kept for its operation from what else is asked for ahead; whoever needs it
@@ -392,12 +337,9 @@ void Agent::wound(ExtentId extent, Age age, Mode taken, Actions& actions) {
   }
 }
 
-bool Agent::asked(ExtentId extent) const { return askedByOlder(extent, kNobody, true); }
-
-bool Agent::askedByOlder(ExtentId extent, Age age, bool or_same) const {
+bool Agent::asked(ExtentId extent) const {
   for (uint32_t want = at(extent).wants; want != kNone; want = wants_[want].next_of_extent) {
-    const Age asker = operations_[wants_[want].operation].age;
-    if (wants_[want].asked && (asker < age || (or_same && asker == age))) return true;
+    if (wants_[want].asked) return true;
   }
   return false;
 }
@@ -440,7 +382,6 @@ void Agent::send(MessageKind kind, const Message& cause, Actions& actions) const
   message.kind = kind;
   message.from = id_;
   message.to = kHome;
-  message.epoch = epoch_;
   checkEnds(actions.size());
   actions.push_back({.kind = ActionKind::kSend, .message = message});
 }
@@ -467,20 +408,16 @@ void Agent::step(ExtentId extent, AgentInput input, const Message& cause, Action
   }
   if (cause.number > at(extent).number) extents_[extent].number = cause.number;
   const bool had = input == AgentInput::kRelease || input == AgentInput::kReleaseAsked;
-  if (at(extent).lent != 0 &&
-      (had || input == AgentInput::kKeep || cell.next != AgentState::kOwnedShared)) {
+  if (at(extent).lent != 0 && (had || cell.next != AgentState::kOwnedShared)) {
     extents_[extent].lent = 0;
     act(ActionKind::kLendOver);
   }
-  if ((effects & kAbortFetch) != 0) act(ActionKind::kAbort);
   if ((effects & kUnmapIt) != 0) act(ActionKind::kUnmap);
-  if ((effects & kTakeFrame) != 0) used_ += pages(extent);
   if ((effects & kFetchBytes) != 0) {
     Busy& b = busy(extent);
-    b.giver = cause.from;
+    b.lands = true;
     b.coming = cause.content;
     b.fetched_for = cause.served;
-    b.push_taken = cause.push;
     actions.push_back({.kind = ActionKind::kFetch,
                        .mode = cause.mode,
                        .peer = cause.from,
@@ -497,13 +434,12 @@ void Agent::step(ExtentId extent, AgentInput input, const Message& cause, Action
   if ((effects & kMapReadOnly) != 0) act(ActionKind::kMap, Mode::kShared);
   if ((effects & kFreeFrame) != 0) {
     act(ActionKind::kFree);
-    used_ -= pages(extent);
     extents_[extent].content = 0;
   }
   if (cell.next != at(extent).state()) {
-    unlink(extent);
+    if (at(extent).state() == AgentState::kRetained) unlink(extent);
     extents_[extent].state_ = static_cast<uint64_t>(cell.next);
-    link(extent);
+    if (cell.next == AgentState::kRetained) link(extent);
     changed_ = true;
   }
   if (at(extent).busy != kNone) {
@@ -512,14 +448,8 @@ void Agent::step(ExtentId extent, AgentInput input, const Message& cause, Action
       b.waits = false;
       changed_ = true;
     }
-    const bool owned = cell.next == AgentState::kOwned || cell.next == AgentState::kOwnedShared;
-    if (b.pushed && (!owned || input == AgentInput::kDecline || input == AgentInput::kKeep)) {
-      b.pushed = false;
-      std::erase(pushed_, extent);
-      changed_ = true;
-    }
     if (cell.next != AgentState::kLandingOwn && cell.next != AgentState::kLandingShared)
-      b.giver = kNoAgent;
+      b.lands = false;
     if (b.stopping && !b.waits) {
       if (cell.next == AgentState::kOwned) act(ActionKind::kGo);
       b.stopping = b.stopped = false;
@@ -537,24 +467,18 @@ void Agent::step(ExtentId extent, AgentInput input, const Message& cause, Action
     ready.kind = MessageKind::kReady;
     ready.from = id_;
     ready.to = cause.taker;
-    ready.epoch = epoch_;
     ready.content = at(extent).content;
     actions.push_back({.kind = ActionKind::kSend, .message = ready});
   }
   if (input == AgentInput::kYieldOwn && !holds(Rule::kDoneBeforeRelease))
     step(extent, AgentInput::kRelease, cause, actions);
   if ((effects & kSendDone) != 0) send(MessageKind::kDone, cause, actions);
-  if ((effects & kSendRefused) != 0) send(MessageKind::kRefused, cause, actions);
   if ((effects & kSendDeclined) != 0) send(MessageKind::kDeclined, cause, actions);
   if ((effects & kSendAcked) != 0) send(MessageKind::kAcked, cause, actions);
-  if ((effects & kSendAdopted) != 0) send(MessageKind::kAdopted, cause, actions);
-  if ((effects & kSendNotHere) != 0) send(MessageKind::kNotHere, cause, actions);
   if ((effects & kSendForgotten) != 0) send(MessageKind::kForgotten, cause, actions);
   if ((effects & kArrive) != 0) {
     const bool own = at(extent).state() == AgentState::kOwned;
-    // What is kept was not fetched for an operation of this agent, nor is what makes room.
-    arrive(extent, cause.push || input == AgentInput::kKeep ? kNobody : cause.served,
-           own ? Mode::kOwn : Mode::kShared, actions);
+    arrive(extent, cause.served, own ? Mode::kOwn : Mode::kShared, actions);
   }
   if ((effects & kFail) != 0) fail(extent, actions);
 }
@@ -565,7 +489,7 @@ void Agent::demand(const Message& message, Actions& actions) {
   const bool yield = message.kind == MessageKind::kYield;
   const bool forget = message.kind == MessageKind::kForget;
   const Mode taken = yield ? message.mode : Mode::kOwn;
-  const Age age = forget ? 0 : demandAge(message);
+  const Age age = forget ? 0 : message.age;
   const bool mapped = usable(at(extent).state(), Mode::kShared);
   bool blocked =
       mapped && (forget ? underSubmitted(extent, Mode::kOwn) : inTheWay(extent, age, taken));
@@ -585,9 +509,8 @@ void Agent::demand(const Message& message, Actions& actions) {
     return;
   }
   if (blocked) {
-    // For room or ahead only, and claimed: not worth waiting for. What is submitted will be over.
-    const bool presses = !message.push && !isAhead(message);
-    if (yield && !presses && holds(Rule::kPushDeclined) && !underSubmitted(extent, taken)) {
+    // Ahead only, and claimed: not worth waiting for. What is submitted will be over.
+    if (yield && isAhead(message) && holds(Rule::kHintDeclined) && !underSubmitted(extent, taken)) {
       step(extent, AgentInput::kDecline, message, actions);
       return;
     }
@@ -610,22 +533,10 @@ void Agent::demand(const Message& message, Actions& actions) {
   }
 }
 
-/// Is there a frame for what comes? An extent that nobody here has asked for takes none from an
-/// older operation that lacks room, though it might fit where that one's does not; one that comes
-/// ahead takes none from any.
-bool Agent::hasRoom(ExtentId extent, const Message& message) const {
-  if (at(extent).state() != AgentState::kAbsent) return true;
-  return fits(extent) && starved_ >= (isAhead(message) ? kNobody : message.served);
-}
-
 void Agent::ready(const Message& message, Actions& actions) {
   const ExtentId extent = message.extent;
   const Extent& e = at(extent);
   const bool own = message.mode == Mode::kOwn;
-  if (!hasRoom(extent, message)) {
-    if (holds(Rule::kRefuse)) step(extent, AgentInput::kNoRoom, message, actions);
-    return;
-  }
   const bool same =
       e.content != 0 && (e.content == message.content || !holds(Rule::kRetainedEqual));
   step(extent,
@@ -640,7 +551,6 @@ void Agent::landed(ExtentId extent, Number number, Actions& actions) {
   if ((!own && e.state() != AgentState::kLandingShared) || e.number != number) return;
   const Busy& b = busy(extent);
   const Message cause{.mode = own ? Mode::kOwn : Mode::kShared,
-                      .push = b.push_taken,
                       .extent = extent,
                       .number = number,
                       .served = b.fetched_for};
@@ -661,46 +571,20 @@ void Agent::quiet(ExtentId extent, bool written, Actions& actions) {
   Extent& e = extents_[extent];
   if (e.busy == kNone || !busy_[e.busy].stopping || busy_[e.busy].stopped) return;
   busy_[e.busy].stopped = true;
-  if (written && e.content != e.number) {
-    e.content = e.number;
-    send(MessageKind::kWrote, {.extent = extent, .number = e.number}, actions);
-  }
+  if (written) e.content = e.number;
   demand(Message(busy_[e.busy].demand), actions);
   settle(actions);
 }
 
 void Agent::shed(uint64_t keep, Actions& actions) {
-  while (lists_[kListRetained].pages > keep) {
-    const ExtentId extent = lists_[kListRetained].first;
-    step(extent, AgentInput::kDrop, {.extent = extent}, actions);
-    forgetAsks(extent);
-  }
+  while (retained_ > keep)
+    step(first_retained_, AgentInput::kDrop, {.extent = first_retained_}, actions);
   settle(actions);
-}
-
-/// What the lost agent said before is not heard from now on, and nothing that comes from it
-/// arrives.
-void Agent::fence(const Message& message, Actions& actions) {
-  // A duplicate: the agent may have come again since.
-  if (message.taker_epoch <= peers_[message.taker]) return;
-  peers_[message.taker] = message.taker_epoch;
-  for (ExtentId extent = 0; extent < extents_.size(); ++extent) {
-    if (at(extent).busy == kNone || busy(extent).giver != message.taker) continue;
-    step(extent, AgentInput::kSourceLost, {.extent = extent}, actions);
-    forgetAsks(extent);
-  }
-  send(MessageKind::kFenced, message, actions);
 }
 
 void Agent::receive(const Message& message, Actions& actions) {
   if (message.to != id_) {
     actions.push_back({.kind = ActionKind::kViolation, .message = message});
-    return;
-  }
-  if (message.kind == MessageKind::kFence) {
-    if (message.epoch != epoch_ || message.taker >= kMostAgents) return;
-    fence(message, actions);
-    settle(actions);
     return;
   }
   if (message.kind == MessageKind::kOver) {
@@ -713,15 +597,11 @@ void Agent::receive(const Message& message, Actions& actions) {
   if (message.extent >= extents_.size()) resize(message.extent + 1);
   const ExtentId extent = message.extent;
   const Extent& e = at(extent);
-  const bool ready_message = message.kind == MessageKind::kReady;
-  if ((ready_message && message.from >= kMostAgents) ||
+  if ((message.kind == MessageKind::kReady && message.from >= kMostAgents) ||
       (message.kind == MessageKind::kYield && message.taker >= kMostAgents)) {
     actions.push_back({.kind = ActionKind::kViolation, .extent = extent, .message = message});
     return;
   }
-  // To or from an agent that has been lost since.
-  if ((ready_message ? message.taker_epoch : message.epoch) != epoch_) return;
-  if (ready_message && message.epoch < peers_[message.from] && holds(Rule::kEpochs)) return;
   // Late, or a duplicate. A number that waits here is known as well.
   const bool waits = e.busy != kNone && busy(extent).waits;
   const bool known_number =
@@ -748,12 +628,6 @@ void Agent::receive(const Message& message, Actions& actions) {
            actions);
       break;
     }
-    case MessageKind::kKeep: {
-      // Given by that number, or asked for by it and not given yet.
-      if (waits ? busy(extent).demand.number != message.number : e.number != message.number) return;
-      step(extent, AgentInput::kKeep, message, actions);
-      break;
-    }
     default: {
       if (known_number && holds(Rule::kOldNumberIgnored)) return;
       switch (message.kind) {
@@ -768,31 +642,8 @@ void Agent::receive(const Message& message, Actions& actions) {
         case MessageKind::kGrant:
           step(extent, AgentInput::kGrant, message, actions);
           break;
-        case MessageKind::kFirst: {
-          step(extent, hasRoom(extent, message) ? AgentInput::kFirst : AgentInput::kNoRoom, message,
-               actions);
-          break;
-        }
-        case MessageKind::kAdopt: {
-          const bool given = e.state() == AgentState::kGiven ||
-                             e.state() == AgentState::kRetained ||
-                             (e.state() == AgentState::kTaking && e.content != 0);
-          if (message.mode == Mode::kShared) {
-            step(extent,
-                 e.state() == AgentState::kShared ? AgentInput::kAdoptReplica
-                                                  : AgentInput::kAdoptNot,
-                 message, actions);
-          } else {
-            step(extent,
-                 given && static_cast<uint32_t>(e.number) == message.content
-                     ? AgentInput::kAdoptKept
-                     : AgentInput::kAdoptNot,
-                 message, actions);
-          }
-          break;
-        }
-        case MessageKind::kPoison:
-          step(extent, AgentInput::kPoison, message, actions);
+        case MessageKind::kFirst:
+          step(extent, AgentInput::kFirst, message, actions);
           break;
         default:
           actions.push_back({.kind = ActionKind::kViolation, .extent = extent, .message = message});
@@ -802,7 +653,7 @@ void Agent::receive(const Message& message, Actions& actions) {
   settle(actions);
 }
 
-// ---- frames
+// ---- what operations lack
 
 void Agent::settle(Actions& actions) {
   if (put_off_) {
@@ -815,15 +666,11 @@ void Agent::settle(Actions& actions) {
   }
 }
 
-/// Asks for what waiting operations lack, the oldest first. Frames go to the oldest that lacks one;
-/// until it has it, no younger one asks for anything.
+/// Asks for what waiting operations lack, the oldest first.
 void Agent::pump(Actions& actions) {
-  bool starved = false;  // an older one lacks a frame
-  starved_ = kNobody;
   for (size_t i = 0; i < waiting_.size(); ++i) {
     const uint32_t index = waiting_[i].operation;
     if (operations_[index].failed) continue;
-    uint64_t lacking = 0;  // pages
     for (uint32_t want = operations_[index].open_wants, next; want != kNone; want = next) {
       next = wants_[want].open_next;
       const ExtentId extent = wants_[want].extent;
@@ -833,16 +680,6 @@ void Agent::pump(Actions& actions) {
         continue;
       }
       if (state == AgentState::kLandingOwn || state == AgentState::kLandingShared) continue;
-      if (starved && (state == AgentState::kAbsent || holds(Rule::kFramesAlsoInPlace))) continue;
-      if (state == AgentState::kAbsent && !fits(extent)) {
-        lacking += pages(extent);
-        if (!makeRoom(operations_[index], extent, lacking, actions)) {
-          starved_ = std::min(starved_, operations_[index].age);
-          continue;
-        }
-      }
-      // Room may have been made of this very list.
-      next = wants_[want].open_next;
       unlist(want);
       wants_[want].asked = true;
       step(extent, AgentInput::kAsk,
@@ -852,71 +689,7 @@ void Agent::pump(Actions& actions) {
             .age = operations_[index].age},
            actions);
     }
-    if (lacking != 0 && holds(Rule::kFramesToOldest)) starved = true;
   }
-}
-
-/// A frame of `wanted`'s size for the oldest operation that lacks one: true if there is one now.
-/// `lacking`: how many pages it lacks, up to this extent.
-bool Agent::makeRoom(const Operation& operation, ExtentId wanted, uint64_t lacking,
-                     Actions& actions) {
-  const Age age = operation.age;
-  const auto drop = [&](ExtentId extent) {
-    step(extent, AgentInput::kDrop, {.extent = extent}, actions);
-    forgetAsks(extent);
-    return fits(wanted);
-  };
-  if (holds(Rule::kDropRetained)) {
-    for (ExtentId extent = lists_[kListRetained].first, next; extent != kNone; extent = next) {
-      next = at(extent).next;
-      if (!needs(operation, extent) && drop(extent)) return true;
-    }
-  }
-  for (ExtentId extent = lists_[kListShared].first, next; extent != kNone; extent = next) {
-    next = at(extent).next;
-    if (needs(operation, extent) || inTheWay(extent, age, Mode::kOwn) ||
-        askedByOlder(extent, age, false))
-      continue;
-    wound(extent, age, Mode::kOwn, actions);
-    if (at(extent).busy == kNone || !busy(extent).waits) {
-      if (drop(extent)) return true;
-      continue;
-    }
-    // The home waits for it to go: nobody is in the way any more.
-    demand(Message(busy(extent).demand), actions);
-    return makeRoom(operation, wanted, lacking, actions);
-  }
-  if (holds(Rule::kRevoke)) {
-    for (ExtentId extent = lists_[kListTaking].first, next; extent != kNone; extent = next) {
-      next = at(extent).next;
-      if (!needs(operation, extent) && !askedByOlder(extent, age, true) && drop(extent))
-        return true;
-    }
-  }
-  // What is given frees its frame soon; so does what is pushed.
-  uint64_t coming = uint64_t{frames_} - used_ + lists_[kListGiven].pages;
-  for (const ExtentId extent : pushed_) {
-    // It stays where an older operation claims it meanwhile, or this one finds that it needs the
-    // extent itself.
-    const bool goes = !needs(operation, extent) && !inTheWay(extent, age, Mode::kOwn);
-    coming += goes && busy(extent).push_age <= age ? pages(extent) : 0;
-  }
-  if (coming >= lacking) return false;
-  for (ExtentId extent = lists_[kListOwned].first; extent != kNone; extent = at(extent).next) {
-    if (needs(operation, extent)) continue;
-    if (inTheWay(extent, age, Mode::kOwn) && holds(Rule::kRoomHeedsClaims)) continue;
-    Busy& b = busy(extent);
-    if (b.pushed && b.push_age <= age) {
-      continue;
-    }
-    if (!b.pushed) pushed_.push_back(extent);
-    b.pushed = true;
-    b.push_age = age;
-    send(MessageKind::kPush, {.extent = extent, .number = at(extent).number, .age = age}, actions);
-    coming += pages(extent);
-    if (coming >= lacking) return false;
-  }
-  return false;
 }
 
 }  // namespace olpager::directory

@@ -1,12 +1,13 @@
-// An agent's side of the ownership protocol: the extents, the operations that wait for them, and
-// the frames they are in. Pure: no I/O, no clock, no lock. Each call is a step, which appends to
-// `actions` what the agent's pager has to do, in that order.
+// An agent's side of the ownership protocol: the extents, and the operations that wait for them.
+// Pure: no I/O, no clock, no lock. Each call is a step, which appends to `actions` what the agent's
+// pager has to do, in that order. How many extents an agent holds is its pager's affair: the pager
+// has room for all that comes, in tiers of its own.
 //
 //   extent      AgentState (agent_table.h); the steps below move it by the table
 //   operation   waiting (it lacks extents, or loses one to an older operation), submitted (it uses
 //               them), gone
-//   want        what one operation needs of one extent: nothing yet, asked (a frame is reserved,
-//               the home knows), or claimed
+//   want        what one operation needs of one extent: nothing yet, asked (the home knows), or
+//               claimed
 //
 // An operation is submitted when it claims everything it needs at one moment. A claim is lost to
 // older operations only. Thread-safety: none; whoever owns the agent brings the lock.
@@ -28,19 +29,11 @@ namespace olpager::directory {
 
 class Agent {
  public:
-  /// `frames`: pages that the agent can hold at once. The spill has kUnlimited.
   /// `untold`: it runs operations that it is not told of.
-  Agent(AgentId id, Epoch epoch, uint32_t frames, bool untold = false)
-      : id_(id), epoch_(epoch), frames_(frames), untold_(untold) {}
+  explicit Agent(AgentId id, bool untold = false) : id_(id), untold_(untold) {}
 
   /// The extents are those below `count`.
   void resize(ExtentId count) { extents_.resize(std::max<size_t>(extents_.size(), count)); }
-  /// An extent is 2^order pages, one unless this says so. While it is absent and nobody needs it:
-  /// before its region's first use.
-  void weigh(ExtentId first, ExtentId count, unsigned order) {
-    for (ExtentId extent = first; extent < first + count; ++extent)
-      extents_[extent].order = order & 31;
-  }
 
   /// An operation arrives with what is known of its reach. All below `oldest` are complete.
   void begin(Age age, std::span<const Need> needs, Age oldest, Actions& actions);
@@ -65,18 +58,13 @@ class Agent {
   /// Since kStop no operation that the agent is not told of uses the extent any more. `written`:
   /// they may have written it.
   void quiet(ExtentId extent, bool written, Actions& actions);
-  /// The pager has other use for frames: of those that are retained only `keep` pages stay, of what
-  /// was given last.
+  /// The pager has other use for frames: of those that are retained only `keep` stay, of what was
+  /// given last.
   void shed(uint64_t keep, Actions& actions);
-  /// Pages that are retained.
-  uint64_t retained() const { return lists_[kListRetained].pages; }
-  /// Such an operation has used the extent: room comes from it later than from others.
-  void used(ExtentId extent) { touch(extent); }
+  /// Extents that are retained.
+  uint64_t retained() const { return retained_; }
 
   AgentId id() const { return id_; }
-  Epoch epoch() const { return epoch_; }
-  /// Pages.
-  uint64_t framesUsed() const { return used_; }
   AgentState state(ExtentId extent) const { return at(extent).state(); }
   Content content(ExtentId extent) const { return at(extent).content; }
   Number number(ExtentId extent) const { return at(extent).number; }
@@ -100,12 +88,11 @@ class Agent {
     uint64_t number : 48 = 0;  // of the last transaction that changed anything here
     uint64_t state_ : 8 = 0;
     uint64_t lent : 1 = 0;  // the taker of a replica reads the frame
-    uint64_t order : 5 = 0;
-    uint64_t : 2;
+    uint64_t : 7;
     Content content = 0;                      // of the frame
     uint32_t wants = kNone;                   // those of operations, newest first
     uint32_t busy = kNone;                    // Busy
-    uint32_t previous = kNone, next = kNone;  // in the list of its state
+    uint32_t previous = kNone, next = kNone;  // of those that are retained
     AgentState state() const { return static_cast<AgentState>(state_); }
   };
   static_assert(sizeof(Extent) == 32);
@@ -115,22 +102,17 @@ class Agent {
     // A demand of the home that waits: kYield, kInvalidate, kForget.
     bool waits = false;
     Message demand;
-    bool pushed = false;  // the home is asked to take the extent away, for an operation of that age
-    Age push_age = kNobody;
     // The operation that the extent was fetched for, which has not arrived yet.
     Age ahead = kNobody;
     Mode ahead_mode = Mode::kShared;
-    // Where bytes come from, while Landing.
-    AgentId giver = kNoAgent;
+    // While Landing: what comes, and for which operation.
+    bool lands = false;
     Content coming = 0;
     Age fetched_for = kNobody;
-    bool push_taken = false;
     // Operations that the agent is not told of: none may begin any more; and none is left.
     bool stopping = false;
     bool stopped = false;
-    bool idle() const {
-      return !waits && !pushed && ahead == kNobody && giver == kNoAgent && !stopping;
-    }
+    bool idle() const { return !waits && ahead == kNobody && !lands && !stopping; }
   };
 
   enum class Progress : uint8_t { kWaiting, kSubmitted };
@@ -140,7 +122,6 @@ class Agent {
     bool failed = false;
     uint32_t wants = kNone;
     uint32_t open_wants = kNone;  // wants that are neither asked nor claimed
-    uint64_t pages = 0;           // of all that it needs
     uint32_t unclaimed = 0;
   };
   struct Want {
@@ -158,20 +139,9 @@ class Agent {
     Age age;
     uint32_t operation;
   };
-  /// The last one is where the next comes from.
-  struct List {
-    uint32_t first = kNone, last = kNone;
-    uint64_t pages = 0;
-  };
-  enum ListOf : uint8_t { kListTaking, kListOwned, kListShared, kListGiven, kListRetained, kLists };
-
   const Extent& at(ExtentId extent) const { return extents_[extent]; }
-  uint64_t pages(ExtentId extent) const { return uint64_t{1} << at(extent).order; }
-  bool fits(ExtentId extent) const { return used_ + pages(extent) <= frames_; }
-  static ListOf listOf(AgentState state);
   void link(ExtentId extent);
   void unlink(ExtentId extent);
-  void touch(ExtentId extent);
 
   Busy& busy(ExtentId extent);
   void calm(ExtentId extent);
@@ -197,50 +167,40 @@ class Agent {
   }
   void wound(ExtentId extent, Age age, Mode taken, Actions& actions);
   bool asked(ExtentId extent) const;
-  bool askedByOlder(ExtentId extent, Age age, bool or_same) const;
   void forgetAsks(ExtentId extent);
-  Age demandAge(const Message& demand) const;
   /// It is for an operation that has not asked for it.
-  static bool isAhead(const Message& about) { return about.age == kNobody && !about.push; }
+  static bool isAhead(const Message& about) { return about.age == kNobody; }
   void arrive(ExtentId extent, Age age, Mode mode, Actions& actions);
 
   void step(ExtentId extent, AgentInput input, const Message& cause, Actions& actions);
   void demand(const Message& message, Actions& actions);
   bool quieted(ExtentId extent) const;
-  bool hasRoom(ExtentId extent, const Message& message) const;
   void ready(const Message& message, Actions& actions);
-  void fence(const Message& message, Actions& actions);
   void send(MessageKind kind, const Message& cause, Actions& actions) const;
 
   void settle(Actions& actions);
   void pump(Actions& actions);
-  bool makeRoom(const Operation& operation, ExtentId wanted, uint64_t lacking, Actions& actions);
   bool needs(const Operation& operation, ExtentId extent) const;
 
   AgentId id_;
-  Epoch epoch_;
-  uint32_t frames_;
   bool untold_;
-  uint64_t used_ = 0;      // pages
-  Age starved_ = kNobody;  // the oldest operation that lacks a frame
-  bool changed_ = false;   // something that waiting operations may have waited for
-  bool put_off_ = false;   // a test has broken a rule (seeded.h): claims are made later
+  bool changed_ = false;  // something that waiting operations may have waited for
+  bool put_off_ = false;  // a test has broken a rule (seeded.h): claims are made later
   std::vector<Extent> extents_;
-  List lists_[kLists];
+  // Extents that are retained, in the order in which they were given.
+  uint32_t first_retained_ = kNone, last_retained_ = kNone;
+  uint64_t retained_ = 0;
   Pool<Busy> busy_;
   Pool<Operation> operations_;
   Pool<Want> wants_;
   std::vector<Key> order_;    // all operations, by age
   std::vector<Key> waiting_;  // those not submitted
-  std::vector<ExtentId> pushed_;
   std::vector<ExtentId> ahead_;
-  Ages seen_;                      // operations that have been here
-  Epoch peers_[kMostAgents] = {};  // what is older is not heard
+  Ages seen_;  // operations that have been here
 };
 
 template <typename Sink>
 void Agent::describe(Sink& sink) const {
-  sink.value(epoch_);
   for (ExtentId id = 0; id < extents_.size(); ++id) {
     const Extent& extent = at(id);
     sink.value(extent.state_ | uint64_t{extent.lent} << 8);
@@ -251,20 +211,14 @@ void Agent::describe(Sink& sink) const {
       continue;
     }
     const Busy& busy = busy_[extent.busy];
-    sink.value(1u | busy.waits << 1 | busy.pushed << 2 | (busy.giver != kNoAgent) << 3 |
-               (busy.ahead != kNobody) << 4 | busy.stopping << 5 | busy.stopped << 6);
+    sink.value(1u | busy.waits << 1 | busy.lands << 2 | (busy.ahead != kNobody) << 3 |
+               busy.stopping << 4 | busy.stopped << 5);
     if (busy.waits) sink.message(busy.demand);
-    if (busy.pushed) sink.value(busy.push_age);
     if (busy.ahead != kNobody) sink.value(busy.ahead << 2 | static_cast<unsigned>(busy.ahead_mode));
-    if (busy.giver != kNoAgent) {
-      sink.value(busy.giver);
+    if (busy.lands) {
       sink.content(id, busy.coming);
-      sink.value(busy.fetched_for << 1 | busy.push_taken);
+      sink.value(busy.fetched_for);
     }
-  }
-  for (const List& list : lists_) {
-    for (ExtentId id = list.first; id != kNone; id = at(id).next) sink.value(id);
-    sink.value(kNone);
   }
   for (const Key& key : order_) {
     const Operation& operation = operations_[key.operation];
@@ -278,10 +232,6 @@ void Agent::describe(Sink& sink) const {
              0x9E3779B97F4A7C15u;
     }
     sink.value(sum);
-  }
-  sink.value(starved_);
-  for (const Epoch epoch : peers_) {
-    if (epoch != 0) sink.value(epoch);
   }
 }
 

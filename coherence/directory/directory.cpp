@@ -13,15 +13,13 @@ namespace olpager::directory {
 Phase Directory::phase(ExtentId extent) const {
   const Record& record = records_[extent];
   if (record.busy != 0) return open_[record.link].phase;
-  return record.rest == kAtRest           ? Phase::kRest
-         : record.rest == kAtRestPoisoned ? Phase::kPoisoned
-                                          : Phase::kGone;
+  return record.gone != 0 ? Phase::kGone : Phase::kRest;
 }
 
 Directory::Open& Directory::open(ExtentId extent) {
   Record& record = records_[extent];
   if (record.busy == 0) {
-    record.link = open_.take({.extent = extent, .version = record.link, .phase = phase(extent)});
+    record.link = open_.take({.phase = phase(extent)});
     record.busy = 1;
   }
   return open_[record.link];
@@ -29,22 +27,16 @@ Directory::Open& Directory::open(ExtentId extent) {
 
 void Directory::rest(ExtentId extent) {
   Record& record = records_[extent];
-  const Open& o = open_[record.link];
-  record.rest = o.phase == Phase::kRest       ? kAtRest
-                : o.phase == Phase::kPoisoned ? kAtRestPoisoned
-                                              : kAtRestGone;
-  const uint32_t slot = record.link;
-  record.link = o.version;
+  record.gone = open_[record.link].phase == Phase::kGone ? 1 : 0;
+  open_.give(record.link);
+  record.link = kNone;
   record.busy = 0;
-  open_.give(slot);
 }
 
 void Directory::tell(MessageKind kind, AgentId agent, Message message, Actions& actions) const {
-  if (!live(agent)) return;
   message.kind = kind;
   message.from = kHome;
   message.to = agent;
-  message.epoch = members_[agent].epoch;
   actions.push_back({.kind = ActionKind::kSend, .message = message});
 }
 
@@ -144,31 +136,20 @@ void Directory::dropAllRequests(Open& o) {
     o.waiting = requests_[r].next;
     requests_.give(r);
   }
-  o.push_age = kNobody;
 }
 
 void Directory::request(ExtentId extent, const Request& asked, Actions& actions) {
   const Phase at = phase(extent);
-  if (at == Phase::kPoisoned || at == Phase::kGone || at == Phase::kFreeing) {
-    // A free tells everybody by itself.
-    if (at == Phase::kFreeing) return;
+  if (at == Phase::kFreeing) return;  // a free tells everybody by itself
+  if (at == Phase::kGone) {
     Record& record = records_[extent];
     ++record.number;
-    tell(at == Phase::kGone ? MessageKind::kForget : MessageKind::kPoison, asked.agent,
-         {.extent = extent, .number = record.number}, actions);
+    tell(MessageKind::kForget, asked.agent, {.extent = extent, .number = record.number}, actions);
     return;
   }
   if (complete(asked.age) && holds(Rule::kDropCompleted)) return;
   addRequest(open(extent), asked);
   if (!asked.hint || !holds(Rule::kHintsYield)) older(extent, asked.age, actions);
-  openNext(extent, actions);
-}
-
-void Directory::push(ExtentId extent, AgentId agent, Age age, Actions& actions) {
-  if (records_[extent].owner != agent || phase(extent) == Phase::kFreeing) return;
-  Open& o = open(extent);
-  o.push_age = std::min(o.push_age, age);
-  older(extent, age, actions);
   openNext(extent, actions);
 }
 
@@ -180,18 +161,6 @@ void Directory::older(ExtentId extent, Age age, Actions& actions) {
   step(extent, HomeInput::kOlder, actions);
 }
 
-/// Where the owner's extent goes for want of room: the first spill that has not refused it and
-/// comes after the owner, where that is one.
-AgentId Directory::spillFor(ExtentId extent) const {
-  const Record& record = records_[extent];
-  auto from = std::find(spills_.begin(), spills_.end(), static_cast<AgentId>(record.owner));
-  from = from == spills_.end() ? spills_.begin() : from + 1;
-  const auto found = std::find_if(from, spills_.end(), [&](AgentId spill) {
-    return live(spill) && (open_[record.link].full & bit(spill)) == 0;
-  });
-  return found == spills_.end() ? kNoAgent : *found;
-}
-
 void Directory::openNext(ExtentId extent, Actions& actions) {
   Open& o = open(extent);
   if (o.opening) return;
@@ -200,9 +169,8 @@ void Directory::openNext(ExtentId extent, Actions& actions) {
   }
   Open& after = open(extent);
   after.opening = false;
-  const bool still =
-      after.phase == Phase::kRest || after.phase == Phase::kPoisoned || after.phase == Phase::kGone;
-  if (still && !after.free && after.waiting == kNone && after.push_age == kNobody) rest(extent);
+  const bool still = after.phase == Phase::kRest || after.phase == Phase::kGone;
+  if (still && !after.free && after.waiting == kNone) rest(extent);
 }
 
 /// Opens the transaction of the oldest request, of hints behind all else. False: there is none, or
@@ -210,26 +178,24 @@ void Directory::openNext(ExtentId extent, Actions& actions) {
 bool Directory::openOne(ExtentId extent, Actions& actions) {
   Open& o = open(extent);
   Record& record = records_[extent];
-  if (o.free && (o.phase == Phase::kRest || o.phase == Phase::kPoisoned)) {
-    // What a lost agent owned is settled first.
-    if (record.owner != kNoAgent && !live(record.owner)) return false;
+  if (o.free && o.phase == Phase::kRest) {
     dropAllRequests(o);
     o.free = false;
-    o.pending = live_;
+    o.pending = joined_;
     ++record.number;
     step(extent, HomeInput::kFree, actions);
     if (o.pending == 0) step(extent, HomeInput::kForgottenLast, actions);
     return false;
   }
   if (o.phase != Phase::kRest) {
-    if (o.phase == Phase::kPoisoned || o.phase == Phase::kGone) dropAllRequests(o);
+    if (o.phase == Phase::kGone) dropAllRequests(o);
     return false;
   }
   uint32_t* oldest = nullptr;
   for (uint32_t* link = &o.waiting; *link != kNone;) {
     const uint32_t r = *link;
     const Request& one = requests_[r];
-    if (!live(one.agent) || (complete(one.age) && holds(Rule::kDropCompleted))) {
+    if (complete(one.age) && holds(Rule::kDropCompleted)) {
       *link = one.next;
       requests_.give(r);
       continue;
@@ -241,23 +207,6 @@ bool Directory::openOne(ExtentId extent, Actions& actions) {
     if (oldest == nullptr || before(requests_[*oldest])) oldest = link;
     link = &requests_[r].next;
   }
-  if (record.owner != kNoAgent && !live(record.owner)) return false;
-  const bool only_hints = oldest != nullptr && requests_[*oldest].hint && holds(Rule::kHintsYield);
-  if (o.push_age != kNobody &&
-      (oldest == nullptr || only_hints || o.push_age < requests_[*oldest].age)) {
-    const Age age = o.push_age;
-    o.push_age = kNobody;
-    if (record.owner == kNoAgent) return true;
-    const AgentId spill = spillFor(extent);
-    if (spill != kNoAgent) {
-      begin(extent, {.agent = spill, .mode = Mode::kOwn, .age = age}, true, actions);
-      return o.phase == Phase::kRest;
-    }
-    // There is no room: the owner may ask again, for this extent or another.
-    o.full = 0;
-    tell(MessageKind::kKeep, record.owner, {.extent = extent, .number = record.number}, actions);
-    return true;
-  }
   if (oldest == nullptr) return false;
   const uint32_t r = *oldest;
   const Request chosen = requests_[r];
@@ -265,17 +214,17 @@ bool Directory::openOne(ExtentId extent, Actions& actions) {
   requests_.give(r);
   // Who reads it may read on for as long as the operation waits that it is asked for.
   if (chosen.hint && chosen.mode == Mode::kOwn && holds(Rule::kHintsYield) &&
-      (replicasOf(record) & live_ & ~bit(chosen.agent)) != 0)
+      (replicasOf(record) & ~bit(chosen.agent)) != 0)
     return true;
   if (record.owner == chosen.agent) {
     if (chosen.mode == Mode::kShared) return true;
     if (!holds(Rule::kGrantOwner) && replicasOf(record) == 0) return true;
   }
-  begin(extent, chosen, false, actions);
+  begin(extent, chosen, actions);
   return o.phase == Phase::kRest;
 }
 
-void Directory::begin(ExtentId extent, const Request& chosen, bool for_room, Actions& actions) {
+void Directory::begin(ExtentId extent, const Request& chosen, Actions& actions) {
   Record& record = records_[extent];
   Open& o = open(extent);
   ++record.number;
@@ -284,8 +233,7 @@ void Directory::begin(ExtentId extent, const Request& chosen, bool for_room, Act
   o.hint = chosen.hint;
   o.served = chosen.age;
   o.age = o.hint && holds(Rule::kHintsYield) ? kNobody : chosen.age;
-  o.push = for_room;
-  o.pending = o.mode == Mode::kOwn ? replicasOf(record) & live_ & ~bit(taker) : 0;
+  o.pending = o.mode == Mode::kOwn ? replicasOf(record) & ~bit(taker) : 0;
   if (!holds(Rule::kAcksBeforeYield)) o.pending = 0;
   const bool recall = o.pending != 0;
   if (record.owner == kNoAgent) {
@@ -323,9 +271,7 @@ void Directory::step(ExtentId extent, HomeInput input, Actions& actions) {
   if ((effects & kTellInvalidate) != 0) tellAll(MessageKind::kInvalidate, o.pending, about);
   if ((effects & kTellYield) != 0) {
     Message yield = about;
-    yield.push = o.push;
     yield.taker = o.taker;
-    yield.taker_epoch = members_[o.taker].epoch;
     tell(MessageKind::kYield, record.owner, yield, actions);
   }
   if ((effects & kTellGrant) != 0) tell(MessageKind::kGrant, o.taker, about, actions);
@@ -334,48 +280,28 @@ void Directory::step(ExtentId extent, HomeInput input, Actions& actions) {
     tellAll(MessageKind::kUrge, before == Phase::kRecalling ? o.pending : bit(record.owner), about);
   }
   if ((effects & kTellRelease) != 0) tell(MessageKind::kRelease, record.owner, about, actions);
-  if ((effects & kTellKeep) != 0 && holds(Rule::kBackToGiver))
-    tell(MessageKind::kKeep, record.owner, about, actions);
-  if ((effects & kTellAdopt) != 0) {
-    Message adopt = about;
-    adopt.content = o.version;
-    tell(MessageKind::kAdopt, o.taker, adopt, actions);
-  }
-  if ((effects & kTellPoison) != 0) {
-    tellAll(MessageKind::kPoison, live_, about);
-    actions.push_back({.kind = ActionKind::kPoisoned, .extent = extent});
-  }
-  if ((effects & kTellForget) != 0) tellAll(MessageKind::kForget, live_, about);
+  if ((effects & kTellForget) != 0) tellAll(MessageKind::kForget, joined_, about);
   if ((effects & kAddReplica) != 0) setReplicas(record, replicasOf(record) | bit(o.taker));
   if ((effects & kNoReplicas) != 0) setReplicas(record, 0);
-  if ((effects & (kAddReplica | kTakerOwns)) != 0 && record.owner != kNoAgent)
-    members_[record.owner].gave_away = next_;
   if ((effects & kTakerOwns) != 0) {
     record.owner = o.taker;
     setReplicas(record, replicasOf(record) & ~bit(o.taker));
-    record.written = 0;
-    o.version = static_cast<uint32_t>(record.number);
-    o.push_age = kNobody;
-    o.full = 0;
   }
-  if ((effects & kNobodyOwns) != 0) {
-    record.owner = kNoAgent;
-    record.written = 0;
-  }
+  if ((effects & kNobodyOwns) != 0) record.owner = kNoAgent;
   if ((effects & kDropAsks) != 0) dropRequests(o, o.taker, o.mode);
   if (cell.next == Phase::kGone)
     actions.push_back({.kind = ActionKind::kReleased, .extent = extent});
   if ((effects & kClose) != 0) {
     o.taker = kNoAgent;
     o.age = o.served = kNobody;
-    o.push = o.hint = false;
+    o.hint = false;
     o.mode = Mode::kShared;
-    o.pending = o.candidates = 0;
+    o.pending = 0;
     openNext(extent, actions);
   }
 }
 
-/// An agent of `pending` has answered, or won't.
+/// An agent of `pending` has answered.
 void Directory::answered(ExtentId extent, AgentId agent, Actions& actions) {
   Open& o = open(extent);
   if ((o.pending & bit(agent)) == 0) return;
@@ -410,29 +336,8 @@ void Directory::answer(const Message& message, Actions& actions) {
       if (message.from != o.taker) return;
       step(extent, o.mode == Mode::kOwn ? HomeInput::kDoneOwn : HomeInput::kDoneShared, actions);
       break;
-    case MessageKind::kRefused:
-      if (message.from != o.taker) return;
-      if (o.push) {
-        o.full |= bit(o.taker);
-        if (spillFor(extent) != kNoAgent) o.push_age = std::min(o.push_age, o.age);
-      }
-      step(extent, HomeInput::kRefused, actions);
-      break;
     case MessageKind::kDeclined:
       if (message.from == record.owner) step(extent, HomeInput::kDeclined, actions);
-      break;
-    case MessageKind::kAdopted: {
-      if (o.phase != Phase::kAdopting || message.from != o.taker) return;
-      if (o.mode == Mode::kOwn) reverted(extent, static_cast<AgentId>(record.owner), actions);
-      const auto lost = static_cast<AgentId>(record.owner);
-      step(extent, HomeInput::kAdopted, actions);
-      settled(lost, actions);
-      break;
-    }
-    case MessageKind::kNotHere:
-      if (o.phase == Phase::kAdopting && message.from == o.taker) {
-        adopt(extent, HomeInput::kNotHereMore, HomeInput::kNotHereLast, actions);
-      }
       break;
     default:
       actions.push_back({.kind = ActionKind::kViolation, .extent = extent, .message = message});
@@ -441,31 +346,16 @@ void Directory::answer(const Message& message, Actions& actions) {
 
 void Directory::receive(const Message& message, Actions& actions) {
   const AgentId from = message.from;
-  const bool of_extent =
-      message.kind != MessageKind::kFenced && message.kind != MessageKind::kCompleted;
+  const bool of_extent = message.kind != MessageKind::kCompleted;
   if (message.to != kHome || from >= kMostAgents ||
       (of_extent && message.extent >= records_.size())) {
     actions.push_back({.kind = ActionKind::kViolation, .message = message});
     return;
   }
-  // From an agent that has been lost since.
-  if (!live(from) || message.epoch != members_[from].epoch) return;
+  if (!joined(from)) return;
   switch (message.kind) {
     case MessageKind::kGet:
       request(message.extent, {.agent = from, .mode = message.mode, .age = message.age}, actions);
-      break;
-    case MessageKind::kPush:
-      push(message.extent, from, message.age, actions);
-      break;
-    case MessageKind::kFenced: {
-      // Of this loss, not of an earlier one.
-      const bool known =
-          message.taker < kMostAgents && message.taker_epoch == members_[message.taker].epoch + 1;
-      if (known) fencedBy(message.taker, from, actions);
-      break;
-    }
-    case MessageKind::kWrote:
-      if (records_[message.extent].owner == from) records_[message.extent].written = 1;
       break;
     case MessageKind::kCompleted: {
       const Route* const found = route(message.age);
@@ -483,7 +373,7 @@ void Directory::allocate(ExtentId first, ExtentId count) {
   if (records_.size() < size_t{first} + count) records_.resize(size_t{first} + count);
   for (ExtentId extent = first; extent < first + count; ++extent) {
     assert(phase(extent) == Phase::kGone);
-    records_[extent].rest = kAtRest;
+    records_[extent].gone = 0;
   }
 }
 
@@ -496,138 +386,9 @@ void Directory::free(ExtentId first, ExtentId count, Actions& actions) {
   }
 }
 
-// ---- agents that come and go
-
-void Directory::join(AgentId agent, Epoch epoch) {
-  assert(!live(agent) && (fencing_ & bit(agent)) == 0);
-  live_ |= bit(agent);
-  members_[agent] = {.live = true, .epoch = epoch};
-}
-
-void Directory::lost(AgentId agent, Actions& actions) {
-  if (!live(agent)) return;
-  live_ &= ~bit(agent);
-  fencing_ |= bit(agent);
-  Member& member = members_[agent];
-  member.live = false;
-  member.fenced_by = live_;
-  const Message fence{.taker = agent, .taker_epoch = static_cast<Epoch>(member.epoch + 1)};
-  for (AgentId other = 0; other < kMostAgents; ++other)
-    tell(MessageKind::kFence, other, fence, actions);
-  for (AgentId other = 0; other < kMostAgents; ++other) {
-    if (other != agent && (fencing_ & bit(other)) != 0) fencedBy(other, agent, actions);
-  }
-  if (member.fenced_by == 0 || !holds(Rule::kFenceFirst)) settle(agent, actions);
-}
-
-void Directory::fencedBy(AgentId lost, AgentId by, Actions& actions) {
-  if (lost >= kMostAgents || (fencing_ & bit(lost)) == 0) return;
-  Member& member = members_[lost];
-  if ((member.fenced_by & bit(by)) == 0) return;
-  member.fenced_by &= ~bit(by);
-  if (member.fenced_by == 0) settle(lost, actions);
-}
-
-/// Nobody hears the lost agent any more, and what others said before that is known here: it decides
-/// about each extent.
-void Directory::settle(AgentId lost, Actions& actions) {
-  Member& member = members_[lost];
-  if (member.settling) return;
-  member.settling = true;
-  member.adopting = 1;  // this walk
-  member.exposed = std::any_of(routes_.begin(), routes_.end(), [&](const Route& one) {
-    return one.agent == lost && one.age < member.gave_away;
-  });
-  for (size_t i = routes_.size(); i-- > 0;) {
-    if (routes_[i].agent == lost) finished(routes_[i].age);
-  }
-  for (ExtentId extent = 0; extent < records_.size(); ++extent) {
-    const Record& record = records_[extent];
-    if (record.owner == lost || record.busy != 0 || (replicasOf(record) & bit(lost)) != 0)
-      settleExtent(extent, lost, actions);
-  }
-  settled(lost, actions);
-}
-
-/// What the lost agent may have written of the extent is gone. Something else that the same
-/// operation wrote may have left in time.
-void Directory::reverted(ExtentId extent, AgentId lost, Actions& actions) const {
-  actions.push_back({.kind = ActionKind::kReverted, .peer = lost, .extent = extent});
-  if (!members_[lost].exposed || !holds(Rule::kAllOrNothing)) return;
-  actions.push_back({.kind = ActionKind::kBroken, .peer = lost, .extent = extent});
-}
-
-/// An extent of a lost agent has found its place. With the last of them the agent may join again.
-void Directory::settled(AgentId lost, Actions& actions) {
-  Member& member = members_[lost];
-  if (--member.adopting != 0) return;
-  fencing_ &= ~bit(lost);
-  actions.push_back({.kind = ActionKind::kSettled, .peer = lost});
-}
-
-void Directory::settleExtent(ExtentId extent, AgentId lost, Actions& actions) {
-  Record& record = records_[extent];
-  setReplicas(record, replicasOf(record) & ~bit(lost));
-  if (record.owner == lost) {
-    Open& o = open(extent);
-    dropRequests(o, lost, Mode::kOwn);
-    o.push_age = kNobody;
-    if (o.phase == Phase::kRest || o.phase == Phase::kRecalling || o.phase == Phase::kYielding) {
-      adopt(extent, HomeInput::kOwnerLost, HomeInput::kOwnerLostBare, actions);
-    } else {
-      answered(extent, lost, actions);
-    }
-    return;
-  }
-  if (record.busy == 0) return;
-  Open& o = open(extent);
-  dropRequests(o, lost, Mode::kOwn);
-  if (o.taker == lost && o.phase == Phase::kAdopting) {
-    adopt(extent, HomeInput::kNotHereMore, HomeInput::kNotHereLast, actions);
-  } else if (o.taker == lost) {
-    // It may have had the extent already, and written it: the giver has what was before.
-    const bool had = o.phase == Phase::kFirsting ||
-                     (o.phase == Phase::kYielding && o.mode == Mode::kOwn && !o.push);
-    if (had) reverted(extent, lost, actions);
-    step(extent, HomeInput::kTakerLost, actions);
-  } else {
-    answered(extent, lost, actions);
-  }
-  if (record.busy != 0) openNext(extent, actions);
-}
-
-/// Asks the next agent that may have the lost owner's bytes: a replica, else who gave them to it if
-/// nothing was written since.
-void Directory::adopt(ExtentId extent, HomeInput more, HomeInput last, Actions& actions) {
-  Record& record = records_[extent];
-  Open& o = open(extent);
-  const bool first = more == HomeInput::kOwnerLost;
-  if (first) {
-    if (o.phase != Phase::kRest && !o.push && live(o.taker))
-      addRequest(o, {.agent = o.taker, .mode = o.mode, .hint = o.hint, .age = o.served});
-    const bool written = record.written != 0 && holds(Rule::kAdoptUnwritten);
-    o.candidates = written ? 0 : live_;
-    o.pending = 0;
-    o.push = false;
-  } else if (o.mode == Mode::kShared) {
-    setReplicas(record, replicasOf(record) & ~bit(o.taker));
-  } else {
-    o.candidates &= ~bit(o.taker);
-  }
-  const AgentSet replicas = holds(Rule::kPromote) ? replicasOf(record) & live_ : 0;
-  const AgentSet kept = o.candidates & live_;
-  const auto lost = static_cast<AgentId>(record.owner);
-  ++record.number;
-  if (replicas == 0 && kept == 0) {
-    step(extent, last, actions);
-    if (!first) settled(lost, actions);
-    return;
-  }
-  if (first) ++members_[lost].adopting;
-  o.mode = replicas != 0 ? Mode::kShared : Mode::kOwn;
-  o.taker = static_cast<AgentId>(std::countr_zero(replicas != 0 ? replicas : kept));
-  o.age = o.served = kNobody;
-  step(extent, more, actions);
+void Directory::join(AgentId agent) {
+  assert(!joined(agent));
+  joined_ |= bit(agent);
 }
 
 }  // namespace olpager::directory

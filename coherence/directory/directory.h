@@ -4,8 +4,6 @@
 //
 //   extent       Phase (home_table.h); the steps below move it by the table. At rest 16 bytes; what
 //                is under way is in pools
-//   agent        joined, lost (its fence is under way), gone. An agent joins again under a new
-//                epoch
 //   operation    sent to an agent, complete. Ages are given out by whoever routes operations; the
 //                directory is told
 //
@@ -26,30 +24,22 @@ namespace olpager::directory {
 
 class Directory {
  public:
-  /// `spill`: the agent that takes what others have no room for.
-  explicit Directory(AgentId spill) : spills_{spill} {}
-  /// Another, which takes what those before it refuse. The last has to have room: two full agents
-  /// that want each other's extents wait for ever otherwise.
-  void addSpill(AgentId spill) { spills_.push_back(spill); }
-
   /// Extents of a new region: nobody owns them. Those were never allocated, or are kReleased.
   void allocate(ExtentId first, ExtentId count);
   /// The program has freed them: no operation that is under way reaches them. kReleased tells of
   /// each when nothing is left.
   void free(ExtentId first, ExtentId count, Actions& actions);
 
-  /// An agent takes part, under that epoch. One that was lost: after kSettled.
-  void join(AgentId agent, Epoch epoch);
-  /// It does no longer: nothing more is heard from it. Its operations are over.
-  void lost(AgentId agent, Actions& actions);
+  /// An agent takes part, from now to the end.
+  void join(AgentId agent);
 
   /// The age of the next operation of the program.
   Age operation();
   /// It goes to that agent.
   void sent(Age age, AgentId agent);
-  /// The home asks on behalf of an operation that it has sent or will send: a hint, since no frame
-  /// is reserved, and the operation may wait for whatever it will. So a hint acts with no age: no
-  /// claim is lost to it, and what it brings is anybody's who needs it.
+  /// The home asks on behalf of an operation that it has sent or will send: a hint, since the
+  /// operation may wait for whatever it will. So a hint acts with no age: no claim is lost to it,
+  /// and what it brings is anybody's who needs it.
   void ask(Age age, AgentId agent, ExtentId first, ExtentId count, Mode mode, Actions& actions);
   /// It will not be sent.
   void cancel(Age age, Actions& actions);
@@ -68,7 +58,6 @@ class Directory {
   size_t busy() const { return open_.used(); }
   /// Requests that wait for a transaction.
   size_t waiting() const { return requests_.used(); }
-  bool fencing() const { return fencing_ != 0; }
   static constexpr size_t kBytesAtRest = 16;
 
   template <typename Sink>
@@ -78,37 +67,27 @@ class Directory {
   struct Record {
     uint64_t number : 48 = 0;  // of the last transaction
     uint64_t owner : 8 = kNoAgent;
-    uint64_t rest : 2 = kAtRestGone;
-    uint64_t written : 1 = 0;  // an operation that is complete wrote it since the owner got it
+    uint64_t gone : 1 = 1;  // at rest: it is not allocated
     uint64_t busy : 1 = 0;
     uint64_t wide : 1 = 0;
-    uint64_t : 3;
-    // Of agents below 32 a bit each; `wide`: others are among them, and it is a slot of wide_. One
-    // may have dropped its own since.
+    uint64_t : 5;
+    // Of agents below 32 a bit each; `wide`: others are among them, and it is a slot of wide_.
     uint32_t replicas = 0;
-    uint32_t link =
-        0;  // at rest: `version`, of the transaction by which the owner got it; busy: Open
+    uint32_t link = kNone;  // busy: Open
   };
   static_assert(sizeof(Record) == kBytesAtRest);
-  enum : uint64_t { kAtRest, kAtRestPoisoned, kAtRestGone };
 
   /// A transaction, and who waits for the next.
   struct Open {
-    ExtentId extent = 0;
-    uint32_t version = 0;
     Phase phase = Phase::kRest;
-    bool push = false;     // it is for room
     bool hint = false;     // it serves one
     bool free = false;     // a free follows
     bool opening = false;  // the next is being looked for
     Mode mode = Mode::kShared;
     AgentId taker = kNoAgent;
-    Age age = kNobody;        // that it acts with: of the oldest that waits for it
-    Age served = kNobody;     // of the request that it serves
-    AgentSet pending = 0;     // that have not answered
-    AgentSet candidates = 0;  // that may adopt
-    Age push_age = kNobody;   // the owner waits for room
-    AgentSet full = 0;        // spills that have refused it
+    Age age = kNobody;     // that it acts with: of the oldest that waits for it
+    Age served = kNobody;  // of the request that it serves
+    AgentSet pending = 0;  // that have not answered
     uint32_t waiting = kNone;
   };
   /// One for each agent, mode and kind, however many of its operations ask: of the oldest one.
@@ -119,17 +98,6 @@ class Directory {
     Age age = kNobody;
     uint32_t next = kNone;
   };
-  struct Member {
-    bool live = false;
-    Epoch epoch = 0;
-    AgentSet fenced_by = 0;  // lost: those that have not fenced it yet
-    Age gave_away = 0;       // what it has given last, operations below may have written
-    bool settling = false;   // lost: all have fenced it
-    uint32_t adopting = 0;   // lost: extents of it that have not found their place
-    bool exposed =
-        false;  // lost, and of an operation that was under way there a write may have left in time
-  };
-
   struct Route {
     Age age;
     AgentId agent;  // kNoAgent: not sent, though something may have been asked for it
@@ -141,7 +109,7 @@ class Directory {
     return record.wide != 0 ? wide_[record.replicas] : record.replicas;
   }
   void setReplicas(Record& record, AgentSet agents);
-  bool live(AgentId agent) const { return agent < kMostAgents && (live_ & bit(agent)) != 0; }
+  bool joined(AgentId agent) const { return agent < kMostAgents && (joined_ & bit(agent)) != 0; }
   Open& open(ExtentId extent);
   void rest(ExtentId extent);
   std::deque<Route>::iterator placeOf(Age age);
@@ -149,35 +117,24 @@ class Directory {
   void finished(Age age);
 
   void request(ExtentId extent, const Request& asked, Actions& actions);
-  void push(ExtentId extent, AgentId agent, Age age, Actions& actions);
   void older(ExtentId extent, Age age, Actions& actions);
   void addRequest(Open& o, const Request& asked);
   void dropRequests(Open& o, AgentId agent, Mode mode);
   void dropAllRequests(Open& o);
-  AgentId spillFor(ExtentId extent) const;
   void openNext(ExtentId extent, Actions& actions);
   bool openOne(ExtentId extent, Actions& actions);
-  void begin(ExtentId extent, const Request& chosen, bool for_room, Actions& actions);
+  void begin(ExtentId extent, const Request& chosen, Actions& actions);
   void answer(const Message& message, Actions& actions);
   void answered(ExtentId extent, AgentId agent, Actions& actions);
-  void adopt(ExtentId extent, HomeInput more, HomeInput last, Actions& actions);
-  void fencedBy(AgentId lost, AgentId by, Actions& actions);
-  void settle(AgentId lost, Actions& actions);
-  void reverted(ExtentId extent, AgentId lost, Actions& actions) const;
-  void settled(AgentId lost, Actions& actions);
-  void settleExtent(ExtentId extent, AgentId lost, Actions& actions);
 
   void step(ExtentId extent, HomeInput input, Actions& actions);
   void tell(MessageKind kind, AgentId agent, Message message, Actions& actions) const;
 
-  std::vector<AgentId> spills_;
-  AgentSet live_ = 0;
-  AgentSet fencing_ = 0;  // lost agents that are not settled
+  AgentSet joined_ = 0;
   std::vector<Record> records_;
   Pool<AgentSet> wide_;  // replicas of extents that agents of 32 and above have
   Pool<Open> open_;
   Pool<Request> requests_;
-  Member members_[kMostAgents];
   Ages complete_;
   Age next_ = 0;
   // Operations that are not complete, by age. They end about in their order, and a program may be
@@ -190,21 +147,16 @@ void Directory::describe(Sink& sink) const {
   for (ExtentId id = 0; id < records_.size(); ++id) {
     const Record& record = records_[id];
     sink.number(id, record.number);
-    sink.value(record.owner | uint64_t{record.rest} << 8 | uint64_t{record.written} << 10 |
-               uint64_t{record.busy} << 11);
+    sink.value(record.owner | uint64_t{record.gone} << 8 | uint64_t{record.busy} << 9);
     sink.value(replicasOf(record));
-    sink.number(id, record.busy != 0 ? open_[record.link].version : record.link);
     if (record.busy == 0) continue;
     const Open& o = open_[record.link];
-    sink.value(static_cast<uint64_t>(o.phase) | uint64_t{o.push} << 8 | uint64_t{o.free} << 9 |
-               static_cast<uint64_t>(o.mode) << 10 | uint64_t{o.hint} << 11 |
+    sink.value(static_cast<uint64_t>(o.phase) | uint64_t{o.free} << 8 |
+               static_cast<uint64_t>(o.mode) << 9 | uint64_t{o.hint} << 10 |
                uint64_t{o.taker} << 16);
     sink.value(o.age);
     sink.value(o.served);
     sink.value(o.pending);
-    sink.value(o.candidates);
-    sink.value(o.push_age);
-    sink.value(o.full);
     uint64_t sum = 0;
     for (uint32_t r = o.waiting; r != kNone; r = requests_[r].next) {
       sum += (uint64_t{1} << 32 | requests_[r].age << 9 | uint64_t{requests_[r].hint} << 8 |
@@ -213,15 +165,6 @@ void Directory::describe(Sink& sink) const {
     }
     sink.value(sum);
   }
-  for (const Member& member : members_) {
-    if (member.live || member.epoch != 0) {
-      sink.value(uint64_t{member.live} | uint64_t{member.epoch} << 1 |
-                 uint64_t{member.settling} << 17 | uint64_t{member.exposed} << 18);
-      sink.value(member.fenced_by);
-      sink.value(member.gave_away);
-    }
-  }
-  sink.value(fencing_);
   for (const Route& route : routes_) sink.value(route.age << 8 | route.agent);
 }
 

@@ -23,17 +23,10 @@ void Exchange::home(Step&& step) {
   actions_.clear();
 }
 
-void Exchange::join(AgentId agent, Epoch epoch, std::function<void()> wake) {
+void Exchange::join(AgentId agent, std::function<void()> wake) {
   std::lock_guard lock(mutex_);
-  home_.join(agent, epoch);
+  home_.join(agent);
   inboxes_[agent] = {.messages = {}, .wake = std::move(wake), .open = true};
-}
-
-void Exchange::lost(AgentId agent) {
-  home([&] {
-    inboxes_[agent] = {};
-    home_.lost(agent, actions_);
-  });
 }
 
 Age Exchange::operation(AgentId agent) {

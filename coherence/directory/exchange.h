@@ -17,17 +17,10 @@ namespace olpager::directory {
 
 class Exchange {
  public:
-  explicit Exchange(AgentId spill) : home_(spill) {}
-  void addSpill(AgentId spill) { home_.addSpill(spill); }  // before anybody joins
-
   /// An agent takes part. `wake` says that its empty inbox has something now. Whoever posts calls
   /// it, under the exchange's mutex and whatever else that thread holds: it takes no lock, waits
-  /// for nothing, and is not lost where nobody waits yet (a semaphore, an eventfd). After lost() it
-  /// is not called any more.
-  void join(AgentId agent, Epoch epoch, std::function<void()> wake);
-  /// It does no longer. What it posts is not heard, its inbox is empty. No message of its own is
-  /// under way any more.
-  void lost(AgentId agent);
+  /// for nothing, and is not lost where nobody waits yet (a semaphore, an eventfd).
+  void join(AgentId agent, std::function<void()> wake);
 
   /// The next operation of the program, which runs at that agent: its age.
   Age operation(AgentId agent);
@@ -39,12 +32,11 @@ class Exchange {
   void free(ExtentId first, ExtentId count);
   AgentId owner(ExtentId extent) const;
 
-  /// From an agent; carries the agent's present epoch.
+  /// From an agent.
   void post(const Message& message);
   /// Moves what has come for the agent since the last call behind `to`. False: nothing has.
   bool take(AgentId agent, std::vector<Message>& to);
-  /// What the home says to the layer above since the last call (types.h): kPoisoned, kReverted,
-  /// kBroken, kReleased, kSettled, kViolation.
+  /// What the home says to the layer above since the last call (types.h): kReleased, kViolation.
   std::vector<Action> news();
 
  private:

@@ -13,9 +13,7 @@ enum class Phase : uint8_t {
   kRecalling,  // replicas have been told to go; not all are gone
   kYielding,   // the owner has been told to give; the taker does not have it yet
   kFirsting,   // nobody owns it; the taker has been told that it may
-  kAdopting,   // the owner is lost; an agent has been asked whether it can own it
   kFreeing,    // all agents have been told to forget it
-  kPoisoned,   // its bytes are lost
   kGone,       // it is not allocated
 };
 inline constexpr size_t kPhases = static_cast<size_t>(Phase::kGone) + 1;
@@ -33,14 +31,7 @@ enum class HomeInput : uint8_t {
   kAckLastUpgrade,     // the last; the owner wants it for itself
   kDoneShared,         // the taker has its replica
   kDoneOwn,            // the taker owns it
-  kRefused,            // the taker has no frame
-  kDeclined,           // the owner does not give it to make room
-  kTakerLost,          // the taker is lost and fenced
-  kOwnerLost,          // the owner is lost and fenced; somebody may have the bytes
-  kOwnerLostBare,      // nobody can have them
-  kAdopted,            // an agent owns what the lost one owned
-  kNotHereMore,        // it can't; another may
-  kNotHereLast,        // nobody can
+  kDeclined,           // the owner does not give what is asked for ahead
   kFree,               // the program has freed it
   kForgottenMore,      // an agent has forgotten it, not the last
   kForgottenLast,      // the last
@@ -56,16 +47,13 @@ enum HomeEffect : uint32_t {
   kTellFirst = 1 << 3,
   kTellUrge = 1 << 4,
   kTellRelease = 1 << 5,
-  kTellKeep = 1 << 6,
-  kTellAdopt = 1 << 7,
-  kTellPoison = 1 << 8,
-  kTellForget = 1 << 9,
-  kAddReplica = 1 << 10,
-  kNoReplicas = 1 << 11,
-  kTakerOwns = 1 << 12,
-  kNobodyOwns = 1 << 13,
-  kDropAsks = 1 << 14,  // those that the taker sent before it had the extent are satisfied
-  kClose = 1 << 15,     // the next request, or rest
+  kTellForget = 1 << 6,
+  kAddReplica = 1 << 7,
+  kNoReplicas = 1 << 8,
+  kTakerOwns = 1 << 9,
+  kNobodyOwns = 1 << 10,
+  kDropAsks = 1 << 11,  // those that the taker sent before it had the extent are satisfied
+  kClose = 1 << 12,     // the next request, or rest
 };
 
 struct HomeCell {
@@ -104,33 +92,9 @@ class HomeTable {
     row(I::kDoneOwn)
         .go(P::kYielding, P::kRest, kTellRelease | kNoReplicas | kTakerOwns | kDropAsks | kClose);
     row(I::kDoneOwn).go(P::kFirsting, P::kRest, kTakerOwns | kDropAsks | kClose).ignore();
-    row(I::kRefused)
-        .go(P::kYielding, P::kRest, kTellKeep | kClose)
-        .go(P::kFirsting, P::kRest, kClose)
-        .ignore();
     row(I::kDeclined).go(P::kYielding, P::kRest, kClose).ignore();
 
-    row(I::kTakerLost)
-        .go(P::kRecalling, P::kRest, kClose)
-        .go(P::kYielding, P::kRest, kTellKeep | kClose);
-    row(I::kTakerLost).go(P::kFirsting, P::kRest, kClose).ignore();
-    for (const P phase : {P::kRest, P::kRecalling, P::kYielding}) {
-      row(I::kOwnerLost).go(phase, P::kAdopting, kTellAdopt);
-      row(I::kOwnerLostBare)
-          .go(phase, P::kPoisoned, kTellPoison | kNoReplicas | kNobodyOwns | kClose);
-    }
-    row(I::kOwnerLost).rest();
-    row(I::kOwnerLostBare).rest();
-    row(I::kAdopted).go(P::kAdopting, P::kRest, kTakerOwns | kClose).ignore();
-    row(I::kNotHereMore).go(P::kAdopting, P::kAdopting, kTellAdopt).ignore();
-    row(I::kNotHereLast)
-        .go(P::kAdopting, P::kPoisoned, kTellPoison | kNoReplicas | kNobodyOwns | kClose)
-        .ignore();
-
-    row(I::kFree)
-        .go(P::kRest, P::kFreeing, kTellForget)
-        .go(P::kPoisoned, P::kFreeing, kTellForget)
-        .rest();
+    row(I::kFree).go(P::kRest, P::kFreeing, kTellForget).rest();
     row(I::kForgottenMore).go(P::kFreeing, P::kFreeing, 0).ignore();
     row(I::kForgottenLast).go(P::kFreeing, P::kGone, kNoReplicas | kNobodyOwns | kClose).ignore();
     row(I::kAllocate).go(P::kGone, P::kRest, 0).rest();

@@ -22,29 +22,16 @@ enum class Rule : uint8_t {
   kAllClaimOnArrival,   // 2  all that wait do, not only the one it was fetched for
   kClaimAhead,          // 2  also the one that has not arrived yet, against hints
   kHintsYield,          // 2  and against nobody that needs it: a hint acts with no age
+  kHintDeclined,        // 2  and is declined where the extent is claimed
   kUrge,                // 3  an older request lowers the age of the open transaction
   kOldestFirst,         // 3  the home serves the oldest request
-  kRefuse,              // 5  a taker without a frame refuses
-  kFramesToOldest,      // 6  no younger operation asks while an older one lacks a frame
-  kFramesAlsoInPlace,   // 6  not even on a frame that is there
-  kDropRetained,        // 7  room comes from Retained
-  kRevoke,              // 7  room comes from reservations of younger operations
-  kRoomHeedsClaims,     // 7  room does not come from what an older operation holds
-  kPushHasAge,          // 8  a push is as old as the operation that needs the room
-  kPushDeclined,        // 8  a push is declined where the extent is claimed
-  kAcksBeforeYield,     // 9  the replicas are gone before the owner gives
-  kGrantOwner,          // 10 an owner's own Get is answered
-  kDropCompleted,       // 10 a Get of a completed operation is dropped
-  kOldNumberIgnored,    // 11 a message with an old number is ignored
-  kReleaseMatches,      // 11 a Release matches the present giving
-  kRetainedEqual,       // 11 kept bytes are used again only if they are the same
-  kDoneBeforeRelease,   // 13 the giver keeps the bytes until the taker has them
-  kFenceFirst,          // 14 nothing is settled before all have fenced the lost agent
-  kEpochs,              // 14 what a fenced agent sent is not heard
-  kPromote,             // 14 a replica of a lost owner becomes the owner
-  kAdoptUnwritten,      // 14 kept bytes are adopted only if no completed operation wrote after them
-  kBackToGiver,         // 14 what a lost taker was to get stays with the giver
-  kAllOrNothing,  // 14 an operation's writes are all kept or all lost, or the context is broken
+  kAcksBeforeYield,     // 5  the replicas are gone before the owner gives
+  kGrantOwner,          // 6  an owner's own Get is answered, also where it is a hint
+  kDropCompleted,       // 6  a Get of a completed operation is dropped
+  kOldNumberIgnored,    // 7  a message with an old number is ignored
+  kReleaseMatches,      // 7  a Release matches the present giving
+  kRetainedEqual,       // 7  kept bytes are used again only if they are the same
+  kDoneBeforeRelease,   // 9  the giver keeps the bytes until the taker has them
   kRules,
 };
 

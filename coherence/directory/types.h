@@ -3,15 +3,14 @@
 // whole.
 //
 //   extent   a run of pages that moves as one; a dense number, given by whoever cuts regions
-//   agent    who makes extents usable: a GPU's pager, the program's CPU, a spill (room without
-//            operations)
+//   agent    who makes extents usable: a GPU's pager, the program's CPU
 //   home     who holds the directory: at each moment it knows the owner of each extent
 //   age      the number of an operation, in program order; the least is the oldest. Ages decide
 //            every conflict
 //   number   of a transaction of one extent; grows by one each time. What carries an old number is
 //            late, or a duplicate
-//   epoch    of an agent; ends when the agent is lost, so that what it said before is not heard
-//            after
+//
+// No agent is lost while the session goes on: a link that ends for good ends the session.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +26,6 @@ using Age = uint64_t;
 using Number = uint64_t;  // 48 bits are kept
 using Content =
     uint64_t;  // names bytes: equal names are equal bytes, of one extent. 48 bits; 0: none
-using Epoch = uint16_t;
 using AgentSet = uint64_t;  // a bit for each agent
 
 inline constexpr AgentId kMostAgents = 64;
@@ -36,7 +34,6 @@ inline constexpr AgentId kNoAgent = 255;
 inline constexpr Age kNobody = std::numeric_limits<Age>::max();  // infinitely young
 static_assert(kMostAgents <= 64, "an AgentSet has a bit for each");
 inline constexpr uint32_t kNone = std::numeric_limits<uint32_t>::max();
-inline constexpr uint32_t kUnlimited = std::numeric_limits<uint32_t>::max();
 
 enum class Mode : uint8_t {
   kShared,  // a replica, to read
@@ -46,16 +43,10 @@ enum class Mode : uint8_t {
 enum class MessageKind : uint8_t {
   // From an agent to the home.
   kGet,        // an operation of that age needs the extent (mode)
-  kPush,       // the owner needs room for an operation of that age: take the extent to the spill
   kDone,       // the taker has the extent (number)
-  kRefused,    // the taker has no frame for it
-  kDeclined,   // the owner does not follow a push: the extent is claimed
+  kDeclined,   // the owner does not give what is asked for ahead: the extent is claimed
   kAcked,      // a replica is gone
-  kAdopted,    // the agent owns what a lost one owned
-  kNotHere,    // the agent has nothing that it could adopt
   kForgotten,  // nothing of a freed extent is left
-  kFenced,     // the agent heeds the lost one (taker) no more
-  kWrote,      // the operation of that age has written the extent; before its kCompleted
   kCompleted,  // the operation of that age is complete
   // From the home to an agent.
   kYield,       // give the extent to the taker, whole (kOwn) or as a replica (kShared)
@@ -64,13 +55,8 @@ enum class MessageKind : uint8_t {
   kGrant,       // the extent is yours alone: its bytes are with you already
   kFirst,       // the extent is yours alone: it never had any bytes
   kRelease,     // the taker has what you gave: forget it, or retain it. Of a replica: has read it
-  kKeep,        // the taker does not take what you were to give: it is yours as before
-  kAdopt,   // own the extent, from a replica (kShared) or from what you gave last (kOwn; number: of
-            // that giving)
-  kPoison,  // the extent's bytes are lost
-  kForget,  // the extent is freed
-  kOver,    // the operation of that age will not come; `served`: all below are complete
-  kFence,   // the agent (taker) is lost; its epochs before taker_epoch are over
+  kForget,      // the extent is freed
+  kOver,        // the operation of that age will not come; `served`: all below are complete
   // From the giver to the taker.
   kReady,  // the bytes can be fetched
 };
@@ -82,18 +68,13 @@ struct Message {
   AgentId from = kHome;
   AgentId to = kHome;
   Mode mode = Mode::kShared;
-  bool push = false;         // kYield, kReady: it is for room, not for an operation of the taker
-  AgentId taker = kNoAgent;  // kYield; kFence and kFenced: who is lost
-  Epoch epoch = 0;           // of the agent that sends or, from the home, of the one that receives
-  Epoch taker_epoch = 0;     // kYield, kReady; kFence: the first that is heard again
+  AgentId taker = kNoAgent;  // kYield, kReady
   ExtentId extent = 0;
   Number number = 0;
   Age age = kNobody;  // that the message acts with: of the oldest operation that waits for what it
                       // brings about; kNobody: none does yet, it was asked for ahead
   Age served = kNobody;  // of the operation that the transaction is for
-  // kReady: of the giver's bytes. kAdopt: the number of the transaction by which the lost agent
-  // became owner.
-  Content content = 0;
+  Content content = 0;   // kReady: of the giver's bytes
   friend bool operator==(const Message&, const Message&) = default;
 };
 
@@ -104,7 +85,6 @@ enum class ActionKind : uint8_t {
   kUnmap,  // no operation reaches it any more; its bytes stay
   kFetch,  // bring the bytes from agent `peer`, then call landed(); content: what the frame still
            // holds, or 0
-  kAbort,  // stop that; nothing arrives in the frame afterwards
   kStop,   // operations that the agent is not told of: none begins to use the extent before the
            // next kMap for writing, or kGo. Then, when none uses it any more, quiet()
   kGo,     // they may again
@@ -115,14 +95,9 @@ enum class ActionKind : uint8_t {
   kRunnable,   // the operation of that age claims all it needs: submit() it
   kClaimLost,  // for the pager to know only: the operation of that age claims the extent no more;
                // one of age `to` does
-  kFailed,     // the operation of that age needs an extent that is lost or freed
+  kFailed,     // the operation of that age needs an extent that is freed
   // Of the home: what the layer above should know.
-  kPoisoned,  // the extent's bytes are lost
-  kReverted,  // the extent went back to the last write that is known complete
-  kBroken,    // of a lost agent's operation some writes are kept and some are lost: the context is
-              // broken
   kReleased,  // a freed extent is nowhere any more
-  kSettled,   // the lost agent `peer` owns nothing any more
   // Of either: a message that the protocol excludes; the session can't go on.
   kViolation,
 };

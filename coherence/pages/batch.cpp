@@ -12,9 +12,9 @@ using codec::Is;
 using codec::Reader;
 using codec::Writer;
 
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kVersion = 2;
 constexpr size_t kMostGroups = 1u << 13;
-constexpr size_t kGroupBytes = 28, kRunBytes = 24;
+constexpr size_t kGroupBytes = 23, kRunBytes = 24;
 
 struct Run {
   ExtentId first = 0;
@@ -23,8 +23,7 @@ struct Run {
   Content content = 0;
 };
 struct Group {
-  uint8_t kind = 0, mode = 0, push = 0, from = 0, to = 0, taker = 0;
-  Epoch epoch = 0, taker_epoch = 0;
+  uint8_t kind = 0, mode = 0, from = 0, to = 0, taker = 0;
   Age age = 0, served = 0;
   std::vector<Run> runs;
 };
@@ -36,39 +35,33 @@ void fields(Io& io, Is<Run> auto& m) {
 }
 template <typename Io>
 void fields(Io& io, Is<Group> auto& m) {
-  io(m.kind), io(m.mode), io(m.push), io(m.from), io(m.to), io(m.taker), io(m.epoch),
-      io(m.taker_epoch), io(m.age), io(m.served);
+  io(m.kind), io(m.mode), io(m.from), io(m.to), io(m.taker), io(m.age), io(m.served);
   io.list(m.runs, kMostBytes / kRunBytes, [&](auto& run) { fields(io, run); });
 }
 
 Group headOf(const Message& m) {
   return {.kind = static_cast<uint8_t>(m.kind),
           .mode = static_cast<uint8_t>(m.mode),
-          .push = m.push,
           .from = m.from,
           .to = m.to,
           .taker = m.taker,
-          .epoch = m.epoch,
-          .taker_epoch = m.taker_epoch,
           .age = m.age,
           .served = m.served,
           .runs = {}};
 }
 
 bool sameHead(const Message& a, const Message& b) {
-  return a.kind == b.kind && a.mode == b.mode && a.push == b.push && a.from == b.from &&
-         a.to == b.to && a.taker == b.taker && a.epoch == b.epoch &&
-         a.taker_epoch == b.taker_epoch && a.age == b.age && a.served == b.served;
+  return a.kind == b.kind && a.mode == b.mode && a.from == b.from && a.to == b.to &&
+         a.taker == b.taker && a.age == b.age && a.served == b.served;
 }
 
 bool ofExtent(MessageKind kind) {
-  return kind != MessageKind::kFenced && kind != MessageKind::kCompleted &&
-         kind != MessageKind::kOver && kind != MessageKind::kFence;
+  return kind != MessageKind::kCompleted && kind != MessageKind::kOver;
 }
 
 /// "" or what is wrong with it.
 const char* wrongHead(const Group& group) {
-  if (group.kind >= kMessageKinds || group.mode > 1 || group.push > 1) return "an unknown kind";
+  if (group.kind >= kMessageKinds || group.mode > 1) return "an unknown kind";
   const auto kind = static_cast<MessageKind>(group.kind);
   const bool from_agent = group.from < kMostAgents, to_agent = group.to < kMostAgents;
   const bool to_home = kind <= MessageKind::kCompleted, peers = kind == MessageKind::kReady;
@@ -76,8 +69,7 @@ const char* wrongHead(const Group& group) {
                      : peers ? from_agent && to_agent
                              : group.from == kHome && to_agent;
   if (!right) return "a message that goes the wrong way";
-  const bool names_taker = kind == MessageKind::kYield || kind == MessageKind::kReady ||
-                           kind == MessageKind::kFence || kind == MessageKind::kFenced;
+  const bool names_taker = kind == MessageKind::kYield || kind == MessageKind::kReady;
   if (group.taker >= kMostAgents && (names_taker || group.taker != kNoAgent))
     return "an agent that can't be";
   if (group.runs.empty()) return "a group of nothing";
@@ -154,10 +146,7 @@ Result<void> decode(std::span<const std::byte> record, ExtentId extents, std::ve
                     .from = group.from,
                     .to = group.to,
                     .mode = static_cast<Mode>(group.mode),
-                    .push = group.push != 0,
                     .taker = group.taker,
-                    .epoch = group.epoch,
-                    .taker_epoch = group.taker_epoch,
                     .age = group.age,
                     .served = group.served};
     for (const Run& run : group.runs) {

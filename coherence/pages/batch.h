@@ -2,8 +2,7 @@
 // of extents. A launch that needs a thousand extents sends one record, not a thousand.
 //
 //   record   groups
-//   group    what its messages have in common: kind, mode, push, from, to, taker, epochs, ages
-//            (28 bytes); runs
+//   group    what its messages have in common: kind, mode, from, to, taker, ages (23 bytes); runs
 //   run      extents in a row with one number and one content (24 bytes): what was allocated and
 //            has moved together
 //

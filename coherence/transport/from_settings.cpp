@@ -7,6 +7,7 @@
 
 #include "base/fd.h"
 #include "base/format.h"
+#include "base/version.h"
 #include "coherence/transport/core/address.h"
 #include "coherence/transport/core/choose.h"
 #include "coherence/transport/trust/keys.h"
@@ -15,6 +16,7 @@ namespace olpager::transport {
 
 Result<Options> optionsFrom(const base::Settings& settings, std::string_view address) {
   Options options;
+  options.release = base::kVersion;
   switch (settings.transport) {
     case base::TransportSetting::kAuto:
       options.choice = Choice::kAuto;

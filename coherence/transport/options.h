@@ -23,6 +23,14 @@ enum class Choice : uint8_t { kAuto, kTcp, kShm, kVerbs };
 /// the proof. The stricter of both ends' settings holds.
 enum class Tls : uint8_t { kOff, kControl, kAll };
 
+/// Versions of all that travels between two ends, above the layout of frames: messages of every
+/// layer. Two ends speak the newest that both know (Link::peer().version). A change of any
+/// message raises `newest`; `oldest` rises when what an older end says is no longer understood.
+struct Versions {
+  uint8_t oldest = 5;
+  uint8_t newest = 5;
+};
+
 /// Bounds on what a peer can make this process hold or do. Crossing one ends the link (or the
 /// attempt at one).
 struct Limits {
@@ -34,11 +42,15 @@ struct Limits {
   uint32_t message_bytes = 64 << 10;      // the longest message
   uint32_t slices =
       4096;  // of reads and writes that a peer has asked for and that are not answered
+  uint64_t unread_bytes = 64 << 20;  // that wait for peers with one key that do not read (unread.h)
 };
 
 struct Options {
   Choice choice = Choice::kAuto;
   std::string node;  // what peers call this one in their log; "" is "pid@host"
+  std::string
+      release;        // of the program (base/version.h): for the line that refuses unlike versions
+  Versions versions;  // another range than this build's is for tests
 
   // Speed.
   uint32_t lanes = 4;  // connections for bulk, beside the one for messages; 1 to 16

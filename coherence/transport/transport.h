@@ -76,6 +76,7 @@ struct PeerInfo {
   std::string key_name;  // proved; "" without a key
   std::string address;   // "10.0.0.2:7000", "unix:/..."
   Tls tls = Tls::kOff;   // what is encrypted
+  uint8_t version = 0;   // the newest that both ends speak (Options::versions)
   bool same_host = false;
   std::string why;  // one line: why this transport
 };
@@ -94,6 +95,10 @@ struct LinkStats {
   uint64_t bytes_read[kClasses] = {};     // into local memory by read()
   uint64_t bytes_written[kClasses] = {};  // from local memory by write()
   uint64_t bytes_served = 0;  // read and written here by the peer through the link's threads
+  // All that has crossed it, each way, as far as this side knows: messages, what this side read
+  // and wrote, and what the peer did. Of that over shared memory the peer's word is taken; over
+  // verbs the peer alone knows it.
+  uint64_t sent = 0, received = 0;
   uint64_t reads = 0, writes = 0, slices = 0;
   uint64_t messages_sent = 0, messages_received = 0;
   uint64_t no_credit = 0;        // sends refused for want of room at the peer
@@ -180,7 +185,7 @@ class Link {
 
  private:
   friend class Message;
-  virtual void messageTaken(MessageClass klass) = 0;
+  virtual void messageTaken(MessageClass klass, size_t bytes) = 0;
 };
 using LinkPtr = std::shared_ptr<Link>;
 
@@ -189,13 +194,14 @@ class Message {
  public:
   Message() = default;
   Message(LinkPtr link, MessageClass klass, std::vector<std::byte> bytes)
-      : link_(std::move(link)), class_(klass), bytes_(std::move(bytes)) {}
+      : link_(std::move(link)), class_(klass), bytes_(std::move(bytes)), arrived_(bytes_.size()) {}
   Message(Message&& other) noexcept = default;
   Message& operator=(Message&& other) noexcept {
     free();
     link_ = std::move(other.link_);
     class_ = other.class_;
     bytes_ = std::move(other.bytes_);
+    arrived_ = other.arrived_;
     return *this;
   }
   ~Message() { free(); }
@@ -206,12 +212,13 @@ class Message {
 
  private:
   void free() {
-    if (link_) link_->messageTaken(class_);
+    if (link_) link_->messageTaken(class_, arrived_);
     link_.reset();
   }
   LinkPtr link_;
   MessageClass class_ = MessageClass::kNotice;
   std::vector<std::byte> bytes_;
+  size_t arrived_ = 0;  // bytes, as it came
 };
 
 /// What happened on a link. Holds the link alive.
@@ -258,6 +265,10 @@ struct ConnectOptions {
   std::string
       replaces;  // id() of an earlier link to the same node: stopped there before the new one is up
   uint64_t route = 0;  // of who is meant behind the address (routes.h); 0: who listens there
+  // Set by a connect() that fails. True: to try again gives the same, since the peer itself has
+  // said no (another key, another version). False: an outage, or a peer that has no place at the
+  // moment.
+  bool* lasts = nullptr;
 };
 
 /// The acceptor's answer: where the new link belongs, or an Error whose line the peer is told.

@@ -15,7 +15,7 @@ namespace olpager::forward {
 
 inline constexpr uint32_t kMostSlots = 16;
 inline constexpr uint32_t kSessionMagic = 0x73504c4f;  // "OLPs"
-inline constexpr uint32_t kSessionVersion = 18;
+inline constexpr uint32_t kSessionVersion = 19;
 
 enum class SessionAsk : uint32_t {
   kOpen = 1,

@@ -78,6 +78,8 @@ enum class Operation : uint16_t {
   kGraphHostSides,   // boxes of the copies in a graph that have a side in the window
   kGraphBytes,  // blocks that a graph uses which is launched next, and what the client changed of
                 // some: there when the stream comes to it
+  kFinishWork,  // waits for all that was launched, in whichever context and stream, without a call
+                // that would spoil a capture (an executor's: forwarding/agent.h)
 };
 
 /// Of kVariable: whose the variable is, and which function is asked.

@@ -49,8 +49,8 @@ CUresult elapsed(float* milliseconds, CUevent start_handle, CUevent end_handle) 
     if (to.point.stream != nullptr) to.point.stream->kick();
     return CUDA_ERROR_NOT_READY;
   }
-  *milliseconds = static_cast<float>(
-      static_cast<double>(to.nanoseconds->load() - from.nanoseconds->load()) / 1e6);
+  const auto nanoseconds = static_cast<double>(to.nanoseconds->load() - from.nanoseconds->load());
+  *milliseconds = static_cast<float>(nanoseconds / 1e6 / Driver::get().settings.speed);
   return CUDA_SUCCESS;
 }
 

@@ -32,22 +32,15 @@ CUresult unsafe(ContextPtr* context) {
 /// caller's context.
 class Drain {
  public:
-  Drain(Context& context, const Allocation& allocation)
-      : locked_(Driver::get().settings.context_lock ? &context : nullptr) {
-    if (locked_ != nullptr) locked_->call_lock.lock();
+  Drain(Context& context, const Allocation& allocation) : lock_(context) {
     (void)context.synchronize();
     if (auto owner = allocation.context.lock();
         owner != nullptr && owner.get() != &context && owner->active)
       (void)owner->synchronize();
   }
-  ~Drain() {
-    if (locked_ != nullptr) locked_->call_lock.unlock();
-  }
-  Drain(const Drain&) = delete;
-  Drain& operator=(const Drain&) = delete;
 
  private:
-  Context* const locked_;
+  const CallLock lock_;
 };
 
 CUresult allocateHost(void** out, size_t bytes, unsigned flags) {

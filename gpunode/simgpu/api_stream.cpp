@@ -30,7 +30,12 @@ CUresult destroyStream(CUstream handle) {
   if (const CUresult result = requireContext(&context)) return result;
   auto stream = Driver::get().streams.find(handle);
   if (stream == nullptr) return CUDA_ERROR_INVALID_HANDLE;
-  if (auto session = stream->captureSession()) session->invalidate();
+  // Without the stream that began it a capture can't end well. What others have captured stays in
+  // the graph.
+  if (auto session = stream->captureSession()) {
+    const std::scoped_lock lock(session->mutex);
+    if (session->members.front().stream.lock() == stream) session->invalidated = true;
+  }
   Driver::get().streams.remove(handle);
   if (auto own = stream->context()) own->forgetStream(*stream);
   return CUDA_SUCCESS;

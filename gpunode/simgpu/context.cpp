@@ -355,6 +355,14 @@ std::shared_ptr<Context> currentContext() {
   return stack.empty() ? nullptr : stack.back();
 }
 
+CallLock::CallLock(Context& context)
+    : held_(Driver::get().settings.context_lock ? &context : nullptr) {
+  if (held_ != nullptr) held_->call_lock.lock();
+}
+CallLock::~CallLock() {
+  if (held_ != nullptr) held_->call_lock.unlock();
+}
+
 void Context::waitForCallLock() {
   if (!Driver::get().settings.context_lock) return;
   const std::lock_guard lock(call_lock);

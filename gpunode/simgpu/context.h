@@ -19,6 +19,7 @@
 #include <string>
 #include <vector>
 
+#include "gpunode/simgpu/call_lock.h"
 #include "gpunode/simgpu/capture.h"
 #include "gpunode/simgpu/ptx/ptx.h"
 #include "gpunode/simgpu/stream.h"
@@ -147,8 +148,9 @@ class Context : public std::enable_shared_from_this<Context> {
   CUresult disablePeer(Context& peer);
 
   std::mutex submit_mutex;
-  /// OL_SIM_CTXLOCK: held by module load and by free while they drain the context, as some drivers
-  /// do.
+  /// OL_SIM_CTXLOCK: held while one of these waits for work of the context, as some drivers do
+  /// (measured on an H200, driver 580): module load, free, a synchronous copy, a copy to memory
+  /// that is not pinned. Taken by CallLock.
   std::recursive_mutex call_lock;
   /// What every other call of the context does first: waits while a thread holds `call_lock`.
   void waitForCallLock();

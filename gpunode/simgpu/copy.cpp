@@ -99,12 +99,16 @@ bool copySpan(const Device& device, const Side& dst, uint64_t to, const Side& sr
   return true;
 }
 
-/// Imitates a link: the copy takes as long as its bytes would.
-void throttle(uint64_t bytes, std::chrono::steady_clock::time_point begun) {
+/// Whether the device reaches that side over its link: pageable, pinned or managed memory, or a
+/// host chunk that is mapped somewhere.
+bool isOfHost(const Side& side) { return side.raw || Driver::get().memory.onHost(side.start); }
+
+/// Imitates the link: the copy takes as long as its bytes do there.
+void throttle(Device& device, const Side& dst, const Side& src, uint64_t bytes) {
   const double rate = Driver::get().settings.bandwidth;
   if (rate <= 0) return;
-  std::this_thread::sleep_until(begun +
-                                std::chrono::nanoseconds(static_cast<int64_t>(1e9 * bytes / rate)));
+  if (isOfHost(src)) device.link_in.cross(bytes, rate);
+  if (isOfHost(dst)) device.link_out.cross(bytes, rate);
 }
 
 class CopyOp final : public StreamOp {
@@ -113,10 +117,8 @@ class CopyOp final : public StreamOp {
       : copy_(copy), staged_(std::move(staged)) {}
 
   CUresult execute(Context& context) override {
-    const auto begun = std::chrono::steady_clock::now();
     const Side dst = destination(copy_);
     Side src = source(copy_);
-    const bool over_link = dst.raw || src.raw;
     uint64_t width = copy_.WidthInBytes, height = copy_.Height, depth = copy_.Depth;
     if (staged_ != nullptr) {
       src.raw = true;
@@ -138,7 +140,7 @@ class CopyOp final : public StreamOp {
         if (!copySpan(context.device(), dst, dst.start + z * dst.slice + y * dst.pitch, src,
                       src.start + z * src.slice + y * src.pitch, width))
           return CUDA_ERROR_ILLEGAL_ADDRESS;
-    if (over_link) throttle(bytes, begun);
+    throttle(context.device(), dst, src, bytes);
     return CUDA_SUCCESS;
   }
   const char* name() const override { return "copy"; }
@@ -386,7 +388,9 @@ CUresult submitCopy(const CUDA_MEMCPY3D& copy, CUstream handle, bool per_thread,
   if (const CUresult result = context->submitOrCapture(
           *stream, node, [&] { return makeCopyOp(copy, std::move(staged)); }, &point))
     return result;
-  return must_wait ? context->synchronize(point) : CUDA_SUCCESS;
+  if (!must_wait) return CUDA_SUCCESS;
+  const CallLock held(*context);
+  return context->synchronize(point);
 }
 
 CUresult checkMemset(const Device& device, const CUDA_MEMSET_NODE_PARAMS& set) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <thread>
 #include <unordered_map>
 
 namespace olpager::simgpu {
@@ -146,6 +147,17 @@ const std::unordered_map<int, int>& attributes() {
 }
 
 }  // namespace
+
+void Device::Link::cross(uint64_t bytes, double bytes_per_second) {
+  const auto takes = std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+      std::chrono::duration<double>(static_cast<double>(bytes) / bytes_per_second));
+  std::chrono::steady_clock::time_point over;
+  {
+    const std::lock_guard lock(mutex_);
+    over = free_ = std::max(free_, std::chrono::steady_clock::now()) + takes;
+  }
+  std::this_thread::sleep_until(over);
+}
 
 bool KernelAddressSpace::translate(std::uint64_t va, bool write, ptx::Translation& out) {
   Translation found;

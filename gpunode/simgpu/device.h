@@ -6,6 +6,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -45,8 +46,10 @@ struct Settings {
   unsigned shared_pins =
       1;  // of memory that is mapped shared: 0 none can be registered, 1 all, 2 every second
   unsigned connections = 0;        // queues that the streams of a device share; 0: one each
-  double bandwidth = 0;            // bytes per second of one copy; 0: as fast as the host
+  double bandwidth = 0;            // bytes per second of a link, each way; 0: as fast as the host
   double host_making = 0;          // bytes per second of host memory made by cuMemCreate; likewise
+  double mapping = 0;              // seconds of a call that maps or unmaps; 0: as fast as it is
+  double speed = 1;                // events tell the time as of a GPU so many times as fast
   unsigned threads = 0;            // of the worker pool; 0: one per core
   bool dead_contexts_end = false;  // a destroyed context that is named again ends the process
   bool dma_buf = false;  // memory that is made for GPUDirect RDMA has a memfd in a dma-buf's place
@@ -100,6 +103,18 @@ class Device {
     std::vector<StreamPoint> last;
   };
   Connections connections;
+
+  /// OL_SIM_BANDWIDTH: one way of the device's link to the host, which all copies share.
+  class Link {
+   public:
+    /// Waits until these bytes have crossed it, behind what others have sent before.
+    void cross(uint64_t bytes, double bytes_per_second);
+
+   private:
+    std::mutex mutex_;
+    std::chrono::steady_clock::time_point free_;  // from then on
+  };
+  Link link_in, link_out;  // to the device, from it
 
   /// CUDA_ERROR_INVALID_VALUE for an attribute that does not exist.
   CUresult attribute(CUdevice_attribute attribute, int* value) const;

@@ -3,9 +3,10 @@
 // lock is held while an operation of a stream executes, while a caller's callback runs, or while a
 // thread waits for a stream (StreamPoint::wait), but for the first two.
 //
-//   1. Context::call_lock        OL_SIM_CTXLOCK only, recursive: module load and free hold it while
-//                                they drain the context; every other call of the context waits for
-//                                it first, before it takes any lock
+//   1. Context::call_lock        OL_SIM_CTXLOCK only, recursive: module load, free, synchronous
+//                                copies and copies to memory that is not pinned hold it while they
+//                                wait for the context or the copy; every other call of the context
+//                                waits for it first, before it takes any lock
 //   2. Driver::primary_mutex     recursive: retain, release and reset of primary contexts; held
 //                                while one is torn down
 //   3. CaptureSession::mutex     one capture's state; held while a node is added to its graph, so

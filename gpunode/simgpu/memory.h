@@ -214,6 +214,8 @@ class Memory {
   /// Whether a copy or memset on `device` may touch the whole range: one allocation holds it, or a
   /// run of VMM mappings that the device has (write) access to.
   bool covers(const Device& device, uint64_t address, uint64_t bytes, bool write) const;
+  /// Whether a host chunk is mapped there.
+  bool onHost(uint64_t address) const;
   /// Where the driver itself places device memory: nothing there is the program's, mapped or not.
   bool ownAddress(uint64_t address) const;
   /// Whether any device knows the address (device memory, pinned or managed memory, VMM mappings).

@@ -59,6 +59,12 @@ bool parseInteger(const char* text, uint64_t low, uint64_t high, uint64_t* value
          *value <= high;
 }
 
+bool parsePositive(const char* text, double most, double* value) {
+  char* end = nullptr;
+  *value = std::strtod(text, &end);
+  return end != text && *end == 0 && *value > 0 && *value <= most;
+}
+
 const char* variable(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr && *value != 0 ? value : nullptr;
@@ -146,18 +152,23 @@ Result<Settings> readSettings() {
     s.shared_pins = static_cast<unsigned>(number);
   }
   if (const char* v = variable("OL_SIM_BANDWIDTH")) {
-    char* end = nullptr;
-    const double gigabytes = std::strtod(v, &end);
-    if (end == v || *end != 0 || !(gigabytes > 0) || gigabytes > 1e6)
-      return bad("OL_SIM_BANDWIDTH", v, "GB/s of a copy, such as 25");
-    s.bandwidth = gigabytes * 1e9;
+    if (!parsePositive(v, 1e6, &s.bandwidth))
+      return bad("OL_SIM_BANDWIDTH", v, "GB/s of a device's link to the host, such as 25");
+    s.bandwidth *= 1e9;
   }
   if (const char* v = variable("OL_SIM_HOST_MAKING")) {
-    char* end = nullptr;
-    const double gigabytes = std::strtod(v, &end);
-    if (end == v || *end != 0 || !(gigabytes > 0) || gigabytes > 1e6)
+    if (!parsePositive(v, 1e6, &s.host_making))
       return bad("OL_SIM_HOST_MAKING", v, "GB/s of host memory that is made, such as 1");
-    s.host_making = gigabytes * 1e9;
+    s.host_making *= 1e9;
+  }
+  if (const char* v = variable("OL_SIM_MAPPING")) {
+    if (!parsePositive(v, 1e6, &s.mapping))
+      return bad("OL_SIM_MAPPING", v, "microseconds of a call that maps, such as 400");
+    s.mapping *= 1e-6;
+  }
+  if (const char* v = variable("OL_SIM_SPEED")) {
+    if (!parsePositive(v, 1e9, &s.speed))
+      return bad("OL_SIM_SPEED", v, "how many times as fast events say that it is, such as 1000");
   }
   if (const char* v = variable("OL_SIM_CONNECTIONS")) {
     if (!parseInteger(v, 0, 1024, &number))

@@ -26,7 +26,7 @@ bool isHost(CUmemLocationType type) {
          type == CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT;
 }
 
-bool onHost(const Physical& physical) { return isHost(physical.properties.location.type); }
+bool isInHost(const Physical& physical) { return isHost(physical.properties.location.type); }
 
 void mapRun(const VmmMapping& mapping, Device& device, bool writable) {
   const uint64_t pages = mapping.bytes / kPageBytes;
@@ -44,6 +44,15 @@ void mapRun(const VmmMapping& mapping, Device& device, bool writable) {
 void hideFromCpu(uint64_t address, uint64_t bytes) {
   (void)mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+}
+
+/// OL_SIM_MAPPING: each call that maps or unmaps takes so long, one after the other.
+void takeTimeToMap() {
+  const double seconds = Driver::get().settings.mapping;
+  if (seconds <= 0) return;
+  static std::mutex mapping;  // the driver's, for all devices
+  const std::lock_guard lock(mapping);
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }
 
 }  // namespace
@@ -198,6 +207,7 @@ CUresult Memory::dmaBuf(uint64_t address, uint64_t bytes, int* fd) {
 
 CUresult Memory::map(uint64_t address, uint64_t bytes, uint64_t offset,
                      CUmemGenericAllocationHandle handle) {
+  takeTimeToMap();
   if (offset != 0) return CUDA_ERROR_NOT_SUPPORTED;
   if (bytes == 0 || bytes % kPageBytes != 0 || address % kPageBytes != 0)
     return CUDA_ERROR_INVALID_VALUE;
@@ -224,6 +234,7 @@ CUresult Memory::map(uint64_t address, uint64_t bytes, uint64_t offset,
 }
 
 CUresult Memory::unmap(uint64_t address, uint64_t bytes) {
+  takeTimeToMap();
   if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   std::vector<std::shared_ptr<Physical>> dropped;  // go after the lock
   std::unique_lock lock(state_->mutex);
@@ -261,6 +272,7 @@ CUresult Memory::unmap(uint64_t address, uint64_t bytes) {
 
 CUresult Memory::setAccess(uint64_t address, uint64_t bytes, const CUmemAccessDesc* descriptors,
                            size_t count) {
+  takeTimeToMap();
   if (bytes == 0 || descriptors == nullptr || count == 0) return CUDA_ERROR_INVALID_VALUE;
   std::unique_lock lock(state_->mutex);
   uint64_t end = address;
@@ -279,12 +291,12 @@ CUresult Memory::setAccess(uint64_t address, uint64_t bytes, const CUmemAccessDe
       if (Driver::get().device(wanted.location.id) == nullptr) return CUDA_ERROR_INVALID_DEVICE;
       for (auto it = first; it != last && !Driver::get().settings.peers; ++it) {
         const Physical& physical = *it->second.physical;
-        if (!onHost(physical) && physical.properties.location.id != wanted.location.id)
+        if (!isInHost(physical) && physical.properties.location.id != wanted.location.id)
           return CUDA_ERROR_INVALID_DEVICE;
       }
     } else if (isHost(wanted.location.type)) {
       for (auto it = first; it != last; ++it)
-        if (!onHost(*it->second.physical)) return CUDA_ERROR_NOT_SUPPORTED;
+        if (!isInHost(*it->second.physical)) return CUDA_ERROR_NOT_SUPPORTED;
     } else {
       return CUDA_ERROR_INVALID_VALUE;
     }
@@ -341,6 +353,12 @@ bool Memory::mapping(uint64_t address, VmmMapping* out) const {
   if (found == nullptr) return false;
   *out = *found;
   return true;
+}
+
+bool Memory::onHost(uint64_t address) const {
+  std::shared_lock lock(state_->mutex);
+  const VmmMapping* const found = state_->mappingAt(address);
+  return found != nullptr && isInHost(*found->physical);
 }
 
 bool Memory::reservation(uint64_t address, uint64_t* base, uint64_t* bytes) const {

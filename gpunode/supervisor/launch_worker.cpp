@@ -19,7 +19,7 @@ std::vector<std::string> inheritedEnvironment() {
   const auto ours = [](std::string_view entry) {
     for (const std::string_view name :
          {"OL_GPUNODE=", "OL_TRANSPORT=", "OL_RAILS=", "OL_DRIVER=", "OL_VRAM=", "OL_HOST=",
-          "OL_LOG=", "LD_PRELOAD=", "OL_COUNTERS_KEEP="}) {
+          "OL_LOG=", "LD_PRELOAD=", "OL_COUNTERS_KEEP=", "OLPAGER_DAEMON_LOG="}) {
       if (entry.starts_with(name)) return true;
     }
     return false;

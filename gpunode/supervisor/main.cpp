@@ -10,6 +10,7 @@
 
 #include "base/command_line.h"
 #include "base/credentials.h"
+#include "base/daemon_log.h"
 #include "base/format.h"
 #include "base/locate.h"
 #include "base/log.h"
@@ -17,6 +18,7 @@
 #include "base/process.h"
 #include "base/settings.h"
 #include "base/text.h"
+#include "coherence/transport/log_links.h"
 #include "forwarding/local_gpunode.h"
 #include "gpunode/supervisor/options.h"
 #include "gpunode/supervisor/own_program.h"
@@ -164,6 +166,10 @@ int run(int argc, char** argv) {
                      "{}; install it: "
                      "package olpager-simgpu",
                      self));
+  if (!for_program) {
+    base::useDaemonLog(options.log_format, "olgpunode");
+    transport::setLinkLogLevel(base::LogLevel::kDebug);
+  }
   gpunode::Supervisor supervisor(options, worker, library, sim);
   supervisor.serveOnly(std::move(program));
   if (auto started = supervisor.start(); !started.ok()) return refuse(started.error().message);

@@ -141,8 +141,23 @@ Status setPrometheus(SupervisorOptions& options, std::string_view text) {
         !status.ok())
       return Error{status.error().message + "; or none"};
   }
-  options.prometheus = text == "none" ? "" : text;
+  options.prometheus.address = text == "none" ? "" : text;
   return {};
+}
+template <std::string status::MetricsOptions::*kMember>
+Status setMetricsFile(SupervisorOptions& options, std::string_view text) {
+  options.prometheus.*kMember = text;
+  return {};
+}
+Status setLogFormat(SupervisorOptions& options, std::string_view text) {
+  const auto format = base::parseLogFormat(text);
+  if (!format) return notAllowed(text, base::kLogFormats);
+  options.log_format = *format;
+  return {};
+}
+Status setWorkerLog(SupervisorOptions& options, std::string_view text) {
+  options.worker_log = base::parseLogLevel(text);
+  return options.worker_log ? Status() : notAllowed(text, base::kLogLevels);
 }
 Status setLog(SupervisorOptions& options, std::string_view text) {
   const auto level = base::parseLogLevel(text);
@@ -196,8 +211,21 @@ const std::vector<SupervisorKey>& supervisorKeys() {
        "Seconds for which a program that has lost its connection tries to connect again", "10",
        setGrace},
       {"prometheus", "Watching", "HOST:PORT",
-       "Where figures are served for Prometheus, on loopback: host:port", "none", setPrometheus},
+       "Where figures are served for Prometheus: host:port; beyond loopback with a token", "none",
+       setPrometheus},
+      {"prometheus-token", "Watching", "FILE",
+       "File with the token that whoever asks for figures has to bring (Authorization: Bearer)",
+       "none", setMetricsFile<&status::MetricsOptions::token>},
+      {"prometheus-cert", "Watching", "FILE",
+       "File with a certificate (PEM): figures are served by HTTPS", "none",
+       setMetricsFile<&status::MetricsOptions::certificate>},
+      {"prometheus-cert-key", "Watching", "FILE", "File with that certificate's private key (PEM)",
+       "none", setMetricsFile<&status::MetricsOptions::private_key>},
       {"log", "Watching", "LEVEL", "off, error, warn, info, debug or trace", "info", setLog},
+      {"log-format", "Watching", "HOW", "How lines look: text, or json (one object a line)", "text",
+       setLogFormat},
+      {"worker-log", "Watching", "LEVEL", "The same as --log for the workers of sessions",
+       "warn; from debug on as --log", setWorkerLog},
   };
   return kKeys;
 }

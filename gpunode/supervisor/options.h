@@ -3,13 +3,16 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/daemon_log.h"
 #include "base/log.h"
 #include "base/result.h"
 #include "base/size.h"
+#include "coherence/status/metrics.h"
 #include "coherence/transport/options.h"
 
 namespace olpager::gpunode {
@@ -31,8 +34,10 @@ struct SupervisorOptions {
   uint32_t sessions = 64;
   uint32_t key_sessions = 0;   // of one key; 0: as many as of all
   uint32_t grace_ms = 10'000;  // for which a client tries to connect again
-  std::string prometheus;      // host:port; "": none
+  status::MetricsOptions prometheus;
   base::LogLevel log = base::LogLevel::kInfo;
+  base::LogFormat log_format = base::LogFormat::kText;
+  std::optional<base::LogLevel> worker_log;  // none: from debug on as `log`, else what is grave
 };
 
 struct SupervisorKey {

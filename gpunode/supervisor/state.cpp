@@ -87,7 +87,7 @@ std::vector<status::Metric> Supervisor::metrics() {
 // Ahead, not when it is asked for: this thread may be busy, starting a driver.
 void Supervisor::tellMetrics() {
   const auto now = std::chrono::steady_clock::now();
-  if (options_.prometheus.empty() || now - told_ < kTell) return;
+  if (!options_.prometheus.wanted() || now - told_ < kTell) return;
   told_ = now;
   std::string text = status::metricsText("olgpunode", metrics());
   std::lock_guard lock(metrics_mutex_);

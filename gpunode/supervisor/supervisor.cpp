@@ -16,6 +16,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/daemon_log.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/process.h"
@@ -122,6 +123,7 @@ bool Supervisor::toldToEnd() {
 
 Status Supervisor::start() {
   transport::Options network;
+  network.release = base::kVersion;
   network.tls = options_.tls;
   network.choice = transport::Choice::kTcp;  // a message each way
   network.io_threads = 1;
@@ -163,15 +165,14 @@ Status Supervisor::start() {
                     folder.error().message.c_str());
     }
   }
-  if (!options_.prometheus.empty()) {
+  if (options_.prometheus.wanted()) {
     tellMetrics();
-    auto served = status::serveMetrics(options_.prometheus, [this] {
+    auto served = status::serveMetricsAloud(options_.prometheus, [this] {
       std::lock_guard lock(metrics_mutex_);
       return metrics_text_;
     });
-    if (!served.ok()) return Error{"--prometheus: " + served.error().message};
+    if (!served.ok()) return served.error();
     metrics_endpoint_ = std::move(served).value();
-    base::logInfo("figures at http://%s/metrics", metrics_endpoint_->address().c_str());
   }
   // Workers of a gpunode that was killed went with it, and nobody else may ever look for their
   // counters: to read them removes those of the dead.
@@ -467,6 +468,7 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
   }
   if (getrandom(session.reply.key, sizeof session.reply.key, 0) != sizeof session.reply.key)
     return refuse(client, "it has no random numbers");
+  session.id_text = base::format("{:016x}", session.id);
   session.reply.session = session.id;
   session.reply.grace_ms = options_.grace_ms;
   session.number = next_number_;
@@ -491,10 +493,11 @@ void Supervisor::open(const transport::LinkPtr& client, const SessionRequest& re
     return refuse(client, spawned.error().message);
   }
   ++next_number_;
-  base::logInfo("session %016llx: %s of %s%s%s, worker %d",
-                static_cast<unsigned long long>(session.id), session.program.c_str(),
-                session.peer.c_str(), session.key_name.empty() ? "" : " with key ",
-                session.key_name.c_str(), session.pid);
+  {
+    const base::LogAbout about(session.id_text, session.key_name);
+    base::logDebug("%s of %s has worker %d, which starts", session.program.c_str(),
+                   session.peer.c_str(), session.pid);
+  }
   sessions_.emplace(session.id, std::move(session));
 }
 
@@ -512,7 +515,7 @@ void Supervisor::tell(const transport::LinkPtr& client, const SessionRequest& re
 std::vector<std::string> Supervisor::workerEnvironment() const {
   std::vector<std::string> environment = inheritedEnvironment();
   environment.emplace_back("OL_GPUNODE=none");  // the worker itself is local, whatever a file says
-  environment.push_back(base::format("OL_LOG={}", base::logLevelName(options_.log)));
+  environment.push_back(base::format("OL_LOG={}", base::logLevelName(workersLogLevel())));
   // As its program has it: to memservers, and of olrun that will print the counters.
   for (const char* const name : {"OL_TRANSPORT", "OL_RAILS", kKeepCounters}) {
     const char* const value = program_ ? std::getenv(name) : nullptr;
@@ -521,6 +524,13 @@ std::vector<std::string> Supervisor::workerEnvironment() const {
   if (std::getenv("CUDA_DEVICE_ORDER") == nullptr)
     environment.emplace_back("CUDA_DEVICE_ORDER=PCI_BUS_ID");  // --device counts as nvidia-smi does
   return environment;
+}
+
+// A worker's lines at info are of one session: the log has its begin and its end. A gpunode for one
+// program is asked for by --log info, and tells it all.
+base::LogLevel Supervisor::workersLogLevel() const {
+  if (options_.worker_log) return *options_.worker_log;
+  return !program_ && options_.log == base::LogLevel::kInfo ? base::LogLevel::kWarn : options_.log;
 }
 
 Status Supervisor::findDevices() {
@@ -566,6 +576,7 @@ Status Supervisor::spawn(Session& session) {
   setup.confined = options_.confine ? 1 : 0;
   setup.pinned_bytes = most_ram_;
   setup.host_bytes = session.host_limit;
+  std::strncpy(setup.program, session.program.c_str(), sizeof setup.program - 1);
   std::strncpy(setup.library, library_.c_str(), sizeof setup.library - 1);
   if (!cache_.empty()) {
     const std::string folder =
@@ -576,6 +587,9 @@ Status Supervisor::spawn(Session& session) {
   }
 
   std::vector<std::string> environment = workerEnvironment();
+  if (!program_)  // a program's own gpunode logs as that program does
+    environment.push_back(base::daemonLogEntry(options_.log_format, "olgpunode-worker",
+                                               session.id_text, session.key_name));
   forward::setDriverEnvironment(environment, session.driver);
   if (!options_.driver.empty())
     environment.push_back("OL_DRIVER=" + (options_.driver == "sim" ? sim_ : options_.driver));
@@ -630,7 +644,11 @@ void Supervisor::ready(Session& session) {
     if (client) refuse(client, said.text);
     return;
   }
-  base::logInfo("session %016llx is ready", static_cast<unsigned long long>(session.id));
+  {
+    const base::LogAbout about(session.id_text, session.key_name);
+    base::logInfo("begins: %s of %s, worker %d", session.program.c_str(), session.peer.c_str(),
+                  session.pid);
+  }
   promiseVram(session);
   // The others have been asked for its part of RAM when its worker was started: what they have
   // given by now it is told of, too.
@@ -733,13 +751,12 @@ void Supervisor::reap() {
       failed_ += status != 0 && !session.left ? 1 : 0;
       ended_calls_ += session.report.calls;
       ended_moved_ += session.report.moved;
-      if (WIFSIGNALED(status) && !session.left) {
-        base::logError("session %016llx (%s): %s", static_cast<unsigned long long>(id),
-                       session.program.c_str(), session.ended.c_str());
-      } else {
-        base::logInfo("session %016llx (%s): %s", static_cast<unsigned long long>(id),
-                      session.program.c_str(), session.ended.c_str());
-      }
+      const base::LogAbout about(session.id_text, session.key_name);
+      base::log(
+          WIFSIGNALED(status) && !session.left ? base::LogLevel::kError : base::LogLevel::kInfo,
+          "ends: %s: %s; %llu calls, %s of them and their answers", session.program.c_str(),
+          session.ended.c_str(), static_cast<unsigned long long>(session.report.calls),
+          base::formatSize(session.report.moved).c_str());
     }
   }
 }

@@ -77,6 +77,7 @@ class Supervisor {
     bool unified = false;                 // its handles mean the same in all of them
     forward::DriverEnvironment driver;    // what its program says to the driver
     std::string program, peer, node, key_name;
+    std::string id_text;           // what the log says of it (base::LogAbout)
     bool left = false;             // the client has, before the worker was ready
     bool starting = true;          // the worker is not ready
     base::UniqueFd socket;         // to the worker
@@ -141,6 +142,7 @@ class Supervisor {
   Status spawn(Session& session);
   Status findDevices();
   std::vector<std::string> workerEnvironment() const;
+  base::LogLevel workersLogLevel() const;
   /// What may be divided of a device, and the most of it that a session may have.
   uint64_t vramToShare(size_t device) const;
   uint64_t mostVram(size_t device) const;

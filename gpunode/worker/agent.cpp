@@ -21,9 +21,7 @@ using Read = calls::Channel::Read;
 
 constexpr auto kSlice = 500ms;
 constexpr auto kJoin = 100ms;
-constexpr auto kGather = 1ms;  // ages of operations that are over, for one record
-// The program may be at its end, and the other worker with it: then the client says so soon.
-constexpr auto kPatience = 2s;
+constexpr auto kGather = 1ms;        // ages of operations that are over, for one record
 constexpr size_t kMostKnown = 4096;  // pages: some 600 bytes each
 constexpr double kWorthHashing = 3;  // times what it takes has a page to take
 constexpr uint64_t kPaceBytes = 8 << 20;
@@ -36,8 +34,10 @@ void note(double& mean, std::chrono::duration<double, std::nano> time) {
 }  // namespace
 
 Status Agent::start(unsigned slot,
-                    std::function<bool(calls::Channel&, std::chrono::milliseconds)> joins) {
+                    std::function<bool(calls::Channel&, std::chrono::milliseconds)> joins,
+                    std::chrono::milliseconds grace) {
   slot_ = slot;
+  grace_ = grace;
   joins_ = std::move(joins);
   const auto find = [this](const char* name, auto& function) {
     function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(
@@ -49,6 +49,7 @@ Status Agent::start(unsigned slot,
       !find("olpager_agent_region", pager_.region) ||
       !find("olpager_agent_receive", pager_.receive) ||
       !find("olpager_agent_landed", pager_.landed) ||
+      !find("olpager_agent_finish", pager_.finish) ||
       !find("olpager_agent_retained", pager_.retained) ||
       !find("olpager_operation", pager_.operation) ||
       !find("olpager_operation_uses", pager_.uses) ||
@@ -110,9 +111,11 @@ OlpagerAgentLink Agent::linkOf(Agent& agent) {
 }
 
 // What the executor was not asked for leaves no note: notes are as many as this worker asks for.
-void Agent::offered(unsigned slot, const PeerMessage& page, std::span<const std::byte> behind) {
+void Agent::offered(unsigned slot, uint64_t link, const PeerMessage& page,
+                    std::span<const std::byte> behind) {
   Note note{.kind = Note::Kind::kOffered, .slot = slot};
   note.offer.page = page;
+  note.offer.link = link;
   if ((page.hashed & kBlocksHashed) != 0)
     std::memcpy(&note.offer.blocks.emplace(), behind.data(), sizeof(pages::BlockHashes));
   note.key = {static_cast<uint32_t>(page.at), page.copy};
@@ -130,15 +133,31 @@ void Agent::offered(unsigned slot, const PeerMessage& page, std::span<const std:
   noted_.notify_one();
 }
 
-void Agent::read(uint64_t read, bool good) {
+void Agent::read(uint64_t read, ReadIs how) {
   Note note{.kind = Note::Kind::kRead};
   note.read = read;
-  note.good = good;
+  note.how = how;
   note.at = std::chrono::steady_clock::now();
   leave(std::move(note));
 }
 
-void Agent::peerLost(unsigned slot) { leave({.kind = Note::Kind::kPeerLost, .slot = slot}); }
+void Agent::peerUp(unsigned slot, uint64_t link) {
+  Note note{.kind = Note::Kind::kPeerUp, .slot = slot};
+  note.link = link;
+  leave(std::move(note));
+}
+
+// Nothing comes over it after this.
+void Agent::peerLost(unsigned slot, uint64_t link, bool refused) {
+  {
+    const std::lock_guard lock(mutex_);
+    offers_.forget(slot, link);
+  }
+  Note note{.kind = Note::Kind::kPeerLost, .slot = slot};
+  note.link = link;
+  note.refused = refused;
+  leave(std::move(note));
+}
 
 // --- operations ----------------------------------------------------------------------------------
 
@@ -239,7 +258,12 @@ void Agent::work() {
       continue;
     }
     if (over_.empty()) {
-      lost_.empty() ? noted_.wait(lock) : (void)noted_.wait_for(lock, kGather);
+      // Within a grace time nothing else may wake it.
+      if (!lost_.empty()) {
+        noted_.wait_until(lock, ends_at_);
+      } else {
+        noted_.wait(lock);
+      }
       continue;
     }
     noted_.wait_for(lock, kGather, [this] { return !notes_.empty(); });
@@ -264,6 +288,7 @@ void Agent::take(Note& note) {
     case Kind::kFetch: {
       Transfer& transfer = transfers_[note.key];
       transfer = {.from = note.slot, .into = note.memory, .has = note.hash};
+      if (Link& link = links_[note.slot]; link.awaited++ == 0) link.in_vain = false;
       {
         const std::lock_guard lock(mutex_);
         transfer.offer = offers_.want(note.slot, note.key);
@@ -279,59 +304,117 @@ void Agent::take(Note& note) {
     }
     case Kind::kRead:
       return endRead(note);
+    case Kind::kPeerUp:
+      return linkUp(note);
     case Kind::kPeerLost:
-      if (!lost_.empty()) return;
-      lost_ = "the link to the worker of executor " + std::to_string(note.slot) + " is lost";
-      lost_executor_ = note.slot + 1;
-      ends_at_ = std::chrono::steady_clock::now() + kPatience;
-      return;
+      return linkLost(note);
     case Kind::kFailed:
       lost_ = note.why;
       lost_executor_ = 0;
       ends_at_ = std::chrono::steady_clock::now();
+      failed_ = true;
       return;
   }
 }
 
+// --- links ---------------------------------------------------------------------------------------
+
+void Agent::linkUp(const Note& note) {
+  Link& link = links_[note.slot];
+  if (note.link <= link.up) return;
+  if (link.up != 0) base::logWarn("the link to the worker of session %u is made again", note.slot);
+  link.up = note.link;
+  link.down = false;
+  tellEnd();
+  for (auto& [key, given] : given_)
+    if (given.to == note.slot && given.link < note.link) offer(key, given);
+}
+
+// A peer that has been refused is not taken back, by whichever link it comes.
+void Agent::linkLost(const Note& note) {
+  if (note.refused) {
+    if (failed_) return;
+    lost_ = "the worker of executor " + std::to_string(note.slot) + " says what makes no sense";
+    lost_executor_ = note.slot + 1;
+    ends_at_ = std::chrono::steady_clock::now();
+    failed_ = true;
+    return;
+  }
+  Link& link = links_[note.slot];
+  if (note.link < link.up || link.down) return;  // there is another one
+  link.down = true;
+  // One that is made again and again and brings nothing of what is waited for gets no more time.
+  if (link.awaited == 0 || !link.in_vain) link.ends_at = std::chrono::steady_clock::now() + grace_;
+  link.in_vain = true;
+  tellEnd();
+  worker_.peers().connectAgain(note.slot, grace_);
+}
+
+// By when the session ends, and why: the link that was lost first.
+void Agent::tellEnd() {
+  if (failed_) return;
+  lost_.clear();
+  lost_executor_ = 0;
+  for (const auto& [slot, link] : links_) {
+    if (!link.down || (!lost_.empty() && link.ends_at >= ends_at_)) continue;
+    lost_ = "the link to the worker of executor " + std::to_string(slot) +
+            " is lost, and was not made again for " + std::to_string(grace_.count() / 1000) + " s";
+    lost_executor_ = slot + 1;
+    ends_at_ = link.ends_at;
+  }
+}
+
+// --- pages that are given ------------------------------------------------------------------------
+
 void Agent::give(const Note& note) {
-  const PeerPtr peer = worker_.peers().find(note.slot);
-  if (peer == nullptr) return peerLost(note.slot);
-  auto region = transport::registerMemory(peer->staging().domain(),
-                                          {.base = note.memory, .length = kPageBytes},
-                                          transport::kRemoteRead);
+  Given& given = given_[note.key];
+  given = {.to = note.slot, .memory = note.memory, .hash = note.hash};
+  offer(note.key, given);
+}
+
+// Over the link that there is now; where there is none, linkUp() does it over the next.
+void Agent::offer(const Key& key, Given& given) {
+  given.region.reset();
+  const PeerPtr peer = worker_.peers().upNow(given.to);
+  if (peer == nullptr) return;
+  given.link = peer->number();
+  auto region = transport::registerMemory(
+      peer->staging().domain(),
+      {.base = const_cast<void*>(given.memory), .length = kPageBytes},  // it is only read
+      transport::kRemoteRead);
   if (!region.ok()) {
     Note failed{.kind = Note::Kind::kFailed};
     failed.why = "a page can't be given: " + region.error().message;
     return leave(std::move(failed));
   }
-  PeerMessage offer{.says = PeerSays::kPage, .copy = note.key.second, .at = note.key.first};
+  PeerMessage offer{.says = PeerSays::kPage, .copy = key.second, .at = key.first};
   offer.bytes = kPageBytes;
   offer.region = region.value()->key();
-  offer.hash = note.hash.value_or(Hash{});
-  const pages::BlockHashes* const blocks = blocksToGive(note, *peer);
-  offer.hashed = (note.hash ? kPageHashed : 0) | (blocks != nullptr ? kBlocksHashed : 0);
-  given_[note.key] = std::move(region.value());
+  offer.hash = given.hash.value_or(Hash{});
+  const pages::BlockHashes* const blocks = blocksToGive(key, given, *peer);
+  offer.hashed = (given.hash ? kPageHashed : 0) | (blocks != nullptr ? kBlocksHashed : 0);
+  given.region = std::move(region.value());
   std::span<const std::byte> behind;
   if (blocks != nullptr) behind = std::as_bytes(std::span(*blocks));
-  if (!peer->say(offer, behind)) peerLost(note.slot);
+  (void)peer->say(offer, behind);  // it is lost: offered again over the next
 }
 
 // Of what the taker may have an older page of: what it has given here. Null: it is to read all.
-const pages::BlockHashes* Agent::blocksToGive(const Note& note, Peer& peer) {
-  Known& page = known(note.key.first);
-  page.frame = note.memory;
-  if (!note.hash || page.hash != note.hash) {
-    page.hash = note.hash;
+const pages::BlockHashes* Agent::blocksToGive(const Key& key, const Given& given, Peer& peer) {
+  Known& page = known(key.first);
+  page.frame = given.memory;
+  if (!given.hash || page.hash != given.hash) {
+    page.hash = given.hash;
     page.blocks.reset();
   }
-  const Giver& taker = givers_[note.slot];
-  if (page.from != note.slot || !peer.is(transport::LinkKind::kTcp) ||
+  const Giver& taker = givers_[given.to];
+  if (page.from != given.to || !peer.is(transport::LinkKind::kTcp) ||
       taker.pages - page.number >= pages::kMostKept)
     return nullptr;
   if (!page.blocks) {
     // Both may have to hash, and some blocks have to come.
     if (taker.page_ns < kWorthHashing * hash_ns_) return nullptr;
-    page.blocks = hashBlocks(note.memory);
+    page.blocks = hashBlocks(given.memory);
   }
   return &*page.blocks;
 }
@@ -360,8 +443,8 @@ Agent::Known& Agent::known(uint32_t extent) {
 // What is offered and wanted.
 void Agent::start(const Key& key, Transfer& transfer) {
   const PeerMessage& offer = transfer.offer->page;
-  const PeerPtr peer = worker_.peers().find(transfer.from);
-  if (peer == nullptr) return peerLost(transfer.from);
+  const PeerPtr peer = worker_.peers().upNow(transfer.from);
+  if (peer == nullptr || peer->number() != transfer.offer->link) return startAgain(key, transfer);
   Note failed{.kind = Note::Kind::kFailed};
   if (offer.bytes != kPageBytes || offer.region.length < kPageBytes ||
       offer.offset > offer.region.length - kPageBytes) {
@@ -373,7 +456,7 @@ void Agent::start(const Key& key, Transfer& transfer) {
       unchanged ? std::vector<pages::Piece>{} : toRead(key, transfer);
   if (pieces.empty()) {
     unchanged_.fetch_add(1, std::memory_order_relaxed);
-    return landed(key, true);
+    return landed(key);
   }
   auto region = transport::registerMemory(peer->staging().domain(),
                                           {.base = transfer.into, .length = kPageBytes},
@@ -388,13 +471,34 @@ void Agent::start(const Key& key, Transfer& transfer) {
   if (giver.reads == 0) giver.since = std::chrono::steady_clock::now(), giver.bytes = 0;
   giver.reads += pieces.size();
   transfer.reads = pieces.size();
-  for (const pages::Piece& piece : pieces) {
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const pages::Piece& piece = pieces[i];
     const uint64_t read = next_read_++;
     reads_[read] = {key, piece.bytes};
-    if (!peer->readPage(read, {transfer.region.get(), piece.offset, piece.bytes},
-                        {offer.region, offer.offset + piece.offset, piece.bytes}))
-      return peerLost(transfer.from);
+    if (peer->readPage(read, {transfer.region.get(), piece.offset, piece.bytes},
+                       {offer.region, offer.offset + piece.offset, piece.bytes}))
+      continue;
+    // The link is lost, and these are not under way.
+    reads_.erase(read);
+    giver.reads -= pieces.size() - i;
+    transfer.reads -= pieces.size() - i;
+    transfer.good = false;
+    if (transfer.reads == 0) startAgain(key, transfer);
+    return;
   }
+}
+
+// What was offered can't be had: its link is lost, and nothing of it is under way.
+void Agent::startAgain(const Key& key, Transfer& transfer) {
+  transfer.region.reset();
+  if (transfer.bytes != 0) transfer.has.reset();  // some of it may have come
+  transfer.bytes = 0;
+  transfer.good = true;
+  {
+    const std::lock_guard lock(mutex_);
+    transfer.offer = offers_.want(transfer.from, key);
+  }
+  if (transfer.offer) start(key, transfer);
 }
 
 void Agent::endRead(const Note& note) {
@@ -402,12 +506,20 @@ void Agent::endRead(const Note& note) {
   if (read.empty()) return;
   const auto [key, bytes] = read.mapped();
   Transfer& transfer = transfers_[key];
-  came(givers_[transfer.from], bytes, note.at);
-  transfer.good = transfer.good && note.good;
+  came(givers_[transfer.from], note.how == ReadIs::kGood ? bytes : 0, note.at);
+  // Who gives lets go of what it offered over a link when it has another one.
+  const PeerPtr peer = worker_.peers().upNow(transfer.from);
+  const bool current = peer != nullptr && peer->number() == transfer.offer->link;
+  if (note.how == ReadIs::kFailed && current) {
+    Note failed{.kind = Note::Kind::kFailed};
+    failed.why = "executor " + std::to_string(transfer.from) + " offers what it has not got";
+    leave(std::move(failed));
+  }
+  transfer.good = transfer.good && note.how == ReadIs::kGood;
   if (--transfer.reads != 0) return;
   transfer.region.reset();  // nothing touches the memory any more
-  if (!transfer.good) peerLost(transfer.from);
-  landed(key, transfer.good);
+  if (!transfer.good) return startAgain(key, transfer);
+  landed(key);
 }
 
 // A read is over. What reads took together while some were under way counts, and not each one's
@@ -421,23 +533,25 @@ void Agent::came(Giver& giver, uint64_t bytes, std::chrono::steady_clock::time_p
   giver.since = now;
 }
 
-void Agent::landed(const Key& key, bool good) {
-  if (good) landed_.fetch_add(1, std::memory_order_relaxed);
+void Agent::landed(const Key& key) {
+  landed_.fetch_add(1, std::memory_order_relaxed);
   const auto transfer = transfers_.extract(key);
   const PeerMessage& offer = transfer.mapped().offer->page;
   const bool hashed = (offer.hashed & kPageHashed) != 0;
-  if (const uint64_t bytes = transfer.mapped().bytes; good && bytes != 0 && bytes != kPageBytes) {
+  if (const uint64_t bytes = transfer.mapped().bytes; bytes != 0 && bytes != kPageBytes) {
     in_part_.fetch_add(1, std::memory_order_relaxed);
     part_bytes_.fetch_add(bytes, std::memory_order_relaxed);
   }
   Known& page = known(key.first);
   page.from = transfer.mapped().from;
   page.number = ++givers_[transfer.mapped().from].pages;
+  Link& link = links_[transfer.mapped().from];
+  --link.awaited;
+  link.in_vain = false;
   page.hash = hashed ? std::optional(offer.hash) : std::nullopt;
   page.blocks = transfer.mapped().offer->blocks;
   const Relaxed relaxed(worker_.driver());  // as in heard()
-  pager_.landed(transfer.key().first, transfer.key().second, good ? 1 : 0,
-                hashed ? offer.hash.data() : nullptr);
+  pager_.landed(transfer.key().first, transfer.key().second, hashed ? offer.hash.data() : nullptr);
 }
 
 void Agent::write(forward::PagesKind kind, std::span<const std::byte> body) {
@@ -452,7 +566,6 @@ void Agent::tellOver(const std::vector<uint64_t>& ages) {
     messages.push_back({.kind = directory::MessageKind::kCompleted,
                         .from = static_cast<directory::AgentId>(slot_),
                         .to = directory::kHome,
-                        .epoch = 1,
                         .age = age});
   std::span<const directory::Message> left = messages;
   while (!left.empty()) write(forward::PagesKind::kMessages, pages::encode(left));

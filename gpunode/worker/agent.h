@@ -32,8 +32,17 @@
 //             one is there still the blocks that differ (coherence/pages/blocks.h), where a whole
 //             page takes longer than to find these
 //   landed    told to the pager, which says Done; the giver's frame is its pager's again when the
-//             home has heard that. Or lost: the link is down, and the session ends. What the taker
-//             has already, by its hash, lands without a read
+//             home has heard that. What the taker has already, by its hash, lands without a read
+//
+//   reading -> wanted   the link is lost: the page is read anew, whole, when it is offered again
+//
+// A link that is lost is made again (Peers::connectAgain). All else that a transfer needs goes by
+// the home, so of what went over the link offers alone are to come again: who gives offers over the
+// new link whatever its pager has not had back. An offer of what has landed is nobody's. A link
+// that can't be had again within the session's grace time ends the session, and so does one that is
+// lost again and again while nothing that is waited for lands, and a peer that says what makes no
+// sense. Links to one worker are numbered, each end by itself: what is left of an earlier link (an
+// offer, a read, its loss) is known by that.
 //
 // Owners: the worker owns the agent, for the process. Threads: one hears the home (hear), one does
 // what others have left notes for (work): the pager under its mutex, by the calls of
@@ -77,10 +86,12 @@ class Agent final : private PageHearer {
 
   /// From now on the session is executor `slot` of a unified view of several. Before the first call
   /// of the client's, and before there are links to other workers. `joins` attaches the next link
-  /// that the home makes, if one comes within the time.
-  Status start(unsigned slot,
-               std::function<bool(calls::Channel&, std::chrono::milliseconds)> joins);
+  /// that the home makes, if one comes within the time. `grace`: for which a link may be lost.
+  Status start(unsigned slot, std::function<bool(calls::Channel&, std::chrono::milliseconds)> joins,
+               std::chrono::milliseconds grace);
   bool started() const { return started_; }
+  /// Adds what its channel to the home has carried since it was counted last.
+  void count(status::LinkBytes& into) { home_.count(into, false); }
   /// Pages that came from other executors' frames.
   struct Landed {
     uint64_t pages = 0;
@@ -108,6 +119,8 @@ class Agent final : private PageHearer {
   };
   /// A context has been made, in the call that is being decoded.
   CUresult contextMade() const { return started_ ? pager_.prepare() : CUDA_SUCCESS; }
+  /// Waits for all that was launched (olpager_agent_finish).
+  CUresult finish() const { return started_ ? pager_.finish() : CUDA_ERROR_NOT_SUPPORTED; }
   /// The operation that the calling thread makes, if it makes one, uses [address, + bytes) by
   /// several calls of the driver. Before the first.
   void uses(CUdeviceptr address, uint64_t bytes);
@@ -125,6 +138,7 @@ class Agent final : private PageHearer {
       kFetch,
       kOffered,
       kRead,
+      kPeerUp,
       kPeerLost,
       kFailed
     } kind = Kind::kPost;
@@ -135,8 +149,10 @@ class Agent final : private PageHearer {
     PageOffers::Offer offer;
     std::optional<Hash> hash;  // of what is in the memory
     uint64_t read = 0;
-    bool good = false;
+    ReadIs how = ReadIs::kCut;
     std::chrono::steady_clock::time_point at;  // of kRead: when it was over
+    uint64_t link = 0;                         // of kPeerUp and kPeerLost
+    bool refused = false;
     std::string why;
   };
   /// A page on its way here.
@@ -149,6 +165,22 @@ class Agent final : private PageHearer {
     uint64_t bytes = 0;                      // of it that are read
     size_t reads = 0;                        // that are under way
     bool good = true;                        // so far
+  };
+  /// A page on its way to another executor, until its frame is the pager's again.
+  struct Given {
+    unsigned to = 0;
+    const void* memory = nullptr;
+    std::optional<Hash> hash;
+    uint64_t link = 0;            // by which it was last offered; 0: by none yet
+    transport::RegionPtr region;  // of that link
+  };
+  /// The links to another worker, one after the other.
+  struct Link {
+    uint64_t up = 0;  // the number of the last that was up
+    bool down = false;
+    std::chrono::steady_clock::time_point ends_at;  // of `down`: the session, by then
+    size_t awaited = 0;                             // transfers from there that have not landed
+    bool in_vain = false;  // it was lost, and none of these has landed since
   };
   /// A page that came or went.
   struct Known {
@@ -174,6 +206,7 @@ class Agent final : private PageHearer {
     decltype(&olpager_agent_region) region = nullptr;
     decltype(&olpager_agent_receive) receive = nullptr;
     decltype(&olpager_agent_landed) landed = nullptr;
+    decltype(&olpager_agent_finish) finish = nullptr;
     decltype(&olpager_agent_retained) retained = nullptr;
     decltype(&olpager_operation) operation = nullptr;
     decltype(&olpager_operation_uses) uses = nullptr;
@@ -181,9 +214,11 @@ class Agent final : private PageHearer {
     decltype(&olpager_operation_over) over = nullptr;
   };
 
-  void offered(unsigned slot, const PeerMessage& page, std::span<const std::byte> behind) override;
-  void read(uint64_t read, bool good) override;
-  void peerLost(unsigned slot) override;
+  void peerUp(unsigned slot, uint64_t link) override;
+  void offered(unsigned slot, uint64_t link, const PeerMessage& page,
+               std::span<const std::byte> behind) override;
+  void read(uint64_t read, ReadIs how) override;
+  void peerLost(unsigned slot, uint64_t link, bool refused) override;
   static OlpagerAgentLink linkOf(Agent& agent);
   void leave(Note note);
 
@@ -194,14 +229,19 @@ class Agent final : private PageHearer {
   void work();
   void take(Note& note);
   void give(const Note& note);
-  const pages::BlockHashes* blocksToGive(const Note& note, Peer& peer);
+  void offer(const Key& key, Given& given);
+  void linkUp(const Note& note);
+  void linkLost(const Note& note);
+  void tellEnd();
+  const pages::BlockHashes* blocksToGive(const Key& key, const Given& given, Peer& peer);
   std::vector<pages::Piece> toRead(const Key& key, const Transfer& transfer);
   pages::BlockHashes hashBlocks(const void* page);
   Known& known(uint32_t extent);
   void start(const Key& key, Transfer& transfer);
+  void startAgain(const Key& key, Transfer& transfer);
   void endRead(const Note& note);
   void came(Giver& giver, uint64_t bytes, std::chrono::steady_clock::time_point now);
-  void landed(const Key& key, bool good);
+  void landed(const Key& key);
   void write(forward::PagesKind kind, std::span<const std::byte> body);
   void tellOver(const std::vector<uint64_t>& ages);
   void tellFigures();
@@ -210,6 +250,7 @@ class Agent final : private PageHearer {
   std::function<bool(calls::Channel&, std::chrono::milliseconds)> joins_;
   bool started_ = false;
   unsigned slot_ = 0;
+  std::chrono::milliseconds grace_{0};
   Pager pager_;
   OlpagerAgentLink link_{};
   calls::Channel home_;
@@ -225,7 +266,8 @@ class Agent final : private PageHearer {
   // Of the thread that works.
   std::atomic<uint64_t> landed_{0}, unchanged_{0}, in_part_{0}, part_bytes_{0};
   // Of the thread that works alone:
-  std::map<Key, transport::RegionPtr> given_;
+  std::map<Key, Given> given_;
+  std::map<unsigned, Link> links_;  // by slot
   std::map<Key, Transfer> transfers_;
   struct ReadOf {
     Key key;
@@ -241,6 +283,7 @@ class Agent final : private PageHearer {
   std::string lost_;            // why the session is about to end
   uint32_t lost_executor_ = 0;  // one more than the executor whose link is lost, if that is why
   std::chrono::steady_clock::time_point ends_at_;
+  bool failed_ = false;  // by what no link mends
 };
 
 }  // namespace olpager::gpunode

@@ -21,10 +21,13 @@ struct Place {
   bool legacy = false;
 };
 
+// `legacy`: the driver's own synchronous call. Elsewhere the copy is sent, and its stream waited
+// for.
 Place placeOf(Invocation& in, const CopyHead& head) {
   Place place;
   place.stream = in.streamOf(head.stream, head.per_thread != 0);
-  place.legacy = head.in_order == 0 && place.stream == nullptr;
+  place.legacy =
+      head.in_order == 0 && place.stream == nullptr && !in.worker().streamsWaitForClient();
   return place;
 }
 
@@ -204,9 +207,9 @@ CUresult copyIn(Invocation& in) {
 
 namespace {
 
-// Where a copy's bytes are between the GPU and the client. Of one that nobody waits for they are in
-// pinned memory: a driver that copies to other memory waits for the stream, which may be waiting
-// for the client.
+// Where a copy's bytes are between the GPU and the client. Where nobody waits for the copy, or its
+// stream may wait for the client, they are in pinned memory: a driver that copies to other memory
+// waits for the stream, and answers nobody meanwhile. A box of more than a piece is not.
 class Between {
   static_assert(forward::kLaterBoxBytes <= Staging::kPieceBytes &&
                 forward::kBulkBytes <= Staging::kPieceBytes);
@@ -214,7 +217,7 @@ class Between {
  public:
   Between(Invocation& in, const CopyHead& head, const Place& place)
       : worker_(in.worker()), number_(head.number), length_(head.bytes) {
-    if (number_ != 0 && length_ <= Staging::kPieceBytes)
+    if ((number_ != 0 || worker_.streamsWaitForClient()) && length_ <= Staging::kPieceBytes)
       piece_ = worker_.staging().take(in.driver(), in.enterContextOf(place.stream));
     if (piece_ == nullptr) bytes_.resize(length_);
   }
@@ -228,8 +231,11 @@ class Between {
     if (piece_ != nullptr) worker_.staging().leave(piece_);
   }
   std::byte* data() { return piece_ != nullptr ? piece_->bytes : bytes_.data(); }
-  /// Of a copy that the caller waits for.
-  std::vector<std::byte> take() { return std::move(bytes_); }
+  /// Of a copy that the caller waits for, and that is over.
+  std::vector<std::byte> take() {
+    if (piece_ != nullptr) bytes_.assign(piece_->bytes, piece_->bytes + length_);
+    return std::move(bytes_);
+  }
   void send(CUresult status) {
     const std::span<const std::byte> bytes =
         status == CUDA_SUCCESS ? std::span(data(), length_) : std::span<std::byte>();
@@ -300,7 +306,13 @@ CUresult copyOut(Invocation& in) {
     if (result == CUDA_SUCCESS) owed.comes();
     return result;
   }
-  if (!place.legacy && result == CUDA_SUCCESS) result = driver.cuStreamSynchronize(place.stream);
+  if (!place.legacy && result == CUDA_SUCCESS) {
+    result = driver.cuStreamSynchronize(place.stream);
+    if (result != CUDA_SUCCESS) {
+      between->leave();
+      (void)between.release();  // the GPU may still write there
+    }
+  }
   if (result == CUDA_SUCCESS) in.results().bytes = between->take();
   return result;
 }

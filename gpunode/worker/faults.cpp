@@ -58,6 +58,20 @@ bool FaultWatch::look(uint64_t context) {
   return found != watched_.end() && found->second.told;
 }
 
+CUresult FaultWatch::stateOf(uint64_t context) {
+  const std::lock_guard hands(hands_);
+  Watched* watched = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    const auto found = watched_.find(context);
+    if (found == watched_.end() || found->second.stream == nullptr) return CUDA_SUCCESS;
+    watched = &found->second;
+  }
+  const CUresult state = stateOf(context, *watched);
+  worker_.setCurrent(nullptr);  // as in ask()
+  return state;
+}
+
 // Under hands_, without which nothing of what is watched changes.
 void FaultWatch::ask(bool makes_streams) {
   std::vector<std::pair<uint64_t, Watched*>> all;

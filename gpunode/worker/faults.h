@@ -38,6 +38,8 @@ class FaultWatch {
   /// A call has failed with a kernel's fault: tells of every context that is ended and was not told
   /// of. Whether the call's own is one.
   bool look(uint64_t context);
+  /// What the driver says of a context: success, or the fault that has ended it.
+  CUresult stateOf(uint64_t context);
   /// Of the leader: how long it may wait for a call before it attends.
   std::chrono::milliseconds turn();
   /// Of the leader, when no call has come.

@@ -195,8 +195,7 @@ CUresult putParameters(Invocation& in, const CUDA_KERNEL_NODE_PARAMS& params) {
     ParameterPlaces places;
     const auto function =
         params.func != nullptr ? params.func : reinterpret_cast<CUfunction>(params.kern);
-    if (const CUresult error = parameterPlaces(in.driver(), function, places);
-        error != CUDA_SUCCESS)
+    if (const CUresult error = parameterPlaces(in, function, places); error != CUDA_SUCCESS)
       return error;
     for (size_t i = 0; i < places.size(); ++i) {
       const auto& [offset, bytes] = places[i];

@@ -91,12 +91,24 @@ struct Function {
 };
 void called(void* data, CUresult status) {
   std::unique_ptr<const Function> function(static_cast<const Function*>(data));
-  // What its graph has changed so far is there for it.
-  if (function->again) function->worker->exchange().payNow();
-  function->worker->clientFunctions().call(function->number, status);
+  ClientFunctions& functions = function->worker->clientFunctions();
+  if (function->again) {
+    functions.comes();
+    // What its graph has changed so far is there for it.
+    function->worker->exchange().payNow();
+  }
+  functions.call(function->number, status);
+  functions.over();
   if (function->again) (void)function.release();
 }
 void CUDA_CB callFunction(void* data) { called(data, CUDA_SUCCESS); }
+// The driver does not call a host function behind a fault, and nobody would tell: a callback is in
+// its place, where no graph takes it.
+void CUDA_CB callUnlessFailed(CUstream /*stream*/, CUresult status, void* data) {
+  if (status == CUDA_SUCCESS) return called(data, status);
+  const std::unique_ptr<const Function> function(static_cast<const Function*>(data));
+  function->worker->clientFunctions().over();
+}
 void CUDA_CB callCallback(CUstream /*stream*/, CUresult status, void* data) {
   called(data, status);
 }
@@ -114,10 +126,18 @@ CUresult hostFunction(Invocation& in) {
   if (!in.ok()) return in.refusal();
   auto function =
       std::make_unique<Function>(Function{&in.worker(), number, isCapturing(in, stream)});
+  const bool again = function->again;
+  ClientFunctions& functions = in.worker().clientFunctions();
+  if (!again) functions.comes();
   const CUresult result =
-      with_status ? in.driver().cuStreamAddCallback(stream, callCallback, function.get(), 0)
-                  : in.driver().cuLaunchHostFunc(stream, callFunction, function.get());
-  if (result != CUDA_SUCCESS) return result;
+      again && !with_status
+          ? in.driver().cuLaunchHostFunc(stream, callFunction, function.get())
+          : in.driver().cuStreamAddCallback(stream, with_status ? callCallback : callUnlessFailed,
+                                            function.get(), 0);
+  if (result != CUDA_SUCCESS) {
+    if (!again) functions.over();
+    return result;
+  }
   (void)function.release();
   owed.comes();
   return result;

@@ -12,8 +12,23 @@ namespace olpager::gpunode {
 using forward::LaunchHead;
 using forward::LaunchKind;
 
-CUresult parameterPlaces(const api::DriverTable& driver, CUfunction function,
-                         ParameterPlaces& places) {
+namespace {
+
+// A driver may load a kernel's code when it is first asked for something of that, behind all that
+// runs, and answers nobody meanwhile. A host function that runs may wait for such an answer
+// (client_functions.h). So the function's end is waited for, as the driver would; others are served
+// meanwhile.
+void awaitFunctions(Invocation& in, CUfunction function) {
+  if (!in.worker().streamsWaitForClient() || in.driver().cuFuncLoad == nullptr) return;
+  Lead::waitsForMemory();
+  (void)in.driver().cuFuncLoad(function);  // waits first (interpose/local/modules.h)
+}
+
+}  // namespace
+
+CUresult parameterPlaces(Invocation& in, CUfunction function, ParameterPlaces& places) {
+  awaitFunctions(in, function);
+  const api::DriverTable& driver = in.driver();
   bool is_kernel = true;  // which of the two the handle is, it does not say
   for (size_t i = 0; i < forward::kMostParameters; ++i) {
     size_t offset = 0, bytes = 0;
@@ -32,7 +47,7 @@ CUresult parameterPlaces(const api::DriverTable& driver, CUfunction function,
 
 const ParameterPlaces* placesNow(Invocation& in, uint64_t number, CUfunction function) {
   ParameterPlaces places;
-  if (parameterPlaces(in.driver(), function, places) != CUDA_SUCCESS) return nullptr;
+  if (parameterPlaces(in, function, places) != CUDA_SUCCESS) return nullptr;
   return in.worker().handles().notePlaces(number, std::move(places));
 }
 
@@ -42,7 +57,7 @@ CUresult parameters(Invocation& in) {
   const auto function = in.handle<CUfunction>();
   if (!in.ok()) return in.refusal();
   ParameterPlaces places;
-  if (const CUresult error = parameterPlaces(in.driver(), function, places); error != CUDA_SUCCESS)
+  if (const CUresult error = parameterPlaces(in, function, places); error != CUDA_SUCCESS)
     return error;
   in.results().value(static_cast<uint32_t>(places.size()));
   for (const auto& place : places) in.results().value(place);

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <deque>
 #include <mutex>
 
+#include "base/daemon_log.h"
 #include "base/log.h"
 #include "base/log_reader.h"
 #include "base/process.h"
@@ -120,12 +122,18 @@ int run() {
     const gpunode::NodeDescription node = gpunode::describeNode(setup.library);
     return send(gpunode::kSetupFd, &node, sizeof node, MSG_NOSIGNAL) == sizeof node ? 0 : 1;
   }
+  // Its counters carry the program's name (olpagestat): the pager takes the process's.
+  setup.program[sizeof setup.program - 1] = '\0';
+  static char name[sizeof setup.program + 10];
+  snprintf(name, sizeof name, "worker: %s", setup.program);
+  if (setup.program[0] != '\0') program_invocation_short_name = name;
   const auto settings = base::loadSettings();
   if (!settings.ok()) return fail(settings.error().message);
   base::setLogLevel(settings.value().log);
 
   gpunode::WorkerOptions options;
   options.library = setup.library;
+  options.client = setup.program;
   options.memservers = !settings.value().memservers.empty();
   options.va_base =
       settings.value().va_base != 0 ? settings.value().va_base : space::kDefaultVaBase;
@@ -172,7 +180,8 @@ int run() {
   const bool executor = unified && setup.slots > 1;  // one among several
   if (executor) keys.push_back(forward::pagesKey(key.secret));
   const bool straight = setup.straight != 0 && setup.slots > 1;
-  worker->peers().configure({setup.slot, straight, network.choice, network.tls, network.rails});
+  worker->peers().configure({setup.slot, straight, network.choice, network.tls, network.rails,
+                             std::chrono::milliseconds(setup.grace_ms)});
   for (unsigned slot = 0; straight && slot < setup.slots; ++slot) {
     if (slot != setup.slot) keys.push_back(forward::peerKey(key.secret, slot));
   }
@@ -184,7 +193,9 @@ int run() {
     const auto joins = [of_pages](calls::Channel& channel, std::chrono::milliseconds timeout) {
       return of_pages->join(channel, timeout);
     };
-    if (auto started = worker->agent().start(setup.slot, joins); !started.ok())
+    if (auto started =
+            worker->agent().start(setup.slot, joins, std::chrono::milliseconds(setup.grace_ms));
+        !started.ok())
       return fail(started.error().message);
   }
   transport::Endpoint& endpoint = *node.value();
@@ -230,27 +241,21 @@ int run() {
   while (!joined && !worker->clientDead() && std::chrono::steady_clock::now() < end)
     joined = arrivals->join(worker->channel(), kTurn);
   if (!joined) {
-    base::logWarn("session %016llx: the client did not come",
-                  static_cast<unsigned long long>(setup.session));
+    base::logWarn("the client did not come");
     worker->leave(1);
   }
   const std::chrono::milliseconds grace(setup.grace_ms);
   worker->endWithoutClient(grace);
   const std::string why = worker->serve([&] { return arrivals->join(worker->channel(), grace); });
-  base::logInfo("session %016llx ended: %s", static_cast<unsigned long long>(setup.session),
-                why.c_str());
+  base::logInfo("the session has ended: %s", why.c_str());
   const uint64_t sent = worker->peers().sent.load(), taken = worker->peers().taken.load();
   if (sent != 0 || taken != 0)
-    base::logInfo(
-        "session %016llx: %llu bytes of copies went straight to other gpunodes, %llu came from "
-        "them",
-        static_cast<unsigned long long>(setup.session), static_cast<unsigned long long>(sent),
-        static_cast<unsigned long long>(taken));
+    base::logInfo("%llu bytes of copies went straight to other gpunodes, %llu came from them",
+                  static_cast<unsigned long long>(sent), static_cast<unsigned long long>(taken));
   if (const gpunode::Agent::Landed landed = worker->agent().landed(); landed.pages != 0)
     base::logInfo(
-        "session %016llx: %llu pages came from other executors, %llu of them unchanged, %llu in "
+        "%llu pages came from other executors, %llu of them unchanged, %llu in "
         "part (%s of %s)",
-        static_cast<unsigned long long>(setup.session),
         static_cast<unsigned long long>(landed.pages),
         static_cast<unsigned long long>(landed.unchanged),
         static_cast<unsigned long long>(landed.in_part),
@@ -263,6 +268,7 @@ int run() {
 }  // namespace
 
 int main() {
+  base::useDaemonLogOf(std::getenv(base::kDaemonLogVariable));
   // Before it has a key, and before the driver has threads.
   base::neverWaitForLogReader();
   base::keepFromOthers();

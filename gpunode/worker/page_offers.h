@@ -3,8 +3,10 @@
 // number, and touches nothing of another's. A giver has one offer for each extent, its last, and so
 // many in all: more is nothing that an executor does.
 //
-//   nothing -> offered (offer) -> nothing: want() takes it
+//   nothing -> offered (offer) -> nothing: want() takes it, or its link is lost (forget)
 //   nothing -> wanted (want) -> nothing: offer() answers it
+//
+// What was offered over a link that is lost the giver offers again over the next.
 //
 // Pure. Thread-safety: none; under Agent::mutex_.
 #pragma once
@@ -29,6 +31,7 @@ class PageOffers {
   struct Offer {
     PeerMessage page;
     std::optional<pages::BlockHashes> blocks;
+    uint64_t link = 0;  // Peer::number() of that which it came over
   };
   enum class Is : uint8_t {
     kKept,     // until it is wanted
@@ -62,6 +65,10 @@ class PageOffers {
     }
     all.erase(found);
     return offer;
+  }
+  /// What that giver has offered over this link, or one before it, can't be had any more.
+  void forget(unsigned giver, uint64_t link) {
+    std::erase_if(offers_[giver], [&](const auto& one) { return one.second.offer.link <= link; });
   }
 
  private:

@@ -27,8 +27,13 @@ Peer::~Peer() {
 void Peer::run(transport::QueuePtr queue, transport::LinkPtr link) {
   if (link != nullptr) {
     std::lock_guard lock(mutex_);
-    link_ = std::move(link);
-    state_ = State::kUp;
+    link_ = link;
+    if (state_ == State::kMade) {
+      state_ = State::kUp;
+      if (pages_ != nullptr) pages_->peerUp(slot_, number_);
+    } else {  // closed meanwhile
+      link->close("not wanted any more");
+    }
   }
   std::thread([self = shared_from_this(), queue = std::move(queue)] {
     self->listen(queue);
@@ -46,9 +51,10 @@ void Peer::listen(const transport::QueuePtr& queue) {
       happened[i] = {};
     }
     std::lock_guard lock(mutex_);
-    if (state_ == State::kMade && std::chrono::steady_clock::now() - begun > kFirst)
-      state_ = State::kDown;
-    if (state_ == State::kDown) {
+    const bool late = std::chrono::steady_clock::now() - begun > kFirst;
+    if (state_ == State::kMade && late) state_ = State::kDown;
+    // One that was closed before its link came hears of that still, to close it.
+    if (state_ == State::kDown && (link_ != nullptr || late)) {
       changed_.notify_all();
       return;
     }
@@ -62,6 +68,7 @@ void Peer::take(Completion& completion) {
       link_ = completion.link;
       if (state_ == State::kMade) {
         state_ = State::kUp;
+        if (pages_ != nullptr) pages_->peerUp(slot_, number_);
       } else {  // closed meanwhile
         lock.unlock();
         completion.link->close("not wanted any more");
@@ -73,7 +80,7 @@ void Peer::take(Completion& completion) {
       base::logInfo("the link to the worker of session %u is down: %s", slot_,
                     completion.link->reason().c_str());
       for (auto& [number, copy] : copies_) copy->events.push_back({});
-      if (pages_ != nullptr) pages_->peerLost(slot_);
+      if (pages_ != nullptr) pages_->peerLost(slot_, number_, refused_);
       break;
     case Completion::Kind::kRead: {
       const auto found = reads_.extract(completion.context);
@@ -85,7 +92,9 @@ void Peer::take(Completion& completion) {
       if (found.mapped().first != nullptr) {
         found.mapped().first->events.push_back(event);
       } else {
-        pages_->read(event.read, event.good);
+        using ReadIs = PageHearer::ReadIs;
+        const bool cut = completion.outcome == Outcome::kLinkDown;
+        pages_->read(event.read, event.good ? ReadIs::kGood : cut ? ReadIs::kCut : ReadIs::kFailed);
       }
       ++rooms_;
       break;
@@ -114,7 +123,7 @@ void Peer::hear(const Completion& completion) {
     return;
   }
   if (said.says == PeerSays::kPage && pages_ != nullptr)
-    return pages_->offered(slot_, said, bytes.subspan(sizeof said));
+    return pages_->offered(slot_, number_, said, bytes.subspan(sizeof said));
   Event event;
   event.bytes.assign(bytes.begin() + sizeof said, bytes.end());
   event.said = said;
@@ -176,9 +185,29 @@ bool Peer::waitUp(std::chrono::milliseconds timeout) {
   return state_ == State::kUp;
 }
 
+bool Peer::isUp() {
+  std::lock_guard lock(mutex_);
+  return state_ == State::kUp;
+}
+
 bool Peer::is(transport::LinkKind kind) {
   std::lock_guard lock(mutex_);
   return link_ != nullptr && link_->peer().kind == kind;
+}
+
+void Peer::count(status::LinkBytes& into) {
+  std::lock_guard lock(mutex_);
+  if (link_ == nullptr) return;
+  const transport::LinkStats stats = link_->stats();
+  const status::CountedBytes more = counted_.since(stats);
+  status::count(into.sent, more.sent);
+  status::count(into.received, more.received);
+  const bool up = link_->state() == transport::LinkState::kUp;
+  into.transport.store(up ? 1 + static_cast<uint64_t>(link_->peer().kind) : 0,
+                       std::memory_order_relaxed);
+  if (up) status::noteRails(into.rails, stats.rails);
+  status::setName(into.peer, link_->peer().address);
+  into.end.store(static_cast<uint64_t>(status::LinkEnd::kWorker), std::memory_order_release);
 }
 
 std::string Peer::describe() {

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "coherence/status/link_counters.h"
 #include "coherence/transport/transport.h"
 #include "gpunode/worker/peer_wire.h"
 #include "gpunode/worker/staging.h"
@@ -31,13 +32,20 @@ namespace olpager::gpunode {
 class PageHearer {
  public:
   virtual ~PageHearer() = default;
+  /// How a readPage() ended.
+  enum class ReadIs : uint8_t {
+    kGood,    // the bytes are there
+    kCut,     // the link was lost
+    kFailed,  // the other end has nothing there to read
+  };
+  /// The link of that number is up.
+  virtual void peerUp(unsigned slot, uint64_t link) = 0;
   /// By the worker of the session in `slot`. `behind`: the bytesBehind() it.
-  virtual void offered(unsigned slot, const PeerMessage& page,
+  virtual void offered(unsigned slot, uint64_t link, const PeerMessage& page,
                        std::span<const std::byte> behind) = 0;
-  /// A readPage() is over; `good`: the bytes are there.
-  virtual void read(uint64_t read, bool good) = 0;
-  /// The link is down; the last.
-  virtual void peerLost(unsigned slot) = 0;
+  virtual void read(uint64_t read, ReadIs how) = 0;
+  /// The link is down; the last of it. `refused`: it made no sense.
+  virtual void peerLost(unsigned slot, uint64_t link, bool refused) = 0;
 };
 
 class Peer : public std::enable_shared_from_this<Peer> {
@@ -71,6 +79,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   Peer(const Peer&) = delete;
   Peer& operator=(const Peer&) = delete;
 
+  /// Before run(). A link has a higher number than those to the same worker that it replaces.
+  void setNumber(uint64_t number) { number_ = number; }
   /// Listens to the queue from now on, in a thread of its own. `link` null: it comes with the
   /// queue's kUp.
   void run(transport::QueuePtr queue, transport::LinkPtr link);
@@ -78,11 +88,15 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void close(const std::string& why);
 
   unsigned slot() const { return slot_; }
+  uint64_t number() const { return number_; }
   Staging& staging() { return staging_; }
   bool waitUp(std::chrono::milliseconds timeout);
+  bool isUp();
   /// Whether the link has come, and is of that kind.
   bool is(transport::LinkKind kind);
   std::string describe();
+  /// Adds what the link has carried since it was counted last, and says how it goes.
+  void count(status::LinkBytes& into);
 
   /// The user of a copy's end here; null: it has one. What came for it before is there.
   CopyPtr begin(uint64_t number);
@@ -116,6 +130,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   void nonsense(const char* what);
 
   const unsigned slot_;
+  uint64_t number_ = 1;
   PageHearer* const pages_;
   Staging staging_;
   std::mutex mutex_;  // alone
@@ -132,6 +147,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
   std::map<uint64_t, std::pair<CopyPtr, uint64_t>> reads_;  // without a copy: of a page
   uint64_t next_read_ = 1;
   uint64_t rooms_ = 0;  // how often there was room again
+  status::CountedBytes counted_;
 };
 using PeerPtr = std::shared_ptr<Peer>;
 

@@ -88,6 +88,7 @@ void startReporter(Worker& worker, int fd) {
       }
       if (Clock::now() < due) continue;
       due = Clock::now() + std::chrono::milliseconds(kReportMs);
+      worker.countLinks();
       if (!sent(fd, reportOf(worker, figures_of))) return;
     }
   }).detach();

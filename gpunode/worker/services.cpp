@@ -127,6 +127,8 @@ Serve writtenService(size_t operation) {
       return logsListen;
     case Operation::kLaunchOnDevices:
       return launchOnDevices;
+    case Operation::kFinishWork:
+      return finishWork;
   }
   return nullptr;
 }

@@ -20,6 +20,7 @@ CUresult copyOut(Invocation& in);
 CUresult copyDevice(Invocation& in);
 CUresult copyPeer(Invocation& in);
 CUresult synchronizeDefault(Invocation& in);
+CUresult finishWork(Invocation& in);
 
 CUresult loadModule(Invocation& in);
 CUresult loadLibrary(Invocation& in);
@@ -88,8 +89,7 @@ uint32_t clientFunctionNumber(const void* data);
 /// What a node that is a batch of operations has, as the answer to kGraphNodeParameters.
 CUresult batchParameters(Invocation& in, CUgraphNode node);
 /// The places of a kernel's parameters, by either of its two handles.
-CUresult parameterPlaces(const api::DriverTable& driver, CUfunction function,
-                         ParameterPlaces& places);
+CUresult parameterPlaces(Invocation& in, CUfunction function, ParameterPlaces& places);
 /// Whether the values of the attribute are plain: no handles.
 bool isPlain(CUlaunchAttributeID attribute);
 /// Whether work of this stream is captured now.

@@ -41,6 +41,7 @@ struct WorkerSetup {
   uint32_t slots = 1;         // how many it has
   uint32_t handle_slot = 0;   // in the numbers of primary contexts
   uint32_t straight = 0;      // links to the workers of the program's other sessions
+  char program[64] = {};      // the client's, as it calls itself
   char library[512] = {};     // kSession: libolpager.so; kDescribe: the driver
   char cache[512] = {};       // the folder of this key's modules; "": none
 };

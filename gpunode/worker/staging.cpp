@@ -57,7 +57,7 @@ Staging::Piece* Staging::takeFree(const api::DriverTable& driver) {
       free_.pop_back();
       piece->used = true;
     }
-    if (free_.size() > kKept) {
+    if (free_.size() > kKept && (may_wait_ == nullptr || may_wait_())) {
       const auto at = std::find_if(all_.begin(), all_.end(),
                                    [&](const auto& one) { return one.get() == free_.back(); });
       free_.pop_back();

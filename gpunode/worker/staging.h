@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -44,6 +45,10 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
+  /// `may_wait`: asked before a piece goes that is one too many, which the driver may wait in
+  /// (client_functions.h). Before the first piece is taken.
+  void askBeforeWaits(std::function<bool()> may_wait) { may_wait_ = std::move(may_wait); }
+
   /// What links have to be made with, so that they can move pieces.
   const transport::DomainPtr& domain() const { return domain_; }
   /// A piece for a copy in `context` (the client's number), which is current; null: no memory.
@@ -73,6 +78,7 @@ class Staging {
 
   const transport::DomainPtr domain_;
   const uint32_t access_;
+  std::function<bool()> may_wait_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Piece>> all_;
   std::vector<Piece*> free_;

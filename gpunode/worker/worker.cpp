@@ -58,7 +58,9 @@ uint64_t contextThatEnds(const CallHead& head, forward::Reader arguments, unsign
 }  // namespace
 
 Worker::Worker(const WorkerOptions& options)
-    : options_(options), handles_(options.slot), resources_(options.slot) {}
+    : options_(options), handles_(options.slot), resources_(options.slot) {
+  staging_.askBeforeWaits([this] { return !streamsWaitForClient(); });
+}
 
 Status Worker::start() {
   if (auto loaded = library_.load(options_.library); !loaded.ok()) return loaded;
@@ -70,6 +72,11 @@ Status Worker::start() {
           reinterpret_cast<decltype(&olpager_set_connect)>(library_.symbol("olpager_set_connect"));
       set_connect != nullptr)
     set_connect([](const char* name) { return introductions().connectTo(name).release(); });
+  // Before the worker gives up the right to make a file.
+  if (const auto links =
+          reinterpret_cast<decltype(&olpager_links)>(library_.symbol("olpager_links"));
+      links != nullptr)
+    links_counted_ = links();
   text_.start([this](std::string_view bytes) {
     tell(Answer::kText, STDOUT_FILENO, CUDA_SUCCESS,
          std::as_bytes(std::span(bytes.data(), bytes.size())), true);
@@ -274,6 +281,17 @@ void Worker::make(const std::vector<std::byte>& record) {
   const AnswerHead reply{Answer::kReply, head.reply, result,
                          result == CUDA_SUCCESS || !results.empty() ? 1u : 0u};
   (void)channel_.write({std::as_bytes(std::span(&reply, 1)), results}, true);
+}
+
+void Worker::countLinks() {
+  if (links_counted_ == nullptr) return;
+  const std::lock_guard lock(counting_);
+  status::LinkBytes& client = links_counted_->of(0);
+  status::setName(client.peer, options_.client);
+  channel_.count(client, true);
+  agent_.count(client);
+  client.end.store(static_cast<uint64_t>(status::LinkEnd::kProgram), std::memory_order_release);
+  peers_.count(*links_counted_);
 }
 
 void Worker::answer(const CallHead& head, CUresult result) {

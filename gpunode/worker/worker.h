@@ -11,6 +11,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,7 @@ struct WorkerOptions {
   unsigned slot = 0;         // of the session among those of its program
   unsigned handle_slot = 0;  // in the numbers of primary contexts
   bool memservers = false;   // it has some
+  std::string client;        // its program, as that calls itself
 };
 
 class Worker {
@@ -96,6 +98,9 @@ class Worker {
   uint64_t calls() const { return made_.calls.load(std::memory_order_relaxed); }
   uint64_t moved() const { return made_.moved.load(std::memory_order_relaxed); }
 
+  /// What the links of the session carry, into the process's counters. One thread at a time.
+  void countLinks();
+
   /// Makes a context current in the calling thread, if it is not.
   void setCurrent(CUcontext context);
   /// The one that is.
@@ -119,6 +124,9 @@ class Worker {
   void tell(forward::Answer kind, uint32_t number, CUresult result,
             std::span<const std::byte> bytes, bool flush);
   ClientFunctions& clientFunctions() { return client_functions_; }
+  /// Whether a stream waits, or will wait, for the client, which may wait for another call
+  /// (client_functions.h).
+  bool streamsWaitForClient() const { return client_functions_.areAhead() || gates_.closed() != 0; }
 
   /// Makes one call: the leader's part.
   void make(const std::vector<std::byte>& record);
@@ -168,6 +176,8 @@ class Worker {
   StreamQueues queues_{*this};
   Lead lead_{*this};
   std::atomic<bool> client_dead_{false};
+  std::mutex counting_;                             // over the channels' and the peers'
+  status::LinksCounters* links_counted_ = nullptr;  // of the library's; null: it has none
 };
 
 }  // namespace olpager::gpunode

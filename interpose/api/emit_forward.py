@@ -40,6 +40,17 @@ DEVICE_TYPES = frozenset(LOCATIONS) | {"CUdevice", "CUarrayMapInfo"}
 # Sizes of untyped values that are numbers, whatever the attribute. Other such values may be handles, addresses or descriptors.
 PLAIN_VALUES = ("graphMemoryAttributeBytes", "poolAttributeBytes")
 
+# What the program calls is made by this.
+HELD = """// No exception of ours goes into the program, and none of its signal handlers runs meanwhile, but where the call waits
+// (interpose/forward/locks.h).
+template <typename Body>
+CUresult held(const char* function, Body body) {
+  const olpager::base::HeldInCall held;
+  return guarded(function, body);
+}
+
+"""
+
 NOT_GENERIC = ("nested", "kernel", "callback", "opaque", "host", "each")
 
 
@@ -461,16 +472,17 @@ def forward_client_cpp(spec):
             continue
         signature, names = name.form.signature(), ", ".join(p.name for p in name.form.parameters)
         guards += f"CUresult guarded_{name.name}({signature}) {{\n"
-        guards += f"  return guarded(\"{name.name}\", [&] {{ return ol_forward_{name.name}({names}); }});\n}}\n"
+        guards += f"  return held(\"{name.name}\", [&] {{ return ol_forward_{name.name}({names}); }});\n}}\n"
         if name.name in generic:
             guards += f"CUresult otherwise_{name.name}({signature}) {{\n"
-            guards += f"  return guarded(\"{name.name}\", [&] {{ return ol_forward_generated_{name.name}({names}); }});\n}}\n"
+            guards += f"  return held(\"{name.name}\", [&] {{ return ol_forward_generated_{name.name}({names}); }});\n}}\n"
         else:
             never = "true" if name.form.forward == "refuse" else "false"
             guards += f"CUresult otherwise_{name.name}() {{ return refused(\"{name.name}\", {never}); }}\n"
         rows += f"      choose(&ol_forward_{name.name}, &guarded_{name.name}, &otherwise_{name.name}),\n"
     return f"""{NOTE}// The client's side of forwarded mode.
 #define __CUDA_API_VERSION_INTERNAL
+#include "base/held_in_calls.h"
 #include "interpose/forward/call.h"
 #include "interpose/api/attribute_bytes.h"
 #include "interpose/api/forward_functions.h"
@@ -487,8 +499,7 @@ namespace api = olpager::api;
 
 namespace {{
 
-// What the program calls: no exception of ours goes into it.
-{guards}
+{HELD}{guards}
 template <typename Written, typename Guarded, typename Otherwise>
 void* choose(Written written, Guarded guarded, Otherwise otherwise) {{
   return written != nullptr ? reinterpret_cast<void*>(guarded) : reinterpret_cast<void*>(otherwise);
@@ -656,10 +667,11 @@ def unified_functions_cpp(spec):
             continue
         weak += f"#pragma weak ol_unified_{name.name}\n"
         guards += f"CUresult in_view_{name.name}({signature}) {{\n"
-        guards += f"  return guarded(\"{name.name}\", [&] {{ return ol_unified_{name.name}({names}); }});\n}}\n"
+        guards += f"  return held(\"{name.name}\", [&] {{ return ol_unified_{name.name}({names}); }});\n}}\n"
         rows += f"      ifWritten(&ol_unified_{name.name}, &in_view_{name.name}),\n"
     return f"""{NOTE}// The functions of the unified view.
 #define __CUDA_API_VERSION_INTERNAL
+#include "base/held_in_calls.h"
 #include "interpose/api/unified_functions.h"
 #include "interpose/forward/call.h"
 #include "interpose/unified/view.h"
@@ -669,8 +681,7 @@ namespace {{
 
 using olpager::forward::guarded;
 
-// What the program calls: no exception of ours goes into it.
-{guards}
+{HELD}{guards}
 template <typename Function>
 void* ifWritten(Function written, Function guarded) {{
   return written != nullptr ? reinterpret_cast<void*>(guarded) : nullptr;

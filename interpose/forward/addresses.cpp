@@ -13,6 +13,7 @@
 #include <immintrin.h>
 #endif
 
+#include "base/held_signals.h"
 #include "forwarding/wire/wire.h"
 
 namespace olpager::forward {
@@ -108,7 +109,8 @@ bool eachAddress(const void* memory, uint64_t count, const std::function<bool(ui
   uint64_t started = 1;
   try {
     others.reserve(parts);
-    for (; started < parts; ++started) others.emplace_back(run, started);
+    for (; started < parts; ++started)
+      others.push_back(base::ownThread([&run, started] { run(started); }));
   } catch (const std::exception&) {  // no thread to be had: this one does the rest
   }
   run(0);

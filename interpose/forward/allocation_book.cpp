@@ -37,11 +37,15 @@ void AllocationBook::takeReleased(bool wait) {
   for (const uint64_t address : group->released(wait)) addresses->release(address);
 }
 
-// What was freed may still be on its way back.
+// What was freed may still be on its way back, one region after the other: it is waited for as long
+// as some comes.
 bool AllocationBook::addToGroup(uint64_t address, uint64_t count) {
-  if (group->add(address, count * kPageBytes)) return true;
-  takeReleased(true);
-  return group->add(address, count * kPageBytes);
+  while (!group->add(address, count * kPageBytes)) {
+    const std::vector<uint64_t> released = group->released(true);
+    if (released.empty()) return false;
+    for (const uint64_t one : released) addresses->release(one);
+  }
+  return true;
 }
 
 uint64_t AllocationBook::takePages(uint64_t count) {

@@ -25,7 +25,9 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kGreeting = 5s;
-constexpr auto kFirst = 5s;  // to reach the worker
+// To reach the worker, which is there: on a busy machine it may take several attempts. The worker
+// waits somewhat longer.
+constexpr auto kFirst = 12s;
 constexpr std::chrono::milliseconds kRetry = 50ms;
 
 }  // namespace
@@ -56,8 +58,9 @@ Status Connection::open(calls::Channel& channel) {
     request.sees_some = 1;
     std::strncpy(request.visible, visible, sizeof request.visible - 1);
   }
-  auto reply = askPastOutage(
-      [&] { return askGpunode(settings_, site_.gpunode, request, kConnectMs, kAnswerMs); });
+  auto reply = askPastOutage([&](bool* lasts) {
+    return askGpunode(settings_, site_.gpunode, request, kConnectMs, kAnswerMs, lasts);
+  });
   if (!reply.ok()) return reply.error();
   session_ = reply.value();
   if (session_.refused != 0)
@@ -73,7 +76,9 @@ Status Connection::open(calls::Channel& channel) {
   if (!options.keys) options.tls = transport::Tls::kOff;
   tls_ = options.tls;
   options.keys = std::make_shared<const transport::KeyRing>(std::vector<transport::NamedKey>{key});
-  options.connect_ms = connectMs();
+  // An answer that comes is progress.
+  options.connect_answer_ms = connectMs();
+  options.connect_ms = kConnectMs;
   options.silent_ms = silentMs(session_.grace_ms);
   options.ping_ms = std::min(options.ping_ms, options.silent_ms / 4);
   options.spin_us = awakeMicroseconds();
@@ -85,15 +90,16 @@ Status Connection::open(calls::Channel& channel) {
   // A worker that many connect to may be behind with taking connections for a moment.
   const auto end = std::chrono::steady_clock::now() + kFirst;
   for (;;) {
-    Status joined = join(channel, kGreeting);
-    if (joined.ok() || std::chrono::steady_clock::now() > end) return joined;
+    bool lasts = false;
+    Status joined = join(channel, kGreeting, &lasts);
+    if (joined.ok() || lasts || std::chrono::steady_clock::now() > end) return joined;
     std::this_thread::sleep_for(kRetry);
   }
 }
 
-Status Connection::join(calls::Channel& channel, std::chrono::milliseconds greeting) {
+Status Connection::join(calls::Channel& channel, std::chrono::milliseconds greeting, bool* lasts) {
   auto queue = node_->makeQueue();
-  auto link = node_->connect(site_.gpunode, {domain_, queue, link_, session_.session});
+  auto link = node_->connect(site_.gpunode, {domain_, queue, link_, session_.session, lasts});
   if (!link.ok()) return Error{"worker at " + link.error().message};  // which names the address
   auto heard = calls::greet(*link.value(), *queue, channel.taken(), greeting);
   if (!heard.ok()) return Error{"worker at " + site_.gpunode + ": " + heard.error().message};
@@ -135,8 +141,8 @@ Status Connection::reopen(calls::Channel& channel) {
   return last;
 }
 
-// For an attempt: while a network is out each is in vain, and the one after it finds that it is
-// back.
+// For an attempt that nobody answers: while a network is out each is in vain, and the one after it
+// finds that it is back.
 uint32_t Connection::connectMs() const {
   return std::clamp(session_.grace_ms / 6, 500u, kConnectMs);
 }

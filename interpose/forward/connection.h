@@ -24,15 +24,16 @@ namespace olpager::forward {
 inline constexpr uint32_t kConnectMs = 5000, kAnswerMs = 30000;
 
 /// While a program starts: a gpunode that can't be asked is asked again, for two seconds. A cable
-/// or a daemon may be away that long.
+/// or a daemon may be away that long. `ask` says by its argument that the answer is one that lasts.
 template <typename Ask>
 auto askPastOutage(Ask&& ask) {
   constexpr std::chrono::milliseconds kOutage{2000}, kPause{100};
   const auto end = std::chrono::steady_clock::now() + kOutage;
-  auto reply = ask();
-  while (!reply.ok() && std::chrono::steady_clock::now() < end) {
+  bool lasts = false;
+  auto reply = ask(&lasts);
+  while (!reply.ok() && !lasts && std::chrono::steady_clock::now() < end) {
     std::this_thread::sleep_for(kPause);
-    reply = ask();
+    reply = ask(&lasts);
   }
   return reply;
 }
@@ -63,7 +64,8 @@ class Connection {
   bool sharesMemory() const { return shares_memory_; }
 
  private:
-  Status join(calls::Channel& channel, std::chrono::milliseconds greeting);
+  /// `lasts`: as transport::ConnectOptions::lasts.
+  Status join(calls::Channel& channel, std::chrono::milliseconds greeting, bool* lasts = nullptr);
   uint32_t connectMs() const;
 
   const base::Settings settings_;

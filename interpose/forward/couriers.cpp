@@ -5,6 +5,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/held_signals.h"
 #include "base/log.h"
 #include "interpose/forward/program.h"
 
@@ -49,7 +50,7 @@ void runByCourier(std::function<void()> job) {
   const bool enough = all.idle >= all.jobs.size();
   lock.unlock();
   all.due.notify_one();
-  if (!enough) std::thread(work).detach();
+  if (!enough) base::ownThread(work).detach();
 }
 
 }  // namespace olpager::forward

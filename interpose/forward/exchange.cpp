@@ -1,6 +1,7 @@
 #include "interpose/forward/exchange.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -15,9 +16,11 @@
 #include "interpose/forward/block_table.h"
 #include "interpose/forward/call.h"
 #include "interpose/forward/contexts.h"
+#include "interpose/forward/counted_links.h"
 #include "interpose/forward/host_blocks.h"
 #include "interpose/forward/stand_ins.h"
 #include "interpose/forward/streams.h"
+#include "interpose/forward/unsent.h"
 
 namespace olpager::forward {
 namespace {
@@ -71,6 +74,10 @@ bool isNamed(const Session& session, uint64_t address) {
 }  // namespace
 
 void sendRuns(Session* session, unsigned side, const std::vector<std::byte>& runs) {
+  if (status::LinkBytes* const counted = countedLink(side); counted != nullptr) {
+    status::count(counted->pinned_sent, runs.size());
+    status::count(counted->pinned_sends, 1);
+  }
   eachPart(runs, [&](std::span<const std::byte> part) {
     Call call(Operation::kHostBytes, session);
     call.only(side);
@@ -129,6 +136,7 @@ void sendPinnedNow(Session* session) {
   const unsigned side = session->side();
   if (all.counts[side].exchanged.load(std::memory_order_relaxed) == 0) return;
   std::lock_guard order(all.send_mutex);
+  const auto begun = std::chrono::steady_clock::now();
   std::vector<std::byte> runs;
   {
     std::lock_guard lock(all.mutex);
@@ -142,6 +150,38 @@ void sendPinnedNow(Session* session) {
     }
   }
   if (!runs.empty()) sendRuns(session, side, runs);
+  const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - begun;
+  if (status::LinkBytes* const counted = countedLink(side); counted != nullptr)
+    status::count(counted->pinned_ns, static_cast<uint64_t>(took.count()));
+}
+
+bool hasUnsent(const Session& session) {
+  BlockTable& all = blocks();
+  const unsigned side = session.side();
+  if (all.counts[side].exchanged.load(std::memory_order_relaxed) == 0) return false;
+  std::lock_guard lock(all.mutex);
+  std::vector<std::byte> now(1 << 20);
+  return std::any_of(all.named[side].begin(), all.named[side].end(), [&](const auto& named) {
+    const auto& [block, base] = named;
+    if (!block->goesWithLaunches(side)) return false;
+    const std::vector<std::byte>& agreed = block->sides[side].agreed;
+    for (size_t at = 0; at < agreed.size(); at += now.size()) {
+      const size_t bytes = std::min(now.size(), agreed.size() - at);
+      if (!base::readUnlessGone(now.data(), base + at, bytes)) return false;
+      if (std::memcmp(now.data(), agreed.data() + at, bytes) != 0) return true;
+    }
+    return false;
+  });
+}
+
+void tellUnsent(const Session& session) {
+  if (!hasUnsent(session)) return;
+  base::warnOnce("unsent",
+                 "work at gpunode %s has not ended for %lld s, and the program has changed pinned "
+                 "memory meanwhile that kernels reach: over a network that comes to them with the "
+                 "next launch. A kernel that waits for it before that waits for ever (on one host "
+                 "it does not: --transport shm)",
+                 session.executor().name().c_str(), static_cast<long long>(kForUnsent.count()));
 }
 
 void noteNamed(const Session* session, uint64_t address) {

@@ -1,19 +1,24 @@
 #include "interpose/forward/executor.h"
 
 #include <chrono>
+#include <optional>
 #include <thread>
 #include <utility>
 
+#include "base/held_in_calls.h"
+#include "base/held_signals.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "interpose/api/driver_symbols.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/connection.h"
 #include "interpose/forward/contexts.h"
+#include "interpose/forward/counted_links.h"
 #include "interpose/forward/device_memory.h"
 #include "interpose/forward/session.h"
 #include "interpose/forward/threads.h"
 #include "interpose/forward/trips.h"
+#include "interpose/forward/unsent.h"
 
 namespace olpager::forward {
 namespace {
@@ -21,10 +26,12 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kSlice = 100ms;  // of a wait: looks at the executor's end in between
+constexpr auto kTurn = 1ms;     // the same, where signals are to come in between
 constexpr auto kBatch = 50us;   // what nobody waits for is sent after so long
 constexpr auto kAwake = 2ms;    // without calls before the attendant sleeps
 constexpr auto kLook = 1ms;     // between looks at what comes by itself
 constexpr auto kLongest = 1s;   // of the attendant's sleep
+constexpr auto kCount = 500ms;  // what the link has carried is counted so often
 
 // Ranges that wrap round would be everybody's.
 bool makesSense(const Description& told) {
@@ -36,6 +43,32 @@ bool makesSense(const Description& told) {
   return told.devices >= 0 && told.devices <= kMostDevices && isRange(told.va_base, told.va_size) &&
          isRange(told.placed, told.placed_bytes) && told.lent <= told.capacity &&
          told.told_lent <= told.told;
+}
+
+// Calls that wait for the GPU, however long that takes.
+bool waitsForGpu(uint16_t function) {
+  switch (static_cast<Operation>(function)) {
+    case Operation::kCopyIn:
+    case Operation::kCopyOut:
+    case Operation::kCopyDevice:
+    case Operation::kCopyPeer:
+    case Operation::kSynchronizeDefault:
+    case Operation::kFinishWork:
+      return true;
+    default:
+      break;
+  }
+  if (function >= api::kSymbolCount) return false;
+  switch (static_cast<api::Symbol>(function)) {
+    case api::Symbol::kCuCtxSynchronize:
+    case api::Symbol::kCuCtxSynchronize_v2:
+    case api::Symbol::kCuEventSynchronize:
+    case api::Symbol::kCuStreamSynchronize:
+    case api::Symbol::kCuStreamSynchronize_ptsz:
+      return true;
+    default:
+      return false;
+  }
 }
 
 }  // namespace
@@ -67,7 +100,7 @@ Status Executor::start() {
   if (!makesSense(description_))
     return Error{"gpunode " + name_ + " says what makes no sense of its memory"};
   offered_.assign(offered.begin(), offered.end());
-  std::thread([this] { attend(); }).detach();
+  base::ownThread([this] { attend(); }).detach();
   base::logInfo("forwarded mode: gpunode %s, session %016llx, %d device(s), CUDA %d.%d",
                 name_.c_str(), static_cast<unsigned long long>(connection_->number()),
                 description_.devices, description_.driver_version / 1000,
@@ -106,13 +139,13 @@ bool Executor::begin(std::vector<std::byte>& record, std::span<const std::byte> 
 
 CUresult Executor::finish(Wait& wait) {
   constexpr auto kEver = std::chrono::steady_clock::time_point::max();
-  if (!base::logs(base::LogLevel::kDebug)) {  // which tells of the trips
-    (void)receiveFor(wait, kEver);
-    return wait.result;
-  }
   const auto begun = std::chrono::steady_clock::now();
-  (void)receiveFor(wait, kEver);
-  noteTrip(session_, wait.function, std::chrono::steady_clock::now() - begun);
+  if (!receiveFor(wait, begun + kForUnsent)) {
+    tellUnsent(session_);
+    (void)receiveFor(wait, kEver);
+  }
+  if (base::logs(base::LogLevel::kDebug))  // which tells of the trips
+    noteTrip(session_, wait.function, std::chrono::steady_clock::now() - begun);
   return wait.result;
 }
 
@@ -149,8 +182,24 @@ CUresult Executor::post(std::vector<std::byte>& record, std::span<const std::byt
 
 // One of the threads that wait receives, for all of them; the others sleep until their answer is
 // there or it is their turn.
+//
+// Where signals matter no handler of the program's runs on who receives, or waits for its turn: it
+// would keep all answers from who serves what the handler touches. Who waits for the GPU lets
+// signals come every now and then, with nothing in hand, unless it has a lock that it waits under
+// (locks.h).
 bool Executor::receiveFor(Wait& wait, std::chrono::steady_clock::time_point until) {
   std::vector<std::byte> record;
+  std::optional<base::HeldSignals> held;  // of who was in this call before signals mattered
+  const bool for_gpu = waitsForGpu(wait.function);
+  bool lets = for_gpu && base::signalsMayCome();  // signals come in between
+  const auto let = [&] {
+    if (!for_gpu) return;
+    held.reset();
+    { const base::LetSignals now; }
+    lets = base::signalsMayCome();
+    held.emplace();
+  };
+  held.emplace();
   std::unique_lock lock(waits_mutex_);
   const auto late = [&] { return std::chrono::steady_clock::now() >= until; };
   while (!wait.done) {
@@ -161,32 +210,43 @@ bool Executor::receiveFor(Wait& wait, std::chrono::steady_clock::time_point unti
     }
     if (receiving_) {
       ++waiting_threads_;
-      turn_.wait_for(lock, kSlice);
+      turn_.wait_for(lock, lets ? kTurn : kSlice);
       --waiting_threads_;
+      if (wait.done || !lets) continue;
+      lock.unlock();
+      let();
+      lock.lock();
       continue;
     }
-    receiving_ = true;
-    struct Turn {  // over also where something is thrown: somebody else receives then
-      Executor& executor;
-      std::unique_lock<std::mutex>& lock;
-      ~Turn() {
-        if (!lock.owns_lock()) lock.lock();
-        executor.receiving_ = false;
-        if (executor.waiting_threads_ != 0) executor.turn_.notify_all();
+    {
+      receiving_ = true;
+      struct Turn {  // over also where something is thrown: somebody else receives then
+        Executor& executor;
+        std::unique_lock<std::mutex>& lock;
+        ~Turn() {
+          if (!lock.owns_lock()) lock.lock();
+          executor.receiving_ = false;
+          if (executor.waiting_threads_ != 0) executor.turn_.notify_all();
+        }
+      } const turn{*this, lock};
+      auto now = std::chrono::steady_clock::now();
+      const auto ends = std::min(until, now + (lets ? kTurn : kSlice));
+      for (; !wait.done && !ended_ && now < ends; now = std::chrono::steady_clock::now()) {
+        lock.unlock();
+        const auto left = std::chrono::ceil<std::chrono::microseconds>(ends - now);
+        const auto got = channel_.read(record, left);
+        if (got == calls::Channel::Read::kRecord) {
+          dispatch(record);
+        } else if (got == calls::Channel::Read::kDown) {
+          resume();
+        }
+        lock.lock();
       }
-    } const turn{*this, lock};
-    while (!wait.done && !ended_ && !late()) {
-      lock.unlock();
-      const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
-          until - std::chrono::steady_clock::now());
-      const auto got = channel_.read(record, std::min<std::chrono::microseconds>(kSlice, left));
-      if (got == calls::Channel::Read::kRecord) {
-        dispatch(record);
-      } else if (got == calls::Channel::Read::kDown) {
-        resume();
-      }
-      lock.lock();
     }
+    if (wait.done) break;
+    lock.unlock();
+    let();
+    lock.lock();
   }
   waits_.erase(wait.number);
   return true;
@@ -221,6 +281,7 @@ bool Executor::end(const std::string& why) {
     turn_.notify_all();
   }
   channel_.close(why);
+  count();
   return true;
 }
 
@@ -270,6 +331,16 @@ void Executor::noteReceived() {
   ++received_;
 }
 
+// What the link has carried, for olpagestat.
+void Executor::count() {
+  status::LinkBytes* const counted = countedLink(slot_);
+  if (counted == nullptr) return;
+  const std::lock_guard lock(counting_);
+  status::setName(counted->peer, name_);
+  channel_.count(*counted, true);
+  counted->end.store(static_cast<uint64_t>(status::LinkEnd::kGpunode), std::memory_order_release);
+}
+
 // --- what nobody waits for -----------------------------------------------------------------------
 
 void Executor::wake() {
@@ -292,11 +363,16 @@ void Executor::attend() {
   std::vector<std::byte> record;
   uint64_t seen = 0, received_before = 0;
   auto active = std::chrono::steady_clock::now(), looked = active;
+  auto counted = active - kCount;
   auto rest = std::chrono::milliseconds(kAwake);
   while (!ended_) {
     if (channel_.unsent()) (void)channel_.flush();
     const uint64_t posts = attendant_.posts.load(std::memory_order_relaxed);
     const auto now = std::chrono::steady_clock::now();
+    if (now - counted >= kCount) {
+      counted = now;
+      count();
+    }
     if (posts != seen) active = now, rest = kAwake;
     seen = posts;
     const bool comes = session_.coming();
@@ -352,6 +428,7 @@ void Executor::sayGoodbye() {
   Wait wait;
   leaving_.store(true);
   (void)call(goodbye.bytes, {}, wait);
+  count();
   std::lock_guard lock(waits_mutex_);
   ended_.store(true);
 }

@@ -11,9 +11,9 @@
 // everything from any thread, but open() and start(). Errors: one line on standard error when the
 // executor is lost, by the session; then results of CUDA.
 //
-// Locks: Executor::waits_mutex_ (who waits, who receives), with the channel's own below it; that of
-// the attendant, a leaf. Neither is held while the session hears of a record, and none of two
-// executors at once.
+// Locks: Executor::waits_mutex_ (who waits, who receives) and counting_, each with the channel's
+// below it; that of the attendant, a leaf. None is held while the session hears of a record, and
+// none of two executors at once.
 #pragma once
 
 #include <cuda.h>
@@ -113,6 +113,7 @@ class Executor {
   void lost(const std::string& why);
   void dispatch(std::vector<std::byte>& record);
   void noteReceived();
+  void count();
   bool receiveFor(Wait& wait, std::chrono::steady_clock::time_point until);
   void attend();
 
@@ -126,6 +127,7 @@ class Executor {
   std::atomic<bool> ended_{false};
   std::atomic<bool> leaving_{false};  // goodbye is being said
 
+  std::mutex counting_;  // what the link has carried
   std::mutex waits_mutex_;
   std::condition_variable turn_;
   bool receiving_ = false;

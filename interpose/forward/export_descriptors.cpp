@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/held_signals.h"
 #include "interpose/forward/program.h"
 #include "interpose/forward/session.h"
 
@@ -53,21 +54,17 @@ void watch() {
   }
 }
 
-// Under the mutex. Signals are the program's.
+// Under the mutex.
 bool startWatching(ExportedDescriptors& state) {
   if (state.changed) return true;
   state.changed.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!state.changed) return false;
-  sigset_t blocked, before;
-  sigfillset(&blocked);
-  pthread_sigmask(SIG_SETMASK, &blocked, &before);
   try {
-    std::thread(watch).detach();
+    base::ownThread(watch).detach();
   } catch (const std::system_error&) {
     state.changed.reset();
     errno = EAGAIN;
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return static_cast<bool>(state.changed);
 }
 

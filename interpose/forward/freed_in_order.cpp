@@ -74,6 +74,11 @@ uint64_t FreedInOrder::count() const {
   return count_;
 }
 
+bool FreedInOrder::anyWaits() const {
+  const std::lock_guard lock(mutex_);
+  return !waiting_.empty();
+}
+
 bool FreedInOrder::awaitMore(uint64_t count, std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
   (void)more_.wait_for(lock, patience, [&] { return count_ > count || waiting_.empty(); });

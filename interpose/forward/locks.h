@@ -30,6 +30,7 @@
 //    9  SessionContexts::mutex       session_contexts.h  which contexts there are; a Context is
 //                                                        used under it, and ends without it
 //   10  Executor::waits_mutex_       executor.h          who waits, who receives
+//       Executor::counting_          executor.h          what the link has carried
 //       AnswerCache::mutex           answer_cache.h      answers that stay
 //       SetAttributes::mutex         kernel_attributes.h what was set of kernels
 //       Captures::mutex              captures.h          streams that capture, of a session
@@ -39,7 +40,7 @@
 //       api::ManagedAdvice, AllocationBook::known_mutex (allocation_book.h), FreedInOrder
 //       (freed_in_order.h), StreamIndex and
 //       IdleStreams (streams.h, crossings.h), AllocatingGraphs (captures.h), ParameterLayouts and
-//       TakenLaunches (launch.h), KernelAliases (kernel_attributes.h), KnownKernels
+//       TakenLaunches (launch.h), KernelAliases (kernel_attributes.h), KnownKernels and KnownCode
 //       (known_kernels.h), CommonKernels (libraries.h), Linker and Linkers (links.h), NodeFunctions
 //       (graph_nodes.h), ToldNodes (node_calls.h), UserObjects (user_objects.h), SessionParts
 //       (session_parts.h), Arrivals (arrivals.h), HostFunctions (host_functions.h),
@@ -48,6 +49,15 @@
 //       (export_descriptors.h), KeptTexts (call.h), a Group's notes (group.h) and code
 //       (group_code.h), ManagedMemory::ranges_mutex_, Executors::keeping_ (../unified/executors.h)
 // clang-format on
+//
+// Signals. A handler of the program's may touch managed memory of a view, and may stop its thread.
+// What serves such a touch makes calls, which take nearly all of the above. So no handler runs
+// while a thread is in a call of the program's (HeldInCall in all that the program calls:
+// interpose/api/emit_forward.py), nor on threads of ours. Signals come now and then while a thread
+// waits for the GPU (waitsForGpu() in executor.cpp), unless it waits with a lock: the order,
+// ManagedMemory::mutex_ and EventClock::mutex_ are HoldingMutexes for that (base/held_signals.h),
+// and Variables::mutex has HeldSignals beside it. Nobody else waits for the GPU under a lock. None
+// of this asks the system for anything before there is managed memory of a view's.
 //
 // What ends with a context takes AllocationBook::mutex, Captures::mutex and leaves
 // (SessionContexts::gone). fork(): Connecting::mutex is new in the child; others may be held there

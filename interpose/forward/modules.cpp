@@ -22,8 +22,10 @@ namespace {
 /// An image on its way, with the compiler's options.
 struct Load {
   std::span<const std::byte> image;
-  std::string owned;  // where the image had to be made
+  std::string owned;   // where the image had to be made
+  bool stays = false;  // the program does not change it, or take it away, until it is unloaded
   JitOptions options;
+  bool links = false;  // the driver would link more to it (nvcc -rdc=true): that is not sent
 };
 
 CUresult locate(const void* code, Load& load) {
@@ -34,6 +36,7 @@ CUresult locate(const void* code, Load& load) {
     return CUDA_ERROR_INVALID_IMAGE;
   }
   const fatbin::Image& image = found.value();
+  load.links = !image.linked.empty();
   if (image.form == fatbin::Image::Form::ptx) {
     load.owned.assign(reinterpret_cast<const char*>(image.bytes.data()), image.bytes.size());
     load.owned.push_back('\0');
@@ -131,16 +134,12 @@ void noteState(Group& group, Operation operation, uint64_t handle,
 
 // While the image is the program's to read.
 void noteKernels(const Load& load, const void* owner) {
-  program().parts().known_kernels->loaded(reinterpret_cast<uint64_t>(owner),
-                                          kernelTableOf(load.image));
+  program().parts().known_kernels->loaded(
+      reinterpret_cast<uint64_t>(owner),
+      std::make_shared<KnownCode>(load.image, load.stays && load.owned.empty()));
 }
 
-CUresult load(Operation operation, const void* code, unsigned count, CUjit_option* options,
-              void** values, void** out) {
-  Load one;
-  if (const CUresult error = one.options.read(count, options, values); error != CUDA_SUCCESS)
-    return error;
-  if (const CUresult error = locate(code, one); error != CUDA_SUCCESS) return error;
+CUresult load(Operation operation, const Load& one, void** out) {
   if (operation == Operation::kLoadLibrary && severalSessions()) {
     const CUresult result = loadEverywhere(
         [&](Session* session, uint64_t number) {
@@ -159,6 +158,30 @@ CUresult load(Operation operation, const void* code, unsigned count, CUjit_optio
   if (operation == Operation::kLoadModule && result == CUDA_SUCCESS)
     noteModule(reinterpret_cast<uint64_t>(*out), currentContext());
   return result;
+}
+
+CUresult load(Operation operation, const void* code, unsigned count, CUjit_option* options,
+              void** values, void** out, bool stays = false) {
+  Load one;
+  one.stays = stays;
+  if (const CUresult error = one.options.read(count, options, values); error != CUDA_SUCCESS)
+    return error;
+  if (const CUresult error = locate(code, one); error != CUDA_SUCCESS) return error;
+  const CUresult result = load(operation, one, out);
+  if (result == CUDA_ERROR_NO_BINARY_FOR_GPU && one.links)
+    base::warnOnce("code to be linked",
+                   "forwarded, code that is linked when it is loaded (nvcc -rdc=true, without "
+                   "machine code for the GPU) can't be used: build it for the gpunode's GPU (nvcc "
+                   "-arch=native there)");
+  return result;
+}
+
+// Whether a library's options say that its code stays where it is until the library is unloaded.
+bool isPreserved(const CUlibraryOption* options, void* const* values, unsigned count) {
+  for (unsigned i = 0; options != nullptr && values != nullptr && i < count; ++i) {
+    if (options[i] == CU_LIBRARY_BINARY_IS_PRESERVED) return values[i] != nullptr;
+  }
+  return false;
 }
 
 CUresult loadFile(Operation operation, const char* path, unsigned count, CUjit_option* options,
@@ -201,14 +224,13 @@ CUresult ol_forward_cuModuleLoad(CUmodule* module, const char* path) {
                   reinterpret_cast<void**>(module));
 }
 
-// The library's own options say what may be done with `code` (kept, or copied): here it has been
-// sent when the call returns.
 CUresult ol_forward_cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* options,
                                       void** values, unsigned count,
-                                      CUlibraryOption* /*library_options*/,
-                                      void** /*library_values*/, unsigned /*library_count*/) {
+                                      CUlibraryOption* library_options, void** library_values,
+                                      unsigned library_count) {
   return load(Operation::kLoadLibrary, code, count, options, values,
-              reinterpret_cast<void**>(library));
+              reinterpret_cast<void**>(library),
+              isPreserved(library_options, library_values, library_count));
 }
 CUresult ol_forward_cuLibraryLoadFromFile(CUlibrary* library, const char* path,
                                           CUjit_option* options, void** values, unsigned count,

@@ -3,6 +3,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/held_signals.h"
 #include "interpose/forward/program.h"
 
 namespace olpager::forward {
@@ -31,7 +32,7 @@ void startNotifications() {
   Notifications& all = notifications();
   const std::lock_guard lock(all.mutex);
   if (all.runs) return;
-  std::thread([&all] { all.run(); }).detach();
+  base::ownThread([&all] { all.run(); }).detach();
   all.runs = true;
 }
 

@@ -32,6 +32,10 @@ namespace olpager::api {
 class ManagedAdvice;
 }  // namespace olpager::api
 
+namespace olpager::status {
+struct LinksCounters;
+}  // namespace olpager::status
+
 namespace olpager::forward {
 
 class Session;
@@ -110,6 +114,9 @@ class Program {
   std::atomic<size_t> capturing{0};                       // streams that capture, in all sessions
   std::atomic<uint32_t> calling_threads{0};               // that have called and have not ended
   std::atomic<void* (*)(api::Symbol)> exported{nullptr};  // symbols.h
+  // Where what links carry is counted, and who says where (counted_links.h).
+  std::atomic<status::LinksCounters*> links{nullptr};
+  std::atomic<status::LinksCounters& (*)()> links_source{nullptr};
   // Told at the end of every program.
   CopyCount copies_over_tcp, copies_over_shm, copies_through_here;
 

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <thread>
 
+#include "base/held_signals.h"
 #include "base/log.h"
 #include "forwarding/wire/runs.h"
 #include "interpose/api/forward_functions.h"
@@ -15,6 +16,7 @@
 #include "interpose/forward/arrivals.h"
 #include "interpose/forward/context.h"
 #include "interpose/forward/contexts.h"
+#include "interpose/forward/counted_links.h"
 #include "interpose/forward/exchange.h"
 #include "interpose/forward/executor.h"
 #include "interpose/forward/host_functions.h"
@@ -74,7 +76,7 @@ Status Session::open() {
 Status Session::start() {
   for (const auto& executor : executors_)
     if (Status started = executor->start(); !started.ok()) return started;
-  std::thread([this] { functions_->run(); }).detach();
+  base::ownThread([this] { functions_->run(); }).detach();
   return {};
 }
 
@@ -154,6 +156,8 @@ const char* Session::heard(const Executor& executor, const AnswerHead& head, Rea
       return "bytes of a copy that are not as many as it asked for";
     }
     case Answer::kHostBytes: {
+      if (status::LinkBytes* const counted = countedLink(executor.slot()); counted != nullptr)
+        status::count(counted->pinned_received, reader.left());
       while (reader.ok() && reader.left() > 0) {
         if (Run run; readRun(reader, &run)) takePinned(*this, executor.slot(), run);
       }

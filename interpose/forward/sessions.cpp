@@ -15,6 +15,7 @@
 #include "forwarding/visible_devices.h"
 #include "forwarding/wire/driver_environment.h"
 #include "interpose/forward/contexts.h"
+#include "interpose/forward/counted_links.h"
 #include "interpose/forward/devices.h"
 #include "interpose/forward/driver_memory.h"
 #include "interpose/forward/executor.h"
@@ -141,6 +142,8 @@ std::span<Session* const> sessions() {
       base::logError("%s", connected.error().message.c_str());
     return {};
   }
+  if (const LinksSource source = program().links_source.load(); source != nullptr)
+    program().links.store(&source(), std::memory_order_release);
   std::copy(all.begin(), all.end(), program().sessions.begin());
   if (state.settings.view == base::ViewSetting::kUnified) program().unified.store(all.front());
   program().session_count.store(static_cast<uint32_t>(all.size()), std::memory_order_release);

@@ -53,7 +53,8 @@ Result<std::vector<Site>> gpusOf(const base::Settings& settings) {
   std::vector<std::future<Result<std::vector<std::string>>>> asked;
   for (const std::string& gpunode : settings.gpunodes)
     asked.push_back(std::async(std::launch::async, [&settings, &gpunode] {
-      return askPastOutage([&] { return askForGpus(settings, gpunode, kConnectMs, kAnswerMs); });
+      return askPastOutage(
+          [&](bool* lasts) { return askForGpus(settings, gpunode, kConnectMs, kAnswerMs, lasts); });
     }));
   std::vector<Site> sites;
   std::optional<Error> failed;

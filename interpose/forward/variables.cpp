@@ -20,6 +20,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/held_signals.h"
 #include "base/log.h"
 #include "interpose/api/forward_functions.h"
 #include "interpose/forward/call.h"
@@ -73,6 +74,7 @@ struct Gone : Call {
 
 // Brings what is there by now: the image's values, and what kernels made of them.
 CUresult fetch(Session* session, uint64_t address, uint64_t bytes) {
+  const base::HeldSignals held;  // under the mutex, which others need
   // Kernels that are under way were launched when nobody exchanged it.
   if (contextIn(session) != 0 && !capturing()) {
     Call synchronize(api::Symbol::kCuCtxSynchronize, session);

@@ -58,6 +58,7 @@ struct Executable {
   bool auto_free = false;
   std::vector<Pin> pinned;
   bool device_launched = false;
+  LaunchBefore launched;  // the last one
 };
 
 struct Captures {
@@ -583,6 +584,30 @@ void execReach(CUgraphExec exec, ReachSet& into) {
   std::lock_guard lock(all.mutex);
   const auto found = all.executables.find(exec);
   if (found != all.executables.end()) into.add(found->second.all);
+}
+
+LaunchBefore execLaunches(CUgraphExec exec, ReachSet& into) {
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.executables.find(exec);
+  if (found == all.executables.end()) return {};
+  into.add(found->second.all);
+  return found->second.launched;
+}
+
+void execLaunched(CUgraphExec exec, const pager::StreamKey& stream, const LaunchBefore& before) {
+  if (before.any && before.stream == stream && !before.gone) return;
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  const auto found = all.executables.find(exec);
+  if (found != all.executables.end()) found->second.launched = {stream, true, false};
+}
+
+void launchStreamGone(const pager::StreamKey& stream) {
+  Captures& all = state();
+  std::lock_guard lock(all.mutex);
+  for (auto& [exec, executable] : all.executables)
+    executable.launched.gone |= executable.launched.any && executable.launched.stream == stream;
 }
 
 MemoryUse execMemory(CUgraphExec exec, bool* auto_free) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "interpose/local/graph_memory.h"
+#include "interpose/local/graph_parts.h"
 #include "pager/pool.h"
 
 namespace olpager::local {
@@ -80,6 +81,12 @@ void execNodeReaches(CUgraphExec exec, CUgraphNode node, const pager::ReachSet& 
 void execHasChild(CUgraphExec exec, CUgraphNode node, CUgraph child);
 /// Adds to `into` everything that `exec` reaches.
 void execReach(CUgraphExec exec, pager::ReachSet& into);
+/// The same for a launch of it. Returns what is known of the one before.
+LaunchBefore execLaunches(CUgraphExec exec, pager::ReachSet& into);
+/// It was launched in `stream`. `before`: from execLaunches().
+void execLaunched(CUgraphExec exec, const pager::StreamKey& stream, const LaunchBefore& before);
+/// The stream is about to be destroyed.
+void launchStreamGone(const pager::StreamKey& stream);
 MemoryUse execMemory(CUgraphExec exec, bool* auto_free);
 
 // --- what goes -----------------------------------------------------------------------------------

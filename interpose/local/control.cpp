@@ -1,8 +1,10 @@
 #include "forwarding/control.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <iterator>
 
+#include "base/daemon_log.h"
 #include "base/log.h"
 #include "interpose/local/ipc_imports.h"
 #include "interpose/local/root.h"
@@ -25,6 +27,10 @@ extern "C" __attribute__((visibility("default"))) int olpager_figures(OlpagerFig
                            valueOf(device.bytes_in) + valueOf(device.bytes_out)};
   }
   return 0;
+}
+
+extern "C" __attribute__((visibility("default"))) olpager::status::LinksCounters* olpager_links() {
+  return &olpager::pager::counters().links;
 }
 
 extern "C" __attribute__((visibility("default"))) uint64_t olpager_set_vram_budget(int device,
@@ -53,6 +59,7 @@ extern "C" __attribute__((visibility("default"))) void olpager_set_connect(
 
 extern "C" __attribute__((visibility("default"))) void olpager_set_log(int descriptor, int grave,
                                                                        const char* before) {
+  olpager::base::useDaemonLogOf(std::getenv(olpager::base::kDaemonLogVariable));
   olpager::base::setLogDescriptor(descriptor);
   olpager::base::setGraveLog(grave, before);
 }

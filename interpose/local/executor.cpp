@@ -98,11 +98,16 @@ CUresult olpager_agent_receive(const void* batch, size_t bytes) {
   return running->receive({static_cast<const std::byte*>(batch), bytes});
 }
 
-void olpager_agent_landed(uint32_t extent, uint64_t number, int good, const uint64_t* hash) {
+void olpager_agent_landed(uint32_t extent, uint64_t number, const uint64_t* hash) {
   Pool* const running = pool();
   if (running == nullptr) return;
-  running->landed(extent, number, good != 0,
+  running->landed(extent, number,
                   hash != nullptr ? std::optional(ContentHash{hash[0], hash[1]}) : std::nullopt);
+}
+
+CUresult olpager_agent_finish() {
+  Pool* const running = pool();
+  return running != nullptr ? running->finishWork() : CUDA_ERROR_NOT_SUPPORTED;
 }
 
 uint64_t olpager_agent_retained() {

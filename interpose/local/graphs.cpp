@@ -180,6 +180,7 @@ CUresult withNode(Params* params, Native native, Done done) {
 
 template <typename Params, typename Native>
 CUresult addNode(CUgraphNode* out, CUgraph graph, const Params* params, Native native) {
+  if (pool() != nullptr) graphWillChange(graph);
   return withNode(params, native, [&](const ReachSet& reach) {
     if (out != nullptr) graphNodeReaches(graph, *out, reach);
   });
@@ -187,14 +188,22 @@ CUresult addNode(CUgraphNode* out, CUgraph graph, const Params* params, Native n
 
 template <typename Params, typename Native>
 CUresult setNode(CUgraphNode node, const Params* params, Native native) {
+  if (pool() != nullptr) nodeWillChange(node);
   return withNode(params, native,
                   [&](const ReachSet& reach) { graphNodeReaches(nullptr, node, reach); });
 }
 
 template <typename Params, typename Native>
 CUresult setExecNode(CUgraphExec exec, CUgraphNode node, const Params* params, Native native) {
-  return withNode(params, native,
-                  [&](const ReachSet& reach) { execNodeReaches(exec, node, reach); });
+  NodePtr work;
+  const auto call = [&] {
+    if (pool() != nullptr) work = Node::of(params);  // the driver may write into the parameters
+    return native();
+  };
+  return withNode(params, call, [&](const ReachSet& reach) {
+    execNodeReaches(exec, node, reach);
+    execNodeSet(exec, node, work);
+  });
 }
 
 // Memory that is there while the graph runs, or until another frees it: nobody else may look at it.
@@ -216,6 +225,7 @@ CUresult addFreeNode(CUgraph graph, CUdeviceptr address, Native native) {
 // The form of adding nodes that takes every kind.
 template <typename Native>
 CUresult addAnyNode(CUgraphNode* out, CUgraph graph, CUgraphNodeParams* params, Native native) {
+  if (pool() != nullptr) graphWillChange(graph);
   if (params != nullptr && params->type == CU_GRAPH_NODE_TYPE_MEM_FREE && pool() != nullptr &&
       pool()->contains(params->free.dptr)) {
     CUgraphNodeParams empty{};
@@ -226,6 +236,7 @@ CUresult addAnyNode(CUgraphNode* out, CUgraph graph, CUgraphNodeParams* params, 
   // Read now: the driver may put the node's copy there.
   const CUgraph child = is_child ? params->graph.graph : nullptr;
   const bool moved = is_child && params->graph.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
+  if (moved && pool() != nullptr) graphIsPart(child);
   const auto call = [&] { return native(params); };
   const auto shown = [&] {
     return is_child ? showGraph(child, nullptr, Looks::kAtAll, call) : call();
@@ -234,6 +245,7 @@ CUresult addAnyNode(CUgraphNode* out, CUgraph graph, CUgraphNodeParams* params, 
     if (out == nullptr) return;
     if (is_child) {
       graphHasChild(graph, *out, child, moved);
+      graphIsPart(params->graph.graph);  // the node's own
     } else if (params->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
       for (unsigned i = 0;
            params->conditional.phGraph_out != nullptr && i < params->conditional.size; ++i) {
@@ -276,7 +288,63 @@ CUresult destroyed(const LeavingPtr& leaving, CUresult result) {
 template <typename Native>
 CUresult instantiate(CUgraphExec* out, CUgraph graph, unsigned long long flags, Native native) {
   const CUresult result = showGraph(graph, nullptr, Looks::kAtMemsets, native);
-  if (result == CUDA_SUCCESS && pool() != nullptr) execMade(*out, graph, flags);
+  if (result == CUDA_SUCCESS && pool() != nullptr) {
+    execMade(*out, graph, flags);
+    execTied(*out, graph, flags);
+  }
+  return result;
+}
+
+// An executable graph has been updated to another graph.
+CUresult updated(CUgraphExec exec, CUgraph graph, CUresult result) {
+  if (result == CUDA_SUCCESS && pool() != nullptr) {
+    execMade(exec, graph, 0);
+    execUpdated(exec, graph);
+  }
+  return result;
+}
+
+CUresult childSet(CUgraphExec exec, CUgraphNode node, CUgraph child, CUresult result) {
+  if (result == CUDA_SUCCESS && pool() != nullptr) {
+    execHasChild(exec, node, child);
+    execChildSet(exec, node, child);
+  }
+  return result;
+}
+
+// A graph's nodes or edges change by a call that names no memory.
+template <typename Native>
+CUresult changeGraph(CUgraph graph, Native native) {
+  if (pool() != nullptr) graphWillChange(graph);
+  return native();
+}
+template <typename Native>
+CUresult changeNode(CUgraphNode node, Native native) {
+  if (pool() != nullptr) nodeWillChange(node);
+  return native();
+}
+// Likewise a node of an executable graph, to what `work` makes: before the call, which may write
+// into what it is given.
+template <typename Work, typename Native>
+CUresult changeExecNode(CUgraphExec exec, CUgraphNode node, Work work, Native native) {
+  if (pool() == nullptr) return native();
+  const NodePtr changed = work();
+  const CUresult result = native();
+  if (result == CUDA_SUCCESS) execNodeSet(exec, node, changed);
+  return result;
+}
+
+// As one launch. CUDA_ERROR_OUT_OF_MEMORY where access.mustBeInParts(): nothing is launched.
+template <typename Native>
+CUresult launchWhole(Access& access, CUgraphExec exec, const StreamKey& key, const ReachSet& reach,
+                     bool captured, Native native) {
+  access.setFunction(exec);
+  access.addReach(reach);
+  const CUresult entered = enterLaunch(access, key);
+  if (entered != CUDA_SUCCESS) return entered;
+  CUresult result = captured ? CUDA_SUCCESS : launchesWhole(exec, key);
+  if (result == CUDA_SUCCESS) result = native();
+  leave(access, key, result);
   return result;
 }
 
@@ -286,7 +354,9 @@ CUresult launchGraph(CUgraphExec exec, CUstream stream, bool per_thread, Native 
   if (running == nullptr) return native();
   const StreamKey key = streamKey(stream, per_thread);
   if (key.context == nullptr) return native();
+  reapExecs();
   const uint64_t capture = captureOf(key);
+  const LaunchTurn turn(exec, capture == 0 && running->paging());
   MemoryLaunch memory;
   if (capture == 0) {
     bool auto_free = false;
@@ -295,16 +365,30 @@ CUresult launchGraph(CUgraphExec exec, CUstream stream, bool per_thread, Native 
       return refused;
   }
   ReachSet reach;
-  execReach(exec, reach);
+  LaunchBefore before;
+  if (capture == 0)
+    before = execLaunches(exec, reach);
+  else
+    execReach(exec, reach);
   Access access(*running, key);
-  access.setFunction(exec);
-  access.addReach(reach);
-  const CUresult entered = enterLaunch(access, key);
-  if (entered != CUDA_SUCCESS) return entered;
-  const CUresult result = native();
-  leave(access, key, result);
+  if (capture == 0 && running->paging() && mayBeInParts(exec)) access.inPartsBeyondVram();
+  CUresult result = launchWhole(access, exec, key, reach, capture != 0, native);
+  if (access.mustBeInParts()) {
+    const GraphPartsPtr parts = takeApart(exec);
+    bool whole = parts == nullptr;
+    if (!whole) result = launchParts(exec, *parts, key, before, &whole);
+    if (whole) {
+      Access all_of_it(*running, key);
+      result = launchWhole(all_of_it, exec, key, reach, false, native);
+    } else if (result == CUDA_SUCCESS) {
+      access.madeInParts();
+    }
+  }
   if (result != CUDA_SUCCESS) return result;
-  if (capture != 0) captureLaunches(capture, exec);
+  if (capture != 0)
+    captureLaunches(capture, exec);
+  else
+    execLaunched(exec, key, before);
   for (const CUdeviceptr address : memory.done()) {
     RelaxedCapture relaxed;
     forgetPointerState(address);
@@ -367,6 +451,7 @@ OLPAGER_HOOK(cuGraphAddNode_v2)
 
 OLPAGER_HOOK(cuGraphAddChildGraphNode)
 (CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, CUgraph child) {
+  if (pool() != nullptr) graphWillChange(graph);
   const CUresult result = showGraph(child, nullptr, Looks::kAtAll, [&] {
     return driver().cuGraphAddChildGraphNode(out, graph, from, count, child);
   });
@@ -377,6 +462,7 @@ OLPAGER_HOOK(cuGraphAddChildGraphNode)
 OLPAGER_HOOK(cuGraphAddMemAllocNode)
 (CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count,
  CUDA_MEM_ALLOC_NODE_PARAMS_v1* params) {
+  if (pool() != nullptr) graphWillChange(graph);
   const CUresult result = driver().cuGraphAddMemAllocNode(out, graph, from, count, params);
   if (result == CUDA_SUCCESS && params != nullptr) noteGraphMemory(*params);
   return result;
@@ -384,6 +470,7 @@ OLPAGER_HOOK(cuGraphAddMemAllocNode)
 OLPAGER_HOOK(cuGraphAddMemFreeNode)
 (CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, CUdeviceptr address) {
   const Pool* running = pool();
+  if (running != nullptr) graphWillChange(graph);
   if (running == nullptr || !running->contains(address))
     return driver().cuGraphAddMemFreeNode(out, graph, from, count, address);
   return addFreeNode(graph, address,
@@ -415,8 +502,96 @@ OLPAGER_HOOK(cuGraphNodeSetParams)(CUgraphNode node, CUgraphNodeParams* params) 
   return setNode(node, params, [&] { return driver().cuGraphNodeSetParams(node, params); });
 }
 
+// Nodes that reach nothing, and edges. What they change matters where a graph is launched as its
+// nodes (graph_parts.h).
+OLPAGER_HOOK(cuGraphAddEmptyNode)
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count) {
+  return changeGraph(graph, [&] { return driver().cuGraphAddEmptyNode(out, graph, from, count); });
+}
+OLPAGER_HOOK(cuGraphAddHostNode)
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count,
+ const CUDA_HOST_NODE_PARAMS_v1* params) {
+  return changeGraph(graph,
+                     [&] { return driver().cuGraphAddHostNode(out, graph, from, count, params); });
+}
+OLPAGER_HOOK(cuGraphAddEventRecordNode)
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, CUevent event) {
+  return changeGraph(
+      graph, [&] { return driver().cuGraphAddEventRecordNode(out, graph, from, count, event); });
+}
+OLPAGER_HOOK(cuGraphAddEventWaitNode)
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count, CUevent event) {
+  return changeGraph(
+      graph, [&] { return driver().cuGraphAddEventWaitNode(out, graph, from, count, event); });
+}
+OLPAGER_HOOK(cuGraphAddExternalSemaphoresSignalNode)
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count,
+ const CUDA_EXT_SEM_SIGNAL_NODE_PARAMS* params) {
+  return changeGraph(graph, [&] {
+    return driver().cuGraphAddExternalSemaphoresSignalNode(out, graph, from, count, params);
+  });
+}
+OLPAGER_HOOK(cuGraphAddExternalSemaphoresWaitNode)
+(CUgraphNode* out, CUgraph graph, const CUgraphNode* from, size_t count,
+ const CUDA_EXT_SEM_WAIT_NODE_PARAMS* params) {
+  return changeGraph(graph, [&] {
+    return driver().cuGraphAddExternalSemaphoresWaitNode(out, graph, from, count, params);
+  });
+}
+OLPAGER_HOOK(cuGraphAddDependencies)
+(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to, size_t count) {
+  return changeGraph(graph,
+                     [&] { return driver().cuGraphAddDependencies(graph, from, to, count); });
+}
+OLPAGER_HOOK(cuGraphAddDependencies_v2)
+(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to, const CUgraphEdgeData* edges,
+ size_t count) {
+  return changeGraph(
+      graph, [&] { return driver().cuGraphAddDependencies_v2(graph, from, to, edges, count); });
+}
+OLPAGER_HOOK(cuGraphRemoveDependencies)
+(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to, size_t count) {
+  return changeGraph(graph,
+                     [&] { return driver().cuGraphRemoveDependencies(graph, from, to, count); });
+}
+OLPAGER_HOOK(cuGraphRemoveDependencies_v2)
+(CUgraph graph, const CUgraphNode* from, const CUgraphNode* to, const CUgraphEdgeData* edges,
+ size_t count) {
+  return changeGraph(
+      graph, [&] { return driver().cuGraphRemoveDependencies_v2(graph, from, to, edges, count); });
+}
+OLPAGER_HOOK(cuGraphHostNodeSetParams)(CUgraphNode node, const CUDA_HOST_NODE_PARAMS_v1* params) {
+  return changeNode(node, [&] { return driver().cuGraphHostNodeSetParams(node, params); });
+}
+OLPAGER_HOOK(cuGraphEventRecordNodeSetEvent)(CUgraphNode node, CUevent event) {
+  return changeNode(node, [&] { return driver().cuGraphEventRecordNodeSetEvent(node, event); });
+}
+OLPAGER_HOOK(cuGraphEventWaitNodeSetEvent)(CUgraphNode node, CUevent event) {
+  return changeNode(node, [&] { return driver().cuGraphEventWaitNodeSetEvent(node, event); });
+}
+OLPAGER_HOOK(cuGraphKernelNodeSetAttribute)
+(CUgraphNode node, CUkernelNodeAttrID attribute, const CUkernelNodeAttrValue* value) {
+  return changeNode(node,
+                    [&] { return driver().cuGraphKernelNodeSetAttribute(node, attribute, value); });
+}
+OLPAGER_HOOK(cuGraphKernelNodeCopyAttributes)(CUgraphNode to, CUgraphNode from) {
+  return changeNode(to, [&] { return driver().cuGraphKernelNodeCopyAttributes(to, from); });
+}
+// What comes to a graph after something was made of it goes with the graph alone.
+OLPAGER_HOOK(cuGraphRetainUserObject)
+(CUgraph graph, CUuserObject object, unsigned count, unsigned flags) {
+  return changeGraph(graph,
+                     [&] { return driver().cuGraphRetainUserObject(graph, object, count, flags); });
+}
+OLPAGER_HOOK(cuGraphChildGraphNodeGetGraph)(CUgraphNode node, CUgraph* graph) {
+  const CUresult result = driver().cuGraphChildGraphNodeGetGraph(node, graph);
+  if (result == CUDA_SUCCESS && graph != nullptr && pool() != nullptr) graphIsPart(*graph);
+  return result;
+}
+
 OLPAGER_HOOK(cuGraphDestroyNode)(CUgraphNode node) {
   if (pool() == nullptr) return driver().cuGraphDestroyNode(node);
+  nodeWillGo(node);
   const LeavingPtr leaving = nodeLeaves(node);
   return destroyed(leaving, driver().cuGraphDestroyNode(node));
 }
@@ -432,6 +607,9 @@ OLPAGER_HOOK(cuGraphDestroy)(CUgraph graph) {
   std::vector<CUgraphNode> nodes;
   if (anyNodeOfUnknownGraph()) addNodes(graph, nodes);
   const LeavingPtr leaving = graphLeaves(graph, nodes);
+  CUresult result = CUDA_SUCCESS;
+  if (keepsGraph(graph, &result)) return destroyed(leaving, result);
+  graphGone(graph);  // before: its handle may be another's at once
   return destroyed(leaving, driver().cuGraphDestroy(graph));
 }
 
@@ -467,24 +645,21 @@ OLPAGER_HOOK(cuGraphInstantiateWithParams_ptsz)
 OLPAGER_HOOK(cuGraphExecDestroy)(CUgraphExec exec) {
   if (pool() == nullptr) return driver().cuGraphExecDestroy(exec);
   const LeavingPtr leaving = execLeaves(exec);
+  if (!execMayGo(exec)) return CUDA_SUCCESS;
   return destroyed(leaving, driver().cuGraphExecDestroy(exec));
 }
 
 OLPAGER_HOOK(cuGraphExecUpdate)
 (CUgraphExec exec, CUgraph graph, CUgraphNode* error, CUgraphExecUpdateResult* outcome) {
-  const CUresult result = showGraph(graph, exec, Looks::kAtAll, [&] {
-    return driver().cuGraphExecUpdate(exec, graph, error, outcome);
-  });
-  if (result == CUDA_SUCCESS && pool() != nullptr) execMade(exec, graph, 0);
-  return result;
+  return updated(exec, graph, showGraph(graph, exec, Looks::kAtAll, [&] {
+                   return driver().cuGraphExecUpdate(exec, graph, error, outcome);
+                 }));
 }
 OLPAGER_HOOK(cuGraphExecUpdate_v2)
 (CUgraphExec exec, CUgraph graph, CUgraphExecUpdateResultInfo* outcome) {
-  const CUresult result = showGraph(graph, exec, Looks::kAtAll, [&] {
-    return driver().cuGraphExecUpdate_v2(exec, graph, outcome);
-  });
-  if (result == CUDA_SUCCESS && pool() != nullptr) execMade(exec, graph, 0);
-  return result;
+  return updated(exec, graph, showGraph(graph, exec, Looks::kAtAll, [&] {
+                   return driver().cuGraphExecUpdate_v2(exec, graph, outcome);
+                 }));
 }
 
 OLPAGER_HOOK(cuGraphExecKernelNodeSetParams)
@@ -519,21 +694,42 @@ OLPAGER_HOOK(cuGraphExecBatchMemOpNodeSetParams)
 OLPAGER_HOOK(cuGraphExecNodeSetParams)
 (CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* params) {
   if (params != nullptr && params->type == CU_GRAPH_NODE_TYPE_GRAPH) {
-    const CUresult result = showGraph(params->graph.graph, exec, Looks::kAtAll, [&] {
-      return driver().cuGraphExecNodeSetParams(exec, node, params);
-    });
-    if (result == CUDA_SUCCESS && pool() != nullptr) execHasChild(exec, node, params->graph.graph);
-    return result;
+    const CUgraph child = params->graph.graph;
+    return childSet(exec, node, child, showGraph(child, exec, Looks::kAtAll, [&] {
+                      return driver().cuGraphExecNodeSetParams(exec, node, params);
+                    }));
   }
   return setExecNode(exec, node, params,
                      [&] { return driver().cuGraphExecNodeSetParams(exec, node, params); });
 }
 OLPAGER_HOOK(cuGraphExecChildGraphNodeSetParams)
 (CUgraphExec exec, CUgraphNode node, CUgraph child) {
-  const CUresult result = showGraph(child, exec, Looks::kAtAll, [&] {
-    return driver().cuGraphExecChildGraphNodeSetParams(exec, node, child);
-  });
-  if (result == CUDA_SUCCESS && pool() != nullptr) execHasChild(exec, node, child);
+  return childSet(exec, node, child, showGraph(child, exec, Looks::kAtAll, [&] {
+                    return driver().cuGraphExecChildGraphNodeSetParams(exec, node, child);
+                  }));
+}
+
+OLPAGER_HOOK(cuGraphExecHostNodeSetParams)
+(CUgraphExec exec, CUgraphNode node, const CUDA_HOST_NODE_PARAMS_v1* params) {
+  return changeExecNode(
+      exec, node, [&] { return Node::of(params); },
+      [&] { return driver().cuGraphExecHostNodeSetParams(exec, node, params); });
+}
+OLPAGER_HOOK(cuGraphExecEventRecordNodeSetEvent)
+(CUgraphExec exec, CUgraphNode node, CUevent event) {
+  return changeExecNode(
+      exec, node, [&] { return Node::ofEvent(CU_GRAPH_NODE_TYPE_EVENT_RECORD, event); },
+      [&] { return driver().cuGraphExecEventRecordNodeSetEvent(exec, node, event); });
+}
+OLPAGER_HOOK(cuGraphExecEventWaitNodeSetEvent)
+(CUgraphExec exec, CUgraphNode node, CUevent event) {
+  return changeExecNode(
+      exec, node, [&] { return Node::ofEvent(CU_GRAPH_NODE_TYPE_WAIT_EVENT, event); },
+      [&] { return driver().cuGraphExecEventWaitNodeSetEvent(exec, node, event); });
+}
+OLPAGER_HOOK(cuGraphNodeSetEnabled)(CUgraphExec exec, CUgraphNode node, unsigned enabled) {
+  const CUresult result = driver().cuGraphNodeSetEnabled(exec, node, enabled);
+  if (result == CUDA_SUCCESS && pool() != nullptr) execNodeEnabled(exec, node, enabled != 0);
   return result;
 }
 

@@ -13,6 +13,7 @@
 #include "interpose/local/context.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/launch.h"
+#include "interpose/local/modules.h"
 #include "interpose/local/param_layout.h"
 #include "interpose/local/root.h"
 #include "interpose/local/runtime.h"
@@ -56,6 +57,18 @@ void warnUnknown(CUfunction function) {
                  shown);
 }
 
+// The kernel's code is loaded now, and not while the launch has what a touch of managed memory
+// needs.
+void loadCode(CUfunction function) {
+  const api::DriverTable& real = driver();
+  if (real.cuFuncLoad == nullptr) return;
+  CUfunction own = nullptr;
+  if (real.cuKernelGetFunction == nullptr ||
+      real.cuKernelGetFunction(&own, reinterpret_cast<CUkernel>(function)) != CUDA_SUCCESS)
+    own = function;
+  static_cast<void>(real.cuFuncLoad(own));
+}
+
 // The layout of a kernel's parameters. The driver may load the kernel's code for it. The pager
 // starts when a context's first kernel is seen, before it runs: what it loads, the driver loads
 // only when no kernel runs.
@@ -63,12 +76,12 @@ const ParamLayout* layoutOf(CUfunction function, CUcontext context) {
   const ParamLayout* layout = findParamLayout(function, context);
   if (layout != nullptr) return layout;
   CUdevice device = 0;
-  if (pager::Pool* running = pool();
-      running != nullptr && deviceOf(context, &device) == CUDA_SUCCESS) {
-    const RelaxedCapture relaxed;
+  const RelaxedCapture relaxed;
+  pager::Pool* const running = pool();
+  if (running != nullptr && deviceOf(context, &device) == CUDA_SUCCESS)
     running->prepare(context, device);
-    running->awaitHostFunctionsIn(context);
-  }
+  const LoadsCode loads(context);
+  if (running != nullptr && running->hasManaged()) loadCode(function);
   return loadParamLayout(function, context);
 }
 

@@ -47,10 +47,11 @@ enum class HostRead : uint8_t {
 /// ns).
 bool readableNow(const void* host, uint64_t bytes, HostRead read) noexcept;
 
-/// Whether any context has ended over memory that was lost with a memserver. A load.
+/// Whether any context has ended over something that the driver does not know of (lost_memory.h). A
+/// load.
 bool contextsEnded() noexcept;
-/// What an operation in `stream` answers then that uses nothing of the pool's:
-/// CUDA_ERROR_ECC_UNCORRECTABLE in such a context, else CUDA_SUCCESS.
+/// What an operation in `stream` answers then that uses nothing of the pool's: the error of such a
+/// context, else CUDA_SUCCESS.
 CUresult endedIn(const pager::StreamKey& stream) noexcept;
 
 /// Whether what is put in the stream runs now: the stream does not capture.

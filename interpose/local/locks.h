@@ -4,6 +4,8 @@
 //
 // clang-format off
 //    1  Root::init_mutex         root.cpp          first load of the driver, cuInit's one-time work
+//       Ties::mutex          graph_parts.cpp   nodes of executable graphs (before the next two: the
+//                                              driver is asked for kernels' parameters)
 //    2  ModuleRoots::mutex       modules.cpp       modules and libraries, and which of their
 //                                                  variables the pager knows
 //    3  ParamLayouts::mutex      param_layout.cpp  writers of the table of parameter layouts

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
+#include <type_traits>
 
 #include "interpose/local/green_contexts.h"
 
@@ -14,47 +15,69 @@ namespace {
 
 struct LostContexts {
   std::mutex mutex;
-  std::array<CUcontext, 64> all{};  // more than any program has
-  bool more = false;  // and then every context counts as lost, for good: that makes no result wrong
+  struct Lost {
+    CUcontext context = nullptr;
+    CUresult error = CUDA_SUCCESS;
+  };
+  std::array<Lost, 64> all{};  // more than any program has
+  // And then every context counts as ended, for good: that makes no result wrong.
+  CUresult more = CUDA_SUCCESS;
+
+  Lost* find(CUcontext context) {
+    const auto found = std::find_if(all.begin(), all.end(),
+                                    [&](const Lost& one) { return one.context == context; });
+    return found != all.end() ? &*found : nullptr;
+  }
 };
 
-LostContexts& lostContexts() {
-  static auto* instance = new LostContexts;
-  return *instance;
-}
+// Without an allocation, and never destroyed: a context ends where there is no memory, too.
+constinit LostContexts g_lost;
+static_assert(std::is_trivially_destructible_v<LostContexts>);
+
+LostContexts& lostContexts() { return g_lost; }
 
 }  // namespace
 
-void memoryLostIn(CUcontext context) noexcept {
+void contextEnds(CUcontext context, CUresult error) noexcept {
   const CUcontext owner = memoryOwner(context);
   LostContexts& lost = lostContexts();
   const std::lock_guard lock(lost.mutex);
-  if (std::find(lost.all.begin(), lost.all.end(), owner) == lost.all.end()) {
-    const auto free = std::find(lost.all.begin(), lost.all.end(), nullptr);
-    if (free != lost.all.end())
-      *free = owner;
-    else
-      lost.more = true;
+  if (lost.find(owner) == nullptr) {
+    if (LostContexts::Lost* const free = lost.find(nullptr); free != nullptr)
+      *free = {owner, error};
+    else if (lost.more == CUDA_SUCCESS)
+      lost.more = error;
   }
   g_any_lost.store(true, std::memory_order_release);
 }
 
 void lostContextGone(CUcontext context) noexcept {
-  if (!anyLost()) return;
+  if (!anyLost() || context == nullptr) return;
   LostContexts& lost = lostContexts();
   const std::lock_guard lock(lost.mutex);
-  std::replace(lost.all.begin(), lost.all.end(), context, CUcontext{nullptr});
+  if (LostContexts::Lost* const found = lost.find(context); found != nullptr) *found = {};
   const bool none =
-      std::all_of(lost.all.begin(), lost.all.end(), [](CUcontext one) { return one == nullptr; });
-  g_any_lost.store(lost.more || !none, std::memory_order_release);
+      std::all_of(lost.all.begin(), lost.all.end(),
+                  [](const LostContexts::Lost& one) { return one.context == nullptr; });
+  g_any_lost.store(lost.more != CUDA_SUCCESS || !none, std::memory_order_release);
 }
 
-bool isAmongLost(CUcontext context) noexcept {
-  if (context == nullptr) return false;
+CUresult errorOfLost(CUcontext context) noexcept {
+  if (context == nullptr) return CUDA_SUCCESS;
   const CUcontext owner = memoryOwner(context);
   LostContexts& lost = lostContexts();
   const std::lock_guard lock(lost.mutex);
-  return lost.more || std::find(lost.all.begin(), lost.all.end(), owner) != lost.all.end();
+  const LostContexts::Lost* const found = lost.find(owner);
+  return found != nullptr ? found->error : lost.more;
+}
+
+CUresult lostAnywhere() noexcept {
+  if (!anyLost()) return CUDA_SUCCESS;
+  LostContexts& lost = lostContexts();
+  const std::lock_guard lock(lost.mutex);
+  for (const LostContexts::Lost& one : lost.all)
+    if (one.context != nullptr) return one.error;
+  return lost.more;
 }
 
 }  // namespace olpager::local

@@ -1,11 +1,13 @@
-// Contexts in which an operation was refused because what it reaches was lost with a memserver.
-// Such a context has ended, as one whose memory had an uncorrectable error natively: launches,
-// copies, device memory that is allocated or freed, waits and questions whether work is done answer
-// CUDA_ERROR_ECC_UNCORRECTABLE until it is destroyed or reset. A program that looks at its waits
-// alone would take old bytes for a result otherwise. A green context shares that with its primary
-// one, whose memory it uses.
+// Contexts that have ended over something of ours, which the driver does not know of: an operation
+// was refused because what it reaches was lost with a memserver
+// (CUDA_ERROR_ECC_UNCORRECTABLE, as where memory had an uncorrectable error natively), or a graph
+// was launched in parts and one of them refused (CUDA_ERROR_LAUNCH_FAILED). Launches, copies,
+// device memory that is allocated or freed, waits and questions whether work is done answer that
+// error until the context is destroyed or reset. A program that looks at its waits alone would take
+// old bytes for a result otherwise. A green context shares that with its primary one, whose memory
+// it uses.
 //
-// Thread-safety: any thread. Nothing allocates; while nothing is lost all of it is one load.
+// Thread-safety: any thread. Nothing allocates; while no context has ended all of it is one load.
 #pragma once
 
 #include <cuda.h>
@@ -14,22 +16,28 @@
 
 namespace olpager::local {
 
+/// From now on everything in `context` answers `error`, which the first one to say so chooses.
+void contextEnds(CUcontext context, CUresult error) noexcept;
 /// An operation in `context` was refused over lost memory.
-void memoryLostIn(CUcontext context) noexcept;
+inline void memoryLostIn(CUcontext context) noexcept {
+  contextEnds(context, CUDA_ERROR_ECC_UNCORRECTABLE);
+}
 
 /// `context` goes, or is reset: its handle may name another one from now on.
 void lostContextGone(CUcontext context) noexcept;
 
-/// Whether any context has lost memory that it needed.
+/// Whether any context has ended so.
 extern std::atomic<bool> g_any_lost;
 inline bool anyLost() noexcept { return g_any_lost.load(std::memory_order_acquire); }
 
 /// Private.
-bool isAmongLost(CUcontext context) noexcept;
+CUresult errorOfLost(CUcontext context) noexcept;
 
-/// CUDA_ERROR_ECC_UNCORRECTABLE when `context` has lost memory that it needed, else CUDA_SUCCESS.
+/// What everything in `context` answers, CUDA_SUCCESS where it has not ended so.
 inline CUresult lostIn(CUcontext context) noexcept {
-  return anyLost() && isAmongLost(context) ? CUDA_ERROR_ECC_UNCORRECTABLE : CUDA_SUCCESS;
+  return anyLost() ? errorOfLost(context) : CUDA_SUCCESS;
 }
+/// What the first such context answers, whichever it is; CUDA_SUCCESS where there is none.
+CUresult lostAnywhere() noexcept;
 
 }  // namespace olpager::local

@@ -302,6 +302,29 @@ bool staysInPlace(const CUlibraryOption* options, void** values, unsigned count)
 
 }  // namespace
 
+namespace {
+thread_local bool t_loads_code = false;
+}
+
+LoadsCode::LoadsCode(CUcontext context) {
+  pager::Pool* const running = pool();
+  if (running == nullptr || context == nullptr) return;
+  if (!running->hasManaged()) {
+    running->awaitHostFunctionsIn(context);
+    return;
+  }
+  if (t_loads_code || deviceOf(context, &device_) != CUDA_SUCCESS) return;
+  const pager::CodeLoad load = running->codeLoadBegins(device_);
+  t_loads_code = began_ = load != pager::CodeLoad::kPlain;
+  if (load == pager::CodeLoad::kAlone) held_.emplace();
+}
+
+LoadsCode::~LoadsCode() {
+  if (!began_) return;
+  t_loads_code = false;
+  pool()->codeLoadEnded(device_);
+}
+
 void registerModuleOf(CUfunction function, CUcontext context) {
   const void* owner = ownerOf(function);
   std::shared_ptr<Image> image;
@@ -357,15 +380,9 @@ using namespace olpager::local;  // NOLINT(google-build-using-namespace): the fu
 
 namespace {
 
-// Code is about to be loaded in the current context.
-void awaitHostFunctions() {
-  if (olpager::pager::Pool* const running = pool(); running != nullptr)
-    running->awaitHostFunctionsIn(currentContext());
-}
-
 template <typename Native>
 CUresult loadModule(CUmodule* out, const void* code, Native native) {
-  awaitHostFunctions();
+  const LoadsCode loads(currentContext());
   const CUresult result =
       withRelief(kModuleSteps, native, [&] { return reinterpret_cast<uint64_t>(*out); });
   if (result == CUDA_SUCCESS && pool() != nullptr) addModule(*out, readNames(code));
@@ -375,7 +392,7 @@ CUresult loadModule(CUmodule* out, const void* code, Native native) {
 }  // namespace
 
 OLPAGER_HOOK(cuModuleLoad)(CUmodule* out, const char* path) {
-  awaitHostFunctions();
+  const LoadsCode loads(currentContext());
   const CUresult result = withRelief(
       kModuleSteps, [&] { return driver().cuModuleLoad(out, path); },
       [&] { return reinterpret_cast<uint64_t>(*out); });
@@ -399,6 +416,7 @@ OLPAGER_HOOK(cuModuleLoadFatBinary)(CUmodule* out, const void* code) {
 
 OLPAGER_HOOK(cuModuleUnload)(CUmodule module) {
   if (pool() != nullptr) imageGone(module);
+  const LoadsCode unloads(currentContext());
   const CUresult result = driver().cuModuleUnload(module);
   if (result == CUDA_SUCCESS) loanGone(module);
   return result;
@@ -407,6 +425,7 @@ OLPAGER_HOOK(cuModuleUnload)(CUmodule module) {
 OLPAGER_HOOK(cuLibraryLoadData)
 (CUlibrary* out, const void* code, CUjit_option* jit, void** jit_values, unsigned int jit_count,
  CUlibraryOption* options, void** values, unsigned int count) {
+  const LoadsCode loads(currentContext());
   const CUresult result = withRelief(
       kModuleSteps,
       [&] {
@@ -430,6 +449,7 @@ OLPAGER_HOOK(cuLibraryLoadData)
 OLPAGER_HOOK(cuLibraryLoadFromFile)
 (CUlibrary* out, const char* path, CUjit_option* jit, void** jit_values, unsigned int jit_count,
  CUlibraryOption* options, void** values, unsigned int count) {
+  const LoadsCode loads(currentContext());
   const CUresult result = withRelief(
       kModuleSteps,
       [&] {
@@ -448,6 +468,7 @@ OLPAGER_HOOK(cuLibraryLoadFromFile)
 
 OLPAGER_HOOK(cuLibraryUnload)(CUlibrary library) {
   if (pool() != nullptr) imageGone(library);
+  const LoadsCode unloads(currentContext());
   const CUresult result = driver().cuLibraryUnload(library);
   if (result == CUDA_SUCCESS) loanGone(library);
   return result;
@@ -467,6 +488,7 @@ OLPAGER_HOOK(cuModuleGetGlobal_v2)
 
 OLPAGER_HOOK(cuLibraryGetGlobal)
 (CUdeviceptr* out, size_t* bytes, CUlibrary library, const char* name) {
+  const LoadsCode loads(currentContext());
   const CUresult result = driver().cuLibraryGetGlobal(out, bytes, library, name);
   size_t size = 0;
   CUdeviceptr address = 0;
@@ -478,6 +500,7 @@ OLPAGER_HOOK(cuLibraryGetGlobal)
 
 OLPAGER_HOOK(cuLibraryGetManaged)
 (CUdeviceptr* out, size_t* bytes, CUlibrary library, const char* name) {
+  const LoadsCode loads(currentContext());
   const CUresult result = driver().cuLibraryGetManaged(out, bytes, library, name);
   size_t size = 0;
   CUdeviceptr address = 0;
@@ -489,6 +512,7 @@ OLPAGER_HOOK(cuLibraryGetManaged)
 
 // The driver gives a library's module and its kernels' functions handles of their own.
 OLPAGER_HOOK(cuLibraryGetModule)(CUmodule* out, CUlibrary library) {
+  const LoadsCode loads(currentContext());
   const CUresult result = driver().cuLibraryGetModule(out, library);
   if (result == CUDA_SUCCESS && pool() != nullptr) {
     std::lock_guard lock(state().mutex);
@@ -498,6 +522,7 @@ OLPAGER_HOOK(cuLibraryGetModule)(CUmodule* out, CUlibrary library) {
 }
 
 OLPAGER_HOOK(cuKernelGetFunction)(CUfunction* out, CUkernel kernel) {
+  const LoadsCode loads(currentContext());
   const CUresult result = driver().cuKernelGetFunction(out, kernel);
   CUlibrary library = nullptr;
   if (result == CUDA_SUCCESS && pool() != nullptr && driver().cuKernelGetLibrary != nullptr &&
@@ -506,4 +531,14 @@ OLPAGER_HOOK(cuKernelGetFunction)(CUfunction* out, CUkernel kernel) {
     state().aliases[*out] = library;
   }
   return result;
+}
+
+OLPAGER_HOOK(cuModuleGetFunction)(CUfunction* out, CUmodule module, const char* name) {
+  const LoadsCode loads(currentContext());
+  return driver().cuModuleGetFunction(out, module, name);
+}
+
+OLPAGER_HOOK(cuFuncLoad)(CUfunction function) {
+  const LoadsCode loads(currentContext());
+  return driver().cuFuncLoad(function);
 }

@@ -5,7 +5,27 @@
 
 #include <cuda.h>
 
+#include <optional>
+
+#include "base/held_signals.h"
+
 namespace olpager::local {
+
+/// While it lives the driver may load or unload code for the context: managed memory is where a
+/// touch of the CPU's does not wait for that (pager/launch/code_loads.h). Costs nothing where there
+/// is no managed memory.
+class LoadsCode {
+ public:
+  explicit LoadsCode(CUcontext context);
+  ~LoadsCode();
+  LoadsCode(const LoadsCode&) = delete;
+  LoadsCode& operator=(const LoadsCode&) = delete;
+
+ private:
+  CUdevice device_ = 0;
+  bool began_ = false;
+  std::optional<base::HeldSignals> held_;
+};
 
 /// `function` (a CUfunction, or a CUkernel in its place) is about to be launched in `context` for
 /// the first time: makes the variables of its module known to the pager. Cheap when that was done

@@ -155,6 +155,7 @@ bool queryAll(ParamQuery query, void* handle, ParamLayout& layout) {
     if (result == CUDA_ERROR_INVALID_VALUE) return true;
     if (result != CUDA_SUCCESS) return false;
     layout.count = static_cast<uint32_t>(index + 1);
+    layout.sizes.push_back(static_cast<uint32_t>(bytes));
     layout.bytes = static_cast<uint32_t>(offset + bytes);
     if (bytes >= sizeof(uint64_t)) {
       layout.params.push_back({static_cast<uint32_t>(index), static_cast<uint32_t>(bytes)});
@@ -178,7 +179,7 @@ std::string nameOf(CUfunction function) {
 
 bool ParamLayout::operator==(const ParamLayout& other) const {
   return count == other.count && bytes == other.bytes && params == other.params &&
-         name == other.name;
+         sizes == other.sizes && name == other.name;
 }
 
 const ParamLayout* findParamLayout(CUfunction function, CUcontext context) {

@@ -23,9 +23,10 @@ struct ParamLayout {
     uint32_t bytes;
   };
   std::vector<Param> params;
-  uint32_t count = 0;  // of all parameters
-  uint32_t bytes = 0;  // of the whole parameter block, without padding at its end
-  std::string name;    // of the kernel; only where the pager asks for names, else empty
+  std::vector<uint32_t> sizes;  // of all parameters, in bytes
+  uint32_t count = 0;           // of all parameters
+  uint32_t bytes = 0;           // of the whole parameter block, without padding at its end
+  std::string name;             // of the kernel; only where the pager asks for names, else empty
 
   bool operator==(const ParamLayout&) const;
 };

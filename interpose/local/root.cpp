@@ -39,6 +39,7 @@
 #include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/from_settings.h"
 #include "interpose/api/local_functions.h"
+#include "interpose/forward/counted_links.h"
 #include "interpose/forward/sessions.h"
 #include "interpose/local/driver_loader.h"
 #include "interpose/local/ipc_exports.h"
@@ -134,6 +135,7 @@ pager::PoolOptions optionsFrom(const base::Settings& settings) {
   options.report =
       settings.report == base::ReportSetting::kPool ? pager::Report::kPool : pager::Report::kNode;
   options.packing.on = settings.pack;
+  options.stream_arenas = settings.stream_arenas;
   options.require_direct = settings.require_gpudirect;
   return options;
 }
@@ -188,6 +190,7 @@ CUresult loadUnderLock(Root& state) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (!state.settings.gpunodes.empty()) {
+    forward::countLinks([]() -> status::LinksCounters& { return pager::counters().links; });
     if (state.settings.view == base::ViewSetting::kUnified) {
       unified::configure(state.settings,
                          []() -> status::UnifiedCounters& { return pager::counters().unified; });

@@ -70,6 +70,7 @@ CUresult acquire(pager::Access& access, const pager::StreamKey& stream) {
   CUresult result = access.acquire();
   if (result == CUDA_SUCCESS) [[likely]]
     return result;
+  if (access.mustBeInParts()) return result;
   // Ranges that the driver maps are unknown to the pager; the rest of the operation is the pager's
   // all the same.
   if (anyForeignMap()) result = hold(access, stream);

@@ -19,6 +19,7 @@ CUresult destroy(CUstream stream, Native native) {
   if (running == nullptr || stream == nullptr) return native();
   const StreamKey key = streamKey(stream, false);
   const GoneCapturesPtr gone = captureStreamGone(key);
+  launchStreamGone(key);
   running->streamDestroyed(key);
   return native();
 }
@@ -68,16 +69,18 @@ struct Function {
   void* data = nullptr;
 };
 
-void CUDA_CB callFunction(void* data) {
+// A host function is not called behind a kernel's fault, and nobody would tell. So the driver has a
+// callback in its place, which it calls in any case.
+void CUDA_CB callFunction(CUstream /*stream*/, CUresult status, void* data) {
   const std::unique_ptr<Function> made(static_cast<Function*>(data));
-  made->function(made->data);
-  made->pool->hostFunctionEnded(made->number);
+  if (status == CUDA_SUCCESS) made->function(made->data);
+  made->pool->hostFunctionEnded(made->number, status);
 }
 
 void CUDA_CB callCallback(CUstream stream, CUresult status, void* data) {
   const std::unique_ptr<Function> made(static_cast<Function*>(data));
   made->callback(stream, status, made->data);
-  made->pool->hostFunctionEnded(made->number);
+  made->pool->hostFunctionEnded(made->number, status);
 }
 
 // `native(wrapped)`: with a Function in place of the program's, or nullptr: with the program's own.
@@ -98,32 +101,33 @@ CUresult putFunction(CUstream stream, bool per_thread, const Function& function,
   made->pool = running;
   made->number = number;
   const CUresult result = native(made.get());
-  // What the driver has taken it calls once, also where the stream's work failed.
+  // What the driver has taken it calls once: a callback also where the stream's work failed.
   if (result == CUDA_SUCCESS)
     static_cast<void>(made.release());
   else
-    running->hostFunctionEnded(number);
+    running->hostFunctionEnded(number, CUDA_SUCCESS);
   return result;
 }
 
 }  // namespace
 
-#define OLPAGER_HOST_FUNCTIONS(suffix, per_thread)                                                \
-  OLPAGER_HOOK(cuLaunchHostFunc##suffix)(CUstream stream, CUhostFn function, void* data) {        \
-    return putFunction(                                                                           \
-        stream, per_thread, {nullptr, 0, function, nullptr, data}, [&](Function* made) {          \
-          return made == nullptr ? driver().cuLaunchHostFunc##suffix(stream, function, data)      \
-                                 : driver().cuLaunchHostFunc##suffix(stream, callFunction, made); \
-        });                                                                                       \
-  }                                                                                               \
-  OLPAGER_HOOK(cuStreamAddCallback##suffix)                                                       \
-  (CUstream stream, CUstreamCallback callback, void* data, unsigned int flags) {                  \
-    return putFunction(                                                                           \
-        stream, per_thread, {nullptr, 0, nullptr, callback, data}, [&](Function* made) {          \
-          return made == nullptr                                                                  \
-                     ? driver().cuStreamAddCallback##suffix(stream, callback, data, flags)        \
-                     : driver().cuStreamAddCallback##suffix(stream, callCallback, made, flags);   \
-        });                                                                                       \
+#define OLPAGER_HOST_FUNCTIONS(suffix, per_thread)                                              \
+  OLPAGER_HOOK(cuLaunchHostFunc##suffix)(CUstream stream, CUhostFn function, void* data) {      \
+    return putFunction(                                                                         \
+        stream, per_thread, {nullptr, 0, function, nullptr, data}, [&](Function* made) {        \
+          return made == nullptr                                                                \
+                     ? driver().cuLaunchHostFunc##suffix(stream, function, data)                \
+                     : driver().cuStreamAddCallback##suffix(stream, callFunction, made, 0);     \
+        });                                                                                     \
+  }                                                                                             \
+  OLPAGER_HOOK(cuStreamAddCallback##suffix)                                                     \
+  (CUstream stream, CUstreamCallback callback, void* data, unsigned int flags) {                \
+    return putFunction(                                                                         \
+        stream, per_thread, {nullptr, 0, nullptr, callback, data}, [&](Function* made) {        \
+          return made == nullptr                                                                \
+                     ? driver().cuStreamAddCallback##suffix(stream, callback, data, flags)      \
+                     : driver().cuStreamAddCallback##suffix(stream, callCallback, made, flags); \
+        });                                                                                     \
   }
 OLPAGER_HOST_FUNCTIONS(, false)
 OLPAGER_HOST_FUNCTIONS(_ptsz, true)
@@ -150,6 +154,7 @@ OLPAGER_HOOK(cuStreamBeginCapture_v2_ptsz)(CUstream stream, CUstreamCaptureMode 
 OLPAGER_HOOK(cuStreamBeginCaptureToGraph)
 (CUstream stream, CUgraph graph, const CUgraphNode* from, const CUgraphEdgeData* edges,
  size_t count, CUstreamCaptureMode mode) {
+  graphWillChange(graph);
   return begin(stream, false, [&] {
     return driver().cuStreamBeginCaptureToGraph(stream, graph, from, edges, count, mode);
   });
@@ -157,6 +162,7 @@ OLPAGER_HOOK(cuStreamBeginCaptureToGraph)
 OLPAGER_HOOK(cuStreamBeginCaptureToGraph_ptsz)
 (CUstream stream, CUgraph graph, const CUgraphNode* from, const CUgraphEdgeData* edges,
  size_t count, CUstreamCaptureMode mode) {
+  graphWillChange(graph);
   return begin(stream, true, [&] {
     return driver().cuStreamBeginCaptureToGraph_ptsz(stream, graph, from, edges, count, mode);
   });

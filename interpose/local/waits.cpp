@@ -10,6 +10,7 @@
 #include "base/held_signals.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/context.h"
+#include "interpose/local/graph_parts.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/lost_memory.h"
 #include "interpose/local/root.h"
@@ -25,21 +26,26 @@ template <typename ContextOf>
 CUresult told(CUresult result, ContextOf context) {
   if (result == CUDA_ERROR_ILLEGAL_ADDRESS && pool() != nullptr)
     pool()->answered(context(), result);
+  if (result == CUDA_SUCCESS) reapExecs();
   if (result != CUDA_SUCCESS || !anyLost() || pool() == nullptr) return result;
   return lostIn(context());
 }
 
 CUresult toldOfStream(CUresult result, CUstream stream, bool per_thread) {
+  if (result == CUDA_SUCCESS && pool() != nullptr && pool()->hasManaged() && !anyCapture())
+    pool()->markManaged(streamKey(stream, per_thread));
   return told(result, [&] { return streamKey(stream, per_thread).context; });
 }
 
 // Asks query() until the work is done, and has native() answer, which does not wait then. Signals
 // are held back in the driver's calls, not between them: a thread that is stopped in one, or
-// touches managed memory in a handler, may have what a page fault needs.
-template <typename Query, typename Native>
-CUresult wait(Query query, Native native) {
+// touches managed memory in a handler, may have what a page fault needs. What is not done in kMost
+// others may add to all the time: `beyond` answers then.
+constexpr std::chrono::microseconds kMost{20'000};
+template <typename Query, typename Native, typename Beyond>
+CUresult wait(Query query, Native native, Beyond beyond) {
   if (pool() == nullptr || !pool()->hasManaged() || anyCapture()) return native();
-  constexpr std::chrono::microseconds kAwake{200}, kLongest{100}, kMost{20'000};
+  constexpr std::chrono::microseconds kAwake{200}, kLongest{100};
   const auto began = std::chrono::steady_clock::now();
   for (;;) {
     {
@@ -47,7 +53,7 @@ CUresult wait(Query query, Native native) {
       if (query() != CUDA_ERROR_NOT_READY) return native();
     }
     const auto waited = std::chrono::steady_clock::now() - began;
-    if (waited > kMost) return native();  // others may give the stream more all the time
+    if (waited > kMost) return beyond();
     if (waited < kAwake)
       sched_yield();
     else
@@ -55,30 +61,78 @@ CUresult wait(Query query, Native native) {
   }
 }
 
+CUresult waitFor(CUevent event, std::chrono::microseconds pause) {
+  for (;;) {
+    {
+      const olpager::base::HeldSignals held;
+      if (const CUresult result = driver().cuEventQuery(event); result != CUDA_ERROR_NOT_READY)
+        return result;
+    }
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+template <typename Query, typename Native>
+CUresult waitForStream(CUstream stream, bool per_thread, Query query, Native native) {
+  // What the stream has by now, and no more.
+  const auto beyond = [&] {
+    const olpager::pager::StreamKey key = streamKey(stream, per_thread);
+    const Within within(key.context);
+    CUevent event = nullptr;
+    CUresult result = within.result();
+    if (result == CUDA_SUCCESS) {
+      const olpager::base::HeldSignals held;
+      result = driver().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+      if (result == CUDA_SUCCESS) result = driver().cuEventRecord(event, key.stream);
+    }
+    if (result == CUDA_SUCCESS) result = waitFor(event, kMost / 200);
+    if (event != nullptr) static_cast<void>(driver().cuEventDestroy_v2(event));
+    return result == CUDA_SUCCESS ? result : native();
+  };
+  return wait(query, native, beyond);
+}
+
+// Its launches are known by their marks. Where they do not tell, as of other threads' own streams,
+// the driver waits with signals open.
+template <typename Native>
+CUresult waitForContext(CUcontext context, Native native) {
+  CUdevice device = 0;
+  if (pool() == nullptr || !pool()->hasManaged() || deviceOf(context, &device) != CUDA_SUCCESS)
+    return native();
+  return wait([&] { return pool()->runs(device) ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS; }, native,
+              native);
+}
+
 // The driver does not say whose an event is, and it may be waited for in any context.
 CUresult toldOfEvent(CUresult result) {
   if (result == CUDA_ERROR_ILLEGAL_ADDRESS && pool() != nullptr)
     pool()->answered(currentContext(), result);
-  return result == CUDA_SUCCESS && anyLost() && pool() != nullptr ? CUDA_ERROR_ECC_UNCORRECTABLE
-                                                                  : result;
+  if (result == CUDA_SUCCESS) reapExecs();
+  return result == CUDA_SUCCESS && anyLost() && pool() != nullptr ? lostAnywhere() : result;
 }
 
 }  // namespace
 
-OLPAGER_HOOK(cuCtxSynchronize)() { return told(driver().cuCtxSynchronize(), currentContext); }
+OLPAGER_HOOK(cuCtxSynchronize)() {
+  return told(waitForContext(currentContext(), [] { return driver().cuCtxSynchronize(); }),
+              currentContext);
+}
 OLPAGER_HOOK(cuCtxSynchronize_v2)(CUcontext context) {
-  return told(driver().cuCtxSynchronize_v2(context),
-              [&] { return context != nullptr ? context : currentContext(); });
+  const CUcontext of = context != nullptr ? context : currentContext();
+  return told(waitForContext(of, [&] { return driver().cuCtxSynchronize_v2(context); }),
+              [&] { return of; });
 }
 
 OLPAGER_HOOK(cuStreamSynchronize)(CUstream stream) {
-  return toldOfStream(wait([&] { return driver().cuStreamQuery(stream); },
-                           [&] { return driver().cuStreamSynchronize(stream); }),
+  return toldOfStream(waitForStream(
+                          stream, false, [&] { return driver().cuStreamQuery(stream); },
+                          [&] { return driver().cuStreamSynchronize(stream); }),
                       stream, false);
 }
 OLPAGER_HOOK(cuStreamSynchronize_ptsz)(CUstream stream) {
-  return toldOfStream(wait([&] { return driver().cuStreamQuery_ptsz(stream); },
-                           [&] { return driver().cuStreamSynchronize_ptsz(stream); }),
+  return toldOfStream(waitForStream(
+                          stream, true, [&] { return driver().cuStreamQuery_ptsz(stream); },
+                          [&] { return driver().cuStreamSynchronize_ptsz(stream); }),
                       stream, true);
 }
 OLPAGER_HOOK(cuStreamQuery)(CUstream stream) {
@@ -90,7 +144,8 @@ OLPAGER_HOOK(cuStreamQuery_ptsz)(CUstream stream) {
 
 OLPAGER_HOOK(cuEventSynchronize)(CUevent event) {
   return toldOfEvent(wait([&] { return driver().cuEventQuery(event); },
-                          [&] { return driver().cuEventSynchronize(event); }));
+                          [&] { return driver().cuEventSynchronize(event); },
+                          [&] { return waitFor(event, kMost / 200); }));
 }
 OLPAGER_HOOK(cuEventQuery)(CUevent event) { return toldOfEvent(driver().cuEventQuery(event)); }
 OLPAGER_HOOK(cuEventElapsedTime)(float* milliseconds, CUevent start, CUevent end) {

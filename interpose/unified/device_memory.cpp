@@ -43,7 +43,8 @@ using forward::Session;
 using forward::sessionOfGroup;
 
 constexpr uint64_t kMostBytes = 1ull << 47;  // no address has more behind it
-// What an allocation waits for memory that was freed in the order of streams, while none comes.
+// What an allocation waits for memory that was freed in the order of streams, while none comes. One
+// that is in the order of a stream itself waits as long as some is on its way.
 constexpr auto kForFreed = std::chrono::seconds(10);
 
 // A session's group is of no other kind here (view.cpp).
@@ -64,10 +65,11 @@ CUresult finishAll(Session& session) {
 // The same, but where a stream captures nothing is waited for, and nothing is returned.
 std::optional<CUresult> finishUncaptured(Session& session) {
   for (const uint64_t context : forward::contextsOf(session)) {
-    forward::Call call(api::Symbol::kCuCtxSynchronize, &session);
+    forward::Call call(forward::Operation::kFinishWork, &session);
     call.inContext(context);
     call.mayWait();
     call.ofOurOwn();
+    call.relaxed();
     CUresult result = CUDA_SUCCESS;
     {
       const forward::NoneBegins none;
@@ -75,6 +77,8 @@ std::optional<CUresult> finishUncaptured(Session& session) {
       result = call.begin(true);
     }
     if (result == CUDA_SUCCESS) result = call.finish();
+    // A capture has begun there before that.
+    if (result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) return std::nullopt;
     if (result != CUDA_SUCCESS) return result;
   }
   return CUDA_SUCCESS;
@@ -99,14 +103,17 @@ CUresult releaseLater(Session& session) {
 
 // Under the book's mutex, which is released where it has to wait: there may be room when streams
 // have come to what was freed in their order. 0: there is none.
-uint64_t takeAddress(AllocationBook& book, uint64_t context, uint64_t bytes,
-                     std::unique_lock<std::mutex>& lock) {
+uint64_t takeAddress(const Session& session, AllocationBook& book, uint64_t context, uint64_t bytes,
+                     bool in_order, std::unique_lock<std::mutex>& lock) {
   for (;;) {
     const uint64_t come = book.in_order.count();
     book.giveFreedInOrder();
     if (const uint64_t address = book.take(context, bytes); address != 0) return address;
     lock.unlock();
-    const bool more = book.in_order.awaitMore(come, kForFreed);
+    bool more = false;
+    do {
+      more = book.in_order.awaitMore(come, kForFreed);
+    } while (!more && in_order && book.in_order.anyWaits() && !session.ended());
     lock.lock();
     if (!more) return 0;
   }
@@ -145,7 +152,8 @@ CUresult allocate(Session& session, CUdeviceptr* out, uint64_t bytes, uint64_t c
   const uint64_t taken = how.pages ? std::max(bytes, space::kPageBytes) : bytes;
   uint64_t address =
       how.in_order ? book.in_order.takeBack(context, *how.in_order, taken) : uint64_t{0};
-  if (address == 0) address = takeAddress(book, context, taken, lock);
+  if (address == 0)
+    address = takeAddress(session, book, context, taken, how.in_order.has_value(), lock);
   if (address == 0) {
     lock.unlock();
     base::warnOnce("unified allocation",

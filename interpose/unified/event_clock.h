@@ -16,6 +16,8 @@
 #include <mutex>
 #include <utility>
 
+#include "base/held_signals.h"
+
 namespace olpager::forward {
 class Session;
 }  // namespace olpager::forward
@@ -44,7 +46,7 @@ class EventClock {
   CUresult timeOf(CUevent event, unsigned executor, Milliseconds* time);
 
   forward::Session& session_;
-  std::mutex mutex_;
+  base::HoldingMutex mutex_;
   std::map<std::pair<uint64_t, unsigned>, Mark> marks_;  // by context and executor
 };
 

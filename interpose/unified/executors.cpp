@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/format.h"
+#include "base/held_signals.h"
 #include "base/kernel_faults.h"
 #include "base/log.h"
 #include "base/size.h"
@@ -17,6 +18,7 @@
 #include "interpose/forward/call.h"
 #include "interpose/forward/captures.h"
 #include "interpose/forward/contexts.h"
+#include "interpose/forward/counted_links.h"
 #include "interpose/forward/exchange.h"
 #include "interpose/forward/host_functions.h"
 #include "interpose/forward/session.h"
@@ -41,7 +43,7 @@ constexpr auto kLongest = 10s;
 constexpr size_t kMostKept = 8192;           // calls
 constexpr size_t kMostKeptBytes = 64 << 20;  // of their records
 constexpr auto kStepPoll = 50us;
-constexpr auto kForRelease = 2s;   // until pages that were freed are room again
+constexpr auto kForRelease = 2s;   // until pages that were freed are room again, while none is
 constexpr uint64_t kReserve = 16;  // one part of so many is kept for pages on their way
 constexpr uint64_t kOthers = 10;   // one part of so many of VRAM is for what is no page of the view
 
@@ -118,12 +120,13 @@ Executors::Executors(forward::Session& session, status::UnifiedCounters& counter
       next_(one),
       home_(roomsOf(session), holds_, session.executors().front()->description().placed, most_,
             &counters),
-      links_(home_, static_cast<unsigned>(session.executors().size()),
-             {[this](unsigned executor, const std::string& why) {
-                session_.lost(*session_.executors()[executor], why, false);
-                heard();
-              },
-              [this] { heard(); }}),
+      links_(
+          home_, static_cast<unsigned>(session.executors().size()),
+          {[this](unsigned executor, const std::string& why) {
+             session_.lost(*session_.executors()[executor], why, false);
+             heard();
+           },
+           [this] { heard(); }, [](unsigned executor) { return forward::countedLink(executor); }}),
       managed_(session, home_, counters, managed),
       event_clock_(session) {}
 
@@ -207,7 +210,7 @@ void Executors::startMover() {
     return one->sharesMemory() == executors.front()->sharesMemory();
   });
   try {
-    mover_ = std::thread([this] { runMover(); });
+    mover_ = base::ownThread([this] { runMover(); });
     mover_runs_ = true;
   } catch (const std::exception& error) {
     base::logDebug("unified view: no thread that moves (%s)", error.what());
@@ -600,7 +603,11 @@ void Executors::stopMover() {
   if (!mover_runs_.exchange(false)) return;
   Lock lock(keeping_);
   ++awaiting_;
-  (void)sent_.wait_for(lock, kLongest, [&] { return kept_.empty(); });
+  // Only what makes no progress is left.
+  for (size_t left = SIZE_MAX; !kept_.empty() && kept_.size() < left;) {
+    left = kept_.size();
+    (void)sent_.wait_for(lock, kLongest, [&] { return kept_.empty(); });
+  }
   stopping_ = true;
   lock.unlock();
   due_.notify_one();
@@ -706,20 +713,30 @@ void Executors::heard() {
   const auto now = home_.released();
   bases_.insert(bases_.end(), now.begin(), now.end());
   leaving_ -= std::min(leaving_, now.size());
+  gone_ += now.size();
   released_.notify_all();
 }
 
 std::vector<uint64_t> Executors::released(bool wait) {
   std::unique_lock lock(releasing_);
-  if (wait)
-    released_.wait_for(lock, kForRelease,
-                       [&] { return !bases_.empty() || leaving_ == 0 || session_.ended(); });
+  if (wait) awaitRelease(lock, [&] { return !bases_.empty(); });
   return std::exchange(bases_, {});
 }
 
 void Executors::awaitReleased() {
   std::unique_lock lock(releasing_);
-  released_.wait_for(lock, kForRelease, [&] { return leaving_ == 0 || session_.ended(); });
+  awaitRelease(lock, [] { return false; });
+}
+
+// Until `enough`, or nothing is to come, or nothing is released for kForRelease.
+void Executors::awaitRelease(std::unique_lock<std::mutex>& lock,
+                             const std::function<bool()>& enough) {
+  const auto over = [&] { return enough() || leaving_ == 0 || session_.ended(); };
+  for (bool more = true; more && !over();) {
+    const uint64_t before = gone_;
+    released_.wait_for(lock, kForRelease, [&] { return gone_ != before || over(); });
+    more = gone_ != before;
+  }
 }
 
 // A program that is bound gets what the one GPU can hold.

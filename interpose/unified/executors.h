@@ -45,6 +45,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/held_signals.h"
 #include "base/result.h"
 #include "coherence/status/unified_counters.h"
 #include "interpose/forward/executor.h"
@@ -117,7 +118,7 @@ class Executors final : public forward::Group {
   forward::Aged draw(unsigned executor) override;
   void forget(uint64_t owner) override;
 
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = std::unique_lock<base::HoldingMutex>;
   Lock whenNoneIsKept();
   bool startsKeeping();
   bool joinsKept();
@@ -140,6 +141,7 @@ class Executors final : public forward::Group {
   void bindHere(const std::string& what);
   bool finishActive(std::chrono::milliseconds patience);
   void heard();
+  void awaitRelease(std::unique_lock<std::mutex>& lock, const std::function<bool()>& enough);
   uint64_t freeOf(const std::vector<uint64_t>& pages, uint64_t of_all) const;
 
   forward::Session& session_;
@@ -153,7 +155,7 @@ class Executors final : public forward::Group {
   unsigned next_;  // of Routing::kOne and kRoundRobin: where an operation is to go. Under order_
   Home home_;
   PageLinks links_;
-  std::mutex order_;
+  base::HoldingMutex order_;
 
   ManagedMemory managed_;
   EventClock event_clock_;
@@ -162,9 +164,9 @@ class Executors final : public forward::Group {
   std::atomic<bool> mover_runs_{false};  // from start() to leaves()
   std::thread mover_;
 
-  std::mutex keeping_;            // below order_
-  std::condition_variable due_;   // something is kept, or the mover is to stop
-  std::condition_variable sent_;  // less is kept
+  base::HoldingMutex keeping_;  // below order_
+  base::Condition due_;         // something is kept, or the mover is to stop
+  base::Condition sent_;        // less is kept
   // Under keeping_. Calls that are kept, oldest first; the first one is being sent, or waits for a
   // move.
   std::deque<std::unique_ptr<forward::KeptCall>> kept_;
@@ -185,6 +187,7 @@ class Executors final : public forward::Group {
   std::mutex releasing_;  // above the home's
   std::condition_variable released_;
   size_t leaving_ = 0;
+  uint64_t gone_ = 0;            // regions that have been released so far
   std::vector<uint64_t> bases_;  // of regions that are released, for released()
 };
 

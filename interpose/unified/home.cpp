@@ -23,8 +23,7 @@ using space::kPageBytes;
 
 namespace {
 
-constexpr directory::Epoch kEpoch = 1;  // an executor that is lost ends the session
-constexpr size_t kMostRegions = 4096;   // of one record
+constexpr size_t kMostRegions = 4096;  // of one record
 constexpr uint64_t kNoLimit = UINT64_MAX;
 constexpr uint64_t kTooMuch = uint64_t{1} << 40;  // pages: above every other cost
 // What it costs that all moves, in pages that might move instead: the wait until the former
@@ -61,15 +60,13 @@ Home::Home(std::vector<uint64_t> rooms, std::vector<uint64_t> holds, uint64_t ba
       most_(most),
       own_counters_(counters == nullptr ? std::make_unique<status::UnifiedCounters>() : nullptr),
       counters_(counters == nullptr ? *own_counters_ : *counters),
-      directory_(kNoAgent),  // no agent pushes by itself
       placed_(rooms_.size()),
       completed_(rooms_.size()),
       turns_(kAgain * 2 * moveOfAll(*std::min_element(rooms_.begin(), rooms_.end()))),
       travellers_(rooms_.size()),
       outboxes_(rooms_.size()) {
   assert(!rooms_.empty() && rooms_.size() <= directory::kMostAgents);
-  for (size_t i = 0; i < rooms_.size(); ++i)
-    directory_.join(static_cast<directory::AgentId>(i), kEpoch);
+  for (size_t i = 0; i < rooms_.size(); ++i) directory_.join(static_cast<directory::AgentId>(i));
 }
 
 // --- regions -------------------------------------------------------------------------------------
@@ -657,7 +654,7 @@ Status Home::carryOut() {
         regions_.erase(region.base);
         break;
       }
-      default:  // nobody is lost here, so nothing else can be right
+      default:
         status =
             Error{"the ownership protocol was violated at extent " + std::to_string(action.extent)};
     }
@@ -678,13 +675,12 @@ Status Home::hear(unsigned executor, const Message& message) {
   if (message.kind == directory::MessageKind::kCompleted) ++completed_[executor];
   if (message.kind == directory::MessageKind::kDone) ++moved_;
   directory_.receive(message, actions_);
-  const bool of_extent = message.kind != directory::MessageKind::kFenced &&
-                         message.kind != directory::MessageKind::kCompleted;
+  const bool of_extent = message.kind != directory::MessageKind::kCompleted;
   if (Status carried = carryOut(); !carried.ok()) return carried;
   if (of_extent && message.extent < page_of_.size()) {
     const directory::AgentId owner = directory_.owner(message.extent);
     const bool rests = directory_.phase(message.extent) == directory::Phase::kRest;
-    // Where it was whole and still is, as after a write, it stays settled.
+    // Where it was whole and still is, it stays settled.
     if (Region* const region = page_of_[message.extent].region;
         region != nullptr && !(rests && owner == settledAt(*region)))
       setSettled(*region, kNowhere);

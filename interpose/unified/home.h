@@ -31,7 +31,7 @@
 // name then is not expected again. New pages leave some room free for them at each executor.
 //
 // Room. The program gets no more pages than `most` (add). An executor's pager has tiers below its
-// VRAM, so the agents are not bounded here: `rooms` decide where operations go. Where an
+// VRAM, so the protocol bounds no agent: `rooms` decide where operations go. Where an
 // operation's pages would be more than its executor holds in all, room is made before it is sent,
 // step by step (makeRoom): a few pages that no operation has named for longest are *pushed* to
 // executors that have room; where none has, as many of the operation's come first. Were all asked

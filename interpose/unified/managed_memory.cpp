@@ -9,12 +9,12 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <csignal>
 #include <cstring>
 #include <deque>
 #include <utility>
 
 #include "base/format.h"
+#include "base/held_signals.h"
 #include "base/log.h"
 #include "base/size.h"
 #include "base/space/pages.h"
@@ -79,20 +79,16 @@ Status ManagedMemory::start() {
   if (faults.value()->reach() != cpu::UserFaults::Reach::kAll) return Error{faults.value()->why()};
   bell_.reset(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!bell_) return Error{std::string("no descriptor for it: ") + std::strerror(errno)};
-  // The program's signal handlers don't run on the thread: they may touch managed memory.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   faults_ = std::move(faults.value());
+  base::signalsMatter();
   Status result;
   try {
-    thread_ = std::thread([this] { serve(); });
+    thread_ = base::ownThread([this] { serve(); });
   } catch (const std::exception& error) {
     faults_.reset();
     result = Error{std::string("no thread for it: ") + error.what() +
                    " (see ulimit -u and the cgroup's pids.max)"};
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   runs_ = result.ok();
   return result;
 }
@@ -288,7 +284,7 @@ void ManagedMemory::awaitWork(uint64_t context, CUstream stream) {
   std::vector<uint64_t> contexts{context};
   if (stream == nullptr) contexts = forward::contextsOf(session_);
   for (const uint64_t one_of_them : contexts) {
-    Unfinished one(session_, session_.group()->active(), one_of_them, stream);
+    Unfinished one(session_, session_.group()->active(), one_of_them, stream, true);
     CUresult result = CUDA_SUCCESS;  // what has failed is for the program's own calls to tell
     while (one.begun && !one.call.finishWithin(kLook, &result)) {
       if (isNoUse()) return;

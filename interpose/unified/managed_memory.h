@@ -28,8 +28,9 @@
 // Owner: the session's executors. Threads: one serves faults, from the first allocation until
 // stop(). It makes calls. So no thread touches managed memory with a lock that a call needs: what a
 // call sends while the group's order is held is copied before (GroupCall), and what it tells is
-// written without one. Thread-safety: any thread. Locks: mutex_, held while pages are copied, above
-// the group's order; ranges_mutex_, a leaf (interpose/forward/locks.h).
+// written without one. Nor does a handler of the program's run on a thread that has such a lock
+// (interpose/forward/locks.h). Thread-safety: any thread. Locks: mutex_, held while pages are
+// copied, above the group's order; ranges_mutex_, a leaf (interpose/forward/locks.h).
 #pragma once
 
 #include <cuda.h>
@@ -48,6 +49,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/held_signals.h"
 #include "base/result.h"
 #include "coherence/cpu/frames.h"
 #include "coherence/cpu/touches.h"
@@ -139,7 +141,7 @@ class ManagedMemory {
   status::UnifiedCounters& counters_;
   const bool paged_;
   std::atomic<uint32_t> busy_{0};  // regions of which give() would have to look at; under mutex_
-  std::mutex mutex_;
+  base::HoldingMutex mutex_;
   bool tried_ = false;
   std::unique_ptr<cpu::UserFaults> faults_;  // null: not available
   base::UniqueFd bell_;                      // rung to end the thread

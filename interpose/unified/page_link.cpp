@@ -4,6 +4,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/held_signals.h"
 #include "coherence/calls/greeting.h"
 #include "coherence/transport/transport.h"
 
@@ -15,7 +16,7 @@ using Read = calls::Channel::Read;
 
 constexpr auto kSlice = 500ms;
 constexpr auto kGreeting = 5s;
-constexpr auto kFirst = 5s;  // to reach the worker
+constexpr auto kFirst = 12s;  // to reach the worker, as a session's own link
 constexpr std::chrono::milliseconds kRetry = 50ms;
 
 }  // namespace
@@ -76,7 +77,7 @@ Status PageLinks::open(unsigned executor, const PageRoute& route) try {
   if (Status joined = link.joinWithin(kFirst, closing_); !joined.ok())
     return Error{"the link of pages: " + joined.error().message};
   link.up = true;
-  link.thread = std::thread([this, &link] { listen(link); });
+  link.thread = base::ownThread([this, &link] { listen(link); });
   return {};
 } catch (const std::exception& error) {
   return Error{std::string("the link of pages: ") + error.what()};
@@ -91,7 +92,20 @@ void PageLinks::lose(Link& link, const std::string& why) {
 
 void PageLinks::listen(Link& link) {
   std::vector<std::byte> record;
+  const auto count = [this, &link] {
+    status::LinkBytes* const counted = hearer_.counted ? hearer_.counted(link.executor) : nullptr;
+    if (counted != nullptr) link.channel.count(*counted, false);
+  };
+  auto counted = std::chrono::steady_clock::now();
+  struct AtEnd {  // what came last, too
+    decltype(count)& call;
+    ~AtEnd() { call(); }
+  } const at_end{count};
   while (!closing_ && !link.lost) {
+    if (const auto now = std::chrono::steady_clock::now(); now - counted >= kSlice) {
+      counted = now;
+      count();
+    }
     switch (link.channel.read(record, kSlice)) {
       case Read::kRecord:
         if (const Status heard = home_.receive(link.executor, record); !heard.ok())

@@ -35,7 +35,7 @@ using forward::PageRoute;
 
 class PageLinks {
  public:
-  /// Both are called from a link's thread, which holds no lock.
+  /// All are called from a link's thread, which holds no lock.
   struct Hearer {
     /// That executor's link is gone for good, or what it said is not to be trusted: the session
     /// can't go on. `why`: half a line. Once for each executor.
@@ -43,6 +43,8 @@ class PageLinks {
     /// An executor has said something, and the home has heard it: operations may be complete,
     /// regions released. May be empty.
     std::function<void()> heard;
+    /// Where the bytes of that executor's link are counted; null: nowhere. May be empty.
+    std::function<status::LinkBytes*(unsigned executor)> counted = {};
   };
 
   PageLinks(Home& home, unsigned executors, Hearer hearer);

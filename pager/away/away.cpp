@@ -17,7 +17,6 @@ namespace olpager::pager {
 
 namespace {
 
-constexpr directory::Epoch kEpoch = 1;  // an executor that is lost ends the session
 constexpr std::chrono::microseconds kShortestPoll{20}, kLongestPoll{500};
 constexpr std::chrono::seconds kAsleep{1};
 // Claims of operations that are over are given up when somebody waits for them, or beyond this
@@ -34,7 +33,7 @@ __attribute__((tls_model("initial-exec"))) thread_local AwayOperation* t_operati
 }  // namespace
 
 Away::Away(PoolState& state, directory::AgentId agent, AwayLink& link)
-    : state_(state), link_(link), elsewhere_(agent, kEpoch, directory::kUnlimited, *this) {
+    : state_(state), link_(link), elsewhere_(agent, *this) {
   thread_ = base::ownThread([this] { run(); });
   dropper_ = base::ownThread([this] { dropFreed(); });
 }
@@ -132,9 +131,7 @@ void Away::dropFreed() {
 void Away::receive(std::span<const directory::Message> messages, Lock& lock) {
   std::vector<directory::Message> forgets;
   for (const directory::Message& message : messages) {
-    const bool of_extent = message.kind != directory::MessageKind::kOver &&
-                           message.kind != directory::MessageKind::kFence;
-    if (of_extent && region_of_[message.extent] == nullptr)
+    if (message.kind != directory::MessageKind::kOver && region_of_[message.extent] == nullptr)
       return violated({.extent = message.extent, .message = message});
     if (message.kind == directory::MessageKind::kForget) {
       forgets.push_back(message);
@@ -257,7 +254,7 @@ Away::Frame Away::takeFrame(directory::ExtentId extent) {
 }
 
 void Away::startFetch(const Key& key, directory::AgentId from, const Frame& frame) {
-  coming_[key] = {frame.chunk, true};
+  coming_[key] = frame.chunk;
   // NOLINTNEXTLINE(performance-no-int-to-ptr): the CPU's address
   auto* const into = reinterpret_cast<void*>(frame.chunk->alias);
   link_.fetch(key.first, key.second, from, into, frame.hash);
@@ -290,10 +287,6 @@ void Away::fetchShort(Lock& lock) {
     Engine& engine = engineOf(short_.front().key.first);
     HostChunk* const chunk = engine.takeChunkForOthers(lock);
     if (chunk == nullptr) break;
-    if (short_.empty()) {  // aborted meanwhile
-      engine.giveChunkOfOthers(chunk);
-      break;
-    }
     const Short next = short_.front();
     short_.pop_front();
     startFetch(next.key, next.from, {chunk, 0, std::nullopt});
@@ -301,27 +294,13 @@ void Away::fetchShort(Lock& lock) {
   fetching_short_ = false;
 }
 
-void Away::landed(directory::ExtentId extent, directory::Number number, bool good,
+void Away::landed(directory::ExtentId extent, directory::Number number,
                   std::optional<ContentHash> hash, Lock& lock) {
   const auto found = coming_.extract(Key{extent, number});
   if (found.empty()) return;
-  HostChunk* const chunk = found.mapped().chunk;
-  if (!found.mapped().wanted) {
-    if (region_of_[extent] != nullptr) return engineOf(extent).giveChunkOfOthers(chunk);
-    if (Engine* const engine = state_.devices.first(); engine != nullptr)
-      engine->giveChunkOfOthers(chunk);
-    return;
-  }
-  frames_[extent] = {chunk, 0, good ? hash : std::nullopt};
-  if (!good) return;  // the link says that the session ends
+  frames_[extent] = {found.mapped(), 0, hash};
   elsewhere_.landed(extent, number, lock);
   send();
-}
-
-void Away::abort(directory::ExtentId extent, Lock&) {
-  std::erase_if(short_, [&](const Short& one) { return one.key.first == extent; });
-  for (auto& [key, coming] : coming_)
-    if (key.first == extent) coming.wanted = false;
 }
 
 void Away::clear(directory::ExtentId, Lock&) {}

@@ -20,7 +20,6 @@
 //   yield      kParked -> kAbsent; the chunk is kept in `frames_`, and named to the link with the
 //              message that says so (given)
 //   release    the chunk in `frames_` is the store's again; link: taken_back
-//   abort      what comes is not looked at; the chunk is the store's again when it has landed
 //   lend       never yet: what an executor needs it needs for itself alone
 //
 // A chunk in `frames_` or `coming_` belongs to no extent: the engine never sees it, and it counts
@@ -118,8 +117,8 @@ class Away final : private Residence<Lock> {
   directory::ExtentId extents() const {
     return static_cast<directory::ExtentId>(region_of_.size());
   }
-  void landed(directory::ExtentId extent, directory::Number number, bool good,
-              std::optional<ContentHash> hash, Lock& lock);
+  void landed(directory::ExtentId extent, directory::Number number, std::optional<ContentHash> hash,
+              Lock& lock);
   /// Host memory is short: what other executors have as well is not kept. It may come back a moment
   /// later.
   void giveRetained(Lock& lock);
@@ -156,10 +155,6 @@ class Away final : private Residence<Lock> {
     directory::Number number = 0;     // by which it is given; 0: it is not
     std::optional<ContentHash> hash;  // of what is in it
   };
-  struct Coming {
-    HostChunk* chunk = nullptr;
-    bool wanted = true;
-  };
   struct Short {
     Key key;
     directory::AgentId from;
@@ -186,7 +181,6 @@ class Away final : private Residence<Lock> {
 
   void fetch(directory::ExtentId extent, directory::AgentId from, directory::Number number,
              directory::Content have, Lock& lock) override;
-  void abort(directory::ExtentId extent, Lock& lock) override;
   void clear(directory::ExtentId extent, Lock& lock) override;
   void grant(directory::ExtentId extent, directory::Mode mode, Lock& lock) override;
   void yield(directory::ExtentId extent, Lock& lock) override;
@@ -213,7 +207,7 @@ class Away final : private Residence<Lock> {
   std::deque<Region*> freed_;       // to be dropped
   std::vector<directory::ExtentId> arrived_;
   std::map<directory::ExtentId, Frame> frames_;
-  std::map<Key, Coming> coming_;
+  std::map<Key, HostChunk*> coming_;
   std::deque<Short> short_;  // fetches that wait for a host chunk
   bool fetching_short_ = false;
   std::vector<Submitted> submitted_;

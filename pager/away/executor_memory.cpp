@@ -46,10 +46,9 @@ CUresult ExecutorMemory::receive(std::span<const std::byte> batch) {
   return CUDA_SUCCESS;
 }
 
-void ExecutorMemory::landed(uint32_t extent, uint64_t number, bool good,
-                            std::optional<ContentHash> hash) {
+void ExecutorMemory::landed(uint32_t extent, uint64_t number, std::optional<ContentHash> hash) {
   Lock lock(state_->mutex);
-  state_->away->landed(extent, number, good, hash, lock);
+  state_->away->landed(extent, number, hash, lock);
 }
 
 uint64_t ExecutorMemory::retainedBytes() const { return state_->away->retained() * kPageBytes; }

@@ -26,7 +26,7 @@ class ExecutorMemory {
                      uint32_t first);
   /// CUDA_ERROR_INVALID_VALUE: no batch of messages to an executor.
   CUresult receive(std::span<const std::byte> batch);
-  void landed(uint32_t extent, uint64_t number, bool good, std::optional<ContentHash> hash);
+  void landed(uint32_t extent, uint64_t number, std::optional<ContentHash> hash);
   /// Bytes of pages that are kept for when they come back.
   uint64_t retainedBytes() const;
   /// The calling thread makes an operation; nothing is before it; what it uses; it is made. True:

@@ -14,7 +14,7 @@ namespace olpager::pager {
 Access::Access(Pool& pool, const StreamKey& stream) : pool_(pool), operation_(stream) {}
 
 Access::~Access() {
-  if (submission_.stream != nullptr) submitted(CUDA_ERROR_UNKNOWN);
+  if (submission_.stream != nullptr || submission_.number != 0) submitted(CUDA_ERROR_UNKNOWN);
 }
 
 Uses::Use& Uses::pushMore() {
@@ -150,6 +150,7 @@ CUresult Access::acquire() {
     }
     slot->leave();
   }
+  if (state.has_managed.load(std::memory_order_relaxed)) state.streams.markManaged(stream);
   reachAcross(*stream);
   return acquireSlow();
 }
@@ -191,7 +192,11 @@ void Access::reachAcross(StreamState& stream) {
 }
 
 void Access::submitted(CUresult result) {
-  if (submission_.stream == nullptr) return;
+  if (submission_.stream == nullptr) {
+    if (submission_.number == 0) return;
+    deferredCalled(*pool_.state_, std::exchange(submission_.number, 0), result);
+    return pool_.answered(operation_.stream.context, result);
+  }
   if (submission_.timed != nullptr)
     submission_.timed->finish(pool_.state_->driver, operation_.stream.stream);
   submission_.timed = nullptr;
@@ -213,6 +218,7 @@ void Access::submitted(CUresult result) {
   else if (state.anyHostFunction())
     state.streams.markNow(submission_.stream);
   submission_.stream = nullptr;
+  submission_.number = 0;
   if (std::exchange(submission_.holds_signals, false)) base::releaseSignals();
   pool_.answered(operation_.stream.context, result);
 }

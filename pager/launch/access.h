@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "pager/launch/operation.h"
 #include "pager/types.h"
@@ -50,6 +51,14 @@ class Access {
   void addHostSource(const void* host, uint64_t bytes, bool stable);
   /// Everything that a graph reaches.
   void addReach(const ReachSet& set);
+  /// A graph that its caller can make as the operations that it stands for: acquire() refuses it
+  /// with CUDA_ERROR_OUT_OF_MEMORY, and mustBeInParts() is true then, where it reaches more memory
+  /// than VRAM has room for and its parts may reach less (Acquisition::isBetterInParts). While
+  /// everything is in VRAM that is never asked.
+  void inPartsBeyondVram() { operation_.in_parts_beyond_vram = true; }
+  bool mustBeInParts() const { return beyond_.has_value(); }
+  /// Its parts have been made.
+  void madeInParts() const;
   /// Nothing is used: the driver only looks where the ranges are mapped, and notes it. Those that
   /// belong to no allocation any more are left out; what is in host memory in place comes to VRAM
   /// if that can be had in a bounded time.
@@ -84,11 +93,15 @@ class Access {
   Pool& pool_;
   Operation operation_;    // its graph: until acquire() returns
   Submission submission_;  // while acquired
+  std::optional<GraphBeyond> beyond_;
 };
 
 /// From now on this is called on each thread that waits for an operation's memory, once for each
 /// operation, when that has waited for a moment. No lock is held; it must not throw. Of the
 /// process; nullptr: nobody asks.
 void onWait(void (*call)());
+/// The calling thread is about to wait for an operation that another thread is making: whoever
+/// onWait() has named is told, as for memory. No lock is held.
+void tellOfWait();
 
 }  // namespace olpager::pager

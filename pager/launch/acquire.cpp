@@ -43,12 +43,20 @@ void await(Acquisition& acquisition, PoolState& state, void (*&tell)(), Lock& lo
     state.changed.wait_for(lock, tell != nullptr ? std::chrono::nanoseconds(kMomentNs) : kLook);
     if (tell == nullptr || nowNs() - began < kMomentNs) continue;
     say();
-  } while (acquisition.ready(lock) == Acquisition::State::kWaiting);
+  } while (acquisition.ready(lock) == Acquisition::State::kWaiting && !acquisition.mayDefer());
 }
 
 }  // namespace
 
 void onWait(void (*call)()) { g_on_wait.store(call); }
+
+void tellOfWait() {
+  if (auto* const tell = g_on_wait.load(std::memory_order_relaxed); tell != nullptr) tell();
+}
+
+void Access::madeInParts() const {
+  if (beyond_) countGraphLaunch(beyond_->device, beyond_->bytes, true, true);
+}
 
 CUresult Access::acquireSlow() {
   PoolState& state = *pool_.state_;
@@ -56,9 +64,17 @@ CUresult Access::acquireSlow() {
   Acquisition acquisition(state, operation_);
   acquisition.begin(lock);
   auto* tell = g_on_wait.load(std::memory_order_relaxed);
-  while (acquisition.commit(lock, submission_) == Acquisition::State::kWaiting)
+  while (acquisition.commit(lock, submission_) == Acquisition::State::kWaiting) {
+    if (acquisition.mayDefer()) {
+      submission_.number = acquisition.defer(lock);
+      return CUDA_SUCCESS;
+    }
     await(acquisition, state, tell, lock);
-  if (acquisition.state() == Acquisition::State::kRefused) return acquisition.result();
+  }
+  if (acquisition.state() == Acquisition::State::kRefused) {
+    beyond_ = acquisition.beyond();
+    return acquisition.result();
+  }
   lock.unlock();
   if (submission_.timed != nullptr) submission_.timed->begin(state.driver, operation_.stream);
   return CUDA_SUCCESS;

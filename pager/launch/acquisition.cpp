@@ -45,7 +45,17 @@ Acquisition::State Acquisition::begin(Lock& lock) {
 }
 
 Acquisition::State Acquisition::describe(Lock& lock) {
-  if (const CUresult result = nameAll(); result != CUDA_SUCCESS) return refuse(lock, result);
+  if (operation_->in_parts_beyond_vram && state_.options.reach != Reach::kAll &&
+      state_.away == nullptr) {
+    // Looked at first by another closure, which tells nobody what it names: where the parts run,
+    // they do.
+    Closure seen(state_, operation_->stream.context, operation_->follows_pointers, 0);
+    seen.tellNobody();
+    if (nameAll(seen) == CUDA_SUCCESS) seen.follow();
+    if (isBetterInParts(seen)) return leaveToParts(lock, seen);
+  }
+  if (const CUresult result = nameAll(closure_); result != CUDA_SUCCESS)
+    return refuse(lock, result);
   closure_.follow();
   chooseFetched();
   return look(lock);
@@ -89,23 +99,72 @@ void Acquisition::cancel(Lock& lock) {
   now_ = State::kCancelled;
 }
 
-CUresult Acquisition::nameAll() {
+CUresult Acquisition::nameAll(Closure& closure) const {
   const Operation& operation = *operation_;
   for (unsigned i = 0; i < operation.uses.count(); ++i) {
     const Uses::Use& named = operation.uses[i];
     if (named.bytes == 0) {
-      closure_.name(named.address);
-    } else if (const CUresult result = closure_.nameRange(named.address, named.bytes, named.mode);
+      closure.name(named.address);
+    } else if (const CUresult result = closure.nameRange(named.address, named.bytes, named.mode);
                result != CUDA_SUCCESS && !operation.only_shows) {
       return result;
     }
   }
-  for (const uint64_t word : operation.outside_words) closure_.nameOutside(word);
-  closure_.nothingElseIsNamed();
+  if (operation.graph != nullptr)
+    for (const ReachSet::Range& range : operation.graph->ranges)
+      closure.mayWrite(range.address, range.bytes);
+  for (const uint64_t word : operation.outside_words) closure.nameOutside(word);
+  closure.nothingElseIsNamed();
   if (operation.follows_pointers &&
       (state_.options.reach == Reach::kAll || operation.reaches_everything))
-    closure_.reachEverything();
+    closure.reachEverything();
   return CUDA_SUCCESS;
+}
+
+// Whether a graph is better made as its nodes: all that it reaches is more than VRAM has room for.
+// What a part has no use for counts only where it can leave while that part runs. An allocation
+// that alone is larger than VRAM, and whole for each launch, can't: its parts would be used in
+// place as all of it is. Under reach = all each part reaches what the graph does. Memory of several
+// devices is a launch's that one stream can't stand for, and where other executors have pages in
+// turns the graph is one of the home's operations.
+bool Acquisition::isBetterInParts(const Closure& closure) const {
+  if (state_.options.reach == Reach::kAll || state_.away != nullptr) return false;
+  const Engine* engine = nullptr;
+  for (const Region* region : closure.regions) {
+    if (region->isRoot() || region->engine == nullptr) continue;
+    if (engine != nullptr && engine != region->engine) return false;
+    engine = region->engine;
+  }
+  if (engine == nullptr || engine->broken()) return false;
+  const uint64_t room = engine->chunks().vramBudget();
+  uint64_t bytes = 0;
+  for (const Region* region : closure.regions) {
+    if (region->isRoot() || (region->by_pieces && !closure.everything)) continue;
+    uint64_t all = region->pages * kPageBytes;
+    if (region->kind == RegionKind::kReservation) {
+      all = 0;
+      for (const auto& extent : region->extents)
+        if (extent->state != ExtentState::kDetached) all += extent->bytes();
+    }
+    if (all <= room || region->by_pieces) bytes += all;
+  }
+  // Of an arena what is used of it, where not all of it has been counted.
+  if (!closure.everything)
+    for (const Extent* extent : closure.used.extents())
+      if (extent->state != ExtentState::kDetached &&
+          (extent->region->by_pieces || extent->region->pages * kPageBytes > room))
+        bytes += extent->bytes();
+  return bytes > room;
+}
+
+Acquisition::State Acquisition::leaveToParts(Lock& lock, const Closure& closure) {
+  GraphBeyond& found = beyond_.emplace();
+  for (const Region* region : closure.regions) {
+    if (region->isRoot() || region->engine == nullptr) continue;
+    found.device = static_cast<unsigned>(region->engine->device());
+    found.bytes += region->pages * kPageBytes;
+  }
+  return refuse(lock, CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 // What could be used where it is, and is worth waiting for.
@@ -139,14 +198,35 @@ void Acquisition::hear() {
   asked_.scansNoMore();
 }
 
+// What is constant and in place is sealed (residency/arena_streaming.cpp): before the operation may
+// write it it comes to VRAM, or is unsealed.
+void Acquisition::unsealWritten(Lock& lock) {
+  const auto unseal = [&](Extent& extent) {
+    if (extent.sealed) extent.region->engine->unseal(extent, lock);
+  };
+  for (Extent* extent : closure_.written) unseal(*extent);
+  for (Extent* extent : closure_.used.stays()) unseal(*extent);
+  if (operation_->reaches_everything)
+    for (Region* region : closure_.regions)
+      for (auto& extent : region->extents) unseal(*extent);
+  for (Extent* extent : closure_.used.extents())
+    if (in_vain_ || std::find(closure_.fetched.begin(), closure_.fetched.end(), extent) ==
+                        closure_.fetched.end())
+      unseal(*extent);
+}
+
 // The closure is followed to its end. Is all of it usable?
 Acquisition::State Acquisition::look(Lock& lock) {
+  // A scan that it has waited for may have shown more than there was to see before.
+  if (operation_->in_parts_beyond_vram && isBetterInParts(closure_))
+    return leaveToParts(lock, closure_);
   asked_.hold();
-  follows_function_ = followsFunction();
-  if (follows_function_) {
+  held_back_ = followsFunction() || awaitsCode();
+  if (held_back_) {
     if (began_ns_ == 0) began_ns_ = nowNs();
     return now_ = State::kWaiting;
   }
+  unsealWritten(lock);
   if (closure_.settled(in_vain_) && claim_.isRunnable() && away_claim_.isRunnable())
     return now_ = State::kReady;
   // Nobody brings what is missing any more.
@@ -167,12 +247,64 @@ Acquisition::State Acquisition::look(Lock& lock) {
 // function is over, and what other executors have, among whom such memory is, is not claimed; but a
 // function may wait for what comes after it, so that has an end.
 bool Acquisition::followsFunction() const {
-  if (!state_.anyHostFunction() || !state_.host_functions.areBefore(operation_->stream))
+  if (follows_nobody_ || !state_.anyHostFunction() ||
+      !state_.host_functions.areBefore(operation_->stream))
     return false;
-  if (began_ns_ != 0 && nowNs() - began_ns_ > HostFunctions::kPatienceNs) return false;
-  return away_claim_.mayNotAskYet(closure_.needed) ||
-         std::any_of(closure_.regions.begin(), closure_.regions.end(),
+  if (began_ns_ != 0 && nowNs() - began_ns_ > HostFunctions::kPatienceNs && behind() == 0)
+    return false;
+  return away_claim_.mayNotAskYet(closure_.needed) || reachesManaged();
+}
+
+bool Acquisition::reachesManaged() const {
+  return std::any_of(closure_.regions.begin(), closure_.regions.end(),
                      [](const Region* region) { return region->managed != nullptr; });
+}
+
+// The host function that is certain to be over before the operation runs, which may be deferred
+// till then. 0: none, or it may not.
+uint64_t Acquisition::behind() const {
+  if (operation_->function == nullptr || operation_->graph != nullptr || closure_.everything ||
+      operation_->stream.thread != 0 || state_.away != nullptr)
+    return 0;
+  return state_.host_functions.lastIn(operation_->stream);
+}
+
+bool Acquisition::mayDefer() const {
+  if (now_ != State::kWaiting || !held_back_ || awaitsCode() || began_ns_ == 0 ||
+      nowNs() - began_ns_ < HostFunctions::kSoonNs)
+    return false;
+  const uint64_t function = behind();
+  if (function == 0) return false;
+  uint64_t bytes = 0;
+  const Engine* engine = nullptr;
+  for (const Region* region : closure_.regions) {
+    bytes += region->pages * kPageBytes;
+    if (region->engine != nullptr) engine = region->engine;
+  }
+  for (const auto& launch : state_.deferred) bytes += launch->bytes;
+  return engine != nullptr && bytes <= engine->chunks().vramBudget() / 2;
+}
+
+uint64_t Acquisition::defer(Lock& lock) {
+  auto launch = std::make_shared<DeferredLaunch>(*operation_, ++state_.last_deferred);
+  launch->device = state_.streams.find(operation_->stream)->device.load();
+  launch->function = behind();
+  for (const Region* region : closure_.regions) launch->bytes += region->pages * kPageBytes;
+  launch->reached.assign(closure_.regions.begin(), closure_.regions.end());
+  cancel(lock);
+  state_.deferred.push_back(std::move(launch));
+  return state_.last_deferred;
+}
+
+// The driver loads code (code_loads.h). What has asked for pages goes on: the load waits for it.
+bool Acquisition::awaitsCode() const {
+  if (follows_nobody_ || !state_.loads.any() || claim_.isAsked()) return false;
+  const CUdevice device = state_.streams.find(operation_->stream)->device.load();
+  return state_.loads.hold(device, false) ||
+         std::any_of(closure_.regions.begin(), closure_.regions.end(), [&](const Region* region) {
+           return region->managed != nullptr && (state_.loads.hold(device, true) ||
+                                                 state_.loads.hold(region->engine->device(), true));
+         });
 }
 
 Acquisition::State Acquisition::refuse(Lock& lock, CUresult result) {

@@ -39,6 +39,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -49,6 +50,11 @@
 #include "pager/reach/closure.h"
 
 namespace olpager::pager {
+
+struct DeviceWhy;
+
+/// For `olpagestat --why`: a graph that reaches `bytes` has been launched. Any thread, no lock.
+void countGraphLaunch(unsigned device, uint64_t bytes, bool is_beyond, bool in_parts);
 
 class Acquisition {
  public:
@@ -68,27 +74,42 @@ class Acquisition {
   State commit(Lock& lock, Submission& into);
   void cancel(Lock& lock);
 
+  /// It waits for a host function, and need not wait longer (deferred.h).
+  bool mayDefer() const;
+  /// Gives it up, for a deferred launch, whose id this returns.
+  uint64_t defer(Lock& lock);
+  /// Before begin(): it waits for no host function, and for no code.
+  void followsNobody() { follows_nobody_ = true; }
+
   /// From here on nothing is the caller's: copies what is.
   void keep();
 
   State state() const { return now_; }
-  /// It waits for other executors, or for a host function: nothing here hurries these.
-  bool waitsForOthers() const { return follows_function_ || away_claim_.waits(); }
+  /// It waits for other executors, for a host function or for code: nothing here hurries these.
+  bool waitsForOthers() const { return held_back_ || away_claim_.waits(); }
   /// It claims managed memory, which a touch of the CPU's waits for until it is submitted.
   bool claimsManaged() const { return claim_.isAsked(); }
   /// Once it is refused: what the operation is to return. Else CUDA_SUCCESS.
   CUresult result() const { return result_; }
+  /// Where it is refused since its caller makes it in parts (Access::inPartsBeyondVram()).
+  const std::optional<GraphBeyond>& beyond() const { return beyond_; }
   const StreamKey& stream() const { return operation_->stream; }
 
  private:
   State describe(Lock& lock);
   State startOver(Lock& lock);
   // One turn, in this order.
-  CUresult nameAll();
   void chooseFetched();
   void hear();
+  bool reachesManaged() const;
+  uint64_t behind() const;
   bool followsFunction() const;
+  bool awaitsCode() const;
+  void unsealWritten(Lock& lock);
   State look(Lock& lock);
+  CUresult nameAll(Closure& closure) const;
+  bool isBetterInParts(const Closure& closure) const;
+  State leaveToParts(Lock& lock, const Closure& closure);
   State refuse(Lock& lock, CUresult result);
   void stopWaiting();
 
@@ -101,7 +122,11 @@ class Acquisition {
   void writesRanges(uint64_t number);
   void writesRoots(uint64_t number);
   TimedLaunch* chooseTimed();
+  TimedLaunch* chooseTimedTensor();
   void count(Engine& engine, bool in_place, Submission& into);
+  void countWhy(const Engine& engine, bool in_place);
+  void countGraph(const Engine& engine) const;
+  void countInPlace(const Engine& engine, DeviceWhy& why, const char* kernel) const;
 
   PoolState& state_;
   const Operation* operation_;
@@ -116,14 +141,16 @@ class Acquisition {
   AwayClaim away_claim_;
   State now_ = State::kDescribed;
   CUresult result_ = CUDA_SUCCESS;
-  bool follows_function_ = false;  // it waits for a host function before it
-  bool in_vain_ = false;           // what would be better fetched is not waited for any more
-  bool failed_ = false;            // an engine has given up
-  bool lost_ = false;              // so has the lower tier
-  bool scan_late_ = false;         // a scan that it waits for was not begun or done in time
-  bool no_scan_ = false;           // nor was it until an engine has given up
-  uint64_t began_ns_ = 0;          // when something was missing first; 0: nothing was
-  uint64_t waited_ns_ = 0;         // 0 likewise
+  bool held_back_ = false;       // it waits for a host function before it, or for code
+  bool follows_nobody_ = false;  // it is deferred, and its function over
+  bool in_vain_ = false;         // what would be better fetched is not waited for any more
+  bool failed_ = false;          // an engine has given up
+  bool lost_ = false;            // so has the lower tier
+  bool scan_late_ = false;       // a scan that it waits for was not begun or done in time
+  bool no_scan_ = false;         // nor was it until an engine has given up
+  std::optional<GraphBeyond> beyond_;
+  uint64_t began_ns_ = 0;   // when something was missing first; 0: nothing was
+  uint64_t waited_ns_ = 0;  // 0 likewise
 };
 
 }  // namespace olpager::pager

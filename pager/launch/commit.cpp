@@ -4,11 +4,14 @@
 #include <array>
 #include <cassert>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "pager/clock.h"
 #include "pager/counters/trace.h"
 #include "pager/kernels/hash_and_scan.h"
 #include "pager/launch/acquisition.h"
+#include "pager/reach/ranges.h"
 #include "pager/residency/engine.h"
 #include "pager/residency/in_place.h"
 
@@ -65,7 +68,8 @@ Acquisition::State Acquisition::commit(Lock& lock, Submission& into) {
   stampReached(into, &engine, &in_place);
   if (operation_->follows_pointers) assumeStored();
   noteNames();
-  if (operation_->function != nullptr && !closure_.everything) into.timed = chooseTimed();
+  if (operation_->function != nullptr && !closure_.everything && !follows_nobody_)
+    into.timed = chooseTimed();
   if (!operation_->follows_pointers) writesRanges(number);
   if (!operation_->root_writes.empty()) writesRoots(number);
   if (engine != nullptr) count(*engine, in_place, into);
@@ -93,6 +97,7 @@ void Acquisition::stampReached(const Submission& into, Engine** engine, bool* in
   for (Region* region : closure_.regions) {
     raise(region->stamp, number);
     if (follows) region->followed = number;
+    if (region->managed != nullptr) raise(into.stream->managed, number);
     if (SharedRegion* const shared = region->shared(); shared != nullptr)
       shared->usedBy(*into.stream, number);
     if (region->isRoot()) {
@@ -103,7 +108,7 @@ void Acquisition::stampReached(const Submission& into, Engine** engine, bool* in
     if (region->by_pieces) {
       if (!closure_.used.knows(*region))
         region->whole_stamp = number;  // it was no arena when it was named
-    } else {
+    } else if (!closure_.used.knows(*region)) {
       *in_place |= region->in_place > 0;
       if (region->in_place > 0 && region->arena != nullptr) region->engine->askSwap(*region);
     }
@@ -140,6 +145,9 @@ void Acquisition::writesRanges(uint64_t number) {
     if (write.mode == Mode::kRead) continue;
     Region& region = *state_.book.find(write.address);
     noteWritten(write, region, number);
+    if (state_.options.stream_arenas && region.arena != nullptr &&
+        operation_->host_source != nullptr)
+      region.arena->fill(write.address, write.bytes);
     // Written through another mapping than that by which the memory's pages are looked at.
     state_.reach.forFixed(region, write.address, write.address + write.bytes, [&](Region* holder) {
       if (holder != nullptr) noteWritten(write, *holder, number);
@@ -158,7 +166,10 @@ void Acquisition::count(Engine& engine, bool in_place, Submission& into) {
   } else {
     add(figures.copies);
   }
-  if (waited_ns_ != 0) figures.fault_wait.record(waited_ns_);
+  if (waited_ns_ != 0) {
+    figures.fault_wait.record(waited_ns_);
+    add(counters().whyOf(static_cast<unsigned>(engine.device())).waited_ns, waited_ns_);
+  }
   const uint64_t begins = traceBegins(figures);
   into.traced = begins;
   if (begins != 0 && waited_ns_ != 0) {
@@ -169,23 +180,78 @@ void Acquisition::count(Engine& engine, bool in_place, Submission& into) {
            (*first)->base, (*first)->pages * kPageBytes, into.number);
   }
   if (state_.learnsOrder()) engine.touched();
+  if (operation_->follows_pointers) countWhy(engine, in_place);
+}
+
+// What of the launch makes it slow, for `olpagestat --why`.
+void Acquisition::countWhy(const Engine& engine, bool in_place) {
+  DeviceWhy& why = counters().whyOf(static_cast<unsigned>(engine.device()));
+  const ReachSet* const graph = operation_->graph;
+  const char* kernel = graph != nullptr ? graph->kernels[0] : operation_->name;
+  if (kernel == nullptr) kernel = "";
+  if (closure_.everything && state_.options.reach != Reach::kAll) {
+    const AllReason reason = scan_late_                        ? AllReason::kHost
+                             : !operation_->reaches_everything ? AllReason::kRoot
+                             : graph != nullptr                ? AllReason::kGraph
+                                                               : AllReason::kOther;
+    add(why.reaching_all[static_cast<unsigned>(reason)]);
+    setName(why.reaching_all_kernel, kernel);
+  }
+  if (graph != nullptr && operation_->function != nullptr) countGraph(engine);  // else it is held
+  if (in_place) countInPlace(engine, why, kernel);
+}
+
+void countGraphLaunch(unsigned device, uint64_t bytes, bool is_beyond, bool in_parts) {
+  DeviceWhy& why = counters().whyOf(device);
+  add(why.graph_launches);
+  if (is_beyond) add(why.graph_launches_beyond);
+  if (in_parts) add(why.graph_launches_in_parts);
+  uint64_t most = valueOf(why.graph_most_bytes);
+  while (most < bytes && !why.graph_most_bytes.compare_exchange_weak(most, bytes)) {
+  }
+}
+
+void Acquisition::countGraph(const Engine& engine) const {
+  uint64_t bytes = 0;
+  for (const Region* region : closure_.regions)
+    if (!region->isRoot() && region->engine == &engine) bytes += region->pages * kPageBytes;
+  countGraphLaunch(static_cast<unsigned>(engine.device()), bytes,
+                   bytes > engine.chunks().vramBudget(), false);
+}
+
+// The allocation of which most is used where it is.
+void Acquisition::countInPlace(const Engine& engine, DeviceWhy& why, const char* kernel) const {
+  for (const Region* region : closure_.regions) {
+    if (region->isRoot() || region->engine != &engine || region->in_place == 0) continue;
+    const uint64_t all = region->pages * kPageBytes;
+    // Of extents of like size: as many of its bytes as of its extents.
+    const uint64_t bytes = all / std::max<size_t>(1, region->extents.size()) * region->in_place;
+    if (region->isSparse()) add(why.sparse_launches);
+    const bool same = valueOf(why.in_place_base) == region->base;
+    if (same) add(why.in_place_launches);
+    if (bytes <= valueOf(why.in_place_bytes)) continue;
+    set(why.in_place_bytes, bytes);
+    set(why.in_place_allocation_bytes, all);
+    setName(why.in_place_kernel, kernel);
+    if (same) continue;
+    set(why.in_place_base, region->base);
+    set(why.in_place_launches, 1);
+  }
 }
 
 // A kernel may have stored the addresses of roots wherever it came to. The CPU may put pointers
 // into such a root at any time after, before a pass has found out who names it.
 void Acquisition::assumeStored() {
-  const auto cpuWrites = [](const Region& region) {
-    return region.isRoot() && region.root->scannable && region.root->kind != RootKind::kDevice;
-  };
-  if (closure_.everything || std::none_of(closure_.regions.begin(), closure_.regions.end(),
-                                          [&](const Region* region) { return cpuWrites(*region); }))
-    return;
-  for (const Region* root : closure_.regions) {
-    if (!cpuWrites(*root)) continue;
+  std::vector<const Region*> stored;
+  for (const Region* const region : closure_.regions)
+    if (region->isRoot() && region->root->scannable && region->root->kind != RootKind::kDevice)
+      stored.push_back(region);
+  if (closure_.everything || stored.empty()) return;
+  const bool in_variables = state_.reach.roots.hasVariables(operation_->stream.context);
+  for (const Edge& edge : edgesTo(state_.reach.roots, std::move(stored))) {
     for (Region* region : closure_.regions)
-      if (region != root) state_.reach.add(*region, *root, root->base);
-    if (state_.reach.roots.hasVariables(operation_->stream.context))
-      state_.reach.addOfVariables(operation_->stream.context, edgeTo(*root));
+      if (edge != edgeTo(*region)) addEdge(*region, edge);
+    if (in_variables) state_.reach.addOfVariables(operation_->stream.context, edge);
   }
 }
 
@@ -259,6 +325,7 @@ void Acquisition::writesRoots(uint64_t number) {
 // The largest allocation that the launch names and of which it is not known how much launches
 // touch.
 TimedLaunch* Acquisition::chooseTimed() {
+  if (!closure_.used.tensors().empty()) return chooseTimedTensor();
   Region* chosen = nullptr;
   bool all_resident = true;
   size_t in_place = 0;
@@ -282,6 +349,36 @@ TimedLaunch* Acquisition::chooseTimed() {
     return chosen->engine->timer().take(*chosen, true);
   }
   return all_resident || alone ? chosen->engine->timer().take(*chosen, alone) : nullptr;
+}
+
+// Likewise of the tensors that it names of arenas that are streamed. Those of which launches touch
+// much are in VRAM by now.
+TimedLaunch* Acquisition::chooseTimedTensor() {
+  const WorkingSet::Tensor* chosen = nullptr;
+  size_t in_place = 0;
+  for (const WorkingSet::Tensor& tensor : closure_.used.tensors()) {
+    const Density verdict = tensor.piece().density.verdict;
+    in_place += verdict == Density::kSparse ? 1 : 0;
+    if (tensor.bytes() < kLeastSparseBytes || verdict == Density::kDense) continue;
+    if (chosen == nullptr || tensor.bytes() > chosen->bytes()) chosen = &tensor;
+  }
+  if (chosen == nullptr || in_vain_ ||
+      chosen->region->engine->context() != operation_->stream.context || state_.streams.capturing())
+    return nullptr;
+  DensityRecord& density = chosen->piece().density;
+  const bool is_sparse = density.verdict == Density::kSparse;
+  if (is_sparse) {
+    const uint16_t use = density.uses++;
+    if (in_place > 1 || (use >= kTimedUses / 8 && use % kTimedUses != 0)) return nullptr;
+  } else if (in_place > 0) {
+    return nullptr;
+  }
+  TimedLaunch* const timed = chosen->region->engine->timer().take(*chosen->region, is_sparse);
+  if (timed != nullptr) {
+    timed->tensor = chosen->begin;
+    timed->bytes = chosen->bytes();
+  }
+  return timed;
 }
 
 }  // namespace olpager::pager

@@ -213,6 +213,8 @@ StreamState* StreamTable::find(const StreamKey& key) {
     found->last.store(0);
     found->completed.store(newest_.load());
     found->pending.store(0);
+    found->managed.store(0);
+    found->marked.store(0);
     found->needs_drain = false;
     found->ended = false;
     found->device.store(-1);
@@ -238,6 +240,13 @@ void StreamTable::leaveCall(StreamState& stream) {
   if (--stream.calls == 0) call_ended_.notify_all();
 }
 
+void StreamTable::noteEnded(CUcontext context, CUresult result) {
+  if (!endsContext(result) ||
+      std::find(ended_contexts_.begin(), ended_contexts_.end(), context) != ended_contexts_.end())
+    return;
+  ended_contexts_.push_back(context);
+}
+
 // Records a mark behind the last launch. The stream's context is made current for it.
 bool StreamTable::record(StreamState& stream, TableLock& lock) {
   const uint64_t number = stream.last.load(std::memory_order_acquire);
@@ -245,6 +254,7 @@ bool StreamTable::record(StreamState& stream, TableLock& lock) {
     return false;  // in this order: see the header
   const StreamKey key = stream.key;
   CUevent event = freeEvent(key.context);
+  const base::HeldSignals held;  // the driver has locks of its own
   ++stream.calls;
   lock.unlock();
   bool recorded = false;
@@ -271,8 +281,10 @@ bool StreamTable::record(StreamState& stream, TableLock& lock) {
   // As in collect(): in a context that a kernel has broken nothing runs any more, nor can it be
   // marked.
   if (endsContext(result)) stream.completed.store(std::max(stream.completed.load(), number));
+  noteEnded(key.context, result);
   if (recorded) {
     stream.marks.push_back({event, number});
+    raise(stream.marked, number);
   } else if (event != nullptr) {
     free_events_.push_back({key.context, event});
   }
@@ -283,6 +295,7 @@ bool StreamTable::record(StreamState& stream, TableLock& lock) {
 void StreamTable::collect(StreamState& stream, TableLock& lock) {
   while (!stream.marks.empty() && stream.calls == 0 && !stream.gone) {
     const StreamState::Mark mark = stream.marks.front();
+    const base::HeldSignals held;
     ++stream.calls;
     lock.unlock();
     const CUresult result = driver_.cuEventQuery(mark.event);
@@ -300,6 +313,7 @@ void StreamTable::collect(StreamState& stream, TableLock& lock) {
     // Any other answer ends the wait too: in a context that a kernel has broken nothing runs any
     // more.
     stream.completed.store(std::max(stream.completed.load(), mark.number));
+    noteEnded(stream.key.context, result);
   }
 }
 
@@ -406,6 +420,7 @@ CUresult StreamTable::synchronize(CUcontext context, uint64_t number) {
   {
     const TableLock lock(mutex_);
     if (--synchronising_ == 0) call_ended_.notify_all();
+    noteEnded(context, result);
   }
   // Any other answer is about the call: kernels may run on.
   if (result == CUDA_SUCCESS || endsContext(result)) contextDrained(context, number);
@@ -487,6 +502,19 @@ void StreamTable::markAll() {
   lookNowAtAll(nullptr, lock);
 }
 
+void StreamTable::marked(StreamState& stream, CUevent event, uint64_t number) {
+  const TableLock lock(mutex_);
+  if (event != nullptr)
+    stream.marks.push_back({event, number});
+  else
+    stream.needs_drain = true;
+}
+
+void StreamTable::giveEvent(CUcontext context, CUevent event) {
+  const TableLock lock(mutex_);
+  free_events_.push_back({context, event});
+}
+
 bool StreamTable::quiet(uint64_t number) {
   std::lock_guard lock(mutex_);
   for (auto& stream : streams_) {
@@ -498,6 +526,31 @@ bool StreamTable::quiet(uint64_t number) {
       return false;
   }
   return true;
+}
+
+uint64_t StreamTable::underWay(CUdevice device) {
+  std::lock_guard lock(mutex_);
+  uint64_t found = 0;
+  for (auto& stream : streams_) {
+    const CUdevice of = stream->device.load(std::memory_order_relaxed);
+    if (device != kAllDevices && of >= 0 && of != device) continue;
+    const uint64_t completed = stream->completed.load();
+    // In this order: what is not pending any more is in `last`.
+    if (stream->pending.load(std::memory_order_acquire) != 0 ||
+        completed < stream->last.load(std::memory_order_acquire))
+      found += completed + 1;
+  }
+  return found;
+}
+
+std::vector<StreamPoint> StreamTable::lastLaunches() {
+  std::vector<StreamPoint> found;
+  std::lock_guard lock(mutex_);
+  for (auto& stream : streams_) {
+    const uint64_t last = stream->last.load(std::memory_order_acquire);
+    if (stream->completed.load() < last) found.emplace_back(*stream, last);
+  }
+  return found;
 }
 
 uint64_t StreamTable::completedFloor(uint64_t upper) {
@@ -526,7 +579,11 @@ void StreamTable::streamDestroyed(const StreamKey& key) {
   const uint64_t marked = gone->marks.empty() ? gone->completed.load() : gone->marks.back().number;
   if (last > marked && !record(*gone, lock)) {
     lock.unlock();
-    const CUresult result = driver_.cuStreamSynchronize(key.stream);
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    CUresult result = driver_.cuStreamIsCapturing(key.stream, &status);
+    if (result == CUDA_SUCCESS)  // to wait for one that captures would spoil the capture
+      result = status == CU_STREAM_CAPTURE_STATUS_NONE ? driver_.cuStreamSynchronize(key.stream)
+                                                       : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     lock.lock();
     if (result == CUDA_SUCCESS || endsContext(result)) {
       gone->completed.store(std::max(gone->completed.load(), last));
@@ -577,6 +634,7 @@ void StreamTable::contextGone(CUcontext context, bool events_stay) {
     if ((stream->generation.load() & 1) != 0)
       stream->generation.fetch_add(1, std::memory_order_release);
   }
+  std::erase(ended_contexts_, context);  // another one may get its handle
   std::erase_if(free_events_, [&](const FreeEvent& event) {
     if (event.context != context) return false;
     keep(event.event);

@@ -105,6 +105,8 @@ struct StreamState {
   std::atomic<uint64_t> completed{0};
   std::atomic<uint64_t> generation{0};  // odd: in use
   std::atomic<CUdevice> device{-1};     // of its context; known before its first launch is made
+  std::atomic<uint64_t> managed{0};     // highest number that reached managed memory
+  std::atomic<uint64_t> marked{0};      // highest number with a mark
   struct Mark {
     CUevent event;
     uint64_t number;
@@ -195,10 +197,27 @@ class StreamTable {
   void markNow(StreamState* stream);
   /// The same for every stream.
   void markAll();
+  /// The same, where what reached managed memory there last has no mark yet: the program may know
+  /// that it is over and touch that memory, and what the stream is given next may wait for it.
+  void markManaged(StreamState* stream) {
+    const uint64_t number = stream->managed.load(std::memory_order_relaxed);
+    if (number > stream->marked.load() && number > stream->completed.load()) markNow(stream);
+  }
+  /// The event is the stream's mark behind this launch, which has been submitted. nullptr: there is
+  /// none, and only a synchronisation of the context tells.
+  void marked(StreamState& stream, CUevent event, uint64_t number);
+  /// An event of a context's, which nobody needs.
+  void giveEvent(CUcontext context, CUevent event);
   /// True when every launch that reached something stamped `number` has completed, as far as the
   /// marks tell. One that has its number and is not submitted has not: stamps rise with the number,
   /// and whoever asks may have begun to wait before that.
   bool quiet(uint64_t number);
+  /// 0: of what was launched on the device nothing is under way, as far as the marks tell. Else
+  /// another number whenever more of it is over.
+  uint64_t underWay(CUdevice device);
+  /// The last launch of each stream that may not be over, of streams that are gone too. What every
+  /// thread was about to submit is submitted.
+  std::vector<StreamPoint> lastLaunches();
   /// Every launch up to this number has completed.
   uint64_t completedFloor(uint64_t upper);
   void streamDestroyed(const StreamKey& key);
@@ -237,6 +256,11 @@ class StreamTable {
   /// current, the thread relaxed. Of a stream that captures, or is another thread's own, nothing is
   /// waited for.
   void synchronizeEach(CUcontext context);
+  /// Contexts of which the driver has said that nothing runs there any more, and that are not gone.
+  std::vector<CUcontext> endedContexts() {
+    std::lock_guard lock(mutex_);
+    return ended_contexts_;
+  }
   /// A context synchronisation has returned that began when every launch up to `number` had been
   /// submitted.
   void contextDrained(CUcontext context, uint64_t number);
@@ -268,6 +292,7 @@ class StreamTable {
   void hold(CUcontext context, TableLock& lock);
   void collect(StreamState& stream, TableLock& lock);
   void leaveCall(StreamState& stream);
+  void noteEnded(CUcontext context, CUresult result);
   CUdevice pollerOf(const StreamState& stream, CUdevice asking) const;
 
   const DriverApi& driver_;
@@ -282,6 +307,7 @@ class StreamTable {
     CUevent event;
   };
   std::vector<FreeEvent> free_events_;
+  std::vector<CUcontext> ended_contexts_;
   uint64_t searches_ = 0;
   unsigned holds_ = 0;          // callers between holdMarks() and releaseMarks()
   unsigned synchronising_ = 0;  // threads in cuCtxSynchronize, or about to be

@@ -31,15 +31,20 @@ std::string RecentKernels::list() const {
   return text;
 }
 
-void LostContexts::tellUnmapped(CUcontext context, CUdevice device, Reach reach) {
+void LostContexts::tellUnmapped(CUcontext context, CUdevice device, Reach reach, bool seals) {
   if (!told_.insert(context).second) return;
-  const char* const why = reach == Reach::kLearned
-                              ? "it went beyond the pieces of an arena that it was taken to use "
-                                "(reach = learned): OL_REACH=traced or "
-                                "OL_REACH=all (olrun --reach all) does not take that risk"
-                              : "it follows pointers that no scan finds (marks in their upper "
-                                "bits, offsets, halves that lie apart): "
-                                "OL_REACH=all (olrun --reach all) maps everything for every launch";
+  const char* why =
+      "it follows pointers that no scan finds (marks in their upper bits, offsets, halves that lie "
+      "apart): OL_REACH=all (olrun --reach all) maps everything for every launch";
+  if (reach == Reach::kLearned)
+    why =
+        "it went beyond the pieces of an arena that it was taken to use (reach = learned): "
+        "OL_REACH=traced or OL_REACH=all (olrun --reach all) does not take that risk";
+  else if (seals)
+    why =
+        "it writes to a tensor that it was not given and that was constant so far (arenas = "
+        "streamed): OL_ARENAS=in-place does not take that risk. Or it follows pointers that no "
+        "scan finds: OL_REACH=all";
   const std::string kernels = recent.list();
   base::logError(
       "%sthe context is lost (CUDA error %d): a kernel touched memory that was not mapped for it. "

@@ -35,8 +35,8 @@ class LostContexts {
 
   /// A kernel has touched what is not mapped: its context is lost. Once for each context, a line
   /// that says what may be the reason, with the kernels that were launched of late. `device`: the
-  /// one whose engine lives in the context; below 0: none does.
-  void tellUnmapped(CUcontext context, CUdevice device, Reach reach);
+  /// one whose engine lives in the context; below 0: none does. `seals`: arenas are streamed.
+  void tellUnmapped(CUcontext context, CUdevice device, Reach reach, bool seals);
   /// The context is gone: another one may get its handle.
   void forget(CUcontext context) { told_.erase(context); }
 

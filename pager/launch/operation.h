@@ -91,9 +91,16 @@ struct Operation {
   bool follows_pointers = false;  // a kernel or a graph: its reach goes on through memory
   bool reaches_everything = false;
   bool only_shows = false;
+  bool in_parts_beyond_vram = false;  // a graph: see Access::inPartsBeyondVram()
   Uses uses;
   std::vector<uint64_t> outside_words;  // parameters that may lie in a root
   std::vector<Uses::Use> root_writes;   // what is written where roots may lie
+};
+
+/// A graph that its caller makes in parts: what it reaches.
+struct GraphBeyond {
+  unsigned device = 0;
+  uint64_t bytes = 0;
 };
 
 /// An operation that has its number: whoever makes its driver call says so when that is over
@@ -102,10 +109,10 @@ struct Operation {
 /// reaches waits until it is submitted.
 struct Submission {
   StreamState* stream = nullptr;  // nullptr: it has none
-  uint64_t number = 0;
-  TimedLaunch* timed = nullptr;  // this launch is timed
-  uint64_t traced = 0;           // when it was ready to go; 0: nobody traces
-  bool holds_signals = false;    // base::releaseSignals() is owed
+  uint64_t number = 0;            // without a stream: of the deferred launch (deferred.h); 0: none
+  TimedLaunch* timed = nullptr;   // this launch is timed
+  uint64_t traced = 0;            // when it was ready to go; 0: nobody traces
+  bool holds_signals = false;     // base::releaseSignals() is owed
 };
 
 }  // namespace olpager::pager

@@ -46,7 +46,8 @@ uint64_t mappedAtOnce(const Engine& engine, const Closure& closure) {
     }
   }
   if (!closure.everything)
-    for (const Extent* extent : closure.used.extents()) addExtent(*extent);
+    for (const Extent* extent : closure.used.extents())
+      if (extent->region->by_pieces) addExtent(*extent);
   return bytes;
 }
 

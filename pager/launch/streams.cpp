@@ -15,6 +15,7 @@ namespace olpager::pager {
 
 void Streams::streamDestroyed(const StreamKey& stream) {
   if (state_->forked.load()) return;
+  // What is deferred has a state and a mark of its own: it needs the stream no more.
   state_->streams.streamDestroyed(stream);
   if (!state_->anyHostFunction()) return;
   Lock lock(state_->mutex);
@@ -43,11 +44,105 @@ uint64_t Streams::hostFunctionBegins(const StreamKey& stream, bool blocking) {
   return number;
 }
 
-void Streams::hostFunctionEnded(uint64_t number) {
+namespace {
+
+// The driver says that nothing runs in the context any more: no function is called there that was
+// not called yet, and nothing runs that is deferred.
+void contextEnded(PoolState& state, CUcontext context) {
+  dropDeferred(state, context);
+  state.host_functions.contextGone(context);
+  state.changed.notify_all();
+}
+
+}  // namespace
+
+void lookForEnded(PoolState& state, Lock& lock) {
+  lock.unlock();
+  state.streams.poll();
+  lock.lock();
+  for (const CUcontext context : state.streams.endedContexts()) contextEnded(state, context);
+}
+
+void Streams::hostFunctionEnded(uint64_t number, CUresult status) {
   if (state_->forked.load()) return;
   Lock lock(state_->mutex);
-  state_->host_functions.ended(number);
+  HostFunctions& functions = state_->host_functions;
+  const CUcontext context = functions.contextOf(number);
+  if (!endsContext(status)) {
+    functions.returned(number);
+    state_->changed.notify_all();
+    serveDeferred(*state_, number, lock);
+  } else if (context != nullptr) {
+    contextEnded(*state_, context);
+  }
+  functions.ended(number);
   state_->changed.notify_all();
+}
+
+bool Streams::runs(CUdevice device) {
+  if (state_->forked.load()) return false;
+  state_->streams.poll();
+  return state_->anyHostFunction() || state_->streams.underWay(device) != 0;
+}
+
+namespace {
+
+// Of work that is not over: often at first, so that what ends soon is seen soon.
+class Looks {
+ public:
+  void rest() {
+    std::this_thread::sleep_for(std::chrono::microseconds(looks_ < 50 ? 20 : 500));
+    ++looks_;
+  }
+
+ private:
+  unsigned looks_ = 0;
+};
+
+}  // namespace
+
+CUresult Streams::finishWork() {
+  PoolState& state = *state_;
+  if (state.forked.load()) return CUDA_ERROR_NOT_INITIALIZED;
+  constexpr CUresult kCaptures = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  Looks looks;
+  uint64_t number = 0;
+  Hazards::Snapshot launching;
+  {
+    // A kernel that is deferred gets its number when the function before it is over.
+    Lock lock(state.mutex);
+    const uint64_t function = state.host_functions.last(), deferred = state.last_deferred;
+    const auto someWait = [&] {
+      return state.host_functions.anyUpTo(function) ||
+             std::any_of(state.deferred.begin(), state.deferred.end(),
+                         [&](const auto& launch) { return launch->id <= deferred; });
+    };
+    while (!state.stopped && someWait()) {
+      lock.unlock();
+      if (state.streams.capturing()) return kCaptures;
+      looks.rest();
+      lock.lock();
+      lookForEnded(state, lock);
+    }
+    number = state.launch_number.load();
+    hazards().snapshot(launching);
+  }
+  // Every launch up to `number` is submitted then.
+  while (!Hazards::passed(launching)) std::this_thread::yield();
+  state.streams.markAll();
+  const std::vector<StreamPoint> last = state.streams.lastLaunches();
+  const auto allOver = [&] {
+    return std::all_of(last.begin(), last.end(), [](const auto& one) { return one.isOver(); });
+  };
+  while (!allOver()) {
+    state.streams.poll();
+    if (allOver()) break;
+    // What is not marked is not known of before the capture ends.
+    if (state.streams.capturing()) return kCaptures;
+    drainUnmarked(state, number);
+    looks.rest();
+  }
+  return CUDA_SUCCESS;
 }
 
 void Streams::awaitHostFunctions(const StreamKey& stream) {
@@ -55,7 +150,11 @@ void Streams::awaitHostFunctions(const StreamKey& stream) {
   if (state.forked.load() || !state.anyHostFunction()) return;
   const uint64_t until = nowNs() + HostFunctions::kPatienceNs;
   Lock lock(state.mutex);
-  while (state.host_functions.areBefore(stream) && nowNs() < until && !state.stopped)
+  // What is deferred needs calls of the driver's to get its memory, and waits for nobody's function
+  // any more.
+  HostFunctions& functions = state.host_functions;
+  while (!state.stopped &&
+         (functions.areServedBefore(stream) || (functions.areBefore(stream) && nowNs() < until)))
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
 }
 
@@ -69,7 +168,13 @@ void Streams::awaitHostFunctionsIn(CUcontext context) {
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
 }
 
+void Streams::markManaged(const StreamKey& stream) {
+  if (state_->forked.load() || !state_->has_managed.load()) return;
+  state_->streams.markManaged(state_->streams.find(stream));
+}
+
 void Streams::streamWaits(const StreamKey& stream) {
+  markManaged(stream);
   if (state_->forked.load() || !state_->anyHostFunction()) return;
   Lock lock(state_->mutex);
   state_->host_functions.waits(stream);
@@ -86,6 +191,10 @@ void endStreams(PoolState& state, CUcontext context, bool events_stay = false) {
     if (const CUresult result = state.driver.cuCtxSynchronize();
         result != CUDA_SUCCESS && !endsContext(result))
       state.streams.synchronizeEach(context);
+  }
+  {
+    Lock lock(state.mutex);
+    dropDeferred(state, context);
   }
   state.streams.contextGone(context, events_stay);
   if (!state.heedsHostFunctions()) return;

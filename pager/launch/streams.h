@@ -9,6 +9,13 @@ namespace olpager::pager {
 
 struct PoolState;  // private
 
+/// How the driver loads code.
+enum class CodeLoad : uint8_t {
+  kPlain,   // without managed memory: there is nothing to end
+  kAlone,   // nothing runs, so that it waits for nobody: no handler is to run on its thread
+  kBeside,  // something runs, and a touch of managed memory needs no call of the driver's
+};
+
 /// A part of Pool. Thread-safety: any thread.
 class Streams {
  public:
@@ -24,16 +31,33 @@ class Streams {
   bool capturing() const;
   /// Before a host function is put in a stream that does not capture. `blocking`: the legacy
   /// default stream waits for that stream. Not 0: hostFunctionEnded() with that number has to
-  /// follow, when the function has returned or was refused.
+  /// follow, when the function has returned or was refused. `status`: what the driver says of the
+  /// stream's work up to there. It calls callbacks alone where a kernel has ended the context.
   uint64_t hostFunctionBegins(const StreamKey& stream, bool blocking);
-  void hostFunctionEnded(uint64_t number);
+  void hostFunctionEnded(uint64_t number, CUresult status);
   /// Waits until no host function is before what the stream is given next, five seconds at most: a
   /// function may wait for what comes after it. Without managed memory it returns at once.
   void awaitHostFunctions(const StreamKey& stream);
-  /// Before the driver loads code in the context: some wait for all that the context's streams have
-  /// been given, and nothing that comes later runs before that, no copy of the pager's either.
-  /// Waits as long for the context's host functions.
+  /// Of an executor, before the driver loads code in the context: some wait for all that the
+  /// context's streams have been given, and nothing that comes later runs before that, no copy of
+  /// the pager's either. Waits as long for the context's host functions.
   void awaitHostFunctionsIn(CUcontext context);
+  /// Before and after a call for which the driver may load or unload code on the device
+  /// (code_loads.h). With managed memory it waits for what runs there as long as that gets nearer
+  /// to its end.
+  CodeLoad codeLoadBegins(CUdevice device);
+  void codeLoadEnded(CUdevice device);
+  /// Whether something that was launched on the device may not be over, as far as the marks tell.
+  bool runs(CUdevice device);
+  /// Of an executor: waits until all that was launched is over, and the host functions that were
+  /// put in streams, whatever the context, also of streams that were destroyed since. By marks, so
+  /// a capture may begin meanwhile. Only the context of a stream destroyed while it captured
+  /// is synchronised, where nothing captures. Once something captures it waits for no more: of some
+  /// streams nobody can know then. CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED says so.
+  CUresult finishWork();
+  /// The program has heard that the stream has done its work: the CPU may touch managed memory that
+  /// it reached, whatever is put there next (StreamTable::markManaged).
+  void markManaged(const StreamKey& stream);
   /// Before a stream waits for an event.
   void streamWaits(const StreamKey& stream);
   /// Before and after a call that may make a stream of `context` part of another's capture.

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/held_signals.h"
+#include "pager/counters/counters.h"
 
 namespace olpager::pager {
 namespace {
@@ -79,7 +80,7 @@ Result<std::unique_ptr<CpuAgent>> CpuAgent::start(directory::Exchange& exchange,
     return Error{std::string("managed memory's faults can't be served: no thread (") +
                  std::strerror(error) + "); raise the limit of threads"};
   agent->runs_ = true;
-  exchange.join(id, 1, [bell] {
+  exchange.join(id, [bell] {
     const uint64_t one = 1;
     // A bell that is rung already stays so.
     [[maybe_unused]] const ssize_t written = write(bell->get(), &one, sizeof one);
@@ -93,7 +94,7 @@ CpuAgent::CpuAgent(directory::Exchange& exchange, directory::AgentId id,
       id_(id),
       faults_(std::move(faults)),
       bell_(std::move(bell)),
-      elsewhere_(id, 1, directory::kUnlimited, *this, false) {
+      elsewhere_(id, *this, false) {
   operations_.reserve(256);
   runnable_.reserve(256);
   failed_.reserve(64);
@@ -471,9 +472,9 @@ void CpuAgent::askWanted() {
 void CpuAgent::settle() {
   for (;;) {
     if (!failed_.empty()) {
-      const Failure failure = failed_.back();
+      const Age age = failed_.back();
       failed_.pop_back();
-      giveUp(failure.age, failure.extent);
+      giveUp(age);
     } else if (!runnable_.empty()) {
       const Age age = runnable_.back();
       runnable_.pop_back();
@@ -506,16 +507,18 @@ void CpuAgent::run(Age age) {
   if (operation.kind == Kind::kAhead) {
     complete(i);
   } else {
+    WhyCounters& why = pager::counters().why;
+    count(why.cpu_faults);
+    pager::add(why.cpu_wait_ns, now() - operation.began);
     operation.until = now() + hold(operation);
   }
 }
 
-/// The operation can't ever have that extent.
-void CpuAgent::giveUp(Age age, ExtentId extent) {
+/// A page that the operation needs has been freed.
+void CpuAgent::giveUp(Age age) {
   const size_t i = find(age);
   if (i == operations_.size()) return;
   const Operation operation = operations_[i];
-  if (const Place place = placeOf(extent); place && !place.page().gone) place.page().lost = true;
   drop(i);
   for (size_t e = 0; e < operation.count; ++e) {
     const Place place = placeOf(operation.extents[e]);
@@ -677,6 +680,7 @@ void CpuAgent::yield(ExtentId extent, OneThread&) {
   page.published = false;
   place.frames().drop(place.index);
   page.taken_at = now();
+  noteBounce(pager::counters().why, place.view(), page.writable);
   if (page.hold.taken(page.taken_at)) count(counters_.contended);
 }
 

@@ -15,7 +15,7 @@
 //               that asks nobody. So whoever takes the page knows whether the CPU may have written
 //               it (Frames::written)
 //   gone        it is freed: a touch is a SIGSEGV
-//   lost        its bytes are lost: a touch is a SIGBUS
+//   lost        its frame has no memory, and so its bytes are lost: a touch is a SIGBUS
 //
 // An operation (of the directory) is a fault, or a page asked for ahead of one:
 //
@@ -182,7 +182,7 @@ class CpuAgent final : private Residence<OneThread> {
   void askWanted();
   void settle();
   void run(directory::Age age);
-  void giveUp(directory::Age age, directory::ExtentId extent);
+  void giveUp(directory::Age age);
   void complete(size_t operation);
   void drop(size_t operation);
   void publish(const Place& place, uint64_t touched);
@@ -196,7 +196,6 @@ class CpuAgent final : private Residence<OneThread> {
 
   void fetch(directory::ExtentId extent, directory::AgentId from, directory::Number number,
              directory::Content have, OneThread& lock) override;
-  void abort(directory::ExtentId, OneThread&) override {}
   void clear(directory::ExtentId extent, OneThread& lock) override;
   void grant(directory::ExtentId extent, directory::Mode mode, OneThread& lock) override;
   void yield(directory::ExtentId extent, OneThread& lock) override;
@@ -206,9 +205,7 @@ class CpuAgent final : private Residence<OneThread> {
   void lend(directory::ExtentId, OneThread&) override {}
   void lendOver(directory::ExtentId, OneThread&) override {}
   void runnable(directory::Age age) override { runnable_.push_back(age); }
-  void failed(directory::Age age, directory::ExtentId extent) override {
-    failed_.push_back({age, extent});
-  }
+  void failed(directory::Age age, directory::ExtentId) override { failed_.push_back(age); }
   void post(const directory::Message& message) override {
     posted_ = true;
     exchange_.post(message);
@@ -226,10 +223,6 @@ class CpuAgent final : private Residence<OneThread> {
   bool runs_ = false;  // the thread; of whoever owns this object
 
   // The fault thread's own; while there is none, the owner's:
-  struct Failure {
-    directory::Age age;
-    directory::ExtentId extent;
-  };
   OneThread here_;
   Elsewhere<OneThread> elsewhere_;
   bool ended_ = false;
@@ -237,7 +230,7 @@ class CpuAgent final : private Residence<OneThread> {
   std::vector<Region*> by_extent_;                   // ascending
   std::vector<Operation> operations_;
   std::vector<directory::Age> runnable_;
-  std::vector<Failure> failed_;
+  std::vector<directory::Age> failed_;
   std::vector<directory::Message> messages_;
   std::deque<Range> wanted_;
   size_t asking_ = 0;    // operations of kAhead

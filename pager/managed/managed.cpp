@@ -20,7 +20,6 @@ namespace olpager::pager {
 namespace {
 
 constexpr directory::AgentId kPoolAgent = 0, kCpuAgent = 1;
-constexpr directory::Epoch kEpoch = 1;  // neither agent is ever lost: they are one process
 constexpr std::chrono::microseconds kShortestPoll{20}, kLongestPoll{500};
 constexpr std::chrono::seconds kLookPause{1};  // between looks at what the CPU's agent counts
 // Claims of launches that are over are given up when somebody waits for them, or beyond this many.
@@ -51,10 +50,7 @@ Result<std::vector<CUdevice>> devicesOf(const DriverApi& driver) {
 }
 }  // namespace
 
-Managed::Managed(PoolState& state)
-    : state_(state),
-      exchange_(kCpuAgent),  // which never lacks a frame
-      elsewhere_(kPoolAgent, kEpoch, directory::kUnlimited, *this) {}
+Managed::Managed(PoolState& state) : state_(state), elsewhere_(kPoolAgent, *this) {}
 
 Result<std::unique_ptr<Managed>> Managed::start(PoolState& state) {
   auto devices = devicesOf(state.driver);
@@ -65,7 +61,7 @@ Result<std::unique_ptr<Managed>> Managed::start(PoolState& state) {
   if (faults.value()->reach() != UserFaults::Reach::kAll) return Error{faults.value()->why()};
   std::unique_ptr<Managed> made(new Managed(state));
   made->devices_ = std::move(devices.value());
-  made->exchange_.join(kPoolAgent, kEpoch, [managed = made.get()] { managed->bell_.release(); });
+  made->exchange_.join(kPoolAgent, [managed = made.get()] { managed->bell_.release(); });
   base::signalsMatter();
   auto cpu = CpuAgent::start(made->exchange_, kCpuAgent, std::move(faults.value()),
                              [managed = made.get()] { managed->serveNow(); });
@@ -228,6 +224,33 @@ void Managed::bringHome(uint64_t until_ns, Lock& lock) {
       state_.changed.wait_for(lock, std::chrono::milliseconds(1));
 }
 
+uint64_t Managed::callHome(Called& called, Lock& lock) {
+  called.resize(region_of_.size());
+  std::vector<std::pair<directory::ExtentId, uint32_t>> runs;
+  uint64_t away = 0;
+  for (directory::ExtentId id = 0; id < region_of_.size(); ++id) {
+    if (region_of_[id] == nullptr) continue;
+    const ExtentState at = extentAt(id).state;
+    if (at == ExtentState::kAbsent || at == ExtentState::kFreeing) {
+      called[id] = false;  // who waits may have it yet
+      continue;
+    }
+    ++away;
+    if (called[id]) continue;
+    called[id] = true;
+    if (!runs.empty() && runs.back().first + runs.back().second == id)
+      ++runs.back().second;
+    else
+      runs.emplace_back(id, 1);
+  }
+  away += asking_;
+  if (runs.empty()) return away;
+  lock.unlock();
+  for (const auto& [first, count] : runs) cpu_->want(first, count);
+  lock.lock();
+  return away;
+}
+
 // --- the pool's thread ---------------------------------------------------------------------------
 
 void Managed::run() {
@@ -343,8 +366,6 @@ void Managed::fetch(directory::ExtentId extent, directory::AgentId, directory::N
   elsewhere_.landed(extent, number, lock);  // its bytes are in the frame
 }
 
-void Managed::abort(directory::ExtentId, Lock&) {}
-
 void Managed::clear(directory::ExtentId extent, Lock&) { extentAt(extent).blank = true; }
 
 void Managed::grant(directory::ExtentId id, directory::Mode, Lock&) {
@@ -394,7 +415,7 @@ void Managed::lendOver(directory::ExtentId extent, Lock&) { violated({.extent = 
 
 void Managed::runnable(directory::Age) { state_.changed.notify_all(); }
 
-// No page is ever lost, and a region that a launch waits for is not freed (Region::wanted).
+// A region that a launch waits for is not freed (Region::wanted).
 void Managed::failed(directory::Age, directory::ExtentId extent) { violated({.extent = extent}); }
 
 void Managed::post(const directory::Message& message) { exchange_.post(message); }
@@ -419,6 +440,7 @@ ManagedClaim::~ManagedClaim() {
 
 void ManagedClaim::cancel(Lock& lock) {
   if (age_ == directory::kNobody || submitted_) return;
+  --state_.managed->asking_;
   state_.managed->elsewhere_.cancel(std::exchange(age_, directory::kNobody), lock);
 }
 
@@ -449,6 +471,7 @@ void ManagedClaim::ask(std::span<Extent* const> needed, Lock& lock) {
     // Else the launch would wait out the time for which pages stay with who has touched them.
     managed.cpu_->passed(gettid());
     age_ = managed.exchange_.operation(kPoolAgent);
+    ++managed.asking_;
     told_ = needs_.size();
     managed.elsewhere_.need(age_, needs_, managed.exchange_.oldest(), lock);
   }
@@ -462,6 +485,7 @@ bool ManagedClaim::isRunnable() const {
 bool ManagedClaim::submit() {
   if (age_ == directory::kNobody) return true;
   submitted_ = state_.managed->elsewhere_.submit(age_);
+  if (submitted_) --state_.managed->asking_;
   return submitted_;
 }
 

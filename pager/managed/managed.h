@@ -28,7 +28,7 @@
 //   stop           Extent::leaving: no launch may begin to use it; quiet() once it is parked
 //   go             it stays after all
 //   yield          kParked -> kAbsent
-//   abort, release nothing to do
+//   release        nothing to do
 //   lend, lendOver never: what either agent needs it needs for itself alone
 //
 // A launch that reaches managed memory and lacks some of it is told to the directory
@@ -91,6 +91,11 @@ class Managed final : private Residence<Lock> {
   /// Before the threads end: the CPU gets what the pool has, as far as that is done by `until_ns`.
   /// Releases the mutex.
   void bringHome(uint64_t until_ns, Lock& lock);
+  /// Pages that callHome() has called, by ExtentId.
+  using Called = std::vector<bool>;
+  /// The CPU asks for what the pool has, each page once, whatever reaches it. Returns how much is
+  /// not there yet, of launches that wait for pages as well. May release the mutex.
+  uint64_t callHome(Called& called, Lock& lock);
   /// Ends the threads. Without the mutex.
   void stopThreads() noexcept;
 
@@ -116,7 +121,6 @@ class Managed final : private Residence<Lock> {
 
   void fetch(directory::ExtentId extent, directory::AgentId from, directory::Number number,
              directory::Content have, Lock& lock) override;
-  void abort(directory::ExtentId extent, Lock& lock) override;
   void clear(directory::ExtentId extent, Lock& lock) override;
   void grant(directory::ExtentId extent, directory::Mode mode, Lock& lock) override;
   void yield(directory::ExtentId extent, Lock& lock) override;
@@ -145,6 +149,7 @@ class Managed final : private Residence<Lock> {
   std::vector<Region*> region_of_;                               // by ExtentId
   std::map<directory::ExtentId, directory::ExtentId> free_ids_;  // first and count
   std::vector<Submitted> submitted_;
+  uint64_t asking_ = 0;  // claims that wait
   std::vector<directory::Message> inbox_;
 };
 

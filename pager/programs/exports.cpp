@@ -13,6 +13,7 @@ namespace olpager::pager {
 
 namespace {
 
+// While no page moves for the export.
 constexpr uint64_t kExportPatienceNs = 10'000'000'000;
 
 bool isExported(const Extent& extent) { return extent.vram != nullptr && extent.vram->exported; }
@@ -22,6 +23,15 @@ uint64_t toExport(const Region& region) {
   uint64_t bytes = 0;
   for (const auto& extent : region.extents)
     if (!isExported(*extent)) bytes += extent->bytes();
+  return bytes;
+}
+
+/// And the way that they have to go: out of VRAM, and into chunks of their own.
+uint64_t wayToExport(const Region& region) {
+  uint64_t bytes = 0;
+  for (const auto& extent : region.extents)
+    if (!isExported(*extent))
+      bytes += (extent->state == ExtentState::kParked ? 1 : 2) * extent->bytes();
   return bytes;
 }
 
@@ -53,11 +63,19 @@ CUresult Pool::makeExportable(CUdeviceptr address, Exported* out) {
   Engine& engine = *region->engine;
   const CUdevice device = region->device;
   const uint64_t buffer_id = region->buffer_id;
-  const uint64_t until = nowNs() + kExportPatienceNs;
+  uint64_t until = nowNs() + kExportPatienceNs, nearest = UINT64_MAX;
+  // The nearest that it has been begins the time anew: launches may take back what is on its way.
+  const auto renew = [&] {
+    const uint64_t way = wayToExport(*region);
+    if (way < nearest) until = nowNs() + kExportPatienceNs;
+    nearest = std::min(nearest, way);
+  };
   const auto gone = [&] { return region->dead || region->buffer_id != buffer_id || state.stopped; };
   // One thread at a time.
-  while (region->exporting && nowNs() < until && !gone())
+  while (region->exporting && nowNs() < until && !gone()) {
     state.changed.wait_for(lock, std::chrono::milliseconds(1));
+    if (!gone()) renew();
+  }
   if (gone()) return CUDA_ERROR_INVALID_VALUE;
   if (region->exporting) return CUDA_ERROR_NOT_READY;
   const uint64_t missing = toExport(*region);
@@ -72,6 +90,7 @@ CUresult Pool::makeExportable(CUdeviceptr address, Exported* out) {
     lock.lock();
     if (gone()) return CUDA_ERROR_INVALID_VALUE;
     region->exports_lent = given >= missing;
+    renew();
     while (toExport(*region) > 0 && result == CUDA_SUCCESS) {
       if (engine.broken()) result = CUDA_ERROR_UNKNOWN;
       if (nowNs() > until) result = CUDA_ERROR_NOT_READY;
@@ -87,6 +106,7 @@ CUresult Pool::makeExportable(CUdeviceptr address, Exported* out) {
         result = bringToVram(state, *region, region->base, region->pages * kPageBytes, lock);
       }
       if (gone()) return CUDA_ERROR_INVALID_VALUE;
+      renew();
     }
     const uint64_t left = toExport(*region);
     region->exporting = false;

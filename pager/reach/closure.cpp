@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "base/size.h"
+#include "pager/reach/ranges.h"
 #include "pager/residency/engine.h"
 #include "pager/residency/in_place.h"
 
@@ -38,6 +39,7 @@ void Closure::visitPage(uint64_t address) {
 void Closure::name(uint64_t address) {
   Region* region = state_.book.find(address);
   if (region == nullptr || region->dead) return;
+  if (!tells_) return visitPage(address);
   if (region->arena != nullptr && region->engine != nullptr)
     used.name(*region, address, signature_);
   if (!region->tiny && !region->by_pieces && region->mark != mark_)
@@ -46,6 +48,13 @@ void Closure::name(uint64_t address) {
 }
 
 void Closure::nameOutside(uint64_t address) { visit(state_.reach.roots.regionAt(address)); }
+
+void Closure::mayWrite(uint64_t address, uint64_t bytes) {
+  const Region* const region = state_.book.find(address);
+  if (region == nullptr || region->dead || !region->isStreamed()) return;
+  const ExtentRange range = extentsAt(*region, address, bytes);
+  for (size_t e = range.first; e < range.last; ++e) written.push_back(region->extents[e].get());
+}
 
 CUresult Closure::nameRange(uint64_t address, uint64_t bytes, Mode mode) {
   // A range may run over several regions only through the program's own mappings, which are one
@@ -56,6 +65,7 @@ CUresult Closure::nameRange(uint64_t address, uint64_t bytes, Mode mode) {
     return CUDA_ERROR_INVALID_VALUE;
   const ExtentRange range = extentsAt(*region, address, bytes);
   for (size_t e = range.first; e < range.last; ++e) needed.push_back(region->extents[e].get());
+  if (mode != Mode::kRead) mayWrite(address, bytes);
   const auto found = [&](Region* holder) {
     if (mode == Mode::kRead && holder != nullptr) sources.push_back(holder);
     source_unseen |= mode == Mode::kRead && holder == nullptr;
@@ -85,6 +95,7 @@ void Closure::clear() {
   sources.clear();
   needed.clear();
   fetched.clear();
+  written.clear();
   shared_.clear();
   used.clear();
   source_unseen = everything = everything_found_ = false;
@@ -158,8 +169,9 @@ void Closure::list(Region& region) {
   // What is all there stays so while a launch waits, except where older launches may take it
   // (Wants::hold). A reservation can have tens of thousands of extents: nobody looks at them
   // while all can be used.
-  const bool all = !mayBeInPlace(region) || region.shared() != nullptr;
-  if (region.shared() != nullptr && region.unusable == 0) return shared_.push_back(&region);
+  const bool changes = region.shared() != nullptr || region.isStreamed();
+  const bool all = !mayBeInPlace(region) || changes;
+  if (changes && region.unusable == 0) return shared_.push_back(&region);
   if (!all && region.unusable == 0) return;
   for (auto& extent : region.extents)
     if (all || !usable(extent->state)) needed.push_back(extent.get());
@@ -185,11 +197,13 @@ void Closure::follow() {
   for (Region* region : regions) region->mark = mark_;
   used.remark();
   followVariables();
+  FollowedRanges ranges;
   for (size_t i = 0; i < regions.size(); ++i) {
     Region& region = *regions[i];
     if (i >= listed_) list(region);
     for (const Edge& edge : region.edges)
-      state_.reach.forEdge(edge, [&](Region& target) { visitWhole(&target); });
+      if (ranges.isNew(edge))
+        state_.reach.forEdge(edge, [&](Region& target) { visitWhole(&target); });
     for (const uint64_t page : region.piece_edges) visitPage(page);
     state_.reach.forFixed(region, [&](Region* target) {
       visit(target);
@@ -201,6 +215,7 @@ void Closure::follow() {
   listTaken();
   for (; listed_pieces_ < used.extents().size(); ++listed_pieces_) {
     Extent* extent = used.extents()[listed_pieces_];
+    if (!extent->region->by_pieces) continue;  // listed with its region
     if (!usable(extent->state) || !mayBeInPlace(*extent)) needed.push_back(extent);
   }
 }
@@ -211,6 +226,13 @@ bool Closure::settled(bool in_vain) const {
       return false;
   for (const Extent* extent : needed)
     if (!usable(extent->state) && !extent->region->engine->broken()) return false;
+  const auto is_sealed = [](const Extent* extent) {
+    return extent->sealed && !extent->region->engine->broken();
+  };
+  if (std::any_of(written.begin(), written.end(), is_sealed) ||
+      std::any_of(used.extents().begin(), used.extents().end(), is_sealed) ||
+      std::any_of(used.stays().begin(), used.stays().end(), is_sealed))
+    return false;
   for (const Region* region : shared_)
     if (region->unusable > 0) return false;
   for (const Region* region : regions)

@@ -26,11 +26,15 @@ class Closure {
         follows_(follows),
         mark_(state.reach.newRegionMark()) {}
 
+  /// The learned order and arenas are not told what is named. Call it first.
+  void tellNobody() { tells_ = false; }
   /// A parameter that lies in the range; or, outside of it, in a root.
   void name(uint64_t address);
   void nameOutside(uint64_t address);
   /// An exact range. CUDA_ERROR_INVALID_VALUE: it is not all in one region's pages.
   CUresult nameRange(uint64_t address, uint64_t bytes, Mode mode);
+  /// A node of the graph that is named may write there.
+  void mayWrite(uint64_t address, uint64_t bytes);
   /// What has been named is all that is. From here on regions are what pointers lead to.
   void nothingElseIsNamed();
 
@@ -65,7 +69,8 @@ class Closure {
   bool source_unseen = false;    // it reads what no region holds
   std::vector<Extent*> needed;   // have to be mapped
   std::vector<Extent*> fetched;  // in host memory in place, worth waiting for; also in `needed`
-  WorkingSet used;               // of arenas that move by pieces
+  std::vector<Extent*> written;  // of ranges, of arenas that are streamed
+  WorkingSet used;               // of arenas that move by pieces, or are streamed
   bool everything = false;
 
  private:
@@ -82,12 +87,14 @@ class Closure {
   uint32_t signature_;
   bool follows_;
   uint32_t mark_;
+  bool tells_ = true;
   bool everything_found_ = false;  // something that it reaches may name anything
   size_t named_ = 0;
   size_t listed_ = 0;  // of `regions`: their extents are in `needed`, roots are looked through
   size_t listed_pieces_ = 0;  // of used.extents()
   // Reached as a whole; no other agent had any of it, and one may take some while the launch
-  // waits. Then all of it is needed: what the launch claims it claims at one moment.
+  // waits. Then all of it is needed: what the launch claims it claims at one moment. Likewise
+  // arenas whose parts change place for other launches.
   std::vector<Region*> shared_;
 };
 

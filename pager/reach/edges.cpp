@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
+#include <vector>
+
+#include "pager/reach/ranges.h"
 
 namespace olpager::pager {
 
@@ -17,10 +21,11 @@ bool addEdge(Region& region, const Edge& edge) {
   const auto it = std::lower_bound(edges.begin(), edges.end(), edge);
   if (it != edges.end() && *it == edge) return false;
   // Pages where nothing lies come in ascending order, many beside each other: they become one edge.
+  // So does a range that has grown.
   if (edge.buffer_id == 0 && it != edges.begin()) {
     Edge& before = *std::prev(it);
     const uint64_t end = before.begin + before.bytes, now = edge.begin + edge.bytes;
-    if (before.buffer_id == 0 && before.begin < edge.begin && end >= edge.begin) {
+    if (before.buffer_id == 0 && before.begin <= edge.begin && end >= edge.begin) {
       before.bytes = std::max(end, now) - before.begin;
       return end < now;
     }
@@ -40,6 +45,46 @@ void addEdgesOf(Region& region, const Region& from) {
 void forgetEdges(Region& region) {
   region.edges.clear();
   region.piece_edges.clear();
+}
+
+namespace {
+
+// No other root lies between.
+bool isBeside(const RootTable& roots, const Edge& before, const Edge& edge) {
+  const uint64_t end = before.begin + before.bytes;
+  bool any = false;
+  if (end < edge.begin)
+    roots.forAt(end, edge.begin - end, [&](uint64_t, const Root&) { any = true; });
+  return !any;
+}
+
+}  // namespace
+
+std::vector<Edge> edgesTo(const RootTable& roots, std::vector<const Region*> targets) {
+  constexpr size_t kMostApart = 16;
+  const bool many = targets.size() > kMostApart;
+  if (many)
+    std::sort(targets.begin(), targets.end(),
+              [](const Region* a, const Region* b) { return a->base < b->base; });
+  std::vector<Edge> edges;
+  for (const Region* const target : targets) {
+    const Edge edge = edgeTo(*target);
+    if (many && !edges.empty() && isBeside(roots, edges.back(), edge))
+      edges.back() = {edges.back().begin, edge.begin + edge.bytes - edges.back().begin, 0};
+    else
+      edges.push_back(edge);
+  }
+  return edges;
+}
+
+bool FollowedRanges::isNew(const Edge& edge, uint64_t stamp, uint64_t followed) {
+  if (edge.buffer_id != 0) return true;
+  const auto [at, fresh] = upto_.try_emplace(edge, stamp, followed);
+  auto& [known_stamp, known_followed] = at->second;
+  if (!fresh && stamp <= known_stamp && followed <= known_followed) return false;
+  known_stamp = std::max(known_stamp, stamp);
+  known_followed = std::max(known_followed, followed);
+  return true;
 }
 
 bool leadsOn(const Region& region) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "pager/pool_state.h"
+#include "pager/reach/ranges.h"
 #include "pager/reach/scanner.h"
 #include "pager/residency/engine.h"
 
@@ -307,6 +308,7 @@ void Scanner::spreadStamps() {
     Region* region = pool_.book.regions.at(id);
     if (!region->dead && leadsOn(*region)) raised.push_back(region);
   }
+  FollowedRanges ranges;
   while (!raised.empty()) {
     Region* region = raised.back();
     raised.pop_back();
@@ -324,6 +326,7 @@ void Scanner::spreadStamps() {
       if (target != nullptr) raise(target);
     });
     for (const Edge& edge : region->edges) {
+      if (!ranges.isNew(edge, stamp, region->followed)) continue;
       pool_.reach.forEdge(edge, [&](Region& target) {
         if (target.by_pieces) target.whole_stamp = std::max(target.whole_stamp, stamp);
         raise(&target);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "pager/pool_state.h"
+#include "pager/reach/ranges.h"
 #include "pager/residency/engine.h"
 
 namespace olpager::pager {
@@ -95,6 +96,10 @@ bool Scanner::listRegion(Scan& scan, Region& region, const std::vector<Extent*>&
       continue;
     }
     const bool victim = extent->state == ExtentState::kRetiring;
+    if (extent->sealed && !victim) {  // nobody has written it
+      whole = false;
+      continue;
+    }
     if (extent->state != ExtentState::kVram && extent->state != ExtentState::kInPlace && !victim) {
       whole &= extent->state == ExtentState::kEmpty;
       continue;
@@ -184,6 +189,7 @@ CUresult Scanner::begin(Scan& scan, const std::vector<Extent*>& victims, CUevent
     // What leaves its place in host memory is hashed in VRAM, where that is a hundred times as
     // fast.
     if (extent->vram == nullptr && extent->region->by_pieces && !extent->scan_due) continue;
+    if (extent->sealed) continue;  // its hash is known
     if (jobs.add(*extent, scan.scratch->found))
       jobs.of_victims.emplace_back(extent, jobs.count - 1);
   }
@@ -313,6 +319,7 @@ void Scanner::ends(Scan& scan) {
 uint32_t Scanner::markReachedBy(const std::vector<uint64_t>& news) {
   const uint32_t mark = pool_.reach.newRegionMark();
   std::vector<Region*> named;
+  FollowedRanges ranges;
   for (const uint64_t address : news)
     if (Region* const region = pool_.reach.liveAt(address); region != nullptr)
       named.push_back(region);
@@ -324,7 +331,8 @@ uint32_t Scanner::markReachedBy(const std::vector<uint64_t>& news) {
     // What can't be looked through leads anywhere.
     if (region->isRoot() && pool_.reach.leadsAnywhere(*region)) return 0;
     for (const Edge& edge : region->edges)
-      pool_.reach.forEdge(edge, [&](Region& target) { named.push_back(&target); });
+      if (ranges.isNew(edge))
+        pool_.reach.forEdge(edge, [&](Region& target) { named.push_back(&target); });
     pool_.reach.forFixed(*region, [&](Region* target) {
       if (target != nullptr) named.push_back(target);
     });

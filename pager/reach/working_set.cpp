@@ -31,8 +31,19 @@ void WorkingSet::add(Region& region, uint64_t begin, uint64_t end) {
 }
 
 void WorkingSet::name(Region& region, uint64_t address, uint32_t signature) {
-  const Piece& piece = region.arena->name(std::min(address, region.end() - 1));
-  if (!region.by_pieces) return;
+  address = std::min(address, region.end() - 1);
+  const Piece& piece = region.arena->name(address);
+  if (!region.by_pieces) {
+    if (!region.isStreamed()) return;
+    const uint64_t end = region.arena->tensorEnd(address, piece);
+    if (!region.arena->isFilled(address, end)) return;
+    know(region);
+    tensors_.push_back({&region, address, end});
+    if (piece.density.verdict != Density::kSparse) return add(region, address, end);
+    const ExtentRange range = extentsAt(region, address, end - address);
+    for (size_t e = range.first; e < range.last; ++e) stays_.push_back(region.extents[e].get());
+    return;
+  }
   know(region);
   state_.touch(unitOf(piece), signature);
   add(region, piece.begin, piece.end);
@@ -66,6 +77,8 @@ void WorkingSet::clear() {
   regions_.clear();
   whole_.clear();
   extents_.clear();
+  tensors_.clear();
+  stays_.clear();
   mark_ = 0;
 }
 
@@ -81,7 +94,9 @@ std::vector<Extent*> WorkingSet::worthFetching(uint64_t newest) const {
   for (Extent* extent : extents_) bytes += extent->bytes();
   if (!whole_.empty() || bytes == 0) return found;
   for (Extent* extent : extents_) {
-    if (extent->state != ExtentState::kInPlace || extent->region->fetch_after >= newest) continue;
+    const bool is_outside = extent->region->by_pieces ? extent->state == ExtentState::kInPlace
+                                                      : extent->state != ExtentState::kVram;
+    if (!is_outside || extent->region->fetch_after >= newest) continue;
     if (bytes > extent->region->engine->chunks().vramBudget() / kFetchShare) continue;
     found.push_back(extent);
   }
@@ -122,8 +137,11 @@ void WorkingSet::stamp(uint64_t number, bool written) {
 }
 
 bool WorkingSet::usesInPlace() const {
-  return std::any_of(extents_.begin(), extents_.end(),
-                     [](const Extent* extent) { return extent->state == ExtentState::kInPlace; });
+  const auto is_in_place = [](const Extent* extent) {
+    return extent->state == ExtentState::kInPlace;
+  };
+  return std::any_of(extents_.begin(), extents_.end(), is_in_place) ||
+         std::any_of(stays_.begin(), stays_.end(), is_in_place);
 }
 
 }  // namespace olpager::pager

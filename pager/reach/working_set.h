@@ -14,10 +14,18 @@ namespace olpager::pager {
 
 class WorkingSet {
  public:
+  /// A tensor that is named, of an arena that is streamed.
+  struct Tensor {
+    Region* region;
+    uint64_t begin, end;
+    uint64_t bytes() const { return end - begin; }
+    Piece& piece() const { return region->arena->at(begin); }
+  };
+
   explicit WorkingSet(PoolState& state) : state_(state) {}
 
   /// A kernel's parameter names `address`; the pieces are told to the learned order. Names of
-  /// traced arenas are counted.
+  /// traced arenas are counted; of one that is streamed the tensor is used.
   void name(Region& region, uint64_t address, uint32_t signature);
   /// A copy uses exactly [address, + bytes).
   void nameRange(Region& region, uint64_t address, uint64_t bytes, uint32_t signature);
@@ -27,6 +35,9 @@ class WorkingSet {
   void addWhole(Region& region);
 
   bool empty() const { return regions_.empty(); }
+  const std::vector<Tensor>& tensors() const { return tensors_; }
+  /// Of tensors of which launches touch little: they are used where they are.
+  const std::vector<Extent*>& stays() const { return stays_; }
   /// Nothing of it is held.
   void clear();
   const std::vector<Extent*>& extents() const { return extents_; }
@@ -56,6 +67,8 @@ class WorkingSet {
   std::vector<Region*> regions_;  // by pieces, that are used
   std::vector<Region*> whole_;    // of them, those that are reached whole
   std::vector<Extent*> extents_;
+  std::vector<Tensor> tensors_;
+  std::vector<Extent*> stays_;
   uint32_t mark_ = 0;
 };
 

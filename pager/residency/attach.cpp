@@ -26,10 +26,17 @@ void Engine::dismantle(Extent& extent, Lock& lock) {
 }
 
 void Engine::forget(const Region* region) {
+  if (region->density.verdict == Density::kSparse) {
+    DeviceWhy& why = counters().whyOf(static_cast<unsigned>(device_));
+    subtract(why.sparse_allocations, 1);
+    subtract(why.sparse_bytes, region->pages * kPageBytes);
+  }
   std::erase(swaps_.asked, region);
   std::erase_if(out_.given_away,
                 [region](const Extent* extent) { return extent->region == region; });
   if (swaps_.current == region) swaps_.current = nullptr;
+  if (streamed_ == region) streamed_ = nullptr;
+  forgetStaged(region);
   for (auto& batch : out_.batches) {
     if (batch->scan.parts_of == region) batch->scan.parts_of = nullptr;
     for (Extent*& victim : batch->victims)
@@ -85,7 +92,7 @@ void Engine::releaseAll() {
   const bool there = current.result() == CUDA_SUCCESS;
   if (there) {
     // What nobody will finish reads chunks.
-    for (CUstream stream : {kernels_.stream(), streams_.out})
+    for (CUstream stream : {kernels_.stream(), streams_.in, streams_.out})
       if (stream != nullptr) driver.cuStreamSynchronize(stream);
     packed_.synchronize();
   }
@@ -96,6 +103,11 @@ void Engine::releaseAll() {
     if (late.image != nullptr) chunks_.giveHost(late.image);
   }
   flight_.late.clear();
+  for (const Staged& staged : staging_) {
+    if (staged.event != nullptr) events_.push_back(staged.event);
+    chunks_.giveVram(staged.chunk);
+  }
+  staging_.clear();
   chunks_.passesOver();
   packed_.releaseAll();
   if (!there) return chunks_.forgetAllFree(lock);

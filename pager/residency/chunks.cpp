@@ -444,8 +444,11 @@ bool ChunkStore::addHost(unsigned order, const HostCounts* keep, uint64_t beyond
     countHost(host_made_ - bytes);
     return false;
   }
+  const uint64_t took_ns = ended_ns - std::max(began_ns, std::min(making_until_ns_, ended_ns));
   making_bytes_ += bytes;
-  making_ns_ += ended_ns - std::max(began_ns, std::min(making_until_ns_, ended_ns));
+  making_ns_ += took_ns;
+  add(counters().why.host_made_bytes, bytes);
+  add(counters().why.host_making_ns, took_ns);
   making_until_ns_ = std::max(making_until_ns_, ended_ns);
   giveHost(chunk);
   return true;

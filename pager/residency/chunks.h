@@ -25,7 +25,7 @@
 
 namespace olpager::pager {
 
-inline constexpr unsigned kOrders = 5;    // 2, 4, 8, 16 and 32 MiB
+inline constexpr unsigned kOrders = 7;    // 2, 4, 8, 16, 32, 64 and 128 MiB
 inline constexpr size_t kMostPeers = 63;  // further devices that have access to one's memory
 /// VRAM that the driver did not have is asked for again after this time, then after twice as long,
 /// up to a minute.

@@ -7,7 +7,7 @@ namespace olpager::pager {
 
 namespace {
 // Beyond what just holds all: pages change place.
-constexpr uint64_t kChangeBytes = kPageBytes << (kOrders - 1);
+constexpr uint64_t kChangeBytes = kPageBytes * space::kLargestExtentPages;
 }  // namespace
 
 // Before any launch gets what becomes free: a launch can use host memory in place, the driver

@@ -24,6 +24,11 @@ constexpr auto kWantPause = std::chrono::microseconds(200);
 constexpr auto kRemotePause = std::chrono::milliseconds(5);
 constexpr uint64_t kOwedNs = 300'000;
 constexpr auto kIdlePause = std::chrono::milliseconds(100);
+// How often the GPU is looked at; how long an idle one takes to come to a mark, at least and at
+// most; and when that was too long ago to tell of one moment.
+constexpr uint64_t kLookEveryNs = 10'000'000, kLookNs = 50'000, kLookMostNs = 500'000,
+                   kLookLateNs = 1'000'000;
+constexpr auto kLookPause = std::chrono::nanoseconds(kLookNs);
 }  // namespace
 
 // As olpagestat shows it.
@@ -79,6 +84,7 @@ Engine::Engine(PoolState& pool, CUdevice device, CUcontext context)
       chunks_(pool.driver, device, pool.devices.host),
       packed_(pool.driver, chunks_, pool.options.packing),
       figures_(&counters().device(static_cast<unsigned>(device))),
+      account_(counters().whyOf(static_cast<unsigned>(device))),
       kernels_(pool.driver),
       scanner_(pool, *this, kernels_) {}
 
@@ -196,7 +202,7 @@ bool Engine::moveTo(CUcontext context, Lock& lock) {
   wake();
   // What comes from memservers or goes there is between them and host memory, which stays: it ends
   // meanwhile or later.
-  while (!flight_.none() || !mapper_.none() || !out_.batches.empty()) {
+  while (!flight_.none() || isCopying(0) || !mapper_.none() || !out_.batches.empty()) {
     if (pool_.stopped) return false;  // nobody ends them any more
     pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
   }
@@ -299,6 +305,9 @@ void Engine::setState(Extent& extent, ExtentState state) {
   if (state == ExtentState::kRemote) ++region.remote;
   if (before == ExtentState::kInPlace) --region.in_place;
   if (state == ExtentState::kInPlace) ++region.in_place;
+  if (state != ExtentState::kInPlace && state != ExtentState::kRetiring &&
+      state != ExtentState::kMoving)
+    extent.sealed = false;  // that mapping is gone
   if (usable(before) && !usable(state)) ++region.unusable;
   if (!usable(before) && usable(state)) --region.unusable;
   extent.state = state;
@@ -364,6 +373,58 @@ void Engine::lost(CUresult result) {
                  device_, static_cast<int>(result));
 }
 
+/// What those who wait wait for while the engine's thread sleeps.
+Limit Engine::sleepsFor() const {
+  if (!mapper_.none()) return Limit::kMapping;
+  if (!pool_.lower.under_way.empty()) return Limit::kMemservers;
+  if (!flight_.writing.empty() || !flight_.packing.empty()) return Limit::kLinkOut;
+  for (const auto& batch : out_.batches)
+    if (batch->stage == Batch::Stage::kPass) return Limit::kHash;
+  if (!out_.batches.empty()) return Limit::kKernels;
+  if (host_.short_bytes > 0) return Limit::kHostMemory;
+  if (pool_.away != nullptr || !out_.given_away.empty()) return Limit::kOthers;
+  return Limit::kUnknown;
+}
+
+void Engine::lookAtGpu(Lock& lock) {
+  if (life_.broken || !pool_.slow.load(std::memory_order_relaxed)) {
+    look_ = {};
+    return;
+  }
+  const uint64_t now = nowNs();
+  if (look_.last_ns == 0) look_.last_ns = now;
+  if (look_.number == 0) {
+    if (now < look_.next_ns) return;
+    look_.number = pool_.launch_number.load();
+    pollStreams(lock);
+    look_.marked_ns = nowNs();
+    look_.next_ns = look_.marked_ns + kLookEveryNs;
+    return;
+  }
+  const uint64_t since = now - look_.marked_ns;
+  if (since < kLookNs) return;
+  pollStreams(lock);
+  const bool idle = pool_.streams.quiet(look_.number);
+  if (!idle && since < kLookMostNs) return;
+  look_.number = 0;
+  // Whether it was idle at the mark or came to it since is not known any more.
+  if (idle && since > kLookLateNs) return;
+  DeviceWhy& why = counters().whyOf(static_cast<unsigned>(device_));
+  add(why.looks);
+  add(isAt(why, idle), now - std::exchange(look_.last_ns, now));
+}
+
+/// What the GPU is at, as a counter.
+status::Counter& Engine::isAt(DeviceWhy& why, bool idle) const {
+  if (!idle) return why.busy_ns;
+  if (!wants_.empty() || !out_.given_away.empty()) return why.idle_pages_ns;
+  // An executor of a unified view: operations run elsewhere, or are on their way here.
+  if (pool_.away != nullptr) return why.idle_hop_ns;
+  // Its own copies are no launches of the program.
+  if (!flight_.none()) return why.idle_other_ns;
+  return why.idle_host_ns;
+}
+
 void Engine::run() {
   const DriverApi& driver = pool_.driver;
   driver.cuCtxPushCurrent_v2(context_);
@@ -386,6 +447,7 @@ void Engine::run() {
     progress |= startChecks(lock);
     progress |= takeBack(lock);
     progress |= finishFetches(lock);
+    progress |= pollStaged(lock);
     progress |= finishLate(lock);
     progress |= finishPacking(lock);
     progress |= finishWrites(lock);
@@ -403,10 +465,12 @@ void Engine::run() {
       progress |= fillFreeVram();
       progress |= prefetch(lock);
       progress |= swapArenas();
+      progress |= stageAhead(lock);
       progress |= prefetchRemote(lock);
       progress |= demote();
       if (!progress) progress = makeChunkAhead(lock);
     }
+    lookAtGpu(lock);
     // The mutex is not fair: a launch that has all it needs must get it too.
     const uint64_t now = nowNs();
     const bool pause = now - paused > kLongestRunNs;
@@ -414,8 +478,11 @@ void Engine::run() {
     if (life_.stop || (progress && !pause)) continue;
     tellRoom(pool_);
     const TracedStep sleeps = step(TraceStep::kSleep);
-    const bool gpu_busy = progress || !flight_.none() || (!mapper_.none() && !pool_.stopped) ||
-                          mapper_.news || !out_.batches.empty() || !debts_.reliefs.empty();
+    account(Limit::kThread);
+    const Limit sleeps_for = sleepsFor();
+    const bool gpu_busy = progress || !flight_.none() || isCopying(0) ||
+                          (!mapper_.none() && !pool_.stopped) || mapper_.news ||
+                          !out_.batches.empty() || !debts_.reliefs.empty();
     if (!out_.given_away.empty() && now - waited_from < kOwedNs && !life_.broken) {
       // The CPU waits at a page. To go to sleep and be woken takes as long as it does.
       lock.unlock();
@@ -431,12 +498,15 @@ void Engine::run() {
         life_.wake.wait_for(lock, kWantPause);
       } else if ((!wants_.empty() || !pool_.lower.under_way.empty()) && !life_.broken) {
         life_.wake.wait_for(lock, kRemotePause);
+      } else if (look_.number != 0) {
+        life_.wake.wait_for(lock, kLookPause);
       } else {
         life_.wake.wait_for(lock, kIdlePause);
       }
       life_.idle = false;
       waited_from = nowNs();
     }
+    account(sleeps_for);
     paused = nowNs();
   }
 }

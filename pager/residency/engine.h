@@ -13,6 +13,7 @@
 //   ahead   what the learned order expects next                                       prefetch.cpp
 //   lower   host RAM <-> the tier below it                                          lower_moves.cpp
 //   direct  VRAM <-> the tier below host RAM                                        direct.cpp
+//   arenas  parts of one change place while no launch reaches it             arena_streaming.cpp
 //   away    what another agent wants                                                give_away.cpp
 // Who decides: the eviction order eviction_order.cpp, what stays planner.cpp, a want's next step
 // wants.cpp, what is scanned reach/scanner.cpp.
@@ -48,6 +49,7 @@
 #include "pager/residency/planner.h"
 #include "pager/residency/sparse.h"
 #include "pager/residency/vram_debts.h"
+#include "pager/residency/wait_account.h"
 #include "pager/residency/wants.h"
 #include "pager/space/region.h"
 #include "pager/tiers/lower_tier.h"
@@ -101,6 +103,8 @@ class Engine {
   void hurry(const Extent& extent);
   /// What has come from memservers or gone there since the last call. Of all engines.
   static bool finishRemote(PoolState& pool);
+  /// Nothing is copied ahead from the region's host memory any more. Under the mutex (released).
+  void awaitStaged(const Region& region, Lock& lock);
   /// The region's extents go: nothing of the engine's may name them any more.
   void forget(const Region* region);
   /// A new handle's extents count among those that will need host memory one day.
@@ -174,6 +178,9 @@ class Engine {
   uint64_t leastBelow() const;
   void removeRelief(const std::shared_ptr<Relief>& relief) { std::erase(debts_.reliefs, relief); }
   void wake() { life_.wake.notify_one(); }
+  /// A sealed extent may be written from now on: a copy goes there, or a launch that names it where
+  /// it is. Under the mutex (released).
+  void unseal(Extent& extent, Lock& lock);
   /// A launch found the arena partly in place.
   void askSwap(Region& region);
   /// Another device is short of the host tier: what is in host memory here and has room in VRAM
@@ -222,7 +229,8 @@ class Engine {
     Scan scan;
     Hazards::Snapshot hazards;
     uint64_t bytes = 0;
-    bool fills = false;  // victims are in place, and come to VRAM since there is room
+    bool fills = false;   // victims are in place, and come to VRAM since there is room
+    bool remaps = false;  // victims leave VRAM or come to it, all at once (arena_streaming.cpp)
     // Other engines that have to scan what is dirty of theirs before this one may unmap anything,
     // and the pass that will have done so, as of the victims' stamp then.
     std::vector<std::pair<const Engine*, uint64_t>> others;
@@ -252,6 +260,19 @@ class Engine {
     HostChunk* image;  // nullptr: there is none
     CUevent event;
     int hash;
+  };
+  /// A copy in VRAM of a sealed extent, ahead of need.
+  struct Staged {
+    Extent* extent;  // nullptr: nobody wants it any more
+    VramChunk* chunk;
+    CUevent event;   // nullptr: it has come
+    Region* region;  // whose host memory it is copied from
+  };
+  /// An extent of an arena that is to be mapped elsewhere than it is.
+  struct Move {
+    Extent* extent;
+    VramChunk* chunk;  // to VRAM; nullptr: in place
+    bool seals;        // in place, for reading only
   };
   /// Why something comes to VRAM: a launch waits for it, it is expected to be used soon, or there
   /// is room.
@@ -379,6 +400,15 @@ class Engine {
     uint64_t filled_ns = 0;  // when fillFreeVram() looked last
     bool again = false;
   };
+  /// Looking at what the GPU is at, for `olpagestat --why`: a mark behind all that was submitted,
+  /// and a moment later whether it has come. Only while something is not in VRAM: marks are
+  /// recorded then anyway.
+  struct Look {
+    uint64_t number = 0;   // the newest launch when the marks were recorded; 0: none are
+    uint64_t last_ns = 0;  // when it was looked at last; 0: not all has been in VRAM since
+    uint64_t marked_ns = 0;
+    uint64_t next_ns = 0;
+  };
   struct Swaps {
     std::vector<Region*> asked;
     Region* current = nullptr;  // whose parts change place
@@ -402,6 +432,7 @@ class Engine {
   template <typename Calls>
   auto outside(TraceStep what, const Extent* of, Lock& lock, Calls&& calls) {
     const base::HeldSignals held;  // the driver has locks of its own
+    account(Limit::kThread);
     lock.unlock();
     const auto result = [&] {
       const TracedStep traced = step(what, of);
@@ -409,8 +440,24 @@ class Engine {
     }();
     const TracedStep waits = step(TraceStep::kLock);
     lock.lock();
+    account(limitOf(what));
     return result;
   }
+
+  /// A stretch of the engine's thread ends, which went for `what` (wait_account.h). Other threads'
+  /// calls are no stretches of it.
+  void account(Limit what) {
+    if (std::this_thread::get_id() == life_.thread.get_id())
+      account_.turn(what, !wants_.empty(), !flight_.fetching.empty() || isCopying(0));
+  }
+  static Limit limitOf(TraceStep step) {
+    const bool maps = step == TraceStep::kMap || step == TraceStep::kUnmap ||
+                      step == TraceStep::kTake || step == TraceStep::kGive;
+    return maps ? Limit::kMapping : Limit::kThread;
+  }
+  Limit sleepsFor() const;
+  void lookAtGpu(Lock& lock);
+  status::Counter& isAt(DeviceWhy& why, bool idle) const;
 
   // --- engine.cpp --------------------------------------------------------------------------------
   CUresult makeObjects();
@@ -549,6 +596,37 @@ class Engine {
   bool startChecks(Lock& lock);
   bool finishChecks(Lock& lock);
   void finishReceiveDirect(Extent& extent, const LowerTier::Finished& finished);
+  // --- arena_streaming.cpp -----------------------------------------------------------------------
+  Staged* stagedOf(const Extent& extent);
+  uint64_t stagedBytes() const;
+  uint64_t stagingWindow() const;
+  /// Whether a copy of those from the `first`th on is under way, the `last` ones left out.
+  bool isCopying(size_t first, size_t last = 0) const {
+    const size_t end = staging_.size() - last;
+    return std::any_of(staging_.begin() + static_cast<ptrdiff_t>(std::min(first, end)),
+                       staging_.begin() + static_cast<ptrdiff_t>(end),
+                       [](const Staged& one) { return one.event != nullptr; });
+  }
+  template <typename Of>
+  void dropStaged(Of of);
+  void forgetStaged(const Region* region);
+  bool giveStagedUp(uint64_t bytes);
+  bool pollStaged(Lock& lock);
+  bool stage(Extent& extent, Lock& lock);
+  bool copyAhead(const std::vector<Staged>& begun, Lock& lock);
+  bool stageAhead(Lock& lock);
+  Extent* nextToStage(const Region& region);
+  void stageInto(const std::vector<Move>& leaves, Lock& lock);
+  bool remapFor(std::span<Extent* const> named, Lock& lock);
+  bool beginRemap(Region& region, std::span<Extent* const> named, bool all_here);
+  static uint64_t sealedBytes(std::span<Extent* const> extents);
+  CUresult changeMappings(std::vector<Move>& moves) const;
+  bool remap(std::vector<Move>& moves, Lock& lock);
+  bool copyNow(std::span<const Move> moves, bool down, Lock& lock);
+  void finishRemap(Batch& batch, std::span<const ContentHash> hashes, Lock& lock);
+  void writeChanged(std::vector<Move>& changed, Lock& lock);
+  void leaveForPlace(std::vector<Move>& moves, Lock& lock);
+  void comeToVram(std::vector<Move>& moves, Lock& lock);
   // --- swap.cpp ----------------------------------------------------------------------------------
   bool swapArenas();
   bool beginSwap(Region& region);
@@ -560,6 +638,8 @@ class Engine {
   ChunkStore chunks_;
   PackedImages packed_;
   DeviceCounters* figures_;
+  WaitAccount account_;
+  Look look_;
   PassKernels kernels_;
   Scanner scanner_;
   CopyStreams streams_;
@@ -578,6 +658,8 @@ class Engine {
   Planner planner_;
   Prefetch prefetch_;
   Swaps swaps_;
+  std::vector<Staged> staging_;  // in the order of their copies
+  Region* streamed_ = nullptr;   // whose extents are staged
 };
 
 }  // namespace olpager::pager

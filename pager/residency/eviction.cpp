@@ -332,8 +332,9 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
   const Scanner::Found found = scanner_.finish(batch.scan, batch.victims, lock);
   spare(found.news);
   const uint64_t unplaced = out_.unplaced, given = pool_.devices.host.given;
-  bool left = false;
-  for (size_t v = 0; v < batch.victims.size(); ++v) {
+  bool left = batch.remaps;
+  if (batch.remaps) finishRemap(batch, found.hashes, lock);
+  for (size_t v = 0; v < batch.victims.size() && !batch.remaps; ++v) {
     Extent* extent = batch.victims[v];
     if (extent == nullptr || extent->state != ExtentState::kRetiring) continue;
     // Of an arena that moves by pieces it is not known which of them a new pointer names.
@@ -360,7 +361,9 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
   }
   scanner_.ends(batch.scan);
   const TracedStep gives = step(TraceStep::kGive);
+  account(Limit::kThread);
   chunks_.passEnds(lock);
+  account(Limit::kMapping);
   pool_.changed.notify_all();
 }
 

@@ -64,8 +64,12 @@ CUresult Engine::mapNew(Region& region, Lock& lock) {
 VramChunk* Engine::takeVram(const Extent& extent, Lock& lock) {
   const TracedStep traced = step(TraceStep::kTake, &extent);
   const Region& region = *extent.region;
-  return region.exporting ? chunks_.makeExported(extent.order, region.exports_lent, lock)
-                          : chunks_.takeVram(extent.order, lock);
+  account(Limit::kThread);
+  VramChunk* const chunk = region.exporting
+                               ? chunks_.makeExported(extent.order, region.exports_lent, lock)
+                               : chunks_.takeVram(extent.order, lock);
+  account(Limit::kMapping);
+  return chunk;
 }
 
 bool Engine::mapEmpty(Extent& extent, Lock& lock) {
@@ -111,6 +115,7 @@ bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
   if (hashed && slot < 0) image = nullptr;
   bool copying = false;
   int hash = slot;
+  account_.copyBegins(flight_.fetching.empty());
   const CUresult result = outside(TraceStep::kCopyIn, &extent, lock, [&] {
     const DriverApi& driver = pool_.driver;
     CUresult queued = CUDA_SUCCESS;
@@ -146,7 +151,9 @@ bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
     setState(extent, ExtentState::kParked);
     return false;
   }
-  flight_.fetching.push_back({&extent, event, hash, image != nullptr, unchecked, nowNs()});
+  // Nothing crosses the bus for what VRAM had still: it has begun at no time.
+  flight_.fetching.push_back(
+      {&extent, event, hash, image != nullptr, unchecked, kept ? 0 : nowNs()});
   flight_.fetching_bytes += extent.bytes();
   if (kept) {
     add(figures_->kept_bytes, extent.bytes());
@@ -182,6 +189,7 @@ bool Engine::finishFetches(Lock& lock) {
   };
   const Copy& first = flight_.fetching.front();
   if (!reached(first.event, lock)) {
+    account_.noCopyEnded();
     if (!first.packed || nowNs() - first.since_ns < kLateNs) return false;
     take();
     makeLate(*copies[0].extent, copies[0]);
@@ -195,11 +203,15 @@ bool Engine::finishFetches(Lock& lock) {
     take();
   for (const Copy& copy : std::span(copies).first(count)) {
     events_.push_back(copy.event);
+    const Extent& extent = *copy.extent;
+    const bool crossed = copy.since_ns != 0 && !extent.blank;
+    account_.copyEnds(!crossed ? 0 : copy.packed ? PackedImages::bytesOf(extent) : extent.bytes());
     if (isAsExpected(copy))
       mapper_.arrivals.push_back(copy.extent);
     else
       arrived(*copy.extent, false);
   }
+  if (flight_.fetching.empty()) account_.noCopyEnded();
   if (mapper_.thread.joinable())
     mapper_.wake.notify_one();
   else

@@ -1,7 +1,10 @@
 #include "pager/residency/packed.h"
 
+#include <bit>
+
 #include "pager/clock.h"
 #include "pager/kernels/pack.h"
+#include "pager/space/extents.h"
 
 namespace olpager::pager {
 namespace {
@@ -58,7 +61,8 @@ int PackedImages::slotOrder() const {
   if (unpack_ == nullptr || !chunks_.hostMappable()) return -1;
   const uint64_t pages = chunks_.vramBudget() / options_.slots_share / kSlots / kPageBytes;
   int order = -1;
-  while (order + 1 < static_cast<int>(kOrders) && pages >= 1ull << (order + 1)) ++order;
+  constexpr int kMost = std::countr_zero(space::kLargestExtentPages);
+  while (order < kMost && pages >= 1ull << (order + 1)) ++order;
   return order;
 }
 

@@ -35,7 +35,7 @@ CUresult PassKernels::makeObjects(uint64_t pages) {
     scratch.roots = reinterpret_cast<kernels::ScanJob*>(scratch.jobs + pages);
   }
   void* memory = nullptr;
-  constexpr size_t kHashes = size_t{kFetchHashes} * space::kLargestExtentPages;
+  constexpr size_t kHashes = size_t{kFetchHashes} * space::kLargestArenaExtentPages;
   result = driver_.cuMemHostAlloc(
       &memory, kHashes * sizeof(ContentHash) + kFetchHashes * sizeof(kernels::PagePassJob),
       kPinned);
@@ -123,7 +123,7 @@ int PassKernels::takeHashSlot() {
 }
 
 bool PassKernels::launchHash(const Extent& extent, CUevent copied, int slot) const {
-  const auto first = static_cast<uint32_t>(slot) * space::kLargestExtentPages;
+  const auto first = static_cast<uint32_t>(slot) * space::kLargestArenaExtentPages;
   kernels::PagePassJob* const job = hash_jobs_ + slot;
   *job = {extent.vram->alias, 0, 1u << extent.order, first};
   kernels::PagePassParameters parameters{
@@ -139,7 +139,7 @@ bool PassKernels::launchHash(const Extent& extent, CUevent copied, int slot) con
 }
 
 ContentHash PassKernels::takeHash(const Extent& extent, int slot) {
-  const ContentHash* pages = hashes_ + static_cast<size_t>(slot) * space::kLargestExtentPages;
+  const ContentHash* pages = hashes_ + static_cast<size_t>(slot) * space::kLargestArenaExtentPages;
   free_hashes_.push_back(slot);
   return kernels::combineHashes(pages, 1u << extent.order);
 }

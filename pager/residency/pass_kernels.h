@@ -76,7 +76,7 @@ class PassKernels {
   CUfunction pass_ = nullptr, scan_ = nullptr, scan_roots_ = nullptr;
   std::array<Scratch, kPasses> scratch_;
   kernels::PagePassJob* hash_jobs_ = nullptr;  // one for each slot
-  ContentHash* hashes_ = nullptr;              // of pages, kLargestExtentPages for each slot
+  ContentHash* hashes_ = nullptr;              // of pages, kLargestArenaExtentPages for each slot
   std::vector<int> free_hashes_;
 };
 

@@ -261,18 +261,40 @@ void Engine::judgeTimed(Lock& lock) {
     uint64_t buffer_id;
     uint64_t ns;
     bool in_place;
+    uint64_t tensor, bytes;
   };
   std::vector<Sample> samples;
   lock.unlock();
   timing_.timer.collect(pool_.driver, [&](const TimedLaunch& launch, uint64_t ns) {
-    samples.push_back({launch.region, launch.buffer_id, ns, launch.in_place});
+    samples.push_back(
+        {launch.region, launch.buffer_id, ns, launch.in_place, launch.tensor, launch.bytes});
   });
   lock.lock();
+  DeviceWhy& why = counters().whyOf(static_cast<unsigned>(device_));
   for (const Sample& sample : samples) {
     Region& region = *sample.region;
     if (region.dead || region.buffer_id != sample.buffer_id) continue;
+    if (sample.tensor != 0) {
+      if (region.arena == nullptr) continue;
+      DensityRecord& density = region.arena->at(sample.tensor).density;
+      if (judge(density, sample.bytes, sample.ns, sample.in_place, timing_.vram_bandwidth))
+        base::logInfo("device %d: launches touch %s of the tensor of %llu MiB at 0x%llx", device_,
+                      density.verdict == Density::kSparse ? "little" : "much",
+                      static_cast<unsigned long long>(sample.bytes >> 20),
+                      static_cast<unsigned long long>(sample.tensor));
+      continue;
+    }
     const uint64_t bytes = region.pages * kPageBytes;
+    const bool was_sparse = region.density.verdict == Density::kSparse;
     if (!judge(region.density, bytes, sample.ns, sample.in_place, timing_.vram_bandwidth)) continue;
+    const bool sparse = region.density.verdict == Density::kSparse;
+    if (sparse && !was_sparse) {
+      add(why.sparse_allocations);
+      add(why.sparse_bytes, bytes);
+    } else if (!sparse && was_sparse) {
+      subtract(why.sparse_allocations, 1);
+      subtract(why.sparse_bytes, bytes);
+    }
     if (!region.isSparse() && !sample.in_place) continue;  // as it was treated so far
     base::logInfo(
         "device %d: launches touch %s of the %llu MiB at 0x%llx: %s", device_,
@@ -324,10 +346,13 @@ void Engine::plan() {
   const uint64_t streaming = windowBytes() / kPageBytes * (packed_.mostSlotBytes() > 0 ? 4 : 3) / 2;
   const uint64_t room = budget > others + streaming ? budget - others - streaming : 0;
   const size_t units = round.size();
+  DeviceWhy& why = counters().whyOf(static_cast<unsigned>(device_));
   const auto kept = planner_.plan(std::move(round), total, room);
   if (!kept) return;
   const unsigned long long total_mib = total * kPageBytes >> 20,
                            kept_mib = *kept * kPageBytes >> 20;
+  set(why.round_kept_bytes, *kept * kPageBytes);
+  set(why.round_bytes, total * kPageBytes);
   base::logInfo(
       "device %d: a round of %zu allocations and pieces of arenas, %llu MiB; %llu MiB of them stay "
       "in VRAM",

@@ -153,6 +153,7 @@ bool Engine::makeRoomFor(Want& want, const Serving& found) {
     pool_.changed.notify_all();
   }
   if (found.missing == 0) return progress;
+  if (found.missing > chunks_.vramAvailable() && giveStagedUp(found.missing)) return true;
   const uint64_t coming = chunks_.vramAvailable() + flight_.freesSoon();
   if (found.missing > coming && retire(found.missing - coming, 0, true)) return true;
   // Host memory comes free when memservers have what is being sent.
@@ -203,7 +204,16 @@ bool Engine::serve(size_t index, Want& want, uint64_t now, Lock& lock) {
     left += stepsLeft(step, extent.state);
   }
   serveScans(want, found);
+  const auto streamed =
+      std::stable_partition(found.leaving.begin(), found.leaving.end(),
+                            [](const Extent* extent) { return !extent->region->isStreamed(); });
+  const std::vector<Extent*> named(streamed, found.leaving.end());
+  found.leaving.erase(streamed, found.leaving.end());
   if (promote(found.leaving)) found.moved = true;
+  if (remapFor(named, lock)) found.moved = true;
+  if (!wants_.has(index, &want)) return true;
+  if (!found.moved && swaps_.current == nullptr && !named.empty() && staging_.empty())
+    for (const Extent* extent : named) found.missing += extent->bytes();  // others have the room
   if (left < want.nearest) {
     // Extents that have been added make it no nearer.
     if (want.nearest != UINT64_MAX && pauses_.refusals == 0) want.since_ns = now;

@@ -84,6 +84,7 @@ TimedLaunch* LaunchTimer::take(Region& region, bool in_place) {
     if (launch.state.load(std::memory_order_acquire) != TimedLaunch::State::kFree) continue;
     launch.region = &region;
     launch.buffer_id = region.buffer_id;
+    launch.tensor = launch.bytes = 0;
     launch.in_place = in_place;
     launch.state.store(TimedLaunch::State::kTaken, std::memory_order_relaxed);
     return &launch;

@@ -20,22 +20,12 @@
 #include <cstdint>
 
 #include "pager/driver_api.h"
+#include "pager/space/density.h"
 
 namespace olpager::pager {
 
 struct Region;
 struct StreamKey;
-
-enum class Density : uint8_t { kUnknown, kSparse, kDense };
-
-/// What is known of how launches use a region. Under PoolState::mutex.
-struct DensityRecord {
-  Density verdict = Density::kUnknown;
-  uint8_t fast = 0;     // in a row
-  uint8_t slow = 0;     // in a row
-  uint8_t samples = 0;  // while unknown
-  uint16_t uses = 0;    // in place, since it is sparse
-};
 
 /// Regions below this are never timed.
 inline constexpr uint64_t kLeastSparseBytes = 32ull << 20;
@@ -62,6 +52,8 @@ struct TimedLaunch {
   CUevent end = nullptr;
   Region* region = nullptr;
   uint64_t buffer_id = 0;
+  uint64_t tensor = 0;  // address; of an arena that is streamed. 0: all of the region
+  uint64_t bytes = 0;   // of the tensor
   bool in_place = false;
   bool recorded = false;  // both events are, around this launch: without them it has no time
 

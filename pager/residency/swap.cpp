@@ -58,7 +58,7 @@ bool Engine::swapArenas() {
       if ((*batch)->stage == Batch::Stage::kPass || nowNs() < swaps_.until_ns) return false;
       for (Extent* victim : std::vector<Extent*>((*batch)->victims)) {
         if (victim == nullptr || victim->state != ExtentState::kRetiring) continue;
-        victim->in_host = victim->vram == nullptr;
+        victim->in_host = victim->vram == nullptr && !(*batch)->remaps;
         cancelRetiring(*victim);
       }
       (*batch)->scan.parts_of = nullptr;
@@ -92,6 +92,10 @@ bool Engine::beginSwap(Region& region) {
   std::vector<Part> hot, cold;
   for (auto& extent : region.extents) {
     if (extent->state != ExtentState::kInPlace && extent->state != ExtentState::kVram) continue;
+    // What the program fills by copies comes when a launch names it.
+    if (region.isStreamed() &&
+        region.arena->isFilled(extent->address, extent->address + extent->bytes()))
+      continue;
     float heat = 0;
     region.arena->overlapping(extent->address, extent->bytes(), [&](const Piece& piece) {
       heat = std::max(heat, region.arena->heat(piece));

@@ -10,6 +10,9 @@ namespace {
 
 constexpr uint64_t kPassPatienceNs = 5'000'000'000;
 
+// Of an arena that is streamed a launch needs all, and brings what it names.
+bool isNamed(const Extent& extent) { return !extent.region->isStreamed() || extent.wanted > 0; }
+
 // Of an extent that is on its way out of VRAM, or out of its place in host memory.
 WantStep stepForRetiring(const Want& want, const Extent& extent, const WantTimes& times,
                          bool in_pass) {
@@ -94,7 +97,8 @@ WantStep stepFor(const Want& want, const Extent& extent, const WantTimes& times,
     case ExtentState::kFreeing:
       return WantStep::kReady;
     case ExtentState::kInPlace:
-      if (want.in_vram || (want.fetch && !want.in_place)) return WantStep::kLeavePlace;
+      if (want.in_vram || (want.fetch && !want.in_place && isNamed(extent)))
+        return WantStep::kLeavePlace;
       return WantStep::kReady;
     case ExtentState::kRetiring:
       return stepForRetiring(want, extent, times, in_pass);

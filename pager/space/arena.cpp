@@ -118,13 +118,60 @@ void Arena::expire() {
   }
 }
 
+const std::pair<const uint64_t, uint64_t>* Arena::fillAt(uint64_t address) const {
+  const auto after = fills_.upper_bound(address);
+  if (after == fills_.begin()) return nullptr;
+  const auto& fill = *std::prev(after);
+  return address < fill.second ? &fill : nullptr;
+}
+
+// What overlaps is what the newest copy says; what it leaves of others stays filled.
+void Arena::fill(uint64_t address, uint64_t bytes) {
+  if (bytes == 0 || fills_.size() + 2 > options_.most_fills) return;
+  const uint64_t end = address + bytes;
+  auto it = fills_.upper_bound(address);
+  if (it != fills_.begin()) --it;
+  while (it != fills_.end() && it->first < end) {
+    const auto [begin, until] = *it;
+    if (until <= address) {
+      ++it;
+      continue;
+    }
+    it = fills_.erase(it);
+    if (begin < address) fills_.emplace(begin, address);
+    if (until > end) fills_.emplace(end, until);
+  }
+  fills_.emplace(address, end);
+}
+
+bool Arena::isFilled(uint64_t begin, uint64_t end) const {
+  auto it = fills_.upper_bound(begin);
+  if (it != fills_.begin() && std::prev(it)->second > begin) --it;
+  for (; begin < end; ++it) {
+    if (it == fills_.end() || it->first > begin + kMostPadding) return end - begin <= kMostPadding;
+    begin = it->second;
+  }
+  return true;
+}
+
+// A piece that no later name has cut yet is more than the tensor: then the fill tells.
+uint64_t Arena::tensorEnd(uint64_t address, const Piece& piece) const {
+  const auto* const fill = fillAt(address);
+  if (fill == nullptr) return piece.end;
+  const bool is_known = piece.end - piece.begin <= (end_ - begin_) / kWholeShare;
+  return is_known ? std::max(piece.end, fill->second) : fill->second;
+}
+
 Piece& Arena::name(uint64_t address) {
   ++clock_;
   const auto it = std::prev(pieces_.upper_bound(address));
   Piece* piece = &it->second;
   const bool cuts_here =
       pageOf(address) == pageOf(piece->begin) || pageOf(address) == pageOf(piece->end);
-  if (!cuts_here && address >= piece->whole_until && named(address)) piece = &cut(it, address);
+  const auto* const fill = fillAt(address);
+  const bool cuts = fill != nullptr ? fill->first == address
+                                    : !cuts_here && address >= piece->whole_until && named(address);
+  if (cuts && !cuts_here) piece = &cut(it, address);
   warm(*piece);
   refresh(*piece, address);
   expire();  // never what was just named: it is the newest

@@ -9,6 +9,10 @@
 // inside what copies named as one thing (a range that begins at a cut) makes no cut. Copies
 // themselves make none: a tensor is loaded in parts as often as not.
 //
+// A fill is what one copy from the host has filled: a tensor, or a part of one. Where a fill
+// begins the first name cuts, and inside of it none does. So a program that fills its tensors by
+// one copy each has a piece for each tensor from the first launch on.
+//
 //   unknown -> candidate (named once) -> cut (named again, half a round later) -> gone (not named
 //   for many rounds)
 //
@@ -29,6 +33,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "pager/space/density.h"
+
 namespace olpager::pager {
 
 struct Region;
@@ -41,6 +47,7 @@ struct Piece {
   uint32_t id = 0;           // in the PieceTable
   uint32_t mark = 0;         // the user's: visit mark
   Placement placement{};     // the user's: where the learned order wants it
+  DensityRecord density;     // the user's: how much of it launches touch
 
   /// Pages that it is taken to be: those of all pieces of an arena add up to the arena's.
   uint64_t pages() const { return (end >> 21) - (begin >> 21); }
@@ -84,10 +91,12 @@ class Arena {
     uint64_t least_names =
         1u << 14;  // a cut goes when it was not named among the arena's last so many names,
     uint64_t names_for_each_piece = 64;  // or, with many pieces, so many for each of them
+    size_t most_fills = 1u << 16;        // beyond that nothing more is known to be filled
   };
   static constexpr uint64_t kLeastGap = 8;  // names between the two that make a cut, at least
   static constexpr uint64_t kWholeShare =
       8;  // a copy of more than this share of the arena names no one thing
+  static constexpr uint64_t kMostPadding = 4096;  // bytes between two fills that nobody uses
 
   /// [begin, end) in whole pages; one piece at first. The table outlives the arena.
   Arena(PieceTable& table, Region* region, uint64_t begin, uint64_t end)
@@ -111,6 +120,15 @@ class Arena {
   /// A copy names exactly [address, + bytes), in the arena. It cuts nothing.
   void nameRange(uint64_t address, uint64_t bytes);
 
+  /// A copy from the host fills exactly [address, + bytes), in the arena.
+  void fill(uint64_t address, uint64_t bytes);
+  bool hasFills() const { return !fills_.empty(); }
+  /// Whether fills cover [begin, end), but for padding between them.
+  bool isFilled(uint64_t begin, uint64_t end) const;
+  /// Where the tensor ends that `address` is in, as far as that is known; `piece` holds the
+  /// address.
+  uint64_t tensorEnd(uint64_t address, const Piece& piece) const;
+
   Piece& at(uint64_t address);
   /// Calls `visitor(Piece&)` for each piece that [address, + bytes) overlaps, ascending.
   template <typename Visitor>
@@ -131,6 +149,7 @@ class Arena {
   Piece& cut(Pieces::iterator within, uint64_t address);
   void drop(Piece& piece);
   void expire();
+  const std::pair<const uint64_t, uint64_t>* fillAt(uint64_t address) const;
   uint64_t window() const;
 
   PieceTable& table_;
@@ -142,7 +161,8 @@ class Arena {
   std::list<Piece*> by_recency_;  // the one that was not named for longest first
   std::unordered_map<uint64_t, uint64_t> candidates_;  // address -> clock when it was named first
   std::deque<std::pair<uint64_t, uint64_t>>
-      candidate_order_;  // (address, clock), oldest first; may hold past ones
+      candidate_order_;                 // (address, clock), oldest first; may hold past ones
+  std::map<uint64_t, uint64_t> fills_;  // begin -> end; none overlaps another
   uint64_t clock_ = 0;
 };
 

@@ -14,6 +14,9 @@ namespace olpager::space {
 /// 32 MiB: the mapping cost follows the number of extents, and 32 MiB is where a swap loop reaches
 ///    the link's rate.
 inline constexpr uint32_t kLargestExtentPages = 16;
+/// 128 MiB, of an arena that is much larger than VRAM: what is in place there is mapped, too, and
+/// drivers take up to a millisecond for that, whatever the extent's size.
+inline constexpr uint32_t kLargestArenaExtentPages = 64;
 
 /// One extent of an allocation.
 struct Extent {
@@ -31,8 +34,8 @@ constexpr uint32_t largestExtentPages(uint64_t pages) {
   return kLargestExtentPages;
 }
 
-/// Number of extents of an allocation of `pages` pages. `largest`: a power of two, at most 16; 1
-/// for memory that moves page by page.
+/// Number of extents of an allocation of `pages` pages. `largest`: a power of two, at most
+/// kLargestArenaExtentPages; 1 for memory that moves page by page.
 constexpr uint32_t extentCount(uint64_t pages, uint32_t largest) {
   return static_cast<uint32_t>(pages / largest) +
          static_cast<uint32_t>(std::popcount(pages % largest));

@@ -186,6 +186,9 @@ struct Extent : Pooled<Extent> {
   uint16_t wanted = 0;  // launches waiting for it: no victim
   uint16_t pins = 0;    // mapped elsewhere too (vmm.cpp): no victim
   uint32_t mark = 0;    // visit mark of working sets
+  // Of streamed arenas (residency/arena_streaming.cpp):
+  uint8_t looks = 0;    // times, in a row, that it was unchanged when it left VRAM
+  bool sealed = false;  // in place, and mapped for reading only since it is constant
   uint64_t stamp = 0;   // highest number of a launch whose working set holds it
 
   uint64_t bytes() const { return kPageBytes << order; }
@@ -367,6 +370,13 @@ struct alignas(64) Region {
   }
   uint64_t end() const { return base + pages * kPageBytes; }
   bool isRoot() const { return root != nullptr; }
+  /// An arena that is reached whole, and that the program fills by copies, where arenas are
+  /// streamed: what launches name of it comes to VRAM, and the rest is used in place
+  /// (residency/arena_streaming.cpp).
+  bool isStreamed() const {
+    return arena != nullptr && !by_pieces && kind == RegionKind::kAllocation && arena->hasFills() &&
+           managed == nullptr && away == nullptr;
+  }
   /// Better read in place than fetched.
   bool isSparse() const { return density.verdict == Density::kSparse && arena == nullptr; }
 };

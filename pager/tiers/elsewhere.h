@@ -12,9 +12,9 @@
 //
 // What an extent is to the pager:
 //
-//   kAbsent   it has no frame here: no chunk, no mapping. Its bytes are at another agent, with the
-//             spill, or nowhere yet. A launch that reaches it needs() it; nothing of the engine's
-//             (mapNew, prefetch, eviction, remote tier) looks at it.
+//   kAbsent   it has no frame here: no chunk, no mapping. Its bytes are at another agent, or
+//             nowhere yet. A launch that reaches it needs() it; nothing of the engine's (mapNew,
+//             prefetch, eviction, remote tier) looks at it.
 //   claimed   it has a frame, and Elsewhere has claimed it as a mover claims an extent in a
 //             transitional state (region.h): fetching, given, retained. The engine leaves it alone.
 //   granted   it is one of the pager's own: in VRAM or in place (kVram, kInPlace), mapped for
@@ -29,16 +29,14 @@
 //   clear        kAbsent, claimed        take a frame, zeros            claimed
 //   grant        claimed, granted        map, for writing or reading    granted
 //   yield        granted                 unmap; keep the bytes          claimed
-//   abort        claimed (fetching)      stop the copy, wait it out     claimed
 //   release      claimed                 give the frame back            kAbsent
 //   stop         granted for writing     no new launch goes resident    granted; quiet() is due
 //   go           granted for writing     they may again                 granted
 //   lend         granted                 the engine may not move it     granted
 //   lendOver     granted                 it may                         granted
 //
-// A frame that was taken by `need` alone (the agent's Taking) is a reservation: the agent counts
-// it, the pager takes the memory at fetch or clear. It never needs more than it was given
-// (`frames`).
+// The pager takes a frame's memory at fetch or clear, and finds room for it by itself: the agent
+// counts no frames.
 //
 // Two kinds of operations use extents:
 //
@@ -95,8 +93,6 @@ class Residence {
   /// copied. Begins the copy; whoever sees its end calls Elsewhere::landed().
   virtual void fetch(directory::ExtentId extent, directory::AgentId from, directory::Number number,
                      directory::Content have, Lock& lock) = 0;
-  /// That copy, whole or in part, is not wanted: on return nothing more arrives in the frame.
-  virtual void abort(directory::ExtentId extent, Lock& lock) = 0;
   /// The extent never had bytes: its frame becomes zeros.
   virtual void clear(directory::ExtentId extent, Lock& lock) = 0;
   virtual void grant(directory::ExtentId extent, directory::Mode mode, Lock& lock) = 0;
@@ -110,8 +106,7 @@ class Residence {
 
   /// The operation claims all that it is known to need: submit() it.
   virtual void runnable(directory::Age age) = 0;
-  /// It can't ever: the extent is lost or freed, or (kNone) it needs more than the agent's frames.
-  /// cancel() it.
+  /// It can't ever: the extent is freed. cancel() it.
   virtual void failed(directory::Age age, directory::ExtentId extent) = 0;
 
   virtual void post(const directory::Message& message) = 0;
@@ -123,11 +118,10 @@ class Residence {
 template <typename Lock>
 class Elsewhere {
  public:
-  /// `frames`: extents that the pager has room for at once. `untold`: it runs operations that it
-  /// does not tell of. The CPU has none: a touch of what is dropped is a new fault.
-  Elsewhere(directory::AgentId id, directory::Epoch epoch, uint32_t frames,
-            Residence<Lock>& residence, bool untold = true)
-      : agent_(id, epoch, frames, untold), residence_(residence) {}
+  /// `untold`: it runs operations that it does not tell of. The CPU has none: a touch of what is
+  /// dropped is a new fault.
+  Elsewhere(directory::AgentId id, Residence<Lock>& residence, bool untold = true)
+      : agent_(id, untold), residence_(residence) {}
 
   /// The directory's extents are those below `count`.
   void resize(directory::ExtentId count) { agent_.resize(count); }
@@ -183,8 +177,6 @@ class Elsewhere {
   void shed(uint64_t keep, Lock& lock) {
     step(lock, [&](auto& out) { agent_.shed(keep, out); });
   }
-  /// An untold operation has used the extent, or the engine thinks it worth keeping.
-  void used(directory::ExtentId extent) { agent_.used(extent); }
 
   /// Ahead of what is carried out: whether an extent is granted the pager knows by itself.
   const directory::Agent& agent() const { return agent_; }
@@ -223,8 +215,6 @@ class Elsewhere {
         return residence_.yield(action.extent, lock);
       case ActionKind::kFetch:
         return residence_.fetch(action.extent, action.peer, action.number, action.content, lock);
-      case ActionKind::kAbort:
-        return residence_.abort(action.extent, lock);
       case ActionKind::kClear:
         return residence_.clear(action.extent, lock);
       case ActionKind::kFree:

@@ -3,16 +3,29 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <thread>
 
 #include "base/format.h"
 #include "base/log.h"
 #include "coherence/transport/core/choose.h"
+#include "coherence/transport/log_links.h"
 #include "coherence/transport/tcp/acceptor.h"
 #include "coherence/transport/tcp/connector.h"
 
 namespace olpager::transport {
+namespace {
+
+std::atomic<base::LogLevel> g_link_level{base::LogLevel::kInfo};
+
+}  // namespace
+
+void setLinkLogLevel(base::LogLevel level) noexcept {
+  g_link_level.store(level, std::memory_order_relaxed);
+}
+base::LogLevel linkLogLevel() noexcept { return g_link_level.load(std::memory_order_relaxed); }
+
 namespace {
 
 template <size_t N>
@@ -128,9 +141,16 @@ void EndpointCore::addLink(const std::shared_ptr<LinkCore>& link) {
     late = going_;
   }
   const PeerInfo& peer = link->peer();
-  base::logInfo("link %s to %s at %s is up: %s", link->id().c_str(), peer.node.c_str(),
-                peer.address.c_str(), peer.why.c_str());
+  base::log(linkLogLevel(), "link %s to %s at %s is up: %s", link->id().c_str(), peer.node.c_str(),
+            peer.address.c_str(), peer.why.c_str());
   if (late) link->close("the endpoint is closed");
+}
+
+Unread::OfKeyPtr EndpointCore::unreadOf(const std::string& key_name) {
+  std::lock_guard lock(mutex_);
+  auto& of_key = unread_[key_name];
+  if (!of_key) of_key = std::make_shared<Unread::OfKey>();
+  return of_key;
 }
 
 std::shared_ptr<LinkCore> EndpointCore::findLink(const LinkId& id) {
@@ -141,6 +161,8 @@ std::shared_ptr<LinkCore> EndpointCore::findLink(const LinkId& id) {
 
 wire::Hello EndpointCore::hello() const {
   wire::Hello hello;
+  hello.version = options_.versions.oldest;
+  hello.newest = options_.versions.newest;
   hello.tls = static_cast<uint8_t>(options_.tls);
   hello.kinds = allowedBy(options_.choice).bits();
   hello.lanes = static_cast<uint8_t>(options_.lanes);
@@ -156,9 +178,18 @@ wire::Hello EndpointCore::hello() const {
   return hello;
 }
 
+std::optional<uint8_t> agreedVersion(const Versions& own, uint8_t oldest, uint8_t newest) {
+  const uint8_t agreed = std::min(own.newest, std::max(oldest, newest));
+  if (agreed < std::max(own.oldest, oldest)) return std::nullopt;
+  return agreed;
+}
+
+std::string versionsText(uint8_t oldest, uint8_t newest) {
+  if (newest <= oldest) return base::format("version {}", oldest);
+  return base::format("versions {} to {}", oldest, newest);
+}
+
 std::string checkHello(wire::Hello& hello) {
-  if (hello.version != wire::kVersion)
-    return base::format("version {}; this is {}", hello.version, wire::kVersion);
   if (hello.tls > static_cast<uint8_t>(Tls::kAll)) return base::format("unknown tls {}", hello.tls);
   if (hello.lanes == 0 || hello.lanes > wire::kMaxLanes)
     return base::format("{} lanes", hello.lanes);

@@ -48,6 +48,8 @@ class EndpointCore final : public Endpoint {
   void releaseLink();
   /// A reserved link has been made.
   void addLink(const std::shared_ptr<LinkCore>& link);
+  /// What the links that peers with this key have made share.
+  Unread::OfKeyPtr unreadOf(const std::string& key_name);
   /// The link of this id, if there still is one.
   std::shared_ptr<LinkCore> findLink(const LinkId& id);
 
@@ -66,12 +68,18 @@ class EndpointCore final : public Endpoint {
   std::vector<Reactor*> reactor_list_;
   std::mutex mutex_;
   std::map<LinkId, std::weak_ptr<LinkCore>> links_;
+  std::map<std::string, Unread::OfKeyPtr> unread_;  // by the key's name
   uint32_t reserved_ = 0;
   bool going_ = false;
 };
 
 /// Checks what a peer's Hello says; "" or what is wrong. Texts in it end within their fields
 /// afterwards.
+/// The newest version that both ends speak, if there is one. `newest` below `oldest`: the peer
+/// speaks `oldest` alone.
+std::optional<uint8_t> agreedVersion(const Versions& own, uint8_t oldest, uint8_t newest);
+/// "version 5", "versions 5 to 7".
+std::string versionsText(uint8_t oldest, uint8_t newest);
 std::string checkHello(wire::Hello& hello);
 Tls effectiveTls(const wire::Hello& hello, const Options& options);
 /// From the control connection's TLS, or from `hello` (the acceptor's) where there is none.

@@ -1,9 +1,12 @@
 #include "coherence/transport/core/link_core.h"
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 
 #include "base/format.h"
 #include "base/log.h"
+#include "coherence/transport/log_links.h"
 
 namespace olpager::transport {
 namespace {
@@ -59,6 +62,7 @@ const char* linkKindName(LinkKind kind) {
 
 LinkCore::LinkCore(LinkSetup setup)
     : setup_(std::move(setup)),
+      unread_(setup_.unread, setup_.options.limits.unread_bytes),
       scheduler_({setup_.options.demand_window, setup_.options.prefetch_window,
                   setup_.options.write_window, setup_.options.slice_bytes,
                   setup_.options.slice_bytes, setup_.peer_hello.slices}),
@@ -92,7 +96,11 @@ std::string LinkCore::id() const {
 LinkStats LinkCore::stats() const {
   std::lock_guard lock(mutex_);
   LinkStats all = stats_;
-  all.bytes_served = served_.load();
+  const uint64_t out = served_out_.load(), in = served_in_.load();
+  all.bytes_served = out + in;
+  all.sent +=
+      out + std::accumulate(std::begin(all.bytes_written), std::end(all.bytes_written), 0ull);
+  all.received += in + std::accumulate(std::begin(all.bytes_read), std::end(all.bytes_read), 0ull);
   all.bounced_bytes = bounced_.load();
   addStats(all);
   return all;
@@ -409,6 +417,7 @@ Outcome LinkCore::send(MessageClass klass, std::span<const std::byte> head,
       return Outcome::kNoCredit;
     }
     ++stats_.messages_sent;
+    stats_.sent += head.size() + body.size();
   }
   wire::Header header;
   header.frame = wire::Frame::kMessage;
@@ -418,7 +427,8 @@ Outcome LinkCore::send(MessageClass klass, std::span<const std::byte> head,
   return Outcome::kOk;
 }
 
-void LinkCore::messageTaken(MessageClass klass) {
+void LinkCore::messageTaken(MessageClass klass, size_t bytes) {
+  if (klass == MessageClass::kRequest) unread_.shrink(bytes);
   wire::Header header;
   bool refused = false;
   {
@@ -485,6 +495,14 @@ std::string LinkCore::control(const wire::Header& header, std::span<const std::b
           if (klass == MessageClass::kRequest) ++replies_due_;
         }
         ++stats_.messages_received;
+        stats_.received += payload.size();
+      }
+      if (klass == MessageClass::kRequest) {
+        unread_.grow(payload.size());
+        if (unread_.tooMuch()) {
+          unread_.shrink(payload.size());
+          return "with others of its key it asks more than it waits for";
+        }
       }
       Completion completion;
       completion.kind = Completion::Kind::kMessage;
@@ -551,8 +569,8 @@ void LinkCore::stopped() {
   down.outcome = Outcome::kLinkDown;
   down.link = shared_from_this();
   completions.push_back(std::move(down));
-  base::logInfo("link to %s (%s) is down: %s", setup_.peer.node.c_str(),
-                setup_.peer.address.c_str(), reason().c_str());
+  base::log(linkLogLevel(), "link to %s (%s) is down: %s", setup_.peer.node.c_str(),
+            setup_.peer.address.c_str(), reason().c_str());
   setup_.queue->push(completions);
 }
 

@@ -24,6 +24,7 @@
 #include "coherence/transport/core/reactor.h"
 #include "coherence/transport/core/region_entry.h"
 #include "coherence/transport/core/scheduler.h"
+#include "coherence/transport/core/unread.h"
 #include "coherence/transport/core/wire.h"
 #include "coherence/transport/transport.h"
 
@@ -39,6 +40,7 @@ struct LinkSetup {
   wire::Hello peer_hello;
   DomainPtr domain;
   std::shared_ptr<EventQueue> queue;
+  Unread::OfKeyPtr unread;  // of links that were accepted
 };
 
 class LinkCore : public Link,
@@ -119,6 +121,7 @@ class LinkCore : public Link,
   bool tooManyAnswers(size_t waiting) const;
   /// The same of messages that are replies.
   bool tooManyReplies(size_t waiting) const;
+  static constexpr const char* kDeaf = "the peer asks and does not read the answers";
   /// What kRefuse may say.
   static bool isRefusal(uint32_t code) {
     return code == static_cast<uint32_t>(Outcome::kRevoked) ||
@@ -129,11 +132,20 @@ class LinkCore : public Link,
            frame == wire::Frame::kPong || frame == wire::Frame::kMapped ||
            frame == wire::Frame::kReached;
   }
+  static bool isReply(const wire::Header& header) {
+    return header.frame == wire::Frame::kMessage &&
+           header.klass == static_cast<uint8_t>(MessageClass::kReply);
+  }
   bool transferring() const { return outstanding_.load(std::memory_order_relaxed) != 0; }
-  void countServed(uint64_t bytes) { served_.fetch_add(bytes, std::memory_order_relaxed); }
+  /// By the link's threads, for the peer: to it, or from it.
+  void countServed(uint64_t bytes, bool to_peer) {
+    (to_peer ? served_out_ : served_in_).fetch_add(bytes, std::memory_order_relaxed);
+  }
   void countBounced(uint64_t bytes) { bounced_.fetch_add(bytes, std::memory_order_relaxed); }
 
   const LinkSetup setup_;
+  // What is queued to be sent, what the peer has asked for, and its requests that wait here.
+  Unread unread_;
 
  private:
   struct Operation {
@@ -174,7 +186,7 @@ class LinkCore : public Link,
   static void forEachPart(const Operation& operation, uint32_t index, Take&& take);
   bool finishSlice(Operation& operation, uint32_t slot, uint32_t index, Outcome outcome);
   Completion complete(uint32_t slot);
-  void messageTaken(MessageClass klass) final;
+  void messageTaken(MessageClass klass, size_t bytes) final;
 
   mutable std::mutex mutex_;
   std::atomic<LinkState> state_{LinkState::kUp};
@@ -188,7 +200,7 @@ class LinkCore : public Link,
   uint32_t replies_expected_ = 0;  // requests sent whose reply did not arrive yet
   uint32_t replies_due_ = 0;       // requests received and not replied to
   LinkStats stats_;
-  std::atomic<uint64_t> served_{0}, bounced_{0};
+  std::atomic<uint64_t> served_out_{0}, served_in_{0}, bounced_{0};
   std::atomic<bool> heard_{false};  // since the last tick
   int64_t last_heard_ms_ = 0;       // the ticking reactor's
   bool pinged_ = false;             // and nothing was heard since

@@ -15,7 +15,9 @@ namespace olpager::transport::wire {
 static_assert(std::endian::native == std::endian::little,
               "wire structures are little-endian in memory");
 
-inline constexpr uint8_t kVersion = 5;
+/// The layout of Header, Preamble and Hello: the same for every version in Options::versions, so
+/// that two ends can always read each other's first words.
+inline constexpr uint8_t kFormat = 5;
 
 enum class Frame : uint8_t {
   kHello = 1,  // the first in each direction; payload Hello
@@ -46,7 +48,7 @@ enum class Frame : uint8_t {
 
 struct Header {  // the frame's kind is its first byte
   Frame frame = Frame::kGoodbye;
-  uint8_t version = kVersion;
+  uint8_t format = kFormat;
   uint8_t klass = 0;
   uint8_t zero = 0;
   uint32_t length = 0;  // of the payload
@@ -60,6 +62,10 @@ struct Header {  // the frame's kind is its first byte
 static_assert(sizeof(Header) == 48 && std::is_trivially_copyable_v<Header>);
 
 inline constexpr uint32_t kMaxGoodbye = 256;
+/// Codes of a kGoodbye that refuses a link. kUnlikeVersions: no version in common. kLater: whoever
+/// comes again may be taken. Else 0.
+inline constexpr uint32_t kUnlikeVersions = 1;
+inline constexpr uint32_t kLater = 2;
 inline constexpr uint32_t kMaxSlice = 1 << 20;  // longest payload of kData and kPush
 inline constexpr uint32_t kMinSlice = 64 << 10;
 inline constexpr uint32_t kMaxLanes = 16;
@@ -74,15 +80,16 @@ struct RailAddress {
 };
 static_assert(sizeof(RailAddress) == 20);
 
-/// The first bytes of every connection, in the clear: what it wants to be, and whom it is for. A
-/// wrong version ends here.
+/// The first bytes of every connection, in the clear: what it wants to be, which versions its end
+/// speaks, and whom it is for. An end without a version in common ends here.
 struct Preamble {
   static constexpr uint32_t kMagic = 0x4f4c5031;  // "1PLO"
   enum class Kind : uint8_t { kPlainLink = 1, kTlsLink, kLane };
   uint32_t magic = kMagic;
-  uint8_t version = kVersion;
+  uint8_t oldest = kFormat;  // version that this end speaks
   Kind kind = Kind::kPlainLink;
-  uint16_t zero = 0;
+  uint8_t newest = 0;  // and the newest; 0: `oldest` alone
+  uint8_t zero = 0;
   uint64_t route = 0;  // 0: for who listens
 };
 static_assert(sizeof(Preamble) == 16 && std::is_trivially_copyable_v<Preamble>);
@@ -90,8 +97,8 @@ static_assert(sizeof(Preamble) == 16 && std::is_trivially_copyable_v<Preamble>);
 /// Both ends' first frame on a link's first connection: who I am, what I can take. Text is padded
 /// with zeros.
 struct Hello {
-  uint8_t version = kVersion;  // as in the preamble; inside TLS it can't have been changed
-  uint8_t tls = 0;             // Tls: wanted; the stricter one holds
+  uint8_t version = kFormat;  // connector: Preamble::oldest; acceptor: the one that both speak
+  uint8_t tls = 0;            // Tls: wanted; the stricter one holds
   uint8_t kinds =
       0;  // Kinds (core/choose.h): what can be (connector), the one that it will be (acceptor)
   uint8_t lanes = 0;           // wanted (connector), granted (acceptor)
@@ -101,9 +108,11 @@ struct Hello {
   uint32_t notices = 0;
   uint32_t stream = 0;
   uint32_t uid = 0;
-  uint8_t rails = 0;  // verbs: how many it has of its own (connector), how many the link may have
-                      // (acceptor)
-  uint8_t zero[3] = {};
+  uint8_t rails = 0;   // verbs: how many it has of its own (connector), how many the link may have
+                       // (acceptor)
+  uint8_t newest = 0;  // connector: as in the preamble, and inside TLS nobody can have changed it;
+                       // acceptor: the newest that it speaks
+  uint8_t zero[2] = {};
   RailAddress rail[kMostRails] = {};  // acceptor, verbs
   uint8_t link_id[16] = {};           // acceptor: the new link's
   uint8_t replaces[16] = {};          // connector: the link that it takes the place of

@@ -111,7 +111,7 @@ class FaultyLink final : public Link, public std::enable_shared_from_this<Faulty
     dice_->count(&FaultCounts::dropped);
     inner_->close("a fault of the plan: dropped");
   }
-  void messageTaken(MessageClass) override {}  // the inner message gives its room back
+  void messageTaken(MessageClass, size_t) override {}  // the inner message gives its room back
 
   const LinkPtr inner_;
   const std::shared_ptr<Dice> dice_;
@@ -291,8 +291,8 @@ class FaultyEndpoint final : public Endpoint {
   Result<LinkPtr> connect(const std::string& address, const ConnectOptions& options) override {
     const auto queue = std::dynamic_pointer_cast<FaultyQueue>(options.queue);
     if (!queue) return Error{address + ": the queue is not of this endpoint"};
-    auto link =
-        inner_->connect(address, {options.domain, queue->inner(), options.replaces, options.route});
+    auto link = inner_->connect(
+        address, {options.domain, queue->inner(), options.replaces, options.route, options.lasts});
     if (!link.ok()) return link;
     return LinkPtr(queue->wrap(link.value()));
   }

@@ -22,6 +22,9 @@ struct RingControl {
   alignas(64) std::atomic<uint64_t> tail;  // produced up to here
   alignas(64) std::atomic<uint32_t> asleep;
   alignas(64) std::atomic<uint32_t> room_wanted;
+  // Bytes that the producer has copied to and from mapped memory of the consumer's: for who counts
+  // there, nothing depends on them.
+  std::atomic<uint64_t> copied_to, copied_from;
 };
 static_assert(sizeof(RingControl) == 256 && std::atomic<uint64_t>::is_always_lock_free);
 
@@ -63,6 +66,11 @@ class Ring {
            control_->asleep.exchange(0) != 0;
   }
   void wantRoom() { control_->room_wanted.store(1, std::memory_order_seq_cst); }
+  /// Memory of the peer's was copied without a word. Any thread.
+  void noteCopied(uint64_t bytes, bool to_peer) {
+    (to_peer ? control_->copied_to : control_->copied_from)
+        .fetch_add(bytes, std::memory_order_relaxed);
+  }
 
   // The consumer.
   /// Bytes to read; more than capacity(): the producer broke the ring.
@@ -78,6 +86,10 @@ class Ring {
     move(own() + skip, length, [&](std::byte* place, uint64_t done, uint64_t part) {
       std::memcpy(static_cast<std::byte*>(into) + done, place, part);
     });
+  }
+  /// What the producer says that it has copied to memory here, or from it.
+  uint64_t copied(bool to_here) const {
+    return (to_here ? control_->copied_to : control_->copied_from).load(std::memory_order_relaxed);
   }
   /// True when the producer waits for room: ring its bell.
   bool consumed(uint64_t length) {

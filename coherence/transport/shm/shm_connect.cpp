@@ -15,7 +15,7 @@ namespace {
 // The acceptor's first and only bytes before the link is up; with the memfd, the connector's bell,
 // the acceptor's bell.
 struct Offer {
-  uint32_t version = wire::kVersion;
+  uint32_t format = wire::kFormat;
   uint32_t message_bytes = 0;  // that the rings are made for
 };
 
@@ -59,6 +59,8 @@ Result<std::shared_ptr<LinkCore>> connectShm(EndpointCore& endpoint, LinkSetup s
   } opening;
   static_assert(sizeof opening == sizeof(wire::Preamble) + sizeof(wire::Ticket));
   opening.preamble.kind = wire::Preamble::Kind::kLane;
+  opening.preamble.oldest = setup.options.versions.oldest;
+  opening.preamble.newest = setup.options.versions.newest;
   opening.ticket = makeTicket(secrets, setup.id, 0);
   if (!sendWithFds(socket.get(), &opening, sizeof opening, nullptr, 0))
     return Error{"the Unix socket takes nothing"};
@@ -75,9 +77,9 @@ Result<std::shared_ptr<LinkCore>> connectShm(EndpointCore& endpoint, LinkSetup s
     if (!waitFor(socket.get(), POLLIN, patience.until())) return Error{"no shared memory in time"};
     got = receiveWithFds(socket.get(), &offer, sizeof offer, fds, 3);
   }
-  if (got != sizeof offer || offer.version != wire::kVersion ||
+  if (got != sizeof offer || offer.format != wire::kFormat ||
       offer.message_bytes != agreedMessage(setup)) {
-    return Error{"the peer's offer of shared memory is not one of this version"};
+    return Error{"the peer's offer of shared memory is not of this format"};
   }
   auto channel =
       Channel::open(std::move(fds[0]), std::move(fds[1]), std::move(fds[2]), offer.message_bytes);

@@ -298,6 +298,7 @@ void ShmLink::copy(const Slice& slice, std::byte* there, bool bounced) {
     }
     there += parts[i].iov_len;
   }
+  if (!bounced) channel_->out.noteCopied(slice.bytes, slice.write);
   // A bounced write is done when the owner says so.
   if (!(bounced && slice.write))
     answerSlice(slice.operation, slice.index, slice.write, Outcome::kOk);
@@ -408,21 +409,29 @@ void ShmLink::transmit(const wire::Header& header, std::span<const std::byte> he
     if (!body.empty())
       std::memcpy(frame.data() + sizeof header + head.size(), body.data(), body.size());
     out_waiting_.push_back(std::move(frame));
+    unread_.grow(length);
     answers_waiting_ += isAnswer(header.frame) ? 1 : 0;
+    replies_waiting_ += isReply(header) ? 1 : 0;
     bell = flush();
-    deaf = tooManyAnswers(answers_waiting_);
+    deaf = tooManyAnswers(answers_waiting_) || tooManyReplies(replies_waiting_) ||
+           (!out_waiting_.empty() && unread_.tooMuch());
   }
   if (bell) channel_->ringPeer();
   lock.unlock();
-  if (deaf) fail("the peer asks and does not read the answers");
+  if (deaf) fail(kDeaf);
 }
 
 bool ShmLink::flush() {
   bool bell = false;
   const auto move = [&] {
     while (!out_waiting_.empty() && channel_->out.fits(out_waiting_.front().size())) {
-      channel_->out.put(out_waiting_.front().data(), out_waiting_.front().size());
-      answers_waiting_ -= isAnswer(static_cast<wire::Frame>(out_waiting_.front().front())) ? 1 : 0;
+      const std::vector<std::byte>& frame = out_waiting_.front();
+      wire::Header header;
+      std::memcpy(&header, frame.data(), sizeof header);
+      channel_->out.put(frame.data(), frame.size());
+      answers_waiting_ -= isAnswer(header.frame) ? 1 : 0;
+      replies_waiting_ -= isReply(header) ? 1 : 0;
+      unread_.shrink(frame.size());
       out_waiting_.pop_front();
       bell = channel_->out.publish() || bell;
     }
@@ -474,8 +483,8 @@ bool ShmLink::consume(bool wait) {
       break;
     }
     channel_->in.copyOut(&header, 0, sizeof header);
-    if (header.version != wire::kVersion) {
-      broken = base::format("a frame of version {}", header.version);
+    if (header.format != wire::kFormat) {
+      broken = base::format("a frame of format {}", header.format);
     } else if (header.length > std::max(setup_.options.limits.message_bytes, wire::kMaxGoodbye) ||
                header.length > available - sizeof header) {
       broken = base::format("a frame of {} bytes", header.length);
@@ -679,7 +688,7 @@ void ShmLink::perform(Asked& asked) {
     std::byte* here = asked.pin->base + question.offset;
     std::byte* slot = channel_->peerSlot(question.code);
     std::memcpy(push ? here : slot, push ? slot : here, question.bytes);
-    countServed(question.bytes);
+    countServed(question.bytes, !push);
   }
   asked.pin.reset();
   {

@@ -84,6 +84,10 @@ class ShmLink final : public LinkCore, public KeyWatcher {
                 std::span<const std::byte> body) override;
   void stop(bool tell) override;
   void keyRevoked(uint64_t key) override;
+  void addStats(LinkStats& into) const override {
+    into.sent += channel_->in.copied(false);
+    into.received += channel_->in.copied(true);
+  }
 
   bool enter();
   void leave();
@@ -135,8 +139,8 @@ class ShmLink final : public LinkCore, public KeyWatcher {
   std::atomic<bool> armed_{true};  // the bell may have been rung since it was last silenced
 
   std::mutex out_mutex_;
-  std::deque<std::vector<std::byte>> out_waiting_;  // frames that the ring had no room for
-  size_t answers_waiting_ = 0;                      // of them
+  std::deque<std::vector<std::byte>> out_waiting_;    // frames that the ring had no room for
+  size_t answers_waiting_ = 0, replies_waiting_ = 0;  // of them
 
   std::mutex maps_mutex_;
   std::unordered_map<uint64_t, Mapping> maps_;

@@ -46,6 +46,7 @@ struct Handshake {  // NOLINT(clang-analyzer-optin.performance.Padding): in the 
   std::unique_ptr<TlsSession> tls;  // while it is shaking hands
   std::string peer;
   bool unix_socket = false;
+  bool unlike = false;  // no version in common
   bool handed = false;  // by another listener, which has heard its preamble
   Sources::Source* source = nullptr;
   int64_t begun_ms = 0;
@@ -72,6 +73,9 @@ struct Handshake {  // NOLINT(clang-analyzer-optin.performance.Padding): in the 
   wire::Preamble said;
   bool quiet = false;  // it is not watched: what it says is for him
 
+  // Its link is not refused for good: it may come again.
+  bool later = false;
+
   /// It has said nothing yet that anybody needs to look at.
   bool silent() const {
     return state == State::kPreamble || state == State::kTicket || state == State::kRouted;
@@ -92,7 +96,8 @@ class Acceptor final : public Listener,
         reactor_(*endpoint.reactors().front()),
         accept_(std::move(accept)),
         routes_(std::move(routes)),
-        sources_(endpoint.options().limits.handshakes_per_second) {}
+        sources_(endpoint.options().limits.handshakes_per_second,
+                 endpoint.options().keys != nullptr) {}
 
   Status open(const std::string& address);
   void openBehind(base::UniqueFd socket);
@@ -359,19 +364,20 @@ bool Acceptor::isCrowd(const Handshake& shake) const {
 }
 
 // Where all places are taken: first from a source that has more than its share of them, then who
-// has proved nothing, then who is silent, then the oldest. Who knows what to say has said it before
-// it is the oldest. Who has proved who it is goes only where its source has more than its share:
-// others' lanes may be on their way.
+// has proved nothing, then who has shown no key's tag, then who is silent, then the oldest. Who
+// knows what to say has said it before it is the oldest. Who has proved who it is goes only where
+// its source has more than its share: others' lanes may be on their way.
 bool Acceptor::makeRoom() {
   if (shakes_.size() < places()) return true;
   const auto rank = [&](const Handshake& shake) {
-    return std::tuple(isCrowd(shake), !shake.proved(), shake.silent());
+    return std::tuple(isCrowd(shake), !shake.proved(), shake.source->key.empty(), shake.silent());
   };
   Place found = shakes_.begin();
   for (Place each = shakes_.begin(); each != shakes_.end(); ++each) {
     if (rank(*each) >= rank(*found)) found = each;
   }
   if (found->proved() && !isCrowd(*found)) return false;
+  found->later = true;
   drop(found, "others want its place, and it has not finished its handshake");
   return true;
 }
@@ -430,7 +436,8 @@ void Acceptor::take(base::UniqueFd fd, const SocketAddress& from, const wire::Pr
   } else if (unix_socket || !keyed) {
     why = whyNotOneUser(fd.get(), false);
   }
-  if (why.empty() && !makeRoom()) why = "too many handshakes at the same time";
+  const bool full = why.empty() && !makeRoom();
+  if (full) why = "too many handshakes at the same time";
   shakes_.emplace_front();
   const Place place = shakes_.begin();
   place->stream = Stream(std::move(fd), nullptr);
@@ -441,6 +448,7 @@ void Acceptor::take(base::UniqueFd fd, const SocketAddress& from, const wire::Pr
   place->deadline_ms =
       place->begun_ms + std::min(kFirstBytesMs, endpoint_.options().limits.handshake_ms);
   if (!why.empty()) {
+    place->later = full;
     drop(place, why);
     return;
   }
@@ -467,6 +475,9 @@ void Acceptor::drop(Place place, const std::string& why) {
       } goodbye;
       goodbye.header.frame = wire::Frame::kGoodbye;
       goodbye.header.length = static_cast<uint32_t>(std::min(why.size(), sizeof goodbye.text));
+      goodbye.header.code = place->unlike  ? wire::kUnlikeVersions
+                            : place->later ? wire::kLater
+                                           : 0;
       std::memcpy(goodbye.text, why.data(), goodbye.header.length);
       put(*place, &goodbye, sizeof goodbye.header + goodbye.header.length);
     }
@@ -494,6 +505,7 @@ void Acceptor::onTick(bool) {
   for (Place place = shakes_.begin(); place != shakes_.end();) {
     const Place next = std::next(place);
     if (now >= place->deadline_ms) {
+      place->later = true;
       drop(place, place->state == Handshake::State::kRouted
                       ? "whom it is for does not take it in time"
                       : "the handshake was not finished in time");
@@ -570,9 +582,14 @@ std::string Acceptor::preamble(Handshake& shake) {
   wire::Preamble preamble;
   std::memcpy(&preamble, shake.in.data(), sizeof preamble);
   if (preamble.magic != wire::Preamble::kMagic) return "it does not speak olpager's protocol";
-  if (preamble.version != wire::kVersion) {
-    return base::format("it speaks version {}; this is version {}", preamble.version,
-                        wire::kVersion);
+  const Options& own = endpoint_.options();
+  if (!agreedVersion(own.versions, preamble.oldest, preamble.newest)) {
+    shake.unlike = true;
+    return base::format(
+        "the end that connects speaks {} of the protocol, olpager {} at this end {}: install one "
+        "release of olpager at both ends",
+        versionsText(preamble.oldest, preamble.newest), own.release,
+        versionsText(own.versions.oldest, own.versions.newest));
   }
   if (preamble.route != 0 && !shake.handed) {
     shake.said = preamble;
@@ -580,7 +597,7 @@ std::string Acceptor::preamble(Handshake& shake) {
     routed_ = true;
     return "";
   }
-  const auto& keys = endpoint_.options().keys;
+  const auto& keys = own.keys;
   switch (preamble.kind) {
     case wire::Preamble::Kind::kPlainLink:
       if (keys)
@@ -593,9 +610,12 @@ std::string Acceptor::preamble(Handshake& shake) {
     case wire::Preamble::Kind::kTlsLink: {
       if (!keys)
         return "a key was given, and this node has none: start it with --key, or come without";
-      if (std::string why = begin(shake); !why.empty()) return why;
       auto session = TlsSession::server(
-          shake.stream.fd(), [keys](const std::string& name) { return keys->find(name); });
+          shake.stream.fd(), [keys](const std::string& name) { return keys->find(name); },
+          [this, &shake, keys](const std::string& tag) {
+            shake.source = sources_.recognise(shake.source, keys->nameOf(tag));
+            return begin(shake);
+          });
       if (!session.ok()) return session.error().message;
       shake.tls = std::move(session.value());
       shake.state = Handshake::State::kTls;
@@ -644,6 +664,7 @@ void Acceptor::handOver() {
 // From here on it costs something.
 std::string Acceptor::begin(Handshake& shake) {
   std::string why = sources_.begin(shake.source, nowMs());
+  shake.later = !why.empty();
   if (why.empty() && !shake.unix_socket) tuneTcp(shake.stream.fd(), endpoint_.options().dead_ms, 0);
   return why;
 }
@@ -658,6 +679,12 @@ std::string Acceptor::shakeTls(Handshake& shake) {
       return "";
     case TlsSession::Step::kFailed:
       return base::format("the handshake failed: {}", shake.tls->error());
+    case TlsSession::Step::kRefused: {
+      std::string why = shake.tls->error();
+      shake.tls.reset();
+      shake.state = Handshake::State::kPreamble;  // it is told so in the clear
+      return why;
+    }
     case TlsSession::Step::kDone:
       break;
   }
@@ -675,30 +702,40 @@ std::string Acceptor::hello(Handshake& shake) {
   wire::Header header;
   wire::Hello& peer = shake.setup.peer_hello;
   std::memcpy(&header, shake.in.data(), sizeof header);
-  if (header.version != wire::kVersion || header.frame != wire::Frame::kHello ||
+  if (header.format != wire::kFormat || header.frame != wire::Frame::kHello ||
       header.length != sizeof peer) {
     return "its first frame is not a greeting";
   }
   std::memcpy(&peer, shake.in.data() + sizeof header, sizeof peer);
   if (std::string wrong = checkHello(peer); !wrong.empty()) return "its greeting: " + wrong;
   const Options& options = endpoint_.options();
+  const auto version = agreedVersion(options.versions, peer.version, peer.newest);
+  if (!version) return "its greeting: no version that both ends speak, against its first words";
 
   LinkSetup& setup = shake.setup;
+  setup.peer.version = *version;
   setup.options = options;
   setup.peer.node = peer.node;
   setup.peer.address = shake.peer;
   setup.peer.tls = effectiveTls(peer, options);
   setup.peer.same_host = !endpoint_.bootId().empty() && endpoint_.bootId() == peer.boot_id;
+  setup.unread = endpoint_.unreadOf(setup.peer.key_name);
   const Kinds own = kindsFor(shake), asked = Kinds::fromBits(peer.kinds);
   const auto kind = choose(asked, own);
   if (!kind)
     return base::format("it asks for {}, and with it this node has {}", asked.text(), own.text());
   setup.peer.kind = *kind;
 
-  if (!endpoint_.reserveLink()) return base::format("more than {} links", options.limits.links);
+  if (!endpoint_.reserveLink()) {
+    shake.later = true;
+    return base::format("more than {} links", options.limits.links);
+  }
   shake.reserved = true;
   auto accepted = accept_(setup.peer);
-  if (!accepted.ok()) return accepted.error().message;
+  if (!accepted.ok()) {
+    shake.later = true;
+    return accepted.error().message;
+  }
   setup.domain = accepted.value().domain;
   setup.queue = EventQueue::of(accepted.value().queue);
   if (!setup.domain || !setup.queue) return "this node has no place for the link";
@@ -710,6 +747,7 @@ std::string Acceptor::hello(Handshake& shake) {
   out.header.frame = wire::Frame::kHello;
   out.header.length = sizeof out.hello;
   out.hello = endpoint_.hello();
+  out.hello.version = setup.peer.version;
   out.hello.kinds = Kinds{setup.peer.kind}.bits();
   const bool shm = setup.peer.kind == LinkKind::kShm;
   const bool one_lane = setup.peer.kind != LinkKind::kTcp;
@@ -831,6 +869,7 @@ std::string Acceptor::ticket(Handshake& shake) {
     if (shake.ticket.rails >> owner.rails.size() != 0 ||
         (shake.ticket.rails == 0) != owner.rails.empty())
       return "a lane of a link with other rails";
+    shake.source = sources_.recognise(shake.source, owner.source->key);
     owner.rails_connected = shake.ticket.rails;
     owner.seen[shake.ticket.index] = true;
     const wire::TicketReply reply = answerTicket(owner.secrets, shake.ticket);

@@ -27,8 +27,12 @@ constexpr const char* kHttpServer =
 // A stream with a deadline.
 class Dialogue {
  public:
-  Dialogue(Stream stream, const Patience& patience)
-      : stream_(std::move(stream)), patience_(patience) {}
+  /// `lasts`: set where the peer's answer is a no that lasts.
+  Dialogue(Stream stream, const Patience& patience, const Options& options, bool* lasts)
+      : stream_(std::move(stream)),
+        patience_(patience),
+        release_(options.release.empty() ? "without a version" : options.release),
+        lasts_(lasts) {}
 
   Status put(const void* from, size_t length) {
     return move(length, POLLOUT, [&](size_t done) {
@@ -42,8 +46,8 @@ class Dialogue {
       return stream_.read(&part, 1);
     });
   }
-  Status startTls(const std::string& identity, const Secret& key) {
-    auto session = TlsSession::client(stream_.fd(), identity, key);
+  Status startTls(const std::string& identity, const Secret& key, const std::string& tag = "") {
+    auto session = TlsSession::client(stream_.fd(), identity, key, tag);
     if (!session.ok()) return session.error();
     for (bool first = true;; first = false) {
       const auto step = session.value()->handshake();
@@ -57,6 +61,7 @@ class Dialogue {
       // asked, and ends the connection.
       if (first && (refused() || speaksHttp())) return expect(wire::Frame::kReady, nullptr, 0);
       if (failed) {
+        *lasts_ = session.value()->refused();
         return Error{base::format("the handshake with key {} failed: {}", identity,
                                   session.value()->error())};
       }
@@ -81,27 +86,38 @@ class Dialogue {
     wire::Header header;
     auto status = get(&header, 1);
     // A short answer of somebody else's may be less than a header.
-    if (status.ok() && static_cast<char>(header.frame) == kHttp.front()) return Error{kHttpServer};
+    if (status.ok() && static_cast<char>(header.frame) == kHttp.front()) return no(kHttpServer);
     if (status.ok()) status = get(reinterpret_cast<char*>(&header) + 1, sizeof header - 1);
     if (!status.ok()) return status;
-    if (header.version != wire::kVersion)
-      return Error{base::format("it speaks version {}", header.version)};
+    if (header.format != wire::kFormat) {
+      return no(base::format(
+          "its frames have format {}, those of olpager {} here format {}: install one release of "
+          "olpager at both ends",
+          header.format, release_, wire::kFormat));
+    }
     if (header.frame == wire::Frame::kGoodbye && header.length <= wire::kMaxGoodbye) {
       std::string text(header.length, '\0');
       if (status = get(text.data(), text.size()); !status.ok()) return status;
       for (char& c : text) {
         if (c < ' ' || c > '~') c = '?';
       }
+      if (header.code == wire::kUnlikeVersions)
+        text += base::format(" (olpager here: {})", release_);
+      *lasts_ = header.code != wire::kLater;
       return Error{base::format("refused: {}", text)};
     }
     if (header.frame != frame || header.length != length)
-      return Error{"the answer is not one of olpager's"};
+      return no("the answer is not one of olpager's");
     return length == 0 ? Status() : get(payload, length);
   }
 
   Stream& stream() { return stream_; }
 
  private:
+  Error no(std::string why) {
+    *lasts_ = true;
+    return Error{std::move(why)};
+  }
   template <typename Try>
   Status move(size_t length, short events, Try&& attempt) {
     for (size_t done = 0; done < length;) {
@@ -111,7 +127,7 @@ class Dialogue {
       } else if (moved != -EAGAIN) {
         // Who answered and went away before all was said to him.
         if (!stream_.encrypted() && events == POLLOUT) {
-          if (speaksHttp()) return Error{kHttpServer};
+          if (speaksHttp()) return no(kHttpServer);
           if (refused()) return expect(wire::Frame::kReady, nullptr, 0);
         }
         return Error{base::format("the connection is lost: {}", stream_.errorText(moved))};
@@ -126,16 +142,20 @@ class Dialogue {
 
   Stream stream_;
   const Patience patience_;
+  const std::string release_;  // of this program
+  bool* lasts_;
 };
 
 Result<Dialogue> open(const SocketAddress& address, const Options& options,
                       const Patience& patience, uint32_t unsent, wire::Preamble::Kind kind,
-                      uint64_t route) {
+                      uint64_t route, bool* lasts) {
   auto fd = connectSocket(address, patience);
   if (!fd.ok()) return fd.error();
   if (address.family() != AF_UNIX) tuneTcp(fd.value().get(), options.dead_ms, unsent);
-  Dialogue dialogue(Stream(std::move(fd.value()), nullptr), patience);
+  Dialogue dialogue(Stream(std::move(fd.value()), nullptr), patience, options, lasts);
   wire::Preamble preamble;
+  preamble.oldest = options.versions.oldest;
+  preamble.newest = options.versions.newest;
   preamble.kind = kind;
   preamble.route = route;
   if (auto status = dialogue.put(&preamble, sizeof preamble); !status.ok()) return status.error();
@@ -145,8 +165,9 @@ Result<Dialogue> open(const SocketAddress& address, const Options& options,
 Result<Stream> openLane(const SocketAddress& address, const Options& options,
                         const Patience& patience, uint64_t route, const LinkSecrets& secrets,
                         const LinkId& id, uint32_t index, uint32_t rails, bool encrypt) {
+  bool lasts = false;  // of the link itself: it has been taken
   auto opened =
-      open(address, options, patience, wire::kMinSlice, wire::Preamble::Kind::kLane, route);
+      open(address, options, patience, wire::kMinSlice, wire::Preamble::Kind::kLane, route, &lasts);
   if (!opened.ok()) return opened.error();
   Dialogue& dialogue = opened.value();
   const wire::Ticket ticket = makeTicket(secrets, id, index, rails);
@@ -170,6 +191,7 @@ struct Wish {
   // systems of their own, which don't have the socket of shared memory; a card may have no way to
   // the peer's.
   std::optional<LinkKind> lacking;
+  bool lasts = false;  // ConnectOptions::lasts
 };
 
 using Rails = std::vector<std::unique_ptr<verbs::QueuePairs>>;
@@ -225,12 +247,14 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
   const bool keyed = options.keys != nullptr;
   auto opened = open(address, options, patience, 0,
                      keyed ? wire::Preamble::Kind::kTlsLink : wire::Preamble::Kind::kPlainLink,
-                     connect.route);
+                     connect.route, &wish.lasts);
   if (!opened.ok()) return opened.error();
   Dialogue& dialogue = opened.value();
   if (keyed) {
     const NamedKey& key = options.keys->own();
-    if (auto status = dialogue.startTls(key.name, key.secret); !status.ok()) return status.error();
+    if (auto status = dialogue.startTls(key.name, key.secret, greetingTag(key.secret));
+        !status.ok())
+      return status.error();
   }
 
   struct {
@@ -241,6 +265,7 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
   const OwnKinds own =
       ownKinds(options.choice, local, keyed ? options.tls : Tls::kOff, endpoint.rails());
   const Kinds kinds = wish.kinds & own.kinds;
+  wish.lasts = kinds.empty();
   if (kinds.empty()) return Error{own.no_verbs};
   out.hello = endpoint.hello();
   out.hello.kinds = kinds.bits();
@@ -256,11 +281,19 @@ Result<LinkPtr> connectTo(EndpointCore& endpoint, const SocketAddress& address,
     return status.error();
   // Now that it has answered it has taken the connection.
   if (!keyed) {
-    if (std::string why = whyNotOneUser(dialogue.stream().fd(), true); !why.empty())
+    if (std::string why = whyNotOneUser(dialogue.stream().fd(), true); !why.empty()) {
+      wish.lasts = true;
       return Error{std::move(why)};
+    }
   }
   if (const std::string wrong = checkHello(peer); !wrong.empty())
     return Error{base::format("its answer: {}", wrong)};
+  // The acceptor's own newest tells whether its choice is the newest of both.
+  if (agreedVersion(options.versions, peer.version, peer.newest) != peer.version) {
+    return Error{base::format(
+        "its answer: version {}, which is not the newest that both ends speak", peer.version)};
+  }
+  setup.peer.version = peer.version;
   if (peer.lanes > options.lanes) return Error{base::format("its answer: {} lanes", peer.lanes)};
   auto secrets = deriveSecrets(dialogue.stream(), peer);
   if (!secrets.ok()) return secrets.error();
@@ -365,6 +398,8 @@ Result<LinkPtr> connectLink(EndpointCore& endpoint, const std::string& address,
       auto link = connectTo(endpoint, each, options, patience, wish);
       if (link.ok()) return link;
       why = link.error().message;
+      if (options.lasts != nullptr) *options.lasts = wish.lasts;
+      wish.lasts = false;
       if (!wish.lacking) break;
       const LinkKind lacking = *std::exchange(wish.lacking, std::nullopt);
       wish.kinds.remove(lacking);

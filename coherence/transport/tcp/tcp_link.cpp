@@ -223,6 +223,7 @@ void TcpLink::ask(Next&& next) {
 
 void TcpLink::enqueue(Egress egress) {
   std::lock_guard lock(egress_mutex_);
+  if (egress.header.frame == wire::Frame::kData) unread_.grow(sizeof egress);
   egress_.push(egress.klass, egress);
   egress_size_.store(egress_.size());
 }
@@ -257,23 +258,22 @@ void TcpLink::transmit(const wire::Header& header, std::span<const std::byte> he
     append(head.data(), head.size());
     append(body.data(), body.size());
     flushControl();
-    const bool reply = header.frame == wire::Frame::kMessage &&
-                       header.klass == static_cast<uint8_t>(MessageClass::kReply);
     if (isAnswer(header.frame) && !out_.empty()) {
       out_answers_.push_back(out_begin_ + out_.size());
-      deaf = tooManyAnswers(out_answers_.size());
+      deaf = tooManyAnswers(out_answers_.size()) || unread_.tooMuch();
     }
-    if (reply && !out_.empty()) {
+    if (isReply(header) && !out_.empty()) {
       out_replies_.push_back(out_begin_ + out_.size());
-      deaf = tooManyReplies(out_replies_.size());
+      deaf = tooManyReplies(out_replies_.size()) || unread_.tooMuch();
     }
   }
-  if (deaf) fail("the peer asks and does not read the answers");
+  if (deaf) fail(kDeaf);
 }
 
 void TcpLink::append(const void* bytes, size_t length) {
   const auto* from = static_cast<const std::byte*>(bytes);
   out_.insert(out_.end(), from, from + length);
+  unread_.grow(length);
 }
 
 // Under control_out_. What the socket does not take now goes out when it is writable. An error
@@ -285,10 +285,13 @@ void TcpLink::flushControl() {
     const ssize_t put = control_.write(&part, 1);
     if (put > 0) {
       out_sent_ += static_cast<size_t>(put);
+      unread_.shrink(static_cast<uint64_t>(put));
       continue;
     }
     blocked = put == -EAGAIN;
-    if (!blocked) out_sent_ = out_.size();
+    if (blocked) break;
+    unread_.shrink(out_.size() - out_sent_);
+    out_sent_ = out_.size();
     break;
   }
   for (auto* const waiting : {&out_answers_, &out_replies_}) {
@@ -357,7 +360,8 @@ std::string TcpLink::controlFrame(const wire::Header& header, std::span<const st
       if (header.klass >= kClasses) return base::format("a read of unknown class {}", header.klass);
       if (header.bytes == 0 || header.bytes > wire::kMaxSlice)
         return base::format("a slice of {} bytes", header.bytes);
-      if (egress_size_.load() >= setup_.options.limits.slices + setup_.options.operations)
+      if (egress_size_.load() >= setup_.options.limits.slices + setup_.options.operations ||
+          unread_.tooMuch())
         return "too many slices asked for";
       Pin pin;
       Outcome outcome =
@@ -467,7 +471,9 @@ std::string TcpLink::standstill(int64_t now_ms, bool late) {
 }
 
 // A peer that answers pings but leaves a frame half sent would hold on to the memory that it goes
-// to.
+// to. A byte is progress: however slow a network is, it is not the clock that ends a transfer. Who
+// sends bytes apart on purpose holds memory that was granted to him; whose it is decides how long
+// (memserver/server/service.h: kEndMs).
 std::string TcpLink::halfSent(int64_t now_ms, bool late) {
   for (auto& lane : lanes_) {
     int64_t moved = lane->moved_ms.load(std::memory_order_relaxed);
@@ -499,8 +505,7 @@ std::string TcpLink::deadHost(int64_t now_ms, bool late) {
 // A header is complete: where does its payload go?
 std::string TcpLink::laneFrame(Lane& lane) {
   const wire::Header& header = lane.header;
-  if (header.version != wire::kVersion)
-    return base::format("a frame of version {}", header.version);
+  if (header.format != wire::kFormat) return base::format("a frame of format {}", header.format);
   if (header.length == 0 || header.length > wire::kMaxSlice)
     return base::format("a slice of {} bytes", header.length);
   lane.refused = Outcome::kOk;
@@ -547,7 +552,7 @@ void TcpLink::laneDone(Lane& lane) {
   answer.code = static_cast<uint32_t>(lane.refused);
   answer.operation = lane.header.operation;
   answer.index = lane.header.index;
-  countServed(lane.header.length);
+  countServed(lane.header.length, false);
   transmit(answer, {}, {});
 }
 
@@ -562,6 +567,7 @@ bool TcpLink::beginFrame(Lane& lane) {
       if (egress_.empty()) return false;
       next = egress_.pop();
       egress_size_.store(egress_.size());
+      if (next.header.frame == wire::Frame::kData) unread_.shrink(sizeof next);
     }
     lane.out_header = next.header;
     lane.out[0] = {&lane.out_header, sizeof lane.out_header};
@@ -585,7 +591,7 @@ bool TcpLink::beginFrame(Lane& lane) {
       }
       lane.out[1] = {lane.out_pin->base + next.header.offset, next.header.length};
       lane.out_count = 2;
-      countServed(next.header.length);
+      countServed(next.header.length, true);
     }
     lane.active = true;
     return true;

@@ -142,9 +142,9 @@ size_t TcpLink::takeFrames(std::span<const std::byte> bytes, std::string& broken
   while (broken.empty() && bytes.size() - done >= sizeof(wire::Header)) {
     wire::Header header;
     std::memcpy(&header, bytes.data() + done, sizeof header);
-    if (header.version != wire::kVersion) {
+    if (header.format != wire::kFormat) {
       broken =
-          base::format("a frame of version {}; this is version {}", header.version, wire::kVersion);
+          base::format("a frame of format {}; this is format {}", header.format, wire::kFormat);
     } else if (header.length > std::max(setup_.options.limits.message_bytes, wire::kMaxGoodbye)) {
       broken = base::format("a frame of {} bytes; the limit is {}", header.length,
                             setup_.options.limits.message_bytes);

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <set>
+#include <span>
 
 #include "base/fd.h"
 #include "base/format.h"
@@ -51,6 +52,30 @@ std::string whyNoKey(std::string_view line) {
 }
 
 }  // namespace
+
+std::string greetingTag(const Secret& key) {
+  constexpr uint8_t kWhat[] = {'g', 'r', 'e', 'e', 't', 'i', 'n', 'g'};
+  constexpr size_t kBytes = 16;
+  const Secret all = mac(key, kWhat);
+  std::string text;
+  for (size_t i = 0; i < kBytes; ++i) text += base::format("{:02x}", all[i]);
+  return text;
+}
+
+KeyRing::KeyRing(std::vector<NamedKey> keys) : keys_(std::move(keys)) {
+  for (const auto& key : keys_) tags_.push_back(greetingTag(key.secret));
+}
+
+std::string KeyRing::nameOf(const std::string& tag) const {
+  const auto bytes = [](const std::string& text) {
+    return std::span(reinterpret_cast<const uint8_t*>(text.data()), text.size());
+  };
+  std::string name;
+  for (size_t i = 0; i < keys_.size(); ++i) {
+    if (sameSecret(bytes(tags_[i]), bytes(tag))) name = keys_[i].name;
+  }
+  return name;
+}
 
 KeyRing::~KeyRing() {
   for (auto& key : keys_) forget(key.secret);

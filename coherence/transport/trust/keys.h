@@ -17,19 +17,26 @@ struct NamedKey {
   Secret secret{};
 };
 
+/// A greeting shows by it, before any proof, that its sender has the key, or has seen a greeting by
+/// it: others take no place of those who do. It is no proof: it is the same each time.
+std::string greetingTag(const Secret& key);
+
 class KeyRing {
  public:
-  explicit KeyRing(std::vector<NamedKey> keys) : keys_(std::move(keys)) {}
+  explicit KeyRing(std::vector<NamedKey> keys);
   ~KeyRing();
   KeyRing(const KeyRing&) = delete;
   KeyRing& operator=(const KeyRing&) = delete;
 
   const NamedKey& own() const { return keys_.front(); }
   std::optional<Secret> find(const std::string& name) const;
+  /// The name of the key that has this tag; "" for none.
+  std::string nameOf(const std::string& tag) const;
   size_t size() const { return keys_.size(); }
 
  private:
   std::vector<NamedKey> keys_;  // never empty
+  std::vector<std::string> tags_;
 };
 
 /// Refuses a file that others can read or change, or of somebody else (key_access.h).

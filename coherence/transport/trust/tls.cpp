@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "base/format.h"
 
@@ -139,6 +140,22 @@ struct TlsSession::Callbacks {
     return *session != nullptr ? 1 : 0;
   }
 
+  // The list has one name, which is the tag: no protocol is agreed on by it.
+  static int hello(SSL* ssl, int* /*alert*/, void* /*argument*/) {
+    TlsSession* self = of(ssl);
+    const Gate gate = std::exchange(self->gate_, nullptr);  // a client may be asked to speak twice
+    if (!gate) return SSL_CLIENT_HELLO_SUCCESS;
+    const unsigned char* list = nullptr;
+    size_t length = 0;
+    std::string tag;
+    if (SSL_client_hello_get0_ext(ssl, TLSEXT_TYPE_application_layer_protocol_negotiation, &list,
+                                  &length) == 1 &&
+        length > 3 && list[2] == length - 3)
+      tag.assign(reinterpret_cast<const char*>(list) + 3, length - 3);
+    self->error_ = gate(tag);
+    return self->error_.empty() ? SSL_CLIENT_HELLO_SUCCESS : SSL_CLIENT_HELLO_RETRY;
+  }
+
   static SSL_CTX* context(bool server) {
     SSL_CTX* made =
         SSL_CTX_new_ex(library(), nullptr, server ? TLS_server_method() : TLS_client_method());
@@ -158,6 +175,7 @@ struct TlsSession::Callbacks {
     SSL_CTX_set_verify(made, server ? SSL_VERIFY_NONE : SSL_VERIFY_PEER, nullptr);
     if (server) {
       SSL_CTX_set_psk_find_session_callback(made, find);
+      SSL_CTX_set_client_hello_cb(made, hello, nullptr);
     } else {
       SSL_CTX_set_psk_use_session_callback(made, use);
     }
@@ -185,8 +203,16 @@ Result<std::unique_ptr<TlsSession>> TlsSession::make(int fd, bool server) {
 }
 
 Result<std::unique_ptr<TlsSession>> TlsSession::client(int fd, const std::string& identity,
-                                                       const Secret& key) {
+                                                       const Secret& key, const std::string& tag) {
   auto session = make(fd, false);
+  if (session.ok() && !tag.empty()) {
+    std::string list(1, static_cast<char>(tag.size()));
+    list += tag;
+    if (SSL_set_alpn_protos(session.value()->ssl_,
+                            reinterpret_cast<const unsigned char*>(list.data()),
+                            static_cast<unsigned>(list.size())) != 0)
+      return Error{"TLS: " + lastError()};
+  }
   if (session.ok()) {
     session.value()->identity_ = identity;
     session.value()->key_ = key;
@@ -195,9 +221,12 @@ Result<std::unique_ptr<TlsSession>> TlsSession::client(int fd, const std::string
   return session;
 }
 
-Result<std::unique_ptr<TlsSession>> TlsSession::server(int fd, KeyFinder find) {
+Result<std::unique_ptr<TlsSession>> TlsSession::server(int fd, KeyFinder find, Gate gate) {
   auto session = make(fd, true);
-  if (session.ok()) session.value()->find_ = std::move(find);
+  if (session.ok()) {
+    session.value()->find_ = std::move(find);
+    session.value()->gate_ = std::move(gate);
+  }
   return session;
 }
 
@@ -230,7 +259,12 @@ TlsSession::Step TlsSession::handshake() {
       return Step::kRead;
     case SSL_ERROR_WANT_WRITE:
       return Step::kWrite;
+    case SSL_ERROR_WANT_CLIENT_HELLO_CB:
+      return Step::kRefused;
     default: {
+      const unsigned long code = ERR_peek_last_error();
+      refused_ =
+          what == SSL_ERROR_SSL && ERR_GET_REASON(code) != SSL_R_UNEXPECTED_EOF_WHILE_READING;
       const std::string why = handshakeError();
       if (error_.empty()) error_ = why;
       return Step::kFailed;

@@ -29,18 +29,29 @@ class TlsSession {
  public:
   /// Finds the key of an identity that a client claims.
   using KeyFinder = std::function<std::optional<Secret>(const std::string& identity)>;
+  /// Looks at a client's first words before anything is computed for it: its tag ("" without one).
+  /// "", or why it is not to go on.
+  using Gate = std::function<std::string(const std::string& tag)>;
 
+  /// `tag`: for the other end's gate, 255 bytes at most.
   static Result<std::unique_ptr<TlsSession>> client(int fd, const std::string& identity,
-                                                    const Secret& key);
-  static Result<std::unique_ptr<TlsSession>> server(int fd, KeyFinder find);
+                                                    const Secret& key, const std::string& tag = "");
+  static Result<std::unique_ptr<TlsSession>> server(int fd, KeyFinder find, Gate gate = {});
   ~TlsSession();
 
-  enum class Step : uint8_t { kDone, kRead, kWrite, kFailed };
+  enum class Step : uint8_t { kDone, kRead, kWrite, kFailed, kRefused };
   /// Goes on with the handshake; kRead and kWrite: when the socket is ready for it. A client's
   /// first step only speaks, so that its caller can look at what arrives: it may be no TLS.
+  /// kRefused: the gate did; nothing has been said to the client.
   Step handshake();
   /// Of the client, once the handshake is done.
   const std::string& identity() const { return identity_; }
+  /// It failed, and the other end has said so, or does not speak this protocol. A network that
+  /// failed is none of these.
+  bool refused() const {
+    std::lock_guard lock(mutex_);
+    return refused_;
+  }
   /// Why it failed, for the log.
   std::string error() const {
     std::lock_guard lock(mutex_);
@@ -67,6 +78,8 @@ class TlsSession {
   std::string identity_;
   Secret key_{};
   KeyFinder find_;
+  Gate gate_;  // until it has been asked
+  bool refused_ = false;
   std::string error_;
 };
 

@@ -148,16 +148,29 @@ void VerbsLink::transmit(const wire::Header& header, std::span<const std::byte> 
     if (message_way_ != MessageWay::kControl) {
       MessagePair* const pair = messagePair();
       if (message_way_ == MessageWay::kRail && pair == nullptr) return;  // the link is down
-      for (const auto& part : {std::as_bytes(std::span(&header, 1)), head, body})
+      for (const auto& part : {std::as_bytes(std::span(&header, 1)), head, body}) {
         messages_.insert(messages_.end(), part.begin(), part.end());
+        unread_.grow(part.size());
+      }
+      if (isReply(header)) replies_.push_back(messages_begin_ + messages_.size());
       const bool good = message_way_ == MessageWay::kNone || postMessages(*pair);
+      const bool deaf =
+          tooManyReplies(replies_.size()) || (!messages_.empty() && unread_.tooMuch());
       lock.unlock();
       posting.unlock();
       if (!good) setAside(*rails_.front(), kMessagesLost);
+      if (deaf) fail(kDeaf);
       return;
     }
   }
   TcpLink::transmit(header, head, body);
+}
+
+// Under messages_out_.
+void VerbsLink::messagesWent(size_t bytes) {
+  messages_begin_ += bytes;
+  unread_.shrink(bytes);
+  while (!replies_.empty() && replies_.front() <= messages_begin_) replies_.pop_front();
 }
 
 // Under posting_ and messages_out_.
@@ -165,6 +178,7 @@ bool VerbsLink::postMessages(MessagePair& pair) {
   size_t put = 0;
   const bool good = pair.post(messages_, put);
   messages_.erase(messages_.begin(), messages_.begin() + static_cast<ptrdiff_t>(put));
+  messagesWent(put);
   messages_wait_.store(!messages_.empty());
   // Whoever keeps the queue pair may be away when it rings that there is room.
   if (good && !messages_.empty() && !std::exchange(pumping_, true)) {
@@ -438,6 +452,7 @@ bool VerbsLink::resumeMessages(uint64_t peer_took) {
   if (peer_took < unsure_.from || peer_took - unsure_.from > bytes.size()) return false;
   bytes.erase(bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(peer_took - unsure_.from));
   bytes.insert(bytes.end(), messages_.begin(), messages_.end());
+  messagesWent(messages_.size());
   messages_.clear();
   for (std::span<const std::byte> rest = bytes; !rest.empty();) {
     const auto part = rest.first(std::min<size_t>(rest.size(), maxMessageBytes()));

@@ -134,6 +134,7 @@ class VerbsLink final : public TcpLink, public KeyWatcher {
 
   class MessageSource;
   bool postMessages(MessagePair& pair);
+  void messagesWent(size_t bytes);
   bool messagesSent();
   void sendWaiting();
   bool takeMessages(std::string& why, std::string& broke);
@@ -186,6 +187,8 @@ class VerbsLink final : public TcpLink, public KeyWatcher {
   MessageWay message_way_ = MessageWay::kControl;
   MessagePair::Unsure unsure_;       // in kNone: what the peer may not have
   std::vector<std::byte> messages_;  // for which the queue pair had no room
+  uint64_t messages_begin_ = 0;      // where they begin in all that were ever there
+  std::deque<uint64_t> replies_;     // ends of those that are replies
   std::atomic<bool> messages_wait_{false};
   bool pumping_ = false;  // the home reactor looks for room
   // Read by this side's flushes, and by the peer's: 8 bytes each.

@@ -23,18 +23,12 @@ bool writeDeviceMemory(const Device& device, CUdeviceptr address, const void* by
   return true;
 }
 
-ContextDrain::ContextDrain(Context& context)
-    : locked_(Driver::get().settings.context_lock ? &context : nullptr) {
-  if (locked_ == nullptr) {
+ContextDrain::ContextDrain(Context& context) : lock_(context) {
+  if (lock_.isHeld()) {
+    (void)context.synchronize();
+  } else {
     context.runningKernels().wait();
-    return;
   }
-  context.call_lock.lock();
-  (void)context.synchronize();
-}
-
-ContextDrain::~ContextDrain() {
-  if (locked_ != nullptr) locked_->call_lock.unlock();
 }
 
 // --- LoadedModule --------------------------------------------------------------------------------

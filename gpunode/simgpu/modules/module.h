@@ -19,6 +19,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "gpunode/simgpu/call_lock.h"
 #include "gpunode/simgpu/handles.h"
 #include "gpunode/simgpu/modules/image.h"
 #include "gpunode/simgpu/ptx/ptx.h"
@@ -148,12 +149,9 @@ bool writeDeviceMemory(const Device& device, CUdeviceptr address, const void* by
 class ContextDrain {
  public:
   explicit ContextDrain(Context& context);
-  ~ContextDrain();
-  ContextDrain(const ContextDrain&) = delete;
-  ContextDrain& operator=(const ContextDrain&) = delete;
 
  private:
-  Context* locked_;  // null: not
+  const CallLock lock_;
 };
 
 }  // namespace olpager::simgpu

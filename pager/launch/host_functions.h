@@ -27,39 +27,71 @@ namespace olpager::pager {
 
 class HostFunctions {
  public:
-  /// What is behind a function waits for its end no longer: the function may wait for it.
+  /// What is behind a function, and is not deferred, waits for its end no longer: the function may
+  /// wait for it.
   static constexpr uint64_t kPatienceNs = 5'000'000'000;
+  /// A kernel behind a function of its own stream is deferred then (launch/deferred.h).
+  static constexpr uint64_t kSoonNs = 100'000'000;
   /// A function is about to be put in the stream. `blocking`: the legacy default stream waits for
   /// that stream. The number is never 0.
   uint64_t begins(const StreamKey& stream, bool blocking);
-  /// It has returned, or the driver did not take it.
+  /// It has returned. What is deferred behind it gets its memory next, and then ended() follows.
+  void returned(uint64_t number) {
+    for (Function& one : begun_)
+      if (one.number == number) one.returned = true;
+  }
+  /// It is over, or the driver did not take it.
   void ended(uint64_t number);
   /// The context is gone or has ended: what is in its streams is not called any more.
   void contextGone(CUcontext context);
-  /// The stream is gone.
-  void streamGone(const StreamKey& stream) { before_.erase(stream); }
+  /// The stream is gone, its functions are not: another stream may get its handle.
+  void streamGone(const StreamKey& stream) {
+    before_.erase(stream);
+    for (Function& one : begun_)
+      if (one.stream == stream) one.stream.thread = kGone;
+  }
   /// The stream is about to wait for an event.
   void waits(const StreamKey& stream);
-  /// Whether one that is not over is before what the stream is given next.
-  bool areBefore(const StreamKey& stream);
-  /// Whether one of the context that has this number at most is not over, and was put in its stream
-  /// less than kPatienceNs before `now`.
+  /// Whether one that has not returned is before what the stream is given next.
+  bool areBefore(const StreamKey& stream) { return isAnyBefore(stream, false); }
+  /// Whether one is that has, and is not over.
+  bool areServedBefore(const StreamKey& stream) { return isAnyBefore(stream, true); }
+  /// Whether one of the context that has this number at most has not returned, and was put in its
+  /// stream less than kPatienceNs before `now`.
   bool mayTouch(CUcontext context, uint64_t upto, uint64_t now) const {
     return std::any_of(begun_.begin(), begun_.end(), [&](const Function& one) {
-      return one.context == context && one.number <= upto && now < one.since_ns + kPatienceNs;
+      return !one.returned && one.stream.context == context && one.number <= upto &&
+             now < one.since_ns + kPatienceNs;
     });
   }
   uint64_t last() const { return last_; }
+  /// Whether one that has this number at most is not over.
+  bool anyUpTo(uint64_t number) const { return !begun_.empty() && begun_.front().number <= number; }
+  /// The last one that was put in the stream and has not returned; 0: none is there.
+  uint64_t lastIn(const StreamKey& stream) const {
+    for (auto one = begun_.rbegin(); one != begun_.rend(); ++one)
+      if (!one->returned && one->stream == stream) return one->number;
+    return 0;
+  }
+  /// Where one that is not over was put; null: it is over.
+  CUcontext contextOf(uint64_t number) const {
+    for (const Function& one : begun_)
+      if (one.number == number) return one.stream.context;
+    return nullptr;
+  }
   /// Whether one is not over. Any thread.
   bool any() const { return count_.load() != 0; }
 
  private:
+  static constexpr uint64_t kGone = ~uint64_t{0};  // no thread has that
   struct Function {
     uint64_t number;
-    CUcontext context;
+    StreamKey stream;
     bool blocking;
     uint64_t since_ns;
+    bool returned = false;
   };
+  bool isAnyBefore(const StreamKey& stream, bool returned);
   void joins(const StreamKey& stream, const std::vector<uint64_t>& numbers);
   bool isOver(uint64_t number) const;
 
@@ -83,7 +115,7 @@ inline void HostFunctions::joins(const StreamKey& stream, const std::vector<uint
 
 inline uint64_t HostFunctions::begins(const StreamKey& stream, bool blocking) {
   areBefore(stream);  // what the stream is behind by now, whoever is behind it is behind as well
-  begun_.push_back({++last_, stream.context, blocking, nowNs()});
+  begun_.push_back({++last_, stream, blocking, nowNs()});
   count_.store(begun_.size());
   joins(stream, {last_});
   return last_;
@@ -101,7 +133,7 @@ inline void HostFunctions::waits(const StreamKey& stream) {
   if (!all.empty()) joins(stream, all);
 }
 
-inline bool HostFunctions::areBefore(const StreamKey& stream) {
+inline bool HostFunctions::isAnyBefore(const StreamKey& stream, bool returned) {
   if (begun_.empty()) return false;
   StreamKey legacy = stream;
   legacy.stream = CU_STREAM_LEGACY;
@@ -109,19 +141,24 @@ inline bool HostFunctions::areBefore(const StreamKey& stream) {
   std::vector<uint64_t> more;
   if (stream == legacy) {
     for (const Function& one : begun_)
-      if (one.blocking && one.context == stream.context) more.push_back(one.number);
+      if (one.blocking && one.stream.context == stream.context) more.push_back(one.number);
   } else if (const auto found = before_.find(legacy); found != before_.end()) {
     more = found->second;
   }
   joins(stream, more);
   const auto own = before_.find(stream);
-  if (!own->second.empty()) return true;
-  before_.erase(own);
-  return false;
+  if (own->second.empty()) {
+    before_.erase(own);
+    return false;
+  }
+  return std::any_of(begun_.begin(), begun_.end(), [&](const Function& one) {
+    return one.returned == returned &&
+           std::find(own->second.begin(), own->second.end(), one.number) != own->second.end();
+  });
 }
 
 inline void HostFunctions::contextGone(CUcontext context) {
-  std::erase_if(begun_, [context](const Function& one) { return one.context == context; });
+  std::erase_if(begun_, [context](const Function& one) { return one.stream.context == context; });
   if (begun_.empty()) before_.clear();
   count_.store(begun_.size());
 }

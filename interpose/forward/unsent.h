@@ -1,0 +1,22 @@
+// Memory that the CPU and a running kernel both look at: what the program changes in a block of
+// which the worker has a copy goes with the next launch. A kernel that waits for it before that
+// waits for ever, and so does who waits for the kernel. Thread-safety: any thread. Locks: the block
+// table's (block_table.h).
+#pragma once
+
+#include <chrono>
+
+namespace olpager::forward {
+
+class Session;
+
+/// How long who waits does so without a word.
+inline constexpr std::chrono::seconds kForUnsent{5};
+
+/// Whether the program has changed a block that kernels reach, and no launch has brought that to
+/// the worker.
+bool hasUnsent(const Session& session);
+/// A line, once, where that is so.
+void tellUnsent(const Session& session);
+
+}  // namespace olpager::forward

@@ -1,0 +1,63 @@
+// Kernels that are launched behind a host function of their stream and get their memory when the
+// function has returned. The function may touch managed memory that they reach, and may wait for
+// whoever launches them: so neither waits for the other. The driver has such a kernel, and does not
+// run it before the function's end. That is when the function's thread acquires all that the kernel
+// reaches, pointers that the function has written included, and returns to the driver
+// (Streams::hostFunctionEnded).
+//
+// All behind one function have their memory at the same time then. So what they reach is bounded:
+// half of the VRAM of its engine (mayDefer). What exceeds it waits for the function, as does what
+// is no kernel.
+//
+// Its number is younger than those of what was launched behind it meanwhile. So it has a state of
+// its own among the streams, with a mark that is recorded right behind it by whoever launches it: a
+// later function of the stream may touch what it reaches.
+//
+// What is named in `reached` is not freed meanwhile (dropRegion). A load of code waits for them as
+// long as a function is waited for. Their stream may be destroyed. Under PoolState::mutex.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "pager/launch/operation.h"
+#include "pager/types.h"
+
+namespace olpager::pager {
+
+struct PoolState;  // private
+struct Region;     // private
+
+struct DeferredLaunch {
+  DeferredLaunch(const Operation& of, uint64_t number)
+      : id(number), stream(of.stream), operation(of) {
+    operation.stream.thread = uint64_t{1} << 63 | id;  // no thread has that
+  }
+  const uint64_t id;
+  const StreamKey stream;
+  CUdevice device = -1;
+  uint64_t function = 0;  // HostFunctions' number
+  uint64_t bytes = 0;     // reached
+  Operation operation;
+  std::vector<const Region*> reached;
+  bool called = false;  // the driver has it, or has refused it
+  CUevent mark = nullptr;
+  bool served = false;  // it has its number
+  Submission got;
+};
+
+/// Its driver call was made, or refused.
+void deferredCalled(PoolState& state, uint64_t id, CUresult result);
+/// The function is over: what waits for it acquires its memory. Calls no driver. Under the mutex
+/// (released).
+void serveDeferred(PoolState& state, uint64_t function, Lock& lock);
+/// The context has ended: nothing of it runs any more. Under the mutex.
+void dropDeferred(PoolState& state, CUcontext context);
+/// Asks the driver of what is marked, and drops what waits in contexts that a kernel has ended:
+/// host functions, which are not called any more, and what is deferred. For who waits for these.
+/// Under the mutex (released).
+void lookForEnded(PoolState& state, Lock& lock);
+
+}  // namespace olpager::pager

@@ -1,0 +1,484 @@
+// Streaming inside an arena that is reached whole (reach = traced) and that the program fills by
+// copies, a tensor at a time: what launches name comes to VRAM, in batches, and the rest is used in
+// place. Two rules make that right without knowing what a kernel reads:
+//
+//   reads    Every extent of the arena is mapped, in VRAM or in place, while a launch is in flight
+//            that may reach any of it. Mappings change only while none is: a launch that names what
+//            is in place waits for those before it, and for the remap.
+//   writes   An extent is constant when it was unchanged the last kConstantLooks times that it left
+//            VRAM. What is constant is sealed in place: mapped for reading only. So the copy of it
+//            that is made in VRAM ahead of need, while launches run, is what it will be. A kernel
+//            that writes there without having named the tensor loses its context, with an error; no
+//            write is lost in silence. Copies and memsets into it, and launches that name it where
+//            it can't come to VRAM, unseal it first.
+//
+// An extent of a streamed arena, beside its state (space/region.h):
+//
+//   kVram               writable; hashed when it leaves
+//   kInPlace            not constant: writable; copied to VRAM in the quiet moment of the remap
+//   kInPlace, sealed    constant
+//   kInPlace, staged    sealed, and a chunk of VRAM has or gets a copy (Staging)
+//
+// One remap, as a batch of the way out (eviction.cpp): those that leave and those that come are
+// kRetiring until the launches before are over and the GPU has hashed what leaves; then finishRemap
+// changes the mappings of all of them. It is given up as a swap is (swap.cpp).
+//
+// Who comes: what waiting launches name, and all that is staged. What is staged next: the sealed
+// extent that was named the longest ago, since a program that goes through its tensors again and
+// again will name that one first. Who leaves: what was never named, then what was named last: of
+// what is used in turns it is needed again the latest (Belady's rule for a cycle).
+#include <algorithm>
+
+#include "base/log.h"
+#include "pager/clock.h"
+#include "pager/pool_state.h"
+#include "pager/residency/engine.h"
+#include "pager/residency/in_place.h"
+
+namespace olpager::pager {
+
+namespace {
+constexpr uint8_t kConstantLooks = 3;
+}  // namespace
+
+/// The copy of a sealed extent that is being made or has been made; nullptr: there is none.
+Engine::Staged* Engine::stagedOf(const Extent& extent) {
+  const auto staged = std::find_if(staging_.begin(), staging_.end(),
+                                   [&](const Staged& one) { return one.extent == &extent; });
+  return staged == staging_.end() ? nullptr : &*staged;
+}
+
+uint64_t Engine::stagedBytes() const {
+  uint64_t bytes = 0;
+  for (const Staged& staged : staging_) bytes += kPageBytes << staged.chunk->order;
+  return bytes;
+}
+
+/// What was staged of these is of no use any more. The chunk is free once its copy is over.
+template <typename Of>
+void Engine::dropStaged(Of of) {
+  for (Staged& staged : staging_)
+    if (staged.extent != nullptr && of(*staged.extent)) staged.extent = nullptr;
+}
+void Engine::forgetStaged(const Region* region) {
+  dropStaged([region](const Extent& extent) { return extent.region == region; });
+}
+
+/// The region's host memory is about to go: what is being copied from there is over.
+void Engine::awaitStaged(const Region& region, Lock& lock) {
+  const auto last = std::find_if(staging_.rbegin(), staging_.rend(), [&](const Staged& one) {
+    return one.region == &region && one.event != nullptr;
+  });
+  if (last == staging_.rend()) return;
+  const CUevent event = last->event;  // in the order of their stream
+  const auto is_under_way = [&] {
+    return std::any_of(staging_.begin(), staging_.end(),
+                       [&](const Staged& one) { return one.event == event; });
+  };
+  while (is_under_way() && !life_.broken && !pool_.stopped && !reached(event, lock))
+    pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
+}
+
+/// Others need the room: what would come last goes. True: some did.
+bool Engine::giveStagedUp(uint64_t bytes) {
+  uint64_t given = 0;
+  for (auto staged = staging_.rbegin(); staged != staging_.rend() && given < bytes; ++staged) {
+    if (staged->extent == nullptr || staged->extent->wanted > 0) continue;
+    given += kPageBytes << staged->chunk->order;
+    staged->extent = nullptr;
+  }
+  return given > 0;
+}
+
+/// Copies that have come; chunks of those that nobody wants any more.
+bool Engine::pollStaged(Lock& lock) {
+  bool progress = false;
+  for (size_t s = 0; s < staging_.size(); ++s) {
+    if (staging_[s].event != nullptr) {
+      const bool first = s == 0 || staging_[s - 1].event == nullptr;
+      if (!first || !reached(staging_[s].event, lock)) break;  // in the order of their stream
+      events_.push_back(std::exchange(staging_[s].event, nullptr));
+      account_.copyEnds(kPageBytes << staging_[s].chunk->order);
+      if (flight_.fetching.empty() && !isCopying(s + 1)) account_.noCopyEnded();
+      progress = true;
+    }
+    const Extent* const extent = staging_[s].extent;
+    if (extent != nullptr && extent->sealed) continue;
+    chunks_.giveVram(staging_[s].chunk);
+    staging_.erase(staging_.begin() + static_cast<ptrdiff_t>(s--));
+    progress = true;
+  }
+  return progress;
+}
+
+bool Engine::stage(Extent& extent, Lock& lock) {
+  if (!chunks_.hasVram(extent.order) || nowNs() < pauses_.refused_until_ns) return false;
+  Region& region = *extent.region;
+  ++region.wanted;  // it is not freed meanwhile
+  VramChunk* const chunk = takeVram(extent, lock);
+  const CUevent event = chunk != nullptr ? takeEvent(lock) : nullptr;
+  --region.wanted;
+  if (chunk == nullptr) return false;
+  if (event == nullptr || !extent.sealed || region.dead) {
+    if (event != nullptr) events_.push_back(event);
+    chunks_.giveVram(chunk);
+    return true;
+  }
+  staging_.push_back({&extent, chunk, event, &region});
+  return copyAhead({staging_.back()}, lock);
+}
+
+/// Queues the copies of these, which are the last of staging_ and of one region. False: the driver
+/// refused.
+bool Engine::copyAhead(const std::vector<Staged>& begun, Lock& lock) {
+  account_.copyBegins(flight_.fetching.empty() && !isCopying(0, begun.size()));
+  Region& region = *begun.front().region;
+  ++region.wanted;  // nor before the copies have begun: after that awaitStaged() knows of them
+  const CUresult result = outside(TraceStep::kCopyIn, begun.front().extent, lock, [&] {
+    for (const Staged& staged : begun) {
+      CUresult queued = pool_.driver.cuMemcpyHtoDAsync_v2(
+          staged.chunk->alias, reinterpret_cast<const void*>(staged.extent->host->alias),
+          staged.extent->bytes(), streams_.in);
+      if (queued == CUDA_SUCCESS) queued = pool_.driver.cuEventRecord(staged.event, streams_.in);
+      if (queued != CUDA_SUCCESS) return queued;
+    }
+    return CUDA_SUCCESS;
+  });
+  --region.wanted;
+  if (result != CUDA_SUCCESS) {
+    refused("copy", result);
+    dropStaged([&](const Extent& extent) {
+      return std::any_of(begun.begin(), begun.end(),
+                         [&](const Staged& staged) { return staged.extent == &extent; });
+    });
+    return false;
+  }
+  for (const Staged& staged : begun) {
+    add(figures_->bytes_in, staged.extent->bytes());
+    add(figures_->fetched_bytes, staged.extent->bytes());
+  }
+  add(figures_->prefetches_issued, begun.size());
+  return true;
+}
+
+/// Stages what will be named next, as far as there is room.
+bool Engine::stageAhead(Lock& lock) {
+  if (life_.broken || streamed_ == nullptr || streamed_->dead) return false;
+  if (debts_.any()) return giveStagedUp(UINT64_MAX);
+  if (wants_.short_bytes > 0 || stagedBytes() >= stagingWindow()) return false;
+  Extent* const next = nextToStage(*streamed_);
+  return next != nullptr && stage(*next, lock);
+}
+
+/// The sealed extent that was named the longest ago, of those of which nothing is staged.
+Extent* Engine::nextToStage(const Region& region) {
+  Extent* next = nullptr;
+  for (const auto& extent : region.extents)
+    if (extent->sealed && extent->state == ExtentState::kInPlace && extent->stamp != 0 &&
+        (next == nullptr || extent->stamp < next->stamp) && stagedOf(*extent) == nullptr)
+      next = extent.get();
+  return next;
+}
+
+/// Chunks of what leaves get copies of what comes next, at once: no launch reads them any more, and
+/// host memory has what they hold. So the link is busy while the mappings change.
+void Engine::stageInto(const std::vector<Move>& leaves, Lock& lock) {
+  if (leaves.empty() || debts_.any() || wants_.short_bytes > 0) return;
+  std::vector<Staged> begun;
+  for (const Move& move : leaves) {
+    if (stagedBytes() >= stagingWindow()) break;
+    Extent* const next = nextToStage(*move.extent->region);
+    if (next == nullptr) break;
+    if (next->order != move.extent->order) continue;
+    const CUevent event = takeEvent(lock);
+    if (event == nullptr) break;
+    if (!next->sealed || next->state != ExtentState::kInPlace) {  // while the mutex was released
+      events_.push_back(event);
+      continue;
+    }
+    begun.push_back({next, std::exchange(move.extent->vram, nullptr), event, next->region});
+    staging_.push_back(begun.back());
+  }
+  if (!begun.empty()) copyAhead(begun, lock);
+}
+
+/// One part is mapped, one has come and one is coming.
+uint64_t Engine::stagingWindow() const {
+  const uint64_t part =
+      streamed_ == nullptr || streamed_->extents.empty() ? 0 : streamed_->extents.front()->bytes();
+  return std::max(windowBytes() / 2 * 3, 3 * part);
+}
+
+/// Launches wait for these, which are in place in one streamed arena. True: something was begun.
+bool Engine::remapFor(std::span<Extent* const> named, Lock& lock) {
+  if (named.empty() || swaps_.current != nullptr || !mayBegin()) return false;
+  Region& region = *named.front()->region;
+  if (region.dead || region.exporting || region.pins > 0 || !mayBeInPlace(region)) return false;
+  streamed_ = &region;
+  bool progress = false, here = true, short_of_room = false;
+  for (Extent* const extent : named) {
+    if (extent->region != &region || !extent->sealed) continue;
+    const Staged* staged = stagedOf(*extent);
+    if (staged == nullptr) {
+      const bool begun = stage(*extent, lock);
+      if (swaps_.current != nullptr || region.dead) return true;
+      progress |= begun;
+      short_of_room |= !begun;
+      staged = begun ? stagedOf(*extent) : nullptr;
+    }
+    here &= staged != nullptr && staged->event == nullptr;
+  }
+  if (!here && !short_of_room) return progress;
+  return beginRemap(region, named, here) || progress;
+}
+
+bool Engine::beginRemap(Region& region, std::span<Extent* const> named, bool all_here) {
+  auto batch = std::make_unique<Batch>();
+  batch->remaps = true;
+  uint64_t need = 0;
+  const auto comes = [&](Extent& extent) {
+    if (extent.state != ExtentState::kInPlace || extent.region != &region) return;
+    if (std::find(batch->victims.begin(), batch->victims.end(), &extent) != batch->victims.end())
+      return;
+    batch->victims.push_back(&extent);
+    if (!extent.sealed) need += extent.bytes();
+  };
+  if (all_here)
+    for (Extent* const extent : named) comes(*extent);
+  for (const Staged& staged : staging_)
+    if (staged.extent != nullptr && staged.event == nullptr) comes(*staged.extent);
+  // What is not constant yet comes several at a time as well: each remap waits for all launches.
+  std::vector<Extent*> others;
+  for (const auto& extent : region.extents)
+    if (extent->state == ExtentState::kInPlace && !extent->sealed && extent->stamp != 0)
+      others.push_back(extent.get());
+  const auto older = [](const Extent* a, const Extent* b) { return a->stamp < b->stamp; };
+  std::sort(others.begin(), others.end(), older);
+  for (Extent* const extent : others)
+    if (need > 0 && need + extent->bytes() <= windowBytes()) comes(*extent);
+  const uint64_t must = need;
+  const bool any_sealed = std::any_of(region.extents.begin(), region.extents.end(),
+                                      [](const auto& extent) { return extent->sealed; });
+  const uint64_t staged = stagedBytes(), window = stagingWindow();
+  if (any_sealed) need += window - std::min(window, staged) + sealedBytes(batch->victims);
+  std::vector<Extent*> residents;
+  for (const auto& extent : region.extents)
+    if (extent->state == ExtentState::kVram && extent->wanted == 0 && extent->pins == 0)
+      residents.push_back(extent.get());
+  // stamp - 1: what was never named is the greatest.
+  std::sort(residents.begin(), residents.end(),
+            [](const Extent* a, const Extent* b) { return a->stamp - 1 > b->stamp - 1; });
+  uint64_t room = chunks_.vramAvailable();
+  bool any_leaves = false;
+  for (Extent* const extent : residents) {
+    if (room >= need) break;
+    room += extent->bytes();
+    batch->victims.push_back(extent);
+    any_leaves = true;
+  }
+  // Nothing can leave: what was staged ahead of its use makes room.
+  if (room < must || (!any_leaves && !all_here)) return giveStagedUp(windowBytes());
+  if (batch->victims.empty()) return false;
+  for (Extent* const extent : batch->victims) beginRetiring(*extent);
+  base::logDebug(
+      "device %d: %zu parts of an arena of %llu MiB change place, %zu of them for VRAM", device_,
+      batch->victims.size(), static_cast<unsigned long long>(region.pages * kPageBytes >> 20),
+      static_cast<size_t>(std::count_if(batch->victims.begin(), batch->victims.end(),
+                                        [](const Extent* one) { return one->vram == nullptr; })));
+  batch->scan.parts_of = swaps_.current = &region;
+  region.swapping = true;
+  swaps_.until_ns = nowNs() + pool_.options.waits.in_place_ns;
+  return begin(std::move(batch));
+}
+
+uint64_t Engine::sealedBytes(std::span<Extent* const> extents) {
+  uint64_t bytes = 0;
+  for (const Extent* const extent : extents)
+    if (extent->sealed) bytes += extent->bytes();
+  return bytes;
+}
+
+/// Changes mappings; neighbours are given to the device by one call. Where it fails none is mapped.
+/// Without the mutex.
+CUresult Engine::changeMappings(std::vector<Move>& moves) const {
+  std::sort(moves.begin(), moves.end(),
+            [](const Move& a, const Move& b) { return a.extent->address < b.extent->address; });
+  CUresult result = CUDA_SUCCESS;
+  const auto unless = [&](CUresult done) {
+    if (result == CUDA_SUCCESS) result = done;
+  };
+  for (const Move& move : moves)
+    unless(chunks_.unmapAt(move.extent->address, move.extent->bytes()));
+  for (const Move& move : moves) {
+    if (result != CUDA_SUCCESS) break;
+    const CUmemGenericAllocationHandle to =
+        move.chunk != nullptr ? move.chunk->handle : move.extent->host->handle;
+    unless(pool_.driver.cuMemMap(move.extent->address, move.extent->bytes(), 0, to, 0));
+  }
+  for (size_t first = 0, next = 0; first < moves.size() && result == CUDA_SUCCESS; first = next) {
+    const uint64_t begin = moves[first].extent->address;
+    uint64_t end = begin;
+    while (next < moves.size() && moves[next].extent->address == end &&
+           moves[next].seals == moves[first].seals)
+      end += moves[next++].extent->bytes();
+    unless(chunks_.protectAt(begin, end - begin, moves[first].seals));
+  }
+  if (result == CUDA_SUCCESS) return result;
+  for (const Move& move : moves) chunks_.unmapAt(move.extent->address, move.extent->bytes());
+  return result;
+}
+
+/// Copies all of these, down or up, and waits for that. False: the driver refused.
+bool Engine::copyNow(std::span<const Move> moves, bool down, Lock& lock) {
+  if (moves.empty()) return true;
+  const CUstream stream = streams_.out;
+  const CUresult result =
+      outside(down ? TraceStep::kCopyOut : TraceStep::kCopyIn, moves.front().extent, lock, [&] {
+        const DriverApi& driver = pool_.driver;
+        CUresult queued = CUDA_SUCCESS;
+        for (const Move& move : moves) {
+          void* const host = reinterpret_cast<void*>(move.extent->host->alias);
+          const uint64_t bytes = move.extent->bytes();
+          if (queued == CUDA_SUCCESS)
+            queued =
+                down ? driver.cuMemcpyDtoHAsync_v2(host, move.extent->vram->alias, bytes, stream)
+                     : driver.cuMemcpyHtoDAsync_v2(move.chunk->alias, host, bytes, stream);
+        }
+        const CUresult ended = driver.cuStreamSynchronize(stream);
+        return queued == CUDA_SUCCESS ? ended : queued;
+      });
+  if (result != CUDA_SUCCESS) refused("copy", result);
+  for (const Move& move : moves)
+    add(down ? figures_->bytes_out : figures_->bytes_in, move.extent->bytes());
+  return result == CUDA_SUCCESS;
+}
+
+/// No launch uses the arena, and the GPU has hashed what leaves. Everything is claimed before the
+/// mutex is released first.
+void Engine::finishRemap(Batch& batch, std::span<const ContentHash> hashes, Lock& lock) {
+  const uint64_t began = nowNs();
+  std::vector<Move> leaves, changed, comes, sealed;
+  for (size_t v = 0; v < batch.victims.size(); ++v) {
+    Extent* const extent = batch.victims[v];
+    if (extent == nullptr || extent->state != ExtentState::kRetiring) continue;
+    const bool is_here = extent->vram != nullptr;
+    Staged* const staged = extent->sealed ? stagedOf(*extent) : nullptr;
+    const bool lacks_copy = extent->sealed && (staged == nullptr || staged->event != nullptr);
+    if (life_.broken || lacks_copy) {
+      cancelRetiring(*extent);
+      continue;
+    }
+    setState(*extent, ExtentState::kMoving);
+    if (is_here) {
+      const bool clean = extent->host != nullptr && extent->host_valid && extent->hash_valid &&
+                         extent->hash == hashes[v];
+      extent->looks = clean ? std::min<uint8_t>(extent->looks + 1, kConstantLooks) : 0;
+      extent->hash = hashes[v];
+      extent->hash_valid = true;
+      (clean ? leaves : changed).push_back({extent, nullptr, extent->looks >= kConstantLooks});
+    } else if (extent->sealed) {
+      sealed.push_back({extent, staged->chunk, false});
+      staging_.erase(staging_.begin() + (staged - staging_.data()));
+    } else {
+      extent->hash = hashes[v];
+      extent->hash_valid = extent->host_valid = true;
+      comes.push_back({extent, nullptr, false});
+    }
+  }
+  add(figures_->evictions_clean, leaves.size());
+  stageInto(leaves, lock);
+  writeChanged(changed, lock);
+  leaves.insert(leaves.end(), changed.begin(), changed.end());
+  leaveForPlace(leaves, lock);
+  std::erase_if(comes, [&](Move& move) {
+    move.chunk = life_.broken ? nullptr : takeVram(*move.extent, lock);
+    if (move.chunk == nullptr) setState(*move.extent, ExtentState::kInPlace);
+    return move.chunk == nullptr;
+  });
+  const bool copied = copyNow(comes, false, lock);
+  for (const Move& move : comes) {
+    if (copied) continue;
+    chunks_.giveVram(move.chunk);
+    setState(*move.extent, ExtentState::kInPlace);
+  }
+  if (copied) sealed.insert(sealed.end(), comes.begin(), comes.end());
+  comeToVram(sealed, lock);
+  // Host memory that had to be made for what leaves took its time: nobody has waited that in vain.
+  // That something has moved renews no want: it may be moved again and again.
+  const uint64_t now = nowNs();
+  for (size_t w = 0; w < wants_.size(); ++w) {
+    Want& want = *wants_.at(w);
+    want.since_ns = std::min(now, want.since_ns + (now - began));
+  }
+}
+
+/// What has changed since it came is written down. Where there is no host memory it stays.
+void Engine::writeChanged(std::vector<Move>& changed, Lock& lock) {
+  const auto stays = [this](Extent& extent) {
+    flight_.left(extent);
+    setState(extent, ExtentState::kVram);
+  };
+  std::erase_if(changed, [&](const Move& move) {
+    if (takeHost(*move.extent, lock)) return false;
+    ++out_.unplaced;
+    stays(*move.extent);
+    return true;
+  });
+  for (const Move& move : changed) move.extent->host_valid = false;
+  if (copyNow(changed, true, lock)) {
+    for (const Move& move : changed) move.extent->host_valid = true;
+    add(figures_->evictions_written, changed.size());
+    return;
+  }
+  for (const Move& move : changed) stays(*move.extent);
+  changed.clear();
+}
+
+/// False: the driver refused, and none of them is mapped. Such an extent is what a launch brings
+/// that needs it.
+bool Engine::remap(std::vector<Move>& moves, Lock& lock) {
+  if (moves.empty()) return true;
+  const CUresult result =
+      outside(TraceStep::kMap, moves.front().extent, lock, [&] { return changeMappings(moves); });
+  if (result != CUDA_SUCCESS) refused("map", result);
+  return result == CUDA_SUCCESS;
+}
+
+void Engine::leaveForPlace(std::vector<Move>& moves, Lock& lock) {
+  const bool mapped = remap(moves, lock);
+  for (const Move& move : moves) {
+    Extent& extent = *move.extent;
+    noteUsed(extent, false);
+    flight_.left(extent);
+    if (extent.vram != nullptr) chunks_.giveVram(std::exchange(extent.vram, nullptr));
+    extent.sealed = move.seals && mapped;
+    setState(extent, mapped ? ExtentState::kInPlace : ExtentState::kParked);
+  }
+}
+
+void Engine::comeToVram(std::vector<Move>& moves, Lock& lock) {
+  const bool mapped = remap(moves, lock);
+  for (const Move& move : moves) {
+    Extent& extent = *move.extent;
+    if (mapped)
+      extent.vram = move.chunk;
+    else
+      chunks_.giveVram(move.chunk);
+    setState(extent, mapped ? ExtentState::kVram : ExtentState::kParked);
+  }
+}
+
+void Engine::unseal(Extent& extent, Lock& lock) {
+  if (!extent.sealed || extent.state != ExtentState::kInPlace) return;
+  dropStaged([&](const Extent& staged) { return &staged == &extent; });
+  setState(extent, ExtentState::kMoving);
+  const CUresult result = outside(TraceStep::kMap, &extent, lock, [&] {
+    return chunks_.protectAt(extent.address, extent.bytes(), false);
+  });
+  if (result != CUDA_SUCCESS) lost(result);
+  extent.sealed = extent.hash_valid = false;
+  extent.looks = 0;
+  setState(extent, ExtentState::kInPlace);
+}
+
+}  // namespace olpager::pager
