@@ -1,5 +1,6 @@
 // Nearly all the memory that the device has is allocated, and launches use it two blocks at a time,
-// in an order that nobody can foresee: what they need has to come in where everything is full.
+// in an order that nobody can foresee: what they need has to come in where everything is full. What
+// is freed can be allocated again at once, in other sizes.
 #include "common.h"
 
 namespace {
@@ -56,5 +57,16 @@ int main(int argc, char** argv) {
             expected[b * 3 + k]);
     }
   for (uint32_t* block : blocks) RUNTIME_OK(cudaFree(block));
+  for (int round = 0; round < 3; ++round) {
+    uint32_t* whole = nullptr;
+    RUNTIME_OK(cudaMalloc(&whole, bytes * blocks.size() * 3 / 4));
+    RUNTIME_OK(cudaFree(whole));
+    for (uint32_t*& block : blocks) {
+      RUNTIME_OK(cudaMalloc(&block, bytes));
+      start<<<1, 32>>>(block, uint32_t(round), 1024);
+    }
+    RUNTIME_OK(cudaDeviceSynchronize());
+    for (uint32_t* block : blocks) RUNTIME_OK(cudaFree(block));
+  }
   return apps::ok("%zu blocks of %zu KiB in turns", blocks.size(), bytes >> 10);
 }

@@ -31,6 +31,23 @@ int main(int argc, char** argv) {
     apps::verify(y, kPiece, seed, 0, "memory allocated after a free under a running kernel");
     RUNTIME_OK(cudaFree(y));
   }
+  // The same where nobody can name the stream of the kernel any more.
+  for (int round = 0; round < 4; ++round) {
+    uint32_t *x, *y;
+    cudaStream_t gone;
+    RUNTIME_OK(cudaStreamCreateWithFlags(
+        &gone, round % 2 == 0 ? cudaStreamNonBlocking : cudaStreamDefault));
+    RUNTIME_OK(cudaMalloc(&x, kPiece));
+    scribble<<<1, 256, 0, gone>>>(x, samples, 40);
+    RUNTIME_OK(cudaStreamDestroy(gone));
+    RUNTIME_OK(cudaFree(x));
+    RUNTIME_OK(cudaMalloc(&y, kPiece));
+    apps::fill(y, kPiece, seed, b);
+    RUNTIME_OK(cudaStreamSynchronize(b));
+    RUNTIME_OK(cudaDeviceSynchronize());
+    apps::verify(y, kPiece, seed, 0, "memory freed under a kernel of a stream that is gone");
+    RUNTIME_OK(cudaFree(y));
+  }
   for (int round = 0; round < 4; ++round) {
     uint32_t *x, *y;
     RUNTIME_OK(cudaMallocAsync(&x, kPiece, a));

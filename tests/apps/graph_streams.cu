@@ -1,5 +1,6 @@
-// A capture that forks to a second stream and joins again, and memory allocated inside a capture:
-// it lives as long as the graph. Skipped where the driver has no memory nodes.
+// A capture that forks to a second stream and joins again; one whose other streams are destroyed
+// before it ends; and memory allocated inside a capture: it lives as long as the graph. Skipped
+// where the driver has no memory nodes.
 #include "common.h"
 
 int main(int argc, char** argv) {
@@ -38,6 +39,31 @@ int main(int argc, char** argv) {
       apps::verify(buffers[i], kPiece, seed + uint32_t(i), 3, "forked buffer");
       apps::verify(buffers[i + 1], kPiece, seed + uint32_t(i), 4, "joined buffer");
     }
+  }
+  RUNTIME_OK(cudaGraphExecDestroy(exec));
+  RUNTIME_OK(cudaGraphDestroy(graph));
+  // What streams have captured that are destroyed before the capture ends stays in the graph.
+  constexpr int kStreams = 3;
+  RUNTIME_OK(cudaStreamBeginCapture(a, cudaStreamCaptureModeGlobal));
+  apps::fill(buffers[0], kPiece, seed + 9, a);
+  for (int i = 0; i < kStreams; ++i) {
+    cudaStream_t passing;
+    RUNTIME_OK(cudaStreamCreateWithFlags(&passing, cudaStreamNonBlocking));
+    RUNTIME_OK(cudaEventRecord(fork, a));
+    RUNTIME_OK(cudaStreamWaitEvent(passing, fork, 0));
+    apps::add(buffers[0], kPiece, 1, passing);
+    RUNTIME_OK(cudaEventRecord(join, passing));
+    RUNTIME_OK(cudaStreamWaitEvent(a, join, 0));
+    RUNTIME_OK(cudaStreamDestroy(passing));
+  }
+  apps::add(buffers[0], kPiece, 1, a);
+  RUNTIME_OK(cudaStreamEndCapture(a, &graph));
+  RUNTIME_OK(cudaGraphInstantiate(&exec, graph, 0));
+  for (int launch = 0; launch < 2; ++launch) {
+    RUNTIME_OK(cudaMemsetAsync(buffers[0], 0, kPiece, a));
+    RUNTIME_OK(cudaGraphLaunch(exec, a));
+    RUNTIME_OK(cudaStreamSynchronize(a));
+    apps::verify(buffers[0], kPiece, seed + 9, kStreams + 1, "buffer of streams that are gone");
   }
   RUNTIME_OK(cudaGraphExecDestroy(exec));
   RUNTIME_OK(cudaGraphDestroy(graph));

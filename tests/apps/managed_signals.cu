@@ -1,6 +1,8 @@
 // Signal handlers and managed memory. A timer's handler counts there while its thread is in calls
 // of CUDA's that use that memory, or other memory. Then a thread is stopped by a signal wherever it
-// is, as a collector of garbage does, while another one reads managed memory.
+// is, as a collector of garbage does, while another one reads managed memory. Where the device has
+// no concurrent managed access the two touch it all the same: such a touch waits for the kernels
+// (docs/limits.md).
 #include <semaphore.h>
 #include <signal.h>
 #include <sys/syscall.h>
@@ -55,7 +57,7 @@ static void countWhileLaunching(uint32_t* used, uint32_t* counts, cudaStream_t s
   counter = counts;
   {
     const Timer timer;
-    for (uint32_t launches = 0; launches < 300 || ticks < 150; ++launches) {
+    for (uint32_t launches = 0; launches < 150 || ticks < 75; ++launches) {
       addBeside<<<1, 32, 0, stream>>>(used, kWords);
       RUNTIME_OK(cudaGetLastError());
       if (launches % 8 == 0) RUNTIME_OK(cudaStreamSynchronize(stream));
@@ -117,9 +119,6 @@ static void collect(uint32_t* roots, int collections) {
 
 int main(int argc, char** argv) {
   (void)apps::parse(argc, argv);
-  int concurrent = 0;
-  RUNTIME_OK(cudaDeviceGetAttribute(&concurrent, cudaDevAttrConcurrentManagedAccess, 0));
-  if (concurrent == 0) apps::skip("the CPU may not touch managed memory while a kernel runs");
   apps::Pressure pressure(size_t{12} << 20);
   sem_init(&stopped, 0, 0);
   struct sigaction action {};
@@ -142,7 +141,7 @@ int main(int argc, char** argv) {
   countWhileLaunching(used, other, stream);
   used[0] = 0;
   pressure.apply();
-  collect(used, 60);
+  collect(used, 30);
   RUNTIME_OK(cudaDeviceSynchronize());
   pressure.check();
   return apps::ok("handlers and stopped threads");

@@ -23,12 +23,12 @@ extern "C" __attribute__((visibility("default"))) int LLVMFuzzerTestOneInput(con
     if (!pages::decode(record, kExtents, again).ok()) std::abort();
   }
   if (again != messages) std::abort();
-  // Two agents and a home that have heard nothing before.
-  Directory home(2);
+  // Three agents and a home that have heard nothing before.
+  Directory home;
   std::vector<Agent> agents;
   for (AgentId id = 0; id < 3; ++id) {
-    home.join(id, 1);
-    agents.emplace_back(id, 1, 2);
+    home.join(id);
+    agents.emplace_back(id);
     agents.back().resize(kExtents);
   }
   home.allocate(0, kExtents);

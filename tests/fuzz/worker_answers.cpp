@@ -33,11 +33,11 @@ void runsStayInPlace(Reader reader) {
   }
 }
 
-KnownKernels::Table code() {
+KnownKernels::Code code() {
   static const char kText[] =
       ".version 7.0\n.target sm_70\n.entry none() { ret; }\n"
       ".entry some(.param .u32 a, .param .align 8 .b8 b[40], .param .u8 c) { ret; }\n";
-  return kernelTableOf(std::as_bytes(std::span(kText)));
+  return std::make_shared<KnownCode>(std::as_bytes(std::span(kText)), true);
 }
 
 void noMoreThanTheCode(Reader reader) {
@@ -62,7 +62,7 @@ void anyCode(std::span<const std::byte> bytes) {
   text.insert(text.begin(), reinterpret_cast<const std::byte*>(kHead),
               reinterpret_cast<const std::byte*>(kHead) + sizeof kHead - 1);
   text.push_back(std::byte{0});
-  (void)kernelTableOf(text);
+  (void)KnownCode(text, true).allows("some", {});
 }
 
 }  // namespace

@@ -403,6 +403,8 @@ void operation(Operation what, Sampler& out, OtherWorker& other) {
       }
       return;
     }
+    case Operation::kFinishWork:
+      return;
     case Operation::kLaunchOnDevices: {
       const uint8_t how = out.input().byte();
       forward::DevicesLaunchHead head;

@@ -160,7 +160,7 @@ def main(args):
         # One device over two, neither of which can hold the program: pages go between their workers.
         start = time.monotonic()
         gpunodes = [Daemon([args.olgpunode, "--listen", f"{host}:0", "--driver", "sim", "--vram", str(8 * MIB),
-                            "--memory", str(256 * MIB), "--cache", "none", "--transport", "verbs", "--log", "info", *trust],
+                            "--memory", str(256 * MIB), "--cache", "none", "--transport", "verbs", "--worker-log", "info", *trust],
                            r"listening at (\S+:\d+)") for _ in range(2)]
         named = [word for gpunode in gpunodes for word in ("--gpunode", gpunode.address)]
         said = run(0, *required, "--log", "info", "--view", "unified", *named, *program)

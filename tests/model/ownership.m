@@ -1,136 +1,112 @@
--- The ownership protocol of the directory and its agents (docs/internals/coherence.md), as a model for rumur. tests/model/check runs it:
--- configurations that have to pass, and for each rule that is left out (BROKEN) one that has to fail.
+-- The ownership protocol of the directory and its agents (docs/internals/coherence.md), as a model
+-- for rumur. tests/model/check runs it: configurations that have to pass, and for each rule that is
+-- left out (BROKEN) one that has to fail.
 --
--- One home, A agents with F frames that run operations, one spill. An operation's number is its age. Operations are sent in any
--- order, to any agent; what they reach is found in steps.
+-- One home, A agents that run operations, and one that has extents at first and runs none. An
+-- operation's number is its age. Operations are sent in any order, to any agent; what they reach is
+-- found in steps.
 --
 -- What is left out of the model:
---   The phases of one transaction (Yield, Ready, Done, Refused) are one variable, since they follow each other. Release,
---   Invalidate and Get overlap with what comes after, and are their own. Any delay is possible. Loss with repetition is delay.
---   A Get that is under way and one that waits at the home are the same; after an urge the home takes no younger one first.
---   What was fetched ahead of an operation is not kept for it from other hints: that is a matter of time.
---   Duplicates of Yield, Ready, Release and Invalidate are dropped by their number by construction; 18 shows what it is for.
---   Fencing takes no time; a hash is equal where the version is; a first touch is a take from the spill; nothing is freed.
---   Those are in tests/unit/directory (explore, simulate), with the code itself.
+--   The phases of one transaction (Yield, Ready, Done) are one variable, since they follow each
+--   other. Release, Invalidate and Get overlap with what comes after, and are their own. Any delay
+--   is possible.
+--   A Get that is under way and one that waits at the home are the same; after an urge the home
+--   takes no younger one first.
+--   What was fetched ahead of an operation is not kept for it from other hints: that is a matter of
+--   time.
+--   Duplicates of Yield, Ready, Release and Invalidate are dropped by their number by construction;
+--   11 shows what it is for.
+--   A hash is equal where the version is; a first touch is a take from the agent that runs none;
+--   nothing is freed. Those are in tests/unit/directory (explore, simulate), with the code itself.
 -- Progress: no state is stuck; operation 0 asks once for an extent, the others less than 8 times.
 --
 -- BROKEN leaves out:
---    1 a Yield waits for older claims               2 the giver keeps the bytes until Done
---    3 an older request urges                       4 replicas are gone before the owner gives
---    5 younger claims yield                         6 claims are made in the step of arrival
---    7 room comes from Retained                     8 a push does not displace older claims
---    9 frames go to the oldest                     10 reservations can be taken back
---   11 a push has an age                           12 what waits for a younger operation is not sent before
---   13 an Invalidate waits for older readers       14 the report does not overtake Done
---   15 Retained is used only if equal              16 a taker without a frame refuses
---   17 a Release matches the present giving        18 duplicates are told by number
---   20 only what is known complete is taken back   21 all that wait claim on arrival
---   22 nor does a younger one ask in place         23 an owner's own Get is answered
---   24 after an urge nobody younger is first       25 a push counts as room only as long as its extent may go
---   26 what is asked for ahead acts with no age
--- 19 is an option that passes: after a loss a Retained copy of the last write known complete becomes the owner.
+--    1 a Yield waits for older claims
+--    2 the giver keeps the bytes until Done
+--    3 an older request urges
+--    4 replicas are gone before the owner gives
+--    5 younger claims yield
+--    6 claims are made in the step of arrival
+--    7 what waits for a younger operation is not sent before
+--    8 an Invalidate waits for older readers
+--    9 Retained is used only if equal
+--   10 a Release matches the present giving
+--   11 duplicates are told by number
+--   12 all that wait claim on arrival
+--   13 after an urge nobody younger is first
+--   14 what is asked for ahead acts with no age
 const
-  A: 2;        -- agents that run operations; agent A is the spill: it runs none and does not fail
+  A: 2;        -- agents that run operations; agent A runs none
   P: 2;        -- extents
   N: 3;        -- operations; the number is the age, 0 the oldest; N: nobody, infinitely young
-  F: 2;        -- frames of each agent but the spill
-  R: 2;        -- extents that one operation may reach, at most F
-  SPILL: 1;    -- 0: nobody asks for a push
-  ROOM: 9;     -- extents that the spill can hold
-  INIT: 0;     -- 0: the spill has all at first; 1: agents do, in order, F each
+  R: 2;        -- extents that one operation may reach
+  INIT: 0;     -- who has the extents at first: 0: agent A; 1: agent 0; 2: agents in turns
   SHARE: 0;    -- 1: operations may need an extent only to read it
-  GETS: 0;     -- Gets without a reservation: of the home (hints), or sent twice
+  GETS: 0;     -- Gets that no operation sends: of the home (hints), or sent twice
   DUPS: 0;     -- other messages that arrive twice
-  CRASH: 0;    -- 1: one agent may fail
   FIXED: 0;    -- 1: operation n runs at agent n mod A
   ROT: 0;      -- 1: operation 0 waits for the younger operation 1 before it is sent
-  SPINS: 0;    -- 1: operation 1 does not end before operation 2 has ended. Both are at agent 0. Operation 0 is at another one and does
-               -- not arrive before that
+  SPINS: 0;    -- 1: operation 1 does not end before operation 2 has ended. Both are at agent 0.
+               -- Operation 0 is at another one and does not arrive before that
   BARS: 0;     -- 1: a Yield that waits lets no new younger claim in
   BROKEN: 0;   -- the rule that is left out; the list is above
 type
   worker: 0..A-1; agent: 0..A; operation: 0..N-1; age: 0..N; extent: scalarset(P);
   stamp: 0..N;
   mode: enum {No, Shared_, Own};
-  extent_state: enum {Absent, Taking, Landed, Owned, OwnedShared, Shared, Given, Retained};
+  extent_state: enum {Absent, Taking, Owned, OwnedShared, Shared, Given, Retained};
   operation_state: enum {Unsent, Sent, Acquiring, Submitted, Complete};
-  phase_kind: enum {Rest, Recalling, Yielding, OnItsWay, Waiting, Arrived, Refused};
+  phase_kind: enum {Rest, Recalling, Yielding, OnItsWay, Arrived};
   ghost_kind: enum {GNone, GYield, GReady, GRelease, GInv};
 var
   state: array[agent] of array[extent] of extent_state;
   bytes: array[agent] of array[extent] of stamp;
   version: array[extent] of stamp;                 -- ghost: last completed write
-  known: array[extent] of stamp;                 -- ghost: last write that the program knows complete
   progress: array[operation] of operation_state;
-  written: array[operation] of array[extent] of stamp; -- ghost, only with CRASH
-  reported: array[operation] of boolean;             -- Complete(n) has reached the home
   place: array[operation] of worker;
   need: array[operation] of array[extent] of mode;
   claim: array[operation] of array[extent] of boolean;
-  asked: array[operation] of array[extent] of boolean;  -- Get sent, a frame is reserved
+  asked: array[operation] of array[extent] of boolean;  -- Get sent
   asks: array[operation] of array[extent] of 0..8;      -- ghost
   request: array[operation] of array[extent] of mode;    -- at the home or on its way to it
   hint: array[operation] of array[extent] of mode;       -- asked for ahead
   ahead: array[extent] of boolean;                       -- the transaction serves such a hint
-  push: array[extent] of age;                 -- at the home: owner asks to move it, for op push
   owner: array[extent] of agent;
   replica: array[agent] of array[extent] of boolean;
   phase: array[extent] of phase_kind;
-  urged: array[extent] of age;                 -- the oldest request that the home knows to be waiting
-  served: array[extent] of age; acting: array[extent] of age; for_room: array[extent] of boolean;
+  -- the oldest request that the home knows to be waiting
+  urged: array[extent] of age;
+  served: array[extent] of age; acting: array[extent] of age;
   taker: array[extent] of agent; taken: array[extent] of mode;
   recalled: array[agent] of array[extent] of boolean;   -- Invalidate sent, not acked
   release: array[agent] of array[extent] of boolean; -- Release on its way, for the Given it is in
   late_release: array[agent] of array[extent] of boolean; -- Release on its way, for an earlier one
-  poison: array[extent] of boolean;
   held: array[extent] of boolean;           -- the Yield has been looked at, and waits
-  dead: array[worker] of boolean;
-  crashes: 0..1; gets: 0..GETS; dups: 0..DUPS;
+  gets: 0..GETS; dups: 0..DUPS;
   copied: ghost_kind; copied_extent: extent; copied_at: agent;
 
-function usable(s: extent_state): boolean; begin return s = Owned | s = OwnedShared | s = Shared; end;
+function usable(s: extent_state): boolean; begin return s = Owned | s = OwnedShared | s = Shared;
+end;
 function suits(n: operation; p: extent): boolean;
 begin
   if need[n][p] = Own then return state[place[n]][p] = Owned; end;
   return usable(state[place[n]][p]);
-end;
-function used(a: agent): 0..P;
-var c: 0..P;
-begin c := 0; for p: extent do if state[a][p] != Absent then c := c + 1; end; end; return c; end;
--- an operation that lacks_frame a frame
-function taker_has_room(a: agent): boolean;
-begin if a = A then return used(a) < ROOM; end; return used(a) < F; end;
-function lacks_frame(n: operation): boolean;
-begin
-  if progress[n] != Acquiring then return false; end;
-  for p: extent do
-    if need[n][p] != No & !poison[p] & state[place[n]][p] = Absent then return true; end;
-  end;
-  return false;
-end;
-function older_lacks_frame(a: agent; n: age): boolean;
-begin
-  for m: operation do if m < n & progress[m] = Acquiring & place[m] = a & lacks_frame(m) then return true; end; end;
-  return false;
 end;
 function reach_of(n: operation): 0..P;
 var c: 0..P;
 begin c := 0; for p: extent do if need[n][p] != No then c := c + 1; end; end; return c; end;
 function acting_age(p: extent): age;   -- the age that a Yield acts with
 begin
-  if acting[p] < N & progress[acting[p]] = Complete then
-    if for_room[p] then return N; else return served[p]; end;
-  end;
+  if acting[p] < N & progress[acting[p]] = Complete then return served[p]; end;
   return acting[p];
 end;
-function room_age(p: extent): age;   -- what comes ahead takes no frame from anybody
-begin if ahead[p] & acting[p] = N then return N; end; return served[p]; end;
 function any_recalled(p: extent): boolean;
 begin for a: agent do if recalled[a][p] then return true; end; end; return false; end;
 function any_replica(p: extent): boolean;
 begin for a: agent do if replica[a][p] then return true; end; end; return false; end;
 function any_asked(a: agent; p: extent): boolean;
-begin for m: operation do if place[m] = a & asked[m][p] then return true; end; end; return false; end;
+begin for m: operation do if place[m] = a & asked[m][p] then return true; end; end; return false;
+end;
 -- may agent a give p up to an operation of age e?  w: only writers are in the way (mode share)
 function may_go(a: agent; p: extent; e: age; w: boolean): boolean;
 begin
@@ -153,7 +129,7 @@ begin
     if progress[m] != Unsent & place[m] = a & claim[m][p] & (!w | need[m][p] = Own) then
       assert m > e "a claim is lost to a younger operation";
       assert progress[e] != Complete "a claim is lost to an operation that is complete";
-      assert progress[m] != Submitted "a submitted operation loses a extent";
+      assert progress[m] != Submitted "a submitted operation loses an extent";
       claim[m][p] := false;
     end;
   end;
@@ -161,20 +137,22 @@ end;
 procedure arrive(b: agent; p: extent; n: age; m: mode);
 begin
   for k: operation do
-    if progress[k] != Unsent & place[k] = b & asked[k][p] & (m = Own | need[k][p] = Shared_) then asked[k][p] := false; end;
+    if progress[k] != Unsent & place[k] = b & asked[k][p] & (m = Own | need[k][p] = Shared_) then
+        asked[k][p] := false; end;
   end;
   -- every operation here that waits for the extent claims it in the same step, not only n
   if BROKEN != 6 then
     for k: operation do
-      if (progress[k] = Acquiring | (progress[k] = Sent & k = n & BROKEN = 26)) & place[k] = b & need[k][p] != No & (m = Own | need[k][p] = Shared_)
-         & (BROKEN != 21 | k = n) then claim[k][p] := true; end;
+      if (progress[k] = Acquiring | (progress[k] = Sent & k = n & BROKEN = 14)) & place[k] = b
+          & need[k][p] != No & (m = Own | need[k][p] = Shared_)
+         & (BROKEN != 12 | k = n) then claim[k][p] := true; end;
     end;
   end;
 end;
 procedure close_transaction(p: extent);
 begin
   if urged[p] < N then if request[urged[p]][p] = No then urged[p] := N; end; end;
-  phase[p] := Rest; served[p] := N; acting[p] := N; taker[p] := A; taken[p] := No; for_room[p] := false; held[p] := false;
+  phase[p] := Rest; served[p] := N; acting[p] := N; taker[p] := A; taken[p] := No; held[p] := false;
   ahead[p] := false;
 end;
 procedure leave_frame(a: agent; p: extent);   -- the frame is of no more use but as a Retained
@@ -191,17 +169,20 @@ end;
 
 -- operations ---------------------------------------------------------------------------------
 ruleset n: operation; a: worker; p: extent; m: mode do
-  rule "home sends an operation" progress[n] = Unsent & m != No & (SHARE = 1 | m = Own) & !dead[a]
-      & (SPINS = 0 | n = 0 & a != 0 | n > 0 & a = 0) & (FIXED = 0 | a = n % A) & (ROT = 0 | n != 0 | BROKEN = 12 | (reported[1])) ==>
+  rule "home sends an operation" progress[n] = Unsent & m != No & (SHARE = 1 | m = Own)
+      & (SPINS = 0 | n = 0 & a != 0 | n > 0 & a = 0) & (FIXED = 0 | a = n % A)
+      & (ROT = 0 | n != 0 | BROKEN = 7 | progress[1] = Complete) ==>
   begin progress[n] := Sent; place[n] := a; need[n][p] := m; end;
 end;
 ruleset n: operation do
   rule "arrives" progress[n] = Sent & (SPINS = 0 | n != 0 | progress[2] = Complete) ==>
   begin
     progress[n] := Acquiring;
-    for p: extent do if need[n][p] != No & !poison[p] & suits(n, p) & !barred(n, p) & BROKEN != 6 then claim[n][p] := true; end; end;
+    for p: extent do if need[n][p] != No & suits(n, p) & !barred(n, p) & BROKEN != 6 then
+        claim[n][p] := true; end; end;
   end;
-  rule "submit" progress[n] = Acquiring & (ROT = 0 | n != 0 | reported[1]) & forall p: extent do need[n][p] = No | claim[n][p] end ==>
+  rule "submit" progress[n] = Acquiring & (ROT = 0 | n != 0 | progress[1] = Complete)
+      & forall p: extent do need[n][p] = No | claim[n][p] end ==>
   begin
     progress[n] := Submitted;
     for p: extent do if need[n][p] != No then
@@ -215,97 +196,55 @@ ruleset n: operation do
     for p: extent do if need[n][p] != No then
       assert suits(n, p) "extent left under a submitted operation";
       assert bytes[place[n]][p] = version[p] "ran on stale bytes";
-      if need[n][p] = Own then version[p] := version[p] + 1; bytes[place[n]][p] := version[p]; if CRASH = 1 then written[n][p] := version[p]; end; end;
-      claim[n][p] := false; asked[n][p] := false; asks[n][p] := 0;
-      if CRASH = 0 then need[n][p] := No; end;
+      if need[n][p] = Own then version[p] := version[p] + 1; bytes[place[n]][p] := version[p]; end;
+      claim[n][p] := false; asked[n][p] := false; asks[n][p] := 0; need[n][p] := No;
     end; end;
-    if CRASH = 0 then reported[n] := true; place[n] := 0; end;
-  end;
-  rule "Complete reaches the home" progress[n] = Complete & !reported[n] & !dead[place[n]]
-    & (BROKEN = 14 | !exists p: extent do need[n][p] = Own & phase[p] = Arrived & taker[p] = place[n] end) ==>
-  begin
-    reported[n] := true;
-    for p: extent do
-      if written[n][p] > known[p] then known[p] := written[n][p]; end;
-      written[n][p] := 0;
-      need[n][p] := No;
-    end;
-    place[n] := 0;
-  end;
-  rule "fails on poison" (progress[n] = Acquiring | progress[n] = Sent) & exists p: extent do need[n][p] != No & poison[p] end ==>
-  begin
-    progress[n] := Complete; reported[n] := true;
-    for p: extent do claim[n][p] := false; asks[n][p] := 0; request[n][p] := No; hint[n][p] := No; if urged[p] = n then urged[p] := N; end; asked[n][p] := false; need[n][p] := No; end;
     place[n] := 0;
   end;
 end;
 ruleset n: operation; p: extent; m: mode do
-  rule "finds hidden reach" progress[n] = Acquiring & m != No & (SHARE = 1 | m = Own) & need[n][p] = No & reach_of(n) < R
+  rule "finds hidden reach" progress[n] = Acquiring & m != No & (SHARE = 1 | m = Own)
+      & need[n][p] = No & reach_of(n) < R
       & exists z: extent do claim[n][z] end ==>
   begin
     need[n][p] := m;
-    if !poison[p] & suits(n, p) & !barred(n, p) & BROKEN != 6 then claim[n][p] := true; end;
+    if suits(n, p) & !barred(n, p) & BROKEN != 6 then claim[n][p] := true; end;
   end;
 end;
 ruleset n: operation; p: extent do
-  rule "claims what is here" progress[n] = Acquiring & need[n][p] != No & !claim[n][p] & suits(n, p) & !barred(n, p) & !poison[p] ==>
+  rule "claims what is here" progress[n] = Acquiring & need[n][p] != No & !claim[n][p]
+      & suits(n, p) & !barred(n, p) ==>
   begin claim[n][p] := true; asked[n][p] := false; end;
-  rule "asks" progress[n] = Acquiring & need[n][p] != No & !claim[n][p] & !asked[n][p] & !suits(n, p) & !poison[p]
-      & (state[place[n]][p] != Absent | used(place[n]) < F)
-      & (BROKEN = 9 | (BROKEN = 22 & state[place[n]][p] != Absent) | !older_lacks_frame(place[n], n)) ==>
+  rule "asks" progress[n] = Acquiring & need[n][p] != No & !claim[n][p] & !asked[n][p]
+      & !suits(n, p) ==>
   begin
-    if state[place[n]][p] = Absent | state[place[n]][p] = Retained then state[place[n]][p] := Taking; end;
+    if state[place[n]][p] = Absent | state[place[n]][p] = Retained then
+        state[place[n]][p] := Taking; end;
     asked[n][p] := true; request[n][p] := need[n][p];
-    assert asks[n][p] < 7 "livelock: a extent is asked for again and again";
-    assert n > 0 | asks[n][p] < 1 "the oldest operation asks twice for a extent";
+    assert asks[n][p] < 7 "livelock: an extent is asked for again and again";
+    assert n > 0 | asks[n][p] < 1 "the oldest operation asks twice for an extent";
     asks[n][p] := asks[n][p] + 1;
   end;
-  rule "a Get without reservation" gets > 0 & progress[n] != Unsent & request[n][p] = No
-      & (progress[n] = Complete | need[n][p] != No) & !poison[p] ==>
+  rule "a Get that no operation sends" gets > 0 & progress[n] != Unsent & request[n][p] = No
+      & (progress[n] = Complete | need[n][p] != No) ==>
   begin
     gets := gets - 1;
-    if progress[n] = Sent & BROKEN != 26 then hint[n][p] := need[n][p];
+    if progress[n] = Sent & BROKEN != 14 then hint[n][p] := need[n][p];
     else request[n][p] := (progress[n] = Complete) ? Own : need[n][p]; end;
   end;
-end;
--- room: for the oldest operation at the agent that lacks_frame a frame
-ruleset n: operation; p: extent do
-  rule "room: drop Retained" BROKEN != 7 & state[place[n]][p] = Retained & lacks_frame(n) & !older_lacks_frame(place[n], n) & used(place[n]) = F
-      & need[n][p] = No ==>
-  begin drop(place[n], p); end;
-  rule "room: drop a replica" state[place[n]][p] = Shared & lacks_frame(n) & !older_lacks_frame(place[n], n) & used(place[n]) = F
-      & need[n][p] = No & may_go(place[n], p, n, false)
-      & !exists m: operation do m < n & place[m] = place[n] & asked[m][p] end ==>
-  begin
-    wound(place[n], p, n, false);
-    for m: operation do if place[m] = place[n] & asked[m][p] then asked[m][p] := false; end; end;
-    drop(place[n], p);
-  end;
-  rule "room: take a reservation back" BROKEN != 10 & state[place[n]][p] = Taking & lacks_frame(n) & !older_lacks_frame(place[n], n) & used(place[n]) = F
-      & !exists m: operation do m <= n & place[m] = place[n] & asked[m][p] end ==>
-  begin
-    for m: operation do if place[m] = place[n] & asked[m][p] then asked[m][p] := false; end; end;
-    drop(place[n], p);
-  end;
-  rule "room: ask for a push" SPILL = 1 & (state[place[n]][p] = Owned | state[place[n]][p] = OwnedShared) & lacks_frame(n)
-      & !older_lacks_frame(place[n], n) & used(place[n]) = F & need[n][p] = No & push[p] > n
-      & !exists z: extent do state[place[n]][z] = Given | (state[place[n]][z] = Retained & BROKEN != 7)
-           | (owner[z] = place[n] & push[z] <= n & (BROKEN = 25 | (need[n][z] = No & may_go(place[n], z, n, false)))) end
-      & (BROKEN = 8 | may_go(place[n], p, n, false)) & (BROKEN != 11 | may_go(place[n], p, 0, false))
-      & (BROKEN != 11 | !exists m: operation do place[m] = place[n] & claim[m][p] end) ==>
-  begin push[p] := n; end;
 end;
 
 -- home ---------------------------------------------------------------------------------------
 ruleset n: operation; p: extent do
-  rule "home opens a transaction" phase[p] = Rest & request[n][p] != No & !poison[p]
-      & (BROKEN = 24 | n <= urged[p]) ==>
+  rule "home opens a transaction" phase[p] = Rest & request[n][p] != No
+      & (BROKEN = 13 | n <= urged[p]) ==>
   begin
     if urged[p] = n then urged[p] := N; end;
     if progress[n] = Complete then request[n][p] := No;
-    elsif owner[p] = place[n] & (request[n][p] = Shared_ | (BROKEN = 23 & !any_replica(p))) then request[n][p] := No;
+    elsif owner[p] = place[n] & request[n][p] = Shared_ then request[n][p] := No;
     else
-      served[p] := n; acting[p] := n; taker[p] := place[n]; taken[p] := request[n][p]; request[n][p] := No;
+      served[p] := n; acting[p] := n; taker[p] := place[n]; taken[p] := request[n][p];
+      request[n][p] := No;
       phase[p] := Yielding;
       if taken[p] = Own then
         for a: agent do if replica[a][p] & a != taker[p] then recalled[a][p] := true; end; end;
@@ -313,11 +252,13 @@ ruleset n: operation; p: extent do
       end;
     end;
   end;
-  rule "home opens a hint" phase[p] = Rest & hint[n][p] != No & !poison[p] & push[p] = N
+  rule "home opens a hint" phase[p] = Rest & hint[n][p] != No
       & !exists m: operation do request[m][p] != No end ==>
   begin
-    if progress[n] != Complete & owner[p] != place[n] & (hint[n][p] = Shared_ | !any_replica(p)) then
-      served[p] := n; ahead[p] := true; taker[p] := place[n]; taken[p] := hint[n][p]; phase[p] := Yielding;
+    if progress[n] != Complete & owner[p] != place[n] & (hint[n][p] = Shared_
+        | !any_replica(p)) then
+      served[p] := n; ahead[p] := true; taker[p] := place[n]; taken[p] := hint[n][p];
+      phase[p] := Yielding;
     end;
     hint[n][p] := No;
   end;
@@ -326,24 +267,15 @@ ruleset n: operation; p: extent do
   begin acting[p] := n; urged[p] := n; end;
 end;
 ruleset p: extent do
-  rule "home opens a push" phase[p] = Rest & push[p] < N & !poison[p] ==>
-  begin
-    served[p] := push[p]; acting[p] := push[p]; for_room[p] := true; taker[p] := A; taken[p] := Own; phase[p] := Yielding;
-    push[p] := N;
-    for a: agent do if replica[a][p] & a != A then recalled[a][p] := true; end; end;
-    if any_recalled(p) & BROKEN != 4 then phase[p] := Recalling; end;
-  end;
-  rule "home urges for a push" BROKEN != 3 & (phase[p] = Recalling | phase[p] = Yielding) & push[p] < acting[p] ==>
-  begin acting[p] := push[p]; end;
   rule "acks are in" phase[p] = Recalling & !any_recalled(p) ==> begin phase[p] := Yielding; end;
   rule "Done" phase[p] = Arrived ==>
   begin
     if taken[p] = Own then
-      if BROKEN != 2 & owner[p] < A & !dead[owner[p]] then
+      if BROKEN != 2 & owner[p] < A then
         assert !release[owner[p]][p] "Release slot";
         release[owner[p]][p] := true;
       elsif owner[p] = A then drop(A, p); end;
-      owner[p] := taker[p]; push[p] := N;
+      owner[p] := taker[p];
       for a: agent do if BROKEN != 4 then replica[a][p] := false; end; end;
     else replica[taker[p]][p] := true; end;
     close_transaction(p);
@@ -361,7 +293,8 @@ ruleset p: extent do
   rule "a Yield waits" BARS = 1 & phase[p] = Yielding & !held[p] & taker[p] != owner[p]
       & !may_go(owner[p], p, acting_age(p), taken[p] = Shared_) ==>
   begin held[p] := true; end;
-  rule "give" phase[p] = Yielding & taker[p] != owner[p] & (may_go(owner[p], p, acting_age(p), taken[p] = Shared_) | (BROKEN = 8 & for_room[p])) ==>
+  rule "give" phase[p] = Yielding & taker[p] != owner[p]
+      & may_go(owner[p], p, acting_age(p), taken[p] = Shared_) ==>
   begin
     copy_message(GYield, p, owner[p]);
     wound(owner[p], p, acting_age(p), taken[p] = Shared_);
@@ -369,44 +302,33 @@ ruleset p: extent do
     phase[p] := OnItsWay; held[p] := false;
     if BROKEN = 2 & taken[p] = Own & owner[p] < A then release[owner[p]][p] := true; end;
   end;
-  rule "a push finds the extent claimed" phase[p] = Yielding & for_room[p] & !may_go(owner[p], p, acting_age(p), false)
-      & !exists m: operation do place[m] = owner[p] & progress[m] = Submitted & need[m][p] != No end & !any_recalled(p) ==>
+  rule "a hint finds the extent claimed" phase[p] = Yielding & ahead[p]
+      & !may_go(owner[p], p, acting_age(p), taken[p] = Shared_)
+      & (acting[p] < N | !exists m: operation do place[m] = owner[p] & progress[m] = Submitted
+          & need[m][p] != No end) & !any_recalled(p) ==>
   begin
     if state[owner[p]][p] = OwnedShared & !any_replica(p) then state[owner[p]][p] := Owned; end;
     close_transaction(p);
   end;
-  rule "a hint finds the extent claimed" phase[p] = Yielding & ahead[p] & !may_go(owner[p], p, acting_age(p), taken[p] = Shared_)
-      & (acting[p] < N | !exists m: operation do place[m] = owner[p] & progress[m] = Submitted & need[m][p] != No end) & !any_recalled(p) ==>
-  begin
-    if state[owner[p]][p] = OwnedShared & !any_replica(p) then state[owner[p]][p] := Owned; end;
-    close_transaction(p);
-  end;
-  rule "Ready, taken" phase[p] = OnItsWay & (state[taker[p]][p] != Absent
-       | (taker_has_room(taker[p]) & (taker[p] = A | !older_lacks_frame(taker[p], room_age(p))))) ==>
+  rule "Ready" phase[p] = OnItsWay ==>
   begin
     copy_message(GReady, p, taker[p]);
-    if !(BROKEN = 15 & (state[taker[p]][p] = Taking | state[taker[p]][p] = Retained) & bytes[taker[p]][p] != 0) then
+    if !(BROKEN = 9 & (state[taker[p]][p] = Taking | state[taker[p]][p] = Retained)
+        & bytes[taker[p]][p] != 0) then
       if bytes[taker[p]][p] != bytes[owner[p]][p] then
         assert state[owner[p]][p] = Given | state[owner[p]][p] = OwnedShared "the bytes are gone";
       end;
       bytes[taker[p]][p] := bytes[owner[p]][p];
     end;
-    if release[taker[p]][p] then release[taker[p]][p] := false; late_release[taker[p]][p] := true; end;
+    if release[taker[p]][p] then release[taker[p]][p] := false; late_release[taker[p]][p] := true;
+    end;
     if taken[p] = Shared_ then
       state[taker[p]][p] := Shared; arrive(taker[p], p, served[p], Shared_); phase[p] := Arrived;
-    elsif any_recalled(p) & BROKEN != 4 then state[taker[p]][p] := Landed; phase[p] := Waiting;
     else state[taker[p]][p] := Owned; arrive(taker[p], p, served[p], Own); phase[p] := Arrived; end;
   end;
-  rule "Ready, refused" BROKEN != 16 & phase[p] = OnItsWay & state[taker[p]][p] = Absent
-       & !(taker_has_room(taker[p]) & (taker[p] = A | !older_lacks_frame(taker[p], room_age(p)))) ==>
-  begin if taken[p] = Own then phase[p] := Refused; else close_transaction(p); end; end;
-  rule "Grant" phase[p] = Waiting & !any_recalled(p) ==>
-  begin state[taker[p]][p] := Owned; arrive(taker[p], p, served[p], Own); phase[p] := Arrived; end;
-  rule "kept" phase[p] = Refused & !any_recalled(p) ==>
-  begin state[owner[p]][p] := Owned; arrive(owner[p], p, N, Own); close_transaction(p); end;
 end;
 ruleset a: agent; p: extent do
-  rule "Invalidate" recalled[a][p] & (may_go(a, p, acting_age(p), false) | (BROKEN = 13
+  rule "Invalidate" recalled[a][p] & (may_go(a, p, acting_age(p), false) | (BROKEN = 8
       & !exists m: operation do progress[m] = Submitted & place[m] = a & need[m][p] != No end)) ==>
   begin
     copy_message(GInv, p, a);
@@ -423,103 +345,51 @@ ruleset a: agent; p: extent do
     if state[a][p] = Given then leave_frame(a, p); end;
   end;
   rule "late Release" late_release[a][p] ==>
-  begin late_release[a][p] := false; if BROKEN = 17 & state[a][p] = Given then leave_frame(a, p); end; end;
+  begin late_release[a][p] := false; if BROKEN = 10 & state[a][p] = Given then leave_frame(a, p);
+  end; end;
 end;
--- duplicated messages: ignored by their transaction number; BROKEN 18 looks at the state only
+-- duplicated messages: ignored by their transaction number; BROKEN 11 looks at the state only
 rule "duplicate" copied != GNone ==>
 begin
-  if BROKEN = 18 then
+  if BROKEN = 11 then
     switch copied
-      case GYield: if state[copied_at][copied_extent] = Owned then state[copied_at][copied_extent] := Given; end;
-      case GReady: if state[copied_at][copied_extent] = Taking then state[copied_at][copied_extent] := Owned; end;
-      case GRelease: if state[copied_at][copied_extent] = Given then leave_frame(copied_at, copied_extent); end;
-      case GInv: if state[copied_at][copied_extent] = Shared then leave_frame(copied_at, copied_extent); end;
+      case GYield: if state[copied_at][copied_extent] = Owned then
+          state[copied_at][copied_extent] := Given; end;
+      case GReady: if state[copied_at][copied_extent] = Taking then
+          state[copied_at][copied_extent] := Owned; end;
+      case GRelease: if state[copied_at][copied_extent] = Given then
+          leave_frame(copied_at, copied_extent); end;
+      case GInv: if state[copied_at][copied_extent] = Shared then
+          leave_frame(copied_at, copied_extent); end;
     end;
   end;
   copied := GNone; undefine copied_extent; copied_at := 0; dups := dups - 1;
 end;
 
-rule "the message is not duplicated" copied != GNone ==> begin copied := GNone; undefine copied_extent; copied_at := 0; end;
+rule "the message is not duplicated" copied != GNone ==> begin copied := GNone;
+    undefine copied_extent; copied_at := 0; end;
 
--- failure ------------------------------------------------------------------------------------
-ruleset c: worker do
-  rule "an agent fails and is fenced" CRASH = 1 & crashes = 0 ==>
-  begin
-    crashes := 1; dead[c] := true;
-    for n: operation do if (progress[n] != Unsent & progress[n] != Complete & place[n] = c) | (progress[n] = Complete & !reported[n] & place[n] = c) then
-      progress[n] := Complete; reported[n] := true;
-      for p: extent do claim[n][p] := false; asked[n][p] := false; asks[n][p] := 0; request[n][p] := No; hint[n][p] := No; if urged[p] = n then urged[p] := N; end; need[n][p] := No; written[n][p] := 0; end;
-      place[n] := 0;
-    end; end;
-    for p: extent do
-      recalled[c][p] := false; replica[c][p] := false; release[c][p] := false; late_release[c][p] := false;
-      if owner[p] = c then
-        push[p] := N;
-        if phase[p] = Arrived & taken[p] = Own then          -- the new owner has the bytes: its Done stands
-          phase[p] := Arrived;
-        elsif BROKEN = 19 & exists b: agent do b != c & state[b][p] = Retained & bytes[b][p] = known[p] end then
-          for b: agent do if b != c & state[b][p] = Retained & bytes[b][p] = known[p] & owner[p] = c then
-            state[b][p] := Owned; owner[p] := b; end; end;
-          version[p] := known[p]; close_transaction(p);
-        elsif BROKEN = 20 & exists b: agent do b != c & (state[b][p] = Retained | state[b][p] = Given) end then
-          for b: agent do if b != c & (state[b][p] = Retained | state[b][p] = Given) & owner[p] = c then
-            state[b][p] := Owned; owner[p] := b; release[b][p] := false; end; end;
-          assert bytes[owner[p]][p] >= known[p] "stale, and not POISON";
-          version[p] := bytes[owner[p]][p]; close_transaction(p);
-        elsif (phase[p] = Rest | phase[p] = Recalling | phase[p] = Yielding | taken[p] = Shared_) & exists b: agent do b != c & state[b][p] = Shared end then
-          for b: agent do if state[b][p] = Shared & b != c & owner[p] = c then   -- a replica becomes the owner
-            state[b][p] := OwnedShared; owner[p] := b; recalled[b][p] := false;
-          end; end;
-          if phase[p] = OnItsWay then phase[p] := Yielding; end;
-          if phase[p] != Rest & taker[p] = c then
-            if any_recalled(p) then served[p] := N; for_room[p] := true; taker[p] := A; else close_transaction(p); end;
-          elsif phase[p] != Rest & phase[p] != Arrived & taken[p] = Shared_ & taker[p] = owner[p] then close_transaction(p); end;
-        else
-          poison[p] := true;
-          for n: operation do asked[n][p] := false; claim[n][p] := false; request[n][p] := No; hint[n][p] := No; end;
-          urged[p] := N;
-          for b: agent do
-            state[b][p] := Absent; bytes[b][p] := 0; recalled[b][p] := false; replica[b][p] := false;
-            release[b][p] := false; late_release[b][p] := false;
-          end;
-          close_transaction(p);
-        end;
-      elsif taker[p] = c & phase[p] != Rest then
-        if taken[p] = Own & (phase[p] = OnItsWay | phase[p] = Waiting | phase[p] = Arrived | phase[p] = Refused) then
-          if any_recalled(p) then phase[p] := Refused; else
-            state[owner[p]][p] := Owned;
-            assert bytes[owner[p]][p] >= known[p] "stale, and not POISON";
-            version[p] := bytes[owner[p]][p];
-            close_transaction(p);
-          end;
-        elsif any_recalled(p) then served[p] := N; for_room[p] := true; taker[p] := A;  -- ends as a push
-        else close_transaction(p); end;
-      end;
-      state[c][p] := Absent; bytes[c][p] := 0;
-    end;
-  end;
-end;
-
-rule "all is quiet" forall n: operation do progress[n] = Complete end & forall p: extent do phase[p] = Rest end ==> begin end;
+rule "all is quiet" forall n: operation do progress[n] = Complete end & forall p: extent do
+    phase[p] = Rest end ==> begin end;
 
 startstate
 var k: 0..P;
 begin
-  k := 0; crashes := 0; gets := GETS; dups := DUPS; copied := GNone; undefine copied_extent; copied_at := 0;
+  k := 0; gets := GETS; dups := DUPS; copied := GNone; undefine copied_extent; copied_at := 0;
   for n: operation do
-    progress[n] := Unsent; place[n] := 0; reported[n] := false;
+    progress[n] := Unsent; place[n] := 0;
     for p: extent do
-      need[n][p] := No; claim[n][p] := false; asked[n][p] := false; asks[n][p] := 0; request[n][p] := No; hint[n][p] := No; written[n][p] := 0;
+      need[n][p] := No; claim[n][p] := false; asked[n][p] := false; asks[n][p] := 0;
+      request[n][p] := No; hint[n][p] := No;
     end;
   end;
-  for c: worker do dead[c] := false; end;
   for p: extent do
-    version[p] := 0; known[p] := 0; push[p] := N; poison[p] := false; urged[p] := N; close_transaction(p);
+    version[p] := 0; urged[p] := N; close_transaction(p);
     for a: agent do
       state[a][p] := Absent; bytes[a][p] := 0; replica[a][p] := false; recalled[a][p] := false;
       release[a][p] := false; late_release[a][p] := false;
     end;
-    if INIT = 1 & k < A * F then owner[p] := k / F; else owner[p] := A; end;
+    if INIT = 0 then owner[p] := A; elsif INIT = 1 then owner[p] := 0; else owner[p] := k % A; end;
     state[owner[p]][p] := Owned;
     if k < P then k := k + 1; end;
   end;
@@ -531,12 +401,11 @@ invariant "one writer, no reader beside it"
 invariant "what is mapped is current"
   forall p: extent do forall a: agent do usable(state[a][p]) -> bytes[a][p] = version[p] end end;
 invariant "no extent is lost"
-  forall p: extent do poison[p] | exists a: agent do
-    (state[a][p] = Owned | state[a][p] = OwnedShared | state[a][p] = Given) & bytes[a][p] = version[p] end end;
-invariant "frames" forall a: worker do used(a) <= F end;
+  forall p: extent do exists a: agent do
+    (state[a][p] = Owned | state[a][p] = OwnedShared | state[a][p] = Given)
+        & bytes[a][p] = version[p] end end;
 invariant "a claim is on a mapped extent"
   forall n: operation do forall p: extent do claim[n][p] -> need[n][p] != No & suits(n, p) end end;
-invariant "who has asked has a frame"
+invariant "who has asked waits for the extent"
   forall n: operation do forall p: extent do asked[n][p] -> state[place[n]][p] != Absent end end;
-invariant "poison only by a crash" forall p: extent do poison[p] -> crashes = 1 end;
 liveness "all operations complete" forall n: operation do progress[n] = Complete end;

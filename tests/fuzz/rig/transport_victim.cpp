@@ -228,8 +228,8 @@ void forFrames(Bytes data, const RemoteKey& key,
         std::min(data.size(), sizeof header + std::min<size_t>(header.length, 1 << 20));
     std::vector<uint8_t> frame(data.begin(), data.begin() + static_cast<ptrdiff_t>(length));
     if (frame.size() >= sizeof header) {
-      header.version ^=
-          wire::kVersion;  // 0 in the input is this version: few inputs end at the first check
+      header.format ^=
+          wire::kFormat;  // 0 in the input is this format: few inputs end at the first check
       if (header.key == kGranted) header.key = key.key;
       std::memcpy(frame.data(), &header, sizeof header);
     }

@@ -40,6 +40,7 @@ def arguments():
     parser.add_argument("--no-paging-expected", action="store_true")
     parser.add_argument("--expect", action="append", default=[], metavar="REGEX", help="what through the pager is on a line that is not the program's")
     parser.add_argument("--olrun-option", action="append", default=[], metavar="OPTION", help="in mode forward: of the program's side alone")
+    parser.add_argument("--gpunode-option", action="append", default=[], metavar="OPTION", help="in mode forward: of the gpunodes alone")
     parser.add_argument("--timeout", type=float, default=USUAL_TIMEOUT, help="of the program; other patience is longer as this is")
     parser.add_argument("--olrun")
     parser.add_argument("--olgpunode")
@@ -115,21 +116,22 @@ class Daemon:
 
 class Memserver(Daemon):
     def __init__(self, options, env):
-        super().__init__(options, env, r"olmemserver: listening on (\S+)", options.olmemserver, "--listen", "127.0.0.1:0", "--memory", "256MiB", "--reserve", "64MiB")
+        super().__init__(options, env, r"olmemserver: listening on (\S+)", options.olmemserver, "--listen", "127.0.0.1:0", "--memory", "256MiB", "--reserve", "64MiB", "--log", "debug")
 
     def end(self):
-        borrowed = self.wait_for(r"(session \d+ leases)", 0.1)
+        borrowed = self.wait_for(r"(session \d+.*: \d+ slabs are lent to it)", 0.1)
         return super().end() or (None if borrowed else "nobody borrowed of the memserver")
 
 
 class Gpunode(Daemon):
-    def __init__(self, options, env, vram, listen="127.0.0.1", trust=()):
+    def __init__(self, options, env, vram, listen="127.0.0.1", more=()):
+        """more: further options of olgpunode."""
         super().__init__(options, env, r"listening at (\S+)", options.olgpunode, "--listen", f"{listen}:0", "--driver", "sim",
-                         "--vram", str(vram), "--memory", str(options.host), "--cache", "none", *trust,
+                         "--vram", str(vram), "--memory", str(options.host), "--cache", "none", *more,
                          *(["--transport", "verbs"] if options.transport == "verbs" else []))  # also to each other
 
     def end(self):
-        gone = self.wait_for(r"(session \S+ \(.*\): its (?:program has ended|worker .*))", 10 * self.patience)
+        gone = self.wait_for(r"(session \S+: ends: .*: its (?:program has ended|worker .*))", 10 * self.patience)
         ended = super().end()
         if ended:
             return ended
@@ -175,7 +177,8 @@ def main():
         memservers = [Memserver(options, env)] if options.olmemserver else []
         borrows = {"OL_MEMSERVER": memservers[0].address or "none"} if memservers else {}
         many = range(options.gpunodes if options.mode == "forward" else 0)
-        gpunodes = [Gpunode(options, env | borrows, budget(options), options.listen, options.trust) for _ in many]
+        more = options.trust + options.gpunode_option
+        gpunodes = [Gpunode(options, env | borrows, budget(options), options.listen, more) for _ in many]
         daemons = gpunodes + memservers
         for daemon in daemons:
             if daemon.address is None:

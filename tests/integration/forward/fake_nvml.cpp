@@ -53,3 +53,21 @@ FAKE nvmlDeviceGetClockInfo(DeviceHandle, unsigned clock, unsigned* mhz) {
   *mhz = clock == kClockSm ? 1980 : 3201;
   return kSuccess;
 }
+// As many cards as FAKE_NVML_CARDS says, none by itself. The last one does not tell of processes.
+FAKE nvmlDeviceGetCount_v2(unsigned* count) {
+  *count = static_cast<unsigned>(mib("FAKE_NVML_CARDS", 0) >> 20);
+  return kSuccess;
+}
+FAKE nvmlDeviceGetHandleByIndex_v2(unsigned index, DeviceHandle* handle) {
+  *handle = reinterpret_cast<DeviceHandle>(static_cast<size_t>(index) + 1);
+  return kSuccess;
+}
+FAKE nvmlDeviceGetComputeRunningProcesses_v3(DeviceHandle handle, unsigned* count,
+                                             ProcessInfo* into) {
+  if (numberOf(handle) + 1 == mib("FAKE_NVML_CARDS", 0) >> 20) return kNotSupported;
+  if (*count < 2) return kInsufficientSize;
+  *count = 2;
+  into[0] = {1, 3ull << 20, kNoInstance, kNoInstance};
+  into[1] = {2, 4ull << 20, kNoInstance, kNoInstance};
+  return kSuccess;
+}

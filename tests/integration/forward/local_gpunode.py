@@ -124,7 +124,7 @@ def beside(bench):
         address = node.wait_log(r"listening at (\S+)").group(1)
         done = bench.done(bench.options.two_devices, "--bytes", str(8 * MIB), options=("--gpunode", address, *keyed))
         assert done.returncode == 0 and done.stdout.startswith("OK") and done.stderr == "", done
-        node.wait_log(r"session \w+ \(two_devices\): its program has ended")
+        node.wait_log(r"session \w+.*: ends: two_devices: its program has ended")
         node.end()
         bench.none_left()
 

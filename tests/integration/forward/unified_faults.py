@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 
 import sessions
@@ -165,12 +166,12 @@ class Round:
         if status == 0:
             assert any(line.startswith("OK") for line in said), f"ended without a result: {said}"
             return "right"
-        assert self.kind not in (kill_client, stop_worker, cut_client, cut_some), f"lost by what should have been got over: {said}"
+        assert self.kind not in (kill_client, stop_worker, cut_client, cut_some, cut_workers, cut_workers_again, cut_workers_half), f"lost by what should have been got over: {said}"
         # What went wrong is that CUDA said so, and not what the program found in memory.
         assert touched or status == 2 or any(re.search(r"^FAILED .*: (CUresult \d+|\d+ \S.*)$", line) for line in said), f"a wrong result: {said}"
         why = next((line for line in self.client.log if re.search(r"^(olpager: error|olrun): .*(gpunode|worker at) 127\.0\.0\.[12]:\d+[: ]+\S", line)), None)
         assert why is not None, "no line says which gpunode is lost, and why"
-        assert self.kind is cut_workers or self.victim.address in why, f"another gpunode than that of the fault: {why}"
+        assert self.kind is cut_workers_for_good or self.victim.address in why, f"another gpunode than that of the fault: {why}"
         assert sum("is lost: " in line and "every CUDA call" in line for line in self.client.log) <= 1, "the loss is told twice"
         return "error: " + why
 
@@ -281,17 +282,42 @@ def cut_client_for_good(one):
 
 
 def cut_workers(one):
-    """The connections between two workers are lost."""
+    """The connections between workers are lost, and can be made again."""
     pairs = [pair for node in one.nodes for pair in connections(node.cable, one.client, False)]
     return len(pairs) > 0 and one.victim.cable.end(pairs) > 0
 
 
+def cut_workers_again(one):
+    """The same some times, also while they are being made again."""
+    cut = 0
+    for _ in range(one.chance.randint(2, 8)):
+        cut += cut_workers(one)
+        time.sleep(one.chance.choice((0.02, 0.12, 0.3)))
+    return cut > 0
+
+
+def cut_workers_half(one):
+    """They are lost for one side alone, and the other one hears nothing."""
+    near = one.chance.random() < 0.5
+    return sum([node.cable.cut_half(near, connections(node.cable, one.client, False)) for node in one.nodes]) > 0
+
+
+def cut_workers_for_good(one):
+    """They are lost as often as they are made: the program ends with an error, unless all that it waits for comes in between."""
+    def cut():
+        while one.client.process.poll() is None:
+            cut_workers(one)
+            time.sleep(0.01)
+
+    threading.Thread(target=cut, daemon=True).start()
+
+
 KINDS = {"shm": [kill_worker, kill_supervisor, stop_worker, kill_client],
          "tcp": [kill_worker, kill_supervisor, stop_worker, kill_client, cut_client, cut_some, cut_for_good,
-                 cut_client_for_good, cut_workers]}
+                 cut_client_for_good, cut_workers, cut_workers_again, cut_workers_half, cut_workers_for_good]}
 
 
-def make_faults(bench, count, more=()):
+def make_faults(bench, count, more=(), only=None):
     """So many that come during a program, of all kinds in turns."""
     chance = seeded()
     count = int(os.environ.get("OL_TEST_FAULTS", count))
@@ -301,7 +327,7 @@ def make_faults(bench, count, more=()):
     while hits < count:
         assert tried < 6 * count + 6, f"of {tried} faults {hits} came during a program"
         if not kinds:
-            kinds = [*KINDS[bench.options.transport], *more]
+            kinds = [*(only or KINDS[bench.options.transport]), *more]
             chance.shuffle(kinds)
         one = Round(bench, chance, kinds[-1], within)
         tried += 1
@@ -357,7 +383,12 @@ def many_faults(bench):
     make_faults(bench, 60, [stop_worker_for_long])
 
 
-SCENARIOS = [faults, many_faults]
+def workers_cut(bench):
+    """The links between workers alone, of programs that go on."""
+    make_faults(bench, 4, only=[cut_workers, cut_workers_again, cut_workers_half, cut_workers_for_good])
+
+
+SCENARIOS = [faults, many_faults, workers_cut]
 
 if __name__ == "__main__":
     run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--after"), Cluster)

@@ -259,7 +259,7 @@ def verified(line):
 
 def figures_of(server):
     server.await_log("figures at ")
-    return next(re.search(r"http://\S+", line).group(0) for line in server.log if "figures at " in line)
+    return next(re.search(r"https?://\S+", line).group(0) for line in server.log if "figures at " in line)
 
 
 def with_metrics(rig):
@@ -658,7 +658,7 @@ def refusals(rig):
     open_key = rig.key("open")
     os.chmod(open_key, 0o644)
     expect([open_key], "--listen", "127.0.0.1:0", "--key", open_key)
-    expect(["loopback"], "--listen", "127.0.0.1:0", "--prometheus", "0.0.0.0:0")
+    expect(["not without a token"], "--listen", "127.0.0.1:0", "--prometheus", "0.0.0.0:0")
     bad = rig.path("bad.toml", "memory = \"64MiB\"\nslabs = 3\n")
     expect([bad + ":2", "unknown key 'slabs'", "the nearest first: slab, "], "--config", bad)
     broken = rig.path("broken.toml", "memory = \n")
@@ -782,8 +782,37 @@ def progress(rig):
     assert not any("memory [" in line for line in server.log), server.log
 
 
+def logs(rig):
+    """At info a session has one line when it begins and one when it ends, with its number and its key; memory is told of while it is made."""
+    mine = rig.key("mine")
+    server = rig.server("--key", mine, "--log-format", "json")
+    session = rig.session("--key", mine, "--label", "a \"program\"")
+    assert session.ask(f"lease {2 * SLAB}") == "leased 2"
+    rig.nodes("--json", "--key", mine)  # who asks is no session
+    session.tell("quit")
+    assert session.line() == "closed" and session.ended() == 0
+    server.await_log('"ends: ')
+    server.send(signal.SIGTERM)
+    assert server.ended() == 0
+    lines = [json.loads(line) for line in server.log]
+    for line in lines:
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"]), line
+        assert (line["level"], line["program"]) == ("info", "olmemserver"), line
+    of_session = [line for line in lines if "session" in line]
+    assert [line["message"].split(":")[0] for line in of_session] == ["begins", "ends"], lines
+    assert {line["key"] for line in of_session} == {"mine"} and len({line["session"] for line in of_session}) == 1, of_session
+    assert 'a "program"' in of_session[0]["message"] and "it said goodbye; it had at most 8MiB" in of_session[1]["message"], of_session
+    assert lines[0]["message"].startswith("making memory: 64MiB"), lines
+    text = rig.server("--key", mine, "--log-format", "text", "--log", "debug")
+    session = rig.session("--key", mine)
+    assert session.ask(f"lease {SLAB}") == "leased 1"
+    text.await_log("key mine: 1 slabs are lent to it")
+    assert any(re.match(r"\d{4}-\d\d-\d\dT\S+Z olmemserver: info: session \d+, key mine: begins: ", line) for line in text.log), text.log
+    assert any(" olmemserver: debug: link " in line for line in text.log), text.log
+
+
 SCENARIOS = {f.__name__: f for f in (basic, keys, quota, killed, stopped_session, stopped_long, stopped_server, restarted, unplugged, pressure,
-                                     stall_figures, cgroup, ends, churn, refusals, progress, making, metrics)}
+                                     stall_figures, cgroup, ends, churn, refusals, progress, making, metrics, logs)}
 
 
 def main():

@@ -54,6 +54,14 @@ class Host:
         """At the host's end: its routes go as well."""
         run("ip", "-n", self.name, "link", "set", "eth0", "up" if up else "down")
 
+    def whole_packets(self):
+        """Before it connects: what it sends is never longer than its MTU on the way to the next host."""
+        run("ip", "-n", self.name, "link", "set", "dev", "eth0", "gso_max_segs", "1")
+
+    def narrow(self, mtu):
+        """Packets that are longer are lost on the way, to it and from it, and nobody is told. Both ends believe in their own MTU."""
+        run("ip", "link", "set", "dev", self.port, "mtu", str(mtu))
+
     def shape(self, rate):
         """Both directions, as a slower card would be."""
         for place in (["-n", self.name, "qdisc", "add", "dev", "eth0"], ["qdisc", "add", "dev", self.port]):

@@ -26,6 +26,8 @@ Each on a host of its own (hosts.py), with a key and TLS; one of three memserver
   host-recalled   runs short of memory, and wants back what it lent
   host-storm      several of these, one after the other
   host-shaped     none of these, but all links at 1 Gbit/s
+  host-narrow     loses every large packet from a moment on, and no small one: it renews, and no page comes; replicas = 1. The
+                  right answer is a CUDA error and a line that names it, when its lease time is over
   host-behind     likewise; a session reads on demand behind 256 MiB of write-back, and of prefetch: it waits for a few slices of them
 
 at moments that the seed chooses: so many of the program's launches and copies done. What is less than the lease time, or a recall, or happens
@@ -318,6 +320,29 @@ def host_case(run, case):
     return is_right(end) or (loses and was_told(end, run.servers))
 
 
+def narrow_case(run):
+    run.on_hosts()
+    for host in [run.gpu, *(server.host for server in run.servers)]:
+        try:
+            host.whole_packets()
+        except OSError as why:
+            hosts.skip(why)
+    victim = run.rng.choice(run.servers)
+    program = Program(run, run.servers, 1, run.gpu)
+    if not program.await_operation(run.moment(OPERATIONS // 3, OPERATIONS // 2)):
+        program.finish()
+        return False
+    victim.host.narrow(600)
+    begun = time.monotonic()
+    reached = subprocess.run(run.gpu.command(sys.executable, "-c", "import socket, sys; socket.create_connection((sys.argv[1], 7070), 10)",
+                                             victim.host.address)).returncode == 0
+    end = program.finish()
+    took = time.monotonic() - begun
+    print(f"over {took:.1f} s after packets were lost to {victim.address}; small ones {'reach' if reached else 'do not reach'} it")
+    # The session counts nine tenths of the lease time; then the program ends, on a machine that may be busy.
+    return reached and was_told(end, [victim]) and took < LEASE + 20
+
+
 def behind_case(run):
     run.on_hosts(count=1, rate="1gbit", memory=272 * MIB)
     session = subprocess.run(run.gpu.command(run.options.session, "--connect", run.servers[0].address, "--key", run.key), env=run.env,
@@ -336,7 +361,7 @@ def behind_case(run):
 
 LOOPBACK_CASES = ["spread", "shared", "killed", "stopped", "gone", "unchecked", "absent", "never", "ended", "dismissed"]
 HOST_CASES = ["host-" + name for name in ("killed", "paused", "stopped", "cut", "severed", "restarted", "recalled", "storm", "shaped",
-                                                 "behind")]
+                                                 "narrow", "behind")]
 
 
 def main():
@@ -359,6 +384,8 @@ def main():
         try:
             if options.case == "host-behind":
                 good = behind_case(run)
+            elif options.case == "host-narrow":
+                good = narrow_case(run)
             elif options.case in HOST_CASES:
                 good = host_case(run, options.case.removeprefix("host-"))
             elif options.case in ("ended", "dismissed"):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A daemon of tools/docker/Dockerfile as its image starts it: what ENTRYPOINT and CMD say, with the image's environment, as process 1 of a PID
+"""A daemon as its image starts it (tools/packaging/image.py), without the image: its command, with its environment, as process 1 of a PID
 namespace of its own. Paths of the image are folders of the test's, its port is any, and the GPU is the simulated one.
 
   olgpunode    a program is forwarded to it; orphans are reaped; SIGTERM ends it
@@ -23,14 +23,13 @@ SKIPPED = 77
 UNSHARE = ["unshare", "--user", "--map-current-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
 
-def stage_of(dockerfile, name):
-    """What the image is started with, and its environment."""
-    text = dockerfile.read_text().replace("\\\n", "")
-    stage = re.search(rf"^FROM \S+ AS {name}\n(.*?)(?=^FROM |\Z)", text, re.M | re.S).group(1)
-    said = {key: json.loads(value) for key, value in re.findall(r"^(ENTRYPOINT|CMD) (\[.*\])$", stage, re.M)}
-    environment = dict(pair.split("=", 1) for line in re.findall(r"^ENV (.*)$", stage, re.M) for pair in line.split())
-    environment.pop("PATH")
-    return said.get("ENTRYPOINT", []) + said["CMD"], environment
+def said_of(sources, daemon):
+    """What its image is started with, and its environment."""
+    sys.dont_write_bytecode = True
+    sys.path.insert(0, str(sources / "tools/packaging"))
+    import image
+    (said,) = [one for one in image.IMAGES.values() if one["command"][0] == daemon]
+    return said["command"], said["environment"]
 
 
 def placed(text, folder):
@@ -42,7 +41,7 @@ def placed(text, folder):
 
 class Image:
     def __init__(self, options, folder):
-        command, environment = stage_of(options.dockerfile, options.image)
+        command, environment = said_of(options.sources, options.image)
         assert os.path.basename(options.daemon) == command[0], f"the image starts {command[0]}"
         arguments = [placed(argument, folder) for argument in command[1:]]
         self.key = arguments[arguments.index("--key") + 1]
@@ -127,7 +126,7 @@ def run_olmemserver(options, image, folder):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--dockerfile", type=pathlib.Path, required=True)
+    parser.add_argument("--sources", type=pathlib.Path, required=True)
     for name in ("--daemon", "--olrun", "--olctl", "--program"):
         parser.add_argument(name, required=True)
     parser.add_argument("image", choices=["olgpunode", "olmemserver"])

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """olpagestat over a real program: paged by the real library on the simulated GPU.
 
-olpagestat.py --olpagestat P --olrun P --olmemserver P --program P trace|report|watch|live|plain|killed|memserver
+olpagestat.py --olpagestat P --olrun P --olmemserver P --program P trace|report|watch|live|screen|plain|killed|memserver
 """
 import argparse
 import atexit
+import codecs
 import fcntl
 import json
 import os
@@ -170,10 +171,16 @@ def report(options, scratch):
     check(reporter.returncode == 0, f"olpagestat --report: {reporter.returncode}\n{errors}")
     with open(path, encoding="utf-8") as file:
         page = file.read()
-    check(re.search(r"(src|href)\s*=|https?://|url\(|@import", page) is None, "the page asks for something else")
-    check(page.count("<svg") == 5 and page.count("</svg>") == 5, "not five plots")
-    for heading in ("Residency over time", "by path", "Fault latency", "address space over time", "moved most"):
-        check(heading in page, f"no {heading}")
+    # The drawing library names its origin in a comment; olpagestat-browser looks at what a browser does.
+    addresses = re.findall(r"https?://\S+", page)
+    check(addresses == ["https://github.com/leeoniya/uPlot"], f"the page names {addresses}")
+    check(re.search(r"(src|href)\s*=|url\(|@import", page) is None, "the page asks for something else")
+    check("The MIT License" in page and "Leon Sorokin" in page, "the licence of what the page has inside is not there")
+    for heading in ("Why it is slow", "Residency over time", "by path", "found all in place", "Fault latency", "address space over time",
+                    "moved most", "Settings"):
+        check(f"<h3>{heading}" in page or re.search(f"<h3>[^<]*{heading}", page), f"no {heading}")
+    plots = re.findall(r'data-plot="([a-z]+)"', page)
+    check(plots == ["residency", "bytes", "extents", "hits", "waits", "map"], f"plots: {plots}")
     one = next(each for each in report_data(path) if each["pid"] == program.pid)
     count = len(one["seconds"])
     check(count >= 2 and one["seconds"] == sorted(one["seconds"]), f"moments: {one['seconds']}")
@@ -183,8 +190,13 @@ def report(options, scratch):
         check(list(one[group]) == list(series), f"{group}: {list(one[group])}")
         for name in series:
             check(len(one[group][name]) == count, f"{group}, {name}: not one for each moment")
+            # Of the time before the first moment nobody knows a rate.
+            check((one[group][name][0] is None) == (group != "residency_bytes"), f"{group}, {name}: {one[group][name][0]}")
+    check(one["settings"]["OL_VRAM"] == "16MiB" and "" not in one["settings"].values(), f"settings: {one['settings']}")
+    check(set(one["vram_budget_bytes"]) - {None} == {16 << 20}, f"budget: {one['vram_budget_bytes']}")
+    check(len(one["hit_rate"]) == count and all(rate is None or 0 <= rate <= 1 for rate in one["hit_rate"]), f"hit rate: {one['hit_rate']}")
     check(max(one["residency_bytes"]["VRAM"]) > 0 and max(one["residency_bytes"]["host memory"]) > 0, "no tiers")
-    check(max(one["bytes_per_second"]["in"]) > 0 and sum(one["fault_wait_log2_ns"]) > 0, "no traffic, no faults")
+    check(max(one["bytes_per_second"]["in"][1:]) > 0 and sum(one["fault_wait_log2_ns"]) > 0, "no traffic, no faults")
     # 32 pages of 2 MiB, 8 of them in VRAM at most; the map says so too. On a busy machine some are used in place.
     full = [row for row in one["places"] if len(row) == 32]
     check(full and set("".join(full)) <= set("123456789") and "2" in "".join(full) and "4" in "".join(full),
@@ -195,15 +207,13 @@ def report(options, scratch):
         stack = []
 
         def handle_starttag(self, tag, attrs):
-            if tag not in ("meta", "tr", "td", "th"):
+            if tag != "meta":
                 self.stack.append(tag)
 
         def handle_startendtag(self, tag, attrs):
             pass
 
         def handle_endtag(self, tag):
-            if tag in ("tr",):
-                return
             check(self.stack and self.stack.pop() == tag, f"</{tag}> does not fit")
 
     parser = Balanced()
@@ -243,7 +253,9 @@ def watch(options, scratch):
 class Screen:
     """A terminal: what olpagestat may send, and nothing else."""
 
-    def __init__(self, rows, columns):
+    def __init__(self, rows, columns, unicode=False):
+        self.more = "".join(map(chr, range(0x2801, 0x2900))) if unicode else ""  # braille, with a dot at least
+        self.decoder = codecs.getincrementaldecoder("utf-8")()
         self.resize(rows, columns)
         self.stale = False  # what comes was drawn for the size before
         self.alternate = self.hidden = False
@@ -257,7 +269,7 @@ class Screen:
 
     def feed(self, data):
         self.bytes += len(data)
-        text = data.decode("ascii")
+        text = self.decoder.decode(data)
         while text:
             code = re.match(r"\x1b\[(\??)([0-9;]*)([A-Za-z])", text)
             if code:
@@ -283,7 +295,7 @@ class Screen:
                     check(letter == "m", f"sent {code.group(0)!r}")
                 text = text[code.end():]
                 continue
-            check(" " <= text[0] <= "~", f"sent {text[:20]!r}")
+            check(" " <= text[0] <= "~" or text[0] in self.more, f"sent {text[:20]!r}")
             if self.stale:
                 text = text[1:]
                 continue
@@ -297,13 +309,13 @@ class Screen:
 
 
 class Live:
-    def __init__(self, options, scratch, rows=40, columns=150, more=()):
-        self.screen = Screen(rows, columns)
+    def __init__(self, options, scratch, rows=40, columns=150, more=(), language="C"):
+        self.screen = Screen(rows, columns, "UTF-8" in language)
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
             os.execve(options.olpagestat, [options.olpagestat, "--folder", os.path.join(scratch, "olpager"), *more],
-                      dict(os.environ, TERM="xterm-256color", NO_COLOR="", XDG_CONFIG_HOME=scratch))
+                      dict(os.environ, TERM="xterm-256color", NO_COLOR="", XDG_CONFIG_HOME=scratch, LC_ALL=language))
         self.held = b""
 
     def resize(self, rows, columns):
@@ -358,11 +370,13 @@ def live(options, scratch):
     live.shows(r"hottest allocations of", "allocations")
     first.halt()
     check(live.screen.alternate and live.screen.hidden, "not a screen of its own")
-    live.drain(2.5)  # nothing moves: what differs between pictures is the clock
+    live.key(b"h")
+    live.drain(2.5)  # nothing moves, but for the history, which is not shown: what differs between pictures is the clock
     cleared, sent = live.screen.cleared, live.screen.bytes
     live.drain(3.2)
     check(live.screen.cleared == cleared, "it clears the screen between pictures")
     check(live.screen.bytes - sent < 5 * 400, f"{live.screen.bytes - sent} bytes for pictures that hardly differ")
+    live.key(b"h")
     # A second program; choose it, sort by pid, look at one device. It is stopped when the screen shows what it has
     # allocated, and is too large to end before.
     second = Program(options, scratch, 4 << 30)
@@ -410,6 +424,99 @@ def live(options, scratch):
     first.end()
 
 
+BRAILLE = "[\u2801-\u28ff]"
+
+
+def screen(options, scratch):
+    """History, help, sorts and a filter, in terminals of several sizes and while programs come and go."""
+    one = Program(options, scratch, 2 << 30)  # it is killed before it ends
+    one.go()
+    live = Live(options, scratch, rows=24, columns=80, language="C.UTF-8")
+    plots = r"^traffic \S+, most \S+ .* +stalls \S+ +hit rate \S+$"
+    live.shows(r"^traffic [1-9]\S*/s, most [1-9]\S* ", "traffic in a terminal of 80 columns")
+    live.shows(r"  stalls [1-9]\d*% +hit rate \d+%$", "stalls and the hit rate")
+    live.shows(rf"^ *{BRAILLE}+.* {BRAILLE}+ .* {BRAILLE}+ *$", "columns of all three")
+    live.shows(rf"^ *{one.pid} saxpy", "the program's line")
+    live.shows(r"^map  a cell", "the map has room too")
+    check(len(live.screen.text().splitlines()) <= 24, "more lines than the screen")
+    # Help instead of all else, and back by any key. It fits.
+    live.key(b"?")
+    live.shows(r"^olpagestat: keys", "help")
+    live.shows(r"^  stalls +time in which a launch waited", "the last line of help")
+    check(str(one.pid) not in live.screen.text(), "help beside other things")
+    live.key(b"x")
+    live.shows(rf"^ *{one.pid} saxpy", "back from help")
+    live.key(b"h")
+    until(lambda: live.drain(0.1) and not re.search(r"^traffic ", live.screen.text(), re.M), "the history goes")
+    live.key(b"h")
+    live.shows(plots, "the history comes, with what it had")
+    # Wide: the map beside the allocations, the plots wider, and all columns.
+    live.resize(50, 200)
+    live.shows(r"^hottest allocations of \d+ +map  a cell: \S+ ", "the map beside the allocations")
+    live.shows(r"^  0x[0-9a-f]{12} .* out +\S+ +0x[0-9a-f]{12} [Vhpr.<>~]+$", "both in one line")
+    live.shows(r"^ *PID PROGRAM {20,}VRAM .* CLEAN .* R-OUT/s .* WAIT99$", "all columns, and room for names")
+    rows = [line for line in live.screen.text().splitlines() if re.search(BRAILLE, line)]
+    check(len(rows) >= 3 and max(line.rfind(last) for line in rows for last in line[-1]) > 190, f"the plots are not as wide as the terminal: {rows}")
+    live.shows(rf"^ *{one.pid} saxpy_oversubscribed ", "the whole name")
+    one.halt()
+    # Sorting: back by one, all the way round, the other way.
+    for name in ("waits", "hit rate", "launches", "remote", "host", "program", "pid"):
+        live.key(b"S")
+        live.shows(rf"sort: {name}  ", f"sorted by {name}")
+    two = Program(options, scratch, 4 << 30)
+    two.go()
+    live.shows(rf"^ *{two.pid} saxpy", "the second program")
+    until(lambda: two.value(256 + 112) > 8 << 20, "some of what it has was evicted")
+    two.halt()
+    first, last = sorted([one.pid, two.pid])
+    live.shows(rf"(?s)^ *{first} saxpy.*^ *{last} saxpy", "by pid")
+    live.key(b"r")
+    live.shows(r"sort: pid, reversed  ", "the other way")
+    live.shows(rf"(?s)^ *{last} saxpy.*^ *{first} saxpy", "by pid, the other way")
+    # A filter: by pid, by a part of the name in capitals, by nothing that is there; dropped and kept.
+    live.key(f"/{two.pid}".encode())
+    live.shows(rf"^filter: {two.pid}_ ", "what is typed")
+    live.shows(r"1 of 2 programs .* filter: \d+  all devices$", "one of two")
+    check(not re.search(rf"^ *{one.pid} saxpy", live.screen.text(), re.M), "the other one is there")
+    live.key(b"\r")
+    live.shows(r"^\? help", "the keys again")
+    live.shows(r"1 of 2 programs", "the filter stays")
+    live.key(b"\x1b")
+    live.shows(r"^olpagestat \S+  2 programs ", "the filter goes")
+    live.key(b"fOVERSUBx")
+    live.shows(r'^no name or process id of the programs has "OVERSUBx" in it', "none")
+    live.key(b"\x7f\r")
+    live.shows(r"2 of 2 programs", "both, by a part of the name")
+    live.key(b"fq\x1b")  # q is a letter here
+    live.shows(r"^olpagestat \S+  2 programs ", "no filter")
+    # Tiny, and back; never a character outside (the screen checks that).
+    for rows, columns in ((24, 59), (5, 30), (1, 1), (2, 200), (60, 12), (24, 80)):
+        live.resize(rows, columns)
+        live.shows(r"^o", "the first line")
+        live.drain(0.2)
+    live.shows(plots, "the history again")
+    live.key(b"?")
+    live.resize(3, 20)
+    live.shows(r"^olpagestat: keys", "help where it does not fit")
+    live.key(b"?")
+    live.resize(30, 120)
+    # The shown one ends: the other one is shown instead.
+    live.key(b"jjjj")
+    live.shows(rf"hottest allocations of {first}", "the last one is chosen")
+    shown, other = (one, two) if first == one.pid else (two, one)
+    os.kill(shown.pid, signal.SIGKILL)
+    shown.process.wait(timeout=LONG)
+    until(lambda: live.drain(0.1) and str(shown.pid) not in live.screen.text(), "the killed program goes")
+    live.shows(rf"^ *{other.pid} saxpy", "the other one")
+    live.shows(plots, "the other one's history")
+    os.kill(other.pid, signal.SIGKILL)
+    other.process.wait(timeout=LONG)
+    live.shows(r"^no program of yours uses a GPU under olpager now$", "none is left")
+    check(not re.search(BRAILLE, live.screen.text()), "the history of nobody")
+    live.key(b"q")
+    check(live.ended() == 0 and not live.screen.alternate and not live.screen.hidden, "the terminal is not given back")
+
+
 def plain(options, scratch):
     """No terminal, or one that can't: one table."""
     program = Program(options, scratch)
@@ -443,11 +550,11 @@ def killed(options, scratch):
     tracer.communicate()
     time.sleep(3.2)
     asked = program.value(256 + 40)
-    head = program.value(564672)
+    head = program.value(583360)
     program.go()
     until(lambda: not os.path.exists(program.file) or program.value(256 + 40) == 0, "the program forgets who asked")
     if os.path.exists(program.file):
-        check(program.value(564672) == head, "events for nobody")
+        check(program.value(583360) == head, "events for nobody")
     check(asked != 0, "nobody had asked")
     program.end()
 
@@ -521,7 +628,7 @@ def memserver(options, scratch):
     one = next(each for each in report_data(path) if each["pid"] == program.pid)
     check(max(one["residency_bytes"]["remote"]) >= at_memserver / 2, f"--report: {one['residency_bytes']}")
     for series in ("from memservers", "to memservers"):
-        check(max(one["bytes_per_second"][series]) > 0, f"--report: nothing {series}")
+        check(max(one["bytes_per_second"][series][1:]) > 0, f"--report: nothing {series}")
     with open(os.path.join(scratch, "out.json"), encoding="utf-8") as file:
         tiers = [event["args"] for event in json.load(file)["traceEvents"] if event["ph"] == "C"]
     check(any(tier["remote"] > 0 for tier in tiers), f"--trace: {tiers[-1]}")
@@ -532,7 +639,7 @@ def main():
     parser = argparse.ArgumentParser()
     for name in ("olpagestat", "olrun", "olmemserver", "program"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("case", choices=["trace", "report", "watch", "live", "plain", "killed", "memserver"])
+    parser.add_argument("case", choices=["trace", "report", "watch", "live", "screen", "plain", "killed", "memserver"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="olpagestat-") as scratch:
         globals()[options.case](options, scratch)

@@ -115,6 +115,18 @@ def of_trace(path, pid, addresses, moves):
     check(any(sum(each.values()) > 0 for each in owned) and sorted(owned[0]) == sorted(addresses), f"owned: {owned}")
 
 
+def of_report(path, addresses):
+    """What each executor owned over time, and no plot of a pager, which the program has not."""
+    with open(path, encoding="utf-8") as file:
+        page = file.read()
+    check(re.findall(r'data-plot="([a-z]+)"', page) == ["executors"], "plots of what was not measured")
+    (one,) = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S).group(1))
+    check([each["gpunode"] for each in one["executors"]] == addresses, f"executors: {one['executors']}")
+    for each in one["executors"]:
+        owned = [value for value in each["owned_bytes"] if value is not None]
+        check(len(each["owned_bytes"]) == len(one["seconds"]) and owned and max(owned) > 0, f"owned: {each}")
+
+
 def main():
     parser = argparse.ArgumentParser()
     for name in ("--olpagestat", "--olrun", "--olgpunode", "--program"):
@@ -124,8 +136,9 @@ def main():
         gpunodes = [Gpunode(options, scratch, name) for name in ("first", "second")]
         try:
             addresses = [gpunode.address for gpunode in gpunodes]
-            path = os.path.join(scratch, "trace.json")
-            tracer = subprocess.Popen([options.olpagestat, "--folder", os.path.join(scratch, "olpager"), "--trace", path, "--duration", str(LONG)],
+            path, page = os.path.join(scratch, "trace.json"), os.path.join(scratch, "report.html")
+            tracer = subprocess.Popen([options.olpagestat, "--folder", os.path.join(scratch, "olpager"), "--trace", path, "--report", page,
+                                       "--duration", str(LONG)],
                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             env = dict(os.environ, XDG_RUNTIME_DIR=scratch, XDG_CONFIG_HOME=scratch, XDG_CACHE_HOME=scratch, OL_COUNTERS_KEEP="7")
             named = [word for address in addresses for word in ("--gpunode", address)]
@@ -141,6 +154,7 @@ def main():
             of_json(processes[0], addresses)
             table = stat(options, scratch, "--once")
             of_table(table.stdout, addresses)
+            of_report(page, addresses)
             of_trace(path, processes[0]["pid"], addresses, processes[0]["unified"]["moves"])
             print(table.stdout)
         finally:

@@ -62,6 +62,7 @@ TEST_CASE("olrun gives the program its environment and its own exit status", "[o
                                     "--log",        "error",
                                     "--exportable", "driver",
                                     "--pack",       "off",
+                                    "--arenas",     "streamed",
                                     "--driver",     "driver/libcuda.so.1",
                                     "--va-base",    "0x212340000000",
                                     "--va-size",    "1TiB",
@@ -80,6 +81,7 @@ TEST_CASE("olrun gives the program its environment and its own exit status", "[o
   CHECK(has("OL_LOG=error"));
   CHECK(has("OL_EXPORTABLE=driver"));
   CHECK(has("OL_PACK=off"));
+  CHECK(has("OL_ARENAS=streamed"));
   CHECK(has("OL_DRIVER=" + olpager.driver));
   CHECK(has("OL_VA_BASE=0x212340000000"));
   CHECK(has("OL_VA_SIZE=1TiB"));

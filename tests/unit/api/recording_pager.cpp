@@ -38,6 +38,9 @@ bool Pool::paging() const { return true; }
 bool Pool::hasManaged() const { return g_managed; }
 void Streams::awaitHostFunctions(const StreamKey&) { g_record.steps += 'f'; }
 void Streams::awaitHostFunctionsIn(CUcontext) {}
+CodeLoad Streams::codeLoadBegins(CUdevice) { return CodeLoad::kPlain; }
+void Streams::codeLoadEnded(CUdevice) {}
+bool Streams::runs(CUdevice) { return false; }
 bool Pool::mayHoldRoot(uint64_t address, uint64_t bytes) const {
   return address < kRoot + kRootBytes && bytes > 0 && (address >= kRoot || kRoot - address < bytes);
 }

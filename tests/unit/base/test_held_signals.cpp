@@ -8,6 +8,7 @@
 #include <chrono>
 #include <thread>
 
+#include "base/held_in_calls.h"
 #include "tests/catch.h"
 
 namespace olpager::base {
@@ -29,6 +30,16 @@ TEST_CASE("signals are held back once they matter, from the outermost lock to it
     raise(SIGUSR1);
     CHECK(g_handled == 1);
   }
+  {  // nor is the system asked
+    const HeldInCall call;
+    const std::lock_guard lock(outer);
+    const LetSignals let;
+    std::unique_lock other(inner);
+    Condition condition;
+    (void)condition.wait_for(other, 1ms);
+    CHECK_FALSE(signalsMayCome());
+  }
+  CHECK(signalCalls() == 0);
   signalsMatter();
   {
     const std::lock_guard lock(outer);
@@ -92,12 +103,46 @@ TEST_CASE("signals are held back once they matter, from the outermost lock to it
     other.join();
   }
 
+  {  // in a call signals come between its waits, and in those for a condition
+    int before = g_handled;
+    const uint64_t calls = signalCalls();
+    {
+      const HeldInCall call;
+      const HeldInCall nested;
+      CHECK(signalsMayCome());
+      raise(SIGUSR1);
+      { const std::lock_guard lock(outer); }
+      CHECK(g_handled == before);
+      CHECK(signalCalls() == calls + 1);  // for all of it
+      { const LetSignals let; }
+      CHECK(g_handled == ++before);
+      raise(SIGUSR1);
+      CHECK(g_handled == before);
+      std::unique_lock lock(inner);
+      Condition condition;
+      (void)condition.wait_for(lock, 1ms);
+      CHECK(g_handled == ++before);
+
+      // Not while something else is locked.
+      const std::lock_guard other(outer);
+      CHECK_FALSE(signalsMayCome());
+      raise(SIGUSR1);
+      { const LetSignals let; }
+      (void)condition.wait_for(lock, 1ms);
+      CHECK(g_handled == before);
+    }
+    CHECK(g_handled == before + 1);
+  }
+
   {  // a thread of ours runs no handler
     const int before = g_handled;
     std::atomic<bool> sent{false};
     std::thread own = ownThread([&] {
       while (!sent) std::this_thread::yield();
       { const std::lock_guard lock(outer); }
+      const HeldInCall call;
+      const LetSignals let;
+      CHECK_FALSE(signalsMayCome());
     });
     pthread_kill(own.native_handle(), SIGUSR1);
     sent = true;

@@ -370,7 +370,19 @@ TEST_CASE("fields lie where the documentation says", "[counters]") {
   CHECK(at(link) == 24896 + 64 + 384);
   CHECK(at(link.rails[1]) - at(link) == 128 + 64);
   CHECK(at(link.rails[0].bytes) - at(link) == 128 + 56);
-  CHECK(sizeof all == 31104);
+  CHECK(at(all.why) == 31104);
+  const auto& why = all.why.devices[1];
+  CHECK(at(why) == 31104 + 1024);
+  CHECK(at(why.limited_ns) - at(why) == 16);
+  CHECK(at(why.link_in_ns) - at(why) == 152);
+  CHECK(at(why.round_kept_bytes) - at(why) == 184);
+  CHECK(at(all.links) == 49792);
+  const auto& counted = all.links.links[1];
+  CHECK(at(counted) == 49792 + 512);
+  CHECK(at(counted.end) - at(counted) == 128);
+  CHECK(at(counted.pinned_ns) - at(counted) == 184);
+  CHECK(at(counted.rails[1].bytes) - at(counted) == 256 + 64 + 56);
+  CHECK(sizeof all == 66176);
 }
 
 TEST_CASE("moves of all are kept until others take their places", "[counters]") {
@@ -448,16 +460,16 @@ TEST_CASE("the parts of the file lie where the documentation says", "[counters]"
   const auto at = [&](const auto& field) {
     return reinterpret_cast<const char*>(&field) - reinterpret_cast<const char*>(file.get());
   };
-  CHECK(at(file->hot) == 31104);
-  CHECK(at(file->hot.entries[1].fetched) == 31104 + 64 + 24);
-  CHECK(at(file->map) == 39296);
-  CHECK(at(file->map.addresses) == 39360);
-  CHECK(at(file->map.pages) == 40384);
-  CHECK(at(file->trace) == 564672);
-  CHECK(at(file->trace.dropped) == 564680);
-  CHECK(at(file->trace.events) == 564736);
-  CHECK(at(file->trace.events[1].value) == 564736 + 64 + 48);
-  CHECK(sizeof(CountersFile) == 1089024);
+  CHECK(at(file->hot) == 66176);
+  CHECK(at(file->hot.entries[1].fetched) == 66176 + 64 + 24);
+  CHECK(at(file->map) == 74368);
+  CHECK(at(file->map.addresses) == 74432);
+  CHECK(at(file->map.pages) == 75456);
+  CHECK(at(file->trace) == 599744);
+  CHECK(at(file->trace.dropped) == 599752);
+  CHECK(at(file->trace.events) == 599808);
+  CHECK(at(file->trace.events[1].value) == 599808 + 64 + 48);
+  CHECK(sizeof(CountersFile) == 1124096);
 }
 
 namespace {

@@ -44,19 +44,13 @@ class Canonical {
   void stamp(ExtentId extent, uint64_t stamp) { named(extent * 2 + 1, stamp); }
   void message(const Message& m) {
     value(static_cast<uint64_t>(m.kind) | uint64_t{m.from} << 8 | uint64_t{m.to} << 16 |
-          static_cast<uint64_t>(m.mode) << 24 | uint64_t{m.push} << 25 | uint64_t{m.taker} << 32 |
-          uint64_t{m.epoch} << 40 | uint64_t{m.taker_epoch} << 52);
+          static_cast<uint64_t>(m.mode) << 24 | uint64_t{m.taker} << 32);
     value(m.extent);
     value(m.age);
     // A Get tells no number that anybody looks at.
-    number(m.extent, m.kind == MessageKind::kGet || m.kind == MessageKind::kPush ||
-                             m.kind == MessageKind::kWrote
-                         ? 0
-                         : m.number);
+    number(m.extent, m.kind == MessageKind::kGet ? 0 : m.number);
     value(m.served);
-    if (m.kind == MessageKind::kReady || m.kind == MessageKind::kAdopt) {
-      content(m.extent, m.content);
-    }
+    if (m.kind == MessageKind::kReady) content(m.extent, m.content);
   }
 
  private:

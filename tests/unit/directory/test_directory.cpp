@@ -14,20 +14,18 @@ using namespace olpager::directory;
 
 namespace {
 
-/// A home, agents 0 and 1, and the spill, which is 2; or so many agents, the last the spill.
-/// Messages wait in `posts` until they are delivered.
+/// A home and so many agents. Messages wait in `posts` until they are delivered.
 struct System {
   Directory home;
   std::vector<Agent> agents;
   std::deque<Message> posts;
   std::vector<Action> told;  // all other actions, `peer` the agent
 
-  explicit System(uint32_t frames = 4, ExtentId extents = 8, AgentId count = 3)
-      : home(static_cast<AgentId>(count - 1)) {
+  explicit System(ExtentId extents = 8, AgentId count = 3) {
     for (AgentId id = 0; id < count; ++id) {
-      agents.emplace_back(id, 1, id + 1 == count ? kUnlimited : frames);
+      agents.emplace_back(id);
       agents.back().resize(extents);
-      home.join(id, 1);
+      home.join(id);
     }
     home.allocate(0, extents);
   }
@@ -102,6 +100,13 @@ struct System {
     return found;
   }
   AgentState at(AgentId agent, ExtentId extent) const { return agents[agent].state(extent); }
+  /// Extents that have a frame there, or have asked for one.
+  size_t framesUsed(AgentId agent) const {
+    size_t used = 0;
+    for (ExtentId extent = 0; extent < home.extents(); ++extent)
+      used += at(agent, extent) != AgentState::kAbsent ? 1 : 0;
+    return used;
+  }
 
   std::deque<std::pair<AgentId, Action>> fetched;
 };
@@ -220,6 +225,50 @@ TEST_CASE("what was fetched ahead is its operation's, whatever else is asked for
   broken_rule = Rule::kAll;
 }
 
+TEST_CASE("what is there already is kept for whom it was asked for ahead, as what is fetched",
+          "[directory]") {
+  for (const Rule rule : {Rule::kAll, Rule::kGrantOwner}) {
+    broken_rule = rule;
+    System s;
+    s.run(0, {{0, W}});
+    const Age ahead = s.home.operation();
+    s.home.sent(ahead, 0);
+    s.ask(ahead, 0, 0, W);
+    s.quiet();
+    const Age younger = s.home.operation();
+    s.home.sent(younger, 1);
+    s.ask(younger, 1, 0, W);
+    s.quiet();
+    CHECK(s.home.owner(0) == (rule == Rule::kAll ? 0 : 1));
+    CHECK(s.home.phase(0) == Phase::kRest);
+  }
+  broken_rule = Rule::kAll;
+}
+
+TEST_CASE("what is asked for ahead stays where it is claimed, and the home hears so at once",
+          "[directory]") {
+  for (const Rule rule : {Rule::kAll, Rule::kHintDeclined}) {
+    broken_rule = rule;
+    System s;
+    s.run(0, {{0, W}});
+    s.run(1, {{1, W}});
+    const Age holder = s.begin(1, {{1, W}});
+    REQUIRE(s.agents[1].submit(holder));
+    const Age claims = s.begin(0, {{0, W}, {1, W}});  // waits for extent 1
+    const Age ahead = s.home.operation();
+    s.home.sent(ahead, 2);
+    s.ask(ahead, 2, 0, W);
+    s.quiet();
+    CHECK(s.home.phase(0) == (rule == Rule::kAll ? Phase::kRest : Phase::kYielding));
+    CHECK(s.home.owner(0) == 0);
+    CHECK(s.count(ActionKind::kClaimLost) == 0);
+    s.complete(1, holder);
+    s.quiet();
+    CHECK(s.agents[0].runnable(claims));
+  }
+  broken_rule = Rule::kAll;
+}
+
 TEST_CASE("what was fetched ahead goes to whoever needs it first", "[directory]") {
   System s;
   s.run(0, {{0, W}});
@@ -315,17 +364,17 @@ TEST_CASE("of an agent's operations that ask for an extent one request waits, of
 TEST_CASE("operations that an agent is not told of leave nothing behind", "[directory]") {
   System s;
   for (Age age = 1; age <= 10'000; ++age)  // all that are not the first, which does not end
-    s.deliver({.kind = MessageKind::kOver, .to = 0, .epoch = 1, .age = age});
+    s.deliver({.kind = MessageKind::kOver, .to = 0, .age = age});
   CHECK(s.agents[0].remembered() == 1);
   for (Age age = 10'001; age <= 20'000; age += 2)  // every other one is elsewhere, and ends
-    s.deliver({.kind = MessageKind::kOver, .to = 0, .epoch = 1, .age = age, .served = age - 10});
+    s.deliver({.kind = MessageKind::kOver, .to = 0, .age = age, .served = age - 10});
   CHECK(s.agents[0].remembered() < 10);
 }
 
-TEST_CASE("what operations that were not told of have written is told before it leaves",
+TEST_CASE("what operations that were not told of have written leaves under a name of its own",
           "[directory]") {
   System s;
-  s.agents[0] = Agent(0, 1, 4, true);
+  s.agents[0] = Agent(0, true);
   s.agents[0].resize(8);
   s.run(1, {{0, W}});
   const Age ahead = s.home.operation();  // brings the extent, and is not told of
@@ -333,25 +382,23 @@ TEST_CASE("what operations that were not told of have written is told before it 
   s.ask(ahead, 0, 0, W);
   s.quiet();
   REQUIRE(s.home.owner(0) == 0);
-  s.begin(1, {{0, W}});
+  const Age age = s.begin(1, {{0, W}});
   s.quiet();
   REQUIRE(s.count(ActionKind::kStop) == 1);
   Actions actions;
   const Number number = s.agents[0].number(0);
+  CHECK(s.agents[0].content(0) != number);
   s.agents[0].quiet(0, true, actions);
   s.take(0, actions);
-  REQUIRE(s.posts.size() == 2);
-  CHECK(s.posts[0].kind == MessageKind::kWrote);
-  CHECK(s.posts[0].number == number);
-  CHECK(s.posts[1].kind == MessageKind::kReady);
-  CHECK(s.posts[1].content == number);
-  // The home knows it: with its owner the extent is lost, though another has older bytes of it.
-  s.deliver(s.posts[0]);
-  s.posts.clear();
-  s.home.lost(0, actions);
-  s.take(kHome, actions);
+  REQUIRE(s.posts.size() == 1);
+  CHECK(s.posts[0].kind == MessageKind::kReady);
+  CHECK(s.posts[0].number == number + 1);
+  CHECK(s.posts[0].content == number);
+  // So what the taker has kept is not taken for it.
+  s.told.clear();
   s.quiet();
-  CHECK(s.home.phase(0) == Phase::kPoisoned);
+  CHECK(s.count(ActionKind::kFetch) == 1);
+  CHECK(s.agents[1].runnable(age));
 }
 
 TEST_CASE("bytes that land by another number are none of the extent's", "[directory]") {
@@ -387,12 +434,7 @@ TEST_CASE("an Urge of another number presses nobody", "[directory]") {
   s.quiet();
   const Number number = s.home.number(0);
   const auto urge = [&](Number by) {
-    s.deliver({.kind = MessageKind::kUrge,
-               .to = 0,
-               .epoch = 1,
-               .extent = 0,
-               .number = by,
-               .age = oldest});
+    s.deliver({.kind = MessageKind::kUrge, .to = 0, .extent = 0, .number = by, .age = oldest});
   };
   urge(number - 1);
   urge(number + 1);
@@ -467,29 +509,30 @@ TEST_CASE("a Get of an operation that is complete moves nothing", "[directory]")
   broken_rule = Rule::kAll;
 }
 
-TEST_CASE("room: what is retained goes first, then replicas, then what is owned and idle is pushed",
-          "[directory]") {
-  System s(2);
-  s.run(0, {{0, W}, {1, W}});
-  s.run(1, {{0, W}});
+TEST_CASE("of what is retained what was given last stays", "[directory]") {
+  System s;
+  s.run(0, {{0, W}, {1, W}, {2, W}, {3, W}});
+  for (const ExtentId extent : {2u, 0u, 3u, 1u}) s.run(1, {{extent, W}});
+  s.run(0, {{3, W}});  // it is none of them any more
+  CHECK(s.agents[0].retained() == 3);
+  Actions actions;
+  s.agents[0].shed(2, actions);
+  s.take(0, actions);
+  CHECK(s.at(0, 2) == AgentState::kAbsent);
   CHECK(s.at(0, 0) == AgentState::kRetained);
-  s.run(0, {{2, W}});
+  CHECK(s.at(0, 1) == AgentState::kRetained);
+  CHECK(s.count(ActionKind::kFree) == 1);
+  s.agents[0].shed(1, actions);
+  s.take(0, actions);
   CHECK(s.at(0, 0) == AgentState::kAbsent);
-  s.run(1, {{2, R}});
-  s.run(1,
-        {{3,
-          W}});  // 1 has extent 0 and a replica of 2: the replica goes, though 0 is idle for longer
-  CHECK(s.at(1, 2) == AgentState::kAbsent);
-  CHECK(s.at(1, 0) == AgentState::kOwned);
-  s.run(1, {{4, W}});
-  CHECK(s.home.owner(0) == 2);
-  CHECK(s.agents[1].framesUsed() == 2);
-}
-
-TEST_CASE("an operation that needs more than there are frames fails", "[directory]") {
-  System s(2);
-  s.begin(0, {{0, W}, {1, W}, {2, W}});
-  REQUIRE(s.count(ActionKind::kFailed) == 1);
+  CHECK(s.at(0, 1) == AgentState::kRetained);
+  s.agents[0].shed(0, actions);
+  s.take(0, actions);
+  CHECK(s.agents[0].retained() == 0);
+  CHECK(s.at(0, 1) == AgentState::kAbsent);
+  CHECK(s.at(0, 3) == AgentState::kOwned);
+  s.run(0, {{0, W}, {1, W}});
+  CHECK(s.framesUsed(0) == 3);
 }
 
 TEST_CASE("a freed extent is forgotten everywhere, and can be allocated again", "[directory]") {
@@ -504,7 +547,7 @@ TEST_CASE("a freed extent is forgotten everywhere, and can be allocated again", 
   CHECK(s.home.phase(0) == Phase::kGone);
   CHECK(s.at(0, 0) == AgentState::kAbsent);
   CHECK(s.at(1, 0) == AgentState::kAbsent);
-  CHECK(s.agents[0].framesUsed() == 0);
+  CHECK(s.framesUsed(0) == 0);
   const Number number = s.home.number(0);
   s.home.allocate(0, 2);
   s.told.clear();
@@ -516,7 +559,7 @@ TEST_CASE("a freed extent is forgotten everywhere, and can be allocated again", 
 TEST_CASE("what is to become quiet goes again for the operation that has been submitted meanwhile",
           "[directory]") {
   System s;
-  s.agents[0] = Agent(0, 1, 4, true);
+  s.agents[0] = Agent(0, true);
   s.agents[0].resize(8);
   s.run(0, {{0, W}});
   const Age older = s.home.operation();
@@ -555,7 +598,7 @@ TEST_CASE("an operation that needs a freed extent fails", "[directory]") {
   s.take(0, actions);
   s.quiet();
   CHECK(s.agents[0].busy() == 0);
-  CHECK(s.agents[0].framesUsed() == 0);
+  CHECK(s.framesUsed(0) == 0);
 }
 
 TEST_CASE("an operation that waits goes without a freed extent that it needs no more",
@@ -584,50 +627,11 @@ TEST_CASE("an operation that waits goes without a freed extent that it needs no 
   CHECK(s.count(ActionKind::kReleased) == 2);
   CHECK(s.agents[0].busy() == 0);
   CHECK(s.at(0, 0) == AgentState::kOwned);
-  CHECK(s.agents[0].framesUsed() == 1);
+  CHECK(s.framesUsed(0) == 1);
 }
 
-TEST_CASE("a lost owner: what nobody retains is poison, what is retained unwritten comes back",
-          "[directory]") {
-  System s;
-  s.run(0, {{0, W}, {1, W}});
-  s.run(1, {{0, W}});
-  // Extent 1 is with agent 1, which has not written it.
-  const Age age = s.begin(1, {{1, W}});
-  s.quiet();
-  REQUIRE(s.agents[1].submit(age));
-  Actions actions;
-  s.home.lost(1, actions);
-  s.take(kHome, actions);
-  s.quiet();
-  CHECK(s.home.phase(0) == Phase::kPoisoned);
-  CHECK(s.at(0, 0) == AgentState::kPoisoned);
-  CHECK(s.home.owner(1) == 0);
-  CHECK(s.at(0, 1) == AgentState::kOwned);
-  CHECK(s.count(ActionKind::kReverted) == 1);
-  CHECK(s.count(ActionKind::kBroken) == 0);
-  CHECK(s.count(ActionKind::kSettled) == 1);
-  s.begin(0, {{0, R}});
-  s.quiet();
-  CHECK(s.count(ActionKind::kFailed) == 1);
-}
-
-TEST_CASE("a replica of a lost owner becomes the owner", "[directory]") {
-  System s;
-  s.run(0, {{0, W}});
-  s.run(1, {{0, R}});
-  Actions actions;
-  s.home.lost(0, actions);
-  s.take(kHome, actions);
-  s.quiet();
-  CHECK(s.home.owner(0) == 1);
-  CHECK(s.at(1, 0) == AgentState::kOwnedShared);
-  s.run(1, {{0, W}});
-  CHECK(s.at(1, 0) == AgentState::kOwned);
-}
-
-TEST_CASE("replicas of agents below 32 and above are recalled, and adopt, alike", "[directory]") {
-  System s(4, 8, kMostAgents);
+TEST_CASE("replicas of agents below 32 and above are recalled alike", "[directory]") {
+  System s(8, kMostAgents);
   const auto bits = [](std::initializer_list<unsigned> agents) {
     AgentSet set = 0;
     for (const unsigned agent : agents) set |= AgentSet{1} << agent;
@@ -648,53 +652,33 @@ TEST_CASE("replicas of agents below 32 and above are recalled, and adopt, alike"
       CHECK(s.at(agent, 0) == AgentState::kRetained);
     CHECK(s.home.replicas(1) == bits({0, 31}));
   }
-  // A lost owner: only a replica beyond 32 is left.
+  // Only one beyond 32 is left.
   s.run(40, {{0, R}, {2, W}});
   s.run(33, {{2, R}});
   CHECK(s.home.replicas(0) == bits({40}));
-  Actions actions;
-  s.home.lost(62, actions);
-  s.take(kHome, actions);
-  s.quiet();
-  CHECK(s.home.owner(0) == 40);
-  // A lost one of many replicas, and then the owner.
-  s.home.lost(33, actions);
-  s.take(kHome, actions);
-  s.quiet();
-  CHECK(s.home.replicas(2) == 0);
+  CHECK(s.home.replicas(2) == bits({33}));
   s.run(61, {{2, R}});
-  s.home.lost(40, actions);
-  s.take(kHome, actions);
-  s.quiet();
-  CHECK(s.home.owner(2) == 61);
+  CHECK(s.home.replicas(2) == bits({33, 61}));
   s.run(0, {{2, W}});
   CHECK(s.home.owner(2) == 0);
+  CHECK(s.home.replicas(2) == 0);
   CHECK(s.home.busy() == 0);
-  CHECK_FALSE(s.home.fencing());
 }
 
 TEST_CASE("what is out of place is a violation, what is late is nothing", "[directory]") {
   System s;
   s.run(0, {{0, W}});
   const Number number = s.home.number(0);
-  s.deliver({.kind = MessageKind::kRelease, .to = 0, .epoch = 1, .extent = 0, .number = number});
-  s.deliver({.kind = MessageKind::kYield,
-             .to = 0,
-             .mode = W,
-             .taker = 1,
-             .epoch = 1,
-             .taker_epoch = 1,
-             .extent = 0,
-             .number = number});
-  s.deliver({.kind = MessageKind::kDone, .from = 1, .epoch = 1, .extent = 0, .number = number});
-  s.deliver({.kind = MessageKind::kDone, .from = 1, .epoch = 0, .extent = 0, .number = number + 1});
+  s.deliver({.kind = MessageKind::kRelease, .to = 0, .extent = 0, .number = number});
+  s.deliver(
+      {.kind = MessageKind::kYield, .to = 0, .mode = W, .taker = 1, .extent = 0, .number = number});
+  s.deliver({.kind = MessageKind::kDone, .from = 1, .extent = 0, .number = number});
   CHECK(s.count(ActionKind::kViolation) == 0);
   CHECK(s.at(0, 0) == AgentState::kOwned);
-  s.deliver(
-      {.kind = MessageKind::kInvalidate, .to = 0, .epoch = 1, .extent = 0, .number = number + 1});
+  s.deliver({.kind = MessageKind::kInvalidate, .to = 0, .extent = 0, .number = number + 1});
   CHECK(s.count(ActionKind::kViolation) == 1);
-  s.deliver({.kind = MessageKind::kGet, .from = kMostAgents, .epoch = 1, .extent = 0});
-  s.deliver({.kind = MessageKind::kGet, .from = 1, .epoch = 1, .extent = 4000});
+  s.deliver({.kind = MessageKind::kGet, .from = kMostAgents, .extent = 0});
+  s.deliver({.kind = MessageKind::kGet, .from = 1, .extent = 4000});
   CHECK(s.count(ActionKind::kViolation) == 3);
 }
 
@@ -702,9 +686,9 @@ TEST_CASE("many operations are under way, and end in any order", "[directory]") 
   const uint64_t seed = std::random_device{}();
   CAPTURE(seed);
   std::mt19937_64 random(seed);
-  Directory home{2};
-  home.join(0, 1);
-  home.join(1, 1);
+  Directory home;
+  home.join(0);
+  home.join(1);
   Actions actions;
   std::map<Age, AgentId> under_way;
   for (int i = 0; i < 20'000; ++i) {
@@ -723,9 +707,8 @@ TEST_CASE("many operations are under way, and end in any order", "[directory]") 
       if (random() % 16 == 0)
         home.cancel(age, actions);
       else
-        home.receive(
-            {.kind = MessageKind::kCompleted, .from = agent, .to = kHome, .epoch = 1, .age = age},
-            actions);
+        home.receive({.kind = MessageKind::kCompleted, .from = agent, .to = kHome, .age = age},
+                     actions);
       REQUIRE(home.complete(age));
     }
     REQUIRE((under_way.empty() || home.oldest() == under_way.begin()->first));

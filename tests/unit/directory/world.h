@@ -5,8 +5,7 @@
 //   one writer      an extent that an agent may write is mapped nowhere else
 //   no stale read   what is mapped has the bytes of the last write, and so has what an operation
 //                   reads and writes
-//   no lost page    somebody has those bytes, unless a crash took them and the extent is poisoned
-//   frames          no agent uses more than it has
+//   no lost page    somebody has those bytes
 //   the oldest      claims are lost to older operations only; the oldest operation asks once for an
 //                   extent
 //   no dead end     as long as operations are not complete, something can happen
@@ -43,21 +42,15 @@ struct Plan {
 };
 
 struct Scenario {
-  uint32_t agents = 2;      // executors; agent number `agents` is the spill
-  uint32_t cpu_frames = 0;  // not 0: the last of them is the CPU, with that many
-  uint32_t frames = 2;      // of each of the others
-  uint32_t spill_frames = kUnlimited;
-  bool second_spill = false;        // agent number `agents` + 1, which has room without end
-  std::array<uint8_t, 8> orders{};  // of extents: log2 of pages
+  /// That run operations. One more, number `agents`, is the host: extents may be there at first,
+  /// and it runs operations where a plan says so.
+  uint32_t agents = 2;
   ExtentId extents = 2;
-  uint32_t placed =
-      0;  // 0: nobody owns an extent at first; 1: the spill all; 2: agents, in order, frames full
+  /// Who owns the extents at first. 0: nobody; 1: the host all; 2: agent 0 all; 3: agents in turns.
+  uint32_t placed = 0;
   std::vector<Plan> plans;
   uint32_t hints = 0;       // asks of the home ahead, for any operation and extent that it needs
   uint32_t duplicates = 0;  // messages that come twice
-  uint32_t crashes = 0;     // agents that fail
-  bool restarts = false;    // and come again
-  bool zombies = false;     // an agent may be taken for lost while it runs on
   uint32_t frees = 0;       // extents that are freed when all that need them is complete
   bool stale = false;       // also those that operations are yet to find that they reach
   uint32_t untold = 0;      // operations that agents are not told of
@@ -75,9 +68,6 @@ enum class EventKind : uint8_t {
   kAgain,          // a duplicate arrives; a: place in the list of delivered ones
   kLand,           // a: fetch
   kHint,           // a: plan, b: need
-  kCrash,          // a: agent
-  kDetect,         // a: agent: the home takes it for lost
-  kRestart,        // a: agent
   kFree,           // a: extent
   kUntold,      // a: agent, b: extent: an operation that the agent is not told of begins to use it
   kUntoldEnds,  // a: agent, b: extent
@@ -89,16 +79,14 @@ struct Event {
 };
 
 inline const char* nameOf(MessageKind kind) {
-  static const char* const names[] = {"Get",    "Push",      "Done",    "Refused",   "Declined",
-                                      "Acked",  "Adopted",   "NotHere", "Forgotten", "Fenced",
-                                      "Wrote",  "Completed", "Yield",   "Urge",      "Invalidate",
-                                      "Grant",  "First",     "Release", "Keep",      "Adopt",
-                                      "Poison", "Forget",    "Over",    "Fence",     "Ready"};
+  static const char* const names[] = {"Get",       "Done",    "Declined", "Acked",      "Forgotten",
+                                      "Completed", "Yield",   "Urge",     "Invalidate", "Grant",
+                                      "First",     "Release", "Forget",   "Over",       "Ready"};
   static_assert(std::size(names) == kMessageKinds);
   return names[static_cast<size_t>(kind)];
 }
 
-/// Of so many agents at most, spills included.
+/// Of so many agents at most, the host included.
 template <AgentId kAgents>
 class WorldOf {
  public:
@@ -106,18 +94,16 @@ class WorldOf {
   static constexpr ExtentId kMostExtents = 8;
   static constexpr size_t kMostPlans = 2 * kAgents + 2;
 
-  explicit WorldOf(const Scenario& scenario)
-      : plan_(&scenario), directory_(static_cast<AgentId>(scenario.agents)) {
+  explicit WorldOf(const Scenario& scenario) : plan_(&scenario) {
     const Scenario& s = scenario;
     for (AgentId a = 0; a < ends(); ++a) {
-      if (a > s.agents) directory_.addSpill(a);
-      agents_.push_back(agentOfWorld(a, 1));
-      directory_.join(a, 1);
+      agents_.emplace_back(a, s.untold != 0);
+      agents_.back().resize(s.extents);
+      directory_.join(a);
     }
     directory_.allocate(0, s.extents);
     for (size_t i = 0; i < s.plans.size(); ++i) directory_.operation();
     states_.resize(s.plans.size());
-    crashes_ = s.crashes;
     duplicates_ = s.duplicates;
     hints_ = s.hints;
     frees_ = s.frees;
@@ -138,7 +124,7 @@ class WorldOf {
   void checkQuiet() {
     if (directory_.busy() != 0) fail("all is quiet, but for a transaction");
     for (const Agent& agent : agents_) {
-      if (!dead_[agent.id()] && agent.busy() != 0) fail("all is quiet, but for an agent");
+      if (agent.busy() != 0) fail("all is quiet, but for an agent");
     }
   }
 
@@ -150,19 +136,15 @@ class WorldOf {
     for (uint32_t i = 0; i < s.plans.size(); ++i) {
       const State& state = states_[i];
       const Plan& plan = s.plans[i];
-      const bool able = !down_[plan.agent];
-      if (dead_[plan.agent] && state.progress != kUnsent) continue;
       switch (state.progress) {
         case kUnsent:
-          if (able &&
-              (plan.after < 0 || states_[static_cast<size_t>(plan.after)].progress == kFinished))
+          if (plan.after < 0 || states_[static_cast<size_t>(plan.after)].progress == kFinished)
             normal.push_back({EventKind::kSendOperation, i});
           break;
         case kUnderWay:
           normal.push_back({EventKind::kArrive, i});
           break;
         case kWaiting:
-          if (state.failed) break;
           if (state.revealed < plan.hidden.size() && (state.runnable || plan.needs.empty()))
             normal.push_back({EventKind::kReveal, i});
           if (state.revealed == plan.hidden.size() && agents_[plan.agent].runnable(i))
@@ -180,7 +162,7 @@ class WorldOf {
           break;
       }
       // Also for what waits for a younger operation that may need the same.
-      if (hints_ > 0 && able && state.progress != kFinished) {
+      if (hints_ > 0 && state.progress != kFinished) {
         for (uint32_t n = 0; n < plan.needs.size() + plan.hidden.size(); ++n)
           spare.push_back({EventKind::kHint, i, n});
       }
@@ -192,20 +174,9 @@ class WorldOf {
         if (duplicates_ > 0) spare.push_back({EventKind::kDeliverTwice, from, to});
       }
     }
-    for (uint32_t f = 0; f < fetches_.size(); ++f) {
-      if (!dead_[fetches_[f].giver]) normal.push_back({EventKind::kLand, f});
-    }
+    for (uint32_t f = 0; f < fetches_.size(); ++f) normal.push_back({EventKind::kLand, f});
     for (uint32_t d = 0; d < delivered_.size(); ++d) spare.push_back({EventKind::kAgain, d});
-    for (AgentId a = 0; a < s.agents; ++a) {
-      if (crashes_ > 0 && !down_[a]) {
-        spare.push_back({EventKind::kCrash, a});
-        if (s.zombies) spare.push_back({EventKind::kDetect, a});
-      }
-      if (dead_[a] && !lost_[a]) normal.push_back({EventKind::kDetect, a});
-      if (s.restarts && settled_[a]) normal.push_back({EventKind::kRestart, a});
-    }
     for (AgentId a = 0; a < ends(); ++a) {
-      if (dead_[a]) continue;
       for (ExtentId p = 0; p < s.extents; ++p) {
         const Untold& u = untolds_[a][p];
         if (untold_ > 0 && !u.uses && !u.stopped && mapped_[a][p] == kWritable && !freed_[p])
@@ -283,7 +254,7 @@ class WorldOf {
         const Fetch fetch = fetches_[event.a];
         fetches_.erase(fetches_.begin() + event.a);
         if (mapped_[fetch.giver][fetch.extent] != kUnmapped &&
-            !untolds_[fetch.giver][fetch.extent].lent && !lost_[fetch.giver] && !lost_[fetch.taker])
+            !untolds_[fetch.giver][fetch.extent].lent)
           fail("what is fetched is not lent");
         pages_[fetch.taker][fetch.extent][1] = pages_[fetch.giver][fetch.extent][1];
         act(agents_[fetch.taker],
@@ -300,15 +271,6 @@ class WorldOf {
         });
         break;
       }
-      case EventKind::kCrash:
-        crash(static_cast<AgentId>(event.a));
-        break;
-      case EventKind::kDetect:
-        detect(static_cast<AgentId>(event.a));
-        break;
-      case EventKind::kRestart:
-        restart(static_cast<AgentId>(event.a));
-        break;
       case EventKind::kFree:
         --frees_;
         freed_[event.a] = true;
@@ -365,12 +327,6 @@ class WorldOf {
       }
       case EventKind::kHint:
         return "home asks ahead for operation " + a + ", need " + b;
-      case EventKind::kCrash:
-        return "agent " + a + " fails";
-      case EventKind::kDetect:
-        return "agent " + a + " is taken for lost";
-      case EventKind::kRestart:
-        return "agent " + a + " comes again";
       case EventKind::kFree:
         return "extent " + a + " is freed";
       case EventKind::kUntold:
@@ -387,9 +343,7 @@ class WorldOf {
   template <typename Sink>
   void describe(Sink& sink) const {
     directory_.describe(sink);
-    for (const Agent& agent : agents_) {
-      if (!dead_[agent.id()]) agent.describe(sink);
-    }
+    for (const Agent& agent : agents_) agent.describe(sink);
     for (const auto& row : channels_) {
       for (const auto& channel : row) {
         sink.value(channel.size());
@@ -405,13 +359,12 @@ class WorldOf {
     for (const Message& message : delivered_) sink.message(message);
     for (const State& state : states_) {
       sink.value(uint64_t{state.progress} | uint64_t{state.revealed} << 8 |
-                 uint64_t{state.failed} << 16 | uint64_t{state.runnable} << 17);
+                 uint64_t{state.runnable} << 16);
       for (ExtentId p = 0; p < plan_->extents; ++p) sink.value(state.asks[p]);
     }
     for (ExtentId p = 0; p < plan_->extents; ++p) {
       sink.stamp(p, truth_[p]);
-      sink.stamp(p, reported_[p]);
-      sink.value(uint64_t{poisoned_[p]} | uint64_t{freed_[p]} << 1 | uint64_t{uncertain_[p]} << 2);
+      sink.value(freed_[p]);
       for (AgentId a = 0; a < ends(); ++a) {
         const Untold& u = untolds_[a][p];
         sink.value(static_cast<uint64_t>(mapped_[a][p]) | uint64_t{gone_at_[a][p]} << 7 |
@@ -421,10 +374,8 @@ class WorldOf {
         sink.stamp(p, pages_[a][p][1]);
       }
     }
-    for (AgentId a = 0; a < ends(); ++a)
-      sink.value(uint64_t{dead_[a]} | uint64_t{lost_[a]} << 1 | uint64_t{settled_[a]} << 2);
-    sink.value(uint64_t{crashes_} | uint64_t{duplicates_} << 8 | uint64_t{hints_} << 16 |
-               uint64_t{frees_} << 24 | uint64_t{broken_} << 32 | uint64_t{untold_} << 33);
+    sink.value(uint64_t{duplicates_} | uint64_t{hints_} << 8 | uint64_t{frees_} << 16 |
+               uint64_t{untold_} << 24);
   }
 
   const Directory& directory() const { return directory_; }
@@ -439,12 +390,8 @@ class WorldOf {
   struct State {
     Progress progress = kUnsent;
     uint8_t revealed = 0;
-    bool failed = false;
     bool runnable = false;  // it has been, with what was known of its reach
-    bool reported = false;
-    bool lost = false;
     std::array<uint8_t, kMostExtents> asks{};
-    std::array<uint64_t, kMostExtents> wrote{};
   };
   struct Fetch {
     AgentId taker, giver;
@@ -463,20 +410,7 @@ class WorldOf {
 
   const Plan& plan(uint32_t i) const { return plan_->plans[i]; }
   Agent& agentOf(uint32_t i) { return agents_[plan(i).agent]; }
-  AgentId ends() const {
-    return static_cast<AgentId>(plan_->agents + (plan_->second_spill ? 2 : 1));
-  }
-  uint32_t framesOf(AgentId a) const {
-    if (a == plan_->agents) return plan_->spill_frames;
-    if (a > plan_->agents) return kUnlimited;
-    return plan_->cpu_frames != 0 && a + 1u == plan_->agents ? plan_->cpu_frames : plan_->frames;
-  }
-  Agent agentOfWorld(AgentId a, Epoch epoch) const {
-    Agent agent(a, epoch, framesOf(a), plan_->untold != 0);
-    agent.resize(plan_->extents);
-    for (ExtentId p = 0; p < plan_->extents; ++p) agent.weigh(p, 1, plan_->orders[p]);
-    return agent;
-  }
+  AgentId ends() const { return static_cast<AgentId>(plan_->agents + 1); }
   static uint32_t endOf(AgentId a) { return a == kHome ? kHomeEnd : a; }
   static std::string text(const Message& m) {
     const auto who = [](AgentId a) { return a == kHome ? std::string("home") : std::to_string(a); };
@@ -485,7 +419,6 @@ class WorldOf {
                       std::to_string(m.number) + " from " + who(m.from) + " to " + who(m.to);
     if (m.age != kNobody) out += " age " + std::to_string(m.age);
     if (m.taker != kNoAgent) out += " taker " + who(m.taker);
-    if (m.push) out += " for room";
     if (m.kind == MessageKind::kReady) out += " content " + std::to_string(m.content);
     return out;
   }
@@ -493,22 +426,19 @@ class WorldOf {
   /// The program has put something into each extent before the operations begin: by the protocol,
   /// as ever.
   void place() {
-    AgentId a = plan_->placed == 1 ? static_cast<AgentId>(plan_->agents) : AgentId{0};
     for (ExtentId p = 0; p < plan_->extents; ++p) {
-      while (a < plan_->agents && agents_[a].framesUsed() + (1u << plan_->orders[p]) > framesOf(a))
-        ++a;
-      if (a == plan_->agents && plan_->second_spill &&
-          agents_[a].framesUsed() + (1u << plan_->orders[p]) > framesOf(a))
-        ++a;
+      const auto a = static_cast<AgentId>(plan_->placed == 1   ? plan_->agents
+                                          : plan_->placed == 2 ? 0
+                                                               : p % plan_->agents);
       const Age age = directory_.operation();
       directory_.sent(age, a);
       act(agents_[a], [&](Actions& out) {
         agents_[a].begin(age, std::array<Need, 1>{Need{p, Mode::kOwn}}, 0, out);
       });
       quiet();
-      if (!agents_[a].submit(age)) fail("an extent is not placed");
+      if (!agents_[a].submit(age)) return fail("an extent is not placed");
       pages_[a][p] = {1, 1};
-      truth_[p] = reported_[p] = stamps_[p] = 1;
+      truth_[p] = 1;
       act(agents_[a], [&](Actions& out) { agents_[a].complete(age, out); });
       quiet();
     }
@@ -549,14 +479,8 @@ class WorldOf {
   void deliver(const Message& message) {
     if (message.to == kHome) {
       home([&](Actions& out) { directory_.receive(message, out); });
-      const bool heard = !lost_[message.from] && message.epoch == agents_[message.from].epoch();
-      if (message.kind == MessageKind::kWrote && heard && message.age < states_.size())
-        reported_[message.extent] =
-            std::max(reported_[message.extent], states_[message.age].wrote[message.extent]);
-      if (message.kind == MessageKind::kCompleted && heard) states_[message.age].reported = true;
       return;
     }
-    if (dead_[message.to]) return;
     if (plan_->stale && message.kind == MessageKind::kForget && freed_[message.extent])
       forget(message.to, message.extent);
     act(agents_[message.to], [&](Actions& out) { agents_[message.to].receive(message, out); });
@@ -567,7 +491,6 @@ class WorldOf {
       case ActionKind::kSend: {
         const Message& m = action.message;
         if (m.kind == MessageKind::kGet && m.age < states_.size()) asked(m);
-        if (m.to != kHome && dead_[m.to]) return;
         channels_[endOf(who)][endOf(m.to)].push_back(m);
         return;
       }
@@ -599,10 +522,6 @@ class WorldOf {
         pages_[who][action.extent][0] = pages_[action.peer][action.extent][0];
         pages_[who][action.extent][1] = kScribble;
         return;
-      case ActionKind::kAbort:
-        std::erase_if(fetches_,
-                      [&](const Fetch& f) { return f.taker == who && f.extent == action.extent; });
-        return;
       case ActionKind::kClear:
         pages_[who][action.extent] = {0, 0};
         return;
@@ -616,39 +535,16 @@ class WorldOf {
       case ActionKind::kClaimLost:
         if (action.age < action.to) fail("a claim is lost to a younger operation");
         return;
-      case ActionKind::kFailed: {
-        State& state = states_[action.age];
-        if (action.extent == kNone) {
-          fail("an operation needs more than the agent has frames");
-        } else if (!poisoned_[action.extent] &&
-                   directory_.phase(action.extent) != Phase::kPoisoned) {
-          fail("an operation fails without poison");
-        }
-        if (state.progress == kFinished) return;
-        state.failed = true;
-        state.progress = kFinished;
-        failed_.push_back(static_cast<uint32_t>(action.age));
-        return;
-      }
-      case ActionKind::kPoisoned:
-        if (plan_->crashes == 0) fail("poison without a crash");
-        poisoned_[action.extent] = true;
-        return;
-      case ActionKind::kReverted:
-        return;
-      case ActionKind::kBroken:
-        broken_ = true;
+      case ActionKind::kFailed:
+        fail("an operation fails");
         return;
       case ActionKind::kReleased: {
         for (AgentId a = 0; a < ends(); ++a) {
-          if (!lost_[a] && agents_[a].state(action.extent) != AgentState::kAbsent)
+          if (agents_[a].state(action.extent) != AgentState::kAbsent)
             fail("a freed extent has a frame");
         }
         return;
       }
-      case ActionKind::kSettled:
-        settled_[action.peer] = true;
-        return;
       case ActionKind::kViolation:
         fail("violation: " + text(action.message));
         return;
@@ -661,10 +557,10 @@ class WorldOf {
     for (Age other = 0; other < m.age; ++other)
       oldest = oldest && states_[other].progress == kFinished;
     if (asks < 255) ++asks;
-    const bool calm = plan_->hints == 0 && plan_->crashes == 0 && plan_->duplicates == 0;
+    const bool calm = plan_->hints == 0 && plan_->duplicates == 0;
     if (m.age == 0 && calm && asks > 1) fail("the oldest operation asks twice for an extent");
-    // A claim is lost to older operations only, and to each of them a few times: where that lacks
-    // room, once for each extent that it needs.
+    // A claim is lost to older operations only, and to each of them a few times: not more often
+    // than it has needs.
     uint64_t older = 0;
     for (Age other = 0; other < m.age; ++other)
       older += plan(static_cast<uint32_t>(other)).needs.size() +
@@ -680,21 +576,12 @@ class WorldOf {
       const ExtentId p = need.extent;
       Page& page = pages_[a][p];
       if (mapped_[a][p] == kUnmapped || (need.mode == Mode::kOwn && mapped_[a][p] != kWritable)) {
-        if (!lost_[a]) fail("an operation runs without its extent");
+        fail("an operation runs without its extent");
         return;
       }
-      if (lost_[a]) {
-        if (writes && need.mode == Mode::kOwn) page = {kScribble + 1, kScribble + 1};
-        return;
-      }
-      if (page != Page{truth_[p], truth_[p]} && !uncertain_[p])
-        fail("an operation runs on stale bytes");
+      if (page != Page{truth_[p], truth_[p]}) fail("an operation runs on stale bytes");
       if (!writes || need.mode != Mode::kOwn) return;
-      if (uncertain_[p]) decide(p, page[0]);
-      const uint64_t stamp = ++stamps_[p];
-      page = {stamp, stamp};
-      truth_[p] = stamp;
-      states_[i].wrote[p] = stamp;
+      write(page, p);
     };
     for (const Need& need : plan(i).needs) one(need);
     for (const Need& need : plan(i).hidden) {
@@ -706,20 +593,16 @@ class WorldOf {
     untolds_[a][p].uses = false;
     Page& page = pages_[a][p];
     if (mapped_[a][p] != kWritable) {
-      if (!lost_[a]) fail("an operation runs without its extent");
+      fail("an operation runs without its extent");
       return;
     }
-    if (lost_[a]) {
-      page = {kScribble + 1, kScribble + 1};
-      return;
-    }
-    if (page != Page{truth_[p], truth_[p]} && !uncertain_[p])
-      fail("an operation runs on stale bytes");
-    if (uncertain_[p]) decide(p, page[0]);
-    const uint64_t stamp = ++stamps_[p];
-    page = {stamp, stamp};
-    truth_[p] = stamp;
+    if (page != Page{truth_[p], truth_[p]}) fail("an operation runs on stale bytes");
+    write(page, p);
     untolds_[a][p].wrote = true;
+  }
+  void write(Page& page, ExtentId p) {
+    const uint64_t stamp = ++truth_[p];
+    page = {stamp, stamp};
   }
 
   static bool writes(const Plan& plan, ExtentId p) {
@@ -748,132 +631,17 @@ class WorldOf {
     act(agents_[a], [&](Actions& out) { agents_[a].unneed(p, out); });
   }
 
-  void crash(AgentId a) {
-    --crashes_;
-    down_[a] = dead_[a] = true;
-    for (uint32_t end = 0; end < kEnds; ++end) channels_[end][a].clear();
-    std::erase_if(fetches_, [&](const Fetch& f) { return f.taker == a; });
-    for (ExtentId p = 0; p < plan_->extents; ++p) {
-      mapped_[a][p] = kUnmapped;
-      untolds_[a][p] = {};
-      uncertain_[p] = true;
-    }
-  }
-
-  void detect(AgentId a) {
-    if (!dead_[a]) --crashes_;  // it runs on, and nobody hears it
-    down_[a] = lost_[a] = true;
-    for (ExtentId p = 0; p < plan_->extents; ++p) uncertain_[p] = true;
-    for (uint32_t i = 0; i < states_.size(); ++i) {
-      State& state = states_[i];
-      if (plan(i).agent != a) continue;
-      if (state.progress != kUnsent) state.lost = true;
-      if (dead_[a] && state.progress != kUnsent) state.progress = kFinished;
-      if (plan_->restarts || state.progress != kUnsent) continue;
-      state.progress = kFinished;
-      home([&](Actions& out) { directory_.cancel(i, out); });
-    }
-    home([&](Actions& out) { directory_.lost(a, out); });
-  }
-
-  void restart(AgentId a) {
-    // A zombie ends at last.
-    dead_[a] = true;
-    std::erase_if(fetches_, [&](const Fetch& f) { return f.taker == a; });
-    for (uint32_t end = 0; end < kEnds; ++end) channels_[end][a].clear();
-    for (uint32_t i = 0; i < states_.size(); ++i) {
-      if (plan(i).agent == a && states_[i].progress != kUnsent) states_[i].progress = kFinished;
-    }
-    for (ExtentId p = 0; p < plan_->extents; ++p) {
-      mapped_[a][p] = kUnmapped;
-      untolds_[a][p] = {};
-      pages_[a][p] = {kScribble, kScribble};
-    }
-    const auto epoch = static_cast<Epoch>(agents_[a].epoch() + 1);
-    agents_[a] = agentOfWorld(a, epoch);
-    directory_.join(a, epoch);
-    down_[a] = dead_[a] = lost_[a] = settled_[a] = false;
-  }
-
-  /// After a loss: where the extent is now, whether that is old enough to be allowed and new enough
-  /// to be true.
-  void resolve(ExtentId p) {
-    const AgentId owner = directory_.owner(p);
-    const Phase phase = directory_.phase(p);
-    if (phase == Phase::kPoisoned) poisoned_[p] = true;
-    if (poisoned_[p] || phase == Phase::kGone || phase == Phase::kFreeing) {
-      uncertain_[p] = false;
-      return;
-    }
-    for (AgentId a = 0; a < plan_->agents; ++a) {
-      if (down_[a] && !settled_[a]) return;
-    }
-    if (owner == kNoAgent) {
-      if (reported_[p] != 0) fail("a write that is known complete is lost, not poisoned");
-      if (phase != Phase::kRest) return;
-      truth_[p] = 0;
-      uncertain_[p] = false;
-      decide(p, 0);
-      return;
-    }
-    const AgentState state = agents_[owner].state(p);
-    if (phase == Phase::kAdopting ||
-        (state != AgentState::kOwned && state != AgentState::kOwnedShared))
-      return;
-    const Page& page = pages_[owner][p];
-    if (page[0] != page[1] || page[0] == kScribble) fail("the owner's bytes are nobody's");
-    if (page[0] < reported_[p]) fail("stale after a loss, and not poisoned");
-    truth_[p] = page[0];
-    uncertain_[p] = false;
-    decide(p, page[0]);
-  }
-
-  /// Those bytes go on: what operations of lost agents wrote of the extent is in them, or lost.
-  void decide(ExtentId p, uint64_t survives) {
-    for (uint32_t i = 0; i < states_.size(); ++i) {
-      State& s = states_[i];
-      if (!lostOperation(i) || s.wrote[p] == 0) continue;
-      // Decided once: what is written after a loss has larger stamps.
-      const uint64_t wrote = std::exchange(s.wrote[p], 0);
-      (wrote <= survives ? kept_ : gone_)[i] = true;
-    }
-  }
-  bool lostOperation(uint32_t i) const { return states_[i].lost && !states_[i].reported; }
-
   void check() {
-    while (!failed_.empty()) {
-      const uint32_t i = failed_.back();
-      failed_.pop_back();
-      if (!dead_[plan(i).agent]) act(agentOf(i), [&](Actions& out) { agentOf(i).cancel(i, out); });
-    }
     const Scenario& s = *plan_;
-    // The home says that the context is broken before it hears of an operation that ran on what is.
-    bool settling = directory_.fencing();
-    for (ExtentId p = 0; p < s.extents; ++p)
-      settling = settling || directory_.phase(p) == Phase::kAdopting;
-    for (uint32_t i = 0; i < states_.size() && !settling && !broken_; ++i) {
-      if (kept_[i] && gone_[i]) fail("of an operation's writes some are kept and some are lost");
-    }
-    for (AgentId a = 0; a < ends(); ++a) {
-      if (!dead_[a] && agents_[a].framesUsed() > framesOf(a))
-        fail("an agent uses more frames than it has");
-      if (down_[a] && !dead_[a] && settled_[a] && !s.restarts) {
-        // The zombie is of no more interest.
-        crashOperations(a);
-      }
-    }
     for (ExtentId p = 0; p < s.extents; ++p) {
-      if (uncertain_[p]) resolve(p);
       uint32_t writers = 0, readers = 0;
-      bool somewhere = poisoned_[p] || freed_[p] || uncertain_[p] || truth_[p] == 0;
+      bool somewhere = freed_[p] || truth_[p] == 0;
       for (AgentId a = 0; a < ends(); ++a) {
-        if (lost_[a] || dead_[a]) continue;
         const AgentState state = agents_[a].state(p);
         const bool good = pages_[a][p] == Page{truth_[p], truth_[p]};
         if (mapped_[a][p] == kWritable) ++writers;
         if (mapped_[a][p] == kReadable) ++readers;
-        if (mapped_[a][p] != kUnmapped && !good && !uncertain_[p] && !poisoned_[p] && !freed_[p])
-          fail("what is mapped is stale");
+        if (mapped_[a][p] != kUnmapped && !good && !freed_[p]) fail("what is mapped is stale");
         const bool keeps = state == AgentState::kOwned || state == AgentState::kOwnedShared ||
                            state == AgentState::kGiven;
         somewhere = somewhere || (keeps && good);
@@ -887,14 +655,6 @@ class WorldOf {
       if (!somewhere) fail("a page is lost");
     }
   }
-  void crashOperations(AgentId a) {
-    for (uint32_t i = 0; i < states_.size(); ++i) {
-      if (plan(i).agent == a && states_[i].progress != kUnsent) states_[i].progress = kFinished;
-    }
-    dead_[a] = true;
-    for (uint32_t end = 0; end < kEnds; ++end) channels_[end][a].clear();
-    std::erase_if(fetches_, [&](const Fetch& f) { return f.taker == a; });
-  }
 
   const Scenario* plan_;
   Directory directory_;
@@ -903,22 +663,18 @@ class WorldOf {
   std::vector<Message> channels_[kEnds][kEnds];
   std::vector<Fetch> fetches_;
   std::vector<Message> delivered_;
-  std::vector<uint32_t> failed_;
   Page pages_[kMost][kMostExtents] = {};
   Mapping mapped_[kMost][kMostExtents] = {};
   Untold untolds_[kMost][kMostExtents] = {};
-  uint64_t truth_[kMostExtents] = {}, reported_[kMostExtents] = {}, stamps_[kMostExtents] = {};
+  uint64_t truth_[kMostExtents] = {};       // what its last write has written
   bool gone_at_[kEnds][kMostExtents] = {};  // freed, and its pager has heard of that
-  bool poisoned_[kMostExtents] = {}, freed_[kMostExtents] = {}, uncertain_[kMostExtents] = {};
-  bool down_[kMost] = {}, dead_[kMost] = {}, lost_[kMost] = {}, settled_[kMost] = {};
-  std::array<bool, kMostPlans> kept_{}, gone_{};
-  bool broken_ = false;
-  uint32_t crashes_ = 0, duplicates_ = 0, hints_ = 0, frees_ = 0, untold_ = 0;
+  bool freed_[kMostExtents] = {};
+  uint32_t duplicates_ = 0, hints_ = 0, frees_ = 0, untold_ = 0;
   uint64_t steps_ = 0;
   std::string failure_;
 };
 
-using World = WorldOf<7>;
+using World = WorldOf<6>;
 /// As large as it can be.
 using LargeWorld = WorldOf<kMostAgents>;
 

@@ -62,5 +62,25 @@ TEST_CASE("offers that nobody asks for are bounded") {
   CHECK(offers.offer(1, {uint32_t{PageOffers::kMost}, 1}, at(0)) == Is::kKept);
 }
 
+TEST_CASE("what came over a link that is lost is offered again, over the next") {
+  PageOffers offers;
+  const auto over = [](uint64_t link, uint64_t offset) {
+    PageOffers::Offer offer = at(offset);
+    offer.link = link;
+    return offer;
+  };
+  CHECK(offers.offer(1, {7, 3}, over(4, 10)) == Is::kKept);
+  CHECK(offers.offer(1, {8, 3}, over(5, 20)) == Is::kKept);
+  CHECK(offers.offer(2, {9, 3}, over(4, 30)) == Is::kKept);
+  CHECK_FALSE(offers.want(1, {6, 1}).has_value());
+  offers.forget(1, 4);
+  CHECK_FALSE(offers.want(1, {7, 3}).has_value());
+  CHECK(offers.want(1, {8, 3}).has_value());  // of the link after it
+  CHECK(offers.want(2, {9, 3}).has_value());  // another one's
+  // Who wants a page wants it still.
+  CHECK(offers.offer(1, {6, 1}, over(5, 40)) == Is::kWanted);
+  CHECK(offers.offer(1, {7, 3}, over(5, 10)) == Is::kWanted);
+}
+
 }  // namespace
 }  // namespace olpager::gpunode

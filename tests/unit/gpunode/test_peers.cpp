@@ -4,7 +4,10 @@
 
 #include <array>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <list>
+#include <mutex>
 #include <set>
 #include <thread>
 
@@ -345,6 +348,73 @@ TEST_CASE("calls for peers take nonsense, and say so where there is no link", "[
   forward::Writer stop;
   stop.value(forward::StraightStopHead{1, 99, 0});
   CHECK(called(forward::Operation::kStraightStop, stop));
+}
+
+namespace {
+
+// What it hears of links: the numbers of those that were up and that were lost.
+struct HeardLinks : gpunode::PageHearer {
+  void peerUp(unsigned /*slot*/, uint64_t link) override { note(up, link); }
+  void offered(unsigned /*slot*/, uint64_t /*link*/, const PeerMessage& /*page*/,
+               std::span<const std::byte> /*behind*/) override {}
+  void read(uint64_t /*read*/, ReadIs /*how*/) override {}
+  void peerLost(unsigned /*slot*/, uint64_t link, bool refused) override {
+    note(refused ? refusals : lost, link);
+  }
+  void note(std::vector<uint64_t>& numbers, uint64_t link) {
+    const std::lock_guard lock(mutex);
+    numbers.push_back(link);
+    changed.notify_all();
+  }
+  bool hears(const std::vector<uint64_t>& numbers, const std::vector<uint64_t>& all) {
+    std::unique_lock lock(mutex);
+    return changed.wait_for(lock, 5000ms, [&] { return numbers == all; });
+  }
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<uint64_t> up, lost, refusals;
+};
+
+}  // namespace
+
+TEST_CASE("a link of workers that is lost is made again by who had made it", "[gpunode]") {
+  for (const bool tcp : {true, false}) {
+    INFO((tcp ? "tcp" : "shm"));
+    static std::list<HeardLinks> kept;  // threads of links outlive a case
+    HeardLinks &heard = kept.emplace_back(), &heard_there = kept.emplace_back();
+    Listening there;
+    there.peers.setPageHearer(&heard_there);
+    Peers here;
+    here.configure({kThere, true, transport::Choice::kAuto, transport::Tls::kOff, {}, 60s});
+    here.setPageHearer(&heard);
+    REQUIRE(here.connect(kHere, there.front->address(), kRoute, forward::peerKey(kSession, kThere),
+                         transport::Tls::kOff, tcp)
+                .ok());
+    for (uint64_t cuts = 1; cuts < 4; ++cuts) {
+      std::vector<uint64_t> all;
+      for (uint64_t link = 1; link <= cuts; ++link) all.push_back(link);
+      CHECK(heard.hears(heard.up, all));
+      CHECK(heard_there.hears(heard_there.up, all));
+      const gpunode::PeerPtr cut = cuts % 2 != 0 ? here.find(kHere) : there.peers.find(kThere);
+      REQUIRE(cut != nullptr);
+      cut->close("cut");
+      CHECK(heard.hears(heard.lost, all));
+      CHECK(heard_there.hears(heard_there.lost, all));
+      there.peers.connectAgain(kThere, 5000ms);  // it had not made it
+      here.connectAgain(kHere, 5000ms);
+      here.connectAgain(kHere, 5000ms);  // that is being done
+    }
+    CHECK(heard.hears(heard.up, {1, 2, 3, 4}));
+    CHECK(heard_there.hears(heard_there.up, {1, 2, 3, 4}));
+    // Who is told late of a loss makes no second link in the place of the one that is there.
+    here.connectAgain(kHere, 5000ms);
+    std::this_thread::sleep_for(500ms);
+    REQUIRE(here.upNow(kHere) != nullptr);
+    CHECK(here.upNow(kHere)->number() == 4);
+    CHECK(heard.hears(heard.up, {1, 2, 3, 4}));
+    CHECK(here.find(kHere)->is(transport::LinkKind::kShm) == !tcp);
+    CHECK(heard.refusals.empty());
+  }
 }
 
 TEST_CASE("links of workers are made by who may alone", "[gpunode]") {

@@ -16,8 +16,8 @@
 #include <thread>
 #include <vector>
 
-#include "coherence/directory/exchange.h"
 #include "coherence/cpu/frames.h"
+#include "coherence/directory/exchange.h"
 #include "pager/tiers/elsewhere.h"
 
 namespace olpager::pager {
@@ -30,8 +30,8 @@ class FakeGpu final : public Residence<GpuLock> {
   static constexpr uint8_t kRubbish = 0xEE;
 
   FakeGpu(directory::Exchange& exchange, directory::AgentId id)
-      : exchange_(exchange), id_(id), elsewhere_(id, 1, directory::kUnlimited, *this, false) {
-    exchange.join(id, 1, [this] { bell_.release(); });
+      : exchange_(exchange), id_(id), elsewhere_(id, *this, false) {
+    exchange.join(id, [this] { bell_.release(); });
     thread_ = std::thread([this] { loop(); });
   }
   ~FakeGpu() override {
@@ -44,7 +44,14 @@ class FakeGpu final : public Residence<GpuLock> {
     GpuLock lock(mutex_);
     elsewhere_.resize(first + frames.pages());
     for (uint32_t page = 0; page < frames.pages(); ++page)
-      pages_[first + page] = {.frame = frames.alias(page), .vram = {}};
+      pages_[first + page] = {
+          .frames = &frames, .index = page, .frame = frames.alias(page), .vram = {}};
+  }
+  /// The page's bytes are lost: when it is given, its frame has no memory. Of frames that have
+  /// memory by the page (Frames::Memory::kByPage).
+  void lose(directory::ExtentId extent) {
+    GpuLock lock(mutex_);
+    pages_[extent].lost = true;
   }
   /// A kernel that uses these extents: `work` gets each one's memory.
   void run(std::span<const directory::ExtentId> extents,
@@ -75,9 +82,12 @@ class FakeGpu final : public Residence<GpuLock> {
 
  private:
   struct Page {
+    Frames* frames = nullptr;
+    uint32_t index = 0;
     std::byte* frame = nullptr;
     std::unique_ptr<uint64_t[]> vram;
     bool mapped = false;
+    bool lost = false;
   };
   void expect(bool holds) {
     if (!holds) ++mistakes;
@@ -99,7 +109,6 @@ class FakeGpu final : public Residence<GpuLock> {
     arrive(extent, true);
     elsewhere_.landed(extent, number, lock);
   }
-  void abort(directory::ExtentId, GpuLock&) override { expect(false); }
   void clear(directory::ExtentId extent, GpuLock&) override { arrive(extent, false); }
   void grant(directory::ExtentId extent, directory::Mode mode, GpuLock&) override {
     expect(mode == directory::Mode::kOwn);
@@ -109,6 +118,7 @@ class FakeGpu final : public Residence<GpuLock> {
     Page& page = pages_[extent];
     expect(page.mapped);
     page.mapped = false;
+    if (page.lost) return page.frames->empty(page.index, 1);
     std::memcpy(page.frame, page.vram.get(), space::kPageBytes);
   }
   void release(directory::ExtentId extent, GpuLock&) override {

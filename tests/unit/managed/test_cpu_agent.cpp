@@ -86,7 +86,7 @@ class Reserve {
 /// One GPU, the CPU, and a region of both, from extent 0 on.
 struct Rig {
   Reserve reserve;
-  Exchange exchange{kCpu};
+  Exchange exchange;
   std::unique_ptr<Frames> frames;
   std::unique_ptr<FakeGpu> gpu;
   std::unique_ptr<CpuAgent> cpu;
@@ -94,9 +94,11 @@ struct Rig {
 
   explicit Rig(uint32_t pages, UserFaults::Reach reach = UserFaults::Reach::kAll)
       : Rig(pages, faults(reach)) {}
-  Rig(uint32_t pages, std::unique_ptr<UserFaults> opened) : reserve(pages) {
+  Rig(uint32_t pages, std::unique_ptr<UserFaults> opened,
+      Frames::Memory memory = Frames::Memory::kAll)
+      : reserve(pages) {
     exchange.allocate(0, pages);
-    frames = make(pages);
+    frames = make(pages, memory);
     gpu = std::make_unique<FakeGpu>(exchange, kGpu);
     gpu->add(0, *frames);
     serves_calls = opened->reach() == UserFaults::Reach::kAll;
@@ -105,9 +107,10 @@ struct Rig {
     cpu = std::move(started).value();
     REQUIRE(cpu->add(0, *frames).ok());
   }
-  std::unique_ptr<Frames> make(uint32_t pages) const {
-    Result<std::unique_ptr<Frames>> made = Frames::make(reserve.address(), pages);
+  std::unique_ptr<Frames> make(uint32_t pages, Frames::Memory memory = Frames::Memory::kAll) const {
+    Result<std::unique_ptr<Frames>> made = Frames::make(reserve.address(), pages, true, memory);
     REQUIRE(made.ok());
+    if (memory == Frames::Memory::kByPage) REQUIRE(made.value()->fill(0, pages));
     return std::move(made).value();
   }
   volatile uint64_t* page(uint32_t index) const {
@@ -669,19 +672,21 @@ TEST_CASE("a region is freed while others fault elsewhere", "[managed]") {
 }
 
 TEST_CASE("a touch of what is lost is a SIGBUS, of the rest none", "[managed]") {
-  Rig rig(3);
+  Rig rig(3, faults(), Frames::Memory::kByPage);
   rig.page(0)[0] = 1;
-  rig.gpu->take(1);
-  rig.gpu->take(2);
-  rig.exchange.lost(kGpu);
+  for (const ExtentId page : {1u, 2u}) {
+    rig.gpu->take(page);
+    rig.gpu->lose(page);
+  }
   CHECK(signalOf(rig.frames->view(1)) == SIGBUS);
   CHECK(signalOf(rig.frames->view(1) + 4096) == SIGBUS);
   CHECK(signalOf(rig.frames->view(2)) == SIGBUS);
   CHECK(signalOf(rig.frames->view(0)) == 0);
+  rig.check();
 }
 
-TEST_CASE("a thread that waits while its page's owner is lost gets the signal", "[managed]") {
-  Rig rig(1);
+TEST_CASE("a thread that waits while its page is lost gets the signal", "[managed]") {
+  Rig rig(1, faults(), Frames::Memory::kByPage);
   std::binary_semaphore begun{0}, go_on{0};
   std::thread kernel([&] {
     rig.gpu->run(0, [&](uint64_t*) {
@@ -693,11 +698,13 @@ TEST_CASE("a thread that waits while its page's owner is lost gets the signal", 
   std::atomic<int> signal{-1};
   std::thread toucher([&] { signal = signalOf(rig.frames->view(0)); });
   while (rig.cpu->counters().faults == 0) std::this_thread::yield();
-  rig.exchange.lost(kGpu);
+  rig.gpu->lose(0);
+  CHECK(signal == -1);
+  go_on.release();
   toucher.join();
   CHECK(signal == SIGBUS);
-  go_on.release();
   kernel.join();
+  rig.check();
 }
 
 TEST_CASE("one page that waits for a kernel holds no other up", "[managed]") {

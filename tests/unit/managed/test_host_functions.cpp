@@ -1,5 +1,5 @@
 // Which host functions are before what a stream is given next.
-#include "pager/managed/host_functions.h"
+#include "pager/launch/host_functions.h"
 
 #include "tests/catch.h"
 
@@ -29,6 +29,49 @@ TEST_CASE("a function is before what its own stream is given next, until it is o
   functions.ended(second);
   CHECK(!functions.any());
   CHECK(!functions.areBefore(kOne));
+}
+
+TEST_CASE("the last function of a stream is one that was put there and is not over") {
+  HostFunctions functions;
+  const uint64_t first = functions.begins(kOne, true), second = functions.begins(kOne, true);
+  functions.begins(kOther, true);
+  functions.waits(key(0x300));
+  CHECK(functions.lastIn(kOne) == second);
+  CHECK(functions.lastIn(key(0x300)) ==
+        0);  // it may be behind all, and is certain to be behind none
+  functions.ended(second);
+  CHECK(functions.lastIn(kOne) == first);
+  functions.ended(first);
+  CHECK(functions.lastIn(kOne) == 0);
+}
+
+TEST_CASE("what a function that has returned is before waits until the function is over") {
+  HostFunctions functions;
+  const uint64_t number = functions.begins(kOne, true);
+  functions.waits(kOther);
+  CHECK(functions.areBefore(kOne));
+  CHECK(!functions.areServedBefore(kOne));
+  functions.returned(number);
+  for (const StreamKey& stream : {kOne, kOther, kLegacy}) {
+    CHECK(!functions.areBefore(stream));
+    CHECK(functions.areServedBefore(stream));
+  }
+  CHECK(functions.lastIn(kOne) == 0);
+  functions.ended(number);
+  CHECK(!functions.areServedBefore(kOne));
+  CHECK(!functions.any());
+}
+
+TEST_CASE("a stream with the handle of one that is gone is behind none of that one's functions") {
+  HostFunctions functions;
+  const uint64_t number = functions.begins(kOne, true);
+  functions.streamGone(kOne);
+  CHECK(!functions.areBefore(kOne));
+  CHECK(functions.lastIn(kOne) == 0);
+  CHECK(functions.areBefore(kLegacy));
+  CHECK(functions.contextOf(number) == kOne.context);
+  functions.ended(number);
+  CHECK(!functions.areBefore(kLegacy));
 }
 
 TEST_CASE("a stream that waits for an event may be behind any function that is not over") {

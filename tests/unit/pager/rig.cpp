@@ -127,6 +127,7 @@ Rig::Rig(const RigOptions& options) : watchdog_(options.seconds), options_(optio
   given.reach = options.reach;
   given.report = options.report;
   given.packing = options.packing;
+  given.stream_arenas = options.stream_arenas;
   given.waits = options.waits;
   given.lower = options.remote;
   given.require_direct = options.require_direct;

@@ -100,6 +100,7 @@ struct RigOptions {
   Reach reach = Reach::kTraced;
   Report report = Report::kNode;
   Packing packing = {};
+  bool stream_arenas = false;
   Waits waits = {};
   unsigned seconds = 120;
   std::shared_ptr<LowerTier> remote = nullptr;

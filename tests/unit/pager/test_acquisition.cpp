@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "pager/launch/acquisition.h"
 #include "pager/pool_state.h"
@@ -59,7 +60,7 @@ std::array<CUdeviceptr, kCount> parked(Rig& rig) {
     return std::any_of(all.begin(), all.end(),
                        [&](CUdeviceptr one) { return isUsable(*state.book.find(one)); });
   };
-  constexpr unsigned kMost = 50;
+  constexpr unsigned kMost = 500;  // on a machine that is busy with other work it takes dozens
   unsigned tries = 0;
   do rig.press();
   while (anyUsable() && ++tries < kMost);
@@ -226,4 +227,74 @@ TEST_CASE("one thread has two acquisitions at once", "[pager][acquisition]") {
   submitted(first);
   CHECK(first.stream->pending.load() == 0);
   for (const CUdeviceptr address : {a, b, both}) rig.free(address);
+}
+
+namespace {
+
+// Whether a graph that reaches `addresses` is refused since its parts are better, and whether that
+// has left anything behind.
+bool isLeftToParts(Rig& rig, std::span<const CUdeviceptr> addresses, bool everything = false) {
+  PoolState& state = inside(rig);
+  ReachSet reach;
+  for (const CUdeviceptr address : addresses) reach.add(address);
+  reach.everything = everything;
+  Access access(rig.pool(), rig.key(CU_STREAM_LEGACY));
+  access.setFunction(&reach);
+  access.addReach(reach);
+  access.inPartsBeyondVram();
+  const uint64_t newest = state.launch_number.load();
+  const CUresult result = access.acquire();
+  if (!access.mustBeInParts()) {
+    mustSucceed(result, "a graph");
+    access.submitted(CUDA_SUCCESS);
+    return false;
+  }
+  CHECK(result == CUDA_ERROR_OUT_OF_MEMORY);
+  CHECK(state.launch_number.load() == newest);
+  access.madeInParts();
+  for (const CUdeviceptr address : addresses) CHECK(state.book.find(address)->wanted == 0);
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("a graph is left to its parts where it reaches more than VRAM has room for",
+          "[pager][acquisition]") {
+  Rig rig({.vram = 16 * kMiB});
+  const auto all = parked<6>(rig);
+  DeviceWhy& why = counters().whyOf(0);
+  const uint64_t before = valueOf(why.graph_launches_in_parts);
+  CHECK(isLeftToParts(rig, all));
+  CHECK_FALSE(isLeftToParts(rig, std::span(all).first(2)));
+  CHECK(isLeftToParts(rig, std::span(all).first(1), true));  // a node of it may reach everything
+  CHECK(valueOf(why.graph_launches_in_parts) - before == 2);
+  CHECK(valueOf(why.graph_most_bytes) >= all.size() * kBytes);
+  // What it reaches through memory counts.
+  rig.fill(all[0], kBytes, 7);
+  for (uint64_t i = 1; i < all.size(); ++i) {
+    Access access(rig.pool(), rig.key(CU_STREAM_LEGACY));
+    access.addRange(all[0] + i * 8, 8, Mode::kWrite);
+    access.addHostSource(&all[i], 8, true);
+    REQUIRE(access.acquire() == CUDA_SUCCESS);
+    const CUresult copied = driver().cuMemcpyHtoD_v2(all[0] + i * 8, &all[i], 8);
+    access.submitted(copied);
+    mustSucceed(copied, "a pointer");
+  }
+  CHECK(isLeftToParts(rig, std::span(all).first(1)));
+  for (const CUdeviceptr one : all) rig.free(one);
+}
+
+TEST_CASE("a graph gains nothing from parts of which each needs more than VRAM",
+          "[pager][numa][acquisition]") {
+  Rig rig({.vram = 16 * kMiB});
+  const auto [a, b] = parked<2>(rig);
+  const CUdeviceptr large = rig.allocate(24 * kMiB);
+  const std::array all{a, b, large};
+  CHECK_FALSE(isLeftToParts(rig, all));
+  for (const CUdeviceptr one : all) rig.free(one);
+  Rig everything({.vram = 16 * kMiB, .reach = Reach::kAll});
+  std::array<CUdeviceptr, 6> many{};
+  for (CUdeviceptr& one : many) one = everything.allocate(kBytes);
+  CHECK_FALSE(isLeftToParts(everything, many));
+  for (const CUdeviceptr one : many) everything.free(one);
 }

@@ -97,8 +97,7 @@ class View : public AwayLink {
     rig_.pool().beginOperation(sent.age, sent.oldest);
     make();
     if (rig_.pool().operationOver()) return;
-    const Message over{
-        .kind = directory::MessageKind::kCompleted, .from = kPool, .epoch = 1, .age = sent.age};
+    const Message over{.kind = directory::MessageKind::kCompleted, .from = kPool, .age = sent.age};
     note([=](View& self) { self.heard(self.home_.receive(kPool, encoded({over}))); });
   }
   /// The other executor adds to all words of some pages, once `until` is true.
@@ -212,7 +211,7 @@ class View : public AwayLink {
       } else {
         std::memcpy(into, bytes, kPageBytes);
       }
-      self.rig_.pool().landed(extent, number, true, hash);
+      self.rig_.pool().landed(extent, number, hash);
     });
   }
   void failed(const char* why) override {
@@ -333,7 +332,7 @@ class View : public AwayLink {
   // Of the thread alone:
   bool ends_ = false;
   std::string wrong_;
-  directory::Agent agent_{kOther, 1, directory::kUnlimited};
+  directory::Agent agent_{kOther};
   directory::Actions actions_;
   ExtentId known_ = 0;
   std::map<ExtentId, Bytes> bytes_;
@@ -482,7 +481,7 @@ TEST_CASE("what is behind a host function asks for pages when that is over", "[p
     CHECK(view.ownerOf(base) == kOther);
   }
   CHECK_FALSE(made);
-  rig.pool().hostFunctionEnded(number);
+  rig.pool().hostFunctionEnded(number, CUDA_SUCCESS);
   launches.join();
   checkAtPool(rig, view, base, 0, 8);
 }

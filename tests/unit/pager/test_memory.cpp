@@ -399,8 +399,8 @@ TEST_CASE("frees of a stream that is held up hold up no other stream's", "[pager
 
 TEST_CASE("an allocation behind a free that waits for its own thread is refused",
           "[pager][memory]") {
-  Rig rig({.vram = 16 * kMiB, .host = 2 * kMiB, .waits = {.stream_ordered_ns = 1'000'000'000}});
-  const auto kind = GENERATE(AllocationKind::kDevice, AllocationKind::kStreamOrdered);
+  Rig rig({.vram = 16 * kMiB, .host = 2 * kMiB});
+  const auto kind = AllocationKind::kDevice;
   const CUstream stream = rig.makeStream();
   CUdeviceptr first = 0, second = 0;
   REQUIRE(rig.tryAllocate(12 * kMiB, &first, AllocationKind::kStreamOrdered) == CUDA_SUCCESS);
@@ -414,6 +414,27 @@ TEST_CASE("an allocation behind a free that waits for its own thread is refused"
   CHECK(rig.tryAllocate(12 * kMiB, &third, AllocationKind::kStreamOrdered) == CUDA_SUCCESS);
   rig.free(second);
   rig.free(third);
+  rig.pool().streamDestroyed(rig.key(stream));
+  driver().api.cuStreamDestroy_v2(stream);
+}
+
+TEST_CASE("an allocation in stream order waits for a free as long as that takes",
+          "[pager][memory]") {
+  Rig rig({.vram = 16 * kMiB, .host = 2 * kMiB});
+  const CUstream stream = rig.makeStream();
+  CUdeviceptr first = 0, second = 0;
+  REQUIRE(rig.tryAllocate(12 * kMiB, &first, AllocationKind::kStreamOrdered) == CUDA_SUCCESS);
+  std::atomic<bool> go{false};
+  holdUntil(go, stream);
+  REQUIRE(rig.pool().freeAsync(first, rig.key(stream)) == CUDA_SUCCESS);
+  std::thread releases([&] {
+    // Longer than one that is not in stream order waits.
+    std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+    go = true;
+  });
+  CHECK(rig.tryAllocate(12 * kMiB, &second, AllocationKind::kStreamOrdered) == CUDA_SUCCESS);
+  releases.join();
+  rig.free(second);
   rig.pool().streamDestroyed(rig.key(stream));
   driver().api.cuStreamDestroy_v2(stream);
 }

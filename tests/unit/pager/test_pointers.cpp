@@ -6,7 +6,10 @@
 #include <mutex>
 #include <set>
 #include <thread>
+#include <vector>
 
+#include "pager/pool_state.h"
+#include "pager/reach/ranges.h"
 #include "tests/unit/pager/rig.h"
 
 using namespace olpager::pager;
@@ -805,6 +808,55 @@ TEST_CASE("a launch in flight follows what it found in pinned memory", "[pager][
   rig.pool().removeRoot(pinned.address());
   rig.pool().streamDestroyed(rig.key(stream));
   driver().api.cuStreamDestroy_v2(stream);
+}
+
+// The address of each may be stored in each.
+TEST_CASE("a kernel that reaches thousands of pinned blocks costs as much as each of them",
+          "[pager][pointers][roots]") {
+  Rig rig({.vram = 16 * kMiB});
+  PoolState& state = olpager::pager::PoolInside::of(rig.pool());
+  constexpr uint64_t kBlocks = 2000, kBlock = 4096;
+  const Pinned all(kBlocks * kBlock);
+  const auto block = [&](uint64_t i) { return all.address() + i * kBlock; };
+  std::vector<uint64_t> words;
+  for (uint64_t i = 0; i < kBlocks; ++i) {
+    rig.pool().addRoot(rig.context(), block(i), kBlock, RootKind::kHost);
+    words.push_back(block(i));
+  }
+  const CUdeviceptr table = rig.allocate(2 * kMiB), target = rig.allocate(2 * kMiB);
+  REQUIRE(rig.copyIn(CU_STREAM_LEGACY, table + 8, words.data(), kBlocks * 8, true) == CUDA_SUCCESS);
+  rig.put(target, 40);
+  rig.press();
+  rig.launch(CU_STREAM_LEGACY, "setEntry", table, uint64_t{0}, block(kBlocks - 1));
+  rig.synchronize();
+  {
+    const std::lock_guard lock(state.mutex);
+    uint64_t edges = 0;
+    for (const auto& [address, root] : state.reach.roots) edges += root.region->edges.size();
+    CHECK(edges >= kBlocks);
+    CHECK(edges <= 2 * kBlocks);
+  }
+  rig.press();
+  rig.press();
+  all.words()[(kBlocks - 1) * kBlock / 8] = target;
+  rig.launch(CU_STREAM_LEGACY, "chase", table, uint64_t{2});
+  rig.synchronize();
+  CHECK(rig.get(target) == 41);
+  for (uint64_t i = 0; i < kBlocks; ++i) rig.pool().removeRoot(block(i));
+}
+
+TEST_CASE("a range is followed once for what was launched before", "[pager][pointers]") {
+  FollowedRanges ranges;
+  const Edge range{4096, 1 << 20, 0}, buffer{4096, 1 << 20, 7};
+  CHECK(ranges.isNew(range, 5, 3));
+  CHECK_FALSE(ranges.isNew(range, 5, 3));
+  CHECK_FALSE(ranges.isNew(range, 4, 3));
+  CHECK(ranges.isNew(range, 6, 3));
+  CHECK(ranges.isNew(range, 5, 4));
+  CHECK_FALSE(ranges.isNew(range, 6, 4));
+  CHECK(ranges.isNew({4096, 2 << 20, 0}, 1, 1));
+  CHECK(ranges.isNew(buffer));
+  CHECK(ranges.isNew(buffer));
 }
 
 TEST_CASE("a copy still in the stream brings pointers to pinned memory",

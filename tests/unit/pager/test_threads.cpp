@@ -927,6 +927,33 @@ TEST_CASE("what runs beside a capture is marked, and the capture is not spoiled"
   endStream(rig, beside);
 }
 
+TEST_CASE("a stream that is destroyed in the capture of another one does not spoil it",
+          "[pager][threads]") {
+  Rig rig;
+  StreamTable table(driver().api, no_launch);
+  const CUstream first = rig.makeStream(), joined = rig.makeStream();
+  StreamState* const state = table.find(rig.key(joined));
+  table.captureBegins(rig.context());
+  REQUIRE(driver().cuStreamBeginCapture_v2(first, CU_STREAM_CAPTURE_MODE_GLOBAL) == CUDA_SUCCESS);
+  table.captureBegan(true);
+  state->last = 7;  // without a mark
+  CUevent event = nullptr;
+  REQUIRE(driver().api.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS);
+  REQUIRE(driver().api.cuEventRecord(event, first) == CUDA_SUCCESS);
+  REQUIRE(driver().api.cuStreamWaitEvent(joined, event, 0) == CUDA_SUCCESS);
+  table.streamDestroyed(rig.key(joined));
+  CHECK(driver().api.cuStreamDestroy_v2(joined) == CUDA_SUCCESS);
+  CUgraph graph = nullptr;
+  CHECK(driver().cuStreamEndCapture(first, &graph) == CUDA_SUCCESS);
+  table.captureEnded();
+  CHECK_FALSE(table.quiet(7));
+  CHECK(table.synchronize(rig.context(), 7) == CUDA_SUCCESS);
+  CHECK(table.quiet(7));
+  CHECK(driver().cuGraphDestroy(graph) == CUDA_SUCCESS);
+  CHECK(driver().api.cuEventDestroy_v2(event) == CUDA_SUCCESS);
+  endStream(rig, first);
+}
+
 TEST_CASE("what a stream ran that is destroyed while it captures is not over with it",
           "[pager][threads]") {
   Rig rig;

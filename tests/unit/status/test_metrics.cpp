@@ -3,18 +3,21 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/fd.h"
 #include "tests/catch.h"
+#include "tests/temporary_folder.h"
 
 namespace olpager::status {
 namespace {
@@ -55,7 +58,7 @@ class Client {
 };
 
 std::unique_ptr<MetricsEndpoint> serve(std::function<std::string()> text) {
-  auto served = serveMetrics("127.0.0.1:0", std::move(text));
+  auto served = serveMetrics({.address = "127.0.0.1:0"}, std::move(text));
   REQUIRE(served.ok());
   return std::move(served).value();
 }
@@ -109,11 +112,93 @@ TEST_CASE("figures are served, and nothing else, on loopback only") {
   const Client node(endpoint->address());
   CHECK(node.say("1PLO"));
   CHECK(node.hear().starts_with("HTTP/1.1 400 "));
-  const auto again = serveMetrics(endpoint->address(), {});
+  const auto again = serveMetrics({.address = endpoint->address()}, {});
   REQUIRE(!again.ok());
   CHECK(again.error().message.find("ss -ltnp 'sport = :") != std::string::npos);
   for (const char* wrong : {"0.0.0.0:0", "[::]:0", "nonsense", "127.0.0.1:port"})
-    CHECK(!serveMetrics(wrong, {}).ok());
+    CHECK(!serveMetrics({.address = wrong}, {}).ok());
+}
+
+TEST_CASE("a token is needed beyond loopback, and from who asks") {
+  const test::TemporaryFolder folder;
+  const std::string token = "0123456789abcdef0123456789abcdef", file = folder.path + "/token";
+  const auto write = [&](const std::string& text, mode_t mode) {
+    std::ofstream(file, std::ios::trunc) << text;
+    REQUIRE(chmod(file.c_str(), mode) == 0);
+  };
+  const auto why = [&](const std::string& address) {
+    const auto served =
+        serveMetrics({.address = address, .token = file}, [] { return std::string(); });
+    return served.ok() ? "" : served.error().message;
+  };
+  write(token + "\n", 0644);
+  CHECK(why("127.0.0.1:0").find("others can read or change it") != std::string::npos);
+  for (const char* wrong : {"", "short\n", "0123456789abcdef 0123456789abcdef\n",
+                            "0123456789abcdef\n0123456789abcdef\n"}) {
+    write(wrong, 0600);
+    CHECK(why("127.0.0.1:0").find("not a token") != std::string::npos);
+  }
+  write(token + "\n", 0600);
+  auto served = serveMetrics({.address = "0.0.0.0:0", .token = file},
+                             [] { return std::string("figures\n"); });
+  REQUIRE(served.ok());
+  CHECK(served.value()->warning().find("in the clear") != std::string::npos);
+  const auto answer = [&](const std::string& header) {
+    const Client client(served.value()->address());
+    CHECK(client.say("GET /metrics HTTP/1.1\r\n" + header + "\r\n"));
+    return client.hear();
+  };
+  for (const std::string& good : {"Authorization: Bearer " + token + "\r\n",
+                                  "Host: here\r\naUTHORIZATION:  bearer  " + token + " \r\n"})
+    CHECK(answer(good).ends_with("\r\n\r\nfigures\n"));
+  for (const std::string& bad :
+       {std::string(), "Authorization: Bearer " + token.substr(1) + "\r\n",
+        "Authorization: Bearer " + token + "0\r\n", "Authorization: Basic " + token + "\r\n",
+        "Authorization: Bearer" + token + "\r\n", "X: Authorization: Bearer " + token + "\r\n"}) {
+    const std::string told = answer(bad);
+    CHECK(told.starts_with("HTTP/1.1 401 "));
+    CHECK(told.find("WWW-Authenticate: Bearer\r\n") != std::string::npos);
+    CHECK(told.find("figures\n") == std::string::npos);
+  }
+}
+
+TEST_CASE("a token whose file changes is another one from then on") {
+  const test::TemporaryFolder folder;
+  const std::string file = folder.path + "/token", first(32, 'a'), second(32, 'b'), third(32, 'c');
+  // Put in place whole, as a Secret's file is.
+  const auto place = [&](const std::string& text, mode_t mode = 0600) {
+    const std::string beside = file + ".new";
+    std::ofstream(beside, std::ios::trunc) << text;
+    REQUIRE(chmod(beside.c_str(), mode) == 0);
+    REQUIRE(rename(beside.c_str(), file.c_str()) == 0);
+  };
+  place(first + "\n");
+  auto served = serveMetrics({.address = "127.0.0.1:0", .token = file},
+                             [] { return std::string("figures\n"); });
+  REQUIRE(served.ok());
+  const auto may = [&](const std::string& token) {
+    const Client client(served.value()->address());
+    CHECK(client.say("GET /metrics HTTP/1.1\r\nAuthorization: Bearer " + token + "\r\n\r\n"));
+    return client.hear().starts_with("HTTP/1.1 200 ");
+  };
+  CHECK(may(first));
+  CHECK_FALSE(may(second));
+  place(second + "\n");
+  CHECK_FALSE(may(first));
+  CHECK(may(second));
+  // What is no token, or what others can read, changes nothing; nor does a file that is away.
+  place("short\n");
+  CHECK(may(second));
+  CHECK_FALSE(may("short"));
+  place(third + "\n", 0644);
+  CHECK(may(second));
+  CHECK_FALSE(may(third));
+  REQUIRE(unlink(file.c_str()) == 0);
+  CHECK(may(second));
+  CHECK_FALSE(may(""));
+  place(third + "\n");
+  CHECK(may(third));
+  CHECK_FALSE(may(second));
 }
 
 TEST_CASE("who drips a request, or does not take the reply, does not hold up the next for long") {

@@ -86,6 +86,92 @@ TEST_CASE("a peer that asks for mappings and does not read the answers holds no 
   stillWorks(pair);
 }
 
+namespace {
+
+struct Asking {
+  wire::Header header;
+  char text[8] = {};
+};
+Asking request() {
+  Asking asking;
+  asking.header.frame = wire::Frame::kMessage;
+  asking.header.klass = static_cast<uint8_t>(MessageClass::kRequest);
+  asking.header.length = sizeof asking.text;
+  return asking;
+}
+/// With so many bytes.
+void answer(const Completion& asked, size_t bytes) {
+  const Outcome sent = asked.link->send(MessageClass::kReply, std::vector<std::byte>(bytes));
+  REQUIRE((sent == Outcome::kOk || sent == Outcome::kLinkDown));
+}
+/// Answers the next message.
+void answerOne(Side& side, size_t bytes) { answer(side.await(Kind::kMessage), bytes); }
+
+}  // namespace
+
+TEST_CASE("a key that opens many links and reads none of them holds what one may hold", "[peers]") {
+  Options options = optionsFor(Choice::kTcp);
+  options.limits.unread_bytes = 1 << 20;
+  Pair pair(options);
+  constexpr size_t kPeers = 8, kReply = 4096,  // the longest that a raw peer takes
+      kRounds = 1000;                          // each alone may have 1024 waiting
+  std::deque<RawPeer> peers;
+  std::vector<LinkPtr> links;
+  for (size_t i = 0; i < kPeers; ++i) {
+    peers.emplace_back(pair.listener->address(), 4096);
+    links.push_back(pair.server.await(Kind::kUp).link);
+  }
+  size_t down = 0;
+  for (size_t round = 0; round < kRounds && down < kPeers; ++round) {
+    down = 0;
+    for (size_t i = 0; i < kPeers; ++i) {
+      const bool up = links[i]->state() == LinkState::kUp;
+      down += up ? 0 : 1;
+      if (!up || !sendAll(peers[i].control.get(), request())) continue;
+      // A request above the bound ends the link in place of an answer.
+      const auto came = pair.server.next(5s);
+      REQUIRE(came.has_value());
+      if (came->kind == Kind::kMessage) answer(*came, kReply);
+    }
+  }
+  INFO(down << " of " << kPeers << " links are down");
+  // Together they may have been sent kRounds * kPeers replies; the bound is far below.
+  CHECK(down >= kPeers - 1);
+  for (const LinkPtr& link : links) {
+    if (link->state() == LinkState::kUp) continue;
+    const std::string reason = link->reason();
+    INFO(reason);
+    CHECK((reason.find("does not read the answers") != std::string::npos ||
+           reason.find("asks more than it waits for") != std::string::npos));
+  }
+  stillWorks(pair);
+}
+
+TEST_CASE("replies that a peer on this host does not read end its link", "[peers]") {
+  Options options = optionsFor(Choice::kShm);
+  options.requests = 16;
+  Pair pair(options);
+  RawShmPeer peer(pair.listener->address());
+  const LinkPtr link = pair.server.await(Kind::kUp).link;
+  const Asking asking = request();
+  constexpr size_t kReply = 32 << 10, kRounds = 1000;
+  size_t asked = 0;
+  while (asked < kRounds && link->state() == LinkState::kUp) {
+    if (!peer.channel->out.fits(sizeof asking)) {
+      std::this_thread::sleep_for(1ms);
+      continue;
+    }
+    peer.channel->out.put(&asking, sizeof asking);
+    if (peer.channel->out.publish()) peer.channel->ringPeer();
+    ++asked;
+    answerOne(pair.server, kReply);
+  }
+  INFO(asked << " requests");
+  REQUIRE(pair.server.await(Kind::kDown, 5s).link == link);
+  CHECK(link->reason().find("does not read the answers") != std::string::npos);
+  stillWorks(pair);
+}
+
 TEST_CASE("a peer that asks for a slot which is in use loses its link", "[peers]") {
   Options options = optionsFor(Choice::kShm);
   options.io_threads = 6;  // several threads copy

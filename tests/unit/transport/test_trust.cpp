@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "coherence/transport/core/endpoint.h"
+#include "coherence/transport/tcp/sources.h"
 #include "coherence/transport/trust/key_access.h"
 #include "tests/temporary_folder.h"
 #include "tests/unit/transport/rig.h"
@@ -415,6 +416,92 @@ TEST_CASE("who asks too often is told so, with a key as well", "[trust]") {
   REQUIRE(told.find("handshakes a second from one address") != std::string::npos);
 }
 
+TEST_CASE("a stranger who greets without end takes nothing of those who have the key", "[trust]") {
+  Options options = keyed({{"k", 1}}, Tls::kAll);
+  options.limits.handshakes_per_second = 16;  // four from an address
+  Target target(options);
+  // From the same address: with the right name and another key, and with another name.
+  std::atomic<bool> stop{false};
+  std::atomic<int> refused{0};
+  std::vector<std::thread> strangers;
+  for (const char* const name : {"k", "other"}) {
+    strangers.emplace_back([&, name] {
+      Side stranger(keyed({{name, 2}}, Tls::kAll));
+      while (!stop) {
+        const auto link = stranger.endpoint->connect(target.listener->address(),
+                                                     {stranger.domain, stranger.queue, ""});
+        if (!link.ok() && link.error().message.find("handshakes a second") != std::string::npos)
+          ++refused;
+      }
+    });
+  }
+  const auto end = std::chrono::steady_clock::now() + kLong;
+  while (refused < 5 && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(1ms);
+  std::string why;
+  for (int i = 0; i < 3; ++i) {
+    Side client(options);
+    const auto link =
+        client.endpoint->connect(target.listener->address(), {client.domain, client.queue, ""});
+    if (!link.ok()) why = link.error().message;
+  }
+  stop = true;
+  for (auto& each : strangers) each.join();
+  CHECK(refused >= 5);
+  INFO(why);
+  CHECK(why.empty());
+}
+
+TEST_CASE("who has a key from many addresses leaves the others' handshakes to them", "[trust]") {
+  Sources sources(16, true);
+  const auto begins = [&](uint64_t address, const char* key) {
+    Sources::Source* const source = sources.enter(address, key);
+    const bool good = sources.begin(source, 1000).empty();
+    sources.leave(source);
+    return good;
+  };
+  for (const char* const key : {"greedy", ""}) {
+    int good = 0;
+    for (int i = 0; i < 100; ++i) good += begins(static_cast<uint64_t>(i % 5), key) ? 1 : 0;
+    CHECK(good == 8);  // half
+  }
+  CHECK(begins(1, "other"));
+  CHECK(begins(7, "other"));
+}
+
+TEST_CASE("a no that lasts is told from an outage", "[trust]") {
+  Options options = keyed({{"k", 1}}, Tls::kAll);
+  options.limits.handshakes_per_second = 4;  // one from an address
+  Target target(options);
+  std::string why;
+  const auto lasts = [&](const Options& with, const std::string& address) {
+    Side client(with);
+    bool told = false;
+    const auto link =
+        client.endpoint->connect(address, {client.domain, client.queue, "", 0, &told});
+    why = link.ok() ? "" : link.error().message;
+    return !link.ok() && told;
+  };
+  CHECK(lasts(keyed({{"k", 2}}, Tls::kAll), target.listener->address()));
+  CHECK(why.find("both ends need the same one") != std::string::npos);
+  CHECK(lasts(optionsFor(Choice::kTcp), target.listener->address()));
+  CHECK(why.find("refused: no key was given") != std::string::npos);
+  for (int i = 0; i < 20 && why.find("handshakes a second") == std::string::npos; ++i)
+    CHECK(!lasts(options, target.listener->address()));
+  CHECK(why.find("handshakes a second") != std::string::npos);
+  // A port at which nobody listens, and one at which nobody answers.
+  const base::UniqueFd silent(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  SocketAddress at = resolve("127.0.0.1:0", true).value().front();
+  REQUIRE(bind(silent.get(), at.get(), at.length) == 0);
+  const std::string nobody = localAddress(silent.get()).text();
+  CHECK(!lasts(options, nobody));
+  CHECK(!why.empty());
+  REQUIRE(listen(silent.get(), 1) == 0);
+  Options hasty = options;
+  hasty.connect_ms = 200;
+  CHECK(!lasts(hasty, nobody));
+  CHECK(!why.empty());
+}
+
 TEST_CASE("a stranger who connects without end keeps nobody out", "[trust]") {
   const bool many_addresses = GENERATE(false, true);
   const Options options = keyed({{"k", 1}}, Tls::kAll);
@@ -523,10 +610,79 @@ TEST_CASE("who is refused at once is told why, with a key as well", "[trust]") {
   REQUIRE(link.error().message.find("refused: full") != std::string::npos);
 }
 
+TEST_CASE("two ends speak the newest version that both know", "[trust]") {
+  struct {
+    Versions server, client;
+    uint8_t agreed;  // 0: none
+  } const kCases[] = {{{5, 5}, {5, 5}, 5},      {{5, 5}, {5, 9}, 5}, {{5, 9}, {5, 5}, 5},
+                      {{5, 7}, {6, 9}, 7},      {{6, 9}, {5, 7}, 7}, {{5, 9}, {6, 7}, 7},
+                      {{6, 6}, {5, 5}, 0},      {{5, 5}, {6, 6}, 0}, {{8, 9}, {5, 7}, 0},
+                      {{5, 255}, {5, 255}, 255}};
+  const Choice choice = GENERATE(Choice::kTcp, Choice::kShm);
+  for (const auto& [server, client, agreed] : kCases) {
+    Options at_server = optionsFor(choice), at_client = optionsFor(choice);
+    at_server.versions = server, at_client.versions = client;
+    at_server.release = "1.2.3", at_client.release = "4.5.6";
+    CAPTURE(server.oldest, server.newest, client.oldest, client.newest);
+    Side listens(at_server), connects(at_client);
+    auto listener =
+        listens.endpoint->listen("127.0.0.1:0", [&](const PeerInfo&) -> Result<Accepted> {
+          return Accepted{listens.domain, listens.queue};
+        });
+    REQUIRE(listener.ok());
+    const auto link = connects.endpoint->connect(listener.value()->address(),
+                                                 {connects.domain, connects.queue, ""});
+    REQUIRE(link.ok() == (agreed != 0));
+    if (agreed != 0) {
+      REQUIRE(link.value()->peer().version == agreed);
+      REQUIRE(listens.await(Kind::kUp).link->peer().version == agreed);
+      continue;
+    }
+    const std::string& why = link.error().message;
+    INFO(why);
+    for (const std::string& part :
+         {versionsText(server.oldest, server.newest), versionsText(client.oldest, client.newest),
+          std::string("1.2.3"), std::string("4.5.6"), std::string("install one release")})
+      REQUIRE(why.find(part) != std::string::npos);
+  }
+}
+
+TEST_CASE("an end whose greeting says other versions than its first words is refused", "[trust]") {
+  Options options = optionsFor(Choice::kTcp);
+  options.versions = {5, 7};
+  Target target(options);
+  struct {
+    wire::Preamble preamble;
+    wire::Header header;
+    wire::Hello hello;
+  } opening;
+  opening.header.frame = wire::Frame::kHello;
+  opening.header.length = sizeof opening.hello;
+  opening.hello = EndpointCore(options).hello();
+  opening.hello.version = opening.hello.newest = 8;
+  const int fd = target.connect();
+  send(fd, &opening, sizeof opening, MSG_NOSIGNAL);
+  wire::Header answer;
+  REQUIRE(recv(fd, &answer, sizeof answer, MSG_WAITALL) == sizeof answer);
+  REQUIRE(answer.frame == wire::Frame::kGoodbye);
+  close(fd);
+}
+
+TEST_CASE("an acceptor that chooses an older version than both speak is refused", "[trust]") {
+  Options options = optionsFor(Choice::kTcp);
+  options.versions = {5, 7};
+  const RawAcceptor acceptor([](wire::Hello& answer) { answer.version = 5, answer.newest = 7; });
+  Side client(options);
+  const auto link = client.endpoint->connect(acceptor.address, {client.domain, client.queue, ""});
+  REQUIRE(!link.ok());
+  INFO(link.error().message);
+  REQUIRE(link.error().message.find("not the newest") != std::string::npos);
+}
+
 TEST_CASE("a wrong version is told so", "[trust]") {
   Target target(optionsFor(Choice::kTcp));
   wire::Preamble preamble;
-  preamble.version = wire::kVersion + 1;
+  preamble.oldest = Versions().newest + 1;
   const int fd = target.connect();
   send(fd, &preamble, sizeof preamble, MSG_NOSIGNAL);
   wire::Header answer;

@@ -69,7 +69,6 @@ class System {
       over.push_back({.kind = MessageKind::kCompleted,
                       .from = static_cast<directory::AgentId>(executor),
                       .to = directory::kHome,
-                      .epoch = 1,
                       .age = age});
     say(executor, over);
   }
@@ -99,7 +98,6 @@ class System {
         done.push_back({.kind = MessageKind::kDone,
                         .from = static_cast<directory::AgentId>(executor),
                         .to = directory::kHome,
-                        .epoch = 1,
                         .extent = message.extent,
                         .number = message.number});
     }

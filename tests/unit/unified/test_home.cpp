@@ -62,8 +62,7 @@ void run(const Operation& operation, Get get, Set set) {
 
 class Executor {
  public:
-  explicit Executor(unsigned number)
-      : agent_(static_cast<directory::AgentId>(number), 1, directory::kUnlimited) {}
+  explicit Executor(unsigned number) : agent_(static_cast<directory::AgentId>(number)) {}
 
   struct Fetch {
     ExtentId extent;
@@ -154,9 +153,6 @@ class Executor {
         return;
       case ActionKind::kFetch:
         return fetches.push_back({action.extent, action.peer, action.number});
-      case ActionKind::kAbort:
-        std::erase_if(fetches, [&](const Fetch& one) { return one.extent == action.extent; });
-        return;
       case ActionKind::kClear:
         frames_[action.extent] = 0;
         return;
@@ -754,7 +750,6 @@ TEST_CASE("what is asked for ahead") {
   for (const Message& one : asked) {
     done.push_back({.kind = directory::MessageKind::kDone,
                     .from = 1,
-                    .epoch = one.epoch,
                     .extent = one.extent,
                     .number = one.number});
   }
@@ -802,7 +797,6 @@ TEST_CASE("what an operation reaches without naming it is found where it went") 
   const Message get[] = {{.kind = directory::MessageKind::kGet,
                           .from = 1,
                           .mode = directory::Mode::kOwn,
-                          .epoch = 1,
                           .age = sent.age}};
   REQUIRE(home.receive(1, recordOf(get)).ok());
   const auto first = messagesFor(home, 1, 1);
@@ -810,10 +804,8 @@ TEST_CASE("what an operation reaches without naming it is found where it went") 
   const Named named[] = {{addressOf(0), 0}};
   CHECK(home.placed(1) == 0);
   CHECK(home.route(named, 0) == 0);
-  const Message done[] = {{.kind = directory::MessageKind::kDone,
-                           .from = 1,
-                           .epoch = 1,
-                           .number = first.front().number}};
+  const Message done[] = {
+      {.kind = directory::MessageKind::kDone, .from = 1, .number = first.front().number}};
   REQUIRE(home.receive(1, recordOf(done)).ok());
   CHECK(home.placed(1) == 1);
   CHECK(home.route(named, 0) == 1);
@@ -846,7 +838,6 @@ TEST_CASE("a region that is removed is nobody's") {
       CHECK(one.kind == directory::MessageKind::kForget);
       forgotten[executor].push_back({.kind = directory::MessageKind::kForgotten,
                                      .from = static_cast<directory::AgentId>(executor),
-                                     .epoch = one.epoch,
                                      .extent = one.extent,
                                      .number = one.number});
     }
@@ -944,7 +935,6 @@ TEST_CASE("the home counts what each executor owns, and whole pages that move") 
       for (const Message& one : messagesFor(home, each, 2))
         done.push_back({.kind = directory::MessageKind::kDone,
                         .from = static_cast<directory::AgentId>(executor),
-                        .epoch = 1,
                         .extent = one.extent,
                         .number = one.number});
     }
@@ -968,7 +958,6 @@ TEST_CASE("the home counts what each executor owns, and whole pages that move") 
     for (const Message& one : messagesFor(home, executor, 2))
       forgotten.push_back({.kind = directory::MessageKind::kForgotten,
                            .from = static_cast<directory::AgentId>(executor),
-                           .epoch = 1,
                            .extent = one.extent,
                            .number = one.number});
     REQUIRE(home.receive(executor, recordOf(forgotten)).ok());
@@ -981,7 +970,7 @@ TEST_CASE("the home counts what each executor owns, and whole pages that move") 
 TEST_CASE("records that no executor sends") {
   Home home({4, 4}, kBase);
   REQUIRE(home.add(addressOf(0), kPageBytes));
-  const Message get{.kind = directory::MessageKind::kGet, .from = 0, .epoch = 1};
+  const Message get{.kind = directory::MessageKind::kGet, .from = 0};
   const auto refuses = [&](unsigned executor, const Record& record, const char* why) {
     const Status heard = home.receive(executor, record);
     REQUIRE_FALSE(heard.ok());
