@@ -64,6 +64,27 @@ constexpr off_t offsetOfRing() {
 }
 constexpr uint64_t offsetOfEvents() { return sizeof(TraceRing) - sizeof(TraceRing::events); }
 
+template <size_t size>
+void endName(char (&name)[size]) {
+  name[size - 1] = '\0';
+}
+
+// Whoever wrote the file need not have ended a name.
+void endNames(Counters& counters) {
+  endName(counters.program);
+  for (DeviceWhy& why : counters.why.devices) {
+    endName(why.reaching_all_kernel);
+    endName(why.in_place_kernel);
+  }
+  for (auto& executor : counters.unified.executors) endName(executor.gpunode);
+  const auto ofLink = [](auto& link) {
+    endName(link.peer);
+    for (status::RailCounters& rail : link.rails) endName(rail.device);
+  };
+  for (LinkCounters& link : counters.rdma.links) ofLink(link);
+  for (status::LinkBytes& link : counters.links.links) ofLink(link);
+}
+
 UniqueFd createFile(int folder, const std::string& name) {
   return UniqueFd(
       openat(folder, name.c_str(), O_CREAT | O_EXCL | O_NOFOLLOW | O_RDWR | O_CLOEXEC, 0600));
@@ -104,9 +125,7 @@ std::unique_ptr<Counters> readOpened(int file, struct stat& about, std::string& 
       return nullptr;
     }
   }
-  counters->program[sizeof counters->program - 1] = '\0';
-  for (DeviceWhy& why : counters->why.devices)
-    why.reaching_all_kernel[kWhyText - 1] = why.in_place_kernel[kWhyText - 1] = '\0';
+  endNames(*counters);
   return counters;
 }
 
@@ -248,9 +267,10 @@ Result<CountersSnapshot> readCountersFile(const std::string& path) {
       .counters = std::move(counters), .details = nullptr, .state = state, .folder = std::string()};
 }
 
-CountersReading readCounters(const std::vector<std::string>& folders, bool details) {
+CountersReading readCounters(const std::vector<std::string>& folders, bool details, size_t most) {
   CountersReading reading;
   const uint64_t our_namespace = pidNamespace();
+  size_t files = 0;
   for (const auto& folder : folders) {
     auto opened = openCountersFolder(folder, false);
     if (!opened.ok()) {
@@ -264,6 +284,12 @@ CountersReading readCounters(const std::vector<std::string>& folders, bool detai
     while (const dirent* entry = readdir(listing)) {
       const auto name = parseName(entry->d_name);
       if (!name) continue;
+      if (files == most) {
+        reading.notes.push_back(base::format(
+            "{}: has more files than the {} that are read; passed over", folder, most));
+        break;
+      }
+      files++;
       struct stat about {};
       std::string note;
       std::unique_ptr<CountersFile> whole;
@@ -333,7 +359,9 @@ void TraceReader::ask(uint64_t until_ns) {
 std::unique_ptr<Counters> TraceReader::counters() const {
   auto counters = std::make_unique<Counters>();
   const ssize_t got = pread(file_.get(), static_cast<void*>(counters.get()), sizeof(Counters), 0);
-  return got == static_cast<ssize_t>(sizeof(Counters)) ? std::move(counters) : nullptr;
+  if (got != static_cast<ssize_t>(sizeof(Counters))) return nullptr;
+  endNames(*counters);
+  return counters;
 }
 
 bool TraceReader::read(std::vector<Event>& into) {

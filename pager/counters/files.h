@@ -3,6 +3,8 @@
 // each call stands for itself. Errors: one line.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -56,8 +58,9 @@ struct CountersReading {
 };
 
 /// Everything in `folders`. Files of processes that have ended are removed, unless they ask to be
-/// kept (keep_token).
-CountersReading readCounters(const std::vector<std::string>& folders, bool details = false);
+/// kept (keep_token). No more than `most` files are opened: a note says that there are more.
+CountersReading readCounters(const std::vector<std::string>& folders, bool details = false,
+                             size_t most = SIZE_MAX);
 
 /// The file `path`, wherever it lies. The Error is one line.
 Result<CountersSnapshot> readCountersFile(const std::string& path);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "base/format.h"
 #include "pager/counters/files.h"
 #include "pager/counters/trace.h"
 #include "tests/catch.h"
@@ -249,6 +250,74 @@ TEST_CASE("what is no counters file is passed over", "[counters]") {
   REQUIRE(reading.notes.size() == 2);  // the pipe and the other version
   CHECK((reading.notes[0] + reading.notes[1])
             .find("layout version " + std::to_string(kCountersVersion + 1)) != std::string::npos);
+}
+
+TEST_CASE("names that their writer has not ended are ended where they are read", "[counters]") {
+  Folder folder;
+  fs::create_directory(folder.olpager());
+  fs::permissions(folder.olpager(), fs::perms::owner_all);
+  const auto pid = static_cast<uint64_t>(getpid());
+  const uint64_t start = processStartTicks(pid);
+  const std::string path = folder.olpager() + "/" + countersFileName(pid, start);
+  // All that is not looked at before it is taken is 0xff, to the last byte.
+  auto block = std::make_unique<CountersFile>();
+  Counters& head = block->head;
+  std::memset(static_cast<void*>(head.program), 0xff, sizeof head.program);
+  std::memset(static_cast<void*>(&head.unified), 0xff, sizeof head.unified);
+  std::memset(static_cast<void*>(&head.rdma), 0xff, sizeof head.rdma);
+  std::memset(static_cast<void*>(&head.why), 0xff, sizeof head.why);
+  std::memset(static_cast<void*>(&head.links), 0xff, sizeof head.links);
+  set(head.magic, kCountersMagic);
+  head.version = kCountersVersion;
+  head.bytes = sizeof(CountersFile);
+  head.pid = static_cast<uint32_t>(pid);
+  head.start_ticks = start;
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(block.get()), sizeof *block);
+  const auto check = [](const Counters& counters) {
+    const auto ends = [](const auto& name) { return std::memchr(name, 0, sizeof name) != nullptr; };
+    CHECK(ends(counters.program));
+    for (const auto& why : counters.why.devices) {
+      CHECK(ends(why.reaching_all_kernel));
+      CHECK(ends(why.in_place_kernel));
+    }
+    for (const auto& executor : counters.unified.executors) CHECK(ends(executor.gpunode));
+    const auto link = [&](const auto& one) {
+      CHECK(ends(one.peer));
+      for (const auto& rail : one.rails) CHECK(ends(rail.device));
+    };
+    for (const auto& one : counters.rdma.links) link(one);
+    for (const auto& one : counters.links.links) link(one);
+  };
+  const auto reading = readCounters({folder.olpager()});
+  REQUIRE(reading.processes.size() == 1);
+  check(*reading.processes.front().counters);
+  auto named = readCountersFile(path);
+  REQUIRE(named.ok());
+  check(*named.value().counters);
+  auto trace = TraceReader::open(folder.olpager(), pid, start);
+  REQUIRE(trace.ok());
+  const auto counters = trace.value().counters();
+  REQUIRE(counters != nullptr);
+  check(*counters);
+}
+
+TEST_CASE("no more files are opened than asked for, over all folders", "[counters]") {
+  Folder folder;
+  std::vector<std::string> folders;
+  for (const char* name : {"a", "b"}) {
+    const fs::path in = folder.root / name;
+    fs::create_directory(in);
+    fs::permissions(in, fs::perms::owner_all);
+    folders.push_back(in.string());
+    for (int i = 0; i < 5; i++)
+      std::ofstream(in / base::format("{}-1.counters", i + 1)) << "no counters";
+  }
+  CHECK(readCounters(folders, false, 10).notes.empty());
+  const auto some = readCounters(folders, false, 7);
+  REQUIRE(some.notes.size() == 1);
+  CHECK(some.notes[0] == folders[1] + ": has more files than the 7 that are read; passed over");
+  CHECK(readCounters(folders, false, 3).notes.size() == 2);
 }
 
 TEST_CASE("a block of an older layout and damaged ones are a line each", "[counters]") {
