@@ -30,6 +30,8 @@ using pager::DeviceCounters;
 using pager::valueOf;
 
 constexpr size_t kMostPrograms = 1024;
+constexpr size_t kMostOfAUser = 256;  // else one user's files would be in the others' way
+constexpr size_t kMostFoldersOfAUser = 16;
 constexpr double kNanosecond = 1e-9;
 constexpr long kAskSeconds = 2;  // daemons, again and again
 
@@ -44,22 +46,22 @@ std::string value(std::string_view text) {
 }
 
 // Metrics in the order in which they came first, each with all its lines behind its HELP and TYPE.
+// Of a name and its labels the first figure is told: a page with two of them would be none, and
+// names within labels are chosen by others.
 class Page {
  public:
   void add(const std::string& name, const char* type, const std::string& help,
            const std::string& labels, double figure) {
-    lines(name, type, help) +=
-        base::format("{}{}{}{} {}\n", name, labels.empty() ? "" : "{", labels,
-                     labels.empty() ? "" : "}", base::format("{:.17g}", figure));
+    line(name, type, help, labels, base::format("{:.17g}", figure));
   }
   void add(const std::string& name, const char* type, const std::string& help,
            const std::string& labels, uint64_t figure) {
-    lines(name, type, help) += base::format("{}{}{}{} {}\n", name, labels.empty() ? "" : "{",
-                                            labels, labels.empty() ? "" : "}", figure);
+    line(name, type, help, labels, base::format("{}", figure));
   }
   // A histogram of durations that doubles its buckets, as seconds.
   void add(const std::string& name, const std::string& help, const std::string& labels,
            const pager::WaitHistogram& waits) {
+    if (!told_.insert(name + labels).second) return;
     std::string& text = lines(name, "histogram", help);
     uint64_t count = 0;
     double sum = 0, bound = 2 * kNanosecond;
@@ -82,6 +84,12 @@ class Page {
   }
 
  private:
+  void line(const std::string& name, const char* type, const std::string& help,
+            const std::string& labels, const std::string& figure) {
+    if (!told_.insert(name + labels).second) return;
+    lines(name, type, help) += base::format("{}{}{}{} {}\n", name, labels.empty() ? "" : "{",
+                                            labels, labels.empty() ? "" : "}", figure);
+  }
   std::string& lines(const std::string& name, const char* type, const std::string& help) {
     const auto [at, is_new] = index_.emplace(name, metrics_.size());
     if (is_new)
@@ -89,6 +97,7 @@ class Page {
     return metrics_[at->second].second;
   }
   std::map<std::string, size_t> index_;
+  std::set<std::string> told_;
   std::vector<std::pair<std::string, std::string>> metrics_;
 };
 
@@ -268,7 +277,8 @@ void addNode(Page& page, const NodeSample& sample) {
            uint64_t{sample.told ? 1u : 0u});
   if (!sample.told) return;
   const status::Status& status = sample.told->status;
-  if (!isName(status.kind)) return;
+  // Its kind is a part of names: another one could make them those of a program or of this page.
+  if (status.kind != "memserver" && status.kind != "gpunode") return;
   const std::string of = base::format("{},kind=\"{}\"", node, status.kind);
   page.add("olpager_node_uptime_seconds", kGauge, "Since the daemon was started.", of,
            static_cast<double>(status.uptime_ms) * 1e-3);
@@ -282,10 +292,9 @@ void addNode(Page& page, const NodeSample& sample) {
     page.add("olpager_node_tier_free_bytes", kGauge, "Of it free.", labels, tier.free);
   }
   for (size_t i = 0; i < status.devices.size(); ++i) addDevice(page, of, i, status.devices[i]);
-  std::set<std::string> told;  // a figure that comes twice would make the page unreadable
   for (const status::Figure& figure : status.figures) {
     std::string name, label;
-    if (!split(figure.name, name, label) || !told.insert(name + label).second) continue;
+    if (!split(figure.name, name, label)) continue;
     page.add(base::format("ol{}_{}", status.kind, name),
              name.ends_with("_total") ? kCounter : kGauge,
              "As the daemon's own /metrics has it (docs/reference/metrics.md).", node + label,
@@ -309,22 +318,51 @@ void addNode(Page& page, const NodeSample& sample) {
 
 // ---- users
 
-// For as long as it lives, this thread is that user. Of this thread alone, as the C library's
-// functions are not.
+// For as long as it lives, this thread is that user, with that user's own group and no other: what
+// root's groups may read is not the user's. Of this thread alone, as the C library's functions are
+// not. The saved ids stay root's, so that the user may send this process no signal.
 class AsUser {
  public:
-  explicit AsUser(uid_t user) : was_(geteuid()) {
-    done_ = syscall(SYS_setresuid, -1, user, -1) == 0 && geteuid() == user;
+  explicit AsUser(uid_t user) : was_(geteuid()), group_(getegid()), groups_(groups()) {
+    const gid_t group = groupOf(user);
+    // The user last, and back first: who is root no longer may change no group.
+    done_ = syscall(SYS_setgroups, 0, nullptr) == 0 && syscall(SYS_setresgid, -1, group, -1) == 0 &&
+            syscall(SYS_setresuid, -1, user, -1) == 0 && geteuid() == user && getegid() == group;
+    if (!done_) back();
   }
   ~AsUser() {
-    if (done_ && syscall(SYS_setresuid, -1, was_, -1) != 0) _exit(1);  // it must not go on as both
+    if (done_) back();
   }
   AsUser(const AsUser&) = delete;
   AsUser& operator=(const AsUser&) = delete;
   bool done() const { return done_; }
 
  private:
+  static std::vector<gid_t> groups() {
+    std::vector<gid_t> all(static_cast<size_t>(std::max(0, getgroups(0, nullptr))));
+    all.resize(
+        static_cast<size_t>(std::max(0, getgroups(static_cast<int>(all.size()), all.data()))));
+    return all;
+  }
+  static gid_t groupOf(uid_t user) {
+    char buffer[4096];
+    passwd entry{};
+    passwd* found = nullptr;
+    if (getpwuid_r(user, &entry, buffer, sizeof buffer, &found) == 0 && found != nullptr)
+      return found->pw_gid;
+    constexpr gid_t kNobodys = 65534;
+    return kNobodys;
+  }
+  void back() const {
+    if (syscall(SYS_setresuid, -1, was_, -1) != 0 || syscall(SYS_setresgid, -1, group_, -1) != 0)
+      _exit(1);  // it must not go on as both
+    // Where groups can't be set they have not been changed either.
+    (void)syscall(SYS_setgroups, groups_.size(), groups_.data());
+  }
+
   const uid_t was_;
+  const gid_t group_;
+  const std::vector<gid_t> groups_;
   bool done_ = false;
 };
 
@@ -343,8 +381,9 @@ std::map<uid_t, std::vector<std::string>> allFolders() {
   std::map<uid_t, std::vector<std::string>> found;
   const auto look = [&found](const std::string& path) {
     struct stat about {};
-    if (lstat(path.c_str(), &about) == 0 && S_ISDIR(about.st_mode))
-      found[about.st_uid].push_back(path);
+    if (lstat(path.c_str(), &about) != 0 || !S_ISDIR(about.st_mode)) return;
+    auto& folders = found[about.st_uid];
+    if (folders.size() < kMostFoldersOfAUser) folders.push_back(path);
   };
   const auto each = [](const char* folder, const auto& take) {
     DIR* const listing = opendir(folder);
@@ -375,7 +414,8 @@ std::string exporterText(const std::vector<UsersPrograms>& users,
     for (const auto& process : user.reading.processes) {
       if (process.state == pager::CountersSnapshot::State::kEnded) continue;
       // Of two PID namespaces a number may be there twice.
-      if (told == kMostPrograms || !pids.insert(process.counters->pid).second) {
+      if (told == kMostPrograms || pids.size() == kMostOfAUser ||
+          !pids.insert(process.counters->pid).second) {
         ++left_out;
         continue;
       }
@@ -398,10 +438,15 @@ std::vector<UsersPrograms> readAllUsers(const Programs& programs) {
     return all;
   }
   for (const auto& [user, folders] : allFolders()) {
+    all.push_back({userName(user), {}});
+    pager::CountersReading& reading = all.back().reading;
     const AsUser as(user);
-    if (!as.done()) continue;
-    all.push_back({userName(user), pager::readCounters(folders)});
-    nameScripts(all.back().reading);
+    if (!as.done()) {
+      reading.notes.push_back("this process may not become user " + all.back().user);
+      continue;
+    }
+    reading = pager::readCounters(folders, false, kMostOfAUser);
+    nameScripts(reading);
   }
   return all;
 }
