@@ -24,6 +24,7 @@ using pager::valueOf;
 // What costs less is not worth a line.
 constexpr double kLeastShare = 0.02;
 constexpr double kLeastSeconds = 0.01;
+constexpr uint64_t kFew = 50;  // fewer launches than one of so many are an exception
 constexpr double kNs = 1e9;
 constexpr double kGib = 1ull << 30;
 
@@ -130,7 +131,8 @@ class Finder {
     const double cost = device.onLink();
     const uint64_t vram = valueOf(device.figures.vram_budget_bytes);
     const uint64_t allocated = valueOf(device.figures.allocated_bytes.peak);
-    if (!matters(cost) || vram == 0 || allocated <= vram) return;
+    if (!matters(cost) || vram == 0) return;
+    if (allocated <= vram) return copiesAllTheSame(device, cost, allocated, vram);
     std::string evidence = base::format(
         "Launches waited {} for copies between host RAM and VRAM. The program had {} allocated; "
         "the budget is {} of VRAM.",
@@ -155,6 +157,17 @@ class Finder {
     add("budget", device, cost, "the VRAM budget is smaller than what the program uses",
         std::move(evidence),
         base::format("raise --vram (OL_VRAM) where the card has more{}", more));
+  }
+
+  // All fits, and launches wait for copies: more VRAM would bring nothing.
+  void copiesAllTheSame(const Device& device, double cost, uint64_t allocated, uint64_t vram) {
+    add("copies", device, cost, "launches wait for copies though all fits VRAM",
+        base::format("Launches waited {} for copies between host RAM and VRAM. The program had at "
+                     "most {} allocated, and the budget is {} of VRAM: what came was managed "
+                     "memory that the CPU had used, or the budget was smaller before.",
+                     seconds(cost), formatSize(allocated), formatSize(vram)),
+        "ask for managed memory ahead of the launches that use it (cudaMemPrefetchAsync), or copy "
+        "what the CPU has made (cudaMemcpyAsync)");
   }
 
   // What does not fit host RAM goes to memservers and has to come back.
@@ -284,7 +297,7 @@ class Finder {
     const uint64_t all = valueOf(device.figures.launches);
     const uint64_t in_place = valueOf(device.figures.launches_in_place);
     constexpr uint64_t kLeast = 32ull << 20;  // smaller ones are where they are on purpose
-    if (bytes < kLeast || launches == 0 || in_place * 50 < all) return;
+    if (bytes < kLeast || launches == 0 || in_place * kFew < all) return;
     const std::string kernel = kernelName(device.why.in_place_kernel);
     std::string evidence = base::format(
         "{} of {} launches used host memory in place. Most of it: {} of the allocation of {} at "
@@ -317,7 +330,10 @@ class Finder {
     };
     const uint64_t all = valueOf(device.figures.launches_reaching_all);
     const uint64_t launches = valueOf(device.figures.launches);
-    if (all == 0 || all * 50 < launches) return;
+    if (all == 0 || all * kFew < launches) return;
+    // Where all fits, nothing has to leave beside them.
+    if (valueOf(device.figures.allocated_bytes.peak) <= valueOf(device.figures.vram_budget_bytes))
+      return;
     unsigned most = 0;
     for (unsigned i = 1; i < pager::kAllReasons; i++)
       if (valueOf(device.why.reaching_all[i]) > valueOf(device.why.reaching_all[most])) most = i;
@@ -337,7 +353,8 @@ class Finder {
   void graphs(const Device& device) {
     const uint64_t beyond = valueOf(device.why.graph_launches_beyond);
     const uint64_t in_parts = valueOf(device.why.graph_launches_in_parts);
-    if (beyond <= in_parts) return;
+    if (beyond <= in_parts || (beyond - in_parts) * kFew < valueOf(device.why.graph_launches))
+      return;
     all_.found.push_back(
         {"graph", named(device), std::nullopt, false,
          "a graph that uses more than VRAM has room for is launched whole",
@@ -356,7 +373,7 @@ class Finder {
   void sparse(const Device& device) {
     const uint64_t launches = valueOf(device.why.sparse_launches);
     const uint64_t bytes = valueOf(device.why.sparse_bytes);
-    if (launches == 0 || bytes == 0) return;
+    if (launches == 0 || bytes == 0 || launches * kFew < valueOf(device.figures.launches)) return;
     all_.found.push_back(
         {"sparse", named(device), std::nullopt, false,
          "large tables of which launches touch little stay in host RAM",
@@ -485,7 +502,12 @@ class Finder {
       peer = printableName(std::string(link.peer, strnlen(link.peer, sizeof link.peer)).c_str());
     }
     const double cost = static_cast<double>(ns) / kNs;
-    if (sent + received < kLeast && !(sends != 0 && matters(cost))) return;
+    // How long the bytes took nobody measures: what even a slow network carries unnoticed is none.
+    constexpr double kSlowNetwork = 125e6;  // bytes a second
+    const auto bytes = static_cast<double>(sent + received);
+    const bool many =
+        sent + received >= kLeast && (!run_ || bytes >= kLeastShare * *run_ * kSlowNetwork);
+    if (!many && !(sends != 0 && matters(cost))) return;
     all_.found.push_back(
         {"pinned", std::nullopt, matters(cost) ? std::optional(cost) : std::nullopt, false,
          "pinned memory that kernels reach is exchanged with gpunodes",

@@ -94,9 +94,20 @@ TEST_CASE("what was not measured is not told", "[why]") {
   REQUIRE(all.size() == 1);
   CHECK(says(all.front().evidence, "No round has been learned"));
   CHECK_FALSE(says(all.front().action, "would have"));
-  // All that it had fits: whatever it waited for, the budget is not it.
+}
+
+TEST_CASE("launches that wait for copies though all fits", "[why]") {
+  Program program;
+  program.streams(4 * kSecond);
+  // All that it had fits: whatever it waited for, the budget is not it; in order it is not.
   set(program.device.vram_budget_bytes, 64 * kGib);
-  CHECK(program.found().empty());
+  const auto all = program.found();
+  REQUIRE(all.size() == 1);
+  CHECK(all.front().id == "copies");
+  CHECK(all.front().seconds == 4);
+  CHECK(says(all.front().evidence, "at most 30GiB allocated, and the budget is 64GiB"));
+  CHECK_FALSE(says(all.front().action, "--vram"));
+  CHECK(program.found(1000).empty());
 }
 
 TEST_CASE("a round that nearly fits asks for what it lacks", "[why]") {
@@ -313,6 +324,8 @@ TEST_CASE("an allocation in place costs what reading it takes", "[why]") {
 
 TEST_CASE("launches that reach all, by their reason", "[why]") {
   Program program;
+  set(program.device.vram_budget_bytes, 8 * kGib);
+  add(program.device.allocated_bytes, 9 * kGib);
   add(program.device.launches, 100);
   add(program.device.launches_reaching_all, 30);
   add(program.why.reaching_all[0], 10);
@@ -325,6 +338,9 @@ TEST_CASE("launches that reach all, by their reason", "[why]") {
   CHECK(says(all.front().evidence, "30 of 100 launches"));
   CHECK(says(all.front().evidence, "the kernel's parameters are not known (20 of them)"));
   CHECK_FALSE(says(all.front().evidence, "\x1b"));
+  // Where all fits, nothing has to leave VRAM.
+  set(program.device.vram_budget_bytes, 9 * kGib);
+  CHECK(program.found().empty());
 }
 
 TEST_CASE("pinned memory that goes to and fro", "[why]") {
@@ -348,6 +364,8 @@ TEST_CASE("pinned memory that goes to and fro", "[why]") {
   CHECK(says(found->evidence, "300MiB that kernels had changed came back"));
   CHECK(says(found->evidence, "10.0.0.2:7071"));
   CHECK(says(found->action, "cudaMemcpyAsync"));
+  CHECK(find(program.found(1000), "pinned") == nullptr);  // any network carries that meanwhile
+  CHECK(find(program.found(std::nullopt), "pinned") != nullptr);
   // Few bytes, of much that is looked through.
   set(link.pinned_received, 0);
   set(link.pinned_ns, 3 * kSecond);
@@ -397,6 +415,11 @@ TEST_CASE("graphs, tables, host memory, moves, and the program's own thread", "[
   REQUIRE(gpu.has_value());
   CHECK(gpu->all == 10);
   CHECK(gpu->pages == 1);
+  // Of many launches some few are so.
+  add(program.why.graph_launches, 1000);
+  add(program.device.launches, 1000);
+  CHECK(find(program.found(), "graph") == nullptr);
+  CHECK(find(program.found(), "sparse") == nullptr);
 }
 
 TEST_CASE("pages that go once are no ping-pong", "[why]") {
