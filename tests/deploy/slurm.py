@@ -153,6 +153,12 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         assert not daemons(), daemons()
         return text
 
+    def drained(self, number, *reasons):
+        """The job does not run, and slurmd's log says why."""
+        eventually(lambda: "DRAIN" in self.scontrol("show", "node", self.node), lambda: "the node is drained: " + self.logs())
+        assert any(reason in self.logs() for reason in reasons), self.logs()
+        assert not os.path.exists(self.path(f"jobs/{number}.out")), "the job has run"
+
     def end(self):
         for child in reversed(self.children):
             child.terminate()
@@ -193,7 +199,10 @@ def inside(options):
 
             # A GiB of the node's RAM for a program that has little memory of its own.
             script = (f"srun {olrun} --driver sim --vram 16MiB --host 64MiB --stats -- {options.program} --bytes 268435456\n"
-                      "srun bash -c 'echo memserver $OL_MEMSERVER key $OL_KEY $(stat -c %a $OL_KEY)'\n")
+                      "srun bash -c 'echo memserver $OL_MEMSERVER key $OL_KEY $(stat -c %a $OL_KEY)'\n"
+                      # What root reads and writes in the folder the job can't change.
+                      f"stat -c 'folder %u %a' {cluster.run_folder}/$SLURM_JOB_ID\n"
+                      f"for name in memserver.pid memserver.log other; do ln -sf /etc/passwd {cluster.run_folder}/$SLURM_JOB_ID/$name && echo changed; done; true\n")
             number = cluster.job("olpager_gib:1", script)
             held = eventually(lambda: re.search(r"LicenseName=olpager_gib\s+Total=512 Used=1", cluster.scontrol("show", "license"))
                               or cluster.state(number) == "COMPLETED", "the license is taken")
@@ -202,6 +211,7 @@ def inside(options):
             remote = re.search(r"at memservers +\S+ .*peak (\S+)", text)
             assert remote and not remote.group(1).startswith("0"), text
             port = 27000 + number % 2000
+            assert "folder 0 711" in text and "changed" not in text, text
             assert f"memserver {cluster.node}:{port} key {cluster.run_folder}/{number}/key 600" in text, text
             print(f"olpager_gib:1: {remote.group(1)} at a memserver; license seen taken: {bool(held)}")
 
@@ -214,12 +224,32 @@ def inside(options):
             assert f"gpunode {cluster.node}:{29000 + number % 2000} memserver none" in text, text
             print("olpager_gpu:1: forwarded")
 
+            # A number that is another user's process by now: epilog leaves that alone.
+            other = subprocess.Popen([cluster.path("bin/olmemserver"), "--config", cluster.path("empty.toml"), "--listen", "127.0.0.1:0", "--memory", "64MiB",
+                                      "--reserve", "64MiB", "--lock", "off", "--cgroup", "none"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            cluster.children.append(other)
+            os.makedirs(os.path.join(cluster.run_folder, "9999"))
+            cluster.write(f"{cluster.run_folder}/9999/memserver.pid", f"{other.pid}\n")
+            subprocess.run([cluster.path("deploy/epilog")], check=True, env={**cluster.env, "SLURM_JOB_ID": "9999", "SLURM_JOB_UID": "65534"})
+            assert not os.path.exists(os.path.join(cluster.run_folder, "9999")), "the folder is left"
+            assert other.poll() is None, "epilog has ended another user's memserver"
+            cluster.children.remove(other)
+            other.kill()
+            other.wait()
+            print("another user's process: left alone")
+
+            # Without the secret no key is made up.
+            os.rename(cluster.path("deploy/secret"), cluster.path("deploy/away"))
+            cluster.drained(cluster.job("olpager_gib:1", "echo it ran\n"), "has to hold a secret")
+            os.rename(cluster.path("deploy/away"), cluster.path("deploy/secret"))
+            cluster.scontrol("update", f"NodeName={cluster.node}", "State=RESUME")
+            eventually(cluster.is_idle, lambda: "the node is idle again: " + cluster.logs())
+            print("no secret: drained")
+
             # What can't be lent ends in a drained node with the reason in slurmd's log, not in a job that is slow.
             cluster.write("settings", open(cluster.settings).read() + "OLPAGER_MEMSERVER_OPTIONS='--memory 1000TiB'\n")
             number = cluster.job("olpager_gib:1", "echo it ran\n")
-            eventually(lambda: "DRAIN" in cluster.scontrol("show", "node", cluster.node), lambda: "the node is drained: " + cluster.logs())
-            assert "are available" in cluster.logs() or "--memory" in cluster.logs(), cluster.logs()
-            assert not os.path.exists(cluster.path(f"jobs/{number}.out")), "the job has run"
+            cluster.drained(number, "are available", "--memory")
             print("what can't be lent: drained")
         except AssertionError:
             print(cluster.logs(), file=sys.stderr)
@@ -234,6 +264,7 @@ def main():
         parser.add_argument(name, required=True)
     parser.add_argument("--inside", action="store_true")
     options = parser.parse_args()
+    options.program = os.path.abspath(options.program)  # jobs run elsewhere
     if options.inside:
         # Slurm's daemons look for an address that is not loopback's: one end of a pair of their own has it.
         for command in ("link set lo up", "link add olslurm0 type veth peer name olslurm1", "address add 192.0.2.1/30 dev olslurm0",
