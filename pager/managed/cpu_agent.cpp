@@ -43,11 +43,12 @@ void count(std::atomic<uint64_t>& counter, uint64_t n = 1) {
 
 /// Lies on its thread's stack. That thread waits until it is done.
 struct CpuAgent::Command {
-  enum What : uint8_t { kAdd, kRemove, kWant, kPassed, kStop } what;
+  enum What : uint8_t { kAdd, kRemove, kWant, kAway, kPassed, kStop } what;
   std::unique_ptr<Region> region;  // kAdd
   ExtentId first = 0;
   uint32_t extents = 0;
-  pid_t thread = 0;  // kPassed
+  uint32_t away = 0;  // kAway: the answer
+  pid_t thread = 0;   // kPassed
   Command* next = nullptr;
   std::atomic<uint32_t> done{0};
 };
@@ -139,6 +140,13 @@ void CpuAgent::want(ExtentId first, uint32_t extents) {
   if (!runs_) return;
   Command command{.what = Command::kWant, .first = first, .extents = extents};
   hand(command);
+}
+
+uint32_t CpuAgent::awayOf(ExtentId first, uint32_t extents) {
+  if (!runs_) return 0;
+  Command command{.what = Command::kAway, .first = first, .extents = extents};
+  hand(command);
+  return command.away;
 }
 
 void CpuAgent::passed(pid_t thread) {
@@ -249,22 +257,36 @@ void CpuAgent::obey(Command& command) {
     case Command::kWant:
       wanted_.push_back({command.first, command.extents});
       break;
+    case Command::kAway:
+      for (ExtentId extent = command.first; extent - command.first < command.extents; ++extent) {
+        const Place place = placeOf(extent);
+        if (place && !place.page().granted && !place.page().gone && !place.page().lost)
+          ++command.away;
+      }
+      break;
     case Command::kPassed:
       for (size_t i = operations_.size(); i-- > 0;) {
         if (operations_[i].held && operations_[i].thread == command.thread) complete(i);
       }
       break;
-    case Command::kStop: {
-      while (!operations_.empty()) drop(operations_.size() - 1);
-      for (const std::unique_ptr<Region>& region : by_address_) {
-        for (uint32_t page = 0; page < region->pages.size(); ++page) {
-          if (!region->pages[page].published) region->frames->close(page, 1);
-        }
-        faults_->dismiss(region->frames->address(), region->frames->bytes());
-      }
+    case Command::kStop:
+      closeAll();
       ended_ = true;
       break;
+  }
+}
+
+/// Faults end: what is granted, and waits for its first touch to be published, gets that now.
+void CpuAgent::closeAll() {
+  while (!operations_.empty()) drop(operations_.size() - 1);
+  for (const std::unique_ptr<Region>& region : by_address_) {
+    for (uint32_t index = 0; index < region->pages.size(); ++index) {
+      Page& page = region->pages[index];
+      page.writes = true;
+      if (!page.gone) publish({region.get(), index}, 0);
+      if (!page.published) region->frames->close(index, 1);
     }
+    faults_->dismiss(region->frames->address(), region->frames->bytes());
   }
 }
 

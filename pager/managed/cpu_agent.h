@@ -92,6 +92,9 @@ class CpuAgent final : private Residence<OneThread> {
   void remove(directory::ExtentId first);
   /// As touches of these extents, which nobody waits for.
   void want(directory::ExtentId first, uint32_t count);
+  /// How many of these extents a touch would wait for: the CPU has not got them, and they are
+  /// neither freed nor lost. None when faults are served no more.
+  uint32_t awayOf(directory::ExtentId first, uint32_t count);
   /// The thread has done with its touches: it is in a call of the driver. What is held for it alone
   /// others may have now. Costs nothing where nothing is held.
   void passed(pid_t thread);
@@ -99,7 +102,8 @@ class CpuAgent final : private Residence<OneThread> {
   /// In a forked child, which has neither the thread nor the views: the parent's descriptors are
   /// closed. Of this object only the end may follow.
   void forked() noexcept;
-  /// Faults are served no more. A touch of a page that the CPU does not have is a SIGSEGV then.
+  /// Faults are served no more. What the CPU has is published. A touch of another page is a SIGSEGV
+  /// then.
   void stop() noexcept;
 
   const CpuCounters& counters() const { return counters_; }
@@ -171,6 +175,7 @@ class CpuAgent final : private Residence<OneThread> {
   void takeFaults();
   void obey(Command& command);
   void leave(Region& region);
+  void closeAll();
   Place placeOf(uint64_t address) const;
   Place placeOf(directory::ExtentId extent) const;
   void fault(const UserFault& fault);

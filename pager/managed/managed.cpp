@@ -213,14 +213,15 @@ void Managed::bringHome(uint64_t until_ns, Lock& lock) {
   lock.unlock();
   for (const auto& [first, count] : runs) cpu_->want(first, count);
   lock.lock();
-  const auto isHome = [](const Region* region) {
-    return region == nullptr ||
-           std::all_of(region->extents.begin(), region->extents.end(), [](const auto& extent) {
-             return extent->state == ExtentState::kAbsent || extent->state == ExtentState::kFreeing;
-           });
+  // The pool has let go of a page before the CPU has heard that it is the CPU's.
+  const auto isAway = [&](directory::ExtentId first, uint32_t count) {
+    lock.unlock();
+    const uint32_t away = cpu_->awayOf(first, count);
+    lock.lock();
+    return away != 0;
   };
   for (const auto& [first, count] : runs)
-    while (!isHome(region_of_[first]) && nowNs() < until_ns && !state_.stopped)
+    while (isAway(first, count) && nowNs() < until_ns && !state_.stopped)
       state_.changed.wait_for(lock, std::chrono::milliseconds(1));
 }
 

@@ -813,6 +813,29 @@ TEST_CASE("after the end a touch of what others have is a SIGSEGV", "[managed]")
   CHECK_FALSE(rig.cpu->add(3, *rig.frames).ok());
 }
 
+TEST_CASE("what the CPU has got is there after the end, touched or not", "[managed]") {
+  constexpr uint32_t kPages = 12;
+  Rig rig(kPages);
+  for (uint32_t page = 0; page + 1 < kPages; ++page)
+    rig.gpu->run(page, [&](uint64_t* memory) { memory[9] = page + 100; });
+  // Two pages one after the other: the next one is the CPU's by then, and waits for a touch.
+  CHECK(rig.page(0)[9] == 100);
+  CHECK(rig.page(1)[9] == 101);
+  rig.cpu->want(0, kPages);
+  for (int i = 0; i < 1000 && rig.cpu->awayOf(0, kPages) != 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  CHECK(rig.cpu->awayOf(0, kPages) == 0);
+  rig.cpu->stop();
+  for (uint32_t page = 0; page + 1 < kPages; ++page) {
+    REQUIRE(signalOf(rig.frames->view(page)) == 0);
+    CHECK(rig.page(page)[9] == page + 100);
+    rig.page(page)[9] = 7;
+  }
+  REQUIRE(signalOf(rig.frames->view(kPages - 1)) == 0);
+  CHECK(rig.page(kPages - 1)[9] == 0);
+  rig.check();
+}
+
 TEST_CASE("frames that can't be had are an error", "[managed]") {
   Reserve reserve(4);
   rlimit before{};
