@@ -17,6 +17,7 @@ dpkg -i /test/before/*.deb >/tmp/dpkg.log 2>&1 || fail "not installed"
 for page in README.md CHANGELOG.md LICENSE SECURITY.md docs/howto/install.md; do
   [ -e "/usr/share/doc/olpager/$page" ] || fail "documents that others link to are missing: $page"
 done
+[ ! -e /usr/share/doc/olpager/stale ] || fail "what an earlier run has left is in a package"
 for package in olpager olpager-memserver olpager-simgpu; do
   [ -d "/usr/share/doc/$package/third-party" ] || fail "$package has no licences of the code that is inside"
 done
@@ -87,3 +88,17 @@ left=$(sed -n 's/^> //p' /tmp/files.log | tr '\n' ' ')
 ! getent passwd olmemserver olgpunode || fail "a user is left"
 ! getent group olpager || fail "the group is left"
 [ "$(stat -c '%U %a' /etc/olpager/memserver.key)" = "root 600" ] || fail "the key is not root's"
+
+# What somebody has made of the group and a user does not keep a package from going, also at a second try.
+dpkg -i /test/olpager_*.deb /test/olpager-memserver_*.deb >/tmp/dpkg.log 2>&1 || fail "not installed again"
+useradd --gid olpager bert
+setpriv --reuid=olmemserver --regid=olmemserver --clear-groups sleep 1000 &
+sleeper=$!
+until [ "$(stat -c %U /proc/$sleeper)" = olmemserver ]; do sleep 0.1; done
+for try in 1 2; do
+  dpkg --purge olpager-memserver olpager >/tmp/dpkg.log 2>&1 || fail "not removed"
+done
+kill $sleeper
+wait $sleeper || true
+userdel olmemserver
+userdel bert

@@ -62,6 +62,11 @@ def main():
         if not options.root:
             clean_system(root)
         if not options.dist:
+            # As a run leaves it that was ended: nothing of it is packed, and no step counts as done.
+            stale = options.sources / "debian/tmp/usr/share/doc/olpager/stale"
+            stale.parent.mkdir(parents=True, exist_ok=True)
+            stale.write_text("stale\n")
+            (options.sources / "debian/debhelper-build-stamp").touch()
             subprocess.run([options.sources / "tools/package"], check=True, stdin=subprocess.DEVNULL, timeout=3000)
         dist = options.dist or options.sources / "dist"
 

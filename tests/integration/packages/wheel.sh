@@ -29,6 +29,14 @@ except olpager.Refused as refused:
     assert "--vram" in str(refused), refused
 else:
     raise SystemExit("a budget of 7 bytes is taken")
+for gpunode in ("local", ["127.0.0.1:7071", "local"], "localhost:1"):
+    try:
+        olpager.environment(gpunode=gpunode, key=sys.argv[1])
+    except olpager.Refused as refused:
+        # A host whose name begins so is another one.
+        assert ("gpunode local ends" in str(refused)) == (gpunode != "localhost:1"), refused
+    else:
+        raise SystemExit(f"gpunode {gpunode} is taken")
 assert olpager.__version__ == sys.argv[3]
 PYTHON
 ann python /tmp/configured.py $key $bytes "$version" >/tmp/job.log 2>&1 || fail "olpager.configured failed"

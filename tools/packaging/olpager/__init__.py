@@ -42,7 +42,9 @@ def environment(**options):
     olrun checks them, and the machine, first. Raises Refused with its line. Flags (--check, --stats) are of a single run, and
     gpunode="local" is started for a single program: give these to olrun.
     """
-    if "local" in str(options.get("gpunode", "")):
+    gpunodes = options.get("gpunode", "")
+    gpunodes = gpunodes.split(",") if isinstance(gpunodes, str) else gpunodes
+    if "local" in [str(one).strip() for one in gpunodes]:
         raise Refused("gpunode local ends with the program that it was started for: olrun --gpunode local -- PROGRAM")
     command = [program("olrun"), *_arguments(options), "--", sys.executable, "-I", "-S", "-c", _TELL]
     told = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
