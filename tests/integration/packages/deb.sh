@@ -77,8 +77,19 @@ jobs_everywhere
 kill $memserver $gpunode $second
 wait $memserver $gpunode $second || true
 
-# Nothing is left but keys and settings that were written by hand.
-dpkg --purge olpager-memserver olpager-gpunode olpager-simgpu olpager >/tmp/dpkg.log 2>&1 || fail "not removed"
+# Nothing is left but keys and settings that were written by hand. Where systemd runs, it ends daemons first: one that notes what it is told.
+mkdir -p /run/systemd/system /tmp/told
+cat >/tmp/told/systemctl <<'SH'
+#!/bin/sh
+echo "$*" >>/tmp/told/words
+case $1 in disable | is-*) exec /usr/bin/systemctl --root=/ "$@" ;; esac
+SH
+chmod +x /tmp/told/systemctl
+PATH=/tmp/told:$PATH dpkg --purge olpager-memserver olpager-gpunode olpager-simgpu olpager >/tmp/dpkg.log 2>&1 || fail "not removed"
+for name in olmemserver olgpunode; do
+  grep -q "^stop $name.service$" /tmp/told/words || fail "$name is not ended: $(cat /tmp/told/words)"
+done
+rm -r /run/systemd/system
 rm -rf /home/ann/.cache/olpager
 files >/tmp/files.after
 diff /tmp/files.before /tmp/files.after >/tmp/files.log || true

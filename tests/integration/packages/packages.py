@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""The packages of tools/package, installed in a clean Debian 12 in namespaces of its own: deb.sh and wheel.sh beside this file are what
-happens in there.
+"""The packages of tools/package, installed in a clean Debian 12, and in a clean Debian 13, in namespaces of their own: deb.sh and wheel.sh
+beside this file are what happens in there. Ubuntu 24.04 lies between the two (glibc 2.36, 2.39, 2.41); what the files need of a system is
+looked at besides: symbols of glibc no newer than 2.34, and no packages but those that both have.
 
 packages.py --sources FOLDER --program SAXPY --scripts FOLDER [--dist FOLDER] [--root FOLDER]
 
@@ -11,12 +12,17 @@ import argparse
 import glob
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 
 SKIPPED = 77
+SUITES = ("bookworm", "trixie")
+OLDEST_GLIBC = (2, 34)
+# What packages here may depend on: it is in Debian 12 and 13 and in Ubuntu 24.04.
+GRANTED = {"libc6", "libtbb12", "systemd", "systemd-standalone-sysusers", "systemd-sysusers", "olpager"}
 # A clean system is what each Debian has, what the packages depend on, and what a venv takes.
 INCLUDED = "libtbb12,systemd,python3-venv"
 
@@ -26,15 +32,41 @@ def skip(why):
     raise SystemExit(SKIPPED)
 
 
-def clean_system(root):
-    if shutil.which("mmdebstrap") is None:
-        skip("mmdebstrap is missing: apt-get install mmdebstrap")
-    sources = [path for path in ["/etc/apt/sources.list", *glob.glob("/etc/apt/sources.list.d/*.list"), *glob.glob("/etc/apt/sources.list.d/*.sources")]
-               if os.path.exists(path)]
-    made = subprocess.run(["mmdebstrap", "--variant=apt", "--mode=root", f"--include={INCLUDED}", "bookworm", root, *sources],
+def sources(suite):
+    """Of this machine; of another suite than its own Debian's archive alone."""
+    paths = [path for path in ["/etc/apt/sources.list", *glob.glob("/etc/apt/sources.list.d/*.list"), *glob.glob("/etc/apt/sources.list.d/*.sources")]
+             if os.path.exists(path)]
+    if suite == "bookworm":
+        return paths
+    mirrors = [found for path in paths for found in re.findall(r"https?://\S+/debian\b(?=/?\s)", pathlib.Path(path).read_text())]
+    return [f"deb {mirrors[0] if mirrors else 'http://deb.debian.org/debian'} {suite} main"]
+
+
+def clean_system(root, suite):
+    """"", or why there is none."""
+    made = subprocess.run(["mmdebstrap", "--variant=apt", "--mode=root", f"--include={INCLUDED}", suite, root, *sources(suite)],
                           stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1800)
-    if made.returncode != 0:
-        skip("no clean Debian 12 could be made: " + made.stderr.strip().splitlines()[-1])
+    return "" if made.returncode == 0 else f"no clean Debian ({suite}) could be made: " + made.stderr.strip().splitlines()[-1]
+
+
+def needs(packages, scratch):
+    """What the packages take for granted of a system."""
+    newest, others = (0, 0), set()
+    for path in packages:
+        depends = subprocess.run(["dpkg-deb", "-f", path, "Depends"], check=True, capture_output=True, text=True, timeout=60).stdout
+        others |= {re.split(r"[ (:]", one.strip())[0] for group in depends.split(",") for one in group.split("|") if one.strip()}
+        unpacked = scratch / path.name
+        subprocess.run(["dpkg-deb", "-x", path, unpacked], check=True, timeout=300)
+        for file in unpacked.rglob("*"):
+            if file.is_symlink() or not file.is_file() or file.open("rb").read(4) != b"\x7fELF":
+                continue
+            symbols = subprocess.run(["objdump", "-T", file], check=True, capture_output=True, text=True, timeout=60).stdout
+            of_glibc = [tuple(map(int, one.split("."))) for one in re.findall(r"\bGLIBC_(2\.[0-9.]+)\b", symbols)]
+            newest = max([newest, *of_glibc])
+        shutil.rmtree(unpacked)
+    assert newest <= OLDEST_GLIBC, f"symbols of glibc {newest} are needed"
+    assert others and others <= GRANTED, f"packages are needed that are not everywhere: {others - GRANTED}"
+    print(f"needed: glibc {'.'.join(map(str, newest))}; {', '.join(sorted(others))}", flush=True)
 
 
 def before(package, folder):
@@ -48,6 +80,32 @@ def before(package, folder):
     return version
 
 
+def tried(root, packages, dist, options):
+    """0: all went well in the system `root`."""
+    inside = root / "test"
+    (inside / "before").mkdir(parents=True, exist_ok=True)
+    for path in packages:
+        version = before(path, inside / "before")
+        shutil.copy(path, inside)
+    (wheel,) = dist.glob("*.whl")
+    assert wheel.name == f"olpager-{version}-py3-none-manylinux_2_34_x86_64.whl", wheel
+    shutil.copy(wheel, inside)
+    shutil.copy(options.program, inside / "saxpy")
+    for script in ("deb.sh", "wheel.sh", "common.sh"):
+        shutil.copy(options.scripts / script, inside)
+    # Processes, network and mounts of its own: all of it ends with the script.
+    enter = ('mount --bind "$1" "$1" && mount -t proc proc "$1/proc" && mount -t tmpfs tmpfs "$1/dev/shm" && mount -t tmpfs tmpfs "$1/run" && '
+             'ip link set lo up && exec chroot "$1" /bin/sh "/test/$2" "$3"')
+    system = (root / "etc/debian_version").read_text().strip()
+    failed = 0
+    for script in ("deb.sh", "wheel.sh"):
+        done = subprocess.run(["unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "sh", "-c", enter, "sh", root, script, version],
+                              stdin=subprocess.DEVNULL, timeout=1200, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"})
+        print(f"Debian {system}, {script}: {'passed' if done.returncode == 0 else 'failed'}", flush=True)
+        failed |= done.returncode
+    return 1 if failed else 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("--sources", "--program", "--scripts", "--dist", "--root"):
@@ -56,11 +114,21 @@ def main():
     if os.geteuid() != 0:
         skip("a system in a folder of one's own takes root")
 
+    if shutil.which("mmdebstrap") is None and not options.root:
+        skip("mmdebstrap is missing: apt-get install mmdebstrap")
+
     # Not below /tmp where that is memory.
     with tempfile.TemporaryDirectory(dir="/var/tmp") as scratch:
-        root = options.root or pathlib.Path(scratch, "root")
-        if not options.root:
-            clean_system(root)
+        scratch = pathlib.Path(scratch)
+        roots = [options.root] if options.root else []
+        for suite in [] if options.root else SUITES:
+            root = scratch / suite
+            if not (why := clean_system(root, suite)):
+                roots.append(root)
+            elif suite == SUITES[0]:
+                skip(why)
+            else:
+                print(f"not tried: {why}", flush=True)
         if not options.dist:
             # As a run leaves it that was ended: nothing of it is packed, and no step counts as done.
             stale = options.sources / "debian/tmp/usr/share/doc/olpager/stale"
@@ -69,30 +137,10 @@ def main():
             (options.sources / "debian/debhelper-build-stamp").touch()
             subprocess.run([options.sources / "tools/package"], check=True, stdin=subprocess.DEVNULL, timeout=3000)
         dist = options.dist or options.sources / "dist"
-
-        inside = root / "test"
-        (inside / "before").mkdir(parents=True, exist_ok=True)
         packages = sorted(dist.glob("*.deb"))
         assert [path.name.split("_")[0] for path in packages] == ["olpager-gpunode", "olpager-memserver", "olpager-simgpu", "olpager"], packages
-        for path in packages:
-            version = before(path, inside / "before")
-            shutil.copy(path, inside)
-        (wheel,) = dist.glob("*.whl")
-        assert wheel.name == f"olpager-{version}-py3-none-manylinux_2_34_x86_64.whl", wheel
-        shutil.copy(wheel, inside)
-        shutil.copy(options.program, inside / "saxpy")
-        for script in ("deb.sh", "wheel.sh", "common.sh"):
-            shutil.copy(options.scripts / script, inside)
-        # Processes, network and mounts of its own: all of it ends with the script.
-        enter = ('mount --bind "$1" "$1" && mount -t proc proc "$1/proc" && mount -t tmpfs tmpfs "$1/dev/shm" && mount -t tmpfs tmpfs "$1/run" && '
-                 'ip link set lo up && exec chroot "$1" /bin/sh "/test/$2" "$3"')
-        failed = 0
-        for script in ("deb.sh", "wheel.sh"):
-            done = subprocess.run(["unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "sh", "-c", enter, "sh", root, script, version],
-                                  stdin=subprocess.DEVNULL, timeout=1200, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"})
-            print(f"{script}: {'passed' if done.returncode == 0 else 'failed'}", flush=True)
-            failed |= done.returncode
-        return 1 if failed else 0
+        needs(packages, scratch)
+        return max(tried(root, packages, dist, options) for root in roots)
 
 
 if __name__ == "__main__":
