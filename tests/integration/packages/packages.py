@@ -24,7 +24,7 @@ OLDEST_GLIBC = (2, 34)
 # What packages here may depend on: it is in Debian 12 and 13 and in Ubuntu 24.04.
 GRANTED = {"libc6", "libtbb12", "systemd", "systemd-standalone-sysusers", "systemd-sysusers", "olpager"}
 # A clean system is what each Debian has, what the packages depend on, and what a venv takes.
-INCLUDED = "libtbb12,systemd,python3-venv"
+INCLUDED = "libtbb12,passwd,systemd,python3-venv"
 
 
 def skip(why):
