@@ -201,7 +201,26 @@ std::string CommandLine::mismatched(const std::string& told) const {
   return told;
 }
 
-// One function for both shells: zsh has bash's way of completing words, and of programs' names.
+// For zsh: the body of the function that its completion finds by the first line.
+static std::string zshCompletion(const std::string& name, const std::string& words,
+                                 const std::string& of_commands, const std::string& files,
+                                 const std::string& values) {
+  std::string out = base::format(
+      "#compdef {0}\n# Made by {0} --completion zsh.\nlocal -i at\nlocal -a known=({1} )\n"
+      "for ((at = 2; at < CURRENT; at++)); do\n  case $words[at] in\n",
+      name, words);
+  // What follows is the program's that is to be run.
+  out += "    --) shift $at words; ((CURRENT -= at)); _normal; return ;;\n" + of_commands +
+         "  esac\ndone\n";
+  if (!files.empty() || !values.empty()) {
+    out += "case $words[CURRENT-1] in\n";
+    if (!files.empty()) out += base::format("  {}) _files; return ;;\n", files);
+    if (!values.empty()) out += base::format("  {}) return 1 ;;\n", values);
+    out += "esac\n";
+  }
+  return out + "compadd -a known\n";
+}
+
 std::string CommandLine::completion(const std::string& shell) const {
   const std::string& name = app_.get_name();
   const auto words = [](const CLI::App& app) {
@@ -220,16 +239,18 @@ std::string CommandLine::completion(const std::string& shell) const {
         kind += (kind.empty() ? "--" : "|--") + one;
     }
   };
+  const bool zsh = shell == "zsh";
   std::string commands, of_commands;
   sort(app_);
   for (const CLI::App* command : app_.get_subcommands([](const CLI::App*) { return true; })) {
     sort(*command);
     commands += " " + command->get_name();
-    of_commands += base::format("      {}) words='{}' ;;\n", command->get_name(), words(*command));
+    of_commands +=
+        zsh ? base::format("    {}) known=({} ) ;;\n", command->get_name(), words(*command))
+            : base::format("      {}) words='{}' ;;\n", command->get_name(), words(*command));
   }
-  std::string out = base::format("# Made by {} --completion {}.\n", name, shell);
-  if (shell == "zsh")
-    out = base::format("#compdef {}\n{}autoload -U +X bashcompinit && bashcompinit\n", name, out);
+  if (zsh) return zshCompletion(name, words(app_) + commands, of_commands, files, values);
+  std::string out = base::format("# Made by {} --completion bash.\n", name);
   out += base::format(
       "_{}() {{\n  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} "
       "each words='{}{}'\n",

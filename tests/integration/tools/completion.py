@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""What --completion makes for bash: every option of --help is completed, commands and their options too, files where an option takes one.
+"""What --completion makes for bash, and for zsh where it is installed: every option of --help is completed, commands and their options too, files where an option takes one.
 
 completion.py PROGRAM [COMMAND]
 """
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,5 +47,32 @@ with tempfile.TemporaryDirectory() as folder:
         # The program's own words are not olrun's.
         assert completed("--", folder + "/th") == {there}
         assert completed("--check", "--st") == {"--stats"}, "a flag takes nothing"
+
 zsh = run(program, "--completion", "zsh")
-assert zsh.startswith(f"#compdef {name}\n") and f"complete -o filenames -F _{name} {name}" in zsh
+assert zsh.startswith(f"#compdef {name}\n"), zsh
+if shutil.which("zsh") is None:
+    print("not tried: zsh is not installed (tools/setup --test)")
+    sys.exit()
+
+
+def of_zsh(*words):
+    """What its completion is given, by functions that say what they are called with."""
+    asked = """functions[made]=$1; shift; words=("$@"); CURRENT=$#
+compadd() { [[ $1 = -a ]] && print -rl -- ${(P)2} }
+_files() { print FILES }
+_normal() { print -rl -- PROGRAM $CURRENT $words }
+made"""
+    done = subprocess.run(["zsh", "-f", "-c", asked, "zsh", zsh, name, *words], capture_output=True, text=True, timeout=LONG, stdin=subprocess.DEVNULL)
+    assert not done.stderr, done.stderr
+    return done.stdout.split()
+
+
+assert set(of_zsh("")) >= options() | set(command), of_zsh("")
+for one in command:
+    assert set(of_zsh(one, "")) >= options(one), of_zsh(one, "")
+for option in files:
+    assert of_zsh(*command[:1], option, "th") == ["FILES"], option
+if name == "olrun":
+    assert of_zsh("--vram", "") == [], of_zsh("--vram", "")
+    assert of_zsh("--vram", "8GiB", "--", "python3", "ge") == ["PROGRAM", "2", "python3", "ge"]
+    assert "--stats" in of_zsh("--check", "--st"), "a flag takes nothing"
