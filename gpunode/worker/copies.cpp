@@ -2,6 +2,11 @@
 // answer.
 #include "forwarding/wire/copies.h"
 
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <vector>
+
 #include "gpunode/worker/block_ranges.h"
 #include "gpunode/worker/bulk_copies.h"
 #include "gpunode/worker/owed.h"
@@ -26,8 +31,7 @@ struct Place {
 Place placeOf(Invocation& in, const CopyHead& head) {
   Place place;
   place.stream = in.streamOf(head.stream, head.per_thread != 0);
-  place.legacy =
-      head.in_order == 0 && place.stream == nullptr && !in.worker().streamsWaitForClient();
+  place.legacy = head.in_order == 0 && place.stream == nullptr && in.worker().driverMayWait();
   return place;
 }
 
@@ -160,6 +164,199 @@ bool readHead(Invocation& in, CopyHead* head) {
   return true;
 }
 
+// Between the client's side and the device, by one call of the driver. A box is as its side says.
+CUresult callIn(Invocation& in, CopyHead& head, const Place& place, const std::byte* from) {
+  const api::DriverTable& driver = in.driver();
+  if (head.shape != CopyShape::kLinear)
+    return settleBox(in, head.box, const_cast<std::byte*>(from)) ? copyBox(in, head, place)
+                                                                 : CUDA_ERROR_INVALID_VALUE;
+  if (head.array != 0) {
+    const auto array = in.translated<CUarray>(head.device);
+    if (!in.ok()) return in.refusal();
+    return place.legacy
+               ? driver.cuMemcpyHtoA_v2(array, head.offset, from, head.bytes)
+               : driver.cuMemcpyHtoAAsync_v2(array, head.offset, from, head.bytes, place.stream);
+  }
+  return place.legacy ? driver.cuMemcpyHtoD_v2(head.device, from, head.bytes)
+                      : driver.cuMemcpyHtoDAsync_v2(head.device, from, head.bytes, place.stream);
+}
+
+CUresult callOut(Invocation& in, CopyHead& head, const Place& place, std::byte* into) {
+  const api::DriverTable& driver = in.driver();
+  if (head.shape != CopyShape::kLinear)
+    return settleBox(in, head.box, into) ? copyBox(in, head, place) : CUDA_ERROR_INVALID_VALUE;
+  if (head.array != 0) {
+    const auto array = in.translated<CUarray>(head.device);
+    if (!in.ok()) return in.refusal();
+    return place.legacy
+               ? driver.cuMemcpyAtoH_v2(into, array, head.offset, head.bytes)
+               : driver.cuMemcpyAtoHAsync_v2(into, array, head.offset, head.bytes, place.stream);
+  }
+  return place.legacy ? driver.cuMemcpyDtoH_v2(into, head.device, head.bytes)
+                      : driver.cuMemcpyDtoHAsync_v2(into, head.device, head.bytes, place.stream);
+}
+
+// A copy whose host side travels, cut into parts that fit a pinned piece each. What of it lies in a
+// part is packed there.
+class Parts {
+ public:
+  explicit Parts(const CopyHead& head) : whole_(head) {}
+  /// The first one, or the next; false: there is no more.
+  bool next() {
+    at_ += part_.bytes;
+    if (at_ >= whole_.bytes) return false;
+    part_ = whole_;
+    if (whole_.shape == CopyShape::kLinear) {
+      part_.bytes = std::min(whole_.bytes - at_, Staging::kPieceBytes);
+      (whole_.array != 0 ? part_.offset : part_.device) += at_;
+    } else {
+      cutBox();
+    }
+    return true;
+  }
+  CopyHead& head() { return part_; }
+  uint64_t at() const { return at_; }
+  uint64_t bytes() const { return part_.bytes; }
+
+ private:
+  // Whole layers, else rows of one, else a part of a row.
+  void cutBox() {
+    const CUDA_MEMCPY3D& whole = whole_.box;
+    CUDA_MEMCPY3D& box = part_.box;
+    const uint64_t x = at_ % whole.WidthInBytes, rows = at_ / whole.WidthInBytes;
+    const uint64_t y = rows % whole.Height, z = rows / whole.Height;
+    const uint64_t most = Staging::kPieceBytes / whole.WidthInBytes;  // rows
+    box.Height = box.Depth = 1;
+    if (most == 0) {
+      box.WidthInBytes = std::min(whole.WidthInBytes - x, Staging::kPieceBytes);
+    } else if (y == 0 && most >= whole.Height) {
+      box.Height = whole.Height;
+      box.Depth = std::min(whole.Depth - z, most / whole.Height);
+    } else {
+      box.Height = std::min(whole.Height - y, most);
+    }
+    part_.bytes = box.WidthInBytes * box.Height * box.Depth;
+    if (box.srcMemoryType == CU_MEMORYTYPE_HOST) {
+      box.srcPitch = box.WidthInBytes, box.srcHeight = box.Height;
+      box.dstXInBytes += x, box.dstY += y, box.dstZ += z;
+    } else {
+      box.dstPitch = box.WidthInBytes, box.dstHeight = box.Height;
+      box.srcXInBytes += x, box.srcY += y, box.srcZ += z;
+    }
+  }
+
+  const CopyHead whole_;
+  CopyHead part_{};
+  uint64_t at_ = 0;
+};
+
+// What of the device the copy uses by several calls. Not more than it uses but for gaps in a box.
+void tellUses(Invocation& in, const CopyHead& head) {
+  if (head.shape == CopyShape::kLinear) {
+    if (head.array == 0) in.worker().agent().uses(head.device, head.bytes);
+    return;
+  }
+  const CUDA_MEMCPY3D& box = head.box;
+  const bool into = box.dstMemoryType == CU_MEMORYTYPE_DEVICE;
+  if (!into && box.srcMemoryType != CU_MEMORYTYPE_DEVICE) return;
+  const uint64_t pitch = into ? box.dstPitch : box.srcPitch;
+  const uint64_t layer = pitch * (into ? box.dstHeight : box.srcHeight);
+  const uint64_t first =
+      into ? box.dstDevice + box.dstZ * layer + box.dstY * pitch + box.dstXInBytes
+           : box.srcDevice + box.srcZ * layer + box.srcY * pitch + box.srcXInBytes;
+  in.worker().agent().uses(first,
+                           (box.Depth - 1) * layer + (box.Height - 1) * pitch + box.WidthInBytes);
+}
+
+// Copies to the device of so many bytes the driver takes to its own memory before it returns, and
+// waits for nobody: what is in order needs no piece, which it would have until the stream is there.
+constexpr uint64_t kDriverTakes = 64 << 10;
+
+CUresult inByPieces(Invocation& in, const CopyHead& head, const Place& place,
+                    std::span<const std::byte> bytes) {
+  const api::DriverTable& driver = in.driver();
+  Staging& staging = in.worker().staging();
+  const uint64_t context = in.enterContextOf(place.stream);
+  tellUses(in, head);
+  std::vector<Staging::Piece*> with_driver;  // of a copy whose caller waits
+  CUresult result = CUDA_SUCCESS;
+  for (Parts parts(head); result == CUDA_SUCCESS && parts.next();) {
+    Staging::Piece* const piece = staging.take(driver, context);
+    if (piece == nullptr) {
+      result = CUDA_ERROR_OUT_OF_MEMORY;
+      break;
+    }
+    std::memcpy(piece->bytes, bytes.data() + parts.at(), parts.bytes());
+    result = callIn(in, parts.head(), place, piece->bytes);
+    if (result != CUDA_SUCCESS) {
+      staging.give(piece);
+      break;
+    }
+    result = staging.mark(driver, piece, place.stream);
+    if (result != CUDA_SUCCESS) {
+      staging.leave(piece);
+    } else if (head.in_order != 0) {
+      staging.giveBehind(piece);
+    } else {
+      with_driver.push_back(piece);
+    }
+  }
+  if (head.in_order != 0) return result;
+  const CUresult done = driver.cuStreamSynchronize(place.stream);
+  for (Staging::Piece* const piece : with_driver)
+    done == CUDA_SUCCESS ? staging.give(piece) : staging.leave(piece);
+  return result != CUDA_SUCCESS ? result : done;
+}
+
+// To a caller that waits.
+CUresult outByPieces(Invocation& in, const CopyHead& head, const Place& place) {
+  const api::DriverTable& driver = in.driver();
+  Staging& staging = in.worker().staging();
+  const uint64_t context = in.enterContextOf(place.stream);
+  tellUses(in, head);
+  struct Written {
+    Staging::Piece* piece;
+    uint64_t at, bytes;
+  };
+  constexpr size_t kMost = 8;  // with the driver
+  std::deque<Written> with_driver;
+  std::vector<std::byte> all(head.bytes);
+  const auto take = [&] {
+    const Written part = with_driver.front();
+    with_driver.pop_front();
+    const CUresult done = driver.cuEventSynchronize(part.piece->event);
+    if (done == CUDA_SUCCESS) std::memcpy(all.data() + part.at, part.piece->bytes, part.bytes);
+    done == CUDA_SUCCESS ? staging.give(part.piece) : staging.leave(part.piece);
+    return done;
+  };
+  CUresult result = CUDA_SUCCESS;
+  for (Parts parts(head); result == CUDA_SUCCESS && parts.next();) {
+    if (with_driver.size() == kMost) result = take();
+    Staging::Piece* const piece = result == CUDA_SUCCESS ? staging.take(driver, context) : nullptr;
+    if (piece == nullptr) {
+      if (result == CUDA_SUCCESS) result = CUDA_ERROR_OUT_OF_MEMORY;
+      break;
+    }
+    result = callOut(in, parts.head(), place, piece->bytes);
+    if (result != CUDA_SUCCESS) {
+      staging.give(piece);
+      break;
+    }
+    result = staging.mark(driver, piece, place.stream);
+    if (result == CUDA_SUCCESS) {
+      with_driver.push_back({piece, parts.at(), parts.bytes()});
+    } else {
+      staging.leave(piece);
+    }
+  }
+  while (!with_driver.empty()) {
+    const CUresult done = take();
+    if (result == CUDA_SUCCESS) result = done;
+  }
+  if (result == CUDA_SUCCESS) in.results().bytes = std::move(all);
+  return result;
+}
+
 }  // namespace
 
 CUresult copyIn(Invocation& in) {
@@ -181,35 +378,21 @@ CUresult copyIn(Invocation& in) {
   const Place place = placeOf(in, head);
   if (!in.ok()) return in.refusal();
   if (near == nullptr && captures(in, head, place)) return CUDA_ERROR_NOT_SUPPORTED;
-  const api::DriverTable& driver = in.driver();
-  CUresult result = CUDA_SUCCESS;
-  if (head.shape != CopyShape::kLinear) {
-    if (!fits(head, true)) {
-      in.arguments().fail();
-      return in.refusal();
-    }
-    if (!settleBox(in, head.box, const_cast<std::byte*>(bytes.data())))
-      return CUDA_ERROR_INVALID_VALUE;
-    result = copyBox(in, head, place);
-  } else if (head.array != 0) {
-    const auto array = in.translated<CUarray>(head.device);
-    if (!in.ok()) return in.refusal();
-    result = place.legacy ? driver.cuMemcpyHtoA_v2(array, head.offset, bytes.data(), head.bytes)
-                          : driver.cuMemcpyHtoAAsync_v2(array, head.offset, bytes.data(),
-                                                        head.bytes, place.stream);
-  } else {
-    result = place.legacy
-                 ? driver.cuMemcpyHtoD_v2(head.device, bytes.data(), head.bytes)
-                 : driver.cuMemcpyHtoDAsync_v2(head.device, bytes.data(), head.bytes, place.stream);
+  if (head.shape != CopyShape::kLinear && !fits(head, true)) {
+    in.arguments().fail();
+    return in.refusal();
   }
-  return waitFor(in, head, place, result);
+  if (near == nullptr && !place.legacy && !in.worker().driverMayWait() &&
+      (head.in_order == 0 || head.bytes > kDriverTakes))
+    return inByPieces(in, head, place, bytes);
+  return waitFor(in, head, place, callIn(in, head, place, bytes.data()));
 }
 
 namespace {
 
-// Where a copy's bytes are between the GPU and the client. Where nobody waits for the copy, or its
-// stream may wait for the client, they are in pinned memory: a driver that copies to other memory
-// waits for the stream, and answers nobody meanwhile. A box of more than a piece is not.
+// Where a copy's bytes are between the GPU and the client. Where nobody waits for the copy they are
+// in pinned memory: a driver that copies to other memory waits for the stream, and answers nobody
+// meanwhile.
 class Between {
   static_assert(forward::kLaterBoxBytes <= Staging::kPieceBytes &&
                 forward::kBulkBytes <= Staging::kPieceBytes);
@@ -217,7 +400,7 @@ class Between {
  public:
   Between(Invocation& in, const CopyHead& head, const Place& place)
       : worker_(in.worker()), number_(head.number), length_(head.bytes) {
-    if ((number_ != 0 || worker_.streamsWaitForClient()) && length_ <= Staging::kPieceBytes)
+    if (number_ != 0 && length_ <= Staging::kPieceBytes)
       piece_ = worker_.staging().take(in.driver(), in.enterContextOf(place.stream));
     if (piece_ == nullptr) bytes_.resize(length_);
   }
@@ -276,27 +459,14 @@ CUresult copyOut(Invocation& in) {
   std::byte* const near = nearOf(in, head);
   if (!in.ok()) return in.refusal();
   if (near == nullptr && captures(in, head, place)) return CUDA_ERROR_NOT_SUPPORTED;
-  auto between = near == nullptr ? std::make_unique<Between>(in, head, place) : nullptr;
-  std::byte* const into = near != nullptr ? near : between->data();
-  CUresult result = CUDA_SUCCESS;
-  if (head.shape != CopyShape::kLinear) {
-    if (!fits(head, false)) {
-      in.arguments().fail();
-      return in.refusal();
-    }
-    if (!settleBox(in, head.box, into)) return CUDA_ERROR_INVALID_VALUE;
-    result = copyBox(in, head, place);
-  } else if (head.array != 0) {
-    const auto array = in.translated<CUarray>(head.device);
-    if (!in.ok()) return in.refusal();
-    result = place.legacy
-                 ? driver.cuMemcpyAtoH_v2(into, array, head.offset, head.bytes)
-                 : driver.cuMemcpyAtoHAsync_v2(into, array, head.offset, head.bytes, place.stream);
-  } else {
-    result = place.legacy
-                 ? driver.cuMemcpyDtoH_v2(into, head.device, head.bytes)
-                 : driver.cuMemcpyDtoHAsync_v2(into, head.device, head.bytes, place.stream);
+  if (head.shape != CopyShape::kLinear && !fits(head, false)) {
+    in.arguments().fail();
+    return in.refusal();
   }
+  if (near == nullptr && head.number == 0 && !place.legacy && !in.worker().driverMayWait())
+    return outByPieces(in, head, place);
+  auto between = near == nullptr ? std::make_unique<Between>(in, head, place) : nullptr;
+  CUresult result = callOut(in, head, place, near != nullptr ? near : between->data());
   if (near != nullptr) return waitFor(in, head, place, result);
   if (head.number != 0) {
     if (result != CUDA_SUCCESS) return result;

@@ -92,14 +92,14 @@ struct Function {
 void called(void* data, CUresult status) {
   std::unique_ptr<const Function> function(static_cast<const Function*>(data));
   ClientFunctions& functions = function->worker->clientFunctions();
-  if (function->again) {
-    functions.comes();
-    // What its graph has changed so far is there for it.
-    function->worker->exchange().payNow();
-  }
+  // What its graph has changed so far is there for it.
+  if (function->again) function->worker->exchange().payNow();
   functions.call(function->number, status);
-  functions.over();
-  if (function->again) (void)function.release();
+  if (function->again) {
+    (void)function.release();
+  } else {
+    functions.over();
+  }
 }
 void CUDA_CB callFunction(void* data) { called(data, CUDA_SUCCESS); }
 // The driver does not call a host function behind a fault, and nobody would tell: a callback is in
@@ -128,7 +128,11 @@ CUresult hostFunction(Invocation& in) {
       std::make_unique<Function>(Function{&in.worker(), number, isCapturing(in, stream)});
   const bool again = function->again;
   ClientFunctions& functions = in.worker().clientFunctions();
-  if (!again) functions.comes();
+  if (again) {
+    functions.inGraphs();
+  } else {
+    functions.comes();
+  }
   const CUresult result =
       again && !with_status
           ? in.driver().cuLaunchHostFunc(stream, callFunction, function.get())
@@ -258,6 +262,7 @@ CUresult hostChanges(Invocation& in) {
 
 CUhostFn clientFunction() { return callFunction; }
 void* clientFunctionData(Worker& worker, uint32_t number) {
+  worker.clientFunctions().inGraphs();
   return new Function{&worker, number, true};
 }
 uint32_t clientFunctionNumber(const void* data) {

@@ -21,6 +21,7 @@ namespace {
 void awaitFunctions(Invocation& in, CUfunction function) {
   if (!in.worker().streamsWaitForClient() || in.driver().cuFuncLoad == nullptr) return;
   Lead::waitsForMemory();
+  in.worker().clientFunctions().awaitGraphs();
   (void)in.driver().cuFuncLoad(function);  // waits first (interpose/local/modules.h)
 }
 

@@ -59,7 +59,7 @@ uint64_t contextThatEnds(const CallHead& head, forward::Reader arguments, unsign
 
 Worker::Worker(const WorkerOptions& options)
     : options_(options), handles_(options.slot), resources_(options.slot) {
-  staging_.askBeforeWaits([this] { return !streamsWaitForClient(); });
+  staging_.askBeforeWaits([this] { return driverMayWait(); });
 }
 
 Status Worker::start() {
@@ -236,13 +236,18 @@ void Worker::make(const std::vector<std::byte>& record) {
   }
   CUresult result = CUDA_SUCCESS;
   t_answered = false;
+  const CalledWith with = operation ? CalledWith{} : calledWith(head.function);
+  const auto call = [&] {
+    const auto make = [&] { return served(service, in); };
+    return with.launches_graph ? client_functions_.launchGraph(in, with, reader, make) : make();
+  };
   const auto serve = [&] {
     setCurrent(handleFrom<CUcontext>(context));
     if (!is_aged) {
-      result = served(service, in);
+      result = call();
     } else if (agent_.awaitRegions(aged.regions)) {
       const Agent::Making making(agent_, aged);
-      result = served(service, in);
+      result = call();
     } else {
       result = CUDA_ERROR_DEINITIALIZED;
     }
@@ -345,6 +350,7 @@ void Worker::contextGone(uint64_t context, CUcontext known_as) {
   exchange_.contextGone(known_as);
   g_contexts_gone.fetch_add(1);
   staging_.contextGone(context);
+  client_functions_.contextGone(context);
   gates_.contextGone(context);
   peers_.contextGone(context);
   thread_streams_.contextGone(context);

@@ -126,7 +126,11 @@ class Worker {
   ClientFunctions& clientFunctions() { return client_functions_; }
   /// Whether a stream waits, or will wait, for the client, which may wait for another call
   /// (client_functions.h).
-  bool streamsWaitForClient() const { return client_functions_.areAhead() || gates_.closed() != 0; }
+  bool streamsWaitForClient() { return client_functions_.areAhead() || gates_.closed() != 0; }
+  /// Whether a call of the driver may wait for a stream and let no other one be answered meanwhile.
+  /// Never for an executor of a unified view: a host function that comes into that stream at any
+  /// moment may touch managed memory, which takes other calls.
+  bool driverMayWait() { return !agent_.started() && !streamsWaitForClient(); }
 
   /// Makes one call: the leader's part.
   void make(const std::vector<std::byte>& record);

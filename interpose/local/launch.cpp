@@ -87,6 +87,13 @@ const ParamLayout* layoutOf(CUfunction function, CUcontext context) {
 
 }  // namespace
 
+void kernelIsAsked(CUfunction function) {
+  const pager::Pool* const running = pool();
+  if (running == nullptr || !running->heedsHostFunctions()) return;
+  if (const CUcontext context = currentContext(); context != nullptr)
+    (void)layoutOf(function, context);
+}
+
 void addKernel(pager::Access& access, CUfunction function, CUcontext context,
                void* const* parameters, void* const* extra) {
   access.setFunction(function);

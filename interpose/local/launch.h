@@ -1,4 +1,4 @@
-// What a kernel launch names. Used by launches and by graph nodes.
+// What a kernel launch names, and a kernel's code. Used by launches, graph nodes and questions.
 #pragma once
 
 #include <cuda.h>
@@ -12,5 +12,9 @@ namespace olpager::local {
 /// `extra` gives. Thread-safe; wait-free for a kernel that was launched before in `context`.
 void addKernel(pager::Access& access, CUfunction function, CUcontext context,
                void* const* parameters, void* const* extra);
+
+/// The driver is about to be asked something of `function` (as above) in the current context: where
+/// work that runs may wait for a touch of managed memory, its code is loaded now as for a launch.
+void kernelIsAsked(CUfunction function);
 
 }  // namespace olpager::local

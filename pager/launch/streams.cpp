@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "pager/clock.h"
+#include "pager/launch/access.h"
 #include "pager/pool_state.h"
 
 namespace olpager::pager {
@@ -164,8 +165,13 @@ void Streams::awaitHostFunctionsIn(CUcontext context) {
   Lock lock(state.mutex);
   const HostFunctions& functions = state.host_functions;
   const uint64_t upto = functions.last();
-  while (functions.mayTouch(context, upto, nowNs()) && !state.stopped)
-    state.changed.wait_for(lock, std::chrono::milliseconds(100));
+  const auto waits = [&] { return functions.mayTouch(context, upto, nowNs()) && !state.stopped; };
+  if (!waits()) return;
+  // A touch may be a call of the same session.
+  lock.unlock();
+  tellOfWait();
+  lock.lock();
+  while (waits()) state.changed.wait_for(lock, std::chrono::milliseconds(100));
 }
 
 void Streams::markManaged(const StreamKey& stream) {
