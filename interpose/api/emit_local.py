@@ -166,6 +166,19 @@ def _wrapper(symbol):
     for parameter in form.parameters:
         if parameter.get("word"):
             adds += f" access.addHostSource(&{parameter.name}, sizeof {parameter.name}, true);"
+    waits = ""  # of a copy: whether it waits inside the driver
+    if symbol.name.startswith("cuMemcpy"):
+        sync = "false" if stream else "true"
+        waits = " || ".join(f"copyWaits(pool, {address(p)}, bounded({a.bracket.cpp()}), "
+                            f"{'true' if a.word == 'read' else 'false'}, {sync})" for p, a in direct)
+        if extracted:
+            calls = " ".join(sink_call(a) for _, a in extracted)
+            find = f"Waiting sink(pool, {sync}); {calls} return sink.found()"
+            waits = f"if ({waits}) return true; {find}" if waits else find
+        else:
+            waits = f"return {waits}"
+    else:
+        waits = "return false"
     if extracted:
         calls = " ".join(sink_call(a) for _, a in extracted)
         find = f"Touching sink(pool); {calls} return sink.found()"
@@ -173,6 +186,7 @@ def _wrapper(symbol):
         adds += f" Adding sink(access, pool); {calls}"
     else:
         touches = f"return {touches}"
+    out += f"      [&]([[maybe_unused]] const Pool& pool) {{ {waits}; }},\n"
     out += f"      [&](const Pool& pool) {{ {touches}; }},\n"
     out += f"      [&] {{ return {key}; }},\n"
     out += f"      [&](Access& access, [[maybe_unused]] const Pool& pool) {{{adds} }}{',' if names else ''}\n"
@@ -257,24 +271,51 @@ static_assert(static_cast<int>(Mode::kRead) == static_cast<int>(extract::Use::kR
               static_cast<int>(Mode::kWrite) == static_cast<int>(extract::Use::kWrite) &&
               static_cast<int>(Mode::kReadWrite) == static_cast<int>(extract::Use::kReadWrite));
 
-/// The driver may wait for what is before a copy in its stream, with a lock held that paging needs. A host function there may
-/// touch managed memory, which has to be paged for it.
-template <typename Key>
-void awaitFunctions(Pool& pool, Key key) {{
+/// Whether a copy waits inside the driver for what is before it in its stream: one side is host memory, which the copy has been
+/// done with when the call returns.
+bool copyWaits(const Pool& pool, uint64_t address, uint64_t bytes, bool source, bool sync) {{
+  return !pool.contains(address) && waitsInDriver(address, bytes, source, sync);
+}}
+
+/// The same of an operation's ranges.
+class Waiting : public extract::RangeSink {{
+ public:
+  Waiting(const Pool& pool, bool sync) : pool_(pool), sync_(sync) {{}}
+  void add(uint64_t address, uint64_t bytes, extract::Use use) override {{
+    found_ = found_ || copyWaits(pool_, address, bounded(bytes), use == extract::Use::kRead, sync_);
+  }}
+  void addFrom(uint64_t) override {{}}
+  uint64_t arrayElementBytes(CUarray) override {{ return 1; }}
+  bool found() const {{ return found_; }}
+
+ private:
+  const Pool& pool_;
+  const bool sync_;
+  bool found_ = false;
+}};
+
+/// The driver may wait for what is before a copy in its stream, with a lock held that paging needs. What is there may wait for a
+/// touch of managed memory, which has to be paged for it: a host function, or a kernel for a thread. So the copy is made when
+/// nothing is left to wait for.
+template <typename Waits, typename Key>
+void awaitBefore(Pool& pool, Waits waits, Key key) {{
   if (!pool.hasManaged()) return;
-  if (const pager::StreamKey stream = key(); runsNow(stream)) pool.awaitHostFunctions(stream);
+  const pager::StreamKey stream = key();
+  if (!runsNow(stream)) return;
+  if (waits(pool)) awaitStream(stream);
+  pool.awaitHostFunctions(stream);
 }}
 
 /// The driver's function, with what `add` names in the range resident for as long as the operation needs it. `kWaits`: it has no
 /// stream, so that it returns when what it does with managed memory is done. The driver takes that for device memory.
-template <auto kFunction, bool kWaits, typename Touches, typename Key, typename Add, typename... Arguments>
-CUresult withRanges(const char* name, Touches touches, Key key, Add add, Arguments... arguments) {{
+template <auto kFunction, bool kWaits, typename Waits, typename Touches, typename Key, typename Add, typename... Arguments>
+CUresult withRanges(const char* name, Waits waits_before, Touches touches, Key key, Add add, Arguments... arguments) {{
   const Runtime& runtime = localRuntime();
   const auto call = runtime.driver->*kFunction;
   if (call == nullptr) return CUDA_ERROR_NOT_SUPPORTED;  // the driver is older than the function
   if (runtime.pool == nullptr) return call(arguments...);
   try {{
-    awaitFunctions(*runtime.pool, key);
+    awaitBefore(*runtime.pool, waits_before, key);
   }} catch (const std::exception& error) {{
     return failed(name, error);
   }}

@@ -10,6 +10,7 @@
 #include "interpose/local/foreign_maps.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/host_memory.h"
+#include "interpose/local/modules.h"
 #include "interpose/local/relief.h"
 #include "interpose/local/root.h"
 #include "pager/counters/counters.h"
@@ -146,9 +147,29 @@ OLPAGER_HOOK(cuMemHostAlloc)(void** out, size_t bytes, unsigned int flags) {
   return result;
 }
 
+namespace {
+
+// The driver waits for all that runs before it ends pinned memory, and answers no other call
+// meanwhile: host functions first, which may touch managed memory.
+class EndsPinned {
+ public:
+  EndsPinned() : waits_for_all_(awaitFunctions()) {}
+
+ private:
+  static CUcontext awaitFunctions() {
+    const CUcontext context = currentContext();
+    if (pool() != nullptr && context != nullptr) pool()->awaitHostFunctionsIn(context, true);
+    return context;
+  }
+  const LoadsCode waits_for_all_;
+};
+
+}  // namespace
+
 OLPAGER_HOOK(cuMemFreeHost)(void* address) {
   if (inRange(address)) return CUDA_ERROR_INVALID_VALUE;
   forgetHost(reinterpret_cast<uint64_t>(address));
+  const EndsPinned ends;
   return driver().cuMemFreeHost(address);
 }
 
@@ -171,6 +192,7 @@ OLPAGER_HOOK(cuMemHostRegister)(void* address, size_t bytes, unsigned int flags)
 OLPAGER_HOOK(cuMemHostUnregister)(void* address) {
   if (inRange(address)) return CUDA_ERROR_INVALID_VALUE;
   forgetHost(reinterpret_cast<uint64_t>(address));
+  const EndsPinned ends;
   return driver().cuMemHostUnregister(address);
 }
 

@@ -47,6 +47,14 @@ enum class HostRead : uint8_t {
 /// ns).
 bool readableNow(const void* host, uint64_t bytes, HostRead read) noexcept;
 
+/// Whether a copy between there and a device waits, inside the driver's call, for what is before it
+/// in its stream: from or to pageable memory, but for a few bytes that the driver takes at once;
+/// with `sync` from or to any host memory. Asks the driver what the address is.
+bool waitsInDriver(uint64_t address, uint64_t bytes, bool source, bool sync) noexcept;
+/// Waits until the stream is done with what it has been given so far. The driver can be called
+/// meanwhile. Where it does not tell, as beside a capture, this does not wait.
+void awaitStream(const pager::StreamKey& stream);
+
 /// Whether any context has ended over something that the driver does not know of (lost_memory.h). A
 /// load.
 bool contextsEnded() noexcept;

@@ -11,9 +11,9 @@
 
 namespace olpager::local {
 
-/// While it lives the driver may load or unload code for the context: managed memory is where a
-/// touch of the CPU's does not wait for that (pager/launch/code_loads.h). Costs nothing where there
-/// is no managed memory.
+/// While it lives the driver may load or unload code for the context, or do what else waits for all
+/// that runs there: managed memory is where a touch of the CPU's does not wait for that
+/// (pager/launch/code_loads.h). Costs nothing where there is no managed memory.
 class LoadsCode {
  public:
   explicit LoadsCode(CUcontext context);

@@ -146,6 +146,15 @@ bool readableNow(const void* host, uint64_t bytes, HostRead read) noexcept {
   return known == CUDA_ERROR_INVALID_VALUE && (read == HostRead::kNow || !devicesReadPageable());
 }
 
+bool waitsInDriver(uint64_t address, uint64_t bytes, bool source, bool sync) noexcept {
+  if (bytes == 0) return false;
+  unsigned type = 0;
+  const CUresult known =
+      driver().cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
+  if (known == CUDA_SUCCESS) return type == CU_MEMORYTYPE_HOST && sync;
+  return known == CUDA_ERROR_INVALID_VALUE && (sync || !source || bytes > kTakenAtOnce);
+}
+
 bool contextsEnded() noexcept { return anyLost(); }
 CUresult endedIn(const pager::StreamKey& stream) noexcept { return lostIn(stream.context); }
 

@@ -72,21 +72,25 @@ CUresult waitFor(CUevent event, std::chrono::microseconds pause) {
   }
 }
 
+// What the stream has by now, and no more.
+CUresult waitForPresent(const olpager::pager::StreamKey& key) {
+  const Within within(key.context);
+  CUevent event = nullptr;
+  CUresult result = within.result();
+  if (result == CUDA_SUCCESS) {
+    const olpager::base::HeldSignals held;
+    result = driver().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    if (result == CUDA_SUCCESS) result = driver().cuEventRecord(event, key.stream);
+  }
+  if (result == CUDA_SUCCESS) result = waitFor(event, kMost / 200);
+  if (event != nullptr) static_cast<void>(driver().cuEventDestroy_v2(event));
+  return result;
+}
+
 template <typename Query, typename Native>
 CUresult waitForStream(CUstream stream, bool per_thread, Query query, Native native) {
-  // What the stream has by now, and no more.
   const auto beyond = [&] {
-    const olpager::pager::StreamKey key = streamKey(stream, per_thread);
-    const Within within(key.context);
-    CUevent event = nullptr;
-    CUresult result = within.result();
-    if (result == CUDA_SUCCESS) {
-      const olpager::base::HeldSignals held;
-      result = driver().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
-      if (result == CUDA_SUCCESS) result = driver().cuEventRecord(event, key.stream);
-    }
-    if (result == CUDA_SUCCESS) result = waitFor(event, kMost / 200);
-    if (event != nullptr) static_cast<void>(driver().cuEventDestroy_v2(event));
+    const CUresult result = waitForPresent(streamKey(stream, per_thread));
     return result == CUDA_SUCCESS ? result : native();
   };
   return wait(query, native, beyond);
@@ -112,6 +116,10 @@ CUresult toldOfEvent(CUresult result) {
 }
 
 }  // namespace
+
+void olpager::local::awaitStream(const olpager::pager::StreamKey& stream) {
+  if (stream.context != nullptr && !anyCapture()) static_cast<void>(waitForPresent(stream));
+}
 
 OLPAGER_HOOK(cuCtxSynchronize)() {
   return told(waitForContext(currentContext(), [] { return driver().cuCtxSynchronize(); }),

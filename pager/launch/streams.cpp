@@ -159,19 +159,25 @@ void Streams::awaitHostFunctions(const StreamKey& stream) {
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
 }
 
-void Streams::awaitHostFunctionsIn(CUcontext context) {
+void Streams::awaitHostFunctionsIn(CUcontext context, bool as_long_as_it_takes) {
   PoolState& state = *state_;
   if (state.forked.load() || !state.anyHostFunction()) return;
   Lock lock(state.mutex);
   const HostFunctions& functions = state.host_functions;
   const uint64_t upto = functions.last();
-  const auto waits = [&] { return functions.mayTouch(context, upto, nowNs()) && !state.stopped; };
+  const auto waits = [&] {
+    const uint64_t now = as_long_as_it_takes ? 0 : nowNs();
+    return functions.mayTouch(context, upto, now) && !state.stopped;
+  };
   if (!waits()) return;
   // A touch may be a call of the same session.
   lock.unlock();
   tellOfWait();
   lock.lock();
-  while (waits()) state.changed.wait_for(lock, std::chrono::milliseconds(100));
+  while (waits()) {
+    state.changed.wait_for(lock, std::chrono::milliseconds(100));
+    if (as_long_as_it_takes) lookForEnded(state, lock);
+  }
 }
 
 void Streams::markManaged(const StreamKey& stream) {

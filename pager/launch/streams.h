@@ -38,10 +38,11 @@ class Streams {
   /// Waits until no host function is before what the stream is given next, five seconds at most: a
   /// function may wait for what comes after it. Without managed memory it returns at once.
   void awaitHostFunctions(const StreamKey& stream);
-  /// Of an executor, before the driver loads code in the context: some wait for all that the
-  /// context's streams have been given, and nothing that comes later runs before that, no copy of
-  /// the pager's either. Waits as long for the context's host functions.
-  void awaitHostFunctionsIn(CUcontext context);
+  /// Before the driver loads code in the context (of an executor), or ends pinned memory: some wait
+  /// for all that the context's streams have been given, and nothing that comes later runs before
+  /// that, no copy of the pager's either. Waits as long for the context's host functions; or as
+  /// long as it takes, where the driver does so in any case.
+  void awaitHostFunctionsIn(CUcontext context, bool as_long_as_it_takes = false);
   /// Before and after a call for which the driver may load or unload code on the device
   /// (code_loads.h). With managed memory it waits for what runs there as long as that gets nearer
   /// to its end.

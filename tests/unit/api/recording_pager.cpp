@@ -37,7 +37,7 @@ Pool::~Pool() = default;
 bool Pool::paging() const { return true; }
 bool Pool::hasManaged() const { return g_managed; }
 void Streams::awaitHostFunctions(const StreamKey&) { g_record.steps += 'f'; }
-void Streams::awaitHostFunctionsIn(CUcontext) {}
+void Streams::awaitHostFunctionsIn(CUcontext, bool) {}
 CodeLoad Streams::codeLoadBegins(CUdevice) { return CodeLoad::kPlain; }
 void Streams::codeLoadEnded(CUdevice) {}
 bool Streams::runs(CUdevice) { return false; }
@@ -91,6 +91,9 @@ pager::StreamKey streamKey(CUstream stream, bool per_thread_default) noexcept {
 }
 
 bool readableNow(const void*, uint64_t, HostRead read) noexcept { return read == HostRead::kNow; }
+
+bool waitsInDriver(uint64_t, uint64_t, bool source, bool sync) noexcept { return sync || !source; }
+void awaitStream(const pager::StreamKey&) { g_record.steps += 'w'; }
 
 bool contextsEnded() noexcept { return g_ended != nullptr; }
 CUresult endedIn(const pager::StreamKey& stream) noexcept {

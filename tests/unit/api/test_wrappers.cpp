@@ -126,6 +126,33 @@ TEST_CASE("without a stream, what touches managed memory is done when it returns
   g_managed = false;
 }
 
+TEST_CASE("a copy that waits inside the driver is made when its stream is done") {
+  g_managed = true;
+  for (const bool sync : {true, false}) {
+    const auto out = [&] {
+      return sync ? call(&ol_local_cuMemcpyDtoH_v2, kHost, kA, 16)
+                  : call(&ol_local_cuMemcpyDtoHAsync_v2, kHost, kA, 16, kStream);
+    };
+    CHECK(out() == CUDA_SUCCESS);
+    CHECK(g_record.steps == (sync ? "wfedld" : "wfedl"));
+  }
+  // The driver takes what comes from the host in stream order, or it is waited for.
+  CHECK(call(&ol_local_cuMemcpyHtoDAsync_v2, kA, kHost, 16, kStream) == CUDA_SUCCESS);
+  CHECK(g_record.steps == "fedl");
+  CHECK(call(&ol_local_cuMemcpyHtoD_v2, kA, kHost, 16) == CUDA_SUCCESS);
+  CHECK(g_record.steps == "wfedld");
+  // Boxes.
+  CUDA_MEMCPY2D box{};
+  box.srcMemoryType = CU_MEMORYTYPE_DEVICE, box.srcDevice = kA, box.srcPitch = 8;
+  box.dstMemoryType = CU_MEMORYTYPE_HOST, box.dstHost = kHost, box.dstPitch = 8;
+  box.WidthInBytes = 8, box.Height = 2;
+  CHECK(call(&ol_local_cuMemcpy2DAsync_v2, &box, kStream) == CUDA_SUCCESS);
+  CHECK(g_record.steps == "wfedl");
+  g_managed = false;
+  CHECK(call(&ol_local_cuMemcpyDtoH_v2, kHost, kA, 16) == CUDA_SUCCESS);
+  CHECK(g_record.steps == "edl");
+}
+
 TEST_CASE("copies name both sides") {
   CHECK(call(&ol_local_cuMemcpyDtoDAsync_v2, kA, kB, 100, kStream) == CUDA_SUCCESS);
   expect({{kA, 100, kWrite}, {kB, 100, kRead}}, Symbol::kCuMemcpyDtoDAsync_v2, kStream);
