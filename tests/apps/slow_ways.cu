@@ -4,6 +4,7 @@
 //   pauses   the same, and the program sleeps before each launch
 //   shares   the same, and from the second round on other threads copy from pinned memory all the
 //            time
+//   busy     the same as stream, and each kernel takes long, since it reads its words again and again
 //   whole    launches that each use all of one allocation of --bytes
 //   graph    the blocks in one graph, launched once a round
 //   memory   the same, and the graph has memory of its own
@@ -37,6 +38,14 @@ __global__ void addFew(uint32_t* words, uint32_t count) {
 __global__ void addFewBeside(uint32_t* words, uint32_t count, const uint32_t* beside) {
   const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < count) words[size_t{i} * kStep] += 1 + beside[0];
+}
+
+__global__ void addSlowly(volatile uint32_t* words, uint32_t count, uint32_t times) {
+  const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= count) return;
+  uint32_t word = 0;
+  for (uint32_t n = 0; n < times; ++n) word |= words[size_t{i} * kStep];
+  words[size_t{i} * kStep] = word + 1;
 }
 
 // Writes what can't be, where there is something in the table: it is all zeros.
@@ -105,6 +114,17 @@ static void streams(size_t bytes, unsigned rounds, unsigned pause_ms, const uint
         addFewTo(block, kBlockBytes);
     }
   }
+  RUNTIME_OK(cudaDeviceSynchronize());
+  all.check(rounds);
+}
+
+static void busy(size_t bytes, unsigned rounds) {
+  constexpr uint32_t kTimes = 600000;
+  const Blocks all(bytes);
+  for (unsigned round = 0; round < rounds; ++round)
+    for (uint32_t* block : all.blocks)
+      addSlowly<<<1, kBlockWords / kStep>>>(block, kBlockWords / kStep, kTimes);
+  RUNTIME_OK(cudaGetLastError());
   RUNTIME_OK(cudaDeviceSynchronize());
   all.check(rounds);
 }
@@ -239,6 +259,8 @@ int main(int argc, char** argv) {
     RUNTIME_OK(cudaMallocHost(&beside, kPinned));
     std::memset(beside, 0, kPinned);
     streams(options.bytes, rounds, 0, beside);
+  } else if (way == "busy") {
+    busy(options.bytes, rounds);
   } else if (way == "shares") {
     shares(options.bytes, rounds);
   } else if (way == "sparse" || way == "dense") {

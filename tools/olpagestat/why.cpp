@@ -67,6 +67,22 @@ struct Device {
   }
   double waiting() const { return static_cast<double>(valueOf(why.waiting_ns)) / kNs; }
   double onLink() const { return limited(Limit::kLinkIn) + limited(Limit::kLinkOut); }
+  /// Of what launches waited, the share that costs the run something: while the GPU has other
+  /// kernels of the program to run, it loses nothing. 1 where it was looked at too seldom.
+  double exposed() const {
+    constexpr uint64_t kLeastLooks = 20;
+    if (valueOf(why.looks) < kLeastLooks || waiting() <= 0) return 1;
+    const auto idle = static_cast<double>(valueOf(why.idle_pages_ns) + valueOf(why.idle_hop_ns) +
+                                          valueOf(why.idle_other_ns));
+    return std::min(1.0, idle / kNs / waiting());
+  }
+  /// A sentence on that; "" where nearly all of it costs something.
+  std::string hidden(double waited) const {
+    constexpr double kNearlyAll = 0.9;
+    if (exposed() >= kNearlyAll) return "";
+    return base::format(" During about {} of that the GPU had other kernels of the program to run.",
+                        seconds(waited * (1 - exposed())));
+  }
   /// Bytes a second while copies were under way; nullopt: there were too few.
   std::optional<double> linkRate() const {
     const auto ns = static_cast<double>(valueOf(why.link_in_ns));
@@ -122,21 +138,22 @@ class Finder {
   }
   void add(const char* id, const Device& device, double cost, std::string title,
            std::string evidence, std::string action) {
-    all_.found.push_back(
-        {id, named(device), cost, false, std::move(title), std::move(evidence), std::move(action)});
+    const bool estimated = !device.hidden(cost).empty();
+    all_.found.push_back({id, named(device), cost, estimated, std::move(title), std::move(evidence),
+                          std::move(action)});
   }
 
   // More is used than VRAM may hold, and the link is what launches wait for.
   void budget(const Device& device) {
-    const double cost = device.onLink();
+    const double waited = device.onLink(), cost = waited * device.exposed();
     const uint64_t vram = valueOf(device.figures.vram_budget_bytes);
     const uint64_t allocated = valueOf(device.figures.allocated_bytes.peak);
     if (!matters(cost) || vram == 0) return;
-    if (allocated <= vram) return copiesAllTheSame(device, cost, allocated, vram);
+    if (allocated <= vram) return copiesAllTheSame(device, waited, allocated, vram);
     std::string evidence = base::format(
-        "Launches waited {} for copies between host RAM and VRAM. The program had {} allocated; "
+        "Launches waited {} for copies between host RAM and VRAM.{} The program had {} allocated; "
         "the budget is {} of VRAM.",
-        seconds(cost), formatSize(allocated), formatSize(vram));
+        seconds(waited), device.hidden(waited), formatSize(allocated), formatSize(vram));
     const uint64_t round = valueOf(device.why.round_bytes);
     const uint64_t kept = valueOf(device.why.round_kept_bytes);
     std::string more;
@@ -160,28 +177,30 @@ class Finder {
   }
 
   // All fits, and launches wait for copies: more VRAM would bring nothing.
-  void copiesAllTheSame(const Device& device, double cost, uint64_t allocated, uint64_t vram) {
-    add("copies", device, cost, "launches wait for copies though all fits VRAM",
-        base::format("Launches waited {} for copies between host RAM and VRAM. The program had at "
-                     "most {} allocated, and the budget is {} of VRAM: what came was managed "
+  void copiesAllTheSame(const Device& device, double waited, uint64_t allocated, uint64_t vram) {
+    add("copies", device, waited * device.exposed(),
+        "launches wait for copies though all fits VRAM",
+        base::format("Launches waited {} for copies between host RAM and VRAM.{} The program had "
+                     "at most {} allocated, and the budget is {} of VRAM: what came was managed "
                      "memory that the CPU had used, or the budget was smaller before.",
-                     seconds(cost), formatSize(allocated), formatSize(vram)),
+                     seconds(waited), device.hidden(waited), formatSize(allocated),
+                     formatSize(vram)),
         "ask for managed memory ahead of the launches that use it (cudaMemPrefetchAsync), or copy "
         "what the CPU has made (cudaMemcpyAsync)");
   }
 
   // What does not fit host RAM goes to memservers and has to come back.
   void hostTier(const Device& device) {
-    const double cost = device.limited(Limit::kMemservers);
+    const double waited = device.limited(Limit::kMemservers), cost = waited * device.exposed();
     const uint64_t limit = valueOf(counters_.host_limit_bytes);
     const uint64_t used = valueOf(counters_.host_used_bytes);
     const uint64_t remote = valueOf(device.figures.remote_bytes.peak);
     constexpr uint64_t kFull = 8;  // all but an eighth is in use
     if (!matters(cost) || limit == 0 || remote == 0 || used < limit - limit / kFull) return;
     add("host-tier", device, cost, "host RAM for pages is full",
-        base::format("Launches waited {} for memservers. Of {} of host RAM {} are in use; {} went "
-                     "to memservers and {} came back, and at most {} were only there.",
-                     seconds(cost), formatSize(limit), formatSize(used),
+        base::format("Launches waited {} for memservers.{} Of {} of host RAM {} are in use; {} "
+                     "went to memservers and {} came back, and at most {} were only there.",
+                     seconds(waited), device.hidden(waited), formatSize(limit), formatSize(used),
                      formatSize(valueOf(device.figures.remote_out)),
                      formatSize(valueOf(device.figures.remote_in)), formatSize(remote)),
         base::format("raise --host (OL_HOST) by {} where this machine has it", formatSize(remote)));
@@ -189,7 +208,7 @@ class Finder {
 
   // Memservers are what launches wait for: the slowest of them, and how much of what it can do.
   void memservers(const Device& device) {
-    const double cost = device.limited(Limit::kMemservers);
+    const double waited = device.limited(Limit::kMemservers), cost = waited * device.exposed();
     if (!matters(cost)) return;
     const auto ofBytes = [](const status::Counter& bytes, const status::Counter& ns) {
       return valueOf(ns) == 0
@@ -206,7 +225,8 @@ class Finder {
       slowest = &one;
       slow = in;
     }
-    std::string evidence = base::format("Launches waited {} for memservers.", seconds(cost));
+    std::string evidence = base::format("Launches waited {} for memservers.{}", seconds(waited),
+                                        device.hidden(waited));
     std::string name = "a memserver";
     if (slowest != nullptr) {
       const auto index = static_cast<size_t>(slowest - counters_.why.memservers);
@@ -253,11 +273,11 @@ class Finder {
     };
     const double waiting = device.waiting();
     for (const Cause& cause : kCauses) {
-      const double cost = device.limited(cause.limit);
+      const double waited = device.limited(cause.limit), cost = waited * device.exposed();
       if (!matters(cost)) continue;
       std::string evidence = base::format(
-          "Launches waited {} for pages. For {} of these no copy to VRAM was under way.",
-          seconds(waiting), seconds(cost));
+          "Launches waited {} for pages. For {} of these no copy to VRAM was under way.{}",
+          seconds(waiting), seconds(waited), device.hidden(waited));
       if (const auto copies = device.linkRate())
         evidence += base::format(" While copies were, the link moved {}.", rate(*copies));
       if (cause.limit == Limit::kMapping && device.extentsIn() != 0)
@@ -277,7 +297,7 @@ class Finder {
     const auto best = static_cast<double>(valueOf(device.why.link_in_best));
     constexpr double kFair = 0.7;  // of the best window: not every moment is like it
     if (!copies || best <= 0 || *copies > kFair * best) return;
-    const double cost = device.limited(Limit::kLinkIn) * (1 - *copies / best);
+    const double cost = device.limited(Limit::kLinkIn) * (1 - *copies / best) * device.exposed();
     if (!matters(cost)) return;
     std::string evidence = base::format(
         "While copies to VRAM were under way they moved {}, {} of the {} at their best.",

@@ -271,6 +271,20 @@ def mapping(options, scratch):
     run.lacks("mapping")
 
 
+def busy(options, scratch):
+    # Launches wait until kernels are over that have what is to leave; the GPU runs all the time.
+    run = Run(options, scratch, "busy", ["--vram", "32MiB"], 64, rounds=2)
+    gpu = run.process["gpu"]
+    check(gpu["busy"] > 0.5 * gpu["seconds"], f"the GPU is busy: {gpu}")
+    idle = gpu["pages"] + gpu["hop"] + gpu["unknown"]
+    for finding in run.process["findings"]:
+        check(finding["id"] == "own-thread" or finding["seconds"] is None or
+              finding["seconds"] <= 1.01 * idle, f"it costs more than the GPU was idle: {finding}")
+    # The same, and nothing has to leave.
+    run = Run(options, scratch, "busy", ["--vram", "128MiB"], 64, rounds=1)
+    run.lacks("kernels", "budget", "hash")
+
+
 def others(options, scratch):
     # Two GPUs that are one device. By turns, each launch uses a block that the other one has.
     sim = {"DEVICES": "2", "BANDWIDTH": "0.1"}
@@ -339,7 +353,7 @@ def sparse(options, scratch):
 def main():
     cases = {case.__name__: case for case in (
         budget, in_order, olrun, files, host_tier, in_place, graph, reaching_all, own_thread,
-        host_memory, hops, ping_pong, mapping, others, hashing, link, pinned,
+        host_memory, hops, ping_pong, mapping, busy, others, hashing, link, pinned,
         sparse)}
     parser = argparse.ArgumentParser()
     for program in ("olpagestat", "olrun", "olmemserver", "olgpunode", "program"):

@@ -110,6 +110,33 @@ TEST_CASE("launches that wait for copies though all fits", "[why]") {
   CHECK(program.found(1000).empty());
 }
 
+TEST_CASE("what launches wait while the GPU has other kernels to run costs nothing", "[why]") {
+  Program program;
+  program.streams(4 * kSecond);
+  program.launchesWait(Limit::kKernels, 4 * kSecond);
+  CHECK(program.found().size() == 2);
+  // It was idle for a second of ten.
+  add(program.why.busy_ns, 9 * kSecond);
+  add(program.why.idle_pages_ns, kSecond);
+  CHECK(program.found().front().seconds == 4);  // it was looked at too seldom to say so
+  add(program.why.looks, 500);
+  const auto all = program.found();
+  REQUIRE(all.size() == 2);
+  for (const Finding& one : all) {
+    CHECK(one.seconds == 0.5);
+    CHECK(one.estimated);
+    CHECK(says(one.evidence,
+               "During about 3.5 s of that the GPU had other kernels of the program to run."));
+  }
+  CHECK(says(all.front().evidence, "Launches waited 4.0 s for copies"));
+  CHECK(says(all.front().action, "about 31 ms off the run"));
+  CHECK(program.found(100).empty());
+  // All the time that launches waited.
+  add(program.why.idle_pages_ns, 7 * kSecond);
+  CHECK(program.found().front().seconds == 4);
+  CHECK_FALSE(program.found().front().estimated);
+}
+
 TEST_CASE("a round that nearly fits asks for what it lacks", "[why]") {
   Program program;
   program.streams(4 * kSecond);
