@@ -4,7 +4,7 @@
 //   pauses   the same, and the program sleeps before each launch
 //   shares   the same, and from the second round on other threads copy from pinned memory all the
 //            time
-//   busy     the same as stream, and each kernel takes long, since it reads its words again and again
+//   busy     stream, and each kernel takes long, since it reads its words again and again
 //   whole    launches that each use all of one allocation of --bytes
 //   graph    the blocks in one graph, launched once a round
 //   memory   the same, and the graph has memory of its own

@@ -324,6 +324,10 @@ void addNode(Page& page, const NodeSample& sample) {
 class AsUser {
  public:
   explicit AsUser(uid_t user) : was_(geteuid()), group_(getegid()), groups_(groups()) {
+    if (user == was_) {  // it needs no right to become another one
+      done_ = true;
+      return;
+    }
     const gid_t group = groupOf(user);
     // The user last, and back first: who is root no longer may change no group.
     done_ = syscall(SYS_setgroups, 0, nullptr) == 0 && syscall(SYS_setresgid, -1, group, -1) == 0 &&

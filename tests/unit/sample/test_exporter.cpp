@@ -3,8 +3,10 @@
 #include "tools/olpagestat/exporter.h"
 
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -64,6 +66,25 @@ pager::CountersSnapshot program(uint32_t pid) {
   std::strcpy(one.counters->program, "saxpy");
   one.counters->device(0);
   return one;
+}
+
+// The file of a process `pid` that runs, in `folder`, as `user` has written it. Its path.
+std::string writeCounters(const std::string& folder, uint64_t pid, uid_t user) {
+  auto block = std::make_unique<pager::CountersFile>();
+  pager::set(block->head.magic, pager::kCountersMagic);
+  block->head.version = pager::kCountersVersion;
+  block->head.bytes = sizeof *block;
+  block->head.pid = static_cast<uint32_t>(pid);
+  block->head.start_ticks = pager::processStartTicks(pid);
+  struct stat about {};
+  REQUIRE(stat("/proc/self/ns/pid", &about) == 0);
+  block->head.pid_namespace = about.st_ino;
+  std::strcpy(block->head.program, "cat");
+  const std::string path = folder + "/" + pager::countersFileName(pid, block->head.start_ticks);
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(block.get()), sizeof *block);
+  REQUIRE(chown(path.c_str(), user, user) == 0);
+  return path;
 }
 
 }  // namespace
@@ -161,20 +182,7 @@ TEST_CASE("a user's files are read as that user, with no group of root's", "[exp
     };
     while (!isCat() && waitpid(child, nullptr, WNOHANG) == 0) usleep(1000);
     REQUIRE(isCat());
-    auto block = std::make_unique<pager::CountersFile>();
-    pager::set(block->head.magic, pager::kCountersMagic);
-    block->head.version = pager::kCountersVersion;
-    block->head.bytes = sizeof *block;
-    block->head.pid = static_cast<uint32_t>(child);
-    block->head.start_ticks = pager::processStartTicks(pid);
-    struct stat about {};
-    REQUIRE(stat("/proc/self/ns/pid", &about) == 0);
-    block->head.pid_namespace = about.st_ino;
-    std::strcpy(block->head.program, "cat");
-    const std::string path = folder + "/" + pager::countersFileName(pid, block->head.start_ticks);
-    std::ofstream(path, std::ios::binary)
-        .write(reinterpret_cast<const char*>(block.get()), sizeof *block);
-    REQUIRE(chown(path.c_str(), user, user) == 0);
+    const std::string path = writeCounters(folder, pid, user);
 
     const auto all = readAllUsers({});
     CHECK(geteuid() == 0);
@@ -190,4 +198,31 @@ TEST_CASE("a user's files are read as that user, with no group of root's", "[exp
     waitpid(child, nullptr, 0);
     unlink(path.c_str());
   }
+}
+
+TEST_CASE("root's own files are read without the right to become another user",
+          "[exporter][root]") {
+  if (geteuid() != 0) {
+    WARN("not tried: not root");
+    return;
+  }
+  const std::string folder = "/tmp/olpager-0";  // another program of root's may have it
+  mkdir(folder.c_str(), 0700);
+  const std::string path = writeCounters(folder, static_cast<uint64_t>(getpid()), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    __user_cap_header_struct head{_LINUX_CAPABILITY_VERSION_3, 0};
+    __user_cap_data_struct none[2] = {};
+    if (syscall(SYS_capset, &head, none) != 0) _exit(2);
+    bool found = false;
+    for (const auto& user : readAllUsers({}))
+      for (const auto& process : user.reading.processes)
+        found |= process.counters->pid == static_cast<uint32_t>(getppid());
+    _exit(found ? 0 : 1);
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  unlink(path.c_str());
+  rmdir(folder.c_str());
 }
