@@ -11,7 +11,13 @@ files() {
 }
 files >/tmp/files.before
 
-dpkg -i /test/before/*.deb >/tmp/dpkg.log 2>&1 || fail "not installed"
+# Where udev runs, it is told of its rule: here somebody notes what it is told.
+mkdir -p /run/udev /tmp/told
+printf '#!/bin/sh\necho "$*" >>/tmp/told/udev\n' >/tmp/told/udevadm
+chmod +x /tmp/told/udevadm
+PATH=/tmp/told:$PATH dpkg -i /test/before/*.deb >/tmp/dpkg.log 2>&1 || fail "not installed"
+grep -q '^trigger .*userfaultfd' /tmp/told/udev || fail "udev is not told of its rule: $(cat /tmp/told/udev)"
+rm -r /run/udev /tmp/told/udevadm
 [ ! -e /usr/lib/x86_64-linux-gnu/libcuda.so.1 ] || fail "the library stands for the machine's driver"
 [ ! -e /etc/systemd/system/multi-user.target.wants/olmemserver.service ] || fail "a daemon lends unasked"
 for page in README.md CHANGELOG.md LICENSE SECURITY.md docs/howto/install.md; do
@@ -78,7 +84,7 @@ kill $memserver $gpunode $second
 wait $memserver $gpunode $second || true
 
 # Nothing is left but keys and settings that were written by hand. Where systemd runs, it ends daemons first: one that notes what it is told.
-mkdir -p /run/systemd/system /tmp/told
+mkdir -p /run/systemd/system
 cat >/tmp/told/systemctl <<'SH'
 #!/bin/sh
 echo "$*" >>/tmp/told/words
