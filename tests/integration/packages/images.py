@@ -102,6 +102,7 @@ def with_podman(scratch, host, archive, version, options):
     # The machine's own are not touched; nor are cgroups, of which crun does not take every form.
     subprocess.run(["umount", "/sys/fs/cgroup/unified"], capture_output=True, timeout=LONG)
     run("mount", "-t", "tmpfs", "tmpfs", "/run")
+    run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")  # it leaves a file there
     os.makedirs("/run/cdi")
     podman = ["podman", "--storage-driver=vfs", f"--root={scratch}/storage", f"--runroot={scratch}/running", "--cgroup-manager=cgroupfs"]
     run(*podman, "load", "-i", archive)
