@@ -3,7 +3,7 @@
 programs on the simulated GPU run; Prometheus scrapes over HTTPS with the token, loads the rules, and evaluates the
 query of each panel of the dashboard, which has to have series. promtool checks names, rules and the configuration.
 
-prometheus_server.py --source SOURCE --olpagestat P --olrun P --olmemserver P --olgpunode P --fake-nvml FOLDER --program P
+prometheus_server.py --source SOURCE --olpagestat P --olrun P --olmemserver P --olgpunode P --fake-nvml FOLDER --program P --long-program P
 Exit: 77 where Prometheus is not installed.
 """
 import argparse
@@ -140,7 +140,7 @@ def dashboard(source):
 
 def main():
     parser = argparse.ArgumentParser()
-    for name in ("--source", "--olpagestat", "--olrun", "--olmemserver", "--olgpunode", "--fake-nvml", "--program"):
+    for name in ("--source", "--olpagestat", "--olrun", "--olmemserver", "--olgpunode", "--fake-nvml", "--program", "--long-program"):
         parser.add_argument(name, required=True)
     options = parser.parse_args()
     if shutil.which("promtool") is None or shutil.which("prometheus") is None:
@@ -182,8 +182,9 @@ def run(bench, rules, queries):
     assert exporter.startswith("https://127.0.0.1:"), exporter
     bench.again_and_again(options.olrun, "--driver", "sim", "--vram", "16MiB", "--host", "96MiB", "--memserver", memserver, "--", options.program,
                           "--bytes", str(384 * MIB))
-    bench.again_and_again(options.olrun, "--gpunode", gpunodes[0], "--gpunode", gpunodes[1], "--view", "unified", "--", options.program,
-                          "--bytes", str(96 * MIB))
+    # One that runs while Prometheus asks several times: a rate takes two figures of the same process.
+    bench.again_and_again(options.olrun, "--gpunode", gpunodes[0], "--gpunode", gpunodes[1], "--view", "unified", "--", options.long_program,
+                          "stream", "--bytes", str(96 * MIB), "--rounds", "20000")
     port = free_port()
     with open(os.path.join(rules, "prometheus.yml")) as file:
         config = file.read()
