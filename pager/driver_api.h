@@ -45,6 +45,7 @@ namespace olpager::pager {
   X(cuStreamSynchronize)                  \
   X(cuStreamWaitEvent)                    \
   X(cuStreamIsCapturing)                  \
+  X(cuStreamAddCallback)                  \
   X(cuEventCreate)                        \
   X(cuEventRecord)                        \
   X(cuEventQuery)                         \

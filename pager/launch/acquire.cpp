@@ -6,6 +6,7 @@
 
 #include "pager/clock.h"
 #include "pager/launch/acquisition.h"
+#include "pager/launch/deferred.h"
 #include "pager/pool.h"
 #include "pager/residency/engine.h"
 
@@ -64,8 +65,14 @@ CUresult Access::acquireSlow() {
   Acquisition acquisition(state, operation_);
   acquisition.begin(lock);
   auto* tell = g_on_wait.load(std::memory_order_relaxed);
+  bool has_turn = false;
   while (acquisition.commit(lock, submission_) == Acquisition::State::kWaiting) {
     if (acquisition.mayDefer()) {
+      if (!has_turn && takeTurn(state, pool_, operation_.stream, lock)) {
+        has_turn = true;
+        if (acquisition.ready(lock) != Acquisition::State::kWaiting || !acquisition.mayDefer())
+          continue;
+      }
       submission_.number = acquisition.defer(lock);
       return CUDA_SUCCESS;
     }

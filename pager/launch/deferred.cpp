@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "pager/launch/acquisition.h"
 #include "pager/launch/in_flight.h"
+#include "pager/launch/streams.h"
 #include "pager/pool_state.h"
 
 namespace olpager::pager {
@@ -91,6 +92,51 @@ void acquire(PoolState& state, DeferredLaunch& launch, Lock& lock) {
 
 }  // namespace
 
+namespace {
+
+struct Turn {
+  Streams* streams;
+  uint64_t number;  // HostFunctions'
+};
+void CUDA_CB turnComes(CUstream /*stream*/, CUresult status, void* data) {
+  const std::unique_ptr<Turn> turn(static_cast<Turn*>(data));
+  turn->streams->hostFunctionEnded(turn->number, status);
+}
+
+// False: the driver did not take it.
+bool putTurn(PoolState& state, Streams& streams, const StreamKey& key) {
+  const base::HeldSignals held;
+  const RelaxedThread relaxed(state.driver);
+  const InContext current(state.driver, key.context);
+  if (current.result() != CUDA_SUCCESS) return false;
+  // The legacy default stream waits for the stream, as far as is known here.
+  auto turn = std::make_unique<Turn>(Turn{&streams, streams.hostFunctionBegins(key, true)});
+  if (turn->number == 0) return false;
+  if (state.driver.cuStreamAddCallback(key.stream, turnComes, turn.get(), 0) == CUDA_SUCCESS) {
+    (void)turn.release();
+    return true;
+  }
+  streams.hostFunctionEnded(turn->number, CUDA_SUCCESS);
+  return false;
+}
+
+}  // namespace
+
+bool takeTurn(PoolState& state, Streams& streams, const StreamKey& stream, Lock& lock) {
+  // The one before it is in the stream by then: what comes behind the turn never waits for it.
+  const auto inStream = [&](bool called) {
+    return std::any_of(state.deferred.begin(), state.deferred.end(), [&](const auto& launch) {
+      return launch->stream == stream && (called || !launch->called);
+    });
+  };
+  while (inStream(false) && !state.stopped) state.changed.wait_for(lock, kLook);
+  if (!inStream(true) || state.stopped) return false;
+  lock.unlock();
+  const bool put = putTurn(state, streams, stream);
+  lock.lock();
+  return put;
+}
+
 void deferredCalled(PoolState& state, uint64_t id, CUresult result) {
   Lock lock(state.mutex);
   auto found = find(state, id);
@@ -103,6 +149,7 @@ void deferredCalled(PoolState& state, uint64_t id, CUresult result) {
   if (found == state.deferred.end()) return;
   DeferredLaunch& launch = **found;
   launch.called = true;
+  state.changed.notify_all();
   launch.mark = mark;
   if (launch.served || result != CUDA_SUCCESS) leave(state, launch);
 }

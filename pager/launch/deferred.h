@@ -5,11 +5,12 @@
 // reaches, pointers that the function has written included, and returns to the driver
 // (Streams::hostFunctionEnded).
 //
-// All behind one function have their memory at the same time then. So what they reach is bounded:
-// half of the VRAM of its engine (mayDefer). What exceeds it waits for the function, as does what
-// is no kernel.
+// What they reach is bounded: half of the VRAM of its engine (mayDefer). What exceeds it waits for
+// the function, as does what is no kernel. They may reach more when the function has returned, and
+// there need not be room for two of them. So each has a function before it: the second one in a
+// stream gets one of the pager's own (takeTurn), which comes when the first one is over.
 //
-// Its number is younger than those of what was launched behind it meanwhile. So it has a state of
+// A deferred kernel is younger than what was launched behind it meanwhile. So it has a state of
 // its own among the streams, with a mark that is recorded right behind it by whoever launches it: a
 // later function of the stream may touch what it reaches.
 //
@@ -29,6 +30,7 @@ namespace olpager::pager {
 
 struct PoolState;  // private
 struct Region;     // private
+class Streams;
 
 struct DeferredLaunch {
   DeferredLaunch(const Operation& of, uint64_t number)
@@ -48,6 +50,9 @@ struct DeferredLaunch {
   Submission got;
 };
 
+/// Before a kernel of the stream is deferred: where another one is, a function of the pager's own
+/// is put behind that. Returns whether it was. Under the mutex (released).
+bool takeTurn(PoolState& state, Streams& streams, const StreamKey& stream, Lock& lock);
 /// Its driver call was made, or refused.
 void deferredCalled(PoolState& state, uint64_t id, CUresult result);
 /// The function is over: what waits for it acquires its memory. Calls no driver. Under the mutex
