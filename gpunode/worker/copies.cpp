@@ -239,10 +239,22 @@ class Parts {
     if (box.srcMemoryType == CU_MEMORYTYPE_HOST) {
       box.srcPitch = box.WidthInBytes, box.srcHeight = box.Height;
       box.dstXInBytes += x, box.dstY += y, box.dstZ += z;
+      if (box.dstMemoryType == CU_MEMORYTYPE_DEVICE)
+        beginThere(box.dstDevice, box.dstPitch, box.dstHeight, box.dstXInBytes, box.dstY, box.dstZ);
     } else {
       box.dstPitch = box.WidthInBytes, box.dstHeight = box.Height;
       box.srcXInBytes += x, box.srcY += y, box.srcZ += z;
+      if (box.srcMemoryType == CU_MEMORYTYPE_DEVICE)
+        beginThere(box.srcDevice, box.srcPitch, box.srcHeight, box.srcXInBytes, box.srcY, box.srcZ);
     }
+  }
+
+  // Where the whole begins is nothing of a part's: nobody holds the memory there for it.
+  static void beginThere(CUdeviceptr& address, size_t pitch, size_t height, size_t& x, size_t& y,
+                         size_t& z) {
+    if (pitch == 0) return;
+    address += (z * height + y) * pitch + x;
+    x = y = z = 0;
   }
 
   const CopyHead whole_;
