@@ -92,6 +92,7 @@ std::vector<std::string> environmentFor(With with, const Options& options,
     if (options.driver.starts_with('/')) entries.push_back("OL_DRIVER=" + options.driver);
     entries.push_back("OL_VRAM=" + std::to_string(options.vram));
     if (!options.pack) entries.push_back("OL_PACK=off");
+    if (!options.arenas.empty()) entries.push_back("OL_ARENAS=" + options.arenas);
     if (options.host != 0) entries.push_back("OL_HOST=" + std::to_string(options.host));
     if (!options.memservers.empty()) {
       entries.push_back("OL_MEMSERVER=" + options.memservers);

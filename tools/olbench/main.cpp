@@ -279,6 +279,10 @@ int run(int argc, char** argv) {
       "they need)");
   auto* host =
       size("--host", options.host, "The pager's host tier (default: its own; remote: as --vram)");
+  app.add_option("--arenas", options.arenas, "Large allocations: in-place or streamed")
+      ->check(CLI::IsMember({"in-place", "streamed"}))
+      ->type_name("HOW")
+      ->group(kMemory);
   app.add_flag("!--no-pack", options.pack, "No page crosses the bus packed")->group(kMemory);
   app.add_flag("--json", as_json, "One JSON object instead of text")->group(kResult);
   app.add_option("--child", child)->group("");

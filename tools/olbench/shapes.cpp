@@ -188,8 +188,8 @@ nlohmann::json measureDecode(const Options& options) {
     weights = shape.makeInOne(sizes);
   else
     for (const uint64_t size : sizes) weights.push_back(shape.make(size));
-  // That a part of an allocation is constant is known after three passes.
-  constexpr unsigned kTeachOne = 6, kTeach = 2;
+  // A part of an allocation is constant once it has left VRAM three times.
+  constexpr unsigned kTeachOne = 12, kTeach = 2;
   return shape.measure(
       options.passes,
       [&] {
