@@ -201,10 +201,10 @@ void Acquisition::hear() {
 // What is constant and in place is sealed (residency/arena_streaming.cpp): before the operation may
 // write it it comes to VRAM, or is unsealed.
 void Acquisition::unsealWritten(Lock& lock) {
-  const auto unseal = [&](Extent& extent) {
-    if (extent.sealed) extent.region->engine->unseal(extent, lock);
+  const auto unseal = [&](Extent& extent, bool written = false) {
+    if (extent.sealed) extent.region->engine->unseal(extent, written, lock);
   };
-  for (Extent* extent : closure_.written) unseal(*extent);
+  for (Extent* extent : closure_.written) unseal(*extent, true);
   for (Extent* extent : closure_.used.stays()) unseal(*extent);
   if (operation_->reaches_everything)
     for (Region* region : closure_.regions)

@@ -359,7 +359,9 @@ TimedLaunch* Acquisition::chooseTimedTensor() {
   for (const WorkingSet::Tensor& tensor : closure_.used.tensors()) {
     const Density verdict = tensor.piece().density.verdict;
     in_place += verdict == Density::kSparse ? 1 : 0;
-    if (tensor.bytes() < kLeastSparseBytes || verdict == Density::kDense) continue;
+    // One that shares its parts with others comes with them.
+    const uint64_t least = std::max(kLeastSparseBytes, 2 * tensor.region->extents.front()->bytes());
+    if (tensor.bytes() < least || verdict == Density::kDense) continue;
     if (chosen == nullptr || tensor.bytes() > chosen->bytes()) chosen = &tensor;
   }
   if (chosen == nullptr || in_vain_ ||

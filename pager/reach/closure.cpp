@@ -42,8 +42,7 @@ void Closure::name(uint64_t address) {
   if (!tells_) return visitPage(address);
   if (region->arena != nullptr && region->engine != nullptr)
     used.name(*region, address, signature_);
-  if (!region->tiny && !region->by_pieces && region->mark != mark_)
-    state_.touch(unitOf(*region), signature_);
+  if (region->isOneUnit() && region->mark != mark_) state_.touch(unitOf(*region), signature_);
   visit(region);
 }
 
@@ -74,8 +73,7 @@ CUresult Closure::nameRange(uint64_t address, uint64_t bytes, Mode mode) {
   if (mode == Mode::kRead) sources.push_back(region);
   state_.reach.forFixed(*region, address, address + bytes, found);
   if (region->arena != nullptr) used.nameRange(*region, address, bytes, signature_);
-  if (!region->tiny && !region->by_pieces && region->mark != mark_)
-    state_.touch(unitOf(*region), signature_);
+  if (region->isOneUnit() && region->mark != mark_) state_.touch(unitOf(*region), signature_);
   visit(region);
   return CUDA_SUCCESS;
 }

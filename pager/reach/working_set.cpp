@@ -39,7 +39,10 @@ void WorkingSet::name(Region& region, uint64_t address, uint32_t signature) {
     if (!region.arena->isFilled(address, end)) return;
     know(region);
     tensors_.push_back({&region, address, end});
-    if (piece.density.verdict != Density::kSparse) return add(region, address, end);
+    if (piece.density.verdict != Density::kSparse) {
+      state_.touch(unitOf(piece), signature);
+      return add(region, address, end);
+    }
     const ExtentRange range = extentsAt(region, address, end - address);
     for (size_t e = range.first; e < range.last; ++e) stays_.push_back(region.extents[e].get());
     return;
@@ -105,6 +108,11 @@ std::vector<Extent*> WorkingSet::worthFetching(uint64_t newest) const {
 
 void WorkingSet::fetchedInVain(uint64_t newest) {
   for (Region* region : regions_) {
+    // Once is no reason: what is sealed and used in place all the same is constant no more.
+    if (region->fetch_pause == 0 && region->isStreamed()) {
+      region->fetch_pause = 1;
+      continue;
+    }
     region->fetch_pause = std::clamp(region->fetch_pause * 2, kLeastPause, kLongestPause);
     region->fetch_after = newest + region->fetch_pause;
   }

@@ -25,7 +25,7 @@ class WorkingSet {
   explicit WorkingSet(PoolState& state) : state_(state) {}
 
   /// A kernel's parameter names `address`; the pieces are told to the learned order. Names of
-  /// traced arenas are counted; of one that is streamed the tensor is used.
+  /// traced arenas are counted; of one that is streamed the tensor is used, and told.
   void name(Region& region, uint64_t address, uint32_t signature);
   /// A copy uses exactly [address, + bytes).
   void nameRange(Region& region, uint64_t address, uint64_t bytes, uint32_t signature);

@@ -5,12 +5,13 @@
 //   reads    Every extent of the arena is mapped, in VRAM or in place, while a launch is in flight
 //            that may reach any of it. Mappings change only while none is: a launch that names what
 //            is in place waits for those before it, and for the remap.
-//   writes   An extent is constant when it was unchanged the last kConstantLooks times that it left
-//            VRAM. What is constant is sealed in place: mapped for reading only. So the copy of it
-//            that is made in VRAM ahead of need, while launches run, is what it will be. A kernel
-//            that writes there without having named the tensor loses its context, with an error; no
-//            write is lost in silence. Copies and memsets into it, and launches that name it where
-//            it can't come to VRAM, unseal it first.
+//   writes   An extent is constant when it was unchanged the last kConstantLooks times that it was
+//            hashed: when it left VRAM, and when it came, with launches between. What is constant
+//            is sealed in place: mapped for reading only. So the copy of it that is made in VRAM
+//            ahead of need, while launches run, is what it will be. A kernel that writes there
+//            without having named the tensor loses its context, with an error; no write is lost in
+//            silence. Copies and memsets into it, and launches that name it where it can't come to
+//            VRAM, unseal it first.
 //
 // An extent of a streamed arena, beside its state (space/region.h):
 //
@@ -23,10 +24,11 @@
 // kRetiring until the launches before are over and the GPU has hashed what leaves; then finishRemap
 // changes the mappings of all of them. It is given up as a swap is (swap.cpp).
 //
-// Who comes: what waiting launches name, and all that is staged. What is staged next: the sealed
-// extent that was named the longest ago, since a program that goes through its tensors again and
-// again will name that one first. Who leaves: what was never named, then what was named last: of
-// what is used in turns it is needed again the latest (Belady's rule for a cycle).
+// Who comes: what waiting launches name, and all that is staged. What is staged next: what waiting
+// launches name, then what the learned order expects next; who leaves: what it expects the latest
+// (victim_order.h). While the order is not known: a program that goes through its tensors again and
+// again will name first what it has named the longest ago, so that is staged, and what was never
+// named leaves, then what was named last.
 #include <algorithm>
 
 #include "base/log.h"
@@ -39,6 +41,7 @@ namespace olpager::pager {
 
 namespace {
 constexpr uint8_t kConstantLooks = 3;
+constexpr uint64_t kHotShare = 2;  // of VRAM: more is not brought since launches use it often
 }  // namespace
 
 /// The copy of a sealed extent that is being made or has been made; nullptr: there is none.
@@ -170,25 +173,45 @@ bool Engine::stageAhead(Lock& lock) {
   return next != nullptr && stage(*next, lock);
 }
 
-/// The sealed extent that was named the longest ago, of those of which nothing is staged.
+/// Of the sealed extents of which nothing is staged: one that a launch waits for, else the one that
+/// is used next.
 Extent* Engine::nextToStage(const Region& region) {
+  struct Turn {
+    bool waits_nobody;
+    uint64_t distance, stamp;
+    auto operator<=>(const Turn&) const = default;
+  };
+  const bool known = pool_.predictor.confident();
   Extent* next = nullptr;
-  for (const auto& extent : region.extents)
-    if (extent->sealed && extent->state == ExtentState::kInPlace && extent->stamp != 0 &&
-        (next == nullptr || extent->stamp < next->stamp) && stagedOf(*extent) == nullptr)
-      next = extent.get();
+  Turn next_turn{};
+  for (const auto& extent : region.extents) {
+    if (!extent->sealed || extent->state != ExtentState::kInPlace || extent->stamp == 0 ||
+        stagedOf(*extent) != nullptr)
+      continue;
+    const Turn turn{extent->wanted == 0,
+                    known && extent->wanted == 0 ? nextUseOfPart(pool_.predictor, *extent) : 0,
+                    extent->stamp};
+    if (known && turn.distance == UINT64_MAX) continue;  // nobody knows that it is used again
+    if (next != nullptr && next_turn <= turn) continue;
+    next = extent.get();
+    next_turn = turn;
+  }
   return next;
 }
 
 /// Chunks of what leaves get copies of what comes next, at once: no launch reads them any more, and
-/// host memory has what they hold. So the link is busy while the mappings change.
-void Engine::stageInto(const std::vector<Move>& leaves, Lock& lock) {
+/// host memory has what they hold. So the link is busy while the mappings change. `kept`: bytes of
+/// them that are left for what is not constant and comes with this remap.
+void Engine::stageInto(const std::vector<Move>& leaves, uint64_t kept, Lock& lock) {
   if (leaves.empty() || debts_.any() || wants_.short_bytes > 0) return;
   std::vector<Staged> begun;
   for (const Move& move : leaves) {
-    if (stagedBytes() >= stagingWindow()) break;
+    if (kept > 0) {
+      kept -= std::min(kept, move.extent->bytes());
+      continue;
+    }
     Extent* const next = nextToStage(*move.extent->region);
-    if (next == nullptr) break;
+    if (next == nullptr || (next->wanted == 0 && stagedBytes() >= stagingWindow())) break;
     if (next->order != move.extent->order) continue;
     const CUevent event = takeEvent(lock);
     if (event == nullptr) break;
@@ -202,18 +225,30 @@ void Engine::stageInto(const std::vector<Move>& leaves, Lock& lock) {
   if (!begun.empty()) copyAhead(begun, lock);
 }
 
-/// One part is mapped, one has come and one is coming.
-uint64_t Engine::stagingWindow() const {
-  const uint64_t part =
-      streamed_ == nullptr || streamed_->extents.empty() ? 0 : streamed_->extents.front()->bytes();
-  return std::max(windowBytes() / 2 * 3, 3 * part);
+uint64_t Engine::partBytes() const {
+  return streamed_ == nullptr || streamed_->extents.empty() ? 0
+                                                            : streamed_->extents.front()->bytes();
+}
+
+/// Two parts have come and one is coming.
+uint64_t Engine::stagingWindow() const { return std::max(windowBytes() / 2 * 3, 3 * partBytes()); }
+
+/// Of VRAM, for what streams: the window, and a tensor that is mapped, which may lie in two parts.
+uint64_t Engine::streamingBytes() const {
+  return streamed_ == nullptr ? 0 : stagingWindow() + 2 * partBytes();
+}
+
+/// Whether mappings of the arena may change.
+bool Engine::mayRemap(const Region& region) const {
+  return swaps_.current == nullptr && mayBegin() && !region.dead && !region.exporting &&
+         region.pins == 0 && mayBeInPlace(region);
 }
 
 /// Launches wait for these, which are in place in one streamed arena. True: something was begun.
 bool Engine::remapFor(std::span<Extent* const> named, Lock& lock) {
-  if (named.empty() || swaps_.current != nullptr || !mayBegin()) return false;
+  if (named.empty()) return false;
   Region& region = *named.front()->region;
-  if (region.dead || region.exporting || region.pins > 0 || !mayBeInPlace(region)) return false;
+  if (!mayRemap(region)) return false;
   streamed_ = &region;
   bool progress = false, here = true, short_of_room = false;
   for (Extent* const extent : named) {
@@ -230,6 +265,26 @@ bool Engine::remapFor(std::span<Extent* const> named, Lock& lock) {
   }
   if (!here && !short_of_room) return progress;
   return beginRemap(region, named, here) || progress;
+}
+
+/// Extents of the arena that may leave VRAM, the first that leaves first.
+std::vector<Engine::Leaver> Engine::whoLeaves(const Region& region) {
+  const Extent* const next = nextToStage(region);
+  const uint64_t nearest =
+      next == nullptr || next->wanted > 0 ? 0 : nextUseOfPart(pool_.predictor, *next);
+  const bool known = pool_.predictor.confident();
+  std::vector<Leaver> found;
+  for (const auto& extent : region.extents) {
+    if (extent->state != ExtentState::kVram || extent->wanted > 0 || extent->pins > 0) continue;
+    // The longest ago first would be the wrong one of what is used in turns; stamp - 1: what was
+    // never named is the greatest.
+    const uint64_t recent = extent->stamp - 1;
+    found.push_back({extent.get(), known ? scoreOfPart(pool_.predictor, *extent, recent, nearest)
+                                         : VictimScore{kUnknown, recent}});
+  }
+  std::stable_sort(found.begin(), found.end(),
+                   [](const Leaver& a, const Leaver& b) { return a.score > b.score; });
+  return found;
 }
 
 bool Engine::beginRemap(Region& region, std::span<Extent* const> named, bool all_here) {
@@ -256,29 +311,91 @@ bool Engine::beginRemap(Region& region, std::span<Extent* const> named, bool all
   std::sort(others.begin(), others.end(), older);
   for (Extent* const extent : others)
     if (need > 0 && need + extent->bytes() <= windowBytes()) comes(*extent);
+  for (const Extent* const extent : named)
+    if (extent->sealed && extent->state == ExtentState::kInPlace && stagedOf(*extent) == nullptr)
+      need += extent->bytes();
   const uint64_t must = need;
   const bool any_sealed = std::any_of(region.extents.begin(), region.extents.end(),
                                       [](const auto& extent) { return extent->sealed; });
   const uint64_t staged = stagedBytes(), window = stagingWindow();
   if (any_sealed) need += window - std::min(window, staged) + sealedBytes(batch->victims);
-  std::vector<Extent*> residents;
-  for (const auto& extent : region.extents)
-    if (extent->state == ExtentState::kVram && extent->wanted == 0 && extent->pins == 0)
-      residents.push_back(extent.get());
-  // stamp - 1: what was never named is the greatest.
-  std::sort(residents.begin(), residents.end(),
-            [](const Extent* a, const Extent* b) { return a->stamp - 1 > b->stamp - 1; });
   uint64_t room = chunks_.vramAvailable();
   bool any_leaves = false;
-  for (Extent* const extent : residents) {
-    if (room >= need) break;
-    room += extent->bytes();
-    batch->victims.push_back(extent);
+  for (const Leaver& leaver : whoLeaves(region)) {
+    // What is used before what is staged next leaves only for what a launch waits for.
+    const bool stays = leaver.score.victim_class <= kSoon;
+    if (room >= need || (stays && room >= must)) break;
+    room += leaver.extent->bytes();
+    batch->victims.push_back(leaver.extent);
     any_leaves = true;
   }
   // Nothing can leave: what was staged ahead of its use makes room.
   if (room < must || (!any_leaves && !all_here)) return giveStagedUp(windowBytes());
   if (batch->victims.empty()) return false;
+  return startRemap(region, std::move(batch));
+}
+
+/// So many bytes of the arena make room in VRAM for what is worth more there.
+bool Engine::leaveArena(Region& region, uint64_t bytes) {
+  auto batch = std::make_unique<Batch>();
+  batch->remaps = true;
+  uint64_t left = 0;
+  for (const Leaver& leaver : whoLeaves(region)) {
+    if (left >= bytes) break;
+    left += leaver.extent->bytes();
+    batch->victims.push_back(leaver.extent);
+  }
+  return !batch->victims.empty() && startRemap(region, std::move(batch));
+}
+
+/// Launches use it all the time, and may have written it: each pass looks through it for pointers.
+/// Over the link that takes longer than its VRAM is worth, however little of it they touch.
+void Engine::isDense(Region& region) {
+  DeviceWhy& why = counters().whyOf(static_cast<unsigned>(device_));
+  subtract(why.sparse_allocations, 1);
+  subtract(why.sparse_bytes, region.pages * kPageBytes);
+  region.density = {Density::kDense};
+  region.placement = Placement::kUnplanned;
+  planner_.forget();
+  base::logInfo("device %d: launches use the %llu MiB at 0x%llx all the time: it comes to VRAM",
+                device_, static_cast<unsigned long long>(region.pages * kPageBytes >> 20),
+                static_cast<unsigned long long>(region.base));
+}
+
+/// What launches use all the time is in place, since the arena filled VRAM before it was allocated:
+/// it comes, and parts of the arena make way.
+bool Engine::bringHot() {
+  constexpr uint64_t kEachNs = 20'000'000;
+  if (life_.broken || streamed_ == nullptr || streamed_->dead || debts_.any() ||
+      wants_.short_bytes > 0 || !mayRemap(*streamed_) || nowNs() < prefetch_.hot_ns + kEachNs)
+    return false;
+  prefetch_.hot_ns = nowNs();
+  std::vector<Extent*> hot;
+  uint64_t bytes = 0;
+  for (uint32_t id = 1; id < pool_.book.regions.end(); ++id) {
+    Region* const region = pool_.book.regions.at(id);
+    if (region->dead || region->engine != this || region->arena != nullptr ||
+        (region->in_place == 0 && !region->isSparse()) || !mayBeInPlace(*region) ||
+        !pool_.predictor.isHot(unitOf(*region)) ||
+        region->pages * kPageBytes > chunks_.vramBudget() / kHotShare)
+      continue;
+    if (region->isSparse()) isDense(*region);
+    for (const auto& extent : region->extents) {
+      if (extent->state != ExtentState::kInPlace || extent->in_host ||
+          bytes + extent->bytes() > chunks_.vramBudget() / kHotShare)
+        continue;
+      bytes += extent->bytes();
+      hot.push_back(extent.get());
+    }
+  }
+  if (hot.empty()) return false;
+  const uint64_t room = chunks_.vramAvailable() + flight_.freesSoon();
+  if (room < bytes) return leaveArena(*streamed_, bytes - room);
+  return promote(hot, true);
+}
+
+/// The mappings of the batch's extents change once no launch uses the arena.
+bool Engine::startRemap(Region& region, std::unique_ptr<Batch> batch) {
   for (Extent* const extent : batch->victims) beginRetiring(*extent);
   base::logDebug(
       "device %d: %zu parts of an arena of %llu MiB change place, %zu of them for VRAM", device_,
@@ -380,13 +497,17 @@ void Engine::finishRemap(Batch& batch, std::span<const ContentHash> hashes, Lock
       sealed.push_back({extent, staged->chunk, false});
       staging_.erase(staging_.begin() + (staged - staging_.data()));
     } else {
+      const bool same = extent->hash_valid && extent->hash == hashes[v];
+      extent->looks = same ? std::min<uint8_t>(extent->looks + 1, kConstantLooks) : 0;
       extent->hash = hashes[v];
       extent->hash_valid = extent->host_valid = true;
       comes.push_back({extent, nullptr, false});
     }
   }
   add(figures_->evictions_clean, leaves.size());
-  stageInto(leaves, lock);
+  uint64_t needed = 0;
+  for (const Move& move : comes) needed += move.extent->bytes();
+  stageInto(leaves, needed - std::min(needed, chunks_.vramAvailable()), lock);
   writeChanged(changed, lock);
   leaves.insert(leaves.end(), changed.begin(), changed.end());
   leaveForPlace(leaves, lock);
@@ -468,7 +589,7 @@ void Engine::comeToVram(std::vector<Move>& moves, Lock& lock) {
   }
 }
 
-void Engine::unseal(Extent& extent, Lock& lock) {
+void Engine::unseal(Extent& extent, bool written, Lock& lock) {
   if (!extent.sealed || extent.state != ExtentState::kInPlace) return;
   dropStaged([&](const Extent& staged) { return &staged == &extent; });
   setState(extent, ExtentState::kMoving);
@@ -476,8 +597,9 @@ void Engine::unseal(Extent& extent, Lock& lock) {
     return chunks_.protectAt(extent.address, extent.bytes(), false);
   });
   if (result != CUDA_SUCCESS) lost(result);
-  extent.sealed = extent.hash_valid = false;
-  extent.looks = 0;
+  extent.sealed = false;
+  if (written) extent.hash_valid = false;
+  extent.looks = written ? 0 : kConstantLooks - 1;
   setState(extent, ExtentState::kInPlace);
 }
 

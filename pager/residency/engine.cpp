@@ -392,7 +392,10 @@ void Engine::lookAtGpu(Lock& lock) {
     return;
   }
   const uint64_t now = nowNs();
-  if (look_.last_ns == 0) look_.last_ns = now;
+  if (look_.last_ns == 0) {
+    look_.last_ns = now;
+    look_.waited_ns = valueOf(counters().whyOf(static_cast<unsigned>(device_)).waited_ns);
+  }
   if (look_.number == 0) {
     if (now < look_.next_ns) return;
     look_.number = pool_.launch_number.load();
@@ -411,7 +414,14 @@ void Engine::lookAtGpu(Lock& lock) {
   if (idle && since > kLookLateNs) return;
   DeviceWhy& why = counters().whyOf(static_cast<unsigned>(device_));
   add(why.looks);
-  add(isAt(why, idle), now - std::exchange(look_.last_ns, now));
+  const uint64_t span = now - std::exchange(look_.last_ns, now);
+  // A look comes when this thread has nothing better to do, which may be just when the launches
+  // that waited have gone: what they waited since the last look is not the host's time.
+  const uint64_t waited = valueOf(why.waited_ns);
+  const uint64_t by_launches = waited - std::exchange(look_.waited_ns, waited);
+  const uint64_t pages = idle ? std::min(span, by_launches) : 0;
+  add(why.idle_pages_ns, pages);
+  add(isAt(why, idle), span - pages);
 }
 
 /// What the GPU is at, as a counter.
@@ -465,6 +475,7 @@ void Engine::run() {
       progress |= fillFreeVram();
       progress |= prefetch(lock);
       progress |= swapArenas();
+      progress |= bringHot();
       progress |= stageAhead(lock);
       progress |= prefetchRemote(lock);
       progress |= demote();

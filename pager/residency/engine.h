@@ -48,6 +48,7 @@
 #include "pager/residency/pass_kernels.h"
 #include "pager/residency/planner.h"
 #include "pager/residency/sparse.h"
+#include "pager/residency/victim_order.h"
 #include "pager/residency/vram_debts.h"
 #include "pager/residency/wait_account.h"
 #include "pager/residency/wants.h"
@@ -179,8 +180,9 @@ class Engine {
   void removeRelief(const std::shared_ptr<Relief>& relief) { std::erase(debts_.reliefs, relief); }
   void wake() { life_.wake.notify_one(); }
   /// A sealed extent may be written from now on: a copy goes there, or a launch that names it where
-  /// it is. Under the mutex (released).
-  void unseal(Extent& extent, Lock& lock);
+  /// it is. `written`: it is, for certain; else it is constant again where the next look shows that
+  /// it was not. Under the mutex (released).
+  void unseal(Extent& extent, bool written, Lock& lock);
   /// A launch found the arena partly in place.
   void askSwap(Region& region);
   /// Another device is short of the host tier: what is in host memory here and has room in VRAM
@@ -273,6 +275,11 @@ class Engine {
     Extent* extent;
     VramChunk* chunk;  // to VRAM; nullptr: in place
     bool seals;        // in place, for reading only
+  };
+  /// An extent of a streamed arena that may leave VRAM.
+  struct Leaver {
+    Extent* extent;
+    VictimScore score;
   };
   /// Why something comes to VRAM: a launch waits for it, it is expected to be used soon, or there
   /// is room.
@@ -398,6 +405,7 @@ class Engine {
     uint64_t ahead_bytes = 0;  // prefetched and not used yet, in flight included
     uint64_t planned_touches = 0;
     uint64_t filled_ns = 0;  // when fillFreeVram() looked last
+    uint64_t hot_ns = 0;     // when bringHot() did
     bool again = false;
   };
   /// Looking at what the GPU is at, for `olpagestat --why`: a mark behind all that was submitted,
@@ -408,6 +416,7 @@ class Engine {
     uint64_t last_ns = 0;  // when it was looked at last; 0: not all has been in VRAM since
     uint64_t marked_ns = 0;
     uint64_t next_ns = 0;
+    uint64_t waited_ns = 0;  // what launches had waited until last_ns
   };
   struct Swaps {
     std::vector<Region*> asked;
@@ -564,6 +573,7 @@ class Engine {
   bool fillFreeVram();
   bool bringHome(Lock& lock);
   void judgeTimed(Lock& lock);
+  uint64_t sparseInVram() const;
   void plan();
   uint64_t windowBytes() const;
   // --- lower_moves.cpp ---------------------------------------------------------------------------
@@ -599,7 +609,9 @@ class Engine {
   // --- arena_streaming.cpp -----------------------------------------------------------------------
   Staged* stagedOf(const Extent& extent);
   uint64_t stagedBytes() const;
+  uint64_t partBytes() const;
   uint64_t stagingWindow() const;
+  uint64_t streamingBytes() const;
   /// Whether a copy of those from the `first`th on is under way, the `last` ones left out.
   bool isCopying(size_t first, size_t last = 0) const {
     const size_t end = staging_.size() - last;
@@ -616,9 +628,15 @@ class Engine {
   bool copyAhead(const std::vector<Staged>& begun, Lock& lock);
   bool stageAhead(Lock& lock);
   Extent* nextToStage(const Region& region);
-  void stageInto(const std::vector<Move>& leaves, Lock& lock);
+  std::vector<Leaver> whoLeaves(const Region& region);
+  void stageInto(const std::vector<Move>& leaves, uint64_t kept, Lock& lock);
   bool remapFor(std::span<Extent* const> named, Lock& lock);
+  bool mayRemap(const Region& region) const;
   bool beginRemap(Region& region, std::span<Extent* const> named, bool all_here);
+  bool leaveArena(Region& region, uint64_t bytes);
+  void isDense(Region& region);
+  bool bringHot();
+  bool startRemap(Region& region, std::unique_ptr<Batch> batch);
   static uint64_t sealedBytes(std::span<Extent* const> extents);
   CUresult changeMappings(std::vector<Move>& moves) const;
   bool remap(std::vector<Move>& moves, Lock& lock);

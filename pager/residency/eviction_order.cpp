@@ -1,12 +1,6 @@
-// The order in which extents leave VRAM: what is used farthest in the future first.
-//
-// By class, the first that goes last:
-//   kHot         used all the time
-//   kSoon        used sooner than what it would make room for
-//   kStays       the planner keeps it (planner.h); by its next use
-//   kStreams     it streams through VRAM once in each round; by its next use
-//   kUnknown     the learned order does not know it; by its last use
-//   kNeverAgain  the learned order does not expect it, or it is better read in place
+// The order in which extents leave VRAM, and the batches that are taken from it.
+#include "pager/residency/victim_order.h"
+
 #include <algorithm>
 
 #include "pager/pool_state.h"
@@ -18,39 +12,50 @@ constexpr uint64_t kBatchBytes = 128ull << 20;
 constexpr size_t kCandidates = 4096;  // regions and extents that are looked at, at most
 constexpr size_t kSorted = 64;        // of them, those that a batch is taken from
 
-enum VictimClass : unsigned { kHot, kSoon, kStays, kStreams, kUnknown, kNeverAgain };
-
-// Who goes first: the higher class, then the higher key.
-struct Score {
-  unsigned victim_class = 0;
-  uint64_t key = 0;
-  bool operator>(const Score& other) const {
-    return victim_class != other.victim_class ? victim_class > other.victim_class : key > other.key;
-  }
-};
-
 struct Candidate {
   Region* region;
   Extent* extent;  // of an arena that moves by pieces; else any of the region's
-  Score score;
+  VictimScore score;
 };
+}  // namespace
 
-// `age`: launches since its last use. `nearer_than`: touches to the use of what it makes room for.
-Score scoreOf(predict::Predictor& predictor, const UnitRef& unit, uint64_t age,
-              uint64_t nearer_than) {
+VictimScore scoreOf(predict::Predictor& predictor, const UnitRef& unit, uint64_t age,
+                    uint64_t nearer_than) {
   const Region& region = *unit.region;
   const predict::Unit id = unit.piece != nullptr ? unitOf(*unit.piece) : unitOf(region);
   if (region.isSparse()) return {kNeverAgain, UINT64_MAX};
-  if (region.tiny) return {age < kTinyLaunches ? kHot : kUnknown, age};
+  if (region.tiny || (region.isStreamed() && unit.piece == nullptr))
+    return {age < kTinyLaunches ? kHot : kUnknown, age};
   if (predictor.isHot(id)) return {kHot, UINT64_MAX - unit.pages()};
   using Kind = predict::Predictor::NextUse::Kind;
   const auto next = predictor.nextUse(id);
-  const unsigned by_plan = unit.placement() == Placement::kKeep ? kStays : kStreams;
+  // A part of a streamed arena is shared by tensors that the planner keeps and others.
+  const unsigned by_plan =
+      unit.placement() == Placement::kKeep && !region.isStreamed() ? kStays : kStreams;
   if (next.kind == Kind::kNever) return {kNeverAgain, age};
   if (next.kind == Kind::kUnpredicted) return {kUnknown, age};
   return {next.distance <= nearer_than ? static_cast<unsigned>(kSoon) : by_plan, next.distance};
 }
-}  // namespace
+
+VictimScore scoreOfPart(predict::Predictor& predictor, const Extent& extent, uint64_t age,
+                        uint64_t nearer_than) {
+  Region& region = *extent.region;
+  VictimScore score{kNeverAgain, UINT64_MAX};
+  region.arena->overlapping(extent.address, extent.bytes(), [&](Piece& piece) {
+    const VictimScore its = scoreOf(predictor, {&region, &piece}, age, nearer_than);
+    if (score > its) score = its;
+  });
+  return score;
+}
+
+uint64_t nextUseOfPart(predict::Predictor& predictor, const Extent& extent) {
+  uint64_t next = UINT64_MAX;
+  extent.region->arena->overlapping(extent.address, extent.bytes(), [&](const Piece& piece) {
+    if (piece.density.verdict != Density::kSparse)
+      next = std::min(next, predictor.nextUse(unitOf(piece)).distance);
+  });
+  return next;
+}
 
 // Marks extents for eviction until `bytes` are on their way out. `demand`: a launch waits, anything
 // that no launch waits for may go; else only what is used later than `nearer_than` touches from
@@ -75,7 +80,7 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
     if (region->extents.empty() ||
         region->blocked.load(std::memory_order_relaxed) >= region->extents.size())
       continue;
-    const auto enter = [&](Extent* extent, const Score& score) {
+    const auto enter = [&](Extent* extent, const VictimScore& score) {
       if (!demand && score.victim_class <= (planner_.known() ? kStays : kSoon)) return;
       candidates.push_back({region, extent, score});
     };
@@ -87,14 +92,8 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
     for (auto& extent : region->extents) {
       if (extent->state != ExtentState::kVram || region->isPinned(*extent) || wants_.hold(*extent))
         continue;
-      // One that several pieces share goes when the last of them can.
-      Score score{kNeverAgain, UINT64_MAX};
-      region->arena->overlapping(extent->address, extent->bytes(), [&](Piece& piece) {
-        const Score its = scoreOf(pool_.predictor, {region, &piece},
-                                  ageOf(region->stampOf(*extent)), nearer_than);
-        if (score > its) score = its;
-      });
-      enter(extent.get(), score);
+      enter(extent.get(),
+            scoreOfPart(pool_.predictor, *extent, ageOf(region->stampOf(*extent)), nearer_than));
     }
   }
   if (candidates.empty()) return false;

@@ -184,7 +184,7 @@ bool Engine::fetchAhead(const std::vector<Upcoming>& upcoming, uint64_t room_for
   bool progress = false;
   uint64_t promoting = promotingBytes();
   for (const Upcoming& next : upcoming) {
-    if (next.region->dead) continue;
+    if (next.region->dead || next.region->isStreamed()) continue;
     if (!next.piece() && next.region->unusable == 0) continue;  // nothing of it is parked or leaves
     const ExtentRange range = next.piece()
                                   ? extentsAt(*next.region, next.begin, next.end - next.begin)
@@ -307,6 +307,18 @@ void Engine::judgeTimed(Lock& lock) {
   }
 }
 
+/// Bytes of VRAM that memory has which is better read in place, and gives up.
+uint64_t Engine::sparseInVram() const {
+  uint64_t bytes = 0;
+  for (uint32_t id = 1; id < pool_.book.regions.end(); ++id) {
+    const Region* const region = pool_.book.regions.at(id);
+    if (region->dead || region->engine != this || !region->isSparse()) continue;
+    for (const auto& extent : region->extents)
+      if (extent->vram != nullptr) bytes += extent->bytes();
+  }
+  return bytes;
+}
+
 // Looks at the round that the learned order foretells, and lets the planner decide on it.
 void Engine::plan() {
   const uint64_t touches = pool_.predictor.touches();
@@ -323,7 +335,8 @@ void Engine::plan() {
     return true;
   });
   planner_.looked(touches, round.size());
-  if (total * kPageBytes * 2 < counts_.held) return;  // an inner loop, not the round
+  // An inner loop, not the round. What is better read in place is no part of any round.
+  if (total * kPageBytes * 2 < counts_.held - std::min(counts_.held, sparseInVram())) return;
   // What other regions hold in VRAM (hot ones, and those outside the round) is not there for it.
   uint64_t others = packed_.mostSlotBytes() / kPageBytes;
   const uint32_t mark = pool_.reach.newRegionMark();
@@ -331,7 +344,8 @@ void Engine::plan() {
   for (uint32_t id = 1; id < pool_.book.regions.end(); ++id) {
     Region* region = pool_.book.regions.at(id);
     if (region->dead || region->engine != this) continue;
-    if (region->by_pieces) {  // what nobody uses of an arena is in nobody's way
+    if (region->by_pieces ||
+        region->isStreamed()) {  // what nobody uses of an arena is in nobody's way
       region->arena->overlapping(region->base, region->pages * kPageBytes, [&](const Piece& piece) {
         if (pool_.predictor.isHot(unitOf(piece))) others += piece.pages();
       });
@@ -343,7 +357,9 @@ void Engine::plan() {
   }
   const uint64_t budget = chunks_.vramBudget() / kPageBytes;
   // The window, and what is on its way out: the more, the faster what comes in.
-  const uint64_t streaming = windowBytes() / kPageBytes * (packed_.mostSlotBytes() > 0 ? 4 : 3) / 2;
+  const uint64_t streaming =
+      std::max(windowBytes() * (packed_.mostSlotBytes() > 0 ? 4 : 3) / 2, streamingBytes()) /
+      kPageBytes;
   const uint64_t room = budget > others + streaming ? budget - others - streaming : 0;
   const size_t units = round.size();
   DeviceWhy& why = counters().whyOf(static_cast<unsigned>(device_));

@@ -145,7 +145,8 @@ bool Engine::makeRoomFor(Want& want, const Serving& found) {
   const uint64_t now = found.times.now_ns;
   bool progress = false;
   // Who could go on at once waits longer for what is on its way already.
-  const bool coming_soon = want.fetch && (flight_.freesSoon() > 0 || !out_.batches.empty());
+  const bool coming_soon =
+      want.fetch && (flight_.freesSoon() > 0 || !out_.batches.empty() || isCopying(0));
   const uint64_t patience = (coming_soon ? 5 : 1) * pool_.options.waits.in_place_ns;
   if (found.lingering && now - want.since_ns > patience) {
     want.in_place = true;

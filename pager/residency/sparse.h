@@ -7,7 +7,8 @@
 //              a row: kSparse. Several that took longer: kDense.
 //   kSparse    stays in host memory in place and gives up its VRAM. Timed now and then: several in
 //              a row that took more than half of what a fetch takes: kDense.
-//   kDense     fetched, as everything else; no longer timed.
+//   kDense     fetched, as everything else; no longer timed. So is what the learned order calls
+//              hot: launches may have written it, and each pass looks through it for pointers.
 //
 // Whether in place or in VRAM is a matter of speed only (docs/internals/architecture.md, The rule),
 // so a wrong verdict is never wrong data.

@@ -25,7 +25,10 @@ WantStep stepForRetiring(const Want& want, const Extent& extent, const WantTimes
   // ever keep in place what there is room for: they wait, a bounded time.
   const bool owed = in_vram && times.vram_owed;
   const bool promoted = !in_vram && times.now_ns >= times.promoted_from_ns;
-  const bool waits = owed || (promoted && !want.in_place && times.vram_available >= extent.bytes());
+  // What is better read in place gives up its VRAM, also where each launch names it.
+  const bool gives_up = in_vram && region.isSparse();
+  const bool waits =
+      owed || gives_up || (promoted && !want.in_place && times.vram_available >= extent.bytes());
   // Once nothing uses it any more, it is a matter of the GPU alone.
   const uint64_t patience = owed ? std::max(kPatienceNs, times.owed_patience_ns)
                                  : (promoted && in_pass ? kPassPatienceNs : kPatienceNs);

@@ -24,7 +24,8 @@
 
 namespace olpager::pager {
 
-/// What the learned order knows as one unit: a region, or a piece of an arena that moves by pieces.
+/// What the learned order knows as one unit: a region, or a piece of an arena that moves by pieces
+/// or is streamed.
 /// Valid while the mutex is held.
 struct UnitRef {
   Region* region = nullptr;

@@ -377,6 +377,8 @@ struct alignas(64) Region {
     return arena != nullptr && !by_pieces && kind == RegionKind::kAllocation && arena->hasFills() &&
            managed == nullptr && away == nullptr;
   }
+  /// The learned order knows it by itself; of another one it knows the pieces, or nothing.
+  bool isOneUnit() const { return !tiny && !by_pieces && !isStreamed(); }
   /// Better read in place than fetched.
   bool isSparse() const { return density.verdict == Density::kSparse && arena == nullptr; }
 };
