@@ -24,7 +24,7 @@ struct Options {
   bool write = false;                        // the walk writes what it reads
   bool paging = false;                       // launches while twice the budget is allocated
   bool one_buffer = false;                   // a decode's weights are in one allocation
-  std::string arenas;  // OL_ARENAS; empty: the pager's own
+  std::string arenas;                        // OL_ARENAS; empty: the pager's own
   bool pack = true;                          // pages cross the bus packed where they pack
   std::string memservers;                    // addresses with commas between; "": none
   unsigned replicas = 1;                     // at them
