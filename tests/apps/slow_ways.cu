@@ -10,7 +10,7 @@
 //   memory   the same, and the graph has memory of its own
 //   pinned   stream, and each launch gets a block of pinned memory that is too large to be looked
 //            through
-//   sparse   stream, and each launch looks one word up in a table of twice --bytes
+//   sparse   stream through twice --bytes, and each launch looks one word up in a table as large
 //   dense    the same, and the launches read all of the table
 //   managed  CPU and GPU in turns at each block of managed memory
 //   sides    the same, but the CPU has a block of its own
@@ -145,7 +145,7 @@ static void shares(size_t bytes, unsigned rounds) {
 }
 
 static void table(size_t bytes, unsigned rounds, bool dense) {
-  const Blocks all(bytes);
+  const Blocks all(dense ? bytes : 2 * bytes);
   uint32_t* looked_up = nullptr;
   RUNTIME_OK(cudaMalloc(&looked_up, 2 * bytes));
   RUNTIME_OK(cudaMemset(looked_up, 0, 2 * bytes));

@@ -342,7 +342,7 @@ def pinned(options, scratch):
 
 def sparse(options, scratch):
     # The simulated GPU takes a second for the whole table and some ms at most for a word of it.
-    sim = {"SPEED": "300", "THREADS": "1"}
+    sim = {"SPEED": "60", "THREADS": "1"}
     run = Run(options, scratch, "sparse", ["--vram", "176MiB"], 64, rounds=16, sim=sim)
     run.has("sparse")
     check("128MiB in 1 allocations" in run.found["sparse"]["evidence"], run.text)
