@@ -142,7 +142,28 @@ void Scanner::noteFoundOnCpu(const Scan& scan, std::vector<uint64_t>& news) {
     Region& region = *scanned.region;
     if (region.dead || region.buffer_id != scanned.buffer_id) continue;
     for (const uint64_t address : scanned.found)
-      if (pool_.reach.add(region, address)) news.push_back(address);
+      if (pool_.reach.add(region, address) && !wasNamed(scanned, address)) news.push_back(address);
+  }
+}
+
+// Of a region that was looked through as a whole all is forgotten before it is noted anew: what it
+// has named all the time is no news.
+bool Scanner::wasNamed(const Scan::Scanned& scanned, uint64_t address) const {
+  const Region* const target = pool_.reach.liveAt(address);
+  if (target == scanned.region) return scanned.named_itself;
+  return std::any_of(scanned.before.begin(), scanned.before.end(), [&](const Edge& edge) {
+    const bool holds = address >= edge.begin && address - edge.begin < edge.bytes;
+    return holds &&
+           (edge.buffer_id == 0 || (target != nullptr && edge.buffer_id == target->buffer_id));
+  });
+}
+
+void Scanner::noteBefore(Scan& scan) {
+  for (Scan::Scanned& scanned : scan.scanned) {
+    const Region& region = *scanned.region;
+    if (scanned.found.empty() || region.dead || region.buffer_id != scanned.buffer_id) continue;
+    scanned.before = region.edges;
+    scanned.named_itself = region.names_itself;
   }
 }
 

@@ -274,6 +274,7 @@ Scanner::Found Scanner::finish(Scan& scan, const std::vector<Extent*>& victims, 
     noteVariables(scan, scratch.found + (apart ? words : 0), news);
   }
   scanOnCpu(scan, true, lock);
+  noteBefore(scan);
   for (size_t r = 0; r < scan.own_bitmaps; ++r) {
     const uint32_t* const found = scratch.found + (2 + r) * words;
     if (!some(found)) {

@@ -51,6 +51,9 @@ struct Scan {
     std::vector<ByteRun> by_cpu;
     bool twice = false;
     std::vector<uint64_t> found;  // by the CPU: addresses
+    // What it named before the pass, of a region of which the CPU found something.
+    std::vector<Edge> before{};
+    bool named_itself = false;
 
     /// Of a region that is no root, as it is now.
     static Scanned now(Region& region, bool whole, std::vector<uint64_t> only);
@@ -133,6 +136,8 @@ class Scanner {
   std::vector<kernels::ScanJob> listVariables(uint32_t* found) const;
   void scanOnCpu(Scan& scan, bool again, Lock& lock);
   void noteFoundOnCpu(const Scan& scan, std::vector<uint64_t>& news);
+  bool wasNamed(const Scan::Scanned& scanned, uint64_t address) const;
+  static void noteBefore(Scan& scan);
   void noteNews(const Region& region, const std::vector<Edge>& before,
                 std::vector<uint64_t>& news) const;
   void lookThroughNews(std::vector<uint64_t>& news);
