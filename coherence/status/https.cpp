@@ -17,17 +17,10 @@
 #include "base/fd.h"
 #include "base/format.h"
 #include "coherence/transport/trust/key_access.h"
+#include "coherence/transport/trust/openssl_library.h"
 
 namespace olpager::status {
 namespace {
-
-OSSL_LIB_CTX* library() {
-  static OSSL_LIB_CTX* const context = [] {
-    OPENSSL_init_ssl(OPENSSL_INIT_NO_LOAD_CONFIG | OPENSSL_INIT_NO_ATEXIT, nullptr);
-    return OSSL_LIB_CTX_new();
-  }();
-  return context;
-}
 
 std::string lastError() {
   const unsigned long code = ERR_peek_last_error();
@@ -56,7 +49,8 @@ Certificate::~Certificate() { SSL_CTX_free(context_); }
 Result<std::unique_ptr<Certificate>> Certificate::load(const std::string& certificate,
                                                        const std::string& private_key) {
   if (auto secret = openSecret(private_key); !secret.ok()) return secret.error();
-  SSL_CTX* const context = SSL_CTX_new_ex(library(), nullptr, TLS_server_method());
+  SSL_CTX* const context =
+      SSL_CTX_new_ex(transport::opensslLibrary(), nullptr, TLS_server_method());
   if (context == nullptr) return Error{"TLS: " + lastError()};
   std::unique_ptr<Certificate> made(new Certificate(context));
   SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);

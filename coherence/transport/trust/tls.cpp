@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/format.h"
+#include "coherence/transport/trust/openssl_library.h"
 
 namespace olpager::transport {
 namespace {
@@ -21,15 +22,6 @@ namespace {
 constexpr const char* kCipher = "TLS_AES_128_GCM_SHA256";
 constexpr uint8_t kCipherId[2] = {0x13, 0x01};
 constexpr size_t kMaxIdentity = 128;
-
-// Everything of OpenSSL's is private to this: nothing is read from the system's openssl.cnf.
-OSSL_LIB_CTX* library() {
-  static OSSL_LIB_CTX* const context = [] {
-    OPENSSL_init_ssl(OPENSSL_INIT_NO_LOAD_CONFIG | OPENSSL_INIT_NO_ATEXIT, nullptr);
-    return OSSL_LIB_CTX_new();
-  }();
-  return context;
-}
 
 std::string lastError() {
   const unsigned long code = ERR_peek_last_error();
@@ -157,8 +149,8 @@ struct TlsSession::Callbacks {
   }
 
   static SSL_CTX* context(bool server) {
-    SSL_CTX* made =
-        SSL_CTX_new_ex(library(), nullptr, server ? TLS_server_method() : TLS_client_method());
+    SSL_CTX* made = SSL_CTX_new_ex(opensslLibrary(), nullptr,
+                                   server ? TLS_server_method() : TLS_client_method());
     if (made == nullptr) return nullptr;
     SSL_CTX_set_min_proto_version(made, TLS1_3_VERSION);
     SSL_CTX_set_max_proto_version(made, TLS1_3_VERSION);
@@ -320,7 +312,7 @@ Result<Secret> TlsSession::exportSecret(const char* name, std::span<const uint8_
 Secret mac(const Secret& key, std::span<const uint8_t> first, std::span<const uint8_t> second) {
   Secret result{};
   size_t length = 0;
-  EVP_MAC* method = EVP_MAC_fetch(library(), "HMAC", nullptr);
+  EVP_MAC* method = EVP_MAC_fetch(opensslLibrary(), "HMAC", nullptr);
   EVP_MAC_CTX* context = EVP_MAC_CTX_new(method);
   char digest[] = "SHA256";
   const OSSL_PARAM parameters[] = {OSSL_PARAM_construct_utf8_string("digest", digest, 0),
