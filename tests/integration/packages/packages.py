@@ -39,12 +39,15 @@ def sources(suite):
     if suite == "bookworm":
         return paths
     mirrors = [found for path in paths for found in re.findall(r"https?://\S+/debian\b(?=/?\s)", pathlib.Path(path).read_text())]
-    return [f"deb {mirrors[0] if mirrors else 'http://deb.debian.org/debian'} {suite} main"]
+    return [f"deb {mirrors[0]} {suite} main"] if mirrors else []
 
 
 def clean_system(root, suite):
     """"", or why there is none."""
-    made = subprocess.run(["mmdebstrap", "--variant=apt", "--mode=root", f"--include={INCLUDED}", suite, root, *sources(suite)],
+    archives = sources(suite)
+    if not archives:
+        return f"no clean Debian ({suite}) could be made: this machine's sources name no archive of Debian"
+    made = subprocess.run(["mmdebstrap", "--variant=apt", "--mode=root", f"--include={INCLUDED}", suite, root, *archives],
                           stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1800)
     return "" if made.returncode == 0 else f"no clean Debian ({suite}) could be made: " + made.stderr.strip().splitlines()[-1]
 
