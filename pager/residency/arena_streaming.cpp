@@ -42,6 +42,10 @@ namespace olpager::pager {
 namespace {
 constexpr uint8_t kConstantLooks = 3;
 constexpr uint64_t kHotShare = 2;  // of VRAM: more is not brought since launches use it often
+
+void noteLook(Extent& extent, bool unchanged) {
+  extent.looks = unchanged ? std::min<uint8_t>(extent.looks + 1, kConstantLooks) : 0;
+}
 }  // namespace
 
 /// The copy of a sealed extent that is being made or has been made; nullptr: there is none.
@@ -188,8 +192,9 @@ Extent* Engine::nextToStage(const Region& region) {
     if (!extent->sealed || extent->state != ExtentState::kInPlace || extent->stamp == 0 ||
         stagedOf(*extent) != nullptr)
       continue;
-    const Turn turn{extent->wanted == 0,
-                    known && extent->wanted == 0 ? nextUseOfPart(pool_.predictor, *extent) : 0,
+    const bool waits_nobody = extent->wanted == 0;
+    const Turn turn{waits_nobody,
+                    known && waits_nobody ? nextUseOfPart(pool_.predictor, *extent) : 0,
                     extent->stamp};
     if (known && turn.distance == UINT64_MAX) continue;  // nobody knows that it is used again
     if (next != nullptr && next_turn <= turn) continue;
@@ -350,13 +355,10 @@ bool Engine::leaveArena(Region& region, uint64_t bytes) {
 
 /// Launches use it all the time, and may have written it: each pass looks through it for pointers.
 /// Over the link that takes longer than its VRAM is worth, however little of it they touch.
-void Engine::isDense(Region& region) {
-  DeviceWhy& why = counters().whyOf(static_cast<unsigned>(device_));
-  subtract(why.sparse_allocations, 1);
-  subtract(why.sparse_bytes, region.pages * kPageBytes);
+void Engine::makeDense(Region& region) {
   region.density = {Density::kDense};
-  region.placement = Placement::kUnplanned;
-  planner_.forget();
+  countSparse(region, true);
+  treatAnew(region);
   base::logInfo("device %d: launches use the %llu MiB at 0x%llx all the time: it comes to VRAM",
                 device_, static_cast<unsigned long long>(region.pages * kPageBytes >> 20),
                 static_cast<unsigned long long>(region.base));
@@ -379,7 +381,7 @@ bool Engine::bringHot() {
         !pool_.predictor.isHot(unitOf(*region)) ||
         region->pages * kPageBytes > chunks_.vramBudget() / kHotShare)
       continue;
-    if (region->isSparse()) isDense(*region);
+    if (region->isSparse()) makeDense(*region);
     for (const auto& extent : region->extents) {
       if (extent->state != ExtentState::kInPlace || extent->in_host ||
           bytes + extent->bytes() > chunks_.vramBudget() / kHotShare)
@@ -489,7 +491,7 @@ void Engine::finishRemap(Batch& batch, std::span<const ContentHash> hashes, Lock
     if (is_here) {
       const bool clean = extent->host != nullptr && extent->host_valid && extent->hash_valid &&
                          extent->hash == hashes[v];
-      extent->looks = clean ? std::min<uint8_t>(extent->looks + 1, kConstantLooks) : 0;
+      noteLook(*extent, clean);
       extent->hash = hashes[v];
       extent->hash_valid = true;
       (clean ? leaves : changed).push_back({extent, nullptr, extent->looks >= kConstantLooks});
@@ -497,8 +499,7 @@ void Engine::finishRemap(Batch& batch, std::span<const ContentHash> hashes, Lock
       sealed.push_back({extent, staged->chunk, false});
       staging_.erase(staging_.begin() + (staged - staging_.data()));
     } else {
-      const bool same = extent->hash_valid && extent->hash == hashes[v];
-      extent->looks = same ? std::min<uint8_t>(extent->looks + 1, kConstantLooks) : 0;
+      noteLook(*extent, extent->hash_valid && extent->hash == hashes[v]);
       extent->hash = hashes[v];
       extent->hash_valid = extent->host_valid = true;
       comes.push_back({extent, nullptr, false});

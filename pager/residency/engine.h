@@ -573,6 +573,8 @@ class Engine {
   bool fillFreeVram();
   bool bringHome(Lock& lock);
   void judgeTimed(Lock& lock);
+  void countSparse(const Region& region, bool was_sparse);
+  void treatAnew(Region& region);
   uint64_t sparseInVram() const;
   void plan();
   uint64_t windowBytes() const;
@@ -634,7 +636,7 @@ class Engine {
   bool mayRemap(const Region& region) const;
   bool beginRemap(Region& region, std::span<Extent* const> named, bool all_here);
   bool leaveArena(Region& region, uint64_t bytes);
-  void isDense(Region& region);
+  void makeDense(Region& region);
   bool bringHot();
   bool startRemap(Region& region, std::unique_ptr<Batch> batch);
   static uint64_t sealedBytes(std::span<Extent* const> extents);

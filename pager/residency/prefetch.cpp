@@ -270,7 +270,6 @@ void Engine::judgeTimed(Lock& lock) {
         {launch.region, launch.buffer_id, ns, launch.in_place, launch.tensor, launch.bytes});
   });
   lock.lock();
-  DeviceWhy& why = counters().whyOf(static_cast<unsigned>(device_));
   for (const Sample& sample : samples) {
     Region& region = *sample.region;
     if (region.dead || region.buffer_id != sample.buffer_id) continue;
@@ -287,24 +286,37 @@ void Engine::judgeTimed(Lock& lock) {
     const uint64_t bytes = region.pages * kPageBytes;
     const bool was_sparse = region.density.verdict == Density::kSparse;
     if (!judge(region.density, bytes, sample.ns, sample.in_place, timing_.vram_bandwidth)) continue;
-    const bool sparse = region.density.verdict == Density::kSparse;
-    if (sparse && !was_sparse) {
-      add(why.sparse_allocations);
-      add(why.sparse_bytes, bytes);
-    } else if (!sparse && was_sparse) {
-      subtract(why.sparse_allocations, 1);
-      subtract(why.sparse_bytes, bytes);
-    }
+    countSparse(region, was_sparse);
     if (!region.isSparse() && !sample.in_place) continue;  // as it was treated so far
     base::logInfo(
         "device %d: launches touch %s of the %llu MiB at 0x%llx: %s", device_,
         region.isSparse() ? "little" : "much", static_cast<unsigned long long>(bytes >> 20),
         static_cast<unsigned long long>(region.base),
         region.isSparse() ? "it stays in host memory, used in place" : "it is fetched again");
-    region.placement = Placement::kUnplanned;
-    planner_.forget();  // there is more or less room for the others
-    prefetch_.again = true;
+    treatAnew(region);
   }
+}
+
+// A verdict on the region has been found.
+void Engine::countSparse(const Region& region, bool was_sparse) {
+  const bool is_sparse = region.density.verdict == Density::kSparse;
+  if (is_sparse == was_sparse) return;
+  DeviceWhy& why = counters().whyOf(static_cast<unsigned>(device_));
+  const uint64_t bytes = region.pages * kPageBytes;
+  if (is_sparse) {
+    add(why.sparse_allocations);
+    add(why.sparse_bytes, bytes);
+  } else {
+    subtract(why.sparse_allocations, 1);
+    subtract(why.sparse_bytes, bytes);
+  }
+}
+
+// It is better fetched from now on, or better read in place.
+void Engine::treatAnew(Region& region) {
+  region.placement = Placement::kUnplanned;
+  planner_.forget();  // there is more or less room for the others
+  prefetch_.again = true;
 }
 
 /// Bytes of VRAM that memory has which is better read in place, and gives up.
