@@ -147,6 +147,56 @@ CommandLine::CommandLine(const std::string& program, const std::string& what,
   if (!examples.empty()) app_.footer(text);
 }
 
+void CommandLine::add(const OptionTable& table, Again again) {
+  for (const Option& option : table.rows()) {
+    Row& row = rows_.emplace_back(Row{&option, nullptr, {}});
+    std::string help = option.help;
+    if (!option.usual.empty()) help += base::format(" (default: {})", option.usual);
+    row.parsed = app_.add_option(optionName(option), row.text, help)
+                     ->type_name(option.type)
+                     ->group(option.group);
+    const bool holds = again == Again::kHolds;
+    if (!option.table.empty() || (!holds && option.type.ends_with(",...")))
+      row.parsed->multi_option_policy(CLI::MultiOptionPolicy::Join)->delimiter(',');
+    else if (holds)
+      row.parsed->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  }
+}
+
+void CommandLine::addFile(std::string_view system_file) {
+  const std::string help = base::format(
+      "A TOML file of these options (default: {}): keys as the options, with _ for -", system_file);
+  app_.add_option("--config", config_, help)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+      ->type_name("FILE")
+      ->group("Settings");
+}
+
+Result<std::vector<CommandLine::Given>> CommandLine::given() const {
+  std::vector<Given> all;
+  for (const Row& row : rows_) {
+    if (row.parsed->count() == 0) continue;
+    const bool list = row.parsed->get_delimiter() == ',' && row.option->table.empty();
+    if (row.text.empty())
+      return Error{list ? givenNothing(optionName(*row.option), "none")
+                        : givenNothing(optionName(*row.option))};
+    all.push_back({row.option, fromCommandLine(*row.option, row.text)});
+  }
+  return all;
+}
+
+Status CommandLine::read(OptionTable& table, std::string system_file) {
+  if (!config_.empty()) system_file = config_;
+  if (!system_file.empty())
+    if (auto status = table.readFile(system_file, !config_.empty()); !status.ok()) return status;
+  const auto all = given();
+  if (!all.ok()) return all.error();
+  for (const Given& one : all.value())
+    if (auto status = one.option->set(one.text); !status.ok())
+      return Error{base::format("{}: {}", optionName(*one.option), status.error().message)};
+  return {};
+}
+
 const CLI::App& CommandLine::deepest() const {
   const CLI::App* app = &app_;
   for (auto parsed = app->get_subcommands(); !parsed.empty(); parsed = app->get_subcommands())

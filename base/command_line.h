@@ -2,15 +2,19 @@
 // line with status 2 for what is wrong. It says what to do: an option or a command that there is
 // not names the nearest that there is.
 //
-// A program adds its options to app(), each with a group and a type that people know: SIZE,
-// SECONDS, NUMBER, FILE, HOST:PORT. Thread-safety: one thread, at the start. Errors:
-// std::bad_alloc, and what CLI11 throws for a mistake of the program's.
+// A program adds the rows of its table of options (options.h), and to app() what is an option of
+// the command line alone, each with a group and a type that people know: SIZE, SECONDS, NUMBER,
+// FILE, HOST:PORT. Thread-safety: one thread, at the start. Errors: std::bad_alloc, and what CLI11
+// throws for a mistake of the program's.
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <list>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "base/options.h"
 
 namespace olpager::base {
 
@@ -26,6 +30,23 @@ class CommandLine {
               const std::vector<Example>& examples);
 
   CLI::App& app() { return app_; }
+
+  /// What a second one of an option does: it is refused, but for those of lists, which add up; or
+  /// it holds.
+  enum class Again : uint8_t { kRefused, kHolds };
+  /// An option for each row. The table outlives parse().
+  void add(const OptionTable& table, Again again);
+  /// --config, for a daemon whose file is `system_file` where none is named.
+  void addFile(std::string_view system_file);
+  /// After parse(): sets what the file has ("" is none, unless --config names one), then what was
+  /// given on the command line. The Error names the option, or the file.
+  Status read(OptionTable& table, std::string system_file);
+  struct Given {
+    const Option* option;
+    std::string text;  // as fromCommandLine() has it
+  };
+  /// After parse(): what was given of the rows. The Error names an option that was given nothing.
+  Result<std::vector<Given>> given() const;
 
   /// What completes its words in a shell, "bash" or "zsh", from the same definitions as --help.
   std::string completion(const std::string& shell) const;
@@ -46,7 +67,15 @@ class CommandLine {
   std::string unexpected(const std::vector<std::string>& left) const;
   std::string mismatched(const std::string& told) const;
 
+  struct Row {
+    const Option* option;
+    CLI::Option* parsed;
+    std::string text;
+  };
+
   CLI::App app_;
+  std::list<Row> rows_;
+  std::string config_;
 };
 
 /// For options with numbers: SECONDS, NUMBER. What is none or lies beyond is refused with what is

@@ -2,29 +2,21 @@
 // /etc/olpager/olpager.toml, $XDG_CONFIG_HOME/olpager/olpager.toml (else
 // ~/.config/olpager/olpager.toml), the file that OL_CONFIG names, the OL_* variables. Never a file
 // of the working directory: a setting names a library to load.
+// optionsOf() has them all.
 //
-// Keys of the file and their variables (docs/reference/settings.md):
-//   vram (OL_VRAM)  host (OL_HOST)  reach (OL_REACH)  report (OL_REPORT)  va_base (OL_VA_BASE)
-//                                                     va_size (OL_VA_SIZE)
-//   log (OL_LOG)  driver (OL_DRIVER)  memserver (OL_MEMSERVER)  replicas (OL_REPLICAS)  key
-//                                     (OL_KEY)  tls (OL_TLS)
-//   gpunode (OL_GPUNODE)  view (OL_VIEW)  route (OL_ROUTE)  transport (OL_TRANSPORT)
-//   rails (OL_RAILS)  require (OL_REQUIRE)
-//   exportable (OL_EXPORTABLE)  pack (OL_PACK)  arenas (OL_ARENAS)
-//   managed (OL_MANAGED)
 // Thread-safety: pure functions of their input. Errors: one line that names the file and line or
 // the variable, the value, and what is allowed. An OL_ variable that nobody knows is a warning
 // only.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/log.h"
+#include "base/options.h"
 #include "base/result.h"
 #include "base/size.h"
 
@@ -32,8 +24,14 @@ namespace olpager::base {
 
 /// Which allocations a launch is taken to reach besides those that its parameters name.
 enum class ReachSetting : uint8_t { kTraced, kAll, kLearned };
+inline constexpr std::initializer_list<Word<ReachSetting>> kReachWords = {
+    {"traced", ReachSetting::kTraced},
+    {"all", ReachSetting::kAll},
+    {"learned", ReachSetting::kLearned}};
 /// What the program is told of its memory: this node's, or the whole pool's.
 enum class ReportSetting : uint8_t { kNode, kPool };
+inline constexpr std::initializer_list<Word<ReportSetting>> kReportWords = {
+    {"node", ReportSetting::kNode}, {"pool", ReportSetting::kPool}};
 /// Whose the physical memory is that the program creates as exportable (cuMemCreate): the driver's
 /// as long as VRAM has room for it, which never leaves VRAM, or the pager's, which can't be
 /// exported. What nobody has set is the driver's; with a gpunode, what that has set.
@@ -42,15 +40,24 @@ enum class ExportableSetting : uint8_t { kUnset, kDriver, kPager };
 /// Who moves managed memory (cuMemAllocManaged) between CPU and GPU.
 enum class ManagedSetting : uint8_t { kPager, kDriver };
 
-/// What goes to memservers and gpunodes encrypted.
-enum class TlsSetting : uint8_t { kAll, kControl, kOff };
+/// What is encrypted once both ends of a link have proved that they hold the same key. kOff:
+/// nothing after the proof. The stricter of both ends' settings holds.
+enum class TlsSetting : uint8_t { kOff, kControl, kAll };
+inline constexpr std::initializer_list<Word<TlsSetting>> kTlsWords = {
+    {"all", TlsSetting::kAll}, {"control", TlsSetting::kControl}, {"off", TlsSetting::kOff}};
 
 /// What a forwarded program sees of the GPUs of its gpunodes: each as a device of its own, or one
 /// device in the place of all.
 enum class ViewSetting : uint8_t { kDiscrete, kUnified };
 
-/// How a gpunode is spoken to: shared memory where both are on one host, else TCP; or one of them.
+/// Which transport a pair of nodes uses. kAuto: shared memory where both run on one host; else RDMA
+/// where both have a card for the address and not everything is to be encrypted; else TCP.
 enum class TransportSetting : uint8_t { kAuto, kTcp, kShm, kVerbs };
+inline constexpr std::initializer_list<Word<TransportSetting>> kTransportWords = {
+    {"auto", TransportSetting::kAuto},
+    {"tcp", TransportSetting::kTcp},
+    {"shm", TransportSetting::kShm},
+    {"verbs", TransportSetting::kVerbs}};
 
 /// Where operations of the unified view go: where their pages are, or to one gpunode after the
 /// other. Else the text is one of `gpunodes`: to that one.
@@ -65,8 +72,6 @@ inline constexpr std::string_view kLocalGpunode = "local";
 inline constexpr const char* kLocalVariable = "OL_LOCAL_GPUNODE";
 /// The path of the key that belongs to such a socket.
 std::string localKeyPath(const std::string& socket);
-inline constexpr uint64_t kSettingsPageBytes =
-    2ull << 20;  // the pager's page: no budget below it can work
 
 struct Settings {
   Budget vram;  // of each device; not given: what the driver has free less a reserve
@@ -82,7 +87,7 @@ struct Settings {
   uint64_t va_size = 0;        // 0: 16 TiB
   LogLevel log = LogLevel::kWarn;
   std::vector<std::string> memservers;  // "host:port", "[v6]:port" or "unix:/path"; each once
-  unsigned replicas = 1;                // of what they hold: 1 or 2
+  uint32_t replicas = 1;                // of what they hold: 1 or 2
   std::string key;  // absolute path of the file with the key for memservers and gpunodes; "": none
   TlsSetting tls = TlsSetting::kAll;
   std::vector<std::string> gpunodes;  // "host:port", each once: the program is forwarded there
@@ -98,12 +103,10 @@ struct Settings {
   std::string driver;  // absolute path of a libcuda, "sim" for the simulated GPU, "" for the
                        // loader's own search
   std::vector<std::string> warnings;  // one line each, for the log
-  // By key, of each that a file or a variable gave: how an error names the place.
-  std::map<std::string, std::string, std::less<>> origins;
 };
 
-const char* reachName(ReachSetting reach);
-const char* reportName(ReportSetting report);
+/// All that sets `settings`.
+OptionTable optionsOf(Settings& settings);
 
 /// Where settings come from; the members' defaults are what a program uses.
 struct SettingsSources {
@@ -117,21 +120,7 @@ struct SettingsSources {
 /// All settings. A named file (OL_CONFIG) has to exist; the others need not.
 Result<Settings> loadSettings(const SettingsSources& sources = {});
 
-/// From the working directory on; `path` itself where that can't be told.
-std::string absolutePath(const std::string& path);
-/// A setting's value as somebody gives it on a command line, where the paths of `driver` and `key`
-/// may be relative ones.
-std::string fromCommandLine(std::string_view key, const std::string& text);
-
-/// Sets one by its key (as in the file) from text. The Error does not name where the text came
-/// from.
-Status applySetting(Settings& settings, std::string_view key, std::string_view text);
-
 /// Whether a gpunode "local" is named and olrun has started none: the Error says what to do.
 Status checkLocalStarted(const Settings& settings);
-
-/// What no single setting shows: a range that can't be, a route that leads nowhere. Called by
-/// loadSettings.
-Status checkSettings(const Settings& settings);
 
 }  // namespace olpager::base

@@ -123,12 +123,6 @@ std::vector<TomlEntry> entriesOf(const toml::table& table, const std::string& pa
 
 }  // namespace
 
-Result<std::string> TomlEntry::option() const {
-  if (kind == Kind::kTable || kind == Kind::kOther)
-    return Error{"a text, a whole number, true, false or a list of texts is wanted"};
-  return text;
-}
-
 Result<std::vector<TomlEntry>> readTomlFile(const std::string& path, bool must) {
   const UniqueFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file && !must && (errno == ENOENT || errno == ENOTDIR)) return std::vector<TomlEntry>();

@@ -32,10 +32,6 @@ struct TomlEntry {
   /// commas between; else "".
   std::string text;
   std::vector<TomlEntry> inside;
-
-  /// `text`, where an option can be made of the value; else what is wanted instead, without the
-  /// place.
-  Result<std::string> option() const;
 };
 
 /// All keys of `path`, in the order of their names. A file that is not there is an error where it

@@ -17,32 +17,9 @@ namespace olpager::transport {
 Result<Options> optionsFrom(const base::Settings& settings, std::string_view address) {
   Options options;
   options.release = base::kVersion;
-  switch (settings.transport) {
-    case base::TransportSetting::kAuto:
-      options.choice = Choice::kAuto;
-      break;
-    case base::TransportSetting::kTcp:
-      options.choice = Choice::kTcp;
-      break;
-    case base::TransportSetting::kShm:
-      options.choice = Choice::kShm;
-      break;
-    case base::TransportSetting::kVerbs:
-      options.choice = Choice::kVerbs;
-      break;
-  }
+  options.choice = settings.transport;
   options.rails = settings.rails;
-  switch (settings.tls) {
-    case base::TlsSetting::kAll:
-      options.tls = Tls::kAll;
-      break;
-    case base::TlsSetting::kControl:
-      options.tls = Tls::kControl;
-      break;
-    case base::TlsSetting::kOff:
-      options.tls = Tls::kOff;
-      break;
-  }
+  options.tls = settings.tls;
   const bool local = !address.empty() && address == settings.local_gpunode;
   // No card has a way within a machine.
   if (local && options.choice == Choice::kVerbs) options.choice = Choice::kAuto;

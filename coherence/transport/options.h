@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/address.h"
+#include "base/settings.h"
 
 namespace olpager::transport {
 
@@ -15,13 +16,8 @@ class KeyRing;
 
 inline constexpr uint32_t kMostRails = base::kMostRails;
 
-/// Which transport a pair of nodes uses. kAuto: shared memory where both run on one host; else RDMA
-/// where both have a card for the address and not everything is to be encrypted; else TCP.
-enum class Choice : uint8_t { kAuto, kTcp, kShm, kVerbs };
-
-/// What is encrypted once both ends have proved that they hold the same key. kOff: nothing after
-/// the proof. The stricter of both ends' settings holds.
-enum class Tls : uint8_t { kOff, kControl, kAll };
+using Choice = base::TransportSetting;
+using Tls = base::TlsSetting;
 
 /// Versions of all that travels between two ends, above the layout of frames: messages of every
 /// layer. Two ends speak the newest that both know (Link::peer().version). A change of any

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <map>
 #include <string>
 
 #include "base/command_line.h"
@@ -91,28 +90,11 @@ int run(int argc, char** argv) {
         "for all who hold the key; half of each GPU's VRAM for a session at most"},
        {"olgpunode --state --listen 10.0.0.3:7071 --key KEYFILE",
         "who uses the daemon that listens there"}});
-  constexpr const char *kFile = "Settings", *kState = "The daemon that runs";
-  std::map<std::string, std::string> given;
-  std::map<std::string, CLI::Option*> options_of;
-  for (const auto& key : gpunode::supervisorKeys()) {
-    options_of[key.key] =
-        line.app().add_option(base::format("--{}", key.key), given[key.key],
-                              base::format("{} (default: {})", key.text, key.default_));
-    options_of[key.key]
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
-        ->type_name(key.type)
-        ->group(key.group);
-  }
-  std::string config;
-  line.app()
-      .add_option(
-          "--config", config,
-          base::format(
-              "A TOML file of these options (default: {}): keys as the options, with _ for -",
-              gpunode::kSystemFile))
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
-      ->type_name("FILE")
-      ->group(kFile);
+  constexpr const char* kState = "The daemon that runs";
+  gpunode::SupervisorOptions options;
+  base::OptionTable table = gpunode::optionsOf(options);
+  line.add(table, base::CommandLine::Again::kHolds);
+  line.addFile(gpunode::kSystemFile);
   bool state = false, json = false, for_program = false;
   line.app().add_flag(forward::kForProgramOption, for_program)->group("");
   line.app()
@@ -120,20 +102,9 @@ int run(int argc, char** argv) {
       ->group(kState);
   line.app().add_flag("--json", json, "--state as JSON")->group(kState);
   if (const auto status = line.parse(argc, argv)) return *status;
-  gpunode::SupervisorOptions options;
   // The machine's file is of its own gpunode, not of one that somebody starts for a program.
-  const std::string usual = for_program ? "" : gpunode::kSystemFile;
-  const std::string& file = config.empty() ? usual : config;
-  if (auto status = file.empty() ? Status() : gpunode::applyFile(options, file, !config.empty());
-      !status.ok())
+  if (auto status = line.read(table, for_program ? "" : gpunode::kSystemFile); !status.ok())
     return refuse(status.error().message);
-  for (const auto& [key, text] : given) {
-    if (options_of[key]->count() == 0) continue;
-    if (text.empty()) return refuse(base::givenNothing("--" + key));
-    if (auto status = gpunode::applyOption(options, key, base::fromCommandLine(key, text));
-        !status.ok())
-      return refuse(base::format("--{}: {}", key, status.error().message));
-  }
   gpunode::OwnProgram program;
   if (for_program) {
     if (auto taken = takeProgram(program, options.listen); !taken.ok())

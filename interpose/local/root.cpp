@@ -310,7 +310,8 @@ CUresult makePool(Root& state) {
                 state.driver.path.c_str(), version / 1000, version % 1000 / 10,
                 static_cast<unsigned long long>(ready->base()),
                 static_cast<unsigned long long>(ready->end()),
-                base::reachName(state.settings.reach), base::reportName(state.settings.report));
+                base::wordOf(base::kReachWords, state.settings.reach),
+                base::wordOf(base::kReportWords, state.settings.report));
   return CUDA_SUCCESS;
 }
 

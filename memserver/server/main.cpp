@@ -1,10 +1,8 @@
 // olmemserver: donates memory of this machine to sessions elsewhere. docs/internals/memserver.md.
 #include <signal.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <exception>
-#include <map>
 #include <string>
 
 #include "base/command_line.h"
@@ -13,7 +11,6 @@
 #include "base/format.h"
 #include "base/log.h"
 #include "base/log_reader.h"
-#include "base/text.h"
 #include "coherence/transport/log_links.h"
 #include "memserver/server/daemon.h"
 #include "memserver/server/query.h"
@@ -32,11 +29,6 @@ using olpager::memserver::DaemonOptions;
 int refuse(const std::string& why) {
   base::print(stderr, "olmemserver: {}\n", why);
   return 2;
-}
-
-std::string dashed(std::string key) {
-  std::replace(key.begin(), key.end(), '_', '-');
-  return "--" + key;
 }
 
 int showState(const DaemonOptions& options, bool json) {
@@ -73,58 +65,19 @@ int run(int argc, char** argv) {
         "all memory but the reserve, for all who hold the key"},
        {"olmemserver --state --listen 10.0.0.2:7070 --key KEYFILE",
         "what the daemon that listens there lends to whom"}});
-  constexpr const char *kSettings = "Settings", *kState = "The daemon that runs";
-  std::map<std::string, std::string> given;
-  for (const auto& key : memserver::daemonKeys()) {
-    line.app()
-        .add_option(dashed(key.key), given[key.key],
-                    base::format("{} (default: {})", key.text, key.default_))
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
-        ->type_name(key.type)
-        ->group(key.group);
-  }
-  std::vector<std::string> quotas;
-  line.app()
-      .add_option("--key-quota", quotas,
-                  "The most that all sessions of a key may lease, as often as there are such keys; "
-                  "in a file the table "
-                  "[quotas]")
-      ->type_name("NAME=SIZE")
-      ->group("Sessions");
-  std::string config;
-  line.app()
-      .add_option(
-          "--config", config,
-          base::format(
-              "A TOML file of these options (default: {}): keys as the options, with _ for -",
-              memserver::kSystemFile))
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
-      ->type_name("FILE")
-      ->group(kSettings);
+  constexpr const char* kState = "The daemon that runs";
+  DaemonOptions options;
+  base::OptionTable table = memserver::optionsOf(options);
+  line.add(table, base::CommandLine::Again::kHolds);
+  line.addFile(memserver::kSystemFile);
   bool state = false, json = false;
   line.app()
       .add_flag("--state", state, "Print what the daemon that listens there lends to whom, and end")
       ->group(kState);
   line.app().add_flag("--json", json, "--state as JSON")->group(kState);
   if (const auto status = line.parse(argc, argv)) return *status;
-
-  DaemonOptions options;
-  const std::string file = config.empty() ? std::string(memserver::kSystemFile) : config;
-  if (const Status status = memserver::applyFile(options, file, !config.empty()); !status.ok()) {
+  if (const Status status = line.read(table, std::string(memserver::kSystemFile)); !status.ok())
     return refuse(status.error().message);
-  }
-  for (const auto& key : memserver::daemonKeys()) {
-    if (line.app().count(dashed(key.key)) == 0) continue;
-    if (given[key.key].empty()) return refuse(base::givenNothing(dashed(key.key)));
-    if (const Status status = memserver::applyKey(options, key.key, given[key.key]); !status.ok()) {
-      return refuse(base::format("{}: {}", dashed(key.key), status.error().message));
-    }
-  }
-  for (const auto& quota : quotas) {
-    if (const Status status = memserver::applyKeyQuota(options, quota); !status.ok()) {
-      return refuse(base::format("--key-quota: {}", status.error().message));
-    }
-  }
   if (options.key.empty()) options.key = base::ownCredentialFile(memserver::kCredential);
   if (state) {
     base::setLogLevel(base::LogLevel::kError);

@@ -59,7 +59,7 @@ extern "C" __attribute__((visibility("default"))) int LLVMFuzzerTestOneInput(con
     default:
       for (const char* key : {"memserver", "replicas", "key", "tls"}) {
         base::Settings settings;
-        if (const Status status = base::applySetting(settings, key, text); !status.ok())
+        if (const Status status = base::optionsOf(settings).set(key, text); !status.ok())
           oneLine(status.error());
       }
   }

@@ -122,7 +122,7 @@ Result<NodeSource> NodeSource::make(const NodeOptions& options, uint32_t answer_
   auto settings = base::loadSettings();
   if (!settings.ok()) return settings.error();
   if (!options.tls.empty()) {
-    if (const Status status = base::applySetting(settings.value(), "tls", options.tls);
+    if (const Status status = base::optionsOf(settings.value()).set("tls", options.tls);
         !status.ok())
       return Error{"--tls: " + status.error().message};
   }

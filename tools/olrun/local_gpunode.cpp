@@ -35,39 +35,19 @@ constexpr time_t kStarting = 120;  // seconds in which a gpunode listens, or nev
 
 Error failed(const char* what) { return Error{base::format("{}: {}", what, std::strerror(errno))}; }
 
-const char* transportText(base::TransportSetting transport) {
-  switch (transport) {
-    case base::TransportSetting::kTcp:
-      return "tcp";
-    case base::TransportSetting::kShm:
-      return "shm";
-    case base::TransportSetting::kAuto:
-    case base::TransportSetting::kVerbs:  // which has no place within a machine
-      break;
-  }
-  return "auto";
-}
-
-const char* tlsText(base::TlsSetting tls) {
-  switch (tls) {
-    case base::TlsSetting::kOff:
-      return "off";
-    case base::TlsSetting::kControl:
-      return "control";
-    case base::TlsSetting::kAll:
-      break;
-  }
-  return "all";
-}
-
 std::vector<std::string> commandLine(const base::Settings& settings, const std::string& socket) {
-  std::vector<std::string> line{"olgpunode",
-                                forward::kForProgramOption,
-                                "--listen=unix:" + socket,
-                                "--key=" + base::localKeyPath(socket),
-                                base::format("--transport={}", transportText(settings.transport)),
-                                base::format("--tls={}", tlsText(settings.tls)),
-                                base::format("--log={}", base::logLevelName(settings.log))};
+  // RDMA has no place within a machine.
+  const auto transport = settings.transport == base::TransportSetting::kVerbs
+                             ? base::TransportSetting::kAuto
+                             : settings.transport;
+  std::vector<std::string> line{
+      "olgpunode",
+      forward::kForProgramOption,
+      "--listen=unix:" + socket,
+      "--key=" + base::localKeyPath(socket),
+      base::format("--transport={}", base::wordOf(base::kTransportWords, transport)),
+      base::format("--tls={}", base::wordOf(base::kTlsWords, settings.tls)),
+      base::format("--log={}", base::logLevelName(settings.log))};
   if (!settings.driver.empty()) line.push_back("--driver=" + settings.driver);
   if (settings.vram.given()) line.push_back("--vram=" + base::exactBudget(settings.vram));
   if (settings.host.given()) {

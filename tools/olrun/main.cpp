@@ -42,90 +42,12 @@ int refuse(const std::string& line) {
 }
 
 // Of --help.
-constexpr const char* kHere = "Memory of this machine";
-constexpr const char* kElsewhere = "Other machines";
 constexpr const char* kRun = "The run";
 constexpr const char* kContainers = "Containers";
 
-// Whether a program is forwarded decides which settings can have an effect.
-// (kLocal: also with a gpunode that is started here.)
-enum class Mode : uint8_t { kBoth, kLocal, kForwarded };
-
-// One setting as an option of the command line.
-struct SettingOption {
-  const char* group;
-  const char* option;
-  const char* key;
-  const char* variable;
-  const char* type;
-  const char* help;
-  Mode mode = Mode::kLocal;
-  std::string text{};
-  bool given = false;
-};
-
+// What olrun is told.
 struct CommandLine {
-  std::vector<SettingOption> settings = {
-      {kHere, "--vram", "vram", "OL_VRAM", "SIZE",
-       "VRAM to use on each device: 8GiB, 50% (default: what is free less a reserve)"},
-      {kHere, "--host", "host", "OL_HOST", "SIZE",
-       "Host RAM to use: 32GiB, 50% (default: 80% of what is available)"},
-      {kHere, "--reach", "reach", "OL_REACH", "REACH",
-       "What a launch is taken to reach: traced, all or learned (default: traced)"},
-      {kHere, "--report", "report", "OL_REPORT", "REPORT",
-       "Memory that the program is told of: node or pool (default: node)"},
-      {kHere, "--pack", "pack", "OL_PACK", "on|off",
-       "What streams crosses the bus packed where it packs (default: on)"},
-      {kHere, "--arenas", "arenas", "OL_ARENAS", "HOW",
-       "What of a large allocation does not fit VRAM: used in-place (default), or streamed"},
-      {kHere, "--va-base", "va_base", "OL_VA_BASE", "ADDRESS",
-       "Where the global address range begins"},
-      {kHere, "--va-size", "va_size", "OL_VA_SIZE", "SIZE", "Its size (default: 16TiB)"},
-      {kElsewhere, "--memserver", "memserver", "OL_MEMSERVER", "HOST:PORT,...",
-       "Memory of other machines (olmemserver): below host RAM. As often as there are machines; "
-       "none: without"},
-      {kElsewhere, "--replicas", "replicas", "OL_REPLICAS", "NUMBER",
-       "Memservers that hold each page: 1 or 2 (default: 1)"},
-      {kElsewhere, "--gpunode", "gpunode", "OL_GPUNODE", "HOST:PORT,...",
-       "Run all GPU work on another machine (olgpunode): no GPU and no driver is needed here. As "
-       "often as there are "
-       "machines; local: for this machine's GPUs one that is started for the program; none: not",
-       Mode::kBoth},
-      {kElsewhere, "--view", "view", "OL_VIEW", "VIEW",
-       "Of the gpunodes' GPUs: discrete, each is a device of its own (default), or unified, one "
-       "device",
-       Mode::kForwarded},
-      {kElsewhere, "--route", "route", "OL_ROUTE", "WHERE",
-       "Of the unified view: launches and copies go where their pages are (owner, the default), to "
-       "one GPU after the other (rr), or to a gpunode, named as for --gpunode, with /N for its GPU "
-       "N",
-       Mode::kForwarded},
-      {kElsewhere, "--transport", "transport", "OL_TRANSPORT", "HOW",
-       "To memservers and gpunodes: auto, tcp, shm or verbs (default: auto)", Mode::kBoth},
-      {kElsewhere, "--rails", "rails", "OL_RAILS", "ADDRESS,...",
-       "This machine's RDMA cards, if links to memservers and gpunodes are to have several",
-       Mode::kBoth},
-      {kElsewhere, "--require", "require", "OL_REQUIRE", "WHAT",
-       "gpudirect: pages go straight between VRAM and memservers, or the program is refused "
-       "(default: none)"},
-      {kElsewhere, "--key", "key", "OL_KEY", "FILE",
-       "Key for memservers and gpunodes (olctl keygen; default: "
-       "$CREDENTIALS_DIRECTORY/olpager.key, where it is)",
-       Mode::kBoth},
-      {kElsewhere, "--tls", "tls", "OL_TLS", "WHAT",
-       "What goes to them encrypted: all, control or off (default: all)", Mode::kBoth},
-      {kRun, "--driver", "driver", "OL_DRIVER", "FILE",
-       "The libcuda to use; sim: the simulated GPU (default: the loader's)"},
-      {kRun, "--managed", "managed", "OL_MANAGED", "OWNER",
-       "Who moves managed memory between CPU and GPU: pager or driver (default: pager)",
-       Mode::kBoth},
-      {kRun, "--exportable", "exportable", "OL_EXPORTABLE", "OWNER",
-       "Whose exportable memory of cuMemCreate is: pager, which pages it, or driver (default: "
-       "driver)",
-       Mode::kBoth},
-      {kRun, "--log", "log", "OL_LOG", "LEVEL",
-       "off, error, warn, info, debug or trace (default: warn)", Mode::kBoth},
-  };
+  std::vector<base::CommandLine::Given> settings;
   std::string config;
   std::string cdi, out;
   bool cdi_given = false, out_given = false;
@@ -133,6 +55,11 @@ struct CommandLine {
   bool stats = false;
   bool why = false;
   std::vector<std::string> program;
+
+  bool gives(std::string_view key) const {
+    return std::any_of(settings.begin(), settings.end(),
+                       [key](const auto& each) { return each.option->key == key; });
+  }
 };
 
 // What makes no sense beside --cdi, which runs nothing and looks at no machine.
@@ -154,7 +81,7 @@ Status checkCdi(const CommandLine& line) {
 
 // CLI11 takes what follows a bare "--" for positionals; a program's own arguments must never be
 // looked at.
-int parse(int argc, char** argv, CommandLine& line, bool& done) {
+int parse(int argc, char** argv, const base::OptionTable& table, CommandLine& line, bool& done) {
   done = true;
   base::CommandLine command(
       "olrun",
@@ -171,14 +98,7 @@ int parse(int argc, char** argv, CommandLine& line, bool& done) {
         "containers with --device olpager.dev/client=small run so"}});
   CLI::App& app = command.app();
   app.prefix_command();
-  std::vector<CLI::Option*> settings;
-  for (auto& setting : line.settings) {
-    CLI::Option* const option = app.add_option(setting.option, setting.text, setting.help);
-    option->type_name(setting.type)->group(setting.group);
-    if (setting.key == std::string_view("memserver") || setting.key == std::string_view("gpunode"))
-      option->multi_option_policy(CLI::MultiOptionPolicy::Join)->delimiter(',');
-    settings.push_back(option);
-  }
+  command.add(table, base::CommandLine::Again::kRefused);
   app.add_option(
          "--config", line.config,
          "A settings file besides /etc/olpager/olpager.toml and ~/.config/olpager/olpager.toml")
@@ -208,13 +128,9 @@ int parse(int argc, char** argv, CommandLine& line, bool& done) {
   const bool separated = separator != all.end();
   const std::vector<std::string> after(separated ? separator + 1 : all.end(), all.end());
   if (const auto status = command.parse({all.begin(), separator}, &line.program)) return *status;
-  for (size_t i = 0; i < settings.size(); ++i) {
-    SettingOption& setting = line.settings[i];
-    setting.given = settings[i]->count() != 0;
-    if (setting.given && setting.text.empty())
-      return refuse(settings[i]->get_delimiter() == ',' ? base::givenNothing(setting.option, "none")
-                                                        : base::givenNothing(setting.option));
-  }
+  auto given = command.given();
+  if (!given.ok()) return refuse(given.error().message);
+  line.settings = std::move(given).value();
   if (separated) {
     if (!line.program.empty()) line.program.emplace_back("--");
     line.program.insert(line.program.end(), after.begin(), after.end());
@@ -291,40 +207,40 @@ bool namesLocal(const std::vector<std::string>& gpunodes) {
   return std::find(gpunodes.begin(), gpunodes.end(), base::kLocalGpunode) != gpunodes.end();
 }
 
+// Whether a program is forwarded decides which settings can have an effect. (kLocal: also with a
+// gpunode that is started here.)
+enum class Mode : uint8_t { kBoth, kLocal, kForwarded };
+
+Mode modeOf(std::string_view key) {
+  constexpr std::string_view kOfBoth[] = {"gpunode", "transport", "rails",      "key",
+                                          "tls",     "managed",   "exportable", "log"};
+  if (key == "view" || key == "route") return Mode::kForwarded;
+  const bool both = std::find(std::begin(kOfBoth), std::end(kOfBoth), key) != std::end(kOfBoth);
+  return both ? Mode::kBoth : Mode::kLocal;
+}
+
 // What was asked for by an option and can't be had is no setting to ignore. (Files and variables
 // may name settings of both.)
-Status checkOptions(const std::vector<SettingOption>& options,
-                    const std::vector<std::string>& gpunodes) {
+Status checkOptions(const CommandLine& line, const std::vector<std::string>& gpunodes) {
   const auto hasNone = [&](Mode mode) {
     if (gpunodes.empty()) return mode == Mode::kForwarded;
     return mode == Mode::kLocal && !namesLocal(gpunodes);
   };
-  for (const auto& option : options) {
-    if (!option.given || option.text == "none" || !hasNone(option.mode)) continue;
-    if (namesLocal(gpunodes))
-      return Error{
-          base::format("{}: of no effect on a forwarded program; leave it out, or run "
-                       "without a gpunode: --gpunode none",
-                       option.option)};
+  for (const auto& [option, text] : line.settings) {
+    if (text == "none" || !hasNone(modeOf(option->key))) continue;
+    const std::string name = base::optionName(*option);
     return Error{gpunodes.empty()
-                     ? base::format("{}: of no effect without a gpunode (--gpunode)", option.option)
+                     ? base::format("{}: of no effect without a gpunode (--gpunode)", name)
                      : base::format("{}: of no effect with the gpunode {}, whose own settings hold "
-                                    "(man olgpunode); leave it "
-                                    "out, or run here: --gpunode none",
-                                    option.option, gpunodes.front())};
+                                    "(man olgpunode); leave it out, or run here: --gpunode none",
+                                    name, gpunodes.front())};
   }
   return {};
 }
 
-bool isGiven(const std::vector<SettingOption>& options, std::string_view key) {
-  return std::any_of(options.begin(), options.end(),
-                     [key](const auto& option) { return option.given && option.key == key; });
-}
-
 // Replicas are of pages at memservers.
-Status checkReplicas(const std::vector<SettingOption>& options, const base::Settings& settings) {
-  if (!isGiven(options, "replicas") || settings.replicas == 1 || !settings.memservers.empty())
-    return {};
+Status checkReplicas(const CommandLine& line, const base::Settings& settings) {
+  if (!line.gives("replicas") || settings.replicas == 1 || !settings.memservers.empty()) return {};
   return Error{
       base::format("--replicas {}: there is no memserver to hold them: name {} or more with "
                    "--memserver HOST:PORT, or "
@@ -333,10 +249,10 @@ Status checkReplicas(const std::vector<SettingOption>& options, const base::Sett
 }
 
 // Of forwarded programs the unified view's alone.
-Status checkView(const std::vector<SettingOption>& options, const base::Settings& settings) {
+Status checkView(const CommandLine& line, const base::Settings& settings) {
   if (settings.view == base::ViewSetting::kUnified) return {};
   for (const char* const key : {"route", "managed"}) {
-    if (!isGiven(options, key) || (settings.gpunodes.empty() && key == std::string_view("managed")))
+    if (!line.gives(key) || (settings.gpunodes.empty() && key == std::string_view("managed")))
       continue;
     return Error{
         base::format("--{}: of no effect where each GPU is a device of its own; --view unified "
@@ -346,10 +262,10 @@ Status checkView(const std::vector<SettingOption>& options, const base::Settings
   return {};
 }
 
-Status checkTransport(const std::vector<SettingOption>& options, const base::Settings& settings) {
+Status checkTransport(const CommandLine& line, const base::Settings& settings) {
   if (!settings.memservers.empty() || !settings.gpunodes.empty()) return {};
   for (const char* const name : {"transport", "rails"}) {
-    if (isGiven(options, name))
+    if (line.gives(name))
       return Error{
           base::format("--{}: of no effect without a memserver (--memserver) or a gpunode "
                        "(--gpunode)",
@@ -417,25 +333,24 @@ Status startLocal(const std::string& self, tools::Environment& environment,
 }
 
 int run(int argc, char** argv) {
+  base::Settings alone;  // what options say, whatever files and variables do
+  const base::OptionTable table = base::optionsOf(alone);
   CommandLine line;
   bool done = false;
-  if (const int status = parse(argc, argv, line, done); done) return status;
+  if (const int status = parse(argc, argv, table, line, done); done) return status;
 
   // Settings: files and variables as the library will read them, then the options over them.
   tools::Environment environment(base::SettingsSources::currentEnvironment());
   if (!line.config.empty()) environment.set("OL_CONFIG", base::absolutePath(line.config));
   std::map<std::string, std::string> options;
-  for (auto& setting : line.settings) {
-    if (!setting.given) continue;
-    options[setting.variable] = setting.option;
-    setting.text = base::fromCommandLine(setting.key, setting.text);
-    base::Settings alone;
-    if (auto status = base::applySetting(alone, setting.key, setting.text); !status.ok()) {
-      return refuse(base::format("{}: {}", setting.option, status.error().message));
-    }
-    environment.set(setting.variable, setting.text);
+  for (const auto& [option, text] : line.settings) {
+    const std::string variable = base::variableName(*option);
+    options[variable] = base::optionName(*option);
+    if (auto status = option->set(text); !status.ok())
+      return refuse(base::format("{}: {}", options[variable], status.error().message));
+    environment.set(variable, text);
     // Asked for here: another one than that of a program that has started olrun.
-    if (setting.key == std::string_view("gpunode")) environment.remove(base::kLocalVariable);
+    if (option->key == "gpunode") environment.remove(base::kLocalVariable);
   }
   // A container is not its maker's: settings of a user's own are not the container's.
   if (line.cdi_given) {
@@ -445,14 +360,13 @@ int run(int argc, char** argv) {
       base::loadSettings({.environment = environment.entries(), .options = std::move(options)});
   if (!loaded.ok()) return refuse(loaded.error().message);
   base::Settings& settings = loaded.value();
-  if (auto status = checkOptions(line.settings, settings.gpunodes); !status.ok())
+  if (auto status = checkOptions(line, settings.gpunodes); !status.ok())
     return refuse(status.error().message);
-  if (auto status = checkTransport(line.settings, settings); !status.ok())
+  if (auto status = checkTransport(line, settings); !status.ok())
     return refuse(status.error().message);
-  if (auto status = checkReplicas(line.settings, settings); !status.ok())
+  if (auto status = checkReplicas(line, settings); !status.ok())
     return refuse(status.error().message);
-  if (auto status = checkView(line.settings, settings); !status.ok())
-    return refuse(status.error().message);
+  if (auto status = checkView(line, settings); !status.ok()) return refuse(status.error().message);
   if (line.why && !settings.gpunodes.empty() && !namesLocal(settings.gpunodes) &&
       settings.view != base::ViewSetting::kUnified) {
     return refuse(

@@ -1,14 +1,20 @@
 #!/usr/bin/env python3
-"""Every option that a program's --help lists is in its man page, and the page has no other.
+"""Every option that a program's --help lists is in its man page and in the tables of the reference, and these have no other.
 
-man_page.py PROGRAM PAGE [SUBCOMMAND...]
+man_page.py PROGRAM PAGE [--command COMMAND] [--reference FILE[#HEADING]]...
 """
+import argparse
 import re
 import shutil
 import subprocess
-import sys
 
-program, page, *subcommands = sys.argv[1:]
+parser = argparse.ArgumentParser()
+parser.add_argument("program")
+parser.add_argument("page")
+parser.add_argument("--command", action="append", default=[])
+parser.add_argument("--reference", action="append", default=[])
+asked = parser.parse_args()
+program, page, subcommands = asked.program, asked.page, asked.command
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 
@@ -32,6 +38,18 @@ missing, unknown = has - defined - {"--help", "--version"}, defined - has
 for name in subcommands:
     assert re.search(rf"^\.SS {name}$", text, re.M), f"no section {name}"
 assert len(has) > 2 and not missing and not unknown, f"not in the page: {sorted(missing)}; only in the page: {sorted(unknown)}"
+# What tables tell: the first cell of each row.
+told = set()
+for place in asked.reference:
+    path, _, heading = place.partition("#")
+    with open(path) as file:
+        lines = file.read()
+    section = lines.partition(f"\n## {heading}\n")[2].partition("\n## ")[0] if heading else lines
+    assert section, place
+    for cell in re.findall(r"^\| (`--[^|]*)", section, re.M):
+        told |= set(OPTION.findall(cell))
+missing, unknown = has - told - {"--help", "--version"}, told - has
+assert not asked.reference or not missing and not unknown, f"not in the reference: {sorted(missing)}; only there: {sorted(unknown)}"
 if shutil.which("groff"):
     shown = subprocess.run(["groff", "-man", "-ww", "-Tutf8", page], capture_output=True, text=True, timeout=30, check=True)
     assert shown.stderr == "", shown.stderr

@@ -15,7 +15,7 @@ import tempfile
 LONG = 60
 PROGRAMS = ("olrun", "olpagestat", "olbench", "olctl", "olmemserver", "olgpunode")
 # What people know; a choice is spelt out (on|off).
-TYPES = {"SIZE", "SECONDS", "NUMBER", "NUMBER,...", "FILE", "FOLDER", "HOST:PORT", "HOST:PORT,...", "NAME", "NAME=SIZE", "PERCENT", "ADDRESS", "ADDRESS,...",
+TYPES = {"SIZE", "SECONDS", "NUMBER", "NUMBER,...", "FILE", "FILE|sim", "FOLDER", "HOST:PORT", "HOST:PORT,...", "NAME", "NAME=SIZE", "PERCENT", "ADDRESS", "ADDRESS,...",
          "on|off", "LEVEL", "HOW", "WHAT", "NODE", "REACH", "REPORT", "VIEW", "OWNER", "WHERE"}
 
 
@@ -90,6 +90,7 @@ def unknown_options(bench):
         bench.refused([f"unknown option {wrong.split('=')[0]}; did you mean {meant}?", f"{program} --help"], program, wrong, "1")
     bench.refused(["unknown option --nmae; did you mean --name?", "olctl keygen --help"], "olctl", "keygen", "--nmae", "a", "--out", "x")
     bench.refused(["unknown option --lane; did you mean --lanes?"], "olbench", "transport", "--lane", "1")
+    assert "--route" not in bench.refused(["unknown option --rout"], "olrun", "--rout", "rr", "--", "true")  # works, and is for tests
     bench.refused(["unknown option --quite-another (olrun"], "olrun", "--quite-another", "--", "true")  # none is near
     bench.refused(["there is no command genkey; there are: keygen"], "olctl", "genkey")
     bench.refused(["there is no command genkey; there are: keygen"], "olctl", "genkey", "--name", "a", "--out", "x")

@@ -37,11 +37,17 @@ TEST_CASE("without any source the defaults hold", "[base][settings]") {
 
 TEST_CASE("paths on a command line may be relative", "[base][settings]") {
   const std::string here = std::filesystem::current_path().string();
-  CHECK(fromCommandLine("key", "keys/anna.key") == here + "/keys/anna.key");
-  CHECK(fromCommandLine("driver", "./libcuda.so.1") == here + "/libcuda.so.1");
-  CHECK(fromCommandLine("driver", "/opt/libcuda.so.1") == "/opt/libcuda.so.1");
-  CHECK(fromCommandLine("driver", "sim") == "sim");
-  CHECK(fromCommandLine("vram", "8GiB") == "8GiB");
+  Settings settings;
+  const OptionTable table = optionsOf(settings);
+  const auto given = [&](const char* key, const char* text) {
+    return fromCommandLine(*table.find(key), text);
+  };
+  CHECK(given("key", "keys/anna.key") == here + "/keys/anna.key");
+  CHECK(given("key", "sim") == here + "/sim");
+  CHECK(given("driver", "./libcuda.so.1") == here + "/libcuda.so.1");
+  CHECK(given("driver", "/opt/libcuda.so.1") == "/opt/libcuda.so.1");
+  CHECK(given("driver", "sim") == "sim");
+  CHECK(given("vram", "8GiB") == "8GiB");
 }
 
 TEST_CASE("later sources win over earlier ones, key by key", "[base][settings]") {
@@ -78,9 +84,9 @@ TEST_CASE("every setting has a variable and a key", "[base][settings]") {
                                   {"va_size", "1TiB"},
                                   {"log", "off"},
                                   {"driver", "sim"}}) {
-    CHECK(applySetting(one, key, text).ok());
+    CHECK(optionsOf(one).set(key, text).ok());
   }
-  CHECK_FALSE(applySetting(one, "vrom", "1GiB").ok());
+  CHECK_FALSE(optionsOf(one).set("vrom", "1GiB").ok());
 }
 
 TEST_CASE("a key that nothing names is taken from systemd's credentials", "[base][settings]") {
@@ -273,7 +279,7 @@ TEST_CASE("what is required and can't be is refused", "[base][settings]") {
 TEST_CASE("a refusal is one line, whatever was given", "[base][settings]") {
   Settings settings;
   for (const char* key : {"memserver", "replicas", "key", "tls", "reach", "log"}) {
-    const auto status = applySetting(settings, key, "a\nb\x1b[31m\xff");
+    const auto status = optionsOf(settings).set(key, "a\nb\x1b[31m\xff");
     REQUIRE(!status.ok());
     INFO(status.error().message);
     CHECK(status.error().message.find_first_of("\n\x1b\xff") == std::string::npos);
@@ -290,6 +296,18 @@ TEST_CASE("an unknown OL_ variable is a warning, known ones of other parts are n
   REQUIRE(settings.value().warnings.size() == 1);
   CHECK(settings.value().warnings[0] ==
         "OL_VRMA=8GiB: no such setting, ignored; did you mean OL_VRAM?");
+}
+
+TEST_CASE("a setting of tests works, and no list has it", "[base][settings]") {
+  Files files;
+  const auto suggested = loadSettings(files.sources({"OL_ROUT=rr"}));
+  REQUIRE(suggested.ok());
+  REQUIRE(suggested.value().warnings.size() == 1);
+  CHECK(suggested.value().warnings[0].find("OL_ROUTE") == std::string::npos);
+  files.write("etc.toml", "rout = 'rr'\n");
+  CHECK(failureOf(files.sources({})).find("route") == std::string::npos);
+  files.write("etc.toml", "route = 'rr'\n");
+  CHECK(loadSettings(files.sources({})).value().route == kRouteRoundRobin);
 }
 
 TEST_CASE("the working directory is never looked at", "[base][settings]") {

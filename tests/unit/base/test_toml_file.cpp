@@ -43,8 +43,6 @@ TEST_CASE("a file's keys are told with their places, values as texts", "[base][t
     CHECK(entry.kind == kind);
     CHECK(entry.place == file.path + ":" + std::to_string(line));
     CHECK(entry.text == text);
-    CHECK(entry.option().ok() == (kind != Kind::kTable && kind != Kind::kOther));
-    if (entry.option().ok()) CHECK(entry.option().value() == text);
   };
   check("text", Kind::kText, 1, "a b");
   check("number", Kind::kNumber, 2, "-16");

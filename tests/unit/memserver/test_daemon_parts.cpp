@@ -241,7 +241,7 @@ TEST_CASE("memory is read as the system tells it", "[pressure]") {
 TEST_CASE("options say what is allowed", "[options]") {
   DaemonOptions options;
   const auto set = [&](const char* key, const char* text) {
-    return applyKey(options, key, text).ok();
+    return optionsOf(options).set(key, text).ok();
   };
   CHECK(set("listen", "10.0.0.1:7070,[::1]:0,unix:/run/x"));
   CHECK(options.listen == std::vector<std::string>{"10.0.0.1:7070", "[::1]:0", "unix:/run/x"});
@@ -279,11 +279,11 @@ TEST_CASE("options say what is allowed", "[options]") {
     INFO(key << " = " << text);
     CHECK(!set(key, text));
   }
-  CHECK(applyKeyQuota(options, "anna=1GiB").ok());
+  CHECK(optionsOf(options).set("key_quota", "anna=1GiB").ok());
   CHECK(options.quotas.at("anna") == kGiB);
-  CHECK(!applyKeyQuota(options, "anna").ok());
-  CHECK(!applyKeyQuota(options, "a b=1GiB").ok());
-  CHECK(!applyKeyQuota(options, "anna=").ok());
+  CHECK(!optionsOf(options).set("key_quota", "anna").ok());
+  CHECK(!optionsOf(options).set("key_quota", "a b=1GiB").ok());
+  CHECK(!optionsOf(options).set("key_quota", "anna=").ok());
 }
 
 TEST_CASE("a file of options means what the command line does", "[options]") {
@@ -292,14 +292,14 @@ TEST_CASE("a file of options means what the command line does", "[options]") {
   const auto failure = [&](const char* text) {
     folder.write("olmemserver.toml", text);
     DaemonOptions options;
-    const Status status = applyFile(options, path, true);
+    const Status status = optionsOf(options).readFile(path, true);
     return status.ok() ? std::string() : status.error().message;
   };
   folder.write("olmemserver.toml",
                "listen = ['10.0.0.1:7070', 'unix:/run/x']\nsessions = 7\nhuge = "
                "false\n[quotas]\nanna = '1GiB'\n");
   DaemonOptions options;
-  REQUIRE(applyFile(options, path, true).ok());
+  REQUIRE(optionsOf(options).readFile(path, true).ok());
   CHECK(options.listen == std::vector<std::string>{"10.0.0.1:7070", "unix:/run/x"});
   CHECK(options.sessions == 7);
   CHECK(!options.huge);
@@ -307,15 +307,19 @@ TEST_CASE("a file of options means what the command line does", "[options]") {
   CHECK(failure("\nmemory = 8GiB\n") ==
         path + ":2: memory = 8GiB: a text needs quotes: memory = \"8GiB\"");
   CHECK(failure("memory = 1.5\n") ==
-        path + ":1: memory: a text, a whole number, true, false or a list of texts is wanted");
-  CHECK(failure("\nslabs = 3\n")
-            .starts_with(path + ":2: unknown key 'slabs'; allowed, the nearest first: slab, "));
+        path +
+            ":1: memory is of type floating-point; allowed: a string or a number that is not "
+            "negative");
+  CHECK(failure("\nquot = 3\n")
+            .starts_with(path + ":2: unknown key 'quot'; allowed, the nearest first: quota, "));
+  CHECK(failure("slabs = 3\n").find("slab,") == std::string::npos);  // a setting of tests
+  CHECK(failure("slab = '4MiB'\n").empty());
   CHECK(failure("[quotas]\nanna = true\n").starts_with(path + ":2: quotas: 'on' is not"));
   // A folder opens and can't be read: no options are not what it was meant to say.
-  CHECK(applyFile(options, folder.path, false).error().message ==
+  CHECK(optionsOf(options).readFile(folder.path, false).error().message ==
         folder.path + ": can't be read: Is a directory");
-  CHECK(applyFile(options, path + ".none", false).ok());
-  CHECK(applyFile(options, path + ".none", true).error().message ==
+  CHECK(optionsOf(options).readFile(path + ".none", false).ok());
+  CHECK(optionsOf(options).readFile(path + ".none", true).error().message ==
         path + ".none: can't be read: No such file or directory");
 }
 
