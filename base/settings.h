@@ -22,35 +22,35 @@
 
 namespace olpager::base {
 
-/// Which allocations a launch is taken to reach besides those that its parameters name.
+/// The allocations that a launch is taken to reach besides those that its parameters name.
 enum class ReachSetting : uint8_t { kTraced, kAll, kLearned };
 inline constexpr std::initializer_list<Word<ReachSetting>> kReachWords = {
     {"traced", ReachSetting::kTraced},
     {"all", ReachSetting::kAll},
     {"learned", ReachSetting::kLearned}};
-/// What the program is told of its memory: this node's, or the whole pool's.
+/// The memory that the program is told of: this node's, or the whole pool's.
 enum class ReportSetting : uint8_t { kNode, kPool };
 inline constexpr std::initializer_list<Word<ReportSetting>> kReportWords = {
     {"node", ReportSetting::kNode}, {"pool", ReportSetting::kPool}};
-/// Whose the physical memory is that the program creates as exportable (cuMemCreate): the driver's
-/// as long as VRAM has room for it, which never leaves VRAM, or the pager's, which can't be
-/// exported. What nobody has set is the driver's; with a gpunode, what that has set.
+/// The owner of physical memory that the program creates as exportable (cuMemCreate). The driver's
+/// never leaves VRAM, while VRAM has room for it; the pager's can't be exported. kUnset: the
+/// driver, or with a gpunode the setting of the gpunode.
 enum class ExportableSetting : uint8_t { kUnset, kDriver, kPager };
 
-/// Who moves managed memory (cuMemAllocManaged) between CPU and GPU.
+/// The mover of managed memory (cuMemAllocManaged) between CPU and GPU.
 enum class ManagedSetting : uint8_t { kPager, kDriver };
 
-/// What is encrypted once both ends of a link have proved that they hold the same key. kOff:
+/// The encrypted part of a link, once both ends have proved that they hold the same key. kOff:
 /// nothing after the proof. The stricter of both ends' settings holds.
 enum class TlsSetting : uint8_t { kOff, kControl, kAll };
 inline constexpr std::initializer_list<Word<TlsSetting>> kTlsWords = {
     {"all", TlsSetting::kAll}, {"control", TlsSetting::kControl}, {"off", TlsSetting::kOff}};
 
-/// What a forwarded program sees of the GPUs of its gpunodes: each as a device of its own, or one
-/// device in the place of all.
+/// The devices that a forwarded program sees: each GPU of its gpunodes, or one device in the place
+/// of all.
 enum class ViewSetting : uint8_t { kDiscrete, kUnified };
 
-/// Which transport a pair of nodes uses. kAuto: shared memory where both run on one host; else RDMA
+/// The transport of a pair of nodes. kAuto: shared memory where both run on one host; else RDMA
 /// where both have a card for the address and not everything is to be encrypted; else TCP.
 enum class TransportSetting : uint8_t { kAuto, kTcp, kShm, kVerbs };
 inline constexpr std::initializer_list<Word<TransportSetting>> kTransportWords = {
@@ -59,16 +59,16 @@ inline constexpr std::initializer_list<Word<TransportSetting>> kTransportWords =
     {"shm", TransportSetting::kShm},
     {"verbs", TransportSetting::kVerbs}};
 
-/// Where operations of the unified view go: where their pages are, or to one gpunode after the
-/// other. Else the text is one of `gpunodes`: to that one.
+/// Operations of the unified view go to their pages, or to one gpunode after the other. Any other
+/// text is one of `gpunodes`, to which all go.
 inline constexpr std::string_view kRouteOwner = "owner";
 inline constexpr std::string_view kRouteRoundRobin = "rr";
 
 inline constexpr unsigned kMostGpunodes = 16;  // of a program
-/// In the place of a gpunode's address: one of this machine's GPUs for the program alone, which
-/// olrun starts. It ends with the program.
+/// In the place of a gpunode's address: a gpunode of this machine's GPUs that olrun starts for the
+/// program alone, and that ends with the program.
 inline constexpr std::string_view kLocalGpunode = "local";
-/// Set by olrun: the path of that gpunode's Unix socket. Its key is beside it.
+/// Set by olrun: the path of that gpunode's Unix socket, beside the gpunode's key.
 inline constexpr const char* kLocalVariable = "OL_LOCAL_GPUNODE";
 /// The path of the key that belongs to such a socket.
 std::string localKeyPath(const std::string& socket);
@@ -108,7 +108,7 @@ struct Settings {
 /// All that sets `settings`.
 OptionTable optionsOf(Settings& settings);
 
-/// Where settings come from; the members' defaults are what a program uses.
+/// The sources of settings; a program uses the members' defaults.
 struct SettingsSources {
   std::string system_file = "/etc/olpager/olpager.toml";
   std::vector<std::string> environment = currentEnvironment();  // NAME=value
@@ -120,7 +120,7 @@ struct SettingsSources {
 /// All settings. A named file (OL_CONFIG) has to exist; the others need not.
 Result<Settings> loadSettings(const SettingsSources& sources = {});
 
-/// Whether a gpunode "local" is named and olrun has started none: the Error says what to do.
+/// An Error, with what to do, if a gpunode "local" is named and olrun has started none.
 Status checkLocalStarted(const Settings& settings);
 
 }  // namespace olpager::base

@@ -1,20 +1,27 @@
-// What kernels changed in pinned memory that both ends have comes back to the client in stream
-// order behind them. Not behind each launch: a host function in a stream makes the GPU wait for the
-// CPU. What launches owe gathers here, and one host function for each stream pays it before
-// anything by which the client can tell that they are done: before every call that it waits for but
-// launches, that records an event, that calls a host function, ... (settlesBefore names what does
-// not count). A client that calls none of these and looks at its memory sees it some kTurns later:
-// for that nothing makes the GPU wait. An event is put behind what the stream has, and when the
-// leader finds that it has passed, the leader pays.
+// Brings changes that kernels made to pinned memory back to the client, in stream order.
 //
-// What a stream owes is in one place at a time: with its launches (answers_), behind an event
-// (behind_), or in the hands of attend(). settle() waits for those hands, and is such hands itself:
-// what its caller tells the client then comes behind what they have paid.
+// Pinned memory has a copy at the client and one here. After a kernel, changed bytes have to reach
+// the client's copy before the client can tell that the kernel is over.
+//
+// A host function behind each launch would bring them, but it makes the GPU wait for the CPU. So
+// the blocks that launches may have changed gather here as a stream's debt (owe). One host function
+// for each stream pays the debt (settle): it compares the blocks and sends the changes. settle()
+// comes before every call by which the client can tell that launches are over: calls that the
+// client waits for (but launches), records of events, host functions. settlesBefore() names the
+// calls that need none.
+//
+// A client may make none of these calls and look at its memory. For such a client nothing makes the
+// GPU wait: attend() records an event behind the stream's work, and pays when the event has passed,
+// some kTurns later.
+//
+// A stream's debt is in one place at a time: with the stream's launches (answers_), behind an event
+// (behind_), or with a thread that pays it. settle() waits for such a thread, so that its caller's
+// answer reaches the client after the changes.
 //
 // Thread-safety: owe(), expect(), payNow(), settle(), contextGone() from any thread, attend() from
-// the leader. Locks, in this order: hands_ (the driver is called under it; it may wait there for a
-// stream that is full, but not for calls that come by themselves: settlesBefore), paying_ (what is
-// found changed is told in that order), mutex_ (nothing is called under it).
+// the leader. Locks, in this order: hands_ (the driver is called under it; the driver may wait
+// there for a full stream, but not for calls that come by themselves: settlesBefore), paying_
+// (changes are sent in the order in which they are found), mutex_ (nothing is called under it).
 #pragma once
 
 #include <cuda.h>
@@ -39,26 +46,26 @@ class Exchange {
 
   explicit Exchange(Worker& worker) : worker_(worker) {}
 
-  /// What is in this stream may have changed these blocks (all that kernels can reach), and those
-  /// of its `own`; the client counts on one answer (Answer::kHostBytes).
+  /// Work in this stream may have changed `blocks` (all that kernels can reach) and `own` blocks of
+  /// its own. The client counts on one answer (Answer::kHostBytes).
   void owe(CUcontext context, CUstream stream, std::vector<uint64_t> blocks,
            std::vector<uint64_t> own = {});
   /// A graph that is launched next in the stream may change these.
   void expect(CUcontext context, CUstream stream, std::vector<uint64_t> blocks);
-  /// Tells what has been changed so far of what is owed or expected: of who runs in the midst of
-  /// it, a host function of a graph.
+  /// Sends the changes so far to blocks that are owed or expected. Called in the midst of the
+  /// stream's work, by a host function of a graph.
   void payNow();
-  /// Whether anything is owed.
+  /// True while anything is owed.
   bool owes() const { return owes_.load(std::memory_order_relaxed); }
-  /// Of the leader, at least once a kTurn while something is owed: pays what has come to its event,
-  /// and puts events behind what has been owed for a kTurn.
+  /// The leader calls this at least once a kTurn while something is owed: pays debts whose event
+  /// has passed, and records events behind debts that are a kTurn old.
   void attend();
-  /// Enqueues the host functions that pay. Where one can't be enqueued (a context that is lost),
-  /// the answer is empty.
+  /// Enqueues the host functions that pay. If one can't be enqueued (a context that is lost), the
+  /// answer is empty.
   void settle();
-  /// Its events are gone with it.
+  /// Forgets the context's events, which the driver has destroyed.
   void contextGone(CUcontext context);
-  /// Whether what is owed has to be settled before this call.
+  /// True for a call before which debts have to be settled.
   static bool settlesBefore(const forward::CallHead& head);
 
  private:

@@ -1,6 +1,6 @@
-// Several executors of one session, as the unified view has them, seen from forwarded mode: where
-// a call goes, and who gives device memory its places. A session of one executor has no group, and
-// its calls know of none.
+// Several executors of one session, as the unified view has them, seen from forwarded mode. The
+// group chooses the executor of a call, and gives device memory its places. A session of one
+// executor has no group, and its calls know of none.
 //
 // All executors have the same objects under the same numbers: what makes, changes or ends one goes
 // to all of them, in the same bytes (Goes::kAll). Operations run at one executor at a time, the
@@ -11,9 +11,9 @@
 //   active   everything sent since the last move is there. -> moving: an operation is better off
 //            elsewhere (enter)
 //   moving   no operation is sent until the former executor has nothing to do. A call that nobody
-//            waits for is kept meanwhile, and sent afterwards in its turn: its thread goes on.
-//            Whoever waits for an answer waits for that. -> active there, or, where what runs does
-//            not end soon, active where it was
+//            waits for is kept meanwhile, and sent afterwards in its turn: its thread goes on. A
+//            thread that waits for an answer waits for the move. -> active there, or, if running
+//            work does not end soon, active as before
 //   bound    something can be at one executor alone (bind): all calls go there from now on, and its
 //            pager brings the memory. Final
 //
@@ -44,7 +44,7 @@
 
 namespace olpager::forward {
 
-/// Where a call goes that is made in a session with several executors.
+/// The executors to which a call of a session with several ones goes.
 enum class Goes : uint8_t {
   kActive,    // asks, or concerns what is in streams
   kOperates,  // the same, and may use device memory
@@ -61,7 +61,7 @@ struct ManagedRange {
   uint64_t base = 0, bytes = 0;
 };
 
-/// What an operation may use of managed memory.
+/// The managed memory that an operation may use.
 struct ManagedUse {
   std::span<const Named> named;
   std::optional<CUstream> stream;  // in which it is
@@ -70,20 +70,20 @@ struct ManagedUse {
 
 /// By CallHead::function.
 Goes whereGoes(uint16_t function);
-/// Of a function of the driver's; generated from the specification.
+/// The same for a function of the driver's; generated from the specification.
 Goes whereFunctionGoes(api::Symbol symbol);
 
 class Group {
  public:
-  /// What a call uses that is to be sent.
+  /// The resources that a call uses.
   struct Uses {
     bool operates = false;            // it gets an age, and goes where `named` says
     bool launches = false;            // it is an operation that launches a kernel or a graph
     std::span<const Named> named;     // device memory
     std::span<const CodeThere> code;  // code whose variables it may change
     bool again = false;               // it becomes part of a graph, of whose launches nobody tells
-    // It operates there, whatever is active: a copy of the library's own, which nothing is ordered
-    // with but by who waits for it.
+    // The call operates there, whatever is active: a copy of the library's own. Only a wait for the
+    // copy orders other calls with it.
     std::optional<unsigned> at = {};
     // Nobody waits for it, and its record is right for any executor: it may be kept while all
     // moves.
@@ -108,12 +108,12 @@ class Group {
     Turn& operator=(const Turn&) = delete;
 
     unsigned executor() const { return executor_; }
-    /// Of a call that goes to all: an operation of its own at each.
+    /// Gives a call that goes to all an operation of its own at each executor.
     Aged ageAt(unsigned executor) { return group_.draw(executor); }
-    /// Of age kNoOperation: it is no operation.
+    /// Age kNoOperation: the call is no operation.
     const Aged& aged() const { return aged_; }
     void sent() { sent_ = true; }
-    /// It is not the call's turn yet, and nothing is to be sent: the call is left with keep().
+    /// True: the call's turn has not come, and nothing is to be sent. Leave the call with keep().
     bool isKept() const { return kept_; }
     void keep(std::unique_ptr<KeptCall> call) { group_.keep(std::move(call)); }
 
@@ -130,7 +130,7 @@ class Group {
   /// of variables the first, whose these are. `what` needs that: told once.
   virtual void bind(const std::string& what) = 0;
 
-  /// Which code has variables, and which of these the program knows the addresses of.
+  /// The code that has variables, and the variables whose addresses the program knows.
   GroupCode& code() { return code_; }
   /// The program asks for the address of a variable that all executors can have. Null: it can be at
   /// one alone, or the program is bound.
@@ -161,7 +161,7 @@ class Group {
     unsigned executor = 0;
     uint64_t order = 0;  // among all records; 0: there was none
   };
-  /// Where and when it was recorded last; of one that never was, where operations run.
+  /// The executor and order of the event's last record; without one, the active executor.
   Recorded recorded(CUevent event) {
     const std::lock_guard lock(records_mutex_);
     const auto found = recorded_.find(event);
@@ -180,8 +180,8 @@ class Group {
   virtual std::vector<uint64_t> released(bool wait) = 0;
   /// Waits for some time until all that was removed is released.
   virtual void awaitReleased() = 0;
-  /// What the program is told: bytes that it may still allocate, and may have in all. It may get
-  /// more, as in local mode: what memservers lend counts only where the gpunodes report it.
+  /// Bytes that the program may still allocate, and may have in all, as it is told. The program may
+  /// get more, as in local mode: memory of memservers counts only where the gpunodes report it.
   virtual uint64_t freeBytes() const = 0;
   virtual uint64_t totalBytes() const = 0;
 
@@ -189,11 +189,11 @@ class Group {
 
   /// The allocation that the address is in; nullopt: none of these.
   virtual std::optional<ManagedRange> managedAt(uint64_t address) = 0;
-  /// Who may use the allocation that begins there from now on (CU_MEM_ATTACH_*); `stream`: of
+  /// Sets the users of the allocation at `base` (CU_MEM_ATTACH_*); `stream`: that of
   /// CU_MEM_ATTACH_SINGLE.
   virtual void attachManaged(uint64_t base, unsigned flags, CUstream stream) = 0;
-  /// Before an operation's turn: the executors get what the CPU has and the operation may use. What
-  /// it returns is the operation's result where that fails: the CPU has the bytes still.
+  /// Before an operation's turn: gives the executors the CPU's bytes that the operation may use. A
+  /// failure is the operation's result, and leaves the bytes with the CPU.
   virtual CUresult giveManaged(const ManagedUse& use) = 0;
 
  protected:

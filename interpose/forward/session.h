@@ -1,8 +1,8 @@
-// What the program knows of one unit whose objects it uses: in the discrete view the GPUs of one
-// gpunode, in the unified view its one device. What it knows are the parts (session_parts.h),
-// answers that stay, what is on its way, and the numbers it has given out. The records themselves
-// go by its executor (executor.h), to which the session is where records come that nobody waits
-// for.
+// The program's side of one unit whose objects it uses: in the discrete view the GPUs of one
+// gpunode, in the unified view the one device. A session holds the parts (session_parts.h), answers
+// that stay valid, records on their way, and the numbers that it has given out. Records are sent
+// and received by its executor (executor.h), which hands those that no thread waits for to the
+// session.
 //
 // States: made -> up (open, start) -> initialized (cuInit has succeeded) -> ended (its executor is
 // lost, or the program's end); final. In a forked child a session of its parent is out of reach,
@@ -51,7 +51,7 @@ class Session {  // Many members: each of its parts is one object, beside its ex
   /// Once each.
   Status open();
   Status start();
-  /// Of several executors, after start(): what decides where a call goes.
+  /// After start(), for several executors: `group` chooses the executor of each call.
   void formGroup(std::unique_ptr<Group> group);
 
   ~Session();
@@ -61,14 +61,14 @@ class Session {  // Many members: each of its parts is one object, beside its ex
   unsigned slot() const { return slot_; }
   /// In the numbers of its primary contexts.
   unsigned handleSlot() const { return unified_ ? kCommonSlot : slot_; }
-  /// Where its calls go, but those that the group says otherwise of.
+  /// The executor of calls for which the group names no other one.
   Executor& executor() const { return *executors_[group_ == nullptr ? 0 : group_->active()]; }
   std::span<const std::unique_ptr<Executor>> executors() const { return executors_; }
   /// Null: the session has one executor.
   Group* group() const { return group_.get(); }
-  /// Which of the program's workers it is whose pinned memory operations of now use.
+  /// The number of the program's worker whose pinned memory operations use now.
   unsigned side() const { return group_ == nullptr ? slot_ : group_->active(); }
-  /// Whether all its workers are on this host and map memory that has a descriptor.
+  /// True if all its workers are on this host and map memory that has a descriptor.
   bool sharesMemory() const;
   /// Those of all its workers.
   auto sides() const {
@@ -83,14 +83,13 @@ class Session {  // Many members: each of its parts is one object, beside its ex
   uint64_t newNumbers(uint64_t count) {
     return numbers_.fetch_add(count, std::memory_order_relaxed);
   }
-  /// Whether what a call's answer tells of is numbered here as well.
+  /// True if objects that a call's answer names are numbered here as well.
   bool namesAnswers() const { return unified_; }
 
-  /// What the client knows of the session's objects.
+  /// The client's knowledge of the session's objects.
   SessionParts& parts() const { return *parts_; }
   AnswerCache& answers() const { return *answers_; }
-  /// What comes without anybody who waits for it: for the program's memory, and of places in
-  /// streams.
+  /// Records for which no thread waits: bytes for the program's memory, and places in streams.
   Arrivals& arrivals() const { return *arrivals_; }
   HostFunctions& functions() const { return *functions_; }
 
@@ -98,12 +97,12 @@ class Session {  // Many members: each of its parts is one object, beside its ex
   void openGate(uint32_t number);
   /// A host function has been called.
   void functionDone(uint32_t number);
-  /// What was exported under this number nobody can import any more.
+  /// The export of this number can't be imported any more.
   void exportGone(uint32_t number);
   /// From now on calls in the context that wait return this.
   void breakContext(uint64_t context, CUresult why);
-  /// Something will come that nobody waits for: receives also when no thread does. It has come, or
-  /// does not any more: nothingComes().
+  /// A record will come for which no thread waits: the session receives also while no thread waits.
+  /// nothingComes() ends that when the record has come, or comes no more.
   void somethingComes();
   void nothingComes(uint32_t count = 1) { coming_.fetch_sub(count); }
   /// somethingComes(), behind a call that is posted next: that wakes who receives.
@@ -112,18 +111,18 @@ class Session {  // Many members: each of its parts is one object, beside its ex
   /// Sends what was posted.
   void flush();
 
-  /// What is to be told of the calls in the current context that nobody waited for: by every call
-  /// what broke the context; by one that `tells` what one of this thread has failed with, else one
-  /// of another thread, once each.
+  /// The failure of earlier calls in the current context for which no thread waited. Every call
+  /// reports the failure that broke the context. A call that `tells` reports, once each, the
+  /// failure of a call of this thread, else of another one.
   CUresult takeFailure(bool tells);
 
-  /// What a kernel has done to the context, once the worker has told of it: calls that nobody waits
-  /// for fail with it as well.
+  /// A kernel's fault that broke the context, once the worker has reported it: calls for which no
+  /// thread waits fail with it as well.
   CUresult faultOf(uint64_t context);
 
   bool initialized() const { return initialized_.load(std::memory_order_acquire); }
   void setInitialized() { initialized_.store(true, std::memory_order_release); }
-  /// Whether other calls than this thread's may end what this thread waits for.
+  /// True if calls of other threads may end this thread's wait.
   bool othersCall() const;
   void atExit();
   bool ended() const { return ended_.load(); }
@@ -134,7 +133,7 @@ class Session {  // Many members: each of its parts is one object, beside its ex
   /// The line that an executor is lost for good, if it is the first; `leaving`: since goodbye was
   /// said. Before any call says so by its result: the program may end at once then.
   void sayLost(const Executor& executor, const std::string& why, bool leaving);
-  /// It is, and its line is said.
+  /// The executor is lost, and its line is said.
   void lost(const Executor& executor, const std::string& why, bool leaving);
 
  private:

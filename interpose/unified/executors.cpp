@@ -36,8 +36,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// What an operation waits for that would move: as long as the other ones get on, and then as long
-// as a large kernel may take.
+// An operation that would move waits for the other ones while these get on, and then for as long as
+// a large kernel may take.
 constexpr auto kPatience = 1s;
 constexpr auto kLongest = 10s;
 constexpr size_t kMostKept = 8192;           // calls
@@ -247,8 +247,8 @@ void Executors::leaves() {
 
 // --- what is sent --------------------------------------------------------------------------------
 
-// Who moves. Whether the active executor has nothing more to do: within that time, or later
-// where operations complete meanwhile.
+// By the thread that moves. True when the active executor has nothing more to do: within
+// `patience`, or later if operations complete meanwhile.
 bool Executors::finishActive(std::chrono::milliseconds patience) {
   if (unfinished_.empty()) {
     for (const uint64_t context : forward::contextsOf(session_))
@@ -275,10 +275,10 @@ bool Executors::finishActive(std::chrono::milliseconds patience) {
   return true;
 }
 
-// Who moves.
+// By the thread that moves.
 bool Executors::isFinished(std::chrono::milliseconds patience) {
   const auto begun = std::chrono::steady_clock::now();
-  // What had not ended when it was last asked for says so by its answer.
+  // Contexts that had not ended when they were last asked answer when they end.
   const bool waited_before = !unfinished_.empty();
   if (!finishActive(waited_before ? 0ms : patience)) {
     if (!waited_before && patience != 0ms && !session_.ended())
@@ -289,15 +289,15 @@ bool Executors::isFinished(std::chrono::milliseconds patience) {
                      static_cast<long long>(std::chrono::milliseconds(kPatience).count()));
     return false;
   }
-  // What was launched since it was asked is not part of that answer.
+  // The answer leaves out work that was launched since.
   if (waited_before && !finishActive(patience)) return false;
   finishing_ns_ = nanoseconds(std::chrono::steady_clock::now() - begun);
   status::grow(counters_.finishing_ns, finishing_ns_);
-  // Where a kernel has ended a context nothing can be brought along, and there it is told.
+  // Nothing can be brought along after a kernel has ended a context: that executor tells of it.
   return !std::exchange(faulted_, false);
 }
 
-// Who moves. The active executor is finished. `begun`: when somebody asked for the move.
+// By the thread that moves. The active executor is finished. `begun`: the move was asked for then.
 bool Executors::moveTo(const Home::Routed& routed, std::chrono::steady_clock::time_point begun) {
   const auto finished = std::chrono::steady_clock::now();
   const unsigned from = active(), to = routed.executor;
@@ -332,9 +332,9 @@ bool Executors::moveTo(const Home::Routed& routed, std::chrono::steady_clock::ti
   return true;
 }
 
-// Under order_, or who moves. Others' pages are moved out of the way of the operation's first. What
-// does not come to rest may wait for a later call of the program's, as pages of a kernel that spins
-// do: where none has moved for kLongest the step is given up, and the operation is sent all the
+// Under order_, or by the thread that moves. Other pages make room for the operation's pages first,
+// in steps. A step may wait for a later call of the program's, as for pages of a kernel that spins.
+// So a step in which no page has moved for kLongest is given up, and the operation is sent all the
 // same.
 Home::Sent Executors::send(unsigned executor, std::span<const forward::Named> named,
                            std::optional<uint64_t> united) {
@@ -359,7 +359,8 @@ Home::Sent Executors::send(unsigned executor, std::span<const forward::Named> na
   return home_.send(executor, named, true, united);
 }
 
-// Who moves. An operation goes to another executor, and all with it; nullopt: all stays.
+// By the thread that moves. An operation goes to another executor, and the whole program with it;
+// nullopt: all stays.
 std::optional<Home::Sent> Executors::sendElsewhere(const Home::Routed& routed,
                                                    std::span<const forward::Named> named) {
   const auto begun = std::chrono::steady_clock::now();
@@ -367,8 +368,8 @@ std::optional<Home::Sent> Executors::sendElsewhere(const Home::Routed& routed,
   // A host function that touches managed memory needs the order, and is waited for.
   const bool at_once = managed_.any() && session_.functions().outstanding();
   if (!isFinished(at_once ? 0ms : kPatience)) return std::nullopt;
-  // Pages leave while variables are brought: what the operation names first, then what others will
-  // name. Those are many, and the former executor gives all at once that it is asked for at once.
+  // Pages leave while variables are brought: pages that the operation names first, then the many
+  // that later operations will name. The former executor gives at once all that it is asked for.
   const Home::Sent sent = send(to, named);
   links_.flush();
   struct Cancels {  // also where something is thrown: else its pages stay claimed for it
@@ -386,7 +387,7 @@ std::optional<Home::Sent> Executors::sendElsewhere(const Home::Routed& routed,
   return sent;
 }
 
-// Under order_. Where the next operation is to go, if that can hold its pages.
+// Under order_. The executor to which the next operation is to go, if it can hold the pages.
 std::optional<unsigned> Executors::asked() const {
   return routing_ == Routing::kOwner ? std::nullopt : std::optional(next_);
 }
@@ -416,7 +417,7 @@ std::optional<Aged> Executors::sendHere(const Uses& uses, Home::Routed* elsewher
   return noteSent(uses, send(active(), uses.named, elsewhere->united), reason);
 }
 
-// Under order_. Of an operation that is sent to the active executor.
+// Under order_. Counts an operation that is sent to the active executor.
 Aged Executors::noteSent(const Uses& uses, const Home::Sent& sent, RouteReason reason) {
   if (routing_ == Routing::kRoundRobin) next_ = (next_ + 1) % session_.executors().size();
   status::ExecutorCounters& counted = counters_.executors[active()];
@@ -425,7 +426,7 @@ Aged Executors::noteSent(const Uses& uses, const Home::Sent& sent, RouteReason r
   return {sent.age, sent.oldest, sent.regions};
 }
 
-// Under order_, which is `released` while all moves. Of an operation that goes elsewhere.
+// Under order_, which is `released` while all moves. Sends an operation that goes elsewhere.
 Aged Executors::sendRouted(const Uses& uses, const Home::Routed& elsewhere, Lock* released) {
   if (released != nullptr) released->unlock();
   std::optional<Home::Sent> sent = sendElsewhere(elsewhere, uses.named);
@@ -470,8 +471,8 @@ unsigned Executors::enter(const Uses& uses, Aged* aged, bool* kept) {
 
 // --- what is kept --------------------------------------------------------------------------------
 
-// Under order_, where nothing is kept. Whether a call may be kept now. Then keeping_ is held, and
-// others find something kept as soon as they have the order.
+// Under order_, while nothing is kept. True: a call may be kept now. Then keeping_ is held, and
+// other threads find something kept as soon as they have the order.
 bool Executors::startsKeeping() {
   if (!mover_runs_ || !same_kind_ || !unfinished_.empty() || managed_.any()) return false;
   Lock lock(keeping_);
@@ -485,7 +486,7 @@ bool Executors::isFull() const {
   return kept_.size() >= kMostKept || kept_bytes_ >= kMostKeptBytes;
 }
 
-// Whether calls are kept, which one more goes behind. Then keeping_ is held.
+// True: calls are kept, and one more goes behind them. Then keeping_ is held.
 bool Executors::joinsKept() {
   if (!keeps_.load(std::memory_order_acquire)) return false;
   Lock lock(keeping_);
@@ -533,7 +534,7 @@ Executors::Lock Executors::whenNoneIsKept() {
   }
 }
 
-// The mover's thread. Where something is thrown nothing more can be sent in its order.
+// The mover's thread. After an exception nothing more can be sent in its order.
 void Executors::runMover() {
   pthread_setname_np(pthread_self(), "olpager-mover");
   forward::thisThreadIsOurs();
@@ -597,8 +598,8 @@ void Executors::sendKept(Lock& lock, forward::KeptCall& call) {
   links_.flush();
 }
 
-// What is kept is sent first: the program may have meant its work to be done. Nothing more is kept
-// from now on.
+// Kept calls are sent first: the program may have meant its work to be done. No call is kept from
+// now on.
 void Executors::stopMover() {
   if (!mover_runs_.exchange(false)) return;
   Lock lock(keeping_);
@@ -656,7 +657,7 @@ void Executors::bind(const std::string& what) {
   const Lock lock = whenNoneIsKept();
   if (bound()) return;
   const auto begun = std::chrono::steady_clock::now();
-  // Where all operations are to go, it is bound.
+  // The program is bound to the executor to which all operations are to go.
   if (routing_ == Routing::kOne && !code().anyShared() && active() != next_ &&
       isFinished(kPatience))
     (void)moveTo({.executor = next_, .reason = RouteReason::kAsked}, begun);
@@ -670,11 +671,11 @@ void Executors::bind(const std::string& what) {
   if (!bound()) bindHere(what);
 }
 
-// Who moves, or under order_ where nothing is kept.
+// By the thread that moves, or under order_ while nothing is kept.
 void Executors::bindHere(const std::string& what) {
   bound_.store(true, std::memory_order_release);
   if (most_ - home_.freePages() > holds_[active()]) {
-    // Its pages would wait for room that never comes.
+    // The program's pages would wait for room that never comes.
     session_.lost(
         session_.executor(),
         "the unified view: " + what +

@@ -1,32 +1,33 @@
-// The executors of the unified view over several gpunodes, as a session's group: it has the home,
-// the links for pages, and the order of what is sent (interpose/forward/group.h says what a group
-// is for, and its states).
+// The executors of the unified view over several gpunodes, as a session's group (states and purpose
+// of a group: interpose/forward/group.h). The class has the home, the links for pages, and the
+// order of records.
 //
-// A move. An operation goes where Home::route says. Where that is another executor than the active
-// one, nothing is sent while the active one comes to its end: all contexts are synchronised, for
-// kPatience at most. What does not end by then may wait for what only this or a later operation
-// brings (a kernel that spins, a host function), so the operation stays where it is and its pages
-// come there. Until that has ended no other move is tried. While a stream captures nothing moves:
-// to synchronise would end the capture.
+// A move. Home::route chooses the executor of an operation. If that is not the active executor, the
+// active one comes to its end first: all contexts are synchronised, for kPatience at most, and
+// nothing is sent meanwhile. Work that does not end by then may wait for this operation or a later
+// one (a kernel that spins, a host function). So the operation stays at the active executor, and
+// its pages come there. No other move is tried until that work has ended. Nothing moves while a
+// stream captures, because a synchronisation would end the capture.
 //
-// Kept calls. The thread whose operation goes elsewhere does not wait for the move where nobody
-// waits for the operation: the call is kept, and so is each later one of the kind, of any thread,
-// in one queue. The mover's thread makes the move and then sends what is kept, each call in its
-// turn, which may be for another move. All other calls wait until nothing is kept. The queue is
-// bounded (kMostKept, kMostKeptBytes): who finds it full waits for room. Nothing is kept while
-// there is managed memory of the view's (its pages are given before an operation's turn), while
-// what runs has not ended for kPatience, or where executors are of two kinds, some that share
-// pinned memory with this process and some that don't (a record is of one kind).
+// Kept calls. A thread need not wait for the move if nobody waits for its operation. The call is
+// kept, and so is each later call of the kind, of any thread, in one queue. The mover's thread
+// makes the move, and then sends the kept calls in their order; each may be for another move. All
+// other calls wait until nothing is kept. The queue is bounded (kMostKept, kMostKeptBytes): a
+// thread that finds it full waits for room. Nothing is kept
+//   - while the view has managed memory (its pages are given before an operation's turn);
+//   - while running work has not ended for kPatience;
+//   - if some executors share pinned memory with this process and some don't (a record is of one
+//     kind).
 //
 //   nothing is kept -> an operation goes elsewhere and may be kept (enter) -> kept: the mover's
-//   thread alone moves and sends -> nothing is kept, when the last one has been sent
+//   thread alone moves and sends -> nothing is kept, when the last call has been sent
 //
-// Owner: its session. Thread-safety: any thread. Locks: order_ (interpose/forward/locks.h), held
+// Owner: the session. Thread-safety: any thread. Locks: order_ (interpose/forward/locks.h), held
 // from an operation's turn until its record is written; below it keeping_, the page links' and the
-// home's. A call is kept under keeping_ alone where others are. All moves where nothing is kept by
-// who has order_, else by the mover's thread, which gives order_ up meanwhile: so what is of a move
-// (unfinished_, code_ and others) belongs to the mover's thread while keeps_ is true, and is under
-// order_ while it is not.
+// home's. A call is kept under keeping_ alone if others are kept. A move is made by the thread that
+// has order_ if nothing is kept, else by the mover's thread, which gives order_ up meanwhile. So
+// the state of a move (unfinished_, code_ and others) belongs to the mover's thread while keeps_ is
+// true, and is under order_ while keeps_ is false.
 #pragma once
 
 #include <cuda.h>
@@ -64,27 +65,27 @@ class Session;
 
 namespace olpager::unified {
 
-/// Where operations go.
+/// The choice of an operation's executor.
 enum class Routing : uint8_t {
-  kOwner,       // where Home::routed() says
+  kOwner,       // by Home::routed()
   kRoundRobin,  // to one executor after the other
   kOne,         // to one
 };
 
-/// What one executor's driver says of its device; nullopt: it does not.
+/// An attribute of a device by one executor's driver; nullopt: the driver has none.
 std::optional<int> attributeAt(forward::Session& session, unsigned executor,
                                CUdevice_attribute attribute, CUdevice device);
 
 class Executors final : public forward::Group {
  public:
-  /// Of a session whose executors have started. It is not of use before start(). `counters`: where
-  /// it tells of its executors, for as long as it lives. `one`: of Routing::kOne. `managed`:
-  /// whether managed memory is spread over them.
+  /// The session's executors have started. Call start() before all else. `counters` outlive the
+  /// object, which counts there by executor. `one`: the executor of Routing::kOne. `managed`:
+  /// managed memory is spread over the executors.
   Executors(forward::Session& session, status::UnifiedCounters& counters, Routing routing,
             unsigned one, bool managed);
   ~Executors() override;
 
-  /// Whether they can be one device, and their links. The Error is one line.
+  /// Checks that the executors can be one device, and makes their links. The Error is one line.
   Status start();
 
   void leaves() override;
@@ -148,8 +149,8 @@ class Executors final : public forward::Group {
   status::UnifiedCounters& counters_;
   const std::vector<uint64_t> holds_;  // pages that each can hold
   const std::vector<uint64_t> told_;   // of these, what the program is told of (OL_REPORT)
-  // Of all executors, with what memservers lend counted once: pages that the program may get, and
-  // that it is told of.
+  // Pages that the program may get, and that it is told of, of all executors: memory of memservers
+  // counts once.
   const uint64_t most_, most_told_;
   const Routing routing_;
   unsigned next_;  // of Routing::kOne and kRoundRobin: where an operation is to go. Under order_
@@ -172,12 +173,12 @@ class Executors final : public forward::Group {
   std::deque<std::unique_ptr<forward::KeptCall>> kept_;
   size_t kept_bytes_ = 0;
   size_t awaiting_ = 0;  // threads that wait for the end of kept_; one more from leaves() on
-  // Whether there are any, or will be when the turn is over that has keeping_. It becomes true
-  // under both.
+  // Calls are kept, or will be when the turn is over that has keeping_. Becomes true under both
+  // locks.
   std::atomic<bool> keeps_{false};
   std::atomic<bool> stopping_{false};
 
-  // Of who moves. What the active executor has not come to the end of within kPatience.
+  // State of a move: work that the active executor has not ended within kPatience.
   std::vector<std::unique_ptr<Unfinished>> unfinished_;
   bool faulted_ = false;       // one of them tells of a kernel's fault
   uint64_t finishing_ns_ = 0;  // until it was finished, when it was last found so

@@ -1,48 +1,50 @@
-// The home of a unified view: which pages there are, which executor has them, and where an
-// operation goes. It holds the directory (coherence/directory/directory.h), whose agents are the
-// executors: agent i is executor i. Pure: no I/O, no clock. What is to be sent lies in an outbox
-// for each executor, which whoever moves records empties (take), and what has come it is given
-// (receive).
+// The home of a unified view: the pages that exist, the executor that has each, and the executor to
+// which an operation goes. The home holds the directory (coherence/directory/directory.h), whose
+// agent i is executor i. No I/O, no clock. Records for an executor lie in an outbox,
+// which the caller empties (take); records from executors are handed in (receive).
 //
 //   region     add -> told to all executors -> remove -> forgotten by each -> released: its
 //              addresses and extents may be given out again
-//   operation  route (a question) -> send: it has an age, and what it names is asked for ahead
-//              -> complete (its executor says so, kCompleted); or cancel
+//   operation  route (a question) -> send: the operation has an age, and the pages that it names
+//              are asked for ahead -> complete (its executor says so, kCompleted); or cancel
 //   page       nobody's -> placed: where the last operation that named it was sent -> the owner's,
-//              as soon as nothing is under way for it. What a kernel reaches without naming it is
-//              so found too
+//              as soon as nothing is under way for it. A page that a kernel reaches without naming
+//              it is found so too
 //
-// Routing. An operation goes where the fewest pages have to move for it: those that it names and
-// that are elsewhere, and, where the executor would have more pages than room (for what is new a
-// little less, for what comes and goes a little more), as many again twice, since others leave and
-// come back. Where it would have more than it can hold it goes last. A move of all costs as much as
-// some pages: so the pages that all operations name in turns (activations, work space) come along,
-// and what decides is where the many are that few operations name (weights). What is placed counts,
-// not what is owned: the operations before have been sent, and will have moved it.
+// Routing. An operation goes to the executor for which the fewest pages have to move. The cost of
+// an executor is the number of named pages that are elsewhere. Pages beyond the executor's room
+// cost twice, since others leave for them and come back; the room is a little less for new pages,
+// and a little more for pages that come and go. An executor that can't hold the pages at all is the
+// last choice. A move of the whole program costs as much as some pages. So pages that all
+// operations name in turns (activations, work space) come along, and the many pages that few
+// operations name (weights) decide. A page counts where it is placed, not where it is owned:
+// earlier operations have been sent, and will have moved it.
 //
-// Short turns. Memory that came to lie as a program was loaded makes all move for a matrix or two
-// that lie at another executor than those before and behind. When the moves have cost as much as
-// the pages of such a turn would (turns.h), and the executor where all is has room for them, they
-// come instead of all going there, and stay.
+// Short turns. The program may be loaded so that a matrix or two lie at another executor than those
+// before and behind. Each pass then moves the whole program for them. Once the moves have cost as
+// much as the pages of such a turn (turns.h), and if the program's executor has room for the pages,
+// the pages come to that executor and stay.
 //
-// Travellers. Pages that operations name wherever they run come along whenever all moves. Asked for
-// by one operation after the other each would cost a round trip. So what came to an executor during
-// its last turn is asked for at once when the next turn begins (arrive). What its operations do not
-// name then is not expected again. New pages leave some room free for them at each executor.
+// Travellers. Some pages are named by operations wherever these run, and come along at each move.
+// Asked for by one operation after the other, each page would cost a round trip. So the pages that
+// came to an executor during its last turn are all asked for when its next turn begins (arrive). A
+// page that no operation of the turn names is not expected again. New pages leave some room for
+// travellers free at each executor.
 //
 // Room. The program gets no more pages than `most` (add). An executor's pager has tiers below its
-// VRAM, so the protocol bounds no agent: `rooms` decide where operations go. Where an
-// operation's pages would be more than its executor holds in all, room is made before it is sent,
-// step by step (makeRoom): a few pages that no operation has named for longest are *pushed* to
-// executors that have room; where none has, as many of the operation's come first. Were all asked
-// for at once, each executor could wait for the other one to take what it gives. A step's pages go
-// under the age of an operation of the taker's that never comes, and is cancelled when each has
-// arrived or stays: as all that is asked for ahead, a page goes where an operation needs it, and
-// stays where one has claimed it. A page that a submitted operation holds may keep a step from its
-// end for as long as a kernel likes: then the step is given up (giveUpStep).
+// VRAM, so the protocol bounds no agent: `rooms` decide where operations go. An operation may need
+// more pages than its executor holds in all. Then room is made before the operation is sent, in
+// steps (makeRoom). A step pushes a few pages that no operation has named for longest to executors
+// with room. If no executor has room, as many pages of the operation come first. If all pages were
+// asked for at once, each executor could wait for another one to take its pages. The pages of a
+// step travel under the age of an operation of the taker's that never comes; that age is cancelled
+// when each page has arrived or stays. As with all pages that are asked for ahead, a page goes
+// where an operation needs it, and stays where one has claimed it. A submitted operation may hold a
+// page, and so keep a step from its end, for as long as its kernel runs: such a step is given up
+// (giveUpStep).
 //
 // Thread-safety: any thread. Lock: mutex_, a leaf; steps of the directory run under it. Ages are
-// given out in the order of send(): whoever sends an operation keeps its place among those of its
+// given out in the order of send(): the sender of an operation keeps its place among those of its
 // stream by a lock of its own.
 #pragma once
 
@@ -70,11 +72,11 @@ using forward::Named;
 
 class Home {
  public:
-  /// `rooms`: pages that each executor has room for in VRAM, and `holds`: in all. At least one
+  /// `rooms`: pages for which each executor has room in VRAM, and `holds`: in all. At least one
   /// executor, at most kMostAgents. `most`: pages that the program may get.
   /// `base`: where the range of addresses begins. A look-up costs the same however many regions
-  /// there are; what it is looked up in is as long as the used part of the range.
-  /// `counters`: where it counts what is [home] there, for as long as it lives; null: for nobody.
+  /// there are, by a table as long as the used part of the range.
+  /// `counters`: outlive the home, which counts what is marked [home] there; null: nobody looks.
   Home(std::vector<uint64_t> rooms, std::vector<uint64_t> holds, uint64_t base, uint64_t most,
        status::UnifiedCounters* counters = nullptr);
   /// `holds`: as much as anybody asks; `most`: as many as there is room for.
@@ -92,17 +94,17 @@ class Home {
   /// Pages that the program may still get.
   uint64_t freePages() const;
 
-  /// What an operation's record says beside its call.
+  /// The part of an operation's record beside its call.
   struct Sent {
     directory::Age age = 0;
     directory::Age oldest = 0;  // all operations below are complete
     uint64_t regions = 0;       // told so far: the executor has to know of as many first
   };
-  /// Where an operation is best sent whose stream is at executor `at`.
+  /// The best executor for an operation whose stream is at executor `at`.
   unsigned route(std::span<const Named> named, unsigned at) const {
     return routed(named, at).executor;
   }
-  /// That, and what decided.
+  /// The executor, and the reason for it.
   struct Routed {
     unsigned executor = 0;
     status::RouteReason reason = status::RouteReason::kInPlace;
@@ -113,27 +115,27 @@ class Home {
   /// `asked`: the executor that it is to go to, if that can hold what it would have then.
   Routed routed(std::span<const Named> named, unsigned at,
                 std::optional<unsigned> asked = std::nullopt) const;
-  /// All has moved there, for an operation of that age that has been sent there and names that: so
-  /// do the travellers.
+  /// The program has moved to `executor`, for an operation of that age that has been sent there:
+  /// asks for the travellers.
   void arrive(unsigned executor, directory::Age age, std::span<const Named> named);
-  /// It goes to that executor. `ahead`: what it names is asked for now; not of an operation that
-  /// waits for a younger one. `united`: as Routed has it.
+  /// Sends an operation to `executor`. `ahead`: the pages that it names are asked for now; false
+  /// for an operation that waits for a younger one. `united`: as Routed has it.
   Sent send(unsigned executor, std::span<const Named> named, bool ahead,
             std::optional<uint64_t> united = std::nullopt);
-  /// As send(), where all that it names is there, with nothing under way for it, and the executor
-  /// has no more pages than room and a little more; else nothing is sent. Of most launches, so it
+  /// As send(), if all named pages are there with nothing under way for them, and the executor has
+  /// no more pages than room and a little more; else sends nothing. Most launches go this way: it
   /// takes the lock once and looks at one byte for each region.
   std::optional<Sent> sendInPlace(unsigned executor, std::span<const Named> named);
   /// Before an operation is sent to `executor`: begins a step that makes room for its pages there.
   /// False: none is needed or possible, or one is under way still. The next step is for when
   /// steps() has grown, and nothing is to be sent before.
   bool makeRoom(unsigned executor, std::span<const Named> named);
-  /// The present step is not waited for any more: what of its pages is on its way goes on, and is
+  /// The present step is not waited for any more: its pages that are on their way go on, and are
   /// nobody's there.
   void giveUpStep();
   /// Steps of makeRoom() that are over.
   uint64_t steps() const { return steps_.load(std::memory_order_acquire); }
-  /// It was not sent after all.
+  /// The operation was not sent after all.
   void cancel(directory::Age age);
   bool complete(directory::Age age) const;
   /// How many operations the executor has said to be complete.
@@ -147,16 +149,15 @@ class Home {
   /// The next record for an executor; empty: there is none. Records go in the order in which they
   /// are taken.
   std::vector<std::byte> take(unsigned executor);
-  /// Whether take() may have one, for any executor: true after a step that has left some, until
-  /// they are taken. Takes no lock.
+  /// True while take() may have a record for some executor. Takes no lock.
   bool hasRecords() const { return has_records_.load(std::memory_order_acquire); }
 
   /// Pages that are placed at an executor.
   uint64_t placed(unsigned executor) const;
-  /// Where the page of an address is placed; nullopt: nowhere, or it is in no region.
+  /// The executor at which the page of an address is placed; nullopt: none, or it is in no region.
   std::optional<unsigned> placedAt(uint64_t address) const;
-  /// Who owns the page of an address; nullopt: nobody, or it is in no region. Who has it in use has
-  /// it for as long as that lasts, wherever it is placed.
+  /// The owner of the page of an address; nullopt: nobody, or it is in no region. An executor that
+  /// uses the page keeps it for as long as the use lasts, wherever it is placed.
   std::optional<unsigned> ownerOf(uint64_t address) const;
 
  private:

@@ -1,4 +1,4 @@
-// What a pass found becomes edges (scanner.h).
+// Makes edges of the addresses that a pass found (scanner.h).
 #include <algorithm>
 #include <map>
 #include <unordered_set>
@@ -29,7 +29,7 @@ bool Scanner::mayBeNamedUnseen(const Region& region) const {
                      [&](const Region* dirty) { return !dirty->dead && dirty != &region; });
 }
 
-// What a pass looks for now: addresses of the used part of the range, and between which roots lie.
+// The addresses that a pass looks for: the used part of the range, and the span of the roots.
 kernels::ScanScope Scanner::scopeNow() const {
   kernels::ScanScope scope{pool_.book.map().base(), pool_.book.highWaterPages(), 0, 0};
   const AddressSpan& outside = pool_.reach.roots.span();
@@ -136,7 +136,7 @@ void Scanner::scanOnCpu(Scan& scan, bool again, Lock& lock) {
   }
 }
 
-// What the CPU found becomes edges, as what the GPU found has.
+// Makes edges of the addresses that the CPU found, as of those that the GPU found.
 void Scanner::noteFoundOnCpu(const Scan& scan, std::vector<uint64_t>& news) {
   for (const Scan::Scanned& scanned : scan.scanned) {
     Region& region = *scanned.region;
@@ -146,8 +146,8 @@ void Scanner::noteFoundOnCpu(const Scan& scan, std::vector<uint64_t>& news) {
   }
 }
 
-// Of a region that was looked through as a whole all is forgotten before it is noted anew: what it
-// has named all the time is no news.
+// True if the region named the address before this scan. All edges of a region are forgotten before
+// a whole scan notes them anew, so an old address is no news.
 bool Scanner::wasNamed(const Scan::Scanned& scanned, uint64_t address) const {
   const Region* const target = pool_.reach.liveAt(address);
   if (target == scanned.region) return scanned.named_itself;
@@ -167,7 +167,7 @@ void Scanner::noteBefore(Scan& scan) {
   }
 }
 
-// What `region` names by now and did not `before`.
+// Notes the regions that `region` names by now and did not `before`.
 void Scanner::noteNews(const Region& region, const std::vector<Edge>& before,
                        std::vector<uint64_t>& news) const {
   for (const Edge& edge : region.edges)
@@ -226,7 +226,7 @@ void Scanner::noteVariables(const Scan& scan, const uint32_t* found, std::vector
     pool_.reach.unknown_variables.forget(engine_.context());
 }
 
-// Of a region that was in the pass: what `found` says it names is known anew.
+// Takes the edges of a region that was in the pass from `found`.
 void Scanner::takeEdges(const Scan::Scanned& scanned, const kernels::ScanScope& scope,
                         const uint32_t* found, std::vector<uint64_t>& news) {
   Region& region = *scanned.region;
@@ -291,8 +291,8 @@ void Scanner::findEdges(Scan& scan, std::vector<uint64_t>& news, Lock& lock) {
   }
 }
 
-// What a region named before its pages were scanned whole. If a launch or copy came meanwhile, it
-// has added what it knows, and nothing is forgotten.
+// Forgets the edges from before a scan of the whole region. If a launch or copy has come meanwhile,
+// it has added edges, and nothing is forgotten.
 void Scanner::forgetEdges(const Scan::Scanned& scanned) {
   Region& region = *scanned.region;
   if (region.dead || region.buffer_id != scanned.buffer_id || !scanned.whole ||
@@ -302,8 +302,8 @@ void Scanner::forgetEdges(const Scan::Scanned& scanned) {
   pager::forgetEdges(region);
 }
 
-// What was named when the pass looked and nothing names any more: the pointer has moved since, who
-// knows where.
+// Notes regions that were named when the pass looked, and that nothing names any more: the pointer
+// has moved since to an unknown place.
 void Scanner::noteMoved(const kernels::ScanScope& scope, const std::vector<uint32_t>& named,
                         std::vector<uint64_t>& news) {
   std::unordered_set<const Region*> known;
@@ -322,7 +322,7 @@ void Scanner::noteMoved(const kernels::ScanScope& scope, const std::vector<uint3
   });
 }
 
-// Whoever reaches a region reaches what it names: stamps follow the edges, as far as they go.
+// A launch that reaches a region reaches the regions that it names: stamps follow the edges.
 void Scanner::spreadStamps() {
   std::vector<Region*> raised;
   for (uint32_t id = 1; id < pool_.book.regions.end(); ++id) {
@@ -338,7 +338,7 @@ void Scanner::spreadStamps() {
       if (!target->dead && raiseStamps(*target, stamp, region->followed) && leadsOn(*target))
         raised.push_back(target);
     };
-    // What can't be looked through leads anywhere.
+    // A root that can't be looked through leads anywhere.
     if (region->isRoot() && pool_.reach.leadsAnywhere(*region)) {
       pool_.reach.floor.raise(stamp);
       pool_.reach.floor.found = std::max(pool_.reach.floor.found, region->followed);

@@ -6,12 +6,12 @@
 //            that may reach any of it. Mappings change only while none is: a launch that names what
 //            is in place waits for those before it, and for the remap.
 //   writes   An extent is constant when it was unchanged the last kConstantLooks times that it was
-//            hashed: when it left VRAM, and when it came, with launches between. What is constant
-//            is sealed in place: mapped for reading only. So the copy of it that is made in VRAM
-//            ahead of need, while launches run, is what it will be. A kernel that writes there
-//            without having named the tensor loses its context, with an error; no write is lost in
-//            silence. Copies and memsets into it, and launches that name it where it can't come to
-//            VRAM, unseal it first.
+//            hashed: when it left VRAM, and when it came, with launches between. A constant extent
+//            is sealed in place: mapped for reading only. So a copy in VRAM that is made ahead of
+//            need, while launches run, stays true. A kernel that writes there without having named
+//            the tensor loses its context, with an error; no write is lost in silence. Copies and
+//            memsets into it, and launches that name it where it can't come to VRAM, unseal it
+//            first.
 //
 // An extent of a streamed arena, beside its state (space/region.h):
 //
@@ -22,13 +22,13 @@
 //
 // One remap, as a batch of the way out (eviction.cpp): those that leave and those that come are
 // kRetiring until the launches before are over and the GPU has hashed what leaves; then finishRemap
-// changes the mappings of all of them. It is given up as a swap is (swap.cpp).
+// changes the mappings of all of them. A remap is given up as a swap is (swap.cpp).
 //
-// Who comes: what waiting launches name, and all that is staged. What is staged next: what waiting
-// launches name, then what the learned order expects next; who leaves: what it expects the latest
-// (victim_order.h). While the order is not known: a program that goes through its tensors again and
-// again will name first what it has named the longest ago, so that is staged, and what was never
-// named leaves, then what was named last.
+// A remap brings the extents that waiting launches name, and all staged ones. Staged next are the
+// extents that waiting launches name, then those that the learned order expects next. Extents that
+// the order expects the latest leave (victim_order.h). While the order is not known, the extents
+// that were named the longest ago are staged, because a program that goes through its tensors again
+// and again names them first. Extents that were never named leave, then those named last.
 #include <algorithm>
 
 #include "base/log.h"
@@ -61,7 +61,7 @@ uint64_t Engine::stagedBytes() const {
   return bytes;
 }
 
-/// What was staged of these is of no use any more. The chunk is free once its copy is over.
+/// Drops the staged copies of these extents. A chunk is free once its copy is over.
 template <typename Of>
 void Engine::dropStaged(Of of) {
   for (Staged& staged : staging_)
@@ -177,8 +177,8 @@ bool Engine::stageAhead(Lock& lock) {
   return next != nullptr && stage(*next, lock);
 }
 
-/// Of the sealed extents of which nothing is staged: one that a launch waits for, else the one that
-/// is used next.
+/// A sealed extent without a staged copy: one for which a launch waits, else the one that is used
+/// next.
 Extent* Engine::nextToStage(const Region& region) {
   struct Turn {
     bool waits_nobody;
@@ -238,12 +238,12 @@ uint64_t Engine::partBytes() const {
 /// Two parts have come and one is coming.
 uint64_t Engine::stagingWindow() const { return std::max(windowBytes() / 2 * 3, 3 * partBytes()); }
 
-/// Of VRAM, for what streams: the window, and a tensor that is mapped, which may lie in two parts.
+/// Bytes of VRAM for streaming: the window, and a mapped tensor, which may lie in two parts.
 uint64_t Engine::streamingBytes() const {
   return streamed_ == nullptr ? 0 : stagingWindow() + 2 * partBytes();
 }
 
-/// Whether mappings of the arena may change.
+/// True if mappings of the arena may change.
 bool Engine::mayRemap(const Region& region) const {
   return swaps_.current == nullptr && mayBegin() && !region.dead && !region.exporting &&
          region.pins == 0 && mayBeInPlace(region);
@@ -307,7 +307,8 @@ bool Engine::beginRemap(Region& region, std::span<Extent* const> named, bool all
     for (Extent* const extent : named) comes(*extent);
   for (const Staged& staged : staging_)
     if (staged.extent != nullptr && staged.event == nullptr) comes(*staged.extent);
-  // What is not constant yet comes several at a time as well: each remap waits for all launches.
+  // Extents that are not constant yet come several at a time too: each remap waits for all
+  // launches.
   std::vector<Extent*> others;
   for (const auto& extent : region.extents)
     if (extent->state == ExtentState::kInPlace && !extent->sealed && extent->stamp != 0)
@@ -327,7 +328,8 @@ bool Engine::beginRemap(Region& region, std::span<Extent* const> named, bool all
   uint64_t room = chunks_.vramAvailable();
   bool any_leaves = false;
   for (const Leaver& leaver : whoLeaves(region)) {
-    // What is used before what is staged next leaves only for what a launch waits for.
+    // An extent that is used before the next staged one leaves only for one that a launch waits
+    // for.
     const bool stays = leaver.score.victim_class <= kSoon;
     if (room >= need || (stays && room >= must)) break;
     room += leaver.extent->bytes();
@@ -364,8 +366,8 @@ void Engine::makeDense(Region& region) {
                 static_cast<unsigned long long>(region.base));
 }
 
-/// What launches use all the time is in place, since the arena filled VRAM before it was allocated:
-/// it comes, and parts of the arena make way.
+/// Brings memory that launches use all the time. Such memory is in place if the arena filled VRAM
+/// before the memory was allocated; parts of the arena make way.
 bool Engine::bringHot() {
   constexpr uint64_t kEachNs = 20'000'000;
   if (life_.broken || streamed_ == nullptr || streamed_->dead || debts_.any() ||
@@ -417,8 +419,8 @@ uint64_t Engine::sealedBytes(std::span<Extent* const> extents) {
   return bytes;
 }
 
-/// Changes mappings; neighbours are given to the device by one call. Where it fails none is mapped.
-/// Without the mutex.
+/// Changes mappings; neighbours are given to the device by one call. After a failure none is
+/// mapped. Without the mutex.
 CUresult Engine::changeMappings(std::vector<Move>& moves) const {
   std::sort(moves.begin(), moves.end(),
             [](const Move& a, const Move& b) { return a.extent->address < b.extent->address; });
@@ -534,7 +536,8 @@ void Engine::finishRemap(Batch& batch, std::span<const ContentHash> hashes, Lock
   }
 }
 
-/// What has changed since it came is written down. Where there is no host memory it stays.
+/// Writes extents that have changed since they came to host memory. One for which there is none
+/// stays.
 void Engine::writeChanged(std::vector<Move>& changed, Lock& lock) {
   const auto stays = [this](Extent& extent) {
     flight_.left(extent);

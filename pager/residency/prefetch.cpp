@@ -1,4 +1,4 @@
-// What comes to VRAM before a launch needs it: in the learned order, or since there is room.
+// Brings memory to VRAM before a launch needs it: in the learned order, or because there is room.
 #include <algorithm>
 #include <utility>
 
@@ -9,9 +9,9 @@
 
 namespace olpager::pager {
 
-// One extent at a time: the other device asks again for as long as it needs more. Its host chunk
-// goes as a lower copy. Where memservers are full, only VRAM may have room for what makes way in
-// host RAM for what a launch needs from them.
+// One extent at a time: the other device asks again for as long as it needs more. The extent's host
+// chunk goes as a lower copy. A launch may need memory from memservers, for which host RAM has to
+// make way. While memservers are full, only VRAM may have room for the extents that make way.
 bool Engine::bringHome(Lock& lock) {
   const bool makes_way =
       host_.short_bytes > 0 && pool_.lower.tier != nullptr && nowNs() < pool_.lower.retry_ns;
@@ -31,8 +31,8 @@ bool Engine::bringHome(Lock& lock) {
   return false;
 }
 
-// What other executors have given comes to VRAM, where there is room, and is scanned there: ahead
-// of the launches that name it, each of which would wait for both.
+// Brings memory that other executors have given to VRAM, while there is room, and scans it there:
+// ahead of the launches that name it, each of which would wait for both.
 bool Engine::bringArrivals(Lock& lock) {
   if (pool_.away == nullptr || life_.broken) return false;
   const bool has_room = wants_.short_bytes == 0 && !debts_.any();
@@ -71,9 +71,9 @@ bool Engine::bringArrivals(Lock& lock) {
   return !to_scan.empty() && scanHostWritten(to_scan, false);
 }
 
-// What is used in place since there was no room stays so where nobody can tell what comes next,
-// though there is room by now: memory was freed, or the budget is larger. A launch that has all it
-// needs in place asks for nothing.
+// Fills free VRAM with memory that is used in place. Such memory found no room when it came. There
+// may be room by now (memory was freed, or the budget is larger), but a launch that has all it
+// needs in place asks for nothing, and without a learned order nothing is fetched ahead.
 bool Engine::fillFreeVram() {
   constexpr uint64_t kEachNs = 20'000'000;
   if (life_.broken || valueOf(figures_->in_place_bytes) == 0 || !wants_.empty() ||
@@ -106,7 +106,7 @@ uint64_t Engine::windowBytes() const {
   return std::clamp<uint64_t>(chunks_.vramBudget() / 16, 2 * kPageBytes, 320ull << 20);
 }
 
-/// What the learned order expects next.
+/// A region, or a piece of one, that the learned order expects.
 struct Engine::Upcoming {
   Region* region;
   uint64_t distance;
@@ -151,8 +151,8 @@ bool Engine::prefetch(Lock& lock) {
   return fetchAhead(next, room_for, window, lock) || progress;
 }
 
-// What was put in place when there was no room comes in before it is used again. Once it is known
-// what streams, that makes room.
+// Brings in memory that was put in place when there was no room, before it is used again. Memory
+// that is known to stream makes room.
 bool Engine::promoteAhead(const std::vector<Upcoming>& upcoming, uint64_t* room_for) {
   std::vector<Extent*> leaving;
   uint64_t room = chunks_.vramAvailable();
@@ -177,7 +177,7 @@ bool Engine::promoteAhead(const std::vector<Upcoming>& upcoming, uint64_t* room_
   return promote(leaving) || progress;
 }
 
-// What is parked comes to VRAM, the window's bytes ahead of launches.
+// Brings parked memory to VRAM, the window's bytes ahead of launches.
 bool Engine::fetchAhead(const std::vector<Upcoming>& upcoming, uint64_t room_for, uint64_t window,
                         Lock& lock) {
   std::vector<Extent*> leaving;
@@ -231,9 +231,9 @@ bool Engine::fetchAhead(const std::vector<Upcoming>& upcoming, uint64_t room_for
         if (next.region->dead) return true;
         continue;
       }
-      // A quarter of a window leaves at once: a pass costs the same for much as for little. What
-      // leaves is cut as what comes, so chunks of this size come free with it. One is made of
-      // others only where that is not so: they would have to be made again for what comes next.
+      // A quarter of a window leaves at once: a pass costs the same for much as for little. Extents
+      // that leave are cut as those that come, so chunks of this size come free. A chunk is made of
+      // others only if none comes free: the others would have to be made again for the next extent.
       const uint64_t short_of = window - std::min(window, prefetch_.ahead_bytes);
       const uint64_t coming = chunks_.vramAvailable() + flight_.freesSoon();
       const bool of_its_size = in_place || has_chunk ||
@@ -253,7 +253,7 @@ bool Engine::fetchAhead(const std::vector<Upcoming>& upcoming, uint64_t room_for
   return promote(leaving) || progress;
 }
 
-// What timed launches tell of the regions that they used.
+// Judges regions by the times of the launches that used them.
 void Engine::judgeTimed(Lock& lock) {
   if (!timing_.timer.busy() || life_.broken) return;
   struct Sample {
@@ -312,7 +312,7 @@ void Engine::countSparse(const Region& region, bool was_sparse) {
   }
 }
 
-// It is better fetched from now on, or better read in place.
+// The region is better fetched from now on, or better read in place.
 void Engine::treatAnew(Region& region) {
   region.placement = Placement::kUnplanned;
   planner_.forget();  // there is more or less room for the others
@@ -347,9 +347,9 @@ void Engine::plan() {
     return true;
   });
   planner_.looked(touches, round.size());
-  // An inner loop, not the round. What is better read in place is no part of any round.
+  // An inner loop, not the round. Regions that are better read in place are in no round.
   if (total * kPageBytes * 2 < counts_.held - std::min(counts_.held, sparseInVram())) return;
-  // What other regions hold in VRAM (hot ones, and those outside the round) is not there for it.
+  // VRAM of other regions (hot ones, and those outside the round) is not there for the round.
   uint64_t others = packed_.mostSlotBytes() / kPageBytes;
   const uint32_t mark = pool_.reach.newRegionMark();
   for (const UnitRef& unit : round) unit.region->mark = mark;

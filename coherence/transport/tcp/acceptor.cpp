@@ -31,7 +31,7 @@
 namespace olpager::transport {
 namespace {
 
-// What a connection says first it says at once.
+// A connection sends its first bytes at once.
 constexpr uint32_t kFirstBytesMs = 1000;
 constexpr const char* kCardFailed = "its card's connection failed";
 
@@ -73,14 +73,15 @@ struct Handshake {  // NOLINT(clang-analyzer-optin.performance.Padding): in the 
   wire::Preamble said;
   bool quiet = false;  // it is not watched: what it says is for him
 
-  // Its link is not refused for good: it may come again.
+  // The peer may try again: its link is not refused for good.
   bool later = false;
 
-  /// It has said nothing yet that anybody needs to look at.
+  /// The connection has sent nothing yet that needs a look.
   bool silent() const {
     return state == State::kPreamble || state == State::kTicket || state == State::kRouted;
   }
-  /// It has shown a key or a ticket, or (loopback, no key) has its place among the links.
+  /// The connection has shown a key or a ticket, or (loopback, no key) has its place among the
+  /// links.
   bool proved() const {
     return state == State::kLanes || state == State::kLaneTls ||
            (state == State::kHello && stream.encrypted());
@@ -257,7 +258,7 @@ std::unique_ptr<verbs::QueuePairListener> Acceptor::listenOnCard(const SocketAdd
   return nullptr;
 }
 
-// Whether links with such a peer have this end's rails, and not the card at the own address.
+// True if links with such a peer have this end's rails, and not the card at the own address.
 bool Acceptor::forRails(const wire::Hello& peer) const {
   return peer.rails != 0 &&
          std::ranges::any_of(rails_, [](const auto& each) { return each != nullptr; });
@@ -358,15 +359,15 @@ size_t Acceptor::places() const {
   return size_t{endpoint_.options().limits.handshakes} * (1 + endpoint_.options().lanes);
 }
 
-// Its source has more than its share of the places.
+// The source of the handshake has more than its share of the places.
 bool Acceptor::isCrowd(const Handshake& shake) const {
   return shake.source->under_way > places() / Sources::kShare;
 }
 
-// Where all places are taken: first from a source that has more than its share of them, then who
-// has proved nothing, then who has shown no key's tag, then who is silent, then the oldest. Who
-// knows what to say has said it before it is the oldest. Who has proved who it is goes only where
-// its source has more than its share: others' lanes may be on their way.
+// Ends a handshake when all places are taken: first one of a source that has more than its share,
+// then one that has proved nothing, then one without a key's tag, then a silent one, then the
+// oldest. A peer that knows the protocol is done before it is the oldest. A peer that has proved
+// its key goes only if its source has more than its share: other peers' lanes may be on their way.
 bool Acceptor::makeRoom() {
   if (shakes_.size() < places()) return true;
   const auto rank = [&](const Handshake& shake) {
@@ -390,7 +391,8 @@ void Acceptor::acceptFrom(int listener) {
                               SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!fd) {
       if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) return;
-      // It stays in the backlog, and would ring without end: heard again at the next tick.
+      // The connection stays in the backlog and would ring without end: listen again at the next
+      // tick.
       base::warnOnce("accept", "%s: peers have to wait: %s", address_.c_str(),
                      std::strerror(errno));
       deaf_ = true;
@@ -402,7 +404,8 @@ void Acceptor::acceptFrom(int listener) {
   }
 }
 
-// What another listener hands over. Where this process has no descriptors left the system drops it.
+// Takes connections from another listener. The system drops one if this process has no descriptors
+// left.
 void Acceptor::receiveFrom(int socket) {
   for (int i = 0; i < 16; ++i) {
     wire::Preamble said;
@@ -789,7 +792,7 @@ std::string Acceptor::hello(Handshake& shake) {
   return "";
 }
 
-// What this node has with such a peer.
+// The kinds of links that this node has with such a peer.
 Kinds Acceptor::kindsFor(const Handshake& shake) const {
   const LinkSetup& setup = shake.setup;
   const bool rails = forRails(setup.peer_hello);
@@ -802,7 +805,7 @@ Kinds Acceptor::kindsFor(const Handshake& shake) const {
   return kinds;
 }
 
-// What happened at the cards' listener: requests, and what becomes of those that were accepted.
+// Handles events of the cards' listener: requests, and the fate of accepted ones.
 void Acceptor::queuePairEvents(verbs::QueuePairListener& listener) {
   for (verbs::QueuePairListener::Event event; listener.next(event);) {
     if (event.type == RDMA_CM_EVENT_CONNECT_REQUEST) {
@@ -952,7 +955,7 @@ std::string Acceptor::finish(Handshake& shake) {
   return "done";
 }
 
-// What the program holds: closes the acceptor, which its callbacks hold.
+// The program's handle: closes the acceptor, which its callbacks hold.
 class ListenerHandle final : public Listener {
  public:
   explicit ListenerHandle(std::shared_ptr<Acceptor> acceptor) : acceptor_(std::move(acceptor)) {}
