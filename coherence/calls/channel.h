@@ -1,18 +1,18 @@
 // A numbered two-way stream of records over a Link that may be lost and replaced: every record that
-// one end wrote is read by the other exactly once and in order, or never. What a record means is
+// one end wrote is read by the other exactly once and in order, or never. The meaning of records is
 // its users' business. docs/internals/forwarding.md has the whole.
 //
-// Records go into messages; messages are numbered from 1 in each direction. What the other end has
-// not acknowledged is kept. After a lost link both ends name the last message that they took
-// (greeting.h), and attach() sends the rest again: nothing is lost, nothing comes twice.
+// Records go into messages; messages are numbered from 1 in each direction. Messages that the other
+// end has not acknowledged are kept. After a lost link both ends name the last message that they
+// took (greeting.h), and attach() sends the rest again: nothing is lost, nothing comes twice.
 //
 // States, moved under write_mutex_: detached (no link) <-> attached; closed is final.
 //
 // Thread-safety: write(), flush() and close() from any thread. read() from one thread at a time
 // (its users hold a role or a lock for that). attach() at any time: it waits for a read() that is
 // under way. Bounds: `kept_bytes` of unacknowledged messages; a writer beyond it waits, and
-// receives in the meantime where nobody else does, so that an acknowledgement can reach it. What
-// was received and not read stays the other end's kept bytes: it is bounded by them. Transfers.
+// receives in the meantime where nobody else does, so that an acknowledgement can reach it. Bytes
+// that were received and not read are kept by the other end: its bound holds for them. Transfers.
 // Bulk bytes go beside the records, in no order with them: between regions here and what the other
 // end has registered, by the link's one-sided operations. A transfer that a lost link cuts is made
 // again, whole, over the next: what it reads has to stay as it is, and what it writes to unread,
@@ -41,8 +41,8 @@
 
 namespace olpager::calls {
 
-/// A transfer under way. Its memory belongs to the transport until it is over; when it ended
-/// because the channel was closed, until the local region has ended.
+/// A transfer under way. The memory belongs to the transport until the transfer is over; when it
+/// ended because the channel was closed, until the local region has ended.
 class Transfer {
  public:
   /// Why it failed, by the transport's words; for who has been told that it did.
@@ -105,7 +105,7 @@ class Channel {  // Many members: sending, receiving and transfers go to the nex
   bool flush();
   /// Waits until a record can be written without waiting for the other end, and receives in the
   /// meantime where nobody else does. False: not within the time, or there is no link for it to
-  /// come free. Who answers what it reads asks before it reads more.
+  /// come free. A thread that answers records asks before it reads more.
   bool awaitRoom(std::chrono::microseconds timeout);
   /// Bytes that were written and not yet given to the link: they need a flush(), or somebody who
   /// receives.
@@ -113,7 +113,7 @@ class Channel {  // Many members: sending, receiving and transfers go to the nex
 
   /// The next record into `record`. Flushes nothing.
   Read read(std::vector<std::byte>& record, std::chrono::microseconds timeout);
-  /// Whether a record may be there already without waiting: a hint.
+  /// True if a record may be there already without waiting: a hint.
   bool readable() const { return inbox_messages_.load(std::memory_order_relaxed) != 0; }
 
   /// Starts to copy the other end's memory to memory here. The link's domain has to be that of the
@@ -128,7 +128,7 @@ class Channel {  // Many members: sending, receiving and transfers go to the nex
   /// Asks for the other end's memory behind a key, to be mapped here: of one host alone, elsewhere
   /// it fails.
   TransferPtr share(const transport::RemoteKey& key);
-  /// What a share() that is over with kDone has brought; once.
+  /// The memory that a share() has brought which is over with kDone; once.
   static transport::PeerMemory memoryOf(Transfer& transfer) { return std::move(transfer.memory); }
   /// Waits until it is over, and receives meanwhile where nobody else does.
   Over wait(const Transfer& transfer, std::chrono::microseconds timeout);
@@ -136,7 +136,7 @@ class Channel {  // Many members: sending, receiving and transfers go to the nex
   /// The last message that was taken whole: what the peer is told after a lost link.
   uint64_t taken() const;
   bool attached() const { return attached_.load(std::memory_order_acquire); }
-  /// Whether the link itself is up, also while nobody receives, who would notice its end.
+  /// True if the link itself is up, also while nobody receives, who would notice its end.
   bool linkUp() const;
   /// By which transport the link goes; nothing while there is none that is up.
   std::optional<transport::LinkKind> linkKind() const;
@@ -208,13 +208,13 @@ class Channel {  // Many members: sending, receiving and transfers go to the nex
   std::mutex receive_mutex_;
   std::atomic<uint32_t> readers_{0};  // in read(), which receives
   transport::QueuePtr queue_;
-  // Of receive(), empty outside of it: to make and end so many takes a while.
+  // Used by receive(), empty outside of it: to make and end so many takes a while.
   std::array<transport::Completion, 16> arrived_;
   std::deque<transport::Message> inbox_;
   std::atomic<size_t> inbox_messages_{0};
   uint64_t last_received_ = 0;  // into the inbox
   bool broken_ = false;         // by the peer, under receive_mutex_
-  // Of the reader alone.
+  // For the reader alone.
   size_t front_offset_ = sizeof(MessageHead);
   uint32_t record_length_ = 0;  // of the record under way
   size_t record_have_ = 0;

@@ -1,6 +1,6 @@
 // Memory and messages between nodes: registered memory, one-sided reads and writes, ordered
-// messages, completions. docs/internals/transport.md explains it as a whole; this header is the
-// contract. It is shaped by RDMA: a Domain is a protection domain, a Region a registration, a Link
+// messages, completions. docs/internals/transport.md explains the whole; this header is the
+// contract. RDMA gave the shape: a Domain is a protection domain, a Region a registration, a Link
 // a connected pair of queues, a CompletionQueue one that may serve many links.
 //
 // Thread-safety: everything may be called from any thread at any time, unless it says otherwise.
@@ -9,8 +9,8 @@
 //
 // Ownership of memory. The bytes of an operation's local ranges belong to the transport from the
 // call until the operation's completion has been taken from the queue. A message is copied by
-// send(). What a remote key names belongs to its owner, who has to expect reads and writes (as far
-// as granted) until the Region has ended or the link's kDown has been taken.
+// send(). Memory behind a remote key belongs to its owner, who has to expect reads and writes (as
+// far as granted) until the Region has ended or the link's kDown has been taken.
 //
 // Completions. Every read(), write() and askMemory() that returned kOk completes exactly once, also
 // when the link fails. A write's kOk means that any later read, by any node, returns its bytes.
@@ -19,9 +19,9 @@
 //
 // Failure. A link fails as a whole and for good (a lost connection, a silent peer, a breach of the
 // protocol). First everything that could touch memory is stopped, on this side; then each
-// outstanding operation completes with kLinkDown; kDown comes last. What a failed write did to the
-// target is unknown: any part of it may have landed, and what is still on its way could land while
-// the peer has not noticed. A new link with ConnectOptions::replaces closes that hole: the peer has
+// outstanding operation completes with kLinkDown; kDown comes last. The effect of a failed write on
+// its target is unknown: any part of it may have landed, and a rest on its way could land while the
+// peer has not noticed. A new link with ConnectOptions::replaces closes that hole: the peer has
 // stopped the old link before the new one is up.
 #pragma once
 
@@ -42,7 +42,7 @@
 
 namespace olpager::transport {
 
-/// How urgent a transfer is. Of a link's bytes, control and demand go first; prefetch is asked for
+/// The urgency of a transfer. Control and demand go first on a link; prefetch is asked for
 /// only while no demand is outstanding; write-back keeps a small share always.
 enum class Class : uint8_t { kControl, kDemand, kPrefetch, kWriteBack };
 inline constexpr size_t kClasses = 4;
@@ -90,14 +90,14 @@ struct RailStats {
   uint64_t bytes = 0;   // read and written by it, by this side
 };
 
-/// What a link has done so far. Each value is read by itself.
+/// Figures of a link so far. Each value is read by itself.
 struct LinkStats {
   uint64_t bytes_read[kClasses] = {};     // into local memory by read()
   uint64_t bytes_written[kClasses] = {};  // from local memory by write()
   uint64_t bytes_served = 0;  // read and written here by the peer through the link's threads
   // All that has crossed it, each way, as far as this side knows: messages, what this side read
-  // and wrote, and what the peer did. Of that over shared memory the peer's word is taken; over
-  // verbs the peer alone knows it.
+  // and wrote, and what the peer did. Over shared memory this side believes the peer's figures;
+  // over verbs the peer alone knows them.
   uint64_t sent = 0, received = 0;
   uint64_t reads = 0, writes = 0, slices = 0;
   uint64_t messages_sent = 0, messages_received = 0;
@@ -153,8 +153,8 @@ class Link {
                        uint64_t context, OperationId* id = nullptr) = 0;
   virtual Outcome write(std::span<const LocalRange> from, const RemoteRange& into, Class klass,
                         uint64_t context, OperationId* id = nullptr) = 0;
-  /// Asks for the memory behind a key, to be mapped here for reading and writing. Where it is had,
-  /// the program and the peer share it from then on, whatever becomes of the link and of the
+  /// Asks for the memory behind a key, to be mapped here for reading and writing. Once the request
+  /// succeeds, the program and the peer share the memory, whatever becomes of the link and of the
   /// region: the program has to be told by other means when it is to let go of it. kOk: a kMemory
   /// completion follows, with kBadRange where the peer has no memfd for it or does not grant both
   /// rights.
@@ -177,7 +177,7 @@ class Link {
   virtual void close(const std::string& reason) = 0;
 
   virtual const PeerInfo& peer() const = 0;
-  /// What the peer may touch here: as connect() or the AcceptFn said.
+  /// The memory that the peer may touch here, as connect() or the AcceptFn said.
   virtual const DomainPtr& domain() const = 0;
   /// Names the link for ConnectOptions::replaces, at both ends.
   virtual std::string id() const = 0;
@@ -189,7 +189,7 @@ class Link {
 };
 using LinkPtr = std::shared_ptr<Link>;
 
-/// A message that has arrived. Its room at the receiver is free again when it is destroyed.
+/// A message that has arrived. The receiver's room for it is free again when it is destroyed.
 class Message {
  public:
   Message() = default;
@@ -221,7 +221,7 @@ class Message {
   size_t arrived_ = 0;  // bytes, as it came
 };
 
-/// What happened on a link. Holds the link alive.
+/// An event of a link. Holds the link alive.
 struct Completion {
   enum class Kind : uint8_t {
     kRead,
@@ -242,9 +242,9 @@ struct Completion {
   PeerMemory memory;
 };
 
-/// Where links put what happened. Bounded by the limits of the links that use it. Has to outlive
-/// nothing: when the last QueuePtr goes, what was not polled is dropped, and so is what the links
-/// still have to say.
+/// Links put their completions here. Bounded by the limits of the links that use it. Need not
+/// outlive the links: when the last QueuePtr goes, completions that were not polled are dropped,
+/// and so are later ones.
 class CompletionQueue {
  public:
   virtual ~CompletionQueue() = default;

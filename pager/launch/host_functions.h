@@ -1,4 +1,4 @@
-// Which of the program's host functions are before what a stream is given next.
+// The program's host functions that are before the next work of a stream.
 //
 // A host function may touch managed memory, which waits for whoever has taken it. So a launch
 // behind a function must not take what the function may touch before the function is over
@@ -27,20 +27,20 @@ namespace olpager::pager {
 
 class HostFunctions {
  public:
-  /// What is behind a function, and is not deferred, waits for its end no longer: the function may
-  /// wait for it.
+  /// Work behind a function that is not deferred waits no longer for the function's end: the
+  /// function may wait for the work.
   static constexpr uint64_t kPatienceNs = 5'000'000'000;
   /// A kernel behind a function of its own stream is deferred then (launch/deferred.h).
   static constexpr uint64_t kSoonNs = 100'000'000;
   /// A function is about to be put in the stream. `blocking`: the legacy default stream waits for
   /// that stream. The number is never 0.
   uint64_t begins(const StreamKey& stream, bool blocking);
-  /// It has returned. What is deferred behind it gets its memory next, and then ended() follows.
+  /// The function has returned. Deferred work behind it gets its memory next; ended() follows.
   void returned(uint64_t number) {
     for (Function& one : begun_)
       if (one.number == number) one.returned = true;
   }
-  /// It is over, or the driver did not take it.
+  /// The function is over, or the driver did not take it.
   void ended(uint64_t number);
   /// The context is gone or has ended: what is in its streams is not called any more.
   void contextGone(CUcontext context);
@@ -52,12 +52,12 @@ class HostFunctions {
   }
   /// The stream is about to wait for an event.
   void waits(const StreamKey& stream);
-  /// Whether one that has not returned is before what the stream is given next.
+  /// True if a function that has not returned is before the stream's next work.
   bool areBefore(const StreamKey& stream) { return isAnyBefore(stream, false); }
-  /// Whether one is that has, and is not over.
+  /// True if a function that has returned and is not over is before it.
   bool areServedBefore(const StreamKey& stream) { return isAnyBefore(stream, true); }
-  /// Whether one of the context that has this number at most has not returned, and was put in its
-  /// stream less than kPatienceNs before `now`.
+  /// True if a function of the context, with this number at most, has not returned, and was put in
+  /// its stream less than kPatienceNs before `now`.
   bool mayTouch(CUcontext context, uint64_t upto, uint64_t now) const {
     return std::any_of(begun_.begin(), begun_.end(), [&](const Function& one) {
       return !one.returned && one.stream.context == context && one.number <= upto &&
@@ -65,7 +65,7 @@ class HostFunctions {
     });
   }
   uint64_t last() const { return last_; }
-  /// Whether one that has this number at most is not over.
+  /// True if a function with this number at most is not over.
   bool anyUpTo(uint64_t number) const { return !begun_.empty() && begun_.front().number <= number; }
   /// The last one that was put in the stream and has not returned; 0: none is there.
   uint64_t lastIn(const StreamKey& stream) const {
@@ -73,13 +73,13 @@ class HostFunctions {
       if (!one->returned && one->stream == stream) return one->number;
     return 0;
   }
-  /// Where one that is not over was put; null: it is over.
+  /// The context of a function that is not over; null: the function is over.
   CUcontext contextOf(uint64_t number) const {
     for (const Function& one : begun_)
       if (one.number == number) return one.stream.context;
     return nullptr;
   }
-  /// Whether one is not over. Any thread.
+  /// True if a function is not over. Any thread.
   bool any() const { return count_.load() != 0; }
 
  private:

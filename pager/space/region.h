@@ -1,8 +1,8 @@
-// What an address names (Region) and what is mapped and moved (Extent).
+// Regions, which addresses name, and extents, which are mapped and moved.
 //
 // A Region is a run of addresses that pointers name as a whole: an allocation, a slab of small
-// ones, or a range that the program reserved for its own mappings. Its pages are covered by
-// Extents, power-of-two runs of 2 MiB pages.
+// ones, or a range that the program reserved for its own mappings. Extents, power-of-two runs of
+// 2 MiB pages, cover the pages of a region.
 //
 // Extent states, and who moves them (always under PoolState::mutex; a transitional state is left
 // only by its claimer):
@@ -102,7 +102,7 @@ constexpr bool moving(ExtentState state) {
          state == ExtentState::kSending || state == ExtentState::kReceiving;
 }
 
-/// What an extent may cost at most, in bytes, with its place in its region's list and a chunk of
+/// The most that an extent may cost, in bytes, with its place in its region's list and a chunk of
 /// each kind.
 inline constexpr uint64_t kExtentCost = 128;
 
@@ -151,8 +151,8 @@ struct KeptChunk {
   VramCopy* copy;
 };
 
-/// Bytes that a page had in VRAM when it left, in a chunk that is free for everybody. They are
-/// `there` until the chunk is taken for something else (ChunkStore).
+/// Bytes that a page had in VRAM when it left, in a chunk that is free for everybody; `there` until
+/// the chunk is taken for something else (ChunkStore).
 struct VramCopy {
   bool there = false;
   std::list<KeptChunk>::iterator at;  // in the store's list, while `there`
@@ -176,17 +176,17 @@ struct Extent : Pooled<Extent> {
   bool read_only = false;    // mapped for reading only (the program's own mapping says so)
   bool in_host =
       false;  // of an arena that is reached whole: used less than what is in VRAM, so in place
-  // Of arenas that move by pieces:
+  // For arenas that move by pieces:
   bool scan_due = false;  // launches or copies may have written it since its last scan; of what
                           // other agents have in turns: those may have, or a copy of unknown bytes
-  // Of what other agents have in turns:
+  // For memory that other agents have in turns:
   bool leaving = false;  // another agent is to have it
-  // Of managed memory:
+  // For managed memory:
   bool blank = false;   // it never had contents: zeros, which `host` need not hold
   uint16_t wanted = 0;  // launches waiting for it: no victim
   uint16_t pins = 0;    // mapped elsewhere too (vmm.cpp): no victim
   uint32_t mark = 0;    // visit mark of working sets
-  // Of streamed arenas (residency/arena_streaming.cpp):
+  // For streamed arenas (residency/arena_streaming.cpp):
   uint8_t looks = 0;    // times, in a row, that it was unchanged when it left VRAM
   bool sealed = false;  // in place, and mapped for reading only since it is constant
   uint64_t stamp = 0;   // highest number of a launch whose working set holds it
@@ -198,8 +198,8 @@ struct Extent : Pooled<Extent> {
   }
 };
 
-/// Whether a launch may go with the extent as it is. kDetached, kFreeing: the program takes it
-/// away; nobody will map it.
+/// True if a launch may go with the extent as it is. kDetached, kFreeing: the program takes the
+/// extent away, and nobody will map it.
 constexpr bool usable(ExtentState state) {
   return state == ExtentState::kVram || state == ExtentState::kInPlace ||
          state == ExtentState::kDetached || state == ExtentState::kFreeing;
@@ -213,13 +213,13 @@ inline bool isNext(const Extent& before, const Extent& next) {
 static_assert(sizeof(Extent) + sizeof(void*) + sizeof(VramChunk) + sizeof(HostChunk) <=
               kExtentCost - 8);
 
-/// What a region has whose pages other agents have in turns, beside its extents, which are of one
-/// page each.
+/// Further state of a region whose pages other agents have in turns. Its extents are of one page
+/// each.
 struct SharedRegion {
   directory::ExtentId first = 0;  // of its first page; the others follow
-  /// Launches that reach the region by what was known when they were made: of each stream the
-  /// newest. Who is to have a page waits for these alone, not for all that is older than one of
-  /// them.
+  /// Launches that were known to reach the region when they were made: the newest of each stream. A
+  /// page is given to another agent once these are over. Launches that are older than one of these,
+  /// and do not reach the region, need not be over.
   std::vector<StreamPoint> users;
   /// Highest number of what has come to reach it otherwise.
   uint64_t others = 0;
@@ -237,12 +237,12 @@ struct AwayRegion : SharedRegion {
 /// Managed memory.
 struct ManagedRegion : SharedRegion {
   std::shared_ptr<Frames> frames;  // where its pages are in host RAM, for as long as it lives
-  /// The frames, as the host chunks that extents have when they are parked. They can't be mapped in
-  /// place, and no chunk store knows them.
+  /// The frames, as host chunks of parked extents. Such a chunk can't be mapped in place, and no
+  /// chunk store knows it.
   std::vector<HostChunk> places;
   struct Page {
-    /// Of what its frame holds. It stays while the CPU has the page, and is of use if the CPU has
-    /// only read it.
+    /// A copy of the frame's bytes in VRAM. The copy stays while the CPU has the page, and is of
+    /// use if the CPU has only read it.
     VramCopy copy;
     /// Since it came to VRAM the page has been what its host memory holds, unless an operation of
     /// this number or a higher one may have written it.
@@ -281,11 +281,11 @@ inline constexpr uint64_t kTinyShare = 1024;
 /// waits for room.
 inline constexpr uint64_t kTinyLaunches = 1u << 16;
 
-/// Where the learned order wants a region: stays in VRAM, or streams through it once in each round.
+/// The learned order keeps a region in VRAM, or streams it through VRAM once in each round.
 enum class Placement : uint8_t { kUnplanned, kKeep, kStream };
 
-/// It has more fields than most: one object carries what the launch path, the reach graph, the
-/// engine and the planner know of an allocation, so that a launch finds all of that by one lookup.
+/// One object has many fields: the launch path, the reach graph, the engine and the planner keep
+/// their state of an allocation here, so that a launch finds all of it by one look-up.
 struct alignas(64) Region {
   // --- read by launches without a lock, in one cache line ---
   /// Highest number of a launch that reached the region. Raised by launching threads before the
@@ -344,18 +344,18 @@ struct alignas(64) Region {
   uint64_t fetch_after =
       0;  // likewise: launches up to this number don't wait for what is in place,
   uint64_t fetch_pause = 0;  // since waiting was in vain; twice as many the next time
-  // Of an arena that is reached whole (swap.cpp):
+  // For an arena that is reached whole (swap.cpp):
   uint64_t swap_after = 0;  // names of the arena before the next exchange,
   uint64_t swap_pause = 0;  // and between two
   bool swap_asked = false;  // it is in the engine's list
   bool swapping = false;    // launches wait for its parts to change place, and take none back
 
   uint32_t host_writes = 0;  // likewise: copies that set host_written
-  /// Highest number of a launch that reached the region and follows the pointers in it: no copy.
-  /// Of launches on the slow path.
+  /// Highest number of a launch that reached the region and follows the pointers in it (no copy),
+  /// on the slow path.
   uint64_t followed = 0;
 
-  /// Whether the extent, one of the region's, has to stay in VRAM. One mapping of a reservation
+  /// True if the extent, one of the region's, has to stay in VRAM. One mapping of a reservation
   /// does not pin the others where they move by pieces.
   bool isPinned(const Extent& extent) const {
     return by_pieces && kind == RegionKind::kReservation ? extent.pins > 0 : pins > 0;
@@ -364,7 +364,7 @@ struct alignas(64) Region {
   uint64_t stampOf(const Extent& extent) const {
     return by_pieces ? std::max(extent.stamp, whole_stamp) : stamp.load(std::memory_order_acquire);
   }
-  /// Of one whose pages other agents have in turns; else null.
+  /// State of pages that other agents have in turns; null: the region has none.
   SharedRegion* shared() const {
     return managed != nullptr ? static_cast<SharedRegion*>(managed.get()) : away.get();
   }
@@ -383,9 +383,9 @@ struct alignas(64) Region {
   bool isSparse() const { return density.verdict == Density::kSparse && arena == nullptr; }
 };
 
-/// It turns out that launches up to a number reach the region, which nobody knew when they were
-/// made. `number`: any that may; `followed`: Region::followed of what leads there. True: that is
-/// news.
+/// Notes that launches up to `number` may reach the region, which was not known when they were
+/// made. `followed`: Region::followed of the memory that leads there. True: one of both
+/// was lower before.
 inline bool raiseStamps(Region& region, uint64_t number, uint64_t followed) {
   if (SharedRegion* const shared = region.shared(); shared != nullptr)
     shared->others = std::max(shared->others, followed);
@@ -395,8 +395,8 @@ inline bool raiseStamps(Region& region, uint64_t number, uint64_t followed) {
   return news;
 }
 
-/// Whether an extent of the region that is in `state` is here, and not in VRAM. What other
-/// executors have is not here.
+/// True if an extent of the region in this state is here, and not in VRAM. Pages that other
+/// executors have are not here.
 inline bool isOutside(const Region& region, ExtentState state) {
   return state != ExtentState::kVram && !(state == ExtentState::kAbsent && region.away != nullptr);
 }
@@ -423,7 +423,7 @@ struct ExtentRange {
 };
 ExtentRange extentsAt(const Region& region, uint64_t address, uint64_t bytes);
 
-/// Whether a range lies in the region's pages; its guard is none of them.
+/// True if a range lies in the region's pages, of which the guard is none.
 inline bool holds(const Region& region, uint64_t address, uint64_t bytes) {
   const uint64_t offset = address - region.base;
   const uint64_t size = region.pages * kPageBytes;

@@ -1,5 +1,4 @@
-// What every link has in common: its state, its outstanding operations, room for messages, signs of
-// life.
+// The common part of links: the state, outstanding operations, room for messages, signs of life.
 //
 // State, under mutex_: kUp -> kFailing (fail() or close(): the first reason stays; nothing new is
 // accepted or asked for) -> kDown (stopped(): called once by the transport when no thread of it
@@ -32,7 +31,7 @@ namespace olpager::transport {
 
 using LinkId = std::array<uint8_t, 16>;
 
-/// What both ends agreed on, and where the link belongs.
+/// The agreement of both ends, and the link's place.
 struct LinkSetup {
   Options options;
   PeerInfo peer;
@@ -80,22 +79,22 @@ class LinkCore : public Link,
     uint32_t bytes = 0;
   };
 
-  // What a transport does.
+  // For transports to implement.
   /// `under_way`: bytes of the class that were asked for and are not answered.
   virtual uint32_t sliceBytes(bool write, Class klass, uint64_t length,
                               uint64_t under_way) const = 0;
-  /// Whether it may reach memory without a CPU address.
+  /// True if it may reach memory without a CPU address.
   virtual bool reachesDevices() const { return false; }
   virtual void issue() = 0;  // asks for what nextSlice() gives, until it gives nothing
   virtual void transmit(const wire::Header& header, std::span<const std::byte> head,
                         std::span<const std::byte> body) = 0;
   virtual void stop(bool tell) = 0;  // after kFailing; leads to one stopped()
-  /// What it has to add to stats().
+  /// Adds the transport's own figures to stats().
   virtual void addStats(LinkStats& /*into*/) const {}
   /// On each tick: why the transport knows that the link can't go on; "" when it can.
   virtual std::string standstill(int64_t /*now_ms*/, bool /*late*/) { return ""; }
 
-  // What it tells.
+  // Reports of a transport.
   void stopped();
   void heard() { heard_.store(true, std::memory_order_relaxed); }
   bool nextSlice(Slice& slice);
@@ -117,12 +116,12 @@ class LinkCore : public Link,
   /// Completions go to `into`.
   std::string control(const wire::Header& header, std::span<const std::byte> payload,
                       std::vector<Completion>& into);
-  /// Whether so many answers that the peer does not take are more than it may have asked for.
+  /// True if the peer can't have asked for so many answers as it leaves waiting.
   bool tooManyAnswers(size_t waiting) const;
   /// The same of messages that are replies.
   bool tooManyReplies(size_t waiting) const;
   static constexpr const char* kDeaf = "the peer asks and does not read the answers";
-  /// What kRefuse may say.
+  /// True for codes that kRefuse may have.
   static bool isRefusal(uint32_t code) {
     return code == static_cast<uint32_t>(Outcome::kRevoked) ||
            code == static_cast<uint32_t>(Outcome::kUnreachable);
@@ -144,7 +143,7 @@ class LinkCore : public Link,
   void countBounced(uint64_t bytes) { bounced_.fetch_add(bytes, std::memory_order_relaxed); }
 
   const LinkSetup setup_;
-  // What is queued to be sent, what the peer has asked for, and its requests that wait here.
+  // Queued messages, answers to the peer, and its requests that wait here.
   Unread unread_;
 
  private:
