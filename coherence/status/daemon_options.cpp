@@ -10,9 +10,10 @@ void addRows(std::vector<base::Option>& rows, DaemonOptions& o, std::string_view
   using namespace base::setter;
   rows.insert(
       rows.end(),
-      {{"key", kNetwork, "FILE",
-        "File with the keys of those who may connect (olctl keygen); needed beyond loopback",
-        base::format("$CREDENTIALS_DIRECTORY/{}, where it is; else none", credential),
+      {{"key", kNetwork, "FILE", "File with the keys of those who may connect (olctl keygen)",
+        base::format(
+            "$CREDENTIALS_DIRECTORY/{}, where it is; else none: loopback and its own user only",
+            credential),
         path(o.key, "the absolute path of a key file (olctl keygen makes one)")},
        {"tls", kNetwork, "WHAT", "What is encrypted: all, control (messages only) or off", "all",
         word(o.tls, base::kTlsWords)},
