@@ -29,7 +29,8 @@ TEST_CASE("a file of options means what the command line does", "[options]") {
   const std::string unknown = read(options, "\nkey_sesions = 3\n");
   CHECK(unknown.starts_with(
       path + ":2: unknown key 'key_sesions'; allowed, the nearest first: key_sessions, "));
-  for (const auto& row : optionsOf(options).rows())
+  const base::OptionTable table = optionsOf(options);
+  for (const auto& row : table.rows())
     CHECK(unknown.find(" " + row.key) != std::string::npos);
   CHECK(read(options, "ports = '7100-7163'\n")
             .starts_with(path + ":1: unknown key 'ports'"));  // an earlier version's
