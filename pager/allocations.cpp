@@ -153,6 +153,7 @@ space::SlabAllocator& slabsFor(PoolState& state, Engine& engine, CUcontext conte
 // A managed region's pages in host RAM, and its agents, which the first one starts. Releases the
 // mutex. CUDA_ERROR_NOT_SUPPORTED where the system does not let us see page faults.
 CUresult addFrames(PoolState& state, Region& region, Lock& lock) {
+  if (state.away != nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   const bool first = state.managed == nullptr;
   lock.unlock();
   std::unique_ptr<Managed> started;
@@ -262,8 +263,7 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
   }
   engine.awaitStaged(*region, lock);
   engine.forget(region);
-  if (region->managed != nullptr) state.managed->drop(*region, lock);
-  if (region->away != nullptr) state.away->drop(*region, lock);
+  if (region->shared() != nullptr) state.agent()->drop(*region, lock);
   if (state.stopped) return;  // other agents may know its frames still
   for (auto& extent : region->extents) engine.dismantle(*extent, lock);
   region->extents.clear();

@@ -126,8 +126,7 @@ void Pool::stop() noexcept try {
   }
   state_->changed.notify_all();
   for (const auto& engine : engines) engine->stop();
-  if (state_->managed != nullptr) state_->managed->stopThreads();
-  if (state_->away != nullptr) state_->away->stopThreads();
+  if (PoolAgent* const agent = state_->agent(); agent != nullptr) agent->stopThreads();
   // Memservers are told that it is over; transfers under way end first.
   std::shared_ptr<LowerTier> going;
   {
@@ -144,8 +143,7 @@ void Pool::stop() noexcept try {
 void Pool::forked() noexcept {
   state_->forked.store(true);
   state_->devices.abandonEngines();
-  if (state_->managed != nullptr) state_->managed->forked();
-  if (state_->away != nullptr) state_->away->forked();
+  if (PoolAgent* const agent = state_->agent(); agent != nullptr) agent->forked();
 }
 
 bool Pool::paging() const { return state_->slow.load(std::memory_order_relaxed); }

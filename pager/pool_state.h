@@ -68,6 +68,7 @@ struct PoolState {
   LowerMoves lower;
   DeferredFrees frees;
   LostContexts lost;
+  // One of them at most, as agent():
   std::unique_ptr<Managed> managed;  // from the first managed allocation on
   std::unique_ptr<Away> away;        // where the pool is an executor among several
   /// The program's host functions. What is behind one must not take what the function may touch.
@@ -78,6 +79,10 @@ struct PoolState {
   std::vector<std::shared_ptr<DeferredLaunch>> deferred;
   uint64_t last_deferred = 0;
 
+  /// What has pages in turns with others; null: nothing.
+  PoolAgent* agent() const {
+    return managed != nullptr ? static_cast<PoolAgent*>(managed.get()) : away.get();
+  }
   /// Whether host functions may touch what others have: managed memory, and as an executor any
   /// page, since the program's managed memory is among them. Without the mutex.
   bool heedsHostFunctions() const { return has_managed.load() || is_executor.load(); }

@@ -77,7 +77,8 @@ bool Home::add(uint64_t base, uint64_t bytes) {
   const uint64_t pages = bytes / kPageBytes;
   std::lock_guard lock(mutex_);
   if (pages > most_ - pages_) return false;
-  const ExtentId first = takeExtents(pages);
+  const ExtentId first = numbers_.take(static_cast<ExtentId>(pages));
+  page_of_.resize(numbers_.end());
   Region& region = regions_[base] = {.base = base, .pages = pages, .first = first};
   const uint64_t at = (base - base_) / kPageBytes;
   if (extent_at_.size() < at + pages) {
@@ -130,35 +131,6 @@ uint64_t Home::told() const {
 uint64_t Home::freePages() const {
   std::lock_guard lock(mutex_);
   return most_ - pages_;
-}
-
-// The first run of numbers that is large enough, else new ones.
-directory::ExtentId Home::takeExtents(uint64_t pages) {
-  const auto free = std::find_if(free_extents_.begin(), free_extents_.end(),
-                                 [&](const auto& run) { return run.second >= pages; });
-  if (free == free_extents_.end()) {
-    const auto first = static_cast<ExtentId>(page_of_.size());
-    page_of_.resize(page_of_.size() + pages);
-    return first;
-  }
-  const auto [first, count] = *free;
-  free_extents_.erase(free);
-  if (count != pages) free_extents_[first + static_cast<ExtentId>(pages)] = count - pages;
-  return first;
-}
-
-void Home::giveExtents(ExtentId first, uint64_t pages) {
-  auto run = free_extents_.emplace(first, pages).first;
-  if (const auto next = std::next(run);
-      next != free_extents_.end() && next->first == run->first + run->second) {
-    run->second += next->second;
-    free_extents_.erase(next);
-  }
-  if (run == free_extents_.begin()) return;
-  const auto before = std::prev(run);
-  if (before->first + before->second != run->first) return;
-  before->second += run->second;
-  free_extents_.erase(run);
 }
 
 // --- operations ----------------------------------------------------------------------------------
@@ -649,7 +621,7 @@ Status Home::carryOut() {
           extent_at_[at + page] = directory::kNone;
         }
         pages_ -= region.pages;
-        giveExtents(region.first, region.pages);
+        numbers_.give(region.first, static_cast<ExtentId>(region.pages));
         released_.push_back(region.base);
         regions_.erase(region.base);
         break;

@@ -61,6 +61,7 @@
 
 #include "base/result.h"
 #include "coherence/directory/directory.h"
+#include "coherence/directory/extent_numbers.h"
 #include "coherence/status/unified_counters.h"
 #include "forwarding/wire/pages_wire.h"
 #include "interpose/forward/named.h"
@@ -231,8 +232,6 @@ class Home {
   Status carryOut();
   Status hear(unsigned executor, const directory::Message& message);
   void noteFigures(unsigned executor, std::span<const std::byte> body);
-  ExtentId takeExtents(uint64_t pages);
-  void giveExtents(ExtentId first, uint64_t pages);
 
   mutable std::mutex mutex_;
   const std::vector<uint64_t> rooms_, holds_;
@@ -251,9 +250,9 @@ class Home {
   uint64_t told_ = 0;   // regions
   uint64_t pages_ = 0;  // in regions that are not released
   uint64_t moved_ = 0;
-  std::vector<Page> page_of_;                  // by extent
-  std::map<ExtentId, uint64_t> free_extents_;  // first and count
-  std::vector<uint64_t> placed_, completed_;   // by executor: pages; operations
+  directory::ExtentNumbers numbers_;
+  std::vector<Page> page_of_;                 // by extent
+  std::vector<uint64_t> placed_, completed_;  // by executor: pages; operations
   Turns turns_;
   std::vector<std::vector<ExtentId>> travellers_;  // that came during an executor's last turn
   std::set<ExtentId> in_step_;                     // pages of the present step

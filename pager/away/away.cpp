@@ -1,7 +1,5 @@
 #include "pager/away/away.h"
 
-#include <sys/prctl.h>
-
 #include <algorithm>
 #include <chrono>
 #include <utility>
@@ -17,88 +15,61 @@ namespace olpager::pager {
 
 namespace {
 
-constexpr std::chrono::microseconds kShortestPoll{20}, kLongestPoll{500};
-constexpr std::chrono::seconds kAsleep{1};
-// Claims of operations that are over are given up when somebody waits for them, or beyond this
-// many.
-constexpr size_t kMostSubmitted = 256;
 constexpr unsigned kScanEvery = 64;  // operations
 constexpr unsigned kScans = 64;      // after a page was given away
 // What was given stays in host memory, of so many pages at most, and of one part of it in so many.
 constexpr uint64_t kRetainedShare = 16;
 
 // Begun and ended by one call (olpager_operation, olpager_operation_over), which owns it.
-__attribute__((tls_model("initial-exec"))) thread_local AwayOperation* t_operation = nullptr;
+__attribute__((tls_model("initial-exec"))) thread_local ToldOperation* t_operation = nullptr;
 
 }  // namespace
 
 Away::Away(PoolState& state, directory::AgentId agent, AwayLink& link)
-    : state_(state), link_(link), elsewhere_(agent, *this) {
-  thread_ = base::ownThread([this] { run(); });
+    : PoolAgent(state, agent), link_(link) {
+  startThread();
   dropper_ = base::ownThread([this] { dropFreed(); });
 }
 
 Away::~Away() { stopThreads(); }
 
 void Away::stopThreads() noexcept {
-  ended_ = true;
-  bell_.release();
+  PoolAgent::stopThreads();
   freed_bell_.release();
-  for (std::thread* const thread : {&thread_, &dropper_})
-    if (thread->joinable()) thread->join();
+  if (dropper_.joinable()) dropper_.join();
 }
 
 void Away::forked() noexcept {
-  for (std::thread* const thread : {&thread_, &dropper_})
-    if (thread->joinable()) thread->detach();  // it is the parent's
+  PoolAgent::forked();
+  if (dropper_.joinable()) dropper_.detach();
 }
 
 // --- regions -------------------------------------------------------------------------------------
 
-Extent& Away::extentAt(directory::ExtentId id) {
-  Region& region = *region_of_[id];
-  return *region.extents[id - region.away->first];
-}
-
 Engine& Away::engineOf(directory::ExtentId id) { return *region_of_[id]->engine; }
-
-void Away::add(Region& region) {
-  const directory::ExtentId first = region.away->first;
-  const auto end = first + static_cast<directory::ExtentId>(region.pages);
-  if (region_of_.size() < end) region_of_.resize(end);
-  elsewhere_.resize(end);
-  std::fill(region_of_.begin() + first, region_of_.begin() + end, &region);
-  for (auto& extent : region.extents) region.engine->setState(*extent, ExtentState::kAbsent);
-}
 
 // Of a region whose pages are all to be forgotten.
 void Away::drop(Region& region, Lock& lock) {
   AwayRegion& away = *region.away;
   if (away.forgets.size() < region.pages) {  // its context goes, and takes what is here along
     link_.failed("a context is gone, and pages of the program with it");
-    state_.stopped = true;
-    return state_.changed.notify_all();
+    return stopPaging();
   }
-  // Another executor has asked for some that have not left: they never will.
-  for (const auto& extent : region.extents)
-    if (std::exchange(extent->leaving, false)) elsewhere_.quiet(away.idOf(*extent), false, lock);
-  for (const directory::Message& message : away.forgets) {
-    elsewhere_.unneed(message.extent, lock);
-    elsewhere_.receive(message, lock);
-  }
-  send();
+  abandon(region, lock);
+  for (const directory::Message& message : away.forgets) elsewhere_.receive(message, lock);
+  flush();
   bell_.release();  // operations that used them may not be known to be over
   while (away.forgotten.size() < region.pages && !state_.stopped)
     state_.changed.wait_for(lock, std::chrono::milliseconds(1));
   if (state_.stopped) return;
   subtract(region.engine->figures().allocated_bytes, region.requested_bytes);
   subtract(region.engine->figures().allocations, 1);
-  std::fill_n(region_of_.begin() + away.first, region.pages, nullptr);
+  remove(region);
 }
 
 void Away::dropped(const AwayRegion& region) {
   outbox_.insert(outbox_.end(), region.forgotten.begin(), region.forgotten.end());
-  send();
+  flush();
 }
 
 void Away::forget(const std::vector<directory::Message>& forgets) {
@@ -141,7 +112,7 @@ void Away::receive(std::span<const directory::Message> messages, Lock& lock) {
   }
   elsewhere_.shed(retainedPages(), lock);
   forget(forgets);
-  send();
+  flush();
   if (someoneWaits()) bell_.release();
 }
 
@@ -153,7 +124,7 @@ void Away::alone() {
 
 void Away::begin(directory::Age age, directory::Age oldest) {
   delete t_operation;
-  t_operation = new AwayOperation{.age = age, .oldest = oldest};
+  t_operation = new ToldOperation{.age = age, .oldest = oldest};
 }
 
 void Away::uses(uint64_t address, uint64_t bytes) {
@@ -161,14 +132,13 @@ void Away::uses(uint64_t address, uint64_t bytes) {
 }
 
 bool Away::over() {
-  const std::unique_ptr<AwayOperation> operation(std::exchange(t_operation, nullptr));
+  const std::unique_ptr<ToldOperation> operation(std::exchange(t_operation, nullptr));
   if (operation == nullptr) return false;
-  using Stage = AwayOperation::Stage;
+  using Stage = ToldOperation::Stage;
   Lock lock(state_.mutex);
   scanAhead();
   if (operation->stage == Stage::kSubmitted) {
-    submitted_.push_back({operation->age, std::move(operation->points)});
-    if (someoneWaits()) bell_.release();
+    submitted(*operation);
   } else if (operation->stage == Stage::kUntold) {
     // What came for it ahead is nobody's claim any more.
     const directory::AgentId self = elsewhere_.agent().id();
@@ -177,7 +147,7 @@ bool Away::over() {
                         .age = operation->age,
                         .served = operation->oldest},
                        lock);
-    send();
+    flush();
   }
   return operation->stage != Stage::kUntold;
 }
@@ -189,59 +159,11 @@ void Away::scanAhead() {
   for (const auto& engine : state_.devices.engines) engine->scanAhead();
 }
 
-bool Away::Submitted::isOver() const {
-  return std::all_of(points.begin(), points.end(),
-                     [](const auto& point) { return point.isOver(); });
-}
+ToldOperation* Away::operationOfThread() const { return t_operation; }
 
-// Others want what an operation that is under way may have claimed: nobody rings at its end.
-bool Away::someoneWaits() const {
-  return !short_.empty() || (!submitted_.empty() && (elsewhere_.agent().unsettled() > 0 ||
-                                                     submitted_.size() > kMostSubmitted));
-}
+bool Away::someoneWaits() const { return !short_.empty() || PoolAgent::someoneWaits(); }
 
-// The claims of operations that are over. True: there were some.
-bool Away::completeThoseOver(Lock& lock) {
-  bool any = false;
-  for (size_t s = 0; s < submitted_.size();) {
-    if (!submitted_[s].isOver()) {
-      ++s;
-      continue;
-    }
-    const directory::Age age = submitted_[s].age;
-    submitted_[s] = std::move(submitted_.back());
-    submitted_.pop_back();
-    elsewhere_.complete(age, lock);
-    any = true;
-  }
-  if (any) send();
-  return any;
-}
-
-void Away::run() {
-  prctl(PR_SET_TIMERSLACK, 1000ul);  // the pauses below are to last microseconds
-  auto pause = kShortestPoll;
-  bool polls = false;
-  while (!ended_) {
-    if (!polls) {
-      if (!bell_.try_acquire_for(kAsleep)) continue;
-      pause = kShortestPoll;
-    } else if (bell_.try_acquire_for(pause)) {
-      pause = kShortestPoll;
-    } else {
-      pause = std::min(2 * pause, kLongestPoll);
-    }
-    if (ended_) return;
-    // The thread is older than the driver's initialisation, before which nothing is exchanged.
-    const RelaxedThread relaxed(state_.driver);
-    state_.streams.poll();
-    Lock lock(state_.mutex);
-    if (state_.forked.load()) return;
-    if (completeThoseOver(lock)) pause = kShortestPoll;
-    fetchShort(lock);
-    polls = someoneWaits();
-  }
-}
+void Away::turn(Lock& lock) { fetchShort(lock); }
 
 // --- what the agent asks for ---------------------------------------------------------------------
 
@@ -267,7 +189,7 @@ uint64_t Away::retainedPages() const {
 
 void Away::giveRetained(Lock& lock) {
   elsewhere_.shed(0, lock);
-  send();
+  flush();
 }
 
 void Away::fetch(directory::ExtentId extent, directory::AgentId from, directory::Number number,
@@ -300,26 +222,22 @@ void Away::landed(directory::ExtentId extent, directory::Number number,
   if (found.empty()) return;
   frames_[extent] = {found.mapped(), 0, hash};
   elsewhere_.landed(extent, number, lock);
-  send();
+  flush();
 }
 
 void Away::clear(directory::ExtentId, Lock&) {}
 
-void Away::grant(directory::ExtentId id, directory::Mode, Lock&) {
-  Extent& extent = extentAt(id);
-  if (extent.state != ExtentState::kAbsent) return;  // it has it already, or it is being freed
-  Region& region = *extent.region;
+bool Away::take(Extent& extent) {
+  const directory::ExtentId id = extent.region->away->idOf(extent);
   const Frame frame = takeFrame(id);
   extent.host = frame.chunk;
   extent.host_valid = extent.host != nullptr;
   extent.hash_valid = frame.hash.has_value();
   if (frame.hash) extent.hash = *frame.hash;
-  if (extent.host == nullptr) return region.engine->setState(extent, ExtentState::kEmpty);
-  region.engine->setState(extent, ExtentState::kParked);
-  // Another executor may have put pointers there.
-  state_.reach.noteUnknown(region, extentsAt(region, extent.address, kPageBytes));
+  if (extent.host == nullptr) return false;
   arrived_.push_back(id);
-  region.engine->wake();
+  extent.region->engine->wake();
+  return true;
 }
 
 void Away::keepArrivals(const std::function<bool(Extent&)>& keeps) {
@@ -328,62 +246,25 @@ void Away::keepArrivals(const std::function<bool(Extent&)>& keeps) {
   });
 }
 
-void Away::stop(directory::ExtentId id, Lock& lock) {
-  Extent& extent = extentAt(id);
-  if (extent.state == ExtentState::kFreeing) return elsewhere_.quiet(id, false, lock);
-  extent.leaving = true;
-  extent.region->engine->giveAway(extent, lock);
-}
-
-void Away::parked(Extent& extent, Lock& lock) {
-  elsewhere_.quiet(extent.region->away->idOf(extent), true, lock);
-  send();
-}
-
 void Away::lost(const Extent& extent) {
   const std::string why = base::format(
       "the page at {:#x}, which another gpunode needs, was lost with a memserver (OL_REPLICAS=2 "
       "keeps two of each)",
       extent.address);
   link_.failed(why.c_str());
-  state_.stopped = true;
-  state_.changed.notify_all();
+  stopPaging();
 }
 
-void Away::go(directory::ExtentId id, Lock&) {
-  Extent& extent = extentAt(id);
-  if (!extent.leaving) return;
-  extent.leaving = false;
-  extent.region->engine->keep(extent);
-}
-
-void Away::yield(directory::ExtentId id, Lock&) {
-  Extent& extent = extentAt(id);
-  if (extent.state == ExtentState::kFreeing) return;
-  if (extent.state != ExtentState::kParked || extent.host == nullptr)
-    return violated({.extent = id});
-  extent.leaving = false;
+void Away::give(Extent& extent) {
   scans_to_come_ = kScans;
-  frames_[id] = {
+  frames_[extent.region->away->idOf(extent)] = {
       std::exchange(extent.host, nullptr), 0,
       extent.hash_valid && extent.host_valid ? std::optional(extent.hash) : std::nullopt};
-  extent.host_valid = extent.hash_valid = false;
-  extent.region->engine->setState(extent, ExtentState::kAbsent);
 }
 
 void Away::release(directory::ExtentId extent, Lock&) {
   if (const Frame frame = takeFrame(extent); frame.chunk != nullptr)
     engineOf(extent).giveChunkOfOthers(frame.chunk);
-}
-
-void Away::lend(directory::ExtentId extent, Lock&) { violated({.extent = extent}); }
-void Away::lendOver(directory::ExtentId extent, Lock&) { violated({.extent = extent}); }
-
-void Away::runnable(directory::Age) { state_.changed.notify_all(); }
-
-void Away::failed(directory::Age age, directory::ExtentId) {
-  failed_.insert(age);
-  state_.changed.notify_all();
 }
 
 void Away::post(const directory::Message& message) {
@@ -403,7 +284,7 @@ void Away::post(const directory::Message& message) {
 }
 
 // What steps have left to be said.
-void Away::send() {
+void Away::flush() {
   retained_.store(elsewhere_.retained(), std::memory_order_relaxed);
   std::span<const directory::Message> left = outbox_;
   while (!left.empty()) {
@@ -418,128 +299,7 @@ void Away::violated(const directory::Action& action) {
       "stopped",
       action.extent, static_cast<int>(action.message.kind));
   link_.failed("the ownership protocol was violated");
-  state_.stopped = true;
-  state_.changed.notify_all();
-}
-
-// --- claims --------------------------------------------------------------------------------------
-
-AwayClaim::AwayClaim(PoolState& state)
-    : state_(state), operation_(state.away != nullptr ? t_operation : nullptr) {}
-
-AwayClaim::~AwayClaim() {
-  if (!asked_) return;
-  // The mutex is held; nothing below releases it.
-  Lock lock(state_.mutex, std::adopt_lock);
-  cancel(lock);
-  lock.release();
-}
-
-void AwayClaim::cancel(Lock& lock) {
-  if (!std::exchange(asked_, false) || operation_ == nullptr) return;
-  Away& away = *state_.away;
-  operation_->stage = AwayOperation::Stage::kOver;
-  away.failed_.erase(operation_->age);
-  away.elsewhere_.cancel(operation_->age, lock);
-  away.send();
-}
-
-void AwayClaim::again() {
-  needs_.clear();
-  looked_at_ = told_ = 0;
-}
-
-bool AwayClaim::isAway() const {
-  return std::any_of(needs_.begin(), needs_.end(), [this](const directory::Need& need) {
-    return isAway(state_.away->extentAt(need.extent));
-  });
-}
-
-bool AwayClaim::isAway(const Extent& extent) {
-  return extent.state == ExtentState::kAbsent || extent.leaving;
-}
-
-bool AwayClaim::mayNotAskYet(std::span<Extent* const> needed) const {
-  if (operation_ == nullptr || operation_->alone ||
-      operation_->stage != AwayOperation::Stage::kUntold)
-    return false;
-  return std::any_of(needed.begin(), needed.end(), [](const Extent* extent) {
-    return extent->region->away != nullptr && isAway(*extent);
-  });
-}
-
-// What the operation's other acquisitions need.
-void AwayClaim::needUses() {
-  for (const auto& [address, bytes] : operation_->uses) {
-    const Region* const region =
-        state_.book.map().contains(address) ? state_.book.find(address) : nullptr;
-    if (region == nullptr || region->dead || region->away == nullptr) continue;
-    const ExtentRange range = extentsAt(*region, address, bytes);
-    for (size_t e = range.first; e < range.last; ++e)
-      needs_.push_back({region->away->idOf(*region->extents[e]), directory::Mode::kOwn});
-  }
-}
-
-// Of an operation of several calls, an earlier one of which was submitted: what it lacks is only to
-// leave, and stays until the last call is over.
-bool AwayClaim::mayUseAgain(Lock& lock) const {
-  if (operation_ == nullptr || operation_->stage != AwayOperation::Stage::kSubmitted) return false;
-  return std::all_of(needs_.begin(), needs_.end(), [&](const directory::Need& need) {
-    return state_.away->elsewhere_.useAgain(operation_->age, need.extent, lock);
-  });
-}
-
-bool AwayClaim::ask(std::span<Extent* const> needed, Lock& lock) {
-  if (state_.away == nullptr) return true;
-  using Stage = AwayOperation::Stage;
-  Away& away = *state_.away;
-  for (; looked_at_ < needed.size(); ++looked_at_)
-    if (const Extent& extent = *needed[looked_at_]; extent.region->away != nullptr)
-      needs_.push_back({extent.region->away->idOf(extent), directory::Mode::kOwn});
-  if (!asked_) {
-    if (!isAway()) return true;
-    if (mayUseAgain(lock)) return true;
-    if (operation_ == nullptr || operation_->stage != Stage::kUntold) {
-      base::warnOnce("unified without an age",
-                     "a call uses memory that another executor of the unified view has, and did "
-                     "not say so ahead: it is refused (CUDA_ERROR_NOT_SUPPORTED)");
-      return false;
-    }
-    needUses();
-    operation_->stage = Stage::kTold;
-    asked_ = true;
-    told_ = needs_.size();
-    away.elsewhere_.need(operation_->age, needs_, operation_->oldest, lock);
-  }
-  for (; told_ < needs_.size(); ++told_) away.elsewhere_.more(operation_->age, needs_[told_], lock);
-  away.send();
-  return !away.failed_.contains(operation_->age);
-}
-
-bool AwayClaim::isRunnable() const {
-  return !asked_ || state_.away->elsewhere_.runnable(operation_->age);
-}
-
-bool AwayClaim::submit() {
-  if (!asked_) return true;
-  if (!state_.away->elsewhere_.submit(operation_->age)) return false;
-  asked_ = false;
-  operation_->stage = AwayOperation::Stage::kSubmitted;
-  return true;
-}
-
-void AwayClaim::over(Lock& lock) {
-  if (operation_ != nullptr && operation_->stage == AwayOperation::Stage::kSubmitted) {
-    operation_->stage = AwayOperation::Stage::kOver;
-    state_.away->elsewhere_.complete(operation_->age, lock);
-    state_.away->send();
-  }
-  cancel(lock);
-}
-
-void AwayClaim::begun(const StreamState& stream, uint64_t number) {
-  if (operation_ != nullptr && operation_->stage == AwayOperation::Stage::kSubmitted)
-    operation_->points.emplace_back(stream, number);
+  stopPaging();
 }
 
 }  // namespace olpager::pager

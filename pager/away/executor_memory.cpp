@@ -15,7 +15,7 @@ CUresult ExecutorMemory::becomeExecutor(AwayLink& link, uint8_t agent) try {
   if (agent >= directory::kMostAgents) return CUDA_ERROR_INVALID_VALUE;
   auto away = std::make_unique<Away>(state, agent, link);
   const Lock lock(state.mutex);
-  if (state.away != nullptr) return CUDA_ERROR_NOT_PERMITTED;
+  if (state.agent() != nullptr) return CUDA_ERROR_NOT_PERMITTED;
   state.away = std::move(away);
   state.is_executor.store(true);
   state.updateSlow();

@@ -40,7 +40,7 @@ void await(Acquisition& acquisition, PoolState& state, void (*&tell)(), Lock& lo
     // Who touches what the operation claims waits until it is submitted: its own thread in a signal
     // handler, or another one while this one is stopped.
     std::optional<base::HeldSignals> held;
-    if (acquisition.claimsManaged()) held.emplace();
+    if (acquisition.claims()) held.emplace();
     state.changed.wait_for(lock, tell != nullptr ? std::chrono::nanoseconds(kMomentNs) : kLook);
     if (tell == nullptr || nowNs() - began < kMomentNs) continue;
     say();

@@ -17,8 +17,7 @@ Acquisition::Acquisition(PoolState& state, const Operation& operation)
       closure_(state, operation.stream.context, operation.follows_pointers,
                static_cast<uint32_t>(reinterpret_cast<uintptr_t>(operation.function) >> 4)),
       asked_(closure_),
-      claim_(state),
-      away_claim_(state) {}
+      claim_(state) {}
 
 Acquisition::~Acquisition() = default;
 
@@ -87,7 +86,6 @@ Acquisition::State Acquisition::startOver(Lock& lock) {
   failed_ = lost_ = in_vain_ = scan_late_ = no_scan_ = false;
   closure_.clear();
   claim_.again();
-  away_claim_.again();
   return describe(lock);
 }
 
@@ -95,7 +93,6 @@ void Acquisition::cancel(Lock& lock) {
   if (now_ == State::kRefused || now_ == State::kCommitted) return;
   asked_.letGo();
   claim_.cancel(lock);
-  away_claim_.cancel(lock);
   now_ = State::kCancelled;
 }
 
@@ -227,8 +224,7 @@ Acquisition::State Acquisition::look(Lock& lock) {
     return now_ = State::kWaiting;
   }
   unsealWritten(lock);
-  if (closure_.settled(in_vain_) && claim_.isRunnable() && away_claim_.isRunnable())
-    return now_ = State::kReady;
+  if (closure_.settled(in_vain_) && claim_.isRunnable()) return now_ = State::kReady;
   // Nobody brings what is missing any more.
   if (state_.stopped) return refuse(lock, CUDA_ERROR_DEINITIALIZED);
   if (neverFits(state_, closure_)) {
@@ -236,8 +232,7 @@ Acquisition::State Acquisition::look(Lock& lock) {
     return refuse(lock, CUDA_ERROR_OUT_OF_MEMORY);
   }
   if (began_ns_ == 0) began_ns_ = nowNs();
-  claim_.ask(closure_.needed, lock);
-  if (!away_claim_.ask(closure_.needed, lock)) return refuse(lock, CUDA_ERROR_NOT_SUPPORTED);
+  if (!claim_.ask(closure_.needed, lock)) return refuse(lock, CUDA_ERROR_NOT_SUPPORTED);
   asked_.ask();
   return now_ = State::kWaiting;
 }
@@ -252,7 +247,7 @@ bool Acquisition::followsFunction() const {
     return false;
   if (began_ns_ != 0 && nowNs() - began_ns_ > HostFunctions::kPatienceNs && behind() == 0)
     return false;
-  return away_claim_.mayNotAskYet(closure_.needed) || reachesManaged();
+  return claim_.mayNotAskYet(closure_.needed) || reachesManaged();
 }
 
 bool Acquisition::reachesManaged() const {
@@ -310,7 +305,6 @@ bool Acquisition::awaitsCode() const {
 Acquisition::State Acquisition::refuse(Lock& lock, CUresult result) {
   stopWaiting();
   claim_.cancel(lock);
-  away_claim_.cancel(lock);
   result_ = result;
   return now_ = State::kRefused;
 }

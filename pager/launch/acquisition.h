@@ -24,9 +24,9 @@
 // that it has to be looked at again before commit(): other launches may have stored pointers that
 // lead further, and older ones may take memory back (Wants::hold).
 //
-// Managed memory that the CPU has is asked for by a claim (managed/managed.h), as is memory that
-// other executors have (away/away.h): the object is ready when it claims all that it reaches of
-// such memory, and has submitted the claim when committed.
+// Managed memory that the CPU has is asked for by a claim (shared/claim.h), as is memory that other
+// executors have: the object is ready when it claims all that it reaches of such memory, and has
+// submitted the claim when committed.
 //
 // What moves a waiting one: engines serve its wants (wants.h), and whenever something becomes
 // stable PoolState::changed rings. Then ready() is called.
@@ -43,11 +43,10 @@
 #include <span>
 #include <vector>
 
-#include "pager/away/away.h"
 #include "pager/launch/asked.h"
 #include "pager/launch/operation.h"
-#include "pager/managed/managed.h"
 #include "pager/reach/closure.h"
+#include "pager/shared/claim.h"
 
 namespace olpager::pager {
 
@@ -85,10 +84,10 @@ class Acquisition {
   void keep();
 
   State state() const { return now_; }
-  /// It waits for other executors, for a host function or for code: nothing here hurries these.
-  bool waitsForOthers() const { return held_back_ || away_claim_.waits(); }
-  /// It claims managed memory, which a touch of the CPU's waits for until it is submitted.
-  bool claimsManaged() const { return claim_.isAsked(); }
+  /// It waits for other agents, for a host function or for code: nothing here hurries these.
+  bool waitsForOthers() const { return held_back_ || !claim_.isRunnable(); }
+  /// It claims what other agents have: a touch of the CPU's waits for that until it is submitted.
+  bool claims() const { return claim_.isAsked(); }
   /// Once it is refused: what the operation is to return. Else CUDA_SUCCESS.
   CUresult result() const { return result_; }
   /// Where it is refused since its caller makes it in parts (Access::inPartsBeyondVram()).
@@ -137,8 +136,7 @@ class Acquisition {
 
   Closure closure_;
   Asked asked_;  // refers to closure_
-  ManagedClaim claim_;
-  AwayClaim away_claim_;
+  Claim claim_;
   State now_ = State::kDescribed;
   CUresult result_ = CUDA_SUCCESS;
   bool held_back_ = false;       // it waits for a host function before it, or for code

@@ -57,12 +57,10 @@ Acquisition::State Acquisition::commit(Lock& lock, Submission& into) {
   if (now_ != State::kReady) return now_;
   if (!closure_.settled(in_vain_) && ready(lock) != State::kReady) return now_;
   // An older operation may have taken something.
-  if (!away_claim_.isRunnable() || !claim_.submit() || !away_claim_.submit())
-    return now_ = State::kWaiting;
+  if (!claim_.submit()) return now_ = State::kWaiting;
   stopWaiting();
   const uint64_t number = takeNumber(into);
   claim_.begun(*into.stream, number);
-  away_claim_.begun(*into.stream, number);
   Engine* engine = nullptr;
   bool in_place = false;
   stampReached(into, &engine, &in_place);

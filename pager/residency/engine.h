@@ -88,7 +88,7 @@ class Engine {
   void dismantle(Extent& extent, Lock& lock);
 
   /// Another agent is to have the extent (give_away.cpp): it is parked, whatever it takes, and then
-  /// Managed::parked() is called. Under the mutex.
+  /// PoolAgent::parked() is called. Under the mutex.
   void giveAway(Extent& extent, Lock& lock);
   /// A host chunk of one page for bytes that come from another executor, or go there: it belongs to
   /// no extent meanwhile. nullptr: there is none now.
@@ -542,7 +542,6 @@ class Engine {
   // --- give_away.cpp -----------------------------------------------------------------------------
   bool giveAway(Lock& lock);
   void abandonBytes(Extent& extent);
-  void isParked(Extent& extent, Lock& lock);
   void noChunkToLeave(Extent& extent);
   bool parkEmpty(Extent& extent, Lock& lock);
   void leaveUnseen(Batch& batch, Lock& lock);

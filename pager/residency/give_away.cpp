@@ -9,7 +9,7 @@
 //   kEmpty, which never had bytes -> kParked
 //   kParked, managed, in a chunk that was mapped in place -> its bytes are copied to the frame
 //   kRemote -> kReceiving -> kParked
-//   kParked in its frame -> Managed::parked(), Away::parked()
+//   kParked in its frame -> PoolAgent::parked()
 //   kLost -> Away::lost(): the session ends
 // What is on its way somewhere is waited for first, and where there is no host chunk, so is one.
 #include <algorithm>
@@ -18,7 +18,6 @@
 #include "base/log.h"
 #include "pager/away/away.h"
 #include "pager/clock.h"
-#include "pager/managed/managed.h"
 #include "pager/pool_state.h"
 
 namespace olpager::pager {
@@ -32,11 +31,6 @@ bool isInFrame(const Extent& extent) {
          (managed != nullptr ? managed->isPlace(extent.host) : extent.host != nullptr);
 }
 }  // namespace
-
-void Engine::isParked(Extent& extent, Lock& lock) {
-  if (extent.region->managed != nullptr) return pool_.managed->parked(extent, lock);
-  pool_.away->parked(extent, lock);
-}
 
 // Those behind it may find what it does not, or need none.
 void Engine::noChunkToLeave(Extent& extent) {
@@ -57,7 +51,7 @@ bool Engine::parkEmpty(Extent& extent, Lock& lock) {
 }
 
 void Engine::giveAway(Extent& extent, Lock& lock) {
-  if (isInFrame(extent)) return isParked(extent, lock);
+  if (isInFrame(extent)) return pool_.agent()->parked(extent, lock);
   // At once: no launch begins to use it from here on.
   if ((extent.state == ExtentState::kVram || extent.state == ExtentState::kInPlace) &&
       !extent.region->isPinned(extent))
@@ -117,7 +111,7 @@ bool Engine::giveAway(Lock& lock) {
         }
         std::erase(out_.given_away, &extent);
         begin(std::move(batch));
-        isParked(extent, lock);
+        pool_.agent()->parked(extent, lock);
         return true;
       case ExtentState::kRemote: {
         begin(std::move(batch));

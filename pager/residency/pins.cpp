@@ -1,11 +1,10 @@
 // Memory whose users pass no launch: it stays in VRAM for as long as they say.
 #include <chrono>
 
-#include "pager/away/away.h"
 #include "pager/clock.h"
-#include "pager/managed/managed.h"
 #include "pager/pool.h"
 #include "pager/pool_state.h"
+#include "pager/shared/claim.h"
 
 namespace olpager::pager {
 
@@ -52,18 +51,15 @@ CUresult bringToVram(PoolState& state, Region& region, uint64_t address, uint64_
     return true;
   };
   // What other agents have of it is claimed until it is there. From then on the pin holds it.
-  ManagedClaim claim(state);
-  AwayClaim away(state);
+  Claim claim(state);
   const base::HeldSignals held;  // as Access waits for what it claims
   // In place is no help here: who uses the address does not come by again.
-  while (!(there() && away.isRunnable() && claim.submit() && away.submit()) && !want.failed &&
-         !want.lost && !want.in_place && !engine.broken() && !state.stopped) {
-    claim.ask(want.extents, lock);
-    if (!away.ask(want.extents, lock)) break;
+  while (!(there() && claim.submit()) && !want.failed && !want.lost && !want.in_place &&
+         !engine.broken() && !state.stopped) {
+    if (!claim.ask(want.extents, lock)) break;
     state.changed.wait_for(lock, std::chrono::milliseconds(100));
   }
   claim.over(lock);
-  away.over(lock);
   if (want.lost) return CUDA_ERROR_ECC_UNCORRECTABLE;
   return there() ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }

@@ -109,7 +109,7 @@ WantStep stepFor(const Want& want, const Extent& extent, const WantTimes& times,
     case ExtentState::kWriting:
     case ExtentState::kFetching:
     case ExtentState::kMoving:
-    case ExtentState::kAbsent:  // the launch has claimed it (ManagedClaim)
+    case ExtentState::kAbsent:  // the launch has claimed it (Claim)
       return WantStep::kWait;
     case ExtentState::kSending:
     case ExtentState::kReceiving:

@@ -7,6 +7,7 @@
 
 #include "coherence/directory/agent.h"
 #include "coherence/directory/directory.h"
+#include "coherence/directory/extent_numbers.h"
 #include "coherence/directory/seeded.h"
 #include "tests/catch.h"
 
@@ -726,4 +727,24 @@ TEST_CASE("ages that are in a set", "[directory]") {
   for (Age age = 0; age < 1000; ++age) ages.add(age);
   CHECK(ages.has(999));
   CHECK_FALSE(ages.has(1000));
+}
+
+TEST_CASE("numbers of extents are used again, in runs", "[directory]") {
+  ExtentNumbers numbers;
+  CHECK(numbers.take(4) == 0);
+  CHECK(numbers.take(2) == 4);
+  CHECK(numbers.take(3) == 6);
+  CHECK(numbers.end() == 9);
+  numbers.give(0, 4);
+  CHECK(numbers.take(5) == 9);  // no run is large enough
+  CHECK(numbers.take(1) == 0);  // of the first one
+  numbers.give(6, 3);
+  numbers.give(4, 2);  // between two that are free
+  CHECK(numbers.take(8) == 1);
+  CHECK(numbers.end() == 14);
+  numbers.give(0, 1);
+  numbers.give(9, 5);
+  numbers.give(1, 8);
+  CHECK(numbers.take(14) == 0);  // all of them are one run again
+  CHECK(numbers.end() == 14);
 }

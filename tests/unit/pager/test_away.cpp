@@ -397,6 +397,15 @@ TEST_CASE("a page goes from one executor to another and back", "[pager][away]") 
   CHECK(rig.pool().residency(base).other == 0);
 }
 
+TEST_CASE("an executor has no managed memory of its own", "[pager][away]") {
+  Rig rig;
+  const View view(rig);
+  CUdeviceptr managed = 0;
+  CHECK(rig.tryAllocate(kPageBytes, &managed, AllocationKind::kManaged) ==
+        CUDA_ERROR_NOT_SUPPORTED);
+  CHECK(managed == 0);
+}
+
 TEST_CASE("a page that comes back as it left is not brought", "[pager][away]") {
   Rig rig({.host = 256 * kMiB});
   View view(rig);

@@ -1,0 +1,65 @@
+// What one acquisition claims of pages that other agents may have (pool_agent.h): asked for when
+// some are away, claimed together, and kept until the operation is over.
+//
+//   asked      by ask() -> submitted, given up
+//   submitted  by submit(), in one go with the operation's number: begun(). The operation is
+//              complete when its stream has passed that number
+//
+// Thread-safety: under PoolState::mutex.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "pager/shared/pool_agent.h"
+
+namespace olpager::pager {
+
+class Claim {
+ public:
+  /// An operation that the calling thread makes outlives the claim.
+  explicit Claim(PoolState& state);
+  /// As cancel().
+  ~Claim();
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
+
+  /// Claims what of `needed` other agents may have, if some of it is away. `needed` only grows from
+  /// call to call. False: the operation can't have it, and a line has said why.
+  [[nodiscard]] bool ask(std::span<Extent* const> needed, Lock& lock);
+  /// Of a thread's operation that has not asked for anything: whether it would have to, and must
+  /// not before what is before it in its stream is over. What it has claimed others wait for, and
+  /// those may be before it.
+  bool mayNotAskYet(std::span<Extent* const> needed) const;
+  /// It has asked, and is not submitted.
+  bool isAsked() const { return asked_; }
+  /// Whether submit() would be true.
+  bool isRunnable() const;
+  /// Whether the operation may go: it has claimed nothing, or claims everything. What it claims
+  /// stays until the operation is over.
+  [[nodiscard]] bool submit();
+  /// The operation has this number.
+  void begun(const StreamState& stream, uint64_t number);
+  /// What was to be done is done: what is submitted is complete, else it is given up.
+  void over(Lock& lock);
+  /// It will not: unless it is submitted, the operation is given up.
+  void cancel(Lock& lock);
+  /// `needed` begins anew: some of it has been freed, the rest comes again.
+  void again();
+
+ private:
+  bool isAway() const;
+  bool mayUseAgain(Lock& lock) const;
+  void needUses();
+
+  PoolState& state_;
+  std::unique_ptr<ToldOperation> own_;  // where the claim is all of the operation
+  ToldOperation* operation_;            // own_, or that of the thread
+  std::vector<directory::Need> needs_;
+  size_t looked_at_ = 0;  // of `needed`
+  size_t told_ = 0;       // of needs_
+  bool asked_ = false;    // and is not submitted
+};
+
+}  // namespace olpager::pager
