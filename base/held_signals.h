@@ -18,9 +18,11 @@
 #include <condition_variable>
 #include <cstdint>
 #include <ctime>
-#include <mutex>
+#include <mutex>  // std::unique_lock
 #include <thread>
 #include <utility>
+
+#include "base/ranked_mutex.h"
 
 namespace olpager::base {
 
@@ -44,9 +46,11 @@ class HeldSignals {
   const bool holds_;
 };
 
-/// std::mutex in all else.
+/// RankedMutex in all else.
 class HoldingMutex {
  public:
+  explicit HoldingMutex(const LockRank& rank = kUnranked) noexcept : mutex_(rank) {}
+
   void lock() {
     const bool holds = holdSignals();
     mutex_.lock();
@@ -68,7 +72,7 @@ class HoldingMutex {
   }
 
  private:
-  std::mutex mutex_;
+  RankedMutex mutex_;
   bool holds_ = false;  // of who has the mutex
 };
 

@@ -1,12 +1,5 @@
-// The pager's locks, in the order in which they may be taken. A thread that holds one takes only
-// those below it.
-//
-//   1  PoolState::mutex        regions, extents, chunk lists, engines' queues, predictor, edges
-//   2  Tables::mutex           the stream tables of the process, for threads that end
-//                              (launch/in_flight.cpp)
-//   3  StreamTable::mutex      the list of streams and their marks
-//   4  that of object_pool.cpp memory for extents and chunks
-//      AliasSpace::mutex_      addresses of chunks' aliases (residency/alias_space.h)
+// The pager's locks: their ranks, below, are the order in which they may be taken. A thread that
+// holds one takes only those of higher ranks (base/ranked_mutex.h).
 //
 // The CPU's agent (managed/cpu_agent.h) has no lock: one thread owns all of it. Others hand it
 // commands and wait, whatever of the above they hold. That thread takes the mutex of a
@@ -29,3 +22,21 @@
 // PoolState::mutex owns the extent's chunks and mapping until it sets a stable state, also while
 // the mutex is not held.
 #pragma once
+
+#include "base/ranked_mutex.h"
+
+namespace olpager::pager {
+
+// Behind the interposer's (interpose/local/locks.h).
+/// Regions, extents, chunk lists, engines' queues, predictor, edges.
+inline constexpr base::LockRank kPoolMutex{200, "PoolState::mutex"};
+/// The stream tables of the process, for threads that end (launch/in_flight.cpp).
+inline constexpr base::LockRank kStreamTablesMutex{210, "Tables::mutex"};
+/// The list of streams and their marks.
+inline constexpr base::LockRank kStreamTableMutex{220, "StreamTable::mutex_"};
+/// Memory for extents and chunks (space/object_pool.cpp).
+inline constexpr base::LockRank kObjectPoolMutex{230, "Pool::mutex of object_pool.cpp"};
+/// Addresses of chunks' aliases (residency/alias_space.h).
+inline constexpr base::LockRank kAliasSpaceMutex{230, "AliasSpace::mutex_"};
+
+}  // namespace olpager::pager

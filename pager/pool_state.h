@@ -24,6 +24,7 @@
 #include "pager/launch/host_functions.h"
 #include "pager/launch/in_flight.h"
 #include "pager/launch/lost_contexts.h"
+#include "pager/locks.h"
 #include "pager/managed/managed.h"
 #include "pager/options.h"
 #include "pager/predict/predict.h"
@@ -44,7 +45,7 @@ struct PoolState {
   const PoolOptions options;
   const DriverApi driver;
 
-  base::HoldingMutex mutex;
+  base::HoldingMutex mutex{kPoolMutex};
   /// An extent reached a stable state; launches that wait look again.
   base::Condition changed;
 

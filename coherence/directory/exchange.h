@@ -15,6 +15,9 @@
 
 namespace olpager::directory {
 
+/// A leaf, taken under an agent's own lock: behind all ranks of pager/locks.h.
+inline constexpr base::LockRank kExchangeMutex{400, "Exchange::mutex_"};
+
 class Exchange {
  public:
   /// An agent takes part. `wake` says that its empty inbox has something now. Whoever posts calls
@@ -48,7 +51,7 @@ class Exchange {
     std::function<void()> wake;
     bool open = false;
   };
-  mutable base::HoldingMutex mutex_;
+  mutable base::HoldingMutex mutex_{kExchangeMutex};
   // All under the mutex:
   Directory home_;
   Inbox inboxes_[kMostAgents];

@@ -43,7 +43,7 @@ thread_local StreamCaches* my_caches = nullptr;
 
 // Tables of this process, for threads that end.
 struct Tables {
-  base::HoldingMutex mutex;  // before StreamTable::mutex_
+  base::HoldingMutex mutex{kStreamTablesMutex};
   std::vector<StreamTable*> all;
   // Which has made the first one. A child that it forks later has none of its threads, and can't
   // have the locks.

@@ -38,6 +38,7 @@
 #include <vector>
 
 #include "pager/driver_api.h"
+#include "pager/locks.h"
 #include "pager/types.h"
 
 namespace olpager::pager {
@@ -298,7 +299,7 @@ class StreamTable {
   const DriverApi& driver_;
   const std::atomic<uint64_t>& newest_;
   uint64_t id_ = 0;  // unique in the process
-  base::HoldingMutex mutex_;
+  base::HoldingMutex mutex_{kStreamTableMutex};
   base::Condition call_ended_;
   std::vector<CUdevice> polled_devices_;
   std::vector<std::unique_ptr<StreamState>> streams_;

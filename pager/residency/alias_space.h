@@ -11,11 +11,11 @@
 #include <cuda.h>
 
 #include <cstdint>
-#include <mutex>
 #include <optional>
 
 #include "base/space/address_allocator.h"
 #include "pager/driver_api.h"
+#include "pager/locks.h"
 
 namespace olpager::pager {
 
@@ -36,7 +36,7 @@ class AliasSpace {
   const DriverApi& driver_;
   const CUdevice device_;
   CUdeviceptr base_ = 0;
-  std::mutex mutex_;
+  base::RankedMutex mutex_{kAliasSpaceMutex};
   std::optional<space::AddressAllocator> addresses_;
 };
 

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "base/held_signals.h"
+#include "pager/locks.h"
 
 namespace olpager::pager {
 
@@ -27,7 +28,7 @@ void givePooled(void* object, size_t) noexcept { ::operator delete(object); }
 namespace {
 
 struct Pool {
-  base::HoldingMutex mutex;
+  base::HoldingMutex mutex{kObjectPoolMutex};
   // Up to 512 objects in a block; with the default a block could be as large as all before it
   // together.
   std::pmr::unsynchronized_pool_resource memory{{512, 256}, std::pmr::new_delete_resource()};
