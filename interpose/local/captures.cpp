@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/log.h"
+#include "interpose/local/locks.h"
 #include "interpose/local/root.h"
 
 namespace olpager::local {
@@ -62,7 +63,7 @@ struct Executable {
 };
 
 struct Captures {
-  std::mutex mutex;
+  base::RankedMutex mutex{kCapturesMutex};
   std::map<uint64_t, Capture> running;
   std::map<CUgraph, std::shared_ptr<Content>> graphs;
   std::map<CUgraphNode, ReachSet> changed;  // parameters set in a node whose graph is not known

@@ -12,6 +12,7 @@
 #include "interpose/local/green_contexts.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/host_memory.h"
+#include "interpose/local/locks.h"
 #include "interpose/local/lost_memory.h"
 #include "interpose/local/memory_pools.h"
 #include "interpose/local/modules.h"
@@ -31,7 +32,7 @@ struct PrimaryContexts {
     unsigned retained = 0;
     bool gone = false;  // reset, or released to the end, since it was last retained
   };
-  std::mutex mutex;
+  olpager::base::RankedMutex mutex{kPrimaryContextsMutex};
   std::map<CUdevice, Entry> devices;
 };
 

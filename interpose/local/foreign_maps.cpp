@@ -1,4 +1,5 @@
 #include "interpose/local/foreign_maps.h"
+#include "interpose/local/locks.h"
 
 #include <atomic>
 #include <map>
@@ -9,7 +10,7 @@ namespace olpager::local {
 namespace {
 
 struct ForeignMaps {
-  std::mutex mutex;
+  base::RankedMutex mutex{kForeignMapsMutex};
   std::map<CUdeviceptr, uint64_t> ranges;  // first address to bytes
 };
 

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/hook.h"
+#include "interpose/local/locks.h"
 #include "interpose/local/pinned_users.h"
 #include "interpose/local/root.h"
 
@@ -23,7 +24,7 @@ struct GraphMemories {
     std::weak_ptr<GraphMemory> owner;  // expired: it is left
     bool allocated = false;
   };
-  std::mutex mutex;
+  base::RankedMutex mutex{kGraphMemoriesMutex};
   std::map<CUdeviceptr, One> all;
   std::map<CUdevice, GraphMemoryUsage> usage;
 

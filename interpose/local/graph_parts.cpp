@@ -21,6 +21,7 @@
 #include "interpose/local/context.h"
 #include "interpose/local/green_contexts.h"
 #include "interpose/local/local_runtime.h"
+#include "interpose/local/locks.h"
 #include "interpose/local/lost_memory.h"
 #include "interpose/local/root.h"
 
@@ -97,8 +98,8 @@ struct Retired {
 };
 
 struct Ties {
-  std::mutex mutex;
-  std::condition_variable launched;  // some LaunchTurn is over
+  base::RankedMutex mutex{kTiesMutex};
+  std::condition_variable_any launched;  // some LaunchTurn is over
   std::map<CUgraphExec, Exec> execs;
   std::map<CUgraph, Source> sources;
   std::map<uint64_t, CUgraphExec> tied;  // by when

@@ -9,6 +9,7 @@
 #include "interpose/local/captures.h"
 #include "interpose/local/contexts.h"
 #include "interpose/local/hook.h"
+#include "interpose/local/locks.h"
 #include "interpose/local/relief.h"
 #include "interpose/local/root.h"
 #include "interpose/local/runtime.h"
@@ -26,7 +27,7 @@ struct Green {
 };
 
 struct Greens {
-  std::mutex mutex;
+  olpager::base::RankedMutex mutex{kGreensMutex};
   std::vector<Green> all;
   std::atomic<bool> any{false};  // there was one: without it nobody takes the mutex
 };

@@ -10,6 +10,7 @@
 #include "interpose/local/foreign_maps.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/host_memory.h"
+#include "interpose/local/locks.h"
 #include "interpose/local/modules.h"
 #include "interpose/local/relief.h"
 #include "interpose/local/root.h"
@@ -29,7 +30,7 @@ struct HostRange {
 };
 
 struct HostRanges {
-  std::mutex mutex;
+  olpager::base::RankedMutex mutex{kHostRangesMutex};
   std::map<uint64_t, HostRange> ranges;  // by first address
 };
 

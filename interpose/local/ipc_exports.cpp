@@ -24,6 +24,7 @@
 #include "base/log.h"
 #include "interpose/local/captures.h"
 #include "interpose/local/ipc_wire.h"
+#include "interpose/local/locks.h"
 #include "interpose/local/pinned_users.h"
 #include "interpose/local/root.h"
 
@@ -46,7 +47,7 @@ struct Export {
 };
 
 struct IpcExports {
-  std::mutex mutex;
+  base::RankedMutex mutex{kIpcExportsMutex};
   std::map<CUdeviceptr, std::shared_ptr<const Export>> by_base;
   uint64_t socket = 0;
 };

@@ -18,6 +18,7 @@
 #include "interpose/local/context.h"
 #include "interpose/local/ipc_exports.h"
 #include "interpose/local/ipc_wire.h"
+#include "interpose/local/locks.h"
 #include "interpose/local/root.h"
 
 namespace olpager::local {
@@ -42,7 +43,7 @@ struct Import {
 };
 
 struct IpcImports {
-  std::mutex mutex;
+  base::RankedMutex mutex{kIpcImportsMutex};
   std::map<CUdeviceptr, Import> by_base;
 };
 

@@ -13,6 +13,7 @@
 #include "interpose/local/context.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/launch.h"
+#include "interpose/local/locks.h"
 #include "interpose/local/modules.h"
 #include "interpose/local/param_layout.h"
 #include "interpose/local/root.h"
@@ -286,7 +287,7 @@ OLPAGER_HOOK(cuLaunchCooperativeKernelMultiDevice)
 namespace {
 
 struct LegacyParameters {
-  std::mutex mutex;
+  olpager::base::RankedMutex mutex{kLegacyParametersMutex};
   std::map<CUfunction, std::vector<unsigned char>> blocks;
 };
 

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "interpose/local/green_contexts.h"
+#include "interpose/local/locks.h"
 
 namespace olpager::local {
 
@@ -14,7 +15,7 @@ std::atomic<bool> g_any_lost{false};
 namespace {
 
 struct LostContexts {
-  std::mutex mutex;
+  base::RankedMutex mutex{kLostContextsMutex};
   struct Lost {
     CUcontext context = nullptr;
     CUresult error = CUDA_SUCCESS;

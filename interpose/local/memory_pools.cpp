@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "interpose/local/hook.h"
+#include "interpose/local/locks.h"
 #include "interpose/local/root.h"
 
 namespace olpager::local {
@@ -22,7 +23,7 @@ struct FromPool {
 };
 
 struct MemoryPools {
-  std::mutex mutex;
+  base::RankedMutex mutex{kMemoryPoolsMutex};
   std::map<CUmemoryPool, MadePool> made;
   std::map<CUdeviceptr, FromPool> allocations;  // from pools other than their device's default
 };

@@ -31,6 +31,7 @@
 #include "base/log.h"
 #include "interpose/local/context.h"
 #include "interpose/local/hook.h"
+#include "interpose/local/locks.h"
 #include "interpose/local/param_layout.h"
 #include "interpose/local/relief.h"
 #include "interpose/local/root.h"
@@ -51,7 +52,7 @@ struct Image {
 };
 
 struct ModuleRoots {
-  std::mutex mutex;
+  base::RankedMutex mutex{kModuleRootsMutex};
   std::map<const void*, std::shared_ptr<Image>> images;  // by CUmodule or CUlibrary
   std::map<const void*, CUlibrary>
       aliases;  // a library's module, and functions made of its kernels

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "interpose/local/captures.h"
+#include "interpose/local/locks.h"
 #include "interpose/local/modules.h"
 #include "interpose/local/root.h"
 
@@ -60,7 +61,7 @@ std::atomic<const Table*> g_table{nullptr};
 std::atomic<uint64_t> g_generation{1};
 
 struct ParamLayouts {
-  std::mutex mutex;
+  base::RankedMutex mutex{kParamLayoutsMutex};
   Table* table = nullptr;
   std::unordered_set<const ParamLayout*, SameLayout, SameLayout> interned;
 };

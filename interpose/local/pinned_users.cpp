@@ -8,6 +8,7 @@
 #include "interpose/local/captures.h"
 #include "interpose/local/hook.h"
 #include "interpose/local/ipc_exports.h"
+#include "interpose/local/locks.h"
 #include "interpose/local/memory_pools.h"
 #include "interpose/local/root.h"
 
@@ -29,7 +30,7 @@ struct ForLife {
 };
 
 struct PinnedUsers {
-  std::mutex mutex;
+  base::RankedMutex mutex{kPinnedUsersMutex};
   std::map<CUdeviceptr, ForLife> for_life;  // by base
   std::map<unsigned long long, std::vector<Pin>> objects;
 };

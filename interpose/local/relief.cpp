@@ -1,4 +1,5 @@
 #include "interpose/local/relief.h"
+#include "interpose/local/locks.h"
 
 #include <atomic>
 #include <map>
@@ -16,7 +17,7 @@ struct Loan {
 };
 
 struct Loans {
-  std::mutex mutex;
+  base::RankedMutex mutex{kLoansMutex};
   std::map<uint64_t, Loan> by_object;
 };
 

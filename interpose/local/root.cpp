@@ -43,6 +43,7 @@
 #include "interpose/forward/sessions.h"
 #include "interpose/local/driver_loader.h"
 #include "interpose/local/ipc_exports.h"
+#include "interpose/local/locks.h"
 #include "interpose/unified/view.h"
 #include "memserver/tier/connect.h"
 #include "pager/counters/counters.h"
@@ -64,7 +65,7 @@ namespace {
 constexpr int kOldestDriver = 12040;
 
 struct Root {
-  std::mutex init_mutex;
+  base::RankedMutex init_mutex{kInitMutex};
   base::Settings settings;
   LoadedDriver driver;
   bool driver_tried = false;

@@ -14,6 +14,7 @@
 #include "interpose/local/context.h"
 #include "interpose/local/foreign_maps.h"
 #include "interpose/local/local_runtime.h"
+#include "interpose/local/locks.h"
 #include "interpose/local/lost_memory.h"
 #include "interpose/local/root.h"
 
@@ -35,7 +36,7 @@ __attribute__((tls_model("initial-exec"))) thread_local Held* t_held = nullptr;
 // Streams on which nothing ever runs, one for each context: what was held for a captured call ends
 // there.
 struct HoldStreams {
-  std::mutex mutex;
+  base::RankedMutex mutex{kHoldStreamsMutex};
   std::map<CUcontext, CUstream> streams;
 };
 
