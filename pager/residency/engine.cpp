@@ -10,6 +10,7 @@
 #include "pager/clock.h"
 #include "pager/counters/trace.h"
 #include "pager/pool_state.h"
+#include "pager/residency/direct_moves.h"
 #include "pager/residency/in_place.h"
 
 namespace olpager::pager {
@@ -100,7 +101,7 @@ CUresult Engine::start(uint64_t vram_budget, int numa_node, Lock& lock) {
     result = current.result();
     if (result == CUDA_SUCCESS) {
       chunks_.probeHost(numa_node);
-      result = startDirect();
+      result = DirectMoves::start(*this, direct_);
       if (result == CUDA_SUCCESS) result = makeObjects();
     }
   }
@@ -453,9 +454,7 @@ void Engine::run() {
     stockEvents(lock);
     bool progress = std::exchange(mapper_.news, false);
     progress |= finishRemote(pool_);
-    progress |= finishChecks(lock);
-    progress |= startChecks(lock);
-    progress |= takeBack(lock);
+    if (direct_ != nullptr) progress |= direct_->step(lock);
     progress |= finishFetches(lock);
     progress |= pollStaged(lock);
     progress |= finishLate(lock);

@@ -12,7 +12,7 @@
 //           come in time is mapped in place
 //   ahead   what the learned order expects next                                       prefetch.cpp
 //   lower   host RAM <-> the tier below it                                          lower_moves.cpp
-//   direct  VRAM <-> the tier below host RAM                                        direct.cpp
+//   direct  VRAM <-> the tier below host RAM                                        direct_moves.h
 //   arenas  parts of one change place while no launch reaches it             arena_streaming.cpp
 //   away    what another agent wants                                                give_away.cpp
 // Who decides: the eviction order eviction_order.cpp, what stays planner.cpp, a want's next step
@@ -59,6 +59,8 @@ namespace olpager::pager {
 
 struct PoolState;
 struct VmmHandle;
+
+class DirectMoves;
 
 class Engine {
  public:
@@ -224,6 +226,8 @@ class Engine {
   void noteUsed(Extent& extent, bool used);
 
  private:
+  friend class DirectMoves;
+
   /// A batch of victims on its way out (eviction.cpp).
   struct Batch {
     enum class Stage : uint8_t { kGrace, kDrain, kPass } stage = Stage::kGrace;
@@ -308,9 +312,7 @@ class Engine {
   struct InFlight {
     std::deque<Copy> fetching, writing, packing;
     std::deque<Late> late;
-    // Of moves without host memory between (direct.cpp):
-    std::deque<Extent*> unchecked, taken_back;
-    std::deque<Copy> checking;
+    std::deque<Copy> checking;  // of moves without host memory between (direct_moves.h)
     uint64_t fetching_bytes = 0;
     uint64_t expected_pages = 0;  // for which no chunk was made yet
     uint64_t freeing_bytes = 0;   // VRAM that batches, writes and sends in flight will free,
@@ -374,8 +376,6 @@ class Engine {
   struct Pauses {
     unsigned refusals = 0;          // of the driver's (or of a receive), in a row
     uint64_t refused_until_ns = 0;  // a fetch or a receive was refused: none is begun before
-    uint64_t direct_until_ns = 0;   // what came to VRAM alone could not be checked
-    uint64_t taken_back_ns = 0;     // what was not sent was not mapped either: it is, from then on
     Patience promoted{kFirstPromotedPauseNs, 0};  // of launches, for what leaves its place
   };
   struct Timing {
@@ -588,25 +588,6 @@ class Engine {
   bool demote();
   static uint64_t reserveOf(uint64_t limit);
   uint64_t hostRoom() const;
-  // --- direct.cpp --------------------------------------------------------------------------------
-  CUresult startDirect();
-  void pauseDirect();
-  bool mayGoDirect(const Extent& extent) const;
-  bool maySendDirect(const Extent& extent) const;
-  void sendDirect(Extent& extent, const ContentHash& hash);
-  void finishSendDirect(Extent& extent, const LowerTier::Finished& finished);
-  void leaveDirect(Extent& extent);
-  bool takeBack(Lock& lock);
-  bool mapBack(Extent& extent, Lock& lock);
-  bool writeDown(Extent& extent, Lock& lock);
-  bool receiveDirect(Extent& extent, Lock& lock);
-  void cameDirect(Extent& extent);
-  bool keepDirect(Extent& extent);
-  void tellChecked(const Extent& extent, bool right);
-  void dropDirect();
-  bool startChecks(Lock& lock);
-  bool finishChecks(Lock& lock);
-  void finishReceiveDirect(Extent& extent, const LowerTier::Finished& finished);
   // --- arena_streaming.cpp -----------------------------------------------------------------------
   Staged* stagedOf(const Extent& extent);
   uint64_t stagedBytes() const;
@@ -677,8 +658,9 @@ class Engine {
   Planner planner_;
   Prefetch prefetch_;
   Swaps swaps_;
-  std::vector<Staged> staging_;  // in the order of their copies
-  Region* streamed_ = nullptr;   // whose extents are staged
+  std::unique_ptr<DirectMoves> direct_;  // null: pages go by host memory
+  std::vector<Staged> staging_;          // in the order of their copies
+  Region* streamed_ = nullptr;           // whose extents are staged
 };
 
 }  // namespace olpager::pager

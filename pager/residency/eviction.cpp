@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "pager/clock.h"
 #include "pager/pool_state.h"
+#include "pager/residency/direct_moves.h"
 #include "pager/residency/in_place.h"
 
 namespace olpager::pager {
@@ -402,7 +403,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
   };
   const bool held = !clean && !extent.leaving && heldThere();
   setState(extent, ExtentState::kMoving);
-  const bool direct = !clean && !held && maySendDirect(extent);
+  const bool direct = !clean && !held && direct_ != nullptr && direct_->maySend(extent);
   if (!clean && !held && !direct && !takeHost(extent, lock)) {
     ++out_.unplaced;
     if (extent.leaving) noChunkToLeave(extent);
@@ -417,7 +418,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     setState(extent, ExtentState::kVram);
     return lost(result);
   }
-  if (direct) return sendDirect(extent, hash);
+  if (direct) return direct_->send(extent, hash);
   if (held && heldThere()) {  // by memservers: host RAM has no part in it
     flight_.left(extent);
     chunks_.giveVram(extent.vram);

@@ -7,6 +7,7 @@
 #include "pager/clock.h"
 #include "pager/managed/managed.h"
 #include "pager/pool_state.h"
+#include "pager/residency/direct_moves.h"
 #include "pager/residency/in_place.h"
 
 namespace olpager::pager {
@@ -319,7 +320,7 @@ void Engine::arrived(Extent& extent, bool usable) {
     if (extent.host == nullptr) extent.hash_valid = false;  // it came from memservers
     return setState(extent, ExtentState::kVram);
   }
-  if (extent.host == nullptr && keepDirect(extent)) return;
+  if (extent.host == nullptr && direct_ != nullptr && direct_->keep(extent)) return;
   chunks_.giveVram(extent.vram);
   prefetch_.again = true;
   parkAgain(extent);

@@ -1,5 +1,5 @@
 // Extents between host RAM and memservers (tiers/lower_tier.h), under PoolState::mutex; between
-// VRAM and memservers: direct.cpp.
+// VRAM and memservers: direct_moves.h.
 //
 //   down  kParked -> kSending -> kRemote, the host chunk is free. One that memservers hold already,
 //         with the same hash, leaves at once, from host RAM or straight from VRAM (Engine::evict).
@@ -18,6 +18,7 @@
 
 #include "pager/clock.h"
 #include "pager/pool_state.h"
+#include "pager/residency/direct_moves.h"
 #include "pager/residency/engine.h"
 
 namespace olpager::pager {
@@ -54,7 +55,8 @@ void Engine::leaveHost(Extent& extent, const ContentHash& hash) {
 bool Engine::finishRemote(PoolState& pool) {
   LowerMoves& lower = pool.lower;
   if (lower.tier == nullptr) return false;
-  for (const auto& engine : pool.devices.engines) engine->dropDirect();
+  for (const auto& engine : pool.devices.engines)
+    if (engine->direct_ != nullptr) engine->direct_->drop();
   if (lower.under_way.empty()) return false;
   const std::vector<LowerTier::Finished> finished = lower.tier->take();
   for (const LowerTier::Finished& one : finished) {
@@ -63,7 +65,7 @@ bool Engine::finishRemote(PoolState& pool) {
     Extent& extent = *found->second;               // in a transitional state: nobody frees it
     Engine& engine = *extent.region->engine;
     if (one.outcome == LowerTier::Outcome::kUnchecked) {
-      engine.cameDirect(extent);
+      engine.direct_->came(extent);
       continue;
     }
     lower.under_way.erase(found);
@@ -73,7 +75,7 @@ bool Engine::finishRemote(PoolState& pool) {
 }
 
 void Engine::finishSend(Extent& extent, const LowerTier::Finished& finished) {
-  if (extent.vram != nullptr) return finishSendDirect(extent, finished);
+  if (extent.vram != nullptr) return direct_->sent(extent, finished);
   pool_.lower.sending_bytes -= extent.bytes();
   if (finished.outcome != LowerTier::Outcome::kDone) {
     setState(extent, ExtentState::kParked);
@@ -112,7 +114,7 @@ uint64_t Engine::dropRemoteCopies(uint64_t bytes) {
 }
 
 void Engine::finishReceive(Extent& extent, const LowerTier::Finished& finished) {
-  if (extent.host == nullptr) return finishReceiveDirect(extent, finished);
+  if (extent.host == nullptr) return direct_->received(extent, finished);
   pool_.lower.receiving_bytes -= extent.bytes();
   if (finished.outcome == LowerTier::Outcome::kNotNow) {
     if (!extent.region->dead) {  // else nobody wants it any more
@@ -142,7 +144,7 @@ void Engine::hurry(const Extent& extent) {
 bool Engine::startReceive(Extent& extent, bool urgent, Lock& lock) {
   if (extent.state != ExtentState::kRemote || life_.pausing || nowNs() < pauses_.refused_until_ns)
     return false;
-  if (urgent && receiveDirect(extent, lock)) return true;
+  if (urgent && direct_ != nullptr && direct_->receive(extent, lock)) return true;
   if (extent.state != ExtentState::kRemote || extent.region->dead) return false;
   const bool short_of_host =
       pool_.devices.host.given == host_.none_given && nowNs() < host_.none_until_ns;

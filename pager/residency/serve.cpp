@@ -4,6 +4,7 @@
 
 #include "pager/clock.h"
 #include "pager/pool_state.h"
+#include "pager/residency/direct_moves.h"
 #include "pager/residency/in_place.h"
 
 namespace olpager::pager {
@@ -75,7 +76,7 @@ void Engine::take(WantStep step, Extent& extent, Want& want, Serving& found, Loc
       break;
     case WantStep::kReceive:
       // What comes straight to VRAM needs a chunk there, which a victim is about to leave.
-      if (mayGoDirect(extent) && !chunks_.hasVram(extent.order) &&
+      if (direct_ != nullptr && direct_->may(extent) && !chunks_.hasVram(extent.order) &&
           found.times.now_ns - want.since_ns < kDirectPatience * pool_.options.waits.chunk_ns) {
         found.in_flight = true;
         found.missing += extent.bytes();
