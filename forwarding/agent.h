@@ -62,19 +62,5 @@ void olpager_agent_landed(uint32_t extent, uint64_t number, const uint64_t* hash
 CUresult olpager_agent_finish(void);
 /// Bytes of pages that are kept though other executors have taken them. Any thread; no lock.
 uint64_t olpager_agent_retained(void);
-
-/// The calling thread's next calls of the API are the operation of that age, until
-/// olpager_operation_over; the other operations below `oldest` are complete. Where they lack
-/// something, it is asked for by that age, and where host functions are before them only when these
-/// are over.
-void olpager_operation(uint64_t age, uint64_t oldest);
-/// It is made by several calls, which use [address, + bytes): all of that is asked for at once.
-/// Before the first of them. Without an operation: nothing.
-void olpager_operation_uses(CUdeviceptr address, uint64_t bytes);
-/// No host function is before it, whatever is in its stream. Likewise.
-void olpager_operation_alone(void);
-/// It has been made. 1: the home has heard of it and hears by itself when it is complete; 0: it
-/// found all in place, and the caller says so.
-int olpager_operation_over(void);
 }
 #pragma GCC visibility pop

@@ -127,6 +127,7 @@ void Pool::stop() noexcept try {
   state_->changed.notify_all();
   for (const auto& engine : engines) engine->stop();
   if (PoolAgent* const agent = state_->agent(); agent != nullptr) agent->stopThreads();
+  state_->suspended.stopThread();
   // Memservers are told that it is over; transfers under way end first.
   std::shared_ptr<LowerTier> going;
   {
@@ -144,7 +145,10 @@ void Pool::forked() noexcept {
   state_->forked.store(true);
   state_->devices.abandonEngines();
   if (PoolAgent* const agent = state_->agent(); agent != nullptr) agent->forked();
+  state_->suspended.forked();
 }
+
+void Pool::startSuspending() { state_->suspended.start(); }
 
 bool Pool::paging() const { return state_->slow.load(std::memory_order_relaxed); }
 

@@ -122,6 +122,10 @@ class Pool : public Allocations, public VirtualMemory, public Streams, public Ex
   /// by name.
   bool asksNames() const { return asks_names_; }
 
+  /// Operations of a worker's may be suspended from now on (launch/external_operation.h).
+  /// std::system_error: there is no thread for it.
+  void startSuspending();
+
   /// The driver has answered something of work in `context`. Where a kernel has touched what is not
   /// mapped, a line says once what may be the reason.
   void answered(CUcontext context, CUresult result) {

@@ -21,6 +21,7 @@
 #include "pager/deferred_frees.h"
 #include "pager/launch/code_loads.h"
 #include "pager/launch/deferred.h"
+#include "pager/launch/external_operation.h"
 #include "pager/launch/host_functions.h"
 #include "pager/launch/in_flight.h"
 #include "pager/launch/lost_contexts.h"
@@ -79,6 +80,7 @@ struct PoolState {
   CodeLoads loads;  // code that the driver loads beside managed memory
   std::vector<std::shared_ptr<DeferredLaunch>> deferred;
   uint64_t last_deferred = 0;
+  Suspended suspended{*this};  // operations of a worker's that wait for memory
 
   /// What has pages in turns with others; null: nothing.
   PoolAgent* agent() const {

@@ -50,11 +50,7 @@ Status Agent::start(unsigned slot,
       !find("olpager_agent_receive", pager_.receive) ||
       !find("olpager_agent_landed", pager_.landed) ||
       !find("olpager_agent_finish", pager_.finish) ||
-      !find("olpager_agent_retained", pager_.retained) ||
-      !find("olpager_operation", pager_.operation) ||
-      !find("olpager_operation_uses", pager_.uses) ||
-      !find("olpager_operation_alone", pager_.alone) ||
-      !find("olpager_operation_over", pager_.over))
+      !find("olpager_agent_retained", pager_.retained) || !worker_.operations())
     return Error{"libolpager.so is of another version: it is no executor of a unified view"};
   link_ = linkOf(*this);
   if (const CUresult result = pager_.start(&link_, static_cast<uint8_t>(slot));
@@ -167,23 +163,11 @@ bool Agent::awaitRegions(uint64_t count) {
   return regions_ >= count;
 }
 
-Agent::Making::Making(Agent& agent, const forward::Aged& aged) : agent_(agent), age_(aged.age) {
-  if (age_ != forward::Aged::kNoOperation) agent_.pager_.operation(age_, aged.oldest);
-}
-
-Agent::Making::~Making() {
-  if (age_ == forward::Aged::kNoOperation || agent_.pager_.over() != 0) return;
-  const std::lock_guard lock(agent_.mutex_);
-  agent_.over_.push_back(age_);
-  if (agent_.over_.size() == 1) agent_.noted_.notify_one();
-}
-
-void Agent::uses(CUdeviceptr address, uint64_t bytes) {
-  if (started_) pager_.uses(address, bytes);
-}
-
-void Agent::alone() {
-  if (started_) pager_.alone();
+void Agent::made(uint64_t age, bool told) {
+  if (told) return;
+  const std::lock_guard lock(mutex_);
+  over_.push_back(age);
+  if (over_.size() == 1) noted_.notify_one();
 }
 
 // --- the home ------------------------------------------------------------------------------------

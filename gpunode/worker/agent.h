@@ -9,14 +9,16 @@
 //               queue (stream_queues.h), and nobody looks at its pages
 //   needing     all before it in its stream is submitted, and as many regions are known as its
 //               record says: a thread makes the call. Where the pager lacks pages it has told its
-//               agent the age and needs, and the thread has left the lead at once
+//               agent the age and needs, and the operation is suspended, or the thread has left the
+//               lead at once
 //   runnable    the pager's agent claims all that it needs
 //   submitted   the driver has it
 //   complete    the stream has passed it
 //
 //   arrived -> needing     StreamQueues: the thread that owns the queue, or the leader
 //   needing -> runnable    an agent's thread, in olpager_agent_receive or _landed
-//   runnable -> submitted  the thread that makes the call, which the pager's condition wakes
+//   runnable -> submitted  the thread that makes the call, which the pager's condition wakes, or
+//                          StreamQueues' runner, when the pager says that it is resumable
 //   runnable -> needing    an older operation has taken a page: the pager, in that step
 //   submitted -> complete  the pager's thread, when somebody waits for its pages; else what found
 //                          all in place is told to the home in batches (`over_`)
@@ -104,28 +106,13 @@ class Agent final : private PageHearer {
 
   /// Waits until so many regions are known, without any lock. False: the session has ended.
   bool awaitRegions(uint64_t count);
-  /// What the calling thread does with the driver while this lives is the operation of that age;
-  /// kNoOperation: it is none.
-  class Making {
-   public:
-    Making(Agent& agent, const forward::Aged& aged);
-    ~Making();
-    Making(const Making&) = delete;
-    Making& operator=(const Making&) = delete;
-
-   private:
-    Agent& agent_;
-    const uint64_t age_;
-  };
+  /// The calling thread has made the operation of that age. `told`: the home hears by itself when
+  /// it is complete.
+  void made(uint64_t age, bool told);
   /// A context has been made, in the call that is being decoded.
   CUresult contextMade() const { return started_ ? pager_.prepare() : CUDA_SUCCESS; }
   /// Waits for all that was launched (olpager_agent_finish).
   CUresult finish() const { return started_ ? pager_.finish() : CUDA_ERROR_NOT_SUPPORTED; }
-  /// The operation that the calling thread makes, if it makes one, uses [address, + bytes) by
-  /// several calls of the driver. Before the first.
-  void uses(CUdeviceptr address, uint64_t bytes);
-  /// Nothing is before it. Likewise.
-  void alone();
 
  private:
   using Key = PageOffers::Key;
@@ -208,10 +195,6 @@ class Agent final : private PageHearer {
     decltype(&olpager_agent_landed) landed = nullptr;
     decltype(&olpager_agent_finish) finish = nullptr;
     decltype(&olpager_agent_retained) retained = nullptr;
-    decltype(&olpager_operation) operation = nullptr;
-    decltype(&olpager_operation_uses) uses = nullptr;
-    decltype(&olpager_operation_alone) alone = nullptr;
-    decltype(&olpager_operation_over) over = nullptr;
   };
 
   void peerUp(unsigned slot, uint64_t link) override;

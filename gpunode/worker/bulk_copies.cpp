@@ -77,7 +77,7 @@ CUresult bulkIn(Invocation& in, const BulkCopy& copy) {
   std::deque<Coming> under_way;
   std::deque<Staging::Piece*> with_driver;  // of a copy whose caller waits
   CUresult result = CUDA_SUCCESS;
-  if (copy.array == nullptr) worker.agent().uses(copy.device, copy.bytes);
+  if (copy.array == nullptr) worker.operations().uses(copy.device, copy.bytes);
   // To the GPU, but for what comes behind a piece that it does not take.
   const auto enqueue = [&](Staging::Piece* piece, uint64_t at) {
     if (result == CUDA_SUCCESS)
@@ -297,7 +297,7 @@ CUresult outBehind(Invocation& in, const BulkCopy& copy, uint32_t number) {
 }  // namespace
 
 CUresult bulkOut(Invocation& in, const BulkCopy& copy, uint32_t number, Owed& owed) {
-  if (copy.array == nullptr) in.worker().agent().uses(copy.device, copy.bytes);
+  if (copy.array == nullptr) in.worker().operations().uses(copy.device, copy.bytes);
   if (number == 0) return outNow(in, copy);
   const CUresult result = outBehind(in, copy, number);
   if (result == CUDA_SUCCESS) owed.comes();

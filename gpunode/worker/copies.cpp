@@ -160,7 +160,7 @@ bool readHead(Invocation& in, CopyHead* head) {
     in.arguments().fail();
     return false;
   }
-  if (head->alone != 0) in.worker().agent().alone();
+  if (head->alone != 0) in.worker().operations().alone();
   return true;
 }
 
@@ -265,7 +265,7 @@ class Parts {
 // What of the device the copy uses by several calls. Not more than it uses but for gaps in a box.
 void tellUses(Invocation& in, const CopyHead& head) {
   if (head.shape == CopyShape::kLinear) {
-    if (head.array == 0) in.worker().agent().uses(head.device, head.bytes);
+    if (head.array == 0) in.worker().operations().uses(head.device, head.bytes);
     return;
   }
   const CUDA_MEMCPY3D& box = head.box;
@@ -276,13 +276,9 @@ void tellUses(Invocation& in, const CopyHead& head) {
   const uint64_t first =
       into ? box.dstDevice + box.dstZ * layer + box.dstY * pitch + box.dstXInBytes
            : box.srcDevice + box.srcZ * layer + box.srcY * pitch + box.srcXInBytes;
-  in.worker().agent().uses(first,
-                           (box.Depth - 1) * layer + (box.Height - 1) * pitch + box.WidthInBytes);
+  in.worker().operations().uses(
+      first, (box.Depth - 1) * layer + (box.Height - 1) * pitch + box.WidthInBytes);
 }
-
-// Copies to the device of so many bytes the driver takes to its own memory before it returns, and
-// waits for nobody: what is in order needs no piece, which it would have until the stream is there.
-constexpr uint64_t kDriverTakes = 64 << 10;
 
 CUresult inByPieces(Invocation& in, const CopyHead& head, const Place& place,
                     std::span<const std::byte> bytes) {
@@ -395,7 +391,7 @@ CUresult copyIn(Invocation& in) {
     return in.refusal();
   }
   if (near == nullptr && !place.legacy && !in.worker().driverMayWait() &&
-      (head.in_order == 0 || head.bytes > kDriverTakes))
+      (head.in_order == 0 || head.bytes > forward::kDriverTakesBytes))
     return inByPieces(in, head, place, bytes);
   return waitFor(in, head, place, callIn(in, head, place, bytes.data()));
 }

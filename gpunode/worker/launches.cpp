@@ -154,6 +154,7 @@ CUresult launch(Invocation& in) {
     }
     result = driver.cuLaunchKernelEx(&config, function, parameters.pointers(), parameters.extra());
   }
+  if (result == kOlpagerSuspended) owed.comes();  // when the launch is made again
   if (head.pinned == 0 || result != CUDA_SUCCESS) return result;
   in.worker().exchange().owe(in.worker().contextOf(stream), stream, std::move(pinned));
   owed.comes();

@@ -49,6 +49,7 @@ struct Lead::Making {
 thread_local Lead::Making* Lead::Making::t_now = nullptr;
 
 void Lead::waitsForMemory() noexcept {
+  if (StreamQueues::runnerWaits()) return;
   Making* const making = Making::t_now;
   if (making == nullptr || making->queue != nullptr) return;  // it is none of the leader's
   try {
@@ -76,17 +77,25 @@ void Lead::leave(Making& making) {
 }
 
 // `waits`: its number among the calls that may wait; 0: it is none.
-void Lead::make(const CallHead& head, const Record& record, uint64_t self, uint64_t waits) {
+void Lead::make(const CallHead& head, Record& record, uint64_t self, uint64_t waits, Spare& spare) {
+  StreamQueues& queues = worker_.queues();
+  auto suspension = queues.suspensionFor(head, record, spare);
   Making making{*this, head, record, self, nullptr};
   Making::t_now = &making;
-  worker_.makeTimed(record);
+  worker_.makeTimed(record, StreamQueues::operationOf(suspension));
   Making::t_now = nullptr;
+  const bool suspended = suspension != nullptr && suspension->operation.isSuspended();
+  // Before another thread leads: what comes behind it is behind it.
+  if (suspended)
+    queues.suspended(head, std::move(record), std::move(suspension), making.queue);
+  else
+    spare = std::move(suspension);
   if (waits != 0 && (head.flags & forward::kAged) != 0) {
     const std::lock_guard lock(mutex_);
     operating_.erase(waits);
     operated_.notify_all();
   }
-  if (making.queue != nullptr) return worker_.queues().makeRest(making.queue);
+  if (making.queue != nullptr && !suspended) return queues.makeRest(making.queue);
   if ((head.flags & forward::kMayWait) == 0) call_.store(0);
 }
 
@@ -202,6 +211,7 @@ Read Lead::take(Record& record) {
 
 void Lead::lead() {
   Record record;
+  Spare spare;
   std::unique_lock lock(mutex_);
   const uint64_t self = next_thread_++;
   while (takeLead(lock, self)) {
@@ -230,7 +240,7 @@ void Lead::lead() {
         // Nobody reads past what ends others' waits: what a function changed, however long it
         // takes, is there before the function is over.
         if (!endsWaits(head)) call_.store(++calls_);
-        make(head, record, self, 0);
+        make(head, record, self, 0, spare);
         lock.lock();
         continue;
       }
@@ -247,7 +257,7 @@ void Lead::lead() {
         lock.unlock();
         if (nobody_looks) free_.notify_one();
       }
-      make(head, record, self, number);
+      make(head, record, self, number, spare);
       lock.lock();
       if (leader_ == self) waits_ = false;
     }

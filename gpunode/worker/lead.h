@@ -5,9 +5,9 @@
 // still waits after a few milliseconds, the lead is taken from it. Calls that were taken before are
 // made before: a call of the leader's is over, or waits, when the next one is taken.
 //
-// A call that waits for memory leaves the lead, too, and what is to come behind it is queued
-// (stream_queues.h): the leader never waits for pages. Its thread makes what is queued for its
-// stream, and looks for the lead again.
+// The leader never waits for pages (stream_queues.h): a call that lacks memory is suspended, and
+// what is to come behind it is queued. A call that can't be suspended leaves the lead with its
+// thread, which makes what is queued for its stream, and looks for the lead again.
 //
 // While host functions run or gates are closed, any call may wait for them: then another thread
 // reads on, and makes of what comes only what ends them or opens them.
@@ -33,6 +33,7 @@
 
 #include "coherence/calls/channel.h"
 #include "forwarding/wire/wire.h"
+#include "gpunode/worker/stream_queues.h"
 
 namespace olpager::gpunode {
 
@@ -68,9 +69,11 @@ class Lead {
 
  private:
   using Record = std::vector<std::byte>;
+  using Spare = std::unique_ptr<StreamQueues::Suspension>;  // for the next call
   struct Making;
   void lead();
-  void make(const forward::CallHead& head, const Record& record, uint64_t self, uint64_t waits);
+  void make(const forward::CallHead& head, Record& record, uint64_t self, uint64_t waits,
+            Spare& spare);
   void leave(Making& making);
   bool isQueued(const forward::CallHead& head, Record& record);
   bool takeLead(std::unique_lock<std::mutex>& lock, uint64_t self);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -28,7 +29,8 @@ constexpr auto kSlice = std::chrono::milliseconds(500);
 struct StreamQueues::Item {
   Record record;
   std::vector<Place> behind;
-  uint32_t gate = 0;  // is put by it
+  uint32_t gate = 0;                       // is put by it
+  std::unique_ptr<Suspension> suspension;  // it was made, and suspended
 };
 
 struct StreamQueues::Queue {
@@ -37,7 +39,21 @@ struct StreamQueues::Queue {
   std::deque<Item> items;  // not made, and not being made
   uint64_t put = 0;        // calls so far, the one that waits for memory first
   uint64_t made = 0;
+  bool threaded = false;  // a thread of its own makes its calls, else the runner
 };
+
+StreamQueues::Suspension::Suspension(StreamQueues& of)
+    : queues(of),
+      operation(
+          of.worker_.operations(),
+          [](void* data) {
+            auto* const self = static_cast<Suspension*>(data);
+            StreamQueues& all = self->queues;
+            const std::lock_guard lock(all.mutex_);
+            self->resumable = true;
+            all.run_.notify_one();
+          },
+          this) {}
 
 bool StreamQueues::Place::over() const {
   if (queue == nullptr) return true;
@@ -332,30 +348,46 @@ bool StreamQueues::take(const CallHead& head, Record& record) {
   awaitRoom(lock);
   if (order.answers && order.early) {
     lock.unlock();
-    worker_.answer(head, CUDA_SUCCESS);
-    CallHead nobody_waits = head;
-    nobody_waits.reply = 0;
-    std::memcpy(record.data(), &nobody_waits, sizeof nobody_waits);
+    answerNow(head, record, true);
     lock.lock();
   }
   // The leader may have waited: the queue may be gone by now.
   if (std::find(queues_.begin(), queues_.end(), own) != queues_.end()) {
-    put(own, {std::move(record), std::move(behind)}, order);
+    put(own, {std::move(record), std::move(behind), 0, nullptr}, order);
     return true;
   }
   const auto queue = std::make_shared<Queue>();
   queue->kind = kind;
   queue->stream = order.stream;
-  try {
-    std::thread([this, queue] { work(queue); }).detach();  // once it has its call
-  } catch (const std::system_error& error) {
-    base::logWarn("a session's other streams wait for one that waits for memory: %s", error.what());
+  // The thread begins once the queue has its call.
+  if (!maySuspend(head, record) && !giveThread(queue)) {
     while (!allOver(behind) && !worker_.ended()) made_.wait_for(lock, kSlice);
     return false;
   }
   queues_.push_back(queue);
   live_.store(queues_.size());
-  put(queue, {std::move(record), std::move(behind)}, order);
+  put(queue, {std::move(record), std::move(behind), 0, nullptr}, order);
+  run_.notify_one();
+  return true;
+}
+
+// Who waits for the call is answered before it is made.
+void StreamQueues::answerNow(const CallHead& head, Record& record, bool first) {
+  if (first) worker_.answer(head, CUDA_SUCCESS);
+  CallHead nobody_waits = head;
+  nobody_waits.reply = 0;
+  std::memcpy(record.data(), &nobody_waits, sizeof nobody_waits);
+}
+
+// False: there is none to be had.
+bool StreamQueues::giveThread(const std::shared_ptr<Queue>& queue) {
+  try {
+    std::thread([this, queue] { work(queue); }).detach();
+  } catch (const std::system_error& error) {
+    base::logWarn("a session's other streams wait for one that waits for memory: %s", error.what());
+    return false;
+  }
+  queue->threaded = true;
   return true;
 }
 
@@ -371,6 +403,7 @@ std::shared_ptr<StreamQueues::Queue> StreamQueues::waits(const CallHead& head, c
   queue->kind = kindOf(order);
   queue->stream = order.stream;
   queue->put = 1;
+  queue->threaded = true;
   std::lock_guard lock(mutex_);
   try {
     note(order, {queue, 1});
@@ -414,6 +447,20 @@ void StreamQueues::look(const CallHead& head, forward::Reader arguments) {
   if (names) graphs_name_events_.store(true);
 }
 
+// The call has been made.
+void StreamQueues::made(std::unique_lock<std::mutex>& lock, Queue& queue, const Item& item) {
+  --calls_;
+  bytes_ -= item.record.size();
+  ++queue.made;
+  made_.notify_all();
+  run_.notify_one();
+  const auto gate = gates_.extract(item.gate);
+  if (gate.empty() || gate.mapped().empty()) return;
+  lock.unlock();
+  worker_.makeTimed(gate.mapped());
+  lock.lock();
+}
+
 void StreamQueues::work(const std::shared_ptr<Queue>& queue) {
   std::unique_lock lock(mutex_);
   while (!queue->items.empty() && !worker_.ended()) {
@@ -424,21 +471,173 @@ void StreamQueues::work(const std::shared_ptr<Queue>& queue) {
     const Item item = std::move(queue->items.front());
     queue->items.pop_front();
     made_.notify_all();  // it has begun
+    run_.notify_one();
     lock.unlock();
     worker_.makeTimed(item.record);
     lock.lock();
-    --calls_;
-    bytes_ -= item.record.size();
-    ++queue->made;
-    made_.notify_all();
-    const auto gate = gates_.extract(item.gate);
-    if (gate.empty() || gate.mapped().empty()) continue;
-    lock.unlock();
-    worker_.makeTimed(gate.mapped());
-    lock.lock();
+    made(lock, *queue, item);
   }
   gone(*queue);
   made_.notify_all();
+  run_.notify_one();
+}
+
+// --- the runner ----------------------------------------------------------------------------------
+
+namespace {
+
+// What the runner is making.
+struct Running {
+  std::function<void()> leave;
+};
+thread_local Running* t_running = nullptr;
+
+}  // namespace
+
+void StreamQueues::start() {
+  const std::lock_guard lock(mutex_);
+  if (worker_.operations() && runner_ == 0) startRunner();
+}
+
+void StreamQueues::startRunner() {
+  const uint64_t number = next_runner_++;
+  std::thread([this, number] { run(number); }).detach();
+  runner_ = number;
+  runs_.store(true);
+}
+
+// A call of the driver by which nothing but memory is waited for, and that is made from the
+// beginning when it is made again.
+bool StreamQueues::maySuspend(const CallHead& head, const Record& record) const {
+  if (!runs_.load(std::memory_order_relaxed)) return false;
+  forward::Reader in(record);
+  forward::Names names;
+  switch (static_cast<Operation>(head.function)) {
+    case Operation::kLaunch:
+      return true;
+    case Operation::kCopyDevice:
+    case Operation::kCopyIn: {
+      if (head.reply != 0) return false;
+      (void)forward::takeHead(in, &names);
+      const auto copy = in.value<forward::CopyHead>();
+      return copy.in_order != 0 && copy.alone == 0 && copy.region.key == 0 && copy.near == 0 &&
+             copy.shape == forward::CopyShape::kLinear && copy.bytes <= forward::kDriverTakesBytes;
+    }
+    default:
+      return head.reply == 0 && api::holds(Fact::kRestartable, head.function);
+  }
+}
+
+std::unique_ptr<StreamQueues::Suspension> StreamQueues::suspensionFor(
+    const CallHead& head, const Record& record, std::unique_ptr<Suspension>& spare) {
+  if (!maySuspend(head, record)) return nullptr;
+  auto suspension = spare != nullptr ? std::move(spare) : std::make_unique<Suspension>(*this);
+  return suspension->operation ? std::move(suspension) : nullptr;
+}
+
+void StreamQueues::suspended(const CallHead& head, Record record,
+                             std::unique_ptr<Suspension> suspension,
+                             const std::shared_ptr<Queue>& waited) {
+  const CUcontext current = Worker::current();
+  const Order order = orderOf(head, record);
+  worker_.setCurrent(current);
+  if (order.answers) answerNow(head, record, waited == nullptr);
+  Item item{std::move(record), {}, 0, std::move(suspension)};
+  const std::lock_guard lock(mutex_);
+  if (waited != nullptr) {  // it counts as put there, and was answered then
+    ++calls_;
+    bytes_ += item.record.size();
+    waited->items.push_front(std::move(item));
+    waited->threaded = false;
+  } else {
+    const auto queue = std::make_shared<Queue>();
+    queue->kind = kindOf(order);
+    queue->stream = order.stream;
+    queues_.push_back(queue);
+    live_.store(queues_.size());
+    put(queue, std::move(item), order);
+  }
+  run_.notify_one();
+}
+
+// The next queue in turn whose first call can be made now.
+std::shared_ptr<StreamQueues::Queue> StreamQueues::nextToRun() {
+  for (size_t i = 0; i < queues_.size(); ++i) {
+    const auto& queue = queues_[(turn_ + i) % queues_.size()];
+    if (queue->threaded || queue->items.empty()) continue;
+    const Item& front = queue->items.front();
+    if (front.suspension != nullptr ? !front.suspension->resumable : !allOver(front.behind))
+      continue;
+    turn_ = (turn_ + i + 1) % queues_.size();
+    return queue;
+  }
+  return nullptr;
+}
+
+void StreamQueues::run(uint64_t self) {
+  std::unique_ptr<Suspension> spare;
+  std::unique_lock lock(mutex_);
+  while (runner_ == self && !worker_.ended()) {
+    const std::shared_ptr<Queue> queue = nextToRun();
+    if (queue == nullptr) {
+      run_.wait_for(lock, kSlice);
+    } else if (const Record& record = queue->items.front().record;
+               !maySuspend(forward::Reader(record).value<CallHead>(), record) &&
+               giveThread(queue)) {
+      continue;
+    } else {
+      runFront(lock, queue, spare);
+    }
+  }
+}
+
+// Where the call waits for something else than memory, the queue is this thread's and another one
+// is the runner.
+void StreamQueues::runFront(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Queue>& queue,
+                            std::unique_ptr<Suspension>& spare) {
+  Item item = std::move(queue->items.front());
+  queue->items.pop_front();
+  if (item.suspension != nullptr) item.suspension->resumable = false;
+  made_.notify_all();  // it has begun
+  Running running{[this, &queue] {
+    const std::lock_guard held(mutex_);
+    if (queue->threaded) return;
+    startRunner();
+    queue->threaded = true;
+  }};
+  lock.unlock();
+  const auto head = forward::Reader(item.record).value<CallHead>();
+  if (item.suspension == nullptr) item.suspension = suspensionFor(head, item.record, spare);
+  t_running = &running;
+  worker_.makeTimed(item.record, operationOf(item.suspension));
+  t_running = nullptr;
+  lock.lock();
+  if (item.suspension != nullptr && item.suspension->operation.isSuspended()) {
+    queue->items.push_front(std::move(item));
+    queue->threaded = false;
+    run_.notify_one();
+    return;
+  }
+  spare = std::move(item.suspension);
+  made(lock, *queue, item);
+  if (queue->threaded) {
+    lock.unlock();
+    work(queue);
+    lock.lock();
+  } else if (queue->items.empty()) {
+    gone(*queue);
+    made_.notify_all();
+  }
+}
+
+bool StreamQueues::runnerWaits() {
+  if (t_running == nullptr) return false;
+  try {
+    t_running->leave();
+  } catch (const std::exception& error) {  // the runner waits
+    base::logWarn("a session's other streams wait for one that waits for memory: %s", error.what());
+  }
+  return true;
 }
 
 }  // namespace olpager::gpunode

@@ -1,10 +1,18 @@
 // Queues of streams whose next call waits for memory: the leader goes on with other streams.
 //
-// A call that waits for pages (olpager_on_wait) stays on the thread that makes it, which leaves the
-// lead and owns a queue for the call's stream from then on. What the leader takes meanwhile and
-// what has to be behind it is put in queues, as the records that came; all else is made at once.
-// The owner makes what is in its queue when its own call is over, one after the other, and the
-// queue is gone when it is empty. A call of a queue may wait for memory in its turn.
+// A launch, copy or fill that nobody waits for is made in the name of an operation that can be
+// suspended (forwarding/operations.h). Where it lacks pages it is put at the front of a queue, as
+// the record that came, and made again when the pager says that it is resumable. One thread for all
+// queues, the runner, makes these calls, and the calls of queues that only put something in a
+// stream: so a session has as many threads with a hundred streams that wait as with none.
+//
+// What may wait in other ways stays on the thread that makes it: calls that somebody waits for,
+// long copies, whatever waits for code (olpager_on_wait). That thread leaves the lead, or the
+// runner's place, and owns a queue from then on. It makes what is in the queue when its own call is
+// over. A queue whose next call is such a one gets a thread as well.
+//
+// What the leader takes meanwhile and what has to be behind it is put in queues; all else is made
+// at once. A queue is gone when it is empty.
 //
 //   a queue is       of                             what comes later is behind it when it
 //   a stream's       calls in that stream that      is in that stream (below)
@@ -16,8 +24,7 @@
 //   aside            calls that end events, and     is in no stream, and names no event
 //                    that nobody waits for
 //
-// There is one aside, and one before all, beside those of waiting calls: so there are no more
-// threads than the client has threads that wait and streams.
+// There is one aside, and one before all, beside those of waiting calls.
 //
 // What somebody waits for comes behind what is before it, and nothing comes behind it: the thread
 // that waits does not go on, and others may have to (a call that waits for a kernel which a later
@@ -60,8 +67,8 @@
 // the rest.
 //
 // Thread-safety: any thread; take() is the leader's, but for what opens a gate. Locks: mutex_ and
-// facts_mutex_, each alone; nothing is called under them. A queue's items are taken by its owner
-// alone. Threads of queues that are not a waiting call's end with the queue.
+// facts_mutex_, each alone; nothing is called under them. A queue's items are taken by its thread
+// alone (`threaded`), else by the runner. A thread of a queue ends with the queue.
 #pragma once
 
 #include <atomic>
@@ -76,6 +83,7 @@
 
 #include "forwarding/wire/wire.h"
 #include "gpunode/worker/invocation.h"
+#include "gpunode/worker/operations.h"
 
 namespace olpager::gpunode {
 
@@ -85,8 +93,17 @@ class StreamQueues {
  public:
   using Record = std::vector<std::byte>;
   struct Queue;
+  /// An operation that may be suspended, and what its call is then.
+  struct Suspension {
+    explicit Suspension(StreamQueues& of);
+    StreamQueues& queues;
+    bool resumable = false;  // under mutex_
+    PagerOperation operation;
+  };
 
   explicit StreamQueues(Worker& worker) : worker_(worker) {}
+  /// Starts the runner. Without it calls wait on threads of their own. std::system_error.
+  void start();
 
   /// False: nothing is in a queue, and no call needs take().
   bool any() const { return live_.load(std::memory_order_relaxed) != 0; }
@@ -98,6 +115,21 @@ class StreamQueues {
   std::shared_ptr<Queue> waits(const forward::CallHead& head, const Record& record, bool* answer);
   /// That call is over: makes what is queued behind it.
   void makeRest(const std::shared_ptr<Queue>& queue);
+
+  /// In whose name the call may be made; nullptr: the thread that makes it waits for memory.
+  /// `spare`: one that has not been of use is, and comes back there.
+  std::unique_ptr<Suspension> suspensionFor(const forward::CallHead& head, const Record& record,
+                                            std::unique_ptr<Suspension>& spare);
+  static PagerOperation* operationOf(const std::unique_ptr<Suspension>& suspension) {
+    return suspension != nullptr ? &suspension->operation : nullptr;
+  }
+  /// The leader's call was suspended. `waited`: where it had waited for something else before, on
+  /// this thread.
+  void suspended(const forward::CallHead& head, Record record,
+                 std::unique_ptr<Suspension> suspension, const std::shared_ptr<Queue>& waited);
+  /// The runner's call waits for something else: another thread is the runner from now on. False:
+  /// the calling thread is not the runner.
+  static bool runnerWaits();
 
   /// Of each call before it is made: whether graphs of the session name events from now on.
   void look(const forward::CallHead& head, forward::Reader arguments);
@@ -165,7 +197,16 @@ class StreamQueues {
   void put(const std::shared_ptr<Queue>& queue, Item item, const Order& order);  // likewise
   void note(const Order& order, const Place& place);                             // likewise
   void awaitRoom(std::unique_lock<std::mutex>& lock);
-  static bool allOver(const std::vector<Place>& places);          // under mutex_
+  static bool allOver(const std::vector<Place>& places);  // under mutex_
+  bool maySuspend(const forward::CallHead& head, const Record& record) const;
+  void answerNow(const forward::CallHead& head, Record& record, bool first);
+  bool giveThread(const std::shared_ptr<Queue>& queue);  // under mutex_
+  void startRunner();                                    // likewise
+  void run(uint64_t self);
+  void runFront(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Queue>& queue,
+                std::unique_ptr<Suspension>& spare);
+  void made(std::unique_lock<std::mutex>& lock, Queue& queue, const Item& item);
+  std::shared_ptr<Queue> nextToRun();                             // under mutex_
   static void add(std::vector<Place>& places, const Place& one);  // likewise
   void work(const std::shared_ptr<Queue>& queue);
   void gone(const Queue& queue);  // under mutex_
@@ -176,11 +217,16 @@ class StreamQueues {
   Worker& worker_;
   std::atomic<size_t> live_{0};  // queues
   std::atomic<bool> graphs_name_events_{false};
+  std::atomic<bool> runs_{false};               // there is a runner
   std::mutex facts_mutex_;                      // a leaf
   std::unordered_map<uint64_t, Stream> facts_;  // by the client's number
 
   std::mutex mutex_;
   std::condition_variable made_;
+  std::condition_variable run_;  // the runner may have something to make
+  uint64_t runner_ = 0;          // its number; 0: there is none
+  uint64_t next_runner_ = 1;
+  size_t turn_ = 0;  // of queues_, where the runner looks next
   std::vector<std::shared_ptr<Queue>> queues_;
   std::map<uint64_t, Event> events_;
   std::vector<Place> told_done_;

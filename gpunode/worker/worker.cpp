@@ -64,6 +64,7 @@ Worker::Worker(const WorkerOptions& options)
 
 Status Worker::start() {
   if (auto loaded = library_.load(options_.library); !loaded.ok()) return loaded;
+  (void)operations_.load(library_);  // an executor has to have them (Agent::start)
   if (const auto on_wait =
           reinterpret_cast<decltype(&olpager_on_wait)>(library_.symbol("olpager_on_wait"));
       on_wait != nullptr)
@@ -154,6 +155,7 @@ void Worker::leave(int status) {
 }
 
 std::string Worker::serve(std::function<bool()> rejoined) {
+  queues_.start();
   std::string why = lead_.serve(std::move(rejoined));
   if (base::logs(base::LogLevel::kDebug)) made_.times.tell("calls made", "in them");
   return why;
@@ -187,36 +189,42 @@ void Worker::makeAhead(const std::vector<std::byte>& record) {
   (void)served(writtenService(head.function), in);
 }
 
+// Of a thread that waits for what its operations lack.
+PagerOperation& Worker::ownOperation() const {
+  static thread_local PagerOperation own(operations_, nullptr, nullptr);
+  return own;
+}
+
 void Worker::count(const std::vector<std::byte>& record) {
   made_.calls.fetch_add(1, std::memory_order_relaxed);
   made_.moved.fetch_add(record.size(), std::memory_order_relaxed);
 }
 
-void Worker::makeTimed(const std::vector<std::byte>& record) {
+void Worker::makeTimed(const std::vector<std::byte>& record, PagerOperation* operation) {
   if (!base::logs(base::LogLevel::kDebug)) {
-    make(record);
+    make(record, operation);
     return;
   }
   const auto begun = std::chrono::steady_clock::now();
-  make(record);
+  make(record, operation);
   const auto head = forward::Reader(record).value<CallHead>();
   made_.times.note(head.function, std::chrono::steady_clock::now() - begun);
 }
 
-void Worker::make(const std::vector<std::byte>& record) {
+void Worker::make(const std::vector<std::byte>& record, PagerOperation* operation) {
   forward::Reader reader(record);
   forward::Names names;
   forward::Aged aged;
   const CallHead head = forward::takeHead(reader, &names, &aged);
   Invocation in(*this, head, reader, names);
-  count(record);
+  if (operation == nullptr || !operation->isSuspended()) count(record);
   const bool is_aged = (head.flags & forward::kAged) != 0;
   if (!reader.ok() || (is_aged && !agent_.started())) {
     lead_.nonsense(head);
     return;
   }
-  const bool operation = head.function >= static_cast<uint16_t>(forward::Operation::kDescribe);
-  const Serve service = operation ? writtenService(head.function) : generatedService(head.function);
+  const bool written = head.function >= static_cast<uint16_t>(forward::Operation::kDescribe);
+  const Serve service = written ? writtenService(head.function) : generatedService(head.function);
   queues_.look(head, reader);
   // The context that was current in the client's thread.
   uint64_t context = 0;
@@ -236,21 +244,32 @@ void Worker::make(const std::vector<std::byte>& record) {
   }
   CUresult result = CUDA_SUCCESS;
   t_answered = false;
-  const CalledWith with = operation ? CalledWith{} : calledWith(head.function);
+  const CalledWith with = written ? CalledWith{} : calledWith(head.function);
   const auto call = [&] {
     const auto make = [&] { return served(service, in); };
     return with.launches_graph ? client_functions_.launchGraph(in, with, reader, make) : make();
   };
   const auto serve = [&] {
     setCurrent(handleFrom<CUcontext>(context));
-    if (!is_aged) {
-      result = call();
-    } else if (agent_.awaitRegions(aged.regions)) {
-      const Agent::Making making(agent_, aged);
-      result = call();
-    } else {
+    const bool has_age = is_aged && aged.age != forward::Aged::kNoOperation;
+    if (is_aged && !agent_.awaitRegions(aged.regions)) {
       result = CUDA_ERROR_DEINITIALIZED;
+      return;
     }
+    PagerOperation* const its = operation != nullptr ? operation : has_age ? &ownOperation() : nullptr;
+    if (its == nullptr) {
+      result = call();
+      return;
+    }
+    if (!*its) {
+      result = CUDA_ERROR_OUT_OF_MEMORY;
+      return;
+    }
+    its->enter(aged.age, aged.oldest);
+    result = call();
+    if (result == kOlpagerSuspended) return its->suspend();
+    const bool told = its->over();
+    if (has_age) agent_.made(aged.age, told);
   };
   if (api::holds(api::Fact::kCaptures, head.function)) {
     capture_thread_.run(serve);
@@ -260,6 +279,7 @@ void Worker::make(const std::vector<std::byte>& record) {
   } else {
     serve();
   }
+  if (result == kOlpagerSuspended) return;
   if (ends != 0 && result == CUDA_SUCCESS && !isStillThere(head, reader)) {
     contextGone(ends, handleFrom<CUcontext>(ending));
   }

@@ -33,6 +33,7 @@
 #include "gpunode/worker/links.h"
 #include "gpunode/worker/logs.h"
 #include "gpunode/worker/module_cache.h"
+#include "gpunode/worker/operations.h"
 #include "gpunode/worker/peers.h"
 #include "gpunode/worker/staging.h"
 #include "gpunode/worker/stream_queues.h"
@@ -88,6 +89,7 @@ class Worker {
   Gates& gates() { return gates_; }
   Peers& peers() { return peers_; }
   Agent& agent() { return agent_; }
+  const OperationFunctions& operations() const { return operations_; }
   Exports& exports() { return exports_; }
   Exchange& exchange() { return exchange_; }
   FaultWatch& faults() { return faults_; }
@@ -132,10 +134,11 @@ class Worker {
   /// moment may touch managed memory, which takes other calls.
   bool driverMayWait() { return !agent_.started() && !streamsWaitForClient(); }
 
-  /// Makes one call: the leader's part.
-  void make(const std::vector<std::byte>& record);
+  /// Makes one call. `operation`: in its name, which may be suspended (isSuspended()): nothing has
+  /// been done then, and the call is to be made again. nullptr: the thread waits for memory.
+  void make(const std::vector<std::byte>& record, PagerOperation* operation);
   /// The same, and notes how long it takes where somebody wants to know.
-  void makeTimed(const std::vector<std::byte>& record);
+  void makeTimed(const std::vector<std::byte>& record, PagerOperation* operation = nullptr);
   /// Makes one that needs no driver, beside the leader.
   void makeAhead(const std::vector<std::byte>& record);
   bool ended() const { return lead_.ended(); }
@@ -147,6 +150,7 @@ class Worker {
 
  private:
   void count(const std::vector<std::byte>& record);
+  PagerOperation& ownOperation() const;
   bool isStillThere(const forward::CallHead& head, forward::Reader arguments) const;
 
   struct Made {
@@ -157,6 +161,7 @@ class Worker {
   const WorkerOptions options_;
   calls::Channel channel_;
   DriverLibrary library_;
+  OperationFunctions operations_;
   HandleTable handles_;
   DeviceResources resources_;
   HostMemory host_memory_;

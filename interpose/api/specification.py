@@ -81,6 +81,7 @@ FACTS = {
     "exports": "gives memory or events of a device's to other programs, or takes theirs",
     "interruptible": "waits for others, or takes no lock: signals of the program's come through meanwhile. So they do where it is "
                      "blocking",
+    "restartable": "waits for nothing but memory before it has done anything, so that it may be begun again",
     "quiet": "waits for nothing, ends nothing, and tells the program nothing of what is before it",
 }
 

@@ -114,20 +114,3 @@ uint64_t olpager_agent_retained() {
   Pool* const running = pool();
   return running != nullptr ? running->retainedBytes() : 0;
 }
-
-void olpager_operation(uint64_t age, uint64_t oldest) {
-  if (Pool* const running = pool(); running != nullptr) running->beginOperation(age, oldest);
-}
-
-void olpager_operation_alone() {
-  if (Pool* const running = pool(); running != nullptr) running->operationAlone();
-}
-
-void olpager_operation_uses(CUdeviceptr address, uint64_t bytes) {
-  if (Pool* const running = pool(); running != nullptr) running->operationUses(address, bytes);
-}
-
-int olpager_operation_over() {
-  Pool* const running = pool();
-  return running != nullptr && running->operationOver() ? 1 : 0;
-}

@@ -17,6 +17,7 @@
 #include "interpose/local/locks.h"
 #include "interpose/local/lost_memory.h"
 #include "interpose/local/root.h"
+#include "pager/launch/external_operation.h"
 
 namespace olpager::local {
 
@@ -68,9 +69,10 @@ void holdForCapture(const pager::Access& access, const pager::StreamKey& stream)
 
 CUresult acquire(pager::Access& access, const pager::StreamKey& stream) {
   if (const CUresult lost = lostIn(stream.context); lost != CUDA_SUCCESS) return lost;
-  CUresult result = access.acquire();
+  CUresult result = access.acquire(true);
   if (result == CUDA_SUCCESS) [[likely]]
     return result;
+  if (result == pager::kSuspended) return result;
   if (access.mustBeInParts()) return result;
   // Ranges that the driver maps are unknown to the pager; the rest of the operation is the pager's
   // all the same.

@@ -20,9 +20,6 @@ constexpr unsigned kScans = 64;      // after a page was given away
 // What was given stays in host memory, of so many pages at most, and of one part of it in so many.
 constexpr uint64_t kRetainedShare = 16;
 
-// Begun and ended by one call (olpager_operation, olpager_operation_over), which owns it.
-__attribute__((tls_model("initial-exec"))) thread_local ToldOperation* t_operation = nullptr;
-
 }  // namespace
 
 Away::Away(PoolState& state, directory::AgentId agent, AwayLink& link)
@@ -118,38 +115,23 @@ void Away::receive(std::span<const directory::Message> messages, Lock& lock) {
 
 // --- operations ----------------------------------------------------------------------------------
 
-void Away::alone() {
-  if (t_operation != nullptr) t_operation->alone = true;
-}
-
-void Away::begin(directory::Age age, directory::Age oldest) {
-  delete t_operation;
-  t_operation = new ToldOperation{.age = age, .oldest = oldest};
-}
-
-void Away::uses(uint64_t address, uint64_t bytes) {
-  if (t_operation != nullptr && bytes != 0) t_operation->uses.emplace_back(address, bytes);
-}
-
-bool Away::over() {
-  const std::unique_ptr<ToldOperation> operation(std::exchange(t_operation, nullptr));
-  if (operation == nullptr) return false;
+bool Away::over(ToldOperation& operation) {
   using Stage = ToldOperation::Stage;
   Lock lock(state_.mutex);
   scanAhead();
-  if (operation->stage == Stage::kSubmitted) {
-    submitted(*operation);
-  } else if (operation->stage == Stage::kUntold) {
+  if (operation.stage == Stage::kSubmitted) {
+    submitted(operation);
+  } else if (operation.stage == Stage::kUntold) {
     // What came for it ahead is nobody's claim any more.
     const directory::AgentId self = elsewhere_.agent().id();
     elsewhere_.receive({.kind = directory::MessageKind::kOver,
                         .to = self,
-                        .age = operation->age,
-                        .served = operation->oldest},
+                        .age = operation.age,
+                        .served = operation.oldest},
                        lock);
     flush();
   }
-  return operation->stage != Stage::kUntold;
+  return operation.stage != Stage::kUntold;
 }
 
 void Away::scanAhead() {
@@ -159,7 +141,10 @@ void Away::scanAhead() {
   for (const auto& engine : state_.devices.engines) engine->scanAhead();
 }
 
-ToldOperation* Away::operationOfThread() const { return t_operation; }
+ToldOperation* Away::operationOfThread() const {
+  ExternalOperation* const current = ExternalOperation::current();
+  return current != nullptr && current->told ? &*current->told : nullptr;
+}
 
 bool Away::someoneWaits() const { return !short_.empty() || PoolAgent::someoneWaits(); }
 

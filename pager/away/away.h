@@ -22,10 +22,10 @@
 // that comes back with the same hash is not read (AwayLink::fetch). They go when host memory is
 // short (shed).
 //
-// Operations. A claim asks under the age that the calling thread has said (olpager_operation). An
-// operation that lacks nothing is untold. One that is made by several acquisitions, as a long copy
-// is, tells the directory all that it uses with the first one that lacks something, and what is
-// claimed then stays until the last one is over.
+// Operations. A claim asks under the age that the calling thread has said
+// (olpager_operation_enter). An operation that lacks nothing is untold. One that is made by several
+// acquisitions, as a long copy is, tells the directory all that it uses with the first one that
+// lacks something, and what is claimed then stays until the last one is over.
 //
 // Scans ahead. Before a page leaves, what launches have written since its last scan is scanned for
 // pointers to it. Whoever takes the page waits for that, and what an executor's kernels reach may
@@ -101,12 +101,8 @@ class Away final : public PoolAgent {
   /// yet. Those that `keeps` does not keep are not shown again. It releases no mutex.
   void keepArrivals(const std::function<bool(Extent&)>& keeps);
 
-  /// The calling thread makes this operation from now on; without the mutex.
-  static void begin(directory::Age age, directory::Age oldest);
-  static void alone();
-  static void uses(uint64_t address, uint64_t bytes);
-  /// It has been made. Whether the directory was told of it. Without the mutex.
-  bool over();
+  /// The operation has been made. Whether the directory was told of it. Without the mutex.
+  bool over(ToldOperation& operation);
 
   void forked() noexcept override;
   void stopThreads() noexcept override;

@@ -53,9 +53,8 @@ void ExecutorMemory::landed(uint32_t extent, uint64_t number, std::optional<Cont
 
 uint64_t ExecutorMemory::retainedBytes() const { return state_->away->retained() * kPageBytes; }
 
-void ExecutorMemory::beginOperation(uint64_t age, uint64_t oldest) { Away::begin(age, oldest); }
-void ExecutorMemory::operationAlone() { Away::alone(); }
-void ExecutorMemory::operationUses(uint64_t address, uint64_t bytes) { Away::uses(address, bytes); }
-bool ExecutorMemory::operationOver() { return state_->away->over(); }
+bool ExecutorMemory::operationOver(ToldOperation& operation) {
+  return state_->away->over(operation);
+}
 
 }  // namespace olpager::pager

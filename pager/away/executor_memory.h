@@ -12,7 +12,8 @@
 
 namespace olpager::pager {
 
-struct PoolState;  // private
+struct ToldOperation;  // private
+struct PoolState;      // private
 
 /// A part of Pool. Thread-safety: any thread. All but start() after it.
 class ExecutorMemory {
@@ -29,12 +30,8 @@ class ExecutorMemory {
   void landed(uint32_t extent, uint64_t number, std::optional<ContentHash> hash);
   /// Bytes of pages that are kept for when they come back.
   uint64_t retainedBytes() const;
-  /// The calling thread makes an operation; nothing is before it; what it uses; it is made. True:
-  /// the directory was told.
-  void beginOperation(uint64_t age, uint64_t oldest);
-  void operationAlone();
-  void operationUses(uint64_t address, uint64_t bytes);
-  bool operationOver();
+  /// The operation has been made. True: the directory was told of it.
+  bool operationOver(ToldOperation& operation);
 
  protected:
   explicit ExecutorMemory(PoolState& state) : state_(&state) {}

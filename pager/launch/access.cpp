@@ -107,7 +107,7 @@ bool Access::namesManaged() const {
   return false;
 }
 
-CUresult Access::acquire() {
+CUresult Access::acquire(bool suspends) {
   PoolState& state = *pool_.state_;
   if (operation_.usesNothing()) return CUDA_SUCCESS;
   if (state.forked.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
@@ -152,7 +152,7 @@ CUresult Access::acquire() {
   }
   if (state.has_managed.load(std::memory_order_relaxed)) state.streams.markManaged(stream);
   reachAcross(*stream);
-  return acquireSlow();
+  return acquireSlow(suspends);
 }
 
 // Whether a copy meets memory of another device that this one has not been given access to. Native

@@ -78,14 +78,17 @@ class Access {
   /// CUDA_ERROR_OUT_OF_MEMORY when neither can be had; an address in the range that belongs to no
   /// allocation is CUDA_ERROR_ILLEGAL_ADDRESS for addRange and ignored for parameters (ordinary
   /// data can look like an address).
-  CUresult acquire();
+  /// `suspends`: an operation that a worker makes need not wait on this thread: kSuspended
+  /// (external_operation.h). Nothing that the caller has done before may be of harm when it is done
+  /// again.
+  CUresult acquire(bool suspends = false);
   /// The driver call was made (or refused: result != CUDA_SUCCESS).
   void submitted(CUresult result);
 
  private:
   void addWord(uint64_t word);
   void addOutside(uint64_t word);
-  CUresult acquireSlow();
+  CUresult acquireSlow(bool suspends);
   bool crosses(const StreamState& stream, const Region& region) const;
   void reachAcross(StreamState& stream);
   void findDevice(StreamState& stream) const;

@@ -1,12 +1,15 @@
-// The path of an operation while something is not in VRAM, where its caller waits.
+// The path of an operation while something is not in VRAM, where its caller waits or makes it again
+// later.
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <utility>
 
 #include "pager/clock.h"
 #include "pager/launch/acquisition.h"
 #include "pager/launch/deferred.h"
+#include "pager/launch/external_operation.h"
 #include "pager/pool.h"
 #include "pager/residency/engine.h"
 
@@ -47,6 +50,19 @@ void await(Acquisition& acquisition, PoolState& state, void (*&tell)(), Lock& lo
   } while (acquisition.ready(lock) == Acquisition::State::kWaiting && !acquisition.mayDefer());
 }
 
+// Whether it need not wait any more within a moment.
+bool comesSoon(Acquisition& acquisition, PoolState& state, Lock& lock) {
+  const uint64_t began = nowNs();
+  while (!acquisition.waitsForOthers()) {
+    const uint64_t took = nowNs() - began;
+    if (took >= kMomentNs) return false;
+    state.changed.wait_for(lock, std::chrono::nanoseconds(kMomentNs - took));
+    if (acquisition.ready(lock) != Acquisition::State::kWaiting || acquisition.mayDefer())
+      return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 void onWait(void (*call)()) { g_on_wait.store(call); }
@@ -59,11 +75,18 @@ void Access::madeInParts() const {
   if (beyond_) countGraphLaunch(beyond_->device, beyond_->bytes, true, true);
 }
 
-CUresult Access::acquireSlow() {
+CUresult Access::acquireSlow(bool suspends) {
   PoolState& state = *pool_.state_;
+  ExternalOperation* const external = suspends ? ExternalOperation::current() : nullptr;
+  suspends = external != nullptr && external->resumable != nullptr;
   Lock lock(state.mutex);
-  Acquisition acquisition(state, operation_);
-  acquisition.begin(lock);
+  std::optional<Acquisition> here;
+  std::unique_ptr<Acquisition> kept;
+  if (suspends) kept = std::move(external->kept);
+  const bool resumed = kept != nullptr;
+  if (suspends && !resumed) kept = std::make_unique<Acquisition>(state, operation_);
+  Acquisition& acquisition = suspends ? *kept : here.emplace(state, operation_);
+  if (!resumed) acquisition.begin(lock);
   auto* tell = g_on_wait.load(std::memory_order_relaxed);
   bool has_turn = false;
   while (acquisition.commit(lock, submission_) == Acquisition::State::kWaiting) {
@@ -75,6 +98,13 @@ CUresult Access::acquireSlow() {
       }
       submission_.number = acquisition.defer(lock);
       return CUDA_SUCCESS;
+    }
+    if (suspends) {
+      if (!resumed && comesSoon(acquisition, state, lock)) continue;
+      acquisition.keep();
+      external->kept = std::move(kept);
+      state.suspended.add(*external);
+      return kSuspended;
     }
     await(acquisition, state, tell, lock);
   }

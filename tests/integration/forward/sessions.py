@@ -5,6 +5,7 @@ Long: each scenario is one function, and all share the rig.
 sessions.py --olgpunode OLGPUNODE --olrun OLRUN --olctl OLCTL --steps STEPS [--env NAME=VALUE]... SCENARIO [tcp|shm]
 """
 import argparse
+import glob
 import json
 import os
 import queue
@@ -807,6 +808,33 @@ def threads_that_end(bench):
     assert trips and trips.get("cuMemFree", 0) + trips.get("cuMemFree_v2", 0) < 50, log
 
 
+def streams_that_wait(bench):
+    """A hundred streams that wait for memory take as many threads of the worker as a hundred that wait for nothing."""
+    most = {}
+    for number, mebibytes in enumerate((32, 160)):  # of 64 MiB of VRAM
+        program = bench.start([bench.options.olrun, "--gpunode", bench.address, "--transport", bench.options.transport, "--",
+                               bench.options.waiting_streams, "--bytes", str(mebibytes << 20)])
+        worker, most[mebibytes] = bench.worker(number), 0
+        while program.process.poll() is None:
+            most[mebibytes] = max(most[mebibytes], own_threads(worker))
+            time.sleep(0.002)
+        assert program.line().startswith("OK waiting_streams") and program.process.wait(LONG) == 0, program.log
+    # Copies to the host, which the program waits for, have one beside the leader's.
+    assert 0 < most[160] <= most[32] + 2, f"threads at most: {most}"
+
+
+def own_threads(pid):
+    """Threads of a worker without those of the simulated GPU, which has one for each stream that is busy."""
+    count = 0
+    for task in glob.glob(f"/proc/{pid}/task/*/comm"):
+        try:
+            with open(task, encoding="utf-8") as name:
+                count += not name.read().startswith("olsim")
+        except OSError:  # it is over
+            pass
+    return count
+
+
 def functions_that_end(bench):
     """What a worker keeps for a host function goes with its call."""
     client = bench.client()
@@ -1165,7 +1193,7 @@ def waits(bench):
     assert trips.get("cuKernelSetAttribute", 0) < rounds, said
 
 
-SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, logs, kill_supervisor, random_supervisor_kills, cut, cut_bulk, cut_idle, cut_half, rough, cut_free, cut_for_good, waits_for_place, one_port, unix_socket, stopped, told_to_end, threads_that_end, functions_that_end, late_failures, leftovers, idle, quiet, callbacks_lost, driver_environment, deaf, deaf_socket, deaf_bulk, nonsense, flood, stranger, silent, nobody, keys, waits]
+SCENARIOS = [several, crash, lost_launch, kill_worker, kill_client, zeroed, random_kills, vanish, logs, kill_supervisor, random_supervisor_kills, cut, cut_bulk, cut_idle, cut_half, rough, cut_free, cut_for_good, waits_for_place, one_port, unix_socket, stopped, told_to_end, threads_that_end, streams_that_wait, functions_that_end, late_failures, leftovers, idle, quiet, callbacks_lost, driver_environment, deaf, deaf_socket, deaf_bulk, nonsense, flood, stranger, silent, nobody, keys, waits]
 
 
 def run(scenarios, description, programs, make):
@@ -1191,4 +1219,4 @@ def run(scenarios, description, programs, make):
 
 
 if __name__ == "__main__":
-    run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--steps", "--occupancy", "--stranger", "--deaf", "--late-failures", "--leftovers", "--launch-blocking"), Bench)
+    run(SCENARIOS, __doc__, ("--olgpunode", "--olrun", "--olctl", "--steps", "--occupancy", "--stranger", "--deaf", "--late-failures", "--leftovers", "--launch-blocking", "--waiting-streams"), Bench)

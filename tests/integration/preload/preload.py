@@ -47,9 +47,9 @@ def check_library(options):
             fail(f"needs {name} of GLIBC_{version}")
     own = {"dlopen", "dlmopen", "olpager_interposer_marker", "olpager_set_placed", "olpager_allocate_at", "olpager_room", "olpager_figures", "olpager_links", "olpager_stop",
            "olpager_set_vram_budget", "olpager_set_host_limit", "olpager_set_log", "olpager_set_connect", "olpager_on_wait", "olpager_agent_start",
-           "olpager_agent_prepare", "olpager_agent_region", "olpager_agent_receive", "olpager_agent_landed", "olpager_agent_finish", "olpager_agent_retained", "olpager_operation", "olpager_operation_uses",
-           "olpager_operation_alone",
-           "olpager_operation_over"}
+           "olpager_agent_prepare", "olpager_agent_region", "olpager_agent_receive", "olpager_agent_landed", "olpager_agent_finish", "olpager_agent_retained",
+           "olpager_operation_new", "olpager_operation_delete", "olpager_operation_enter", "olpager_operation_uses", "olpager_operation_alone",
+           "olpager_operation_suspended", "olpager_operation_again", "olpager_operation_over"}
     for line in symbols.splitlines():
         fields = line.split()
         if len(fields) < 8 or fields[6] == "UND" or not fields[0].rstrip(":").isdigit():

@@ -18,6 +18,7 @@
 #include "coherence/pages/batch.h"
 #include "forwarding/wire/wire.h"
 #include "interpose/unified/home.h"
+#include "pager/launch/external_operation.h"
 #include "pager/pool_state.h"
 #include "tests/unit/pager/fake_remote.h"
 #include "tests/unit/pager/rig.h"
@@ -94,9 +95,12 @@ class View : public AwayLink {
   void atPool(std::vector<unified::Named> named, bool ahead, Make make) {
     const auto sent = home_.send(kPool, named, ahead);
     settle();
-    rig_.pool().beginOperation(sent.age, sent.oldest);
+    ExternalOperation operation(nullptr, nullptr);
+    operation.told.emplace(ToldOperation{.age = sent.age, .oldest = sent.oldest});
+    ExternalOperation::setCurrent(&operation);
     make();
-    if (rig_.pool().operationOver()) return;
+    ExternalOperation::setCurrent(nullptr);
+    if (rig_.pool().operationOver(*operation.told)) return;
     const Message over{.kind = directory::MessageKind::kCompleted, .from = kPool, .age = sent.age};
     note([=](View& self) { self.heard(self.home_.receive(kPool, encoded({over}))); });
   }
@@ -480,7 +484,7 @@ TEST_CASE("what is behind a host function asks for pages when that is over", "[p
   // The function touches a page: a copy that nothing is before.
   std::vector<uint64_t> words(kPageBytes / 8);
   view.atPool({{other, kPageBytes}}, false, [&] {
-    rig.pool().operationAlone();
+    ExternalOperation::current()->told->alone = true;
     mustSucceed(rig.copyOut(CU_STREAM_LEGACY, words.data(), other, kPageBytes), "copyOut");
   });
   rig.synchronize();
@@ -621,7 +625,7 @@ TEST_CASE("an operation of several calls keeps all that it uses until it is over
   view.atOther(base, 0, kPages, 7);
   std::vector<uint64_t> words(kPages * kPageBytes / 8);
   view.atPool({{base, 0}}, false, [&] {
-    rig.pool().operationUses(base, kPages * kPageBytes);
+    ExternalOperation::current()->told->uses.emplace_back(base, kPages * kPageBytes);
     for (uint64_t page = 0; page < kPages; ++page)
       mustSucceed(rig.copyOut(CU_STREAM_LEGACY, words.data() + page * kPageBytes / 8,
                               base + page * kPageBytes, kPageBytes),
@@ -653,7 +657,8 @@ TEST_CASE("a page that has begun to leave stays for the next call of the operati
   std::thread operation([&] {
     rig.enterThread();
     view.atPool({{later, 0}, {used, 0}}, false, [&] {
-      for (const uint64_t base : {later, used}) rig.pool().operationUses(base, kPageBytes);
+      for (const uint64_t base : {later, used})
+        ExternalOperation::current()->told->uses.emplace_back(base, kPageBytes);
       mustSucceed(rig.copyOut(CU_STREAM_LEGACY, words.data(), later, kPageBytes), "copyOut");
       mustSucceed(rig.copyOut(CU_STREAM_LEGACY, more.data(), used, kPageBytes), "copyOut");
     });
