@@ -2,8 +2,9 @@
 // Linear copies between the client's memory and the worker's. Short ones: bytes to the GPU go with
 // the call. Bytes to pageable memory, and those of synchronous copies, come in the reply;
 // asynchronous copies to pinned memory are followed by Answer::kBytes in stream order. Bulk ones:
-// the call names a region of this process's memory, which the worker reads or writes by itself. Of
-// memory that the worker has too (isShared) nothing travels, whatever the length.
+// the call names a region of this process's memory, which the worker reads or writes by itself,
+// unless what kernels changed there is still to come. Of memory that the worker has too (isShared)
+// nothing travels, whatever the length.
 
 #include <algorithm>
 #include <cstring>
@@ -233,8 +234,12 @@ CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& given
   if (isShared(*where.session, into, bytes))
     return copyShared(Operation::kCopyOut, from, into, bytes, where);
   if (isCaptured(where)) return captureCopy(Operation::kCopyOut, from, into, bytes, where);
-  if (const BulkSide side(where.session, into, bytes, transport::kRemoteWrite); side)
-    return bulkOut(into, from, bytes, side, where);
+  // Where kernels before the copy changed the same memory, the copy's bytes come behind their
+  // changes, so by the same link.
+  if (!changesAreToCome(*where.session, into)) {
+    if (const BulkSide side(where.session, into, bytes, transport::kRemoteWrite); side)
+      return bulkOut(into, from, bytes, side, where);
+  }
   const bool later = where.async && isPinned(into, bytes);
   struct Piece {
     std::unique_ptr<Call> call;

@@ -220,6 +220,11 @@ CUresult awaitNamed(const Session& session) {
   return CUDA_SUCCESS;
 }
 
+bool changesAreToCome(const Session& session, const void* memory) {
+  return session.arrivals().changesOutstanding() &&
+         isNamed(session, reinterpret_cast<uint64_t>(memory));
+}
+
 // Which stream brings what nobody noted, so each context is waited for once: after that all has
 // come that was sent before. What is outstanding then another thread has launched meanwhile, which
 // nothing orders with this call.

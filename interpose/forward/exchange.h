@@ -49,6 +49,10 @@ void takePinned(const Session& session, unsigned side, const Run& run);
 /// Kernels of the worker on side `to` can reach what those of the one on side `from` can.
 void nameAlsoAt(unsigned to, unsigned from);
 
+/// Whether kernels of the session that were launched before may have changed the memory, and the
+/// changes are still to come. The session's link brings them in the order of its answers. Bytes
+/// that a worker writes into a region by itself may overtake them.
+bool changesAreToCome(const Session& session, const void* memory);
 /// Waits until nothing is to come any more for memory that is about to be read: a copy that was
 /// made before may not have brought its bytes yet. The driver would read them in stream order.
 /// `reader`: whose copy or, with `by_kernel`, kernels read it: what its own kernels wrote is there

@@ -280,7 +280,7 @@ int run(int argc, char** argv) {
   auto* host =
       size("--host", options.host, "The pager's host tier (default: its own; remote: as --vram)");
   app.add_option("--arenas", options.arenas, "Large allocations: in-place or streamed")
-      ->check(CLI::IsMember({"in-place", "streamed"}))
+      ->check(CLI::IsMember({"in-place", "streamed"}).description(""))
       ->type_name("HOW")
       ->group(kMemory);
   app.add_flag("!--no-pack", options.pack, "No page crosses the bus packed")->group(kMemory);
