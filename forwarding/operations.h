@@ -18,7 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 
-/// What a call returns whose operation is suspended. No code of the driver's.
+/// The result of a call whose operation is suspended. No code of the driver's.
 inline constexpr auto kOlpagerSuspended = static_cast<CUresult>(1022);
 
 struct OlpagerOperation;
@@ -27,17 +27,17 @@ struct OlpagerOperation;
 extern "C" {
 
 /// `resumable` is called with `of` on a thread of the pager's, without a lock, once for each time
-/// that the operation is suspended; it may be called before the suspended call has returned. It
-/// does not wait. nullptr: the operation is never suspended, its thread waits. The caller owns what
-/// is returned, uses it for one operation after the other, and deletes it when it is in none.
+/// that the operation is suspended; it may be called before the suspended call has returned, and
+/// does not wait. nullptr: the operation is never suspended, its thread waits. The caller owns the
+/// result, uses it for one operation after the other, and deletes it when it is in none.
 /// nullptr: out of memory or threads.
 OlpagerOperation* olpager_operation_new(void (*resumable)(void* of), void* of);
 void olpager_operation_delete(OlpagerOperation* operation);
 
 /// The calling thread's next calls of the API are this operation. `age` is the unified view's; the
-/// other operations below `oldest` are complete. Where they lack something, it is asked for by that
-/// age, and where host functions are before them only when these are over. UINT64_MAX: it has none,
-/// and needs nothing that other executors have.
+/// other operations below `oldest` are complete. Missing pages are asked for by that age, and
+/// behind host functions only when these are over. UINT64_MAX: the operation has no age, and needs
+/// nothing that other executors have.
 void olpager_operation_enter(OlpagerOperation* operation, uint64_t age, uint64_t oldest);
 /// The operation is made by several calls, which use [address, + bytes): all of that is asked for
 /// at once. Before the first of them. No operation, or one without an age: nothing.

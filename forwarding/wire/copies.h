@@ -35,8 +35,8 @@ struct CopyHead {
 /// From so many bytes on a linear copy is a bulk one.
 inline constexpr uint64_t kBulkBytes = 256 << 10;
 
-/// Copies to the device of so many bytes the driver takes to its own memory before it returns, and
-/// waits for nobody: what is in order needs no piece, which it would have until the stream is there.
+/// The driver takes so many bytes of a copy to the device to its own memory before it returns, and
+/// waits for nobody: a copy in order needs no piece, which it would have until the stream is there.
 inline constexpr uint64_t kDriverTakesBytes = 64 << 10;
 
 /// The most of a box that comes from the GPU without anybody who waits: as much pinned memory as

@@ -17,12 +17,12 @@ using Read = calls::Channel::Read;
 constexpr auto kSlice = 500ms;
 constexpr auto kLook = 3ms;  // how long a call may wait with the lead
 
-// What a record begins with; of one that is too short nothing.
+// The head of a record; zeros where the record is too short.
 CallHead headOf(const std::vector<std::byte>& record) {
   return forward::Reader(record).value<CallHead>();
 }
 
-// What waits for nobody itself, and ends what streams wait for or says what they are to find then.
+// A call that waits for nobody, and ends a stream's wait or brings the data for after the wait.
 bool endsWaits(const CallHead& head) {
   switch (static_cast<Operation>(head.function)) {
     case Operation::kHostFunctionDone:
@@ -142,7 +142,7 @@ void Lead::functionIsOver() {
   --functions_;
 }
 
-// Whether streams wait for what the client has to say.
+// Streams wait for a call of the client's.
 bool Lead::clientEndsSomething() const { return functions_ != 0 || worker_.gates().closed() != 0; }
 
 void Lead::awaitOperations() {
@@ -187,7 +187,7 @@ bool Lead::takeLead(std::unique_lock<std::mutex>& lock, uint64_t self) {
   return true;
 }
 
-// Of the leader: the next record, and in between what the leader owes others.
+// Called by the leader: reads the next record, and pays what the leader owes in between.
 Read Lead::take(Record& record) {
   Exchange& exchange = worker_.exchange();
   const auto attend = [this](auto& whom) {
@@ -265,7 +265,7 @@ void Lead::lead() {
   free_.notify_all();
 }
 
-// Of the leader: whether the call is behind one that waits for memory.
+// Called by the leader: the call stays behind one that waits for memory, and is queued.
 bool Lead::isQueued(const CallHead& head, Record& record) {
   if (endsWaits(head)) return worker_.queues().take(head, record);
   call_.store(++calls_);

@@ -1,23 +1,23 @@
-// Who leads: of the worker's threads one at a time takes the client's records and makes the calls.
+// The lead of a session: one thread at a time, the leader, takes the records and makes the calls.
 //
-// Before a call that may wait (for the GPU, or for the client) the leader gives the lead away when
-// the client has other threads or host functions; when it had none at that moment but the call
-// still waits after a few milliseconds, the lead is taken from it. Calls that were taken before are
-// made before: a call of the leader's is over, or waits, when the next one is taken.
+// Before a call that may wait (for the GPU, or for the client) the leader gives the lead away if
+// the client has other threads or host functions. If it had none at that moment and the call still
+// waits after a few milliseconds, another thread takes the lead. Calls are made in the order in
+// which they were taken: when a leader takes a call, the call before is over or waits.
 //
 // The leader never waits for pages (stream_queues.h): a call that lacks memory is suspended, and
-// what is to come behind it is queued. A call that can't be suspended leaves the lead with its
-// thread, which makes what is queued for its stream, and looks for the lead again.
+// calls behind it are queued. The thread of a call that can't be suspended gives the lead away,
+// makes the calls of its queue afterwards, and then waits for the lead again.
 //
-// While host functions run or gates are closed, any call may wait for them: then another thread
-// reads on, and makes of what comes only what ends them or opens them.
+// While host functions run or gates are closed, any call may wait for them. Then another thread
+// reads on, and makes only the calls that end host functions or open gates.
 //
-// States of the lead: nobody's -> a thread's (takeLead) -> nobody's (it gives the lead away), or
-// another thread's (it waited for too long). All moves are under mutex_.
+// States of the lead: nobody's -> a thread's (takeLead) -> nobody's (the thread gives it away), or
+// another thread's (the leader's call waited for too long). All moves are under mutex_.
 //
-// Thread-safety: any thread. Locks: mutex_ (who leads); reading_mutex_ (who takes records), never
-// with mutex_, before rejoin_mutex_ (who waits for the client's next link) and the channel's. None
-// is held while a call is made.
+// Thread-safety: any thread. Locks: mutex_ (the leader); reading_mutex_ (the reader of records),
+// never with mutex_, before rejoin_mutex_ (the thread that waits for the client's next link) and
+// the channel's. None is held while a call is made.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// What libolpager.so offers of operations (forwarding/operations.h), and one that a thread makes.
+// Operations as libolpager.so offers them (forwarding/operations.h), and one that a thread makes.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,7 @@ class PagerOperation {
     functions_.suspended();
   }
   bool isSuspended() const { return suspended_; }
-  /// It has been made. True: the home hears by itself when it is complete.
+  /// The operation has been made. True: the home hears by itself when it is complete.
   bool over() { return functions_.over(operation_) != 0; }
 
  private:

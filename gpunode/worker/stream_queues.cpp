@@ -113,7 +113,7 @@ StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& re
   const auto inNone = [&] {
     order.kind = order.answers && !order.early ? Kind::kApart : Kind::kBeforeAll;
   };
-  // Of a stream that is not known the making may be in a queue.
+  // The call that makes a stream which is not known may be in a queue.
   const auto inStream = [&](uint64_t number, bool per_thread) {
     order.kind = Kind::kInStream;
     if (!streamOf(head, number, per_thread, &order.stream)) inNone();
@@ -163,7 +163,7 @@ StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& re
     case Operation::kHostFunctionDone:
     case Operation::kStraightStop:
       return order;
-    // What makes something new, or asks what no work changes.
+    // Calls that make a new object, or ask for what no work changes.
     case Operation::kDescribe:
     case Operation::kParameters:
     case Operation::kClusters:
@@ -223,7 +223,7 @@ StreamQueues::Order StreamQueues::orderOf(const CallHead& head, const Record& re
   return order;
 }
 
-// Of the queue that it is put in.
+// The kind of the queue for the call.
 StreamQueues::Order::Kind StreamQueues::kindOf(const Order& order) {
   using Kind = Order::Kind;
   const bool awaited = order.answers && !order.early;
@@ -249,7 +249,7 @@ std::shared_ptr<StreamQueues::Queue> StreamQueues::queueOf(Order::Kind kind,
   return nullptr;
 }
 
-// What is not over of what the call is behind, beside what is in its own queue.
+// Places that are not over and that the call stays behind, beside its own queue.
 std::vector<StreamQueues::Place> StreamQueues::behindOf(const Order& order,
                                                         const Queue* own) const {
   using Kind = Order::Kind;
@@ -290,7 +290,7 @@ std::vector<StreamQueues::Place> StreamQueues::behindOf(const Order& order,
   return behind;
 }
 
-// Of each queue the last place counts.
+// Only the last place of each queue counts.
 void StreamQueues::add(std::vector<Place>& places, const Place& one) {
   std::erase_if(places, [&](const Place& at) { return at.over() || at.queue == one.queue; });
   places.push_back(one);
@@ -371,7 +371,7 @@ bool StreamQueues::take(const CallHead& head, Record& record) {
   return true;
 }
 
-// Who waits for the call is answered before it is made.
+// Answers the client's thread that waits for the call before the call is made.
 void StreamQueues::answerNow(const CallHead& head, Record& record, bool first) {
   if (first) worker_.answer(head, CUDA_SUCCESS);
   CallHead nobody_waits = head;
@@ -486,7 +486,7 @@ void StreamQueues::work(const std::shared_ptr<Queue>& queue) {
 
 namespace {
 
-// What the runner is making.
+// The call that the runner makes.
 struct Running {
   std::function<void()> leave;
 };
@@ -591,8 +591,8 @@ void StreamQueues::run(uint64_t self) {
   }
 }
 
-// Where the call waits for something else than memory, the queue is this thread's and another one
-// is the runner.
+// If the call waits for something else than memory, the queue becomes this thread's, and another
+// thread becomes the runner.
 void StreamQueues::runFront(std::unique_lock<std::mutex>& lock, const std::shared_ptr<Queue>& queue,
                             std::unique_ptr<Suspension>& spare) {
   Item item = std::move(queue->items.front());

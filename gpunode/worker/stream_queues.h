@@ -1,74 +1,74 @@
-// Queues of streams whose next call waits for memory: the leader goes on with other streams.
+// Queues of calls that stay behind a call which waits for memory.
 //
-// A launch, copy or fill that nobody waits for is made in the name of an operation that can be
-// suspended (forwarding/operations.h). Where it lacks pages it is put at the front of a queue, as
-// the record that came, and made again when the pager says that it is resumable. One thread for all
-// queues, the runner, makes these calls, and the calls of queues that only put something in a
-// stream: so a session has as many threads with a hundred streams that wait as with none.
+// Problem: the leader makes a session's calls in the order in which they came. A call that waits
+// for pages would hold up the calls of all other streams.
 //
-// What may wait in other ways stays on the thread that makes it: calls that somebody waits for,
-// long copies, whatever waits for code (olpager_on_wait). That thread leaves the lead, or the
-// runner's place, and owns a queue from then on. It makes what is in the queue when its own call is
-// over. A queue whose next call is such a one gets a thread as well.
+// Solution: later calls that have to stay behind the waiting one go into queues, as the records
+// that came. The leader makes every other call at once. A queue ends when it is empty.
 //
-// What the leader takes meanwhile and what has to be behind it is put in queues; all else is made
-// at once. A queue is gone when it is empty.
+//   - A launch, copy or fill for which no thread waits is made in the name of an operation that can
+//     be suspended (forwarding/operations.h). If it lacks pages, its record goes to the front of a
+//     queue, and the call is made again when the pager says that it is resumable. One thread for
+//     all queues, the runner, makes these calls, and the queued calls that only put work into a
+//     stream. So a session has as many threads with a hundred waiting streams as with none.
+//   - A call that may wait in another way stays on the thread that makes it: a call for which a
+//     thread of the client's waits, a long copy, a wait for code (olpager_on_wait). That thread
+//     leaves the lead, or the runner's place, and owns a queue. It makes the calls of its queue
+//     when its own call is over.
+//   - A queue whose next call may wait in such a way gets a thread as well.
 //
-//   a queue is       of                             what comes later is behind it when it
-//   a stream's       calls in that stream that      is in that stream (below)
-//                    nobody waits for
-//   apart            one call that somebody waits   -
-//                    for
-//   before all       calls that nobody waits for,   whatever it is, unless it ends others'
-//                    and that are in no stream      waits
-//   aside            calls that end events, and     is in no stream, and names no event
-//                    that nobody waits for
+//   queue        calls in it                         later calls that stay behind it
+//   a stream's   in that stream; no thread waits     those in that stream (table below)
+//   apart        one, for which a thread waits       none
+//   before all   in no stream; no thread waits       all, but those that end others' waits
+//   aside        ends of events; no thread waits     those in no stream that name no event
 //
-// There is one aside, and one before all, beside those of waiting calls.
+// Besides the queues of waiting calls there is one queue aside and one before all.
 //
-// What somebody waits for comes behind what is before it, and nothing comes behind it: the thread
-// that waits does not go on, and others may have to (a call that waits for a kernel which a later
-// launch ends). For the answer to a launch, or what else is only put in a stream, the client waits
-// so that an error is the call's own. One that is queued, or waits for memory, is answered at once
-// with success, as natively it would return, but for frees and launches of graphs, where the client
-// has a reason to wait. What is wrong with it is told as of other calls that nobody waits for.
+// A call for which a client's thread waits stays behind earlier calls. No later call stays behind
+// it: that thread stands still, and other threads may have to go on (the call may wait for a kernel
+// that a later launch ends). The client also waits for the answers of calls that only put work into
+// a stream, so that an error belongs to its call. Such a call is answered with success at once if
+// it is queued or waits for memory, as natively it would return; frees and launches of graphs are
+// not, because the client has a reason to wait. A later error is told as of other calls for which
+// no thread waits.
 //
-// A place is a queue and a number of calls in it. It is over when so many have been made; with
-// `begun`, when the last of them is being made. Each call in a queue has the places that it is
-// behind, beside those before it in its queue:
+// A place is a queue and a number of calls in the queue. The place is over when so many calls have
+// been made; with `begun`, when the last of them is being made. Each queued call stays behind the
+// calls before it in its queue, and behind these places:
 //
-//   a call in a stream       the legacy default stream is behind all of its context's streams that
-//                            block, and they are behind it
-//   records an event         whatever names that event and is not made: an earlier record, waits
-//   waits for an event, or   the event's record, and graphs that may record it; its stream gets a
-//   names it otherwise       queue where it had none
-//   launches a graph         where graphs of the session name events: whatever names one. Which
-//                            events a graph names nobody here knows
-//   begins or ends a         everything: no call that came before is made in the midst of it. What
-//   capture                  somebody waits for has begun then, and need not be over
-//   asks whether work is     is made at once where it is behind nothing, else answered with
-//   done                     CUDA_ERROR_NOT_READY: no queue has it
-//   opens a gate             the gate, where that is in a queue still; nothing comes between
-//   (a copy that the client has been told is done: whatever comes later is behind it)
-//   makes something new, or  only what is before all: a free, after which its address may be
-//   asks what no work        given out again (Fact::kOvertakes)
+//   a call that              stays behind
+//   is in a stream           the legacy default stream: all blocking streams of its context; a
+//                            blocking stream: the legacy default stream
+//   records an event         all calls not yet made that name the event: records and waits
+//   waits for an event, or   the event's record, and graphs that may record it; the call's stream
+//   names it otherwise       gets a queue if it has none
+//   launches a graph         all calls that name an event, if graphs of the session name events
+//                            (the worker does not know which events a graph names)
+//   begins or ends a         all: no earlier call is made during the capture. Calls for which a
+//   capture                  thread waits have to have begun, not to be over
+//   asks whether work is     nothing: it is made at once if it is behind nothing, and else answered
+//   done                     with CUDA_ERROR_NOT_READY
+//   opens a gate             the gate, while that is in a queue; no call comes between
+//   (any later call)         a copy that the client was told is done
+//   makes a new object, or   the queue before all: a free is in there, after which an address may
+//   asks for what no work    be given out again (Fact::kOvertakes)
 //   changes
 //   ends others' waits, or   nothing
 //   is alone (CopyHead)
-//   is behind all            everything, also what somebody waits for
+//   is behind all            all, and calls for which a thread waits
 //   (kBehindAll)
-//   else, in no stream       everything
+//   is in no stream, else    all
 //
-// What is known of a function's order is the specification's (calledWith()); what has no function
-// of its own is named in stream_queues.cpp.
+// The specification (calledWith()) has the order of a driver function; stream_queues.cpp names the
+// other operations.
 //
-// Bounded: where more than kMostBytes or kMostCalls are in queues the leader waits, as for a stream
-// that is full. What is kept of events, gates and copies is of calls in queues: gone() lets go of
-// the rest.
+// Bounds: the leader waits while queues have more than kMostBytes or kMostCalls, as for a full
+// stream. Events, gates and copies are remembered while a queued call needs them (gone()).
 //
-// Thread-safety: any thread; take() is the leader's, but for what opens a gate. Locks: mutex_ and
-// facts_mutex_, each alone; nothing is called under them. A queue's items are taken by its thread
-// alone (`threaded`), else by the runner. A thread of a queue ends with the queue.
+// Thread-safety: any thread; take() is the leader's, but for calls that open a gate. Locks: mutex_
+// and facts_mutex_, each alone; nothing is called under them. Items of a queue are taken by its
+// thread alone (`threaded`), else by the runner. A thread of a queue ends with the queue.
 #pragma once
 
 #include <atomic>
@@ -110,8 +110,8 @@ class StreamQueues {
   /// True: the call is in a queue now, or answered. False: it is behind nothing.
   bool take(const forward::CallHead& head, Record& record);
 
-  /// The call that this thread makes waits for memory: what comes behind it is queued from now on.
-  /// `answer`: who waits for it is to be answered now. What comes behind it may come then.
+  /// The call that this thread makes waits for memory: calls behind it are queued from now on.
+  /// `answer`: who waits for it is to be answered now, and may then send later calls.
   std::shared_ptr<Queue> waits(const forward::CallHead& head, const Record& record, bool* answer);
   /// That call is over: makes what is queued behind it.
   void makeRest(const std::shared_ptr<Queue>& queue);
@@ -131,7 +131,7 @@ class StreamQueues {
   /// the calling thread is not the runner.
   static bool runnerWaits();
 
-  /// Of each call before it is made: whether graphs of the session name events from now on.
+  /// Called before each call is made: notes whether graphs of the session name events.
   void look(const forward::CallHead& head, forward::Reader arguments);
 
   /// The client has made a stream, and nothing captures in it yet: later the driver may not be
@@ -149,7 +149,7 @@ class StreamQueues {
     bool blocks = true;
     bool operator==(const Stream&) const = default;
   };
-  /// What a call's order depends on.
+  /// The facts by which a call is ordered.
   struct Order {
     enum class Kind : uint8_t {
       kAtOnce,

@@ -44,7 +44,7 @@ thread_local bool t_answered = false;
 std::atomic<uint64_t> g_contexts_gone{0};
 thread_local uint64_t t_contexts_gone = 0;
 
-// The context that this call takes down when it succeeds; 0: none. Its arguments are those of the
+// The context that this call takes down when it succeeds; 0: none. `arguments` are those of the
 // generated encoders.
 uint64_t contextThatEnds(const CallHead& head, forward::Reader arguments, unsigned slot) {
   using api::Fact;
@@ -189,7 +189,7 @@ void Worker::makeAhead(const std::vector<std::byte>& record) {
   (void)served(writtenService(head.function), in);
 }
 
-// Of a thread that waits for what its operations lack.
+// The operation of a thread that waits for memory by itself.
 PagerOperation& Worker::ownOperation() const {
   static thread_local PagerOperation own(operations_, nullptr, nullptr);
   return own;
@@ -256,7 +256,9 @@ void Worker::make(const std::vector<std::byte>& record, PagerOperation* operatio
       result = CUDA_ERROR_DEINITIALIZED;
       return;
     }
-    PagerOperation* const its = operation != nullptr ? operation : has_age ? &ownOperation() : nullptr;
+    PagerOperation* const its = operation != nullptr ? operation
+                                : has_age            ? &ownOperation()
+                                                     : nullptr;
     if (its == nullptr) {
       result = call();
       return;
@@ -293,8 +295,8 @@ void Worker::make(const std::vector<std::byte>& record, PagerOperation* operatio
     }
     return;
   }
-  // What kernels printed is there before the call that waited for them returns, and what the driver
-  // says of a failure before the error is: the program may end then.
+  // Output of kernels is there before the call that waited for them returns, and the driver's words
+  // on a failure before the error is: the program may end then.
   const bool fails = result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY;
   if (fails || head.function == static_cast<uint16_t>(forward::Operation::kGoodbye)) {
     drainText();

@@ -3,8 +3,8 @@
 // the call. Bytes to pageable memory, and those of synchronous copies, come in the reply;
 // asynchronous copies to pinned memory are followed by Answer::kBytes in stream order. Bulk ones:
 // the call names a region of this process's memory, which the worker reads or writes by itself,
-// unless what kernels changed there is still to come. Of memory that the worker has too (isShared)
-// nothing travels, whatever the length.
+// unless kernels' changes there are still to come. Memory that the worker has too (isShared) does
+// not travel, whatever the length.
 
 #include <algorithm>
 #include <cstring>
@@ -42,7 +42,7 @@ Session* sessionOf(const Far& far, const Where& where) {
                    : Route().address(far.device).handle(where.stream).session();
 }
 
-// Of `bytes` from `at` on.
+// The head for `bytes` from `at` on.
 CopyHead headOf(const Where& where, const Far& far, uint64_t at, uint64_t bytes) {
   CopyHead head = headOf(where);
   head.device = far.array ? far.device : far.device + at;
@@ -52,7 +52,7 @@ CopyHead headOf(const Where& where, const Far& far, uint64_t at, uint64_t bytes)
   return head;
 }
 
-// Of one between two addresses that the worker has.
+// The head of a copy between two addresses that the worker has.
 CopyHead headBetween(const Where& where, uint64_t to, uint64_t from, uint64_t bytes) {
   CopyHead head = headOf(where);
   head.device = to;
@@ -94,8 +94,8 @@ CUresult copyShared(Operation operation, const Far& far, const void* near, uint6
   return copyShared(operation, head, where);
 }
 
-// Whether a copy that the caller would wait for may be sent ahead of its end: its bytes are taken,
-// the worker makes nothing else meanwhile, and the driver is not expected to refuse it. Only of a
+// True if a copy that the caller would wait for may be sent ahead of its end: its bytes are taken,
+// the worker makes nothing else meanwhile, and the driver is not expected to refuse it. Only for a
 // program that calls from one thread and has no host functions: no other call of it could end what
 // the copy waits for.
 bool goesAhead(const Far& to, uint64_t bytes, const Where& where) {
@@ -169,11 +169,11 @@ CUresult bulkOut(void* into, const Far& from, uint64_t bytes, const BulkSide& si
   return call.sync();
 }
 
-// Whether what the program gives as memory of the device is an exchanged block: it is the client's
+// True if the program gives an exchanged block as memory of the device: the block is the client's
 // as any pinned memory is.
 bool isNear(const Far& far) { return !far.array && isExchanged(far.device); }
 
-// Whether the driver would refuse the device's side, as far as it is known here.
+// True if the driver would refuse the device's side, as far as it is known here.
 bool isRefused(const Far& far, uint64_t bytes) {
   return !far.array && leavesKnownMemory(far.device, bytes);
 }
@@ -234,7 +234,7 @@ CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& given
   if (isShared(*where.session, into, bytes))
     return copyShared(Operation::kCopyOut, from, into, bytes, where);
   if (isCaptured(where)) return captureCopy(Operation::kCopyOut, from, into, bytes, where);
-  // Where kernels before the copy changed the same memory, the copy's bytes come behind their
+  // If kernels before the copy changed the same memory, the copy's bytes come behind their
   // changes, so by the same link.
   if (!changesAreToCome(*where.session, into)) {
     if (const BulkSide side(where.session, into, bytes, transport::kRemoteWrite); side)
@@ -364,7 +364,7 @@ void setTarget(CUDA_MEMCPY3D& row, CUarray to, size_t offset) {
   row.dstMemoryType = CU_MEMORYTYPE_ARRAY, row.dstArray = to, row.dstXInBytes = offset;
 }
 
-// What the program gives as its own memory is the device's.
+// A copy of an array whose other side, given as the program's own memory, is the device's.
 CUresult copyArray(const Far& array, const void* near, bool to_array, uint64_t bytes,
                    const Where& where) {
   CUDA_MEMCPY3D row{};

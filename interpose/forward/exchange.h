@@ -1,7 +1,7 @@
 // The exchange of blocks that a worker has memory of its own for. Both keep a copy of what they
-// last agreed on (`agreed`). What differs from it here is what the program changed, or another
-// session's kernels, and goes to the worker before a kernel that may reach the block: every kernel
-// after the block's address has gone to the GPU ("named"). What a kernel changed comes back in
+// last agreed on (`agreed`). Bytes that differ from it here were changed by the program or another
+// session's kernels, and go to the worker before a kernel that may reach the block: every kernel
+// after the block's address has gone to the GPU ("named"). A kernel's changes come back in
 // stream order behind it (Answer::kHostBytes, session.cpp). A block that a worker shares is not
 // exchanged.
 //
@@ -43,13 +43,13 @@ std::vector<uint64_t> sendPinned(Session* session);
 void sendPinnedNow(Session* session);
 /// Tells the worker on that side what the program changed, of blocks or of memory of mapThere().
 void sendRuns(Session* session, unsigned side, const std::vector<std::byte>& runs);
-/// Bytes of a block that a kernel changed, from the session's worker on that side. What names no
-/// block is dropped.
+/// Bytes of a block that a kernel changed, from the session's worker on that side. Bytes of no
+/// block are dropped.
 void takePinned(const Session& session, unsigned side, const Run& run);
 /// Kernels of the worker on side `to` can reach what those of the one on side `from` can.
 void nameAlsoAt(unsigned to, unsigned from);
 
-/// Whether kernels of the session that were launched before may have changed the memory, and the
+/// True if kernels of the session that were launched before may have changed the memory, and the
 /// changes are still to come. The session's link brings them in the order of its answers. Bytes
 /// that a worker writes into a region by itself may overtake them.
 bool changesAreToCome(const Session& session, const void* memory);

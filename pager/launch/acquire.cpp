@@ -20,7 +20,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kLook = 100ms;
-// What comes sooner is not worth telling.
+// A wait that is shorter is not worth telling.
 constexpr uint64_t kMomentNs = 500'000;
 
 std::atomic<void (*)()> g_on_wait{nullptr};
@@ -40,8 +40,8 @@ void await(Acquisition& acquisition, PoolState& state, void (*&tell)(), Lock& lo
     if (acquisition.ready(lock) != Acquisition::State::kWaiting) return;
   }
   do {
-    // Who touches what the operation claims waits until it is submitted: its own thread in a signal
-    // handler, or another one while this one is stopped.
+    // A touch of what the operation claims waits until it is submitted: by its own thread in a
+    // signal handler, or by another one while this one is stopped.
     std::optional<base::HeldSignals> held;
     if (acquisition.claims()) held.emplace();
     state.changed.wait_for(lock, tell != nullptr ? std::chrono::nanoseconds(kMomentNs) : kLook);
@@ -50,7 +50,7 @@ void await(Acquisition& acquisition, PoolState& state, void (*&tell)(), Lock& lo
   } while (acquisition.ready(lock) == Acquisition::State::kWaiting && !acquisition.mayDefer());
 }
 
-// Whether it need not wait any more within a moment.
+// True if the acquisition need not wait any more within a moment.
 bool comesSoon(Acquisition& acquisition, PoolState& state, Lock& lock) {
   const uint64_t began = nowNs();
   while (!acquisition.waitsForOthers()) {

@@ -2,7 +2,7 @@
 // memory without a thread.
 //
 // A worker serves many streams, and can't stand still in one of them. So its thread makes a call in
-// the name of an ExternalOperation. Where the call lacks memory, Access::acquire() returns
+// the name of an ExternalOperation. If the call lacks memory, Access::acquire() returns
 // kSuspended: the driver has been given nothing, and the operation keeps the acquisition, which
 // goes on. When that need not wait any more, `resumable` is called. The worker then makes the same
 // call again in the name of the same operation, and acquire() goes on with what was kept.
@@ -35,7 +35,7 @@ namespace olpager::pager {
 class Acquisition;
 struct PoolState;
 
-/// What Access::acquire() returns for an operation that it has suspended. No code of the driver's.
+/// The result of Access::acquire() for an operation that it has suspended. No code of the driver's.
 inline constexpr auto kSuspended = static_cast<CUresult>(1022);
 
 struct ExternalOperation {

@@ -1,5 +1,5 @@
-// A kernel changes pinned memory, and a copy from the device in the same stream goes over it. What
-// the kernel changed is much, so over a network it takes longer to come than the copy's first
+// A kernel changes pinned memory, and a copy from the device in the same stream goes over it. The
+// kernel changes much, so over a network its changes take longer to come than the copy's first
 // bytes. The memory has what the copy brought, whether the program waits for the copy or for the
 // stream.
 #include "common.h"

@@ -1,5 +1,5 @@
 // A hundred streams, each with memory of its own that kernels, fills and copies change in turns.
-// Where not all of it fits, most of them wait for memory most of the time.
+// If not all of it fits, most of them wait for memory most of the time.
 #include "common.h"
 
 namespace {
@@ -38,7 +38,7 @@ int main(int argc, char** argv) {
       add<<<8, 128, 0, its.stream>>>(its.words, words, value);
       RUNTIME_OK(cudaGetLastError());
       for (uint32_t& word : its.model) word += value;
-      // What comes last from the host is one of few words.
+      // The last copy from the host is of few words.
       its.small.assign(kSmall / sizeof(uint32_t), value);
       const size_t at = (s * 97 + round * 31) % (words - its.small.size());
       RUNTIME_OK(cudaMemcpyAsync(its.words + at, its.small.data(), kSmall, cudaMemcpyHostToDevice,
