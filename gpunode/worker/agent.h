@@ -1,6 +1,6 @@
 // The worker as an agent of a unified view of several executors: its link to the home beside the
-// calls, and the page bytes that go between executors. Who owns what the directory's agent in the
-// pager knows (forwarding/agent.h); here are only links, transfers, and operations on their way.
+// calls, and the page bytes that go between executors. The directory's agent in the pager knows the
+// owners (forwarding/agent.h); here are only links, transfers, and operations on their way.
 // docs/internals/coherence.md, "A launch over two executors", has the whole.
 //
 // An operation, by age:
@@ -8,7 +8,7 @@
 //   arrived     the leader has taken its record. Behind what is before it in its stream it is in a
 //               queue (stream_queues.h), and nobody looks at its pages
 //   needing     all before it in its stream is submitted, and as many regions are known as its
-//               record says: a thread makes the call. Where the pager lacks pages it has told its
+//               record says: a thread makes the call. If the pager lacks pages it has told its
 //               agent the age and needs, and the operation is suspended, or the thread has left the
 //               lead at once
 //   runnable    the pager's agent claims all that it needs
@@ -34,7 +34,7 @@
 //             one is there still the blocks that differ (coherence/pages/blocks.h), where a whole
 //             page takes longer than to find these
 //   landed    told to the pager, which says Done; the giver's frame is its pager's again when the
-//             home has heard that. What the taker has already, by its hash, lands without a read
+//             home has heard that. A page that the taker has already, by its hash, lands unread
 //
 //   reading -> wanted   the link is lost: the page is read anew, whole, when it is offered again
 //
@@ -174,7 +174,7 @@ class Agent final : private PageHearer {
     std::optional<unsigned> from;  // who gave it here last
     uint64_t number = 0;           // Giver::pages of that one when it came
     const void* frame = nullptr;   // from which it was given last: what it was then may be there
-    // Of what it was when it last came or went. Whoever has a page with this hash has these blocks.
+    // The hash when the page last came or went. A node with a page of this hash has these blocks.
     std::optional<Hash> hash;
     std::optional<pages::BlockHashes> blocks;  // none: not made
   };
@@ -186,7 +186,7 @@ class Agent final : private PageHearer {
     uint64_t bytes = 0;  // that have come since then
     double page_ns = 0;  // that a page takes; 0: not known yet
   };
-  /// What libolpager.so offers.
+  /// Functions of libolpager.so.
   struct Pager {
     decltype(&olpager_agent_start) start = nullptr;
     decltype(&olpager_agent_prepare) prepare = nullptr;
@@ -205,10 +205,10 @@ class Agent final : private PageHearer {
   static OlpagerAgentLink linkOf(Agent& agent);
   void leave(Note note);
 
-  // Of the thread that hears the home.
+  // For the thread that hears the home.
   void hear();
   Status heard(const std::vector<std::byte>& record);
-  // Of the thread that works.
+  // For the thread that works.
   void work();
   void take(Note& note);
   void give(const Note& note);
@@ -246,9 +246,9 @@ class Agent final : private PageHearer {
   uint64_t regions_ = 0;
   bool refused_ = false;  // an executor's offers
 
-  // Of the thread that works.
+  // For the thread that works.
   std::atomic<uint64_t> landed_{0}, unchanged_{0}, in_part_{0}, part_bytes_{0};
-  // Of the thread that works alone:
+  // For the thread that works alone:
   std::map<Key, Given> given_;
   std::map<unsigned, Link> links_;  // by slot
   std::map<Key, Transfer> transfers_;

@@ -28,7 +28,7 @@ void Acquisition::keep() {
     own_graph_ = std::make_unique<const ReachSet>(*own->graph);
     own->graph = own_graph_.get();
   }
-  // What is not stable is not looked at.
+  // Unstable bytes are not looked at.
   if (own->hostIsRead()) {
     const auto* const bytes = static_cast<const char*>(own->host_source);
     own_source_.assign(bytes, bytes + own->host_bytes);
@@ -78,8 +78,8 @@ Acquisition::State Acquisition::ready(Lock& lock) {
   return look(lock);
 }
 
-// Who frees waits until nothing holds the region, and other executors may wait for who frees: so
-// what is reached is found anew, without it. Other agents stay asked for the rest. Engines are
+// A free waits until nothing holds the region, and other executors may wait for the free: so the
+// reach is found anew, without that region. Other agents stay asked for the rest. Engines are
 // asked anew, and no more patiently than before.
 Acquisition::State Acquisition::startOver(Lock& lock) {
   asked_.letGo();
@@ -118,8 +118,8 @@ CUresult Acquisition::nameAll(Closure& closure) const {
   return CUDA_SUCCESS;
 }
 
-// Whether a graph is better made as its nodes: all that it reaches is more than VRAM has room for.
-// What a part has no use for counts only where it can leave while that part runs. An allocation
+// True if a graph is better made as its nodes: all that it reaches is more than VRAM has room for.
+// Memory that a part does not use counts only if it can leave while that part runs. An allocation
 // that alone is larger than VRAM, and whole for each launch, can't: its parts would be used in
 // place as all of it is. Under reach = all each part reaches what the graph does. Memory of several
 // devices is a launch's that one stream can't stand for, and where other executors have pages in
@@ -145,7 +145,7 @@ bool Acquisition::isBetterInParts(const Closure& closure) const {
     }
     if (all <= room || region->by_pieces) bytes += all;
   }
-  // Of an arena what is used of it, where not all of it has been counted.
+  // The used part of an arena, unless all of it has been counted.
   if (!closure.everything)
     for (const Extent* extent : closure.used.extents())
       if (extent->state != ExtentState::kDetached &&
@@ -164,7 +164,7 @@ Acquisition::State Acquisition::leaveToParts(Lock& lock, const Closure& closure)
   return refuse(lock, CUDA_ERROR_OUT_OF_MEMORY);
 }
 
-// What could be used where it is, and is worth waiting for.
+// Chooses extents that could be used in place, and are worth waiting for.
 void Acquisition::chooseFetched() {
   const bool follows = operation_->follows_pointers;
   if (follows && !closure_.used.empty() && !closure_.everything) {
@@ -177,7 +177,7 @@ void Acquisition::chooseFetched() {
       closure_.fetched.push_back(extent);
 }
 
-// What the engines have said since.
+// Takes what the engines have said since.
 void Acquisition::hear() {
   bool scan_late = false;
   asked_.forEach([&](const Want& want) {
@@ -188,15 +188,15 @@ void Acquisition::hear() {
     no_scan_ |= want.no_scan;
   });
   if (!scan_late || std::exchange(scan_late_, true) || closure_.everything) return;
-  // What the host wrote can't be looked at in time: it may name anything. Where that can't be had
-  // the launch waits on for the scan.
+  // Bytes that the host wrote can't be looked at in time: they may name anything. If all can't be
+  // had the launch waits on for the scan.
   if (!allFits(state_)) return;
   closure_.reachEverything();
   asked_.scansNoMore();
 }
 
-// What is constant and in place is sealed (residency/arena_streaming.cpp): before the operation may
-// write it it comes to VRAM, or is unsealed.
+// A constant extent in place is sealed (residency/arena_streaming.cpp): before the operation may
+// write it, it comes to VRAM, or is unsealed.
 void Acquisition::unsealWritten(Lock& lock) {
   const auto unseal = [&](Extent& extent, bool written = false) {
     if (extent.sealed) extent.region->engine->unseal(extent, written, lock);
@@ -291,7 +291,7 @@ uint64_t Acquisition::defer(Lock& lock) {
   return state_.last_deferred;
 }
 
-// The driver loads code (code_loads.h). What has asked for pages goes on: the load waits for it.
+// The driver loads code (code_loads.h). A launch that has asked for pages goes on: the load waits.
 bool Acquisition::awaitsCode() const {
   if (follows_nobody_ || !state_.loads.any() || claim_.isAsked()) return false;
   const CUdevice device = state_.streams.find(operation_->stream)->device.load();

@@ -70,8 +70,8 @@ class Engine {
   /// Starts the thread and makes the engine's objects in its context. Under the mutex (released for
   /// driver calls).
   CUresult start(uint64_t vram_budget, int numa_node, Lock& lock);
-  /// Its context is about to go: its objects are made anew in another context of the device. What
-  /// it holds stays. False: it can't; every extent is in a stable state. Under the mutex
+  /// The engine's context is about to go: makes its objects anew in another context of the device.
+  /// Memory stays. False: not possible; every extent is in a stable state. Under the mutex
   /// (released).
   bool moveTo(CUcontext context, Lock& lock);
   /// Ends the thread. Without the mutex.
@@ -86,7 +86,7 @@ class Engine {
 
   /// New extents of a region get VRAM where there is room without evicting; the others stay kEmpty.
   CUresult mapNew(Region& region, Lock& lock);
-  /// Unmaps and gives back all that the extent has. It is quiet and claimed (kFreeing).
+  /// Unmaps and gives back all that an extent has which is quiet and claimed (kFreeing).
   void dismantle(Extent& extent, Lock& lock);
 
   /// Another agent is to have the extent (give_away.cpp): it is parked, whatever it takes, and then
@@ -96,7 +96,7 @@ class Engine {
   /// no extent meanwhile. nullptr: there is none now.
   HostChunk* takeChunkForOthers(Lock& lock) { return takeHostChunk(0, transitBytes(), lock); }
   void giveChunkOfOthers(HostChunk* chunk);
-  /// It stays after all.
+  /// The extent stays after all.
   void keep(Extent& extent);
 
   /// A launch (or a free) takes a victim back.
@@ -104,7 +104,7 @@ class Engine {
   /// Somebody waits for the extent to come to a stable state: what memservers are about to get
   /// stays, what comes from them comes first, or is given up where its region goes.
   void hurry(const Extent& extent);
-  /// What has come from memservers or gone there since the last call. Of all engines.
+  /// Ends transfers with memservers that are over since the last call, for all engines.
   static bool finishRemote(PoolState& pool);
   /// Nothing is copied ahead from the region's host memory any more. Under the mutex (released).
   void awaitStaged(const Region& region, Lock& lock);
@@ -114,22 +114,22 @@ class Engine {
   void adopt(VmmHandle& handle);
   /// An extent of a handle joins its reservation: mapped where its bytes are, or kEmpty.
   void attach(Extent& extent, Lock& lock);
-  /// An extent leaves its reservation, keeping its chunks. It is quiet and in a stable state.
+  /// An extent that is quiet and in a stable state leaves its reservation, keeping its chunks.
   void detach(Extent& extent, Lock& lock);
-  /// What of the region is not in exported chunks leaves VRAM, pinned or not. False: not now.
+  /// All of the region that is not in exported chunks leaves VRAM, pinned or not. False: not now.
   bool retireForExport(Region& region);
   /// So many pages will come to VRAM one by one, soon: chunks for them are made while the engine
   /// has nothing else to do.
   void expectPages(uint64_t pages);
-  /// They are freed, or the driver needs VRAM.
+  /// The pages are freed, or the driver needs VRAM.
   void expectNot(uint64_t pages);
   /// Gives every chunk back to the driver. After stop(), with all regions gone, before the context
   /// goes.
   void releaseAll();
   /// The peer device gets access to every mapping. Under the mutex (released for driver calls).
   CUresult addPeer(CUdevice peer, Lock& lock);
-  /// Makes the mappings of these extents what read_only and the peers say. Their region is `wanted`
-  /// by the caller.
+  /// Makes the mappings of these extents what read_only and the peers say. The caller has made the
+  /// region `wanted`.
   CUresult protect(const std::vector<Extent*>& extents, Lock& lock);
 
   /// Bytes of VRAM that there are for pages, or were before some of them were lent.
@@ -137,11 +137,11 @@ class Engine {
   /// Bytes that the device's allocations can have: its VRAM, and what others' leave of the host
   /// tier. Under the mutex.
   uint64_t capacity() const;
-  /// What of them allocations do not have.
+  /// Bytes of them that no allocation has.
   uint64_t unallocated() const;
-  /// What other engines' memory takes of what they all share below VRAM.
+  /// Bytes that other engines' memory takes of the shared memory below VRAM.
   uint64_t usedByOthers() const;
-  /// What of the bytes that it holds exceeds VRAM.
+  /// Bytes of its memory beyond VRAM.
   uint64_t beyondVram() const {
     return counts_.held - std::min(counts_.held, chunks_.vramBudget());
   }
@@ -174,8 +174,8 @@ class Engine {
     debts_.reliefs.push_back(relief);
     wake();
   }
-  /// The budget from now on, or the least that holds what does not fit below VRAM. What is in use
-  /// beyond it leaves VRAM as soon as it can. Returns what it will be.
+  /// The budget from now on, or the least that holds what does not fit below VRAM. Memory in use
+  /// beyond the budget leaves VRAM as soon as it can. Returns the budget to come.
   uint64_t setVramBudget(uint64_t bytes);
   /// Bytes below VRAM without which what is allocated here would have no place.
   uint64_t leastBelow() const;
@@ -246,7 +246,7 @@ class Engine {
     CUevent event = nullptr;
 
     bool isEmpty() const { return victims.empty() && scan.forVictimsOnly(); }
-    /// Its victims go to another agent.
+    /// The victims go to another agent.
     bool isGivenAway() const {
       return scan.parts_of != nullptr && scan.parts_of->shared() != nullptr;
     }
@@ -259,8 +259,8 @@ class Engine {
     bool unchecked = false;  // which was to be compared and could not be
     uint64_t since_ns = 0;
   };
-  /// What the GPU was to pack or unpack and has not come to, because of what it runs: nobody waits
-  /// for it any more.
+  /// Extents that the GPU was to pack or unpack, and has not because of what it runs: nobody waits
+  /// for them any more.
   struct Late {
     VramChunk* chunk;
     HostChunk* image;  // nullptr: there is none
@@ -299,7 +299,7 @@ class Engine {
     bool idle = false;
     bool broken = false;  // the context is lost: nothing moves any more
   };
-  /// What other engines ask for.
+  /// Requests of other engines.
   struct Asked {
     bool poll = false;
     bool scan = false;
@@ -322,18 +322,18 @@ class Engine {
       freeing_bytes += extent.bytes();
       if (freeing[extent.order]++ == 0) freed_ns[extent.order] = nowNs();
     }
-    /// It has, or it stays.
+    /// The extent has left, or it stays.
     void left(const Extent& extent) {
       freeing_bytes -= extent.bytes();
       --freeing[extent.order];
       freed_ns[extent.order] = nowNs();
     }
-    /// Whether a chunk of that order is about to come free: some are, and the last that did so is
-    /// no longer ago than that. A victim may wait for as long as a kernel runs.
+    /// True if a chunk of that order is about to come free: some are, and the last that did so is
+    /// no longer ago than `ns`. A victim may wait for as long as a kernel runs.
     bool freesWithin(unsigned order, uint64_t ns) const {
       return freeing[order] > 0 && nowNs() - freed_ns[order] < ns;
     }
-    // Of freeing_bytes, on its way to memservers; when a send ended last, or the first one began.
+    // Bytes of freeing_bytes on their way to memservers; the last send's end, or the first's begin.
     uint64_t sending_bytes = 0, sent_ns = 0;
     void sends(const Extent& extent) {
       if (sending_bytes == 0) sent_ns = nowNs();
@@ -345,14 +345,14 @@ class Engine {
     }
     /// Memservers take nothing for a while.
     bool sendsHang() const { return sending_bytes > 0 && nowNs() - sent_ns > kSendHangNs; }
-    /// VRAM that is about to come free. Of what hangs nobody knows when.
+    /// VRAM that is about to come free, without sends that hang.
     uint64_t freesSoon() const { return freeing_bytes - (sendsHang() ? sending_bytes : 0); }
     bool none() const {
       return fetching.empty() && late.empty() && packing.empty() && writing.empty() &&
              checking.empty();
     }
   };
-  /// What has come to VRAM and is to be mapped. The thread has claimed these extents.
+  /// Extents that have come to VRAM and are to be mapped. The thread has claimed them.
   struct Mapper {
     std::thread thread;
     base::Condition wake;
@@ -394,9 +394,9 @@ class Engine {
     uint64_t none_until_ns = 0, none_given = 0, none_bytes = 0;
   };
   /// Pages, in bytes: those that allocations of the device name, and those of them that this node
-  /// holds, in VRAM, in host RAM or in the tier below. What may still be allocated is a question to
-  /// `named`. What has to have room somewhere here is a question to `held`: budgets, host chunks
-  /// made ahead, room for images, whether a round is all that there is.
+  /// holds, in VRAM, in host RAM or in the tier below. `named` answers what may still be allocated;
+  /// `held` answers what has to have room somewhere here: budgets, host chunks made ahead, room for
+  /// images, whether a round is all that there is.
   struct Counts {
     uint64_t named = 0;
     uint64_t held = 0;
@@ -594,7 +594,7 @@ class Engine {
   uint64_t partBytes() const;
   uint64_t stagingWindow() const;
   uint64_t streamingBytes() const;
-  /// Whether a copy of those from the `first`th on is under way, the `last` ones left out.
+  /// True while a copy of those from the `first`th on is under way, the `last` ones left out.
   bool isCopying(size_t first, size_t last = 0) const {
     const size_t end = staging_.size() - last;
     return std::any_of(staging_.begin() + static_cast<ptrdiff_t>(std::min(first, end)),
