@@ -149,6 +149,7 @@ void Pool::forked() noexcept {
 }
 
 void Pool::startSuspending() { state_->suspended.start(); }
+void Pool::giveUp(ExternalOperation& operation) { state_->suspended.giveUp(operation); }
 
 bool Pool::paging() const { return state_->slow.load(std::memory_order_relaxed); }
 

@@ -32,6 +32,7 @@
 
 namespace olpager::pager {
 
+struct ExternalOperation;
 struct PoolInside;
 struct PoolState;  // private
 
@@ -125,6 +126,8 @@ class Pool : public Allocations, public VirtualMemory, public Streams, public Ex
   /// Operations of a worker's may be suspended from now on (launch/external_operation.h).
   /// std::system_error: there is no thread for it.
   void startSuspending();
+  /// As Suspended::giveUp().
+  void giveUp(ExternalOperation& operation);
 
   /// The driver has answered something of work in `context`. Where a kernel has touched what is not
   /// mapped, a line says once what may be the reason.

@@ -88,7 +88,7 @@ void Lead::make(const CallHead& head, Record& record, uint64_t self, uint64_t wa
   // Before another thread leads: what comes behind it is behind it.
   if (suspended)
     queues.suspended(head, std::move(record), std::move(suspension), making.queue);
-  else
+  else if (suspension != nullptr)
     spare = std::move(suspension);
   if (waits != 0 && (head.flags & forward::kAged) != 0) {
     const std::lock_guard lock(mutex_);
@@ -96,7 +96,7 @@ void Lead::make(const CallHead& head, Record& record, uint64_t self, uint64_t wa
     operated_.notify_all();
   }
   if (making.queue != nullptr && !suspended) return queues.makeRest(making.queue);
-  if ((head.flags & forward::kMayWait) == 0) call_.store(0);
+  if (making.queue == nullptr && (head.flags & forward::kMayWait) == 0) call_.store(0);
 }
 
 std::string Lead::serve(std::function<bool()> rejoined) {

@@ -618,7 +618,7 @@ void StreamQueues::runFront(std::unique_lock<std::mutex>& lock, const std::share
     run_.notify_one();
     return;
   }
-  spare = std::move(item.suspension);
+  if (item.suspension != nullptr) spare = std::move(item.suspension);
   made(lock, *queue, item);
   if (queue->threaded) {
     lock.unlock();

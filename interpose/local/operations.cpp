@@ -55,5 +55,6 @@ void olpager_operation_again(OlpagerOperation* operation) {
 int olpager_operation_over(OlpagerOperation* operation) {
   ExternalOperation::setCurrent(nullptr);
   ExternalOperation& its = operation->operation;
+  if (pool() != nullptr) pool()->giveUp(its);
   return its.told && pool()->operationOver(*its.told) ? 1 : 0;
 }

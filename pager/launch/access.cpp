@@ -114,7 +114,10 @@ CUresult Access::acquire(bool suspends) {
   HazardSlot* slot = hazards().mine();
   StreamState* stream = state.streams.find(operation_.stream);
   if (stream->device.load(std::memory_order_relaxed) < 0) findDevice(*stream);
-  if (!state.slow.load(std::memory_order_relaxed)) {
+  // What was suspended holds memory until it is committed.
+  const bool resumes = suspends && ExternalOperation::current() != nullptr &&
+                       ExternalOperation::current()->kept != nullptr;
+  if (!state.slow.load(std::memory_order_relaxed) && !resumes) {
     slot->enter();
     if (!state.slow.load(std::memory_order_seq_cst)) {
       stream->pending.fetch_add(1, std::memory_order_acq_rel);

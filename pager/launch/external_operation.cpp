@@ -31,9 +31,18 @@ void Suspended::start() {
 
 void Suspended::add(ExternalOperation& operation) { all_.push_back(&operation); }
 
+void Suspended::giveUp(ExternalOperation& operation) {
+  if (operation.kept == nullptr) return;
+  Lock lock(state_.mutex);
+  operation.kept->cancel(lock);
+  operation.kept.reset();
+}
+
 void Suspended::run() {
   Lock lock(state_.mutex);
-  while (!stops_) {
+  // Those that are suspended when the pool stops are refused: their callers hear of it.
+  for (bool last = false; !last;) {
+    last = stops_;
     std::vector<ExternalOperation*> resumable;
     // To look may release the mutex, and others may come meanwhile, at the end.
     for (size_t i = 0; i < all_.size();) {
@@ -51,9 +60,9 @@ void Suspended::run() {
       for (const ExternalOperation* const operation : resumable)
         operation->resumable(operation->of);
       lock.lock();
-      continue;  // something may have changed meanwhile
+    } else if (!last && !stops_) {
+      state_.changed.wait_for(lock, kLook);
     }
-    state_.changed.wait_for(lock, kLook);
   }
 }
 

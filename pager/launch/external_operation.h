@@ -10,7 +10,8 @@
 //   state      what holds                                     left by
 //   running    nothing is kept; a call may be being made      acquire -> suspended | running
 //   suspended  `kept` waits; Suspended lists the operation    Suspended's thread -> resumable
-//   resumable  `kept` need not wait; `resumable` was called   acquire -> running | suspended
+//   resumable  `kept` need not wait; `resumable` was called   acquire -> running | suspended;
+//                                                             giveUp -> running
 //
 // Ownership: its caller's, who deletes it while it runs, and leaves one that is suspended to the
 // end of the process. Thread-safety: its calls are made by one thread at a time. `kept` is under
@@ -67,6 +68,9 @@ class Suspended {
   void start();
   /// Under the mutex: the operation's `kept` waits.
   void add(ExternalOperation& operation);
+  /// The operation's call has ended without what it keeps, since its context has. Not while it is
+  /// suspended; without the mutex.
+  void giveUp(ExternalOperation& operation);
   /// Ends the thread, once the pool is stopped. Without the mutex.
   void stopThread() noexcept;
   /// In a forked child.

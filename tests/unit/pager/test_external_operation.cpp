@@ -141,3 +141,22 @@ TEST_CASE("a suspended operation is told that the pool has stopped, and is refus
   CHECK((result == CUDA_ERROR_DEINITIALIZED || result == CUDA_SUCCESS));
   CHECK(its.operation.kept == nullptr);
 }
+
+TEST_CASE("what a suspended operation holds is given up with it", "[pager][suspended]") {
+  Rig rig({.vram = 16 * kMiB});
+  rig.pool().startSuspending();
+  const CUdeviceptr at = rig.allocate(kBytes);
+  rig.fill(at, kBytes, 1);
+  Caller caller;
+  Caller::Its its(caller);
+  CUresult result = CUDA_SUCCESS;
+  for (unsigned i = 0; i < 200 && result != kSuspended; ++i) {
+    rig.press();
+    result = launchAs(rig, its.operation, at, 1);
+  }
+  REQUIRE(result == kSuspended);
+  REQUIRE(caller.await(its));
+  rig.pool().giveUp(its.operation);
+  CHECK(its.operation.kept == nullptr);
+  rig.free(at);  // waits for whatever holds it
+}
