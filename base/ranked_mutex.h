@@ -21,7 +21,7 @@ struct LockRank {
 };
 inline constexpr LockRank kUnranked{0, ""};
 
-/// What the calling thread holds. For RankedMutex.
+/// The ranks that the calling thread holds. For RankedMutex.
 namespace held_locks {
 /// Ends the process where the thread holds something of this rank or a higher one.
 void check(const LockRank& rank) noexcept;

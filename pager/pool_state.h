@@ -82,7 +82,7 @@ struct PoolState {
   uint64_t last_deferred = 0;
   Suspended suspended{*this};  // operations of a worker's that wait for memory
 
-  /// What has pages in turns with others; null: nothing.
+  /// The pool as an agent that has pages in turns with others; null: it is none.
   PoolAgent* agent() const {
     return managed != nullptr ? static_cast<PoolAgent*>(managed.get()) : away.get();
   }

@@ -20,7 +20,7 @@ inline constexpr base::LockRank kTiesMutex{15, "Ties::mutex"};
 inline constexpr base::LockRank kModuleRootsMutex{20, "ModuleRoots::mutex"};
 /// Writers of the table of parameter layouts: param_layout.cpp. Readers take nothing.
 inline constexpr base::LockRank kParamLayoutsMutex{30, "ParamLayouts::mutex"};
-/// What captures, graphs and executable graphs reach: captures.cpp.
+/// The reach of captures, graphs and executable graphs: captures.cpp.
 inline constexpr base::LockRank kCapturesMutex{40, "Captures::mutex"};
 /// Memory that is allocated inside captures: graph_memory.cpp.
 inline constexpr base::LockRank kGraphMemoriesMutex{45, "GraphMemories::mutex"};
@@ -46,7 +46,7 @@ inline constexpr base::LockRank kLegacyParametersMutex{100, "LegacyParameters::m
 inline constexpr base::LockRank kHoldStreamsMutex{110, "HoldStreams::mutex"};
 /// Contexts that lost memory at memservers: lost_memory.cpp. Taken with no other.
 inline constexpr base::LockRank kLostContextsMutex{112, "LostContexts::mutex"};
-/// What the pager gave up for objects of the driver: relief.cpp.
+/// Memory that the pager gave up for objects of the driver: relief.cpp.
 inline constexpr base::LockRank kLoansMutex{120, "Loans::mutex"};
 
 }  // namespace olpager::local

@@ -112,7 +112,8 @@ void DirectMoves::leave(Extent& extent) {
   engine_.prefetch_.again = true;
 }
 
-// What was not sent, or is wanted: to host RAM or where it was, whichever is better and can be had.
+// An extent that was not sent, or is wanted, goes to host RAM or where it was, whichever is better
+// and can be had.
 bool DirectMoves::takeBack(Lock& lock) {
   if (taken_back_.empty() || engine_.life_.pausing) return false;
   Extent& extent = *taken_back_.front();
@@ -176,8 +177,6 @@ bool DirectMoves::receive(Extent& extent, Lock& lock) {
   return true;
 }
 
-// The bytes are in the chunk, whatever they are. The extent stays on its way: the tier says again
-// that it is over, when it has been told what these are.
 void DirectMoves::came(Extent& extent) {
   if (extent.region->dead || engine_.life_.broken)
     tellChecked(extent, false);
@@ -190,7 +189,6 @@ void DirectMoves::tellChecked(const Extent& extent, bool right) {
   pool_.lower.tier->checked(pool_.programs.tierAddress(extent), right);
 }
 
-// Of regions that are freed, in whatever thread: none of the engine's may be left.
 void DirectMoves::drop() {
   std::erase_if(unchecked_, [this](const Extent* extent) {
     if (!extent->region->dead) return false;
@@ -233,7 +231,7 @@ bool DirectMoves::startChecks(Lock& lock) {
       continue;
     }
     if (event != nullptr) engine_.events_.push_back(event);
-    // Where the kernel may have been launched the slot is not used again.
+    // A slot whose kernel may have been launched is not used again.
     if (slot >= 0 && result != CUDA_SUCCESS) engine_.kernels_.giveHashSlot(slot);
     if (slot >= 0 && endsContext(result)) engine_.lost(result);
     pause();
@@ -261,8 +259,8 @@ bool DirectMoves::finishChecks(Lock& lock) {
   engine_.events_.push_back(copy.event);
   const ContentHash hash = engine_.kernels_.takeHash(extent, copy.hash);
   const bool right = !engine_.life_.broken && hash == extent.hash;
-  // Whether the memserver's bytes or the way to VRAM are at fault, the CPU finds out, which gets
-  // them by host memory: else a machine whose cards can't write VRAM would lose all that it sent.
+  // The CPU gets the bytes by host memory, and finds out whether the memserver or the way to VRAM
+  // is at fault: else a machine whose cards can't write VRAM would lose all that it sent.
   if (!right && !engine_.life_.broken) {
     base::warnOnce("wrong bytes in VRAM",
                    "device %d: %llu MiB that a network card has written to VRAM are not what they "
@@ -274,8 +272,6 @@ bool DirectMoves::finishChecks(Lock& lock) {
   return true;
 }
 
-// What has come straight and could not be mapped. It is at memservers still: false. But those that
-// had it may be lost since: then nobody else has it, and it is taken back.
 bool DirectMoves::keep(Extent& extent) {
   if (engine_.life_.broken || extent.region->dead ||
       pool_.lower.tier->holds(pool_.programs.tierAddress(extent), extent.hash))

@@ -10,7 +10,7 @@
 //         (the GPU hashes it) -> kFetching (the mapper's) -> kVram. For a launch that waits.
 //         Not mapped: kRemote, or taken back where no memserver has it any more.
 //
-// What comes ahead of need comes to host RAM: VRAM has no room to spare for it.
+// Pages ahead of need come to host RAM: VRAM has no room to spare for them.
 //
 // Owner: its engine. Locks: all of it runs under PoolState::mutex.
 #pragma once
@@ -30,7 +30,7 @@ class DirectMoves {
   static CUresult start(Engine& engine, std::unique_ptr<DirectMoves>& into);
   explicit DirectMoves(Engine& engine);
 
-  /// Whether the extent may come or go straight now.
+  /// True: the extent may come or go straight now.
   bool may(const Extent& extent) const;
   bool maySend(const Extent& extent) const;
   /// The victim is unmapped.
@@ -42,10 +42,10 @@ class DirectMoves {
   /// again that it is over, when it has been told what these are.
   void came(Extent& extent);
   void received(Extent& extent, const LowerTier::Finished& finished);
-  /// Of what has come straight and could not be mapped. It is at memservers still: false. But
-  /// those that had it may be lost since: then nobody else has it, and it is taken back.
+  /// The extent has come straight and could not be mapped. False: memservers have it still. True:
+  /// they have lost it since, nobody else has it, and it is taken back.
   bool keep(Extent& extent);
-  /// Of regions that are freed, in whatever thread: none of the engine's may be left.
+  /// Lets go of extents of regions that are freed, in whatever thread.
   void drop();
   /// By the engine's thread: checks what has come, takes back what was not sent. True: progress.
   bool step(Lock& lock);

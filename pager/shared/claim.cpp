@@ -59,7 +59,7 @@ bool Claim::mayNotAskYet(std::span<Extent* const> needed) const {
   });
 }
 
-// What the operation's other acquisitions need.
+// Adds the needs of the operation's other acquisitions.
 void Claim::needUses() {
   for (const auto& [address, bytes] : operation_->uses) {
     const Region* const region =
@@ -71,8 +71,8 @@ void Claim::needUses() {
   }
 }
 
-// Of an operation of several calls, an earlier one of which was submitted: what it lacks is only to
-// leave, and stays until the last call is over.
+// True: an earlier call of the operation was submitted, and the pages that this one lacks, which
+// are only about to leave, stay until the last call is over.
 bool Claim::mayUseAgain(Lock& lock) const {
   if (operation_ == nullptr || operation_->stage != Stage::kSubmitted) return false;
   return std::all_of(needs_.begin(), needs_.end(), [&](const directory::Need& need) {

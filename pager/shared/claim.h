@@ -1,5 +1,6 @@
-// What one acquisition claims of pages that other agents may have (pool_agent.h): asked for when
-// some are away, claimed together, and kept until the operation is over.
+// The claim of one acquisition on pages that other agents may have (pool_agent.h). A claim asks for
+// the pages when some are away, has all of them at one moment, and keeps them until the operation
+// is over.
 //
 //   asked      by ask() -> submitted, given up
 //   submitted  by submit(), in one go with the operation's number: begun(). The operation is
@@ -28,22 +29,21 @@ class Claim {
   /// Claims what of `needed` other agents may have, if some of it is away. `needed` only grows from
   /// call to call. False: the operation can't have it, and a line has said why.
   [[nodiscard]] bool ask(std::span<Extent* const> needed, Lock& lock);
-  /// Of a thread's operation that has not asked for anything: whether it would have to, and must
-  /// not before what is before it in its stream is over. What it has claimed others wait for, and
-  /// those may be before it.
+  /// True: a thread's operation would ask now, and must not before the work ahead of it in its
+  /// stream is over. Others wait for claimed pages, and that work may be among them.
   bool mayNotAskYet(std::span<Extent* const> needed) const;
-  /// It has asked, and is not submitted.
+  /// True: the claim has asked, and is not submitted.
   bool isAsked() const { return asked_; }
-  /// Whether submit() would be true.
+  /// True: submit() would be.
   bool isRunnable() const;
-  /// Whether the operation may go: it has claimed nothing, or claims everything. What it claims
-  /// stays until the operation is over.
+  /// True: the operation may go, as it has claimed nothing, or claims everything. The pages
+  /// stay until the operation is over.
   [[nodiscard]] bool submit();
   /// The operation has this number.
   void begun(const StreamState& stream, uint64_t number);
-  /// What was to be done is done: what is submitted is complete, else it is given up.
+  /// The work is done without a number: a submitted operation is complete, another one given up.
   void over(Lock& lock);
-  /// It will not: unless it is submitted, the operation is given up.
+  /// Gives the operation up, unless it is submitted.
   void cancel(Lock& lock);
   /// `needed` begins anew: some of it has been freed, the rest comes again.
   void again();

@@ -24,8 +24,8 @@
 //   numbers    of extents: the home's in this process, or those that a record names
 //
 // Threads and locks: members run under PoolState::mutex, passed as Lock, unless they say otherwise.
-// A thread of its own (run) waits on `bell_`. It hears what has come (turn), and looks for
-// operations that are over while somebody waits for their pages: nobody rings at their end.
+// A thread of its own (run) waits on `bell_`, hears what has come (turn), and looks for operations
+// that are over while somebody waits for their pages: nobody rings at their end.
 #pragma once
 
 #include <atomic>
@@ -69,7 +69,7 @@ class PoolAgent : protected Residence<Lock> {
   PoolAgent(const PoolAgent&) = delete;
   PoolAgent& operator=(const PoolAgent&) = delete;
 
-  /// The region is freed: here nothing is left of its pages. Its extents are kFreeing, nothing uses
+  /// The region is freed: here nothing is left of its pages. The extents are kFreeing, nothing uses
   /// them. Releases the mutex.
   virtual void drop(Region& region, Lock& lock) = 0;
   /// The extent is parked where others find its bytes and stays so, in answer to stop().
@@ -98,8 +98,8 @@ class PoolAgent : protected Residence<Lock> {
   virtual void turn(Lock& lock) = 0;
   /// Called once a second or more often. Without the mutex.
   virtual void tell() {}
-  /// Whether the thread is to look again before the bell rings. Of operations: others want what one
-  /// that is under way may have claimed.
+  /// True: the thread looks again before the bell rings, since others want pages that an operation
+  /// under way may have claimed.
   virtual bool someoneWaits() const;
   /// The operation that the calling thread makes, which outlives its claims; null: it makes none.
   virtual ToldOperation* operationOfThread() const { return nullptr; }

@@ -17,7 +17,7 @@ namespace {
 using Mutex = BasicRankedMutex<true>;
 constexpr LockRank kOuter{10, "Outer::mutex"}, kInner{20, "Inner::mutex"};
 
-/// What a child that runs `body` says before it is aborted; "": it is not.
+/// Runs `body` in a child. Returns the words with which that was aborted; "": it was not.
 template <typename Body>
 std::string lastWords(Body body) {
   int ends[2];
@@ -81,7 +81,7 @@ TEST_CASE("a lock that is tried is in any order, and held") {
           const std::unique_lock first(inner, std::try_to_lock);
           const std::lock_guard then(second);
         }) != "");
-  // What is not had is not held.
+  // A lock that could not be had is not held.
   CHECK(lastWords([&] {
           const std::lock_guard here(inner);
           std::thread([&] {
