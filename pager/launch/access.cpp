@@ -114,7 +114,7 @@ CUresult Access::acquire(bool suspends) {
   HazardSlot* slot = hazards().mine();
   StreamState* stream = state.streams.find(operation_.stream);
   if (stream->device.load(std::memory_order_relaxed) < 0) findDevice(*stream);
-  // What was suspended holds memory until it is committed.
+  // A suspended operation holds memory until it is committed.
   const bool resumes = suspends && ExternalOperation::current() != nullptr &&
                        ExternalOperation::current()->kept != nullptr;
   if (!state.slow.load(std::memory_order_relaxed) && !resumes) {
