@@ -818,7 +818,7 @@ def streams_that_wait(bench):
         while program.process.poll() is None:
             most[mebibytes] = max(most[mebibytes], own_threads(worker))
             time.sleep(0.002)
-        assert program.line().startswith("OK waiting_streams") and program.process.wait(LONG) == 0, program.log
+        assert program.line().startswith("OK 100 streams") and program.process.wait(LONG) == 0, program.log
     # Copies to the host, which the program waits for, have one beside the leader's.
     assert 0 < most[160] <= most[32] + 2, f"threads at most: {most}"
 
