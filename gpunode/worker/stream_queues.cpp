@@ -541,9 +541,9 @@ void StreamQueues::suspended(const CallHead& head, Record record,
   const CUcontext current = Worker::current();
   const Order order = orderOf(head, record);
   worker_.setCurrent(current);
-  if (order.answers) answerNow(head, record, waited == nullptr);
+  if (order.answers) answerNow(head, record, false);
   Item item{std::move(record), {}, 0, std::move(suspension)};
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (waited != nullptr) {  // it counts as put there, and was answered then
     ++calls_;
     bytes_ += item.record.size();
@@ -558,6 +558,9 @@ void StreamQueues::suspended(const CallHead& head, Record record,
     put(queue, std::move(item), order);
   }
   run_.notify_one();
+  lock.unlock();
+  // The client's next call may be with another leader at once: it has to find the queue.
+  if (order.answers && waited == nullptr) worker_.answer(head, CUDA_SUCCESS);
 }
 
 // The next queue in turn whose first call can be made now.
