@@ -609,7 +609,7 @@ def settings(bench):
     state = bench.until(address, lambda state: any(s["vram"] for s in state["sessions"]))
     assert next(s for s in state["sessions"] if s["vram"])["vram"][0]["budget"] <= 32 * MIB, state
     for text, why in (('vram = "much"\n', ":1: vram: "), ("\nnothing = 3\n", ":2: unknown key 'nothing'"),
-                      ("vram = 1.5\n", ":1: vram: a text, a whole number"), ("vram = 8GiB\n", "a text needs quotes: vram = \"8GiB\"")):
+                      ("vram = 1.5\n", ":1: vram is of type floating-point"), ("vram = 8GiB\n", "a text needs quotes: vram = \"8GiB\"")):
         with open(path, "w", encoding="utf-8") as out:
             out.write(text)
         refused = subprocess.run([bench.options.olgpunode, "--listen", "127.0.0.1:0", "--driver", "sim", "--config", path],
