@@ -241,6 +241,8 @@ CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& given
       return bulkOut(into, from, bytes, side, where);
   }
   const bool later = where.async && isPinned(into, bytes);
+  // The worker has as much pinned memory in one piece: the driver waits for copies to other memory.
+  const uint64_t most = later ? kLaterBoxBytes : kPiece;
   struct Piece {
     std::unique_ptr<Call> call;
     std::byte* into;
@@ -258,8 +260,8 @@ CUresult copyOut(void* into, const Far& from, uint64_t bytes, const Where& given
     }
     if (first == CUDA_SUCCESS) first = result;
   };
-  for (uint64_t at = 0; at < bytes && first == CUDA_SUCCESS; at += kPiece) {
-    CopyHead head = headOf(where, from, at, std::min(kPiece, bytes - at));
+  for (uint64_t at = 0; at < bytes && first == CUDA_SUCCESS; at += most) {
+    CopyHead head = headOf(where, from, at, std::min(most, bytes - at));
     auto* const target = static_cast<std::byte*>(into) + at;
     auto call = std::make_unique<Call>(Operation::kCopyOut, where.session);
     if (later) head.number = where.session->arrivals().expectBytes(target, head.bytes);
