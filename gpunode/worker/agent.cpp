@@ -39,18 +39,14 @@ Status Agent::start(unsigned slot,
   slot_ = slot;
   grace_ = grace;
   joins_ = std::move(joins);
-  const auto find = [this](const char* name, auto& function) {
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(
-        worker_.library().symbol(name));
-    return function != nullptr;
-  };
-  if (!find("olpager_agent_start", pager_.start) ||
-      !find("olpager_agent_prepare", pager_.prepare) ||
-      !find("olpager_agent_region", pager_.region) ||
-      !find("olpager_agent_receive", pager_.receive) ||
-      !find("olpager_agent_landed", pager_.landed) ||
-      !find("olpager_agent_finish", pager_.finish) ||
-      !find("olpager_agent_retained", pager_.retained) || !worker_.operations())
+  const DriverLibrary& library = worker_.library();
+  if (!library.find("olpager_agent_start", pager_.start) ||
+      !library.find("olpager_agent_prepare", pager_.prepare) ||
+      !library.find("olpager_agent_region", pager_.region) ||
+      !library.find("olpager_agent_receive", pager_.receive) ||
+      !library.find("olpager_agent_landed", pager_.landed) ||
+      !library.find("olpager_agent_finish", pager_.finish) ||
+      !library.find("olpager_agent_retained", pager_.retained) || !worker_.operations())
     return Error{"libolpager.so is of another version: it is no executor of a unified view"};
   link_ = linkOf(*this);
   if (const CUresult result = pager_.start(&link_, static_cast<uint8_t>(slot));

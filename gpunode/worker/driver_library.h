@@ -31,6 +31,17 @@ class DriverLibrary {
   OlpagerRoom room() const;
   /// Something of the library's by its name; nullptr: it has none of that name.
   void* symbol(const char* name) const;
+  /// The same of a function.
+  template <typename Function>
+  Function* function(const char* name) const {
+    return reinterpret_cast<Function*>(symbol(name));
+  }
+  /// The same. False: `into` is nullptr.
+  template <typename Function>
+  bool find(const char* name, Function*& into) const {
+    into = function<Function>(name);
+    return into != nullptr;
+  }
 
  private:
   void* library_ = nullptr;

@@ -224,8 +224,8 @@ int run() {
       return fail(confined.error().message);
   }
   worker->hostMemory().setLimit(setup.pinned_bytes);
-  auto* const set_host = reinterpret_cast<decltype(&olpager_set_host_limit)>(
-      worker->library().symbol("olpager_set_host_limit"));
+  auto* const set_host =
+      worker->library().function<decltype(olpager_set_host_limit)>("olpager_set_host_limit");
   if (set_host != nullptr) (void)set_host(setup.host_bytes);
   setup.cache[sizeof setup.cache - 1] = '\0';
   if (setup.cache[0] != '\0') {

@@ -21,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 decltype(&olpager_figures) figuresOf(Worker& worker) {
-  return reinterpret_cast<decltype(&olpager_figures)>(worker.library().symbol("olpager_figures"));
+  return worker.library().function<decltype(olpager_figures)>("olpager_figures");
 }
 
 WorkerReport reportOf(Worker& worker, decltype(&olpager_figures) figures_of) {
@@ -50,11 +50,12 @@ bool sent(int fd, const WorkerReport& report) {
 }  // namespace
 
 void startReporter(Worker& worker, int fd) {
+  const DriverLibrary& library = worker.library();
   auto* const figures_of = figuresOf(worker);
-  auto* const set_budget = reinterpret_cast<decltype(&olpager_set_vram_budget)>(
-      worker.library().symbol("olpager_set_vram_budget"));
-  auto* const set_host = reinterpret_cast<decltype(&olpager_set_host_limit)>(
-      worker.library().symbol("olpager_set_host_limit"));
+  auto* const set_budget =
+      library.function<decltype(olpager_set_vram_budget)>("olpager_set_vram_budget");
+  auto* const set_host =
+      library.function<decltype(olpager_set_host_limit)>("olpager_set_host_limit");
   std::thread([&worker, fd, figures_of, set_budget, set_host] {
     auto due = Clock::now();
     for (;;) {

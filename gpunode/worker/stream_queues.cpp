@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <functional>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -23,6 +22,12 @@ using forward::CallHead;
 using forward::Operation;
 
 constexpr auto kSlice = std::chrono::milliseconds(500);
+
+// The call's answer is another's to send.
+void nobodyWaits(CallHead head, StreamQueues::Record& record) {
+  head.reply = 0;
+  std::memcpy(record.data(), &head, sizeof head);
+}
 
 }  // namespace
 
@@ -348,7 +353,8 @@ bool StreamQueues::take(const CallHead& head, Record& record) {
   awaitRoom(lock);
   if (order.answers && order.early) {
     lock.unlock();
-    answerNow(head, record, true);
+    worker_.answer(head, CUDA_SUCCESS);
+    nobodyWaits(head, record);
     lock.lock();
   }
   // The leader may have waited: the queue may be gone by now.
@@ -369,14 +375,6 @@ bool StreamQueues::take(const CallHead& head, Record& record) {
   put(queue, {std::move(record), std::move(behind), 0, nullptr}, order);
   run_.notify_one();
   return true;
-}
-
-// Answers the client's thread that waits for the call before the call is made.
-void StreamQueues::answerNow(const CallHead& head, Record& record, bool first) {
-  if (first) worker_.answer(head, CUDA_SUCCESS);
-  CallHead nobody_waits = head;
-  nobody_waits.reply = 0;
-  std::memcpy(record.data(), &nobody_waits, sizeof nobody_waits);
 }
 
 // False: there is none to be had.
@@ -484,15 +482,13 @@ void StreamQueues::work(const std::shared_ptr<Queue>& queue) {
 
 // --- the runner ----------------------------------------------------------------------------------
 
-namespace {
-
-// The call that the runner makes.
-struct Running {
-  std::function<void()> leave;
+// The call that the calling thread, as the runner, makes is of this queue.
+struct StreamQueues::Running {
+  StreamQueues& queues;
+  Queue& queue;
+  static thread_local const Running* t_now;
 };
-thread_local Running* t_running = nullptr;
-
-}  // namespace
+thread_local const StreamQueues::Running* StreamQueues::Running::t_now = nullptr;
 
 void StreamQueues::start() {
   const std::lock_guard lock(mutex_);
@@ -541,7 +537,7 @@ void StreamQueues::suspended(const CallHead& head, Record record,
   const CUcontext current = Worker::current();
   const Order order = orderOf(head, record);
   worker_.setCurrent(current);
-  if (order.answers) answerNow(head, record, false);
+  if (order.answers) nobodyWaits(head, record);
   Item item{std::move(record), {}, 0, std::move(suspension)};
   std::unique_lock lock(mutex_);
   if (waited != nullptr) {  // it counts as put there, and was answered then
@@ -602,18 +598,13 @@ void StreamQueues::runFront(std::unique_lock<std::mutex>& lock, const std::share
   queue->items.pop_front();
   if (item.suspension != nullptr) item.suspension->resumable = false;
   made_.notify_all();  // it has begun
-  Running running{[this, &queue] {
-    const std::lock_guard held(mutex_);
-    if (queue->threaded) return;
-    startRunner();
-    queue->threaded = true;
-  }};
+  const Running running{*this, *queue};
   lock.unlock();
   const auto head = forward::Reader(item.record).value<CallHead>();
   if (item.suspension == nullptr) item.suspension = suspensionFor(head, item.record, spare);
-  t_running = &running;
+  Running::t_now = &running;
   worker_.makeTimed(item.record, operationOf(item.suspension));
-  t_running = nullptr;
+  Running::t_now = nullptr;
   lock.lock();
   if (item.suspension != nullptr && item.suspension->operation.isSuspended()) {
     queue->items.push_front(std::move(item));
@@ -634,9 +625,13 @@ void StreamQueues::runFront(std::unique_lock<std::mutex>& lock, const std::share
 }
 
 bool StreamQueues::runnerWaits() {
-  if (t_running == nullptr) return false;
+  const Running* const now = Running::t_now;
+  if (now == nullptr) return false;
+  const std::lock_guard lock(now->queues.mutex_);
+  if (now->queue.threaded) return true;
   try {
-    t_running->leave();
+    now->queues.startRunner();
+    now->queue.threaded = true;
   } catch (const std::exception& error) {  // the runner waits
     base::logWarn("a session's other streams wait for one that waits for memory: %s", error.what());
   }

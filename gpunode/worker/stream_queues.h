@@ -188,6 +188,7 @@ class StreamQueues {
     std::vector<Place> all;
   };
   struct Item;
+  struct Running;
 
   static Order::Kind kindOf(const Order& order);
   Order orderOf(const forward::CallHead& head, const Record& record);
@@ -199,7 +200,6 @@ class StreamQueues {
   void awaitRoom(std::unique_lock<std::mutex>& lock);
   static bool allOver(const std::vector<Place>& places);  // under mutex_
   bool maySuspend(const forward::CallHead& head, const Record& record) const;
-  void answerNow(const forward::CallHead& head, Record& record, bool first);
   bool giveThread(const std::shared_ptr<Queue>& queue);  // under mutex_
   void startRunner();                                    // likewise
   void run(uint64_t self);

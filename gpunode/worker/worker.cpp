@@ -65,17 +65,15 @@ Worker::Worker(const WorkerOptions& options)
 Status Worker::start() {
   if (auto loaded = library_.load(options_.library); !loaded.ok()) return loaded;
   (void)operations_.load(library_);  // an executor has to have them (Agent::start)
-  if (const auto on_wait =
-          reinterpret_cast<decltype(&olpager_on_wait)>(library_.symbol("olpager_on_wait"));
+  if (auto* const on_wait = library_.function<decltype(olpager_on_wait)>("olpager_on_wait");
       on_wait != nullptr)
     on_wait(&Lead::waitsForMemory);
-  if (const auto set_connect =
-          reinterpret_cast<decltype(&olpager_set_connect)>(library_.symbol("olpager_set_connect"));
+  if (auto* const set_connect =
+          library_.function<decltype(olpager_set_connect)>("olpager_set_connect");
       set_connect != nullptr)
     set_connect([](const char* name) { return introductions().connectTo(name).release(); });
   // Before the worker gives up the right to make a file.
-  if (const auto links =
-          reinterpret_cast<decltype(&olpager_links)>(library_.symbol("olpager_links"));
+  if (auto* const links = library_.function<decltype(olpager_links)>("olpager_links");
       links != nullptr)
     links_counted_ = links();
   text_.start([this](std::string_view bytes) {
@@ -94,8 +92,7 @@ Status Worker::start() {
   });
   // The pager's threads don't wait for a client that takes nothing.
   const int told = errors_.another();
-  const auto log_there =
-      reinterpret_cast<decltype(&olpager_set_log)>(library_.symbol("olpager_set_log"));
+  auto* const log_there = library_.function<decltype(olpager_set_log)>("olpager_set_log");
   if (log_there != nullptr) log_there(log, told, told >= 0 ? "at the gpunode: " : "");
   return {};
 }
@@ -139,7 +136,7 @@ void Worker::leave(int status) {
   if (at_leave_) at_leave_();
   constexpr auto kMost = 2s;
   constexpr auto kTick = 5ms;
-  if (auto* const stop = reinterpret_cast<decltype(&olpager_stop)>(library_.symbol("olpager_stop"));
+  if (auto* const stop = library_.function<decltype(olpager_stop)>("olpager_stop");
       options_.memservers && stop != nullptr) {
     static std::atomic<bool> told{false};  // the thread outlives this call
     std::thread([stop] {

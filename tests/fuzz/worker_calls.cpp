@@ -535,7 +535,7 @@ class Session {
       names_ += 3;
     }
     record.raw(arguments.bytes.data(), arguments.bytes.size());
-    worker_.make(record.bytes);
+    worker_.make(record.bytes, nullptr);
     worker_.handles().forEach([&](uint64_t number, HandleKind kind) {
       auto& all = known_.handles[kind];
       if (std::find(all.begin(), all.end(), number) == all.end()) all.push_back(number);
