@@ -7,7 +7,7 @@ namespace olpager::base {
 
 namespace {
 
-uint64_t memoryOf(const std::string& wanted) {
+uint64_t entryOf(const std::string& wanted) {
   std::ifstream file("/proc/meminfo");
   std::string key;
   uint64_t kib = 0;
@@ -19,7 +19,7 @@ uint64_t memoryOf(const std::string& wanted) {
 
 }  // namespace
 
-uint64_t totalMemory() { return memoryOf("MemTotal:"); }
-uint64_t availableMemory() { return memoryOf("MemAvailable:"); }
+uint64_t totalMemory() { return entryOf("MemTotal:"); }
+uint64_t availableMemory() { return entryOf("MemAvailable:"); }
 
 }  // namespace olpager::base

@@ -19,7 +19,6 @@ using namespace std::chrono_literals;
 using space::kPageBytes;
 using Read = calls::Channel::Read;
 
-constexpr auto kSlice = 500ms;
 constexpr auto kJoin = 100ms;
 constexpr auto kGather = 1ms;        // ages of operations that are over, for one record
 constexpr size_t kMostKnown = 4096;  // pages: some 600 bytes each

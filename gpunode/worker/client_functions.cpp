@@ -11,7 +11,6 @@
 namespace olpager::gpunode {
 
 void ClientFunctions::call(uint32_t number, CUresult status) {
-  constexpr auto kSlice = std::chrono::milliseconds(500);
   {
     std::lock_guard lock(mutex_);
     ++called_[number].calls;

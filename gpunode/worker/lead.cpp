@@ -14,8 +14,7 @@ using forward::CallHead;
 using forward::Operation;
 using Read = calls::Channel::Read;
 
-constexpr auto kSlice = 500ms;
-constexpr auto kLook = 3ms;  // how long a call may wait with the lead
+constexpr auto kWithLead = 3ms;  // how long a call may wait with the lead
 
 // The head of a record; zeros where the record is too short.
 CallHead headOf(const std::vector<std::byte>& record) {
@@ -165,7 +164,7 @@ bool Lead::takeLead(std::unique_lock<std::mutex>& lock, uint64_t self) {
     const bool looks = waiting || waited != seen || clientEndsSomething();
     seen = waited;
     asleep_ += looks ? 0 : 1;
-    free_.wait_for(lock, looks ? kLook : kSlice);
+    free_.wait_for(lock, looks ? kWithLead : kSlice);
     asleep_ -= looks ? 0 : 1;
     if (leader_ != 0 && waits_ && waiting && waited_ == waited) break;
     // In a call that was not expected to wait, and that may wait for a host function or behind a
@@ -293,7 +292,7 @@ void Lead::readAhead(uint64_t stuck) {
   if (!reading.owns_lock()) return;
   Record record;
   while (call_.load() == stuck && !ended_ && ahead_bytes_ < kMost) {
-    const Read got = worker_.channel().read(record, kLook);
+    const Read got = worker_.channel().read(record, kWithLead);
     if (got == Read::kDown && !rejoin()) return;
     if (got != Read::kRecord) continue;
     const CallHead head = headOf(record);

@@ -13,7 +13,7 @@ using namespace std::chrono_literals;
 using transport::Completion;
 using transport::Outcome;
 
-constexpr auto kLook = 100ms;        // at the clock, beside what wakes
+constexpr auto kPeerLook = 100ms;    // at the clock, beside what wakes
 constexpr size_t kMostEarly = 4096;  // events of copies that were not begun here
 constexpr size_t kMostEarlyBytes = 16 << 20;
 constexpr size_t kMostEnded = 1024;
@@ -45,7 +45,7 @@ void Peer::listen(const transport::QueuePtr& queue) {
   const auto begun = std::chrono::steady_clock::now();
   std::array<Completion, 16> happened;
   for (;;) {
-    const size_t count = queue->wait(happened, kLook);
+    const size_t count = queue->wait(happened, kPeerLook);
     for (size_t i = 0; i < count; ++i) {
       take(happened[i]);
       happened[i] = {};
@@ -265,7 +265,7 @@ void Peer::settle(const CopyPtr& copy, std::chrono::milliseconds patience) {
       waiting = false;
       close("a copy was given up, and the other end does not say that it reads no more");
     }
-    if (!next(copy, event, kLook)) event.kind = Event::Kind::kStopped;
+    if (!next(copy, event, kPeerLook)) event.kind = Event::Kind::kStopped;
   } while (event.kind != Event::Kind::kOver && event.kind != Event::Kind::kLost);
 }
 
@@ -281,7 +281,7 @@ bool Peer::say(const PeerMessage& message, std::span<const std::byte> bytes) {
     lock.lock();
     if (outcome == Outcome::kOk) return true;
     if (outcome != Outcome::kNoCredit && outcome != Outcome::kFull) return false;
-    changed_.wait_for(lock, kLook, [&] { return rooms_ != rooms || state_ != State::kUp; });
+    changed_.wait_for(lock, kPeerLook, [&] { return rooms_ != rooms || state_ != State::kUp; });
   }
 }
 
@@ -305,7 +305,7 @@ bool Peer::read(const CopyPtr& copy, uint64_t read, const transport::LocalRange&
         nonsense("an offer that can't be read");
       return false;
     }
-    changed_.wait_for(lock, kLook, [&] { return rooms_ != rooms || state_ != State::kUp; });
+    changed_.wait_for(lock, kPeerLook, [&] { return rooms_ != rooms || state_ != State::kUp; });
   }
 }
 

@@ -25,7 +25,6 @@ using forward::Straight;
 using Event = Peer::Event;
 
 constexpr size_t kWindow = 16;  // pieces of one copy under way at one end
-constexpr auto kSlice = 500ms;  // of a wait: looks at the session's end in between
 constexpr auto kAnswer = 5s;    // for the other end to be over as well
 
 // One end of a copy: what both have in common.

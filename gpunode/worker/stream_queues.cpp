@@ -21,8 +21,6 @@ using api::Fact;
 using forward::CallHead;
 using forward::Operation;
 
-constexpr auto kSlice = std::chrono::milliseconds(500);
-
 // The call's answer is another's to send.
 void nobodyWaits(CallHead head, StreamQueues::Record& record) {
   head.reply = 0;

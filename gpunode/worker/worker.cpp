@@ -23,8 +23,6 @@ using forward::Answer;
 using forward::AnswerHead;
 using forward::CallHead;
 
-constexpr auto kSlice = 500ms;
-
 CUresult served(Serve service, Invocation& in) {
   if (service == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   try {

@@ -42,6 +42,9 @@
 
 namespace olpager::gpunode {
 
+/// A wait for another thread looks this often whether the session has ended.
+inline constexpr std::chrono::milliseconds kSlice{500};
+
 struct WorkerOptions {
   std::string library;  // libolpager.so
   uint64_t va_base = 0, va_size = 0;

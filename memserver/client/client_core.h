@@ -47,12 +47,14 @@
 #include <utility>
 #include <vector>
 
+#include "base/boot_clock.h"
 #include "base/fd.h"
 #include "memserver/client.h"
 #include "memserver/protocol.h"
 
 namespace olpager::memserver {
 
+using base::bootMs;
 using transport::Class;
 using transport::Completion;
 using transport::LinkPtr;
@@ -72,12 +74,6 @@ inline constexpr int64_t kMostPatienceMs = 120'000;  // with it, where the lease
 inline constexpr uint64_t kMostMemory = 1ull << 48;  // that a memserver is believed to have
 inline constexpr uint32_t kConnectAnswerMs = 2000;   // a memserver that says nothing is not there
 inline constexpr int64_t kSpeedWindowUs = 100'000;
-
-inline int64_t bootMs() {
-  timespec now{};
-  clock_gettime(CLOCK_BOOTTIME, &now);
-  return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
-}
 
 inline int64_t nowUs() {
   timespec now{};

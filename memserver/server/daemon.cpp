@@ -16,6 +16,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/boot_clock.h"
 #include "base/format.h"
 #include "base/log.h"
 #include "base/process.h"
@@ -33,12 +34,6 @@ constexpr auto kLook = std::chrono::milliseconds(50);
 constexpr auto kTouchWait = std::chrono::milliseconds(5);
 constexpr int64_t kPressureMs = 1000;
 constexpr uint64_t kLeastReserve = 1ull << 30;
-
-int64_t bootMs() {
-  timespec now{};
-  clock_gettime(CLOCK_BOOTTIME, &now);
-  return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
-}
 
 int refuse(const std::string& why) {
   base::print(stderr, "olmemserver: {}\n", why);
@@ -60,13 +55,13 @@ uint64_t slabFor(uint64_t memory) {
 class Progress {
  public:
   explicit Progress(uint64_t all)
-      : all_(all), shown_(isatty(STDERR_FILENO) == 1), last_ms_(shown_ ? 0 : bootMs()) {}
+      : all_(all), shown_(isatty(STDERR_FILENO) == 1), last_ms_(shown_ ? 0 : base::bootMs()) {}
   ~Progress() {
     if (shown_) base::print(stderr, "\r\x1b[K");
   }
   void there(uint64_t bytes) {
     std::lock_guard lock(mutex_);
-    const int64_t now = bootMs();
+    const int64_t now = base::bootMs();
     if (!shown_) {
       constexpr int64_t kLineMs = 2000;
       if (now - last_ms_ < kLineMs || bytes <= most_) return;
@@ -205,7 +200,7 @@ class Daemon {
     slabs.numa_node = options_.numa == -2 ? numaNodeOf(options_.listen.front()) : options_.numa;
     store_ = std::make_unique<SlabStore>(slabs, arena_, [] {});
     store_->setTarget(configured_);
-    const int64_t begun = bootMs();
+    const int64_t begun = base::bootMs();
     base::logInfo("making memory: %s in slabs of %s; sessions are accepted when it is there",
                   base::formatSize(configured_).c_str(), base::formatSize(slab_).c_str());
     Status status;
@@ -231,7 +226,7 @@ class Daemon {
           base::formatSize(reserve_).c_str());
     }
     base::logInfo("%s in slabs of %s, made in %lld ms%s", base::formatSize(made_).c_str(),
-                  base::formatSize(slab_).c_str(), static_cast<long long>(bootMs() - begun),
+                  base::formatSize(slab_).c_str(), static_cast<long long>(base::bootMs() - begun),
                   slabs.numa_node >= 0
                       ? base::format(", on NUMA node {} if it has room", slabs.numa_node).c_str()
                       : "");
@@ -309,7 +304,7 @@ class Daemon {
     uint64_t target = made_;
     for (int64_t looked = 0;;) {
       if (waitForSignal(kLook) != 0) return;
-      const int64_t now = bootMs();
+      const int64_t now = base::bootMs();
       if (now - looked < kPressureMs) continue;
       looked = now;
       const auto status = reader_.read();
@@ -347,9 +342,9 @@ class Daemon {
                     base::formatSize(lent).c_str(), options_.shutdown_ms);
       service_->recall(lent, options_.shutdown_ms, "the memserver ends");
     }
-    const int64_t until = bootMs() + options_.shutdown_ms;
+    const int64_t until = base::bootMs() + options_.shutdown_ms;
     int second = 0;
-    while (service_->lentBytes() != 0 && bootMs() < until && second == 0)
+    while (service_->lentBytes() != 0 && base::bootMs() < until && second == 0)
       second = waitForSignal(kLook);
     const uint64_t left = service_->lentBytes();
     if (left != 0) {

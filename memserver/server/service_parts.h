@@ -4,21 +4,17 @@
 #include <sys/random.h>
 #include <time.h>
 
+#include "base/boot_clock.h"
 #include "base/daemon_log.h"
 #include "memserver/server/service.h"
 
 namespace olpager::memserver {
 
+using base::bootMs;
 using transport::Completion;
 using transport::LinkPtr;
 using transport::MessageClass;
 using transport::Outcome;
-
-inline int64_t bootMs() {
-  timespec now{};
-  clock_gettime(CLOCK_BOOTTIME, &now);
-  return now.tv_sec * 1000 + now.tv_nsec / 1'000'000;
-}
 
 inline LeaseId randomId() {
   LeaseId id;

@@ -165,6 +165,11 @@ struct alignas(64) Counters {
   WhyCounters why;
   status::LinksCounters links;
 
+  /// Devices in use, as many as have an entry here.
+  unsigned devicesInUse() const noexcept {
+    const uint64_t count = valueOf(device_count);
+    return count < kMaxCountedDevices ? static_cast<unsigned>(count) : kMaxCountedDevices;
+  }
   static unsigned indexOf(unsigned ordinal) noexcept {
     return ordinal < kMaxCountedDevices ? ordinal : kMaxCountedDevices - 1;
   }

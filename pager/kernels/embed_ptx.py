@@ -29,8 +29,9 @@ def main() -> None:
     with open(target, "w", encoding="ascii") as file:
         file.write(f'#include "pager/kernels/{header}"\n\n'
                    "namespace olpager::kernels {\n\n"
-                   "namespace {\nalignas(16) constexpr char kText[] = {\n    " + ",\n    ".join(rows) + "};\n}\n\n"
-                   f"const char* {function}() {{ return kText; }}\n\n"
+                   f"const char* {function}() {{\n"
+                   "  alignas(16) static constexpr char kText[] = {\n    " + ",\n    ".join(rows) + "};\n"
+                   "  return kText;\n}\n\n"
                    "}  // namespace olpager::kernels\n")
 
 

@@ -19,7 +19,6 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kLook = 100ms;
 // A wait that is shorter is not worth telling.
 constexpr uint64_t kMomentNs = 500'000;
 

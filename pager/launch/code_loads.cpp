@@ -11,7 +11,7 @@ namespace olpager::pager {
 
 namespace {
 
-constexpr std::chrono::microseconds kLook{100};
+constexpr std::chrono::microseconds kLoadLook{100};
 // What runs gets nearer to its end within this time, or the load does not wait for it: that costs
 // the way of the pages, and no more.
 constexpr uint64_t kDrainNs = 20'000'000;
@@ -47,7 +47,7 @@ void callHome(PoolState& state, Look look, Lock& lock) {
       state.loads.in_vain = at;
       return;
     }
-    state.changed.wait_for(lock, kLook);
+    state.changed.wait_for(lock, kLoadLook);
   }
 }
 
@@ -77,7 +77,7 @@ CodeLoad Streams::codeLoadBegins(CUdevice device) {
     state.streams.poll();
     lock.lock();
   };
-  const auto pause = [&] { state.changed.wait_for(lock, kLook); };
+  const auto pause = [&] { state.changed.wait_for(lock, kLoadLook); };
   const auto runs = [&] { return state.anyHostFunction() || state.streams.underWay(device) != 0; };
   Progress drain(kDrainNs);
   for (look(); runs(); look()) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "pager/clock.h"
 #include "pager/launch/acquisition.h"
 #include "pager/launch/in_flight.h"
 #include "pager/launch/streams.h"
@@ -14,8 +15,6 @@
 namespace olpager::pager {
 
 namespace {
-
-constexpr std::chrono::milliseconds kLook{100};
 
 auto find(PoolState& state, uint64_t id) {
   return std::find_if(state.deferred.begin(), state.deferred.end(),

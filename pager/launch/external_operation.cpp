@@ -4,15 +4,13 @@
 #include <chrono>
 #include <utility>
 
+#include "pager/clock.h"
 #include "pager/launch/acquisition.h"
 #include "pager/pool_state.h"
 
 namespace olpager::pager {
 
 namespace {
-
-// Some of what an acquisition waits for is over by the clock: a host function's patience.
-constexpr std::chrono::milliseconds kLook{100};
 
 __attribute__((tls_model("initial-exec"))) thread_local ExternalOperation* t_current = nullptr;
 

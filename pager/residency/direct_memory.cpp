@@ -10,7 +10,6 @@ namespace olpager::pager {
 namespace {
 
 // NOLINTNEXTLINE(performance-no-int-to-ptr): names the memory, and nobody follows it
-const void* nameOf(const VramChunk& chunk) { return reinterpret_cast<const void*>(chunk.alias); }
 
 // 0 where the driver does not know it.
 int valueOf(const DriverApi& driver, CUdevice device, CUdevice_attribute attribute) {
@@ -91,12 +90,12 @@ NotKnown DirectMemory::tryMakeKnown(const VramChunk& chunk) {
                          static_cast<int>(result)),
             result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_NOT_PERMITTED};
   const base::UniqueFd dma_buf(fd);
-  const Status known = tier->makeKnown(nameOf(chunk), bytes, dma_buf.get());
+  const Status known = tier->makeKnown(chunk.bytes(), bytes, dma_buf.get());
   return {known.ok() ? "" : known.error().message};
 }
 
 void DirectMemory::letGo(const VramChunk& chunk) {
-  if (const auto tier = tier_.lock(); tier != nullptr) tier->letGo(nameOf(chunk));
+  if (const auto tier = tier_.lock(); tier != nullptr) tier->letGo(chunk.bytes());
 }
 
 }  // namespace olpager::pager

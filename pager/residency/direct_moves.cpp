@@ -12,7 +12,6 @@ namespace olpager::pager {
 namespace {
 
 // NOLINTNEXTLINE(performance-no-int-to-ptr): names the memory, and nobody follows it
-void* nameOf(const VramChunk& chunk) { return reinterpret_cast<void*>(chunk.alias); }
 
 }  // namespace
 
@@ -79,7 +78,7 @@ void DirectMoves::send(Extent& extent, const ContentHash& hash) {
   pool_.lower.under_way[pool_.programs.tierAddress(extent)] = &extent;
   pool_.lower.direct_sending_bytes += extent.bytes();
   flight_.sends(extent);
-  pool_.lower.tier->send(pool_.programs.tierAddress(extent), nameOf(*extent.vram), extent.bytes(),
+  pool_.lower.tier->send(pool_.programs.tierAddress(extent), extent.vram->bytes(), extent.bytes(),
                          &extent.hash);
 }
 
@@ -172,7 +171,7 @@ bool DirectMoves::receive(Extent& extent, Lock& lock) {
   engine_.setState(extent, ExtentState::kReceiving);
   pool_.lower.under_way[pool_.programs.tierAddress(extent)] = &extent;
   add(engine_.figures_->demand_faults);
-  pool_.lower.tier->receive(pool_.programs.tierAddress(extent), nameOf(*chunk), extent.bytes(),
+  pool_.lower.tier->receive(pool_.programs.tierAddress(extent), chunk->bytes(), extent.bytes(),
                             true);
   return true;
 }

@@ -27,7 +27,7 @@ void givePooled(void* object, size_t) noexcept { ::operator delete(object); }
 
 namespace {
 
-struct Pool {
+struct Blocks {
   base::HoldingMutex mutex{kObjectPoolMutex};
   // Up to 512 objects in a block; with the default a block could be as large as all before it
   // together.
@@ -35,15 +35,15 @@ struct Pool {
 };
 
 // Never destroyed: chunks and extents may outlive any other object of the program.
-Pool& pool() {
-  static Pool* const one = new Pool;
+Blocks& blocks() {
+  static Blocks* const one = new Blocks;
   return *one;
 }
 
 }  // namespace
 
 void* takePooled(size_t bytes) noexcept try {
-  Pool& from = pool();
+  Blocks& from = blocks();
   std::lock_guard lock(from.mutex);
   return from.memory.allocate(bytes);
 } catch (const std::bad_alloc&) {
@@ -52,7 +52,7 @@ void* takePooled(size_t bytes) noexcept try {
 
 void givePooled(void* object, size_t bytes) noexcept {
   if (object == nullptr) return;
-  Pool& to = pool();
+  Blocks& to = blocks();
   std::lock_guard lock(to.mutex);
   to.memory.deallocate(object, bytes);
 }

@@ -133,6 +133,9 @@ struct VramChunk : Pooled<VramChunk> {
   uint64_t lent : 1 = false;
   /// Network cards know it (residency/direct_memory.h).
   uint64_t direct : 1 = false;
+
+  /// Its bytes by the alias, as transfers name them. No processor touches them.
+  void* bytes() const { return reinterpret_cast<void*>(alias); }
 };
 
 /// Pinned host memory of 2^order pages. `alias` is readable by the CPU and by copy engines.

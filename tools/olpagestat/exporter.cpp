@@ -180,7 +180,7 @@ void addProgram(Page& page, const std::string& user, const pager::CountersSnapsh
   page.add("olpager_host_memory_wait_seconds_total", kCounter,
            "For which something waited until the driver had made host memory.", labels,
            static_cast<double>(valueOf(counters.host_wait_ns)) * kNanosecond);
-  for (unsigned i = 0; i < devicesOf(counters); ++i) {
+  for (unsigned i = 0; i < counters.devicesInUse(); ++i) {
     const std::string of = base::format("{},device=\"{}\"", labels, i);
     for (const DeviceMetric& metric : kDeviceMetrics)
       page.add(metric.name, metric.type, metric.help, of + metric.label,

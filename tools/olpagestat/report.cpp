@@ -136,11 +136,6 @@ const std::vector<Row>& rows() {
 
 constexpr uint64_t kWaitShownNs = 50'000'000;  // of waiting for host memory
 
-unsigned devicesOf(const Counters& counters) {
-  return static_cast<unsigned>(
-      std::min<uint64_t>(valueOf(counters.device_count), pager::kMaxCountedDevices));
-}
-
 // Of programs that launch graphs while not all is in VRAM.
 std::string graphsLine(const Counters& counters, unsigned devices) {
   std::string text = base::format("  {:<16}", "graphs as nodes");
@@ -161,7 +156,7 @@ std::string processTable(const CountersSnapshot& process) {
   std::string text = base::format("{}  pid {}  {}  {}\n", printableName(counters.program),
                                   counters.pid, stateName(process.state),
                                   seconds ? base::format("{:.1f}s", *seconds) : "killed");
-  const unsigned devices = devicesOf(counters);
+  const unsigned devices = counters.devicesInUse();
   if (executorsOf(counters) != 0) {
     const bool running = process.state == CountersSnapshot::State::kRunning;
     text += executorsTable(counters, seconds, running ? pager::nowNs() : 0);
@@ -287,7 +282,7 @@ std::string countersJson(const pager::CountersReading& reading,
     const Counters& c = *process.counters;
     const std::optional<double> seconds = secondsOf(process);
     nlohmann::ordered_json devices = nlohmann::ordered_json::array();
-    for (unsigned d = 0; d < devicesOf(c); d++) devices.push_back(deviceJson(d, c.devices[d]));
+    for (unsigned d = 0; d < c.devicesInUse(); d++) devices.push_back(deviceJson(d, c.devices[d]));
     processes.push_back({
         {"pid", c.pid},
         {"program", c.program},

@@ -87,7 +87,7 @@ ordered_json overTime(const History& history, Value&& value) {
 
 ordered_json waitsOf(const History& history) {
   std::vector<uint64_t> buckets(pager::kWaitBuckets);
-  for (unsigned device = 0; device < devicesOf(*history.last); device++) {
+  for (unsigned device = 0; device < history.last->devicesInUse(); device++) {
     for (unsigned i = 0; i < pager::kWaitBuckets; i++) {
       buckets[i] += valueOf(history.last->devices[device].fault_wait.buckets[i]) -
                     valueOf(history.first->devices[device].fault_wait.buckets[i]);
@@ -172,7 +172,7 @@ std::string settingsTable(const History& history) {
     rows += base::format("<tr><td class=\"name\">{}</td><td class=\"name\">{}</td></tr>\n",
                          escaped(name), escaped(value));
   };
-  for (unsigned device = 0; device < devicesOf(*history.last); device++) {
+  for (unsigned device = 0; device < history.last->devicesInUse(); device++) {
     row(base::format("VRAM budget of GPU {}", device),
         base::formatSize(valueOf(history.last->devices[device].vram_budget_bytes)));
   }
@@ -194,7 +194,7 @@ std::string summaryOf(const History& history, double seconds) {
   const auto wait = [](const std::optional<double>& ns) {
     return ns ? durationText(*ns) : std::string("-");
   };
-  if (devicesOf(*history.last) == 0)
+  if (history.last->devicesInUse() == 0)
     return base::format("<p>{:.1f} s: {:.0f} launches.</p>\n", seconds, whole.launches * seconds);
   return base::format(
       "<p>{:.1f} s: {:.0f} launches, hit rate {}, {:.0f} extents fetched on demand, {:.0f} "
@@ -257,7 +257,7 @@ std::string section(const History& history, size_t index) {
     text +=
         base::format("<h3>{}</h3>\n<div class=\"plot\" data-plot=\"{}\"></div>\n", heading, name);
   };
-  if (devicesOf(*history.last) != 0) {
+  if (history.last->devicesInUse() != 0) {
     plot("Residency over time", "residency");
     plot("Bytes moved a second, by path", "bytes");
     plot("Extents moved a second, by path", "extents");

@@ -63,7 +63,7 @@ std::vector<std::string> cardLines(const Sample& sample) {
   bool any = false;
   for (const auto& process : sample.reading.processes) {
     if (process.state != pager::CountersSnapshot::State::kRunning) continue;
-    for (unsigned device = 0; device < devicesOf(*process.counters); device++) {
+    for (unsigned device = 0; device < process.counters->devicesInUse(); device++) {
       any = true;
       used += valueOf(process.counters->devices[device].resident_bytes);
       budget += valueOf(process.counters->devices[device].vram_budget_bytes);
@@ -95,15 +95,10 @@ const pager::CountersSnapshot* find(const Sample& sample, const ProcessKey& key)
   return nullptr;
 }
 
-unsigned devicesOf(const Counters& counters) {
-  return static_cast<unsigned>(
-      std::min<uint64_t>(valueOf(counters.device_count), pager::kMaxCountedDevices));
-}
-
 bool usesMemservers(const Counters& counters) {
   uint64_t any = valueOf(counters.memserver_bytes) + valueOf(counters.memservers_tcp) +
                  valueOf(counters.memservers_shm) + valueOf(counters.memservers_verbs);
-  for (unsigned device = 0; device < devicesOf(counters); device++)
+  for (unsigned device = 0; device < counters.devicesInUse(); device++)
     any += valueOf(counters.devices[device].remote_out);
   return any != 0;
 }
@@ -114,7 +109,7 @@ Figures figuresOf(const Counters& now, const Counters* before, double seconds,
   uint64_t launches = 0, resident = 0, useful = 0, used_or_not = 0;
   pager::WaitHistogram waits{};
   uint64_t waited = 0;
-  for (unsigned index = 0; index < devicesOf(now); index++) {
+  for (unsigned index = 0; index < now.devicesInUse(); index++) {
     if (!devices.holds(index)) continue;
     const auto& device = now.devices[index];
     figures.vram += valueOf(device.resident_bytes);
@@ -159,7 +154,7 @@ Figures figuresOf(const Counters& now, const Counters* before, double seconds,
   }
   figures.fetched = figures.faults;
   figures.launches = seconds > 0 ? static_cast<double>(launches) / seconds : 0;
-  if (launches != 0 && devicesOf(now) != 0)
+  if (launches != 0 && now.devicesInUse() != 0)
     figures.hit_rate = static_cast<double>(resident) / static_cast<double>(launches);
   if (used_or_not != 0)
     figures.accuracy = static_cast<double>(useful) / static_cast<double>(used_or_not);

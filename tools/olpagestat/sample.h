@@ -104,7 +104,6 @@ struct HotAllocation {
 std::vector<HotAllocation> hottest(const pager::HotTable& table, size_t most,
                                    const DeviceChoice& devices = {});
 
-unsigned devicesOf(const pager::Counters& counters);
 /// It has memservers, or had.
 bool usesMemservers(const pager::Counters& counters);
 }  // namespace olpager::tools

@@ -218,7 +218,7 @@ void nodeLines(const Sample& now, const Sample* before, const View& view, bool m
   for (const auto& process : now.reading.processes) {
     const auto& counters = *process.counters;
     const Figures one = since(process, now, before);
-    devices = std::max(devices, devicesOf(counters));
+    devices = std::max(devices, counters.devicesInUse());
     host += static_cast<double>(valueOf(counters.host_used_bytes));
     host_limit += static_cast<double>(valueOf(counters.host_limit_bytes));
     remote += static_cast<double>(one.remote);
@@ -680,7 +680,7 @@ int runLive(const SampleSource& source, double interval, double duration) {
         case 'n': {
           unsigned devices = 0;
           for (const auto& process : now.reading.processes)
-            devices = std::max(devices, devicesOf(*process.counters));
+            devices = std::max(devices, process.counters->devicesInUse());
           const unsigned next = view.devices.only ? *view.devices.only + 1 : 0;
           view.devices.only = next < devices ? std::optional(next) : std::nullopt;
           break;

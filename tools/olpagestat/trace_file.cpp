@@ -210,7 +210,7 @@ bool TraceFile::finish(uint32_t pid, const pager::Counters& before, const pager:
                        uint64_t lost) {
   const auto grown = [&](auto&& of) {
     uint64_t sum = 0;
-    for (unsigned device = 0; device < devicesOf(after); device++)
+    for (unsigned device = 0; device < after.devicesInUse(); device++)
       sum += of(after.devices[device]) - of(before.devices[device]);
     return sum;
   };

@@ -16,7 +16,7 @@ namespace {
 std::optional<double> stalledOf(const Counters& now, const Counters& before, double seconds,
                                 const DeviceChoice& devices) {
   std::optional<double> most;
-  for (unsigned device = 0; device < devicesOf(now); device++) {
+  for (unsigned device = 0; device < now.devicesInUse(); device++) {
     if (!devices.holds(device)) continue;
     const uint64_t then = valueOf(before.why.devices[device].waiting_ns);
     const uint64_t waited = std::max(valueOf(now.why.devices[device].waiting_ns), then) - then;
@@ -40,7 +40,7 @@ TrailPoint pointOf(const Counters& now, const Counters& before, double at, doubl
   TrailPoint point;
   point.seconds = at;
   const Figures figures = figuresOf(now, &before, seconds, devices);
-  if (devicesOf(now) != 0) point.traffic = figures.traffic();
+  if (now.devicesInUse() != 0) point.traffic = figures.traffic();
   if (!devices.only && executorsOf(now) != 0) {
     if (const auto more = executorsTraffic(now, before, seconds))
       point.traffic = point.traffic.value_or(0) + *more;
@@ -61,7 +61,7 @@ void Trails::add(const Sample& now, const Sample& before) {
     const ProcessKey key = keyOf(process);
     const auto* then = find(before, key);
     if (then == nullptr) continue;
-    const auto devices = static_cast<int>(devicesOf(*process.counters));
+    const auto devices = static_cast<int>(process.counters->devicesInUse());
     for (int device = kAll; device < devices; device++) {
       DeviceChoice choice;
       if (device != kAll) choice.only = static_cast<unsigned>(device);

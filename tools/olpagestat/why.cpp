@@ -28,11 +28,6 @@ constexpr uint64_t kFew = 50;  // fewer launches than one of so many are an exce
 constexpr double kNs = 1e9;
 constexpr double kGib = 1ull << 30;
 
-unsigned devicesOf(const Counters& counters) {
-  return static_cast<unsigned>(
-      std::min<uint64_t>(valueOf(counters.device_count), pager::kMaxCountedDevices));
-}
-
 std::string seconds(double value) {
   if (value >= 100) return base::format("{:.0f} s", value);
   if (value >= 1) return base::format("{:.1f} s", value);
@@ -103,7 +98,7 @@ class Finder {
   }
 
   Findings find() {
-    for (unsigned i = 0; i < devicesOf(counters_); i++) {
+    for (unsigned i = 0; i < counters_.devicesInUse(); i++) {
       const Device device{counters_.devices[i], counters_.why.devices[i], i};
       budget(device);
       hostTier(device);
@@ -134,7 +129,7 @@ class Finder {
     return cost >= kLeastSeconds && (!run_ || cost >= kLeastShare * *run_);
   }
   std::optional<unsigned> named(const Device& device) const {
-    return devicesOf(counters_) > 1 ? std::optional(device.ordinal) : std::nullopt;
+    return counters_.devicesInUse() > 1 ? std::optional(device.ordinal) : std::nullopt;
   }
   void add(const char* id, const Device& device, double cost, std::string title,
            std::string evidence, std::string action) {
@@ -453,7 +448,7 @@ class Finder {
 
   void notMeasured() {
     const bool elsewhere = valueOf(counters_.unified.count) != 0 || isForwarded(counters_);
-    if (devicesOf(counters_) != 0) return;
+    if (counters_.devicesInUse() != 0) return;
     if (elsewhere)
       all_.not_measured.emplace_back(
           "what launches wait for at the gpunodes, whose pagers count there: olpagestat --why "
@@ -476,7 +471,7 @@ class Finder {
     const auto of = [](const status::Counter& ns) {
       return static_cast<double>(valueOf(ns)) / kNs;
     };
-    for (unsigned i = 0; i < devicesOf(counters_); i++) {
+    for (unsigned i = 0; i < counters_.devicesInUse(); i++) {
       const DeviceWhy& why = counters_.why.devices[i];
       sum.busy += of(why.busy_ns);
       sum.pages += of(why.idle_pages_ns);

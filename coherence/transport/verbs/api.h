@@ -8,7 +8,12 @@
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 
+#include <cerrno>
+#include <cstring>
 #include <string>
+
+#include "base/format.h"
+#include "base/result.h"
 
 namespace olpager::transport::verbs {
 
@@ -66,5 +71,10 @@ struct Api {
 /// line.
 const Api* api();
 const std::string& whyNot();
+
+/// A call of the libraries has failed, and errno says why.
+inline Error failed(const char* what) {
+  return Error{base::format("{}: {}", what, std::strerror(errno))};
+}
 
 }  // namespace olpager::transport::verbs

@@ -20,8 +20,6 @@ constexpr uint32_t kInline = 192;  // a frame's header and a short message
 // 0.64 ms, in the card's own steps: how long a sender waits for whom there is no piece.
 constexpr uint8_t kNoPieceTimer = 12;
 
-Error failed(const char* what) { return Error{base::format("{}: {}", what, std::strerror(errno))}; }
-
 }  // namespace
 
 // ---- memory

@@ -45,8 +45,6 @@ uint8_t timeoutExponent(uint32_t dead_ms) {
   return exponent;
 }
 
-Error failed(const char* what) { return Error{base::format("{}: {}", what, std::strerror(errno))}; }
-
 }  // namespace
 
 Ticket makeTicket(const LinkSecrets& secrets, const LinkId& id, uint32_t rail, uint32_t which) {

@@ -1,11 +1,11 @@
 // cvt: every pair of numeric types. Registers have the size of the type, 8-bit types live in 16-bit
 // registers; where the text's registers are wider, the decoder adds a copy between sizes.
-#include <cfenv>
 #include <cmath>
 #include <limits>
 #include <type_traits>
 
 #include "gpunode/simgpu/ptx/half.h"
+#include "gpunode/simgpu/ptx/host_round.h"
 
 namespace olpager::simgpu::ptx::PTX_ISA {
 namespace {
@@ -66,24 +66,6 @@ I toInteger(F x) {
   if (x >= kHigh) return std::numeric_limits<I>::max();
   return static_cast<I>(x);
 }
-
-class HostRound {
- public:
-  explicit HostRound(Round mode) : changed_(mode != Round::kNearest) {
-    if (changed_)
-      std::fesetround(mode == Round::kZero   ? FE_TOWARDZERO
-                      : mode == Round::kDown ? FE_DOWNWARD
-                                             : FE_UPWARD);
-  }
-  ~HostRound() {
-    if (changed_) std::fesetround(FE_TONEAREST);
-  }
-  HostRound(const HostRound&) = delete;
-  HostRound& operator=(const HostRound&) = delete;
-
- private:
-  bool changed_;
-};
 
 /// A 64-bit integer as a double whose later rounding to a short format is the only one.
 template <typename I>

@@ -1,10 +1,10 @@
 // Operations on f32 and f64. Must be compiled without contraction of a*b+c, which would change
 // results.
-#include <cfenv>
 #include <cmath>
 #include <limits>
 #include <type_traits>
 
+#include "gpunode/simgpu/ptx/host_round.h"
 #include "gpunode/simgpu/ptx/lanes.h"
 
 namespace olpager::simgpu::ptx::PTX_ISA {
@@ -23,35 +23,6 @@ inline T saturate(T x) {
   // NaN fails the first comparison and becomes +0.
   return x > T{0} ? (x < T{1} ? x : T{1}) : T{0};
 }
-
-int hostRound(std::uint32_t flags) {
-  switch (static_cast<Round>(flags & kFlagRoundMask)) {
-    case Round::kZero:
-      return FE_TOWARDZERO;
-    case Round::kDown:
-      return FE_DOWNWARD;
-    case Round::kUp:
-      return FE_UPWARD;
-    default:
-      return FE_TONEAREST;
-  }
-}
-
-/// The host's rounding mode for the life of the object.
-class HostRound {
- public:
-  explicit HostRound(std::uint32_t flags) : changed_((flags & kFlagRoundMask) != 0) {
-    if (changed_) std::fesetround(hostRound(flags));
-  }
-  ~HostRound() {
-    if (changed_) std::fesetround(FE_TONEAREST);
-  }
-  HostRound(const HostRound&) = delete;
-  HostRound& operator=(const HostRound&) = delete;
-
- private:
-  bool changed_;
-};
 
 struct Add {
   template <typename T>
@@ -188,7 +159,7 @@ Step modified(Warp& w, const Op& op) {
   const bool ftz = (op.flags & kFlagFtz) != 0;
   const bool sat = (op.flags & kFlagSat) != 0;
   const bool relu = (op.flags & kFlagRelu) != 0;
-  const HostRound rounding(op.flags);
+  const HostRound rounding(static_cast<Round>(op.flags & kFlagRoundMask));
   forLanes(w, [&](std::uint32_t i) {
     T result = canonical(applied<F, kArity>(a, b, c, i, [&](T x) { return ftz ? flush(x) : x; }));
     if (ftz) result = flush(result);
@@ -343,7 +314,7 @@ Step packed(Warp& w, const Op& op) {
   const float* const b = w.reg<float>(op.r[2]);
   const float* const c = kArity == 3 ? w.reg<float>(op.r[3]) : nullptr;
   const bool ftz = (op.flags & kFlagFtz) != 0;
-  const HostRound rounding(op.flags);
+  const HostRound rounding(static_cast<Round>(op.flags & kFlagRoundMask));
   forLanes(w, [&](std::uint32_t lane) {
     const auto in = [&](float x) { return ftz ? flush(x) : x; };
     for (std::uint32_t i = 2 * lane; i < 2 * lane + 2; ++i)

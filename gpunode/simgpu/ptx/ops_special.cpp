@@ -9,11 +9,6 @@
 namespace olpager::simgpu::ptx {
 namespace {
 
-template <typename Body>
-void forEach(std::uint32_t mask, Body body) {
-  for (; mask != 0; mask &= mask - 1) body(static_cast<std::uint32_t>(std::countr_zero(mask)));
-}
-
 std::uint64_t nanoseconds(bool wall) {
   const auto now = wall ? std::chrono::system_clock::now().time_since_epoch()
                         : std::chrono::steady_clock::now().time_since_epoch();

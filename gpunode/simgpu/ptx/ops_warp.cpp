@@ -10,11 +10,6 @@
 namespace olpager::simgpu::ptx {
 namespace {
 
-template <typename Body>
-void forEach(std::uint32_t mask, Body body) {
-  for (; mask != 0; mask &= mask - 1) body(static_cast<std::uint32_t>(std::countr_zero(mask)));
-}
-
 std::uint32_t members(Warp& w, const Op& op) { return w.members(op.r[5]); }
 
 /// body(lanes) for each set of active lanes that name the same members: tiles of a warp vote each

@@ -35,6 +35,13 @@ namespace olpager::simgpu::ptx {
 
 inline constexpr std::uint32_t kFullMask = 0xFFFFFFFF;
 inline constexpr std::uint32_t kBarriers = 16;
+
+/// body(lane) for each lane of the mask.
+template <typename Body>
+void forEach(std::uint32_t mask, Body body) {
+  for (; mask != 0; mask &= mask - 1) body(static_cast<std::uint32_t>(std::countr_zero(mask)));
+}
+
 /// Shared memory behind all other for kernels that read %reserved_smem_offset_*: two parts of a
 /// KiB.
 inline constexpr std::uint32_t kReservedSharedBytes = 2048;
