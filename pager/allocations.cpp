@@ -18,6 +18,9 @@ namespace olpager::pager {
 
 namespace {
 
+// A wait for deferred launches asks this often whether they still run.
+constexpr uint64_t kLookNs = std::chrono::nanoseconds(kLook).count();
+
 // Of an arena, so many extents fit VRAM at least.
 constexpr uint64_t kArenaExtents = 32;
 
@@ -25,9 +28,6 @@ constexpr uint64_t kArenaExtents = 32;
 // while none comes free: what is before such a free may wait for this very thread. A stream-ordered
 // allocation waits as long as that takes. Natively it gets such memory in the order of the stream.
 constexpr uint64_t kDevicePatienceNs = 1'000'000'000;
-// How often who waits for what is deferred asks whether it still runs.
-constexpr uint64_t kLookNs = 100'000'000;
-constexpr std::chrono::nanoseconds kLook{kLookNs};
 
 struct NewRegion {
   RegionKind kind;

@@ -16,7 +16,7 @@
 namespace olpager::forward {
 namespace {
 
-constexpr uint64_t kPiece = 4ull << 20;
+constexpr uint64_t kBetweenPiece = 4ull << 20;
 
 // Where and how one side is reached: in a context, in one of its streams.
 struct Reach {
@@ -27,9 +27,9 @@ struct Reach {
 
 CUresult copyPieces(CUdeviceptr to, const Reach& into, CUdeviceptr from, const Reach& out,
                     uint64_t bytes) {
-  const auto piece = std::make_unique_for_overwrite<std::byte[]>(std::min(kPiece, bytes));
-  for (uint64_t at = 0; at < bytes; at += kPiece) {
-    const uint64_t count = std::min(kPiece, bytes - at);
+  const auto piece = std::make_unique_for_overwrite<std::byte[]>(std::min(kBetweenPiece, bytes));
+  for (uint64_t at = 0; at < bytes; at += kBetweenPiece) {
+    const uint64_t count = std::min(kBetweenPiece, bytes - at);
     {
       const WithContext current(out.context);
       const CUresult result =

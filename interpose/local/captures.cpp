@@ -72,7 +72,7 @@ struct Captures {
 };
 
 // Never destroyed: graphs are launched in destructors of the program too.
-Captures& state() {
+Captures& allCaptures() {
   static auto* instance = new Captures;
   return *instance;
 }
@@ -134,8 +134,8 @@ void oneCaptureLess() {
   if (!last) return;
   std::vector<CUdeviceptr> waiting;
   {
-    std::lock_guard lock(state().mutex);
-    waiting.swap(state().to_free);
+    std::lock_guard lock(allCaptures().mutex);
+    waiting.swap(allCaptures().to_free);
   }
   for (CUdeviceptr address : waiting) (void)freeMemory(address);  // another capture may have begun
 }
@@ -190,7 +190,7 @@ void applyPins(CUgraphExec exec, const Repin& change) {
           "not there");
   }
   unpinAll(change.before);
-  Captures& all = state();
+  Captures& all = allCaptures();
   {
     std::lock_guard lock(all.mutex);
     if (const auto found = all.executables.find(exec); found != all.executables.end()) {
@@ -216,9 +216,9 @@ CUresult refusedByCapture() {
 CUresult freeMemory(CUdeviceptr address) {
   for (unsigned refused = 0, strangers = 0;; ++refused) {
     if (anyCapture()) {
-      std::lock_guard lock(state().mutex);
+      std::lock_guard lock(allCaptures().mutex);
       if (anyCapture()) {  // else the last one's end has taken what was there
-        state().to_free.push_back(address);
+        allCaptures().to_free.push_back(address);
         return CUDA_SUCCESS;
       }
     }
@@ -253,7 +253,7 @@ uint64_t captureOf(const pager::StreamKey& stream) {
 void captureBegan(const pager::StreamKey& stream) {
   detail::g_captures.fetch_add(1, std::memory_order_relaxed);
   uint64_t id = captureOf(stream);
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   if (id == kInvalidatedCapture)  // already, by another thread: it is found by its stream
     while (all.running.contains(id)) --id;
@@ -262,7 +262,7 @@ void captureBegan(const pager::StreamKey& stream) {
 }
 
 void captureEnded(const pager::StreamKey& stream, uint64_t id, CUgraph graph) {
-  Captures& all = state();
+  Captures& all = allCaptures();
   Ended ended;
   Content content;  // what of it is dropped goes after the lock
   {
@@ -312,7 +312,7 @@ GoneCapturesPtr endCaptures(Captures& all, Goes goes) {
 
 GoneCapturesPtr captureStreamGone(const pager::StreamKey& stream) {
   if (!anyCapture()) return nullptr;
-  return endCaptures(state(), [&](const auto& capture) { return capture.stream == stream; });
+  return endCaptures(allCaptures(), [&](const auto& capture) { return capture.stream == stream; });
 }
 
 void captureAdd(uint64_t id, const pager::Access& access) {
@@ -322,7 +322,7 @@ void captureAdd(uint64_t id, const pager::Access& access) {
 }
 
 void captureAdd(uint64_t id, const ReachSet& reach) {
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   const auto found = all.running.find(id);
   if (found != all.running.end()) found->second.content.captured.add(reach);
@@ -330,7 +330,7 @@ void captureAdd(uint64_t id, const ReachSet& reach) {
 
 void captureAllocates(uint64_t id, CUdeviceptr address) {
   auto memory = newGraphMemory(address);
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   const auto found = all.running.find(id);
   if (found == all.running.end()) return;
@@ -339,7 +339,7 @@ void captureAllocates(uint64_t id, CUdeviceptr address) {
 }
 
 CUresult captureFrees(uint64_t id, CUdeviceptr address) {
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   const auto found = all.running.find(id);
   if (found == all.running.end()) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
@@ -348,7 +348,7 @@ CUresult captureFrees(uint64_t id, CUdeviceptr address) {
 
 void captureLaunches(uint64_t id, CUgraphExec exec) {
   MemoryUse kept;  // until after the lock
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   const auto launched = all.executables.find(exec);
   const auto found = all.running.find(id);
@@ -357,19 +357,19 @@ void captureLaunches(uint64_t id, CUgraphExec exec) {
 }
 
 CUresult graphFrees(CUgraph graph, CUdeviceptr address) {
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   return addFree(*contentOf(all, graph), address);
 }
 
 void capturesOfContextGone(CUcontext context) {
-  (void)endCaptures(state(),
+  (void)endCaptures(allCaptures(),
                     [&](const auto& capture) { return capture.stream.context == context; });
   graphMemoryOfContextGone();
 }
 
 void graphNodeReaches(CUgraph graph, CUgraphNode node, const ReachSet& reach) {
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   if (graph != nullptr) {
     if (!reach.empty()) contentOf(all, graph)->nodes[node] = reach;
@@ -386,7 +386,7 @@ void graphNodeReaches(CUgraph graph, CUgraphNode node, const ReachSet& reach) {
 
 void graphHasChild(CUgraph graph, CUgraphNode node, CUgraph child, bool shared) {
   std::shared_ptr<Content> copy;  // holds what was there before until after the lock
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   if (shared) {
     contentOf(all, graph)->bodies[node].push_back(child);
@@ -401,7 +401,7 @@ void graphHasChild(CUgraph graph, CUgraphNode node, CUgraph child, bool shared) 
 
 void graphCloned(CUgraph clone, CUgraph original) {
   std::shared_ptr<Content> copy;
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   const auto found = all.graphs.find(original);
   if (found == all.graphs.end()) return;
@@ -414,7 +414,7 @@ void graphCloned(CUgraph clone, CUgraph original) {
 
 void graphReach(CUgraph graph, ReachSet& into) {
   MemoryUse kept;  // until after the lock
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   const auto found = all.graphs.find(graph);
   if (found != all.graphs.end()) gather(all, *found->second, into, kept);
@@ -463,12 +463,12 @@ void takeChanged(Captures& all, CUgraphNode node, Leaving& leaving) {
 }  // namespace
 
 bool anyNodeOfUnknownGraph() {
-  std::lock_guard lock(state().mutex);
-  return !state().changed.empty();
+  std::lock_guard lock(allCaptures().mutex);
+  return !allCaptures().changed.empty();
 }
 
 std::vector<CUgraph> graphBodies(CUgraph graph) {
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   const auto found = all.graphs.find(graph);
   std::vector<CUgraph> all_bodies;
@@ -480,7 +480,7 @@ std::vector<CUgraph> graphBodies(CUgraph graph) {
 
 LeavingPtr graphLeaves(CUgraph graph, const std::vector<CUgraphNode>& nodes) {
   LeavingPtr leaving = std::make_shared<Leaving>();
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   takeGraph(all, graph, *leaving);
   for (CUgraphNode node : nodes) takeChanged(all, node, *leaving);
@@ -489,7 +489,7 @@ LeavingPtr graphLeaves(CUgraph graph, const std::vector<CUgraphNode>& nodes) {
 
 LeavingPtr nodeLeaves(CUgraphNode node) {
   LeavingPtr leaving = std::make_shared<Leaving>();
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   takeChanged(all, node, *leaving);
   for (auto& [handle, content] : all.graphs) {
@@ -511,7 +511,7 @@ LeavingPtr nodeLeaves(CUgraphNode node) {
 
 LeavingPtr execLeaves(CUgraphExec exec) {
   LeavingPtr leaving = std::make_shared<Leaving>();
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   if (auto taken = all.executables.extract(exec); !taken.empty())
     leaving->executables.insert(std::move(taken));
@@ -519,7 +519,7 @@ LeavingPtr execLeaves(CUgraphExec exec) {
 }
 
 void stays(Leaving& leaving) {
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   all.graphs.merge(leaving.graphs);
   all.executables.merge(leaving.executables);
@@ -532,7 +532,7 @@ void stays(Leaving& leaving) {
 }
 
 void execMade(CUgraphExec exec, CUgraph graph, unsigned long long flags) {
-  Captures& all = state();
+  Captures& all = allCaptures();
   MemoryUse dropped;
   Repin change;
   {
@@ -553,7 +553,7 @@ void execMade(CUgraphExec exec, CUgraph graph, unsigned long long flags) {
 }
 
 void execNodeReaches(CUgraphExec exec, CUgraphNode node, const ReachSet& reach) {
-  Captures& all = state();
+  Captures& all = allCaptures();
   Repin change;
   {
     std::lock_guard lock(all.mutex);
@@ -571,7 +571,7 @@ void execHasChild(CUgraphExec exec, CUgraphNode node, CUgraph child) {
   ReachSet reach;
   MemoryUse memory;
   {
-    Captures& all = state();
+    Captures& all = allCaptures();
     std::lock_guard lock(all.mutex);
     const auto found = all.graphs.find(child);
     if (found != all.graphs.end()) gather(all, *found->second, reach, memory);
@@ -581,14 +581,14 @@ void execHasChild(CUgraphExec exec, CUgraphNode node, CUgraph child) {
 }
 
 void execReach(CUgraphExec exec, ReachSet& into) {
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   const auto found = all.executables.find(exec);
   if (found != all.executables.end()) into.add(found->second.all);
 }
 
 LaunchBefore execLaunches(CUgraphExec exec, ReachSet& into) {
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   const auto found = all.executables.find(exec);
   if (found == all.executables.end()) return {};
@@ -598,21 +598,21 @@ LaunchBefore execLaunches(CUgraphExec exec, ReachSet& into) {
 
 void execLaunched(CUgraphExec exec, const pager::StreamKey& stream, const LaunchBefore& before) {
   if (before.any && before.stream == stream && !before.gone) return;
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   const auto found = all.executables.find(exec);
   if (found != all.executables.end()) found->second.launched = {stream, true, false};
 }
 
 void launchStreamGone(const pager::StreamKey& stream) {
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   for (auto& [exec, executable] : all.executables)
     executable.launched.gone |= executable.launched.any && executable.launched.stream == stream;
 }
 
 MemoryUse execMemory(CUgraphExec exec, bool* auto_free) {
-  Captures& all = state();
+  Captures& all = allCaptures();
   std::lock_guard lock(all.mutex);
   const auto found = all.executables.find(exec);
   if (found == all.executables.end()) return {};

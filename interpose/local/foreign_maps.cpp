@@ -14,7 +14,7 @@ struct ForeignMaps {
   std::map<CUdeviceptr, uint64_t> ranges;  // first address to bytes
 };
 
-ForeignMaps& state() {
+ForeignMaps& foreignMaps() {
   static auto* instance = new ForeignMaps;
   return *instance;
 }
@@ -27,38 +27,38 @@ bool anyForeignMap() { return g_count.load(std::memory_order_relaxed) != 0; }
 
 bool foreignMapped(CUdeviceptr address) {
   if (!anyForeignMap()) return false;
-  std::lock_guard lock(state().mutex);
-  auto next = state().ranges.upper_bound(address);
-  if (next == state().ranges.begin()) return false;
+  std::lock_guard lock(foreignMaps().mutex);
+  auto next = foreignMaps().ranges.upper_bound(address);
+  if (next == foreignMaps().ranges.begin()) return false;
   --next;
   return address - next->first < next->second;
 }
 
 void foreignMap(CUdeviceptr address, uint64_t bytes) {
-  std::lock_guard lock(state().mutex);
-  state().ranges[address] = bytes;
-  g_count.store(state().ranges.size(), std::memory_order_relaxed);
+  std::lock_guard lock(foreignMaps().mutex);
+  foreignMaps().ranges[address] = bytes;
+  g_count.store(foreignMaps().ranges.size(), std::memory_order_relaxed);
 }
 
 std::vector<std::pair<CUdeviceptr, uint64_t>> foreignMapsAt(CUdeviceptr address, uint64_t bytes) {
   std::vector<std::pair<CUdeviceptr, uint64_t>> found;
   if (!anyForeignMap()) return found;
-  std::lock_guard lock(state().mutex);
-  for (const auto& [first, size] : state().ranges)
+  std::lock_guard lock(foreignMaps().mutex);
+  for (const auto& [first, size] : foreignMaps().ranges)
     if (first < address + bytes && address < first + size) found.emplace_back(first, size);
   return found;
 }
 
 bool foreignUnmap(CUdeviceptr address, uint64_t bytes) {
   if (!anyForeignMap()) return false;
-  std::lock_guard lock(state().mutex);
+  std::lock_guard lock(foreignMaps().mutex);
   bool any = false;
-  for (auto it = state().ranges.lower_bound(address);
-       it != state().ranges.end() && it->first < address + bytes;) {
-    it = state().ranges.erase(it);
+  for (auto it = foreignMaps().ranges.lower_bound(address);
+       it != foreignMaps().ranges.end() && it->first < address + bytes;) {
+    it = foreignMaps().ranges.erase(it);
     any = true;
   }
-  g_count.store(state().ranges.size(), std::memory_order_relaxed);
+  g_count.store(foreignMaps().ranges.size(), std::memory_order_relaxed);
   return any;
 }
 

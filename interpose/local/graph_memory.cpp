@@ -45,7 +45,7 @@ struct GraphMemories {
 };
 
 // Never destroyed: graphs are launched in destructors of the program too.
-GraphMemories& state() {
+GraphMemories& graphMemories() {
   static auto* instance = new GraphMemories;
   return *instance;
 }
@@ -70,7 +70,7 @@ GraphMemories::One* GraphMemories::find(CUdeviceptr address) {
 GraphMemory::~GraphMemory() {
   bool there = false;
   {
-    GraphMemories& memories = state();
+    GraphMemories& memories = graphMemories();
     std::lock_guard lock(memories.mutex);
     const auto found = memories.all.find(address_);
     if (found == memories.all.end() || found->second.buffer_id != buffer_id_) return;
@@ -96,7 +96,7 @@ std::shared_ptr<GraphMemory> newGraphMemory(CUdeviceptr address) {
   pager::AllocationInfo info;
   (void)describe(address, &info);
   auto made = std::make_shared<GraphMemory>(address, info.buffer_id);
-  GraphMemories& memories = state();
+  GraphMemories& memories = graphMemories();
   std::lock_guard lock(memories.mutex);
   if (const auto before = memories.all.find(address); before != memories.all.end())
     memories.remove(before);
@@ -108,14 +108,14 @@ std::shared_ptr<GraphMemory> newGraphMemory(CUdeviceptr address) {
 }
 
 bool isGraphMemory(CUdeviceptr address) {
-  GraphMemories& memories = state();
+  GraphMemories& memories = graphMemories();
   std::lock_guard lock(memories.mutex);
   return memories.find(address) != nullptr;
 }
 
 GraphFree freeGraphMemory(CUdeviceptr address) {
   std::shared_ptr<GraphMemory> owner;  // goes after the lock
-  GraphMemories& memories = state();
+  GraphMemories& memories = graphMemories();
   std::lock_guard lock(memories.mutex);
   GraphMemories::One* const one = memories.find(address);
   if (one == nullptr) return GraphFree::kOther;
@@ -129,7 +129,7 @@ GraphFree freeGraphMemory(CUdeviceptr address) {
 
 CUresult MemoryLaunch::begin(MemoryUse use, bool auto_free) {
   if (use.empty()) return CUDA_SUCCESS;
-  GraphMemories& memories = state();
+  GraphMemories& memories = graphMemories();
   std::lock_guard lock(memories.mutex);
   std::map<CUdeviceptr, bool> allocated;  // by the graph so far
   for (const auto& memory : use.allocates) {
@@ -159,7 +159,7 @@ CUresult MemoryLaunch::begin(MemoryUse use, bool auto_free) {
 std::vector<CUdeviceptr> MemoryLaunch::done() {
   std::vector<CUdeviceptr> left;
   if (before_.empty()) return left;
-  GraphMemories& memories = state();
+  GraphMemories& memories = graphMemories();
   std::lock_guard lock(memories.mutex);
   for (const Before& one : before_) {
     const auto found = memories.all.find(one.address);
@@ -174,7 +174,7 @@ std::vector<CUdeviceptr> MemoryLaunch::done() {
 
 MemoryLaunch::~MemoryLaunch() {
   if (before_.empty()) return;
-  GraphMemories& memories = state();
+  GraphMemories& memories = graphMemories();
   std::lock_guard lock(memories.mutex);
   for (const Before& one : before_) {
     const auto found = memories.all.find(one.address);
@@ -183,13 +183,13 @@ MemoryLaunch::~MemoryLaunch() {
 }
 
 GraphMemoryUsage graphMemoryUsage(CUdevice device) {
-  GraphMemories& memories = state();
+  GraphMemories& memories = graphMemories();
   std::lock_guard lock(memories.mutex);
   return memories.usage[device];
 }
 
 void graphMemoryOfContextGone() {
-  GraphMemories& memories = state();
+  GraphMemories& memories = graphMemories();
   std::lock_guard lock(memories.mutex);
   for (auto one = memories.all.begin(); one != memories.all.end();)
     one = isThere(one->first, one->second.buffer_id) ? std::next(one) : memories.remove(one);
@@ -229,7 +229,7 @@ OLPAGER_HOOK(cuDeviceSetGraphMemAttribute)
 (CUdevice device, CUgraphMem_attribute attribute, void* value) {
   const CUresult result = driver().cuDeviceSetGraphMemAttribute(device, attribute, value);
   if (result != CUDA_SUCCESS || pool() == nullptr) return result;
-  GraphMemories& memories = state();
+  GraphMemories& memories = graphMemories();
   std::lock_guard lock(memories.mutex);
   GraphMemoryUsage& usage = memories.usage[device];
   // The driver takes no other attribute, nor another value than 0.

@@ -34,7 +34,7 @@ struct HostRanges {
   std::map<uint64_t, HostRange> ranges;  // by first address
 };
 
-HostRanges& state() {
+HostRanges& hostRanges() {
   static auto* instance = new HostRanges;
   return *instance;
 }
@@ -46,8 +46,8 @@ void noteHost(const void* address, uint64_t bytes, bool registered) {
   if (running == nullptr || address == nullptr) return;
   const auto at = reinterpret_cast<uint64_t>(address);
   {
-    std::lock_guard lock(state().mutex);
-    state().ranges[at] = {bytes, false, memoryContext()};
+    std::lock_guard lock(hostRanges().mutex);
+    hostRanges().ranges[at] = {bytes, false, memoryContext()};
   }
   olpager::pager::add(olpager::pager::counters().pinned_host_allocations);
   olpager::pager::add(olpager::pager::counters().pinned_host_bytes, bytes);
@@ -58,8 +58,8 @@ void noteManaged(CUdeviceptr address, uint64_t bytes) {
   Pool* running = pool();
   if (running == nullptr) return;
   {
-    std::lock_guard lock(state().mutex);
-    state().ranges[address] = {bytes, true, memoryContext()};
+    std::lock_guard lock(hostRanges().mutex);
+    hostRanges().ranges[address] = {bytes, true, memoryContext()};
   }
   olpager::pager::add(olpager::pager::counters().managed_allocations);
   olpager::pager::add(olpager::pager::counters().managed_bytes, bytes);
@@ -71,11 +71,11 @@ void forgetHost(uint64_t address) {
   Pool* running = pool();
   HostRange gone;
   {
-    std::lock_guard lock(state().mutex);
-    const auto found = state().ranges.find(address);
-    if (found == state().ranges.end()) return;
+    std::lock_guard lock(hostRanges().mutex);
+    const auto found = hostRanges().ranges.find(address);
+    if (found == hostRanges().ranges.end()) return;
     gone = found->second;
-    state().ranges.erase(found);
+    hostRanges().ranges.erase(found);
   }
   if (running != nullptr) running->removeRoot(address);
   auto& counters = olpager::pager::counters();
@@ -121,8 +121,8 @@ void forgetManaged(CUdeviceptr address) { forgetHost(address); }
 void hostMemoryOfContextGone(CUcontext context) {
   std::vector<uint64_t> gone;
   {
-    std::lock_guard lock(state().mutex);
-    for (const auto& [address, range] : state().ranges)
+    std::lock_guard lock(hostRanges().mutex);
+    for (const auto& [address, range] : hostRanges().ranges)
       if (range.context == context) gone.push_back(address);
   }
   for (const uint64_t address : gone) forgetHost(address);

@@ -15,7 +15,7 @@ using olpager::pager::Pool;
 
 namespace {
 
-bool ours(CUdeviceptr address) {
+bool mayExport(CUdeviceptr address) {
   const Pool* running = pool();
   return running != nullptr && running->contains(address) && !foreignMapped(address);
 }
@@ -25,7 +25,7 @@ bool ours(CUdeviceptr address) {
 // A driver's handle names a piece of VRAM, and an allocation here has none of its own: the handle
 // is ours, and names this process and the allocation.
 OLPAGER_HOOK(cuIpcGetMemHandle)(CUipcMemHandle* handle, CUdeviceptr address) {
-  if (!ours(address)) return driver().cuIpcGetMemHandle(handle, address);
+  if (!mayExport(address)) return driver().cuIpcGetMemHandle(handle, address);
   // Natively only what cuMemAlloc gave has handles of this kind.
   olpager::pager::AllocationInfo info;
   if (handle == nullptr || !pool()->describe(address, &info) ||
@@ -71,7 +71,7 @@ OLPAGER_HOOK(cuIpcCloseMemHandle)(CUdeviceptr address) {
 OLPAGER_HOOK(cuMemGetHandleForAddressRange)
 (void* handle, CUdeviceptr address, size_t bytes, CUmemRangeHandleType type,
  unsigned long long flags) {
-  if (ours(address)) {
+  if (mayExport(address)) {
     const CUresult pinned = pinForLife(address);
     if (pinned != CUDA_SUCCESS) return pinned;
   }
@@ -103,6 +103,6 @@ OLPAGER_HOOK(cuMemPoolSetAccess)
 OLPAGER_HOOK(cuMemPoolExportPointer)(CUmemPoolPtrExportData* out, CUdeviceptr address) {
   // Pools whose memory can be exported are the driver's: what comes from the others can't be,
   // natively neither.
-  if (ours(address)) return CUDA_ERROR_INVALID_VALUE;
+  if (mayExport(address)) return CUDA_ERROR_INVALID_VALUE;
   return driver().cuMemPoolExportPointer(out, address);
 }

@@ -52,14 +52,14 @@ struct IpcExports {
   uint64_t socket = 0;
 };
 
-IpcExports& state() {
+IpcExports& ipcExports() {
   static auto* instance = new IpcExports;
   return *instance;
 }
 
 std::atomic<int> g_listening{-1};
 std::atomic<uint64_t> g_socket{0};
-std::atomic<bool> g_any{false};
+std::atomic<bool> g_any_export{false};
 
 bool sendPacket(int peer, const void* bytes, size_t size, const int* descriptors = nullptr,
                 size_t count = 0) {
@@ -99,8 +99,8 @@ void serve(int peer) {
     return;
   std::shared_ptr<const Export> found;
   {
-    std::lock_guard lock(state().mutex);
-    for (const auto& [base, candidate] : state().by_base)
+    std::lock_guard lock(ipcExports().mutex);
+    for (const auto& [base, candidate] : ipcExports().by_base)
       if (candidate->name.allocation == request.allocation &&
           std::memcmp(candidate->name.nonce, request.nonce, sizeof(request.nonce)) == 0)
         found = candidate;
@@ -168,9 +168,9 @@ CUresult ipcExport(CUdeviceptr address, CUipcMemHandle* out) {
   pager::AllocationInfo info;
   if (!running.describe(address, &info)) return CUDA_ERROR_INVALID_VALUE;
   {
-    std::lock_guard lock(state().mutex);
-    const auto found = state().by_base.find(info.base);
-    if (found != state().by_base.end() && found->second->name.allocation == info.buffer_id) {
+    std::lock_guard lock(ipcExports().mutex);
+    const auto found = ipcExports().by_base.find(info.base);
+    if (found != ipcExports().by_base.end() && found->second->name.allocation == info.buffer_id) {
       std::memcpy(out, &found->second->name, sizeof(*out));
       return CUDA_SUCCESS;
     }
@@ -206,7 +206,7 @@ CUresult ipcExport(CUdeviceptr address, CUipcMemHandle* out) {
     (void)fcntl(descriptor, F_SETFD, FD_CLOEXEC);
     made->sizes.push_back(piece.bytes);
   }
-  IpcExports& all = state();
+  IpcExports& all = ipcExports();
   std::lock_guard lock(all.mutex);
   result = startServing(all);
   if (result != CUDA_SUCCESS) return result;
@@ -221,18 +221,18 @@ CUresult ipcExport(CUdeviceptr address, CUipcMemHandle* out) {
   // Another thread may have made it meanwhile.
   if (kept == nullptr || kept->name.allocation != info.buffer_id) kept = std::move(made);
   std::memcpy(out, &kept->name, sizeof(*out));
-  g_any.store(true, std::memory_order_release);
+  g_any_export.store(true, std::memory_order_release);
   return CUDA_SUCCESS;
 }
 
 void ipcExportGone(CUdeviceptr base) {
-  if (!g_any.load(std::memory_order_acquire)) return;
+  if (!g_any_export.load(std::memory_order_acquire)) return;
   std::shared_ptr<const Export> dropped;  // its descriptors are closed after the lock
-  std::lock_guard lock(state().mutex);
-  const auto found = state().by_base.find(base);
-  if (found == state().by_base.end()) return;
+  std::lock_guard lock(ipcExports().mutex);
+  const auto found = ipcExports().by_base.find(base);
+  if (found == ipcExports().by_base.end()) return;
   dropped = std::move(found->second);
-  state().by_base.erase(found);
+  ipcExports().by_base.erase(found);
 }
 
 bool ipcIsOwn(uint64_t socket) { return socket != 0 && socket == g_socket.load(); }

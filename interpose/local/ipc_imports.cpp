@@ -47,12 +47,12 @@ struct IpcImports {
   std::map<CUdeviceptr, Import> by_base;
 };
 
-IpcImports& state() {
+IpcImports& ipcImports() {
   static auto* instance = new IpcImports;
   return *instance;
 }
 
-std::atomic<bool> g_any{false};
+std::atomic<bool> g_any_import{false};
 
 // What the exporter sent.
 struct Received {
@@ -217,7 +217,7 @@ CUresult ipcOpen(CUdeviceptr* out, const CUipcMemHandle& handle, unsigned int fl
   if (ipcIsOwn(name.socket))
     return CUDA_ERROR_INVALID_CONTEXT;  // as native: a process does not open its own
   RelaxedCapture relaxed;
-  IpcImports& all = state();
+  IpcImports& all = ipcImports();
   // Held while the other process is asked, ten seconds at most: two threads that open one handle
   // get one mapping. Nobody takes this lock on the other process's behalf.
   std::lock_guard lock(all.mutex);
@@ -244,21 +244,21 @@ CUresult ipcOpen(CUdeviceptr* out, const CUipcMemHandle& handle, unsigned int fl
   if (pager::Pool* running = pool(); running != nullptr)
     running->addRoot(memoryContext(), import.base, import.bytes, pager::RootKind::kDevice);
   all.by_base.emplace(import.base, std::move(import));
-  g_any.store(true, std::memory_order_release);
+  g_any_import.store(true, std::memory_order_release);
   return CUDA_SUCCESS;
 }
 
 bool ipcClose(CUdeviceptr address, CUresult* result) {
-  if (!g_any.load(std::memory_order_acquire)) return false;
+  if (!g_any_import.load(std::memory_order_acquire)) return false;
   Import closed;
   {
-    std::lock_guard lock(state().mutex);
-    const auto found = state().by_base.find(address);
-    if (found == state().by_base.end()) return false;
+    std::lock_guard lock(ipcImports().mutex);
+    const auto found = ipcImports().by_base.find(address);
+    if (found == ipcImports().by_base.end()) return false;
     *result = CUDA_SUCCESS;
     if (--found->second.opened > 0) return true;
     closed = std::move(found->second);
-    state().by_base.erase(found);
+    ipcImports().by_base.erase(found);
   }
   // As native: what the context still does with it ends first.
   *result = driver().cuCtxSynchronize();
@@ -268,10 +268,10 @@ bool ipcClose(CUdeviceptr address, CUresult* result) {
 }
 
 bool ipcRange(CUdeviceptr address, CUdeviceptr* base, size_t* bytes) {
-  if (!g_any.load(std::memory_order_acquire)) return false;
-  std::lock_guard lock(state().mutex);
-  auto found = state().by_base.upper_bound(address);
-  if (found == state().by_base.begin()) return false;
+  if (!g_any_import.load(std::memory_order_acquire)) return false;
+  std::lock_guard lock(ipcImports().mutex);
+  auto found = ipcImports().by_base.upper_bound(address);
+  if (found == ipcImports().by_base.begin()) return false;
   --found;
   if (address - found->first >= found->second.bytes) return false;
   *base = found->first;

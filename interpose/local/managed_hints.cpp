@@ -31,21 +31,21 @@ ManagedAdvice& given() {
   return *instance;
 }
 
-bool ours(CUdeviceptr address) {
+bool isPaged(CUdeviceptr address) {
   const Pool* running = pool();
   return running != nullptr && running->contains(address);
 }
 
-bool anyOurs(const CUdeviceptr* addresses, size_t count) {
+bool anyPaged(const CUdeviceptr* addresses, size_t count) {
   for (size_t i = 0; addresses != nullptr && i < count; ++i) {
-    if (ours(addresses[i])) return true;
+    if (isPaged(addresses[i])) return true;
   }
   return false;
 }
 
 bool partOf(CUdeviceptr address, uint64_t bytes, ManagedPart* part) {
   AllocationInfo info;
-  if (bytes == 0 || !ours(address) || !pool()->describe(address, &info) ||
+  if (bytes == 0 || !isPaged(address) || !pool()->describe(address, &info) ||
       info.kind != AllocationKind::kManaged || bytes > info.bytes - (address - info.base))
     return false;
   *part = {info.base, address, address + bytes};
@@ -173,26 +173,26 @@ void forgetAdvice(CUdeviceptr address) { given().forget(address); }
 
 OLPAGER_HOOK(cuMemAdvise)
 (CUdeviceptr address, size_t bytes, CUmem_advise advice, CUdevice device) {
-  if (!ours(address)) return driver().cuMemAdvise(address, bytes, advice, device);
+  if (!isPaged(address)) return driver().cuMemAdvise(address, bytes, advice, device);
   return advise(address, bytes, advice, ManagedAdvice::locationOf(device));
 }
 OLPAGER_HOOK(cuMemAdvise_v2)
 (CUdeviceptr address, size_t bytes, CUmem_advise advice, CUmemLocation location) {
-  if (!ours(address)) return driver().cuMemAdvise_v2(address, bytes, advice, location);
+  if (!isPaged(address)) return driver().cuMemAdvise_v2(address, bytes, advice, location);
   return advise(address, bytes, advice, location);
 }
 
 OLPAGER_HOOK(cuMemRangeGetAttribute)
 (void* data, size_t data_bytes, CUmem_range_attribute attribute, CUdeviceptr address,
  size_t bytes) {
-  if (!ours(address))
+  if (!isPaged(address))
     return driver().cuMemRangeGetAttribute(data, data_bytes, attribute, address, bytes);
   return rangeAttribute(data, data_bytes, attribute, address, bytes);
 }
 OLPAGER_HOOK(cuMemRangeGetAttributes)
 (void** data, size_t* data_bytes, CUmem_range_attribute* attributes, size_t count,
  CUdeviceptr address, size_t bytes) {
-  if (!ours(address))
+  if (!isPaged(address))
     return driver().cuMemRangeGetAttributes(data, data_bytes, attributes, count, address, bytes);
   if (data == nullptr || data_bytes == nullptr || attributes == nullptr || count == 0)
     return CUDA_ERROR_INVALID_VALUE;
@@ -206,21 +206,21 @@ OLPAGER_HOOK(cuMemRangeGetAttributes)
 #define OLPAGER_MANAGED(suffix, per_thread)                                                        \
   OLPAGER_HOOK(cuMemPrefetchAsync##suffix)                                                         \
   (CUdeviceptr address, size_t bytes, CUdevice device, CUstream stream) {                          \
-    if (!ours(address))                                                                            \
+    if (!isPaged(address))                                                                            \
       return driver().cuMemPrefetchAsync##suffix(address, bytes, device, stream);                  \
     return prefetch(address, bytes, ManagedAdvice::locationOf(device), 0, stream, per_thread);     \
   }                                                                                                \
   OLPAGER_HOOK(cuMemPrefetchAsync_v2##suffix)                                                      \
   (CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned int flags,                  \
    CUstream stream) {                                                                              \
-    if (!ours(address))                                                                            \
+    if (!isPaged(address))                                                                            \
       return driver().cuMemPrefetchAsync_v2##suffix(address, bytes, location, flags, stream);      \
     return prefetch(address, bytes, location, flags, stream, per_thread);                          \
   }                                                                                                \
   OLPAGER_HOOK(cuMemPrefetchBatchAsync##suffix)                                                    \
   (CUdeviceptr * addresses, size_t * sizes, size_t count, CUmemLocation * locations,               \
    size_t * indices, size_t location_count, unsigned long long flags, CUstream stream) {           \
-    if (!anyOurs(addresses, count))                                                                \
+    if (!anyPaged(addresses, count))                                                                \
       return driver().cuMemPrefetchBatchAsync##suffix(addresses, sizes, count, locations, indices, \
                                                       location_count, flags, stream);              \
     return prefetchAll(addresses, sizes, count, locations, indices, location_count, flags, stream, \
@@ -229,14 +229,14 @@ OLPAGER_HOOK(cuMemRangeGetAttributes)
   OLPAGER_HOOK(cuMemDiscardBatchAsync##suffix)                                                     \
   (CUdeviceptr * addresses, size_t * sizes, size_t count, unsigned long long flags,                \
    CUstream stream) {                                                                              \
-    if (!anyOurs(addresses, count))                                                                \
+    if (!anyPaged(addresses, count))                                                                \
       return driver().cuMemDiscardBatchAsync##suffix(addresses, sizes, count, flags, stream);      \
     return discardAll(addresses, sizes, count, flags, stream, per_thread);                         \
   }                                                                                                \
   OLPAGER_HOOK(cuMemDiscardAndPrefetchBatchAsync##suffix)                                          \
   (CUdeviceptr * addresses, size_t * sizes, size_t count, CUmemLocation * locations,               \
    size_t * indices, size_t location_count, unsigned long long flags, CUstream stream) {           \
-    if (!anyOurs(addresses, count))                                                                \
+    if (!anyPaged(addresses, count))                                                                \
       return driver().cuMemDiscardAndPrefetchBatchAsync##suffix(                                   \
           addresses, sizes, count, locations, indices, location_count, flags, stream);             \
     return prefetchAll(addresses, sizes, count, locations, indices, location_count, flags, stream, \
@@ -244,7 +244,7 @@ OLPAGER_HOOK(cuMemRangeGetAttributes)
   }                                                                                                \
   OLPAGER_HOOK(cuStreamAttachMemAsync##suffix)                                                     \
   (CUstream stream, CUdeviceptr address, size_t bytes, unsigned int flags) {                       \
-    if (!ours(address))                                                                            \
+    if (!isPaged(address))                                                                            \
       return driver().cuStreamAttachMemAsync##suffix(stream, address, bytes, flags);               \
     return attach(address, bytes, flags, isLegacy(stream, per_thread));                            \
   }

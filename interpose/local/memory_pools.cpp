@@ -28,7 +28,7 @@ struct MemoryPools {
   std::map<CUdeviceptr, FromPool> allocations;  // from pools other than their device's default
 };
 
-MemoryPools& state() {
+MemoryPools& memoryPools() {
   static auto* instance = new MemoryPools;
   return *instance;
 }
@@ -54,7 +54,7 @@ std::map<CUdeviceptr, FromPool>::iterator forget(MemoryPools& all,
 
 bool poolDevice(CUmemoryPool pool, CUdevice* device) {
   {
-    MemoryPools& all = state();
+    MemoryPools& all = memoryPools();
     std::lock_guard lock(all.mutex);
     const auto found = all.made.find(pool);
     if (found != all.made.end()) {
@@ -81,7 +81,7 @@ bool poolDevice(CUmemoryPool pool, CUdevice* device) {
 
 CUmemoryPool currentPool(CUdevice device) {
   {
-    MemoryPools& all = state();
+    MemoryPools& all = memoryPools();
     std::lock_guard lock(all.mutex);
     if (all.made.empty()) return nullptr;
   }
@@ -97,7 +97,7 @@ CUmemoryPool currentPool(CUdevice device) {
 
 PoolShare::PoolShare(CUmemoryPool pool, uint64_t bytes)
     : pool_(pool), bytes_(rounded(bytes, kUnit)) {
-  MemoryPools& all = state();
+  MemoryPools& all = memoryPools();
   std::lock_guard lock(all.mutex);
   const auto found = all.made.find(pool);
   if (found == all.made.end()) return;
@@ -111,14 +111,14 @@ PoolShare::PoolShare(CUmemoryPool pool, uint64_t bytes)
 
 PoolShare::~PoolShare() {
   if (!counted_) return;
-  MemoryPools& all = state();
+  MemoryPools& all = memoryPools();
   std::lock_guard lock(all.mutex);
   if (const auto found = all.made.find(pool_); found != all.made.end())
     found->second.used -= bytes_;
 }
 
 void PoolShare::becomes(CUdeviceptr address) {
-  MemoryPools& all = state();
+  MemoryPools& all = memoryPools();
   std::lock_guard lock(all.mutex);
   if (const auto before = all.allocations.find(address); before != all.allocations.end())
     forget(all, before);
@@ -128,7 +128,7 @@ void PoolShare::becomes(CUdeviceptr address) {
 
 CUmemoryPool poolOf(CUdeviceptr address, CUdevice device) {
   {
-    MemoryPools& all = state();
+    MemoryPools& all = memoryPools();
     std::lock_guard lock(all.mutex);
     const auto found = all.allocations.find(address);
     if (found != all.allocations.end()) return found->second.pool;
@@ -140,7 +140,7 @@ CUmemoryPool poolOf(CUdeviceptr address, CUdevice device) {
 }
 
 void forgetFromPool(CUdeviceptr address) {
-  MemoryPools& all = state();
+  MemoryPools& all = memoryPools();
   std::lock_guard lock(all.mutex);
   const auto found = all.allocations.find(address);
   if (found != all.allocations.end()) forget(all, found);
@@ -148,7 +148,7 @@ void forgetFromPool(CUdeviceptr address) {
 
 void forgetFromPools() {
   const pager::Pool* const running = pool();
-  MemoryPools& all = state();
+  MemoryPools& all = memoryPools();
   std::lock_guard lock(all.mutex);
   for (auto one = all.allocations.begin(); one != all.allocations.end();)
     one =
@@ -163,7 +163,7 @@ using namespace olpager::local;  // NOLINT(google-build-using-namespace): the fu
 OLPAGER_HOOK(cuMemPoolCreate)(CUmemoryPool* out, const CUmemPoolProps* props) {
   const CUresult result = driver().cuMemPoolCreate(out, props);
   if (result == CUDA_SUCCESS) {
-    MemoryPools& all = state();
+    MemoryPools& all = memoryPools();
     std::lock_guard lock(all.mutex);
     all.made[*out] = {*props, 0};
   }
@@ -173,7 +173,7 @@ OLPAGER_HOOK(cuMemPoolCreate)(CUmemoryPool* out, const CUmemPoolProps* props) {
 OLPAGER_HOOK(cuMemPoolDestroy)(CUmemoryPool memory_pool) {
   const CUresult result = driver().cuMemPoolDestroy(memory_pool);
   if (result == CUDA_SUCCESS) {
-    MemoryPools& all = state();
+    MemoryPools& all = memoryPools();
     std::lock_guard lock(all.mutex);
     all.made.erase(memory_pool);
     // What is allocated stays until it is freed. Another pool may get the handle.

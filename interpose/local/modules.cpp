@@ -58,7 +58,7 @@ struct ModuleRoots {
       aliases;  // a library's module, and functions made of its kernels
 };
 
-ModuleRoots& state() {
+ModuleRoots& moduleRoots() {
   static auto* instance = new ModuleRoots;
   return *instance;
 }
@@ -185,8 +185,8 @@ std::vector<std::string> readNamesOfFile(const char* path) {
 }
 
 void addImage(const void* handle, std::shared_ptr<Image> image) {
-  std::lock_guard lock(state().mutex);
-  state().images[handle].swap(image);
+  std::lock_guard lock(moduleRoots().mutex);
+  moduleRoots().images[handle].swap(image);
 }
 
 void addModule(CUmodule module, std::vector<std::string> names) {
@@ -217,13 +217,13 @@ void removeRoots(const std::vector<CUdeviceptr>& addresses) {
 void imageGone(const void* handle) {
   std::vector<CUdeviceptr> dropped;
   {
-    std::lock_guard lock(state().mutex);
-    const auto found = state().images.find(handle);
-    if (found != state().images.end()) {
+    std::lock_guard lock(moduleRoots().mutex);
+    const auto found = moduleRoots().images.find(handle);
+    if (found != moduleRoots().images.end()) {
       dropRoots(*found->second, nullptr, dropped);
-      state().images.erase(found);
+      moduleRoots().images.erase(found);
     }
-    std::erase_if(state().aliases, [&](const auto& alias) { return alias.second == handle; });
+    std::erase_if(moduleRoots().aliases, [&](const auto& alias) { return alias.second == handle; });
   }
   removeRoots(dropped);
   invalidateParamLayouts();
@@ -258,19 +258,19 @@ CUresult variable(const Image& image, const void* handle, const char* name, CUde
 void registerImage(const void* handle, const std::shared_ptr<Image>& image, CUcontext context) {
   const void* kept = nullptr;
   {
-    std::lock_guard lock(state().mutex);
+    std::lock_guard lock(moduleRoots().mutex);
     if (image->roots.count(context) != 0) return;
     if (!image->named) kept = image->kept;
   }
   if (kept != nullptr) {
     std::vector<std::string> names = readNames(kept);
-    std::lock_guard lock(state().mutex);
+    std::lock_guard lock(moduleRoots().mutex);
     if (!image->named) image->names = std::move(names);
     image->named = true;
   }
   std::vector<std::string> names;
   {
-    std::lock_guard lock(state().mutex);
+    std::lock_guard lock(moduleRoots().mutex);
     names = image->names;
   }
   pager::Pool* running = pool();
@@ -287,7 +287,7 @@ void registerImage(const void* handle, const std::shared_ptr<Image>& image, CUco
   }
   base::logDebug("a module with %zu names: %zu variables may hold addresses", names.size(),
                  found.size());
-  std::lock_guard lock(state().mutex);
+  std::lock_guard lock(moduleRoots().mutex);
   image->roots[context] = std::move(found);
 }
 
@@ -330,12 +330,12 @@ void registerModuleOf(CUfunction function, CUcontext context) {
   const void* owner = ownerOf(function);
   std::shared_ptr<Image> image;
   {
-    std::lock_guard lock(state().mutex);
-    auto alias = state().aliases.find(function);
-    if (alias == state().aliases.end()) alias = state().aliases.find(owner);
-    if (alias != state().aliases.end()) owner = alias->second;
-    const auto found = state().images.find(owner);
-    if (found != state().images.end()) image = found->second;
+    std::lock_guard lock(moduleRoots().mutex);
+    auto alias = moduleRoots().aliases.find(function);
+    if (alias == moduleRoots().aliases.end()) alias = moduleRoots().aliases.find(owner);
+    if (alias != moduleRoots().aliases.end()) owner = alias->second;
+    const auto found = moduleRoots().images.find(owner);
+    if (found != moduleRoots().images.end()) image = found->second;
   }
   if (image != nullptr) registerImage(owner, image, context);
 }
@@ -346,17 +346,17 @@ void registerVariable(const void* handle, CUdeviceptr address, size_t bytes, boo
   if (running == nullptr || context == nullptr) return;
   std::shared_ptr<Image> image;
   {
-    std::lock_guard lock(state().mutex);
-    if (const auto alias = state().aliases.find(handle); alias != state().aliases.end())
+    std::lock_guard lock(moduleRoots().mutex);
+    if (const auto alias = moduleRoots().aliases.find(handle); alias != moduleRoots().aliases.end())
       handle = alias->second;
-    const auto found = state().images.find(handle);
-    if (found == state().images.end()) return;  // a kernel's launch will tell of it
+    const auto found = moduleRoots().images.find(handle);
+    if (found == moduleRoots().images.end()) return;  // a kernel's launch will tell of it
     image = found->second;
   }
   registerImage(handle, image, context);
   if (bytes < kSmallestRoot) return;
   {
-    std::lock_guard lock(state().mutex);
+    std::lock_guard lock(moduleRoots().mutex);
     std::vector<CUdeviceptr>& known = image->roots[context];
     if (std::find(known.begin(), known.end(), address) != known.end()) return;
     known.push_back(address);  // one that the image's own list of names lacks
@@ -368,8 +368,8 @@ void registerVariable(const void* handle, CUdeviceptr address, size_t bytes, boo
 void modulesOfContextGone(CUcontext context) {
   std::vector<CUdeviceptr> dropped;
   {
-    std::lock_guard lock(state().mutex);
-    for (auto& [handle, image] : state().images) dropRoots(*image, context, dropped);
+    std::lock_guard lock(moduleRoots().mutex);
+    for (auto& [handle, image] : moduleRoots().images) dropRoots(*image, context, dropped);
   }
   removeRoots(dropped);
 }
@@ -516,8 +516,8 @@ OLPAGER_HOOK(cuLibraryGetModule)(CUmodule* out, CUlibrary library) {
   const LoadsCode loads(currentContext());
   const CUresult result = driver().cuLibraryGetModule(out, library);
   if (result == CUDA_SUCCESS && pool() != nullptr) {
-    std::lock_guard lock(state().mutex);
-    state().aliases[*out] = library;
+    std::lock_guard lock(moduleRoots().mutex);
+    moduleRoots().aliases[*out] = library;
   }
   return result;
 }
@@ -528,8 +528,8 @@ OLPAGER_HOOK(cuKernelGetFunction)(CUfunction* out, CUkernel kernel) {
   CUlibrary library = nullptr;
   if (result == CUDA_SUCCESS && pool() != nullptr && driver().cuKernelGetLibrary != nullptr &&
       driver().cuKernelGetLibrary(&library, kernel) == CUDA_SUCCESS) {
-    std::lock_guard lock(state().mutex);
-    state().aliases[*out] = library;
+    std::lock_guard lock(moduleRoots().mutex);
+    moduleRoots().aliases[*out] = library;
   }
   return result;
 }

@@ -10,8 +10,8 @@
 #include "pager/launch/external_operation.h"
 
 using olpager::local::pool;
-using olpager::pager::ToldOperation;
 using olpager::pager::ExternalOperation;
+using olpager::pager::ToldOperation;
 
 static_assert(kOlpagerSuspended == olpager::pager::kSuspended);
 

@@ -35,7 +35,7 @@ struct PinnedUsers {
   std::map<unsigned long long, std::vector<Pin>> objects;
 };
 
-PinnedUsers& state() {
+PinnedUsers& pinnedUsers() {
   static auto* instance = new PinnedUsers;
   return *instance;
 }
@@ -55,22 +55,22 @@ CUresult pinForLife(CUdeviceptr address) {
   pager::AllocationInfo info;
   if (running == nullptr || !running->describe(address, &info)) return CUDA_ERROR_INVALID_VALUE;
   {
-    std::lock_guard lock(state().mutex);
-    ForLife& entry = state().for_life[info.base];
+    std::lock_guard lock(pinnedUsers().mutex);
+    ForLife& entry = pinnedUsers().for_life[info.base];
     if (entry.buffer_id == info.buffer_id) return CUDA_SUCCESS;
     entry = {info.buffer_id, 0};
   }
   RelaxedCapture relaxed;
   uint64_t pinned = 0;
   const CUresult result = running->pin(info.base, &pinned);
-  std::lock_guard lock(state().mutex);
-  const auto found = state().for_life.find(info.base);
-  if (found == state().for_life.end() || found->second.buffer_id != info.buffer_id)
+  std::lock_guard lock(pinnedUsers().mutex);
+  const auto found = pinnedUsers().for_life.find(info.base);
+  if (found == pinnedUsers().for_life.end() || found->second.buffer_id != info.buffer_id)
     return result;  // freed meanwhile
   if (result == CUDA_SUCCESS) {
     found->second.pinned = pinned;
   } else {
-    state().for_life.erase(found);
+    pinnedUsers().for_life.erase(found);
   }
   return result;
 }
@@ -79,10 +79,11 @@ void forgetPointerState(CUdeviceptr base) {
   ipcExportGone(base);
   uint64_t pinned = 0;
   {
-    std::lock_guard lock(state().mutex);
-    if (const auto found = state().for_life.find(base); found != state().for_life.end()) {
+    std::lock_guard lock(pinnedUsers().mutex);
+    if (const auto found = pinnedUsers().for_life.find(base);
+        found != pinnedUsers().for_life.end()) {
       pinned = found->second.pinned;
-      state().for_life.erase(found);
+      pinnedUsers().for_life.erase(found);
     }
   }
   forgetFromPool(base);
@@ -91,18 +92,18 @@ void forgetPointerState(CUdeviceptr base) {
 }
 
 void pinForObject(unsigned long long object, CUdeviceptr address, uint64_t pinned) {
-  std::lock_guard lock(state().mutex);
-  state().objects[object].push_back({address, pinned});
+  std::lock_guard lock(pinnedUsers().mutex);
+  pinnedUsers().objects[object].push_back({address, pinned});
 }
 
 void objectGone(unsigned long long object) {
   std::vector<Pin> pinned;
   {
-    std::lock_guard lock(state().mutex);
-    const auto found = state().objects.find(object);
-    if (found == state().objects.end()) return;
+    std::lock_guard lock(pinnedUsers().mutex);
+    const auto found = pinnedUsers().objects.find(object);
+    if (found == pinnedUsers().objects.end()) return;
     pinned = std::move(found->second);
-    state().objects.erase(found);
+    pinnedUsers().objects.erase(found);
   }
   pager::Pool* running = pool();
   for (const Pin& pin : pinned)

@@ -21,7 +21,7 @@ struct Loans {
   std::map<uint64_t, Loan> by_object;
 };
 
-Loans& state() {
+Loans& loans() {
   static auto* instance = new Loans;
   return *instance;
 }
@@ -31,24 +31,24 @@ std::atomic<size_t> g_count{0};
 }  // namespace
 
 void detail::loanMade(uint64_t object, CUcontext context, CUdevice device, uint64_t bytes) {
-  std::lock_guard lock(state().mutex);
-  Loan& loan = state().by_object[object];
+  std::lock_guard lock(loans().mutex);
+  Loan& loan = loans().by_object[object];
   loan.context = context;
   loan.device = device;
   loan.bytes += bytes;
-  g_count.store(state().by_object.size(), std::memory_order_relaxed);
+  g_count.store(loans().by_object.size(), std::memory_order_relaxed);
 }
 
 void loanGone(uint64_t object) {
   if (g_count.load(std::memory_order_relaxed) == 0) return;
   Loan loan;
   {
-    std::lock_guard lock(state().mutex);
-    const auto found = state().by_object.find(object);
-    if (found == state().by_object.end()) return;
+    std::lock_guard lock(loans().mutex);
+    const auto found = loans().by_object.find(object);
+    if (found == loans().by_object.end()) return;
     loan = found->second;
-    state().by_object.erase(found);
-    g_count.store(state().by_object.size(), std::memory_order_relaxed);
+    loans().by_object.erase(found);
+    g_count.store(loans().by_object.size(), std::memory_order_relaxed);
   }
   if (pager::Pool* running = pool()) running->regain(loan.device, loan.bytes);
 }
@@ -58,15 +58,15 @@ void loansOfContextGone(CUcontext context) {
   pager::Pool* running = pool();
   std::vector<Loan> back;
   {
-    std::lock_guard lock(state().mutex);
-    std::erase_if(state().by_object, [&](const auto& entry) {
+    std::lock_guard lock(loans().mutex);
+    std::erase_if(loans().by_object, [&](const auto& entry) {
       const Loan& loan = entry.second;
       if (loan.context == context) back.push_back(loan);
       // Where the device's engine went with the context, the budget that was lowered did: the next
       // one begins with all of its own.
       return loan.context == context || running == nullptr || !running->hasEngine(loan.device);
     });
-    g_count.store(state().by_object.size(), std::memory_order_relaxed);
+    g_count.store(loans().by_object.size(), std::memory_order_relaxed);
   }
   for (const Loan& loan : back)
     if (running != nullptr) running->regain(loan.device, loan.bytes);
