@@ -16,20 +16,36 @@ Edge edgeTo(const Region& target) {
   return {target.base, bytes, target.buffer_id};
 }
 
+namespace {
+
+bool isRange(const Edge& edge) { return edge.buffer_id == 0; }
+uint64_t endOf(const Edge& edge) { return edge.begin + edge.bytes; }
+
+// A range joins those that it overlaps or touches. Pages where nothing lies come in ascending
+// order, many beside each other; a range of roots grows at either end.
+bool addRange(std::vector<Edge>& edges, std::vector<Edge>::iterator at, Edge range) {
+  uint64_t end = endOf(range);
+  if (at != edges.begin() && isRange(*std::prev(at)) && endOf(*std::prev(at)) >= range.begin) {
+    if (endOf(*std::prev(at)) >= end) return false;
+    range.begin = (--at)->begin;
+  }
+  auto last = at;
+  for (; last != edges.end() && last->begin <= end; ++last)
+    if (isRange(*last)) end = std::max(end, endOf(*last));
+  range.bytes = end - range.begin;
+  if (std::find(at, last, range) != last) return false;
+  last = edges.erase(std::remove_if(at, last, isRange), last);
+  edges.insert(std::lower_bound(edges.begin(), last, range), range);
+  return true;
+}
+
+}  // namespace
+
 bool addEdge(Region& region, const Edge& edge) {
   std::vector<Edge>& edges = region.edges;
   const auto it = std::lower_bound(edges.begin(), edges.end(), edge);
   if (it != edges.end() && *it == edge) return false;
-  // Pages where nothing lies come in ascending order, many beside each other: they become one edge.
-  // So does a range that has grown.
-  if (edge.buffer_id == 0 && it != edges.begin()) {
-    Edge& before = *std::prev(it);
-    const uint64_t end = before.begin + before.bytes, now = edge.begin + edge.bytes;
-    if (before.buffer_id == 0 && before.begin <= edge.begin && end >= edge.begin) {
-      before.bytes = std::max(end, now) - before.begin;
-      return end < now;
-    }
-  }
+  if (isRange(edge)) return addRange(edges, it, edge);
   edges.insert(it, edge);
   return true;
 }
@@ -78,10 +94,14 @@ std::vector<Edge> edgesTo(const RootTable& roots, std::vector<const Region*> tar
 }
 
 bool FollowedRanges::isNew(const Edge& edge, uint64_t stamp, uint64_t followed) {
-  if (edge.buffer_id != 0) return true;
+  if (!isRange(edge)) return true;
+  const auto after = upto_.upper_bound(edge);
+  if (after != upto_.begin()) {
+    const auto& [known, upto] = *std::prev(after);
+    if (endOf(known) >= endOf(edge) && stamp <= upto.first && followed <= upto.second) return false;
+  }
   const auto [at, fresh] = upto_.try_emplace(edge, stamp, followed);
   auto& [known_stamp, known_followed] = at->second;
-  if (!fresh && stamp <= known_stamp && followed <= known_followed) return false;
   known_stamp = std::max(known_stamp, stamp);
   known_followed = std::max(known_followed, followed);
   return true;

@@ -1,14 +1,17 @@
 // Pointers that lie in memory: what a launch reaches besides what it names. Long: one file for a
 // subject, whose cases share their set-up.
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
 #include <mutex>
+#include <random>
 #include <set>
 #include <thread>
 #include <vector>
 
 #include "pager/pool_state.h"
+#include "pager/reach/edges.h"
 #include "pager/reach/ranges.h"
 #include "tests/unit/pager/rig.h"
 
@@ -1093,4 +1096,53 @@ TEST_CASE("a table leads to pinned memory that gets the address of freed one",
   rig.synchronize();
   CHECK(rig.get(target + 64) == 100);
   rig.pool().removeRoot(place);
+}
+
+TEST_CASE("ranges that a region leads to are joined where they overlap or touch",
+          "[pager][pointers]") {
+  const uint64_t seed = GENERATE(1, 2, 3);
+  CAPTURE(seed);
+  std::mt19937_64 random(seedOr(seed));
+  constexpr uint64_t kPlaces = 400;
+  std::vector<bool> covered(kPlaces);
+  std::set<Edge> buffers;
+  Region region;
+  FollowedRanges followed;
+  for (int i = 0; i < 300; ++i) {
+    const uint64_t begin = random() % (kPlaces - 20), bytes = 1 + random() % 20;
+    if (random() % 4 == 0) {
+      const Edge buffer{begin, bytes, 1 + random() % 50};
+      CHECK(addEdge(region, buffer) == buffers.insert(buffer).second);
+      continue;
+    }
+    const bool whole = std::all_of(covered.begin() + static_cast<ptrdiff_t>(begin),
+                                   covered.begin() + static_cast<ptrdiff_t>(begin + bytes),
+                                   [](bool one) { return one; });
+    CHECK((addEdge(region, {begin, bytes, 0}) || whole));
+    for (uint64_t at = begin; at < begin + bytes; ++at) covered[at] = true;
+  }
+  CHECK(std::is_sorted(region.edges.begin(), region.edges.end()));
+  std::vector<bool> led(kPlaces);
+  size_t found = 0;
+  for (const Edge& edge : region.edges) {
+    CHECK(followed.isNew(edge));
+    if (edge.buffer_id != 0) {
+      found += buffers.count(edge);
+      continue;
+    }
+    for (uint64_t at = edge.begin; at < edge.begin + edge.bytes; ++at) {
+      CHECK_FALSE(led[at]);
+      led[at] = true;
+    }
+    if (edge.bytes > 1) CHECK_FALSE(followed.isNew({edge.begin + 1, edge.bytes - 1, 0}));
+  }
+  CHECK(found == buffers.size());
+  CHECK(led == covered);
+}
+
+TEST_CASE("a range of roots that grows downwards is one edge", "[pager][pointers]") {
+  Region region;
+  for (uint64_t begin = 1000; begin != 0; --begin) CHECK(addEdge(region, {begin, 1001 - begin, 0}));
+  CHECK(region.edges.size() == 1);
+  CHECK_FALSE(addEdge(region, {5, 10, 0}));
 }
