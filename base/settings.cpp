@@ -60,6 +60,36 @@ Setter gpunodes(std::vector<std::string>& into) {
   };
 }
 
+// "/mnt/nvme:500GiB": behind the last colon is the size.
+Result<DiskSetting> parseDisk(std::string_view text) {
+  const size_t colon = text.rfind(':');
+  if (!text.starts_with('/') || colon == std::string_view::npos)
+    return notAllowed(text,
+                      "DIR:SIZE, the absolute path of a folder and how much may lie there, such as "
+                      "/mnt/nvme:500GiB");
+  DiskSetting disk;
+  disk.folder = text.substr(0, colon);
+  if (const Status sized = setter::size(disk.bytes)(text.substr(colon + 1)); !sized.ok())
+    return sized.error();
+  return disk;
+}
+
+Setter disks(std::vector<DiskSetting>& into) {
+  return [&into](std::string_view text) -> Status {
+    std::vector<std::string> found;
+    const auto check = [](std::string_view one) -> Status {
+      const auto disk = parseDisk(one);
+      return disk.ok() ? Status() : disk.error();
+    };
+    if (const Status status = setter::addresses(found, check, "disk", "; or none")(text);
+        !status.ok())
+      return status;
+    into.clear();
+    for (const std::string& one : found) into.push_back(parseDisk(one).value());
+    return {};
+  };
+}
+
 // Of a route to one of a gpunode's GPUs ("HOST:PORT/1"): the gpunode. "": it is none.
 std::string_view gpunodeOfGpu(std::string_view route) {
   const size_t slash = route.rfind('/');
@@ -208,6 +238,13 @@ OptionTable optionsOf(Settings& s) {
        "what is free less a reserve", setter::budget(s.vram)},
       {"host", kHere, "SIZE", "Host RAM to use: 32GiB, 50%", "80% of what is available",
        setter::budget(s.host)},
+      {"disk", kHere, "DIR:SIZE,...",
+       "Room on disks, below host RAM: /mnt/nvme:500GiB. As often as there are disks; none: "
+       "without",
+       "", disks(s.disks)},
+      {"disk_encrypt", kHere, "on|off",
+       "What lies on disks is encrypted, by a key that only the program has", "on",
+       setter::onOff(s.disk_encrypt)},
       {"reach", kHere, "REACH", "What a launch is taken to reach: traced, all or learned", "traced",
        setter::word(s.reach, kReachWords)},
       {"report", kHere, "REPORT", "Memory that the program is told of: node or pool", "node",

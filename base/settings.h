@@ -73,6 +73,13 @@ inline constexpr const char* kLocalVariable = "OL_LOCAL_GPUNODE";
 /// The path of the key that belongs to such a socket.
 std::string localKeyPath(const std::string& socket);
 
+/// A folder on a disk, by its absolute path, and how much of the program's memory may lie there.
+struct DiskSetting {
+  std::string folder;
+  uint64_t bytes = 0;
+  bool operator==(const DiskSetting&) const = default;
+};
+
 struct Settings {
   Budget vram;  // of each device; not given: what the driver has free less a reserve
   Budget
@@ -86,6 +93,8 @@ struct Settings {
   uint64_t va_base = 0;        // 0: the built-in base
   uint64_t va_size = 0;        // 0: 16 TiB
   LogLevel log = LogLevel::kWarn;
+  std::vector<DiskSetting> disks;       // below host RAM
+  bool disk_encrypt = true;             // what lies there, by a key of the process alone
   std::vector<std::string> memservers;  // "host:port", "[v6]:port" or "unix:/path"; each once
   uint32_t replicas = 1;                // of what they hold: 1 or 2
   std::string key;  // absolute path of the file with the key for memservers and gpunodes; "": none

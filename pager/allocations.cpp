@@ -102,13 +102,13 @@ void tellNoRoom(const PoolState& state, const Engine& engine, uint64_t bytes) {
     base::warnOnce("out of memory",
                    "device %d: an allocation of %s is refused (out of memory): %s of %s are "
                    "allocated. What there is: "
-                   "%s of VRAM, %s of host RAM, %s at memservers (OL_VRAM, OL_HOST, OL_MEMSERVER)",
+                   "%s of VRAM, %s of host RAM, %s at %s (OL_VRAM, OL_HOST, OL_MEMSERVER, OL_DISK)",
                    engine.device(), base::formatSize(bytes).c_str(),
                    base::formatSize(engine.named()).c_str(),
                    base::formatSize(engine.capacity()).c_str(),
                    base::formatSize(engine.chunks().vramBudget()).c_str(),
                    base::formatSize(engine.chunks().hostLimit()).c_str(),
-                   base::formatSize(lowerCapacity(state)).c_str());
+                   base::formatSize(lowerCapacity(state)).c_str(), lowerName(state));
     return;
   }
   if (state.stopped) return;

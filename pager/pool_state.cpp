@@ -55,11 +55,19 @@ uint64_t lowerCapacity(const PoolState& state) {
              : state.lower.tier->figures().capacity_bytes;
 }
 
+const char* lowerName(const PoolState& state) {
+  const TierFigures figures =
+      state.lower.tier == nullptr ? TierFigures{} : state.lower.tier->figures();
+  if (figures.disk_bytes == 0) return "memservers";
+  return figures.memservers == 0 ? "disks" : "memservers and disks";
+}
+
 void tellRoom(const PoolState& state) {
   const uint64_t lower = lowerCapacity(state);
+  const uint64_t disks = lower == 0 ? 0 : state.lower.tier->figures().disk_bytes;
   uint64_t all = state.devices.host.limit + lower;
   for (const auto& engine : state.devices.engines) all += engine->chunks().vramBudget();
-  set(counters().memserver_bytes, lower);
+  set(counters().memserver_bytes, lower - std::min(lower, disks));
   set(counters().pool_bytes, all);
 }
 

@@ -113,6 +113,8 @@ bool tellUnmapped(PoolState& state, CUcontext context);
 /// Bytes that the lower tier has for this pool. 0 where everything is mapped for each launch: they
 /// are of no use then.
 uint64_t lowerCapacity(const PoolState& state);
+/// The tiers below host RAM, as a message has them: "memservers", "disks", or both.
+const char* lowerName(const PoolState& state);
 /// The counters' figures of what the pool has room for, as it is now: memservers want memory back,
 /// budgets change. Under the mutex.
 void tellRoom(const PoolState& state);

@@ -38,6 +38,7 @@
 #include "coherence/transport/core/address.h"
 #include "coherence/transport/core/own_descriptors.h"
 #include "coherence/transport/from_settings.h"
+#include "disk/open.h"
 #include "interpose/api/local_functions.h"
 #include "interpose/forward/counted_links.h"
 #include "interpose/forward/sessions.h"
@@ -50,6 +51,7 @@
 #include "pager/driver_api.h"
 #include "pager/residency/direct_memory.h"
 #include "pager/tiers/lower_tier.h"
+#include "pager/tiers/two_tiers.h"
 
 namespace olpager::local {
 
@@ -141,10 +143,9 @@ pager::PoolOptions optionsFrom(const base::Settings& settings) {
   return options;
 }
 
-// Memory of other machines, where the settings name any. The Error says what can't be reached, or
-// trusted.
-Result<std::shared_ptr<pager::LowerTier>> lowerTierFrom(const base::Settings& settings) {
-  if (settings.memservers.empty()) return std::shared_ptr<pager::LowerTier>();
+using TierResult = Result<std::unique_ptr<pager::LowerTier>>;
+
+TierResult memserversFrom(const base::Settings& settings) {
   memserver::TierOptions options;
   options.memservers = settings.memservers;
   options.replicas = settings.replicas;
@@ -152,9 +153,29 @@ Result<std::shared_ptr<pager::LowerTier>> lowerTierFrom(const base::Settings& se
   auto network = transport::optionsFrom(settings);
   if (!network.ok()) return network.error();
   options.transport = std::move(network).value();
-  auto made = memserver::connectTier(options);
-  if (!made.ok()) return made.error();
-  return std::shared_ptr<pager::LowerTier>(std::move(made).value());
+  return memserver::connectTier(options);
+}
+
+TierResult disksFrom(const base::Settings& settings) {
+  disk::TierOptions options;
+  for (const base::DiskSetting& one : settings.disks)
+    options.folders.push_back({one.folder, one.bytes});
+  options.encrypt = settings.disk_encrypt;
+  return disk::openTier(options);
+}
+
+// The tier below host RAM, where the settings name any. The Error says what can't be reached,
+// trusted or written.
+Result<std::shared_ptr<pager::LowerTier>> lowerTierFrom(const base::Settings& settings) {
+  const bool remote = !settings.memservers.empty(), disks = !settings.disks.empty();
+  if (!remote && !disks) return std::shared_ptr<pager::LowerTier>();
+  auto upper = remote ? memserversFrom(settings) : disksFrom(settings);
+  if (!upper.ok()) return upper.error();
+  if (!remote || !disks) return std::shared_ptr<pager::LowerTier>(std::move(upper).value());
+  auto lower = disksFrom(settings);
+  if (!lower.ok()) return lower.error();
+  return std::shared_ptr<pager::LowerTier>(
+      new pager::TwoTiers(std::move(upper).value(), std::move(lower).value()));
 }
 
 // Of require = gpudirect, as far as it can be told before there is a context. An engine tries it

@@ -24,7 +24,7 @@ using Counter = status::Counter;
 static_assert(Counter::is_always_lock_free && sizeof(Counter) == 8);
 
 inline constexpr uint64_t kCountersMagic = 0x00544e554f434c4f;  // "OLCOUNT\0" in memory
-inline constexpr uint32_t kCountersVersion = 8;
+inline constexpr uint32_t kCountersVersion = 9;
 inline constexpr unsigned kMaxCountedDevices = 16;  // devices beyond share the last entry
 inline constexpr unsigned kWaitBuckets = 48;
 
@@ -127,6 +127,15 @@ struct alignas(64) DeviceCounters {
                                          // on their way already, or to be mapped in place
 };
 
+/// The program's memory on disks (olrun --disk). Encrypted or not: as many bytes as its pages have.
+struct alignas(64) DiskCounters {
+  Counter capacity_bytes;  // (g) that disks can hold, with what they hold
+  Counter held_bytes;      // (g) of copies, also of what is in RAM or VRAM as well
+  Counter written_bytes;   // so far: SSDs wear by it
+  Counter read_bytes;
+  Counter reserved[4];
+};
+
 /// The beginning of the file; details.h has the rest. Everything up to `devices` describes the
 /// process. A forwarded program has no device here, but `links`; that of a unified view over
 /// several gpunodes has `unified`.
@@ -164,6 +173,7 @@ struct alignas(64) Counters {
   RdmaCounters rdma;
   WhyCounters why;
   status::LinksCounters links;
+  DiskCounters disk;
 
   /// Devices in use, as many as have an entry here.
   unsigned devicesInUse() const noexcept {
@@ -191,7 +201,8 @@ struct alignas(64) Counters {
 static_assert(sizeof(Gauge) == 16 && sizeof(DeviceCounters) == 704);
 static_assert(sizeof(Counters) == 256 + kMaxCountedDevices * sizeof(DeviceCounters) +
                                       sizeof(status::UnifiedCounters) + sizeof(RdmaCounters) +
-                                      sizeof(WhyCounters) + sizeof(status::LinksCounters));
+                                      sizeof(WhyCounters) + sizeof(status::LinksCounters) +
+                                      sizeof(DiskCounters));
 
 /// This process's counters. The first call makes the file (a few system calls, may allocate); later
 /// ones are one load. The memory stays valid until the process has ended, in any exit order.

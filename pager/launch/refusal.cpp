@@ -112,7 +112,8 @@ void tellRefused(const PoolState& state, const Closure& closure) {
         "reach does not fit",
         "a launch or copy that reaches %llu MiB is refused (out of memory): what it reaches has to "
         "fit VRAM "
-        "and host RAM of this machine together, however much memservers have (OL_VRAM, OL_HOST)",
+        "and host RAM of this machine together, however much memservers or disks have (OL_VRAM, "
+        "OL_HOST)",
         reached);
     return;
   }
@@ -122,12 +123,13 @@ void tellRefused(const PoolState& state, const Closure& closure) {
   std::string remote;
   if (state.lower.tier != nullptr) {
     const TierFigures figures = state.lower.tier->figures();
-    remote = ", memservers " + ofAll(figures.held_bytes, figures.capacity_bytes);
+    remote = std::string(", ") + lowerName(state) + " " +
+             ofAll(figures.held_bytes, figures.capacity_bytes);
   }
   base::warnOnce("no room for reach",
                  "a launch or copy that reaches %llu MiB is refused (out of memory): it waited in "
                  "vain for room. In use: "
-                 "VRAM %s, host RAM %s%s (OL_VRAM, OL_HOST; olmemserver --memory)",
+                 "VRAM %s, host RAM %s%s (OL_VRAM, OL_HOST, OL_DISK; olmemserver --memory)",
                  reached, ofAll(vram_used, vram).c_str(),
                  ofAll(host_used, state.devices.host.limit).c_str(), remote.c_str());
 }

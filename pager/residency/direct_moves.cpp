@@ -43,8 +43,8 @@ CUresult DirectMoves::start(Engine& engine, std::unique_ptr<DirectMoves>& into) 
     base::logError("%s", requireDirectError(why).c_str());
     return CUDA_ERROR_NOT_SUPPORTED;
   }
-  base::logInfo("device %d: pages go between VRAM and memservers by host memory: %s",
-                engine.device_, why.c_str());
+  base::logInfo("device %d: pages go between VRAM and %s by host memory: %s", engine.device_,
+                lowerName(pool), why.c_str());
   return CUDA_SUCCESS;
 }
 

@@ -1,8 +1,8 @@
 // The tier below host RAM, as the pager is given it (PoolOptions::lower): it holds copies of
-// extents. The pager names no implementation; memserver/tier/ is the one over memservers. A tier
-// knows bytes by the global address at which they live and their number, no extent, no region and
-// no program. It decides where a copy lies, keeps replicas, checks hashes, and follows what is lost
-// or wanted back.
+// extents. The pager names no implementation: memserver/tier/ is the one over memservers, disk/ the
+// one over files. A tier knows bytes by the global address at which they live and their number, no
+// extent, no region and no program. It decides where a copy lies, keeps replicas, checks hashes,
+// and follows what is lost or wanted back.
 //
 // States of a copy:   none -> kSending -> kHeld -> (kReceiving -> kHeld)* -> none
 //                     kHeld -> kSending again over the same memory; kHeld -> kLost when no replica
@@ -38,7 +38,8 @@ struct TierFigures {
   uint64_t capacity_bytes = 0;  // that can be held, replicas taken off; includes what is held
   uint64_t held_bytes = 0;      // without replicas
   uint64_t lost_bytes = 0;      // so far: no replica was left
-  uint64_t sent_bytes = 0, received_bytes = 0;  // over the network, replicas counted
+  uint64_t disk_bytes = 0;      // of the capacity, on disks
+  uint64_t sent_bytes = 0, received_bytes = 0;  // over the network or to disks, replicas counted
   uint64_t rebuilt_bytes = 0;                   // replicas made anew
   uint64_t hedged_bytes =
       0;  // received from another replica since the first one's memserver was late
@@ -52,7 +53,7 @@ class LowerTier {
  public:
   enum class Outcome : uint8_t {
     kDone,
-    kNoRoom,     // a send: no memserver has frames. The former copy, if there was one, is gone
+    kNoRoom,     // a send: no memserver has frames, or no disk room. The former copy is gone
     kLost,       // a receive: no replica is left, or none has the right bytes. The copy is gone
     kNotNow,     // a receive: given up, or refused memory for itself. The copy is still held
     kUnchecked,  // a receive into memory of a device: the bytes are there, and checked() is awaited

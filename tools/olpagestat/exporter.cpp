@@ -175,6 +175,15 @@ void addProgram(Page& page, const std::string& user, const pager::CountersSnapsh
   page.add("olpager_memservers", kGauge, "Memservers that are connected.", labels,
            valueOf(counters.memservers_tcp) + valueOf(counters.memservers_shm) +
                valueOf(counters.memservers_verbs));
+  page.add("olpager_disk_capacity_bytes", kGauge,
+           "That disks can hold for the program, with what they hold.", labels,
+           valueOf(counters.disk.capacity_bytes));
+  page.add("olpager_disk_held_bytes", kGauge, "Pages that lie on disks, also in RAM or not.",
+           labels, valueOf(counters.disk.held_bytes));
+  page.add("olpager_disk_written_bytes_total", kCounter, "Bytes written to disks: SSDs wear.",
+           labels, valueOf(counters.disk.written_bytes));
+  page.add("olpager_disk_read_bytes_total", kCounter, "Bytes read from disks.", labels,
+           valueOf(counters.disk.read_bytes));
   page.add("olpager_pinned_host_bytes", kGauge, "Pinned memory of the program's own.", labels,
            valueOf(counters.pinned_host_bytes));
   page.add("olpager_host_memory_wait_seconds_total", kCounter,

@@ -134,6 +134,21 @@ const std::vector<Row>& rows() {
   return all;
 }
 
+// The tiers below host RAM: memservers, or disks, or both.
+std::string labelOf(const Row& row, const Counters& counters) {
+  struct Names {
+    std::string_view memservers, disks, both;
+  };
+  constexpr Names kNames[] = {{"at memservers", "at disks", "below RAM"},
+                              {"to memservers", "to disks", "down from RAM"},
+                              {"from memservers", "from disks", "up to RAM"}};
+  if (valueOf(counters.disk.capacity_bytes) == 0) return row.label;
+  const bool both = valueOf(counters.memserver_bytes) != 0;
+  for (const Names& names : kNames)
+    if (row.label == names.memservers) return std::string(both ? names.both : names.disks);
+  return row.label;
+}
+
 constexpr uint64_t kWaitShownNs = 50'000'000;  // of waiting for host memory
 
 // Of programs that launch graphs while not all is in VRAM.
@@ -176,6 +191,11 @@ std::string processTable(const CountersSnapshot& process) {
     text += base::format("  {:<16}{} by tcp, {} by shm{}, room for {}\n", "memservers", tcp, shm,
                          verbs == 0 ? "" : base::format(", {} by verbs", verbs),
                          formatSize(valueOf(counters.memserver_bytes)));
+  if (const uint64_t room = valueOf(counters.disk.capacity_bytes); room != 0)
+    text += base::format("  {:<16}{} of {}, {} written, {} read\n", "disks",
+                         formatSize(valueOf(counters.disk.held_bytes)), formatSize(room),
+                         formatSize(valueOf(counters.disk.written_bytes)),
+                         formatSize(valueOf(counters.disk.read_bytes)));
   if (const uint64_t made = valueOf(counters.card_registrations); made != 0)
     text += base::format("  {:<16}{} registered now, {} registrations so far\n", "RDMA cards",
                          formatSize(valueOf(counters.card_bytes)), made);
@@ -193,7 +213,7 @@ std::string processTable(const CountersSnapshot& process) {
     text += '\n';
   }
   for (const auto& row : rows()) {
-    text += base::format("  {:<16}", row.label);
+    text += base::format("  {:<16}", labelOf(row, counters));
     for (unsigned d = 0; d < devices; d++)
       text += base::format("{:<36}", row.value(counters.devices[d]));
     text.erase(text.find_last_not_of(' ') + 1);
@@ -298,6 +318,10 @@ std::string countersJson(const pager::CountersReading& reading,
         {"memservers_shm", valueOf(c.memservers_shm)},
         {"memservers_verbs", valueOf(c.memservers_verbs)},
         {"memserver_bytes", valueOf(c.memserver_bytes)},
+        {"disk_capacity_bytes", valueOf(c.disk.capacity_bytes)},
+        {"disk_held_bytes", valueOf(c.disk.held_bytes)},
+        {"disk_written_bytes", valueOf(c.disk.written_bytes)},
+        {"disk_read_bytes", valueOf(c.disk.read_bytes)},
         {"card_registrations", valueOf(c.card_registrations)},
         {"card_bytes", valueOf(c.card_bytes)},
         {"links", linksJson(c)},

@@ -180,6 +180,8 @@ std::string settingsTable(const History& history) {
     row("host RAM", "at most " + base::formatSize(limit));
   if (const uint64_t room = valueOf(history.last->memserver_bytes); room != 0)
     row("memservers", "room for " + base::formatSize(room));
+  if (const uint64_t room = valueOf(history.last->disk.capacity_bytes); room != 0)
+    row("disks", "room for " + base::formatSize(room));
   for (const auto& [name, value] : history.settings) row(name, value);
   if (rows.empty()) return "";
   return "<h3>Settings</h3>\n<div class=\"scroll\"><table class=\"settings\">\n" + rows +

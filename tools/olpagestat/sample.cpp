@@ -97,7 +97,8 @@ const pager::CountersSnapshot* find(const Sample& sample, const ProcessKey& key)
 
 bool usesMemservers(const Counters& counters) {
   uint64_t any = valueOf(counters.memserver_bytes) + valueOf(counters.memservers_tcp) +
-                 valueOf(counters.memservers_shm) + valueOf(counters.memservers_verbs);
+                 valueOf(counters.memservers_shm) + valueOf(counters.memservers_verbs) +
+                 valueOf(counters.disk.capacity_bytes);
   for (unsigned device = 0; device < counters.devicesInUse(); device++)
     any += valueOf(counters.devices[device].remote_out);
   return any != 0;

@@ -214,6 +214,7 @@ std::string ratesText(double in, double out) {
 void nodeLines(const Sample& now, const Sample* before, const View& view, bool memservers,
                size_t width, std::vector<Line>& lines) {
   unsigned devices = 0;
+  bool has_disks = false;
   double host = 0, host_limit = 0, remote = 0, room = 0, remote_in = 0, remote_out = 0;
   for (const auto& process : now.reading.processes) {
     const auto& counters = *process.counters;
@@ -223,8 +224,10 @@ void nodeLines(const Sample& now, const Sample* before, const View& view, bool m
     host_limit += static_cast<double>(valueOf(counters.host_limit_bytes));
     remote += static_cast<double>(one.remote);
     // What one program can still get the others can get as well, but not twice.
-    room = std::max(room, static_cast<double>(valueOf(counters.memserver_bytes)) -
+    const uint64_t disks = valueOf(counters.disk.capacity_bytes);
+    room = std::max(room, static_cast<double>(valueOf(counters.memserver_bytes) + disks) -
                               static_cast<double>(one.remote));
+    has_disks |= disks != 0;
     remote_in += one.remote_in;
     remote_out += one.remote_out;
   }
@@ -248,8 +251,9 @@ void nodeLines(const Sample& now, const Sample* before, const View& view, bool m
   for (const std::string& card : cardLines(now)) lines.push_back(Line().add("  " + card));
   lines.push_back(Line().add(tierText("host   RAM", host, host_limit, width)));
   if (memservers)
-    lines.push_back(Line().add(tierText("remote RAM", remote, remote + room, width) +
-                               ratesText(remote_in, remote_out)));
+    lines.push_back(
+        Line().add(tierText(has_disks ? "below  RAM" : "remote RAM", remote, remote + room, width) +
+                   ratesText(remote_in, remote_out)));
   for (const auto& process : now.reading.processes)
     for (const std::string& link : railLines(process.counters->rdma))
       lines.push_back(Line().add(base::format("rails  {} to {}", process.counters->pid, link)));

@@ -193,18 +193,37 @@ class Finder {
     constexpr uint64_t kFull = 8;  // all but an eighth is in use
     if (!matters(cost) || limit == 0 || remote == 0 || used < limit - limit / kFull) return;
     add("host-tier", device, cost, "host RAM for pages is full",
-        base::format("Launches waited {} for memservers.{} Of {} of host RAM {} are in use; {} "
-                     "went to memservers and {} came back, and at most {} were only there.",
-                     seconds(waited), device.hidden(waited), formatSize(limit), formatSize(used),
-                     formatSize(valueOf(device.figures.remote_out)),
+        base::format("Launches waited {} for {}.{} Of {} of host RAM {} are in use; {} "
+                     "went to {} and {} came back, and at most {} were only there.",
+                     seconds(waited), below(), device.hidden(waited), formatSize(limit),
+                     formatSize(used), formatSize(valueOf(device.figures.remote_out)), below(),
                      formatSize(valueOf(device.figures.remote_in)), formatSize(remote)),
         base::format("raise --host (OL_HOST) by {} where this machine has it", formatSize(remote)));
+  }
+
+  // The tiers below host RAM.
+  const char* below() const {
+    if (valueOf(counters_.disk.capacity_bytes) == 0) return "memservers";
+    return valueOf(counters_.memserver_bytes) == 0 ? "disks" : "memservers and disks";
+  }
+
+  // Disks are what launches wait for.
+  void disks(const Device& device, double waited, double cost) {
+    add("disks", device, cost, "launches wait for disks",
+        base::format("Launches waited {} for disks.{} {} were read and {} written.",
+                     seconds(waited), device.hidden(waited),
+                     formatSize(valueOf(counters_.disk.read_bytes)),
+                     formatSize(valueOf(counters_.disk.written_bytes))),
+        "raise --host (OL_HOST) where this machine has more RAM, or add disks: several read at "
+        "once");
   }
 
   // Memservers are what launches wait for: the slowest of them, and how much of what it can do.
   void memservers(const Device& device) {
     const double waited = device.limited(Limit::kMemservers), cost = waited * device.exposed();
     if (!matters(cost)) return;
+    if (valueOf(counters_.disk.capacity_bytes) != 0 && valueOf(counters_.memserver_bytes) == 0)
+      return disks(device, waited, cost);
     const auto ofBytes = [](const status::Counter& bytes, const status::Counter& ns) {
       return valueOf(ns) == 0
                  ? 0.0

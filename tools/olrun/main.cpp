@@ -291,6 +291,17 @@ Status checkDaemons(const base::Settings& settings) {
   return {};
 }
 
+// A folder that can't be used would make the program's cuInit fail as well.
+Status checkDisks(const base::Settings& settings) {
+  for (const base::DiskSetting& disk : settings.disks)
+    if (access(disk.folder.c_str(), W_OK | X_OK) != 0)
+      return Error{
+          base::format("the folder {} of --disk can't be written to: {} (without it: "
+                       "--disk none)",
+                       base::printable(disk.folder), std::strerror(errno))};
+  return {};
+}
+
 int printFindings(const std::vector<tools::Finding>& findings) {
   bool gaps = false;
   for (const auto& finding : findings) {
@@ -442,6 +453,8 @@ int run(int argc, char** argv) {
       return refuse("gpunode local: " + status.error().message);
   }
   if (auto status = checkDaemons(settings); !status.ok()) return refuse(status.error().message);
+  if (here)
+    if (auto status = checkDisks(settings); !status.ok()) return refuse(status.error().message);
   if (!program.warning.empty()) base::print(stderr, "olrun: warning: {}\n", program.warning);
 
   if (settings.driver == "sim") environment.set("OL_DRIVER", driver);

@@ -123,6 +123,12 @@ TEST_CASE("a wrong file says where, what and what is allowed", "[base][settings]
       {"driver = /usr/lib/libcuda.so.1", 1, "driver = \"/usr/lib/libcuda.so.1\""},
       {"log = info\n", 1, "log = \"info\""},
       {"replicas = 2\nreplicas = 2\n", 2, "replicas"},
+      {"disk = 'mnt:4MiB'\n", 1, "disk: 'mnt:4MiB' is not allowed; allowed: DIR:SIZE"},
+      {"disk = '/mnt'\n", 1, "disk: '/mnt' is not allowed; allowed: DIR:SIZE"},
+      {"disk = '/mnt:much'\n", 1, "disk: 'much' is not a size"},
+      {"disk = '/mnt:1MiB'\n", 1, "disk: '1MiB' is below one page"},
+      {"disk = ['/mnt:4MiB', '/mnt:4MiB']\n", 1, "disk: /mnt:4MiB is named twice"},
+      {"disk = 7\n", 1, "disk is of type integer; allowed: a string or an array of strings"},
       {"memserver = 7\n", 1,
        "memserver is of type integer; allowed: a string or an array of strings"},
       {"memserver = ['a:1', 2]\n", 1, "memserver is of type array"},
@@ -152,6 +158,21 @@ TEST_CASE("what a file names can be left out for one run", "[base][settings]") {
   REQUIRE(emptied.ok());
   CHECK(emptied.value().memservers.empty());
   CHECK(emptied.value().gpunodes == std::vector<std::string>{"c:1"});
+}
+
+TEST_CASE("disks are folders with sizes", "[base][settings]") {
+  Files files;
+  files.write("etc.toml", "disk = ['/mnt/a:4MiB', '/mnt/with:colon:1.5GiB']\n");
+  const auto two = loadSettings(files.sources({}));
+  REQUIRE(two.ok());
+  CHECK(two.value().disks ==
+        std::vector<DiskSetting>{{"/mnt/a", 4ull << 20}, {"/mnt/with:colon", 3ull << 29}});
+  CHECK(two.value().disk_encrypt);
+  const auto one = loadSettings(files.sources({"OL_DISK=/:2MiB", "OL_DISK_ENCRYPT=off"}));
+  REQUIRE(one.ok());
+  CHECK(one.value().disks == std::vector<DiskSetting>{{"/", 2ull << 20}});
+  CHECK_FALSE(one.value().disk_encrypt);
+  CHECK(loadSettings(files.sources({"OL_DISK=none"})).value().disks.empty());
 }
 
 TEST_CASE("a program may have several gpunodes, each once", "[base][settings]") {
@@ -278,7 +299,7 @@ TEST_CASE("what is required and can't be is refused", "[base][settings]") {
 
 TEST_CASE("a refusal is one line, whatever was given", "[base][settings]") {
   Settings settings;
-  for (const char* key : {"memserver", "replicas", "key", "tls", "reach", "log"}) {
+  for (const char* key : {"memserver", "disk", "replicas", "key", "tls", "reach", "log"}) {
     const auto status = optionsOf(settings).set(key, "a\nb\x1b[31m\xff");
     REQUIRE(!status.ok());
     INFO(status.error().message);

@@ -169,6 +169,29 @@ TEST_CASE("host RAM is short where it is full and launches wait for memservers",
   CHECK(find(program.found(), "host-tier") == nullptr);
 }
 
+TEST_CASE("disks are named where launches wait for them", "[why]") {
+  Program program;
+  set(program.counters->host_limit_bytes, 4 * kGib);
+  set(program.counters->host_used_bytes, 4 * kGib);
+  set(program.counters->disk.capacity_bytes, 64 * kGib);
+  set(program.counters->disk.written_bytes, 5 * kGib);
+  set(program.counters->disk.read_bytes, 7 * kGib);
+  add(program.device.remote_bytes, 3 * kGib);
+  add(program.device.remote_out, 5 * kGib);
+  program.launchesWait(Limit::kMemservers, 3 * kSecond);
+  const auto all = program.found();
+  const Finding* const disks = find(all, "disks");
+  REQUIRE(disks != nullptr);
+  CHECK(says(disks->evidence, "7GiB were read and 5GiB written."));
+  CHECK(says(disks->action, "add disks"));
+  CHECK(find(all, "memservers") == nullptr);
+  REQUIRE(find(all, "host-tier") != nullptr);
+  CHECK(says(find(all, "host-tier")->evidence, "5GiB went to disks"));
+  set(program.counters->memserver_bytes, kGib);
+  CHECK(find(program.found(), "memservers") != nullptr);
+  CHECK(says(find(program.found(), "host-tier")->evidence, "went to memservers and disks"));
+}
+
 TEST_CASE("the slowest memserver, and how much of what it can do", "[why]") {
   Program program;
   auto& servers = program.counters->why.memservers;

@@ -1,0 +1,27 @@
+// Files on disks as the pager's lower tier (pager/tiers/lower_tier.h).
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/result.h"
+#include "disk/files.h"
+#include "disk/io_queue.h"
+#include "pager/tiers/lower_tier.h"
+
+namespace olpager::disk {
+
+struct TierOptions {
+  std::vector<Folder> folders;  // each once; of each so many bytes, whole pages of 2 MiB
+  bool encrypt = true;
+  unsigned workers = 0;           // 0: as suits the machine
+  QueueMaker queues = makeQueue;  // tests make such as fail
+};
+
+/// Opens a file in each folder and starts the workers. An Error names a folder that can't be used,
+/// and what to do. Uses 8 MiB of host RAM for each worker, of which there are four at most.
+///
+/// The destructor waits for what the disks are at.
+Result<std::unique_ptr<pager::LowerTier>> openTier(const TierOptions& options);
+
+}  // namespace olpager::disk

@@ -1,0 +1,452 @@
+#include "disk/tier.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "base/held_signals.h"
+#include "base/log.h"
+#include "base/size.h"
+#include "pager/clock.h"
+#include "pager/counters/counters.h"
+#include "pager/kernels/hash_and_scan.h"
+
+namespace olpager::disk {
+namespace {
+
+constexpr unsigned kDepth = 4;          // pages of a worker at a time
+constexpr unsigned kMostAttempts = 16;  // of a request that moves nothing
+constexpr uint32_t kAlignment = 4096;   // of what O_DIRECT moves
+
+unsigned workersHere() { return std::clamp(std::thread::hardware_concurrency() / 2, 2u, 4u); }
+
+// No room, rather than a disk that fails.
+bool isFull(int error) { return error == ENOSPC || error == EDQUOT || error == EFBIG; }
+
+}  // namespace
+
+struct DiskTier::Worker {
+  Worker() = default;
+  ~Worker() {
+    if (memory != nullptr) munmap(memory, kDepth * kPlaceBytes);
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  // Not in a forked child, where a disk would write to what the child has instead.
+  Status open(const TierOptions& options, const CipherKey* key) {
+    void* const got = mmap(nullptr, kDepth * kPlaceBytes, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (got == MAP_FAILED) return Error{"disk: no host RAM is left for what goes to disks"};
+    memory = static_cast<std::byte*>(got);
+    (void)madvise(memory, kDepth * kPlaceBytes, MADV_DONTFORK);
+    (void)madvise(memory, kDepth * kPlaceBytes, MADV_DONTDUMP);
+    for (unsigned i = 0; i < kDepth; ++i) {
+      pages[i].memory = memory + i * kPlaceBytes;
+      free.push_back(i);
+    }
+    queue = options.queues(kDepth);
+    if (key == nullptr) return {};
+    auto made = PageCipher::make(*key);
+    if (!made.ok()) return made.error();
+    cipher = std::move(made).value();
+    return {};
+  }
+
+  std::byte* memory = nullptr;
+  std::unique_ptr<IoQueue> queue;
+  std::unique_ptr<PageCipher> cipher;
+  Moving pages[kDepth];
+  std::vector<unsigned> free;  // of `pages`
+  std::deque<IoEnd> ends;      // that are not looked at yet
+  std::vector<IoEnd> came;
+  std::thread thread;
+};
+
+Result<std::unique_ptr<pager::LowerTier>> openTier(const TierOptions& options) {
+  auto tier = std::make_unique<DiskTier>(options);
+  if (const Status opened = tier->open(); !opened.ok()) return opened.error();
+  return std::unique_ptr<pager::LowerTier>(std::move(tier));
+}
+
+Status DiskTier::open() {
+  if (const Status opened = files_.open(options_.folders); !opened.ok()) return opened;
+  if (options_.encrypt) {
+    auto key = CipherKey::make();
+    if (!key.ok()) return key.error();
+    key_ = std::move(key).value();
+  }
+  const unsigned count = options_.workers != 0 ? options_.workers : workersHere();
+  for (unsigned i = 0; i < count; ++i) {
+    auto worker = std::make_unique<Worker>();
+    if (const Status opened = worker->open(options_, key_.get()); !opened.ok()) return opened;
+    workers_.push_back(std::move(worker));
+  }
+  publish();
+  try {
+    for (const auto& worker : workers_)
+      worker->thread = base::ownThread([this, at = worker.get()] { work(*at); });
+  } catch (const std::system_error& error) {
+    if (!workers_.front()->thread.joinable())
+      return Error{std::string("disk: no thread can be started: ") + error.what()};
+    // With those that there are.
+  }
+  return {};
+}
+
+DiskTier::DiskTier(const TierOptions& options) : options_(options) {}
+
+DiskTier::~DiskTier() {
+  {
+    std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_all();
+  for (const auto& worker : workers_)
+    if (worker->thread.joinable()) worker->thread.join();
+}
+
+// ---- what callers do
+
+void DiskTier::setWake(std::function<void()> wake) {
+  std::lock_guard lock(wake_mutex_);
+  wake_ = std::move(wake);
+  if (wake_) wake_();  // what ended before
+}
+
+void DiskTier::send(uint64_t address, const void* memory, uint64_t bytes,
+                    const pager::ContentHash* hash) {
+  std::lock_guard lock(mutex_);
+  if (closing_) return;
+  forget(address);
+  auto places = files_.take(bytes / kPlaceBytes, pager::nowNs());
+  if (!places) return finish(address, true, Outcome::kNoRoom, {});
+  for (Place& place : *places) place.number = ++writings_;
+  Copy& copy = copies_[address];
+  copy.bytes = bytes;
+  copy.places = std::move(*places);
+  if (hash != nullptr) copy.hash = *hash;
+  Transfer& transfer = transfers_[address];
+  transfer.address = address;
+  transfer.send = true;
+  transfer.memory = static_cast<std::byte*>(const_cast<void*>(memory));  // read only
+  transfer.copy = &copy;
+  transfer.hash_known = hash != nullptr;
+  transfer.hashes.resize(bytes / kPlaceBytes);
+  wait(transfer, false);
+}
+
+void DiskTier::receive(uint64_t address, void* memory, uint64_t bytes, bool urgent) {
+  std::lock_guard lock(mutex_);
+  if (closing_) return;
+  const auto found = copies_.find(address);
+  if (found == copies_.end() || found->second.bytes != bytes)
+    return finish(address, false, Outcome::kLost, {});
+  Transfer& transfer = transfers_[address];
+  transfer.address = address;
+  transfer.memory = static_cast<std::byte*>(memory);
+  transfer.copy = &found->second;
+  transfer.hashes.resize(bytes / kPlaceBytes);
+  wait(transfer, urgent);
+}
+
+// A send that a launch waits for is of no use to anybody: the bytes are wanted where they are.
+void DiskTier::raise(uint64_t address) {
+  std::lock_guard lock(mutex_);
+  const auto found = transfers_.find(address);
+  if (found == transfers_.end() || !found->second.waits) return;
+  if (found->second.send) return stop(found->second);
+  unqueue(found->second);
+  wait(found->second, true);
+}
+
+void DiskTier::giveUp(uint64_t address) {
+  std::lock_guard lock(mutex_);
+  const auto found = transfers_.find(address);
+  if (found != transfers_.end() && !found->second.send && found->second.waits) stop(found->second);
+}
+
+bool DiskTier::holds(uint64_t address, const pager::ContentHash& hash) const {
+  std::lock_guard lock(mutex_);
+  const auto found = copies_.find(address);
+  return found != copies_.end() && found->second.whole && found->second.hash == hash;
+}
+
+std::vector<uint64_t> DiskTier::heldAddresses() const {
+  std::lock_guard lock(mutex_);
+  std::vector<uint64_t> held;
+  held.reserve(copies_.size());
+  for (const auto& [address, copy] : copies_)
+    if (copy.whole) held.push_back(address);
+  return held;
+}
+
+bool DiskTier::drop(uint64_t address) {
+  std::lock_guard lock(mutex_);
+  const bool held = copies_.contains(address);
+  forget(address);
+  publish();
+  return held;
+}
+
+std::vector<pager::LowerTier::Finished> DiskTier::take() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(finished_, {});
+}
+
+pager::TierFigures DiskTier::figures() const {
+  std::lock_guard lock(mutex_);
+  pager::TierFigures now = figures_;
+  now.disk_bytes = now.capacity_bytes = files_.capacity(pager::nowNs()) * kPlaceBytes;
+  return now;
+}
+
+// ---- transfers, under mutex_
+
+void DiskTier::wait(Transfer& transfer, bool first) {
+  (first ? urgent_ : waiting_).push_back(&transfer);
+  transfer.waits = true;
+  changed_.notify_all();
+}
+
+void DiskTier::unqueue(Transfer& transfer) {
+  if (!std::exchange(transfer.waits, false)) return;
+  std::erase(urgent_, &transfer);
+  std::erase(waiting_, &transfer);
+}
+
+void DiskTier::stop(Transfer& transfer) {
+  unqueue(transfer);
+  transfer.stopped = true;
+  if (transfer.under_way == 0) end(transfer, false);
+}
+
+// All that was begun is over. `right`: of a receive, the bytes are.
+void DiskTier::end(Transfer& transfer, bool right) {
+  Copy& copy = *transfer.copy;
+  const uint64_t address = transfer.address;
+  const bool sent = transfer.send, whole = transfer.allBegun() && !transfer.failed;
+  const bool lost = !sent && (transfer.failed || (whole && !right));
+  const pager::ContentHash hash = copy.hash;
+  transfers_.erase(address);
+  if (sent && whole) {
+    copy.whole = true;
+    figures_.held_bytes += copy.bytes;
+  } else if (sent || lost) {
+    if (lost) figures_.lost_bytes += copy.bytes;
+    forget(address);
+  }
+  if (sent) return finish(address, true, whole ? Outcome::kDone : Outcome::kNoRoom, hash);
+  finish(address, false, lost ? Outcome::kLost : whole ? Outcome::kDone : Outcome::kNotNow, hash);
+}
+
+void DiskTier::forget(uint64_t address) {
+  const auto found = copies_.find(address);
+  if (found == copies_.end()) return;
+  if (found->second.whole) figures_.held_bytes -= found->second.bytes;
+  files_.give(found->second.places);
+  copies_.erase(found);
+}
+
+// A worker rings: whoever calls may have locks that wake_ takes.
+void DiskTier::finish(uint64_t address, bool sent, Outcome outcome,
+                      const pager::ContentHash& hash) {
+  finished_.push_back({address, sent, outcome, hash});
+  must_wake_ = true;
+  publish();
+  changed_.notify_one();
+}
+
+void DiskTier::publish() {
+  pager::DiskCounters& disk = pager::counters().disk;
+  pager::set(disk.capacity_bytes, files_.capacity(pager::nowNs()) * kPlaceBytes);
+  pager::set(disk.held_bytes, figures_.held_bytes);
+}
+
+// ---- workers
+
+void DiskTier::work(Worker& worker) {
+  for (;;) {
+    Moving* next = nullptr;
+    bool rings = false;
+    {
+      std::unique_lock lock(mutex_);
+      const auto isIdle = [&] { return worker.free.size() == kDepth && worker.ends.empty(); };
+      changed_.wait(lock, [&] {
+        return closing_ || must_wake_ || !isIdle() || !urgent_.empty() || !waiting_.empty();
+      });
+      if (closing_ && isIdle()) return;
+      rings = std::exchange(must_wake_, false);
+      auto& from = urgent_.empty() ? waiting_ : urgent_;
+      if (!closing_ && !from.empty() && !worker.free.empty()) {
+        Transfer& transfer = *from.front();
+        next = &worker.pages[worker.free.back()];
+        worker.free.pop_back();
+        next->transfer = &transfer;
+        next->page = transfer.next++;
+        next->place = transfer.copy->places[next->page];
+        next->done = next->attempts = 0;
+        ++transfer.under_way;
+        if (transfer.allBegun()) unqueue(transfer);
+      }
+    }
+    if (rings) {
+      std::lock_guard lock(wake_mutex_);
+      if (wake_) wake_();
+    }
+    if (next != nullptr) {
+      if (begin(worker, *next)) continue;
+      worker.free.push_back(static_cast<unsigned>(next - worker.pages));
+    } else if (!worker.ends.empty()) {
+      const IoEnd end = worker.ends.front();
+      worker.ends.pop_front();
+      ended(worker, worker.pages[end.tag], end.result);
+    } else if (worker.free.size() < kDepth) {
+      worker.came.clear();
+      worker.queue->wait(worker.came);
+      worker.ends.insert(worker.ends.end(), worker.came.begin(), worker.came.end());
+    }
+  }
+}
+
+// False: it is over already.
+bool DiskTier::begin(Worker& worker, Moving& moving) {
+  Transfer& transfer = *moving.transfer;
+  if (transfer.send) {
+    const std::byte* const from = transfer.memory + moving.page * kPlaceBytes;
+    if (!transfer.hash_known) transfer.hashes[moving.page] = kernels::hashPage(from);
+    if (worker.cipher == nullptr) {
+      std::memcpy(moving.memory, from, kPlaceBytes);
+    } else if (!worker.cipher->encrypt(moving.place.number, from, moving.memory, kPlaceBytes)) {
+      failed(moving, ENOMEM);
+      return false;
+    }
+  }
+  go(worker, moving);
+  return true;
+}
+
+void DiskTier::go(Worker& worker, const Moving& moving) {
+  Io io;
+  io.fd = files_.descriptorOf(moving.place.file);
+  io.write = moving.transfer->send;
+  io.offset = moving.place.page * kPlaceBytes + moving.done;
+  io.memory = moving.memory + moving.done;
+  io.bytes = static_cast<uint32_t>(kPlaceBytes) - moving.done;
+  io.tag = static_cast<uint64_t>(&moving - worker.pages);
+  worker.queue->begin(io);
+}
+
+void DiskTier::ended(Worker& worker, Moving& moving, int64_t result) {
+  const bool send = moving.transfer->send;
+  pager::DiskCounters& disk = pager::counters().disk;
+  if (result > 0)
+    pager::add(send ? disk.written_bytes : disk.read_bytes, static_cast<uint64_t>(result));
+  int error = result < 0 ? static_cast<int>(-result) : 0;
+  if (result == 0) error = EIO;  // the file ends here, and it was longer
+  if (result > 0 && moving.done + result < static_cast<int64_t>(kPlaceBytes)) {
+    const uint32_t more = static_cast<uint32_t>(result) & ~(kAlignment - 1);
+    moving.done += more;
+    moving.attempts = more > 0 ? 0 : moving.attempts + 1;
+    if (moving.attempts < kMostAttempts) return go(worker, moving);
+    error = EIO;
+  } else if (error == EINTR || error == EAGAIN) {
+    if (++moving.attempts < kMostAttempts) return go(worker, moving);
+  }
+  if (error != 0) {
+    failed(moving, error);
+  } else if (send) {
+    pageOver(moving, true);
+  } else {
+    arrived(worker, moving) ? pageOver(moving, true) : failed(moving, ENOMEM);
+  }
+  worker.free.push_back(static_cast<unsigned>(&moving - worker.pages));
+}
+
+bool DiskTier::arrived(Worker& worker, const Moving& moving) {
+  Transfer& transfer = *moving.transfer;
+  std::byte* const to = transfer.memory + moving.page * kPlaceBytes;
+  if (worker.cipher == nullptr) {
+    std::memcpy(to, moving.memory, kPlaceBytes);
+  } else if (!worker.cipher->decrypt(moving.place.number, moving.memory, to, kPlaceBytes)) {
+    return false;
+  }
+  transfer.hashes[moving.page] = kernels::hashPage(to);
+  return true;
+}
+
+void DiskTier::failed(const Moving& moving, int error) {
+  const std::string& path = files_.pathOf(moving.place.file);
+  const bool send = moving.transfer->send;
+  if (!send) {
+    base::logError(
+        "disk: reading in %s failed: %s; the program's memory that lay there is lost. Is the disk "
+        "well (dmesg)?",
+        path.c_str(), std::strerror(error));
+  } else if (isFull(error)) {
+    base::warnOnce("disk is full " + path,
+                   "disk: %s has no room left: %s; what has no room there stays in RAM. Free some, "
+                   "or name a smaller size",
+                   path.c_str(), std::strerror(error));
+  } else {
+    base::logError(
+        "disk: writing in %s failed: %s; nothing more is written there, and what has no "
+        "other room stays in RAM",
+        path.c_str(), std::strerror(error));
+  }
+  if (send) {
+    std::lock_guard lock(mutex_);
+    isFull(error) ? files_.full(moving.place.file, pager::nowNs())
+                  : files_.broken(moving.place.file);
+  }
+  pageOver(moving, false);
+}
+
+std::string DiskTier::foldersOf(const Copy& copy) const {
+  std::set<std::string> folders;
+  for (const Place& place : copy.places) folders.insert(files_.pathOf(place.file));
+  std::string all;
+  for (const std::string& folder : folders) all += (all.empty() ? "" : ", ") + folder;
+  return all;
+}
+
+void DiskTier::pageOver(const Moving& moving, bool well) {
+  Transfer& transfer = *moving.transfer;
+  bool right = false;
+  {
+    std::unique_lock lock(mutex_);
+    if (well && transfer.send) transfer.copy->places[moving.page].has_room = true;
+    if (well) (transfer.send ? figures_.sent_bytes : figures_.received_bytes) += kPlaceBytes;
+    if (!well) {
+      transfer.failed = transfer.stopped = true;
+      unqueue(transfer);
+    }
+    --transfer.under_way;
+    if (transfer.under_way > 0 || (!transfer.allBegun() && !transfer.stopped)) return;
+    if (transfer.failed || !transfer.allBegun()) return end(transfer, false);
+    // Counted as under way: nobody else ends it.
+    ++transfer.under_way;
+  }
+  const auto& hashes = transfer.hashes;
+  if (transfer.send && !transfer.hash_known)
+    transfer.copy->hash = kernels::combineHashes(hashes.data(), hashes.size());
+  if (!transfer.send) {
+    right = kernels::combineHashes(hashes.data(), hashes.size()) == transfer.copy->hash;
+    if (!right)
+      base::logError(
+          "disk: wrong bytes came back for %s in %s; the program's memory that lay there is lost. "
+          "Is the disk well (dmesg)?",
+          base::formatSize(transfer.copy->bytes).c_str(), foldersOf(*transfer.copy).c_str());
+  }
+  std::lock_guard lock(mutex_);
+  --transfer.under_way;
+  end(transfer, right);
+}
+
+}  // namespace olpager::disk

@@ -1,0 +1,135 @@
+// The tier of disks from within.
+//
+// A copy is in pages of 2 MiB, each in a place of its own (Files): pages of one copy lie on all
+// disks. A page on its way is encrypted into memory of the worker that moves it, and written from
+// there; or read into that, decrypted to where it belongs, and hashed. So no disk touches memory of
+// the program's, and bytes that are wrong are never left as right ones.
+//
+// States of a copy: as lower_tier.h has them. A transfer is waiting (in urgent_ or waiting_) while
+// pages of it are not begun, and ends when all that were begun have ended; a stopped one begins no
+// more pages.
+//
+// Threads. Workers, as many as suit the machine, each with an IoQueue and memory for kDepth pages.
+// Each takes the next page of the first transfer that waits, so a single large copy has all of
+// them. Callers do what needs no disk themselves.
+//
+// Locks: mutex_, over all but what is a worker's own; nothing blocks under it, and nobody is
+// called. wake_mutex_, held while wake_ runs, and by nobody who holds mutex_.
+//
+// Fork: a child closes descriptors and rings (transport::closeInForkedChild()), and has none of the
+// threads; it never uses the tier.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "disk/cipher.h"
+#include "disk/files.h"
+#include "disk/io_queue.h"
+#include "disk/open.h"
+#include "pager/tiers/lower_tier.h"
+
+namespace olpager::disk {
+
+class DiskTier final : public pager::LowerTier {
+ public:
+  explicit DiskTier(const TierOptions& options);
+  ~DiskTier() override;
+  Status open();
+
+  void setWake(std::function<void()> wake) override;
+  void send(uint64_t address, const void* memory, uint64_t bytes,
+            const pager::ContentHash* hash) override;
+  void receive(uint64_t address, void* memory, uint64_t bytes, bool urgent) override;
+  void raise(uint64_t address) override;
+  void giveUp(uint64_t address) override;
+  bool holds(uint64_t address, const pager::ContentHash& hash) const override;
+  std::vector<uint64_t> heldAddresses() const override;
+  bool drop(uint64_t address) override;
+  void letGo(const void*) override {}
+  std::vector<Finished> take() override;
+  pager::TierFigures figures() const override;
+
+ private:
+  struct Copy {
+    bool whole = false;  // not while it is sent
+    uint64_t bytes = 0;
+    pager::ContentHash hash;
+    std::vector<Place> places;  // of its pages, in order
+  };
+
+  struct Transfer {
+    uint64_t address = 0;
+    bool send = false;
+    std::byte* memory = nullptr;  // of a send: read only
+    Copy* copy = nullptr;
+    bool hash_known = false;  // of a send: the caller gave it
+    std::vector<pager::ContentHash> hashes;
+    uint64_t next = 0;       // page that is not begun
+    uint64_t under_way = 0;  // pages
+    bool waits = false;      // in urgent_ or waiting_
+    bool stopped = false;    // raised, given up or failed: no more pages are begun
+    bool failed = false;
+    bool allBegun() const { return next == copy->places.size(); }
+  };
+
+  // A page that a worker moves.
+  struct Moving {
+    Transfer* transfer = nullptr;
+    uint64_t page = 0;  // of the copy
+    Place place;
+    std::byte* memory = nullptr;  // the worker's
+    uint32_t done = 0;            // bytes
+    unsigned attempts = 0;        // in a row that moved nothing
+  };
+
+  struct Worker;
+
+  void work(Worker& worker);
+  bool begin(Worker& worker, Moving& moving);
+  void go(Worker& worker, const Moving& moving);
+  void ended(Worker& worker, Moving& moving, int64_t result);
+  bool arrived(Worker& worker, const Moving& moving);
+  void failed(const Moving& moving, int error);
+  void pageOver(const Moving& moving, bool well);
+  std::string foldersOf(const Copy& copy) const;
+
+  Transfer* begins(uint64_t address, bool send);
+  void wait(Transfer& transfer, bool first);
+  void stop(Transfer& transfer);
+  void unqueue(Transfer& transfer);
+  void end(Transfer& transfer, bool right);
+  void finish(uint64_t address, bool sent, Outcome outcome, const pager::ContentHash& hash);
+  void forget(uint64_t address);
+  void publish();
+
+  const TierOptions options_;
+  std::unique_ptr<CipherKey> key_;  // null: nothing is encrypted
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;  // for workers
+  bool closing_ = false;
+  Files files_;
+  uint64_t writings_ = 0;  // of pages, so far
+  std::unordered_map<uint64_t, Copy> copies_;
+  std::unordered_map<uint64_t, Transfer> transfers_;
+  std::deque<Transfer*> urgent_, waiting_;
+  std::vector<Finished> finished_;
+  bool must_wake_ = false;
+  pager::TierFigures figures_;
+
+  std::mutex wake_mutex_;
+  std::function<void()> wake_;
+
+  std::vector<std::unique_ptr<Worker>> workers_;
+};
+
+}  // namespace olpager::disk
