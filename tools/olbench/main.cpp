@@ -11,6 +11,7 @@
 #include "base/size.h"
 #include "tools/olbench/child.h"
 #include "tools/olbench/directory.h"
+#include "tools/olbench/disk.h"
 #include "tools/olbench/filling.h"
 #include "tools/olbench/forward.h"
 #include "tools/olbench/managed.h"
@@ -272,7 +273,7 @@ int run(int argc, char** argv) {
   auto* bytes =
       size("--bytes", options.bytes,
            "Working set (default: swap twice the budget, decode and train three times the budget, "
-           "resident 4GiB, remote 3GiB, managed 1GiB, filling 1GiB for each row)");
+           "resident 4GiB, remote 3GiB, managed 1GiB, disk 1GiB, filling 1GiB for each row)");
   auto* vram = size(
       "--vram", options.vram,
       "The pager's VRAM budget (default: 8GiB, train 2GiB, remote 1GiB; launch and resident: what "
@@ -336,6 +337,12 @@ int run(int argc, char** argv) {
   DirectoryOptions directory;
   number(*directory_command, "--extents", directory.extents, "In one directory", 1024, 1u << 28)
       ->capture_default_str();
+  auto* disk_command =
+      app.add_subcommand("disk", "The tier of disks, beside requests to the disk alone");
+  DiskOptions disk;
+  disk_command->add_option("--folder", disk.folder, "On the disk (default: the working folder)")
+      ->type_name("FILE")
+      ->group(kParts);
   auto* remote_command = app.add_subcommand("remote",
                                             "Walks through more than VRAM and host RAM hold: 1 to "
                                             "3 memservers, replicas, TCP and shared memory");
@@ -352,6 +359,18 @@ int run(int argc, char** argv) {
       base::print("{}\n", result.dump(2));
     } else {
       printMemserver(result);
+    }
+    return 0;
+  }
+  if (disk_command->parsed()) {
+    disk.rounds = options.rounds;
+    disk.folder = base::absolutePath(disk.folder.empty() ? "." : disk.folder);
+    if (bytes->count() != 0) disk.bytes = options.bytes;
+    const json result = measureDisk(disk);
+    if (as_json) {
+      base::print("{}\n", result.dump(2));
+    } else {
+      printDisk(result);
     }
     return 0;
   }
