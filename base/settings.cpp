@@ -64,9 +64,10 @@ Setter gpunodes(std::vector<std::string>& into) {
 Result<DiskSetting> parseDisk(std::string_view text) {
   const size_t colon = text.rfind(':');
   if (!text.starts_with('/') || colon == std::string_view::npos)
-    return notAllowed(text,
-                      "DIR:SIZE, the absolute path of a folder and how much may lie there, such as "
-                      "/mnt/nvme:500GiB");
+    return notAllowed(
+        text,
+        "FOLDER:SIZE, the absolute path of a folder and how much may lie there, such as "
+        "/mnt/nvme:500GiB");
   DiskSetting disk;
   disk.folder = text.substr(0, colon);
   if (const Status sized = setter::size(disk.bytes)(text.substr(colon + 1)); !sized.ok())
@@ -238,7 +239,7 @@ OptionTable optionsOf(Settings& s) {
        "what is free less a reserve", setter::budget(s.vram)},
       {"host", kHere, "SIZE", "Host RAM to use: 32GiB, 50%", "80% of what is available",
        setter::budget(s.host)},
-      {"disk", kHere, "DIR:SIZE,...",
+      {"disk", kHere, "FOLDER:SIZE,...",
        "Room on disks, below host RAM: /mnt/nvme:500GiB. As often as there are disks; none: "
        "without",
        "", disks(s.disks)},

@@ -111,9 +111,11 @@ class UringQueue final : public IoQueue {
     // Begun again by the next wait().
     if (result == -EINTR) return;
     if (result == -EAGAIN || result == -EBUSY) return pause();
-    base::warnOnce("io_uring refused",
-                   "disk: io_uring is refused now (%s): reads and writes go one after the other",
-                   std::strerror(-result));
+    if (base::firstTime("disk io_uring refused"))
+      base::logInfo(
+          "disk: io_uring is refused now (%s): reads and writes go one after the other in "
+          "each thread",
+          std::strerror(-result));
     refused_ = true;
     for (const Io& io : std::exchange(waiting_, {})) ended_.push_back({io.tag, runNow(io)});
   }

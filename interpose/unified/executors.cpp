@@ -78,6 +78,7 @@ uint64_t countedAgain(const forward::Session& session, uint64_t forward::Descrip
   uint64_t bytes = 0;
   for (const auto& executor : session.executors()) {
     const forward::Description& one = executor->description();
+    if (one.lenders == 0) continue;  // disks: each has its own
     uint64_t& most = once[one.lenders];
     bytes += std::min(most, one.*lent);
     most = std::max(most, one.*lent);

@@ -341,7 +341,7 @@ int run(int argc, char** argv) {
       app.add_subcommand("disk", "The tier of disks, beside requests to the disk alone");
   DiskOptions disk;
   disk_command->add_option("--folder", disk.folder, "On the disk (default: the working folder)")
-      ->type_name("FILE")
+      ->type_name("FOLDER")
       ->group(kParts);
   auto* remote_command = app.add_subcommand("remote",
                                             "Walks through more than VRAM and host RAM hold: 1 to "

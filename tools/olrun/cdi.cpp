@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -53,6 +54,12 @@ Json readOnly(const std::string& host, const std::string& inside) {
           {"options", {"ro", "nosuid", "nodev", "bind"}}};
 }
 
+Json writable(const std::string& host, const std::string& inside) {
+  return {{"hostPath", host},
+          {"containerPath", inside},
+          {"options", {"rw", "nosuid", "nodev", "noexec", "bind"}}};
+}
+
 // These are about files of this machine, a single run, or set below.
 bool staysHere(std::string_view variable) {
   constexpr std::string_view kStay[] = {"OL_CONFIG",          "OL_KEY",
@@ -93,6 +100,10 @@ Status check(const base::Settings& settings, const CdiParts& parts) {
         "--cdi: driver {}: a container has its driver by its engine (--gpus all, --device "
         "nvidia.com/gpu=all); leave --driver out, or take sim",
         base::printable(settings.driver))};
+  for (const base::DiskSetting& disk : settings.disks)
+    if (settings.gpunodes.empty() && resolved(disk.folder).empty())
+      return Error{base::format("--cdi: the folder {} of --disk is not there; make it first",
+                                base::printable(disk.folder))};
   if (settings.key.empty()) return {};
   // Who reads the key here is mostly root; its file is to be one that is accepted at all.
   if (const auto network = transport::optionsFrom(settings); !network.ok())
@@ -153,6 +164,10 @@ Result<std::string> cdiText(const std::string& name, const base::Settings& setti
     mount(settings.key, key);
     inside.set("OL_KEY", key);
   }
+  std::set<std::string> disks;
+  for (const base::DiskSetting& disk : settings.disks)
+    if (!forwarded && disks.insert(disk.folder).second)
+      mounts.push_back(writable(resolved(disk.folder), disk.folder));
   if (isThere(kSystemSettings)) mount(kSystemSettings, kSystemSettings);
   if (const std::string named = environment.get("OL_CONFIG"); !named.empty()) {
     const std::string config = base::format("{}/settings.toml", kFolder);

@@ -2,7 +2,7 @@
 """A program through the pager with less VRAM and host RAM than it needs, and files on disks for the rest. The program compares
 its result with the CPU's.
 
-disk.py --olrun OLRUN --olmemserver OLMEMSERVER --program PROGRAM [--env NAME=VALUE]... CASE
+disk.py --olrun OLRUN --olmemserver OLMEMSERVER --olgpunode OLGPUNODE --program PROGRAM [--env NAME=VALUE]... CASE
 
   plain      one folder, not encrypted: the right result, pages were there, and nothing is left behind
   encrypted  likewise, encrypted (the default), and nothing of the program's is read in the file while it runs
@@ -10,6 +10,7 @@ disk.py --olrun OLRUN --olmemserver OLMEMSERVER --program PROGRAM [--env NAME=VA
   sandboxed  io_uring is refused to the program: the right result by threads, and a line that says so
   forked     PROGRAM forks: it goes on, and its children have none of its descriptors
   both       a memserver that is too small, and a disk: the right result, and both had a part in it
+  gpunode    a gpunode whose environment names a disk, and whose workers lose io_uring: the right result, and pages were there
   small      a disk that is too small for the program: an allocation is refused with a line, and no wrong result
   scarce     a file system with less room than was named, and with enough: a line, and the right result
   full       a file system that gets full: launches are refused with a line, or the right result comes, and never a wrong one
@@ -61,10 +62,10 @@ class Run:
         for folder in self.folders:
             os.mkdir(folder)
 
-    def program(self, *options, before=None, prefix=(), watch=None, sizes=True):
+    def program(self, *options, before=None, prefix=(), watch=None, sizes=True, stats=True):
         """Status, output and errors; None: it hung. `before` runs in it, `watch` beside it."""
-        argv = [*prefix, self.options.olrun, "--driver", "sim", "--stats", *(["--vram", "16MiB", "--host", "32MiB"] if sizes else []),
-                *options, "--", self.options.program, *(["--bytes", str(WORKING_SET)] if sizes else [])]
+        argv = [*prefix, self.options.olrun, *(["--driver", "sim", "--stats"] if stats else []), *(["--vram", "16MiB", "--host", "32MiB"] if sizes else []),
+                *options, "--", self.options.program, *(["--bytes", str(WORKING_SET)] if sizes or not stats else [])]
         process = subprocess.Popen(argv, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=before)
         if watch:
             watch(process)
@@ -106,12 +107,13 @@ class FileLook:
         self.block = mmap.mmap(-1, 4096)
 
     def look(self, process):
+        # The child of olrun, which waits for it to show its figures, or of a gpunode.
         try:
             with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
-                child = file.read().split()  # of olrun, which waits for it to show its figures
+                children = file.read().split()
         except OSError:
-            child = []
-        for link in glob.glob(f"/proc/{child[0]}/fd/*") if child else []:
+            children = []
+        for link in [link for child in children for link in glob.glob(f"/proc/{child}/fd/*")]:
             try:
                 if not os.readlink(link).startswith(self.folder + "/"):
                     continue
@@ -187,6 +189,36 @@ def both(run):
         daemon.communicate()
 
 
+def gpunode(run):
+    run.env.update({"OL_DISK": f"{run.folders[0]}:256MiB"})
+    daemon = subprocess.Popen([run.options.olgpunode, "--driver", "sim", "--listen", "127.0.0.1:0", "--vram", "32MiB", "--memory", "32MiB",
+                               "--worker-log", "info"], env=run.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    del run.env["OL_DISK"]
+    said = []
+    try:
+        for line in daemon.stdout:
+            said.append(line)
+            if found := re.search(r"listening at ([0-9.]+:[0-9]+)", line):
+                address = found[1]
+                break
+        else:
+            print("".join(said) + "olgpunode did not start")
+            return False
+        look = FileLook(run.folders[0])
+
+        def watch(process):
+            while process.poll() is None:
+                look.look(daemon)
+
+        end = run.program("--gpunode", address, watch=watch, sizes=False, stats=False)
+    finally:
+        daemon.terminate()
+        said += daemon.communicate()[0]
+    print("".join(said) + f"looked at {look.pages} pages in use, {look.readable} of them readable")
+    return (end is not None and end[0] == 0 and end[1].startswith("OK") and look.pages > 0 and look.readable == 0
+            and not left_behind(run))
+
+
 def small(run):
     return was_told(run.program("--disk", f"{run.folders[0]}:16MiB"), "16MiB at disks")
 
@@ -228,10 +260,10 @@ def absent(run):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    for name in ("--olrun", "--olmemserver", "--program"):
+    for name in ("--olrun", "--olmemserver", "--olgpunode", "--program"):
         parser.add_argument(name, required=True)
     parser.add_argument("--env", action="append", default=[])
-    cases = (plain, encrypted, two, sandboxed, forked, both, small, scarce, full, long, absent)
+    cases = (plain, encrypted, two, sandboxed, forked, both, gpunode, small, scarce, full, long, absent)
     parser.add_argument("case", choices=[case.__name__ for case in cases])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="olpager-disk-") as scratch:

@@ -99,7 +99,13 @@ def written(options, *arguments, **more):
     device = checked(done.stdout)
     edits = device["containerEdits"]
     assert device["name"] == arguments[0]
+    disks = [mount for mount in edits["mounts"] if "rw" in mount["options"]]
+    for mount in disks:
+        assert {"rw", "nosuid", "nodev", "noexec", "bind"} == set(mount["options"]) and os.path.isdir(mount["hostPath"]), mount
+        assert os.path.realpath(mount["hostPath"]) == mount["hostPath"], mount
     for mount in edits["mounts"]:
+        if mount in disks:
+            continue
         assert {"ro", "nosuid", "nodev", "bind"} == set(mount["options"]), mount
         # Nothing that a link leads elsewhere.
         assert os.path.realpath(mount["hostPath"]) == mount["hostPath"] and os.path.isfile(mount["hostPath"]), mount
@@ -131,6 +137,11 @@ def run_valid(options, folder):
     env, inside = written(options, "lent", "--memserver", "10.0.0.2:7070", "--memserver", "10.0.0.3:7070", "--replicas", "2", "--key",
                           os.path.join(folder, "link"))
     assert env["OL_MEMSERVER"] == "10.0.0.2:7070,10.0.0.3:7070" and inside[env["OL_KEY"]] == os.path.realpath(key), (env, inside)
+    # A disk's folder is at its place in the container too, and can be written to.
+    disk = os.path.join(folder, "disk")
+    os.mkdir(disk)
+    env, inside = written(options, "deep", "--disk", f"{disk}:1GiB", "--disk", f"{disk}:2GiB")
+    assert env["OL_DISK"] == f"{disk}:1GiB,{disk}:2GiB" and inside[disk] == os.path.realpath(disk), (env, inside)
     # A file's key as an option's; the gpunode's devices for who asks NVML.
     config = os.path.join(folder, "settings.toml")
     with open(config, "w") as file:
@@ -173,6 +184,7 @@ def run_mistakes(options, folder):
     refused("unix:/run/y.*HOST:PORT", "--cdi", "a", "--gpunode", "unix:/run/y")
     refused("driver /lib/libcuda.so.1.*engine", "--cdi", "a", "--driver", "/lib/libcuda.so.1")
     refused("/nowhere/key", "--cdi", "a", "--key", "/nowhere/key")
+    refused("/nowhere/disk of --disk is not there", "--cdi", "a", "--disk", "/nowhere/disk:1GiB")
     refused("--vram", "--cdi", "a", "--vram", "much")
     refused("/nowhere/settings", "--cdi", "a", "--config", "/nowhere/settings.toml")
     refused("--out: /nowhere/olpager.json: No such file.*folder", "--cdi", "a", "--out", "/nowhere/olpager.json")

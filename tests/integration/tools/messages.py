@@ -15,7 +15,7 @@ import tempfile
 LONG = 60
 PROGRAMS = ("olrun", "olpagestat", "olbench", "olctl", "olmemserver", "olgpunode")
 # What people know; a choice is spelt out (on|off).
-TYPES = {"SIZE", "SECONDS", "NUMBER", "NUMBER,...", "FILE", "FILE|sim", "FOLDER", "HOST:PORT", "HOST:PORT,...", "NAME", "NAME=SIZE", "PERCENT", "ADDRESS", "ADDRESS,...",
+TYPES = {"SIZE", "SECONDS", "NUMBER", "NUMBER,...", "FILE", "FILE|sim", "FOLDER", "HOST:PORT", "HOST:PORT,...", "FOLDER:SIZE,...", "NAME", "NAME=SIZE", "PERCENT", "ADDRESS", "ADDRESS,...",
          "on|off", "LEVEL", "HOW", "WHAT", "NODE", "REACH", "REPORT", "VIEW", "OWNER", "WHERE"}
 
 
