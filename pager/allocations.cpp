@@ -13,6 +13,7 @@
 #include "base/size.h"
 #include "pager/clock.h"
 #include "pager/pool_state.h"
+#include "pager/residency/arena_streaming.h"
 
 namespace olpager::pager {
 
@@ -261,7 +262,7 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
     extent->left_mapped = extent->mapped();
     engine.setState(*extent, ExtentState::kFreeing);
   }
-  engine.awaitStaged(*region, lock);
+  engine.arenas().awaitStaged(*region, lock);
   engine.forget(region);
   if (region->shared() != nullptr) state.agent()->drop(*region, lock);
   if (state.stopped) return;  // other agents may know its frames still

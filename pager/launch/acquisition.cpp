@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "pager/clock.h"
 #include "pager/launch/refusal.h"
+#include "pager/residency/arena_streaming.h"
 #include "pager/residency/engine.h"
 
 namespace olpager::pager {
@@ -199,7 +200,7 @@ void Acquisition::hear() {
 // write it, it comes to VRAM, or is unsealed.
 void Acquisition::unsealWritten(Lock& lock) {
   const auto unseal = [&](Extent& extent, bool written = false) {
-    if (extent.sealed) extent.region->engine->unseal(extent, written, lock);
+    if (extent.sealed) extent.region->engine->arenas().unseal(extent, written, lock);
   };
   for (Extent* extent : closure_.written) unseal(*extent, true);
   for (Extent* extent : closure_.used.stays()) unseal(*extent);

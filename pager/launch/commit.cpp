@@ -12,6 +12,7 @@
 #include "pager/kernels/hash_and_scan.h"
 #include "pager/launch/acquisition.h"
 #include "pager/reach/ranges.h"
+#include "pager/residency/arena_streaming.h"
 #include "pager/residency/engine.h"
 #include "pager/residency/in_place.h"
 
@@ -108,7 +109,8 @@ void Acquisition::stampReached(const Submission& into, Engine** engine, bool* in
         region->whole_stamp = number;  // it was no arena when it was named
     } else if (!closure_.used.knows(*region)) {
       *in_place |= region->in_place > 0;
-      if (region->in_place > 0 && region->arena != nullptr) region->engine->askSwap(*region);
+      if (region->in_place > 0 && region->arena != nullptr)
+        region->engine->arenas().askSwap(*region);
     }
     if (region->ahead > 0 && !region->by_pieces)
       for (auto& extent : region->extents)

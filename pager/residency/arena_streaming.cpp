@@ -1,40 +1,10 @@
-// Streaming inside an arena that is reached whole (reach = traced) and that the program fills by
-// copies, a tensor at a time: what launches name comes to VRAM, in batches, and the rest is used in
-// place. Two rules make that right without knowing what a kernel reads:
-//
-//   reads    Every extent of the arena is mapped, in VRAM or in place, while a launch is in flight
-//            that may reach any of it. Mappings change only while none is: a launch that names what
-//            is in place waits for those before it, and for the remap.
-//   writes   An extent is constant when it was unchanged the last kConstantLooks times that it was
-//            hashed: when it left VRAM, and when it came, with launches between. A constant extent
-//            is sealed in place: mapped for reading only. So a copy in VRAM that is made ahead of
-//            need, while launches run, stays true. A kernel that writes there without having named
-//            the tensor loses its context, with an error; no write is lost in silence. Copies and
-//            memsets into it, and launches that name it where it can't come to VRAM, unseal it
-//            first.
-//
-// An extent of a streamed arena, beside its state (space/region.h):
-//
-//   kVram               writable; hashed when it leaves
-//   kInPlace            not constant: writable; copied to VRAM in the quiet moment of the remap
-//   kInPlace, sealed    constant
-//   kInPlace, staged    sealed, and a chunk of VRAM has or gets a copy (Staging)
-//
-// One remap, as a batch of the way out (eviction.cpp): those that leave and those that come are
-// kRetiring until the launches before are over and the GPU has hashed what leaves; then finishRemap
-// changes the mappings of all of them. A remap is given up as a swap is (swap.cpp).
-//
-// A remap brings the extents that waiting launches name, and all staged ones. Staged next are the
-// extents that waiting launches name, then those that the learned order expects next. Extents that
-// the order expects the latest leave (victim_order.h). While the order is not known, the extents
-// that were named the longest ago are staged, because a program that goes through its tensors again
-// and again names them first. Extents that were never named leave, then those named last.
+#include "pager/residency/arena_streaming.h"
+
 #include <algorithm>
 
 #include "base/log.h"
 #include "pager/clock.h"
 #include "pager/pool_state.h"
-#include "pager/residency/engine.h"
 #include "pager/residency/in_place.h"
 
 namespace olpager::pager {
@@ -48,14 +18,17 @@ void noteLook(Extent& extent, bool unchanged) {
 }
 }  // namespace
 
+ArenaStreaming::ArenaStreaming(Engine& engine)
+    : engine_(engine), pool_(engine.pool_), chunks_(engine.chunks_) {}
+
 /// The copy of a sealed extent that is being made or has been made; nullptr: there is none.
-Engine::Staged* Engine::stagedOf(const Extent& extent) {
+ArenaStreaming::Staged* ArenaStreaming::stagedOf(const Extent& extent) {
   const auto staged = std::find_if(staging_.begin(), staging_.end(),
                                    [&](const Staged& one) { return one.extent == &extent; });
   return staged == staging_.end() ? nullptr : &*staged;
 }
 
-uint64_t Engine::stagedBytes() const {
+uint64_t ArenaStreaming::stagedBytes() const {
   uint64_t bytes = 0;
   for (const Staged& staged : staging_) bytes += kPageBytes << staged.chunk->order;
   return bytes;
@@ -63,16 +36,28 @@ uint64_t Engine::stagedBytes() const {
 
 /// Drops the staged copies of these extents. A chunk is free once its copy is over.
 template <typename Of>
-void Engine::dropStaged(Of of) {
+void ArenaStreaming::dropStaged(Of of) {
   for (Staged& staged : staging_)
     if (staged.extent != nullptr && of(*staged.extent)) staged.extent = nullptr;
 }
-void Engine::forgetStaged(const Region* region) {
+
+void ArenaStreaming::forget(const Region* region) {
+  std::erase(asked_, region);
+  if (swapping_ == region) swapping_ = nullptr;
+  if (streamed_ == region) streamed_ = nullptr;
   dropStaged([region](const Extent& extent) { return extent.region == region; });
 }
 
+void ArenaStreaming::releaseAll() {
+  for (const Staged& staged : staging_) {
+    if (staged.event != nullptr) engine_.events_.push_back(staged.event);
+    chunks_.giveVram(staged.chunk);
+  }
+  staging_.clear();
+}
+
 /// The region's host memory is about to go: what is being copied from there is over.
-void Engine::awaitStaged(const Region& region, Lock& lock) {
+void ArenaStreaming::awaitStaged(const Region& region, Lock& lock) {
   const auto last = std::find_if(staging_.rbegin(), staging_.rend(), [&](const Staged& one) {
     return one.region == &region && one.event != nullptr;
   });
@@ -82,12 +67,12 @@ void Engine::awaitStaged(const Region& region, Lock& lock) {
     return std::any_of(staging_.begin(), staging_.end(),
                        [&](const Staged& one) { return one.event == event; });
   };
-  while (is_under_way() && !life_.broken && !pool_.stopped && !reached(event, lock))
+  while (is_under_way() && !engine_.life_.broken && !pool_.stopped && !engine_.reached(event, lock))
     pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
 }
 
 /// Others need the room: what would come last goes. True: some did.
-bool Engine::giveStagedUp(uint64_t bytes) {
+bool ArenaStreaming::giveStagedUp(uint64_t bytes) {
   uint64_t given = 0;
   for (auto staged = staging_.rbegin(); staged != staging_.rend() && given < bytes; ++staged) {
     if (staged->extent == nullptr || staged->extent->wanted > 0) continue;
@@ -98,15 +83,16 @@ bool Engine::giveStagedUp(uint64_t bytes) {
 }
 
 /// Copies that have come; chunks of those that nobody wants any more.
-bool Engine::pollStaged(Lock& lock) {
+bool ArenaStreaming::pollStaged(Lock& lock) {
   bool progress = false;
   for (size_t s = 0; s < staging_.size(); ++s) {
     if (staging_[s].event != nullptr) {
       const bool first = s == 0 || staging_[s - 1].event == nullptr;
-      if (!first || !reached(staging_[s].event, lock)) break;  // in the order of their stream
-      events_.push_back(std::exchange(staging_[s].event, nullptr));
-      account_.copyEnds(kPageBytes << staging_[s].chunk->order);
-      if (flight_.fetching.empty() && !isCopying(s + 1)) account_.noCopyEnded();
+      if (!first || !engine_.reached(staging_[s].event, lock))
+        break;  // in the order of their stream
+      engine_.events_.push_back(std::exchange(staging_[s].event, nullptr));
+      engine_.account_.copyEnds(kPageBytes << staging_[s].chunk->order);
+      if (engine_.flight_.fetching.empty() && !isCopying(s + 1)) engine_.account_.noCopyEnded();
       progress = true;
     }
     const Extent* const extent = staging_[s].extent;
@@ -118,16 +104,16 @@ bool Engine::pollStaged(Lock& lock) {
   return progress;
 }
 
-bool Engine::stage(Extent& extent, Lock& lock) {
-  if (!chunks_.hasVram(extent.order) || nowNs() < pauses_.refused_until_ns) return false;
+bool ArenaStreaming::stage(Extent& extent, Lock& lock) {
+  if (!chunks_.hasVram(extent.order) || nowNs() < engine_.pauses_.refused_until_ns) return false;
   Region& region = *extent.region;
   ++region.wanted;  // it is not freed meanwhile
-  VramChunk* const chunk = takeVram(extent, lock);
-  const CUevent event = chunk != nullptr ? takeEvent(lock) : nullptr;
+  VramChunk* const chunk = engine_.takeVram(extent, lock);
+  const CUevent event = chunk != nullptr ? engine_.takeEvent(lock) : nullptr;
   --region.wanted;
   if (chunk == nullptr) return false;
   if (event == nullptr || !extent.sealed || region.dead) {
-    if (event != nullptr) events_.push_back(event);
+    if (event != nullptr) engine_.events_.push_back(event);
     chunks_.giveVram(chunk);
     return true;
   }
@@ -137,23 +123,24 @@ bool Engine::stage(Extent& extent, Lock& lock) {
 
 /// Queues the copies of these, which are the last of staging_ and of one region. False: the driver
 /// refused.
-bool Engine::copyAhead(const std::vector<Staged>& begun, Lock& lock) {
-  account_.copyBegins(flight_.fetching.empty() && !isCopying(0, begun.size()));
+bool ArenaStreaming::copyAhead(const std::vector<Staged>& begun, Lock& lock) {
+  engine_.account_.copyBegins(engine_.flight_.fetching.empty() && !isCopying(0, begun.size()));
   Region& region = *begun.front().region;
   ++region.wanted;  // nor before the copies have begun: after that awaitStaged() knows of them
-  const CUresult result = outside(TraceStep::kCopyIn, begun.front().extent, lock, [&] {
+  const CUresult result = engine_.outside(TraceStep::kCopyIn, begun.front().extent, lock, [&] {
     for (const Staged& staged : begun) {
       CUresult queued = pool_.driver.cuMemcpyHtoDAsync_v2(
           staged.chunk->alias, reinterpret_cast<const void*>(staged.extent->host->alias),
-          staged.extent->bytes(), streams_.in);
-      if (queued == CUDA_SUCCESS) queued = pool_.driver.cuEventRecord(staged.event, streams_.in);
+          staged.extent->bytes(), engine_.streams_.in);
+      if (queued == CUDA_SUCCESS)
+        queued = pool_.driver.cuEventRecord(staged.event, engine_.streams_.in);
       if (queued != CUDA_SUCCESS) return queued;
     }
     return CUDA_SUCCESS;
   });
   --region.wanted;
   if (result != CUDA_SUCCESS) {
-    refused("copy", result);
+    engine_.refused("copy", result);
     dropStaged([&](const Extent& extent) {
       return std::any_of(begun.begin(), begun.end(),
                          [&](const Staged& staged) { return staged.extent == &extent; });
@@ -161,25 +148,25 @@ bool Engine::copyAhead(const std::vector<Staged>& begun, Lock& lock) {
     return false;
   }
   for (const Staged& staged : begun) {
-    add(figures_->bytes_in, staged.extent->bytes());
-    add(figures_->fetched_bytes, staged.extent->bytes());
+    add(engine_.figures_->bytes_in, staged.extent->bytes());
+    add(engine_.figures_->fetched_bytes, staged.extent->bytes());
   }
-  add(figures_->prefetches_issued, begun.size());
+  add(engine_.figures_->prefetches_issued, begun.size());
   return true;
 }
 
 /// Stages what will be named next, as far as there is room.
-bool Engine::stageAhead(Lock& lock) {
-  if (life_.broken || streamed_ == nullptr || streamed_->dead) return false;
-  if (debts_.any()) return giveStagedUp(UINT64_MAX);
-  if (wants_.short_bytes > 0 || stagedBytes() >= stagingWindow()) return false;
+bool ArenaStreaming::stageAhead(Lock& lock) {
+  if (engine_.life_.broken || streamed_ == nullptr || streamed_->dead) return false;
+  if (engine_.debts_.any()) return giveStagedUp(UINT64_MAX);
+  if (engine_.wants_.short_bytes > 0 || stagedBytes() >= stagingWindow()) return false;
   Extent* const next = nextToStage(*streamed_);
   return next != nullptr && stage(*next, lock);
 }
 
 /// A sealed extent without a staged copy: one for which a launch waits, else the one that is used
 /// next.
-Extent* Engine::nextToStage(const Region& region) {
+Extent* ArenaStreaming::nextToStage(const Region& region) {
   struct Turn {
     bool waits_nobody;
     uint64_t distance, stamp;
@@ -207,8 +194,8 @@ Extent* Engine::nextToStage(const Region& region) {
 /// Chunks of what leaves get copies of what comes next, at once: no launch reads them any more, and
 /// host memory has what they hold. So the link is busy while the mappings change. `kept`: bytes of
 /// them that are left for what is not constant and comes with this remap.
-void Engine::stageInto(const std::vector<Move>& leaves, uint64_t kept, Lock& lock) {
-  if (leaves.empty() || debts_.any() || wants_.short_bytes > 0) return;
+void ArenaStreaming::stageInto(const std::vector<Move>& leaves, uint64_t kept, Lock& lock) {
+  if (leaves.empty() || engine_.debts_.any() || engine_.wants_.short_bytes > 0) return;
   std::vector<Staged> begun;
   for (const Move& move : leaves) {
     if (kept > 0) {
@@ -218,10 +205,10 @@ void Engine::stageInto(const std::vector<Move>& leaves, uint64_t kept, Lock& loc
     Extent* const next = nextToStage(*move.extent->region);
     if (next == nullptr || (next->wanted == 0 && stagedBytes() >= stagingWindow())) break;
     if (next->order != move.extent->order) continue;
-    const CUevent event = takeEvent(lock);
+    const CUevent event = engine_.takeEvent(lock);
     if (event == nullptr) break;
     if (!next->sealed || next->state != ExtentState::kInPlace) {  // while the mutex was released
-      events_.push_back(event);
+      engine_.events_.push_back(event);
       continue;
     }
     begun.push_back({next, std::exchange(move.extent->vram, nullptr), event, next->region});
@@ -230,27 +217,29 @@ void Engine::stageInto(const std::vector<Move>& leaves, uint64_t kept, Lock& loc
   if (!begun.empty()) copyAhead(begun, lock);
 }
 
-uint64_t Engine::partBytes() const {
+uint64_t ArenaStreaming::partBytes() const {
   return streamed_ == nullptr || streamed_->extents.empty() ? 0
                                                             : streamed_->extents.front()->bytes();
 }
 
 /// Two parts have come and one is coming.
-uint64_t Engine::stagingWindow() const { return std::max(windowBytes() / 2 * 3, 3 * partBytes()); }
+uint64_t ArenaStreaming::stagingWindow() const {
+  return std::max(engine_.windowBytes() / 2 * 3, 3 * partBytes());
+}
 
 /// Bytes of VRAM for streaming: the window, and a mapped tensor, which may lie in two parts.
-uint64_t Engine::streamingBytes() const {
+uint64_t ArenaStreaming::streamingBytes() const {
   return streamed_ == nullptr ? 0 : stagingWindow() + 2 * partBytes();
 }
 
 /// True if mappings of the arena may change.
-bool Engine::mayRemap(const Region& region) const {
-  return swaps_.current == nullptr && mayBegin() && !region.dead && !region.exporting &&
+bool ArenaStreaming::mayRemap(const Region& region) const {
+  return swapping_ == nullptr && engine_.mayBegin() && !region.dead && !region.exporting &&
          region.pins == 0 && mayBeInPlace(region);
 }
 
 /// Launches wait for these, which are in place in one streamed arena. True: something was begun.
-bool Engine::remapFor(std::span<Extent* const> named, Lock& lock) {
+bool ArenaStreaming::remapFor(std::span<Extent* const> named, Lock& lock) {
   if (named.empty()) return false;
   Region& region = *named.front()->region;
   if (!mayRemap(region)) return false;
@@ -261,7 +250,7 @@ bool Engine::remapFor(std::span<Extent* const> named, Lock& lock) {
     const Staged* staged = stagedOf(*extent);
     if (staged == nullptr) {
       const bool begun = stage(*extent, lock);
-      if (swaps_.current != nullptr || region.dead) return true;
+      if (swapping_ != nullptr || region.dead) return true;
       progress |= begun;
       short_of_room |= !begun;
       staged = begun ? stagedOf(*extent) : nullptr;
@@ -273,7 +262,7 @@ bool Engine::remapFor(std::span<Extent* const> named, Lock& lock) {
 }
 
 /// Extents of the arena that may leave VRAM, the first that leaves first.
-std::vector<Engine::Leaver> Engine::whoLeaves(const Region& region) {
+std::vector<ArenaStreaming::Leaver> ArenaStreaming::whoLeaves(const Region& region) {
   const Extent* const next = nextToStage(region);
   const uint64_t nearest =
       next == nullptr || next->wanted > 0 ? 0 : nextUseOfPart(pool_.predictor, *next);
@@ -292,7 +281,7 @@ std::vector<Engine::Leaver> Engine::whoLeaves(const Region& region) {
   return found;
 }
 
-bool Engine::beginRemap(Region& region, std::span<Extent* const> named, bool all_here) {
+bool ArenaStreaming::beginRemap(Region& region, std::span<Extent* const> named, bool all_here) {
   auto batch = std::make_unique<Batch>();
   batch->remaps = true;
   uint64_t need = 0;
@@ -316,7 +305,7 @@ bool Engine::beginRemap(Region& region, std::span<Extent* const> named, bool all
   const auto older = [](const Extent* a, const Extent* b) { return a->stamp < b->stamp; };
   std::sort(others.begin(), others.end(), older);
   for (Extent* const extent : others)
-    if (need > 0 && need + extent->bytes() <= windowBytes()) comes(*extent);
+    if (need > 0 && need + extent->bytes() <= engine_.windowBytes()) comes(*extent);
   for (const Extent* const extent : named)
     if (extent->sealed && extent->state == ExtentState::kInPlace && stagedOf(*extent) == nullptr)
       need += extent->bytes();
@@ -337,13 +326,13 @@ bool Engine::beginRemap(Region& region, std::span<Extent* const> named, bool all
     any_leaves = true;
   }
   // Nothing can leave: what was staged ahead of its use makes room.
-  if (room < must || (!any_leaves && !all_here)) return giveStagedUp(windowBytes());
+  if (room < must || (!any_leaves && !all_here)) return giveStagedUp(engine_.windowBytes());
   if (batch->victims.empty()) return false;
   return startRemap(region, std::move(batch));
 }
 
 /// So many bytes of the arena make room in VRAM for what is worth more there.
-bool Engine::leaveArena(Region& region, uint64_t bytes) {
+bool ArenaStreaming::leaveArena(Region& region, uint64_t bytes) {
   auto batch = std::make_unique<Batch>();
   batch->remaps = true;
   uint64_t left = 0;
@@ -357,28 +346,29 @@ bool Engine::leaveArena(Region& region, uint64_t bytes) {
 
 /// Launches use it all the time, and may have written it: each pass looks through it for pointers.
 /// Over the link that takes longer than its VRAM is worth, however little of it they touch.
-void Engine::makeDense(Region& region) {
+void ArenaStreaming::makeDense(Region& region) {
   region.density = {Density::kDense};
-  countSparse(region, true);
-  treatAnew(region);
+  engine_.countSparse(region, true);
+  engine_.treatAnew(region);
   base::logInfo("device %d: launches use the %llu MiB at 0x%llx all the time: it comes to VRAM",
-                device_, static_cast<unsigned long long>(region.pages * kPageBytes >> 20),
+                engine_.device_, static_cast<unsigned long long>(region.pages * kPageBytes >> 20),
                 static_cast<unsigned long long>(region.base));
 }
 
 /// Brings memory that launches use all the time. Such memory is in place if the arena filled VRAM
 /// before the memory was allocated; parts of the arena make way.
-bool Engine::bringHot() {
+bool ArenaStreaming::bringHot() {
   constexpr uint64_t kEachNs = 20'000'000;
-  if (life_.broken || streamed_ == nullptr || streamed_->dead || debts_.any() ||
-      wants_.short_bytes > 0 || !mayRemap(*streamed_) || nowNs() < prefetch_.hot_ns + kEachNs)
+  if (engine_.life_.broken || streamed_ == nullptr || streamed_->dead || engine_.debts_.any() ||
+      engine_.wants_.short_bytes > 0 || !mayRemap(*streamed_) ||
+      nowNs() < engine_.prefetch_.hot_ns + kEachNs)
     return false;
-  prefetch_.hot_ns = nowNs();
+  engine_.prefetch_.hot_ns = nowNs();
   std::vector<Extent*> hot;
   uint64_t bytes = 0;
   for (uint32_t id = 1; id < pool_.book.regions.end(); ++id) {
     Region* const region = pool_.book.regions.at(id);
-    if (region->dead || region->engine != this || region->arena != nullptr ||
+    if (region->dead || region->engine != &engine_ || region->arena != nullptr ||
         (region->in_place == 0 && !region->isSparse()) || !mayBeInPlace(*region) ||
         !pool_.predictor.isHot(unitOf(*region)) ||
         region->pages * kPageBytes > chunks_.vramBudget() / kHotShare)
@@ -393,26 +383,27 @@ bool Engine::bringHot() {
     }
   }
   if (hot.empty()) return false;
-  const uint64_t room = chunks_.vramAvailable() + flight_.freesSoon();
+  const uint64_t room = chunks_.vramAvailable() + engine_.flight_.freesSoon();
   if (room < bytes) return leaveArena(*streamed_, bytes - room);
-  return promote(hot, true);
+  return engine_.promote(hot, true);
 }
 
 /// The mappings of the batch's extents change once no launch uses the arena.
-bool Engine::startRemap(Region& region, std::unique_ptr<Batch> batch) {
-  for (Extent* const extent : batch->victims) beginRetiring(*extent);
+bool ArenaStreaming::startRemap(Region& region, std::unique_ptr<Batch> batch) {
+  for (Extent* const extent : batch->victims) engine_.beginRetiring(*extent);
   base::logDebug(
-      "device %d: %zu parts of an arena of %llu MiB change place, %zu of them for VRAM", device_,
-      batch->victims.size(), static_cast<unsigned long long>(region.pages * kPageBytes >> 20),
+      "device %d: %zu parts of an arena of %llu MiB change place, %zu of them for VRAM",
+      engine_.device_, batch->victims.size(),
+      static_cast<unsigned long long>(region.pages * kPageBytes >> 20),
       static_cast<size_t>(std::count_if(batch->victims.begin(), batch->victims.end(),
                                         [](const Extent* one) { return one->vram == nullptr; })));
-  batch->scan.parts_of = swaps_.current = &region;
+  batch->scan.parts_of = swapping_ = &region;
   region.swapping = true;
-  swaps_.until_ns = nowNs() + pool_.options.waits.in_place_ns;
-  return begin(std::move(batch));
+  swap_until_ns_ = nowNs() + pool_.options.waits.in_place_ns;
+  return engine_.begin(std::move(batch));
 }
 
-uint64_t Engine::sealedBytes(std::span<Extent* const> extents) {
+uint64_t ArenaStreaming::sealedBytes(std::span<Extent* const> extents) {
   uint64_t bytes = 0;
   for (const Extent* const extent : extents)
     if (extent->sealed) bytes += extent->bytes();
@@ -421,7 +412,7 @@ uint64_t Engine::sealedBytes(std::span<Extent* const> extents) {
 
 /// Changes mappings; neighbours are given to the device by one call. After a failure none is
 /// mapped. Without the mutex.
-CUresult Engine::changeMappings(std::vector<Move>& moves) const {
+CUresult ArenaStreaming::changeMappings(std::vector<Move>& moves) const {
   std::sort(moves.begin(), moves.end(),
             [](const Move& a, const Move& b) { return a.extent->address < b.extent->address; });
   CUresult result = CUDA_SUCCESS;
@@ -450,11 +441,11 @@ CUresult Engine::changeMappings(std::vector<Move>& moves) const {
 }
 
 /// Copies all of these, down or up, and waits for that. False: the driver refused.
-bool Engine::copyNow(std::span<const Move> moves, bool down, Lock& lock) {
+bool ArenaStreaming::copyNow(std::span<const Move> moves, bool down, Lock& lock) {
   if (moves.empty()) return true;
-  const CUstream stream = streams_.out;
-  const CUresult result =
-      outside(down ? TraceStep::kCopyOut : TraceStep::kCopyIn, moves.front().extent, lock, [&] {
+  const CUstream stream = engine_.streams_.out;
+  const CUresult result = engine_.outside(
+      down ? TraceStep::kCopyOut : TraceStep::kCopyIn, moves.front().extent, lock, [&] {
         const DriverApi& driver = pool_.driver;
         CUresult queued = CUDA_SUCCESS;
         for (const Move& move : moves) {
@@ -468,15 +459,15 @@ bool Engine::copyNow(std::span<const Move> moves, bool down, Lock& lock) {
         const CUresult ended = driver.cuStreamSynchronize(stream);
         return queued == CUDA_SUCCESS ? ended : queued;
       });
-  if (result != CUDA_SUCCESS) refused("copy", result);
+  if (result != CUDA_SUCCESS) engine_.refused("copy", result);
   for (const Move& move : moves)
-    add(down ? figures_->bytes_out : figures_->bytes_in, move.extent->bytes());
+    add(down ? engine_.figures_->bytes_out : engine_.figures_->bytes_in, move.extent->bytes());
   return result == CUDA_SUCCESS;
 }
 
 /// No launch uses the arena, and the GPU has hashed what leaves. Everything is claimed before the
 /// mutex is released first.
-void Engine::finishRemap(Batch& batch, std::span<const ContentHash> hashes, Lock& lock) {
+void ArenaStreaming::finishRemap(Batch& batch, std::span<const ContentHash> hashes, Lock& lock) {
   const uint64_t began = nowNs();
   std::vector<Move> leaves, changed, comes, sealed;
   for (size_t v = 0; v < batch.victims.size(); ++v) {
@@ -485,11 +476,11 @@ void Engine::finishRemap(Batch& batch, std::span<const ContentHash> hashes, Lock
     const bool is_here = extent->vram != nullptr;
     Staged* const staged = extent->sealed ? stagedOf(*extent) : nullptr;
     const bool lacks_copy = extent->sealed && (staged == nullptr || staged->event != nullptr);
-    if (life_.broken || lacks_copy) {
-      cancelRetiring(*extent);
+    if (engine_.life_.broken || lacks_copy) {
+      engine_.cancelRetiring(*extent);
       continue;
     }
-    setState(*extent, ExtentState::kMoving);
+    engine_.setState(*extent, ExtentState::kMoving);
     if (is_here) {
       const bool clean = extent->host != nullptr && extent->host_valid && extent->hash_valid &&
                          extent->hash == hashes[v];
@@ -507,7 +498,7 @@ void Engine::finishRemap(Batch& batch, std::span<const ContentHash> hashes, Lock
       comes.push_back({extent, nullptr, false});
     }
   }
-  add(figures_->evictions_clean, leaves.size());
+  add(engine_.figures_->evictions_clean, leaves.size());
   uint64_t needed = 0;
   for (const Move& move : comes) needed += move.extent->bytes();
   stageInto(leaves, needed - std::min(needed, chunks_.vramAvailable()), lock);
@@ -515,44 +506,44 @@ void Engine::finishRemap(Batch& batch, std::span<const ContentHash> hashes, Lock
   leaves.insert(leaves.end(), changed.begin(), changed.end());
   leaveForPlace(leaves, lock);
   std::erase_if(comes, [&](Move& move) {
-    move.chunk = life_.broken ? nullptr : takeVram(*move.extent, lock);
-    if (move.chunk == nullptr) setState(*move.extent, ExtentState::kInPlace);
+    move.chunk = engine_.life_.broken ? nullptr : engine_.takeVram(*move.extent, lock);
+    if (move.chunk == nullptr) engine_.setState(*move.extent, ExtentState::kInPlace);
     return move.chunk == nullptr;
   });
   const bool copied = copyNow(comes, false, lock);
   for (const Move& move : comes) {
     if (copied) continue;
     chunks_.giveVram(move.chunk);
-    setState(*move.extent, ExtentState::kInPlace);
+    engine_.setState(*move.extent, ExtentState::kInPlace);
   }
   if (copied) sealed.insert(sealed.end(), comes.begin(), comes.end());
   comeToVram(sealed, lock);
   // Host memory that had to be made for what leaves took its time: nobody has waited that in vain.
   // That something has moved renews no want: it may be moved again and again.
   const uint64_t now = nowNs();
-  for (size_t w = 0; w < wants_.size(); ++w) {
-    Want& want = *wants_.at(w);
+  for (size_t w = 0; w < engine_.wants_.size(); ++w) {
+    Want& want = *engine_.wants_.at(w);
     want.since_ns = std::min(now, want.since_ns + (now - began));
   }
 }
 
 /// Writes extents that have changed since they came to host memory. One for which there is none
 /// stays.
-void Engine::writeChanged(std::vector<Move>& changed, Lock& lock) {
+void ArenaStreaming::writeChanged(std::vector<Move>& changed, Lock& lock) {
   const auto stays = [this](Extent& extent) {
-    flight_.left(extent);
-    setState(extent, ExtentState::kVram);
+    engine_.flight_.left(extent);
+    engine_.setState(extent, ExtentState::kVram);
   };
   std::erase_if(changed, [&](const Move& move) {
-    if (takeHost(*move.extent, lock)) return false;
-    ++out_.unplaced;
+    if (engine_.takeHost(*move.extent, lock)) return false;
+    ++engine_.out_.unplaced;
     stays(*move.extent);
     return true;
   });
   for (const Move& move : changed) move.extent->host_valid = false;
   if (copyNow(changed, true, lock)) {
     for (const Move& move : changed) move.extent->host_valid = true;
-    add(figures_->evictions_written, changed.size());
+    add(engine_.figures_->evictions_written, changed.size());
     return;
   }
   for (const Move& move : changed) stays(*move.extent);
@@ -561,27 +552,27 @@ void Engine::writeChanged(std::vector<Move>& changed, Lock& lock) {
 
 /// False: the driver refused, and none of them is mapped. Such an extent is what a launch brings
 /// that needs it.
-bool Engine::remap(std::vector<Move>& moves, Lock& lock) {
+bool ArenaStreaming::remap(std::vector<Move>& moves, Lock& lock) {
   if (moves.empty()) return true;
-  const CUresult result =
-      outside(TraceStep::kMap, moves.front().extent, lock, [&] { return changeMappings(moves); });
-  if (result != CUDA_SUCCESS) refused("map", result);
+  const CUresult result = engine_.outside(TraceStep::kMap, moves.front().extent, lock,
+                                          [&] { return changeMappings(moves); });
+  if (result != CUDA_SUCCESS) engine_.refused("map", result);
   return result == CUDA_SUCCESS;
 }
 
-void Engine::leaveForPlace(std::vector<Move>& moves, Lock& lock) {
+void ArenaStreaming::leaveForPlace(std::vector<Move>& moves, Lock& lock) {
   const bool mapped = remap(moves, lock);
   for (const Move& move : moves) {
     Extent& extent = *move.extent;
-    noteUsed(extent, false);
-    flight_.left(extent);
+    engine_.noteUsed(extent, false);
+    engine_.flight_.left(extent);
     if (extent.vram != nullptr) chunks_.giveVram(std::exchange(extent.vram, nullptr));
     extent.sealed = move.seals && mapped;
-    setState(extent, mapped ? ExtentState::kInPlace : ExtentState::kParked);
+    engine_.setState(extent, mapped ? ExtentState::kInPlace : ExtentState::kParked);
   }
 }
 
-void Engine::comeToVram(std::vector<Move>& moves, Lock& lock) {
+void ArenaStreaming::comeToVram(std::vector<Move>& moves, Lock& lock) {
   const bool mapped = remap(moves, lock);
   for (const Move& move : moves) {
     Extent& extent = *move.extent;
@@ -589,22 +580,22 @@ void Engine::comeToVram(std::vector<Move>& moves, Lock& lock) {
       extent.vram = move.chunk;
     else
       chunks_.giveVram(move.chunk);
-    setState(extent, mapped ? ExtentState::kVram : ExtentState::kParked);
+    engine_.setState(extent, mapped ? ExtentState::kVram : ExtentState::kParked);
   }
 }
 
-void Engine::unseal(Extent& extent, bool written, Lock& lock) {
+void ArenaStreaming::unseal(Extent& extent, bool written, Lock& lock) {
   if (!extent.sealed || extent.state != ExtentState::kInPlace) return;
   dropStaged([&](const Extent& staged) { return &staged == &extent; });
-  setState(extent, ExtentState::kMoving);
-  const CUresult result = outside(TraceStep::kMap, &extent, lock, [&] {
+  engine_.setState(extent, ExtentState::kMoving);
+  const CUresult result = engine_.outside(TraceStep::kMap, &extent, lock, [&] {
     return chunks_.protectAt(extent.address, extent.bytes(), false);
   });
-  if (result != CUDA_SUCCESS) lost(result);
+  if (result != CUDA_SUCCESS) engine_.lost(result);
   extent.sealed = false;
   if (written) extent.hash_valid = false;
   extent.looks = written ? 0 : kConstantLooks - 1;
-  setState(extent, ExtentState::kInPlace);
+  engine_.setState(extent, ExtentState::kInPlace);
 }
 
 }  // namespace olpager::pager

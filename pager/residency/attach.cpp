@@ -2,6 +2,7 @@
 #include <chrono>
 
 #include "pager/pool_state.h"
+#include "pager/residency/arena_streaming.h"
 
 namespace olpager::pager {
 
@@ -31,12 +32,9 @@ void Engine::forget(const Region* region) {
     subtract(why.sparse_allocations, 1);
     subtract(why.sparse_bytes, region->pages * kPageBytes);
   }
-  std::erase(swaps_.asked, region);
   std::erase_if(out_.given_away,
                 [region](const Extent* extent) { return extent->region == region; });
-  if (swaps_.current == region) swaps_.current = nullptr;
-  if (streamed_ == region) streamed_ = nullptr;
-  forgetStaged(region);
+  arenas_->forget(region);
   for (auto& batch : out_.batches) {
     if (batch->scan.parts_of == region) batch->scan.parts_of = nullptr;
     for (Extent*& victim : batch->victims)
@@ -103,11 +101,7 @@ void Engine::releaseAll() {
     if (late.image != nullptr) chunks_.giveHost(late.image);
   }
   flight_.late.clear();
-  for (const Staged& staged : staging_) {
-    if (staged.event != nullptr) events_.push_back(staged.event);
-    chunks_.giveVram(staged.chunk);
-  }
-  staging_.clear();
+  arenas_->releaseAll();
   chunks_.passesOver();
   packed_.releaseAll();
   if (!there) return chunks_.forgetAllFree(lock);

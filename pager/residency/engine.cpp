@@ -1,4 +1,5 @@
 #include "pager/residency/engine.h"
+#include "pager/residency/arena_streaming.h"
 
 #include <sys/prctl.h>
 
@@ -87,7 +88,8 @@ Engine::Engine(PoolState& pool, CUdevice device, CUcontext context)
       figures_(&counters().device(static_cast<unsigned>(device))),
       account_(counters().whyOf(static_cast<unsigned>(device))),
       kernels_(pool.driver),
-      scanner_(pool, *this, kernels_) {}
+      scanner_(pool, *this, kernels_),
+      arenas_(std::make_unique<ArenaStreaming>(*this)) {}
 
 Engine::~Engine() { stop(); }
 
@@ -203,7 +205,7 @@ bool Engine::moveTo(CUcontext context, Lock& lock) {
   wake();
   // What comes from memservers or goes there is between them and host memory, which stays: it ends
   // meanwhile or later.
-  while (!flight_.none() || isCopying(0) || !mapper_.none() || !out_.batches.empty()) {
+  while (!flight_.none() || isCopyingAhead() || !mapper_.none() || !out_.batches.empty()) {
     if (pool_.stopped) return false;  // nobody ends them any more
     pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
   }
@@ -375,6 +377,8 @@ void Engine::lost(CUresult result) {
 }
 
 /// What those who wait wait for while the engine's thread sleeps.
+bool Engine::isCopyingAhead() const { return arenas_->isCopying(); }
+
 Limit Engine::sleepsFor() const {
   if (!mapper_.none()) return Limit::kMapping;
   if (!pool_.lower.under_way.empty()) return Limit::kMemservers;
@@ -456,7 +460,7 @@ void Engine::run() {
     progress |= finishRemote(pool_);
     if (direct_ != nullptr) progress |= direct_->step(lock);
     progress |= finishFetches(lock);
-    progress |= pollStaged(lock);
+    progress |= arenas_->pollStaged(lock);
     progress |= finishLate(lock);
     progress |= finishPacking(lock);
     progress |= finishWrites(lock);
@@ -473,9 +477,9 @@ void Engine::run() {
       progress |= bringHome(lock);
       progress |= fillFreeVram();
       progress |= prefetch(lock);
-      progress |= swapArenas();
-      progress |= bringHot();
-      progress |= stageAhead(lock);
+      progress |= arenas_->swapArenas();
+      progress |= arenas_->bringHot();
+      progress |= arenas_->stageAhead(lock);
       progress |= prefetchRemote(lock);
       progress |= demote();
       if (!progress) progress = makeChunkAhead(lock);
@@ -490,7 +494,7 @@ void Engine::run() {
     const TracedStep sleeps = step(TraceStep::kSleep);
     account(Limit::kThread);
     const Limit sleeps_for = sleepsFor();
-    const bool gpu_busy = progress || !flight_.none() || isCopying(0) ||
+    const bool gpu_busy = progress || !flight_.none() || isCopyingAhead() ||
                           (!mapper_.none() && !pool_.stopped) || mapper_.news ||
                           !out_.batches.empty() || !debts_.reliefs.empty();
     if (!out_.given_away.empty() && now - waited_from < kOwedNs && !life_.broken) {

@@ -60,6 +60,7 @@ namespace olpager::pager {
 struct PoolState;
 struct VmmHandle;
 
+class ArenaStreaming;
 class DirectMoves;
 
 class Engine {
@@ -81,6 +82,7 @@ class Engine {
   CUdevice device() const { return device_; }
   CUcontext context() const { return context_; }
   ChunkStore& chunks() { return chunks_; }
+  ArenaStreaming& arenas() { return *arenas_; }
   LaunchTimer& timer() { return timing_.timer; }
   const ChunkStore& chunks() const { return chunks_; }
 
@@ -106,8 +108,6 @@ class Engine {
   void hurry(const Extent& extent);
   /// Ends transfers with memservers that are over since the last call, for all engines.
   static bool finishRemote(PoolState& pool);
-  /// Nothing is copied ahead from the region's host memory any more. Under the mutex (released).
-  void awaitStaged(const Region& region, Lock& lock);
   /// The region's extents go: nothing of the engine's may name them any more.
   void forget(const Region* region);
   /// A new handle's extents count among those that will need host memory one day.
@@ -181,12 +181,6 @@ class Engine {
   uint64_t leastBelow() const;
   void removeRelief(const std::shared_ptr<Relief>& relief) { std::erase(debts_.reliefs, relief); }
   void wake() { life_.wake.notify_one(); }
-  /// A sealed extent may be written from now on: a copy goes there, or a launch that names it where
-  /// it is. `written`: it is, for certain; else it is constant again where the next look shows that
-  /// it was not. Under the mutex (released).
-  void unseal(Extent& extent, bool written, Lock& lock);
-  /// A launch found the arena partly in place.
-  void askSwap(Region& region);
   /// Another device is short of the host tier: what is in host memory here and has room in VRAM
   /// comes back.
   void recall() {
@@ -226,6 +220,7 @@ class Engine {
   void noteUsed(Extent& extent, bool used);
 
  private:
+  friend class ArenaStreaming;
   friend class DirectMoves;
 
   /// A batch of victims on its way out (eviction.cpp).
@@ -266,24 +261,6 @@ class Engine {
     HostChunk* image;  // nullptr: there is none
     CUevent event;
     int hash;
-  };
-  /// A copy in VRAM of a sealed extent, ahead of need.
-  struct Staged {
-    Extent* extent;  // nullptr: nobody wants it any more
-    VramChunk* chunk;
-    CUevent event;   // nullptr: it has come
-    Region* region;  // whose host memory it is copied from
-  };
-  /// An extent of an arena that is to be mapped elsewhere than it is.
-  struct Move {
-    Extent* extent;
-    VramChunk* chunk;  // to VRAM; nullptr: in place
-    bool seals;        // in place, for reading only
-  };
-  /// An extent of a streamed arena that may leave VRAM.
-  struct Leaver {
-    Extent* extent;
-    VictimScore score;
   };
   /// Why something comes to VRAM: a launch waits for it, it is expected to be used soon, or there
   /// is room.
@@ -418,11 +395,6 @@ class Engine {
     uint64_t next_ns = 0;
     uint64_t waited_ns = 0;  // what launches had waited until last_ns
   };
-  struct Swaps {
-    std::vector<Region*> asked;
-    Region* current = nullptr;  // whose parts change place
-    uint64_t until_ns = 0;      // it is given up unless the arena is quiet by then
-  };
   static constexpr uint64_t kFirstPromotedPauseNs = 100'000'000;
   static constexpr uint64_t kSendHangNs = 100'000'000;
   static constexpr uint64_t kInFlightBytes = 128ull << 20;
@@ -457,13 +429,14 @@ class Engine {
   /// calls are no stretches of it.
   void account(Limit what) {
     if (std::this_thread::get_id() == life_.thread.get_id())
-      account_.turn(what, !wants_.empty(), !flight_.fetching.empty() || isCopying(0));
+      account_.turn(what, !wants_.empty(), !flight_.fetching.empty() || isCopyingAhead());
   }
   static Limit limitOf(TraceStep step) {
     const bool maps = step == TraceStep::kMap || step == TraceStep::kUnmap ||
                       step == TraceStep::kTake || step == TraceStep::kGive;
     return maps ? Limit::kMapping : Limit::kThread;
   }
+  bool isCopyingAhead() const;
   Limit sleepsFor() const;
   void lookAtGpu(Lock& lock);
   status::Counter& isAt(DeviceWhy& why, bool idle) const;
@@ -588,49 +561,6 @@ class Engine {
   bool demote();
   static uint64_t reserveOf(uint64_t limit);
   uint64_t hostRoom() const;
-  // --- arena_streaming.cpp -----------------------------------------------------------------------
-  Staged* stagedOf(const Extent& extent);
-  uint64_t stagedBytes() const;
-  uint64_t partBytes() const;
-  uint64_t stagingWindow() const;
-  uint64_t streamingBytes() const;
-  /// True while a copy of those from the `first`th on is under way, the `last` ones left out.
-  bool isCopying(size_t first, size_t last = 0) const {
-    const size_t end = staging_.size() - last;
-    return std::any_of(staging_.begin() + static_cast<ptrdiff_t>(std::min(first, end)),
-                       staging_.begin() + static_cast<ptrdiff_t>(end),
-                       [](const Staged& one) { return one.event != nullptr; });
-  }
-  template <typename Of>
-  void dropStaged(Of of);
-  void forgetStaged(const Region* region);
-  bool giveStagedUp(uint64_t bytes);
-  bool pollStaged(Lock& lock);
-  bool stage(Extent& extent, Lock& lock);
-  bool copyAhead(const std::vector<Staged>& begun, Lock& lock);
-  bool stageAhead(Lock& lock);
-  Extent* nextToStage(const Region& region);
-  std::vector<Leaver> whoLeaves(const Region& region);
-  void stageInto(const std::vector<Move>& leaves, uint64_t kept, Lock& lock);
-  bool remapFor(std::span<Extent* const> named, Lock& lock);
-  bool mayRemap(const Region& region) const;
-  bool beginRemap(Region& region, std::span<Extent* const> named, bool all_here);
-  bool leaveArena(Region& region, uint64_t bytes);
-  void makeDense(Region& region);
-  bool bringHot();
-  bool startRemap(Region& region, std::unique_ptr<Batch> batch);
-  static uint64_t sealedBytes(std::span<Extent* const> extents);
-  CUresult changeMappings(std::vector<Move>& moves) const;
-  bool remap(std::vector<Move>& moves, Lock& lock);
-  bool copyNow(std::span<const Move> moves, bool down, Lock& lock);
-  void finishRemap(Batch& batch, std::span<const ContentHash> hashes, Lock& lock);
-  void writeChanged(std::vector<Move>& changed, Lock& lock);
-  void leaveForPlace(std::vector<Move>& moves, Lock& lock);
-  void comeToVram(std::vector<Move>& moves, Lock& lock);
-  // --- swap.cpp ----------------------------------------------------------------------------------
-  bool swapArenas();
-  bool beginSwap(Region& region);
-  static void swapAgainAfter(Region& region, bool useful);
 
   PoolState& pool_;
   CUdevice device_;
@@ -657,10 +587,8 @@ class Engine {
   Counts counts_;
   Planner planner_;
   Prefetch prefetch_;
-  Swaps swaps_;
   std::unique_ptr<DirectMoves> direct_;  // null: pages go by host memory
-  std::vector<Staged> staging_;          // in the order of their copies
-  Region* streamed_ = nullptr;           // whose extents are staged
+  const std::unique_ptr<ArenaStreaming> arenas_;
 };
 
 }  // namespace olpager::pager

@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "pager/clock.h"
 #include "pager/pool_state.h"
+#include "pager/residency/arena_streaming.h"
 #include "pager/residency/direct_moves.h"
 #include "pager/residency/in_place.h"
 
@@ -334,7 +335,7 @@ void Engine::finishPass(Batch& batch, Lock& lock) {
   spare(found.news);
   const uint64_t unplaced = out_.unplaced, given = pool_.devices.host.given;
   bool left = batch.remaps;
-  if (batch.remaps) finishRemap(batch, found.hashes, lock);
+  if (batch.remaps) arenas_->finishRemap(batch, found.hashes, lock);
   for (size_t v = 0; v < batch.victims.size() && !batch.remaps; ++v) {
     Extent* extent = batch.victims[v];
     if (extent == nullptr || extent->state != ExtentState::kRetiring) continue;

@@ -6,6 +6,7 @@
 #include "pager/away/away.h"
 #include "pager/clock.h"
 #include "pager/pool_state.h"
+#include "pager/residency/arena_streaming.h"
 
 namespace olpager::pager {
 
@@ -369,9 +370,9 @@ void Engine::plan() {
   }
   const uint64_t budget = chunks_.vramBudget() / kPageBytes;
   // The window, and what is on its way out: the more, the faster what comes in.
-  const uint64_t streaming =
-      std::max(windowBytes() * (packed_.mostSlotBytes() > 0 ? 4 : 3) / 2, streamingBytes()) /
-      kPageBytes;
+  const uint64_t streaming = std::max(windowBytes() * (packed_.mostSlotBytes() > 0 ? 4 : 3) / 2,
+                                      arenas_->streamingBytes()) /
+                             kPageBytes;
   const uint64_t room = budget > others + streaming ? budget - others - streaming : 0;
   const size_t units = round.size();
   DeviceWhy& why = counters().whyOf(static_cast<unsigned>(device_));

@@ -4,6 +4,7 @@
 
 #include "pager/clock.h"
 #include "pager/pool_state.h"
+#include "pager/residency/arena_streaming.h"
 #include "pager/residency/direct_moves.h"
 #include "pager/residency/in_place.h"
 
@@ -147,7 +148,7 @@ bool Engine::makeRoomFor(Want& want, const Serving& found) {
   bool progress = false;
   // Who could go on at once waits longer for what is on its way already.
   const bool coming_soon =
-      want.fetch && (flight_.freesSoon() > 0 || !out_.batches.empty() || isCopying(0));
+      want.fetch && (flight_.freesSoon() > 0 || !out_.batches.empty() || isCopyingAhead());
   const uint64_t patience = (coming_soon ? 5 : 1) * pool_.options.waits.in_place_ns;
   if (found.lingering && now - want.since_ns > patience) {
     want.in_place = true;
@@ -155,7 +156,7 @@ bool Engine::makeRoomFor(Want& want, const Serving& found) {
     pool_.changed.notify_all();
   }
   if (found.missing == 0) return progress;
-  if (found.missing > chunks_.vramAvailable() && giveStagedUp(found.missing)) return true;
+  if (found.missing > chunks_.vramAvailable() && arenas_->giveStagedUp(found.missing)) return true;
   const uint64_t coming = chunks_.vramAvailable() + flight_.freesSoon();
   if (found.missing > coming && retire(found.missing - coming, 0, true)) return true;
   // Host memory comes free when memservers have what is being sent.
@@ -212,9 +213,9 @@ bool Engine::serve(size_t index, Want& want, uint64_t now, Lock& lock) {
   const std::vector<Extent*> named(streamed, found.leaving.end());
   found.leaving.erase(streamed, found.leaving.end());
   if (promote(found.leaving)) found.moved = true;
-  if (remapFor(named, lock)) found.moved = true;
+  if (arenas_->remapFor(named, lock)) found.moved = true;
   if (!wants_.has(index, &want)) return true;
-  if (!found.moved && swaps_.current == nullptr && !named.empty() && staging_.empty())
+  if (!found.moved && !arenas_->isSwapping() && !named.empty() && arenas_->hasNoneStaged())
     for (const Extent* extent : named) found.missing += extent->bytes();  // others have the room
   if (left < want.nearest) {
     // Extents that have been added make it no nearer.

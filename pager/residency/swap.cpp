@@ -20,7 +20,7 @@
 #include "base/log.h"
 #include "pager/clock.h"
 #include "pager/pool_state.h"
-#include "pager/residency/engine.h"
+#include "pager/residency/arena_streaming.h"
 #include "pager/residency/in_place.h"
 
 namespace olpager::pager {
@@ -34,47 +34,48 @@ constexpr uint64_t kLongestPause = 1 << 18;  // twice as many after each attempt
 constexpr float kHotter = 2;                 // than what goes for it, by this factor, and by a name
 }  // namespace
 
-void Engine::askSwap(Region& region) {
+void ArenaStreaming::askSwap(Region& region) {
   if (region.swap_asked || region.arena == nullptr || region.arena->names() < region.swap_after)
     return;
   region.swap_asked = true;
-  swaps_.asked.push_back(&region);
-  wake();
+  asked_.push_back(&region);
+  engine_.wake();
 }
 
-void Engine::swapAgainAfter(Region& region, bool useful) {
+void ArenaStreaming::swapAgainAfter(Region& region, bool useful) {
   const uint64_t least = std::max(kLeastNames, kNamesForEachPiece * region.arena->size());
   region.swap_pause =
       useful ? least : std::clamp(region.swap_pause * 2, least, std::max(least, kLongestPause));
   region.swap_after = region.arena->names() + region.swap_pause;
 }
 
-bool Engine::swapArenas() {
-  if (swaps_.current != nullptr) {
+bool ArenaStreaming::swapArenas() {
+  if (swapping_ != nullptr) {
     const auto batch =
-        std::find_if(out_.batches.begin(), out_.batches.end(),
-                     [this](const auto& entry) { return entry->scan.parts_of == swaps_.current; });
-    if (batch != out_.batches.end()) {
-      if ((*batch)->stage == Batch::Stage::kPass || nowNs() < swaps_.until_ns) return false;
+        std::find_if(engine_.out_.batches.begin(), engine_.out_.batches.end(),
+                     [this](const auto& entry) { return entry->scan.parts_of == swapping_; });
+    if (batch != engine_.out_.batches.end()) {
+      if ((*batch)->stage == Batch::Stage::kPass || nowNs() < swap_until_ns_) return false;
       for (Extent* victim : std::vector<Extent*>((*batch)->victims)) {
         if (victim == nullptr || victim->state != ExtentState::kRetiring) continue;
         victim->in_host = victim->vram == nullptr && !(*batch)->remaps;
-        cancelRetiring(*victim);
+        engine_.cancelRetiring(*victim);
       }
       (*batch)->scan.parts_of = nullptr;
-      swapAgainAfter(*swaps_.current, false);
+      swapAgainAfter(*swapping_, false);
     }
-    swaps_.current->swapping = false;
-    swaps_.current = nullptr;
+    swapping_->swapping = false;
+    swapping_ = nullptr;
     pool_.changed.notify_all();
     return true;
   }
   // What launches wait for stays as it is.
-  if (swaps_.asked.empty() || life_.broken || !wants_.empty() || !debts_.reliefs.empty() ||
-      debts_.surplus > 0 || wants_.short_bytes > 0 || out_.batches.size() >= PassKernels::kPasses)
+  if (asked_.empty() || engine_.life_.broken || !engine_.wants_.empty() ||
+      !engine_.debts_.reliefs.empty() || engine_.debts_.surplus > 0 ||
+      engine_.wants_.short_bytes > 0 || engine_.out_.batches.size() >= PassKernels::kPasses)
     return false;
-  Region& region = *swaps_.asked.back();
-  swaps_.asked.pop_back();
+  Region& region = *asked_.back();
+  asked_.pop_back();
   region.swap_asked = false;
   if (region.dead || region.arena == nullptr || !mayBeInPlace(region)) return false;
   if (region.pins > 0 || region.wanted > 0 || !beginSwap(region)) {
@@ -84,7 +85,7 @@ bool Engine::swapArenas() {
   return true;
 }
 
-bool Engine::beginSwap(Region& region) {
+bool ArenaStreaming::beginSwap(Region& region) {
   struct Part {
     Extent* extent;
     float heat;
@@ -130,15 +131,15 @@ bool Engine::beginSwap(Region& region) {
     take(part.extent);
   }
   if (bytes == 0) return false;
-  for (Extent* extent : batch->victims) beginRetiring(*extent);
-  batch->scan.parts_of = swaps_.current = &region;
+  for (Extent* extent : batch->victims) engine_.beginRetiring(*extent);
+  batch->scan.parts_of = swapping_ = &region;
   region.swapping = true;
-  swaps_.until_ns = nowNs() + kQuietNs;
+  swap_until_ns_ = nowNs() + kQuietNs;
   swapAgainAfter(region, true);
   base::logDebug(
       "device %d: %llu MiB of an arena of %llu MiB come to VRAM for parts that are used less",
-      device_, static_cast<unsigned long long>(bytes >> 20), 2ULL * region.pages);
-  return begin(std::move(batch));
+      engine_.device_, static_cast<unsigned long long>(bytes >> 20), 2ULL * region.pages);
+  return engine_.begin(std::move(batch));
 }
 
 }  // namespace olpager::pager
