@@ -3,6 +3,7 @@
 
 #include "pager/pool_state.h"
 #include "pager/residency/arena_streaming.h"
+#include "pager/residency/give_away.h"
 
 namespace olpager::pager {
 
@@ -32,8 +33,7 @@ void Engine::forget(const Region* region) {
     subtract(why.sparse_allocations, 1);
     subtract(why.sparse_bytes, region->pages * kPageBytes);
   }
-  std::erase_if(out_.given_away,
-                [region](const Extent* extent) { return extent->region == region; });
+  leaving_->forget(region);
   arenas_->forget(region);
   for (auto& batch : out_.batches) {
     if (batch->scan.parts_of == region) batch->scan.parts_of = nullptr;

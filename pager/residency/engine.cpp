@@ -12,6 +12,7 @@
 #include "pager/counters/trace.h"
 #include "pager/pool_state.h"
 #include "pager/residency/direct_moves.h"
+#include "pager/residency/give_away.h"
 #include "pager/residency/in_place.h"
 
 namespace olpager::pager {
@@ -89,7 +90,8 @@ Engine::Engine(PoolState& pool, CUdevice device, CUcontext context)
       account_(counters().whyOf(static_cast<unsigned>(device))),
       kernels_(pool.driver),
       scanner_(pool, *this, kernels_),
-      arenas_(std::make_unique<ArenaStreaming>(*this)) {}
+      arenas_(std::make_unique<ArenaStreaming>(*this)),
+      leaving_(std::make_unique<GivingAway>(*this)) {}
 
 Engine::~Engine() { stop(); }
 
@@ -387,7 +389,7 @@ Limit Engine::sleepsFor() const {
     if (batch->stage == Batch::Stage::kPass) return Limit::kHash;
   if (!out_.batches.empty()) return Limit::kKernels;
   if (host_.short_bytes > 0) return Limit::kHostMemory;
-  if (pool_.away != nullptr || !out_.given_away.empty()) return Limit::kOthers;
+  if (pool_.away != nullptr || leaving_->any()) return Limit::kOthers;
   return Limit::kUnknown;
 }
 
@@ -432,7 +434,7 @@ void Engine::lookAtGpu(Lock& lock) {
 /// What the GPU is at, as a counter.
 status::Counter& Engine::isAt(DeviceWhy& why, bool idle) const {
   if (!idle) return why.busy_ns;
-  if (!wants_.empty() || !out_.given_away.empty()) return why.idle_pages_ns;
+  if (!wants_.empty() || leaving_->any()) return why.idle_pages_ns;
   // An executor of a unified view: operations run elsewhere, or are on their way here.
   if (pool_.away != nullptr) return why.idle_hop_ns;
   // Its own copies are no launches of the program.
@@ -467,7 +469,7 @@ void Engine::run() {
     if (life_.pausing) cancelBatches();
     progress |= advanceBatches(lock);
     if (!life_.pausing) {
-      progress |= giveAway(lock);
+      progress |= leaving_->step(lock);
       judgeTimed(lock);
       progress |= serveReliefs(lock);
       progress |= giveSurplus(lock);
@@ -497,7 +499,7 @@ void Engine::run() {
     const bool gpu_busy = progress || !flight_.none() || isCopyingAhead() ||
                           (!mapper_.none() && !pool_.stopped) || mapper_.news ||
                           !out_.batches.empty() || !debts_.reliefs.empty();
-    if (!out_.given_away.empty() && now - waited_from < kOwedNs && !life_.broken) {
+    if (leaving_->any() && now - waited_from < kOwedNs && !life_.broken) {
       // The CPU waits at a page. To go to sleep and be woken takes as long as it does.
       lock.unlock();
       std::this_thread::yield();

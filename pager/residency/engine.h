@@ -62,6 +62,7 @@ struct VmmHandle;
 
 class ArenaStreaming;
 class DirectMoves;
+class GivingAway;
 
 class Engine {
  public:
@@ -83,6 +84,7 @@ class Engine {
   CUcontext context() const { return context_; }
   ChunkStore& chunks() { return chunks_; }
   ArenaStreaming& arenas() { return *arenas_; }
+  GivingAway& leaving() { return *leaving_; }
   LaunchTimer& timer() { return timing_.timer; }
   const ChunkStore& chunks() const { return chunks_; }
 
@@ -91,15 +93,10 @@ class Engine {
   /// Unmaps and gives back all that an extent has which is quiet and claimed (kFreeing).
   void dismantle(Extent& extent, Lock& lock);
 
-  /// Another agent is to have the extent (give_away.cpp): it is parked, whatever it takes, and then
-  /// PoolAgent::parked() is called. Under the mutex.
-  void giveAway(Extent& extent, Lock& lock);
   /// A host chunk of one page for bytes that come from another executor, or go there: it belongs to
   /// no extent meanwhile. nullptr: there is none now.
   HostChunk* takeChunkForOthers(Lock& lock) { return takeHostChunk(0, transitBytes(), lock); }
   void giveChunkOfOthers(HostChunk* chunk);
-  /// The extent stays after all.
-  void keep(Extent& extent);
 
   /// A launch (or a free) takes a victim back.
   void cancelRetiring(Extent& extent);
@@ -222,6 +219,7 @@ class Engine {
  private:
   friend class ArenaStreaming;
   friend class DirectMoves;
+  friend class GivingAway;
 
   /// A batch of victims on its way out (eviction.cpp).
   struct Batch {
@@ -341,9 +339,7 @@ class Engine {
   struct WayOut {
     std::deque<std::unique_ptr<Batch>> batches;
     size_t clock_hand = 0;
-    std::vector<Extent*> given_away;  // other agents are to have them
-    uint64_t give_away_ns = 0;        // one found no host chunk: none is given away before then
-    uint64_t unplaced = 0;            // victims so far that found no place in host memory
+    uint64_t unplaced = 0;  // victims so far that found no place in host memory
     // None of a pass did: no further pass before then, or before somebody gives a host chunk back.
     uint64_t no_place_until_ns = 0, no_place_given = 0;
     /// A thread synchronises contexts whose launches nobody marked.
@@ -512,16 +508,6 @@ class Engine {
   bool hasNoPlace() const;
   bool allIsFull() const;
   void drainContexts();
-  // --- give_away.cpp -----------------------------------------------------------------------------
-  bool giveAway(Lock& lock);
-  void abandonBytes(Extent& extent);
-  void noChunkToLeave(Extent& extent);
-  bool parkEmpty(Extent& extent, Lock& lock);
-  void leaveUnseen(Batch& batch, Lock& lock);
-  bool isUnwritten(const Extent& extent) const;
-  void leaveVram(Extent& extent);
-  void toFrame(Extent& extent, Lock& lock);
-  bool toMappableChunk(Extent& extent, Lock& lock);
   // --- serve.cpp ---------------------------------------------------------------------------------
   struct Serving;
   bool serveWants(Lock& lock);
@@ -589,6 +575,7 @@ class Engine {
   Prefetch prefetch_;
   std::unique_ptr<DirectMoves> direct_;  // null: pages go by host memory
   const std::unique_ptr<ArenaStreaming> arenas_;
+  const std::unique_ptr<GivingAway> leaving_;
 };
 
 }  // namespace olpager::pager

@@ -22,6 +22,7 @@
 #include "pager/pool_state.h"
 #include "pager/residency/arena_streaming.h"
 #include "pager/residency/direct_moves.h"
+#include "pager/residency/give_away.h"
 #include "pager/residency/in_place.h"
 
 namespace olpager::pager {
@@ -242,7 +243,8 @@ bool Engine::advanceBatches(Lock& lock) {
       const uint64_t stamp = stampToAwait(batch);
       if (life_.broken || isQuiet(batch, stamp)) {
         if (batch.isGivenAway() && !scanner_.mayBeNamedUnseen(*batch.scan.parts_of)) {
-          leaveUnseen(batch, lock);  // listed meanwhile: a free must find its extents in it
+          leaving_->leaveUnseen(batch,
+                                lock);  // listed meanwhile: a free must find its extents in it
           std::erase_if(out_.batches, [&](const auto& entry) { return entry.get() == &batch; });
           return true;
         }
@@ -407,7 +409,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
   const bool direct = !clean && !held && direct_ != nullptr && direct_->maySend(extent);
   if (!clean && !held && !direct && !takeHost(extent, lock)) {
     ++out_.unplaced;
-    if (extent.leaving) noChunkToLeave(extent);
+    if (extent.leaving) leaving_->noChunkToLeave(extent);
     flight_.left(extent);
     setState(extent, ExtentState::kVram);  // no place to go
     return;
@@ -432,7 +434,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
   if (clean && extent.region->shared() == nullptr && startPacking(extent, lock)) return;
   if (clean) {
     flight_.left(extent);
-    if (debts_.any() || !packed_.keep(*extent.vram, unallocated())) leaveVram(extent);
+    if (debts_.any() || !packed_.keep(*extent.vram, unallocated())) leaving_->leaveVram(extent);
     extent.vram = nullptr;
     add(figures_->evictions_clean);
     prefetch_.again = true;
@@ -495,7 +497,7 @@ bool Engine::finishWrites(Lock& lock) {
       return true;
     }
   }
-  leaveVram(extent);
+  leaving_->leaveVram(extent);
   setState(extent, ExtentState::kParked);
   if (extent.region->by_pieces) mapInPlace(extent, lock);
   return true;

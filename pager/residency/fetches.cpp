@@ -8,6 +8,7 @@
 #include "pager/managed/managed.h"
 #include "pager/pool_state.h"
 #include "pager/residency/direct_moves.h"
+#include "pager/residency/give_away.h"
 #include "pager/residency/in_place.h"
 
 namespace olpager::pager {
@@ -369,7 +370,7 @@ bool Engine::mapInPlace(Extent& extent, Lock& lock) {
   if (extent.state != ExtentState::kParked && extent.state != ExtentState::kEmpty) return false;
   const ExtentState before = extent.state;
   setState(extent, ExtentState::kMoving);
-  if (extent.region->managed != nullptr ? !toMappableChunk(extent, lock)
+  if (extent.region->managed != nullptr ? !leaving_->toMappableChunk(extent, lock)
                                         : !takeHost(extent, lock)) {
     setState(extent, before);
     return false;

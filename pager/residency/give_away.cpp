@@ -1,17 +1,5 @@
-// The way to another agent: managed memory that the CPU wants (managed/managed.h), and what another
-// executor wants (away/away.h). An extent that is to leave goes out of VRAM, or out of its place in
-// host memory, by a batch of its own, as victims do (eviction.cpp): no launch that reaches it is
-// left then, and the frame holds its bytes. What has not changed since it came from host memory is
-// not written there again. Its VRAM is free, with its bytes until it is needed. The frame of what
-// another executor is to have is the host chunk that the extent is parked in.
-//
-//   kVram, kInPlace -> kRetiring -> ... -> kParked
-//   kEmpty, which never had bytes -> kParked
-//   kParked, managed, in a chunk that was mapped in place -> its bytes are copied to the frame
-//   kRemote -> kReceiving -> kParked
-//   kParked in its frame -> PoolAgent::parked()
-//   kLost -> Away::lost(): the session ends
-// What is on its way somewhere is waited for first, and where there is no host chunk, so is one.
+#include "pager/residency/give_away.h"
+
 #include <algorithm>
 #include <cstring>
 
@@ -32,48 +20,51 @@ bool isInFrame(const Extent& extent) {
 }
 }  // namespace
 
-// Those behind it may find what it does not, or need none.
-void Engine::noChunkToLeave(Extent& extent) {
-  out_.give_away_ns = nowNs() + kNoChunkNs;
-  auto& all = out_.given_away;
+void GivingAway::noChunkToLeave(Extent& extent) {
+  pause_until_ns_ = nowNs() + kNoChunkNs;
+  auto& all = leaving_;
   if (const auto at = std::find(all.begin(), all.end(), &extent); at != all.end())
     std::rotate(at, std::next(at), all.end());
 }
 
 // What never had bytes is as good as any.
-bool Engine::parkEmpty(Extent& extent, Lock& lock) {
-  setState(extent, ExtentState::kMoving);
-  const bool placed = takeHost(extent, lock);
+bool GivingAway::parkEmpty(Extent& extent, Lock& lock) {
+  engine_.setState(extent, ExtentState::kMoving);
+  const bool placed = engine_.takeHost(extent, lock);
   if (!placed) noChunkToLeave(extent);
   extent.host_valid = placed;
-  setState(extent, placed ? ExtentState::kParked : ExtentState::kEmpty);
+  engine_.setState(extent, placed ? ExtentState::kParked : ExtentState::kEmpty);
   return placed;
 }
 
-void Engine::giveAway(Extent& extent, Lock& lock) {
+void GivingAway::giveAway(Extent& extent, Lock& lock) {
   if (isInFrame(extent)) return pool_.agent()->parked(extent, lock);
   // At once: no launch begins to use it from here on.
   if ((extent.state == ExtentState::kVram || extent.state == ExtentState::kInPlace) &&
       !extent.region->isPinned(extent))
-    beginRetiring(extent);
-  hurry(extent);
-  out_.given_away.push_back(&extent);
-  wake();
+    engine_.beginRetiring(extent);
+  engine_.hurry(extent);
+  leaving_.push_back(&extent);
+  engine_.wake();
 }
 
-void Engine::keep(Extent& extent) {
-  std::erase(out_.given_away, &extent);
-  if (extent.state == ExtentState::kRetiring) cancelRetiring(extent);
-  wake();
+void GivingAway::forget(const Region* region) {
+  std::erase_if(leaving_, [region](const Extent* extent) { return extent->region == region; });
+}
+
+void GivingAway::keep(Extent& extent) {
+  std::erase(leaving_, &extent);
+  if (extent.state == ExtentState::kRetiring) engine_.cancelRetiring(extent);
+  engine_.wake();
 }
 
 // One step for each extent that is to leave. True: progress.
-bool Engine::giveAway(Lock& lock) {
-  if (out_.given_away.empty() || nowNs() < out_.give_away_ns) return false;
+bool GivingAway::step(Lock& lock) {
+  if (leaving_.empty() || nowNs() < pause_until_ns_) return false;
   // Where it is leaving already. What waits for all launches as any victim is taken out of there:
   // one of those may wait for the CPU.
   const auto inBatch = [this](const Extent* extent) {
-    for (const auto& batch : out_.batches) {
+    for (const auto& batch : engine_.out_.batches) {
       const auto found = std::find(batch->victims.begin(), batch->victims.end(), extent);
       if (found == batch->victims.end()) continue;
       if (batch->isGivenAway() || batch->stage == Batch::Stage::kPass) return true;
@@ -83,51 +74,53 @@ bool Engine::giveAway(Lock& lock) {
   };
   // One that waits for the launches that reach the region takes its other pages along.
   const auto waitsFor = [this](const Region& region) -> Batch* {
-    for (const auto& other : out_.batches)
+    for (const auto& other : engine_.out_.batches)
       if (other->isGivenAway() && other->scan.parts_of == &region &&
           other->stage == Batch::Stage::kDrain)
         return other.get();
     return nullptr;
   };
-  const bool may_begin = !life_.broken;
+  const bool may_begin = !engine_.life_.broken;
   // Of one region: what leads to its pages from its other pages need not be looked for.
   auto batch = std::make_unique<Batch>();
-  for (size_t i = 0; i < out_.given_away.size(); ++i) {
-    Extent& extent = *out_.given_away[i];
-    if (life_.broken && extent.region->away != nullptr) continue;  // never other bytes in its place
-    if (life_.broken && extent.mapped()) {
+  for (size_t i = 0; i < leaving_.size(); ++i) {
+    Extent& extent = *leaving_[i];
+    if (engine_.life_.broken && extent.region->away != nullptr)
+      continue;  // never other bytes in its place
+    if (engine_.life_.broken && extent.mapped()) {
       abandonBytes(extent);
       return true;
     }
     switch (extent.state) {
       case ExtentState::kEmpty:
-        begin(std::move(batch));
+        engine_.begin(std::move(batch));
         return parkEmpty(extent, lock);  // releases the mutex: what follows begins anew
       case ExtentState::kParked:
         if (!isInFrame(extent)) {
-          begin(std::move(batch));
+          engine_.begin(std::move(batch));
           toFrame(extent, lock);  // likewise
           return true;
         }
-        std::erase(out_.given_away, &extent);
-        begin(std::move(batch));
+        std::erase(leaving_, &extent);
+        engine_.begin(std::move(batch));
         pool_.agent()->parked(extent, lock);
         return true;
       case ExtentState::kRemote: {
-        begin(std::move(batch));
-        if (startReceive(extent, true, lock)) return true;  // it may have released the mutex
+        engine_.begin(std::move(batch));
+        if (engine_.startReceive(extent, true, lock))
+          return true;  // it may have released the mutex
         noChunkToLeave(extent);
         return false;
       }
       case ExtentState::kLost:
-        std::erase(out_.given_away, &extent);
-        begin(std::move(batch));
+        std::erase(leaving_, &extent);
+        engine_.begin(std::move(batch));
         pool_.away->lost(extent);
         return true;
       case ExtentState::kVram:
       case ExtentState::kInPlace:  // a pass has spared it, or it was pinned
         if (!may_begin || extent.region->isPinned(extent)) break;
-        beginRetiring(extent);
+        engine_.beginRetiring(extent);
         [[fallthrough]];
       case ExtentState::kRetiring:
         if (!may_begin || inBatch(&extent)) break;
@@ -145,57 +138,57 @@ bool Engine::giveAway(Lock& lock) {
         break;
     }
   }
-  return begin(std::move(batch));
+  return engine_.begin(std::move(batch));
 }
 
 // The context is lost, and with it what the extent held in VRAM: whoever waits for it gets what its
 // frame held before.
-void Engine::abandonBytes(Extent& extent) {
+void GivingAway::abandonBytes(Extent& extent) {
   base::warnOnce("managed bytes lost",
                  "device %d: managed memory was in VRAM when its context was lost: the CPU finds "
                  "there what it held when it came to VRAM",
-                 device_);
-  if (extent.state == ExtentState::kRetiring) cancelRetiring(extent);
+                 engine_.device_);
+  if (extent.state == ExtentState::kRetiring) engine_.cancelRetiring(extent);
   if (extent.vram != nullptr) chunks_.giveVram(extent.vram);
   extent.vram = nullptr;
   extent.hash_valid = false;
-  setState(extent, ExtentState::kParked);
+  engine_.setState(extent, ExtentState::kParked);
 }
 
 // Nothing uses the victims any more, and only pages of their own region may lead to them. Whoever
 // reaches the region has to have them back first, and what the CPU may have written is scanned
 // then. So nothing is looked at now, and nothing hashed: a copy takes no longer.
-void Engine::leaveUnseen(Batch& batch, Lock& lock) {
+void GivingAway::leaveUnseen(Batch& batch, Lock& lock) {
   for (Extent*& victim : batch.victims) {
     if (victim == nullptr || victim->state != ExtentState::kRetiring) continue;
     Extent& extent = *victim;
     extent.hash_valid = false;
-    if (life_.broken) {  // giveAway() knows what to do then
-      cancelRetiring(extent);
+    if (engine_.life_.broken) {  // step() knows what to do then
+      engine_.cancelRetiring(extent);
       continue;
     }
-    noteUsed(extent, false);
-    setState(extent, ExtentState::kMoving);
-    if (extent.vram != nullptr && !takeHost(extent, lock)) {
+    engine_.noteUsed(extent, false);
+    engine_.setState(extent, ExtentState::kMoving);
+    if (extent.vram != nullptr && !engine_.takeHost(extent, lock)) {
       noChunkToLeave(extent);
-      flight_.left(extent);
-      setState(extent, ExtentState::kVram);
+      engine_.flight_.left(extent);
+      engine_.setState(extent, ExtentState::kVram);
       continue;
     }
-    const CUresult result = unmap(extent, lock);
+    const CUresult result = engine_.unmap(extent, lock);
     if (result != CUDA_SUCCESS) {
-      if (extent.vram != nullptr) flight_.left(extent);
-      setState(extent, extent.vram != nullptr ? ExtentState::kVram : ExtentState::kInPlace);
-      lost(result);
+      if (extent.vram != nullptr) engine_.flight_.left(extent);
+      engine_.setState(extent, extent.vram != nullptr ? ExtentState::kVram : ExtentState::kInPlace);
+      engine_.lost(result);
     } else if (extent.vram == nullptr) {
-      setState(extent, ExtentState::kParked);
+      engine_.setState(extent, ExtentState::kParked);
     } else if (isUnwritten(extent)) {
-      flight_.left(extent);
-      add(figures_->evictions_clean);
+      engine_.flight_.left(extent);
+      add(engine_.figures_->evictions_clean);
       leaveVram(extent);
-      setState(extent, ExtentState::kParked);
+      engine_.setState(extent, ExtentState::kParked);
     } else {
-      startWrite(extent, {}, lock);
+      engine_.startWrite(extent, {}, lock);
       extent.hash_valid = false;
     }
   }
@@ -203,7 +196,7 @@ void Engine::leaveUnseen(Batch& batch, Lock& lock) {
 
 // Nothing can have written the managed page since it came to VRAM from host memory. Nothing uses it
 // now.
-bool Engine::isUnwritten(const Extent& extent) const {
+bool GivingAway::isUnwritten(const Extent& extent) const {
   ManagedRegion* const managed = extent.region->managed.get();
   if (managed == nullptr || !extent.host_valid || extent.region->by_pieces ||
       pool_.reach.floor.pending)
@@ -215,9 +208,9 @@ bool Engine::isUnwritten(const Extent& extent) const {
 
 // Its host chunk has the extent's bytes from now on, and its VRAM is free. The CPU may only read
 // what it gets: then the page comes back as it left.
-void Engine::leaveVram(Extent& extent) {
+void GivingAway::leaveVram(Extent& extent) {
   ManagedRegion* const managed = extent.region->managed.get();
-  if (managed != nullptr && extent.leaving && !life_.broken)
+  if (managed != nullptr && extent.leaving && !engine_.life_.broken)
     chunks_.keepVram(extent.vram, managed->pageOf(extent).copy);
   else
     chunks_.giveVram(extent.vram);
@@ -225,10 +218,10 @@ void Engine::leaveVram(Extent& extent) {
 }
 
 // The bytes of one that was in place go back to its frame, and the chunk is free.
-void Engine::toFrame(Extent& extent, Lock& lock) {
+void GivingAway::toFrame(Extent& extent, Lock& lock) {
   const HostChunk* const chunk = extent.host;
   const HostChunk* const frame = extent.region->managed->placeOf(extent);
-  setState(extent, ExtentState::kMoving);
+  engine_.setState(extent, ExtentState::kMoving);
   lock.unlock();
   // NOLINTNEXTLINE(performance-no-int-to-ptr): the CPU's addresses of both
   std::memcpy(reinterpret_cast<void*>(frame->alias), reinterpret_cast<const void*>(chunk->alias),
@@ -236,19 +229,19 @@ void Engine::toFrame(Extent& extent, Lock& lock) {
   lock.lock();
   const ContentHash hash = extent.hash;
   const bool hashed = extent.hash_valid;
-  giveHost(extent);
+  engine_.giveHost(extent);
   extent.host_valid = true;
   extent.hash = hash;
   extent.hash_valid = hashed;
-  setState(extent, ExtentState::kParked);
+  engine_.setState(extent, ExtentState::kParked);
 }
 
 // The other way, before it is mapped in place: a frame can't be.
-bool Engine::toMappableChunk(Extent& extent, Lock& lock) {
+bool GivingAway::toMappableChunk(Extent& extent, Lock& lock) {
   // Launches may write it where it is mapped: what VRAM had of it is old then.
   chunks_.forgetKept(extent.region->managed->pageOf(extent).copy);
   if (!extent.region->managed->isPlace(extent.host)) return true;
-  HostChunk* const chunk = takeHostChunk(extent.order, 0, lock);
+  HostChunk* const chunk = engine_.takeHostChunk(extent.order, 0, lock);
   if (chunk == nullptr) return false;
   const HostChunk* const frame = extent.host;
   const bool blank = extent.blank;

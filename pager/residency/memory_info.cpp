@@ -43,8 +43,8 @@ MemoryInfo reported(const PoolState& state, CUdevice device, uint64_t vram, uint
                     uint64_t used) {
   const bool tells = state.options.report == Report::kPool;
   const uint64_t lent = lowerCapacity(state), all = vram + host + (tells ? lent : 0);
-  return {all - std::min(all, used), all, vram, lent, tells,
-          state.devices.vram_set.contains(device)};
+  return {
+      all - std::min(all, used), all, vram, lent, tells, state.devices.vram_set.contains(device)};
 }
 
 }  // namespace

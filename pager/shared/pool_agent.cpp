@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "pager/pool_state.h"
+#include "pager/residency/give_away.h"
 
 namespace olpager::pager {
 
@@ -151,7 +152,7 @@ void PoolAgent::stop(directory::ExtentId id, Lock& lock) {
   Extent& extent = extentAt(id);
   if (extent.state == ExtentState::kFreeing) return elsewhere_.quiet(id, false, lock);
   extent.leaving = true;
-  extent.region->engine->giveAway(extent, lock);
+  extent.region->engine->leaving().giveAway(extent, lock);
 }
 
 void PoolAgent::parked(Extent& extent, Lock& lock) {
@@ -163,7 +164,7 @@ void PoolAgent::go(directory::ExtentId id, Lock&) {
   Extent& extent = extentAt(id);
   if (!extent.leaving) return;
   extent.leaving = false;
-  extent.region->engine->keep(extent);
+  extent.region->engine->leaving().keep(extent);
 }
 
 void PoolAgent::yield(directory::ExtentId id, Lock&) {
