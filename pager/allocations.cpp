@@ -14,6 +14,7 @@
 #include "pager/clock.h"
 #include "pager/pool_state.h"
 #include "pager/residency/arena_streaming.h"
+#include "pager/residency/remote_moves.h"
 
 namespace olpager::pager {
 
@@ -254,9 +255,9 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
     // The engine's thread may be moving it: it ends in a stable state.
     while (moving(extent->state)) {
       if (state.stopped) return;
-      engine.hurry(*extent);
+      engine.remote().hurry(*extent);
       state.changed.wait_for(lock, std::chrono::milliseconds(1));
-      Engine::finishRemote(state);  // the engine that does so may have no thread any more
+      RemoteMoves::finishRemote(state);  // the engine that does so may have no thread any more
     }
     if (extent->state == ExtentState::kRetiring) engine.cancelRetiring(*extent);
     extent->left_mapped = extent->mapped();

@@ -10,6 +10,7 @@
 #include "coherence/pages/blocks.h"
 #include "pager/counters/counters.h"
 #include "pager/pool_state.h"
+#include "pager/residency/host_copies.h"
 
 namespace olpager::pager {
 
@@ -192,7 +193,7 @@ void Away::fetchShort(Lock& lock) {
   if (std::exchange(fetching_short_, true)) return;
   while (!short_.empty()) {
     Engine& engine = engineOf(short_.front().key.first);
-    HostChunk* const chunk = engine.takeChunkForOthers(lock);
+    HostChunk* const chunk = engine.host().takeChunkForOthers(lock);
     if (chunk == nullptr) break;
     const Short next = short_.front();
     short_.pop_front();
@@ -249,7 +250,7 @@ void Away::give(Extent& extent) {
 
 void Away::release(directory::ExtentId extent, Lock&) {
   if (const Frame frame = takeFrame(extent); frame.chunk != nullptr)
-    engineOf(extent).giveChunkOfOthers(frame.chunk);
+    engineOf(extent).host().giveChunkOfOthers(frame.chunk);
 }
 
 void Away::post(const directory::Message& message) {

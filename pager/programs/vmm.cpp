@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "pager/pool_state.h"
 #include "pager/programs/virtual_memory.h"
+#include "pager/residency/remote_moves.h"
 
 namespace olpager::pager {
 
@@ -132,7 +133,7 @@ void takeOut(PoolState& state, VmmHandle& handle, Region& region, Lock& lock) {
   for (size_t e = before.first; e < before.last; ++e) going.push_back(region.extents[e].get());
   for (Extent* extent : going) {
     while (moving(extent->state) && !state.stopped) {
-      handle.engine->hurry(*extent);
+      handle.engine->remote().hurry(*extent);
       state.changed.wait_for(lock, std::chrono::milliseconds(1));
     }
     handle.engine->detach(*extent, lock);

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "pager/clock.h"
 #include "pager/pool_state.h"
+#include "pager/residency/host_copies.h"
 #include "pager/residency/in_place.h"
 
 namespace olpager::pager {
@@ -535,7 +536,7 @@ void ArenaStreaming::writeChanged(std::vector<Move>& changed, Lock& lock) {
     engine_.setState(extent, ExtentState::kVram);
   };
   std::erase_if(changed, [&](const Move& move) {
-    if (engine_.takeHost(*move.extent, lock)) return false;
+    if (engine_.host_->takeHost(*move.extent, lock)) return false;
     ++engine_.out_.unplaced;
     stays(*move.extent);
     return true;

@@ -4,6 +4,8 @@
 #include "pager/pool_state.h"
 #include "pager/residency/arena_streaming.h"
 #include "pager/residency/give_away.h"
+#include "pager/residency/host_copies.h"
+#include "pager/residency/remote_moves.h"
 
 namespace olpager::pager {
 
@@ -18,11 +20,11 @@ void Engine::dismantle(Extent& extent, Lock& lock) {
   if (exported) chunks_.releaseFreeVram(0, lock);  // it goes back to the driver
   if (extent.region != nullptr && extent.region->managed != nullptr)
     chunks_.forgetKept(extent.region->managed->pageOf(extent).copy);
-  giveHost(extent);
+  host_->giveHost(extent);
   // Managed memory was not counted, whether or not it ever got frames.
   const Region* const region = extent.region;  // nullptr: of a handle that is mapped nowhere
   if (region == nullptr || region->allocation_kind != AllocationKind::kManaged)
-    --host_.without[extent.order];
+    host_->lacksNone(extent);
   if (pool_.lower.tier != nullptr) pool_.lower.tier->drop(pool_.programs.tierAddress(extent));
   wake();
 }
@@ -45,8 +47,8 @@ void Engine::forget(const Region* region) {
 }
 
 void Engine::adopt(VmmHandle& handle) {
-  for (auto& extent : handle.extents) ++host_.without[extent->order];
-  host_.wake.notify_all();
+  for (auto& extent : handle.extents) host_->lacksChunk(*extent);
+  host_->wakeMaker();
 }
 
 void Engine::attach(Extent& extent, Lock& lock) {
@@ -116,7 +118,7 @@ CUresult Engine::protect(const std::vector<Extent*>& extents, Lock& lock) {
   CUresult result = CUDA_SUCCESS;
   for (Extent* extent : extents) {
     while (moving(extent->state) && !pool_.stopped) {
-      hurry(*extent);
+      remote_->hurry(*extent);
       pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
     }
     if (extent->state == ExtentState::kRetiring) cancelRetiring(*extent);

@@ -7,6 +7,8 @@
 #include "pager/clock.h"
 #include "pager/pool_state.h"
 #include "pager/residency/engine.h"
+#include "pager/residency/host_copies.h"
+#include "pager/residency/remote_moves.h"
 
 namespace olpager::pager {
 namespace {
@@ -66,12 +68,13 @@ bool DirectMoves::maySend(const Extent& extent) const {
   return extent.vram->direct && may(extent) && extent.region->wanted == 0 && !flight_.sendsHang() &&
          nowNs() >= pool_.lower.retry_ns &&
          pool_.lower.direct_sending_bytes < LowerMoves::kMostSending &&
-         engine_.hostRoom() < std::max(Engine::reserveOf(chunks_.hostLimit()), extent.bytes());
+         engine_.remote_->hostRoom() <
+             std::max(RemoteMoves::reserveOf(chunks_.hostLimit()), extent.bytes());
 }
 
 // The victim is unmapped.
 void DirectMoves::send(Extent& extent, const ContentHash& hash) {
-  engine_.giveHost(extent);
+  engine_.host_->giveHost(extent);
   extent.hash = hash;
   extent.hash_valid = true;
   engine_.setState(extent, ExtentState::kSending);
@@ -92,7 +95,7 @@ void DirectMoves::sent(Extent& extent, const LowerTier::Finished& finished) {
   } else if (!pool_.lower.tier->whyNotDirect().empty()) {
     pause();  // by host memory, until cards move what they know again
   } else if (extent.region->wanted == 0 && !extent.leaving &&
-             engine_.dropRemoteCopies(extent.bytes()) == 0) {
+             engine_.remote_->dropRemoteCopies(extent.bytes()) == 0) {
     pool_.lower.retry_ns = nowNs() + LowerMoves::kRetryNs;
   }
   if (!sent || extent.region->wanted > 0 || extent.leaving) {
@@ -150,7 +153,7 @@ bool DirectMoves::mapBack(Extent& extent, Lock& lock) {
 
 bool DirectMoves::writeDown(Extent& extent, Lock& lock) {
   const ContentHash hash = extent.hash;
-  if (!engine_.takeHost(extent, lock)) return false;
+  if (!engine_.host_->takeHost(extent, lock)) return false;
   engine_.startWrite(extent, hash, lock);
   return true;
 }

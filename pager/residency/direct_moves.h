@@ -1,6 +1,6 @@
 // Extents between VRAM and memservers with no host memory between, where network cards know VRAM
 // chunks (direct_memory.h). Elsewhere there is no such object, and pages go by host memory
-// (lower_moves.cpp). The states are those of moves by host memory, with a VRAM chunk in the place
+// (remote_moves.cpp). The states are those of moves by host memory, with a VRAM chunk in the place
 // of the host chunk:
 //
 //   down  kRetiring, unmapped -> kSending -> kRemote, the VRAM chunk is free. For victims that

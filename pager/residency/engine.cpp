@@ -13,7 +13,9 @@
 #include "pager/pool_state.h"
 #include "pager/residency/direct_moves.h"
 #include "pager/residency/give_away.h"
+#include "pager/residency/host_copies.h"
 #include "pager/residency/in_place.h"
+#include "pager/residency/remote_moves.h"
 
 namespace olpager::pager {
 
@@ -91,7 +93,9 @@ Engine::Engine(PoolState& pool, CUdevice device, CUcontext context)
       kernels_(pool.driver),
       scanner_(pool, *this, kernels_),
       arenas_(std::make_unique<ArenaStreaming>(*this)),
-      leaving_(std::make_unique<GivingAway>(*this)) {}
+      leaving_(std::make_unique<GivingAway>(*this)),
+      host_(std::make_unique<HostCopies>(*this)),
+      remote_(std::make_unique<RemoteMoves>(*this)) {}
 
 Engine::~Engine() { stop(); }
 
@@ -146,36 +150,12 @@ void Engine::destroyObjects() {
   kernels_.destroyObjects();
 }
 
-// False: the system gives no thread. Without a maker of host chunks the engine makes them itself,
-// when they are needed, and maps what has come where there is no mapper.
-bool Engine::startThreads() {
-  try {
-    life_.thread = base::ownThread([this] { guarded(&Engine::run, true); });
-  } catch (const std::exception& error) {
-    base::logError(
-        "device %d: the pager's thread can't be started: %s (see ulimit -u and the cgroup's "
-        "pids.max)",
-        device_, error.what());
-    return false;
-  }
-  try {
-    mapper_.thread = base::ownThread([this] { guarded(&Engine::runMapper, true); });
-  } catch (const std::exception& error) {
-    base::logWarn("device %d: no thread that maps pages: %s", device_, error.what());
-  }
-  try {
-    host_.maker = base::ownThread([this] { guarded(&Engine::makeHostChunks, false); });
-  } catch (const std::exception& error) {
-    base::logWarn("device %d: no thread that makes host memory: %s", device_, error.what());
-  }
-  return true;
-}
-
 // A thread's body. `vital`: what it could not do left extents half moved, and nobody is to wait for
 // them any more.
-void Engine::guarded(void (Engine::*body)(), bool vital) noexcept {
+template <typename Body>
+void Engine::guarded(Body body, bool vital) noexcept {
   try {
-    (this->*body)();
+    body();
   } catch (const std::exception& error) {
     base::logError("device %d: a thread of the pager has ended: %s%s", device_, error.what(),
                    vital ? "; launches that need what is not mapped are refused" : "");
@@ -184,6 +164,31 @@ void Engine::guarded(void (Engine::*body)(), bool vital) noexcept {
     pool_.stopped = true;
     pool_.changed.notify_all();
   }
+}
+
+// False: the system gives no thread. Without a maker of host chunks the engine makes them itself,
+// when they are needed, and maps what has come where there is no mapper.
+bool Engine::startThreads() {
+  try {
+    life_.thread = base::ownThread([this] { guarded([this] { run(); }, true); });
+  } catch (const std::exception& error) {
+    base::logError(
+        "device %d: the pager's thread can't be started: %s (see ulimit -u and the cgroup's "
+        "pids.max)",
+        device_, error.what());
+    return false;
+  }
+  try {
+    mapper_.thread = base::ownThread([this] { guarded([this] { runMapper(); }, true); });
+  } catch (const std::exception& error) {
+    base::logWarn("device %d: no thread that maps pages: %s", device_, error.what());
+  }
+  try {
+    host_->maker = base::ownThread([this] { guarded([this] { host_->makeHostChunks(); }, false); });
+  } catch (const std::exception& error) {
+    base::logWarn("device %d: no thread that makes host memory: %s", device_, error.what());
+  }
+  return true;
 }
 
 uint64_t Engine::usedByOthers() const {
@@ -236,14 +241,14 @@ void Engine::stop() noexcept {
   Lock lock(pool_.mutex);
   life_.stop = true;
   life_.wake.notify_all();
-  host_.wake.notify_all();
+  host_->wakeMaker();
   mapper_.wake.notify_all();
   // The process's end may come beside a context's: threads are joined once, and who comes second
   // waits for that.
   while (life_.stopping) pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
   life_.stopping = true;
   std::thread thread = std::move(life_.thread), mapper = std::move(mapper_.thread);
-  std::thread maker = std::move(host_.maker);
+  std::thread maker = std::move(host_->maker);
   lock.unlock();
   if (thread.joinable()) thread.join();
   if (mapper.joinable()) mapper.join();
@@ -260,7 +265,7 @@ void Engine::abandon() noexcept {
   // The threads exist in the parent only.
   if (life_.thread.joinable()) life_.thread.detach();
   if (mapper_.thread.joinable()) mapper_.thread.detach();
-  if (host_.maker.joinable()) host_.maker.detach();
+  if (host_->maker.joinable()) host_->maker.detach();
 }
 
 void Engine::setState(Extent& extent, ExtentState state) {
@@ -302,7 +307,7 @@ void Engine::setState(Extent& extent, ExtentState state) {
     // What other executors have is not held here. Nor does it lack a host chunk.
     if (before == ExtentState::kAbsent) {
       counts_.held += bytes;
-      if (extent.host == nullptr) ++host_.without[extent.order];
+      if (extent.host == nullptr) host_->lacksChunk(extent);
     }
     if (state == ExtentState::kAbsent) counts_.held -= bytes;
   }
@@ -388,7 +393,7 @@ Limit Engine::sleepsFor() const {
   for (const auto& batch : out_.batches)
     if (batch->stage == Batch::Stage::kPass) return Limit::kHash;
   if (!out_.batches.empty()) return Limit::kKernels;
-  if (host_.short_bytes > 0) return Limit::kHostMemory;
+  if (host_->shortBytes() > 0) return Limit::kHostMemory;
   if (pool_.away != nullptr || leaving_->any()) return Limit::kOthers;
   return Limit::kUnknown;
 }
@@ -459,7 +464,7 @@ void Engine::run() {
     prefetch_.again |= chunks_.restoreBudget();
     stockEvents(lock);
     bool progress = std::exchange(mapper_.news, false);
-    progress |= finishRemote(pool_);
+    progress |= RemoteMoves::finishRemote(pool_);
     if (direct_ != nullptr) progress |= direct_->step(lock);
     progress |= finishFetches(lock);
     progress |= arenas_->pollStaged(lock);
@@ -473,7 +478,7 @@ void Engine::run() {
       judgeTimed(lock);
       progress |= serveReliefs(lock);
       progress |= giveSurplus(lock);
-      progress |= giveHostSurplus(lock);
+      progress |= host_->giveHostSurplus(lock);
       progress |= serveWants(lock);
       progress |= bringArrivals(lock);
       progress |= bringHome(lock);
@@ -482,8 +487,8 @@ void Engine::run() {
       progress |= arenas_->swapArenas();
       progress |= arenas_->bringHot();
       progress |= arenas_->stageAhead(lock);
-      progress |= prefetchRemote(lock);
-      progress |= demote();
+      progress |= remote_->prefetchRemote(lock);
+      progress |= remote_->demote();
       if (!progress) progress = makeChunkAhead(lock);
     }
     lookAtGpu(lock);

@@ -63,6 +63,8 @@ struct VmmHandle;
 class ArenaStreaming;
 class DirectMoves;
 class GivingAway;
+class HostCopies;
+class RemoteMoves;
 
 class Engine {
  public:
@@ -85,6 +87,8 @@ class Engine {
   ChunkStore& chunks() { return chunks_; }
   ArenaStreaming& arenas() { return *arenas_; }
   GivingAway& leaving() { return *leaving_; }
+  HostCopies& host() { return *host_; }
+  RemoteMoves& remote() { return *remote_; }
   LaunchTimer& timer() { return timing_.timer; }
   const ChunkStore& chunks() const { return chunks_; }
 
@@ -93,18 +97,8 @@ class Engine {
   /// Unmaps and gives back all that an extent has which is quiet and claimed (kFreeing).
   void dismantle(Extent& extent, Lock& lock);
 
-  /// A host chunk of one page for bytes that come from another executor, or go there: it belongs to
-  /// no extent meanwhile. nullptr: there is none now.
-  HostChunk* takeChunkForOthers(Lock& lock) { return takeHostChunk(0, transitBytes(), lock); }
-  void giveChunkOfOthers(HostChunk* chunk);
-
   /// A launch (or a free) takes a victim back.
   void cancelRetiring(Extent& extent);
-  /// Somebody waits for the extent to come to a stable state: what memservers are about to get
-  /// stays, what comes from them comes first, or is given up where its region goes.
-  void hurry(const Extent& extent);
-  /// Ends transfers with memservers that are over since the last call, for all engines.
-  static bool finishRemote(PoolState& pool);
   /// The region's extents go: nothing of the engine's may name them any more.
   void forget(const Region* region);
   /// A new handle's extents count among those that will need host memory one day.
@@ -220,6 +214,8 @@ class Engine {
   friend class ArenaStreaming;
   friend class DirectMoves;
   friend class GivingAway;
+  friend class HostCopies;
+  friend class RemoteMoves;
 
   /// A batch of victims on its way out (eviction.cpp).
   struct Batch {
@@ -355,17 +351,6 @@ class Engine {
     LaunchTimer timer;
     uint64_t vram_bandwidth = 0;  // bytes a second
   };
-  /// The device's use of the host tier.
-  struct HostUse {
-    std::thread maker;  // of host chunks, ahead of need
-    base::Condition wake;
-    std::array<uint32_t, kOrders> without{};  // extents that have no host chunk
-    bool full = false;                        // said once
-    uint64_t short_bytes = 0;                 // of a host chunk that was wanted and not there
-    // A receive found no chunk: none of so many bytes is begun before then, or before somebody
-    // gives a host chunk back.
-    uint64_t none_until_ns = 0, none_given = 0, none_bytes = 0;
-  };
   /// Pages, in bytes: those that allocations of the device name, and those of them that this node
   /// holds, in VRAM, in host RAM or in the tier below. `named` answers what may still be allocated;
   /// `held` answers what has to have room somewhere here: budgets, host chunks made ahead, room for
@@ -441,7 +426,8 @@ class Engine {
   CUresult makeObjects();
   void destroyObjects();
   bool startThreads();
-  void guarded(void (Engine::*body)(), bool vital) noexcept;
+  template <typename Body>
+  void guarded(Body body, bool vital) noexcept;
   void run();
   void stockEvents(Lock& lock);
   CUevent takeEvent(Lock& lock);
@@ -465,20 +451,6 @@ class Engine {
   bool makeChunkAhead(Lock& lock);
   bool finishLate(Lock& lock);
   void refused(const char* what, CUresult result);
-  // --- host_copies.cpp ---------------------------------------------------------------------------
-  void makeHostChunks();
-  bool makeHostAhead(Lock& lock);
-  HostChunk* takeHostChunk(unsigned order, uint64_t beyond, Lock& lock);
-  uint64_t transitBytes() const;
-  bool takeHost(Extent& extent, Lock& lock);
-  void giveHost(Extent& extent);
-  template <typename May>
-  uint64_t dropHostCopies(uint64_t bytes, May may);
-  uint64_t dropLowerCopies(uint64_t bytes, bool own);
-  uint64_t dropSpareCopies(uint64_t bytes);
-  uint64_t spareForImages() const;
-  uint64_t imagesWanted(unsigned order) const;
-  bool giveHostSurplus(Lock& lock);
   // --- packing.cpp -------------------------------------------------------------------------------
   bool startPacking(Extent& extent, Lock& lock);
   bool finishPacking(Lock& lock);
@@ -536,17 +508,6 @@ class Engine {
   uint64_t sparseInVram() const;
   void plan();
   uint64_t windowBytes() const;
-  // --- lower_moves.cpp ---------------------------------------------------------------------------
-  void finishSend(Extent& extent, const LowerTier::Finished& finished);
-  void finishReceive(Extent& extent, const LowerTier::Finished& finished);
-  bool startReceive(Extent& extent, bool urgent, Lock& lock);
-  bool prefetchRemote(Lock& lock);
-  uint64_t dropRemoteCopies(uint64_t bytes);
-  bool remoteHolds(const Extent& extent) const;
-  void leaveHost(Extent& extent, const ContentHash& hash);
-  bool demote();
-  static uint64_t reserveOf(uint64_t limit);
-  uint64_t hostRoom() const;
 
   PoolState& pool_;
   CUdevice device_;
@@ -569,13 +530,14 @@ class Engine {
   VramDebts debts_;
   Pauses pauses_;
   Timing timing_;
-  HostUse host_;
   Counts counts_;
   Planner planner_;
   Prefetch prefetch_;
   std::unique_ptr<DirectMoves> direct_;  // null: pages go by host memory
   const std::unique_ptr<ArenaStreaming> arenas_;
   const std::unique_ptr<GivingAway> leaving_;
+  const std::unique_ptr<HostCopies> host_;
+  const std::unique_ptr<RemoteMoves> remote_;
 };
 
 }  // namespace olpager::pager

@@ -23,7 +23,9 @@
 #include "pager/residency/arena_streaming.h"
 #include "pager/residency/direct_moves.h"
 #include "pager/residency/give_away.h"
+#include "pager/residency/host_copies.h"
 #include "pager/residency/in_place.h"
+#include "pager/residency/remote_moves.h"
 
 namespace olpager::pager {
 
@@ -407,7 +409,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
   const bool held = !clean && !extent.leaving && heldThere();
   setState(extent, ExtentState::kMoving);
   const bool direct = !clean && !held && direct_ != nullptr && direct_->maySend(extent);
-  if (!clean && !held && !direct && !takeHost(extent, lock)) {
+  if (!clean && !held && !direct && !host_->takeHost(extent, lock)) {
     ++out_.unplaced;
     if (extent.leaving) leaving_->noChunkToLeave(extent);
     flight_.left(extent);
@@ -426,7 +428,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     flight_.left(extent);
     chunks_.giveVram(extent.vram);
     extent.vram = nullptr;
-    leaveHost(extent, hash);
+    remote_->leaveHost(extent, hash);
     add(figures_->evictions_clean);
     prefetch_.again = true;
     return;
@@ -442,7 +444,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     if (extent.region->by_pieces && extent.wanted == 0) mapInPlace(extent, lock);
     return;
   }
-  if (held && !takeHost(extent, lock)) {  // lost there meanwhile, and no place to go here
+  if (held && !host_->takeHost(extent, lock)) {  // lost there meanwhile, and no place to go here
     ++out_.unplaced;
     flight_.left(extent);
     if (result = mapVram(extent, *extent.vram, lock); result != CUDA_SUCCESS) lost(result);

@@ -9,6 +9,7 @@
 #include "pager/pool_state.h"
 #include "pager/residency/direct_moves.h"
 #include "pager/residency/give_away.h"
+#include "pager/residency/host_copies.h"
 #include "pager/residency/in_place.h"
 
 namespace olpager::pager {
@@ -55,8 +56,8 @@ CUresult Engine::mapVram(const Extent& extent, const VramChunk& chunk, Lock& loc
 }
 
 CUresult Engine::mapNew(Region& region, Lock& lock) {
-  for (auto& extent : region.extents) ++host_.without[extent->order];
-  host_.wake.notify_all();
+  for (auto& extent : region.extents) host_->lacksChunk(*extent);
+  host_->wakeMaker();
   for (auto& extent : region.extents)
     if (!mapEmpty(*extent, lock)) break;
   return CUDA_SUCCESS;
@@ -371,7 +372,7 @@ bool Engine::mapInPlace(Extent& extent, Lock& lock) {
   const ExtentState before = extent.state;
   setState(extent, ExtentState::kMoving);
   if (extent.region->managed != nullptr ? !leaving_->toMappableChunk(extent, lock)
-                                        : !takeHost(extent, lock)) {
+                                        : !host_->takeHost(extent, lock)) {
     setState(extent, before);
     return false;
   }

@@ -7,6 +7,8 @@
 #include "pager/away/away.h"
 #include "pager/clock.h"
 #include "pager/pool_state.h"
+#include "pager/residency/host_copies.h"
+#include "pager/residency/remote_moves.h"
 
 namespace olpager::pager {
 
@@ -30,7 +32,7 @@ void GivingAway::noChunkToLeave(Extent& extent) {
 // What never had bytes is as good as any.
 bool GivingAway::parkEmpty(Extent& extent, Lock& lock) {
   engine_.setState(extent, ExtentState::kMoving);
-  const bool placed = engine_.takeHost(extent, lock);
+  const bool placed = engine_.host_->takeHost(extent, lock);
   if (!placed) noChunkToLeave(extent);
   extent.host_valid = placed;
   engine_.setState(extent, placed ? ExtentState::kParked : ExtentState::kEmpty);
@@ -43,7 +45,7 @@ void GivingAway::giveAway(Extent& extent, Lock& lock) {
   if ((extent.state == ExtentState::kVram || extent.state == ExtentState::kInPlace) &&
       !extent.region->isPinned(extent))
     engine_.beginRetiring(extent);
-  engine_.hurry(extent);
+  engine_.remote_->hurry(extent);
   leaving_.push_back(&extent);
   engine_.wake();
 }
@@ -107,7 +109,7 @@ bool GivingAway::step(Lock& lock) {
         return true;
       case ExtentState::kRemote: {
         engine_.begin(std::move(batch));
-        if (engine_.startReceive(extent, true, lock))
+        if (engine_.remote_->startReceive(extent, true, lock))
           return true;  // it may have released the mutex
         noChunkToLeave(extent);
         return false;
@@ -169,7 +171,7 @@ void GivingAway::leaveUnseen(Batch& batch, Lock& lock) {
     }
     engine_.noteUsed(extent, false);
     engine_.setState(extent, ExtentState::kMoving);
-    if (extent.vram != nullptr && !engine_.takeHost(extent, lock)) {
+    if (extent.vram != nullptr && !engine_.host_->takeHost(extent, lock)) {
       noChunkToLeave(extent);
       engine_.flight_.left(extent);
       engine_.setState(extent, ExtentState::kVram);
@@ -229,7 +231,7 @@ void GivingAway::toFrame(Extent& extent, Lock& lock) {
   lock.lock();
   const ContentHash hash = extent.hash;
   const bool hashed = extent.hash_valid;
-  engine_.giveHost(extent);
+  engine_.host_->giveHost(extent);
   extent.host_valid = true;
   extent.hash = hash;
   extent.hash_valid = hashed;
@@ -241,7 +243,7 @@ bool GivingAway::toMappableChunk(Extent& extent, Lock& lock) {
   // Launches may write it where it is mapped: what VRAM had of it is old then.
   chunks_.forgetKept(extent.region->managed->pageOf(extent).copy);
   if (!extent.region->managed->isPlace(extent.host)) return true;
-  HostChunk* const chunk = engine_.takeHostChunk(extent.order, 0, lock);
+  HostChunk* const chunk = engine_.host_->takeHostChunk(extent.order, 0, lock);
   if (chunk == nullptr) return false;
   const HostChunk* const frame = extent.host;
   const bool blank = extent.blank;

@@ -1,8 +1,10 @@
-// Host memory of extents: chunks made ahead, copies that are given up for others (engine.h).
+#include "pager/residency/host_copies.h"
+
 #include <algorithm>
 
 #include "base/log.h"
 #include "pager/pool_state.h"
+#include "pager/residency/remote_moves.h"
 
 namespace olpager::pager {
 
@@ -15,40 +17,38 @@ constexpr uint64_t kLeastTransit = 32ull << 20;   // bytes
 // Host chunks take milliseconds to make (pinning), so they are made before the first eviction needs
 // them. One thread makes them: the driver makes one after the other anyway, under a lock that its
 // calls for mapping wait for.
-void Engine::makeHostChunks() {
+void HostCopies::makeHostChunks() {
   const DriverApi& driver = pool_.driver;
-  driver.cuCtxPushCurrent_v2(context_);
+  driver.cuCtxPushCurrent_v2(engine_.context_);
   CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
   driver.cuThreadExchangeStreamCaptureMode(&mode);
   Lock lock(pool_.mutex);
-  while (!life_.stop)
-    if (!makeHostAhead(lock))
-      host_.wake.wait_for(lock, std::chrono::milliseconds(host_.full ? 500 : 50));
+  while (!engine_.life_.stop)
+    if (!makeHostAhead(lock)) wake_.wait_for(lock, std::chrono::milliseconds(full_ ? 500 : 50));
 }
 
 // False: there is nothing to make, or no more of it.
-bool Engine::makeHostAhead(Lock& lock) {
+bool HostCopies::makeHostAhead(Lock& lock) {
   // From three quarters of the budget on something will have to leave.
-  if (counts_.held <= chunks_.vramBudget() / 4 * 3 || life_.broken) return false;
+  if (engine_.counts_.held <= chunks_.vramBudget() / 4 * 3 || engine_.life_.broken) return false;
   HostCounts ahead{};
   for (unsigned order = 0; order < kOrders; ++order)
-    ahead[order] =
-        std::min<uint64_t>(host_.without[order], kHostAheadBytes / (kPageBytes << order)) +
-        imagesWanted(order);
+    ahead[order] = std::min<uint64_t>(without_[order], kHostAheadBytes / (kPageBytes << order)) +
+                   imagesWanted(order);
   for (unsigned order = kOrders; order-- > 0;) {
     if (chunks_.hostFreeOf(order) >= ahead[order]) continue;
-    const TracedStep traced = step(TraceStep::kMakeHost);
+    const TracedStep traced = engine_.step(TraceStep::kMakeHost);
     if (chunks_.makeHostAhead(order, ahead, lock)) return true;
-    if (!host_.full) {
-      host_.full = true;
-      base::logInfo("device %d: the host tier is full at %llu MiB", device_,
+    if (!full_) {
+      full_ = true;
+      base::logInfo("device %d: the host tier is full at %llu MiB", engine_.device_,
                     static_cast<unsigned long long>(chunks_.hostInUse() >> 20));
     }
   }
   return false;
 }
 
-void Engine::giveHost(Extent& extent) {
+void HostCopies::giveHost(Extent& extent) {
   if (extent.host == nullptr) return;
   ManagedRegion* const managed =
       extent.region != nullptr ? extent.region->managed.get() : nullptr;  // else a handle's
@@ -65,13 +65,11 @@ void Engine::giveHost(Extent& extent) {
   ++pool_.devices.host.given;
   extent.host = nullptr;
   extent.host_valid = extent.hash_valid = false;
-  ++host_.without[extent.order];
-  packed_.drop(extent);
+  ++without_[extent.order];
+  engine_.packed_.drop(extent);
 }
 
-// A host chunk, for which images and lower copies give way. `beyond`: bytes by which the limit may
-// be exceeded for it. nullptr: there is none.
-HostChunk* Engine::takeHostChunk(unsigned order, uint64_t beyond, Lock& lock) {
+HostChunk* HostCopies::takeHostChunk(unsigned order, uint64_t beyond, Lock& lock) {
   const uint64_t bytes = kPageBytes << order;
   HostChunk* chunk = chunks_.takeHost(order, lock);
   for (size_t e = 0; e < pool_.devices.engines.size() && chunk == nullptr;
@@ -85,13 +83,13 @@ HostChunk* Engine::takeHostChunk(unsigned order, uint64_t beyond, Lock& lock) {
   }
   if (chunk != nullptr) return chunk;
   // What is parked goes to memservers for it, where there are any.
-  host_.short_bytes = std::max(host_.short_bytes, bytes);
+  short_bytes_ = std::max(short_bytes_, bytes);
   for (const auto& other : pool_.devices.engines)
-    if (other.get() != this) other->recall();
+    if (other.get() != &engine_) other->recall();
   return nullptr;
 }
 
-void Engine::giveChunkOfOthers(HostChunk* chunk) {
+void HostCopies::giveChunkOfOthers(HostChunk* chunk) {
   chunks_.giveHost(chunk);
   ++pool_.devices.host.given;
 }
@@ -101,23 +99,23 @@ void Engine::giveChunkOfOthers(HostChunk* chunk) {
 // exceed the limit: by so much what comes, by twice as much what goes, which makes room here when
 // it has gone.
 // Free chunks beyond the limit go back to the system (giveHostSurplus).
-uint64_t Engine::transitBytes() const {
+uint64_t HostCopies::transitBytes() const {
   return pool_.away == nullptr ? 0 : std::max(chunks_.hostLimit() / kTransitShare, kLeastTransit);
 }
 
-bool Engine::takeHost(Extent& extent, Lock& lock) {
+bool HostCopies::takeHost(Extent& extent, Lock& lock) {
   if (extent.host != nullptr) return true;
   extent.host = takeHostChunk(extent.order, extent.leaving ? 2 * transitBytes() : 0, lock);
   if (extent.host == nullptr) return false;
-  --host_.without[extent.order];
-  host_.wake.notify_all();
+  --without_[extent.order];
+  wake_.notify_all();
   return true;
 }
 
 // Gives up copies in host RAM of what is in VRAM until `bytes` came free: those that may(region,
 // extent) names. Returns the bytes.
 template <typename May>
-uint64_t Engine::dropHostCopies(uint64_t bytes, May may) {
+uint64_t HostCopies::dropHostCopies(uint64_t bytes, May may) {
   uint64_t dropped = 0;
   for (uint32_t id = 1; id < pool_.book.regions.end() && dropped < bytes; ++id) {
     Region* const region = pool_.book.regions.at(id);
@@ -127,30 +125,31 @@ uint64_t Engine::dropHostCopies(uint64_t bytes, May may) {
       if (extent->state != ExtentState::kVram || extent->host == nullptr || !may(*region, *extent))
         continue;
       dropped += extent->bytes();
-      region->engine->giveHost(*extent);
+      region->engine->host().giveHost(*extent);
     }
   }
   return dropped;
 }
 
 // The host tier is full: lower copies of extents that are in VRAM are a convenience only.
-uint64_t Engine::dropLowerCopies(uint64_t bytes, bool own) {
-  return dropHostCopies(
-      bytes, [&](const Region& region, const Extent&) { return (region.engine == this) == own; });
+uint64_t HostCopies::dropLowerCopies(uint64_t bytes, bool own) {
+  return dropHostCopies(bytes, [&](const Region& region, const Extent&) {
+    return (region.engine == &engine_) == own;
+  });
 }
 
 // Lower copies that nobody will miss: of what is to stay in VRAM, and those that memservers have as
 // well. A parked extent is needed sooner than any of them.
-uint64_t Engine::dropSpareCopies(uint64_t bytes) {
+uint64_t HostCopies::dropSpareCopies(uint64_t bytes) {
   return dropHostCopies(bytes, [&](const Region& region, const Extent& extent) {
-    if (region.engine != this || region.by_pieces) return false;
-    return region.placement == Placement::kKeep || remoteHolds(extent);
+    if (region.engine != &engine_ || region.by_pieces) return false;
+    return region.placement == Placement::kKeep || engine_.remote_->remoteHolds(extent);
   });
 }
 
 // Host memory that images may still take: what would be left if all allocations had their copies in
 // it.
-uint64_t Engine::spareForImages() const {
+uint64_t HostCopies::spareForImages() const {
   if (pool_.lower.tier != nullptr) return 0;
   uint64_t needed = 0;
   for (const auto& engine : pool_.devices.engines)
@@ -160,16 +159,17 @@ uint64_t Engine::spareForImages() const {
 
 // Host chunks of the order that images wait for: what has left VRAM unchanged without one. None are
 // made before that: while a program fills its memory the driver's time is short.
-uint64_t Engine::imagesWanted(unsigned order) const {
-  return std::min<uint64_t>(packed_.wanted(order), spareForImages() / (kPageBytes << order));
+uint64_t HostCopies::imagesWanted(unsigned order) const {
+  return std::min<uint64_t>(engine_.packed_.wanted(order),
+                            spareForImages() / (kPageBytes << order));
 }
 
 // The host tier's limit was lowered: what is free goes back to the system, and copies of what is in
 // VRAM go with it. What is parked has its place: the limit is not below it.
-bool Engine::giveHostSurplus(Lock& lock) {
+bool HostCopies::giveHostSurplus(Lock& lock) {
   const uint64_t surplus = chunks_.hostSurplus();
-  if (surplus == 0 || life_.broken) return false;
-  if (chunks_.hostFree() < surplus) packed_.drop(surplus - chunks_.hostFree());
+  if (surplus == 0 || engine_.life_.broken) return false;
+  if (chunks_.hostFree() < surplus) engine_.packed_.drop(surplus - chunks_.hostFree());
   if (chunks_.hostFree() < surplus) dropLowerCopies(surplus - chunks_.hostFree(), true);
   return chunks_.releaseFreeHost(surplus, lock) > 0;
 }

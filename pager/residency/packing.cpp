@@ -2,13 +2,15 @@
 #include "base/log.h"
 #include "pager/clock.h"
 #include "pager/pool_state.h"
+#include "pager/residency/host_copies.h"
 
 namespace olpager::pager {
 
 // What has left its mapping and is as its host copy stays in VRAM until the GPU has packed it.
 // False: there is nothing to pack, or no place for it.
 bool Engine::startPacking(Extent& extent, Lock& lock) {
-  if (extent.region->by_pieces || !flight_.late.empty() || !packed_.claim(extent, spareForImages()))
+  if (extent.region->by_pieces || !flight_.late.empty() ||
+      !packed_.claim(extent, host_->spareForImages()))
     return false;
   setState(extent, ExtentState::kWriting);
   const CUevent event = takeEvent(lock);

@@ -7,6 +7,7 @@
 #include "pager/clock.h"
 #include "pager/pool_state.h"
 #include "pager/residency/arena_streaming.h"
+#include "pager/residency/host_copies.h"
 
 namespace olpager::pager {
 
@@ -15,7 +16,7 @@ namespace olpager::pager {
 // make way. While memservers are full, only VRAM may have room for the extents that make way.
 bool Engine::bringHome(Lock& lock) {
   const bool makes_way =
-      host_.short_bytes > 0 && pool_.lower.tier != nullptr && nowNs() < pool_.lower.retry_ns;
+      host_->shortBytes() > 0 && pool_.lower.tier != nullptr && nowNs() < pool_.lower.retry_ns;
   if (life_.broken || (!makes_way && (!asked_.recall || wants_.short_bytes > 0))) return false;
   for (uint32_t id = 1; id < pool_.book.regions.end(); ++id) {
     Region* region = pool_.book.regions.at(id);

@@ -7,6 +7,7 @@
 #include "pager/residency/arena_streaming.h"
 #include "pager/residency/direct_moves.h"
 #include "pager/residency/in_place.h"
+#include "pager/residency/remote_moves.h"
 
 namespace olpager::pager {
 
@@ -83,7 +84,7 @@ void Engine::take(WantStep step, Extent& extent, Want& want, Serving& found, Loc
         found.missing += extent.bytes();
         break;
       }
-      if (startReceive(extent, true, lock)) found.moved = true;
+      if (remote_->startReceive(extent, true, lock)) found.moved = true;
       found.in_flight |= found.moved || !pool_.lower.under_way.empty() ||
                          !flight_.writing.empty() || !flight_.packing.empty();
       found.missing += extent.bytes();

@@ -20,7 +20,7 @@
 //               or over, and the mapper is to map it; without a host chunk -> kRemote | kSending
 //   kInPlace    in a host chunk, mapped there for the GPU -> kMoving | kParked
 //   kMoving     a claimer changes the mapping            -> any stable state
-//   kSending    in a host chunk, unmapped; on its way to memservers (lower_moves.cpp) -> kRemote |
+//   kSending    in a host chunk, unmapped; on its way to memservers (remote_moves.cpp) -> kRemote |
 //               kParked. Or in a VRAM chunk, likewise (direct_moves.h) -> kRemote | kMoving
 //   kRemote     in frames of memservers only             -> kReceiving
 //   kReceiving  frames -> host chunk                     -> kParked | kLost

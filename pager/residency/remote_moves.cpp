@@ -1,25 +1,12 @@
-// Extents between host RAM and memservers (tiers/lower_tier.h), under PoolState::mutex; between
-// VRAM and memservers: direct_moves.h.
-//
-//   down  kParked -> kSending -> kRemote, the host chunk is free. One that memservers hold already,
-//         with the same hash, leaves at once, from host RAM or straight from VRAM (Engine::evict).
-//         What is used farthest in the future goes first.
-//   up    kRemote -> kReceiving, into a host chunk -> kParked, and from there as ever. For a launch
-//         that waits at once; else in the learned order, ahead of the prefetch into VRAM.
-//
-// What memservers hold stays there as a lower copy until it changes or they are full
-// (dropRemoteCopies); also that of a handle which the program maps nowhere meanwhile
-// (Extent::rests), and that of a page which another executor has: should it come back as it was, it
-// need not be sent again. Extents of arenas that move by pieces stay in host RAM: they are mapped
-// in place, for the accesses that nobody foretold. What another executor wants comes up first
-// (give_away.cpp).
+#include "pager/residency/remote_moves.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "pager/clock.h"
 #include "pager/pool_state.h"
 #include "pager/residency/direct_moves.h"
-#include "pager/residency/engine.h"
+#include "pager/residency/host_copies.h"
 
 namespace olpager::pager {
 
@@ -31,28 +18,28 @@ constexpr size_t kLooks = 4096;  // extents
 constexpr unsigned kUpcoming = 1024;  // touches
 }  // namespace
 
-uint64_t Engine::reserveOf(uint64_t limit) { return std::min(kMostReserve, limit / 8); }
+uint64_t RemoteMoves::reserveOf(uint64_t limit) { return std::min(kMostReserve, limit / 8); }
 
 // Of the host tier, what no device uses.
-uint64_t Engine::hostRoom() const {
+uint64_t RemoteMoves::hostRoom() const {
   return chunks_.hostLimit() - std::min(chunks_.hostLimit(), chunks_.hostInUseOfAll());
 }
 
 // As the extent is in host RAM.
-bool Engine::remoteHolds(const Extent& extent) const {
+bool RemoteMoves::remoteHolds(const Extent& extent) const {
   return extent.hash_valid &&
          pool_.lower.tier->holds(pool_.programs.tierAddress(extent), extent.hash);
 }
 
 // The host chunk goes; `hash` is what memservers hold.
-void Engine::leaveHost(Extent& extent, const ContentHash& hash) {
-  giveHost(extent);
+void RemoteMoves::leaveHost(Extent& extent, const ContentHash& hash) {
+  engine_.host_->giveHost(extent);
   extent.hash = hash;
   extent.hash_valid = true;
-  setState(extent, ExtentState::kRemote);
+  engine_.setState(extent, ExtentState::kRemote);
 }
 
-bool Engine::finishRemote(PoolState& pool) {
+bool RemoteMoves::finishRemote(PoolState& pool) {
   LowerMoves& lower = pool.lower;
   if (lower.tier == nullptr) return false;
   for (const auto& engine : pool.devices.engines)
@@ -69,33 +56,34 @@ bool Engine::finishRemote(PoolState& pool) {
       continue;
     }
     lower.under_way.erase(found);
-    one.sent ? engine.finishSend(extent, one) : engine.finishReceive(extent, one);
+    one.sent ? engine.remote().finishSend(extent, one) : engine.remote().finishReceive(extent, one);
   }
   return !finished.empty();
 }
 
-void Engine::finishSend(Extent& extent, const LowerTier::Finished& finished) {
-  if (extent.vram != nullptr) return direct_->sent(extent, finished);
+void RemoteMoves::finishSend(Extent& extent, const LowerTier::Finished& finished) {
+  if (extent.vram != nullptr) return engine_.direct_->sent(extent, finished);
   pool_.lower.sending_bytes -= extent.bytes();
   if (finished.outcome != LowerTier::Outcome::kDone) {
-    setState(extent, ExtentState::kParked);
+    engine_.setState(extent, ExtentState::kParked);
     // Where a launch came for it, it may have been given up.
     if (extent.region->wanted == 0 && !extent.leaving && dropRemoteCopies(extent.bytes()) == 0)
       pool_.lower.retry_ns = nowNs() + LowerMoves::kRetryNs;
     return;
   }
-  add(figures_->remote_out, extent.bytes());
+  add(engine_.figures_->remote_out, extent.bytes());
   extent.hash = finished.hash;
   extent.hash_valid = true;
   // A launch came for it meanwhile, or another executor.
-  if (extent.region->wanted > 0 || extent.leaving) return setState(extent, ExtentState::kParked);
+  if (extent.region->wanted > 0 || extent.leaving)
+    return engine_.setState(extent, ExtentState::kParked);
   leaveHost(extent, finished.hash);
 }
 
 // Memservers are full: their copies of what is here or at other executors, of any engine, are a
 // convenience only. Outdated ones go first. What is parked as it is there keeps its copy: it can
 // leave host RAM at once. Returns the bytes.
-uint64_t Engine::dropRemoteCopies(uint64_t bytes) {
+uint64_t RemoteMoves::dropRemoteCopies(uint64_t bytes) {
   uint64_t dropped = 0;
   std::vector<std::pair<uint64_t, Extent*>> held;  // by the address that the tier knows
   for (const uint64_t at : pool_.lower.tier->heldAddresses())
@@ -113,64 +101,64 @@ uint64_t Engine::dropRemoteCopies(uint64_t bytes) {
   return dropped;
 }
 
-void Engine::finishReceive(Extent& extent, const LowerTier::Finished& finished) {
-  if (extent.host == nullptr) return direct_->received(extent, finished);
+void RemoteMoves::finishReceive(Extent& extent, const LowerTier::Finished& finished) {
+  if (extent.host == nullptr) return engine_.direct_->received(extent, finished);
   pool_.lower.receiving_bytes -= extent.bytes();
   if (finished.outcome == LowerTier::Outcome::kNotNow) {
     if (!extent.region->dead) {  // else nobody wants it any more
-      pauses_.refused_until_ns = nowNs() + kRefusalPauseNs;
-      ++pauses_.refusals;
+      engine_.pauses_.refused_until_ns = nowNs() + Engine::kRefusalPauseNs;
+      ++engine_.pauses_.refusals;
     }
     return leaveHost(extent, finished.hash);
   }
   if (finished.outcome != LowerTier::Outcome::kDone) {
-    giveHost(extent);
-    return setState(extent, ExtentState::kLost);
+    engine_.host_->giveHost(extent);
+    return engine_.setState(extent, ExtentState::kLost);
   }
-  add(figures_->remote_in, extent.bytes());
+  add(engine_.figures_->remote_in, extent.bytes());
   extent.host_valid = extent.hash_valid = true;
   extent.hash = finished.hash;
-  prefetch_.again = true;
-  setState(extent, ExtentState::kParked);
+  engine_.prefetch_.again = true;
+  engine_.setState(extent, ExtentState::kParked);
 }
 
-void Engine::hurry(const Extent& extent) {
+void RemoteMoves::hurry(const Extent& extent) {
   if (extent.state != ExtentState::kSending && extent.state != ExtentState::kReceiving) return;
   const bool unwanted = extent.state == ExtentState::kReceiving && extent.region->dead;
   unwanted ? pool_.lower.tier->giveUp(pool_.programs.tierAddress(extent))
            : pool_.lower.tier->raise(pool_.programs.tierAddress(extent));
 }
 
-bool Engine::startReceive(Extent& extent, bool urgent, Lock& lock) {
-  if (extent.state != ExtentState::kRemote || life_.pausing || nowNs() < pauses_.refused_until_ns)
+bool RemoteMoves::startReceive(Extent& extent, bool urgent, Lock& lock) {
+  if (extent.state != ExtentState::kRemote || engine_.life_.pausing ||
+      nowNs() < engine_.pauses_.refused_until_ns)
     return false;
-  if (urgent && direct_ != nullptr && direct_->receive(extent, lock)) return true;
+  if (urgent && engine_.direct_ != nullptr && engine_.direct_->receive(extent, lock)) return true;
   if (extent.state != ExtentState::kRemote || extent.region->dead) return false;
-  const bool short_of_host =
-      pool_.devices.host.given == host_.none_given && nowNs() < host_.none_until_ns;
-  if (short_of_host && extent.bytes() >= host_.none_bytes) return false;
+  const bool short_of_host = pool_.devices.host.given == none_given_ && nowNs() < none_until_ns_;
+  if (short_of_host && extent.bytes() >= none_bytes_) return false;
   const ContentHash hash = extent.hash;
   if (!pool_.lower.tier->holds(pool_.programs.tierAddress(extent),
                                hash)) {  // lost meanwhile: no host memory is needed to find out
-    setState(extent, ExtentState::kLost);
+    engine_.setState(extent, ExtentState::kLost);
     return true;
   }
-  setState(extent, ExtentState::kMoving);  // the mutex may be released for a chunk
+  engine_.setState(extent, ExtentState::kMoving);  // the mutex may be released for a chunk
   const uint64_t given = pool_.devices.host.given;
-  if (!takeHost(extent, lock)) {
-    host_.none_bytes = short_of_host ? std::min(host_.none_bytes, extent.bytes()) : extent.bytes();
-    host_.none_given = given;
-    host_.none_until_ns = nowNs() + kNoHostNs;
+  if (!engine_.host_->takeHost(extent, lock)) {
+    none_bytes_ = short_of_host ? std::min(none_bytes_, extent.bytes()) : extent.bytes();
+    none_given_ = given;
+    none_until_ns_ = nowNs() + kNoHostNs;
     extent.hash = hash;
     extent.hash_valid = true;
-    setState(extent, ExtentState::kRemote);
+    engine_.setState(extent, ExtentState::kRemote);
     return false;
   }
   if (extent.region->dead) {  // nobody wants it any more
     leaveHost(extent, hash);
     return false;
   }
-  setState(extent, ExtentState::kReceiving);
+  engine_.setState(extent, ExtentState::kReceiving);
   pool_.lower.under_way[pool_.programs.tierAddress(extent)] = &extent;
   pool_.lower.receiving_bytes += extent.bytes();
   // NOLINTNEXTLINE(performance-no-int-to-ptr): the CPU's address of the chunk
@@ -180,9 +168,9 @@ bool Engine::startReceive(Extent& extent, bool urgent, Lock& lock) {
 }
 
 // What is used next comes to host RAM before it is fetched to VRAM, a part of host RAM ahead.
-bool Engine::prefetchRemote(Lock& lock) {
-  if (pool_.lower.tier == nullptr || life_.broken || life_.pausing || wants_.short_bytes > 0 ||
-      host_.short_bytes > 0)
+bool RemoteMoves::prefetchRemote(Lock& lock) {
+  if (pool_.lower.tier == nullptr || engine_.life_.broken || engine_.life_.pausing ||
+      engine_.wants_.short_bytes > 0 || engine_.host_->shortBytes() > 0)
     return false;
   const uint64_t window = reserveOf(chunks_.hostLimit());
   if (pool_.lower.receiving_bytes >= window) return false;
@@ -190,7 +178,7 @@ bool Engine::prefetchRemote(Lock& lock) {
   uint64_t bytes = 0;
   pool_.predictor.upcoming(kUpcoming, [&](uint32_t unit, uint64_t) {
     Region* const region = pool_.book.unitAt(unit).region;
-    if (region == nullptr || region->dead || region->engine != this || region->unusable == 0)
+    if (region == nullptr || region->dead || region->engine != &engine_ || region->unusable == 0)
       return true;
     bytes += region->pages * kPageBytes;
     if (region->remote > 0) upcoming.push_back(region);
@@ -211,13 +199,14 @@ bool Engine::prefetchRemote(Lock& lock) {
 }
 
 // Keeps some of host RAM free for what comes in, from memservers and from VRAM.
-bool Engine::demote() {
-  if (pool_.lower.tier == nullptr || life_.broken || life_.pausing || chunks_.hostLimit() == 0)
+bool RemoteMoves::demote() {
+  if (pool_.lower.tier == nullptr || engine_.life_.broken || engine_.life_.pausing ||
+      chunks_.hostLimit() == 0)
     return false;
   uint64_t room = hostRoom();
-  const uint64_t wanted = std::max(reserveOf(chunks_.hostLimit()), host_.short_bytes);
-  if (room >= wanted) host_.short_bytes = 0;
-  if (room < wanted) room += dropSpareCopies(wanted - room);
+  const uint64_t wanted = std::max(reserveOf(chunks_.hostLimit()), engine_.host_->shortBytes());
+  if (room >= wanted) engine_.host_->metShortage();
+  if (room < wanted) room += engine_.host_->dropSpareCopies(wanted - room);
   if (room + pool_.lower.sending_bytes >= wanted) return false;
   struct Candidate {
     Extent* extent;
@@ -228,7 +217,7 @@ bool Engine::demote() {
   uint64_t leaving_place = 0;  // unmapped from their place in host memory soon, and then parked
   for (uint32_t id = 1; id < pool_.book.regions.end() && candidates.size() < kLooks; ++id) {
     Region* const region = pool_.book.regions.at(id);
-    if (region->dead || region->engine != this || region->by_pieces || region->wanted > 0 ||
+    if (region->dead || region->engine != &engine_ || region->by_pieces || region->wanted > 0 ||
         region->pins > 0 || region->managed != nullptr ||
         (region->unusable == 0 && region->in_place == 0))
       continue;
@@ -241,8 +230,8 @@ bool Engine::demote() {
       if (extent->leaving) continue;
       const bool parked =
           extent->state == ExtentState::kParked && extent->host != nullptr && extent->host_valid;
-      const bool in_place = extent->state == ExtentState::kInPlace && host_.short_bytes > 0 &&
-                            may_send && !region->swapping;
+      const bool in_place = extent->state == ExtentState::kInPlace &&
+                            engine_.host_->shortBytes() > 0 && may_send && !region->swapping;
       if (parked || in_place) {
         candidates.push_back({extent.get(), distance});
       } else if (extent->state == ExtentState::kRetiring && extent->vram == nullptr) {
@@ -269,11 +258,11 @@ bool Engine::demote() {
     }
     if (remoteHolds(extent)) {
       const ContentHash hash = extent.hash;
-      add(figures_->remote_dropped, extent.bytes());
+      add(engine_.figures_->remote_dropped, extent.bytes());
       leaveHost(extent, hash);
     } else {
       if (!may_send || pool_.lower.sending_bytes >= LowerMoves::kMostSending) continue;
-      setState(extent, ExtentState::kSending);
+      engine_.setState(extent, ExtentState::kSending);
       pool_.lower.under_way[pool_.programs.tierAddress(extent)] = &extent;
       pool_.lower.sending_bytes += extent.bytes();
       // NOLINTNEXTLINE(performance-no-int-to-ptr): the CPU's address of the chunk
@@ -284,7 +273,7 @@ bool Engine::demote() {
     coming += extent.bytes();
     progress = true;
   }
-  return promote(leaving) || progress;
+  return engine_.promote(leaving) || progress;
 }
 
 }  // namespace olpager::pager
