@@ -15,6 +15,8 @@
 #include "pager/residency/arena_streaming.h"
 #include "pager/residency/engine.h"
 #include "pager/residency/in_place.h"
+#include "pager/residency/prefetcher.h"
+#include "pager/residency/sparse_use.h"
 
 namespace olpager::pager {
 
@@ -115,7 +117,7 @@ void Acquisition::stampReached(const Submission& into, Engine** engine, bool* in
     if (region->ahead > 0 && !region->by_pieces)
       for (auto& extent : region->extents)
         if (extent->prefetched && extent->state == ExtentState::kVram)
-          region->engine->noteUsed(*extent, true);
+          region->engine->ahead().noteUsed(*extent, true);
     if (!follows) continue;
     if (region->isSparse() && region->in_place > 0 && !closure_.everything)
       assumeNames(state_, *region, closure_.regions);
@@ -346,9 +348,9 @@ TimedLaunch* Acquisition::chooseTimed() {
   if (chosen->isSparse()) {
     const uint16_t use = chosen->density.uses++;
     if (!alone || (use >= kTimedUses / 8 && use % kTimedUses != 0)) return nullptr;
-    return chosen->engine->timer().take(*chosen, true);
+    return chosen->engine->sparse().timer().take(*chosen, true);
   }
-  return all_resident || alone ? chosen->engine->timer().take(*chosen, alone) : nullptr;
+  return all_resident || alone ? chosen->engine->sparse().timer().take(*chosen, alone) : nullptr;
 }
 
 // Likewise of the tensors that it names of arenas that are streamed. Those of which launches touch
@@ -375,7 +377,8 @@ TimedLaunch* Acquisition::chooseTimedTensor() {
   } else if (in_place > 0) {
     return nullptr;
   }
-  TimedLaunch* const timed = chosen->region->engine->timer().take(*chosen->region, is_sparse);
+  TimedLaunch* const timed =
+      chosen->region->engine->sparse().timer().take(*chosen->region, is_sparse);
   if (timed != nullptr) {
     timed->tensor = chosen->begin;
     timed->bytes = chosen->bytes();

@@ -1,4 +1,5 @@
 #include "pager/reach/working_set.h"
+#include "pager/residency/prefetcher.h"
 
 #include <algorithm>
 
@@ -140,7 +141,7 @@ void WorkingSet::stamp(uint64_t number, bool written) {
     extent->stamp = std::max(extent->stamp, number);
     extent->scan_due |= written;
     if (extent->prefetched && extent->state == ExtentState::kVram)
-      extent->region->engine->noteUsed(*extent, true);
+      extent->region->engine->ahead().noteUsed(*extent, true);
   }
 }
 

@@ -7,6 +7,8 @@
 #include "pager/pool_state.h"
 #include "pager/residency/host_copies.h"
 #include "pager/residency/in_place.h"
+#include "pager/residency/prefetcher.h"
+#include "pager/residency/sparse_use.h"
 
 namespace olpager::pager {
 
@@ -225,7 +227,7 @@ uint64_t ArenaStreaming::partBytes() const {
 
 /// Two parts have come and one is coming.
 uint64_t ArenaStreaming::stagingWindow() const {
-  return std::max(engine_.windowBytes() / 2 * 3, 3 * partBytes());
+  return std::max(engine_.ahead_->windowBytes() / 2 * 3, 3 * partBytes());
 }
 
 /// Bytes of VRAM for streaming: the window, and a mapped tensor, which may lie in two parts.
@@ -306,7 +308,7 @@ bool ArenaStreaming::beginRemap(Region& region, std::span<Extent* const> named, 
   const auto older = [](const Extent* a, const Extent* b) { return a->stamp < b->stamp; };
   std::sort(others.begin(), others.end(), older);
   for (Extent* const extent : others)
-    if (need > 0 && need + extent->bytes() <= engine_.windowBytes()) comes(*extent);
+    if (need > 0 && need + extent->bytes() <= engine_.ahead_->windowBytes()) comes(*extent);
   for (const Extent* const extent : named)
     if (extent->sealed && extent->state == ExtentState::kInPlace && stagedOf(*extent) == nullptr)
       need += extent->bytes();
@@ -327,7 +329,7 @@ bool ArenaStreaming::beginRemap(Region& region, std::span<Extent* const> named, 
     any_leaves = true;
   }
   // Nothing can leave: what was staged ahead of its use makes room.
-  if (room < must || (!any_leaves && !all_here)) return giveStagedUp(engine_.windowBytes());
+  if (room < must || (!any_leaves && !all_here)) return giveStagedUp(engine_.ahead_->windowBytes());
   if (batch->victims.empty()) return false;
   return startRemap(region, std::move(batch));
 }
@@ -349,8 +351,8 @@ bool ArenaStreaming::leaveArena(Region& region, uint64_t bytes) {
 /// Over the link that takes longer than its VRAM is worth, however little of it they touch.
 void ArenaStreaming::makeDense(Region& region) {
   region.density = {Density::kDense};
-  engine_.countSparse(region, true);
-  engine_.treatAnew(region);
+  engine_.sparse_->countSparse(region, true);
+  engine_.sparse_->treatAnew(region);
   base::logInfo("device %d: launches use the %llu MiB at 0x%llx all the time: it comes to VRAM",
                 engine_.device_, static_cast<unsigned long long>(region.pages * kPageBytes >> 20),
                 static_cast<unsigned long long>(region.base));
@@ -361,10 +363,9 @@ void ArenaStreaming::makeDense(Region& region) {
 bool ArenaStreaming::bringHot() {
   constexpr uint64_t kEachNs = 20'000'000;
   if (engine_.life_.broken || streamed_ == nullptr || streamed_->dead || engine_.debts_.any() ||
-      engine_.wants_.short_bytes > 0 || !mayRemap(*streamed_) ||
-      nowNs() < engine_.prefetch_.hot_ns + kEachNs)
+      engine_.wants_.short_bytes > 0 || !mayRemap(*streamed_) || nowNs() < hot_ns_ + kEachNs)
     return false;
-  engine_.prefetch_.hot_ns = nowNs();
+  hot_ns_ = nowNs();
   std::vector<Extent*> hot;
   uint64_t bytes = 0;
   for (uint32_t id = 1; id < pool_.book.regions.end(); ++id) {
@@ -565,7 +566,7 @@ void ArenaStreaming::leaveForPlace(std::vector<Move>& moves, Lock& lock) {
   const bool mapped = remap(moves, lock);
   for (const Move& move : moves) {
     Extent& extent = *move.extent;
-    engine_.noteUsed(extent, false);
+    engine_.ahead_->noteUsed(extent, false);
     engine_.flight_.left(extent);
     if (extent.vram != nullptr) chunks_.giveVram(std::exchange(extent.vram, nullptr));
     extent.sealed = move.seals && mapped;

@@ -157,6 +157,7 @@ class ArenaStreaming {
   Region* streamed_ = nullptr;   // whose extents are staged
   std::vector<Region*> asked_;   // for a swap
   Region* swapping_ = nullptr;   // whose parts change place
+  uint64_t hot_ns_ = 0;          // when bringHot() looked last
   uint64_t swap_until_ns_ = 0;   // the swap is given up unless the arena is quiet by then
 };
 

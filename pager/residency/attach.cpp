@@ -5,12 +5,13 @@
 #include "pager/residency/arena_streaming.h"
 #include "pager/residency/give_away.h"
 #include "pager/residency/host_copies.h"
+#include "pager/residency/prefetcher.h"
 #include "pager/residency/remote_moves.h"
 
 namespace olpager::pager {
 
 void Engine::dismantle(Extent& extent, Lock& lock) {
-  if (extent.prefetched) noteUsed(extent, false);
+  if (extent.prefetched) ahead_->noteUsed(extent, false);
   lock.unlock();
   if (extent.left_mapped) chunks_.unmapAt(extent.address, extent.bytes());
   lock.lock();
@@ -72,7 +73,7 @@ void Engine::detach(Extent& extent, Lock& lock) {
   for (auto& batch : out_.batches)
     for (Extent*& victim : batch->victims)
       if (victim == &extent) victim = nullptr;
-  noteUsed(extent, false);
+  ahead_->noteUsed(extent, false);
   const bool mapped = extent.mapped();
   const bool away = extent.state == ExtentState::kRemote || extent.state == ExtentState::kLost;
   extent.rests = away ? extent.state : ExtentState::kEmpty;

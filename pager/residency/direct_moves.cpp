@@ -8,6 +8,7 @@
 #include "pager/pool_state.h"
 #include "pager/residency/engine.h"
 #include "pager/residency/host_copies.h"
+#include "pager/residency/prefetcher.h"
 #include "pager/residency/remote_moves.h"
 
 namespace olpager::pager {
@@ -111,7 +112,7 @@ void DirectMoves::leave(Extent& extent) {
   flight_.left(extent);
   chunks_.giveVram(extent.vram);
   extent.vram = nullptr;
-  engine_.prefetch_.again = true;
+  engine_.ahead_->lookAgain();
 }
 
 // An extent that was not sent, or is wanted, goes to host RAM or where it was, whichever is better
@@ -278,7 +279,7 @@ bool DirectMoves::keep(Extent& extent) {
   if (engine_.life_.broken || extent.region->dead ||
       pool_.lower.tier->holds(pool_.programs.tierAddress(extent), extent.hash))
     return false;
-  engine_.noteUsed(extent, false);
+  engine_.ahead_->noteUsed(extent, false);
   flight_.leaves(extent);
   engine_.setState(extent, ExtentState::kSending);
   taken_back_.push_back(&extent);

@@ -15,7 +15,9 @@
 #include "pager/residency/give_away.h"
 #include "pager/residency/host_copies.h"
 #include "pager/residency/in_place.h"
+#include "pager/residency/prefetcher.h"
 #include "pager/residency/remote_moves.h"
+#include "pager/residency/sparse_use.h"
 
 namespace olpager::pager {
 
@@ -95,7 +97,9 @@ Engine::Engine(PoolState& pool, CUdevice device, CUcontext context)
       arenas_(std::make_unique<ArenaStreaming>(*this)),
       leaving_(std::make_unique<GivingAway>(*this)),
       host_(std::make_unique<HostCopies>(*this)),
-      remote_(std::make_unique<RemoteMoves>(*this)) {}
+      remote_(std::make_unique<RemoteMoves>(*this)),
+      ahead_(std::make_unique<Prefetcher>(*this)),
+      sparse_(std::make_unique<SparseUse>(*this)) {}
 
 Engine::~Engine() { stop(); }
 
@@ -123,7 +127,7 @@ CUresult Engine::start(uint64_t vram_budget, int numa_node, Lock& lock) {
 // Streams, kernels and buffers, in the current context.
 CUresult Engine::makeObjects() {
   const DriverApi& driver = pool_.driver;
-  timing_.vram_bandwidth = vramBandwidth(driver, device_);
+  sparse_->setVramBandwidth(vramBandwidth(driver, device_));
   size_t free_bytes = 0, total_bytes = 0;
   CUresult result = driver.cuMemGetInfo_v2(&free_bytes, &total_bytes);
   debts_.most = std::max<uint64_t>(total_bytes, debts_.budget);
@@ -142,7 +146,7 @@ void Engine::destroyObjects() {
   packed_.destroyObjects();
   for (CUevent event : events_) driver.cuEventDestroy_v2(event);
   events_.clear();
-  timing_.timer.drop(driver);
+  sparse_->timer().drop(driver);
   for (CUstream* stream : {&streams_.in, &streams_.out}) {
     if (*stream != nullptr) driver.cuStreamDestroy_v2(*stream);
     *stream = nullptr;
@@ -461,7 +465,7 @@ void Engine::run() {
       asked_.poll = false;
       pollStreams(lock);
     }
-    prefetch_.again |= chunks_.restoreBudget();
+    if (chunks_.restoreBudget()) ahead_->lookAgain();
     stockEvents(lock);
     bool progress = std::exchange(mapper_.news, false);
     progress |= RemoteMoves::finishRemote(pool_);
@@ -475,15 +479,15 @@ void Engine::run() {
     progress |= advanceBatches(lock);
     if (!life_.pausing) {
       progress |= leaving_->step(lock);
-      judgeTimed(lock);
+      sparse_->judgeTimed(lock);
       progress |= serveReliefs(lock);
       progress |= giveSurplus(lock);
       progress |= host_->giveHostSurplus(lock);
       progress |= serveWants(lock);
-      progress |= bringArrivals(lock);
-      progress |= bringHome(lock);
-      progress |= fillFreeVram();
-      progress |= prefetch(lock);
+      progress |= ahead_->bringArrivals(lock);
+      progress |= ahead_->bringHome(lock);
+      progress |= ahead_->fillFreeVram();
+      progress |= ahead_->prefetch(lock);
       progress |= arenas_->swapArenas();
       progress |= arenas_->bringHot();
       progress |= arenas_->stageAhead(lock);

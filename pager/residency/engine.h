@@ -64,7 +64,9 @@ class ArenaStreaming;
 class DirectMoves;
 class GivingAway;
 class HostCopies;
+class Prefetcher;
 class RemoteMoves;
+class SparseUse;
 
 class Engine {
  public:
@@ -89,7 +91,8 @@ class Engine {
   GivingAway& leaving() { return *leaving_; }
   HostCopies& host() { return *host_; }
   RemoteMoves& remote() { return *remote_; }
-  LaunchTimer& timer() { return timing_.timer; }
+  Prefetcher& ahead() { return *ahead_; }
+  SparseUse& sparse() { return *sparse_; }
   const ChunkStore& chunks() const { return chunks_; }
 
   /// New extents of a region get VRAM where there is room without evicting; the others stay kEmpty.
@@ -207,15 +210,15 @@ class Engine {
   void lost(CUresult result);
   /// The one place where a state changes: keeps Region::blocked, `slow` and the gauges in step.
   void setState(Extent& extent, ExtentState state);
-  /// A launch came for a prefetched extent, or it leaves unused.
-  void noteUsed(Extent& extent, bool used);
 
  private:
   friend class ArenaStreaming;
   friend class DirectMoves;
   friend class GivingAway;
   friend class HostCopies;
+  friend class Prefetcher;
   friend class RemoteMoves;
+  friend class SparseUse;
 
   /// A batch of victims on its way out (eviction.cpp).
   struct Batch {
@@ -347,10 +350,6 @@ class Engine {
     uint64_t refused_until_ns = 0;  // a fetch or a receive was refused: none is begun before
     Patience promoted{kFirstPromotedPauseNs, 0};  // of launches, for what leaves its place
   };
-  struct Timing {
-    LaunchTimer timer;
-    uint64_t vram_bandwidth = 0;  // bytes a second
-  };
   /// Pages, in bytes: those that allocations of the device name, and those of them that this node
   /// holds, in VRAM, in host RAM or in the tier below. `named` answers what may still be allocated;
   /// `held` answers what has to have room somewhere here: budgets, host chunks made ahead, room for
@@ -358,13 +357,6 @@ class Engine {
   struct Counts {
     uint64_t named = 0;
     uint64_t held = 0;
-  };
-  struct Prefetch {
-    uint64_t ahead_bytes = 0;  // prefetched and not used yet, in flight included
-    uint64_t planned_touches = 0;
-    uint64_t filled_ns = 0;  // when fillFreeVram() looked last
-    uint64_t hot_ns = 0;     // when bringHot() did
-    bool again = false;
   };
   /// Looking at what the GPU is at, for `olpagestat --why`: a mark behind all that was submitted,
   /// and a moment later whether it has come. Only while something is not in VRAM: marks are
@@ -492,22 +484,6 @@ class Engine {
   // --- debts.cpp ---------------------------------------------------------------------------------
   bool serveReliefs(Lock& lock);
   bool giveSurplus(Lock& lock);
-  // --- prefetch.cpp ------------------------------------------------------------------------------
-  struct Upcoming;
-  bool prefetch(Lock& lock);
-  bool bringArrivals(Lock& lock);
-  std::vector<Upcoming> upcoming(uint64_t window);
-  bool promoteAhead(const std::vector<Upcoming>& upcoming, uint64_t* room_for);
-  bool fetchAhead(const std::vector<Upcoming>& upcoming, uint64_t room_for, uint64_t window,
-                  Lock& lock);
-  bool fillFreeVram();
-  bool bringHome(Lock& lock);
-  void judgeTimed(Lock& lock);
-  void countSparse(const Region& region, bool was_sparse);
-  void treatAnew(Region& region);
-  uint64_t sparseInVram() const;
-  void plan();
-  uint64_t windowBytes() const;
 
   PoolState& pool_;
   CUdevice device_;
@@ -529,15 +505,14 @@ class Engine {
   Wants wants_;
   VramDebts debts_;
   Pauses pauses_;
-  Timing timing_;
   Counts counts_;
-  Planner planner_;
-  Prefetch prefetch_;
   std::unique_ptr<DirectMoves> direct_;  // null: pages go by host memory
   const std::unique_ptr<ArenaStreaming> arenas_;
   const std::unique_ptr<GivingAway> leaving_;
   const std::unique_ptr<HostCopies> host_;
   const std::unique_ptr<RemoteMoves> remote_;
+  const std::unique_ptr<Prefetcher> ahead_;
+  const std::unique_ptr<SparseUse> sparse_;
 };
 
 }  // namespace olpager::pager

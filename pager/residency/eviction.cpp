@@ -25,6 +25,7 @@
 #include "pager/residency/give_away.h"
 #include "pager/residency/host_copies.h"
 #include "pager/residency/in_place.h"
+#include "pager/residency/prefetcher.h"
 #include "pager/residency/remote_moves.h"
 
 namespace olpager::pager {
@@ -416,7 +417,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     setState(extent, ExtentState::kVram);  // no place to go
     return;
   }
-  noteUsed(extent, false);
+  ahead_->noteUsed(extent, false);
   CUresult result = unmap(extent, lock);
   if (result != CUDA_SUCCESS) {
     flight_.left(extent);
@@ -430,7 +431,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     extent.vram = nullptr;
     remote_->leaveHost(extent, hash);
     add(figures_->evictions_clean);
-    prefetch_.again = true;
+    ahead_->lookAgain();
     return;
   }
   if (clean && extent.region->shared() == nullptr && startPacking(extent, lock)) return;
@@ -439,7 +440,7 @@ void Engine::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     if (debts_.any() || !packed_.keep(*extent.vram, unallocated())) leaving_->leaveVram(extent);
     extent.vram = nullptr;
     add(figures_->evictions_clean);
-    prefetch_.again = true;
+    ahead_->lookAgain();
     setState(extent, ExtentState::kParked);
     if (extent.region->by_pieces && extent.wanted == 0) mapInPlace(extent, lock);
     return;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "pager/pool_state.h"
+#include "pager/residency/prefetcher.h"
 
 namespace olpager::pager {
 
@@ -81,7 +82,7 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
         region->blocked.load(std::memory_order_relaxed) >= region->extents.size())
       continue;
     const auto enter = [&](Extent* extent, const VictimScore& score) {
-      if (!demand && score.victim_class <= (planner_.known() ? kStays : kSoon)) return;
+      if (!demand && score.victim_class <= (ahead_->hasPlan() ? kStays : kSoon)) return;
       candidates.push_back({region, extent, score});
     };
     if (!region->by_pieces) {

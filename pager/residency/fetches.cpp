@@ -11,6 +11,7 @@
 #include "pager/residency/give_away.h"
 #include "pager/residency/host_copies.h"
 #include "pager/residency/in_place.h"
+#include "pager/residency/prefetcher.h"
 
 namespace olpager::pager {
 
@@ -166,10 +167,7 @@ bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
     add(figures_->fetched_bytes, extent.bytes());
   }
   if (why == Fetch::kAhead) {
-    extent.prefetched = true;
-    ++extent.region->ahead;
-    prefetch_.ahead_bytes += extent.bytes();
-    add(figures_->prefetches_issued);
+    ahead_->broughtAhead(extent);
   } else if (why == Fetch::kDemand) {
     add(figures_->demand_faults);
   }
@@ -324,12 +322,12 @@ void Engine::arrived(Extent& extent, bool usable) {
   }
   if (extent.host == nullptr && direct_ != nullptr && direct_->keep(extent)) return;
   chunks_.giveVram(extent.vram);
-  prefetch_.again = true;
+  ahead_->lookAgain();
   parkAgain(extent);
 }
 
 void Engine::parkAgain(Extent& extent) {
-  noteUsed(extent, false);
+  ahead_->noteUsed(extent, false);
   extent.vram = nullptr;
   setState(extent, extent.host != nullptr ? ExtentState::kParked : ExtentState::kRemote);
 }
@@ -389,14 +387,6 @@ bool Engine::mapInPlace(Extent& extent, Lock& lock) {
   extent.hash_valid = false;  // the GPU may write it where it is
   setState(extent, ExtentState::kInPlace);
   return true;
-}
-
-void Engine::noteUsed(Extent& extent, bool used) {
-  if (!extent.prefetched) return;
-  extent.prefetched = false;
-  --extent.region->ahead;
-  prefetch_.ahead_bytes -= std::min(prefetch_.ahead_bytes, extent.bytes());
-  add(used ? figures_->prefetches_useful : figures_->prefetches_wasted);
 }
 
 void Engine::expectPages(uint64_t pages) {

@@ -8,6 +8,7 @@
 #include "pager/clock.h"
 #include "pager/pool_state.h"
 #include "pager/residency/host_copies.h"
+#include "pager/residency/prefetcher.h"
 #include "pager/residency/remote_moves.h"
 
 namespace olpager::pager {
@@ -169,7 +170,7 @@ void GivingAway::leaveUnseen(Batch& batch, Lock& lock) {
       engine_.cancelRetiring(extent);
       continue;
     }
-    engine_.noteUsed(extent, false);
+    engine_.ahead_->noteUsed(extent, false);
     engine_.setState(extent, ExtentState::kMoving);
     if (extent.vram != nullptr && !engine_.host_->takeHost(extent, lock)) {
       noChunkToLeave(extent);

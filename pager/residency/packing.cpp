@@ -3,6 +3,7 @@
 #include "pager/clock.h"
 #include "pager/pool_state.h"
 #include "pager/residency/host_copies.h"
+#include "pager/residency/prefetcher.h"
 
 namespace olpager::pager {
 
@@ -47,7 +48,7 @@ bool Engine::finishPacking(Lock& lock) {
   if (!done && nowNs() - copy.since_ns < kLateNs) return false;
   flight_.packing.pop_front();
   flight_.left(extent);
-  prefetch_.again = true;
+  ahead_->lookAgain();
   if (done) {
     events_.push_back(copy.event);
     if (!life_.broken) packed_.finish(extent);

@@ -7,6 +7,7 @@
 #include "pager/pool_state.h"
 #include "pager/residency/direct_moves.h"
 #include "pager/residency/host_copies.h"
+#include "pager/residency/prefetcher.h"
 
 namespace olpager::pager {
 
@@ -118,7 +119,7 @@ void RemoteMoves::finishReceive(Extent& extent, const LowerTier::Finished& finis
   add(engine_.figures_->remote_in, extent.bytes());
   extent.host_valid = extent.hash_valid = true;
   extent.hash = finished.hash;
-  engine_.prefetch_.again = true;
+  engine_.ahead_->lookAgain();
   engine_.setState(extent, ExtentState::kParked);
 }
 
