@@ -14,6 +14,7 @@
 #include "pager/clock.h"
 #include "pager/pool_state.h"
 #include "pager/residency/arena_streaming.h"
+#include "pager/residency/eviction.h"
 #include "pager/residency/remote_moves.h"
 
 namespace olpager::pager {
@@ -259,7 +260,7 @@ void dropRegion(PoolState& state, Region* region, Lock& lock) {
       state.changed.wait_for(lock, std::chrono::milliseconds(1));
       RemoteMoves::finishRemote(state);  // the engine that does so may have no thread any more
     }
-    if (extent->state == ExtentState::kRetiring) engine.cancelRetiring(*extent);
+    if (extent->state == ExtentState::kRetiring) engine.eviction().cancelRetiring(*extent);
     extent->left_mapped = extent->mapped();
     engine.setState(*extent, ExtentState::kFreeing);
   }

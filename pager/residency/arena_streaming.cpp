@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "pager/clock.h"
 #include "pager/pool_state.h"
+#include "pager/residency/eviction.h"
 #include "pager/residency/host_copies.h"
 #include "pager/residency/in_place.h"
 #include "pager/residency/prefetcher.h"
@@ -237,8 +238,8 @@ uint64_t ArenaStreaming::streamingBytes() const {
 
 /// True if mappings of the arena may change.
 bool ArenaStreaming::mayRemap(const Region& region) const {
-  return swapping_ == nullptr && engine_.mayBegin() && !region.dead && !region.exporting &&
-         region.pins == 0 && mayBeInPlace(region);
+  return swapping_ == nullptr && engine_.eviction_->mayBegin() && !region.dead &&
+         !region.exporting && region.pins == 0 && mayBeInPlace(region);
 }
 
 /// Launches wait for these, which are in place in one streamed arena. True: something was begun.
@@ -387,12 +388,12 @@ bool ArenaStreaming::bringHot() {
   if (hot.empty()) return false;
   const uint64_t room = chunks_.vramAvailable() + engine_.flight_.freesSoon();
   if (room < bytes) return leaveArena(*streamed_, bytes - room);
-  return engine_.promote(hot, true);
+  return engine_.eviction_->promote(hot, true);
 }
 
 /// The mappings of the batch's extents change once no launch uses the arena.
 bool ArenaStreaming::startRemap(Region& region, std::unique_ptr<Batch> batch) {
-  for (Extent* const extent : batch->victims) engine_.beginRetiring(*extent);
+  for (Extent* const extent : batch->victims) engine_.eviction_->beginRetiring(*extent);
   base::logDebug(
       "device %d: %zu parts of an arena of %llu MiB change place, %zu of them for VRAM",
       engine_.device_, batch->victims.size(),
@@ -402,7 +403,7 @@ bool ArenaStreaming::startRemap(Region& region, std::unique_ptr<Batch> batch) {
   batch->scan.parts_of = swapping_ = &region;
   region.swapping = true;
   swap_until_ns_ = nowNs() + pool_.options.waits.in_place_ns;
-  return engine_.begin(std::move(batch));
+  return engine_.eviction_->begin(std::move(batch));
 }
 
 uint64_t ArenaStreaming::sealedBytes(std::span<Extent* const> extents) {
@@ -479,7 +480,7 @@ void ArenaStreaming::finishRemap(Batch& batch, std::span<const ContentHash> hash
     Staged* const staged = extent->sealed ? stagedOf(*extent) : nullptr;
     const bool lacks_copy = extent->sealed && (staged == nullptr || staged->event != nullptr);
     if (engine_.life_.broken || lacks_copy) {
-      engine_.cancelRetiring(*extent);
+      engine_.eviction_->cancelRetiring(*extent);
       continue;
     }
     engine_.setState(*extent, ExtentState::kMoving);
@@ -538,7 +539,7 @@ void ArenaStreaming::writeChanged(std::vector<Move>& changed, Lock& lock) {
   };
   std::erase_if(changed, [&](const Move& move) {
     if (engine_.host_->takeHost(*move.extent, lock)) return false;
-    ++engine_.out_.unplaced;
+    engine_.eviction_->foundNoPlace();
     stays(*move.extent);
     return true;
   });

@@ -43,6 +43,7 @@
 #include <vector>
 
 #include "pager/residency/engine.h"
+#include "pager/residency/eviction.h"
 
 namespace olpager::pager {
 
@@ -76,7 +77,7 @@ class ArenaStreaming {
   /// Brings what launches use often where it lies in place. True: progress.
   bool bringHot();
   /// The batch's victims are quiet and hashed: changes their mappings. Releases the mutex.
-  void finishRemap(Engine::Batch& batch, std::span<const ContentHash> hashes, Lock& lock);
+  void finishRemap(VictimBatch& batch, std::span<const ContentHash> hashes, Lock& lock);
   /// A sealed extent may be written from now on: a copy goes there, or a launch that names it where
   /// it is. `written`: it is, for certain; else it is constant again where the next look shows that
   /// it was not. Any thread; releases the mutex.
@@ -97,7 +98,7 @@ class ArenaStreaming {
   void releaseAll();
 
  private:
-  using Batch = Engine::Batch;
+  using Batch = VictimBatch;
   /// A copy in VRAM of a sealed extent, ahead of need.
   struct Staged {
     Extent* extent;  // nullptr: nobody wants it any more

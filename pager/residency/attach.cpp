@@ -3,6 +3,7 @@
 
 #include "pager/pool_state.h"
 #include "pager/residency/arena_streaming.h"
+#include "pager/residency/eviction.h"
 #include "pager/residency/give_away.h"
 #include "pager/residency/host_copies.h"
 #include "pager/residency/prefetcher.h"
@@ -38,7 +39,7 @@ void Engine::forget(const Region* region) {
   }
   leaving_->forget(region);
   arenas_->forget(region);
-  for (auto& batch : out_.batches) {
+  for (auto& batch : eviction_->batches()) {
     if (batch->scan.parts_of == region) batch->scan.parts_of = nullptr;
     for (Extent*& victim : batch->victims)
       if (victim != nullptr && victim->region == region) victim = nullptr;
@@ -69,8 +70,8 @@ void Engine::attach(Extent& extent, Lock& lock) {
 }
 
 void Engine::detach(Extent& extent, Lock& lock) {
-  if (extent.state == ExtentState::kRetiring) cancelRetiring(extent);
-  for (auto& batch : out_.batches)
+  if (extent.state == ExtentState::kRetiring) eviction_->cancelRetiring(extent);
+  for (auto& batch : eviction_->batches())
     for (Extent*& victim : batch->victims)
       if (victim == &extent) victim = nullptr;
   ahead_->noteUsed(extent, false);
@@ -122,7 +123,7 @@ CUresult Engine::protect(const std::vector<Extent*>& extents, Lock& lock) {
       remote_->hurry(*extent);
       pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
     }
-    if (extent->state == ExtentState::kRetiring) cancelRetiring(*extent);
+    if (extent->state == ExtentState::kRetiring) eviction_->cancelRetiring(*extent);
     if (!extent->mapped() || result != CUDA_SUCCESS)
       continue;  // else mapped as it is to be, the next time
     const uint64_t address = extent->address;

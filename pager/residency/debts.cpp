@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "pager/pool_state.h"
+#include "pager/residency/eviction.h"
 
 namespace olpager::pager {
 
@@ -34,7 +35,7 @@ bool Engine::serveReliefs(Lock& lock) {
     set(figures_->vram_budget_bytes, chunks_.vramBudget());
     pool_.changed.notify_all();
   }
-  if (wanted > flight_.freesSoon() && retire(wanted - flight_.freesSoon(), 0, true))
+  if (wanted > flight_.freesSoon() && eviction_->retire(wanted - flight_.freesSoon(), 0, true))
     progress = true;
   return progress;
 }
@@ -73,8 +74,8 @@ bool Engine::giveSurplus(Lock& lock) {
       debts_.surplus, lock);  // releases the mutex: the budget may be raised meanwhile
   if (given > debts_.surplus) chunks_.grow(given - debts_.surplus);
   debts_.surplus -= std::min(debts_.surplus, given);
-  const bool leaving =
-      debts_.surplus > flight_.freesSoon() && retire(debts_.surplus - flight_.freesSoon(), 0, true);
+  const bool leaving = debts_.surplus > flight_.freesSoon() &&
+                       eviction_->retire(debts_.surplus - flight_.freesSoon(), 0, true);
   return given > 0 || leaving;
 }
 

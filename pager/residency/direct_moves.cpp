@@ -7,6 +7,7 @@
 #include "pager/clock.h"
 #include "pager/pool_state.h"
 #include "pager/residency/engine.h"
+#include "pager/residency/eviction.h"
 #include "pager/residency/host_copies.h"
 #include "pager/residency/prefetcher.h"
 #include "pager/residency/remote_moves.h"
@@ -155,7 +156,7 @@ bool DirectMoves::mapBack(Extent& extent, Lock& lock) {
 bool DirectMoves::writeDown(Extent& extent, Lock& lock) {
   const ContentHash hash = extent.hash;
   if (!engine_.host_->takeHost(extent, lock)) return false;
-  engine_.startWrite(extent, hash, lock);
+  engine_.eviction_->startWrite(extent, hash, lock);
   return true;
 }
 

@@ -12,6 +12,7 @@
 #include "pager/counters/trace.h"
 #include "pager/pool_state.h"
 #include "pager/residency/direct_moves.h"
+#include "pager/residency/eviction.h"
 #include "pager/residency/give_away.h"
 #include "pager/residency/host_copies.h"
 #include "pager/residency/in_place.h"
@@ -95,6 +96,7 @@ Engine::Engine(PoolState& pool, CUdevice device, CUcontext context)
       kernels_(pool.driver),
       scanner_(pool, *this, kernels_),
       arenas_(std::make_unique<ArenaStreaming>(*this)),
+      eviction_(std::make_unique<Eviction>(*this)),
       leaving_(std::make_unique<GivingAway>(*this)),
       host_(std::make_unique<HostCopies>(*this)),
       remote_(std::make_unique<RemoteMoves>(*this)),
@@ -216,7 +218,7 @@ bool Engine::moveTo(CUcontext context, Lock& lock) {
   wake();
   // What comes from memservers or goes there is between them and host memory, which stays: it ends
   // meanwhile or later.
-  while (!flight_.none() || isCopyingAhead() || !mapper_.none() || !out_.batches.empty()) {
+  while (!flight_.none() || isCopyingAhead() || !mapper_.none() || !eviction_->batches().empty()) {
     if (pool_.stopped) return false;  // nobody ends them any more
     pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
   }
@@ -261,8 +263,8 @@ void Engine::stop() noexcept {
   lock.lock();
   life_.stopping = false;
   pool_.changed.notify_all();
-  for (auto& batch : out_.batches)  // passes that nobody will finish
-    if (batch->stage == Batch::Stage::kPass) scanner_.abandon(batch->scan);
+  for (auto& batch : eviction_->batches())  // passes that nobody will finish
+    if (batch->stage == VictimBatch::Stage::kPass) scanner_.abandon(batch->scan);
 }
 
 void Engine::abandon() noexcept {
@@ -394,9 +396,9 @@ Limit Engine::sleepsFor() const {
   if (!mapper_.none()) return Limit::kMapping;
   if (!pool_.lower.under_way.empty()) return Limit::kMemservers;
   if (!flight_.writing.empty() || !flight_.packing.empty()) return Limit::kLinkOut;
-  for (const auto& batch : out_.batches)
-    if (batch->stage == Batch::Stage::kPass) return Limit::kHash;
-  if (!out_.batches.empty()) return Limit::kKernels;
+  for (const auto& batch : eviction_->batches())
+    if (batch->stage == VictimBatch::Stage::kPass) return Limit::kHash;
+  if (!eviction_->batches().empty()) return Limit::kKernels;
   if (host_->shortBytes() > 0) return Limit::kHostMemory;
   if (pool_.away != nullptr || leaving_->any()) return Limit::kOthers;
   return Limit::kUnknown;
@@ -474,9 +476,9 @@ void Engine::run() {
     progress |= arenas_->pollStaged(lock);
     progress |= finishLate(lock);
     progress |= finishPacking(lock);
-    progress |= finishWrites(lock);
-    if (life_.pausing) cancelBatches();
-    progress |= advanceBatches(lock);
+    progress |= eviction_->finishWrites(lock);
+    if (life_.pausing) eviction_->cancelBatches();
+    progress |= eviction_->advanceBatches(lock);
     if (!life_.pausing) {
       progress |= leaving_->step(lock);
       sparse_->judgeTimed(lock);
@@ -507,7 +509,7 @@ void Engine::run() {
     const Limit sleeps_for = sleepsFor();
     const bool gpu_busy = progress || !flight_.none() || isCopyingAhead() ||
                           (!mapper_.none() && !pool_.stopped) || mapper_.news ||
-                          !out_.batches.empty() || !debts_.reliefs.empty();
+                          !eviction_->batches().empty() || !debts_.reliefs.empty();
     if (leaving_->any() && now - waited_from < kOwedNs && !life_.broken) {
       // The CPU waits at a page. To go to sleep and be woken takes as long as it does.
       lock.unlock();
@@ -519,7 +521,7 @@ void Engine::run() {
       life_.wake.wait_for(lock, std::chrono::nanoseconds(pause_ns));
     } else {
       life_.idle = true;
-      if (!wants_.empty() && !life_.broken && !hasNoPlace()) {
+      if (!wants_.empty() && !life_.broken && !eviction_->hasNoPlace()) {
         life_.wake.wait_for(lock, kWantPause);
       } else if ((!wants_.empty() || !pool_.lower.under_way.empty()) && !life_.broken) {
         life_.wake.wait_for(lock, kRemotePause);

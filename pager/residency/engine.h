@@ -62,6 +62,7 @@ struct VmmHandle;
 
 class ArenaStreaming;
 class DirectMoves;
+class Eviction;
 class GivingAway;
 class HostCopies;
 class Prefetcher;
@@ -88,6 +89,7 @@ class Engine {
   CUcontext context() const { return context_; }
   ChunkStore& chunks() { return chunks_; }
   ArenaStreaming& arenas() { return *arenas_; }
+  Eviction& eviction() { return *eviction_; }
   GivingAway& leaving() { return *leaving_; }
   HostCopies& host() { return *host_; }
   RemoteMoves& remote() { return *remote_; }
@@ -100,8 +102,6 @@ class Engine {
   /// Unmaps and gives back all that an extent has which is quiet and claimed (kFreeing).
   void dismantle(Extent& extent, Lock& lock);
 
-  /// A launch (or a free) takes a victim back.
-  void cancelRetiring(Extent& extent);
   /// The region's extents go: nothing of the engine's may name them any more.
   void forget(const Region* region);
   /// A new handle's extents count among those that will need host memory one day.
@@ -214,35 +214,13 @@ class Engine {
  private:
   friend class ArenaStreaming;
   friend class DirectMoves;
+  friend class Eviction;
   friend class GivingAway;
   friend class HostCopies;
   friend class Prefetcher;
   friend class RemoteMoves;
   friend class SparseUse;
 
-  /// A batch of victims on its way out (eviction.cpp).
-  struct Batch {
-    enum class Stage : uint8_t { kGrace, kDrain, kPass } stage = Stage::kGrace;
-    std::vector<Extent*> victims;
-    Scan scan;
-    Hazards::Snapshot hazards;
-    uint64_t bytes = 0;
-    bool fills = false;   // victims are in place, and come to VRAM since there is room
-    bool remaps = false;  // victims leave VRAM or come to it, all at once (arena_streaming.cpp)
-    // Other engines that have to scan what is dirty of theirs before this one may unmap anything,
-    // and the pass that will have done so, as of the victims' stamp then.
-    std::vector<std::pair<const Engine*, uint64_t>> others;
-    uint64_t others_stamp = 0;
-    /// ReachFloor::epoch when its grace period began, if that time was not settled; else 0.
-    uint64_t settles_floor = 0;
-    CUevent event = nullptr;
-
-    bool isEmpty() const { return victims.empty() && scan.forVictimsOnly(); }
-    /// The victims go to another agent.
-    bool isGivenAway() const {
-      return scan.parts_of != nullptr && scan.parts_of->shared() != nullptr;
-    }
-  };
   struct Copy {
     Extent* extent;
     CUevent event;
@@ -334,16 +312,6 @@ class Engine {
     bool busy = false;  // with some that it has taken off the queue
     bool news = false;  // it has mapped some since the engine's thread looked last
     bool none() const { return arrivals.empty() && !busy; }
-  };
-  struct WayOut {
-    std::deque<std::unique_ptr<Batch>> batches;
-    size_t clock_hand = 0;
-    uint64_t unplaced = 0;  // victims so far that found no place in host memory
-    // None of a pass did: no further pass before then, or before somebody gives a host chunk back.
-    uint64_t no_place_until_ns = 0, no_place_given = 0;
-    /// A thread synchronises contexts whose launches nobody marked.
-    std::shared_ptr<std::atomic<bool>> draining = std::make_shared<std::atomic<bool>>(false);
-    uint64_t next_drain_ns = 0;
   };
   struct Pauses {
     unsigned refusals = 0;          // of the driver's (or of a receive), in a row
@@ -447,31 +415,6 @@ class Engine {
   bool startPacking(Extent& extent, Lock& lock);
   bool finishPacking(Lock& lock);
   void makeLate(Extent& extent, const Copy& copy);
-  // --- eviction.cpp ------------------------------------------------------------------------------
-  bool retire(uint64_t bytes, uint64_t nearer_than, bool demand);
-  void beginRetiring(Extent& extent);
-  bool promote(const std::vector<Extent*>& extents, bool fills = false);
-  bool scanHostWritten(const std::vector<Region*>& regions, bool roots);
-  bool begin(std::unique_ptr<Batch> batch);
-  bool mayBegin() const;
-  bool advanceBatches(Lock& lock);
-  uint64_t stampToAwait(const Batch& batch) const;
-  bool isQuiet(const Batch& batch, uint64_t stamp) const;
-  void cancelBatches();
-  bool othersHaveScanned(Batch& batch, uint64_t stamp);
-  bool startPass(Batch& batch, Lock& lock);
-  void finishPass(Batch& batch, Lock& lock);
-  void spare(const std::vector<uint64_t>& news);
-  void evict(Extent& extent, const ContentHash& hash, Lock& lock);
-  CUresult unmap(const Extent& extent, Lock& lock);
-  void leavePlace(Extent& extent, const ContentHash& hash, Lock& lock);
-  void startWrite(Extent& extent, const ContentHash& hash, Lock& lock);
-  bool finishWrites(Lock& lock);
-  bool inPass(const Extent& victim) const;
-  uint64_t promotingBytes() const;
-  bool hasNoPlace() const;
-  bool allIsFull() const;
-  void drainContexts();
   // --- serve.cpp ---------------------------------------------------------------------------------
   struct Serving;
   bool serveWants(Lock& lock);
@@ -501,13 +444,13 @@ class Engine {
   Asked asked_;
   InFlight flight_;
   Mapper mapper_;
-  WayOut out_;
   Wants wants_;
   VramDebts debts_;
   Pauses pauses_;
   Counts counts_;
   std::unique_ptr<DirectMoves> direct_;  // null: pages go by host memory
   const std::unique_ptr<ArenaStreaming> arenas_;
+  const std::unique_ptr<Eviction> eviction_;
   const std::unique_ptr<GivingAway> leaving_;
   const std::unique_ptr<HostCopies> host_;
   const std::unique_ptr<RemoteMoves> remote_;

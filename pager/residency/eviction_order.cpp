@@ -1,10 +1,10 @@
 // The order in which extents leave VRAM, and the batches that are taken from it.
-#include "pager/residency/victim_order.h"
-
 #include <algorithm>
 
 #include "pager/pool_state.h"
+#include "pager/residency/eviction.h"
 #include "pager/residency/prefetcher.h"
+#include "pager/residency/victim_order.h"
 
 namespace olpager::pager {
 
@@ -61,12 +61,12 @@ uint64_t nextUseOfPart(predict::Predictor& predictor, const Extent& extent) {
 // Marks extents for eviction until `bytes` are on their way out. `demand`: a launch waits, anything
 // that no launch waits for may go; else only what is used later than `nearer_than` touches from
 // now.
-bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
+bool Eviction::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
   if (!mayBegin() || hasNoPlace()) return false;
   // Every launch reaches everything: what found room in VRAM stays there, the rest is used in
   // place.
   if (pool_.options.reach == Reach::kAll) return false;
-  const TracedStep traced = step(TraceStep::kChoose);
+  const TracedStep traced = engine_.step(TraceStep::kChoose);
   std::vector<Candidate> candidates;
   const uint32_t end = pool_.book.regions.end();
   if (end <= 1) return false;
@@ -74,15 +74,15 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
   const auto ageOf = [newest](uint64_t stamp) { return newest - std::min(newest, stamp); };
   for (uint32_t step = 0; step < pool_.book.regions.end() - 1 && candidates.size() < kCandidates;
        ++step) {
-    out_.clock_hand = out_.clock_hand % (end - 1) + 1;
-    Region* region = pool_.book.regions.at(static_cast<uint32_t>(out_.clock_hand));
-    if (region->dead || region->engine != this) continue;
-    if (!region->by_pieces && (region->pins > 0 || wants_.hold(*region))) continue;
+    clock_hand_ = clock_hand_ % (end - 1) + 1;
+    Region* region = pool_.book.regions.at(static_cast<uint32_t>(clock_hand_));
+    if (region->dead || region->engine != &engine_) continue;
+    if (!region->by_pieces && (region->pins > 0 || engine_.wants_.hold(*region))) continue;
     if (region->extents.empty() ||
         region->blocked.load(std::memory_order_relaxed) >= region->extents.size())
       continue;
     const auto enter = [&](Extent* extent, const VictimScore& score) {
-      if (!demand && score.victim_class <= (ahead_->hasPlan() ? kStays : kSoon)) return;
+      if (!demand && score.victim_class <= (engine_.ahead_->hasPlan() ? kStays : kSoon)) return;
       candidates.push_back({region, extent, score});
     };
     if (!region->by_pieces) {
@@ -91,7 +91,8 @@ bool Engine::retire(uint64_t bytes, uint64_t nearer_than, bool demand) {
       continue;
     }
     for (auto& extent : region->extents) {
-      if (extent->state != ExtentState::kVram || region->isPinned(*extent) || wants_.hold(*extent))
+      if (extent->state != ExtentState::kVram || region->isPinned(*extent) ||
+          engine_.wants_.hold(*extent))
         continue;
       enter(extent.get(),
             scoreOfPart(pool_.predictor, *extent, ageOf(region->stampOf(*extent)), nearer_than));

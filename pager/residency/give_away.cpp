@@ -7,6 +7,7 @@
 #include "pager/away/away.h"
 #include "pager/clock.h"
 #include "pager/pool_state.h"
+#include "pager/residency/eviction.h"
 #include "pager/residency/host_copies.h"
 #include "pager/residency/prefetcher.h"
 #include "pager/residency/remote_moves.h"
@@ -45,7 +46,7 @@ void GivingAway::giveAway(Extent& extent, Lock& lock) {
   // At once: no launch begins to use it from here on.
   if ((extent.state == ExtentState::kVram || extent.state == ExtentState::kInPlace) &&
       !extent.region->isPinned(extent))
-    engine_.beginRetiring(extent);
+    engine_.eviction_->beginRetiring(extent);
   engine_.remote_->hurry(extent);
   leaving_.push_back(&extent);
   engine_.wake();
@@ -57,7 +58,7 @@ void GivingAway::forget(const Region* region) {
 
 void GivingAway::keep(Extent& extent) {
   std::erase(leaving_, &extent);
-  if (extent.state == ExtentState::kRetiring) engine_.cancelRetiring(extent);
+  if (extent.state == ExtentState::kRetiring) engine_.eviction_->cancelRetiring(extent);
   engine_.wake();
 }
 
@@ -67,7 +68,7 @@ bool GivingAway::step(Lock& lock) {
   // Where it is leaving already. What waits for all launches as any victim is taken out of there:
   // one of those may wait for the CPU.
   const auto inBatch = [this](const Extent* extent) {
-    for (const auto& batch : engine_.out_.batches) {
+    for (const auto& batch : engine_.eviction_->batches()) {
       const auto found = std::find(batch->victims.begin(), batch->victims.end(), extent);
       if (found == batch->victims.end()) continue;
       if (batch->isGivenAway() || batch->stage == Batch::Stage::kPass) return true;
@@ -77,7 +78,7 @@ bool GivingAway::step(Lock& lock) {
   };
   // One that waits for the launches that reach the region takes its other pages along.
   const auto waitsFor = [this](const Region& region) -> Batch* {
-    for (const auto& other : engine_.out_.batches)
+    for (const auto& other : engine_.eviction_->batches())
       if (other->isGivenAway() && other->scan.parts_of == &region &&
           other->stage == Batch::Stage::kDrain)
         return other.get();
@@ -96,20 +97,20 @@ bool GivingAway::step(Lock& lock) {
     }
     switch (extent.state) {
       case ExtentState::kEmpty:
-        engine_.begin(std::move(batch));
+        engine_.eviction_->begin(std::move(batch));
         return parkEmpty(extent, lock);  // releases the mutex: what follows begins anew
       case ExtentState::kParked:
         if (!isInFrame(extent)) {
-          engine_.begin(std::move(batch));
+          engine_.eviction_->begin(std::move(batch));
           toFrame(extent, lock);  // likewise
           return true;
         }
         std::erase(leaving_, &extent);
-        engine_.begin(std::move(batch));
+        engine_.eviction_->begin(std::move(batch));
         pool_.agent()->parked(extent, lock);
         return true;
       case ExtentState::kRemote: {
-        engine_.begin(std::move(batch));
+        engine_.eviction_->begin(std::move(batch));
         if (engine_.remote_->startReceive(extent, true, lock))
           return true;  // it may have released the mutex
         noChunkToLeave(extent);
@@ -117,13 +118,13 @@ bool GivingAway::step(Lock& lock) {
       }
       case ExtentState::kLost:
         std::erase(leaving_, &extent);
-        engine_.begin(std::move(batch));
+        engine_.eviction_->begin(std::move(batch));
         pool_.away->lost(extent);
         return true;
       case ExtentState::kVram:
       case ExtentState::kInPlace:  // a pass has spared it, or it was pinned
         if (!may_begin || extent.region->isPinned(extent)) break;
-        engine_.beginRetiring(extent);
+        engine_.eviction_->beginRetiring(extent);
         [[fallthrough]];
       case ExtentState::kRetiring:
         if (!may_begin || inBatch(&extent)) break;
@@ -141,7 +142,7 @@ bool GivingAway::step(Lock& lock) {
         break;
     }
   }
-  return engine_.begin(std::move(batch));
+  return engine_.eviction_->begin(std::move(batch));
 }
 
 // The context is lost, and with it what the extent held in VRAM: whoever waits for it gets what its
@@ -151,7 +152,7 @@ void GivingAway::abandonBytes(Extent& extent) {
                  "device %d: managed memory was in VRAM when its context was lost: the CPU finds "
                  "there what it held when it came to VRAM",
                  engine_.device_);
-  if (extent.state == ExtentState::kRetiring) engine_.cancelRetiring(extent);
+  if (extent.state == ExtentState::kRetiring) engine_.eviction_->cancelRetiring(extent);
   if (extent.vram != nullptr) chunks_.giveVram(extent.vram);
   extent.vram = nullptr;
   extent.hash_valid = false;
@@ -167,7 +168,7 @@ void GivingAway::leaveUnseen(Batch& batch, Lock& lock) {
     Extent& extent = *victim;
     extent.hash_valid = false;
     if (engine_.life_.broken) {  // step() knows what to do then
-      engine_.cancelRetiring(extent);
+      engine_.eviction_->cancelRetiring(extent);
       continue;
     }
     engine_.ahead_->noteUsed(extent, false);
@@ -178,7 +179,7 @@ void GivingAway::leaveUnseen(Batch& batch, Lock& lock) {
       engine_.setState(extent, ExtentState::kVram);
       continue;
     }
-    const CUresult result = engine_.unmap(extent, lock);
+    const CUresult result = engine_.eviction_->unmap(extent, lock);
     if (result != CUDA_SUCCESS) {
       if (extent.vram != nullptr) engine_.flight_.left(extent);
       engine_.setState(extent, extent.vram != nullptr ? ExtentState::kVram : ExtentState::kInPlace);
@@ -191,7 +192,7 @@ void GivingAway::leaveUnseen(Batch& batch, Lock& lock) {
       leaveVram(extent);
       engine_.setState(extent, ExtentState::kParked);
     } else {
-      engine_.startWrite(extent, {}, lock);
+      engine_.eviction_->startWrite(extent, {}, lock);
       extent.hash_valid = false;
     }
   }

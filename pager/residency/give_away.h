@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "pager/residency/engine.h"
+#include "pager/residency/eviction.h"
 
 namespace olpager::pager {
 
@@ -47,14 +48,14 @@ class GivingAway {
   /// none.
   void noChunkToLeave(Extent& extent);
   /// The victims of a batch that goes to another agent are quiet. Releases the mutex.
-  void leaveUnseen(Engine::Batch& batch, Lock& lock);
+  void leaveUnseen(VictimBatch& batch, Lock& lock);
   /// The extent's host chunk has its bytes from now on, and its VRAM is free.
   void leaveVram(Extent& extent);
   /// False: there is no host chunk that the GPU can map, now. Releases the mutex.
   bool toMappableChunk(Extent& extent, Lock& lock);
 
  private:
-  using Batch = Engine::Batch;
+  using Batch = VictimBatch;
   void abandonBytes(Extent& extent);
   bool parkEmpty(Extent& extent, Lock& lock);
   bool isUnwritten(const Extent& extent) const;

@@ -8,6 +8,7 @@
 #include "pager/clock.h"
 #include "pager/pool_state.h"
 #include "pager/residency/arena_streaming.h"
+#include "pager/residency/eviction.h"
 #include "pager/residency/host_copies.h"
 #include "pager/residency/sparse_use.h"
 
@@ -30,7 +31,7 @@ bool Prefetcher::bringHome(Lock& lock) {
     for (auto& extent : region->extents) {
       if (extent->bytes() > chunks_.vramAvailable()) continue;
       if (extent->state == ExtentState::kInPlace && region->wanted == 0)
-        return engine_.promote({extent.get()});
+        return engine_.eviction_->promote({extent.get()});
       if (extent->state == ExtentState::kParked)
         return engine_.startFetch(*extent, Engine::Fetch::kDemand, lock);
     }
@@ -76,7 +77,7 @@ bool Prefetcher::bringArrivals(Lock& lock) {
     pool_.away->keepArrivals([](Extent&) { return false; });  // launches ask for them
     return false;
   }
-  return !to_scan.empty() && engine_.scanHostWritten(to_scan, false);
+  return !to_scan.empty() && engine_.eviction_->scanHostWritten(to_scan, false);
 }
 
 // Fills free VRAM with memory that is used in place. Such memory found no room when it came. There
@@ -87,7 +88,7 @@ bool Prefetcher::fillFreeVram() {
   if (engine_.life_.broken || valueOf(engine_.figures_->in_place_bytes) == 0 ||
       !engine_.wants_.empty() || engine_.wants_.short_bytes > 0 || engine_.debts_.surplus > 0 ||
       !engine_.debts_.reliefs.empty() || engine_.flight_.freesSoon() > 0 ||
-      !engine_.out_.batches.empty() || nowNs() < filled_ns_ + kEachNs)
+      !engine_.eviction_->batches().empty() || nowNs() < filled_ns_ + kEachNs)
     return false;
   filled_ns_ = nowNs();
   const uint64_t window = windowBytes();
@@ -106,7 +107,7 @@ bool Prefetcher::fillFreeVram() {
       coming.push_back(extent.get());
     }
   }
-  return !coming.empty() && engine_.promote(coming, true);
+  return !coming.empty() && engine_.eviction_->promote(coming, true);
 }
 
 uint64_t Prefetcher::windowBytes() const {
@@ -179,11 +180,11 @@ bool Prefetcher::promoteAhead(const std::vector<Upcoming>& upcoming, uint64_t* r
       } else if (planner_.known()) {
         *room_for = std::min(*room_for, next.distance);
         if (extent->bytes() > coming)
-          progress |= engine_.retire(extent->bytes() - coming, next.distance, false);
+          progress |= engine_.eviction_->retire(extent->bytes() - coming, next.distance, false);
       }
     }
   }
-  return engine_.promote(leaving) || progress;
+  return engine_.eviction_->promote(leaving) || progress;
 }
 
 // Brings parked memory to VRAM, the window's bytes ahead of launches.
@@ -191,7 +192,7 @@ bool Prefetcher::fetchAhead(const std::vector<Upcoming>& upcoming, uint64_t room
                             uint64_t window, Lock& lock) {
   std::vector<Extent*> leaving;
   bool progress = false;
-  uint64_t promoting = engine_.promotingBytes();
+  uint64_t promoting = engine_.eviction_->promotingBytes();
   for (const Upcoming& next : upcoming) {
     if (next.region->dead || next.region->isStreamed()) continue;
     if (!next.piece() && next.region->unusable == 0) continue;  // nothing of it is parked or leaves
@@ -203,7 +204,7 @@ bool Prefetcher::fetchAhead(const std::vector<Upcoming>& upcoming, uint64_t room
       if (extent.leaving) continue;  // somebody waits for it at another agent
       if (extent.state == ExtentState::kRetiring && extent.vram != nullptr) {
         if (next.distance > room_for) continue;  // it goes for what is used before it
-        engine_.cancelRetiring(extent);
+        engine_.eviction_->cancelRetiring(extent);
         progress = true;
         continue;
       }
@@ -217,11 +218,12 @@ bool Prefetcher::fetchAhead(const std::vector<Upcoming>& upcoming, uint64_t room
                             extent.wanted == 0 && !next.region->isPinned(extent);
       if ((extent.state != ExtentState::kParked && !in_place) || extent.in_host) continue;
       const uint64_t ahead = ahead_bytes_ + promoting;
-      if (ahead + extent.bytes() > window && ahead > 0) return engine_.promote(leaving) || progress;
+      if (ahead + extent.bytes() > window && ahead > 0)
+        return engine_.eviction_->promote(leaving) || progress;
       if (engine_.flight_.fetching_bytes >
           Engine::kInFlightBytes) {  // a demand would wait behind all that is queued
         again_ = true;
-        return engine_.promote(leaving) || progress;
+        return engine_.eviction_->promote(leaving) || progress;
       }
       if (in_place && chunks_.vramAvailable() >= promoting + extent.bytes()) {
         // Unmapped once no launch uses it, then fetched at once (evict).
@@ -250,18 +252,18 @@ bool Prefetcher::fetchAhead(const std::vector<Upcoming>& upcoming, uint64_t room
           engine_.flight_.freesWithin(extent.order, 10 * pool_.options.waits.chunk_ns);
       const bool leaves =
           (coming < short_of || (!of_its_size && coming < window / 4)) &&
-          engine_.retire(std::max(short_of - std::min(short_of, coming), window / 4), next.distance,
-                         false);
+          engine_.eviction_->retire(std::max(short_of - std::min(short_of, coming), window / 4),
+                                    next.distance, false);
       progress |= leaves;
       if (!of_its_size && !leaves && start()) {
         if (next.region->dead) return true;
         continue;
       }
       again_ = engine_.flight_.freesSoon() > 0;
-      return engine_.promote(leaving) || progress;
+      return engine_.eviction_->promote(leaving) || progress;
     }
   }
-  return engine_.promote(leaving) || progress;
+  return engine_.eviction_->promote(leaving) || progress;
 }
 
 // Looks at the round that the learned order foretells, and lets the planner decide on it.

@@ -6,6 +6,7 @@
 #include "pager/clock.h"
 #include "pager/pool_state.h"
 #include "pager/residency/direct_moves.h"
+#include "pager/residency/eviction.h"
 #include "pager/residency/host_copies.h"
 #include "pager/residency/prefetcher.h"
 
@@ -274,7 +275,7 @@ bool RemoteMoves::demote() {
     coming += extent.bytes();
     progress = true;
   }
-  return engine_.promote(leaving) || progress;
+  return engine_.eviction_->promote(leaving) || progress;
 }
 
 }  // namespace olpager::pager

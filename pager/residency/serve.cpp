@@ -6,6 +6,7 @@
 #include "pager/pool_state.h"
 #include "pager/residency/arena_streaming.h"
 #include "pager/residency/direct_moves.h"
+#include "pager/residency/eviction.h"
 #include "pager/residency/in_place.h"
 #include "pager/residency/remote_moves.h"
 
@@ -69,7 +70,7 @@ void Engine::take(WantStep step, Extent& extent, Want& want, Serving& found, Loc
       [[fallthrough]];
     case WantStep::kTakeBack:
       if (extent.vram != nullptr && found.times.vram_owed) surplusCameBack(found.times.now_ns);
-      cancelRetiring(extent);
+      eviction_->cancelRetiring(extent);
       found.moved = true;
       break;
     case WantStep::kHurry:
@@ -138,7 +139,7 @@ void Engine::serveScans(Want& want, Serving& found) {
     pool_.changed.notify_all();
   }
   found.in_flight = true;
-  if (!scanHostWritten(want.to_scan, roots)) return;
+  if (!eviction_->scanHostWritten(want.to_scan, roots)) return;
   found.moved = true;
   want.scan_since_ns = now;
 }
@@ -149,7 +150,7 @@ bool Engine::makeRoomFor(Want& want, const Serving& found) {
   bool progress = false;
   // Who could go on at once waits longer for what is on its way already.
   const bool coming_soon =
-      want.fetch && (flight_.freesSoon() > 0 || !out_.batches.empty() || isCopyingAhead());
+      want.fetch && (flight_.freesSoon() > 0 || !eviction_->batches().empty() || isCopyingAhead());
   const uint64_t patience = (coming_soon ? 5 : 1) * pool_.options.waits.in_place_ns;
   if (found.lingering && now - want.since_ns > patience) {
     want.in_place = true;
@@ -159,10 +160,11 @@ bool Engine::makeRoomFor(Want& want, const Serving& found) {
   if (found.missing == 0) return progress;
   if (found.missing > chunks_.vramAvailable() && arenas_->giveStagedUp(found.missing)) return true;
   const uint64_t coming = chunks_.vramAvailable() + flight_.freesSoon();
-  if (found.missing > coming && retire(found.missing - coming, 0, true)) return true;
+  if (found.missing > coming && eviction_->retire(found.missing - coming, 0, true)) return true;
   // Host memory comes free when memservers have what is being sent.
-  const bool hopeless = !found.in_flight && flight_.freesSoon() == 0 && out_.batches.empty() &&
-                        !hasNoPlace() && pool_.lower.under_way.empty();
+  const bool hopeless = !found.in_flight && flight_.freesSoon() == 0 &&
+                        eviction_->batches().empty() && !eviction_->hasNoPlace() &&
+                        pool_.lower.under_way.empty();
   // Who needs VRAM waits for kernels that have it, as long as there are some.
   const uint64_t longest = want.in_vram && !hopeless ? kRefusedAfterNs : patience;
   if (!want.in_place &&
@@ -173,7 +175,7 @@ bool Engine::makeRoomFor(Want& want, const Serving& found) {
   }
   // Neither VRAM nor host memory in place: the launch is refused before it starts, but not while
   // pages leave. That all is full does not last where other executors take pages.
-  const bool stays_full = (hopeless || allIsFull()) && pool_.away == nullptr;
+  const bool stays_full = (hopeless || eviction_->allIsFull()) && pool_.away == nullptr;
   const uint64_t until_failed = stays_full ? pool_.options.waits.all_full_ns : kRefusedAfterNs;
   const uint64_t since = std::min(now, std::max(want.since_ns, want.room_ns));
   if (want.in_place && (life_.broken || (!found.moved && now - since > until_failed))) {
@@ -198,7 +200,7 @@ bool Engine::serve(size_t index, Want& want, uint64_t now, Lock& lock) {
     Extent& extent = *want.extents[i];
     found.times = {now, debts_.surplus > 0, debts_.patience.ns, pauses_.promoted.from_ns,
                    chunks_.vramAvailable()};
-    const bool in_pass = extent.state == ExtentState::kRetiring && inPass(extent);
+    const bool in_pass = extent.state == ExtentState::kRetiring && eviction_->inPass(extent);
     WantStep step = stepFor(want, extent, found.times, in_pass);
     // An older launch is about to have all that it needs, and would take it back.
     if (step == WantStep::kLeavePlace && !want.in_vram && wants_.isForOlder(index, extent))
@@ -213,7 +215,7 @@ bool Engine::serve(size_t index, Want& want, uint64_t now, Lock& lock) {
                             [](const Extent* extent) { return !extent->region->isStreamed(); });
   const std::vector<Extent*> named(streamed, found.leaving.end());
   found.leaving.erase(streamed, found.leaving.end());
-  if (promote(found.leaving)) found.moved = true;
+  if (eviction_->promote(found.leaving)) found.moved = true;
   if (arenas_->remapFor(named, lock)) found.moved = true;
   if (!wants_.has(index, &want)) return true;
   if (!found.moved && !arenas_->isSwapping() && !named.empty() && arenas_->hasNoneStaged())

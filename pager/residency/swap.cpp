@@ -21,6 +21,7 @@
 #include "pager/clock.h"
 #include "pager/pool_state.h"
 #include "pager/residency/arena_streaming.h"
+#include "pager/residency/eviction.h"
 #include "pager/residency/in_place.h"
 
 namespace olpager::pager {
@@ -52,14 +53,14 @@ void ArenaStreaming::swapAgainAfter(Region& region, bool useful) {
 bool ArenaStreaming::swapArenas() {
   if (swapping_ != nullptr) {
     const auto batch =
-        std::find_if(engine_.out_.batches.begin(), engine_.out_.batches.end(),
+        std::find_if(engine_.eviction_->batches().begin(), engine_.eviction_->batches().end(),
                      [this](const auto& entry) { return entry->scan.parts_of == swapping_; });
-    if (batch != engine_.out_.batches.end()) {
-      if ((*batch)->stage == Batch::Stage::kPass || nowNs() < swap_until_ns_) return false;
+    if (batch != engine_.eviction_->batches().end()) {
+      if ((*batch)->stage == VictimBatch::Stage::kPass || nowNs() < swap_until_ns_) return false;
       for (Extent* victim : std::vector<Extent*>((*batch)->victims)) {
         if (victim == nullptr || victim->state != ExtentState::kRetiring) continue;
         victim->in_host = victim->vram == nullptr && !(*batch)->remaps;
-        engine_.cancelRetiring(*victim);
+        engine_.eviction_->cancelRetiring(*victim);
       }
       (*batch)->scan.parts_of = nullptr;
       swapAgainAfter(*swapping_, false);
@@ -72,7 +73,7 @@ bool ArenaStreaming::swapArenas() {
   // What launches wait for stays as it is.
   if (asked_.empty() || engine_.life_.broken || !engine_.wants_.empty() ||
       !engine_.debts_.reliefs.empty() || engine_.debts_.surplus > 0 ||
-      engine_.wants_.short_bytes > 0 || engine_.out_.batches.size() >= PassKernels::kPasses)
+      engine_.wants_.short_bytes > 0 || engine_.eviction_->batches().size() >= PassKernels::kPasses)
     return false;
   Region& region = *asked_.back();
   asked_.pop_back();
@@ -131,7 +132,7 @@ bool ArenaStreaming::beginSwap(Region& region) {
     take(part.extent);
   }
   if (bytes == 0) return false;
-  for (Extent* extent : batch->victims) engine_.beginRetiring(*extent);
+  for (Extent* extent : batch->victims) engine_.eviction_->beginRetiring(*extent);
   batch->scan.parts_of = swapping_ = &region;
   region.swapping = true;
   swap_until_ns_ = nowNs() + kQuietNs;
@@ -139,7 +140,7 @@ bool ArenaStreaming::beginSwap(Region& region) {
   base::logDebug(
       "device %d: %llu MiB of an arena of %llu MiB come to VRAM for parts that are used less",
       engine_.device_, static_cast<unsigned long long>(bytes >> 20), 2ULL * region.pages);
-  return engine_.begin(std::move(batch));
+  return engine_.eviction_->begin(std::move(batch));
 }
 
 }  // namespace olpager::pager
