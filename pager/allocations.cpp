@@ -15,6 +15,7 @@
 #include "pager/pool_state.h"
 #include "pager/residency/arena_streaming.h"
 #include "pager/residency/eviction.h"
+#include "pager/residency/fetches.h"
 #include "pager/residency/remote_moves.h"
 
 namespace olpager::pager {
@@ -415,7 +416,7 @@ CUresult Allocations::allocateOne(CUcontext context, CUdevice device, uint64_t b
         fresh.swap(state.book.small.made);
         for (Region* region : fresh)
           region->slot_bytes = static_cast<uint32_t>(space::SlabAllocator::slotBytes(bytes));
-        for (Region* region : fresh) engine->mapNew(*region, lock);
+        for (Region* region : fresh) engine->fetching().mapNew(*region, lock);
         for (Region* region : fresh) publish(state, *region);
         if (!fresh.empty()) state.changed.notify_all();
         // Another thread may be mapping the slab still.
@@ -439,7 +440,7 @@ CUresult Allocations::allocateOne(CUcontext context, CUdevice device, uint64_t b
       } else if (region != nullptr) {
         // Mapped before anybody can name it; what finds no room stays empty and is mapped at its
         // first use.
-        engine->mapNew(*region, lock);
+        engine->fetching().mapNew(*region, lock);
         publish(state, *region);
         address = region->base;
       }

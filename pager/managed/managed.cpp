@@ -13,6 +13,7 @@
 #include "pager/clock.h"
 #include "pager/counters/counters.h"
 #include "pager/pool_state.h"
+#include "pager/residency/fetches.h"
 
 namespace olpager::pager {
 
@@ -116,7 +117,7 @@ Status Managed::add(Region& region, std::shared_ptr<Frames> frames, Lock& lock) 
   for (auto& extent : region.extents) extent->host = region.managed->placeOf(*extent);
   PoolAgent::add(region);
   exchange_.allocate(region.managed->first, pages);
-  region.engine->expectPages(pages);
+  region.engine->fetching().expectPages(pages);
   pager::add(counters().managed_allocations);
   pager::add(counters().managed_bytes, region.requested_bytes);
   ManagedRegion& added = *region.managed;
@@ -138,7 +139,7 @@ void Managed::drop(Region& region, Lock& lock) {
     if (managed.released < pages) state_.changed.wait_for(lock, std::chrono::milliseconds(1));
   }
   if (state_.stopped) return;
-  region.engine->expectNot(pages);
+  region.engine->fetching().expectNot(pages);
   subtract(counters().managed_allocations, 1);
   subtract(counters().managed_bytes, region.requested_bytes);
   lock.unlock();

@@ -6,6 +6,7 @@
 #include "pager/clock.h"
 #include "pager/pool_state.h"
 #include "pager/residency/eviction.h"
+#include "pager/residency/fetches.h"
 #include "pager/residency/host_copies.h"
 #include "pager/residency/in_place.h"
 #include "pager/residency/prefetcher.h"
@@ -112,7 +113,7 @@ bool ArenaStreaming::stage(Extent& extent, Lock& lock) {
   if (!chunks_.hasVram(extent.order) || nowNs() < engine_.pauses_.refused_until_ns) return false;
   Region& region = *extent.region;
   ++region.wanted;  // it is not freed meanwhile
-  VramChunk* const chunk = engine_.takeVram(extent, lock);
+  VramChunk* const chunk = engine_.fetching_->takeVram(extent, lock);
   const CUevent event = chunk != nullptr ? engine_.takeEvent(lock) : nullptr;
   --region.wanted;
   if (chunk == nullptr) return false;
@@ -144,7 +145,7 @@ bool ArenaStreaming::copyAhead(const std::vector<Staged>& begun, Lock& lock) {
   });
   --region.wanted;
   if (result != CUDA_SUCCESS) {
-    engine_.refused("copy", result);
+    engine_.fetching_->refused("copy", result);
     dropStaged([&](const Extent& extent) {
       return std::any_of(begun.begin(), begun.end(),
                          [&](const Staged& staged) { return staged.extent == &extent; });
@@ -462,7 +463,7 @@ bool ArenaStreaming::copyNow(std::span<const Move> moves, bool down, Lock& lock)
         const CUresult ended = driver.cuStreamSynchronize(stream);
         return queued == CUDA_SUCCESS ? ended : queued;
       });
-  if (result != CUDA_SUCCESS) engine_.refused("copy", result);
+  if (result != CUDA_SUCCESS) engine_.fetching_->refused("copy", result);
   for (const Move& move : moves)
     add(down ? engine_.figures_->bytes_out : engine_.figures_->bytes_in, move.extent->bytes());
   return result == CUDA_SUCCESS;
@@ -509,7 +510,7 @@ void ArenaStreaming::finishRemap(Batch& batch, std::span<const ContentHash> hash
   leaves.insert(leaves.end(), changed.begin(), changed.end());
   leaveForPlace(leaves, lock);
   std::erase_if(comes, [&](Move& move) {
-    move.chunk = engine_.life_.broken ? nullptr : engine_.takeVram(*move.extent, lock);
+    move.chunk = engine_.life_.broken ? nullptr : engine_.fetching_->takeVram(*move.extent, lock);
     if (move.chunk == nullptr) engine_.setState(*move.extent, ExtentState::kInPlace);
     return move.chunk == nullptr;
   });
@@ -559,7 +560,7 @@ bool ArenaStreaming::remap(std::vector<Move>& moves, Lock& lock) {
   if (moves.empty()) return true;
   const CUresult result = engine_.outside(TraceStep::kMap, moves.front().extent, lock,
                                           [&] { return changeMappings(moves); });
-  if (result != CUDA_SUCCESS) engine_.refused("map", result);
+  if (result != CUDA_SUCCESS) engine_.fetching_->refused("map", result);
   return result == CUDA_SUCCESS;
 }
 

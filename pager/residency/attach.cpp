@@ -4,6 +4,7 @@
 #include "pager/pool_state.h"
 #include "pager/residency/arena_streaming.h"
 #include "pager/residency/eviction.h"
+#include "pager/residency/fetches.h"
 #include "pager/residency/give_away.h"
 #include "pager/residency/host_copies.h"
 #include "pager/residency/prefetcher.h"
@@ -56,7 +57,8 @@ void Engine::adopt(VmmHandle& handle) {
 void Engine::attach(Extent& extent, Lock& lock) {
   if (extent.vram != nullptr) {
     setState(extent, ExtentState::kMoving);
-    if (const CUresult result = mapVram(extent, *extent.vram, lock); result != CUDA_SUCCESS)
+    if (const CUresult result = fetching_->mapVram(extent, *extent.vram, lock);
+        result != CUDA_SUCCESS)
       lost(result);
     setState(extent, ExtentState::kVram);
   } else if (extent.host != nullptr && extent.host_valid) {
@@ -65,7 +67,7 @@ void Engine::attach(Extent& extent, Lock& lock) {
     setState(extent, extent.rests);
   } else {
     setState(extent, ExtentState::kEmpty);
-    mapEmpty(extent, lock);
+    fetching_->mapEmpty(extent, lock);
   }
 }
 
@@ -130,7 +132,7 @@ CUresult Engine::protect(const std::vector<Extent*>& extents, Lock& lock) {
     const uint64_t bytes = extent->bytes();
     const bool read_only = extent->read_only;
     lock.unlock();
-    result = chunks_.protectAt(address, bytes, read_only, sharersOf(*extent));
+    result = chunks_.protectAt(address, bytes, read_only, fetching_->sharersOf(*extent));
     lock.lock();
     if (!extent->mapped()) result = CUDA_SUCCESS;
   }

@@ -8,6 +8,7 @@
 #include "pager/pool_state.h"
 #include "pager/residency/engine.h"
 #include "pager/residency/eviction.h"
+#include "pager/residency/fetches.h"
 #include "pager/residency/host_copies.h"
 #include "pager/residency/prefetcher.h"
 #include "pager/residency/remote_moves.h"
@@ -142,8 +143,9 @@ bool DirectMoves::takeBack(Lock& lock) {
 
 bool DirectMoves::mapBack(Extent& extent, Lock& lock) {
   if (nowNs() < map_back_ns_) return false;
-  if (const CUresult result = engine_.mapVram(extent, *extent.vram, lock); result != CUDA_SUCCESS) {
-    engine_.refused("map", result);
+  if (const CUresult result = engine_.fetching_->mapVram(extent, *extent.vram, lock);
+      result != CUDA_SUCCESS) {
+    engine_.fetching_->refused("map", result);
     map_back_ns_ = nowNs() + Engine::kRefusalPauseNs;
     return false;
   }
@@ -166,7 +168,7 @@ bool DirectMoves::writeDown(Extent& extent, Lock& lock) {
 bool DirectMoves::receive(Extent& extent, Lock& lock) {
   if (!may(extent) || !chunks_.hasVram(extent.order)) return false;
   engine_.setState(extent, ExtentState::kMoving);  // the mutex may be released for a chunk
-  VramChunk* const chunk = engine_.takeVram(extent, lock);
+  VramChunk* const chunk = engine_.fetching_->takeVram(extent, lock);
   if (chunk == nullptr || !chunk->direct || extent.region->dead || engine_.life_.broken) {
     if (chunk != nullptr) chunks_.giveVram(chunk);
     engine_.setState(extent, ExtentState::kRemote);
@@ -292,8 +294,7 @@ void DirectMoves::received(Extent& extent, const LowerTier::Finished& finished) 
   if (finished.outcome == LowerTier::Outcome::kDone) {
     add(engine_.figures_->remote_in, extent.bytes());
     engine_.setState(extent, ExtentState::kFetching);
-    engine_.mapper_.arrivals.push_back(&extent);
-    engine_.mapper_.wake.notify_one();
+    engine_.fetching_->handToMapper(extent);
     return;
   }
   if (extent.vram != nullptr) chunks_.giveVram(extent.vram);

@@ -13,6 +13,7 @@
 #include "pager/pool_state.h"
 #include "pager/residency/direct_moves.h"
 #include "pager/residency/eviction.h"
+#include "pager/residency/fetches.h"
 #include "pager/residency/give_away.h"
 #include "pager/residency/host_copies.h"
 #include "pager/residency/in_place.h"
@@ -97,6 +98,7 @@ Engine::Engine(PoolState& pool, CUdevice device, CUcontext context)
       scanner_(pool, *this, kernels_),
       arenas_(std::make_unique<ArenaStreaming>(*this)),
       eviction_(std::make_unique<Eviction>(*this)),
+      fetching_(std::make_unique<Fetching>(*this)),
       leaving_(std::make_unique<GivingAway>(*this)),
       host_(std::make_unique<HostCopies>(*this)),
       remote_(std::make_unique<RemoteMoves>(*this)),
@@ -185,7 +187,8 @@ bool Engine::startThreads() {
     return false;
   }
   try {
-    mapper_.thread = base::ownThread([this] { guarded([this] { runMapper(); }, true); });
+    fetching_->mapper =
+        base::ownThread([this] { guarded([this] { fetching_->runMapper(); }, true); });
   } catch (const std::exception& error) {
     base::logWarn("device %d: no thread that maps pages: %s", device_, error.what());
   }
@@ -218,7 +221,8 @@ bool Engine::moveTo(CUcontext context, Lock& lock) {
   wake();
   // What comes from memservers or goes there is between them and host memory, which stays: it ends
   // meanwhile or later.
-  while (!flight_.none() || isCopyingAhead() || !mapper_.none() || !eviction_->batches().empty()) {
+  while (!flight_.none() || isCopyingAhead() || !fetching_->mapperIsIdle() ||
+         !eviction_->batches().empty()) {
     if (pool_.stopped) return false;  // nobody ends them any more
     pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
   }
@@ -248,12 +252,12 @@ void Engine::stop() noexcept {
   life_.stop = true;
   life_.wake.notify_all();
   host_->wakeMaker();
-  mapper_.wake.notify_all();
+  fetching_->wakeMapper();
   // The process's end may come beside a context's: threads are joined once, and who comes second
   // waits for that.
   while (life_.stopping) pool_.changed.wait_for(lock, std::chrono::milliseconds(1));
   life_.stopping = true;
-  std::thread thread = std::move(life_.thread), mapper = std::move(mapper_.thread);
+  std::thread thread = std::move(life_.thread), mapper = std::move(fetching_->mapper);
   std::thread maker = std::move(host_->maker);
   lock.unlock();
   if (thread.joinable()) thread.join();
@@ -270,7 +274,7 @@ void Engine::stop() noexcept {
 void Engine::abandon() noexcept {
   // The threads exist in the parent only.
   if (life_.thread.joinable()) life_.thread.detach();
-  if (mapper_.thread.joinable()) mapper_.thread.detach();
+  if (fetching_->mapper.joinable()) fetching_->mapper.detach();
   if (host_->maker.joinable()) host_->maker.detach();
 }
 
@@ -393,7 +397,7 @@ void Engine::lost(CUresult result) {
 bool Engine::isCopyingAhead() const { return arenas_->isCopying(); }
 
 Limit Engine::sleepsFor() const {
-  if (!mapper_.none()) return Limit::kMapping;
+  if (!fetching_->mapperIsIdle()) return Limit::kMapping;
   if (!pool_.lower.under_way.empty()) return Limit::kMemservers;
   if (!flight_.writing.empty() || !flight_.packing.empty()) return Limit::kLinkOut;
   for (const auto& batch : eviction_->batches())
@@ -469,13 +473,13 @@ void Engine::run() {
     }
     if (chunks_.restoreBudget()) ahead_->lookAgain();
     stockEvents(lock);
-    bool progress = std::exchange(mapper_.news, false);
+    bool progress = fetching_->takeNews();
     progress |= RemoteMoves::finishRemote(pool_);
     if (direct_ != nullptr) progress |= direct_->step(lock);
-    progress |= finishFetches(lock);
+    progress |= fetching_->finishFetches(lock);
     progress |= arenas_->pollStaged(lock);
-    progress |= finishLate(lock);
-    progress |= finishPacking(lock);
+    progress |= fetching_->finishLate(lock);
+    progress |= fetching_->finishPacking(lock);
     progress |= eviction_->finishWrites(lock);
     if (life_.pausing) eviction_->cancelBatches();
     progress |= eviction_->advanceBatches(lock);
@@ -495,7 +499,7 @@ void Engine::run() {
       progress |= arenas_->stageAhead(lock);
       progress |= remote_->prefetchRemote(lock);
       progress |= remote_->demote();
-      if (!progress) progress = makeChunkAhead(lock);
+      if (!progress) progress = fetching_->makeChunkAhead(lock);
     }
     lookAtGpu(lock);
     // The mutex is not fair: a launch that has all it needs must get it too.
@@ -508,7 +512,7 @@ void Engine::run() {
     account(Limit::kThread);
     const Limit sleeps_for = sleepsFor();
     const bool gpu_busy = progress || !flight_.none() || isCopyingAhead() ||
-                          (!mapper_.none() && !pool_.stopped) || mapper_.news ||
+                          (!fetching_->mapperIsIdle() && !pool_.stopped) || fetching_->hasNews() ||
                           !eviction_->batches().empty() || !debts_.reliefs.empty();
     if (leaving_->any() && now - waited_from < kOwedNs && !life_.broken) {
       // The CPU waits at a page. To go to sleep and be woken takes as long as it does.

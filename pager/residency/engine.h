@@ -2,29 +2,33 @@
 // those whose next use is farthest, and serves launches that wait. Several extents are in flight at
 // once: the copy engines never wait for a driver call or a hash of another extent.
 //
-// Pipelines, each a queue that the engine's thread advances (Engine::run in engine.cpp):
-//   in      kParked -> take chunk -> HtoD on `streams_.in` -> event -> mapped by a    fetches.cpp
+// Each pipeline is an object of its own, which owns its queues and which the engine's thread
+// advances (Engine::run in engine.cpp):
+//
+//   in      kParked -> take chunk -> HtoD on `streams_.in` -> event -> mapped by a       fetches.h
 //           thread of its own -> kVram
-//   out     kVram -> kRetiring: grace period, launches in flight, hash and scan       eviction.cpp
+//   out     kVram -> kRetiring: grace period, launches in flight, hash and scan         eviction.h
 //           -> unmap -> equal to the lower copy: kParked, chunk free; else DtoH on
 //           `streams_.out` -> event -> kParked
-//   want    a launch that waits (Want) is served before any prefetch; what can't      serve.cpp
+//   want    a launch that waits (Want) is served before any prefetch; what can't         serve.cpp
 //           come in time is mapped in place
-//   ahead   what the learned order expects next                                       prefetch.cpp
-//   lower   host RAM <-> the tier below it                                          lower_moves.cpp
+//   ahead   what the learned order expects next                                       prefetcher.h
+//   host    host chunks of extents, and copies that give way                         host_copies.h
+//   lower   host RAM <-> the tier below it                                          remote_moves.h
 //   direct  VRAM <-> the tier below host RAM                                        direct_moves.h
-//   arenas  parts of one change place while no launch reaches it             arena_streaming.cpp
-//   away    what another agent wants                                                give_away.cpp
-// Who decides: the eviction order eviction_order.cpp, what stays planner.cpp, a want's next step
-// wants.cpp, what is scanned reach/scanner.cpp.
+//   arenas  parts of one change place while no launch reaches it                 arena_streaming.h
+//   away    what another agent wants                                                   give_away.h
+//   sparse  memory of which launches touch little                                     sparse_use.h
+//
+// The engine holds the state that pipelines share: states of extents (setState), events, streams,
+// copies in flight, launches that wait, debts, the account of bytes. A pipeline sees another one by
+// its public functions alone. Decisions are apart: victims eviction_order.cpp, residents
+// planner.cpp, a want's next step wants.cpp, scans reach/scanner.cpp.
 //
 // Locks: everything runs under PoolState::mutex, which is released around driver calls; claimed
 // extents are in a transitional state meanwhile. Only the engine's thread retires and fetches. The
-// mapper's has claimed what the engine's hands it (Mapper::arrivals), from then on until the extent
-// is kVram or kParked; other threads map new extents.
-//
-// The class has few members beside its parts; each part is a plain group of what one of the
-// pipelines knows.
+// mapper's has claimed what the engine's hands it (Fetching::handToMapper), from then on until the
+// extent is kVram or kParked; other threads map new extents.
 #pragma once
 
 #include <cuda.h>
@@ -63,6 +67,7 @@ struct VmmHandle;
 class ArenaStreaming;
 class DirectMoves;
 class Eviction;
+class Fetching;
 class GivingAway;
 class HostCopies;
 class Prefetcher;
@@ -90,6 +95,7 @@ class Engine {
   ChunkStore& chunks() { return chunks_; }
   ArenaStreaming& arenas() { return *arenas_; }
   Eviction& eviction() { return *eviction_; }
+  Fetching& fetching() { return *fetching_; }
   GivingAway& leaving() { return *leaving_; }
   HostCopies& host() { return *host_; }
   RemoteMoves& remote() { return *remote_; }
@@ -97,8 +103,6 @@ class Engine {
   SparseUse& sparse() { return *sparse_; }
   const ChunkStore& chunks() const { return chunks_; }
 
-  /// New extents of a region get VRAM where there is room without evicting; the others stay kEmpty.
-  CUresult mapNew(Region& region, Lock& lock);
   /// Unmaps and gives back all that an extent has which is quiet and claimed (kFreeing).
   void dismantle(Extent& extent, Lock& lock);
 
@@ -112,11 +116,6 @@ class Engine {
   void detach(Extent& extent, Lock& lock);
   /// All of the region that is not in exported chunks leaves VRAM, pinned or not. False: not now.
   bool retireForExport(Region& region);
-  /// So many pages will come to VRAM one by one, soon: chunks for them are made while the engine
-  /// has nothing else to do.
-  void expectPages(uint64_t pages);
-  /// The pages are freed, or the driver needs VRAM.
-  void expectNot(uint64_t pages);
   /// Gives every chunk back to the driver. After stop(), with all regions gone, before the context
   /// goes.
   void releaseAll();
@@ -215,6 +214,7 @@ class Engine {
   friend class ArenaStreaming;
   friend class DirectMoves;
   friend class Eviction;
+  friend class Fetching;
   friend class GivingAway;
   friend class HostCopies;
   friend class Prefetcher;
@@ -304,15 +304,6 @@ class Engine {
              checking.empty();
     }
   };
-  /// Extents that have come to VRAM and are to be mapped. The thread has claimed them.
-  struct Mapper {
-    std::thread thread;
-    base::Condition wake;
-    std::deque<Extent*> arrivals;
-    bool busy = false;  // with some that it has taken off the queue
-    bool news = false;  // it has mapped some since the engine's thread looked last
-    bool none() const { return arrivals.empty() && !busy; }
-  };
   struct Pauses {
     unsigned refusals = 0;          // of the driver's (or of a receive), in a row
     uint64_t refused_until_ns = 0;  // a fetch or a receive was refused: none is begun before
@@ -393,28 +384,6 @@ class Engine {
   CUevent takeEvent(Lock& lock);
   bool reached(CUevent event, Lock& lock);
   void pollStreams(Lock& lock);
-  // --- fetches.cpp -------------------------------------------------------------------------------
-  VramChunk* takeVram(const Extent& extent, Lock& lock);
-  std::span<const CUdevice> sharersOf(const Extent& extent) const;
-  CUresult mapVram(const Extent& extent, const VramChunk& chunk, Lock& lock);
-  bool mapEmpty(Extent& extent, Lock& lock);
-  bool mapInPlace(Extent& extent, Lock& lock);
-  bool startFetch(Extent& extent, Fetch why, Lock& lock);
-  bool finishFetches(Lock& lock);
-  bool isAsExpected(const Copy& copy);
-  void runMapper();
-  void mapArrivals(Lock& lock);
-  bool mapTogether(std::span<Extent* const> extents, Lock& lock);
-  void arrived(Extent& extent, bool usable);
-  void arrivedMapped(Extent& extent, Lock& lock);
-  void parkAgain(Extent& extent);
-  bool makeChunkAhead(Lock& lock);
-  bool finishLate(Lock& lock);
-  void refused(const char* what, CUresult result);
-  // --- packing.cpp -------------------------------------------------------------------------------
-  bool startPacking(Extent& extent, Lock& lock);
-  bool finishPacking(Lock& lock);
-  void makeLate(Extent& extent, const Copy& copy);
   // --- serve.cpp ---------------------------------------------------------------------------------
   struct Serving;
   bool serveWants(Lock& lock);
@@ -443,7 +412,6 @@ class Engine {
   Life life_;
   Asked asked_;
   InFlight flight_;
-  Mapper mapper_;
   Wants wants_;
   VramDebts debts_;
   Pauses pauses_;
@@ -451,6 +419,7 @@ class Engine {
   std::unique_ptr<DirectMoves> direct_;  // null: pages go by host memory
   const std::unique_ptr<ArenaStreaming> arenas_;
   const std::unique_ptr<Eviction> eviction_;
+  const std::unique_ptr<Fetching> fetching_;
   const std::unique_ptr<GivingAway> leaving_;
   const std::unique_ptr<HostCopies> host_;
   const std::unique_ptr<RemoteMoves> remote_;

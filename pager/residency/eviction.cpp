@@ -10,6 +10,7 @@
 #include "pager/pool_state.h"
 #include "pager/residency/arena_streaming.h"
 #include "pager/residency/direct_moves.h"
+#include "pager/residency/fetches.h"
 #include "pager/residency/give_away.h"
 #include "pager/residency/host_copies.h"
 #include "pager/residency/in_place.h"
@@ -336,11 +337,11 @@ void Eviction::finishPass(Batch& batch, Lock& lock) {
     if (extent == nullptr) continue;
     // Nobody else would bring what no launch asks for.
     if (batch.fills && extent->state == ExtentState::kParked && extent->region->wanted == 0 &&
-        !engine_.startFetch(*extent, Engine::Fetch::kRoom, lock))
-      engine_.mapInPlace(*extent, lock);
+        !engine_.fetching_->startFetch(*extent, Engine::Fetch::kRoom, lock))
+      engine_.fetching_->mapInPlace(*extent, lock);
     left |= extent->state != ExtentState::kVram;
     // A launch waits: what has come for it is not to wait until all victims have left.
-    while (!engine_.wants_.empty() && engine_.finishFetches(lock)) {
+    while (!engine_.wants_.empty() && engine_.fetching_->finishFetches(lock)) {
     }
   }
   if (unplaced_ != unplaced && !left) {
@@ -375,8 +376,8 @@ void Eviction::leavePlace(Extent& extent, const ContentHash& hash, Lock& lock) {
   engine_.setState(extent, ExtentState::kParked);
   // Ahead of a launch: it is on its way at once, or stays where it was.
   if (extent.region->by_pieces && extent.wanted == 0 &&
-      !engine_.startFetch(extent, Engine::Fetch::kAhead, lock))
-    engine_.mapInPlace(extent, lock);
+      !engine_.fetching_->startFetch(extent, Engine::Fetch::kAhead, lock))
+    engine_.fetching_->mapInPlace(extent, lock);
 }
 
 // The victim is unmapped. Equal to its lower copy it is dropped, else it is written down.
@@ -417,7 +418,8 @@ void Eviction::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     engine_.ahead_->lookAgain();
     return;
   }
-  if (clean && extent.region->shared() == nullptr && engine_.startPacking(extent, lock)) return;
+  if (clean && extent.region->shared() == nullptr && engine_.fetching_->startPacking(extent, lock))
+    return;
   if (clean) {
     engine_.flight_.left(extent);
     if (engine_.debts_.any() || !engine_.packed_.keep(*extent.vram, engine_.unallocated()))
@@ -426,14 +428,14 @@ void Eviction::evict(Extent& extent, const ContentHash& hash, Lock& lock) {
     add(engine_.figures_->evictions_clean);
     engine_.ahead_->lookAgain();
     engine_.setState(extent, ExtentState::kParked);
-    if (extent.region->by_pieces && extent.wanted == 0) engine_.mapInPlace(extent, lock);
+    if (extent.region->by_pieces && extent.wanted == 0) engine_.fetching_->mapInPlace(extent, lock);
     return;
   }
   if (held &&
       !engine_.host_->takeHost(extent, lock)) {  // lost there meanwhile, and no place to go here
     ++unplaced_;
     engine_.flight_.left(extent);
-    if (result = engine_.mapVram(extent, *extent.vram, lock); result != CUDA_SUCCESS)
+    if (result = engine_.fetching_->mapVram(extent, *extent.vram, lock); result != CUDA_SUCCESS)
       engine_.lost(result);
     return engine_.setState(extent, ExtentState::kVram);
   }
@@ -485,14 +487,14 @@ bool Eviction::finishWrites(Lock& lock) {
       !extent.leaving &&
       engine_.debts_.surplus ==
           0) {  // a launch came for it meanwhile, and its VRAM is owed to nobody
-    if (engine_.mapVram(extent, *extent.vram, lock) == CUDA_SUCCESS) {
+    if (engine_.fetching_->mapVram(extent, *extent.vram, lock) == CUDA_SUCCESS) {
       engine_.setState(extent, ExtentState::kVram);
       return true;
     }
   }
   engine_.leaving_->leaveVram(extent);
   engine_.setState(extent, ExtentState::kParked);
-  if (extent.region->by_pieces) engine_.mapInPlace(extent, lock);
+  if (extent.region->by_pieces) engine_.fetching_->mapInPlace(extent, lock);
   return true;
 }
 

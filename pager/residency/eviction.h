@@ -87,7 +87,7 @@ class Eviction {
   void beginRetiring(Extent& extent);
   /// A launch (or a free) takes a victim back. Any thread.
   void cancelRetiring(Extent& extent);
-  /// Whether all that used the victim is over, and the GPU is looking at it.
+  /// All that used the victim is over, and the GPU is looking at it.
   bool inPass(const Extent& victim) const;
   /// Unmaps the extent, which nothing uses. Releases the mutex.
   CUresult unmap(const Extent& extent, Lock& lock);

@@ -1,4 +1,5 @@
-// The way into VRAM, and into place in host memory (engine.h).
+#include "pager/residency/fetches.h"
+
 #include <algorithm>
 #include <array>
 #include <span>
@@ -19,36 +20,33 @@ namespace {
 constexpr uint64_t kRefusalBytes = 16ull << 20;  // of free chunks that the driver then gets back
 }  // namespace
 
-/// The driver refused a call that brings an extent in. Launches that wait get it in place
-/// meanwhile.
-void Engine::refused(const char* what, CUresult result) {
-  if (endsContext(result)) return lost(result);
-  pauses_.refused_until_ns = nowNs() + kRefusalPauseNs;
-  ++pauses_.refusals;
+void Fetching::refused(const char* what, CUresult result) {
+  if (endsContext(result)) return engine_.lost(result);
+  engine_.pauses_.refused_until_ns = nowNs() + Engine::kRefusalPauseNs;
+  ++engine_.pauses_.refusals;
   base::warnOnce(
       "fetch refused",
       "device %d: the driver refused to %s memory in VRAM (CUDA error %d); until it can, launches "
       "use host memory in place",
-      device_, what, static_cast<int>(result));
+      engine_.device_, what, static_cast<int>(result));
 }
 
-/// Other devices whose kernels use the extent unasked. Without the mutex.
-std::span<const CUdevice> Engine::sharersOf(const Extent& extent) const {
+std::span<const CUdevice> Fetching::sharersOf(const Extent& extent) const {
   if (extent.region->managed == nullptr) return {};
   return pool_.managed->devices();
 }
 
 /// Maps a chunk where its extent is. Short of memory, the driver gets free chunks back before the
 /// second try.
-CUresult Engine::mapVram(const Extent& extent, const VramChunk& chunk, Lock& lock) {
+CUresult Fetching::mapVram(const Extent& extent, const VramChunk& chunk, Lock& lock) {
   CUresult result = CUDA_SUCCESS;
   const bool read_only = extent.read_only;
   for (int tries = 0; tries < 2; ++tries) {
-    result = outside(TraceStep::kMap, &extent, lock, [&] {
+    result = engine_.outside(TraceStep::kMap, &extent, lock, [&] {
       return chunks_.mapAt(extent.address, extent.bytes(), chunk.handle, read_only,
                            sharersOf(extent));
     });
-    if (result == CUDA_SUCCESS) pauses_.refusals = 0;
+    if (result == CUDA_SUCCESS) engine_.pauses_.refusals = 0;
     if (result == CUDA_SUCCESS || endsContext(result) ||
         chunks_.releaseFreeVram(kRefusalBytes, lock) == 0)
       break;
@@ -56,71 +54,71 @@ CUresult Engine::mapVram(const Extent& extent, const VramChunk& chunk, Lock& loc
   return result;
 }
 
-CUresult Engine::mapNew(Region& region, Lock& lock) {
-  for (auto& extent : region.extents) host_->lacksChunk(*extent);
-  host_->wakeMaker();
+CUresult Fetching::mapNew(Region& region, Lock& lock) {
+  for (auto& extent : region.extents) engine_.host_->lacksChunk(*extent);
+  engine_.host_->wakeMaker();
   for (auto& extent : region.extents)
     if (!mapEmpty(*extent, lock)) break;
   return CUDA_SUCCESS;
 }
 
 /// What is being exported comes back into chunks of its own.
-VramChunk* Engine::takeVram(const Extent& extent, Lock& lock) {
-  const TracedStep traced = step(TraceStep::kTake, &extent);
+VramChunk* Fetching::takeVram(const Extent& extent, Lock& lock) {
+  const TracedStep traced = engine_.step(TraceStep::kTake, &extent);
   const Region& region = *extent.region;
-  account(Limit::kThread);
+  engine_.account(Limit::kThread);
   VramChunk* const chunk = region.exporting
                                ? chunks_.makeExported(extent.order, region.exports_lent, lock)
                                : chunks_.takeVram(extent.order, lock);
-  account(Limit::kMapping);
+  engine_.account(Limit::kMapping);
   return chunk;
 }
 
-bool Engine::mapEmpty(Extent& extent, Lock& lock) {
+bool Fetching::mapEmpty(Extent& extent, Lock& lock) {
   if (extent.state != ExtentState::kEmpty) return false;
-  setState(extent, ExtentState::kMapping);
+  engine_.setState(extent, ExtentState::kMapping);
   VramChunk* chunk = takeVram(extent, lock);
   if (chunk == nullptr) {
-    setState(extent, ExtentState::kEmpty);
+    engine_.setState(extent, ExtentState::kEmpty);
     return false;
   }
   if (const CUresult result = mapVram(extent, *chunk, lock); result != CUDA_SUCCESS) {
-    if (endsContext(result)) lost(result);
+    if (endsContext(result)) engine_.lost(result);
     chunks_.giveVram(chunk);
-    setState(extent, ExtentState::kEmpty);
+    engine_.setState(extent, ExtentState::kEmpty);
     return false;
   }
   extent.vram = chunk;
-  setState(extent, ExtentState::kVram);
+  engine_.setState(extent, ExtentState::kVram);
   return true;
 }
 
-bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
-  if (extent.state != ExtentState::kParked || extent.leaving || life_.broken ||
-      nowNs() < pauses_.refused_until_ns)
+bool Fetching::startFetch(Extent& extent, Engine::Fetch why, Lock& lock) {
+  if (extent.state != ExtentState::kParked || extent.leaving || engine_.life_.broken ||
+      nowNs() < engine_.pauses_.refused_until_ns)
     return false;
-  setState(extent, ExtentState::kFetching);
+  engine_.setState(extent, ExtentState::kFetching);
   // What it left behind when the CPU got it, and the CPU has only read it.
   ManagedRegion* const managed = extent.region->managed.get();
   VramChunk* chunk = managed != nullptr ? chunks_.takeKept(managed->pageOf(extent).copy) : nullptr;
   const bool kept = chunk != nullptr;
   if (!kept) chunk = takeVram(extent, lock);
   if (chunk == nullptr) {
-    setState(extent, ExtentState::kParked);
+    engine_.setState(extent, ExtentState::kParked);
     return false;
   }
   extent.vram = chunk;
-  const CUevent event = takeEvent(lock);
+  const CUevent event = engine_.takeEvent(lock);
   const HostChunk* image =
-      flight_.late.empty() && packed_.isReady(extent) ? &packed_.imageOf(extent) : nullptr;
+      engine_.flight_.late.empty() && packed_.isReady(extent) ? &packed_.imageOf(extent) : nullptr;
   const bool hashed = image != nullptr ? !packed_.isChecked(extent)
                                        : extent.region->by_pieces && !extent.hash_valid;
-  const int slot = hashed ? kernels_.takeHashSlot() : -1;
+  const int slot = hashed ? engine_.kernels_.takeHashSlot() : -1;
   if (hashed && slot < 0) image = nullptr;
   bool copying = false;
   int hash = slot;
-  account_.copyBegins(flight_.fetching.empty());
-  const CUresult result = outside(TraceStep::kCopyIn, &extent, lock, [&] {
+  engine_.account_.copyBegins(engine_.flight_.fetching.empty());
+  const CUresult result = engine_.outside(TraceStep::kCopyIn, &extent, lock, [&] {
     const DriverApi& driver = pool_.driver;
     CUresult queued = CUDA_SUCCESS;
     if (image != nullptr) {
@@ -131,125 +129,130 @@ bool Engine::startFetch(Extent& extent, Fetch why, Lock& lock) {
       if (kept)
         queued = CUDA_SUCCESS;
       else if (extent.blank)
-        queued = driver.cuMemsetD8Async(chunk->alias, 0, extent.bytes(), streams_.in);
+        queued = driver.cuMemsetD8Async(chunk->alias, 0, extent.bytes(), engine_.streams_.in);
       else
         queued = driver.cuMemcpyHtoDAsync_v2(chunk->alias,
                                              reinterpret_cast<const void*>(extent.host->alias),
-                                             extent.bytes(), streams_.in);
+                                             extent.bytes(), engine_.streams_.in);
       copying = queued == CUDA_SUCCESS;
-      if (copying) queued = driver.cuEventRecord(event, streams_.in);
+      if (copying) queued = driver.cuEventRecord(event, engine_.streams_.in);
     }
     // Not hashed, it will be written down, or compared the next time. The kernel may have been
     // launched: the slot is not used again.
-    if (slot >= 0 && queued == CUDA_SUCCESS && !kernels_.launchHash(extent, event, slot)) hash = -1;
+    if (slot >= 0 && queued == CUDA_SUCCESS && !engine_.kernels_.launchHash(extent, event, slot))
+      hash = -1;
     return queued;
   });
   const bool unchecked = image != nullptr && hashed && hash < 0;
   if (result != CUDA_SUCCESS) {
-    copying ? lost(result)
+    copying ? engine_.lost(result)
             : refused("copy", result);  // nobody would know when the chunk is free again
-    events_.push_back(event);
-    if (hash >= 0) kernels_.giveHashSlot(hash);
+    engine_.events_.push_back(event);
+    if (hash >= 0) engine_.kernels_.giveHashSlot(hash);
     chunks_.giveVram(chunk);
     extent.vram = nullptr;
-    setState(extent, ExtentState::kParked);
+    engine_.setState(extent, ExtentState::kParked);
     return false;
   }
   // Nothing crosses the bus for what VRAM had still: it has begun at no time.
-  flight_.fetching.push_back(
+  engine_.flight_.fetching.push_back(
       {&extent, event, hash, image != nullptr, unchecked, kept ? 0 : nowNs()});
-  flight_.fetching_bytes += extent.bytes();
+  engine_.flight_.fetching_bytes += extent.bytes();
   if (kept) {
-    add(figures_->kept_bytes, extent.bytes());
+    add(engine_.figures_->kept_bytes, extent.bytes());
   } else {
     if (!extent.blank)
-      add(figures_->bytes_in, image != nullptr ? PackedImages::bytesOf(extent) : extent.bytes());
-    add(figures_->fetched_bytes, extent.bytes());
+      add(engine_.figures_->bytes_in,
+          image != nullptr ? PackedImages::bytesOf(extent) : extent.bytes());
+    add(engine_.figures_->fetched_bytes, extent.bytes());
   }
-  if (why == Fetch::kAhead) {
-    ahead_->broughtAhead(extent);
-  } else if (why == Fetch::kDemand) {
-    add(figures_->demand_faults);
+  if (why == Engine::Fetch::kAhead) {
+    engine_.ahead_->broughtAhead(extent);
+  } else if (why == Engine::Fetch::kDemand) {
+    add(engine_.figures_->demand_faults);
   }
   return true;
 }
 
-bool Engine::finishFetches(Lock& lock) {
-  if (!mapper_.thread.joinable())
-    while (!mapper_.arrivals.empty()) mapArrivals(lock);
-  if (flight_.fetching.empty()) {
-    if (flight_.late.empty() && flight_.packing.empty()) packed_.trimSlots(unallocated());
+bool Fetching::finishFetches(Lock& lock) {
+  if (!mapper.joinable())
+    while (!arrivals_.empty()) mapArrivals(lock);
+  if (engine_.flight_.fetching.empty()) {
+    if (engine_.flight_.late.empty() && engine_.flight_.packing.empty())
+      packed_.trimSlots(engine_.unallocated());
     return false;
   }
-  std::array<Copy, kMostAtOnce> copies;
+  std::array<Engine::Copy, Engine::kMostAtOnce> copies;
   size_t count = 0;
   const auto take = [&] {
-    copies[count] = flight_.fetching.front();
-    flight_.fetching.pop_front();
-    flight_.fetching_bytes -= copies[count++].extent->bytes();
+    copies[count] = engine_.flight_.fetching.front();
+    engine_.flight_.fetching.pop_front();
+    engine_.flight_.fetching_bytes -= copies[count++].extent->bytes();
   };
-  const Copy& first = flight_.fetching.front();
-  if (!reached(first.event, lock)) {
-    account_.noCopyEnded();
-    if (!first.packed || nowNs() - first.since_ns < kLateNs) return false;
+  const Engine::Copy& first = engine_.flight_.fetching.front();
+  if (!engine_.reached(first.event, lock)) {
+    engine_.account_.noCopyEnded();
+    if (!first.packed || nowNs() - first.since_ns < Engine::kLateNs) return false;
     take();
     makeLate(*copies[0].extent, copies[0]);
     parkAgain(*copies[0].extent);
     return true;
   }
   take();
-  while (count < copies.size() && !flight_.fetching.empty() &&
-         isNext(*copies[count - 1].extent, *flight_.fetching.front().extent) &&
-         reached(flight_.fetching.front().event, lock))
+  while (count < copies.size() && !engine_.flight_.fetching.empty() &&
+         isNext(*copies[count - 1].extent, *engine_.flight_.fetching.front().extent) &&
+         engine_.reached(engine_.flight_.fetching.front().event, lock))
     take();
-  for (const Copy& copy : std::span(copies).first(count)) {
-    events_.push_back(copy.event);
+  for (const Engine::Copy& copy : std::span(copies).first(count)) {
+    engine_.events_.push_back(copy.event);
     const Extent& extent = *copy.extent;
     const bool crossed = copy.since_ns != 0 && !extent.blank;
-    account_.copyEnds(!crossed ? 0 : copy.packed ? PackedImages::bytesOf(extent) : extent.bytes());
+    engine_.account_.copyEnds(!crossed      ? 0
+                              : copy.packed ? PackedImages::bytesOf(extent)
+                                            : extent.bytes());
     if (isAsExpected(copy))
-      mapper_.arrivals.push_back(copy.extent);
+      arrivals_.push_back(copy.extent);
     else
       arrived(*copy.extent, false);
   }
-  if (flight_.fetching.empty()) account_.noCopyEnded();
-  if (mapper_.thread.joinable())
-    mapper_.wake.notify_one();
+  if (engine_.flight_.fetching.empty()) engine_.account_.noCopyEnded();
+  if (mapper.joinable())
+    wake_.notify_one();
   else
-    while (!mapper_.arrivals.empty()) mapArrivals(lock);
+    while (!arrivals_.empty()) mapArrivals(lock);
   return true;
 }
 
 // A thread of its own maps what has come. While copies are under way the driver takes for that
 // about as long as they do, and whoever asks waits: the engine's thread has other things to do.
-void Engine::runMapper() {
+void Fetching::runMapper() {
   CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
   pool_.driver.cuThreadExchangeStreamCaptureMode(&relaxed);
-  pool_.driver.cuCtxPushCurrent_v2(context_);
+  pool_.driver.cuCtxPushCurrent_v2(engine_.context_);
   Lock lock(pool_.mutex);
-  while (!life_.stop) {
-    if (mapper_.arrivals.empty())
-      mapper_.wake.wait(lock);
+  while (!engine_.life_.stop) {
+    if (arrivals_.empty())
+      wake_.wait(lock);
     else
       mapArrivals(lock);
   }
 }
 
 // Maps the first that have come, as far as they are neighbours.
-void Engine::mapArrivals(Lock& lock) {
-  std::array<Extent*, kMostAtOnce> extents;
+void Fetching::mapArrivals(Lock& lock) {
+  std::array<Extent*, Engine::kMostAtOnce> extents;
   size_t count = 0;
-  auto& arrivals = mapper_.arrivals;
+  auto& arrivals = arrivals_;
   while (count < extents.size() && !arrivals.empty() &&
          (count == 0 || isNext(*extents[count - 1], *arrivals.front()))) {
     extents[count++] = arrivals.front();
     arrivals.pop_front();
   }
-  mapper_.busy = true;
+  busy_ = true;
   if (count == 1 || !mapTogether({extents.data(), count}, lock)) {
     for (Extent* const extent : std::span(extents).first(count)) {
       // Nobody uses it any more.
-      if (life_.broken || extent->region->dead) {
+      if (engine_.life_.broken || extent->region->dead) {
         arrived(*extent, false);
         continue;
       }
@@ -258,19 +261,19 @@ void Engine::mapArrivals(Lock& lock) {
         arrivedMapped(*extent, lock);
         continue;
       }
-      if (!life_.broken) refused("map", result);
+      if (!engine_.life_.broken) refused("map", result);
       arrived(*extent, false);
     }
   }
-  mapper_.busy = false;
-  mapper_.news = true;
-  if (life_.idle || life_.pausing) wake();
+  busy_ = false;
+  news_ = true;
+  if (engine_.life_.idle || engine_.life_.pausing) engine_.wake();
 }
 
 // Neighbours are mapped one by one and given to the device together. That takes as long for small
 // ones as for one of them. False: nothing is mapped.
-bool Engine::mapTogether(std::span<Extent* const> extents, Lock& lock) {
-  if (life_.broken) return false;
+bool Fetching::mapTogether(std::span<Extent* const> extents, Lock& lock) {
+  if (engine_.life_.broken) return false;
   const DriverApi& driver = pool_.driver;
   const Extent& first = *extents.front();
   const Extent& last = *extents.back();
@@ -278,7 +281,7 @@ bool Engine::mapTogether(std::span<Extent* const> extents, Lock& lock) {
   // As of now it holds for all of them. Who changes it for one meanwhile waits until that one is
   // mapped, and changes it then.
   const bool read_only = first.read_only;
-  const CUresult result = outside(TraceStep::kMap, &first, lock, [&] {
+  const CUresult result = engine_.outside(TraceStep::kMap, &first, lock, [&] {
     size_t mapped = 0;
     CUresult done = CUDA_SUCCESS;
     for (const Extent* const extent : extents) {
@@ -294,22 +297,22 @@ bool Engine::mapTogether(std::span<Extent* const> extents, Lock& lock) {
     return done;
   });
   if (result != CUDA_SUCCESS) return false;
-  pauses_.refusals = 0;
+  engine_.pauses_.refusals = 0;
   for (Extent* const extent : extents) arrivedMapped(*extent, lock);
   return true;
 }
 
 // A context that was lost meanwhile has no use for it: a chunk that is free is not mapped.
-void Engine::arrivedMapped(Extent& extent, Lock& lock) {
-  const bool usable = !life_.broken;
+void Fetching::arrivedMapped(Extent& extent, Lock& lock) {
+  const bool usable = !engine_.life_.broken;
   if (!usable)
-    (void)outside(TraceStep::kUnmap, &extent, lock,
-                  [&] { return chunks_.unmapAt(extent.address, extent.bytes()); });
+    (void)engine_.outside(TraceStep::kUnmap, &extent, lock,
+                          [&] { return chunks_.unmapAt(extent.address, extent.bytes()); });
   arrived(extent, usable);
 }
 
 // What was fetched is used from its chunk from now on, or is parked as before.
-void Engine::arrived(Extent& extent, bool usable) {
+void Fetching::arrived(Extent& extent, bool usable) {
   if (usable) {
     if (ManagedRegion* const managed = extent.region->managed.get(); managed != nullptr) {
       // A number of its own: whatever may use the page has a higher one.
@@ -318,34 +321,34 @@ void Engine::arrived(Extent& extent, bool usable) {
     }
     extent.blank = false;
     if (extent.host == nullptr) extent.hash_valid = false;  // it came from memservers
-    return setState(extent, ExtentState::kVram);
+    return engine_.setState(extent, ExtentState::kVram);
   }
-  if (extent.host == nullptr && direct_ != nullptr && direct_->keep(extent)) return;
+  if (extent.host == nullptr && engine_.direct_ != nullptr && engine_.direct_->keep(extent)) return;
   chunks_.giveVram(extent.vram);
-  ahead_->lookAgain();
+  engine_.ahead_->lookAgain();
   parkAgain(extent);
 }
 
-void Engine::parkAgain(Extent& extent) {
-  ahead_->noteUsed(extent, false);
+void Fetching::parkAgain(Extent& extent) {
+  engine_.ahead_->noteUsed(extent, false);
   extent.vram = nullptr;
-  setState(extent, extent.host != nullptr ? ExtentState::kParked : ExtentState::kRemote);
+  engine_.setState(extent, extent.host != nullptr ? ExtentState::kParked : ExtentState::kRemote);
 }
 
 // What came is hashed where that was asked for. False: it is not what it should be.
-bool Engine::isAsExpected(const Copy& copy) {
+bool Fetching::isAsExpected(const Engine::Copy& copy) {
   Extent& extent = *copy.extent;
-  bool good = !copy.unchecked || life_.broken;
+  bool good = !copy.unchecked || engine_.life_.broken;
   if (copy.hash < 0) return good;
-  const ContentHash hash = kernels_.takeHash(extent, copy.hash);
+  const ContentHash hash = engine_.kernels_.takeHash(extent, copy.hash);
   if (copy.packed) {
-    good = life_.broken || hash == extent.hash;
+    good = engine_.life_.broken || hash == extent.hash;
     packed_.checked(extent, good);
     if (!good)
       base::logError(
           "device %d: what was unpacked is not what was packed; 0x%llx is fetched as it is from "
           "now on",
-          device_, static_cast<unsigned long long>(extent.address));
+          engine_.device_, static_cast<unsigned long long>(extent.address));
   } else {
     extent.hash = hash;
     extent.hash_valid = extent.host_valid;
@@ -353,63 +356,69 @@ bool Engine::isAsExpected(const Copy& copy) {
   return good;
 }
 
-bool Engine::finishLate(Lock& lock) {
-  if (flight_.late.empty() || !reached(flight_.late.front().event, lock)) return false;
-  const Late late = flight_.late.front();
-  flight_.late.pop_front();
-  events_.push_back(late.event);
-  if (late.hash >= 0) kernels_.giveHashSlot(late.hash);
+bool Fetching::finishLate(Lock& lock) {
+  if (engine_.flight_.late.empty() || !engine_.reached(engine_.flight_.late.front().event, lock))
+    return false;
+  const Engine::Late late = engine_.flight_.late.front();
+  engine_.flight_.late.pop_front();
+  engine_.events_.push_back(late.event);
+  if (late.hash >= 0) engine_.kernels_.giveHashSlot(late.hash);
   chunks_.giveVram(late.chunk);
   if (late.image != nullptr) chunks_.giveHost(late.image);
   return true;
 }
 
-bool Engine::mapInPlace(Extent& extent, Lock& lock) {
-  if (!mayBeInPlace(extent) || extent.leaving || life_.broken) return false;
+bool Fetching::mapInPlace(Extent& extent, Lock& lock) {
+  if (!mayBeInPlace(extent) || extent.leaving || engine_.life_.broken) return false;
   if (extent.state != ExtentState::kParked && extent.state != ExtentState::kEmpty) return false;
   const ExtentState before = extent.state;
-  setState(extent, ExtentState::kMoving);
-  if (extent.region->managed != nullptr ? !leaving_->toMappableChunk(extent, lock)
-                                        : !host_->takeHost(extent, lock)) {
-    setState(extent, before);
+  engine_.setState(extent, ExtentState::kMoving);
+  if (extent.region->managed != nullptr ? !engine_.leaving_->toMappableChunk(extent, lock)
+                                        : !engine_.host_->takeHost(extent, lock)) {
+    engine_.setState(extent, before);
     return false;
   }
-  const CUresult result = outside(TraceStep::kMap, &extent, lock, [&] {
+  const CUresult result = engine_.outside(TraceStep::kMap, &extent, lock, [&] {
     return chunks_.mapAt(extent.address, extent.bytes(), extent.host->handle, extent.read_only,
                          sharersOf(extent));
   });
   if (result != CUDA_SUCCESS) {
-    setState(extent, before);
+    engine_.setState(extent, before);
     return false;
   }
   extent.host_valid = true;
   extent.blank = false;
   extent.hash_valid = false;  // the GPU may write it where it is
-  setState(extent, ExtentState::kInPlace);
+  engine_.setState(extent, ExtentState::kInPlace);
   return true;
 }
 
-void Engine::expectPages(uint64_t pages) {
-  flight_.expected_pages += pages;
-  wake();
+void Fetching::expectPages(uint64_t pages) {
+  engine_.flight_.expected_pages += pages;
+  engine_.wake();
 }
 
-void Engine::expectNot(uint64_t pages) {
-  flight_.expected_pages -= std::min(flight_.expected_pages, pages);
+void Fetching::expectNot(uint64_t pages) {
+  engine_.flight_.expected_pages -= std::min(engine_.flight_.expected_pages, pages);
 }
 
 // Only where VRAM is to spare for others, too: they need some in which nothing is made.
-bool Engine::makeChunkAhead(Lock& lock) {
-  if (flight_.expected_pages == 0 || life_.broken || !wants_.empty() || debts_.any() ||
-      flight_.freesSoon() > 0)
+bool Fetching::makeChunkAhead(Lock& lock) {
+  if (engine_.flight_.expected_pages == 0 || engine_.life_.broken || !engine_.wants_.empty() ||
+      engine_.debts_.any() || engine_.flight_.freesSoon() > 0)
     return false;
-  const uint64_t most = std::min(kMostAheadBytes, chunks_.vramBudget() / 4);
+  const uint64_t most = std::min(Engine::kMostAheadBytes, chunks_.vramBudget() / 4);
   if (chunks_.vramMade() - chunks_.vramInUse() - chunks_.keptBytes() + kPageBytes > most)
     return false;
-  --flight_.expected_pages;
+  --engine_.flight_.expected_pages;
   if (chunks_.makeVramAhead(0, lock)) return true;
-  flight_.expected_pages = 0;
+  engine_.flight_.expected_pages = 0;
   return false;
+}
+
+void Fetching::handToMapper(Extent& extent) {
+  arrivals_.push_back(&extent);
+  wake_.notify_one();
 }
 
 }  // namespace olpager::pager

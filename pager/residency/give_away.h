@@ -1,9 +1,9 @@
 // The way to another agent: managed memory that the CPU wants (managed/managed.h), and what another
 // executor wants (away/away.h). An extent that is to leave goes out of VRAM, or out of its place in
 // host memory, by a batch of its own, as victims do (eviction.cpp): no launch that reaches it is
-// left then, and the frame holds its bytes. What has not changed since it came from host memory is
-// not written there again. Its VRAM is free, with its bytes until it is needed. The frame of what
-// another executor is to have is the host chunk that the extent is parked in.
+// left then, and the frame holds its bytes. An extent that has not changed since it came from host
+// memory is not written there again: its VRAM is free, and keeps the bytes until it is needed. The
+// frame of what another executor is to have is the host chunk that the extent is parked in.
 //
 //   kVram, kInPlace -> kRetiring -> ... -> kParked
 //   kEmpty, which never had bytes -> kParked

@@ -28,8 +28,8 @@ class HostCopies {
   void lacksChunk(const Extent& extent) { ++without_[extent.order]; }
   /// Such an extent is gone.
   void lacksNone(const Extent& extent) { --without_[extent.order]; }
-  /// A host chunk of that order for the caller; images and lower copies give way. `beyond`: bytes by
-  /// which the limit may be exceeded for it. nullptr: there is none. Releases the mutex.
+  /// A host chunk of that order for the caller; images and lower copies give way. `beyond`: bytes
+  /// by which the limit may be exceeded for it. nullptr: there is none. Releases the mutex.
   HostChunk* takeHostChunk(unsigned order, uint64_t beyond, Lock& lock);
   /// A host chunk of one page for bytes that come from another executor, or go there: it belongs to
   /// no extent meanwhile. nullptr: there is none now.
@@ -48,7 +48,7 @@ class HostCopies {
 
   // --- the thread that makes chunks
 
-  /// Its body. Without the mutex.
+  /// The thread's body. Without the mutex.
   void makeHostChunks();
   void wakeMaker() { wake_.notify_all(); }
   std::thread maker;  // joined by Engine::stop()

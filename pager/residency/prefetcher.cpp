@@ -9,6 +9,7 @@
 #include "pager/pool_state.h"
 #include "pager/residency/arena_streaming.h"
 #include "pager/residency/eviction.h"
+#include "pager/residency/fetches.h"
 #include "pager/residency/host_copies.h"
 #include "pager/residency/sparse_use.h"
 
@@ -33,7 +34,7 @@ bool Prefetcher::bringHome(Lock& lock) {
       if (extent->state == ExtentState::kInPlace && region->wanted == 0)
         return engine_.eviction_->promote({extent.get()});
       if (extent->state == ExtentState::kParked)
-        return engine_.startFetch(*extent, Engine::Fetch::kDemand, lock);
+        return engine_.fetching_->startFetch(*extent, Engine::Fetch::kDemand, lock);
     }
   }
   engine_.asked_.recall = false;
@@ -73,7 +74,7 @@ bool Prefetcher::bringArrivals(Lock& lock) {
     }
   });
   if (parked != nullptr) {
-    if (engine_.startFetch(*parked, Engine::Fetch::kAhead, lock)) return true;
+    if (engine_.fetching_->startFetch(*parked, Engine::Fetch::kAhead, lock)) return true;
     pool_.away->keepArrivals([](Extent&) { return false; });  // launches ask for them
     return false;
   }
@@ -209,7 +210,7 @@ bool Prefetcher::fetchAhead(const std::vector<Upcoming>& upcoming, uint64_t room
         continue;
       }
       if (extent.state == ExtentState::kParked && next.region->isSparse() &&
-          engine_.mapInPlace(extent, lock)) {
+          engine_.fetching_->mapInPlace(extent, lock)) {
         progress = again_ = true;
         if (next.region->dead) return true;
         continue;
@@ -234,7 +235,8 @@ bool Prefetcher::fetchAhead(const std::vector<Upcoming>& upcoming, uint64_t room
       }
       const bool has_chunk = chunks_.hasVram(extent.order);
       const auto start = [&] {
-        if (in_place || !engine_.startFetch(extent, Engine::Fetch::kAhead, lock)) return false;
+        if (in_place || !engine_.fetching_->startFetch(extent, Engine::Fetch::kAhead, lock))
+          return false;
         progress = again_ = true;
         return true;
       };

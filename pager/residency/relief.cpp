@@ -10,6 +10,7 @@
 #include "pager/pool.h"
 #include "pager/pool_state.h"
 #include "pager/residency/budgets.h"
+#include "pager/residency/fetches.h"
 
 namespace olpager::pager {
 
@@ -27,7 +28,7 @@ uint64_t Pool::relieve(CUdevice device, uint64_t bytes) {
   uint64_t until = nowNs() + kReliefPatienceNs;
   const auto relief = std::make_shared<Relief>(Relief{bytes, 0});
   engine->addRelief(relief);
-  engine->expectNot(UINT64_MAX);  // no chunk takes what the driver is to have
+  engine->fetching().expectNot(UINT64_MAX);  // no chunk takes what the driver is to have
   bool there = true;
   uint64_t left = relief->bytes + engine->chunks().vramMade();
   // What is given counts when the driver has got it: a pass that reads chunks puts that off.

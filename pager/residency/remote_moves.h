@@ -3,16 +3,16 @@
 //
 //   down  kParked -> kSending -> kRemote, the host chunk is free. One that memservers hold already,
 //         with the same hash, leaves at once, from host RAM or straight from VRAM (eviction.cpp).
-//         What is used farthest in the future goes first.
+//         Extents that are used farthest in the future go first.
 //   up    kRemote -> kReceiving, into a host chunk -> kParked, and from there as ever. For a launch
 //         that waits at once; else in the learned order, ahead of the prefetch into VRAM.
 //
-// What memservers hold stays there as a lower copy until it changes or they are full
+// Bytes that memservers hold stay there as a lower copy until they change or they are full
 // (dropRemoteCopies); also that of a handle which the program maps nowhere meanwhile
 // (Extent::rests), and that of a page which another executor has: should it come back as it was, it
 // need not be sent again. Extents of arenas that move by pieces stay in host RAM: they are mapped
-// in place, for the accesses that nobody foretold. What another executor wants comes up first
-// (give_away.h).
+// in place, for the accesses that nobody foretold. Extents that another executor wants
+// come up first (give_away.h).
 //
 // Owner: its engine. Locks: all of it runs under PoolState::mutex, by the engine's thread where
 // nothing else is said.

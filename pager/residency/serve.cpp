@@ -7,6 +7,7 @@
 #include "pager/residency/arena_streaming.h"
 #include "pager/residency/direct_moves.h"
 #include "pager/residency/eviction.h"
+#include "pager/residency/fetches.h"
 #include "pager/residency/in_place.h"
 #include "pager/residency/remote_moves.h"
 
@@ -96,7 +97,7 @@ void Engine::take(WantStep step, Extent& extent, Want& want, Serving& found, Loc
       break;
     case WantStep::kMapInPlace:
     case WantStep::kBring:
-      if (step == WantStep::kMapInPlace && mapInPlace(extent, lock)) {
+      if (step == WantStep::kMapInPlace && fetching_->mapInPlace(extent, lock)) {
         found.moved = true;
       } else if (step == WantStep::kBring && !chunks_.hasVram(extent.order) &&
                  flight_.freesWithin(extent.order, pool_.options.waits.chunk_ns) &&
@@ -106,8 +107,9 @@ void Engine::take(WantStep step, Extent& extent, Want& want, Serving& found, Loc
         // would have to be made again.
         found.in_flight = true;
         found.missing += extent.bytes();
-      } else if (extent.state == ExtentState::kParked ? startFetch(extent, Fetch::kDemand, lock)
-                                                      : mapEmpty(extent, lock)) {
+      } else if (extent.state == ExtentState::kParked
+                     ? fetching_->startFetch(extent, Fetch::kDemand, lock)
+                     : fetching_->mapEmpty(extent, lock)) {
         found.moved = found.in_flight = true;
       } else {
         found.missing += extent.bytes();

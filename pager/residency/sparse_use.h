@@ -1,5 +1,5 @@
-// Memory of which launches touch little: found by the times of launches (sparse.h), and then read in
-// place.
+// Memory of which launches touch little: found by the times of launches (sparse.h), and then read
+// in place.
 //
 // Owner: its engine. Locks: all of it runs under PoolState::mutex, by the engine's thread where
 // nothing else is said.
@@ -15,7 +15,7 @@ class SparseUse {
  public:
   explicit SparseUse(Engine& engine) : engine_(engine), pool_(engine.pool_) {}
 
-  /// Of launches that are to be judged.
+  /// Measures launches that are to be judged.
   LaunchTimer& timer() { return timer_; }
   /// Bytes of VRAM that the device reads in a second. Before the engine's threads.
   void setVramBandwidth(uint64_t bytes) { vram_bandwidth_ = bytes; }
