@@ -24,7 +24,7 @@ struct OlpagerRoom {
   uint64_t vram;       // that programs may use of its VRAM
   uint64_t told;       // that they are told of in all
   uint64_t all;        // that they may allocate, with memservers in any case
-  uint64_t lent;       // of `all`, what memservers have room for
+  uint64_t lent;       // of `all`, what memservers and disks have room for
   uint64_t told_lent;  // of `told`
   uint64_t lenders;    // equal where the memservers are the same, by their names; 0: there are none
 };

@@ -55,7 +55,7 @@ struct MemoryInfo {
   uint64_t free_bytes = 0;
   uint64_t total_bytes = 0;
   uint64_t vram_bytes = 0;  // of total_bytes, what the VRAM budget is at present
-  uint64_t lent_bytes = 0;  // what memservers have room for
+  uint64_t lent_bytes = 0;  // what memservers and disks have room for
   bool lent_told = false;   // that is a part of total_bytes
   bool vram_set = false;    // by setVramBudget()
 };
