@@ -8,6 +8,7 @@ disk.py --olrun OLRUN --olmemserver OLMEMSERVER --olgpunode OLGPUNODE --program 
   encrypted  likewise, encrypted (the default), and nothing of the program's is read in the file while it runs
   two        two folders: both have their part
   sandboxed  io_uring is refused to the program: the right result by threads, and a line that says so
+  unnamed    a file system without nameless files: the right result, and nothing is left behind
   forked     PROGRAM forks: it goes on, and its children have none of its descriptors
   both       a memserver that is too small, and a disk: the right result, and both had a part in it
   gpunode    a gpunode whose environment names a disk, and whose workers lose io_uring: the right result, and pages were there
@@ -19,6 +20,7 @@ disk.py --olrun OLRUN --olmemserver OLMEMSERVER --olgpunode OLGPUNODE --program 
 """
 import argparse
 import ctypes
+import errno
 import glob
 import mmap
 import os
@@ -33,19 +35,33 @@ MIB = 1 << 20
 WORKING_SET = 128 * MIB
 PATIENCE = 120  # seconds: what takes longer hangs
 SKIPPED = 77
-IO_URING_SETUP = 425
+OPENAT, IO_URING_SETUP = 257, 425
 
 
-def refuse_io_uring():
-    """For a process between fork and exec: io_uring_setup answers EPERM from now on (a seccomp filter)."""
-    load, equal, answer = 0x20, 0x15, 0x06  # of classic BPF: BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
-    steps = [(load, 0, 0, 0), (equal, 0, 1, IO_URING_SETUP), (answer, 0, 0, 0x00050001), (answer, 0, 0, 0x7fff0000)]
+LOAD, EQUAL, ANY_BIT, ANSWER = 0x20, 0x15, 0x45, 0x06  # of classic BPF: BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JSET|K, BPF_RET|K
+ALLOWED, REFUSED = 0x7fff0000, 0x00050000  # of seccomp; the latter with an errno
+
+
+def filtered(*steps):
+    """For a process between fork and exec: system calls pass a filter from now on. A step: code, and if so and if not so many
+    steps are left out, and a value."""
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
     libc = ctypes.CDLL(None, use_errno=True)
     no_new_privileges, set_seccomp, filter_mode = 38, 22, 2
     if libc.prctl(no_new_privileges, 1, 0, 0, 0) != 0 or libc.prctl(set_seccomp, filter_mode, ctypes.byref(program), 0, 0) != 0:
         os._exit(SKIPPED)
+
+
+def refuse_io_uring():
+    filtered((LOAD, 0, 0, 0), (EQUAL, 0, 1, IO_URING_SETUP), (ANSWER, 0, 0, REFUSED | errno.EPERM), (ANSWER, 0, 0, ALLOWED))
+
+
+def refuse_nameless():
+    """As a file system does that has no files without a name."""
+    flags = 16 + 2 * 8  # of openat, in what the filter is given
+    filtered((LOAD, 0, 0, 0), (EQUAL, 0, 3, OPENAT), (LOAD, 0, 0, flags), (ANY_BIT, 0, 1, os.O_TMPFILE & ~os.O_DIRECTORY),
+             (ANSWER, 0, 0, REFUSED | errno.EOPNOTSUPP), (ANSWER, 0, 0, ALLOWED))
 
 
 def short_files():
@@ -104,7 +120,7 @@ class FileLook:
 
     def __init__(self, folder):
         self.folder, self.pages, self.readable = folder, 0, 0
-        self.block = mmap.mmap(-1, 4096)
+        self.block, self.name = mmap.mmap(-1, 4096), ""
 
     def look(self, process):
         # The child of olrun, which waits for it to show its figures, or of a gpunode.
@@ -115,8 +131,10 @@ class FileLook:
             children = []
         for link in [link for child in children for link in glob.glob(f"/proc/{child}/fd/*")]:
             try:
-                if not os.readlink(link).startswith(self.folder + "/"):
+                name = os.readlink(link)
+                if not name.startswith(self.folder + "/"):
                     continue
+                self.name = name
                 file = os.open(link, os.O_RDONLY | os.O_DIRECT)
             except OSError:
                 continue  # closed meanwhile
@@ -164,6 +182,14 @@ def sandboxed(run):
     if end is not None and end[0] == SKIPPED:
         raise SystemExit(SKIPPED)
     return is_right(end) and "disk: no io_uring (io_uring_setup: Operation not permitted)" in end[2]
+
+
+def unnamed(run):
+    look = FileLook(run.folders[0])
+    end = run.program("--disk", f"{run.folders[0]}:512MiB", before=refuse_nameless, watch=watching([look]))
+    if end is not None and end[0] == SKIPPED:
+        raise SystemExit(SKIPPED)
+    return is_right(end) and look.pages > 0 and "/.olpager-" in look.name and not left_behind(run)
 
 
 def forked(run):
@@ -263,7 +289,7 @@ def main():
     for name in ("--olrun", "--olmemserver", "--olgpunode", "--program"):
         parser.add_argument(name, required=True)
     parser.add_argument("--env", action="append", default=[])
-    cases = (plain, encrypted, two, sandboxed, forked, both, gpunode, small, scarce, full, long, absent)
+    cases = (plain, encrypted, two, sandboxed, unnamed, forked, both, gpunode, small, scarce, full, long, absent)
     parser.add_argument("case", choices=[case.__name__ for case in cases])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="olpager-disk-") as scratch:
