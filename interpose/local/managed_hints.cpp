@@ -206,21 +206,21 @@ OLPAGER_HOOK(cuMemRangeGetAttributes)
 #define OLPAGER_MANAGED(suffix, per_thread)                                                        \
   OLPAGER_HOOK(cuMemPrefetchAsync##suffix)                                                         \
   (CUdeviceptr address, size_t bytes, CUdevice device, CUstream stream) {                          \
-    if (!isPaged(address))                                                                            \
+    if (!isPaged(address))                                                                         \
       return driver().cuMemPrefetchAsync##suffix(address, bytes, device, stream);                  \
     return prefetch(address, bytes, ManagedAdvice::locationOf(device), 0, stream, per_thread);     \
   }                                                                                                \
   OLPAGER_HOOK(cuMemPrefetchAsync_v2##suffix)                                                      \
   (CUdeviceptr address, size_t bytes, CUmemLocation location, unsigned int flags,                  \
    CUstream stream) {                                                                              \
-    if (!isPaged(address))                                                                            \
+    if (!isPaged(address))                                                                         \
       return driver().cuMemPrefetchAsync_v2##suffix(address, bytes, location, flags, stream);      \
     return prefetch(address, bytes, location, flags, stream, per_thread);                          \
   }                                                                                                \
   OLPAGER_HOOK(cuMemPrefetchBatchAsync##suffix)                                                    \
   (CUdeviceptr * addresses, size_t * sizes, size_t count, CUmemLocation * locations,               \
    size_t * indices, size_t location_count, unsigned long long flags, CUstream stream) {           \
-    if (!anyPaged(addresses, count))                                                                \
+    if (!anyPaged(addresses, count))                                                               \
       return driver().cuMemPrefetchBatchAsync##suffix(addresses, sizes, count, locations, indices, \
                                                       location_count, flags, stream);              \
     return prefetchAll(addresses, sizes, count, locations, indices, location_count, flags, stream, \
@@ -229,14 +229,14 @@ OLPAGER_HOOK(cuMemRangeGetAttributes)
   OLPAGER_HOOK(cuMemDiscardBatchAsync##suffix)                                                     \
   (CUdeviceptr * addresses, size_t * sizes, size_t count, unsigned long long flags,                \
    CUstream stream) {                                                                              \
-    if (!anyPaged(addresses, count))                                                                \
+    if (!anyPaged(addresses, count))                                                               \
       return driver().cuMemDiscardBatchAsync##suffix(addresses, sizes, count, flags, stream);      \
     return discardAll(addresses, sizes, count, flags, stream, per_thread);                         \
   }                                                                                                \
   OLPAGER_HOOK(cuMemDiscardAndPrefetchBatchAsync##suffix)                                          \
   (CUdeviceptr * addresses, size_t * sizes, size_t count, CUmemLocation * locations,               \
    size_t * indices, size_t location_count, unsigned long long flags, CUstream stream) {           \
-    if (!anyPaged(addresses, count))                                                                \
+    if (!anyPaged(addresses, count))                                                               \
       return driver().cuMemDiscardAndPrefetchBatchAsync##suffix(                                   \
           addresses, sizes, count, locations, indices, location_count, flags, stream);             \
     return prefetchAll(addresses, sizes, count, locations, indices, location_count, flags, stream, \
@@ -244,7 +244,7 @@ OLPAGER_HOOK(cuMemRangeGetAttributes)
   }                                                                                                \
   OLPAGER_HOOK(cuStreamAttachMemAsync##suffix)                                                     \
   (CUstream stream, CUdeviceptr address, size_t bytes, unsigned int flags) {                       \
-    if (!isPaged(address))                                                                            \
+    if (!isPaged(address))                                                                         \
       return driver().cuStreamAttachMemAsync##suffix(stream, address, bytes, flags);               \
     return attach(address, bytes, flags, isLegacy(stream, per_thread));                            \
   }

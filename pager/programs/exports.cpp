@@ -8,6 +8,7 @@
 #include "pager/clock.h"
 #include "pager/pool.h"
 #include "pager/pool_state.h"
+#include "pager/residency/eviction.h"
 
 namespace olpager::pager {
 
@@ -38,15 +39,15 @@ uint64_t wayToExport(const Region& region) {
 }  // namespace
 
 bool Engine::retireForExport(Region& region) {
-  if (life_.broken || out_.batches.size() >= PassKernels::kPasses) return false;
-  auto batch = std::make_unique<Batch>();
+  if (life_.broken || eviction_->batches().size() >= PassKernels::kPasses) return false;
+  auto batch = std::make_unique<VictimBatch>();
   for (auto& extent : region.extents) {
     if (extent->state != ExtentState::kVram || isExported(*extent)) continue;
     batch->victims.push_back(extent.get());
     batch->bytes += extent->bytes();
-    beginRetiring(*extent);
+    eviction_->beginRetiring(*extent);
   }
-  const bool begun = begin(std::move(batch));
+  const bool begun = eviction_->begin(std::move(batch));
   if (begun) wake();
   return begun;
 }
