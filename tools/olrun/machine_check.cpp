@@ -21,6 +21,7 @@
 #include "base/format.h"
 #include "base/machine_memory.h"
 #include "base/size.h"
+#include "base/text.h"
 #include "pager/counters/files.h"
 #include "tools/olrun/daemons.h"
 #include "tools/olrun/driver_probe.h"
@@ -225,6 +226,35 @@ void checkCounters(Findings& findings) {
   findings.push_back({Kind::kGap, "counters", why + "; olpagestat will show nothing"});
 }
 
+void checkDisks(Findings& findings, const base::Settings& settings) {
+  for (const base::DiskSetting& disk : settings.disks) {
+    const auto found = [&](Kind kind, const std::string& text) {
+      findings.push_back(
+          {kind, "disk", base::format("{}: {}", base::printable(disk.folder), text)});
+    };
+    struct statvfs system {};
+    if (access(disk.folder.c_str(), W_OK | X_OK) != 0 ||
+        statvfs(disk.folder.c_str(), &system) != 0) {
+      found(Kind::kGap, base::format("it can't be written to: {}; name a folder that this user may "
+                                     "write to (--disk)",
+                                     std::strerror(errno)));
+      continue;
+    }
+    const uint64_t free = uint64_t{system.f_bavail} * system.f_frsize;
+    const base::UniqueFd past_cache(
+        open(disk.folder.c_str(), O_TMPFILE | O_RDWR | O_DIRECT | O_CLOEXEC, 0600));
+    if (!past_cache && errno == EINVAL) {
+      found(Kind::kNote, "its file system takes no O_DIRECT, so pages take page cache as well");
+    } else if (free < disk.bytes) {
+      found(Kind::kNote, base::format("{} are free, less than the {} that --disk names",
+                                      base::formatSize(free), base::formatSize(disk.bytes)));
+    } else {
+      found(Kind::kGood, base::format("room for {}, and {} are free", base::formatSize(disk.bytes),
+                                      base::formatSize(free)));
+    }
+  }
+}
+
 }  // namespace
 
 uint64_t hostTier(const base::Budget& given) {
@@ -258,6 +288,7 @@ std::vector<Finding> checkMachine(const base::Settings& settings, const Installa
   }
   checkLimits(findings);
   checkMemory(findings, settings);
+  checkDisks(findings, settings);
   checkUserfaultfd(findings, "stays the driver's");
   checkCounters(findings);
   return findings;

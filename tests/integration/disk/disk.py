@@ -16,6 +16,7 @@ disk.py --olrun OLRUN --olmemserver OLMEMSERVER --olgpunode OLGPUNODE --program 
   scarce     a file system with less room than was named, and with enough: a line, and the right result
   full       a file system that gets full: launches are refused with a line, or the right result comes, and never a wrong one
   long       files may not be so long (ulimit -f): one line, and no program
+  checked    olrun --check: a folder with room, one with less, and one that is not there
   absent     no such folder, and one that is none: one line, and no program
 """
 import argparse
@@ -273,6 +274,20 @@ def long(run):
     return end is not None and end[0] != 0 and "ulimit -f" in end[2] and "OK" not in end[1]
 
 
+def checked(run):
+    def found(disk):
+        done = subprocess.run([run.options.olrun, "--driver", "sim", "--check", "--disk", disk], env=run.env, capture_output=True, text=True,
+                              timeout=PATIENCE)
+        print(done.stdout + done.stderr)
+        return done.returncode, done.stdout
+
+    good, much, none = (found(disk) for disk in (f"{run.folders[0]}:64MiB", f"{run.folders[0]}:1000000TiB", f"{run.scratch}/none:64MiB"))
+    return (re.search(r"^ok +disk +\S+/a: room for 64MiB, and \S+ are free$", good[1], re.MULTILINE) is not None
+            and re.search(r"^note +disk +\S+/a: \S+ are free, less than the ", much[1], re.MULTILINE) is not None
+            and none[0] == 1 and re.search(r"^GAP +disk +\S+/none: it can't be written to: No such file", none[1], re.MULTILINE) is not None
+            and not left_behind(run))
+
+
 def absent(run):
     file = os.path.join(run.scratch, "file")
     with open(file, "w"):
@@ -289,7 +304,7 @@ def main():
     for name in ("--olrun", "--olmemserver", "--olgpunode", "--program"):
         parser.add_argument(name, required=True)
     parser.add_argument("--env", action="append", default=[])
-    cases = (plain, encrypted, two, sandboxed, unnamed, forked, both, gpunode, small, scarce, full, long, absent)
+    cases = (plain, encrypted, two, sandboxed, unnamed, forked, both, gpunode, small, scarce, full, long, checked, absent)
     parser.add_argument("case", choices=[case.__name__ for case in cases])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="olpager-disk-") as scratch:
