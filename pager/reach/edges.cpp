@@ -25,9 +25,12 @@ uint64_t endOf(const Edge& edge) { return edge.begin + edge.bytes; }
 // order, many beside each other; a range of roots grows at either end.
 bool addRange(std::vector<Edge>& edges, std::vector<Edge>::iterator at, Edge range) {
   uint64_t end = endOf(range);
-  if (at != edges.begin() && isRange(*std::prev(at)) && endOf(*std::prev(at)) >= range.begin) {
-    if (endOf(*std::prev(at)) >= end) return false;
-    range.begin = (--at)->begin;
+  auto before = at;
+  while (before != edges.begin() && !isRange(*std::prev(before))) --before;
+  if (before != edges.begin() && endOf(*std::prev(before)) >= range.begin) {
+    if (endOf(*std::prev(before)) >= end) return false;
+    at = std::prev(before);
+    range.begin = at->begin;
   }
   auto last = at;
   for (; last != edges.end() && last->begin <= end; ++last)
