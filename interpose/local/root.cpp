@@ -179,7 +179,7 @@ Result<std::shared_ptr<pager::LowerTier>> lowerTierFrom(const base::Settings& se
 }
 
 // Of require = gpudirect, as far as it can be told before there is a context. An engine tries it
-// with a chunk (Engine::startDirect).
+// with a chunk (DirectMoves::start).
 std::string whyNotDirect(const pager::DriverApi& driver, const pager::LowerTier& tier) {
   int devices = 0;
   if (driver.cuDeviceGetCount(&devices) != CUDA_SUCCESS) devices = 0;

@@ -33,7 +33,7 @@
 // not long ago.
 //
 // Arrivals. A page comes into a host chunk. Where there is room the engine brings it to VRAM and
-// scans it at once (Engine::bringArrivals): pages that travel with a move of all are named by a
+// scans it at once (Prefetcher::bringArrivals): pages that travel with a move of all are named by a
 // launch soon, and each launch would wait for its own.
 //
 // A free. The home says kForget of each page. When it has said so of all of a region's, the region

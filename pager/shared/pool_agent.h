@@ -7,8 +7,8 @@
 //   asked for  what Elsewhere has the pager do (tiers/elsewhere.h):
 //
 //     grant      kAbsent -> kParked in a host chunk, a scan due; without a chunk -> kEmpty
-//     stop       Extent::leaving: no launch may begin to use it; Engine::giveAway() brings it to
-//                its host chunk, and parked() follows
+//     stop       Extent::leaving: no launch may begin to use it; GivingAway::giveAway() brings it
+//                to its host chunk, and parked() follows
 //     go         it stays after all
 //     yield      kParked -> kAbsent
 //     lend       never: what an agent needs it needs for itself alone
